@@ -72,6 +72,28 @@
 // done need no credit. The engine and its replica are held up meanwhile, so a turn that can send
 // nothing for Limits.Hold ends as client_too_slow.
 //
+// # OpenAI's protocol
+//
+// The same path speaks the part of OpenAI's realtime protocol that is about text. A handshake with
+// the headers of OpenAI's clients (X-Stainless-Lang, OpenAI-Beta) or with their subprotocol
+// openai-beta.realtime-v1 chooses it, and so does a first message with one of its types, such as
+// session.update. A client that names its model in the query and is silent gets session.created
+// after 300 ms, and may still speak Sluice's own protocol.
+//
+//   - From the client: session.update (instructions, tools of the type function, tool_choice,
+//     temperature, max_output_tokens, model), conversation.item.create (messages of text and
+//     images, function_call, function_call_output), response.create with the same settings for
+//     one response, response.cancel.
+//   - From the server: session.created, session.updated, conversation.item.added and .done,
+//     response.created, response.output_item.added and .done, response.content_part.added and
+//     .done, response.output_text.delta and .done, response.function_call_arguments.delta and
+//     .done, response.done, error. With the header OpenAI-Beta the names of the first version:
+//     response.text.delta and .done, conversation.item.created.
+//
+// Everything else is refused by name with an error event: audio, items of other types, changes of
+// items, responses outside of the conversation. Items that come while a response is generated join
+// the conversation behind it. Heartbeats are not sent; the server pings.
+//
 // # Close codes
 //
 //   - 1000: the client closed.

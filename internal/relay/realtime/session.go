@@ -58,6 +58,16 @@ type session struct {
 	awaitingTools *turn
 	// gate is that of the last start message.
 	gate *gate
+
+	// greeted says that session.created was sent. greetLater says that a silent client gets it.
+	greeted, greetLater bool
+	// instructions and tools are those of a session of OpenAI's protocol, as the client wrote them.
+	instructions string
+	tools        []json.RawMessage
+	// waiting are the messages that join the conversation at the end of the turn. itemsCreated
+	// counts the items of the client.
+	waiting      []json.RawMessage
+	itemsCreated int
 }
 
 // newSession reads the handshake. The session has no connection yet.
@@ -75,6 +85,9 @@ func newSession(h *Handler, r *http.Request) *session {
 	s.memory = h.Memory.Hold(memory.Requests)
 	s.conversation = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
 	s.socket = newSocket(s.limits)
+	s.socket.openAI.beta = r.Header.Get("Openai-Beta") != "" || hasToken(r.Header, "Sec-Websocket-Protocol", betaProtocol)
+	s.socket.openAI.active.Store(isOpenAIClient(r))
+	s.greetLater = s.conversation.model != ""
 	s.turnCtx, s.cancelTurns = context.WithCancelCause(s.socket.ctx)
 	return s
 }
@@ -108,13 +121,17 @@ func (s *session) serve(messages <-chan []byte) {
 	defer tick.Stop()
 	draining := s.draining
 	idle, restart := newIdleTimer(s.limits.Idle)
+	silent := s.greetSoon()
 	for {
 		select {
 		case <-s.socket.ctx.Done():
 			return
 		case data := <-messages:
+			silent = nil
 			s.handle(data)
 			restart()
+		case <-silent:
+			s.greet()
 		case t := <-s.turnDone:
 			s.finishTurn(t)
 			restart()
@@ -144,6 +161,11 @@ func newIdleTimer(limit time.Duration) (idle <-chan time.Time, restart func()) {
 
 // handle handles a message. A message with an error changes nothing, and the client is told.
 func (s *session) handle(data []byte) {
+	if s.speaksOpenAI(data) {
+		s.greet()
+		s.handleOpenAI(data)
+		return
+	}
 	m, fault := readMessage(data)
 	if fault == nil {
 		fault = s.execute(&m)
@@ -194,8 +216,7 @@ func (s *session) start(m *message) *openai.Error {
 		return fault
 	}
 	if !s.memory.Resize(int64(next.size)) {
-		return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: memoryRetryAfter,
-			Message: "The gateway has no memory left for this conversation."}
+		return noMemory()
 	}
 	id := m.RequestID
 	if id == "" {
@@ -212,6 +233,12 @@ func (s *session) start(m *message) *openai.Error {
 	s.conversation, s.awaitingTools, s.gate = next, nil, newGate((*int64)(m.Credit))
 	s.startTurn(id, call)
 	return nil
+}
+
+// noMemory returns the error for a conversation that does not fit into the budget.
+func noMemory() *openai.Error {
+	return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: memoryRetryAfter,
+		Message: "The gateway has no memory left for this conversation."}
 }
 
 // newCall returns the call for the next turn of a conversation.
@@ -306,6 +333,7 @@ func (s *session) answerToolCall(id string, content json.RawMessage) *openai.Err
 // finishTurn handles the end of a turn.
 func (s *session) finishTurn(t *turn) {
 	s.turn = nil
+	defer s.addWaitingItems()
 	finish, fault := t.outcome()
 	broken := !t.finished && t.fault == nil && t.ctx.Err() == nil
 	t.cancel(nil)
@@ -321,8 +349,8 @@ func (s *session) finishTurn(t *turn) {
 		return
 	}
 	calls := s.addAnswer(t, finish)
-	if s.sendFinal(t, finish, calls) != nil || len(calls) == 0 {
-		return
+	if s.sendFinal(t, finish, calls) != nil || len(calls) == 0 || s.socket.openAI.active.Load() {
+		return // a client of OpenAI's protocol begins the next response itself
 	}
 	s.awaitingTools = t
 	if fault := s.continueAfterTools(t); fault != nil {

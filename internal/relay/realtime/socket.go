@@ -69,7 +69,9 @@ type socket struct {
 	pings        sync.WaitGroup
 
 	// writeMu guards the fields below.
-	writeMu    sync.Mutex
+	writeMu sync.Mutex
+	// openAI translates what is sent to a client of OpenAI's protocol.
+	openAI     openAIEvents
 	buf        bytes.Buffer
 	encoder    *json.Encoder
 	writeTimer *time.Timer
@@ -118,6 +120,19 @@ func (s *socket) close() {
 func (s *socket) send(message any) error {
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
+	if _, ok := message.(event); !ok && !s.openAI.active.Load() {
+		return s.writeLocked(message)
+	}
+	for _, each := range s.openAI.translate(message) {
+		if err := s.writeLocked(each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeLocked writes one message, with writeMu held.
+func (s *socket) writeLocked(message any) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}

@@ -1,0 +1,176 @@
+package realtime
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/coder/websocket"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay"
+)
+
+// seen reads messages up to the first of a type. It returns their types, joined by spaces, and the
+// last one.
+func (c *client) seen(last string) (kinds string, m said) {
+	c.t.Helper()
+	for m.Type != last {
+		var err error
+		if m, err = c.read(); err != nil {
+			c.t.Fatalf("after %s instead of %s: %v", kinds, last, err)
+		}
+		if !strings.Contains(m.raw, `"event_id":"event_`) {
+			c.t.Errorf("no event_id: %s", m.raw)
+		}
+		kinds = strings.TrimSpace(kinds + " " + m.Type)
+	}
+	return kinds, m
+}
+
+const (
+	userItem  = `{"type":"conversation.item.create","item":{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}}`
+	newAnswer = `{"type":"response.create"}`
+)
+
+// A conversation of OpenAI's protocol: settings, items, a text, and the next response after it.
+func TestR8_Conversation(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"type":"realtime","model":"m","instructions":"Be brief.","temperature":0.5,"max_output_tokens":"inf"}}`)
+	if kinds, m := c.seen("session.updated"); kinds != "session.created session.updated" || !strings.Contains(m.raw, `"instructions":"Be brief."`) {
+		t.Fatalf("%s: %s", kinds, m.raw)
+	}
+	c.send(userItem)
+	c.seen("conversation.item.done")
+	c.send(newAnswer)
+	r := g.engine.next(t)
+	if b := r.body(); b.Model != "m" || *b.Heat != 0.5 || r.conversation() != `{"content":"Be brief.","role":"system"}`+"\n"+`{"content":"hi","role":"user"}` {
+		t.Errorf("%s", r.call.Body)
+	}
+	r.say("Hel", "lo")
+	r.delta(`{"reasoning_content":"hm"}`)
+	r.finish("stop")
+	kinds, done := c.seen("response.done")
+	want := "response.created response.output_item.added response.content_part.added response.output_text.delta response.output_text.delta " +
+		"response.output_text.done response.content_part.done response.output_item.done response.done"
+	if kinds != want || !strings.Contains(done.raw, `"text":"Hello"`) || !strings.Contains(done.raw, `"status":"completed"`) || !strings.Contains(done.raw, `"cached_tokens":2`) {
+		t.Errorf("%s: %s", kinds, done.raw)
+	}
+	c.send(userItem)
+	c.send(newAnswer)
+	if r = g.engine.next(t); !strings.Contains(r.conversation(), `{"role":"assistant","content":"Hello"}`+"\n") {
+		t.Errorf("%s", r.conversation())
+	}
+	r.finish("length")
+	if _, done = c.seen("response.done"); !strings.Contains(done.raw, `"reason":"max_output_tokens"`) {
+		t.Errorf("%s", done.raw)
+	}
+}
+
+// A tool call is answered by an item, and the client itself begins the next response. An item that
+// comes while a response runs joins the conversation behind it.
+func TestR8_Tools(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"tools":[{"type":"function","name":"f","parameters":{"type":"object"}}],"tool_choice":{"type":"function","name":"f"}}}`)
+	c.send(userItem)
+	c.send(newAnswer)
+	r := g.engine.next(t)
+	if b := r.body(); !strings.Contains(string(b.Tools), `"function":{`) || string(b.ToolChoice) != `{"function":{"name":"f"},"type":"function"}` {
+		t.Errorf("%s", r.call.Body)
+	}
+	r.delta(`{"tool_calls":[{"index":0,"id":"call_1","function":{"name":"f","arguments":"{\"a\":"}}]}`)
+	r.delta(`{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}`)
+	c.send(userItem)
+	c.seen("conversation.item.done")
+	r.finish("tool_calls")
+	kinds, done := c.seen("response.done")
+	if !strings.Contains(kinds, "response.function_call_arguments.done response.output_item.done") || !strings.Contains(done.raw, `"arguments":"{\"a\":1}"`) {
+		t.Errorf("%s: %s", kinds, done.raw)
+	}
+	c.send(`{"type":"conversation.item.create","item":{"type":"function_call_output","call_id":"call_1","output":"sunny"}}`)
+	c.seen("conversation.item.done")
+	g.engine.none(t)
+	c.send(`{"type":"response.create","response":{"tool_choice":"none","instructions":"Now answer."}}`)
+	r = g.engine.next(t)
+	if said := r.conversation(); string(r.body().ToolChoice) != `"none"` || !strings.Contains(said, `"Now answer."`) ||
+		strings.Index(said, `"tool_calls"`) > strings.LastIndex(said, `"hi"`) || !strings.HasSuffix(said, `{"content":"sunny","role":"tool","tool_call_id":"call_1"}`) {
+		t.Errorf("%s", said)
+	}
+	r.say("Sunny.")
+	r.finish("stop")
+	c.seen("response.done")
+}
+
+// What this gateway does not serve is refused by name, and a response that is cancelled or fails
+// says so. The socket goes on.
+func TestR8_Refusals(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	for message, want := range map[string]string{
+		`{"type":"session.update","session":{"output_modalities":["audio"]}}`:    "Audio is not served",
+		`{"type":"session.update","session":{"audio":{"output":{"voice":"a"}}}}`: "Audio is not served",
+		`{"type":"input_audio_buffer.append","audio":"AAAA"}`:                    "Audio is not served",
+		`{"type":"session.update","session":{"tools":[{"type":"mcp"}]}}`:         "type function",
+		`{"type":"conversation.item.delete","item_id":"x"}`:                      "conversation.item.delete",
+		`{"type":"conversation.item.create","item":{"type":"item_reference"}}`:   "not served",
+		`{"type":"response.cancel"}`:                                             "No response runs",
+		`{"type":"response.create","response":{"conversation":"none"}}`:          "outside of the conversation",
+		newAnswer: "conversation is empty",
+		`{"type":"conversation.item.create","item":{"type":"message","role":"user","content":[{"type":"input_audio","audio":"AAAA"}]}}`: "Audio is not served",
+	} {
+		c.send(strings.Replace(message, "{", `{"event_id":"mine",`, 1))
+		if _, m := c.seen("error"); !strings.Contains(m.raw, want) || !strings.Contains(m.raw, `"event_id":"mine"`) {
+			t.Errorf("%s: %s", message, m.raw)
+		}
+	}
+	c.send(userItem)
+	c.send(newAnswer)
+	r := g.engine.next(t)
+	r.say("Hel")
+	c.seen("response.output_text.delta")
+	c.send(newAnswer)
+	c.seen("error")
+	c.send(`{"type":"response.cancel"}`)
+	r.left()
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"status":"cancelled"`) || !strings.Contains(m.raw, `"text":"Hel"`) {
+		t.Errorf("%s", m.raw)
+	}
+	c.send(newAnswer)
+	g.engine.next(t).end(relay.Result{Fault: openai.ModelNotFound("model", "m")})
+	if kinds, m := c.seen("error"); kinds != "response.created response.done error" || !strings.Contains(m.raw, `"code":"model_not_found"`) {
+		t.Errorf("%s: %s", kinds, m.raw)
+	}
+}
+
+// The handshake and the first message say which protocol a client speaks.
+func TestR8_WhichProtocol(t *testing.T) {
+	g := newGateway(t, nil)
+	sdk := handshake()
+	sdk.Set("X-Stainless-Lang", "python")
+	if m := g.dialWith(t, g.url+"?model=m", &websocket.DialOptions{HTTPHeader: sdk}).expect("session.created"); !strings.Contains(m.raw, `"model":"m"`) {
+		t.Errorf("%s", m.raw)
+	}
+	silent := g.dialWith(t, g.url+"?model=m", nil)
+	silent.expect("session.created")
+	silent.send(`{"type":"start","messages":[{"role":"user","content":"hi"}]}`)
+	r := g.engine.next(t)
+	r.say("own")
+	silent.tokens("own")
+	r.finish("stop")
+	silent.final("stop")
+	beta := handshake()
+	beta.Set("OpenAI-Beta", "realtime=v1")
+	c := g.dialWith(t, g.url, &websocket.DialOptions{HTTPHeader: beta})
+	c.expect("session.created")
+	c.send(userItem)
+	c.expect("conversation.item.created")
+	c.send(newAnswer)
+	r = g.engine.next(t)
+	r.say("x")
+	r.finish("stop")
+	if kinds, m := c.seen("response.done"); !strings.Contains(kinds, "response.text.delta response.text.done") || !json.Valid([]byte(m.raw)) {
+		t.Errorf("%s: %s", kinds, m.raw)
+	}
+}

@@ -1,0 +1,268 @@
+package realtime
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// fields are the members of an event.
+type fields = map[string]any
+
+// event is an event of OpenAI's protocol, which goes to the client as it is.
+type event struct{ members fields }
+
+// newEvent returns an event.
+func newEvent(kind string, members fields) event {
+	members["type"] = kind
+	return event{members}
+}
+
+// responseBegins says that a response with this id begins.
+type responseBegins struct{ id string }
+
+// openAIEvents translates messages of Sluice's own protocol into events of OpenAI's. The socket
+// uses it with its lock held, except for beta, which does not change.
+type openAIEvents struct {
+	// beta says that the client expects the names of the protocol's first version.
+	beta bool
+	// active says that the client speaks OpenAI's protocol.
+	active atomic.Bool
+
+	sent   int64 // events
+	id     string
+	output []*outputItem
+	out    []fields
+}
+
+// outputItem is an item of a response.
+type outputItem struct {
+	id, callID, name string
+	call, done       bool
+	text             []byte
+}
+
+// itemEvents returns the types of the events that tell of a new item.
+func (o *openAIEvents) itemEvents() []string {
+	if o.beta {
+		return []string{"conversation.item.created"}
+	}
+	return []string{"conversation.item.added", "conversation.item.done"}
+}
+
+// textEvent returns the type of an event about text.
+func (o *openAIEvents) textEvent(change string) string {
+	if o.beta {
+		return "response.text." + change
+	}
+	return "response.output_text." + change
+}
+
+// translate returns the events that stand for a message. They are valid until the next call.
+func (o *openAIEvents) translate(message any) []fields {
+	o.out = o.out[:0]
+	switch m := message.(type) {
+	case event:
+		o.add(m.members)
+	case responseBegins:
+		o.id, o.output = m.id, nil
+		o.emit("response.created", fields{"response": o.response("in_progress", nil, nil)})
+	case tokenMessage:
+		if m.Kind != "reasoning" {
+			o.token(m.Delta)
+		}
+	case toolCallMessage:
+		o.toolCall(&m)
+	case finalMessage:
+		o.final(&m)
+	case errorMessage:
+		o.failed(&m)
+	}
+	return o.out
+}
+
+func (o *openAIEvents) add(members fields) {
+	o.sent++
+	members["event_id"] = fmt.Sprint("event_", o.sent)
+	o.out = append(o.out, members)
+}
+
+func (o *openAIEvents) emit(kind string, members fields) {
+	members["type"] = kind
+	o.add(members)
+}
+
+// about returns the members that all events about an item have.
+func (o *openAIEvents) about(index int) fields {
+	return fields{"response_id": o.id, "item_id": o.output[index].id, "output_index": index}
+}
+
+// open opens an item and returns its index.
+func (o *openAIEvents) open(item *outputItem) int {
+	index := len(o.output)
+	item.id = fmt.Sprint("item_", o.id, "_", index)
+	o.output = append(o.output, item)
+	o.emit("response.output_item.added", fields{"response_id": o.id, "output_index": index, "item": o.view(item, "in_progress")})
+	return index
+}
+
+// view returns an item as the client sees it.
+func (o *openAIEvents) view(item *outputItem, status string) fields {
+	f := fields{"id": item.id, "object": "realtime.item", "status": status}
+	if item.call {
+		f["type"], f["call_id"], f["name"], f["arguments"] = "function_call", item.callID, item.name, string(item.text)
+		return f
+	}
+	kind := "output_text"
+	if o.beta {
+		kind = "text"
+	}
+	content := []fields{}
+	if status != "in_progress" {
+		content = append(content, fields{"type": kind, "text": string(item.text)})
+	}
+	f["type"], f["role"], f["content"] = "message", "assistant", content
+	return f
+}
+
+func (o *openAIEvents) token(text string) {
+	index := len(o.output) - 1
+	if index < 0 || o.output[index].call {
+		index = o.open(&outputItem{})
+		part := o.about(index)
+		part["content_index"], part["part"] = 0, fields{"type": "text", "text": ""}
+		o.emit("response.content_part.added", part)
+	}
+	o.output[index].text = append(o.output[index].text, text...)
+	delta := o.about(index)
+	delta["content_index"], delta["delta"] = 0, text
+	o.emit(o.textEvent("delta"), delta)
+}
+
+func (o *openAIEvents) toolCall(m *toolCallMessage) {
+	index := -1
+	for i, item := range o.output {
+		if item.call && item.callID == m.ID {
+			index = i
+		}
+	}
+	if index < 0 {
+		index = o.open(&outputItem{call: true, callID: m.ID, name: m.Name})
+	}
+	if m.Arguments != "" {
+		o.output[index].text = append(o.output[index].text, m.Arguments...)
+		delta := o.about(index)
+		delta["call_id"], delta["delta"] = m.ID, m.Arguments
+		o.emit("response.function_call_arguments.delta", delta)
+	}
+	if m.Done {
+		o.close(index, "completed")
+	}
+}
+
+// close closes an item that is open.
+func (o *openAIEvents) close(index int, status string) {
+	item := o.output[index]
+	if item.done {
+		return
+	}
+	item.done = true
+	text := o.about(index)
+	if item.call {
+		text["call_id"], text["name"], text["arguments"] = item.callID, item.name, string(item.text)
+		o.emit("response.function_call_arguments.done", text)
+	} else {
+		part := o.about(index)
+		text["content_index"], text["text"] = 0, string(item.text)
+		o.emit(o.textEvent("done"), text)
+		part["content_index"], part["part"] = 0, fields{"type": "text", "text": string(item.text)}
+		o.emit("response.content_part.done", part)
+	}
+	o.emit("response.output_item.done", fields{"response_id": o.id, "output_index": index, "item": o.view(item, status)})
+}
+
+// response returns the response as the client sees it.
+func (o *openAIEvents) response(status string, details, usage any) fields {
+	itemStatus := status
+	if status == "cancelled" || status == "failed" {
+		itemStatus = "incomplete"
+	}
+	output := []fields{}
+	for _, item := range o.output {
+		output = append(output, o.view(item, itemStatus))
+	}
+	return fields{"id": o.id, "object": "realtime.response", "status": status, "status_details": details, "output": output,
+		"output_modalities": []string{"text"}, "usage": usage}
+}
+
+// end closes all items and ends the response.
+func (o *openAIEvents) end(status string, details, usage any) {
+	itemStatus := "incomplete"
+	if status == "completed" {
+		itemStatus = status
+	}
+	for i := range o.output {
+		o.close(i, itemStatus)
+	}
+	o.emit("response.done", fields{"response": o.response(status, details, usage)})
+	o.id, o.output = "", nil
+}
+
+// final ends a response that was successful, cut short or cancelled.
+func (o *openAIEvents) final(m *finalMessage) {
+	status, reason, finish := "completed", "", ""
+	if m.Finish != nil {
+		finish = *m.Finish
+	}
+	switch finish {
+	case "length":
+		status, reason = "incomplete", "max_output_tokens"
+	case "content_filter":
+		status, reason = "incomplete", finish
+	case finishCancelled:
+		status, reason = finishCancelled, "client_cancelled"
+	}
+	var details any
+	if reason != "" {
+		details = fields{"type": status, "reason": reason}
+	}
+	o.end(status, details, usageView(&m.Usage))
+}
+
+// usageView returns a usage as the client sees it.
+func usageView(u *usage) fields {
+	f := fields{"output_tokens": u.Completion, "output_token_details": fields{"text_tokens": u.Completion, "audio_tokens": 0}}
+	if u.Estimated {
+		f["estimated"] = true
+	}
+	if u.Prompt != nil {
+		f["input_tokens"], f["total_tokens"] = *u.Prompt, *u.Total
+		f["input_token_details"] = fields{"cached_tokens": u.Details.Cached, "text_tokens": *u.Prompt, "audio_tokens": 0}
+	}
+	return f
+}
+
+// failed ends a response that has failed, and tells the error.
+func (o *openAIEvents) failed(m *errorMessage) {
+	var read struct{ Type, Code, Message string }
+	_ = json.Unmarshal(m.Error, &read) // it was just made
+	if m.RequestID != "" && m.RequestID == o.id {
+		o.end("failed", fields{"type": "failed", "error": fields{"type": read.Type, "code": read.Code, "message": read.Message}}, nil)
+	}
+	o.emit("error", fields{"error": m.Error})
+}
+
+// openAIError returns an error as the client sees it. eventID is that of the client's event.
+func openAIError(fault *openai.Error, eventID string) fields {
+	f := fields{"type": fault.Type(), "code": cmp.Or(string(fault.Code), "invalid_request"), "message": fault.Message, "param": nil, "event_id": nil}
+	if fault.Param != "" {
+		f["param"] = fault.Param
+	}
+	if eventID != "" {
+		f["event_id"] = eventID
+	}
+	return f
+}
