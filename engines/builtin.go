@@ -14,7 +14,7 @@ func sim() Engine {
 	return Engine{Name: "sim", Versions: []Version{{
 		Version: "1",
 		Tasks:   []Task{TextGeneration, Embedding, Rerank, Transcription, Speech, ImageGeneration},
-		Routes:  tokenizes(),
+		Routes:  append(tokenizes(), messagesAPI()...),
 		Schema: variables(map[string]any{
 			"max_num_seqs":   withDefault(slots, integer(1, "requests worked on at once; more wait inside the engine")),
 			"prefill_rate":   number0("prompt tokens a second that are taken in when they are not cached; 0: no limit"),
@@ -45,6 +45,9 @@ func sim() Engine {
 
 // tokenizes returns the routes of an engine that tokenizes and detokenizes texts.
 func tokenizes() []string { return []string{"/tokenize", "/detokenize"} }
+
+// messagesAPI returns the routes of an engine with the whole Messages API.
+func messagesAPI() []string { return []string{"/v1/messages", "/v1/messages/count_tokens"} }
 
 // variables returns a schema of exactly these variables.
 func variables(properties map[string]any) map[string]any {

@@ -75,8 +75,8 @@ type Version struct {
 	// Empty: not known, so that they are not asked.
 	Usage UsageReports
 	// Routes are the routes that replicas have, of those that only some engines have: /tokenize and
-	// /detokenize. nil means that they are not known. The bodies of these routes are the engine's
-	// own. No launcher needs them.
+	// /detokenize, whose bodies are the engine's own, and /v1/messages and
+	// /v1/messages/count_tokens. nil means that they are not known. No launcher needs them.
 	Routes []string `json:"-"`
 }
 

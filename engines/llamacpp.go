@@ -18,7 +18,7 @@ func llamaServer() Version {
 	return Version{
 		Version: "0.5",
 		Tasks:   []Task{TextGeneration, Embedding, Rerank},
-		Routes:  tokenizes(),
+		Routes:  append(tokenizes(), messagesAPI()...),
 		Schema:  variables(llamaCppVariables()),
 		TaskVariables: map[Task]map[string]any{
 			Embedding: {"embeddings": true},

@@ -21,6 +21,7 @@ func ollama() Engine {
 	})
 	current.Env["OLLAMA_NO_CLOUD"] = "{{.Variables.no_cloud}}"
 	current.Env["OLLAMA_IGPU_ENABLE"] = "{{.Variables.igpu_enable}}"
+	current.Routes = []string{"/v1/messages"}            // came with 0.14; it counts no tokens
 	current.Tasks = append(current.Tasks, Transcription) // came between 0.12.11 and 0.24.0
 	return Engine{Name: "ollama", Versions: []Version{old.withTable("ollama"), current.withTable("ollama")}}
 }

@@ -15,10 +15,12 @@ import (
 func sglang() Engine {
 	oldest := sglangVersion("0.4.10", "v0.4.10.post2", sglang0410())
 	oldest.Routes = []string{}
+	newest := sglangVersion("0.5.23", "v0.5.23", sglang0523(), Transcription)
+	newest.Routes = append(newest.Routes, messagesAPI()...) // came between 0.5.5 and 0.5.23
 	return Engine{Name: "sglang", Versions: []Version{
 		oldest.withTable("sglang"),
 		sglangVersion("0.5.5", "v0.5.5", sglang055()).withTable("sglang"),
-		sglangVersion("0.5.23", "v0.5.23", sglang0523(), Transcription).withTable("sglang"),
+		newest.withTable("sglang"),
 	}}
 }
 

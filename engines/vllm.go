@@ -21,11 +21,15 @@ func vllm() Engine {
 	oldest.TaskVariables = map[Task]map[string]any{
 		Embedding: {"task": "embed"}, Rerank: {"task": "score"}, Transcription: {"task": "transcription"},
 	}
+	recent := func(v Version) Version { // /v1/messages came with 0.11.1
+		v.Routes = append(v.Routes, messagesAPI()...)
+		return v
+	}
 	return Engine{Name: "vllm", Versions: []Version{
 		oldest,
 		vllmVersion("0.11", "v0.11.0", vllm011()),
-		vllmVersion("0.32", "v0.32.0", vllm033()).withTable("vllm"),
-		vllmVersion("0.33", "v0.33.0", vllm033()).withTable("vllm"),
+		recent(vllmVersion("0.32", "v0.32.0", vllm033())).withTable("vllm"),
+		recent(vllmVersion("0.33", "v0.33.0", vllm033())).withTable("vllm"),
 	}}
 }
 

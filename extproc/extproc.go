@@ -317,7 +317,7 @@ func (x *exchange) send(m *extproc.ProcessingResponse) error {
 // refuse returns the answer with which Envoy sends the error e to the client.
 func (x *exchange) refuse(e *openai.Error) *extproc.ProcessingResponse {
 	x.fault = e
-	return immediate(e)
+	return immediate(e, x.head.isOfMessages())
 }
 
 // close closes the record of the request, which releases its ticket, unless the relay has claimed

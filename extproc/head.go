@@ -128,6 +128,13 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 	return nil
 }
 
+// isOfMessages reports whether the client speaks the Messages API, whose errors have another form.
+// The path need not have been checked.
+func (r *requestHead) isOfMessages() bool {
+	endpoint, ok := openai.EndpointOf(r.path)
+	return ok && endpoint.OfMessages()
+}
+
 // appendPath appends the path for the engine if the client has used another one.
 func (r *requestHead) appendPath(set []*core.HeaderValueOption) []*core.HeaderValueOption {
 	if r.enginePath == r.path {

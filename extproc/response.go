@@ -62,7 +62,7 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 		set = append(set, header(headers.Observe, "1"))
 	}
 	if t.Measured() {
-		set = append(set, header(headers.Usage, "1"))
+		set = append(set, header(headers.Usage, usageProtocol(scan.Endpoint)))
 	}
 	if t.Measured() || t.WantsResponseID() {
 		set = append(set, plainEncoding)
@@ -79,6 +79,14 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 	common.HeaderMutation = &extproc.HeaderMutation{SetHeaders: set}
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{
 		RequestBody: &extproc.BodyResponse{Response: common}}}
+}
+
+// usageProtocol returns the value of headers.Usage, which says how a response tells its usage.
+func usageProtocol(e openai.Endpoint) string {
+	if e.OfMessages() {
+		return headers.UsageOfMessages
+	}
+	return headers.UsageOfOpenAI
 }
 
 // retryHeaders has, for each set of statuses, the headers that make Envoy try the next replica
@@ -118,8 +126,12 @@ func appendTimeout(set []*core.HeaderValueOption, model time.Duration, scan *ope
 }
 
 // immediate returns the answer with which Envoy sends the error e to the client without calling an
-// upstream.
-func immediate(e *openai.Error) *extproc.ProcessingResponse {
+// upstream, in the form of the API that the client speaks.
+func immediate(e *openai.Error, ofMessages bool) *extproc.ProcessingResponse {
+	body := e.Body()
+	if ofMessages {
+		body = e.MessagesBody()
+	}
 	set := make([]*core.HeaderValueOption, 0, 4)
 	set = append(set, header("content-type", "application/json"), header(headers.Source, headers.SourceGateway))
 	if s := e.RetryAfterSeconds(); s != "" {
@@ -141,7 +153,7 @@ func immediate(e *openai.Error) *extproc.ProcessingResponse {
 		ImmediateResponse: &extproc.ImmediateResponse{
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.HTTPStatus())},
 			Headers: &extproc.HeaderMutation{SetHeaders: set},
-			Body:    e.Body(),
+			Body:    body,
 			Details: headers.DetailsPrefix + string(e.Code),
 		}}}
 }

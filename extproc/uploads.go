@@ -254,7 +254,7 @@ func (x *exchange) endUpload() bool {
 // answerLate answers the client of a late body. Envoy is still receiving the body: it takes the
 // answer at any time, and then reads no further byte of the body.
 func (x *exchange) answerLate() {
-	_ = x.send(immediate(lateBody())) // an error means that the client has left
+	_ = x.send(immediate(lateBody(), x.head.isOfMessages())) // an error means that the client has left
 }
 
 // lateBody is the error for a body that takes too long.

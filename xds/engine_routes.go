@@ -128,7 +128,7 @@ func inferenceMatch(decided *route.HeaderMatcher) *route.RouteMatch {
 	}
 	return &route.RouteMatch{
 		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: enginePath}},
-		Headers: []*route.HeaderMatcher{methodIsOneOf(methods), decided},
+		Headers:       []*route.HeaderMatcher{methodIsOneOf(methods), decided},
 	}
 }
 

@@ -35,15 +35,23 @@ const (
 // httpFilterChain.
 func onDemandFilter() *composite.Composite {
 	observe := extension(extProcName, observer())
-	usage := extension("envoy.filters.http.ai_protocol_manager", usageReader())
-	return &composite.Composite{Matcher: ifHeaderSet(headers.Observe,
-		nestedMatcher(ifHeaderSet(headers.Usage, createFilters(observe, usage), createFilters(observe))),
-		nestedMatcher(ifHeaderSet(headers.Usage, createFilters(usage), nil)),
-	)}
+	reader := func(protocol ai.LLMProtocol) *core.TypedExtensionConfig {
+		return extension("envoy.filters.http.ai_protocol_manager", usageReader(protocol))
+	}
+	openAI, messages := reader(ai.LLMProtocol_OPENAI_CHAT_COMPLETIONS), reader(ai.LLMProtocol_ANTHROPIC_MESSAGES)
+	return &composite.Composite{Matcher: byHeader(headers.Observe, values{"1": nestedMatcher(byHeader(headers.Usage, values{
+		headers.UsageOfOpenAI: createFilters(observe, openAI), headers.UsageOfMessages: createFilters(observe, messages),
+	}, createFilters(observe)))}, nestedMatcher(byHeader(headers.Usage, values{
+		headers.UsageOfOpenAI: createFilters(openAI), headers.UsageOfMessages: createFilters(messages),
+	}, nil)))}
 }
 
-// ifHeaderSet continues with yes if a header is "1" and with no otherwise. nil creates no filter.
-func ifHeaderSet(header string, yes, no *match.Matcher_OnMatch) *match.Matcher {
+// values says how a matcher continues, by the value of a header.
+type values map[string]*match.Matcher_OnMatch
+
+// byHeader continues by the value of a header, and with no for any other value. nil creates no
+// filter.
+func byHeader(header string, yes values, no *match.Matcher_OnMatch) *match.Matcher {
 	return &match.Matcher{
 		OnNoMatch: no,
 		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
@@ -51,7 +59,7 @@ func ifHeaderSet(header string, yes, no *match.Matcher_OnMatch) *match.Matcher {
 				Name: "envoy.matching.inputs.request_headers", TypedConfig: mustPack(&matcher.HttpRequestHeaderMatchInput{HeaderName: header}),
 			},
 			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{
-				Map: map[string]*match.Matcher_OnMatch{"1": yes},
+				Map: yes,
 			}},
 		}},
 	}
@@ -106,16 +114,16 @@ func observer() *extproc.ExternalProcessor {
 // usageReader reads the token usage that a response reports. It reads the response while it passes,
 // and neither changes nor delays it. At the end of a complete response it stores the usage as typed
 // metadata. The access log carries typed metadata only together with untyped metadata, which
-// ext_proc always sets. The configured protocol fits all endpoints of OpenAI, since its reader
-// knows both prompt_tokens and input_tokens. Compressed responses, errors, and JSON of more than
-// 2^18 values are not read.
+// ext_proc always sets. OpenAI's protocol for chats fits all endpoints but those of the Messages
+// API, since its reader knows both prompt_tokens and input_tokens. Compressed responses, errors,
+// and JSON of more than 2^18 values are not read.
 //
 // Envoy calls this filter work in progress. Sluice works without it; the usage is then unknown.
-func usageReader() *aimanager.AiProtocolManager {
+func usageReader(protocol ai.LLMProtocol) *aimanager.AiProtocolManager {
 	return &aimanager.AiProtocolManager{ResponseHandling: &aimanager.ResponseHandling{
 		TokenUsage: &aimanager.TokenUsageExtraction{
 			IncludeUnconfiguredRoutes: true,
-			DefaultLlmProtocol:        ai.LLMProtocol_OPENAI_CHAT_COMPLETIONS,
+			DefaultLlmProtocol:        protocol,
 			MetadataNamespace:         headers.MetadataUsage,
 			Limits: &aimanager.TokenUsageExtractionLimits{
 				MaxSseEventSize:    wrapperspb.UInt32(maxUsageEvent),

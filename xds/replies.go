@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
@@ -27,6 +28,8 @@ type reply struct {
 	// plain makes the message the whole body. Envoy turns the body of a reply to a gRPC request
 	// into the message of a gRPC status.
 	plain bool
+	// ofMessages gives the error the form of the Messages API.
+	ofMessages bool
 }
 
 // retryAfter is the value of Retry-After in seconds.
@@ -40,6 +43,8 @@ const (
 	// gRPC service.
 	toSluice = `xds.cluster_name in ["` + headers.APICluster + `", "` + headers.RelayCluster + `"]`
 	toGRPC   = `xds.route_name == "` + routes.GRPC + `"`
+	// messagesPath is true for requests to the Messages API, with and without /v1.
+	messagesPath = `(request.path.startsWith("/v1/messages") || request.path.startsWith("/messages"))`
 	// hasClientTimeout is true on the routes of requests whose client set the timeout.
 	hasClientTimeout = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
 )
@@ -130,6 +135,17 @@ func forGRPC(r reply) reply {
 	return r
 }
 
+// forMessages returns the same reply to clients of the Messages API.
+func (r reply) forMessages() reply {
+	r.when = "(" + r.when + ") && " + messagesPath
+	status := int(r.status)
+	if status == 0 {
+		status = 400 // the replies that keep Envoy's status are about malformed requests
+	}
+	r.kind, r.ofMessages = openai.MessagesType(status), true
+	return r
+}
+
 // detailsAre matches details that are one of the names.
 func detailsAre(names ...string) string {
 	quoted := make([]string, len(names))
@@ -146,6 +162,9 @@ func detailsBegin(name string) string { return fmt.Sprintf("%s.startsWith(%q)", 
 func localReplies() *hcm.LocalReplyConfig {
 	config := &hcm.LocalReplyConfig{Mappers: []*hcm.ResponseMapper{{Filter: celFilter(sentBySluice())}}}
 	for _, r := range replies() {
+		if !r.plain {
+			config.Mappers = append(config.Mappers, r.forMessages().mapper())
+		}
 		config.Mappers = append(config.Mappers, r.mapper())
 	}
 	return config
@@ -179,7 +198,8 @@ func (r reply) format() *core.SubstitutionFormatString {
 	return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_JsonFormat{JsonFormat: r.body()}}
 }
 
-// body returns the error in the form of OpenAI's API.
+// body returns the error in the form of OpenAI's API, or of the Messages API, which has one member
+// more.
 func (r reply) body() *structpb.Struct {
 	inner := &structpb.Struct{Fields: map[string]*structpb.Value{
 		"message": structpb.NewStringValue(r.message),
@@ -187,5 +207,9 @@ func (r reply) body() *structpb.Struct {
 		"code":    structpb.NewStringValue(r.code),
 		"param":   structpb.NewNullValue(),
 	}}
-	return &structpb.Struct{Fields: map[string]*structpb.Value{"error": structpb.NewStructValue(inner)}}
+	fields := map[string]*structpb.Value{"error": structpb.NewStructValue(inner)}
+	if r.ofMessages {
+		fields["type"] = structpb.NewStringValue("error")
+	}
+	return &structpb.Struct{Fields: fields}
 }

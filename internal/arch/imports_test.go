@@ -47,11 +47,12 @@ var allowed = map[string]string{
 	"internal/relay/replay":     "internal/memory internal/relay/queue internal/openai/sse",
 	"internal/openai/delta":     "internal/openai/jsonscan",
 	"internal/openai/lifecycle": "internal/openai/jsonscan",
+	"internal/openai/messages":  "internal/openai internal/openai/delta internal/openai/sse",
 	"internal/memory":           "",
 	"internal/openai/leaves":    "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/jsonscan internal/openai/leaves",
 	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/memory internal/openai internal/request internal/http1 " +
-		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/lifecycle internal/openai/sse",
+		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/lifecycle internal/openai/messages internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/memory internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",
@@ -71,7 +72,7 @@ var allowed = map[string]string{
 	"internal/process":         "internal/redact internal/seal",
 	"internal/routesync":       "internal/dispatch internal/prefix",
 	"internal/seal":            "",
-	"internal/sim":             "api/llm/v1 internal/openai",
+	"internal/sim":             "api/llm/v1 internal/openai internal/openai/messages",
 	"internal/config":          "engines engines/podpatch internal/weights",
 	"internal/migrate":         "authz engines",
 	"internal/telemetry":       "internal/condition internal/headers internal/openai internal/request internal/routes",
@@ -80,7 +81,7 @@ var allowed = map[string]string{
 	"internal/request":         "internal/failover internal/headers internal/openai",
 	"internal/api":             "engines internal/headers internal/openai internal/routes",
 	"internal/admin":           "engines internal/condition internal/headers internal/openai internal/request",
-	"xds":                      "engines internal/elsewhere internal/failover internal/headers internal/routes",
+	"xds":                      "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
 	"envoy":                    "internal/elsewhere internal/headers internal/process",
 	"extproc":                  "admission authz internal/dispatch internal/elsewhere internal/failover internal/headers internal/openai internal/request",
 	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/config internal/fit internal/gateway internal/migrate " +

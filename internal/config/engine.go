@@ -76,9 +76,10 @@ type EngineVersion struct {
 	// (stream_options.include_usage) or continuous (continuous_usage_stats too). Managed streams
 	// ask for them. Default: not known, they are not asked.
 	Usage engines.UsageReports `yaml:"usage" oneof:"final,continuous"`
-	// Routes lists which routes the replicas have of those that only some engines have: /tokenize
-	// and /detokenize. A request to another one of them is refused. Default: not known, requests to
-	// all of them are passed on.
+	// Routes lists which routes the replicas have of those that only some engines have: /tokenize,
+	// /detokenize, /v1/messages, /v1/messages/count_tokens. Requests to the last two are translated
+	// into chat completions if the replicas have not got them. A request to another route that they
+	// have not got is refused. Default: not known, as with /tokenize and /detokenize.
 	Routes []Route `yaml:"routes"`
 
 	// Base is the built-in version that the version inherits from. It is zero if the engine is not
@@ -91,12 +92,16 @@ type Route string
 
 // The routes that only some engines have.
 const (
-	RouteTokenize   Route = "/tokenize"
-	RouteDetokenize Route = "/detokenize"
+	RouteTokenize    Route = "/tokenize"
+	RouteDetokenize  Route = "/detokenize"
+	RouteMessages    Route = "/v1/messages"
+	RouteCountTokens Route = "/v1/messages/count_tokens"
 )
 
 // OptionalRoutes returns the routes that only some engines have.
-func OptionalRoutes() []Route { return []Route{RouteTokenize, RouteDetokenize} }
+func OptionalRoutes() []Route {
+	return []Route{RouteTokenize, RouteDetokenize, RouteMessages, RouteCountTokens}
+}
 
 // allowedValues implements enumerated.
 func (Route) allowedValues() []string {

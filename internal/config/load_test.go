@@ -68,7 +68,7 @@ func TestDefaults(t *testing.T) {
 			Health: HealthProbe{Path: "/health", Every: 10 * time.Second}}}}},
 		Models: []Model{{
 			Name: "a", Task: engines.Embedding, Engine: "sim", Version: "1", Table: "1", Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI,
-			Routes: []Route{RouteTokenize, RouteDetokenize}, Usage: engines.UsageContinuous,
+			Routes: OptionalRoutes(), Usage: engines.UsageContinuous,
 			Replicas: Replicas{Min: 1, Max: 1}, Placement: Spread,
 			Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
 			UnhealthyOn: []Failure{FailConnect, Fail5xx}, FailOverOn: allStatuses,

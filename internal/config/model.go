@@ -47,9 +47,11 @@ type Model struct {
 	RerankAPI RerankAPI `yaml:"rerank_api" oneof:"openai,tei"`
 	// Usage is which counts of tokens the replicas tell, by the catalogue.
 	Usage engines.UsageReports `yaml:"-"`
-	// Routes lists which routes the replicas have of those that only some engines have: /tokenize
-	// and /detokenize. A request to another one of them is refused. Default: the engine's; for
-	// launcher upstream not known, requests to all of them are passed on.
+	// Routes lists which routes the replicas have of those that only some engines have: /tokenize,
+	// /detokenize, /v1/messages, /v1/messages/count_tokens. Requests to the last two are translated
+	// into chat completions if the replicas have not got them. A request to another route that they
+	// have not got is refused. Default: the engine's; for launcher upstream not known, as with
+	// /tokenize and /detokenize.
 	Routes []Route `yaml:"routes"`
 	// Upstreams are the servers of a model with launcher upstream, each by its base URL
 	// (http://host:port, with or without /v1) or as a mapping.

@@ -43,6 +43,9 @@ type WayPolicy struct {
 	// GRPC says that the replicas have the API llm.v1. RerankAPI says that they have their own API
 	// for reranking. The relay translates.
 	GRPC, RerankAPI bool
+	// Messages are the endpoints of the Messages API that the replicas have. The relay translates
+	// requests to the others into chat completions.
+	Messages openai.EndpointSet
 }
 
 // translated reports whether the relay translates some requests for the model's replicas.
@@ -108,6 +111,7 @@ var wayRules = []wayRule{
 	// Only the relay can call such replicas.
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.GRPC }},
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.RerankAPI && q.Endpoint == openai.Rerank }},
+	{always: true, applies: func(q *wayQuestion) bool { return q.Endpoint.OfMessages() && !q.policy.Messages.Has(q.Endpoint) }},
 	// Only the relay notices that a response was cut which only the end of its connection ends.
 	{always: true, applies: func(q *wayQuestion) bool { return q.closeDelimited }},
 	// No answer may bypass moderation, streamed or not, of any endpoint.
@@ -168,7 +172,7 @@ type decision struct {
 // returns the error.
 func (d *Dispatcher) way(r *Request) (all decision) {
 	table := d.table.Load()
-	if !r.Stream && r.ID == "" && !table.special {
+	if !r.Stream && r.ID == "" && !table.special && !r.Endpoint.OfMessages() {
 		return decision{} // only native is possible
 	}
 	c, fault := table.resolve(r)

@@ -105,11 +105,22 @@ func coldStartWait(wait time.Duration) time.Duration {
 	return wait
 }
 
-// lacks returns the endpoints that replicas with these routes do not have, of those that only some
-// engines have. nil means that the routes of the replicas are not known.
+// lacks returns the endpoints that replicas with these routes do not have and that the relay does
+// not translate, of those that only some engines have. nil means that the routes of the replicas
+// are not known.
 func lacks(routes []config.Route) (set openai.EndpointSet) {
 	for _, path := range config.OptionalRoutes() {
-		if e, ok := openai.EndpointOf(string(path)); ok && routes != nil && !slices.Contains(routes, path) {
+		if e, ok := openai.EndpointOf(string(path)); ok && !e.OfMessages() && routes != nil && !slices.Contains(routes, path) {
+			set.Add(e)
+		}
+	}
+	return set
+}
+
+// messagesRoutes returns the endpoints of the Messages API that replicas with these routes have.
+func messagesRoutes(routes []config.Route) (set openai.EndpointSet) {
+	for _, path := range routes {
+		if e, ok := openai.EndpointOf(string(path)); ok && e.OfMessages() {
 			set.Add(e)
 		}
 	}

@@ -37,8 +37,15 @@ const (
 	// Observe is "1" on requests whose first token Envoy reports to Sluice at once. Sluice also
 	// reads the ids of responses there.
 	Observe = "x-sluice-observe"
-	// Usage is "1" on requests whose token usage Envoy reads from the response.
+	// Usage is UsageOfOpenAI or UsageOfMessages on requests whose token usage Envoy reads from the
+	// response: the two APIs tell it differently.
 	Usage = "x-sluice-usage"
+)
+
+// The values of Usage.
+const (
+	UsageOfOpenAI   = "1"
+	UsageOfMessages = "messages"
 )
 
 // Headers of responses.

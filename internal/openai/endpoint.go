@@ -24,6 +24,8 @@ const (
 	ImageVariations                 // /v1/images/variations
 	Tokenize                        // /tokenize
 	Detokenize                      // /detokenize
+	Messages                        // /v1/messages
+	CountTokens                     // /v1/messages/count_tokens
 )
 
 // endpoints has the short name of each endpoint, as in a log line or a metric's label, and the path
@@ -43,6 +45,8 @@ var endpoints = [...]struct{ name, path string }{
 	ImageVariations: {"image_variations", "/v1/images/variations"},
 	Tokenize:        {"tokenize", "/tokenize"},
 	Detokenize:      {"detokenize", "/detokenize"},
+	Messages:        {"messages", "/v1/messages"},
+	CountTokens:     {"count_tokens", "/v1/messages/count_tokens"},
 }
 
 // byPath has the endpoint of each path: that of the engines, and the aliases that clients may use.
@@ -102,7 +106,13 @@ func (e Endpoint) String() string {
 func (e Endpoint) form() bool { return e.Transcribes() || e == ImageEdits || e == ImageVariations }
 
 // Generates reports whether the endpoint generates text, so that the options which bound it apply.
-func (e Endpoint) Generates() bool { return e == Chat || e == Completions || e == Responses }
+func (e Endpoint) Generates() bool {
+	return e == Chat || e == Completions || e == Responses || e == Messages
+}
+
+// OfMessages reports whether the endpoint belongs to Anthropic's Messages API, whose errors have a
+// form of their own.
+func (e Endpoint) OfMessages() bool { return e == Messages || e == CountTokens }
 
 // Chunked reports whether the endpoint's streams are chunks with choices.
 func (e Endpoint) Chunked() bool { return e == Chat || e == Completions }
@@ -120,8 +130,8 @@ func (e Endpoint) NoOutput() bool {
 }
 
 // Free reports whether the model computes nothing for the answer, so that a request costs no
-// tokens.
-func (e Endpoint) Free() bool { return e == Tokenize || e == Detokenize }
+// tokens unless the engine reports some.
+func (e Endpoint) Free() bool { return e == Tokenize || e == Detokenize || e == CountTokens }
 
 // CheckEncoding refuses a request whose body is encoded (gzip and the like). Sluice cannot route a
 // body that it cannot read, and a small body may unpack to a huge one. An empty value and

@@ -19,6 +19,8 @@ func TestEndpointOf(t *testing.T) {
 		"/v1/images/variations":       ImageVariations,
 		"/tokenize":                   Tokenize,
 		"/detokenize":                 Detokenize,
+		"/v1/messages":                Messages,
+		"/messages/count_tokens":      CountTokens,
 		"/v1/chat/completions?":       Chat,
 		"/v1/embeddings?api=1&x=/v1/": Embeddings,
 	}

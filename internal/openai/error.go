@@ -132,6 +132,54 @@ func (e *Error) object() errorObject {
 // Body renders the error as {"error":{"message","type","code","param"}}.
 func (e *Error) Body() []byte { return render(e.object()) }
 
+// messagesError is the error as the Messages API has it, with the stable code beside it.
+type messagesError struct {
+	Type    string  `json:"type"`
+	Message string  `json:"message"`
+	Code    Code    `json:"code,omitempty"`
+	Param   *string `json:"param,omitempty"`
+}
+
+// MessagesBody renders the error in the form of the Messages API, for an answer and for an event:
+// {"type":"error","error":{"type","message","code","param"}}.
+func (e *Error) MessagesBody() []byte {
+	o := e.object()
+	b, err := json.Marshal(struct {
+		Type  string        `json:"type"`
+		Error messagesError `json:"error"`
+	}{"error", messagesError{MessagesType(e.HTTPStatus()), o.Message, o.Code, o.Param}})
+	if err != nil { // strings always marshal
+		panic(err)
+	}
+	return b
+}
+
+// MessagesType returns the type that the Messages API gives an error with this status.
+func MessagesType(status int) string {
+	switch status {
+	case http.StatusUnauthorized:
+		return "authentication_error"
+	case http.StatusPaymentRequired:
+		return "billing_error"
+	case http.StatusForbidden:
+		return "permission_error"
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusRequestTimeout, http.StatusGatewayTimeout:
+		return "timeout_error"
+	case http.StatusServiceUnavailable:
+		return "overloaded_error"
+	}
+	if status < http.StatusInternalServerError {
+		return "invalid_request_error"
+	}
+	return "api_error"
+}
+
 // EventData renders the error for a stream that has started: as Body, with "retryable", and with
 // "retry_after_ms" if the error is retryable.
 func (e *Error) EventData() []byte {
@@ -150,8 +198,11 @@ func render(o errorObject) []byte {
 
 // Answer writes the error as an HTTP response: the headers of the error, Retry-After if the error
 // is retryable, and Body. Headers that w has already stay.
-func (e *Error) Answer(w http.ResponseWriter) {
-	h, body := w.Header(), e.Body()
+func (e *Error) Answer(w http.ResponseWriter) { e.AnswerWith(w, e.Body()) }
+
+// AnswerWith is Answer with another body, such as MessagesBody.
+func (e *Error) AnswerWith(w http.ResponseWriter, body []byte) {
+	h := w.Header()
 	for name, value := range e.Header {
 		h.Set(name, value)
 	}

@@ -36,6 +36,7 @@ const (
 	fieldSize // of images
 	// fieldConversation is refused.
 	fieldConversation
+	fieldSystem // of the Messages API
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -101,7 +102,9 @@ func textField(e Endpoint, name []byte) field {
 	case "prompt":
 		return only(fieldPrompt, e == Completions)
 	case "messages":
-		return only(fieldMessages, e == Chat)
+		return only(fieldMessages, e == Chat || e == Messages)
+	case "system":
+		return only(fieldSystem, e == Messages)
 	case "input":
 		return only(fieldInput, e == Responses)
 	case "instructions":
@@ -209,6 +212,8 @@ func (f field) String() string {
 		return "cache_salt"
 	case fieldSize:
 		return "size"
+	case fieldSystem:
+		return "system"
 	}
 	return ""
 }

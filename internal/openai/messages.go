@@ -18,7 +18,7 @@ const (
 	laneMessages     lane = iota // in the body's order, behind all others
 	laneField                    // of the message before it, beside its content
 	laneTools                    // before all others
-	laneInstructions             // of a response, before its messages
+	laneInstructions             // of a response, or a system prompt: before the messages
 )
 
 // maxMessages is how many messages of a request are kept one by one, so that a small body of many
@@ -124,7 +124,7 @@ func (s *scanner) input() {
 	s.keep(message{text: s.content(), role: roleUser, keyed: true})
 }
 
-// instructions reads the instructions of a response, which are its system prompt.
+// instructions reads the instructions of a response, or the system prompt of the Messages API.
 func (s *scanner) instructions() {
 	if t := s.content(); t.form != formNone {
 		s.keep(message{text: t, role: roleSystem, lane: laneInstructions, keyed: true})

@@ -204,6 +204,8 @@ func (s *scanner) hint(f field) {
 		if !s.json.Null() {
 			r.salt = rawText(&s.json)
 		}
+	case fieldSystem:
+		s.instructions()
 	case fieldSize:
 		r.imageTokens = imageTokens(wordText(&s.json))
 	default:

@@ -50,6 +50,10 @@ type Call struct {
 
 	// memory is the reservation for Body. nil: there is none.
 	memory *memory.Hold
+	// original is the client's request to the Messages API, from which Path, Body and Scan were
+	// translated. nil: they are the client's own. originalBody is its body.
+	original     *originalRequest
+	originalBody []byte
 }
 
 // CallParams are what a call is made of that did not come through ext_proc: a request on a
@@ -71,7 +75,7 @@ type CallParams struct {
 // NewCall reads the body as ext_proc reads the bodies of its requests. The error is for the client.
 func NewCall(p CallParams) (*Call, *openai.Error) {
 	endpoint, ok := openai.EndpointOf(p.Path)
-	if !ok {
+	if !ok || endpoint.OfMessages() { // its answers have a form of their own
 		return nil, openai.Errorf(openai.CodeInvalidRequest, "There is nothing at this path.")
 	}
 	scan, fault := openai.Scan(endpoint, "application/json", p.Body)
@@ -117,7 +121,11 @@ func (c *Call) fingerprint() [32]byte {
 // Asked returns the request to the dispatcher. It has no request id, because the relay itself makes
 // sure that a named call runs once.
 func (c *Call) Asked() dispatch.Request {
-	asked := dispatch.NewRequest(dispatch.Caller{Tenant: c.Tenant, Priority: c.Priority, Task: c.Task}, &c.Scan, c.Body)
+	scan, body := &c.Scan, c.Body
+	if c.original != nil { // the prompt has the beginnings that ext_proc sees
+		scan, body = &c.original.scan, c.originalBody
+	}
+	asked := dispatch.NewRequest(dispatch.Caller{Tenant: c.Tenant, Priority: c.Priority, Task: c.Task}, scan, body)
 	asked.ID = ""
 	return *asked
 }

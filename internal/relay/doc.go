@@ -20,6 +20,7 @@
 //	subscriber.go  the handler's goroutine: events that had to wait, heartbeats, the end
 //	sink.go        what a protocol implements to write to its clients
 //	httpsink.go    the Sink that writes an HTTP response
+//	messages.go    the Messages API: a chat inside, translated in the sink
 //	finish.go      how a stream ends, and what the client is told
 //
 // Beside the way: call.go (the request), named.go (request ids: join, restart, expire),

@@ -236,6 +236,7 @@ func (g *generation) isReceived(after int64) bool {
 // dropPrompt drops what only a further attempt would need, so that a long prompt is not held while
 // the answer streams.
 func (g *generation) dropPrompt() {
+	g.call.originalBody = nil
 	g.call.Body, g.call.Header, g.request.Key, g.request.Chain = nil, nil, nil, nil
 	g.call.memory.Release()
 }

@@ -66,7 +66,7 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	c := callOfOffer(offer)
 	c.Header = forwardedHeaders(req.Header)
 	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
-	if fault := r.reserve(req.Context(), c, c.Scan.Size); fault != nil {
+	if fault := r.reserve(req.Context(), c, c.memorySize()); fault != nil {
 		cancelPending(offer.Pending)
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
 		return
@@ -115,6 +115,12 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 		c.memory.Release()
 		return
 	}
+	if fault := c.translate(); fault != nil {
+		c.memory.Release()
+		cancelPending(pending)
+		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+		return
+	}
 	r.carry(req.Context(), c, pending, subscription{sink: r.newHTTPSink(w, c), after: after, foreseen: c.Foreseen})
 }
 
@@ -152,7 +158,7 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 		cancelPending(pending)
 		c.memory.Release()
 	}
-	c.Body, c.Header = nil, nil
+	c.Body, c.Header, c.originalBody = nil, nil, nil
 	if fault != nil {
 		if c.isNamed() {
 			r.releaseID(c.key(), nil)

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/messages"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
@@ -35,6 +36,10 @@ type httpSink struct {
 	// writeTimeout is how long one write may take.
 	writeTimeout time.Duration
 
+	// translator translates for a client of the Messages API. nil: the client gets what the engine
+	// sends.
+	translator *translator
+
 	// gen is the generation of the call. nil: the call was refused before there was one.
 	gen *generation
 	// headerSent says that the response has begun, and isStream that its header has promised
@@ -54,7 +59,7 @@ type tryWriter interface {
 // newHTTPSink returns a sink for a response to the call.
 func (r *Relay) newHTTPSink(w http.ResponseWriter, c *Call) *httpSink {
 	s := &httpSink{w: w, controller: http.NewResponseController(w), call: c, showReplica: r.config.ReplicaHeader(),
-		writeTimeout: r.config.WriteTimeout, numbersEvents: c.isNamed()}
+		writeTimeout: r.config.WriteTimeout, numbersEvents: c.isNamed(), translator: translatorOf(c)}
 	s.inline, _ = w.(tryWriter)
 	if c.Patient {
 		s.writeTimeout = max(s.writeTimeout, patientWriteTimeout)
@@ -96,8 +101,11 @@ func (s *httpSink) setSourceHeader(source string) {
 // Answer implements Sink.
 func (s *httpSink) Answer(a *Answer) error {
 	if s.headerSent { // the header has promised a stream, so the answer becomes an event
-		s.buffer = sse.AppendData(s.buffer, a.eventData())
+		s.appendError(a.eventError())
 		return s.Flush()
+	}
+	if s.translator != nil {
+		a = s.translator.answer(a)
 	}
 	s.headerSent = true
 	h := s.w.Header()
@@ -119,14 +127,22 @@ func (s *httpSink) Answer(a *Answer) error {
 	return nil
 }
 
-// eventData returns the data of an error event that stands for the answer. A successful answer
-// becomes an error too, because a client that was promised chunks cannot read it.
-func (a *Answer) eventData() []byte {
+// eventError returns the error of an event that stands for the answer. A successful answer becomes
+// an error too, because a client that was promised chunks cannot read it.
+func (a *Answer) eventError() *openai.Error {
 	if a.Status < http.StatusBadRequest {
-		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status).EventData()
+		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status)
 	}
-	e := a.engineError()
-	return e.EventData()
+	return a.engineError()
+}
+
+// appendError appends an event with an error to the buffer.
+func (s *httpSink) appendError(e *openai.Error) {
+	if s.translator != nil {
+		s.buffer = messages.AppendError(s.buffer, e)
+		return
+	}
+	s.buffer = sse.AppendData(s.buffer, e.EventData())
 }
 
 // Event implements Sink.
@@ -144,6 +160,10 @@ func (s *httpSink) CanWriteInline() bool { return s.inline != nil }
 // Append implements InlineSink.
 func (s *httpSink) Append(raw []byte, number uint64) {
 	s.sendStreamHeader(headers.SourceEngine)
+	if s.translator != nil {
+		s.buffer = s.translator.append(s.buffer, raw, number, s.numbersEvents)
+		return
+	}
 	if s.numbersEvents {
 		s.buffer = sse.AppendNumbered(s.buffer, raw, number)
 		return
@@ -218,7 +238,9 @@ func (s *httpSink) Heartbeat(p Progress) error {
 	}
 	s.sendStreamHeader(headers.SourceGateway)
 	wantsChunk := s.call.EmptyChunks || s.gen != nil && s.gen.policy.EmptyChunks
-	if wantsChunk && s.call.Scan.Endpoint.Chunked() {
+	if wantsChunk && s.translator != nil {
+		s.buffer = messages.AppendPing(s.buffer)
+	} else if wantsChunk && s.call.Scan.Endpoint.Chunked() {
 		s.buffer = sse.AppendData(s.buffer, heartbeatChunk(s.call))
 	} else {
 		s.buffer = sse.AppendComment(s.buffer, p.String())
@@ -242,11 +264,15 @@ func heartbeatChunk(c *Call) []byte {
 func (s *httpSink) Finish(r Result) error {
 	s.setWriteDeadline() // the server still has to write the end of the body, and the last deadline may be over
 	switch {
+	case r.Fault != nil && !s.headerSent && s.translator != nil:
+		s.w.Header().Set(headers.Source, headers.SourceGateway)
+		r.Fault.AnswerWith(s.w, r.Fault.MessagesBody())
+		return nil
 	case r.Fault != nil && !s.headerSent:
 		writeError(s.w, r.Fault)
 		return nil
 	case r.Fault != nil && !r.Told && s.isStream:
-		s.buffer = sse.AppendData(s.buffer, r.Fault.EventData())
+		s.appendError(r.Fault)
 	case !s.headerSent: // a client that came back has seen every event already
 		s.sendStreamHeader(headers.SourceEngine)
 	}

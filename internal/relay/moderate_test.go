@@ -66,6 +66,14 @@ var generatedAnswers = []engineAnswer{
 		body: "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"clean\"},\"finish_reason\":\"stop\"}]}\n\nevent: secret\nid: secret\ndata: [DONE]\n\n"},
 }
 
+// messagesAnswers are answers to the chats that requests to the Messages API become.
+var messagesAnswers = []engineAnswer{
+	{name: "whole", body: `{"choices":[{"index":0,"message":{"content":"a secret"},"finish_reason":"stop"}]}`, part: `"stop_reason":"refusal"`},
+	{name: "stream", contentType: "text/event-stream", part: `"stop_reason":"refusal"`,
+		body: "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"clean \"}}]}\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"secret\"}}]}\n\n"},
+	{name: "error event later", contentType: "text/event-stream", part: "clean", body: "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"clean\"}}]}\n\ndata: {\"error\":{\"message\":\"secret\"}}\n\n"},
+}
+
 // itemAnswers are answers of endpoints that generate no text.
 var itemAnswers = []engineAnswer{
 	{name: "embedding", body: `{"data":[{"embedding":"AAAA","index":0}],"model":"secret"}`, part: `"model":""`},
@@ -102,15 +110,24 @@ var moderatedRoutes = map[string]struct {
 	"/v1/score":                {answers: [][]engineAnswer{anyAnswers, itemAnswers}},
 	"/v1/audio/transcriptions": {answers: [][]engineAnswer{anyAnswers, transcripts}},
 	"/v1/audio/translations":   {answers: [][]engineAnswer{anyAnswers, transcripts}},
-	routes.RealtimePath:        {because: "its turns are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
-	routes.GRPCPath:            {because: "its calls are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
-	routes.StreamsPath:         {because: "it replays what was published: TestX4_ResumedStream"},
-	routes.StoredPath:          {because: "responses of models with rules are not read again: TestR7_StoredResponses"},
-	routes.ModelsPath:          {because: "no engine answers it"},
-	routes.HealthPath:          {because: "no engine answers it"},
-	routes.SchedulePath:        {because: "no engine answers it"},
-	routes.CompletePath:        {because: "no engine answers it"},
-	routes.RenewPath:           {because: "no engine answers it"},
+	// Sounds and images cannot be read, so a rule lets no answer of theirs pass.
+	"/v1/audio/speech":          {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/images/generations":    {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/images/edits":          {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/images/variations":     {answers: [][]engineAnswer{anyAnswers}},
+	"/tokenize":                 {answers: [][]engineAnswer{anyAnswers}},
+	"/detokenize":               {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/messages":              {answers: [][]engineAnswer{anyAnswers, messagesAnswers}},
+	"/v1/messages/count_tokens": {answers: [][]engineAnswer{anyAnswers}},
+	routes.RealtimePath:         {because: "its turns are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
+	routes.GRPCPath:             {because: "its calls are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
+	routes.StreamsPath:          {because: "it replays what was published: TestX4_ResumedStream"},
+	routes.StoredPath:           {because: "responses of models with rules are not read again: TestR7_StoredResponses"},
+	routes.ModelsPath:           {because: "no engine answers it"},
+	routes.HealthPath:           {because: "no engine answers it"},
+	routes.SchedulePath:         {because: "no engine answers it"},
+	routes.CompletePath:         {because: "no engine answers it"},
+	routes.RenewPath:            {because: "no engine answers it"},
 }
 
 func TestX4_EveryRoute(t *testing.T) {
@@ -179,10 +196,12 @@ func (h *harness) post(path string) (status int, text string) {
 		h.t.Fatalf("%s is no endpoint", path)
 	}
 	contentType, body := "application/json", []byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"prompt":"x","input":"x","query":"x","documents":["x"]}`)
-	if endpoint.NoOutput() {
+	if endpoint.OfMessages() {
+		body = []byte(`{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"x"}]}`)
+	} else if endpoint.NoOutput() {
 		body = []byte(`{"model":"m","input":"x","query":"x","documents":["x"]}`)
 	}
-	if endpoint.Transcribes() {
+	if endpoint.Transcribes() || endpoint == openai.ImageEdits || endpoint == openai.ImageVariations {
 		contentType, body = transcriptionForm()
 	}
 	scan, fault := openai.Scan(endpoint, contentType, body)

@@ -56,6 +56,10 @@ type subscriber struct {
 // the sink had an event. ctx ends when the client has left.
 func (g *generation) subscribe(ctx context.Context, how subscription) (result Result, moved bool) {
 	defer g.relay.delayClose()()
+	h, isHTTP := how.sink.(*httpSink)
+	if isHTTP && h.translator != nil {
+		h.translator.seen, how.after = how.after, noEvent
+	}
 	events, err := g.broadcast.Subscribe(how.after)
 	if err != nil {
 		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
@@ -64,7 +68,7 @@ func (g *generation) subscribe(ctx context.Context, how subscription) (result Re
 	}
 	defer events.Unsubscribe()
 	s := &subscriber{gen: g, events: events, sink: how.sink}
-	if h, ok := how.sink.(*httpSink); ok {
+	if isHTTP {
 		h.gen = g
 	}
 	if inline, ok := how.sink.(InlineSink); ok && inline.CanWriteInline() {

@@ -198,6 +198,8 @@ var table = []Route{
 	inference("/v1/images/generations", "images from a text"),
 	inference("/v1/images/edits", "images from images and a text"),
 	inference("/v1/images/variations", "images from an image"),
+	inference("/v1/messages", "Anthropic's Messages API"),
+	inference("/v1/messages/count_tokens", "the number of tokens of a prompt"),
 	inference("/tokenize", "the tokens of a text"),
 	inference("/detokenize", "the text of tokens"),
 	{

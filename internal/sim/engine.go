@@ -14,6 +14,7 @@ import (
 	"time"
 
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/openai/messages"
 )
 
 // shutdownGrace is how long Run waits for running requests after its context is done.
@@ -77,6 +78,8 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.Handle("POST /v1/images/generations", e.handle((*handler).draw))
 	mux.Handle("POST /v1/images/edits", e.handle((*handler).redraw))
 	mux.Handle("POST /v1/images/variations", e.handle((*handler).redraw))
+	mux.Handle("POST /v1/messages", e.handle((*handler).messages))
+	mux.Handle("POST /v1/messages/count_tokens", e.handle((*handler).countTokens))
 	mux.Handle("POST /tokenize", e.handle((*handler).tokenize))
 	mux.Handle("POST /detokenize", e.handle((*handler).detokenize))
 	mux.Handle("POST "+llmv1.Inference_Stream_FullMethodName, e.handleGRPC((*handler).inference))
@@ -144,6 +147,8 @@ type handler struct {
 	compressor *gzip.Writer
 	// raw writes the response for the faults that net/http would not commit; otherwise it is nil.
 	raw *rawWriter
+	// translation translates the answer for a client of the Messages API; otherwise it is nil.
+	translation *messages.Stream
 	// eventCount is the number of events sent so far.
 	eventCount int
 }

@@ -15,6 +15,8 @@ type apiError struct {
 	param   string
 	// retryAfter is the Retry-After in seconds. 0: the engine's own, -1: none.
 	retryAfter int
+	// ofMessages gives the error the form of the Messages API.
+	ofMessages bool
 }
 
 // Error implements error.
@@ -49,6 +51,10 @@ func (e *apiError) writeTo(w http.ResponseWriter) {
 	if after > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(after))
 	}
+	body := e.body()
+	if e.ofMessages {
+		body = e.messagesBody()
+	}
 	w.WriteHeader(e.status)
-	_, _ = w.Write(e.body())
+	_, _ = w.Write(body)
 }

@@ -81,6 +81,7 @@ func grpcTimeout(text string) (time.Duration, bool) {
 // writeError answers with an error, in the form of the request's protocol.
 func (h *handler) writeError(e *apiError) {
 	if !isGRPC(h.r) {
+		e.ofMessages = strings.HasPrefix(h.r.URL.Path, messagesPath)
 		e.writeTo(h.w)
 		return
 	}

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+
+	"github.com/sluice-gateway/sluice/internal/openai/messages"
 )
 
 // writeHeaders sends the headers of a successful response.
@@ -44,6 +46,9 @@ func (h *handler) flush() error {
 
 // sendEvent sends one complete event. Each event is one chunk on the wire.
 func (h *handler) sendEvent(event []byte) error {
+	if h.translation != nil {
+		event = h.translation.Append(nil, event)
+	}
 	if len(h.fault.parts) > 0 {
 		var err error
 		if event, err = h.injectIntoEvent(event); err != nil {
@@ -64,6 +69,9 @@ func (h *handler) sendJSON(v any) error {
 
 // sendBody sends a response that is not streamed.
 func (h *handler) sendBody(contentType string, body []byte) error {
+	if h.translation != nil {
+		body, _ = messages.FromChat(body, h.translation.Options) // it is an answer to a chat
+	}
 	f := h.fault
 	if m, ok := f.find(faultSlow); ok {
 		if err := h.pause(m.pause); err != nil {

@@ -1,0 +1,143 @@
+package messages
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// completion is what is read of the answer to a chat.
+type completion struct {
+	ID      string `json:"id"`
+	Model   string `json:"model"`
+	Choices []struct {
+		Message struct {
+			Content          string     `json:"content"`
+			Refusal          string     `json:"refusal"`
+			Reasoning        string     `json:"reasoning"`
+			ReasoningContent string     `json:"reasoning_content"`
+			ToolCalls        []toolCall `json:"tool_calls"`
+		} `json:"message"`
+		Finish
+	} `json:"choices"`
+	Usage *struct {
+		Prompt     int64 `json:"prompt_tokens"`
+		Completion int64 `json:"completion_tokens"`
+		Details    *struct {
+			Cached int64 `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	} `json:"usage"`
+}
+
+// Finish is why a choice has ended. Some engines say which stop sequence it was.
+type Finish struct {
+	Reason     string          `json:"finish_reason"`
+	StopReason json.RawMessage `json:"stop_reason"`
+	Matched    json.RawMessage `json:"matched_stop"`
+}
+
+// usage is the usage of a message. The tokens of the prompt that were in the cache do not count as
+// input.
+type usage struct {
+	Input  int64 `json:"input_tokens"`
+	Cached int64 `json:"cache_read_input_tokens"`
+	Output int64 `json:"output_tokens"`
+}
+
+// outBlock is one block of the content of an answer.
+type outBlock struct {
+	Type      string          `json:"type"`
+	Text      *string         `json:"text,omitempty"`
+	Thinking  *string         `json:"thinking,omitempty"`
+	Signature *string         `json:"signature,omitempty"`
+	ID        string          `json:"id,omitempty"`
+	Name      string          `json:"name,omitempty"`
+	Input     json.RawMessage `json:"input,omitempty"`
+}
+
+// outMessage is an answer of the Messages API.
+type outMessage struct {
+	ID           string     `json:"id"`
+	Type         string     `json:"type"`
+	Role         string     `json:"role"`
+	Model        string     `json:"model"`
+	Content      []outBlock `json:"content"`
+	StopReason   *string    `json:"stop_reason"`
+	StopSequence *string    `json:"stop_sequence"`
+	Usage        usage      `json:"usage"`
+}
+
+// FromChat translates the answer to a chat into the answer to the request that ToChat or
+// CountToChat has translated. ok is false if the answer is none to a chat, or lacks the usage that
+// was asked for.
+func FromChat(body []byte, o Options) (answer []byte, ok bool) {
+	var c completion
+	if json.Unmarshal(body, &c) != nil || len(c.Choices) == 0 {
+		return nil, false
+	}
+	if o.Counts {
+		if c.Usage == nil {
+			return nil, false
+		}
+		return marshal(map[string]int64{"input_tokens": c.Usage.Prompt}), true
+	}
+	choice := c.Choices[0]
+	m := newMessage(c.ID, c.Model)
+	if thought := choice.Message.Reasoning + choice.Message.ReasoningContent; thought != "" && o.Thinking {
+		m.Content = append(m.Content, outBlock{Type: "thinking", Thinking: &thought, Signature: new(string)})
+	}
+	if text := choice.Message.Content + choice.Message.Refusal; text != "" {
+		m.Content = append(m.Content, outBlock{Type: "text", Text: &text})
+	}
+	for _, call := range choice.Message.ToolCalls {
+		m.Content = append(m.Content, outBlock{Type: "tool_use", ID: call.ID, Name: call.Function.Name, Input: inputOf(call.Function.Arguments)})
+	}
+	m.StopReason, m.StopSequence = choice.stop()
+	if u := c.Usage; u != nil {
+		m.Usage = usage{Input: u.Prompt, Output: u.Completion}
+		if u.Details != nil {
+			m.Usage.Cached = min(u.Details.Cached, u.Prompt)
+			m.Usage.Input -= m.Usage.Cached
+		}
+	}
+	return marshal(m), true
+}
+
+// newMessage returns an answer without content.
+func newMessage(id, model string) outMessage {
+	return outMessage{ID: "msg_" + strings.TrimPrefix(id, "chatcmpl-"), Type: "message", Role: "assistant", Model: model, Content: []outBlock{}}
+}
+
+// inputOf returns the arguments of a call as the object that the Messages API wants. Arguments that
+// are no object, because they were cut off, are its only member.
+func inputOf(arguments string) json.RawMessage {
+	trimmed := strings.TrimSpace(arguments)
+	switch {
+	case trimmed == "":
+		return json.RawMessage("{}")
+	case trimmed[0] == '{' && json.Valid([]byte(trimmed)):
+		return json.RawMessage(trimmed)
+	}
+	return marshal(map[string]string{"arguments": arguments})
+}
+
+// stop returns the stop_reason and the stop_sequence of an answer.
+func (f Finish) stop() (reason, sequence *string) {
+	word := "end_turn"
+	switch f.Reason {
+	case "length":
+		word = "max_tokens"
+	case "tool_calls", "function_call":
+		word = "tool_use"
+	case "content_filter":
+		word = "refusal"
+	case "stop":
+		for _, matched := range []json.RawMessage{f.StopReason, f.Matched} {
+			var text string
+			if len(matched) > 0 && matched[0] == '"' && json.Unmarshal(matched, &text) == nil && text != "" {
+				word, sequence = "stop_sequence", &text
+				break
+			}
+		}
+	}
+	return &word, sequence
+}

@@ -1,0 +1,244 @@
+package messages
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// block is one block of the content of a message: text, an image, a call of a tool, its result, or
+// reasoning.
+type block struct {
+	Type   string          `json:"type"`
+	Text   string          `json:"text"`
+	Source json.RawMessage `json:"source"`
+	// Of a tool_use.
+	ID    string          `json:"id"`
+	Name  string          `json:"name"`
+	Input json.RawMessage `json:"input"`
+	// Of a tool_result.
+	ToolUseID string          `json:"tool_use_id"`
+	Content   json.RawMessage `json:"content"`
+	Thinking  string          `json:"thinking"`
+}
+
+// chatMessage is a message of a chat.
+type chatMessage struct {
+	Role       string     `json:"role"`
+	Content    any        `json:"content"`
+	Reasoning  string     `json:"reasoning_content,omitempty"`
+	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
+	ToolCallID string     `json:"tool_call_id,omitempty"`
+}
+
+type toolCall struct {
+	ID       string   `json:"id"`
+	Type     string   `json:"type"`
+	Function function `json:"function"`
+}
+
+type function struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+// part is a part of the content of a message of a chat.
+type part struct {
+	Type  string    `json:"type"`
+	Text  string    `json:"text,omitempty"`
+	Image *imageURL `json:"image_url,omitempty"`
+}
+
+type imageURL struct {
+	URL string `json:"url"`
+}
+
+// conversation translates the system prompt and the messages.
+func (o *Options) conversation(fields, chat object) *openai.Error {
+	var all []chatMessage
+	if raw, ok := fields["system"]; ok {
+		blocks, fault := readBlocks("system", raw)
+		if fault != nil {
+			return fault
+		}
+		texts, fault := textsOf("system", blocks)
+		if fault != nil {
+			return fault
+		}
+		if len(texts) > 0 {
+			all = append(all, chatMessage{Role: "system", Content: join(texts)})
+		}
+	}
+	var list []struct {
+		Role    string          `json:"role"`
+		Content json.RawMessage `json:"content"`
+	}
+	if raw, ok := fields["messages"]; !ok || json.Unmarshal(raw, &list) != nil || len(list) == 0 {
+		return invalid("messages", "must be a list of messages that is not empty")
+	}
+	for i, m := range list {
+		at := fmt.Sprintf("messages.%d", i)
+		blocks, fault := readBlocks(at+".content", m.Content)
+		if fault != nil {
+			return fault
+		}
+		var some []chatMessage
+		switch m.Role {
+		case "user", "system":
+			some, fault = userMessages(at+".content", m.Role, blocks)
+		case "assistant":
+			some, fault = assistantMessage(at+".content", blocks)
+		default:
+			return invalid(at+".role", "must be user or assistant")
+		}
+		if fault != nil {
+			return fault
+		}
+		all = append(all, some...)
+	}
+	chat["messages"] = marshal(all)
+	return nil
+}
+
+// readBlocks reads a content: a string, which is one block of text, or a list of blocks.
+func readBlocks(at string, raw json.RawMessage) ([]block, *openai.Error) {
+	var text string
+	if len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil {
+		return []block{{Type: "text", Text: text}}, nil
+	}
+	var blocks []block
+	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &blocks) != nil {
+		return nil, invalid(at, "must be a string or a list of blocks")
+	}
+	return blocks, nil
+}
+
+// textsOf returns the texts of blocks that must be texts.
+func textsOf(at string, blocks []block) (texts []string, fault *openai.Error) {
+	for i, b := range blocks {
+		if b.Type != "text" {
+			return nil, unsupported(at, i, b.Type)
+		}
+		texts = append(texts, b.Text)
+	}
+	return texts, nil
+}
+
+// unsupported is the error for a block that cannot be translated.
+func unsupported(at string, i int, kind string) *openai.Error {
+	return invalid(fmt.Sprintf("%s.%d.type", at, i), "must be one that chat completions have, and not "+kind)
+}
+
+// userMessages translates a message of the user. Each result of a tool is a message of its own,
+// before the rest. Images in results go into the rest, because a result is a text in a chat.
+func userMessages(at, role string, blocks []block) (all []chatMessage, fault *openai.Error) {
+	var parts []part
+	for i, b := range blocks {
+		if b.Type != "tool_result" {
+			p, fault := partOf(at, i, b)
+			if fault != nil {
+				return nil, fault
+			}
+			parts = append(parts, p)
+			continue
+		}
+		result, images, fault := toolResult(fmt.Sprintf("%s.%d.content", at, i), b)
+		if fault != nil {
+			return nil, fault
+		}
+		all, parts = append(all, result), append(parts, images...)
+	}
+	if len(parts) > 0 || len(all) == 0 {
+		all = append(all, chatMessage{Role: role, Content: contentOf(parts)})
+	}
+	return all, nil
+}
+
+// toolResult translates the result of a tool.
+func toolResult(at string, b block) (m chatMessage, images []part, fault *openai.Error) {
+	var texts []string
+	if len(b.Content) > 0 && string(b.Content) != "null" {
+		blocks, fault := readBlocks(at, b.Content)
+		if fault != nil {
+			return m, nil, fault
+		}
+		for i, inner := range blocks {
+			p, fault := partOf(at, i, inner)
+			switch {
+			case fault != nil:
+				return m, nil, fault
+			case p.Image != nil:
+				images = append(images, p)
+			default:
+				texts = append(texts, p.Text)
+			}
+		}
+	}
+	return chatMessage{Role: "tool", ToolCallID: b.ToolUseID, Content: join(texts)}, images, nil
+}
+
+// partOf translates a block that the user may send beside the results of tools.
+func partOf(at string, i int, b block) (part, *openai.Error) {
+	var source struct {
+		Type      string `json:"type"`
+		MediaType string `json:"media_type"`
+		Data      string `json:"data"`
+		URL       string `json:"url"`
+	}
+	if len(b.Source) > 0 && json.Unmarshal(b.Source, &source) != nil {
+		return part{}, invalid(fmt.Sprintf("%s.%d.source", at, i), "must be an object")
+	}
+	switch {
+	case b.Type == "text":
+		return part{Type: "text", Text: b.Text}, nil
+	case b.Type == "image" && source.Type == "base64":
+		return part{Type: "image_url", Image: &imageURL{"data:" + source.MediaType + ";base64," + source.Data}}, nil
+	case b.Type == "image" && source.Type == "url":
+		return part{Type: "image_url", Image: &imageURL{source.URL}}, nil
+	case b.Type == "document" && source.Type == "text":
+		return part{Type: "text", Text: source.Data}, nil
+	case b.Type == "image", b.Type == "document":
+		return part{}, invalid(fmt.Sprintf("%s.%d.source.type", at, i), "must be one that chat completions have, and not "+source.Type)
+	}
+	return part{}, unsupported(at, i, b.Type)
+}
+
+// contentOf returns parts as a string if they are one text, which every template of a chat knows.
+func contentOf(parts []part) any {
+	switch {
+	case len(parts) == 0:
+		return ""
+	case len(parts) == 1 && parts[0].Type == "text":
+		return parts[0].Text
+	}
+	return parts
+}
+
+// assistantMessage translates a message of the model. Reasoning that is encrypted is left out.
+func assistantMessage(at string, blocks []block) ([]chatMessage, *openai.Error) {
+	m := chatMessage{Role: "assistant"}
+	var texts, thoughts []string
+	for i, b := range blocks {
+		switch b.Type {
+		case "text":
+			texts = append(texts, b.Text)
+		case "thinking":
+			thoughts = append(thoughts, b.Thinking)
+		case "redacted_thinking":
+		case "tool_use":
+			arguments := string(b.Input)
+			if len(b.Input) == 0 || arguments == "null" {
+				arguments = "{}"
+			}
+			m.ToolCalls = append(m.ToolCalls, toolCall{b.ID, "function", function{b.Name, arguments}})
+		default:
+			return nil, unsupported(at, i, b.Type)
+		}
+	}
+	m.Reasoning = join(thoughts)
+	if len(texts) > 0 || len(m.ToolCalls) == 0 {
+		m.Content = join(texts)
+	}
+	return []chatMessage{m}, nil
+}

@@ -1,0 +1,273 @@
+package messages
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// equalJSON compares two JSON texts.
+func equalJSON(t *testing.T, name string, got []byte, want string) {
+	t.Helper()
+	var g, w any
+	if err := json.Unmarshal(got, &g); err != nil {
+		t.Fatalf("%s: %v: %s", name, err, got)
+	}
+	if err := json.Unmarshal([]byte(want), &w); err != nil {
+		t.Fatalf("%s: %v: %s", name, err, want)
+	}
+	if diff := cmp.Diff(w, g); diff != "" {
+		t.Errorf("%s: %s\n%s", name, got, diff)
+	}
+}
+
+// TestB9_Requests: what a request to the Messages API is as a chat.
+func TestB9_Requests(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, want string }{
+		"plain": {
+			`{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a <b> \u00e9"}]}`,
+			`{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"a <b> é"}]}`,
+		},
+		"all options": {
+			`{"model":"m","max_tokens":9,"stream":true,"system":[{"type":"text","text":"a"},{"type":"text","text":"b","cache_control":{"type":"ephemeral"}}],
+			"temperature":0.5,"top_p":0.9,"top_k":5,"stop_sequences":["x"],"metadata":{"user_id":"u"},"service_tier":"auto","ignore_eos":true,
+			"thinking":null,"request_id":"r","timeout_ms":5,"messages":[{"role":"user","content":"hi"}],
+			"output_config":{"format":{"type":"json_schema","schema":{"type":"object"}}}}`,
+			`{"model":"m","max_tokens":9,"stream":true,"stream_options":{"include_usage":true},"temperature":0.5,"top_p":0.9,"top_k":5,"stop":["x"],
+			"user":"u","ignore_eos":true,"messages":[{"role":"system","content":"a\nb"},{"role":"user","content":"hi"}],
+			"response_format":{"type":"json_schema","json_schema":{"name":"output","strict":true,"schema":{"type":"object"}}}}`,
+		},
+		"tools": {
+			`{"max_tokens":9,"tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}],"tool_choice":{"type":"any","disable_parallel_tool_use":true},
+			"messages":[{"role":"user","content":"hi"},
+			{"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"s"},{"type":"text","text":"I ask"},
+			{"type":"tool_use","id":"t1","name":"f","input":{"a":1}},{"type":"tool_use","id":"t2","name":"f"}]},
+			{"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":"one"},
+			{"type":"tool_result","tool_use_id":"t2","content":[{"type":"text","text":"two"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AA"}}]},
+			{"type":"text","text":"and?"}]}]}`,
+			`{"max_tokens":9,"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}}],"tool_choice":"required",
+			"parallel_tool_calls":false,"messages":[{"role":"user","content":"hi"},
+			{"role":"assistant","content":"I ask","reasoning_content":"hm","tool_calls":[{"id":"t1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}},
+			{"id":"t2","type":"function","function":{"name":"f","arguments":"{}"}}]},
+			{"role":"tool","tool_call_id":"t1","content":"one"},{"role":"tool","tool_call_id":"t2","content":"two"},
+			{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}},{"type":"text","text":"and?"}]}]}`,
+		},
+		"one tool, images by address": {
+			`{"max_tokens":1,"tool_choice":{"type":"tool","name":"f"},"messages":[{"role":"user","content":[
+			{"type":"image","source":{"type":"url","url":"http://x/y"}},{"type":"document","source":{"type":"text","media_type":"text/plain","data":"doc"}}]}]}`,
+			`{"max_tokens":1,"tool_choice":{"type":"function","function":{"name":"f"}},"messages":[{"role":"user","content":[
+			{"type":"image_url","image_url":{"url":"http://x/y"}},{"type":"text","text":"doc"}]}]}`,
+		},
+	} {
+		got, _, fault := ToChat([]byte(c.body))
+		if fault != nil {
+			t.Errorf("%s: %v", name, fault)
+			continue
+		}
+		equalJSON(t, name, got, c.want)
+		if _, fault := openai.Scan(openai.Chat, "application/json", got); fault != nil {
+			t.Errorf("%s: the chat is refused: %v", name, fault)
+		}
+	}
+	got, o, fault := CountToChat([]byte(`{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`))
+	if fault != nil || !o.Counts {
+		t.Fatalf("count: %+v, %v", o, fault)
+	}
+	equalJSON(t, "count", got, `{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"hi"}]}`)
+}
+
+// TestB9_RefusedRequests: what cannot be translated is refused by the name of its field.
+func TestB9_RefusedRequests(t *testing.T) {
+	t.Parallel()
+	user := func(content string) string {
+		return `{"max_tokens":1,"messages":[{"role":"user","content":` + content + `}]}`
+	}
+	for body, param := range map[string]string{
+		`{"messages":[{"role":"user","content":"x"}]}`: "max_tokens",
+		`{"max_tokens":1}`:               "messages",
+		`{"max_tokens":1,"messages":[]}`: "messages",
+		`{"max_tokens":1,"messages":[{"role":"tool","content":"x"}]}`: "messages.0.role",
+		user(`7`):                          "messages.0.content",
+		user(`[{"type":"search_result"}]`): "messages.0.content.0.type",
+		user(`[{"type":"document","source":{"type":"base64","data":"x"}}]`):                                               "messages.0.content.0.source.type",
+		user(`[{"type":"image","source":{"type":"file","file_id":"x"}}]`):                                                 "messages.0.content.0.source.type",
+		user(`[{"type":"text","text":"a"},{"type":"tool_result","tool_use_id":"t","content":[{"type":"document"}]}]`):     "messages.0.content.1.content.0.source.type",
+		`{"max_tokens":1,"system":[{"type":"image"}],"messages":[{"role":"user","content":"x"}]}`:                         "system.0.type",
+		`{"max_tokens":1,"tools":[{"type":"web_search_20250305","name":"s"}],"messages":[{"role":"user","content":"x"}]}`: "tools.0.type",
+		`{"max_tokens":1,"tools":[{}],"messages":[{"role":"user","content":"x"}]}`:                                        "tools.0.name",
+		`{"max_tokens":1,"tool_choice":{"type":"many"},"messages":[{"role":"user","content":"x"}]}`:                       "tool_choice.type",
+		`{"max_tokens":1,"mcp_servers":[{}],"messages":[{"role":"user","content":"x"}]}`:                                  "mcp_servers",
+		`{"max_tokens":1,"thinking":7,"messages":[{"role":"user","content":"x"}]}`:                                        "thinking",
+		`{"max_tokens":1,"output_format":{"type":"xml"},"messages":[{"role":"user","content":"x"}]}`:                      "output_format",
+	} {
+		if _, _, fault := ToChat([]byte(body)); fault == nil || fault.Param != param || fault.HTTPStatus() != 400 {
+			t.Errorf("%s: %v, want a fault of %s", body, fault, param)
+		}
+	}
+}
+
+// TestB9_Answers: what the answer to a chat is in the Messages API.
+func TestB9_Answers(t *testing.T) {
+	t.Parallel()
+	const head = `"id":"msg_1","type":"message","role":"assistant","model":"m",`
+	for name, c := range map[string]struct {
+		chat, want string
+		o          Options
+	}{
+		"text": {`{"id":"chatcmpl-1","model":"m","choices":[{"message":{"content":"hi","reasoning_content":"hm"},"finish_reason":"stop"}],
+			"usage":{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`,
+			`{` + head + `"content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn","stop_sequence":null,
+			"usage":{"input_tokens":6,"cache_read_input_tokens":4,"output_tokens":2}}`, Options{}},
+		"thinking, stop sequence": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi","reasoning":"hm"},"finish_reason":"stop","stop_reason":"x"}]}`,
+			`{` + head + `"content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"hi"}],"stop_reason":"stop_sequence",
+			"stop_sequence":"x","usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true}},
+		"tools": {`{"id":"1","model":"m","choices":[{"message":{"content":null,"tool_calls":[
+			{"id":"a","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},{"id":"b","type":"function","function":{"name":"g","arguments":""}},
+			{"id":"c","type":"function","function":{"name":"h","arguments":"{\"x"}}]},"finish_reason":"tool_calls"}]}`,
+			`{` + head + `"content":[{"type":"tool_use","id":"a","name":"f","input":{"x":1}},{"type":"tool_use","id":"b","name":"g","input":{}},
+			{"type":"tool_use","id":"c","name":"h","input":{"arguments":"{\"x"}}],"stop_reason":"tool_use","stop_sequence":null,
+			"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{}},
+		"count": {`{"choices":[{}],"usage":{"prompt_tokens":10}}`, `{"input_tokens":10}`, Options{Counts: true}},
+	} {
+		got, ok := FromChat([]byte(c.chat), c.o)
+		if !ok {
+			t.Errorf("%s: not translated", name)
+			continue
+		}
+		equalJSON(t, name, got, c.want)
+	}
+	for _, none := range []string{`[]`, `{}`, `{"choices":[]}`} {
+		if got, ok := FromChat([]byte(none), Options{}); ok {
+			t.Errorf("%s is an answer: %s", none, got)
+		}
+	}
+	if got, ok := FromChat([]byte(`{"choices":[{}]}`), Options{Counts: true}); ok {
+		t.Errorf("a count without usage: %s", got)
+	}
+}
+
+// translateAll translates the data of events and returns the data of the translated ones.
+func translateAll(o Options, data ...string) string {
+	s := Stream{Options: o}
+	var out []byte
+	for _, d := range data {
+		out = s.Append(out, []byte("data: "+d+"\n\n"))
+	}
+	return string(out)
+}
+
+const wantStream = `event: message_start
+data: {"message":{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}},"type":"message_start"}
+
+event: content_block_start
+data: {"content_block":{"type":"thinking","thinking":"","signature":""},"index":0,"type":"content_block_start"}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}
+
+event: content_block_stop
+data: {"index":0,"type":"content_block_stop"}
+
+event: content_block_start
+data: {"content_block":{"type":"text","text":""},"index":1,"type":"content_block_start"}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"a\"\n\u0001"}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"é"}}
+
+event: content_block_stop
+data: {"index":1,"type":"content_block_stop"}
+
+event: content_block_start
+data: {"content_block":{"type":"tool_use","id":"t1","name":"f","input":{}},"index":2,"type":"content_block_start"}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"{\"x\":"}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":2,"delta":{"type":"input_json_delta","partial_json":"1}"}}
+
+event: content_block_stop
+data: {"index":2,"type":"content_block_stop"}
+
+event: content_block_start
+data: {"content_block":{"type":"tool_use","id":"t2","name":"g","input":{}},"index":3,"type":"content_block_start"}
+
+event: content_block_stop
+data: {"index":3,"type":"content_block_stop"}
+
+event: message_delta
+data: {"delta":{"stop_reason":"tool_use","stop_sequence":null},"type":"message_delta","usage":{"input_tokens":3,"cache_read_input_tokens":4,"output_tokens":5}}
+
+event: message_stop
+data: {"type":"message_stop"}
+
+`
+
+// TestB9_Streams: the events of a chat with reasoning, text and tools, and their translation.
+func TestB9_Streams(t *testing.T) {
+	t.Parallel()
+	delta := func(d string) string {
+		return `{"id":"chatcmpl-1","model":"m","choices":[{"index":0,"delta":` + d + `}]}`
+	}
+	events := []string{
+		delta(`{"role":"assistant","content":""}`), delta(`{"reasoning_content":"hm"}`), delta(`{"content":"a\"\n\u0001"}`), delta(`{"content":"é"}`),
+		delta(`{"tool_calls":[{"index":0,"id":"t1","type":"function","function":{"name":"f","arguments":"{\"x\":"}}]}`),
+		delta(`{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}`),
+		delta(`{"tool_calls":[{"index":1,"id":"t2","type":"function","function":{"name":"g","arguments":""}}]}`),
+		`{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}`,
+		`{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}}`, `[DONE]`, `[DONE]`,
+	}
+	if diff := cmp.Diff(wantStream, translateAll(Options{Thinking: true}, events...)); diff != "" {
+		t.Error(diff)
+	}
+	if got := translateAll(Options{}, events...); strings.Contains(got, "thinking") {
+		t.Errorf("a client that has not asked for reasoning gets some: %s", got)
+	}
+	for reason, want := range map[string]string{`"stop"`: "end_turn", `"length"`: "max_tokens", `"content_filter"`: "refusal",
+		`"stop","stop_reason":"END"`: `stop_sequence","stop_sequence":"END`} {
+		got := translateAll(Options{}, delta(`{"content":"x"}`), `{"choices":[{"index":0,"delta":{},"finish_reason":`+reason+`}]}`, `[DONE]`)
+		if !strings.Contains(got, `{"stop_reason":"`+want+`"`) {
+			t.Errorf("finish_reason %s: %s", reason, got)
+		}
+	}
+	got := translateAll(Options{}, delta(`{"content":"x"}`), `{"error":{"message":"out of memory","type":"server_error","code":"upstream_error"}}`, `[DONE]`)
+	const want = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"out of memory\",\"code\":\"upstream_error\"}}\n\n"
+	if !strings.HasSuffix(got, want) {
+		t.Errorf("an error: %s", got)
+	}
+	if got := new(Stream).Append(nil, []byte(": decode\n\n")); string(got) != ": decode\n\n" {
+		t.Errorf("a comment: %s", got)
+	}
+}
+
+// FuzzToChat: no body breaks the translation, and what comes out is a chat that Scan accepts or
+// refuses by name.
+func FuzzToChat(f *testing.F) {
+	f.Add([]byte(`{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"x"}]}]}]}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if chat, _, fault := ToChat(body); fault == nil && !json.Valid(chat) {
+			t.Errorf("%q gives %q", body, chat)
+		}
+	})
+}
+
+// FuzzStream: no stream of chunks breaks the translation, and each of its events is JSON.
+func FuzzStream(f *testing.F) {
+	f.Add([]byte("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\ndata: [DONE]\n\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var s Stream
+		for line := range strings.SplitSeq(string(s.Append(nil, raw)), "\n") {
+			if data, ok := strings.CutPrefix(line, "data: "); ok && strings.HasPrefix(data, "{\"type\":\"content_block_delta\"") && !json.Valid([]byte(data)) {
+				t.Errorf("%q gives %q", raw, data)
+			}
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package messages
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// object is a JSON object with its values as they stand.
+type object = map[string]json.RawMessage
+
+// Options are what the translation of the answer has to know of the request.
+type Options struct {
+	// Thinking says that the client has asked for the model's reasoning.
+	Thinking bool
+	// Counts says that the client has asked for the number of tokens alone.
+	Counts bool
+}
+
+// ToChat translates the body of a request to /v1/messages into one to /v1/chat/completions. The
+// error names the field that cannot be translated. Fields that the Messages API does not have stay
+// as they are, because engines have options of their own.
+func ToChat(body []byte) (chat []byte, o Options, fault *openai.Error) {
+	fields, fault := readFields(body)
+	if fault != nil {
+		return nil, o, fault
+	}
+	if len(fields["max_tokens"]) == 0 {
+		return nil, o, invalid("max_tokens", "is missing")
+	}
+	if fault := o.translate(fields); fault != nil {
+		return nil, o, fault
+	}
+	if string(fields["stream"]) == "true" {
+		fields["stream_options"] = json.RawMessage(`{"include_usage":true}`)
+	}
+	return marshal(fields), o, nil
+}
+
+// CountToChat translates the body of a request to /v1/messages/count_tokens into one to
+// /v1/chat/completions that generates one token: its usage has the tokens of the prompt.
+func CountToChat(body []byte) (chat []byte, o Options, fault *openai.Error) {
+	fields, fault := readFields(body)
+	if fault != nil {
+		return nil, o, fault
+	}
+	o.Counts = true
+	if fault := o.translate(fields); fault != nil {
+		return nil, o, fault
+	}
+	delete(fields, "stream")
+	fields["max_tokens"] = json.RawMessage("1")
+	return marshal(fields), o, nil
+}
+
+// readFields reads the fields of a body. Those that are null are left out.
+func readFields(body []byte) (object, *openai.Error) {
+	var fields object
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return nil, openai.Errorf(openai.CodeInvalidRequest, "The request body must be a JSON object.")
+	}
+	for name, value := range fields {
+		if string(value) == "null" {
+			delete(fields, name)
+		}
+	}
+	return fields, nil
+}
+
+// dropped are fields that mean nothing to a chat: hints about cost and caching, and the options
+// that are Sluice's own.
+var dropped = [...]string{"metadata", "service_tier", "cache_control", "context_management", "thinking", "system", "stop_sequences",
+	"output_format", "output_config", "request_id", "timeout_ms", "max_duration_ms"}
+
+// refused are fields whose meaning would be lost.
+var refused = [...]string{"mcp_servers", "container"}
+
+// translate replaces the fields of the Messages API by those of a chat.
+func (o *Options) translate(fields object) *openai.Error {
+	for _, name := range refused {
+		if value, ok := fields[name]; ok && string(value) != "[]" {
+			return invalid(name, "is not supported: this model is served by way of chat completions")
+		}
+	}
+	chat := make(object, len(fields))
+	for _, step := range []func(fields, chat object) *openai.Error{o.conversation, tools, toolChoice, sampling, outputFormat, o.thinking} {
+		if fault := step(fields, chat); fault != nil {
+			return fault
+		}
+	}
+	for _, name := range dropped {
+		delete(fields, name)
+	}
+	for name, value := range chat {
+		fields[name] = value
+	}
+	return nil
+}
+
+// sampling translates the fields that have another name or place in a chat.
+func sampling(fields, chat object) *openai.Error {
+	if stop, ok := fields["stop_sequences"]; ok && string(stop) != "[]" {
+		chat["stop"] = stop
+	}
+	var metadata struct {
+		UserID json.RawMessage `json:"user_id"`
+	}
+	if raw, ok := fields["metadata"]; ok {
+		if json.Unmarshal(raw, &metadata) != nil {
+			return invalid("metadata", "must be an object")
+		}
+		if len(metadata.UserID) > 0 && metadata.UserID[0] == '"' {
+			chat["user"] = metadata.UserID
+		}
+	}
+	return nil
+}
+
+// outputFormat translates the schema of the answer.
+func outputFormat(fields, chat object) *openai.Error {
+	raw := fields["output_format"]
+	if config, ok := fields["output_config"]; ok {
+		var read struct {
+			Format json.RawMessage `json:"format"`
+		}
+		if json.Unmarshal(config, &read) != nil {
+			return invalid("output_config", "must be an object")
+		}
+		if len(read.Format) > 0 && string(read.Format) != "null" {
+			raw = read.Format
+		}
+	}
+	if len(raw) == 0 {
+		return nil
+	}
+	var format struct {
+		Type   string          `json:"type"`
+		Schema json.RawMessage `json:"schema"`
+	}
+	if json.Unmarshal(raw, &format) != nil || format.Type != "json_schema" || len(format.Schema) == 0 {
+		return invalid("output_format", "must have the type json_schema and a schema")
+	}
+	chat["response_format"] = marshal(map[string]any{"type": "json_schema",
+		"json_schema": map[string]any{"name": "output", "strict": true, "schema": format.Schema}})
+	return nil
+}
+
+// thinking notes whether the client wants the model's reasoning. How much the model reasons is the
+// engine's own matter.
+func (o *Options) thinking(fields, _ object) *openai.Error {
+	raw, ok := fields["thinking"]
+	if !ok {
+		return nil
+	}
+	var thinking struct {
+		Type string `json:"type"`
+	}
+	if json.Unmarshal(raw, &thinking) != nil || thinking.Type == "" {
+		return invalid("thinking", "must be an object with a type")
+	}
+	o.Thinking = thinking.Type != "disabled"
+	return nil
+}
+
+// tools translates the tools that the model may call. Tools that Anthropic's servers run cannot be
+// translated.
+func tools(fields, chat object) *openai.Error {
+	raw, ok := fields["tools"]
+	if !ok {
+		return nil
+	}
+	var list []struct {
+		Type        string          `json:"type"`
+		Name        string          `json:"name"`
+		Description string          `json:"description"`
+		Schema      json.RawMessage `json:"input_schema"`
+	}
+	if json.Unmarshal(raw, &list) != nil {
+		return invalid("tools", "must be a list of tools")
+	}
+	all := make([]any, 0, len(list))
+	for i, tool := range list {
+		at := fmt.Sprintf("tools.%d", i)
+		switch {
+		case tool.Type != "" && tool.Type != "custom":
+			return invalid(at+".type", "must be custom: no server runs the tool "+tool.Type)
+		case tool.Name == "":
+			return invalid(at+".name", "is missing")
+		}
+		function := map[string]any{"name": tool.Name}
+		if tool.Description != "" {
+			function["description"] = tool.Description
+		}
+		if len(tool.Schema) > 0 {
+			function["parameters"] = tool.Schema
+		}
+		all = append(all, map[string]any{"type": "function", "function": function})
+	}
+	delete(fields, "tools")
+	if len(all) > 0 {
+		chat["tools"] = marshal(all)
+	}
+	return nil
+}
+
+// toolChoice translates which tools the model must call.
+func toolChoice(fields, chat object) *openai.Error {
+	raw, ok := fields["tool_choice"]
+	if !ok {
+		return nil
+	}
+	var choice struct {
+		Type    string `json:"type"`
+		Name    string `json:"name"`
+		OneOnly bool   `json:"disable_parallel_tool_use"`
+	}
+	if json.Unmarshal(raw, &choice) != nil {
+		return invalid("tool_choice", "must be an object")
+	}
+	switch choice.Type {
+	case "auto", "none":
+		chat["tool_choice"] = marshal(choice.Type)
+	case "any":
+		chat["tool_choice"] = marshal("required")
+	case "tool":
+		chat["tool_choice"] = marshal(map[string]any{"type": "function", "function": map[string]string{"name": choice.Name}})
+	default:
+		return invalid("tool_choice.type", "must be auto, any, tool or none")
+	}
+	if choice.OneOnly {
+		chat["parallel_tool_calls"] = json.RawMessage("false")
+	}
+	return nil
+}
+
+// marshal returns a value as JSON, with its texts as they are.
+func marshal(value any) json.RawMessage {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil { // texts and what was read as JSON always marshal
+		panic(err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
+
+func invalid(param, what string) *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
+}
+
+// join joins texts with line feeds between them.
+func join(texts []string) string { return strings.Join(texts, "\n") }

@@ -1,0 +1,106 @@
+package relay
+
+import (
+	"bytes"
+	"net/http"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/messages"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
+)
+
+// A request to the Messages API is translated before its generation starts, and its events and its
+// answer in the sink of its client. In between it is a chat: attempts, limits, moderation and usage
+// know nothing of it. That holds even if the engine has /v1/messages itself: such an engine gets
+// the requests that Envoy sends to it as they are.
+
+// originalRequest is a client's request to the Messages API. It does not change.
+type originalRequest struct {
+	scan    openai.Request
+	options messages.Options
+}
+
+// memorySize returns how much memory the body of the call takes. A request that is translated
+// exists twice.
+func (c *Call) memorySize() int {
+	if c.Scan.Endpoint.OfMessages() {
+		return 2 * c.Scan.Size
+	}
+	return c.Scan.Size
+}
+
+// translate makes a chat of a call of the Messages API. Other calls stay as they are.
+func (c *Call) translate() *openai.Error {
+	if !c.Scan.Endpoint.OfMessages() {
+		return nil
+	}
+	toChat := messages.ToChat
+	if c.Scan.Endpoint == openai.CountTokens {
+		toChat = messages.CountToChat
+	}
+	body, options, fault := toChat(c.Body)
+	if fault != nil {
+		return fault
+	}
+	scan, fault := openai.Scan(openai.Chat, "application/json", body)
+	if fault != nil {
+		return fault
+	}
+	old := c.Scan
+	scan.RequestID, scan.SessionID, scan.Timeout, scan.MaxDuration = old.RequestID, old.SessionID, old.Timeout, old.MaxDuration
+	scan.SetModel(old.Model)
+	c.original, c.originalBody = &originalRequest{scan: old, options: options}, c.Body
+	c.Path, c.Body, c.Scan = openai.Chat.Path(), body, scan
+	return nil
+}
+
+// translator translates what a client of the Messages API gets. It is nil for other clients.
+type translator struct {
+	stream messages.Stream
+	// seen is the number of the last event that a client has seen that came back, or noEvent. The
+	// translation needs the events before it too.
+	seen   int64
+	buffer []byte
+}
+
+// translatorOf returns the translator for a client of the call.
+func translatorOf(c *Call) *translator {
+	switch {
+	case c.original != nil:
+		return &translator{stream: messages.Stream{Options: c.original.options}, seen: noEvent}
+	case c.Scan.Endpoint.OfMessages(): // the call was refused before its translation
+		return &translator{seen: noEvent}
+	}
+	return nil
+}
+
+// append appends the translation of an event. Of a call whose events have numbers, the last event
+// of the translation has the number.
+func (t *translator) append(dst, raw []byte, number uint64, numbered bool) []byte {
+	t.buffer = t.stream.Append(t.buffer[:0], raw)
+	if len(t.buffer) == 0 || numbered && int64(number) <= t.seen {
+		return dst
+	}
+	if !numbered {
+		return append(dst, t.buffer...)
+	}
+	last := bytes.LastIndex(t.buffer[:len(t.buffer)-2], []byte("\n\n"))
+	if last < 0 {
+		return sse.AppendNumbered(dst, t.buffer, number)
+	}
+	last += 2
+	return sse.AppendNumbered(append(dst, t.buffer[:last]...), t.buffer[last:], number)
+}
+
+// answer translates a whole answer.
+func (t *translator) answer(a *Answer) *Answer {
+	if a.Status >= http.StatusMultipleChoices {
+		return &Answer{Status: a.Status, Header: a.Header, Body: a.engineError().MessagesBody()}
+	}
+	body, ok := messages.FromChat(a.Body, t.stream.Options)
+	if ok {
+		return &Answer{Status: a.Status, Header: a.Header, Body: body}
+	}
+	fault := openai.Errorf(openai.CodeUpstreamError, "The engine's answer is no chat completion, or lacks its usage.")
+	return &Answer{Status: fault.HTTPStatus(), Header: a.Header, Body: fault.MessagesBody()}
+}
