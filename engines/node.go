@@ -38,6 +38,9 @@ type GPU struct {
 	// MemoryTotal and MemoryUsed are in bytes and count all processes. They are 0 if the driver
 	// does not say.
 	MemoryTotal, MemoryUsed int64
+	// MemoryForeign is the part of MemoryUsed, in bytes, that exceeds the shares of the node's own
+	// replicas, as of the last reading: what others hold.
+	MemoryForeign int64 `json:",omitzero"`
 }
 
 // Resources are what one replica uses of its node. Placement counts them. CPU and Memory are also

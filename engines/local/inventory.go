@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
 const (
@@ -121,7 +122,7 @@ func (l *Launcher) readInventory(ctx context.Context) {
 	}
 }
 
-// storeReading stores a reading and tells the loop.
+// storeReading gives a reading to the loop, which stores it.
 func (l *Launcher) storeReading(ctx context.Context, now reading) {
 	if l.config.Name != "" {
 		now.Name = l.config.Name
@@ -129,11 +130,33 @@ func (l *Launcher) storeReading(ctx context.Context, now reading) {
 	if before := l.node.Load(); before == nil || !sameDevices(before.Node, now.Node) {
 		l.logNode(now.Node)
 	}
-	l.node.Store(&now)
 	select {
 	case <-ctx.Done():
-	case l.read <- struct{}{}:
+	case l.read <- now:
 	}
+}
+
+// apply takes over a reading. What the replicas do not hold of a GPU's memory is held by others.
+func (l *Launcher) apply(now reading) {
+	now.GPUs = withForeign(now.GPUs, l.table.claims())
+	l.node.Store(&now)
+	l.table.node = &now
+}
+
+// withForeign returns the devices with the memory that is in use beyond the shares of the claims.
+func withForeign(gpus []engines.GPU, claims []placement.Claim) []engines.GPU {
+	gpus = slices.Clone(gpus)
+	for i := range gpus {
+		claimed := 0.0
+		for _, c := range claims {
+			if slices.Contains(c.Devices, gpus[i].UUID) {
+				claimed += c.Share()
+			}
+		}
+		own := int64(min(claimed, 1) * float64(gpus[i].MemoryTotal))
+		gpus[i].MemoryForeign = max(0, gpus[i].MemoryUsed-own)
+	}
+	return gpus
 }
 
 // readOnce reads the inventory. If the driver does not answer, it keeps the GPUs of the last

@@ -83,8 +83,8 @@ type Launcher struct {
 	suspected sync.Map
 	// node is the last reading of the inventory; nil before the first one.
 	node atomic.Pointer[reading]
-	// read tells the loop that node has changed.
-	read chan struct{}
+	// read gives the loop what was read of the inventory.
+	read chan reading
 	// wake tells the loop that wanted has changed. It holds at most one token.
 	wake chan struct{}
 	// quit is closed to make the loop give the table to Stop.
@@ -117,7 +117,7 @@ func New(c Config) *Launcher {
 		ports:      newPorts(c.Address),
 		startLocks: newStartLocks(),
 		events:     make(chan event),
-		read:       make(chan struct{}),
+		read:       make(chan reading),
 		wake:       make(chan struct{}, 1),
 		quit:       make(chan struct{}),
 		limits:     newCgroups(c.Dir, c.Log),
@@ -181,8 +181,8 @@ func (l *Launcher) Run(ctx context.Context) error {
 		case <-l.quit:
 			return nil
 		case <-l.wake:
-		case <-l.read:
-			l.table.node = l.node.Load()
+		case now := <-l.read:
+			l.apply(now)
 		case e := <-l.events:
 			l.table.apply(e)
 		}

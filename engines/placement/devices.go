@@ -10,6 +10,11 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
+// memoryNeeded is the part of its share of a device's memory that a replica must find free. It is
+// what engines are told to use (engines.GPUMemoryHeadroom), so drivers and desktops may hold a
+// little.
+const memoryNeeded = engines.GPUMemoryHeadroom
+
 // rounding is the error that sums of fractions may have.
 const rounding = 1e-9
 
@@ -101,7 +106,7 @@ func pickGPUs(node engines.Node, claims []Claim, w Want) (devices []string, miss
 		}
 	}
 	if len(fit) < w.Devices() {
-		return nil, missingGPUs(node, claims, len(fit), w)
+		return nil, missingGPUs(node, claims, all, w)
 	}
 	slices.SortStableFunc(fit, func(a, b deviceUsage) int {
 		if w.Policy == Pack {
@@ -119,10 +124,23 @@ func pickGPUs(node engines.Node, claims []Claim, w Want) (devices []string, miss
 // several devices. A replica cannot use several MIG devices: CUDA shows only one MIG device to a
 // process.
 func (d deviceUsage) fits(w Want) bool {
-	if w.GPU < 1 {
+	switch {
+	case !d.hasMemory(w):
+		return false
+	case w.GPU < 1:
 		return d.used+w.GPU <= 1+rounding
 	}
 	return d.replicas == 0 && (w.Devices() == 1 || !d.MIG)
+}
+
+// hasMemory reports whether what others hold of the device's memory leaves enough for its replicas
+// and the wanted one. It is true if the driver does not tell.
+func (d deviceUsage) hasMemory(w Want) bool {
+	if d.MemoryTotal <= 0 {
+		return true
+	}
+	needed := (d.used + w.Share()) * memoryNeeded * float64(d.MemoryTotal)
+	return needed <= float64(d.MemoryTotal-d.MemoryForeign)*(1+rounding)
 }
 
 // deviceUsages returns the usage of each of the node's devices, in the node's order.
@@ -155,9 +173,8 @@ func deviceUsages(node engines.Node, claims []Claim, w Want) []deviceUsage {
 	return all
 }
 
-// missingGPUs says why the GPUs are not enough and which replicas hold them. fitting is how many
-// devices would do.
-func missingGPUs(node engines.Node, claims []Claim, fitting int, w Want) string {
+// missingGPUs says why the GPUs are not enough and who holds them.
+func missingGPUs(node engines.Node, claims []Claim, all []deviceUsage, w Want) string {
 	text := "needs " + plural(w.Devices(), "GPU")
 	if w.GPU < 1 {
 		text = "needs " + number(w.GPU) + " of a GPU"
@@ -166,11 +183,17 @@ func missingGPUs(node engines.Node, claims []Claim, fitting int, w Want) string 
 		return text + ", this node has none" + because(node.Reason)
 	}
 	var held []string
-	hasMIG := false
-	for _, gpu := range node.GPUs {
-		hasMIG = hasMIG || gpu.MIG
-		if names := holders(claims, gpu.UUID); names != "" {
-			held = append(held, label(gpu)+" has "+names)
+	hasMIG, fitting := false, 0
+	for _, d := range all {
+		hasMIG = hasMIG || d.MIG
+		if d.fits(w) {
+			fitting++
+		}
+		if names := holders(claims, d.UUID); names != "" {
+			held = append(held, label(*d.GPU)+" has "+names)
+		}
+		if d.MemoryForeign > 0 && !d.hasMemory(w) {
+			held = append(held, fmt.Sprintf("others hold %s of %s of %s", gibibytes(d.MemoryForeign), gibibytes(d.MemoryTotal), label(*d.GPU)))
 		}
 	}
 	verb := "are"

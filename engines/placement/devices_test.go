@@ -28,6 +28,12 @@ func divided(node engines.Node, parts int) engines.Node {
 	return node
 }
 
+// holding returns the node with a GPU of 80 GiB of which others hold some.
+func holding(node engines.Node, index int, gibibytes int64) engines.Node {
+	node.GPUs[index].MemoryTotal, node.GPUs[index].MemoryForeign = 80<<30, gibibytes<<30
+	return node
+}
+
 func taken(id string, gpu float64, devices ...string) Claim {
 	model, _, _ := strings.Cut(id, "-")
 	return Claim{id, model, engines.Resources{CPU: 1, Memory: 1 << 30, GPU: gpu}, devices}
@@ -69,6 +75,12 @@ func TestPickDevices(t *testing.T) {
 		"everything is missing":        {gpus(0), nil, Want{"chat", engines.Resources{CPU: 17, GPU: 1}, Spread}, "", "needs 17 CPUs, 16 of 16 are free; needs 1 GPU, this node has none"},
 		"a full node, nothing counted": {gpus(1), []Claim{taken("a-0", 0), {ID: "b-0", Resources: engines.Resources{CPU: 99, Memory: 1 << 50}}}, chat(1, Spread), "GPU-0", ""},
 		"a node that does not say":     {engines.Node{}, nil, Want{"chat", engines.Resources{CPU: 99, Memory: 1 << 50}, Spread}, "", ""},
+		"memory that others hold":      {holding(gpus(2), 0, 60), nil, chat(1, Spread), "GPU-1", ""},
+		"a little that others hold":    {holding(gpus(2), 0, 5), nil, chat(1, Spread), "GPU-0", ""},
+		"half of it held by others":    {holding(gpus(1), 0, 40), nil, chat(0.5, Spread), "GPU-0", ""},
+		"held by others, and a share":  {holding(gpus(1), 0, 40), []Claim{taken("a-0", 0.3, "GPU-0")}, chat(0.5, Spread), "", "needs 0.5 of a GPU, none of 1 has that much left: GPU 0 has a-0 (0.3), others hold 40 GiB of 80 GiB of GPU 0"},
+		"all held by others":           {holding(holding(gpus(2), 0, 60), 1, 70), nil, chat(1, Spread), "", "needs 1 GPU, 0 of 2 are free: others hold 60 GiB of 80 GiB of GPU 0, others hold 70 GiB of 80 GiB of GPU 1"},
+		"one of two held by others":    {holding(gpus(2), 1, 70), nil, chat(2, Spread), "", "needs 2 GPUs, 1 of 2 is free: others hold 70 GiB of 80 GiB of GPU 1"},
 		"a device that vanished":       {gpus(1), []Claim{taken("a-0", 1, "GPU-7")}, chat(1, Spread), "GPU-0", ""},
 	} {
 		devices, missing := PickDevices(c.node, c.claims, c.want)
@@ -197,5 +209,23 @@ func checkChoice(t *testing.T, node engines.Node, claims []Claim, w Want, device
 		if worse {
 			t.Fatalf("%s was chosen and not %s: %+v, %+v", devices[0], gpu.UUID, w, claims)
 		}
+	}
+}
+
+// A device whose memory others hold is not chosen, and who evicts replicas does not count on it.
+func TestU12_FreeMemoryCounts(t *testing.T) {
+	t.Parallel()
+	node := holding(holding(gpus(3), 0, 60), 1, 0)
+	w := Want{Model: "chat", Resources: engines.Resources{GPU: 1}}
+	if devices, missing := PickDevices(node, nil, w); strings.Join(devices, ",") != "GPU-1" {
+		t.Errorf("picked %v, %s", devices, missing)
+	}
+	claims := []Claim{taken("a-0", 1, "GPU-1"), taken("b-0", 1, "GPU-2")}
+	if Fits(node, claims, w) {
+		t.Error("it fits beside what others hold")
+	}
+	nodes := []Node{{Node: node, Claims: claims}}
+	if got := PickEvictions(nodes, w, []string{"a-0"}); !slices.Equal(got, []string{"a-0"}) {
+		t.Errorf("evicted %v, want the replica on the GPU that nobody else uses", got)
 	}
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -23,7 +24,7 @@ func replicaCommand(c *config.Config, self string, r engines.Replica) string {
 	version, launch := c.Launch(m)
 	launch.Sluice, launch.Host, launch.Port = self, r.Address.Addr().String(), int(r.Address.Port())
 	if m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray {
-		launch.Sluice, launch.Host = "sluice", "0.0.0.0"
+		launch.Sluice, launch.Host = "sluice", cmp.Or(version.PodHost, launch.Host)
 	}
 	if m.Launcher == engines.Local && c.Weights(m) != nil { // the path is known where the replica runs
 		launch.Registry, launch.Model = "directory", path.Join(m.Source.Name, m.Source.File)

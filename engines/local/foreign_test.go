@@ -1,0 +1,38 @@
+package local
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// What replicas hold of a GPU is not foreign, and what others hold keeps replicas away until it is
+// free.
+func TestU12_ReplicasAvoidMemoryThatOthersHold(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	node := gpus(2)
+	for i := range node.GPUs {
+		node.GPUs[i].MemoryTotal = 80 << 30
+	}
+	node.GPUs[0].MemoryUsed = 70 << 30
+	r := &rack{node: node}
+	l := New(w.onRack(r))
+	l.Set([]Model{w.needs("whole", 2, engines.Resources{GPU: 1})})
+	run(t, l)
+	w.eventually("whole-0: its GPU", func() bool { r := w.replica("whole-0"); return r.State == engines.Ready && r.GPUs == "GPU-1" })
+	w.eventually("whole-1: its GPU", func() bool {
+		r := w.replica("whole-1")
+		return r.State == engines.Pending && strings.HasSuffix(r.Reason, "others hold 70 GiB of 80 GiB of GPU 0, GPU 1 has whole-0")
+	})
+	free := gpus(2)
+	for i := range free.GPUs {
+		free.GPUs[i].MemoryTotal, free.GPUs[i].MemoryUsed = 80<<30, int64(i)*70<<30 // now it is whole-0 that uses GPU 1
+	}
+	r.set(free, nil)
+	w.eventually("whole-1: its GPU", func() bool { r := w.replica("whole-1"); return r.State == engines.Ready && r.GPUs == "GPU-0" })
+	if foreign := l.Node().GPUs[1].MemoryForeign; foreign != 0 {
+		t.Errorf("what whole-0 uses counts as foreign: %d", foreign)
+	}
+}
