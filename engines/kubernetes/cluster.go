@@ -10,6 +10,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -46,6 +47,7 @@ type cluster struct {
 	setCount func() uint64
 
 	deployments *watchStore[*appsv1.Deployment]
+	jobs        *watchStore[*batchv1.Job]
 	budgets     *watchStore[*policyv1.PodDisruptionBudget]
 	pods        *watchStore[*corev1.Pod]
 	leases      *watchStore[*coordinationv1.Lease]
@@ -73,6 +75,9 @@ type cluster struct {
 	// drains holds the progress of draining pods by pod name. A stored map is never modified.
 	// Guarded by mu.
 	drains map[string]podDrain
+	// fetches holds how far the running loaders are, by pod. A stored map is never modified.
+	// Guarded by mu.
+	fetches map[string]engines.Fetch
 	// writeErrors holds, by model, the error of this gateway's last write. Guarded by mu.
 	writeErrors map[string]string
 	// needsRoomSince holds, by model hash, since when a pod cannot be scheduled. Only reconcileLoop
@@ -116,6 +121,7 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 	}
 	k.deployments = newWatchStore[*appsv1.Deployment](k.onWatchEvent("deployments"))
 	k.budgets = newWatchStore[*policyv1.PodDisruptionBudget](k.onWatchEvent("poddisruptionbudgets"))
+	k.jobs = newWatchStore[*batchv1.Job](k.onWatchEvent("jobs"))
 	k.pods = newWatchStore[*corev1.Pod](k.onWatchEvent("pods"))
 	k.leases = newWatchStore[*coordinationv1.Lease](k.onWatchEvent("leases"))
 	k.ownLease = &gatewayLease{
@@ -180,6 +186,10 @@ func (c *cluster) run(ctx context.Context) {
 			w.client, w.kind = c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}
 			watchObjects(ctx, w, c.budgets, c.failure("watch poddisruptionbudgets"))
 		},
+		"jobs": func(w watchTarget) {
+			w.client, w.kind = c.client.BatchV1().RESTClient(), &batchv1.Job{}
+			watchObjects(ctx, w, c.jobs, c.failure("watch jobs"))
+		},
 		"pods": func(w watchTarget) {
 			w.client, w.kind = c.client.CoreV1().RESTClient(), &corev1.Pod{}
 			watchObjects(ctx, w, c.pods, c.failure("watch pods"))
@@ -196,6 +206,7 @@ func (c *cluster) run(ctx context.Context) {
 		})
 	}
 	working.Go(func() { c.observeLoop(ctx) })
+	working.Go(func() { c.loaderLoop(ctx) })
 	working.Go(func() { c.reconcileLoop(ctx) })
 	working.Wait() // From here on this gateway writes nothing, so another may lead.
 	leave()
@@ -305,7 +316,7 @@ func (c *cluster) inFlight(replica string) int {
 func (c *cluster) publish(pods []*corev1.Pod) {
 	full := map[string]int{} // the number of serving pods by Deployment
 	for _, p := range pods {
-		if rank(p) == serving && p.DeletionTimestamp == nil {
+		if rank(p) == serving && !isLoader(p) && p.DeletionTimestamp == nil {
 			full[p.Labels[labelDeployment]]++
 		}
 	}
@@ -313,8 +324,11 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 	for _, d := range c.deployments.list(time.Now()) {
 		size[d.Name] = specReplicas(d)
 	}
-	var all []engines.Replica
+	all := c.loaders(pods)
 	for _, p := range pods {
+		if isLoader(p) {
+			continue
+		}
 		of := p.Labels[labelDeployment]
 		if readPod(p).finished && full[of] >= size[of] {
 			// The pod was evicted or the like and has been replaced. Its object may stay in the API

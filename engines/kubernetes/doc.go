@@ -24,5 +24,8 @@
 // leader shortens the pod's grace period (ending.go). A PodDisruptionBudget for each model lets one
 // pod be evicted at a time (budget.go). What somebody changes or deletes is put back (repair.go).
 //
+// Weights of a model may be fetched by a Job before its pods are made (weights.go). The loader's
+// pod is reported as a replica that starts, with what it says of its progress (loader.go).
+//
 // While the API server is unreachable, the gateways keep the replicas that they know.
 package kubernetes

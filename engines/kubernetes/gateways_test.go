@@ -219,6 +219,7 @@ metadata: {name: gateway}
 rules:
   - {apiGroups: [apps], resources: [deployments], verbs: [list, watch, create, patch, delete]}
   - {apiGroups: [""], resources: [pods], verbs: [list, watch, patch, delete]}
+  - {apiGroups: [batch], resources: [jobs], verbs: [list, watch]}
   - {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [list, watch, create, patch, delete]}
   - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, delete]}
 ---

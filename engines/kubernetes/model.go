@@ -36,6 +36,8 @@ type Model struct {
 	Cluster string
 	// Volumes are claims that are mounted for reading.
 	Volumes []Volume
+	// Weights are fetched before pods are made. Nil means that the engine fetches for itself.
+	Weights *Weights
 	// Patches are strategic merge patches over the template of the pods, applied in this order
 	// after that of Version. Package podpatch has checked them.
 	Patches []map[string]any

@@ -22,6 +22,8 @@ type modelReconciler struct {
 	cluster *cluster
 	// model is zero if the model is no longer wanted.
 	model wanted
+	// loaded holds the names of the Jobs that have fetched weights.
+	loaded map[string]bool
 	// deployments are the model's Deployments. pods holds the pods of all Deployments by name.
 	deployments []*appsv1.Deployment
 	pods        map[string][]*corev1.Pod
@@ -30,6 +32,9 @@ type modelReconciler struct {
 
 // reconcile plans and executes the actions for the model with this hash.
 func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool, err error) {
+	if w := r.model.Weights; w != nil && r.model.manifest != nil && r.model.Desired > 0 && !r.loaded[r.cluster.jobName(*w)] {
+		return false, nil // What runs goes on until the new weights are there.
+	}
 	want := target{}
 	if r.model.manifest != nil {
 		want = target{current: r.model.manifest.Name, desired: r.model.Desired}

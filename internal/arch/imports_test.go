@@ -36,7 +36,7 @@ var allowed = map[string]string{
 	"engines/nodes":             "engines engines/local engines/placement",
 	"engines/join":              "engines engines/local engines/supervise internal/process internal/redact",
 	"engines/podpatch":          "",
-	"engines/kubernetes":        "engines engines/podpatch internal/redact internal/template",
+	"engines/kubernetes":        "engines engines/podpatch internal/redact internal/template internal/weights",
 	"engines/ray":               "engines engines/supervise internal/redact",
 	"engines/kubernetes/custom": "engines/kubernetes",
 	"engines/upstream":          "engines",

@@ -141,6 +141,9 @@ func (c *Config) launch(m Model) engines.Launch {
 	if registry.Kind == Directory {
 		l.Model = filepath.Join(registry.Path, m.Source.Name)
 	}
+	if cached, link, ok := c.CachedWeights(m); ok {
+		l.Registry, l.Model = string(Directory), cachedPath(m, cached, link)
+	}
 	return l
 }
 

@@ -258,9 +258,30 @@ type Registry struct {
 	// TokenEnv is the name of the variable in Sluice's own environment that holds the token for the
 	// hub. The token is sent to the endpoint alone. Default HF_TOKEN, which need not be set.
 	TokenEnv string `yaml:"token_env"`
+	// Cache is a volume of Kubernetes into which the weights of a huggingface registry are fetched
+	// once, for models with launcher kubernetes. Default: absent, each pod fetches for itself.
+	Cache *Cache `yaml:"cache"`
 
 	// Token is the value of the variable that TokenEnv names. It is a secret. Empty: none is sent.
 	Token string `yaml:"-"`
+}
+
+// Cache is a volume of Kubernetes for weights. A Job fetches into it before the first pod of a
+// model is made. Clients and operators see how far it is.
+type Cache struct {
+	// Claim is an existing PersistentVolumeClaim in the namespace of the pods. Without it, Sluice
+	// makes one that several nodes can mount (ReadWriteMany), named after the registry.
+	Claim string `yaml:"claim"`
+	// StorageClass is the storage class of the claim that Sluice makes. Default: the cluster's.
+	StorageClass string `yaml:"storage_class"`
+	// Size is the size of the claim that Sluice makes. It is required without claim.
+	Size Size `yaml:"size"`
+	// Path is where the volume is mounted. Default /var/cache/sluice/weights.
+	Path string `yaml:"path" default:"/var/cache/sluice/weights"`
+	// Image is the image of the Job. It must have Sluice's program. Default sluice:latest.
+	Image string `yaml:"image" default:"sluice:latest"`
+	// Token is the entry of a Secret with the token for the hub, as secret/key. Default: none.
+	Token string `yaml:"token"`
 }
 
 // Source says where a model comes from.

@@ -14,6 +14,7 @@ const defaultTokenEnv = "HF_TOKEN"
 
 // checkFetch checks the fields of a registry about fetching, and reads the token.
 func (k *checker) checkFetch(at path, r *Registry) {
+	k.checkCache(at, r)
 	fields := []string{"cache_dir", "endpoint", "token_env"}
 	if r.Kind != HuggingFace {
 		for _, field := range append(fields, "fetch") {
@@ -21,17 +22,19 @@ func (k *checker) checkFetch(at path, r *Registry) {
 		}
 		return
 	}
+	if where := at.field("endpoint"); r.Endpoint != "" && k.valid(where) {
+		k.checkURL(where, r.Endpoint)
+	}
 	if !r.Fetch {
 		for _, field := range fields {
-			k.rejectSet(at.field(field), "fetch: false")
+			if field != "endpoint" || r.Cache == nil {
+				k.rejectSet(at.field(field), "fetch: false")
+			}
 		}
 		return
 	}
 	if r.CacheDir != "" {
 		r.CacheDir = k.absolutePath(r.CacheDir)
-	}
-	if where := at.field("endpoint"); r.Endpoint != "" && k.valid(where) {
-		k.checkURL(where, r.Endpoint)
 	}
 	where := at.field("token_env")
 	if r.TokenEnv == "" {
@@ -47,13 +50,14 @@ func (k *checker) checkFetch(at path, r *Registry) {
 
 // checkFetchedSource checks the fields of a source about fetching. The source has a name.
 func (k *checker) checkFetchedSource(at path, m *Model, r Registry) {
-	if !r.Fetch {
+	cached := r.Cache != nil && m.Launcher == engines.Kubernetes
+	if !r.Fetch && !cached {
 		for _, field := range []string{"revision", "file"} {
 			k.rejectSet(at.field(field), "registry "+quoted(r.Name)+", which has no fetch: true")
 		}
 		return
 	}
-	if m.Launcher != engines.Local {
+	if m.Launcher != engines.Local && !cached {
 		k.faultf(at.field("registry"), "registry %s has fetch: true, which only launcher: local knows; name a registry without it", quoted(r.Name))
 	}
 	if where := at.field("name"); !weights.ValidRepository(m.Source.Name) {
@@ -77,10 +81,10 @@ func (c *Config) Weights(m Model) *weights.Source {
 		return nil
 	}
 	return &weights.Source{
-		Repository: m.Source.Name, Revision: m.Source.Revision, File: m.Source.File, GGUF: loadsGGUF(m.Engine),
+		Repository: m.Source.Name, Revision: m.Source.Revision, File: m.Source.File, GGUF: LoadsGGUF(m.Engine),
 		Endpoint: cmp.Or(r.Endpoint, os.Getenv("HF_ENDPOINT")), CacheDir: r.CacheDir, Token: r.Token,
 	}
 }
 
-// loadsGGUF reports whether an engine prefers a GGUF file to a directory of safetensors.
-func loadsGGUF(engine string) bool { return engine == "llama-cpp" || engine == "ollama" }
+// LoadsGGUF reports whether an engine prefers a GGUF file to a directory of safetensors.
+func LoadsGGUF(engine string) bool { return engine == "llama-cpp" || engine == "ollama" }

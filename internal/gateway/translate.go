@@ -197,10 +197,27 @@ func podSecrets(m config.Model) map[string]kubernetes.SecretKey {
 	return all
 }
 
+// podWeights returns what a Job fetches for the pods of a model, or nil.
+func podWeights(c *config.Config, m config.Model) *kubernetes.Weights {
+	r, link, ok := c.CachedWeights(m)
+	if !ok {
+		return nil
+	}
+	secret, key, _ := strings.Cut(r.Cache.Token, "/")
+	return &kubernetes.Weights{
+		Claim: r.Cache.Claim, Size: int64(r.Cache.Size), StorageClass: r.Cache.StorageClass, Path: r.Cache.Path, Link: link,
+		Image: r.Cache.Image, Token: kubernetes.SecretKey{Name: secret, Key: key}, Endpoint: r.Endpoint,
+		Repository: m.Source.Name, Revision: m.Source.Revision, File: m.Source.File, GGUF: config.LoadsGGUF(m.Engine),
+	}
+}
+
 // podVolumes returns the volumes that hold the model's files, if the model comes from a directory.
 func podVolumes(c *config.Config, m config.Model) []kubernetes.Volume {
 	if m.Source == nil {
 		return nil
+	}
+	if r, _, ok := c.CachedWeights(m); ok {
+		return []kubernetes.Volume{{Claim: r.Cache.Claim, Path: r.Cache.Path}}
 	}
 	for _, r := range c.Registries {
 		if r.Name == m.Source.Registry && r.Claim != "" {
@@ -342,6 +359,7 @@ func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.O
 		Placement:    string(m.Placement),
 		Cluster:      m.Cluster,
 		Volumes:      podVolumes(c, m),
+		Weights:      podWeights(c, m),
 		Patches:      m.PodPatches,
 		StartTimeout: m.ColdStart.LoadTimeout,
 		DrainTimeout: m.Stream.MaxDuration,

@@ -1,0 +1,98 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/weights"
+)
+
+// loaderInterval is the time between two questions of how far a loader is.
+const loaderInterval = time.Second
+
+// loaderLoop asks the running loaders how far they are, until ctx ends.
+func (c *cluster) loaderLoop(ctx context.Context) {
+	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	for ctx.Err() == nil {
+		found := map[string]engines.Fetch{}
+		for _, p := range c.pods.list(time.Now()) {
+			if !isLoader(p) || p.Status.Phase != corev1.PodRunning || p.Status.PodIP == "" {
+				continue
+			}
+			// A loader that does not answer has just begun or is about to end.
+			if fetch, err := askLoader(ctx, client, p.Status.PodIP); err == nil {
+				found[p.Name] = fetch
+			}
+		}
+		c.mu.Lock()
+		changed := len(found) > 0 || len(c.fetches) > 0
+		c.fetches = found
+		c.mu.Unlock()
+		if changed {
+			signal(c.observeSignal)
+		}
+		pause(ctx, loaderInterval)
+	}
+}
+
+// askLoader returns how far the loader at an address is.
+func askLoader(ctx context.Context, client *http.Client, ip string) (engines.Fetch, error) {
+	url := "http://" + net.JoinHostPort(ip, strconv.Itoa(loaderPort)) + "/progress"
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return engines.Fetch{}, err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return engines.Fetch{}, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return engines.Fetch{}, fmt.Errorf("the loader answered %s", response.Status)
+	}
+	var p weights.Progress
+	if err := json.NewDecoder(http.MaxBytesReader(nil, response.Body, 1<<16)).Decode(&p); err != nil {
+		return engines.Fetch{}, err
+	}
+	return engines.Fetch{Done: p.Done, Total: p.Total, Rate: p.Rate}, nil
+}
+
+// loaders returns the loaders of the wanted models as replicas that start, so that clients and
+// operators see how far the weights are and why they cannot be fetched.
+func (c *cluster) loaders(pods []*corev1.Pod) []engines.Replica {
+	c.mu.Lock()
+	models, fetches := c.wanted, c.fetches
+	c.mu.Unlock()
+	var all []engines.Replica
+	for _, m := range models {
+		if m.Weights == nil || m.Desired == 0 {
+			continue
+		}
+		p := newestLoader(pods, c.jobName(*m.Weights))
+		if p == nil || p.Status.Phase == corev1.PodSucceeded {
+			continue
+		}
+		r := engines.Replica{ID: p.Name, Model: m.Name, Launcher: engines.Kubernetes, Node: p.Spec.NodeName}
+		r.State, r.Reason, r.Since = stateOf(p, containerStatus(p.Status.ContainerStatuses, roleLoader))
+		if fetch, ok := fetches[p.Name]; ok && (r.State == engines.Ready || r.State == engines.Starting) {
+			r.State, r.Fetch = engines.Starting, fetch
+			r.Reason = weights.Progress{Done: fetch.Done, Total: fetch.Total, Rate: fetch.Rate}.String()
+		}
+		if r.State == engines.Ready {
+			r.State, r.Reason = engines.Starting, "fetching weights"
+		}
+		if r.Reason != "" {
+			r.Reason = podRedactor(p).Text(r.Reason)
+		}
+		all = append(all, r)
+	}
+	return all
+}

@@ -1,0 +1,227 @@
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// roleLoader is the value of labelRole of the pods that load weights.
+	roleLoader = "loader"
+	// labelWeights is the name of the Job, on the pods of a Job that loads weights.
+	labelWeights = "sluice.dev/weights"
+	// loaderPort is the port on which a loader tells how far it is.
+	loaderPort = 8001
+	// loaderRetry is how long a failed Job stays before it is made again.
+	loaderRetry = 5 * time.Minute
+	// loaderUser is the user in the image of Sluice. The volume is given to its group.
+	loaderUser = 65532
+)
+
+// Weights are fetched once into a volume, by a Job, before pods of the model are made. They are
+// comparable.
+type Weights struct {
+	// Claim is the PersistentVolumeClaim of the namespace. If Size is not 0, the launcher makes it
+	// with this size in bytes and this storage class; an empty class is the cluster's default.
+	Claim        string
+	Size         int64
+	StorageClass string
+	// Path is where the volume is mounted in the loader. Model.Volumes mount it in the pods.
+	Path string
+	// Link is the name, below Path, of a link to what the engine loads.
+	Link string
+	// Image has the program sluice.
+	Image string
+	// Token is the entry of a Secret with the token for the hub. The zero value is none.
+	Token SecretKey
+	// Endpoint is the URL of the hub. Empty means huggingface.co.
+	Endpoint                   string
+	Repository, Revision, File string
+	// GGUF says that the engine loads GGUF files.
+	GGUF bool
+}
+
+// jobName returns the name of the Job that fetches the weights. Other weights have another Job.
+func (in install) jobName(w Weights) string {
+	data, _ := json.Marshal(w) // Marshal cannot fail on plain data.
+	return in.name + "-weights-" + hashPrefix(string(data), 12)
+}
+
+// loader returns the Job that fetches the weights.
+func (in install) loader(w Weights) *batchv1.Job {
+	name := in.jobName(w)
+	labels := in.labels()
+	labels[labelRole], labels[labelWeights] = roleLoader, name
+	return &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{annotationModel: w.Repository}},
+		Spec: batchv1.JobSpec{
+			BackoffLimit: new(int32(4)),
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
+				RestartPolicy: corev1.RestartPolicyOnFailure, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
+				SecurityContext: &corev1.PodSecurityContext{
+					RunAsNonRoot: new(true), RunAsUser: new(int64(loaderUser)), RunAsGroup: new(int64(loaderUser)), FSGroup: new(int64(loaderUser)),
+					SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+				},
+				Containers: []corev1.Container{w.container()},
+				Volumes: []corev1.Volume{{Name: "weights", VolumeSource: corev1.VolumeSource{
+					PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: w.Claim},
+				}}},
+			}},
+		},
+	}
+}
+
+// container returns the container of a loader.
+func (w Weights) container() corev1.Container {
+	command := []string{"sluice", "fetch", w.Repository, "--cache-dir", w.Path, "--link", w.Link, "--listen", "$(POD_IP):8001"}
+	for flag, value := range map[string]string{"--endpoint": w.Endpoint, "--revision": w.Revision, "--file": w.File} {
+		if value != "" {
+			command = append(command, flag+"="+value)
+		}
+	}
+	slices.Sort(command[9:])
+	if w.GGUF {
+		command = append(command, "--gguf")
+	}
+	env := []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
+	if w.Token != (SecretKey{}) {
+		env = append(env, corev1.EnvVar{Name: "HF_TOKEN", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+			LocalObjectReference: corev1.LocalObjectReference{Name: w.Token.Name}, Key: w.Token.Key,
+		}}})
+	}
+	return corev1.Container{
+		Name: roleLoader, Image: w.Image, Command: command, Env: env,
+		Ports:                    []corev1.ContainerPort{{Name: "progress", ContainerPort: loaderPort}},
+		VolumeMounts:             []corev1.VolumeMount{{Name: "weights", MountPath: w.Path}},
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		SecurityContext: &corev1.SecurityContext{AllowPrivilegeEscalation: new(false),
+			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+	}
+}
+
+// claim returns the claim that the launcher makes for the weights.
+func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
+	c := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: w.Claim, Labels: in.labels()},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: *resource.NewQuantity(w.Size, resource.BinarySI),
+			}},
+		},
+	}
+	if w.StorageClass != "" {
+		c.Spec.StorageClassName = &w.StorageClass
+	}
+	return c
+}
+
+// reconcileWeights makes the Jobs that the wanted models need, removes those that no model needs,
+// and returns the names of the Jobs that have ended well.
+func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, partial bool, now time.Time) (map[string]bool, error) {
+	loaded := map[string]bool{}
+	if !c.jobs.hasSynced() {
+		return loaded, nil
+	}
+	needed := map[string]*Weights{} // nil for a model without a wanted replica
+	for _, m := range models {
+		if m.Weights == nil {
+			continue
+		}
+		name := c.jobName(*m.Weights)
+		if m.Desired > 0 {
+			needed[name] = m.Weights
+		} else if _, ok := needed[name]; !ok {
+			needed[name] = nil
+		}
+	}
+	var errs []error
+	for _, j := range c.jobs.list(now) {
+		_, known := needed[j.Name]
+		condition, since := jobEnd(j)
+		switch {
+		case condition == batchv1.JobComplete:
+			loaded[j.Name] = true
+		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
+			known = false
+		}
+		if !known && !partial && c.isLeader() && j.DeletionTimestamp == nil {
+			errs = append(errs, c.deleteJob(ctx, j))
+		}
+		delete(needed, j.Name)
+	}
+	for name, w := range needed {
+		if w != nil && c.isLeader() && ctx.Err() == nil {
+			errs = append(errs, c.createLoader(ctx, name, *w))
+		}
+	}
+	return loaded, errors.Join(errs...)
+}
+
+// jobEnd returns how and when a Job has ended: JobComplete, JobFailed, or "" if it has not.
+func jobEnd(j *batchv1.Job) (batchv1.JobConditionType, time.Time) {
+	for _, c := range j.Status.Conditions {
+		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
+			return c.Type, c.LastTransitionTime.Time
+		}
+	}
+	return "", time.Time{}
+}
+
+// createLoader makes the claim, if the launcher has to, and the Job.
+func (c *cluster) createLoader(ctx context.Context, name string, w Weights) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	options := metav1.CreateOptions{FieldManager: fieldManager}
+	if w.Size > 0 {
+		_, err := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace).Create(ctx, c.claim(w), options)
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, c.loader(w), options)
+	if apierrors.IsAlreadyExists(err) {
+		return nil // The watch will show it.
+	}
+	if err == nil {
+		c.jobs.recordWrite(made, "", time.Now())
+		c.Log.Info("weights being fetched", zap.String("job", name), zap.String("repository", w.Repository))
+	}
+	return err
+}
+
+// deleteJob deletes a Job and its pods.
+func (c *cluster) deleteJob(ctx context.Context, j *batchv1.Job) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := c.client.BatchV1().Jobs(j.Namespace).Delete(ctx, j.Name, metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &j.UID}, PropagationPolicy: new(metav1.DeletePropagationBackground),
+	})
+	return ignoreNotFound(err)
+}
+
+// isLoader reports whether the pod loads weights.
+func isLoader(p *corev1.Pod) bool { return p.Labels[labelRole] == roleLoader }
+
+// newestLoader returns the newest pod of a Job that loads weights, or nil.
+func newestLoader(pods []*corev1.Pod, job string) *corev1.Pod {
+	var newest *corev1.Pod
+	for _, p := range pods {
+		if isLoader(p) && p.Labels[labelWeights] == job && (newest == nil ||
+			cmp.Or(p.CreationTimestamp.Compare(newest.CreationTimestamp.Time), cmp.Compare(p.Name, newest.Name)) > 0) {
+			newest = p
+		}
+	}
+	return newest
+}

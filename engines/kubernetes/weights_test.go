@@ -1,0 +1,90 @@
+package kubernetes
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// TestU14_Loader: the Job has the source, the token and the volume, and other weights have another
+// Job.
+func TestU14_Loader(t *testing.T) {
+	in := install{name: "sluice"}
+	w := Weights{Claim: "c", Path: "/w", Link: "sluice/k", Image: "sluice:1", Token: SecretKey{"hub", "token"}, Endpoint: "http://mirror",
+		Repository: "org/model", Revision: "v1", GGUF: true}
+	j := in.loader(w)
+	c := j.Spec.Template.Spec.Containers[0]
+	want := "sluice fetch org/model --cache-dir /w --link sluice/k --listen $(POD_IP):8001 --endpoint=http://mirror --revision=v1 --gguf"
+	if got := strings.Join(c.Command, " "); got != want {
+		t.Errorf("the command is %s, want %s", got, want)
+	}
+	if i := slices.IndexFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == "HF_TOKEN" }); i < 0 || c.Env[i].ValueFrom.SecretKeyRef.Name != "hub" {
+		t.Errorf("the environment is %v", c.Env)
+	}
+	if v := j.Spec.Template.Spec.Volumes[0]; v.PersistentVolumeClaim.ClaimName != "c" || v.PersistentVolumeClaim.ReadOnly {
+		t.Errorf("the volume is %v", v)
+	}
+	other := w
+	other.Revision = "v2"
+	if in.jobName(other) == j.Name || in.jobName(w) != j.Name {
+		t.Errorf("Jobs %s and %s", j.Name, in.jobName(other))
+	}
+}
+
+// TestU14_LoadersAreReplicasThatStart: what a loader does is told as a start of its model, until it
+// has ended well.
+func TestU14_LoadersAreReplicasThatStart(t *testing.T) {
+	w := Weights{Repository: "org/model"}
+	c := &cluster{install: install{name: "sluice"}, fetches: map[string]engines.Fetch{"p": {Done: 1, Total: 4}}}
+	m := wanted{Model: Model{Model: engines.Model{Name: "m", Desired: 1}, Weights: &w}}
+	idle := wanted{Model: Model{Model: engines.Model{Name: "idle"}, Weights: &w}}
+	c.wanted = []wanted{m, idle}
+	pod := func(change func(*corev1.Pod)) []*corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{labelRole: roleLoader, labelWeights: c.jobName(w)}},
+			Spec: corev1.PodSpec{NodeName: "n"}}
+		change(p)
+		return []*corev1.Pod{p}
+	}
+	running := func(p *corev1.Pod) {
+		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1",
+			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			ContainerStatuses: []corev1.ContainerStatus{{Name: roleLoader, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
+	}
+	got := c.loaders(pod(running))
+	if len(got) != 1 || got[0].Model != "m" || got[0].State != engines.Starting || got[0].Fetch.Total != 4 || !strings.Contains(got[0].Reason, "1 B of 4 B (25 %)") {
+		t.Errorf("running: %+v", got)
+	}
+	got = c.loaders(pod(func(p *corev1.Pod) {
+		running(p)
+		p.Name = "other"
+		p.Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Message: "no such repository"}
+	}))
+	if len(got) != 1 || got[0].State != engines.Failed || !strings.Contains(got[0].Reason, "no such repository") {
+		t.Errorf("failed: %+v", got)
+	}
+	if got = c.loaders(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })); len(got) != 0 {
+		t.Errorf("ended well: %+v", got)
+	}
+}
+
+// TestU14_JobEnd reads how a Job has ended.
+func TestU14_JobEnd(t *testing.T) {
+	at := metav1.NewTime(time.Unix(1000, 0))
+	j := &batchv1.Job{Status: batchv1.JobStatus{Conditions: []batchv1.JobCondition{
+		{Type: batchv1.JobFailureTarget, Status: corev1.ConditionTrue}, {Type: batchv1.JobFailed, Status: corev1.ConditionTrue, LastTransitionTime: at},
+	}}}
+	if condition, since := jobEnd(j); condition != batchv1.JobFailed || !since.Equal(at.Time) {
+		t.Errorf("%s since %v", condition, since)
+	}
+	if condition, _ := jobEnd(&batchv1.Job{}); condition != "" {
+		t.Errorf("a Job that runs: %s", condition)
+	}
+}

@@ -1,0 +1,37 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// splitPart matches the name of a part of a GGUF file that was split. An engine finds the other
+// parts by this name.
+var splitPart = regexp.MustCompile(`-\d{5}-of-\d{5}\.gguf$`)
+
+// Link makes a symbolic link to what was fetched, in place of an earlier link. The link is
+// relative, so that it holds wherever the cache is mounted. It fails for a part of a split file,
+// which has to keep its name: the caller then links the directory.
+func Link(link, target string) error {
+	if splitPart.MatchString(target) {
+		return fmt.Errorf("%s is a part of a split file: name the file of the source", filepath.Base(target))
+	}
+	relative, err := filepath.Rel(filepath.Dir(link), target)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		return err
+	}
+	temporary := fmt.Sprintf("%s.%d", link, os.Getpid())
+	if err := os.Symlink(relative, temporary); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary, link); err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	return nil
+}
