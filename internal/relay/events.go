@@ -175,7 +175,7 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 	}
 	last := e.IsDone() || chunk.Last || finishesChoice(chunk)
 	if s.failover.hidesUsage && len(chunk.Choices) > 0 && chunk.UsageAt.To > 0 {
-		e.ReplaceData(chunk.UsageAt.From, chunk.UsageAt.To, "null") // as OpenAI writes it
+		e.RemoveMember(chunk.UsageAt.From, chunk.UsageAt.To)
 	}
 	if !s.started && !last && len(s.held)+len(e.Raw) <= maxHeldBytes {
 		s.held = sse.AppendRaw(s.held, e.Raw)

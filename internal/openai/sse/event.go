@@ -42,9 +42,20 @@ func (e *Event) IsDone() bool {
 // be replaced in place.
 func (e *Event) IsPlain() bool { return e.plain }
 
-// ReplaceData replaces the bytes from offset from to offset to of the data by a text that is not
+// RemoveMember removes a member from the data, which is a JSON object. from and to are where the
+// value of the member stands. A first member becomes null. Data of several lines stays as it is.
+func (e *Event) RemoveMember(from, to int) {
+	// The last comma before the value is the one before the member, whose name has none.
+	if comma := bytes.LastIndexByte(e.Data[:from], ','); comma >= 0 {
+		e.replaceData(comma, to, "")
+		return
+	}
+	e.replaceData(from, to, "null")
+}
+
+// replaceData replaces the bytes from offset from to offset to of the data by a text that is not
 // longer. It does so in place, in the bytes of the scanner. Data of several lines stays as it is.
-func (e *Event) ReplaceData(from, to int, with string) {
+func (e *Event) replaceData(from, to int, with string) {
 	if e.dataLines != 1 || len(with) > to-from {
 		return
 	}

@@ -6,10 +6,12 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
-func TestR2_ReplaceData(t *testing.T) {
+func TestR2_RemoveMember(t *testing.T) {
 	for stream, want := range map[string]string{
 		"data: {\"usage\":{\"a\":1},\"b\":2}\n\n":                 "data: {\"usage\":null,\"b\":2}\n\n",
 		"id: 7\ndata:{\"usage\":{\"a\":1},\"b\":2}\nevent: x\n\n": "id: 7\ndata:{\"usage\":null,\"b\":2}\nevent: x\n\n",
+		"data: {\"b\":2, \"usage\" : {\"a\":1} }\n\n":             "data: {\"b\":2 }\n\n",
+		"data: {\"b\":[1,2],\"usage\":{\"a\":1},\"c\":3}\n\n":     "data: {\"b\":[1,2],\"c\":3}\n\n",
 		"data: {\"usage\":\ndata: {\"a\":1}}\n\n":                 "data: {\"usage\":\ndata: {\"a\":1}}\n\n",
 	} {
 		var s sse.Scanner
@@ -20,7 +22,7 @@ func TestR2_ReplaceData(t *testing.T) {
 		}
 		e := s.Event()
 		at := tr.See(e).UsageAt
-		e.ReplaceData(at.From, at.To, "null")
+		e.RemoveMember(at.From, at.To)
 		var again sse.Scanner
 		again.Feed([]byte(want))
 		if again.Next(); string(e.Raw) != want || string(e.Data) != string(again.Event().Data) {

@@ -28,10 +28,13 @@ func isOpenAIClient(r *http.Request) bool {
 	return r.Header.Get("Openai-Beta") != "" || r.Header.Get("X-Stainless-Lang") != "" || hasToken(r.Header, "Sec-Websocket-Protocol", betaProtocol)
 }
 
+// openAITypes are the beginnings of the types of OpenAI's protocol.
+var openAITypes = []string{"session", "transcription_session", "conversation", "response", "input_audio_buffer", "output_audio_buffer"}
+
 // isOpenAIType reports whether a message has a type of OpenAI's protocol.
 func isOpenAIType(kind string) bool {
 	prefix, _, dotted := strings.Cut(kind, ".")
-	return dotted && slices.Contains([]string{"session", "transcription_session", "conversation", "response", "input_audio_buffer", "output_audio_buffer"}, prefix)
+	return dotted && slices.Contains(openAITypes, prefix)
 }
 
 // clientEvent is an event of a client.
@@ -92,7 +95,7 @@ func (s *session) greetSoon() <-chan time.Time {
 // addWaitingItems adds the items that wait to the conversation, and tells the client if it cannot.
 func (s *session) addWaitingItems() {
 	if fault := s.addWaiting(); fault != nil {
-		s.socket.send(newEvent("error", fields{"error": openAIError(fault, "")})) //nolint:errcheck // after an error the socket is stopped, and serve returns
+		s.sendOpenAIError(fault, "")
 	}
 }
 
@@ -106,8 +109,14 @@ func (s *session) handleOpenAI(data []byte) {
 		fault = s.executeOpenAI(&e)
 	}
 	if fault != nil {
-		s.socket.send(newEvent("error", fields{"error": openAIError(fault, e.EventID)})) //nolint:errcheck // after an error the socket is stopped, and serve returns
+		s.sendOpenAIError(fault, e.EventID)
 	}
+}
+
+// sendOpenAIError tells a client of OpenAI's protocol of an error. eventID is that of its event.
+func (s *session) sendOpenAIError(fault *openai.Error, eventID string) {
+	// After an error the socket is stopped, and serve returns.
+	_ = s.socket.send(newEvent("error", fields{"error": openAIError(fault, eventID)}))
 }
 
 // executeOpenAI does what an event asks for.
