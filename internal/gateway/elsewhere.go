@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -92,6 +94,35 @@ func (r *remoteSocket) retire() {
 // connected reports whether an Envoy has a connection on which it may still send a request.
 func (r *remoteSocket) connected() bool {
 	return r != nil && r.api.connections.Load()+r.relay.connections.Load() > 0
+}
+
+// leaveTime is how long Envoys of other hosts have to go to another gateway.
+const leaveTime = 2 * time.Second
+
+// leaveEnvoys sends the Envoys of other hosts to another gateway and waits until their requests
+// here have ended, or the time is over, or a second signal to stop comes. It returns the time that
+// is left. It does nothing if the gateway runs an Envoy, whose clients have no other one.
+func (g *Gateway) leaveEnvoys(ctx context.Context, timeout time.Duration) time.Duration {
+	if g.sockets.remote == nil || g.envoy.process != nil {
+		return timeout
+	}
+	began := time.Now()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	g.envoy.server.Retire()
+	tick := time.NewTicker(busyInterval)
+	defer tick.Stop()
+	for {
+		spent := time.Since(began)
+		busy := g.streams.relay.Carries() || g.decisions.Busy() || spent < leaveTime
+		if !busy || spent >= timeout || ctx.Err() != nil {
+			return max(0, timeout-spent)
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
 }
 
 // envoysElsewhere returns what Envoys of other hosts are told about the gateways.

@@ -371,10 +371,11 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	g.draining.Store(true)
 	g.conditions.Mute()
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
-	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
 	defer hurry(ctx, g.dir, g.log)()
+	timeout = g.leaveEnvoys(ctx, timeout)
+	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	g.carried.Drain(timeout)
 	stopStreams := g.streams.drain(timeout)
 	failed := g.envoy.stop(ctx, timeout)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -265,6 +266,40 @@ func TestE2E_B11_EnvoysElsewhereOutliveAGateway(t *testing.T) {
 	sent, failed := stop()
 	if sent < 6 || len(failed) > 0 {
 		t.Errorf("of %d rounds of requests after the end of a gateway %d failed:\n%s", sent, len(failed), strings.Join(failed, "\n"))
+	}
+}
+
+// A gateway that is told to stop sends its Envoys to the other one, and no request fails: neither
+// those that run there nor those that begin meanwhile.
+func TestE2E_B11_EnvoysElsewhereOfAGatewayThatStops(t *testing.T) {
+	t.Parallel()
+	e := newElsewhere(t)
+	envoys := e.threeEnvoys()
+	stopped, other := e.busier()
+	var since atomic.Int64
+	since.Store(1) // all requests count
+	stop := load(envoys, &since)
+	var streams []*http.Response
+	for _, envoy := range envoys {
+		r, err := envoy.Open(t.Context(), harness.ChatPath, harness.ChatBody("managed", true, 700, "long"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		streams = append(streams, r)
+	}
+	stopped.Signal(syscall.SIGTERM)
+	for _, r := range streams {
+		if text, err := io.ReadAll(r.Body); err != nil || harness.CheckWholeStream(text) != nil {
+			t.Errorf("a managed stream was cut: %v: %s", err, text[max(0, len(text)-300):])
+		}
+	}
+	<-stopped.Exited
+	if n := other.Metric("sluice_envoys"); n != 3 {
+		t.Errorf("%v Envoys are at the other gateway", n)
+	}
+	if sent, failed := stop(); sent < 6 || len(failed) > 0 {
+		t.Errorf("of %d rounds of requests %d failed:\n%s", sent, len(failed), strings.Join(failed, "\n"))
 	}
 }
 

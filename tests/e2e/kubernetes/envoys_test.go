@@ -1,0 +1,91 @@
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/kubetest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// certManager stands in for the two kinds of cert-manager that the example uses.
+const certManager = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[2]s.cert-manager.io}
+spec:
+  group: cert-manager.io
+  scope: Namespaced
+  names: {kind: %[1]s, plural: %[2]s}
+  versions:
+    - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
+
+// The API accepts the manifests of the example with Envoys in pods of their own, and they fit
+// together.
+func TestE2E_B11_ManifestsOfEnvoysElsewhere(t *testing.T) {
+	t.Parallel()
+	c := kubetest.Start(t)
+	folder := filepath.Join(testutil.Root(), "examples", "kubernetes", "envoys")
+	c.Kubectl(t, "create", "namespace", "sluice")
+	c.Apply(t, "sluice", fmt.Sprintf(certManager, "Issuer", "issuers")+"---"+fmt.Sprintf(certManager, "Certificate", "certificates"))
+	c.Kubectl(t, "wait", "--for=condition=Established", "crd/issuers.cert-manager.io", "crd/certificates.cert-manager.io")
+	c.Kubectl(t, "apply", "-n", "sluice", "-f", filepath.Join(folder, "certificates.yaml"))
+	c.Kubectl(t, "apply", "-k", folder)
+	for _, test := range []struct{ object, path, want string }{
+		{"deployment/sluice", "{.spec.template.spec.containers[0].args[0]}", "serve"},
+		{"deployment/sluice", "{.spec.template.spec.containers[0].readinessProbe.httpGet.path}", "/readyz"},
+		{"deployment/sluice", "{.spec.template.spec.volumes[?(@.name=='tls')].secret.secretName}", "sluice-gateway"},
+		{"deployment/sluice", "{.spec.template.spec.containers[0].volumeMounts[?(@.name=='tls')].mountPath}", "/etc/sluice-tls"},
+		{"deployment/sluice-envoy", "{.spec.replicas}", "3"},
+		{"deployment/sluice-envoy", "{.spec.template.spec.volumes[?(@.name=='tls')].secret.secretName}", "sluice-envoy"},
+		{"service/sluice", "{.spec.selector['app\\.kubernetes\\.io/name']}", "sluice-envoy"},
+		{"service/sluice-control", "{.spec.clusterIP}", "None"},
+		{"certificate/sluice-gateway", "{.spec.secretName}", "sluice-gateway"},
+		{"certificate/sluice-envoy", "{.spec.dnsNames[0]}", "envoy.sluice"},
+	} {
+		if got := c.Kubectl(t, "get", "-n", "sluice", test.object, "-o", "jsonpath="+test.path); got != test.want {
+			t.Errorf("%s %s is %q, want %q", test.object, test.path, got, test.want)
+		}
+	}
+}
+
+// The files of the example's Envoys are what sluice bootstrap writes for its configuration.
+func TestE2E_B11_FilesOfEnvoysElsewhere(t *testing.T) {
+	t.Parallel()
+	dir, folder := t.TempDir(), filepath.Join(testutil.Root(), "examples", "kubernetes", "envoys")
+	authority := testutil.NewAuthority(t, "sluice")
+	authority.Issue(t, dir, "tls", "gateways.sluice")
+	authority.Write(t, filepath.Join(dir, "ca.crt"))
+	text, err := os.ReadFile(filepath.Join(folder, "sluice.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, out := filepath.Join(dir, "sluice.yaml"), filepath.Join(dir, "out")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "/etc/sluice-tls", dir)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := exec.CommandContext(t.Context(), harness.Program(), "bootstrap", "-c", file, "--out", out, "--dir", "/etc/sluice-envoy").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	for _, name := range []string{"envoy.json", "certificate.json", "authority.json"} {
+		want, err := os.ReadFile(filepath.Join(out, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		committed := filepath.Join(folder, name)
+		if os.Getenv("SLUICE_UPDATE") != "" {
+			if err := os.WriteFile(committed, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(committed); err != nil || string(got) != string(want) {
+			t.Errorf("%s is not what the command writes (%v); to write it: SLUICE_UPDATE=1", name, err)
+		}
+	}
+}
