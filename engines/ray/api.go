@@ -2,6 +2,7 @@ package ray
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,7 +94,7 @@ type runtimeEnv struct {
 // jobs lists all jobs of the cluster.
 func (c *client) jobs(ctx context.Context) ([]rayJob, error) {
 	var all []rayJob
-	return all, c.call(ctx, http.MethodGet, "/api/jobs/", nil, &all)
+	return all, c.do(ctx, call{method: http.MethodGet, path: "/api/jobs/", into: &all})
 }
 
 // nodes lists the nodes of the cluster, also those that are dead.
@@ -105,23 +106,23 @@ func (c *client) nodes(ctx context.Context) ([]rayNode, error) {
 			} `json:"result"`
 		} `json:"data"`
 	}
-	err := c.call(ctx, http.MethodGet, "/api/v0/nodes?limit=10000", nil, &answer)
+	err := c.do(ctx, call{method: http.MethodGet, path: "/api/v0/nodes?limit=10000", into: &answer})
 	return answer.Data.Result.Result, err
 }
 
 // submit starts a job. A job of the same id is an error.
 func (c *client) submit(ctx context.Context, s submission) error {
-	return c.call(ctx, http.MethodPost, "/api/jobs/", s, nil)
+	return c.do(ctx, call{method: http.MethodPost, path: "/api/jobs/", body: s})
 }
 
 // stop ends the process of a job, by SIGTERM and some seconds later by SIGKILL.
 func (c *client) stop(ctx context.Context, id string) error {
-	return c.call(ctx, http.MethodPost, "/api/jobs/"+url.PathEscape(id)+"/stop", nil, nil)
+	return c.do(ctx, call{method: http.MethodPost, path: "/api/jobs/" + url.PathEscape(id) + "/stop"})
 }
 
 // remove deletes what Ray knows of a job that has ended. A job that is gone is no error.
 func (c *client) remove(ctx context.Context, id string) error {
-	err := c.call(ctx, http.MethodDelete, "/api/jobs/"+url.PathEscape(id), nil, nil)
+	err := c.do(ctx, call{method: http.MethodDelete, path: "/api/jobs/" + url.PathEscape(id)})
 	var refused *answerError
 	if errors.As(err, &refused) && refused.status == http.StatusNotFound {
 		return nil
@@ -134,7 +135,7 @@ func (c *client) log(ctx context.Context, id string) (string, error) {
 	var answer struct {
 		Logs string `json:"logs"`
 	}
-	err := c.read(ctx, "/api/jobs/"+url.PathEscape(id)+"/logs", maxLog, &answer)
+	err := c.do(ctx, call{method: http.MethodGet, path: "/api/jobs/" + url.PathEscape(id) + "/logs", limit: maxLog, into: &answer})
 	return answer.Logs, err
 }
 
@@ -147,33 +148,33 @@ type answerError struct {
 // Error says which status Ray has answered, and why.
 func (e *answerError) Error() string { return fmt.Sprintf("Ray answers %d: %s", e.status, e.message) }
 
-// call makes one call. body is sent as JSON and may be nil. A 2xx answer is decoded into answer,
-// which may be nil.
-func (c *client) call(ctx context.Context, method, path string, body, answer any) error {
-	var content io.Reader
-	if body != nil {
-		data, err := json.Marshal(body)
-		if err != nil {
-			return err
-		}
-		content = bytes.NewReader(data)
-	}
-	return c.do(ctx, method, path, content, limited{maxAnswer, answer})
-}
-
-// read is call for an answer of at most limit bytes.
-func (c *client) read(ctx context.Context, path string, limit int64, answer any) error {
-	return c.do(ctx, http.MethodGet, path, nil, limited{limit, answer})
-}
-
-// limited is where an answer of at most limit bytes is decoded into.
-type limited struct {
+// call is one call of the API.
+type call struct {
+	method, path string
+	// body is sent as JSON. nil means none.
+	body any
+	// into is what a 2xx answer is decoded into. nil means that the answer does not matter.
+	into any
+	// limit is the size of the largest answer that is read, in bytes. 0 means maxAnswer.
 	limit int64
-	into  any
 }
 
-func (c *client) do(ctx context.Context, method, path string, body io.Reader, answer limited) error {
-	request, err := http.NewRequestWithContext(ctx, method, c.address+path, body)
+// content returns the body to send; nil if there is none.
+func (a call) content() (io.Reader, error) {
+	if a.body == nil {
+		return nil, nil
+	}
+	data, err := json.Marshal(a.body)
+	return bytes.NewReader(data), err
+}
+
+// do makes a call. The error is an *answerError if Ray answers another status than 2xx.
+func (c *client) do(ctx context.Context, a call) error {
+	body, err := a.content()
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, a.method, c.address+a.path, body)
 	if err != nil {
 		return err
 	}
@@ -192,19 +193,20 @@ func (c *client) do(ctx context.Context, method, path string, body io.Reader, an
 		return err
 	}
 	defer response.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(response.Body, answer.limit+1))
+	limit := cmp.Or(a.limit, maxAnswer)
+	data, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
 	switch {
 	case err != nil:
 		return err
 	case response.StatusCode/100 != 2:
 		return &answerError{response.StatusCode, lastLine(string(data))}
-	case int64(len(data)) > answer.limit:
-		return fmt.Errorf("the answer to %s is larger than %d bytes", path, answer.limit)
-	case answer.into == nil:
+	case int64(len(data)) > limit:
+		return fmt.Errorf("the answer to %s is larger than %d bytes", a.path, limit)
+	case a.into == nil:
 		return nil
 	}
-	if err := json.Unmarshal(data, answer.into); err != nil {
-		return fmt.Errorf("the answer to %s is not what Ray answers: %w", path, err)
+	if err := json.Unmarshal(data, a.into); err != nil {
+		return fmt.Errorf("the answer to %s is not what Ray answers: %w", a.path, err)
 	}
 	return nil
 }

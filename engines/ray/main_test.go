@@ -76,7 +76,13 @@ type gateway struct {
 // gateway starts a launcher. change may be nil.
 func (f *fixture) gateway(change func(*Config)) *gateway {
 	f.t.Helper()
-	c := Config{Address: f.Address, Identity: "one", Ports: Ports{21000, 21999}, Fleet: engines.NewFleet(), Log: zaptest.NewLogger(f.t)}
+	return f.gatewayAt(f.Address, change)
+}
+
+// gatewayAt is gateway for the cluster at the address.
+func (f *fixture) gatewayAt(address string, change func(*Config)) *gateway {
+	f.t.Helper()
+	c := Config{Address: address, Identity: "one", Ports: Ports{21000, 21999}, Fleet: engines.NewFleet(), Log: zaptest.NewLogger(f.t)}
 	if change != nil {
 		change(&c)
 	}

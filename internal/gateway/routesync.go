@@ -111,8 +111,8 @@ func (g *Gateway) allPickable() bool {
 	return true
 }
 
-// private reports whether the gateway runs the replica itself. Other gateways have replicas of the
-// same id, which are other processes.
+// private reports whether the replica is this gateway's alone: a process, or a job of its own
+// installation on Ray. Other gateways have replicas of the same id, which are other processes.
 func (r *remoteRouting) private(replica string) bool {
 	now := r.fleet.Snapshot()
 	known := r.local.Load()
@@ -120,7 +120,7 @@ func (r *remoteRouting) private(replica string) bool {
 		known = &localReplicas{now, map[string]bool{}}
 		for _, m := range now.Models {
 			for i := range m.Replicas {
-				if m.Replicas[i].Launcher == engines.Local {
+				if by := m.Replicas[i].Launcher; by == engines.Local || by == engines.Ray {
 					known.ids[m.Replicas[i].ID] = true
 				}
 			}
