@@ -19,6 +19,8 @@ import (
 type checkResult struct {
 	startedAt time.Time
 	address   netip.AddrPort
+	// addresses is how many addresses the host name has; 0 means that it was not looked up.
+	addresses int
 	// list is the server's list of models; nil means that the check has not found it out.
 	list *modelList
 	err  error
@@ -71,7 +73,7 @@ func (l *Launcher) check(ctx context.Context, q question) checkResult {
 			s.err, s.inconclusive = err, true // The name server may be the cause.
 			return s
 		}
-		q.address = addresses[0]
+		q.address, s.addresses = addresses[0], len(addresses)
 	}
 	s.address = q.address
 	s.list, s.err = q.ask(ctx)

@@ -29,6 +29,9 @@ func TestU17_MalformedItemsAreSkipped(t *testing.T) {
 	if d := cmp.Diff([]RefusedNames{want}, l.RefusedNames()); d != "" {
 		t.Errorf("refused (-want +got):\n%s", d)
 	}
+	if s := l.Servers(); len(s) != 1 || !s[0].Checked || s[0].Fault != "" || !cmp.Equal(s[0].Serves, []string{"chat"}) || s[0].Refused != want.Message() {
+		t.Errorf("servers: %+v", s)
+	}
 	text := "The server " + s.URL + ` lists 3 items that name no model and are skipped, first of all: "{\"id\":7}".`
 	if got := l.RefusedNames()[0].Message(); got != text {
 		t.Errorf("told %s", got)

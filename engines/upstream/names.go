@@ -214,17 +214,17 @@ func (d Desired) nameOn(model, url string) string {
 }
 
 // Idle returns the keys of the healthy servers that are asked for their models and list none that
-// can be served, sorted. Servers to which the file assigns a model are not among them.
+// can be served or clashes, sorted. Servers to which the file assigns a model are not among them.
 func (l *Launcher) Idle() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(l.servers)) {
 		s := l.servers[key]
-		if s.discovered == nil || !s.checked || s.fault != "" || len(s.list.names) > 0 {
+		if s.discovered == nil || !s.checked || s.fault != "" {
 			continue
 		}
-		if models, _ := l.servedLocked(s); len(models) == 0 {
+		if models, clashing := l.servedLocked(s); len(models)+len(clashing) == 0 {
 			keys = append(keys, key)
 		}
 	}

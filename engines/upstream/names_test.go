@@ -149,9 +149,18 @@ func TestU17_ModelsAreFiltered(t *testing.T) {
 	if len(clashesOf(l)) != 1 {
 		t.Errorf("clashes: %v", l.Clashes())
 	}
+	seen := l.Servers()[0]
+	if seen.ListedCount != 5 || len(seen.Serves) != 3 || seen.Filtered != 1 || !cmp.Equal(seen.Clashes, []string{"remote"}) || !seen.Discovered || seen.Addresses != 1 {
+		t.Errorf("seen: %+v", seen)
+	}
 	d.Discover[0].Models = []string{"llama"}
 	l.Set(Desired{Discover: d.Discover})
 	expectStates(t, fleet, map[string]states{"llama": {a.id(): engines.Ready}})
+	d.Discover[0].Models = []string{"lama*"} // A typing error leaves nothing to serve.
+	l.Set(Desired{Discover: d.Discover})
+	if idle := l.Idle(); !cmp.Equal(idle, []string{a.URL}) {
+		t.Errorf("servers without a model: %v", idle)
+	}
 }
 
 func TestU17_Patterns(t *testing.T) {

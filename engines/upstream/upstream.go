@@ -105,6 +105,8 @@ type server struct {
 	transport *engines.Transport
 	client    *http.Client
 	address   netip.AddrPort
+	// addresses is how many addresses the last lookup has found.
+	addresses int
 	// discovered is the server's entry in Discover; nil if it has none.
 	discovered *Discovered
 	// list is the server's list of models. It is empty before the first successful check.
@@ -248,7 +250,7 @@ func (l *Launcher) applyResult(s *server, seen checkResult) {
 		return // The server is no longer wanted, or its access has changed.
 	}
 	if seen.address.IsValid() {
-		s.address = seen.address
+		s.address, s.addresses = seen.address, seen.addresses
 	}
 	switch {
 	case seen.err == nil && seen.startedAt.Before(s.failedAt):

@@ -54,6 +54,8 @@ type Config struct {
 	// Nodes returns the nodes that run local replicas, as they were last read. A node that was not
 	// read yet has an empty name.
 	Nodes func() []engines.Node
+	// Upstreams returns what is known of the servers that someone else runs.
+	Upstreams func() []Upstream
 	// Requests returns the running and the last finished requests, at most limit of each, and the
 	// number of running requests (see request.Store.List).
 	Requests func(limit int) ([]request.Summary, int)
@@ -178,6 +180,9 @@ func (h *handler) table() map[string]route {
 	}
 	if h.Nodes != nil {
 		routes["/api/v1/nodes"] = route{http.MethodGet: h.nodes}
+	}
+	if h.Upstreams != nil {
+		routes["/api/v1/upstreams"] = route{http.MethodGet: h.upstreams}
 	}
 	if h.Tenants != nil {
 		routes["/api/v1/tenants"] = route{http.MethodGet: h.tenants}

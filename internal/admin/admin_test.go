@@ -73,13 +73,18 @@ func newConfig() Config {
 				return ReplicaLoad{CloseDelimited: r.Launcher == engines.Upstream}
 			}
 			running, waiting, usage, tokens, age := 3, 0, 0.5, 16000, 1.5
-			return ReplicaLoad{InFlight: 4, Served: 100, Max: 8,
+			return ReplicaLoad{InFlight: 4, Served: 100, Max: 8, MaxFrom: "engine",
 				Engine: &EngineNews{Name: "vllm", Running: &running, Waiting: &waiting, KVUsage: &usage, CacheTokens: &tokens, AgeSeconds: &age}}
 		},
 		Nodes: func() []engines.Node {
 			return []engines.Node{{Name: "here", Labels: []string{"h100"}, Lost: true, CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
 				{UUID: "GPU-a", Name: "A100", MemoryTotal: 40 << 30, MemoryUsed: 7}, {UUID: "GPU-b", Name: "A100", Index: 1},
 				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
+		},
+		Upstreams: func() []Upstream {
+			return []Upstream{{URL: "http://h:1", Replica: "h:1", Address: "10.0.0.5:1", Addresses: 4, State: "ready", Since: &noon,
+				Discovered: true, List: true, Listed: []string{"a", "b"}, ListedCount: 2, Serves: []string{"a"}, Filtered: 1, Clashes: []string{"c"}, Refused: "odd"},
+				{URL: "http://h:2", Replica: "h:2", State: "failed", Reason: "refused", Since: new(time.Time)}}
 		},
 		Requests: func(limit int) ([]request.Summary, int) {
 			rows := []request.Summary{{ID: "r-1", ClientID: "mine", Method: "POST", Path: "/v1/chat/completions", Tenant: "acme", Model: "chat", Replica: "chat-0",
@@ -150,18 +155,23 @@ func TestAPI(t *testing.T) {
 			{"name":"org/a<b>/limits","aliases":[],"task":"","launcher":"upstream","discovered":true,"state":"ready","desired":0,
 			 "replicas":1,"ready":1,"in_flight":0,"queued":0,"queued_bytes":0,"weight":0,"limits":` + noLimits + `}]}`},
 		{"/api/v1/replicas", 200, `{"replicas":[
-			{"id":"chat-0","model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"max_from":"","served":100,"launcher":"local",
+			{"id":"chat-0","model":"chat","served_model":"chat","state":"ready","address":"127.0.0.1:41000","in_flight":4,"max":8,"max_from":"engine","served":100,"launcher":"local",
 			 "pid":77,"node":"here","reason":"","since":"2030-05-04T12:00:00Z","restarts":1,"gpus":["GPU-a","GPU-b"],"failed_starts":0,"failure":"","next_start":null,"close_delimited":false,
 			 "engine":{"name":"vllm","running":3,"waiting":0,"kv_usage":0.5,"cache_tokens":16000,"cached_tokens":null,"prefill_rate":null,"slots":null,"age_s":1.5,"fault":""}},
-			{"id":"chat-1","model":"chat","state":"failed","address":"","in_flight":0,"max":0,"max_from":"","served":0,"launcher":"local",
+			{"id":"chat-1","model":"chat","served_model":"chat","state":"failed","address":"","in_flight":0,"max":0,"max_from":"","served":0,"launcher":"local",
 			 "node":"here","reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"],"failed_starts":0,"failure":"","next_start":null,"close_delimited":false,"engine":null},
-			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"max_from":"","served":0,
+			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","served_model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"max_from":"","served":0,
 			 "launcher":"upstream","node":"","reason":"","since":null,"restarts":0,"gpus":[],"failed_starts":0,"failure":"","next_start":null,"close_delimited":true,"engine":null}]}`},
 		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
 			{"uuid":"GPU-a","name":"A100","index":0,"mig":false,"memory":{"total":42949672960,"used":7},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-b","name":"A100","index":1,"mig":false,"memory":{"total":0,"used":0},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-c","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":0.75,"replicas":[{"id":"chat-1","model":"chat","share":0.25}]},
 			{"uuid":"GPU-d","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":1,"replicas":[]}]}]}`},
+		{"/api/v1/upstreams", 200, `{"upstreams":[
+			{"url":"http://h:1","replica":"h:1","address":"10.0.0.5:1","addresses":4,"state":"ready","reason":"","since":"2030-05-04T12:00:00Z","discovered":true,"list":true,
+			 "listed":["a","b"],"listed_count":2,"serves":["a"],"filtered":1,"clashes":["c"],"refused":"odd"},
+			{"url":"http://h:2","replica":"h:2","address":"","addresses":0,"state":"failed","reason":"refused","since":null,"discovered":false,"list":false,
+			 "listed":[],"listed_count":0,"serves":[],"filtered":0,"clashes":[],"refused":""}]}`},
 		{"/api/v1/requests?limit=5", 200, `{"running":3,"requests":[
 			{"request_id":"r-1","client_request_id":"mine","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
 			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine",

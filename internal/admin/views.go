@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -351,22 +352,24 @@ func modelState(m *engines.ModelSnapshot) string {
 
 // replicaView shows a replica.
 type replicaView struct {
-	ID       string     `json:"id"`
-	Model    string     `json:"model"`
-	State    string     `json:"state"`
-	Address  string     `json:"address"`
-	InFlight int        `json:"in_flight"`
-	Max      int        `json:"max"`
-	MaxFrom  string     `json:"max_from"`
-	Served   uint64     `json:"served"`
-	Launcher string     `json:"launcher"`
-	PID      int        `json:"pid,omitempty"`
-	Pod      string     `json:"pod,omitempty"`
-	Node     string     `json:"node"`
-	Reason   string     `json:"reason"`
-	Since    *time.Time `json:"since"`
-	Restarts int        `json:"restarts"`
-	GPUs     []string   `json:"gpus"`
+	ID    string `json:"id"`
+	Model string `json:"model"`
+	// ServedModel is the name under which the server knows the model.
+	ServedModel string     `json:"served_model"`
+	State       string     `json:"state"`
+	Address     string     `json:"address"`
+	InFlight    int        `json:"in_flight"`
+	Max         int        `json:"max"`
+	MaxFrom     string     `json:"max_from"`
+	Served      uint64     `json:"served"`
+	Launcher    string     `json:"launcher"`
+	PID         int        `json:"pid,omitempty"`
+	Pod         string     `json:"pod,omitempty"`
+	Node        string     `json:"node"`
+	Reason      string     `json:"reason"`
+	Since       *time.Time `json:"since"`
+	Restarts    int        `json:"restarts"`
+	GPUs        []string   `json:"gpus"`
 	// Fetching is how far the weights have been fetched. It is absent while none are.
 	Fetching *fetchView `json:"fetching,omitempty"`
 	// FailedStarts is how many starts in a row have failed, Failure the kind of the last fault, and
@@ -392,22 +395,23 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		pod = r.ID
 	}
 	return replicaView{
-		ID:       r.ID,
-		Model:    r.Model,
-		State:    string(r.State),
-		Address:  address,
-		InFlight: load.InFlight,
-		Max:      load.Max,
-		MaxFrom:  load.MaxFrom,
-		Served:   load.Served,
-		Launcher: string(r.Launcher),
-		PID:      r.PID,
-		Pod:      pod,
-		Node:     r.Node,
-		Reason:   r.Reason,
-		Since:    orNull(r.Since),
-		Restarts: r.Restarts,
-		GPUs:     orEmpty(r.Devices()),
+		ID:          r.ID,
+		Model:       r.Model,
+		ServedModel: cmp.Or(r.ServedModel, r.Model),
+		State:       string(r.State),
+		Address:     address,
+		InFlight:    load.InFlight,
+		Max:         load.Max,
+		MaxFrom:     load.MaxFrom,
+		Served:      load.Served,
+		Launcher:    string(r.Launcher),
+		PID:         r.PID,
+		Pod:         pod,
+		Node:        r.Node,
+		Reason:      r.Reason,
+		Since:       orNull(r.Since),
+		Restarts:    r.Restarts,
+		GPUs:        orEmpty(r.Devices()),
 
 		Fetching:     viewFetch(r.Fetch),
 		FailedStarts: r.FailedStarts,

@@ -28,6 +28,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		ReplicaLoad: g.replicaLoad,
 		Requests:    g.requests.List,
 		Nodes:       g.launchers.allNodes,
+		Upstreams:   g.upstreamViews,
 		Tenants:     g.tenants,
 		Pools:       g.poolViews,
 		Limits:      g.limits.lookup,

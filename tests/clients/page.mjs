@@ -4,8 +4,9 @@
 //
 // The page needs requests to show. With API_URL (http://127.0.0.1:8080/v1) and, if keys are needed,
 // API_KEY, the script sends them itself, to EXPECT_MODEL. Without API_URL another client must send
-// requests meanwhile. EXPECT_MODEL and EXPECT_REPLICA may be lists separated by commas. The script
-// prints "ok page", or one line about a fault and exits with 1. EDIT_MODEL and EDIT_TENANT name a model
+// requests meanwhile. EXPECT_MODEL and EXPECT_REPLICA may be lists separated by commas.
+// EXPECT_UPSTREAM is the replica id of a server that someone else runs, and EXPECT_SEEN what the page
+// says of it. The script prints "ok page", or one line about a fault and exits with 1. EDIT_MODEL and EDIT_TENANT name a model
 // and a tenant: the script changes one of their limits on the page and restores the file's value. With
 // ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. More
 // settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 15000),
@@ -15,7 +16,7 @@ import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
 const {
-  ADMIN_URL, ADMIN_TOKEN, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EDIT_MODEL, EDIT_TENANT, SCREENSHOT, CHROMIUM = '/usr/bin/chromium',
+  ADMIN_URL, ADMIN_TOKEN, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EXPECT_UPSTREAM, EXPECT_SEEN, EDIT_MODEL, EDIT_TENANT, SCREENSHOT, CHROMIUM = '/usr/bin/chromium',
 } = process.env;
 const timeout = Number(process.env.TIMEOUT ?? 15_000);
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
@@ -200,6 +201,7 @@ async function check(browser) {
   if (ADMIN_TOKEN) await logIn(page);
   for (const name of list(EXPECT_MODEL)) await shows(page, row('model', name), name);
   for (const id of list(EXPECT_REPLICA)) await shows(page, row('replica', id), id, 'ready');
+  if (EXPECT_UPSTREAM) await shows(page, row('upstream', EXPECT_UPSTREAM), 'ready', EXPECT_SEEN);
   await checkLive(page);
   await checkRouting(page);
   await checkPick(page);

@@ -1,7 +1,7 @@
 // The page's poll loop: it reads the JSON API once a second and shows the answers.
 
 import { el, text, attr, list, chip, tone, number, span, ago } from './view.js';
-import { models, tenants, replicas, nodes, requests } from './tables.js';
+import { models, tenants, replicas, upstreams, nodes, requests } from './tables.js';
 import { routedModel, routing } from './routing.js';
 import { session, showLogin } from './login.js';
 
@@ -43,13 +43,13 @@ async function routingOf(model) {
 
 /** Reads everything that the page shows. */
 async function poll() {
-  const [[status, now], [m], [t], [r], [n], [c], [q]] = await Promise.all([
-    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'), get('/api/v1/nodes'),
+  const [[status, now], [m], [t], [r], [u], [n], [c], [q]] = await Promise.all([
+    get('/api/v1/status'), get('/api/v1/models'), get('/api/v1/tenants'), get('/api/v1/replicas'), get('/api/v1/upstreams'), get('/api/v1/nodes'),
     get('/api/v1/conditions'),
     get(`/api/v1/requests?limit=${shownRequests}`),
   ]);
   const routed = await routingOf(routedModel(m.models));
-  return { status, now, routed, models: m.models, tenants: t.tenants, replicas: r.replicas, nodes: n.nodes, conditions: c.conditions, requests: q.requests, running: q.running };
+  return { status, now, routed, models: m.models, tenants: t.tenants, replicas: r.replicas, upstreams: u.upstreams, nodes: n.nodes, conditions: c.conditions, requests: q.requests, running: q.running };
 }
 
 // The cards
@@ -158,6 +158,7 @@ function show(w) {
   models(w.models);
   tenants(w.tenants);
   replicas(w.replicas, w.now);
+  upstreams(w.upstreams, w.now);
   nodes(w.nodes);
   requests(w.requests, w.running);
   routing(w.routed);

@@ -1,4 +1,4 @@
-// The tables: models, tenants, replicas, nodes, requests.
+// The tables: models, tenants, replicas, servers of others, nodes, requests.
 
 import { el, text, attr, list, chip, tone, makeLoad, setLoad, number, duration, ago, clock, bytes } from './view.js';
 import { showLimits, showWeight, editButton } from './limits.js';
@@ -159,7 +159,7 @@ function updateReplica(row, r, maxLoad, now) {
   figure(p.served, r.served);
   figure(p.restarts, r.restarts);
   clipped(p.address, r.address);
-  const runs = [r.launcher, r.node, r.pid && `pid ${r.pid}`, r.launcher === 'upstream' && limitFrom[r.max_from],
+  const runs = [r.launcher, r.served_model !== r.model && `as ${r.served_model}`, r.node, r.pid && `pid ${r.pid}`, r.launcher === 'upstream' && limitFrom[r.max_from],
     r.close_delimited && 'managed: its responses have no length'].filter(Boolean).join(', ');
   clipped(p.runs, runs, [runs, r.command].filter(Boolean).join('\n'));
   text(p.since, ago(r.since, now));
@@ -173,6 +173,38 @@ const limitFrom = {
 
 function lastLine(s) {
   return s.trimEnd().split('\n').at(-1);
+}
+
+// Servers that someone else runs, and what was seen there. The panel is hidden if there are none.
+
+export function upstreams(all, now) {
+  $('upstreams-panel').hidden = all.length === 0;
+  text($('upstreams-count'), `${all.filter((u) => u.state === 'ready').length} of ${all.length} ready`);
+  list($('upstreams'), all, (u) => `${u.url} ${u.replica}`, makeUpstream, (row, u) => updateUpstream(row, u, now));
+}
+
+function makeUpstream(u) {
+  const row = makeRow([['server'], ['state'], ['serves', 'clip'], ['seen', 'p2 clip'], ['since', 'num p2']]);
+  row.dataset.upstream = u.replica;
+  return row;
+}
+
+function updateUpstream(row, u, now) {
+  const p = row.parts;
+  row.dataset.state = u.state;
+  twoLines(p.server, u.url, u.reason || u.address);
+  chip(chipOf(p.state), u.state, tone(u.state));
+  clipped(p.serves, u.serves.join(', ') || 'nothing');
+  clipped(p.seen, seenAt(u));
+  text(p.since, ago(u.since, now));
+}
+
+/** Says what a server lists, and why it does not serve all of that. */
+function seenAt(u) {
+  const listed = u.list ? `lists ${u.listed_count === 1 ? '1 model' : `${number(u.listed_count)} models`}` : 'has no list of models';
+  return [u.state === 'starting' ? 'not asked yet' : listed, u.filtered > 0 && `${number(u.filtered)} left out by the file`,
+    u.clashes.length > 0 && `names of the file: ${u.clashes.join(', ')}`, u.refused,
+    u.addresses > 1 && `the first of ${u.addresses} addresses`].filter(Boolean).join(' · ');
 }
 
 // Nodes, with a row for each GPU. The panel is hidden for a single node without GPUs and without replicas that reserve CPU or memory.

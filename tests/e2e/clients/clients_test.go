@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -63,9 +64,11 @@ models:
 	g.AwaitIdle("chat")
 }
 
-func TestE2E_E4_AdminPageInChromium(t *testing.T) {
+func TestE2E_E4_U17_AdminPageInChromium(t *testing.T) {
 	t.Parallel()
-	checkPage(t, harness.Start(t, harness.SlowSims))
+	server := harness.StartEngine(t, map[string]string{"/v1/models": `{"data":[{"id":7},{"id":"qwen"},{"id":"other"}]}`})
+	g := harness.Start(t, harness.SlowSims+"upstreams: [{url: "+server+", models: [q*]}]\n")
+	checkPage(t, g, "EXPECT_UPSTREAM", strings.TrimPrefix(server, "http://"), "EXPECT_SEEN", "lists 2 models · 1 left out by the file · The server")
 }
 
 // The page asks for a token, and works with the cookie of a login.
@@ -80,8 +83,9 @@ func TestE2E_X12_LoginOnThePage(t *testing.T) {
 	checkPage(t, g)
 }
 
-// checkPage opens the operator's page in Chromium while clients send requests.
-func checkPage(t *testing.T, g *harness.Gateway) {
+// checkPage opens the operator's page in Chromium while clients send requests. more are names and
+// values of further settings of the script.
+func checkPage(t *testing.T, g *harness.Gateway, more ...string) {
 	t.Helper()
 	testutil.Tool(t, "node/node_modules/playwright-core")
 	stop := make(chan struct{})
@@ -96,8 +100,12 @@ func checkPage(t *testing.T, g *harness.Gateway) {
 			}
 		}
 	}()
-	harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/page.mjs")}, map[string]string{
+	settings := map[string]string{
 		"ADMIN_URL": g.Admin, "ADMIN_TOKEN": g.AdminToken, "EXPECT_MODEL": "chat", "EXPECT_REPLICA": "chat-2", "EDIT_MODEL": "chat",
 		"NODE_MODULES": filepath.Join(testutil.Root(), ".tools", "node", "node_modules"),
-	})
+	}
+	for i := 0; i+1 < len(more); i += 2 {
+		settings[more[i]] = more[i+1]
+	}
+	harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/page.mjs")}, settings)
 }

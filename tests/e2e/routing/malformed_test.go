@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,6 +35,22 @@ func TestE2E_U17_MalformedItemsAreSkipped(t *testing.T) {
 	}
 	if c := g.AwaitCondition(condition.NamesRefused, odd); !strings.Contains(c.Message, "lists an item that names no model and is skipped") {
 		t.Errorf("the operator is told %q", c.Message)
+	}
+	var seen struct {
+		Upstreams []struct {
+			URL, Refused string
+			Listed       []string
+			Serves       []string
+		}
+	}
+	g.Get("/api/v1/upstreams", &seen)
+	for _, u := range seen.Upstreams {
+		if u.URL == odd && (!slices.Equal(u.Serves, []string{"good"}) || !strings.Contains(u.Refused, "names no model")) || u.URL == empty && len(u.Serves)+len(u.Listed) > 0 {
+			t.Errorf("the operator is shown %+v", u)
+		}
+	}
+	if len(seen.Upstreams) != 2 {
+		t.Errorf("the operator is shown %+v", seen.Upstreams)
 	}
 	if c := g.AwaitCondition(condition.UpstreamUnreachable, empty); c.Reason != "NoModels" {
 		t.Errorf("the operator is told %+v", c)

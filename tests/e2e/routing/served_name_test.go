@@ -59,6 +59,18 @@ models:
 			}
 		}
 	}
+	var list struct {
+		Replicas []struct {
+			ID, Model   string
+			ServedModel string `json:"served_model"`
+		}
+	}
+	g.Get("/api/v1/replicas", &list)
+	for _, r := range list.Replicas {
+		if want := map[string]string{long: "Qwen/Qwen2.5-7B", path: "/models/q w#é"}["http://"+r.ID]; want != "" && r.ServedModel != want {
+			t.Errorf("the operator is shown %+v, want %s", r, want)
+		}
+	}
 	c := g.AwaitCondition(condition.ModelNotListed, "wrong at "+own)
 	if want := "The server " + own + ` does not list "gone", which is the name of the model wrong there.`; !strings.HasPrefix(c.Message, want) {
 		t.Errorf("the operator is told %q, want %q", c.Message, want)
