@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the clients of the tests under .tools: a Python environment at .tools/venv, Node packages at
-# .tools/node, and grpcurl. It also installs Chromium, curl, redis-server, nginx and HAProxy if they are
-# missing. The versions are in the requirements.txt of tests/clients and tests/models, in
-# tests/clients/package-lock.json, and below.
+# Installs the clients of the tests under .tools: Python environments at .tools/venv and
+# .tools/frameworks, Node packages at .tools/node, and grpcurl. It also installs Chromium, curl,
+# redis-server, nginx and HAProxy if they are missing. The versions are in the requirements.txt of
+# tests/clients and tests/models, in tests/clients/frameworks.txt, in tests/clients/package-lock.json,
+# and below.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 one_at_a_time clients
@@ -12,19 +13,26 @@ digest() {
   cat "$@" | sha256sum | cut -c1-12
 }
 
-requirements=(tests/clients/requirements.txt tests/models/requirements.txt)
-python=venv-$(digest "${requirements[@]}")
 node=node-$(digest tests/clients/package.json tests/clients/package-lock.json)
 workspace
 
-if [ ! -e "$store/$python" ]; then
-  python_needed
-  echo "installing the Python clients"
-  python3 -m venv "$work/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
-  twice "$work/venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "${requirements[@]/#/--requirement=}"
-  keep "$work/venv" "$python"
-fi
-link venv "$python"
+# environment NAME FILE...: installs what the files pin as a Python environment at .tools/NAME. The
+# files name everything, so pip has nothing to resolve.
+environment() {
+  local name=$1 pinned
+  shift
+  pinned=$name-$(digest "$@")
+  if [ ! -e "$store/$pinned" ]; then
+    python_needed
+    echo "installing the Python clients of $*"
+    python3 -m venv "$work/$name" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+    twice "$work/$name/bin/python" -m pip install --quiet --no-deps --no-compile --disable-pip-version-check "${@/#/--requirement=}"
+    keep "$work/$name" "$pinned"
+  fi
+  link "$name" "$pinned"
+}
+environment venv tests/clients/requirements.txt tests/models/requirements.txt
+environment frameworks tests/clients/frameworks.txt
 
 if [ ! -e "$store/$node" ]; then
   debian node nodejs

@@ -3,10 +3,12 @@ package clients
 import (
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -101,4 +103,38 @@ func TestE2E_B9_MessagesThatFail(t *testing.T) {
 		t.Errorf("resumed: %s\nof: %s", again, whole)
 	}
 	g.AwaitIdle("translated")
+}
+
+// TestE2E_B9_AnthropicClients lets Anthropic's own clients speak to a model on each way.
+func TestE2E_B9_AnthropicClients(t *testing.T) {
+	t.Parallel()
+	python, modules := testutil.Tool(t, "venv/bin/python"), filepath.Join(testutil.Root(), ".tools", "node", "node_modules")
+	testutil.Tool(t, "node/node_modules/@anthropic-ai/sdk")
+	key := authz.NewKey()
+	g := harness.Start(t, messagesModels(t, key))
+	for _, model := range []string{"native", "translated", "managed"} {
+		settings := map[string]string{"BASE_URL": g.URL, "API_KEY": key.Secret, "MODEL": model, "EMBED_MODEL": "embed", "NODE_MODULES": modules}
+		if model != "native" {
+			settings["FAULTS"] = "1"
+		}
+		t.Run(model, func(t *testing.T) {
+			harness.RunScript(t, []string{python, filepath.Join(testutil.Root(), "tests/clients/messages.py")}, settings)
+			harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/messages.mjs")}, settings)
+		})
+		g.AwaitIdle(model)
+	}
+}
+
+// TestE2E_B9_Frameworks lets the clients of LangChain and LlamaIndex speak to a model on each way.
+func TestE2E_B9_Frameworks(t *testing.T) {
+	t.Parallel()
+	python := testutil.Tool(t, "frameworks/bin/python")
+	key := authz.NewKey()
+	g := harness.Start(t, messagesModels(t, key))
+	for _, model := range []string{"native", "managed"} {
+		t.Run(model, func(t *testing.T) {
+			harness.RunScript(t, []string{python, filepath.Join(testutil.Root(), "tests/clients/frameworks.py")},
+				map[string]string{"BASE_URL": g.URL, "API_KEY": key.Secret, "MODEL": model, "EMBED_MODEL": "embed"})
+		})
+	}
 }
