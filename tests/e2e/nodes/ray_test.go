@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,7 +44,7 @@ models:
 `, c.Address, replicas)
 }
 
-// runningJobs returns the ids of the jobs that run, joined by spaces.
+// runningJobs returns the ids of the jobs that run, sorted and joined by spaces.
 func runningJobs(c *raytest.Cluster) string {
 	var ids []string
 	for _, j := range c.Jobs() {
@@ -51,6 +52,7 @@ func runningJobs(c *raytest.Cluster) string {
 			ids = append(ids, j.ID)
 		}
 	}
+	slices.Sort(ids) // Ray lists them in any order
 	return strings.Join(ids, " ")
 }
 
