@@ -1,13 +1,10 @@
 package extproc
 
 import (
-	"cmp"
-
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
-	"github.com/sluice-gateway/sluice/internal/elsewhere"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -56,8 +53,8 @@ func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.Pro
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
 	}
-	if _, gateway, ok := elsewhere.Peer(x.envoy.Context()); ok { // only this gateway has the offer
-		set = append(set, header(headers.Endpoint, cmp.Or(x.server.Advertise, gateway)))
+	if gateway := x.gateway(); gateway != "" { // only this gateway has the offer
+		set = append(set, header(headers.Endpoint, gateway))
 	}
 	return &extproc.ProcessingResponse{
 		DynamicMetadata: x.server.metadata.ofTenant(x.tenant.Name),

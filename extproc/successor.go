@@ -1,10 +1,15 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/sluice-gateway/sluice/internal/elsewhere"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // Retire passes every exchange on that is not decided yet, to the server of another process at the
@@ -24,6 +29,9 @@ func (x *exchange) passOn(last *extproc.ProcessingRequest) error {
 	x.endUpload()
 	ctx, cancel := context.WithCancel(x.envoy.Context())
 	defer cancel()
+	if gateway := x.gateway(); gateway != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, headers.Endpoint, gateway)
+	}
 	to, err := (*x.server.successor.Load()).Process(ctx)
 	if err != nil {
 		return ignoreOrdinaryEnd(err)
@@ -74,4 +82,18 @@ func replayHeaders(to extproc.ExternalProcessor_ProcessClient, headers *extproc.
 		return nil, err
 	}
 	return out, nil
+}
+
+// gateway returns the address at which the relay of this gateway has an offer, if an Envoy of
+// another host asks. The Envoy may use another gateway before it brings the offer. A predecessor
+// that passes an exchange on tells the address.
+func (x *exchange) gateway() string {
+	ctx := x.envoy.Context()
+	if _, gateway, ok := elsewhere.Peer(ctx); ok {
+		return cmp.Or(x.server.Advertise, gateway)
+	}
+	if told := metadata.ValueFromIncomingContext(ctx, headers.Endpoint); len(told) == 1 {
+		return told[0]
+	}
+	return ""
 }

@@ -303,6 +303,32 @@ func TestE2E_B11_EnvoysElsewhereOfAGatewayThatStops(t *testing.T) {
 	}
 }
 
+// A restart for an upgrade keeps the port of the gateway, and no request fails.
+func TestE2E_B11_EnvoysElsewhereOfAGatewayThatIsRestarted(t *testing.T) {
+	t.Parallel()
+	e := newElsewhere(t)
+	envoys := e.threeEnvoys()
+	restarted, _ := e.busier()
+	var since atomic.Int64
+	since.Store(1) // all requests count
+	stop := load(envoys, &since)
+	stream, err := envoys[0].Open(t.Context(), harness.ChatPath, harness.ChatBody("managed", true, 500, "long"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Body.Close()
+	if out, err := restarted.RunCommand("restart", "-c", restarted.Config); err != nil {
+		t.Error(err, out)
+	}
+	if text, err := io.ReadAll(stream.Body); err != nil || harness.CheckWholeStream(text) != nil {
+		t.Errorf("a managed stream was cut: %v: %s", err, text[max(0, len(text)-300):])
+	}
+	e.busier() // each Envoy has a gateway again
+	if sent, failed := stop(); sent < 6 || len(failed) > 0 {
+		t.Errorf("of %d rounds of requests %d failed:\n%s", sent, len(failed), strings.Join(failed, "\n"))
+	}
+}
+
 // Only an Envoy with a certificate of the right authority is served. Certificates are replaced
 // while everything runs.
 func TestE2E_B11_EnvoysElsewhereProveWhoTheyAre(t *testing.T) {
