@@ -26,7 +26,8 @@ type Node struct {
 // GPU is a device that a replica can be given: a whole GPU, or a MIG device, which is a part of
 // one.
 type GPU struct {
-	// UUID is what CUDA_VISIBLE_DEVICES takes: GPU-… or MIG-….
+	// UUID is what CUDA_VISIBLE_DEVICES takes, GPU-… or MIG-…, or what ROCR_VISIBLE_DEVICES takes
+	// for a GPU of AMD's: GPU- and 16 digits.
 	UUID string
 	// Name is the name of the product.
 	Name string

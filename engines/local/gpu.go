@@ -19,7 +19,7 @@ func (r *runner) devices(m *Model) []string {
 	if r.replica.GPUs == "" && (m.Resources == nil || r.launcher.hasNoGPUs()) {
 		return nil
 	}
-	return []string{visible + "=" + r.replica.GPUs}
+	return visibleDevices(r.replica.Devices())
 }
 
 // startLocks lets only one of the replicas that share a GPU start at a time. An engine allocates

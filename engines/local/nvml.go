@@ -15,7 +15,12 @@ import (
 // NewInventory returns the inventory of this machine, with its GPUs as NVIDIA's management library
 // (NVML, libnvidia-ml.so.1) lists them. Each reading looks for the library; a machine without it
 // has no GPUs. If CUDA_VISIBLE_DEVICES is set, only the GPUs that it names count.
-func NewInventory() Inventory { return withVisibleDevices(driver{nvml.New()}) }
+//
+// AMD's GPUs are those of the kernel's driver, as sysfs lists them. ROCR_VISIBLE_DEVICES counts in
+// the same way.
+func NewInventory() Inventory {
+	return amdInventory{withVisibleDevices(driver{nvml.New()}), "/sys"}
+}
 
 // driver reads GPUs through NVML. The library lists the devices when it is initialised, so each
 // reading initialises it anew. So a GPU that fell off the bus disappears, and one that came back

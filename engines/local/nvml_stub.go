@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// NewInventory returns the inventory of this machine without GPUs: this program was built without
-// cgo, which the driver's library needs.
-func NewInventory() Inventory { return withoutDriver{} }
+// NewInventory returns the inventory of this machine without GPUs of NVIDIA's: this program was
+// built without cgo, which the driver's library needs. AMD's GPUs are read from sysfs.
+func NewInventory() Inventory { return amdInventory{withoutDriver{}, "/sys"} }
 
 // withoutDriver is the inventory of a program without the driver's library.
 type withoutDriver struct{}

@@ -192,7 +192,7 @@ func missingGPUs(node engines.Node, claims []Claim, all []deviceUsage, w Want) s
 		if names := holders(claims, d.UUID); names != "" {
 			held = append(held, label(*d.GPU)+" has "+names)
 		}
-		if d.MemoryForeign > 0 && !d.hasMemory(w) {
+		if d.used+w.Share() <= 1+rounding && !d.hasMemory(w) {
 			held = append(held, fmt.Sprintf("others hold %s of %s of %s", gibibytes(d.MemoryForeign), gibibytes(d.MemoryTotal), label(*d.GPU)))
 		}
 	}

@@ -9,8 +9,10 @@ import (
 // maxGPUs is the largest number of GPUs of a replica. It is more than any node has.
 const maxGPUs = 64
 
-// cudaVisibleDevices is the environment variable by which a launcher tells a replica its GPUs.
-const cudaVisibleDevices = "CUDA_VISIBLE_DEVICES"
+// visibleDevices are the environment variables by which a launcher tells a replica its GPUs.
+func visibleDevices() []string {
+	return []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+}
 
 // checkResources checks the resources of a replica. It does not check that a node has them, because
 // a node may join later.
@@ -28,8 +30,10 @@ func (k *checker) checkResources(at path, m *Model) {
 	case gpu > 0 && gpu < minGPUShare:
 		k.faultf(where, "must be at least %v of a GPU, is %v", minGPUShare, gpu)
 	}
-	if _, ok := m.Env[cudaVisibleDevices]; ok {
-		k.faultf(at.field("env").field(cudaVisibleDevices), "has no effect with resources, which assign the GPUs of a replica; remove it")
+	for _, name := range visibleDevices() {
+		if _, ok := m.Env[name]; ok {
+			k.faultf(at.field("env").field(name), "has no effect with resources, which assign the GPUs of a replica; remove it")
+		}
 	}
 }
 
