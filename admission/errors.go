@@ -24,6 +24,8 @@ var (
 	// ErrUnknownTask means that the tenant has no such task: it never existed, has ended, or has
 	// expired.
 	ErrUnknownTask = errors.New("admission: unknown task")
+	// ErrTaskEnded means that the task of this key was completed a short time ago.
+	ErrTaskEnded = errors.New("admission: the task of this key has ended")
 	// ErrTaskBusy means that another request of the task runs.
 	ErrTaskBusy = errors.New("admission: another request of the task is running")
 	// ErrUnavailable means that the shared state did not answer, and that this gateway does not

@@ -16,6 +16,14 @@ const (
 	defaultTaskLifetime = 4 * time.Hour
 )
 
+const (
+	// endedKeyMemory is how long the key of a completed task is remembered. A late repetition of
+	// its call so is not admitted again.
+	endedKeyMemory = 15 * time.Minute
+	// maxEndedKeys bounds the remembered keys. Beyond it the oldest is forgotten.
+	maxEndedKeys = 100_000
+)
+
 // task is a task that this gateway admitted.
 type task struct {
 	Task
@@ -33,12 +41,17 @@ type taskKey struct{ tenant, key string }
 type tasks struct {
 	byID  map[string]*task
 	byKey map[taskKey]*task
+	// ended has when the tasks of these keys were completed. endedOrder has the keys in that order.
+	ended      map[taskKey]time.Time
+	endedOrder []taskKey
 	// expiring is a heap; the task that expires first is first.
 	expiring byExpiry
 	timer    *time.Timer
 }
 
-func newTasks() tasks { return tasks{byID: map[string]*task{}, byKey: map[taskKey]*task{}} }
+func newTasks() tasks {
+	return tasks{byID: map[string]*task{}, byKey: map[taskKey]*task{}, ended: map[taskKey]time.Time{}}
+}
 
 type byExpiry []*task
 
@@ -88,6 +101,31 @@ func (ts *tasks) findByKey(tenant, key string, now time.Time) *task {
 	return nil
 }
 
+// rememberEnd remembers that the task of a key was completed.
+func (ts *tasks) rememberEnd(at taskKey, now time.Time) {
+	if at.key == "" {
+		return
+	}
+	for len(ts.endedOrder) > 0 {
+		oldest := ts.endedOrder[0]
+		if len(ts.endedOrder) < maxEndedKeys && now.Sub(ts.ended[oldest]) < endedKeyMemory {
+			break
+		}
+		delete(ts.ended, oldest)
+		ts.endedOrder = ts.endedOrder[1:]
+	}
+	if _, known := ts.ended[at]; !known {
+		ts.endedOrder = append(ts.endedOrder, at)
+	}
+	ts.ended[at] = now
+}
+
+// hasEnded reports whether the task of a key was completed a short time ago.
+func (ts *tasks) hasEnded(tenant, key string, now time.Time) bool {
+	at, known := ts.ended[taskKey{tenant, key}]
+	return known && now.Sub(at) < endedKeyMemory
+}
+
 // newTaskID returns an id that nobody can guess.
 func newTaskID() string {
 	var bits [16]byte
@@ -97,9 +135,9 @@ func newTaskID() string {
 
 // Schedule admits a task, which is work that the caller does outside Sluice and then reports with
 // Complete. It returns the task, or how long to wait before the next call (never 0), or an error:
-// ErrNeverFits, ErrUnknownModel, ErrRemoved, or one of the context or of the journal. A call that
-// may wait (MaxWait) is in the same order as all requests. A call that may not is answered at once,
-// and does not pass waiters.
+// ErrNeverFits, ErrUnknownModel, ErrRemoved, ErrTaskEnded, or one of the context or of the journal.
+// A call that may wait (MaxWait) is in the same order as all requests. A call that may not is
+// answered at once, and does not pass waiters.
 func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return Task{}, 0, err
@@ -111,8 +149,8 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 		r.Lifetime = defaultTaskLifetime
 	}
 	r.Lease = min(r.Lease, r.Lifetime)
-	if t, ok := c.findTaskByKey(r.Tenant, r.Key); ok {
-		return t, 0, nil
+	if t, ok, err := c.findTaskByKey(r.Tenant, r.Key); ok || err != nil {
+		return t, 0, err
 	}
 	a := newArrival(Request{
 		Model: r.Model, Pool: r.Pool, Locked: LockedHooks{Allowed: r.Allowed}, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
@@ -128,6 +166,8 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 		return Task{}, max(refused.RetryAfter, time.Millisecond), nil
 	case errors.Is(err, ErrTimeout), errors.Is(err, ErrClosed):
 		return Task{}, c.retryAfterTimeout(&a), nil
+	case errors.Is(err, ErrUnknownTask): // the shared state remembers the key
+		return Task{}, 0, ErrTaskEnded
 	case err != nil:
 		return Task{}, 0, err
 	case lease == nil:
@@ -139,15 +179,20 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	return c.registerTask(t)
 }
 
-// findTaskByKey finds a task by its key. With shared state, only that knows the keys.
-func (c *Controller) findTaskByKey(tenant, key string) (Task, bool) {
+// findTaskByKey finds a task by its key. It fails with ErrTaskEnded if that task was completed a
+// short time ago. With shared state, only that knows all keys.
+func (c *Controller) findTaskByKey(tenant, key string) (Task, bool, error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
-	t := c.tasks.findByKey(tenant, key, time.Now())
-	if t == nil || c.shared != nil && !t.grantedAlone {
-		return Task{}, false
+	now := time.Now()
+	t := c.tasks.findByKey(tenant, key, now)
+	switch {
+	case t == nil && c.tasks.hasEnded(tenant, key, now):
+		return Task{}, false, ErrTaskEnded
+	case t == nil || c.shared != nil && !t.grantedAlone:
+		return Task{}, false, nil
 	}
-	return t.Task, true
+	return t.Task, true, nil
 }
 
 // retryAfterTimeout is how long a call that has waited in vain should stay away.
@@ -281,6 +326,7 @@ func (c *Controller) endLocalTask(tenant, id string, declared int, silent bool) 
 		return false
 	}
 	c.tasks.remove(t)
+	c.tasks.rememberEnd(taskKey{t.Tenant, t.key}, time.Now())
 	c.setExpiryTimer()
 	t.lease.unknownToShared = silent
 	c.correctLease(t.lease, declared)

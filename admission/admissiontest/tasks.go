@@ -81,9 +81,11 @@ func taskKey(b *suite) {
 		b.Fatal(err)
 	}
 	r.Tenant = "acme"
-	if next := b.schedule(r); next.ID == first.ID {
-		b.Error("the key still finds a task that has ended")
+	r.Model = "chat"
+	if next, wait, err := b.Schedule(b.ctx(), r); !errors.Is(err, admission.ErrTaskEnded) {
+		b.Errorf("the key of a completed task: %+v, %v, %v, want ErrTaskEnded", next, wait, err)
 	}
+	b.schedule(admission.TaskRequest{Tenant: "acme"}) // its place is free
 }
 
 // taskRenewal: a task lasts as long as its lease, which a renewal starts again.

@@ -276,12 +276,12 @@ local function record(id, c, lease_ms)
 end
 
 -- forget removes the record of a task. A gateway that still knows the task must not bring it back
--- while it could still run.
+-- while it could still run. The task's key says for 15 minutes that the task has ended.
 local function forget(id)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key')
   if not v[1] then return end
-  if v[2] ~= '' then call('DEL', P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2]) end
+  if v[2] ~= '' then call('SET', P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2], 'ended', 'PX', 900000) end
   call('SET', P .. 'ended:' .. id, '1', 'PX', whole(math.max(call('PTTL', key), 60000)))
   call('DEL', key)
 end

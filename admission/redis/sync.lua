@@ -248,11 +248,12 @@ local function grant(c)
   end
 end
 
--- found_task returns the task of an earlier call with the same key, or nil.
+-- found_task returns the task of an earlier call with the same key, 'ended' if it was completed a
+-- short time ago, or nil.
 local function found_task(c)
   if not c.task or c.key == '' then return end
   local id = call('GET', P .. 'task_key:' .. #c.t.name .. ':' .. c.t.name .. c.key)
-  if not id then return end
+  if not id or id == 'ended' then return id or nil end
   local v = call('HMGET', P .. 'task:' .. id, 'model', 'tokens')
   if v[1] then return { id, v[1], tonumber(v[2]), call('PTTL', P .. 'task:' .. id) } end
 end
@@ -290,6 +291,7 @@ end
 local function decide(c)
   if has_lease(c) then return REASON.GRANTED, 0 end
   local task = found_task(c)
+  if task == 'ended' then return REASON.TASK_ENDED, 0 end
   if task then return REASON.GRANTED, 0, task end
   local before = blocked[c.m.name]
   if before and c.under == '' then return before[1], before[2] end

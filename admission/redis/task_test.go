@@ -61,7 +61,8 @@ func TestTasks(t *testing.T) {
 			}
 			wantError(t, all[1].EndTask(ctx, "acme", "a", 30), nil)
 			wantError(t, all[0].EndTask(ctx, "acme", "a", noCorrection), admission.ErrUnknownTask)
-			next := acquire(all[0], task("f", "k", time.Minute)) // the key is free again
+			wantReasons(t, acquire(all[0], task("f", "k", time.Minute)), admission.TaskEnded)
+			next := acquire(all[0], task("g", "l", time.Minute)) // its place is free again
 			wantReasons(t, next, admission.Granted)
 			if next[0].Task != nil || next[0].ModelInUse != 2 {
 				t.Errorf("%+v", next[0])

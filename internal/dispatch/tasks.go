@@ -108,6 +108,9 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 		return unreachable()
 	case errors.Is(err, admission.ErrNotRecorded):
 		return notRecorded()
+	case errors.Is(err, admission.ErrTaskEnded):
+		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
+			Message: "The task of this request_id has ended. Use another request_id for other work."}
 	case errors.As(err, &refused):
 		return explainRefusal("the models", refused)
 	}

@@ -380,3 +380,24 @@ func TestE2E_W8_AirflowWorkersDrainABacklog(t *testing.T) {
 		g.AwaitIdle(fmt.Sprint("m", i))
 	}
 }
+
+// TestE2E_R11_ALateRepetitionIsNotAdmittedAgain: a call that is repeated after its task was
+// completed gets 409, and admits nothing.
+func TestE2E_R11_ALateRepetitionIsNotAdmittedAgain(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "models:\n  - {name: m, launcher: none, admission: {max_concurrent_requests: 1}}\n")
+	const call = `{"estimated_tokens": 5, "request_id": "one"}`
+	first := scheduleTask(g, call)
+	if again := scheduleTask(g, call); again.Task != first.Task {
+		t.Errorf("%+v, then %+v", first, again)
+	}
+	if a := completeTask(g, first.Task); a.StatusCode != 200 {
+		t.Fatal(a)
+	}
+	if a := g.Post("/schedule", call); a.StatusCode != 409 || a.Code() != "request_id_conflict" {
+		t.Errorf("the repetition after the end: %s", a)
+	}
+	if other := scheduleTask(g, `{"estimated_tokens": 5, "request_id": "two"}`); other.Task == "" {
+		t.Errorf("%+v", other)
+	}
+}
