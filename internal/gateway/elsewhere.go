@@ -80,15 +80,12 @@ func (r *remoteSocket) http() []*httpSocket {
 	return []*httpSocket{r.api, r.relay}
 }
 
-// retire ends accepting, because a successor has the same listener.
+// retire ends accepting, because a successor has the same listener. Connections stay: to close an
+// idle one could cut off a request that Envoy is sending on it.
 func (r *remoteSocket) retire() {
-	if r == nil {
-		return
+	if r != nil {
+		_ = r.Close() // there is nothing to do about it
 	}
-	for _, h := range r.http() {
-		h.server.SetKeepAlivesEnabled(false) // Envoy opens a new connection for its next request
-	}
-	_ = r.Close() // there is nothing to do about it
 }
 
 // connected reports whether an Envoy has a connection on which it may still send a request.

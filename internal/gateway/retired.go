@@ -50,6 +50,9 @@ func (g *Gateway) retire() error {
 	g.streams.relay.Retire(carry.Forwarder("unix", kinSocket(g.dir), g.log))
 	g.dispatcher.Retire()
 	g.sockets.api.gate.move(carry.Forwarder("unix", bootstrap(g.dir).APISocket, g.log))
+	if g.sockets.remote != nil {
+		g.sockets.remote.api.gate.move(carry.Forwarder("unix", bootstrap(g.dir).APISocket, g.log))
+	}
 	g.sockets.admin.gate.move(carry.Forwarder("tcp", g.options.Config.Admin, g.log))
 	g.envoy.server.Retire()
 	g.accessLog.Retire()
