@@ -299,7 +299,7 @@ func decision(asked map[string]string) *extproc.CommonResponse {
 	mutation := &extproc.HeaderMutation{}
 	for from, to := range map[string]string{
 		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint, "x-test-stream": headers.Stream,
-		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path", "x-test-ticket": headers.Handoff,
+		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path", "x-test-method": ":method", "x-test-authority": ":authority", "x-test-ticket": headers.Handoff,
 		"x-test-observe": headers.Observe, "x-test-usage": headers.Usage, "x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
 	} {
 		if v := asked[from]; v != "" {

@@ -18,9 +18,11 @@ import (
 // seen is the request that an engine got.
 type seen struct {
 	Engine string
-	Header http.Header
-	Size   int
-	Digest string
+	// Method, Host and Path are those of the request.
+	Method, Host, Path string
+	Header             http.Header
+	Size               int
+	Digest             string
 }
 
 // newEngine starts an engine that answers with the request that it got.
@@ -34,7 +36,7 @@ func newEngine(t testing.TB, name string) net.Addr {
 		w.Header().Set("Server", "uvicorn")
 		w.Header().Set("X-Sluice-Source", "forged")
 		w.Header().Set("X-Sluice-Replica", "forged")
-		json.NewEncoder(w).Encode(seen{Engine: name, Header: r.Header, Size: len(b), Digest: digest(b)}) //nolint:errcheck // the client sees
+		json.NewEncoder(w).Encode(seen{Engine: name, Method: r.Method, Host: r.Host, Path: r.URL.Path, Header: r.Header, Size: len(b), Digest: digest(b)}) //nolint:errcheck // the client sees
 	})
 }
 

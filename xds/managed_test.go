@@ -242,7 +242,7 @@ func TestManagedStreamsHaveNoTimeLimit(t *testing.T) {
 			t.Errorf("%s is tried again: %v", r.Name, a)
 		}
 	}
-	if len(seen) != 5 {
+	if len(seen) != 6 {
 		t.Errorf("routes %v", seen)
 	}
 }

@@ -249,11 +249,15 @@ func forgedEnvoyHeaders(t *testing.T, g *gateway) {
 	}
 }
 
-// Even ext_proc cannot move a request to a route with another policy.
+// ext_proc replaces an alias of a path by the path that engines know. It can change neither the
+// method nor the host, which decide about the route and the engine too.
 func pathMutation(t *testing.T, g *gateway) {
-	got := g.do(t, http.MethodGet, "/nothing", nil, "x-test-cluster", "model/any", "x-test-path", "/v1/models")
-	if got.StatusCode != 503 {
-		t.Errorf("%d %s", got.StatusCode, got.body)
+	a := newEngine(t, "a")
+	g.settle(t, "alias", replica("alias-0", a))
+	ask := []string{"x-test-cluster", "model/alias", "x-test-list", a.String(), "x-test-path", chatPath}
+	got := g.do(t, http.MethodPost, "/chat/completions", []byte("{}"), append(ask, "x-test-method", "PUT", "x-test-authority", "forged")...)
+	if saw := got.saw(t); saw.Path != chatPath || saw.Method != http.MethodPost || saw.Host == "forged" {
+		t.Errorf("the engine saw %s %s at %s", saw.Method, saw.Path, saw.Host)
 	}
 }
 

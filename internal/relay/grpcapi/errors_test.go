@@ -60,7 +60,7 @@ func TestFaults(t *testing.T) {
 		openai.CodeQueueTimeout: codes.Unavailable, openai.CodeNoReplica: codes.Unavailable,
 		openai.CodeColdStartTimeout: codes.Unavailable, openai.CodeReplicaFailed: codes.Unavailable, openai.CodeGatewayUnavailable: codes.Unavailable,
 		openai.CodeUpstreamTimeout: codes.DeadlineExceeded, openai.CodeCancelled: codes.Canceled,
-		openai.CodeStreamNotFound: codes.NotFound, openai.CodeHeadersTooLarge: codes.InvalidArgument,
+		openai.CodeStreamNotFound: codes.NotFound, openai.CodeResponseNotFound: codes.NotFound, openai.CodeHeadersTooLarge: codes.InvalidArgument,
 	}
 	for _, row := range openai.Codes() {
 		if _, ok := statuses[row.Code]; !ok {
