@@ -25,7 +25,7 @@ func TestR1_BrokenOffResponse(t *testing.T) {
 	}{
 		"short":     {length: 10, done: 2},
 		"long":      {length: maxFollowedBytes + 1},
-		"no memory": {length: 200 << 10, limit: 256 << 10},
+		"no memory": {length: 200 << 10, limit: 320 << 10},
 	} {
 		budget := memory.NewBudget(int64(c.limit))
 		h := newHarness(t, options{handler: engineThatSends(responseEvents(c.length)...), memory: budget})

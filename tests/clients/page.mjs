@@ -174,19 +174,28 @@ async function logIn(page) {
     if (token === 'wrong') await page.locator('#login-fault').waitFor({ timeout });
   }
   await form.waitFor({ state: 'hidden', timeout });
-  faults.splice(0, faults.length, ...faults.filter((f) => !/status of 401/.test(f))); // of the wrong token
+  await page.waitForLoadState('networkidle', { timeout });
+  forgiveUnauthorized(); // of the wrong token, and of what was asked before the login
   const [cookie, ...others] = await page.context().cookies();
   expect(others.length === 0 && cookie.httpOnly && cookie.sameSite === 'Strict', `the cookie: ${JSON.stringify([cookie, ...others])}`);
   expect(!JSON.stringify(cookie).includes(ADMIN_TOKEN), 'the cookie holds the token');
   expect(await page.evaluate(() => document.cookie === '' && localStorage.length === 0), 'scripts can read the login');
 }
 
+// forgiveUnauthorized removes the faults that answers with status 401 have left in the console.
+function forgiveUnauthorized() {
+  faults.splice(0, faults.length, ...faults.filter((f) => !/status of 401/.test(f)));
+}
+
 // logOut: the page shows the login again, and nothing else.
 async function logOut(page) {
+  expect(faults.length === 0, faults.join('\n'));
   await page.getByRole('button', { name: 'Log out' }).click();
   await page.locator('#login').waitFor({ timeout });
   expect(await page.locator('#main').isHidden(), 'the page shows its tables after the end of the login');
   expect((await page.context().cookies()).length === 0, 'the cookie stays after the end of the login');
+  await page.waitForLoadState('networkidle', { timeout });
+  forgiveUnauthorized(); // of what was asked while the login ended
 }
 
 // checkNarrow: the page is not wider than the screen of a telephone.

@@ -55,6 +55,41 @@ func TestE2E_B11_ManifestsOfEnvoysElsewhere(t *testing.T) {
 	}
 }
 
+// standIn is a kind of somebody else's that an example uses.
+const standIn = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[3]s.%[1]s, annotations: {api-approved.kubernetes.io: unapproved}}
+spec:
+  group: %[1]s
+  scope: Namespaced
+  names: {kind: %[2]s, plural: %[3]s}
+  versions:
+    - {name: %[4]s, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
+
+// The API accepts the route of the example behind Envoy Gateway, and the route leads to the Service
+// of the Envoys at a port that this has.
+func TestE2E_B11_ManifestsBehindEnvoyGateway(t *testing.T) {
+	t.Parallel()
+	c := kubetest.Start(t)
+	folder := filepath.Join(testutil.Root(), "examples", "kubernetes")
+	c.Kubectl(t, "create", "namespace", "sluice")
+	c.Apply(t, "sluice", fmt.Sprintf(standIn, "gateway.networking.k8s.io", "HTTPRoute", "httproutes", "v1")+
+		"---"+fmt.Sprintf(standIn, "gateway.envoyproxy.io", "BackendTrafficPolicy", "backendtrafficpolicies", "v1alpha1"))
+	c.Kubectl(t, "wait", "--for=condition=Established", "crd/httproutes.gateway.networking.k8s.io", "crd/backendtrafficpolicies.gateway.envoyproxy.io")
+	c.Kubectl(t, "apply", "-k", filepath.Join(folder, "envoys"))
+	c.Kubectl(t, "apply", "-n", "sluice", "-f", filepath.Join(folder, "envoy-gateway", "route.yaml"))
+	get := func(object, path string) string { return c.Kubectl(t, "get", "-n", "sluice", object, "-o", "jsonpath="+path) }
+	service := get("httproute/sluice", "{.spec.rules[0].backendRefs[0].name}")
+	if port, want := get("httproute/sluice", "{.spec.rules[0].backendRefs[0].port}"), get("service/"+service, "{.spec.ports[0].port}"); port != want || port == "" {
+		t.Errorf("the route leads to port %q, and the Service has %q", port, want)
+	}
+	if got := get("backendtrafficpolicy/sluice", "{.spec.targetRefs[0].name} {.spec.timeout.http.requestTimeout}"); got != "sluice 0s" {
+		t.Errorf("the policy has %q", got)
+	}
+}
+
 // The files of the example's Envoys are what sluice bootstrap writes for its configuration.
 func TestE2E_B11_FilesOfEnvoysElsewhere(t *testing.T) {
 	t.Parallel()
