@@ -69,6 +69,7 @@ func (k *checker) checkUpstreamModel(at path, m *Model) {
 	for _, field := range launchFields() {
 		k.rejectSet(at.field(field), "launcher: upstream")
 	}
+	k.rejectSet(at.field("cold_start"), "launcher: upstream, whose requests wait for admission.queue_timeout")
 	where := at.field("upstreams")
 	if len(m.Upstreams) == 0 && k.valid(where) {
 		k.faultf(where, "required with launcher: upstream, and missing: give the base URLs of the model's servers, such as [http://10.0.0.5:8000]")

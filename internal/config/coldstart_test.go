@@ -35,6 +35,8 @@ func coldStartCases() []ruleCase {
 			[]string{"5: models[a].cold_start.wait: must be at most 55m0s, is 2h0m0s: Envoy holds a request for an hour at most"}},
 		{"less than no wait", model + "  cold_start: {wait: -1s}", []string{"5: models[a].cold_start.wait: must be at least 0s, is -1s"}},
 		{"no time to load", model + "  cold_start: {load_timeout: 0s}", []string{"5: models[a].cold_start.load_timeout: must be at least 1s, is 0s"}},
+		{"servers of others", "models: [{name: a, launcher: upstream, upstreams: [http://h:1], cold_start: {wait: 1s}}]",
+			[]string{"1: models[a].cold_start: has no effect with launcher: upstream, whose requests wait for admission.queue_timeout; remove it"}},
 		{"nothing is started", "models: [{name: a, launcher: none, cold_start: {wait: 1s}}]",
 			[]string{"1: models[a].cold_start: has no effect with launcher: none; remove it"}},
 	}
