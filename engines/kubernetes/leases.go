@@ -164,14 +164,7 @@ func (p *peers) expired() []string {
 func (p *peers) load(model string) Load {
 	var sum Load
 	for _, other := range p.live() {
-		l := other.record.Models[model]
-		sum.Running += l.Running
-		sum.Queued += l.Queued
-		sum.Admitted += l.Admitted
-		sum.Refused += l.Refused
-		sum.Predicted.Requests += l.Predicted.Requests
-		sum.Predicted.TTFT += l.Predicted.TTFT
-		sum.Predicted.Prefill += l.Predicted.Prefill
+		sum = sum.Add(other.record.Models[model])
 	}
 	return sum
 }

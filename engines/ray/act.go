@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -30,7 +31,9 @@ func (l *Launcher) act(ctx context.Context) (steady bool) {
 	l.publishLocked()
 	l.mu.Unlock()
 	for _, s := range steps {
-		err := s.call(ctx)
+		held, cancel := l.group.bound(ctx)
+		err := s.call(held)
+		cancel()
 		if ctx.Err() != nil {
 			return false
 		}
@@ -83,7 +86,7 @@ func (l *Launcher) planLocked() []step {
 // unitLocked describes a replica for plan. mu is held.
 func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) unit {
 	u := unit{index: k.index, spec: r.meta.spec, ready: r.State == engines.Ready, ended: r.ended, due: !now.Before(r.retryAt),
-		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), requests: l.config.InFlight(r.ID)}
+		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), requests: l.config.InFlight(r.ID) + l.group.requests(r.ID)}
 	if u.ended {
 		u.spec = m.specHash
 	}
@@ -95,7 +98,7 @@ func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) 
 		}
 		waited := now.Sub(r.draining)
 		u.drained = waited >= orDefault(timeout, l.config.DrainTimeout) ||
-			waited >= l.config.DrainSettle && u.requests == 0
+			waited >= l.config.DrainSettle && u.requests == 0 && l.group.haveDrained(r.job, r.drainID)
 	}
 	return u
 }
@@ -140,13 +143,24 @@ func (l *Launcher) stopLostLocked(r *replica, now time.Time) []step {
 
 func (l *Launcher) stopStep(r *replica) step {
 	job := r.job
-	return step{"stop job", job, func(ctx context.Context) error { return l.client.stop(ctx, job) }}
+	return step{"stop job", job, func(ctx context.Context) error {
+		err := l.client.stop(ctx, job)
+		if err != nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if r.job == job && r.lost.IsZero() {
+				r.stopping = time.Time{} // the next plan stops it again
+			}
+		}
+		return err
+	}}
 }
 
 // executeLocked changes a replica as an action says, and returns the call that the action needs. mu
 // is held.
 func (l *Launcher) executeLocked(m desiredModel, kind actionKind, k key) []step {
 	r := l.replicas[k]
+	notify(l.changed)
 	switch kind {
 	case actionSubmit:
 		return l.submitLocked(m, k)
@@ -154,20 +168,35 @@ func (l *Launcher) executeLocked(m desiredModel, kind actionKind, k key) []step 
 		l.roomMade[roomKey{k.model, m.specHash}]++
 		fallthrough
 	case actionDrain:
-		r.draining = time.Now()
-		r.set(engines.Draining, "")
+		r.drain(strconv.FormatInt(time.Now().UnixNano(), 36))
 	case actionUndrain:
-		r.draining = time.Time{}
-		r.set(r.stateBeforeDrain(), "")
+		r.undrain()
 	case actionStop:
 		r.stopping = time.Now()
 		return []step{l.stopStep(r)}
 	case actionForget:
-		l.unwatchLocked(r)
-		delete(l.replicas, k)
+		l.forgetLocked(k, r)
 		return l.removeStep(r)
 	}
 	return nil
+}
+
+// drain begins to drain a replica. id is what all gateways call this drain.
+func (r *replica) drain(id string) {
+	r.draining, r.drainID = time.Now(), id
+	r.set(engines.Draining, "")
+}
+
+// undrain takes a drain back.
+func (r *replica) undrain() {
+	r.draining, r.drainID = time.Time{}, ""
+	r.set(r.stateBeforeDrain(), "")
+}
+
+// forgetLocked removes a replica. mu is held.
+func (l *Launcher) forgetLocked(k key, r *replica) {
+	l.unwatchLocked(r)
+	delete(l.replicas, k)
 }
 
 // stateBeforeDrain returns the state of a replica that stops draining.

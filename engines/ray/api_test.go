@@ -25,8 +25,10 @@ type stub struct {
 	mu sync.Mutex
 	// jobs are what the list of jobs has; guarded by mu
 	jobs []rayJob
-	// stopped are the ids of the jobs that were told to stop; guarded by mu
-	stopped []string
+	// stopped are the ids of the jobs that were told to stop, refusals is how many more such calls
+	// fail; guarded by mu
+	stopped  []string
+	refusals int
 	// submitted is called for each submission and returns the new job; guarded by mu
 	submitted func(s submission) rayJob
 }
@@ -52,9 +54,14 @@ func newStub(t *testing.T) *stub {
 		defer s.mu.Unlock()
 		s.jobs = append(s.jobs, s.submitted(asked))
 	})
-	mux.HandleFunc("POST /api/jobs/{id}/stop", func(_ http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /api/jobs/{id}/stop", func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if s.refusals > 0 {
+			s.refusals--
+			http.Error(w, "not now", http.StatusInternalServerError)
+			return
+		}
 		s.stopped = append(s.stopped, r.PathValue("id"))
 		for i := range s.jobs {
 			if s.jobs[i].SubmissionID == r.PathValue("id") {
@@ -211,6 +218,19 @@ func TestN4_AForgottenJobServesOn(t *testing.T) {
 	}
 	stop()
 	testutil.Eventually(t, "it is started again", func() bool { return len(s.list()) == 1 })
+}
+
+// TestN4_AStopThatFailsIsRepeated: a job that Ray did not stop is stopped by a later call.
+func TestN4_AStopThatFailsIsRepeated(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	port, _ := server(t)
+	s.refusals = 1
+	s.set(func([]rayJob) []rayJob { return []rayJob{s.job("found", "sluice", "one", port)} })
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(0)})
+	testutil.Eventually(t, "the job is gone", func() bool { return len(s.list()) == 0 })
 }
 
 // TestN4_RayRefusesTheToken shows the answer of a cluster that asks for a token.

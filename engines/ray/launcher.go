@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -38,16 +39,28 @@ type Config struct {
 	// Identity is this gateway's name. It is the same after a restart, and differs from those of
 	// other gateways.
 	Identity string
+	// Redis is where gateways of the same Address and Name elect the one that writes, and tell each
+	// other their load and requests. nil: this is the only gateway of that name.
+	Redis redis.UniversalClient
+	// Lease is for how long the writer may write without an answer of Redis. After that time
+	// another gateway writes. 0 means 10 s.
+	Lease time.Duration
 	// Ports are the ports that replicas listen on.
 	Ports Ports
 	// Fleet gets the models and replicas under the source "ray".
 	Fleet *engines.Fleet
 	// InFlight returns how many requests there are on a replica. It must be fast. nil means none.
 	InFlight func(replica string) int
-	// OnFound is called once, after the jobs were first read. It gets the number of replicas of
-	// each model. The launcher starts and stops nothing until Set is called after that, so a
-	// gateway that starts does not stop running replicas. nil means that every Set suffices.
+	// Load returns how much work this gateway has for a model. nil means none.
+	Load func(model string) engines.Load
+	// OnFound is called after the jobs were first read, and each time after this gateway has become
+	// the writer. It gets the number of replicas of each model that do not drain. The launcher
+	// starts and stops nothing until Set is called after that, so a gateway that starts does not
+	// stop running replicas. nil means that every Set suffices.
 	OnFound func(replicas map[string]int)
+	// OnDemand is called when another gateway reports waiting requests for a model. It must not
+	// block. nil means no call.
+	OnDemand func(model string)
 	// OnHealthy is called when a replica that was suspected (Suspect) is found healthy. It must not
 	// block. nil means no call.
 	OnHealthy func(replica string)
@@ -77,6 +90,13 @@ func (c Config) withDefaults() Config {
 	if c.OnHealthy == nil {
 		c.OnHealthy = func(string) {}
 	}
+	if c.Load == nil {
+		c.Load = func(string) engines.Load { return engines.Load{} }
+	}
+	if c.OnDemand == nil {
+		c.OnDemand = func(string) {}
+	}
+	c.Lease = orDefault(c.Lease, defaultLease)
 	c.BackOff = c.BackOff.WithDefaults()
 	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
 	c.DrainTimeout = orDefault(c.DrainTimeout, 30*time.Minute)
@@ -97,8 +117,10 @@ type Launcher struct {
 	config Config
 	client *client
 	prober *supervise.Prober
-	// wake tells Run that something has changed. Its capacity is 1.
-	wake chan struct{}
+	// group is nil if Config.Redis is.
+	group *group
+	// wake tells Run that something has changed, and changed tells share. Their capacity is 1.
+	wake, changed chan struct{}
 	// watching waits for the goroutines that probe. Run owns it.
 	watching sync.WaitGroup
 
@@ -108,10 +130,11 @@ type Launcher struct {
 	// models is the argument of the last Set, by name. order lists their names. Guarded by mu.
 	models map[string]desiredModel
 	order  []string
-	// setCount counts the calls of Set. setsBeforeFound is its value when the jobs were first read,
-	// nil before that. Guarded by mu.
+	// setCount counts the calls of Set. setsBeforeFound is its value when OnFound was last called,
+	// nil before that. foundTerm is the number of the writer's lease at that time. Guarded by mu.
 	setCount        uint64
 	setsBeforeFound *uint64
+	foundTerm       uint64
 	// nodes are the nodes of the cluster at the last reading. Guarded by mu.
 	nodes []rayNode
 	// replicas are all replicas that exist or are wanted. Guarded by mu.
@@ -143,11 +166,16 @@ type desiredModel struct {
 // New returns a Launcher. It starts nothing.
 func New(c Config) *Launcher {
 	c = c.withDefaults()
-	return &Launcher{
-		config: c, client: newClient(c.Address, c.Token), prober: supervise.NewProber(c.ProbeTimeout), wake: make(chan struct{}, 1),
+	l := &Launcher{
+		config: c, client: newClient(c.Address, c.Token), prober: supervise.NewProber(c.ProbeTimeout),
+		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		models: map[string]desiredModel{}, replicas: map[key]*replica{}, ours: map[string]bool{},
 		roomMade: map[roomKey]int{}, stopAsked: map[string]time.Time{},
 	}
+	if c.Redis != nil {
+		l.group = newGroup(c)
+	}
+	return l
 }
 
 // Set sets all models and their numbers of replicas. It does not block.
@@ -177,9 +205,14 @@ func (l *Launcher) Run(ctx context.Context) error {
 	if ran {
 		return errors.New("the launcher for Ray has been started already")
 	}
+	defer l.leave()
 	defer l.watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if l.group != nil {
+		l.exchange(ctx) // first: what the writer drains must not be used
+		l.watching.Go(func() { l.share(ctx) })
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -196,6 +229,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 // cycle reads what exists, and starts and stops what differs from what is wanted. It returns how
 // long to wait for the next one.
 func (l *Launcher) cycle(ctx context.Context) time.Duration {
+	term := l.group.heldTerm()
 	jobs, nodes, err := l.read(ctx)
 	if ctx.Err() != nil {
 		return 0
@@ -205,7 +239,7 @@ func (l *Launcher) cycle(ctx context.Context) time.Duration {
 		return busyInterval
 	}
 	l.observe(ctx, jobs, nodes)
-	l.reportFound()
+	l.reportFound(term)
 	if steady := l.act(ctx); steady {
 		return steadyInterval
 	}
@@ -241,20 +275,23 @@ func (l *Launcher) setFault(err error) {
 	}
 }
 
-// reportFound calls Config.OnFound once with the number of replicas of each model.
-func (l *Launcher) reportFound() {
+// reportFound calls Config.OnFound with the number of replicas of each model: once, and once for
+// each lease of the writer that this gateway gets. term is the lease that it held before the jobs
+// were read.
+func (l *Launcher) reportFound(term uint64) {
 	l.mu.Lock()
-	if l.setsBeforeFound != nil {
+	if l.setsBeforeFound != nil && (term == 0 || term == l.foundTerm) {
 		l.mu.Unlock()
 		return
 	}
+	l.foundTerm = term
 	before, counts := l.setCount, map[string]int{}
 	if l.config.OnFound == nil {
 		before = 0
 	}
 	l.setsBeforeFound = &before
 	for k, r := range l.replicas {
-		if !r.ended {
+		if !r.ended && r.draining.IsZero() {
 			counts[k.model]++
 		}
 	}
@@ -266,7 +303,8 @@ func (l *Launcher) reportFound() {
 
 // mayWriteLocked reports whether this gateway may start and stop jobs now. mu is held.
 func (l *Launcher) mayWriteLocked() bool {
-	return l.rival == "" && l.setsBeforeFound != nil && l.setCount > *l.setsBeforeFound
+	return l.rival == "" && l.setsBeforeFound != nil && l.setCount > *l.setsBeforeFound && l.group.heldTerm() == l.foundTerm &&
+		l.group.mayWrite()
 }
 
 // publishLocked reports the models and all replicas to the fleet. mu is held, so that reports stay
@@ -318,13 +356,16 @@ type Status struct {
 	// Rival says which other gateway starts and stops jobs of this installation. This gateway then
 	// starts and stops none. It is empty if there is none.
 	Rival string
+	// Redis says why Redis cannot be used, without which no gateway writes. It is empty if Redis
+	// answers, or is not configured.
+	Redis string
 }
 
 // Status returns the state of the launcher.
 func (l *Launcher) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Status{Fault: l.fault, Rival: l.rival}
+	return Status{Fault: l.fault, Rival: l.rival, Redis: l.group.fault()}
 }
 
 // notify puts a token into the channel, unless there is one.

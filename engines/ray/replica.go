@@ -54,7 +54,9 @@ type replica struct {
 	// lost is when the server was found dead though Ray says that its job runs; zero: it was not.
 	lost time.Time
 	// draining is when it began to drain, stopping when its job was told to stop. Zero: not.
+	// drainID is what all gateways call this drain. It is empty while the replica does not drain.
 	draining, stopping time.Time
+	drainID            string
 	// failures counts the failures in a row, collisions those because of the port. retryAt is when
 	// the next job may be submitted.
 	failures, collisions int
@@ -86,10 +88,16 @@ func (l *Launcher) observe(ctx context.Context, jobs []rayJob, nodes []rayNode) 
 		l.observeJobLocked(ctx, k, j, byID)
 	}
 	for k, r := range l.replicas {
-		if _, known := newest[k]; !known && r.job != "" && !r.ended && time.Since(r.submitted) > submitSettle && !l.servesLocked(r) {
+		if _, known := newest[k]; known || time.Since(r.submitted) <= submitSettle || l.servesLocked(r) {
+			continue
+		}
+		if !l.group.mayWrite() {
+			l.forgetLocked(k, r) // the writer starts the next job
+		} else if r.job != "" && !r.ended {
 			l.endLocked(r, "Ray does not know its job any more")
 		}
 	}
+	l.followLocked()
 	l.publishLocked()
 }
 
@@ -105,7 +113,7 @@ func (l *Launcher) newestLocked(jobs []rayJob) map[key]rayJob {
 		}
 		if l.setsBeforeFound == nil || l.ours[j.SubmissionID] || meta.gateway == l.config.Identity {
 			ours[j.SubmissionID] = true
-		} else if !j.hasEnded() {
+		} else if !j.hasEnded() && l.group.isStranger(meta.gateway) {
 			rival = meta.gateway
 		}
 		k := key{meta.model, meta.index}

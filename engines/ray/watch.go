@@ -111,7 +111,7 @@ func (w *watch) awaitReady(ctx context.Context) bool {
 			})
 			return true
 		}
-		if limit := orDefault(m.StartTimeout, defaultStartTimeout); time.Since(began) >= limit {
+		if limit := orDefault(m.StartTimeout, defaultStartTimeout); time.Since(began) >= limit && w.launcher.group.mayWrite() {
 			lines := w.log(ctx, m)
 			w.change(func(r *replica) {
 				r.lost = time.Now()

@@ -16,7 +16,9 @@ type Ray struct {
 	// authentication (RAY_AUTH_MODE=token). Default: empty, no token is sent.
 	TokenEnv string `yaml:"token_env"`
 	// Name is the name of this installation. Installations that share a cluster have different
-	// names, and each leaves the jobs of the others alone. At most 63 characters. Default sluice.
+	// names, and each leaves the jobs of the others alone. Gateways with the same name, address and
+	// redis share the jobs, and one of them starts and stops them. At most 63 characters. Default
+	// sluice.
 	Name string `yaml:"name" default:"sluice"`
 	// Ports is the range of the TCP ports that replicas listen on, on all addresses of their nodes.
 	// No two replicas of the installation have the same port. Ray itself uses 10002-19999 unless it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -47,6 +48,8 @@ type launchers struct {
 	kubernetes *kubernetes.Launcher
 	// ray is nil when the configuration does not use Ray.
 	ray *ray.Launcher
+	// rayRedis is nil when ray shares nothing.
+	rayRedis io.Closer
 	// resources is nil without custom resources.
 	resources *customResources
 
@@ -86,7 +89,9 @@ func (g *Gateway) makeLaunchers() error {
 		l.makeKubernetes(*c.Kubernetes, g.reapply)
 	}
 	if c.Ray != nil {
-		l.makeRay(*c.Ray, c.StateDir)
+		if err := l.makeRay(c); err != nil {
+			return err
+		}
 	}
 	g.launchers = l
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -11,18 +12,29 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/ray"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
-// makeRay makes the launcher of jobs on Ray.
-func (l *launchers) makeRay(c config.Ray, stateDir string) {
-	l.ray = ray.New(ray.Config{
-		Address: c.Address, Token: c.Token, Name: c.Name, Identity: rayIdentity(stateDir), Ports: ray.Ports{First: c.FirstPort, Last: c.LastPort},
-		Fleet: l.fleet, InFlight: l.dispatcher.Load, OnFound: l.keepFound, OnHealthy: l.dispatcher.EndSuspension, Log: l.log,
-	})
+// makeRay makes the launcher of jobs on Ray. With a Redis, gateways of the same ray.name share it.
+func (l *launchers) makeRay(c *config.Config) error {
+	section := ray.Config{
+		Address: c.Ray.Address, Token: c.Ray.Token, Name: c.Ray.Name, Identity: rayIdentity(c.StateDir),
+		Ports: ray.Ports{First: c.Ray.FirstPort, Last: c.Ray.LastPort}, Fleet: l.fleet, InFlight: l.dispatcher.Load, Load: l.reportedLoad,
+		OnFound: l.keepFound, OnDemand: l.scaler.ReportDemand, OnHealthy: l.dispatcher.EndSuspension, Log: l.log,
+	}
+	if c.Redis != "" {
+		client, err := redis.NewClient(c.Redis, 0)
+		if err != nil {
+			return err
+		}
+		section.Redis, l.rayRedis = client, client
+	}
+	l.ray = ray.New(section)
+	return nil
 }
 
 // rayIdentity returns a name for the gateway of this state directory on this machine. It is the
@@ -37,7 +49,13 @@ func rayIdentity(stateDir string) string {
 // are counted, because some of them may be at these jobs.
 func (l *launchers) watchRay(ctx context.Context, group *errgroup.Group) {
 	if l.ray != nil {
-		group.Go(func() error { return l.ray.Run(ctx) })
+		group.Go(func() error {
+			err := l.ray.Run(ctx)
+			if l.rayRedis != nil {
+				err = errors.Join(err, l.rayRedis.Close())
+			}
+			return err
+		})
 	}
 }
 
@@ -75,7 +93,8 @@ func rayModels(c *config.Config, desired func(model string) int) []ray.Model {
 	return models
 }
 
-// rayConditions tells whether Ray answers, and whether another gateway uses the same installation.
+// rayConditions tells whether Ray and Redis answer, and whether a gateway that does not share uses
+// the same installation.
 func (g *Gateway) rayConditions() []condition.Condition {
 	if g.launchers.ray == nil {
 		return nil
@@ -88,8 +107,13 @@ func (g *Gateway) rayConditions() []condition.Condition {
 	}
 	if s.Rival != "" {
 		all = append(all, condition.Fault(condition.RayFault, s.Rival, "AnotherGateway", fmt.Sprintf(
-			"Gateway %s starts jobs of the same ray.name, so this gateway starts and stops none. Give each gateway a ray.name of its own, "+
-				"or stop one of them and restart the other.", s.Rival)))
+			"Gateway %s starts jobs of the same ray.name and does not share them, so this gateway starts and stops none. Give both the same redis, "+
+				"or each a ray.name of its own. Or stop one of them and restart the other.", s.Rival)))
+	}
+	if s.Redis != "" {
+		all = append(all, condition.Fault(condition.RayFault, "redis", "NoLease", fmt.Sprintf(
+			"Redis does not answer: %s. Without it the gateways of one ray.name cannot agree which of them writes, so this gateway starts and stops "+
+				"no job on Ray. Replicas that answer stay.", sentence(s.Redis))))
 	}
 	return all
 }

@@ -111,8 +111,8 @@ func (g *Gateway) allPickable() bool {
 	return true
 }
 
-// private reports whether the replica is this gateway's alone: a process, or a job of its own
-// installation on Ray. Other gateways have replicas of the same id, which are other processes.
+// private reports whether the replica is this gateway's alone: a process, or a job on Ray.
+// Other gateways may have replicas of the same id, which are other processes.
 func (r *remoteRouting) private(replica string) bool {
 	now := r.fleet.Snapshot()
 	known := r.local.Load()

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/sluice-gateway/sluice/engines"
-	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
@@ -32,17 +31,23 @@ func (l *launchers) evict(models []string) {
 // demand reports that a request waits for a model.
 func (l *launchers) demand(model string) {
 	l.scaler.ReportDemand(model)
+	l.publishLoad()
+}
+
+// applyScaled applies numbers of replicas that the scaler has changed. A gateway elsewhere that
+// starts the replicas learns at once what load has changed them.
+func (l *launchers) applyScaled() {
+	l.apply()
+	l.publishLoad()
+}
+
+// publishLoad tells the other gateways that launch the same models what waits here.
+func (l *launchers) publishLoad() {
 	if l.kubernetes != nil {
 		l.kubernetes.PublishLoad()
 	}
-}
-
-// applyScaled applies numbers of replicas that the scaler has changed. A leader elsewhere that
-// starts the pods learns at once what load has changed them.
-func (l *launchers) applyScaled() {
-	l.apply()
-	if l.kubernetes != nil {
-		l.kubernetes.PublishLoad()
+	if l.ray != nil {
+		l.ray.PublishLoad()
 	}
 }
 
@@ -58,12 +63,16 @@ func (l *launchers) lastScaled(model string) *admin.Scaled {
 // load is the load of a model at all gateways that launch it together.
 func (l *launchers) load(model string) scale.Load {
 	own := l.ownLoad(model)
+	var others engines.Load // a model has one launcher
 	if l.kubernetes != nil {
-		others := l.kubernetes.OthersLoad(model)
-		own.Running, own.Queued = own.Running+others.Running, own.Queued+others.Queued
-		own.Admitted, own.Refused = own.Admitted+others.Admitted, own.Refused+others.Refused
-		own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
+		others = others.Add(l.kubernetes.OthersLoad(model))
 	}
+	if l.ray != nil {
+		others = others.Add(l.ray.OthersLoad(model))
+	}
+	own.Running, own.Queued = own.Running+others.Running, own.Queued+others.Queued
+	own.Admitted, own.Refused = own.Admitted+others.Admitted, own.Refused+others.Refused
+	own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
 	return own
 }
 
@@ -84,8 +93,8 @@ func (l *launchers) ownLoad(model string) scale.Load {
 }
 
 // reportedLoad returns ownLoad in the form that is reported to the other gateways.
-func (l *launchers) reportedLoad(model string) kubernetes.Load {
+func (l *launchers) reportedLoad(model string) engines.Load {
 	own := l.ownLoad(model)
-	return kubernetes.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted, Refused: own.Refused,
-		Predicted: kubernetes.Predicted(own.Predicted)}
+	return engines.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted, Refused: own.Refused,
+		Predicted: engines.Predicted(own.Predicted)}
 }

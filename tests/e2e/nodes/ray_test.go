@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/raytest"
+	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -130,4 +131,40 @@ func TestE2E_N4_N5_RayReplicasOutliveTheGateway(t *testing.T) {
 	c.KillNode("node-a")
 	awaitReplicasOn(g, map[string]int{"node-b": 1, "node-c": 1})
 	askReplica(g, "replaced")
+}
+
+// TestE2E_N4_TwoGatewaysOnOneRay: of two gateways with one Redis the first writes. A request at the
+// second starts a job, which both use. When the first is killed under a stream of the second, the
+// second takes over: the job runs on, ends when nobody asks any more, and is started again.
+func TestE2E_N4_TwoGatewaysOnOneRay(t *testing.T) {
+	t.Parallel()
+	c := startRay(t)
+	config := "redis: " + redistest.URL(redistest.Start(t)) + rayConfig(c, "{min: 0, max: 2}")
+	first, second := harness.Start(t, config), harness.Start(t, config)
+	streams := second.OpenStreams(1, 300)
+	if got := askReplica(first, "hello"); got != "chat-0" {
+		t.Errorf("served by %q at the writer", got)
+	}
+	jobs := runningJobs(c)
+	if a, b := first.Replicas()["chat-0"], second.Replicas()["chat-0"]; a.Address == "" || a.Address != b.Address || len(c.Jobs()) != 1 {
+		t.Errorf("the replica is at %q and %q; jobs %+v", a.Address, b.Address, c.Jobs())
+	}
+
+	first.Kill()
+	streams.Wait()
+	if now := runningJobs(c); now != jobs {
+		t.Errorf("jobs were %q and are %q", jobs, now)
+	}
+	harness.Eventually(t, "no job is left", func() error {
+		if jobs := c.Jobs(); len(jobs) > 0 {
+			return fmt.Errorf("%+v", jobs)
+		}
+		return nil
+	})
+	if got := askReplica(second, "again"); got != "chat-0" {
+		t.Errorf("served by %q after the model had no replica", got)
+	}
+	if conditions, err := second.Conditions(condition.RayFault); err != nil || len(conditions) > 0 {
+		t.Errorf("conditions %v, %v", conditions, err)
+	}
 }
