@@ -54,6 +54,9 @@ type Version struct {
 	// RayVariables are variables by which one replica spreads over several nodes of a Ray cluster.
 	// A model's own variables override them. nil means that the engine cannot.
 	RayVariables map[string]any
+	// MultiHost says how one replica spreads over several pods on Kubernetes. The zero value means
+	// that the engine cannot.
+	MultiHost MultiHost `json:",omitzero"`
 	// Ready tells when a starting replica may serve: at its first 2xx answer.
 	Ready Probe
 	// Health tells whether a ready replica still serves.

@@ -19,6 +19,7 @@ func (v Version) Check() []Fault {
 	} else if _, err := parseCommand(v.Command); err != nil {
 		faults = append(faults, Fault{Path: []string{"command"}, Reason: err.Error()})
 	}
+	faults = append(faults, v.MultiHost.check()...)
 	faults = append(faults, v.checkEnv()...)
 	faults = append(faults, v.Ready.check("ready")...)
 	faults = append(faults, v.Health.check("health")...)

@@ -23,6 +23,7 @@ func vllm() Engine {
 	}
 	recent := func(v Version) Version { // /v1/messages came with 0.11.1
 		v.Routes = append(v.Routes, messagesAPI()...)
+		v.MultiHost = vllmOnHosts()
 		return v
 	}
 	return Engine{Name: "vllm", Versions: []Version{
@@ -56,6 +57,7 @@ func vllmVersion(name, release string, own map[string]any) Version {
 		// Its driver asks Ray for a placement group with the GPUs of all workers, the first on its
 		// own node (vllm/v1/executor/ray_utils.py).
 		RayVariables: map[string]any{"distributed_executor_backend": "ray"},
+		MultiHost:    vllmOnRay(),
 		Ready:        Probe{Path: "/health", Every: time.Second},
 		Health:       Probe{Path: "/health", Every: 10 * time.Second},
 		Slots:        Slots{Variable: "max_num_seqs", Default: 256},
@@ -69,6 +71,35 @@ func vllmVersion(name, release string, own map[string]any) Version {
 func vllmOwned() []string {
 	return []string{"--model", "--model-tag", "--uds", "--config", "--root-path", "--api-key", "--headless",
 		"--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers", "--enable-ssl-refresh", "--grpc"}
+}
+
+// vllmOnRay starts a Ray cluster of the group's pods, as vLLM's example for LeaderWorkerSets does
+// (multi-node-serving.sh). The images have Ray up to 0.18. GPUs of one host share each layer, hosts
+// share the layers among them. The scripts wait for each other without a limit of their own: the
+// start timeout of the model ends a leader that waits too long, and with it its group.
+func vllmOnRay() MultiHost {
+	const alive = `python3 -c 'import ray; ray.init(address="auto", logging_level="error"); ` +
+		`print(sum(n["Alive"] for n in ray.nodes()))'`
+	leader := `ray start --head --port=6379 || exit 1
+until [ "$(` + alive + ` | tail -n 1)" = "$LWS_GROUP_SIZE" ]; do echo "waiting for the workers to join Ray"; sleep 5; done
+exec "$@"`
+	worker := `until ray start --address="$LWS_LEADER_ADDRESS:6379" --block; do echo "waiting for Ray on the leader"; sleep 5; done
+exit 1`
+	return MultiHost{
+		Leader: []string{"bash", "-c", leader, "leader", wholeCommand}, Worker: []string{"bash", "-c", worker},
+		Variables: map[string]any{"distributed_executor_backend": "ray"}, Hosts: "pipeline_parallel_size",
+	}
+}
+
+// vllmOnHosts has vLLM itself connect the hosts, which came after 0.11.0 and needs no Ray. The name
+// of the leader may be known a moment after its pod has started.
+func vllmOnHosts() MultiHost {
+	const run = `until getent hosts "$LWS_LEADER_ADDRESS" >/dev/null; do sleep 1; done
+exec "$@" --nnodes "$LWS_GROUP_SIZE" --node-rank "$LWS_WORKER_INDEX" --master-addr "$LWS_LEADER_ADDRESS"`
+	return MultiHost{
+		Leader: []string{"bash", "-c", run, "leader", wholeCommand}, Worker: []string{"bash", "-c", run + " --headless", "worker", wholeCommand},
+		Variables: map[string]any{"distributed_executor_backend": "mp"}, Hosts: "pipeline_parallel_size",
+	}
 }
 
 // vllmMetrics are the names of all versions. The prefix gpu_ went between 0.8.5 and 0.11.0.

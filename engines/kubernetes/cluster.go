@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -46,15 +47,18 @@ type cluster struct {
 	// setCount returns the number of calls of Launcher.Set.
 	setCount func() uint64
 
+	groupsAPI   dynamic.ResourceInterface
 	deployments *watchStore[*appsv1.Deployment]
-	jobs        *watchStore[*batchv1.Job]
-	budgets     *watchStore[*policyv1.PodDisruptionBudget]
-	pods        *watchStore[*corev1.Pod]
-	leases      *watchStore[*coordinationv1.Lease]
-	peers       *peers
-	ownLease    *gatewayLease
-	election    atomic.Pointer[election]
-	health      *health
+	// groupSets holds the LeaderWorkerSets as the Deployments of their leaders.
+	groupSets *watchStore[*appsv1.Deployment]
+	jobs      *watchStore[*batchv1.Job]
+	budgets   *watchStore[*policyv1.PodDisruptionBudget]
+	pods      *watchStore[*corev1.Pod]
+	leases    *watchStore[*coordinationv1.Lease]
+	peers     *peers
+	ownLease  *gatewayLease
+	election  atomic.Pointer[election]
+	health    *health
 	// observeSignal and reconcileSignal wake the loops. Their capacity is 1.
 	observeSignal, reconcileSignal chan struct{}
 
@@ -80,6 +84,8 @@ type cluster struct {
 	fetches map[string]engines.Fetch
 	// writeErrors holds, by model, the error of this gateway's last write. Guarded by mu.
 	writeErrors map[string]string
+	// groupsFault says why LeaderWorkerSets cannot be used, or is nil. Guarded by mu.
+	groupsFault error
 	// needsRoomSince holds, by model hash, since when a pod cannot be scheduled. Only reconcileLoop
 	// uses it.
 	needsRoomSince map[string]time.Time
@@ -92,6 +98,9 @@ type cluster struct {
 type wanted struct {
 	Model
 	manifest *appsv1.Deployment
+	// workers is the template of the workers if the manifest stands for a LeaderWorkerSet, else
+	// nil.
+	workers *corev1.PodTemplateSpec
 }
 
 // podDrain is how far this gateway is done with a draining pod.
@@ -113,13 +122,19 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 	if err != nil {
 		return nil, err
 	}
+	groups, err := dynamic.NewForConfig(to)
+	if err != nil {
+		return nil, err
+	}
 	k := &cluster{
-		Config: c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
+		groupsAPI: groups.Resource(groupsResource()).Namespace(namespace),
+		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
 		applied: map[string]appliedDeployment{},
 	}
 	k.deployments = newWatchStore[*appsv1.Deployment](k.onWatchEvent("deployments"))
+	k.groupSets = newWatchStore[*appsv1.Deployment](k.onWatchEvent("leaderworkersets"))
 	k.budgets = newWatchStore[*policyv1.PodDisruptionBudget](k.onWatchEvent("poddisruptionbudgets"))
 	k.jobs = newWatchStore[*batchv1.Job](k.onWatchEvent("jobs"))
 	k.pods = newWatchStore[*corev1.Pod](k.onWatchEvent("pods"))
@@ -205,6 +220,7 @@ func (c *cluster) run(ctx context.Context) {
 			watch(watchTarget{resource: kind, namespace: c.location.namespace, selector: selector(c.labels())})
 		})
 	}
+	working.Go(func() { c.watchGroups(ctx) })
 	working.Go(func() { c.observeLoop(ctx) })
 	working.Go(func() { c.loaderLoop(ctx) })
 	working.Go(func() { c.reconcileLoop(ctx) })
@@ -229,7 +245,7 @@ func selector(labels map[string]string) string {
 // synced reports whether all kinds were listed once that tell of replicas. It stays true while the
 // API is unreachable.
 func (c *cluster) synced() bool {
-	return c.deployments.hasSynced() && c.pods.hasSynced() && c.leases.hasSynced()
+	return c.deployments.hasSynced() && c.groupSets.hasSynced() && c.pods.hasSynced() && c.leases.hasSynced()
 }
 
 func (c *cluster) waitSynced(ctx context.Context) bool {
@@ -280,7 +296,7 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 	next := map[string]podDrain{}
 	for _, p := range pods {
 		mark := drainMark(p)
-		if mark == "" {
+		if mark == "" || isWorker(p) {
 			continue
 		}
 		d := before[p.Name]
@@ -316,17 +332,17 @@ func (c *cluster) inFlight(replica string) int {
 func (c *cluster) publish(pods []*corev1.Pod) {
 	full := map[string]int{} // the number of serving pods by Deployment
 	for _, p := range pods {
-		if rank(p) == serving && !isLoader(p) && p.DeletionTimestamp == nil {
+		if rank(p) == serving && !isLoader(p) && !isWorker(p) && p.DeletionTimestamp == nil {
 			full[p.Labels[labelDeployment]]++
 		}
 	}
 	size := map[string]int{}
-	for _, d := range c.deployments.list(time.Now()) {
+	for _, d := range c.workloads(time.Now()) {
 		size[d.Name] = specReplicas(d)
 	}
-	all := c.loaders(pods)
+	all, troubles := c.loaders(pods), workerTroubles(pods)
 	for _, p := range pods {
-		if isLoader(p) {
+		if isLoader(p) || isWorker(p) {
 			continue
 		}
 		of := p.Labels[labelDeployment]
@@ -335,7 +351,11 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 			// for long.
 			continue
 		}
-		all = append(all, replicaOf(p))
+		r := replicaOf(p)
+		if why := troubles[p.Name]; why != "" && r.State == engines.Starting {
+			r.Reason = why
+		}
+		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b engines.Replica) int { return strings.Compare(a.ID, b.ID) })
 	c.mu.Lock()
@@ -366,7 +386,7 @@ func (c *cluster) reportFound(now time.Time) {
 	}
 	counts := map[string]int{}
 	pods := c.podsByDeployment(now)
-	for _, d := range c.deployments.list(now) {
+	for _, d := range c.workloads(now) {
 		counts[d.Annotations[annotationModel]] += (&deploymentPlan{deployment: c.describe(d, pods, now)}).stayingCount()
 	}
 	c.Config.OnFound(counts)
@@ -413,7 +433,7 @@ func (c *cluster) isGone(model string) bool {
 		return false
 	}
 	now, hash := time.Now(), hashPrefix(model, 16)
-	return !slices.ContainsFunc(c.deployments.list(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
+	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 
@@ -436,7 +456,7 @@ func (c *cluster) blockedModels() map[string]string {
 
 // mayOwn reports whether the object with this UID owns a Deployment here. It is true before synced.
 func (c *cluster) mayOwn(uid string) bool {
-	return !c.synced() || slices.ContainsFunc(c.deployments.list(time.Now()), func(d *appsv1.Deployment) bool {
+	return !c.synced() || slices.ContainsFunc(c.workloads(time.Now()), func(d *appsv1.Deployment) bool {
 		return slices.ContainsFunc(d.OwnerReferences, func(o metav1.OwnerReference) bool { return string(o.UID) == uid })
 	})
 }

@@ -27,5 +27,9 @@
 // Weights of a model may be fetched by a Job before its pods are made (weights.go). The loader's
 // pod is reported as a replica that starts, with what it says of its progress (loader.go).
 //
+// A replica that spreads over several hosts is a group of pods of a LeaderWorkerSet (groups.go).
+// Only its leader is a replica. The pods of a LeaderWorkerSet are removed from the highest index
+// (plan_ordered.go).
+//
 // While the API server is unreachable, the gateways keep the replicas that they know.
 package kubernetes

@@ -37,11 +37,18 @@ func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.
 		}
 	}
 	others := c.peers.live()
-	for _, p := range c.pods.list(now) {
+	pods := podsByName(c.pods.list(now))
+	for _, p := range pods {
 		if p.DeletionTimestamp == nil || p.DeletionGracePeriodSeconds == nil || *p.DeletionGracePeriodSeconds <= endGraceSeconds {
 			continue
 		}
 		ending = true
+		if isWorker(p) {
+			if c.isLeader() && ctx.Err() == nil && mayEndWorker(p, pods[leaderOf(p.Name)]) {
+				errs = append(errs, c.endPod(ctx, p))
+			}
+			continue
+		}
 		timeout, ok := timeouts[p.Labels[labelDeployment]]
 		if !ok {
 			timeout = c.DrainTimeout
@@ -59,6 +66,26 @@ func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.
 		errs = append(errs, c.endPod(ctx, p))
 	}
 	return ending, errors.Join(errs...)
+}
+
+// podsByName returns the pods by their names.
+func podsByName(pods []*corev1.Pod) map[string]*corev1.Pod {
+	all := make(map[string]*corev1.Pod, len(pods))
+	for _, p := range pods {
+		all[p.Name] = p
+	}
+	return all
+}
+
+// mayEndWorker reports whether a deleted worker may end: its leader is gone, or ends and has no
+// requests. leader is the pod with the name of its leader, or nil. A leader that is younger than
+// the worker is that of another group.
+func mayEndWorker(worker, leader *corev1.Pod) bool {
+	if leader == nil || leader.CreationTimestamp.After(worker.CreationTimestamp.Time) || readPod(leader).finished {
+		return true
+	}
+	grace := leader.DeletionGracePeriodSeconds
+	return leader.DeletionTimestamp != nil && grace != nil && *grace <= endGraceSeconds
 }
 
 // endPod shortens the grace period of a deleted pod.

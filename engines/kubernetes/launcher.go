@@ -247,8 +247,12 @@ func (l *Launcher) manifestOf(m Model) *renderedModel {
 	}
 	made := l.manifests[m.Name]
 	if made == nil || !made.source.hasSameManifest(m) {
-		d, err := l.install.manifest(m)
-		made = &renderedModel{source: m, wanted: wanted{manifest: d}, err: err}
+		made = &renderedModel{source: m}
+		if m.Hosts > 1 {
+			made.manifest, made.workers, made.err = l.install.groups(m)
+		} else {
+			made.manifest, made.err = l.install.manifest(m)
+		}
 	}
 	now := *made
 	now.Model = m
@@ -402,11 +406,12 @@ func (l *Launcher) IsGone(model, uid string) bool {
 	return others || !slices.ContainsFunc(where, func(c *cluster) bool { return !c.isGone(model) })
 }
 
-// Selector returns the label selector of the model's pods, of all its Deployments.
+// Selector returns the label selector of the model's pods, of all its Deployments. Of groups it
+// selects the leaders.
 func (l *Launcher) Selector(model string) string {
 	labels := l.install.labels()
 	labels[labelModel] = hashPrefix(model, 16)
-	return selector(labels)
+	return selector(labels) + ",!" + labelRole // a selector of /scale knows no !=
 }
 
 // Status returns the launcher's state for the operator.

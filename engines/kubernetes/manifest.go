@@ -95,6 +95,15 @@ func (in install) labels() map[string]string {
 // manifest renders the Deployment of a model without a namespace and with 0 replicas. The
 // Deployment's name depends on its pod template, so another template is another Deployment.
 func (in install) manifest(m Model) (*appsv1.Deployment, error) {
+	d, err := in.render(m)
+	if err == nil {
+		in.setOwnFields(d, m)
+	}
+	return d, err
+}
+
+// render returns the Deployment of a model without what belongs to Sluice.
+func (in install) render(m Model) (*appsv1.Deployment, error) {
 	base, err := in.baseDeployment(m)
 	if err != nil {
 		return nil, err
@@ -111,7 +120,6 @@ func (in install) manifest(m Model) (*appsv1.Deployment, error) {
 	if err := checkContainer(merged); err != nil {
 		return nil, err
 	}
-	in.setOwnFields(merged, m)
 	return merged, nil
 }
 
@@ -135,7 +143,7 @@ func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	mergeInto(&d.Spec.Template.Labels, labels)
 	mergeInto(&d.Spec.Template.Annotations, annotations)
 	delete(d.Spec.Template.Labels, labelDeployment)
-	d.Name = in.deploymentName(m.Name, d.Spec.Template)
+	d.Name = in.deploymentName(m.Name, d.Spec.Template, longestName(d))
 	d.Namespace, d.GenerateName = "", ""
 	annotations[annotationDrain] = orDefault(m.DrainTimeout, in.drainTimeout).String()
 	mergeInto(&d.Labels, labels)
@@ -152,11 +160,19 @@ func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	d.Spec.Paused = false
 }
 
+// longestName returns how long the name of a Deployment may be.
+func longestName(d *appsv1.Deployment) int {
+	if hasGroups(d) {
+		return maxGroupsName
+	}
+	return maxLabelLength
+}
+
 // deploymentName returns a readable name that differs between models and between pod templates.
-func (in install) deploymentName(model string, template corev1.PodTemplateSpec) string {
+func (in install) deploymentName(model string, template corev1.PodTemplateSpec, longest int) string {
 	data, _ := json.Marshal(template) // Marshal cannot fail on plain data.
 	tail := "-" + hashPrefix(model, 6) + "-" + hashPrefix(string(data), 8)
-	room := min(maxSlugLength, maxLabelLength-len(in.name)-1-len(tail))
+	room := min(maxSlugLength, longest-len(in.name)-1-len(tail))
 	return in.name + "-" + slug(model, room) + tail
 }
 
@@ -333,7 +349,7 @@ func probe(p engines.Probe, standard time.Duration) *corev1.Probe {
 }
 
 func (m Model) requirements() corev1.ResourceRequirements {
-	r := m.Resources
+	r := m.perHost()
 	if r == nil {
 		return corev1.ResourceRequirements{}
 	}

@@ -28,6 +28,9 @@ type Model struct {
 	Resources *engines.Resources
 	// GPUResource is the resource name for whole GPUs. Empty means "nvidia.com/gpu".
 	GPUResource string
+	// Hosts is the number of pods that a replica spreads over. Resources are those of all together.
+	// Above 1 the model is a LeaderWorkerSet.
+	Hosts int
 	// Placement is "spread" or "pack". Empty means "spread". The scheduler treats it as a
 	// preference.
 	Placement string

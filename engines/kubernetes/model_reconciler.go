@@ -35,6 +35,11 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 	if w := r.model.Weights; w != nil && r.model.manifest != nil && r.model.Desired > 0 && !r.loaded[r.cluster.jobName(*w)] {
 		return false, nil // What runs goes on until the new weights are there.
 	}
+	if r.model.workers != nil {
+		if err := r.cluster.groupsUsable(); err != nil {
+			return false, err
+		}
+	}
 	want := target{}
 	if r.model.manifest != nil {
 		want = target{current: r.model.manifest.Name, desired: r.model.Desired}
@@ -115,9 +120,9 @@ func (r modelReconciler) create(ctx context.Context, count int) error {
 	d := r.model.manifest.DeepCopy()
 	d.Namespace, d.Spec.Replicas = r.cluster.location.namespace, new(int32(count))
 	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
-	made, err := r.cluster.client.AppsV1().Deployments(d.Namespace).Create(ctx, d, metav1.CreateOptions{FieldManager: fieldManager})
+	made, err := r.cluster.createWorkload(ctx, d, r.model)
 	if err == nil {
-		r.cluster.deployments.recordWrite(made, "", time.Now())
+		r.cluster.storeOf(d).recordWrite(made, "", time.Now())
 		r.cluster.applied[made.Name] = appliedDeployment{uid: made.UID, generation: made.Generation}
 	}
 	return err
@@ -141,9 +146,9 @@ func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch
 	if err != nil {
 		return err
 	}
-	changed, err := r.cluster.client.AppsV1().Deployments(r.cluster.location.namespace).Patch(ctx, name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+	changed, err := r.cluster.patchWorkload(ctx, d, types.MergePatchType, data, metav1.PatchOptions{})
 	if err == nil {
-		r.cluster.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
+		r.cluster.storeOf(d).recordWrite(changed, d.ResourceVersion, time.Now())
 		r.cluster.keepApplied(d, changed)
 	}
 	return err
@@ -163,7 +168,7 @@ func versionedPatch(patch map[string]any, of metav1.Object) ([]byte, error) {
 // remove deletes the version of the Deployment that the plan was based on, and its pods.
 func (r modelReconciler) remove(ctx context.Context, name string) error {
 	d := r.deployment(name)
-	return r.cluster.client.AppsV1().Deployments(r.cluster.location.namespace).Delete(ctx, name, metav1.DeleteOptions{
+	return r.cluster.deleteWorkload(ctx, d, metav1.DeleteOptions{
 		Preconditions:     &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion},
 		PropagationPolicy: new(metav1.DeletePropagationBackground),
 	})

@@ -15,7 +15,10 @@ type deployment struct {
 	// may know pods that this gateway's watch has not shown yet.
 	statusReplicas int
 	deleting       bool
-	pods           []pod
+	// ordered is true for a LeaderWorkerSet. Its pods are leaders of groups. It removes the one
+	// with the highest index, whatever its state is.
+	ordered bool
+	pods    []pod
 }
 
 // target is what a model shall have.
@@ -104,7 +107,9 @@ func (p *planner) drainOld() (keep int) {
 		for i := range c.pods {
 			switch o := &c.pods[i]; {
 			case c.deleting || o.terminating || o.active() && o.draining != "":
-				going++
+				if !c.isBlocked(*o) {
+					going++
+				}
 			case !o.active():
 			case o.rank == serving:
 				owner[o] = c
@@ -191,7 +196,12 @@ func (c *deploymentPlan) active() int { return c.count(pod.active) }
 
 // surplus returns the number of active pods that the ReplicaSet will delete without further
 // actions.
-func (c *deploymentPlan) surplus() int { return max(0, c.active()-c.replicas) }
+func (c *deploymentPlan) surplus() int {
+	if c.ordered {
+		return c.count(func(o pod) bool { return o.active() && o.index >= c.replicas })
+	}
+	return max(0, c.active()-c.replicas)
+}
 
 // stayingCount returns the number of pods that exist or will be created without further actions and
 // do not drain.
@@ -227,6 +237,10 @@ func (c *deploymentPlan) canUndrain(o pod) bool {
 
 // shrink removes excess pods: first those that do not exist yet, then existing ones by draining.
 func (c *deploymentPlan) shrink(excess int) {
+	if c.ordered {
+		c.shrinkOrdered(excess)
+		return
+	}
 	excess -= c.dropUncreated(excess)
 	staying := c.stayingPods()
 	for _, o := range staying[:min(excess, len(staying))] {
@@ -241,6 +255,9 @@ func (c *deploymentPlan) dropUncreated(most int) int {
 		return 0
 	}
 	missing := max(0, min(c.replicas+c.delta-max(c.active(), c.statusReplicas), most))
+	if c.ordered {
+		missing = min(missing, c.uncreatedOnTop())
+	}
 	c.delta -= missing
 	return missing
 }
@@ -260,14 +277,18 @@ func (c *deploymentPlan) stayingPods() []*pod {
 // swapBroken drains a broken pod and undrains a better one in its place. The ReplicaSet would
 // delete the broken one first anyway.
 func (c *deploymentPlan) swapBroken() {
+	if c.ordered {
+		c.swapOrdered()
+		return
+	}
 	staying := c.stayingPods()
 	if len(staying) == 0 {
 		return
 	}
 	for i := range c.pods {
 		if o := &c.pods[i]; c.canUndrain(*o) && o.rank > staying[0].rank {
+			c.drain(staying[0]) // first, so that a leader that dies in between leaves no pod too many
 			c.undrain(o)
-			c.drain(staying[0])
 			return
 		}
 	}
@@ -302,7 +323,7 @@ func (c *deploymentPlan) finalActions() []action {
 	}
 	// A drained pod may have got requests again.
 	markedCount := c.count(func(o pod) bool { return o.active() && o.marked && o.drained })
-	if lower := markedCount - c.surplus(); lower > 0 && !c.hasMarked && !unseen && c.markedGoFirst() {
+	if lower := c.removable(markedCount); lower > 0 && !c.hasMarked && !unseen && c.markedGoFirst() {
 		c.delta -= lower
 	}
 	switch replicas := c.replicas + c.delta; {
@@ -314,8 +335,20 @@ func (c *deploymentPlan) finalActions() []action {
 	return c.actions
 }
 
+// removable returns by how many replicas the Deployment may be scaled down, if so many pods are
+// marked and drained.
+func (c *deploymentPlan) removable(markedCount int) int {
+	if c.ordered {
+		return c.markedOnTop()
+	}
+	return markedCount - c.surplus()
+}
+
 // markedGoFirst reports whether the ReplicaSet would delete the marked pods before all others.
 func (c *deploymentPlan) markedGoFirst() bool {
+	if c.ordered {
+		return true // only those on top are counted
+	}
 	lowest, highest := serving, unscheduled
 	for _, o := range c.pods {
 		switch {
@@ -330,8 +363,8 @@ func (c *deploymentPlan) markedGoFirst() bool {
 }
 
 // compareDeletionOrder orders pods by how soon to drain them: first those that are not ready, then
-// those with the fewest requests, then the newest.
+// those with the fewest requests, then the newest. Leaders of groups are ordered by their index.
 func compareDeletionOrder(a, b *pod) int {
-	return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.requests, b.requests),
+	return cmp.Or(cmp.Compare(b.index, a.index), cmp.Compare(a.rank, b.rank), cmp.Compare(a.requests, b.requests),
 		b.created.Compare(a.created), cmp.Compare(a.name, b.name))
 }

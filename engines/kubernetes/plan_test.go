@@ -190,6 +190,8 @@ type simulation struct {
 	random   *rand.Rand
 	capacity int
 	next     int
+	ordered  map[string]bool // names that are LeaderWorkerSets
+	current  string          // the name in the target
 	all      []deployment
 	log      []string
 }
@@ -224,7 +226,7 @@ func (w *simulation) execute(actions []action, desired int) {
 		d := w.find(a.deployment)
 		switch a.kind {
 		case actionCreate:
-			w.all = append(w.all, deployment{name: a.deployment, replicas: a.replicas})
+			w.all = append(w.all, deployment{name: a.deployment, replicas: a.replicas, ordered: w.ordered[a.deployment]})
 		case actionScale:
 			d.replicas = a.replicas
 		case actionDelete:
@@ -259,7 +261,13 @@ func (w *simulation) applyToPod(d *deployment, a action) {
 // stayingPods returns the number of pods that exist or will be created and do not drain.
 func (w *simulation) stayingPods() (n int) {
 	for _, d := range w.all {
-		n += (&deploymentPlan{deployment: d}).stayingCount()
+		c := &deploymentPlan{deployment: d}
+		n += c.stayingCount()
+		for index := range d.replicas {
+			if d.ordered && d.name != w.current && c.at(index) == nil {
+				n-- // a group that restarts below others cannot be dropped
+			}
+		}
 	}
 	return n
 }
@@ -267,6 +275,10 @@ func (w *simulation) stayingPods() (n int) {
 // step simulates one event of the controllers, the scheduler or the gateways.
 func (w *simulation) step() {
 	d := &w.all[w.random.IntN(len(w.all))]
+	if d.ordered {
+		w.stepOrdered(d)
+		return
+	}
 	active := 0
 	for _, p := range d.pods {
 		if p.active() {
@@ -286,6 +298,48 @@ func (w *simulation) step() {
 	}
 	w.advancePod(&d.pods[w.random.IntN(len(d.pods))])
 	d.pods = slices.DeleteFunc(d.pods, func(p pod) bool { return p.terminating && w.random.IntN(2) == 0 })
+}
+
+// stepOrdered is step for a LeaderWorkerSet, which has groups with the indexes below its replicas.
+func (w *simulation) stepOrdered(d *deployment) {
+	there := map[int]*pod{}
+	for i := range d.pods {
+		if p := &d.pods[i]; p.active() {
+			there[p.index] = p
+		}
+	}
+	for index, p := range there {
+		if index >= d.replicas {
+			if !p.marked {
+				w.fail(p.name + " was deleted and had not been drained")
+			}
+			p.terminating = true
+			w.log = append(w.log, p.name+" ends")
+			return
+		}
+	}
+	for index := range d.replicas {
+		if there[index] == nil {
+			w.next++
+			d.pods = append(d.pods, pod{name: fmt.Sprint(d.name, "-", w.next), index: index, created: time.Unix(int64(w.next), 0)})
+			return
+		}
+	}
+	if len(d.pods) > 0 {
+		w.advancePod(&d.pods[w.random.IntN(len(d.pods))])
+		d.pods = slices.DeleteFunc(d.pods, func(p pod) bool { return p.terminating && w.random.IntN(2) == 0 })
+	}
+}
+
+// restartGroups has groups be recreated as a whole, as after the restart of a worker.
+func (w *simulation) restartGroups() {
+	for i := range w.all {
+		if d := &w.all[i]; d.ordered && len(d.pods) > 0 {
+			p := &d.pods[w.random.IntN(len(d.pods))]
+			p.terminating = true
+			w.log = append(w.log, p.name+" restarts")
+		}
+	}
 }
 
 // advancePod moves one pod to its next state.
@@ -355,8 +409,11 @@ func (w *simulation) deletePod(d *deployment) {
 // are never more pods than desired and one more. In the end there are the wanted pods.
 func TestPlanConvergesFromAnyState(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(600) {
-		w := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 1))}
+	for seed := range uint64(1200) {
+		w := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 1)), ordered: map[string]bool{}}
+		for i := range 3 { // of half of the runs some are LeaderWorkerSets
+			w.ordered[fmt.Sprint("t", i)] = seed%2 == 1 && w.random.IntN(3) > 0
+		}
 		want := target{current: "t0", desired: 1 + w.random.IntN(4)}
 		w.capacity = 4 + w.random.IntN(4)
 		for step := range 400 {
@@ -364,11 +421,15 @@ func TestPlanConvergesFromAnyState(t *testing.T) {
 				want = target{current: fmt.Sprint("t", w.random.IntN(3)), desired: w.random.IntN(5)}
 				w.log = append(w.log, fmt.Sprintf("wanted: %+v", want))
 			}
-			if actions, _ := plan(want, w.all); len(actions) > 0 {
-				w.execute(actions, want.desired)
-			}
+			w.current = want.current
+			actions, needsRoom := plan(want, w.all)
+			w.execute(actions, want.desired)
+			want.makeRoom = needsRoom && w.random.IntN(10) == 0
 			if step < 200 && w.random.IntN(10) == 0 {
 				w.breakPods()
+			}
+			if step < 200 && w.random.IntN(20) == 0 {
+				w.restartGroups()
 			}
 			for range 3 {
 				if len(w.all) > 0 {

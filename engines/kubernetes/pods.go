@@ -24,7 +24,9 @@ const (
 
 // pod is a pod as plan needs it.
 type pod struct {
-	name    string
+	name string
+	// index is the number of the group of a leader, else 0.
+	index   int
 	created time.Time
 	rank    int
 	// unschedulable is true if the scheduler has found no node for the pod.
@@ -51,10 +53,9 @@ func (p pod) active() bool { return !p.terminating && !p.finished }
 func (p pod) stays() bool { return p.active() && p.draining == "" }
 
 func readPod(p *corev1.Pod) pod {
-	scheduled := podCondition(p, corev1.PodScheduled)
 	read := pod{
 		name: p.Name, created: p.CreationTimestamp.Time, rank: rank(p),
-		unschedulable: scheduled != nil && scheduled.Status == corev1.ConditionFalse && scheduled.Reason == corev1.PodReasonUnschedulable,
+		unschedulable: isUnschedulable(p),
 		terminating:   p.DeletionTimestamp != nil,
 		finished:      p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded,
 		draining:      p.Annotations[annotationDraining],

@@ -68,7 +68,7 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 	pods := c.podsByDeployment(now)
 	deployments := map[string][]*appsv1.Deployment{} // by model hash
 	names := map[string]bool{}
-	for _, d := range c.deployments.list(now) {
+	for _, d := range c.workloads(now) {
 		names[d.Name] = true
 		hash := d.Labels[labelModel]
 		deployments[hash] = append(deployments[hash], d)
@@ -132,13 +132,22 @@ func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
 // Deployment of the same name.
 func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
 	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
-		deleting: d.DeletionTimestamp != nil}
+		deleting: d.DeletionTimestamp != nil, ordered: hasGroups(d)}
 	timeout, others := c.drainTimeoutOf(d), c.peers.live()
+	stuck := map[string]bool{} // leaders of groups that do not fit
 	for _, object := range pods[d.Name] {
-		if object.Annotations[annotationMade] != d.Spec.Template.Annotations[annotationMade] {
+		if isWorker(object) && isUnschedulable(object) && object.DeletionTimestamp == nil {
+			stuck[leaderOf(object.Name)] = true
+		}
+	}
+	for _, object := range pods[d.Name] {
+		if isWorker(object) || object.Annotations[annotationMade] != d.Spec.Template.Annotations[annotationMade] {
 			continue
 		}
 		p := readPod(object)
+		if read.ordered {
+			p.index, p.unschedulable = groupIndex(p.name), p.unschedulable || stuck[p.name]
+		}
 		p.requests = c.inFlight(p.name)
 		for _, other := range others {
 			p.requests += other.record.Pods[p.name]

@@ -53,21 +53,20 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 	case before.uid == d.UID && r.now.Sub(before.repaired) < repairInterval:
 		return true, nil
 	}
-	data, err := appliedFields(r.model.manifest, d)
+	data, err := appliedFields(r.model, d)
 	if err != nil {
 		return false, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	changed, err := c.client.AppsV1().Deployments(d.Namespace).Patch(ctx, d.Name, types.ApplyPatchType, data,
-		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
+	changed, err := c.patchWorkload(ctx, d, types.ApplyPatchType, data, metav1.PatchOptions{Force: new(true)})
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return true, nil // The watch will deliver the newer version.
 	}
 	if err != nil {
 		return true, err
 	}
-	c.deployments.recordWrite(changed, d.ResourceVersion, time.Now())
+	c.storeOf(d).recordWrite(changed, d.ResourceVersion, time.Now())
 	after := appliedDeployment{uid: changed.UID, generation: changed.Generation}
 	if changed.Generation != d.Generation {
 		after.repaired = r.now
@@ -79,11 +78,29 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 
 // appliedFields returns the fields of the current Deployment that Sluice owns, for the version that
 // exists. The number of replicas is that of the existing one: the plan changes it.
-func appliedFields(want, existing *appsv1.Deployment) ([]byte, error) {
-	d := want.DeepCopy()
+func appliedFields(want wanted, existing *appsv1.Deployment) ([]byte, error) {
+	d := want.manifest.DeepCopy()
 	d.Spec.Replicas = existing.Spec.Replicas
 	made := cmp.Or(existing.Spec.Template.Annotations[annotationMade], rand.Text())
 	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: made})
+	spec, err := appliedSpec(d, want)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(map[string]any{
+		"apiVersion": d.APIVersion, "kind": d.Kind, "spec": spec,
+		"metadata": map[string]any{
+			"name": existing.Name, "namespace": existing.Namespace, "uid": existing.UID, "resourceVersion": existing.ResourceVersion,
+			"labels": d.Labels, "annotations": d.Annotations,
+		},
+	})
+}
+
+// appliedSpec returns the spec of what d is or stands for.
+func appliedSpec(d *appsv1.Deployment, want wanted) (map[string]any, error) {
+	if hasGroups(d) {
+		return groupsSpec(d, want.workers, want.Hosts), nil
+	}
 	text, err := json.Marshal(d.Spec)
 	if err != nil {
 		return nil, err
@@ -93,11 +110,5 @@ func appliedFields(want, existing *appsv1.Deployment) ([]byte, error) {
 		return nil, err
 	}
 	spec["paused"] = false
-	return json.Marshal(map[string]any{
-		"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec,
-		"metadata": map[string]any{
-			"name": existing.Name, "namespace": existing.Namespace, "uid": existing.UID, "resourceVersion": existing.ResourceVersion,
-			"labels": d.Labels, "annotations": d.Annotations,
-		},
-	})
+	return spec, nil
 }

@@ -147,18 +147,23 @@ type watchTarget struct {
 // keeps its content. failed is called with each error.
 func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, failed func(error)) {
 	source := cache.NewFilteredListWatchFromClient(w.client, w.resource, w.namespace, func(o *metav1.ListOptions) { o.LabelSelector = w.selector })
-	reflector := cache.NewReflectorWithOptions(source, w.kind, s, cache.ReflectorOptions{
-		Name: w.resource,
-		// The default back-off suits thousands of clients that reconnect to one API server. An
-		// installation has only a few gateways.
-		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Cap: 5 * time.Second, Steps: 5, Jitter: 0.5},
-	})
+	reflector := newReflector(w.resource, source, w.kind, s)
 	for ctx.Err() == nil {
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
 		pause(ctx, retryDelay/2)
 	}
+}
+
+// newReflector returns what keeps the store up to date with the source. kind is an empty object.
+func newReflector(resource string, source cache.ListerWatcher, kind any, s cache.ReflectorStore) *cache.Reflector {
+	return cache.NewReflectorWithOptions(source, kind, s, cache.ReflectorOptions{
+		Name: resource,
+		// The default back-off suits thousands of clients that reconnect to one API server. An
+		// installation has only a few gateways.
+		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Cap: 5 * time.Second, Steps: 5, Jitter: 0.5},
+	})
 }
 
 // waitForSignal waits for a signal, at most for atMost and at least for minLoopDelay, or until ctx

@@ -57,7 +57,7 @@ func (v EngineVersion) definition() engines.Version {
 	d.Tasks, d.Schema, d.TaskVariables = v.Tasks, v.Schema, v.TaskVariables
 	d.Command, d.Flags, d.Env = v.Command, engines.FlagStyle(v.Flags), v.Env
 	d.Image, d.Kubernetes, d.PodHost = v.Image, v.Kubernetes, v.PodHost
-	d.RayVariables = v.RayVariables
+	d.RayVariables, d.MultiHost = v.RayVariables, engines.MultiHost(v.MultiHost)
 	d.Ready, d.Health = engines.Probe(v.Ready), engines.Probe(v.Health)
 	d.Slots, d.Metrics, d.PrefillRate = engines.Slots(v.Slots), engines.Metrics(v.Metrics), v.PrefillRate
 	d.Protocol, d.RerankAPI, d.Usage = string(v.Protocol), string(v.RerankAPI), v.Usage

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // label matches a DNS label of RFC 1123, the form of most names in Kubernetes.
@@ -48,8 +50,28 @@ func (k *checker) checkKubernetesModel(at path, m *Model) {
 	k.rejectSet(at.field("env_from"), "launcher: kubernetes, whose replicas get the Secrets that secrets names")
 	k.checkKubernetesGPU(at.field("resources").field("gpu"), m)
 	k.checkSecrets(at.field("secrets"), m)
-	if version, ok := k.checkLaunchedModel(at, m); ok && version.Image == "" {
+	version, ok := k.checkLaunchedModel(at, m)
+	if ok && version.Image == "" {
 		k.faultf(at.field("engine"), "engine %s has no image, so it cannot run on Kubernetes: set image in its version, or use another engine", engineTitle(m))
+	}
+	if ok && m.Hosts > 1 && k.valid(at.field("hosts")) {
+		k.checkHosts(at.field("hosts"), m, version)
+	}
+}
+
+// checkHosts checks a replica that spreads over several pods.
+func (k *checker) checkHosts(at path, m *Model, version engines.Version) {
+	gpus := k.config.launch(*m).GPUs
+	switch {
+	case !version.MultiHost.Supported():
+		k.faultf(at, "engine %s cannot spread a replica over several hosts: remove hosts, or set multi_host in the engine's version", engineTitle(m))
+	case gpus == 0:
+		k.faultf(at, "needs resources.gpu, the GPUs of all hosts of a replica together")
+	case gpus%m.Hosts != 0:
+		k.faultf(at, "must divide resources.gpu, which is %d, is %d: each host gets an equal part of the GPUs", gpus, m.Hosts)
+	case k.config.Kubernetes != nil && k.config.Kubernetes.Name != "" && k.config.Kubernetes.Name[0] <= '9':
+		k.faultf(at, "needs a kubernetes.name that begins with a letter, because LeaderWorkerSets have Services of their name, is %s",
+			quoted(k.config.Kubernetes.Name))
 	}
 }
 

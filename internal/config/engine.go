@@ -55,6 +55,9 @@ type EngineVersion struct {
 	// if it needs more GPUs than any node has. The variables of the model override them. Default:
 	// empty, the engine cannot spread.
 	RayVariables map[string]any `yaml:"ray_variables"`
+	// MultiHost says how one replica with launcher kubernetes spreads over several pods (hosts of a
+	// model). Default: empty, the engine cannot spread.
+	MultiHost MultiHost `yaml:"multi_host"`
 	// Ready is the probe that tells when a starting replica may serve: with the first 2xx answer.
 	Ready ReadyProbe `yaml:"ready"`
 	// Health is the probe that tells whether a ready replica can still serve.
@@ -299,4 +302,22 @@ type Source struct {
 	// engines that load GGUF the file of the repository with Q4_K_M, or the next best; else the
 	// whole directory.
 	File string `yaml:"file"`
+}
+
+// MultiHost says how one replica spreads over the pods of a group of a LeaderWorkerSet. Each pod
+// has the address of its leader in LWS_LEADER_ADDRESS, the number of pods in LWS_GROUP_SIZE, and
+// its own number in LWS_WORKER_INDEX, which is 0 for the leader.
+type MultiHost struct {
+	// Leader is the command of the leader, which answers requests. The argument {{.Command}} is
+	// replaced by all of command. Default: command alone.
+	Leader []string `yaml:"leader"`
+	// Worker is the command of each worker, with {{.Command}} as in leader. Default: empty, the
+	// engine cannot spread.
+	Worker []string `yaml:"worker"`
+	// Variables are added for replicas on several hosts. The variables of the model override them.
+	// Default: none.
+	Variables map[string]any `yaml:"variables"`
+	// Hosts is the variable that gets the number of hosts, unless the model sets the sizes of the
+	// parallelism itself. Default: empty, none does.
+	Hosts string `yaml:"hosts"`
 }

@@ -69,6 +69,7 @@ func versionOf(v engines.Version) EngineVersion {
 		Kubernetes:    v.Kubernetes,
 		PodHost:       v.PodHost,
 		RayVariables:  v.RayVariables,
+		MultiHost:     MultiHost(v.MultiHost),
 		Ready:         ReadyProbe(v.Ready),
 		Health:        HealthProbe(v.Health),
 		Slots:         Slots(v.Slots),

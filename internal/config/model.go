@@ -69,6 +69,11 @@ type Model struct {
 	// GPUResource is the name of the GPU resource on Kubernetes. A share of a GPU needs the name of
 	// a shared resource, and the replica gets one unit of it. Default nvidia.com/gpu.
 	GPUResource string `yaml:"gpu_resource"`
+	// Hosts is the number of pods that one replica with launcher kubernetes spreads over. Each gets
+	// an equal part of resources, which are those of the whole replica. Above 1 the model is a
+	// LeaderWorkerSet, which the cluster must have. resources.gpu must be divisible by it, and the
+	// engine must be able to spread (multi_host), as vllm is. Default 1.
+	Hosts int `yaml:"hosts" default:"1" min:"1" max:"64"`
 	// Placement says which node and GPU a replica gets. spread prefers those without this model,
 	// then the least used. pack prefers those in use, as long as they have room. Default spread.
 	Placement Placement `yaml:"placement" default:"spread" oneof:"spread,pack"`

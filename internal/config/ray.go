@@ -75,7 +75,7 @@ func (k *checker) checkRayModel(at path, m *Model) {
 	if k.config.Ray == nil {
 		k.faultf(at.field("launcher"), "ray needs the section ray at the top of the file, such as ray: {address: http://10.0.0.1:8265}")
 	}
-	for _, field := range []string{"evict", "gpu_resource", "pod", "profiles"} {
+	for _, field := range []string{"evict", "gpu_resource", "hosts", "pod", "profiles"} {
 		k.rejectSet(at.field(field), "launcher: ray")
 	}
 	k.rejectSet(at.field("placement"), "launcher: ray, because Ray picks the node")

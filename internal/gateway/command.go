@@ -26,6 +26,9 @@ func replicaCommand(c *config.Config, self string, r engines.Replica) string {
 	if m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray {
 		launch.Sluice, launch.Host = "sluice", cmp.Or(version.PodHost, launch.Host)
 	}
+	if m.Hosts > 1 {
+		version, launch = version.OnHosts(launch, m.Hosts)
+	}
 	if m.Launcher == engines.Local && c.Weights(m) != nil { // the path is known where the replica runs
 		launch.Registry, launch.Model = "directory", path.Join(m.Source.Name, m.Source.File)
 	}

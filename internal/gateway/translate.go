@@ -356,6 +356,7 @@ func podModel(c *config.Config, m config.Model, desired int, owner *kubernetes.O
 		Secrets:      podSecrets(m),
 		Resources:    needs(m),
 		GPUResource:  m.GPUResource,
+		Hosts:        m.Hosts,
 		Placement:    string(m.Placement),
 		Cluster:      m.Cluster,
 		Volumes:      podVolumes(c, m),

@@ -1,0 +1,132 @@
+package kubernetes
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// onHosts returns a model of a version of vLLM with 8 GPUs on two hosts.
+func onHosts(release string) Model {
+	version, _ := engines.Find(engines.Builtin(), "vllm", release)
+	return Model{
+		Model: engines.Model{Name: "Org/Large", Task: engines.TextGeneration}, Version: version, Hosts: 2,
+		Launch: engines.Launch{Name: "Org/Large", Model: "org/large", Registry: "huggingface", Task: engines.TextGeneration,
+			Args: []string{"--own"}, Variables: map[string]any{"max_num_seqs": 32}},
+		Resources: &engines.Resources{CPU: 7, Memory: 64 << 30, GPU: 8},
+		Patches:   []map[string]any{{"spec": map[string]any{"nodeSelector": map[string]any{"pool": "gpu"}}}},
+	}
+}
+
+// TestN4_LeaderWorkerSetManifest pins the LeaderWorkerSets of a model on two hosts: with Ray, and
+// with a vLLM that connects the hosts itself.
+func TestN4_LeaderWorkerSetManifest(t *testing.T) {
+	t.Parallel()
+	var got strings.Builder
+	for _, release := range []string{"0.11", "0.33"} {
+		m := onHosts(release)
+		d, workers, err := testInstall.groups(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := groupsObject(d, wanted{Model: m, manifest: d, workers: workers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := yaml.Marshal(u.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.WriteString("---\n" + string(text))
+		back, err := leadersOf(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(d.Spec.Template, back.Spec.Template); diff != "" || back.Name != d.Name || !hasGroups(back) || specReplicas(back) != 0 {
+			t.Errorf("it is read as %+v: %s", back, diff)
+		}
+	}
+	const file = "testdata/leaderworkersets.golden"
+	if *update {
+		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
+		t.Errorf("%s differs from what the code renders (go test ./engines/kubernetes -run Manifest -update rewrites it): %s", file, diff)
+	}
+}
+
+// TestN4_OtherWorkersAreAnotherLeaderWorkerSet: the name changes with the number of hosts and with
+// what the workers run, because Sluice never changes a template.
+func TestN4_OtherWorkersAreAnotherLeaderWorkerSet(t *testing.T) {
+	t.Parallel()
+	names := map[string]string{}
+	for what, change := range map[string]func(*Model){
+		"as it is":      func(*Model) {},
+		"more hosts":    func(m *Model) { m.Hosts = 4 },
+		"other workers": func(m *Model) { m.Version.MultiHost.Worker = []string{"worker"} },
+		"other leaders": func(m *Model) { m.Launch.Variables = map[string]any{"max_num_seqs": 33} },
+	} {
+		m := onHosts("0.11")
+		change(&m)
+		d, _, err := install{name: strings.Repeat("n", 20)}.groups(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, taken := names[d.Name]; taken || len(d.Name) > maxGroupsName {
+			t.Errorf("%s has the name %s, as has %q", what, d.Name, other)
+		}
+		names[d.Name] = what
+	}
+	m := onHosts("0.11")
+	m.Version.MultiHost = engines.MultiHost{}
+	if _, _, err := testInstall.groups(m); err == nil || !strings.Contains(err.Error(), "cannot spread a replica over 2 hosts") {
+		t.Errorf("an engine that cannot spread gives %v", err)
+	}
+}
+
+// TestN4_WorkersEndWithTheirLeader: a deleted worker serves until the requests of its leader have
+// ended, and does not outlive it.
+func TestN4_WorkersEndWithTheirLeader(t *testing.T) {
+	t.Parallel()
+	at := func(second int64) metav1.ObjectMeta {
+		return metav1.ObjectMeta{CreationTimestamp: metav1.Unix(second, 0)}
+	}
+	deleted := func(grace int64) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: at(10)}
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: time.Unix(20, 0)}, &grace
+		return p
+	}
+	worker := &corev1.Pod{ObjectMeta: at(11)}
+	for what, tt := range map[string]struct {
+		leader *corev1.Pod
+		want   bool
+	}{
+		"no leader":                   {nil, true},
+		"a leader that serves":        {&corev1.Pod{ObjectMeta: at(10)}, false},
+		"a leader with requests":      {deleted(3630), false},
+		"a leader that ends":          {deleted(endGraceSeconds), true},
+		"the leader of another group": {&corev1.Pod{ObjectMeta: at(12)}, true},
+		"a leader that has failed":    {&corev1.Pod{ObjectMeta: at(10), Status: corev1.PodStatus{Phase: corev1.PodFailed}}, true},
+	} {
+		if got := mayEndWorker(worker, tt.leader); got != tt.want {
+			t.Errorf("%s: the worker may end: %v", what, got)
+		}
+	}
+	if leaderOf("chat-1-12") != "chat-1" || groupIndex("chat-1") != 1 || groupIndex("chat-x7k2p") != 0 {
+		t.Error("names of leaders are read wrongly")
+	}
+}
