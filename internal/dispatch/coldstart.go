@@ -93,6 +93,16 @@ func (c choice) keepsFailing(title string, now time.Time) *openai.Error {
 	return &openai.Error{Code: openai.CodeReplicaFailed, Message: text, RetryAfter: max(wait, time.Second)}
 }
 
+// explainFailedStarts returns the error of a request that no longer waits because the replicas keep
+// failing to start. By the newest routing table one may have become ready since, or the model may
+// be gone.
+func (d *Dispatcher) explainFailedStarts(c choice) *openai.Error {
+	if fault := d.table.Load().refresh(c).keepsFailing(c.title(), time.Now()); fault != nil {
+		return fault
+	}
+	return openai.Errorf(openai.CodeNoReplica, "No replica of %s was ready.", c.name())
+}
+
 // startsIn returns after which time a replica may be ready; see modelRoute.startsIn. For a pool it
 // is the soonest of its models.
 func (c choice) startsIn(now time.Time) time.Duration {

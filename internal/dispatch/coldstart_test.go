@@ -118,3 +118,21 @@ func TestU19_RetryAfterOfAFetch(t *testing.T) {
 		}
 	})
 }
+
+// TestU9_RecoveryBeforeTheRefusalIsExplained: a replica may become ready, and a model may go,
+// between the refusal of a request and its error.
+func TestU9_RecoveryBeforeTheRefusalIsExplained(t *testing.T) {
+	s := newStage(Policy{})
+	s.put("m", replicas("a")...)
+	r := newRequest("m", "k")
+	c, fault := s.table.Load().resolve(r)
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	for _, change := range []func(){func() {}, func() { s.fleet.Set("test-m", engines.Part{}); s.rebuild() }} {
+		change()
+		if fault := s.explain(t.Context(), c, r, errKeepsFailing); fault == nil || fault.Code != openai.CodeNoReplica {
+			t.Errorf("got %v, want no_replica", fault)
+		}
+	}
+}

@@ -25,7 +25,7 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
 	case errors.Is(err, errKeepsFailing):
-		return d.table.Load().refresh(c).keepsFailing(c.title(), time.Now())
+		return d.explainFailedStarts(c)
 	case errors.Is(err, admission.ErrClosed):
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no free slot now.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):
