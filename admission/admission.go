@@ -424,7 +424,7 @@ func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 			c.refuse(w, c.refusal(w.queue, t, TenantStreams, now))
 		case c.shared == nil:
 			if reason, wait := t.overdraft(now); reason != Granted {
-				c.refuse(w, &Refused{Reason: reason, RetryAfter: addJitter(wait), Quota: c.quota(t, now)})
+				c.refuse(w, &Refused{Reason: reason, RetryAfter: t.returns.reserve(wait, now), Quota: c.quota(t, now)})
 			}
 		}
 	}

@@ -110,7 +110,7 @@ func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time
 		return nil
 	}
 	if reason, wait := t.shortage(a, now); reason != Granted {
-		return &Refused{Reason: reason, RetryAfter: addJitter(wait), Quota: c.quota(t, now)}
+		return &Refused{Reason: reason, RetryAfter: t.returns.reserve(wait, now), Quota: c.quota(t, now)}
 	}
 	return nil
 }

@@ -41,8 +41,9 @@ var (
 type Refused struct {
 	// Reason is never Granted, Unavailable or Stale.
 	Reason Reason
-	// RetryAfter is not before the missing capacity can be there, as far as is known. Jitter keeps
-	// requests that were refused together from coming back together.
+	// RetryAfter is when the missing capacity can be there, as far as is known, and at most 5 %
+	// more, but 50 ms or 1 s where 5 % are less or more. Requests that are refused together are
+	// told different times.
 	RetryAfter time.Duration
 	// Quota is what the tenant has left.
 	Quota Quota

@@ -120,11 +120,11 @@ func TestAdviceIsLearned(t *testing.T) {
 			current, waiting = waiting[0], append(waiting[1:], d.startTokens(0))
 		}
 		got := d.startTokens(0).state().err.(*Refused)
-		if got.Reason != QueueFull || got.RetryAfter < 10*time.Second || got.RetryAfter > 12500*time.Millisecond {
+		if got.Reason != QueueFull || got.RetryAfter < 10*time.Second || got.RetryAfter > 10500*time.Millisecond {
 			t.Errorf("%v, want 10 s and a quarter more at most", got)
 		}
 		time.Sleep(30 * time.Minute)
-		if got := d.startTokens(0).state().err.(*Refused); got.RetryAfter < time.Minute || got.RetryAfter > 75*time.Second {
+		if got := d.startTokens(0).state().err.(*Refused); got.RetryAfter < time.Minute || got.RetryAfter > 61*time.Second {
 			t.Errorf("%v, want one minute and a quarter more at most", got)
 		}
 		d.Remove("chat")

@@ -30,6 +30,8 @@ type gate struct {
 	lastAged          [bands]uint64
 	admissions        uint64
 	pace              admissionPace
+	// returns are the times at which callers were told that the model's tokens are there.
+	returns returnTimes
 	// timer fires when the tokens of the head waiter are there, or when the next inquiry may be
 	// sent.
 	timer *time.Timer

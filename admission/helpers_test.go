@@ -118,11 +118,10 @@ func sameError(got, want error) bool {
 	a, ok := got.(*Refused)
 	b, both := want.(*Refused)
 	if ok && both {
-		// RetryAfter has jitter on top: never less, and at most a quarter or 50 ms more. 0 in want
-		// means any learned value.
-		most := b.RetryAfter + max(b.RetryAfter/4, 50*time.Millisecond)
-		inTime := a.RetryAfter > b.RetryAfter && a.RetryAfter <= most
-		learned := b.RetryAfter == 0 && a.RetryAfter > time.Second && a.RetryAfter <= 75*time.Second
+		// RetryAfter is never less, and hardly more. 0 in want means any learned value.
+		most := b.RetryAfter + returnSpread(b.RetryAfter)
+		inTime := b.RetryAfter > 0 && a.RetryAfter >= b.RetryAfter && a.RetryAfter <= most
+		learned := b.RetryAfter == 0 && a.RetryAfter >= time.Second && a.RetryAfter <= 61*time.Second
 		return a.Reason == b.Reason && (inTime || learned)
 	}
 	return got == want

@@ -176,7 +176,7 @@ func (i *inquiry) waitingBytes() int64 {
 // makes it.
 func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
 	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && a.needsLease() && !a.Preempted {
-		return nil, &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
+		return nil, &Refused{Reason: t.deniedReason, RetryAfter: t.returns.reserve(max(t.deniedUntil.Sub(now), 0), now), Quota: c.quota(t, now)}
 	}
 	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.waitingBytes+int64(a.Bytes) > c.maxQueueBytes && !c.makeRoom(q, t, a, now)) {
 		return nil, c.refusal(q, t, QueueFull, now)
@@ -377,10 +377,10 @@ func (c *Controller) checkNewcomer(q *queue, w *waiter, now time.Time) error {
 		return c.checkQueueRoom(q, t, &w.arrival, now)
 	}
 	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && w.needsLease() {
-		return &Refused{Reason: t.deniedReason, RetryAfter: addJitter(max(t.deniedUntil.Sub(now), 0)), Quota: c.quota(t, now)}
+		return &Refused{Reason: t.deniedReason, RetryAfter: t.returns.reserve(max(t.deniedUntil.Sub(now), 0), now), Quota: c.quota(t, now)}
 	}
 	if g := q.gate; g != nil && !w.noWait && g.isHeld(w, now) && now.Add(g.inquiry.tokenWait(&w.arrival, now)).After(w.deadline) {
-		return &Refused{Reason: ModelTokens, RetryAfter: addJitter(g.inquiry.tokenWait(&w.arrival, now)), Quota: c.quota(t, now)}
+		return &Refused{Reason: ModelTokens, RetryAfter: g.returns.reserve(g.inquiry.tokenWait(&w.arrival, now), now), Quota: c.quota(t, now)}
 	}
 	if w.noWait {
 		return c.postponedError(q, t, &w.arrival, now)

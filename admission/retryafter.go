@@ -6,12 +6,6 @@ import (
 )
 
 const (
-	// addJitter adds up to a jitterFraction-th of the wait, or up to minJitterRange if that is
-	// more, and at least minJitter.
-	jitterFraction = 4
-	minJitter      = 20 * time.Millisecond
-	minJitterRange = 50 * time.Millisecond
-
 	// minRetryAfter and maxRetryAfter bound a Retry-After that was learned and not calculated.
 	minRetryAfter = time.Second
 	maxRetryAfter = time.Minute
@@ -21,12 +15,6 @@ const (
 	minSlotBackoff = 100 * time.Millisecond
 	maxSlotBackoff = 250 * time.Millisecond
 )
-
-// addJitter makes a wait longer, so that requests that were refused together do not come back
-// together. It never makes it shorter.
-func addJitter(wait time.Duration) time.Duration {
-	return wait + minJitter + rand.N(max(wait/jitterFraction, minJitterRange)-minJitter)
-}
 
 // slotBackoff returns a random time after which to try a model without a free slot again.
 func slotBackoff() time.Duration { return minSlotBackoff + rand.N(maxSlotBackoff-minSlotBackoff+1) }
@@ -81,7 +69,7 @@ func (c *Controller) refusal(q *queue, t *tenant, reason Reason, now time.Time) 
 			wait = min(wait, m.gate.pace.retryAfter(n, now))
 		}
 	}
-	return &Refused{Reason: reason, RetryAfter: addJitter(wait), Quota: c.quota(t, now)}
+	return &Refused{Reason: reason, RetryAfter: spread(wait), Quota: c.quota(t, now)}
 }
 
 // checkTokenWait returns why a request would wait in vain for the model's tokens. left is how long
@@ -100,7 +88,7 @@ func (c *Controller) checkTokenWait(g *gate, a *arrival, ahead int64, left time.
 	}
 	t := c.tenant(a.Tenant)
 	wait := g.usage.bucket.wait(g.tokensAheadLikely(t, a, ahead), now)
-	return &Refused{Reason: ModelTokens, RetryAfter: addJitter(wait), Quota: c.quota(t, now)}
+	return &Refused{Reason: ModelTokens, RetryAfter: g.returns.reserve(wait, now), Quota: c.quota(t, now)}
 }
 
 // tokensAheadAtLeast is the number of tokens that the bucket gives before the request has its own,
@@ -135,29 +123,29 @@ func (c *Controller) postponement(q *queue, a *arrival, now time.Time) time.Dura
 	slot := slotBackoff()
 	if q.gate != nil {
 		wait, tokens := c.gatePostponement(q.gate, a, slot, now)
-		return withTokenJitter(wait, tokens)
+		return q.gate.reserveReturn(wait, tokens, now)
 	}
-	best, known := slot, false
-	var bestTokens time.Duration
+	best, bestTokens := slot, time.Duration(0)
+	var bestGate *gate
 	for _, m := range q.pool.memberships {
 		if !m.gate.canServe(a) {
 			continue
 		}
-		if wait, tokens := c.gatePostponement(m.gate, a, slot, now); !known || wait < best {
-			best, bestTokens, known = wait, tokens, true
+		if wait, tokens := c.gatePostponement(m.gate, a, slot, now); bestGate == nil || wait < best {
+			best, bestTokens, bestGate = wait, tokens, m.gate
 		}
 		if q.pool.gatesWithFreeLease == 0 && best == slot {
 			break // while no model has a free lease, none has a shorter wait
 		}
 	}
-	return withTokenJitter(best, bestTokens)
+	return bestGate.reserveReturn(best, bestTokens, now)
 }
 
-// withTokenJitter adds jitter to a wait for tokens, which is exact. The wait for a slot is random
-// already.
-func withTokenJitter(wait, tokens time.Duration) time.Duration {
-	if tokens > 0 {
-		return max(wait, addJitter(tokens))
+// reserveReturn reserves the end of a wait for tokens, which is exact. The wait for a slot is
+// random already.
+func (g *gate) reserveReturn(wait, tokens time.Duration, now time.Time) time.Duration {
+	if tokens > 0 && tokens >= wait {
+		return g.returns.reserve(tokens, now)
 	}
 	return wait
 }

@@ -27,6 +27,8 @@ type tenant struct {
 	sharedQuota  Quota
 	backoff      backoff
 	deniedTimer  *time.Timer
+	// returns are the times at which callers were told that the tenant's limits have room.
+	returns returnTimes
 }
 
 // isAtLimit reports whether the tenant's own limits keep the request from being admitted now.

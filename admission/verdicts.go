@@ -231,7 +231,7 @@ func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bo
 	if w.newcomer && !w.Preempted && v.Reason != TenantPrefill {
 		err := c.refusal(w.homeQueue, t, v.Reason, now)
 		if wait > 0 {
-			err.RetryAfter = addJitter(wait)
+			err.RetryAfter = t.returns.reserve(wait, now)
 		}
 		c.countWaiter(w, -1)
 		w.decide(nil, err)
@@ -259,7 +259,7 @@ func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) er
 	switch {
 	case w == g.blockedOnTokens && w.newcomer && !w.noWait && !w.Preempted && w.homeQueue.gate != nil &&
 		v.Reason == ModelTokens && now.Add(v.Wait).After(w.deadline):
-		return &Refused{Reason: ModelTokens, RetryAfter: addJitter(v.Wait), Quota: v.Quota}
+		return &Refused{Reason: ModelTokens, RetryAfter: g.returns.reserve(v.Wait, now), Quota: v.Quota}
 	case w.cancelErr != nil:
 		return w.cancelErr
 	case c.closed:
