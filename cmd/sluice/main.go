@@ -49,7 +49,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logFormat, "log-format", "console", "json or console")
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
-		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
+		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newStatusCommand(), newPSCommand(), newRequestsCommand(), newVersionCommand(), newGuardCommand(&g),
 	)
 	return root
 }

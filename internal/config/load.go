@@ -33,6 +33,22 @@ func Load(path string) (*Config, error) {
 	return c, nil
 }
 
+// AdminAddress returns the field admin of the file with this name. It accepts a file with faults in
+// other fields, so that an operator reaches the running gateway while the file is being changed.
+// The error is Faults.
+func AdminAddress(name string) (string, error) {
+	data, err := read(name)
+	if err != nil {
+		return "", unreadableFile(name, err)
+	}
+	d, c := newDecoder(name), &Config{}
+	d.decodeStruct(d.resolveAlias(d.parseDocument(data)), reflect.ValueOf(c).Elem(), nil)
+	if d.incomplete || !d.valid(path{"admin"}) {
+		return "", d.faults
+	}
+	return c.Admin, nil
+}
+
 // unreadableFile returns the fault of a file that cannot be read.
 func unreadableFile(path string, err error) Faults {
 	return Faults{{File: path, Message: "cannot be read: " + reasonOf(err)}}

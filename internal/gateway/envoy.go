@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -66,7 +66,7 @@ func (g *Gateway) makeEnvoy() {
 	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
 	g.envoy.process = envoy.New(envoy.Config{
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log,
-		Probe: envoy.ProbeListener(dialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
+		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)
@@ -164,22 +164,6 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 // runsAlready reports whether the state directory has an Envoy of an earlier run.
 func (e *envoyLink) runsAlready() bool {
 	return slices.ContainsFunc(e.dir.Records(), func(r process.Record) bool { return r.Name == envoy.RecordName })
-}
-
-// dialAddress returns the address at which this machine reaches a listener, host:port. A listener
-// on all addresses is reached on loopback.
-func dialAddress(listen string) string {
-	host, port, err := net.SplitHostPort(listen)
-	ip, errIP := netip.ParseAddr(host)
-	switch {
-	case err != nil:
-		return listen
-	case host == "" || errIP == nil && ip == netip.IPv4Unspecified():
-		host = "127.0.0.1"
-	case errIP == nil && ip == netip.IPv6Unspecified():
-		host = "::1"
-	}
-	return net.JoinHostPort(host, port)
 }
 
 // maxDuration is the longest response that any model allows. It is the bound of Envoy's routes.

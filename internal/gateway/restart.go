@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,14 +9,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 // Restart tells the gateway that holds the state directory to hand over, waits until its successor
-// is ready, and prints what has changed to out. token is a token of the file's admin_auth. It is
-// empty if there is none. The error says why the old process goes on.
-func Restart(ctx context.Context, c *config.Config, token string, out io.Writer) error {
+// is ready, and prints what has changed to out. The error says why the old process goes on.
+func Restart(ctx context.Context, c *config.Config, admin adminclient.Client, out io.Writer) error {
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
 		return err
@@ -31,8 +30,7 @@ func Restart(ctx context.Context, c *config.Config, token string, out io.Writer)
 	case claimed.PID == 0: // a signal to process 0 would reach the caller's own group
 		return claimed
 	}
-	admin := adminClient{c.Admin, token}
-	before, err := admin.process(ctx)
+	before, err := askProcess(ctx, admin)
 	if err != nil {
 		return err
 	}
@@ -42,12 +40,12 @@ func Restart(ctx context.Context, c *config.Config, token string, out io.Writer)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		now, err := admin.process(ctx)
+		now, err := askProcess(ctx, admin)
 		switch {
 		case err != nil: // the listener changes hands
 		case now.Upgrade.At.After(before.Upgrade.At):
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
-		case now.Started.After(before.Started) && admin.ready(ctx):
+		case now.Started.After(before.Started) && admin.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
 			return now.report(out, before)
 		}
 		select {
@@ -56,12 +54,6 @@ func Restart(ctx context.Context, c *config.Config, token string, out io.Writer)
 		case <-tick.C:
 		}
 	}
-}
-
-// adminClient calls the admin listener.
-type adminClient struct {
-	// address is what it listens on, host:port. token is empty if there is none.
-	address, token string
 }
 
 // runningProcess is what the admin API says of the process that serves the gateway.
@@ -100,41 +92,8 @@ func (p runningProcess) report(out io.Writer, before runningProcess) error {
 	return err
 }
 
-// process asks which process serves the gateway.
-func (c adminClient) process(ctx context.Context) (p runningProcess, err error) {
-	resp, err := c.do(ctx, http.MethodGet, "/api/v1/status", nil)
-	if err != nil {
-		return p, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return p, fmt.Errorf("the admin listener at %s answered %s: give a token of admin_auth by --admin-token-file or SLUICE_ADMIN_TOKEN",
-			c.address, resp.Status)
-	}
-	return p, json.NewDecoder(resp.Body).Decode(&p)
-}
-
-// ready asks whether the gateway can serve requests.
-func (c adminClient) ready(ctx context.Context) bool {
-	resp, err := c.do(ctx, http.MethodGet, "/readyz", nil)
-	if err != nil {
-		return false
-	}
-	defer resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
-}
-
-// do sends a request. A body is JSON; nil: there is none.
-func (c adminClient) do(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+dialAddress(c.address)+path, body)
-	if err != nil {
-		return nil, err
-	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
-	return http.DefaultClient.Do(req)
+// askProcess asks which process serves the gateway.
+func askProcess(ctx context.Context, admin adminclient.Client) (p runningProcess, err error) {
+	err = admin.Call(ctx, http.MethodGet, "/api/v1/status", nil, &p)
+	return p, err
 }

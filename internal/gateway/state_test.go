@@ -106,14 +106,3 @@ func TestX13_ConditionsOfAnEnvoyThatDoesNotAnswer(t *testing.T) {
 		}
 	}
 }
-
-func TestDialAddress(t *testing.T) {
-	t.Parallel()
-	for listen, want := range map[string]string{
-		"0.0.0.0:80": "127.0.0.1:80", ":80": "127.0.0.1:80", "[::]:80": "[::1]:80", "10.0.0.1:80": "10.0.0.1:80", "localhost:80": "localhost:80",
-	} {
-		if got := dialAddress(listen); got != want {
-			t.Errorf("%s is reached at %s, want %s", listen, got, want)
-		}
-	}
-}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/config"
+)
+
+const (
+	// adminTokenVariable is the environment variable that may hold a token for the admin listener.
+	adminTokenVariable = "SLUICE_ADMIN_TOKEN"
+	// foundFile is the configuration file that commands use if no flag names another.
+	foundFile = "sluice.yaml"
+)
+
+// adminAccess is what a command needs to reach the admin listener of a running gateway: its
+// address, or the file that says it, and a token.
+type adminAccess struct{ file, admin, tokenFile string }
+
+// addFlags adds the flags to a command and to those below it.
+func (a *adminAccess) addFlags(c *cobra.Command) {
+	a.addFileFlags(c)
+	c.PersistentFlags().StringVar(&a.admin, "admin", "",
+		"address of the admin listener, HOST:PORT or a URL (default: that of the file, else "+defaultAdmin+")")
+	c.MarkFlagsMutuallyExclusive("config", "admin")
+}
+
+// addFileFlags adds the flags for a command that needs the file of the gateway.
+func (a *adminAccess) addFileFlags(c *cobra.Command) {
+	f := c.PersistentFlags()
+	f.StringVarP(&a.file, "config", "c", "", "the configuration file of the running gateway (default: ./"+foundFile+")")
+	f.StringVar(&a.tokenFile, "admin-token-file", "", "file with a token of admin_auth (default: the variable "+adminTokenVariable+")")
+}
+
+// client returns the client for the admin listener.
+func (a *adminAccess) client() (adminclient.Client, error) {
+	address, err := a.address()
+	if err != nil {
+		return adminclient.Client{}, err
+	}
+	token := os.Getenv(adminTokenVariable)
+	if a.tokenFile != "" {
+		data, err := os.ReadFile(a.tokenFile)
+		if err != nil {
+			return adminclient.Client{}, fmt.Errorf("--admin-token-file: %w", err)
+		}
+		token = strings.TrimSpace(string(data))
+	}
+	return adminclient.Client{Address: address, Token: token}, nil
+}
+
+// address returns the address of the admin listener. A file whose faults are elsewhere will do,
+// because the running gateway may have been started with an earlier content.
+func (a *adminAccess) address() (string, error) {
+	if a.admin != "" {
+		return a.admin, nil
+	}
+	file, err := fileOrFound(a.file)
+	if err != nil || file == "" {
+		return defaultAdmin, err
+	}
+	return config.AdminAddress(file)
+}
+
+// fileOrFound returns the file that a flag names. If the flag is empty, it returns foundFile if the
+// working directory has one, else "".
+func fileOrFound(flag string) (string, error) {
+	if flag != "" {
+		return flag, nil
+	}
+	switch _, err := os.Stat(foundFile); {
+	case err == nil:
+		return foundFile, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	default:
+		return "", err
+	}
+}
+
+// loadOrFound loads the file that a flag names, or foundFile. It says so if it has found the file.
+func loadOrFound(cmd *cobra.Command, flag string) (*config.Config, error) {
+	file, err := fileOrFound(flag)
+	switch {
+	case err != nil:
+		return nil, err
+	case file == "":
+		return nil, errors.New("there is no " + foundFile + " here: name the configuration file by -c FILE")
+	case flag == "":
+		fmt.Fprintf(cmd.ErrOrStderr(), "using ./%s\n", file)
+	}
+	return config.Load(file)
+}

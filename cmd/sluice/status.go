@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/condition"
+)
+
+// gatewayStatus is what the command status shows of /api/v1/status.
+type gatewayStatus struct {
+	Version string    `json:"version"`
+	PID     int       `json:"pid"`
+	Listen  string    `json:"listen"`
+	Started time.Time `json:"started"`
+	Ready   bool      `json:"ready"`
+	Reasons []string  `json:"reasons"`
+	Envoy   struct {
+		State, Version string
+		PID            int
+	} `json:"envoy"`
+	Config struct {
+		Path         string    `json:"path"`
+		LoadedAt     time.Time `json:"loaded_at"`
+		NeedsRestart []string  `json:"needs_restart"`
+	} `json:"config"`
+	Shared struct {
+		Configured, Up bool
+		Mode           string
+		Gateways       int
+	} `json:"shared"`
+}
+
+// modelRow is what commands show of a model.
+type modelRow struct {
+	Name     string   `json:"name"`
+	Aliases  []string `json:"aliases"`
+	Launcher string   `json:"launcher"`
+	State    string   `json:"state"`
+	Desired  int      `json:"desired"`
+	Ready    int      `json:"ready"`
+	InFlight int      `json:"in_flight"`
+	Queued   int      `json:"queued"`
+}
+
+// modelList is the answer of /api/v1/models.
+type modelList struct {
+	Models []modelRow `json:"models"`
+}
+
+func newStatusCommand() *cobra.Command {
+	var flags viewFlags
+	c := &cobra.Command{
+		Use:   "status [-c FILE | --admin HOST:PORT]",
+		Short: "Show a running gateway, its models, and what needs attention",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return showStatus(cmd, &flags) },
+	}
+	flags.addFlags(c)
+	return c
+}
+
+// showStatus prints the status, the models and the conditions that need attention. As JSON it
+// prints the status alone, as the admin API answers.
+func showStatus(cmd *cobra.Command, flags *viewFlags) error {
+	client, err := flags.open()
+	if err != nil {
+		return err
+	}
+	var status gatewayStatus
+	var text bytes.Buffer
+	err = flags.get(cmd.Context(), client, "/api/v1/status", &status, &text)
+	if err == nil && flags.output == outputTable {
+		err = statusText(cmd, client, status, &text)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = text.WriteTo(cmd.OutOrStdout())
+	return err
+}
+
+// statusText writes what the command status shows.
+func statusText(cmd *cobra.Command, client adminclient.Client, s gatewayStatus, w io.Writer) error {
+	var models modelList
+	if err := client.Call(cmd.Context(), "GET", "/api/v1/models", nil, &models); err != nil {
+		return err
+	}
+	var attention struct{ Conditions []condition.Condition }
+	if err := client.Call(cmd.Context(), "GET", "/api/v1/conditions", nil, &attention); err != nil {
+		return err
+	}
+	s.write(w)
+	fmt.Fprintln(w)
+	writeModels(w, models.Models)
+	writeAttention(w, attention.Conditions)
+	return nil
+}
+
+// write writes the lines about the gateway itself.
+func (s gatewayStatus) write(w io.Writer) {
+	state := "ready"
+	if !s.Ready {
+		state = "not ready: " + strings.Join(s.Reasons, "; ")
+	}
+	fmt.Fprintf(w, "gateway  %s (pid %d), up %s, %s\n", s.Version, s.PID, age(s.Started), printable(state))
+	fmt.Fprintf(w, "clients  http://%s\n", adminclient.DialAddress(s.Listen))
+	envoy := s.Envoy.State
+	if s.Envoy.Version != "" {
+		envoy += ", version " + s.Envoy.Version
+	}
+	if s.Envoy.PID > 0 {
+		envoy += fmt.Sprintf(" (pid %d)", s.Envoy.PID)
+	}
+	fmt.Fprintf(w, "Envoy    %s\n", envoy)
+	if s.Config.Path != "" {
+		fmt.Fprintf(w, "file     %s, loaded %s ago\n", printable(s.Config.Path), age(s.Config.LoadedAt))
+	}
+	if len(s.Config.NeedsRestart) > 0 {
+		fmt.Fprintf(w, "         a restart is needed for: %s\n", strings.Join(s.Config.NeedsRestart, ", "))
+	}
+	if s.Shared.Configured {
+		redis := "does not answer"
+		if s.Shared.Up {
+			redis = "answers"
+		}
+		fmt.Fprintf(w, "Redis    %s, limits are %s, %d gateways\n", redis, s.Shared.Mode, s.Shared.Gateways)
+	}
+}
+
+// writeModels writes the table of models.
+func writeModels(w io.Writer, models []modelRow) {
+	if len(models) == 0 {
+		fmt.Fprintln(w, "There is no model.")
+		return
+	}
+	t := newTable("MODEL", "STATE", "READY", "WANTED", "RUNNING", "QUEUED", "LAUNCHER")
+	for _, m := range models {
+		t.add(m.Name, m.State, m.Ready, m.Desired, m.InFlight, m.Queued, m.Launcher)
+	}
+	t.write(w)
+}
+
+// writeAttention writes the conditions that need attention.
+func writeAttention(w io.Writer, conditions []condition.Condition) {
+	first := true
+	for _, c := range conditions {
+		if c.Normal() {
+			continue
+		}
+		if first {
+			fmt.Fprintln(w)
+			first = false
+		}
+		subject := ""
+		if c.Subject != "" {
+			subject = " " + c.Subject
+		}
+		fmt.Fprintf(w, "%s: %s%s: %s\n", c.Severity, c.Type, printable(subject), printable(c.Message))
+	}
+}

@@ -1,0 +1,169 @@
+// Package adminclient calls the admin API of a running gateway (docs/api.md). The commands of
+// cmd/sluice use it, and so does internal/gateway for a restart.
+package adminclient
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+)
+
+// maxAnswer is the size of the largest answer that Call reads, in bytes.
+const maxAnswer = 64 << 20
+
+// Client calls the admin listener of a gateway.
+type Client struct {
+	// Address is what the listener listens on (host:port), or the URL of a proxy before it.
+	Address string
+	// Token is a token of admin_auth. It is empty if the listener needs none.
+	Token string
+}
+
+// Error is an answer that is not a success.
+type Error struct {
+	// Status is the HTTP status.
+	Status int
+	// Message is what the gateway says, or else the status as a text.
+	Message string
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	switch {
+	case e.Status == http.StatusUnauthorized:
+		return e.Message + " For this command set SLUICE_ADMIN_TOKEN, or --admin-token-file."
+	case e.Status == http.StatusNotFound && strings.HasPrefix(e.Message, "Unknown admin URL"):
+		return e.Message + " The gateway is older than this program, or what the call needs is not configured."
+	}
+	return e.Message
+}
+
+// UnreachableError tells that nobody answers at the address.
+type UnreachableError struct {
+	Address string
+	Err     error
+}
+
+// Error implements error.
+func (e *UnreachableError) Error() string {
+	cause := e.Err
+	if wrapped := new(url.Error); errors.As(cause, &wrapped) {
+		cause = wrapped.Err // without the URL, which says less than the address
+	}
+	return fmt.Sprintf("no gateway answers at %s: %v: start it, or name another by -c FILE or --admin HOST:PORT", e.Address, cause)
+}
+
+// Unwrap returns the error of the network.
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// Call sends a request, with body as its JSON, and decodes the answer into into. A nil body means
+// {} for every method other than GET. A nil into means that the answer is not read. The error is an
+// *Error for an answer that is not a success, and an *UnreachableError without an answer.
+func (c Client) Call(ctx context.Context, method, path string, body, into any) error {
+	resp, err := c.Do(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // the body was read
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil || into == nil {
+		return err
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("what answers at %s is no admin listener of Sluice: %w", c.Address, err)
+	}
+	return nil
+}
+
+// Do sends a request as Call does and returns an answer that is a success. The caller closes its
+// body.
+func (c Client) Do(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	req, err := c.request(ctx, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, &UnreachableError{c.Address, err}
+	}
+	if resp.StatusCode >= http.StatusMultipleChoices {
+		defer resp.Body.Close() //nolint:errcheck // the body was read
+		return nil, errorOf(resp)
+	}
+	return resp, nil
+}
+
+func (c Client) request(ctx context.Context, method, path string, body any) (*http.Request, error) {
+	var content io.Reader
+	if method != http.MethodGet {
+		if body == nil {
+			body = struct{}{}
+		}
+		text, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		content = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base()+path, content)
+	if err != nil {
+		return nil, fmt.Errorf("the address %q of the admin listener is neither HOST:PORT nor a URL: %w", c.Address, err)
+	}
+	if content != nil { // the listener refuses others
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	return req, nil
+}
+
+// base returns the URL of the listener without a slash at its end.
+func (c Client) base() string {
+	if strings.HasPrefix(c.Address, "http://") || strings.HasPrefix(c.Address, "https://") {
+		return strings.TrimSuffix(c.Address, "/")
+	}
+	return "http://" + DialAddress(c.Address)
+}
+
+// errorOf returns the error that an answer tells.
+func errorOf(resp *http.Response) *Error {
+	const maxError = 1 << 20 // a reload lists all faults of a file
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxError))
+	var answer struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(text, &answer) != nil || answer.Error.Message == "" {
+		answer.Error.Message = "the admin listener answered " + resp.Status
+	}
+	return &Error{resp.StatusCode, answer.Error.Message}
+}
+
+// DialAddress returns the address at which this machine reaches a listener, host:port. A listener
+// on all addresses is reached on loopback.
+func DialAddress(listen string) string {
+	host, port, err := net.SplitHostPort(listen)
+	ip, errIP := netip.ParseAddr(host)
+	switch {
+	case err != nil:
+		return listen
+	case host == "" || errIP == nil && ip == netip.IPv4Unspecified():
+		host = "127.0.0.1"
+	case errIP == nil && ip == netip.IPv6Unspecified():
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port)
+}
