@@ -48,7 +48,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logLevel, "log-level", "info", "debug, info, warn or error")
 	flags.StringVar(&g.logFormat, "log-format", "console", "json or console")
 	root.AddCommand(
-		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
+		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
 		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newStatusCommand(), newPSCommand(), newRequestsCommand(), newVersionCommand(), newGuardCommand(&g),
 	)
 	return root

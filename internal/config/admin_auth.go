@@ -31,21 +31,21 @@ const (
 // AdminToken is a token of the admin listener.
 type AdminToken struct {
 	// Name is the name of the token's holder. The log names it with every change.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Role is viewer (reads) or operator (reads and changes).
 	Role AdminRole `yaml:"role" required:"true" oneof:"viewer,operator"`
 	// Hash is the hash of the token: sha256: and 64 hex digits, as sluice admin token prints it.
-	Hash string `yaml:"hash" required:"true"`
+	Hash string `yaml:"hash" required:"true" form:"hash"`
 }
 
 // TrustedHeader is a header in which a proxy names the user that it has authenticated.
 type TrustedHeader struct {
 	// Name is the name of the header, such as x-forwarded-user. The proxy must replace a header of
 	// this name that a client sends.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"header"`
 	// From are the addresses of the proxy, each an IP address or a range such as 10.0.0.0/8. The
 	// header of other peers is ignored.
-	From []string `yaml:"from" required:"true"`
+	From []string `yaml:"from" required:"true" form:"network"`
 	// Role is the role of the users that operators does not name: viewer or operator. Default
 	// viewer.
 	Role AdminRole `yaml:"role" default:"viewer" oneof:"viewer,operator"`

@@ -13,7 +13,7 @@ import (
 // checkLocalModel checks a model with launcher local: its replicas run on this node, or on one that
 // joined.
 func (k *checker) checkLocalModel(at path, m *Model) {
-	for _, field := range []string{"gpu_resource", "hosts", "secrets", "pod", "profiles"} {
+	for _, field := range refusedFields(engines.Local) {
 		k.rejectSet(at.field(field), "launcher: local")
 	}
 	where, labels := at.field("cluster"), k.nodeLabels()

@@ -66,10 +66,10 @@ func (k *checker) checkWait(at path, d time.Duration) {
 
 // checkUpstreamModel checks a model with launcher upstream.
 func (k *checker) checkUpstreamModel(at path, m *Model) {
-	for _, field := range launchFields() {
+	k.rejectSet(at.field("cold_start"), "launcher: upstream, whose requests wait for admission.queue_timeout")
+	for _, field := range refusedFields(engines.Upstream) {
 		k.rejectSet(at.field(field), "launcher: upstream")
 	}
-	k.rejectSet(at.field("cold_start"), "launcher: upstream, whose requests wait for admission.queue_timeout")
 	where := at.field("upstreams")
 	if len(m.Upstreams) == 0 && k.valid(where) {
 		k.faultf(where, "required with launcher: upstream, and missing: give the base URLs of the model's servers, such as [http://10.0.0.5:8000]")
@@ -90,10 +90,10 @@ func (k *checker) checkUpstreamModel(at path, m *Model) {
 // checkUnservedModel checks a model with launcher none: Sluice admits tasks for it and serves no
 // requests.
 func (k *checker) checkUnservedModel(at path, m *Model) {
-	for _, field := range append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream") {
+	for _, field := range refusedFields(engines.None) {
 		k.rejectSet(at.field(field), "launcher: none")
 	}
-	for _, field := range []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica"} {
+	for _, field := range replicaLimits() {
 		k.rejectSet(at.field("admission").field(field), "launcher: none")
 	}
 	m.Replicas = Replicas{}
@@ -110,6 +110,28 @@ func (k *checker) rejectSet(at path, with string) {
 func launchFields() []string {
 	return []string{"engine", "version", "source", "cluster", "replicas", "scale", "resources", "gpu_resource", "hosts", "placement", "evict", "variables", "args",
 		"env", "env_from", "secrets", "pod", "profiles", "cooldown"}
+}
+
+// refusedFields returns the fields of a model that have no effect with a launcher.
+func refusedFields(launcher engines.Launcher) []string {
+	switch launcher {
+	case engines.Local:
+		return []string{"gpu_resource", "hosts", "secrets", "pod", "profiles"}
+	case engines.Kubernetes:
+		return []string{"evict", "env_from"}
+	case engines.Ray:
+		return []string{"evict", "gpu_resource", "hosts", "pod", "profiles", "placement", "env_from", "secrets"}
+	case engines.Upstream:
+		return append(launchFields(), "cold_start")
+	case engines.None:
+		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream")
+	}
+	return nil
+}
+
+// replicaLimits are the fields of admission that limit one replica.
+func replicaLimits() []string {
+	return []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica"}
 }
 
 // setFailOverOn sets the default of fail_over_on.

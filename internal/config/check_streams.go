@@ -7,9 +7,14 @@ func (k *checker) checkStream(at path, m *Model) {
 	if s.Mode != StreamNative {
 		return
 	}
-	for _, field := range []string{"heartbeat", "heartbeat_as", "resume", "ttft_timeout", "stall_timeout", "inject_usage", "sample"} {
+	for _, field := range managedFields() {
 		k.rejectSet(at.field(field), "mode: native")
 	}
+}
+
+// managedFields are the fields of Stream that only managed streams use.
+func managedFields() []string {
+	return []string{"heartbeat", "heartbeat_as", "resume", "ttft_timeout", "stall_timeout", "inject_usage", "sample"}
 }
 
 // checkStreamMode rejects mode native for a model whose replicas speak gRPC, because Sluice has to

@@ -14,6 +14,7 @@
 //	min       smallest value allowed, written as in the file
 //	max       largest whole number allowed
 //	oneof     the only values allowed, separated by commas
+//	form      what the text looks like, for the JSON Schema alone: a name of textForms
 //	restart   a change takes effect only when Sluice is restarted
 package config
 
@@ -30,16 +31,16 @@ import (
 type Config struct {
 	// Listen is the host:port on which Envoy serves clients. The host is an IP address, localhost,
 	// or empty for all addresses. Default 0.0.0.0:8080.
-	Listen string `yaml:"listen" default:"0.0.0.0:8080" restart:"true"`
+	Listen string `yaml:"listen" default:"0.0.0.0:8080" restart:"true" form:"listener"`
 	// Admin is the host:port of the operator's page and API, of /metrics, /healthz and /readyz.
 	// Default 127.0.0.1:9090.
-	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true"`
+	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true" form:"listener"`
 	// AdminAuth says who may use the admin listener. Default: absent, everybody who reaches it may
 	// change everything; admin must then be on loopback.
 	AdminAuth *AdminAuth `yaml:"admin_auth"`
 	// Health is the host:port of a further listener that serves only /healthz, /readyz and
 	// /metrics, to everybody. Default: empty, there is none.
-	Health string `yaml:"health" restart:"true"`
+	Health string `yaml:"health" restart:"true" form:"listener"`
 	// MaxBody is the size of the largest request body that is accepted. Default 32MiB.
 	MaxBody Size `yaml:"max_body" default:"32MiB" min:"1KiB" restart:"true"`
 	// MaxHeaders is the greatest number of headers of a request. A request with more gets 431.
@@ -87,12 +88,12 @@ type Config struct {
 	// redis://user:password@host:6379/0, or rediss:// for TLS. Several hosts, as in
 	// redis://a:6379,b:6379,c:6379, name a Redis Cluster, which has no database number. Default:
 	// empty, this gateway shares nothing.
-	Redis string `yaml:"redis" restart:"true"`
+	Redis string `yaml:"redis" restart:"true" form:"redis"`
 	// Peers is the host:port on which gateways that share redis reach each other, over TLS with
 	// certificates that the gateways make themselves. A gateway forwards a client that resumes a
 	// stream to the gateway that owns the stream. Default: empty, a request id is known only to its
 	// own gateway.
-	Peers string `yaml:"peers" restart:"true"`
+	Peers string `yaml:"peers" restart:"true" form:"listener"`
 	// TaskLease is how long a task from /schedule holds its lease without a call of /renew or
 	// /complete. Default 15m.
 	TaskLease time.Duration `yaml:"task_lease" default:"15m" min:"1s"`
@@ -180,13 +181,13 @@ type Auth struct {
 // Node adds labels to a machine that runs replicas.
 type Node struct {
 	// Name is the name that the node joined by, or this machine's own name.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Labels are the labels that a model may require in cluster.
-	Labels []string `yaml:"labels"`
+	Labels []string `yaml:"labels" form:"name"`
 	// Addresses are the addresses at which replicas of a node that joined may listen, besides the
 	// one that the node connects from: IP addresses, or ranges such as 10.0.0.0/24. They are needed
 	// when a node connects through NAT, or has several addresses.
-	Addresses []string `yaml:"addresses"`
+	Addresses []string `yaml:"addresses" form:"network"`
 
 	// Ranges is Addresses as ranges.
 	Ranges []netip.Prefix `yaml:"-"`
@@ -202,10 +203,10 @@ type Kubernetes struct {
 	Context string `yaml:"context"`
 	// Namespace is the namespace of the custom resources, and of the Deployments of models that
 	// name none. Default: the namespace of the context, or of the pod.
-	Namespace string `yaml:"namespace"`
+	Namespace string `yaml:"namespace" form:"label"`
 	// Name is the name of this installation. All its gateways have the same name; installations
 	// that share a namespace have different names. At most 20 characters. Default sluice.
-	Name string `yaml:"name" default:"sluice"`
+	Name string `yaml:"name" default:"sluice" form:"label"`
 	// CustomResources reads engines and models from the custom resources Engine and InferenceModel,
 	// in addition to the file. Default true.
 	CustomResources bool `yaml:"custom_resources" default:"true"`
@@ -215,7 +216,7 @@ type Kubernetes struct {
 type Pool struct {
 	// Name is the name that clients request. It is unique among the names and aliases of all models
 	// and pools.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Models are the models of the pool, by name or alias.
 	Models []string `yaml:"models" required:"true"`
 }
@@ -224,8 +225,8 @@ type Pool struct {
 type Tracing struct {
 	// Endpoint is the URL of a collector that receives OTLP over HTTP, such as
 	// http://127.0.0.1:4318.
-	Endpoint string `yaml:"endpoint" required:"true"`
+	Endpoint string `yaml:"endpoint" required:"true" form:"url"`
 	// Sample is the share of requests that are traced, from 0 to 1. It applies to requests whose
 	// traceparent header does not decide it. Default 0.01.
-	Sample float64 `yaml:"sample" default:"0.01" min:"0"`
+	Sample float64 `yaml:"sample" default:"0.01" min:"0" form:"share"`
 }

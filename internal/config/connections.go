@@ -16,7 +16,7 @@ type Connections struct {
 	PerSource int `yaml:"per_source" min:"0" max:"1000000"`
 	// TrustedProxies are the addresses of proxies and load balancers in front of this gateway, such
 	// as 10.0.0.5 or 10.0.0.0/24. per_source and fair shares do not apply to them. Default: none.
-	TrustedProxies []string `yaml:"trusted_proxies"`
+	TrustedProxies []string `yaml:"trusted_proxies" form:"network"`
 	// FirstRequest is how long a new connection may take to send the first line of a request.
 	// Default 10s.
 	FirstRequest time.Duration `yaml:"first_request" default:"10s" min:"1s"`

@@ -16,11 +16,11 @@ type Control struct {
 	// Nodes is the host:port on which further nodes join (sluice node --join), over TLS with
 	// certificates that Sluice makes itself. The command sluice node token NAME makes a token that
 	// admits one node, once. Default: empty, no node can join.
-	Nodes string `yaml:"nodes"`
+	Nodes string `yaml:"nodes" form:"listener"`
 	// Listen is the host:port on which Envoys of other hosts reach the gateway, over TLS with
 	// certificates of both sides. The command sluice bootstrap prints what such an Envoy starts
 	// with. Default: empty, only an Envoy of this host can use the gateway.
-	Listen string `yaml:"listen"`
+	Listen string `yaml:"listen" form:"listener"`
 	// Cert and Key are the paths of the gateway's certificate and of its key, in PEM. Sluice reads
 	// the files again when they change. A relative path counts from the folder of the file.
 	Cert string `yaml:"cert"`
@@ -35,10 +35,10 @@ type Control struct {
 	Allowed []string `yaml:"allowed"`
 	// Addresses are the host:port at which Envoys find gateways: those of all gateways, or a name
 	// with the addresses of all of them. Default: listen, which must then be one address.
-	Addresses []string `yaml:"addresses"`
+	Addresses []string `yaml:"addresses" form:"target"`
 	// Advertise is the IP address and port at which Envoys reach this gateway. Default: the address
 	// to which an Envoy has connected, which is wrong only behind address translation.
-	Advertise string `yaml:"advertise"`
+	Advertise string `yaml:"advertise" form:"listener"`
 	// ServerName is the name for which Envoys check the certificate of every gateway. Default: the
 	// first DNS name of cert, else its first address.
 	ServerName string `yaml:"server_name"`

@@ -259,7 +259,7 @@ func specOf(t *testing.T, s reflect.Type) object {
 // (Kubernetes documentation, CustomResourceDefinitions). It drops defaults, which the gateway sets.
 func structural(s object) object {
 	out := object{}
-	for _, word := range []string{"description", "type", "pattern", "enum", "minimum", "maximum", "required"} {
+	for _, word := range []string{"description", "type", "pattern", "maxLength", "enum", "minimum", "maximum", "required"} {
 		if value, ok := s[word]; ok {
 			out[word] = number(value)
 		}
@@ -269,6 +269,8 @@ func structural(s object) object {
 	}
 	if _, several := out["type"].([]any); several {
 		out["type"] = "string" // without YAML's ways with numbers: 0.10 would arrive as 0.1
+		delete(out, "minimum")
+		delete(out, "maximum")
 	}
 	if values, ok := out["enum"].([]any); ok {
 		out["type"] = "string"

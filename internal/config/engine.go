@@ -9,7 +9,7 @@ import (
 // Engine is a kind of inference server, with its versions.
 type Engine struct {
 	// Name is the name that models give in engine.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Versions are the versions of the engine, oldest first. A model that names none gets the last.
 	Versions []EngineVersion `yaml:"versions" required:"true"`
 }
@@ -196,7 +196,7 @@ type Metrics struct {
 // ReadyProbe is the HTTP GET that tells when a starting replica may serve.
 type ReadyProbe struct {
 	// Path is the HTTP path on the replica's port. Default /health.
-	Path string `yaml:"path" default:"/health"`
+	Path string `yaml:"path" default:"/health" form:"absolute"`
 	// Every is the pause between two probes. Default 500ms.
 	Every time.Duration `yaml:"every" default:"500ms" min:"10ms"`
 }
@@ -204,7 +204,7 @@ type ReadyProbe struct {
 // HealthProbe is the HTTP GET that tells whether a ready replica can still serve.
 type HealthProbe struct {
 	// Path is the HTTP path on the replica's port. Default /health.
-	Path string `yaml:"path" default:"/health"`
+	Path string `yaml:"path" default:"/health" form:"absolute"`
 	// Every is the pause between two probes. Default 10s.
 	Every time.Duration `yaml:"every" default:"10s" min:"10ms"`
 }
@@ -237,7 +237,7 @@ const (
 // Registry is a place that models are loaded from.
 type Registry struct {
 	// Name is the name that models give in source.registry.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Kind is huggingface (model names are ids, which the engine gets unchanged unless fetch is
 	// true) or directory (model names are paths below path).
 	Kind RegistryKind `yaml:"kind" required:"true" oneof:"huggingface,directory"`
@@ -245,7 +245,7 @@ type Registry struct {
 	Path string `yaml:"path"`
 	// Claim is the PersistentVolumeClaim that holds the directory on Kubernetes. It is mounted
 	// read-only at path. With a claim, path need not exist on this node.
-	Claim string `yaml:"claim"`
+	Claim string `yaml:"claim" form:"label"`
 	// Fetch makes Sluice fetch the weights of a huggingface registry, for models with launcher
 	// local. The engine gets the path of what was fetched. A node fetches once for all its
 	// replicas, goes on after a break and checks what it got. Clients and operators see how far it
@@ -257,10 +257,10 @@ type Registry struct {
 	CacheDir string `yaml:"cache_dir"`
 	// Endpoint is the URL of the hub, or of a mirror with the same API. Default: $HF_ENDPOINT, else
 	// https://huggingface.co.
-	Endpoint string `yaml:"endpoint"`
+	Endpoint string `yaml:"endpoint" form:"url"`
 	// TokenEnv is the name of the variable in Sluice's own environment that holds the token for the
 	// hub. The token is sent to the endpoint alone. Default HF_TOKEN, which need not be set.
-	TokenEnv string `yaml:"token_env"`
+	TokenEnv string `yaml:"token_env" form:"variable"`
 	// Cache is a volume of Kubernetes into which the weights of a huggingface registry are fetched
 	// once, for models with launcher kubernetes. Default: absent, each pod fetches for itself.
 	Cache *Cache `yaml:"cache"`
@@ -274,13 +274,13 @@ type Registry struct {
 type Cache struct {
 	// Claim is an existing PersistentVolumeClaim in the namespace of the pods. Without it, Sluice
 	// makes one that several nodes can mount (ReadWriteMany), named after the registry.
-	Claim string `yaml:"claim"`
+	Claim string `yaml:"claim" form:"label"`
 	// StorageClass is the storage class of the claim that Sluice makes. Default: the cluster's.
 	StorageClass string `yaml:"storage_class"`
 	// Size is the size of the claim that Sluice makes. It is required without claim.
 	Size Size `yaml:"size"`
 	// Path is where the volume is mounted. Default /var/cache/sluice/weights.
-	Path string `yaml:"path" default:"/var/cache/sluice/weights"`
+	Path string `yaml:"path" default:"/var/cache/sluice/weights" form:"absolute"`
 	// Image is the image of the Job. It must have Sluice's program. Default sluice:latest.
 	Image string `yaml:"image" default:"sluice:latest"`
 	// Token is the entry of a Secret with the token for the hub, as secret/key. Default: none.

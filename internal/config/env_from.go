@@ -14,7 +14,7 @@ import (
 type EnvFrom struct {
 	// Variables are the names of variables of Sluice's own environment that replicas get, such as
 	// HF_TOKEN.
-	Variables []string `yaml:"variables"`
+	Variables []string `yaml:"variables" form:"variable"`
 	// Files are paths of files with lines NAME=VALUE. Empty lines and lines that begin with # are
 	// skipped. A relative path counts from the folder of the file. A variable of a later file
 	// overrides that of an earlier one, and of variables.

@@ -10,14 +10,14 @@ import (
 type Model struct {
 	// Name is the name that clients request. It is unique among the names and aliases of all models
 	// and pools.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Aliases are further names of the same model.
-	Aliases []string `yaml:"aliases"`
+	Aliases []string `yaml:"aliases" form:"name"`
 	// Adapters are the LoRA adapters that the model's engine serves, by the names that the engine
 	// knows. Clients request an adapter like a model; the model's replicas serve it within the
 	// model's limits. The engine must be configured for its adapters: vllm by the variable
 	// lora_modules.
-	Adapters []string `yaml:"adapters"`
+	Adapters []string `yaml:"adapters" form:"name"`
 	// Task is the task of the model. Default: the first task that its engine serves; unknown for
 	// launcher upstream.
 	Task engines.Task `yaml:"task" oneof:"text-generation,embedding,rerank,transcription,speech,image-generation"`
@@ -304,5 +304,5 @@ type Stream struct {
 	InjectUsage bool `yaml:"inject_usage"`
 	// Sample is the share of the streams, from 0 to 1, that mode auto makes managed only to measure
 	// the times between their tokens. Default 0.
-	Sample float64 `yaml:"sample" min:"0"`
+	Sample float64 `yaml:"sample" min:"0" form:"share"`
 }

@@ -38,7 +38,7 @@ type Moderation struct {
 // requests and responses.
 type ModerationHook struct {
 	// URL is the URL that text is posted to.
-	URL string `yaml:"url" required:"true"`
+	URL string `yaml:"url" required:"true" form:"url"`
 	// Timeout is how long one call of the service may take. The next events of the answer wait for
 	// the call. Default 1s.
 	Timeout time.Duration `yaml:"timeout" default:"1s" min:"1ms"`

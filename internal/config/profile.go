@@ -4,7 +4,7 @@ package config
 // kubernetes.
 type Profile struct {
 	// Name is the name that models give in profiles.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Resources are the resources of each replica. The resources of the model override them, field
 	// by field. Default: absent.
 	Resources *Resources `yaml:"resources"`

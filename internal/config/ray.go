@@ -11,19 +11,19 @@ import (
 // Ray says which Ray cluster runs the models with launcher ray.
 type Ray struct {
 	// Address is the URL of the dashboard of the cluster's head, such as http://10.0.0.1:8265.
-	Address string `yaml:"address" required:"true"`
+	Address string `yaml:"address" required:"true" form:"base_url"`
 	// TokenEnv is the name of the environment variable that holds the token of a cluster with token
 	// authentication (RAY_AUTH_MODE=token). Default: empty, no token is sent.
-	TokenEnv string `yaml:"token_env"`
+	TokenEnv string `yaml:"token_env" form:"variable"`
 	// Name is the name of this installation. Installations that share a cluster have different
 	// names, and each leaves the jobs of the others alone. Gateways with the same name, address and
 	// redis share the jobs, and one of them starts and stops them. At most 63 characters. Default
 	// sluice.
-	Name string `yaml:"name" default:"sluice"`
+	Name string `yaml:"name" default:"sluice" form:"label"`
 	// Ports is the range of the TCP ports that replicas listen on, on all addresses of their nodes.
 	// No two replicas of the installation have the same port. Ray itself uses 10002-19999 unless it
 	// is told otherwise. Default 21000-21999.
-	Ports string `yaml:"ports" default:"21000-21999"`
+	Ports string `yaml:"ports" default:"21000-21999" form:"ports"`
 
 	// FirstPort and LastPort are Ports as numbers.
 	FirstPort, LastPort int `yaml:"-"`
@@ -75,13 +75,13 @@ func (k *checker) checkRayModel(at path, m *Model) {
 	if k.config.Ray == nil {
 		k.faultf(at.field("launcher"), "ray needs the section ray at the top of the file, such as ray: {address: http://10.0.0.1:8265}")
 	}
-	for _, field := range []string{"evict", "gpu_resource", "hosts", "pod", "profiles"} {
-		k.rejectSet(at.field(field), "launcher: ray")
-	}
 	k.rejectSet(at.field("placement"), "launcher: ray, because Ray picks the node")
 	for _, field := range []string{"env_from", "secrets"} {
 		k.rejectSet(at.field(field), "launcher: ray, because everybody who reaches Ray's dashboard can read the environment of its jobs; "+
 			"set credentials in the environment of ray start on the nodes")
+	}
+	for _, field := range refusedFields(engines.Ray) {
+		k.rejectSet(at.field(field), "launcher: ray")
 	}
 	if where := at.field("cluster"); m.Cluster != "" && k.valid(where) && !engines.ValidName(m.Cluster) {
 		k.faultf(where, "must be the name of a custom resource of Ray's nodes: %s, is %s", engines.NameRule, quoted(m.Cluster))

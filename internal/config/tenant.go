@@ -3,7 +3,7 @@ package config
 // Tenant is one caller, with its keys and limits.
 type Tenant struct {
 	// Name is the name of the tenant. It is unique.
-	Name string `yaml:"name" required:"true"`
+	Name string `yaml:"name" required:"true" form:"name"`
 	// Keys are the keys of the tenant, all valid at the same time. Each is a hash as sluice keys
 	// new prints it, or a mapping {hash, priority}.
 	Keys []Key `yaml:"keys"`
@@ -28,7 +28,7 @@ type Tenant struct {
 // Key is one key of a tenant. In the file it is a mapping, or the hash alone.
 type Key struct {
 	// Hash is the hash of the key: sha256: and 64 hex digits, as sluice keys new prints it.
-	Hash string `yaml:"hash" required:"true"`
+	Hash string `yaml:"hash" required:"true" form:"hash"`
 	// Priority is the priority of requests with this key: the tenant's or a lower one. Default: the
 	// tenant's.
 	Priority Priority `yaml:"priority" oneof:"interactive,default,batch"`

@@ -20,14 +20,14 @@ import (
 type Upstream struct {
 	// URL is the URL of the server: http:// or https://, host, port, and the path of its API with
 	// or without /v1, such as https://api.example.com/openai/v1. It holds no user and no password.
-	URL string `yaml:"url" required:"true"`
+	URL string `yaml:"url" required:"true" form:"base_url"`
 	// Model is the name under which this server knows the model, such as Qwen/Qwen2.5-7B-Instruct.
 	// Requests to the server have it in their bodies. A request is not tried again at a server with
 	// another name. It is for the upstreams of a model. Default: the model's own name.
 	Model string `yaml:"model"`
 	// APIKeyEnv is the name of the environment variable that holds the server's key. The key is
 	// sent as "Authorization: Bearer …" with every request. Default: empty, no key is sent.
-	APIKeyEnv string `yaml:"api_key_env"`
+	APIKeyEnv string `yaml:"api_key_env" form:"variable"`
 	// Headers are set on every request. ${NAME} in a value is replaced by the environment variable
 	// of that name.
 	Headers map[string]string `yaml:"headers"`
@@ -79,7 +79,7 @@ type UpstreamHealth struct {
 	// Path is the path of a GET that the healthy server answers with a status from 200 to 399, such
 	// as /healthz. It counts from the path of url, without /v1. Default: the list of models; for a
 	// server that has none, the first of /health, /info and / that it has.
-	Path string `yaml:"path"`
+	Path string `yaml:"path" form:"absolute"`
 }
 
 // maxServedModel is the length of the longest name of a model on a server, in bytes.
