@@ -2,6 +2,8 @@ package carry
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -193,5 +195,48 @@ func TestX20_TheOwnerOfARequestIDIsFound(t *testing.T) {
 	gone := Forwarder("unix", filepath.Join(dir, "gone.sock"), zap.NewNop())
 	if fault := gone(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)); fault == nil || fault.Code != openai.CodeGatewayUnavailable {
 		t.Errorf("a process that is gone: %v", fault)
+	}
+}
+
+// The other process answers as soon as it has the head of a request. The body, which the client
+// still sends, gets through, and so does the rest of the answer.
+func TestX20_AForwardedRequestIsAnsweredBeforeItsBodyIsRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	successor := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		body, err := io.ReadAll(r.Body)
+		fmt.Fprint(w, string(body), err)
+	})}}
+	successor.Start()
+	defer successor.Close()
+	forward := Forwarder("unix", path, zap.NewNop())
+	retired := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { forward(w, r) }))
+	defer retired.Close()
+
+	body, send := io.Pipe()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, retired.URL, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.ContentLength = 11
+	answer, err := retired.Client().Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	go func() {
+		io.WriteString(send, "hello world")
+		send.Close()
+	}()
+	if got, err := io.ReadAll(answer.Body); err != nil || string(got) != "hello world<nil>" {
+		t.Errorf("the answer is %q, %v", got, err)
 	}
 }
