@@ -37,6 +37,7 @@ func (l *Launcher) act(ctx context.Context) (steady bool) {
 		if ctx.Err() != nil {
 			return false
 		}
+		l.noteCall(s, err)
 		if err != nil {
 			steady = false
 			l.config.Log.Warn("call of Ray failed", zap.String("call", s.what), zap.String("job", s.job), zap.Error(err))
@@ -45,6 +46,20 @@ func (l *Launcher) act(ctx context.Context) (steady bool) {
 		l.config.Log.Info("call of Ray made", zap.String("call", s.what), zap.String("job", s.job))
 	}
 	return steady && len(steps) == 0
+}
+
+// noteCall remembers whether Ray takes calls.
+func (l *Launcher) noteCall(s step, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		l.refused = ""
+		return
+	}
+	if l.refused == "" {
+		l.refusedSince = time.Now()
+	}
+	l.refused = s.what + ": " + err.Error()
 }
 
 // planLocked plans for all models, changes the replicas accordingly, and returns the calls to make.

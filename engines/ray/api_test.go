@@ -107,11 +107,15 @@ func (s *stub) model(desired int) Model {
 }
 
 // gateway starts a launcher with the identity "one".
-func (s *stub) gateway() *gateway {
+func (s *stub) gateway() *gateway { s.t.Helper(); return s.gatewayWith(func(*Config) {}) }
+
+// gatewayWith is gateway with a changed configuration.
+func (s *stub) gatewayWith(change func(*Config)) *gateway {
 	s.t.Helper()
 	f := &fixture{t: s.t}
 	return f.gatewayAt(s.URL, func(c *Config) {
 		c.Ports, c.BackOff = Ports{21000, 21003}, supervise.BackOff{First: time.Millisecond, Max: time.Millisecond}
+		change(c)
 	})
 }
 
@@ -220,17 +224,22 @@ func TestN4_AForgottenJobServesOn(t *testing.T) {
 	testutil.Eventually(t, "it is started again", func() bool { return len(s.list()) == 1 })
 }
 
-// TestN4_AStopThatFailsIsRepeated: a job that Ray did not stop is stopped by a later call.
+// TestN4_AStopThatFailsIsRepeated: a job that Ray did not stop is stopped by a later call. The
+// status names the refusal as long as it lasts.
 func TestN4_AStopThatFailsIsRepeated(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)
 	port, _ := server(t)
-	s.refusals = 1
+	refuse := func(n int) { s.mu.Lock(); s.refusals = n; s.mu.Unlock() }
+	refuse(1 << 30)
 	s.set(func([]rayJob) []rayJob { return []rayJob{s.job("found", "sluice", "one", port)} })
-	g := s.gateway()
+	g := s.gatewayWith(func(c *Config) { c.RefusalsTolerated = time.Millisecond })
 	testutil.Eventually(t, "the jobs are known", g.HasPublished)
 	g.Set([]Model{s.model(0)})
+	testutil.Eventually(t, "the refusal is known", func() bool { return g.Status().Refused == "stop job: Ray answers 500: not now" })
+	refuse(0)
 	testutil.Eventually(t, "the job is gone", func() bool { return len(s.list()) == 0 })
+	testutil.Eventually(t, "Ray takes calls", func() bool { return g.Status() == Status{} })
 }
 
 // TestN4_RayRefusesTheToken shows the answer of a cluster that asks for a token.

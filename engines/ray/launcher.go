@@ -73,6 +73,9 @@ type Config struct {
 	DrainTimeout time.Duration
 	// ProbeTimeout is how long a probe waits for its answer. 0 means 5 s.
 	ProbeTimeout time.Duration
+	// RefusalsTolerated is how long Ray may refuse all calls before Status says so. A head that was
+	// just started does so for some seconds. 0 means 30 s.
+	RefusalsTolerated time.Duration
 	// Log receives the launcher's log. nil means no log.
 	Log *zap.Logger
 }
@@ -98,6 +101,9 @@ func (c Config) withDefaults() Config {
 	}
 	c.Lease = orDefault(c.Lease, defaultLease)
 	c.BackOff = c.BackOff.WithDefaults()
+	if c.RefusalsTolerated == 0 {
+		c.RefusalsTolerated = 30 * time.Second
+	}
 	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
 	c.DrainTimeout = orDefault(c.DrainTimeout, 30*time.Minute)
 	c.ProbeTimeout = orDefault(c.ProbeTimeout, 5*time.Second)
@@ -152,6 +158,10 @@ type Launcher struct {
 	// fault says why Ray cannot be used, and rival names another gateway that writes. Both are
 	// empty if all is well. Guarded by mu.
 	fault, rival string
+	// refused says why Ray has refused the last call, and refusedSince when it began to refuse. The
+	// former is empty if Ray has taken the last call. Guarded by mu.
+	refused      string
+	refusedSince time.Time
 }
 
 // roomKey is a revision of a model.
@@ -359,13 +369,20 @@ type Status struct {
 	// Redis says why Redis cannot be used, without which no gateway writes. It is empty if Redis
 	// answers, or is not configured.
 	Redis string
+	// Refused says why Ray, which answers, has refused every call that starts or ends a job for
+	// some time. It is empty if Ray takes calls.
+	Refused string
 }
 
 // Status returns the state of the launcher.
 func (l *Launcher) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Status{Fault: l.fault, Rival: l.rival, Redis: l.group.fault()}
+	s := Status{Fault: l.fault, Rival: l.rival, Redis: l.group.fault()}
+	if l.refused != "" && time.Since(l.refusedSince) >= l.config.RefusalsTolerated {
+		s.Refused = l.refused
+	}
+	return s
 }
 
 // notify puts a token into the channel, unless there is one.

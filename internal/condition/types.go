@@ -91,8 +91,8 @@ var types = []row{
 	{KubernetesFault, Error, False, false,
 		"A Kubernetes cluster does not answer, or a model cannot be launched there.", ""},
 	{RayFault, Error, False, false,
-		"Ray does not answer, another gateway starts jobs of the same installation without sharing them, or Redis does not answer, by which " +
-			"gateways share them. Replicas that answer stay in use.", ""},
+		"Ray does not answer or refuses calls, another gateway starts jobs of the same installation without sharing them, or Redis does not " +
+			"answer, by which gateways share them. Replicas that answer stay in use.", ""},
 	{ResourceRejected, Error, False, false,
 		"A custom resource has faults, or custom resources cannot be read.", ""},
 	{NameClash, Warning, False, false,

@@ -105,6 +105,10 @@ func (g *Gateway) rayConditions() []condition.Condition {
 		all = append(all, condition.Fault(condition.RayFault, "", "NoAnswer",
 			fmt.Sprintf("Ray does not answer: %s. Replicas that answer stay, and none is started or stopped.", sentence(s.Fault))))
 	}
+	if s.Refused != "" {
+		all = append(all, condition.Fault(condition.RayFault, "jobs", "CallsRefused", fmt.Sprintf(
+			"Ray answers, and refuses to start and end jobs: %s. The calls are repeated. Replicas that answer stay. Restart Ray's head if this lasts.", sentence(s.Refused))))
+	}
 	if s.Rival != "" {
 		all = append(all, condition.Fault(condition.RayFault, s.Rival, "AnotherGateway", fmt.Sprintf(
 			"Gateway %s starts jobs of the same ray.name and does not share them, so this gateway starts and stops none. Give both the same redis, "+

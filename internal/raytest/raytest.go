@@ -68,8 +68,45 @@ func Start(t testing.TB, path string) *Cluster {
 	return c
 }
 
-// StartHead starts the head, which runs no jobs. It returns when the head answers.
+// StartHead starts the head, which runs no jobs. It returns when the head answers and, after
+// KillHead, takes jobs. A head that was started soon after another was killed may take the dead one
+// for the head, and then finds no agent for any job: it is started once more.
 func (c *Cluster) StartHead() {
+	c.t.Helper()
+	again := c.head != nil
+	c.launchHead()
+	for range 3 {
+		if !again || c.takesJobs() {
+			return
+		}
+		c.KillHead()
+		c.launchHead()
+	}
+	c.t.Fatal("the new head takes no jobs")
+}
+
+// takesJobs reports whether the head starts a job and deletes it.
+func (c *Cluster) takesJobs() bool {
+	job, _ := json.Marshal(map[string]string{"entrypoint": "true"}) // a string
+	var made struct {
+		ID string `json:"submission_id"`
+	}
+	for range 3 { // an agent that starts is waited for by Ray for 10 s
+		if err := c.call(http.MethodPost, "/api/jobs/", job, &made); err == nil {
+			break
+		}
+	}
+	if made.ID == "" {
+		return false
+	}
+	testutil.EventuallyNil(c.t, "the job is deleted", func() error { // as soon as it has ended
+		return c.call(http.MethodDelete, "/api/jobs/"+made.ID, nil, new(json.RawMessage))
+	})
+	return true
+}
+
+// launchHead starts the head and waits until it answers.
+func (c *Cluster) launchHead() {
 	c.t.Helper()
 	// Ray refuses to start a head while this file names a head that nodes still ask for.
 	_ = os.Remove(filepath.Join(c.dir, "s", "ray_current_cluster"))
@@ -155,21 +192,21 @@ func (c *Cluster) Jobs() []Job {
 func (c *Cluster) Submit(job map[string]any) {
 	c.t.Helper()
 	data, _ := json.Marshal(job) // strings and numbers
-	resp, err := http.Post(c.Address+"/api/jobs/", "application/json", bytes.NewReader(data))
-	if err != nil {
+	if err := c.call(http.MethodPost, "/api/jobs/", data, new(json.RawMessage)); err != nil {
 		c.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		c.t.Fatalf("Ray answers %s", resp.Status)
 	}
 }
 
 // get decodes the answer to a GET.
 func (c *Cluster) get(path string, answer any) error {
+	return c.call(http.MethodGet, path, nil, answer)
+}
+
+// call sends a request to the head and decodes the answer.
+func (c *Cluster) call(method, path string, body []byte, answer any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Address+path, nil)
+	request, err := http.NewRequestWithContext(ctx, method, c.Address+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -179,7 +216,7 @@ func (c *Cluster) get(path string, answer any) error {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", path, resp.Status)
+		return fmt.Errorf("%s %s: %s", method, path, resp.Status)
 	}
 	return json.NewDecoder(resp.Body).Decode(answer)
 }
