@@ -88,7 +88,8 @@ func TestN4_ReplicasAreJobsOfRay(t *testing.T) {
 	})
 
 	// A replica that has requests is not stopped. Jobs of others are left alone.
-	f.Submit(map[string]any{"entrypoint": "sleep 600", "submission_id": "m-chat-9-foreign", "entrypoint_num_cpus": 0.5})
+	f.Submit(map[string]any{"entrypoint": "sleep 600", "submission_id": "m-chat-9-foreign", "entrypoint_num_cpus": 0.5,
+		"metadata": map[string]string{"owner": "somebody else"}})
 	requests.Store(1)
 	g.Set([]Model{f.model("m/chat", 0, 2)})
 	g.await("m/chat", "it drains", func(all []engines.Replica) bool { return len(all) == 2 && all[0].State == engines.Draining })
