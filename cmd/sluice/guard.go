@@ -20,7 +20,7 @@ func newGuardCommand(g *globals) *cobra.Command {
 		Args:   cobra.NoArgs,
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := g.logger()
+			log, err := g.logger(nil)
 			if err != nil {
 				return err
 			}

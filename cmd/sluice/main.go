@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/gateway"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
@@ -34,7 +35,15 @@ type globals struct {
 	logLevel, logFormat string
 }
 
-func (g *globals) logger() (*zap.Logger, error) { return telemetry.NewLogger(g.logLevel, g.logFormat) }
+// logger returns the logger that the flags configure. screen is the terminal that stderr is; nil
+// means that it is none.
+func (g *globals) logger(screen *console.Screen) (*zap.Logger, error) {
+	c := telemetry.LoggerConfig{Level: g.logLevel, Format: g.logFormat}
+	if screen != nil {
+		c.Terminal, c.Colour = screen, screen.Colour()
+	}
+	return telemetry.NewLogger(c)
+}
 
 func newCommand() *cobra.Command {
 	var g globals
@@ -45,8 +54,8 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&g.logLevel, "log-level", "info", "debug, info, warn or error")
-	flags.StringVar(&g.logFormat, "log-format", "console", "json or console")
+	flags.StringVar(&g.logLevel, "log-level", "", "debug, info, warn or error (default info; warn where a gateway's console is shown)")
+	flags.StringVar(&g.logFormat, "log-format", telemetry.FormatAuto, "json, console, or auto: console on a terminal and json elsewhere")
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
 		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newStatusCommand(), newPSCommand(), newRequestsCommand(), newVersionCommand(), newGuardCommand(&g),

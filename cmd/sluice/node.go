@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines/join"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
@@ -147,7 +148,7 @@ func runNode(ctx context.Context, g *globals, flags *nodeFlags) error {
 	if err := flags.fill(); err != nil {
 		return err
 	}
-	log, err := g.logger()
+	log, err := g.logger(console.Open(os.Stderr))
 	if err != nil {
 		return err
 	}

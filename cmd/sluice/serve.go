@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,9 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/examples"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/gateway"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
 // upFlags are the flags of `sluice up`.
@@ -128,9 +131,15 @@ func newServeCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// run runs a gateway with the logger that the flags configure.
+// run runs a gateway with the logger that the flags configure. On a terminal it has a console, and
+// the log then has only what the console does not show.
 func run(ctx context.Context, g *globals, o gateway.Options) error {
-	log, err := g.logger()
+	screen := console.Open(os.Stderr)
+	if screen != nil && g.logFormat != telemetry.FormatJSON {
+		o.Console = console.New(screen)
+		g.logLevel = cmp.Or(g.logLevel, "warn")
+	}
+	log, err := g.logger(screen)
 	if err != nil {
 		return err
 	}

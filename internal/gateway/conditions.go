@@ -36,17 +36,8 @@ func (g *Gateway) upgradeConditions() []condition.Condition {
 // modelConditions tells for each model whether it has the replicas that it needs now.
 func (g *Gateway) modelConditions() []condition.Condition {
 	var all []condition.Condition
-	bounds := scales(g.config())
-	for name, m := range g.fleet.Snapshot().Models {
-		usable := 0
-		if v, ok := g.dispatcher.View(name); ok {
-			usable = len(v.Loads)
-		}
-		n := needed(m, bounds[name].Min)
-		if m.Launcher == engines.Upstream {
-			n = 1
-		}
-		all = append(all, modelCondition(m, usable, n))
+	for _, s := range g.modelStandings() {
+		all = append(all, modelCondition(s.model, s.usable, s.needed))
 	}
 	return all
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
+	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -53,6 +54,8 @@ type Options struct {
 	// Version is the version of this program, for the admin API and the metrics.
 	Version string
 	Log     *zap.Logger
+	// Console shows a person what the gateway does. nil means that nobody watches.
+	Console *console.Console
 }
 
 // Gateway is one Sluice process with its Envoy. New makes it and starts nothing; Run runs it.
@@ -78,6 +81,8 @@ type Gateway struct {
 	news *news.Reader
 	// draining is true from the beginning of drain on.
 	draining atomic.Bool
+	// drainUntil is when a drain ends the requests that still run; nil before a drain.
+	drainUntil atomic.Pointer[time.Time]
 
 	settings settings
 	watcher  *config.Watcher
@@ -222,11 +227,12 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	defer g.managing.end()
 	defer g.serving.end()
 	defer g.predecessors.end()
+	if g.options.Console != nil {
+		g.managing.Go(func() error { return g.showOnConsole(g.managing.ctx) })
+	}
 	if err := g.start(ctx, from); err != nil {
 		return err
 	}
-	c := g.options.Config
-	g.log.Info("serving", zap.String("api", c.Listen), zap.String("admin", c.Admin))
 	for g.await(ctx, signals, stop) {
 		s, err := g.handOver(ctx)
 		if err == nil {
@@ -235,7 +241,7 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 		g.upgrade.fail(err)
 		g.log.Error("new process did not start, this one goes on", zap.Error(err))
 	}
-	err := g.stop(ctx, c.DrainTimeout)
+	err := g.stop(ctx, g.options.Config.DrainTimeout)
 	return errors.Join(err, g.managing.stop(), g.serving.stop(), g.predecessors.stop())
 }
 
@@ -311,7 +317,7 @@ func (g *Gateway) countEarlierRequests(ctx context.Context, from *takeOver) erro
 // state directory.
 func (g *Gateway) managers(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run,
+		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run, g.announce,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)
@@ -369,6 +375,8 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 // all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
 	g.draining.Store(true)
+	until := time.Now().Add(timeout)
+	g.drainUntil.Store(&until)
 	g.conditions.Mute()
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)

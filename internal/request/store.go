@@ -163,6 +163,23 @@ func (s *Store) List(limit int) (all []Summary, running int) {
 	return all, running
 }
 
+// Running returns the number of requests that run, and how many of them are streams. It walks all
+// of them.
+func (s *Store) Running() (requests, streams int) {
+	if s == nil {
+		return 0, 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for e := s.running.Front(); e != nil; e = e.Next() {
+		requests++
+		if e.Value.(*Record).summary.Stream {
+			streams++
+		}
+	}
+	return requests, streams
+}
+
 // finishLocked moves a request from the running to the finished, where it replaces the oldest.
 func (s *Store) finishLocked(r *Record) {
 	s.running.Remove(r.element)

@@ -2,8 +2,8 @@ package telemetry
 
 import (
 	"fmt"
+	"io"
 	"os"
-	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -13,21 +13,33 @@ import (
 const (
 	// FormatJSON is one JSON object per line, for machines.
 	FormatJSON = "json"
-	// FormatConsole is one line of text, for people; coloured when stderr is a terminal and
-	// NO_COLOR is not set.
+	// FormatConsole is one line of text, for people.
 	FormatConsole = "console"
+	// FormatAuto is FormatConsole on a terminal and FormatJSON elsewhere.
+	FormatAuto = "auto"
 )
 
-// NewLogger returns a logger that writes to stderr. Level is debug, info, warn or error (empty:
-// info), format is FormatJSON or FormatConsole (empty: FormatConsole). It drops no lines. Anything
-// else is an error that lists what is allowed. Lines of Go's standard log go to the logger from
-// then on, as warnings: libraries write there what they can tell nobody.
-func NewLogger(level, format string) (*zap.Logger, error) {
-	terminal := false
-	if st, err := os.Stderr.Stat(); err == nil {
-		terminal = st.Mode()&os.ModeCharDevice != 0 && os.Getenv("NO_COLOR") == ""
+// LoggerConfig says what NewLogger logs and where.
+type LoggerConfig struct {
+	// Level is debug, info, warn or error; empty means info.
+	Level string
+	// Format is FormatJSON, FormatConsole or FormatAuto; empty means FormatAuto.
+	Format string
+	// Terminal is the terminal that stderr is; nil means that it is none. Colour says that the
+	// terminal shows colours.
+	Terminal io.Writer
+	Colour   bool
+}
+
+// NewLogger returns a logger that writes to stderr. It drops no lines. A level or a format that
+// does not exist is an error that lists what is allowed. Lines of Go's standard log go to the
+// logger from then on, as warnings: libraries write there what they can tell nobody.
+func NewLogger(c LoggerConfig) (*zap.Logger, error) {
+	out := zapcore.Lock(os.Stderr)
+	if c.Terminal != nil {
+		out = zapcore.Lock(zapcore.AddSync(c.Terminal))
 	}
-	log, err := newLogger(level, format, terminal, zapcore.Lock(os.Stderr))
+	log, err := newLogger(c, out)
 	if err != nil {
 		return nil, err
 	}
@@ -35,17 +47,17 @@ func NewLogger(level, format string) (*zap.Logger, error) {
 	return log, err
 }
 
-func newLogger(level, format string, colour bool, w zapcore.WriteSyncer) (*zap.Logger, error) {
-	lowest, err := parseLevel(level)
+func newLogger(c LoggerConfig, w zapcore.WriteSyncer) (*zap.Logger, error) {
+	lowest, err := parseLevel(c.Level)
 	if err != nil {
 		return nil, err
 	}
-	enc, err := newEncoder(format, colour)
+	core, err := newCore(c, lowest, w)
 	if err != nil {
 		return nil, err
 	}
 	// Stack traces belong to bugs; an operator's error is a sentence.
-	return zap.New(zapcore.NewCore(enc, w, lowest), zap.ErrorOutput(w), zap.AddStacktrace(zapcore.DPanicLevel)), nil
+	return zap.New(core, zap.ErrorOutput(w), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 
 func parseLevel(level string) (zapcore.Level, error) {
@@ -62,8 +74,19 @@ func parseLevel(level string) (zapcore.Level, error) {
 	return 0, fmt.Errorf("log level %q: want debug, info, warn or error", level)
 }
 
-func newEncoder(format string, colour bool) (zapcore.Encoder, error) {
-	cfg := zapcore.EncoderConfig{
+func newCore(c LoggerConfig, lowest zapcore.Level, w zapcore.WriteSyncer) (zapcore.Core, error) {
+	switch {
+	case c.Format == FormatConsole, c.Terminal != nil && (c.Format == FormatAuto || c.Format == ""):
+		return &textCore{LevelEnabler: lowest, out: w, colour: c.Colour}, nil
+	case c.Format == FormatJSON, c.Format == FormatAuto, c.Format == "":
+		return zapcore.NewCore(jsonEncoder(), w, lowest), nil
+	}
+	return nil, fmt.Errorf("log format %q: want %s, %s or %s", c.Format, FormatAuto, FormatJSON, FormatConsole)
+}
+
+// jsonEncoder returns the encoder of FormatJSON.
+func jsonEncoder() zapcore.Encoder {
+	return zapcore.NewJSONEncoder(zapcore.EncoderConfig{
 		TimeKey:        "time",
 		LevelKey:       "level",
 		NameKey:        "logger",
@@ -71,20 +94,7 @@ func newEncoder(format string, colour bool) (zapcore.Encoder, error) {
 		StacktraceKey:  "stack",
 		EncodeDuration: zapcore.StringDurationEncoder,
 		EncodeName:     zapcore.FullNameEncoder,
-	}
-	switch format {
-	case FormatJSON:
-		cfg.EncodeTime = zapcore.TimeEncoderOfLayout("2006-01-02T15:04:05.000Z07:00")
-		cfg.EncodeLevel = zapcore.LowercaseLevelEncoder
-		return zapcore.NewJSONEncoder(cfg), nil
-	case FormatConsole, "":
-		cfg.EncodeTime = zapcore.TimeEncoderOfLayout(time.TimeOnly + ".000")
-		cfg.EncodeLevel = zapcore.CapitalLevelEncoder
-		if colour {
-			cfg.EncodeLevel = zapcore.CapitalColorLevelEncoder
-		}
-		cfg.ConsoleSeparator = "  "
-		return zapcore.NewConsoleEncoder(cfg), nil
-	}
-	return nil, fmt.Errorf("log format %q: want %s or %s", format, FormatJSON, FormatConsole)
+		EncodeTime:     zapcore.TimeEncoderOfLayout("2006-01-02T15:04:05.000Z07:00"),
+		EncodeLevel:    zapcore.LowercaseLevelEncoder,
+	})
 }

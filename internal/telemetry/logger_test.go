@@ -3,11 +3,14 @@ package telemetry
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"io"
 	"log"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -17,7 +20,7 @@ import (
 func TestLoggerJSON(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	log, err := newLogger("warn", FormatJSON, false, zapcore.AddSync(&out))
+	log, err := newLogger(LoggerConfig{Level: "warn", Format: FormatJSON}, zapcore.AddSync(&out))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,22 +40,36 @@ func TestLoggerJSON(t *testing.T) {
 	}
 }
 
-func TestLoggerConsole(t *testing.T) {
+// TestO3_LogForPeople: a terminal gets one short line of text, and everything else JSON.
+func TestO3_LogForPeople(t *testing.T) {
 	t.Parallel()
 	for _, colour := range []bool{false, true} {
 		var out bytes.Buffer
-		log, err := newLogger("", "", colour, zapcore.AddSync(&out))
+		log, err := newLogger(LoggerConfig{Terminal: &out, Colour: colour}, zapcore.AddSync(&out))
 		if err != nil {
 			t.Fatal(err)
 		}
 		log.Debug("not this")
-		log.Info("listening", zap.String("on", "127.0.0.1:8080"))
-		line := out.String()
-		if strings.Count(line, "\n") != 1 || !strings.Contains(line, "listening") || !strings.Contains(line, "127.0.0.1:8080") {
-			t.Errorf("got %q", line)
+		log.With(zap.String("model", "chat")).Named("xds").Warn("refused", zap.Duration("pause", time.Second),
+			zap.Error(errors.New("no \x1b[31m\nroom")), zap.Skip())
+		line := out.String()[len("15:04:05  "):]
+		word := map[bool]string{false: "warning", true: "\x1b[33mwarning\x1b[0m"}[colour]
+		if want := word + `  xds refused  model=chat  pause=1s  error="no \x1b[31m\nroom"` + "\n"; line != want {
+			t.Errorf("got %q, want %q", line, want)
 		}
-		if got := strings.Contains(line, "\x1b["); got != colour {
-			t.Errorf("colour %v, want %v: %q", got, colour, line)
+	}
+	for _, c := range []struct {
+		format   string
+		terminal io.Writer
+		json     bool
+	}{{"", nil, true}, {FormatAuto, nil, true}, {FormatAuto, io.Discard, false}, {FormatConsole, nil, false}, {FormatJSON, io.Discard, true}} {
+		var out bytes.Buffer
+		log, err := newLogger(LoggerConfig{Format: c.format, Terminal: c.terminal}, zapcore.AddSync(&out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if log.Info("listening"); json.Valid(out.Bytes()) != c.json {
+			t.Errorf("%+v: %s", c, out.String())
 		}
 	}
 }
@@ -61,9 +78,9 @@ func TestLoggerRefuses(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ level, format, want string }{
 		{"loud", "json", "debug, info, warn or error"},
-		{"info", "xml", "json or console"},
+		{"info", "xml", "auto, json or console"},
 	} {
-		if _, err := NewLogger(c.level, c.format); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := NewLogger(LoggerConfig{Level: c.level, Format: c.format}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("NewLogger(%q, %q): got %v, want an error that lists %q", c.level, c.format, err, c.want)
 		}
 	}
@@ -79,7 +96,7 @@ func TestR11_StandardLog(t *testing.T) {
 	stderr, flags, writer := os.Stderr, log.Flags(), log.Writer()
 	defer func() { os.Stderr = stderr; log.SetFlags(flags); log.SetOutput(writer) }()
 	os.Stderr = file
-	if _, err := NewLogger("", FormatJSON); err != nil {
+	if _, err := NewLogger(LoggerConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	log.Print("http: something odd")

@@ -19,7 +19,7 @@ import (
 func lines(t *testing.T, level string, on bool, entries ...request.Entry) []map[string]any {
 	t.Helper()
 	var out bytes.Buffer
-	log, err := newLogger(level, FormatJSON, false, zapcore.AddSync(&out))
+	log, err := newLogger(LoggerConfig{Level: level}, zapcore.AddSync(&out))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestRequestLog(t *testing.T) {
 func TestRequestLogOfManaged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	log, err := newLogger("info", FormatJSON, false, zapcore.AddSync(&out))
+	log, err := newLogger(LoggerConfig{}, zapcore.AddSync(&out))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestRequestLogTellsNoSecret(t *testing.T) {
 }
 
 func BenchmarkRequestLog(b *testing.B) {
-	log, err := newLogger("info", FormatJSON, false, zapcore.AddSync(io.Discard))
+	log, err := newLogger(LoggerConfig{}, zapcore.AddSync(io.Discard))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func BenchmarkStreamFigures(b *testing.B) {
 func TestR4_RequestLogHasTheClientsID(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	log, err := newLogger("info", FormatJSON, false, zapcore.AddSync(&out))
+	log, err := newLogger(LoggerConfig{}, zapcore.AddSync(&out))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -148,7 +148,7 @@ models:
 		<-done
 		leave()
 		harness.Eventually(t, tenant+" has ended and is corrected", func() error { // the line comes after the correction
-			if !strings.Contains(g.LogText(), `"tenant": "`+tenant+`"`) {
+			if !strings.Contains(g.LogText(), `"tenant":"`+tenant+`"`) {
 				return errors.New("no line of the request log")
 			}
 			return nil

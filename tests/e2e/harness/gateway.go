@@ -94,18 +94,39 @@ func (g *Gateway) Configure(config string) {
 // Launch starts the program with g.Command. It does not wait.
 func (g *Gateway) Launch() {
 	g.T.Helper()
-	g.Process = exec.Command(cmp.Or(g.Binary, Program()), g.Command...)
-	if g.Files > 0 {
-		limited := []string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, g.Files), Program()}
-		g.Process = exec.Command("/bin/sh", append(limited, g.Command...)...)
-	}
+	g.Process = g.command()
 	g.Process.Stdout, g.Process.Stderr = g.Log, g.Log
-	g.Process.Env = append(os.Environ(), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
-		"PATH="+filepath.Join(testutil.Root(), ".tools")+":"+os.Getenv("PATH"))
 	g.Process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := g.Process.Start(); err != nil {
 		g.T.Fatal(err)
 	}
+	g.watchExit()
+}
+
+// LaunchInTerminal starts the program with g.Command in a terminal. It does not wait.
+func (g *Gateway) LaunchInTerminal() *Terminal {
+	g.T.Helper()
+	g.Process = g.command()
+	g.Process.Env = append(g.Process.Env, "TERM=xterm")
+	terminal := OpenTerminal(g.T, g.Process)
+	g.watchExit()
+	return terminal
+}
+
+// command returns the program with its environment. It is not started.
+func (g *Gateway) command() *exec.Cmd {
+	cmd := exec.Command(cmp.Or(g.Binary, Program()), g.Command...)
+	if g.Files > 0 {
+		limited := []string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, g.Files), Program()}
+		cmd = exec.Command("/bin/sh", append(limited, g.Command...)...)
+	}
+	cmd.Env = append(os.Environ(), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
+		"PATH="+filepath.Join(testutil.Root(), ".tools")+":"+os.Getenv("PATH"))
+	return cmd
+}
+
+// watchExit closes Exited when the program has exited.
+func (g *Gateway) watchExit() {
 	g.Exited = make(chan struct{})
 	go func(cmd *exec.Cmd, exited chan struct{}) {
 		cmd.Wait()

@@ -39,7 +39,7 @@ func TestE2E_U8_TheLoadOutlivesTheWait(t *testing.T) {
 	if a = g.Post("/v1/chat/completions", harness.ChatBody("m", false, 1, "Hello")); a.StatusCode != 200 {
 		t.Errorf("%s", a)
 	}
-	if n := strings.Count(g.LogText(), `"replica": "m-0", "state": "starting"`); n != 1 {
+	if n := strings.Count(g.LogText(), `"replica":"m-0","state":"starting"`); n != 1 {
 		t.Errorf("the replica was started %d times", n)
 	}
 }

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -91,7 +92,7 @@ func TestE2E_P4_ManyColdRequestsStartEachModelOnce(t *testing.T) {
 	callers.Wait()
 	log := g.LogText()
 	for _, m := range models {
-		if n := strings.Count(log, `"replica": "`+m+`-0", "state": "starting"`); n != 1 {
+		if n := strings.Count(log, `"replica":"`+m+`-0","state":"starting"`); n != 1 {
 			t.Errorf("%s was started %d times", m, n)
 		}
 	}
@@ -119,7 +120,7 @@ models:
 		})
 	}
 	callers.Wait()
-	if n := strings.Count(g.LogText(), `"state": "starting"`); n != 1 {
+	if n := strings.Count(g.LogText(), `"state":"starting"`); n != 1 {
 		t.Errorf("%d replicas were started for 30 requests", n)
 	}
 }
@@ -179,7 +180,7 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 		if len(times) == 0 {
 			continue // its first failed
 		}
-		lives := replicaLives(g, fmt.Sprintf("m%d-0", m), times[0])
+		lives := replicaLives(g, fmt.Sprintf("m%d-0", m))
 		deletions += len(lives)
 		for i := 0; i+1 < len(times); i += 2 {
 			if !slices.ContainsFunc(lives, func(l replicaLife) bool { return l.ready.Before(times[i+1]) && times[i].Add(-clockStep).Before(l.left) }) {
@@ -199,28 +200,24 @@ type replicaLife struct{ ready, left time.Time }
 // clockStep is the greatest error of the times in the log.
 const clockStep = 5 * time.Millisecond
 
-// replicaLives returns the periods, read from the log, in which the replica was ready. The log has
-// only the time of the day, so since gives the date.
-func replicaLives(g *harness.Gateway, replica string, since time.Time) []replicaLife {
+// replicaLives returns the periods, read from the log, in which the replica was ready.
+func replicaLives(g *harness.Gateway, replica string) []replicaLife {
 	g.T.Helper()
 	var lives []replicaLife
-	day := since.Format(time.DateOnly)
-	for line := range strings.Lines(g.LogText()) {
-		if !strings.Contains(line, `"replica": "`+replica+`"`) {
-			continue
+	for text := range strings.Lines(g.LogText()) {
+		var line struct {
+			Time           time.Time
+			Replica, State string
 		}
-		at, err := time.ParseInLocation(time.DateOnly+" 15:04:05.000", day+" "+strings.Fields(line)[0], time.Local)
-		if err != nil {
-			g.T.Fatalf("%v in %q", err, line)
-		}
-		if at.Before(since.Add(-time.Minute)) {
-			at = at.AddDate(0, 0, 1) // midnight has passed
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			g.T.Fatalf("%v in %q", err, text)
 		}
 		switch {
-		case strings.Contains(line, `"state": "ready"`):
-			lives = append(lives, replicaLife{ready: at})
-		case strings.Contains(line, `"state": "draining"`) && len(lives) > 0:
-			lives[len(lives)-1].left = at
+		case line.Replica != replica:
+		case line.State == "ready":
+			lives = append(lives, replicaLife{ready: line.Time})
+		case line.State == "draining" && len(lives) > 0:
+			lives[len(lives)-1].left = line.Time
 		}
 	}
 	return lives

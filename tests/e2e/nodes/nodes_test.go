@@ -326,7 +326,7 @@ func TestE2E_N4_AHostIsLateAfterARestart(t *testing.T) {
 	g.Kill()
 	g.Launch()
 	harness.Eventually(t, "the gateway goes on without the host", func() error {
-		if n := strings.Count(g.LogText(), "INFO  serving"); n < 2 {
+		if n := strings.Count(g.LogText(), `"msg":"serving"`); n < 2 {
 			return fmt.Errorf("it has served %d times", n)
 		}
 		return nil

@@ -69,7 +69,7 @@ models:
 		t.Errorf("who asked was told %s", all[len(all)-2].Data)
 	}
 	harness.Eventually(t, "the log has the tokens of both", func() error {
-		if n := strings.Count(g.LogText(), `"tokens_out": 17`); n != 2 {
+		if n := strings.Count(g.LogText(), `"tokens_out":17`); n != 2 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

@@ -37,15 +37,10 @@ const (
 	managed = "managed, sample: 1" // every gap counts
 )
 
-// startFigured runs such a model behind a gateway that logs JSON.
+// startFigured runs such a model behind a gateway.
 func startFigured(t *testing.T, mode string) *harness.Gateway {
 	t.Helper()
-	g := harness.Prepare(t, fmt.Sprintf(figuresConfig, mode))
-	g.Command = append(g.Command, "--log-format=json")
-	t.Cleanup(g.Stop)
-	g.Launch()
-	g.AwaitReady()
-	return g
+	return harness.Start(t, fmt.Sprintf(figuresConfig, mode))
 }
 
 // confidential is in every prompt.

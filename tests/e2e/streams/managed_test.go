@@ -313,7 +313,7 @@ models:
 	g.AwaitIdle("m")
 	harness.Eventually(t, "the routes are known", func() error {
 		text := g.LogText()
-		if !strings.Contains(text, `"route": "native"`) || !strings.Contains(text, `"route": "managed"`) {
+		if !strings.Contains(text, `"route":"native"`) || !strings.Contains(text, `"route":"managed"`) {
 			return fmt.Errorf("%s", text)
 		}
 		return nil

@@ -53,7 +53,7 @@ func TestE2E_R4_TheClientsOwnIDIsShown(t *testing.T) {
 		text := g.LogText()
 		for _, w := range want {
 			id, _, _ := strings.Cut(w, " /")
-			if line := fmt.Sprintf(`"client_request_id": %q`, id); !slices.Contains(got, w) || !strings.Contains(text, line) {
+			if line := fmt.Sprintf(`"client_request_id":%q`, id); !slices.Contains(got, w) || !strings.Contains(text, line) {
 				return fmt.Errorf("no %q in %q, or no %s in the log", w, got, line)
 			}
 		}

@@ -66,11 +66,7 @@ type storm struct {
 // whole.
 func TestE2E_S4_S8_S13_NothingIsLeftOfAStorm(t *testing.T) {
 	t.Parallel()
-	g := harness.Prepare(t, stormy)
-	g.Command = append(g.Command, "--log-format=json")
-	t.Cleanup(g.Stop)
-	g.Launch()
-	g.AwaitReady()
+	g := harness.Start(t, stormy)
 	h2c := new(http.Protocols)
 	h2c.SetUnencryptedHTTP2(true)
 	s := &storm{Gateway: g, grpc: dialGRPC(g), http2: &http.Client{Transport: &http.Transport{Protocols: h2c}}, ends: map[string]int{}}
