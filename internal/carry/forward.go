@@ -37,9 +37,9 @@ func Forwarder(network, address string, log *zap.Logger) func(http.ResponseWrite
 			Transport: transport, FlushInterval: -1,
 			ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err },
 		}
-		// The other process may answer before it has read the body, for which it needs only the head.
-		// Without this, net/http would close the body then, and with it the answer. A writer that is
-		// not net/http's needs none of it.
+		// The other process may answer before it has read the body, for which it needs only the
+		// head. Without this, net/http would close the body then, and with it the answer. A writer
+		// that is not net/http's needs none of it.
 		_ = http.NewResponseController(w).EnableFullDuplex()
 		proxy.ServeHTTP(w, r)
 		if failed == nil || r.Context().Err() != nil {
