@@ -189,7 +189,9 @@ func (g *Guard) shareOf(sources map[netip.Addr]int, s Status) int {
 	return share
 }
 
-// admit reports whether a client may have one more connection, and counts it if so.
+// admit reports whether a client may have one more connection, and counts it if so. A connection
+// that the last count had already is counted twice until the next count, so a source at its limit
+// may be refused its last connection for that time.
 func (g *Guard) admit(client netip.Addr) bool {
 	source := Source(client)
 	g.mu.Lock()
