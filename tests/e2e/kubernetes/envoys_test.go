@@ -80,7 +80,9 @@ func TestE2E_B11_ManifestsBehindEnvoyGateway(t *testing.T) {
 	c.Kubectl(t, "wait", "--for=condition=Established", "crd/httproutes.gateway.networking.k8s.io", "crd/backendtrafficpolicies.gateway.envoyproxy.io")
 	c.Kubectl(t, "apply", "-k", filepath.Join(folder, "envoys"))
 	c.Kubectl(t, "apply", "-n", "sluice", "-f", filepath.Join(folder, "envoy-gateway", "route.yaml"))
-	get := func(object, path string) string { return c.Kubectl(t, "get", "-n", "sluice", object, "-o", "jsonpath="+path) }
+	get := func(object, path string) string {
+		return c.Kubectl(t, "get", "-n", "sluice", object, "-o", "jsonpath="+path)
+	}
 	service := get("httproute/sluice", "{.spec.rules[0].backendRefs[0].name}")
 	if port, want := get("httproute/sluice", "{.spec.rules[0].backendRefs[0].port}"), get("service/"+service, "{.spec.ports[0].port}"); port != want || port == "" {
 		t.Errorf("the route leads to port %q, and the Service has %q", port, want)
