@@ -90,8 +90,8 @@ func start(t testing.TB, cluster bool) *Server {
 	s := &Server{t: t, dir: t.TempDir(), cluster: cluster}
 	var err error
 	for range 3 { // another process may have taken the free port meanwhile
-		s.Addr = "127.0.0.1:" + strconv.Itoa(freePort(t))
-		s.busPort = freePort(t)
+		s.Addr = "127.0.0.1:" + strconv.Itoa(testutil.FreePort(t))
+		s.busPort = testutil.FreePort(t)
 		if err = s.launch(); err == nil {
 			t.Cleanup(s.end)
 			return s
@@ -99,17 +99,6 @@ func start(t testing.TB, cluster bool) *Server {
 	}
 	t.Fatal(err)
 	return nil
-}
-
-// freePort returns a port that is free now.
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // launch starts the process and waits until it answers.

@@ -10,15 +10,12 @@
 // NODE_MODULES (the directory of playwright-core, default .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
+import { expect } from './checks.mjs';
 
 const { GATEWAY_URL, MODEL, API_KEY, PAGE, CHROMIUM = '/usr/bin/chromium' } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const { chromium } = createRequire(packages + '/')('playwright-core');
 const timeout = 30_000;
-
-function expect(holds, what) {
-  if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
-}
 
 // oneByOne checks that pieces arrived with the engine's pauses between them and not in one burst.
 function oneByOne(times) {

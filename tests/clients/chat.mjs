@@ -9,6 +9,7 @@
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
+import { expect, runChecks } from './checks.mjs';
 
 const { BASE_URL, API_KEY, MODEL, EMBED_MODEL, BUSY_MODEL, AUDIO_MODEL = MODEL } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
@@ -30,10 +31,6 @@ const tools = [{
 const streamed = { model: MODEL, max_tokens: 16, stream: true, stream_options: { include_usage: true } };
 
 const client = new OpenAI({ apiKey: API_KEY || 'none', ...options });
-
-function expect(holds, what) {
-  if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
-}
 
 // refused checks that the call fails with exactly this error class and with Sluice's error code.
 async function refused(ErrorClass, status, code, call) {
@@ -224,13 +221,5 @@ const checks = {
 };
 
 console.log('openai for Node', version);
-for (const [name, check] of Object.entries(checks)) {
-  if (!check || skipped.includes(name)) continue;
-  try {
-    await check();
-  } catch (e) {
-    console.error(`FAILED ${name}: ${e.constructor.name}: ${e.message}`);
-    process.exit(1);
-  }
-  console.log('ok', name);
-}
+for (const name of skipped) delete checks[name];
+await runChecks(checks);

@@ -8,6 +8,7 @@
 // (default .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
+import { expect, runChecks } from './checks.mjs';
 
 const { BASE_URL, ENGINE_URL, API_KEY, MANAGED_MODEL, AUTO_MODEL } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
@@ -23,10 +24,6 @@ const make = (defaultHeaders) => new OpenAI({ apiKey: API_KEY, baseURL: BASE_URL
 const client = make();
 const stalling = make(stall);
 const chunked = make({ ...stall, 'x-sluice-heartbeat': 'chunk' });
-
-function expect(holds, what) {
-  if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
-}
 
 // chat returns the body of a streamed chat of exactly max_tokens tokens.
 function chat(model, content, more) {
@@ -152,12 +149,4 @@ const checks = {
   'responses': checkResponses,
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  try {
-    await check();
-  } catch (e) {
-    console.error(`FAILED ${name}: ${e.constructor.name}: ${e.message}`);
-    process.exit(1);
-  }
-  console.log('ok', name);
-}
+await runChecks(checks);

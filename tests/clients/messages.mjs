@@ -6,6 +6,7 @@
 // that says why. The settings are those of messages.py, and NODE_MODULES.
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
+import { expect, runChecks } from './checks.mjs';
 
 const { BASE_URL, API_KEY, MODEL, EMBED_MODEL, FAULTS } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
@@ -21,10 +22,6 @@ const tools = [{
   description: 'The weather of a city',
   input_schema: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] },
 }];
-
-function expect(holds, what) {
-  if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
-}
 
 async function checkMessage() {
   const reply = await client.messages.create({ model: MODEL, max_tokens: 8, system: 'Be brief.', messages });
@@ -82,12 +79,4 @@ async function checkBrokenStream() {
   expect(String(error).includes('upstream_truncated'), `the client ends with ${error}`);
 }
 
-for (const check of [checkMessage, checkStream, checkTools, checkCountTokens, checkErrors, checkBrokenStream]) {
-  try {
-    await check();
-  } catch (e) {
-    console.error(`FAILED ${check.name} of ${MODEL}: ${e.stack}`);
-    process.exit(1);
-  }
-  console.log('ok', check.name);
-}
+await runChecks({ checkMessage, checkStream, checkTools, checkCountTokens, checkErrors, checkBrokenStream });

@@ -7,6 +7,7 @@
 // script with a line that says why. NODE_MODULES is the directory of the packages.
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
+import { expect, runChecks } from './checks.mjs';
 
 const { BASE_URL, API_KEY, MODEL, FORBIDDEN } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
@@ -15,10 +16,6 @@ const client = new OpenAI({ apiKey: API_KEY, baseURL: BASE_URL, maxRetries: 0, t
 const tools = [{ type: 'function', name: 'get_weather', parameters: {
   type: 'object', properties: { city: { type: 'string' } }, required: ['city'],
 } }];
-
-function expect(holds, what) {
-  if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
-}
 
 // ended returns the events that the helper of the client emits, the response that it has built, and the
 // error that it ends with.
@@ -82,12 +79,4 @@ const checks = {
   'failure': checkFailure,
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  try {
-    await check();
-  } catch (e) {
-    console.error(`FAILED ${name}: ${e.constructor.name}: ${e.message}`);
-    process.exit(1);
-  }
-  console.log('ok', name);
-}
+await runChecks(checks);

@@ -245,3 +245,6 @@ func (g *Gateway) AwaitReady() {
 		return err
 	})
 }
+
+// FreePort returns a port of 127.0.0.1 that nothing listens on.
+func FreePort(t testing.TB) int { return testutil.FreePort(t) }

@@ -1,4 +1,4 @@
-package harness
+package testutil
 
 import (
 	"fmt"
