@@ -93,10 +93,16 @@ func (s *served) client(t *testing.T, a *testutil.Authority, protocol string, na
 
 // ask returns which service answers a client.
 func (s *served) ask(c *tls.Config) (string, error) {
-	conn, err := tls.Dial("tcp", s.Addr().String(), c)
+	conn, err := net.Dial("tcp", s.Addr().String())
 	if err != nil {
 		return "", err
 	}
+	return askOver(conn, c)
+}
+
+// askOver returns which service answers a client on a new connection.
+func askOver(tcp net.Conn, c *tls.Config) (string, error) {
+	conn := tls.Client(tcp, c)
 	defer conn.Close()
 	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
 		return "", err
@@ -123,6 +129,34 @@ func TestU16_TheProtocolNamesTheService(t *testing.T) {
 	if got, err := s.ask(s.client(t, s.authority, "sluice-admin", "envoy")); err == nil {
 		t.Errorf("an unknown protocol is answered by %q", got)
 	}
+}
+
+// A connection that was accepted before the end of accepting, and whose handshake comes later, is
+// served.
+func TestU16_NothingAcceptedIsLost(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil)
+	config := s.client(t, s.authority, headers.ALPNRelay, "envoy")
+	early, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ask(config); err != nil { // the listener has accepted the one before this too
+		t.Fatal(err)
+	}
+	stopped := make(chan struct{})
+	go func() { s.StopAccepting(); close(stopped) }()
+	testutil.Eventually(t, "nothing is accepted any more", func() bool {
+		c, err := net.Dial("tcp", s.Addr().String())
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	})
+	if got, err := askOver(early, config); got != headers.ALPNRelay || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	<-stopped
 }
 
 func TestU16_WhoIsLetIn(t *testing.T) {

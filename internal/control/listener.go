@@ -37,6 +37,8 @@ type Listener struct {
 	running    context.Context
 	stop       context.CancelFunc
 	handshakes sync.WaitGroup
+	// ended is closed when Run has returned.
+	ended chan struct{}
 }
 
 // service is the listener of one service.
@@ -55,7 +57,7 @@ func New(l net.Listener, f Files, log *zap.Logger) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := &Listener{tcp: l, certificates: c, log: log, services: map[string]*service{}}
+	all := &Listener{tcp: l, certificates: c, log: log, services: map[string]*service{}, ended: make(chan struct{})}
 	all.running, all.stop = context.WithCancel(context.Background())
 	for _, name := range services() {
 		all.services[name] = &service{parent: all, accepted: make(chan net.Conn), closed: make(chan struct{})}
@@ -66,10 +68,12 @@ func New(l net.Listener, f Files, log *zap.Logger) (*Listener, error) {
 // Service returns the listener of a service, which is an application protocol of package headers.
 func (l *Listener) Service(name string) net.Listener { return l.services[name] }
 
-// Run accepts connections until Close. It closes the listener.
+// Run accepts connections until Close or StopAccepting. It closes the listener, and returns when
+// each connection that was accepted has come to its service, or has failed.
 func (l *Listener) Run() error {
-	defer l.handshakes.Wait()
+	defer close(l.ended)
 	defer l.Close() //nolint:errcheck // the error of Accept says more
+	defer l.handshakes.Wait()
 	config := l.certificates.tlsConfig(services())
 	free := make(chan struct{}, maxHandshakes)
 	for {
@@ -117,7 +121,15 @@ func (l *Listener) pass(c *tls.Conn) {
 	}
 }
 
-// Close ends accepting for all services. Connections that were accepted stay.
+// StopAccepting ends accepting for all services, and returns when Run has: no connection that was
+// accepted is lost.
+func (l *Listener) StopAccepting() {
+	_ = l.tcp.Close() // there is nothing to do about it
+	<-l.ended
+}
+
+// Close ends accepting for all services, and ends handshakes. Connections that have come to their
+// service stay.
 func (l *Listener) Close() error {
 	l.stop()
 	return l.tcp.Close()

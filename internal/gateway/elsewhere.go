@@ -80,11 +80,12 @@ func (r *remoteSocket) http() []*httpSocket {
 	return []*httpSocket{r.api, r.relay}
 }
 
-// retire ends accepting, because a successor has the same listener. Connections stay: to close an
-// idle one could cut off a request that Envoy is sending on it.
+// retire ends accepting, because a successor has the same listener. It returns when no connection
+// is on its way to a server. Connections stay: to close an idle one could cut off a request that
+// Envoy is sending on it.
 func (r *remoteSocket) retire() {
 	if r != nil {
-		_ = r.Close() // there is nothing to do about it
+		r.StopAccepting()
 	}
 }
 

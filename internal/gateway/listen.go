@@ -267,15 +267,15 @@ const adminPatience = 5 * time.Second
 // connections; those that it has are served until it closes them. Only the way of the successor to
 // this process stays open.
 func (s *sockets) retire() {
-	go s.controlServer.GracefulStop()
 	go func() {
+		s.remote.retire() // a server that stops closes the connections that come to it
+		go s.controlServer.GracefulStop()
 		s.grpcServer.GracefulStop()
 		close(s.grpcDone)
 	}()
 	s.relayServer.StopAccepting()
 	s.api.listener.Close()
 	s.kin.listener.Close()
-	s.remote.retire()
 	for _, operators := range s.operators() {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), adminPatience)
