@@ -119,7 +119,7 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 	s.open.Add(1)
 	defer s.open.Add(-1)
 	x := exchange{server: s, envoy: envoy}
-	defer x.close()
+	defer x.finish()
 	for {
 		in, err := envoy.Recv()
 		if err != nil {
@@ -157,9 +157,10 @@ func ignoreOrdinaryEnd(err error) error {
 type exchange struct {
 	server *Server
 	envoy  extproc.ExternalProcessor_ProcessServer
-	// sending is held while a message is sent, since the answer to a late body is sent by another
-	// goroutine.
-	sending sync.Mutex
+	// sending is held while a message is sent, since other goroutines answer a late body and cancel
+	// the request. It guards finished (nothing may be sent any more) and cancelled.
+	sending             sync.Mutex
+	finished, cancelled bool
 
 	head     requestHead
 	tenant   *authz.Tenant
@@ -220,7 +221,7 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 		return x.refuse(fault)
 	}
 	x.tenant = tenant
-	x.record = x.server.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name})
+	x.record = x.server.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name, Canceller: x})
 	if h.GetEndOfStream() {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
 	}

@@ -58,7 +58,8 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logFormat, "log-format", telemetry.FormatAuto, "json, console, or auto: console on a terminal and json elsewhere")
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
-		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newStatusCommand(), newPSCommand(), newRequestsCommand(), newVersionCommand(), newGuardCommand(&g),
+		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
+		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(),
 	)
 	return root
 }

@@ -25,6 +25,7 @@ type replicaRow struct {
 	Since    time.Time `json:"since"`
 	Reason   string    `json:"reason"`
 	GPUs     []string  `json:"gpus"`
+	Drained  bool      `json:"drained"`
 }
 
 // replicaList is the answer of /api/v1/replicas.
@@ -69,7 +70,11 @@ func writeReplicas(w io.Writer, replicas []replicaRow) {
 		if r.Max > 0 {
 			running += " of " + strconv.Itoa(r.Max)
 		}
-		t.add(r.ID, r.Model, r.State, age(r.Since), running, r.Served, r.Restarts, r.Address, r.Node, r.Reason)
+		state := r.State
+		if r.Drained {
+			state += ", drained"
+		}
+		t.add(r.ID, r.Model, state, age(r.Since), running, r.Served, r.Restarts, r.Address, r.Node, r.Reason)
 	}
 	t.write(w)
 }
@@ -112,6 +117,7 @@ func newRequestsCommand() *cobra.Command {
 		},
 	}
 	flags.addFlags(c)
+	c.AddCommand(newCancelCommand(&flags))
 	c.Flags().IntVar(&limit, "limit", limit, "how many running and how many finished requests are listed, at most")
 	return c
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,6 +48,8 @@ type modelRow struct {
 	Ready    int      `json:"ready"`
 	InFlight int      `json:"in_flight"`
 	Queued   int      `json:"queued"`
+	Drained  bool     `json:"drained"`
+	Scale    *struct{ Min, Max int }
 }
 
 // modelList is the answer of /api/v1/models.
@@ -140,9 +143,16 @@ func writeModels(w io.Writer, models []modelRow) {
 		fmt.Fprintln(w, "There is no model.")
 		return
 	}
-	t := newTable("MODEL", "STATE", "READY", "WANTED", "RUNNING", "QUEUED", "LAUNCHER")
+	t := newTable("MODEL", "STATE", "READY", "WANTED", "MIN", "MAX", "RUNNING", "QUEUED", "LAUNCHER")
 	for _, m := range models {
-		t.add(m.Name, m.State, m.Ready, m.Desired, m.InFlight, m.Queued, m.Launcher)
+		state, least, most := m.State, "", ""
+		if m.Drained {
+			state += ", drained"
+		}
+		if m.Scale != nil {
+			least, most = strconv.Itoa(m.Scale.Min), strconv.Itoa(m.Scale.Max)
+		}
+		t.add(m.Name, state, m.Ready, m.Desired, least, most, m.InFlight, m.Queued, m.Launcher)
 	}
 	t.write(w)
 }

@@ -77,6 +77,9 @@ type Config struct {
 	// Reload reads the configuration file again. force puts a file in force that is held back until
 	// an operator confirms it. The error lists the faults of the file.
 	Reload func(ctx context.Context, force bool) error
+	// Actions are what an operator can have the gateway do. If it is nil, their endpoints do not
+	// exist.
+	Actions Actions
 	// Metrics serves /metrics.
 	Metrics http.Handler
 	// Access returns who may use the listener. If Access or its result is nil, everybody may change
@@ -265,6 +268,12 @@ func (h *handler) find(path string) (route, bool) {
 		}
 		return h.limitsRoute(func(serve subjectHandler) http.HandlerFunc { return h.ofTenant(name, serve) }), true
 	}
+	if rest, ok := strings.CutPrefix(path, replicasPath); ok && h.Actions != nil {
+		return h.findReplica(rest)
+	}
+	if id, action, ok := strings.Cut(strings.TrimPrefix(path, requestsPath), "/"); ok && h.Actions != nil && strings.HasPrefix(path, requestsPath) {
+		return route{http.MethodPost: h.cancelRequest(id)}, action == "cancel"
+	}
 	r, ok := h.routes[path]
 	return r, ok
 }
@@ -282,7 +291,10 @@ func (h *handler) findModel(rest string) (route, bool) {
 	if name, ok := strings.CutSuffix(rest, "/routing"); ok && h.Pick != nil {
 		return route{http.MethodGet: h.ofModel(name, h.routing)}, true
 	}
-	return nil, false
+	if h.Actions == nil {
+		return nil, false
+	}
+	return h.findModelAction(rest)
 }
 
 // ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,

@@ -21,6 +21,10 @@ type ModelLoad struct {
 	// Scaled is the last change of the number of replicas that the model should have. Nil means
 	// that it never changed.
 	Scaled *Scaled
+	// Drained says that the model takes no new requests.
+	Drained bool
+	// Scale are the bounds of the number of replicas. It is nil for a model that is not launched.
+	Scale *Scale
 }
 
 // Scaled is a change of the number of replicas that a model should have.
@@ -66,6 +70,8 @@ type ReplicaLoad struct {
 	Engine *EngineNews
 	// Command is the command line of a launched replica, quoted for a shell and without secrets.
 	Command string
+	// Drained says that the replica takes no new requests.
+	Drained bool
 }
 
 // EngineNews is what the engine of a replica says of itself. A nil number is one that it does not
@@ -249,6 +255,9 @@ type modelView struct {
 	Fetching *fetchView `json:"fetching,omitempty"`
 	// Scaled is absent until the number of replicas has changed.
 	Scaled *Scaled `json:"scaled,omitempty"`
+	// Drained is ModelLoad.Drained. Scale is absent for a model that is not launched.
+	Drained bool   `json:"drained,omitempty"`
+	Scale   *Scale `json:"scale,omitempty"`
 }
 
 // tenantView shows a tenant.
@@ -296,6 +305,8 @@ func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
 		Limits:      limits,
 		Fetching:    modelFetch(m),
 		Scaled:      load.Scaled,
+		Drained:     load.Drained,
+		Scale:       load.Scale,
 	}
 }
 
@@ -383,6 +394,8 @@ type replicaView struct {
 	Engine *EngineNews `json:"engine"`
 	// Command is ReplicaLoad.Command.
 	Command string `json:"command,omitempty"`
+	// Drained is ReplicaLoad.Drained.
+	Drained bool `json:"drained,omitempty"`
 }
 
 func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
@@ -421,6 +434,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 		CloseDelimited: load.CloseDelimited,
 		Engine:         load.Engine,
 		Command:        load.Command,
+		Drained:        load.Drained,
 	}
 }
 

@@ -35,6 +35,8 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 			Message: "The model `" + m.Name + "` is served elsewhere: Sluice only admits tasks for it, by POST /schedule."}
 	case !t.isCapable(r.Endpoint):
 		return choice{}, t.notCapable("The model `"+m.Name+"`", r.Endpoint)
+	case w.drained[m.Name]:
+		return choice{}, errDrained("the model `" + m.Name + "`")
 	case !t.serves():
 		return choice{}, openai.Errorf(openai.CodeNoReplica, "The model `%s` has no replica.", m.Name)
 	}
@@ -50,7 +52,7 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	usable := false
 	var incapable *modelRoute
 	c := choice{pool: r.Model}
-	served, elsewhere := false, false
+	served, elsewhere, drained := false, false, false
 	for _, name := range models {
 		if !mayUse(r.Allowed, name) {
 			continue
@@ -65,7 +67,9 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 			continue
 		}
 		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
-		if t.serves() {
+		if w.drained[name] {
+			drained = true
+		} else if t.serves() {
 			c.members = append(c.members, t)
 		}
 	}
@@ -79,6 +83,9 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	case elsewhere && !served:
 		return choice{}, &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
 			Message: "The models of the pool `" + r.Model + "` are served elsewhere: Sluice only admits tasks for them, by POST /schedule."}
+	}
+	if drained {
+		return choice{}, errDrained("the pool `" + r.Model + "`")
 	}
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }

@@ -147,6 +147,8 @@ type Dispatcher struct {
 	routable map[string]map[string]netip.AddrPort
 	// suspensions by replica id; guarded by mu
 	suspensions map[string]*suspension
+	// drains are what an operator has taken out of rotation; guarded by mu
+	drains drains
 	// closeDelimited has the replicas that end responses by closing their connections, by id;
 	// guarded by mu
 	closeDelimited map[string]process
@@ -455,8 +457,9 @@ func (d *Dispatcher) reportWait(c choice, r *Request) {
 // the newest routing table, because the model may have gained its first replica or lost its last
 // one.
 func (d *Dispatcher) serves(model string, r *Request) bool {
-	t, ok := d.table.Load().routes[model]
-	return ok && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, model)
+	w := d.table.Load()
+	t, ok := w.routes[model]
+	return ok && !w.drained[model] && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, model)
 }
 
 // tenant returns the limits of a tenant.

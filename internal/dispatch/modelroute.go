@@ -104,7 +104,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 			known = append(known, r)
 		}
 	}
-	healthy := d.healthyLocked(known)
+	healthy := d.healthyLocked(d.undrainedLocked(known))
 	ids := make([]string, len(healthy))
 	for i, r := range healthy {
 		ids[i] = r.ID

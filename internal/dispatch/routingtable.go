@@ -25,6 +25,8 @@ type routingTable struct {
 	// responses by closing their connections.
 	moderated func(model, tenant string) bool
 	special   bool
+	// drained has the models that an operator has drained.
+	drained map[string]bool
 	// defaultModel is Rules.DefaultModel.
 	defaultModel string
 	// taskPool is the pool of tasks that name neither a pool nor a model. taskLease is how long a
@@ -92,7 +94,7 @@ func (d *Dispatcher) rebuildLocked() {
 func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	w := &routingTable{snapshot: d.fleet.Snapshot(), routes: maps.Clone(old.routes),
 		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease, taskLifetime: d.rules.TaskLifetime,
-		moderated: d.rules.Moderated, special: d.special, defaultModel: d.rules.DefaultModel}
+		moderated: d.rules.Moderated, special: d.special, drained: d.drains.models, defaultModel: d.rules.DefaultModel}
 	if w.routes == nil {
 		w.routes = map[string]*modelRoute{}
 	}

@@ -69,6 +69,9 @@ func (w *routingTable) allows(ask admission.TaskRequest, model string) bool {
 // taskRequest resolves the models that a task may be admitted to. They need no replica, because the
 // caller calls the model elsewhere.
 func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
+	if len(w.drained) > 0 {
+		r.Allowed = w.undrained(r.Allowed)
+	}
 	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, Lifetime: w.taskLifetime, MaxWait: r.MaxWait}
 	switch {
@@ -76,6 +79,9 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 		return ask, &openai.Error{Code: openai.CodeInvalidRequest, Param: "pool", Message: "Name a pool or a model, not both."}
 	case r.Model != "":
 		m, ok := w.snapshot.Resolve(r.Model)
+		if ok && w.drained[m.Name] {
+			return ask, errDrained("the model `" + m.Name + "`")
+		}
 		if !ok || !mayUse(r.Allowed, m.Name) {
 			return ask, openai.ModelNotFound("model", r.Model)
 		}
@@ -93,6 +99,11 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 		return ask, openai.Errorf(openai.CodeModelNotFound, "There is no model to schedule a task for, or this API key may use none.")
 	}
 	return ask, nil
+}
+
+// undrained returns allowed without the drained models. A pool has the name of no model.
+func (w *routingTable) undrained(allowed func(string) bool) func(string) bool {
+	return func(name string) bool { return !w.drained[name] && mayUse(allowed, name) }
 }
 
 // explainTask turns an error of admission into the error for the client.

@@ -92,6 +92,7 @@ type Gateway struct {
 	// access says who may use the admin listener. It holds nil while everybody may.
 	access    atomic.Pointer[admin.Access]
 	launchers *launchers
+	operator  *operator
 	envoy     *envoyLink
 	// guard is nil when someone else runs Envoy.
 	guard     *connections.Guard

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/nodes"
 	"github.com/sluice-gateway/sluice/engines/ray"
 	"github.com/sluice-gateway/sluice/engines/upstream"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/scale"
@@ -52,6 +53,10 @@ type launchers struct {
 	rayRedis io.Closer
 	// resources is nil without custom resources.
 	resources *customResources
+
+	overridesMu sync.Mutex
+	// overrides are the bounds that an operator has set, by model; guarded by overridesMu
+	overrides map[string]admin.Bounds
 
 	// applying is held from the reading of the wanted models until the launchers have them, so that
 	// older models never replace newer ones.
@@ -94,6 +99,7 @@ func (g *Gateway) makeLaunchers() error {
 		}
 	}
 	g.launchers = l
+	g.operator = &operator{log: g.log, dispatcher: g.dispatcher, requests: g.requests, launchers: l}
 	return nil
 }
 
@@ -124,12 +130,12 @@ func (l *launchers) components() []func(context.Context) error {
 // prepare builds what the launchers are told under c. They have nothing to refuse: internal/config
 // has checked c. The commit tells them.
 func (l *launchers) prepare(c *config.Config) (func() error, error) {
-	bounds, servers := scales(c), upstreams(c)
+	servers := upstreams(c)
 	return func() error {
 		l.resources.commit(c)
 		l.current.Store(c)
 		l.upstream.Set(servers) // first: a discovered server must leave a name before a new model takes it
-		l.scaler.Set(bounds)
+		l.scaler.Set(scales(l.withOverrides(c)))
 		l.apply()
 		if l.joined != nil {
 			l.joined.Republish() // with the addresses of nodes that c lists
@@ -145,7 +151,7 @@ func (l *launchers) apply() {
 	defer l.applying.Unlock()
 	// This is read first: once it is true, the configuration has the custom resources.
 	complete := l.resources.known()
-	c := l.config()
+	c := l.withOverrides(l.config())
 	l.nodes.Set(localModels(c, l.self, l.scaler.Desired))
 	if l.ray != nil {
 		l.ray.Set(rayModels(c, l.scaler.Desired))

@@ -5,6 +5,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
@@ -26,6 +27,64 @@ func (l *launchers) evict(models []string) {
 	if changed {
 		l.apply()
 	}
+}
+
+// override sets the bounds of a model's number of replicas in the place of those of the file. nil
+// restores those of the file.
+func (l *launchers) override(model string, to *admin.Bounds) {
+	l.overridesMu.Lock()
+	switch {
+	case to == nil:
+		delete(l.overrides, model)
+	case l.overrides == nil:
+		l.overrides = map[string]admin.Bounds{model: *to}
+	default:
+		l.overrides[model] = *to
+	}
+	l.overridesMu.Unlock()
+	l.scaler.Set(scales(l.withOverrides(l.config())))
+	l.apply()
+}
+
+// setOverrides replaces all overrides and returns those before. The caller applies them.
+func (l *launchers) setOverrides(next map[string]admin.Bounds) (before map[string]admin.Bounds) {
+	l.overridesMu.Lock()
+	defer l.overridesMu.Unlock()
+	before, l.overrides = l.overrides, next
+	return before
+}
+
+// withOverrides returns c with the numbers of replicas that an operator has set.
+func (l *launchers) withOverrides(c *config.Config) *config.Config {
+	l.overridesMu.Lock()
+	defer l.overridesMu.Unlock()
+	if len(l.overrides) == 0 {
+		return c
+	}
+	next := *c
+	next.Models = slices.Clone(c.Models)
+	for i := range next.Models {
+		if to, ok := l.overrides[next.Models[i].Name]; ok {
+			next.Models[i].Replicas = config.Replicas(to)
+		}
+	}
+	return &next
+}
+
+// scaleOf returns the bounds of a model's number of replicas; nil if it is not launched.
+func (l *launchers) scaleOf(model string) *admin.Scale {
+	c := l.config()
+	i := slices.IndexFunc(c.Models, func(m config.Model) bool { return m.Name == model })
+	if i < 0 || !c.Models[i].Launched() {
+		return nil
+	}
+	file := admin.Bounds{Min: c.Models[i].Replicas.Min, Max: c.Models[i].Replicas.Max}
+	l.overridesMu.Lock()
+	defer l.overridesMu.Unlock()
+	if own, ok := l.overrides[model]; ok {
+		return &admin.Scale{Bounds: own, File: file, Overridden: true}
+	}
+	return &admin.Scale{Bounds: file, File: file}
 }
 
 // demand reports that a request waits for a model.

@@ -49,7 +49,9 @@ func (g *Gateway) config() *config.Config {
 
 // reload puts a changed file in force. It is the watcher's Apply.
 func (g *Gateway) reload(file *config.Config) error {
+	overrides := g.launchers.setOverrides(nil)
 	if err := g.applyFile(file); err != nil {
+		g.launchers.setOverrides(overrides)
 		return err
 	}
 	g.metrics.ConfigReloaded(true)

@@ -34,6 +34,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Limits:      g.limits.lookup,
 		PatchLimits: g.limits.patch,
 		Pick:        g.pick,
+		Actions:     g.operator,
 		Reload:      func(_ context.Context, force bool) error { return g.watcher.Reload(force) },
 		Metrics:     g.metrics.Handler(),
 		Access:      g.access.Load,
@@ -119,7 +120,9 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 	if !ok {
 		return admin.ModelLoad{}
 	}
+	drained, _ := g.dispatcher.Drained()
 	return admin.ModelLoad{
+		Drained: drained[model], Scale: g.launchers.scaleOf(model),
 		Scaled:   g.launchers.lastScaled(model),
 		InFlight: v.InFlight, Queued: v.Queued, QueuedBytes: v.QueuedBytes,
 		Limits: admin.Limits{
@@ -138,8 +141,9 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 // replicaLoad returns the load that this gateway has put on a replica.
 func (g *Gateway) replicaLoad(r engines.Replica) admin.ReplicaLoad {
 	l := g.dispatcher.Replica(r.Model, r.ID)
+	_, drained := g.dispatcher.Drained()
 	return admin.ReplicaLoad{InFlight: l.Load, Served: l.Served, Max: l.Limit, MaxFrom: string(l.LimitFrom), CloseDelimited: l.CloseDelimited,
-		Engine: g.engineNews(r.ID), Command: replicaCommand(g.config(), g.self, r)}
+		Engine: g.engineNews(r.ID), Command: replicaCommand(g.config(), g.self, r), Drained: drained[r.ID]}
 }
 
 // engineNews returns what the engine of a replica says of itself; nil if it has not been asked.

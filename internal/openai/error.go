@@ -36,6 +36,9 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
+// Cancelled returns the answer to a request that was cancelled.
+func Cancelled() *Error { return Errorf(CodeCancelled, "The request was cancelled.") }
+
 // ModelNotFound returns the one answer for a model or pool that does not exist and for one that the
 // caller may not use, so that nobody learns which names exist. param is the field that holds the
 // name, "model" or "pool". name is what the client sent: never the name behind an alias.

@@ -38,7 +38,7 @@ func faultOf(cause error) *openai.Error {
 	case errors.Is(cause, errTooLong):
 		return openai.Errorf(openai.CodeUpstreamTimeout, "The response took longer than it may.")
 	case errors.Is(cause, errCancelled):
-		return openai.Errorf(openai.CodeCancelled, "The request was cancelled.")
+		return openai.Cancelled()
 	case errors.Is(cause, errSlow):
 		return tooSlowFault()
 	}

@@ -104,6 +104,12 @@ func (r *Relay) policyOf(c *Call) Policy {
 	return rules.policy(c.Scan.Model)
 }
 
+// Cancel implements request.Canceller. It ends the generation for all its subscribers.
+func (g *generation) Cancel() bool {
+	g.cancel(errCancelled)
+	return true
+}
+
 // run runs the generation to its end. It closes the broadcast, which ends all subscribers.
 func (g *generation) run() {
 	if g.call.isNamed() {

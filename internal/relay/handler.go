@@ -166,6 +166,9 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 		r.refuse(c, how.sink, Result{Fault: fault})
 		return
 	}
+	if c.Entry != nil {
+		c.Entry.SetCanceller(g)
+	}
 	result, moved := g.subscribe(ctx, how)
 	if started && !c.isNamed() {
 		g.release()

@@ -144,6 +144,7 @@ var acme = &authz.Tenant{Name: "acme", Models: []string{"*"}}
 func (h *harness) SetDispatched(string, string, time.Duration) {}
 func (h *harness) SetPrediction(request.Prediction)            {}
 func (h *harness) SetTrace(string, string)                     {}
+func (h *harness) SetCanceller(request.Canceller)              {}
 func (h *harness) SetOutcome(r Result) {
 	h.mu.Lock()
 	h.results = append(h.results, r)

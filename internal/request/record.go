@@ -24,6 +24,8 @@ type Record struct {
 	waitingSince time.Time
 
 	summary Summary
+	// canceller can cancel the request; nil: nobody can, or it is closed.
+	canceller Canceller
 	// element is the record's in store.running; nil once the request is done.
 	element *list.Element
 	// hold is what a native request holds; nil once it was released and its charge corrected.
@@ -156,7 +158,7 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 	if r.closed {
 		return nil, Summary{}, false
 	}
-	r.closed, r.closedAt, hold = true, now, r.hold
+	r.closed, r.closedAt, hold, r.canceller = true, now, r.hold, nil
 	if fault != nil {
 		r.summary.Code = cmp.Or(string(fault.Code), r.summary.Code)
 		r.summary.Status = cmp.Or(r.summary.Status, fault.HTTPStatus())

@@ -46,6 +46,8 @@ type Arrival struct {
 	Model  string
 	Stream bool
 	Bytes  int
+	// Canceller can cancel the request; nil: nobody can.
+	Canceller Canceller
 	// OnConnection says that the request is one of several on a connection, a WebSocket's say.
 	// Envoy writes no access log entry for it, so Close ends it. ID is then one that no other
 	// request has.
@@ -222,6 +224,8 @@ type Follower interface {
 	SetPrediction(p Prediction)
 	// SetTrace tells the traceparent of the request's own span, and the one that its client sent.
 	SetTrace(own, client string)
+	// SetCanceller tells who can cancel the request from now on.
+	SetCanceller(c Canceller)
 	// SetOutcome tells how the request has ended.
 	SetOutcome(o Outcome)
 }

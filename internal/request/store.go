@@ -77,7 +77,7 @@ func (s *Store) Begin(a Arrival) *Record {
 	if s == nil {
 		return nil
 	}
-	r := &Record{store: s, waitingSince: time.Now(), onConnection: a.OnConnection}
+	r := &Record{store: s, waitingSince: time.Now(), onConnection: a.OnConnection, canceller: a.Canceller}
 	r.summary = Summary{
 		ID: a.ID, ClientID: clip(a.ClientID), Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Model: clip(a.Model),
 		State: Queued, Stream: a.Stream, BytesIn: int64(a.Bytes), Started: r.waitingSince,

@@ -1,0 +1,213 @@
+package admin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// Actions are what an operator can have the gateway do. docs/api.md says what each does. The models
+// and the replicas exist, and are given by their names and ids.
+type Actions interface {
+	// DrainModel has a model refuse new requests, or accept them again.
+	DrainModel(model string, drained bool)
+	// DrainReplica takes a replica out of rotation, or puts it back.
+	DrainReplica(id string, drained bool)
+	// SetScale sets the bounds of a model's number of replicas until the file changes. nil restores
+	// those of the file. The answer has the bounds in force.
+	SetScale(model string, to *Bounds) (Scale, *openai.Error)
+	// CancelRequest ends a request by Envoy's id.
+	CancelRequest(id string) *openai.Error
+}
+
+// Bounds are the least and the greatest number of replicas of a model.
+type Bounds struct {
+	Min int `json:"min"`
+	Max int `json:"max"`
+}
+
+// Scale are the bounds of a model in force.
+type Scale struct {
+	Bounds
+	// File are the bounds in the file.
+	File Bounds `json:"file"`
+	// Overridden says that the bounds in force were set at run time.
+	Overridden bool `json:"overridden"`
+}
+
+// The paths of one replica and of one request begin so.
+const (
+	replicasPath = "/api/v1/replicas/"
+	requestsPath = "/api/v1/requests/"
+)
+
+// maxAction is the size of the largest body of an action in bytes.
+const maxAction = 1024
+
+// findModelAction returns the route of an action on a model. rest is the path after modelsPath.
+func (h *handler) findModelAction(rest string) (route, bool) {
+	at := strings.LastIndexByte(rest, '/')
+	if at < 0 {
+		return nil, false
+	}
+	name := rest[:at]
+	switch rest[at:] {
+	case "/drain":
+		return route{http.MethodPost: h.ofModel(name, h.drainModel(true))}, true
+	case "/undrain":
+		return route{http.MethodPost: h.ofModel(name, h.drainModel(false))}, true
+	case "/scale":
+		return route{http.MethodPut: h.ofModel(name, h.setScale), http.MethodDelete: h.ofModel(name, h.resetScale)}, true
+	}
+	return nil, false
+}
+
+// findReplica returns the route of a path below replicasPath.
+func (h *handler) findReplica(rest string) (route, bool) {
+	at := strings.LastIndexByte(rest, '/')
+	if at < 0 {
+		return nil, false
+	}
+	id := rest[:at]
+	switch rest[at:] {
+	case "/drain":
+		return route{http.MethodPost: h.ofReplica(id, h.drainReplica(true))}, true
+	case "/undrain":
+		return route{http.MethodPost: h.ofReplica(id, h.drainReplica(false))}, true
+	}
+	return nil, false
+}
+
+// replicaHandler serves an endpoint of one replica.
+type replicaHandler func(http.ResponseWriter, *http.Request, engines.Replica)
+
+// ofReplica returns the handler of an endpoint of one replica. raw is its id, escaped as in the
+// path.
+func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id, err := url.PathUnescape(raw)
+		if err != nil {
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The replica's id in the URL has an invalid percent-encoding."))
+			return
+		}
+		for _, m := range h.Fleet().Models {
+			for i := range m.Replicas {
+				if m.Replicas[i].ID == id {
+					serve(w, r, m.Replicas[i])
+					return
+				}
+			}
+		}
+		writeError(w, notFound("There is no replica `"+id+"`."))
+	}
+}
+
+// readAction reads the body of an action into into, and answers a wrong one. An empty body is {}.
+func readAction(w http.ResponseWriter, r *http.Request, into any, form string) bool {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAction))
+	if err == nil && len(bytes.TrimSpace(data)) > 0 {
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.DisallowUnknownFields()
+		if err = d.Decode(into); err == nil && d.More() {
+			err = errors.New("more than one value")
+		}
+	}
+	if err != nil {
+		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body must be %s: %v.", form, err))
+	}
+	return err == nil
+}
+
+func (h *handler) drainModel(drained bool) func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot) {
+	return func(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
+		if !readAction(w, r, &struct{}{}, "{} or empty") {
+			return
+		}
+		h.Actions.DrainModel(m.Name, drained)
+		auditOf(r).new = map[string]any{"model": m.Name, "drained": drained}
+		writeJSON(w, http.StatusOK, auditOf(r).new)
+	}
+}
+
+func (h *handler) drainReplica(drained bool) replicaHandler {
+	return func(w http.ResponseWriter, r *http.Request, replica engines.Replica) {
+		if !readAction(w, r, &struct{}{}, "{} or empty") {
+			return
+		}
+		h.Actions.DrainReplica(replica.ID, drained)
+		auditOf(r).new = map[string]any{"replica": replica.ID, "drained": drained}
+		writeJSON(w, http.StatusOK, auditOf(r).new)
+	}
+}
+
+// setScale sets bounds of a model. A bound that the body leaves out keeps its value.
+func (h *handler) setScale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
+	before := h.modelLoad(m.Name).Scale
+	if before == nil {
+		writeError(w, refusal(http.StatusConflict, "The model `"+m.Name+"` is not launched by Sluice, so it has no number of replicas to set."))
+		return
+	}
+	asked := struct{ Min, Max *int }{}
+	if !readAction(w, r, &asked, `{"min": number, "max": number}`) {
+		return
+	}
+	to := before.Bounds
+	if asked.Min != nil {
+		to.Min = *asked.Min
+	}
+	if asked.Max != nil {
+		to.Max = *asked.Max
+	} else {
+		to.Max = max(to.Max, to.Min)
+	}
+	h.scale(w, r, m, before, &to)
+}
+
+func (h *handler) resetScale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
+	if before := h.modelLoad(m.Name).Scale; before != nil {
+		h.scale(w, r, m, before, nil)
+		return
+	}
+	writeError(w, refusal(http.StatusConflict, "The model `"+m.Name+"` is not launched by Sluice, so it has no number of replicas to set."))
+}
+
+// scale sets the bounds and answers with those in force.
+func (h *handler) scale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot, before *Scale, to *Bounds) {
+	now, fault := h.Actions.SetScale(m.Name, to)
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	auditOf(r).old, auditOf(r).new = before.Bounds, now.Bounds
+	writeJSON(w, http.StatusOK, struct {
+		Model string `json:"model"`
+		Scale
+	}{m.Name, now})
+}
+
+// cancelRequest returns the handler that cancels a request. raw is its id, escaped as in the path.
+func (h *handler) cancelRequest(raw string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		id, err := url.PathUnescape(raw)
+		if err != nil {
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The request's id in the URL has an invalid percent-encoding."))
+			return
+		}
+		if !readAction(w, r, &struct{}{}, "{} or empty") {
+			return
+		}
+		if fault := h.Actions.CancelRequest(id); fault != nil {
+			writeError(w, fault)
+			return
+		}
+		auditOf(r).new = map[string]any{"request_id": id, "cancelled": true}
+		writeJSON(w, http.StatusAccepted, auditOf(r).new)
+	}
+}

@@ -1,0 +1,83 @@
+package admin
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// fakeActions records what it is told.
+type fakeActions struct{ told []string }
+
+func (f *fakeActions) DrainModel(model string, drained bool) { f.tell("model", model, drained) }
+func (f *fakeActions) DrainReplica(id string, drained bool)  { f.tell("replica", id, drained) }
+
+func (f *fakeActions) tell(what, name string, drained bool) {
+	if !drained {
+		what = "un" + what
+	}
+	f.told = append(f.told, what+" "+name)
+}
+
+func (f *fakeActions) SetScale(model string, to *Bounds) (Scale, *openai.Error) {
+	if to == nil {
+		return Scale{Bounds: Bounds{1, 1}, File: Bounds{1, 1}}, nil
+	}
+	return Scale{Bounds: *to, File: Bounds{1, 1}, Overridden: true}, nil
+}
+
+func (f *fakeActions) CancelRequest(id string) *openai.Error {
+	if id != "q-1" {
+		return refusal(http.StatusConflict, "not held")
+	}
+	return nil
+}
+
+// Each action reaches the gateway with the right name, and a wrong call does not.
+func TestO8_Actions(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		method, path, body string
+		status             int
+		want               string // in the answer
+		told               string // what the gateway is told
+	}{
+		{"POST", "/api/v1/models/default/drain", "", 200, `{"drained":true,"model":"chat"}`, "model chat"},
+		{"POST", "/api/v1/models/org%2Fa%3Cb%3E%2Flimits/undrain", "{}", 200, `"drained":false`, "unmodel org/a<b>/limits"},
+		{"POST", "/api/v1/models/none/drain", "", 404, "does not exist", ""},
+		{"POST", "/api/v1/models/chat/drain", `{"x":1}`, 400, "must be {} or empty", ""},
+		{"POST", "/api/v1/models/chat/explode", "", 404, "Unknown admin URL", ""},
+		{"POST", "/api/v1/models/chat", "", 404, "Unknown admin URL", ""},
+		{"GET", "/api/v1/models/chat/drain", "", 405, "only the methods POST", ""},
+		{"POST", "/api/v1/replicas/chat-0/drain", "", 200, `{"drained":true,"replica":"chat-0"}`, "replica chat-0"},
+		{"POST", "/api/v1/replicas/10.0.0.5%3A8000/undrain", "", 200, "", "unreplica 10.0.0.5:8000"},
+		{"POST", "/api/v1/replicas/chat-7/drain", "", 404, "no replica `chat-7`", ""},
+		{"POST", "/api/v1/replicas/chat-0/explode", "", 404, "Unknown", ""},
+		{"PUT", "/api/v1/models/chat/scale", `{"max":3}`, 200, `{"model":"chat","min":1,"max":3,"file":{"min":1,"max":1},"overridden":true}`, ""},
+		{"PUT", "/api/v1/models/chat/scale", `{"min":3}`, 200, `"min":3,"max":3`, ""},
+		{"PUT", "/api/v1/models/chat/scale", `{"min":"3"}`, 400, "The body must be", ""},
+		{"DELETE", "/api/v1/models/chat/scale", "", 200, `"overridden":false`, ""},
+		{"PUT", "/api/v1/models/empty/scale", `{"min":3}`, 409, "not launched", ""},
+		{"DELETE", "/api/v1/models/empty/scale", "", 409, "not launched", ""},
+		{"POST", "/api/v1/requests/q-1/cancel", "", 202, `{"cancelled":true,"request_id":"q-1"}`, ""},
+		{"POST", "/api/v1/requests/q-2/cancel", "", 409, "not held", ""},
+		{"POST", "/api/v1/requests/q-1/repeat", "", 404, "Unknown", ""},
+	} {
+		c, actions := newConfig(), &fakeActions{}
+		load := c.ModelLoad
+		c.ModelLoad = func(model string) ModelLoad {
+			l := load(model)
+			if model == "chat" {
+				l.Scale = &Scale{Bounds: Bounds{1, 1}, File: Bounds{1, 1}}
+			}
+			return l
+		}
+		c.Actions = actions
+		w := ask(New(c), test.method, "http://localhost:9090"+test.path, test.body)
+		if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) || strings.Join(actions.told, "; ") != test.told {
+			t.Errorf("%s %s %s: %d %s, told %q", test.method, test.path, test.body, w.Code, w.Body, actions.told)
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package dispatch
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// drains are the models and the replicas that an operator has drained: they get no new requests.
+// The maps are never changed. A change replaces them.
+type drains struct{ models, replicas map[string]bool }
+
+// with returns a copy of a set with or without one member. The empty set is nil.
+func with(set map[string]bool, member string, in bool) map[string]bool {
+	next := maps.Clone(set)
+	if !in {
+		delete(next, member)
+		if len(next) == 0 {
+			return nil
+		}
+		return next
+	}
+	if next == nil {
+		next = map[string]bool{}
+	}
+	next[member] = true
+	return next
+}
+
+// DrainModel has the model refuse new requests and tasks, or accept them again. Its running and its
+// waiting requests go on.
+func (d *Dispatcher) DrainModel(model string, drained bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.drains.models = with(d.drains.models, model, drained)
+	d.rebuildLocked()
+}
+
+// DrainReplica takes a replica out of rotation, or puts it back. Its running requests go on.
+// Requests for a model whose replicas are all out of rotation wait, as they do for a start.
+func (d *Dispatcher) DrainReplica(id string, drained bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for other := range d.drains.replicas { // those that do not exist any more
+		if !slices.ContainsFunc(slices.Collect(maps.Values(d.fleet.Snapshot().Models)), func(m *engines.ModelSnapshot) bool { return has(m, other) }) {
+			d.drains.replicas = with(d.drains.replicas, other, false)
+		}
+	}
+	d.drains.replicas = with(d.drains.replicas, id, drained)
+	for name, m := range d.fleet.Snapshot().Models {
+		if has(m, id) {
+			d.dirty[name] = struct{}{}
+		}
+	}
+	d.rebuildLocked()
+}
+
+func has(m *engines.ModelSnapshot, id string) bool {
+	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id })
+}
+
+// Drained returns the drained models and the drained replicas, by name and id. The caller must not
+// change them.
+func (d *Dispatcher) Drained() (models, replicas map[string]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.drains.models, d.drains.replicas
+}
+
+// undrainedLocked returns the replicas that are not drained.
+func (d *Dispatcher) undrainedLocked(known []*engines.Replica) []*engines.Replica {
+	if len(d.drains.replicas) == 0 {
+		return known
+	}
+	return slices.DeleteFunc(slices.Clone(known), func(r *engines.Replica) bool { return d.drains.replicas[r.ID] })
+}
+
+// errDrained is the answer to a request for a drained model, or for a pool of which all models are
+// drained. name says which.
+func errDrained(name string) *openai.Error {
+	return openai.Errorf(openai.CodeNoReplica, "An operator has drained %s: it takes no new requests for now.", name)
+}

@@ -1,0 +1,58 @@
+package dispatch
+
+import (
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// What an operator drains gets no new requests, in all places that pick, until it is put back.
+func TestO8_Drained(t *testing.T) {
+	t.Parallel()
+	s := pooled(t, Rules{})
+	refused := func(model string) bool {
+		ticket, fault := s.Dispatch(t.Context(), newRequest(model, "k"))
+		if fault == nil {
+			ticket.Release()
+		} else if fault.Code != openai.CodeNoReplica {
+			t.Errorf("%s: %v", model, fault)
+		}
+		return fault != nil
+	}
+	taskRefused := func(r TaskRequest) bool {
+		_, fault := s.table.Load().taskRequest(r)
+		return fault != nil
+	}
+	s.DrainModel("a", true)
+	if !refused("a") || !refused("a-alias") || refused("b") {
+		t.Error("a is drained, and b is not")
+	}
+	for range 10 {
+		if ticket := s.must(t, newRequest("p", "k")); ticket.Model != "b" {
+			t.Error("the pool gave a request to its drained model")
+		}
+	}
+	if !taskRefused(TaskRequest{Model: "a"}) || taskRefused(TaskRequest{Model: "b"}) || taskRefused(TaskRequest{}) {
+		t.Error("tasks are for b alone")
+	}
+	s.DrainModel("b", true)
+	if !refused("p") || !taskRefused(TaskRequest{}) {
+		t.Error("the pool has only drained models")
+	}
+	s.DrainModel("a", false)
+	s.DrainModel("b", false)
+	if models, _ := s.Drained(); models != nil || refused("a") || refused("p") {
+		t.Error("nothing is drained any more:", models)
+	}
+	s.put("m", launched("x", "y")...)
+	s.DrainReplica("x", true)
+	s.expectCandidates(t, "x is drained", "y")
+	s.put("m", launched("y", "z")...)
+	s.DrainReplica("y", true)
+	if _, replicas := s.Drained(); len(replicas) != 1 || !replicas["y"] {
+		t.Error("x does not exist any more, y is drained:", replicas)
+	}
+	s.expectCandidates(t, "y is drained", "z")
+	s.DrainReplica("y", false)
+	s.expectCandidates(t, "y is back", "y", "z")
+}

@@ -1,0 +1,60 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// operator does what an operator asks for on the admin listener. It implements admin.Actions. What
+// it changes lasts until it is taken back or until the process ends.
+type operator struct {
+	log        *zap.Logger
+	dispatcher *dispatch.Dispatcher
+	requests   *request.Store
+	launchers  *launchers
+}
+
+// DrainModel implements admin.Actions.
+func (o *operator) DrainModel(model string, drained bool) { o.dispatcher.DrainModel(model, drained) }
+
+// DrainReplica implements admin.Actions.
+func (o *operator) DrainReplica(id string, drained bool) { o.dispatcher.DrainReplica(id, drained) }
+
+// maxScale bounds the number of replicas that an operator may ask for, against a slip of the hand.
+const maxScale = 10_000
+
+// SetScale implements admin.Actions.
+func (o *operator) SetScale(model string, to *admin.Bounds) (admin.Scale, *openai.Error) {
+	if to != nil && (to.Min < 0 || to.Max < max(to.Min, 1) || to.Max > maxScale) {
+		return admin.Scale{}, openai.Errorf(openai.CodeInvalidRequest,
+			"min is %d and max is %d: min must be 0 or more, and max from min (at least 1) to %d.", to.Min, to.Max, maxScale)
+	}
+	o.launchers.override(model, to)
+	now := o.launchers.scaleOf(model)
+	if now == nil { // the file has changed in between
+		return admin.Scale{}, openai.ModelNotFound("model", model)
+	}
+	return *now, nil
+}
+
+// CancelRequest implements admin.Actions.
+func (o *operator) CancelRequest(id string) *openai.Error {
+	switch err := o.requests.Cancel(id); {
+	case errors.Is(err, request.ErrNotRunning):
+		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
+			Message: fmt.Sprintf("No request with the id `%s` runs. The id is request_id in the list of requests, not the client's own.", id)}
+	case err != nil:
+		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
+			Message: "This process does not hold the request: it is ending right now, or it began under an earlier process of the gateway. " +
+				"Restart or drain its replica to end it."}
+	}
+	return nil
+}
