@@ -180,8 +180,13 @@ func (g *Gateway) Stop() {
 	case <-g.Exited:
 	case <-time.After(60 * time.Second):
 		g.T.Error("Sluice did not stop within 60 s")
-		g.Process.Process.Kill()
+		for pid, line := range g.Processes() { // its programs tell where their goroutines are
+			if strings.HasPrefix(line, Program()) {
+				_ = syscall.Kill(pid, syscall.SIGQUIT) // it may have ended
+			}
+		}
 		<-g.Exited
+		g.dump()
 	}
 	g.Log.Close()
 	Eventually(g.T, "nothing of the gateway is left", func() error {
