@@ -353,9 +353,14 @@ func (g *Gateway) watchFirst(context.Context) error {
 // followFleet tells Envoy of every change of the fleet until ctx ends. When other models were
 // discovered than before, it also gives them limits, which can then be changed at run time.
 func (g *Gateway) followFleet(ctx context.Context) error {
-	known := discoveredModels(g.fleet.Snapshot())
+	last := g.fleet.Snapshot()
+	known := discoveredModels(last)
 	for {
 		snapshot, changed := g.fleet.Watch()
+		for _, r := range loaded(last, snapshot) {
+			g.metrics.Loaded(r.Model, r.LoadTime)
+		}
+		last = snapshot
 		if now := discoveredModels(snapshot); !slices.Equal(known, now) {
 			known = now
 			g.limits.sync()

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -26,7 +27,26 @@ func (g *Gateway) dispatched(model, replica string, waited time.Duration) {
 	g.metrics.Waited(waited)
 	on := g.dispatcher.Replica(model, replica)
 	prefill := max(1, on.Prefill) // at least this request, even if first tokens are not reported
-	g.metrics.Dispatched(prefill, max(0, on.Load-prefill))
+	g.metrics.Dispatched(model, prefill, max(0, on.Load-prefill))
+}
+
+// loaded returns the replicas that have become ready after a start between two snapshots. A replica
+// that was adopted when it was ready already is not among them.
+func loaded(before, after *engines.Snapshot) []engines.Replica {
+	var all []engines.Replica
+	for name, m := range after.Models {
+		old := before.Models[name]
+		if old == m || old == nil {
+			continue
+		}
+		for _, r := range m.Replicas {
+			was := slices.IndexFunc(old.Replicas, func(o engines.Replica) bool { return o.ID == r.ID })
+			if r.State == engines.Ready && was >= 0 && r.LoadTime > 0 && old.Replicas[was].LoadTime != r.LoadTime {
+				all = append(all, r)
+			}
+		}
+	}
+	return all
 }
 
 // observe processes an entry of Envoy's access log. It adds the entry to its request. The end of a

@@ -231,6 +231,7 @@ func (g *Gateway) names() telemetry.Names {
 			all.Upstreams[r.ID], all.Upstreams[r.Address.String()] = true, true
 		}
 	}
+	all.Tenants[authz.Anyone] = true
 	for _, t := range g.config().Tenants {
 		all.Tenants[t.Name] = true
 	}
@@ -247,6 +248,7 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		states := map[string]int{}
 		for _, r := range m.Replicas {
 			states[string(r.State)]++
+			all.Restarts = append(all.Restarts, telemetry.RestartGauges{Model: name, Replica: r.ID, Count: r.Restarts})
 			if n, ok := g.news.News(r.ID); ok {
 				all.Engines = append(all.Engines, telemetry.EngineGauges{Model: name, Replica: r.ID,
 					Running: n.Running, Waiting: n.Waiting, KVUsage: n.KVUsage})
@@ -255,9 +257,15 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		all.Models = append(all.Models, telemetry.ModelGauges{Name: name, InFlight: v.InFlight, Queued: v.Queued, Replicas: states,
 			Launched: m.Launcher == engines.Local || m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray, Desired: m.Desired})
 	}
+	tenant := func(name string) {
+		now := g.admission.Tenant(name)
+		all.Tenants = append(all.Tenants, telemetry.TenantGauges{Name: name, Running: now.Running, Queued: now.Queued})
+	}
 	for _, t := range g.config().Tenants {
-		now := g.admission.Tenant(t.Name)
-		all.Tenants = append(all.Tenants, telemetry.TenantGauges{Name: t.Name, Running: now.Running, Queued: now.Queued})
+		tenant(t.Name)
+	}
+	if _, open := g.auth.Tenant(authz.Anyone); open {
+		tenant(authz.Anyone)
 	}
 	for _, node := range g.launchers.allNodes() {
 		for _, gpu := range node.GPUs {

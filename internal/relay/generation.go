@@ -164,7 +164,7 @@ func (g *generation) work() (Result, *Answer) {
 		if g.trace != nil {
 			g.trace.Queued()
 		}
-		g.relay.config.Retried(reasonPreempted)
+		g.relay.config.Retried(ticket.Model, g.call.Tenant.Name, reasonPreempted)
 	}
 }
 

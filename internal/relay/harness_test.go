@@ -95,7 +95,7 @@ func newHarness(t testing.TB, o options) *harness {
 	h.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: h.admission,
 		Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin}})
 	h.dispatcher.SetRoutable("model/m", routable)
-	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Memory: o.memory, MemoryWait: 50 * time.Millisecond, MaxAnswer: o.maxAnswer, Retried: func(reason string) {
+	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Memory: o.memory, MemoryWait: 50 * time.Millisecond, MaxAnswer: o.maxAnswer, Retried: func(_, _, reason string) {
 		h.mu.Lock()
 		h.retries = append(h.retries, reason)
 		h.mu.Unlock()

@@ -28,9 +28,9 @@ type Config struct {
 	// CloseDelimited is called when a replica ends a response by closing its connection. nil:
 	// nobody is told.
 	CloseDelimited func(model, replica string)
-	// Retried is called when a call is tried again, with one of the reasons that the metrics name.
-	// nil: nobody is told.
-	Retried func(reason string)
+	// Retried is called when a call of a tenant is tried again at a model, with one of the reasons
+	// that the metrics name. nil: nobody is told.
+	Retried func(model, tenant, reason string)
 	// Gap is called with the time between two tokens, for a part of the calls. nil: nobody is told.
 	Gap func(model string, gap time.Duration)
 	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
@@ -100,7 +100,7 @@ func New(c Config) *Relay {
 		c.Gap = func(string, time.Duration) {}
 	}
 	if c.Retried == nil {
-		c.Retried = func(string) {}
+		c.Retried = func(string, string, string) {}
 	}
 	if c.Failed == nil {
 		c.Failed = func(string, string, dispatch.Failure, string) {}

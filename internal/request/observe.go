@@ -29,12 +29,17 @@ func (s *Store) Observe(e Entry) {
 func (s *Store) observeAttempt(e *Entry) {
 	s.mu.Lock()
 	reason, hold := s.addAttemptLocked(e)
+	var model, tenant string
+	if reason != "" {
+		of := &s.byID[e.RequestID].summary
+		model, tenant = of.Model, of.Tenant
+	}
 	s.mu.Unlock()
 	if hold != nil {
 		hold.Moved(e.Upstream)
 	}
 	if reason != "" && s.subscribers.Retried != nil {
-		s.subscribers.Retried(reason)
+		s.subscribers.Retried(model, tenant, reason)
 	}
 }
 

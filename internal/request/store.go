@@ -39,8 +39,9 @@ type Subscribers struct {
 	// Dispatched is told of each request that leaves for a replica of a model, after it has waited
 	// so long.
 	Dispatched func(model, replica string, waited time.Duration)
-	// Retried is told why Envoy repeated an attempt at another replica: ReasonConnect and so on.
-	Retried func(reason string)
+	// Retried is told why Envoy repeated an attempt for a tenant at another replica of a model:
+	// ReasonConnect and so on.
+	Retried func(model, tenant, reason string)
 	// Finished are told of every request that has ended, once.
 	Finished []func(Summary)
 }

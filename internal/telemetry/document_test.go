@@ -31,7 +31,7 @@ var description = regexp.MustCompile(`^Desc{fqName: "([^"]+)", help: ("(?:[^"\\]
 func TestS17_EveryMetricIsDocumented(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
-	collected := map[string][]prometheus.Collector{"gauge": {m.streams.gaps, newGaugeCollector(m)}}
+	collected := map[string][]prometheus.Collector{"gauge": {m.streams.gaps, newGaugeCollector(m), m.lastReload, m.reloadedAt}}
 	for _, v := range m.vectors {
 		switch v := v.(type) {
 		case *prometheus.CounterVec:

@@ -18,6 +18,7 @@ type gaugeCollector struct {
 	condition, modelReady, desired                   *prometheus.Desc
 	used, limit, refused                             *prometheus.Desc // of budgets
 	engine                                           engineDescs
+	restarts                                         *prometheus.Desc // per replica
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
@@ -57,6 +58,9 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 			kvUsage: desc("sluice_engine_kv_usage", "Used share of the key-value cache of a replica, from 0 to 1, as it says itself.", "model", "replica"),
 		},
 
+		restarts: desc("sluice_replica_restarts_total",
+			"Starts of a replica after its first one. A replica that is replaced by another one begins at 0.", "model", "replica"),
+
 		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU in bytes: installed (total), and used by all programs (used).", "uuid", "kind"),
 	}
 }
@@ -66,7 +70,7 @@ func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
 		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused,
-		c.engine.running, c.engine.waiting, c.engine.kvUsage} {
+		c.engine.running, c.engine.waiting, c.engine.kvUsage, c.restarts} {
 		out <- d
 	}
 }
@@ -99,6 +103,11 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	c.collectConditions(g.Conditions, gauge)
 	c.collectEngines(g.Engines, gauge)
+	for _, r := range g.Restarts[:min(len(g.Restarts), maxEngines)] {
+		if model := c.metrics.models.admit(r.Model); model != Other {
+			out <- prometheus.MustNewConstMetric(c.restarts, prometheus.CounterValue, float64(r.Count), model, r.Replica)
+		}
+	}
 	for _, b := range g.Budgets {
 		gauge(c.used, float64(b.Used), b.Name)
 		gauge(c.limit, float64(b.Limit), b.Name)

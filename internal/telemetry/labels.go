@@ -76,6 +76,18 @@ func (s *labelSet) sweep(exists map[string]bool, grace bool) (removed []string) 
 	return removed
 }
 
+// remove removes the values that match.
+func (s *labelSet) remove(match func(value string) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for value := range s.admitted {
+		if match(value) {
+			delete(s.admitted, value)
+		}
+	}
+	s.full.Store(false)
+}
+
 // vector is a metric with labels, of any type.
 type vector interface {
 	prometheus.Collector
@@ -97,12 +109,16 @@ func (m *Metrics) sweep(grace bool) {
 	defer m.sweeping.Unlock()
 	for _, model := range m.models.sweep(names.Models, grace) {
 		m.delete("model", model)
+		m.perTenant.forgetPairs(model, true)
 		m.streams.gaps.forget(model)
 	}
 	for _, upstream := range m.upstreams.sweep(names.Upstreams, grace) {
 		m.delete("upstream", upstream)
 	}
-	m.tenants.sweep(names.Tenants, grace) // the gauges of tenants are made at each scrape
+	for _, tenant := range m.tenants.sweep(names.Tenants, grace) {
+		m.delete("tenant", tenant)
+		m.perTenant.forgetPairs(tenant, false)
+	}
 }
 
 // delete deletes all series with this value of a label.
@@ -115,7 +131,7 @@ func (m *Metrics) delete(label, value string) {
 // sweepIfFull makes room when a name was not admitted. The request that noticed it is counted as
 // Other.
 func (m *Metrics) sweepIfFull() {
-	if !m.models.full.Load() && !m.upstreams.full.Load() {
+	if !m.models.full.Load() && !m.upstreams.full.Load() && !m.tenants.full.Load() {
 		return
 	}
 	last, now := m.swept.Load(), time.Now().UnixNano()

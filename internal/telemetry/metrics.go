@@ -2,7 +2,9 @@ package telemetry
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -59,6 +61,14 @@ type Gauges struct {
 	GPUs []GPUGauges
 	// Engines are what the engines of replicas say of themselves.
 	Engines []EngineGauges
+	// Restarts are the replicas of all models with how often each was started again.
+	Restarts []RestartGauges
+}
+
+// RestartGauges is how often a replica was started after its first start.
+type RestartGauges struct {
+	Model, Replica string
+	Count          int
 }
 
 // BudgetGauges is one budget and what is used of it: connections, or bytes.
@@ -151,8 +161,13 @@ type Metrics struct {
 	retries     *prometheus.CounterVec
 	disconnects *prometheus.CounterVec
 	reloads     *prometheus.CounterVec
-	streams     *streamMetrics
-	routes      *routeMetrics
+	loads       *prometheus.HistogramVec
+	// lastReload is 1 if the last reload succeeded. reloadedAt is when one did last.
+	lastReload, reloadedAt prometheus.Gauge
+
+	perTenant *tenantMetrics
+	streams   *streamMetrics
+	routes    *routeMetrics
 }
 
 // Other is the label value for all values beyond the cap of a label.
@@ -198,14 +213,14 @@ func NewMetrics(c MetricsConfig) *Metrics {
 		reasons:   labelSet{max: maxReasons},
 	}
 	m.makeVectors()
-	m.streams, m.routes = newStreamMetrics(m.registry), newRouteMetrics(m.registry)
+	m.streams, m.routes, m.perTenant = newStreamMetrics(m.registry), newRouteMetrics(m.registry), newTenantMetrics(m.registry)
 	m.vectors = append(m.vectors, m.requests, m.duration, m.firstByte, m.upstream, m.wait, m.tokens, m.rejected, m.retries, m.disconnects,
-		m.reloads)
+		m.reloads, m.loads)
 	for _, v := range m.vectors {
 		m.registry.MustRegister(v)
 	}
-	m.vectors = append(append(m.vectors, m.streams.vectors()...), m.routes.vectors()...)
-	m.registry.MustRegister(newGaugeCollector(m), collectors.NewGoCollector(),
+	m.vectors = slices.Concat(m.vectors, m.streams.vectors(), m.routes.vectors(), m.perTenant.vectors())
+	m.registry.MustRegister(newGaugeCollector(m), m.lastReload, m.reloadedAt, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.startAtZero()
 	return m
@@ -232,12 +247,18 @@ func (m *Metrics) makeVectors() {
 	m.rejected = counter("sluice_rejected_total",
 		"Requests that Sluice itself answered with an error, by error code (rate_limited, queue_full and so on).", "model", "reason")
 	m.retries = counter("stream_retries_total",
-		"Attempts that were repeated on another replica, by reason: connect, reset, 5xx, ttft_timeout or preempted.", "reason")
+		"Attempts that were repeated on another replica, by reason: "+strings.Join(request.Reasons(), ", ")+".", "reason")
 	m.disconnects = counter("stream_disconnects_total",
-		"Streamed responses that were cut off, by cause: client, engine, timeout, slow_client, cancelled, moderation or gateway. "+
+		"Streamed responses that were cut off, by cause: "+strings.Join(request.Causes(), ", ")+". "+
 			"Native streams have only the causes client, engine, timeout and gateway.", "cause")
 	m.reloads = counter("sluice_config_reloads_total",
 		"Reloads of the configuration file by result, success or failure.", "result")
+	m.lastReload = prometheus.NewGauge(prometheus.GaugeOpts{Name: "sluice_config_last_reload_successful",
+		Help: "1 if the last reload of the configuration file succeeded or none was tried, 0 if the new file was refused."})
+	m.reloadedAt = prometheus.NewGauge(prometheus.GaugeOpts{Name: "sluice_config_last_reload_success_timestamp_seconds",
+		Help: "When the configuration in force was read, in seconds since 1970."})
+	m.loads = histogram("sluice_cold_start_seconds",
+		"Time that replicas took from their start until they were ready, by model.", longBuckets(), "model")
 }
 
 // startAtZero creates the series before their first event, so that rates and alerts see the first
@@ -253,6 +274,8 @@ func (m *Metrics) startAtZero() {
 		m.reloads.WithLabelValues(result(ok))
 	}
 	m.wait.WithLabelValues(phasePrefill)
+	m.lastReload.Set(1)
+	m.reloadedAt.SetToCurrentTime()
 }
 
 // Handler serves the metrics in Prometheus' text format.
@@ -271,20 +294,32 @@ func (m *Metrics) Waited(d time.Duration) {
 	}
 }
 
-// Retried counts an attempt that was repeated on another replica, by its reason:
-// request.ReasonConnect and so on.
-func (m *Metrics) Retried(reason string) {
-	if m != nil {
-		m.retries.WithLabelValues(reason).Inc()
+// Retried counts an attempt for a tenant that was repeated on another replica of a model, by its
+// reason: request.ReasonConnect and so on.
+func (m *Metrics) Retried(model, tenant, reason string) {
+	if m == nil {
+		return
 	}
+	m.sweeping.RLock()
+	defer m.sweeping.RUnlock()
+	m.retries.WithLabelValues(reason).Inc()
+	model = m.model(model)
+	m.perTenant.retries.WithLabelValues(model, m.tenant(model, tenant), reason).Inc()
 }
 
 // ConfigReloaded counts a reload of the configuration file. ok is false if the new file was
 // refused.
 func (m *Metrics) ConfigReloaded(ok bool) {
-	if m != nil {
-		m.reloads.WithLabelValues(result(ok)).Inc()
+	if m == nil {
+		return
 	}
+	m.reloads.WithLabelValues(result(ok)).Inc()
+	if !ok {
+		m.lastReload.Set(0)
+		return
+	}
+	m.lastReload.Set(1)
+	m.reloadedAt.SetToCurrentTime()
 }
 
 func result(ok bool) string {
@@ -320,14 +355,19 @@ func (m *Metrics) count(q *request.Summary) {
 	}
 	m.countTokens(model, q)
 	m.routes.observe(model, q)
+	cause, tenant := q.DisconnectCause(), m.tenant(model, q.Tenant)
+	m.perTenant.observe(model, tenant, q, cause)
 	if s := streamOf(q); s.TTFT > 0 {
 		s.Replica = m.upstreams.admit(s.Replica)
 		m.streams.observe(model, s)
+		m.perTenant.ttft.WithLabelValues(model, tenant).Observe(s.TTFT.Seconds())
 	}
 	if q.Code != "" && q.Status > 0 && q.Source == headers.SourceGateway { // the status is 200 if a stream ended in an error after heartbeats
-		m.rejected.WithLabelValues(model, m.reasons.admit(q.Code)).Inc()
+		reason := m.reasons.admit(q.Code)
+		m.rejected.WithLabelValues(model, reason).Inc()
+		m.perTenant.rejected.WithLabelValues(model, tenant, reason).Inc()
 	}
-	if cause := q.DisconnectCause(); cause != "" {
+	if cause != "" {
 		m.disconnects.WithLabelValues(cause).Inc()
 	}
 }

@@ -84,7 +84,7 @@ func TestMetricsOfEvents(t *testing.T) {
 			GPUs:    []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
 	}})
 	m.Waited(20 * time.Millisecond)
-	m.Retried(request.ReasonConnect)
+	m.Retried("chat", "acme", request.ReasonConnect)
 	m.ConfigReloaded(true)
 	m.ConfigReloaded(false)
 	m.ConfigReloaded(false)

@@ -105,13 +105,19 @@ func (m *Metrics) Gap(model string, gap time.Duration) {
 	}
 }
 
-// Dispatched observes the requests on a replica to which a request was just sent, that one
-// included: those without a token yet, and all others.
-func (m *Metrics) Dispatched(prefill, decode int) {
-	if m != nil {
-		m.streams.batch.WithLabelValues(phasePrefill).Observe(float64(prefill))
-		m.streams.batch.WithLabelValues(phaseDecode).Observe(float64(decode))
+// Dispatched observes the requests on a replica of a model to which a request was just sent, that
+// one included: those without a token yet, and all others.
+func (m *Metrics) Dispatched(model string, prefill, decode int) {
+	if m == nil {
+		return
 	}
+	m.sweeping.RLock()
+	defer m.sweeping.RUnlock()
+	m.streams.batch.WithLabelValues(phasePrefill).Observe(float64(prefill))
+	m.streams.batch.WithLabelValues(phaseDecode).Observe(float64(decode))
+	model = m.model(model)
+	m.perTenant.batch.WithLabelValues(model, phasePrefill).Observe(float64(prefill))
+	m.perTenant.batch.WithLabelValues(model, phaseDecode).Observe(float64(decode))
 }
 
 // observe counts a stream under the labels of its model and of its replica.

@@ -113,8 +113,8 @@ func TestManagedStreamFigures(t *testing.T) {
 func TestBatchSize(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
-	m.Dispatched(1, 0)
-	m.Dispatched(2, 30)
+	m.Dispatched("chat", 1, 0)
+	m.Dispatched("chat", 2, 30)
 	want := []string{
 		`scheduler_batch_size_bucket{phase="decode",le="0"} 1`,
 		`scheduler_batch_size_bucket{phase="decode",le="32"} 2`,

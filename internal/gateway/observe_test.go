@@ -1,0 +1,33 @@
+package gateway
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// TestO5_LoadedCountsEachStartOnce: a start is counted when its replica becomes ready, and only
+// then.
+func TestO5_LoadedCountsEachStartOnce(t *testing.T) {
+	t.Parallel()
+	with := func(state engines.State, load time.Duration) *engines.Snapshot {
+		return &engines.Snapshot{Models: map[string]*engines.ModelSnapshot{"chat": {Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: state, LoadTime: load}}}}}
+	}
+	for name, c := range map[string]struct {
+		before, after *engines.Snapshot
+		want          int
+	}{
+		"it becomes ready":           {with(engines.Starting, 0), with(engines.Ready, time.Second), 1},
+		"it still starts":            {with(engines.Starting, 0), with(engines.Starting, 0), 0},
+		"it was adopted":             {&engines.Snapshot{}, with(engines.Ready, time.Second), 0},
+		"it was busy for a moment":   {with(engines.Failed, time.Second), with(engines.Ready, time.Second), 0},
+		"it was started once more":   {with(engines.Starting, time.Second), with(engines.Ready, 2*time.Second), 1},
+		"its time is not known":      {with(engines.Starting, 0), with(engines.Ready, 0), 0},
+		"its model is there no more": {with(engines.Starting, 0), &engines.Snapshot{}, 0},
+	} {
+		if got := loaded(c.before, c.after); len(got) != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
