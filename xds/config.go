@@ -36,8 +36,10 @@ type Config struct {
 	// MaxHeaders and MaxHeaderBytes are Sluice's own limits of a request's headers. Envoy's are
 	// higher, so that Sluice can answer, and can add headers. 0 means 100 and 60 KiB.
 	MaxHeaders, MaxHeaderBytes int
-	// FirstRequest is how long a new connection may take to send the first line of a request. 0
-	// means 10 s.
+	// TLS is the certificate of the listener. The zero value: clients connect without TLS.
+	TLS TLS
+	// FirstRequest is how long a new connection may take to send the first line of a request, or
+	// with TLS for its handshake. 0 means 10 s.
 	FirstRequest time.Duration
 	// AskSource makes Envoy ask Sluice for each new connection whether its source may have one
 	// more.
@@ -111,7 +113,7 @@ func (c Config) check() error {
 	if c.FirstRequest < 0 {
 		err = errors.Join(err, fmt.Errorf("first request timeout %v is negative", c.FirstRequest))
 	}
-	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), c.checkElsewhere())
+	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), c.TLS.check(), c.checkElsewhere())
 }
 
 // checkSocket refuses the path of a unix socket that Envoy cannot use. Empty is allowed.

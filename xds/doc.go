@@ -9,6 +9,8 @@
 //	                       router, the replies of Envoy itself, and the access log. A changed
 //	                       listener drains and cuts its streams, so the listener depends on
 //	                       nothing that can be reloaded.
+//	secrets (SDS)          The certificates of the listener, if it has any. They change without
+//	                       the listener.
 //	one route table (RDS)  A request reaches an engine only with a header that ext_proc sets.
 //	                       Without the header, the only route leads to a cluster that does not
 //	                       exist, which makes the answer a 503.

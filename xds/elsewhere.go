@@ -109,7 +109,7 @@ func (r *remote) view(all *Resources) (*Resources, nameSet, error) {
 			return nil, changed, status.Error(codes.InvalidArgument, err.Error())
 		}
 		r.static = static
-		for _, k := range []resourceKind{clusterKind, endpointKind, filterKind, listenerKind, routeKind} {
+		for k := range kindCount {
 			for name := range static.all(k) {
 				changed.put(k, name)
 			}
@@ -117,7 +117,7 @@ func (r *remote) view(all *Resources) (*Resources, nameSet, error) {
 	}
 	view := *all
 	view.config, view.Listener, view.Routes, view.Filters = c, r.static.Listener, r.static.Routes, r.static.Filters
-	view.Own, view.ownEndpoints = r.static.Own, r.static.ownEndpoints
+	view.Secrets, view.Own, view.ownEndpoints = r.static.Secrets, r.static.Own, r.static.ownEndpoints
 	return &view, changed, nil
 }
 

@@ -12,6 +12,7 @@ const (
 	clusterKind resourceKind = iota
 	endpointKind
 	filterKind
+	secretKind
 	listenerKind
 	routeKind
 	kindCount
@@ -19,12 +20,12 @@ const (
 
 // String returns the name of the kind for operators.
 func (k resourceKind) String() string {
-	return [kindCount]string{"cluster", "endpoints", "filter", "listener", "routes"}[k]
+	return [kindCount]string{"cluster", "endpoints", "filter", "secret", "listener", "routes"}[k]
 }
 
 // typeURL returns the type URL of the kind in the xDS protocol.
 func (k resourceKind) typeURL() string {
-	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ExtensionConfigType, resource.ListenerType, resource.RouteType}[k]
+	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ExtensionConfigType, resource.SecretType, resource.ListenerType, resource.RouteType}[k]
 }
 
 // kindOf returns the kind with a type URL.
@@ -72,6 +73,8 @@ func (r *Resources) find(k resourceKind, name string) *Resource {
 	switch k {
 	case filterKind:
 		return r.Filters[name]
+	case secretKind:
+		return r.Secrets[name]
 	case listenerKind:
 		if name == r.Listener.Name {
 			return r.Listener
@@ -100,6 +103,10 @@ func (r *Resources) all(k resourceKind) map[string]struct{} {
 	switch k {
 	case filterKind:
 		for name := range r.Filters {
+			n.put(k, name)
+		}
+	case secretKind:
+		for name := range r.Secrets {
 			n.put(k, name)
 		}
 	case listenerKind:
@@ -135,6 +142,9 @@ func differences(old, next *Resources) nameSet {
 	compare(routeKind, old.Routes, next.Routes)
 	for name, b := range next.Filters { // their names never change
 		compare(filterKind, old.Filters[name], b)
+	}
+	for name, b := range next.Secrets { // one that is left out is not asked for any more
+		compare(secretKind, old.Secrets[name], b)
 	}
 	for name, a := range old.byCluster {
 		b := next.byCluster[name]

@@ -63,10 +63,14 @@ func newListener(c Config) *listener.Listener {
 		TcpKeepalive:                  keepalive(),
 		ListenerFilters:               []*listener.ListenerFilter{firstRequestFilter()},
 		ListenerFiltersTimeout:        durationpb.New(c.FirstRequest),
-		FilterChains: []*listener.FilterChain{{Filters: []*listener.Filter{sourceFilter(), {
-			Name:       "envoy.filters.network.http_connection_manager",
-			ConfigType: &listener.Filter_TypedConfig{TypedConfig: mustPack(connectionManager(c))},
-		}}}},
+		FilterChains: []*listener.FilterChain{{
+			TransportSocket:               c.TLS.socket(),
+			TransportSocketConnectTimeout: c.handshakeTimeout(),
+			Filters: []*listener.Filter{sourceFilter(), {
+				Name:       "envoy.filters.network.http_connection_manager",
+				ConfigType: &listener.Filter_TypedConfig{TypedConfig: mustPack(connectionManager(c))},
+			}},
+		}},
 	}
 }
 

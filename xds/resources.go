@@ -85,6 +85,8 @@ type Resources struct {
 	Routes   *Resource
 	// Filters are the filters of the listener that change while it runs, by name.
 	Filters map[string]*Resource
+	// Secrets are the certificates of the listener, by name.
+	Secrets map[string]*Resource
 	// Own are the clusters that lead to Sluice itself, by name.
 	Own map[string]*Resource
 	// Models are the models by name. A model that Envoy cannot represent is missing here and has a
@@ -135,8 +137,8 @@ func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 	if r == nil {
 		r = &Resources{snapshot: &engines.Snapshot{}}
 	}
-	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Filters: r.Filters, Own: r.Own, Models: cloned(r.Models),
-		byCluster: cloned(r.byCluster), Faults: slices.Clone(r.Faults)}
+	next := &Resources{config: c, snapshot: s, Listener: r.Listener, Routes: r.Routes, Filters: r.Filters, Secrets: r.Secrets, Own: r.Own,
+		Models: cloned(r.Models), byCluster: cloned(r.byCluster), Faults: slices.Clone(r.Faults)}
 	if r.Listener == nil || r.config != c {
 		if err := next.buildStatic(); err != nil {
 			return nil, err
@@ -217,6 +219,9 @@ func (r *Resources) buildStatic() error {
 		return fmt.Errorf("xds: routes: %w", err)
 	}
 	if r.Filters, err = connectionFilters(c); err != nil {
+		return fmt.Errorf("xds: %w", err)
+	}
+	if r.Secrets, err = c.TLS.secrets(); err != nil {
 		return fmt.Errorf("xds: %w", err)
 	}
 	if r.Own, err = ownClusters(c); err != nil {

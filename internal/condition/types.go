@@ -31,6 +31,7 @@ const (
 	MemoryNearLimit      Type = "MemoryNearLimit"
 	SocketsNearLimit     Type = "SocketsNearLimit"
 	StateNotWritable     Type = "StateNotWritable"
+	CertificateFault     Type = "CertificateFault"
 )
 
 // row is what the table says about one type.
@@ -125,6 +126,9 @@ var types = []row{
 	{StateNotWritable, Error, False, true,
 		"The state directory cannot be written. Running requests and replicas go on.",
 		"Free space on its file system, or give the gateway the right to write there."},
+	{CertificateFault, Error, False, false,
+		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
+		"Replace the files of `tls`. Sluice reads them again by itself."},
 }
 
 // rowOf returns the row of a type. A type without a row is a bug.

@@ -14,6 +14,7 @@ func (k *checker) checkListeners() {
 	k.checkControl(listen, admin, health)
 	k.checkPeers(listen, admin, health)
 	k.checkAdminAuth(admin)
+	k.checkTLS()
 	if !ok || !ok2 {
 		return
 	}

@@ -32,6 +32,9 @@ type Config struct {
 	// Listen is the host:port on which Envoy serves clients. The host is an IP address, localhost,
 	// or empty for all addresses. Default 0.0.0.0:8080.
 	Listen string `yaml:"listen" default:"0.0.0.0:8080" restart:"true" form:"listener"`
+	// TLS has the certificate with which Envoy serves clients on listen. Default: absent, clients
+	// connect without TLS.
+	TLS *TLS `yaml:"tls" restart:"true"`
 	// Admin is the host:port of the operator's page and API, of /metrics, /healthz and /readyz.
 	// Default 127.0.0.1:9090.
 	Admin string `yaml:"admin" default:"127.0.0.1:9090" restart:"true" form:"listener"`

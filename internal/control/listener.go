@@ -29,10 +29,10 @@ func services() []string {
 
 // Listener accepts connections of Envoys and passes each to the service that it names.
 type Listener struct {
-	tcp          net.Listener
-	certificates *certificates
-	log          *zap.Logger
-	services     map[string]*service
+	tcp      net.Listener
+	identity *identity
+	log      *zap.Logger
+	services map[string]*service
 	// running ends with Close.
 	running    context.Context
 	stop       context.CancelFunc
@@ -53,11 +53,11 @@ type service struct {
 // New serves connections of l with the certificates of f. Run must run for the services to accept
 // any. It fails if the files cannot be used.
 func New(l net.Listener, f Files, log *zap.Logger) (*Listener, error) {
-	c, err := newCertificates(f, log)
+	id, err := newIdentity(f, log)
 	if err != nil {
 		return nil, err
 	}
-	all := &Listener{tcp: l, certificates: c, log: log, services: map[string]*service{}, ended: make(chan struct{})}
+	all := &Listener{tcp: l, identity: id, log: log, services: map[string]*service{}, ended: make(chan struct{})}
 	all.running, all.stop = context.WithCancel(context.Background())
 	for _, name := range services() {
 		all.services[name] = &service{parent: all, accepted: make(chan net.Conn), closed: make(chan struct{})}
@@ -74,7 +74,7 @@ func (l *Listener) Run() error {
 	defer close(l.ended)
 	defer l.Close() //nolint:errcheck // the error of Accept says more
 	defer l.handshakes.Wait()
-	config := l.certificates.tlsConfig(services())
+	config := l.identity.tlsConfig(services())
 	free := make(chan struct{}, maxHandshakes)
 	for {
 		c, err := l.tcp.Accept()

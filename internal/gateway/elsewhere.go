@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/control"
 	"github.com/sluice-gateway/sluice/internal/elsewhere"
@@ -51,7 +52,7 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 			return nil, fmt.Errorf("control: %w", err)
 		}
 	}
-	files := control.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA, Allowed: c.Allowed}
+	files := control.Files{Files: certificates.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA}, Allowed: c.Allowed}
 	l, err := control.New(tcp, files, g.log)
 	if err != nil {
 		return nil, errors.Join(err, tcp.Close())

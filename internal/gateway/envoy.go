@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -46,6 +47,9 @@ type envoyLink struct {
 	// lookup.
 	gateways atomic.Pointer[string]
 
+	// certificates are those of the listener; nil without tls.
+	certificates *certificates.Follower
+
 	// pushing is held while a change is sent to Envoy, so that an older view of the fleet never
 	// replaces a newer one.
 	pushing sync.Mutex
@@ -53,14 +57,20 @@ type envoyLink struct {
 	pushed *xds.Resources
 }
 
-func (g *Gateway) makeEnvoy() {
+func (g *Gateway) makeEnvoy() error {
 	g.envoy = &envoyLink{
 		log: g.log, dir: g.dir, fleet: g.fleet, instance: g.instance, committed: committed{first: g.options.Config},
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
+	if t := g.options.Config.TLS; t != nil {
+		var err error
+		if g.envoy.certificates, err = certificates.Follow(t.Files(), "tls", g.log); err != nil {
+			return err
+		}
+	}
 	if g.options.Envoy == "" {
-		return
+		return nil
 	}
 	b := bootstrap(g.dir)
 	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
@@ -70,6 +80,7 @@ func (g *Gateway) makeEnvoy() {
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)
+	return nil
 }
 
 // components lists what runs until its context ends.
@@ -77,6 +88,9 @@ func (e *envoyLink) components() []func(context.Context) error {
 	var all []func(context.Context) error
 	if e.process != nil {
 		all = append(all, e.process.Run, e.watchHeap)
+	}
+	if e.certificates != nil {
+		all = append(all, e.followCertificates)
 	}
 	if e.first.Control.Listen != "" {
 		all = append(all, e.followGateways)
@@ -112,6 +126,7 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir), Instance: e.instance,
 		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
 		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
+		TLS:       e.listenerTLS(),
 		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit, Elsewhere: e.envoysElsewhere(),
 	}
 }

@@ -178,7 +178,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	if err := g.makeLaunchers(); err != nil {
 		return nil, err
 	}
-	g.makeEnvoy()
+	if err := g.makeEnvoy(); err != nil {
+		return nil, err
+	}
 	g.accessLog.Elsewhere = g.envoy.hasLeft
 	g.makeMemory()
 	if err := g.makeStreams(); err != nil {

@@ -1,0 +1,90 @@
+package config
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+// tlsFile writes certificates beside a configuration with the text and parses it.
+func tlsFile(t *testing.T, text string) (*Config, error) {
+	t.Helper()
+	dir := t.TempDir()
+	ca := testutil.NewAuthority(t, "ca")
+	ca.Issue(t, dir, "server", "gateway.example")
+	ca.Write(t, filepath.Join(dir, "ca.crt"))
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	selfSigned(t, dir, "weak", weak, weak.Public())
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	selfSigned(t, dir, "edwards", private, public)
+	file := filepath.Join(dir, "sluice.yaml")
+	if err := os.WriteFile(file, []byte("auth: {mode: none}\nlisten: 127.0.0.1:1\n"+text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Load(file)
+}
+
+// selfSigned writes a certificate with its key.
+func selfSigned(t *testing.T, dir, name string, private, public any) {
+	t.Helper()
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, block := range map[string]*pem.Block{name + ".crt": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: key}} {
+		if err := os.WriteFile(filepath.Join(dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestO12_TLS(t *testing.T) {
+	t.Parallel()
+	c, err := tlsFile(t, "tls: {cert: server.crt, key: server.key, client_ca: ca.crt}")
+	if err != nil || !filepath.IsAbs(c.TLS.Cert) || !filepath.IsAbs(c.TLS.Key) || !filepath.IsAbs(c.TLS.ClientCA) {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	if c, err = tlsFile(t, ""); err != nil || c.TLS != nil {
+		t.Errorf("absent: %+v, %v", c, err)
+	}
+}
+
+func TestO12_TLSFaults(t *testing.T) {
+	t.Setenv("GODEBUG", "rsa1024min=0") // to make a key that is too short
+	control := "\ncontrol: {listen: 127.0.0.1:3, cert: server.crt, key: server.key}"
+	for name, test := range map[string]struct{ text, want string }{
+		"no key":             {"tls: {cert: server.crt}", "3: tls.key: "},
+		"an empty path":      {`tls: {cert: "", key: server.key}`, "3: tls.cert: is empty"},
+		"no file":            {"tls: {cert: none.crt, key: server.key}", "3: tls.cert: cannot be used with its key"},
+		"the wrong key":      {"tls: {cert: server.crt, key: weak.key}", "3: tls.cert: cannot be used with its key"},
+		"a key as authority": {"tls: {cert: server.crt, key: server.key, client_ca: server.key}", "3: tls.client_ca: cannot be read"},
+		"a short key":        {"tls: {cert: weak.crt, key: weak.key}", "3: tls.cert: has an RSA key of 1024 bits"},
+		"Ed25519":            {"tls: {cert: edwards.crt, key: edwards.key}", "3: tls.cert: has a key of the kind Ed25519"},
+		"a key for anybody":  {"tls: {cert: server.crt, key: server.key}" + control, "3: tls: gives the key to every program"},
+	} {
+		if _, err := tlsFile(t, test.text); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}

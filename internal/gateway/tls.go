@@ -1,0 +1,79 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/certificates"
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/xds"
+)
+
+// listenerTLS returns the certificate of the listener as its files are now. It is the zero value
+// without tls.
+func (e *envoyLink) listenerTLS() xds.TLS {
+	if e.certificates == nil {
+		return xds.TLS{}
+	}
+	c := e.certificates.Current(time.Now())
+	return xds.TLS{Certificate: c.Cert, Key: c.Key, ClientCA: c.ClientCA}
+}
+
+// followCertificates tells Envoy of every change of the certificate of the listener, until ctx
+// ends.
+func (e *envoyLink) followCertificates(ctx context.Context) error {
+	var told *certificates.Content
+	tick := time.NewTicker(certificates.Recheck)
+	defer tick.Stop()
+	for {
+		if now := e.certificates.Current(time.Now()); now != told {
+			if err := e.push(); err != nil {
+				e.log.Error("Envoy was not told of a new certificate", zap.Error(err))
+			} else {
+				told = now
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// certificateWarning is how long before its end a certificate is a condition.
+const certificateWarning = 7 * 24 * time.Hour
+
+// certificateConditions tells whether the certificate of the listener can be used, and for how
+// long.
+func (g *Gateway) certificateConditions() []condition.Condition {
+	if g.envoy.certificates == nil {
+		return nil
+	}
+	now := time.Now()
+	end := g.envoy.certificates.Current(now).Pair.Leaf.NotAfter
+	return certificateConditions(g.envoy.certificates.Fault(), end, now)
+}
+
+// certificateConditions are the conditions of a certificate that ends at a time and whose files
+// have a fault or none.
+func certificateConditions(fault error, end, now time.Time) []condition.Condition {
+	if fault != nil {
+		return []condition.Condition{condition.Fault(condition.CertificateFault, "listen", "NotReadable",
+			fmt.Sprintf("The files of tls cannot be used, so the certificate of before stays: %s.", sentence(fault.Error())))}
+	}
+	c := condition.Fault(condition.CertificateFault, "listen", "EndsSoon",
+		fmt.Sprintf("The certificate of listen ends at %s.", end.Format(time.RFC3339)))
+	switch left := end.Sub(now); {
+	case left <= 0:
+		c.Reason, c.Message = "Ended", fmt.Sprintf("The certificate of listen has ended at %s, so clients refuse it.", end.Format(time.RFC3339))
+	case left < certificateWarning:
+		c.Severity = condition.Warning
+	default:
+		return nil
+	}
+	return []condition.Condition{c}
+}

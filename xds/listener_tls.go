@@ -1,0 +1,98 @@
+package xds
+
+import (
+	"errors"
+	"fmt"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// TLS has the certificate of the listener, as texts in PEM. The zero value means that clients
+// connect without TLS.
+//
+// Envoy gets the texts by SDS. So a replaced certificate changes only a secret and not the
+// listener: new connections get the new certificate, and existing connections stay.
+type TLS struct {
+	// Certificate is the chain of the listener's certificate, Key its private key.
+	Certificate, Key string
+	// ClientCA are the authorities that sign the certificates of clients. Empty: a client needs no
+	// certificate.
+	ClientCA string
+}
+
+// The names of the secrets.
+const (
+	listenSecret = "sluice_listen"
+	clientSecret = "sluice_clients"
+)
+
+// check refuses a TLS with half a certificate.
+func (t TLS) check() error {
+	if (t.Certificate == "") != (t.Key == "") || t.Certificate == "" && t.ClientCA != "" {
+		return errors.New("tls needs a certificate and its key")
+	}
+	return nil
+}
+
+// secrets returns the certificate and the authorities by the names of their secrets.
+func (t TLS) secrets() (map[string]*Resource, error) {
+	all := map[string]*Resource{}
+	if t.Certificate == "" {
+		return all, nil
+	}
+	messages := []*tlsv3.Secret{{Name: listenSecret, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+		CertificateChain: inline(t.Certificate), PrivateKey: inline(t.Key),
+	}}}}
+	if t.ClientCA != "" {
+		messages = append(messages, &tlsv3.Secret{Name: clientSecret, Type: &tlsv3.Secret_ValidationContext{
+			ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: inline(t.ClientCA)},
+		}})
+	}
+	for _, m := range messages {
+		r, err := newResource(m.Name, m)
+		if err != nil {
+			return nil, fmt.Errorf("secret %s: %w", m.Name, err)
+		}
+		all[m.Name] = r
+	}
+	return all, nil
+}
+
+func inline(text string) *core.DataSource {
+	return &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: text}}
+}
+
+// socket returns the transport socket of the listener. It refers to the secrets by name, so it
+// depends only on which secrets there are. It is nil without TLS.
+func (t TLS) socket() *core.TransportSocket {
+	if t.Certificate == "" {
+		return nil
+	}
+	common := &tlsv3.CommonTlsContext{
+		TlsParams:                      &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2},
+		AlpnProtocols:                  []string{"h2", "http/1.1"},
+		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{{Name: listenSecret, SdsConfig: fromADS()}},
+	}
+	down := &tlsv3.DownstreamTlsContext{CommonTlsContext: common}
+	if t.ClientCA != "" {
+		common.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
+			ValidationContextSdsSecretConfig: &tlsv3.SdsSecretConfig{Name: clientSecret, SdsConfig: fromADS()},
+		}
+		down.RequireClientCertificate = wrapperspb.Bool(true)
+		// Every connection proves its identity by the authorities of now.
+		down.SessionTicketKeysType = &tlsv3.DownstreamTlsContext_DisableStatelessSessionResumption{DisableStatelessSessionResumption: true}
+		down.DisableStatefulSessionResumption = true
+	}
+	return &core.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &core.TransportSocket_TypedConfig{TypedConfig: mustPack(down)}}
+}
+
+// handshakeTimeout returns how long the handshake of a connection may take; nil without TLS.
+func (c Config) handshakeTimeout() *durationpb.Duration {
+	if c.TLS.Certificate == "" {
+		return nil
+	}
+	return durationpb.New(c.FirstRequest)
+}
