@@ -80,6 +80,9 @@ type Config struct {
 	// Actions are what an operator can have the gateway do. If it is nil, their endpoints do not
 	// exist.
 	Actions Actions
+	// Chat sends a chat completion to the clients' listener of this gateway, with the key of a
+	// tenant or without one. The caller closes the body of the response. See NewChat.
+	Chat func(ctx context.Context, body []byte, key string) (*http.Response, error)
 	// Metrics serves /metrics.
 	Metrics http.Handler
 	// Access returns who may use the listener. If Access or its result is nil, everybody may change
@@ -196,6 +199,9 @@ func (h *handler) table() map[string]route {
 	if h.Reload != nil {
 		routes["/api/v1/reload"] = route{http.MethodPost: h.reload}
 	}
+	if h.Chat != nil {
+		routes[playgroundPath] = route{http.MethodPost: h.playground}
+	}
 	if h.Metrics != nil {
 		routes["/metrics"] = route{http.MethodGet: h.Metrics.ServeHTTP}
 	}
@@ -240,7 +246,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // admit returns who has sent the request, or the error to answer it with. The caller of an open
 // path has no name.
 func (h *handler) admit(r *http.Request) (caller, *openai.Error) {
-	if h.open[r.URL.EscapedPath()] {
+	if path := r.URL.EscapedPath(); h.open[path] || isView(path) {
 		return caller{}, nil
 	}
 	c, fault := h.authenticate(r)
@@ -273,6 +279,9 @@ func (h *handler) find(path string) (route, bool) {
 	}
 	if id, action, ok := strings.Cut(strings.TrimPrefix(path, requestsPath), "/"); ok && h.Actions != nil && strings.HasPrefix(path, requestsPath) {
 		return route{http.MethodPost: h.cancelRequest(id)}, action == "cancel"
+	}
+	if isView(path) {
+		path = "/"
 	}
 	r, ok := h.routes[path]
 	return r, ok

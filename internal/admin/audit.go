@@ -44,6 +44,9 @@ func (w *statusWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
+// Unwrap returns the writer below, so that a response can be flushed.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 // audited serves a request that may change something and logs a line about it: who, what, from
 // where, the old and the new state, and the outcome.
 func (h *handler) audited(serve http.HandlerFunc, w http.ResponseWriter, r *http.Request) {

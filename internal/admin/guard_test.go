@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"regexp"
 	"strings"
 	"testing"
@@ -143,22 +144,26 @@ func TestPageIsSelfContained(t *testing.T) {
 	h := New(newConfig())
 	reference := regexp.MustCompile(`(?:src|href)="([^"#][^"]*)"|from '([^']+)'`)
 	forbidden := regexp.MustCompile(`https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|<style|style="|\son\w+="`)
-	files, err := fs.Glob(page, "page/*")
-	if err != nil || len(files) < 5 {
+	files, err := fs.Glob(page, "page/*.*")
+	views, err2 := fs.Glob(page, "page/views/*")
+	if err != nil || err2 != nil || len(files) < 5 || len(views) < 5 {
 		t.Fatalf("%v: %v", err, files)
 	}
-	for _, file := range files {
+	for _, file := range append(files, views...) {
 		body, err := page.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, m := range reference.FindAllStringSubmatch(string(body), -1) {
-			path := m[1] + strings.TrimPrefix(m[2], ".")
-			if w := get(h, path); path[0] != '/' || w.Code != http.StatusOK && w.Code != http.StatusServiceUnavailable {
-				t.Errorf("%s refers to %s: status %d", file, path, w.Code)
+			ref := m[1]
+			if m[2] != "" {
+				ref = strings.TrimPrefix(path.Join(path.Dir(file), m[2]), "page")
+			}
+			if w := get(h, ref); ref[0] != '/' || w.Code != http.StatusOK && w.Code != http.StatusServiceUnavailable {
+				t.Errorf("%s refers to %s: status %d", file, ref, w.Code)
 			}
 		}
-		text := strings.NewReplacer(`http://www.w3.org/2000/svg`, "", "`Clients call http://${s.listen}/v1`", "").Replace(string(body))
+		text := strings.NewReplacer(`http://www.w3.org/2000/svg`, "", "`http://${listen}/v1`", "").Replace(string(body))
 		if found := forbidden.FindString(text); found != "" {
 			t.Errorf("%s has %q", file, found)
 		}

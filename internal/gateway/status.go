@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
@@ -36,6 +37,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Pick:        g.pick,
 		Actions:     g.operator,
 		Reload:      func(_ context.Context, force bool) error { return g.watcher.Reload(force) },
+		Chat:        admin.NewChat(adminclient.DialAddress(g.options.Config.Listen)),
 		Metrics:     g.metrics.Handler(),
 		Access:      g.access.Load,
 		SessionKey:  g.sessionKey(),

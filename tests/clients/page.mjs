@@ -2,239 +2,252 @@
 //
 //     ADMIN_URL=http://127.0.0.1:9090 EXPECT_MODEL=chat EXPECT_REPLICA=chat-0 node page.mjs
 //
-// The page needs requests to show. With API_URL (http://127.0.0.1:8080/v1) and, if keys are needed,
-// API_KEY, the script sends them itself, to EXPECT_MODEL. Without API_URL another client must send
-// requests meanwhile. EXPECT_MODEL and EXPECT_REPLICA may be lists separated by commas.
-// EXPECT_UPSTREAM is the replica id of a server that someone else runs, and EXPECT_SEEN what the page
-// says of it. The script prints "ok page", or one line about a fault and exits with 1. EDIT_MODEL and EDIT_TENANT name a model
-// and a tenant: the script changes one of their limits on the page and restores the file's value. With
-// ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. More
-// settings: CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 15000),
-// SCREENSHOT (a .png to write at the end), NODE_MODULES (the directory of playwright-core, default
-// .tools/node/node_modules of this repository).
-import { createRequire } from 'node:module';
-import { fileURLToPath } from 'node:url';
+// The page needs requests to show: another client must send requests to EXPECT_MODEL meanwhile.
+// EXPECT_UPSTREAM is the replica id of a server that someone else runs, and EXPECT_SEEN what the page says
+// of it. The script prints "ok page", or what is wrong and exits with 1. EDIT_MODEL and EDIT_TENANT name a
+// model and a tenant: the script changes one of their limits on the page and restores the file's value.
+// With ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. With
+// VIEWER_TOKEN it then logs in with the role viewer, which sees no action. API_KEY is the key for the
+// playground. SCREENSHOTS is a directory: the script writes pictures of the views to it. More settings:
+// CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 20000), NODE_MODULES (the
+// directory of playwright-core, default .tools/node/node_modules of this repository).
+import { accessible, expect, faults, fits, forgive, open, run, timeout, visit } from './pagelib.mjs';
 
 const {
-  ADMIN_URL, ADMIN_TOKEN, API_URL, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EXPECT_UPSTREAM, EXPECT_SEEN, EDIT_MODEL, EDIT_TENANT, SCREENSHOT, CHROMIUM = '/usr/bin/chromium',
+  ADMIN_URL, ADMIN_TOKEN, VIEWER_TOKEN, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EXPECT_UPSTREAM, EXPECT_SEEN, EDIT_MODEL, EDIT_TENANT, SCREENSHOTS,
 } = process.env;
-const timeout = Number(process.env.TIMEOUT ?? 15_000);
-const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
-const { chromium } = createRequire(packages + '/')('playwright-core');
 
-const faults = []; // the errors and warnings of the browser
-
-function expect(holds, what) {
-  if (!holds) throw new Error(what);
-}
-
-function list(names) {
-  return (names ?? '').split(',').filter(Boolean);
-}
-
-// row returns the selector of a table row by its name, which may be any text.
+/** Returns the selector of a table row by its name, which may be any text. */
 function row(kind, name) {
   return `tr[data-${kind}=${JSON.stringify(name)}]`;
 }
 
-async function open(browser) {
-  const page = await browser.newPage();
-  page.on('console', (m) => ['error', 'warning'].includes(m.type()) && faults.push(`console: ${m.text()}`));
-  page.on('pageerror', (e) => faults.push(`uncaught: ${e.message}`));
-  // The page aborts a poll that takes too long and polls again, so aborted requests are no fault.
-  page.on('requestfailed', (r) => /ERR_ABORTED/.test(r.failure()?.errorText) || faults.push(`request failed: ${r.url()} ${r.failure()?.errorText}`));
-  page.on('request', (r) => new URL(r.url()).origin === new URL(ADMIN_URL).origin || faults.push(`foreign request: ${r.url()}`));
-  await page.exposeFunction('violated', (what) => faults.push(`content security policy: ${what}`));
-  await page.addInitScript(() => {
-    document.addEventListener('securitypolicyviolation', (e) => window.violated(`${e.violatedDirective} ${e.blockedURI}`));
-    window.loadedAt = performance.timeOrigin; // changes when the page is loaded again
-  });
-  const answer = await page.goto(ADMIN_URL, { timeout });
-  expect(answer.status() === 200, `the page answered ${answer.status()}`);
-  expect(answer.headers()['content-security-policy'], 'the page has no content security policy');
-  return page;
-}
-
-// shows waits for a row that contains every word, and returns the row's text.
+/** Waits for a row that contains every word. */
 async function shows(page, selector, ...words) {
   const found = page.locator(selector).first();
   await found.waitFor({ timeout }).catch(() => { throw new Error(`the page never showed ${selector}`); });
   for (const word of words) await found.getByText(word).first().waitFor({ timeout });
 }
 
-async function send() {
-  const answer = await fetch(`${API_URL}/chat/completions`, {
-    method: 'POST',
-    headers: { 'content-type': 'application/json', ...(API_KEY && { authorization: `Bearer ${API_KEY}` }) },
-    body: JSON.stringify({ model: list(EXPECT_MODEL)[0], max_tokens: 4, messages: [{ role: 'user', content: 'Hello' }] }),
-  });
-  const body = await answer.text();
-  expect(answer.ok, `the API answered ${answer.status}: ${body}`);
-}
-
-function shownRequests(page) {
-  return page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request));
-}
-
-// checkLive: a new request appears without a reload of the page, and is then shown as finished.
-async function checkLive(page) {
-  const origin = await page.evaluate(() => window.loadedAt);
-  await page.waitForFunction(() => document.getElementById('updated').textContent !== '', null, { timeout });
-  const before = await shownRequests(page);
-  if (API_URL) await send();
-  const done = (ids) => [...document.querySelectorAll('tr[data-request][data-state=done]')].some((r) => !ids.includes(r.dataset.request));
-  await page.waitForFunction(done, before, { timeout }).catch(() => { throw new Error('no new request appeared on the page'); });
-  expect(await page.evaluate(() => window.loadedAt) === origin, 'the page was loaded again');
-}
-
-// checkRouting: the routing of the model has a row for every expected replica, and tells of the last
-// requests.
-async function checkRouting(page) {
-  const [model] = list(EXPECT_MODEL);
-  if (!model) return;
-  await page.locator('#ring-model').selectOption(model);
-  for (const id of list(EXPECT_REPLICA)) await shows(page, row('routed', id), id);
-  const told = () => /^The last |^\d/.test(document.getElementById('routing-recent').textContent);
-  await page.waitForFunction(told, null, { timeout }).catch(() => { throw new Error('the routing tells of no request'); });
-}
-
-// checkPick: the answer to "Where would this request go?" says why, and names every expected replica.
-// A body that is no request is refused in words.
-async function checkPick(page) {
-  const [model] = list(EXPECT_MODEL);
-  if (!model) return;
-  await page.locator('#ring-model').selectOption(model);
-  for (const asked of ['You are a helpful assistant.', '{"prompt": "Hello"}']) {
-    await page.locator('#ring-result').evaluate((node) => node.replaceChildren());
-    await page.locator('#ring-key').fill(asked);
-    await page.locator('#ring-form button').click();
-    await page.locator('#ring-result li[data-picked]').waitFor({ timeout });
-    const answer = await page.locator('#ring-result').innerText();
-    for (const id of list(EXPECT_REPLICA)) expect(answer.includes(id), `the answer does not name ${id}: ${answer}`);
-    expect(await page.locator('#ring-result > p').innerText() !== '', 'the answer does not say why');
-  }
-  await page.locator('#ring-key').fill('{"model": 7, "messages": []}');
-  await page.locator('#ring-form button').click();
-  await page.locator('#ring-result .fault').waitFor({ timeout });
-  faults.splice(0, faults.length, ...faults.filter((f) => !/status of 400/.test(f)));
-}
-
-async function limitsOf(kind, name) {
-  const headers = ADMIN_TOKEN ? { authorization: `Bearer ${ADMIN_TOKEN}` } : {};
-  const answer = await fetch(`${ADMIN_URL}/api/v1/${kind}/${encodeURIComponent(name)}/limits`, { headers });
-  expect(answer.ok, `the limits of ${name}: ${answer.status}`);
+async function api(path) {
+  const answer = await fetch(ADMIN_URL + path, { headers: ADMIN_TOKEN ? { authorization: `Bearer ${ADMIN_TOKEN}` } : {} });
+  expect(answer.ok, `${path}: ${answer.status}`);
   return answer.json();
 }
 
-// checkEdit: a limit that is changed on the page takes effect and is marked. The file's value can be
-// restored. All this works with the keyboard alone.
-async function checkEdit(page, kind, name, field) {
-  const before = await limitsOf(kind, name);
-  expect(before.patched.length === 0, `${name} has changed limits already: ${before.patched}`);
-  const cells = page.locator(row(kind.slice(0, -1), name));
-  const button = cells.getByRole('button', { name: `Edit the limits of ${name}` });
-  const dialog = page.getByRole('dialog');
+/** checkLive: under load the page shows the API's values. They change without a reload of the page. */
+async function checkLive(page) {
+  const served = async () => (await api('/api/v1/replicas')).replicas.filter((r) => r.model === EXPECT_MODEL).reduce((n, r) => n + r.served, 0);
+  const shown = (least) => { // the sum on the page, if it is greater
+    const n = [...document.querySelectorAll('tr[data-replica] td:nth-of-type(4)')].reduce((sum, cell) => sum + Number(cell.textContent.replaceAll(',', '')), 0);
+    return n > least && n;
+  };
+  const origin = await page.evaluate(() => window.loadedAt);
+  await visit(page, 'Replicas');
+  for (let i = 0; i < 3; i++) {
+    const least = await served();
+    await page.waitForFunction(shown, least, { timeout }).catch(() => { throw new Error('the page does not follow the API'); });
+    const [now, most] = [await page.evaluate(shown, least), await served()];
+    expect(now <= most, `the page shows ${now} served requests, the API ${most}`);
+  }
+  expect(await page.evaluate(() => window.loadedAt) === origin, 'the page was loaded again');
+}
 
+/** checkRequest: a finished request has a row and a page with the values of the API. */
+async function checkRequest(page) {
+  await visit(page, 'Requests');
+  const done = page.locator('tr[data-request][data-state=done]').first();
+  await done.waitFor({ timeout });
+  const id = await done.getAttribute('data-request');
+  await page.locator(`${row('request', id)} th a`).click();
+  await page.waitForURL(`**/requests/${id}`, { timeout });
+  await page.locator('.facts').waitFor({ timeout });
+  const said = (await api('/api/v1/requests?limit=1000')).requests.find((q) => q.request_id === id);
+  const about = await page.locator('.facts').first().innerText();
+  for (const word of [said.model, said.replica, `${said.method} ${said.path}`]) expect(about.includes(word), `the page of a request does not say ${word}: ${about}`);
+  await picture(page, 'request');
+  await accessible(page, 'a request');
+}
+
+/** checkDetails: a model and a replica have pages, with links from one to the other, and back. */
+async function checkDetails(page) {
+  await visit(page, 'Models');
+  await page.locator(`${row('model', EXPECT_MODEL)} th a`).click();
+  await page.waitForURL(`**/models/${encodeURIComponent(EXPECT_MODEL)}`, { timeout });
+  await shows(page, row('replica', EXPECT_REPLICA), 'ready');
+  await picture(page, 'model');
+  await accessible(page, 'a model');
+  await page.locator(`${row('replica', EXPECT_REPLICA)} th a`).click();
+  await page.waitForURL(`**/replicas/${encodeURIComponent(EXPECT_REPLICA)}`, { timeout });
+  await page.locator('.facts').first().waitFor({ timeout });
+  await picture(page, 'replica');
+  await accessible(page, 'a replica');
+  await page.goBack();
+  await shows(page, row('replica', EXPECT_REPLICA), 'ready');
+}
+
+/** checkRouting: the routing of the model has a row for every replica, and says where a request would go. */
+async function checkRouting(page) {
+  await visit(page, 'Routing');
+  await page.locator('#routed-model').selectOption(EXPECT_MODEL);
+  await shows(page, row('routed', EXPECT_REPLICA), EXPECT_REPLICA);
+  const answer = page.locator('.answer');
+  for (const asked of ['You are a helpful assistant.', '{"prompt": "Hello"}']) {
+    await answer.evaluate((node) => node.replaceChildren());
+    await page.getByLabel('Prompt or body').fill(asked);
+    await page.getByRole('button', { name: 'Ask' }).click();
+    await answer.locator('li[data-picked]').waitFor({ timeout });
+    expect((await answer.innerText()).includes(EXPECT_REPLICA), `the answer does not name ${EXPECT_REPLICA}`);
+    expect(await answer.locator('> p').innerText() !== '', 'the answer does not say why');
+  }
+  await picture(page, 'routing');
+  await page.getByLabel('Prompt or body').fill('{"model": 7, "messages": []}');
+  await page.getByRole('button', { name: 'Ask' }).click();
+  await answer.locator('.fault').waitFor({ timeout });
+  forgive(/status of 400/);
+}
+
+/** checkPlayground: an answer streams, and the request is shown as curl and as Python. */
+async function checkPlayground(page) {
+  await visit(page, 'Playground');
+  await page.getByLabel('Model').selectOption(EXPECT_MODEL);
+  if (API_KEY) await page.getByLabel('Key of a tenant').fill(API_KEY);
+  await page.getByLabel('At most tokens').fill('20');
+  await page.getByLabel('Message').fill("What is 'this'?");
+  const code = page.locator('pre.code');
+  await page.waitForFunction(() => document.querySelector('pre.code').textContent.includes("'\\''this'\\''"), null, { timeout });
+  await page.keyboard.press('Enter');
+  const said = page.locator('.bubble.assistant');
+  await page.waitForFunction(() => /first token .* finish: length/.test(document.querySelector('.bubble.assistant .sub')?.textContent), null, { timeout })
+    .catch(async () => { throw new Error(`the playground has no answer: ${await page.locator('.talk').innerText()}`); });
+  expect((await said.locator('.words').innerText()).length > 20, 'the answer is too short');
+  await page.getByRole('button', { name: 'Python' }).click();
+  expect(/from openai import OpenAI/.test(await code.innerText()), 'the request is not shown as Python');
+  await picture(page, 'playground');
+  await accessible(page, 'the playground');
+  await said.getByRole('link', { name: 'request' }).click();
+  await page.locator('.facts').first().waitFor({ timeout });
+}
+
+/**
+ * checkEdit: a limit that is changed on the page takes effect and is marked. The file's value can be
+ * restored. All this works with the keyboard alone.
+ */
+async function checkEdit(page, kind, name, field) {
+  await page.goto(`${ADMIN_URL}/${kind}/${encodeURIComponent(name)}`);
+  const limits = () => api(`/api/v1/${kind}/${encodeURIComponent(name)}/limits`);
+  const before = await limits();
+  expect(before.patched.length === 0, `${name} has changed limits already: ${before.patched}`);
+  const button = page.getByRole('button', { name: `Edit the limits of ${name}` });
+  const dialog = page.getByRole('dialog');
   await button.focus();
   await page.keyboard.press('Enter');
   await dialog.waitFor({ timeout });
+  await accessible(page, 'the limits');
   await page.keyboard.press('Escape');
-  await dialog.waitFor({ state: 'hidden', timeout });
+  await dialog.waitFor({ state: 'detached', timeout });
   expect(await button.evaluate((b) => b === document.activeElement), 'the focus is lost after the dialog');
 
   const value = before[field] + 7;
   await page.keyboard.press('Enter');
   await dialog.locator(`input[name=${field}]`).fill(String(value));
   await page.keyboard.press('Enter');
-  await dialog.waitFor({ state: 'hidden', timeout });
-  await cells.locator('.patched').first().waitFor({ timeout }).catch(() => { throw new Error('the changed limit has no mark'); });
-  const mark = await cells.locator('.patched').first().getAttribute('title');
-  expect(/^set at run time; the file says /.test(mark), `the mark says: ${mark}`);
-  const during = await limitsOf(kind, name);
+  await dialog.waitFor({ state: 'detached', timeout });
+  const mark = page.locator('.card .patched').first();
+  await mark.waitFor({ timeout }).catch(() => { throw new Error('the changed limit has no mark'); });
+  expect(/^set at run time; the file says /.test(await mark.getAttribute('title')), `the mark says: ${await mark.getAttribute('title')}`);
+  const during = await limits();
   expect(during[field] === value && String(during.patched) === field, `after the change: ${JSON.stringify(during)}`);
 
   await button.click();
   await dialog.getByRole('button', { name: 'Fill in the file' }).click();
   await dialog.getByRole('button', { name: 'Save' }).click();
-  await dialog.waitFor({ state: 'hidden', timeout });
-  await cells.locator('.patched').first().waitFor({ state: 'detached', timeout });
-  const after = await limitsOf(kind, name);
+  await mark.waitFor({ state: 'detached', timeout });
+  const after = await limits();
   expect(JSON.stringify(after) === JSON.stringify(before), `back to the file's: ${JSON.stringify(after)}`);
 }
 
-// logIn: the page shows nothing but the login until it gets a token that is right. The cookie is not
-// the token, and no script can read it.
-async function logIn(page) {
+/** logIn: the page shows nothing but the login until it gets a token that is right. No script can read the cookie. */
+async function logIn(page, right) {
   const form = page.locator('#login');
   await form.waitFor({ timeout });
-  expect(await page.locator('#main').isHidden(), 'the page shows its tables to strangers');
-  for (const token of ['wrong', ADMIN_TOKEN]) {
+  await accessible(page, 'the login');
+  expect(await page.locator('#app').isHidden(), 'the page shows its views to strangers');
+  for (const token of ['wrong', right]) {
     await form.locator('input').fill(token);
     await page.keyboard.press('Enter');
     if (token === 'wrong') await page.locator('#login-fault').waitFor({ timeout });
   }
   await form.waitFor({ state: 'hidden', timeout });
-  await page.waitForLoadState('networkidle', { timeout });
-  forgiveUnauthorized(); // of the wrong token, and of what was asked before the login
+  forgive(/status of 401/); // of the wrong token, and of what was asked before the login
   const [cookie, ...others] = await page.context().cookies();
   expect(others.length === 0 && cookie.httpOnly && cookie.sameSite === 'Strict', `the cookie: ${JSON.stringify([cookie, ...others])}`);
-  expect(!JSON.stringify(cookie).includes(ADMIN_TOKEN), 'the cookie holds the token');
+  expect(!JSON.stringify(cookie).includes(right), 'the cookie holds the token');
   expect(await page.evaluate(() => document.cookie === '' && localStorage.length === 0), 'scripts can read the login');
 }
 
-// forgiveUnauthorized removes the faults that answers with status 401 have left in the console.
-function forgiveUnauthorized() {
-  faults.splice(0, faults.length, ...faults.filter((f) => !/status of 401/.test(f)));
-}
-
-// logOut: the page shows the login again, and nothing else.
+/** logOut: the page shows the login again, and nothing else. */
 async function logOut(page) {
   expect(faults.length === 0, faults.join('\n'));
   await page.getByRole('button', { name: 'Log out' }).click();
   await page.locator('#login').waitFor({ timeout });
-  expect(await page.locator('#main').isHidden(), 'the page shows its tables after the end of the login');
+  expect(await page.locator('#app').isHidden(), 'the page shows its views after the end of the login');
   expect((await page.context().cookies()).length === 0, 'the cookie stays after the end of the login');
   await page.waitForLoadState('networkidle', { timeout });
-  forgiveUnauthorized(); // of what was asked while the login ended
+  forgive(/status of 401/); // of what was asked while the login ended
 }
 
-// checkNarrow: the page is not wider than the screen of a telephone.
-async function checkNarrow(page) {
-  await page.setViewportSize({ width: 390, height: 844 });
-  const width = await page.evaluate(() => document.documentElement.scrollWidth);
-  expect(width <= 390, `the page is ${width} pixels wide on a screen of 390`);
+/** checkViewer: who may only read sees the values and no action. */
+async function checkViewer(page) {
+  await logIn(page, VIEWER_TOKEN);
+  for (const path of [`/models/${encodeURIComponent(EXPECT_MODEL)}`, `/replicas/${encodeURIComponent(EXPECT_REPLICA)}`, '/configuration', '/playground']) {
+    await page.goto(ADMIN_URL + path);
+    await page.locator('#view h1').waitFor({ timeout });
+    await page.waitForFunction(() => document.querySelector('#readiness').textContent === 'ready', null, { timeout });
+    const buttons = await page.locator('#view button:not(thead button)').allInnerTexts();
+    expect(buttons.length === 0, `a viewer sees actions at ${path}: ${buttons}`);
+  }
+  await logOut(page);
 }
 
-async function check(browser) {
-  const page = await open(browser);
-  if (ADMIN_TOKEN) await logIn(page);
-  for (const name of list(EXPECT_MODEL)) await shows(page, row('model', name), name);
-  for (const id of list(EXPECT_REPLICA)) await shows(page, row('replica', id), id, 'ready');
-  if (EXPECT_UPSTREAM) await shows(page, row('upstream', EXPECT_UPSTREAM), 'ready', EXPECT_SEEN);
+/** Writes a picture of a view for the documents, if they have one of it. */
+async function picture(page, name) {
+  if (!SCREENSHOTS || !['overview', 'model', 'request', 'playground'].includes(name)) return;
+  await page.emulateMedia({ reducedMotion: 'reduce' });
+  await page.screenshot({ path: `${SCREENSHOTS}/page-${name}.png` });
+}
+
+const views = ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Routing', 'Configuration', 'Playground'];
+
+await run(async (browser) => {
+  expect(ADMIN_URL && EXPECT_MODEL && EXPECT_REPLICA, 'ADMIN_URL, EXPECT_MODEL and EXPECT_REPLICA must be set');
+  const page = await open(browser, ADMIN_URL, { viewport: { width: 1280, height: 800 } });
+  if (ADMIN_TOKEN) await logIn(page, ADMIN_TOKEN);
+  await shows(page, row('model', EXPECT_MODEL), EXPECT_MODEL);
   await checkLive(page);
+  await checkRequest(page);
+  await checkDetails(page);
   await checkRouting(page);
-  await checkPick(page);
+  await checkPlayground(page);
+  if (EXPECT_UPSTREAM) {
+    await visit(page, 'Nodes');
+    await shows(page, row('upstream', EXPECT_UPSTREAM), 'ready', EXPECT_SEEN);
+  }
   if (EDIT_MODEL) await checkEdit(page, 'models', EDIT_MODEL, 'max_concurrent_requests');
   if (EDIT_TENANT) await checkEdit(page, 'tenants', EDIT_TENANT, 'requests_per_minute');
-  if (SCREENSHOT) await page.screenshot({ path: SCREENSHOT, fullPage: true });
-  await checkNarrow(page);
+  for (const name of views) {
+    await visit(page, name);
+    await page.waitForTimeout(SCREENSHOTS ? 1500 : 0);
+    await picture(page, name.toLowerCase());
+    await accessible(page, name);
+  }
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.emulateMedia({ colorScheme: 'dark' });
+  for (const name of views) {
+    await visit(page, name);
+    await fits(page, name);
+    await accessible(page, `${name}, dark and narrow`);
+  }
   if (ADMIN_TOKEN) await logOut(page);
-  expect(faults.length === 0, faults.join('\n'));
-}
-
-let browser;
-try {
-  expect(ADMIN_URL, 'ADMIN_URL is not set');
-  browser = await chromium.launch({
-    executablePath: CHROMIUM,
-    args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
-      '--disable-component-update', '--disable-sync'],
-  });
-  await check(browser);
-  console.log('ok page');
-} catch (e) {
-  console.error(`page: ${[e.message, ...faults].join('\n')}`);
-  process.exitCode = 1;
-} finally {
-  await browser?.close();
-}
+  if (VIEWER_TOKEN) await checkViewer(page);
+});

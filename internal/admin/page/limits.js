@@ -1,9 +1,10 @@
 // Limits: how the tables show them, and the dialog that changes them at run time.
 
-import { el, text, number, bytes } from './view.js';
-
-const $ = (id) => document.getElementById(id);
-const patchTimeout = 10000; // ms until a change fails
+import { el, redraw } from './dom.js';
+import { number, bytes } from './format.js';
+import { send } from './api.js';
+import { ask, button, tell } from './dialog.js';
+import { refresh } from './store.js';
 
 // The limits that can be changed. A row holds the field's name, its label in the dialog, its text in
 // a table for a value and for no limit, and its least value, which is also its default. A value of 0
@@ -62,37 +63,28 @@ export function showWeight(cell, limits) {
 }
 
 function show(cell, all) {
-  const key = JSON.stringify(all);
-  if (cell.shows === key) return;
-  cell.shows = key;
-  const nodes = all.flatMap(({ words, why }, i) => [
-    i > 0 ? ' · ' : '',
+  redraw(cell, all, () => (all.length === 0 ? [el('span', { class: 'zero', text: 'none' })] : all.flatMap(({ words, why }, i) => [
+    i > 0 && ' · ',
     why ? el('span', { class: 'patched', title: why }, words, el('span', { class: 'unseen', text: ` (${why})` })) : words,
-  ]);
-  cell.replaceChildren(...(all.length > 0 ? nodes : ['none']));
-  cell.classList.toggle('zero', all.length === 0);
+  ])));
 }
 
-/** Returns the button that opens the dialog. current returns the API's row at the time of the click. */
+/** Returns the button that opens the dialog, or null for a viewer. current returns the API's row at the time of the click. */
 export function editButton(kind, name, current) {
-  const button = el('button', { type: 'button', class: 'edit', 'aria-label': `Edit the limits of ${name}`, text: 'Edit' });
-  button.addEventListener('click', () => open(kind, name, current().limits));
-  return button;
+  return button('Limits', () => open(kind, name, current().limits), { 'aria-label': `Edit the limits of ${name}` });
 }
 
 // The dialog
 
-let edited = null; // { kind, name, limits, rows } of the dialog that was opened last
-
 function open(kind, name, limits) {
   const rows = kinds[kind].map(([field, label, , , least]) => makeField(field, label, least, limits));
-  edited = { kind, name, limits, rows };
-  text($('limits-title'), `Limits of ${kind === 'models' ? 'model' : 'tenant'} ${name}`);
-  $('limits-fields').replaceChildren(...rows.map((r) => r.node));
-  $('limits-file').hidden = limits.patched.length === 0;
-  fail('');
-  busy(false);
-  $('limits-dialog').showModal();
+  const fill = el('button', { type: 'button', text: 'Fill in the file’s values', click: () => fillInFile(rows) });
+  ask({
+    title: `Limits of ${kind === 'models' ? 'model' : 'tenant'} ${name}`, confirm: 'Save',
+    body: [el('p', { class: 'muted', text: 'A change takes effect at once. It stays in force until the file’s value of the limit changes.' }),
+      rows.map((r) => r.node), limits.patched.length > 0 && el('p', {}, fill)].flat().filter(Boolean),
+    run: () => save(kind, name, changes(rows, limits)),
+  });
 }
 
 function makeField(field, label, least, limits) {
@@ -108,66 +100,24 @@ function makeField(field, label, least, limits) {
 }
 
 /** Fills in the file's values. They take effect when the operator saves them. */
-function fillInFile() {
-  for (const r of edited.rows) r.input.value = r.file || '';
-  edited.rows[0].input.focus();
+function fillInFile(rows) {
+  for (const r of rows) r.input.value = r.file || '';
+  rows[0].input.focus();
 }
 
 /** Returns the changed fields. A field that was set to the file's value becomes null, which restores the file's value. */
-function changes() {
+function changes(rows, limits) {
   const changed = {};
-  for (const { field, least, file, input } of edited.rows) {
+  for (const { field, least, file, input } of rows) {
     const value = input.value === '' ? least : Number(input.value);
-    if (value !== Math.max(least, edited.limits[field])) changed[field] = value === file ? null : value;
+    if (value !== Math.max(least, limits[field])) changed[field] = value === file ? null : value;
   }
   return changed;
 }
 
-async function save(event) {
-  event.preventDefault();
-  const asked = edited; // before the answer arrives, the operator may close the dialog and open another
-  const changed = changes();
-  if (Object.keys(changed).length === 0) {
-    $('limits-dialog').close();
-    return;
-  }
-  busy(true);
-  const [limits, fault] = await send(asked, changed);
-  if (limits) done(asked, limits);
-  if (edited !== asked) return;
-  busy(false);
-  if (fault) fail(fault.message, fault.param);
-  else $('limits-dialog').close();
+async function save(kind, name, changed) {
+  if (Object.keys(changed).length === 0) return;
+  await send('PATCH', `/api/v1/${kind}/${encodeURIComponent(name)}/limits`, changed);
+  tell(`The limits of ${name} have changed.`);
+  refresh();
 }
-
-/** Sends a change. Returns the new limits, or the error. */
-async function send({ kind, name }, changed) {
-  try {
-    const answer = await fetch(`/api/v1/${kind}/${encodeURIComponent(name)}/limits`, {
-      method: 'PATCH', headers: { 'content-type': 'application/json' }, body: JSON.stringify(changed), signal: AbortSignal.timeout(patchTimeout),
-    });
-    const said = await answer.json();
-    return answer.ok ? [said, null] : [null, said.error];
-  } catch {
-    return [null, { message: 'Sluice did not answer. It is unknown whether the limits have changed.' }];
-  }
-}
-
-function done({ kind, name }, limits) {
-  text($('limits-result'), `The limits of ${name} have changed.`);
-  document.dispatchEvent(new CustomEvent('limits', { detail: { kind, name, limits } }));
-}
-
-function fail(message, field) {
-  text($('limits-fault'), message);
-  $('limits-fault').hidden = message === '';
-  edited.rows.find((r) => r.field === field)?.input.focus();
-}
-
-function busy(on) {
-  $('limits-save').disabled = on;
-}
-
-$('limits-form').addEventListener('submit', save);
-$('limits-cancel').addEventListener('click', () => $('limits-dialog').close());
-$('limits-file').addEventListener('click', fillInFile);

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -62,50 +61,4 @@ models:
 	leave()
 	g.AwaitIdle("busy")
 	g.AwaitIdle("chat")
-}
-
-func TestE2E_E4_U17_AdminPageInChromium(t *testing.T) {
-	t.Parallel()
-	server := harness.StartEngine(t, map[string]string{"/v1/models": `{"data":[{"id":7},{"id":"qwen"},{"id":"other"}]}`})
-	g := harness.Start(t, harness.SlowSims+"upstreams: [{url: "+server+", models: [q*]}]\n")
-	checkPage(t, g, "EXPECT_UPSTREAM", strings.TrimPrefix(server, "http://"), "EXPECT_SEEN", "lists 2 models · 1 left out by the file · The server")
-}
-
-// The page asks for a token, and works with the cookie of a login.
-func TestE2E_X12_LoginOnThePage(t *testing.T) {
-	t.Parallel()
-	key := authz.NewKey()
-	g := harness.Prepare(t, harness.SlowSims+"\nadmin_auth: {tokens: [{name: ops, role: operator, hash: \""+key.Hash+"\"}]}\n")
-	g.AdminToken = key.Secret
-	t.Cleanup(g.Stop)
-	g.Launch()
-	g.AwaitReady()
-	checkPage(t, g)
-}
-
-// checkPage opens the operator's page in Chromium while clients send requests. more are names and
-// values of further settings of the script.
-func checkPage(t *testing.T, g *harness.Gateway, more ...string) {
-	t.Helper()
-	testutil.Tool(t, "node/node_modules/playwright-core")
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", false, 5, "hello"))
-			}
-		}
-	}()
-	settings := map[string]string{
-		"ADMIN_URL": g.Admin, "ADMIN_TOKEN": g.AdminToken, "EXPECT_MODEL": "chat", "EXPECT_REPLICA": "chat-2", "EDIT_MODEL": "chat",
-		"NODE_MODULES": filepath.Join(testutil.Root(), ".tools", "node", "node_modules"),
-	}
-	for i := 0; i+1 < len(more); i += 2 {
-		settings[more[i]] = more[i+1]
-	}
-	harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/page.mjs")}, settings)
 }

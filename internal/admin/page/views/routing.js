@@ -1,22 +1,50 @@
 // Routing: how the replicas of one model look to a request, and where a given request would go.
 
-import { el, text, attr, list, makeLoad, number, duration } from './view.js';
+import { el, text, attr, list, makeLoad, setShare, panel } from '../dom.js';
+import { number, duration, percent } from '../format.js';
+import { get, send } from '../api.js';
+import { keep } from '../router.js';
 
-const $ = (id) => document.getElementById(id);
-
-/** Fills the list of models and returns the name of the selected one, or ''. */
-export function routedModel(all) {
-  list($('ring-model'), all, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }), () => {});
-  return $('ring-model').value;
+export function routing(place) {
+  const model = el('select', { id: 'routed-model', change: () => (keep({ model: model.value }), replicas.read()) });
+  const replicas = makeReplicas(() => model.value);
+  let wanted = place.query.get('model');
+  return {
+    title: 'Routing',
+    node: el('div', { class: 'stack' },
+      el('div', { class: 'title' }, el('h1', { text: 'Routing' }), el('label', { class: 'inline' }, 'Model ', model)),
+      replicas.node, makeQuestion(() => model.value)),
+    update(s) {
+      list(model, s.models, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }));
+      if (wanted !== null && s.models.length > 0) {
+        if (s.models.some((m) => m.name === wanted)) model.value = wanted;
+        wanted = null;
+      }
+      replicas.read();
+    },
+  };
 }
 
-/** Shows the routing of the selected model. null: it is not known. */
-export function routing(r) {
-  $('routing-empty').hidden = (r?.replicas.length ?? 0) > 0;
-  text($('routing-recent'), r ? recentWords(r.recent) : '');
-  text($('routing-prompt'), r && r.replicas.some((x) => x.predicted_ms > 0) ? `of a new prompt of ${number(r.prompt_tokens)} tokens` : '');
-  const most = Math.max(1, ...(r?.replicas ?? []).map((x) => x.waiting_tokens));
-  list($('routing'), r?.replicas ?? [], (x) => `${r.model} ${x.id}`, makeRow, (row, x) => updateRow(row, x, r.picked, most));
+/** Makes the panel of a model's replicas as a prompt of the usual length sees them. */
+function makeReplicas(model) {
+  const recent = el('p', { class: 'muted pad' });
+  const rows = el('tbody');
+  const first = el('th', { scope: 'col', class: 'num w-first', text: 'First token' });
+  const heads = [['Replica', ''], ['Load', 'num w-small p2'], ['Tokens before it', 'w-load'], ['Prefill', 'num w-small p3'], ['Cached lately', 'w-load p2']];
+  const table = el('table', {}, el('thead', {}, el('tr', {}, heads.map(([title, c]) => el('th', { scope: 'col', class: c, text: title })), first)), rows);
+  const empty = el('p', { class: 'empty', text: 'The model has no replicas.', hidden: true });
+  const read = async () => {
+    if (model() === '') return;
+    const r = await get(`/api/v1/models/${encodeURIComponent(model())}/routing`).catch(() => null);
+    const all = r?.replicas ?? [];
+    empty.hidden = all.length > 0;
+    table.hidden = all.length === 0;
+    text(recent, r ? recentWords(r.recent) : '');
+    text(first, all.some((x) => x.predicted_ms > 0) ? `First token of ${number(r.prompt_tokens)} new tokens` : 'First token');
+    const most = Math.max(1, ...all.map((x) => x.waiting_tokens));
+    list(rows, all, (x) => `${r.model} ${x.id}`, makeRow, (row, x) => updateRow(row, x, r.picked, most));
+  };
+  return { read, node: panel('Replicas for a prompt of the usual length', null, recent, el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Replicas' }, table), empty) };
 }
 
 function makeRow(x) {
@@ -36,23 +64,12 @@ function updateRow(row, x, picked, most) {
   text(row.sub, [x.id === picked && 'would be picked', !x.candidate && 'cannot be picked now'].filter(Boolean).join(' · '));
   row.sub.hidden = row.sub.textContent === '';
   text(load, number(x.load));
-  bar(row.waiting, x.waiting_tokens / most, number(x.waiting_tokens));
+  setShare(row.waiting, x.waiting_tokens / most, number(x.waiting_tokens));
   text(rate, x.rate > 0 ? `${number(Math.round(x.rate))}/s` : '–');
   const share = x.recent.prompt_tokens > 0 ? x.recent.cached_tokens / x.recent.prompt_tokens : 0;
-  bar(row.cached, share, x.recent.prompt_tokens > 0 ? percent(share) : '–');
+  setShare(row.cached, share, x.recent.prompt_tokens > 0 ? percent(share) : '–');
   attr(row.cached, 'title', x.recent.prompt_tokens > 0 ? `Predicted: ${percent(x.recent.matched_tokens / x.recent.prompt_tokens)}` : null);
   text(first, duration(x.predicted_ms));
-}
-
-/** Fills a bar to a share from 0 to 1. */
-function bar(node, share, words) {
-  const [whole, label] = node.children;
-  whole.firstChild.style.width = `${Math.round(100 * Math.min(1, share))}%`;
-  text(label, words);
-}
-
-function percent(share) {
-  return `${Math.round(100 * share)} %`;
 }
 
 /** Says in sentences what became of the last requests. */
@@ -82,20 +99,20 @@ function asked(model, words) {
   return { model, messages: [{ role: 'user', content: words }] };
 }
 
-async function pick(event) {
-  event.preventDefault();
-  const model = $('ring-model').value;
-  const result = $('ring-result');
-  try {
-    const answer = await fetch(`/api/v1/models/${encodeURIComponent(model)}/pick`, {
-      method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(asked(model, $('ring-key').value)), signal: AbortSignal.timeout(5000),
-    });
-    const said = await answer.json();
-    if (!answer.ok) throw new Error(said.error.message);
-    result.replaceChildren(...explained(said));
-  } catch (e) {
-    result.replaceChildren(el('p', { class: 'fault', text: e.message }));
-  }
+/** Makes the panel of the question where a request would go. */
+function makeQuestion(model) {
+  const words = el('textarea', { rows: '2', spellcheck: 'false', placeholder: 'A prompt, or the JSON body of a request' });
+  const result = el('div', { class: 'answer', role: 'status' });
+  const ask = async (event) => {
+    event.preventDefault();
+    try {
+      result.replaceChildren(...explained(await send('POST', `/api/v1/models/${encodeURIComponent(model())}/pick`, asked(model(), words.value))));
+    } catch (e) {
+      result.replaceChildren(el('p', { class: 'fault', text: e.message }));
+    }
+  };
+  return panel('Where would this request go?', null,
+    el('form', { class: 'question', submit: ask }, el('label', {}, 'Prompt or body', words), el('button', { type: 'submit', class: 'primary', text: 'Ask' })), result);
 }
 
 /** Returns the nodes that explain a pick. */
@@ -119,5 +136,3 @@ function costs(p, r) {
   if (!r.candidate) lines.push('cannot be picked now');
   return lines;
 }
-
-$('ring-form').addEventListener('submit', pick);

@@ -1,0 +1,134 @@
+// Building blocks of the page: DOM nodes and keyed lists. Data of the API is inserted as text and never
+// as markup.
+
+/**
+ * Makes an element. Props are attributes, except text, which is the element's text, and functions,
+ * which listen to the event of their name. Children are nodes or strings; null and false are left out.
+ */
+export function el(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (name === 'text') node.textContent = value;
+    else if (typeof value === 'function') node.addEventListener(name, value);
+    else attr(node, name, value);
+  }
+  node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  return node;
+}
+
+/** Sets a node's text if it differs, so that a selection in unchanged text is kept. */
+export function text(node, value) {
+  const s = String(value);
+  if (node.textContent !== s) node.textContent = s;
+}
+
+/** Sets an attribute, or removes it if the value is null, undefined or false. */
+export function attr(node, name, value) {
+  if (value === null || value === undefined || value === false) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value === true ? '' : value);
+}
+
+/**
+ * Makes the nodes of items the children of parent, in order. A node is made once for each key and then
+ * updated in place. It is moved only when the order changes, so that focus and selection are kept.
+ */
+export function list(parent, items, key, make, update = () => {}) {
+  const known = parent.known ?? (parent.known = new Map());
+  const kept = new Set();
+  for (const item of items) kept.add(key(item));
+  for (const [k, node] of known) {
+    if (!kept.has(k)) {
+      node.remove();
+      known.delete(k);
+    }
+  }
+  let next = parent.firstChild;
+  for (const item of items) {
+    const k = key(item);
+    if (!kept.delete(k)) continue; // the key occurs twice
+    let node = known.get(k);
+    if (!node) {
+      node = make(item);
+      known.set(k, node);
+    }
+    update(node, item);
+    if (node === next) next = next.nextSibling;
+    else parent.insertBefore(node, next);
+  }
+}
+
+/** Replaces the children of a node if what they show has changed. what is any JSON value. */
+export function redraw(node, what, make) {
+  const key = JSON.stringify(what);
+  if (node.drawn === key) return;
+  node.drawn = key;
+  node.replaceChildren(...[make(what)].flat().filter(Boolean));
+}
+
+const tones = {
+  ready: 'ok', live: 'ok', external: 'ok', connected: 'ok', active: 'ok',
+  starting: 'busy', pending: 'busy', loading: 'busy', draining: 'warn', drained: 'warn', degraded: 'warn', lost: 'bad',
+  failed: 'bad', down: 'bad',
+};
+
+/** Returns the tone of a state of a model, a replica or Envoy: the colour and the shape of its chip. */
+export function tone(state) {
+  return tones[state] ?? 'idle';
+}
+
+/** Makes a chip: a state in a word. */
+export function makeChip(words = '', t = 'idle') {
+  return el('span', { class: 'chip', 'data-tone': t, text: words });
+}
+
+/** Shows a state as a chip. */
+export function chip(node, words, t = tone(words)) {
+  text(node, words);
+  attr(node, 'data-tone', t);
+}
+
+/** Makes a bar with a text such as "3 / 8". setLoad and setShare fill it. */
+export function makeLoad() {
+  const bar = el('div', { class: 'bar', 'aria-hidden': 'true' }, el('i'));
+  return el('div', { class: 'load' }, bar, el('span'));
+}
+
+/** Shows a load. If bound is 0, no bound is known and the bar is relative to maxLoad. */
+export function setLoad(node, load, bound, maxLoad) {
+  const whole = bound > 0 ? bound : Math.max(maxLoad, 1);
+  setShare(node, load / whole, bound > 0 ? `${load} / ${bound}` : load);
+  attr(node.firstChild, 'data-full', bound > 0 && load >= bound);
+}
+
+/** Fills a bar to a share from 0 to 1. */
+export function setShare(node, share, words) {
+  const [bar, label] = node.children;
+  const width = `${Math.round(100 * Math.min(1, share))}%`;
+  if (bar.firstChild.style.width !== width) bar.firstChild.style.width = width;
+  text(label, words);
+}
+
+/** Makes a list of facts. Rows are [name, value], where a value is text or a node; empty ones are left out. */
+export function facts(rows) {
+  const shown = rows.filter((r) => r && r[1] !== '' && r[1] !== null && r[1] !== undefined);
+  return el('dl', { class: 'facts' }, shown.map(([name, value]) => el('div', {}, el('dt', { text: name }), el('dd', {}, value instanceof Node ? value : String(value)))));
+}
+
+let panels = 0; // numbers the ids of headings
+
+/** Makes a section with a heading. tools are nodes beside the heading. */
+export function panel(title, tools, ...children) {
+  const id = `panel-${++panels}`;
+  return el('section', { class: 'panel', 'aria-labelledby': id },
+    el('div', { class: 'panel-head' }, el('h2', { id }, title), el('div', { class: 'tools' }, tools)), children);
+}
+
+/** Makes a link to a page of a thing: link('models', 'chat'). An empty name gives "–". */
+export function link(kind, name, words = name) {
+  return name ? el('a', { href: pathOf(kind, name), text: words }) : '–';
+}
+
+/** Returns the path of the page of a thing. */
+export function pathOf(kind, name) {
+  return `/${kind}/${encodeURIComponent(name)}`;
+}

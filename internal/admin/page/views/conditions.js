@@ -1,0 +1,38 @@
+// The conditions that need the operator's attention.
+
+import { el, list, makeChip, link, text } from '../dom.js';
+import { words } from '../format.js';
+
+/** Returns what needs attention: { what, why, severity, subject, type }. A normal start and a change that waits for a restart do not. */
+export function attention(conditions, status) {
+  const all = (status?.reasons ?? []).map((why) => ({ what: 'Not ready', why, severity: 'error', subject: '', type: '' }));
+  for (const c of conditions) {
+    if (c.severity === 'info') continue;
+    all.push({ what: c.type === 'ModelReady' ? 'Model not ready' : words(c.type), why: c.message, severity: c.severity, subject: c.subject, type: c.type });
+  }
+  return all;
+}
+
+const pagesOf = { ModelReady: 'models', ReplicaFailed: 'replicas', ReplicaSuspended: 'replicas', ReplicaPending: 'models' };
+
+/** Makes the panel of what needs attention. It is hidden while nothing does. */
+export function makeAttention() {
+  const items = el('ul');
+  const node = el('section', { class: 'panel attention', 'aria-label': 'Needs attention' }, items);
+  return {
+    node,
+    update(all) {
+      node.hidden = all.length === 0;
+      node.dataset.severity = all.some((c) => c.severity === 'error') ? 'error' : 'warning';
+      list(items, all, (c) => `${c.type} ${c.subject}\n${c.what}\n${c.severity}`, makeItem, (item, c) => text(item.why, c.why || 'The reason is unknown.'));
+    },
+  };
+}
+
+function makeItem(c) {
+  const item = el('li', {}, makeChip(c.what, c.severity === 'error' ? 'bad' : 'warn'), ' ',
+    c.subject && (pagesOf[c.type] ? link(pagesOf[c.type], c.subject) : el('b', { text: c.subject })));
+  item.why = el('p', { class: 'why' });
+  item.append(item.why);
+  return item;
+}

@@ -1,0 +1,100 @@
+// The models, and one model.
+
+import { el, text, attr, chip, panel, facts, redraw, makeChip, pathOf } from '../dom.js';
+import { makeTable, twoLines, figure, held } from '../table.js';
+import { number, percent, bytes, ago, count, words } from '../format.js';
+import { showLimits, editButton } from '../limits.js';
+import { attention, makeAttention } from './conditions.js';
+import { replicaTable } from './replicas.js';
+import { requestTable } from './requests.js';
+
+/** Makes the table of models. */
+export function modelTable(place) {
+  return makeTable({
+    label: 'models', place, order: 'name', key: (m) => m.name, href: (m) => pathOf('models', m.name),
+    words: (m) => [m.name, m.state, m.task, m.launcher, ...m.aliases],
+    empty: 'No models. Add one to the configuration file, or name an upstream.',
+    mark: (node, m) => attr(node, 'data-model', m.name),
+    columns: [
+      { id: 'name', title: 'Model', value: (m) => m.name, show: (cell, m) => twoLines(cell, m.name, about(m), pathOf('models', m.name)) },
+      { id: 'state', title: 'State', class: 'w-state', value: (m) => m.state, show: showState },
+      { id: 'ready', title: 'Ready', class: 'num w-small p2', value: (m) => m.ready, show: (cell, m) => text(cell, m.desired > 0 ? `${m.ready} / ${m.desired}` : m.ready) },
+      { id: 'running', title: 'In flight', class: 'num w-small', value: (m) => m.in_flight, show: (cell, m) => figure(cell, m.in_flight) },
+      { id: 'queued', title: 'Queued', class: 'num w-small', value: (m) => m.queued, show: (cell, m) => figure(cell, m.queued) },
+      { id: 'limits', title: 'Limits', class: 'p2 w-limits clip', show: (cell, m) => showLimits(cell, 'models', m.limits) },
+    ],
+  });
+}
+
+function showState(cell, m) {
+  chip(held(cell, makeChip), m.fetching ? `loading ${percent(m.fetching.done / m.fetching.total)}` : m.state, m.fetching ? 'busy' : undefined);
+}
+
+function about(m) {
+  const also = m.aliases.length > 0 && `also ${m.aliases.join(', ')}`;
+  return [m.task, m.launcher, m.discovered && 'discovered', also].filter(Boolean).join(' · ');
+}
+
+export function models(place) {
+  const table = modelTable(place);
+  return {
+    title: 'Models',
+    node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Models' }), table.tools), el('div', { class: 'panel' }, table.node)),
+    update: (s) => table.update(s.models),
+  };
+}
+
+/** One model. */
+export function model({ name }) {
+  const state = makeChip('loading');
+  const tools = el('div', { class: 'tools' });
+  const faults = makeAttention();
+  const about = el('div', { class: 'card' });
+  const replicas = replicaTable(null, false);
+  const requests = requestTable(null);
+  const gone = el('p', { class: 'banner', hidden: true, text: 'This model does not exist any more.' });
+  let shown = null;
+  return {
+    title: name, needs: ['requests'],
+    node: el('div', { class: 'stack' },
+      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/models', text: 'Models' }), ' / ', name), state, tools),
+      gone, faults.node, about,
+      panel('Replicas', replicas.tools, replicas.node), panel('Last requests', requests.tools, requests.node)),
+    update(s) {
+      const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
+      gone.hidden = Boolean(m);
+      if (!m) return;
+      shown = m;
+      if (!tools.firstChild) tools.append(...actions(m, () => shown));
+      chip(state, m.state);
+      faults.update(attention(s.conditions, null).filter((c) => c.subject === m.name));
+      redraw(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
+      replicas.update(s.replicas.filter((r) => r.model === m.name));
+      requests.update(s.requests.filter((q) => q.model === m.name));
+    },
+  };
+}
+
+/** Returns the buttons of a model. current returns the API's row at the time of a click. */
+function actions(m, current) {
+  const query = new URLSearchParams({ model: m.name });
+  return [
+    el('a', { class: 'button', href: `/playground?${query}`, text: 'Try it' }),
+    el('a', { class: 'button', href: `/routing?${query}`, text: 'Routing' }),
+    editButton('models', m.name, current),
+  ].filter(Boolean);
+}
+
+function modelFacts([m, scaled]) {
+  const limits = el('span');
+  showLimits(limits, 'models', m.limits);
+  return facts([
+    ['Task', words(m.task)], ['Launcher', m.launcher + (m.discovered ? ', discovered' : '')], ['Other names', m.aliases.join(', ')],
+    ['Replicas', m.desired > 0 ? `${m.ready} ready of ${m.desired} wanted` : count(m.ready, 'ready', 'ready')],
+    ['In flight', number(m.in_flight)], ['Queued', m.queued_bytes > 0 ? `${number(m.queued)}, ${bytes(m.queued_bytes)}` : number(m.queued)],
+    ['Limits', limits],
+    m.fetching && ['Weights', `${bytes(m.fetching.done)} of ${bytes(m.fetching.total)} fetched, ${bytes(m.fetching.per_second)}/s`],
+    m.scaled && ['Last scaled', `from ${m.scaled.from} to ${m.scaled.to} ${scaled} ago: ${m.scaled.reason.replaceAll('_', ' ')}`],
+  ]);
+}
+

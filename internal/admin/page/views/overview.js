@@ -1,0 +1,78 @@
+// The overview: what needs attention, the figures of the gateway, and its models.
+
+import { el, text, chip, facts, panel, redraw, makeChip } from '../dom.js';
+import { number, ago, count, clientsURL } from '../format.js';
+import { attention, makeAttention } from './conditions.js';
+import { modelTable } from './models.js';
+
+export function overview(place) {
+  const faults = makeAttention();
+  const table = modelTable(place);
+  const figures = makeFigures();
+  const system = el('div', { class: 'cards' });
+  return {
+    title: 'Overview',
+    node: el('div', { class: 'stack' }, el('h1', { class: 'unseen', text: 'Overview' }), faults.node, figures.node,
+      panel('Models', table.tools, table.node), system),
+    update(s) {
+      faults.update(attention(s.conditions, s.status));
+      figures.update(s);
+      table.update(s.models);
+      redraw(system, systemOf(s), systemCards);
+    },
+  };
+}
+
+/** Makes the row of large figures. */
+function makeFigures() {
+  const names = ['in flight', 'queued', 'models ready', 'replicas ready'];
+  const cells = names.map((name) => el('div', { class: 'figure' }, el('b', { text: '–' }), el('span', { text: name })));
+  return {
+    node: el('section', { class: 'panel figures', 'aria-label': 'Now' }, cells),
+    update(s) {
+      const ready = s.models.filter((m) => m.ready > 0).length;
+      const up = s.replicas.filter((r) => r.state === 'ready').length;
+      [number(sum(s.models, 'in_flight')), number(sum(s.models, 'queued')), `${ready} / ${s.models.length}`, `${up} / ${s.replicas.length}`]
+        .forEach((v, i) => text(cells[i].firstChild, v));
+    },
+  };
+}
+
+export function sum(rows, field) {
+  return rows.reduce((n, row) => n + row[field], 0);
+}
+
+/** Returns what the cards of the system show. */
+function systemOf({ status: s, now }) {
+  return { envoy: s.envoy, xds: s.xds, last: s.xds.last_nack ? `${ago(s.xds.last_nack.time, now)} ago` : 'never', shared: s.shared, listen: s.listen,
+    pid: s.pid, before: s.upgrade.predecessors };
+}
+
+function systemCards(w) {
+  const refused = w.xds.refused.length;
+  const xds = !w.xds.connected ? ['not connected', 'bad'] : refused > 0 ? [`${refused} refused`, 'warn'] : ['connected', 'ok'];
+  return [
+    card('Gateway', null, facts([
+      ['Clients call', w.listen && el('code', { text: clientsURL(w.listen) })], ['Process', `pid ${w.pid}`],
+      ...w.before.map((p) => ['Before it', `pid ${p.pid}, ${p.version}: ${count(p.requests, 'request')}`]),
+    ])),
+    card('Envoy', stateChip(w.envoy.state || 'unknown'), facts([
+      ['Version', w.envoy.version], ['Process', w.envoy.pid ? `pid ${w.envoy.pid}${w.envoy.adopted ? ', adopted' : ''}` : ''],
+      ['Restarts', number(w.envoy.restarts)], ['Reason', w.envoy.state === 'live' ? '' : w.envoy.reason],
+    ])),
+    card('xDS', makeChip(...xds), facts([['Refusals so far', number(w.xds.nacks)], ['Last refusal', w.last]])),
+    w.shared.configured && card('Shared state', makeChip(w.shared.up ? 'connected' : 'not connected', w.shared.up ? 'ok' : 'warn'), facts([
+      ['Gateways', number(w.shared.gateways)], ['Limits', w.shared.mode === 'alone' ? 'the last known share' : 'shared'], ['Last error', w.shared.last_error],
+    ])),
+  ];
+}
+
+function stateChip(word) {
+  const node = makeChip();
+  chip(node, word);
+  return node;
+}
+
+function card(title, state, ...children) {
+  return el('section', { class: 'card' }, el('h2', {}, title, state), children);
+}

@@ -1,0 +1,94 @@
+// Opens the operator's page with 1,000 models, 2,000 replicas and 10,000 requests (pagestub.mjs), and
+// checks that it stays usable: it has nodes for the rows in sight alone, filters, orders, and is worked
+// by the keyboard. axe-core finds nothing.
+//
+//     node pagelarge.mjs
+import { accessible, expect, fits, open, run, timeout, visit } from './pagelib.mjs';
+import { serve } from './pagestub.mjs';
+
+const [url, end] = await serve();
+
+/** Waits until the table has a number of rows. */
+async function rows(page, n) {
+  await page.waitForFunction((count) => Number(document.querySelector('#view [role=grid]')?.getAttribute('aria-rowcount')) === count + 1, n, { timeout })
+    .catch(async () => { throw new Error(`${await page.locator('#view [role=grid]').first().getAttribute('aria-rowcount')} rows with the header, want ${n + 1}`); });
+}
+
+/** Returns the texts of the first column in sight. */
+function inSight(page) {
+  return page.locator('#view tbody th .name').allInnerTexts();
+}
+
+async function checkTable(page) {
+  await visit(page, 'Models');
+  await rows(page, 1000);
+  expect((await inSight(page)).length < 80, 'the table has nodes for rows that nobody sees');
+  const table = page.getByRole('grid', { name: 'models' });
+  await table.focus();
+  await page.keyboard.press('End');
+  await page.locator('tr[data-active]', { hasText: 'model-0999' }).waitFor({ timeout });
+  await page.keyboard.press('PageUp');
+  await page.locator('tr[data-active]', { hasText: 'model-0989' }).waitFor({ timeout });
+  const active = await table.getAttribute('aria-activedescendant');
+  expect(await page.locator(`#${active}`).count() === 1, 'a screen reader is not told of the active row');
+  await page.keyboard.press('Enter');
+  await page.waitForURL('**/models/model-0989', { timeout });
+  await page.goBack();
+  await rows(page, 1000);
+
+  await page.keyboard.press('/');
+  await page.keyboard.type('0042');
+  await rows(page, 1);
+  expect(new URL(page.url()).searchParams.get('q') === '0042', 'the filter is not in the URL');
+  await page.reload();
+  await rows(page, 1);
+  await page.getByRole('searchbox').fill('');
+  await page.getByRole('button', { name: 'In flight' }).click();
+  await page.locator('th[aria-sort=descending]', { hasText: 'In flight' }).waitFor({ timeout });
+  const figures = await page.locator('#view tbody:not(.spacer) td:nth-child(4)').allInnerTexts();
+  expect(figures.slice(0, 20).every((f) => f === '4'), `ordered by requests in flight: ${figures.slice(0, 20)}`);
+  await page.waitForFunction(() => document.querySelector('#view tbody .chip')?.dataset.tone !== 'bad');
+}
+
+/** checkStarting: a model that starts is neither red nor something that needs attention. */
+async function checkStarting(page) {
+  await page.getByRole('searchbox').fill('0007');
+  await rows(page, 1);
+  const chip = page.locator('tr[data-model=model-0007] .chip');
+  expect(await chip.innerText() === 'starting' && await chip.getAttribute('data-tone') === 'busy', 'a model that starts looks like a fault');
+  await visit(page, 'Overview');
+  expect(await page.locator('.attention').isHidden(), 'a model that starts needs attention');
+}
+
+async function checkRequests(page) {
+  await visit(page, 'Requests');
+  await rows(page, 10_000);
+  // While the table grows and changes, the row that is read stays where it is.
+  const scroller = page.locator('#view .scroll');
+  await scroller.evaluate((s) => s.scrollTo(0, 200_000));
+  await page.waitForFunction(() => document.querySelectorAll('#view tbody:not(.spacer) tr').length > 5, null, { timeout });
+  const began = Date.now();
+  await page.getByRole('searchbox').fill('no_replica');
+  await page.waitForFunction(() => [...document.querySelectorAll('#view tbody:not(.spacer) tr')].every((r) => r.textContent.includes('503')), null, { timeout });
+  console.log(`the filter of 10,000 requests took ${Date.now() - began} ms`);
+}
+
+async function checkEveryView(page, where) {
+  for (const name of ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Routing', 'Configuration', 'Playground']) {
+    await visit(page, name);
+    await accessible(page, `${name}, ${where}`);
+    await fits(page, `${name}, ${where}`);
+  }
+}
+
+await run(async (browser) => {
+  const page = await open(browser, url);
+  await page.locator('tr[data-model=model-0000]').waitFor({ timeout });
+  await checkTable(page);
+  await checkStarting(page);
+  await checkRequests(page);
+  await checkEveryView(page, 'light');
+  const narrow = await open(browser, url, { colorScheme: 'dark', viewport: { width: 390, height: 844 } });
+  await checkEveryView(narrow, 'dark and narrow');
+});
+end();
