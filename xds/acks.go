@@ -34,6 +34,30 @@ func newAcks() acks {
 	return acks{remote: map[*stream]struct{}{}, left: map[string]time.Time{}, told: map[string]map[string]netip.AddrPort{}}
 }
 
+// Routable returns the replicas that may be picked, by cluster and id.
+func (s *Server) Routable() map[string]map[string]netip.AddrPort {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	return maps.Clone(s.acks.told)
+}
+
+// Inherit makes the replicas that an earlier process of this gateway could pick (Routable) those of
+// this one, until an Envoy connects. It is for a gateway whose Envoys run on other hosts: they may
+// send requests here before their xDS comes here, or goes to another gateway. It does nothing once
+// an Envoy has connected.
+func (s *Server) Inherit(routable map[string]map[string]netip.AddrPort) {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	if s.acks.local != nil || s.acks.last != nil {
+		return
+	}
+	s.acks.last = newStream(s, nil)
+	for cluster, replicas := range routable {
+		s.acks.last.acked[cluster] = &Resource{Name: cluster, replicas: nonNil(replicas)}
+	}
+	s.tellAllLocked()
+}
+
 // add adds an open stream. Until Envoy reports what it has, a stream that takes the place of
 // another one has what that one had.
 func (a *acks) add(st *stream) {

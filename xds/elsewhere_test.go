@@ -158,6 +158,31 @@ func TestU16_TheEnvoyOfThisHostAndOthers(t *testing.T) {
 	eventually(t, "both have b", func() bool { return slices.Contains(s.ackCalls(), "m=a,b") })
 }
 
+// A process that takes over picks what its predecessor could pick. Envoys send it requests even if
+// their xDS goes to another gateway. The first Envoy that connects changes that.
+func TestU16_TheSuccessorPicksWithoutAnEnvoy(t *testing.T) {
+	t.Parallel()
+	before := newServed(t)
+	remote, _ := before.overTCP(t)
+	before.Set(elsewhereFleet(t, "a", "b"))
+	envoy, clusters, endpoints := remote.connectElsewhere(t)
+	envoy.complete(clusters, endpoints)
+	expectAcks(t, before, "m=a,b")
+
+	s := newServed(t)
+	s.Inherit(before.Routable())
+	expectAcks(t, s, "m=a,b")
+	remote, _ = s.overTCP(t)
+	s.Set(elsewhereFleet(t, "a"))
+	envoy, clusters, endpoints = remote.connectElsewhere(t)
+	envoy.complete(clusters, endpoints)
+	expectAcks(t, s, "m=", "m=a") // this Envoy had nothing
+	s.Inherit(before.Routable())
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("picked against what the Envoy has: %q", calls)
+	}
+}
+
 // Clusters of an Envoy of another host are the same at every gateway. Their endpoints prefer the
 // gateway that it asks.
 func TestU16_ViewOfAnotherHost(t *testing.T) {

@@ -313,6 +313,9 @@ func (g *Gateway) countEarlierRequests(ctx context.Context, from *takeOver) erro
 		return nil
 	}
 	from.recover(g.dispatcher)
+	if g.envoy.process == nil {
+		g.envoy.server.Inherit(from.take.Routable)
+	}
 	return from.awaitPredecessors(ctx, g)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/carry"
@@ -47,6 +48,8 @@ type takeMessage struct {
 	Predecessors int `json:"predecessors"`
 	// Recovered are the requests of before a crash that Envoy still carries.
 	Recovered []recoveredAt `json:"recovered,omitempty"`
+	// Routable are the replicas that the Envoys of the gateway have, by cluster and id.
+	Routable map[string]map[string]netip.AddrPort `json:"routable,omitempty"`
 }
 
 // recoveredAt is a number of recovered requests at one address.

@@ -270,7 +270,7 @@ func (g *Gateway) giveOver(s *successor) (err error) {
 
 // handed is what the successor must know beside the state directory.
 func (g *Gateway) handed() *takeMessage {
-	m := &takeMessage{Predecessors: 1 + len(g.carried.Predecessors())}
+	m := &takeMessage{Predecessors: 1 + len(g.carried.Predecessors()), Routable: g.envoy.server.Routable()}
 	for at, n := range g.dispatcher.RecoveredAt() {
 		m.Recovered = append(m.Recovered, recoveredAt{at.Model, at.Address, n})
 	}
