@@ -124,7 +124,7 @@ var confined = map[string]string{
 	"github.com/spf13/cobra":                 "cmd/sluice",
 	"github.com/redis/go-redis":              "admission/redis engines/ray internal/redistest internal/relay/peers internal/routesync",
 	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/lifecycle tests/e2e/streams xds",
-	"go.opentelemetry.io/":                   "internal/telemetry/trace tests/e2e/streams",
+	"go.opentelemetry.io/":                   "internal/telemetry internal/telemetry/trace tests/e2e/streams",
 	"github.com/prometheus/common":           "engines/news",
 }
 

@@ -39,6 +39,7 @@ func check(d *decoder, c *Config) {
 	k.checkTenants()
 	k.checkModeration()
 	k.checkTracing()
+	k.checkAccessLog()
 	for i := range c.Upstreams {
 		k.rejectSet(path{"upstreams"}.item(i).field("model"), "the upstreams of the file")
 	}

@@ -84,8 +84,9 @@ type Config struct {
 	// ReplicaHeader adds x-sluice-replica, the id of the replica that served the request, to every
 	// response of an engine. Default true.
 	ReplicaHeader bool `yaml:"replica_header" default:"true"`
-	// LogRequests writes one log line for every finished request. The line tells who called, what
-	// for and how long it took. It never contains prompts or answers. Default true.
+	// AccessLog says where the line of each finished request goes.
+	AccessLog AccessLog `yaml:"access_log" restart:"true"`
+	// LogRequests: false is another name of access_log: {to: off}. Default true.
 	LogRequests bool `yaml:"log_requests" default:"true" restart:"true"`
 	// Redis is the URL of the Redis in which several gateways share their limits, leases and tasks:
 	// redis://user:password@host:6379/0, or rediss:// for TLS. Several hosts, as in

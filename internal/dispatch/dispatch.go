@@ -104,6 +104,8 @@ type Config struct {
 	// Shared says that Admission shares its state with other gateways, so that leases outlive this
 	// process.
 	Shared bool
+	// ExplainPicks adds the candidates of each pick to its Prediction.
+	ExplainPicks bool
 	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
 	// block. It may be nil.
 	OnPlaced func(Placement)
@@ -116,6 +118,8 @@ type Dispatcher struct {
 	shared    bool
 	demand    func(model string)
 	onPlaced  func(Placement)
+	// explains is Config.ExplainPicks
+	explains bool
 	// indexes bounds the memory of all prefix indexes
 	indexes *prefix.Budget
 	// rates are those of replicas of unknown models
@@ -206,6 +210,7 @@ func New(c Config) *Dispatcher {
 		shared:      c.Shared,
 		demand:      c.Demand,
 		onPlaced:    c.OnPlaced,
+		explains:    c.ExplainPicks,
 		indexes:     prefix.NewBudget(indexBytes),
 		rates:       predict.NewModel(predict.DefaultRates),
 		rules:       Rules{Default: c.Default, Models: c.Models},

@@ -24,3 +24,18 @@ func (t *Ticket) Prediction() Prediction {
 
 // WantsResponseID reports whether LearnResponse is to be called.
 func (t *Ticket) WantsResponseID() bool { return t.wantsResponseID }
+
+// explainPick adds to a prediction what the pick chose from. The load of the picked replica already
+// has the request.
+func (t *modelRoute) explainPick(p *pickInput, q *prompt, to *Prediction) {
+	to.Strategy = string(t.strategy.name)
+	f, predicted := p.forecasts, t.forecasts()
+	for i := range t.replicas {
+		c := request.Candidate{Replica: t.replicas[i].id, Load: int(t.replicas[i].load.Load()), Full: p.loads[i] < 0}
+		if predicted {
+			c.MatchedTokens, c.UncachedTokens = int(q.matchedTokens(f.matched[i])), int(f.uncached[i])
+			c.WaitingTokens, c.TTFT = int(f.predictions[i].Waiting), f.candidates[i].TTFT
+		}
+		to.Candidates = append(to.Candidates, c)
+	}
+}

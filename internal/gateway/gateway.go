@@ -76,6 +76,8 @@ type Gateway struct {
 	decisions  *extproc.Server
 	requests   *request.Store
 	metrics    *telemetry.Metrics
+	// requestLog is the access log; nil: it is off.
+	requestLog *telemetry.RequestLog
 	conditions *condition.Registry
 	// news asks the replicas how busy their engines are.
 	news *news.Reader
@@ -107,7 +109,9 @@ type Gateway struct {
 	// managing runs what one process at a time may do: what changes replicas, Envoy, and the state
 	// directory. serving runs the rest. A retired process only serves.
 	managing, serving *scope
-	sockets           *sockets
+	// logging runs the access log, which outlives everything else.
+	logging *scope
+	sockets *sockets
 
 	// startNext starts the successor of a hand-over: startSuccessor, unless a test replaces it.
 	startNext func(context.Context) (*successor, error)
@@ -186,6 +190,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	if err := g.makeStreams(); err != nil {
 		return nil, err
 	}
+	if g.requestLog, err = telemetry.NewRequestLog(g.accessLogConfig()); err != nil {
+		return nil, err
+	}
 	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(extproc.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
@@ -227,6 +234,9 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	defer stop()
 	// The parts run on after ctx has ended, because drain needs them.
 	g.managing, g.serving, g.predecessors = newScope(ctx), newScope(ctx), newScope(ctx)
+	g.logging = newScope(ctx)
+	g.logging.Go(func() error { return g.requestLog.Run(g.logging.ctx) })
+	defer g.logging.stop() //nolint:errcheck // nobody is left to tell
 	defer g.managing.end()
 	defer g.serving.end()
 	defer g.predecessors.end()

@@ -65,7 +65,8 @@ func (g *Gateway) makeAdmission() error {
 	g.admission = admission.New(a)
 	// The policies come with the first configuration that is put in force.
 	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission,
-		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced()})
+		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced(),
+		ExplainPicks: g.log.Core().Enabled(zap.DebugLevel)})
 	k.dispatcher = g.dispatcher
 	g.limits = k
 	return g.makeRemoteRouting()

@@ -1,25 +1,46 @@
 package gateway
 
 import (
+	"os"
 	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/news"
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
 // subscribers returns the funcs that are called for events of requests: those of the metrics, the
-// request log and the tracer.
+// access log, the log of picks and the tracer.
 func (g *Gateway) subscribers() request.Subscribers {
-	log := telemetry.NewRequestLog(g.log, g.options.Config.LogRequests)
 	return request.Subscribers{
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
-		Finished:   []func(request.Summary){g.metrics.Finished, log.Finished, g.streams.tracer.Native},
+		Finished:   []func(request.Summary){g.metrics.Finished, g.requestLog.Finished, g.streams.tracer.Native},
+		Picked:     telemetry.PickLog(g.log),
 	}
+}
+
+// accessLogConfig says where the access log goes.
+func (g *Gateway) accessLogConfig() telemetry.AccessLogConfig {
+	a := g.options.Config.AccessLog
+	c := telemetry.AccessLogConfig{To: telemetry.Sink(a.To), Path: a.Path, MaxSize: int64(a.MaxSize), MaxFiles: a.MaxFiles, Sample: a.Sample,
+		Endpoint: a.Endpoint, Version: g.options.Version, Log: g.log}
+	switch a.To {
+	case config.AccessLogOff:
+		c.To = ""
+	case config.AccessLogAuto:
+		c.To = telemetry.SinkStdout
+		if g.options.Console != nil {
+			c.To = telemetry.SinkConsole
+		}
+	case config.AccessLogOTLP:
+		c.Headers = collectorHeaders(os.Getenv("OTEL_EXPORTER_OTLP_HEADERS"))
+	}
+	return c
 }
 
 // dispatched records how long a request has waited, and how many requests run on its replica now.

@@ -91,9 +91,17 @@ func (r *Record) SetPrediction(p Prediction) {
 	if r == nil {
 		return
 	}
+	tell := r.store.subscribers.Picked
+	var now Summary
 	r.store.mu.Lock()
-	defer r.store.mu.Unlock()
 	r.summary.Prediction = p
+	if tell != nil {
+		now = r.summary
+	}
+	r.store.mu.Unlock()
+	if tell != nil {
+		tell(now)
+	}
 }
 
 // SetTrace implements Follower.

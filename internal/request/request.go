@@ -175,6 +175,24 @@ type Prediction struct {
 	// Moved is a word for why the request left the replica that had served its session or the
 	// longest beginning of its prompt, such as "load"; empty if it did not leave one.
 	Moved string
+	// Strategy is the name of the routing strategy. It and Candidates are known only if the
+	// dispatcher explains its picks.
+	Strategy string
+	// Candidates are the replicas that the dispatcher chose from.
+	Candidates []Candidate
+}
+
+// Candidate is a replica as a pick saw it.
+type Candidate struct {
+	Replica string
+	// Load is how many requests the replica had. Full says that it had no free slot.
+	Load int
+	Full bool
+	// MatchedTokens are the tokens of the prompt in the replica's cache, UncachedTokens those that
+	// it has to compute, WaitingTokens those that it computes before them. TTFT is the predicted
+	// time to the first token. All are 0 where routing does not predict.
+	MatchedTokens, UncachedTokens, WaitingTokens int
+	TTFT                                         time.Duration
 }
 
 // Response is what is known of a response that has ended: it corrects what the request was charged,

@@ -42,6 +42,8 @@ type Subscribers struct {
 	// Retried is told why Envoy repeated an attempt for a tenant at another replica of a model:
 	// ReasonConnect and so on.
 	Retried func(model, tenant, reason string)
+	// Picked is told of each request whose replica was picked, with its Prediction.
+	Picked func(Summary)
 	// Finished are told of every request that has ended, once.
 	Finished []func(Summary)
 }

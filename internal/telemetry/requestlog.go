@@ -1,25 +1,64 @@
 package telemetry
 
 import (
+	"context"
+	"math/rand/v2"
+	"net/http"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// RequestLog writes one line for every finished request, at level info under the name "request". A
-// line says who was served by which replica, when, and how the request ended. It has nothing of the
-// prompt or the answer. A nil *RequestLog writes nothing.
-type RequestLog struct{ log *zap.Logger }
+// RequestLog is the access log: one line for every finished request, at level info under the name
+// "request". A line says who was served by which replica, when, and how the request ended. It has
+// nothing of the prompt or the answer. A nil *RequestLog writes nothing.
+type RequestLog struct {
+	log    *zap.Logger
+	sample float64
+	// short says that a person reads the log: it has a few fields of failed requests alone.
+	short bool
+	run   func(context.Context) error
+}
 
-// NewRequestLog returns a log that writes to log; nil when on is false.
-func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
-	if !on {
+// NewRequestLog returns an access log. It is nil if c.To is empty. The error says why the file
+// cannot be written.
+func NewRequestLog(c AccessLogConfig) (*RequestLog, error) {
+	if c.To == "" {
+		return nil, nil
+	}
+	core, run, err := newSink(c)
+	if err != nil {
+		return nil, err
+	}
+	return &RequestLog{log: zap.New(core).Named("request"), sample: c.Sample, short: c.To == SinkConsole, run: run}, nil
+}
+
+// Run writes what waits for the sink, until ctx ends and all is written.
+func (l *RequestLog) Run(ctx context.Context) error {
+	if l == nil || l.run == nil {
 		return nil
 	}
-	return &RequestLog{log.Named("request")}
+	return l.run(ctx)
+}
+
+// hasFailed reports whether the request has failed. A client that has left has not failed.
+func hasFailed(q *request.Summary) bool {
+	if q.Status == openai.CodeCancelled.Status() || q.Code == string(openai.CodeCancelled) {
+		return false
+	}
+	return q.Status >= http.StatusBadRequest || q.Code != ""
+}
+
+// failed writes the short line of a failed request.
+func (l *RequestLog) failed(q *request.Summary) {
+	if line := l.log.Check(zapcore.WarnLevel, "failed"); line != nil && hasFailed(q) {
+		line.Write(zap.Int("status", q.Status), zap.String("code", q.Code), zap.String("model", q.Model), zap.String("tenant", q.Tenant),
+			zap.String("replica", q.Replica), zap.String("request_id", q.ID))
+	}
 }
 
 // Finished writes the line of a request whose final record has been joined; see request.Record.
@@ -33,6 +72,13 @@ func NewRequestLog(log *zap.Logger, on bool) *RequestLog {
 // missing if the client gave none. finish_reason is always there, and empty for a native stream.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
+		return
+	}
+	if l.short {
+		l.failed(&q)
+		return
+	}
+	if l.sample < 1 && rand.Float64() >= l.sample && !hasFailed(&q) {
 		return
 	}
 	line := l.log.Check(zapcore.InfoLevel, "finished")

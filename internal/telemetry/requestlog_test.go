@@ -24,7 +24,7 @@ func lines(t *testing.T, level string, on bool, entries ...request.Entry) []map[
 		t.Fatal(err)
 	}
 	r := request.NewStore(0)
-	record := observed(r, nil, NewRequestLog(log, on).Finished)
+	record := observed(r, nil, requestLogOf(log, on).Finished)
 	for _, e := range entries {
 		if e.Log == headers.LogRequests && e.Model != "" && !e.Interim {
 			r.Begin(request.Arrival{ID: e.RequestID, Tenant: "acme", Model: "alias"}).SetDispatched("chat", "chat-0", 1500*time.Microsecond)
@@ -96,7 +96,7 @@ func TestRequestLogOfManaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := request.NewStore(0)
-	record := observed(r, nil, NewRequestLog(log, true).Finished)
+	record := observed(r, nil, requestLogOf(log, true).Finished)
 	c := whole()
 	c.Usage, c.Cause = request.Usage{Completion: 41}, request.CauseSlowClient
 	live := r.Begin(request.Arrival{ID: "a", Tenant: "acme", Model: "alias", Stream: true})
@@ -139,7 +139,7 @@ func BenchmarkRequestLog(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	l := NewRequestLog(log, true)
+	l := requestLogOf(log, true)
 	q := request.Summary{ID: "0f5b0d5e-7d1c-4b7a-9d5e-0123456789ab", Tenant: "acme", Model: "chat", Replica: "chat-0", Route: request.RouteNative, Status: 200,
 		Stream: true, FirstByte: time.Second, Duration: 2 * time.Second, UsageKnown: true, CachedKnown: true}
 	b.ReportAllocs()
@@ -168,7 +168,7 @@ func TestR4_RequestLogHasTheClientsID(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := request.NewStore(0)
-	record := observed(store, nil, NewRequestLog(log, true).Finished)
+	record := observed(store, nil, requestLogOf(log, true).Finished)
 	read := store.Begin(request.Arrival{ID: "a"})
 	read.SetBody("chat", "mine", true, 10)
 	record(final("a"))

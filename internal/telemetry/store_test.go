@@ -64,7 +64,7 @@ func TestNobodyListens(t *testing.T) {
 	m.Gap("chat", 1)
 	m.Dispatched("chat", 1, 1)
 	m.ConfigReloaded(true)
-	record := observed(r, m, NewRequestLog(nil, false).Finished)
+	record := observed(r, m, requestLogOf(nil, false).Finished)
 	record(final("a"))
 	record(request.Entry{Log: headers.LogAttempts})
 	if rows, running := r.List(1); rows != nil || running != 0 {

@@ -57,6 +57,11 @@ func TestE2E_O3_ConsoleOnATerminal(t *testing.T) {
 		t.Errorf("lines for machines: %q", text)
 	}
 
+	if a := g.Post(harness.ChatPath, harness.ChatBody("other", false, 1, "hello")); a.StatusCode != http.StatusNotFound {
+		t.Fatalf("%s", a)
+	}
+	shows(`warning\S*  request failed  status=404  code=model_not_found  model=other`)
+
 	var streams sync.WaitGroup
 	for range 2 {
 		begun := make(chan error)
@@ -83,6 +88,34 @@ func TestE2E_O3_ConsoleOnATerminal(t *testing.T) {
 	if text := terminal.Text(); strings.Contains(text, "panic") {
 		t.Error(text)
 	}
+}
+
+// TestE2E_O3_AccessLogAndReasons: lines of requests go to a file of their own, and the log says at
+// debug why each request went where.
+func TestE2E_O3_AccessLogAndReasons(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	g := harness.Prepare(t, "access_log: {to: file, path: "+dir+"/access.log}\n"+slowModel)
+	g.Command = append(g.Command, "--log-level=debug")
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	for _, stream := range []bool{false, true} { // one is native, the other managed
+		if a := g.Post(harness.ChatPath, harness.ChatBody("chat", stream, 1, "hello")); a.StatusCode != http.StatusOK {
+			t.Fatalf("%s", a)
+		}
+	}
+	harness.Eventually(t, "both have a line in the file and a reason in the log", func() error {
+		file, err := os.ReadFile(dir + "/access.log")
+		if n := strings.Count(string(file), `"msg":"finished"`); err != nil || n != 2 {
+			return fmt.Errorf("%v, %d lines: %s", err, n, file)
+		}
+		reasons := regexp.MustCompile(`"msg":"replica picked","request_id":"[^"]+","tenant":"\w+","model":"chat","replica":"chat-[01]","strategy":"prefix","why":"\w+",.*"candidates":\["chat-0: .*ms.*","chat-1: .*"\]`)
+		if n := len(reasons.FindAllString(g.LogText(), -1)); n != 2 || strings.Contains(g.LogText(), `"msg":"finished"`) {
+			return fmt.Errorf("%d reasons: %s", n, g.LogText())
+		}
+		return nil
+	})
 }
 
 // TestE2E_O3_JSONElsewhere: without a terminal each line is a JSON object, and the gateway calls
