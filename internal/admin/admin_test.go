@@ -216,7 +216,7 @@ func TestStatus(t *testing.T) {
 	}
 	delete(got, "uptime_s")
 	delete(got, "started")
-	want := parse(t, `{"version":"1.2.3","pid":7,"listen":"127.0.0.1:8080","ready":false,"reasons":["Envoy is starting","model chat has 1 of 3 replicas"],
+	want := parse(t, `{"version":"1.2.3","pid":7,"listen":"127.0.0.1:8080","tls":false,"ready":false,"reasons":["Envoy is starting","model chat has 1 of 3 replicas"],
 		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":""},
 		"xds":{"connected":true,"nacks":1,"refused":[],
 		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},

@@ -75,6 +75,7 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Version string      `json:"version"`
 		PID     int         `json:"pid"`
 		Listen  string      `json:"listen"`
+		TLS     bool        `json:"tls"`
 		Started *time.Time  `json:"started"`
 		UptimeS float64     `json:"uptime_s"`
 		Ready   bool        `json:"ready"`
@@ -89,6 +90,7 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Upgrade: upgradeView{s.Upgrade.Failed, orNull(s.Upgrade.FailedAt), orEmpty(s.Upgrade.Predecessors)},
 		Version: s.Version,
 		Listen:  s.Listen,
+		TLS:     s.TLS,
 		Started: orNull(s.Started),
 		UptimeS: math.Round(time.Since(s.Started).Seconds()),
 		Ready:   len(reasons) == 0,

@@ -23,9 +23,9 @@ var mediaTypes = map[string]string{
 	".LICENSE": "text/plain; charset=utf-8",
 }
 
-// views are the first parts of the paths of the page's views. /models/chat and /models are the same
-// file as /. The page reads the path itself.
-var views = map[string]bool{
+// viewPaths are the first parts of the paths of the page's views. /models/chat and /models are the
+// same file as /. The page reads the path itself.
+var viewPaths = map[string]bool{
 	"configuration": true, "models": true, "nodes": true, "playground": true, "replicas": true, "requests": true,
 	"routing": true, "tenants": true,
 }
@@ -33,7 +33,7 @@ var views = map[string]bool{
 // isView reports whether a path is that of a view of the page.
 func isView(path string) bool {
 	kind, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-	return views[kind]
+	return viewPaths[kind]
 }
 
 // pageFiles returns the handlers of the page's files by URL path.

@@ -44,7 +44,7 @@ func TestO10_EveryViewHasAURL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for view := range views {
+	for view := range viewPaths {
 		if !strings.Contains(string(app), "'"+view+"'") {
 			t.Errorf("app.js has no view %s", view)
 		}

@@ -36,7 +36,7 @@ func TestO10_PlaygroundIsNoProxy(t *testing.T) {
 	}))
 	defer listener.Close()
 	c := newConfig()
-	c.Chat = NewChat(listener.Listener.Addr().String())
+	c.Chat = NewChat(listener.Listener.Addr().String(), false)
 	h := New(c)
 	ask := func() *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
@@ -120,7 +120,7 @@ func TestO10_PlaygroundStreams(t *testing.T) {
 	}))
 	defer listener.Close()
 	c := newConfig()
-	c.Chat = NewChat(listener.Listener.Addr().String())
+	c.Chat = NewChat(listener.Listener.Addr().String(), false)
 	gateway := httptest.NewServer(New(c))
 	defer gateway.Close()
 	r, err := http.Post(gateway.URL+playgroundPath, "application/json", strings.NewReader("{}"))
@@ -136,5 +136,21 @@ func TestO10_PlaygroundStreams(t *testing.T) {
 		if want == "data: 1" {
 			close(next)
 		}
+	}
+}
+
+// TestO10_PlaygroundByTLS: a listener that wants TLS is called by TLS.
+func TestO10_PlaygroundByTLS(t *testing.T) {
+	t.Parallel()
+	listener := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, "{}")
+	}))
+	defer listener.Close()
+	c := newConfig()
+	c.Chat = NewChat(listener.Listener.Addr().String(), true)
+	w := httptest.NewRecorder()
+	if New(c).ServeHTTP(w, chatRequest("{}", nil)); w.Code != 200 {
+		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
 }

@@ -149,6 +149,8 @@ type Status struct {
 	Upgrade UpgradeStatus
 	// Listen is the host:port on which clients reach the API.
 	Listen string
+	// TLS says that clients reach the API by TLS.
+	TLS    bool
 	Envoy  EnvoyStatus
 	XDS    XDSStatus
 	Config ConfigStatus

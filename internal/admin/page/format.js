@@ -81,7 +81,7 @@ export function words(name) {
   return spaced.charAt(0).toUpperCase() + spaced.slice(1);
 }
 
-/** Returns the URL that clients call. listen is the address of their listener. */
-export function clientsURL(listen) {
-  return `http://${listen}/v1`;
+/** Returns the URL that clients call. status is the gateway's. */
+export function clientsURL({ listen, tls }) {
+  return `${tls ? 'https' : 'http'}://${listen}/v1`;
 }

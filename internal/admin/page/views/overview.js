@@ -44,7 +44,7 @@ export function sum(rows, field) {
 
 /** Returns what the cards of the system show. */
 function systemOf({ status: s, now }) {
-  return { envoy: s.envoy, xds: s.xds, last: s.xds.last_nack ? `${ago(s.xds.last_nack.time, now)} ago` : 'never', shared: s.shared, listen: s.listen,
+  return { envoy: s.envoy, xds: s.xds, last: s.xds.last_nack ? `${ago(s.xds.last_nack.time, now)} ago` : 'never', shared: s.shared, clients: s.listen && clientsURL(s),
     pid: s.pid, before: s.upgrade.predecessors };
 }
 
@@ -53,7 +53,7 @@ function systemCards(w) {
   const xds = !w.xds.connected ? ['not connected', 'bad'] : refused > 0 ? [`${refused} refused`, 'warn'] : ['connected', 'ok'];
   return [
     card('Gateway', null, facts([
-      ['Clients call', w.listen && el('code', { text: clientsURL(w.listen) })], ['Process', `pid ${w.pid}`],
+      ['Clients call', w.clients && el('code', { text: w.clients })], ['Process', `pid ${w.pid}`],
       ...w.before.map((p) => ['Before it', `pid ${p.pid}, ${p.version}: ${count(p.requests, 'request')}`]),
     ])),
     card('Envoy', stateChip(w.envoy.state || 'unknown'), facts([

@@ -50,7 +50,7 @@ export function playground(place) {
       el('div', { class: 'panel chat' }, talk, ask), el('div', { class: 'stack' }, form.node, code.node))),
     update(s) {
       form.update(s);
-      code.listen = s.status.listen;
+      code.url = clientsURL(s.status);
       show();
     },
     close: () => running?.abort(),
@@ -154,11 +154,11 @@ async function* events(stream) {
 /** Makes the panel of the request as curl and as Python. */
 function makeCode() {
   const pre = el('pre', { class: 'code', tabindex: '0' });
-  const made = { listen: '', body: null };
+  const made = { url: '', body: null };
   let language = 'curl';
   const tabs = ['curl', 'Python'].map((name) => el('button', { type: 'button', 'aria-pressed': String(name === language), text: name, click: () => choose(name) }));
   const copy = el('button', { type: 'button', text: 'Copy', click: () => navigator.clipboard?.writeText(pre.textContent) });
-  const draw = () => made.body && text(pre, language === 'curl' ? curl(made.listen, made.body) : python(made.listen, made.body));
+  const draw = () => made.body && text(pre, language === 'curl' ? curl(made.url, made.body) : python(made.url, made.body));
   const choose = (name) => {
     language = name;
     tabs.forEach((t) => t.setAttribute('aria-pressed', String(t.textContent === name)));
@@ -166,23 +166,23 @@ function makeCode() {
   };
   return {
     node: panel('The request', [...tabs, copy], pre),
-    set listen(address) { made.listen = address; },
+    set url(url) { made.url = url; },
     show(body) { made.body = body; draw(); },
   };
 }
 
-function curl(listen, body) {
+function curl(url, body) {
   const quoted = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   const header = key ? ' \\\n  -H "authorization: Bearer $API_KEY"' : '';
-  return `curl -N ${clientsURL(listen)}/chat/completions \\\n  -H 'content-type: application/json'${header} \\\n  -d '${quoted}'`;
+  return `curl -N ${url}/chat/completions \\\n  -H 'content-type: application/json'${header} \\\n  -d '${quoted}'`;
 }
 
-function python(listen, { model, messages, ...rest }) {
+function python(url, { model, messages, ...rest }) {
   const given = Object.entries({ ...rest, stream: undefined }).filter(([, v]) => v !== undefined).map(([k, v]) => `    ${k}=${JSON.stringify(v)},\n`).join('');
   const lines = messages.map((m) => `        ${JSON.stringify(m)},\n`).join('');
   return `${key ? 'import os\n\n' : ''}from openai import OpenAI
 
-client = OpenAI(base_url="${clientsURL(listen)}", api_key=${key ? 'os.environ["API_KEY"]' : '"none"'})
+client = OpenAI(base_url="${url}", api_key=${key ? 'os.environ["API_KEY"]' : '"none"'})
 stream = client.chat.completions.create(
     model=${JSON.stringify(model)},
     messages=[
