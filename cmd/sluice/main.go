@@ -59,7 +59,7 @@ func newCommand() *cobra.Command {
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
 		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
-		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(),
+		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(),
 	)
 	return root
 }

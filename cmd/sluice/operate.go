@@ -30,7 +30,7 @@ func newModelsCommand() *cobra.Command {
 	var flags viewFlags
 	models := &cobra.Command{
 		Use:   "models",
-		Short: "List the models, or drain or scale one",
+		Short: "List the models, or drain, restart or scale one",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var list modelList
@@ -46,6 +46,10 @@ func newModelsCommand() *cobra.Command {
 		&cobra.Command{
 			Use: "undrain MODEL", Short: "Have a drained model take requests again", Args: cobra.ExactArgs(1),
 			RunE: flags.act(http.MethodPost, modelPath+"undrain", "%s takes requests again"),
+		},
+		&cobra.Command{
+			Use: "restart MODEL", Short: "Replace the replicas of a model one after another, each when it has finished its requests", Args: cobra.ExactArgs(1),
+			RunE: flags.act(http.MethodPost, modelPath+"restart", "the replicas of %s are replaced one after another"),
 		},
 		newScaleCommand(&flags),
 	)
@@ -100,7 +104,7 @@ func newReplicasCommand() *cobra.Command {
 	var flags viewFlags
 	replicas := &cobra.Command{
 		Use:   "replicas",
-		Short: "Drain a replica; `sluice ps` lists them",
+		Short: "Drain or restart a replica; `sluice ps` lists them",
 	}
 	flags.addFlags(replicas)
 	replicas.AddCommand(
@@ -111,6 +115,10 @@ func newReplicasCommand() *cobra.Command {
 		&cobra.Command{
 			Use: "undrain REPLICA", Short: "Give a drained replica requests again", Args: cobra.ExactArgs(1),
 			RunE: flags.act(http.MethodPost, replicaPath+"undrain", "%s gets requests again"),
+		},
+		&cobra.Command{
+			Use: "restart REPLICA", Short: "Replace a replica when it has finished its requests", Args: cobra.ExactArgs(1),
+			RunE: flags.act(http.MethodPost, replicaPath+"restart", "%s is replaced when it has finished its requests"),
 		},
 	)
 	return replicas

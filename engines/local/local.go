@@ -99,6 +99,8 @@ type Launcher struct {
 	mu sync.Mutex
 	// wanted are the desired models; guarded by mu
 	wanted []desiredModel
+	// restarts are the ids of the replicas to restart; guarded by mu
+	restarts map[string]bool
 	// running is closed when Run has returned, and nil before Run is called; guarded by mu
 	running chan struct{}
 	// stopped: quit is closed; guarded by mu
@@ -170,6 +172,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 	runners.Go(func() { l.rotateLogs(ctx) })
 	for {
 		wanted := l.desired()
+		l.table.restart(l.takeRestarts())
 		l.table.reconcile(wanted, l.newRunner)
 		l.table.allocateAll(wanted)
 		l.table.publish(wanted)

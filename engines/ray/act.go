@@ -102,6 +102,9 @@ func (l *Launcher) planLocked() []step {
 func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) unit {
 	u := unit{index: k.index, spec: r.meta.spec, ready: r.State == engines.Ready, ended: r.ended, due: !now.Before(r.retryAt),
 		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), requests: l.config.InFlight(r.ID) + l.group.requests(r.ID)}
+	if r.restartJob != "" && r.restartJob == r.job {
+		u.spec = restarted
+	}
 	if u.ended {
 		u.spec = m.specHash
 	}

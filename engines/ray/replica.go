@@ -41,6 +41,8 @@ type replica struct {
 	meta metadata
 	// job is the id of its newest job. It is empty while there is none.
 	job string
+	// restartJob is the job that an operator wants replaced. It is empty if there is none.
+	restartJob string
 	// submitted is when this gateway submitted the job. It is zero for a job that was found.
 	submitted time.Time
 	// listed: Ray has listed the job. ended: the job does not run.

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/loglines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -20,6 +22,13 @@ type Actions interface {
 	DrainModel(model string, drained bool)
 	// DrainReplica takes a replica out of rotation, or puts it back.
 	DrainReplica(id string, drained bool)
+	// RestartReplica replaces a replica when it has finished its requests.
+	RestartReplica(ctx context.Context, r engines.Replica) *openai.Error
+	// RestartModel restarts the replicas of a model one after another, and returns their ids.
+	RestartModel(model string) ([]string, *openai.Error)
+	// Log writes lines of the log of a replica's engine to w, until they end or ctx ends. An error
+	// before the first line says why there is no log.
+	Log(ctx context.Context, w io.Writer, r engines.Replica, q loglines.Query) error
 	// SetScale sets the bounds of a model's number of replicas until the file changes. nil restores
 	// those of the file. The answer has the bounds in force.
 	SetScale(model string, to *Bounds) (Scale, *openai.Error)
@@ -63,6 +72,8 @@ func (h *handler) findModelAction(rest string) (route, bool) {
 		return route{http.MethodPost: h.ofModel(name, h.drainModel(true))}, true
 	case "/undrain":
 		return route{http.MethodPost: h.ofModel(name, h.drainModel(false))}, true
+	case "/restart":
+		return route{http.MethodPost: h.ofModel(name, h.restartModel)}, true
 	case "/scale":
 		return route{http.MethodPut: h.ofModel(name, h.setScale), http.MethodDelete: h.ofModel(name, h.resetScale)}, true
 	}
@@ -81,6 +92,10 @@ func (h *handler) findReplica(rest string) (route, bool) {
 		return route{http.MethodPost: h.ofReplica(id, h.drainReplica(true))}, true
 	case "/undrain":
 		return route{http.MethodPost: h.ofReplica(id, h.drainReplica(false))}, true
+	case "/restart":
+		return route{http.MethodPost: h.ofReplica(id, h.restartReplica)}, true
+	case "/log":
+		return route{http.MethodGet: h.ofReplica(id, h.replicaLog)}, true
 	}
 	return nil, false
 }
@@ -145,6 +160,31 @@ func (h *handler) drainReplica(drained bool) replicaHandler {
 		auditOf(r).new = map[string]any{"replica": replica.ID, "drained": drained}
 		writeJSON(w, http.StatusOK, auditOf(r).new)
 	}
+}
+
+func (h *handler) restartModel(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
+	if !readAction(w, r, &struct{}{}, "{} or empty") {
+		return
+	}
+	replicas, fault := h.Actions.RestartModel(m.Name)
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	auditOf(r).new = map[string]any{"model": m.Name, "restarts": replicas}
+	writeJSON(w, http.StatusAccepted, auditOf(r).new)
+}
+
+func (h *handler) restartReplica(w http.ResponseWriter, r *http.Request, replica engines.Replica) {
+	if !readAction(w, r, &struct{}{}, "{} or empty") {
+		return
+	}
+	if fault := h.Actions.RestartReplica(r.Context(), replica); fault != nil {
+		writeError(w, fault)
+		return
+	}
+	auditOf(r).new = map[string]any{"replica": replica.ID, "restarts": true}
+	writeJSON(w, http.StatusAccepted, auditOf(r).new)
 }
 
 // setScale sets bounds of a model. A bound that the body leaves out keeps its value.

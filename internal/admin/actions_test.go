@@ -1,10 +1,16 @@
 package admin
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/loglines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -26,6 +32,26 @@ func (f *fakeActions) SetScale(model string, to *Bounds) (Scale, *openai.Error) 
 		return Scale{Bounds: Bounds{1, 1}, File: Bounds{1, 1}}, nil
 	}
 	return Scale{Bounds: *to, File: Bounds{1, 1}, Overridden: true}, nil
+}
+
+func (f *fakeActions) RestartReplica(_ context.Context, r engines.Replica) *openai.Error {
+	if r.Launcher == engines.Upstream {
+		return refusal(http.StatusConflict, "not ours")
+	}
+	f.told = append(f.told, "restart "+r.ID)
+	return nil
+}
+
+func (f *fakeActions) RestartModel(model string) ([]string, *openai.Error) {
+	return []string{model + "-0"}, nil
+}
+
+func (f *fakeActions) Log(_ context.Context, w io.Writer, r engines.Replica, q loglines.Query) error {
+	if r.Launcher == engines.Upstream {
+		return errors.New("not ours")
+	}
+	_, err := fmt.Fprintf(w, "%s %d %s %v\n", r.ID, q.Tail, q.Search, q.Follow)
+	return err
 }
 
 func (f *fakeActions) CancelRequest(id string) *openai.Error {
@@ -61,6 +87,14 @@ func TestO8_Actions(t *testing.T) {
 		{"DELETE", "/api/v1/models/chat/scale", "", 200, `"overridden":false`, ""},
 		{"PUT", "/api/v1/models/empty/scale", `{"min":3}`, 409, "not launched", ""},
 		{"DELETE", "/api/v1/models/empty/scale", "", 409, "not launched", ""},
+		{"POST", "/api/v1/replicas/chat-0/restart", "", 202, `{"replica":"chat-0","restarts":true}`, "restart chat-0"},
+		{"POST", "/api/v1/replicas/10.0.0.5%3A8000/restart", "", 409, "not ours", ""},
+		{"POST", "/api/v1/models/chat/restart", "", 202, `"restarts":["chat-0"]`, ""},
+		{"GET", "/api/v1/replicas/chat-0/log", "", 200, "chat-0 200  false\n", ""},
+		{"GET", "/api/v1/replicas/chat-0/log?tail=0&search=a%20b&follow=true", "", 200, "chat-0 0 a b true\n", ""},
+		{"GET", "/api/v1/replicas/chat-0/log?tail=x", "", 400, "tail is", ""},
+		{"GET", "/api/v1/replicas/chat-0/log?follow=perhaps", "", 400, "follow is", ""},
+		{"GET", "/api/v1/replicas/10.0.0.5%3A8000/log", "", 409, "There is no log to show: not ours.", ""},
 		{"POST", "/api/v1/requests/q-1/cancel", "", 202, `{"cancelled":true,"request_id":"q-1"}`, ""},
 		{"POST", "/api/v1/requests/q-2/cancel", "", 409, "not held", ""},
 		{"POST", "/api/v1/requests/q-1/repeat", "", 404, "Unknown", ""},

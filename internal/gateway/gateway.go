@@ -333,7 +333,7 @@ func (g *Gateway) countEarlierRequests(ctx context.Context, from *takeOver) erro
 // state directory.
 func (g *Gateway) managers(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run, g.announce,
+		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run, g.announce, g.operator.run,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)

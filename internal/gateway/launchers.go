@@ -99,7 +99,7 @@ func (g *Gateway) makeLaunchers() error {
 		}
 	}
 	g.launchers = l
-	g.operator = &operator{log: g.log, dispatcher: g.dispatcher, requests: g.requests, launchers: l}
+	g.operator = newOperator(g.log, g.dispatcher, g.requests, l)
 	return nil
 }
 

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 
 	"go.uber.org/zap"
 
@@ -20,6 +22,30 @@ type operator struct {
 	dispatcher *dispatch.Dispatcher
 	requests   *request.Store
 	launchers  *launchers
+	// work gives run what takes long.
+	work chan func(context.Context)
+
+	mu sync.Mutex
+	// restarting has the models whose replicas are being restarted; guarded by mu
+	restarting map[string]bool
+}
+
+func newOperator(log *zap.Logger, d *dispatch.Dispatcher, r *request.Store, l *launchers) *operator {
+	return &operator{log: log, dispatcher: d, requests: r, launchers: l, work: make(chan func(context.Context)), restarting: map[string]bool{}}
+}
+
+// run does what takes long until ctx ends.
+func (o *operator) run(ctx context.Context) error {
+	var working sync.WaitGroup
+	defer working.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case do := <-o.work:
+			working.Go(func() { do(ctx) })
+		}
+	}
 }
 
 // DrainModel implements admin.Actions.

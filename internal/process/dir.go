@@ -247,7 +247,7 @@ func (d *Dir) endPreviousLocked(name string) error {
 func (d *Dir) startLocked(s Spec) (*Process, error) {
 	r := Record{Name: s.Name, Purpose: s.Purpose, Command: s.Command, Meta: maps.Clone(s.Meta), LogFile: s.LogFile, Cgroup: s.Cgroup, Token: newToken()}
 	if r.LogFile == "" {
-		r.LogFile = filepath.Join("logs", fileName(s.Name)+".log")
+		r.LogFile = logPath(s.Name)
 	}
 	if !filepath.IsAbs(r.LogFile) {
 		r.LogFile = filepath.Join(d.path, r.LogFile)

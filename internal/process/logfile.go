@@ -218,3 +218,9 @@ func printable(line string) string {
 	}, strings.ToValidUTF8(line, "\uFFFD"))
 	return strings.TrimSpace(line)
 }
+
+// LogFile returns the path of the log of the process with this name. The file may not exist.
+func (d *Dir) LogFile(name string) string { return filepath.Join(d.path, logPath(name)) }
+
+// logPath returns the path of a process's log in the directory.
+func logPath(name string) string { return filepath.Join("logs", fileName(name)+".log") }

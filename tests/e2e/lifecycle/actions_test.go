@@ -215,3 +215,89 @@ func listedAs(g *harness.Gateway, id, code string) error {
 	}
 	return errors.New(fmt.Sprint(list))
 }
+
+// A restart of a replica, and of a model one replica after another, gives new processes and cuts no
+// stream.
+func TestE2E_O8_Restart(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.SlowSims)
+	before := g.Replicas()
+	running := g.OpenStreams(6, 100)
+	if out, err := g.RunCommand("replicas", "restart", "chat-1", "-c", g.Config); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	awaitNewProcess(g, before, "chat-1")
+	running.Wait()
+	for _, id := range []string{"chat-0", "chat-2"} {
+		if g.Replicas()[id].PID != before[id].PID {
+			t.Error(id, "was restarted as well")
+		}
+	}
+	before = g.Replicas()
+	running = g.OpenStreams(6, 100)
+	if out, err := g.RunCommand("models", "restart", "chat", "-c", g.Config); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	do(g, "POST", "/api/v1/models/chat/restart", "", 409)
+	harness.Eventually(t, "the model is restarted", func() error {
+		down := 0
+		for _, r := range g.Replicas() {
+			if r.State != "ready" {
+				down++
+			}
+		}
+		if down > 1 {
+			t.Errorf("%d replicas were away at once", down)
+		}
+		return allNew(g, before)
+	})
+	running.Wait()
+}
+
+// awaitNewProcess waits until the replica is ready with another process than before.
+func awaitNewProcess(g *harness.Gateway, before map[string]harness.Replica, id string) {
+	g.T.Helper()
+	harness.Eventually(g.T, id+" has a new process", func() error {
+		if now := g.Replicas()[id]; now.State != "ready" || now.PID == before[id].PID {
+			return fmt.Errorf("%+v", now)
+		}
+		return nil
+	})
+}
+
+// allNew returns an error while a replica is not ready with another process than before.
+func allNew(g *harness.Gateway, before map[string]harness.Replica) error {
+	for id, r := range g.Replicas() {
+		if r.State != "ready" || r.PID == before[id].PID {
+			return fmt.Errorf("%s: %+v", id, r)
+		}
+	}
+	return nil
+}
+
+// The log of an engine is shown, searched and followed, also over a restart of the replica.
+func TestE2E_O8_Logs(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.OneSim)
+	harness.Eventually(t, "the engine has logged", func() error {
+		return printed(g, `listens on http`, "logs", "chat-0", "-c", g.Config)
+	})
+	if out, err := g.RunCommand("logs", "chat-0", "--search", "nobody says this", "-c", g.Config); err != nil || out != "" {
+		t.Errorf("%v: %q", err, out)
+	}
+	if out, err := g.RunCommand("logs", "chat-9", "-c", g.Config); err == nil || !strings.Contains(out, "no replica `chat-9`") {
+		t.Errorf("%v: %q", err, out)
+	}
+	resp, err := http.Get(g.Admin + "/api/v1/replicas/chat-0/log?tail=0&follow=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	before := g.Replicas()
+	do(g, "POST", "/api/v1/replicas/chat-0/restart", "", 202)
+	awaitNewProcess(g, before, "chat-0")
+	line, err := bufio.NewReader(resp.Body).ReadString('\n')
+	if err != nil || line == "" || resp.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+		t.Errorf("followed: %q, %v", line, err)
+	}
+}

@@ -1,0 +1,105 @@
+package loglines
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/redact"
+)
+
+// lockedBuffer is a bytes.Buffer for two goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// await waits until the text has come.
+func (l *lockedBuffer) await(t *testing.T, text string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		l.mu.Lock()
+		now := l.b.String()
+		l.mu.Unlock()
+		if now == text {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("read %q, want %q", now, text)
+		}
+	}
+}
+
+func TestO8_LastLines(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	text := "loading model\n\x1b[31mERROR one\x1b[0m\n 10%\r 90%\r done\nkey is hunter-two-is-secret\n\nerror two\nhalf"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		q    Query
+		want string
+	}{
+		{Query{Tail: 100}, "loading model\n[31mERROR one[0m\n done\nkey is …\nerror two\nhalf\n"},
+		{Query{Tail: 2}, "error two\nhalf\n"},
+		{Query{Tail: 1, Search: "error"}, "error two\n"},
+		{Query{Tail: 9, Search: "ERROR"}, "[31mERROR one[0m\nerror two\n"},
+		{Query{Tail: 9, Search: "hunter"}, ""},
+		{Query{}, ""},
+	} {
+		var out strings.Builder
+		if err := CopyFile(t.Context(), &out, path, test.q, redact.New("hunter-two-is-secret")); err != nil || out.String() != test.want {
+			t.Errorf("%+v: %v, %q, want %q", test.q, err, out.String(), test.want)
+		}
+	}
+	var out strings.Builder
+	if err := CopyFile(t.Context(), &out, path+"-none", Query{Tail: 1}, nil); err != nil || out.Len() > 0 {
+		t.Error("a file that does not exist:", err, out.String())
+	}
+	if err := (Query{Search: "two"}).Copy(&out, strings.NewReader("one\ntwo\nhalf two"), nil); err != nil || out.String() != "two\nhalf two\n" {
+		t.Errorf("a stream: %v, %q", err, out.String())
+	}
+}
+
+// A followed file shows what comes, whole lines only, also after it was rotated.
+func TestO8_FollowAFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "log")
+	write := func(flag int, text string) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|flag, 0o600)
+		if err == nil {
+			_, err = f.WriteString(text)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	write(0, "old\nlast\nha")
+	ctx, cancel := context.WithCancel(t.Context())
+	var out lockedBuffer
+	ended := make(chan error, 1)
+	go func() { ended <- CopyFile(ctx, &out, path, Query{Tail: 1, Follow: true}, nil) }()
+	out.await(t, "last\n")
+	write(os.O_APPEND, "lf\nnew\n")
+	out.await(t, "last\nhalf\nnew\n")
+	write(os.O_TRUNC, "again\n")
+	out.await(t, "last\nhalf\nnew\nagain\n")
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
