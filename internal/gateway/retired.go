@@ -109,7 +109,7 @@ func (g *Gateway) carryOn(ctx context.Context, signals <-chan os.Signal, s *succ
 	case s.result != nil:
 		return <-s.result
 	case isFirst:
-		return g.dir.Follow(stopping, s.state)
+		return g.dir.Follow(ctx, signals, stopping, s.state)
 	}
 	return ErrHandedOver
 }

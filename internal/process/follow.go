@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,12 +73,16 @@ func (d *Dir) Forward(s unix.Signal) {
 // gateway was told to stop before. The error says how the gateway has ended, unless it has stopped
 // cleanly.
 //
+// ctx ends when this process was told to stop, also if that was before the call. earlier has signals
+// that came before the call and were not passed on.
+//
 // reaped returns how a child has ended that someone else in this process waits for; nil: it runs,
 // or it is none of these.
-func (d *Dir) Follow(stopping bool, reaped func(pid int) *os.ProcessState) error {
+func (d *Dir) Follow(ctx context.Context, earlier <-chan os.Signal, stopping bool, reaped func(pid int) *os.ProcessState) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGUSR2, StopSignal)
 	defer signal.Stop(signals)
+	stopping = d.passEarlier(ctx, earlier, stopping)
 	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
 	f := follower{dir: d, pid: d.Holder(), statuses: map[int]unix.WaitStatus{}, reaped: reaped}
@@ -91,6 +96,17 @@ func (d *Dir) Follow(stopping bool, reaped func(pid int) *os.ProcessState) error
 			}
 		}
 	}
+}
+
+// passEarlier passes on what came before Follow. It returns whether the gateway was told to stop.
+func (d *Dir) passEarlier(ctx context.Context, earlier <-chan os.Signal, stopping bool) bool {
+	if !stopping && ctx.Err() != nil {
+		stopping = d.pass(unix.SIGTERM, false)
+	}
+	for len(earlier) > 0 {
+		stopping = d.pass((<-earlier).(unix.Signal), stopping)
+	}
+	return stopping
 }
 
 // pass passes a signal on to the gateway. It returns whether the gateway was told to stop.

@@ -51,8 +51,8 @@ type gatewayPlan struct {
 	Grace time.Duration
 }
 
-// playGateway reads the plan from stdin, writes one line per started process, and waits to be
-// killed.
+// playGateway reads the plan from stdin, says when it is ready, and waits to be killed or told to
+// stop.
 func playGateway() {
 	var plan gatewayPlan
 	check(json.NewDecoder(os.Stdin).Decode(&plan))
@@ -71,8 +71,10 @@ func playGateway() {
 	if plan.Grace > 0 {
 		check(d.StartGuard(guardCommand(plan.Dir, plan.Grace)))
 	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, StopSignal)
 	fmt.Println("ready")
-	select {}
+	<-stop
 }
 
 func playGuard(dir, grace string) {

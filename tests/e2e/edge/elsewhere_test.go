@@ -367,7 +367,7 @@ func TestE2E_B11_EnvoysElsewhereProveWhoTheyAre(t *testing.T) {
 		}
 		return serves(envoy)
 	})
-	if !strings.Contains(resting.LogText(), "certificates of control read again") {
+	if !strings.Contains(resting.LogText(), "certificates read again") {
 		t.Error("the certificates were not read again")
 	}
 	serving.Launch()
