@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -348,13 +349,32 @@ func (s *sockets) sharedFiles() ([]*os.File, error) {
 		if !ok {
 			return nil, errors.Join(fmt.Errorf("the listener at %s is not TCP", one.address), closeFiles(files))
 		}
-		file, err := l.File()
+		file, err := copyOf(l)
 		if err != nil {
 			return nil, errors.Join(err, closeFiles(files))
 		}
 		files = append(files, file)
 	}
 	return files, nil
+}
+
+// copyOf returns a copy of a listener for a child process. The file that TCPListener.File returns
+// would not do: exec makes it block, and with it the listener itself, whose Accept and Close then
+// wait for a connection that the child may have accepted.
+func copyOf(l *net.TCPListener) (*os.File, error) {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	var failed error
+	if err := raw.Control(func(original uintptr) { fd, failed = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, os.NewSyscallError("fcntl", failed)
+	}
+	return os.NewFile(uintptr(fd), l.Addr().String()), nil
 }
 
 func closeFiles(files []*os.File) error {

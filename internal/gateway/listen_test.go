@@ -1,0 +1,60 @@
+package gateway
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// A child process that gets a copy of a listener takes nothing from it: Accept of the original can
+// be ended.
+func TestX20_ASharedListenerCanBeClosed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := copyOf(l.(*net.TCPListener))
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("cat")
+	child.ExtraFiles = []*os.File{file}
+	input, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	if c, err := net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Error(err)
+	} else {
+		defer c.Close()
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				ended <- err
+				return
+			}
+			c.Close()
+			ended <- nil
+		}
+	}()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	l.Close()
+	if err := <-ended; !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+	input.Close()
+	if err := child.Wait(); err != nil {
+		t.Error(err)
+	}
+}
