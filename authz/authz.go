@@ -29,6 +29,9 @@ const Anyone = "anyone"
 // Tenant is a customer of the gateway. A Tenant is immutable.
 type Tenant struct {
 	Name string
+	// Key names the key of the caller, see KeyName. It is empty if the caller needs no key, or if
+	// the tenant was found by its name alone.
+	Key string
 	// Models are the names of the models and pools that the tenant may use. "*" stands for all.
 	Models []string
 	// Priority is the priority of requests with this key: Interactive, Default or Batch. Empty
@@ -143,7 +146,9 @@ func (a *Authenticator) Set(c Config) error {
 			if other, exists := p.byKey[d]; exists {
 				return fmt.Errorf("tenant %s: one of its keys also belongs to tenant %s", t.Name, other.Name)
 			}
-			p.byKey[d] = &t
+			own := t
+			own.Key = KeyName(t.Name, hex.EncodeToString(d[:]))
+			p.byKey[d] = &own
 		}
 	}
 	a.policy.Store(p)
@@ -159,6 +164,28 @@ func (a *Authenticator) Tenant(name string) (*Tenant, bool) {
 	t, ok := p.byName[name]
 	return t, ok
 }
+
+// Caller finds a tenant by its name, and the name of its key by the key's digest (see
+// Credentials.Digest). It serves requests that were authenticated before. A digest that the tenant
+// does not have gives a Tenant without a key.
+func (a *Authenticator) Caller(name, digest string) (*Tenant, bool) {
+	if p := a.policy.Load(); p != nil {
+		d, err := parseHash(hashPrefix + digest)
+		if t := p.byKey[d]; err == nil && t != nil && t.Name == name {
+			return t, true
+		}
+	}
+	return a.Tenant(name)
+}
+
+// KeyName names a key in lists and in the ledger: its tenant's name, and the first hex digits of
+// its digest.
+func KeyName(tenant, digest string) string {
+	return tenant + "/" + digest[:min(len(digest), keyNameDigits)]
+}
+
+// keyNameDigits is the number of hex digits in the name of a key.
+const keyNameDigits = 8
 
 // Credentials are the values of a request's headers that may hold an API key.
 type Credentials struct {

@@ -57,7 +57,7 @@ func (x *exchange) offer(scan *openai.Request, m *dispatch.Managed) *extproc.Pro
 		set = append(set, header(headers.Endpoint, gateway))
 	}
 	return &extproc.ProcessingResponse{
-		DynamicMetadata: x.server.metadata.ofTenant(x.tenant.Name),
+		DynamicMetadata: x.server.metadata.ofTenant(x.tenant),
 		Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{
 			ClearRouteCache: true, HeaderMutation: &extproc.HeaderMutation{SetHeaders: set},
 		}}},

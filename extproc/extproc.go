@@ -221,7 +221,7 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 		return x.refuse(fault)
 	}
 	x.tenant = tenant
-	x.record = x.server.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name, Canceller: x})
+	x.record = x.server.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name, Key: tenant.Key, Canceller: x})
 	if h.GetEndOfStream() {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
 	}
@@ -272,7 +272,7 @@ func (x *exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 	x.record.SetNative(t, t.Model, t.Replica(), waited)
 	x.record.SetPrediction(t.Prediction())
 	answer := nativeAnswer(t, scan, body, departure{waited, x.traceparent(), x.head.appendPath(nil)})
-	answer.DynamicMetadata = x.server.metadata.of(x.tenant.Name, t)
+	answer.DynamicMetadata = x.server.metadata.of(x.tenant, t)
 	return answer
 }
 

@@ -1,12 +1,14 @@
 package extproc
 
 import (
+	"strings"
 	"testing"
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -42,11 +44,12 @@ func TestALimitedTenantHearsWhatItHasLeft(t *testing.T) {
 	}
 }
 
-func TestOneWithoutLimitsIsNotedWithItsTenantAlone(t *testing.T) {
+func TestOneWithoutLimitsIsNotedWithItsTenantAndKey(t *testing.T) {
 	s, _ := newServer(t, nil)
 	e := open(t, s)
 	e.headers(key)
-	if diff := cmp.Diff(map[string]string{headers.MetadataTenant: "acme"}, metadataOf(e.body(ask))); diff != "" {
+	want := map[string]string{headers.MetadataTenant: "acme", headers.MetadataKey: "acme/" + strings.TrimPrefix(authz.HashKey("key"), "sha256:")[:8]}
+	if diff := cmp.Diff(want, metadataOf(e.body(ask))); diff != "" {
 		t.Error(diff)
 	}
 }

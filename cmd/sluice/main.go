@@ -60,6 +60,7 @@ func newCommand() *cobra.Command {
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
 		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
 		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(),
+		newUsageCommand(),
 	)
 	return root
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // Config holds the funcs from which New's handler reads its answers. Fleet and Status are required.
@@ -63,6 +64,8 @@ type Config struct {
 	Tenants func() []Tenant
 	// Pools returns the pools.
 	Pools func() []Pool
+	// Usage answers what was used. The error says why it cannot.
+	Usage func(context.Context, usage.Question) (usage.Answer, error)
 	// Limits returns the limits of "model/NAME" or "tenant/NAME" that can be changed at run time:
 	// the values in force, the values of the file (empty if the file does not name the key), and
 	// the names of the changed limits. ok is false for an unknown key. If Limits is nil, no limit
@@ -192,6 +195,9 @@ func (h *handler) table() map[string]route {
 	}
 	if h.Tenants != nil {
 		routes["/api/v1/tenants"] = route{http.MethodGet: h.tenants}
+	}
+	if h.Usage != nil {
+		routes["/api/v1/usage"] = route{http.MethodGet: h.usage}
 	}
 	if h.Pools != nil {
 		routes["/api/v1/pools"] = route{http.MethodGet: h.pools}

@@ -104,6 +104,8 @@ type Config struct {
 	// TaskLifetime is how long a task lasts at most, however often it is renewed. After it the task
 	// is not found any more, and its capacity is free. Default 4h.
 	TaskLifetime time.Duration `yaml:"task_lifetime" default:"4h" min:"1s"`
+	// Usage says how long what was used is kept.
+	Usage Usage `yaml:"usage"`
 	// Auth says who may call.
 	Auth Auth `yaml:"auth"`
 	// Tenants are the callers. With auth.mode keys and no tenant, every request is rejected.

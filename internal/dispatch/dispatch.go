@@ -304,6 +304,8 @@ type Request struct {
 	// speech or images counts as, in tokens; 0 means that the answer is text.
 	Free        bool
 	MediaOutput int
+	// TellsUsage says that an engine tells its token count in the answer without being asked.
+	TellsUsage bool
 	// Endpoint and Stream say what the client asked for.
 	Endpoint openai.Endpoint
 	Stream   bool
@@ -363,6 +365,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		NoOutput:    scan.Endpoint.NoOutput(),
 		Free:        scan.Endpoint.Free(),
 		MediaOutput: scan.MediaOutput(),
+		TellsUsage:  !scan.Stream || scan.IncludeUsage || !scan.Endpoint.Chunked(),
 		Endpoint:    scan.Endpoint,
 		Stream:      scan.Stream,
 		Bytes:       scan.Size,

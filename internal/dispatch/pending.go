@@ -56,7 +56,7 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 	case wait != nil:
 		return nil, &Pending{dispatcher: d, admission: wait, choice: c, request: r, ticket: t}, nil
 	}
-	t.granted(lease, r.Model)
+	t.granted(lease, r)
 	return t, nil, nil
 }
 
@@ -95,7 +95,7 @@ func (p *Pending) Await(ctx context.Context) (*Ticket, *openai.Error) {
 		t.releaseIDs()
 		return nil, p.dispatcher.explain(ctx, p.choice, p.request, err)
 	}
-	t.granted(lease, p.request.Model)
+	t.granted(lease, p.request)
 	return t, nil
 }
 

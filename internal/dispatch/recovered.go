@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -209,13 +210,30 @@ func (d *Dispatcher) endIdentified(r RecoveredRequest) *admission.Lease {
 // costOf returns what a recovered request has cost. Its estimate of before the restart is gone, so
 // the size of its body stands for its prompt.
 func (d *Dispatcher) costOf(r RecoveredRequest) int {
-	d.mu.Lock()
-	l := d.estimators[r.Model]
-	d.mu.Unlock()
-	if l == nil {
-		l = new(estimator)
-	}
+	l := d.estimatorOf(r.Model)
 	return l.cost(r.Response, l.estimate(&Request{Tenant: r.Tenant, PromptBytes: r.BodyBytes}))
+}
+
+// estimatorOf returns the estimator of a model. It is a new one for a model that is not known.
+func (d *Dispatcher) estimatorOf(model string) *estimator {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if l := d.estimators[model]; l != nil {
+		return l
+	}
+	return new(estimator)
+}
+
+// EstimateUsage estimates the tokens of a request for a model from the bytes of its bodies. The
+// endpoint says whether the answer has text.
+func (d *Dispatcher) EstimateUsage(model string, endpoint openai.Endpoint, in, out int64, stream bool) (prompt, completion int64) {
+	l := d.estimatorOf(model)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if prompt = int64(l.promptLocked(int(in)) + 0.5); endpoint.NoOutput() {
+		return prompt, 0
+	}
+	return prompt, int64(float64(out)/l.bytesLocked(stream) + 0.5)
 }
 
 // ObserveRecovered applies an entry of Envoy's access log to the recovered requests: it identifies

@@ -74,19 +74,20 @@ type Ticket struct {
 	response uint64
 }
 
-// measureEvery is the interval, in requests, at which the engine's token count is asked for
-// although no limit needs it. The estimator learns from these requests.
+// measureEvery is the interval, in requests, at which the engine's token count is looked for
+// although no limit needs it and the engine may not tell it. The estimator learns from these
+// requests.
 const measureEvery = 16
 
 // granted sets the lease and the fields that depend on the picked model.
-func (t *Ticket) granted(lease *admission.Lease, asked string) {
+func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
 	t.FailOver = t.route.policy.FailOver
-	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(asked) {
-		t.Served = asked
+	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(r.Model) {
+		t.Served = r.Model
 	}
-	t.measure = t.route.policy.Limits.TokensPerMinute > 0 ||
+	t.measure = r.TellsUsage || t.route.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
 		t.estimator.asked.Add(1)%measureEvery == 1
 	t.mu.Lock()

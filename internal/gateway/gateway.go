@@ -38,6 +38,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // Options are the options of New and Run.
@@ -79,6 +80,7 @@ type Gateway struct {
 	// requestLog is the access log; nil: it is off.
 	requestLog *telemetry.RequestLog
 	conditions *condition.Registry
+	usage      *usage.Ledger
 	// news asks the replicas how busy their engines are.
 	news *news.Reader
 	// draining is true from the beginning of drain on.
@@ -175,7 +177,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.accessLog.OnEntry = g.observe
 	g.settings.file = o.Config
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
-	if err := g.makeAdmission(); err != nil {
+	if err := errors.Join(g.makeUsage(), g.makeAdmission()); err != nil {
 		return nil, err
 	}
 	g.news = news.New(news.Config{Fleet: g.fleet, Tell: g.tellNews})
@@ -346,7 +348,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 
 // servants lists what requests need as long as one runs.
 func (g *Gateway) servants() []func(context.Context) error {
-	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst, g.memory.monitor.Run}
+	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst, g.memory.monitor.Run, g.usage.Run}
 	all = append(all, g.limits.components()...)
 	all = append(all, g.routing.components()...)
 	return append(all, g.streams.components()...)

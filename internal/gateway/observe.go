@@ -14,11 +14,12 @@ import (
 )
 
 // subscribers returns the funcs that are called for events of requests: those of the metrics, the
-// access log, the log of picks and the tracer.
+// ledger, the access log, the log of picks and the tracer.
 func (g *Gateway) subscribers() request.Subscribers {
 	return request.Subscribers{
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
+		Used:       g.used,
 		Finished:   []func(request.Summary){g.metrics.Finished, g.requestLog.Finished, g.streams.tracer.Native},
 		Picked:     telemetry.PickLog(g.log),
 	}

@@ -31,6 +31,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Nodes:       g.launchers.allNodes,
 		Upstreams:   g.upstreamViews,
 		Tenants:     g.tenants,
+		Usage:       g.queryUsage,
 		Pools:       g.poolViews,
 		Limits:      g.limits.lookup,
 		PatchLimits: g.limits.patch,

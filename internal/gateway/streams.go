@@ -64,12 +64,12 @@ func (g *Gateway) makeStreams() error {
 	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
 	s.realtime = &realtime.Handler{
-		Generator: s.relay, Tenants: g.auth.Tenant, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
+		Generator: s.relay, Tenants: g.auth.Caller, Valid: g.auth.Valid, CheckOrigin: c.Auth.Mode == config.AuthNone,
 		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget,
 		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
 		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
 	}
-	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Tenant, ReplicaHeader: replicaHeader}
+	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader}
 	return nil
 }
 

@@ -33,6 +33,8 @@ const MetadataUsage = "sluice_usage"
 const (
 	// MetadataTenant is the name of the tenant.
 	MetadataTenant = "tenant"
+	// MetadataKey names the caller's key, see authz.KeyName.
+	MetadataKey = "key"
 	// MetadataLease is the id of the lease of the request. A gateway that was restarted resumes the
 	// lease.
 	MetadataLease = "lease"

@@ -107,6 +107,7 @@ func (r *Relay) cancelRemote(c *Call, to remote) {
 func setCall(request *http.Request, c *Call) *http.Request {
 	request.Body, request.ContentLength = io.NopCloser(bytes.NewReader(c.Body)), int64(len(c.Body))
 	request.Header.Set(headers.Tenant, c.Tenant.Name)
+	request.Header.Set(headers.Key, c.Tenant.Key)
 	request.Header.Set(headers.Priority, priorityName(c))
 	if c.isNamed() {
 		request.Header.Set(headers.IdempotencyKey, c.Scan.RequestID)
@@ -158,6 +159,11 @@ func callOfPeer(req *http.Request, tenant func(string) (*authz.Tenant, bool), ma
 	t, ok := tenant(req.Header.Get(headers.Tenant))
 	if !ok {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "This gateway does not know the tenant.")
+	}
+	if key := req.Header.Get(headers.Key); key != "" {
+		own := *t
+		own.Key = key
+		t = &own
 	}
 	endpoint, ok := openai.EndpointOf(req.URL.Path)
 	if !ok {

@@ -82,6 +82,9 @@ func (s *Store) observeRequest(e *Entry) {
 		hold.Correct(e.Response())
 	}
 	if ended {
+		if q.Route != RouteManaged { // else the relay has told it
+			s.used(&q)
+		}
 		s.finish(q)
 	}
 }
@@ -180,6 +183,9 @@ func (q *Summary) apply(e *Entry) {
 	if tenant := e.Metadata[headers.MetadataTenant]; tenant != "" {
 		q.Tenant = tenant
 	}
+	if key := e.Metadata[headers.MetadataKey]; key != "" {
+		q.Key = key
+	}
 	q.BytesIn, q.BytesOut = max(q.BytesIn, e.BytesIn), e.BytesOut
 	q.FirstByte, q.LastByte, q.Duration, q.UpstreamDuration = firstByte, e.LastByte, e.Duration, upstreamDuration
 	if !e.Start.IsZero() {
@@ -199,6 +205,7 @@ func (q *Summary) applyEnd(e *Entry) {
 	if e.answeredByEngine() {
 		q.Source, q.Route = headers.SourceEngine, RouteNative
 	}
+	q.Abandoned = e.abandoned()
 	if code, ok := strings.CutPrefix(e.Details, headers.DetailsPrefix); ok && q.Code == "" {
 		q.Code = code
 	}

@@ -121,24 +121,32 @@ func (r *Record) SetOutcome(o Outcome) {
 	if r == nil {
 		return
 	}
-	if q, ended := r.setOutcome(o); ended {
+	q, first, ended := r.setOutcome(o)
+	if first {
+		r.store.used(&q)
+	}
+	if ended {
 		r.store.finish(q)
 	}
 }
 
-// setOutcome returns true, and how the request has ended, if nothing else was awaited.
-func (r *Record) setOutcome(o Outcome) (Summary, bool) {
+// setOutcome returns how the request has ended, whether this is its first outcome, and whether
+// nothing else was awaited.
+func (r *Record) setOutcome(o Outcome) (q Summary, first, ended bool) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	if r.outcome != nil {
-		return Summary{}, false
+		return Summary{}, false, false
 	}
 	r.outcome = &o
 	if !r.dispatched {
 		r.summary.Waited = time.Since(r.waitingSince)
 	}
 	r.summary.applyOutcome(&o)
-	return r.joinHeldLocked()
+	if q, ended = r.joinHeldLocked(); !ended {
+		q = r.summary
+	}
+	return q, true, ended
 }
 
 // Close tells that the request is over for Sluice, and releases its hold. fault is the error with
@@ -246,6 +254,7 @@ func (q *Summary) applyOutcome(o *Outcome) {
 	}
 	q.FinishReason, q.Cause, q.Attempts = o.Finish, o.Cause, o.Attempts
 	q.setUsage(o.usage())
+	q.Abandoned = !o.Answered && o.Attempts > 0 && (o.Cause == CauseClient || o.Cause == CauseTimeout || o.Cause == CauseCancelled)
 	q.FirstByte, q.Decode = o.TTFT, o.Decode
 	if !o.Answered || o.Cause != "" || o.Fault != nil {
 		q.LastByte = 0 // what ended was not the engine's response

@@ -38,8 +38,9 @@ type Arrival struct {
 	ID, ClientID string
 	// Method and Path of the request, if they are known. The query is cut off the path.
 	Method, Path string
-	// Tenant is the name of the caller's tenant.
-	Tenant string
+	// Tenant is the name of the caller's tenant, Key names the caller's key. Key is empty if there
+	// was none.
+	Tenant, Key string
 	// Model is the model's name or alias as the client sent it, Stream says that the client asked
 	// for a streamed response, Bytes is the size of the body. If the body has not been read yet,
 	// they and ClientID are zero, and Record.SetBody adds them.
@@ -62,7 +63,9 @@ type Summary struct {
 	// Method and Path; the path without its query. Empty until Envoy's log entry for the request
 	// has come.
 	Method, Path string
-	Tenant       string
+	// Tenant is the name of the caller's tenant, Key names the caller's key; empty if there was
+	// none.
+	Tenant, Key string
 	// Model as the client named it until the request is dispatched, the model's own name after.
 	Model string
 	// Replica is where the dispatcher sent the request; once it has ended, the replica that served
@@ -105,6 +108,9 @@ type Summary struct {
 	// FinishReason is why the engine has ended its response; empty where nobody has read it, as in
 	// native streams.
 	FinishReason string
+	// Abandoned says that a replica was at work on the request, and had not begun to answer, when
+	// the client left or the time was over.
+	Abandoned bool
 	// Cause says who ended a stream before its end: CauseClient and so on; empty: nobody did, or
 	// the response was no stream.
 	Cause string

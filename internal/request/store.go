@@ -44,6 +44,10 @@ type Subscribers struct {
 	Retried func(model, tenant, reason string)
 	// Picked is told of each request whose replica was picked, with its Prediction.
 	Picked func(Summary)
+	// Used is told what each request has used, once, as soon as that is known: of a managed request
+	// when the relay is done with it, of another one when its log entry has come. It is told
+	// before Finished. It is also told of requests that have used nothing.
+	Used func(*Summary)
 	// Finished are told of every request that has ended, once.
 	Finished []func(Summary)
 }
@@ -82,7 +86,7 @@ func (s *Store) Begin(a Arrival) *Record {
 	}
 	r := &Record{store: s, waitingSince: time.Now(), onConnection: a.OnConnection, canceller: a.Canceller}
 	r.summary = Summary{
-		ID: a.ID, ClientID: clip(a.ClientID), Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Model: clip(a.Model),
+		ID: a.ID, ClientID: clip(a.ClientID), Method: a.Method, Path: CleanPath(a.Path), Tenant: a.Tenant, Key: a.Key, Model: clip(a.Model),
 		State: Queued, Stream: a.Stream, BytesIn: int64(a.Bytes), Started: r.waitingSince,
 	}
 	s.mu.Lock()
@@ -258,6 +262,13 @@ func (s *Store) sweepLocked(now time.Time) {
 		if r.logOnly && now.Sub(r.heard) > logOnlyTTL {
 			s.dropLocked(r)
 		}
+	}
+}
+
+// used tells what a request has used. Called without the lock.
+func (s *Store) used(q *Summary) {
+	if s.subscribers.Used != nil {
+		s.subscribers.Used(q)
 	}
 }
 

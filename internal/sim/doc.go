@@ -69,7 +69,8 @@
 //
 // GET /sim/requests returns the last requests of clients, oldest first, each with the length and
 // SHA-256 of its raw body and some of its headers (of credentials only the names). DELETE
-// /sim/requests removes them. GET /sim/state returns what is running and waiting. GET /metrics has
-// gauges, counters and histograms under vLLM's names. POST /reset_prefix_cache empties the prefix
+// /sim/requests removes them. GET /sim/usage returns what finished requests have used, and the
+// others. GET /sim/state returns what is running and waiting. GET /metrics has gauges, counters and
+// histograms under vLLM's names. POST /reset_prefix_cache empties the prefix
 // cache.
 package sim

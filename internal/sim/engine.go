@@ -37,6 +37,7 @@ type Engine struct {
 	scheduler  *scheduler
 	metrics    *metrics
 	requestLog *requestLog
+	answered   answeredUsage
 	vocabulary vocabulary
 	// filler are the tokens that extend an answer that is too short.
 	filler []string
@@ -89,6 +90,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("GET /sim/requests", e.handleRequests)
 	mux.HandleFunc("DELETE /sim/requests", func(http.ResponseWriter, *http.Request) { e.requestLog.clear() })
 	mux.HandleFunc("GET /sim/state", e.handleState)
+	mux.HandleFunc("GET /sim/usage", e.handleUsage)
 	mux.HandleFunc("GET /sim/fault", e.handleGetFault)
 	mux.HandleFunc("POST /sim/fault", e.handleSetFault)
 	mux.Handle("/", e.handle(func(*handler) error {
@@ -145,6 +147,8 @@ type handler struct {
 	body io.Writer
 	// compressor compresses the body for the fault gzip; otherwise it is nil.
 	compressor *gzip.Writer
+	// generation is the work on the request; nil before generate.
+	generation *generation
 	// raw writes the response for the faults that net/http would not commit; otherwise it is nil.
 	raw *rawWriter
 	// translation translates the answer for a client of the Messages API; otherwise it is nil.
@@ -172,7 +176,9 @@ func (e *Engine) handle(handle func(*handler) error) http.Handler {
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		h := &handler{engine: e, w: w, r: r, requestBody: body}
 		err = h.run(handle)
-		done(outcome(r.Context(), err, h.fault))
+		how := outcome(r.Context(), err, h.fault)
+		done(how)
+		e.answered.add(h.generation, how == outcomeOK)
 		if h.raw != nil {
 			h.raw.close(err == nil)
 			return
@@ -242,12 +248,15 @@ func (e *Engine) handleHealth(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
+// outcomeOK is the outcome of a request whose response was written to its end.
+const outcomeOK = "ok"
+
 // outcome returns how a request ended, in one word for GET /sim/requests.
 func outcome(ctx context.Context, err error, f Fault) string {
 	var rejected *apiError
 	switch {
 	case err == nil:
-		return "ok"
+		return outcomeOK
 	case ctx.Err() != nil:
 		return "client left"
 	case len(f.parts) > 0:

@@ -43,6 +43,7 @@ type generation struct {
 // answers of the first prompt come first. The caller must call close.
 func (h *handler) generate(prompts []prompt, answers []answer) *generation {
 	g := &generation{scheduler: h.engine.scheduler, changed: make(chan struct{}, 1), prompts: prompts}
+	h.generation = g
 	each := len(answers) / max(len(prompts), 1)
 	sequences := make([]*sequence, len(answers))
 	g.choices = make([]*choice, len(answers))

@@ -39,8 +39,8 @@ type Server struct {
 	pb.UnimplementedInferenceServer
 
 	Generator Generator
-	// Tenants finds the tenant that ext_authz has named.
-	Tenants func(name string) (*authz.Tenant, bool)
+	// Tenants finds the tenant that ext_authz has named, by its name and the digest of the key.
+	Tenants func(name, key string) (*authz.Tenant, bool)
 	// ReplicaHeader reports whether the trailers name the replica. nil: they do.
 	ReplicaHeader func() bool
 }
@@ -74,7 +74,7 @@ func (s *Server) Stream(start *pb.StartRequest, out grpc.ServerStreamingServer[p
 // call returns the call that a request asks for.
 func (s *Server) call(ctx context.Context, start *pb.StartRequest, received time.Time) (*relay.Call, *openai.Error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	tenant, ok := s.Tenants(first(md, headers.Tenant))
+	tenant, ok := s.Tenants(first(md, headers.Tenant), first(md, headers.Key))
 	if !ok {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The caller is not known.")
 	}

@@ -42,7 +42,7 @@ func client(t *testing.T, g generator) pb.InferenceClient {
 	}
 	acme := &authz.Tenant{Name: "acme", Models: []string{"*"}, Priority: authz.Interactive}
 	server := grpc.NewServer()
-	(&grpcapi.Server{Generator: g, Tenants: func(name string) (*authz.Tenant, bool) { return acme, name == acme.Name }}).Register(server)
+	(&grpcapi.Server{Generator: g, Tenants: func(name, _ string) (*authz.Tenant, bool) { return acme, name == acme.Name }}).Register(server)
 	go func() { _ = server.Serve(ln) }()
 	conn, err := grpc.NewClient("passthrough:///"+ln.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

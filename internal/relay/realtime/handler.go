@@ -28,9 +28,9 @@ type Generator interface {
 // and must be closed.
 type Handler struct {
 	Generator Generator
-	// Tenants finds a tenant by name. It is called before every turn, so that a tenant that was
-	// removed is refused.
-	Tenants func(name string) (*authz.Tenant, bool)
+	// Tenants finds a tenant by its name and the digest of the client's key. It is called before
+	// every turn, so that a tenant that was removed is refused.
+	Tenants func(name, key string) (*authz.Tenant, bool)
 	// Valid reports whether a tenant's key is still valid, by its digest. It is called before every
 	// turn. nil: a key is valid as long as its tenant exists.
 	Valid func(tenant, key string) bool

@@ -142,7 +142,7 @@ func newGateway(t testing.TB, change func(*Handler)) *gateway {
 	t.Helper()
 	e := &engine{calls: make(chan *running, 16)}
 	acme := &authz.Tenant{Name: "acme", Models: []string{"*"}}
-	h := &Handler{Generator: e, Heartbeat: time.Minute, Tenants: func(name string) (*authz.Tenant, bool) { return acme, name == "acme" }}
+	h := &Handler{Generator: e, Heartbeat: time.Minute, Tenants: func(name, _ string) (*authz.Tenant, bool) { return acme, name == "acme" }}
 	if change != nil {
 		change(h)
 	}

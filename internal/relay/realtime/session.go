@@ -248,7 +248,7 @@ func (s *session) newCall(next conversation, requestID string) (*relay.Call, *op
 		return nil, stoppingFault()
 	default:
 	}
-	tenant, ok := s.handler.Tenants(s.tenant)
+	tenant, ok := s.handler.Tenants(s.tenant, s.key)
 	if valid := s.handler.Valid; !ok || valid != nil && !valid(s.tenant, s.key) {
 		s.socket.stop(closeTenant)
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")

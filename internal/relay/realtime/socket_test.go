@@ -290,7 +290,7 @@ func TestX7_SocketsOfTenant(t *testing.T) {
 func TestATenantThatIsRemoved(t *testing.T) {
 	var removed atomic.Bool
 	g := newGateway(t, func(h *Handler) {
-		h.Tenants = func(string) (*authz.Tenant, bool) { return &authz.Tenant{Name: "acme"}, !removed.Load() }
+		h.Tenants = func(string, string) (*authz.Tenant, bool) { return &authz.Tenant{Name: "acme"}, !removed.Load() }
 	})
 	c := g.dial(t)
 	c.send(hello)
@@ -366,7 +366,7 @@ func TestCloseEndsTurnsThatTakeTooLong(t *testing.T) {
 
 // TestManySockets: turns on many sockets at once do not meet.
 func TestManySockets(t *testing.T) {
-	h := &Handler{Heartbeat: time.Minute, Generator: echo{}, Tenants: func(string) (*authz.Tenant, bool) {
+	h := &Handler{Heartbeat: time.Minute, Generator: echo{}, Tenants: func(string, string) (*authz.Tenant, bool) {
 		return &authz.Tenant{Name: "acme"}, true
 	}}
 	g := newGateway(t, func(to *Handler) { to.Generator, to.Tenants = h.Generator, h.Tenants })

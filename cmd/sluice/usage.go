@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// outputCSV is a value of the flag --output that only usage has.
+const outputCSV = "csv"
+
+// usageRow is what one group has used.
+type usageRow struct {
+	Hour, Day, Month, Tenant, Key, Model string
+
+	Requests          int64   `json:"requests"`
+	EstimatedRequests int64   `json:"estimated_requests"`
+	PromptTokens      int64   `json:"prompt_tokens"`
+	CachedTokens      int64   `json:"cached_tokens"`
+	CompletionTokens  int64   `json:"completion_tokens"`
+	Cost              float64 `json:"cost"`
+}
+
+// usageAnswer is the answer of /api/v1/usage.
+type usageAnswer struct {
+	From     time.Time  `json:"from"`
+	To       time.Time  `json:"to"`
+	Complete bool       `json:"complete"`
+	Usage    []usageRow `json:"usage"`
+}
+
+func newUsageCommand() *cobra.Command {
+	var flags viewFlags
+	var from, to, by string
+	c := &cobra.Command{
+		Use:   "usage [--from -24h] [--to TIME] [--by tenant,key,model] [--output table|json|csv]",
+		Short: "Show the requests, tokens and cost of tenants, keys and models",
+		Long: `Show the requests, tokens and cost of tenants, keys and models.
+
+A time is a span before now (-24h, -30m), a day (2026-11-23) or a time in RFC 3339
+(2026-11-23T02:00:00Z). Usage is kept by the hour in UTC.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			query := url.Values{"group_by": {by}}
+			for name, text := range map[string]string{"from": from, "to": to} {
+				value, err := usageTime(text)
+				if err != nil {
+					return fmt.Errorf("--%s: %w", name, err)
+				}
+				if value != "" {
+					query.Set(name, value)
+				}
+			}
+			if flags.output == outputCSV {
+				return flags.usageCSV(cmd, query)
+			}
+			var answer usageAnswer
+			return flags.show(cmd, "/api/v1/usage?"+query.Encode(), &answer, func(w io.Writer) { answer.write(w, strings.Split(by, ",")) })
+		},
+	}
+	flags.addFlags(c)
+	f := c.Flags()
+	f.StringVar(&from, "from", "-24h", "when the period begins")
+	f.StringVar(&to, "to", "", "when the period ends (default: now)")
+	f.StringVar(&by, "by", "tenant,key,model", "what is shown apart: tenant, key, model, hour, day, month")
+	return c
+}
+
+// usageCSV prints the answer of the admin API as CSV.
+func (v *viewFlags) usageCSV(cmd *cobra.Command, query url.Values) error {
+	client, err := v.client()
+	if err != nil {
+		return err
+	}
+	query.Set("format", "csv")
+	response, err := client.Do(cmd.Context(), http.MethodGet, "/api/v1/usage?"+query.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close() //nolint:errcheck // the body was read
+	_, err = io.Copy(cmd.OutOrStdout(), response.Body)
+	return err
+}
+
+// usageTime returns a time as the admin API reads it. An empty text stays empty.
+func usageTime(text string) (string, error) {
+	if span, err := time.ParseDuration(text); err == nil && span <= 0 {
+		return strconv.FormatInt(int64(span/time.Second), 10), nil
+	}
+	if day, err := time.Parse(time.DateOnly, text); err == nil {
+		return day.Format(time.RFC3339), nil
+	}
+	if _, err := time.Parse(time.RFC3339, text); err == nil || text == "" {
+		return text, nil
+	}
+	return "", fmt.Errorf("%q is no time: use -24h, 2026-11-23 or 2026-11-23T02:00:00Z", text)
+}
+
+// write writes the table of an answer that is grouped by these dimensions.
+func (a *usageAnswer) write(w io.Writer, by []string) {
+	if len(a.Usage) == 0 {
+		fmt.Fprintln(w, "Nothing was used in this period.")
+		return
+	}
+	var columns []string
+	for _, name := range by {
+		columns = append(columns, strings.ToUpper(name))
+	}
+	t := newTable(append(columns, "REQUESTS", "ESTIMATED", "PROMPT", "CACHED", "COMPLETION", "COST")...)
+	for _, r := range a.Usage {
+		names := map[string]string{"hour": r.Hour, "day": r.Day, "month": r.Month, "tenant": r.Tenant, "key": r.Key, "model": r.Model}
+		var cells []any
+		for _, name := range by {
+			cells = append(cells, names[name])
+		}
+		t.add(append(cells, r.Requests, r.EstimatedRequests, r.PromptTokens, r.CachedTokens, r.CompletionTokens,
+			strconv.FormatFloat(r.Cost, 'f', 4, 64))...)
+	}
+	t.write(w)
+	fmt.Fprintf(w, "From %s to %s.\n", a.From.Format(time.RFC3339), a.To.Format(time.RFC3339))
+	if !a.Complete {
+		fmt.Fprintln(w, "Redis does not answer: this is the usage of one gateway alone.")
+	}
+}

@@ -1,0 +1,74 @@
+package usage
+
+// Subject is whose usage a row counts, and of which model.
+type Subject struct {
+	// Tenant is the name of the tenant. Key names one of its keys; it is empty for callers without
+	// a key. Model is the model's own name.
+	Tenant, Key, Model string
+}
+
+// Other is the key of the requests whose own keys do not fit into the ledger.
+const Other = "other"
+
+// Counts is what requests have used. Every field only grows.
+type Counts struct {
+	// Requests counts the requests that an engine has answered or worked for. EstimatedRequests
+	// counts those among them whose tokens no engine has told.
+	Requests          int64 `json:"requests"`
+	EstimatedRequests int64 `json:"estimated_requests"`
+	// PromptTokens and CompletionTokens count tokens. CachedTokens are those of PromptTokens that
+	// the engine had in its cache.
+	PromptTokens     int64 `json:"prompt_tokens"`
+	CachedTokens     int64 `json:"cached_tokens"`
+	CompletionTokens int64 `json:"completion_tokens"`
+	// EstimatedPromptTokens and EstimatedCompletionTokens are the parts of PromptTokens and
+	// CompletionTokens that come from EstimatedRequests.
+	EstimatedPromptTokens     int64 `json:"estimated_prompt_tokens"`
+	EstimatedCompletionTokens int64 `json:"estimated_completion_tokens"`
+	// Cost is in billionths of the currency of the prices, by the prices at the time of the
+	// request.
+	Cost int64 `json:"-"`
+}
+
+// costUnit is the number of units of Counts.Cost in one unit of the currency.
+const costUnit = 1e9
+
+// Money returns Cost in the currency of the prices.
+func (c *Counts) Money() float64 { return float64(c.Cost) / costUnit }
+
+// fieldCount is the number of fields of Counts.
+const fieldCount = 8
+
+// values returns the fields in the order of the journal.
+func (c *Counts) values() [fieldCount]int64 {
+	return [fieldCount]int64{c.Requests, c.EstimatedRequests, c.PromptTokens, c.CachedTokens, c.CompletionTokens,
+		c.EstimatedPromptTokens, c.EstimatedCompletionTokens, c.Cost}
+}
+
+// ofValues is the inverse of Counts.values.
+func ofValues(v [fieldCount]int64) Counts {
+	return Counts{Requests: v[0], EstimatedRequests: v[1], PromptTokens: v[2], CachedTokens: v[3], CompletionTokens: v[4],
+		EstimatedPromptTokens: v[5], EstimatedCompletionTokens: v[6], Cost: v[7]}
+}
+
+// Add adds o to c.
+func (c *Counts) Add(o Counts) {
+	c.Requests += o.Requests
+	c.EstimatedRequests += o.EstimatedRequests
+	c.PromptTokens += o.PromptTokens
+	c.CachedTokens += o.CachedTokens
+	c.CompletionTokens += o.CompletionTokens
+	c.EstimatedPromptTokens += o.EstimatedPromptTokens
+	c.EstimatedCompletionTokens += o.EstimatedCompletionTokens
+	c.Cost += o.Cost
+}
+
+// OfRequest returns the counts of one request with these tokens. known says that its engine has
+// told them.
+func OfRequest(prompt, cached, completion int64, known bool) Counts {
+	c := Counts{Requests: 1, PromptTokens: prompt, CachedTokens: min(cached, prompt), CompletionTokens: completion}
+	if !known {
+		c.EstimatedRequests, c.EstimatedPromptTokens, c.EstimatedCompletionTokens = 1, prompt, completion
+	}
+	return c
+}

@@ -1,0 +1,238 @@
+package usage
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// groupInterval is the shortest time between two writes to the journal. All rows that changed
+	// meanwhile are written at once.
+	groupInterval = 5 * time.Millisecond
+	// syncInterval is how often the journal is written through to the disk while it changes.
+	syncInterval = 5 * time.Second
+	// retryInterval is how long after a failed write the next one is tried.
+	retryInterval = time.Second
+	// agingInterval is how often old rows are looked for.
+	agingInterval = time.Hour
+)
+
+// Config is what New needs.
+type Config struct {
+	// Dir is the folder of the journals. New makes it.
+	Dir string
+	// Keep returns how long rows are kept. It is called by Run. nil keeps everything.
+	Keep func() Keep
+	// Log receives failed writes. nil: they are not logged.
+	Log *zap.Logger
+}
+
+// Ledger counts usage. Make it with New, and have Run running. Its methods are safe for concurrent
+// use. A nil *Ledger counts nothing.
+type Ledger struct {
+	cfg    Config
+	writer string
+	// wake has an element while there may be something to write.
+	wake chan struct{}
+
+	mu sync.Mutex
+	// table has the rows of this writer, dirty those that are to be written; guarded by mu.
+	table table
+	dirty []*row
+
+	// writing is held while the journal is used. It comes before mu.
+	writing sync.Mutex
+	// journal is guarded by writing.
+	journal *journal
+	// failing says that the last write failed; guarded by writing.
+	failing bool
+
+	// others are the journals of other writers. It has a lock of its own.
+	others otherJournals
+}
+
+// New opens the ledger in its folder. It starts nothing. An error that comes with a Ledger says
+// what could not be read of the journals: the ledger counts without it.
+func New(c Config) (*Ledger, error) {
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("usage: %w", err)
+	}
+	j, t, err := claimJournal(c.Dir)
+	if j == nil {
+		return nil, err
+	}
+	l := &Ledger{cfg: c, wake: make(chan struct{}, 1), table: t, journal: j, others: otherJournals{dir: c.Dir}}
+	l.writer, _ = writerOf(j.path)
+	return l, err
+}
+
+// claimJournal opens a journal that no process writes, or a new one.
+func claimJournal(dir string) (*journal, table, error) {
+	names, err := filepath.Glob(filepath.Join(dir, "*"+journalSuffix))
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range names {
+		j, t, err := openJournal(name)
+		if !errors.Is(err, errLocked) && j != nil {
+			return j, t, err
+		}
+	}
+	var random [8]byte
+	rand.Read(random[:]) //nolint:errcheck // never fails
+	return openJournal(filepath.Join(dir, hex.EncodeToString(random[:])+journalSuffix))
+}
+
+// Writer returns the id of the journal of this process. It is the same after a restart.
+func (l *Ledger) Writer() string { return l.writer }
+
+// Add adds what one request has used to the hour of at.
+func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	r := l.table.row(rowKey{period{start: hourOf(at)}, s})
+	r.Add(c)
+	if !r.dirty {
+		r.dirty = true
+		l.dirty = append(l.dirty, r)
+	}
+	l.mu.Unlock()
+	select {
+	case l.wake <- struct{}{}:
+	default: // a write is due anyway
+	}
+}
+
+// Run writes what Add counts, until ctx ends. It then writes the rest.
+func (l *Ledger) Run(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
+	l.age(time.Now())
+	aging, syncing := time.NewTicker(agingInterval), time.NewTicker(syncInterval)
+	defer aging.Stop()
+	defer syncing.Stop()
+	for {
+		pause := groupInterval
+		select {
+		case <-ctx.Done():
+			l.Flush()
+			l.sync()
+			return nil
+		case <-l.wake:
+			if l.Flush() != nil {
+				pause = retryInterval
+			}
+		case <-syncing.C:
+			l.sync()
+		case now := <-aging.C:
+			l.age(now)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Flush writes the rows that have changed to the journal. After an error they stay to be written.
+func (l *Ledger) Flush() error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	l.mu.Lock()
+	changed := l.dirty
+	l.dirty = nil
+	var lines []byte
+	for _, r := range changed {
+		lines = appendLine(lines, r)
+		r.dirty = false
+	}
+	long := l.journal.file == nil || l.journal.isLong()
+	l.mu.Unlock()
+	if len(changed) == 0 {
+		return nil
+	}
+	err := l.journal.write(lines)
+	if long {
+		l.mu.Lock()
+		if compacted := l.journal.compact(l.table); compacted == nil {
+			l.dirty, err = nil, nil
+		}
+		l.mu.Unlock()
+	}
+	l.report(err)
+	if err != nil {
+		l.markDirty(changed)
+	}
+	return err
+}
+
+// markDirty has rows written again.
+func (l *Ledger) markDirty(rows []*row) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range rows {
+		if !r.dirty {
+			r.dirty = true
+			l.dirty = append(l.dirty, r)
+		}
+	}
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// report logs the first of several failures, and their end. writing is held.
+func (l *Ledger) report(err error) {
+	switch {
+	case err != nil && !l.failing:
+		l.cfg.Log.Error("usage not written, it is kept in memory until it can be", zap.Error(err))
+	case err == nil && l.failing:
+		l.cfg.Log.Info("usage written again")
+	}
+	l.failing = err != nil
+}
+
+// sync has the system write the journal to the disk.
+func (l *Ledger) sync() {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	if l.journal.file != nil {
+		_ = l.journal.file.Sync() // the next compaction writes everything anew
+	}
+}
+
+// age makes days of old hours, and drops old days.
+func (l *Ledger) age(now time.Time) {
+	if l.cfg.Keep == nil {
+		return
+	}
+	keep := l.cfg.Keep()
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.table.age(hourOf(now), keep) {
+		return
+	}
+	if err := l.journal.compact(l.table); err != nil {
+		l.cfg.Log.Error("journal of usage not written anew after its old rows were dropped", zap.Error(err))
+		return
+	}
+	l.dirty = nil
+}

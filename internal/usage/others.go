@@ -1,0 +1,61 @@
+package usage
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// otherJournals are the journals in the folder that this process does not write. It reads one again
+// when the file has changed.
+type otherJournals struct {
+	dir string
+
+	mu sync.Mutex
+	// read are the journals by their writers; guarded by mu.
+	read map[string]otherJournal
+}
+
+// otherJournal is the journal of another writer, as it was read.
+type otherJournal struct {
+	size  int64
+	at    time.Time
+	table table
+}
+
+// tables returns the rows of all writers but own, by writer. The rows must not be changed. A
+// journal that cannot be read counts with what was read last.
+func (o *otherJournals) tables(own string) map[string]table {
+	names, _ := filepath.Glob(filepath.Join(o.dir, "*"+journalSuffix)) // the pattern is valid
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all, read := map[string]table{}, map[string]otherJournal{}
+	for _, name := range names {
+		writer, _ := writerOf(name)
+		if writer == own {
+			continue
+		}
+		known, ok := o.read[writer]
+		known = known.again(name)
+		if ok || known.size > 0 {
+			read[writer], all[writer] = known, known.table
+		}
+	}
+	o.read = read
+	return all
+}
+
+// again returns the journal as it is now.
+func (j otherJournal) again(path string) otherJournal {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() == j.size && info.ModTime().Equal(j.at) {
+		return j
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return j
+	}
+	t, _ := readJournal(text)
+	return otherJournal{size: info.Size(), at: info.ModTime(), table: t}
+}

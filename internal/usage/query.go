@@ -1,0 +1,129 @@
+package usage
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// Dimension is what an answer is grouped by.
+type Dimension string
+
+// The dimensions. Times are in UTC.
+const (
+	ByTenant Dimension = "tenant"
+	ByKey    Dimension = "key"
+	ByModel  Dimension = "model"
+	ByHour   Dimension = "hour"
+	ByDay    Dimension = "day"
+	ByMonth  Dimension = "month"
+)
+
+// Dimensions returns all dimensions, in the order of an answer's columns.
+func Dimensions() []Dimension {
+	return []Dimension{ByHour, ByDay, ByMonth, ByTenant, ByKey, ByModel}
+}
+
+// Question asks what was used.
+type Question struct {
+	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
+	// its hour, or of its day where only days are kept, and To as the end of its hour.
+	From, To time.Time
+	// By are the dimensions that the answer is grouped by.
+	By []Dimension
+}
+
+// Item is the usage of one group of an answer. Values has the group's value of each dimension of
+// the question.
+type Item struct {
+	Values []string
+	Counts
+}
+
+// Answer is the answer to a Question: its items in the order of their values.
+type Answer struct {
+	// From and To are the period that the answer counts.
+	From, To time.Time
+	Items    []Item
+	// Complete says that the usage of all gateways is in the answer.
+	Complete bool
+}
+
+// Query answers a question. A request is in the answer as soon as Add has counted it.
+func (l *Ledger) Query(_ context.Context, q Question) (Answer, error) {
+	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
+	sums := newGroups(q.By)
+	for _, t := range l.others.tables(l.writer) {
+		sums.addTable(t, from, to)
+	}
+	l.mu.Lock()
+	sums.addTable(l.table, from, to)
+	l.mu.Unlock()
+	return Answer{From: period{start: from}.time(), To: period{start: to}.time(), Items: sums.items(), Complete: true}, nil
+}
+
+// groups adds up rows by the values of some dimensions.
+type groups struct {
+	by   []Dimension
+	sums map[string]*Item
+}
+
+func newGroups(by []Dimension) *groups { return &groups{by: by, sums: map[string]*Item{}} }
+
+// addTable adds the rows of the hours from from to before to. A day counts if it has one of them.
+func (g *groups) addTable(t table, from, to int64) {
+	for p, rows := range t {
+		if p.end() <= from || p.start >= to {
+			continue
+		}
+		for s, r := range rows {
+			g.add(rowKey{p, s}, r.Counts)
+		}
+	}
+}
+
+// add adds a row to its group.
+func (g *groups) add(k rowKey, c Counts) {
+	values := make([]string, len(g.by))
+	name := ""
+	for i, by := range g.by {
+		values[i] = k.value(by)
+		name += values[i] + "\x00"
+	}
+	item := g.sums[name]
+	if item == nil {
+		item = &Item{Values: values}
+		g.sums[name] = item
+	}
+	item.Add(c)
+}
+
+// value returns the row's value of a dimension. A row of a day has no hour: the first one stands
+// for it.
+func (k rowKey) value(by Dimension) string {
+	switch by {
+	case ByTenant:
+		return k.Tenant
+	case ByKey:
+		return k.Key
+	case ByModel:
+		return k.Model
+	case ByHour:
+		return k.time().Format(time.RFC3339)
+	case ByDay:
+		return k.time().Format(time.DateOnly)
+	case ByMonth:
+		return k.time().Format("2006-01")
+	}
+	return ""
+}
+
+// items returns the groups in the order of their values.
+func (g *groups) items() []Item {
+	items := make([]Item, 0, len(g.sums))
+	for _, item := range g.sums {
+		items = append(items, *item)
+	}
+	slices.SortFunc(items, func(a, b Item) int { return slices.Compare(a.Values, b.Values) })
+	return items
+}
