@@ -114,8 +114,21 @@ type Tenant struct {
 	Running int `json:"running"`
 	Prefill int `json:"prefill"`
 	Queued  int `json:"queued"`
+	// Quota says of each limit that the tenant has how much of it is used, by the name of the
+	// limit.
+	Quota map[string]LimitUse `json:"quota"`
 	// Limits are the limits in force.
 	Limits TenantLimits `json:"-"`
+}
+
+// LimitUse is how much of a limit is used.
+type LimitUse struct {
+	Used      int64 `json:"used"`
+	Limit     int64 `json:"limit"`
+	Remaining int64 `json:"remaining"`
+	// ResetsMS is the time in milliseconds until the whole limit is there again, if it is one per
+	// minute; 0 otherwise.
+	ResetsMS int64 `json:"resets_ms"`
 }
 
 // TenantLimits are a tenant's limits over all models, under their names in the file. 0 means no
@@ -271,6 +284,9 @@ type tenantView struct {
 
 func (h *handler) viewTenant(t Tenant) tenantView {
 	t.Models = orEmpty(t.Models)
+	if t.Quota == nil {
+		t.Quota = map[string]LimitUse{}
+	}
 	limits := h.viewTenantLimits(t)
 	return tenantView{t, limits.Weight, limits}
 }

@@ -139,6 +139,7 @@ func TestEveryField(t *testing.T) {
 				Source: &Source{Registry: "local", Name: "a.gguf"}, Launcher: engines.Local, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Cluster: "h100", Replicas: Replicas{Min: 2, Max: 3},
 				Scale:     Scale{Target: ScaleTarget{Running: 4}},
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Hosts: 1, Placement: Pack, Evict: EvictIdle,
+				Prices:      Prices{Prompt: 0.15, Cached: new(0.05), Completion: 0.6},
 				UnhealthyOn: []Failure{FailConnect, Fail503}, FailOverOn: []StatusClass{Status429},
 				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStart: ColdStart{Wait: time.Minute, LoadTimeout: 30 * time.Minute, Stall: 5 * time.Minute}, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},

@@ -74,6 +74,8 @@ type Model struct {
 	// LeaderWorkerSet, which the cluster must have. resources.gpu must be divisible by it, and the
 	// engine must be able to spread (multi_host), as vllm is. Default 1.
 	Hosts int `yaml:"hosts" default:"1" min:"1" max:"64"`
+	// Prices are what tokens cost, for the cost in the ledger of usage. Default: nothing.
+	Prices Prices `yaml:"prices"`
 	// Placement says which node and GPU a replica gets. spread prefers those without this model,
 	// then the least used. pack prefers those in use, as long as they have room. Default spread.
 	Placement Placement `yaml:"placement" default:"spread" oneof:"spread,pack"`

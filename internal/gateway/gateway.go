@@ -80,7 +80,9 @@ type Gateway struct {
 	// requestLog is the access log; nil: it is off.
 	requestLog *telemetry.RequestLog
 	conditions *condition.Registry
-	usage      *usage.Ledger
+	// usage counts what requests have used, and prices has the prices of models.
+	usage  *usage.Ledger
+	prices atomic.Pointer[map[string]usage.Prices]
 	// news asks the replicas how busy their engines are.
 	news *news.Reader
 	// draining is true from the beginning of drain on.

@@ -131,6 +131,10 @@ func (g *Gateway) configParts() []part {
 			rules := g.limits.rules(c)
 			return done(func() { g.limits.commit(c) }), rules.Check()
 		}},
+		{"prices", func(c *config.Config) (func() error, error) {
+			prices := modelPrices(c)
+			return done(func() { g.prices.Store(&prices) }), nil
+		}},
 		{"streams", func(c *config.Config) (func() error, error) {
 			rules := streamRules(c)
 			return done(func() { g.streams.relay.SetRules(rules) }), nil

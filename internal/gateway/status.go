@@ -190,7 +190,7 @@ func (g *Gateway) tenant(t config.Tenant) admin.Tenant {
 	l, now := g.limits.tenant(t), g.admission.Tenant(t.Name)
 	return admin.Tenant{
 		Name: t.Name, Models: t.Models, Keys: len(t.Keys), Priority: string(t.Priority),
-		InFlight: now.Running + now.Queued, Running: now.Running, Prefill: now.Prefill, Queued: now.Queued,
+		InFlight: now.Running + now.Queued, Running: now.Running, Prefill: now.Prefill, Queued: now.Queued, Quota: tenantQuota(l, now),
 		Limits: admin.TenantLimits{
 			Weight: l.Weight, RequestsPerMinute: l.RequestsPerMinute, TokensPerMinute: l.TokensPerMinute,
 			MaxConcurrentStreams: l.MaxConcurrent, MaxPrefill: l.MaxPrefill, MaxQueueBytes: l.MaxQueueBytes,

@@ -7,6 +7,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -23,6 +26,7 @@ func (g *Gateway) makeUsage() error {
 		g.log.Error("usage of the earlier run read with faults", zap.Error(err))
 	}
 	g.usage = ledger
+	g.prices.Store(&map[string]usage.Prices{})
 	return nil
 }
 
@@ -47,7 +51,24 @@ func (g *Gateway) used(q *request.Summary) {
 		prompt, completion = g.estimateUsage(q)
 	}
 	whole := q.UsageKnown && q.Cause == "" // else the engine may have done more than it has told
-	g.usage.Add(usage.Subject{Tenant: q.Tenant, Key: q.Key, Model: q.Model}, usage.OfRequest(prompt, q.CachedTokens, completion, whole), time.Now())
+	counts := usage.OfRequest(prompt, q.CachedTokens, completion, whole)
+	counts.Charge((*g.prices.Load())[q.Model])
+	g.usage.Add(usage.Subject{Tenant: q.Tenant, Key: q.Key, Model: q.Model}, counts, time.Now())
+}
+
+// modelPrices returns the prices of all models that have some.
+func modelPrices(c *config.Config) map[string]usage.Prices {
+	all := map[string]usage.Prices{}
+	for _, m := range c.Models {
+		p := usage.Prices{Prompt: m.Prices.Prompt, Cached: m.Prices.Prompt, Completion: m.Prices.Completion}
+		if m.Prices.Cached != nil {
+			p.Cached = *m.Prices.Cached
+		}
+		if p != (usage.Prices{}) {
+			all[m.Name] = p
+		}
+	}
+	return all
 }
 
 // countsUsage reports whether an engine has answered a request or worked for it. A request that
@@ -70,4 +91,30 @@ func (g *Gateway) estimateUsage(q *request.Summary) (prompt, completion int64) {
 	}
 	prompt, completion = g.dispatcher.EstimateUsage(q.Model, endpoint, q.BytesIn, out, q.Stream)
 	return max(prompt, q.PromptTokens), max(completion, q.CompletionTokens)
+}
+
+// tenantQuota returns how much of each limit of a tenant is used. A tenant that has not called has
+// used nothing.
+func tenantQuota(l admission.TenantLimits, now admission.TenantStats) map[string]admin.LimitUse {
+	all := map[string]admin.LimitUse{}
+	atOnce := func(name string, used, limit int) {
+		if limit > 0 {
+			all[name] = admin.LimitUse{Used: int64(used), Limit: int64(limit), Remaining: int64(max(limit-used, 0))}
+		}
+	}
+	perMinute := func(name string, limit int, a admission.Allowance) {
+		if limit <= 0 {
+			return
+		}
+		if a.Limit == 0 {
+			a = admission.Allowance{Limit: int64(limit), Remaining: int64(limit)}
+		}
+		all[name] = admin.LimitUse{Used: a.Limit - a.Remaining, Limit: a.Limit, Remaining: a.Remaining, ResetsMS: a.Reset.Milliseconds()}
+	}
+	perMinute("requests_per_minute", l.RequestsPerMinute, now.Quota.Requests)
+	perMinute("tokens_per_minute", l.TokensPerMinute, now.Quota.Tokens)
+	atOnce("max_concurrent_streams", now.Running+now.Queued, l.MaxConcurrent)
+	atOnce("max_prefill", now.Prefill, l.MaxPrefill)
+	atOnce("max_queue_bytes", int(now.QueuedBytes), int(l.MaxQueueBytes))
+	return all
 }

@@ -183,6 +183,7 @@ const (
 // The kinds of tokens.
 const (
 	kindPrompt     = "prompt"
+	kindCached     = "cached"
 	kindCompletion = "completion"
 )
 
@@ -242,8 +243,9 @@ func (m *Metrics) makeVectors() {
 	m.wait = histogram("scheduler_wait_time_seconds",
 		"Time that requests waited before they were sent to a replica.", shortBuckets(), "phase")
 	m.tokens = counter("sluice_tokens_total",
-		"Tokens by kind, prompt or completion, as the engines counted them. Responses whose usage Sluice did not read are not counted.",
-		"model", "kind")
+		"Tokens by kind, as the engines counted them: prompt, cached (those of prompt that were in the engine's cache) and completion. "+
+			"Responses whose usage Sluice did not read are not counted.",
+		"model", "tenant", "kind")
 	m.rejected = counter("sluice_rejected_total",
 		"Requests that Sluice itself answered with an error, by error code (rate_limited, queue_full and so on).", "model", "reason")
 	m.retries = counter("stream_retries_total",
@@ -353,9 +355,9 @@ func (m *Metrics) count(q *request.Summary) {
 			m.upstream.WithLabelValues(model, m.upstreams.admit(upstream)).Observe(q.UpstreamDuration.Seconds())
 		}
 	}
-	m.countTokens(model, q)
 	m.routes.observe(model, q)
 	cause, tenant := q.DisconnectCause(), m.tenant(model, q.Tenant)
+	m.countTokens(model, tenant, q)
 	m.perTenant.observe(model, tenant, q, cause)
 	if s := streamOf(q); s.TTFT > 0 {
 		s.Replica = m.upstreams.admit(s.Replica)
@@ -372,16 +374,18 @@ func (m *Metrics) count(q *request.Summary) {
 	}
 }
 
-func (m *Metrics) countTokens(model string, q *request.Summary) {
+func (m *Metrics) countTokens(model, tenant string, q *request.Summary) {
 	if !q.UsageKnown {
 		return
 	}
-	if q.PromptTokens > 0 {
-		m.tokens.WithLabelValues(model, kindPrompt).Add(float64(q.PromptTokens))
+	add := func(kind string, n int64) {
+		if n > 0 {
+			m.tokens.WithLabelValues(model, tenant, kind).Add(float64(n))
+		}
 	}
-	if q.CompletionTokens > 0 {
-		m.tokens.WithLabelValues(model, kindCompletion).Add(float64(q.CompletionTokens))
-	}
+	add(kindPrompt, q.PromptTokens)
+	add(kindCached, q.CachedTokens)
+	add(kindCompletion, q.CompletionTokens)
 }
 
 // model returns the label value of a model. It is empty for requests that name no model.

@@ -92,8 +92,8 @@ func TestManagedStreamFigures(t *testing.T) {
 	want := []string{
 		`sluice_time_per_output_token_seconds_bucket{model="chat",upstream="chat-0",le="0.02"} 2`, // 0.02 and, native, 0.002; 0.1
 		`sluice_time_per_output_token_seconds_count{model="chat",upstream="chat-0"} 3`,
-		`sluice_tokens_total{kind="completion",model="chat"} 1012`,
-		`sluice_tokens_total{kind="prompt",model="chat"} 20`,
+		`sluice_tokens_total{kind="completion",model="chat",tenant=""} 1012`,
+		`sluice_tokens_total{kind="prompt",model="chat",tenant=""} 20`,
 		`stream_tokens_per_second_sum{model="chat",phase="decode"} 560`, // 10, 50, 500
 		`stream_tokens_per_second_count{model="chat",phase="decode"} 3`,
 		`stream_ttft_seconds_sum{model="chat",route="managed"} 2`,

@@ -98,10 +98,10 @@ func TestTokensAreCountedOnce(t *testing.T) {
 		record(e)
 	}
 	want := []string{
-		`sluice_tokens_total{kind="completion",model="chat"} 11`,
-		`sluice_tokens_total{kind="completion",model="other"} 11`,
-		`sluice_tokens_total{kind="prompt",model="chat"} 12`,
-		`sluice_tokens_total{kind="prompt",model="other"} 7`,
+		`sluice_tokens_total{kind="completion",model="chat",tenant=""} 11`,
+		`sluice_tokens_total{kind="completion",model="other",tenant=""} 11`,
+		`sluice_tokens_total{kind="prompt",model="chat",tenant=""} 12`,
+		`sluice_tokens_total{kind="prompt",model="other",tenant=""} 7`,
 	}
 	if diff := cmp.Diff(want, scrape(t, m, "sluice_tokens_total")); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)

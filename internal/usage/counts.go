@@ -1,5 +1,7 @@
 package usage
 
+import "math"
+
 // Subject is whose usage a row counts, and of which model.
 type Subject struct {
 	// Tenant is the name of the tenant. Key names one of its keys; it is empty for callers without
@@ -35,6 +37,20 @@ const costUnit = 1e9
 
 // Money returns Cost in the currency of the prices.
 func (c *Counts) Money() float64 { return float64(c.Cost) / costUnit }
+
+// Prices are what a million tokens cost.
+type Prices struct {
+	// Prompt is the price of prompt tokens that were not in the engine's cache, Cached that of
+	// those that were.
+	Prompt, Cached, Completion float64
+}
+
+// Charge sets the cost of the counts by the prices.
+func (c *Counts) Charge(p Prices) {
+	const million = 1e6
+	whole := float64(c.PromptTokens-c.CachedTokens)*p.Prompt + float64(c.CachedTokens)*p.Cached + float64(c.CompletionTokens)*p.Completion
+	c.Cost = int64(math.Round(whole / million * costUnit))
+}
 
 // fieldCount is the number of fields of Counts.
 const fieldCount = 8

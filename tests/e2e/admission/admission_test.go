@@ -360,7 +360,7 @@ models: [{name: m, launcher: upstream, upstreams: [%s], admission: {max_tokens_p
 		}
 	}
 	harness.Eventually(t, "the tokens that Envoy has read out of the answers are counted", func() error {
-		if text := g.AdminText("/metrics"); !strings.Contains(text, `sluice_tokens_total{kind="completion",model="m"} 160`) {
+		if text := g.AdminText("/metrics"); !strings.Contains(text, `sluice_tokens_total{kind="completion",model="m",tenant="anyone"} 160`) {
 			return fmt.Errorf("%s", text)
 		}
 		return nil

@@ -222,7 +222,7 @@ func TestE2E_B1_VLLM_TwoReplicasCacheAsPredicted(t *testing.T) {
 	}
 	share, moved := hitRate(g, "m")
 	harness.Eventually(t, "all requests are counted", func() error {
-		n, asked := g.Metric(`sluice_tokens_total{kind="prompt",model="tiny"}`), total("vllm:prefix_cache_queries_total")
+		n, asked := g.Metric(`sluice_tokens_total{kind="prompt",model="tiny",tenant="anyone"}`), total("vllm:prefix_cache_queries_total")
 		if n != asked {
 			return fmt.Errorf("%v of %v tokens", n, asked)
 		}

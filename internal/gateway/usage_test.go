@@ -1,0 +1,68 @@
+package gateway
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/usage"
+)
+
+func TestB3_CachedTokensCostWhatOthersDoUnlessTheyHaveAPrice(t *testing.T) {
+	own := 0.0
+	got := modelPrices(&config.Config{Models: []config.Model{
+		{Name: "a", Prices: config.Prices{Prompt: 2, Completion: 3}},
+		{Name: "b", Prices: config.Prices{Prompt: 2, Cached: &own}},
+		{Name: "free"},
+	}})
+	want := map[string]usage.Prices{"a": {Prompt: 2, Cached: 2, Completion: 3}, "b": {Prompt: 2}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestO4_WhatIsUsedOfEachLimit(t *testing.T) {
+	limits := admission.TenantLimits{RequestsPerMinute: 60, TokensPerMinute: 1000, MaxConcurrent: 4, MaxPrefill: 1}
+	now := admission.TenantStats{Running: 3, Queued: 2, Prefill: 1,
+		Quota: admission.Quota{Requests: admission.Allowance{Limit: 60, Remaining: 20, Reset: 40 * time.Second}}}
+	want := map[string]admin.LimitUse{
+		"requests_per_minute":    {Used: 40, Limit: 60, Remaining: 20, ResetsMS: 40_000},
+		"tokens_per_minute":      {Limit: 1000, Remaining: 1000}, // the tenant has not been charged yet
+		"max_concurrent_streams": {Used: 5, Limit: 4},
+		"max_prefill":            {Used: 1, Limit: 1},
+	}
+	if diff := cmp.Diff(want, tenantQuota(limits, now)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestB3_WhatCounts(t *testing.T) {
+	answered := request.Summary{Tenant: "acme", Model: "chat", Source: headers.SourceEngine, Status: 200, Attempts: 1}
+	with := func(change func(*request.Summary)) request.Summary {
+		q := answered
+		change(&q)
+		return q
+	}
+	for name, c := range map[string]struct {
+		request request.Summary
+		counts  bool
+	}{
+		"an answer":               {answered, true},
+		"without a tenant":        {with(func(q *request.Summary) { q.Tenant = "" }), false},
+		"an engine's error":       {with(func(q *request.Summary) { q.Status = 400 }), false},
+		"a refusal":               {with(func(q *request.Summary) { q.Source, q.Status = headers.SourceGateway, 429 }), false},
+		"another's generation":    {with(func(q *request.Summary) { q.Attempts = 0 }), false},
+		"a client that left":      {with(func(q *request.Summary) { q.Source, q.Status, q.Abandoned = "", 0, true }), true},
+		"an error after its work": {with(func(q *request.Summary) { q.Code, q.CompletionTokens = "upstream_truncated", 3 }), true},
+	} {
+		if countsUsage(&c.request) != c.counts {
+			t.Errorf("%s: not %v", name, c.counts)
+		}
+	}
+}
