@@ -26,6 +26,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/history"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/usage"
@@ -86,6 +87,10 @@ type Config struct {
 	// Chat sends a chat completion to the clients' listener of this gateway, with the key of a
 	// tenant or without one. The caller closes the body of the response. See NewChat.
 	Chat func(ctx context.Context, body []byte, key string) (*http.Response, error)
+	// History holds the samples of the last 24 hours. If it is nil, there is no /api/v1/history.
+	History *history.Store
+	// Events are sent by /api/v1/events. If it is nil, there is no such endpoint.
+	Events *Events
 	// Metrics serves /metrics.
 	Metrics http.Handler
 	// Access returns who may use the listener. If Access or its result is nil, everybody may change
@@ -178,6 +183,7 @@ func (h *handler) table() map[string]route {
 		loginPath:          {http.MethodPost: h.login},
 		logoutPath:         {http.MethodPost: h.logout},
 	}
+	h.addHistory(routes)
 	for path, file := range pageFiles() {
 		routes[path] = route{http.MethodGet: file.ServeHTTP}
 	}

@@ -103,14 +103,24 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (h *handler) models(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string][]modelView{"models": h.modelViews()})
+}
+
+// modelViews shows all models.
+func (h *handler) modelViews() []modelView {
 	views := []modelView{}
 	for _, m := range sorted(h.Fleet()) {
 		views = append(views, h.viewModel(m))
 	}
-	writeJSON(w, http.StatusOK, map[string][]modelView{"models": views})
+	return views
 }
 
 func (h *handler) replicas(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string][]replicaView{"replicas": h.replicaViews()})
+}
+
+// replicaViews shows all replicas.
+func (h *handler) replicaViews() []replicaView {
 	views := []replicaView{}
 	for _, m := range sorted(h.Fleet()) {
 		for _, r := range m.Replicas {
@@ -121,7 +131,7 @@ func (h *handler) replicas(w http.ResponseWriter, _ *http.Request) {
 			views = append(views, viewReplica(r, load))
 		}
 	}
-	writeJSON(w, http.StatusOK, map[string][]replicaView{"replicas": views})
+	return views
 }
 
 // sorted returns the models in the order of their names.

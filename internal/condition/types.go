@@ -32,6 +32,7 @@ const (
 	SocketsNearLimit     Type = "SocketsNearLimit"
 	StateNotWritable     Type = "StateNotWritable"
 	CertificateFault     Type = "CertificateFault"
+	HistoryDamaged       Type = "HistoryDamaged"
 )
 
 // row is what the table says about one type.
@@ -129,6 +130,9 @@ var types = []row{
 	{CertificateFault, Error, False, false,
 		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
 		"Replace the files of `tls`. Sluice reads them again by itself."},
+	{HistoryDamaged, Warning, False, false,
+		"A file of the history is damaged and is not used. The history has a gap, and goes on in a new file.",
+		"Check the disk of the state directory. The condition ends with the next start."},
 }
 
 // rowOf returns the row of a type. A type without a row is a bug.

@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/history"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -83,6 +84,11 @@ type Gateway struct {
 	// usage counts what requests have used, and prices has the prices of models.
 	usage  *usage.Ledger
 	prices atomic.Pointer[map[string]usage.Prices]
+	// past keeps the samples of the last 24 hours, traffic counts for the next one. events tells
+	// the clients of the admin listener.
+	past    *history.Store
+	traffic *history.Traffic
+	events  *admin.Events
 	// news asks the replicas how busy their engines are.
 	news *news.Reader
 	// draining is true from the beginning of drain on.
@@ -179,6 +185,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.accessLog.OnEntry = g.observe
 	g.settings.file = o.Config
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
+	g.makeHistory()
 	if err := errors.Join(g.makeUsage(), g.makeAdmission()); err != nil {
 		return nil, err
 	}
@@ -341,7 +348,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)
-	all = append(all, g.envoy.components()...)
+	all = append(append(all, g.envoy.components()...), g.past.Run)
 	if g.guard != nil {
 		all = append(all, g.guard.Run)
 	}

@@ -37,6 +37,8 @@ type sockets struct {
 
 	controlServer, grpcServer *grpc.Server
 	relayServer               *http1.Server
+	// events are ended before admin is closed.
+	events *admin.Events
 	// grpcDone is closed when the last gRPC call of a retired process has ended.
 	grpcDone chan struct{}
 }
@@ -69,7 +71,7 @@ func newHTTPSocket(l net.Listener, h http.Handler, headerTimeout time.Duration) 
 // listen opens the listeners for Envoy and operators and makes their servers. inherited are the
 // listeners of a predecessor by their addresses; nil: there are none. serve starts the servers.
 func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
-	var s sockets
+	s := sockets{events: g.events}
 	var err error
 	c := g.adminConfig()
 	if s.admin, err = listenOperators("admin", c.Listen, admin.New(c), inherited); err != nil {
@@ -261,6 +263,9 @@ func serveHTTP(s interface{ Serve(net.Listener) error }, l net.Listener) error {
 	return nil
 }
 
+// lastEvent is how long the clients of /api/v1/events have for the last event.
+const lastEvent = time.Second
+
 // adminPatience is how long requests of operators may take after a hand-over.
 const adminPatience = 5 * time.Second
 
@@ -277,6 +282,7 @@ func (s *sockets) retire() {
 	s.relayServer.StopAccepting()
 	s.api.listener.Close()
 	s.kin.listener.Close()
+	go s.events.End(adminPatience) // the clients come back, and find the successor
 	for _, operators := range s.operators() {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), adminPatience)
@@ -309,8 +315,9 @@ func (s *sockets) connected() bool {
 	return s.relayServer.Connections() > 0 || s.api.connections.Load() > 0 || s.remote.connected()
 }
 
-// stop closes everything at once.
+// stop ends the events and closes everything at once.
 func (s *sockets) stop() {
+	s.events.End(lastEvent)
 	s.controlServer.Stop()
 	s.grpcServer.Stop()
 	_ = s.relayServer.Close() // there is nothing to do about a connection that does not close

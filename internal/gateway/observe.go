@@ -20,8 +20,9 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
 		Used:       g.used,
-		Finished:   []func(request.Summary){g.metrics.Finished, g.requestLog.Finished, g.streams.tracer.Native},
-		Picked:     telemetry.PickLog(g.log),
+		Finished: []func(request.Summary){g.metrics.Finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
+			g.streams.tracer.Native},
+		Picked: telemetry.PickLog(g.log),
 	}
 }
 

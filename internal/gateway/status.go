@@ -37,6 +37,8 @@ func (g *Gateway) adminConfig() admin.Config {
 		PatchLimits: g.limits.patch,
 		Pick:        g.pick,
 		Actions:     g.operator,
+		History:     g.past,
+		Events:      g.events,
 		Reload:      func(_ context.Context, force bool) error { return g.watcher.Reload(force) },
 		Chat:        admin.NewChat(adminclient.DialAddress(g.options.Config.Listen), g.options.Config.TLS != nil),
 		Metrics:     g.metrics.Handler(),

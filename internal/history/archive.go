@@ -1,0 +1,194 @@
+package history
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// archive has the samples of the last hours, in memory and in files.
+type archive struct {
+	// dir is the directory of the files; empty: there are none. kind begins their names.
+	dir, kind string
+	// maxBytes bounds the samples in memory, and about so many bytes are in files. When they are
+	// more, the oldest hours are dropped.
+	maxBytes int64
+	// hours are in the order of time. The last one may get further samples.
+	hours []*hour
+	// out is the file of the last hour; nil: none is open.
+	out *writer
+	// buffer is used again for each record.
+	buffer []byte
+}
+
+// damagedSuffix is added to the name of a file that is damaged.
+const damagedSuffix = ".damaged"
+
+// load reads the files. now is the current hour. Files of other hours than the last 24 are removed.
+// A damaged file is renamed, and its name is in damaged.
+func (a *archive) load(now int64) (damaged []string, err error) {
+	if a.dir == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(a.dir)
+	if err != nil {
+		return nil, err
+	}
+	var failed []error
+	for _, entry := range entries { // in the order of their names, which is that of time
+		number, ok := fileHour(a.kind, entry.Name())
+		if !ok {
+			failed = append(failed, a.removeOldDamaged(entry, now))
+			continue
+		}
+		path := filepath.Join(a.dir, entry.Name())
+		if number <= now-kept || number > now {
+			failed = append(failed, remove(path))
+			continue
+		}
+		switch err := a.loadFile(path, number, number == now); {
+		case errors.Is(err, errDamaged):
+			damaged = append(damaged, entry.Name())
+			failed = append(failed, os.Rename(path, path+damagedSuffix))
+		case err != nil:
+			failed = append(failed, err)
+		}
+	}
+	failed = append(failed, a.bound())
+	return damaged, errors.Join(failed...)
+}
+
+// removeOldDamaged removes a damaged file of before the last 24 hours.
+func (a *archive) removeOldDamaged(entry fs.DirEntry, now int64) error {
+	name, ok := strings.CutSuffix(entry.Name(), damagedSuffix)
+	if number, isOurs := fileHour(a.kind, name); ok && isOurs && number <= now-kept {
+		return remove(filepath.Join(a.dir, entry.Name()))
+	}
+	return nil
+}
+
+// loadFile reads the file of an hour. Of the current hour it is then open for further samples,
+// unless it is damaged.
+func (a *archive) loadFile(path string, number int64, current bool) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	h := newHour(number)
+	good, err := h.load(data)
+	a.hours = append(a.hours, h)
+	if err != nil || !current {
+		h.close()
+		return err
+	}
+	if good > 0 {
+		a.out, err = openWriter(path, int64(good))
+	}
+	return err
+}
+
+// add adds a sample. It does nothing if the archive has a sample of that moment or of a later one.
+// The sample is in memory even if the error tells that it could not be written.
+func (a *archive) add(m moment, models map[string]Values) error {
+	h, err := a.hourFor(m.hour())
+	if h == nil || m.slot() < h.next {
+		return err
+	}
+	a.buffer = h.appendRecord(a.buffer[:0], m.slot(), models)
+	return errors.Join(err, a.write(h), a.bound())
+}
+
+// write writes the record in the buffer, or all records of the hour if its file is not open. After
+// an error the next call writes all.
+func (a *archive) write(h *hour) (err error) {
+	switch {
+	case a.dir == "":
+		return nil
+	case a.out == nil:
+		a.out, err = createWriter(a.path(h), h.encode())
+		return err
+	}
+	if err = a.out.write(a.buffer); err != nil {
+		err = errors.Join(err, a.closeFile())
+	}
+	return err
+}
+
+// hourFor returns the hour of that number, and begins it if it is new; nil if it is over.
+func (a *archive) hourFor(number int64) (*hour, error) {
+	if n := len(a.hours); n > 0 {
+		switch last := a.hours[n-1]; {
+		case last.number > number:
+			return nil, nil
+		case last.number == number:
+			return last, nil
+		default:
+			last.close()
+		}
+	}
+	h := newHour(number)
+	a.hours = append(a.hours, h)
+	return h, errors.Join(a.closeFile(), a.dropWhile(func() bool { return a.hours[0].number <= number-kept }))
+}
+
+// bound drops the oldest hours while all need more than maxBytes. The last hour stays.
+func (a *archive) bound() error {
+	var all int64
+	for _, h := range a.hours {
+		all += h.bytes
+	}
+	return a.dropWhile(func() bool {
+		if all <= a.maxBytes {
+			return false
+		}
+		all -= a.hours[0].bytes
+		return true
+	})
+}
+
+// dropWhile drops the oldest hours with their files while old reports true. The last hour stays.
+func (a *archive) dropWhile(old func() bool) error {
+	var failed []error
+	for len(a.hours) > 1 && old() {
+		if a.dir != "" {
+			failed = append(failed, remove(a.path(a.hours[0])))
+		}
+		a.hours = slices.Delete(a.hours, 0, 1)
+	}
+	return errors.Join(failed...)
+}
+
+// path returns the path of the file of an hour.
+func (a *archive) path(h *hour) string { return filepath.Join(a.dir, fileName(a.kind, h.number)) }
+
+// closeFile closes the open file.
+func (a *archive) closeFile() error {
+	if a.out == nil {
+		return nil
+	}
+	err := a.out.file.Close()
+	a.out = nil
+	return err
+}
+
+// each calls yield with each sample of a model from one moment to before another.
+func (a *archive) each(model string, from, to moment, yield func(m moment, codes *[seriesCount]code)) {
+	for _, h := range a.hours {
+		if h.number < from.hour() || h.number > to.hour() {
+			continue
+		}
+		h.each(model, func(m moment, codes *[seriesCount]code) {
+			if m >= from && m < to {
+				yield(m, codes)
+			}
+		})
+	}
+}
+
+// knows reports whether the archive has a sample of a model.
+func (a *archive) knows(model string) bool {
+	return slices.ContainsFunc(a.hours, func(h *hour) bool { _, ok := h.byName[model]; return ok })
+}

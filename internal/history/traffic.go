@@ -1,0 +1,213 @@
+package history
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// Traffic counts the requests that have ended since the last sample. Make it with NewTraffic. Its
+// methods are safe for concurrent use. A request takes one lock of its model for less than a
+// microsecond, after its end.
+type Traffic struct {
+	known func(model string) bool
+
+	mu sync.RWMutex
+	// models by name; guarded by mu. others counts the requests that are for no model of these.
+	models map[string]*counts
+	others counts
+	taken  time.Time
+}
+
+// NewTraffic returns a Traffic. known reports whether a model has this name: others count in the
+// total only, because clients choose their names.
+func NewTraffic(known func(model string) bool) *Traffic {
+	return &Traffic{known: known, models: map[string]*counts{}, taken: time.Now()}
+}
+
+// counts is what is counted of one model.
+type counts struct {
+	mu sync.Mutex
+	figures
+}
+
+// figures are sums, and times by their class.
+type figures struct {
+	requests, errors, tokens int64
+	ttft, gaps               histogram
+}
+
+// Finished counts a request that has ended.
+func (t *Traffic) Finished(q request.Summary) {
+	c := t.of(q.Model)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.requests++
+	if isError(&q) {
+		c.errors++
+	}
+	c.tokens += q.CompletionTokens
+	if q.Stream && q.FirstByte > 0 && q.Status < 300 {
+		c.ttft.add(q.FirstByte, 1)
+		if gaps, gap := meanGap(&q); gaps > 0 {
+			c.gaps.add(gap, gaps)
+		}
+	}
+}
+
+// isError reports whether a request counts as an error.
+func isError(q *request.Summary) bool {
+	switch q.DisconnectCause() {
+	case request.CauseEngine, request.CauseTimeout, request.CauseGateway, request.CauseSlowClient:
+		return true
+	}
+	return q.Status == 429 || q.Status >= 500
+}
+
+// meanGap returns how many gaps a stream had between its tokens, and how long they were on average.
+func meanGap(q *request.Summary) (gaps int64, gap time.Duration) {
+	decode := q.Decode
+	if q.Route == request.RouteNative {
+		decode = q.LastByte - q.FirstByte
+	}
+	if gaps = q.CompletionTokens - 1; gaps <= 0 || decode <= 0 {
+		return 0, 0
+	}
+	return gaps, decode / time.Duration(gaps)
+}
+
+// of returns the counts of a model.
+func (t *Traffic) of(model string) *counts {
+	t.mu.RLock()
+	c := t.models[model]
+	t.mu.RUnlock()
+	switch {
+	case c != nil:
+		return c
+	case !t.known(model):
+		return &t.others
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.models[model] == nil {
+		t.models[model] = new(counts)
+	}
+	return t.models[model]
+}
+
+// Take writes what has ended since the last call into a sample, and begins again. Values of models
+// that are not in the sample count in its total only.
+func (t *Traffic) Take(s *Sample) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	seconds := max(now.Sub(t.taken).Seconds(), 1e-3)
+	t.taken = now
+	var total figures
+	total.add(t.others.take())
+	for name, c := range t.models {
+		f := c.take()
+		total.add(f)
+		if _, ok := s.Models[name]; !ok {
+			delete(t.models, name)
+		}
+		f.give(s, name, seconds)
+	}
+	for name, values := range s.Models {
+		if t.models[name] == nil {
+			none := figures{}
+			none.write(&values, seconds)
+			s.Models[name] = values
+		}
+	}
+	total.write(&s.Total, seconds)
+}
+
+// give writes figures into the values of a model, if the sample has them.
+func (f *figures) give(s *Sample, name string, seconds float64) {
+	if values, ok := s.Models[name]; ok {
+		f.write(&values, seconds)
+		s.Models[name] = values
+	}
+}
+
+// take returns the figures and begins again.
+func (c *counts) take() *figures {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.figures
+	c.figures = figures{}
+	return &f
+}
+
+// add adds other figures.
+func (f *figures) add(other *figures) {
+	f.requests += other.requests
+	f.errors += other.errors
+	f.tokens += other.tokens
+	f.ttft.merge(&other.ttft)
+	f.gaps.merge(&other.gaps)
+}
+
+// write writes the figures of so many seconds into values.
+func (f *figures) write(v *Values, seconds float64) {
+	v[RequestsPerSecond], v[ErrorsPerSecond] = float64(f.requests)/seconds, float64(f.errors)/seconds
+	v[TokensPerSecond] = float64(f.tokens) / seconds
+	v[TTFTp50], v[TTFTp95] = f.ttft.quantile(0.5), f.ttft.quantile(0.95)
+	v[InterTokenP50], v[InterTokenP95] = f.gaps.quantile(0.5), f.gaps.quantile(0.95)
+}
+
+// Times are counted in classes whose bounds grow by growth: a quantile is at most 1 % wrong.
+const (
+	growth = 1.02
+	// shortest and classes: times from 10 µs to an hour.
+	shortest = 10 * time.Microsecond
+	classes  = 996
+)
+
+// histogram counts times by class. The zero value has none.
+type histogram struct {
+	count   int64
+	classes *[classes]uint32
+}
+
+// add counts a time n times.
+func (h *histogram) add(d time.Duration, n int64) {
+	if h.classes == nil {
+		h.classes = new([classes]uint32)
+	}
+	class := int(math.Round(math.Log(float64(max(d, shortest))/float64(shortest)) / math.Log(growth)))
+	h.classes[min(class, classes-1)] += uint32(n)
+	h.count += n
+}
+
+// merge adds the times of another histogram.
+func (h *histogram) merge(other *histogram) {
+	if other.count == 0 {
+		return
+	}
+	if h.classes == nil {
+		h.classes = new([classes]uint32)
+	}
+	for i, n := range other.classes {
+		h.classes[i] += n
+	}
+	h.count += other.count
+}
+
+// quantile returns the shortest time that is at least as long as the share q of all, in
+// milliseconds; NaN if there is none.
+func (h *histogram) quantile(q float64) float64 {
+	if h.count == 0 {
+		return math.NaN()
+	}
+	need := int64(math.Ceil(q * float64(h.count)))
+	for class, n := range h.classes {
+		if need -= int64(n); need <= 0 {
+			return shortest.Seconds() * 1000 * math.Pow(growth, float64(class))
+		}
+	}
+	return math.NaN()
+}
