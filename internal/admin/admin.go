@@ -61,6 +61,13 @@ type Config struct {
 	// Requests returns the running and the last finished requests, at most limit of each, and the
 	// number of running requests (see request.Store.List).
 	Requests func(limit int) ([]request.Summary, int)
+	// Request returns a request of Requests by its id (see request.Store.Find).
+	Request func(id string) (request.Detail, bool)
+	// TraceURL is the address of a trace, with {trace_id} in the place of its id. If it is empty,
+	// requests have no link.
+	TraceURL string
+	// Strategy returns the name of the routing strategy of a model. If it is nil, it is not shown.
+	Strategy func(model string) string
 	// Tenants returns the tenants.
 	Tenants func() []Tenant
 	// Pools returns the pools.
@@ -289,14 +296,25 @@ func (h *handler) find(path string) (route, bool) {
 	if rest, ok := strings.CutPrefix(path, replicasPath); ok && h.Actions != nil {
 		return h.findReplica(rest)
 	}
-	if id, action, ok := strings.Cut(strings.TrimPrefix(path, requestsPath), "/"); ok && h.Actions != nil && strings.HasPrefix(path, requestsPath) {
-		return route{http.MethodPost: h.cancelRequest(id)}, action == "cancel"
+	if rest, ok := strings.CutPrefix(path, requestsPath); ok {
+		return h.findRequest(rest)
 	}
 	if isView(path) {
 		path = "/"
 	}
 	r, ok := h.routes[path]
 	return r, ok
+}
+
+// findRequest returns the route of a path below requestsPath.
+func (h *handler) findRequest(rest string) (route, bool) {
+	id, action, ok := strings.Cut(rest, "/")
+	switch {
+	case !ok:
+		return route{http.MethodGet: h.requestDetail(id)}, h.Request != nil
+	default:
+		return route{http.MethodPost: h.cancelRequest(id)}, h.Actions != nil && action == "cancel"
+	}
 }
 
 // findModel returns the route of a path below /api/v1/models/. rest is the part after that prefix.

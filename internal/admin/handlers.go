@@ -2,13 +2,11 @@ package admin
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"maps"
 	"math"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -148,34 +146,6 @@ func (h *handler) modelLoad(model string) ModelLoad {
 		return ModelLoad{}
 	}
 	return h.ModelLoad(model)
-}
-
-// The number of requests that /api/v1/requests lists without and at most with ?limit.
-const (
-	defaultRequests = 100
-	maxRequests     = 1000
-)
-
-func (h *handler) requests(w http.ResponseWriter, r *http.Request) {
-	limit := defaultRequests
-	if s := r.URL.Query().Get("limit"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > maxRequests {
-			writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "limit",
-				Message: fmt.Sprintf("limit is %q: it must be a number from 1 to %d.", s, maxRequests)})
-			return
-		}
-		limit = n
-	}
-	rows, running := h.Requests(limit)
-	views := make([]requestView, 0, len(rows))
-	for _, q := range rows {
-		views = append(views, viewRequest(q))
-	}
-	writeJSON(w, http.StatusOK, struct {
-		Running  int           `json:"running"`
-		Requests []requestView `json:"requests"`
-	}{running, views})
 }
 
 func (h *handler) tenants(w http.ResponseWriter, _ *http.Request) {

@@ -235,4 +235,8 @@ type Tracing struct {
 	// Sample is the share of requests that are traced, from 0 to 1. It applies to requests whose
 	// traceparent header does not decide it. Default 0.01.
 	Sample float64 `yaml:"sample" default:"0.01" min:"0" form:"share"`
+	// TraceURL is the address at which a person sees a trace, with {trace_id} in the place of its
+	// id, such as https://jaeger.example.com/trace/{trace_id}. The operator's page links to it.
+	// Default: no links.
+	TraceURL string `yaml:"trace_url"`
 }

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -109,8 +110,23 @@ func (k *checker) checkTracing() {
 	if t := k.config.Tracing; t != nil {
 		k.checkURL(path{"tracing", "endpoint"}, t.Endpoint)
 		k.checkShare(path{"tracing", "sample"}, t.Sample)
+		k.checkTraceURL(path{"tracing", "trace_url"}, t.TraceURL)
 	}
 }
+
+// checkTraceURL checks the address at which a person sees a trace.
+func (k *checker) checkTraceURL(at path, text string) {
+	if !k.valid(at) || text == "" {
+		return
+	}
+	u, err := url.Parse(strings.ReplaceAll(text, traceID, "0"))
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || !strings.Contains(text, traceID) {
+		k.faultf(at, "must be a URL with "+traceID+" in it, such as https://jaeger.example.com/trace/{trace_id}")
+	}
+}
+
+// traceID is the place of the id in tracing.trace_url.
+const traceID = "{trace_id}"
 
 // checkURL checks the URL of a service that Sluice calls.
 func (k *checker) checkURL(at path, text string) {

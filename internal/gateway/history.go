@@ -94,3 +94,17 @@ func zeroIfNaN(v float64) float64 {
 	}
 	return v
 }
+
+// traceURL returns the address of a trace, with {trace_id} in the place of its id; empty: none.
+func (g *Gateway) traceURL() string {
+	if t := g.options.Config.Tracing; t != nil {
+		return t.TraceURL
+	}
+	return ""
+}
+
+// strategy returns the name of the routing strategy of a model; empty if it is not known.
+func (g *Gateway) strategy(model string) string {
+	v, _ := g.dispatcher.View(model)
+	return string(v.Policy.Strategy)
+}

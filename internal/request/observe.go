@@ -55,8 +55,12 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 		return "", nil
 	}
 	reason, r.failure = r.failure, failed
+	if reason != "" && len(r.retries) < maxRetries {
+		r.retries = append(r.retries, r.failedAt)
+	}
 	if failed != "" {
 		r.failures++
+		r.failedAt = Retry{After: time.Since(r.summary.Started), Reason: failed, Replica: e.Replica}
 	}
 	if e.Moved() {
 		hold = r.hold

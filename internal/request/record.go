@@ -40,6 +40,9 @@ type Record struct {
 	// be repeated.
 	failures int
 	failure  string
+	// failedAt is the attempt of failure; retries are those that were repeated.
+	failedAt Retry
+	retries  []Retry
 	// logOnly: the request is known from the access log alone. heard: when its last periodic entry
 	// came.
 	logOnly bool
