@@ -62,13 +62,30 @@ func (f finder) find(flag string) (string, error) {
 			return filepath.Abs(path)
 		}
 	}
-	return "", errors.New(`no Envoy found: run "make envoy", put envoy on the PATH, or name the binary with --envoy or $` + EnvVar)
+	return "", errNone
+}
+
+// errNone says that Find has found no Envoy.
+var errNone = errors.New("no Envoy found: put envoy on the PATH, or name the binary with --envoy or $" + EnvVar)
+
+// FindOrFetch returns what Find finds. If there is none, it fetches the tested Envoy. tell gets a
+// line before it does.
+func FindOrFetch(ctx context.Context, flag string, tell func(what string)) (string, error) {
+	path, err := Find(flag)
+	if !errors.Is(err, errNone) {
+		return path, err
+	}
+	f, err := newFetcher(tell)
+	if err != nil {
+		return "", err
+	}
+	return f.get(ctx)
 }
 
 // checked returns the absolute path of a program that the setting source names.
 func (f finder) checked(path, source string) (string, error) {
 	if !isProgram(path) {
-		return "", fmt.Errorf(`no Envoy at %s, which %s names: run "make envoy" for one at .tools/envoy`, path, source)
+		return "", fmt.Errorf("no Envoy at %s, which %s names: name another one, or none for Sluice to fetch Envoy %s", path, source, TestedVersion)
 	}
 	return filepath.Abs(path)
 }

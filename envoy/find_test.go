@@ -45,7 +45,7 @@ func TestFind(t *testing.T) {
 		{name: "a wrong flag is an error", flag: plain, env: env, wantErr: "--envoy"},
 		{name: "a directory is no program", flag: dir, wantErr: "--envoy"},
 		{name: "a wrong variable is an error", env: filepath.Join(dir, "none"), path: onPath, wantErr: "$SLUICE_ENVOY"},
-		{name: "nowhere", dirs: []string{dir}, wantErr: `run "make envoy"`},
+		{name: "nowhere", dirs: []string{dir}, wantErr: "put envoy on the PATH"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -58,7 +58,7 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logFormat, "log-format", telemetry.FormatAuto, "json, console, or auto: console on a terminal and json elsewhere")
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
-		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newGuardCommand(&g),
+		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newEnvoyCommand(), newGuardCommand(&g),
 		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(),
 		newUsageCommand(),
 	)

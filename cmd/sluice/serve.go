@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/examples"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/console"
@@ -48,7 +47,7 @@ says. Without all of these it runs the simulated models of the quick start.`,
 	f.StringVarP(&flags.file, "config", "c", "", "the configuration file")
 	f.StringArrayVar(&flags.upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
 	f.IntVar(&flags.slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
-	f.StringVar(&flags.binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy)")
+	f.StringVar(&flags.binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy, then one that is fetched: see sluice envoy)")
 	f.StringVar(&flags.models.listen, "listen", defaultListen, "address for clients of the models hf:… and ollama:…, on loopback")
 	f.StringVar(&flags.models.admin, "admin", defaultAdmin, "address of the operator's page for the models hf:… and ollama:…, on loopback")
 	f.BoolVar(&flags.models.print, "print", false, "print the configuration file for the models hf:… and ollama:…, and run nothing")
@@ -85,7 +84,7 @@ func up(cmd *cobra.Command, g *globals, flags upFlags, models []string) error {
 		}
 		return err
 	}
-	binary, err := envoy.Find(flags.binary) // before it asks a hub
+	binary, err := findEnvoy(cmd, flags.binary) // before it asks a hub
 	if err != nil {
 		return err
 	}

@@ -5,10 +5,9 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-)
 
-// testedEnvoy is the version of Envoy that the tests run with.
-const testedEnvoy = "1.40.0"
+	"github.com/sluice-gateway/sluice/envoy"
+)
 
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
@@ -16,7 +15,7 @@ func newVersionCommand() *cobra.Command {
 		Short: "Print the version of Sluice, and the version of Envoy it is tested with",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s\ntested with Envoy %s\n", version(), testedEnvoy)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s\ntested with Envoy %s\n", version(), envoy.TestedVersion)
 			return err
 		},
 	}
