@@ -30,10 +30,10 @@ type AccessLog struct {
 	MaxFiles int `yaml:"max_files" default:"5" min:"0" max:"1000"`
 	// Sample is the share of requests that have a line, from 0 to 1. A failed request always has
 	// one. Default 1.
-	Sample float64 `yaml:"sample" default:"1" min:"0"`
+	Sample float64 `yaml:"sample" default:"1" min:"0" form:"share"`
 	// Endpoint is the URL of the collector of to: otlp, by OTLP over HTTP, such as
 	// http://127.0.0.1:4318. Default: tracing.endpoint.
-	Endpoint string `yaml:"endpoint"`
+	Endpoint string `yaml:"endpoint" form:"url"`
 }
 
 // checkAccessLog checks the section access_log, and takes to from log_requests if that is set.

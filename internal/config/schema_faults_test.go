@@ -86,6 +86,8 @@ func plantedFaults() []plantedFault {
 		{name: "field of another launcher", old: "launcher: upstream", fault: "launcher: upstream\n    replicas: {min: 1}"},
 		{name: "field of another strategy", old: "strategy: prefix", fault: "strategy: round_robin"},
 		{name: "field of another mode", old: "mode: auto", fault: "mode: native"},
+		{name: "field of another sink", old: "drain_timeout: 30s", fault: "access_log: {to: stdout, path: a.log}"},
+		{name: "field without what it needs", old: "drain_timeout: 30s", fault: "access_log: {to: file}"},
 		{name: "launcher without its section", old: "replicas:", fault: "launcher: kubernetes\n    replicas:"},
 		{name: "pool of a model that does not exist", old: "[chat, remote]", fault: "[chat, romote]", unseen: true},
 		{name: "max below min", old: "min: 1, max: 2", fault: "min: 3, max: 2", unseen: true},
@@ -140,6 +142,9 @@ func TestO7_SchemaAccepts(t *testing.T) {
 		"models: [{name: a, engine: llama-cpp, version: python-0.3.9, source: {name: b}, task: embedding}]",
 		"engines: [{name: vllm, versions: [{version: 9, schema: {properties: {own: {}, max_num_seqs: {}}}}]}]\nmodels: [{name: a, engine: vllm, source: {name: b}, variables: {own: 1}}]",
 		"engines: [{name: mine, versions: [{version: 1, tasks: [rerank], command: [run]}]}]\nmodels: [{name: a, engine: mine, variables: {own: 1}}]",
+		"access_log: {to: off}",
+		"access_log: {to: file, path: access.log, sample: 0.5}",
+		"access_log: {to: otlp}\ntracing: {endpoint: http://127.0.0.1:4318}",
 		"listen: :8080\nadmin: localhost:9090\nhealth: ''",
 		"upstreams: ['http://[::1]:8000/v1', https://h/a]",
 	} {

@@ -78,6 +78,9 @@ func rulesOf(t reflect.Type) []any {
 		}
 	case reflect.TypeFor[Cache]():
 		return []any{one(has("claim"), has("size")), when(has("claim"), without("size", "storage_class"))}
+	case reflect.TypeFor[AccessLog]():
+		return []any{object{"if": with("to", string(AccessLogFile)), "then": has("path"), "else": without("path")},
+			when(object{"not": with("to", string(AccessLogOTLP))}, without("endpoint"))}
 	case reflect.TypeFor[Upstream]():
 		return []any{when(object{"properties": object{"url": object{"pattern": "^http://"}}}, without("ca_file", "insecure_skip_verify"))}
 	case reflect.TypeFor[Control]():
