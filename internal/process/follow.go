@@ -73,8 +73,8 @@ func (d *Dir) Forward(s unix.Signal) {
 // gateway was told to stop before. The error says how the gateway has ended, unless it has stopped
 // cleanly.
 //
-// ctx ends when this process was told to stop, also if that was before the call. earlier has signals
-// that came before the call and were not passed on.
+// ctx ends when this process was told to stop, also if that was before the call. earlier has
+// signals that came before the call and were not passed on.
 //
 // reaped returns how a child has ended that someone else in this process waits for; nil: it runs,
 // or it is none of these.
