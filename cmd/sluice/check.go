@@ -13,26 +13,43 @@ import (
 func newCheckCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
-		Use:   "check -c FILE",
-		Short: "Print every fault of a configuration file with its line",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := config.Load(file)
-			var faults config.Faults
-			if err == nil {
-				faults = c.CheckKubernetes(kubernetes.Check)
-			} else if !errors.As(err, &faults) {
-				return err
+		Use:   "check [FILE]...",
+		Short: "Print every fault of configuration files with its line; `sluice doctor` tries what only trying shows",
+		RunE: func(cmd *cobra.Command, files []string) error {
+			if file != "" {
+				files = append(files, file)
 			}
-			if len(faults) > 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), faults)
-				return fmt.Errorf("%s: faults: %d", file, len(faults))
+			if len(files) == 0 {
+				found, err := sayFound(cmd, "")
+				if err != nil || found == "" {
+					return errors.Join(err, errNoFile())
+				}
+				files = []string{found}
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", file)
-			return err
+			var failed []error
+			for _, name := range files {
+				failed = append(failed, checkFile(cmd, name))
+			}
+			return errors.Join(failed...)
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
-	_ = c.MarkFlagRequired("config")
+	c.Flags().StringVarP(&file, "config", "c", "", "a configuration file (default: ./"+foundFile+")")
 	return c
+}
+
+// checkFile prints the faults of one file, or that it has none.
+func checkFile(cmd *cobra.Command, file string) error {
+	c, err := config.Load(file)
+	var faults config.Faults
+	if err == nil {
+		faults = c.CheckKubernetes(kubernetes.Check)
+	} else if !errors.As(err, &faults) {
+		return err
+	}
+	if len(faults) > 0 {
+		fmt.Fprintln(cmd.OutOrStdout(), faults)
+		return fmt.Errorf("%s: faults: %d", file, len(faults))
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", file)
+	return err
 }

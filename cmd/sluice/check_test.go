@@ -37,3 +37,42 @@ func TestCheckRendersKubernetesTemplates(t *testing.T) {
 		}
 	}
 }
+
+// The command check takes several files, and tells of each.
+func TestO8_CheckTakesFiles(t *testing.T) {
+	t.Parallel()
+	good, bad := filepath.Join(t.TempDir(), "good.yaml"), filepath.Join(t.TempDir(), "bad.yaml")
+	for file, text := range map[string]string{good: "listen: 127.0.0.1:8080\nauth: {mode: none}\n", bad: "models: 3\n"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		args []string
+		want string
+		ok   bool
+	}{
+		{[]string{good}, good + ": ok", true},
+		{[]string{good, bad}, bad + ":1: models", false},
+		{[]string{bad, good}, good + ": ok", false},
+	} {
+		c, out := newCheckCommand(), new(bytes.Buffer)
+		c.SetArgs(test.args)
+		c.SetOut(out)
+		c.SetErr(out)
+		if err := c.Execute(); (err == nil) != test.ok || !strings.Contains(out.String(), test.want) {
+			t.Errorf("check %v: %v, %s", test.args, err, out)
+		}
+	}
+}
+
+// The version of every build is one that a person can use.
+func TestO8_Version(t *testing.T) {
+	t.Parallel()
+	c, out := newCommand(), new(bytes.Buffer)
+	c.SetArgs([]string{"--version"})
+	c.SetOut(out)
+	if err := c.Execute(); err != nil || strings.Contains(out.String(), "(") || !strings.HasPrefix(out.String(), "sluice version ") {
+		t.Errorf("%v: %q", err, out)
+	}
+}

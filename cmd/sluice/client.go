@@ -85,16 +85,29 @@ func fileOrFound(flag string) (string, error) {
 	}
 }
 
-// loadOrFound loads the file that a flag names, or foundFile. It says so if it has found the file.
-func loadOrFound(cmd *cobra.Command, flag string) (*config.Config, error) {
+// sayFound returns the file that a flag names, or foundFile, and says so if it has found the file.
+// It returns "" if there is neither.
+func sayFound(cmd *cobra.Command, flag string) (string, error) {
 	file, err := fileOrFound(flag)
+	if err == nil && flag == "" && file != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "using ./%s\n", file)
+	}
+	return file, err
+}
+
+// errNoFile tells that a command needs a file.
+func errNoFile() error {
+	return errors.New("there is no " + foundFile + " here: name the configuration file by -c FILE")
+}
+
+// loadOrFound loads the file of sayFound.
+func loadOrFound(cmd *cobra.Command, flag string) (*config.Config, error) {
+	file, err := sayFound(cmd, flag)
 	switch {
 	case err != nil:
 		return nil, err
 	case file == "":
-		return nil, errors.New("there is no " + foundFile + " here: name the configuration file by -c FILE")
-	case flag == "":
-		fmt.Fprintf(cmd.ErrOrStderr(), "using ./%s\n", file)
+		return nil, errNoFile()
 	}
 	return config.Load(file)
 }

@@ -41,6 +41,7 @@ func newLogsCommand() *cobra.Command {
 		},
 	}
 	access.addFlags(c)
+	c.ValidArgsFunction = access.completeReplicas()
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with the lines that come")
 	c.Flags().IntVar(&tail, "tail", tail, "how many of the last lines are printed first")
 	c.Flags().StringVar(&search, "search", "", "only lines that contain this text, in any case")

@@ -50,6 +50,7 @@ func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "sluice",
 		Short:         "An LLM inference gateway around Envoy",
+		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -59,7 +60,7 @@ func newCommand() *cobra.Command {
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
 		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newEnvoyCommand(), newGuardCommand(&g),
-		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(),
+		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(), newTopCommand(), newDoctorCommand(),
 		newUsageCommand(),
 	)
 	return root

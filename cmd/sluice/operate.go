@@ -53,6 +53,9 @@ func newModelsCommand() *cobra.Command {
 		},
 		newScaleCommand(&flags),
 	)
+	for _, c := range models.Commands() {
+		c.ValidArgsFunction = flags.completeModels()
+	}
 	return models
 }
 
@@ -121,6 +124,9 @@ func newReplicasCommand() *cobra.Command {
 			RunE: flags.act(http.MethodPost, replicaPath+"restart", "%s is replaced when it has finished its requests"),
 		},
 	)
+	for _, c := range replicas.Commands() {
+		c.ValidArgsFunction = flags.completeReplicas()
+	}
 	return replicas
 }
 
@@ -134,7 +140,8 @@ func newCancelCommand(flags *viewFlags) *cobra.Command {
 		Short: "End a request that runs or waits; `sluice requests` shows its id",
 		Long: `End a request that runs or waits. A request that has no answer yet gets the error "cancelled". A
 stream that has begun ends with this error if the gateway manages it, and breaks off if it is native.`,
-		Args: cobra.ExactArgs(1),
-		RunE: flags.act(http.MethodPost, "/api/v1/requests/%s/cancel", "%s is cancelled"),
+		Args:              cobra.ExactArgs(1),
+		RunE:              flags.act(http.MethodPost, "/api/v1/requests/%s/cancel", "%s is cancelled"),
+		ValidArgsFunction: flags.completeRequests(),
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,7 +39,8 @@ fetches the weights. FILE is a file of the repository or the name of a quantisat
 
 With -c FILE the gateway runs the models of the file. With --upstream URL it serves the models that
 it discovers on these servers. Each server gets as many requests at once as it says, or as --slots
-says. Without all of these it runs the simulated models of the quick start.`,
+says. Without all of these it runs the models of ./sluice.yaml if there is such a file, else the
+simulated models of the quick start.`,
 		RunE: func(cmd *cobra.Command, models []string) error { return up(cmd, g, flags, models) },
 	}
 	f := c.Flags()
@@ -48,8 +48,8 @@ says. Without all of these it runs the simulated models of the quick start.`,
 	f.StringArrayVar(&flags.upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
 	f.IntVar(&flags.slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
 	f.StringVar(&flags.binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy, then one that is fetched: see sluice envoy)")
-	f.StringVar(&flags.models.listen, "listen", defaultListen, "address for clients of the models hf:… and ollama:…, on loopback")
-	f.StringVar(&flags.models.admin, "admin", defaultAdmin, "address of the operator's page for the models hf:… and ollama:…, on loopback")
+	f.StringVar(&flags.models.listen, "listen", defaultListen, "address for clients, in the place of listen in the file")
+	f.StringVar(&flags.models.admin, "admin", defaultAdmin, "address of the operator's page, in the place of admin in the file")
 	f.BoolVar(&flags.models.print, "print", false, "print the configuration file for the models hf:… and ollama:…, and run nothing")
 	addForceFlag(c, &flags.force)
 	c.MarkFlagsMutuallyExclusive("config", "upstream")
@@ -64,10 +64,8 @@ func (f upFlags) check(cmd *cobra.Command, models []string) error {
 	if len(models) > 0 && (f.file != "" || len(f.upstreams) > 0) {
 		return errors.New("models on the command line go with neither -c nor --upstream: put all of them into a file (--print writes one)")
 	}
-	for _, name := range []string{"listen", "admin", "print"} {
-		if len(models) == 0 && cmd.Flags().Changed(name) {
-			return fmt.Errorf("--%s is for models on the command line, and there is none: in a file set listen and admin", name)
-		}
+	if len(models) == 0 && cmd.Flags().Changed("print") {
+		return errors.New("--print is for models on the command line, and there is none")
 	}
 	return nil
 }
@@ -87,6 +85,11 @@ func up(cmd *cobra.Command, g *globals, flags upFlags, models []string) error {
 	binary, err := findEnvoy(cmd, flags.binary) // before it asks a hub
 	if err != nil {
 		return err
+	}
+	if len(models) == 0 && len(flags.upstreams) == 0 {
+		if flags.file, err = sayFound(cmd, flags.file); err != nil {
+			return err
+		}
 	}
 	o, cleanUp, err := upOptions(cmd, flags, models)
 	if err != nil {
@@ -110,11 +113,14 @@ func newServeCommand(g *globals) *cobra.Command {
 	var file string
 	var force bool
 	c := &cobra.Command{
-		Use:   "serve -c FILE",
+		Use:   "serve [-c FILE]",
 		Short: "Run the gateway beside an Envoy that someone else runs (see bootstrap)",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := config.Load(file)
+			c, err := loadOrFound(cmd, file)
+			if err == nil {
+				c, err = withAddresses(cmd, c)
+			}
 			if err != nil {
 				return err
 			}
@@ -124,10 +130,26 @@ func newServeCommand(g *globals) *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file")
+	f := c.Flags()
+	f.StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
+	f.String("listen", "", "address for clients, in the place of listen in the file")
+	f.String("admin", "", "address of the operator's page, in the place of admin in the file")
 	addForceFlag(c, &force)
-	_ = c.MarkFlagRequired("config") // fails only for a flag that is not defined
 	return c
+}
+
+// withAddresses returns the configuration with the addresses of the flags --listen and --admin.
+func withAddresses(cmd *cobra.Command, c *config.Config) (*config.Config, error) {
+	fields := map[string]string{}
+	for _, name := range []string{"listen", "admin"} {
+		if f := cmd.Flags().Lookup(name); f.Changed {
+			fields[name] = f.Value.String()
+		}
+	}
+	if len(fields) == 0 {
+		return c, nil
+	}
+	return c.WithFields(fields)
 }
 
 // run runs a gateway with the logger that the flags configure. On a terminal it has a console, and
@@ -155,6 +177,9 @@ func upOptions(cmd *cobra.Command, flags upFlags, models []string) (o gateway.Op
 	switch {
 	case flags.file != "":
 		c, err := config.Load(flags.file)
+		if err == nil {
+			c, err = withAddresses(cmd, c)
+		}
 		return gateway.Options{Config: c}, func() {}, err
 	case len(models) > 0:
 		c, err = modelsConfig(cmd.Context(), cmd.OutOrStdout(), models, flags.models)
@@ -162,6 +187,9 @@ func upOptions(cmd *cobra.Command, flags upFlags, models []string) (o gateway.Op
 		c, err = config.ForUpstreams(flags.upstreams, flags.slots)
 	default:
 		c, err = config.Parse("quick start", examples.Quickstart)
+	}
+	if err == nil && len(models) == 0 { // models have the addresses already
+		c, err = withAddresses(cmd, c)
 	}
 	if err != nil {
 		return o, nil, err

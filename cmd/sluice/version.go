@@ -26,14 +26,26 @@ func newVersionCommand() *cobra.Command {
 var release string
 
 // version returns release. If release is empty, it returns the version that the Go tool recorded
-// for the module: a tag, or a pseudo-version of the commit.
+// for the module: a tag, a pseudo-version of the commit, or "devel" with the commit if it is known.
 func version() string {
 	if release != "" {
 		return release
 	}
 	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" {
-		return "(unknown)"
+	switch {
+	case !ok || info.Main.Version == "":
+		return "unknown"
+	case info.Main.Version != "(devel)":
+		return info.Main.Version
 	}
-	return info.Main.Version
+	text := "devel"
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			text += "-" + s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			text += "-modified"
+		}
+	}
+	return text
 }

@@ -25,6 +25,7 @@ var allowed = map[string]string{
 	"internal/carry":            "internal/dispatch internal/headers internal/openai",
 	"internal/adminclient":      "",
 	"internal/condition":        "",
+	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/process",
 	"internal/loglines":         "internal/redact",
 	"internal/console":          "",
 	"internal/redact":           "",
@@ -90,7 +91,7 @@ var allowed = map[string]string{
 	"xds":                      "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
 	"envoy":                    "internal/elsewhere internal/headers internal/process",
 	"extproc":                  "admission authz internal/dispatch internal/elsewhere internal/failover internal/headers internal/openai internal/request",
-	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/adminclient internal/condition internal/config internal/console internal/fit internal/gateway internal/migrate " +
+	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/adminclient internal/condition internal/config internal/doctor internal/console internal/fit internal/gateway internal/migrate " +
 		"internal/process internal/sim internal/telemetry internal/weights",
 	"internal/bench/local":        "",
 	"internal/bench/routingenvoy": "internal/bench/local internal/bench/report internal/bench/trace",

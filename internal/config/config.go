@@ -157,6 +157,8 @@ type Config struct {
 	// together with objects.
 	source []byte `yaml:"-"`
 	name   string `yaml:"-"`
+	// fields are those of WithFields.
+	fields map[string]string `yaml:"-"`
 	// catalogue holds all engines: the built-in ones, the file's and those of objects. Models of
 	// objects choose from it. ownCatalogue is the same without the engines of objects. The check
 	// builds both once, because Launch looks an engine up for every model.

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -88,10 +90,46 @@ func Parse(name string, data []byte) (*Config, error) {
 	return c, nil
 }
 
+// WithFields returns the configuration with these fields of its first level in the place of those
+// of the file, now and whenever the file is read again. The error is Faults.
+func (c *Config) WithFields(fields map[string]string) (*Config, error) {
+	next, faults := parseWithFields(c.name, c.source, fields)
+	if len(faults) > 0 {
+		return nil, faults
+	}
+	next.File = c.File
+	return next, nil
+}
+
+// setFields sets fields of the first level of a document. Their line is that of the document.
+func setFields(root *yaml.Node, fields map[string]string) {
+	if root == nil || root.Kind != yaml.MappingNode {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		value := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: fields[name], Line: root.Line}
+		at := 0
+		for at < len(root.Content) && root.Content[at].Value != name {
+			at += 2
+		}
+		if at < len(root.Content) {
+			root.Content[at+1] = value
+			continue
+		}
+		key := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: name, Line: root.Line}
+		root.Content = append(root.Content, key, value)
+	}
+}
+
 // parse is Parse with its error as Faults.
-func parse(name string, data []byte) (*Config, Faults) {
-	d, c := newDecoder(name), &Config{Hash: hashOf(data), name: name, source: data}
-	d.read(d.parseDocument(data), c)
+func parse(name string, data []byte) (*Config, Faults) { return parseWithFields(name, data, nil) }
+
+// parseWithFields is parse with the fields of WithFields.
+func parseWithFields(name string, data []byte, fields map[string]string) (*Config, Faults) {
+	d, c := newDecoder(name), &Config{Hash: hashOf(data), name: name, source: data, fields: fields}
+	root := d.parseDocument(data)
+	setFields(root, fields)
+	d.read(root, c)
 	d.faults.sort()
 	return c, d.faults
 }

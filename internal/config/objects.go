@@ -97,7 +97,7 @@ func (c *Config) parseWith(objects []Object, refused map[int]Faults) (*Config, f
 
 // valid tells whether the file alone still has no fault.
 func (c *Config) valid() bool {
-	_, faults := parse(c.name, c.source)
+	_, faults := parseWithFields(c.name, c.source, c.fields)
 	return len(faults) == 0
 }
 
@@ -114,12 +114,13 @@ func withoutLines(faults Faults) Faults {
 func (c *Config) join(objects []Object, included []int) (*Config, faultsBySource) {
 	d := newDecoder(c.name)
 	root := d.parseDocument(c.source)
+	setFields(root, c.fields)
 	if root == nil {
 		root = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 	}
 	bad := faultsBySource{objects: map[int]Faults{}}
 	itemObjects := map[string]int{} // index of the object, by path.key of its item
-	next := &Config{Hash: c.Hash, File: c.File, name: c.name, source: c.source}
+	next := &Config{Hash: c.Hash, File: c.File, name: c.name, source: c.source, fields: c.fields}
 	for _, i := range included {
 		o := objects[i]
 		item, err := o.node()

@@ -167,7 +167,7 @@ func (w *Watcher) loadLocked(data []byte, readErr error, force bool) (faults Fau
 	if readErr != nil {
 		return unreadableFile(file, readErr), false
 	}
-	next, faults := parse(file, data)
+	next, faults := parseWithFields(file, data, w.config.Current.fields)
 	if len(faults) > 0 {
 		return faults, false
 	}

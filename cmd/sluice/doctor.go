@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/doctor"
+)
+
+func newDoctorCommand() *cobra.Command {
+	var file, binary string
+	c := &cobra.Command{
+		Use:   "doctor [-c FILE]",
+		Short: "Try what only trying shows: programs, ports, directories, Redis, upstreams, GPUs and Envoy",
+		Long: `Try what only trying shows: programs, ports, directories, Redis, upstreams, GPUs and Envoy.
+
+Each line is ok, warning or fault. The command fails if there is a fault. It changes nothing. While
+a gateway runs with the file, its own ports are in use, and doctor says so.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadOrFound(cmd, file)
+			var faults config.Faults
+			if errors.As(err, &faults) {
+				fmt.Fprintln(cmd.OutOrStdout(), faults)
+				return fmt.Errorf("%s has faults, which come first: %d", file, len(faults))
+			}
+			if err != nil {
+				return err
+			}
+			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, TestedEnvoy: testedEnvoy})
+			return writeFindings(cmd.OutOrStdout(), findings)
+		},
+	}
+	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
+	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary, as for up")
+	return c
+}
+
+// writeFindings writes one line for each finding, and returns an error if one is a fault.
+func writeFindings(w io.Writer, findings []doctor.Finding) error {
+	faults := 0
+	for _, f := range findings {
+		fmt.Fprintf(w, "%-7s  %s: %s\n", f.Level, f.What, f.Says)
+		if f.Hint != "" {
+			fmt.Fprintf(w, "         → %s\n", f.Hint)
+		}
+		if f.Level == doctor.Fault {
+			faults++
+		}
+	}
+	if faults > 0 {
+		return fmt.Errorf("doctor has found faults: %d", faults)
+	}
+	return nil
+}

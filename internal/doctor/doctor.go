@@ -1,0 +1,306 @@
+// Package doctor tries what the check of a configuration file cannot know: whether programs are
+// there, ports are free, directories can be written, and Redis, upstreams and Ray answer. The
+// command `sluice doctor` uses it. It changes nothing.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/admission/redis"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/process"
+)
+
+// Level says how a finding is.
+type Level string
+
+// The levels. A gateway starts with warnings. With a fault it does not start, or cannot serve a
+// part of its models.
+const (
+	OK      Level = "ok"
+	Warning Level = "warning"
+	Fault   Level = "fault"
+)
+
+// Finding is one thing that was tried.
+type Finding struct {
+	Level Level
+	// What was tried, and what it says. Hint is what to do; it is empty for OK.
+	What, Says, Hint string
+}
+
+// Options say what is examined.
+type Options struct {
+	// Config is a configuration without faults.
+	Config *config.Config
+	// Envoy is the path of the Envoy binary, or empty. TestedEnvoy is the version that the tests
+	// run with.
+	Envoy, TestedEnvoy string
+}
+
+const (
+	// tryTimeout is how long each try may take.
+	tryTimeout = 3 * time.Second
+	// fewFiles is the limit of open files below which a busy gateway runs out of them.
+	fewFiles = 65_536
+)
+
+// examination collects findings.
+type examination struct {
+	Options
+	found []Finding
+}
+
+func (e *examination) ok(what, says string) {
+	e.found = append(e.found, Finding{OK, what, says, ""})
+}
+
+func (e *examination) warn(what, says, hint string) {
+	e.found = append(e.found, Finding{Warning, what, says, hint})
+}
+
+func (e *examination) fault(what, says, hint string) {
+	e.found = append(e.found, Finding{Fault, what, says, hint})
+}
+
+// Examine tries everything that the configuration needs on this machine.
+func Examine(ctx context.Context, o Options) []Finding {
+	e := &examination{Options: o}
+	e.envoy(ctx)
+	e.openFiles()
+	e.directory("state_dir", o.Config.StateDir)
+	e.ports(ctx)
+	e.programs()
+	e.gpus()
+	e.redis(ctx)
+	e.servers(ctx)
+	return e.found
+}
+
+// envoy looks for the binary and its version.
+func (e *examination) envoy(ctx context.Context) {
+	path, err := envoy.Find(e.Envoy)
+	if err != nil {
+		e.fault("Envoy", err.Error(), "install Envoy "+e.TestedEnvoy+", or name the binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 4*tryTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	version := strings.TrimSpace(string(out))
+	switch {
+	case err != nil:
+		e.fault("Envoy", path+" does not run: "+err.Error(), "install a binary for this machine")
+	case !strings.Contains(version, "/"+e.TestedEnvoy+"/"):
+		e.warn("Envoy", path+" is "+version, "Sluice is tested with Envoy "+e.TestedEnvoy)
+	default:
+		e.ok("Envoy", path+", version "+e.TestedEnvoy)
+	}
+}
+
+// openFiles looks at the limit of open files, of which Envoy needs two for each running request.
+func (e *examination) openFiles() {
+	_ = process.RaiseFileLimit() // as a gateway does; the limit of this process alone
+	limit := process.FileLimit()
+	says := fmt.Sprintf("%d", limit)
+	if limit < fewFiles {
+		e.warn("open files", says, fmt.Sprintf("raise the hard limit (LimitNOFILE of systemd, ulimit -Hn) to %d or more for thousands of connections", fewFiles))
+		return
+	}
+	e.ok("open files", says)
+}
+
+// directory looks whether a directory can be written, or made.
+func (e *examination) directory(what, path string) {
+	at := path
+	for {
+		info, err := os.Stat(at)
+		if err == nil && !info.IsDir() {
+			e.fault(what, at+" is not a directory", "remove it, or set "+what+" to another path")
+			return
+		}
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at) {
+			e.fault(what, err.Error(), "set "+what+" to a path that the gateway's user can write")
+			return
+		}
+		at = filepath.Dir(at)
+	}
+	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+		e.fault(what, at+" cannot be written: "+err.Error(), "change its owner, or set "+what+" to another path")
+		return
+	}
+	if at != path {
+		e.ok(what, path+" can be made")
+		return
+	}
+	e.ok(what, path+" can be written")
+}
+
+// ports looks whether the addresses of the listeners are free.
+func (e *examination) ports(ctx context.Context) {
+	c := e.Config
+	running := e.answers(ctx, "http://"+adminclient.DialAddress(c.Admin)+"/healthz") == nil
+	for _, l := range []struct{ field, address string }{
+		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
+	} {
+		if l.address == "" {
+			continue
+		}
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.address)
+		switch {
+		case err == nil:
+			_ = listener.Close()
+			e.ok(l.field, l.address+" is free")
+		case errors.Is(err, unix.EADDRINUSE) && running:
+			e.ok(l.field, l.address+" is in use, and a gateway answers at admin")
+		case errors.Is(err, unix.EADDRINUSE):
+			e.fault(l.field, l.address+" is in use by another program", "end that program (`ss -ltnp` shows it), or set "+l.field+" to another port")
+		default:
+			e.fault(l.field, err.Error(), "set "+l.field+" to an address of this machine that the gateway's user may listen on")
+		}
+	}
+}
+
+// programs looks for the programs of the engines that run on this machine.
+func (e *examination) programs() {
+	seen := map[string]bool{}
+	for _, m := range e.Config.Models {
+		if m.Launcher != engines.Local {
+			continue
+		}
+		version, launch := e.Config.Launch(m)
+		launch.Sluice, launch.Host, launch.Port = "sluice", "127.0.0.1", 1
+		words, err := version.Render(launch)
+		if err != nil || len(words) == 0 || words[0] == "sluice" || seen[words[0]] {
+			continue
+		}
+		seen[words[0]] = true
+		what := "program of engine " + m.Engine
+		if path, err := exec.LookPath(words[0]); err != nil {
+			e.fault(what, err.Error(), "install the engine on each node that runs the model "+m.Name+", in the PATH of the gateway or of the agent")
+		} else {
+			e.ok(what, path)
+		}
+	}
+}
+
+// gpus looks at the GPUs of this machine, and whether a model needs one.
+func (e *examination) gpus() {
+	node, err := local.NewInventory().Read()
+	needed := ""
+	for _, m := range e.Config.Models {
+		if m.Launcher == engines.Local && m.Resources != nil && m.Resources.GPU > 0 {
+			needed = m.Name
+		}
+	}
+	names := make([]string, len(node.GPUs))
+	for i, gpu := range node.GPUs {
+		names[i] = fmt.Sprintf("%s (%d GiB)", gpu.Name, gpu.MemoryTotal>>30)
+	}
+	switch {
+	case len(names) > 0:
+		e.ok("GPUs", strings.Join(names, ", "))
+	case needed != "" && e.Config.Control.Nodes == "":
+		says := "none"
+		if err != nil {
+			says += ": " + err.Error()
+		}
+		e.fault("GPUs", says, "the model "+needed+" needs one: install the driver, or take resources.gpu out of the model")
+	default:
+		e.ok("GPUs", "none, and no model asks for one here")
+	}
+}
+
+// redis looks whether Redis answers.
+func (e *examination) redis(ctx context.Context) {
+	if e.Config.Redis == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	if err := redis.Ping(ctx, e.Config.Redis); err != nil {
+		e.fault("redis", err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone")
+		return
+	}
+	e.ok("redis", "answers")
+}
+
+// servers looks whether the servers of others answer.
+func (e *examination) servers(ctx context.Context) {
+	seen := map[string]bool{}
+	all := e.Config.Upstreams
+	for _, m := range e.Config.Models {
+		all = append(all[:len(all):len(all)], m.Upstreams...)
+	}
+	for _, u := range all {
+		if !seen[u.URL] {
+			seen[u.URL] = true
+			e.server(ctx, "upstream", u.URL, "start the server, or correct the URL; its models are not served meanwhile")
+		}
+	}
+	if e.Config.Ray != nil {
+		e.server(ctx, "ray", e.Config.Ray.Address, "start Ray's head, or correct ray.address; no job starts meanwhile")
+	}
+}
+
+// server looks whether a server accepts a connection.
+func (e *examination) server(ctx context.Context, what, address, hint string) {
+	u, err := url.Parse(address)
+	if err != nil { // the check of the file has found this
+		return
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"https": "443"}[u.Scheme]
+	}
+	if port == "" {
+		port = "80"
+	}
+	dialer := net.Dialer{Timeout: tryTimeout}
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		e.fault(what, address+" does not answer: "+err.Error(), hint)
+		return
+	}
+	_ = conn.Close()
+	e.ok(what, address+" accepts connections")
+}
+
+// answers returns nil if a GET on the URL succeeds.
+func (e *examination) answers(ctx context.Context, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // the body is not read
+	if resp.StatusCode != http.StatusOK {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
