@@ -58,15 +58,7 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 	if scan.Stream {
 		set = append(set, header(headers.Stream, "1"))
 	}
-	if t.Watched() || t.WantsResponseID() {
-		set = append(set, header(headers.Observe, "1"))
-	}
-	if t.Measured() {
-		set = append(set, header(headers.Usage, usageProtocol(scan.Endpoint)))
-	}
-	if t.Measured() || t.WantsResponseID() {
-		set = append(set, plainEncoding)
-	}
+	set = appendReaders(set, t, scan)
 	if from.traceparent != "" {
 		set = append(set, header("traceparent", from.traceparent))
 	}
@@ -79,6 +71,23 @@ func nativeAnswer(t *dispatch.Ticket, scan *openai.Request, body []byte, from de
 	common.HeaderMutation = &extproc.HeaderMutation{SetHeaders: set}
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{
 		RequestBody: &extproc.BodyResponse{Response: common}}}
+}
+
+// appendReaders appends the headers that make Envoy read the response.
+func appendReaders(set []*core.HeaderValueOption, t *dispatch.Ticket, scan *openai.Request) []*core.HeaderValueOption {
+	if t.Watched() || t.WantsResponseID() {
+		set = append(set, header(headers.Observe, "1"))
+	}
+	sampled := scan.Endpoint.Generates() && t.AcquireSample(scan.Stream)
+	if sampled {
+		set = append(set, header(headers.Usage, usageProtocol(scan.Endpoint)+headers.UsageAndStream))
+	} else if t.Measured() {
+		set = append(set, header(headers.Usage, usageProtocol(scan.Endpoint)))
+	}
+	if sampled || t.Measured() || t.WantsResponseID() {
+		set = append(set, plainEncoding)
+	}
+	return set
 }
 
 // usageProtocol returns the value of headers.Usage, which says how a response tells its usage.

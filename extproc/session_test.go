@@ -42,12 +42,12 @@ func TestB2_BadSessionHeaderIsRefused(t *testing.T) {
 // namedHold is a hold that wants the id of its response.
 type namedHold struct{ learned []string }
 
-func (*namedHold) Moved(string)              {}
-func (*namedHold) FirstToken() bool          { return true }
-func (*namedHold) WantsResponseID() bool     { return true }
-func (h *namedHold) LearnResponse(id string) { h.learned = append(h.learned, id) }
-func (*namedHold) Correct(request.Response)  {}
-func (*namedHold) Release()                  {}
+func (*namedHold) Moved(string)                              {}
+func (*namedHold) FirstToken() bool                          { return true }
+func (*namedHold) WantsResponseID() bool                     { return true }
+func (h *namedHold) LearnResponse(id string)                 { h.learned = append(h.learned, id) }
+func (*namedHold) Correct(request.Response) (c request.Cost) { return c }
+func (*namedHold) Release()                                  {}
 
 // The id of a native response is read from its beginning, which may come in several pieces.
 func TestB2_ObserverLearnsTheResponse(t *testing.T) {

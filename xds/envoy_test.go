@@ -45,6 +45,7 @@ func envoyBinary(t testing.TB) string {
 // envoyProcess is a running Envoy.
 type envoyProcess struct {
 	dir   string
+	pid   int
 	admin *http.Client
 }
 
@@ -78,7 +79,7 @@ func startEnvoy(t testing.TB, dir string) *envoyProcess {
 		}
 	})
 	admin := filepath.Join(dir, "admin.sock")
-	e := &envoyProcess{dir: dir, admin: &http.Client{
+	e := &envoyProcess{dir: dir, pid: cmd.Process.Pid, admin: &http.Client{
 		Timeout: 5 * time.Second,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", admin)

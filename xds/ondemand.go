@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"time"
 
 	xdscore "github.com/cncf/xds/go/xds/core/v3"
@@ -35,15 +36,23 @@ const (
 // httpFilterChain.
 func onDemandFilter() *composite.Composite {
 	observe := extension(extProcName, observer())
-	reader := func(protocol ai.LLMProtocol) *core.TypedExtensionConfig {
-		return extension("envoy.filters.http.ai_protocol_manager", usageReader(protocol))
+	return &composite.Composite{Matcher: byHeader(headers.Observe,
+		values{"1": nestedMatcher(byHeader(headers.Usage, usageReaders(observe), createFilters(observe)))},
+		nestedMatcher(byHeader(headers.Usage, usageReaders(), nil)))}
+}
+
+// usageReaders returns the filters for each value of headers.Usage, after the given ones.
+func usageReaders(before ...*core.TypedExtensionConfig) values {
+	read := extension("envoy.filters.http.lua", streamReader())
+	all := values{}
+	for value, protocol := range map[string]ai.LLMProtocol{
+		headers.UsageOfOpenAI: ai.LLMProtocol_OPENAI_CHAT_COMPLETIONS, headers.UsageOfMessages: ai.LLMProtocol_ANTHROPIC_MESSAGES,
+	} {
+		filters := append(slices.Clone(before), extension("envoy.filters.http.ai_protocol_manager", usageReader(protocol)))
+		all[value] = createFilters(filters...)
+		all[value+headers.UsageAndStream] = createFilters(append(slices.Clone(filters), read)...)
 	}
-	openAI, messages := reader(ai.LLMProtocol_OPENAI_CHAT_COMPLETIONS), reader(ai.LLMProtocol_ANTHROPIC_MESSAGES)
-	return &composite.Composite{Matcher: byHeader(headers.Observe, values{"1": nestedMatcher(byHeader(headers.Usage, values{
-		headers.UsageOfOpenAI: createFilters(observe, openAI), headers.UsageOfMessages: createFilters(observe, messages),
-	}, createFilters(observe)))}, nestedMatcher(byHeader(headers.Usage, values{
-		headers.UsageOfOpenAI: createFilters(openAI), headers.UsageOfMessages: createFilters(messages),
-	}, nil)))}
+	return all
 }
 
 // values says how a matcher continues, by the value of a header.

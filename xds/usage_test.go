@@ -187,8 +187,12 @@ func TestUsage(t *testing.T) {
 				}
 				plain := g.reads(t, c, ask...)
 				checkUsage(t, g, plain, "")
-				for _, also := range []string{"", "1"} {
-					counted := g.reads(t, c, append(ask, "x-test-usage", "1", "x-test-observe", also)...)
+				for _, also := range []string{"", "1", "read"} {
+					usage := headers.UsageOfOpenAI
+					if also == "read" {
+						usage += headers.UsageAndStream
+					}
+					counted := g.reads(t, c, append(ask, "x-test-usage", usage, "x-test-observe", also)...)
 					checkUsage(t, g, counted, c.want)
 					if d := cmp.Diff(lasting(plain.Header), lasting(counted.Header)); d != "" {
 						t.Errorf("the headers have changed (-plain +counted):\n%s", d)

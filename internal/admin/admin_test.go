@@ -176,7 +176,7 @@ func TestAPI(t *testing.T) {
 		{"/api/v1/requests?limit=5", 200, `{"running":3,"requests":[
 			{"request_id":"r-1","client_request_id":"mine","method":"POST","path":"/v1/chat/completions","tenant":"acme","model":"chat","replica":"chat-0",
 			 "upstream":"127.0.0.1:41000","state":"done","status":200,"code":"","source":"engine",
-			 "route":"managed","cause":"moderation","finish_reason":"content_filter","tokens_out":7,"estimated":true,"trace_id":"0af7651916cd43dd8448eb211c80319c","flags":"","details":"","stream":true,
+			 "route":"managed","cause":"moderation","finish_reason":"content_filter","tokens_out":7,"finish_estimated":false,"tokens_in":0,"estimated":true,"trace_id":"0af7651916cd43dd8448eb211c80319c","flags":"","details":"","stream":true,
 			 "queued_ms":1.5,"first_byte_ms":20,"duration_ms":1000,"bytes_in":10,"bytes_out":2000,"attempts":1,
 			 "started":"2030-05-04T12:00:00Z"}]}`},
 		{"/api/v1/tenants", 200, `{"tenants":[{"name":"acme","models":[],"in_flight":1,"keys":2,"priority":"interactive","running":3,

@@ -477,10 +477,14 @@ type requestView struct {
 	Route        string `json:"route"`
 	Cause        string `json:"cause"`
 	FinishReason string `json:"finish_reason"`
-	// TokensOut counts the output tokens, as far as they are known. TraceID is the id of the trace
-	// that the request belongs to.
+	// FinishEstimated says that nobody has read the finish reason, which is what the length of the
+	// answer suggests.
+	FinishEstimated bool `json:"finish_estimated"`
+	// TokensIn and TokensOut count the tokens of the prompt and the answer, as far as they are
+	// known. TraceID is the id of the trace that the request belongs to.
+	TokensIn  int64 `json:"tokens_in"`
 	TokensOut int64 `json:"tokens_out"`
-	// Estimated says that the engine has not counted TokensOut.
+	// Estimated says that the engine has not counted TokensIn and TokensOut.
 	Estimated   bool       `json:"estimated"`
 	TraceID     string     `json:"trace_id"`
 	Flags       string     `json:"flags"`
@@ -512,8 +516,10 @@ func viewRequest(q request.Summary) requestView {
 		Route:           q.Route,
 		Cause:           q.Cause,
 		FinishReason:    q.FinishReason,
+		FinishEstimated: q.FinishEstimated,
+		TokensIn:        q.PromptTokens,
 		TokensOut:       q.CompletionTokens,
-		Estimated:       q.CompletionTokens > 0 && !q.UsageKnown,
+		Estimated:       q.IsEstimated(),
 		TraceID:         q.TraceID(),
 		Flags:           q.Flags,
 		Details:         q.Details,

@@ -126,6 +126,8 @@ type Dispatcher struct {
 	rates *predict.Model
 	// table is the routing table in force
 	table atomic.Pointer[routingTable]
+	// samples counts the responses that Envoy reads.
+	samples sampleBudget
 	// ids are the request ids and tasks that are in use now.
 	ids idClaims
 	// recovered holds the requests that still run from before a restart

@@ -58,6 +58,8 @@ const maxTenants = 1024
 type estimator struct {
 	// asked counts the granted requests. One in measureEvery is measured.
 	asked atomic.Uint64
+	// sampler says which responses Envoy reads.
+	sampler sampler
 	// refused counts the requests that were refused because no replica was ready and none of them
 	// waits.
 	refused atomic.Uint64
@@ -114,6 +116,8 @@ type estimate struct {
 	tenant               string
 	promptBytes, choices int
 	tokens               tokenCount
+	// maxOutput is the client's bound on the output, in tokens; 0 means none.
+	maxOutput int
 	// fixed says that the estimate stands unless the engine reports its usage, and teaches nothing:
 	// the bytes of the answer are no text.
 	fixed bool
@@ -144,8 +148,8 @@ func (l *estimator) estimate(r *Request) estimate {
 		usual = own.of(usual)
 	}
 	q.tokens.output = max(int(usual*float64(q.choices)+0.5), 1)
-	if most := r.MaxTokens * q.choices; most > 0 {
-		q.tokens.output = min(q.tokens.output, most)
+	if q.maxOutput = r.MaxTokens * q.choices; q.maxOutput > 0 {
+		q.tokens.output = min(q.tokens.output, q.maxOutput)
 	}
 	return q
 }
@@ -165,7 +169,7 @@ const maxCounted = 1 << 40
 // maxCounted, or one of no tokens at all.
 func plausible(r Response) Response {
 	if r.Prompt < 0 || r.Completion < 0 || r.Prompt > maxCounted || r.Completion > maxCounted || r.Prompt+r.Completion == 0 {
-		r.Known = false
+		r.Known, r.Prompt, r.Completion = false, 0, 0
 	}
 	return r
 }
@@ -181,9 +185,12 @@ func (l *estimator) correct(r Response, q estimate) int {
 	defer l.mu.Unlock()
 	l.learnTTFTLocked(r, q)
 	completion := r.Completion
-	if r.Known {
+	switch {
+	case r.Known:
 		l.learnLocked(r, q)
-	} else {
+	case r.Completion > 0:
+		l.learnOutputLocked(r)
+	default:
 		completion = int64(cost - q.tokens.prompt)
 	}
 	if completion > 0 {
@@ -195,8 +202,9 @@ func (l *estimator) correct(r Response, q estimate) int {
 }
 
 // cost returns the real number of tokens of a request. The engine's count decides; without one, the
-// bytes of the response do. Of a response that nobody waited for to begin, the estimate stands,
-// because the engine has worked for it. Any other failed response without a count costs nothing.
+// counted events of the response, or else its bytes. Of a response that nobody waited for to begin,
+// the estimate stands, because the engine has worked for it. Any other failed response without a
+// count costs nothing.
 func (l *estimator) cost(r Response, q estimate) int {
 	r = plausible(r)
 	switch {
@@ -209,9 +217,46 @@ func (l *estimator) cost(r Response, q estimate) int {
 	case q.tokens.output == 0, q.fixed:
 		return q.tokens.total()
 	}
+	return q.tokens.prompt + l.outputOf(r)
+}
+
+// outputOf returns the tokens of a response that no engine has counted: its counted events, or else
+// what its bytes suggest.
+func (l *estimator) outputOf(r Response) int {
+	if r.Completion > 0 {
+		return int(r.Completion)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return q.tokens.prompt + int(float64(r.Bytes)/l.bytesLocked(r.Stream)+0.5)
+	return int(float64(r.Bytes)/l.bytesLocked(r.Stream) + 0.5)
+}
+
+// lengthShare is the share of the client's bound that an estimated output must reach to count as
+// cut off by the bound.
+const lengthShare = 0.95
+
+// costOf returns what a response has cost, for operators. A failed response has cost nothing that
+// is worth showing.
+func (l *estimator) costOf(r Response, q estimate) (c request.Cost) {
+	r = plausible(r)
+	c.Usage = request.Usage{Prompt: r.Prompt, Completion: r.Completion, Cached: r.Cached, Known: r.Known}
+	if !r.Known {
+		c.Usage = request.Usage{}
+		if r.Failed || q.fixed {
+			return c
+		}
+		c.Usage.Prompt = int64(q.tokens.prompt)
+		if q.tokens.output > 0 {
+			c.Usage.Completion = int64(l.outputOf(r))
+		}
+	}
+	if q.tokens.output > 0 && !q.fixed && !r.Failed {
+		c.Finish = "stop"
+		if bound := float64(q.maxOutput); bound > 0 && float64(c.Usage.Completion) >= lengthShare*bound {
+			c.Finish = "length"
+		}
+	}
+	return c
 }
 
 // bytesLocked returns the bytes per token of a response.
@@ -227,6 +272,11 @@ func (l *estimator) learnLocked(r Response, q estimate) {
 	if r.Prompt > 0 && q.promptBytes > 0 {
 		l.prompt.learnBounded(int64(q.promptBytes), r.Prompt, bytesPerPromptToken)
 	}
+	l.learnOutputLocked(r)
+}
+
+// learnOutputLocked updates the bytes per token from a response whose output was counted.
+func (l *estimator) learnOutputLocked(r Response) {
 	if r.Completion > 0 && r.Stream {
 		l.events.learnBounded(r.Bytes, r.Completion, bytesPerEvent)
 	} else if r.Completion > 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/predict"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Ticket is the lease and the slot of a request that may go to its replica. It holds them until
@@ -271,8 +272,8 @@ func (t *Ticket) Release() {
 
 // Correct corrects the charge of the request to the real usage of its response, and has the
 // estimator learn from it. It may be called before or after Release. Only the first call has an
-// effect.
-func (t *Ticket) Correct(r Response) {
+// effect. Correct returns what the response has cost.
+func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
@@ -285,6 +286,7 @@ func (t *Ticket) Correct(r Response) {
 		t.dispatcher.held.corrected(t, tokens)
 		t.lease.Correct(tokens)
 	}
+	return t.estimator.costOf(r, t.estimate)
 }
 
 // wakeOthers makes the waiters of the other models that use the replica retry, because one of its

@@ -66,6 +66,9 @@ type ReplicaView struct {
 	// Prefill counts the requests in Load that are known to have no token yet. Only requests under
 	// a limit on prefill are known.
 	Prefill int
+	// Queued counts the requests whose prompt the replica has yet to compute, as predicted from
+	// the first tokens so far.
+	Queued int
 	// Served counts the requests that the replica was given.
 	Served uint64
 	// CloseDelimited says that the replica ends responses by closing their connections, so that all
@@ -79,7 +82,7 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.table.Load().routes[model]; ok {
 		for _, r := range t.replicas {
 			if r.id == id {
-				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, LimitFrom: r.limitFrom, Prefill: int(r.prefill.Load()), Served: r.served.Load(),
+				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, LimitFrom: r.limitFrom, Prefill: int(r.prefill.Load()), Queued: r.queue.Queued(time.Now()), Served: r.served.Load(),
 					CloseDelimited: r.closeDelimited}
 			}
 		}

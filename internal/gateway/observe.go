@@ -46,10 +46,14 @@ func (g *Gateway) accessLogConfig() telemetry.AccessLogConfig {
 }
 
 // dispatched records how long a request has waited, and how many requests run on its replica now.
+// The requests without a token are known if the model has a limit on prefill, else predicted.
 func (g *Gateway) dispatched(model, replica string, waited time.Duration) {
 	g.metrics.Waited(waited)
 	on := g.dispatcher.Replica(model, replica)
-	prefill := max(1, on.Prefill) // at least this request, even if first tokens are not reported
+	prefill := max(1, on.Prefill) // at least this request
+	if on.Prefill == 0 {
+		prefill = max(1, min(on.Queued, on.Load))
+	}
 	g.metrics.Dispatched(model, prefill, max(0, on.Load-prefill))
 }
 

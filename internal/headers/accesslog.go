@@ -29,6 +29,13 @@ const Metadata = "sluice"
 // response (envoy.data.ai.v3.TokenUsage).
 const MetadataUsage = "sluice_usage"
 
+// MetadataStream is the namespace of the dynamic metadata in which the reader of responses inside
+// Envoy reports what it has read. MetadataRead is its only field, and package xds has its format.
+const (
+	MetadataStream = "sluice_stream"
+	MetadataRead   = "read"
+)
+
 // The dynamic metadata that ext_proc sets on a request.
 const (
 	// MetadataTenant is the name of the tenant.

@@ -38,7 +38,8 @@ const (
 	// reads the ids of responses there.
 	Observe = "x-sluice-observe"
 	// Usage is UsageOfOpenAI or UsageOfMessages on requests whose token usage Envoy reads from the
-	// response: the two APIs tell it differently.
+	// response: the two APIs tell it differently. With UsageAndStream after the value, Envoy also
+	// reads the events of the response.
 	Usage = "x-sluice-usage"
 )
 
@@ -46,6 +47,7 @@ const (
 const (
 	UsageOfOpenAI   = "1"
 	UsageOfMessages = "messages"
+	UsageAndStream  = "+stream"
 )
 
 // Headers of responses.

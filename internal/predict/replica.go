@@ -291,6 +291,15 @@ func (r *Replica) Waiting(now time.Time) float64 {
 	return r.waiting
 }
 
+// Queued returns the number of this gateway's requests that wait at the replica or are computed, as
+// far as is known.
+func (r *Replica) Queued(now time.Time) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.advanceLocked(now)
+	return len(r.queue)
+}
+
 // Pending returns the uncached tokens of this gateway's requests that have no known first token.
 func (r *Replica) Pending() float64 {
 	r.mu.Lock()

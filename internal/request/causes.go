@@ -75,6 +75,8 @@ func (q *Summary) DisconnectCause() string {
 		return upstream
 	case begun && hasAnyFlag(q.Flags, "LR", "OM"):
 		return CauseGateway
+	case begun && q.Flags == "" && q.Reading.isTruncated():
+		return CauseEngine
 	}
 	return ""
 }

@@ -28,6 +28,10 @@ func TestDisconnectCause(t *testing.T) {
 		{Summary{Stream: true, Route: RouteManaged, Status: 200, Source: "gateway", Flags: "UC"}, "gateway"}, // it is gone
 		{Summary{Stream: true, Route: RouteManaged, Status: 503, Source: "gateway", Flags: "UC"}, ""},
 		{Summary{Route: RouteManaged, Status: 200, Source: "engine", Cause: "client"}, ""},
+		{Summary{Stream: true, Status: 200, Source: "engine", Reading: &Reading{Tokens: 3}}, "engine"}, // neither finish reason nor end marker
+		{Summary{Stream: true, Status: 200, Source: "engine", Reading: &Reading{Tokens: 3, Ended: true}}, ""},
+		{Summary{Stream: true, Status: 200, Source: "engine", Reading: &Reading{Tokens: 3, Finish: "stop"}}, ""},
+		{Summary{Stream: true, Status: 200, Source: "engine", Reading: new(Reading)}, ""},
 	} {
 		if got := c.q.DisconnectCause(); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.q, got, c.want)

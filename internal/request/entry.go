@@ -60,6 +60,8 @@ type Entry struct {
 
 	// Usage is what the response has cost; known at the end only.
 	Usage Usage
+	// Reading is what Envoy has read of the response; nil if the response is not in the sample.
+	Reading *Reading
 
 	// BytesIn and BytesOut are the bytes of the request's and the response's body. In LogAttempts
 	// they mean nothing.
@@ -152,11 +154,15 @@ func (e *Entry) abandoned() bool {
 
 // Response is what the entry tells of a native request's response.
 func (e *Entry) Response() Response {
-	return Response{
+	r := Response{
 		Bytes: e.BytesOut, Stream: e.Streamed, Failed: e.Status == 0 || e.Status >= 400, Abandoned: e.abandoned(),
 		Prompt: e.Usage.Prompt, Completion: e.Usage.Completion, Cached: e.Usage.Cached, Known: e.Usage.Known,
 		TTFT: e.ttft(),
 	}
+	if !r.Known {
+		r.Completion = e.Reading.tokens(e.BytesOut)
+	}
+	return r
 }
 
 // responsesPath is where the Responses API is. Its streams begin with events that have no token.

@@ -50,8 +50,7 @@ func (s *Store) join(e Entry) (q Summary, ended bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, q, ended = s.addLocked(&e)
-	return q, ended
+	return s.addLocked(&e, Cost{})
 }
 
 func (f *heard) finished(q Summary) {

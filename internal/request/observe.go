@@ -79,12 +79,13 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 // the relay has yet to tell the outcome. A request that was never begun (a 401, Envoy's own 503)
 // becomes a finished one out of the entry alone.
 func (s *Store) observeRequest(e *Entry) {
-	s.mu.Lock()
-	hold, q, ended := s.addLocked(e)
-	s.mu.Unlock()
-	if hold != nil {
-		hold.Correct(e.Response())
+	var cost Cost
+	if hold := s.holdOf(e); hold != nil {
+		cost = hold.Correct(e.Response())
 	}
+	s.mu.Lock()
+	q, ended := s.addLocked(e, cost)
+	s.mu.Unlock()
 	if ended {
 		if q.Route != RouteManaged { // else the relay has told it
 			s.used(&q)
@@ -93,32 +94,43 @@ func (s *Store) observeRequest(e *Entry) {
 	}
 }
 
-func (s *Store) addLocked(e *Entry) (hold Hold, q Summary, ended bool) {
+// holdOf returns the hold of the request that a final entry of a model belongs to, or nil.
+func (s *Store) holdOf(e *Entry) Hold {
+	if e.Interim || e.Model == "" || e.RequestID == "" {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.byID[e.RequestID]; r != nil && !r.logged {
+		return r.hold
+	}
+	return nil
+}
+
+// addLocked adds an entry. The response has cost what is in cost, if it is known.
+func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	r := s.byID[e.RequestID]
 	if e.RequestID == "" || r != nil && r.logged {
 		r = nil // nothing to join with, or a second request of the same id
 	}
 	if e.Interim {
 		s.addInterimLocked(r, e)
-		return nil, Summary{}, false
+		return Summary{}, false
 	}
 	if r == nil {
 		r = s.adoptLocked(e, true)
 	}
 	r.logged = true
-	if e.Model != "" {
-		hold = r.hold
-	}
 	if e.byRelay() && !r.logOnly && r.outcome == nil && !r.closed {
 		own := *e
 		r.entry = &own
-		return hold, Summary{}, false
+		return Summary{}, false
 	}
-	return hold, r.joinLocked(e), true
+	return r.joinLocked(e, cost), true
 }
 
-// joinLocked joins the log entry that ends the request.
-func (r *Record) joinLocked(e *Entry) Summary {
+// joinLocked joins the log entry that ends the request, of which the response has cost so much.
+func (r *Record) joinLocked(e *Entry, cost Cost) Summary {
 	q := &r.summary
 	q.apply(e)
 	q.applyEnd(e)
@@ -126,6 +138,7 @@ func (r *Record) joinLocked(e *Entry) Summary {
 		q.applyOutcome(r.outcome)
 	}
 	q.Cause = q.DisconnectCause()
+	q.estimate(cost)
 	if r.closed {
 		r.store.endLocked(r)
 	}
@@ -202,6 +215,7 @@ func (q *Summary) applyEnd(e *Entry) {
 	q.State = Done
 	q.Status, q.Flags, q.Details = e.Status, e.Flags, e.Details
 	q.setUsage(e.Usage)
+	q.setReading(e)
 	q.Source = headers.SourceGateway
 	if e.byRelay() {
 		q.Route = RouteManaged
@@ -212,5 +226,36 @@ func (q *Summary) applyEnd(e *Entry) {
 	q.Abandoned = e.abandoned()
 	if code, ok := strings.CutPrefix(e.Details, headers.DetailsPrefix); ok && q.Code == "" {
 		q.Code = code
+	}
+}
+
+// setReading copies what Envoy has read of the response.
+func (q *Summary) setReading(e *Entry) {
+	r := e.Reading
+	if r == nil {
+		return
+	}
+	q.Reading, q.FinishReason = r, r.Finish
+	if r.Tokens > 0 {
+		q.Decode = max(0, r.Last.Sub(r.First))
+	}
+	if !q.UsageKnown {
+		q.CompletionTokens = r.tokens(e.BytesOut)
+	}
+}
+
+// estimate fills in what nobody has read of a native response.
+func (q *Summary) estimate(cost Cost) {
+	if q.Source != headers.SourceEngine || q.Route != RouteNative || q.Status >= 300 {
+		return
+	}
+	if !q.UsageKnown {
+		q.PromptTokens = cost.Usage.Prompt
+		if q.CompletionTokens == 0 {
+			q.CompletionTokens = cost.Usage.Completion
+		}
+	}
+	if q.FinishReason == "" && q.Cause == "" && cost.Finish != "" {
+		q.FinishReason, q.FinishEstimated = cost.Finish, true
 	}
 }

@@ -65,8 +65,8 @@ type Usage struct {
 	// of those.
 	Prompt, Completion int64
 	// Known says that the engine told the counts and that its response was read for them to the
-	// end. Else all are 0, but for a managed stream Completion counts the events that had something
-	// of the answer.
+	// end. Else Completion counts the events that had something of the answer, or is an estimate;
+	// and Prompt is an estimate, or 0.
 	Known bool
 	// Cached counts those of Prompt that the engine had in its cache; 0 unless CachedKnown, because
 	// not every engine says.

@@ -210,7 +210,7 @@ func (r *Record) joinHeldLocked() (Summary, bool) {
 	}
 	e := *r.entry
 	r.entry = nil
-	return r.joinLocked(&e), true
+	return r.joinLocked(&e, Cost{}), true
 }
 
 // endOnConnectionLocked finishes a request on a connection, of which no log entry comes.

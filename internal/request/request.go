@@ -25,7 +25,7 @@ const (
 
 // The ways that a request takes to its replica, as metrics and logs name them.
 const (
-	// RouteNative: Envoy passes the response on, and nobody reads it.
+	// RouteNative: Envoy passes the response on, and nobody but a reader in Envoy reads it.
 	RouteNative = "native"
 	// RouteManaged: the response goes through Sluice's relay, which reads every event.
 	RouteManaged = "managed"
@@ -94,8 +94,9 @@ type Summary struct {
 	// BytesIn and BytesOut count the bodies.
 	BytesIn, BytesOut int64
 	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended,
-	// and where the count is not known. For a managed stream whose engine did not count,
-	// CompletionTokens is the number of its events that had something of the answer.
+	// and where nothing is known. Where the engine did not count, CompletionTokens is the number of
+	// events that had something of the answer, or an estimate if nobody has read the response.
+	// PromptTokens is then an estimate for a native request, and 0 for a managed one.
 	PromptTokens, CompletionTokens int64
 	// UsageKnown says that the engine counted the two.
 	UsageKnown bool
@@ -105,9 +106,14 @@ type Summary struct {
 	CachedKnown  bool
 	// Prediction is what was expected of the request when it was dispatched last.
 	Prediction Prediction
-	// FinishReason is why the engine has ended its response; empty where nobody has read it, as in
-	// native streams.
-	FinishReason string
+	// FinishReason is why the engine has ended its response; empty if it has not ended it, or if
+	// its responses have no such reason. FinishEstimated says that nobody has read the response and
+	// that FinishReason is what its length suggests: stop or length.
+	FinishReason    string
+	FinishEstimated bool
+	// Reading is what Envoy has read of a native response; nil if the response is not in the
+	// sample.
+	Reading *Reading
 	// Abandoned says that a replica was at work on the request, and had not begun to answer, when
 	// the client left or the time was over.
 	Abandoned bool
@@ -123,7 +129,7 @@ type Summary struct {
 	// FirstByte is from Envoy's receipt of the request to the first byte of the response's body, of
 	// a managed one to its first token.
 	FirstByte time.Duration
-	// Decode is from the first token to the last, of managed streams.
+	// Decode is from the first token to the last, of managed streams and of those with a Reading.
 	Decode time.Duration
 	// LastByte is from Envoy's receipt of the request to the last byte of the engine's response; 0
 	// unless that is whole.
@@ -151,6 +157,19 @@ func (q *Summary) FirstTokenAfterPick() (predicted, took time.Duration, ok bool)
 	predicted, took = q.Prediction.TTFT, q.FirstByte-q.Waited
 	seen := q.Route == RouteManaged || q.Path != responsesPath
 	return predicted, took, seen && q.Stream && q.Source == headers.SourceEngine && q.Attempts <= 1 && q.FirstByte > 0 && predicted > 0 && took > 0
+}
+
+// IsEstimated reports whether there are counts of tokens that no engine has told.
+func (q *Summary) IsEstimated() bool { return !q.UsageKnown && q.PromptTokens+q.CompletionTokens > 0 }
+
+// TTFT returns the time from Envoy's receipt of a streamed request to the first token. For a native
+// stream that Envoy has not read, the first byte of the body stands for the first token. 0: there
+// was none.
+func (q *Summary) TTFT() time.Duration {
+	if q.Reading != nil && q.Reading.Tokens > 0 && q.FirstByte > 0 {
+		return max(q.Reading.First.Sub(q.Started), q.FirstByte)
+	}
+	return q.FirstByte
 }
 
 // TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not
@@ -211,7 +230,8 @@ type Response struct {
 	// Failed says that the engine gave no answer: an error, or nothing. Abandoned says that it was
 	// at work on a Failed response when the client left or the time was over.
 	Failed, Abandoned bool
-	// Prompt and Completion are the tokens that the engine counted, if Known.
+	// Prompt and Completion are the tokens that the engine counted, if Known. Else Completion is
+	// the number of events with a part of the answer; 0: nobody has read the response.
 	Prompt, Completion int64
 	Known              bool
 	// Cached is how many of Prompt the engine needed not compute, as far as it told.
@@ -219,6 +239,15 @@ type Response struct {
 	// TTFT is from when the request left for the replica to its first token; 0: not known, or there
 	// was none.
 	TTFT time.Duration
+}
+
+// Cost is what a response has cost, as far as its size tells.
+type Cost struct {
+	// Usage is estimated unless Known.
+	Usage Usage
+	// Finish is the likely reason for which a whole response has ended, stop or length; empty for a
+	// response without text.
+	Finish string
 }
 
 // Hold is what a native request holds at its model and its replica until it ends: the dispatcher's
@@ -233,8 +262,8 @@ type Hold interface {
 	// LearnResponse tells the id of the response, by which a later request may continue it.
 	LearnResponse(id string)
 	// Correct corrects the charge of the request to its real usage. Only the first call counts,
-	// before or after Release.
-	Correct(Response)
+	// before or after Release. It returns what the response has cost.
+	Correct(Response) Cost
 	// Release frees everything. Only the first call counts.
 	Release()
 }

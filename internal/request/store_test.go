@@ -310,6 +310,7 @@ type hold struct {
 	moved                 []string
 	corrected             []Response
 	firstTokens, released int
+	cost                  Cost
 	// response is the id of the response. nil: nobody wants it.
 	response *string
 }
@@ -318,7 +319,7 @@ func (h *hold) Moved(address string)    { h.moved = append(h.moved, address) }
 func (h *hold) FirstToken() bool        { h.firstTokens++; return true }
 func (h *hold) WantsResponseID() bool   { return h.response != nil }
 func (h *hold) LearnResponse(id string) { *h.response = id }
-func (h *hold) Correct(r Response)      { h.corrected = append(h.corrected, r) }
+func (h *hold) Correct(r Response) Cost { h.corrected = append(h.corrected, r); return h.cost }
 func (h *hold) Release()                { h.released++ }
 
 // The hold of a native request is told what the access log and ext_proc tell of the request, and is

@@ -21,6 +21,9 @@ func tokenBuckets() []float64 {
 	return []float64{0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2}
 }
 
+// gapBuckets suit the time between two tokens of a stream, stalls included: 1 ms to 30 s.
+func gapBuckets() []float64 { return append(tokenBuckets(), 5, 10, 30) }
+
 // rateBuckets suit tokens per second of one stream, from decode of a large model on a CPU to
 // prefill of a small one on a GPU. 28.57 is one token per 35 ms.
 func rateBuckets() []float64 {

@@ -51,6 +51,7 @@ func newEntry(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	}
 	if log == headers.LogRequests && !e.Interim {
 		e.Usage = usage(common.GetMetadata())
+		e.Reading = reading(common.GetMetadata().GetFilterMetadata())
 	}
 	if log == headers.LogAttempts && !e.Interim {
 		told := response.GetResponseHeaders()

@@ -2,12 +2,13 @@ package telemetry
 
 import (
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // The window of stream_inter_token_p95_seconds is gapSlots slots of gapSlot each. The newest slot
@@ -15,14 +16,6 @@ import (
 const (
 	gapSlot  = 10 * time.Second
 	gapSlots = 6
-)
-
-// Gaps are counted in classes whose bounds grow by gapGrowth. So a percentile is at most 1 % wrong,
-// and the size of a window does not depend on the traffic: about a thousand classes cover gaps up
-// to an hour.
-const (
-	gapGrowth   = 1.02
-	shortestGap = 10 * time.Microsecond
 )
 
 // gapGauge is the metric stream_inter_token_p95_seconds: per model, the 95th percentile of the time
@@ -41,36 +34,68 @@ type gapWindow [gapSlots]struct {
 	// number is the index of the slot since the start of the gauge. A slot with an old number is
 	// emptied before use.
 	number int64
-	// measured and estimated count gaps by class.
-	measured, estimated map[int]int64
+	// native and managed are apart, because different shares of the two are measured.
+	native, managed gapCounts
+}
+
+// gapCounts are the gaps of native or of managed streams. The zero value has none.
+type gapCounts struct {
+	// measured counts the measured gaps by class, see request.GapClass. n is their number, all that
+	// of all streams, measured or not.
+	measured map[int]int64
+	n, all   int64
+}
+
+func (c *gapCounts) add(class int, n int64) {
+	if c.measured == nil {
+		c.measured = map[int]int64{}
+	}
+	c.measured[class] += n
+	c.n += n
+}
+
+// addTo adds the counts to sum.
+func (c *gapCounts) addTo(sum *gapCounts) {
+	for class, n := range c.measured {
+		sum.add(class, n)
+	}
+	sum.all += c.all
 }
 
 func newGapGauge() *gapGauge {
 	return &gapGauge{
 		desc: prometheus.NewDesc("stream_inter_token_p95_seconds",
-			"95th percentile of the time between two tokens of a stream over the last minute, by model. The gauge is absent for a model whose "+
-				"streams did not report tokens. Managed streams are measured. For native streams, every gap is estimated as the time from the first byte "+
-				"to the last, divided by the engine's token count less one. Estimates are used only if nothing was measured.",
+			"95th percentile of the time between two tokens of a stream over the last minute, by model. Each time is measured, in a sample of the "+
+				"native streams and of the managed ones. Each of the two counts by the tokens of all its streams. Streams count when they end, managed "+
+				"ones also before. Sluice omits the gauge for a model without such a stream.",
 			[]string{"model"}, nil),
 		began:   time.Now(),
 		windows: map[string]*gapWindow{},
 	}
 }
 
-// measured counts one gap that the relay has measured.
+// measured counts one gap of a managed stream.
 func (g *gapGauge) measured(model string, gap time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w, i := g.slotLocked(model)
-	w[i].measured[gapClass(gap)]++
+	w[i].managed.add(request.GapClass(gap), 1)
 }
 
-// estimated counts the gaps of a whole stream, all with the same length.
-func (g *gapGauge) estimated(model string, gap time.Duration, gaps int64) {
+// finished counts a stream that has ended with so many gaps. If it is native, read are those of
+// its gaps that were measured; those of a managed one were counted before.
+func (g *gapGauge) finished(model string, native bool, gaps int64, read map[int]int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w, i := g.slotLocked(model)
-	w[i].estimated[gapClass(gap)] += gaps
+	if !native {
+		w[i].managed.all += gaps
+		return
+	}
+	w[i].native.all += gaps
+	for class, n := range read {
+		w[i].native.add(class, n)
+	}
 }
 
 // forget drops the gaps of a model.
@@ -89,8 +114,8 @@ func (g *gapGauge) slotLocked(model string) (w *gapWindow, i int64) {
 	}
 	number := g.slotNumber()
 	i = number % gapSlots
-	if slot := &w[i]; slot.number != number || slot.measured == nil {
-		slot.number, slot.measured, slot.estimated = number, map[int]int64{}, map[int]int64{}
+	if slot := &w[i]; slot.number != number {
+		slot.number, slot.native, slot.managed = number, gapCounts{}, gapCounts{}
 	}
 	return w, i
 }
@@ -99,41 +124,47 @@ func (g *gapGauge) slotNumber() int64 { return int64(time.Since(g.began) / gapSl
 
 // p95 returns the 95th percentile of the slots since oldest. ok is false if they have no gap.
 func (w *gapWindow) p95(oldest int64) (seconds float64, ok bool) {
-	measured, estimated := map[int]int64{}, map[int]int64{}
+	var native, managed gapCounts
 	for i := range w {
-		if w[i].number < oldest {
-			continue
-		}
-		for class, n := range w[i].measured {
-			measured[class] += n
-		}
-		for class, n := range w[i].estimated {
-			estimated[class] += n
+		if w[i].number >= oldest {
+			w[i].native.addTo(&native)
+			w[i].managed.addTo(&managed)
 		}
 	}
-	if len(measured) > 0 {
-		return percentile95(measured), true
+	weights := map[int]float64{}
+	for _, c := range []*gapCounts{&native, &managed} {
+		for class, n := range c.measured {
+			weights[class] += float64(n) * float64(max(c.all, c.n)) / float64(c.n)
+		}
 	}
-	return percentile95(estimated), len(estimated) > 0
+	return percentile95(weights), len(weights) > 0
 }
 
-// percentile95 returns the shortest gap that is at least as long as 95 % of all gaps, in seconds.
-func percentile95(counts map[int]int64) float64 {
-	var all, passed int64
-	for _, n := range counts {
-		all += n
+// isEmpty reports whether no slot since oldest has a stream.
+func (w *gapWindow) isEmpty(oldest int64) bool {
+	for i := range w {
+		if w[i].number >= oldest && w[i].native.all+w[i].native.n+w[i].managed.all+w[i].managed.n > 0 {
+			return false
+		}
 	}
-	for _, class := range slices.Sorted(maps.Keys(counts)) {
-		if passed += counts[class]; float64(passed) >= 0.95*float64(all) {
-			return shortestGap.Seconds() * math.Pow(gapGrowth, float64(class))
+	return true
+}
+
+// percentile95 returns the length of the shortest class such that it and all shorter ones have at
+// least 95 % of the weight, in seconds.
+func percentile95(weights map[int]float64) float64 {
+	all, passed := 0.0, 0.0
+	classes := slices.Sorted(maps.Keys(weights))
+	for _, class := range classes {
+		all += weights[class]
+	}
+	const rounding = 1e-9 // of the sums
+	for _, class := range classes {
+		if passed += weights[class]; passed >= (0.95-rounding)*all {
+			return request.GapLength(class)
 		}
 	}
 	return 0
-}
-
-// gapClass returns the class of a gap.
-func gapClass(gap time.Duration) int {
-	return int(math.Round(math.Log(float64(max(gap, shortestGap))/float64(shortestGap)) / math.Log(gapGrowth)))
 }
 
 // Describe implements prometheus.Collector.
@@ -145,9 +176,12 @@ func (g *gapGauge) Collect(out chan<- prometheus.Metric) {
 	defer g.mu.Unlock()
 	oldest := g.slotNumber() - gapSlots + 1
 	for model, w := range g.windows {
+		if w.isEmpty(oldest) {
+			delete(g.windows, model)
+			continue
+		}
 		p95, ok := w.p95(oldest)
 		if !ok {
-			delete(g.windows, model)
 			continue
 		}
 		out <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, p95, model)

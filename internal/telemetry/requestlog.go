@@ -66,10 +66,12 @@ func (l *RequestLog) failed(q *request.Summary) {
 //
 // Times are in milliseconds, from Envoy's receipt of the request. Unknown values are omitted: the
 // time to the first token without a stream, and tokens that the engine did not count or that were
-// not read. For a managed stream without an engine's count, tokens_out is the number of events with
-// a part of the answer, estimated is true, and tokens_in is missing. tpot_ms is the mean time per
-// output token after the first. client_request_id is the client's own id of the request; it is
-// missing if the client gave none. finish_reason is always there, and empty for a native stream.
+// not read. Without an engine's count, estimated is true: tokens_out is the number of events with a
+// part of the answer, or what the bytes of the answer suggest if nobody has read it, and tokens_in
+// is estimated from the prompt or missing. tpot_ms is the mean time per output token after the
+// first. client_request_id is the client's own id of the request; it is missing if the client gave
+// none. finish_reason is always there, and empty for a response without one. finish_estimated is
+// true if nobody has read it, so that it is what the length of the answer suggests.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
 		return
@@ -85,7 +87,7 @@ func (l *RequestLog) Finished(q request.Summary) {
 	if line == nil {
 		return
 	}
-	fields := make([]zap.Field, 0, 21)
+	fields := make([]zap.Field, 0, 23)
 	fields = append(fields, zap.String("request_id", q.ID))
 	if q.ClientID != "" {
 		fields = append(fields, zap.String("client_request_id", q.ClientID))
@@ -93,8 +95,8 @@ func (l *RequestLog) Finished(q request.Summary) {
 	fields = append(fields, zap.String("tenant", q.Tenant), zap.String("model", q.Model),
 		zap.String("replica", q.Replica), zap.String("route", q.Route), zap.Int("status", q.Status), zap.String("code", q.Code),
 		zap.Bool("stream", q.Stream), milliseconds("queued_ms", q.Waited))
-	if q.Stream && q.FirstByte > 0 {
-		fields = append(fields, milliseconds("ttft_ms", q.FirstByte))
+	if ttft := q.TTFT(); q.Stream && ttft > 0 {
+		fields = append(fields, milliseconds("ttft_ms", ttft))
 	}
 	fields = append(fields, milliseconds("duration_ms", q.Duration))
 	fields = appendTokens(fields, &q)
@@ -104,18 +106,22 @@ func (l *RequestLog) Finished(q request.Summary) {
 	if id := q.TraceID(); id != "" {
 		fields = append(fields, zap.String("trace_id", id))
 	}
-	line.Write(append(fields, zap.String("finish_reason", q.FinishReason), zap.Int("retries", max(0, q.Attempts-1)),
+	fields = append(fields, zap.String("finish_reason", q.FinishReason))
+	if q.FinishEstimated {
+		fields = append(fields, zap.Bool("finish_estimated", true))
+	}
+	line.Write(append(fields, zap.Int("retries", max(0, q.Attempts-1)),
 		zap.Int64("bytes", q.BytesOut))...)
 }
 
 func appendTokens(fields []zap.Field, q *request.Summary) []zap.Field {
-	if q.UsageKnown {
+	if q.UsageKnown || q.PromptTokens > 0 {
 		fields = append(fields, zap.Int64("tokens_in", q.PromptTokens))
 	}
 	if q.UsageKnown || q.CompletionTokens > 0 {
 		fields = append(fields, zap.Int64("tokens_out", q.CompletionTokens))
 	}
-	if !q.UsageKnown && q.CompletionTokens > 0 {
+	if q.IsEstimated() {
 		fields = append(fields, zap.Bool("estimated", true))
 	}
 	if q.CachedKnown {

@@ -23,25 +23,30 @@ type stream struct {
 	Held time.Duration
 	// Decode is the time from the first token to the last.
 	Decode time.Duration
-	// Usage is the token count of the engine; see request.Outcome.
+	// Usage is the token count of the engine, or an estimate of it; see request.Summary.
 	Usage request.Usage
+	// Gaps are the times between the tokens of a native stream that Envoy has read; see
+	// request.Reading.
+	Gaps map[int]int64
 }
 
 // streamOf returns the measurements of a request's stream. They are zero if it has none, or if no
-// engine answered. The first byte of a native stream counts as its first token: engines send their
-// headers early, but the first event with the first token.
+// engine answered. The first byte of a native stream that Envoy has not read counts as its first
+// token: engines send their headers early, but the first event with the first token.
 func streamOf(q *request.Summary) stream {
 	if !q.Stream || q.Source != headers.SourceEngine {
 		return stream{}
 	}
-	s := stream{Replica: upstreamOf(q), Route: q.Route, TTFT: q.FirstByte, Held: q.Waited, Decode: q.Decode, Usage: q.Usage()}
+	s := stream{Replica: upstreamOf(q), Route: q.Route, TTFT: q.TTFT(), Held: q.Waited, Decode: q.Decode, Usage: q.Usage()}
 	if q.Route == request.RouteManaged {
 		return s
 	}
 	if q.Status >= 300 {
 		return stream{}
 	}
-	if q.FirstByte > 0 {
+	if q.Reading != nil {
+		s.Gaps = q.Reading.Gaps
+	} else if q.FirstByte > 0 {
 		s.Decode = max(0, q.LastByte-q.FirstByte)
 	}
 	return s
@@ -57,52 +62,59 @@ func (s stream) perToken() time.Duration {
 
 // streamMetrics are the metrics of streams, and of the batches of requests on a replica.
 type streamMetrics struct {
-	ttft, cached, rate, perToken, batch *prometheus.HistogramVec
-	gaps                                *gapGauge
+	ttft, cached, rate, perToken, gap, batch *prometheus.HistogramVec
+	gaps                                     *gapGauge
 }
 
 func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 	f := &streamMetrics{
 		ttft: histogram("stream_ttft_seconds",
-			"Time from the receipt of a request for a stream to its first token, including all waits. For native streams, the first byte of the "+
-				"response's body stands for the first token.", shortBuckets(), "model", "route"),
+			"Time from the receipt of a request for a stream to its first token, including all waits. For native streams outside the sample that Envoy "+
+				"reads, the first byte of the response's body stands for the first token.", shortBuckets(), "model", "route"),
 		cached: histogram("sluice_ttft_seconds",
 			"stream_ttft_seconds of the streams whose engine reported how many tokens of the prompt were in its cache. cached is true if at least "+
 				"half of them were.", shortBuckets(), "model", "cached"),
 		rate: histogram("stream_tokens_per_second",
-			"Tokens per second of one stream, by the engine's count or, for managed streams without one, by their events. prefill: the prompt tokens "+
-				"that were not known to be cached, divided by the time from the dispatch to the first token. decode: the tokens after the first, divided "+
-				"by the time from the first token to the last.",
+			"Tokens per second of one stream, by the engine's count. Without one, by its events if the stream was read, else by an estimate from its "+
+				"bytes. prefill: the prompt tokens that were not known to be cached, divided by the time from the dispatch to the first token. decode: the "+
+				"tokens after the first, divided by the time from the first token to the last.",
 			rateBuckets(), "model", "phase"),
 		perToken: histogram("sluice_time_per_output_token_seconds",
 			"Mean time of a token after the first of one stream, by the replica that served it. It covers the streams that the phase decode of "+
 				"stream_tokens_per_second covers.",
 			tokenBuckets(), "model", "upstream"),
+		gap: histogram("sluice_inter_token_seconds",
+			"Time between two tokens of a stream, each one measured, in a sample: one in four managed streams, and about one native stream a second "+
+				"for each model.", gapBuckets(), "model", "route"),
 		batch: histogram("scheduler_batch_size",
-			"Requests on a replica at each dispatch to it, including the dispatched one. prefill: those known to have no token yet. decode: all "+
-				"others. Without a limit on prefill, only the dispatched request counts as prefill.",
+			"Requests on a replica at each dispatch to it, including the dispatched one. prefill: those without a token yet, as known for a model "+
+				"with a limit on prefill, else as predicted from the first tokens so far. decode: all others.",
 			batchBuckets(), "phase"),
 		gaps: newGapGauge(),
 	}
 	for _, phase := range []string{phasePrefill, phaseDecode} { // the series exist before the first event
 		f.batch.WithLabelValues(phase)
 	}
-	r.MustRegister(f.ttft, f.cached, f.rate, f.perToken, f.batch, f.gaps)
+	r.MustRegister(f.ttft, f.cached, f.rate, f.perToken, f.gap, f.batch, f.gaps)
 	return f
 }
 
 // vectors returns the metrics with labels.
 func (f *streamMetrics) vectors() []vector {
-	return []vector{f.ttft, f.cached, f.rate, f.perToken, f.batch}
+	return []vector{f.ttft, f.cached, f.rate, f.perToken, f.gap, f.batch}
 }
 
-// Gap counts the time between two tokens of a managed stream. While a model has such gaps, only
-// they determine its stream_inter_token_p95_seconds. The relay may report a random share of the
-// streams only.
+// Gap counts the time between two tokens of a managed stream. The relay may report a random share
+// of the streams only.
 func (m *Metrics) Gap(model string, gap time.Duration) {
-	if m != nil {
-		m.streams.gaps.measured(m.model(model), gap)
+	if m == nil {
+		return
 	}
+	m.sweeping.RLock()
+	defer m.sweeping.RUnlock()
+	model = m.model(model)
+	m.streams.gaps.measured(model, gap)
+	m.streams.gap.WithLabelValues(model, request.RouteManaged).Observe(gap.Seconds())
 }
 
 // Dispatched observes the requests on a replica of a model to which a request was just sent, that
@@ -137,8 +149,14 @@ func (f *streamMetrics) observe(model string, s stream) {
 		gaps := u.Completion - 1
 		f.rate.WithLabelValues(model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
 		f.perToken.WithLabelValues(model, s.Replica).Observe(each.Seconds())
-		if s.Route == request.RouteNative { // for managed streams the relay reports single gaps
-			f.gaps.estimated(model, each, gaps)
+	}
+	f.gaps.finished(model, s.Route == request.RouteNative, max(0, u.Completion-1), s.Gaps)
+	if len(s.Gaps) > 0 {
+		gap := f.gap.WithLabelValues(model, s.Route)
+		for class, n := range s.Gaps {
+			for range n {
+				gap.Observe(request.GapLength(class))
+			}
 		}
 	}
 }

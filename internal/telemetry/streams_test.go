@@ -66,11 +66,12 @@ func TestStreamFigures(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	wantP95(t, m, "chat", 0.020)
+	if got := scrape(t, m, "stream_inter_token_p95_seconds", "sluice_inter_token_seconds"); len(got) != 0 {
+		t.Errorf("nobody has measured a gap: %q", got)
+	}
 }
 
-// TestManagedStreamFigures: the relay tells the figures of a stream; the gaps that it tells count,
-// and nothing is estimated any more.
+// TestManagedStreamFigures: the relay tells the figures of a stream, and its gaps.
 func TestManagedStreamFigures(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})
@@ -86,7 +87,6 @@ func TestManagedStreamFigures(t *testing.T) {
 	}
 	native := streamed("a", request.Usage{Prompt: 10, Completion: 1001, Known: true}) // gaps of 2 ms
 	observed(request.NewStore(0), m)(native)
-	wantP95(t, m, "chat", 0.002)
 	m.Gap("chat", 50*time.Millisecond)
 	wantP95(t, m, "chat", 0.050)
 	want := []string{
@@ -142,22 +142,21 @@ func TestP95(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := NewMetrics(MetricsConfig{})
-		estimate := func(gap time.Duration, gaps int64) {
-			m.streams.observe("chat", stream{Route: request.RouteNative, TTFT: time.Second, Decode: time.Duration(gaps) * gap,
-				Usage: request.Usage{Prompt: 1, Completion: gaps + 1, Known: true}})
+		sample := func(gap time.Duration, gaps int64) {
+			m.streams.gaps.finished("chat", true, gaps, map[int]int64{request.GapClass(gap): gaps})
 		}
 		for i := 1; i <= 100; i++ { // the longest streams have the shortest gaps: by streams it would be 95 ms
-			estimate(time.Duration(i)*time.Millisecond, int64(101-i))
+			sample(time.Duration(i)*time.Millisecond, int64(101-i))
 		}
 		wantP95(t, m, "chat", 0.079) // 4797 of 5050 gaps are shorter
-		estimate(10*time.Minute, 1_000_000)
+		sample(10*time.Minute, 1_000_000)
 		wantP95(t, m, "chat", 600)
 		time.Sleep(45 * time.Second)
-		estimate(time.Second, 1)
+		sample(time.Second, 1)
 		wantP95(t, m, "chat", 600)
 		time.Sleep(gapSlots*gapSlot - 45*time.Second)
 		wantP95(t, m, "chat", 1)
-		estimate(2*time.Second, 20) // takes the place of those that have left
+		sample(2*time.Second, 20) // takes the place of those that have left
 		wantP95(t, m, "chat", 2)
 		time.Sleep(gapSlots * gapSlot)
 		if got := scrape(t, m, "stream_inter_token_p95_seconds"); len(got) != 0 || len(m.streams.gaps.windows) != 0 {
@@ -168,7 +167,7 @@ func TestP95(t *testing.T) {
 		}
 		m.Gap("odd", -time.Second)
 		wantP95(t, m, "odd", 0.00001)
-		if n := len(m.streams.gaps.windows["chat"][m.streams.gaps.slotNumber()%gapSlots].measured); n > 1000 {
+		if n := len(m.streams.gaps.windows["chat"][m.streams.gaps.slotNumber()%gapSlots].managed.measured); n > 1000 {
 			t.Errorf("%d classes of gaps", n)
 		}
 	})
@@ -186,4 +185,76 @@ func wantP95(t *testing.T, m *Metrics, model string, want float64) {
 	if math.Abs(got-want) > 0.0101*want {
 		t.Errorf("%s: 95th percentile %v s, want %v s within 1 %%", model, got, want)
 	}
+}
+
+// read is a native stream that Envoy has read: 0.5 s to the first token, then as many tokens with
+// these gaps.
+func read(id string, gaps ...time.Duration) request.Entry {
+	e := streamed(id, request.Usage{})
+	first := e.Start.Add(500 * time.Millisecond)
+	r := &request.Reading{Tokens: int64(len(gaps)) + 1, Bytes: e.BytesOut, First: first, Last: first, Ended: true, Finish: "stop", Gaps: map[int]int64{}}
+	for _, gap := range gaps {
+		r.Last = r.Last.Add(gap)
+		r.Gaps[request.GapClass(gap)]++
+	}
+	e.Reading = r
+	return e
+}
+
+// All figures of a model are there after its first stream, without help of the client and of the
+// engine.
+func TestR3_FiguresOfTheFirstStream(t *testing.T) {
+	t.Parallel()
+	r, m := request.NewStore(0), NewMetrics(MetricsConfig{})
+	r.Begin(request.Arrival{ID: "a", Stream: true}).SetNative(costing{request.Cost{Usage: request.Usage{Prompt: 100, Completion: 7}, Finish: "stop"}}, "chat", "chat-0", 0)
+	observed(r, m)(read("a", 20*time.Millisecond, 20*time.Millisecond, time.Second))
+	want := []string{
+		`sluice_inter_token_seconds_bucket{model="chat",route="native",le="0.015"} 0`,
+		`sluice_inter_token_seconds_bucket{model="chat",route="native",le="0.025"} 2`,
+		`sluice_inter_token_seconds_bucket{model="chat",route="native",le="0.5"} 2`,
+		`sluice_inter_token_seconds_bucket{model="chat",route="native",le="2"} 3`,
+		`sluice_inter_token_seconds_count{model="chat",route="native"} 3`,
+		`stream_tokens_per_second_count{model="chat",phase="decode"} 1`,
+		`stream_tokens_per_second_sum{model="chat",phase="prefill"} 200`,
+		`stream_tokens_per_second_count{model="chat",phase="prefill"} 1`,
+		`stream_ttft_seconds_sum{model="chat",route="native"} 0.5`,
+		`stream_ttft_seconds_count{model="chat",route="native"} 1`,
+	}
+	got := scrape(t, m, `sluice_inter_token_seconds_bucket{model="chat",route="native",le="0.015"}`, `sluice_inter_token_seconds_bucket{model="chat",route="native",le="0.025"}`,
+		`sluice_inter_token_seconds_bucket{model="chat",route="native",le="0.5"}`, `sluice_inter_token_seconds_bucket{model="chat",route="native",le="2"}`,
+		"sluice_inter_token_seconds_count", "stream_ttft_seconds_sum", "stream_ttft_seconds_count",
+		"stream_tokens_per_second_count", `stream_tokens_per_second_sum{model="chat",phase="prefill"}`)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	wantP95(t, m, "chat", 1)
+}
+
+// costing is a hold that tells what the response has cost.
+type costing struct{ cost request.Cost }
+
+func (costing) Moved(string)                            {}
+func (costing) FirstToken() bool                        { return true }
+func (costing) WantsResponseID() bool                   { return false }
+func (costing) LearnResponse(string)                    {}
+func (c costing) Correct(request.Response) request.Cost { return c.cost }
+func (costing) Release()                                {}
+
+// Native and managed streams count by the tokens of all their streams, whatever share of them was
+// measured.
+func TestR3_ManagedStreamsSilenceNoNativeOnes(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	record := observed(request.NewStore(0), m)
+	record(read("sampled", 40*time.Millisecond, 40*time.Millisecond)) // 2 of 1,002 native gaps are measured
+	record(streamed("unread", request.Usage{Prompt: 1, Completion: 1001, Known: true}))
+	for range 100 { // all gaps of managed streams are
+		m.Gap("chat", 10*time.Millisecond)
+	}
+	m.Finished(request.Summary{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: request.RouteManaged, FirstByte: time.Second,
+		CompletionTokens: 101, UsageKnown: true})
+	wantP95(t, m, "chat", 0.040)
+	m.Finished(request.Summary{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: request.RouteManaged, FirstByte: time.Second,
+		CompletionTokens: 100_001, UsageKnown: true})
+	wantP95(t, m, "chat", 0.010)
 }
