@@ -94,8 +94,16 @@ func (t *Tenant) PriorityOf(asked string) (string, *openai.Error) {
 type Config struct {
 	// Open authenticates every caller as the tenant Anyone. It is meant for listeners on loopback,
 	// which the caller of Set must check.
-	Open    bool
-	Tenants []TenantConfig
+	Open bool
+	// Header has callers named by a proxy. nil: not so.
+	Header *TrustedHeader
+	// Tokens has callers named by tokens of an identity provider. nil: not so. With neither Open,
+	// Header nor Tokens, callers need a key.
+	Tokens Tokens
+	// DefaultTenant is the tenant of callers whom Header or Tokens give no tenant that exists.
+	// Empty: they are refused.
+	DefaultTenant string
+	Tenants       []TenantConfig
 }
 
 // TenantConfig is a tenant and the hashes of its keys. A tenant with keys of different priorities
@@ -112,8 +120,13 @@ type digest [sha256.Size]byte
 
 // policy is a Config prepared for lookups. It is immutable; Authenticator.Set replaces it.
 type policy struct {
-	// open is the tenant of every caller, or nil if callers need a key.
+	// open is the tenant of every caller, or nil if callers must say who they are.
 	open *Tenant
+	// header and tokens are those of the Config, and fallback is its DefaultTenant. Each is nil if
+	// the Config has none.
+	header   *TrustedHeader
+	tokens   Tokens
+	fallback *Tenant
 	// byKey has an entry for each key, byName the first entry of each tenant.
 	byKey  map[digest]*Tenant
 	byName map[string]*Tenant
@@ -128,7 +141,7 @@ type Authenticator struct {
 // Set replaces the policy. If the new policy is invalid, Set returns an error and keeps the current
 // one.
 func (a *Authenticator) Set(c Config) error {
-	p := &policy{byKey: map[digest]*Tenant{}, byName: map[string]*Tenant{}}
+	p := &policy{byKey: map[digest]*Tenant{}, byName: map[string]*Tenant{}, header: c.Header, tokens: c.Tokens}
 	if c.Open {
 		p.open = &Tenant{Name: Anyone, Models: []string{"*"}}
 		p.byName[Anyone] = p.open
@@ -149,6 +162,11 @@ func (a *Authenticator) Set(c Config) error {
 			own := t
 			own.Key = KeyName(t.Name, hex.EncodeToString(d[:]))
 			p.byKey[d] = &own
+		}
+	}
+	if c.DefaultTenant != "" {
+		if p.fallback = p.byName[c.DefaultTenant]; p.fallback == nil {
+			return fmt.Errorf("there is no tenant %s", c.DefaultTenant)
 		}
 	}
 	a.policy.Store(p)
@@ -194,6 +212,11 @@ type Credentials struct {
 	// APIKey is the value of the header x-api-key or api-key. It counts only when Authorization is
 	// empty.
 	APIKey string
+	// User is the value of the header that Authenticator.Header names.
+	User string
+	// ForwardedFor is the value of x-forwarded-for. Envoy has added the address of the peer to its
+	// end.
+	ForwardedFor string
 }
 
 // Authenticate finds the tenant of a caller. The error has the code invalid_api_key and never
@@ -206,9 +229,15 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	if p.open != nil {
 		return p.open, nil
 	}
+	if p.header != nil {
+		return p.named(c)
+	}
 	key, fault := c.key()
 	if fault != nil {
 		return nil, fault
+	}
+	if p.tokens != nil {
+		return p.bearer(key)
 	}
 	// The map is indexed by a digest of the whole key. A caller cannot approach a stored digest
 	// byte by byte, so a constant-time comparison would protect nothing more.
@@ -237,7 +266,13 @@ func (a *Authenticator) Valid(tenant, key string) bool {
 	if p == nil || p.open != nil {
 		return p != nil
 	}
+	if p.header != nil {
+		return p.byName[tenant] != nil
+	}
 	d, err := parseHash(hashPrefix + key)
+	if p.tokens != nil {
+		return err == nil && p.byName[tenant] != nil && p.tokens.Valid(d)
+	}
 	t, ok := p.byKey[d]
 	return err == nil && ok && t.Name == tenant
 }

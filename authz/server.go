@@ -41,8 +41,12 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	if fault := s.checkSize(h); fault != nil {
 		return denied(fault, h), nil
 	}
-	c := Credentials{Authorization: h["authorization"], APIKey: cmp.Or(h["x-api-key"], h["api-key"])}
+	c := Credentials{Authorization: h["authorization"], APIKey: cmp.Or(h["x-api-key"], h["api-key"]), ForwardedFor: h["x-forwarded-for"]}
 	passed := &auth.OkHttpResponse{HeadersToRemove: []string{"authorization", "x-api-key", "api-key"}}
+	if name := s.Authenticator.Header(); name != "" {
+		c.User = h[name]
+		passed.HeadersToRemove = append(passed.HeadersToRemove, name)
+	}
 	if path, _, _ := strings.Cut(r.GetPath(), "?"); path == routes.RealtimePath {
 		key := passProtocols(passed, h[protocolHeader])
 		c.APIKey = cmp.Or(c.APIKey, key)

@@ -203,6 +203,7 @@ func (x *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResp
 // headers authenticates the caller and checks what the headers of the request say.
 func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	x.received = time.Now()
+	x.head.trusted = x.server.Authenticator.Header()
 	x.head.read(h.GetHeaders())
 	if why := x.server.MaxHeaders.Exceeded(len(h.GetHeaders().GetHeaders()), x.head.bytes); why != "" {
 		return x.refuse(&openai.Error{Code: openai.CodeHeadersTooLarge, Message: why})
@@ -228,7 +229,7 @@ func (x *exchange) headers(h *extproc.HttpHeaders) *extproc.ProcessingResponse {
 	if fault := x.beginUpload(); fault != nil {
 		return x.refuse(fault)
 	}
-	return continueHeaders
+	return continueWithout(x.head.trusted)
 }
 
 // checkOpen refuses a request if as many are open as Envoy has sockets for.

@@ -29,6 +29,8 @@ type requestHead struct {
 	heartbeat       string
 	task            string
 	traceparent     string
+	// trusted is the name of the header in which a proxy names the caller; empty if there is none.
+	trusted string
 	// repeated is the name of a header that the client sent more than once. Such a request is
 	// refused, since two readers could choose different values.
 	repeated string
@@ -45,7 +47,7 @@ func (r *requestHead) read(h *core.HeaderMap) {
 		}
 		r.bytes += len(header.GetKey()) + len(value)
 		if field := r.field(header.GetKey()); field != nil {
-			if *field != "" && field != &r.traceparent {
+			if *field != "" && field != &r.traceparent && field != &r.credentials.ForwardedFor {
 				r.repeated = header.GetKey()
 			}
 			*field = value
@@ -87,6 +89,10 @@ func (r *requestHead) field(name string) *string {
 		return &r.task
 	case headers.Heartbeat:
 		return &r.heartbeat
+	case "x-forwarded-for":
+		return &r.credentials.ForwardedFor
+	case r.trusted:
+		return &r.credentials.User
 	}
 	return nil
 }

@@ -31,6 +31,19 @@ var (
 		ResponseTrailers: &extproc.TrailersResponse{}}}
 )
 
+// continueWithout returns the answer with which Envoy goes on with a request, without the header of
+// that name. An empty name is no header.
+func continueWithout(name string) *extproc.ProcessingResponse {
+	if name == "" {
+		return continueHeaders
+	}
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{
+		RequestHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
+			HeaderMutation: &extproc.HeaderMutation{RemoveHeaders: []string{name}},
+		}},
+	}}
+}
+
 // overrideTimeout returns the message that sets Envoy's timeout for the pending answer to d.
 func overrideTimeout(d time.Duration) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{OverrideMessageTimeout: durationpb.New(d)}

@@ -63,7 +63,8 @@ var allowed = map[string]string{
 		"internal/openai/jsonscan internal/openai/sse",
 	"internal/relay/peers":     "internal/headers internal/openai",
 	"internal/kubetest":        "internal/testutil",
-	"authz":                    "internal/headers internal/openai internal/routes",
+	"authz":                    "internal/headers internal/jwks internal/openai internal/routes",
+	"internal/jwks":            "",
 	"internal/connections":     "internal/headers",
 	"internal/certificates":    "",
 	"internal/control":         "internal/certificates internal/headers",
@@ -79,7 +80,7 @@ var allowed = map[string]string{
 	"internal/routesync":       "internal/dispatch internal/prefix",
 	"internal/seal":            "",
 	"internal/sim":             "api/llm/v1 internal/openai internal/openai/messages",
-	"internal/config":          "engines engines/podpatch internal/certificates internal/weights",
+	"internal/config":          "engines engines/podpatch internal/certificates internal/headers internal/jwks internal/weights",
 	"internal/migrate":         "authz engines",
 	"internal/telemetry":       "internal/condition internal/headers internal/openai internal/request internal/routes",
 	"internal/telemetry/trace": "internal/request",
@@ -130,6 +131,7 @@ var confined = map[string]string{
 	"github.com/coder/websocket":             "internal/chaos internal/relay/realtime tests/e2e/clients tests/e2e/harness tests/e2e/lifecycle tests/e2e/streams xds",
 	"go.opentelemetry.io/":                   "internal/telemetry internal/telemetry/trace tests/e2e/streams",
 	"github.com/prometheus/common":           "engines/news",
+	"github.com/go-jose/go-jose":             "internal/jwks tests/e2e/edge",
 }
 
 func TestImports(t *testing.T) {

@@ -33,6 +33,8 @@ const (
 	StateNotWritable     Type = "StateNotWritable"
 	CertificateFault     Type = "CertificateFault"
 	HistoryDamaged       Type = "HistoryDamaged"
+
+	SigningKeysUnavailable Type = "SigningKeysUnavailable"
 )
 
 // row is what the table says about one type.
@@ -127,6 +129,9 @@ var types = []row{
 	{StateNotWritable, Error, False, true,
 		"The state directory cannot be written. Running requests and replicas go on.",
 		"Free space on its file system, or give the gateway the right to write there."},
+	{SigningKeysUnavailable, Error, False, false,
+		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before; without any, requests get 503.",
+		"Check the address or the file in `auth.jwt`. Sluice tries again each second."},
 	{CertificateFault, Error, False, false,
 		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
 		"Replace the files of `tls`. Sluice reads them again by itself."},

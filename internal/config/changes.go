@@ -24,10 +24,15 @@ func (c *Config) NeedsRestart(next *Config) []string {
 func (c *Config) Warnings() []string {
 	var warnings []string
 	switch {
+	case c.Auth.Mode == AuthNone && c.Auth.Public:
+		warnings = append(warnings, "auth.mode is none and auth.public is true: everybody who reaches listen may call")
 	case c.Auth.Mode == AuthNone && len(c.Tenants) > 0:
 		warnings = append(warnings, "auth.mode is none: everybody on this machine may call, and the tenants and their keys are ignored")
 	case c.Auth.Mode == AuthKeys && len(c.Tenants) == 0:
 		warnings = append(warnings, "auth.mode is keys and there is no tenant, so nobody may call: make a key with `sluice keys new --tenant NAME`")
+	}
+	if j := c.Auth.JWT; j != nil && j.plainURL() {
+		warnings = append(warnings, "auth.jwt.jwks_url has no TLS: anyone on the network path can add keys of his own and be any tenant")
 	}
 	if len(c.Models) == 0 && len(c.Upstreams) == 0 {
 		warnings = append(warnings, "there is no model, and no upstream to discover models on: add models or upstreams")

@@ -15,15 +15,16 @@ func (k *checker) checkListeners() {
 	k.checkPeers(listen, admin, health)
 	k.checkAdminAuth(admin)
 	k.checkTLS()
+	k.checkAuth()
 	if !ok || !ok2 {
 		return
 	}
 	if overlap(listen, admin) {
 		k.faultf(path{"admin"}, "%s is also the address of listen (%s): choose another port", admin, listen)
 	}
-	if k.config.Auth.Mode == AuthNone && !listen.Addr().IsLoopback() {
-		k.faultf(path{"auth", "mode"}, "none admits everybody, so listen must be on loopback, and is %s: set listen: 127.0.0.1:%d, or mode: keys",
-			listen, listen.Port())
+	if auth := k.config.Auth; auth.Mode == AuthNone && !auth.Public && !listen.Addr().IsLoopback() {
+		k.faultf(path{"auth", "mode"}, "none admits everybody, and %s can be reached from other machines: set listen: 127.0.0.1:%d, mode: keys, "+
+			"or public: true where something in front of the gateway decides who may call", listen, listen.Port())
 	}
 }
 

@@ -168,24 +168,6 @@ type Config struct {
 	objectEngines, objectModels int `yaml:"-"`
 }
 
-// AuthMode says how callers authenticate.
-type AuthMode string
-
-// The modes of Auth.
-const (
-	// AuthKeys admits a caller that presents the key of a tenant.
-	AuthKeys AuthMode = "keys"
-	// AuthNone admits every caller. It is allowed only when listen is on loopback.
-	AuthNone AuthMode = "none"
-)
-
-// Auth says who may call.
-type Auth struct {
-	// Mode is keys (callers need the key of a tenant) or none (everybody may call; rejected unless
-	// listen is on loopback). Default keys.
-	Mode AuthMode `yaml:"mode" default:"keys" oneof:"keys,none"`
-}
-
 // Node adds labels to a machine that runs replicas.
 type Node struct {
 	// Name is the name that the node joined by, or this machine's own name.

@@ -44,8 +44,8 @@ func yamlCases() []ruleCase {
 		{"alias", sims + ", cold_start_timeout: &t 5m, admission: {queue_timeout: *t}}]", nil},
 		{"alias to itself", "engines: [{name: a, versions: [{version: 1, tasks: [embedding], command: [a], schema: &s {a: *s}}]}]",
 			[]string{"1: engines[a].versions[1].schema" + strings.Repeat(".a", 96) + ": the file is too large or too deep when its aliases are resolved: use fewer aliases"}},
-		{"unknown field", "auth: {mood: keys}", []string{"1: auth.mood: unknown field; known are mode"}},
-		{"odd name", `auth: {"a b": 1}`, []string{`1: auth."a b": unknown field; known are mode`}},
+		{"unknown field", "auth: {mood: keys}", []string{"1: auth.mood: unknown field; known are mode, public, jwt, trusted_header, default_tenant"}},
+		{"odd name", `auth: {"a b": 1}`, []string{`1: auth."a b": unknown field; known are mode, public, jwt, trusted_header, default_tenant`}},
 		{"given twice", "admin: 127.0.0.1:1\nadmin: 127.0.0.1:2", []string{"2: admin: given twice, first on line 1: remove one of them"}},
 	}
 }
@@ -63,8 +63,8 @@ func listenerCases() []ruleCase {
 		{"admin is listen", "listen: 127.0.0.1:9090", []string{"1: admin: 127.0.0.1:9090 is also the address of listen (127.0.0.1:9090): choose another port"}},
 		{"none on loopback", "listen: 127.0.0.1:1\nauth: {mode: none}", nil},
 		{"none on loopback, IPv6", "listen: '[::1]:1'\nauth: {mode: none}", nil},
-		{"none on the default", "auth: {mode: none}", []string{"1: auth.mode: none admits everybody, so listen must be on loopback, " +
-			"and is 0.0.0.0:8080: set listen: 127.0.0.1:8080, or mode: keys"}},
+		{"none on the default", "auth: {mode: none}", []string{"1: auth.mode: none admits everybody, and 0.0.0.0:8080 can be reached from " +
+			"other machines: set listen: 127.0.0.1:8080, mode: keys, or public: true where something in front of the gateway decides who may call"}},
 		{"none with admin outside", "listen: 127.0.0.1:1\nadmin: 10.0.0.1:2\nauth: {mode: none}", []string{"2: admin: 10.0.0.1:2 can be reached from other machines, " +
 			"so it needs admin_auth: make a token with `sluice admin token NAME`, or set admin: 127.0.0.1:2"}},
 		{"size too small", "max_body: 5B", []string{"1: max_body: must be at least 1KiB, is 5B"}},

@@ -35,6 +35,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/history"
+	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -73,6 +74,7 @@ type Gateway struct {
 
 	fleet      *engines.Fleet
 	auth       *authz.Authenticator
+	tokens     *jwks.Verifier
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
 	decisions  *extproc.Server
@@ -179,7 +181,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	}
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
-		fleet: engines.NewFleet(), auth: new(authz.Authenticator), requests: request.NewStore(0),
+		fleet: engines.NewFleet(), auth: new(authz.Authenticator), tokens: jwks.New(o.Log), requests: request.NewStore(0),
 		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), drainOrders: make(chan time.Duration, 1),
 	}
 	g.accessLog.OnEntry = g.observe
@@ -357,7 +359,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 
 // servants lists what requests need as long as one runs.
 func (g *Gateway) servants() []func(context.Context) error {
-	all := []func(context.Context) error{g.dispatcher.Run, g.watchFirst, g.memory.monitor.Run, g.usage.Run}
+	all := []func(context.Context) error{g.dispatcher.Run, g.tokens.Run, g.watchFirst, g.memory.monitor.Run, g.usage.Run}
 	all = append(all, g.limits.components()...)
 	all = append(all, g.routing.components()...)
 	return append(all, g.streams.components()...)

@@ -150,11 +150,17 @@ func (g *Gateway) configParts() []part {
 
 // prepareAuth checks the keys and tenants of c. The commit replaces those in force.
 func (g *Gateway) prepareAuth(c *config.Config) (func() error, error) {
-	next := authConfig(c)
+	next, tokens := authConfig(c), tokensConfig(c)
+	if tokens != nil {
+		next.Tokens = g.tokens
+	}
 	if err := new(authz.Authenticator).Set(next); err != nil {
 		return nil, err
 	}
-	return func() error { return g.auth.Set(next) }, nil
+	return func() error {
+		g.tokens.Set(tokens)
+		return g.auth.Set(next)
+	}, nil
 }
 
 // done makes a commit of a function that cannot fail.

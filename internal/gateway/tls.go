@@ -58,6 +58,20 @@ func (g *Gateway) certificateConditions() []condition.Condition {
 	return certificateConditions(g.envoy.certificates.Fault(), end, now)
 }
 
+// tokenConditions tells whether the keys of the identity provider can be read.
+func (g *Gateway) tokenConditions() []condition.Condition {
+	err, known := g.tokens.Fault()
+	if err == nil {
+		return nil
+	}
+	c := condition.Fault(condition.SigningKeysUnavailable, "auth.jwt", "NotReadable",
+		fmt.Sprintf("The signing keys of the identity provider cannot be read: %s.", sentence(err.Error())))
+	if known {
+		c.Severity = condition.Warning
+	}
+	return []condition.Condition{c}
+}
+
 // certificateConditions are the conditions of a certificate that ends at a time and whose files
 // have a fault or none.
 func certificateConditions(fault error, end, now time.Time) []condition.Condition {

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/scale"
@@ -26,7 +27,10 @@ import (
 // This file converts a configuration to the types of each part. All functions are pure.
 
 func authConfig(c *config.Config) authz.Config {
-	a := authz.Config{Open: c.Auth.Mode == config.AuthNone}
+	a := authz.Config{Open: c.Auth.Mode == config.AuthNone, DefaultTenant: c.Auth.DefaultTenant}
+	if h := c.Auth.TrustedHeader; h != nil {
+		a.Header = &authz.TrustedHeader{Name: strings.ToLower(h.Name), From: h.Proxies}
+	}
 	for _, t := range c.Tenants {
 		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority), EngineLog: t.EngineLog}
 		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: keys(t, t.Priority)})
@@ -38,6 +42,15 @@ func authConfig(c *config.Config) authz.Config {
 		}
 	}
 	return a
+}
+
+// tokensConfig returns which tokens of an identity provider are accepted; nil: none.
+func tokensConfig(c *config.Config) *jwks.Config {
+	j := c.Auth.JWT
+	if j == nil {
+		return nil
+	}
+	return &jwks.Config{URL: j.JWKSURL, File: j.JWKSFile, Issuer: j.Issuer, Audiences: j.Audiences, TenantClaim: j.TenantClaim, Refresh: j.Refresh}
 }
 
 // headerLimits returns the limits of a request's headers.

@@ -1,6 +1,9 @@
 package headers
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Stripped is a header that does not cross the gateway.
 type Stripped struct {
@@ -41,9 +44,9 @@ var fromClients = []Stripped{
 	{"x-forwarded-host", otherClient, false},
 	{"x-forwarded-port", otherClient, false},
 	{"x-forwarded-server", otherClient, false},
-	{"x-forwarded-user", otherClient, false},
-	{"x-forwarded-email", otherClient, false},
-	{"x-remote-user", otherClient, false},
+	{"x-forwarded-user", otherClient, true},
+	{"x-forwarded-email", otherClient, true},
+	{"x-remote-user", otherClient, true},
 	{"x-real-ip", otherClient, false},
 	{"x-client-ip", otherClient, false},
 	{"x-cluster-client-ip", otherClient, false},
@@ -124,4 +127,19 @@ func StrippedFromEngines() []string {
 // IsStripped reports whether engines never get a header of a client. name is in lower case.
 func IsStripped(name string) bool {
 	return slices.ContainsFunc(fromClients, func(h Stripped) bool { return h.Name == name })
+}
+
+// CanNameCallers reports whether a proxy may name callers in a header of clients: Sluice reads it
+// for nothing else, and Envoy lets it pass.
+func CanNameCallers(name string) bool {
+	switch name {
+	case "x-forwarded-user", "x-forwarded-email", "x-remote-user":
+		return true
+	case "host", "content-type", "content-length", "content-encoding", "transfer-encoding", "connection", "te", "upgrade", "accept",
+		"traceparent", "tracestate", "user-agent":
+		return false
+	}
+	taken := slices.Concat(Early(), Late(), []string{RequestID, SessionID, Timeout, Priority, TaskID, Heartbeat})
+	return !slices.Contains(taken, name) && !strings.HasPrefix(name, "x-envoy-") && !strings.HasPrefix(name, "x-forwarded-") &&
+		!strings.HasPrefix(name, "x-sluice-") && !strings.HasPrefix(name, "sec-websocket-")
 }

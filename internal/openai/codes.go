@@ -14,6 +14,7 @@ const (
 	CodeInvalidRequest     Code = "invalid_request"
 	CodeModelNotCapable    Code = "model_not_capable"
 	CodeInvalidAPIKey      Code = "invalid_api_key"
+	CodeExpiredAPIKey      Code = "expired_api_key"
 	CodeContentFilter      Code = "content_filter"
 	CodeModelNotFound      Code = "model_not_found"
 	CodeStreamNotFound     Code = "stream_not_found"
@@ -53,7 +54,8 @@ var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
 	{CodeModelNotCapable, 400, "The endpoint does not serve the `task` of the model, such as embeddings of a model that generates text. No replica is started."},
-	{CodeInvalidAPIKey, 401, "The API key is missing or unknown."},
+	{CodeInvalidAPIKey, 401, "The API key, or what stands for it (`auth.mode`), is missing, unknown or revoked."},
+	{CodeExpiredAPIKey, 401, "The API key, or the token of the identity provider, was good and has expired."},
 	{CodeContentFilter, 403, "A moderation rule forbids the answer, and the answer has no `finish_reason` that could say so: a transcription, for example."},
 	{CodeModelNotFound, 404, "No model or pool has this name, or the tenant may not use it. The two are not told apart."},
 	{CodeResponseNotFound, 404, "The tenant has no stored response with this id, or the gateway does not know any more which replica has it."},

@@ -20,6 +20,7 @@ func TestErrorStatus(t *testing.T) {
 	}{
 		{CodeInvalidRequest, 400, "invalid_request_error", false},
 		{CodeInvalidAPIKey, 401, "authentication_error", false},
+		{CodeExpiredAPIKey, 401, "authentication_error", false},
 		{CodeModelNotFound, 404, "invalid_request_error", false},
 		{CodeRequestTimeout, 408, "invalid_request_error", true},
 		{CodeRequestIDConflict, 409, "invalid_request_error", false},

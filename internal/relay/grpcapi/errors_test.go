@@ -51,6 +51,7 @@ func TestFaults(t *testing.T) {
 	statuses := map[openai.Code]codes.Code{
 		openai.CodeInvalidRequest: codes.InvalidArgument, openai.CodeModelNotCapable: codes.InvalidArgument,
 		openai.CodeInvalidAPIKey:  codes.Unauthenticated,
+		openai.CodeExpiredAPIKey:  codes.Unauthenticated,
 		openai.CodeContentFilter:  codes.PermissionDenied,
 		openai.CodeModelNotFound:  codes.NotFound,
 		openai.CodeRequestTimeout: codes.DeadlineExceeded, openai.CodeClientTooSlow: codes.DeadlineExceeded,

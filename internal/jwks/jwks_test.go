@@ -1,0 +1,268 @@
+package jwks
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// provider is an identity provider that publishes the public halves of its keys.
+type provider struct {
+	keys  atomic.Pointer[[]jose.JSONWebKey]
+	reads atomic.Int64
+}
+
+func (p *provider) publish(keys ...jose.JSONWebKey) { p.keys.Store(&keys) }
+
+func (p *provider) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	p.reads.Add(1)
+	var set jose.JSONWebKeySet
+	if keys := p.keys.Load(); keys != nil {
+		for _, k := range *keys {
+			set.Keys = append(set.Keys, k.Public())
+		}
+	}
+	json.NewEncoder(w).Encode(set) //nolint:errcheck // a test server
+}
+
+func newKey(t *testing.T, id string, private crypto.Signer) jose.JSONWebKey {
+	t.Helper()
+	return jose.JSONWebKey{Key: private, KeyID: id, Use: "sig"}
+}
+
+func ecKey(t *testing.T, id string) jose.JSONWebKey {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newKey(t, id, k)
+}
+
+// sign signs claims; changes replace those of a good token.
+func sign(t *testing.T, k jose.JSONWebKey, alg jose.SignatureAlgorithm, changes map[string]any) string {
+	t.Helper()
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: k}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claims := map[string]any{"iss": "https://login.example", "aud": []string{"sluice", "other"}, "exp": time.Now().Add(time.Hour).Unix(), "tenant": "acme"}
+	for name, value := range changes {
+		if claims[name] = value; value == nil {
+			delete(claims, name)
+		}
+	}
+	text, err := jwt.Signed(signer).Claims(claims).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// start runs a verifier of the provider until the test ends.
+func start(t *testing.T, p *provider, change func(*Config)) *Verifier {
+	t.Helper()
+	server := httptest.NewServer(p)
+	c := Config{URL: server.URL, Issuer: "https://login.example", Audiences: []string{"sluice"}, TenantClaim: "tenant", Refresh: time.Hour}
+	if change != nil {
+		change(&c)
+	}
+	v := New(nil)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- v.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		<-done
+		http.DefaultClient.CloseIdleConnections()
+		server.Close()
+	})
+	v.Set(&c)
+	return v
+}
+
+func TestO12_WhichTokensAreAccepted(t *testing.T) {
+	big, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, edwards, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ec, rs, ed := ecKey(t, "ec"), newKey(t, "rs", big), newKey(t, "ed", edwards)
+	var p provider
+	p.publish(ec, rs, ed)
+	v := start(t, &p, nil)
+	symmetric := jose.JSONWebKey{Key: []byte("0123456789abcdef0123456789abcdef"), KeyID: "ec"}
+	ago := func(d time.Duration) int64 { return time.Now().Add(-d).Unix() }
+	for name, c := range map[string]struct {
+		token string
+		want  error
+	}{
+		"ES256":                {sign(t, ec, jose.ES256, nil), nil},
+		"RS256":                {sign(t, rs, jose.RS256, nil), nil},
+		"EdDSA":                {sign(t, ed, jose.EdDSA, nil), nil},
+		"one audience":         {sign(t, ec, jose.ES256, map[string]any{"aud": "sluice"}), nil},
+		"a little too old":     {sign(t, ec, jose.ES256, map[string]any{"exp": ago(5 * time.Second)}), nil},
+		"expired":              {sign(t, ec, jose.ES256, map[string]any{"exp": ago(time.Hour)}), ErrExpired},
+		"without an end":       {sign(t, ec, jose.ES256, map[string]any{"exp": nil}), ErrInvalid},
+		"not yet":              {sign(t, ec, jose.ES256, map[string]any{"nbf": ago(-time.Hour)}), ErrInvalid},
+		"another issuer":       {sign(t, ec, jose.ES256, map[string]any{"iss": "https://evil.example"}), ErrInvalid},
+		"another audience":     {sign(t, ec, jose.ES256, map[string]any{"aud": "bank"}), ErrInvalid},
+		"no audience":          {sign(t, ec, jose.ES256, map[string]any{"aud": nil}), ErrInvalid},
+		"PS256":                {sign(t, rs, jose.PS256, nil), ErrInvalid},
+		"symmetric":            {sign(t, symmetric, jose.HS256, nil), ErrInvalid},
+		"another's key":        {sign(t, ecKey(t, "ec"), jose.ES256, nil), ErrInvalid},
+		"no signature":         {"eyJhbGciOiJub25lIn0.e30.", ErrInvalid},
+		"a key of the gateway": {"sk-sluice-abc", ErrInvalid},
+		"nothing":              {"", ErrInvalid},
+	} {
+		got, err := v.Verify(c.token)
+		if !errors.Is(err, c.want) || c.want == nil && (err != nil || got.Tenant != "acme") {
+			t.Errorf("%s: %+v, %v; want %v", name, got, err, c.want)
+		}
+		if valid := v.Valid(sha256.Sum256([]byte(c.token))); valid != (c.want == nil) {
+			t.Errorf("%s: valid %v", name, valid)
+		}
+	}
+	if got, err := v.Verify(sign(t, ec, jose.ES256, map[string]any{"tenant": nil})); err != nil || got.Tenant != "" {
+		t.Errorf("without a tenant: %+v, %v", got, err)
+	}
+}
+
+// A token of a new key is accepted at once, and one of a key that the provider has withdrawn is
+// refused after the next reading.
+func TestO12_KeysAreRotated(t *testing.T) {
+	one, two := ecKey(t, "one"), ecKey(t, "two")
+	var p provider
+	p.publish(one)
+	v := start(t, &p, nil)
+	old := sign(t, one, jose.ES256, nil)
+	if _, err := v.Verify(old); err != nil {
+		t.Fatal(err)
+	}
+	p.publish(one, two)
+	v.mu.Lock()
+	v.read = time.Now().Add(-pause)
+	v.mu.Unlock()
+	if _, err := v.Verify(sign(t, two, jose.ES256, nil)); err != nil {
+		t.Errorf("a token of the new key: %v", err)
+	}
+	if _, err := v.Verify(old); err != nil {
+		t.Errorf("a token of the old key, which is still published: %v", err)
+	}
+	p.publish(two)
+	v.reread(t.Context())
+	if _, err := v.Verify(old); !errors.Is(err, ErrInvalid) || v.Valid(sha256.Sum256([]byte(old))) {
+		t.Errorf("a token of a withdrawn key: %v", err)
+	}
+	reads := p.reads.Load()
+	for range 100 {
+		if _, err := v.Verify(sign(t, ecKey(t, "made up"), jose.ES256, nil)); !errors.Is(err, ErrInvalid) {
+			t.Fatal(err)
+		}
+	}
+	if n := p.reads.Load() - reads; n > 20 {
+		t.Errorf("made-up tokens caused %d readings", n)
+	}
+}
+
+func TestO12_KeysThatCannotBeRead(t *testing.T) {
+	key := ecKey(t, "one")
+	var p provider
+	v := start(t, &p, nil)
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); !errors.Is(err, ErrNoKeys) {
+		t.Fatalf("an empty set: %v", err)
+	}
+	if err, known := v.Fault(); err == nil || known {
+		t.Errorf("fault %v, known %v", err, known)
+	}
+	p.publish(key)
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		_, err := v.Verify(sign(t, key, jose.ES256, nil))
+		if err == nil {
+			break
+		}
+		if time.Since(start) > time.Minute {
+			t.Fatal(err)
+		}
+	}
+	p.publish() // the keys of before stay
+	v.reread(t.Context())
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); err != nil {
+		t.Error(err)
+	}
+	if err, known := v.Fault(); err == nil || !known {
+		t.Errorf("fault %v, known %v", err, known)
+	}
+	v.Set(nil)
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); !errors.Is(err, ErrNoKeys) {
+		t.Errorf("without a configuration: %v", err)
+	}
+}
+
+func TestO12_KeysOfAFile(t *testing.T) {
+	key, file := ecKey(t, ""), filepath.Join(t.TempDir(), "jwks.json")
+	text, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{key.Public()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var p provider
+	v := start(t, &p, func(c *Config) { c.URL, c.File = "", file })
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); err != nil || p.reads.Load() != 0 {
+		t.Errorf("without a key id: %v", err)
+	}
+	for name, bad := range map[string]string{"no JSON": "x", "no keys": `{"keys":[]}`, "a secret": `{"keys":[{"kty":"oct","k":"AAAA"}]}`} {
+		if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if ReadFile(file) == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// The memory of tokens is bounded, and a token in use stays.
+func TestO12_SeenTokensAreBounded(t *testing.T) {
+	s := newSeen()
+	used := sha256.Sum256([]byte("used"))
+	s.put(used, entry{})
+	for i := range 5 * seenTokens {
+		s.put(sha256.Sum256(fmt.Append(nil, i)), entry{})
+		if _, ok := s.get(used); !ok {
+			t.Fatalf("forgotten after %d tokens", i)
+		}
+	}
+	n := 0
+	for _, g := range []*generation{s.newer.Load(), s.older.Load()} {
+		g.entries.Range(func(any, any) bool { n++; return true })
+	}
+	if n > 2*seenTokens+2 {
+		t.Errorf("%d tokens are kept", n)
+	}
+}

@@ -1,0 +1,303 @@
+package jwks
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"go.uber.org/zap"
+)
+
+const (
+	// maxSetSize is the size of the largest key set that is read.
+	maxSetSize = 1 << 20
+	// fetchTimeout bounds the reading of the keys.
+	fetchTimeout = 5 * time.Second
+	// pause is the shortest time between two readings that tokens cause, so that made-up tokens
+	// cannot flood the provider.
+	pause = time.Second
+	// patience is how long a request waits for a reading that its token has caused.
+	patience = time.Second
+	// retry is the interval of readings while they fail, and that of a file.
+	retry = time.Second
+	// minRSABits is the size of the smallest RSA key that is used.
+	minRSABits = 2048
+)
+
+// Verifier verifies tokens. Its methods are safe for concurrent use. The zero value refuses every
+// token. Run must run for the keys to be read.
+type Verifier struct {
+	// Log is where faults go; nil: nowhere.
+	Log *zap.Logger
+
+	policy atomic.Pointer[policy]
+	// kick wakes Run.
+	kick chan struct{}
+
+	mu sync.Mutex
+	// running is closed when the reading that runs has ended; nil: none runs. read is when the last
+	// one has ended, fault why it failed. Guarded by mu.
+	running chan struct{}
+	read    time.Time
+	fault   error
+}
+
+// policy is a configuration with the keys that were read for it. It is immutable but for seen.
+type policy struct {
+	config Config
+	// keys is nil before the first reading.
+	keys *keySet
+	seen *seen
+}
+
+// keySet is the signing keys of a provider. It is immutable.
+type keySet struct {
+	keys   []publicKey
+	prints map[string]bool
+}
+
+// New returns a Verifier without a configuration.
+func New(log *zap.Logger) *Verifier { return &Verifier{Log: log, kick: make(chan struct{}, 1)} }
+
+// Set replaces the configuration. nil: no token is accepted any more. The keys of another place are
+// forgotten.
+func (v *Verifier) Set(c *Config) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	old := v.policy.Load()
+	switch {
+	case c == nil:
+		v.policy.Store(nil)
+		v.fault = nil
+		return
+	case old != nil && old.config.equal(*c):
+		return
+	}
+	next := &policy{config: *c, seen: newSeen()}
+	if old != nil && old.config.URL == c.URL && old.config.File == c.File {
+		next.keys = old.keys
+	}
+	v.policy.Store(next)
+	v.read = time.Time{}
+	select {
+	case v.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Fault returns why the keys could not be read the last time, and whether the gateway has keys of
+// before. nil: they could be read.
+func (v *Verifier) Fault() (err error, known bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p := v.policy.Load()
+	return v.fault, p != nil && p.keys != nil
+}
+
+// Run reads the keys at once, at the interval of the configuration and after Set, until ctx ends.
+func (v *Verifier) Run(ctx context.Context) error {
+	for {
+		wait := time.Hour
+		if p := v.policy.Load(); p != nil {
+			v.reread(ctx)
+			if wait = p.config.Refresh; p.config.File != "" || v.failed() {
+				wait = retry
+			}
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-v.kick:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (v *Verifier) failed() bool {
+	err, _ := v.Fault()
+	return err != nil
+}
+
+// renew reads the keys again unless they were read a moment ago, and waits for it.
+func (v *Verifier) renew() {
+	v.mu.Lock()
+	if v.running == nil && time.Since(v.read) < pause {
+		v.mu.Unlock()
+		return
+	}
+	v.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		v.reread(context.Background())
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+	}
+}
+
+// reread reads the keys, or waits for a reading that runs.
+func (v *Verifier) reread(ctx context.Context) {
+	v.mu.Lock()
+	if running := v.running; running != nil {
+		v.mu.Unlock()
+		<-running
+		return
+	}
+	p, done := v.policy.Load(), make(chan struct{})
+	if p == nil {
+		v.mu.Unlock()
+		return
+	}
+	v.running = done
+	v.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	keys, err := load(ctx, p.config)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	defer close(done)
+	v.running, v.read = nil, time.Now()
+	if now := v.policy.Load(); now == nil || !now.config.equal(p.config) {
+		return
+	}
+	if err != nil && ctx.Err() != context.Canceled && v.fault == nil && v.Log != nil {
+		v.Log.Error("signing keys of the identity provider not read", zap.Error(err))
+	}
+	if v.fault = err; err == nil && !keys.same(p.keys) {
+		v.policy.Store(&policy{config: p.config, keys: keys, seen: p.seen})
+	}
+}
+
+// load reads the keys of a configuration.
+func load(ctx context.Context, c Config) (*keySet, error) {
+	if c.File != "" {
+		f, err := os.Open(c.File)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close() //nolint:errcheck // the file is only read
+		return parse(f)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close() //nolint:errcheck // the answer is only read
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s answers %s", c.URL, answer.Status)
+	}
+	return parse(answer.Body)
+}
+
+// ReadFile reads a file with keys. The error says why it cannot be used.
+func ReadFile(path string) error {
+	_, err := load(context.Background(), Config{File: path})
+	return err
+}
+
+// parse reads a key set. It leaves out keys that sign no tokens of the accepted kinds. A set
+// without any key is an error.
+func parse(r io.Reader) (*keySet, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxSetSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxSetSize {
+		return nil, errors.New("the key set is larger than 1 MiB")
+	}
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(text, &set); err != nil {
+		return nil, fmt.Errorf("the key set is not JSON: %w", err)
+	}
+	all := &keySet{prints: map[string]bool{}}
+	for _, raw := range set.Keys {
+		var key jose.JSONWebKey
+		if key.UnmarshalJSON(raw) != nil || !signs(key) {
+			continue
+		}
+		sum, err := key.Thumbprint(crypto.SHA256)
+		if err != nil {
+			continue
+		}
+		print := hex.EncodeToString(sum)
+		all.keys, all.prints[print] = append(all.keys, publicKey{key, print}), true
+	}
+	if len(all.keys) == 0 {
+		return nil, errors.New("the key set has no key for RS256, ES256 or EdDSA")
+	}
+	return all, nil
+}
+
+// signs reports whether a key is public and signs tokens of the accepted kinds.
+func signs(k jose.JSONWebKey) bool {
+	if k.Use != "" && k.Use != "sig" {
+		return false
+	}
+	switch key := k.Key.(type) {
+	case *rsa.PublicKey:
+		return key.N.BitLen() >= minRSABits
+	case *ecdsa.PublicKey:
+		return key.Curve == elliptic.P256()
+	case ed25519.PublicKey:
+		return true
+	}
+	return false
+}
+
+// find returns the keys with this id; all keys if the id is empty.
+func (s *keySet) find(id string) []publicKey {
+	if s == nil || id == "" {
+		if s == nil {
+			return nil
+		}
+		return s.keys
+	}
+	var found []publicKey
+	for _, k := range s.keys {
+		if k.key.KeyID == id {
+			found = append(found, k)
+		}
+	}
+	return found
+}
+
+// has reports whether the set still has a key.
+func (s *keySet) has(print string) bool { return s != nil && s.prints[print] }
+
+// same reports whether two sets have the same keys with the same ids.
+func (s *keySet) same(o *keySet) bool {
+	if o == nil || len(s.keys) != len(o.keys) {
+		return false
+	}
+	for i := range s.keys {
+		if s.keys[i].print != o.keys[i].print || s.keys[i].key.KeyID != o.keys[i].key.KeyID {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,122 @@
+package jwks
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+)
+
+// Identity is what a token says about its bearer.
+type Identity struct {
+	// Tenant is the tenant's claim. It is empty if the token has no such claim.
+	Tenant string
+	// Expires is when the token ends.
+	Expires time.Time
+}
+
+// The reasons why a token is refused. Errors wrap them.
+var (
+	// ErrExpired means that the token has ended.
+	ErrExpired = errors.New("the token has expired")
+	// ErrInvalid means that the token is not one of the provider's for this gateway.
+	ErrInvalid = errors.New("the token is not valid")
+	// ErrNoKeys means that the gateway has not read the keys of the provider yet.
+	ErrNoKeys = errors.New("the signing keys of the identity provider cannot be read")
+)
+
+// Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
+// contains the token. When the token names a key that is not known, Verify reads the keys again and
+// waits a second for it at most.
+func (v *Verifier) Verify(token string) (Identity, error) {
+	p := v.policy.Load()
+	if p == nil {
+		return Identity{}, ErrNoKeys
+	}
+	digest := sha256.Sum256([]byte(token))
+	now := time.Now()
+	if e, ok := p.seen.get(digest); ok && p.keys.has(e.print) {
+		return e.identity, expiry(e.identity, now)
+	}
+	identity, print, err := v.verify(p, token, now)
+	if err == nil {
+		p.seen.put(digest, entry{identity, print})
+	}
+	return identity, err
+}
+
+// Valid reports whether the token with this SHA-256 was verified and is still good.
+func (v *Verifier) Valid(digest [sha256.Size]byte) bool {
+	p := v.policy.Load()
+	if p == nil {
+		return false
+	}
+	e, ok := p.seen.get(digest)
+	return ok && p.keys.has(e.print) && expiry(e.identity, time.Now()) == nil
+}
+
+// expiry returns ErrExpired if a token has ended.
+func expiry(i Identity, now time.Time) error {
+	if now.After(i.Expires.Add(skew)) {
+		return ErrExpired
+	}
+	return nil
+}
+
+// verify checks a token that was not seen before. print is the thumbprint of its key.
+func (v *Verifier) verify(p *policy, token string, now time.Time) (i Identity, print string, err error) {
+	parsed, err := jwt.ParseSigned(token, algorithms())
+	if err != nil || len(parsed.Headers) != 1 {
+		return i, "", fmt.Errorf("%w: it must be a JSON Web Token signed with RS256, ES256 or EdDSA", ErrInvalid)
+	}
+	candidates := p.keys.find(parsed.Headers[0].KeyID)
+	if len(candidates) == 0 {
+		v.renew()
+		if p = v.policy.Load(); p.keys == nil {
+			return i, "", ErrNoKeys
+		}
+		candidates = p.keys.find(parsed.Headers[0].KeyID)
+	}
+	var claims jwt.Claims
+	var all map[string]any
+	for _, key := range candidates {
+		if err := parsed.Claims(key.key, &claims, &all); err == nil {
+			i, err := p.config.check(claims, all, now)
+			return i, key.print, err
+		}
+	}
+	return i, "", fmt.Errorf("%w: no key of the identity provider has signed it", ErrInvalid)
+}
+
+// check checks the claims of a token with a good signature.
+func (c Config) check(claims jwt.Claims, all map[string]any, now time.Time) (Identity, error) {
+	if claims.Expiry == nil {
+		return Identity{}, fmt.Errorf("%w: it has no claim exp", ErrInvalid)
+	}
+	i := Identity{Expires: claims.Expiry.Time()}
+	expected := jwt.Expected{Issuer: c.Issuer, Time: now}
+	if len(c.Audiences) > 0 {
+		expected.AnyAudience = c.Audiences
+	}
+	switch err := claims.ValidateWithLeeway(expected, skew); {
+	case errors.Is(err, jwt.ErrExpired):
+		return i, ErrExpired
+	case errors.Is(err, jwt.ErrInvalidIssuer):
+		return i, fmt.Errorf("%w: its claim iss is another one", ErrInvalid)
+	case errors.Is(err, jwt.ErrInvalidAudience):
+		return i, fmt.Errorf("%w: its claim aud is another one", ErrInvalid)
+	case err != nil:
+		return i, fmt.Errorf("%w: it is not valid yet", ErrInvalid)
+	}
+	i.Tenant, _ = all[c.TenantClaim].(string)
+	return i, nil
+}
+
+// publicKey is a key that signs tokens.
+type publicKey struct {
+	key   jose.JSONWebKey
+	print string
+}
