@@ -86,6 +86,46 @@ async function checkDetails(page) {
   await shows(page, row('replica', EXPECT_REPLICA), 'ready');
 }
 
+/**
+ * checkActions: actions ask first, and do what they say: a model is drained and undrained, and scaled; a
+ * replica's log is shown and searched.
+ */
+async function checkActions(page) {
+  await page.goto(`${ADMIN_URL}/models/${encodeURIComponent(EXPECT_MODEL)}`);
+  const model = async () => (await api('/api/v1/models')).models.find((m) => m.name === EXPECT_MODEL);
+  const dialog = page.getByRole('dialog');
+  const title = page.locator('.title').first();
+  for (const [words, drained] of [['Drain', true], ['Undrain', false]]) {
+    await title.getByRole('button', { name: words, exact: true }).click();
+    await dialog.getByRole('button', { name: 'Cancel' }).click();
+    expect(Boolean((await model()).drained) === !drained, `${words} does not wait for a confirmation`);
+    await title.getByRole('button', { name: words, exact: true }).click();
+    await accessible(page, 'a question');
+    await dialog.getByRole('button', { name: words }).click();
+    await title.locator('.chip', { hasText: drained ? 'drained' : 'ready' }).waitFor({ timeout });
+    expect(Boolean((await model()).drained) === drained, `${words} has no effect`);
+  }
+  await title.getByRole('button', { name: 'Scale' }).click();
+  const { min, max } = (await model()).scale;
+  await dialog.getByLabel('At most').fill(String(min - 1));
+  await dialog.getByRole('button', { name: 'Scale' }).click();
+  await dialog.locator('.fault').waitFor({ timeout });
+  forgive(/status of 400/);
+  await dialog.getByLabel('At most').fill(String(max + 1));
+  await dialog.getByRole('button', { name: 'Scale' }).click();
+  await page.getByText(`${min} to ${max + 1}, set at run time`).waitFor({ timeout });
+  expect((await model()).scale.max === max + 1, 'the scale has no effect');
+  await title.getByRole('button', { name: 'Scale' }).click();
+  await dialog.getByRole('button', { name: 'Restore' }).click();
+  await page.getByText(`${min} to ${max + 1}, set at run time`).waitFor({ state: 'detached', timeout });
+
+  await page.goto(`${ADMIN_URL}/replicas/${encodeURIComponent(EXPECT_REPLICA)}`);
+  await page.locator('.log').getByText('simulated engine').first().waitFor({ timeout });
+  await page.getByLabel('Search the log').fill('nothing has this');
+  await page.keyboard.press('Enter');
+  await page.getByText('No lines.').waitFor({ timeout });
+}
+
 /** checkRouting: the routing of the model has a row for every replica, and says where a request would go. */
 async function checkRouting(page) {
   await visit(page, 'Routing');
@@ -227,6 +267,7 @@ await run(async (browser) => {
   await checkLive(page);
   await checkRequest(page);
   await checkDetails(page);
+  await checkActions(page);
   await checkRouting(page);
   await checkPlayground(page);
   if (EXPECT_UPSTREAM) {
@@ -247,6 +288,11 @@ await run(async (browser) => {
     await visit(page, name);
     await fits(page, name);
     await accessible(page, `${name}, dark and narrow`);
+  }
+  for (const path of [`/models/${encodeURIComponent(EXPECT_MODEL)}`, `/replicas/${encodeURIComponent(EXPECT_REPLICA)}`]) {
+    await page.goto(ADMIN_URL + path);
+    await page.locator('.facts').first().waitFor({ timeout });
+    await fits(page, path);
   }
   if (ADMIN_TOKEN) await logOut(page);
   if (VIEWER_TOKEN) await checkViewer(page);

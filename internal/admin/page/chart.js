@@ -77,7 +77,7 @@ function settings(series, write, width, moved) {
   const [muted, line] = [colour('muted'), colour('line-soft')];
   const axis = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   return {
-    width, height, legend: { show: false }, padding: [8, 8, 0, 0],
+    width, height, legend: { show: false }, padding: [8, 18, 0, 0],
     cursor: { sync: { key: cursors.key }, y: false, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-9) || 1] } },
     axes: [

@@ -12,7 +12,7 @@ export function el(tag, props = {}, ...children) {
     else if (typeof value === 'function') node.addEventListener(name, value);
     else attr(node, name, value);
   }
-  node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false));
+  node.append(...children.flat().filter((c) => c !== null && c !== undefined && c !== false && c !== ''));
   return node;
 }
 

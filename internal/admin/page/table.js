@@ -41,8 +41,8 @@ class Table {
 
   build() {
     this.counted = el('span', { class: 'count', role: 'status' });
-    this.before = el('td', { colspan: this.columns.length });
-    this.after = el('td', { colspan: this.columns.length });
+    this.before = el('td'); // one cell, because a wider one would add columns where some are hidden
+    this.after = el('td');
     this.body = el('tbody');
     this.heads = this.columns.map((c) => this.head(c));
     this.table = el('table', { role: 'grid', tabindex: '0', 'aria-label': this.label, keydown: (e) => this.pressed(e) },

@@ -10,7 +10,12 @@ export function attention(conditions, status) {
     if (c.severity === 'info') continue;
     all.push({ what: c.type === 'ModelReady' ? 'Model not ready' : words(c.type), why: c.message, severity: c.severity, subject: c.subject, type: c.type });
   }
-  return all;
+  return all.sort((a, b) => order(a) - order(b));
+}
+
+/** Errors come before warnings. */
+function order(c) {
+  return c.severity === 'error' ? 0 : 1;
 }
 
 const pagesOf = { ModelReady: 'models', ReplicaFailed: 'replicas', ReplicaSuspended: 'replicas', ReplicaPending: 'models' };

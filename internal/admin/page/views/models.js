@@ -7,6 +7,9 @@ import { showLimits, editButton } from '../limits.js';
 import { attention, makeAttention } from './conditions.js';
 import { replicaTable } from './replicas.js';
 import { requestTable } from './requests.js';
+import { action, ask, button, tell } from '../dialog.js';
+import { send } from '../api.js';
+import { refresh } from '../store.js';
 
 /** Makes the table of models. */
 export function modelTable(place) {
@@ -27,7 +30,14 @@ export function modelTable(place) {
 }
 
 function showState(cell, m) {
-  chip(held(cell, makeChip), m.fetching ? `loading ${percent(m.fetching.done / m.fetching.total)}` : m.state, m.fetching ? 'busy' : undefined);
+  showModelState(held(cell, makeChip), m);
+}
+
+/** Shows the state of a model. A model that an operator has drained is not called ready. */
+function showModelState(node, m) {
+  if (m.drained) chip(node, 'drained');
+  else if (m.fetching) chip(node, `loading ${percent(m.fetching.done / m.fetching.total)}`, 'busy');
+  else chip(node, m.state);
 }
 
 function about(m) {
@@ -65,8 +75,8 @@ export function model({ name }) {
       gone.hidden = Boolean(m);
       if (!m) return;
       shown = m;
-      if (!tools.firstChild) tools.append(...actions(m, () => shown));
-      chip(state, m.state);
+      redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));
+      showModelState(state, m);
       faults.update(attention(s.conditions, null).filter((c) => c.subject === m.name));
       redraw(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
       replicas.update(s.replicas.filter((r) => r.model === m.name));
@@ -78,11 +88,39 @@ export function model({ name }) {
 /** Returns the buttons of a model. current returns the API's row at the time of a click. */
 function actions(m, current) {
   const query = new URLSearchParams({ model: m.name });
+  const path = `/api/v1/models/${encodeURIComponent(m.name)}`;
   return [
     el('a', { class: 'button', href: `/playground?${query}`, text: 'Try it' }),
     el('a', { class: 'button', href: `/routing?${query}`, text: 'Routing' }),
     editButton('models', m.name, current),
-  ].filter(Boolean);
+    m.scale && button('Scale', () => scale(path, current())),
+    m.drained
+      ? action('Undrain', { title: `Undrain ${m.name}?`, why: 'The model accepts requests again.', path: `${path}/undrain`, done: `${m.name} accepts requests.`, danger: false })
+      : action('Drain', { title: `Drain ${m.name}?`, why: 'The model refuses new requests until it is undrained. Running and waiting requests go on.', path: `${path}/drain`, done: `${m.name} is drained.` }),
+    action('Restart', { title: `Restart ${m.name}?`, why: 'The replicas are restarted one after another. Each waits until the model has as many ready replicas as before.', path: `${path}/restart`, done: `${m.name} is restarted, one replica after another.` }),
+  ];
+}
+
+/** Asks for the bounds of the number of replicas. */
+function scale(path, m) {
+  const { min, max, file, overridden } = m.scale;
+  const field = (name, words, value) => el('label', {}, words, el('input', { type: 'number', name, min: '0', step: '1', required: true, value }));
+  const dialog = ask({
+    title: `Scale ${m.name}`, confirm: 'Scale',
+    body: [el('p', { class: 'muted', text: `The file says ${file.min} to ${file.max}. The bounds hold until the file changes or the gateway ends.` }),
+      field('min', 'At least', min), field('max', 'At most', max),
+      overridden && el('p', {}, el('button', { type: 'button', text: 'Restore the file’s bounds', click: async () => {
+        await changed(() => send('DELETE', `${path}/scale`), `${m.name} has the bounds of the file.`);
+        dialog.close();
+      } }))].filter(Boolean),
+    run: (form) => changed(() => send('PUT', `${path}/scale`, { min: Number(form.elements.min.value), max: Number(form.elements.max.value) }), `${m.name} has new bounds.`),
+  });
+}
+
+async function changed(call, words) {
+  await call();
+  tell(words);
+  refresh();
 }
 
 function modelFacts([m, scaled]) {
@@ -92,9 +130,10 @@ function modelFacts([m, scaled]) {
     ['Task', words(m.task)], ['Launcher', m.launcher + (m.discovered ? ', discovered' : '')], ['Other names', m.aliases.join(', ')],
     ['Replicas', m.desired > 0 ? `${m.ready} ready of ${m.desired} wanted` : count(m.ready, 'ready', 'ready')],
     ['In flight', number(m.in_flight)], ['Queued', m.queued_bytes > 0 ? `${number(m.queued)}, ${bytes(m.queued_bytes)}` : number(m.queued)],
+    ['Bounds of replicas', m.scale && `${m.scale.min} to ${m.scale.max}${m.scale.overridden ? `, set at run time; the file says ${m.scale.file.min} to ${m.scale.file.max}` : ''}`],
     ['Limits', limits],
     m.fetching && ['Weights', `${bytes(m.fetching.done)} of ${bytes(m.fetching.total)} fetched, ${bytes(m.fetching.per_second)}/s`],
-    m.scaled && ['Last scaled', `from ${m.scaled.from} to ${m.scaled.to} ${scaled} ago: ${m.scaled.reason.replaceAll('_', ' ')}`],
+    m.scaled && ['Last scaled', `${scaled} ago, from ${m.scaled.from} to ${m.scaled.to}: ${m.scaled.reason.replaceAll('_', ' ')}`],
   ]);
 }
 

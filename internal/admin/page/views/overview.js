@@ -32,7 +32,7 @@ function makeFigures() {
     update(s) {
       const ready = s.models.filter((m) => m.ready > 0).length;
       const up = s.replicas.filter((r) => r.state === 'ready').length;
-      [number(sum(s.models, 'in_flight')), number(sum(s.models, 'queued')), `${ready} / ${s.models.length}`, `${up} / ${s.replicas.length}`]
+      [number(sum(s.models, 'in_flight')), number(sum(s.models, 'queued')), `${number(ready)} / ${number(s.models.length)}`, `${number(up)} / ${number(s.replicas.length)}`]
         .forEach((v, i) => text(cells[i].firstChild, v));
     },
   };

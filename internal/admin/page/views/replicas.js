@@ -4,6 +4,8 @@ import { el, text, attr, chip, link, panel, facts, redraw, makeChip, makeLoad, s
 import { makeTable, twoLines, figure, held, clipped } from '../table.js';
 import { number, percent, bytes, ago, duration, lastLine, short } from '../format.js';
 import { requestTable } from './requests.js';
+import { action } from '../dialog.js';
+import { makeLog } from './log.js';
 
 /** Says where the limit of a server comes from that someone else runs. */
 const limitFrom = {
@@ -32,8 +34,14 @@ export function replicaTable(place, withModel = true) {
 }
 
 function showState(cell, r) {
-  const loading = r.fetching && r.state !== 'ready';
-  chip(held(cell, makeChip), loading ? `loading ${percent(r.fetching.done / r.fetching.total)}` : r.state, loading ? 'busy' : undefined);
+  showReplicaState(held(cell, makeChip), r);
+}
+
+/** Shows the state of a replica. */
+function showReplicaState(node, r) {
+  if (r.drained) chip(node, 'drained');
+  else if (r.fetching && r.state !== 'ready') chip(node, `loading ${percent(r.fetching.done / r.fetching.total)}`, 'busy');
+  else chip(node, r.state);
 }
 
 function runs(r) {
@@ -56,24 +64,38 @@ export function replica({ name }) {
   const reason = el('pre', { class: 'reason', hidden: true });
   const about = el('div', { class: 'card' });
   const requests = requestTable(null);
+  const log = makeLog(name);
   const gone = el('p', { class: 'banner', hidden: true, text: 'This replica does not exist any more.' });
   return {
     title: name, needs: ['requests'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/replicas', text: 'Replicas' }), ' / ', name), state, tools),
-      gone, reason, about, panel('Last requests', requests.tools, requests.node)),
+      gone, reason, about, log.node, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const all = s.replicas.filter((r) => r.id === name);
       gone.hidden = all.length > 0;
       if (all.length === 0) return;
-      chip(state, all[0].state);
+      showReplicaState(state, all[0]);
+      redraw(tools, Boolean(all[0].drained), (drained) => actions(name, drained));
       reason.hidden = all[0].reason === '';
       text(reason, all[0].reason);
       attr(reason, 'data-state', all[0].state);
       redraw(about, [all, ago(all[0].since, s.now)], replicaFacts);
       requests.update(s.requests.filter((q) => q.replica === name));
     },
+    close: log.close,
   };
+}
+
+/** Returns the buttons of a replica. */
+function actions(id, drained) {
+  const path = `/api/v1/replicas/${encodeURIComponent(id)}`;
+  return [
+    drained
+      ? action('Undrain', { title: `Undrain ${id}?`, why: 'The replica gets requests again.', path: `${path}/undrain`, done: `${id} gets requests.`, danger: false })
+      : action('Drain', { title: `Drain ${id}?`, why: 'The replica gets no new requests until it is undrained. Its running requests go on.', path: `${path}/drain`, done: `${id} is drained.` }),
+    action('Restart', { title: `Restart ${id}?`, why: 'The replica is replaced when it has finished its requests.', path: `${path}/restart`, done: `${id} is restarted.` }),
+  ];
 }
 
 function replicaFacts([all, since]) {

@@ -4,6 +4,7 @@ import { el, text, attr, chip, link, facts, redraw, makeChip, pathOf } from '../
 import { makeTable, twoLines, clipped } from '../table.js';
 import { number, duration, clock, moment, bytes, count } from '../format.js';
 import { keep } from '../router.js';
+import { action } from '../dialog.js';
 
 /** Makes the table of requests, newest first. */
 export function requestTable(place) {
@@ -87,20 +88,27 @@ export function requests(place) {
 /** One request. */
 export function request({ name }) {
   const state = makeChip('loading');
+  const tools = el('div', { class: 'tools' });
   const about = el('div', { class: 'card' });
   const gone = el('p', { class: 'banner', hidden: true, text: 'The gateway does not know this request any more.' });
   return {
     title: `Request ${name}`, needs: ['requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state), gone, about),
+      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state, tools), gone, about),
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
       gone.hidden = Boolean(q);
       if (!q) return;
       chip(state, ...outcome(q));
+      redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);
       redraw(about, q, requestFacts);
     },
   };
+}
+
+function cancel(id) {
+  return action('Cancel', { title: 'Cancel this request?', why: 'The request ends at once. A client without an answer gets an error.',
+    path: `/api/v1/requests/${encodeURIComponent(id)}/cancel`, done: 'The request is cancelled.' });
 }
 
 function requestFacts(q) {

@@ -1,0 +1,55 @@
+// The log of a replica's engine: its last lines, and those that come.
+
+import { el, text, panel } from '../dom.js';
+import { failure } from '../api.js';
+
+const tail = 500; // lines at first
+const most = 3000; // lines that the page keeps
+
+/** Makes the panel of the log of a replica. */
+export function makeLog(id) {
+  const lines = el('pre', { class: 'log', tabindex: '0', role: 'log', 'aria-label': `Log of ${id}` });
+  const note = el('p', { class: 'empty', text: 'No lines.' });
+  const search = el('input', { type: 'search', class: 'filter', placeholder: 'Search', 'aria-label': 'Search the log', autocomplete: 'off', spellcheck: 'false', maxlength: '200', change: () => open() });
+  let reading = null; // the AbortController of the call
+
+  const say = (words) => { text(note, words); note.hidden = words === ''; lines.hidden = words !== ''; };
+  const add = (more) => {
+    if (more.length === 0) return;
+    const below = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
+    say('');
+    lines.append(...more.map((line) => el('span', { text: `${line}\n` })));
+    while (lines.childElementCount > most) lines.firstElementChild.remove();
+    if (below) lines.scrollTop = lines.scrollHeight;
+  };
+  const open = async () => {
+    reading?.abort();
+    const mine = new AbortController();
+    reading = mine;
+    lines.replaceChildren();
+    say('No lines.');
+    try {
+      const query = new URLSearchParams({ tail, follow: true, search: search.value });
+      const answer = await fetch(`/api/v1/replicas/${encodeURIComponent(id)}/log?${query}`, { signal: mine.signal });
+      if (!answer.ok) throw await failure(answer);
+      for await (const more of linesOf(answer.body)) add(more);
+    } catch (e) {
+      if (!mine.signal.aborted) say(e.message);
+    }
+  };
+  open();
+  return { node: panel('Log', search, lines, note), close: () => reading?.abort() };
+}
+
+/** Yields the lines of a stream, several at once. */
+async function* linesOf(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split('\n');
+    rest = lines.pop();
+    yield lines;
+  }
+}
