@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/doctor"
 )
@@ -31,7 +32,7 @@ a gateway runs with the file, its own ports are in use, and doctor says so.`,
 			if err != nil {
 				return err
 			}
-			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, TestedEnvoy: testedEnvoy})
+			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, TestedEnvoy: envoy.TestedVersion})
 			return writeFindings(cmd.OutOrStdout(), findings)
 		},
 	}

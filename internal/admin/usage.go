@@ -56,10 +56,10 @@ func usageQuestion(p url.Values, now time.Time) (q usage.Question, format string
 		}
 	}
 	var ok bool
-	if q.From, ok = moment(p.Get("from"), now, now.Add(-defaultUsagePeriod)); !ok {
+	if q.From, ok = readMoment(p.Get("from"), now, now.Add(-defaultUsagePeriod)); !ok {
 		return q, "", invalidUsage("from", wrongMoment)
 	}
-	if q.To, ok = moment(p.Get("to"), now, now); !ok {
+	if q.To, ok = readMoment(p.Get("to"), now, now); !ok {
 		return q, "", invalidUsage("to", wrongMoment)
 	}
 	if q.To.Before(q.From) {
@@ -78,9 +78,9 @@ func usageQuestion(p url.Values, now time.Time) (q usage.Question, format string
 // wrongMoment says what a moment looks like.
 const wrongMoment = "must be a time such as 2026-11-23T02:00:00Z, or seconds before now such as -3600"
 
-// moment reads a time: RFC 3339, or a number of seconds from now that is not above 0. An empty text
-// is otherwise.
-func moment(text string, now, otherwise time.Time) (time.Time, bool) {
+// readMoment reads a time: RFC 3339, or a number of seconds from now that is not above 0. An empty
+// text is otherwise.
+func readMoment(text string, now, otherwise time.Time) (time.Time, bool) {
 	if text == "" {
 		return otherwise, true
 	}
