@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"encoding/json"
+	"reflect"
 	"slices"
 	"time"
 
@@ -75,6 +76,8 @@ type objects struct {
 }
 
 type object struct {
+	// view is what is encoded. A comparison of views costs less than an encoding.
+	view    any
 	encoded []byte
 	round   uint64
 }
@@ -91,17 +94,16 @@ func (o *objects) begin() {
 	o.changed, o.order = o.changed[:0], o.order[:0]
 }
 
-// put adds an object to the update.
+// put adds an object to the update. view is a pointer to something that does not change.
 func (o *objects) put(k key, view any) {
-	encoded := encode(view)
 	old := o.all[k]
 	if old == nil {
 		old = &object{}
 		o.all[k] = old
 	}
-	if string(old.encoded) != string(encoded) {
-		old.encoded = encoded
-		o.changed = append(o.changed, encoded)
+	if !reflect.DeepEqual(old.view, view) {
+		old.view, old.encoded = view, encode(view)
+		o.changed = append(o.changed, old.encoded)
 	}
 	old.round = o.round
 	o.order = append(o.order, old)

@@ -88,7 +88,7 @@ func TestB8_SamplesOutliveTheProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = f.Write([]byte{200, 0, 0, 0, 1, 2, 3}) // a record that was being written
+	_, _ = f.Write(append([]byte{200, 1, 0, 0}, make([]byte, 300)...)) // a record that was being written
 	f.Close()
 
 	s, damaged := open(t, dir, noon.Add(time.Minute), 0)
