@@ -126,6 +126,21 @@ async function checkActions(page) {
   await page.getByText('No lines.').waitFor({ timeout });
 }
 
+/** checkHistory: the charts have the samples of the API. */
+async function checkHistory(page) {
+  await visit(page, 'Overview');
+  const chart = page.getByRole('img', { name: /^Requests per second: all [\d.]+ now/ });
+  await chart.waitFor({ timeout: 3 * timeout }).catch(() => { throw new Error('the charts never had a sample'); });
+  const most = Number((await chart.getAttribute('aria-label')).match(/at most ([\d.]+)/)[1]);
+  const { series } = await api('/api/v1/history?from=-3600&step=10');
+  const known = Math.max(...series.find((s) => s.name === 'requests_per_second').values);
+  expect(most > 0 && most <= 1.01 * known + 0.01, `the chart has at most ${most} requests per second, the API ${known}`);
+  await page.getByRole('button', { name: '24 h' }).click();
+  await page.getByRole('button', { name: '24 h', pressed: true }).waitFor({ timeout });
+  expect(new URL(page.url()).searchParams.get('range') === '24 h', 'the range is not in the URL');
+  await page.getByRole('button', { name: '1 h' }).click();
+}
+
 /** checkRouting: the routing of the model has a row for every replica, and says where a request would go. */
 async function checkRouting(page) {
   await visit(page, 'Routing');
@@ -257,7 +272,7 @@ async function picture(page, name) {
   await page.screenshot({ path: `${SCREENSHOTS}/page-${name}.png` });
 }
 
-const views = ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Routing', 'Configuration', 'Playground'];
+const views = ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Usage', 'Routing', 'Configuration', 'Playground'];
 
 await run(async (browser) => {
   expect(ADMIN_URL && EXPECT_MODEL && EXPECT_REPLICA, 'ADMIN_URL, EXPECT_MODEL and EXPECT_REPLICA must be set');
@@ -268,6 +283,7 @@ await run(async (browser) => {
   await checkRequest(page);
   await checkDetails(page);
   await checkActions(page);
+  await checkHistory(page);
   await checkRouting(page);
   await checkPlayground(page);
   if (EXPECT_UPSTREAM) {

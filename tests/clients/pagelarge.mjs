@@ -45,7 +45,9 @@ async function checkTable(page) {
   await page.getByRole('searchbox').fill('');
   await page.getByRole('button', { name: 'In flight' }).click();
   await page.locator('th[aria-sort=descending]', { hasText: 'In flight' }).waitFor({ timeout });
+  await page.getByRole('button', { name: 'Pause' }).click();
   const figures = await page.locator('#view tbody:not(.spacer) td:nth-child(4)').allInnerTexts();
+  await page.getByRole('button', { name: 'Paused' }).click();
   expect(figures.slice(0, 20).every((f) => f === '4'), `ordered by requests in flight: ${figures.slice(0, 20)}`);
   await page.waitForFunction(() => document.querySelector('#view tbody .chip')?.dataset.tone !== 'bad');
 }
@@ -57,12 +59,26 @@ async function checkStarting(page) {
   const chip = page.locator('tr[data-model=model-0007] .chip');
   expect(await chip.innerText() === 'starting' && await chip.getAttribute('data-tone') === 'busy', 'a model that starts looks like a fault');
   await visit(page, 'Overview');
+  await page.locator('.chart canvas').first().waitFor({ timeout });
+  expect((await page.locator('.chart-box').first().getAttribute('aria-label')).includes('now, at most'), 'a screen reader is not told what a chart shows');
+  await tellCost(page);
   expect(await page.locator('.attention').isHidden(), 'a model that starts needs attention');
+}
+
+/** tellCost prints how much of a core the page takes while everything changes. */
+async function tellCost(page) {
+  const devtools = await page.context().newCDPSession(page);
+  await devtools.send('Performance.enable');
+  const busy = async () => (await devtools.send('Performance.getMetrics')).metrics.find((m) => m.name === 'TaskDuration').value;
+  const [before, began] = [await busy(), Date.now()];
+  await page.waitForTimeout(5000);
+  console.log(`the page took ${Math.round((100_000 * (await busy() - before)) / (Date.now() - began))} % of a core at ${await page.title()}`);
 }
 
 async function checkRequests(page) {
   await visit(page, 'Requests');
   await rows(page, 10_000);
+  await tellCost(page);
   // While the table grows and changes, the row that is read stays where it is.
   const scroller = page.locator('#view .scroll');
   await scroller.evaluate((s) => s.scrollTo(0, 200_000));
@@ -74,7 +90,7 @@ async function checkRequests(page) {
 }
 
 async function checkEveryView(page, where) {
-  for (const name of ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Routing', 'Configuration', 'Playground']) {
+  for (const name of ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Usage', 'Routing', 'Configuration', 'Playground']) {
     await visit(page, name);
     await accessible(page, `${name}, ${where}`);
     await fits(page, `${name}, ${where}`);

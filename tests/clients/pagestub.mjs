@@ -1,4 +1,5 @@
-// A gateway's admin API that is made up: 1,000 models with 2,000 replicas, and 10,000 finished requests.
+// A gateway's admin API that is made up: 1,000 models with 2,000 replicas, 10,000 finished requests, and
+// 500 requests a second, of which events have 200. Every second a part of the models and replicas changes.
 // It serves the page's files from this repository with the Content-Security-Policy of the real listener.
 import http from 'node:http';
 import fs from 'node:fs';
@@ -12,17 +13,19 @@ const types = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/cs
 
 const noLimits = { weight: 1, max_concurrent_requests: 0, max_tokens_per_minute: 0, max_per_replica: 0, max_prefill_per_replica: 0, max_queue: 1000, queue_timeout: '1m', patched: [], file: {} };
 const pad = (i) => String(i).padStart(4, '0');
-let turn = 0; // grows with each read, so that figures change
+let turn = 0; // grows each second, so that figures change
 
-const models = () => Array.from({ length: 1000 }, (_, i) => ({
+const model = (i) => ({
   name: `model-${pad(i)}`, aliases: [], task: 'text-generation', launcher: 'local', discovered: false, state: i === 7 ? 'starting' : 'ready', desired: 2, replicas: 2,
-  ready: i === 7 ? 0 : 2, in_flight: (i + turn) % 5, queued: 0, queued_bytes: 0, weight: 1, limits: noLimits,
-}));
-const replicas = () => Array.from({ length: 2000 }, (_, i) => ({
+  ready: i === 7 ? 0 : 2, in_flight: (i + turn) % 5, queued: 0, queued_bytes: 0, weight: 1, limits: noLimits, scale: { min: 2, max: 4, file: { min: 2, max: 4 }, overridden: false },
+});
+const replica = (i) => ({
   id: `model-${pad(i >> 1)}-${i & 1}`, model: `model-${pad(i >> 1)}`, served_model: `model-${pad(i >> 1)}`, state: i >> 1 === 7 ? 'starting' : 'ready', address: `10.0.0.1:${10000 + i}`,
   in_flight: (i + turn) % 9, max: 64, max_from: 'engine', served: 100 * i + turn, launcher: 'local', pid: 1000 + i, node: 'here', reason: '', since: '2030-05-04T12:00:00Z', restarts: 0, gpus: [],
   failed_starts: 0, failure: '', next_start: null, close_delimited: false, engine: null,
-}));
+});
+const all = (n, make) => Array.from({ length: n }, (_, i) => make(i));
+const conditions = [{ type: 'ModelReady', subject: 'model-0007', status: 'false', severity: 'info', reason: 'Starting', message: 'The model starts.', since: '2030-05-04T12:00:00Z' }];
 export const request = (i) => ({
   request_id: `request-${i}`, client_request_id: '', method: 'POST', path: '/v1/chat/completions', tenant: `tenant-${i % 50}`, model: `model-${pad(i % 1000)}`, replica: `model-${pad(i % 1000)}-0`,
   upstream: '10.0.0.1:10000', state: 'done', status: i % 97 === 0 ? 503 : 200, code: i % 97 === 0 ? 'no_replica' : '', source: 'engine', route: 'native', cause: '', finish_reason: 'stop',
@@ -36,28 +39,54 @@ const status = () => ({
   shared: { configured: false, up: false, mode: '', gateways: 0, since: null, last_error: '' }, upgrade: { failed: '', failed_at: null, predecessors: [] },
 });
 
-let finished = 0; // requests that were listed; each list has the next 1,000
+// The history: a value every ten seconds, with a gap.
+function history(query) {
+  const step = Number(query.get('step'));
+  const n = -Number(query.get('from')) / step;
+  const wave = (top) => all(n, (i) => (i > n / 3 && i < n / 3 + 9 ? null : Math.round(top * (1.2 + Math.sin(i / 40) + 0.3 * Math.sin(i / 3)))));
+  const tops = { requests_per_second: 200, errors_per_second: 2, queued: 9, running: 150, ttft_p50_ms: 60, ttft_p95_ms: 200, inter_token_p50_ms: 12, inter_token_p95_ms: 30, tokens_per_second: 9000, replicas_ready: 900, replicas_wanted: 905, gpu_memory_bytes: 4e11 };
+  return { from: new Date(Date.now() + 1000 * Number(query.get('from'))).toISOString(), step_seconds: step, series: Object.entries(tops).map(([name, top]) => ({ name, model: '', values: wave(top) })) };
+}
+
 const answers = {
   '/api/v1/session': () => ({ name: 'local', role: 'operator', by: 'none' }),
   '/api/v1/status': status,
-  '/api/v1/models': () => ({ models: models() }),
-  '/api/v1/replicas': () => ({ replicas: replicas() }),
-  '/api/v1/conditions': () => ({ conditions: [{ type: 'ModelReady', subject: 'model-0007', status: 'false', severity: 'info', reason: 'Starting', message: 'The model starts.', since: '2030-05-04T12:00:00Z' }] }),
+  '/api/v1/history': history,
   '/api/v1/tenants': () => ({ tenants: [] }),
+  '/api/v1/usage': () => ({ from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: all(2000, (i) => ({
+    tenant: `tenant-${i % 50}`, key: `tenant-${i % 50}/${pad(i)}`, model: `model-${pad(i % 1000)}`, requests: 7 * i, prompt_tokens: 911 * i, cached_tokens: 300 * i, completion_tokens: 211 * i,
+    estimated_requests: i % 3, estimated_prompt_tokens: 0, estimated_completion_tokens: 0, cost: i / 100,
+  })) }),
   '/api/v1/nodes': () => ({ nodes: [] }),
   '/api/v1/upstreams': () => ({ upstreams: [] }),
   '/api/v1/pools': () => ({ pools: [] }),
-  '/api/v1/requests': () => ({ running: 0, requests: Array.from({ length: 1000 }, () => request(finished++ % 10_000)).reverse() }),
+  '/api/v1/requests': () => ({ running: 0, requests: all(1000, request).reverse() }),
 };
+
+/** Sends the stream of events: everything, the requests up to 10,000, and then changes each second. */
+function sendEvents(asked, answer) {
+  const send = (event, data) => answer.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
+  let finished = 1000;
+  const requests = () => send('requests', { requests: all(200, () => request(finished++)), dropped: 300 });
+  answer.writeHead(200, { 'content-type': 'text/event-stream' });
+  send('state', { whole: true, models: all(1000, model), replicas: all(2000, replica), conditions, totals: {} });
+  while (finished < 10_000) requests();
+  const timer = setInterval(() => {
+    turn++;
+    send('state', { models: all(500, (i) => model(2 * i)), replicas: all(500, (i) => replica(4 * i)), conditions: [], totals: {}, removed: { models: [], replicas: [], conditions: [] } });
+    requests();
+  }, 1000);
+  asked.on('close', () => clearInterval(timer));
+}
 
 /** Serves the page and the API. Returns the server's URL and a func that ends it. */
 export function serve() {
   const server = http.createServer((asked, answer) => {
     const url = new URL(asked.url, 'http://stub');
-    turn++;
+    if (url.pathname === '/api/v1/events') return sendEvents(asked, answer);
     if (answers[url.pathname]) {
       answer.writeHead(200, { 'content-type': 'application/json' });
-      answer.end(JSON.stringify(answers[url.pathname]()));
+      answer.end(JSON.stringify(answers[url.pathname](url.searchParams)));
       return;
     }
     const file = path.join(page, url.pathname);

@@ -15,6 +15,7 @@ import { nodes } from './views/nodes.js';
 import { configuration } from './views/configuration.js';
 import { routing } from './views/routing.js';
 import { playground } from './views/playground.js';
+import { usage } from './views/usage.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -27,6 +28,7 @@ const pages = [
   ['Nodes', 'nodes', nodes],
   ['Requests', 'requests', requests, request],
   ['Tenants', 'tenants', tenants, tenant],
+  ['Usage', 'usage', usage],
   ['Routing', 'routing', routing],
   ['Configuration', 'configuration', configuration],
   ['Playground', 'playground', playground],

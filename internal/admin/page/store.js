@@ -1,9 +1,11 @@
-// What the page knows of the gateway, kept up to date while somebody looks at it.
+// What the page knows of the gateway, kept up to date while somebody looks at it. Models, replicas,
+// conditions and finished requests come by one stream of events; the rest is read while a view needs it.
 
 import { get } from './api.js';
 import { session } from './session.js';
 
-const every = 1000; // ms between two reads
+const every = 2000; // ms between two reads
+const again = 3000; // ms until the stream is opened again after the gateway has refused it
 const maxRequests = 10_000; // finished requests that the page remembers
 
 /** What the page knows. now is the gateway's clock in ms. lost: since when the gateway has not answered. */
@@ -12,63 +14,116 @@ export const state = {
   tenants: [], nodes: [], upstreams: [], pools: [], now: Date.now(), lost: null, fault: '', paused: false,
 };
 
-let needs = new Set(); // the names of what the view in sight reads besides status, models, replicas and conditions
+let needs = new Set(); // the names of what the view in sight reads besides the status
+let events = null; // the stream of events while it is open
 const finished = new Map(); // finished requests by id, oldest first
-const changed = new Event('state');
+let unfinished = []; // running requests
 
-/** Sets what the view in sight needs: any of requests, tenants, nodes, upstreams and pools. Resolves when it is there. */
-export function want(names) {
-  needs = new Set(names);
-  return read();
+function tell() {
+  document.dispatchEvent(new Event('state'));
 }
 
-const readers = {
-  requests: async () => merge(await get('/api/v1/requests?limit=1000')),
-  tenants: async () => { state.tenants = (await get('/api/v1/tenants')).tenants; },
-  nodes: async () => { state.nodes = (await get('/api/v1/nodes')).nodes; },
-  upstreams: async () => { state.upstreams = (await get('/api/v1/upstreams')).upstreams; },
-  pools: async () => { state.pools = (await get('/api/v1/pools')).pools; },
-  status: async () => { state.status = await get('/api/v1/status'); },
-  models: async () => { state.models = (await get('/api/v1/models')).models; },
-  replicas: async () => { state.replicas = (await get('/api/v1/replicas')).replicas; },
-  conditions: async () => { state.conditions = (await get('/api/v1/conditions')).conditions; },
+// The stream of events
+
+/** Objects of one kind by their key. */
+class Objects {
+  constructor(name, key) {
+    Object.assign(this, { name, key, all: new Map() });
+  }
+
+  update({ whole, removed, [this.name]: changed }) {
+    if (whole) this.all.clear();
+    for (const key of removed?.[this.name] ?? []) this.all.delete(this.key(typeof key === 'string' ? { name: key } : key));
+    for (const object of changed ?? []) this.all.set(this.key(object), object);
+    if (whole || changed?.length > 0 || removed?.[this.name]?.length > 0) state[this.name] = [...this.all.values()];
+  }
+}
+
+const kinds = [
+  new Objects('models', (m) => m.name), new Objects('replicas', (r) => `${r.model} ${r.id}`), new Objects('conditions', (c) => `${c.type} ${c.subject}`),
+];
+
+const heard = {
+  state: (said) => kinds.forEach((kind) => kind.update(said)),
+  requests: ({ requests }) => remember(requests),
+  sample: () => document.dispatchEvent(new Event('sample')), // the charts read the history
+  end: () => listen(false), // the next read opens it again
 };
 
-const always = ['status', 'models', 'replicas', 'conditions'];
+/** Opens or closes the stream. A page that nobody sees needs none. */
+function listen(on) {
+  if (!on) {
+    events?.close();
+    events = null;
+    return;
+  }
+  if (events) return;
+  const stream = new EventSource('/api/v1/events');
+  events = stream;
+  for (const [name, hear] of Object.entries(heard)) {
+    stream.addEventListener(name, (event) => {
+      hear(JSON.parse(event.data));
+      tell();
+    });
+  }
+  // A stream that was refused does not come back by itself. The reason shows when the status is read.
+  stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && setTimeout(() => events === stream && listen(false), again));
+}
 
-/** Adds requests to those that are known. */
-function merge({ running, requests }) {
-  for (const q of requests.filter((r) => r.state === 'done').reverse()) finished.set(q.request_id || q.started, q);
+/** Adds finished requests to those that are known, and forgets the oldest. */
+function remember(requests) {
+  for (const q of requests) {
+    finished.delete(q.request_id);
+    finished.set(q.request_id || q.started, q);
+  }
   for (const id of finished.keys()) {
     if (finished.size <= maxRequests) break;
     finished.delete(id);
   }
-  state.running = running;
-  state.requests = [...requests.filter((r) => r.state !== 'done' && !finished.has(r.request_id)), ...finished.values()];
+  state.requests = [...unfinished.filter((q) => !finished.has(q.request_id)), ...finished.values()];
 }
 
-async function read() {
+// What is read
+
+const readers = {
+  status: async () => { state.status = await get('/api/v1/status'); },
+  requests: async () => {
+    const { running, requests } = await get('/api/v1/requests?limit=1000');
+    state.running = running;
+    unfinished = requests.filter((q) => q.state !== 'done');
+    remember(requests.filter((q) => q.state === 'done' && !finished.has(q.request_id || q.started)).reverse());
+  },
+  ...Object.fromEntries(['tenants', 'nodes', 'upstreams', 'pools'].map((name) => [name, async () => { state[name] = (await get(`/api/v1/${name}`))[name]; }])),
+};
+
+/** Sets what the view in sight needs: any of requests, tenants, nodes, upstreams and pools. Resolves when it is there. */
+export function want(names) {
+  needs = new Set(names);
+  return refresh();
+}
+
+/** Reads what the view needs. */
+export async function refresh() {
   try {
-    await Promise.all([...always, ...needs].map((name) => readers[name]()));
+    await Promise.all(['status', ...needs].map((name) => readers[name]()));
     Object.assign(state, { now: get.now, lost: null, fault: '' });
   } catch (e) {
     if (e.status === 0) Object.assign(state, { lost: state.lost ?? new Date(), fault: e.message });
     else if (e.status !== 401) state.fault = e.message;
   }
-  document.dispatchEvent(changed);
-}
-
-/** Reads again at once, because something was changed by the page. */
-export function refresh() {
-  return read();
+  tell();
 }
 
 async function tick() {
-  if (!state.paused && !document.hidden && (await session())) await read();
+  const on = !state.paused && !document.hidden && (await session());
+  listen(on);
+  if (on) await refresh();
   setTimeout(tick, every);
 }
 
 /** Begins to read. */
 export function start() {
+  document.addEventListener('visibilitychange', () => listen(!document.hidden && !state.paused));
+  document.addEventListener('unauthorized', () => listen(false));
   tick();
 }

@@ -7,6 +7,7 @@ import { showLimits, editButton } from '../limits.js';
 import { attention, makeAttention } from './conditions.js';
 import { replicaTable } from './replicas.js';
 import { requestTable } from './requests.js';
+import { makeHistory } from '../history.js';
 import { action, ask, button, tell } from '../dialog.js';
 import { send } from '../api.js';
 import { refresh } from '../store.js';
@@ -55,7 +56,9 @@ export function models(place) {
 }
 
 /** One model. */
-export function model({ name }) {
+export function model(place) {
+  const { name } = place;
+  const history = makeHistory(name, place);
   const state = makeChip('loading');
   const tools = el('div', { class: 'tools' });
   const faults = makeAttention();
@@ -68,7 +71,7 @@ export function model({ name }) {
     title: name, needs: ['requests'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/models', text: 'Models' }), ' / ', name), state, tools),
-      gone, faults.node, about,
+      gone, faults.node, about, history.node,
       panel('Replicas', replicas.tools, replicas.node), panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
@@ -82,6 +85,7 @@ export function model({ name }) {
       replicas.update(s.replicas.filter((r) => r.model === m.name));
       requests.update(s.requests.filter((q) => q.model === m.name));
     },
+    close: history.close,
   };
 }
 

@@ -4,15 +4,17 @@ import { el, text, chip, facts, panel, redraw, makeChip } from '../dom.js';
 import { number, ago, count, clientsURL } from '../format.js';
 import { attention, makeAttention } from './conditions.js';
 import { modelTable } from './models.js';
+import { makeHistory } from '../history.js';
 
 export function overview(place) {
   const faults = makeAttention();
   const table = modelTable(place);
   const figures = makeFigures();
+  const history = makeHistory('', place);
   const system = el('div', { class: 'cards' });
   return {
     title: 'Overview',
-    node: el('div', { class: 'stack' }, el('h1', { class: 'unseen', text: 'Overview' }), faults.node, figures.node,
+    node: el('div', { class: 'stack' }, el('h1', { class: 'unseen', text: 'Overview' }), faults.node, figures.node, history.node,
       panel('Models', table.tools, table.node), system),
     update(s) {
       faults.update(attention(s.conditions, s.status));
@@ -20,6 +22,7 @@ export function overview(place) {
       table.update(s.models);
       redraw(system, systemOf(s), systemCards);
     },
+    close: history.close,
   };
 }
 
