@@ -97,6 +97,11 @@ func (m Model) added(at netip.AddrPort) (map[string]string, error) {
 	return env, nil
 }
 
+// SameProcess reports whether a replica of this model goes on when the model becomes next.
+func (m Model) SameProcess(next Model) bool {
+	return m.fingerprint(loopback()) == next.fingerprint(loopback())
+}
+
 // fingerprint identifies the command, environment, resources and address of a replica, but not its
 // port. A command that cannot be rendered has a fingerprint too.
 func (m Model) fingerprint(address netip.Addr) string {

@@ -88,6 +88,9 @@ type Config struct {
 	// Reload reads the configuration file again. force puts a file in force that is held back until
 	// an operator confirms it. The error lists the faults of the file.
 	Reload func(ctx context.Context, force bool) error
+	// PlanReload says what Reload would change with this content of the file; empty: as it is now.
+	// The error lists the faults of the content.
+	PlanReload func(content []byte) (ReloadPlan, error)
 	// Actions are what an operator can have the gateway do. If it is nil, their endpoints do not
 	// exist.
 	Actions Actions

@@ -168,6 +168,10 @@ func (h *handler) pools(w http.ResponseWriter, _ *http.Request) {
 const maxReload = 1024
 
 func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
+	if s := r.URL.Query().Get("dry_run"); s != "" {
+		h.planReload(w, r, s)
+		return
+	}
 	var options struct {
 		Force bool `json:"force"`
 	}

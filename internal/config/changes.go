@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -53,4 +54,113 @@ func (c *Config) servers() []Upstream {
 	}
 	slices.SortStableFunc(all, func(a, b Upstream) int { return strings.Compare(a.URL, b.URL) })
 	return slices.CompactFunc(all, func(a, b Upstream) bool { return a.URL == b.URL })
+}
+
+// Change is a part of the file that differs in another one.
+type Change struct {
+	// What is the field of the first level, in the singular for an item of a list: model, tenant,
+	// listen. Name is the name of the item, and empty otherwise.
+	What, Name string
+	// Kind is added, changed or removed.
+	Kind string
+	// Fields are the fields that differ, as variables.ctx_size. It is empty unless Kind is changed.
+	Fields []string
+}
+
+// The values of Change.Kind.
+const (
+	Added   = "added"
+	Changed = "changed"
+	Removed = "removed"
+)
+
+// Changes returns what differs in next, in the order of the fields, without the values.
+func (c *Config) Changes(next *Config) []Change {
+	var all []Change
+	old, now := reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()
+	for i := range old.NumField() {
+		name := old.Type().Field(i).Tag.Get("yaml")
+		if name == "" || name == "-" || reflect.DeepEqual(old.Field(i).Interface(), now.Field(i).Interface()) {
+			continue
+		}
+		if key, ok := itemKey(old.Field(i).Type()); ok {
+			all = append(all, itemChanges(strings.TrimSuffix(name, "s"), key, old.Field(i), now.Field(i))...)
+			continue
+		}
+		all = append(all, Change{What: name, Kind: Changed, Fields: different(old.Field(i), now.Field(i), "")})
+	}
+	return all
+}
+
+// itemKey returns the index of the field that names the items of a list.
+func itemKey(list reflect.Type) (int, bool) {
+	if list.Kind() != reflect.Slice || list.Elem().Kind() != reflect.Struct {
+		return 0, false
+	}
+	for i := range list.Elem().NumField() {
+		f := list.Elem().Field(i)
+		if tag := f.Tag.Get("yaml"); f.Type.Kind() == reflect.String && (tag == "name" || tag == "url") {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// itemChanges compares two lists by the names of their items.
+func itemChanges(what string, key int, old, now reflect.Value) []Change {
+	var all []Change
+	before := map[string]reflect.Value{}
+	for i := range old.Len() {
+		before[old.Index(i).Field(key).String()] = old.Index(i)
+	}
+	for i := range now.Len() {
+		name := now.Index(i).Field(key).String()
+		item, found := before[name]
+		delete(before, name)
+		if !found {
+			all = append(all, Change{What: what, Name: name, Kind: Added})
+		} else if fields := different(item, now.Index(i), ""); len(fields) > 0 {
+			all = append(all, Change{What: what, Name: name, Kind: Changed, Fields: fields})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		all = append(all, Change{What: what, Name: name, Kind: Removed})
+	}
+	return all
+}
+
+// different returns the paths below at at which two values differ.
+func different(a, b reflect.Value, at string) []string {
+	if reflect.DeepEqual(a.Interface(), b.Interface()) {
+		return nil
+	}
+	below := func(name string) string { return strings.TrimPrefix(at+"."+name, ".") }
+	var all []string
+	switch {
+	case a.Kind() == reflect.Pointer && !a.IsNil() && !b.IsNil():
+		return different(a.Elem(), b.Elem(), at)
+	case a.Kind() == reflect.Struct:
+		for i := range a.NumField() {
+			if name := a.Type().Field(i).Tag.Get("yaml"); name != "" && name != "-" {
+				all = append(all, different(a.Field(i), b.Field(i), below(name))...)
+			}
+		}
+		return all
+	case a.Kind() == reflect.Map && a.Type().Key().Kind() == reflect.String:
+		names := map[string]bool{}
+		for _, key := range slices.Concat(a.MapKeys(), b.MapKeys()) {
+			names[key.String()] = true
+		}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			key := reflect.ValueOf(name).Convert(a.Type().Key())
+			x, y := a.MapIndex(key), b.MapIndex(key)
+			if !x.IsValid() || !y.IsValid() || !reflect.DeepEqual(x.Interface(), y.Interface()) {
+				all = append(all, below(name))
+			}
+		}
+		return all
+	case at == "":
+		return nil
+	}
+	return []string{at}
 }

@@ -135,6 +135,27 @@ func (w *Watcher) Reload(force bool) error {
 	return w.decideLocked(data, err, force)
 }
 
+// Next returns the configuration of a content of the file, without putting it in force.
+// An empty content is that of the file now. needsForce is what Confirm says of it. The error is
+// Faults.
+func (w *Watcher) Next(data []byte) (next *Config, needsForce string, err error) {
+	current := w.Current()
+	if current.File == "" {
+		return nil, "", Faults{{Message: "the configuration did not come from a file"}}
+	}
+	if len(data) == 0 {
+		if data, err = read(current.File); err != nil {
+			return nil, "", unreadableFile(current.File, err)
+		}
+	}
+	next, faults := parseWithFields(current.File, data, w.initial.fields)
+	if len(faults) > 0 {
+		return nil, "", faults
+	}
+	next.File = current.File
+	return next, w.reasonToAsk(next), nil
+}
+
 // contentID identifies a content by its hash, or the reason why there is none.
 func contentID(data []byte, err error) string {
 	if err != nil {

@@ -42,6 +42,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Actions:     g.operator,
 		History:     g.past,
 		Events:      g.events,
+		PlanReload:  g.planReload,
 		Reload:      func(_ context.Context, force bool) error { return g.watcher.Reload(force) },
 		Chat:        admin.NewChat(adminclient.DialAddress(g.options.Config.Listen), g.options.Config.TLS != nil),
 		Metrics:     g.metrics.Handler(),
