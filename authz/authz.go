@@ -136,6 +136,8 @@ type policy struct {
 // refuses every caller.
 type Authenticator struct {
 	policy atomic.Pointer[policy]
+	// runtime has the keys of SetKeys.
+	runtime atomic.Pointer[map[digest]RuntimeKey]
 }
 
 // Set replaces the policy. If the new policy is invalid, Set returns an error and keeps the current
@@ -192,6 +194,9 @@ func (a *Authenticator) Caller(name, digest string) (*Tenant, bool) {
 		if t := p.byKey[d]; err == nil && t != nil && t.Name == name {
 			return t, true
 		}
+		if t, _ := a.runtimeTenant(p, d); err == nil && t != nil && t.Name == name {
+			return t, true
+		}
 	}
 	return a.Tenant(name)
 }
@@ -241,8 +246,12 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	}
 	// The map is indexed by a digest of the whole key. A caller cannot approach a stored digest
 	// byte by byte, so a constant-time comparison would protect nothing more.
-	if t, ok := p.byKey[sha256.Sum256([]byte(key))]; ok {
+	d := sha256.Sum256([]byte(key))
+	if t, ok := p.byKey[d]; ok {
 		return t, nil
+	}
+	if t, fault := a.runtimeTenant(p, d); t != nil || fault != nil {
+		return t, fault
 	}
 	return nil, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
 }
@@ -273,8 +282,11 @@ func (a *Authenticator) Valid(tenant, key string) bool {
 	if p.tokens != nil {
 		return err == nil && p.byName[tenant] != nil && p.tokens.Valid(d)
 	}
-	t, ok := p.byKey[d]
-	return err == nil && ok && t.Name == tenant
+	t := p.byKey[d]
+	if t == nil {
+		t, _ = a.runtimeTenant(p, d)
+	}
+	return err == nil && t != nil && t.Name == tenant
 }
 
 // key returns the API key of the request. The error has the code invalid_api_key.

@@ -50,3 +50,6 @@ func HashKey(secret string) string {
 func checksum(text string) string {
 	return keyText.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE([]byte(text))))
 }
+
+// KeyPrefix returns how the key with an id begins. It is not confidential.
+func KeyPrefix(id string) string { return keyPrefix + id }

@@ -3,35 +3,136 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/adminclient"
 )
 
+// keysPath is the path of the keys in the admin API.
+const keysPath = "/api/v1/keys"
+
+// keyRow is what commands show of a key.
+type keyRow struct {
+	ID      string    `json:"id"`
+	Tenant  string    `json:"tenant"`
+	Name    string    `json:"name"`
+	Prefix  string    `json:"prefix"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires"`
+	Source  string    `json:"source"`
+}
+
+// keyList is the answer of the list of keys.
+type keyList struct {
+	Keys []keyRow `json:"keys"`
+}
+
 func newKeysCommand() *cobra.Command {
-	keys := &cobra.Command{Use: "keys", Short: "Create API keys"}
-	var tenant string
-	create := &cobra.Command{
+	var flags viewFlags
+	k := &cobra.Command{Use: "keys", Short: "Make, list and revoke API keys"}
+	flags.addFlags(k)
+	k.AddCommand(
+		newKeyCommand(&flags),
+		&cobra.Command{
+			Use: "list", Short: "List the keys, those of the file and those made at run time", Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				var list keyList
+				return flags.show(cmd, keysPath, &list, func(w io.Writer) { list.write(w) })
+			},
+		},
+		&cobra.Command{
+			Use: "revoke ID", Short: "End a key that was made at run time, at all gateways within a second", Args: cobra.ExactArgs(1),
+			RunE: flags.act(http.MethodDelete, keysPath+"/%s", "the key %s is revoked"),
+		},
+	)
+	return k
+}
+
+// write writes the table of keys.
+func (l keyList) write(w io.Writer) {
+	if len(l.Keys) == 0 {
+		fmt.Fprintln(w, "There is no key.")
+		return
+	}
+	t := newTable("ID", "TENANT", "NAME", "CREATED", "EXPIRES", "SOURCE")
+	for _, k := range l.Keys {
+		t.add(k.ID, k.Tenant, k.Name, keyTime(k.Created), keyTime(k.Expires), k.Source)
+	}
+	t.write(w)
+}
+
+// keyTime is a time of a key; empty if there is none.
+func keyTime(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.Format(time.DateTime)
+}
+
+func newKeyCommand(flags *viewFlags) *cobra.Command {
+	var tenant, name string
+	var expires time.Duration
+	var printOnly bool
+	c := &cobra.Command{
 		Use:   "new --tenant NAME",
-		Short: "Print a new API key, and its hash for the configuration file",
+		Short: "Make an API key at the running gateway; without one, or with --print, print a key and its hash for the file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if tenant == "" {
 				return errors.New("keys new: --tenant is empty: set it to the name of the tenant")
 			}
-			k := authz.NewKey()
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), `key (shown only once): %s
+			if printOnly {
+				return printKey(cmd.OutOrStdout(), tenant)
+			}
+			asked := map[string]any{"tenant": tenant, "name": name}
+			if expires > 0 {
+				asked["expires"] = time.Now().Add(expires).UTC()
+			}
+			client, err := flags.open()
+			if err != nil {
+				return err
+			}
+			var made struct {
+				keyRow
+				Secret string `json:"key"`
+			}
+			err = client.Call(cmd.Context(), http.MethodPost, keysPath, asked, &made)
+			if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) {
+				if name != "" || expires != 0 {
+					return err
+				}
+				fmt.Fprintln(cmd.ErrOrStderr(), "no gateway answers, so this key is for the file:")
+				return printKey(cmd.OutOrStdout(), tenant)
+			}
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "key (shown only once): %s\nid: %s\n", made.Secret, made.ID)
+			return err
+		},
+	}
+	c.Flags().StringVar(&tenant, "tenant", "", "the tenant's name")
+	c.Flags().StringVar(&name, "name", "", "what you call the key")
+	c.Flags().DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
+	c.Flags().BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")
+	return c
+}
+
+// printKey prints a new key, and what the file needs for it.
+func printKey(w io.Writer, tenant string) error {
+	k := authz.NewKey()
+	_, err := fmt.Fprintln(w, strings.TrimSpace(fmt.Sprintf(`
+key (shown only once): %s
 
 tenants:
   - name: %s
     keys: ["%s"]  # id %s
-    models: ["*"]
-`, k.Secret, tenant, k.Hash, k.ID)
-			return err
-		},
-	}
-	create.Flags().StringVar(&tenant, "tenant", "", "the tenant's name")
-	keys.AddCommand(create)
-	return keys
+    models: ["*"]`, k.Secret, tenant, k.Hash, k.ID)))
+	return err
 }

@@ -94,6 +94,8 @@ type Config struct {
 	// Actions are what an operator can have the gateway do. If it is nil, their endpoints do not
 	// exist.
 	Actions Actions
+	// Keys makes, lists and revokes keys. If it is nil, their endpoints do not exist.
+	Keys Keys
 	// Chat sends a chat completion to the clients' listener of this gateway, with the key of a
 	// tenant or without one. The caller closes the body of the response. See NewChat.
 	Chat func(ctx context.Context, body []byte, key string) (*http.Response, error)
@@ -221,6 +223,9 @@ func (h *handler) table() map[string]route {
 	if h.Reload != nil {
 		routes["/api/v1/reload"] = route{http.MethodPost: h.reload}
 	}
+	if h.Keys != nil {
+		routes[keysPath] = route{http.MethodGet: h.listKeys, http.MethodPost: h.newKey}
+	}
 	if h.Chat != nil {
 		routes[playgroundPath] = route{http.MethodPost: h.playground}
 	}
@@ -301,6 +306,9 @@ func (h *handler) find(path string) (route, bool) {
 	}
 	if rest, ok := strings.CutPrefix(path, requestsPath); ok {
 		return h.findRequest(rest)
+	}
+	if id, ok := strings.CutPrefix(path, keysPath+"/"); ok && h.Keys != nil {
+		return route{http.MethodDelete: h.revokeKey(id)}, true
 	}
 	if isView(path) {
 		path = "/"

@@ -75,6 +75,7 @@ type Gateway struct {
 	fleet      *engines.Fleet
 	auth       *authz.Authenticator
 	tokens     *jwks.Verifier
+	keys       *keyKeeper
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
 	decisions  *extproc.Server
@@ -199,6 +200,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.accessLog.Elsewhere = g.envoy.hasLeft
+	if err := g.makeKeys(); err != nil {
+		return nil, err
+	}
 	g.makeMemory()
 	if err := g.makeStreams(); err != nil {
 		return nil, err
@@ -359,7 +363,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 
 // servants lists what requests need as long as one runs.
 func (g *Gateway) servants() []func(context.Context) error {
-	all := []func(context.Context) error{g.dispatcher.Run, g.tokens.Run, g.watchFirst, g.memory.monitor.Run, g.usage.Run}
+	all := []func(context.Context) error{g.dispatcher.Run, g.tokens.Run, g.keys.run, g.watchFirst, g.memory.monitor.Run, g.usage.Run}
 	all = append(all, g.limits.components()...)
 	all = append(all, g.routing.components()...)
 	return append(all, g.streams.components()...)

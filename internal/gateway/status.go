@@ -21,6 +21,7 @@ import (
 func (g *Gateway) adminConfig() admin.Config {
 	return admin.Config{
 		Listen:      g.options.Config.Admin,
+		Keys:        keyAdmin{g},
 		Fleet:       g.fleet.Snapshot,
 		Status:      g.status,
 		NotReady:    g.notReady,

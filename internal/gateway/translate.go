@@ -33,9 +33,9 @@ func authConfig(c *config.Config) authz.Config {
 	}
 	for _, t := range c.Tenants {
 		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority), EngineLog: t.EngineLog}
-		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: keys(t, t.Priority)})
+		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: keyHashes(t, t.Priority)})
 		for _, lower := range []config.Priority{config.DefaultPriority, config.Batch} {
-			if own := keys(t, lower); lower != t.Priority && len(own) > 0 {
+			if own := keyHashes(t, lower); lower != t.Priority && len(own) > 0 {
 				tenant.Priority = string(lower)
 				a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: own})
 			}
@@ -58,8 +58,8 @@ func headerLimits(c *config.Config) headers.Limits {
 	return headers.Limits{Count: c.MaxHeaders, Bytes: int(c.MaxHeaderBytes)}
 }
 
-// keys returns the hashes of the tenant's keys that have this priority.
-func keys(t config.Tenant, priority config.Priority) []string {
+// keyHashes returns the hashes of the tenant's keys that have this priority.
+func keyHashes(t config.Tenant, priority config.Priority) []string {
 	var hashes []string
 	for _, k := range t.Keys {
 		if k.Priority == priority {

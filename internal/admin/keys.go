@@ -1,0 +1,83 @@
+package admin
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// keysPath is the path of the list of keys.
+const keysPath = "/api/v1/keys"
+
+// Key is a key in the list of keys.
+type Key struct {
+	// ID names the key in the API. It is empty for a key of the file without an id.
+	ID     string `json:"id"`
+	Tenant string `json:"tenant"`
+	Name   string `json:"name"`
+	// Prefix is how the key begins; empty for a key of the file.
+	Prefix string `json:"prefix"`
+	// Created and Expires are null if they are not known, or if the key does not end.
+	Created *time.Time `json:"created"`
+	Expires *time.Time `json:"expires"`
+	// Models are those of the tenant.
+	Models []string `json:"models"`
+	// Source is file or runtime.
+	Source string `json:"source"`
+}
+
+// NewKey is what an operator asks for.
+type NewKey struct {
+	Tenant string `json:"tenant"`
+	Name   string `json:"name"`
+	// Expires is when the key ends; nil: it does not end.
+	Expires *time.Time `json:"expires"`
+}
+
+// Keys makes, lists and revokes keys.
+type Keys interface {
+	// List returns all keys, those of the file first.
+	List() []Key
+	// New makes a key and returns the key itself, which is stored nowhere.
+	New(ctx context.Context, k NewKey) (key Key, secret string, fault *openai.Error)
+	// Revoke ends a key that was made at run time.
+	Revoke(ctx context.Context, id string) (Key, *openai.Error)
+}
+
+func (h *handler) listKeys(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]any{"keys": h.Keys.List()})
+}
+
+func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
+	var asked NewKey
+	if !readAction(w, r, &asked, `{"tenant":"acme","name":"ci","expires":"2030-01-01T00:00:00Z"}; name and expires may be left out`) {
+		return
+	}
+	key, secret, fault := h.Keys.New(r.Context(), asked)
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	auditOf(r).new = key
+	writeJSON(w, http.StatusCreated, struct {
+		Key
+		Secret string `json:"key"`
+	}{key, secret})
+}
+
+func (h *handler) revokeKey(id string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !readAction(w, r, &struct{}{}, "{} or empty") {
+			return
+		}
+		key, fault := h.Keys.Revoke(r.Context(), id)
+		if fault != nil {
+			writeError(w, fault)
+			return
+		}
+		auditOf(r).old = key
+		writeJSON(w, http.StatusOK, key)
+	}
+}
