@@ -19,13 +19,18 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build run test test-vllm vet lint bench bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
+.PHONY: build dist run test test-vllm vet lint bench bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
 
 # build makes the release binary, with its version, without symbols and without paths of this machine.
 # The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
 # (see internal/template).
 build:
 	go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.release=$(VERSION)" -o bin/sluice ./cmd/sluice
+
+# dist makes the release in dist/: static programs for amd64 and arm64, Debian packages, bills of
+# materials and checksums. The same commit gives the same bytes.
+dist:
+	VERSION=$(VERSION) scripts/dist.sh
 
 # run starts the quick start and streams a first chat. With ONCE=1 it stops after the chat.
 run: envoy build
@@ -105,5 +110,5 @@ tools: envoy
 
 # clean keeps .tools, which takes long to build.
 clean:
-	rm -rf bin .out
+	rm -rf bin dist .out
 	go clean -testcache

@@ -24,6 +24,7 @@ var allowed = map[string]string{
 	"internal/scale":            "",
 	"internal/carry":            "internal/dispatch internal/headers internal/openai",
 	"internal/adminclient":      "",
+	"scripts/sbom":              "",
 	"internal/condition":        "",
 	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/process",
 	"internal/loglines":         "internal/redact",

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program in
+# an archive, a Debian package and a software bill of materials; and the checksums of all. The same
+# commit gives the same bytes, with the same release of Go and dpkg.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=${VERSION:-$(git describe --tags --always --dirty)}
+dist=${DIST:-dist}
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH
+umask 022
+command -v dpkg-deb >/dev/null || { echo "dpkg-deb is needed: on Debian apt-get install dpkg" >&2; exit 1; }
+
+# The version of a Debian package begins with a digit and has no hyphen.
+debian_version=$(tr - . <<<"${version#v}")
+[[ $debian_version == [0-9]*.* ]] || debian_version=0.0.0+git.$debian_version
+
+mkdir -p "$dist"
+rm -f "$dist"/sluice* "$dist"/SHA256SUMS
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# archive NAME FOLDER: writes a .tar.gz of the folder with nothing of this machine or of this moment.
+archive() {
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work" -c "$2" | gzip -n >"$dist/$1"
+}
+
+# package ARCH PROGRAM: writes the Debian package.
+package() {
+  local root=$work/deb-$1
+  install -D -m 755 "$2" "$root/usr/bin/sluice"
+  install -D -m 644 packaging/sluice.service "$root/usr/lib/systemd/system/sluice.service"
+  install -D -m 644 packaging/sysusers.conf "$root/usr/lib/sysusers.d/sluice.conf"
+  install -D -m 644 examples/quickstart/sluice.yaml "$root/etc/sluice/sluice.yaml"
+  install -D -m 644 LICENSE "$root/usr/share/doc/sluice/copyright"
+  install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm
+  echo /etc/sluice/sluice.yaml >"$root/DEBIAN/conffiles"
+  cat >"$root/DEBIAN/control" <<END
+Package: sluice
+Version: $debian_version
+Architecture: $1
+Maintainer: The Sluice authors <sluice@localhost>
+Section: net
+Priority: optional
+Depends: ca-certificates
+Recommends: systemd
+Description: LLM inference gateway around Envoy
+ Sluice admits, queues and routes requests to inference engines, which it may
+ also start. It fetches the Envoy that it runs, unless there is one.
+END
+  find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+  dpkg-deb --build --root-owner-group -Zxz "$root" "$dist/sluice_${debian_version}_$1.deb" >/dev/null
+}
+
+for arch in ${ARCHS:-amd64 arm64}; do
+  folder=sluice-$version-linux-$arch
+  echo "building $folder"
+  CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -tags grpcnotrace \
+    -ldflags "-s -w -buildid= -X main.release=$version" -o "$work/$folder/sluice" ./cmd/sluice
+  cp LICENSE README.md CHANGELOG.md "$work/$folder/"
+  archive "$folder.tar.gz" "$folder"
+  package "$arch" "$work/$folder/sluice"
+  go run ./scripts/sbom -version "$version" "$work/$folder/sluice" >"$dist/$folder.cdx.json"
+done
+(cd "$dist" && sha256sum sluice* >SHA256SUMS)
+ls -l "$dist"

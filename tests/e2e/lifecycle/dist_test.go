@@ -1,0 +1,147 @@
+package lifecycle
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// TestE2E_B11_ThePackageRuns: the Debian package has a static program that runs a gateway without
+// an environment, make or Go, and a unit that systemd accepts. Two builds have the same bytes.
+func TestE2E_B11_ThePackageRuns(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"dpkg-deb", "go"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			testutil.Missing(t, tool)
+		}
+	}
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
+	makeDist(t, first)
+	makeDist(t, second)
+	sums, err := os.ReadFile(filepath.Join(first, "SHA256SUMS"))
+	again, errAgain := os.ReadFile(filepath.Join(second, "SHA256SUMS"))
+	if err != nil || errAgain != nil || string(sums) != string(again) || strings.Count(string(sums), "\n") != 3 {
+		t.Errorf("%v, %v: two builds have the checksums\n%s\n%s", err, errAgain, sums, again)
+	}
+	root := filepath.Join(dir, "root")
+	packages, err := filepath.Glob(filepath.Join(first, "*.deb"))
+	if err != nil || len(packages) != 1 {
+		t.Fatal(packages, err)
+	}
+	output(t, "dpkg-deb", "-x", packages[0], root)
+	program := filepath.Join(root, "usr/bin/sluice")
+	if text := output(t, program, "version"); !strings.HasPrefix(text, "sluice v9.9.9\n") {
+		t.Errorf("version: %s", text)
+	}
+	checkBill(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".cdx.json"))
+	checkUnit(t, root, dir)
+	runPackaged(t, program)
+}
+
+// makeDist makes a release of this machine's architecture.
+func makeDist(t *testing.T, to string) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(testutil.Root(), "scripts", "dist.sh"))
+	cmd.Env = append(os.Environ(), "DIST="+to, "ARCHS="+runtime.GOARCH, "VERSION=v9.9.9", "SOURCE_DATE_EPOCH=1900000000")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// output runs a program and returns what it prints.
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+	return string(out)
+}
+
+// checkBill checks that the bill of materials names modules of the program.
+func checkBill(t *testing.T, path string) {
+	t.Helper()
+	var bill struct {
+		BomFormat  string
+		Components []struct{ Name, Version, PURL string }
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &bill)
+	}
+	if err != nil || bill.BomFormat != "CycloneDX" || len(bill.Components) < 50 {
+		t.Errorf("%v: %d components", err, len(bill.Components))
+	}
+	if !strings.Contains(string(text), "pkg:golang/google.golang.org/grpc@v") {
+		t.Errorf("no gRPC: %.300s", text)
+	}
+}
+
+// checkUnit has systemd check the unit of the package, with the program where it was unpacked.
+func checkUnit(t *testing.T, root, dir string) {
+	t.Helper()
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Log("systemd-analyze is missing: the unit is not checked")
+		return
+	}
+	unit, err := os.ReadFile(filepath.Join(root, "usr/lib/systemd/system/sluice.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "sluice.service")
+	text := strings.Replace(string(unit), "/usr/bin/sluice", filepath.Join(root, "usr/bin/sluice"), 1)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out := output(t, "systemd-analyze", "verify", path); out != "" {
+		t.Errorf("systemd says: %s", out)
+	}
+	output(t, "systemd-analyze", "security", "--offline=true", "--threshold=25", path)
+}
+
+// runPackaged runs a gateway of the program with an empty environment, and chats.
+func runPackaged(t *testing.T, program string) {
+	t.Helper()
+	g := harness.Prepare(t, "models: [{name: chat, engine: sim}]\n")
+	cmd := exec.Command(program, "up", "-c", g.Config)
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = []string{}, t.TempDir(), g.Log, g.Log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("it ends with %v", err)
+			}
+		case <-time.After(time.Minute):
+			_ = cmd.Process.Kill()
+			t.Error("it does not end")
+		}
+	})
+	body := harness.ChatBody("chat", false, 3, "Hello")
+	harness.Eventually(t, "a chat", func() error {
+		a, err := g.TryPost(t.Context(), harness.ChatPath, body)
+		if err == nil && a.StatusCode != 200 {
+			err = fmt.Errorf("%s", a)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, g.LogText())
+		}
+		return nil
+	})
+}
