@@ -12,6 +12,7 @@ const maxRequests = 10_000; // finished requests that the page remembers
 export const state = {
   status: null, models: [], replicas: [], conditions: [], requests: [], running: 0,
   tenants: [], nodes: [], upstreams: [], pools: [], now: Date.now(), lost: null, fault: '', paused: false,
+  known: false, // whether models, replicas and conditions have come
 };
 
 let needs = new Set(); // the names of what the view in sight reads besides the status
@@ -44,7 +45,10 @@ const kinds = [
 ];
 
 const heard = {
-  state: (said) => kinds.forEach((kind) => kind.update(said)),
+  state: (said) => {
+    kinds.forEach((kind) => kind.update(said));
+    state.known = true;
+  },
   requests: ({ requests }) => remember(requests),
   sample: () => document.dispatchEvent(new Event('sample')), // the charts read the history
   end: () => listen(false), // the next read opens it again

@@ -23,7 +23,7 @@ const pagesOf = { ModelReady: 'models', ReplicaFailed: 'replicas', ReplicaSuspen
 /** Makes the panel of what needs attention. It is hidden while nothing does. */
 export function makeAttention() {
   const items = el('ul');
-  const node = el('section', { class: 'panel attention', 'aria-label': 'Needs attention' }, items);
+  const node = el('section', { class: 'panel attention', 'aria-label': 'Needs attention', hidden: true }, items);
   return {
     node,
     update(all) {

@@ -75,7 +75,7 @@ export function model(place) {
       panel('Replicas', replicas.tools, replicas.node), panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
-      gone.hidden = Boolean(m);
+      gone.hidden = Boolean(m) || !s.known;
       if (!m) return;
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));

@@ -73,7 +73,7 @@ export function replica({ name }) {
       gone, reason, about, log.node, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const all = s.replicas.filter((r) => r.id === name);
-      gone.hidden = all.length > 0;
+      gone.hidden = all.length > 0 || !s.known;
       if (all.length === 0) return;
       showReplicaState(state, all[0]);
       redraw(tools, Boolean(all[0].drained), (drained) => actions(name, drained));
