@@ -54,9 +54,13 @@ func (g *Gateway) showOnConsole(ctx context.Context) error {
 func (g *Gateway) consoleState() console.State {
 	c := g.options.Config
 	missing := g.notReady()
+	scheme := "http"
+	if c.TLS != nil {
+		scheme = "https"
+	}
 	s := console.State{
 		Title: strings.TrimSpace("Sluice "+g.options.Version) + ", " + cmp.Or(c.File, "without a configuration file"),
-		API:   "http://" + adminclient.DialAddress(c.Listen) + "/v1", Page: "http://" + adminclient.DialAddress(c.Admin) + "/",
+		API:   scheme + "://" + adminclient.DialAddress(c.Listen) + "/v1", Page: "http://" + adminclient.DialAddress(c.Admin) + "/",
 		Serving: len(missing) == 0, Waiting: g.awaited(missing),
 	}
 	if until := g.drainUntil.Load(); until != nil {
