@@ -141,7 +141,7 @@ func TestE2E_X12_AdminAuthentication(t *testing.T) {
 		}
 	}
 	log := g.LogText()
-	for _, want := range []string{"admin call done", `"who": "ops"`, `"old": {"max_concurrent_requests":0}`, `"new": {"max_concurrent_requests":5}`, "admin call refused", `"who": "board"`} {
+	for _, want := range []string{"admin call done", `"who":"ops"`, `"old":{"max_concurrent_requests":0}`, `"new":{"max_concurrent_requests":5}`, "admin call refused", `"who":"board"`} {
 		if !strings.Contains(log, want) {
 			t.Errorf("the log lacks %s", want)
 		}
