@@ -27,7 +27,7 @@ var mediaTypes = map[string]string{
 // same file as /. The page reads the path itself.
 var viewPaths = map[string]bool{
 	"configuration": true, "models": true, "nodes": true, "playground": true, "replicas": true, "requests": true,
-	"routing": true, "tenants": true, "usage": true,
+	"keys": true, "routing": true, "tenants": true, "usage": true,
 }
 
 // isView reports whether a path is that of a view of the page.

@@ -65,6 +65,7 @@ async function checkRequest(page) {
   const said = (await api('/api/v1/requests?limit=1000')).requests.find((q) => q.request_id === id);
   const about = await page.locator('.facts').first().innerText();
   for (const word of [said.model, said.replica, `${said.method} ${said.path}`]) expect(about.includes(word), `the page of a request does not say ${word}: ${about}`);
+  for (const what of ['received', 'picked', 'finished']) await page.locator(`.timeline li[data-what=${what}]`).waitFor({ timeout });
   await picture(page, 'request');
   await accessible(page, 'a request');
 }
@@ -273,7 +274,7 @@ async function picture(page, name) {
   await page.screenshot({ path: `${SCREENSHOTS}/page-${name}.png` });
 }
 
-const views = ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Usage', 'Routing', 'Configuration', 'Playground'];
+const views = ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Keys', 'Usage', 'Routing', 'Configuration', 'Playground'];
 
 await run(async (browser) => {
   expect(ADMIN_URL && EXPECT_MODEL && EXPECT_REPLICA, 'ADMIN_URL, EXPECT_MODEL and EXPECT_REPLICA must be set');

@@ -16,6 +16,7 @@ import { configuration } from './views/configuration.js';
 import { routing } from './views/routing.js';
 import { playground } from './views/playground.js';
 import { usage } from './views/usage.js';
+import { keys } from './views/keys.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -28,6 +29,7 @@ const pages = [
   ['Nodes', 'nodes', nodes],
   ['Requests', 'requests', requests, request],
   ['Tenants', 'tenants', tenants, tenant],
+  ['Keys', 'keys', keys],
   ['Usage', 'usage', usage],
   ['Routing', 'routing', routing],
   ['Configuration', 'configuration', configuration],

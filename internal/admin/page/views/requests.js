@@ -1,10 +1,11 @@
 // The running and the last requests, and one request.
 
-import { el, text, attr, chip, link, facts, redraw, makeChip, pathOf } from '../dom.js';
+import { el, text, attr, chip, link, facts, redraw, makeChip, panel, pathOf } from '../dom.js';
 import { makeTable, twoLines, clipped } from '../table.js';
 import { number, duration, clock, moment, bytes, count } from '../format.js';
 import { keep } from '../router.js';
 import { action } from '../dialog.js';
+import { get } from '../api.js';
 
 /** Makes the table of requests, newest first. */
 export function requestTable(place) {
@@ -85,25 +86,58 @@ export function requests(place) {
   };
 }
 
-/** One request. */
+/** One request, with its timeline. The timeline is read again when the request has come further. */
 export function request({ name }) {
   const state = makeChip('loading');
   const tools = el('div', { class: 'tools' });
   const about = el('div', { class: 'card' });
+  const story = el('ol', { class: 'timeline' });
+  const picked = el('p', { class: 'muted' });
+  const past = panel('Timeline', null, story, picked);
+  past.hidden = true;
   const gone = el('p', { class: 'banner', hidden: true, text: 'The gateway does not know this request any more.' });
+  let read = '';
+  const tell = async (q) => {
+    const far = `${q.state} ${q.status} ${q.replica} ${q.first_byte_ms > 0}`;
+    if (far === read) return;
+    read = far;
+    try {
+      const said = await get(`/api/v1/requests/${encodeURIComponent(name)}`);
+      redraw(story, said.timeline, (all) => all.map(step));
+      redraw(picked, [said.picked, said.trace_url], why);
+      past.hidden = said.timeline.length === 0;
+    } catch {
+      read = ''; // the next change of the list reads it again
+    }
+  };
   return {
     title: `Request ${name}`, needs: ['requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state, tools), gone, about),
+      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state, tools), gone, about, past),
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
-      gone.hidden = Boolean(q);
+      gone.hidden = Boolean(q) || !s.known;
       if (!q) return;
       chip(state, ...outcome(q));
       redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);
       redraw(about, q, requestFacts);
+      tell(q);
     },
   };
+}
+
+function step({ at_ms: at, what, detail }) {
+  return el('li', { 'data-what': what }, el('span', { class: 'at', text: at > 0 ? duration(at) : '0 ms' }), el('b', { text: what.replaceAll('_', ' ') }), ' ', el('span', { class: 'muted', text: detail }));
+}
+
+/** Says why the replica was picked, and where the trace is. */
+function why([picked, trace]) {
+  const reasons = picked && [
+    `${picked.replica} was picked by ${picked.strategy.replaceAll('_', ' ')}${picked.why && `: ${picked.why.replaceAll('_', ' ')}`}`,
+    picked.predicted_ms > 0 && `first token predicted after ${duration(picked.predicted_ms)}`,
+    picked.matched_tokens > 0 && `${count(picked.matched_tokens, 'token')} of its prompt cached there`,
+  ].filter(Boolean).join(', ');
+  return [reasons && `${reasons}. `, trace && el('a', { href: trace, target: '_blank', rel: 'noopener noreferrer', text: 'Trace' })];
 }
 
 function cancel(id) {

@@ -1,0 +1,79 @@
+// Keys: those of the file and of run time. Operators make and revoke the latter.
+
+import { el, text, attr, redraw } from '../dom.js';
+import { makeTable, twoLines, clipped } from '../table.js';
+import { moment } from '../format.js';
+import { get, send } from '../api.js';
+import { ask, action, button, tell } from '../dialog.js';
+
+const every = 5000; // ms between two reads
+
+export function keys(place) {
+  const fault = el('p', { class: 'fault', role: 'alert', hidden: true });
+  const tools = el('div', { class: 'tools' });
+  const read = async () => {
+    try {
+      table.update((await get('/api/v1/keys')).keys);
+      fault.hidden = true;
+    } catch (e) {
+      text(fault, e.message);
+      fault.hidden = false;
+    }
+  };
+  const table = keyTable(place, read);
+  const timer = setInterval(() => !document.hidden && read(), every);
+  read();
+  return {
+    title: 'Keys', needs: ['tenants'],
+    node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Keys' }), tools, table.tools),
+      fault, el('div', { class: 'panel' }, table.node)),
+    update: (s) => redraw(tools, s.tenants.map((t) => t.name), (tenants) => [button('New key', () => make(tenants, read))]),
+    close: () => clearInterval(timer),
+  };
+}
+
+function keyTable(place, changed) {
+  return makeTable({
+    label: 'keys', place, order: 'tenant', key: (k) => k.id || `${k.tenant} ${k.prefix} ${k.name}`, empty: 'There are no keys.',
+    words: (k) => [k.tenant, k.name, k.prefix, k.source],
+    mark: (node, k) => attr(node, 'data-key', k.id || null),
+    columns: [
+      { id: 'tenant', title: 'Tenant', class: 'clip', value: (k) => k.tenant, show: (cell, k) => twoLines(cell, k.tenant, k.name) },
+      { id: 'prefix', title: 'Begins with', class: 'w-model clip', value: (k) => k.prefix, show: (cell, k) => clipped(cell, k.prefix || '–') },
+      { id: 'created', title: 'Made', class: 'w-model p3 clip', value: (k) => k.created ?? '', show: (cell, k) => text(cell, k.created ? moment(k.created) : 'in the file') },
+      { id: 'expires', title: 'Ends', class: 'w-model p2 clip', value: (k) => k.expires ?? '9', show: (cell, k) => text(cell, k.expires ? moment(k.expires) : 'never') },
+      { id: 'act', title: 'Revoke', class: 'w-small', value: (k) => k.source, show: (cell, k) => redraw(cell, k.id, (id) => [id ? revoke(k, changed) : '–']) },
+    ],
+  });
+}
+
+function revoke(k, changed) {
+  return action('Revoke', {
+    title: `Revoke ${k.name || k.prefix}?`, why: `Clients of ${k.tenant} with this key are refused from now on. Requests that run go on.`,
+    method: 'DELETE', path: `/api/v1/keys/${encodeURIComponent(k.id)}`, done: 'The key is revoked.', then: changed,
+  });
+}
+
+/** Asks for a new key, and shows it once. */
+function make(tenants, changed) {
+  ask({
+    title: 'New key', confirm: 'Make',
+    body: [
+      el('label', {}, 'Tenant', el('select', { name: 'tenant' }, tenants.map((t) => el('option', { value: t, text: t })))),
+      el('label', {}, 'Name', el('input', { name: 'name', maxlength: '100', autocomplete: 'off' })),
+      el('label', {}, 'Days until it ends (empty: never)', el('input', { name: 'expires', type: 'number', min: '1', max: '3650' })),
+    ],
+    run: async (form) => {
+      const days = Number(form.elements.expires.value);
+      const said = await send('POST', '/api/v1/keys', {
+        tenant: form.elements.tenant.value, name: form.elements.name.value,
+        ...(days > 0 && { expires: new Date(get.now + days * 86_400_000).toISOString() }),
+      });
+      tell(`The key of ${said.tenant} works at all gateways within a second.`);
+      changed();
+      setTimeout(() => ask({ title: `The key of ${said.tenant}`, body: [
+        el('p', { text: 'Copy it now. Sluice keeps only its hash and cannot show it again.' }), el('p', {}, el('code', { class: 'secret', text: said.key })),
+      ] }));
+    },
+  });
+}
