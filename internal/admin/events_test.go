@@ -162,24 +162,24 @@ func TestO10_NobodyWatchesCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConfig()
 		c.Events = NewEvents()
-		looks := 0
-		c.Conditions = func() []condition.Condition { looks++; return nil }
+		var looks atomic.Int64
+		c.Conditions = func() []condition.Condition { looks.Add(1); return nil }
 		h := New(c).(*handler)
 		first, _ := c.Events.join(h.present)
 		second, _ := c.Events.join(h.present)
 		time.Sleep(10*time.Second + time.Millisecond)
-		if looks != 11 {
-			t.Errorf("two clients cost %d encodings in 10 s, want 11", looks)
+		if n := looks.Load(); n != 11 {
+			t.Errorf("two clients cost %d encodings in 10 s, want 11", n)
 		}
 		c.Events.leave(first)
 		c.Events.leave(second)
 		synctest.Wait() // the goroutine has ended, else synctest fails
-		before := looks
+		before := looks.Load()
 		c.Events.Finished(request.Summary{})
 		c.Events.Sampled(noon, history.Sample{})
 		time.Sleep(time.Minute)
-		if looks != before || len(c.Events.finished) > 0 {
-			t.Errorf("%d encodings and %d requests without a client", looks-before, len(c.Events.finished))
+		if n := looks.Load(); n != before || len(c.Events.finished) > 0 {
+			t.Errorf("%d encodings and %d requests without a client", n-before, len(c.Events.finished))
 		}
 		if w, fault := c.Events.join(h.present); fault != nil { // and it begins again
 			t.Error(fault)

@@ -292,8 +292,8 @@ func (c *Cluster) logs() string {
 	return text.String()
 }
 
-// freePort returns a port that is free now. It is the kernel's choice, because testutil.FreePort has
-// ports that Ray keeps for its workers (10002 to 19999).
+// freePort returns a port that is free now. It is the kernel's choice, because testutil.FreePort
+// has ports that Ray keeps for its workers (10002 to 19999).
 func freePort(t testing.TB) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
