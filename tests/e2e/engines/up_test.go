@@ -89,7 +89,7 @@ func TestE2E_B7_UpSaysWhatIsMissing(t *testing.T) {
 	t.Setenv("SLUICE_ENVOY", testutil.Tool(t, "envoy"))
 	path := os.Getenv("PATH")
 	run := func(arguments ...string) (string, int) {
-		c := exec.Command(harness.Program(), append([]string{"up"}, arguments...)...)
+		c := exec.CommandContext(t.Context(), harness.Program(), append([]string{"up"}, arguments...)...)
 		out, _ := c.CombinedOutput()
 		return string(out), c.ProcessState.ExitCode()
 	}
@@ -104,7 +104,7 @@ func TestE2E_B7_UpSaysWhatIsMissing(t *testing.T) {
 		{[]string{"hf:org/none"}, "no such repository, or it is private and needs a token"},
 		{[]string{"qwen"}, `"qwen" is no model: want hf:ORG/NAME`},
 		{[]string{"hf:org/tiny-GGUF", "-c", "x.yaml"}, "models on the command line go with neither -c nor --upstream"},
-		{[]string{"--listen", "127.0.0.1:1"}, "--listen is for models on the command line"},
+		{[]string{"--print"}, "--print is for models on the command line"},
 	} {
 		if out, code := run(tt.arguments...); code != 1 || !strings.Contains(out, tt.want) {
 			t.Errorf("%q: status %d, %s\nwant %q", tt.arguments, code, out, tt.want)
