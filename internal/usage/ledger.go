@@ -130,7 +130,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 		pause := groupInterval
 		select {
 		case <-ctx.Done():
-			l.Flush()
+			_ = l.Flush() // there is no later try
 			l.sync()
 			return nil
 		case <-l.wake:
