@@ -78,7 +78,7 @@ var allowed = map[string]string{
 	"internal/openai":          "internal/openai/jsonscan internal/prefix",
 	"internal/prefix":          "",
 	"internal/predict":         "ringhash",
-	"internal/process":         "internal/redact internal/seal",
+	"internal/process":         "internal/loglines internal/redact internal/seal",
 	"internal/routesync":       "internal/dispatch internal/prefix",
 	"internal/seal":            "",
 	"internal/sim":             "api/llm/v1 internal/openai internal/openai/messages",

@@ -1,5 +1,6 @@
 // Package loglines reads the log of an engine for an operator: its last lines, those that contain a
-// text, and those that come. The launchers use it for their replicas.
+// text, and those that come. The launchers use it for their replicas. Package process shows the
+// last lines of a start with Printable and Cut.
 package loglines
 
 import (
@@ -39,7 +40,7 @@ type Query struct {
 // Filter returns the line as an operator sees it, without secrets and control characters. It
 // returns false if the line is not wanted. The redactor may be nil.
 func (q Query) Filter(line string, r *redact.Redactor) (string, bool) {
-	line = clean(line)
+	line = Printable(line)
 	if line == "" {
 		return "", false
 	}
@@ -47,16 +48,22 @@ func (q Query) Filter(line string, r *redact.Redactor) (string, bool) {
 	if q.Search != "" && !strings.Contains(strings.ToLower(line), strings.ToLower(q.Search)) {
 		return "", false
 	}
-	if len(line) > maxLine {
-		line = strings.ToValidUTF8(line[:maxLine], "") + "…"
-	}
-	return line, true
+	return Cut(line, maxLine), true
 }
 
-// clean removes the control characters of progress bars and colours.
-func clean(line string) string {
+// Cut returns a line with most bytes at most, and a mark if it is longer.
+func Cut(line string, most int) string {
+	if len(line) > most {
+		return strings.ToValidUTF8(line[:most], "") + "…"
+	}
+	return line
+}
+
+// Printable returns a line as a terminal would show it in the end: without the control characters
+// of progress bars and colours, its line break, and the spaces at its end.
+func Printable(line string) string {
 	line = strings.TrimRight(line, "\r\n")
-	if i := strings.LastIndexByte(line, '\r'); i >= 0 { // what a terminal would show in the end
+	if i := strings.LastIndexByte(line, '\r'); i >= 0 {
 		line = line[i+1:]
 	}
 	line = strings.Map(func(r rune) rune {

@@ -12,8 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode"
 
+	"github.com/sluice-gateway/sluice/internal/loglines"
 	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
@@ -183,40 +183,16 @@ func tail(path string, o tailOptions) []string {
 	}
 	var lines []string
 	for line := range strings.Lines(string(data)) {
-		if line = printable(line); line != "" {
+		if line = strings.TrimSpace(loglines.Printable(line)); line != "" {
 			lines = append(lines, line)
 		}
 	}
 	lines = lines[max(len(lines)-o.lines, 0):]
 	for i, line := range lines {
 		// The line is cut last, because half a secret would not be found.
-		lines[i] = cut(o.redactor.Text(line))
+		lines[i] = loglines.Cut(o.redactor.Text(line), maxTailLineBytes)
 	}
 	return lines
-}
-
-// cut cuts a line at maxTailLineBytes.
-func cut(line string) string {
-	if len(line) > maxTailLineBytes {
-		return strings.ToValidUTF8(line[:maxTailLineBytes], "") + "…"
-	}
-	return line
-}
-
-// printable removes the control characters of progress bars and colours.
-func printable(line string) string {
-	line = strings.TrimRight(line, "\r\n")
-	if i := strings.LastIndexByte(line, '\r'); i >= 0 {
-		// This is what a terminal would show in the end.
-		line = line[i+1:]
-	}
-	line = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\t' {
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(line, "\uFFFD"))
-	return strings.TrimSpace(line)
 }
 
 // LogFile returns the path of the log of the process with this name. The file may not exist.
