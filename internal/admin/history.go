@@ -77,10 +77,8 @@ func historyQuery(v url.Values, now time.Time) (q history.Query, fault *openai.E
 		name string
 		to   *time.Time
 	}{{"from", &q.From}, {"to", &q.To}} {
-		if s := v.Get(p.name); s != "" {
-			if *p.to, fault = parseTime(p.name, s, now); fault != nil {
-				return q, fault
-			}
+		if *p.to, fault = readMoment(v, p.name, now, *p.to); fault != nil {
+			return q, fault
 		}
 	}
 	long := q.To.Sub(q.From)
@@ -106,14 +104,22 @@ func usualStep(long time.Duration) time.Duration {
 	return n * history.Step
 }
 
-// parseTime reads a time: by RFC 3339, or as a number of seconds from now, such as -3600.
-func parseTime(name, s string, now time.Time) (time.Time, *openai.Error) {
-	if seconds, err := strconv.ParseInt(s, 10, 32); err == nil && seconds <= 0 {
-		return now.Add(time.Duration(seconds) * time.Second), nil
+// lastYear is the last year of a moment. Years after it do not fit into the texts of answers.
+const lastYear = 9000
+
+// readMoment reads the parameter name: a time in RFC 3339 since 1970, or a number of seconds from
+// now that is not above 0. Without the parameter the moment is otherwise.
+func readMoment(v url.Values, name string, now, otherwise time.Time) (time.Time, *openai.Error) {
+	s := v.Get(name)
+	if s == "" {
+		return otherwise, nil
+	}
+	if seconds, err := strconv.ParseInt(s, 10, 64); err == nil && seconds <= 0 {
+		return now.Add(time.Duration(max(seconds, -now.Unix())) * time.Second), nil
 	}
 	t, err := time.Parse(time.RFC3339, s)
-	if err != nil || t.Year() < 2000 || t.Year() > 9000 {
-		return now, badParam(name, fmt.Sprintf("%s is %q: it must be a time such as 2026-05-04T12:00:00Z, or seconds before now such as -3600.", name, s))
+	if err != nil || t.Unix() < 0 || t.Year() > lastYear {
+		return now, badParam(name, fmt.Sprintf("`%s` is %q: it must be a time since 1970 such as 2026-05-04T12:00:00Z, or seconds before now such as -3600.", name, s))
 	}
 	return t, nil
 }

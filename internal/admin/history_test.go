@@ -66,9 +66,9 @@ func TestB8_BadQuestionsForTheHistory(t *testing.T) {
 	c.History = newHistory(t)
 	h := New(c)
 	for query, want := range map[string]string{
-		"from=yesterday": `from is \"yesterday\"`, "from=5": "seconds before now", "to=-7200": "to is not after from",
+		"from=yesterday": "`from` is \\\"yesterday\\\"", "from=5": "seconds before now", "to=-7200": "to is not after from",
 		"step=15": "a multiple of 10", "step=-10": "a multiple of 10", "step=x": `step is \"x\"`, "from=-864000&step=10": "Ask for a longer step",
-		"model=nobody": "The model `nobody` does not exist", "from=0001-01-01T00:00:00Z": "from is",
+		"model=nobody": "The model `nobody` does not exist", "from=0001-01-01T00:00:00Z": "since 1970",
 	} {
 		w := get(h, "/api/v1/history?"+query)
 		if w.Code != 400 && w.Code != 404 || !strings.Contains(w.Body.String(), want) {

@@ -55,16 +55,16 @@ func usageQuestion(p url.Values, now time.Time) (q usage.Question, format string
 			return q, "", invalidUsage(name, "must not be given twice")
 		}
 	}
-	var ok bool
-	if q.From, ok = readMoment(p.Get("from"), now, now.Add(-defaultUsagePeriod)); !ok {
-		return q, "", invalidUsage("from", wrongMoment)
+	if q.From, fault = readMoment(p, "from", now, now.Add(-defaultUsagePeriod)); fault != nil {
+		return q, "", fault
 	}
-	if q.To, ok = readMoment(p.Get("to"), now, now); !ok {
-		return q, "", invalidUsage("to", wrongMoment)
+	if q.To, fault = readMoment(p, "to", now, now); fault != nil {
+		return q, "", fault
 	}
 	if q.To.Before(q.From) {
 		return q, "", invalidUsage("to", "must not be before from")
 	}
+	var ok bool
 	if q.By, ok = dimensions(p.Get("group_by")); !ok {
 		return q, "", invalidUsage("group_by", "must be a list of tenant, key, model, hour, day and month, each at most once")
 	}
@@ -73,23 +73,6 @@ func usageQuestion(p url.Values, now time.Time) (q usage.Question, format string
 		return q, format, nil
 	}
 	return q, "", invalidUsage("format", "must be json or csv")
-}
-
-// wrongMoment says what a moment looks like.
-const wrongMoment = "must be a time such as 2026-11-23T02:00:00Z, or seconds before now such as -3600"
-
-// readMoment reads a time: RFC 3339, or a number of seconds from now that is not above 0. An empty
-// text is otherwise.
-func readMoment(text string, now, otherwise time.Time) (time.Time, bool) {
-	if text == "" {
-		return otherwise, true
-	}
-	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
-		const most = 100 * 366 * 24 * 3600
-		return now.Add(time.Duration(max(seconds, -most)) * time.Second), seconds <= 0
-	}
-	at, err := time.Parse(time.RFC3339, text)
-	return at, err == nil
 }
 
 // dimensions reads a list of dimensions. An empty one stands for tenant, key and model.

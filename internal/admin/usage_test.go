@@ -60,6 +60,19 @@ func TestO4_UsageAsCSV(t *testing.T) {
 	}
 }
 
+// Usage and history read a time alike.
+func TestO4_OneWayToReadATime(t *testing.T) {
+	h, _ := usageHandler()
+	c := newConfig()
+	c.History = newHistory(t)
+	for _, wrong := range []string{"yesterday", "5", "1969-12-31T23:59:59Z", "9001-01-01T00:00:00Z", "-99999999999999999999"} {
+		used, past := getUsage(h, "from="+wrong), get(New(c), "/api/v1/history?from="+wrong)
+		if diff := cmp.Diff(used.Body.String(), past.Body.String()); diff != "" || used.Code != 400 || past.Code != 400 {
+			t.Errorf("%s: %d, %d: %s", wrong, used.Code, past.Code, diff)
+		}
+	}
+}
+
 func TestO4_WrongQuestions(t *testing.T) {
 	h, _ := usageHandler()
 	for query, param := range map[string]string{

@@ -235,20 +235,13 @@ func (l *estimator) outputOf(r Response) int {
 // cut off by the bound.
 const lengthShare = 0.95
 
-// costOf returns what a response has cost, for operators. A failed response has cost nothing that
-// is worth showing.
+// costOf returns what a response has cost, for operators and for the ledger. A response that nobody
+// waited for to begin has cost its prompt. Any other failed response has cost nothing.
 func (l *estimator) costOf(r Response, q estimate) (c request.Cost) {
 	r = plausible(r)
 	c.Usage = request.Usage{Prompt: r.Prompt, Completion: r.Completion, Cached: r.Cached, Known: r.Known}
 	if !r.Known {
-		c.Usage = request.Usage{}
-		if r.Failed || q.fixed {
-			return c
-		}
-		c.Usage.Prompt = int64(q.tokens.prompt)
-		if q.tokens.output > 0 {
-			c.Usage.Completion = int64(l.outputOf(r))
-		}
+		c.Usage = l.usageOf(r, q)
 	}
 	if q.tokens.output > 0 && !q.fixed && !r.Failed {
 		c.Finish = "stop"
@@ -257,6 +250,22 @@ func (l *estimator) costOf(r Response, q estimate) (c request.Cost) {
 		}
 	}
 	return c
+}
+
+// usageOf estimates what a response has used that no engine has counted.
+func (l *estimator) usageOf(r Response, q estimate) (u request.Usage) {
+	if r.Failed && !r.Abandoned {
+		return u
+	}
+	u.Prompt = int64(q.tokens.prompt)
+	switch {
+	case r.Failed || q.tokens.output == 0:
+	case q.fixed:
+		u.Completion = int64(q.tokens.output)
+	default:
+		u.Completion = int64(l.outputOf(r))
+	}
+	return u
 }
 
 // bytesLocked returns the bytes per token of a response.

@@ -179,7 +179,8 @@ func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
 		lease.Release()
 	}
 	if r.Tenant != "" { // else the entry comes from a version that did not tell whose request it was
-		lease.Correct(d.costOf(r))
+		l, q := d.recoveredEstimate(r.Model, r.Tenant, r.BodyBytes, false)
+		lease.Correct(l.cost(r.Response, q))
 	}
 }
 
@@ -207,11 +208,20 @@ func (d *Dispatcher) endIdentified(r RecoveredRequest) *admission.Lease {
 	return one.lease
 }
 
-// costOf returns what a recovered request has cost. Its estimate of before the restart is gone, so
-// the size of its body stands for its prompt.
-func (d *Dispatcher) costOf(r RecoveredRequest) int {
-	l := d.estimatorOf(r.Model)
-	return l.cost(r.Response, l.estimate(&Request{Tenant: r.Tenant, PromptBytes: r.BodyBytes}))
+// CostOfRecovered returns what a request of before a restart has cost, by its final entry in
+// Envoy's access log.
+func (d *Dispatcher) CostOfRecovered(e *request.Entry) request.Cost {
+	endpoint, _ := openai.EndpointOf(e.Path)
+	l, q := d.recoveredEstimate(e.Model, e.Metadata[headers.MetadataTenant], int(e.BytesIn), endpoint.NoOutput())
+	return l.costOf(e.Response(), q)
+}
+
+// recoveredEstimate returns the estimator of a recovered request's model, and an estimate of the
+// request. The estimate of before the restart is gone, so the size of the body stands for the
+// prompt.
+func (d *Dispatcher) recoveredEstimate(model, tenant string, body int, noOutput bool) (*estimator, estimate) {
+	l := d.estimatorOf(model)
+	return l, l.estimate(&Request{Tenant: tenant, PromptBytes: body, NoOutput: noOutput})
 }
 
 // estimatorOf returns the estimator of a model. It is a new one for a model that is not known.
@@ -222,18 +232,6 @@ func (d *Dispatcher) estimatorOf(model string) *estimator {
 		return l
 	}
 	return new(estimator)
-}
-
-// EstimateUsage estimates the tokens of a request for a model from the bytes of its bodies. The
-// endpoint says whether the answer has text.
-func (d *Dispatcher) EstimateUsage(model string, endpoint openai.Endpoint, in, out int64, stream bool) (prompt, completion int64) {
-	l := d.estimatorOf(model)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if prompt = int64(l.promptLocked(int(in)) + 0.5); endpoint.NoOutput() {
-		return prompt, 0
-	}
-	return prompt, int64(float64(out)/l.bytesLocked(stream) + 0.5)
 }
 
 // ObserveRecovered applies an entry of Envoy's access log to the recovered requests: it identifies

@@ -63,10 +63,11 @@ func TestR3_CostOfAResponse(t *testing.T) {
 		prompt, completion int64
 		finish             string
 	}{
-		"told":    {Response{Known: true, Prompt: 900, Completion: 50, Bytes: 1}, 900, 50, "stop"},
-		"counted": {Response{Completion: 100, Bytes: 1, Stream: true}, 1000, 100, "length"},
-		"bytes":   {Response{Bytes: 4500, Stream: true}, 1000, 50, "stop"},
-		"nothing": {Response{Failed: true}, 0, 0, ""},
+		"told":          {Response{Known: true, Prompt: 900, Completion: 50, Bytes: 1}, 900, 50, "stop"},
+		"counted":       {Response{Completion: 100, Bytes: 1, Stream: true}, 1000, 100, "length"},
+		"bytes":         {Response{Bytes: 4500, Stream: true}, 1000, 50, "stop"},
+		"nothing":       {Response{Failed: true}, 0, 0, ""},
+		"nobody waited": {Response{Failed: true, Abandoned: true}, 1000, 0, ""},
 	} {
 		got := l.costOf(c.r, q)
 		u := got.Usage
@@ -77,5 +78,9 @@ func TestR3_CostOfAResponse(t *testing.T) {
 	embedding := l.estimate(&Request{Tenant: "a", PromptBytes: 4000, NoOutput: true})
 	if got := l.costOf(Response{Bytes: 5000}, embedding); got.Usage.Prompt != 1000 || got.Usage.Completion != 0 || got.Finish != "" {
 		t.Errorf("an embedding: %+v", got)
+	}
+	speech := l.estimate(&Request{Tenant: "a", PromptBytes: 4000, MediaOutput: 70})
+	if got := l.costOf(Response{Bytes: 5000}, speech); got.Usage.Prompt != 1000 || got.Usage.Completion != 70 || got.Finish != "" {
+		t.Errorf("speech: %+v", got)
 	}
 }

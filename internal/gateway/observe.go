@@ -19,6 +19,7 @@ func (g *Gateway) subscribers() request.Subscribers {
 	return request.Subscribers{
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
+		CostOf:     g.dispatcher.CostOfRecovered,
 		Used:       g.used,
 		Finished: []func(request.Summary){g.metrics.Finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
 			g.streams.tracer.Native},

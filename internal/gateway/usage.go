@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
@@ -46,12 +45,8 @@ func (g *Gateway) used(q *request.Summary) {
 	if !countsUsage(q) {
 		return
 	}
-	prompt, completion := q.PromptTokens, q.CompletionTokens
-	if !q.UsageKnown {
-		prompt, completion = g.estimateUsage(q)
-	}
 	whole := q.UsageKnown && q.Cause == "" // else the engine may have done more than it has told
-	counts := usage.OfRequest(prompt, q.CachedTokens, completion, whole)
+	counts := usage.OfRequest(q.PromptTokens, q.CachedTokens, q.CompletionTokens, whole)
 	counts.Charge((*g.prices.Load())[q.Model])
 	g.usage.Add(usage.Subject{Tenant: q.Tenant, Key: q.Key, Model: q.Model}, counts, time.Now())
 }
@@ -79,18 +74,6 @@ func countsUsage(q *request.Summary) bool {
 	}
 	answered := q.Source == headers.SourceEngine && q.Status < 400 && q.Code == "" && q.Attempts > 0
 	return answered || q.UsageKnown || q.CompletionTokens > 0 || q.Abandoned
-}
-
-// estimateUsage estimates the tokens of a request whose engine has told none. What the relay has
-// counted stands.
-func (g *Gateway) estimateUsage(q *request.Summary) (prompt, completion int64) {
-	endpoint, _ := openai.EndpointOf(q.Path)
-	out := q.BytesOut
-	if q.Abandoned || q.Route == request.RouteManaged {
-		out = 0
-	}
-	prompt, completion = g.dispatcher.EstimateUsage(q.Model, endpoint, q.BytesIn, out, q.Stream)
-	return max(prompt, q.PromptTokens), max(completion, q.CompletionTokens)
 }
 
 // tenantQuota returns how much of each limit of a tenant is used. A tenant that has not called has

@@ -154,7 +154,7 @@ func (g *generation) work() (Result, *Answer) {
 			f.refusal.release()
 		}
 		if !preempted {
-			ticket.Correct(f.response()) // a preempted attempt is not charged, and nothing is learned from it
+			f.result.Estimate(ticket.Correct(f.response())) // a preempted attempt is not charged, and nothing is learned from it
 		}
 		ticket.Release()
 		if !preempted {

@@ -80,8 +80,11 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 // becomes a finished one out of the entry alone.
 func (s *Store) observeRequest(e *Entry) {
 	var cost Cost
-	if hold := s.holdOf(e); hold != nil {
+	switch hold := s.holdOf(e); {
+	case hold != nil:
 		cost = hold.Correct(e.Response())
+	case s.subscribers.CostOf != nil && !e.Interim && e.Model != "" && !e.byRelay():
+		cost = s.subscribers.CostOf(e)
 	}
 	s.mu.Lock()
 	q, ended := s.addLocked(e, cost)
@@ -246,7 +249,8 @@ func (q *Summary) setReading(e *Entry) {
 
 // estimate fills in what nobody has read of a native response.
 func (q *Summary) estimate(cost Cost) {
-	if q.Source != headers.SourceEngine || q.Route != RouteNative || q.Status >= 300 {
+	answered := q.Source == headers.SourceEngine && q.Route == RouteNative && q.Status < 300
+	if !answered && !q.Abandoned || q.Route == RouteManaged {
 		return
 	}
 	if !q.UsageKnown {
@@ -255,7 +259,7 @@ func (q *Summary) estimate(cost Cost) {
 			q.CompletionTokens = cost.Usage.Completion
 		}
 	}
-	if q.FinishReason == "" && q.Cause == "" && cost.Finish != "" {
+	if answered && q.FinishReason == "" && q.Cause == "" && cost.Finish != "" {
 		q.FinishReason, q.FinishEstimated = cost.Finish, true
 	}
 }

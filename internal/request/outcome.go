@@ -51,6 +51,22 @@ func (o *Outcome) status() int {
 	return o.Fault.HTTPStatus()
 }
 
+// abandoned reports whether the client left or the time was over when a replica was at work and had
+// not begun to answer.
+func (o *Outcome) abandoned() bool {
+	return !o.Answered && o.Attempts > 0 && (o.Cause == CauseClient || o.Cause == CauseTimeout || o.Cause == CauseCancelled)
+}
+
+// Estimate fills in the tokens of a response that no engine has counted. A response that has failed
+// has used none.
+func (o *Outcome) Estimate(c Cost) {
+	if o.Usage.Known || !o.Answered && !o.abandoned() {
+		return
+	}
+	o.Usage.Prompt = max(o.Usage.Prompt, c.Usage.Prompt)
+	o.Usage.Completion = max(o.Usage.Completion, c.Usage.Completion)
+}
+
 // usage is Usage as it is counted. An engine that told the relay its counts told the cached tokens
 // too.
 func (o *Outcome) usage() Usage {

@@ -257,7 +257,7 @@ func (q *Summary) applyOutcome(o *Outcome) {
 	}
 	q.FinishReason, q.Cause, q.Attempts = o.Finish, o.Cause, o.Attempts
 	q.setUsage(o.usage())
-	q.Abandoned = !o.Answered && o.Attempts > 0 && (o.Cause == CauseClient || o.Cause == CauseTimeout || o.Cause == CauseCancelled)
+	q.Abandoned = o.abandoned()
 	q.FirstByte, q.Decode = o.TTFT, o.Decode
 	if !o.Answered || o.Cause != "" || o.Fault != nil {
 		q.LastByte = 0 // what ended was not the engine's response

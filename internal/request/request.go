@@ -96,7 +96,7 @@ type Summary struct {
 	// PromptTokens and CompletionTokens are what the engine counted; 0 until the request has ended,
 	// and where nothing is known. Where the engine did not count, CompletionTokens is the number of
 	// events that had something of the answer, or an estimate if nobody has read the response.
-	// PromptTokens is then an estimate for a native request, and 0 for a managed one.
+	// PromptTokens is then an estimate.
 	PromptTokens, CompletionTokens int64
 	// UsageKnown says that the engine counted the two.
 	UsageKnown bool

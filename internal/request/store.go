@@ -44,6 +44,8 @@ type Subscribers struct {
 	Retried func(model, tenant, reason string)
 	// Picked is told of each request whose replica was picked, with its Prediction.
 	Picked func(Summary)
+	// CostOf returns what a native request of before a restart has cost, by the entry that ends it.
+	CostOf func(*Entry) Cost
 	// Used is told what each request has used, once, as soon as that is known: of a managed request
 	// when the relay is done with it, of another one when its log entry has come. It is told
 	// before Finished. It is also told of requests that have used nothing.

@@ -1,0 +1,54 @@
+package request
+
+import "testing"
+
+// Whatever way a request took, what it has used is told once, with one estimate, as the list has
+// it.
+func TestB3_WhatIsToldAsUsed(t *testing.T) {
+	cost := Cost{Usage: Usage{Prompt: 30, Completion: 7}}
+	left := final("1")
+	left.Status, left.Flags, left.Details, left.FirstByte, left.Upstream = 0, "DC", "", 0, "127.0.0.1:1"
+	native := func(held bool, e Entry) func(*Store) {
+		return func(s *Store) {
+			if held {
+				r := s.Begin(Arrival{ID: "1", Tenant: "acme"})
+				r.SetNative(&hold{cost: cost}, "chat", "chat-0", 0)
+				defer r.Close(nil)
+			}
+			s.Observe(e)
+		}
+	}
+	managed := func(o Outcome) func(*Store) {
+		return func(s *Store) {
+			r := s.Begin(Arrival{ID: "1", Tenant: "acme"})
+			o.Estimate(cost)
+			r.SetOutcome(o)
+			r.Close(nil)
+			s.Observe(relayed("1"))
+		}
+	}
+	for name, c := range map[string]struct {
+		do   func(*Store)
+		want Usage
+	}{
+		"native":                    {native(true, final("1")), cost.Usage},
+		"of before a restart":       {native(false, final("1")), cost.Usage},
+		"nobody waited":             {native(true, left), cost.Usage},
+		"managed":                   {managed(Outcome{Answered: true, Attempts: 1, Usage: Usage{Completion: 9}}), Usage{Prompt: 30, Completion: 9}},
+		"managed, counted":          {managed(Outcome{Answered: true, Attempts: 1, Usage: Usage{Prompt: 1, Completion: 2, Known: true}}), Usage{Prompt: 1, Completion: 2, Known: true, CachedKnown: true}},
+		"managed, nobody waited":    {managed(Outcome{Attempts: 1, Cause: CauseClient}), cost.Usage},
+		"managed, an engine failed": {managed(Outcome{Attempts: 1, Cause: CauseEngine}), Usage{}},
+	} {
+		s := NewStore(4)
+		var told []Usage
+		s.Subscribe(Subscribers{Used: func(q *Summary) { told = append(told, q.Usage()) },
+			CostOf: func(*Entry) Cost { return cost }})
+		c.do(s)
+		if len(told) != 1 || told[0] != c.want {
+			t.Errorf("%s: %+v, want %+v", name, told, c.want)
+		}
+		if all, _ := s.List(0); len(all) != 1 || all[0].Usage() != c.want {
+			t.Errorf("%s: the list has %+v, want %+v", name, all, c.want)
+		}
+	}
+}
