@@ -171,14 +171,6 @@ func timeline(d *request.Detail) []moment {
 	if d.Waited > 0 || d.State == request.Queued {
 		add(d.Read, "queued", d.Model)
 	}
-	if d.Replica != "" {
-		add(d.Read+d.Waited, "admitted", "")
-		first := d.Replica
-		if len(d.Retries) > 0 {
-			first = d.Retries[0].Replica
-		}
-		add(d.Read+d.Waited, "picked", first)
-	}
 	addAttempts(d, add)
 	if d.FirstByte > 0 {
 		add(d.FirstByte, "first_token", "")
@@ -193,12 +185,31 @@ func timeline(d *request.Detail) []moment {
 	return all
 }
 
-// addAttempts adds the attempts that were repeated. Of those of the relay only the number is known.
+// addAttempts adds the admission and the attempts that were repeated. A request that was preempted
+// has waited again: what came before is told before the admission.
 func addAttempts(d *request.Detail, add func(at time.Duration, what, detail string)) {
-	for _, retry := range d.Retries {
-		add(retry.After, "retried", retry.Reason+" at "+retry.Replica)
+	retried := func(all []request.Retry) {
+		for _, retry := range all {
+			add(retry.After, "retried", retry.Reason+" at "+retry.Replica)
+		}
 	}
-	if d.Attempts > 1 && len(d.Retries) == 0 {
+	before, after := []request.Retry(nil), d.Retries
+	for i, retry := range d.Retries {
+		if retry.Reason == request.ReasonPreempted {
+			before, after = d.Retries[:i+1], d.Retries[i+1:]
+		}
+	}
+	retried(before)
+	if d.Replica != "" {
+		add(d.Read+d.Waited, "admitted", "")
+		first := d.Replica
+		if len(after) > 0 {
+			first = after[0].Replica
+		}
+		add(d.Read+d.Waited, "picked", first)
+	}
+	retried(after)
+	if d.Attempts > 1 && len(d.Retries) == 0 { // it began under an earlier process of the gateway
 		add(d.Read+d.Waited, "retried", fmt.Sprintf("%d attempts, the last at %s", d.Attempts, d.Replica))
 	}
 }

@@ -95,10 +95,14 @@ func TestO10_TimelinesOfOtherRequests(t *testing.T) {
 		d    request.Detail
 		want string
 	}{
-		"queued":   {request.Detail{Summary: request.Summary{State: request.Queued, Waited: time.Second}}, "received queued"},
-		"refused":  {request.Detail{Summary: request.Summary{State: request.Done, Status: 429, Waited: time.Millisecond}}, "received queued finished"},
-		"left":     {request.Detail{Summary: request.Summary{State: request.Done, Replica: "r"}}, "received admitted picked cancelled"},
-		"managed":  {request.Detail{Summary: request.Summary{State: request.Streaming, Replica: "r", Attempts: 3}}, "received admitted picked retried"},
+		"queued":  {request.Detail{Summary: request.Summary{State: request.Queued, Waited: time.Second}}, "received queued"},
+		"refused": {request.Detail{Summary: request.Summary{State: request.Done, Status: 429, Waited: time.Millisecond}}, "received queued finished"},
+		"left":    {request.Detail{Summary: request.Summary{State: request.Done, Replica: "r"}}, "received admitted picked cancelled"},
+		"managed": {request.Detail{Summary: request.Summary{State: request.Streaming, Replica: "r", Attempts: 3}}, "received admitted picked retried"},
+		"moved": {request.Detail{Summary: request.Summary{State: request.Streaming, Replica: "r", Attempts: 2},
+			Retries: []request.Retry{{Reason: "5xx"}}}, "received admitted picked retried"},
+		"preempted": {request.Detail{Summary: request.Summary{State: request.Streaming, Replica: "r", Attempts: 4},
+			Retries: []request.Retry{{Reason: "connect"}, {Reason: "preempted"}, {Reason: "reset"}}}, "received retried retried admitted picked retried"},
 		"two ways": {request.Detail{Summary: request.Summary{State: request.Done, Status: 200, Cause: request.CauseCancelled}}, "received cancelled"},
 	} {
 		var got []string

@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -30,6 +31,12 @@ func (g *Gateway) makeHistory() {
 		},
 		OnError: func(err error) { g.log.Warn("history neither read nor written as a whole", zap.Error(err)) },
 	})
+}
+
+// observeGap counts a measured time between two tokens of a managed stream.
+func (g *Gateway) observeGap(model string, gap time.Duration) {
+	g.metrics.Gap(model, gap)
+	g.traffic.Gap(model, gap)
 }
 
 // sample returns the values of now for the history.

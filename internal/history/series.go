@@ -16,7 +16,8 @@ const (
 	Queued
 	Running
 	// TTFTp50 and TTFTp95 are times to the first token in milliseconds, of the streams that have
-	// ended. InterTokenP50 and InterTokenP95 are times between two tokens.
+	// ended. InterTokenP50 and InterTokenP95 are times between two tokens, each of them measured, of
+	// a sample of the streams (see Traffic).
 	TTFTp50
 	TTFTp95
 	InterTokenP50

@@ -36,7 +36,8 @@ type counts struct {
 // figures are sums, and times by their class.
 type figures struct {
 	requests, errors, tokens int64
-	ttft, gaps               histogram
+	ttft                     histogram
+	gaps                     request.GapCounts
 }
 
 // Finished counts a request that has ended.
@@ -49,12 +50,27 @@ func (t *Traffic) Finished(q request.Summary) {
 		c.errors++
 	}
 	c.tokens += q.CompletionTokens
-	if q.Stream && q.FirstByte > 0 && q.Status < 300 {
-		c.ttft.add(q.FirstByte, 1)
-		if gaps, gap := meanGap(&q); gaps > 0 {
-			c.gaps.add(gap, gaps)
-		}
+	if ttft := q.TTFT(); q.Stream && ttft > 0 && q.Status < 300 {
+		c.ttft.add(ttft)
+		c.gaps.Finished(q.Route == request.RouteNative, max(0, q.CompletionTokens-1), gapsRead(&q))
 	}
+}
+
+// gapsRead returns the gaps that Envoy has read of a native stream, by their class.
+func gapsRead(q *request.Summary) map[int]int64 {
+	if q.Reading == nil {
+		return nil
+	}
+	return q.Reading.Gaps
+}
+
+// Gap counts a measured time between two tokens of a managed stream. The relay may report a random
+// share of the streams only.
+func (t *Traffic) Gap(model string, gap time.Duration) {
+	class, c := request.GapClass(gap), t.of(model)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gaps.Measured(class)
 }
 
 // isError reports whether a request counts as an error.
@@ -64,18 +80,6 @@ func isError(q *request.Summary) bool {
 		return true
 	}
 	return q.Status == 429 || q.Status >= 500
-}
-
-// meanGap returns how many gaps a stream had between its tokens, and how long they were on average.
-func meanGap(q *request.Summary) (gaps int64, gap time.Duration) {
-	decode := q.Decode
-	if q.Route == request.RouteNative {
-		decode = q.LastByte - q.FirstByte
-	}
-	if gaps = q.CompletionTokens - 1; gaps <= 0 || decode <= 0 {
-		return 0, 0
-	}
-	return gaps, decode / time.Duration(gaps)
 }
 
 // of returns the counts of a model.
@@ -105,11 +109,11 @@ func (t *Traffic) Take(s *Sample) {
 	now := time.Now()
 	seconds := max(now.Sub(t.taken).Seconds(), 1e-3)
 	t.taken = now
-	var total figures
-	total.add(t.others.take())
+	total, allGaps := figures{}, request.GapWeights{}
+	total.add(t.others.take(), allGaps)
 	for name, c := range t.models {
 		f := c.take()
-		total.add(f)
+		total.add(f, allGaps)
 		if _, ok := s.Models[name]; !ok {
 			delete(t.models, name)
 		}
@@ -118,17 +122,19 @@ func (t *Traffic) Take(s *Sample) {
 	for name, values := range s.Models {
 		if t.models[name] == nil {
 			none := figures{}
-			none.write(&values, seconds)
+			none.write(&values, seconds, nil)
 			s.Models[name] = values
 		}
 	}
-	total.write(&s.Total, seconds)
+	total.write(&s.Total, seconds, allGaps)
 }
 
 // give writes figures into the values of a model, if the sample has them.
 func (f *figures) give(s *Sample, name string, seconds float64) {
 	if values, ok := s.Models[name]; ok {
-		f.write(&values, seconds)
+		gaps := request.GapWeights{}
+		f.gaps.Weigh(gaps)
+		f.write(&values, seconds, gaps)
 		s.Models[name] = values
 	}
 }
@@ -142,21 +148,26 @@ func (c *counts) take() *figures {
 	return &f
 }
 
-// add adds other figures.
-func (f *figures) add(other *figures) {
+// add adds other figures, and the weights of their gaps to gaps. A gap weighs by its own model,
+// because different shares of the models' streams are measured.
+func (f *figures) add(other *figures, gaps request.GapWeights) {
 	f.requests += other.requests
 	f.errors += other.errors
 	f.tokens += other.tokens
 	f.ttft.merge(&other.ttft)
-	f.gaps.merge(&other.gaps)
+	other.gaps.Weigh(gaps)
 }
 
-// write writes the figures of so many seconds into values.
-func (f *figures) write(v *Values, seconds float64) {
+// write writes the figures of so many seconds, and the percentiles of gaps, into values.
+func (f *figures) write(v *Values, seconds float64, gaps request.GapWeights) {
 	v[RequestsPerSecond], v[ErrorsPerSecond] = float64(f.requests)/seconds, float64(f.errors)/seconds
 	v[TokensPerSecond] = float64(f.tokens) / seconds
 	v[TTFTp50], v[TTFTp95] = f.ttft.quantile(0.5), f.ttft.quantile(0.95)
-	v[InterTokenP50], v[InterTokenP95] = f.gaps.quantile(0.5), f.gaps.quantile(0.95)
+	if q, ok := gaps.Quantiles(0.5, 0.95); ok {
+		v[InterTokenP50], v[InterTokenP95] = 1000*q[0], 1000*q[1]
+	} else {
+		v[InterTokenP50], v[InterTokenP95] = math.NaN(), math.NaN()
+	}
 }
 
 // Times are counted in classes whose bounds grow by growth: a quantile is at most 1 % wrong.
@@ -173,14 +184,14 @@ type histogram struct {
 	classes *[classes]uint32
 }
 
-// add counts a time n times.
-func (h *histogram) add(d time.Duration, n int64) {
+// add counts a time.
+func (h *histogram) add(d time.Duration) {
 	if h.classes == nil {
 		h.classes = new([classes]uint32)
 	}
 	class := int(math.Round(math.Log(float64(max(d, shortest))/float64(shortest)) / math.Log(growth)))
-	h.classes[min(class, classes-1)] += uint32(n)
-	h.count += n
+	h.classes[min(class, classes-1)]++
+	h.count++
 }
 
 // merge adds the times of another histogram.

@@ -105,7 +105,7 @@ func (f *failover) run() (preempted bool) {
 		case reason == reasonPreempted:
 			return true
 		case i < len(replicas)-1:
-			f.gen.relay.config.Retried(f.ticket.Model, f.gen.call.Tenant.Name, reason)
+			f.gen.reportRetry(f.ticket.Model, replica.ID, reason)
 		}
 	}
 	f.giveUp()

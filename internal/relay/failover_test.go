@@ -61,6 +61,8 @@ func TestX6_R9_AnotherReplicaAnswers(t *testing.T) {
 			}
 			if r := h.result(1); len(h.retries) != 1 || h.retries[0] != c.reason || r.Attempts != 2 || r.Fault != nil {
 				t.Errorf("%s: retries %v, %+v", fault, h.retries, r)
+			} else if len(h.failedAt) != 1 || !strings.HasPrefix(h.failedAt[0], c.reason+" at ") || strings.HasSuffix(h.failedAt[0], r.Replica) {
+				t.Errorf("%s: the record was told of %v, and %s has answered", fault, h.failedAt, r.Replica)
 			}
 			h = newHarness(t, options{replicas: 2, handler: faultFirst(fault, 9)})
 			if status, text := h.sendAndRead(body); status != c.status || !strings.Contains(text, `"code":"`+c.code+`"`) {

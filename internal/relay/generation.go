@@ -164,7 +164,15 @@ func (g *generation) work() (Result, *Answer) {
 		if g.trace != nil {
 			g.trace.Queued()
 		}
-		g.relay.config.Retried(ticket.Model, g.call.Tenant.Name, reasonPreempted)
+		g.reportRetry(ticket.Model, f.result.Replica, reasonPreempted)
+	}
+}
+
+// reportRetry reports that an attempt at a replica has failed and that another one follows.
+func (g *generation) reportRetry(model, replica, reason string) {
+	g.relay.config.Retried(model, g.call.Tenant.Name, reason)
+	if g.call.Entry != nil {
+		g.call.Entry.AddRetry(reason, replica)
 	}
 }
 

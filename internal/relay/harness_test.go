@@ -43,6 +43,8 @@ type harness struct {
 	mu      sync.Mutex
 	results []Result
 	retries []string
+	// failedAt are the attempts that were repeated, as the call's entry was told them.
+	failedAt []string
 	// failures are the failures that a replica was blamed for.
 	failures []string
 	// rests are the replicas that had too much to do, with their Retry-After. closing are those
@@ -144,7 +146,12 @@ var acme = &authz.Tenant{Name: "acme", Models: []string{"*"}}
 func (h *harness) SetDispatched(string, string, time.Duration) {}
 func (h *harness) SetPrediction(request.Prediction)            {}
 func (h *harness) SetTrace(string, string)                     {}
-func (h *harness) SetCanceller(request.Canceller)              {}
+func (h *harness) AddRetry(reason, replica string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failedAt = append(h.failedAt, reason+" at "+replica)
+}
+func (h *harness) SetCanceller(request.Canceller) {}
 func (h *harness) SetOutcome(r Result) {
 	h.mu.Lock()
 	h.results = append(h.results, r)

@@ -10,12 +10,11 @@ type Detail struct {
 	Summary
 	// Read is from the receipt of the request until its body was read. From then on it waits.
 	Read time.Duration
-	// Retries are the failed attempts after which Envoy has tried another replica, at most 8. The
-	// relay does not tell its own.
+	// Retries are the attempts after which Envoy or the relay has tried again, the first 8 of them.
 	Retries []Retry
 }
 
-// Retry is an attempt that has failed and was repeated.
+// Retry is an attempt that has failed, or had to give its slot back, and was repeated.
 type Retry struct {
 	// After is from the receipt of the request until Sluice learned of the failure.
 	After time.Duration

@@ -40,6 +40,13 @@ func TestO10_ARequestKeepsItsRetries(t *testing.T) {
 	} {
 		s.Observe(e)
 	}
+	managed := s.Begin(Arrival{ID: "r-2"})
+	for range 20 {
+		managed.AddRetry(ReasonPreempted, "chat-0")
+	}
+	if d, _ := s.Find("r-2"); len(d.Retries) != maxRetries || d.Retries[0].Replica != "chat-0" || d.Retries[0].Reason != ReasonPreempted {
+		t.Errorf("retries of a managed request: %+v", d.Retries)
+	}
 	d, _ := s.Find("r-1")
 	for i := range d.Retries {
 		if d.Retries[i].After < 0 || d.Retries[i].After > time.Minute {

@@ -55,8 +55,8 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 		return "", nil
 	}
 	reason, r.failure = r.failure, failed
-	if reason != "" && len(r.retries) < maxRetries {
-		r.retries = append(r.retries, r.failedAt)
+	if reason != "" {
+		r.addRetryLocked(r.failedAt)
 	}
 	if failed != "" {
 		r.failures++

@@ -1,9 +1,6 @@
 package request
 
-import (
-	"math"
-	"time"
-)
+import "time"
 
 // Reading is what Envoy has read of a native response while it passed. Envoy reads a sample of the
 // responses. Of a response that breaks off it may lack the last second.
@@ -21,25 +18,6 @@ type Reading struct {
 	// Gaps is the number of times between two of these events, by GapClass. They share a map with
 	// nobody who changes it.
 	Gaps map[int]int64
-}
-
-// Gaps between tokens are counted in classes whose bounds grow by gapGrowth. So a percentile is at
-// most 1 % wrong, and about a thousand classes cover gaps up to an hour. The reader in Envoy
-// (xds/streamreader.lua) has the same classes.
-const (
-	gapGrowth   = 1.02
-	shortestGap = 10 * time.Microsecond
-	maxGapClass = 2000
-)
-
-// GapClass returns the class of a gap.
-func GapClass(gap time.Duration) int {
-	return int(math.Round(math.Log(float64(max(gap, shortestGap))/float64(shortestGap)) / math.Log(gapGrowth)))
-}
-
-// GapLength returns the length of the gaps of a class, in seconds.
-func GapLength(class int) float64 {
-	return shortestGap.Seconds() * math.Pow(gapGrowth, float64(min(max(class, 0), maxGapClass)))
 }
 
 // tokens returns the events with a part of the answer in so many bytes of body. The rest of a

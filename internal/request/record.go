@@ -107,6 +107,23 @@ func (r *Record) SetPrediction(p Prediction) {
 	}
 }
 
+// AddRetry implements Follower.
+func (r *Record) AddRetry(reason, replica string) {
+	if r == nil {
+		return
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	r.addRetryLocked(Retry{After: time.Since(r.summary.Started), Reason: reason, Replica: replica})
+}
+
+// addRetryLocked keeps the first maxRetries of the request.
+func (r *Record) addRetryLocked(retry Retry) {
+	if len(r.retries) < maxRetries {
+		r.retries = append(r.retries, retry)
+	}
+}
+
 // SetTrace implements Follower.
 func (r *Record) SetTrace(own, client string) {
 	if r == nil || own == "" {

@@ -275,6 +275,9 @@ type Follower interface {
 	SetDispatched(model, replica string, waited time.Duration)
 	// SetPrediction tells what is expected of the request that SetDispatched told of.
 	SetPrediction(p Prediction)
+	// AddRetry tells that an attempt has failed at a replica, or had to give its slot back, for
+	// ReasonConnect and so on, and that another attempt follows.
+	AddRetry(reason, replica string)
 	// SetTrace tells the traceparent of the request's own span, and the one that its client sent.
 	SetTrace(own, client string)
 	// SetCanceller tells who can cancel the request from now on.

@@ -1,8 +1,6 @@
 package telemetry
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -34,32 +32,7 @@ type gapWindow [gapSlots]struct {
 	// number is the index of the slot since the start of the gauge. A slot with an old number is
 	// emptied before use.
 	number int64
-	// native and managed are apart, because different shares of the two are measured.
-	native, managed gapCounts
-}
-
-// gapCounts are the gaps of native or of managed streams. The zero value has none.
-type gapCounts struct {
-	// measured counts the measured gaps by class, see request.GapClass. n is their number, all that
-	// of all streams, measured or not.
-	measured map[int]int64
-	n, all   int64
-}
-
-func (c *gapCounts) add(class int, n int64) {
-	if c.measured == nil {
-		c.measured = map[int]int64{}
-	}
-	c.measured[class] += n
-	c.n += n
-}
-
-// addTo adds the counts to sum.
-func (c *gapCounts) addTo(sum *gapCounts) {
-	for class, n := range c.measured {
-		sum.add(class, n)
-	}
-	sum.all += c.all
+	counts request.GapCounts
 }
 
 func newGapGauge() *gapGauge {
@@ -79,7 +52,7 @@ func (g *gapGauge) measured(model string, gap time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w, i := g.slotLocked(model)
-	w[i].managed.add(request.GapClass(gap), 1)
+	w[i].counts.Measured(request.GapClass(gap))
 }
 
 // finished counts a stream that has ended with so many gaps. If it is native, read are those of
@@ -88,14 +61,7 @@ func (g *gapGauge) finished(model string, native bool, gaps int64, read map[int]
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w, i := g.slotLocked(model)
-	if !native {
-		w[i].managed.all += gaps
-		return
-	}
-	w[i].native.all += gaps
-	for class, n := range read {
-		w[i].native.add(class, n)
-	}
+	w[i].counts.Finished(native, gaps, read)
 }
 
 // forget drops the gaps of a model.
@@ -115,7 +81,7 @@ func (g *gapGauge) slotLocked(model string) (w *gapWindow, i int64) {
 	number := g.slotNumber()
 	i = number % gapSlots
 	if slot := &w[i]; slot.number != number {
-		slot.number, slot.native, slot.managed = number, gapCounts{}, gapCounts{}
+		slot.number, slot.counts = number, request.GapCounts{}
 	}
 	return w, i
 }
@@ -124,47 +90,28 @@ func (g *gapGauge) slotNumber() int64 { return int64(time.Since(g.began) / gapSl
 
 // p95 returns the 95th percentile of the slots since oldest. ok is false if they have no gap.
 func (w *gapWindow) p95(oldest int64) (seconds float64, ok bool) {
-	var native, managed gapCounts
+	var counts request.GapCounts
 	for i := range w {
 		if w[i].number >= oldest {
-			w[i].native.addTo(&native)
-			w[i].managed.addTo(&managed)
+			w[i].counts.AddTo(&counts)
 		}
 	}
-	weights := map[int]float64{}
-	for _, c := range []*gapCounts{&native, &managed} {
-		for class, n := range c.measured {
-			weights[class] += float64(n) * float64(max(c.all, c.n)) / float64(c.n)
-		}
+	weights := request.GapWeights{}
+	counts.Weigh(weights)
+	if quantiles, ok := weights.Quantiles(0.95); ok {
+		return quantiles[0], true
 	}
-	return percentile95(weights), len(weights) > 0
+	return 0, false
 }
 
 // isEmpty reports whether no slot since oldest has a stream.
 func (w *gapWindow) isEmpty(oldest int64) bool {
 	for i := range w {
-		if w[i].number >= oldest && w[i].native.all+w[i].native.n+w[i].managed.all+w[i].managed.n > 0 {
+		if w[i].number >= oldest && !w[i].counts.IsEmpty() {
 			return false
 		}
 	}
 	return true
-}
-
-// percentile95 returns the length of the shortest class such that it and all shorter ones have at
-// least 95 % of the weight, in seconds.
-func percentile95(weights map[int]float64) float64 {
-	all, passed := 0.0, 0.0
-	classes := slices.Sorted(maps.Keys(weights))
-	for _, class := range classes {
-		all += weights[class]
-	}
-	const rounding = 1e-9 // of the sums
-	for _, class := range classes {
-		if passed += weights[class]; passed >= (0.95-rounding)*all {
-			return request.GapLength(class)
-		}
-	}
-	return 0
 }
 
 // Describe implements prometheus.Collector.

@@ -167,7 +167,9 @@ func TestP95(t *testing.T) {
 		}
 		m.Gap("odd", -time.Second)
 		wantP95(t, m, "odd", 0.00001)
-		if n := len(m.streams.gaps.windows["chat"][m.streams.gaps.slotNumber()%gapSlots].managed.measured); n > 1000 {
+		weights := request.GapWeights{}
+		m.streams.gaps.windows["chat"][m.streams.gaps.slotNumber()%gapSlots].counts.Weigh(weights)
+		if n := len(weights); n > 1000 {
 			t.Errorf("%d classes of gaps", n)
 		}
 	})
