@@ -16,8 +16,8 @@ const (
 	Queued
 	Running
 	// TTFTp50 and TTFTp95 are times to the first token in milliseconds, of the streams that have
-	// ended. InterTokenP50 and InterTokenP95 are times between two tokens, each of them measured, of
-	// a sample of the streams (see Traffic).
+	// ended. InterTokenP50 and InterTokenP95 are times between two tokens. They are measured in a
+	// sample of the streams.
 	TTFTp50
 	TTFTp95
 	InterTokenP50
