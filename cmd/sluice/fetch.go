@@ -32,8 +32,10 @@ func newFetchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fetch ORG/NAME",
 		Short: "Fetch the weights of a model from a hub into a directory, and print where they are",
-		Long: "Fetch goes on where an earlier fetch broke off, and checks what it got. HF_TOKEN is the token for the hub. " +
-			"The loaders of weights on Kubernetes run this command.",
+		Long: `Fetch the weights of a model from a hub into a directory, and print where they are.
+
+The command goes on where an earlier fetch broke off, and checks what it got. The variable HF_TOKEN
+has the token for the hub. The loaders of weights on Kubernetes run this command.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags.source.Repository, flags.source.Token = args[0], os.Getenv("HF_TOKEN")

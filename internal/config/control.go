@@ -21,10 +21,10 @@ type Control struct {
 	// certificates of both sides. The command sluice bootstrap prints what such an Envoy starts
 	// with. Default: empty, only an Envoy of this host can use the gateway.
 	Listen string `yaml:"listen" form:"listener"`
-	// Cert and Key are the paths of the gateway's certificate and of its key, in PEM. Sluice reads
-	// the files again when they change. A relative path counts from the folder of the file.
+	// Cert is the path of the gateway's certificate, in PEM. Sluice reads the files cert and key
+	// again when they change. A relative path counts from the folder of the file.
 	Cert string `yaml:"cert"`
-	// Key is the path of the key of cert.
+	// Key is the path of the key of cert, in PEM.
 	Key string `yaml:"key"`
 	// ClientCA is the path of the certificates of the authorities that sign the certificates of
 	// Envoys, in PEM, read again like cert. It may be absent only if listen is on loopback, and

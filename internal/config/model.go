@@ -235,7 +235,7 @@ type Admission struct {
 	MaxTokensPerMinute int `yaml:"max_tokens_per_minute" min:"0" max:"1000000000000"`
 	// MaxPerReplica is the largest number of running requests of one replica: a number, or auto for
 	// the number that the engine works on at the same time (for launcher upstream see slots of the
-	// server). Default auto, which is 0.
+	// server). Default auto.
 	MaxPerReplica PerReplica `yaml:"max_per_replica" default:"auto"`
 	// MaxPrefillPerReplica is the largest number of requests of one replica that have no token yet.
 	// A request above it waits. Default 0: no limit.

@@ -27,7 +27,7 @@ const notRun = "sh not-run: "
 func docPages(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	for _, pattern := range []string{"README.md", "docs/*.md", "examples/*/README.md"} {
+	for _, pattern := range []string{"README.md", "docs/*.md", "docs/reference/*.md", "examples/*/README.md"} {
 		files, err := filepath.Glob(filepath.Join(testutil.Root(), pattern))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v", pattern, err)
@@ -136,8 +136,8 @@ func TestO11_IndexNamesEachDocument(t *testing.T) {
 	t.Parallel()
 	index := readDoc(t, "README.md")
 	for _, page := range docPages(t) {
-		name := filepath.Base(page)
-		if filepath.Base(filepath.Dir(page)) == "docs" && name != "README.md" && !strings.Contains(index, "]("+name+")") {
+		name, err := filepath.Rel(filepath.Join(testutil.Root(), "docs"), page)
+		if err == nil && !strings.HasPrefix(name, "..") && name != "README.md" && !strings.Contains(index, "]("+name+")") {
 			t.Errorf("docs/README.md does not name %s", name)
 		}
 	}
