@@ -28,7 +28,7 @@ build:
 	go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.release=$(VERSION)" -o bin/sluice ./cmd/sluice
 
 # dist makes the release in dist/: static programs for amd64 and arm64, Debian packages, bills of
-# materials and checksums. The same commit gives the same bytes.
+# materials, the Helm chart and checksums. The same commit gives the same bytes.
 dist:
 	VERSION=$(VERSION) scripts/dist.sh
 
@@ -106,6 +106,7 @@ tools: envoy
 	@scripts/clients.sh
 	@scripts/llama-server.sh
 	@scripts/kubetest.sh
+	@scripts/helm.sh
 	@scripts/ray.sh
 
 # clean keeps .tools, which takes long to build.

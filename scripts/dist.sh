@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program in
-# an archive, a Debian package and a software bill of materials; and the checksums of all. The same
-# commit gives the same bytes, with the same release of Go and dpkg.
+# an archive, a Debian package and a software bill of materials; the Helm chart; and the checksums of
+# all. The same commit gives the same bytes, with the same release of Go and dpkg.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${VERSION:-$(git describe --tags --always --dirty)}
@@ -51,6 +51,18 @@ END
   find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
   dpkg-deb --build --root-owner-group -Zxz "$root" "$dist/sluice_${debian_version}_$1.deb" >/dev/null
 }
+
+# chart: writes the Helm chart. Its files are those that the links of packaging/helm lead to.
+chart() {
+  # The version of a chart is a semantic version.
+  local chart_version=${version#v}
+  [[ $chart_version =~ ^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$ ]] || chart_version=0.0.0-g$chart_version
+  mkdir "$work/chart"
+  cp -RL packaging/helm/sluice "$work/chart/sluice"
+  sed -i -e "s/^version: .*/version: $chart_version/" -e "s/^appVersion: .*/appVersion: \"$version\"/" "$work/chart/sluice/Chart.yaml"
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -C "$work/chart" -c sluice | gzip -n >"$dist/sluice-$chart_version.tgz"
+}
+chart
 
 for arch in ${ARCHS:-amd64 arm64}; do
   folder=sluice-$version-linux-$arch

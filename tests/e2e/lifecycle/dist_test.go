@@ -31,7 +31,7 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 	makeDist(t, second)
 	sums, err := os.ReadFile(filepath.Join(first, "SHA256SUMS"))
 	again, errAgain := os.ReadFile(filepath.Join(second, "SHA256SUMS"))
-	if err != nil || errAgain != nil || string(sums) != string(again) || strings.Count(string(sums), "\n") != 3 {
+	if err != nil || errAgain != nil || string(sums) != string(again) || strings.Count(string(sums), "\n") != 4 {
 		t.Errorf("%v, %v: two builds have the checksums\n%s\n%s", err, errAgain, sums, again)
 	}
 	root := filepath.Join(dir, "root")
@@ -45,6 +45,7 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 		t.Errorf("version: %s", text)
 	}
 	checkBill(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".cdx.json"))
+	checkChart(t, filepath.Join(first, "sluice-9.9.9.tgz"))
 	checkUnit(t, root, dir)
 	runPackaged(t, program)
 }
@@ -85,6 +86,20 @@ func checkBill(t *testing.T, path string) {
 	}
 	if !strings.Contains(string(text), "pkg:golang/google.golang.org/grpc@v") {
 		t.Errorf("no gRPC: %.300s", text)
+	}
+}
+
+// checkChart checks that Helm renders the packed chart, with the image of the release and without
+// links out of the archive.
+func checkChart(t *testing.T, path string) {
+	t.Helper()
+	helm := testutil.Tool(t, "helm")
+	if text := output(t, helm, "show", "chart", path); !strings.Contains(text, "\nversion: 9.9.9\n") {
+		t.Errorf("the chart is %s", text)
+	}
+	text := output(t, helm, "template", "sluice", path)
+	if !strings.Contains(text, `image: "sluice:v9.9.9"`) || !strings.Contains(text, "name: inferencemodels.sluice.dev") || strings.Contains(text, "symbolic link") {
+		t.Errorf("the chart makes %.2000s", text)
 	}
 }
 
