@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -136,7 +137,7 @@ func newServer(t testing.TB, requests *request.Store) (*Server, *dispatch.Dispat
 		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []string{authz.HashKey("key")}}}}); err != nil {
 		t.Fatal(err)
 	}
-	return New(Config{Authenticator: auth, Dispatcher: d, MaxBody: 1000, Requests: requests, Log: zap.NewNop()}), d
+	return New(decide.New(decide.Config{Authenticator: auth, Dispatcher: d, MaxBody: 1000, Requests: requests, Log: zap.NewNop()})), d
 }
 
 const key = "authorization: Bearer key"
@@ -380,5 +381,17 @@ func TestMoved(t *testing.T) {
 	s.Requests.Observe(moved("e-1"))
 	if d.Load(id) != 1 {
 		t.Error("the slot did not follow")
+	}
+}
+
+// TestX7_OpenRequestsHaveALimit checks that a gateway without sockets refuses requests at once.
+func TestX7_OpenRequestsHaveALimit(t *testing.T) {
+	s, _ := newServer(t, nil)
+	s.MaxOpen = func() int { return 1 }
+	first := open(t, s)
+	first.headers(key)
+	second := open(t, s)
+	if answer := second.headers(key).GetImmediateResponse(); answer.GetStatus().GetCode() != 503 {
+		t.Errorf("answer %v, want 503", answer)
 	}
 }

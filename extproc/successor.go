@@ -13,36 +13,33 @@ import (
 )
 
 // Retire passes every exchange on that is not decided yet, to the server of another process at the
-// other end of to. Call it before dispatch.Dispatcher.Retire, which ends the waits of this process.
-// Exchanges that are decided go on here until their responses have ended.
+// other end of to. See decide.Decider.Retire.
 func (s *Server) Retire(to grpc.ClientConnInterface) {
 	client := extproc.NewExternalProcessorClient(to)
 	s.successor.Store(&client)
+	s.Decider.Retire()
 }
-
-// Busy reports whether an exchange is open.
-func (s *Server) Busy() bool { return s.open.Load() > 0 }
 
 // passOn has the successor serve the exchange, of which last is the message that nobody has
 // answered yet. It replays the messages before, and then copies messages both ways to the end.
-func (x *exchange) passOn(last *extproc.ProcessingRequest) error {
-	x.endUpload()
-	ctx, cancel := context.WithCancel(x.envoy.Context())
+func (e *exchange) passOn(last *extproc.ProcessingRequest) error {
+	e.Leave()
+	ctx, cancel := context.WithCancel(e.envoy.Context())
 	defer cancel()
-	if gateway := x.gateway(); gateway != "" {
+	if gateway := e.Gateway(); gateway != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, headers.Endpoint, gateway)
 	}
-	to, err := (*x.server.successor.Load()).Process(ctx)
+	to, err := (*e.server.successor.Load()).Process(ctx)
 	if err != nil {
 		return ignoreOrdinaryEnd(err)
 	}
-	if x.first != nil {
-		refusal, err := replayHeaders(to, x.first)
+	if e.first != nil {
+		refusal, err := replayHeaders(to, e.first)
 		if err != nil {
 			return ignoreOrdinaryEnd(err)
 		}
 		if refusal != nil {
-			return ignoreOrdinaryEnd(x.send(refusal))
+			return ignoreOrdinaryEnd(e.send(refusal))
 		}
 	}
 	if err := to.Send(last); err != nil {
@@ -50,7 +47,7 @@ func (x *exchange) passOn(last *extproc.ProcessingRequest) error {
 	}
 	go func() { // it ends when Process has returned
 		for {
-			in, err := x.envoy.Recv()
+			in, err := e.envoy.Recv()
 			if err != nil {
 				cancel()
 				return
@@ -65,7 +62,7 @@ func (x *exchange) passOn(last *extproc.ProcessingRequest) error {
 		if err != nil {
 			return ignoreOrdinaryEnd(err)
 		}
-		if err := x.send(out); err != nil {
+		if err := e.send(out); err != nil {
 			return ignoreOrdinaryEnd(err)
 		}
 	}
@@ -84,13 +81,12 @@ func replayHeaders(to extproc.ExternalProcessor_ProcessClient, headers *extproc.
 	return out, nil
 }
 
-// gateway returns the address at which the relay of this gateway has an offer, if an Envoy of
-// another host asks. The Envoy may use another gateway before it brings the offer. A predecessor
-// that passes an exchange on tells the address.
-func (x *exchange) gateway() string {
-	ctx := x.envoy.Context()
+// Gateway implements decide.Envoy. An Envoy of another host may use another gateway before it
+// brings an offer. A predecessor that passes an exchange on tells the address.
+func (e *exchange) Gateway() string {
+	ctx := e.envoy.Context()
 	if _, gateway, ok := elsewhere.Peer(ctx); ok {
-		return cmp.Or(x.server.Advertise, gateway)
+		return cmp.Or(e.server.Advertise, gateway)
 	}
 	if told := metadata.ValueFromIncomingContext(ctx, headers.Endpoint); len(told) == 1 {
 		return told[0]

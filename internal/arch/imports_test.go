@@ -93,7 +93,8 @@ var allowed = map[string]string{
 	"internal/history":         "internal/request",
 	"xds":                      "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
 	"envoy":                    "internal/elsewhere internal/headers internal/process",
-	"extproc":                  "admission authz internal/dispatch internal/elsewhere internal/failover internal/headers internal/openai internal/request",
+	"internal/decide":          "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
+	"extproc":                  "internal/decide internal/elsewhere internal/headers",
 	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/adminclient internal/condition internal/config internal/doctor internal/console internal/fit internal/gateway internal/migrate " +
 		"internal/process internal/sim internal/telemetry internal/weights",
 	"internal/bench/local":        "",

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/envoy"
-	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
+	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
@@ -62,13 +62,13 @@ func (e *envoyLink) budget() envoy.Budget {
 func (e *envoyLink) maxOpen() int { return int(e.requests.Load()) }
 
 // uploadLimits returns the limits of the bodies that Envoy is receiving.
-func (g *Gateway) uploadLimits() extproc.UploadLimits {
+func (g *Gateway) uploadLimits() decide.UploadLimits {
 	c := g.options.Config
 	bytes := int64(c.Upload.MaxBytes)
 	if bytes == 0 {
 		bytes = max(envoyBudget(c).Memory/memoryShare, int64(c.MaxBody))
 	}
-	return extproc.UploadLimits{
+	return decide.UploadLimits{
 		MinRate: int64(c.Upload.MinRate), Grace: c.Upload.Grace, MaxBytes: bytes,
 		PerTenant: c.Upload.PerTenant, MaxStreams: g.limits.maxStreams,
 	}

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/console"
+	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/history"
 	"github.com/sluice-gateway/sluice/internal/jwks"
@@ -211,11 +212,12 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		return nil, err
 	}
 	g.requests.Subscribe(g.subscribers())
-	g.decisions = extproc.New(extproc.Config{
+	g.decisions = extproc.New(decide.New(decide.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
-		Requests: g.requests, Log: g.log, Advertise: o.Config.Control.Advertise,
-	})
+		Requests: g.requests, Log: g.log,
+	}))
+	g.decisions.Advertise = o.Config.Control.Advertise
 	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 		g.metrics.ConfigReloaded(false)
 		g.log.Error("new configuration refused, the one in force stays", zap.Error(err))

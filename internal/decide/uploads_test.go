@@ -1,4 +1,4 @@
-package extproc
+package decide
 
 import (
 	"sync"
@@ -120,16 +120,4 @@ func TestX7_ManyBodies(t *testing.T) {
 			t.Errorf("%+v is left", s)
 		}
 	})
-}
-
-// TestX7_OpenRequestsHaveALimit checks that a gateway without sockets refuses requests at once.
-func TestX7_OpenRequestsHaveALimit(t *testing.T) {
-	s, _ := newServer(t, nil)
-	s.MaxOpen = func() int { return 1 }
-	first := open(t, s)
-	first.headers(key)
-	second := open(t, s)
-	if answer := second.headers(key).GetImmediateResponse(); answer.GetStatus().GetCode() != 503 {
-		t.Errorf("answer %v, want 503", answer)
-	}
 }

@@ -1,4 +1,4 @@
-package extproc
+package decide
 
 import (
 	"sync"
@@ -95,7 +95,7 @@ func newUploads(l UploadLimits, maxBody int64) *uploads {
 }
 
 // begin adds a body, or returns an error for its client. A body that does not fit cannot wait,
-// since Envoy would receive it while ext_proc keeps its headers.
+// since Envoy would receive it meanwhile.
 func (u *uploads) begin(up *upload) *openai.Error {
 	unknown := up.length < 0
 	if unknown {
@@ -230,21 +230,21 @@ func (up *upload) answerLate() {
 }
 
 // beginUpload has the body of the request counted.
-func (x *exchange) beginUpload() *openai.Error {
+func (x *Exchange) beginUpload() *openai.Error {
 	x.upload = upload{name: x.tenant.Name, length: x.head.length(), expire: x.answerLate}
-	fault := x.server.uploads.begin(&x.upload)
+	fault := x.decider.uploads.begin(&x.upload)
 	x.uploading = fault == nil
 	return fault
 }
 
 // endUpload tells that the body of the request is complete, or will not come. It returns false if
 // the body was late: then its client has been answered.
-func (x *exchange) endUpload() bool {
+func (x *Exchange) endUpload() bool {
 	if !x.uploading {
 		return true
 	}
 	x.uploading = false
-	timely := x.server.uploads.end(&x.upload)
+	timely := x.decider.uploads.end(&x.upload)
 	if !timely {
 		x.fault = lateBody()
 	}
@@ -253,8 +253,8 @@ func (x *exchange) endUpload() bool {
 
 // answerLate answers the client of a late body. Envoy is still receiving the body: it takes the
 // answer at any time, and then reads no further byte of the body.
-func (x *exchange) answerLate() {
-	_ = x.send(immediate(lateBody(), x.head.isOfMessages())) // an error means that the client has left
+func (x *Exchange) answerLate() {
+	_ = x.envoy.Reply(reply(lateBody(), x.head.isOfMessages())) // an error means that the client has left
 }
 
 // lateBody is the error for a body that takes too long.

@@ -1,19 +1,17 @@
-package extproc
+package decide
 
 import (
 	"strconv"
 	"strings"
 	"time"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// requestHead holds the headers of a request that Sluice reads.
-type requestHead struct {
+// Head holds the headers of a request that Sluice reads. Add adds them.
+type Head struct {
 	id, method, path string
 	endpoint         openai.Endpoint
 	// enginePath is the path as engines know it: the client may have used an alias.
@@ -34,30 +32,27 @@ type requestHead struct {
 	// repeated is the name of a header that the client sent more than once. Such a request is
 	// refused, since two readers could choose different values.
 	repeated string
-	// bytes is the size of all names and values.
-	bytes int
+	// count is the number of all headers, and bytes the size of their names and values.
+	count, bytes int
 }
 
-// read copies the headers that Sluice reads into r.
-func (r *requestHead) read(h *core.HeaderMap) {
-	for _, header := range h.GetHeaders() {
-		value := header.GetValue()
-		if raw := header.GetRawValue(); len(raw) > 0 {
-			value = string(raw)
-		}
-		r.bytes += len(header.GetKey()) + len(value)
-		if field := r.field(header.GetKey()); field != nil {
-			if *field != "" && field != &r.traceparent && field != &r.credentials.ForwardedFor {
-				r.repeated = header.GetKey()
-			}
-			*field = value
-		}
+// Add adds a header. It keeps neither name nor value.
+func (r *Head) Add(name string, value []byte) {
+	r.count++
+	r.bytes += len(name) + len(value)
+	field := r.field(name)
+	if field == nil {
+		return
 	}
+	if *field != "" && field != &r.traceparent && field != &r.credentials.ForwardedFor {
+		r.repeated = strings.Clone(name)
+	}
+	*field = string(value)
 }
 
 // field returns the field that keeps the value of a header. It is nil for a header that Sluice does
 // not read.
-func (r *requestHead) field(name string) *string {
+func (r *Head) field(name string) *string {
 	switch name {
 	case ":method":
 		return &r.method
@@ -98,7 +93,7 @@ func (r *requestHead) field(name string) *string {
 }
 
 // check validates the headers and sets the endpoint. It runs before Envoy reads the body.
-func (r *requestHead) check(maxBody int64) *openai.Error {
+func (r *Head) check(maxBody int64) *openai.Error {
 	if r.repeated != "" {
 		return invalid(r.repeated, "must not be sent twice")
 	}
@@ -136,21 +131,13 @@ func (r *requestHead) check(maxBody int64) *openai.Error {
 
 // isOfMessages reports whether the client speaks the Messages API, whose errors have another form.
 // The path need not have been checked.
-func (r *requestHead) isOfMessages() bool {
+func (r *Head) isOfMessages() bool {
 	endpoint, ok := openai.EndpointOf(r.path)
 	return ok && endpoint.OfMessages()
 }
 
-// appendPath appends the path for the engine if the client has used another one.
-func (r *requestHead) appendPath(set []*core.HeaderValueOption) []*core.HeaderValueOption {
-	if r.enginePath == r.path {
-		return set
-	}
-	return append(set, header(":path", r.enginePath))
-}
-
 // length returns the declared length of the body, or -1 if there is none.
-func (r *requestHead) length() int64 {
+func (r *Head) length() int64 {
 	if n, err := strconv.ParseInt(r.contentLength, 10, 64); err == nil && n >= 0 {
 		return n
 	}
@@ -165,7 +152,7 @@ const (
 
 // mergeOptions adds the options of the headers to those of the body. The error says that the two
 // differ, or that a header has an invalid value.
-func (r *requestHead) mergeOptions(scan *openai.Request) *openai.Error {
+func (r *Head) mergeOptions(scan *openai.Request) *openai.Error {
 	if r.requestID != "" {
 		if fault := openai.CheckRequestID(headers.IdempotencyKey, r.requestID); fault != nil {
 			return fault

@@ -1,0 +1,102 @@
+package decide
+
+import (
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// decide has the request dispatched. It answers the client with an error, sends the request to its
+// replica, or offers the request to the relay. nil means that the client has left, or that the
+// request moves.
+func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
+	r := dispatch.NewRequest(dispatch.Caller{Tenant: x.tenant, Priority: x.priority, Task: x.head.task}, scan, body)
+	r.OnWait = x.wait
+	ctx, dispatcher := x.envoy.Context(), x.decider.Dispatcher
+	var ticket *dispatch.Ticket
+	var managed *dispatch.Managed
+	var fault *openai.Error
+	if x.decider.Handoff == nil {
+		ticket, fault = dispatcher.Dispatch(ctx, r)
+	} else {
+		ticket, managed, fault = dispatcher.DispatchOrHandOff(ctx, r)
+	}
+	if fault != nil && x.decider.Retired() {
+		x.moved = true // this process dispatches no more
+		return nil
+	}
+	x.decided = true
+	switch {
+	case managed != nil:
+		return x.offer(scan, managed)
+	case fault == nil:
+		return x.sendNative(scan, body, ticket)
+	case scan.Stream && ctx.Err() != nil:
+		return nil // the client has left
+	}
+	return x.refuse(fault)
+}
+
+// wait tells Envoy that the request may wait for as long as a request may be held. Otherwise a held
+// request would fail after the time in which Envoy notices a gateway that hangs.
+func (x *Exchange) wait() { x.envoy.Wait(x.decider.Hold) }
+
+// sendNative returns the answer with which Envoy sends the request to the replica of its ticket.
+func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Ticket) *Answer {
+	waited := time.Since(x.scanned)
+	x.record.SetNative(t, t.Model, t.Replica(), waited)
+	x.record.SetPrediction(t.Prediction())
+	a := x.newAnswer()
+	a.setNative(t, scan, body, departure{waited, x.traceparent()})
+	a.Metadata = metadataOf(x.tenant, t)
+	return a
+}
+
+// offer offers the request to the relay. The answer makes Envoy route the request to the relay,
+// with the token of the offer in a header.
+func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
+	record := x.record // the callback must not use x, which ends before the relay is done
+	offer := &dispatch.Offer{
+		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.enginePath, Scan: *scan, Task: x.head.task,
+		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record, Done: func() { record.Close(nil) },
+	}
+	x.token = x.decider.Handoff.Offer(offer)
+	x.claimed = offer.Claimed()
+	a := x.newAnswer()
+	a.set(headers.Handoff, x.token)
+	if scan.Stream {
+		a.set(headers.Stream, "1")
+	}
+	if gateway := x.envoy.Gateway(); gateway != "" { // only this gateway has the offer
+		a.set(headers.Endpoint, gateway)
+	}
+	a.Metadata = Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key}
+	return a
+}
+
+// newAnswer returns the exchange's answer that has Envoy route the request. It has the path for the
+// engine, if the client has used another one.
+func (x *Exchange) newAnswer() *Answer {
+	a := &x.answer
+	a.Kind, a.Set = Go, make([]Header, 0, 14)
+	if x.head.enginePath != x.head.path {
+		a.set(":path", x.head.enginePath)
+	}
+	return a
+}
+
+// traceparent returns the traceparent header for the engine. It is empty if the request is not
+// traced; Envoy then passes on the header of the client, if there is one.
+func (x *Exchange) traceparent() string {
+	if x.decider.Trace == nil {
+		return ""
+	}
+	own, traced := x.decider.Trace(x.head.traceparent)
+	if !traced {
+		return ""
+	}
+	x.record.SetTrace(own, x.head.traceparent)
+	return own
+}

@@ -1,0 +1,51 @@
+package decide
+
+import (
+	"strconv"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// Metadata is the dynamic metadata that Envoy keeps with a request. Envoy writes it into the record
+// of the request, from which a restarted gateway learns the tenants of the streams that still run.
+// Envoy also copies the tenant's remaining quota from it into response headers.
+type Metadata struct {
+	// Tenant is the name of the tenant, and Key that of its key. Key is empty if there is none.
+	Tenant, Key string
+	// Lease is the id of the request's lease, and Tokens how many tokens it is estimated to cost.
+	// Both are empty if the gateway shares its state with no other gateway.
+	Lease, Tokens string
+	// Quota is what the tenant has left. It is nil if the tenant has no limits.
+	Quota map[string]string
+}
+
+// metadataOf returns the metadata of a native request.
+func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
+	m := Metadata{Tenant: tenant.Name, Key: tenant.Key, Quota: t.Quota()}
+	if lease, tokens := t.Lease(); lease != "" {
+		m.Lease, m.Tokens = lease, strconv.Itoa(tokens)
+	}
+	return m
+}
+
+// OfCaller reports whether m says only who has sent the request. Then it is the same for all
+// requests of the caller.
+func (m *Metadata) OfCaller() bool { return m.Lease == "" && m.Quota == nil }
+
+// All calls yield for each value of m.
+func (m *Metadata) All(yield func(name, value string) bool) {
+	for _, v := range [...]Header{
+		{headers.MetadataTenant, m.Tenant}, {headers.MetadataKey, m.Key}, {headers.MetadataLease, m.Lease}, {headers.MetadataTokens, m.Tokens},
+	} {
+		if (v.Value != "" || v.Name == headers.MetadataTenant) && !yield(v.Name, v.Value) {
+			return
+		}
+	}
+	for name, value := range m.Quota {
+		if !yield(name, value) {
+			return
+		}
+	}
+}
