@@ -32,6 +32,7 @@ type usageAnswer struct {
 	From     time.Time  `json:"from"`
 	To       time.Time  `json:"to"`
 	Complete bool       `json:"complete"`
+	Missing  []string   `json:"missing"`
 	Usage    []usageRow `json:"usage"`
 }
 
@@ -104,6 +105,11 @@ func usageTime(text string) (string, error) {
 
 // write writes the table of an answer that is grouped by these dimensions.
 func (a *usageAnswer) write(w io.Writer, by []string) {
+	defer func() {
+		for _, missing := range a.Missing {
+			fmt.Fprintln(w, "Not complete:", missing)
+		}
+	}()
 	if len(a.Usage) == 0 {
 		fmt.Fprintln(w, "Nothing was used in this period.")
 		return
@@ -124,7 +130,4 @@ func (a *usageAnswer) write(w io.Writer, by []string) {
 	}
 	t.write(w)
 	fmt.Fprintf(w, "From %s to %s.\n", a.From.Format(time.RFC3339), a.To.Format(time.RFC3339))
-	if !a.Complete {
-		fmt.Fprintln(w, "Redis does not answer: this is the usage of one gateway alone.")
-	}
 }

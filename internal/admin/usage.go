@@ -42,7 +42,14 @@ func (h *handler) usage(w http.ResponseWriter, r *http.Request) {
 	for i := range answer.Items {
 		items = append(items, usageItem(q.By, &answer.Items[i]))
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"from": answer.From, "to": answer.To, "complete": answer.Complete, "usage": items})
+	object := map[string]any{"from": answer.From, "to": answer.To, "complete": answer.Complete, "usage": items}
+	if !answer.AsOf.IsZero() {
+		object["as_of"] = answer.AsOf
+	}
+	if len(answer.Missing) > 0 {
+		object["missing"] = answer.Missing
+	}
+	writeJSON(w, http.StatusOK, object)
 }
 
 // usageQuestion reads the parameters of a question.

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -17,7 +18,15 @@ import (
 
 // makeUsage opens the ledger in the state directory.
 func (g *Gateway) makeUsage() error {
-	ledger, err := usage.New(usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log})
+	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log}
+	if url := g.options.Config.Redis; url != "" {
+		client, err := redis.NewClient(url, usageTimeout)
+		if err != nil {
+			return err
+		}
+		c.Redis = client
+	}
+	ledger, err := usage.New(c)
 	if ledger == nil {
 		return err
 	}
@@ -28,6 +37,10 @@ func (g *Gateway) makeUsage() error {
 	g.prices.Store(&map[string]usage.Prices{})
 	return nil
 }
+
+// usageTimeout is the timeout of a round trip to Redis with many rows. Nobody waits for it but who
+// asks for usage.
+const usageTimeout = 250 * time.Millisecond
 
 // keepUsage says how long the ledger keeps its rows.
 func (g *Gateway) keepUsage() usage.Keep {

@@ -1,6 +1,9 @@
 package usage
 
-import "math"
+import (
+	"math"
+	"strconv"
+)
 
 // Subject is whose usage a row counts, and of which model.
 type Subject struct {
@@ -59,6 +62,17 @@ const fieldCount = 8
 func (c *Counts) values() [fieldCount]int64 {
 	return [fieldCount]int64{c.Requests, c.EstimatedRequests, c.PromptTokens, c.CachedTokens, c.CompletionTokens,
 		c.EstimatedPromptTokens, c.EstimatedCompletionTokens, c.Cost}
+}
+
+// appendTo appends the fields, with commas between them.
+func (c *Counts) appendTo(b []byte) []byte {
+	for i, v := range c.values() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, v, 10)
+	}
+	return b
 }
 
 // ofValues is the inverse of Counts.values.

@@ -12,6 +12,11 @@
 // two processes of a restart for an upgrade write beside each other, and an answer adds up the
 // journals of all writers.
 //
+// # Several gateways
+//
+// Gateways that share Redis publish their changed rows there twice a second (share.go, redis.go,
+// publish.lua). An answer adds the rows that the writers of other folders have published.
+//
 // # What is lost
 //
 // A kill of the process loses what was counted less than groupInterval before, and the entries of

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -51,13 +50,7 @@ type line struct {
 
 // appendLine appends the line of a row.
 func appendLine(b []byte, r *row) []byte {
-	open := append([]byte(nil), r.head...)
-	for i, v := range r.values() {
-		if i > 0 {
-			open = append(open, ',')
-		}
-		open = strconv.AppendInt(open, v, 10)
-	}
+	open := r.appendTo(append([]byte(nil), r.head...))
 	return append(append(b, seal.Add(append(open, "]}"...))...), '\n')
 }
 
@@ -70,9 +63,15 @@ func parseLine(text []byte) (rowKey, Counts, error) {
 	if l.Sum == "" {
 		return rowKey{}, Counts{}, seal.ErrDamaged
 	}
+	k, counts := l.row()
+	return k, counts, nil
+}
+
+// row returns the row of a line.
+func (l *line) row() (rowKey, Counts) {
 	var values [fieldCount]int64
 	copy(values[:], l.Counts)
-	return rowKey{period{l.Start, l.Day}, Subject{l.Tenant, l.Key, l.Model}}, ofValues(values), nil
+	return rowKey{period{l.Start, l.Day}, Subject{l.Tenant, l.Key, l.Model}}, ofValues(values)
 }
 
 // readJournal reads the rows of a journal. damaged is the number of lines that cannot be read. A

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 )
 
@@ -32,6 +33,8 @@ type Config struct {
 	Dir string
 	// Keep returns how long rows are kept. It is called by Run. nil keeps everything.
 	Keep func() Keep
+	// Redis is where gateways share their ledgers. nil: this gateway is alone. Run closes it.
+	Redis redis.UniversalClient
 	// Log receives failed writes. nil: they are not logged.
 	Log *zap.Logger
 }
@@ -48,6 +51,8 @@ type Ledger struct {
 	// table has the rows of this writer, dirty those that are to be written; guarded by mu.
 	table table
 	dirty []*row
+	// changed has the rows that are to be published, if the ledger is shared; guarded by mu.
+	changed []rowKey
 
 	// writing is held while the journal is used. It comes before mu.
 	writing sync.Mutex
@@ -58,6 +63,8 @@ type Ledger struct {
 
 	// others are the journals of other writers. It has a lock of its own.
 	others otherJournals
+	// shared publishes the ledger; nil: it is not shared.
+	shared *sharing
 }
 
 // New opens the ledger in its folder. It starts nothing. An error that comes with a Ledger says
@@ -75,6 +82,9 @@ func New(c Config) (*Ledger, error) {
 	}
 	l := &Ledger{cfg: c, wake: make(chan struct{}, 1), table: t, journal: j, others: otherJournals{dir: c.Dir}}
 	l.writer, _ = writerOf(j.path)
+	if c.Redis != nil {
+		l.shared = newSharing(l, c.Redis)
+	}
 	return l, err
 }
 
@@ -90,10 +100,26 @@ func claimJournal(dir string) (*journal, table, error) {
 			return j, t, err
 		}
 	}
+	return openJournal(filepath.Join(dir, randomName()+journalSuffix))
+}
+
+// randomName returns a name that nobody else has.
+func randomName() string {
 	var random [8]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
-	return openJournal(filepath.Join(dir, hex.EncodeToString(random[:])+journalSuffix))
+	return hex.EncodeToString(random[:])
 }
+
+// keep says how long rows are kept.
+func (l *Ledger) keep() Keep {
+	if l.cfg.Keep == nil {
+		return Keep{HourlyDays: maxKeptDays, DailyDays: maxKeptDays}
+	}
+	return l.cfg.Keep()
+}
+
+// maxKeptDays is for how long a ledger keeps rows that nobody bounds.
+const maxKeptDays = 36_500
 
 // Writer returns the id of the journal of this process. It is the same after a restart.
 func (l *Ledger) Writer() string { return l.writer }
@@ -110,6 +136,10 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 		r.dirty = true
 		l.dirty = append(l.dirty, r)
 	}
+	if l.shared != nil && !r.changed {
+		r.changed = true
+		l.changed = append(l.changed, r.key)
+	}
 	l.mu.Unlock()
 	select {
 	case l.wake <- struct{}{}:
@@ -117,10 +147,16 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 	}
 }
 
-// Run writes what Add counts, until ctx ends. It then writes the rest.
+// Run writes what Add counts, and publishes it to other gateways, until ctx ends. It then writes
+// and publishes the rest.
 func (l *Ledger) Run(ctx context.Context) error {
 	if l == nil {
 		return nil
+	}
+	if l.shared != nil {
+		var sharing sync.WaitGroup
+		sharing.Go(func() { l.shared.run(ctx) })
+		defer sharing.Wait()
 	}
 	l.age(time.Now())
 	aging, syncing := time.NewTicker(agingInterval), time.NewTicker(syncInterval)

@@ -46,6 +46,22 @@ func (o *otherJournals) tables(own string) map[string]table {
 	return all
 }
 
+// path returns the file of a writer.
+func (o *otherJournals) path(writer string) string {
+	return filepath.Join(o.dir, writer+journalSuffix)
+}
+
+// writers returns the writers of all journals in the folder.
+func (o *otherJournals) writers() map[string]bool {
+	names, _ := filepath.Glob(filepath.Join(o.dir, "*"+journalSuffix)) // the pattern is valid
+	all := map[string]bool{}
+	for _, name := range names {
+		writer, _ := writerOf(name)
+		all[writer] = true
+	}
+	return all
+}
+
 // again returns the journal as it is now.
 func (j otherJournal) again(path string) otherJournal {
 	info, err := os.Stat(path)

@@ -45,12 +45,17 @@ type Answer struct {
 	// From and To are the period that the answer counts.
 	From, To time.Time
 	Items    []Item
-	// Complete says that the usage of all gateways is in the answer.
+	// Complete says that the usage of all gateways until AsOf is in the answer. Missing says
+	// otherwise what is not.
 	Complete bool
+	Missing  []string
+	// AsOf is the time until which the usage of all gateways is in the answer; zero if it is not
+	// known.
+	AsOf time.Time
 }
 
 // Query answers a question. A request is in the answer as soon as Add has counted it.
-func (l *Ledger) Query(_ context.Context, q Question) (Answer, error) {
+func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	sums := newGroups(q.By)
 	for _, t := range l.others.tables(l.writer) {
@@ -59,7 +64,12 @@ func (l *Ledger) Query(_ context.Context, q Question) (Answer, error) {
 	l.mu.Lock()
 	sums.addTable(l.table, from, to)
 	l.mu.Unlock()
-	return Answer{From: period{start: from}.time(), To: period{start: to}.time(), Items: sums.items(), Complete: true}, nil
+	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC()}
+	if l.shared != nil {
+		l.shared.remoteUsage(ctx, from, to, &a, sums)
+	}
+	a.Items, a.Complete = sums.items(), len(a.Missing) == 0
+	return a, nil
 }
 
 // groups adds up rows by the values of some dimensions.
@@ -72,13 +82,15 @@ func newGroups(by []Dimension) *groups { return &groups{by: by, sums: map[string
 
 // addTable adds the rows of the hours from from to before to. A day counts if it has one of them.
 func (g *groups) addTable(t table, from, to int64) {
-	for p, rows := range t {
-		if p.end() <= from || p.start >= to {
-			continue
-		}
-		for s, r := range rows {
-			g.add(rowKey{p, s}, r.Counts)
-		}
+	for k, r := range t.all {
+		g.addRow(k, r.Counts, from, to)
+	}
+}
+
+// addRow adds a row if its hour or day has one of the hours from from to before to.
+func (g *groups) addRow(k rowKey, c Counts, from, to int64) {
+	if k.end() > from && k.start < to {
+		g.add(k, c)
 	}
 }
 

@@ -45,8 +45,11 @@ type rowKey struct {
 // row is what one subject has used in one period.
 type row struct {
 	Counts
+	key rowKey
 	// head is the beginning of the row's line in the journal, up to the counts.
 	head string
+	// changed says that the row has changed since it was last published to other gateways.
+	changed bool
 	// dirty says that the row has changed since it was last written.
 	dirty bool
 }
@@ -68,9 +71,22 @@ func (t table) row(k rowKey) *row {
 		k.Key = Other
 		return t.row(k)
 	}
-	r := &row{head: lineHead(k)}
+	r := &row{key: k, head: lineHead(k)}
 	rows[k.Subject] = r
 	return r
+}
+
+// day returns what a subject has used in a day.
+func (t table) day(day int64, s Subject) (sum Counts) {
+	if r := t[period{day, true}][s]; r != nil {
+		sum.Add(r.Counts)
+	}
+	for hour := day; hour < day+hoursPerDay; hour++ {
+		if r := t[period{start: hour}][s]; r != nil {
+			sum.Add(r.Counts)
+		}
+	}
+	return sum
 }
 
 // all yields all rows.

@@ -1,0 +1,342 @@
+package usage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
+)
+
+const (
+	// shareInterval is how often rows that have changed are published to other gateways.
+	shareInterval = 500 * time.Millisecond
+	// shareTimeout bounds one publication, and shareReadTimeout an answer.
+	shareTimeout     = 2 * time.Second
+	shareReadTimeout = 10 * time.Second
+	// adoptInterval is how often journals are looked for whose process has died.
+	adoptInterval = 5 * time.Second
+	// publishBatch is the number of rows that are published in one call.
+	publishBatch = 200
+	// silentAfter is how long after its last publication a gateway counts as silent: an answer then
+	// lacks what it has counted since. goneAfter later it counts as gone.
+	silentAfter = 3 * time.Second
+	goneAfter   = 24 * time.Hour
+	// expiryMargin is how much longer than the ledger Redis keeps rows.
+	expiryMargin = 2 * 24 * time.Hour
+)
+
+// sharing publishes the rows of a ledger to Redis. Its goroutine alone uses the fields above mu.
+type sharing struct {
+	ledger *Ledger
+	remote remote
+	// session makes the marks of this process differ from those of others. sequence counts its
+	// publications.
+	session  string
+	sequence int
+	// marks are the last marks of this process, by writer.
+	marks map[string]string
+	// compare says that Redis may lack rows of before.
+	compare bool
+	// adopted are the journals of dead processes that were published, as they were then.
+	adopted map[string]os.FileInfo
+	// failing says that the last publication failed.
+	failing bool
+
+	mu sync.Mutex
+	// seen are the writers that Redis has had, as it had them last; guarded by mu.
+	seen map[string]record
+}
+
+func newSharing(l *Ledger, client redis.UniversalClient) *sharing {
+	host, _ := os.Hostname()
+	return &sharing{ledger: l, remote: remote{client, strings.ReplaceAll(host, " ", "-")}, session: randomName(),
+		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{}, seen: map[string]record{}}
+}
+
+// run publishes until ctx ends, and then says that the writer is closed.
+func (s *sharing) run(ctx context.Context) {
+	defer s.remote.client.Close() //nolint:errcheck // nothing is written after it
+	publishing, adopting := time.NewTicker(shareInterval), time.NewTicker(adoptInterval)
+	defer publishing.Stop()
+	defer adopting.Stop()
+	s.report(s.publish(ctx, whole))
+	s.adopt(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			s.report(s.publish(context.WithoutCancel(ctx), closed))
+			if s.compare { // redis was emptied
+				s.report(s.publish(context.WithoutCancel(ctx), closed))
+			}
+			return
+		case <-publishing.C:
+			s.report(s.publish(ctx, whole))
+		case <-adopting.C:
+			s.adopt(ctx)
+			s.look(ctx)
+		}
+	}
+}
+
+// report logs the first of several failures, and their end.
+func (s *sharing) report(err error) {
+	log := s.ledger.cfg.Log
+	switch {
+	case err != nil && !s.failing:
+		log.Warn("usage not published, other gateways do not count it until it can be", zap.Error(err))
+	case err == nil && s.failing:
+		log.Info("usage published again")
+	}
+	s.failing = err != nil
+}
+
+// publish publishes the rows that have changed, and that the writer is then in the state at. After
+// an error, and when Redis has lost the last publication, the next call compares everything.
+func (s *sharing) publish(ctx context.Context, at state) error {
+	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	defer cancel()
+	l := s.ledger
+	l.mu.Lock()
+	rows := l.changed
+	l.changed = nil
+	for _, k := range rows {
+		if r := l.table[k.period][k.Subject]; r != nil {
+			r.changed = false
+		}
+	}
+	l.mu.Unlock()
+	var err error
+	if s.compare {
+		rows, err = s.missing(ctx, l.writer, func(read func(table)) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			read(l.table)
+		})
+	}
+	known := false
+	if err == nil {
+		known, err = s.publishRows(ctx, l.writer, at, rows, func(keys []rowKey) []change {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.table.changes(keys, l.keep())
+		})
+	}
+	s.compare = !known
+	return err
+}
+
+// publishRows publishes rows of a writer. changes returns what is to be written of some of them.
+// known says that Redis has had all earlier publications.
+func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows []rowKey, changes func([]rowKey) []change) (known bool, err error) {
+	known = true
+	for first := true; first || len(rows) > 0; first = false {
+		n := min(len(rows), publishBatch)
+		s.sequence++
+		now := record{mark: s.session + "-" + strconv.Itoa(s.sequence), state: at}
+		if n < len(rows) {
+			now.state = partial
+		}
+		had, err := s.remote.publish(ctx, writer, s.marks[writer], now, time.Now().Add(s.ledger.keep().days()), changes(rows[:n]))
+		if err != nil {
+			return false, err
+		}
+		known = known && had
+		s.marks[writer] = now.mark
+		rows = rows[n:]
+	}
+	return known, nil
+}
+
+// missing returns the rows of the days that Redis has not as the table has them.
+func (s *sharing) missing(ctx context.Context, writer string, with func(func(table))) (rows []rowKey, err error) {
+	hours, days := map[int64]int64{}, map[int64]int64{}
+	with(func(t table) {
+		for k, r := range t.all {
+			day := dayOf(k.start).start
+			days[day] += r.Requests
+			if !k.day {
+				hours[day] += r.Requests
+			}
+		}
+	})
+	there, err := s.remote.sums(ctx, writer, slices.Collect(maps.Keys(days)))
+	if err != nil {
+		return nil, err
+	}
+	s.marks[writer] = there.mark
+	with(func(t table) {
+		for k := range t.all {
+			if day := dayOf(k.start).start; there.days[day] != days[day] || there.hours[day] < hours[day] {
+				rows = append(rows, k)
+			}
+		}
+	})
+	return rows, nil
+}
+
+// adopt publishes the journals of the folder whose processes have died without a last publication.
+func (s *sharing) adopt(ctx context.Context) {
+	for writer := range s.ledger.others.writers() {
+		if writer == s.ledger.writer || s.failing {
+			continue
+		}
+		path := s.ledger.others.path(writer)
+		info, err := os.Stat(path)
+		if old := s.adopted[writer]; err != nil || old != nil && old.Size() == info.Size() && old.ModTime().Equal(info.ModTime()) {
+			continue
+		}
+		if s.adoptOne(ctx, writer, path) == nil {
+			s.adopted[writer] = info
+		}
+	}
+}
+
+// adoptOne publishes the journal of a writer, unless a process writes it.
+func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
+	defer cancel()
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := lock(file, path); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	t, _ := readJournal(text)
+	t.age(hourOf(time.Now()), s.ledger.keep())
+	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
+	if err != nil {
+		return err
+	}
+	known, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep()) })
+	if err == nil && !known {
+		err = errors.New("redis was emptied meanwhile")
+	}
+	return err
+}
+
+// changes returns what Redis is to have of some rows.
+func (t table) changes(keys []rowKey, keep Keep) []change {
+	hashes, days := map[string]*change{}, map[rowKey]bool{}
+	add := func(kind string, day int64, kept time.Duration, head string, c Counts) {
+		name := dayName(day)
+		one := hashes[kind+name]
+		if one == nil {
+			one = &change{kind: kind, period: name, expires: period{start: day}.time().Add(kept).Unix()}
+			hashes[kind+name] = one
+		}
+		one.fields = append(one.fields, head, string(c.appendTo(nil)))
+	}
+	for _, k := range keys {
+		day := rowKey{dayOf(k.start), k.Subject}
+		if r := t[k.period][k.Subject]; r != nil && !k.day {
+			add(kindHours, day.start, keep.hours(), r.head, r.Counts)
+		}
+		if !days[day] {
+			days[day] = true
+			add(kindDays, day.start, keep.days(), lineHead(day), t.day(day.start, k.Subject))
+		}
+	}
+	var all []change
+	for _, one := range hashes {
+		all = append(all, *one)
+	}
+	return all
+}
+
+// remoteUsage adds the usage of the other gateways to an answer.
+func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, sums *groups) {
+	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
+	defer cancel()
+	own := s.ledger.others.writers()
+	err := s.remote.rows(ctx, s.daysOf(from, to), own, func(k rowKey, c Counts) { sums.addRow(k, c, from, to) })
+	var all map[string]record
+	var now time.Time
+	if err == nil {
+		all, now, err = s.remote.writers(ctx)
+	}
+	if err != nil {
+		a.AsOf, a.Missing = time.Time{}, []string{fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err)}
+		return
+	}
+	a.Missing = s.remember(all, now)
+	for writer, r := range all {
+		if r.state == closed || own[writer] || now.Sub(r.at) > goneAfter {
+			continue
+		}
+		if a.AsOf.IsZero() || r.at.Before(a.AsOf) {
+			a.AsOf = r.at.UTC()
+		}
+		switch silent := now.Sub(r.at).Round(time.Second); {
+		case r.state == partial:
+			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has not published all of its usage yet.", writer, r.name))
+		case silent >= silentAfter && hourOf(r.at) < to:
+			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has published nothing for %s.", writer, r.name, silent))
+		}
+	}
+	slices.Sort(a.Missing)
+}
+
+// remember keeps which writers Redis has. It returns what an answer lacks because Redis has lost
+// others, which it had before.
+func (s *sharing) remember(all map[string]record, now time.Time) (lost []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.seen, func(_ string, r record) bool { return r.state == closed || now.Sub(r.at) > goneAfter })
+	for writer, r := range s.seen {
+		if _, there := all[writer]; !there {
+			lost = append(lost, fmt.Sprintf("Redis has lost the usage of gateway %s on %s, which has not published it again.", writer, r.name))
+		}
+	}
+	maps.Copy(s.seen, all)
+	return lost
+}
+
+// look remembers which writers Redis has, and has it forget those that are gone. Their rows stay.
+func (s *sharing) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	defer cancel()
+	all, now, err := s.remote.writers(ctx)
+	if err != nil {
+		return // the next publication reports it
+	}
+	s.remember(all, now)
+	for writer, r := range all {
+		if now.Sub(r.at) > goneAfter {
+			_ = s.remote.forget(ctx, writer) // the next look tries it again
+		}
+	}
+}
+
+// daysOf returns the days of a period for which a ledger may have rows.
+func (s *sharing) daysOf(from, to int64) (days []int64) {
+	now := time.Now()
+	first := max(dayOf(from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
+	for day := first; day < min(to, hourOf(now)+hoursPerDay); day += hoursPerDay {
+		days = append(days, day)
+	}
+	return days
+}
+
+// hours and days return how long Redis keeps hours and days.
+func (k Keep) hours() time.Duration {
+	return time.Duration(k.HourlyDays)*hoursPerDay*time.Hour + expiryMargin
+}
+
+func (k Keep) days() time.Duration {
+	return time.Duration(k.DailyDays)*hoursPerDay*time.Hour + expiryMargin
+}

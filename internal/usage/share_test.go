@@ -1,0 +1,229 @@
+package usage
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// shared opens a ledger that shares a Redis. It publishes when the test says so.
+func shared(t *testing.T, dir string, server *redistest.Server) *Ledger {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, MaxRetries: -1})
+	t.Cleanup(func() { client.Close() })
+	l, err := New(Config{Dir: dir, Redis: client, Keep: func() Keep { return Keep{HourlyDays: 90, DailyDays: 1095} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kill(l) })
+	return l
+}
+
+// publish publishes until everything is in Redis.
+func publish(t *testing.T, all ...*Ledger) {
+	t.Helper()
+	for _, l := range all {
+		for first := true; first || l.shared.compare; first = false {
+			if err := l.shared.publish(t.Context(), whole); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// ask returns what a ledger answers for the last two days.
+func ask(t *testing.T, l *Ledger, by ...Dimension) Answer {
+	t.Helper()
+	a, err := l.Query(t.Context(), Question{From: time.Now().Add(-48 * time.Hour), To: time.Now(), By: by})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// wantRequests fails unless all ledgers answer so many requests, and the same.
+func wantRequests(t *testing.T, n int64, all ...*Ledger) {
+	t.Helper()
+	var first []Item
+	for i, l := range all {
+		a := ask(t, l, ByHour, ByTenant, ByKey, ByModel)
+		var sum Counts
+		for _, item := range a.Items {
+			sum.Add(item.Counts)
+		}
+		if sum.Requests != n || sum.PromptTokens != 10*n || !a.Complete {
+			t.Errorf("ledger %d: %+v, want %d requests; %v", i, sum, n, a.Missing)
+		}
+		if i == 0 {
+			first = a.Items
+		} else if diff := cmp.Diff(first, a.Items); diff != "" {
+			t.Errorf("ledger %d differs: %s", i, diff)
+		}
+	}
+}
+
+// add counts requests of this hour and of 30 hours ago.
+func add(l *Ledger, n int) {
+	for i := range n {
+		at := time.Now()
+		if i%3 == 0 {
+			at = at.Add(-30 * time.Hour)
+		}
+		l.Add(acme, OfRequest(10, 1, 2, true), at)
+		if i%2 == 0 {
+			l.Add(Subject{Tenant: "beta", Model: "chat"}, OfRequest(10, 0, 0, false), at)
+		}
+	}
+}
+
+// Each gateway answers the sum of all, whatever happens to one of them or to Redis.
+func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
+	server := redistest.Start(t)
+	dirs := []string{t.TempDir(), t.TempDir()}
+	a, b := shared(t, dirs[0], server), shared(t, dirs[1], server)
+	add(a, 10)
+	add(b, 4)
+	publish(t, a, b)
+	publish(t, a, b) // twice changes nothing
+	wantRequests(t, 21, a, b)
+
+	outer := t
+	t.Run("kill -9", func(t *testing.T) {
+		add(a, 2)
+		flush(t, a)
+		kill(a) // before it has published
+		a = shared(outer, dirs[0], server)
+		publish(t, a)
+		wantRequests(t, 24, a, b)
+	})
+	t.Run("an emptied Redis", func(t *testing.T) {
+		server.Client().FlushAll(t.Context())
+		if x := ask(t, b); x.Complete || !strings.Contains(strings.Join(x.Missing, ""), "has lost the usage of gateway "+a.Writer()) {
+			t.Errorf("%+v", x)
+		}
+		publish(t, b)
+		add(a, 2)
+		if err := a.shared.publish(t.Context(), whole); err != nil {
+			t.Fatal(err)
+		}
+		if x := ask(t, b); x.Complete || !strings.Contains(strings.Join(x.Missing, ""), "has not published all") {
+			t.Errorf("%+v", x)
+		}
+		publish(t, a, b)
+		wantRequests(t, 27, a, b)
+	})
+	t.Run("an outage", func(t *testing.T) {
+		server.Kill()
+		add(a, 2)
+		if err := a.shared.publish(t.Context(), whole); err == nil {
+			t.Error("published to nobody")
+		}
+		x := ask(t, a)
+		if x.Complete || !x.AsOf.IsZero() || !strings.Contains(strings.Join(x.Missing, ""), "Redis does not answer") {
+			t.Errorf("%+v", x)
+		}
+		server.Restart()
+		publish(t, a, b)
+		wantRequests(t, 30, a, b)
+	})
+	t.Run("an older row comes late", func(t *testing.T) {
+		a.mu.Lock()
+		late := a.table.changes([]rowKey{{period{start: hourOf(time.Now())}, acme}}, a.keep())
+		a.mu.Unlock()
+		add(a, 1)
+		publish(t, a)
+		last := a.shared.marks[a.Writer()]
+		if _, err := a.shared.remote.publish(t.Context(), a.Writer(), last, record{mark: last, state: whole}, time.Now().Add(time.Hour), late); err != nil {
+			t.Fatal(err)
+		}
+		wantRequests(t, 32, a, b)
+	})
+}
+
+// A process publishes what a dead one has left in its folder, and a gateway that is silent is
+// named.
+func TestB3_WhatADeadProcessHasLeft(t *testing.T) {
+	server := redistest.Start(t)
+	dir := t.TempDir()
+	old, other := shared(t, dir, server), shared(t, t.TempDir(), server)
+	next := shared(t, dir, server) // beside it, as for a restart
+	add(old, 2)
+	flush(t, old)
+	publish(t, old, next, other)
+	wantRequests(t, 3, next, other)
+	add(old, 2)
+	flush(t, old)
+	next.shared.adopt(t.Context())
+	if len(next.shared.adopted) != 0 {
+		t.Error("the journal of a live process was adopted")
+	}
+	wantRequests(t, 6, next)
+	if x := ask(t, other); !x.Complete || time.Since(x.AsOf) > time.Minute {
+		t.Errorf("%+v", x)
+	}
+	client := server.Client()
+	stale := time.Now().Add(-time.Minute).UnixMilli()
+	client.HSet(t.Context(), keyPrefix+"writers", old.Writer(), fmt.Sprintf("m %d whole host", stale))
+	if x := ask(t, other); x.Complete || x.AsOf.UnixMilli() != stale || !strings.Contains(x.Missing[0], old.Writer()+" on host has published nothing for 1m") {
+		t.Errorf("%+v", x)
+	}
+	kill(old)
+	next.shared.adopt(t.Context())
+	if len(next.shared.adopted) != 1 {
+		t.Error("not adopted")
+	}
+	wantRequests(t, 6, next, other)
+}
+
+// Everything in Redis expires.
+func TestB3_RowsInRedisExpire(t *testing.T) {
+	server := redistest.Start(t)
+	l := shared(t, t.TempDir(), server)
+	add(l, 3)
+	publish(t, l)
+	client := server.Client()
+	keys, err := client.Keys(t.Context(), keyPrefix+"*").Result()
+	if err != nil || len(keys) != 7 { // writers, and for each of two days hours, days and by
+		t.Fatal(keys, err)
+	}
+	for _, key := range keys {
+		left := client.TTL(t.Context(), key).Val()
+		switch day := 24 * time.Hour; {
+		case key == keyPrefix+"writers":
+		case strings.Contains(key, ":hours:") && (left < 89*day || left > 93*day), !strings.Contains(key, ":hours:") && (left < 1094*day || left > 1098*day):
+			t.Errorf("%s expires in %s", key, left)
+		}
+	}
+}
+
+// Run publishes by itself, and closes when it ends.
+func TestB3_RunPublishes(t *testing.T) {
+	server := redistest.Start(t)
+	a, b := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	add(a, 500)
+	for seen := int64(0); seen != 750; time.Sleep(10 * time.Millisecond) {
+		seen = 0
+		for _, item := range ask(t, b, ByTenant).Items {
+			seen += item.Requests
+		}
+	}
+	add(a, 2)
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	wantRequests(t, 753, b)
+	if all, _, err := b.shared.remote.writers(t.Context()); err != nil || all[a.Writer()].state != closed {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
