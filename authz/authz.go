@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -34,6 +35,8 @@ type Tenant struct {
 	Key string
 	// Models are the names of the models and pools that the tenant may use. "*" stands for all.
 	Models []string
+	// KeyModels are those that the key may use, of Models. nil: all of them.
+	KeyModels []string
 	// Priority is the priority of requests with this key: Interactive, Default or Batch. Empty
 	// means Default.
 	Priority string
@@ -42,9 +45,14 @@ type Tenant struct {
 	EngineLog bool
 }
 
-// Allows reports whether the tenant may use the model or pool of this name.
+// Allows reports whether the tenant may use the model or pool of this name with this key.
 func (t *Tenant) Allows(model string) bool {
-	return slices.Contains(t.Models, "*") || slices.Contains(t.Models, model)
+	return names(t.Models, model) && (t.KeyModels == nil || names(t.KeyModels, model))
+}
+
+// names reports whether a list names the model, or all.
+func names(models []string, model string) bool {
+	return slices.Contains(models, "*") || slices.Contains(models, model)
 }
 
 // The priorities of requests, from the highest to the lowest.
@@ -106,19 +114,18 @@ type Config struct {
 	Tenants       []TenantConfig
 }
 
-// TenantConfig is a tenant and the hashes of its keys. A tenant with keys of different priorities
-// has several entries of the same name. The first entry has the tenant's own priority.
+// TenantConfig is a tenant and its keys. Any of the keys authenticates the tenant, so an old and a
+// new key can overlap.
 type TenantConfig struct {
 	Tenant
-	// Keys are hashes of keys as HashKey returns them: "sha256:" and 64 hex digits. Any of them
-	// authenticates the tenant, so an old and a new key can overlap.
-	Keys []string
+	Keys []KeyConfig
 }
 
 // digest is the SHA-256 of a key.
 type digest [sha256.Size]byte
 
-// policy is a Config prepared for lookups. It is immutable; Authenticator.Set replaces it.
+// policy is a Config, and the keys of run time, prepared for lookups. It is immutable but for the
+// times of use; Authenticator.Set and SetKeys replace it.
 type policy struct {
 	// open is the tenant of every caller, or nil if callers must say who they are.
 	open *Tenant
@@ -127,52 +134,84 @@ type policy struct {
 	header   *TrustedHeader
 	tokens   Tokens
 	fallback *Tenant
-	// byKey has an entry for each key, byName the first entry of each tenant.
-	byKey  map[digest]*Tenant
-	byName map[string]*Tenant
+	// byKey has every key, byKeyName the tenants of these by the names of the keys, byName every
+	// tenant.
+	byKey     map[digest]*keyEntry
+	byKeyName map[string]*Tenant
+	byName    map[string]*Tenant
 }
 
 // Authenticator holds the current policy. Its methods are safe for concurrent use. The zero value
 // refuses every caller.
 type Authenticator struct {
 	policy atomic.Pointer[policy]
-	// runtime has the keys of SetKeys.
-	runtime atomic.Pointer[map[digest]RuntimeKey]
+
+	// mu is held while the policy is replaced. It guards what the policy is made of: config is nil
+	// before the first Set.
+	mu      sync.Mutex
+	config  *Config
+	runtime []RuntimeKey
+	// used has when each key of the policy was last used, over all policies. Guarded by mu.
+	used map[digest]*lastUse
 }
 
 // Set replaces the policy. If the new policy is invalid, Set returns an error and keeps the current
 // one.
 func (a *Authenticator) Set(c Config) error {
-	p := &policy{byKey: map[digest]*Tenant{}, byName: map[string]*Tenant{}, header: c.Header, tokens: c.Tokens}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.replaceLocked(&c, a.runtime)
+}
+
+// SetKeys replaces the keys of run time. A key whose hash is malformed, or whose tenant does not
+// exist, authenticates nobody. A key of the Config comes before one of run time.
+func (a *Authenticator) SetKeys(keys []RuntimeKey) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.config == nil {
+		a.runtime = keys
+		return
+	}
+	_ = a.replaceLocked(a.config, keys) // the Config was valid before
+}
+
+// replaceLocked makes a policy of a Config and of the keys of run time. mu is held.
+func (a *Authenticator) replaceLocked(c *Config, keys []RuntimeKey) error {
+	p, err := newPolicy(c)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		p.addRuntimeKey(k)
+	}
+	a.used = p.keepUses(a.used)
+	a.config, a.runtime = c, keys
+	a.policy.Store(p)
+	return nil
+}
+
+// newPolicy makes a policy without keys of run time.
+func newPolicy(c *Config) (*policy, error) {
+	p := &policy{byKey: map[digest]*keyEntry{}, byKeyName: map[string]*Tenant{}, byName: map[string]*Tenant{}, header: c.Header, tokens: c.Tokens}
 	if c.Open {
 		p.open = &Tenant{Name: Anyone, Models: []string{"*"}}
 		p.byName[Anyone] = p.open
 	}
 	for _, tenant := range c.Tenants {
 		t := tenant.Tenant
-		if p.byName[t.Name] == nil {
-			p.byName[t.Name] = &t
-		}
+		p.byName[t.Name] = &t
 		for _, key := range tenant.Keys {
-			d, err := parseHash(key)
-			if err != nil {
-				return fmt.Errorf("tenant %s: %w", t.Name, err)
+			if err := p.addKey(&t, key); err != nil {
+				return nil, fmt.Errorf("tenant %s: %w", t.Name, err)
 			}
-			if other, exists := p.byKey[d]; exists {
-				return fmt.Errorf("tenant %s: one of its keys also belongs to tenant %s", t.Name, other.Name)
-			}
-			own := t
-			own.Key = KeyName(t.Name, hex.EncodeToString(d[:]))
-			p.byKey[d] = &own
 		}
 	}
 	if c.DefaultTenant != "" {
 		if p.fallback = p.byName[c.DefaultTenant]; p.fallback == nil {
-			return fmt.Errorf("there is no tenant %s", c.DefaultTenant)
+			return nil, fmt.Errorf("there is no tenant %s", c.DefaultTenant)
 		}
 	}
-	a.policy.Store(p)
-	return nil
+	return p, nil
 }
 
 // Tenant finds a tenant by name. It serves requests that were authenticated before.
@@ -185,30 +224,34 @@ func (a *Authenticator) Tenant(name string) (*Tenant, bool) {
 	return t, ok
 }
 
-// Caller finds a tenant by its name, and the name of its key by the key's digest (see
-// Credentials.Digest). It serves requests that were authenticated before. A digest that the tenant
-// does not have gives a Tenant without a key.
+// Caller finds a tenant by its name, with the key that has this digest (see Credentials.Digest). It
+// serves requests that were authenticated before. A digest that the tenant does not have gives a
+// Tenant without a key.
 func (a *Authenticator) Caller(name, digest string) (*Tenant, bool) {
 	if p := a.policy.Load(); p != nil {
-		d, err := parseHash(hashPrefix + digest)
-		if t := p.byKey[d]; err == nil && t != nil && t.Name == name {
-			return t, true
-		}
-		if t, _ := a.runtimeTenant(p, d); err == nil && t != nil && t.Name == name {
-			return t, true
+		if k := p.keyOf(name, digest); k != nil {
+			k.use()
+			return k.tenant, true
 		}
 	}
 	return a.Tenant(name)
 }
 
-// KeyName names a key in lists and in the ledger: its tenant's name, and the first hex digits of
-// its digest.
-func KeyName(tenant, digest string) string {
-	return tenant + "/" + digest[:min(len(digest), keyNameDigits)]
+// Holder finds a tenant by its name, with the key of this name (see KeyName). It serves requests
+// that another gateway has authenticated. A key that this gateway does not know has the rights of
+// its tenant.
+func (a *Authenticator) Holder(name, key string) (*Tenant, bool) {
+	t, ok := a.Tenant(name)
+	if !ok || key == "" {
+		return t, ok
+	}
+	if own := a.policy.Load().byKeyName[key]; own != nil && own.Name == name {
+		return own, true
+	}
+	own := *t
+	own.Key = key
+	return &own, true
 }
-
-// keyNameDigits is the number of hex digits in the name of a key.
-const keyNameDigits = 8
 
 // Credentials are the values of a request's headers that may hold an API key.
 type Credentials struct {
@@ -244,16 +287,12 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	if p.tokens != nil {
 		return p.bearer(key)
 	}
-	// The map is indexed by a digest of the whole key. A caller cannot approach a stored digest
-	// byte by byte, so a constant-time comparison would protect nothing more.
-	d := sha256.Sum256([]byte(key))
-	if t, ok := p.byKey[d]; ok {
-		return t, nil
+	k, fault := p.lookup(sha256.Sum256([]byte(key)))
+	if fault != nil {
+		return nil, fault
 	}
-	if t, fault := a.runtimeTenant(p, d); t != nil || fault != nil {
-		return t, fault
-	}
-	return nil, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
+	k.use()
+	return k.tenant, nil
 }
 
 // Digest returns the SHA-256 of the presented key in hex digits. It identifies the key without
@@ -278,15 +317,11 @@ func (a *Authenticator) Valid(tenant, key string) bool {
 	if p.header != nil {
 		return p.byName[tenant] != nil
 	}
-	d, err := parseHash(hashPrefix + key)
 	if p.tokens != nil {
+		d, err := parseHash(hashPrefix + key)
 		return err == nil && p.byName[tenant] != nil && p.tokens.Valid(d)
 	}
-	t := p.byKey[d]
-	if t == nil {
-		t, _ = a.runtimeTenant(p, d)
-	}
-	return err == nil && t != nil && t.Name == tenant
+	return p.keyOf(tenant, key) != nil
 }
 
 // key returns the API key of the request. The error has the code invalid_api_key.

@@ -27,7 +27,7 @@ func policy(t *testing.T, c authz.Config) *authz.Authenticator {
 func tenant(name string, keys ...string) authz.TenantConfig {
 	c := authz.TenantConfig{Tenant: authz.Tenant{Name: name, Models: []string{"*"}}}
 	for _, k := range keys {
-		c.Keys = append(c.Keys, authz.HashKey(k))
+		c.Keys = append(c.Keys, authz.KeyConfig{Hash: authz.HashKey(k)})
 	}
 	return c
 }
@@ -100,11 +100,11 @@ func TestAllows(t *testing.T) {
 func TestAFaultyPolicyChangesNothing(t *testing.T) {
 	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "k")}})
 	for name, c := range map[string]authz.Config{
-		"not a hash":  {Tenants: []authz.TenantConfig{{Keys: []string{"k"}}}},
-		"short hash":  {Tenants: []authz.TenantConfig{{Keys: []string{"sha256:00"}}}},
+		"not a hash":  {Tenants: []authz.TenantConfig{{Keys: []authz.KeyConfig{{Hash: "k"}}}}},
+		"short hash":  {Tenants: []authz.TenantConfig{{Keys: []authz.KeyConfig{{Hash: "sha256:00"}}}}},
 		"shared key":  {Tenants: []authz.TenantConfig{tenant("x", "s"), tenant("y", "s")}},
-		"not hex":     {Tenants: []authz.TenantConfig{{Keys: []string{"sha256:" + strings.Repeat("z", 64)}}}},
-		"other digit": {Tenants: []authz.TenantConfig{{Keys: []string{"md5:" + strings.Repeat("0", 64)}}}},
+		"not hex":     {Tenants: []authz.TenantConfig{{Keys: []authz.KeyConfig{{Hash: "sha256:" + strings.Repeat("z", 64)}}}}},
+		"other digit": {Tenants: []authz.TenantConfig{{Keys: []authz.KeyConfig{{Hash: "md5:" + strings.Repeat("0", 64)}}}}},
 	} {
 		if a.Set(c) == nil {
 			t.Errorf("%s: the policy was accepted", name)
@@ -190,9 +190,9 @@ func TestPriorityCanOnlyBeLowered(t *testing.T) {
 }
 
 func TestAKeyMayHaveAPriorityOfItsOwn(t *testing.T) {
-	people, night := tenant("acme", "day"), tenant("acme", "night")
-	people.Priority, night.Priority = authz.Interactive, authz.Batch
-	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{people, night}})
+	people := tenant("acme", "day", "night")
+	people.Priority, people.Keys[1].Priority = authz.Interactive, authz.Batch
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{people}})
 	for key, want := range map[string]string{"day": authz.Interactive, "night": authz.Batch} {
 		if got, fault := a.Authenticate(authz.Credentials{APIKey: key}); fault != nil || got.Name != "acme" || got.Priority != want {
 			t.Errorf("%s: %+v, %v", key, got, fault)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/crc32"
+	"strings"
 )
 
 // keyPrefix begins every key that NewKey makes. Secret scanners and people recognise a key by it.
@@ -50,6 +51,19 @@ func HashKey(secret string) string {
 func checksum(text string) string {
 	return keyText.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE([]byte(text))))
 }
+
+// FileKeyID returns the id of a key of the configuration file: the first hex digits of its hash. It
+// stays the same as long as the key does. A malformed hash gives an id too.
+func FileKeyID(hash string) string {
+	digits := strings.TrimPrefix(hash, hashPrefix)
+	return digits[:min(len(digits), fileIDDigits)]
+}
+
+// fileIDDigits is the number of hex digits in the id of a key of the file.
+const fileIDDigits = 8
+
+// KeyName names a key in lists, in the ledger and in records of requests, by its tenant and its id.
+func KeyName(tenant, id string) string { return tenant + "/" + id }
 
 // KeyPrefix returns how the key with an id begins. It is not confidential.
 func KeyPrefix(id string) string { return keyPrefix + id }

@@ -134,7 +134,7 @@ func newServer(t testing.TB, requests *request.Store) (*Server, *dispatch.Dispat
 		"m-0": netip.MustParseAddrPort("127.0.0.1:9000"), "m-1": netip.MustParseAddrPort("127.0.0.1:9001")})
 	auth := new(authz.Authenticator)
 	if err := auth.Set(authz.Config{Tenants: []authz.TenantConfig{{
-		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []string{authz.HashKey("key")}}}}); err != nil {
+		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []authz.KeyConfig{{Hash: authz.HashKey("key")}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	return New(decide.New(decide.Config{Authenticator: auth, Dispatcher: d, MaxBody: 1000, Requests: requests, Log: zap.NewNop()})), d

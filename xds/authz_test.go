@@ -26,7 +26,7 @@ type authzStandIn struct {
 func authorizerOf(t testing.TB) *authz.Server {
 	t.Helper()
 	a := new(authz.Authenticator)
-	if err := a.Set(authz.Config{Tenants: []authz.TenantConfig{{Tenant: authz.Tenant{Name: "acme"}, Keys: []string{authz.HashKey("k")}}}}); err != nil {
+	if err := a.Set(authz.Config{Tenants: []authz.TenantConfig{{Tenant: authz.Tenant{Name: "acme"}, Keys: []authz.KeyConfig{{Hash: authz.HashKey("k")}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	return &authz.Server{Authenticator: a}

@@ -19,13 +19,16 @@ const keysPath = "/api/v1/keys"
 
 // keyRow is what commands show of a key.
 type keyRow struct {
-	ID      string    `json:"id"`
-	Tenant  string    `json:"tenant"`
-	Name    string    `json:"name"`
-	Prefix  string    `json:"prefix"`
-	Created time.Time `json:"created"`
-	Expires time.Time `json:"expires"`
-	Source  string    `json:"source"`
+	ID       string    `json:"id"`
+	UsageKey string    `json:"usage_key"`
+	Tenant   string    `json:"tenant"`
+	Name     string    `json:"name"`
+	Prefix   string    `json:"prefix"`
+	Created  time.Time `json:"created"`
+	Expires  time.Time `json:"expires"`
+	LastUsed time.Time `json:"last_used"`
+	Models   []string  `json:"models"`
+	Source   string    `json:"source"`
 }
 
 // keyList is the answer of the list of keys.
@@ -47,7 +50,7 @@ func newKeysCommand() *cobra.Command {
 			},
 		},
 		&cobra.Command{
-			Use: "revoke ID", Short: "End a key that was made at run time, at all gateways within a second", Args: cobra.ExactArgs(1),
+			Use: "revoke ID", Short: "End a key that was made at run time, at all gateways within a second (ID: as in the column KEY, with or without the tenant)", Args: cobra.ExactArgs(1),
 			RunE: flags.act(http.MethodDelete, keysPath+"/%s", "the key %s is revoked"),
 		},
 	)
@@ -60,9 +63,9 @@ func (l keyList) write(w io.Writer) {
 		fmt.Fprintln(w, "There is no key.")
 		return
 	}
-	t := newTable("ID", "TENANT", "NAME", "CREATED", "EXPIRES", "SOURCE")
+	t := newTable("KEY", "NAME", "MODELS", "CREATED", "EXPIRES", "LAST USED", "SOURCE")
 	for _, k := range l.Keys {
-		t.add(k.ID, k.Tenant, k.Name, keyTime(k.Created), keyTime(k.Expires), k.Source)
+		t.add(k.UsageKey, k.Name, strings.Join(k.Models, ","), keyTime(k.Created), keyTime(k.Expires), keyTime(k.LastUsed), k.Source)
 	}
 	t.write(w)
 }
@@ -77,6 +80,7 @@ func keyTime(t time.Time) string {
 
 func newKeyCommand(flags *viewFlags) *cobra.Command {
 	var tenant, name string
+	var models []string
 	var expires time.Duration
 	var printOnly bool
 	c := &cobra.Command{
@@ -90,7 +94,7 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 			if printOnly {
 				return printKey(cmd.OutOrStdout(), tenant)
 			}
-			asked := map[string]any{"tenant": tenant, "name": name}
+			asked := map[string]any{"tenant": tenant, "name": name, "models": models}
 			if expires > 0 {
 				asked["expires"] = time.Now().Add(expires).UTC()
 			}
@@ -104,7 +108,7 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 			}
 			err = client.Call(cmd.Context(), http.MethodPost, keysPath, asked, &made)
 			if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) {
-				if name != "" || expires != 0 {
+				if name != "" || len(models) > 0 || expires != 0 {
 					return err
 				}
 				fmt.Fprintln(cmd.ErrOrStderr(), "no gateway answers, so this key is for the file:")
@@ -119,6 +123,7 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 	}
 	c.Flags().StringVar(&tenant, "tenant", "", "the tenant's name")
 	c.Flags().StringVar(&name, "name", "", "what you call the key")
+	c.Flags().StringSliceVar(&models, "models", nil, "the models and pools that the key may use, such as chat,embed (default: those of the tenant)")
 	c.Flags().DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
 	c.Flags().BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")
 	return c

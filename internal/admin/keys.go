@@ -11,20 +11,33 @@ import (
 // keysPath is the path of the list of keys.
 const keysPath = "/api/v1/keys"
 
+// The sources of keys.
+const (
+	// KeyOfFile is a key of the configuration file, which only the file ends.
+	KeyOfFile = "file"
+	// KeyOfRuntime is a key that was made by the API.
+	KeyOfRuntime = "runtime"
+)
+
 // Key is a key in the list of keys.
 type Key struct {
-	// ID names the key in the API. It is empty for a key of the file without an id.
-	ID     string `json:"id"`
-	Tenant string `json:"tenant"`
-	Name   string `json:"name"`
+	// ID names the key in the API: a part of the key that is not confidential, or the first digits
+	// of the hash of a key of the file.
+	ID string `json:"id"`
+	// UsageKey is the name of the key in usage and in records of requests: its tenant and its id.
+	UsageKey string `json:"usage_key"`
+	Tenant   string `json:"tenant"`
+	Name     string `json:"name"`
 	// Prefix is how the key begins; empty for a key of the file.
 	Prefix string `json:"prefix"`
 	// Created and Expires are null if they are not known, or if the key does not end.
 	Created *time.Time `json:"created"`
 	Expires *time.Time `json:"expires"`
-	// Models are those of the tenant.
+	// LastUsed is when a request last had the key, to the minute. null: never, as far as is known.
+	LastUsed *time.Time `json:"last_used"`
+	// Models are those of the key, or of its tenant if the key has none of its own.
 	Models []string `json:"models"`
-	// Source is file or runtime.
+	// Source is KeyOfFile or KeyOfRuntime.
 	Source string `json:"source"`
 }
 
@@ -32,6 +45,8 @@ type Key struct {
 type NewKey struct {
 	Tenant string `json:"tenant"`
 	Name   string `json:"name"`
+	// Models are the models and pools that the key may use, of those of its tenant. Empty: all.
+	Models []string `json:"models"`
 	// Expires is when the key ends; nil: it does not end.
 	Expires *time.Time `json:"expires"`
 }
@@ -39,20 +54,20 @@ type NewKey struct {
 // Keys makes, lists and revokes keys.
 type Keys interface {
 	// List returns all keys, those of the file first.
-	List() []Key
+	List(ctx context.Context) []Key
 	// New makes a key and returns the key itself, which is stored nowhere.
 	New(ctx context.Context, k NewKey) (key Key, secret string, fault *openai.Error)
 	// Revoke ends a key that was made at run time.
 	Revoke(ctx context.Context, id string) (Key, *openai.Error)
 }
 
-func (h *handler) listKeys(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"keys": h.Keys.List()})
+func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]any{"keys": h.Keys.List(r.Context())})
 }
 
 func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
 	var asked NewKey
-	if !readAction(w, r, &asked, `{"tenant":"acme","name":"ci","expires":"2030-01-01T00:00:00Z"}; name and expires may be left out`) {
+	if !readAction(w, r, &asked, `{"tenant":"acme","name":"ci","models":["chat"],"expires":"2030-01-01T00:00:00Z"}; all but tenant may be left out`) {
 		return
 	}
 	key, secret, fault := h.Keys.New(r.Context(), asked)

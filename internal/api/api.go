@@ -20,8 +20,9 @@ import (
 type Config struct {
 	// Fleet has the models to list.
 	Fleet *engines.Fleet
-	// Allowed reports whether the tenant of this name may use the model or pool of this name.
-	Allowed func(tenant, model string) bool
+	// Allowed returns what reports whether a caller may use the model or pool of this name. The
+	// caller is the name of a tenant, and the digest of its key, which may be empty.
+	Allowed func(tenant, key string) func(model string) bool
 	// Pools returns the names of the pools and their models. nil means that there are no pools.
 	Pools func() map[string][]string
 	// Created is the time of creation that all models show.
@@ -51,14 +52,19 @@ func methodNotAllowed(r *http.Request) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."}
 }
 
+// allowed returns what reports whether the caller of a request may use a model.
+func (c Config) allowed(r *http.Request) func(model string) bool {
+	return c.Allowed(r.Header.Get(headers.Tenant), r.Header.Get(headers.Key))
+}
+
 // list answers with the models and pools that the tenant may call. A model that is served elsewhere
 // cannot be called: it is for /schedule alone.
 func (c Config) list(w http.ResponseWriter, r *http.Request) {
-	tenant := r.Header.Get(headers.Tenant)
+	allowed := c.allowed(r)
 	models := c.Fleet.Snapshot().Models
 	canCall := func(name string) bool {
 		m := models[name]
-		return m != nil && m.Launcher != engines.None && c.Allowed(tenant, name)
+		return m != nil && m.Launcher != engines.None && allowed(name)
 	}
 	var names []string
 	for name, m := range models {
@@ -67,7 +73,7 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	for name, members := range c.pools() {
-		if c.Allowed(tenant, name) && slices.ContainsFunc(members, canCall) {
+		if allowed(name) && slices.ContainsFunc(members, canCall) {
 			names = append(names, name)
 		}
 	}
@@ -88,7 +94,7 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name, shown, ok := c.resolve(r.PathValue("id"))
-	if !ok || !c.Allowed(r.Header.Get(headers.Tenant), name) {
+	if !ok || !c.allowed(r)(name) {
 		fail(w, openai.ModelNotFound("model", r.PathValue("id")))
 		return
 	}

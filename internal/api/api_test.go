@@ -19,8 +19,10 @@ func TestR11_ListOfModels(t *testing.T) {
 		{Name: "elsewhere", Launcher: engines.None},
 	}, Replicas: []engines.Replica{{ID: "small-0", Model: "small", State: engines.Ready}}})
 	h := api.New(api.Config{
-		Fleet:   fleet,
-		Allowed: func(tenant, model string) bool { return tenant == "all" || tenant == "some" && model == "small" },
+		Fleet: fleet,
+		Allowed: func(tenant, key string) func(string) bool {
+			return func(model string) bool { return tenant == "all" && key == "" || tenant == "some" && model == "small" }
+		},
 		Pools: func() map[string][]string {
 			return map[string][]string{"auto": {"elsewhere", "small"}, "tasks": {"elsewhere"}}
 		},
@@ -83,7 +85,7 @@ func TestR11_StateOfAModel(t *testing.T) {
 		}
 		fleet.Set("test", part)
 		w := httptest.NewRecorder()
-		api.New(api.Config{Fleet: fleet, Allowed: func(string, string) bool { return true }}).ServeHTTP(w, httptest.NewRequest("GET", "/v1/models/m", nil))
+		api.New(api.Config{Fleet: fleet, Allowed: func(string, string) func(string) bool { return func(string) bool { return true } }}).ServeHTTP(w, httptest.NewRequest("GET", "/v1/models/m", nil))
 		if !strings.Contains(w.Body.String(), `"state":"`+want+`"`) {
 			t.Errorf("%s: %s", want, w.Body)
 		}

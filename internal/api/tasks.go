@@ -26,8 +26,8 @@ type Tasks interface {
 
 // ScheduleRequest asks for the admission of one task.
 type ScheduleRequest struct {
-	// Tenant is the name of the caller's tenant.
-	Tenant string
+	// Tenant is the name of the caller's tenant. Key is the digest of its key; empty: it has none.
+	Tenant, Key string
 	// Priority is interactive, default or batch. Empty means the tenant's own priority.
 	Priority string
 	// EstimatedTokens is the expected cost of the task, prompt and output together.
@@ -130,7 +130,7 @@ func ceilMillis(d time.Duration) int64 {
 
 // readSchedule parses a call of /schedule.
 func readSchedule(w http.ResponseWriter, r *http.Request) (ScheduleRequest, *openai.Error) {
-	request := ScheduleRequest{Tenant: r.Header.Get(headers.Tenant), Priority: r.Header.Get(headers.Priority)}
+	request := ScheduleRequest{Tenant: r.Header.Get(headers.Tenant), Key: r.Header.Get(headers.Key), Priority: r.Header.Get(headers.Priority)}
 	var tokens, wait *int64
 	fault := readObject(w, r, map[string]fieldParser{
 		"estimated_tokens": count(&tokens, maxTokens),

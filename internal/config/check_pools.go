@@ -40,7 +40,7 @@ func (k *checker) checkPoolModel(at path, model string, models, pools []string) 
 		k.faultf(at, "must be the name or alias of a model, is %s", quoted(model))
 	case slices.Contains(pools, model):
 		k.faultf(at, "must be the name or alias of a model, and %s is a pool", quoted(model))
-	case k.discoversModels():
+	case k.config.DiscoversModels():
 		return true
 	default:
 		k.faultf(at, "there is no model %s; %s", quoted(model), suggest(model, models))
@@ -52,7 +52,7 @@ func (k *checker) checkPoolModel(at path, model string, models, pools []string) 
 func (k *checker) checkDefaultModel(at path) {
 	name := k.config.DefaultModel
 	known := append(k.modelNames(), k.poolNames()...)
-	if name == "" || !k.valid(at) || k.discoversModels() || slices.Contains(known, name) {
+	if name == "" || !k.valid(at) || k.config.DiscoversModels() || slices.Contains(known, name) {
 		return
 	}
 	k.faultf(at, "there is no model %s; %s", quoted(name), suggest(name, known))
@@ -65,6 +65,13 @@ func (k *checker) poolNames() []string {
 		names = append(names, p.Name)
 	}
 	return names
+}
+
+// HasModel reports whether a model of the file has this name, alias or adapter, or a pool has this
+// name.
+func (c *Config) HasModel(name string) bool {
+	return slices.ContainsFunc(c.Models, func(m Model) bool { return m.Name == name || slices.Contains(m.OtherNames(), name) }) ||
+		slices.ContainsFunc(c.Pools, func(p Pool) bool { return p.Name == name })
 }
 
 // ModelName returns the name of the model that has this name, alias or adapter. It returns name

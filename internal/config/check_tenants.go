@@ -13,7 +13,7 @@ func (k *checker) checkTenants() {
 		tenant, at := &k.config.Tenants[i], path{"tenants"}.item(i)
 		names = append(names, named{tenant.Name, at.field("name")})
 		k.checkName(at.field("name"), tenant.Name)
-		keys = append(keys, k.checkKeys(at.field("keys"), tenant)...)
+		keys = append(keys, k.checkKeys(at.field("keys"), tenant, models)...)
 		for j, model := range tenant.Models {
 			k.checkModelName(at.field("models").item(j), model, models)
 		}
@@ -23,12 +23,18 @@ func (k *checker) checkTenants() {
 }
 
 // checkKeys checks the keys of a tenant and gives the tenant's priority to those that have none. It
-// returns the hashes that are valid.
-func (k *checker) checkKeys(at path, tenant *Tenant) []named {
+// returns the hashes that are valid. models are the names of all models and pools.
+func (k *checker) checkKeys(at path, tenant *Tenant, models []string) []named {
 	var hashes []named
 	for i := range tenant.Keys {
 		key, where := &tenant.Keys[i], at.item(i)
 		k.checkKeyPriority(where.field("priority"), key, tenant.Priority)
+		if !ValidKeyName(key.Name) {
+			k.faultf(where.field("name"), "must be at most %d bytes and not begin with sk-, as a key does", maxKeyName)
+		}
+		for j, model := range key.Models {
+			k.checkModelName(where.field("models").item(j), model, models)
+		}
 		field := where.field("hash")
 		if !k.valid(where) || !k.valid(field) {
 			continue
@@ -42,6 +48,15 @@ func (k *checker) checkKeys(at path, tenant *Tenant) []named {
 		}
 	}
 	return hashes
+}
+
+// maxKeyName is the length of the longest name of a key, in bytes.
+const maxKeyName = 100
+
+// ValidKeyName reports whether a key may have this name. A key itself may have been written there
+// by mistake.
+func ValidKeyName(name string) bool {
+	return len(name) <= maxKeyName && !strings.HasPrefix(name, "sk-")
 }
 
 // checkKeyPriority checks that the priority of a key is not higher than that of its tenant.
@@ -70,16 +85,16 @@ func (k *checker) checkHash(at path, hash, command string) bool {
 // checkModelName checks that the model or pool exists. It accepts every name where models are
 // discovered, because they are not known yet.
 func (k *checker) checkModelName(at path, model string, known []string) {
-	if !k.valid(at) || model == "*" || k.discoversModels() || slices.Contains(known, model) {
+	if !k.valid(at) || model == "*" || k.config.DiscoversModels() || slices.Contains(known, model) {
 		return
 	}
 	k.faultf(at, "there is no model %s; %s", quoted(model), suggest(model, append(known, `"*"`)))
 }
 
-// discoversModels tells whether models may exist that are not in the file: on upstreams or in
+// DiscoversModels tells whether models may exist that are not in the file: on upstreams or in
 // custom resources.
-func (k *checker) discoversModels() bool {
-	return len(k.config.Upstreams) > 0 || k.config.Kubernetes != nil && k.config.Kubernetes.CustomResources
+func (c *Config) DiscoversModels() bool {
+	return len(c.Upstreams) > 0 || c.Kubernetes != nil && c.Kubernetes.CustomResources
 }
 
 // modelNames returns the names, aliases and adapters of all models.

@@ -84,12 +84,14 @@ func tenantCases() []ruleCase {
 		{"key as an empty mapping", "tenants: [{name: a, keys: [{}]}]", []string{"1: tenants[a].keys[0].hash: required, and missing"}},
 		{"key as nothing", "tenants: [{name: a, keys: [~]}]", []string{"1: tenants[a].keys[0]: must be text, is nothing"}},
 		{"key that is empty", "tenants: [{name: a, keys: ['']}]", []string{"1: tenants[a].keys[0]: " + hash}},
-		{"key as a list", "tenants: [{name: a, keys: [[sk-secret]]}]", []string{"1: tenants[a].keys[0]: must be a hash or {hash, priority}, is a list"}},
+		{"key as a list", "tenants: [{name: a, keys: [[sk-secret]]}]", []string{"1: tenants[a].keys[0]: must be a hash or a mapping with hash, is a list"}},
 		{"a key itself as hash", "tenants:\n- name: a\n  keys:\n  - priority: batch\n    hash: sk-secret", []string{"5: tenants[a].keys[0].hash: " + hash}},
 		{"a key itself as a field", "tenants:\n- name: a\n  keys:\n  - hash: " + ones + "\n    sk-secret: batch",
-			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, priority"}},
+			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, name, priority, models"}},
 		{"a key itself as a name", "tenants: [{name: a, keys: [{name: sk-secret, hash: " + ones + "}]}]",
-			[]string{"1: tenants[a].keys[0]: has an unknown field; known are hash, priority"}},
+			[]string{"1: tenants[a].keys[0].name: must be at most 100 bytes and not begin with sk-, as a key does"}},
+		{"unknown model of a key", "models: [{name: m, engine: sim, task: text-generation}]\ntenants: [{name: a, keys: [{models: [x], hash: " + ones + "}]}]",
+			[]string{"2: tenants[a].keys[0].models[0]: there is no model x; known are m, \"*\""}},
 		{"key twice, once as a mapping", "tenants: [{name: a, keys: [" + ones + "]}, {name: b, keys: [{hash: " + ones + "}]}]",
 			[]string{"1: tenants[b].keys[0].hash: the same key is on line 1, at tenants[a].keys[0]: remove one of them"}},
 		{"unknown priority of a key", "tenants: [{name: a, keys: [{hash: " + ones + ", priority: low}]}]",
@@ -183,7 +185,7 @@ func TestPoolsHaveNames(t *testing.T) {
 func TestKeysHaveAPriority(t *testing.T) {
 	t.Parallel()
 	c := parsed(t, "tenants: [{name: a, priority: batch, keys: ["+zeros+", {hash: "+ones+"}]}]")
-	if diff := cmp.Diff([]Key{{zeros, Batch}, {ones, Batch}}, c.Tenants[0].Keys); diff != "" {
+	if diff := cmp.Diff([]Key{{Hash: zeros, Priority: Batch}, {Hash: ones, Priority: Batch}}, c.Tenants[0].Keys); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -48,14 +48,17 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 	}
 }
 
+// keyFields returns the names of the fields of a Key.
+func keyFields() []string { return []string{"hash", "name", "priority", "models"} }
+
 // decodeKey reads a Key: a mapping, or the hash alone. A key itself may have been written there by
 // mistake, even as the name of a field, so no message repeats a name.
 func (d *decoder) decodeKey(n *yaml.Node, key *Key, at path) {
 	switch n.Kind {
 	case yaml.MappingNode:
 		for i := 0; i+1 < len(n.Content); i += 2 {
-			if name := n.Content[i].Value; name != "hash" && name != "priority" {
-				d.faultOnLine(n.Content[i].Line, at, "has an unknown field; known are hash, priority")
+			if !slices.Contains(keyFields(), n.Content[i].Value) {
+				d.faultOnLine(n.Content[i].Line, at, "has an unknown field; known are "+strings.Join(keyFields(), ", "))
 				return
 			}
 		}
@@ -63,7 +66,7 @@ func (d *decoder) decodeKey(n *yaml.Node, key *Key, at path) {
 	case yaml.ScalarNode:
 		d.decodeScalar(n, reflect.ValueOf(&key.Hash).Elem(), at, rules{})
 	default:
-		d.faultf(at, "must be a hash or {hash, priority}, is %s", describe(n))
+		d.faultf(at, "must be a hash or a mapping with hash, is %s", describe(n))
 	}
 }
 

@@ -5,7 +5,7 @@ type Tenant struct {
 	// Name is the name of the tenant. It is unique.
 	Name string `yaml:"name" required:"true" form:"name"`
 	// Keys are the keys of the tenant, all valid at the same time. Each is a hash as sluice keys
-	// new prints it, or a mapping {hash, priority}.
+	// new prints it, or a mapping {hash, name, priority, models}.
 	Keys []Key `yaml:"keys"`
 	// Models are the models that the tenant may use, by name or alias; "*" is every model and every
 	// pool. The name of a pool permits the tenant to request the pool. Such a request is served by
@@ -32,6 +32,11 @@ type Key struct {
 	// Priority is the priority of requests with this key: the tenant's or a lower one. Default: the
 	// tenant's.
 	Priority Priority `yaml:"priority" oneof:"interactive,default,batch"`
+	// Name is what operators call the key. Default empty.
+	Name string `yaml:"name"`
+	// Models are the models and pools that the key may use, of those of its tenant. Default: all
+	// that the tenant may use.
+	Models []string `yaml:"models"`
 }
 
 // Priority says which waiting requests are admitted before others.

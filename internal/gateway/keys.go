@@ -3,45 +3,69 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/keys"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// keyKeeper keeps the keys of run time. close closes the connection to Redis; nil: there is none.
+// keyKeeper keeps the keys of run time, and puts them in force.
 type keyKeeper struct {
 	*keys.Store
+	gateway *Gateway
+	// close closes the connection to Redis; nil: there is none.
 	close func() error
+
+	mu sync.Mutex
+	// made are the keys as the Store last told them. Guarded by mu.
+	made []keys.Key
 }
 
 // makeKeys makes the store of keys: in Redis if the configuration names one, else in the state
 // directory.
 func (g *Gateway) makeKeys() error {
-	g.keys = &keyKeeper{}
+	k := &keyKeeper{gateway: g}
+	g.keys = k
 	backend := keys.File(filepath.Join(g.dir.Path(), "keys.json"))
 	if url := g.options.Config.Redis; url != "" {
 		client, err := redis.NewClient(url, 0)
 		if err != nil {
 			return err
 		}
-		backend, g.keys.close = keys.Redis(client), client.Close
+		backend, k.close = keys.Redis(client), client.Close
 	}
-	g.keys.Store = keys.New(backend, func(all []keys.Key) {
-		var now []authz.RuntimeKey
-		for _, k := range all {
-			now = append(now, authz.RuntimeKey{Hash: k.Hash, Tenant: k.Tenant, Expires: k.Expires})
-		}
-		g.auth.SetKeys(now)
-	}, g.log)
+	k.Store = keys.New(keys.Config{Backend: backend, Apply: k.changed, Used: g.auth.LastUsed, Log: g.log})
 	return nil
+}
+
+// changed puts the keys in force that the Store tells.
+func (k *keyKeeper) changed(made []keys.Key) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.made = made
+	k.applyLocked()
+}
+
+// apply puts the keys in force under the configuration in force, which says what aliases mean.
+func (k *keyKeeper) apply() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.applyLocked()
+}
+
+// applyLocked is apply for a caller that holds mu.
+func (k *keyKeeper) applyLocked() {
+	k.gateway.auth.SetKeys(runtimeKeys(k.gateway.config(), k.made))
 }
 
 // run follows the changes of other gateways until ctx ends.
@@ -53,36 +77,55 @@ func (k *keyKeeper) run(ctx context.Context) error {
 	return err
 }
 
-// maxKeyName is the length of the longest name of a key, in bytes.
-const maxKeyName = 100
-
 // keyAdmin is the admin API's view of the keys.
 type keyAdmin struct{ g *Gateway }
 
 // List implements admin.Keys.
-func (a keyAdmin) List() []admin.Key {
+func (a keyAdmin) List(ctx context.Context) []admin.Key {
 	list := []admin.Key{}
 	for _, t := range a.g.config().Tenants {
-		for range t.Keys {
-			list = append(list, admin.Key{Tenant: t.Name, Models: t.Models, Source: "file"})
+		for _, k := range t.Keys {
+			list = append(list, a.fileKey(t, k))
 		}
 	}
 	for _, k := range a.g.keys.Store.List() {
-		list = append(list, a.view(k))
+		list = append(list, a.runtimeKey(k))
+	}
+	used := a.g.keys.LastUsed(ctx)
+	for i := range list {
+		if at, ok := used[list[i].UsageKey]; ok {
+			list[i].LastUsed = &at
+		}
 	}
 	return list
 }
 
-// view returns a key of run time as the API shows it.
-func (a keyAdmin) view(k keys.Key) admin.Key {
-	v := admin.Key{ID: k.ID, Tenant: k.Tenant, Name: k.Name, Prefix: authz.KeyPrefix(k.ID), Created: &k.Created, Models: []string{}, Source: "runtime"}
+// fileKey returns a key of the file as the API shows it.
+func (a keyAdmin) fileKey(t config.Tenant, k config.Key) admin.Key {
+	id := authz.FileKeyID(k.Hash)
+	return admin.Key{ID: id, UsageKey: authz.KeyName(t.Name, id), Tenant: t.Name, Name: k.Name, Models: shownModels(k.Models, t), Source: admin.KeyOfFile}
+}
+
+// runtimeKey returns a key of run time as the API shows it.
+func (a keyAdmin) runtimeKey(k keys.Key) admin.Key {
+	tenants := a.g.config().Tenants
+	v := admin.Key{ID: k.ID, UsageKey: authz.KeyName(k.Tenant, k.ID), Tenant: k.Tenant, Name: k.Name, Prefix: authz.KeyPrefix(k.ID),
+		Created: &k.Created, Models: []string{}, Source: admin.KeyOfRuntime}
 	if !k.Expires.IsZero() {
 		v.Expires = &k.Expires
 	}
-	if t, ok := a.g.auth.Tenant(k.Tenant); ok {
-		v.Models = t.Models
+	if i := slices.IndexFunc(tenants, func(t config.Tenant) bool { return t.Name == k.Tenant }); i >= 0 {
+		v.Models = shownModels(k.Models, tenants[i])
 	}
 	return v
+}
+
+// shownModels returns the models of a key: its own, or those of its tenant.
+func shownModels(own []string, t config.Tenant) []string {
+	if len(own) > 0 {
+		return own
+	}
+	return t.Models
 }
 
 // New implements admin.Keys.
@@ -97,39 +140,81 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 			Message: "auth.mode is " + string(c.Auth.Mode) + ", so no key is looked at."}
 	case !slices.ContainsFunc(c.Tenants, func(t config.Tenant) bool { return t.Name == asked.Tenant }):
 		return invalid("tenant", "tenant must be the name of a tenant of the file.")
-	case len(asked.Name) > maxKeyName:
-		return invalid("name", "name must not be longer than 100 bytes.")
+	case !config.ValidKeyName(asked.Name):
+		return invalid("name", "name must be at most 100 bytes and not begin with sk-, as a key does.")
 	case asked.Expires != nil && !asked.Expires.After(now):
 		return invalid("expires", "expires must be in the future.")
 	}
-	made := authz.NewKey()
-	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Created: now}
+	if wrong := a.wrongModel(c, asked.Models); wrong != "" {
+		return invalid("models", wrong)
+	}
+	made := a.freshKey()
+	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models, Created: now}
 	if asked.Expires != nil {
 		k.Expires = asked.Expires.UTC()
 	}
 	if err := a.g.keys.Add(ctx, k); err != nil {
 		return admin.Key{}, "", keysFault(err)
 	}
-	return a.view(k), made.Secret, nil
+	return a.runtimeKey(k), made.Secret, nil
+}
+
+// maxKeyModels is the largest number of models that a key may name.
+const maxKeyModels = 100
+
+// wrongModel says what is wrong with the models of a new key; empty: nothing. Every name is fine
+// where models are discovered, because they are not known yet.
+func (a keyAdmin) wrongModel(c *config.Config, names []string) string {
+	if len(names) > maxKeyModels {
+		return fmt.Sprintf("models must not be more than %d names.", maxKeyModels)
+	}
+	for _, name := range names {
+		switch {
+		case name == "*" || c.HasModel(name):
+		case !engines.ValidName(name):
+			return fmt.Sprintf("models has the name %q: a name is %s.", name, engines.NameRule)
+		case !c.DiscoversModels():
+			return fmt.Sprintf("There is no model or pool %q.", name)
+		}
+	}
+	return ""
+}
+
+// freshKey makes a key with an id that no other key has.
+func (a keyAdmin) freshKey() authz.Key {
+	all := a.g.keys.Store.List()
+	for {
+		made := authz.NewKey()
+		if !slices.ContainsFunc(all, func(k keys.Key) bool { return k.ID == made.ID }) {
+			return made
+		}
+	}
 }
 
 // Revoke implements admin.Keys.
 func (a keyAdmin) Revoke(ctx context.Context, id string) (admin.Key, *openai.Error) {
-	var was admin.Key
-	for _, k := range a.g.keys.Store.List() {
-		if k.ID == id {
-			was = a.view(k)
+	for _, k := range a.List(ctx) {
+		if k.ID == id || k.UsageKey == id {
+			return a.revoke(ctx, k)
 		}
 	}
-	found, err := a.g.keys.Remove(ctx, id)
+	return admin.Key{}, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is no key with this id."}
+}
+
+// revoke ends a key of the list.
+func (a keyAdmin) revoke(ctx context.Context, k admin.Key) (admin.Key, *openai.Error) {
+	if k.Source == admin.KeyOfFile {
+		return k, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
+			Message: "The key " + k.ID + " is a key of the file, which cannot be revoked at run time: remove its hash from the tenant " + k.Tenant + " in the file."}
+	}
+	found, err := a.g.keys.Remove(ctx, k.ID)
 	switch {
 	case err != nil:
-		return was, keysFault(err)
+		return k, keysFault(err)
 	case !found:
-		return was, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
-			Message: "No key of run time has this id. A key of the file is removed from the file."}
+		return k, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "The key was revoked already."}
 	}
-	return was, nil
+	return k, nil
 }
 
 // keysFault is the error of a store that does not work, or is full.

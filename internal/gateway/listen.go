@@ -82,7 +82,7 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 			return nil, errors.Join(err, s.close())
 		}
 	}
-	calls := g.streams.relay.PeerHandler(g.auth.Tenant, int64(g.options.Config.MaxBody))
+	calls := g.streams.relay.PeerHandler(g.auth.Holder, int64(g.options.Config.MaxBody))
 	models := api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolModels, Tasks: tasks{g.dispatcher, g.auth}})
 	for _, socket := range []struct {
 		socket  **httpSocket
@@ -219,10 +219,11 @@ func (g *Gateway) relayHandler() http.Handler {
 	})
 }
 
-// allowed reports whether a tenant may use a model.
-func (g *Gateway) allowed(tenant, model string) bool {
-	t, ok := g.auth.Tenant(tenant)
-	return ok && t.Allows(model)
+// allowed returns what reports whether a caller may use a model. The caller is a tenant and the
+// digest of its key.
+func (g *Gateway) allowed(tenant, key string) func(model string) bool {
+	t, ok := g.auth.Caller(tenant, key)
+	return func(model string) bool { return ok && t.Allows(model) }
 }
 
 // serve runs all servers in the scope until it ends.

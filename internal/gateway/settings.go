@@ -121,7 +121,7 @@ func (g *Gateway) configParts() []part {
 		{"authentication", g.prepareAuth},
 		{"admin access", g.prepareAccess},
 		{"configuration", func(c *config.Config) (func() error, error) {
-			return done(func() { g.settings.current.Store(c) }), nil
+			return done(func() { g.settings.current.Store(c); g.keys.apply() }), nil
 		}},
 		{"models without replicas", func(c *config.Config) (func() error, error) {
 			models := admittedModels(c)

@@ -39,14 +39,14 @@ type streams struct {
 	peersRedis io.Closer
 
 	// tenant and maxBody are for requests that other gateways forward.
-	tenant  func(name string) (*authz.Tenant, bool)
+	tenant  func(name, key string) (*authz.Tenant, bool)
 	maxBody int64
 }
 
 // makeStreams makes the relay and its entry points.
 func (g *Gateway) makeStreams() error {
 	c := g.options.Config
-	s := &streams{tenant: g.auth.Tenant, maxBody: int64(c.MaxBody)}
+	s := &streams{tenant: g.auth.Holder, maxBody: int64(c.MaxBody)}
 	g.streams = s
 	if err := errors.Join(g.makeTracer(), g.makePeers()); err != nil {
 		return err

@@ -19,7 +19,7 @@ type tasks struct {
 // Schedule implements api.Tasks. It refuses a tenant that was deleted after the request was
 // authenticated.
 func (t tasks) Schedule(ctx context.Context, r api.ScheduleRequest) (api.ScheduleAnswer, *openai.Error) {
-	tenant, ok := t.auth.Tenant(r.Tenant)
+	tenant, ok := t.auth.Caller(r.Tenant, r.Key)
 	if !ok {
 		return api.ScheduleAnswer{}, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
 	}

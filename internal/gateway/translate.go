@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/jwks"
+	"github.com/sluice-gateway/sluice/internal/keys"
 	"github.com/sluice-gateway/sluice/internal/limits"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/scale"
@@ -33,15 +34,36 @@ func authConfig(c *config.Config) authz.Config {
 	}
 	for _, t := range c.Tenants {
 		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority), EngineLog: t.EngineLog}
-		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: keyHashes(t, t.Priority)})
-		for _, lower := range []config.Priority{config.DefaultPriority, config.Batch} {
-			if own := keyHashes(t, lower); lower != t.Priority && len(own) > 0 {
-				tenant.Priority = string(lower)
-				a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: own})
-			}
-		}
+		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: fileKeys(c, t.Keys)})
 	}
 	return a
+}
+
+// fileKeys returns the keys that a tenant has in the file.
+func fileKeys(c *config.Config, keys []config.Key) []authz.KeyConfig {
+	var all []authz.KeyConfig
+	for _, k := range keys {
+		all = append(all, authz.KeyConfig{Hash: k.Hash, Priority: string(k.Priority), Models: keyModels(c, k.Models)})
+	}
+	return all
+}
+
+// runtimeKeys returns the keys that operators have made. They name models as the file does.
+func runtimeKeys(c *config.Config, made []keys.Key) []authz.RuntimeKey {
+	var all []authz.RuntimeKey
+	for _, k := range made {
+		own := authz.KeyConfig{ID: k.ID, Hash: k.Hash, Models: keyModels(c, k.Models), Expires: k.Expires}
+		all = append(all, authz.RuntimeKey{KeyConfig: own, Tenant: k.Tenant})
+	}
+	return all
+}
+
+// keyModels returns the models that a key may use; nil: all that its tenant may use.
+func keyModels(c *config.Config, names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	return modelNames(c, names)
 }
 
 // tokensConfig returns which tokens of an identity provider are accepted; nil: none.
@@ -56,17 +78,6 @@ func tokensConfig(c *config.Config) *jwks.Config {
 // headerLimits returns the limits of a request's headers.
 func headerLimits(c *config.Config) headers.Limits {
 	return headers.Limits{Count: c.MaxHeaders, Bytes: int(c.MaxHeaderBytes)}
-}
-
-// keyHashes returns the hashes of the tenant's keys that have this priority.
-func keyHashes(t config.Tenant, priority config.Priority) []string {
-	var hashes []string
-	for _, k := range t.Keys {
-		if k.Priority == priority {
-			hashes = append(hashes, k.Hash)
-		}
-	}
-	return hashes
 }
 
 // hangTimeout returns envoy.Config.HangTimeout.

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -67,12 +70,50 @@ func (f *file) Remove(_ context.Context, id string) (bool, error) {
 }
 
 // saveLocked replaces the file. mu is held.
-func (f *file) saveLocked(all []Key) error {
-	text, err := json.MarshalIndent(all, "", "  ")
+func (f *file) saveLocked(all []Key) error { return replace(f.path, all) }
+
+// usesPath is the path of the file with the last uses, in seconds since 1970.
+func (f *file) usesPath() string { return strings.TrimSuffix(f.path, ".json") + ".used.json" }
+
+// LoadUses implements Backend. A damaged file has no uses: the next SaveUses replaces it.
+func (f *file) LoadUses(context.Context) (map[string]time.Time, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.loadUsesLocked(), nil
+}
+
+// loadUsesLocked reads the file of uses. mu is held.
+func (f *file) loadUsesLocked() map[string]time.Time {
+	all, seconds := map[string]time.Time{}, map[string]int64{}
+	if text, err := os.ReadFile(f.usesPath()); err == nil && json.Unmarshal(text, &seconds) == nil {
+		for key, at := range seconds {
+			all[key] = time.Unix(at, 0).UTC()
+		}
+	}
+	return all
+}
+
+// SaveUses implements Backend.
+func (f *file) SaveUses(_ context.Context, uses map[string]time.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := f.loadUsesLocked()
+	merge(all, uses)
+	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return all[b].Compare(all[a]) })
+	seconds := map[string]int64{}
+	for _, key := range names[:min(len(names), maxUses)] {
+		seconds[key] = all[key].Unix()
+	}
+	return replace(f.usesPath(), seconds)
+}
+
+// replace writes a value as JSON to a file, in one step.
+func replace(path string, value any) error {
+	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		return err
 	}
-	w, err := os.OpenFile(f.path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	w, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -80,11 +121,15 @@ func (f *file) saveLocked(all []Key) error {
 	if err = errors.Join(err, w.Sync(), w.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.path+".new", f.path)
+	return os.Rename(path+".new", path)
 }
 
-// redisKeys is the hash with the keys by their ids.
-const redisKeys = "sluice:keys"
+// redisKeys is the hash with the keys by their ids. redisUses is the sorted set with their names by
+// their last uses.
+const (
+	redisKeys = "sluice:keys"
+	redisUses = "sluice:keys:used"
+)
 
 // Redis returns a Backend in Redis.
 func Redis(client redis.UniversalClient) Backend { return &shared{client} }
@@ -118,4 +163,31 @@ func (r *shared) Add(ctx context.Context, k Key) error {
 func (r *shared) Remove(ctx context.Context, id string) (bool, error) {
 	n, err := r.client.HDel(ctx, redisKeys, id).Result()
 	return n > 0, err
+}
+
+// LoadUses implements Backend.
+func (r *shared) LoadUses(ctx context.Context) (map[string]time.Time, error) {
+	found, err := r.client.ZRangeWithScores(ctx, redisUses, 0, -1).Result()
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]time.Time, len(found))
+	for _, z := range found {
+		if key, ok := z.Member.(string); ok {
+			all[key] = time.Unix(int64(z.Score), 0).UTC()
+		}
+	}
+	return all, nil
+}
+
+// SaveUses implements Backend.
+func (r *shared) SaveUses(ctx context.Context, uses map[string]time.Time) error {
+	add := redis.ZAddArgs{GT: true}
+	for key, at := range uses {
+		add.Members = append(add.Members, redis.Z{Member: key, Score: float64(at.Unix())})
+	}
+	if err := r.client.ZAddArgs(ctx, redisUses, add).Err(); err != nil {
+		return err
+	}
+	return r.client.ZRemRangeByRank(ctx, redisUses, 0, -maxUses-1).Err()
 }

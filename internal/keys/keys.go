@@ -24,6 +24,8 @@ type Key struct {
 	// Tenant is the name of the tenant, Name what operators call the key; it may be empty.
 	Tenant string `json:"tenant"`
 	Name   string `json:"name,omitempty"`
+	// Models are the models and pools that the key may use, of those of its tenant. Empty: all.
+	Models []string `json:"models,omitempty"`
 	// Created is when the key was made. Expires is when it ends; zero: it does not end.
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"`
@@ -43,29 +45,46 @@ type Backend interface {
 	Add(ctx context.Context, k Key) error
 	// Remove removes a key and reports whether it was there.
 	Remove(ctx context.Context, id string) (bool, error)
+	// LoadUses returns when keys were last used, by the names of the keys.
+	LoadUses(ctx context.Context) (map[string]time.Time, error)
+	// SaveUses stores when keys were last used. Of two uses of a key the later one stays, and of
+	// all keys the maxUses that were used last.
+	SaveUses(ctx context.Context, uses map[string]time.Time) error
 }
+
+// maxUses bounds the keys whose last use is stored: those of run time, and as many of the file.
+const maxUses = 2 * MaxKeys
 
 // interval is how often a Store looks for changes of other gateways.
 const interval = 500 * time.Millisecond
 
+// Config is what New needs.
+type Config struct {
+	Backend Backend
+	// Apply is told of all keys whenever they change. A lock is held: it must not call the Store.
+	Apply func([]Key)
+	// Used returns when each key was last used at this gateway, to the minute, by the names of the
+	// keys. nil: no use is stored.
+	Used func() map[string]time.Time
+	Log  *zap.Logger
+}
+
 // Store has the keys of a Backend as they were a moment ago. Its methods are safe for concurrent
 // use. While the backend fails, the keys of before stay.
 type Store struct {
-	backend Backend
-	apply   func([]Key)
-	log     *zap.Logger
+	Config
 
 	mu sync.Mutex
 	// keys are those that apply was told, sorted by time; fault is why they cannot be read.
 	// Guarded by mu.
 	keys  []Key
 	fault error
+
+	uses uses
 }
 
-// New returns a Store that tells apply of all keys whenever they change. It reads nothing yet.
-func New(b Backend, apply func([]Key), log *zap.Logger) *Store {
-	return &Store{backend: b, apply: apply, log: log}
-}
+// New returns a Store. It reads nothing yet.
+func New(c Config) *Store { return &Store{Config: c} }
 
 // List returns the keys, the oldest first.
 func (s *Store) List() []Key {
@@ -80,7 +99,7 @@ func (s *Store) Add(ctx context.Context, k Key) error {
 	if len(s.List()) >= MaxKeys {
 		return ErrFull
 	}
-	if err := s.backend.Add(ctx, k); err != nil {
+	if err := s.Backend.Add(ctx, k); err != nil {
 		return err
 	}
 	return s.Read(ctx)
@@ -88,7 +107,7 @@ func (s *Store) Add(ctx context.Context, k Key) error {
 
 // Remove removes a key and reports whether it was there.
 func (s *Store) Remove(ctx context.Context, id string) (bool, error) {
-	found, err := s.backend.Remove(ctx, id)
+	found, err := s.Backend.Remove(ctx, id)
 	if err != nil {
 		return false, err
 	}
@@ -99,10 +118,10 @@ func (s *Store) Remove(ctx context.Context, id string) (bool, error) {
 func (s *Store) Read(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all, err := s.backend.Load(ctx)
+	all, err := s.Backend.Load(ctx)
 	if err != nil {
 		if s.fault == nil && ctx.Err() == nil {
-			s.log.Error("keys of run time not read, those of before stay", zap.Error(err))
+			s.Log.Error("keys of run time not read, those of before stay", zap.Error(err))
 		}
 		s.fault = err
 		return err
@@ -116,21 +135,28 @@ func (s *Store) Read(ctx context.Context) error {
 	})
 	if !reflect.DeepEqual(all, s.keys) {
 		s.keys = all
-		s.apply(slices.Clone(all))
+		s.Apply(slices.Clone(all))
 	}
 	return nil
 }
 
-// Run follows the changes of other gateways until ctx ends.
+// Run follows the changes of other gateways until ctx ends, and stores the last uses of keys.
 func (s *Store) Run(ctx context.Context) error {
-	tick := time.NewTicker(interval)
+	tick, flush := time.NewTicker(interval), time.NewTicker(flushInterval)
 	defer tick.Stop()
+	defer flush.Stop()
+	_ = s.Read(ctx) // the next try is soon
 	for {
-		_ = s.Read(ctx) // the next try is soon
 		select {
 		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+			defer cancel()
+			s.flush(last)
 			return nil
 		case <-tick.C:
+			_ = s.Read(ctx)
+		case <-flush.C:
+			s.flush(ctx)
 		}
 	}
 }

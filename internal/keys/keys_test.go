@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -35,8 +36,8 @@ func TestB4_KeysAreStoredAndSharedAndRevoked(t *testing.T) {
 	for name, open := range backends(t) {
 		t.Run(name, func(t *testing.T) {
 			var mine, others []Key
-			a := New(open(), func(all []Key) { mine = all }, zap.NewNop())
-			b := New(open(), func(all []Key) { others = all }, zap.NewNop())
+			a := New(Config{Backend: open(), Apply: func(all []Key) { mine = all }, Log: zap.NewNop()})
+			b := New(Config{Backend: open(), Apply: func(all []Key) { others = all }, Log: zap.NewNop()})
 			now := time.Now().UTC().Truncate(time.Second)
 			for i, id := range []string{"one", "two"} {
 				if err := a.Add(t.Context(), Key{ID: id, Hash: "sha256:" + id, Tenant: "acme", Created: now.Add(time.Duration(i) * time.Second)}); err != nil {
@@ -62,7 +63,7 @@ func TestB4_KeysAreStoredAndSharedAndRevoked(t *testing.T) {
 func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys.json")
 	var told []Key
-	s := New(File(path), func(all []Key) { told = all }, zap.NewNop())
+	s := New(Config{Backend: File(path), Apply: func(all []Key) { told = all }, Log: zap.NewNop()})
 	if err := s.Add(t.Context(), Key{ID: "one"}); err != nil {
 		t.Fatal(err)
 	}
@@ -71,5 +72,55 @@ func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	}
 	if err := errors.Join(s.Read(t.Context()), s.Add(t.Context(), Key{ID: "two"})); err == nil || len(told) != 1 || len(s.List()) != 1 {
 		t.Errorf("%v, %v", told, err)
+	}
+}
+
+func TestB4_TheLastUseOfAKeyIsThatOfTheLastGateway(t *testing.T) {
+	minute := time.Now().UTC().Truncate(time.Minute)
+	for name, open := range backends(t) {
+		t.Run(name, func(t *testing.T) {
+			mine := map[string]time.Time{"acme/one": minute, "acme/two": minute.Add(-time.Hour)}
+			others := map[string]time.Time{"acme/one": minute.Add(-time.Minute), "acme/two": minute}
+			a := New(Config{Backend: open(), Used: func() map[string]time.Time { return mine }, Log: zap.NewNop()})
+			b := New(Config{Backend: open(), Used: func() map[string]time.Time { return others }, Log: zap.NewNop()})
+			for _, s := range []*Store{b, a, b} {
+				s.flush(t.Context())
+			}
+			later := New(Config{Backend: open(), Log: zap.NewNop()})
+			for who, s := range map[string]*Store{"a": a, "b": b, "a gateway that starts later": later} {
+				if got := s.LastUsed(t.Context()); len(got) != 2 || !got["acme/one"].Equal(minute) || !got["acme/two"].Equal(minute) {
+					t.Errorf("%s: %v", who, got)
+				}
+			}
+		})
+	}
+}
+
+// countingBackend counts what is written.
+type countingBackend struct {
+	Backend
+	saved, failures int
+}
+
+func (c *countingBackend) SaveUses(ctx context.Context, uses map[string]time.Time) error {
+	if c.failures > 0 {
+		c.failures--
+		return errors.New("down")
+	}
+	c.saved++
+	return c.Backend.SaveUses(ctx, uses)
+}
+
+func TestB4_AUseIsWrittenOnceAMinute(t *testing.T) {
+	c := &countingBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json")), failures: 1}
+	used := map[string]time.Time{}
+	s := New(Config{Backend: c, Used: func() map[string]time.Time { return used }, Log: zap.NewNop()})
+	for i, want := range []int{0, 0, 1, 1, 2} {
+		if i > 0 {
+			used = map[string]time.Time{"acme/one": time.Unix(int64(60*max(i-2, 1)), 0)}
+		}
+		if s.flush(t.Context()); c.saved != want {
+			t.Errorf("flush %d: %d writes, want %d", i, c.saved, want)
+		}
 	}
 }

@@ -139,8 +139,9 @@ func priorityName(c *Call) string {
 }
 
 // PeerHandler returns the handler of the requests that remote gateways forward. tenant finds the
-// tenant that a remote gateway has authenticated. maxBody bounds bodies, in bytes.
-func (r *Relay) PeerHandler(tenant func(name string) (*authz.Tenant, bool), maxBody int64) http.Handler {
+// tenant that a remote gateway has authenticated, by its name and the name of its key. maxBody
+// bounds bodies, in bytes.
+func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool), maxBody int64) http.Handler {
 	return r.routes(func(w http.ResponseWriter, req *http.Request) {
 		c, fault := callOfPeer(req, tenant, maxBody)
 		if fault == nil {
@@ -155,15 +156,10 @@ func (r *Relay) PeerHandler(tenant func(name string) (*authz.Tenant, bool), maxB
 }
 
 // callOfPeer reads a call that a remote gateway has forwarded. setCall writes it.
-func callOfPeer(req *http.Request, tenant func(string) (*authz.Tenant, bool), maxBody int64) (*Call, *openai.Error) {
-	t, ok := tenant(req.Header.Get(headers.Tenant))
+func callOfPeer(req *http.Request, tenant func(name, key string) (*authz.Tenant, bool), maxBody int64) (*Call, *openai.Error) {
+	t, ok := tenant(req.Header.Get(headers.Tenant), req.Header.Get(headers.Key))
 	if !ok {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "This gateway does not know the tenant.")
-	}
-	if key := req.Header.Get(headers.Key); key != "" {
-		own := *t
-		own.Key = key
-		t = &own
 	}
 	endpoint, ok := openai.EndpointOf(req.URL.Path)
 	if !ok {

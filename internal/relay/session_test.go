@@ -20,7 +20,7 @@ func TestB2_SessionOfACall(t *testing.T) {
 	}
 	forwarded := setCall(httptest.NewRequest(http.MethodPost, own.Path, strings.NewReader(hello)), own)
 	forwarded.Header.Set("content-type", "application/json")
-	other, fault := callOfPeer(forwarded, func(string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
+	other, fault := callOfPeer(forwarded, func(string, string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
 	if fault != nil {
 		t.Fatal(fault)
 	}

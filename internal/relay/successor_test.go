@@ -18,7 +18,9 @@ import (
 
 // forwarderTo returns a Forwarder to the handler for other processes of a relay.
 func forwarderTo(t *testing.T, h *harness) Forwarder {
-	tenant := func(name string) (*authz.Tenant, bool) { return &authz.Tenant{Name: name, Models: []string{"*"}}, true }
+	tenant := func(name, _ string) (*authz.Tenant, bool) {
+		return &authz.Tenant{Name: name, Models: []string{"*"}}, true
+	}
 	server := httptest.NewServer(h.relay.PeerHandler(tenant, 1<<20))
 	t.Cleanup(server.Close)
 	address, err := url.Parse(server.URL)

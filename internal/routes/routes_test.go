@@ -117,7 +117,7 @@ type noTasks struct{ api.Tasks }
 
 func TestAPIServesItsRoutes(t *testing.T) {
 	h := api.New(api.Config{
-		Fleet: engines.NewFleet(), Allowed: func(string, string) bool { return true }, Created: time.Unix(1, 0), Tasks: noTasks{},
+		Fleet: engines.NewFleet(), Allowed: func(string, string) func(string) bool { return func(string) bool { return true } }, Created: time.Unix(1, 0), Tasks: noTasks{},
 	})
 	for _, row := range routes.Of(routes.API) {
 		method, want := "GET", 200

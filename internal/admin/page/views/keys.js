@@ -34,17 +34,24 @@ export function keys(place) {
 
 function keyTable(place, changed) {
   return makeTable({
-    label: 'keys', place, order: 'tenant', key: (k) => k.id || `${k.tenant} ${k.prefix} ${k.name}`, empty: 'There are no keys.',
-    words: (k) => [k.tenant, k.name, k.prefix, k.source],
-    mark: (node, k) => attr(node, 'data-key', k.id || null),
+    label: 'keys', place, order: 'tenant', key: (k) => k.usage_key, empty: 'There are no keys.',
+    words: (k) => [k.usage_key, k.name, k.prefix, k.source, ...k.models],
+    mark: (node, k) => attr(node, 'data-key', k.id),
     columns: [
       { id: 'tenant', title: 'Tenant', class: 'clip', value: (k) => k.tenant, show: (cell, k) => twoLines(cell, k.tenant, k.name) },
-      { id: 'prefix', title: 'Begins with', class: 'w-model clip', value: (k) => k.prefix, show: (cell, k) => clipped(cell, k.prefix || '–') },
+      { id: 'id', title: 'Key', class: 'w-model clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
+      { id: 'models', title: 'Models', class: 'p2 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
+      { id: 'used', title: 'Last used', class: 'w-model clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
       { id: 'created', title: 'Made', class: 'w-model p3 clip', value: (k) => k.created ?? '', show: (cell, k) => text(cell, k.created ? moment(k.created) : 'in the file') },
       { id: 'expires', title: 'Ends', class: 'w-model p2 clip', value: (k) => k.expires ?? '9', show: (cell, k) => text(cell, k.expires ? moment(k.expires) : 'never') },
-      { id: 'act', title: 'Revoke', class: 'w-small', value: (k) => k.source, show: (cell, k) => redraw(cell, k.id, (id) => [id ? revoke(k, changed) : '–']) },
+      { id: 'act', title: 'Revoke', class: 'w-small', value: (k) => k.source, show: (cell, k) => redraw(cell, k.source, (source) => [source === 'runtime' ? revoke(k, changed) : 'in the file']) },
     ],
   });
+}
+
+/** Returns the models that a key may use. */
+function usable(k) {
+  return k.models.includes('*') ? 'all' : k.models.join(', ') || 'none';
 }
 
 function revoke(k, changed) {
@@ -61,12 +68,14 @@ function make(tenants, changed) {
     body: [
       el('label', {}, 'Tenant', el('select', { name: 'tenant' }, tenants.map((t) => el('option', { value: t, text: t })))),
       el('label', {}, 'Name', el('input', { name: 'name', maxlength: '100', autocomplete: 'off' })),
+      el('label', {}, 'Models, with commas (empty: those of the tenant)', el('input', { name: 'models', autocomplete: 'off' })),
       el('label', {}, 'Days until it ends (empty: never)', el('input', { name: 'expires', type: 'number', min: '1', max: '3650' })),
     ],
     run: async (form) => {
       const days = Number(form.elements.expires.value);
       const said = await send('POST', '/api/v1/keys', {
         tenant: form.elements.tenant.value, name: form.elements.name.value,
+        models: form.elements.models.value.split(',').map((name) => name.trim()).filter(Boolean),
         ...(days > 0 && { expires: new Date(get.now + days * 86_400_000).toISOString() }),
       });
       tell(`The key of ${said.tenant} works at all gateways within a second.`);

@@ -1,0 +1,72 @@
+package keys
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// flushInterval is how often the new uses of keys are stored. A key is stored at most once a
+	// minute, because its use is known to the minute.
+	flushInterval = 5 * time.Second
+	// flushTimeout bounds the last flush, when the gateway stops.
+	flushTimeout = time.Second
+)
+
+// uses is what a Store knows of the last uses of keys.
+type uses struct {
+	mu sync.Mutex
+	// stored are those of this gateway that the backend has; failed says that the last flush
+	// failed. Guarded by mu.
+	stored map[string]time.Time
+	failed bool
+}
+
+// flush stores the uses of this gateway that are not stored yet.
+func (s *Store) flush(ctx context.Context) {
+	if s.Used == nil {
+		return
+	}
+	u := &s.uses
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := s.Used()
+	news := maps.Clone(now)
+	maps.DeleteFunc(news, func(key string, at time.Time) bool { return u.stored[key].Equal(at) })
+	if len(news) == 0 {
+		return
+	}
+	err := s.Backend.SaveUses(ctx, news)
+	if err != nil && !u.failed && ctx.Err() == nil {
+		s.Log.Error("last uses of keys not stored, trying again", zap.Error(err))
+	}
+	if u.failed = err != nil; !u.failed {
+		u.stored = now
+	}
+}
+
+// LastUsed returns when keys were last used at any gateway, by the names of the keys. Uses at other
+// gateways are up to flushInterval old. While the backend fails, it returns those of this gateway.
+func (s *Store) LastUsed(ctx context.Context) map[string]time.Time {
+	all, err := s.Backend.LoadUses(ctx)
+	if err != nil || all == nil {
+		all = map[string]time.Time{}
+	}
+	if s.Used != nil {
+		merge(all, s.Used())
+	}
+	return all
+}
+
+// merge adds uses to all. The later use of a key stays.
+func merge(all, uses map[string]time.Time) {
+	for key, at := range uses {
+		if at.After(all[key]) {
+			all[key] = at
+		}
+	}
+}
