@@ -68,7 +68,7 @@ func newScaleCommand(flags *viewFlags) *cobra.Command {
 	var reset bool
 	c := &cobra.Command{
 		Use:   "scale MODEL [--min N] [--max N] | --reset",
-		Short: "Set how many replicas a model has at least and at most, until its file changes or the gateway restarts",
+		Short: "Set how many replicas a model has at least and at most, until the file changes",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			body, method := map[string]int{}, http.MethodPut

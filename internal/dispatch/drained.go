@@ -69,6 +69,18 @@ func (d *Dispatcher) Drained() (models, replicas map[string]bool) {
 	return d.drains.models, d.drains.replicas
 }
 
+// SetDrained drains these models and replicas and no others. The replicas need not exist yet. The
+// caller must not change the sets afterwards.
+func (d *Dispatcher) SetDrained(models, replicas map[string]bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.drains = drains{models, replicas}
+	for name := range d.fleet.Snapshot().Models {
+		d.dirty[name] = struct{}{}
+	}
+	d.rebuildLocked()
+}
+
 // undrainedLocked returns the replicas that are not drained.
 func (d *Dispatcher) undrainedLocked(known []*engines.Replica) []*engines.Replica {
 	if len(d.drains.replicas) == 0 {

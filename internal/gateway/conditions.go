@@ -36,10 +36,27 @@ func (g *Gateway) upgradeConditions() []condition.Condition {
 // modelConditions tells for each model whether it has the replicas that it needs now.
 func (g *Gateway) modelConditions() []condition.Condition {
 	var all []condition.Condition
+	_, drained := g.dispatcher.Drained()
 	for _, s := range g.modelStandings() {
-		all = append(all, modelCondition(s.model, s.usable, s.needed))
+		all = append(all, withDrained(modelCondition(s.model, s.usable, s.needed), s, drained))
 	}
 	return all
+}
+
+// withDrained returns the condition of a model. It says so if the model would be ready but for the
+// replicas that an operator has drained.
+func withDrained(c condition.Condition, s modelStanding, drained map[string]bool) condition.Condition {
+	var ids []string
+	for i := range s.model.Replicas {
+		if r := &s.model.Replicas[i]; r.State == engines.Ready && drained[r.ID] {
+			ids = append(ids, r.ID)
+		}
+	}
+	if c.Status != condition.True && len(ids) > 0 && s.usable+len(ids) >= s.needed {
+		c.Reason, c.Severity = "ReplicaDrained", condition.Info
+		c.Message += " An operator has drained " + strings.Join(ids, ", ") + "."
+	}
+	return c
 }
 
 // modelCondition is the condition of a model that has usable replicas and needs n. A model whose

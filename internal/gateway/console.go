@@ -109,7 +109,7 @@ type modelStanding struct {
 // modelStandings returns the standing of all models, sorted by name.
 func (g *Gateway) modelStandings() []modelStanding {
 	models := g.fleet.Snapshot().Models
-	bounds := scales(g.config())
+	bounds := scales(g.launchers.withOverrides(g.config()))
 	all := make([]modelStanding, 0, len(models))
 	for _, name := range slices.Sorted(maps.Keys(models)) {
 		s := modelStanding{model: models[name], needed: needed(models[name], bounds[name].Min)}

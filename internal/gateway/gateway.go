@@ -292,6 +292,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	if err := g.admission.RecoverTasks(); err != nil {
 		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))
 	}
+	g.operator.restore()
 	if err := g.applyFirst(); err != nil {
 		return err
 	}

@@ -99,7 +99,7 @@ func (g *Gateway) makeLaunchers() error {
 		}
 	}
 	g.launchers = l
-	g.operator = newOperator(g.log, g.dispatcher, g.requests, l)
+	g.operator = newOperator(g, l)
 	return nil
 }
 

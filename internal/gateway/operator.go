@@ -12,26 +12,33 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// operator does what an operator asks for on the admin listener. It implements admin.Actions. What
-// it changes lasts until it is taken back or until the process ends.
+// operator does what an operator asks for on the admin listener. It implements admin.Actions.
+// Drains last until they are taken back, and numbers of replicas until the file changes. Both
+// outlive the process (operatorstate.go).
 type operator struct {
 	log        *zap.Logger
+	dir        *process.Dir
 	dispatcher *dispatch.Dispatcher
 	requests   *request.Store
 	launchers  *launchers
 	// work gives run what takes long.
 	work chan func(context.Context)
 
+	// saving is held while the state is written.
+	saving sync.Mutex
+
 	mu sync.Mutex
 	// restarting has the models whose replicas are being restarted; guarded by mu
 	restarting map[string]bool
 }
 
-func newOperator(log *zap.Logger, d *dispatch.Dispatcher, r *request.Store, l *launchers) *operator {
-	return &operator{log: log, dispatcher: d, requests: r, launchers: l, work: make(chan func(context.Context)), restarting: map[string]bool{}}
+func newOperator(g *Gateway, l *launchers) *operator {
+	return &operator{log: g.log, dir: g.dir, dispatcher: g.dispatcher, requests: g.requests, launchers: l,
+		work: make(chan func(context.Context)), restarting: map[string]bool{}}
 }
 
 // run does what takes long until ctx ends.
@@ -49,10 +56,16 @@ func (o *operator) run(ctx context.Context) error {
 }
 
 // DrainModel implements admin.Actions.
-func (o *operator) DrainModel(model string, drained bool) { o.dispatcher.DrainModel(model, drained) }
+func (o *operator) DrainModel(model string, drained bool) {
+	o.dispatcher.DrainModel(model, drained)
+	o.save()
+}
 
 // DrainReplica implements admin.Actions.
-func (o *operator) DrainReplica(id string, drained bool) { o.dispatcher.DrainReplica(id, drained) }
+func (o *operator) DrainReplica(id string, drained bool) {
+	o.dispatcher.DrainReplica(id, drained)
+	o.save()
+}
 
 // maxScale bounds the number of replicas that an operator may ask for, against a slip of the hand.
 const maxScale = 10_000
@@ -64,6 +77,7 @@ func (o *operator) SetScale(model string, to *admin.Bounds) (admin.Scale, *opena
 			"min is %d and max is %d: min must be 0 or more, and max from min (at least 1) to %d.", to.Min, to.Max, maxScale)
 	}
 	o.launchers.override(model, to)
+	o.save()
 	now := o.launchers.scaleOf(model)
 	if now == nil { // the file has changed in between
 		return admin.Scale{}, openai.ModelNotFound("model", model)

@@ -45,7 +45,7 @@ func (o *operator) restart(ctx context.Context, r engines.Replica) error {
 		return fmt.Errorf("someone else runs the server %s", r.Address)
 	}
 	if _, drained := o.dispatcher.Drained(); err == nil && drained[r.ID] { // its successor serves
-		o.dispatcher.DrainReplica(r.ID, false)
+		o.DrainReplica(r.ID, false)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -52,6 +53,13 @@ func (l *launchers) setOverrides(next map[string]admin.Bounds) (before map[strin
 	defer l.overridesMu.Unlock()
 	before, l.overrides = l.overrides, next
 	return before
+}
+
+// currentOverrides returns a copy of the overrides.
+func (l *launchers) currentOverrides() map[string]admin.Bounds {
+	l.overridesMu.Lock()
+	defer l.overridesMu.Unlock()
+	return maps.Clone(l.overrides)
 }
 
 // withOverrides returns c with the numbers of replicas that an operator has set.

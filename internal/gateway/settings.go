@@ -54,6 +54,9 @@ func (g *Gateway) reload(file *config.Config) error {
 		g.launchers.setOverrides(overrides)
 		return err
 	}
+	if len(overrides) > 0 {
+		g.operator.save()
+	}
 	g.metrics.ConfigReloaded(true)
 	g.log.Info("configuration reloaded",
 		zap.Strings("waiting_for_the_next_start", g.options.Config.NeedsRestart(file)))

@@ -178,6 +178,12 @@ func makePrivate(path string) error {
 // Path is the absolute path of the directory.
 func (d *Dir) Path() string { return d.path }
 
+// WriteFile replaces a file of the directory in one step: after a crash the file has the old or the
+// new content.
+func (d *Dir) WriteFile(name string, data []byte) error {
+	return writeFile(filepath.Join(d.path, name), data)
+}
+
 // ID is the random id of the directory, of letters and digits. It is unique even among directories
 // with the same path.
 func (d *Dir) ID() string { return d.id }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -100,6 +101,61 @@ func TestE2E_O8_Scale(t *testing.T) {
 	awaitReadyReplicas(g, 2)
 	g.Configure(harness.OneSim + "    cooldown: 2m\n")
 	awaitReadyReplicas(g, 1)
+}
+
+// Drains and numbers of replicas outlive a crash, an upgrade and a stop of the gateway.
+func TestE2E_O8_DrainsAndScalesOutliveRestarts(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.OneSim)
+	do(g, "PUT", "/api/v1/models/chat/scale", `{"min":2,"max":2}`, 200)
+	awaitReadyReplicas(g, 2)
+	do(g, "POST", "/api/v1/replicas/chat-1/drain", "", 200)
+	do(g, "POST", "/api/v1/models/chat/drain", "", 200)
+	for name, restart := range map[string]func(){
+		"a crash": func() {
+			g.Kill()
+			g.Launch()
+		},
+		"an upgrade": func() {
+			if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		},
+	} {
+		restart()
+		g.AwaitAdmin()
+		harness.Eventually(t, "a drained replica is named", func() error {
+			found, err := g.Conditions(condition.ModelReady)
+			if err == nil && found["chat"].Reason != "ReplicaDrained" {
+				err = fmt.Errorf("%+v", found)
+			}
+			return err
+		})
+		if err := printed(g, `(?m)^chat +ready, drained +2 +2 +2 +2 `, "models", "-c", g.Config); err != nil {
+			t.Error(name, err)
+		}
+		if err := printed(g, `(?m)^chat-1 +chat +ready, drained `, "ps", "-c", g.Config); err != nil {
+			t.Error(name, err)
+		}
+	}
+	do(g, "POST", "/api/v1/models/chat/undrain", "", 200)
+	g.Kill()
+	g.Launch()
+	harness.Eventually(t, "the model takes requests", func() error {
+		if a, err := g.TryPost(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")); err != nil || a.StatusCode != 200 {
+			return fmt.Errorf("%v, %v", a, err)
+		}
+		return nil
+	})
+	before := g.Generations("chat-1")
+	for range 5 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+			t.Error(a)
+		}
+	}
+	if now := g.Generations("chat-1"); now != before {
+		t.Errorf("the drained replica got %d requests", now-before)
+	}
 }
 
 func awaitReadyReplicas(g *harness.Gateway, n int) {

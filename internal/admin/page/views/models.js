@@ -111,7 +111,7 @@ function scale(path, m) {
   const field = (name, words, value) => el('label', {}, words, el('input', { type: 'number', name, min: '0', step: '1', required: true, value }));
   const dialog = ask({
     title: `Scale ${m.name}`, confirm: 'Scale',
-    body: [el('p', { class: 'muted', text: `The file says ${file.min} to ${file.max}. The bounds hold until the file changes or the gateway ends.` }),
+    body: [el('p', { class: 'muted', text: `The file says ${file.min} to ${file.max}. The bounds hold until the file changes, also over restarts.` }),
       field('min', 'At least', min), field('max', 'At most', max),
       overridden && el('p', {}, el('button', { type: 'button', text: 'Restore the file’s bounds', click: async () => {
         await changed(() => send('DELETE', `${path}/scale`), `${m.name} has the bounds of the file.`);
