@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -116,6 +117,45 @@ type pickedView struct {
 	// expected to have of the prompt. null: not known.
 	PredictedMS   *float64 `json:"predicted_ms"`
 	MatchedTokens *int     `json:"matched_tokens"`
+	// Considered is how many replicas the pick chose from. Candidates are the picked one and the
+	// best of the others. null: they were not recorded.
+	Considered *int            `json:"considered"`
+	Candidates []candidateView `json:"candidates"`
+}
+
+// maxCandidates bounds the candidates of a request.
+const maxCandidates = 8
+
+// candidateView is a replica as a pick saw it.
+type candidateView struct {
+	Replica string `json:"replica"`
+	Picked  bool   `json:"picked"`
+	// Load is how many requests the replica had without this one. Full: it had no free slot.
+	Load int  `json:"load"`
+	Full bool `json:"full"`
+	// PredictedMS is the expected time to the first token, the tokens are those of the prompt that
+	// are in the replica's cache, those that it has to compute, and those that it computes before
+	// them. null: routing does not predict.
+	PredictedMS    *float64 `json:"predicted_ms"`
+	MatchedTokens  *int     `json:"matched_tokens"`
+	UncachedTokens *int     `json:"uncached_tokens"`
+	WaitingTokens  *int     `json:"waiting_tokens"`
+}
+
+// viewCandidates returns the best candidates of a pick, the picked one first.
+func viewCandidates(all []request.Candidate) []candidateView {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b request.Candidate) int { return a.Compare(&b) })
+	views := make([]candidateView, 0, maxCandidates)
+	for _, c := range all[:min(len(all), maxCandidates)] {
+		v := candidateView{Replica: c.Replica, Picked: c.Picked, Load: c.Load, Full: c.Full}
+		if c.TTFT > 0 {
+			v.PredictedMS, v.MatchedTokens = new(milliseconds(c.TTFT)), new(c.MatchedTokens)
+			v.UncachedTokens, v.WaitingTokens = new(c.UncachedTokens), new(c.WaitingTokens)
+		}
+		views = append(views, v)
+	}
+	return views
 }
 
 // requestDetail answers what has happened to one request.
@@ -154,6 +194,9 @@ func (h *handler) viewPicked(d *request.Detail) *pickedView {
 	}
 	if d.Prediction.Known {
 		v.MatchedTokens = new(d.Prediction.MatchedTokens)
+	}
+	if len(d.Prediction.Candidates) > 0 {
+		v.Considered, v.Candidates = new(d.Prediction.Considered), viewCandidates(d.Prediction.Candidates)
 	}
 	return &v
 }

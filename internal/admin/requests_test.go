@@ -82,11 +82,47 @@ func TestO10_ARequestHasATimeline(t *testing.T) {
 	if got.String() != want || answer.ID != "r/1" || answer.TraceURL != "https://traces.example.com/t/0af7651916cd43dd8448eb211c80319c" {
 		t.Errorf("%s, trace %s, timeline:\n%swant:\n%s", answer.ID, answer.TraceURL, got.String(), want)
 	}
-	if picked := string(answer.Picked); picked != `{"replica":"chat-0","strategy":"prefix","why":"cached","moved":"","predicted_ms":90,"matched_tokens":64}` {
+	if picked := string(answer.Picked); picked != `{"replica":"chat-0","strategy":"prefix","why":"cached","moved":"","predicted_ms":90,"matched_tokens":64,"considered":null,"candidates":null}` {
 		t.Errorf("picked: %s", picked)
 	}
 	if w := get(h, "/api/v1/requests/none"); w.Code != 404 || !strings.Contains(w.Body.String(), "No request `none`") {
 		t.Errorf("an unknown id: %d %s", w.Code, w.Body)
+	}
+}
+
+// A request tells the replicas that its pick chose from: the picked one, then the others from the
+// best one on, and at most eight.
+func TestO10_ARequestHasItsCandidates(t *testing.T) {
+	c := newConfig()
+	all := []request.Candidate{
+		{Replica: "late", Load: 1, TTFT: 900 * time.Millisecond, UncachedTokens: 800}, {Replica: "full", Full: true, Load: 8, TTFT: time.Millisecond},
+		{Replica: "usual", Picked: true, Load: 3, TTFT: 90 * time.Millisecond, MatchedTokens: 64, UncachedTokens: 8, WaitingTokens: 5},
+	}
+	for range 9 {
+		all = append(all, request.Candidate{Replica: "other", Load: 2, TTFT: 100 * time.Millisecond})
+	}
+	c.Request = func(id string) (request.Detail, bool) {
+		shown := all[:3]
+		if id == "many" {
+			shown = all
+		}
+		return request.Detail{Summary: request.Summary{ID: id, Replica: "usual", Prediction: request.Prediction{Considered: 40, Candidates: shown}}}, true
+	}
+	h := New(c)
+	var answer struct{ Picked json.RawMessage }
+	w := get(h, "/api/v1/requests/few")
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil {
+		t.Fatal(err)
+	}
+	const want = `"considered":40,"candidates":[` +
+		`{"replica":"usual","picked":true,"load":3,"full":false,"predicted_ms":90,"matched_tokens":64,"uncached_tokens":8,"waiting_tokens":5},` +
+		`{"replica":"late","picked":false,"load":1,"full":false,"predicted_ms":900,"matched_tokens":0,"uncached_tokens":800,"waiting_tokens":0},` +
+		`{"replica":"full","picked":false,"load":8,"full":true,"predicted_ms":1,"matched_tokens":0,"uncached_tokens":0,"waiting_tokens":0}]}`
+	if !strings.HasSuffix(string(answer.Picked), want) {
+		t.Errorf("picked: %s, want at its end %s", answer.Picked, want)
+	}
+	if got := get(h, "/api/v1/requests/many").Body.String(); strings.Count(got, `"load"`) != 8 || strings.Contains(got, `"full"}`) {
+		t.Errorf("of 12 candidates: %s", got)
 	}
 }
 

@@ -104,7 +104,8 @@ type Config struct {
 	// Shared says that Admission shares its state with other gateways, so that leases outlive this
 	// process.
 	Shared bool
-	// ExplainPicks adds the candidates of each pick to its Prediction.
+	// ExplainPicks adds all candidates of each pick to its Prediction. Otherwise the first
+	// explainedPerSecond picks of a second have the best maxExplained of theirs.
 	ExplainPicks bool
 	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
 	// block. It may be nil.
@@ -128,6 +129,8 @@ type Dispatcher struct {
 	table atomic.Pointer[routingTable]
 	// samples counts the responses that Envoy reads.
 	samples sampleBudget
+	// explained counts the picks whose candidates are recorded.
+	explained sampleBudget
 	// ids are the request ids and tasks that are in use now.
 	ids idClaims
 	// recovered holds the requests that still run from before a restart

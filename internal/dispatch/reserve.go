@@ -33,8 +33,8 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 		}
 		if r := t.replicas[i]; r.acquire(ticket.watch) {
 			expected := t.expect(&p, &ticket.prompt, i, now)
-			if ticket.dispatcher.explains {
-				t.explainPick(&p, &ticket.prompt, &expected.Prediction)
+			if most := ticket.dispatcher.candidatesToExplain(len(t.replicas), now); most > 0 {
+				t.explainPick(&p, pickExplained{i, &ticket.prompt, most}, &expected.Prediction)
 			}
 			ticket.setSlot(t, i, t.list(key, i, p.loads), expected)
 			slot := admission.Slot{Replica: r.id, Limit: r.limit}

@@ -21,14 +21,16 @@ type sampler struct {
 	streams, others atomic.Int64
 }
 
-// sampleBudget counts the samples of the gateway. The zero value has its whole budget.
+// sampleBudget counts what the gateway may do a few times in a second. The zero value has its whole
+// budget.
 type sampleBudget struct {
-	// used is the current second since 1970, times 256, plus the samples in it.
+	// used is the current second since 1970, times 256, plus the number of times in it.
 	used atomic.Int64
 }
 
-// acquire counts a sample. It returns false if the budget of the second is used up.
-func (b *sampleBudget) acquire(now time.Time) bool {
+// acquire counts one time. It returns false if there were so many in this second; perSecond is at
+// most 255.
+func (b *sampleBudget) acquire(now time.Time, perSecond int64) bool {
 	second := now.Unix() << 8
 	for {
 		used := b.used.Load()
@@ -38,7 +40,7 @@ func (b *sampleBudget) acquire(now time.Time) bool {
 			}
 			continue
 		}
-		if used-second >= samplesPerSecond {
+		if used-second >= perSecond {
 			return false
 		}
 		if b.used.CompareAndSwap(used, used+1) {
@@ -55,7 +57,7 @@ func (s *sampler) acquire(stream bool, budget *sampleBudget, now time.Time) bool
 	}
 	was := last.Load()
 	passed := time.Duration(now.UnixNano() - was)
-	if passed < sampleEvery || passed < sampleAtLeast && !budget.acquire(now) {
+	if passed < sampleEvery || passed < sampleAtLeast && !budget.acquire(now, samplesPerSecond) {
 		return false
 	}
 	return last.CompareAndSwap(was, now.UnixNano())

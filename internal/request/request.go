@@ -4,6 +4,7 @@
 package request
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -200,24 +201,42 @@ type Prediction struct {
 	// Moved is a word for why the request left the replica that had served its session or the
 	// longest beginning of its prompt, such as "load"; empty if it did not leave one.
 	Moved string
-	// Strategy is the name of the routing strategy. It and Candidates are known only if the
-	// dispatcher explains its picks.
+	// Strategy is the name of the routing strategy. It, Considered and Candidates are known only of
+	// the picks that the dispatcher explains.
 	Strategy string
-	// Candidates are the replicas that the dispatcher chose from.
+	// Considered is how many replicas the dispatcher chose from. Candidates are the picked one and
+	// the best of the others, or all of them.
+	Considered int
 	Candidates []Candidate
 }
 
 // Candidate is a replica as a pick saw it.
 type Candidate struct {
 	Replica string
-	// Load is how many requests the replica had. Full says that it had no free slot.
-	Load int
-	Full bool
+	// Load is how many requests the replica had without this one. Full says that it had no free
+	// slot, Picked that the request was sent there.
+	Load         int
+	Full, Picked bool
 	// MatchedTokens are the tokens of the prompt in the replica's cache, UncachedTokens those that
 	// it has to compute, WaitingTokens those that it computes before them. TTFT is the predicted
 	// time to the first token. All are 0 where routing does not predict.
 	MatchedTokens, UncachedTokens, WaitingTokens int
 	TTFT                                         time.Duration
+}
+
+// Compare orders candidates, the best one first: the picked one, then those with a free slot, by
+// their predicted first token and by their load.
+func (c *Candidate) Compare(d *Candidate) int {
+	first := func(x, y bool) int {
+		switch {
+		case x == y:
+			return 0
+		case x:
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(first(c.Picked, d.Picked), first(d.Full, c.Full), cmp.Compare(c.TTFT, d.TTFT), cmp.Compare(c.Load, d.Load))
 }
 
 // Response is what is known of a response that has ended: it corrects what the request was charged,

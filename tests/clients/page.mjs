@@ -8,13 +8,13 @@
 // model and a tenant: the script changes one of their limits on the page and restores the file's value.
 // With ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. With
 // VIEWER_TOKEN it then logs in with the role viewer, which sees no action. API_KEY is the key for the
-// playground. SCREENSHOTS is a directory: the script writes pictures of the views to it. More settings:
+// playground. FILE is the content of the configuration file. SCREENSHOTS is a directory: the script writes pictures of the views to it. More settings:
 // CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 20000), NODE_MODULES (the
 // directory of playwright-core, default .tools/node/node_modules of this repository).
 import { accessible, expect, faults, fits, forgive, open, run, timeout, visit } from './pagelib.mjs';
 
 const {
-  ADMIN_URL, ADMIN_TOKEN, VIEWER_TOKEN, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EXPECT_UPSTREAM, EXPECT_SEEN, EDIT_MODEL, EDIT_TENANT, SCREENSHOTS,
+  ADMIN_URL, ADMIN_TOKEN, VIEWER_TOKEN, API_KEY, EXPECT_MODEL, EXPECT_REPLICA, EXPECT_UPSTREAM, EXPECT_SEEN, EDIT_MODEL, EDIT_TENANT, SCREENSHOTS, FILE,
 } = process.env;
 
 /** Returns the selector of a table row by its name, which may be any text. */
@@ -66,6 +66,11 @@ async function checkRequest(page) {
   const about = await page.locator('.facts').first().innerText();
   for (const word of [said.model, said.replica, `${said.method} ${said.path}`]) expect(about.includes(word), `the page of a request does not say ${word}: ${about}`);
   for (const what of ['received', 'picked', 'finished']) await page.locator(`.timeline li[data-what=${what}]`).waitFor({ timeout });
+  const { picked } = await api(`/api/v1/requests/${id}`);
+  await page.locator('tr[data-candidate]').first().waitFor({ timeout });
+  const shown = await page.locator('tr[data-candidate] th a').allInnerTexts();
+  expect(String(shown) === String(picked.candidates.map((c) => c.replica)), `the candidates are ${picked.candidates.map((c) => c.replica)}, the page shows ${shown}`);
+  expect(await page.locator('tr[data-picked] th a').innerText() === picked.replica, `${picked.replica} was picked, and is not marked`);
   await picture(page, 'request');
   await accessible(page, 'a request');
 }
@@ -187,6 +192,40 @@ async function checkPlayground(page) {
 }
 
 /**
+ * checkReload: the page shows what the file would change, and its faults with their lines. The reload asks
+ * first. The test has the gateway check another content, because a changed file would take effect by itself.
+ */
+async function checkReload(page) {
+  await visit(page, 'Configuration');
+  const dialog = page.getByRole('dialog');
+  const check = page.getByRole('button', { name: 'Check the file' });
+  let content = '';
+  await page.route('**/api/v1/reload?dry_run=true', (route) => route.continue({ postData: JSON.stringify(content === '' ? {} : { content }) }));
+  await check.click();
+  await dialog.getByText('The file changes nothing').waitFor({ timeout });
+  await dialog.getByRole('button', { name: 'Close' }).click();
+
+  content = `${FILE}\nnonsense: 7\n`;
+  await check.click();
+  await dialog.getByText('The file has faults').waitFor({ timeout });
+  forgive(/status of 422/);
+  const line = FILE.split('\n').length + 1;
+  expect((await dialog.locator('.plan').innerText()).includes(`:${line}`), `the fault is not in line ${line}: ${await dialog.innerText()}`);
+  await accessible(page, 'the faults of a file');
+  await dialog.getByRole('button', { name: 'Close' }).click();
+
+  content = `${FILE.replace('token_interval: 20ms', 'token_interval: 25ms')}`;
+  await check.click();
+  const change = dialog.locator('li[data-change=changed]', { hasText: `model ${EXPECT_MODEL}` });
+  await change.waitFor({ timeout }).catch(async () => { throw new Error(`the plan is: ${await dialog.innerText()}`); });
+  for (const words of ['variables', 'replaces', EXPECT_REPLICA]) expect((await change.innerText()).includes(words), `${words} is not in the plan: ${await change.innerText()}`);
+  await accessible(page, 'a plan of a reload');
+  await dialog.getByRole('button', { name: 'Reload' }).click();
+  await page.locator('#note', { hasText: 'The file is in force.' }).waitFor({ timeout });
+  await page.unroute('**/api/v1/reload?dry_run=true');
+}
+
+/**
  * checkEdit: a limit that is changed on the page takes effect and is marked. The file's value can be
  * restored. All this works with the keyboard alone.
  */
@@ -288,6 +327,7 @@ await run(async (browser) => {
   await checkHistory(page);
   await checkRouting(page);
   await checkPlayground(page);
+  if (FILE) await checkReload(page);
   if (EXPECT_UPSTREAM) {
     await visit(page, 'Nodes');
     await shows(page, row('upstream', EXPECT_UPSTREAM), 'ready', EXPECT_SEEN);

@@ -89,6 +89,34 @@ async function checkRequests(page) {
   console.log(`the filter of 10,000 requests took ${Date.now() - began} ms`);
 }
 
+/** checkTenants: the list has the most used limit of each tenant, and a tenant's view all of its limits. */
+async function checkTenants(page, where) {
+  await visit(page, 'Tenants');
+  await rows(page, 50);
+  await page.getByRole('button', { name: 'Most used limit' }).click();
+  const first = page.locator('tr[data-tenant]').first();
+  await page.locator('th[aria-sort]', { hasText: 'Most used limit' }).waitFor({ timeout });
+  expect((await first.innerText()).includes('336 / 300'), `the first tenant by use is: ${await first.innerText()}`);
+  await first.locator('th a').click();
+  const row = page.locator('tr[data-limit=requests_per_minute]');
+  await row.waitFor({ timeout });
+  const figures = (await row.locator('td:visible').allInnerTexts()).map((s) => s.trim()).join(' ');
+  expect(figures === (where === 'light' ? '336 300 0 4.80 s' : '336 0'), `the use of a limit is: ${figures}`);
+  await accessible(page, `a tenant, ${where}`);
+  await fits(page, `a tenant, ${where}`);
+}
+
+/** checkCandidates: a request shows which replicas its pick chose from. */
+async function checkCandidates(page, where) {
+  await visit(page, 'Requests');
+  await page.locator('tr[data-request] th a').first().click();
+  await page.locator('tr[data-candidate]').nth(7).waitFor({ timeout });
+  expect(await page.locator('tr[data-picked] th .sub').innerText() === 'picked', 'the picked replica is not marked');
+  await page.getByText('the best 8 of 40').waitFor({ timeout });
+  await accessible(page, `a request, ${where}`);
+  await fits(page, `a request, ${where}`);
+}
+
 async function checkEveryView(page, where) {
   for (const name of ['Overview', 'Models', 'Replicas', 'Nodes', 'Requests', 'Tenants', 'Usage', 'Routing', 'Configuration', 'Playground']) {
     await visit(page, name);
@@ -104,7 +132,11 @@ await run(async (browser) => {
   await checkStarting(page);
   await checkRequests(page);
   await checkEveryView(page, 'light');
+  await checkTenants(page, 'light');
+  await checkCandidates(page, 'light');
   const narrow = await open(browser, url, { colorScheme: 'dark', viewport: { width: 390, height: 844 } });
   await checkEveryView(narrow, 'dark and narrow');
+  await checkTenants(narrow, 'dark and narrow');
+  await checkCandidates(narrow, 'dark and narrow');
 });
 end();

@@ -39,6 +39,21 @@ const status = () => ({
   shared: { configured: false, up: false, mode: '', gateways: 0, since: null, last_error: '' }, upgrade: { failed: '', failed_at: null, predecessors: [] },
 });
 
+const quota = (i) => (i % 5 === 4 ? {} : {
+  requests_per_minute: { used: 7 * i, limit: 300, remaining: Math.max(0, 300 - 7 * i), resets_ms: 100 * i }, max_concurrent_streams: { used: i, limit: 64, remaining: 64 - i, resets_ms: 0 },
+});
+const tenant = (i) => ({
+  name: `tenant-${i}`, models: ['*'], in_flight: i, keys: 1, priority: '', running: i, prefill: 0, queued: 0, quota: quota(i), weight: 1,
+  limits: { weight: 1, requests_per_minute: 300, tokens_per_minute: 0, max_concurrent_streams: 64, max_prefill: 0, max_queue_bytes: 0, patched: [], file: {} },
+});
+const candidate = (i) => ({
+  replica: `model-0001-${i}`, picked: i === 0, load: 3 + i, full: i === 7, predicted_ms: 40 + 31 * i, matched_tokens: 4096 >> i, uncached_tokens: 5000 - (4096 >> i), waiting_tokens: 100 * i,
+});
+const detail = (id) => ({
+  ...request(Number(id.split('-')[1])), timeline: [{ at_ms: 0, what: 'received', detail: 'POST /v1/chat/completions' }, { at_ms: 3, what: 'picked', detail: 'model-0001-0' }],
+  picked: { replica: 'model-0001-0', strategy: 'prefix', why: 'cached', moved: '', predicted_ms: 40, matched_tokens: 4096, considered: 40, candidates: all(8, candidate) },
+});
+
 // The history: a value every ten seconds, with a gap.
 function history(query) {
   const step = Number(query.get('step'));
@@ -52,7 +67,7 @@ const answers = {
   '/api/v1/session': () => ({ name: 'local', role: 'operator', by: 'none' }),
   '/api/v1/status': status,
   '/api/v1/history': history,
-  '/api/v1/tenants': () => ({ tenants: [] }),
+  '/api/v1/tenants': () => ({ tenants: all(50, tenant) }),
   '/api/v1/usage': () => ({ from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: all(2000, (i) => ({
     tenant: `tenant-${i % 50}`, key: `tenant-${i % 50}/${pad(i)}`, model: `model-${pad(i % 1000)}`, requests: 7 * i, prompt_tokens: 911 * i, cached_tokens: 300 * i, completion_tokens: 211 * i,
     estimated_requests: i % 3, estimated_prompt_tokens: 0, estimated_completion_tokens: 0, cost: i / 100,
@@ -84,9 +99,10 @@ export function serve() {
   const server = http.createServer((asked, answer) => {
     const url = new URL(asked.url, 'http://stub');
     if (url.pathname === '/api/v1/events') return sendEvents(asked, answer);
-    if (answers[url.pathname]) {
+    const make = answers[url.pathname] ?? (url.pathname.startsWith('/api/v1/requests/') && (() => detail(url.pathname.split('/').at(-1))));
+    if (make) {
       answer.writeHead(200, { 'content-type': 'application/json' });
-      answer.end(JSON.stringify(answers[url.pathname](url.searchParams)));
+      answer.end(JSON.stringify(make(url.searchParams)));
       return;
     }
     const file = path.join(page, url.pathname);

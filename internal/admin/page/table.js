@@ -91,7 +91,8 @@ class Table {
   /** Orders by a column: first downwards for numbers and upwards for texts, then the other way. */
   orderBy(id) {
     const up = this.order === `-${id}`;
-    const numeric = this.columns.find((c) => c.id === id).class?.includes('num');
+    const { value } = this.columns.find((c) => c.id === id);
+    const numeric = this.all.length > 0 && typeof value(this.all[0]) === 'number';
     const down = this.order === id || (numeric && !up);
     this.order = down ? `-${id}` : id;
     if (this.place) keep({ sort: this.order });

@@ -25,6 +25,11 @@ func TestE2E_E4_U17_O10_B8_AdminPageInChromium(t *testing.T) {
 	settings := map[string]string{
 		"EXPECT_UPSTREAM": strings.TrimPrefix(server, "http://"), "EXPECT_SEEN": "lists 2 models · 1 left out by the file · The server",
 	}
+	file, err := os.ReadFile(g.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings["FILE"] = string(file)
 	if *screenshots {
 		settings["SCREENSHOTS"] = filepath.Join(testutil.Root(), "docs", "images")
 		if err := os.MkdirAll(settings["SCREENSHOTS"], 0o755); err != nil {

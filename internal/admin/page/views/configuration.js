@@ -3,6 +3,7 @@
 import { el, chip, facts, makeChip, redraw, panel, link } from '../dom.js';
 import { moment, ago, count, number } from '../format.js';
 import { action } from '../dialog.js';
+import { checkButton } from '../reload.js';
 
 export function configuration() {
   const state = makeChip('loading');
@@ -31,6 +32,7 @@ export function configuration() {
 function buttons([hasFile, held]) {
   if (!hasFile) return [];
   return [
+    checkButton(),
     action('Reload', { title: 'Read the file again?', why: 'If the file has no faults, it takes effect at once.', path: '/api/v1/reload',
       done: 'The file is in force.', danger: false }),
     held && action('Load it anyway', { title: 'Load the file that is held back?', why: 'Sluice holds the file back because it would remove everything. See the faults.',

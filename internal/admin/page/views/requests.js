@@ -1,6 +1,7 @@
 // The running and the last requests, and one request.
 
 import { el, text, attr, chip, link, facts, redraw, makeChip, panel, pathOf } from '../dom.js';
+import { makeCandidates } from '../candidates.js';
 import { makeTable, twoLines, clipped } from '../table.js';
 import { number, duration, clock, moment, bytes, count } from '../format.js';
 import { keep } from '../router.js';
@@ -95,6 +96,7 @@ export function request({ name }) {
   const picked = el('p', { class: 'muted' });
   const past = panel('Timeline', null, story, picked);
   past.hidden = true;
+  const candidates = makeCandidates();
   const gone = el('p', { class: 'banner', hidden: true, text: 'The gateway does not know this request any more.' });
   let read = '';
   const tell = async (q) => {
@@ -105,6 +107,7 @@ export function request({ name }) {
       const said = await get(`/api/v1/requests/${encodeURIComponent(name)}`);
       redraw(story, said.timeline, (all) => all.map(step));
       redraw(picked, [said.picked, said.trace_url], why);
+      candidates.update(said.picked);
       past.hidden = said.timeline.length === 0;
     } catch {
       read = ''; // the next change of the list reads it again
@@ -113,7 +116,8 @@ export function request({ name }) {
   return {
     title: `Request ${name}`, needs: ['requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state, tools), gone, about, past),
+      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state, tools), gone, about, past,
+      candidates.node),
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
       gone.hidden = Boolean(q) || !s.known;

@@ -4,6 +4,7 @@ import { el, text, attr, panel, facts, redraw, pathOf } from '../dom.js';
 import { makeTable, twoLines, figure } from '../table.js';
 import { number, bytes, count } from '../format.js';
 import { showLimits, showWeight, editButton } from '../limits.js';
+import { makeQuota, mostUsed, showMostUsed } from '../quota.js';
 import { requestTable } from './requests.js';
 
 function tenantTable(place) {
@@ -13,11 +14,12 @@ function tenantTable(place) {
     mark: (node, t) => attr(node, 'data-tenant', t.name),
     columns: [
       { id: 'name', title: 'Tenant', value: (t) => t.name, show: (cell, t) => twoLines(cell, t.name, access(t), pathOf('tenants', t.name)) },
-      { id: 'priority', title: 'Priority', class: 'w-state', value: (t) => t.priority, show: (cell, t) => text(cell, t.priority || 'default') },
-      { id: 'weight', title: 'Weight', class: 'num w-small p2', value: (t) => t.weight, show: (cell, t) => showWeight(cell, t.limits) },
+      { id: 'priority', title: 'Priority', class: 'w-small p2', value: (t) => t.priority, show: (cell, t) => text(cell, t.priority || 'default') },
+      { id: 'weight', title: 'Weight', class: 'num w-small p3', value: (t) => t.weight, show: (cell, t) => showWeight(cell, t.limits) },
       { id: 'running', title: 'Running', class: 'num w-small', value: (t) => t.running, show: (cell, t) => figure(cell, t.running) },
-      { id: 'prefill', title: 'Prefill', class: 'num w-small p3', value: (t) => t.prefill, show: (cell, t) => figure(cell, t.prefill) },
+      { id: 'prefill', title: 'Prefill', class: 'num w-small p4', value: (t) => t.prefill, show: (cell, t) => figure(cell, t.prefill) },
       { id: 'queued', title: 'Queued', class: 'num w-small', value: (t) => t.queued, show: (cell, t) => figure(cell, t.queued) },
+      { id: 'used', title: 'Most used limit', class: 'w-load', value: (t) => mostUsed(t.quota), show: (cell, t) => showMostUsed(cell, t.quota) },
       { id: 'limits', title: 'Limits', class: 'p2 w-limits clip', show: (cell, t) => showLimits(cell, 'tenants', t.limits) },
     ],
   });
@@ -45,6 +47,8 @@ export function tenants(place) {
 export function tenant({ name }) {
   const tools = el('div', { class: 'tools' });
   const about = el('div', { class: 'card' });
+  const quota = makeQuota();
+  const used = panel('Use of the limits', null, quota.node);
   const requests = requestTable(null);
   const gone = el('p', { class: 'banner', hidden: true, text: 'This tenant does not exist any more.' });
   let shown = null;
@@ -52,7 +56,7 @@ export function tenant({ name }) {
     title: name, needs: ['tenants', 'requests'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/tenants', text: 'Tenants' }), ' / ', name), tools),
-      gone, about, panel('Last requests', requests.tools, requests.node)),
+      gone, about, used, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const t = s.tenants.find((x) => x.name === name);
       gone.hidden = Boolean(t) || s.tenants.length === 0;
@@ -60,6 +64,8 @@ export function tenant({ name }) {
       shown = t;
       if (!tools.firstChild) tools.append(editButton('tenants', name, () => shown) ?? '');
       redraw(about, t, tenantFacts);
+      used.hidden = Object.keys(t.quota).length === 0;
+      quota.update(t.quota);
       requests.update(s.requests.filter((q) => q.tenant === name));
     },
   };
