@@ -183,18 +183,18 @@ func (a *Agent) Address() netip.Addr { return a.config.Address }
 // Run retries for ever if the gateway does not answer. It fails only if the gateway rejects the
 // token of a node that has never joined. Run may be called once.
 func (a *Agent) Run(ctx context.Context) error {
-	a.adopt()
+	saved := a.adopt()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.launcher.Run(ctx) })
 	group.Go(func() error { return a.keepConnected(ctx) })
 	group.Go(func() error { a.watchGateway(ctx); return nil })
-	group.Go(func() error { a.applyAssignments(ctx); return nil })
+	group.Go(func() error { a.applyAssignments(ctx, saved); return nil })
 	return group.Wait()
 }
 
 // adopt takes over the running replicas that the saved assignment still contains. The launcher
-// stops the others.
-func (a *Agent) adopt() {
+// stops the others. It returns the saved assignment.
+func (a *Agent) adopt() assignment {
 	saved, err := a.store.assignment()
 	if err != nil {
 		a.log.Error("saved assignment unreadable, stopping the replicas", zap.Error(err))
@@ -207,6 +207,7 @@ func (a *Agent) adopt() {
 		a.models[model] = true
 	}
 	a.launcher.Adopt(a.registerLocked(onlyRunning(saved.Models, found)))
+	return saved
 }
 
 // registerLocked adds the models to the agent's own fleet and returns them with the path of this
@@ -243,9 +244,10 @@ func (a *Agent) assignLocked(next assignment) {
 	signal(a.assigned)
 }
 
-// applyAssignments saves each new assignment and then applies it, until ctx ends. Saving may block
-// on a slow disk, so it must not happen in the goroutine that receives the gateway's messages.
-func (a *Agent) applyAssignments(ctx context.Context) {
+// applyAssignments saves each new assignment and then applies it, until ctx ends. applied is the
+// one before the first. Saving may block on a slow disk, so it must not happen in the goroutine
+// that receives the gateway's messages.
+func (a *Agent) applyAssignments(ctx context.Context, applied assignment) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -261,6 +263,8 @@ func (a *Agent) applyAssignments(ctx context.Context) {
 		a.mu.Lock()
 		if !a.stopping {
 			a.launcher.Set(a.registerLocked(next.Models))
+			a.restartAssigned(applied, next)
+			applied = next
 		}
 		a.mu.Unlock()
 	}

@@ -221,7 +221,7 @@ func (a *Agent) runStream(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 	a.counts.reset()
 	node := a.inventory()
-	first := report{Hello: &hello{Protocol: protocol, Clock: time.Now()},
+	first := report{Hello: &hello{Protocol: protocol, Revision: revision, Clock: time.Now()},
 		Inventory: node, Replicas: a.counts.snapshot(), Stopping: a.isStopping()}
 	_ = stream.SendMsg(&first) // RecvMsg below returns the reason if sending failed.
 	var welcome order
@@ -243,6 +243,9 @@ func (a *Agent) runStream(ctx context.Context, conn *grpc.ClientConn) error {
 			}
 			quiet.Reset(welcome.LostAfter)
 			a.applyOrder(o)
+			for _, r := range o.Logs {
+				group.Go(func() error { a.sendLog(ctx, conn, r); return nil })
+			}
 		}
 	})
 	group.Go(func() error { return a.sendReports(ctx, stream, heartbeatInterval(welcome.LostAfter), node) })

@@ -23,6 +23,11 @@
 //     changed nothing.
 //   - If the gateway is unreachable for the agent's OrphanGrace, the agent stops all replicas.
 //
+// An operator's actions need no other connection. A restart is part of the assignment, so that it
+// survives a broken stream. A log is a stream of its own, which the node opens when it is asked. A
+// node of a release before these messages says so by its revision, and the gateway refuses the
+// action.
+//
 // A replica that drains stops when the gateway has seen that it drains and has reported that it has
 // no requests left, or when its drain timeout is over.
 package join

@@ -16,6 +16,10 @@ import (
 // and replicas are encoded as the JSON of their Go types, which TestWireForm pins.
 const protocol = 1
 
+// revision counts the messages that older releases do not know. A gateway sends them only to nodes
+// that do. 1: restarts and logs.
+const revision = 1
+
 // Limits of one message in bytes. A report is small: a replica takes about 400 bytes. An order is
 // larger, because models include the schemas of their engines.
 const (
@@ -61,6 +65,8 @@ type report struct {
 // hello opens a stream.
 type hello struct {
 	Protocol int `json:"protocol"`
+	// Revision is the revision that the node knows. It is 0 for releases without it.
+	Revision int `json:"revision,omitempty"`
 	// Clock is the current time of the node. The gateway uses it to correct the node's timestamps.
 	Clock time.Time `json:"clock"`
 }
@@ -82,6 +88,30 @@ type order struct {
 	Assignment *assignment `json:"wish,omitempty"`
 	// InFlight is set when it has changed.
 	InFlight *inFlight `json:"in_flight,omitempty"`
+	// Logs lists logs that the node shall send, each by the RPC Log. Since revision 1.
+	Logs []logRequest `json:"logs,omitempty"`
+}
+
+// logRequest asks for the log of a replica.
+type logRequest struct {
+	// ID is what the node sends in the first part of the log.
+	ID string `json:"id"`
+	// Replica is the id of the replica. The other fields are those of loglines.Query.
+	Replica string `json:"replica"`
+	Tail    int    `json:"tail,omitempty"`
+	Search  string `json:"search,omitempty"`
+	Follow  bool   `json:"follow,omitempty"`
+}
+
+// logPart is a message of the RPC Log. The node sends parts; the end of the stream is the end of
+// the log.
+type logPart struct {
+	// ID is that of the request. It is set in the first part only.
+	ID string `json:"id,omitempty"`
+	// Text is the next part of the log.
+	Text string `json:"text,omitempty"`
+	// Error says why the log cannot be read. It is the last part.
+	Error string `json:"error,omitempty"`
 }
 
 // assignment is the set of replicas that a node shall run.
@@ -90,6 +120,10 @@ type assignment struct {
 	Models []local.Model `json:"models"`
 	// Stop is not 0 if the gateway is stopping. It then replaces the DrainTimeout of every model.
 	Stop time.Duration `json:"stop,omitempty"`
+	// Restarts has a random text for each replica that an operator has restarted in this run of
+	// the gateway. The node restarts the replica when the text is another than before. Since
+	// revision 1.
+	Restarts map[string]string `json:"restarts,omitempty"`
 }
 
 // inFlight tells the node how many requests its replicas have.

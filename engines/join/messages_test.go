@@ -31,10 +31,11 @@ func fullMessages() (order, report) {
 	m.Weights = &weights.Source{Repository: "org/name", Revision: "v1", File: "a.gguf", GGUF: true, Endpoint: "https://hub", CacheDir: "/cache", Token: "t"}
 	m.Resources = &engines.Resources{CPU: 1.5, Memory: 1 << 34, GPU: 0.5}
 	m.Placement, m.Cluster, m.EvictIdle = local.Pack, "fast", true
-	o := order{LostAfter: time.Second, Assignment: &assignment{Models: []local.Model{m}, Stop: time.Minute},
-		InFlight: &inFlight{Seen: 7, Requests: map[string]int{"chat-0": 2}}}
+	o := order{LostAfter: time.Second, Assignment: &assignment{Models: []local.Model{m}, Stop: time.Minute, Restarts: map[string]string{"chat-0": "x"}},
+		InFlight: &inFlight{Seen: 7, Requests: map[string]int{"chat-0": 2}},
+		Logs:     []logRequest{{ID: "y", Replica: "chat-0", Tail: 5, Search: "error", Follow: true}}}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	r := report{Hello: &hello{Protocol: protocol, Clock: at}, Stopping: true,
+	r := report{Hello: &hello{Protocol: protocol, Revision: revision, Clock: at}, Stopping: true,
 		Inventory: &engines.Node{Name: "n", CPUs: 8, Memory: 1 << 35, Reason: "why",
 			GPUs: []engines.GPU{{UUID: "GPU-1", Name: "H100", Index: 1, MIG: true, MemoryTotal: 3, MemoryUsed: 2}}},
 		Replicas: &replicaSnapshot{Sequence: 7, Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: engines.Ready,

@@ -61,6 +61,12 @@ type Node struct {
 	// redactors holds the result of redactorsOf for the assignment.
 	redactors map[string]*redact.Redactor
 	revision  uint64
+	// restarts holds the text of assignment.Restarts for each replica that was restarted.
+	restarts map[string]string
+	// logs holds the calls for logs by their ids. askedLogs lists the requests that were not sent
+	// yet.
+	logs      map[string]*logCall
+	askedLogs []logRequest
 	// gatewayStopping is true once stop was called. The assignment is then final.
 	gatewayStopping bool
 	// unassignedSince holds, for each reported replica that is not assigned, since when it is not.
@@ -124,7 +130,9 @@ func (n *Node) stop(drain time.Duration) {
 
 // assignLocked replaces the assignment and tells the session.
 func (n *Node) assignLocked(a assignment) {
-	n.assignment, n.isAssigned, n.assignedIDs = a, true, assignedIDs(a.Models)
+	n.isAssigned, n.assignedIDs = true, assignedIDs(a.Models)
+	a.Restarts = n.restartsLocked()
+	n.assignment = a
 	n.redactors = redactorsOf(a.Models)
 	maps.Copy(n.known, n.assignedIDs)
 	signal(n.server.unsaved)

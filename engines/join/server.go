@@ -31,8 +31,9 @@ const (
 	// maxWrongTokens limits how many wrong tokens are delayed at the same time. The server rejects
 	// further ones at once.
 	maxWrongTokens = 16
-	// streamsPerConnection limits concurrent calls. A node needs one stream and one unary call.
-	streamsPerConnection = 8
+	// streamsPerConnection limits concurrent calls. A node needs one stream, one unary call, and a
+	// stream for each log.
+	streamsPerConnection = 8 + maxLogs
 )
 
 // ServerConfig is the configuration of a Server. Dir and Fleet are required.

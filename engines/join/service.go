@@ -13,6 +13,7 @@ const (
 	joinMethod  = "/" + serviceName + "/Join"
 	renewMethod = "/" + serviceName + "/Renew"
 	runMethod   = "/" + serviceName + "/Run"
+	logMethod   = "/" + serviceName + "/Log"
 )
 
 // nodeService is the interface of the gRPC service. Server implements it.
@@ -20,6 +21,7 @@ type nodeService interface {
 	join(context.Context, *joinRequest) (*certificates, error)
 	renew(context.Context, *renewRequest) (*certificates, error)
 	run(grpc.ServerStream) error
+	receiveLog(grpc.ServerStream) error
 }
 
 // serviceDesc describes the gRPC service. There is no generated code, because this package holds
@@ -32,13 +34,19 @@ func serviceDesc() *grpc.ServiceDesc {
 			{MethodName: "Join", Handler: unary(nodeService.join)},
 			{MethodName: "Renew", Handler: unary(nodeService.renew)},
 		},
-		Streams: []grpc.StreamDesc{*runStreamDesc()},
+		Streams: []grpc.StreamDesc{*runStreamDesc(), *logStreamDesc()},
 	}
 }
 
 func runStreamDesc() *grpc.StreamDesc {
 	return &grpc.StreamDesc{StreamName: "Run", ServerStreams: true, ClientStreams: true,
 		Handler: func(server any, stream grpc.ServerStream) error { return server.(nodeService).run(stream) },
+	}
+}
+
+func logStreamDesc() *grpc.StreamDesc {
+	return &grpc.StreamDesc{StreamName: "Log", ClientStreams: true,
+		Handler: func(server any, stream grpc.ServerStream) error { return server.(nodeService).receiveLog(stream) },
 	}
 }
 

@@ -53,6 +53,8 @@ type session struct {
 	isRemote bool
 	// peer is the address that the node connects from.
 	peer netip.Addr
+	// revision is the revision of the messages that the node knows.
+	revision int
 
 	// warned is true once the log has a line about replicas that nobody has assigned to the node.
 	// Guarded by node.mu.
@@ -91,7 +93,8 @@ func (s *Server) run(stream grpc.ServerStream) error {
 	ctx, end := context.WithCancelCause(stream.Context())
 	defer end(nil)
 	ses := &session{node: s.nodeByName(name), stream: stream, end: end, wakeup: make(chan struct{}, 1),
-		clockSkew: clockSkewOf(first.Hello), isRemote: isRemote(stream.Context()), peer: peerIP(stream.Context())}
+		clockSkew: clockSkewOf(first.Hello), isRemote: isRemote(stream.Context()), peer: peerIP(stream.Context()),
+		revision: first.Hello.Revision}
 	if err := ses.node.openSession(ses, key); err != nil {
 		return err
 	}
@@ -163,7 +166,8 @@ func (ses *session) send(ctx context.Context) error {
 			counted = now
 			o.InFlight = &now
 		}
-		if o.Assignment != nil || o.InFlight != nil || time.Since(last) >= heartbeatInterval(c.LostAfter) {
+		o.Logs = ses.node.nextLogs()
+		if o.Assignment != nil || o.InFlight != nil || o.Logs != nil || time.Since(last) >= heartbeatInterval(c.LostAfter) {
 			last = time.Now()
 			if err := ses.stream.SendMsg(&o); err != nil {
 				return err

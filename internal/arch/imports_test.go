@@ -40,7 +40,7 @@ var allowed = map[string]string{
 	"engines/local":             "engines engines/placement engines/supervise internal/loglines internal/process internal/redact internal/weights",
 	"engines/supervise":         "",
 	"engines/nodes":             "engines engines/local engines/placement",
-	"engines/join":              "engines engines/local engines/supervise internal/process internal/redact",
+	"engines/join":              "engines engines/local engines/supervise internal/loglines internal/process internal/redact",
 	"engines/podpatch":          "",
 	"engines/kubernetes":        "engines engines/podpatch internal/loglines internal/redact internal/template internal/weights",
 	"engines/ray":               "engines engines/supervise internal/loglines internal/redact",

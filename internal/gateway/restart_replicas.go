@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/join"
 	"github.com/sluice-gateway/sluice/internal/loglines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -33,10 +34,11 @@ func (o *operator) restart(ctx context.Context, r engines.Replica) error {
 	var err error
 	switch l := o.launchers; r.Launcher {
 	case engines.Local:
-		if node := l.joinedNode(r.Node); node != "" {
-			return fmt.Errorf("it runs on the node %s, which has joined; restart it there, or drain it here", node)
+		if node := l.joinedNode(r.Node); node != nil {
+			err = node.Restart(r.ID)
+		} else {
+			l.local.Restart(r.ID)
 		}
-		l.local.Restart(r.ID)
 	case engines.Kubernetes:
 		err = l.kubernetes.Restart(ctx, r.ID)
 	case engines.Ray:
@@ -50,16 +52,16 @@ func (o *operator) restart(ctx context.Context, r engines.Replica) error {
 	return err
 }
 
-// joinedNode returns the name if it is that of a node that has joined, else "".
-func (l *launchers) joinedNode(name string) string {
+// joinedNode returns the node of this name that has joined, or nil.
+func (l *launchers) joinedNode(name string) *join.Node {
 	if l.joined != nil {
 		for _, n := range l.joined.Nodes() {
 			if n.Name() == name {
-				return name
+				return n
 			}
 		}
 	}
-	return ""
+	return nil
 }
 
 // RestartModel implements admin.Actions.
@@ -163,8 +165,8 @@ func readyReplicas(all []engines.Replica) int {
 func (o *operator) Log(ctx context.Context, w io.Writer, r engines.Replica, q loglines.Query) error {
 	switch l := o.launchers; r.Launcher {
 	case engines.Local:
-		if node := l.joinedNode(r.Node); node != "" {
-			return fmt.Errorf("the log of the replica %s is on the node %s, in logs below the state directory of its agent", r.ID, node)
+		if node := l.joinedNode(r.Node); node != nil {
+			return node.Log(ctx, w, r.ID, q)
 		}
 		return l.local.Log(ctx, w, r.ID, q)
 	case engines.Kubernetes:
