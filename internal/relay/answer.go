@@ -191,8 +191,8 @@ func hasErrorForm(body []byte) bool {
 	return json.Unmarshal(body, &read) == nil && read.Error != nil && read.Error.Message != "" && read.Error.Code != ""
 }
 
-// processAnswer reads the usage from a successful answer, translates the answer from the dialect of
-// the replica, and moderates it.
+// processAnswer reads the usage and the finish_reason from a successful answer, translates the
+// answer from the dialect of the replica, and moderates it.
 func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 	f := a.failover
 	if f.rerank != nil {
@@ -203,7 +203,11 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 		answer.Body = body
 	}
 	chunk := new(sse.Chunk)
-	if chunk.Read(answer.Body) && chunk.HasUsage {
+	read := chunk.Read(answer.Body)
+	if f.result.Finish = chunk.Finish; len(chunk.Choices) > 0 {
+		f.result.Finish = string(chunk.Choices[len(chunk.Choices)-1].Finish)
+	}
+	if read && chunk.HasUsage {
 		u := chunk.Usage
 		f.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
 	}

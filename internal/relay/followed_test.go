@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -36,6 +38,37 @@ func TestR1_BrokenOffResponse(t *testing.T) {
 		h.waitIdle()
 		if n := budget.Used(memory.Replays); n != 0 {
 			t.Errorf("%s: %d bytes stay reserved", name, n)
+		}
+	}
+}
+
+// A managed response of the Responses API has a finish reason, streamed or whole, and so has a
+// whole chat.
+func TestR3_ManagedResponsesHaveAFinishReason(t *testing.T) {
+	end := func(status, details string) string {
+		return `data: {"type":"response.` + status + `","response":{"id":"resp_1","status":"` + status + `","incomplete_details":` + details + `}}` + "\n\n"
+	}
+	for name, c := range map[string]struct {
+		path, answer, want string
+		stream             bool
+	}{
+		"completed":  {"/v1/responses", end("completed", "null"), "stop", true},
+		"too long":   {"/v1/responses", end("incomplete", `{"reason":"max_output_tokens"}`), "length", true},
+		"filtered":   {"/v1/responses", end("incomplete", `{"reason":"content_filter"}`), "content_filter", true},
+		"whole":      {"/v1/responses", `{"object":"response","status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}}`, "length", false},
+		"whole chat": {"/v1/chat/completions", `{"object":"chat.completion","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"tool_calls"}]}`, "tool_calls", false},
+	} {
+		engine := engineThatSends(append(responseEvents(10), c.answer)...)
+		if !c.stream {
+			engine = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("content-type", "application/json")
+				_, _ = io.WriteString(w, c.answer)
+			})
+		}
+		h := newHarness(t, options{handler: engine})
+		h.post(c.path)
+		if r := h.result(1); r.Fault != nil || r.Finish != c.want {
+			t.Errorf("%s: finish %q, fault %v; want %q", name, r.Finish, r.Fault, c.want)
 		}
 	}
 }

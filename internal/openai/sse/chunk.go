@@ -41,7 +41,10 @@ type Chunk struct {
 	Bad bool
 	// Last reports whether the event is the last one of a stream of the Responses API: the answer
 	// is complete, or a limit has cut it short.
-	Last     bool
+	Last bool
+	// Finish is the finish_reason that the end of a response of the Responses API amounts to: stop,
+	// length or content_filter. Empty: the response goes on, or it is of another API.
+	Finish   string
 	HasUsage bool
 	Usage    Usage
 	// UsageAt is where the usage of a chunk stands in the data. The zero Span: it has none.
@@ -50,12 +53,16 @@ type Chunk struct {
 	Choices []Choice
 
 	eventType []byte // the type of an event of the Responses API
+	state     []byte // the status of a response of the Responses API
+	cause     []byte // why such a response is incomplete
+	whole     bool   // the data is such a response, and no event
 	hasDelta  bool   // the event has a delta that is not empty
 	json      jsonscan.Reader
 }
 
 // Read reads the data of a chat.completion.chunk, of a text_completion or of an event of the
-// Responses API. It reports whether the data is a JSON object; of anything else the chunk is empty.
+// Responses API, or a whole answer. It reports whether the data is a JSON object; of anything else
+// the chunk is empty.
 func (c *Chunk) Read(data []byte) bool {
 	choices := c.Choices[:0]
 	*c = Chunk{Choices: choices}
@@ -98,7 +105,12 @@ func (c *Chunk) members() {
 				r.Skip()
 			}
 		case "object":
-			c.Error = string(r.Text()) == "error" || c.Error
+			kind := r.Text()
+			c.Error, c.whole = string(kind) == "error" || c.Error, string(kind) == "response"
+		case "status":
+			c.state = r.Text()
+		case "incomplete_details":
+			c.details()
 		default:
 			r.Skip()
 		}
@@ -226,23 +238,57 @@ func (c *Chunk) response() {
 		return
 	}
 	for more := r.Open('{'); more; more = r.More('{') {
-		if string(r.Name()) == "usage" {
+		switch string(r.Name()) {
+		case "usage":
 			c.usage()
+		case "incomplete_details":
+			c.details()
+		default:
+			r.Skip()
+		}
+	}
+}
+
+// details reads why a response of the Responses API is incomplete.
+func (c *Chunk) details() {
+	r := &c.json
+	if r.Kind() != '{' {
+		r.Skip()
+		return
+	}
+	for more := r.Open('{'); more; more = r.More('{') {
+		if string(r.Name()) == "reason" {
+			c.cause = r.Text()
 		} else {
 			r.Skip()
 		}
 	}
 }
 
+// finishOf returns the finish_reason that a status of the Responses API amounts to.
+func (c *Chunk) finishOf(status []byte) string {
+	switch {
+	case string(status) == "completed":
+		return "stop"
+	case string(status) != "incomplete":
+		return ""
+	case string(c.cause) == "content_filter":
+		return "content_filter"
+	}
+	return "length"
+}
+
 // events sets what the type of an event of the Responses API means.
 func (c *Chunk) events() {
 	name, ok := bytes.CutPrefix(c.eventType, []byte("response."))
 	switch {
+	case c.whole:
+		c.Finish = c.finishOf(c.state)
 	case string(c.eventType) == "error":
 		c.Error = true
 	case !ok:
 	case string(name) == "completed", string(name) == "incomplete":
-		c.Last = true
+		c.Last, c.Finish = true, c.finishOf(name)
 	case string(name) == "failed":
 		c.Error = true
 	case bytes.HasSuffix(name, []byte(".delta")):

@@ -91,6 +91,6 @@ data: {"type":"response.function_call_arguments.delta","sequence_number":3,"outp
 event: response.completed
 data: {"type":"response.completed","sequence_number":4,"response":{"id":"r","status":"completed","error":null,"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":2},"output_tokens":6,"total_tokens":11}}}
 
-`, usage: "5/6/2", tokens: 2, noMarker: true,
+`, usage: "5/6/2", tokens: 2, noMarker: true, finish: "stop",
 	},
 }

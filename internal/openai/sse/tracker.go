@@ -1,5 +1,7 @@
 package sse
 
+import "cmp"
+
 // Outcome is how a stream has ended.
 type Outcome uint8
 
@@ -81,6 +83,7 @@ func (t *Tracker) See(e *Event) *Chunk {
 func (t *Tracker) record(c *Chunk) {
 	t.failed = t.failed || c.Error
 	t.done = t.done || c.Last
+	t.finish = cmp.Or(c.Finish, t.finish)
 	if c.Token {
 		t.events++
 	}
@@ -161,5 +164,5 @@ func (t *Tracker) Usage() (usage Usage, ok bool) {
 // engine that reports no usage.
 func (t *Tracker) Tokens() int64 { return t.events }
 
-// Finish returns the last finish_reason; empty: none.
+// Finish returns the last finish_reason, see Chunk.Finish for the Responses API; empty: none.
 func (t *Tracker) Finish() string { return t.finish }
