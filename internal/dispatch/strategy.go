@@ -116,6 +116,11 @@ func (t *modelRoute) pick(p *pickInput) int {
 	if home, ok := p.pinned(); ok {
 		return home
 	}
+	return t.pickAny(p)
+}
+
+// pickAny is pick for a request that is not pinned. There must be a strategy.
+func (t *modelRoute) pickAny(p *pickInput) int {
 	if !p.now.IsZero() && !t.strategy.slowStart {
 		t.raiseWarmingLoads(p.loads, p.now)
 	}
@@ -124,13 +129,16 @@ func (t *modelRoute) pick(p *pickInput) int {
 
 // peek is pick without any effect on later picks.
 func (t *modelRoute) peek(p *pickInput) int {
+	if t.strategy == nil {
+		return -1
+	}
 	if home, ok := p.pinned(); ok {
 		return home
 	}
-	if t.strategy != nil && t.strategy.peek != nil {
+	if t.strategy.peek != nil {
 		return t.strategy.peek(t, p)
 	}
-	return t.pick(p)
+	return t.pickAny(p)
 }
 
 // pinned returns the replica that has the response which the request continues; -1: that replica is

@@ -26,21 +26,12 @@ func (g *Gateway) nameConditions() []condition.Condition {
 // nameConditions lists the custom resources that are refused because their model has a name of the
 // file or of another custom resource.
 func (r *customResources) nameConditions() []condition.Condition {
-	if r == nil {
-		return nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.inForce.config == nil {
-		return nil
-	}
 	var all []condition.Condition
-	reserved := reservedNames(r.inForce.config)
-	for _, v := range r.inForce.objects {
-		if owner, taken := reserved[v.model]; v.Kind == custom.Model && !v.Deleting && v.refused != "" && !v.frozen && taken {
+	r.eachObject(func(v *verdict, owner string) {
+		if v.Kind == custom.Model && !v.Deleting && v.refused != "" && !v.frozen && owner != "" {
 			all = append(all, condition.Fault(condition.NameClash, v.model, "AskedForByResource",
-				fmt.Sprintf("The custom resource %s asks for the name %s, which is %s. It is refused.", v.Name, v.model, owner.Owner)))
+				fmt.Sprintf("The custom resource %s asks for the name %s, which is %s. It is refused.", v.Name, v.model, owner)))
 		}
-	}
+	})
 	return all
 }

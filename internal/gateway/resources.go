@@ -303,25 +303,34 @@ func (r *customResources) goneModels() []string {
 // held lists the models whose pods stay although no spec of their objects can be in force. A model
 // whose name belongs to another is not among them.
 func (r *customResources) held() []kubernetes.Model {
-	if r == nil {
-		return nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.inForce.config == nil {
-		return nil
-	}
 	var all []kubernetes.Model
-	reserved := reservedNames(r.inForce.config)
-	for _, v := range r.inForce.objects {
-		if _, taken := reserved[v.model]; v.held && v.model != "" && !taken {
+	r.eachObject(func(v *verdict, owner string) {
+		if v.held && v.model != "" && owner == "" {
 			all = append(all, kubernetes.Model{
 				Model: engines.Model{Name: v.model}, Frozen: true,
 				Owner: &kubernetes.Owner{APIVersion: v.APIVersion, Kind: string(v.Kind), Name: v.Name, UID: v.UID},
 			})
 		}
-	}
+	})
 	return all
+}
+
+// eachObject calls do for each object of the configuration in force. owner says who has the name of
+// the object's model; empty: nobody has it. do must not call r. A nil r has no objects.
+func (r *customResources) eachObject(do func(v *verdict, owner string)) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.inForce.config == nil {
+		return
+	}
+	reserved := reservedNames(r.inForce.config)
+	for i := range r.inForce.objects {
+		v := &r.inForce.objects[i]
+		do(v, reserved[v.model].Owner)
+	}
 }
 
 // conditions says which objects are not in force, and why.

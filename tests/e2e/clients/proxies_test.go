@@ -44,7 +44,7 @@ func startProxy(g *harness.Gateway, config string, command ...string) *harness.G
 		g.T.Fatal(err)
 	}
 	g.T.Cleanup(func() { os.RemoveAll(dir) })
-	port := harness.FreePort(g.T)
+	port := testutil.FreePort(g.T)
 	config = strings.NewReplacer("PORT", fmt.Sprint("127.0.0.1:", port), "ENVOY", strings.TrimPrefix(g.URL, "http://"), "DIR", dir).Replace(config)
 	file := filepath.Join(dir, "proxy.conf")
 	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(file, []byte(config), 0o644)); err != nil {

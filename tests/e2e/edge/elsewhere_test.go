@@ -50,7 +50,7 @@ models:
 	e.engines.AwaitReplicas("m", 2)
 	redis := redistest.Start(t)
 	for i := range e.control {
-		e.control[i] = fmt.Sprint("127.0.0.1:", harness.FreePort(t))
+		e.control[i] = fmt.Sprint("127.0.0.1:", testutil.FreePort(t))
 	}
 	for i := range e.gateways {
 		e.gateways[i] = harness.Prepare(t, e.config(i, redistest.URL(redis)))
@@ -88,7 +88,7 @@ control:
   allowed: [envoy.sluice]
   addresses: ["%s", "%s"]
 models:
-`, redis, harness.FreePort(e.t), e.control[i], e.path("gateway.crt"), e.path("gateway.key"), e.path("ca.crt"), e.control[0], e.control[1]) +
+`, redis, testutil.FreePort(e.t), e.control[i], e.path("gateway.crt"), e.path("gateway.key"), e.path("ca.crt"), e.control[0], e.control[1]) +
 		fmt.Sprintf(model, "native", servers[0], servers[1], "native") + fmt.Sprintf(model, "managed", servers[0], servers[1], "managed")
 }
 
@@ -109,7 +109,7 @@ func (e *elsewhere) certificates(a *testutil.Authority, name, subject string) st
 func (e *elsewhere) envoy(name, certificates string) *harness.Gateway {
 	t := e.t
 	t.Helper()
-	dir, address := e.path("envoy-"+name), fmt.Sprint("127.0.0.1:", harness.FreePort(t))
+	dir, address := e.path("envoy-"+name), fmt.Sprint("127.0.0.1:", testutil.FreePort(t))
 	out, err := e.gateways[0].RunCommand("bootstrap", "-c", e.gateways[0].Config, "--out", dir, "--certificates", certificates,
 		"--listen", address, "--node", name, "--envoy-admin", e.path(name+".sock"))
 	if err != nil {

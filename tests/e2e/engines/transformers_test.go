@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -20,7 +21,7 @@ import (
 func serveByTransformers(t *testing.T, model string) string {
 	t.Helper()
 	python := filepath.Join(filepath.Dir(resolved(t, "vllm")), "venv", "bin", "python")
-	home, port := t.TempDir(), strconv.Itoa(harness.FreePort(t))
+	home, port := t.TempDir(), strconv.Itoa(testutil.FreePort(t))
 	if err := os.Mkdir(filepath.Join(home, "hub"), 0o700); err != nil {
 		t.Fatal(err)
 	}

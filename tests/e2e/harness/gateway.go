@@ -53,8 +53,8 @@ func Prepare(t *testing.T, config string) *Gateway {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	g := &Gateway{T: t, Dir: filepath.Join(dir, "state"), Config: filepath.Join(dir, "sluice.yaml")}
-	g.URL = fmt.Sprint("http://127.0.0.1:", FreePort(t))
-	g.Admin = fmt.Sprint("http://127.0.0.1:", FreePort(t))
+	g.URL = fmt.Sprint("http://127.0.0.1:", testutil.FreePort(t))
+	g.Admin = fmt.Sprint("http://127.0.0.1:", testutil.FreePort(t))
 	g.Configure(config)
 	g.Command = []string{"up", "-c", g.Config}
 	if g.Log, err = os.Create(filepath.Join(dir, "sluice.log")); err != nil {
@@ -250,6 +250,3 @@ func (g *Gateway) AwaitReady() {
 		return err
 	})
 }
-
-// FreePort returns a port of 127.0.0.1 that nothing listens on.
-func FreePort(t testing.TB) int { return testutil.FreePort(t) }

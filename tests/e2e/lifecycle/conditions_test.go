@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -15,7 +16,7 @@ import (
 // starting, leave the gateway ready. Each has a condition, and the metrics say the same.
 func TestE2E_O1_ReadyIsNotAMatterOfReplicas(t *testing.T) {
 	t.Parallel()
-	dead := fmt.Sprint("http://127.0.0.1:", harness.FreePort(t))
+	dead := fmt.Sprint("http://127.0.0.1:", testutil.FreePort(t))
 	g := harness.Prepare(t, `models:
   - {name: dead, launcher: upstream, upstreams: [{url: `+dead+`}]}
   - {name: slow, engine: sim, replicas: {min: 1, max: 1}, variables: {load_time: 1h}}

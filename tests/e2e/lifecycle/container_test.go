@@ -162,7 +162,7 @@ func configureContainer(t *testing.T, root string) (url, key string) {
 		config[name] = value
 	}
 	for _, name := range []string{"listen", "admin", "health"} {
-		config[name] = net.JoinHostPort("127.0.0.1", strconv.Itoa(harness.FreePort(t)))
+		config[name] = net.JoinHostPort("127.0.0.1", strconv.Itoa(testutil.FreePort(t)))
 	}
 	config["models"] = []any{map[string]any{"name": "chat", "engine": "sim"}}
 	if text, err = yaml.Marshal(config); err != nil {

@@ -104,7 +104,7 @@ func TestE2E_X12_AdminAuthentication(t *testing.T) {
 	g := harness.Prepare(t, harness.OneSim)
 	operator, hash := adminToken(t, g, "ops", "operator")
 	viewer, viewerHash := adminToken(t, g, "board", "viewer")
-	health := fmt.Sprint("127.0.0.1:", harness.FreePort(t))
+	health := fmt.Sprint("127.0.0.1:", testutil.FreePort(t))
 	g.Configure(harness.OneSim + fmt.Sprintf("\nhealth: %s\nadmin_auth:\n  tokens:\n    - {name: ops, role: operator, hash: %q}\n    - {name: board, role: viewer, hash: %q}\n",
 		health, hash, viewerHash))
 	open := filepath.Join(filepath.Dir(g.Config), "open.yaml")

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -36,7 +37,7 @@ func nextNodeAddress() string {
 // controlAddress returns a free address on which nodes join a gateway, and the line of the
 // configuration that sets it.
 func controlAddress(t *testing.T) (address, line string) {
-	address = fmt.Sprint("127.0.0.1:", harness.FreePort(t))
+	address = fmt.Sprint("127.0.0.1:", testutil.FreePort(t))
 	return address, "control: " + address + "\n"
 }
 

@@ -14,6 +14,7 @@ import (
 
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -32,7 +33,7 @@ redis: %s
 peers: 127.0.0.1:%d
 models:
   - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
-`, redistest.URL(redis), harness.FreePort(t), third.Replicas()["m-0"].Address))
+`, redistest.URL(redis), testutil.FreePort(t), third.Replicas()["m-0"].Address))
 	}
 	for _, g := range two {
 		g.AwaitSharedState(true, 2)
