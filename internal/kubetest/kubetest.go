@@ -5,8 +5,8 @@
 // Nodes are node objects with a stand-in kubelet, which runs the containers of pods as plain
 // processes of this machine. The stand-in has no images, mounts, network and process namespaces,
 // and no limits of memory and CPU. A container's process sees the whole machine but has its own
-// address in 127.0.0.0/8. Nothing outlives the test process except files in the temporary
-// directory.
+// address in 127.0.0.0/8. The API server gets the logs of pods from the stand-in, as from a
+// kubelet. Nothing outlives the test process except files in the temporary directory.
 //
 // Several test processes may use the package at once. Their sockets, ports and pod addresses do not
 // overlap.

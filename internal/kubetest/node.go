@@ -65,9 +65,14 @@ func (n *Node) register(ctx context.Context, capacity corev1.ResourceList) error
 	if err != nil {
 		return err
 	}
+	logs, err := n.serveLogs(ctx)
+	if err != nil {
+		return err
+	}
 	now := metav1.Now()
 	made.Status = corev1.NodeStatus{
-		Capacity: capacity, Allocatable: capacity,
+		DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: logs}},
+		Capacity:        capacity, Allocatable: capacity,
 		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}, {Type: corev1.NodeHostName, Address: n.Name}},
 		Conditions: []corev1.NodeCondition{{
 			Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: now, LastTransitionTime: now,
