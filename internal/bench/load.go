@@ -44,6 +44,8 @@ type proxy struct {
 	// Envoy.
 	envoyPID, gatewayPID int
 	client               *http.Client
+	// scraped says that the gateway's metrics are read while it is measured.
+	scraped bool
 }
 
 // variant is a proxy and the model that selects how a stream passes through it.
@@ -55,6 +57,10 @@ type variant struct {
 
 // cpuCost is CPU time per unit of a workload, in microseconds.
 type cpuCost struct{ envoy, gateway float64 }
+
+func (c cpuCost) ofEnvoy() float64   { return c.envoy }
+func (c cpuCost) ofGateway() float64 { return c.gateway }
+func (c cpuCost) total() float64     { return c.envoy + c.gateway }
 
 // measure runs the workload for d, after a short warm-up, and returns its CPU cost.
 func (v variant) measure(ctx context.Context, l workload, d time.Duration) (cpuCost, error) {

@@ -3,7 +3,9 @@
 //
 // It measures CPU time per request, CPU time per token of a stream (native, native with its usage
 // read, managed), the times to the first token and between tokens, what one slow client does to
-// others, and memory. The simulated engines are the same for all and are not counted.
+// others, and memory. By -only it also measures what all that observes requests costs, and what it
+// costs that somebody watches 1,000 models. The simulated engines are the same for all and are not
+// counted.
 //
 // All proxies run all the time and are measured in turn, so that a machine whose speed drifts
 // drifts for all of them. bench reports the medians of the rounds and of the ratios within a round.
@@ -39,7 +41,7 @@ func main() {
 	flag.StringVar(&o.envoy, "envoy", ".tools/envoy", "path of the Envoy binary")
 	flag.IntVar(&o.idle, "idle", 10_000, "number of idle streams, as far as the limit of open files allows")
 	flag.IntVar(&o.longMiB, "long", 1024, "size of the longest stream, in MiB")
-	flag.StringVar(&o.only, "only", "", "measurements to run, of requests,streams,latency,slow,memory; empty: all")
+	flag.StringVar(&o.only, "only", "", "measurements to run, of requests,streams,latency,slow,memory,observability,watching; empty: the first five")
 	flag.Parse()
 	if err := bench(context.Background(), o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -56,10 +58,14 @@ func bench(ctx context.Context, o options) error {
 	}
 	fmt.Printf("%d rounds of %v each, medians\n\n", o.rounds, o.seconds)
 	for _, part := range []struct {
-		name string
-		run  func(context.Context) error
-	}{{"requests", bed.requests}, {"streams", bed.streams}, {"latency", bed.latency}, {"slow", bed.slow}, {"memory", bed.memory}} {
-		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), part.name) {
+		name  string
+		usual bool
+		run   func(context.Context) error
+	}{
+		{"requests", true, bed.requests}, {"streams", true, bed.streams}, {"latency", true, bed.latency}, {"slow", true, bed.slow}, {"memory", true, bed.memory},
+		{"observability", false, bed.observability}, {"watching", false, bed.watching},
+	} {
+		if o.only == "" && !part.usual || o.only != "" && !slices.Contains(strings.Split(o.only, ","), part.name) {
 			continue
 		}
 		if err := part.run(ctx); err != nil {
@@ -88,28 +94,55 @@ func (b *testbed) variants() []variant {
 // compareCPU measures and prints the CPU time per unit of the workload for several variants, in
 // turn.
 func (b *testbed) compareCPU(l workload, measure func(variant) (cpuCost, error), variants []variant) error {
-	envoyShare, goShare, ratio := make([][]float64, len(variants)), make([][]float64, len(variants)), make([][]float64, len(variants))
+	costs, err := b.measureCPU(measure, variants)
+	if err == nil {
+		printCPU(l, variants, costs)
+	}
+	return err
+}
+
+// measureCPU measures several variants in turn, and returns the costs of each by rounds.
+func (b *testbed) measureCPU(measure func(variant) (cpuCost, error), variants []variant) ([][]cpuCost, error) {
+	costs := make([][]cpuCost, len(variants))
 	for range b.rounds {
-		var plain float64
 		for i, v := range variants {
 			c, err := measure(v)
 			if err != nil {
-				return fmt.Errorf("%s: %w", v.name, err)
+				return nil, fmt.Errorf("%s: %w", v.name, err)
 			}
-			if i == 0 {
-				plain = c.envoy
-			}
-			envoyShare[i], goShare[i] = append(envoyShare[i], c.envoy), append(goShare[i], c.gateway)
-			ratio[i] = append(ratio[i], (c.envoy+c.gateway)/plain)
+			costs[i] = append(costs[i], c)
 		}
 	}
+	return costs, nil
+}
+
+// printCPU prints the costs of variants by rounds, and their ratios to those of the first variant.
+func printCPU(l workload, variants []variant, costs [][]cpuCost) {
 	fmt.Printf("%s: CPU per %s\n", l.name, l.unit)
 	for i, v := range variants {
-		fmt.Printf("  %-20s %7.1f µs Envoy + %6.1f µs Go   ratio %5.2f   (%.2f to %.2f)\n", v.name, median(envoyShare[i]), median(goShare[i]),
-			median(ratio[i]), slices.Min(ratio[i]), slices.Max(ratio[i]))
+		ratios := ratiosOf(costs[i], costs[0], cpuCost.total)
+		fmt.Printf("  %-22s %7.1f µs Envoy + %6.1f µs Go   ratio %6.3f   (%.3f to %.3f)\n", v.name, median(each(costs[i], cpuCost.ofEnvoy)),
+			median(each(costs[i], cpuCost.ofGateway)), median(ratios), slices.Min(ratios), slices.Max(ratios))
 	}
 	fmt.Println()
-	return nil
+}
+
+// each returns a figure of all costs.
+func each(costs []cpuCost, figure func(cpuCost) float64) []float64 {
+	all := make([]float64, len(costs))
+	for i, c := range costs {
+		all[i] = figure(c)
+	}
+	return all
+}
+
+// ratiosOf returns round by round the ratio of a figure of two variants.
+func ratiosOf(costs, to []cpuCost, figure func(cpuCost) float64) []float64 {
+	all := make([]float64, len(costs))
+	for i := range costs {
+		all[i] = figure(costs[i]) / figure(to[i])
+	}
+	return all
 }
 
 // latency measures requests and first tokens at a slow, fixed rate, so that nothing queues.

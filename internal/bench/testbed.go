@@ -141,6 +141,18 @@ static_resources:
 // startSluice runs Sluice with its own Envoy in front of engines, with all its functions: keys,
 // admission, routing, access log.
 func (b *testbed) startSluice(name string, env, addresses []string) (*proxy, error) {
+	return b.startGateway(name, env, modelsOf(addresses))
+}
+
+// modelsOf returns the models of sluiceModels on these engines.
+func modelsOf(addresses []string) string {
+	upstreams := "http://" + strings.Join(addresses, ", http://")
+	return fmt.Sprintf(sluiceModels, upstreams, upstreams, upstreams)
+}
+
+// startGateway runs Sluice with its own Envoy. rest is the configuration besides its addresses and
+// its tenant.
+func (b *testbed) startGateway(name string, env []string, rest string) (*proxy, error) {
 	port, err := local.FreePort()
 	if err != nil {
 		return nil, err
@@ -150,9 +162,8 @@ func (b *testbed) startSluice(name string, env, addresses []string) (*proxy, err
 		return nil, err
 	}
 	file := filepath.Join(b.dir, name+".yaml")
-	upstreams := "http://" + strings.Join(addresses, ", http://")
-	text := fmt.Sprintf(sluiceConfig, port, adminPort, filepath.Join(b.dir, name), authz.HashKey(benchKey), upstreams, upstreams, upstreams)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	text := fmt.Sprintf(sluiceConfig, port, adminPort, filepath.Join(b.dir, name), authz.HashKey(benchKey))
+	if err := os.WriteFile(file, []byte(text+rest), 0o600); err != nil {
 		return nil, err
 	}
 	pid, err := b.start("sluice-"+name, env, b.options.sluice, "up", "-c", file, "--envoy", b.envoy)
@@ -190,14 +201,18 @@ func (w keyTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.RoundTripper.RoundTrip(r)
 }
 
-// sluiceConfig has the engines three times. Model sim has a token limit, so that Envoy reads the
-// usage of all its streams. For model native Envoy reads the usage of one stream in sixteen.
+// sluiceConfig is the beginning of each configuration.
 const sluiceConfig = `
 listen: 127.0.0.1:%d
 admin: 127.0.0.1:%d
 state_dir: %s/state
 tenants:
   - {name: bench, keys: ["%s"]}
+`
+
+// sluiceModels has the engines three times. Model sim has a token limit, so that Envoy reads the
+// usage of all its streams. For model native Envoy reads the usage of one stream in sixteen.
+const sluiceModels = `
 models:
   - name: sim
     launcher: upstream

@@ -107,6 +107,8 @@ type Config struct {
 	// ExplainPicks adds all candidates of each pick to its Prediction. Otherwise the first
 	// explainedPerSecond picks of a second have the best maxExplained of theirs.
 	ExplainPicks bool
+	// NoSamples says that Envoy reads no response for its figures.
+	NoSamples bool
 	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
 	// block. It may be nil.
 	OnPlaced func(Placement)
@@ -119,8 +121,8 @@ type Dispatcher struct {
 	shared    bool
 	demand    func(model string)
 	onPlaced  func(Placement)
-	// explains is Config.ExplainPicks
-	explains bool
+	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
+	explains, unsampled bool
 	// indexes bounds the memory of all prefix indexes
 	indexes *prefix.Budget
 	// rates are those of replicas of unknown models
@@ -216,6 +218,7 @@ func New(c Config) *Dispatcher {
 		demand:      c.Demand,
 		onPlaced:    c.OnPlaced,
 		explains:    c.ExplainPicks,
+		unsampled:   c.NoSamples,
 		indexes:     prefix.NewBudget(indexBytes),
 		rates:       predict.NewModel(predict.DefaultRates),
 		rules:       Rules{Default: c.Default, Models: c.Models},

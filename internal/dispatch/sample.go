@@ -66,5 +66,5 @@ func (s *sampler) acquire(stream bool, budget *sampleBudget, now time.Time) bool
 // AcquireSample reports whether Envoy is to read the response of the request, which goes to its
 // replica natively. The caller must then have it read.
 func (t *Ticket) AcquireSample(stream bool) bool {
-	return t.estimator.sampler.acquire(stream, &t.dispatcher.samples, time.Now())
+	return !t.dispatcher.unsampled && t.estimator.sampler.acquire(stream, &t.dispatcher.samples, time.Now())
 }

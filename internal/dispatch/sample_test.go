@@ -49,6 +49,21 @@ func TestR3_SampleByTime(t *testing.T) {
 	})
 }
 
+// A gateway without samples has no response read.
+func TestR3_NoSamples(t *testing.T) {
+	t.Parallel()
+	for _, none := range []bool{false, true} {
+		s := newStage(Policy{})
+		s.unsampled = none
+		s.put("m", replicas("a")...)
+		ticket := s.must(t, ask(t, nil, "hello"))
+		if got := ticket.AcquireSample(true); got == none {
+			t.Errorf("without samples: %t, and the first response is read: %t", none, got)
+		}
+		ticket.Release()
+	}
+}
+
 // What a response has cost follows from the engine's count, from its events, or from its bytes and
 // what sampled responses have taught.
 func TestR3_CostOfAResponse(t *testing.T) {

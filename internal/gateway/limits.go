@@ -66,7 +66,7 @@ func (g *Gateway) makeAdmission() error {
 	// The policies come with the first configuration that is put in force.
 	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission,
 		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced(),
-		ExplainPicks: g.log.Core().Enabled(zap.DebugLevel)})
+		ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
 	k.dispatcher = g.dispatcher
 	g.limits = k
 	return g.makeRemoteRouting()

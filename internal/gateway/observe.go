@@ -16,6 +16,9 @@ import (
 // subscribers returns the funcs that are called for events of requests: those of the metrics, the
 // ledger, the access log, the log of picks and the tracer.
 func (g *Gateway) subscribers() request.Subscribers {
+	if !observes() {
+		return request.Subscribers{CostOf: g.dispatcher.CostOfRecovered, Finished: []func(request.Summary){g.streams.tracer.Native}}
+	}
 	return request.Subscribers{
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
@@ -26,6 +29,14 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Picked: telemetry.PickLog(g.log),
 	}
 }
+
+// observes reports whether requests are counted, logged and kept. With SLUICE_OBSERVE=off in the
+// environment they are not, so that a benchmark tells what all of it costs (internal/bench).
+func observes() bool { return os.Getenv("SLUICE_OBSERVE") != "off" }
+
+// samples reports whether Envoy reads a sample of the responses. With SLUICE_OBSERVE=off or
+// SLUICE_OBSERVE=unsampled in the environment it does not.
+func samples() bool { return observes() && os.Getenv("SLUICE_OBSERVE") != "unsampled" }
 
 // accessLogConfig says where the access log goes.
 func (g *Gateway) accessLogConfig() telemetry.AccessLogConfig {

@@ -31,3 +31,13 @@ func TestO5_LoadedCountsEachStartOnce(t *testing.T) {
 		}
 	}
 }
+
+// The switch of the benchmark turns the observers of requests off, and the sample alone.
+func TestObservationCanBeOff(t *testing.T) {
+	for value, want := range map[string][2]bool{"": {true, true}, "unsampled": {true, false}, "off": {false, false}} {
+		t.Setenv("SLUICE_OBSERVE", value)
+		if got := [2]bool{observes(), samples()}; got != want {
+			t.Errorf("SLUICE_OBSERVE=%s: requests are observed and responses read: %v, want %v", value, got, want)
+		}
+	}
+}
