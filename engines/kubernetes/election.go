@@ -49,6 +49,19 @@ func (c *cluster) elect(ctx context.Context) {
 	}
 }
 
+// otherLeader returns the identity of another gateway that leads, as far as this one knows. It is
+// empty if this gateway leads or nobody is known to.
+func (c *cluster) otherLeader() string {
+	e := c.election.Load()
+	if e == nil || c.isLeader() {
+		return ""
+	}
+	if leader := e.elector.GetLeader(); leader != c.identity {
+		return leader
+	}
+	return ""
+}
+
 // isLeader reports whether this gateway may write. A process that was paused knows by its own clock
 // that it has not renewed the lease in time, so that another gateway may be the leader.
 func (c *cluster) isLeader() bool {

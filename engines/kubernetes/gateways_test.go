@@ -44,6 +44,10 @@ func TestTwoGateways(t *testing.T) {
 	}
 	first, rest := waitLeader(t, a, b)
 	second := rest[0]
+	waitUntil(t, "the other gateway knows who scales", func() bool { return second.ScaledBy("m") == first.config.Identity })
+	if by := first.ScaledBy("m"); by != "" {
+		t.Errorf("the leader is scaled by %s", by)
+	}
 
 	// The leader learns at once that requests wait at the other gateway.
 	second.mu.Lock()

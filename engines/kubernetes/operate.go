@@ -14,6 +14,18 @@ import (
 // searchedLines is how many of the last lines of a pod's log are searched.
 const searchedLines = 50_000
 
+// ScaledBy returns the identity of another gateway that decides how many pods a model has, because
+// it leads in the model's namespace. It is empty if this gateway does or nobody is known to.
+func (l *Launcher) ScaledBy(model string) string {
+	l.mu.Lock()
+	where := l.clustersOf[model]
+	l.mu.Unlock()
+	if len(where) == 0 {
+		return ""
+	}
+	return where[0].otherLeader()
+}
+
 // Restart deletes the pod of a replica. The gateways drain it, and its Deployment makes another.
 func (l *Launcher) Restart(ctx context.Context, id string) error {
 	c, p, err := l.podOf(id)

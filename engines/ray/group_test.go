@@ -94,6 +94,7 @@ func TestN4_GatewaysOfOneNameShareTheJobs(t *testing.T) {
 	b := s.member("b", store)
 	testutil.Eventually(t, "the jobs are known to both", b.HasPublished)
 	awaitWriter(t, a, b)
+	testutil.Eventually(t, "the other gateway knows who scales", func() bool { return b.ScaledBy() == "a" && a.ScaledBy() == "" })
 	set([]Model{s.model(2)}, a, b)
 	at := a.awaitReady("chat", 2)
 	for i, r := range b.awaitReady("chat", 2) {

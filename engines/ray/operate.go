@@ -17,6 +17,15 @@ const logInterval = 2 * time.Second
 // restarted stands in the place of the specification of a job that is to be replaced.
 const restarted = "restarted by an operator"
 
+// ScaledBy returns the identity of another gateway of the group that decides how many jobs a model
+// has. It is empty if this gateway does or nobody is known to.
+func (l *Launcher) ScaledBy() string {
+	if l.group.mayWrite() {
+		return ""
+	}
+	return l.group.writerName("")
+}
+
 // Restart replaces the job of a replica: its successor is started first, as for a change of the
 // model. It fails at a gateway that does not write to Ray.
 func (l *Launcher) Restart(id string) error {

@@ -47,6 +47,19 @@ func (l *launchers) override(model string, to *admin.Bounds) {
 	l.apply()
 }
 
+// scaledBy returns the name of another gateway that decides how many replicas a model has. It is
+// empty for a model that this gateway scales.
+func (l *launchers) scaledBy(model string) string {
+	m := l.fleet.Snapshot().Models[model]
+	switch {
+	case m != nil && m.Launcher == engines.Kubernetes:
+		return l.kubernetes.ScaledBy(model)
+	case m != nil && m.Launcher == engines.Ray:
+		return l.ray.ScaledBy()
+	}
+	return ""
+}
+
 // setOverrides replaces all overrides and returns those before. The caller applies them.
 func (l *launchers) setOverrides(next map[string]admin.Bounds) (before map[string]admin.Bounds) {
 	l.overridesMu.Lock()

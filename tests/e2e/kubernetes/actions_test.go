@@ -40,6 +40,29 @@ func awaitPods(g *harness.Gateway, n int, without ...string) (names []string) {
 	return names
 }
 
+// TestE2E_O8_ScaleAtTheLeader: of two gateways, the leader sets the number of pods. The other one
+// refuses and names the leader, because its number would have no effect.
+func TestE2E_O8_ScaleAtTheLeader(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	first := k.start("")
+	k.apply("chat", `replicas: {min: 1, max: 1}, `+fastVariables)
+	awaitPods(first, 1)
+	second := k.start("")
+	awaitPods(second, 1)
+	command(first, "chat has 2 to 2 replicas", "models", "scale", "chat", "--min", "2")
+	awaitPods(second, 2)
+	harness.Eventually(t, "the second gateway refuses", func() error {
+		out, err := second.RunCommand("models", "scale", "chat", "--min", "3", "-c", second.Config)
+		if err == nil || !strings.Contains(out, "decides how many replicas the model `chat` has") {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+	command(second, "chat has 1 to 1 replicas", "models", "scale", "chat", "--reset")
+	awaitPods(first, 2)
+}
+
 // TestE2E_O8_O10_ActionsOnPods: the operator restarts, drains and scales pods and reads their logs,
 // with the rights of the manifests' Role, and no stream is cut. A log that the Role does not allow
 // is refused with the API's reason. The API server is real. The stand-in for the kubelet has the
