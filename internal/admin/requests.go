@@ -29,7 +29,7 @@ type requestFilter struct {
 }
 
 // states are the names of the states in ?state.
-var states = map[string]request.State{"": "", "queued": request.Queued, "running": request.Streaming, "finished": request.Done}
+var states = map[string]request.State{"": "", "queued": request.Queued, "running": request.Streaming, "finished": request.Done, "done": request.Done}
 
 // readFilter reads the filters of a query.
 func readFilter(q url.Values) (f requestFilter, fault *openai.Error) {

@@ -27,10 +27,8 @@ func (f Fault) Error() string {
 	if f.Line > 0 {
 		line = fmt.Sprintf("%s:%d", f.File, f.Line)
 	}
-	if f.Path != "" {
-		line += ": " + f.Path
-	}
-	return line + ": " + f.Message
+	parts := slices.DeleteFunc([]string{line, f.Path, f.Message}, func(part string) bool { return part == "" })
+	return strings.Join(parts, ": ")
 }
 
 // Faults are all faults of a file, sorted by line. As an error they are one line per fault.

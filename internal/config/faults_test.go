@@ -37,3 +37,18 @@ func faultsOf(t *testing.T, file string) []string {
 	}
 	return lines
 }
+
+// A fault of no file has no colon in front.
+func TestO9_AFaultWithoutAFile(t *testing.T) {
+	t.Parallel()
+	for want, f := range map[string]Fault{
+		"no file":               {Message: "no file"},
+		"a.yaml: no":            {File: "a.yaml", Message: "no"},
+		"a.yaml:3: models: no":  {File: "a.yaml", Line: 3, Path: "models", Message: "no"},
+		"models[chat].name: no": {Path: "models[chat].name", Message: "no"},
+	} {
+		if got := f.Error(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

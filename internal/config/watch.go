@@ -126,7 +126,7 @@ func (w *Watcher) poll() {
 // operator has confirmed what Confirm asks. The error is Faults.
 func (w *Watcher) Reload(force bool) error {
 	if w.config.Current.File == "" {
-		return Faults{{Message: "cannot be reloaded, because the configuration did not come from a file: restart Sluice with --config"}}
+		return Faults{{Message: "cannot be reloaded, because the configuration did not come from a file: start Sluice with -c FILE"}}
 	}
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
@@ -141,7 +141,7 @@ func (w *Watcher) Reload(force bool) error {
 func (w *Watcher) Next(data []byte) (next *Config, needsForce string, err error) {
 	current := w.Current()
 	if current.File == "" {
-		return nil, "", Faults{{Message: "the configuration did not come from a file"}}
+		return nil, "", Faults{{Message: "there is nothing to compare with, because the configuration did not come from a file: start Sluice with -c FILE"}}
 	}
 	if len(data) == 0 {
 		if data, err = read(current.File); err != nil {

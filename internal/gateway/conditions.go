@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -75,12 +76,18 @@ func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition
 		c.Reason, c.Severity = "ReplicaFailed", condition.Error
 	case anyReplica(m, engines.Failed):
 		c.Reason, c.Severity = "ReplicaFailed", condition.Warning
-	case anyReplica(m, engines.Pending):
+	case anyWithoutRoom(m):
 		c.Reason, c.Severity = "ReplicaPending", condition.Warning
 	default:
 		c.Severity = condition.Info
 	}
 	return c
+}
+
+// anyWithoutRoom reports whether a replica fits nowhere. A pending replica without a reason is only
+// about to be placed.
+func anyWithoutRoom(m *engines.ModelSnapshot) bool {
+	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.State == engines.Pending && r.Reason != "" })
 }
 
 func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
@@ -218,7 +225,7 @@ func envoyProcessConditions(s envoy.Status) []condition.Condition {
 	default:
 		c = condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", fmt.Sprintf("Envoy is %s: %s.", s.State, sentence(s.Reason)))
 		if s.State == envoy.StateStarting || s.State == envoy.StateDown && s.Reason == "" {
-			c.Reason, c.Severity = "Starting", condition.Info
+			c.Reason, c.Severity, c.Message = "Starting", condition.Info, "Envoy is starting."
 		}
 	}
 	return []condition.Condition{c}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -28,12 +29,29 @@ func TestO1_ModelCondition(t *testing.T) {
 	} {
 		m := &engines.ModelSnapshot{Model: engines.Model{Name: "chat"}}
 		for _, s := range c.states {
-			m.Replicas = append(m.Replicas, engines.Replica{State: s})
+			r := engines.Replica{State: s}
+			if s == engines.Pending {
+				r.Reason = "no node has room"
+			}
+			m.Replicas = append(m.Replicas, r)
 		}
 		got := modelCondition(m, c.usable, c.needed)
 		if got.Status != c.status || got.Severity != c.severity || got.Reason != c.reason {
 			t.Errorf("%d of %d usable, %v: %+v", c.usable, c.needed, c.states, got)
 		}
+	}
+}
+
+// A replica that is about to be placed, and an Envoy that starts, need nobody.
+func TestO3_AStartIsNoWarning(t *testing.T) {
+	t.Parallel()
+	m := &engines.ModelSnapshot{Model: engines.Model{Name: "chat"}, Replicas: []engines.Replica{{State: engines.Pending}}}
+	if c := modelCondition(m, 0, 1); c.Severity != condition.Info || c.Reason != "Starting" {
+		t.Errorf("%+v", c)
+	}
+	all := envoyProcessConditions(envoy.Status{State: envoy.StateDown})
+	if len(all) != 1 || all[0].Severity != condition.Info || all[0].Message != "Envoy is starting." {
+		t.Errorf("%+v", all)
 	}
 }
 
