@@ -19,7 +19,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build dist run test test-vllm vet lint bench bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
+.PHONY: build dist module run test test-vllm vet lint bench bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
 
 # build makes the release binary, with its version, without symbols and without paths of this machine.
 # The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
@@ -31,6 +31,11 @@ build:
 # materials, the Helm chart and checksums. The same commit gives the same bytes.
 dist:
 	VERSION=$(VERSION) scripts/dist.sh
+
+# module compiles the filter for Envoy into envoy/filter/built, by the machine's cc. With
+# ARCHS="amd64 arm64" zig compiles it for these, with the same result on every machine.
+module:
+	@scripts/module.sh $(ARCHS)
 
 # run starts the quick start and streams a first chat. With ONCE=1 it stops after the chat.
 run: envoy build
@@ -82,6 +87,7 @@ RUNS ?= 10000
 soak: tools
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/relay
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./tests/e2e/streams
+	SLUICE_STORM=100000 go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|Sanitizers' ./envoy/filter
 
 # chaos runs faults against a gateway under load and writes the table of docs/chaos.md. It needs root
 # and takes a quarter of an hour.

@@ -92,6 +92,7 @@ var allowed = map[string]string{
 	"internal/admin":           "engines internal/condition internal/headers internal/history internal/loglines internal/openai internal/request internal/usage",
 	"internal/history":         "internal/request",
 	"xds":                      "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
+	"envoy/filter":             "",
 	"envoy":                    "internal/elsewhere internal/headers internal/process",
 	"internal/decide":          "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
 	"extproc":                  "internal/decide internal/elsewhere internal/headers",

@@ -1,0 +1,67 @@
+// Package filter tests the filter that Envoy loads to have requests decided over the frames of
+// package internal/frames. Nothing uses the package but its tests.
+//
+// The sources of the filter are in src, and src/filter.c says how they work. The tests prove each
+// part of Envoy's interface that src/abi.h declares, with the real Envoy. harness is a stand-in for
+// Envoy, for runs under sanitizers.
+package filter
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// name is the name by which Envoy knows the module. Its file is called lib + name + .so.
+const name = "sluice-filter"
+
+// testTimeout bounds every wait. It is long enough for a busy machine.
+const testTimeout = time.Minute
+
+// modules returns a directory with the filter, compiled once for all tests.
+func modules(t testing.TB) string {
+	t.Helper()
+	dir, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+var compiled = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "sluice-filter")
+	if err != nil {
+		return "", err
+	}
+	build := exec.Command("../../scripts/module.sh")
+	build.Env = append(os.Environ(), "OUT="+dir)
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", &buildError{out, err}
+	}
+	return dir, os.Rename(filepath.Join(dir, name+"-"+runtime.GOARCH+".so"), filepath.Join(dir, "lib"+name+".so"))
+})
+
+type buildError struct {
+	out []byte
+	err error
+}
+
+func (e *buildError) Error() string { return e.err.Error() + "\n" + string(e.out) }
+
+// eventually waits until ok returns true.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(testTimeout); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("timed out: ", what)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package filter
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// The types of frames, see package internal/frames.
+const (
+	frHello, frHeaders, frBody, frEnd, frLive        = 1, 2, 3, 4, 5
+	frWelcome, frGo, frReply, frWait, frAgain, frBye = 1, 2, 3, 4, 5, 6
+)
+
+// frame is one frame that the filter has sent.
+type frame struct {
+	conn    *peerConn
+	kind    byte
+	flags   byte
+	id      uint64
+	payload []byte
+}
+
+// headers returns the list that begins at offset at of the payload.
+func (f frame) list(t testing.TB, at int) map[string]string {
+	t.Helper()
+	m := make(map[string]string)
+	b := f.payload[at:]
+	n := int(binary.LittleEndian.Uint16(b))
+	b = b[4:]
+	for range n {
+		k, v := int(binary.LittleEndian.Uint16(b)), int(binary.LittleEndian.Uint32(b[4:]))
+		m[string(b[8:8+k])] = string(b[8+k : 8+k+v])
+		b = b[8+k+v:]
+	}
+	if len(b) != 0 {
+		t.Errorf("%d bytes follow the list", len(b))
+	}
+	return m
+}
+
+// peerConn is one connection of the filter.
+type peerConn struct {
+	net.Conn
+	n int
+}
+
+// send sends a frame. A connection that the filter has closed is no fault.
+func (c *peerConn) send(kind, flags byte, id uint64, payload []byte) {
+	_, _ = c.Write(encode(kind, flags, id, payload))
+}
+
+func encode(kind, flags byte, id uint64, payload []byte) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(len(payload)))
+	b = append(b, kind, flags, 0, 0)
+	b = binary.LittleEndian.AppendUint64(b, id)
+	return append(b, payload...)
+}
+
+type pairs [][2]string
+
+func appendPairs(b []byte, p pairs) []byte {
+	for _, x := range p {
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(x[0])))
+		b = append(b, 0, 0)
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(x[1])))
+		b = append(append(b, x[0]...), x[1]...)
+	}
+	return b
+}
+
+// goFrame is the payload of Go.
+func goFrame(set pairs, remove []string, metadata pairs, body string) []byte {
+	var b []byte
+	for _, n := range []int{len(set), len(remove), len(metadata), 0} {
+		b = binary.LittleEndian.AppendUint16(b, uint16(n))
+	}
+	b = appendPairs(b, set)
+	for _, name := range remove {
+		b = append(binary.LittleEndian.AppendUint16(b, uint16(len(name))), name...)
+	}
+	return append(appendPairs(b, metadata), body...)
+}
+
+func replyFrame(status int, headers pairs, details, body string) []byte {
+	var b []byte
+	for _, n := range []int{status, len(headers), len(details), 0} {
+		b = binary.LittleEndian.AppendUint16(b, uint16(n))
+	}
+	return append(append(appendPairs(b, headers), details...), body...)
+}
+
+// decide sends Go with the cluster of the tests.
+func (f frame) decide() { f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, nil, "")) }
+
+var toModel = pairs{{"x-sluice-cluster", "model/m"}}
+
+// peer is a gateway that the test plays.
+type peer struct {
+	path    string
+	silence uint32 // what Welcome says, in milliseconds
+	frames  chan frame
+	mu      sync.Mutex
+	l       net.Listener
+	conns   []*peerConn
+	held    []frame
+	wait    sync.WaitGroup
+	// reading is held while the peer does not read.
+	reading sync.RWMutex
+}
+
+func newPeer(t *testing.T) *peer {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "frames")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &peer{path: filepath.Join(dir, "s"), silence: 20_000, frames: make(chan frame, 1<<20)}
+	p.listen(t)
+	t.Cleanup(func() {
+		p.kill()
+		p.wait.Wait()
+		os.RemoveAll(dir)
+	})
+	return p
+}
+
+func (p *peer) listen(t testing.TB) {
+	t.Helper()
+	os.Remove(p.path)
+	l, err := net.Listen("unix", p.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.l = l
+	p.wait.Go(func() { p.accept(l) })
+}
+
+func (p *peer) accept(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		pc := &peerConn{Conn: c, n: len(p.conns)}
+		p.conns = append(p.conns, pc)
+		p.mu.Unlock()
+		p.wait.Go(func() { p.read(pc) })
+	}
+}
+
+func (p *peer) read(c *peerConn) {
+	defer c.Close()
+	for {
+		f, err := p.readFrame(c)
+		if err != nil {
+			return
+		}
+		if f.kind == frHello {
+			payload := binary.LittleEndian.AppendUint32(nil, 1)
+			c.send(frWelcome, 0, 0, binary.LittleEndian.AppendUint32(payload, p.silence))
+		}
+		p.frames <- f
+	}
+}
+
+func (p *peer) readFrame(c *peerConn) (frame, error) {
+	var head [16]byte
+	if _, err := io.ReadFull(c, head[:]); err != nil {
+		return frame{}, err
+	}
+	p.reading.RLock()
+	defer p.reading.RUnlock()
+	n := binary.LittleEndian.Uint32(head[:])
+	if n > 1<<28 || head[4] < frHello || head[4] > frLive || head[6] != 0 || head[7] != 0 {
+		panic(fmt.Sprintf("the filter sent a malformed head: %x", head))
+	}
+	f := frame{conn: c, kind: head[4], flags: head[5], id: binary.LittleEndian.Uint64(head[8:]), payload: make([]byte, n)}
+	_, err := io.ReadFull(c, f.payload)
+	return f, err
+}
+
+// kill ends the peer as kill -9 does.
+func (p *peer) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.l.Close()
+	for _, c := range p.conns {
+		c.Close()
+	}
+	p.conns = nil
+}
+
+// next returns the next frame of the kind, and keeps those of other kinds for later.
+func (p *peer) next(t testing.TB, kind byte) frame {
+	t.Helper()
+	for i, f := range p.held {
+		if f.kind == kind {
+			p.held = append(p.held[:i:i], p.held[i+1:]...)
+			return f
+		}
+	}
+	timeout := time.After(testTimeout)
+	for {
+		select {
+		case f := <-p.frames:
+			if f.kind == kind {
+				return f
+			}
+			p.held = append(p.held, f)
+		case <-timeout:
+			t.Fatalf("no frame of kind %d came; there are %d others", kind, len(p.held))
+		}
+	}
+}
+
+// closed reports whether the filter closes the connection.
+func closed(c net.Conn) bool {
+	_ = c.SetReadDeadline(time.Now().Add(testTimeout))
+	_, err := c.Read(make([]byte, 1))
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// zeros reports whether b is only zeros.
+func zeros(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }

@@ -1,0 +1,315 @@
+/* The filter that asks the gateway about each request. The protocol is in package internal/frames.
+ *
+ * Each worker of Envoy has a channel to the gateway: one connection, and a thread that reads from it. A
+ * request stops at its headers. Envoy buffers its body, up to the limit of its route, and answers larger
+ * bodies with 413 itself. Frames wait in the queue of the connection until the worker has handled what
+ * there was to read. An event then sends them with one call of sendmsg. A large body is sent from Envoy's
+ * own buffer. What the socket does not take stays there. The thread notices when the socket takes more,
+ * and schedules an event of the request. So no worker ever waits for the gateway.
+ *
+ * What the tests showed of Envoy 1.40.0:
+ * - http_filter_scheduler_commit may be called by each thread. An event scheduled by the worker itself
+ *   runs at the end of the same iteration of its loop. An event for a filter that has ended is dropped.
+ *   The scheduler itself must live, so the lock of the channel guards it: a request leaves the lists of
+ *   the channel before its filter is destroyed.
+ * - HEADERS_STOP stops a request, and its body is still given to this filter. BODY_STOP_AND_BUFFER keeps
+ *   the body. Over the limit of the route, Envoy answers 413. In a scheduled event all of a stopped body
+ *   is in the buffer.
+ * - A local reply, be it from this filter or not, ends with stream_complete as other responses do. What
+ *   is read there is final, and equal to what an access log says.
+ * - continue_decoding, send_response and reset_stream may destroy the filter before they return. */
+#include "filter.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static gates *all;
+static uint64_t random_number;
+
+/* instance returns the number that this process chose when Envoy loaded the filter. */
+uint64_t instance(void) { return random_number; }
+
+HOOK(const char *, program_init)(void) {
+  if (getrandom(&random_number, sizeof random_number, 0) != sizeof random_number) return NULL;
+  return "v0.2.0";
+}
+
+/* count adds one to a counter. */
+void count(gates *g, int which) {
+  pthread_mutex_lock(&lock);
+  if (g->first) CALL(http_filter_config_increment_counter)(g->first->envoy, g->first->counters[which], NULL, 0, 1);
+  pthread_mutex_unlock(&lock);
+}
+
+/* gates_of returns the entry of a socket; the lock is held. */
+static gates *gates_of(span path) {
+  for (gates *g = all; g; g = g->next)
+    if (strlen(g->path) == path.n && memcmp(g->path, path.p, path.n) == 0) return g;
+  gates *g = allocate(sizeof *g);
+  memcpy(g->path, path.p, path.n);
+  g->next = all;
+  return all = g;
+}
+
+/* The configuration is the absolute path of the gateway's socket. */
+HOOK(void *, http_filter_config_new)(void *envoy, span name, span config) {
+  static const span names[COUNTS] = {{"sluice_connections_made", 23}, {"sluice_connections_lost", 23}, {"sluice_undecided", 16}};
+  (void)name;
+  if (config.n == 0 || config.n >= sizeof all->path || config.p[0] != '/' || memchr(config.p, 0, config.n)) return NULL;
+  gate *g = allocate(sizeof *g);
+  g->envoy = envoy;
+  for (int i = 0; i < COUNTS; i++) {
+    if (CALL(http_filter_config_define_counter)(envoy, names[i], NULL, 0, &g->counters[i]) != 0) {
+      free(g);
+      return NULL;
+    }
+  }
+  pthread_mutex_lock(&lock);
+  g->owner = gates_of(config);
+  g->next = g->owner->first;
+  g->owner->first = g;
+  pthread_mutex_unlock(&lock);
+  return g;
+}
+
+static void gates_close(gates *g) {
+  __atomic_store_n(&g->stopping, true, __ATOMIC_RELEASE);
+  for (int i = 0; i < WORKERS; i++)
+    if (g->links[i]) channel_close(g->links[i]);
+  free(g);
+}
+
+/* Envoy destroys a configuration after the filters of all its requests. */
+HOOK(void, http_filter_config_destroy)(void *config) {
+  gate *g = config, **at;
+  gates *owner = g->owner, **of = &all;
+  pthread_mutex_lock(&lock);
+  for (at = &owner->first; *at != g; at = &(*at)->next) {
+  }
+  *at = g->next;
+  bool last = !owner->first;
+  if (last) {
+    while (*of != owner) of = &(*of)->next;
+    *of = owner->next;
+  }
+  pthread_mutex_unlock(&lock);
+  if (last) gates_close(owner);
+  free(g);
+}
+
+HOOK(void *, http_filter_per_route_config_new)(span name, span config) {
+  static char same;
+  (void)name, (void)config;
+  return &same;
+}
+
+HOOK(void, http_filter_per_route_config_destroy)(void *config) { (void)config; }
+
+HOOK(void *, http_filter_new)(void *config, void *envoy) {
+  request *r = allocate(sizeof *r);
+  r->gate = config;
+  r->envoy = envoy;
+  return r;
+}
+
+HOOK(int, http_filter_request_headers)(void *envoy, void *filter, bool end) {
+  request *r = filter;
+  channel *l = channel_of(r->gate->owner, CALL(http_filter_get_worker_index)(envoy));
+  bool asked = false;
+  r->has_body = !end;
+  r->body_complete = end;
+  if (l) {
+    r->channel = l;
+    pthread_mutex_lock(&l->lock);
+    asked = channel_ask(l, r);
+    pthread_mutex_unlock(&l->lock);
+  }
+  if (asked) return HEADERS_STOP;
+  r->state = GONE;
+  count(r->gate->owner, COUNT_UNDECIDED);
+  return HEADERS_CONTINUE;
+}
+
+static void body_is_complete(request *r) {
+  pthread_mutex_lock(&r->channel->lock);
+  r->body_complete = true;
+  channel_body(r->channel, r);
+  pthread_mutex_unlock(&r->channel->lock);
+}
+
+HOOK(int, http_filter_request_body)(void *envoy, void *filter, bool end) {
+  request *r = filter;
+  (void)envoy;
+  if (r->state != ASKED) return BODY_CONTINUE;
+  if (end) body_is_complete(r);
+  return BODY_STOP_AND_BUFFER;
+}
+
+HOOK(int, http_filter_request_trailers)(void *envoy, void *filter) {
+  request *r = filter;
+  (void)envoy;
+  if (r->state != ASKED) return TRAILERS_CONTINUE;
+  body_is_complete(r);
+  return TRAILERS_STOP;
+}
+
+HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
+  (void)envoy, (void)end;
+  ((request *)filter)->responding = true;
+  return HEADERS_CONTINUE;
+}
+
+/* settle ends the wait of a request, before Envoy goes on with it. */
+static void settle(request *r, enum state s) {
+  channel *l = r->channel;
+  pthread_mutex_lock(&l->lock);
+  channel_settle(l, r, s);
+  if (s == DECIDED && !r->on) channel_tell(l, r);
+  channel_flush(l);
+  pthread_mutex_unlock(&l->lock);
+}
+
+static void undecided(request *r) {
+  if (r->state != ASKED) return;
+  settle(r, GONE);
+  count(r->gate->owner, COUNT_UNDECIDED);
+  CALL(http_filter_continue_decoding)(r->envoy);
+}
+
+/* replace_body replaces the body, and content-length if there is one. */
+static void replace_body(void *envoy, span body) {
+  span length;
+  char digits[24], *at = digits + sizeof digits;
+  CALL(http_drain_body)(envoy, BUFFERED_REQUEST_BODY, CALL(http_get_body_size)(envoy, BUFFERED_REQUEST_BODY));
+  if (body.n) CALL(http_append_body)(envoy, BUFFERED_REQUEST_BODY, body);
+  if (!CALL(http_get_header)(envoy, REQUEST_HEADERS, SPAN("content-length"), &length, 0, NULL)) return;
+  size_t n = body.n;
+  do *--at = (char)('0' + n % 10);
+  while (n /= 10);
+  span value = {at, (size_t)(digits + sizeof digits - at)};
+  CALL(http_set_header)(envoy, REQUEST_HEADERS, SPAN("content-length"), value);
+}
+
+static void set_metadata(void *envoy, span values, uint16_t n) {
+  pair few[32], *v = n <= 32 ? few : allocate(n * sizeof *v);
+  for (uint16_t i = 0; i < n; i++) v[i] = next_pair(&values);
+  if (n) CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), v, n);
+  if (v != few) free(v);
+}
+
+static void go_on(request *r, span payload, int flags) {
+  go_answer a;
+  bool good = r->state == ASKED && read_go(payload, flags, &a);
+  if (!good || (flags & FLAG_BODY_REPLACED && !(r->has_body && r->body_complete))) {
+    undecided(r);
+    return;
+  }
+  for (uint16_t i = 0; i < a.set_n; i++) {
+    pair h = next_pair(&a.set);
+    CALL(http_set_header)(r->envoy, REQUEST_HEADERS, (span){h.key, h.key_n}, (span){h.value, h.value_n});
+  }
+  for (uint16_t i = 0; i < a.remove_n; i++)
+    CALL(http_set_header)(r->envoy, REQUEST_HEADERS, next_name(&a.remove), (span){NULL, 0});
+  set_metadata(r->envoy, a.metadata, a.metadata_n);
+  settle(r, DECIDED);
+  if (flags & FLAG_BODY_REPLACED) replace_body(r->envoy, a.body);
+  CALL(http_clear_route_cache)(r->envoy);
+  CALL(http_filter_continue_decoding)(r->envoy);
+}
+
+static void reply(request *r, span payload) {
+  reply_answer a;
+  bool good = read_reply(payload, &a);
+  if (!good) {
+    undecided(r);
+    return;
+  }
+  settle(r, GONE);
+  if (r->responding) {
+    CALL(http_filter_reset_stream)(r->envoy, RESET_LOCAL, a.details);
+    return;
+  }
+  pair few[32], *h = a.headers_n <= 32 ? few : allocate(a.headers_n * sizeof *h);
+  for (uint16_t i = 0; i < a.headers_n; i++) h[i] = next_pair(&a.headers);
+  CALL(http_send_response)(r->envoy, a.status, h, a.headers_n, a.body, a.details);
+  if (h != few) free(h);
+}
+
+/* answered does what the gateway has said. It may destroy r, but not what was said. */
+static void answered(request *r, answer *a) {
+  span payload = {a->payload, a->n};
+  if (a->type == GO) go_on(r, payload, a->flags);
+  else reply(r, payload);
+  free(a);
+}
+
+HOOK(void, http_filter_scheduled)(void *envoy, void *filter, uint64_t event) {
+  request *r = filter;
+  channel *l = r->channel;
+  answer *said = NULL;
+  (void)envoy, (void)event;
+  pthread_mutex_lock(&l->lock);
+  unsigned todo = r->todo;
+  r->todo = 0;
+  r->posted = false;
+  if (l->flusher == r) l->flusher = NULL;
+  if (todo & DO_TELL) channel_tell(l, r);
+  if (todo & (DO_TELL | DO_FLUSH)) channel_flush(l);
+  if (todo & DO_ANSWER) {
+    said = r->answer;
+    r->answer = NULL;
+    r->answering = said != NULL;
+  }
+  pthread_mutex_unlock(&l->lock);
+  if (said) answered(r, said);
+  else if (todo & DO_GIVE_UP) undecided(r);
+}
+
+HOOK(void, http_filter_stream_complete)(void *envoy, void *filter) {
+  request *r = filter;
+  (void)envoy;
+  if (!r->channel || !r->list) return;
+  pthread_mutex_lock(&r->channel->lock);
+  channel_end(r->channel, r);
+  pthread_mutex_unlock(&r->channel->lock);
+}
+
+HOOK(void, http_filter_destroy)(void *filter) {
+  request *r = filter;
+  channel *l = r->channel;
+  if (l && (r->list || l->flusher == r)) {
+    pthread_mutex_lock(&l->lock);
+    channel_drop(l, r);
+    pthread_mutex_unlock(&l->lock);
+  }
+  if (r->scheduler) CALL(http_filter_scheduler_delete)(r->scheduler);
+  free(r->answer);
+  free(r);
+}
+
+HOOK(int, http_filter_local_reply)(void *envoy, void *filter, uint32_t status, span details, bool reset) {
+  (void)envoy, (void)filter, (void)status, (void)details, (void)reset;
+  return LOCAL_REPLY_CONTINUE;
+}
+
+HOOK(int, http_filter_response_body)(void *a, void *b, bool c) { return (void)a, (void)b, (void)c, BODY_CONTINUE; }
+HOOK(int, http_filter_response_trailers)(void *a, void *b) { return (void)a, (void)b, TRAILERS_CONTINUE; }
+
+/* Envoy loads no module that lacks one of its hooks. This filter has no use for the following ones. */
+#define ANY __attribute__((unused))
+HOOK(void, http_filter_http_callout_done)(ANY void *a, ANY void *b, ANY uint64_t c, ANY int d, ANY pair *e, ANY size_t f, ANY span *g, ANY size_t h) {}
+HOOK(void, http_filter_http_stream_headers)(ANY void *a, ANY void *b, ANY uint64_t c, ANY pair *d, ANY size_t e, ANY bool f) {}
+HOOK(void, http_filter_http_stream_data)(ANY void *a, ANY void *b, ANY uint64_t c, ANY const span *d, ANY size_t e, ANY bool f) {}
+HOOK(void, http_filter_http_stream_trailers)(ANY void *a, ANY void *b, ANY uint64_t c, ANY pair *d, ANY size_t e) {}
+HOOK(void, http_filter_http_stream_complete)(ANY void *a, ANY void *b, ANY uint64_t c) {}
+HOOK(void, http_filter_http_stream_reset)(ANY void *a, ANY void *b, ANY uint64_t c, ANY int d) {}
+HOOK(void, http_filter_config_scheduled)(ANY void *a, ANY void *b, ANY uint64_t c) {}
+HOOK(void, http_filter_config_http_callout_done)(ANY void *a, ANY void *b, ANY uint64_t c, ANY int d, ANY pair *e, ANY size_t f, ANY span *g, ANY size_t h) {}
+HOOK(void, http_filter_config_http_stream_headers)(ANY void *a, ANY void *b, ANY uint64_t c, ANY pair *d, ANY size_t e, ANY bool f) {}
+HOOK(void, http_filter_config_http_stream_data)(ANY void *a, ANY void *b, ANY uint64_t c, ANY const span *d, ANY size_t e, ANY bool f) {}
+HOOK(void, http_filter_config_http_stream_trailers)(ANY void *a, ANY void *b, ANY uint64_t c, ANY pair *d, ANY size_t e) {}
+HOOK(void, http_filter_config_http_stream_complete)(ANY void *a, ANY void *b, ANY uint64_t c) {}
+HOOK(void, http_filter_config_http_stream_reset)(ANY void *a, ANY void *b, ANY uint64_t c, ANY int d) {}
+HOOK(void, http_filter_downstream_above_write_buffer_high_watermark)(ANY void *a, ANY void *b) {}
+HOOK(void, http_filter_downstream_below_write_buffer_low_watermark)(ANY void *a, ANY void *b) {}

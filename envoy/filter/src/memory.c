@@ -1,0 +1,53 @@
+/* Memory, numbers and time. */
+#include "filter.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* allocate returns zeroed memory. Like Envoy, the filter ends the process when there is none. */
+void *allocate(size_t n) {
+  void *p = calloc(1, n);
+  if (!p) abort();
+  return p;
+}
+
+void text_room(text *t, size_t more) {
+  if (t->cap - t->n >= more) return;
+  size_t cap = t->cap ? t->cap : 1024;
+  while (cap - t->n < more) cap *= 2;
+  t->p = realloc(t->p, cap);
+  if (!t->p) abort();
+  t->cap = cap;
+}
+
+void put(text *t, const void *p, size_t n) {
+  text_room(t, n);
+  if (n) memcpy(t->p + t->n, p, n);
+  t->n += n;
+}
+
+/* Numbers are little-endian on every machine. */
+static void put_number(text *t, uint64_t v, int bytes) {
+  char b[8];
+  for (int i = 0; i < bytes; i++) b[i] = (char)(v >> (8 * i));
+  put(t, b, (size_t)bytes);
+}
+
+void put_u16(text *t, uint16_t v) { put_number(t, v, 2); }
+void put_u32(text *t, uint32_t v) { put_number(t, v, 4); }
+void put_u64(text *t, uint64_t v) { put_number(t, v, 8); }
+
+void put_pair(text *t, span name, span value) {
+  put_u16(t, (uint16_t)name.n);
+  put_u16(t, 0);
+  put_u32(t, (uint32_t)value.n);
+  put(t, name.p, name.n);
+  put(t, value.p, value.n);
+}
+
+/* now_ms returns milliseconds of a clock that never goes back. */
+int64_t now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}

@@ -1,0 +1,165 @@
+/* What the filter tells of a request: its headers, the record of its end, and what a gateway that begins
+ * later needs to know of it. */
+#include "filter.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* list_begin leaves room for the number of pairs, which list_end writes. */
+static size_t list_begin(text *t) {
+  put_u32(t, 0);
+  return t->n - 4;
+}
+
+static void list_end(text *t, size_t at, size_t n) {
+  t->p[at] = (char)n;
+  t->p[at + 1] = (char)(n >> 8);
+}
+
+/* put_headers puts the list of the request's headers. */
+void put_headers(text *t, void *envoy) {
+  size_t n = CALL(http_get_headers_size)(envoy, REQUEST_HEADERS);
+  pair few[64], *all = n <= 64 ? few : allocate(n * sizeof *all);
+  size_t at = list_begin(t);
+  if (n == 0 || n > UINT16_MAX || !CALL(http_get_headers)(envoy, REQUEST_HEADERS, all)) n = 0;
+  for (size_t i = 0; i < n; i++) put_pair(t, (span){all[i].key, all[i].key_n}, (span){all[i].value, all[i].value_n});
+  list_end(t, at, n);
+  if (all != few) free(all);
+}
+
+/* Response flags of Envoy by their bits, in the order in which its documentation lists them. */
+static const struct {
+  int bit;
+  const char *name;
+} flags[] = {
+    {1, "UH"},  {5, "UF"},    {7, "UO"},    {8, "NR"},    {15, "URX"}, {24, "NC"}, {22, "DT"}, {14, "DC"},
+    {0, "LH"},  {2, "UT"},    {3, "LR"},    {4, "UR"},    {6, "UC"},   {9, "DI"},  {10, "FI"}, {11, "RL"},
+    {12, "UAEX"}, {13, "RLSE"}, {17, "IH"}, {16, "SI"},   {18, "DPE"}, {23, "UPE"}, {19, "UMSDR"}, {20, "RFCF"},
+    {21, "NFCF"}, {25, "OM"}, {26, "DF"},   {27, "DO"},   {28, "DR"},  {29, "UDO"},
+};
+
+static size_t put_flags(text *t, void *envoy) {
+  uint64_t set = 0;
+  char s[256];
+  size_t n = 0;
+  CALL(http_filter_get_attribute_int)(envoy, ATTRIBUTE_FLAGS, &set);
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+    if (!(set >> flags[i].bit & 1)) continue;
+    if (n) s[n++] = ',';
+    size_t k = strlen(flags[i].name);
+    memcpy(s + n, flags[i].name, k);
+    n += k;
+  }
+  if (n) put_pair(t, SPAN("flags"), (span){s, n});
+  return n > 0;
+}
+
+static size_t put_attribute(text *t, void *envoy, span name, int attribute) {
+  span v;
+  if (!CALL(http_filter_get_attribute_string)(envoy, attribute, &v) || v.n == 0) return 0;
+  put_pair(t, name, v);
+  return 1;
+}
+
+/* put_header puts the first value of a header, under name. */
+static size_t put_header(text *t, void *envoy, span name, span header) {
+  span v;
+  if (!CALL(http_get_header)(envoy, REQUEST_HEADERS, header, &v, 0, NULL)) return 0;
+  put_pair(t, name, v);
+  return 1;
+}
+
+static size_t put_path(text *t, void *envoy) {
+  span path = SPAN("path");
+  return put_header(t, envoy, path, SPAN("x-envoy-original-path")) || put_header(t, envoy, path, SPAN(":path"));
+}
+
+static size_t put_metadata_string(text *t, void *envoy, span name, int source, span ns, span key) {
+  span v;
+  if (!CALL(http_get_metadata_string)(envoy, source, ns, key, &v) || v.n == 0) return 0;
+  put_pair(t, name, v);
+  return 1;
+}
+
+static size_t put_usage(text *t, void *envoy) {
+  span type, v;
+  if (!CALL(http_get_typed_metadata)(envoy, METADATA_DYNAMIC, SPAN("sluice_usage"), &type, &v)) return 0;
+  put_pair(t, SPAN("usage"), v);
+  return 1;
+}
+
+static size_t put_value(text *t, void *envoy, span ns, span key) {
+  char name[256];
+  if (key.n >= sizeof name) return 0;
+  name[0] = '@';
+  memcpy(name + 1, key.p, key.n);
+  span v;
+  if (!CALL(http_get_metadata_string)(envoy, METADATA_DYNAMIC, ns, key, &v)) return 0;
+  put_pair(t, (span){name, key.n + 1}, v);
+  return 1;
+}
+
+/* put_values puts the dynamic metadata of Sluice, which are strings. Envoy logs an error for each value
+ * of another type. */
+static size_t put_values(text *t, void *envoy) {
+  span ns = SPAN("sluice"), keys[64];
+  size_t n = CALL(http_get_metadata_keys_count)(envoy, METADATA_DYNAMIC, ns), done = 0;
+  if (n == 0 || n > 64 || !CALL(http_get_metadata_keys)(envoy, METADATA_DYNAMIC, ns, keys)) return 0;
+  for (size_t i = 0; i < n; i++) done += put_value(t, envoy, ns, keys[i]);
+  return done;
+}
+
+static void put_integer(text *t, void *envoy, int attribute) {
+  uint64_t v;
+  put_u64(t, CALL(http_filter_get_attribute_int)(envoy, attribute, &v) ? v : (uint64_t)-1);
+}
+
+/* put_time puts a time in microseconds. */
+static void put_time(text *t, int64_t ns) { put_u64(t, (uint64_t)(ns < 0 ? -1 : ns / 1000)); }
+
+/* put_record puts the record of a request that has ended. Its values are final in the hook
+ * stream_complete. */
+void put_record(text *t, void *envoy) {
+  times at;
+  CALL(http_get_timing_info)(envoy, &at);
+  put_integer(t, envoy, ATTRIBUTE_STATUS);
+  put_integer(t, envoy, ATTRIBUTE_REQUEST_BYTES);
+  put_integer(t, envoy, ATTRIBUTE_RESPONSE_BYTES);
+  put_integer(t, envoy, ATTRIBUTE_ATTEMPTS);
+  put_time(t, at.duration);
+  put_time(t, at.first_body_byte_from_upstream);
+  put_time(t, at.last_byte_from_upstream);
+  put_time(t, at.first_byte_to_upstream);
+  put_time(t, at.start_unix);
+  size_t list = list_begin(t), n = 0;
+  n += put_header(t, envoy, SPAN("method"), SPAN(":method"));
+  n += put_path(t, envoy);
+  n += put_header(t, envoy, SPAN("id"), SPAN("x-request-id"));
+  n += put_attribute(t, envoy, SPAN("protocol"), ATTRIBUTE_PROTOCOL);
+  n += put_attribute(t, envoy, SPAN("route"), ATTRIBUTE_ROUTE);
+  n += put_attribute(t, envoy, SPAN("details"), ATTRIBUTE_DETAILS);
+  n += put_flags(t, envoy);
+  n += put_attribute(t, envoy, SPAN("upstream"), ATTRIBUTE_UPSTREAM);
+  n += put_attribute(t, envoy, SPAN("cluster"), ATTRIBUTE_CLUSTER);
+  n += put_metadata_string(t, envoy, SPAN("replica"), METADATA_HOST, SPAN("sluice"), SPAN("replica"));
+  n += put_usage(t, envoy);
+  n += put_metadata_string(t, envoy, SPAN("read"), METADATA_DYNAMIC, SPAN("sluice_stream"), SPAN("read"));
+  n += put_values(t, envoy);
+  list_end(t, list, n);
+}
+
+/* put_live puts what a gateway that begins after the decision needs to know of a request. */
+void put_live(text *t, void *envoy) {
+  static const span names[] = {
+      {"x-request-id", 12}, {"x-sluice-cluster", 16}, {"x-gateway-destination-endpoint", 30}, {"x-sluice-stream", 15}};
+  struct timespec now;
+  times at;
+  CALL(http_get_timing_info)(envoy, &at);
+  clock_gettime(CLOCK_REALTIME, &now);
+  int64_t age = (now.tv_sec * 1000000000LL + now.tv_nsec - at.start_unix) / 1000;
+  put_u64(t, (uint64_t)(age > 0 ? age : 0));
+  size_t list = list_begin(t), n = 0;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) n += put_header(t, envoy, names[i], names[i]);
+  n += put_values(t, envoy);
+  list_end(t, list, n);
+}
