@@ -54,6 +54,7 @@ package admission
 
 import (
 	"crypto/rand"
+	"strings"
 	"sync"
 	"time"
 )
@@ -367,15 +368,18 @@ func withoutMembership(members []*membership, m *membership) []*membership {
 	return kept
 }
 
-// SetTenants replaces the limits of all tenants. A tenant that is not in the map has no limits. A
-// change takes effect at once, also for waiters: those beyond the new limits are refused, the
-// youngest first.
+// SetTenants replaces the limits of all tenants, and of all keys by their KeyTenant. A tenant that
+// is not in the map has no limits. A change takes effect at once, also for waiters: those beyond
+// the new limits are refused, the youngest first.
 func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
 	now := time.Now()
 	for name := range limits {
 		c.tenant(name)
+		if strings.HasPrefix(name, KeyTenant("")) {
+			c.openKeyGate()
+		}
 	}
 	for name, t := range c.tenants {
 		l := limits[name]

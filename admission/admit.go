@@ -16,12 +16,29 @@ func (c *Controller) Admit(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a := newArrival(r)
-	lease, w, err := c.admitOrEnqueue(&a)
+	lease, w, err := c.begin(r)
 	if w == nil {
 		return lease, err
 	}
 	return c.await(ctx, w)
+}
+
+// begin takes the lease of the request's key, and then admits the request, refuses it, or enqueues
+// it. Exactly one of the results is not nil.
+func (c *Controller) begin(r Request) (*Lease, *waiter, error) {
+	a := newArrival(r)
+	if r.APIKey != "" || r.UnderTask != "" {
+		key, err := c.acquireKey(&r)
+		if err != nil {
+			return nil, nil, err
+		}
+		a.followKey(key)
+	}
+	lease, w, err := c.admitOrEnqueue(&a)
+	if err != nil {
+		c.undoKey(a.key)
+	}
+	return lease, w, err
 }
 
 // admitOrEnqueue admits the request, refuses it, or enqueues it. Exactly one of the results is not
@@ -268,6 +285,9 @@ func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 		}
 	}
 	<-w.done
+	if w.err != nil {
+		c.undoKey(w.key)
+	}
 	// The waiter may have been admitted while cancelWaiter waited for the lock. After a timeout the
 	// lease is welcome. A caller whose context has ended cannot use it.
 	if err := ctx.Err(); err != nil && w.lease != nil {

@@ -14,8 +14,8 @@ var (
 	ErrUnknownModel = errors.New("admission: unknown model")
 	// ErrRemoved means that the model or the pool was removed while the request waited.
 	ErrRemoved = errors.New("admission: model removed")
-	// ErrNeverFits means that the request needs more tokens than the model or the tenant gets in a
-	// minute. A retry is in vain.
+	// ErrNeverFits means that the request needs more tokens than the model, the tenant or its key
+	// gets in a minute. A retry is in vain.
 	ErrNeverFits = errors.New("admission: the request needs more tokens than its limit per minute")
 	// ErrTimeout means that the request has waited as long as it may.
 	ErrTimeout = errors.New("admission: waited too long")
@@ -45,7 +45,9 @@ type Refused struct {
 	// more, but 50 ms or 1 s where 5 % are less or more. Requests that are refused together are
 	// told different times.
 	RetryAfter time.Duration
-	// Quota is what the tenant has left.
+	// Key names the key whose own limit Reason is about. "" means that of the tenant or the model.
+	Key string
+	// Quota is what the tenant has left, or the key.
 	Quota Quota
 }
 

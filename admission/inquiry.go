@@ -187,7 +187,7 @@ func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Tim
 	}
 	w.counted, w.newcomer, w.mustWait = true, true, make(chan struct{})
 	c.countWaiter(w, 1)
-	if w.id = a.taskID; w.id == "" {
+	if w.id = a.leaseID; w.id == "" {
 		w.id = c.newLeaseID()
 	}
 	if q.gate != nil {

@@ -14,6 +14,9 @@ type Lease struct {
 	tokens int
 	quota  Quota
 
+	// key is the lease of the caller's key, which ends with this one; nil: there is none.
+	key *Lease
+
 	// The fields below are guarded by Controller.mu.
 
 	replica string
@@ -44,12 +47,12 @@ func (l *Lease) Model() string { return l.gate.model }
 // needs to know the lease.
 func (l *Lease) ID() string { return l.id }
 
-// Quota returns what the tenant had left after the admission.
+// Quota returns what the tenant had left after the admission, or its key if that had less.
 func (l *Lease) Quota() Quota { return l.quota }
 
 // acquireLease counts a lease and charges its estimate. It does not check whether there is room.
 func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time) *Lease {
-	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, underTask: a.UnderTask, account: a.account, id: a.taskID, task: a.task != nil}
+	l := &Lease{c: c, gate: g, tenant: t, tokens: a.Tokens, underTask: a.UnderTask, account: a.account, id: a.leaseID, key: a.key, task: a.task != nil}
 	if l.task {
 		l.account = &account{estimate: int64(l.tokens), lease: l}
 	}
@@ -68,7 +71,9 @@ func (c *Controller) acquireLease(g *gate, t *tenant, a *arrival, now time.Time)
 		l.makePreemptible(a)
 	}
 	g.pace.observe(now)
-	l.quota = c.quota(t, now)
+	if l.quota = c.quota(t, now); l.key != nil {
+		l.quota = tighter(l.quota, l.key.quota)
+	}
 	return l
 }
 
@@ -97,6 +102,7 @@ func (c *Controller) RecoverRequest(r RecoveredRequest) *Lease {
 	c.mu.Lock()
 	defer c.unlockAndRun()
 	l := c.recoverLease(c.findOrCreateGate(r.Model), r, time.Now())
+	l.key = c.recoverKey(r, time.Now())
 	if c.shared != nil && l.id == "" {
 		l.id = c.newLeaseID()
 	}
@@ -148,10 +154,14 @@ func (c *Controller) endLease(l *Lease, used bool) {
 		c.undoCharge(l)
 		correction, l.corrected = int64(l.tokens), true
 	}
+	if l.key != nil {
+		c.endLease(l.key, used)
+	}
 	if c.shared != nil && !l.unknownToShared {
 		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Release(l.id, correction, !used) })
 	}
 	c.admitAfterRelease(l.gate, l.tenant, now)
+	c.forgetKey(l, now)
 	if l.underTask != "" && l.account.hold(-1) {
 		c.endLease(l.account.lease, true)
 	}
@@ -244,6 +254,9 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 		return
 	}
 	l.corrected = true
+	if l.key != nil {
+		c.correctLease(l.key, actual)
+	}
 	l.endPreemptible() // the cost is known, so the response has begun
 	correction := int64(l.tokens) - int64(min(actual, maxTokens))
 	back := correction

@@ -13,13 +13,13 @@ type Pending struct {
 	waiter     *waiter
 }
 
-// Begin is the first half of Admit, and does not block. Exactly one of its results is not nil: the
+// Begin is the first half of Admit. It blocks only for the verdict of shared state on a key that
+// has limits of its own. Exactly one of its results is not nil: the
 // lease of a request that was admitted at once, the wait of one that was not, or the error of one
 // that was refused. With shared state every request waits, if only for the answer of the other
 // gateways.
 func (c *Controller) Begin(r Request) (*Lease, *Pending, error) {
-	a := newArrival(r)
-	lease, w, err := c.admitOrEnqueue(&a)
+	lease, w, err := c.begin(r)
 	if w == nil {
 		return lease, nil, err
 	}

@@ -59,6 +59,9 @@ type reasonRow struct {
 	// message is Reason.Message, with {} for what is asked for. "" means that the reason makes a
 	// request wait and never refuses it.
 	message string
+	// key is the message if the limit is that of a key, with {} for the key. "" means that keys
+	// have no such limit.
+	key string
 	// queue is Reason.IsQueue. limit is Reason.isLimit.
 	queue, limit bool
 	// fails is the error of a request that the reason ends. nil means that it ends none, or that
@@ -73,11 +76,14 @@ var reasonTable = [reasonCount]reasonRow{
 	ModelTokens: {name: "MODEL_TOKENS", text: "model's token limit reached", limit: true,
 		message: "No tokens are left in this minute for {}."},
 	TenantRequests: {name: "TENANT_REQUESTS", text: "tenant's request limit reached", limit: true,
-		message: "Your requests per minute are used up."},
+		message: "Your requests per minute are used up.",
+		key:     "The requests per minute of the key {} are used up."},
 	TenantTokens: {name: "TENANT_TOKENS", text: "tenant's token limit reached", limit: true,
-		message: "Your tokens per minute are used up."},
+		message: "Your tokens per minute are used up.",
+		key:     "The tokens per minute of the key {} are used up."},
 	TenantStreams: {name: "TENANT_STREAMS", text: "tenant has too many requests at once", limit: true,
-		message: "You have as many requests at once as you may."},
+		message: "You have as many requests at once as you may.",
+		key:     "The key {} has as many requests at once as it may."},
 	TenantPrefill: {name: "TENANT_PREFILL", text: "tenant has too many requests in prefill", limit: true},
 	ReplicaFull:   {name: "REPLICA_FULL", text: "replica is full"},
 	TenantBytes: {text: "tenant's waiting requests are too large", queue: true,
@@ -118,6 +124,15 @@ func (r Reason) Message(subject string) string {
 		r = QueueFull
 	}
 	return strings.ReplaceAll(reasonTable[r].message, "{}", subject)
+}
+
+// MessageOfKey returns what a client reads that is refused because of a limit of its key. key is
+// how the key is shown.
+func (r Reason) MessageOfKey(key string) string {
+	if r >= reasonCount || reasonTable[r].key == "" {
+		return r.Message("the key " + key)
+	}
+	return strings.ReplaceAll(reasonTable[r].key, "{}", key)
 }
 
 // IsQueue reports whether a refusal for this reason is about the queue, and not about a rate.

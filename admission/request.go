@@ -80,6 +80,9 @@ type Request struct {
 	Pool string
 	// Tenant is who asks. Tenants share a model by their weights.
 	Tenant string
+	// APIKey names the caller's key if it has limits of its own, which SetTenants has under
+	// KeyTenant. They hold beside those of the tenant. "" means none.
+	APIKey string
 	// Priority is the request's band.
 	Priority Priority
 	// Tokens is the estimate of what the request will cost of the tokens per minute. Below 0 means
@@ -116,6 +119,8 @@ type Request struct {
 type RecoveredRequest struct {
 	// Model serves the request. Tenant is who sent it; "" while that is unknown.
 	Model, Tenant string
+	// APIKey is the name of the caller's key, if it is known.
+	APIKey string
 	// ID is the id of its lease before the restart. "" means that nobody knows the id.
 	ID string
 	// Tokens is the estimate that the request was charged before the restart. It is not charged
@@ -132,6 +137,8 @@ type TaskRequest struct {
 	Tenant      string
 	Priority    Priority
 	Tokens      int
+	// APIKey is as in Request. It is the name of the tenant, a slash and the id of the key.
+	APIKey string
 	// Key makes a repeated call return the task of the first call while that task lives. Keys
 	// belong to their tenant. "" means that every call makes a new task.
 	Key string

@@ -126,11 +126,14 @@ func (ts *tasks) hasEnded(tenant, key string, now time.Time) bool {
 	return known && now.Sub(at) < endedKeyMemory
 }
 
+// taskPrefix begins the id of a task.
+const taskPrefix = "tsk_"
+
 // newTaskID returns an id that nobody can guess.
 func newTaskID() string {
 	var bits [16]byte
 	rand.Read(bits[:]) // it never fails
-	return "tsk_" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(bits[:]))
+	return taskPrefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(bits[:]))
 }
 
 // Schedule admits a task, which is work that the caller does outside Sluice and then reports with
@@ -139,6 +142,22 @@ func newTaskID() string {
 // A call that may wait (MaxWait) is in the same order as all requests. A call that may not is
 // answered at once, and does not pass waiters.
 func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Duration, error) {
+	id, limited := c.taskIDOf(&r)
+	if !limited {
+		return c.schedule(ctx, r, id)
+	}
+	twin, wait, err := c.scheduleTwin(ctx, r, id)
+	if err != nil || wait > 0 {
+		return Task{}, wait, err
+	}
+	id, _ = strings.CutSuffix(twin.ID, twinOfTask) // an earlier call with the key has made the twin
+	t, wait, err := c.schedule(ctx, r, id)
+	c.settleTwin(ctx, r, twin, t.ID == id)
+	return t, wait, err
+}
+
+// schedule is Schedule of a task with this id, without the limits of its key.
+func (c *Controller) schedule(ctx context.Context, r TaskRequest, id string) (Task, time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		return Task{}, 0, err
 	}
@@ -155,7 +174,7 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	a := newArrival(Request{
 		Model: r.Model, Pool: r.Pool, Locked: LockedHooks{Allowed: r.Allowed}, Tenant: r.Tenant, Priority: r.Priority, Tokens: r.Tokens, Timeout: r.MaxWait,
 	})
-	a.task, a.taskID, a.noWait = &TaskClaim{Key: r.Key, Lease: r.Lease, Lifetime: r.Lifetime}, newTaskID(), r.MaxWait <= 0
+	a.task, a.leaseID, a.noWait = &TaskClaim{Key: r.Key, Lease: r.Lease, Lifetime: r.Lifetime}, id, r.MaxWait <= 0
 	lease, w, err := c.admitOrEnqueue(&a)
 	if w != nil {
 		lease, err = c.await(ctx, w)
@@ -175,7 +194,7 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	}
 	now := time.Now()
 	t := &task{key: r.Key, lease: lease, grantedAlone: w != nil && w.grantedAlone}
-	t.Task = Task{ID: a.taskID, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: now.Add(r.Lease), Until: now.Add(r.Lifetime)}
+	t.Task = Task{ID: id, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: now.Add(r.Lease), Until: now.Add(r.Lifetime)}
 	return c.registerTask(t)
 }
 
@@ -292,6 +311,15 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 // until it ends. Complete fails with ErrUnknownTask, also the second time and for a task of another
 // tenant, or with ErrUnavailable.
 func (c *Controller) Complete(ctx context.Context, tenant, id string, declared int) error {
+	err := c.complete(ctx, tenant, id, declared)
+	if key, ok := keyOfTask(tenant, id); ok && err == nil {
+		_ = c.complete(ctx, KeyTenant(key), id+twinOfTask, declared) // else the twin expires by itself
+	}
+	return err
+}
+
+// complete is Complete without the twin of the task.
+func (c *Controller) complete(ctx context.Context, tenant, id string, declared int) error {
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
 	alone := c.shared == nil || t != nil && t.grantedAlone
@@ -338,6 +366,15 @@ func (c *Controller) endLocalTask(tenant, id string, declared int, silent bool) 
 // Renew makes a task last for the time lease from now on, but not beyond its lifetime; 0 or less
 // means 15 minutes. Errors are those of Task.
 func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Duration) (Task, error) {
+	t, err := c.renew(ctx, tenant, id, lease)
+	if key, ok := keyOfTask(tenant, id); ok && err == nil {
+		_, _ = c.renew(ctx, KeyTenant(key), id+twinOfTask, lease) // the limits of the key may be gone
+	}
+	return t, err
+}
+
+// renew is Renew without the twin of the task.
+func (c *Controller) renew(ctx context.Context, tenant, id string, lease time.Duration) (Task, error) {
 	if lease <= 0 {
 		lease = defaultTaskLease
 	}

@@ -8,9 +8,12 @@ type arrival struct {
 	// cost is what the request counts in the fair order: its tokens, at least one.
 	cost int64
 	band int
-	// task is set, with its id, if the request is to become a task.
-	task   *TaskClaim
-	taskID string
+	// task is set if the request is to become a task.
+	task *TaskClaim
+	// leaseID is the id of the lease. "" means a new one, if other processes need to know it.
+	leaseID string
+	// key is the lease of the caller's key; nil: the key has no limits of its own.
+	key *Lease
 	// noWait says that the request does not wait, but is told when to try again.
 	noWait bool
 	// counted says that the sums of waiters include the request.

@@ -35,6 +35,10 @@ type Tenant struct {
 	Key string
 	// Models are the names of the models and pools that the tenant may use. "*" stands for all.
 	Models []string
+	// KeyLimited says that the key has limits of its own, KeyShown how messages name the key: how
+	// it begins, or its id.
+	KeyLimited bool
+	KeyShown   string
 	// KeyModels are those that the key may use, of Models. nil: all of them.
 	KeyModels []string
 	// Priority is the priority of requests with this key: Interactive, Default or Batch. Empty

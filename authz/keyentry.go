@@ -19,6 +19,8 @@ type KeyConfig struct {
 	Priority string
 	// Models are the models and pools that the key may use, of those of the tenant. nil: all.
 	Models []string
+	// Limited says that the key has limits of its own beside those of the tenant.
+	Limited bool
 	// Expires is when the key ends. Zero: it does not end.
 	Expires time.Time
 }
@@ -89,7 +91,10 @@ func (p *policy) addKey(t *Tenant, c KeyConfig) error {
 		return fmt.Errorf("one of its keys also belongs to tenant %s", other.tenant.Name)
 	}
 	own := *t
-	own.Key = KeyName(t.Name, cmp.Or(c.ID, FileKeyID(c.Hash)))
+	if own.KeyShown = FileKeyID(c.Hash); c.ID != "" {
+		own.KeyShown = KeyPrefix(c.ID)
+	}
+	own.Key, own.KeyLimited = KeyName(t.Name, cmp.Or(c.ID, FileKeyID(c.Hash))), c.Limited
 	own.Priority, own.KeyModels = cmp.Or(c.Priority, t.Priority), c.Models
 	p.byKey[d] = &keyEntry{tenant: &own, expires: c.Expires}
 	p.byKeyName[own.Key] = &own

@@ -64,6 +64,16 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"X2 requests of a task count as prefill": taskPrefill,
 		"X2 an unused request costs nothing":     taskRequestUnused,
 		"X2 a debt is its tenant's":              tenantDebt,
+
+		"B4 a key has limits of its own":     keyLimits,
+		"B4 a refused request costs no key":  keyGivesBack,
+		"B4 a key is charged what was used":  keyIsCorrected,
+		"B4 the key's concurrency ends":      keyConcurrency,
+		"B4 a task counts for its key":       keyOfATask,
+		"B4 a task with a key of its caller": keyOfARepeatedTask,
+		"B4 a recovered request has its key": keyRecovered,
+		"B4 a preempted request is admitted": keyPreempted,
+		"B4 the limits of a key end":         keyLimitsEnd,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -29,6 +29,8 @@ type keyRow struct {
 	LastUsed time.Time `json:"last_used"`
 	Models   []string  `json:"models"`
 	Source   string    `json:"source"`
+
+	Limits map[string]int64 `json:"limits"`
 }
 
 // keyList is the answer of the list of keys.
@@ -63,11 +65,24 @@ func (l keyList) write(w io.Writer) {
 		fmt.Fprintln(w, "There is no key.")
 		return
 	}
-	t := newTable("KEY", "NAME", "MODELS", "CREATED", "EXPIRES", "LAST USED", "SOURCE")
+	t := newTable("KEY", "NAME", "MODELS", "LIMITS", "CREATED", "EXPIRES", "LAST USED", "SOURCE")
 	for _, k := range l.Keys {
-		t.add(k.UsageKey, k.Name, strings.Join(k.Models, ","), keyTime(k.Created), keyTime(k.Expires), keyTime(k.LastUsed), k.Source)
+		t.add(k.UsageKey, k.Name, strings.Join(k.Models, ","), k.limits(), keyTime(k.Created), keyTime(k.Expires), keyTime(k.LastUsed), k.Source)
 	}
 	t.write(w)
+}
+
+// limits returns the limits of a key in words.
+func (k keyRow) limits() string {
+	var all []string
+	for _, l := range [...]struct{ name, unit string }{
+		{"requests_per_minute", "req/min"}, {"tokens_per_minute", "tok/min"}, {"max_concurrent_streams", "at once"},
+	} {
+		if n := k.Limits[l.name]; n > 0 {
+			all = append(all, fmt.Sprintf("%d %s", n, l.unit))
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // keyTime is a time of a key; empty if there is none.
@@ -78,9 +93,18 @@ func keyTime(t time.Time) string {
 	return t.Format(time.DateTime)
 }
 
+// newKey is what an operator asks for. The JSON is that of the API.
+type newKey struct {
+	Tenant  string         `json:"tenant"`
+	Name    string         `json:"name"`
+	Models  []string       `json:"models"`
+	Limits  map[string]int `json:"limits"`
+	Expires *time.Time     `json:"expires"`
+}
+
 func newKeyCommand(flags *viewFlags) *cobra.Command {
-	var tenant, name string
-	var models []string
+	var asked newKey
+	var requests, tokens, atOnce int
 	var expires time.Duration
 	var printOnly bool
 	c := &cobra.Command{
@@ -88,45 +112,54 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 		Short: "Make an API key at the running gateway; without one, or with --print, print a key and its hash for the file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if tenant == "" {
+			if asked.Tenant == "" {
 				return errors.New("keys new: --tenant is empty: set it to the name of the tenant")
 			}
 			if printOnly {
-				return printKey(cmd.OutOrStdout(), tenant)
+				return printKey(cmd.OutOrStdout(), asked.Tenant)
 			}
-			asked := map[string]any{"tenant": tenant, "name": name, "models": models}
 			if expires > 0 {
-				asked["expires"] = time.Now().Add(expires).UTC()
+				at := time.Now().Add(expires).UTC()
+				asked.Expires = &at
 			}
-			client, err := flags.open()
-			if err != nil {
-				return err
-			}
-			var made struct {
-				keyRow
-				Secret string `json:"key"`
-			}
-			err = client.Call(cmd.Context(), http.MethodPost, keysPath, asked, &made)
-			if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) {
-				if name != "" || len(models) > 0 || expires != 0 {
-					return err
-				}
-				fmt.Fprintln(cmd.ErrOrStderr(), "no gateway answers, so this key is for the file:")
-				return printKey(cmd.OutOrStdout(), tenant)
-			}
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "key (shown only once): %s\nid: %s\n", made.Secret, made.ID)
-			return err
+			asked.Limits = map[string]int{"requests_per_minute": requests, "tokens_per_minute": tokens, "max_concurrent_streams": atOnce}
+			plain := asked.Name == "" && len(asked.Models) == 0 && requests == 0 && tokens == 0 && atOnce == 0 && expires == 0
+			return flags.makeKey(cmd, asked, plain)
 		},
 	}
-	c.Flags().StringVar(&tenant, "tenant", "", "the tenant's name")
-	c.Flags().StringVar(&name, "name", "", "what you call the key")
-	c.Flags().StringSliceVar(&models, "models", nil, "the models and pools that the key may use, such as chat,embed (default: those of the tenant)")
-	c.Flags().DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
-	c.Flags().BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")
+	f := c.Flags()
+	f.StringVar(&asked.Tenant, "tenant", "", "the tenant's name")
+	f.StringVar(&asked.Name, "name", "", "what you call the key")
+	f.StringSliceVar(&asked.Models, "models", nil, "the models and pools that the key may use, such as chat,embed (default: those of the tenant)")
+	f.IntVar(&requests, "requests-per-minute", 0, "the requests of the key per minute, beside the limits of its tenant (default: no limit)")
+	f.IntVar(&tokens, "tokens-per-minute", 0, "the tokens of the key per minute (default: no limit)")
+	f.IntVar(&atOnce, "max-concurrent", 0, "the requests of the key that run or wait at once (default: no limit)")
+	f.DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
+	f.BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")
 	return c
+}
+
+// makeKey makes a key at the running gateway. Without a gateway, a plain key, which has only a
+// tenant, is printed for the file.
+func (v *viewFlags) makeKey(cmd *cobra.Command, asked newKey, plain bool) error {
+	client, err := v.open()
+	if err != nil {
+		return err
+	}
+	var made struct {
+		keyRow
+		Secret string `json:"key"`
+	}
+	err = client.Call(cmd.Context(), http.MethodPost, keysPath, asked, &made)
+	if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) && plain {
+		fmt.Fprintln(cmd.ErrOrStderr(), "no gateway answers, so this key is for the file:")
+		return printKey(cmd.OutOrStdout(), asked.Tenant)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "key (shown only once): %s\nid: %s\n", made.Secret, made.ID)
+	return err
 }
 
 // printKey prints a new key, and what the file needs for it.

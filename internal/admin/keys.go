@@ -37,8 +37,19 @@ type Key struct {
 	LastUsed *time.Time `json:"last_used"`
 	// Models are those of the key, or of its tenant if the key has none of its own.
 	Models []string `json:"models"`
+	// Limits are those of the key, beside those of its tenant, by their names in the file. Quota is
+	// how much of each is used.
+	Limits map[string]int      `json:"limits"`
+	Quota  map[string]LimitUse `json:"quota"`
 	// Source is KeyOfFile or KeyOfRuntime.
 	Source string `json:"source"`
+}
+
+// KeyLimits are the limits of a key over all models. 0 is no limit.
+type KeyLimits struct {
+	RequestsPerMinute    int `json:"requests_per_minute"`
+	TokensPerMinute      int `json:"tokens_per_minute"`
+	MaxConcurrentStreams int `json:"max_concurrent_streams"`
 }
 
 // NewKey is what an operator asks for.
@@ -47,6 +58,8 @@ type NewKey struct {
 	Name   string `json:"name"`
 	// Models are the models and pools that the key may use, of those of its tenant. Empty: all.
 	Models []string `json:"models"`
+	// Limits are the limits of the key, beside those of its tenant.
+	Limits KeyLimits `json:"limits"`
 	// Expires is when the key ends; nil: it does not end.
 	Expires *time.Time `json:"expires"`
 }
@@ -67,7 +80,7 @@ func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
 
 func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
 	var asked NewKey
-	if !readAction(w, r, &asked, `{"tenant":"acme","name":"ci","models":["chat"],"expires":"2030-01-01T00:00:00Z"}; all but tenant may be left out`) {
+	if !readAction(w, r, &asked, `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"expires":"2030-01-01T00:00:00Z"}; all but tenant may be left out`) {
 		return
 	}
 	key, secret, fault := h.Keys.New(r.Context(), asked)

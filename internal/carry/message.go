@@ -47,6 +47,7 @@ type hold struct {
 	Tenant   string `json:"tenant"`
 	Tokens   int    `json:"tokens"`
 	SlotOnly bool   `json:"slot_only,omitempty"`
+	APIKey   string `json:"api_key,omitempty"`
 }
 
 // correction says what a held request has really cost, in tokens.
@@ -62,9 +63,9 @@ type order struct {
 }
 
 func newHold(ref uint64, r dispatch.HeldRequest) *hold {
-	return &hold{Ref: ref, Model: r.Model, Replica: r.Replica, Tenant: r.Tenant, Tokens: r.Tokens, SlotOnly: r.SlotOnly}
+	return &hold{Ref: ref, Model: r.Model, Replica: r.Replica, Tenant: r.Tenant, APIKey: r.APIKey, Tokens: r.Tokens, SlotOnly: r.SlotOnly}
 }
 
 func (h *hold) request() dispatch.HeldRequest {
-	return dispatch.HeldRequest{Model: h.Model, Replica: h.Replica, Tenant: h.Tenant, Tokens: h.Tokens, SlotOnly: h.SlotOnly}
+	return dispatch.HeldRequest{Model: h.Model, Replica: h.Replica, Tenant: h.Tenant, APIKey: h.APIKey, Tokens: h.Tokens, SlotOnly: h.SlotOnly}
 }

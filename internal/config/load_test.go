@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // parsed returns the configuration of a file without faults.
@@ -276,6 +277,7 @@ func TestExamplesLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		testutil.NewAuthority(t, "authority").Issue(t, filepath.Dir(copied), "server", "127.0.0.1")
 		c, err := Load(copied)
 		if err != nil {
 			t.Errorf("%s: %v", file, err)

@@ -87,7 +87,7 @@ func tenantCases() []ruleCase {
 		{"key as a list", "tenants: [{name: a, keys: [[sk-secret]]}]", []string{"1: tenants[a].keys[0]: must be a hash or a mapping with hash, is a list"}},
 		{"a key itself as hash", "tenants:\n- name: a\n  keys:\n  - priority: batch\n    hash: sk-secret", []string{"5: tenants[a].keys[0].hash: " + hash}},
 		{"a key itself as a field", "tenants:\n- name: a\n  keys:\n  - hash: " + ones + "\n    sk-secret: batch",
-			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, name, priority, models"}},
+			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, name, priority, models, limits"}},
 		{"a key itself as a name", "tenants: [{name: a, keys: [{name: sk-secret, hash: " + ones + "}]}]",
 			[]string{"1: tenants[a].keys[0].name: must be at most 100 bytes and not begin with sk-, as a key does"}},
 		{"unknown model of a key", "models: [{name: m, engine: sim, task: text-generation}]\ntenants: [{name: a, keys: [{models: [x], hash: " + ones + "}]}]",

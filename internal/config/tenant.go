@@ -5,7 +5,7 @@ type Tenant struct {
 	// Name is the name of the tenant. It is unique.
 	Name string `yaml:"name" required:"true" form:"name"`
 	// Keys are the keys of the tenant, all valid at the same time. Each is a hash as sluice keys
-	// new prints it, or a mapping {hash, name, priority, models}.
+	// new prints it, or a mapping {hash, name, priority, models, limits}.
 	Keys []Key `yaml:"keys"`
 	// Models are the models that the tenant may use, by name or alias; "*" is every model and every
 	// pool. The name of a pool permits the tenant to request the pool. Such a request is served by
@@ -37,6 +37,21 @@ type Key struct {
 	// Models are the models and pools that the key may use, of those of its tenant. Default: all
 	// that the tenant may use.
 	Models []string `yaml:"models"`
+	// Limits are the limits of the key, beside those of its tenant: both must allow a request.
+	Limits KeyLimits `yaml:"limits"`
+}
+
+// KeyLimits are the limits of one key over all models. 0 is no limit.
+type KeyLimits struct {
+	// RequestsPerMinute is the largest number of requests per minute. A request above it gets 429.
+	// Default 0: no limit.
+	RequestsPerMinute int `yaml:"requests_per_minute" min:"0" max:"1000000000000"`
+	// TokensPerMinute is the largest number of tokens per minute, of prompts and answers together.
+	// A request above it gets 429. Default 0: no limit.
+	TokensPerMinute int `yaml:"tokens_per_minute" min:"0" max:"1000000000000"`
+	// MaxConcurrentStreams is the largest number of requests that run or wait. A request above it
+	// gets 429. Default 0: no limit.
+	MaxConcurrentStreams int `yaml:"max_concurrent_streams" min:"0" max:"1000000000"`
 }
 
 // Priority says which waiting requests are admitted before others.

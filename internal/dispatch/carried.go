@@ -29,7 +29,7 @@ func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	if d.shared || r.SlotOnly {
 		return c
 	}
-	c.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, Tokens: r.Tokens})
+	c.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.APIKey, Tokens: r.Tokens})
 	return c
 }
 

@@ -290,6 +290,8 @@ type Request struct {
 	// Tenant is who calls, Priority how urgent it is.
 	Tenant   string
 	Priority admission.Priority
+	// APIKey names the caller's key if it has limits of its own, KeyShown is how messages name it.
+	APIKey, KeyShown string
 	// Allowed reports whether the tenant may use the model of this name; nil allows all.
 	Allowed func(model string) bool
 	// Key returns the cache key over so many user messages (package ringhash: XXH64).
@@ -352,12 +354,22 @@ type Caller struct {
 	Task string
 }
 
+// LimitedKey returns the name of a caller's key that has limits of its own, or "".
+func LimitedKey(t *authz.Tenant) string {
+	if t.KeyLimited {
+		return t.Key
+	}
+	return ""
+}
+
 // NewRequest builds a Request from the scan of its body. The request keeps scan and body alive
 // until its Key and Chain are nil.
 func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 	return &Request{
 		Model:       scan.Model,
 		Tenant:      c.Tenant.Name,
+		APIKey:      LimitedKey(c.Tenant),
+		KeyShown:    c.Tenant.KeyShown,
 		Priority:    c.Priority,
 		Allowed:     c.Tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
@@ -414,7 +426,7 @@ func retiredFault() *openai.Error {
 // tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
-	ticket.slotOnly = r.Task != ""
+	ticket.slotOnly, ticket.apiKey = r.Task != "", r.APIKey
 	ticket.wantsResponseID = r.Endpoint == openai.Responses
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
@@ -424,6 +436,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		Model:     c.model(),
 		Pool:      c.pool,
 		Tenant:    r.Tenant,
+		APIKey:    r.APIKey,
 		Priority:  r.Priority,
 		Tokens:    ticket.estimate.tokens.total(),
 		Bytes:     r.Bytes,

@@ -18,10 +18,10 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 	case ctx.Err() != nil:
 		return &openai.Error{Code: openai.CodeCancelled, Message: "The client disconnected."}
 	case errors.As(err, &refused):
-		return explainRefusal(c.name(), refused)
+		return explainRefusal(c.name(), r.KeyShown, refused)
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest,
-			Message: "The request needs more tokens than " + c.name() + " or its tenant may use in a minute. Send a shorter prompt or a lower max_tokens."}
+			Message: "The request needs more tokens than " + c.name() + ", its tenant or its key may use in a minute. Send a shorter prompt or a lower max_tokens."}
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
 	case errors.Is(err, errKeepsFailing):
@@ -54,9 +54,12 @@ func notRecorded() *openai.Error {
 
 // explainRefusal returns the error that names the exceeded limit and the time after which a retry
 // makes sense.
-func explainRefusal(name string, r *admission.Refused) *openai.Error {
+func explainRefusal(name, key string, r *admission.Refused) *openai.Error {
 	e := &openai.Error{Code: openai.CodeRateLimited, Message: r.Reason.Message(name), RetryAfter: r.RetryAfter,
 		Header: quotaHeader(r.Quota)}
+	if r.Key != "" {
+		e.Message = r.Reason.MessageOfKey("`" + key + "`")
+	}
 	if r.Reason.IsQueue() {
 		e.Code = openai.CodeQueueFull
 	}

@@ -35,7 +35,9 @@ type RecoveredRequest struct {
 	// Tenant that made the request. Lease is the id of its lease, empty if no other process can
 	// know the lease. Tokens is what it was charged.
 	Tenant, Lease string
-	Tokens        int
+	// Key is the name of the key that made the request; empty: none, or not known.
+	Key    string
+	Tokens int
 	// Response describes the response, and BodyBytes is the size of the request's body. Only
 	// EndRecovered reads them.
 	Response  Response
@@ -137,7 +139,7 @@ func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
 	if !d.shared {
 		r.Tokens = 0
 	}
-	return d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, ID: r.Lease, Tokens: r.Tokens})
+	return d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens})
 }
 
 // LimitRecovered sets how many recovered requests may remain at some locations, and releases the
@@ -242,7 +244,7 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	}
 	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 if the entry has no metadata
 	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
-		Tenant: e.Metadata[headers.MetadataTenant], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
+		Tenant: e.Metadata[headers.MetadataTenant], Key: e.Metadata[headers.MetadataKey], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
 		Response: e.Response(), BodyBytes: int(e.BytesIn)}
 	if e.Interim {
 		d.IdentifyRecovered(r)

@@ -14,7 +14,9 @@ import (
 // TaskRequest asks for the admission of a task: the right to call a model that Sluice does not
 // serve itself.
 type TaskRequest struct {
-	Tenant   string
+	Tenant string
+	// APIKey names the caller's key if it has limits of its own.
+	APIKey   string
 	Priority admission.Priority
 	// Allowed says whether the tenant may use the model or pool of this name; nil allows all.
 	Allowed func(name string) bool
@@ -72,7 +74,7 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 	if len(w.drained) > 0 {
 		r.Allowed = w.undrained(r.Allowed)
 	}
-	ask := admission.TaskRequest{Tenant: r.Tenant, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
+	ask := admission.TaskRequest{Tenant: r.Tenant, APIKey: r.APIKey, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, Lifetime: w.taskLifetime, MaxWait: r.MaxWait}
 	switch {
 	case r.Model != "" && r.Pool != "":
@@ -114,7 +116,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 		return &openai.Error{Code: openai.CodeCancelled, Message: "The client disconnected."}
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: "estimated_tokens",
-			Message: "The task needs more tokens than any model or its tenant may use in a minute. It can never be admitted: lower estimated_tokens."}
+			Message: "The task needs more tokens than any model, its tenant or its key may use in a minute. It can never be admitted: lower estimated_tokens."}
 	case errors.Is(err, admission.ErrUnavailable):
 		return unreachable()
 	case errors.Is(err, admission.ErrNotRecorded):
@@ -123,7 +125,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
 			Message: "The task of this request_id has ended. Use another request_id for other work."}
 	case errors.As(err, &refused):
-		return explainRefusal("the models", refused)
+		return explainRefusal("the models", "of this call", refused)
 	}
 	return openai.Errorf(openai.CodeModelNotFound, "The models of %s%s are no longer configured.", ask.Pool, ask.Model)
 }

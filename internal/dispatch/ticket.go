@@ -28,6 +28,8 @@ type Ticket struct {
 
 	dispatcher *Dispatcher
 	lease      *admission.Lease
+	// apiKey is Request.APIKey.
+	apiKey string
 	// releaseIDs releases the client's request id and the task.
 	releaseIDs func()
 	// watch says that FirstToken will be called. measure says that the engine's own token count is
@@ -90,6 +92,7 @@ func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 	}
 	t.measure = r.TellsUsage || t.route.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
+		t.apiKey != "" && t.dispatcher.tenant(admission.KeyTenant(t.apiKey)).TokensPerMinute > 0 ||
 		t.estimator.asked.Add(1)%measureEvery == 1
 	t.mu.Lock()
 	t.placeLocked()

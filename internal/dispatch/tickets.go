@@ -6,6 +6,8 @@ import "sync"
 type HeldRequest struct {
 	// Model and Replica say where the slot is. Tenant is who makes the request.
 	Model, Replica, Tenant string
+	// APIKey is the name of the caller's key if it has limits of its own.
+	APIKey string
 	// Tokens is what the request was charged.
 	Tokens int
 	// SlotOnly says that the request belongs to a task, which has the lease.
@@ -102,6 +104,6 @@ func (h *heldTickets) corrected(t *Ticket, tokens int) {
 func (t *Ticket) heldRequest() HeldRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return HeldRequest{Model: t.Model, Replica: t.route.replicas[t.replicaIndex].id, Tenant: t.estimate.tenant,
+	return HeldRequest{Model: t.Model, Replica: t.route.replicas[t.replicaIndex].id, Tenant: t.estimate.tenant, APIKey: t.apiKey,
 		Tokens: t.estimate.tokens.total(), SlotOnly: t.slotOnly}
 }

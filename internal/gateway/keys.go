@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
@@ -63,8 +64,10 @@ func (k *keyKeeper) apply() {
 	k.applyLocked()
 }
 
-// applyLocked is apply for a caller that holds mu.
+// applyLocked is apply for a caller that holds mu. The limits of a key are in force before the key
+// is.
 func (k *keyKeeper) applyLocked() {
+	k.gateway.limits.setKeys(runtimeKeyLimits(k.made))
 	k.gateway.auth.SetKeys(runtimeKeys(k.gateway.config(), k.made))
 }
 
@@ -103,14 +106,16 @@ func (a keyAdmin) List(ctx context.Context) []admin.Key {
 // fileKey returns a key of the file as the API shows it.
 func (a keyAdmin) fileKey(t config.Tenant, k config.Key) admin.Key {
 	id := authz.FileKeyID(k.Hash)
-	return admin.Key{ID: id, UsageKey: authz.KeyName(t.Name, id), Tenant: t.Name, Name: k.Name, Models: shownModels(k.Models, t), Source: admin.KeyOfFile}
+	return admin.Key{ID: id, UsageKey: authz.KeyName(t.Name, id), Tenant: t.Name, Name: k.Name, Models: shownModels(k.Models, t),
+		Limits: shownLimits(keys.Limits(k.Limits)), Quota: a.quota(t.Name, id, keys.Limits(k.Limits)), Source: admin.KeyOfFile}
 }
 
 // runtimeKey returns a key of run time as the API shows it.
 func (a keyAdmin) runtimeKey(k keys.Key) admin.Key {
 	tenants := a.g.config().Tenants
 	v := admin.Key{ID: k.ID, UsageKey: authz.KeyName(k.Tenant, k.ID), Tenant: k.Tenant, Name: k.Name, Prefix: authz.KeyPrefix(k.ID),
-		Created: &k.Created, Models: []string{}, Source: admin.KeyOfRuntime}
+		Created: &k.Created, Models: []string{},
+		Limits: shownLimits(k.Limits), Quota: a.quota(k.Tenant, k.ID, k.Limits), Source: admin.KeyOfRuntime}
 	if !k.Expires.IsZero() {
 		v.Expires = &k.Expires
 	}
@@ -118,6 +123,26 @@ func (a keyAdmin) runtimeKey(k keys.Key) admin.Key {
 		v.Models = shownModels(k.Models, tenants[i])
 	}
 	return v
+}
+
+// shownLimits returns the limits of a key as the API shows them.
+func shownLimits(l keys.Limits) map[string]int {
+	all := map[string]int{}
+	for name, value := range map[string]int{"requests_per_minute": l.RequestsPerMinute, "tokens_per_minute": l.TokensPerMinute,
+		"max_concurrent_streams": l.MaxConcurrentStreams} {
+		if value > 0 {
+			all[name] = value
+		}
+	}
+	return all
+}
+
+// quota returns how much of each limit of a key is used.
+func (a keyAdmin) quota(tenant, id string, l keys.Limits) map[string]admin.LimitUse {
+	if l == (keys.Limits{}) {
+		return map[string]admin.LimitUse{}
+	}
+	return tenantQuota(keyLimits(l), a.g.admission.Tenant(keyTenant(tenant, id)))
 }
 
 // shownModels returns the models of a key: its own, or those of its tenant.
@@ -148,8 +173,11 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	if wrong := a.wrongModel(c, asked.Models); wrong != "" {
 		return invalid("models", wrong)
 	}
+	if wrong := wrongLimit(asked.Limits); wrong != "" {
+		return invalid(wrong, wrong+" must be a whole number between 0, which is no limit, and the largest one of a tenant.")
+	}
 	made := a.freshKey()
-	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models, Created: now}
+	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models, Limits: keys.Limits(asked.Limits), Created: now}
 	if asked.Expires != nil {
 		k.Expires = asked.Expires.UTC()
 	}
@@ -175,6 +203,17 @@ func (a keyAdmin) wrongModel(c *config.Config, names []string) string {
 			return fmt.Sprintf("models has the name %q: a name is %s.", name, engines.NameRule)
 		case !c.DiscoversModels():
 			return fmt.Sprintf("There is no model or pool %q.", name)
+		}
+	}
+	return ""
+}
+
+// wrongLimit returns the name of a limit of a new key that is out of its bounds; empty: none is.
+func wrongLimit(asked admin.KeyLimits) string {
+	l := keyLimits(keys.Limits(asked))
+	for _, row := range admission.LimitTable(admission.TenantScope) {
+		if value := row.OfTenant(&l); value < 0 || row.Patchable && value > row.Max {
+			return row.Name
 		}
 	}
 	return ""

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -39,6 +40,8 @@ type limitKeeper struct {
 	syncing sync.Mutex
 	// streams is max_concurrent_streams of each tenant that has one, for the path of a request.
 	streams atomic.Pointer[map[string]int]
+	// ofKeys are the limits of the keys of run time, by the names that admission has for them.
+	ofKeys atomic.Pointer[map[string]admission.TenantLimits]
 	// enforcing does the same for the rules that the dispatcher gets.
 	enforcing sync.Mutex
 }
@@ -131,7 +134,20 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 	for _, t := range c.Tenants {
 		r.Tenants[t.Name] = k.tenant(t)
 	}
+	maps.Copy(r.Tenants, fileKeyLimits(c))
+	if made := k.ofKeys.Load(); made != nil {
+		maps.Copy(r.Tenants, *made)
+	}
 	return r
+}
+
+// setKeys puts the limits of the keys of run time in force.
+func (k *limitKeeper) setKeys(all map[string]admission.TenantLimits) {
+	if now := k.ofKeys.Load(); now != nil && maps.Equal(*now, all) || now == nil && len(all) == 0 {
+		return
+	}
+	k.ofKeys.Store(&all)
+	k.enforce()
 }
 
 // discoveredPolicy returns the policy of a model that the file does not have.

@@ -24,7 +24,7 @@ func (t tasks) Schedule(ctx context.Context, r api.ScheduleRequest) (api.Schedul
 		return api.ScheduleAnswer{}, openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.")
 	}
 	task, wait, fault := t.dispatcher.Schedule(ctx, dispatch.TaskRequest{
-		Tenant: r.Tenant, Priority: dispatch.PriorityOf(r.Priority), Allowed: tenant.Allows,
+		Tenant: r.Tenant, APIKey: dispatch.LimitedKey(tenant), Priority: dispatch.PriorityOf(r.Priority), Allowed: tenant.Allows,
 		Pool: r.Pool, Model: r.Model, Key: r.RequestID, Tokens: r.EstimatedTokens, MaxWait: r.MaxWait,
 	})
 	return api.ScheduleAnswer{Wait: wait, Model: task.Model, TaskID: task.ID}, fault

@@ -43,7 +43,7 @@ func authConfig(c *config.Config) authz.Config {
 func fileKeys(c *config.Config, keys []config.Key) []authz.KeyConfig {
 	var all []authz.KeyConfig
 	for _, k := range keys {
-		all = append(all, authz.KeyConfig{Hash: k.Hash, Priority: string(k.Priority), Models: keyModels(c, k.Models)})
+		all = append(all, authz.KeyConfig{Hash: k.Hash, Priority: string(k.Priority), Models: keyModels(c, k.Models), Limited: k.Limits != config.KeyLimits{}})
 	}
 	return all
 }
@@ -52,10 +52,43 @@ func fileKeys(c *config.Config, keys []config.Key) []authz.KeyConfig {
 func runtimeKeys(c *config.Config, made []keys.Key) []authz.RuntimeKey {
 	var all []authz.RuntimeKey
 	for _, k := range made {
-		own := authz.KeyConfig{ID: k.ID, Hash: k.Hash, Models: keyModels(c, k.Models), Expires: k.Expires}
+		own := authz.KeyConfig{ID: k.ID, Hash: k.Hash, Models: keyModels(c, k.Models), Limited: k.Limits != keys.Limits{}, Expires: k.Expires}
 		all = append(all, authz.RuntimeKey{KeyConfig: own, Tenant: k.Tenant})
 	}
 	return all
+}
+
+// fileKeyLimits returns the limits of the keys of the file that have some, as admission names them.
+func fileKeyLimits(c *config.Config) map[string]admission.TenantLimits {
+	all := map[string]admission.TenantLimits{}
+	for _, t := range c.Tenants {
+		for _, k := range t.Keys {
+			if k.Limits != (config.KeyLimits{}) {
+				all[keyTenant(t.Name, authz.FileKeyID(k.Hash))] = keyLimits(keys.Limits(k.Limits))
+			}
+		}
+	}
+	return all
+}
+
+// runtimeKeyLimits returns the limits of the keys of run time that have some, as admission names
+// them.
+func runtimeKeyLimits(made []keys.Key) map[string]admission.TenantLimits {
+	all := map[string]admission.TenantLimits{}
+	for _, k := range made {
+		if k.Limits != (keys.Limits{}) {
+			all[keyTenant(k.Tenant, k.ID)] = keyLimits(k.Limits)
+		}
+	}
+	return all
+}
+
+// keyTenant returns the name under which admission has the limits of a key.
+func keyTenant(tenant, id string) string { return admission.KeyTenant(authz.KeyName(tenant, id)) }
+
+// keyLimits returns the limits of a key as those of a tenant.
+func keyLimits(l keys.Limits) admission.TenantLimits {
+	return admission.TenantLimits{RequestsPerMinute: l.RequestsPerMinute, TokensPerMinute: l.TokensPerMinute, MaxConcurrent: l.MaxConcurrentStreams}
 }
 
 // keyModels returns the models that a key may use; nil: all that its tenant may use.

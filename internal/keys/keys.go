@@ -26,9 +26,18 @@ type Key struct {
 	Name   string `json:"name,omitempty"`
 	// Models are the models and pools that the key may use, of those of its tenant. Empty: all.
 	Models []string `json:"models,omitempty"`
+	// Limits are those of the key, beside those of its tenant.
+	Limits Limits `json:"limits,omitzero"`
 	// Created is when the key was made. Expires is when it ends; zero: it does not end.
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"`
+}
+
+// Limits are the limits of one key over all models. 0 is no limit.
+type Limits struct {
+	RequestsPerMinute    int `json:"requests_per_minute,omitempty"`
+	TokensPerMinute      int `json:"tokens_per_minute,omitempty"`
+	MaxConcurrentStreams int `json:"max_concurrent_streams,omitempty"`
 }
 
 // MaxKeys is the number of keys that a store may have.

@@ -1,8 +1,10 @@
 package edge
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -168,6 +171,148 @@ func TestE2E_B4_TheLastUseAndTheLedgerNameAKeyAlike(t *testing.T) {
 	harness.Eventually(t, "the key in the ledger", func() error {
 		a := (&harness.Gateway{T: t, URL: one.Admin}).Fetch("/api/v1/usage?group_by=key")
 		if !strings.Contains(string(a.Content), `"`+list(one).UsageKey+`"`) {
+			return fmt.Errorf("%v", a)
+		}
+		return nil
+	})
+}
+
+// awaitKey waits until a gateway lists the key.
+func awaitKey(t *testing.T, g *harness.Gateway, id string) {
+	t.Helper()
+	harness.Eventually(t, "the key at the gateway", func() error {
+		if a := (&harness.Gateway{T: t, URL: g.Admin}).Fetch("/api/v1/keys"); !strings.Contains(string(a.Content), `"`+id+`"`) {
+			return fmt.Errorf("%v", a)
+		}
+		return nil
+	})
+}
+
+// TestE2E_B4_AKeyHasLimitsOfItsOwn gives limits per minute to a key of run time and to one of the
+// file. Two gateways enforce them together, and other keys of the tenant are not limited.
+func TestE2E_B4_AKeyHasLimitsOfItsOwn(t *testing.T) {
+	t.Parallel()
+	config := "\nauth: {mode: keys}\ntenants: [{name: acme, limits: {requests_per_minute: 1000}, keys: [{hash: '" + authz.HashKey("fixed") +
+		"', limits: {requests_per_minute: 2}}]}]\nredis: " + redistest.URL(redistest.Start(t)) + small
+	one, two := harness.Start(t, config), harness.Start(t, config)
+	made, id := newKeyBy(t, one, "--requests-per-minute", "2")
+	free, freeID := newKeyBy(t, one)
+	for _, id := range []string{id, freeID} {
+		awaitKey(t, two, id)
+	}
+	ask := func(g *harness.Gateway, key string) *harness.Answer {
+		return g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x"), "authorization: Bearer "+key)
+	}
+	for key, shown := range map[string]string{made: "sk-sluice-" + id, "fixed": authz.FileKeyID(authz.HashKey("fixed"))} {
+		for _, g := range []*harness.Gateway{two, one} {
+			if a := ask(g, key); a.StatusCode != 200 || a.Header.Get("x-ratelimit-limit-requests") != "2" {
+				t.Errorf("%s: %v, %v", shown, a, a.Header)
+			}
+		}
+		harness.Eventually(t, "refusals at both gateways", func() error {
+			for _, g := range []*harness.Gateway{one, two} {
+				a := ask(g, key)
+				if a.StatusCode != 429 || a.Code() != "rate_limited" || !strings.Contains(string(a.Content), "requests per minute of the key `"+shown+"`") ||
+					a.Header.Get("retry-after") == "" || a.Header.Get("x-ratelimit-limit-requests") != "2" {
+					return fmt.Errorf("%v, %v", a, a.Header)
+				}
+			}
+			return nil
+		})
+		stream := one.Post("/v1/chat/completions", `{"model":"chat","messages":[{"role":"user","content":"x"}],"stream":true,"heartbeat_ms":1000}`, "authorization: Bearer "+key)
+		if stream.StatusCode != 429 {
+			t.Errorf("a managed stream: %v", stream)
+		}
+	}
+	for _, g := range []*harness.Gateway{one, two} {
+		if a := ask(g, free); a.StatusCode != 200 || a.Header.Get("x-ratelimit-limit-requests") != "1000" {
+			t.Errorf("another key: %v, %v", a, a.Header)
+		}
+	}
+	if a := (&harness.Gateway{T: t, URL: two.Admin}).Fetch("/api/v1/keys"); !strings.Contains(string(a.Content), `"limits":{"requests_per_minute":2}`) {
+		t.Errorf("list: %v", a)
+	}
+}
+
+// TestE2E_B4_AKeyHasRequestsAtOnceOfItsOwn holds a stream at one of two gateways, so that the other
+// refuses the key. The end of the stream, or of its client, gives the place back.
+func TestE2E_B4_AKeyHasRequestsAtOnceOfItsOwn(t *testing.T) {
+	t.Parallel()
+	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) + small
+	one, two := harness.Start(t, config), harness.Start(t, config)
+	key, id := newKeyBy(t, one, "--max-concurrent", "1")
+	awaitKey(t, two, id)
+	header := "authorization: Bearer " + key
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	stream, err := one.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "x"), header)
+	if err != nil || stream.StatusCode != 200 {
+		t.Fatal(stream, err)
+	}
+	defer stream.Body.Close()
+	for _, g := range []*harness.Gateway{one, two} {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x"), header); a.StatusCode != 429 ||
+			!strings.Contains(string(a.Content), "sk-sluice-"+id+"` has as many requests at once as it may") {
+			t.Errorf("beside the stream: %v", a)
+		}
+	}
+	leave()
+	for _, g := range []*harness.Gateway{two, one} {
+		harness.Eventually(t, "the place is free", func() error {
+			if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x"), header); a.StatusCode != 200 {
+				return fmt.Errorf("%v", a)
+			}
+			return nil
+		})
+	}
+	if out, err := two.RunCommand("keys", "revoke", id, "--admin", strings.TrimPrefix(two.Admin, "http://")); err != nil {
+		t.Fatal(out, err)
+	}
+	for _, g := range []*harness.Gateway{one, two} {
+		awaitStatus(t, g, key, 401, "invalid_api_key")
+	}
+}
+
+// TestE2E_O11_TheExampleOfKeysRuns runs the example with a certificate and keys, and calls it as
+// its comments say.
+func TestE2E_O11_TheExampleOfKeysRuns(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(testutil.Root(), "examples", "keys", "sluice.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &secured{dir: t.TempDir(), authority: testutil.NewAuthority(t, "authority")}
+	s.authority.Write(t, s.path("ca.crt"))
+	s.issue(t)
+	config := regexp.MustCompile(`(?m)^(listen|admin): .*\n`).ReplaceAllString(string(text), "") // the test has ports of its own
+	for old, now := range map[string]string{
+		"server.crt": s.path("server.crt"), "server.key": s.path("server.key"),
+		"sha256:" + strings.Repeat("0", 64): authz.HashKey("people"), "sha256:" + strings.Repeat("3", 64): authz.HashKey("student"),
+	} {
+		config = strings.Replace(config, old, now, 1)
+	}
+	s.Gateway = harness.Start(t, config)
+	client := s.client(t, nil, true)
+	ask := func(key, model string) *harness.Answer {
+		request, err := http.NewRequest(http.MethodPost, strings.Replace(s.URL, "http:", "https:", 1)+"/v1/chat/completions", strings.NewReader(harness.ChatBody(model, false, 1, "x")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("authorization", "Bearer "+key)
+		request.Header.Set("content-type", "application/json")
+		return s.Do(client, request)
+	}
+	if a := ask("nobody", "chat"); a.StatusCode != 401 {
+		t.Errorf("an unknown key: %v", a)
+	}
+	if a := ask("people", "chat"); a.StatusCode != 200 || a.Header.Get("x-ratelimit-limit-requests") != "600" {
+		t.Errorf("a key without limits: %v, %v", a, a.Header)
+	}
+	if a := ask("student", "embed"); a.StatusCode != 404 {
+		t.Errorf("a model that the key may not use: %v", a)
+	}
+	harness.Eventually(t, "the limit of the key", func() error {
+		if a := ask("student", "chat"); a.StatusCode != 429 || !strings.Contains(string(a.Content), "of the key `"+authz.FileKeyID(authz.HashKey("student"))+"`") {
 			return fmt.Errorf("%v", a)
 		}
 		return nil

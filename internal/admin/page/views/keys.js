@@ -2,10 +2,11 @@
 
 import { el, text, attr, redraw } from '../dom.js';
 import { makeTable, twoLines, clipped } from '../table.js';
-import { moment } from '../format.js';
+import { moment, number } from '../format.js';
 import { get, send } from '../api.js';
 import { ask, action, button, tell } from '../dialog.js';
 
+const limits = [['requests_per_minute', 'Requests per minute'], ['tokens_per_minute', 'Tokens per minute'], ['max_concurrent_streams', 'Requests at once']];
 const every = 5000; // ms between two reads
 
 export function keys(place) {
@@ -41,6 +42,7 @@ function keyTable(place, changed) {
       { id: 'tenant', title: 'Tenant', class: 'clip', value: (k) => k.tenant, show: (cell, k) => twoLines(cell, k.tenant, k.name) },
       { id: 'id', title: 'Key', class: 'w-model clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
       { id: 'models', title: 'Models', class: 'p2 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
+      { id: 'limits', title: 'Limits', class: 'p2 clip', show: (cell, k) => clipped(cell, limited(k)) },
       { id: 'used', title: 'Last used', class: 'w-model clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
       { id: 'created', title: 'Made', class: 'w-model p3 clip', value: (k) => k.created ?? '', show: (cell, k) => text(cell, k.created ? moment(k.created) : 'in the file') },
       { id: 'expires', title: 'Ends', class: 'w-model p2 clip', value: (k) => k.expires ?? '9', show: (cell, k) => text(cell, k.expires ? moment(k.expires) : 'never') },
@@ -52,6 +54,12 @@ function keyTable(place, changed) {
 /** Returns the models that a key may use. */
 function usable(k) {
   return k.models.includes('*') ? 'all' : k.models.join(', ') || 'none';
+}
+
+/** Returns how much of each limit of a key is used. */
+function limited(k) {
+  const unit = { requests_per_minute: 'req/min', tokens_per_minute: 'tok/min', max_concurrent_streams: 'at once' };
+  return Object.entries(k.quota).map(([name, q]) => `${number(q.used)} of ${number(q.limit)} ${unit[name] ?? name}`).join(', ') || '–';
 }
 
 function revoke(k, changed) {
@@ -69,6 +77,7 @@ function make(tenants, changed) {
       el('label', {}, 'Tenant', el('select', { name: 'tenant' }, tenants.map((t) => el('option', { value: t, text: t })))),
       el('label', {}, 'Name', el('input', { name: 'name', maxlength: '100', autocomplete: 'off' })),
       el('label', {}, 'Models, with commas (empty: those of the tenant)', el('input', { name: 'models', autocomplete: 'off' })),
+      ...limits.map(([name, title]) => el('label', {}, `${title} (empty: no limit of its own)`, el('input', { name, type: 'number', min: '1' }))),
       el('label', {}, 'Days until it ends (empty: never)', el('input', { name: 'expires', type: 'number', min: '1', max: '3650' })),
     ],
     run: async (form) => {
@@ -76,6 +85,7 @@ function make(tenants, changed) {
       const said = await send('POST', '/api/v1/keys', {
         tenant: form.elements.tenant.value, name: form.elements.name.value,
         models: form.elements.models.value.split(',').map((name) => name.trim()).filter(Boolean),
+        limits: Object.fromEntries(limits.map(([name]) => [name, Number(form.elements[name].value)])),
         ...(days > 0 && { expires: new Date(get.now + days * 86_400_000).toISOString() }),
       });
       tell(`The key of ${said.tenant} works at all gateways within a second.`);
