@@ -71,6 +71,7 @@ async function checkRequest(page) {
   const shown = await page.locator('tr[data-candidate] th a').allInnerTexts();
   expect(String(shown) === String(picked.candidates.map((c) => c.replica)), `the candidates are ${picked.candidates.map((c) => c.replica)}, the page shows ${shown}`);
   expect(await page.locator('tr[data-picked] th a').innerText() === picked.replica, `${picked.replica} was picked, and is not marked`);
+  await page.locator('.title .chip[data-tone=ok]').waitFor({ timeout }); // the access log has told of it
   await picture(page, 'request');
   await accessible(page, 'a request');
 }

@@ -102,6 +102,10 @@ async function checkTenants(page, where) {
   await row.waitFor({ timeout });
   const figures = (await row.locator('td:visible').allInnerTexts()).map((s) => s.trim()).join(' ');
   expect(figures === (where === 'light' ? '336 300 0 4.80 s' : '336 0'), `the use of a limit is: ${figures}`);
+  const budget = page.locator('tr[data-limit$="cost month"]');
+  const [name, ...sums] = (await budget.locator('th, td:visible').allInnerTexts()).map((s) => s.trim());
+  expect(/^Cost per month, key tenant-48\/1a2b3c4d\s+warns from 40, refuses from 50$/.test(name), `the name of a budget is: ${name}`);
+  expect(sums.join(' ') === (where === 'light' ? '41.5 50 8.5 7 d 11 h' : '41.5 8.5') || /7 d 12 h$/.test(sums.join(' ')), `the use of a budget is: ${sums}`);
   await accessible(page, `a tenant, ${where}`);
   await fits(page, `a tenant, ${where}`);
 }

@@ -44,6 +44,7 @@ const quota = (i) => (i % 5 === 4 ? {} : {
 });
 const tenant = (i) => ({
   name: `tenant-${i}`, models: ['*'], in_flight: i, keys: 1, priority: '', running: i, prefill: 0, queued: 0, quota: quota(i), weight: 1,
+  budgets: i !== 48 ? [] : [{ key: 'tenant-48/1a2b3c4d', per: 'month', of: 'cost', used: 41.5, soft: 40, hard: 50, level: 'soft', resets: new Date(Date.now() + 7.5 * 86400_000).toISOString() }],
   limits: { weight: 1, requests_per_minute: 300, tokens_per_minute: 0, max_concurrent_streams: 64, max_prefill: 0, max_queue_bytes: 0, patched: [], file: {} },
 });
 const candidate = (i) => ({

@@ -1,55 +1,70 @@
-// How much of a tenant's limits is used: a bar in the list of tenants, and a table for one tenant.
+// How much of a tenant's limits and budgets is used: a bar in the list of tenants, and a table for one
+// tenant.
 
 import { el, text, attr, list, makeLoad, setShare } from './dom.js';
 import { held } from './table.js';
 import { duration, number, words } from './format.js';
+
+/** Returns a budget as a limit. now is the gateway's clock in ms. */
+function budgetUse(b, now) {
+  const limit = b.hard || b.soft;
+  const note = [b.soft > 0 && `warns from ${number(b.soft)}`, b.hard > 0 ? `refuses from ${number(b.hard)}` : 'never refuses'].filter(Boolean).join(', ');
+  return { id: `${b.key} ${b.of} ${b.per}`, name: `${words(b.of)} per ${b.per}${b.key ? `, key ${b.key}` : ''}`, note,
+    used: b.used, limit, remaining: Math.max(0, limit - b.used), resets_ms: Date.parse(b.resets) - now, full: b.level !== 'within' };
+}
+
+/** Returns the limits and budgets of a tenant with their use. */
+function uses(t, now) {
+  const limits = Object.entries(t.quota).sort().map(([name, u]) => ({ id: name, name: words(name), note: '', ...u, full: u.remaining <= 0 }));
+  return [...limits, ...(t.budgets ?? []).map((b) => budgetUse(b, now))];
+}
 
 /** Returns the share of a limit that is used, from 0. */
 function share({ used, limit }) {
   return limit > 0 ? used / limit : Number(used > 0);
 }
 
-/** Returns the uses of a tenant's limits by their names, the most used one first. */
-export function uses(quota) {
-  return Object.entries(quota).sort(([, a], [, b]) => share(b) - share(a));
+/** Returns the used share of the most used limit or budget, and -1 if there is none. */
+export function mostUsed(t) {
+  return Math.max(-1, ...uses(t, 0).map(share));
 }
 
-/** Returns the used share of the most used limit, and -1 if there is no limit. */
-export function mostUsed(quota) {
-  return Math.max(-1, ...Object.values(quota).map(share));
-}
-
-/** Shows the most used limit in a cell. The tooltip has all. */
-export function showMostUsed(cell, quota) {
+/** Shows the most used limit or budget in a cell. The tooltip has all. */
+export function showMostUsed(cell, t) {
   const bar = held(cell, makeLoad);
-  const [first] = uses(quota);
+  const all = uses(t, 0);
+  const first = all.reduce((most, u) => (!most || share(u) > share(most) ? u : most), null);
   bar.firstChild.hidden = !first;
-  setShare(bar, first ? share(first[1]) : 0, first ? `${number(first[1].used)} / ${number(first[1].limit)}` : '–');
-  attr(bar.firstChild, 'data-full', Boolean(first) && first[1].remaining <= 0);
-  attr(cell, 'title', uses(quota).map(([name, u]) => `${words(name)}: ${number(u.used)} of ${number(u.limit)}`).join('\n') || null);
+  setShare(bar, first ? share(first) : 0, first ? `${number(first.used)} / ${number(first.limit)}` : '–');
+  attr(bar.firstChild, 'data-full', Boolean(first?.full));
+  attr(cell, 'title', all.map((u) => `${u.name}: ${number(u.used)} of ${number(u.limit)}`).join('\n') || null);
 }
 
-/** Makes the table of a tenant's limits with what is used and what remains of each. */
+/** Makes the table of a tenant's limits and budgets with what is used and what remains of each. */
 export function makeQuota() {
   const rows = el('tbody');
-  const heads = [['Name', ''], ['Used', 'w-load'], ['Limit', 'num w-small p2'], ['Remaining', 'num w-since'], ['Whole again in', 'num w-since p2']];
+  const heads = [['Name', ''], ['Used', 'w-load'], ['Limit', 'num w-small p2'], ['Remaining', 'num w-since'], ['Resets in', 'num w-since p2']];
   const table = el('table', {}, el('thead', {}, el('tr', {}, heads.map(([title, c]) => el('th', { scope: 'col', class: c, text: title })))), rows);
-  const update = (quota) => list(rows, Object.entries(quota).sort(), ([name]) => name, makeRow, updateRow);
+  const update = (t, now) => list(rows, uses(t, now), (u) => u.id, makeRow, updateRow);
   return { node: el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Use of limits' }, table), update };
 }
 
-function makeRow([name]) {
-  const row = el('tr', { 'data-limit': name }, el('th', { scope: 'row', text: words(name) }));
+function makeRow({ id, name }) {
+  const row = el('tr', { 'data-limit': id });
+  row.note = el('span', { class: 'sub' });
   row.bar = makeLoad();
   row.figures = ['num p2', 'num', 'num p2'].map((c) => el('td', { class: c }));
-  row.append(el('td', {}, row.bar), ...row.figures);
+  row.append(el('th', { scope: 'row' }, name, row.note), el('td', {}, row.bar), ...row.figures);
   return row;
 }
 
-function updateRow(row, [, use]) {
+function updateRow(row, use) {
   const [limit, remaining, resets] = row.figures;
+  text(row.note, use.note);
+  attr(row.note, 'title', use.note || null);
+  row.note.hidden = use.note === '';
   setShare(row.bar, share(use), number(use.used));
-  attr(row.bar.firstChild, 'data-full', use.remaining <= 0);
+  attr(row.bar.firstChild, 'data-full', use.full);
   text(limit, number(use.limit));
   text(remaining, number(use.remaining));
   text(resets, duration(use.resets_ms));

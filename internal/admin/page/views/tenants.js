@@ -19,7 +19,7 @@ function tenantTable(place) {
       { id: 'running', title: 'Running', class: 'num w-small', value: (t) => t.running, show: (cell, t) => figure(cell, t.running) },
       { id: 'prefill', title: 'Prefill', class: 'num w-small p4', value: (t) => t.prefill, show: (cell, t) => figure(cell, t.prefill) },
       { id: 'queued', title: 'Queued', class: 'num w-small', value: (t) => t.queued, show: (cell, t) => figure(cell, t.queued) },
-      { id: 'used', title: 'Most used limit', class: 'w-load', value: (t) => mostUsed(t.quota), show: (cell, t) => showMostUsed(cell, t.quota) },
+      { id: 'used', title: 'Most used limit', class: 'w-load', value: mostUsed, show: showMostUsed },
       { id: 'limits', title: 'Limits', class: 'p2 w-limits clip', show: (cell, t) => showLimits(cell, 'tenants', t.limits) },
     ],
   });
@@ -48,7 +48,7 @@ export function tenant({ name }) {
   const tools = el('div', { class: 'tools' });
   const about = el('div', { class: 'card' });
   const quota = makeQuota();
-  const used = panel('Use of the limits', null, quota.node);
+  const used = panel('Use of limits and budgets', null, quota.node);
   const requests = requestTable(null);
   const gone = el('p', { class: 'banner', hidden: true, text: 'This tenant does not exist any more.' });
   let shown = null;
@@ -64,8 +64,8 @@ export function tenant({ name }) {
       shown = t;
       if (!tools.firstChild) tools.append(editButton('tenants', name, () => shown) ?? '');
       redraw(about, t, tenantFacts);
-      used.hidden = Object.keys(t.quota).length === 0;
-      quota.update(t.quota);
+      used.hidden = mostUsed(t) < 0;
+      quota.update(t, s.now);
       requests.update(s.requests.filter((q) => q.tenant === name));
     },
   };
