@@ -117,7 +117,8 @@ func pipIndex() string {
 		return index
 	}
 	home := homeDir()
-	for _, path := range []string{os.Getenv("PIP_CONFIG_FILE"), filepath.Join(cmp.Or(os.Getenv("XDG_CONFIG_HOME"), filepath.Join(home, ".config")), "pip", "pip.conf"),
+	settings := cmp.Or(os.Getenv("XDG_CONFIG_HOME"), filepath.Join(home, ".config"))
+	for _, path := range []string{os.Getenv("PIP_CONFIG_FILE"), filepath.Join(settings, "pip", "pip.conf"),
 		filepath.Join(home, ".pip", "pip.conf"), "/etc/pip.conf"} {
 		if text, err := os.ReadFile(path); err == nil {
 			if m := indexLine.FindSubmatch(text); m != nil {

@@ -25,7 +25,8 @@ func (k resourceKind) String() string {
 
 // typeURL returns the type URL of the kind in the xDS protocol.
 func (k resourceKind) typeURL() string {
-	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ExtensionConfigType, resource.SecretType, resource.ListenerType, resource.RouteType}[k]
+	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ExtensionConfigType, resource.SecretType,
+		resource.ListenerType, resource.RouteType}[k]
 }
 
 // kindOf returns the kind with a type URL.

@@ -264,7 +264,8 @@ func tenantDebt(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 6000})
 	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 600})
 	b.run(admission.Request{Tenant: "acme", Tokens: 10}, 6_600)
-	if wait := b.wantRefused(admission.Request{Tenant: "acme", Tokens: 1}, admission.TenantTokens); wait < 9*time.Minute || wait > 10*time.Minute+2*time.Second {
+	if wait := b.wantRefused(admission.Request{Tenant: "acme", Tokens: 1}, admission.TenantTokens); wait < 9*time.Minute ||
+		wait > 10*time.Minute+2*time.Second {
 		b.Errorf("told to come back in %v to a bucket that owes ten minutes, want those and hardly more", wait)
 	}
 	waiting := b.startAdmit(admission.Request{Tenant: "other", Tokens: 1})

@@ -58,9 +58,10 @@ func newCommand() *cobra.Command {
 	flags.StringVar(&g.logLevel, "log-level", "", "debug, info, warn or error (default info; warn where a gateway's console is shown)")
 	flags.StringVar(&g.logFormat, "log-format", telemetry.FormatAuto, "json, console, or auto: console on a terminal and json elsewhere")
 	root.AddCommand(
-		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(), newKeysCommand(), newAdminCommand(),
-		newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(), newSimCommand(), newVersionCommand(), newEnvoyCommand(), newGuardCommand(&g),
-		newStatusCommand(), newPSCommand(), newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(), newTopCommand(), newDoctorCommand(),
+		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(),
+		newKeysCommand(), newAdminCommand(), newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(),
+		newSimCommand(), newVersionCommand(), newEnvoyCommand(), newGuardCommand(&g), newStatusCommand(), newPSCommand(),
+		newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(), newTopCommand(), newDoctorCommand(),
 		newUsageCommand(),
 	)
 	return root

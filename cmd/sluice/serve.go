@@ -47,7 +47,8 @@ simulated models of the quick start.`,
 	f.StringVarP(&flags.file, "config", "c", "", "the configuration file")
 	f.StringArrayVar(&flags.upstreams, "upstream", nil, "URL of a server whose models are discovered (repeatable)")
 	f.IntVar(&flags.slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
-	f.StringVar(&flags.binary, "envoy", "", "the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy, then one that is fetched: see sluice envoy)")
+	f.StringVar(&flags.binary, "envoy", "",
+		"the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy, then one that is fetched: see sluice envoy)")
 	f.StringVar(&flags.models.listen, "listen", defaultListen, "address for clients, in the place of listen in the file")
 	f.StringVar(&flags.models.admin, "admin", defaultAdmin, "address of the operator's page, in the place of admin in the file")
 	f.BoolVar(&flags.models.print, "print", false, "print the configuration file for the models hf:… and ollama:…, and run nothing")

@@ -79,7 +79,8 @@ func replacedVersion[T metav1.Object](s *watchStore[T], name string, now time.Ti
 }
 
 // removeBudgets deletes the budgets of models that are neither wanted nor have Deployments.
-func (c *cluster) removeBudgets(ctx context.Context, models map[string]wanted, deployments map[string][]*appsv1.Deployment, frozen map[string]bool, partial bool) error {
+func (c *cluster) removeBudgets(ctx context.Context, models map[string]wanted, deployments map[string][]*appsv1.Deployment,
+	frozen map[string]bool, partial bool) error {
 	var errs []error
 	for _, b := range c.budgets.list(time.Now()) {
 		hash := b.Labels[labelModel]
@@ -90,7 +91,8 @@ func (c *cluster) removeBudgets(ctx context.Context, models map[string]wanted, d
 			break
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		err := c.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Delete(call, b.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
+		err := c.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Delete(call, b.Name,
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
 		cancel()
 		if !apierrors.IsConflict(err) {
 			errs = append(errs, ignoreNotFound(err))

@@ -151,7 +151,8 @@ func (c *cluster) createWorkload(ctx context.Context, d *appsv1.Deployment, w wa
 }
 
 // patchWorkload patches what d is or stands for.
-func (c *cluster) patchWorkload(ctx context.Context, d *appsv1.Deployment, kind types.PatchType, data []byte, options metav1.PatchOptions) (*appsv1.Deployment, error) {
+func (c *cluster) patchWorkload(ctx context.Context, d *appsv1.Deployment, kind types.PatchType, data []byte,
+	options metav1.PatchOptions) (*appsv1.Deployment, error) {
 	options.FieldManager = fieldManager
 	if hasGroups(d) {
 		return leaders(c.groupsAPI.Patch(ctx, d.Name, kind, data, options))

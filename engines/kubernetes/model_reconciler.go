@@ -184,7 +184,8 @@ func (r modelReconciler) annotate(ctx context.Context, a action, annotations map
 		if err != nil {
 			return err
 		}
-		changed, err := r.cluster.client.CoreV1().Pods(r.cluster.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager})
+		changed, err := r.cluster.client.CoreV1().Pods(r.cluster.location.namespace).Patch(ctx, a.pod, types.MergePatchType, data,
+			metav1.PatchOptions{FieldManager: fieldManager})
 		if err == nil {
 			r.cluster.pods.recordWrite(changed, p.ResourceVersion, time.Now())
 			signal(r.cluster.observeSignal)

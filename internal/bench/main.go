@@ -62,7 +62,8 @@ func bench(ctx context.Context, o options) error {
 		usual bool
 		run   func(context.Context) error
 	}{
-		{"requests", true, bed.requests}, {"streams", true, bed.streams}, {"latency", true, bed.latency}, {"slow", true, bed.slow}, {"memory", true, bed.memory},
+		{"requests", true, bed.requests}, {"streams", true, bed.streams}, {"latency", true, bed.latency}, {"slow", true, bed.slow},
+		{"memory", true, bed.memory},
 		{"observability", false, bed.observability}, {"watching", false, bed.watching},
 	} {
 		if o.only == "" && !part.usual || o.only != "" && !slices.Contains(strings.Split(o.only, ","), part.name) {

@@ -40,7 +40,9 @@ func (b *testbed) observability(ctx context.Context) error {
 // Those with all of it have a client of their stream of events until end is called.
 func (b *testbed) observed(ctx context.Context) (variants []variant, end func(), err error) {
 	ctx, end = context.WithCancel(ctx)
-	for _, g := range []struct{ file, name, observe string }{{"off", "all off", "off"}, {"on", "all on", ""}, {"unsampled", "on without the sample", "unsampled"}} {
+	for _, g := range []struct{ file, name, observe string }{
+		{"off", "all off", "off"}, {"on", "all on", ""}, {"unsampled", "on without the sample", "unsampled"},
+	} {
 		log := "access_log: {to: off}\n"
 		if g.observe != "off" {
 			log = fmt.Sprintf("access_log: {to: file, path: %s}\n", filepath.Join(b.dir, g.file+".access.log"))

@@ -108,7 +108,8 @@ func (k *checker) rejectSet(at path, with string) {
 
 // launchFields are the fields of a model that only a launched model uses.
 func launchFields() []string {
-	return []string{"engine", "version", "source", "cluster", "replicas", "scale", "resources", "gpu_resource", "hosts", "placement", "evict", "variables", "args",
+	return []string{"engine", "version", "source", "cluster", "replicas", "scale", "resources", "gpu_resource", "hosts", "placement",
+		"evict", "variables", "args",
 		"env", "env_from", "secrets", "pod", "profiles", "cooldown"}
 }
 

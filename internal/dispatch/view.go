@@ -82,7 +82,8 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	if t, ok := d.table.Load().routes[model]; ok {
 		for _, r := range t.replicas {
 			if r.id == id {
-				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, LimitFrom: r.limitFrom, Prefill: int(r.prefill.Load()), Queued: r.queue.Queued(time.Now()), Served: r.served.Load(),
+				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, LimitFrom: r.limitFrom, Prefill: int(r.prefill.Load()),
+					Queued: r.queue.Queued(time.Now()), Served: r.served.Load(),
 					CloseDelimited: r.closeDelimited}
 			}
 		}

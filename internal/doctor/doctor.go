@@ -121,7 +121,8 @@ func (e *examination) openFiles() {
 	limit := process.FileLimit()
 	says := fmt.Sprintf("%d", limit)
 	if limit < fewFiles {
-		e.warn("open files", says, fmt.Sprintf("raise the hard limit (LimitNOFILE of systemd, ulimit -Hn) to %d or more for thousands of connections", fewFiles))
+		e.warn("open files", says,
+			fmt.Sprintf("raise the hard limit (LimitNOFILE of systemd, ulimit -Hn) to %d or more for thousands of connections", fewFiles))
 		return
 	}
 	e.ok("open files", says)

@@ -107,7 +107,8 @@ func (g *Gateway) rayConditions() []condition.Condition {
 	}
 	if s.Refused != "" {
 		all = append(all, condition.Fault(condition.RayFault, "jobs", "CallsRefused", fmt.Sprintf(
-			"Ray answers, and refuses to start and end jobs: %s. The calls are repeated. Replicas that answer stay. Restart Ray's head if this lasts.", sentence(s.Refused))))
+			"Ray answers, and refuses to start and end jobs: %s. The calls are repeated. Replicas that answer stay. Restart Ray's head if this lasts.",
+			sentence(s.Refused))))
 	}
 	if s.Rival != "" {
 		all = append(all, condition.Fault(condition.RayFault, s.Rival, "AnotherGateway", fmt.Sprintf(

@@ -125,7 +125,8 @@ func (c *Cluster) startAPI(ctx context.Context) (err error) {
 		"--etcd-servers=unix://"+c.path(etcdSocket), "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
 		fmt.Sprintf("--secure-port=%d", c.port.number), "--permit-port-sharing", "--endpoint-reconciler-type=none",
 		"--tls-cert-file="+c.path("tls.crt"), "--tls-private-key-file="+c.path("tls.key"), "--token-auth-file="+c.path("tokens.csv"),
-		"--kubelet-preferred-address-types=InternalIP", "--authorization-mode=RBAC", "--allow-privileged", "--service-account-issuer=https://kubernetes.default.svc",
+		"--kubelet-preferred-address-types=InternalIP", "--authorization-mode=RBAC", "--allow-privileged",
+		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+c.path("tls.key"), "--service-account-signing-key-file="+c.path("tls.key"),
 		"--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
 		// Otherwise a new node would be tainted until a controller that is missing here removes the

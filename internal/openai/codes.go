@@ -53,7 +53,8 @@ type CodeInfo struct {
 var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
-	{CodeModelNotCapable, 400, "The endpoint does not serve the `task` of the model, such as embeddings of a model that generates text. No replica is started."},
+	{CodeModelNotCapable, 400,
+		"The endpoint does not serve the `task` of the model, such as embeddings of a model that generates text. No replica is started."},
 	{CodeInvalidAPIKey, 401, "The API key, or what stands for it (`auth.mode`), is missing, unknown or revoked."},
 	{CodeExpiredAPIKey, 401, "The API key, or the token of the identity provider, was good and has expired."},
 	{CodeContentFilter, 403, "A moderation rule forbids the answer, and the answer has no `finish_reason` that could say so: a transcription, for example."},
@@ -72,7 +73,8 @@ var codes = [...]CodeInfo{
 	{CodeUpstreamTruncated, 502, "The answer of the replica ended before it was whole."},
 	{CodeQueueTimeout, 503, "The request waited for longer than `queue_timeout`."},
 	{CodeNoReplica, 503, "The model has no replica that is ready."},
-	{CodeColdStartTimeout, 503, "No replica of the model became ready in time (`cold_start.wait`). The start goes on, and `Retry-After` tells when to ask again."},
+	{CodeColdStartTimeout, 503,
+		"No replica of the model became ready in time (`cold_start.wait`). The start goes on, and `Retry-After` tells when to ask again."},
 	{CodeReplicaFailed, 503, "The replicas of the model fail to start. The message has the kind of fault, `Retry-After` the next start."},
 	{CodeGatewayUnavailable, 503, "The gateway is starting or stopping, a part of it does not answer, or it has no room for the request (docs/budgets.md)."},
 	{CodeUpstreamTimeout, 504, "The replica did not answer in time."},

@@ -132,6 +132,7 @@ func (c *Call) Asked() dispatch.Request {
 
 // arrival returns what the call's record and its trace begin with.
 func (c *Call) arrival() request.Arrival {
-	return request.Arrival{ID: c.RequestID, ClientID: c.Scan.RequestID, Method: http.MethodPost, Path: c.Path, Tenant: c.Tenant.Name, Key: c.Tenant.Key, Model: c.Scan.Model,
+	return request.Arrival{ID: c.RequestID, ClientID: c.Scan.RequestID, Method: http.MethodPost, Path: c.Path, Tenant: c.Tenant.Name,
+		Key: c.Tenant.Key, Model: c.Scan.Model,
 		Stream: c.Scan.Stream, Bytes: len(c.Body), OnConnection: c.OnConnection}
 }

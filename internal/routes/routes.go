@@ -219,7 +219,8 @@ var table = []Route{
 		Purpose: "llm.v1.Inference",
 	},
 	{
-		Name: Models, Path: ModelsPath, Aliases: []string{"/models"}, Match: Subtree, Methods: []string{"GET", "HEAD"}, Protocol: HTTP, Backend: API, Auth: ByExtAuthz,
+		Name: Models, Path: ModelsPath, Aliases: []string{"/models"}, Match: Subtree, Methods: []string{"GET", "HEAD"}, Protocol: HTTP,
+		Backend: API, Auth: ByExtAuthz,
 		Timeout: apiTimeout, Purpose: "lists the models that the caller may use",
 	},
 	{

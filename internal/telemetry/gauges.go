@@ -67,7 +67,8 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up, c.gateways, c.errors, c.gpuMemory,
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up,
+		c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
 		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused,
 		c.engine.running, c.engine.waiting, c.engine.kvUsage, c.restarts} {

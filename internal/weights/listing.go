@@ -214,7 +214,8 @@ func (l *Listing) directory() []File {
 		switch {
 		case strings.HasPrefix(name, "."), slices.ContainsFunc([]string{".md", ".png", ".jpg", ".jpeg", ".gif", ".pdf"}, hasEnd):
 		case safetensors && slices.ContainsFunc(duplicates, hasEnd):
-		case safetensors && slices.ContainsFunc([]string{"original/", "onnx/", "openvino/", "coreml/"}, func(dir string) bool { return strings.HasPrefix(name, dir) }):
+		case safetensors && slices.ContainsFunc([]string{"original/", "onnx/", "openvino/", "coreml/"},
+			func(dir string) bool { return strings.HasPrefix(name, dir) }):
 		default:
 			files = append(files, f)
 		}
