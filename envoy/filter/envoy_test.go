@@ -59,6 +59,7 @@ static_resources:
           stat_prefix: a
           codec_type: AUTO
           generate_request_id: true
+          http_protocol_options: {enable_trailers: true}
           upgrade_configs: [{upgrade_type: websocket}]
           access_log: [LOG]
           http_filters:

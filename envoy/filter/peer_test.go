@@ -3,7 +3,6 @@ package filter
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -123,7 +122,7 @@ func newPeer(t *testing.T) *peer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &peer{path: filepath.Join(dir, "s"), silence: 20_000, frames: make(chan frame, 1<<20)}
+	p := &peer{path: filepath.Join(dir, "s"), silence: 60_000, frames: make(chan frame, 1<<20)}
 	p.listen(t)
 	t.Cleanup(func() {
 		p.kill()
@@ -221,13 +220,6 @@ func (p *peer) next(t testing.TB, kind byte) frame {
 			t.Fatalf("no frame of kind %d came; there are %d others", kind, len(p.held))
 		}
 	}
-}
-
-// closed reports whether the filter closes the connection.
-func closed(c net.Conn) bool {
-	_ = c.SetReadDeadline(time.Now().Add(testTimeout))
-	_, err := c.Read(make([]byte, 1))
-	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // zeros reports whether b is only zeros.
