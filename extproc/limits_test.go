@@ -3,6 +3,7 @@ package extproc
 import (
 	"strings"
 	"testing"
+	"time"
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/google/go-cmp/cmp"
@@ -11,6 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -41,6 +43,38 @@ func TestALimitedTenantHearsWhatItHasLeft(t *testing.T) {
 	got := set(refusal.GetHeaders())
 	if refusal.GetStatus().GetCode() != 429 || got["retry-after"] == "" || got[headers.RemainingRequests] != "0" || got[headers.LimitTokens] != "1000" {
 		t.Errorf("refused with %v", refusal)
+	}
+}
+
+// A caller over a soft bound hears of it with each response, and one over a hard bound is refused
+// before Envoy reads the body.
+func TestB3_BudgetsAreAskedBeforeTheBody(t *testing.T) {
+	s, _ := newServer(t, nil)
+	reached, fault := "tenant;per=day", (*openai.Error)(nil)
+	s.Decider.Budget = func(who *authz.Tenant) (string, *openai.Error) {
+		if who.Name != "acme" || who.Key == "" {
+			t.Errorf("asked for %+v", who)
+		}
+		return reached, fault
+	}
+	e := open(t, s)
+	e.headers(key)
+	if got := metadataOf(e.body(ask))[headers.Budget]; got != reached {
+		t.Errorf("the metadata has %q", got)
+	}
+	fault = &openai.Error{Code: openai.CodeInsufficientQuota, Header: map[string]string{headers.Budget: reached}, RetryAfter: time.Hour}
+	e = open(t, s)
+	refusal := e.headers(key, "x-request-id: e-2").GetImmediateResponse()
+	got := set(refusal.GetHeaders())
+	if refusal.GetStatus().GetCode() != 429 || got["retry-after"] != "3600" || got[headers.Budget] != reached || got[headers.ShouldRetry] != "false" ||
+		!strings.Contains(string(refusal.GetBody()), `"type":"insufficient_quota"`) {
+		t.Errorf("refused with %v", refusal)
+	}
+	reached, fault = "", nil
+	e = open(t, s)
+	e.headers(key, "x-request-id: e-3")
+	if _, there := metadataOf(e.body(ask))[headers.Budget]; there {
+		t.Error("the metadata has the budget of before")
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -62,7 +63,10 @@ A time is a span before now (-24h, -30m), a day (2026-11-23) or a time in RFC 33
 				return flags.usageCSV(cmd, query)
 			}
 			var answer usageAnswer
-			return flags.show(cmd, "/api/v1/usage?"+query.Encode(), &answer, func(w io.Writer) { answer.write(w, strings.Split(by, ",")) })
+			return flags.show(cmd, "/api/v1/usage?"+query.Encode(), &answer, func(w io.Writer) {
+				answer.write(w, strings.Split(by, ","))
+				flags.writeBudgets(cmd, w)
+			})
 		},
 	}
 	flags.addFlags(c)
@@ -88,6 +92,54 @@ func (v *viewFlags) usageCSV(cmd *cobra.Command, query url.Values) error {
 	_, err = io.Copy(cmd.OutOrStdout(), response.Body)
 	return err
 }
+
+// writeBudgets writes how far the budgets of all tenants and keys are used, if there are any.
+func (v *viewFlags) writeBudgets(cmd *cobra.Command, w io.Writer) {
+	client, err := v.client()
+	if err != nil {
+		return
+	}
+	var answer struct {
+		Tenants []struct {
+			Name    string
+			Budgets []struct {
+				Key, Per, Of, Level string
+				Used, Soft, Hard    float64
+				Resets              time.Time
+			}
+		}
+	}
+	if err := client.Call(cmd.Context(), http.MethodGet, "/api/v1/tenants", nil, &answer); err != nil {
+		fmt.Fprintln(w, "The budgets could not be read:", err)
+		return
+	}
+	t := newTable("BUDGET OF", "PER", "OF", "USED", "SOFT", "HARD", "USED UP", "REACHED", "ENDS")
+	rows := 0
+	for _, tenant := range answer.Tenants {
+		for _, b := range tenant.Budgets {
+			rows++
+			t.add(cmp.Or(b.Key, tenant.Name), b.Per, b.Of, number(b.Used), bound(b.Soft), bound(b.Hard), share(b.Used, cmp.Or(b.Hard, b.Soft)), b.Level, b.Resets.Format(time.RFC3339))
+		}
+	}
+	if rows > 0 {
+		fmt.Fprintln(w)
+		t.write(w)
+	}
+}
+
+// number writes a number without an exponent.
+func number(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+
+// bound writes a bound of a budget; 0 is none.
+func bound(v float64) string {
+	if v == 0 {
+		return "-"
+	}
+	return number(v)
+}
+
+// share writes how much of a bound is used, in percent.
+func share(used, of float64) string { return strconv.FormatFloat(100*used/of, 'f', 0, 64) + "%" }
 
 // usageTime returns a time as the admin API reads it. An empty text stays empty.
 func usageTime(text string) (string, error) {

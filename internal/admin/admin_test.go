@@ -95,8 +95,9 @@ func newConfig() Config {
 		},
 		Tenants: func() []Tenant {
 			return []Tenant{{Name: "acme", InFlight: 1, Keys: 2, Priority: "interactive", Running: 3, Prefill: 1, Queued: 2,
-				Quota:  map[string]LimitUse{"requests_per_minute": {Used: 100, Limit: 600, Remaining: 500, ResetsMS: 10000}},
-				Limits: TenantLimits{Weight: 3, RequestsPerMinute: 600, TokensPerMinute: 5, MaxConcurrentStreams: 6, MaxPrefill: 8, MaxQueueBytes: 1 << 40}}}
+				Quota:   map[string]LimitUse{"requests_per_minute": {Used: 100, Limit: 600, Remaining: 500, ResetsMS: 10000}},
+				Budgets: []BudgetUse{{Per: "month", Of: "cost", Used: 41.5, Soft: 40, Hard: 50, Level: "soft", Resets: time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)}},
+				Limits:  TenantLimits{Weight: 3, RequestsPerMinute: 600, TokensPerMinute: 5, MaxConcurrentStreams: 6, MaxPrefill: 8, MaxQueueBytes: 1 << 40}}}
 		},
 		Pools: func() []Pool {
 			return []Pool{{Name: "auto", Models: []string{"chat", "empty"}, Queued: 2}, {Name: "none"}}
@@ -180,7 +181,8 @@ func TestAPI(t *testing.T) {
 			 "queued_ms":1.5,"first_byte_ms":20,"duration_ms":1000,"bytes_in":10,"bytes_out":2000,"attempts":1,
 			 "started":"2030-05-04T12:00:00Z"}]}`},
 		{"/api/v1/tenants", 200, `{"tenants":[{"name":"acme","models":[],"in_flight":1,"keys":2,"priority":"interactive","running":3,
-			"prefill":1,"queued":2,"quota":{"requests_per_minute":{"used":100,"limit":600,"remaining":500,"resets_ms":10000}},"weight":3,"limits":` + acmeLimits + `}]}`},
+			"prefill":1,"queued":2,"quota":{"requests_per_minute":{"used":100,"limit":600,"remaining":500,"resets_ms":10000}},
+			"budgets":[{"key":"","per":"month","of":"cost","used":41.5,"soft":40,"hard":50,"level":"soft","resets":"2026-12-01T00:00:00Z"}],"weight":3,"limits":` + acmeLimits + `}]}`},
 		{"/api/v1/tenants/acme/limits", 200, acmeLimits},
 		{"/api/v1/tenants/nope/limits", 404, "{\"error\":{\"message\":\"The tenant `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"invalid_request\",\"param\":null}}"},
 		{"/api/v1/tenants/acme", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},

@@ -117,6 +117,8 @@ type Tenant struct {
 	// Quota says of each limit that the tenant has how much of it is used, by the name of the
 	// limit.
 	Quota map[string]LimitUse `json:"quota"`
+	// Budgets are those of the tenant and of its keys.
+	Budgets []BudgetUse `json:"budgets"`
 	// Limits are the limits in force.
 	Limits TenantLimits `json:"-"`
 }
@@ -129,6 +131,23 @@ type LimitUse struct {
 	// ResetsMS is the time in milliseconds until the whole limit is there again, if it is one per
 	// minute; 0 otherwise.
 	ResetsMS int64 `json:"resets_ms"`
+}
+
+// BudgetUse is how far a budget is used.
+type BudgetUse struct {
+	// Key names the key that the budget is of; it is empty for a budget of the whole tenant.
+	Key string `json:"key"`
+	// Per is day or month, Of is tokens or cost.
+	Per string `json:"per"`
+	Of  string `json:"of"`
+	// Used, Soft and Hard are in tokens or in the currency of the prices. 0 is no bound.
+	Used float64 `json:"used"`
+	Soft float64 `json:"soft"`
+	Hard float64 `json:"hard"`
+	// Level is within, soft or hard: the highest bound that is reached.
+	Level string `json:"level"`
+	// Resets is when the budget begins anew.
+	Resets time.Time `json:"resets"`
 }
 
 // TenantLimits are a tenant's limits over all models, under their names in the file. 0 means no
@@ -287,6 +306,7 @@ func (h *handler) viewTenant(t Tenant) tenantView {
 	if t.Quota == nil {
 		t.Quota = map[string]LimitUse{}
 	}
+	t.Budgets = orEmpty(t.Budgets)
 	limits := h.viewTenantLimits(t)
 	return tenantView{t, limits.Weight, limits}
 }

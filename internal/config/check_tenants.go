@@ -2,6 +2,7 @@ package config
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -13,6 +14,7 @@ func (k *checker) checkTenants() {
 		tenant, at := &k.config.Tenants[i], path{"tenants"}.item(i)
 		names = append(names, named{tenant.Name, at.field("name")})
 		k.checkName(at.field("name"), tenant.Name)
+		k.checkBudgets(at.field("budgets"), tenant.Budgets)
 		keys = append(keys, k.checkKeys(at.field("keys"), tenant, models)...)
 		for j, model := range tenant.Models {
 			k.checkModelName(at.field("models").item(j), model, models)
@@ -29,6 +31,7 @@ func (k *checker) checkKeys(at path, tenant *Tenant, models []string) []named {
 	for i := range tenant.Keys {
 		key, where := &tenant.Keys[i], at.item(i)
 		k.checkKeyPriority(where.field("priority"), key, tenant.Priority)
+		k.checkBudgets(where.field("budgets"), key.Budgets)
 		if !ValidKeyName(key.Name) {
 			k.faultf(where.field("name"), "must be at most %d bytes and not begin with sk-, as a key does", maxKeyName)
 		}
@@ -48,6 +51,24 @@ func (k *checker) checkKeys(at path, tenant *Tenant, models []string) []named {
 		}
 	}
 	return hashes
+}
+
+// checkBudgets checks that each budget bounds something, and something that no other one does.
+func (k *checker) checkBudgets(at path, all []Budget) {
+	for i, b := range all {
+		where := at.item(i)
+		switch {
+		case !k.valid(where) || !k.valid(where.field("soft")) || !k.valid(where.field("hard")):
+			continue
+		case b.Soft == 0 && b.Hard == 0:
+			k.faultf(where, "needs soft, hard or both, above 0")
+		case b.Hard > 0 && b.Soft > b.Hard:
+			k.faultf(where.field("soft"), "must not be above hard, which is %s", strconv.FormatFloat(b.Hard, 'f', -1, 64))
+		}
+		if slices.ContainsFunc(all[:i], func(o Budget) bool { return o.Per == b.Per && o.Of == b.Of }) {
+			k.faultf(where, "there is a budget of %s per %s already: give it both soft and hard", b.Of, b.Per)
+		}
+	}
 }
 
 // maxKeyName is the length of the longest name of a key, in bytes.

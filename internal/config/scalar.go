@@ -49,7 +49,7 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 }
 
 // keyFields returns the names of the fields of a Key.
-func keyFields() []string { return []string{"hash", "name", "priority", "models", "limits"} }
+func keyFields() []string { return []string{"hash", "name", "priority", "models", "limits", "budgets"} }
 
 // decodeKey reads a Key: a mapping, or the hash alone. A key itself may have been written there by
 // mistake, even as the name of a field, so no message repeats a name.

@@ -23,6 +23,9 @@ type Tenant struct {
 	EngineLog bool `yaml:"engine_log"`
 	// Limits are the limits of the tenant over all models.
 	Limits TenantLimits `yaml:"limits"`
+	// Budgets are what the tenant may use in a day or month, with all of its keys. Default: no
+	// budgets.
+	Budgets []Budget `yaml:"budgets"`
 }
 
 // Key is one key of a tenant. In the file it is a mapping, or the hash alone.
@@ -39,6 +42,9 @@ type Key struct {
 	Models []string `yaml:"models"`
 	// Limits are the limits of the key, beside those of its tenant: both must allow a request.
 	Limits KeyLimits `yaml:"limits"`
+	// Budgets are what the key may use in a day or month, besides those of the tenant. Default: no
+	// budgets.
+	Budgets []Budget `yaml:"budgets"`
 }
 
 // KeyLimits are the limits of one key over all models. 0 is no limit.
@@ -52,6 +58,22 @@ type KeyLimits struct {
 	// MaxConcurrentStreams is the largest number of requests that run or wait. A request above it
 	// gets 429. Default 0: no limit.
 	MaxConcurrentStreams int `yaml:"max_concurrent_streams" min:"0" max:"1000000000"`
+}
+
+// Budget is what a tenant or a key may use in a day or month of the calendar in UTC. It has at
+// least one of soft and hard.
+type Budget struct {
+	// Per is the time after which the budget begins anew: day or month.
+	Per string `yaml:"per" required:"true" oneof:"day,month"`
+	// Of is what the budget counts: tokens of prompts and answers together, or their cost by the
+	// prices of the models. Default tokens.
+	Of string `yaml:"of" default:"tokens" oneof:"tokens,cost"`
+	// Soft is from how much on the gateway warns: by a condition, a line in the log, and a header
+	// of each response. In tokens, or in the currency of the prices. Default 0: it does not warn.
+	Soft float64 `yaml:"soft" min:"0"`
+	// Hard is from how much on requests get 429 insufficient_quota until the budget begins anew. In
+	// tokens, or in the currency of the prices. Default 0: no request is refused.
+	Hard float64 `yaml:"hard" min:"0"`
 }
 
 // Priority says which waiting requests are admitted before others.

@@ -20,6 +20,9 @@ type Config struct {
 	// Handoff passes requests that Envoy alone cannot serve to the relay. nil means that there is
 	// no relay, and every request is native.
 	Handoff *dispatch.Handoff
+	// Budget says which budgets of the caller are reached, for a header of the response, or that
+	// the request is refused because one is used up. nil means that there are no budgets.
+	Budget func(*authz.Tenant) (reached string, fault *openai.Error)
 	// Trace decides whether a native request is traced, from the traceparent header of the client.
 	// It returns the traceparent header for the engine. nil means that no native request is traced.
 	Trace func(client string) (own string, traced bool)

@@ -51,6 +51,7 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 	a := x.newAnswer()
 	a.setNative(t, scan, body, departure{waited, x.traceparent()})
 	a.Metadata = metadataOf(x.tenant, t)
+	a.Metadata.Budget = x.budget
 	return a
 }
 
@@ -72,7 +73,7 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	if gateway := x.envoy.Gateway(); gateway != "" { // only this gateway has the offer
 		a.set(headers.Endpoint, gateway)
 	}
-	a.Metadata = Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key}
+	a.Metadata = Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key, Budget: x.budget}
 	return a
 }
 

@@ -40,6 +40,8 @@ type Exchange struct {
 	head     Head
 	tenant   *authz.Tenant
 	priority admission.Priority
+	// budget says which budgets of the caller are reached.
+	budget string
 	// received is when the headers arrived, scanned when the body had been scanned.
 	received, scanned time.Time
 	// upload is the body while Envoy receives it. It is in uploads while uploading is true.
@@ -102,6 +104,11 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 	}
 	x.tenant = tenant
 	x.record = d.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name, Key: tenant.Key, Canceller: x})
+	if d.Budget != nil {
+		if x.budget, fault = d.Budget(tenant); fault != nil {
+			return x.refuse(fault)
+		}
+	}
 	if bodyless {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
 	}

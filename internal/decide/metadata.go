@@ -10,7 +10,7 @@ import (
 
 // Metadata is the dynamic metadata that Envoy keeps with a request. Envoy writes it into the record
 // of the request, from which a restarted gateway learns the tenants of the streams that still run.
-// Envoy also copies the tenant's remaining quota from it into response headers.
+// Envoy also copies the tenant's remaining quota and Budget from it into response headers.
 type Metadata struct {
 	// Tenant is the name of the tenant, and Key that of its key. Key is empty if there is none.
 	Tenant, Key string
@@ -19,6 +19,8 @@ type Metadata struct {
 	Lease, Tokens string
 	// Quota is what the tenant has left. It is nil if the tenant has no limits.
 	Quota map[string]string
+	// Budget says which budgets of the caller are reached. It is empty if none is.
+	Budget string
 }
 
 // metadataOf returns the metadata of a native request.
@@ -32,12 +34,13 @@ func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
 
 // OfCaller reports whether m says only who has sent the request. Then it is the same for all
 // requests of the caller.
-func (m *Metadata) OfCaller() bool { return m.Lease == "" && m.Quota == nil }
+func (m *Metadata) OfCaller() bool { return m.Lease == "" && m.Quota == nil && m.Budget == "" }
 
 // All calls yield for each value of m.
 func (m *Metadata) All(yield func(name, value string) bool) {
 	for _, v := range [...]Header{
 		{headers.MetadataTenant, m.Tenant}, {headers.MetadataKey, m.Key}, {headers.MetadataLease, m.Lease}, {headers.MetadataTokens, m.Tokens},
+		{headers.Budget, m.Budget},
 	} {
 		if (v.Value != "" || v.Name == headers.MetadataTenant) && !yield(v.Name, v.Value) {
 			return

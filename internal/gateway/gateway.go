@@ -213,7 +213,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	}
 	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(decide.New(decide.Config{
-		Authenticator: g.auth, Dispatcher: g.dispatcher, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
+		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
 		Requests: g.requests, Log: g.log,
 	}))

@@ -198,6 +198,7 @@ func (g *Gateway) tenant(t config.Tenant) admin.Tenant {
 	return admin.Tenant{
 		Name: t.Name, Models: t.Models, Keys: len(t.Keys), Priority: string(t.Priority),
 		InFlight: now.Running + now.Queued, Running: now.Running, Prefill: now.Prefill, Queued: now.Queued, Quota: tenantQuota(l, now),
+		Budgets: budgetUses(g.usage.Standings(), t.Name),
 		Limits: admin.TenantLimits{
 			Weight: l.Weight, RequestsPerMinute: l.RequestsPerMinute, TokensPerMinute: l.TokensPerMinute,
 			MaxConcurrentStreams: l.MaxConcurrent, MaxPrefill: l.MaxPrefill, MaxQueueBytes: l.MaxQueueBytes,
@@ -290,5 +291,9 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		all.Shared = &telemetry.SharedGauges{Up: s.Up, Gateways: s.Gateways, Errors: uint64(s.Errors)}
 	}
 	all.Routing = g.routing.gauges()
+	for _, s := range g.usage.Standings() {
+		all.Spending = append(all.Spending, telemetry.SpendingGauges{Tenant: s.Tenant, Key: s.Key, Per: string(s.Per), Of: string(s.Of),
+			Used: s.Used, Soft: s.Soft, Hard: s.Hard})
+	}
 	return all
 }

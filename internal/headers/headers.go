@@ -85,9 +85,13 @@ const (
 	ResetTokens       = "x-ratelimit-reset-tokens"
 )
 
-// RateLimits lists the headers that tell what remains of a tenant's limits.
+// Budget is on every response to a caller of whose budgets a soft or hard bound is reached. It says
+// which, in the same way as the headers above.
+const Budget = "x-sluice-budget"
+
+// RateLimits lists the headers that tell what remains of a tenant's limits and budgets.
 func RateLimits() []string {
-	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens}
+	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens, Budget}
 }
 
 // The names by which Sluice recognises the ext_proc exchanges of the filter that observes first

@@ -23,6 +23,7 @@ const (
 	CodeClientTooSlow      Code = "client_too_slow"
 	CodeRequestIDConflict  Code = "request_id_conflict"
 	CodeRequestTooLarge    Code = "request_too_large"
+	CodeInsufficientQuota  Code = "insufficient_quota"
 	CodeRateLimited        Code = "rate_limited"
 	CodeQueueFull          Code = "queue_full"
 	CodeHeadersTooLarge    Code = "headers_too_large"
@@ -65,6 +66,7 @@ var codes = [...]CodeInfo{
 	{CodeClientTooSlow, 408, "The client reads more slowly than the engine writes, and too much waits for it."},
 	{CodeRequestIDConflict, 409, "A request with this `request_id` is running, or its first events are not kept any more."},
 	{CodeRequestTooLarge, 413, "The body is larger than `max_body`."},
+	{CodeInsufficientQuota, 429, "A budget of the tenant or of the key is used up for this day or month. `Retry-After` says when it begins anew."},
 	{CodeRateLimited, 429, "A limit of the model or of the tenant is reached."},
 	{CodeQueueFull, 429, "Too many requests wait, or the request left the queue for one that goes before it."},
 	{CodeHeadersTooLarge, 431, "The request has more headers, or more bytes of them, than `max_headers` and `max_header_bytes` allow."},

@@ -84,11 +84,11 @@ func (e *Error) RetryAfterSeconds() string {
 }
 
 // MustNotRepeat reports whether a client must not repeat the request by itself, which OpenAI's do
-// after 408 and 409: the client's own timeout ended the request, or its request id is in use. A
-// repeated request would generate all of it again, or meet the same conflict.
+// after 408, 409 and 429: the client's own timeout ended the request, its request id is in use, or
+// its budget is used up. A repeated request would generate all of it again, or meet the same error.
 func (e *Error) MustNotRepeat() bool {
 	status := e.HTTPStatus()
-	return status == http.StatusRequestTimeout || status == http.StatusConflict
+	return e.Code == CodeInsufficientQuota || status == http.StatusRequestTimeout || status == http.StatusConflict
 }
 
 func (e *Error) retryAfter() time.Duration {
@@ -111,7 +111,12 @@ func ParseRetryAfter(value string, now time.Time) time.Duration {
 }
 
 // Type returns OpenAI's coarse class of the error, or the engine's own word for it.
-func (e *Error) Type() string { return cmp.Or(e.EngineType, TypeOf(e.HTTPStatus())) }
+func (e *Error) Type() string {
+	if e.Code == CodeInsufficientQuota { // OpenAI has a type of its own for it
+		return string(e.Code)
+	}
+	return cmp.Or(e.EngineType, TypeOf(e.HTTPStatus()))
+}
 
 // errorObject is the error as clients see it.
 type errorObject struct {

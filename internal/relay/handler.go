@@ -135,6 +135,9 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		defer record.Close(nil)
 		call.Entry = record
 	}
+	if fault == nil && r.config.Budget != nil {
+		fault = r.config.Budget(call.Tenant)
+	}
 	if fault == nil {
 		fault = r.reserve(ctx, &call, len(call.Body))
 	}

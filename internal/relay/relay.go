@@ -9,8 +9,10 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/memory"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -35,6 +37,9 @@ type Config struct {
 	Gap func(model string, gap time.Duration)
 	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
 	Workers RoundTripper
+	// Budget refuses a call that comes by Generate because a budget of its caller is used up. nil:
+	// there are no budgets. ext_proc has asked for the calls that it offers.
+	Budget func(*authz.Tenant) *openai.Error
 	// Peers are the remote gateways that a client's request id may belong to. nil: there are none.
 	Peers Peers
 	// StartTrace starts the trace of a call, by the traceparent header that the client has sent

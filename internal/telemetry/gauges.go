@@ -17,6 +17,7 @@ type gaugeCollector struct {
 	gpuMemory                                        *prometheus.Desc
 	condition, modelReady, desired                   *prometheus.Desc
 	used, limit, refused                             *prometheus.Desc // of budgets
+	spent, bound                                     *prometheus.Desc // of budgets of tenants
 	engine                                           engineDescs
 	restarts                                         *prometheus.Desc // per replica
 }
@@ -52,6 +53,10 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		limit:   desc("sluice_budget_limit", "The size of a budget of the gateway: connections, or bytes.", "budget"),
 		refused: desc("sluice_budget_refused_total", "Connections or requests that Sluice refused because they did not fit into a budget.", "budget"),
 
+		spent: desc("sluice_tenant_budget_used", "What is used of a budget of a tenant or a key, in tokens or in the currency of the prices.",
+			"tenant", "key", "per", "of"),
+		bound: desc("sluice_tenant_budget_limit", "The soft or hard bound of a budget of a tenant or a key.", "tenant", "key", "per", "of", "bound"),
+
 		engine: engineDescs{
 			running: desc("sluice_engine_running", "Requests that the engine of a replica works on, as it says itself.", "model", "replica"),
 			waiting: desc("sluice_engine_waiting", "Requests that wait inside the engine of a replica, as it says itself.", "model", "replica"),
@@ -65,12 +70,15 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 	}
 }
 
+// maxSpending is the largest number of budgets that the metrics have.
+const maxSpending = 1000
+
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up,
 		c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
-		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused,
+		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused, c.spent, c.bound,
 		c.engine.running, c.engine.waiting, c.engine.kvUsage, c.restarts} {
 		out <- d
 	}
@@ -113,6 +121,14 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.used, float64(b.Used), b.Name)
 		gauge(c.limit, float64(b.Limit), b.Name)
 		out <- prometheus.MustNewConstMetric(c.refused, prometheus.CounterValue, float64(b.Refused), b.Name)
+	}
+	for _, b := range g.Spending[:min(len(g.Spending), maxSpending)] {
+		gauge(c.spent, b.Used, b.Tenant, b.Key, b.Per, b.Of)
+		for bound, v := range map[string]float64{"soft": b.Soft, "hard": b.Hard} {
+			if v > 0 {
+				gauge(c.bound, v, b.Tenant, b.Key, b.Per, b.Of, bound)
+			}
+		}
 	}
 	for _, gpu := range g.GPUs {
 		gauge(c.gpuMemory, float64(gpu.Total), gpu.UUID, "total")

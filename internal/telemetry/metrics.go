@@ -57,6 +57,8 @@ type Gauges struct {
 	Conditions []condition.Condition
 	// Budgets are what the gateway may use at most.
 	Budgets []BudgetGauges
+	// Spending are the budgets of tenants and keys.
+	Spending []SpendingGauges
 	// GPUs are the GPUs of all nodes whose memory is known.
 	GPUs []GPUGauges
 	// Engines are what the engines of replicas say of themselves.
@@ -77,6 +79,13 @@ type BudgetGauges struct {
 	Used, Limit int64
 	// Refused counts the connections or requests that did not fit.
 	Refused uint64
+}
+
+// SpendingGauges is a budget of a tenant, or of one of its keys, and what is used of it.
+type SpendingGauges struct {
+	Tenant, Key, Per, Of string
+	// Used, Soft and Hard are in tokens or in the currency of the prices. 0 is no bound.
+	Used, Soft, Hard float64
 }
 
 // GPUGauges is the memory of one GPU.

@@ -80,8 +80,9 @@ func TestMetricsOfEvents(t *testing.T) {
 		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Envoys: 2, Models: []ModelGauges{
 			{Name: "chat", InFlight: 4, Queued: 2, Replicas: map[string]int{"ready": 2, "failed": 1}},
 		}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5},
-			Routing: &RoutingGauges{Messages: map[string]uint64{"sent": 6}, Placements: map[string]uint64{"dropped": 7}, SentBytes: 8},
-			GPUs:    []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
+			Routing:  &RoutingGauges{Messages: map[string]uint64{"sent": 6}, Placements: map[string]uint64{"dropped": 7}, SentBytes: 8},
+			Spending: []SpendingGauges{{Tenant: "acme", Per: "month", Of: "cost", Used: 41.5, Hard: 50}, {Tenant: "acme", Key: "acme/1", Per: "day", Of: "tokens", Soft: 9}},
+			GPUs:     []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
 	}})
 	m.Waited(20 * time.Millisecond)
 	m.Retried("chat", "acme", request.ReasonConnect)
@@ -90,6 +91,7 @@ func TestMetricsOfEvents(t *testing.T) {
 	m.ConfigReloaded(false)
 	got := scrape(t, m, "scheduler_wait_time_seconds_count", "stream_retries_total", "sluice_config_reloads_total", "sluice_build_info",
 		"sluice_xds_nacks_total", "sluice_envoys", "sluice_in_flight", "sluice_queued", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
+		"sluice_tenant_budget_used", "sluice_tenant_budget_limit",
 		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total", "sluice_gpu_memory_bytes",
 		"sluice_route_messages_total", "sluice_route_placements_total", "sluice_route_sent_bytes_total")
 	want := []string{
@@ -109,6 +111,10 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_route_sent_bytes_total 8`,
 		`sluice_shared_errors_total 5`,
 		`sluice_shared_up 1`,
+		`sluice_tenant_budget_limit{bound="hard",key="",of="cost",per="month",tenant="acme"} 50`,
+		`sluice_tenant_budget_limit{bound="soft",key="acme/1",of="tokens",per="day",tenant="acme"} 9`,
+		`sluice_tenant_budget_used{key="",of="cost",per="month",tenant="acme"} 41.5`,
+		`sluice_tenant_budget_used{key="acme/1",of="tokens",per="day",tenant="acme"} 0`,
 		`sluice_tenant_queued{tenant="acme"} 1`,
 		`sluice_tenant_running{tenant="acme"} 3`,
 		`sluice_xds_nacks_total 3`,

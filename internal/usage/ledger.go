@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -53,6 +54,12 @@ type Ledger struct {
 	dirty []*row
 	// changed has the rows that are to be published, if the ledger is shared; guarded by mu.
 	changed []rowKey
+	// tallies are the sums of the rows of this writer, elsewhere those of all others that a budget
+	// counts; guarded by mu.
+	tallies   tallies
+	elsewhere map[tallyKey]tally
+	// budgets are those in force; nil: there are none.
+	budgets atomic.Pointer[budgets]
 
 	// writing is held while the journal is used. It comes before mu.
 	writing sync.Mutex
@@ -80,7 +87,7 @@ func New(c Config) (*Ledger, error) {
 	if j == nil {
 		return nil, err
 	}
-	l := &Ledger{cfg: c, wake: make(chan struct{}, 1), table: t, journal: j, others: otherJournals{dir: c.Dir}}
+	l := &Ledger{cfg: c, wake: make(chan struct{}, 1), table: t, journal: j, tallies: talliesSince(t, talliedSince(time.Now())), others: otherJournals{dir: c.Dir}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)
@@ -132,6 +139,13 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 	l.mu.Lock()
 	r := l.table.row(rowKey{period{start: hourOf(at)}, s})
 	r.Add(c)
+	if r.tallies[0] == nil {
+		r.tallies = l.tallies.of(r.key)
+	}
+	r.tallies.add(c)
+	if l.budgets.Load() != nil {
+		l.judgeLocked(s)
+	}
 	if !r.dirty {
 		r.dirty = true
 		l.dirty = append(l.dirty, r)
@@ -153,11 +167,12 @@ func (l *Ledger) Run(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
+	var others sync.WaitGroup
+	defer others.Wait()
 	if l.shared != nil {
-		var sharing sync.WaitGroup
-		sharing.Go(func() { l.shared.run(ctx) })
-		defer sharing.Wait()
+		others.Go(func() { l.shared.run(ctx) })
 	}
+	others.Go(func() { l.watchBudgets(ctx) })
 	l.age(time.Now())
 	aging, syncing := time.NewTicker(agingInterval), time.NewTicker(syncInterval)
 	defer aging.Stop()
@@ -263,6 +278,7 @@ func (l *Ledger) age(now time.Time) {
 	defer l.writing.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.tallies.drop(now)
 	if !l.table.age(hourOf(now), keep) {
 		return
 	}

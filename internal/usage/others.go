@@ -22,6 +22,8 @@ type otherJournal struct {
 	size  int64
 	at    time.Time
 	table table
+	// tallies are those of the table.
+	tallies tallies
 }
 
 // tables returns the rows of all writers but own, by writer. The rows must not be changed. A
@@ -73,5 +75,24 @@ func (j otherJournal) again(path string) otherJournal {
 		return j
 	}
 	t, _ := readJournal(text)
-	return otherJournal{size: info.Size(), at: info.ModTime(), table: t}
+	return otherJournal{size: info.Size(), at: info.ModTime(), table: t, tallies: talliesSince(t, talliedSince(time.Now()))}
+}
+
+// tallies returns what the writers other than own have counted.
+func (o *otherJournals) tallies(own string, wanted []tallyKey) map[tallyKey]tally {
+	sums := map[tallyKey]tally{}
+	if len(o.tables(own)) == 0 {
+		return sums
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, j := range o.read {
+		for _, k := range wanted {
+			if found := j.tallies[k]; found != nil {
+				sum := sums[k]
+				sums[k] = tally{sum.tokens + found.tokens, sum.cost + found.cost}
+			}
+		}
+	}
+	return sums
 }

@@ -214,6 +214,58 @@ func (r *remote) readHashes(ctx context.Context, hashes []hash, yield func(rowKe
 	return nil
 }
 
+// addWriters adds the writers that have tallies among those wanted, with an empty mark.
+func (r *remote) addWriters(ctx context.Context, wanted []tallyKey, to map[string]string) error {
+	pipe := r.client.Pipeline()
+	var lists []*redis.StringSliceCmd
+	for _, k := range wanted {
+		lists = append(lists, pipe.SMembers(ctx, keyPrefix+"by:"+k.period))
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	for _, list := range lists {
+		for _, writer := range list.Val() {
+			if _, there := to[writer]; !there {
+				to[writer] = ""
+			}
+		}
+	}
+	return nil
+}
+
+// spent returns tallies of writers.
+func (r *remote) spent(ctx context.Context, wanted []tallyKey, writers []string) (map[string]map[tallyKey]tally, error) {
+	if len(writers) == 0 {
+		return nil, nil
+	}
+	fields, names := map[string][]string{}, map[string][]tallyKey{}
+	for _, k := range wanted {
+		fields[k.period], names[k.period] = append(fields[k.period], k.field()), append(names[k.period], k)
+	}
+	pipe := r.client.Pipeline()
+	asked := map[string]map[string]*redis.SliceCmd{}
+	for _, writer := range writers {
+		asked[writer] = map[string]*redis.SliceCmd{}
+		for period := range fields {
+			asked[writer][period] = pipe.HMGet(ctx, hashKey(kindSpent, period, writer), fields[period]...)
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, err
+	}
+	all := map[string]map[tallyKey]tally{}
+	for writer, periods := range asked {
+		all[writer] = map[tallyKey]tally{}
+		for period, found := range periods {
+			for i, text := range found.Val() {
+				all[writer][names[period][i]] = parseTally(text)
+			}
+		}
+	}
+	return all, nil
+}
+
 // parseRow reads a row from the field and the value that it has in Redis.
 func parseRow(head, counts string) (rowKey, Counts, error) {
 	var l line

@@ -51,7 +51,13 @@ type sharing struct {
 	// failing says that the last publication failed.
 	failing bool
 
+	// wanted are the tallies that were read, and read the marks of the writers when they were.
+	wanted []tallyKey
+	read   map[string]string
+
 	mu sync.Mutex
+	// spent has the wanted tallies of other writers; guarded by mu.
+	spent map[string]map[tallyKey]tally
 	// seen are the writers that Redis has had, as it had them last; guarded by mu.
 	seen map[string]record
 }
@@ -68,7 +74,7 @@ func (s *sharing) run(ctx context.Context) {
 	publishing, adopting := time.NewTicker(shareInterval), time.NewTicker(adoptInterval)
 	defer publishing.Stop()
 	defer adopting.Stop()
-	s.report(s.publish(ctx, whole))
+	s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
 	s.adopt(ctx)
 	for {
 		select {
@@ -79,7 +85,8 @@ func (s *sharing) run(ctx context.Context) {
 			}
 			return
 		case <-publishing.C:
-			s.report(s.publish(ctx, whole))
+			s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
+			s.ledger.refreshBudgets(time.Now())
 		case <-adopting.C:
 			s.adopt(ctx)
 			s.look(ctx)
@@ -127,7 +134,7 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 		known, err = s.publishRows(ctx, l.writer, at, rows, func(keys []rowKey) []change {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return l.table.changes(keys, l.keep())
+			return l.table.changes(keys, l.keep(), l.tallies)
 		})
 	}
 	s.compare = !known
@@ -217,39 +224,116 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 		return err
 	}
 	t, _ := readJournal(text)
+	sums := talliesSince(t, talliedSince(time.Now()))
 	t.age(hourOf(time.Now()), s.ledger.keep())
 	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
 	if err != nil {
 		return err
 	}
-	known, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep()) })
+	known, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep(), sums) })
 	if err == nil && !known {
 		err = errors.New("redis was emptied meanwhile")
 	}
 	return err
 }
 
-// changes returns what Redis is to have of some rows.
-func (t table) changes(keys []rowKey, keep Keep) []change {
-	hashes, days := map[string]*change{}, map[rowKey]bool{}
-	add := func(kind string, day int64, kept time.Duration, head string, c Counts) {
-		name := dayName(day)
-		one := hashes[kind+name]
-		if one == nil {
-			one = &change{kind: kind, period: name, expires: period{start: day}.time().Add(kept).Unix()}
-			hashes[kind+name] = one
+// readSpent reads the tallies of other writers that the budgets count. What Redis has lost stays as
+// it was known.
+func (s *sharing) readSpent(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	defer cancel()
+	wanted := s.ledger.wantedTallies(time.Now())
+	if len(wanted) == 0 {
+		return nil
+	}
+	all, now, err := s.remote.writers(ctx)
+	if err != nil {
+		return err
+	}
+	s.remember(all, now)
+	marks := map[string]string{}
+	for writer, r := range all {
+		marks[writer] = r.mark
+	}
+	if !slices.Equal(wanted, s.wanted) { // then writers count too that have closed or are gone
+		s.read = map[string]string{}
+		if err := s.remote.addWriters(ctx, wanted, marks); err != nil {
+			return err
 		}
-		one.fields = append(one.fields, head, string(c.appendTo(nil)))
+	}
+	own := s.ledger.others.writers()
+	maps.DeleteFunc(marks, func(writer, mark string) bool {
+		was, known := s.read[writer]
+		return own[writer] || known && was == mark
+	})
+	spent, err := s.remote.spent(ctx, wanted, slices.Collect(maps.Keys(marks)))
+	if err != nil {
+		return err
+	}
+	s.keepSpent(wanted, spent)
+	maps.Copy(s.read, marks)
+	s.wanted = wanted
+	return nil
+}
+
+// keepSpent keeps what writers have spent. Tallies only grow: a smaller one comes from a Redis that
+// was emptied.
+func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tally) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.spent == nil {
+		s.spent = map[string]map[tallyKey]tally{}
+	}
+	for writer, found := range spent {
+		for k, before := range s.spent[writer] {
+			now := found[k]
+			found[k] = tally{max(before.tokens, now.tokens), max(before.cost, now.cost)}
+		}
+		maps.DeleteFunc(found, func(k tallyKey, _ tally) bool { return !slices.Contains(wanted, k) })
+		s.spent[writer] = found
+	}
+}
+
+// tallies returns the sums of what other writers have spent.
+func (s *sharing) tallies() map[tallyKey]tally {
+	own := s.ledger.others.writers()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sums := map[tallyKey]tally{}
+	for writer, found := range s.spent {
+		if own[writer] {
+			continue
+		}
+		for k, t := range found {
+			sums[k] = tally{sums[k].tokens + t.tokens, sums[k].cost + t.cost}
+		}
+	}
+	return sums
+}
+
+// changes returns what Redis is to have of some rows.
+func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
+	hashes, days, tallied := map[string]*change{}, map[rowKey]bool{}, map[tallyKey]bool{}
+	add := func(kind, period string, expires time.Time, field, value string) {
+		one := hashes[kind+period]
+		if one == nil {
+			one = &change{kind: kind, period: period, expires: expires.Unix()}
+			hashes[kind+period] = one
+		}
+		one.fields = append(one.fields, field, value)
 	}
 	for _, k := range keys {
 		day := rowKey{dayOf(k.start), k.Subject}
+		name, begin := dayName(day.start), day.time()
 		if r := t[k.period][k.Subject]; r != nil && !k.day {
-			add(kindHours, day.start, keep.hours(), r.head, r.Counts)
+			add(kindHours, name, begin.Add(keep.hours()), r.head, string(r.appendTo(nil)))
 		}
 		if !days[day] {
 			days[day] = true
-			add(kindDays, day.start, keep.days(), lineHead(day), t.day(day.start, k.Subject))
+			sum := t.day(day.start, k.Subject)
+			add(kindDays, name, begin.Add(keep.days()), lineHead(day), string(sum.appendTo(nil)))
 		}
+		sums.changes(k, tallied, add)
 	}
 	var all []change
 	for _, one := range hashes {

@@ -135,15 +135,15 @@ func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
 	})
 	t.Run("an older row comes late", func(t *testing.T) {
 		a.mu.Lock()
-		late := a.table.changes([]rowKey{{period{start: hourOf(time.Now())}, acme}}, a.keep())
+		late := a.table.changes([]rowKey{{period{start: hourOf(time.Now())}, acme}}, a.keep(), a.tallies)
 		a.mu.Unlock()
-		add(a, 1)
+		add(a, 2)
 		publish(t, a)
 		last := a.shared.marks[a.Writer()]
 		if _, err := a.shared.remote.publish(t.Context(), a.Writer(), last, record{mark: last, state: whole}, time.Now().Add(time.Hour), late); err != nil {
 			t.Fatal(err)
 		}
-		wantRequests(t, 32, a, b)
+		wantRequests(t, 33, a, b)
 	})
 }
 
@@ -190,13 +190,17 @@ func TestB3_RowsInRedisExpire(t *testing.T) {
 	publish(t, l)
 	client := server.Client()
 	keys, err := client.Keys(t.Context(), keyPrefix+"*").Result()
-	if err != nil || len(keys) != 7 { // writers, and for each of two days hours, days and by
+	if err != nil || len(keys) < 10 { // writers, and for each of two days hours, days, spent and by, and the months
 		t.Fatal(keys, err)
 	}
 	for _, key := range keys {
 		left := client.TTL(t.Context(), key).Val()
 		switch day := 24 * time.Hour; {
 		case key == keyPrefix+"writers":
+		case strings.Contains(key, ":spent:"):
+			if left < 25*day || left > 34*day {
+				t.Errorf("%s expires in %s", key, left)
+			}
 		case strings.Contains(key, ":hours:") && (left < 89*day || left > 93*day), !strings.Contains(key, ":hours:") && (left < 1094*day || left > 1098*day):
 			t.Errorf("%s expires in %s", key, left)
 		}

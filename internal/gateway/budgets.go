@@ -1,0 +1,144 @@
+package gateway
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/usage"
+)
+
+// spendingBudgets returns the budgets of the tenants and keys of the file.
+func spendingBudgets(c *config.Config) []usage.Budget {
+	var all []usage.Budget
+	add := func(tenant, key string, budgets []config.Budget) {
+		for _, b := range budgets {
+			all = append(all, usage.Budget{Tenant: tenant, Key: key, Per: usage.Span(b.Per), Of: usage.Measure(b.Of), Soft: b.Soft, Hard: b.Hard})
+		}
+	}
+	for _, t := range c.Tenants {
+		add(t.Name, "", t.Budgets)
+		for _, k := range t.Keys {
+			add(t.Name, authz.KeyName(t.Name, authz.FileKeyID(k.Hash)), k.Budgets)
+		}
+	}
+	return all
+}
+
+// budgetOf says which budgets of a caller are reached, and refuses the request if one is used up.
+func (g *Gateway) budgetOf(t *authz.Tenant) (reached string, fault *openai.Error) {
+	tenant := g.usage.Verdict(t.Name, "")
+	var key *usage.Verdict
+	if t.Key != "" {
+		key = g.usage.Verdict(t.Name, t.Key)
+	}
+	if tenant == nil && key == nil {
+		return "", nil
+	}
+	return budgetAnswer(tenant, key, time.Now())
+}
+
+// refuseByBudget is budgetOf for callers whose responses have no headers.
+func (g *Gateway) refuseByBudget(t *authz.Tenant) *openai.Error {
+	_, fault := g.budgetOf(t)
+	return fault
+}
+
+// budgetAnswer returns what the verdicts about a tenant and its key mean for a request at a time.
+func budgetAnswer(tenant, key *usage.Verdict, now time.Time) (reached string, fault *openai.Error) {
+	var texts []string
+	var worst *usage.Standing
+	for _, v := range []*usage.Verdict{tenant, key} {
+		if v == nil {
+			continue
+		}
+		for i := range v.Reached {
+			texts = append(texts, budgetText(&v.Reached[i]))
+		}
+		if v.Hard != nil && now.Before(v.Hard.Resets) && (worst == nil || v.Hard.Resets.After(worst.Resets)) {
+			worst = v.Hard
+		}
+	}
+	reached = strings.Join(texts, ", ")
+	if worst == nil {
+		return reached, nil
+	}
+	return reached, &openai.Error{Code: openai.CodeInsufficientQuota, RetryAfter: worst.Resets.Sub(now),
+		Message: fmt.Sprintf("%s is used up: %s of %s. It begins anew at %s.", budgetName(worst), amount(worst, worst.Used), amount(worst, worst.Hard),
+			worst.Resets.Format(time.RFC3339)),
+		Header: map[string]string{headers.Budget: reached}}
+}
+
+// budgetName names a budget at the beginning of a sentence.
+func budgetName(s *usage.Standing) string {
+	whose := "tenant " + s.Tenant
+	if s.Key != "" {
+		whose = "API key " + s.Key
+	}
+	return fmt.Sprintf("The budget of %s for this %s", whose, s.Per)
+}
+
+// amount writes a number of tokens, or a cost.
+func amount(s *usage.Standing, v float64) string {
+	if s.Of == usage.OfTokens {
+		return strconv.FormatFloat(v, 'f', -1, 64) + " tokens"
+	}
+	return strconv.FormatFloat(v, 'f', -1, 64)
+}
+
+// budgetText is a budget in the header headers.Budget.
+func budgetText(s *usage.Standing) string {
+	whose := "tenant"
+	if s.Key != "" {
+		whose = "key"
+	}
+	text := fmt.Sprintf("%s;per=%s;of=%s;used=%s", whose, s.Per, s.Of, strconv.FormatFloat(s.Used, 'f', -1, 64))
+	if s.Soft > 0 {
+		text += ";soft=" + strconv.FormatFloat(s.Soft, 'f', -1, 64)
+	}
+	if s.Hard > 0 {
+		text += ";hard=" + strconv.FormatFloat(s.Hard, 'f', -1, 64)
+	}
+	return text + ";resets=" + s.Resets.Format(time.RFC3339)
+}
+
+// budgetConditions lists the budgets of which a bound is reached.
+func (g *Gateway) budgetConditions() []condition.Condition {
+	var all []condition.Condition
+	for _, s := range g.usage.Standings() {
+		subject := "tenant " + s.Tenant
+		if s.Key != "" {
+			subject = "key " + s.Key
+		}
+		subject += fmt.Sprintf(", %s per %s", s.Of, s.Per)
+		switch s.Level {
+		case usage.SoftReached:
+			all = append(all, condition.Fault(condition.BudgetReached, subject, "Soft",
+				fmt.Sprintf("%s is at %s. Its soft bound is %s.", budgetName(&s), amount(&s, s.Used), amount(&s, s.Soft))))
+		case usage.HardReached:
+			all = append(all, condition.Fault(condition.BudgetReached, subject, "Hard",
+				fmt.Sprintf("%s is used up: %s of %s. Requests are refused until %s.", budgetName(&s), amount(&s, s.Used), amount(&s, s.Hard),
+					s.Resets.Format(time.RFC3339))))
+		}
+	}
+	return all
+}
+
+// budgetUses returns how far the budgets of a tenant and of its keys are used.
+func budgetUses(all []usage.Standing, tenant string) []admin.BudgetUse {
+	var uses []admin.BudgetUse
+	for _, s := range all {
+		if s.Tenant == tenant {
+			uses = append(uses, admin.BudgetUse{Key: s.Key, Per: string(s.Per), Of: string(s.Of), Used: s.Used, Soft: s.Soft, Hard: s.Hard,
+				Level: s.Level.String(), Resets: s.Resets})
+		}
+	}
+	return uses
+}

@@ -1,0 +1,299 @@
+package usage
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Span is the time that a budget is for, in UTC.
+type Span string
+
+// The spans of budgets.
+const (
+	PerDay   Span = "day"
+	PerMonth Span = "month"
+)
+
+// Measure is what a budget counts.
+type Measure string
+
+// The measures of budgets. Tokens are those of prompts and answers together.
+const (
+	OfTokens Measure = "tokens"
+	OfCost   Measure = "cost"
+)
+
+// Budget bounds what a tenant, or one of its keys, uses in a day or month.
+type Budget struct {
+	// Tenant is the tenant, Key the name of its key; an empty Key stands for the whole tenant.
+	Tenant, Key string
+	Per         Span
+	Of          Measure
+	// Soft is warned about, and Hard refused, in tokens or in the currency of the prices. 0: not
+	// so.
+	Soft, Hard float64
+}
+
+// Level says how far a budget is used.
+type Level int
+
+// The levels of a budget.
+const (
+	Within Level = iota
+	SoftReached
+	HardReached
+)
+
+// String returns "within", "soft" or "hard".
+func (l Level) String() string { return [...]string{"within", "soft", "hard"}[l] }
+
+// Standing is how far a budget is used now.
+type Standing struct {
+	Budget
+	// Used is in the unit of Soft and Hard.
+	Used float64
+	// Resets is when the day or month ends.
+	Resets time.Time
+	Level  Level
+}
+
+// Verdict is what the budgets of a tenant or of a key mean for its requests.
+type Verdict struct {
+	// Hard is the budget for which requests are refused; nil: none is.
+	Hard *Standing
+	// Reached are the budgets of which the soft or the hard bound is reached.
+	Reached []Standing
+}
+
+// budgetState is a budget with what counts for it.
+type budgetState struct {
+	Budget
+	name tallyKey
+	// own is the ledger's own tally. elsewhere is what others have counted.
+	own       *tally
+	elsewhere tally
+	resets    time.Time
+	level     Level
+}
+
+// scope has the budgets of one tenant or of one key. budgets are guarded by Ledger.mu.
+type scope struct {
+	budgets []*budgetState
+	// verdict is nil while no bound is reached.
+	verdict atomic.Pointer[Verdict]
+}
+
+// scopeKey names a scope: a tenant, or one of its keys.
+type scopeKey struct{ tenant, key string }
+
+// budgets are the budgets in force, by their scopes. The map does not change.
+type budgets map[scopeKey]*scope
+
+// SetBudgets replaces the budgets. They hold for the next request.
+func (l *Ledger) SetBudgets(all []Budget) {
+	next := budgets{}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	levels := l.levelsLocked()
+	for _, b := range all {
+		k := scopeKey{b.Tenant, b.Key}
+		if next[k] == nil {
+			next[k] = &scope{}
+		}
+		next[k].budgets = append(next[k].budgets, &budgetState{Budget: b, level: levels[b]})
+	}
+	if len(next) == 0 {
+		l.budgets.Store(nil)
+		return
+	}
+	l.budgets.Store(&next)
+	l.evaluateLocked(time.Now())
+}
+
+// levelsLocked returns the levels of the budgets in force, so that a budget is logged once. mu is
+// held.
+func (l *Ledger) levelsLocked() map[Budget]Level {
+	all := map[Budget]Level{}
+	for _, s := range l.scopes() {
+		for _, b := range s.budgets {
+			all[b.Budget] = b.level
+		}
+	}
+	return all
+}
+
+// scopes returns the budgets in force. nil: there are none.
+func (l *Ledger) scopes() budgets {
+	if b := l.budgets.Load(); b != nil {
+		return *b
+	}
+	return nil
+}
+
+// Verdict returns what the budgets of a tenant, or of one of its keys, mean now. nil means that no
+// bound is reached. An empty key stands for the whole tenant. It takes no lock.
+func (l *Ledger) Verdict(tenant, key string) *Verdict {
+	if l == nil {
+		return nil
+	}
+	if s := l.scopes()[scopeKey{tenant, key}]; s != nil {
+		return s.verdict.Load()
+	}
+	return nil
+}
+
+// Standings returns how far all budgets are used, those of a tenant before those of its keys.
+func (l *Ledger) Standings() []Standing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []Standing
+	for _, s := range l.scopes() {
+		for _, b := range s.budgets {
+			all = append(all, b.standing())
+		}
+	}
+	slices.SortFunc(all, func(a, b Standing) int {
+		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Key, b.Key),
+			strings.Compare(string(a.Per), string(b.Per)), strings.Compare(string(a.Of), string(b.Of)))
+	})
+	return all
+}
+
+// standing returns how far the budget is used.
+func (b *budgetState) standing() Standing {
+	used := float64(b.own.tokens + b.elsewhere.tokens)
+	if b.Of == OfCost {
+		used = float64(b.own.cost+b.elsewhere.cost) / costUnit
+	}
+	s := Standing{Budget: b.Budget, Used: used, Resets: b.resets}
+	switch {
+	case b.Hard > 0 && used >= b.Hard:
+		s.Level = HardReached
+	case b.Soft > 0 && used >= b.Soft:
+		s.Level = SoftReached
+	}
+	return s
+}
+
+// evaluateLocked finds out what counts for each budget at a time, and how far it is used. mu is
+// held.
+func (l *Ledger) evaluateLocked(now time.Time) {
+	for _, s := range l.scopes() {
+		for _, b := range s.budgets {
+			b.begin(now)
+			if b.own = l.tallies[b.name]; b.own == nil {
+				b.own = new(tally)
+				l.tallies[b.name] = b.own
+			}
+			b.elsewhere = l.elsewhere[b.name]
+		}
+		s.judge(l.cfg.Log)
+	}
+}
+
+// begin sets the period of the budget.
+func (b *budgetState) begin(now time.Time) {
+	now = now.UTC()
+	if now.Before(b.resets) {
+		return
+	}
+	year, month, day := now.Date()
+	form := time.DateOnly
+	b.resets = time.Date(year, month, day+1, 0, 0, 0, 0, time.UTC)
+	if b.Per == PerMonth {
+		form, b.resets = "2006-01", time.Date(year, month+1, 1, 0, 0, 0, 0, time.UTC)
+	}
+	b.name = tallyKey{b.Tenant, b.Key, now.Format(form)}
+}
+
+// judge sets the verdict, and logs each bound once when it is reached.
+func (s *scope) judge(log *zap.Logger) {
+	var v *Verdict
+	for _, b := range s.budgets {
+		now := b.standing()
+		if now.Level > b.level {
+			log.Warn("budget reached", zap.String("tenant", b.Tenant), zap.String("key", b.Key), zap.String("per", string(b.Per)),
+				zap.String("of", string(b.Of)), zap.Stringer("bound", now.Level), zap.Float64("used", now.Used),
+				zap.Float64("soft", b.Soft), zap.Float64("hard", b.Hard), zap.Time("resets", b.resets))
+		}
+		b.level = now.Level
+		if now.Level == Within {
+			continue
+		}
+		if v == nil {
+			v = &Verdict{}
+		}
+		v.Reached = append(v.Reached, now)
+		if now.Level == HardReached && (v.Hard == nil || now.Resets.After(v.Hard.Resets)) {
+			v.Hard = &now
+		}
+	}
+	if v != nil || s.verdict.Load() != nil {
+		s.verdict.Store(v)
+	}
+}
+
+// judgeLocked judges the budgets that a request of a subject counts for. mu is held.
+func (l *Ledger) judgeLocked(s Subject) {
+	for _, k := range [...]scopeKey{{s.Tenant, ""}, {s.Tenant, s.Key}} {
+		if found := l.scopes()[k]; found != nil {
+			found.judge(l.cfg.Log)
+		}
+	}
+}
+
+// wantedTallies returns the tallies that the budgets in force count at a time, in order.
+func (l *Ledger) wantedTallies(now time.Time) []tallyKey {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[tallyKey]bool{}
+	for _, s := range l.scopes() {
+		for _, b := range s.budgets {
+			b.begin(now)
+			all[b.name] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(all), func(a, b tallyKey) int {
+		return cmp.Or(strings.Compare(a.period, b.period), strings.Compare(a.tenant, b.tenant), strings.Compare(a.key, b.key))
+	})
+}
+
+// refreshBudgets brings the budgets up to date with the clock and with the other processes of this
+// folder.
+func (l *Ledger) refreshBudgets(now time.Time) {
+	if len(l.scopes()) == 0 {
+		return
+	}
+	all := l.others.tallies(l.writer, l.wantedTallies(now))
+	if l.shared != nil {
+		for k, t := range l.shared.tallies() {
+			sum := all[k]
+			all[k] = tally{sum.tokens + t.tokens, sum.cost + t.cost}
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.elsewhere = all
+	l.evaluateLocked(now)
+}
+
+// watchBudgets keeps the budgets up to date until ctx ends.
+func (l *Ledger) watchBudgets(ctx context.Context) {
+	every := time.NewTicker(shareInterval)
+	defer every.Stop()
+	for {
+		l.refreshBudgets(time.Now())
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package usage
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// level returns the level of the worst budget of a tenant or key.
+func level(l *Ledger, tenant, key string) Level {
+	v := l.Verdict(tenant, key)
+	switch {
+	case v == nil:
+		return Within
+	case v.Hard != nil:
+		return HardReached
+	}
+	return SoftReached
+}
+
+// wantLevels fails unless tenant acme and its key have these levels.
+func wantLevels(t *testing.T, l *Ledger, tenant, key Level) {
+	t.Helper()
+	if a, b := level(l, acme.Tenant, ""), level(l, acme.Tenant, acme.Key); a != tenant || b != key {
+		t.Errorf("the tenant is %s and the key %s, want %s and %s", a, b, tenant, key)
+	}
+}
+
+// monthly is a budget of the tenant, daily one of its key.
+var (
+	monthly = Budget{Tenant: acme.Tenant, Per: PerMonth, Of: OfCost, Soft: 1, Hard: 2}
+	daily   = Budget{Tenant: acme.Tenant, Key: acme.Key, Per: PerDay, Of: OfTokens, Hard: 100}
+)
+
+// spend counts one request of acme.
+func spend(l *Ledger, tokens int64, cost float64) {
+	c := OfRequest(tokens/2, 0, tokens-tokens/2, true)
+	c.Cost = int64(cost * costUnit)
+	l.Add(acme, c, time.Now())
+}
+
+// A budget warns at its soft bound and refuses at its hard one, from the request on that reaches
+// it, until its day or month ends. Each bound is logged once.
+func TestB3_BudgetsByTheCalendar(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the clock begins at midnight of 1 January 2000
+		core, logs := observer.New(zap.WarnLevel)
+		l, err := New(Config{Dir: t.TempDir(), Log: zap.New(core)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer kill(l)
+		spend(l, 40, 0.5) // before there are budgets
+		l.SetBudgets([]Budget{monthly, daily})
+		wantLevels(t, l, Within, Within)
+		spend(l, 59, 0.5)
+		wantLevels(t, l, SoftReached, Within)
+		spend(l, 1, 0.25)
+		wantLevels(t, l, SoftReached, HardReached)
+		l.SetBudgets([]Budget{monthly, daily})
+		if n := logs.FilterMessage("budget reached").Len(); n != 2 {
+			t.Errorf("%d lines: %v", n, logs.All())
+		}
+		v := l.Verdict(acme.Tenant, acme.Key)
+		if v.Hard.Used != 100 || !v.Hard.Resets.Equal(time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC)) {
+			t.Errorf("%+v", v.Hard)
+		}
+		if all := l.Standings(); len(all) != 2 || all[0].Used != 1.25 || all[0].Level != SoftReached || all[1].Key == "" {
+			t.Errorf("%+v", all)
+		}
+		time.Sleep(24 * time.Hour)
+		l.refreshBudgets(time.Now())
+		wantLevels(t, l, SoftReached, Within) // the day is new, the month is not
+		spend(l, 10, 0.75)
+		wantLevels(t, l, HardReached, Within)
+		time.Sleep(30 * 24 * time.Hour)
+		l.refreshBudgets(time.Now())
+		wantLevels(t, l, Within, Within)
+		l.SetBudgets(nil)
+		spend(l, 1000, 1000)
+		wantLevels(t, l, Within, Within)
+	})
+}
+
+// What was spent before a kill counts, and so does what another process of the folder counts.
+func TestB3_BudgetsSurviveAKill(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	spend(l, 60, 1.5)
+	flush(t, l)
+	beside := open(t, dir)
+	beside.SetBudgets([]Budget{monthly, daily})
+	beside.refreshBudgets(time.Now())
+	wantLevels(t, beside, SoftReached, Within)
+	spend(beside, 40, 0)
+	wantLevels(t, beside, SoftReached, HardReached)
+	flush(t, beside)
+	kill(l)
+	kill(beside)
+	again := open(t, dir)
+	again.SetBudgets([]Budget{monthly, daily})
+	again.refreshBudgets(time.Now())
+	wantLevels(t, again, SoftReached, HardReached)
+}
+
+// Each gateway enforces what all have spent, and goes on with it when Redis is lost or emptied.
+func TestB3_BudgetsOfSeveralGateways(t *testing.T) {
+	server := redistest.Start(t)
+	dirs := []string{t.TempDir(), t.TempDir()}
+	a, b := shared(t, dirs[0], server), shared(t, dirs[1], server)
+	read := func(all ...*Ledger) error {
+		for _, l := range all {
+			if err := l.shared.readSpent(t.Context()); err != nil {
+				return err
+			}
+			l.refreshBudgets(time.Now())
+		}
+		return nil
+	}
+	for _, l := range []*Ledger{a, b} {
+		l.SetBudgets([]Budget{monthly, daily})
+	}
+	spend(a, 50, 0.75)
+	spend(b, 49, 0.5)
+	publish(t, a, b)
+	if err := read(a, b); err != nil {
+		t.Fatal(err)
+	}
+	wantLevels(t, a, SoftReached, Within)
+	wantLevels(t, b, SoftReached, Within)
+	spend(b, 1, 0)
+	wantLevels(t, b, SoftReached, HardReached)
+	publish(t, b)
+	if err := read(a); err != nil {
+		t.Fatal(err)
+	}
+	wantLevels(t, a, SoftReached, HardReached)
+
+	server.Client().FlushAll(t.Context())
+	if err := b.shared.publish(t.Context(), whole); err != nil { // it learns by it what Redis lacks
+		t.Fatal(err)
+	}
+	if err := read(a); err != nil {
+		t.Fatal(err)
+	}
+	wantLevels(t, a, SoftReached, HardReached)
+	publish(t, a, b)
+	if err := b.shared.publish(t.Context(), closed); err != nil {
+		t.Fatal(err)
+	}
+	kill(b) // it does not come back, and a begins anew
+	flush(t, a)
+	kill(a)
+	a = shared(t, dirs[0], server)
+	a.SetBudgets([]Budget{monthly, daily})
+	wantLevels(t, a, Within, Within)
+	if err := server.Client().HDel(t.Context(), keyPrefix+"writers", b.Writer()).Err(); err != nil { // as a day later
+		t.Fatal(err)
+	}
+	if err := read(a); err != nil {
+		t.Fatal(err)
+	}
+	wantLevels(t, a, SoftReached, HardReached)
+	server.Kill()
+	if read(a) == nil {
+		t.Error("Redis was read that is gone")
+	}
+	a.refreshBudgets(time.Now())
+	wantLevels(t, a, SoftReached, HardReached)
+}
+
+// A request asks for its verdict without a lock and without memory.
+func TestB3_AVerdictCostsNothing(t *testing.T) {
+	l := open(t, t.TempDir())
+	all := []Budget{monthly, daily}
+	for n := range 1000 {
+		all = append(all, Budget{Tenant: fmt.Sprint("t", n), Per: PerDay, Of: OfTokens, Hard: 1})
+	}
+	l.SetBudgets(all)
+	spend(l, 1000, 0)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := testing.AllocsPerRun(100, func() { _ = l.Verdict(acme.Tenant, acme.Key) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
