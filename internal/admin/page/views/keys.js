@@ -42,10 +42,9 @@ function keyTable(place, changed) {
       { id: 'tenant', title: 'Tenant', class: 'clip', value: (k) => k.tenant, show: (cell, k) => twoLines(cell, k.tenant, k.name) },
       { id: 'id', title: 'Key', class: 'w-model clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
       { id: 'models', title: 'Models', class: 'p2 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
-      { id: 'limits', title: 'Limits', class: 'p2 clip', show: (cell, k) => clipped(cell, limited(k)) },
+      { id: 'limits', title: 'Limits', class: 'p2 w-model', show: (cell, k) => redraw(cell, limited(k), (all) => all.map((words) => el('div', { text: words }))) },
       { id: 'used', title: 'Last used', class: 'w-model clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
-      { id: 'created', title: 'Made', class: 'w-model p3 clip', value: (k) => k.created ?? '', show: (cell, k) => text(cell, k.created ? moment(k.created) : 'in the file') },
-      { id: 'expires', title: 'Ends', class: 'w-model p2 clip', value: (k) => k.expires ?? '9', show: (cell, k) => text(cell, k.expires ? moment(k.expires) : 'never') },
+      { id: 'expires', title: 'Ends', class: 'w-model p3 clip', value: (k) => k.expires ?? '9', show: (cell, k) => twoLines(cell, k.expires ? moment(k.expires) : 'never', k.created ? `made ${moment(k.created).slice(0, 10)}` : '') },
       { id: 'act', title: 'Revoke', class: 'w-small', value: (k) => k.source, show: (cell, k) => redraw(cell, k.source, (source) => [source === 'runtime' ? revoke(k, changed) : 'in the file']) },
     ],
   });
@@ -56,10 +55,11 @@ function usable(k) {
   return k.models.includes('*') ? 'all' : k.models.join(', ') || 'none';
 }
 
-/** Returns how much of each limit of a key is used. */
+/** Returns how much of each limit of a key is used, in words. */
 function limited(k) {
   const unit = { requests_per_minute: 'req/min', tokens_per_minute: 'tok/min', max_concurrent_streams: 'at once' };
-  return Object.entries(k.quota).map(([name, q]) => `${number(q.used)} of ${number(q.limit)} ${unit[name] ?? name}`).join(', ') || '–';
+  const all = Object.entries(k.quota).map(([name, q]) => `${number(q.used)} of ${number(q.limit)} ${unit[name] ?? name}`);
+  return all.length > 0 ? all : ['–'];
 }
 
 function revoke(k, changed) {
