@@ -261,6 +261,7 @@ func (q *queue) gates() []*gate {
 
 // await blocks until w is decided, its deadline has passed, or ctx has ended.
 func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
+	w.reportBlock()
 	waits := w.mustWait
 	if waits == nil && w.Unlocked.OnWait != nil {
 		w.Unlocked.OnWait()
@@ -295,6 +296,14 @@ func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 		return nil, err
 	}
 	return w.lease, w.err
+}
+
+// reportBlock calls OnBlock, once.
+func (w *waiter) reportBlock() {
+	if w.Unlocked.OnBlock != nil {
+		w.Unlocked.OnBlock()
+		w.Unlocked.OnBlock = nil
+	}
 }
 
 // cancelWaiter removes w from its queue. If w is part of an inquiry, its verdict is on the way: a

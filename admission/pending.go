@@ -37,6 +37,7 @@ func (p *Pending) Await(ctx context.Context) (*Lease, error) {
 // there. True means that Await returns at once, or ends a wait whose time or whose ctx is over.
 func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided bool) {
 	w := p.waiter
+	w.reportBlock()
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
 	if w.mustWait != nil { // the verdict of the shared state is still to come

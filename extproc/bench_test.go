@@ -16,7 +16,7 @@ import (
 // BenchmarkExchange measures one request over gRPC on a Unix socket, with the work of both ends.
 func BenchmarkExchange(b *testing.B) {
 	b.Run("native", func(b *testing.B) {
-		s, _ := newServer(b, nil)
+		s, _ := newServer(b)
 		benchmarkExchange(b, s)
 	})
 	b.Run("auto", func(b *testing.B) {

@@ -49,7 +49,7 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 	if observing(envoy.Context()) {
 		return s.observe(envoy)
 	}
-	e := &exchange{server: s, envoy: envoy}
+	e := &exchange{server: s, envoy: envoy, claimed: make(chan struct{})}
 	e.Exchange = s.Open(e)
 	defer e.End()
 	for {
@@ -72,7 +72,7 @@ func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
 		if err := e.send(out); err != nil {
 			return ignoreOrdinaryEnd(err)
 		}
-		if e.Claimed() != nil {
+		if e.Offered() {
 			return e.awaitClaim()
 		}
 	}
@@ -95,6 +95,8 @@ type exchange struct {
 	// sending is held while a message is sent, since other goroutines answer a late body and cancel
 	// the request.
 	sending sync.Mutex
+	// claimed is closed when the relay has claimed the request.
+	claimed chan struct{}
 	// first is the message with the request's headers, for passOn.
 	first *extproc.ProcessingRequest
 }
@@ -130,6 +132,12 @@ func (e *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResp
 // Context implements decide.Envoy.
 func (e *exchange) Context() context.Context { return e.envoy.Context() }
 
+// Block implements decide.Envoy. The goroutine serves this request alone.
+func (e *exchange) Block() {}
+
+// Claimed implements decide.Envoy.
+func (e *exchange) Claimed() { close(e.claimed) }
+
 // Wait implements decide.Envoy. Envoy's message timeout is short, so that Envoy notices a gateway
 // that hangs.
 func (e *exchange) Wait(d time.Duration) {
@@ -160,7 +168,7 @@ func (e *exchange) awaitClaim() error {
 		left <- err
 	}()
 	select {
-	case <-e.Claimed():
+	case <-e.claimed:
 		return nil
 	case err := <-left: // a message here concerns a response that did not come from the relay, and needs no answer
 		return ignoreOrdinaryEnd(err)

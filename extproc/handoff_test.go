@@ -23,6 +23,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
+// newRelayed returns a newServer with a relay, and this policy for the model m.
+func newRelayed(t testing.TB, p dispatch.WayPolicy) (*Server, *dispatch.Dispatcher) {
+	s, d := newServer(t)
+	s.Handoff = new(dispatch.Handoff)
+	d.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {MaxDuration: time.Minute, Way: p}}})
+	return s, d
+}
+
 const managedBody = `{"model":"m","stream":true,"messages":[]}`
 
 // relayed is a gateway whose streams are managed and whose two slots are in use, so that requests

@@ -63,7 +63,7 @@ func observed(t *testing.T, s *Server) *envoy {
 // at a time, one of which may be in prefill.
 func prefillServer(t *testing.T) *Server {
 	t.Helper()
-	s, _ := newServer(t, nil)
+	s, _ := newServer(t)
 	fleet := engines.NewFleet()
 	fleet.Set("test", engines.Part{
 		Models: []engines.Model{{Name: "m"}},
@@ -144,7 +144,7 @@ func TestFirstToken(t *testing.T) {
 
 // TestObserverCut checks the reset of the exchange when the client leaves before the first token.
 func TestObserverCut(t *testing.T) {
-	s, _ := newServer(t, nil)
+	s, _ := newServer(t)
 	for _, end := range []func(*envoy){func(e *envoy) { e.reset() }, func(e *envoy) { close(e.toSluice) }} {
 		e := observed(t, s)
 		end(e)

@@ -32,8 +32,8 @@ func serveGRPC(t *testing.T, s *Server) *grpc.ClientConn {
 // When a process retires, the exchanges that are not decided move to its successor: one that waits,
 // one whose body is still to come, and new ones. The decided ones stay.
 func TestX20_UndecidedExchangesMove(t *testing.T) {
-	s, d := newServer(t, nil)
-	next, nextDispatcher := newServer(t, nil)
+	s, d := newServer(t)
+	next, nextDispatcher := newServer(t)
 	var running []*envoy
 	for range 2 {
 		e := open(t, s)

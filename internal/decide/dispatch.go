@@ -13,7 +13,7 @@ import (
 // request moves.
 func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 	r := dispatch.NewRequest(dispatch.Caller{Tenant: x.tenant, Priority: x.priority, Task: x.head.task}, scan, body)
-	r.OnWait = x.wait
+	r.OnWait, r.OnBlock = x.wait, x.envoy.Block
 	ctx, dispatcher := x.envoy.Context(), x.decider.Dispatcher
 	var ticket *dispatch.Ticket
 	var managed *dispatch.Managed
@@ -62,9 +62,9 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	offer := &dispatch.Offer{
 		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.enginePath, Scan: *scan, Task: x.head.task,
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record, Done: func() { record.Close(nil) },
+		Claimed: x.envoy.Claimed,
 	}
 	x.token = x.decider.Handoff.Offer(offer)
-	x.claimed = offer.Claimed()
 	a := x.newAnswer()
 	a.set(headers.Handoff, x.token)
 	if scan.Stream {

@@ -17,12 +17,17 @@ import (
 type Envoy interface {
 	// Context ends when the exchange does, which means that the client has left or has its answer.
 	Context() context.Context
+	// Block tells the transport that its goroutine is about to block. From then on the body that it
+	// has given to Exchange.Body must never change.
+	Block()
 	// Wait tells Envoy that the request waits for its decision, for d at most. Without this word
 	// Envoy would take the gateway for dead after a short time.
 	Wait(d time.Duration)
 	// Reply has Envoy answer the client, at any time. If the response has begun, Envoy resets the
 	// request. The error says that the exchange has ended.
 	Reply(*Answer) error
+	// Claimed tells the transport that the relay has claimed the request. The exchange may end.
+	Claimed()
 	// Gateway is the address at which the relay of this gateway is reached, if the Envoy of another
 	// host asks. Else it is empty.
 	Gateway() string
@@ -48,9 +53,8 @@ type Exchange struct {
 	upload    upload
 	uploading bool
 	// token is the token of the request's offer to the relay. It is empty if the request was not
-	// offered. claimed is closed when the relay has claimed the request.
-	token   string
-	claimed <-chan struct{}
+	// offered.
+	token string
 	// record is created when the headers have been accepted. It is nil before, and after close.
 	record *request.Record
 	fault  *openai.Error
@@ -77,9 +81,8 @@ func (x *Exchange) Decided() bool { return x.decided }
 // transport then brings it there from its headers on, or has Envoy do so.
 func (x *Exchange) Moved() bool { return x.moved }
 
-// Claimed is closed when the relay has claimed the request. It is nil if the request is not offered
-// to the relay.
-func (x *Exchange) Claimed() <-chan struct{} { return x.claimed }
+// Offered reports whether the request was offered to the relay.
+func (x *Exchange) Offered() bool { return x.token != "" }
 
 // Headers authenticates the caller and checks what the headers of the request say. bodyless says
 // that the request has no body.
@@ -119,7 +122,7 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 }
 
 // Body scans the body of the request and has the request dispatched. The caller must not change the
-// body before End. nil means that there is nothing to tell Envoy: the client has left or has its
+// body before Body has returned, and never after Envoy.Block was called. nil means that there is nothing to tell Envoy: the client has left or has its
 // answer, or the request has moved.
 func (x *Exchange) Body(body []byte) *Answer {
 	if x.record == nil || !x.scanned.IsZero() {

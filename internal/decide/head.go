@@ -36,6 +36,9 @@ type Head struct {
 	count, bytes int
 }
 
+// ID returns Envoy's id of the request.
+func (r *Head) ID() string { return r.id }
+
 // Add adds a header. It keeps neither name nor value.
 func (r *Head) Add(name string, value []byte) {
 	r.count++

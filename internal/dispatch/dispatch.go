@@ -326,6 +326,8 @@ type Request struct {
 	Timeout, MaxDuration time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
+	// OnBlock is called once before the goroutine of Dispatch blocks, before OnWait. May be nil.
+	OnBlock func()
 	// Chain returns the beginnings of the prompt. nil means that they are not known.
 	Chain func() prefix.Chain
 	// Watch lets another goroutine read what the request waits for; nil means that none does.
@@ -456,6 +458,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		},
 		Unlocked: admission.UnlockedHooks{
 			OnWait:      func() { d.reportWait(c, r) },
+			OnBlock:     r.OnBlock,
 			ReleaseSlot: ticket.returnSlot,
 		},
 		Preempted: r.Preempted > 0,

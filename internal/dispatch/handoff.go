@@ -37,13 +37,10 @@ type Offer struct {
 	// Done is called when the relay has finished a request that it had claimed. It is never called
 	// for a cancelled offer. It may be nil.
 	Done func()
-
-	claimed chan struct{}
+	// Claimed is called when the relay has claimed the request, which belongs to the relay alone
+	// from then on. It must be quick. It may be nil.
+	Claimed func()
 }
-
-// Claimed is closed when the relay has claimed the request, which belongs to the relay alone from
-// then on. It is nil before Handoff.Offer.
-func (o *Offer) Claimed() <-chan struct{} { return o.claimed }
 
 // Handoff holds the requests that ext_proc has offered and the relay has not claimed yet. ext_proc
 // gives Envoy a token in a header, and Envoy sends it to the relay with the request. Claim and
@@ -61,7 +58,6 @@ func (h *Handoff) Offer(o *Offer) (token string) {
 	var random [16]byte
 	rand.Read(random[:]) //nolint:errcheck // never fails
 	token = h.Process + tokenMark + hex.EncodeToString(random[:])
-	o.claimed = make(chan struct{})
 	if o.Done == nil {
 		o.Done = func() {}
 	}
@@ -82,8 +78,8 @@ func ProcessOf(token string) string {
 // offer was claimed or cancelled before.
 func (h *Handoff) Claim(token string) (*Offer, bool) {
 	o, ok := h.remove(token)
-	if ok {
-		close(o.claimed)
+	if ok && o.Claimed != nil {
+		o.Claimed()
 	}
 	return o, ok
 }

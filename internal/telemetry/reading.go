@@ -25,10 +25,14 @@ const (
 	readFields = readGaps
 )
 
-// reading returns what Envoy has read of the response, from the metadata of its log entry. It
-// returns nil if Envoy has not read the response, or if the text is not as expected.
+// reading returns what Envoy has read of the response, from the metadata of its log entry.
 func reading(metadata map[string]*structpb.Struct) *request.Reading {
-	text := metadata[headers.MetadataStream].GetFields()[headers.MetadataRead].GetStringValue()
+	return ReadingOf(metadata[headers.MetadataStream].GetFields()[headers.MetadataRead].GetStringValue())
+}
+
+// ReadingOf returns what Envoy has read of a response, from the text in which Envoy tells it. It
+// returns nil if the text is empty or not as expected.
+func ReadingOf(text string) *request.Reading {
 	if text == "" {
 		return nil
 	}

@@ -1,0 +1,83 @@
+// Package frames is the protocol between Envoy's filter (envoy/filter) and the gateway: frames over
+// a Unix stream socket, one connection for each worker thread of an Envoy. This comment is the
+// definition. frames.go reads and writes frames, server.go has each request decided by package
+// internal/decide.
+//
+// # Frames
+//
+// A frame is a head of 16 bytes and a payload. Numbers are little-endian.
+//
+//	offset  size  what
+//	0       4     length of the payload in bytes
+//	4       1     type
+//	5       1     flags
+//	6       2     0
+//	8       8     id: a request of the connection; 0: the connection itself
+//
+// The filter gives each request an id that it uses once in the life of the connection. A frame with
+// an id that the receiver does not know concerns a request that has ended. It is ignored. A frame of
+// an unknown type, or one that is malformed, ends the connection.
+//
+// # From the filter
+//
+//	Hello (1)    id 0: the first frame. u32 version of the protocol, u32 index of the worker,
+//	             u64 number that the filter chose at random when Envoy loaded it
+//	Headers (2)  a list of the request's headers. Flag 1: the request has no body
+//	Body (3)     the whole body
+//	End (4)      the request has ended: a record of it. It frees the id
+//	Live (5)     after Hello of a second connection: a request that was decided on an earlier one
+//	             and still runs: u64 microseconds since its beginning, then a list: its
+//	             x-request-id, x-sluice-cluster, x-gateway-destination-endpoint and x-sluice-stream,
+//	             and its metadata of the namespace "sluice", the names of which begin with "@"
+//
+// Envoy reads a body while the gateway may already look at the headers. The filter does not wait for
+// an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
+//
+// # From the gateway
+//
+//	Welcome (1)  id 0: the answer to Hello. u32 version of the protocol, u32 milliseconds that a
+//	             request waits for a word after its body was sent
+//	Go (2)       the request goes on. u16 number of headers to set, u16 of headers to remove, u16
+//	             of values of metadata, u16 0; then as many pairs, names and pairs. Flag 1: the
+//	             rest of the payload replaces the body. Envoy then chooses the route again
+//	Reply (3)    the request is answered by this: u16 status, u16 number of headers, u16 length of
+//	             the details that Envoy's log shows, u16 0; then the headers, the details, the
+//	             body. If the response has begun, the filter resets the request
+//	Wait (4)     the request waits: u32 milliseconds until the filter may give it up
+//	Again (5)    the gateway has a successor, or its answer was lost: the filter sends Headers and
+//	             Body once more, with a new id, over a new connection. The old id is free
+//	Bye (6)      id 0: a further request goes over a new connection. Frames of the requests of
+//	             this connection still use it. The filter closes it after the last of them
+//
+// Metadata is set under the namespace "sluice", as strings.
+//
+// # Lists
+//
+// A list is a u16 with the number of its pairs, a u16 0, and the pairs. A pair is a u16 with the
+// length of the name, a u16 0, a u32 with the length of the value, the name and the value. A name
+// alone is a u16 with its length, and its bytes.
+//
+// # Record
+//
+// A record is these numbers, each an i64, and then a list. Times are in microseconds. -1 means that
+// it is not known.
+//
+//	status, bytes of the request's body, bytes of the response's body, attempts, duration,
+//	time from the beginning to the first byte of the response's body,
+//	time from the beginning to the last byte from upstream, time from the beginning to the first
+//	byte to upstream, beginning (since 1970)
+//
+// The list has strings under these names, where known: "method", "path" (as the client has sent it),
+// "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with commas),
+// "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the typed
+// metadata of the namespace "sluice_usage", serialized), "read" (the value read of the dynamic
+// metadata of the namespace "sluice_stream"), and every string, number and boolean of the dynamic
+// metadata of the namespace "sluice", with "@" before its name.
+//
+// # Deadlines and faults
+//
+// A request that hears nothing for the time of Welcome after its body was sent (2 s until Welcome)
+// goes on undecided, and finds only the route to a cluster that does not exist. So does each
+// request that no connection can take. A connection that breaks ends the waits of its undecided
+// requests in the same way. Requests that are decided run on.
+package frames

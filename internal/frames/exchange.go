@@ -1,0 +1,213 @@
+package frames
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/decide"
+)
+
+// exchange is one request. It implements decide.Envoy.
+type exchange struct {
+	*decide.Exchange
+	ctx requestContext
+	// reader is the goroutine that reads the connection, while it works for this request.
+	reader *reader
+	// remove are headers that the answer to the headers removes. They are removed with the answer
+	// to the body.
+	remove []string
+
+	mu sync.Mutex
+	// conn is the connection on which the request is known as id. Guarded by mu.
+	conn *conn
+	id   uint64
+	// busy means that a goroutine decides the request, answered that Envoy has an answer, over that
+	// the request has ended. Guarded by mu.
+	busy, answered, over bool
+}
+
+// newExchange opens an exchange on the connection of r.
+func newExchange(r *reader, id uint64) *exchange {
+	x := &exchange{conn: r.conn, id: id}
+	x.Exchange = r.server.Open(x)
+	return x
+}
+
+// work calls do, which decides something of the request, unless the request has ended or has its
+// answer. If the request ends meanwhile, work ends the exchange afterwards.
+func (x *exchange) work(r *reader, do func()) {
+	x.mu.Lock()
+	if x.over || x.answered || x.busy {
+		x.mu.Unlock()
+		return
+	}
+	x.busy = true
+	x.mu.Unlock()
+	x.reader = r
+	do()
+	x.reader = nil
+	x.mu.Lock()
+	x.busy = false
+	over := x.over
+	x.mu.Unlock()
+	if over {
+		x.End()
+	}
+}
+
+// end ends the exchange. Further calls do nothing.
+func (x *exchange) end() {
+	x.ctx.end()
+	x.mu.Lock()
+	now := !x.over && !x.busy
+	x.over = true
+	x.mu.Unlock()
+	if now {
+		x.End()
+	}
+}
+
+// headers has the headers checked.
+func (x *exchange) headers(bodyless bool) {
+	a := x.Headers(bodyless)
+	if a.Kind == decide.Reply {
+		x.answer(a)
+		return
+	}
+	x.remove = a.Remove
+}
+
+// body has the request decided.
+func (x *exchange) body(content []byte) {
+	a := x.Body(content)
+	switch {
+	case a != nil:
+		x.answer(a)
+	case x.Moved():
+		x.again()
+	}
+}
+
+// answer sends the answer to Envoy.
+func (x *exchange) answer(a *decide.Answer) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.answered = true
+	_ = x.conn.queue(func(out []byte) []byte { return appendAnswer(out, x.id, a, x.remove) }) // a broken connection ends the request
+}
+
+// again has the filter send the request once more, over a connection to the successor.
+func (x *exchange) again() {
+	c, id := x.where()
+	x.Leave()
+	c.drop(id)
+	x.end()
+	_ = c.queue(func(out []byte) []byte { return appendBare(out, kindAgain, id) })
+}
+
+// where returns the connection of the request and its id there.
+func (x *exchange) where() (*conn, uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.conn, x.id
+}
+
+// move tells that the request is known on another connection. It returns false if the request has
+// ended.
+func (x *exchange) move(to *conn, id uint64) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.conn, x.id = to, id
+	return !x.over
+}
+
+// runs reports whether Envoy has an answer with which the request runs.
+func (x *exchange) runs() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.answered && !x.over
+}
+
+// Context implements decide.Envoy.
+func (x *exchange) Context() context.Context { return &x.ctx }
+
+// Block implements decide.Envoy: another goroutine reads the connection from now on.
+func (x *exchange) Block() {
+	if x.reader != nil {
+		x.reader.handOver()
+	}
+}
+
+// Wait implements decide.Envoy.
+func (x *exchange) Wait(d time.Duration) {
+	c, id := x.where()
+	if c.queue(func(out []byte) []byte { return appendWait(out, id, uint32(d.Milliseconds())) }) == nil {
+		c.flush()
+	}
+}
+
+// Reply implements decide.Envoy.
+func (x *exchange) Reply(a *decide.Answer) error {
+	c, id := x.where()
+	err := c.queue(func(out []byte) []byte { return appendReply(out, id, a) })
+	c.flush()
+	return err
+}
+
+// Claimed implements decide.Envoy: the relay has the request, and sees its end.
+func (x *exchange) Claimed() {
+	c, id := x.where()
+	c.drop(id)
+	x.end()
+}
+
+// Gateway implements decide.Envoy. Envoys of other hosts do not use frames.
+func (x *exchange) Gateway() string { return "" }
+
+// requestContext is a context that ends with its request. Its channel is made when somebody asks
+// for it, which is when the request waits. The zero value is ready to use.
+type requestContext struct {
+	mu   sync.Mutex
+	done chan struct{}
+	over bool
+}
+
+// end ends the context.
+func (c *requestContext) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return
+	}
+	if c.over = true; c.done == nil {
+		c.done = make(chan struct{})
+	}
+	close(c.done)
+}
+
+// Deadline implements context.Context.
+func (c *requestContext) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
+
+// Done implements context.Context.
+func (c *requestContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done == nil {
+		c.done = make(chan struct{})
+	}
+	return c.done
+}
+
+// Err implements context.Context.
+func (c *requestContext) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return context.Canceled
+	}
+	return nil
+}
+
+// Value implements context.Context.
+func (c *requestContext) Value(any) any { return nil }

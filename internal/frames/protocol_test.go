@@ -1,0 +1,272 @@
+package frames
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// record returns the record of a request.
+func record(id string, more ...string) []byte {
+	var b []byte
+	for _, n := range []int64{200, 140, 1000, 2, 5000, 3000, 4900, 100, 1_900_000_000_000_000} {
+		b = binary.LittleEndian.AppendUint64(b, uint64(n))
+	}
+	return append(b, list(append([]string{"id", id, "method", "POST", "path", "/v1/chat/completions?key=secret", "protocol", "HTTP/1.1", "route", "stream",
+		"details", "via_upstream", "flags", "UF,URX", "upstream", "127.0.0.1:9000", "cluster", "model/org/m", "replica", "m-0", "@tenant", "acme"}, more...)...)...)
+}
+
+// entries is a server whose entries go to a channel.
+func entries(t testing.TB, slots int) (d *decide.Decider, path string, all chan request.Entry) {
+	d = decidetest.New(t, slots, decide.UploadLimits{})
+	all = make(chan request.Entry, 100)
+	s, path := serve(t, d)
+	s.OnEntry = func(e request.Entry) { all <- e }
+	return d, path, all
+}
+
+func TestB6_ARecordIsAnEntry(t *testing.T) {
+	_, path, all := entries(t, 1)
+	f := connect(t, path)
+	f.send(kindEnd, 0, 77, record("e-1", "read", "2 30 1900000000000000 1900000000001000 1 stop 5:1", "unknown", "x"))
+	want := request.Entry{
+		Log: headers.LogRequests, RequestID: "e-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/1.1", Route: "stream", Status: 200,
+		Details: "via_upstream", Flags: "UF,URX", Upstream: "127.0.0.1:9000", Cluster: "model/org/m", Model: "org/m", Replica: "m-0", Attempts: 2, Streamed: true,
+		Metadata: map[string]string{"tenant": "acme"}, BytesIn: 140, BytesOut: 1000, Start: time.UnixMicro(1_900_000_000_000_000).UTC(),
+		Duration: 5 * time.Millisecond, FirstByte: 3 * time.Millisecond, LastByte: 4900 * time.Microsecond, UpstreamDuration: 4800 * time.Microsecond,
+	}
+	got := <-all
+	if got.Reading == nil || got.Reading.Finish != "stop" || got.Reading.Tokens != 2 {
+		t.Errorf("read %+v", got.Reading)
+	}
+	got.Reading = nil
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Frames may come in any pieces, and a body may be larger than the reader's buffer.
+func TestB6_FramesInPieces(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	d.MaxBody = 1 << 20
+	_, path := serve(t, d)
+	f := connect(t, path)
+	large := strings.Replace(chat, "Hello", strings.Repeat("x", 300_000), 1)
+	var all []byte
+	for id, body := range []string{chat, large, chat} {
+		all = append(all, frame(kindHeaders, 0, uint64(id+1), chatHeaders("key"))...)
+		all = append(all, frame(kindBody, 0, uint64(id+1), []byte(body))...)
+	}
+	for step := 1; step < 200_000; step = step*3 + 1 {
+		done := make(chan error, 1)
+		go func() {
+			for at := 0; at < len(all); at += step {
+				if step < 100 && at > 3000 && at < len(all)-3000 {
+					step = 5000 // the middle is the large body
+				}
+				if _, err := f.Write(all[at:min(at+step, len(all))]); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+		for id := range uint64(3) {
+			if h, _ := f.next(); h.kind != kindGo || h.id != id+1 {
+				t.Fatalf("pieces of %d: a frame of type %d for %d", step, h.kind, h.id)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		for id := range uint64(3) {
+			f.send(kindEnd, 0, id+1, record(""))
+		}
+	}
+}
+
+// A filter that does not speak the protocol loses its connection, and no other one does.
+func TestB6_MalformedFramesEndTheConnection(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	_, path := serve(t, d)
+	good := connect(t, path)
+	hello := append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 12)...)
+	for name, b := range map[string][]byte{
+		"no Hello":          frame(kindHeaders, 0, 1, chatHeaders("key")),
+		"another version":   frame(kindHello, 0, 0, append(binary.LittleEndian.AppendUint32(nil, Version+1), make([]byte, 12)...)),
+		"a short Hello":     frame(kindHello, 0, 0, hello[:2]),
+		"an unknown type":   append(frame(kindHello, 0, 0, hello), frame(99, 0, 1, nil)...),
+		"a second Hello":    append(frame(kindHello, 0, 0, hello), frame(kindHello, 0, 0, hello)...),
+		"too long":          append(frame(kindHello, 0, 0, hello), begin(nil, kindBody, 0, 1)...),
+		"a list too long":   append(frame(kindHello, 0, 0, hello), frame(kindHeaders, 0, 1, chatHeaders("key")[:100])...),
+		"an id in use":      append(frame(kindHello, 0, 0, hello), bytes.Repeat(frame(kindHeaders, 0, 1, chatHeaders("key")), 2)...),
+		"a short record":    append(frame(kindHello, 0, 0, hello), frame(kindEnd, 0, 1, record("x")[:80])...),
+		"a value too long":  append(frame(kindHello, 0, 0, hello), frame(kindHeaders, 0, 1, []byte{1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 'a'})...),
+		"a short Live":      append(frame(kindHello, 0, 0, hello), frame(kindLive, 0, 1, make([]byte, 7))...),
+		"half of a request": append(frame(kindHello, 0, 0, hello), frame(kindHeaders, 0, 1, chatHeaders("key"))[:50]...),
+	} {
+		if name == "too long" {
+			binary.LittleEndian.PutUint32(b[len(b)-headSize:], 1<<31)
+		}
+		c, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(b); err != nil {
+			t.Error(err)
+		}
+		if name == "half of a request" {
+			c.(*net.UnixConn).CloseWrite() //nolint:errcheck // the test fails then
+		}
+		c.SetReadDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // as above
+		if _, err := io.Copy(io.Discard, c); err != nil {
+			t.Errorf("%s: the connection stays open: %v", name, err)
+		}
+		c.Close()
+	}
+	good.send(kindHeaders, 0, 1, chatHeaders("key"))
+	good.send(kindBody, 0, 1, []byte(chat))
+	if h, _ := good.next(); h.kind != kindGo {
+		t.Errorf("the other connection got a frame of type %d", h.kind)
+	}
+}
+
+// A request whose connection has broken keeps its slot until Envoy tells it again, and then until
+// its end. One without an answer ends at once.
+func TestB6_RequestsOutliveTheirConnection(t *testing.T) {
+	d, path, all := entries(t, 1)
+	view := func() (inFlight, queued int) { v, _ := d.Dispatcher.View("m"); return v.InFlight, v.Queued }
+	first := connect(t, path)
+	for id := range uint64(3) {
+		h := bytes.Replace(chatHeaders("key"), []byte("0a4c1b5e7f11"), []byte("0a4c1b5e7f1"+string(rune('a'+id))), 1)
+		first.send(kindHeaders, 0, id+1, h)
+		first.send(kindBody, 0, id+1, []byte(chat))
+		first.next()
+	}
+	if n, q := view(); n != 2 || q != 1 {
+		t.Fatalf("%d run, %d wait", n, q)
+	}
+	first.Close()
+	eventually(t, "the one that waits has ended", func() bool { n, q := view(); return n == 2 && q == 0 })
+	second := connect(t, path)
+	live := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list(headers.RequestID, "2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f1a", headers.Cluster, "model/m")...)
+	second.send(kindLive, 0, 9, live)
+	unknown := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list(headers.RequestID, "of before", headers.Cluster, "model/m",
+		headers.Endpoint, "127.0.0.1:9000,127.0.0.1:9001", headers.Stream, "1", "@tenant", "acme")...)
+	second.send(kindLive, 0, 10, unknown)
+	e := <-all // one that this process does not know is an entry
+	if !e.Interim || e.RequestID != "of before" || e.Model != "m" || e.Upstream != "127.0.0.1:9000" || !e.Streamed || e.Metadata["tenant"] != "acme" || time.Since(e.Start) < 5*time.Second {
+		t.Errorf("%+v", e)
+	}
+	eventually(t, "the one that Envoy does not tell has ended", func() bool { n, _ := view(); return n == 1 })
+	second.send(kindEnd, 0, 9, record("2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f1a"))
+	<-all
+	eventually(t, "the other one has ended", func() bool { n, _ := view(); return n == 0 && !d.Busy() })
+}
+
+// A gateway that has a successor has Envoy open new connections, and ask again what it has not
+// decided. What it has decided stays.
+func TestX20_UndecidedRequestsMoveToTheSuccessor(t *testing.T) {
+	d := decidetest.New(t, 1, decide.UploadLimits{})
+	s, path := serve(t, d)
+	f := connect(t, path)
+	for id := range uint64(3) { // two run, one waits
+		f.send(kindHeaders, 0, id+1, chatHeaders("key"))
+		f.send(kindBody, 0, id+1, []byte(chat))
+		f.next()
+	}
+	f.send(kindHeaders, 0, 4, chatHeaders("key")) // its body is to come
+	eventually(t, "all are known", func() bool { _, n := d.Requests.List(0); return n == 4 })
+	d.Retire()
+	s.Retire()
+	d.Dispatcher.Retire()
+	got := map[uint64]kind{}
+	for range 2 {
+		h, _ := f.next()
+		got[h.id] = h.kind
+	}
+	f.send(kindBody, 0, 4, []byte(chat))
+	f.send(kindHeaders, 0, 5, chatHeaders("key"))
+	for range 2 {
+		h, _ := f.next()
+		got[h.id] = h.kind
+	}
+	if diff := cmp.Diff(map[uint64]kind{0: kindBye, 3: kindAgain, 4: kindAgain, 5: kindAgain}, got); diff != "" {
+		t.Error(diff)
+	}
+	if v, _ := d.Dispatcher.View("m"); v.InFlight != 2 || !d.Busy() {
+		t.Errorf("the decided requests have not stayed: %+v", v)
+	}
+	f.send(kindEnd, 0, 1, record(""))
+	f.send(kindEnd, 0, 2, record(""))
+	eventually(t, "all have ended", func() bool { return !d.Busy() })
+}
+
+// A worker that does not read cannot hold up the gateway.
+func TestB6_AWorkerThatDoesNotRead(t *testing.T) {
+	d := decidetest.New(t, 1, decide.UploadLimits{})
+	_, path := serve(t, d)
+	f := connect(t, path)
+	f.SetWriteDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // the test fails then
+	bad := frame(kindHeaders, 0, 0, chatHeaders("wrong"))
+	for id := uint64(1); ; id++ {
+		binary.LittleEndian.PutUint64(bad[8:], id)
+		if _, err := f.Write(bad); err != nil {
+			if strings.Contains(err.Error(), "timeout") {
+				t.Fatal("the connection stays open")
+			}
+			break
+		}
+	}
+	eventually(t, "nothing is left", func() bool { return !d.Busy() })
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for begun := time.Now(); !holds(); time.Sleep(time.Millisecond) {
+		if time.Since(begun) > time.Minute {
+			t.Fatal("not within a minute: " + what)
+		}
+	}
+}
+
+// FuzzServer sends any bytes after Hello. Nothing is left of them when the connection has ended.
+func FuzzServer(f *testing.F) {
+	f.Add(append(frame(kindHeaders, 0, 1, chatHeaders("key")), frame(kindBody, 0, 1, []byte(chat))...))
+	f.Add(frame(kindEnd, 0, 1, record("x", "usage", "\x0a\x03abc")))
+	f.Add(frame(kindLive, 0, 1, append(make([]byte, 8), list(headers.RequestID, "x")...)))
+	d := decidetest.New(f, 1000, decide.UploadLimits{})
+	s := New(d)
+	s.OnEntry = func(request.Entry) {}
+	dir := f.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "f"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	go s.Serve(l) //nolint:errcheck // it ends with the listener
+	f.Cleanup(func() { l.Close(); s.Stop() })
+	hello := frame(kindHello, 0, 0, append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 12)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := net.Dial("unix", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Write(append(bytes.Clone(hello), b...)) //nolint:errcheck // the server may have closed it
+		c.(*net.UnixConn).CloseWrite()            //nolint:errcheck // as above
+		io.Copy(io.Discard, c)                    //nolint:errcheck // as above
+		c.Close()
+	})
+}

@@ -1,0 +1,159 @@
+package frames
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+const (
+	// defaultPatience is the time after which Envoy gives up a request without a word.
+	defaultPatience = 2 * time.Second
+	// parkTime is how long a request that runs may be on no connection.
+	parkTime = 5 * time.Second
+	// overhead is what a frame may have besides the body: headers, or a record.
+	overhead = 1 << 20
+)
+
+// Server serves the connections of Envoy's filters. New makes one.
+type Server struct {
+	*decide.Decider
+	// OnEntry is called for every request that has ended, and for every one that still runs and
+	// that the Server does not know. It is called concurrently for several workers, blocks its
+	// worker and must be fast. nil means that nobody is told.
+	OnEntry func(request.Entry)
+	// Patience is how long a request waits for a word after its body was sent.
+	Patience time.Duration
+
+	// running are the goroutines of the connections.
+	running sync.WaitGroup
+	mu      sync.Mutex
+	// conns are the open connections. Guarded by mu.
+	conns map[*conn]bool
+	// parked are requests that run in Envoy and are on no connection, by their x-request-id.
+	// Guarded by mu.
+	parked map[string]*exchange
+	// stopped means that no connection is accepted any more. Guarded by mu.
+	stopped bool
+}
+
+// New returns a Server that has a Decider decide.
+func New(d *decide.Decider) *Server {
+	return &Server{Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{}}
+}
+
+// Serve serves the connections of a listener until the listener is closed, which is no error.
+func (s *Server) Serve(l net.Listener) error {
+	for {
+		socket, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		s.start(socket)
+	}
+}
+
+// start serves one connection.
+func (s *Server) start(socket net.Conn) {
+	c := &conn{server: s, socket: socket, live: map[uint64]*exchange{}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		_ = socket.Close()
+		return
+	}
+	s.conns[c] = true
+	r := &reader{conn: c, buffer: make([]byte, bufferSize)}
+	s.running.Go(r.read)
+}
+
+// Retire has Envoy bring new requests over new connections, which the successor accepts, and those
+// that are not decided as well. Call it after decide.Decider.Retire and before
+// dispatch.Dispatcher.Retire. Requests that are decided stay on their connections.
+func (s *Server) Retire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		_ = c.queue(func(out []byte) []byte { return appendBare(out, kindBye, 0) })
+		go c.flush()
+	}
+}
+
+// Stop closes all connections, and waits for their goroutines.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	s.stopped = true
+	for c := range s.conns {
+		_ = c.socket.Close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	s.mu.Lock()
+	parked := s.parked
+	s.parked = map[string]*exchange{}
+	s.mu.Unlock()
+	for _, x := range parked {
+		x.end()
+	}
+}
+
+// Connections returns the number of open connections.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// maxPayload is the greatest length of a payload.
+func (s *Server) maxPayload() int64 { return s.MaxBody + overhead }
+
+// forget removes a connection that has ended.
+func (s *Server) forget(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// park keeps a request whose connection has broken until Envoy tells it again. Envoy has given up a
+// request without an answer.
+func (s *Server) park(x *exchange) {
+	id := x.Head().ID()
+	if !x.runs() || id == "" {
+		x.end()
+		return
+	}
+	s.mu.Lock()
+	before := s.parked[id]
+	s.parked[id] = x
+	s.mu.Unlock()
+	if before != nil {
+		before.end()
+	}
+	time.AfterFunc(parkTime, func() {
+		s.mu.Lock()
+		expired := s.parked[id] == x
+		if expired {
+			delete(s.parked, id)
+		}
+		s.mu.Unlock()
+		if expired {
+			x.end()
+		}
+	})
+}
+
+// unpark returns the parked request with this x-request-id, or nil.
+func (s *Server) unpark(id string) *exchange {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.parked[id]
+	delete(s.parked, id)
+	return x
+}
