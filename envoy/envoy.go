@@ -111,6 +111,8 @@ type Envoy struct {
 	cfg   Config
 	log   *zap.Logger
 	admin Admin
+	// filter is set by SetFilter.
+	filter string
 
 	// processMu is held while the process is started or fetched to be stopped, so that no process
 	// is started after Stop has fetched the last one.
@@ -147,6 +149,10 @@ func New(c Config) *Envoy {
 		status:  Status{State: StateDown},
 	}
 }
+
+// SetFilter sets the path of the filter that the Envoy's listener loads. It is kept in the record of
+// the Envoy, see RunningFilter. Call it before Run.
+func (e *Envoy) SetFilter(path string) { e.filter = path }
 
 // Status returns the current status.
 func (e *Envoy) Status() Status {

@@ -25,6 +25,7 @@ const (
 	metaBootstrap = "bootstrap"
 	metaAdmin     = "admin"
 	metaBudget    = "budget"
+	metaFilter    = "filter"
 )
 
 // validateTimeout bounds `envoy --mode validate`.
@@ -44,6 +45,8 @@ type launchSpec struct {
 	// adminSocket is the path of the admin interface.
 	adminSocket string
 	budget      Budget
+	// filter is what SetFilter has set.
+	filter string
 }
 
 // prepareLaunch returns what to run. It writes nothing.
@@ -70,6 +73,7 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		digest:        digest,
 		adminSocket:   e.cfg.Bootstrap.AdminSocket,
 		budget:        e.cfg.Bootstrap.Budget,
+		filter:        e.filter,
 	}, nil
 }
 
@@ -105,7 +109,7 @@ func (e *Envoy) arguments(file string) []string {
 
 // meta returns what the record of the Envoy stores.
 func (l launchSpec) meta() map[string]string {
-	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket, metaBudget: l.budget.text()}
+	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket, metaBudget: l.budget.text(), metaFilter: l.filter}
 }
 
 // text returns the budget as the record of an Envoy stores it: its numbers between spaces.
@@ -154,22 +158,30 @@ func (l launchSpec) check(ctx context.Context) error {
 
 // validate lets Envoy itself check the bootstrap.
 func (l launchSpec) validate(ctx context.Context) error {
+	refused, err := validate(ctx, l.command[0], l.bootstrapFile)
+	if refused != "" {
+		return fmt.Errorf("envoy %s refuses its bootstrap %s: %s", l.version, l.bootstrapFile, refused)
+	}
+	return err
+}
+
+// validate lets an Envoy check a bootstrap. refused is why it refuses it, in its own words.
+func validate(ctx context.Context, binary, file string) (refused string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, validateTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, l.command[0], "--mode", "validate", "--config-path", l.bootstrapFile,
-		"--disable-hot-restart", "--log-level", "error")
+	cmd := exec.CommandContext(ctx, binary, "--mode", "validate", "--config-path", file, "--disable-hot-restart", "--log-level", "error")
 	cmd.Env = process.Environment()
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return nil
+		return "", nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("envoy --mode validate: %w", ctx.Err())
+		return "", fmt.Errorf("envoy --mode validate: %w", ctx.Err())
 	case errors.As(err, &exit):
-		return fmt.Errorf("envoy %s refuses its bootstrap %s: %s", l.version, l.bootstrapFile, validationErrors(out))
+		return validationErrors(out), nil
 	}
-	return fmt.Errorf("envoy --mode validate: %w", err)
+	return "", fmt.Errorf("envoy --mode validate: %w", err)
 }
 
 // validationErrors returns the error lines of Envoy's output as one line without log prefixes. If

@@ -22,11 +22,15 @@ const (
 	runningLogInterval = 10 * time.Second
 )
 
-// requestLog configures the log of requests.
-func requestLog() []*accesslog.AccessLog {
+// requestLog configures the log of requests: of all whose end the filter has not told.
+func requestLog(c Config) []*accesslog.AccessLog {
 	common := logConfig(headers.LogRequests)
 	common.BufferFlushInterval = durationpb.New(logFlushInterval)
-	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{CommonConfig: common}, nil)}
+	var only *accesslog.AccessLogFilter
+	if c.Filter.in(c) {
+		only = untold()
+	}
+	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{CommonConfig: common}, only)}
 }
 
 // attemptLog configures the log of attempts.

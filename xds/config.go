@@ -56,6 +56,9 @@ type Config struct {
 	// empty.
 	Instance string
 
+	// Filter is Sluice's own filter inside Envoy.
+	Filter Filter
+
 	// node is the Envoy of another host that the resources are for. The zero value: they are for
 	// the Envoy of this host.
 	node node
@@ -113,7 +116,7 @@ func (c Config) check() error {
 	if c.FirstRequest < 0 {
 		err = errors.Join(err, fmt.Errorf("first request timeout %v is negative", c.FirstRequest))
 	}
-	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), c.TLS.check(), c.checkElsewhere())
+	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), checkSocket("filter", c.Filter.Socket), c.TLS.check(), c.checkElsewhere())
 }
 
 // checkSocket refuses the path of a unix socket that Envoy cannot use. Empty is allowed.

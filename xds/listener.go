@@ -84,7 +84,7 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 		}},
 		HttpFilters:      httpFilterChain(c),
 		LocalReplyConfig: localReplies(),
-		AccessLog:        requestLog(),
+		AccessLog:        requestLog(c),
 		AccessLogOptions: &hcm.HttpConnectionManager_HcmAccessLogOptions{
 			AccessLogFlushInterval: durationpb.New(runningLogInterval),
 		},

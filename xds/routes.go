@@ -44,7 +44,7 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 	if c.GRPCSocket != "" {
 		all = append(all, tableRoutes(c, routes.GRPCService)...)
 	}
-	all = slices.Concat(all, engineRoutes(c), tableRoutes(c, routes.API), []*route.Route{connectRoute(), undecidedRoute(c)})
+	all = slices.Concat(all, engineRoutes(c), tableRoutes(c, routes.API), []*route.Route{connectRoute(c), undecidedRoute(c)})
 	return &route.RouteConfiguration{
 		Name: resourceName,
 		VirtualHosts: []*route.VirtualHost{{
@@ -64,9 +64,9 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 func tableRoutes(c Config, b routes.Backend) []*route.Route {
 	var all []*route.Route
 	for _, row := range routes.Of(b) {
-		more := []*route.Route{tableRoute(row)}
+		more := []*route.Route{tableRoute(c, row)}
 		for _, alias := range row.Aliases {
-			more = append(more, aliasRoute(row, alias))
+			more = append(more, aliasRoute(c, row, alias))
 		}
 		for _, r := range more {
 			r.GetRoute().RetryPolicy = gatewayRetries(c)
@@ -77,23 +77,23 @@ func tableRoutes(c Config, b routes.Backend) []*route.Route {
 }
 
 // aliasRoute builds the route of an alias of a row. The backend sees the row's own path.
-func aliasRoute(row routes.Route, alias string) *route.Route {
+func aliasRoute(c Config, row routes.Route, alias string) *route.Route {
 	path := row.Path
 	row.Path = alias
-	r := tableRoute(row)
+	r := tableRoute(c, row)
 	r.GetRoute().PrefixRewrite = path
 	return r
 }
 
 // tableRoute builds the route of one row of the table. ext_proc has no part in such a route.
-func tableRoute(row routes.Route) *route.Route {
+func tableRoute(c Config, row routes.Route) *route.Route {
 	r := &route.Route{
 		Name:                 row.Name,
 		Match:                tableMatch(row),
 		Action:               tableAction(row),
 		ResponseHeadersToAdd: []*core.HeaderValueOption{sourceHeader(row.Backend)},
 	}
-	off := []string{extProcName, onDemandName, customResponseName}
+	off := append(deciders(c), onDemandName, customResponseName)
 	if row.Auth == routes.NoAuth {
 		off = append(off, extAuthzName)
 	}
@@ -180,7 +180,7 @@ func undecidedRoute(c Config) *route.Route {
 		}},
 		ResponseHeadersToAdd: []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
 		// No request gets through this route, so ext_authz need not be asked.
-		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
+		TypedPerFilterConfig:   disabled(append(idleDecider(c), extAuthzName, bodyLimitName)...),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
@@ -188,12 +188,12 @@ func undecidedRoute(c Config) *route.Route {
 
 // connectRoute refuses CONNECT at once. The "body" of a CONNECT never ends, so ext_proc would wait
 // for its end.
-func connectRoute() *route.Route {
+func connectRoute(c Config) *route.Route {
 	return &route.Route{
 		Name:                 routes.Connect,
 		Match:                &route.RouteMatch{PathSpecifier: &route.RouteMatch_ConnectMatcher_{ConnectMatcher: &route.RouteMatch_ConnectMatcher{}}},
 		Action:               &route.Route_DirectResponse{DirectResponse: &route.DirectResponseAction{Status: 405}},
-		TypedPerFilterConfig: disabled(extProcName, onDemandName, extAuthzName, bodyLimitName, customResponseName),
+		TypedPerFilterConfig: disabled(append(deciders(c), onDemandName, extAuthzName, bodyLimitName, customResponseName)...),
 	}
 }
 

@@ -61,7 +61,22 @@ type Envoy struct {
 	// HangTimeout is how long Envoy may answer neither on its admin interface nor on listen before
 	// Sluice ends it and starts another one. 0s means never. Default 30s.
 	HangTimeout time.Duration `yaml:"hang_timeout" default:"30s" min:"0s"`
+	// Filter says what asks Sluice about each request: ext_proc, which every Envoy has, or module,
+	// Sluice's own filter inside Envoy, which costs far less. auto is module where this program has
+	// the filter and this version of Envoy loads it, else ext_proc. The environment variable
+	// SLUICE_FILTER takes the place of auto. Default auto.
+	Filter EnvoyFilter `yaml:"filter" default:"auto" oneof:"auto,module,ext_proc"`
 }
+
+// EnvoyFilter says what in Envoy asks Sluice about each request.
+type EnvoyFilter string
+
+// The values of EnvoyFilter.
+const (
+	FilterAuto    EnvoyFilter = "auto"
+	FilterModule  EnvoyFilter = "module"
+	FilterExtProc EnvoyFilter = "ext_proc"
+)
 
 // parseNetwork parses an address or a network in CIDR notation.
 func parseNetwork(text string) (netip.Prefix, error) {

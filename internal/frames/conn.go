@@ -152,6 +152,9 @@ func (r *reader) hello(h head, p *payload) error {
 		return fmt.Errorf("%w: the first one is of type %d", errMalformed, h.kind)
 	}
 	if version != Version {
+		if r.server.OnVersion != nil {
+			r.server.OnVersion(version)
+		}
 		return fmt.Errorf("the filter speaks version %d, the gateway version %d", version, Version)
 	}
 	r.greeted = true

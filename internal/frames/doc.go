@@ -69,8 +69,8 @@
 //
 // The list has strings under these names, where known: "method", "path" (as the client has sent it),
 // "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with commas),
-// "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the typed
-// metadata of the namespace "sluice_usage", serialized), "read" (the value read of the dynamic
+// "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the value of
+// the typed metadata of the namespace "sluice_usage": a serialized TokenUsage), "read" (the value read of the dynamic
 // metadata of the namespace "sluice_stream"), and every string, number and boolean of the dynamic
 // metadata of the namespace "sluice", with "@" before its name.
 //

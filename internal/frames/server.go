@@ -26,6 +26,9 @@ type Server struct {
 	// that the Server does not know. It is called concurrently for several workers, blocks its
 	// worker and must be fast. nil means that nobody is told.
 	OnEntry func(request.Entry)
+	// OnVersion is called when a filter speaks another version of the protocol. Requests that go
+	// through it fail until ext_proc is used. nil means that nobody is told.
+	OnVersion func(version uint32)
 	// Patience is how long a request waits for a word after its body was sent.
 	Patience time.Duration
 

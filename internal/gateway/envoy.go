@@ -47,6 +47,9 @@ type envoyLink struct {
 	// lookup.
 	gateways atomic.Pointer[string]
 
+	// filter is Sluice's own filter inside Envoy.
+	filter *ownFilter
+
 	// certificates are those of the listener; nil without tls.
 	certificates *certificates.Follower
 
@@ -59,7 +62,7 @@ type envoyLink struct {
 
 func (g *Gateway) makeEnvoy() error {
 	g.envoy = &envoyLink{
-		log: g.log, dir: g.dir, fleet: g.fleet, instance: g.instance, committed: committed{first: g.options.Config},
+		log: g.log, dir: g.dir, fleet: g.fleet, instance: g.instance, filter: &g.filter, committed: committed{first: g.options.Config},
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
@@ -127,6 +130,7 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
 		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
 		TLS:       e.listenerTLS(),
+		Filter:    e.filter.of(c, e.dir),
 		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit, Elsewhere: e.envoysElsewhere(),
 	}
 }

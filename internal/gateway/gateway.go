@@ -80,6 +80,7 @@ type Gateway struct {
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
 	decisions  *extproc.Server
+	filter     ownFilter
 	requests   *request.Store
 	metrics    *telemetry.Metrics
 	// requestLog is the access log; nil: it is off.
@@ -288,6 +289,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 		return err
 	}
 	g.adopted = len(g.dir.Records()) > 0
+	g.makeFilter(ctx)
 	g.launchers.adoptLocal(c)
 	if err := g.admission.RecoverTasks(); err != nil {
 		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))

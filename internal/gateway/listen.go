@@ -18,23 +18,25 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
 	"github.com/sluice-gateway/sluice/internal/carry"
+	"github.com/sluice-gateway/sluice/internal/frames"
 	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay
-// and grpc, which are unix sockets in the state directory. Operators use admin. Earlier processes
+// sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay,
+// grpc and filter, which are unix sockets in the state directory. Operators use admin. Earlier processes
 // of this gateway use kin, and carried is the way to this process once it is such a process.
 type sockets struct {
-	control, relay, grpc net.Listener
-	api, admin           *httpSocket
+	control, relay, grpc, filter net.Listener
+	api, admin                   *httpSocket
 	// health is nil without the field health of the file.
 	health       *httpSocket
 	kin, carried *httpSocket
 	// remote is for Envoys of other hosts. It is nil without control.listen.
 	remote *remoteSocket
 
+	filterServer              *frames.Server
 	controlServer, grpcServer *grpc.Server
 	relayServer               *http1.Server
 	// events are ended before admin is closed.
@@ -103,7 +105,7 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 		listener *net.Listener
 		path     string
 	}{
-		{&s.relay, relaySocket(g.dir)}, {&s.grpc, grpcSocket(g.dir)}, {&s.control, bootstrap(g.dir).ControlSocket},
+		{&s.relay, relaySocket(g.dir)}, {&s.grpc, grpcSocket(g.dir)}, {&s.filter, filterSocket(g.dir)}, {&s.control, bootstrap(g.dir).ControlSocket},
 	} {
 		if *socket.listener, err = listenUnix(socket.path); err != nil {
 			return nil, errors.Join(err, s.close())
@@ -112,7 +114,7 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	if s.remote, err = g.listenElsewhere(inherited, models, g.relayHandler()); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	s.controlServer = g.controlServer()
+	s.controlServer, s.filterServer = g.controlServer(), g.filter.server
 	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()))
 	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
@@ -229,6 +231,7 @@ func (g *Gateway) allowed(tenant, key string) func(model string) bool {
 // serve runs all servers in the scope until it ends.
 func (s *sockets) serve(in *scope) {
 	in.Go(func() error { return serveGRPC(s.controlServer, s.control) })
+	in.Go(func() error { return s.filterServer.Serve(s.filter) })
 	in.Go(func() error { return serveGRPC(s.grpcServer, s.grpc) })
 	in.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
 	s.serveElsewhere(in)
@@ -320,6 +323,8 @@ func (s *sockets) connected() bool {
 func (s *sockets) stop() {
 	s.events.End(lastEvent)
 	s.controlServer.Stop()
+	s.filter.Close()
+	s.filterServer.Stop()
 	s.grpcServer.Stop()
 	_ = s.relayServer.Close() // there is nothing to do about a connection that does not close
 	if s.remote != nil {
@@ -396,7 +401,7 @@ func closeFiles(files []*os.File) error {
 // close closes the listeners that are open.
 func (s *sockets) close() error {
 	var failed []error
-	for _, l := range []net.Listener{s.control, s.relay, s.grpc} {
+	for _, l := range []net.Listener{s.control, s.relay, s.grpc, s.filter} {
 		if l != nil {
 			failed = append(failed, l.Close())
 		}

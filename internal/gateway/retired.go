@@ -47,6 +47,8 @@ func (g *Gateway) retire() error {
 		return err
 	}
 	g.decisions.Retire(toSuccessor)
+	g.sockets.filter.Close() // the successor listens at its path
+	g.sockets.filterServer.Retire()
 	g.streams.relay.Retire(carry.Forwarder("unix", kinSocket(g.dir), g.log))
 	g.dispatcher.Retire()
 	g.sockets.api.gate.move(carry.Forwarder("unix", bootstrap(g.dir).APISocket, g.log))

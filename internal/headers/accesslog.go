@@ -38,6 +38,8 @@ const (
 
 // The dynamic metadata that ext_proc sets on a request.
 const (
+	// MetadataTold says that the filter inside Envoy has told the end of the request.
+	MetadataTold = "told"
 	// MetadataTenant is the name of the tenant.
 	MetadataTenant = "tenant"
 	// MetadataKey names the caller's key, see authz.KeyName.

@@ -11,7 +11,6 @@ import (
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	aiv3 "github.com/envoyproxy/go-control-plane/envoy/data/ai/v3"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -111,22 +110,18 @@ func plainValues(s *structpb.Struct) map[string]string {
 // usage returns the token usage that Envoy has extracted from the response. It ignores an
 // incomplete extraction, whose counts may be from the middle of a stream.
 func usage(m *corev3.Metadata) request.Usage {
-	return usageOf(m.GetTypedFilterMetadata()[headers.MetadataUsage])
-}
-
-// UsageOf returns the token usage in the serialized form of Envoy's typed metadata
-// (google.protobuf.Any). It is the zero value if there is none.
-func UsageOf(serialized []byte) request.Usage {
-	var packed anypb.Any
-	if proto.Unmarshal(serialized, &packed) != nil {
+	packed := m.GetTypedFilterMetadata()[headers.MetadataUsage]
+	if packed == nil || !packed.MessageIs((*aiv3.TokenUsage)(nil)) {
 		return request.Usage{}
 	}
-	return usageOf(&packed)
+	return UsageOf(packed.GetValue())
 }
 
-func usageOf(packed *anypb.Any) request.Usage {
+// UsageOf returns the token usage in a serialized envoy.data.ai.v3.TokenUsage. It is the zero value
+// if there is none.
+func UsageOf(serialized []byte) request.Usage {
 	var found aiv3.TokenUsage
-	if packed == nil || packed.UnmarshalTo(&found) != nil {
+	if proto.Unmarshal(serialized, &found) != nil {
 		return request.Usage{}
 	}
 	if found.GetExtractionStatus() != aiv3.TokenUsage_COMPLETE || found.GetInputTokens() == nil {

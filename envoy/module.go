@@ -1,0 +1,69 @@
+package envoy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-gateway/sluice/internal/process"
+)
+
+// RunningFilter returns the path of the filter of the Envoy that runs in a state directory. ok is false if
+// none runs.
+func RunningFilter(dir *process.Dir) (path string, ok bool) {
+	for _, r := range dir.Records() {
+		if r.Name == RecordName {
+			return r.Meta[metaFilter], true
+		}
+	}
+	return "", false
+}
+
+// object is an object of Envoy's configuration.
+type object = map[string]any
+
+// CheckFilter has an Envoy load the filter at path without serving anything. dir is a directory for
+// the configuration that it loads. The error says why Envoy cannot load the filter.
+func CheckFilter(ctx context.Context, binary, dir, path string) error {
+	file := filepath.Join(dir, "filter-check.json")
+	content, err := json.Marshal(filterCheck(path))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		return err
+	}
+	refused, err := validate(ctx, binary, file)
+	if err = errors.Join(err, os.Remove(file)); err != nil {
+		return err
+	}
+	if refused != "" {
+		return fmt.Errorf("envoy does not load %s: %s", path, refused)
+	}
+	return nil
+}
+
+// filterCheck returns the configuration of an Envoy with the filter.
+func filterCheck(path string) object {
+	typed := func(kind string, fields object) object {
+		fields["@type"] = "type.googleapis.com/" + kind
+		return fields
+	}
+	filters := []object{
+		{"name": "filter", "typed_config": typed("envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter", object{
+			"dynamic_module_config": object{"name": "sluice", "module": object{"local": object{"filename": path}}}, "filter_name": "sluice",
+			"filter_config": typed("google.protobuf.StringValue", object{"value": "/nonexistent/sluice.sock"}),
+		})},
+		{"name": "router", "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", object{})},
+	}
+	manager := typed("envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", object{
+		"stat_prefix": "check", "http_filters": filters, "route_config": object{"name": "none"},
+	})
+	return object{"static_resources": object{"listeners": []object{{
+		"name": "check", "address": object{"pipe": object{"path": "@sluice-filter-check"}},
+		"filter_chains": []object{{"filters": []object{{"name": "manager", "typed_config": manager}}}},
+	}}}}
+}

@@ -1,0 +1,159 @@
+package streams
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/condition"
+	. "github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// filtered is a gateway that is asked by Sluice's own filter inside Envoy.
+const filtered = `
+envoy: {filter: module}
+models:
+  - {name: chat, engine: sim, variables: {max_num_seqs: 20, token_interval: 50ms}, replicas: {min: 1, max: 1}}
+`
+
+// byExtProc counts the exchanges that ext_proc has had.
+func byExtProc(g *Gateway) string {
+	for line := range strings.Lines(g.EnvoyAdmin("/stats?filter=ext_proc.streams_started$")) {
+		if _, n, ok := strings.Cut(strings.TrimSpace(line), ": "); ok {
+			return n
+		}
+	}
+	return ""
+}
+
+func TestE2E_B6_TheFilterDecides(t *testing.T) {
+	t.Parallel()
+	g := Start(t, filtered)
+	g.AwaitNoCondition(condition.FilterUnavailable)
+	for i := range 5 {
+		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 2, fmt.Sprint("question ", i))); a.StatusCode != 200 {
+			t.Fatalf("%d: %s", a.StatusCode, a.Content)
+		}
+	}
+	g.OpenStreams(5, 10).Wait()
+	if a := g.Post("/v1/chat/completions", ChatBody("nobody", false, 2, "x")); a.StatusCode != 404 || a.Header.Get("content-type") != "application/json" {
+		t.Errorf("an unknown model: %d %s", a.StatusCode, a.Content)
+	}
+	if a := g.Post("/v1/chat/completions", strings.Repeat("x", 300_000)); a.StatusCode != 400 {
+		t.Errorf("a large body that is no JSON: %d", a.StatusCode)
+	}
+	if n := byExtProc(g); n != "" && n != "0" {
+		t.Errorf("ext_proc had %s exchanges", n)
+	}
+	g.AwaitIdle("chat")
+	var list struct {
+		Running  int
+		Requests []struct {
+			ID     string `json:"request_id"`
+			Status int
+			Route  string
+		}
+	}
+	Eventually(t, "each request is listed once, with its end", func() error {
+		g.Get("/api/v1/requests", &list)
+		seen := map[string]int{}
+		for _, r := range list.Requests {
+			seen[r.ID]++
+		}
+		if list.Running != 0 || len(seen) != 12 || len(list.Requests) != 12 {
+			return fmt.Errorf("%d running, %d requests of %d ids", list.Running, len(list.Requests), len(seen))
+		}
+		return nil
+	})
+}
+
+// The gateway is killed while streams run and requests wait. The streams are whole, those that
+// waited are answered with 503, and the next gateway counts what still runs.
+func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
+	t.Parallel()
+	g := Start(t, filtered)
+	running := g.OpenStreams(20, 200)
+	var waiting sync.WaitGroup
+	for range 3 {
+		waiting.Go(func() {
+			if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 2, "one more")); a.StatusCode != 503 {
+				t.Errorf("one that waited: %d %s", a.StatusCode, a.Content)
+			}
+		})
+	}
+	g.AwaitQueued("chat", 3)
+	g.Kill()
+	waiting.Wait()
+	g.Launch()
+	g.AwaitReady()
+	Eventually(t, "the streams are counted again", func() error {
+		if n := g.Model("chat").InFlight; n != 20 {
+			return fmt.Errorf("%d in flight", n)
+		}
+		return nil
+	})
+	running.Wait()
+	g.AwaitIdle("chat")
+	g.OpenStreams(2, 5).Wait()
+	g.AwaitIdle("chat")
+}
+
+// A gateway is replaced by another process while streams run and requests wait. All of them end
+// well.
+func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {
+	t.Parallel()
+	g := Start(t, filtered)
+	running := g.OpenStreams(20, 150)
+	var waiting sync.WaitGroup
+	for range 3 {
+		waiting.Go(func() {
+			if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 2, "one more")); a.StatusCode != 200 {
+				t.Errorf("one that waited: %d %s", a.StatusCode, a.Content)
+			}
+		})
+	}
+	g.AwaitQueued("chat", 3)
+	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	waiting.Wait()
+	running.Wait()
+	g.AwaitIdle("chat")
+	g.OpenStreams(2, 5).Wait()
+	if n := byExtProc(g); n != "" && n != "0" {
+		t.Errorf("ext_proc had %s exchanges", n)
+	}
+}
+
+// What asks the gateway is changed by a reload, in both directions, and no stream is cut.
+func TestE2E_B6_TheFilterIsSwitchedByAReload(t *testing.T) {
+	t.Parallel()
+	g := Start(t, filtered)
+	first := g.OpenStreams(5, 100)
+	g.Configure(strings.Replace(filtered, "module", "ext_proc", 1))
+	Eventually(t, "ext_proc asks", func() error {
+		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+			return fmt.Errorf("%d %s", a.StatusCode, a.Content)
+		}
+		if n := byExtProc(g); n == "" || n == "0" {
+			return fmt.Errorf("%s exchanges", n)
+		}
+		return nil
+	})
+	second := g.OpenStreams(5, 100)
+	g.Configure(filtered)
+	Eventually(t, "the filter asks", func() error {
+		before := byExtProc(g)
+		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+			return fmt.Errorf("%d %s", a.StatusCode, a.Content)
+		}
+		if n := byExtProc(g); n != before {
+			return fmt.Errorf("%s exchanges after %s", n, before)
+		}
+		return nil
+	})
+	first.Wait()
+	second.Wait()
+	g.AwaitIdle("chat")
+}

@@ -1,0 +1,84 @@
+package xds
+
+import (
+	accesslog "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	modules "github.com/envoyproxy/go-control-plane/envoy/extensions/dynamic_modules/v3"
+	httpmodules "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_modules/v3"
+	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
+
+// filterName is the name of Sluice's own filter in the listener.
+const filterName = "sluice.filter"
+
+// Filter is Sluice's own filter inside Envoy, which asks the gateway in the place of ext_proc. The
+// zero value: Envoy does not have it.
+//
+// Path must not change while an Envoy runs, since the listener depends on it. Decides may: it only
+// changes routes.
+type Filter struct {
+	// Path is the absolute path of the file that Envoy loads. Socket is that of the gateway's unix
+	// socket for the filter, at most 107 bytes.
+	Path, Socket string
+	// Decides says that the filter asks the gateway. Otherwise ext_proc does.
+	Decides bool
+}
+
+// in reports whether Envoy has the filter. An Envoy of another host does not: its filter would not
+// reach the socket.
+func (f Filter) in(c Config) bool { return f.Path != "" && c.node == (node{}) }
+
+// ownFilter returns Sluice's own filter as a list, which is empty if Envoy does not have it.
+func ownFilter(c Config) []*hcm.HttpFilter {
+	if !c.Filter.in(c) {
+		return nil
+	}
+	return []*hcm.HttpFilter{httpFilter(filterName, &httpmodules.DynamicModuleFilter{
+		DynamicModuleConfig: &modules.DynamicModuleConfig{
+			Name: "sluice",
+			// The threads of the filter outlive a listener.
+			DoNotClose: true,
+			Module: &core.AsyncDataSource{Specifier: &core.AsyncDataSource_Local{Local: &core.DataSource{
+				Specifier: &core.DataSource_Filename{Filename: c.Filter.Path},
+			}}},
+		},
+		FilterName:   "sluice",
+		FilterConfig: mustPack(wrapperspb.String(c.Filter.Socket)),
+	})}
+}
+
+// deciders lists the filters that ask the gateway about requests.
+func deciders(c Config) []string {
+	if c.Filter.in(c) {
+		return []string{filterName, extProcName}
+	}
+	return []string{extProcName}
+}
+
+// idleDecider lists the filters that could ask the gateway and do not.
+func idleDecider(c Config) []string {
+	switch {
+	case !c.Filter.in(c):
+		return nil
+	case c.Filter.Decides:
+		return []string{extProcName}
+	}
+	return []string{filterName}
+}
+
+// untold matches the requests whose end the filter has not told the gateway: those that lack the
+// value. Envoy 1.40 ignores Invert here, so the value is compared with one that it never has.
+func untold() *accesslog.AccessLogFilter {
+	told := &matcher.MetadataMatcher{
+		Filter: headers.Metadata, Path: []*matcher.MetadataMatcher_PathSegment{{
+			Segment: &matcher.MetadataMatcher_PathSegment_Key{Key: headers.MetadataTold}}},
+		Value: &matcher.ValueMatcher{MatchPattern: &matcher.ValueMatcher_StringMatch{StringMatch: exactly("never")}},
+	}
+	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_MetadataFilter{
+		MetadataFilter: &accesslog.MetadataFilter{Matcher: told, MatchIfKeyNotFound: wrapperspb.Bool(true)},
+	}}
+}
