@@ -114,6 +114,7 @@ tools: envoy
 	@scripts/kubetest.sh
 	@scripts/helm.sh
 	@scripts/ray.sh
+	@scripts/module.sh
 
 # clean keeps .tools, which takes long to build.
 clean:

@@ -150,8 +150,8 @@ func New(c Config) *Envoy {
 	}
 }
 
-// SetFilter sets the path of the filter that the Envoy's listener loads. It is kept in the record of
-// the Envoy, see RunningFilter. Call it before Run.
+// SetFilter sets the path of the filter that the Envoy's listener loads. It is kept in the record
+// of the Envoy, see RunningFilter. Call it before Run.
 func (e *Envoy) SetFilter(path string) { e.filter = path }
 
 // Status returns the current status.

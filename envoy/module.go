@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// RunningFilter returns the path of the filter of the Envoy that runs in a state directory. ok is false if
-// none runs.
+// RunningFilter returns the path of the filter of the Envoy that runs in a state directory. ok is
+// false if none runs.
 func RunningFilter(dir *process.Dir) (path string, ok bool) {
 	for _, r := range dir.Records() {
 		if r.Name == RecordName {

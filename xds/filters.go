@@ -35,10 +35,10 @@ const (
 // time.
 const controlTimeout = 2 * time.Second
 
-// httpFilterChain lists the HTTP filters. The one that has the request decided comes first, so that is
-// done before a later filter looks at the request or its route. But Envoy creates the filters when the
-// request arrives, on the undecided route. A filter that is disabled on that route stays disabled
-// on every other route.
+// httpFilterChain lists the HTTP filters. The one that has the request decided comes first, so that
+// is done before a later filter looks at the request or its route. But Envoy creates the filters
+// when the request arrives, on the undecided route. A filter that is disabled on that route stays
+// disabled on every other route.
 func httpFilterChain(c Config) []*hcm.HttpFilter {
 	return append(ownFilter(c),
 		httpFilter(extProcName, extProcFilter(c)),

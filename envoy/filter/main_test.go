@@ -1,9 +1,3 @@
-// Package filter tests the filter that Envoy loads to have requests decided over the frames of
-// package internal/frames. Nothing uses the package but its tests.
-//
-// The sources of the filter are in src, and src/filter.c says how they work. The tests prove each
-// part of Envoy's interface that src/abi.h declares, with the real Envoy. harness is a stand-in for
-// Envoy, for runs under sanitizers.
 package filter
 
 import (
@@ -20,7 +14,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// name is the name by which Envoy knows the module. Its file is called lib + name + .so.
+// name is the name by which the tests make Envoy load the module. Its file is called lib + name +
+// .so.
 const name = "sluice-filter"
 
 // testTimeout bounds every wait. It is long enough for a busy machine.

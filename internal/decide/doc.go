@@ -1,6 +1,7 @@
-// Package decide decides what Envoy does with a request. Package extproc runs it: it knows the
-// protocol by which Envoy asks, and is called a transport here. decide authenticates the caller,
-// has the request dispatched, and holds the request's ticket until the response has ended.
+// Package decide decides what Envoy does with a request. Packages extproc and internal/frames run
+// it: each knows a protocol by which Envoy asks, and is called a transport here. decide
+// authenticates the caller, has the request dispatched, and holds the request's ticket until the
+// response has ended.
 //
 // A transport opens an Exchange for each request. It first brings the headers, which carry the API
 // key: a caller without a valid key is refused before Envoy reads the body. It then brings the

@@ -122,8 +122,8 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 }
 
 // Body scans the body of the request and has the request dispatched. The caller must not change the
-// body before Body has returned, and never after Envoy.Block was called. nil means that there is nothing to tell Envoy: the client has left or has its
-// answer, or the request has moved.
+// body before Body has returned, and never after Envoy.Block was called. nil means that there is
+// nothing to tell Envoy: the client has left or has its answer, or the request has moved.
 func (x *Exchange) Body(body []byte) *Answer {
 	if x.record == nil || !x.scanned.IsZero() {
 		return nil // Envoy sends the headers first and one body: this is not Sluice's Envoy

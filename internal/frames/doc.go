@@ -1,7 +1,7 @@
-// Package frames is the protocol between Envoy's filter (envoy/filter) and the gateway: frames over
-// a Unix stream socket, one connection for each worker thread of an Envoy. This comment is the
-// definition. frames.go reads and writes frames, server.go has each request decided by package
-// internal/decide.
+// Package frames is the transport of package internal/decide over the frames of Envoy's filter
+// (envoy/filter). Package internal/gateway runs it. Each worker thread of an Envoy has a
+// connection, which is a Unix stream socket. This comment defines the protocol. wire.go reads and
+// writes frames, conn.go a connection, and record.go reads the records of requests.
 //
 // # Frames
 //
@@ -15,8 +15,8 @@
 //	8       8     id: a request of the connection; 0: the connection itself
 //
 // The filter gives each request an id that it uses once in the life of the connection. A frame with
-// an id that the receiver does not know concerns a request that has ended. It is ignored. A frame of
-// an unknown type, or one that is malformed, ends the connection.
+// an id that the receiver does not know concerns a request that has ended. It is ignored. A frame
+// of an unknown type, or one that is malformed, ends the connection.
 //
 // # From the filter
 //
@@ -30,8 +30,8 @@
 //	             x-request-id, x-sluice-cluster, x-gateway-destination-endpoint and x-sluice-stream,
 //	             and its metadata of the namespace "sluice", the names of which begin with "@"
 //
-// Envoy reads a body while the gateway may already look at the headers. The filter does not wait for
-// an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
+// Envoy reads a body while the gateway may already look at the headers. The filter does not wait
+// for an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
 //
 // # From the gateway
 //
@@ -67,12 +67,12 @@
 //	time from the beginning to the last byte from upstream, time from the beginning to the first
 //	byte to upstream, beginning (since 1970)
 //
-// The list has strings under these names, where known: "method", "path" (as the client has sent it),
-// "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with commas),
-// "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the value of
-// the typed metadata of the namespace "sluice_usage": a serialized TokenUsage), "read" (the value read of the dynamic
-// metadata of the namespace "sluice_stream"), and every string, number and boolean of the dynamic
-// metadata of the namespace "sluice", with "@" before its name.
+// The list has strings under these names, where known: "method", "path" (as the client has sent
+// it), "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with
+// commas), "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the
+// value of the typed metadata of the namespace "sluice_usage": a serialized TokenUsage), "read"
+// (the value read of the dynamic metadata of the namespace "sluice_stream"), and every string,
+// number and boolean of the dynamic metadata of the namespace "sluice", with "@" before its name.
 //
 // # Deadlines and faults
 //

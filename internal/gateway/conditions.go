@@ -193,7 +193,7 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 func (g *Gateway) envoyConditions() []condition.Condition {
 	var all []condition.Condition
 	if g.envoy.process != nil {
-		all = append(envoyProcessConditions(g.envoy.process.Status()), g.filterConditions()...)
+		all = append(envoyProcessConditions(g.envoy.process.Status()), g.filter.conditions(g.config())...)
 	}
 	x := g.envoy.server.Status()
 	// Envoys of other hosts may all be at another gateway.

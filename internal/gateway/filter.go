@@ -118,9 +118,9 @@ func (f *ownFilter) of(c *config.Config, dir *process.Dir) xds.Filter {
 	return xds.Filter{Path: f.path, Socket: filterSocket(dir), Decides: wantedFilter(c) != config.FilterExtProc && !f.otherVersion.Load()}
 }
 
-// filterConditions tells why the filter is not used, if it should be.
-func (g *Gateway) filterConditions() []condition.Condition {
-	f, wanted := &g.filter, wantedFilter(g.config())
+// conditions tells why the filter is not used, if it should be.
+func (f *ownFilter) conditions(c *config.Config) []condition.Condition {
+	wanted := wantedFilter(c)
 	reason, message := "", ""
 	switch {
 	case wanted == config.FilterExtProc:

@@ -25,8 +25,9 @@ import (
 )
 
 // sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay,
-// grpc and filter, which are unix sockets in the state directory. Operators use admin. Earlier processes
-// of this gateway use kin, and carried is the way to this process once it is such a process.
+// grpc and filter, which are unix sockets in the state directory. Operators use admin. Earlier
+// processes of this gateway use kin, and carried is the way to this process once it is such a
+// process.
 type sockets struct {
 	control, relay, grpc, filter net.Listener
 	api, admin                   *httpSocket

@@ -120,7 +120,7 @@ func (g *Gateway) command() *exec.Cmd {
 		limited := []string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, g.Files), Program()}
 		cmd = exec.Command("/bin/sh", append(limited, g.Command...)...)
 	}
-	cmd.Env = append(os.Environ(), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
+	cmd.Env = append(os.Environ(), "SLUICE_FILTER="+cmp.Or(os.Getenv("SLUICE_FILTER"), "ext_proc"), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
 		"PATH="+filepath.Join(testutil.Root(), ".tools")+":"+os.Getenv("PATH"))
 	return cmd
 }
