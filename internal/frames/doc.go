@@ -27,8 +27,9 @@
 //	End (4)      the request has ended: a record of it. It frees the id
 //	Live (5)     after Hello of a second connection: a request that was decided on an earlier one
 //	             and still runs: u64 microseconds since its beginning, then a list: its
-//	             x-request-id, x-sluice-cluster, x-gateway-destination-endpoint and x-sluice-stream,
-//	             and its metadata of the namespace "sluice", the names of which begin with "@"
+//	             x-request-id, x-sluice-cluster, x-gateway-destination-endpoint and
+//	             x-sluice-stream, and its metadata of the namespace "sluice", the names of which
+//	             begin with "@"
 //
 // Envoy reads a body while the gateway may already look at the headers. The filter does not wait
 // for an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
