@@ -12,7 +12,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(moduleDir)
+		os.Exit(code)
+	}))
+}
+
+// moduleDir has the compiled filter, if a test has needed it.
+var moduleDir string
 
 // name is the name by which the tests make Envoy load the module. Its file is called lib + name +
 // .so.
@@ -36,6 +44,7 @@ var compiled = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	moduleDir = dir
 	build := exec.Command("../../scripts/module.sh")
 	build.Env = append(os.Environ(), "OUT="+dir)
 	if out, err := build.CombinedOutput(); err != nil {

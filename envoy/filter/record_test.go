@@ -81,8 +81,29 @@ func TestB6_TheRecordIsEqualToTheAccessLog(t *testing.T) {
 	compare(t, "aborted", b.next(t, frEnd).record(t), <-logs.entries)
 }
 
+// TestB6_TheAccessLogHasTheRequestsWhoseEndIsNotTold breaks the connection of an undecided request.
+func TestB6_TheAccessLogHasTheRequestsWhoseEndIsNotTold(t *testing.T) {
+	logs, address := accessLog(t)
+	b := up(t, options{logs: address})
+	c := b.send(t, "POST", "/", "x")
+	b.next(t, frBody)
+	b.kill()
+	want(t, c, 503)
+	if entry := <-logs.entries; isTold(entry) {
+		t.Errorf("nobody was told of %v, and the log would leave it out", entry)
+	}
+}
+
+// isTold reports whether the filter has marked a request as told.
+func isTold(e *datav3.HTTPAccessLogEntry) bool {
+	return e.GetCommonProperties().GetMetadata().GetFilterMetadata()["sluice"].GetFields()["told"].GetStringValue() == "1"
+}
+
 func compare(t *testing.T, name string, r record, e *datav3.HTTPAccessLogEntry) {
 	t.Helper()
+	if !isTold(e) {
+		t.Errorf("%s: the request is not marked as told", name)
+	}
 	common, asked, response := e.GetCommonProperties(), e.GetRequest(), e.GetResponse()
 	micro := func(known bool, n int64) int64 {
 		if !known {

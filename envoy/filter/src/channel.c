@@ -182,28 +182,31 @@ void channel_tell(channel *l, request *r) {
   put_frame(l, c, LIVE, 0, r->id);
 }
 
-/* end_frames tells the end of r. If its connection has ended, the next one is told of both. */
-static void end_frames(channel *l, request *r) {
+/* end_frames tells the end of r. If its connection has ended, the next one is told of both. It reports
+ * whether the end will be told. */
+static bool end_frames(channel *l, request *r) {
   connection *c = r->on ? r->on : l->current;
   uint64_t id = r->id;
   if (!r->on) {
-    if (r->state != DECIDED || c->out.small > HELD_LIMIT) return;
+    if (r->state != DECIDED || c->out.small > HELD_LIMIT) return false;
     id = id_of(l, NO_SLOT);
     l->scratch.n = 0;
     put_live(&l->scratch, r->envoy);
     put_frame(l, c, LIVE, 0, id);
-    if (c->broken) return;
+    if (c->broken) return false;
   }
   l->scratch.n = 0;
   put_record(&l->scratch, r->envoy);
   put_frame(l, c, END, 0, id);
+  return !c->broken;
 }
 
-/* channel_end tells the gateway that the request has ended. */
-void channel_end(channel *l, request *r) {
+/* channel_end tells the gateway that the request has ended. It reports whether the gateway will be told. */
+bool channel_end(channel *l, request *r) {
   stop_body(l, r);
-  end_frames(l, r);
+  bool told = end_frames(l, r);
   channel_drop(l, r);
+  return told;
 }
 
 /* channel_drop forgets a request. */

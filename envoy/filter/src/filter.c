@@ -270,11 +270,11 @@ HOOK(void, http_filter_stream_complete)(void *envoy, void *filter) {
   request *r = filter;
   if (!r->channel || !r->list) return;
   pthread_mutex_lock(&r->channel->lock);
-  channel_end(r->channel, r);
+  bool end_is_told = channel_end(r->channel, r);
   pthread_mutex_unlock(&r->channel->lock);
   /* The access log leaves out a request with this value, since the gateway knows its end. */
   static const pair told = {"told", 4, "1", 1};
-  CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), &told, 1);
+  if (end_is_told) CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), &told, 1);
 }
 
 HOOK(void, http_filter_destroy)(void *filter) {

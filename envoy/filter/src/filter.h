@@ -179,7 +179,7 @@ bool channel_ask(channel *l, request *r);
 void channel_body(channel *l, request *r);
 void channel_settle(channel *l, request *r, enum state s);
 void channel_tell(channel *l, request *r);
-void channel_end(channel *l, request *r);
+bool channel_end(channel *l, request *r);
 void channel_drop(channel *l, request *r);
 void channel_flush(channel *l);
 void channel_close(channel *l); /* not held */
