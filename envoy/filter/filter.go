@@ -1,7 +1,7 @@
-// Package filter holds the filter that Envoy loads to have requests decided over the frames of
-// package internal/frames. Package internal/gateway has Envoy load it. Its sources in C are in src,
-// and src/filter.c says how they work. `make module` compiles them into built, and a program that
-// is built after that contains the result.
+// Package filter holds the filter that Envoy loads to have requests decided by package
+// internal/frames. Package internal/gateway uses it: it has Envoy load the filter. Its sources in C
+// are in src, and src/filter.c says how they work. `make module` compiles them into built, and a
+// program that is built after that contains the result.
 //
 // The tests prove each part of Envoy's interface that src/abi.h declares, with the real Envoy.
 // harness is a stand-in for Envoy, for runs under sanitizers.

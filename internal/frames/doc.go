@@ -23,7 +23,8 @@
 //	Hello (1)    id 0: the first frame. u32 version of the protocol, u32 index of the worker,
 //	             u64 number that the filter chose at random when Envoy loaded it
 //	Headers (2)  a list of the request's headers. Flag 1: the request has no body
-//	Body (3)     the whole body
+//	Body (3)     the whole body. If the request ends while it is sent, the rest is zeros, and End
+//	             follows
 //	End (4)      the request has ended: a record of it. It frees the id
 //	Live (5)     after Hello of a second connection: a request that was decided on an earlier one
 //	             and still runs: u64 microseconds since its beginning, then a list: its
@@ -50,7 +51,8 @@
 //	Bye (6)      id 0: a further request goes over a new connection. Frames of the requests of
 //	             this connection still use it. The filter closes it after the last of them
 //
-// Metadata is set under the namespace "sluice", as strings.
+// Metadata is set under the namespace "sluice", as strings. Names of headers are in lower case, and
+// values have no CR, LF or NUL. A header with an empty value is removed.
 //
 // # Lists
 //
@@ -72,8 +74,8 @@
 // it), "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with
 // commas), "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the
 // value of the typed metadata of the namespace "sluice_usage": a serialized TokenUsage), "read"
-// (the value read of the dynamic metadata of the namespace "sluice_stream"), and every string,
-// number and boolean of the dynamic metadata of the namespace "sluice", with "@" before its name.
+// (the value read of the dynamic metadata of the namespace "sluice_stream"), and every string
+// of the dynamic metadata of the namespace "sluice", with "@" before its name.
 //
 // # Deadlines and faults
 //
@@ -81,4 +83,6 @@
 // goes on undecided, and finds only the route to a cluster that does not exist. So does each
 // request that no connection can take. A connection that breaks ends the waits of its undecided
 // requests in the same way. Requests that are decided run on.
+// If they end while there is no connection, the filter sends Live and End of them later, at most
+// 1 MiB of such. A connection that takes nothing for the time of Welcome counts as broken.
 package frames
