@@ -60,8 +60,9 @@ type UnlockedHooks struct {
 	// OnWait is called at most once, by the goroutine of Admit, Pending.Await or Pending.AwaitFor,
 	// when the request has entered a queue and is about to wait.
 	OnWait func()
-	// OnBlock is called at most once, by the same goroutine, when that is about to block: before
-	// OnWait, and also if only the verdict of the shared state is to come.
+	// OnBlock is called by the same goroutine when that is about to block: before OnWait, and also
+	// if only the verdict of the shared state is to come. A request of a key with limits of its own
+	// may call it twice.
 	OnBlock func()
 	// OnPreempt makes the lease preemptible until its first token (Lease.FirstToken). nil means
 	// that the lease is never preempted. The Controller calls OnPreempt at most once, when a

@@ -269,6 +269,9 @@ type Credentials struct {
 	// ForwardedFor is the value of x-forwarded-for. Envoy has added the address of the peer to its
 	// end.
 	ForwardedFor string
+	// OnBlock is called before Authenticate blocks, which it does for a second at most to read the
+	// signing keys of an identity provider again. nil: nobody is told.
+	OnBlock func()
 }
 
 // Authenticate finds the tenant of a caller. The error has the code invalid_api_key and never
@@ -289,7 +292,7 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 		return nil, fault
 	}
 	if p.tokens != nil {
-		return p.bearer(key)
+		return p.bearer(key, c.OnBlock)
 	}
 	k, fault := p.lookup(sha256.Sum256([]byte(key)))
 	if fault != nil {

@@ -22,7 +22,7 @@ type TrustedHeader struct {
 // Tokens verifies tokens of an identity provider.
 type Tokens interface {
 	// Verify returns what a token says.
-	Verify(token string) (jwks.Identity, error)
+	Verify(token string, onBlock func()) (jwks.Identity, error)
 	// Valid reports whether the token with this SHA-256 was verified and is still good.
 	Valid(digest [sha256.Size]byte) bool
 }
@@ -64,8 +64,8 @@ func (h *TrustedHeader) trusts(forwardedFor string) bool {
 }
 
 // bearer finds the tenant that a token names.
-func (p *policy) bearer(token string) (*Tenant, *openai.Error) {
-	identity, err := p.tokens.Verify(token)
+func (p *policy) bearer(token string, onBlock func()) (*Tenant, *openai.Error) {
+	identity, err := p.tokens.Verify(token, onBlock)
 	switch {
 	case err == nil:
 		return p.tenantOf(identity.Tenant)

@@ -75,7 +75,7 @@ func TestO12_TheTrustedHeaderStaysHere(t *testing.T) {
 // tokens are made-up tokens: the token itself is the name of the tenant.
 type tokens struct{}
 
-func (tokens) Verify(token string) (jwks.Identity, error) {
+func (tokens) Verify(token string, _ func()) (jwks.Identity, error) {
 	switch token {
 	case "expired":
 		return jwks.Identity{}, jwks.ErrExpired

@@ -40,7 +40,7 @@ func ownFilter(c Config) []*hcm.HttpFilter {
 	return []*hcm.HttpFilter{httpFilter(filterName, &httpmodules.DynamicModuleFilter{
 		DynamicModuleConfig: &modules.DynamicModuleConfig{
 			Name: "sluice",
-			// The threads of the filter outlive a listener.
+			// A thread of the filter may still run when the last listener with it has gone.
 			DoNotClose: true,
 			Module: &core.AsyncDataSource{Specifier: &core.AsyncDataSource_Local{Local: &core.DataSource{
 				Specifier: &core.DataSource_Filename{Filename: c.Filter.Path},
@@ -70,13 +70,13 @@ func idleDecider(c Config) []string {
 	return []string{filterName}
 }
 
-// untold matches the requests whose end the filter has not told the gateway: those that lack the
-// value. Envoy 1.40 ignores Invert here, so the value is compared with one that it never has.
+// untold matches the requests of which the filter does not tell the gateway: those without the
+// value, and those with 0.
 func untold() *accesslog.AccessLogFilter {
 	told := &matcher.MetadataMatcher{
 		Filter: headers.Metadata, Path: []*matcher.MetadataMatcher_PathSegment{{
 			Segment: &matcher.MetadataMatcher_PathSegment_Key{Key: headers.MetadataTold}}},
-		Value: &matcher.ValueMatcher{MatchPattern: &matcher.ValueMatcher_StringMatch{StringMatch: exactly("never")}},
+		Value: &matcher.ValueMatcher{MatchPattern: &matcher.ValueMatcher_StringMatch{StringMatch: exactly("0")}},
 	}
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_MetadataFilter{
 		MetadataFilter: &accesslog.MetadataFilter{Matcher: told, MatchIfKeyNotFound: wrapperspb.Bool(true)},

@@ -126,7 +126,7 @@ func keyOfATask(b *suite) {
 		lease.Correct(30)
 		lease.Release()
 	}
-	r := ofKey(50)
+	r := ofKey(95) // far more than is refilled meanwhile
 	r.UnderTask = got.ID
 	b.wantKeyRefused(r, admission.TenantTokens)
 	if _, err := b.Renew(b.ctx(), "acme", got.ID, time.Minute); err != nil {
@@ -142,7 +142,7 @@ func keyOfATask(b *suite) {
 		}
 		return err == nil
 	})
-	b.wantKeyRefused(ofKey(10), admission.TenantTokens) // 60 of the task, whatever was declared
+	b.wantKeyRefused(ofKey(60), admission.TenantTokens) // 60 of the task, whatever was declared
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
 	b.limitKey(admission.TenantLimits{RequestsPerMinute: 1}, admission.TenantLimits{RequestsPerMinute: 100, MaxConcurrent: 1})
 	b.admit(admission.Request{Tenant: "acme"}).Release()

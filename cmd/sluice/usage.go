@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // outputCSV is a value of the flag --output that only usage has.
@@ -89,8 +91,13 @@ func (v *viewFlags) usageCSV(cmd *cobra.Command, query url.Values) error {
 		return err
 	}
 	defer response.Body.Close() //nolint:errcheck // the body was read
-	_, err = io.Copy(cmd.OutOrStdout(), response.Body)
-	return err
+	if _, err = io.Copy(cmd.OutOrStdout(), response.Body); err != nil {
+		return err
+	}
+	if missing := response.Header.Get(usage.MissingHeader); missing != "" {
+		return fmt.Errorf("the usage is not complete: %s", missing)
+	}
+	return nil
 }
 
 // writeBudgets writes how far the budgets of all tenants and keys are used, if there are any.

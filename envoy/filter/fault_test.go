@@ -203,7 +203,7 @@ func TestB6_AMalformedFrameEndsTheConnection(t *testing.T) {
 		encode(frWait, 0, 1, []byte{1}),
 		encode(frAgain, 0, 1, []byte{1}),
 		le.AppendUint32(nil, 1<<31),
-		append(le.AppendUint32(nil, 1<<29), make([]byte, 12)...),
+		append(le.AppendUint32(nil, 1<<30+5<<20), make([]byte, 12)...),
 		{0, 0, 0, 0, frBye, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 	} {
 		c := b.send(t, "GET", "/", "")

@@ -133,6 +133,9 @@ func usageItem(by []usage.Dimension, item *usage.Item) map[string]any {
 func writeUsageCSV(w http.ResponseWriter, by []usage.Dimension, answer usage.Answer) {
 	w.Header().Set("Content-Type", "text/csv; charset=utf-8")
 	w.Header().Set("Content-Disposition", `attachment; filename="usage.csv"`)
+	if !answer.Complete {
+		w.Header().Set(usage.MissingHeader, strings.Join(answer.Missing, " "))
+	}
 	out := csv.NewWriter(w)
 	var names []string
 	for _, d := range by {

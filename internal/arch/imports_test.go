@@ -99,7 +99,7 @@ var allowed = map[string]string{
 	"internal/frames":            "internal/decide internal/headers internal/request internal/routes internal/telemetry",
 	"internal/decide/decidetest": "admission authz engines internal/decide internal/dispatch internal/headers internal/openai internal/request",
 	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy examples internal/adminclient internal/condition internal/config internal/doctor internal/console internal/fit internal/gateway internal/migrate " +
-		"internal/process internal/sim internal/telemetry internal/weights",
+		"internal/process internal/sim internal/telemetry internal/usage internal/weights",
 	"internal/bench/local":        "",
 	"internal/bench/routingenvoy": "internal/bench/local internal/bench/report internal/bench/trace",
 

@@ -64,6 +64,8 @@ func (k *checker) checkBudgets(at path, all []Budget) {
 			k.faultf(where, "needs soft, hard or both, above 0")
 		case b.Hard > 0 && b.Soft > b.Hard:
 			k.faultf(where.field("soft"), "must not be above hard, which is %s", strconv.FormatFloat(b.Hard, 'f', -1, 64))
+		case b.Per == "month" && k.config.Usage.DailyDays < 31:
+			k.faultf(where.field("per"), "is month, but usage.daily_days keeps %d days: a restart would forget the rest of the month", k.config.Usage.DailyDays)
 		}
 		if slices.ContainsFunc(all[:i], func(o Budget) bool { return o.Per == b.Per && o.Of == b.Of }) {
 			k.faultf(where, "there is a budget of %s per %s already: give it both soft and hard", b.Of, b.Per)

@@ -100,6 +100,8 @@ func tenantCases() []ruleCase {
 		{"a budget of a year", "tenants: [{name: a, budgets: [{per: year, soft: 1}]}]", []string{"1: tenants[a].budgets[0].per: must be one of day, month, is year"}},
 		{"a soft bound above the hard one", "tenants: [{name: a, keys: [{budgets: [{per: day, soft: 2, hard: 1.5}], hash: " + ones + "}]}]",
 			[]string{"1: tenants[a].keys[0].budgets[0].soft: must not be above hard, which is 1.5"}},
+		{"a budget of a month that is not kept", "usage: {hourly_days: 1, daily_days: 30}\ntenants: [{name: a, budgets: [{per: month, soft: 1}]}]",
+			[]string{"2: tenants[a].budgets[0].per: is month, but usage.daily_days keeps 30 days: a restart would forget the rest of the month"}},
 		{"a budget below 0", "tenants: [{name: a, budgets: [{per: day, soft: -1}]}]", []string{"1: tenants[a].budgets[0].soft: must be at least 0, is -1"}},
 		{"two budgets of one thing", "tenants: [{name: a, budgets: [{per: day, soft: 1}, {per: day, hard: 2}]}]",
 			[]string{"1: tenants[a].budgets[1]: there is a budget of tokens per day already: give it both soft and hard"}},

@@ -95,6 +95,7 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 	if fault := d.checkOpen(); fault != nil {
 		return x.refuse(fault)
 	}
+	x.head.credentials.OnBlock = x.envoy.Block
 	tenant, fault := d.Authenticator.Authenticate(x.head.credentials)
 	if fault != nil {
 		return x.refuse(fault)

@@ -326,7 +326,8 @@ type Request struct {
 	Timeout, MaxDuration time.Duration
 	// OnWait is called once before the request starts to wait. May be nil.
 	OnWait func()
-	// OnBlock is called once before the goroutine of Dispatch blocks, before OnWait. May be nil.
+	// OnBlock is called before the goroutine of Dispatch may block, and before OnWait. It may be
+	// called more than once. May be nil.
 	OnBlock func()
 	// Chain returns the beginnings of the prompt. nil means that they are not known.
 	Chain func() prefix.Chain

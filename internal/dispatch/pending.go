@@ -36,6 +36,9 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 		return nil, nil, fault
 	}
 	if r.Task != "" {
+		if r.OnBlock != nil {
+			r.OnBlock() // the task is renewed, in Redis or in a file
+		}
 		if c, fault = d.chooseByTask(ctx, table, c, r); fault != nil {
 			return nil, nil, fault
 		}

@@ -39,6 +39,14 @@ type conn struct {
 	writing, broken bool
 	// greeted means that Hello has come. Only the reader uses it.
 	greeted bool
+	// worker is whose connection it is. It is set by Hello. Guarded by Server.mu.
+	worker worker
+}
+
+// worker is one worker thread of an Envoy.
+type worker struct {
+	index    uint32
+	instance uint64
 }
 
 // reader is the goroutine that reads a connection, with what it has read.
@@ -148,6 +156,7 @@ func (r *reader) frame(h head, content []byte) error {
 // hello handles the first frame.
 func (r *reader) hello(h head, p *payload) error {
 	version := p.uint32()
+	from := worker{index: p.uint32(), instance: p.uint64()}
 	if h.kind != kindHello || p.bad {
 		return fmt.Errorf("%w: the first one is of type %d", errMalformed, h.kind)
 	}
@@ -158,6 +167,7 @@ func (r *reader) hello(h head, p *payload) error {
 		return fmt.Errorf("the filter speaks version %d, the gateway version %d", version, Version)
 	}
 	r.greeted = true
+	r.server.replace(r.conn, from)
 	return r.queue(func(out []byte) []byte { return appendWelcome(out, uint32(r.server.Patience.Milliseconds())) })
 }
 
@@ -165,7 +175,7 @@ func (r *reader) hello(h head, p *payload) error {
 func (r *reader) headers(h head, p *payload) {
 	x := newExchange(r, h.id)
 	p.pairs(x.Head().Add)
-	if p.bad {
+	if p.bad = p.bad || len(p.rest) > 0; p.bad {
 		x.end()
 		return
 	}
@@ -189,13 +199,10 @@ func (r *reader) body(id uint64, content []byte) {
 	if x == nil {
 		return // it has ended
 	}
-	x.work(r, func() {
-		if r.server.Retired() {
-			x.again()
-			return
-		}
-		x.body(content)
-	})
+	if x.keep(content) {
+		return
+	}
+	x.work(r, func() { x.body(content) })
 }
 
 // ended tells that a request has ended.
@@ -219,9 +226,10 @@ func (r *reader) adopt(id uint64, p *payload) {
 		return
 	}
 	if x := r.server.unpark(e.RequestID); x != nil {
-		r.add(id, x)
-		if !x.move(r.conn, id) {
-			r.drop(id)
+		switch {
+		case !x.move(r.conn, id): // it has ended
+		case !r.add(id, x):
+			r.server.park(x) // this connection has broken too
 		}
 		return
 	}

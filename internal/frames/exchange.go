@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"time"
@@ -22,9 +23,11 @@ type exchange struct {
 	// conn is the connection on which the request is known as id. Guarded by mu.
 	conn *conn
 	id   uint64
-	// busy means that a goroutine decides the request, answered that Envoy has an answer, over that
-	// the request has ended. Guarded by mu.
-	busy, answered, over bool
+	// busy means that a goroutine decides the request, answered that Envoy has an answer, running
+	// that it sends the request on, over that the request has ended. Guarded by mu.
+	busy, answered, running, over bool
+	// kept is a copy of the body that came while the headers were still looked at. Guarded by mu.
+	kept []byte
 }
 
 // newExchange opens an exchange on the connection of r.
@@ -35,7 +38,8 @@ func newExchange(r *reader, id uint64) *exchange {
 }
 
 // work calls do, which decides something of the request, unless the request has ended or has its
-// answer. If the request ends meanwhile, work ends the exchange afterwards.
+// answer. A body that comes meanwhile is decided as well. If the request ends meanwhile, work ends
+// the exchange afterwards.
 func (x *exchange) work(r *reader, do func()) {
 	x.mu.Lock()
 	if x.over || x.answered || x.busy {
@@ -46,14 +50,38 @@ func (x *exchange) work(r *reader, do func()) {
 	x.mu.Unlock()
 	x.reader = r
 	do()
-	x.reader = nil
-	x.mu.Lock()
-	x.busy = false
-	over := x.over
-	x.mu.Unlock()
+	content, over := x.next()
+	for ; content != nil; content, over = x.next() {
+		x.body(content)
+	}
 	if over {
 		x.End()
 	}
+}
+
+// next returns the body that has come meanwhile and is still to be decided. If there is none, the
+// exchange is not busy any more, and over says that the caller has to end it.
+func (x *exchange) next() (content []byte, over bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	content, x.kept = x.kept, nil
+	if content == nil || x.over || x.answered {
+		x.reader, x.busy = nil, false
+		return nil, x.over
+	}
+	return content, false
+}
+
+// keep keeps a copy of the body if another goroutine still looks at the headers. Otherwise it
+// returns false.
+func (x *exchange) keep(content []byte) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.busy && x.kept == nil {
+		x.kept = bytes.Clone(content)
+		return true
+	}
+	return false
 }
 
 // end ends the exchange. Further calls do nothing.
@@ -80,6 +108,10 @@ func (x *exchange) headers(bodyless bool) {
 
 // body has the request decided.
 func (x *exchange) body(content []byte) {
+	if x.conn.server.Retired() {
+		x.again()
+		return
+	}
 	a := x.Body(content)
 	switch {
 	case a != nil:
@@ -93,7 +125,7 @@ func (x *exchange) body(content []byte) {
 func (x *exchange) answer(a *decide.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.answered = true
+	x.answered, x.running = true, a.Kind == decide.Go
 	_ = x.conn.queue(func(out []byte) []byte { return appendAnswer(out, x.id, a, x.remove) }) // a broken connection ends the request
 }
 
@@ -126,7 +158,7 @@ func (x *exchange) move(to *conn, id uint64) bool {
 func (x *exchange) runs() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.answered && !x.over
+	return x.running && !x.over
 }
 
 // Context implements decide.Envoy.

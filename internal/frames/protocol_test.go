@@ -2,6 +2,7 @@ package frames
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"io"
 	"net"
@@ -12,9 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -208,6 +211,55 @@ func TestX20_UndecidedRequestsMoveToTheSuccessor(t *testing.T) {
 	}
 	if v, _ := d.Dispatcher.View("m"); v.InFlight != 2 || !d.Busy() {
 		t.Errorf("the decided requests have not stayed: %+v", v)
+	}
+	f.send(kindEnd, 0, 1, record(""))
+	f.send(kindEnd, 0, 2, record(""))
+	eventually(t, "all have ended", func() bool { return !d.Busy() })
+}
+
+// slowTokens verify a token when the test lets them, as if the keys of an identity provider were
+// read.
+type slowTokens struct{ begun, answer chan struct{} }
+
+func (s slowTokens) Verify(_ string, onBlock func()) (jwks.Identity, error) {
+	onBlock()
+	s.begun <- struct{}{}
+	<-s.answer
+	return jwks.Identity{Tenant: "acme"}, nil
+}
+
+func (slowTokens) Valid([sha256.Size]byte) bool { return true }
+
+// A caller whose token is looked up slowly holds up nobody else on its connection, and its body may
+// come meanwhile.
+func TestB6_ASlowTokenHoldsUpNobody(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	slow := slowTokens{make(chan struct{}), make(chan struct{})}
+	if err := d.Authenticator.Set(authz.Config{Tokens: slow, Tenants: []authz.TenantConfig{{
+		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	_, path := serve(t, d)
+	f := connect(t, path)
+	for id := range uint64(2) {
+		f.send(kindHeaders, 0, id+1, chatHeaders("token"))
+		f.send(kindBody, 0, id+1, []byte(chat))
+	}
+	f.send(kindHeaders, 0, 3, chatHeaders("token"))
+	for range 3 {
+		<-slow.begun // all three are looked up at the same time
+	}
+	f.send(kindEnd, 0, 3, record("")) // its client leaves
+	slow.answer <- struct{}{}
+	slow.answer <- struct{}{}
+	slow.answer <- struct{}{}
+	got := map[uint64]kind{}
+	for range 2 {
+		h, _ := f.next()
+		got[h.id] = h.kind
+	}
+	if diff := cmp.Diff(map[uint64]kind{1: kindGo, 2: kindGo}, got); diff != "" {
+		t.Error(diff)
 	}
 	f.send(kindEnd, 0, 1, record(""))
 	f.send(kindEnd, 0, 2, record(""))

@@ -15,8 +15,10 @@ const (
 	defaultPatience = 2 * time.Second
 	// parkTime is how long a request that runs may be on no connection.
 	parkTime = 5 * time.Second
-	// overhead is what a frame may have besides the body: headers, or a record.
-	overhead = 1 << 20
+	// overhead is what a frame may have besides the body: headers, or a record. Envoy lets more
+	// headers pass than the greatest limit of the configuration, so that the gateway can refuse
+	// them.
+	overhead = 3 << 20
 )
 
 // Server serves the connections of Envoy's filters. New makes one.
@@ -116,6 +118,24 @@ func (s *Server) Connections() int {
 
 // maxPayload is the greatest length of a payload.
 func (s *Server) maxPayload() int64 { return s.MaxBody + overhead }
+
+// replace tells whose connection it is, and breaks an earlier one of the same worker, which the
+// worker does not use any more. So its requests are known as parked before the worker tells them
+// again.
+func (s *Server) replace(by *conn, of worker) {
+	s.mu.Lock()
+	by.worker = of
+	var before []*conn
+	for c := range s.conns {
+		if c != by && c.worker == of {
+			before = append(before, c)
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range before {
+		c.fail(net.ErrClosed)
+	}
+}
 
 // forget removes a connection that has ended.
 func (s *Server) forget(c *conn) {

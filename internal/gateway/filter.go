@@ -125,7 +125,7 @@ func (f *ownFilter) conditions(c *config.Config) []condition.Condition {
 	switch {
 	case wanted == config.FilterExtProc:
 	case f.otherVersion.Load():
-		reason, message = "AnotherVersion", "The filter of the running Envoy is of another version of Sluice. It is replaced when Envoy is started again."
+		reason, message = "AnotherVersion", "The filter of the running Envoy is of another version of Sluice. It is replaced when both Sluice and Envoy are started again."
 	case f.fault != nil:
 		reason, message = "Refused", sentence(f.fault.Error())+"."
 	case f.path == "" && wanted == config.FilterModule:

@@ -58,8 +58,11 @@ func (o *operator) restore() {
 		o.log.Error("drains and scales of the earlier run not read", zap.Error(errors.Join(err, os.Rename(path, path+".bad"))))
 		return
 	}
-	if s.File != o.launchers.config().Hash {
+	if s.File != o.launchers.config().Hash && len(s.Scales) > 0 {
+		o.log.Warn("scales of the earlier run are dropped, because the file has changed",
+			zap.Strings("scaled_models", slices.Sorted(maps.Keys(s.Scales))))
 		s.Scales = nil
+		defer o.save() // else they would come back with the file of before
 	}
 	if s.empty() {
 		return

@@ -106,7 +106,7 @@ func start(t *testing.T, p *provider, change func(*Config)) *Verifier {
 func eventually(t *testing.T, v *Verifier, token string) {
 	t.Helper()
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		_, err := v.Verify(token)
+		_, err := v.Verify(token, nil)
 		if err == nil {
 			return
 		}
@@ -153,7 +153,7 @@ func TestO12_WhichTokensAreAccepted(t *testing.T) {
 		"a key of the gateway": {"sk-sluice-abc", ErrInvalid},
 		"nothing":              {"", ErrInvalid},
 	} {
-		got, err := v.Verify(c.token)
+		got, err := v.Verify(c.token, nil)
 		if !errors.Is(err, c.want) || c.want == nil && (err != nil || got.Tenant != "acme") {
 			t.Errorf("%s: %+v, %v; want %v", name, got, err, c.want)
 		}
@@ -161,7 +161,7 @@ func TestO12_WhichTokensAreAccepted(t *testing.T) {
 			t.Errorf("%s: valid %v", name, valid)
 		}
 	}
-	if got, err := v.Verify(sign(t, ec, jose.ES256, map[string]any{"tenant": nil})); err != nil || got.Tenant != "" {
+	if got, err := v.Verify(sign(t, ec, jose.ES256, map[string]any{"tenant": nil}), nil); err != nil || got.Tenant != "" {
 		t.Errorf("without a tenant: %+v, %v", got, err)
 	}
 }
@@ -174,24 +174,24 @@ func TestO12_KeysAreRotated(t *testing.T) {
 	p.publish(one)
 	v := start(t, &p, nil)
 	old := sign(t, one, jose.ES256, nil)
-	if _, err := v.Verify(old); err != nil {
+	if _, err := v.Verify(old, nil); err != nil {
 		t.Fatal(err)
 	}
 	p.publish(one, two)
 	// A reading that began before the new key was published may still be under way, and its result
 	// holds for a pause. Afterwards a token of the new key is accepted without any other cause.
 	eventually(t, v, sign(t, two, jose.ES256, nil))
-	if _, err := v.Verify(old); err != nil {
+	if _, err := v.Verify(old, nil); err != nil {
 		t.Errorf("a token of the old key, which is still published: %v", err)
 	}
 	p.publish(two)
 	v.reread(t.Context())
-	if _, err := v.Verify(old); !errors.Is(err, ErrInvalid) || v.Valid(sha256.Sum256([]byte(old))) {
+	if _, err := v.Verify(old, nil); !errors.Is(err, ErrInvalid) || v.Valid(sha256.Sum256([]byte(old))) {
 		t.Errorf("a token of a withdrawn key: %v", err)
 	}
 	reads := p.reads.Load()
 	for range 100 {
-		if _, err := v.Verify(sign(t, ecKey(t, "made up"), jose.ES256, nil)); !errors.Is(err, ErrInvalid) {
+		if _, err := v.Verify(sign(t, ecKey(t, "made up"), jose.ES256, nil), nil); !errors.Is(err, ErrInvalid) {
 			t.Fatal(err)
 		}
 	}
@@ -204,7 +204,7 @@ func TestO12_KeysThatCannotBeRead(t *testing.T) {
 	key := ecKey(t, "one")
 	var p provider
 	v := start(t, &p, nil)
-	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); !errors.Is(err, ErrNoKeys) {
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); !errors.Is(err, ErrNoKeys) {
 		t.Fatalf("an empty set: %v", err)
 	}
 	if err, known := v.Fault(); err == nil || known {
@@ -214,14 +214,14 @@ func TestO12_KeysThatCannotBeRead(t *testing.T) {
 	eventually(t, v, sign(t, key, jose.ES256, nil))
 	p.publish() // the keys of before stay
 	v.reread(t.Context())
-	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); err != nil {
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); err != nil {
 		t.Error(err)
 	}
 	if err, known := v.Fault(); err == nil || !known {
 		t.Errorf("fault %v, known %v", err, known)
 	}
 	v.Set(nil)
-	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); !errors.Is(err, ErrNoKeys) {
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); !errors.Is(err, ErrNoKeys) {
 		t.Errorf("without a configuration: %v", err)
 	}
 }
@@ -237,7 +237,7 @@ func TestO12_KeysOfAFile(t *testing.T) {
 	}
 	var p provider
 	v := start(t, &p, func(c *Config) { c.URL, c.File = "", file })
-	if _, err := v.Verify(sign(t, key, jose.ES256, nil)); err != nil || p.reads.Load() != 0 {
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); err != nil || p.reads.Load() != 0 {
 		t.Errorf("without a key id: %v", err)
 	}
 	for name, bad := range map[string]string{"no JSON": "x", "no keys": `{"keys":[]}`, "a secret": `{"keys":[{"kty":"oct","k":"AAAA"}]}`} {

@@ -30,8 +30,8 @@ var (
 
 // Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
 // contains the token. When the token names a key that is not known, Verify reads the keys again and
-// waits a second for it at most.
-func (v *Verifier) Verify(token string) (Identity, error) {
+// waits a second for it at most. It calls onBlock before, unless that is nil.
+func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	p := v.policy.Load()
 	if p == nil {
 		return Identity{}, ErrNoKeys
@@ -41,7 +41,7 @@ func (v *Verifier) Verify(token string) (Identity, error) {
 	if e, ok := p.seen.get(digest); ok && p.keys.has(e.print) {
 		return e.identity, expiry(e.identity, now)
 	}
-	identity, print, err := v.verify(p, token, now)
+	identity, print, err := v.verify(p, token, now, onBlock)
 	if err == nil {
 		p.seen.put(digest, entry{identity, print})
 	}
@@ -67,13 +67,16 @@ func expiry(i Identity, now time.Time) error {
 }
 
 // verify checks a token that was not seen before. print is the thumbprint of its key.
-func (v *Verifier) verify(p *policy, token string, now time.Time) (i Identity, print string, err error) {
+func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()) (i Identity, print string, err error) {
 	parsed, err := jwt.ParseSigned(token, algorithms())
 	if err != nil || len(parsed.Headers) != 1 {
 		return i, "", fmt.Errorf("%w: it must be a JSON Web Token signed with RS256, ES256 or EdDSA", ErrInvalid)
 	}
 	candidates := p.keys.find(parsed.Headers[0].KeyID)
 	if len(candidates) == 0 {
+		if onBlock != nil {
+			onBlock()
+		}
 		v.renew()
 		if p = v.policy.Load(); p.keys == nil {
 			return i, "", ErrNoKeys

@@ -211,6 +211,7 @@ func (b *budgetState) begin(now time.Time) {
 		form, b.resets = "2006-01", time.Date(year, month+1, 1, 0, 0, 0, 0, time.UTC)
 	}
 	b.name = tallyKey{b.Tenant, b.Key, now.Format(form)}
+	b.own, b.elsewhere = new(tally), tally{} // what was used belongs to the period before
 }
 
 // judge sets the verdict, and logs each bound once when it is reached.

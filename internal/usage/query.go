@@ -54,6 +54,10 @@ type Answer struct {
 	AsOf time.Time
 }
 
+// MissingHeader is the header of an answer in CSV that has Answer.Missing. A complete answer has no
+// such header.
+const MissingHeader = "X-Sluice-Usage-Missing"
+
 // Query answers a question. A request is in the answer as soon as Add has counted it.
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))

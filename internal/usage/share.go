@@ -50,6 +50,8 @@ type sharing struct {
 	adopted map[string]os.FileInfo
 	// failing says that the last publication failed.
 	failing bool
+	// silentAfter is the constant of that name, but for tests.
+	silentAfter time.Duration
 
 	// wanted are the tallies that were read, and read the marks of the writers when they were.
 	wanted []tallyKey
@@ -65,7 +67,7 @@ type sharing struct {
 func newSharing(l *Ledger, client redis.UniversalClient) *sharing {
 	host, _ := os.Hostname()
 	return &sharing{ledger: l, remote: remote{client, strings.ReplaceAll(host, " ", "-")}, session: randomName(),
-		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{}, seen: map[string]record{}}
+		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{}, silentAfter: silentAfter, seen: map[string]record{}}
 }
 
 // run publishes until ctx ends, and then says that the writer is closed.
@@ -368,7 +370,7 @@ func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, su
 		switch silent := now.Sub(r.at).Round(time.Second); {
 		case r.state == partial:
 			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has not published all of its usage yet.", writer, r.name))
-		case silent >= silentAfter && hourOf(r.at) < to:
+		case silent >= s.silentAfter && hourOf(r.at) < to:
 			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has published nothing for %s.", writer, r.name, silent))
 		}
 	}

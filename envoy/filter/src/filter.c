@@ -198,6 +198,12 @@ static void set_metadata(void *envoy, span values, uint16_t n) {
   if (v != few) free(v);
 }
 
+/* set_told says whether the gateway is told the end of a request. The access log has it otherwise. */
+static void set_told(void *envoy, bool told) {
+  static const pair values[] = {{"told", 4, "0", 1}, {"told", 4, "1", 1}};
+  CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), &values[told], 1);
+}
+
 static void go_on(request *r, span payload, int flags) {
   go_answer a;
   bool good = r->state == ASKED && read_go(payload, flags, &a);
@@ -212,6 +218,7 @@ static void go_on(request *r, span payload, int flags) {
   for (uint16_t i = 0; i < a.remove_n; i++)
     CALL(http_set_header)(r->envoy, REQUEST_HEADERS, next_name(&a.remove), (span){NULL, 0});
   set_metadata(r->envoy, a.metadata, a.metadata_n);
+  set_told(r->envoy, true); /* nor is the access log to have it while it runs */
   settle(r, DECIDED);
   if (flags & FLAG_BODY_REPLACED) replace_body(r->envoy, a.body);
   CALL(http_clear_route_cache)(r->envoy);
@@ -272,9 +279,7 @@ HOOK(void, http_filter_stream_complete)(void *envoy, void *filter) {
   pthread_mutex_lock(&r->channel->lock);
   bool end_is_told = channel_end(r->channel, r);
   pthread_mutex_unlock(&r->channel->lock);
-  /* The access log leaves out a request with this value, since the gateway knows its end. */
-  static const pair told = {"told", 4, "1", 1};
-  if (end_is_told) CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), &told, 1);
+  set_told(envoy, end_is_told);
 }
 
 HOOK(void, http_filter_destroy)(void *filter) {

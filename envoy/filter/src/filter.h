@@ -11,7 +11,7 @@ enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5 };
 enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6 };
 enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
 /* LARGEST_FRAME is the most bytes in the payload of a frame. */
-#define LARGEST_FRAME ((size_t)256 << 20)
+#define LARGEST_FRAME (((size_t)1 << 30) + (4 << 20))
 /* SMALL_BODY is the size up to which a body is copied into the queue. */
 #define SMALL_BODY ((size_t)16 << 10)
 /* QUEUE_LIMIT is how many bytes of small frames a connection may hold until it counts as broken. */

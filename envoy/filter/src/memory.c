@@ -38,6 +38,7 @@ void put_u32(text *t, uint32_t v) { put_number(t, v, 4); }
 void put_u64(text *t, uint64_t v) { put_number(t, v, 8); }
 
 void put_pair(text *t, span name, span value) {
+  if (name.n > UINT16_MAX) name.n = UINT16_MAX; /* such a header is refused for its size */
   put_u16(t, (uint16_t)name.n);
   put_u16(t, 0);
   put_u32(t, (uint32_t)value.n);

@@ -184,7 +184,11 @@ static bool to_request(channel *l, connection *c, int type, int flags, uint64_t 
               (type == REPLY && flags == 0 && read_reply(payload, &reply)) ||
               (type == WAIT && flags == 0 && payload.n == 4 && read_u32(payload, &ms)) ||
               (type == AGAIN && flags == 0 && payload.n == 0);
-  if (!good || !r || r->giving_up || r->answer || r->answering) return good;
+  if (!good || !r || r->giving_up || r->answering) return good;
+  if (r->answer) {
+    if (r->answer->type != GO || type != REPLY) return true;
+    free(r->answer); /* the request is cancelled before it has gone on */
+  }
   if (r->state == DECIDED && type == REPLY) keep_answer(r, type, flags, payload);
   if (r->state != ASKED) return true;
   if (type == GO || type == REPLY) keep_answer(r, type, flags, payload);
@@ -217,7 +221,7 @@ static bool frames(channel *l, connection *c) {
     good = handle(l, c, head, (span){head + HEAD, n});
     at += HEAD + n;
   }
-  memmove(c->in.p, c->in.p + at, c->in.n - at);
+  if (at) memmove(c->in.p, c->in.p + at, c->in.n - at);
   c->in.n -= at;
   return good;
 }

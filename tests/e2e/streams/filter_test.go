@@ -104,7 +104,7 @@ func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
 func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {
 	t.Parallel()
 	g := Start(t, filtered)
-	running := g.OpenStreams(20, 150)
+	running := g.OpenStreams(20, 300) // long enough for an interim entry of Envoy's log
 	var waiting sync.WaitGroup
 	for range 3 {
 		waiting.Go(func() {
