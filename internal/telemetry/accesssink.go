@@ -48,6 +48,8 @@ const (
 const (
 	// sinkQueue is how many lines wait for a slow sink. Lines beyond it are dropped.
 	sinkQueue = 8192
+	// sinkLinger is how long a line waits for others, to be written with them.
+	sinkLinger = 20 * time.Millisecond
 	// sinkBatch is how many bytes are written at once at most, unless one line has more.
 	sinkBatch = 64 << 10
 	// sinkReport is the shortest time between two reports of the same fault of a sink.
@@ -87,6 +89,7 @@ func (q *queuedWriter) Run(ctx context.Context) error {
 	for {
 		select {
 		case line := <-q.lines:
+			q.linger(ctx)
 			q.write(line)
 		case <-ctx.Done():
 			for len(q.lines) > 0 {
@@ -97,6 +100,20 @@ func (q *queuedWriter) Run(ctx context.Context) error {
 			}
 			return nil
 		}
+	}
+}
+
+// linger waits for more lines, unless many wait already. One write of several lines costs less than
+// a wake-up and a write for each.
+func (q *queuedWriter) linger(ctx context.Context) {
+	if len(q.lines) > sinkQueue/64 {
+		return
+	}
+	timer := time.NewTimer(sinkLinger)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 
