@@ -132,7 +132,6 @@ func (x *exchange) answer(a *decide.Answer) {
 // again has the filter send the request once more, over a connection to the successor.
 func (x *exchange) again() {
 	c, id := x.where()
-	x.Leave()
 	c.drop(id)
 	x.end()
 	_ = c.queue(func(out []byte) []byte { return appendBare(out, kindAgain, id) })

@@ -109,13 +109,6 @@ func (s *Server) Stop() {
 	}
 }
 
-// Connections returns the number of open connections.
-func (s *Server) Connections() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.conns)
-}
-
 // maxPayload is the greatest length of a payload.
 func (s *Server) maxPayload() int64 { return s.MaxBody + overhead }
 

@@ -77,12 +77,10 @@ func (g *Gateway) installFilter(ctx context.Context, content []byte) (path strin
 		return "", fmt.Errorf("the filter is made for Envoy %s, and this is Envoy %s", filter.EnvoyVersion, version)
 	}
 	sum := sha256.Sum256(content)
-	path = filepath.Join(g.dir.Path(), "filter-"+hex.EncodeToString(sum[:6])+".so")
+	name := "filter-" + hex.EncodeToString(sum[:6]) + ".so"
+	path = filepath.Join(g.dir.Path(), name)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		if err := os.WriteFile(path+".new", content, 0o600); err != nil {
-			return "", err
-		}
-		if err := os.Rename(path+".new", path); err != nil {
+		if err := g.dir.WriteFile(name, content); err != nil {
 			return "", err
 		}
 	}
