@@ -7,6 +7,8 @@ RACE ?= -race
 # The tests with real Envoys and whole gateways measure time, so they run without the race detector.
 # Their packages run one after another (-p 1), because the tests of one package already run in parallel.
 E2E = $(shell go list ./... | grep /tests/e2e/)
+# Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
+E2E_REQUESTS = $(addprefix ./tests/e2e/,admission edge streams)
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
 UNIT = $(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/)
@@ -19,12 +21,14 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 
 export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
-.PHONY: build dist module run test test-vllm vet lint bench bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
+.PHONY: build dist module run test test-ext-proc test-vllm vet lint bench bench-quick bench-docs bench-packages bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
 
 # build makes the release binary, with its version, without symbols and without paths of this machine.
 # The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
-# (see internal/template).
+# (see internal/template). The program contains the filter for Envoy if the machine has a C compiler
+# for the target (zig, for another architecture), or if `make module` was run.
 build:
+	@scripts/module.sh auto
 	go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.release=$(VERSION)" -o bin/sluice ./cmd/sluice
 
 # dist makes the release in dist/: static programs for amd64 and arm64, Debian packages, bills of
@@ -47,7 +51,13 @@ test: tools vet
 	go test -vet=off $(VIRTUAL)
 	# Once more with net/http in the place of internal/http1, which tells a fault of ours from one of Envoy's.
 	SLUICE_HTTP1=std go test -vet=off ./internal/relay
-	go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)
+	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests through Envoy.
+	SLUICE_FILTER=module go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -timeout 20m $(E2E_REQUESTS)
+
+# test-ext-proc runs all tests through Envoy with ext_proc, of which test runs a part.
+test-ext-proc: tools
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)
 
 # test-vllm tests a real vLLM on the CPU. It is not part of test, because it downloads a gigabyte and
 # takes minutes.
@@ -61,11 +71,21 @@ vet:
 lint:
 	@scripts/lint.sh
 
-# bench runs the benchmarks of the packages. It then measures a whole gateway and a plain Envoy in the
-# same run.
+# bench compares a plain Envoy, a gateway that decides by ext_proc and one that decides by the filter
+# inside Envoy, in one run of a quarter of an hour. bench-quick does so in four minutes, and bench-docs
+# writes the tables and the plot of docs/performance.md, and raw figures into .out/bench.json.
+# `go run ./internal/bench -h` tells how to measure single rows.
 bench: envoy build
-	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(UNIT)
 	go run ./internal/bench
+bench-quick: envoy build
+	go run ./internal/bench -quick
+bench-docs: envoy build
+	@mkdir -p .out
+	go run ./internal/bench -json .out/bench.json -docs docs
+
+# bench-packages runs the benchmarks of all packages.
+bench-packages:
+	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(UNIT)
 
 # bench-scaling replays a recorded hour under several rules of scaling, in virtual time, and writes the
 # tables of docs/scaling.md.
@@ -88,6 +108,7 @@ soak: tools
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run NoFaultLooksLikeAnEnd ./internal/relay
 	SLUICE_STREAM_RUNS=$(RUNS) go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|ResumeIsByteIdentical' ./tests/e2e/streams
 	SLUICE_STORM=100000 go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|Sanitizers' ./envoy/filter
+	SLUICE_STORM=100000 go test -count=1 -timeout 60m -run OutagesOfTheGateway ./tests/e2e/streams
 
 # chaos runs faults against a gateway under load and writes the table of docs/chaos.md. It needs root
 # and takes a quarter of an hour.
@@ -101,7 +122,7 @@ soak-hour: envoy build
 	@scripts/chaos.sh
 	go run ./internal/chaos -soak $(SOAK) -out docs/soak.svg
 
-# fuzz runs every fuzz target for FUZZTIME.
+# fuzz runs every fuzz target for FUZZTIME. The target of the filter inside Envoy needs clang with libFuzzer.
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
 
@@ -115,6 +136,7 @@ tools: envoy
 	@scripts/helm.sh
 	@scripts/ray.sh
 	@scripts/module.sh
+	@scripts/zig.sh
 
 # clean keeps .tools, which takes long to build.
 clean:

@@ -65,6 +65,10 @@ type Config struct {
 	HangTimeout time.Duration
 	// Concurrency is the number of Envoy's worker threads. 0 means one for each hardware thread.
 	Concurrency int
+	// Filter returns the path of the filter that the listener of a new Envoy loads, or "" for none.
+	// Run calls it before each start, while no Envoy runs, with the version of the binary. The
+	// record of the Envoy keeps the path, see RunningFilter. nil: there is no filter.
+	Filter func(ctx context.Context, version string) (path string)
 	// Log receives the starts, ends and states of the Envoy. nil discards them. (Envoy's own log is
 	// a file in the state directory.)
 	Log *zap.Logger
@@ -111,9 +115,6 @@ type Envoy struct {
 	cfg   Config
 	log   *zap.Logger
 	admin Admin
-	// filter is set by SetFilter.
-	filter string
-
 	// processMu is held while the process is started or fetched to be stopped, so that no process
 	// is started after Stop has fetched the last one.
 	processMu sync.Mutex
@@ -149,10 +150,6 @@ func New(c Config) *Envoy {
 		status:  Status{State: StateDown},
 	}
 }
-
-// SetFilter sets the path of the filter that the Envoy's listener loads. It is kept in the record
-// of the Envoy, see RunningFilter. Call it before Run.
-func (e *Envoy) SetFilter(path string) { e.filter = path }
 
 // Status returns the current status.
 func (e *Envoy) Status() Status {
@@ -196,7 +193,7 @@ func (e *Envoy) adoptOrStart(ctx context.Context, l launchSpec) error {
 	if err := l.validate(ctx); err != nil {
 		return err
 	}
-	if err := e.start(l); err != nil {
+	if err := e.start(ctx, l); err != nil {
 		e.startFailed(err)
 	}
 	return nil
@@ -231,14 +228,35 @@ func (e *Envoy) supervise(ctx context.Context, l launchSpec) {
 		if p != nil {
 			e.updateStatus(func(s *Status) { s.Restarts++ })
 		}
-		if err := e.start(l); err != nil {
+		if err := e.startAgain(ctx, &l); err != nil && ctx.Err() == nil && !e.isStopped() {
 			e.startFailed(err)
 		}
 	}
 }
 
+// startAgain starts a process after another one has ended. The binary may have been replaced since.
+// The end of the other one is told and counted once, also if no process can be started.
+func (e *Envoy) startAgain(ctx context.Context, l *launchSpec) error {
+	e.processMu.Lock()
+	e.proc = nil
+	e.processMu.Unlock()
+	version, err := Version(ctx, e.cfg.Binary)
+	if err != nil {
+		return err
+	}
+	l.version = version
+	e.updateStatus(func(s *Status) { s.Version = l.version })
+	return e.start(ctx, *l)
+}
+
 // start starts a process, unless Stop was called.
-func (e *Envoy) start(l launchSpec) error {
+func (e *Envoy) start(ctx context.Context, l launchSpec) error {
+	if e.cfg.Filter != nil {
+		l.filter = e.cfg.Filter(ctx, l.version)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	e.processMu.Lock()
 	defer e.processMu.Unlock()
 	if e.isStopped() {

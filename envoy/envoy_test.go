@@ -141,6 +141,37 @@ func TestKilledIsRestarted(t *testing.T) {
 	}
 }
 
+// An end is logged and counted once, also if the program is not there for several attempts.
+func TestX5_AnEndIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	program := filepath.Join(t.TempDir(), "envoy")
+	if err := os.Symlink(b.config.Binary, program); err != nil {
+		t.Fatal(err)
+	}
+	b.config.Binary, program = program, b.config.Binary
+	e, _ := b.live(t)
+	if err := errors.Join(os.Remove(b.config.Binary), syscall.Kill(e.Status().PID, syscall.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		if b.logs.FilterMessage("envoy start failed").Len() < 3 {
+			return errors.New("not three attempts")
+		}
+		return nil
+	})
+	if s := e.Status(); !strings.Contains(s.Reason, "--version") {
+		t.Errorf("status %+v: want why no Envoy is started", s)
+	}
+	if err := os.Symlink(program, b.config.Binary); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return inState(e, StateLive) })
+	if s, n := e.Status(), b.logs.FilterMessage("envoy ended").Len(); s.Restarts != 1 || n != 1 {
+		t.Errorf("%d restarts, and the end was logged %d times", s.Restarts, n)
+	}
+}
+
 func TestAdoptedAndKilledIsRestarted(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

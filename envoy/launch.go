@@ -45,7 +45,7 @@ type launchSpec struct {
 	// adminSocket is the path of the admin interface.
 	adminSocket string
 	budget      Budget
-	// filter is what SetFilter has set.
+	// filter is what Config.Filter has returned.
 	filter string
 }
 
@@ -73,7 +73,6 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		digest:        digest,
 		adminSocket:   e.cfg.Bootstrap.AdminSocket,
 		budget:        e.cfg.Bootstrap.Budget,
-		filter:        e.filter,
 	}, nil
 }
 

@@ -1,14 +1,10 @@
 package extproc
 
 import (
-	"net"
-	"path/filepath"
 	"testing"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 )
@@ -26,19 +22,7 @@ func BenchmarkExchange(b *testing.B) {
 }
 
 func benchmarkExchange(b *testing.B, s *Server) {
-	l, err := net.Listen("unix", filepath.Join(b.TempDir(), "s"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	server := grpc.NewServer()
-	s.Register(server)
-	go server.Serve(l)
-	defer server.Stop()
-	conn, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer conn.Close()
+	conn := serveMethod(b, s.Open)
 	messages := exchangeMessages()
 	client := pb.NewExternalProcessorClient(conn)
 	b.ReportAllocs()

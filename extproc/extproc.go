@@ -5,172 +5,184 @@
 // headers, then the body. Before a request waits, extproc extends Envoy's message timeout. Envoy
 // never sends response bodies. The trailers of a response, or the end of the exchange, say that the
 // request has ended. See decide for what an exchange decides.
+//
+// Package internal/grpcserver carries the messages. An exchange has a goroutine only while it
+// waits. wire.go reads and writes the messages.
 package extproc
 
 import (
+	"bytes"
 	"context"
-	"errors"
-	"io"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/grpcserver"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
-// Server implements envoy.service.ext_proc.v3.ExternalProcessor.
+// Method is the path of the method that Envoy calls.
+const Method = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+
+// Server serves Method.
 type Server struct {
-	extproc.UnimplementedExternalProcessorServer
 	*decide.Decider
 	// Advertise is the IP address and port at which Envoys of other hosts reach this gateway.
 	// Empty: the address to which an Envoy has connected.
 	Advertise string
 
-	metadata dynamicMetadata
 	// successor serves the exchanges that are not decided yet. It is nil before Retire.
-	successor atomic.Pointer[extproc.ExternalProcessorClient]
+	successor atomic.Pointer[grpc.ClientConnInterface]
 }
 
 // New returns a Server that has a Decider decide.
 func New(d *decide.Decider) *Server { return &Server{Decider: d} }
 
-// Register adds the server to a gRPC server.
-func (s *Server) Register(r grpc.ServiceRegistrar) { extproc.RegisterExternalProcessorServer(r, s) }
-
-// Process serves one exchange of Envoy: either one request, or one report of a first token (see
-// observe).
-func (s *Server) Process(envoy extproc.ExternalProcessor_ProcessServer) error {
-	if observing(envoy.Context()) {
-		return s.observe(envoy)
+// Open opens the exchange of a stream: either one request, or one report of a first token (see
+// observer).
+func (s *Server) Open(stream *grpcserver.Stream, header func(name string) string) grpcserver.Handler {
+	if header(headers.Role) == headers.RoleObserver {
+		return &observer{server: s, stream: stream}
 	}
-	e := &exchange{server: s, envoy: envoy, claimed: make(chan struct{})}
-	e.Exchange = s.Open(e)
-	defer e.End()
-	for {
-		in, err := envoy.Recv()
-		if err != nil {
-			return ignoreOrdinaryEnd(err)
-		}
-		var out *extproc.ProcessingResponse
-		moved := s.successor.Load() != nil && !e.Decided()
-		if !moved {
-			out = e.answer(in)
-			moved = e.Moved()
-		}
-		switch {
-		case moved:
-			return e.passOn(in)
-		case out == nil:
-			return nil
-		}
-		if err := e.send(out); err != nil {
-			return ignoreOrdinaryEnd(err)
-		}
-		if e.Offered() {
-			return e.awaitClaim()
-		}
-	}
+	e := &exchange{server: s, stream: stream, told: header(headers.Endpoint)}
+	e.Exchange = s.Decider.Open(e)
+	return e
 }
 
-// ignoreOrdinaryEnd returns nil if err is an ordinary end of an exchange: the end of the stream or
-// a cancellation by Envoy. It returns any other error unchanged.
-func ignoreOrdinaryEnd(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
-		return nil
-	}
-	return err
-}
-
-// exchange is one request. It implements decide.Envoy.
+// exchange is one request. It implements decide.Envoy and grpcserver.Handler.
 type exchange struct {
 	*decide.Exchange
 	server *Server
-	envoy  extproc.ExternalProcessor_ProcessServer
-	// sending is held while a message is sent, since other goroutines answer a late body and cancel
-	// the request.
-	sending sync.Mutex
-	// claimed is closed when the relay has claimed the request.
-	claimed chan struct{}
-	// first is the message with the request's headers, for passOn.
-	first *extproc.ProcessingRequest
+	stream *grpcserver.Stream
+	// told is the address of this gateway, if a predecessor has passed the exchange on.
+	told string
+	// first is the message with the request's headers, for passOn. It is nil once the request is
+	// decided.
+	first []byte
+	// passed is the exchange at the successor. It is nil if this process decides.
+	passed *passed
 }
 
-// answer returns the answer to one message. nil ends the exchange.
-func (e *exchange) answer(in *extproc.ProcessingRequest) *extproc.ProcessingResponse {
-	switch m := in.Request.(type) {
-	case *extproc.ProcessingRequest_RequestHeaders:
-		e.first = in
-		for _, h := range m.RequestHeaders.GetHeaders().GetHeaders() {
-			value := h.GetRawValue()
-			if len(value) == 0 {
-				value = []byte(h.GetValue())
-			}
-			e.Head().Add(h.GetKey(), value)
-		}
-		return e.response(e.Headers(m.RequestHeaders.GetEndOfStream()))
-	case *extproc.ProcessingRequest_RequestBody:
-		out := e.response(e.Body(m.RequestBody.GetBody()))
-		if e.Decided() {
-			e.first = nil
-		}
-		return out
-	case *extproc.ProcessingRequest_ResponseTrailers:
-		e.Close() // the response has ended: free the slot before Envoy has read the answer
-		return continueTrailers
+// Message implements grpcserver.Handler.
+func (e *exchange) Message(content []byte) {
+	switch {
+	case e.passed != nil:
+		e.stream.Block() // the successor may be slow
+		e.passed.send(content)
+		return
+	case e.Offered(): // it concerns a response that did not come from the relay, and needs no answer
+		e.stream.Finish(codes.OK, "")
+		return
+	case e.server.successor.Load() != nil && !e.Decided():
+		e.passOn(content)
+		return
 	}
-	e.server.Log.Error("unexpected ext_proc message received from Envoy; check that Envoy uses the listener that Sluice generates",
-		zap.String("type", messageName(in)))
-	return nil
+	m, err := parse(content)
+	if err != nil {
+		e.stream.Finish(codes.Internal, "malformed message: "+err.Error())
+		return
+	}
+	switch m.kind {
+	case requestHeaders:
+		e.headers(content, &m)
+	case requestBody:
+		e.body(content, &m)
+	case responseTrailers:
+		e.Close() // the response has ended: free the slot before Envoy has read the answer
+		_ = e.stream.Send(func(out []byte) []byte { return append(out, trailersAnswer...) })
+	default:
+		e.server.Log.Error("unexpected ext_proc message received from Envoy; check that Envoy uses the listener that Sluice generates",
+			zap.Stringer("type", m.kind))
+		e.stream.Finish(codes.OK, "")
+	}
+}
+
+// headers answers the headers of a request.
+func (e *exchange) headers(content []byte, m *message) {
+	if e.first != nil || e.Decided() {
+		e.stream.Finish(codes.Internal, "second headers of a request")
+		return
+	}
+	if err := eachHeader(m.headers, e.Head().Add); err != nil {
+		e.stream.Finish(codes.Internal, "malformed headers: "+err.Error())
+		return
+	}
+	e.first = bytes.Clone(content)
+	a := e.Headers(m.ended)
+	_ = e.send(a) // an error means that the exchange has ended
+}
+
+// body answers the body of a request.
+func (e *exchange) body(content []byte, m *message) {
+	a := e.Body(m.body)
+	if e.Decided() {
+		e.first = nil
+	}
+	switch {
+	case e.Moved():
+		e.passOn(content)
+	case a == nil || e.send(a) != nil:
+		e.stream.Finish(codes.OK, "")
+	}
+}
+
+// send queues an answer.
+func (e *exchange) send(a *decide.Answer) error {
+	return e.stream.Send(func(out []byte) []byte {
+		switch a.Kind {
+		case decide.Reply:
+			return appendReply(out, a)
+		case decide.Continue:
+			return appendContinue(out, a.Remove)
+		}
+		return appendGo(out, a)
+	})
+}
+
+// HalfClose implements grpcserver.Handler.
+func (e *exchange) HalfClose() { e.stream.Finish(codes.OK, "") }
+
+// End implements grpcserver.Handler.
+func (e *exchange) End() {
+	if e.passed != nil {
+		e.passed.cancel()
+	}
+	e.Exchange.End()
 }
 
 // Context implements decide.Envoy.
-func (e *exchange) Context() context.Context { return e.envoy.Context() }
+func (e *exchange) Context() context.Context { return e.stream.Context() }
 
-// Block implements decide.Envoy. The goroutine serves this request alone.
-func (e *exchange) Block() {}
+// Block implements decide.Envoy: another goroutine reads the connection from now on.
+func (e *exchange) Block() { e.stream.Block() }
 
-// Claimed implements decide.Envoy.
-func (e *exchange) Claimed() { close(e.claimed) }
+// Claimed implements decide.Envoy. Until the claim, only this exchange can see that the client
+// leaves.
+//
+// The exchange ends without a further message. Envoy takes this end as the processor's word that
+// the processor wants no more messages. Answers that Envoy has received stay in force, and a
+// message that Envoy waits for is skipped (ext_proc.cc, onGrpcClose).
+func (e *exchange) Claimed() {
+	e.stream.Finish(codes.OK, "")
+	e.stream.Flush()
+}
 
 // Wait implements decide.Envoy. Envoy's message timeout is short, so that Envoy notices a gateway
 // that hangs.
 func (e *exchange) Wait(d time.Duration) {
 	// A failed send means that the exchange has ended; its context then cancels the dispatch.
-	_ = e.send(overrideTimeout(d))
+	if e.stream.Send(func(out []byte) []byte { return appendWait(out, d) }) == nil {
+		e.stream.Flush()
+	}
 }
 
 // Reply implements decide.Envoy.
-func (e *exchange) Reply(a *decide.Answer) error { return e.send(immediate(a)) }
-
-// send sends a message to Envoy.
-func (e *exchange) send(m *extproc.ProcessingResponse) error {
-	e.sending.Lock()
-	defer e.sending.Unlock()
-	return e.envoy.Send(m)
-}
-
-// awaitClaim waits until the relay has claimed the request. Until the claim, only this exchange can
-// see that the client leaves.
-//
-// The exchange then ends without a further message. Envoy takes this end as the processor's word
-// that the processor wants no more messages. Answers that Envoy has received stay in force, and a
-// message that Envoy waits for is skipped (ext_proc.cc, onGrpcClose).
-func (e *exchange) awaitClaim() error {
-	left := make(chan error, 1)
-	go func() { // Recv returns at the latest when Process has returned
-		_, err := e.envoy.Recv()
-		left <- err
-	}()
-	select {
-	case <-e.claimed:
-		return nil
-	case err := <-left: // a message here concerns a response that did not come from the relay, and needs no answer
-		return ignoreOrdinaryEnd(err)
-	}
+func (e *exchange) Reply(a *decide.Answer) error {
+	err := e.send(a)
+	e.stream.Flush()
+	return err
 }

@@ -1,75 +1,19 @@
 package extproc
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"testing"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// envoy is Envoy's end of one exchange.
-type envoy struct {
-	grpc.ServerStream
-	t         testing.TB
-	ctx       context.Context
-	reset     context.CancelFunc
-	toSluice  chan *pb.ProcessingRequest
-	toEnvoy   chan *pb.ProcessingResponse
-	processed chan error
-}
-
-func (e *envoy) Context() context.Context { return e.ctx }
-
-func (e *envoy) Recv() (*pb.ProcessingRequest, error) {
-	select {
-	case m, ok := <-e.toSluice:
-		if !ok {
-			return nil, io.EOF
-		}
-		return m, nil
-	case <-e.ctx.Done():
-		return nil, e.ctx.Err()
-	}
-}
-
-func (e *envoy) Send(m *pb.ProcessingResponse) error {
-	select {
-	case e.toEnvoy <- m:
-		return nil
-	case <-e.ctx.Done():
-		return e.ctx.Err()
-	}
-}
-
-// open opens an exchange.
-func open(t testing.TB, s *Server) *envoy {
-	e := &envoy{t: t, toSluice: make(chan *pb.ProcessingRequest), toEnvoy: make(chan *pb.ProcessingResponse, 4), processed: make(chan error, 1)}
-	e.ctx, e.reset = context.WithCancel(context.Background())
-	go func() {
-		err := s.Process(e)
-		e.reset() // as gRPC does
-		e.processed <- err
-	}()
-	t.Cleanup(func() {
-		e.reset()
-		<-e.processed
-	})
-	return e
-}
 
 func (e *envoy) say(m *pb.ProcessingRequest) *pb.ProcessingResponse {
 	e.t.Helper()
@@ -124,7 +68,6 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	if err := <-e.processed; err != nil {
 		t.Error(err)
 	}
-	e.processed <- nil
 	if v, _ := d.View("m"); v.InFlight != 0 {
 		t.Error("a body without headers, so without a key, was let through")
 	}

@@ -3,10 +3,8 @@ package extproc
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,8 +12,6 @@ import (
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -113,7 +109,6 @@ func (e *envoy) awaitEnd() {
 	e.t.Helper()
 	select {
 	case err := <-e.processed:
-		e.processed <- nil // for the cleanup
 		if err != nil {
 			e.t.Error(err)
 		}
@@ -129,7 +124,6 @@ func TestEndsWhenTheRelayHasTheRequest(t *testing.T) {
 	e, token := r.handOff()
 	select {
 	case err := <-e.processed:
-		e.processed <- err // for the cleanup
 		t.Fatalf("the exchange has ended before the relay had the request: %v", err)
 	case <-time.After(20 * time.Millisecond): // there is no event that says that the exchange goes on
 	}
@@ -198,19 +192,7 @@ func TestClientLeavesAsTheRelayGetsTheRequest(t *testing.T) {
 // Envoy sees a gRPC stream that ends with status OK.
 func TestEndsWellOverGRPC(t *testing.T) {
 	r := newFull(t)
-	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	r.Register(server)
-	go server.Serve(l) //nolint:errcheck // Stop ends Serve
-	defer server.Stop()
-	conn, err := grpc.NewClient("unix:"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	conn := serveMethod(t, r.Open)
 	exchange, token := exchangeTo(t, pb.NewExternalProcessorClient(conn))
 	ctx, leave := context.WithCancel(t.Context())
 	var client sync.WaitGroup

@@ -1,13 +1,11 @@
 package extproc
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 	"time"
 
 	pb "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -16,23 +14,22 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
+// Only a filter with the role of the observer is one. What others send is about a request.
 func TestObserverIsTold(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		md   metadata.MD
-		want bool
-	}{
-		"none":      {nil, false},
-		"other":     {metadata.Pairs(headers.Role, "judge"), false},
-		"observer":  {metadata.Pairs(headers.Role, headers.RoleObserver), true},
-		"something": {metadata.Pairs("x", headers.RoleObserver), false},
-	} {
-		if got := observing(metadata.NewIncomingContext(t.Context(), c.md)); got != c.want {
-			t.Errorf("%s: %t", name, got)
+	for role, observes := range map[string]bool{"": false, "judge": false, headers.RoleObserver: true} {
+		s, _ := newServer(t)
+		e := openAs(t, s, role)
+		e.toSluice <- seen("e-1", "")
+		if !observes {
+			e.awaitEnd() // no request begins like this
+			continue
 		}
-	}
-	if observing(context.Background()) {
-		t.Error("an exchange without metadata is the observer's")
+		select {
+		case err := <-e.processed:
+			t.Errorf("%q: the exchange has ended: %v", role, err)
+		case e.toSluice <- seen("", ""): // the first message was taken
+		}
 	}
 }
 
@@ -51,13 +48,7 @@ func seen(id, body string) *pb.ProcessingRequest {
 }
 
 // observed opens an exchange of the observer. Its end is sent to processed.
-func observed(t *testing.T, s *Server) *envoy {
-	e := &envoy{t: t, toSluice: make(chan *pb.ProcessingRequest), toEnvoy: make(chan *pb.ProcessingResponse, 4), processed: make(chan error, 1)}
-	e.ctx, e.reset = context.WithCancel(metadata.NewIncomingContext(context.Background(), metadata.Pairs(headers.Role, headers.RoleObserver)))
-	go func() { e.processed <- s.Process(e) }()
-	t.Cleanup(e.reset)
-	return e
-}
+func observed(t *testing.T, s *Server) *envoy { return openAs(t, s, headers.RoleObserver) }
 
 // prefillServer returns a server with one model m on two replicas. A replica serves four requests
 // at a time, one of which may be in prefill.
@@ -132,7 +123,6 @@ func TestFirstToken(t *testing.T) {
 	late := observed(t, s) // observes a request that has ended
 	running[0].reset()
 	<-running[0].processed
-	running[0].processed <- nil
 	late.toSluice <- seen("e-1", "data: 1\n\n")
 	if err := <-late.processed; err != nil {
 		t.Error(err)

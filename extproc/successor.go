@@ -3,93 +3,143 @@ package extproc
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io"
 
-	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-gateway/sluice/internal/elsewhere"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/protofields"
 )
 
 // Retire passes every exchange on that is not decided yet, to the server of another process at the
 // other end of to. See decide.Decider.Retire.
 func (s *Server) Retire(to grpc.ClientConnInterface) {
-	client := extproc.NewExternalProcessorClient(to)
-	s.successor.Store(&client)
+	s.successor.Store(&to)
 	s.Decider.Retire()
 }
 
+// passed is an exchange that the successor serves. Messages are copied both ways to the end.
+type passed struct {
+	to     grpc.ClientStream
+	cancel context.CancelFunc
+}
+
 // passOn has the successor serve the exchange, of which last is the message that nobody has
-// answered yet. It replays the messages before, and then copies messages both ways to the end.
-func (e *exchange) passOn(last *extproc.ProcessingRequest) error {
+// answered yet. It replays the messages before.
+func (e *exchange) passOn(last []byte) {
+	e.stream.Block()
 	e.Leave()
-	ctx, cancel := context.WithCancel(e.envoy.Context())
-	defer cancel()
+	ctx, cancel := context.WithCancel(e.stream.Context())
 	if gateway := e.Gateway(); gateway != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, headers.Endpoint, gateway)
 	}
-	to, err := (*e.server.successor.Load()).Process(ctx)
-	if err != nil {
-		return ignoreOrdinaryEnd(err)
+	to, refusal, err := e.openAt(ctx, last)
+	if err != nil || refusal != nil {
+		cancel()
+		e.finish(refusal, err)
+		return
 	}
-	if e.first != nil {
-		refusal, err := replayHeaders(to, e.first)
-		if err != nil {
-			return ignoreOrdinaryEnd(err)
-		}
-		if refusal != nil {
-			return ignoreOrdinaryEnd(e.send(refusal))
-		}
-	}
-	if err := to.Send(last); err != nil {
-		return ignoreOrdinaryEnd(err)
-	}
-	go func() { // it ends when Process has returned
+	e.passed = &passed{to, cancel}
+	go func() { // it ends with ctx, at the latest when the exchange does
+		defer cancel()
 		for {
-			in, err := e.envoy.Recv()
-			if err != nil {
-				cancel()
+			var out []byte
+			if err := to.RecvMsg(&out); err != nil {
+				e.finish(nil, err)
 				return
 			}
-			if to.Send(in) != nil {
+			if e.sendRaw(out) != nil {
 				return
 			}
+			e.stream.Flush()
 		}
 	}()
-	for {
-		out, err := to.Recv()
-		if err != nil {
-			return ignoreOrdinaryEnd(err)
+}
+
+// openAt opens the exchange at the successor. Envoy has an answer to the headers of the request
+// already, so the successor's answer is returned only if it refuses the request.
+func (e *exchange) openAt(ctx context.Context, last []byte) (to grpc.ClientStream, refusal []byte, err error) {
+	to, err = (*e.server.successor.Load()).NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, Method, grpc.ForceCodecV2(rawCodec{}))
+	if err != nil {
+		return nil, nil, err
+	}
+	if e.first != nil {
+		var out []byte
+		if err := to.SendMsg(e.first); err != nil {
+			return nil, nil, err
 		}
-		if err := e.send(out); err != nil {
-			return ignoreOrdinaryEnd(err)
+		if err := to.RecvMsg(&out); err != nil {
+			return nil, nil, err
 		}
+		if protofields.Bytes(out, 7) != nil { // immediate_response
+			return nil, out, nil
+		}
+	}
+	return to, nil, to.SendMsg(last)
+}
+
+// finish ends the exchange as it has ended at the successor, after a last message if there is one.
+func (e *exchange) finish(last []byte, err error) {
+	if last != nil {
+		_ = e.sendRaw(last) // an error means that the exchange has ended
+	}
+	if s := status.Convert(err); err == nil || errors.Is(err, io.EOF) || s.Code() == codes.Canceled {
+		e.stream.Finish(codes.OK, "")
+	} else {
+		e.stream.Finish(s.Code(), s.Message())
+	}
+	e.stream.Flush()
+}
+
+// sendRaw sends a message of the successor.
+func (e *exchange) sendRaw(m []byte) error {
+	return e.stream.Send(func(out []byte) []byte { return append(out, m...) })
+}
+
+// send sends a further message of Envoy to the successor.
+func (p *passed) send(m []byte) {
+	if p.to.SendMsg(m) != nil { // the client may send it later
+		p.cancel() // the goroutine that receives ends the exchange
 	}
 }
 
-// replayHeaders sends the headers of a request to the successor. Envoy has an answer to them
-// already, so replayHeaders returns the successor's answer only if it refuses the request.
-func replayHeaders(to extproc.ExternalProcessor_ProcessClient, headers *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
-	if err := to.Send(headers); err != nil {
-		return nil, err
+// rawCodec leaves messages as they are.
+type rawCodec struct{}
+
+// Marshal implements encoding.CodecV2.
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.([]byte)
+	if !ok {
+		return nil, fmt.Errorf("a message is %T", v)
 	}
-	out, err := to.Recv()
-	if err != nil || out.GetImmediateResponse() == nil {
-		return nil, err
-	}
-	return out, nil
+	return mem.BufferSlice{mem.SliceBuffer(m)}, nil
 }
+
+// Unmarshal implements encoding.CodecV2.
+func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(*[]byte)
+	if !ok {
+		return fmt.Errorf("a message is %T", v)
+	}
+	*m = data.Materialize()
+	return nil
+}
+
+// Name implements encoding.CodecV2. It is the codec of the messages as they are on the wire.
+func (rawCodec) Name() string { return "proto" }
 
 // Gateway implements decide.Envoy. An Envoy of another host may use another gateway before it
 // brings an offer. A predecessor that passes an exchange on tells the address.
 func (e *exchange) Gateway() string {
-	ctx := e.envoy.Context()
-	if _, gateway, ok := elsewhere.Peer(ctx); ok {
+	if _, gateway, ok := elsewhere.Peer(e.stream.Context()); ok {
 		return cmp.Or(e.server.Advertise, gateway)
 	}
-	if told := metadata.ValueFromIncomingContext(ctx, headers.Endpoint); len(told) == 1 {
-		return told[0]
-	}
-	return ""
+	return e.told
 }

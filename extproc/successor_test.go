@@ -1,33 +1,6 @@
 package extproc
 
-import (
-	"net"
-	"path/filepath"
-	"testing"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-)
-
-// serveGRPC serves a server on a unix socket and returns a connection to it.
-func serveGRPC(t *testing.T, s *Server) *grpc.ClientConn {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "control.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	s.Register(server)
-	go server.Serve(l)
-	t.Cleanup(server.Stop)
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return conn
-}
+import "testing"
 
 // When a process retires, the exchanges that are not decided move to its successor: one that waits,
 // one whose body is still to come, and new ones. The decided ones stay.
@@ -48,7 +21,7 @@ func TestX20_UndecidedExchangesMove(t *testing.T) {
 	}
 	early.headers(key)
 
-	s.Retire(serveGRPC(t, next))
+	s.Retire(serveMethod(t, next.Open))
 	d.Retire()
 	if a := <-waits.toEnvoy; a.GetRequestBody() == nil {
 		t.Errorf("the request that waited got %v", a)

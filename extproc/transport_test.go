@@ -72,8 +72,8 @@ func (c *client) Answer() decidetest.Answer {
 	if r == nil || !r.GetClearRouteCache() {
 		c.t.Fatalf("an answer of another kind: %v", a)
 	}
-	got := decide.Answer{Kind: decide.Go, Set: setOf(r.GetHeaderMutation()), Remove: c.removed, Body: r.GetBodyMutation().GetBody()}
-	got.Metadata.Quota = map[string]string{}
+	got := decidetest.Answer{Other: map[string]string{}}
+	got.Answer = decide.Answer{Kind: decide.Go, Set: setOf(r.GetHeaderMutation()), Remove: c.removed, Body: r.GetBodyMutation().GetBody()}
 	for name, v := range a.GetDynamicMetadata().GetFields()[headers.Metadata].GetStructValue().GetFields() {
 		switch name {
 		case headers.MetadataTenant:
@@ -81,10 +81,10 @@ func (c *client) Answer() decidetest.Answer {
 		case headers.MetadataKey:
 			got.Metadata.Key = v.GetStringValue()
 		default:
-			got.Metadata.Quota[name] = v.GetStringValue()
+			got.Other[name] = v.GetStringValue()
 		}
 	}
-	return decidetest.Answer{Answer: got}
+	return got
 }
 
 func setOf(m *pb.HeaderMutation) (all []decide.Header) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program in
 # an archive, a Debian package and a software bill of materials; the Helm chart; and the checksums of
-# all. The same commit gives the same bytes, with the same release of Go and dpkg.
+# all. Each program contains the filter for Envoy of its architecture, which zig compiles. The same
+# commit gives the same bytes, with the same release of Go and dpkg.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${VERSION:-$(git describe --tags --always --dirty)}
@@ -64,15 +65,30 @@ chart() {
 }
 chart
 
+# overlay ARCH: has go build find the compiled filter of this release where `make module` puts it, and no
+# filter of another architecture.
+overlay() {
+  local built=$PWD/envoy/filter/built other
+  for other in amd64 arm64; do
+    [ "$other" = "$1" ] || printf '"%s": "", ' "$built/sluice-filter-$other.so"
+  done >"$work/others"
+  printf '{"Replace": {%s"%s": "%s"}}\n' "$(cat "$work/others")" "$built/sluice-filter-$1.so" "$work/filter/sluice-filter-$1.so" >"$work/overlay.json"
+}
+
+# ARCHS is a list without quotes.
+# shellcheck disable=SC2086
+OUT=$work/filter scripts/module.sh ${ARCHS:-amd64 arm64}
+
 for arch in ${ARCHS:-amd64 arm64}; do
+  overlay "$arch"
   folder=sluice-$version-linux-$arch
   echo "building $folder"
-  CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -tags grpcnotrace \
+  CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/overlay.json" -tags grpcnotrace \
     -ldflags "-s -w -buildid= -X main.release=$version" -o "$work/$folder/sluice" ./cmd/sluice
   cp LICENSE README.md CHANGELOG.md "$work/$folder/"
   archive "$folder.tar.gz" "$folder"
   package "$arch" "$work/$folder/sluice"
-  go run ./scripts/sbom -version "$version" "$work/$folder/sluice" >"$dist/$folder.cdx.json"
+  go run ./scripts/sbom -version "$version" -filter "$work/filter/sluice-filter-$arch.so" "$work/$folder/sluice" >"$dist/$folder.cdx.json"
 done
 (cd "$dist" && sha256sum sluice* >SHA256SUMS)
 ls -l "$dist"

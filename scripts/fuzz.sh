@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes every target of the module, one after the other: fuzz.sh TIME, such as 20s.
+# Fuzzes every target of the module, one after the other: fuzz.sh TIME, such as 20s. The last one is the filter
+# inside Envoy, which is C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 time=${1:-20s}
@@ -9,3 +10,8 @@ for package in $(go list ./...); do
     go test -run '^$' -fuzz "^$target\$" -fuzztime "$time" -fuzzminimizetime 20x "$package"
   done
 done
+case $time in
+  *m) seconds=$((${time%m} * 60)) ;;
+  *) seconds=${time%s} ;;
+esac
+scripts/fuzz-filter.sh "$seconds"

@@ -59,13 +59,14 @@ func deciders(c Config) []string {
 	return []string{extProcName}
 }
 
-// idleDecider lists the filters that could ask the gateway and do not.
-func idleDecider(c Config) []string {
+// idle lists the filters that have nothing to do for a request that the gateway decides: the one
+// that could ask it and does not, and those that Sluice's own filter makes needless.
+func idle(c Config) []string {
 	switch {
 	case !c.Filter.in(c):
 		return nil
 	case c.Filter.Decides:
-		return []string{extProcName}
+		return []string{extProcName, onDemandName}
 	}
 	return []string{filterName}
 }

@@ -12,6 +12,7 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/testutil/answers"
 )
 
 // observations is Sluice's end of the observer's exchanges. It ends each exchange after the first
@@ -74,7 +75,7 @@ type steps struct {
 func (s *steps) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer close(s.gone)
 	io.Copy(io.Discard, r.Body) //nolint:errcheck // a test
-	w.Header().Set("Content-Type", typeSSE)
+	w.Header().Set("Content-Type", answers.SSE)
 	w.(http.Flusher).Flush()
 	for {
 		select {

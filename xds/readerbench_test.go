@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/testutil/answers"
 )
 
 // The streams of BenchmarkStreamReader.
@@ -60,14 +61,14 @@ func BenchmarkStreamReader(b *testing.B) {
 // wordEngine streams a chat as vLLM does, at a steady pace.
 func wordEngine(w http.ResponseWriter, r *http.Request) {
 	io.Copy(io.Discard, r.Body) //nolint:errcheck // a benchmark
-	w.Header().Set("Content-Type", typeSSE)
+	w.Header().Set("Content-Type", answers.SSE)
 	for n := range benchEvents {
 		fmt.Fprintf(w, `data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"m",`+
 			`"choices":[{"index":0,"delta":{"content":" word%d"},"logprobs":null,"finish_reason":null}]}`+"\n\n", n)
 		w.(http.Flusher).Flush()
 		time.Sleep(benchPause)
 	}
-	io.WriteString(w, lastChunk+doneChunk) //nolint:errcheck // a benchmark
+	io.WriteString(w, answers.LastChunk+answers.DoneChunk) //nolint:errcheck // a benchmark
 }
 
 // runStreams carries benchStreams streams at once. One in share of them is read as usage says; 0:

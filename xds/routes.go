@@ -180,7 +180,7 @@ func undecidedRoute(c Config) *route.Route {
 		}},
 		ResponseHeadersToAdd: []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
 		// No request gets through this route, so ext_authz need not be asked.
-		TypedPerFilterConfig:   disabled(append(idleDecider(c), extAuthzName, bodyLimitName)...),
+		TypedPerFilterConfig:   disabled(append(idle(c), extAuthzName, bodyLimitName)...),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}

@@ -17,8 +17,8 @@ import (
 var streamReaderSource string
 
 // streamReader reads a response while it passes, and neither changes nor delays it. It costs about
-// as much as half of what Envoy needs for an event without it (docs/costs.md), so ext_proc asks for
-// it on a sample of the responses only.
+// as much as half of what Envoy needs for an event without it (docs/performance.md), so ext_proc
+// asks for it on a sample of the responses only.
 func streamReader() *lua.Lua {
 	return &lua.Lua{DefaultSourceCode: &core.DataSource{
 		Specifier: &core.DataSource_InlineString{InlineString: streamReaderSource},

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/envoy/filter"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/doctor"
+	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -32,7 +34,12 @@ a gateway runs with the file, its own ports are in use, and doctor says so.`,
 			if err != nil {
 				return err
 			}
-			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, TestedEnvoy: envoy.TestedVersion})
+			if err := gateway.CheckFilterVariable(); err != nil {
+				return err
+			}
+			compiled, _ := filter.File(runtime.GOARCH)
+			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, TestedEnvoy: filter.EnvoyVersion,
+				Filter: compiled, AskedBy: gateway.WantedFilter(c)})
 			return writeFindings(cmd.OutOrStdout(), findings)
 		},
 	}

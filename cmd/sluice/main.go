@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -15,10 +16,12 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/console"
 	"github.com/sluice-gateway/sluice/internal/gateway"
+	_ "github.com/sluice-gateway/sluice/internal/process/guard" // "sluice guard"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
 func main() {
+	runtime.MemProfileRate = 0 // nothing reads the profile of the heap, which takes memory itself
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	// A second Ctrl-C kills the process, unless the package gateway handles the signal while it
 	// drains.
@@ -60,7 +63,7 @@ func newCommand() *cobra.Command {
 	root.AddCommand(
 		newUpCommand(&g), newServeCommand(&g), newBootstrapCommand(), newCheckCommand(), newSchemaCommand(), newImportCommand(),
 		newKeysCommand(), newAdminCommand(), newReloadCommand(), newRestartCommand(), newNodeCommand(&g), newFetchCommand(),
-		newSimCommand(), newVersionCommand(), newEnvoyCommand(), newGuardCommand(&g), newStatusCommand(), newPSCommand(),
+		newSimCommand(), newVersionCommand(), newEnvoyCommand(), newStatusCommand(), newPSCommand(),
 		newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(), newTopCommand(), newDoctorCommand(),
 		newUsageCommand(),
 	)

@@ -23,8 +23,8 @@ type gatewayStatus struct {
 	Ready   bool      `json:"ready"`
 	Reasons []string  `json:"reasons"`
 	Envoy   struct {
-		State, Version string
-		PID            int
+		State, Version, Filter string
+		PID                    int
 	} `json:"envoy"`
 	Config struct {
 		Path         string    `json:"path"`
@@ -120,6 +120,12 @@ func (s gatewayStatus) write(w io.Writer) {
 	}
 	if s.Envoy.PID > 0 {
 		envoy += fmt.Sprintf(" (pid %d)", s.Envoy.PID)
+	}
+	switch s.Envoy.Filter {
+	case "module":
+		envoy += ", asks by Sluice's filter"
+	case "ext_proc":
+		envoy += ", asks by ext_proc"
 	}
 	fmt.Fprintf(w, "Envoy    %s\n", envoy)
 	if s.Config.Path != "" {

@@ -69,13 +69,6 @@ static_resources:
               dynamic_module_config: {name: sluice-filter, do_not_close: true}
               filter_name: sluice
               filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: SOCKET}
-          - name: meta
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
-              metadata:
-              - metadata_namespace: sluice_usage
-                typed_value: {"@type": type.googleapis.com/google.protobuf.UInt32Value, value: 42}
-              - {metadata_namespace: sluice_stream, value: {read: "1 2 3"}}
           - name: router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
           route_config:
@@ -90,6 +83,7 @@ static_resources:
                   sluice: {"@type": type.googleapis.com/envoy.config.route.v3.FilterConfig, disabled: true}
               - name: decided
                 match: {prefix: /, headers: [{name: x-sluice-cluster, present_match: true}]}
+                request_headers_to_remove: [x-sluice-cluster]
                 route: {cluster_header: x-sluice-cluster, timeout: 0s, retry_policy: {retry_on: "5xx", num_retries: 1}}
               - name: undecided
                 match: {prefix: /}
@@ -124,7 +118,7 @@ func socketAddress(hostport string) string {
 }
 
 // up starts an Envoy with the filter.
-func up(t *testing.T, o options) *testbed {
+func up(t testing.TB, o options) *testbed {
 	t.Helper()
 	b := &testbed{peer: newPeer(t), upstream: newUpstream(t)}
 	dir := filepath.Dir(b.path)
@@ -157,7 +151,7 @@ func up(t *testing.T, o options) *testbed {
 
 // start runs the Envoy until the test ends. An Envoy that ends by itself, as in a crash, fails the
 // test.
-func (b *testbed) start(t *testing.T, o options, file string) {
+func (b *testbed) start(t testing.TB, o options, file string) {
 	t.Helper()
 	var out strings.Builder
 	c := exec.Command(envoyBinary(), "-c", file, "--use-dynamic-base-id", "--concurrency", fmt.Sprint(max(1, o.concurrency)), "-l", "warn")
@@ -213,7 +207,7 @@ func (b *testbed) ask(path string) string {
 	return string(text)
 }
 
-func (b *testbed) waitForListener(t *testing.T) {
+func (b *testbed) waitForListener(t testing.TB) {
 	t.Helper()
 	eventually(t, "Envoy listens", func() bool {
 		for line := range strings.Lines(b.ask("/listeners")) {
@@ -310,7 +304,7 @@ type upstream struct {
 	release chan struct{}
 }
 
-func newUpstream(t *testing.T) *upstream {
+func newUpstream(t testing.TB) *upstream {
 	u := &upstream{release: make(chan struct{})}
 	u.Server = httptest.NewServer(http.HandlerFunc(u.serve))
 	t.Cleanup(u.Close)
@@ -319,6 +313,10 @@ func newUpstream(t *testing.T) *upstream {
 
 func (u *upstream) serve(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
+	if strings.HasPrefix(r.URL.Path, "/says") {
+		u.says(w, r, body)
+		return
+	}
 	if strings.HasPrefix(r.URL.Path, "/slow") {
 		fmt.Fprint(w, " ")
 		_ = http.NewResponseController(w).Flush()
@@ -342,6 +340,34 @@ func (u *upstream) serve(w http.ResponseWriter, r *http.Request) {
 		body = fmt.Append(nil, len(body))
 	}
 	_ = json.NewEncoder(w).Encode(seen{r.Method, r.URL.Path, string(body), r.ContentLength, r.Header, r.Trailer})
+}
+
+// says answers with the body of the request in two parts. Headers ask it for more.
+func (u *upstream) says(w http.ResponseWriter, r *http.Request, body []byte) {
+	if r.Header.Get("x-close") != "" {
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(err)
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: %s\r\n\r\n%s", r.Header.Get("x-type"), body)
+		return
+	}
+	w.Header().Set("Content-Type", r.Header.Get("x-type"))
+	if r.Header.Get("x-trailer") != "" {
+		w.Header().Set("Trailer", "x-trailer")
+		defer w.Header().Set("x-trailer", "1")
+	}
+	_, _ = w.Write(body[:len(body)/2])
+	_ = http.NewResponseController(w).Flush()
+	if r.Header.Get("x-pause") != "" {
+		<-u.release
+	}
+	_, _ = w.Write(body[len(body)/2:])
+	if r.Header.Get("x-cut") != "" {
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}
 }
 
 func (a answer) seen(t testing.TB) seen {

@@ -22,7 +22,7 @@ func TestB6_AConnectionThatBreaksEndsItsWaitsAndDecidedRequestsRunOn(t *testing.
 	b := up(t, options{})
 	running := b.send(t, "POST", "/slow", "x", "x-request-id", "11111111-2222-4333-8444-555555555555")
 	f := b.next(t, frBody)
-	f.conn.send(frGo, 0, f.id, goFrame(pairs{{"x-sluice-cluster", "model/m"}, {"x-sluice-stream", "s1"}}, nil, pairs{{"tenant", "acme"}}, ""))
+	f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}}, ""))
 	b.upstreamHasBegun(t)
 	waiting := b.send(t, "POST", "/", "x")
 	w := b.next(t, frBody)
@@ -34,7 +34,7 @@ func TestB6_AConnectionThatBreaksEndsItsWaitsAndDecidedRequestsRunOn(t *testing.
 	live := b.next(t, frLive)
 	list := live.list(t, 8)
 	for name, value := range map[string]string{
-		"x-request-id": "11111111-2222-4333-8444-555555555555", "x-sluice-cluster": "model/m", "x-sluice-stream": "s1", "@tenant": "acme",
+		"id": "11111111-2222-4333-8444-555555555555", "route": "decided", "cluster": "model/m", "@tenant": "acme",
 	} {
 		if list[name] != value {
 			t.Errorf("%s is %q; want %q", name, list[name], value)
@@ -59,6 +59,25 @@ func TestB6_AConnectionThatBreaksEndsItsWaitsAndDecidedRequestsRunOn(t *testing.
 	}
 }
 
+// A gateway that comes back after a second has the next request, although the filter tries by
+// itself ever more rarely.
+func TestB6_AGatewayThatIsBackHasTheNextRequest(t *testing.T) {
+	b := up(t, options{})
+	b.kill()
+	for began := time.Now(); time.Since(began) < time.Second; {
+		want(t, b.send(t, "GET", "/", ""), 503)
+	}
+	b.decideAll.Store(true)
+	b.listen(t)
+	refused := 0
+	for got(t, b.send(t, "POST", "/", "x")).status != 200 {
+		refused++
+	}
+	if refused > 20 {
+		t.Errorf("%d requests were refused", refused)
+	}
+}
+
 func TestB6_AnEndWithoutAConnectionIsToldToTheNextOne(t *testing.T) {
 	b := up(t, options{})
 	running := b.send(t, "POST", "/slow", "x")
@@ -74,6 +93,41 @@ func TestB6_AnEndWithoutAConnectionIsToldToTheNextOne(t *testing.T) {
 	if live.id != end.id || end.record(t).list["@tenant"] != "acme" || live.list(t, 8)["@tenant"] != "acme" {
 		t.Errorf("Live %d, End %d", live.id, end.id)
 	}
+}
+
+// An End that is still in the queue when a gateway dies, because the socket took no more, is told
+// to the next one.
+func TestB6_AnEndInTheQueueOfAConnectionThatBreaksIsToldToTheNextOne(t *testing.T) {
+	b := up(t, options{})
+	running := b.send(t, "POST", "/slow", "x", "x-request-id", "11111111-2222-4333-8444-555555555555")
+	f := b.next(t, frBody)
+	f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}}, ""))
+	b.upstreamHasBegun(t)
+	const n = 20 // more than the socket takes
+	body := strings.Repeat("a", 900_000)
+	b.reading.Lock()
+	var large []<-chan answer
+	for range n {
+		large = append(large, b.send(t, "POST", "/", body))
+	}
+	eventually(t, "the bodies are there", func() bool {
+		received, _ := strconv.Atoi(b.counter("downstream_cx_rx_bytes_total"))
+		return received > n*len(body) && b.counter("downstream_rq_active") == strconv.Itoa(n+1)
+	})
+	b.upstream.release <- struct{}{}
+	want(t, running, 200)
+	eventually(t, "it has ended", func() bool { return b.counter("downstream_rq_active") == strconv.Itoa(n) })
+	b.kill()
+	b.reading.Unlock()
+	for _, c := range large {
+		want(t, c, 503)
+	}
+	b.listen(t)
+	end := b.next(t, frEnd).record(t)
+	if end.list["id"] != "11111111-2222-4333-8444-555555555555" || end.list["@tenant"] != "acme" || end.numbers[0] != 200 {
+		t.Errorf("record %+v", end)
+	}
+	b.servesAgain(t)
 }
 
 func TestB6_AGatewayThatIsSilentCosts503AfterTheTimeOfWelcome(t *testing.T) {
@@ -189,7 +243,7 @@ func TestB6_AMalformedFrameEndsTheConnection(t *testing.T) {
 	for i, bad := range [][]byte{
 		encode(99, 0, 0, nil),
 		encode(frWelcome, 0, 0, []byte{9, 0, 0, 0, 1, 0, 0, 0}),
-		encode(frWelcome, 0, 0, []byte{1, 0, 0, 0, 0, 0, 0, 0}),
+		encode(frWelcome, 0, 0, []byte{2, 0, 0, 0, 0, 0, 0, 0}),
 		encode(frBye, 0, 0, []byte{1}),
 		encode(frGo, 2, 1, goFrame(nil, nil, nil, "")),
 		encode(frGo, 0, 1, goFrame(nil, nil, nil, "x")),

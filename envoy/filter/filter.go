@@ -4,7 +4,7 @@
 // program that is built after that contains the result.
 //
 // The tests prove each part of Envoy's interface that src/abi.h declares, with the real Envoy.
-// harness is a stand-in for Envoy, for runs under sanitizers.
+// harness has a stand-in for Envoy, and programs that run the filter in it under sanitizers.
 package filter
 
 import (

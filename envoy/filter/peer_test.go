@@ -9,14 +9,15 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
 
 // The types of frames, see package internal/frames.
 const (
-	frHello, frHeaders, frBody, frEnd, frLive        = 1, 2, 3, 4, 5
-	frWelcome, frGo, frReply, frWait, frAgain, frBye = 1, 2, 3, 4, 5, 6
+	frHello, frHeaders, frBody, frEnd, frLive, frFirst        = 1, 2, 3, 4, 5, 6
+	frWelcome, frGo, frReply, frWait, frAgain, frBye, frHeard = 1, 2, 3, 4, 5, 6, 7
 )
 
 // frame is one frame that the filter has sent.
@@ -114,9 +115,13 @@ type peer struct {
 	wait    sync.WaitGroup
 	// reading is held while the peer does not read.
 	reading sync.RWMutex
+	// later is how much later the version of the protocol is.
+	later atomic.Uint32
+	// decideAll has new connections decided by decideAtOnce.
+	decideAll atomic.Bool
 }
 
-func newPeer(t *testing.T) *peer {
+func newPeer(t testing.TB) *peer {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "frames")
 	if err != nil {
@@ -165,8 +170,12 @@ func (p *peer) read(c *peerConn) {
 			return
 		}
 		if f.kind == frHello {
-			payload := binary.LittleEndian.AppendUint32(nil, 1)
+			payload := binary.LittleEndian.AppendUint32(nil, 2+p.later.Load())
 			c.send(frWelcome, 0, 0, binary.LittleEndian.AppendUint32(payload, p.silence))
+		}
+		if p.decideAll.Load() {
+			decideAtOnce(c)
+			return
 		}
 		p.frames <- f
 	}
@@ -180,7 +189,7 @@ func (p *peer) readFrame(c *peerConn) (frame, error) {
 	p.reading.RLock()
 	defer p.reading.RUnlock()
 	n := binary.LittleEndian.Uint32(head[:])
-	if n > 1<<28 || head[4] < frHello || head[4] > frLive || head[6] != 0 || head[7] != 0 {
+	if n > 1<<28 || head[4] < frHello || head[4] > frFirst || head[6] != 0 || head[7] != 0 {
 		panic(fmt.Sprintf("the filter sent a malformed head: %x", head))
 	}
 	f := frame{conn: c, kind: head[4], flags: head[5], id: binary.LittleEndian.Uint64(head[8:]), payload: make([]byte, n)}

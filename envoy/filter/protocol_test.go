@@ -3,6 +3,8 @@ package filter
 import (
 	"strings"
 	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/testutil/answers"
 )
 
 func TestB6_AHeaderAndABodyGoToTheGatewayAndTheAnswerToEnvoy(t *testing.T) {
@@ -124,11 +126,98 @@ func TestB6_MetadataIsSetAndRead(t *testing.T) {
 	want(t, c, 200)
 	r := b.next(t, frEnd).record(t)
 	for name, value := range map[string]string{
-		"@tenant": "acme", "@empty": "", "read": "1 2 3", "usage": "\x08\x2a", "replica": "r1",
-		"cluster": "model/m", "route": "decided",
+		"@tenant": "acme", "@empty": "", "replica": "r1", "cluster": "model/m", "route": "decided",
 	} {
 		if v, ok := r.list[name]; !ok || v != value {
 			t.Errorf("%s is %q, %v; want %q (%v)", name, v, ok, value, r.list)
+		}
+	}
+}
+
+// TestB6_R3_AResponseIsReadInEnvoy has the filter read responses in a real Envoy. The client gets
+// them as they are. The engine does not see the header that asks for it.
+func TestB6_R3_AResponseIsReadInEnvoy(t *testing.T) {
+	b := up(t, options{})
+	const whole = `{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":7,"completion_tokens":11}}`
+	stream := answers.Delta(`"content":"a"`, "") + answers.Delta(`"content":"b"`, "") + answers.LastChunk + answers.DoneChunk
+	for _, c := range []struct {
+		name, wanted, kind, body string
+		more                     []string
+		usage, events            string
+	}{
+		{"whole", "1", answers.JSON, whole, nil, "7 11 -1", ""},
+		{"whole in the sample", "1+stream", answers.JSON, whole, nil, "7 11 -1", "0 0 length"},
+		{"stream", "1+stream", answers.SSE, stream, nil, "7 11 -1", "2 1 -"},
+		{"stream for its usage", "1", answers.SSE, stream, nil, "7 11 -1", ""},
+		{"trailers", "1+stream", answers.SSE, stream, []string{"x-trailer", "1"}, "7 11 -1", "2 1 -"},
+		{"cut", "1+stream", answers.SSE, stream, []string{"x-cut", "1"}, "", "2 1 -"},
+		{"ended by a close", "1+stream", answers.SSE, stream, []string{"x-close", "1"}, "7 11 -1", "2 1 -"},
+		{"not asked for", "", answers.JSON, whole, nil, "", ""},
+	} {
+		answered := b.send(t, "POST", "/says", c.body, append(c.more, "x-type", c.kind)...)
+		f, set := b.next(t, frBody), toModel
+		if c.wanted != "" {
+			set = append(pairs{{"x-sluice-usage", c.wanted}}, toModel...)
+		}
+		f.conn.send(frGo, 0, f.id, goFrame(set, nil, nil, ""))
+		if a := got(t, answered); a.body != c.body {
+			t.Errorf("%s: the client has got %q", c.name, a.body)
+		}
+		list := b.next(t, frEnd).record(t).list
+		if closes := list["unframed"] == "1"; closes != (c.name == "ended by a close") {
+			t.Errorf("%s: ended by a close: %v", c.name, closes)
+		}
+		events := ""
+		if list["read"] != "" {
+			events = eventsIn(list)
+		}
+		if list["usage"] != c.usage || events != c.events {
+			t.Errorf("%s: read %q and %q, want %q and %q", c.name, list["usage"], events, c.usage, c.events)
+		}
+	}
+	f := b.send(t, "POST", "/", "x")
+	asked := b.next(t, frBody)
+	asked.conn.send(frGo, 0, asked.id, goFrame(append(pairs{{"x-sluice-usage", "1"}}, toModel...), nil, nil, ""))
+	if s := want(t, f, 200).seen(t); s.Header.Get("x-sluice-usage") != "" {
+		t.Errorf("the upstream has got %v", s.Header)
+	}
+}
+
+// TestB6_TheBeginningOfAResponseIsTold has the filter tell the beginning of responses: until it is
+// heard, and at most 64 KiB.
+func TestB6_TheBeginningOfAResponseIsTold(t *testing.T) {
+	b := up(t, options{concurrency: 1})
+	observed := append(pairs{{"x-sluice-observe", "1"}}, toModel...)
+	ask := func(body string, headers ...string) <-chan answer {
+		answered := b.send(t, "POST", "/says", body, append(headers, "x-type", answers.JSON)...)
+		f := b.next(t, frBody)
+		f.conn.send(frGo, 0, f.id, goFrame(observed, nil, nil, ""))
+		return answered
+	}
+	large := strings.Repeat("0123456789abcdef", 10_000)
+	answered, told := ask(large), ""
+	for len(told) < 64<<10 {
+		told += string(b.next(t, frFirst).payload)
+	}
+	if want(t, answered, 200); !strings.HasPrefix(large, told) || len(told) != 64<<10 {
+		t.Errorf("%d bytes were told", len(told))
+	}
+	b.next(t, frEnd)
+	answered = ask("0123456789", "x-pause", "1")
+	first := b.next(t, frFirst)
+	first.conn.send(frHeard, 0, first.id, nil)
+	other := b.send(t, "POST", "/", "x") // its Go comes after Heard on the same connection
+	b.next(t, frBody).decide()
+	want(t, other, 200)
+	b.next(t, frEnd)
+	close(b.upstream.release)
+	if a := want(t, answered, 200); a.body != "0123456789" || string(first.payload) != "01234" {
+		t.Errorf("the client has got %q, and the gateway %q", a.body, first.payload)
+	}
+	b.next(t, frEnd)
+	for _, f := range b.held {
+		if f.kind == frFirst && f.id == first.id {
+			t.Errorf("the filter has told %q after it heard", f.payload)
 		}
 	}
 }

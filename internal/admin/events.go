@@ -49,6 +49,8 @@ type Events struct {
 	// mu.
 	finished []request.Summary
 	dropped  int
+	// spare is memory for finished. Only run uses it.
+	spare []request.Summary
 	// handlers runs once for each client, until its response is complete.
 	handlers sync.WaitGroup
 }
@@ -217,12 +219,14 @@ func (e *Events) welcome(s *state) bool {
 	return true
 }
 
-// takeFinished returns the requests that have ended since the last call, and how many others.
+// takeFinished returns the requests that have ended since the last call, and how many others. The
+// caller may use the requests until the next call.
 func (e *Events) takeFinished() (requests []request.Summary, dropped int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	requests, dropped = e.finished, e.dropped
-	e.finished, e.dropped = nil, 0
+	clear(e.spare) // the texts of the requests before
+	e.finished, e.spare, e.dropped = e.spare[:0], requests, 0
 	return requests, dropped
 }
 

@@ -200,6 +200,9 @@ type EnvoyStatus struct {
 	Restarts int    `json:"restarts"`
 	// Reason is why Envoy is not live, with its last log line if there is one.
 	Reason string `json:"reason"`
+	// Filter is what asks the gateway about each request: "module", Sluice's own filter, or
+	// "ext_proc".
+	Filter string `json:"filter"`
 }
 
 // UpgradeStatus tells of the processes that ran before a restart, and of restarts that failed.

@@ -9,15 +9,11 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
 // workload is what the clients of one measurement do.
 type workload struct {
-	// name describes the workload in the output, and unit is what its cost is counted in.
-	name, unit string
 	// workers is the number of clients, tokens the number of tokens of each response.
 	workers, tokens int
 	// stream tells that responses are streamed.
@@ -38,14 +34,13 @@ func (l workload) requestBody(model string, worker, n int) string {
 
 // proxy is one way from clients to the engines: a plain Envoy, or Sluice with its Envoy.
 type proxy struct {
-	// url is the base URL for clients, admin that of Sluice's API for operators.
-	url, admin string
+	// url is the base URL for clients, and address its host:port. admin is the base URL of Sluice's
+	// API for operators.
+	url, address, admin string
 	// envoyPID and gatewayPID are the processes whose CPU time counts. gatewayPID is 0 for plain
 	// Envoy.
 	envoyPID, gatewayPID int
 	client               *http.Client
-	// scraped says that the gateway's metrics are read while it is measured.
-	scraped bool
 }
 
 // variant is a proxy and the model that selects how a stream passes through it.
@@ -60,56 +55,6 @@ type cpuCost struct{ envoy, gateway float64 }
 
 func (c cpuCost) ofEnvoy() float64   { return c.envoy }
 func (c cpuCost) ofGateway() float64 { return c.gateway }
-func (c cpuCost) total() float64     { return c.envoy + c.gateway }
-
-// measure runs the workload for d, after a short warm-up, and returns its CPU cost.
-func (v variant) measure(ctx context.Context, l workload, d time.Duration) (cpuCost, error) {
-	if _, err := v.run(ctx, l, d/4); err != nil {
-		return cpuCost{}, err
-	}
-	before, err := v.cpuTime()
-	if err != nil {
-		return cpuCost{}, err
-	}
-	units, err := v.run(ctx, l, d)
-	if err != nil {
-		return cpuCost{}, err
-	}
-	// Envoy sends its access log a moment later. That work belongs to these requests.
-	time.Sleep(300 * time.Millisecond)
-	after, err := v.cpuTime()
-	if err != nil {
-		return cpuCost{}, err
-	}
-	perUnit := func(ns int64) float64 { return float64(ns) / 1000 / float64(units) }
-	return cpuCost{perUnit(after.envoy - before.envoy), perUnit(after.gateway - before.gateway)}, nil
-}
-
-// run sends requests from all workers for d, one after the other from each. It returns the number
-// of units in the responses.
-func (v variant) run(ctx context.Context, l workload, d time.Duration) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	var units atomic.Int64
-	var workers sync.WaitGroup
-	faults := make(chan error, l.workers)
-	until := time.Now().Add(d)
-	for w := range l.workers {
-		workers.Go(func() {
-			for n := 0; time.Now().Before(until); n++ {
-				got, err := v.send(ctx, l, l.requestBody(v.model, w, n))
-				if err != nil {
-					faults <- err
-					return
-				}
-				units.Add(got)
-			}
-		})
-	}
-	workers.Wait()
-	close(faults)
-	return units.Load(), <-faults
-}
 
 // send makes one request and returns the number of its units: 1, or the tokens of a stream. It does
 // not count events, because managed streams have fewer events where a client reads slowly.
@@ -161,44 +106,6 @@ func (v variant) post(ctx context.Context, body, fault string) (*http.Response, 
 		return nil, fmt.Errorf("%s: %s (%w)", resp.Status, b, err)
 	}
 	return resp, nil
-}
-
-// paced sends requests one after the other at a fixed rate. It returns the time of each in
-// milliseconds: to the end of the response, or to the first token of a stream.
-func (v variant) paced(ctx context.Context, l workload, rate int, d time.Duration) ([]float64, error) {
-	tick := time.NewTicker(time.Second / time.Duration(rate))
-	defer tick.Stop()
-	var took []float64
-	for n := range int(d.Seconds() * float64(rate)) {
-		<-tick.C
-		ms, err := v.requestTime(ctx, l, l.requestBody(v.model, 0, n))
-		if err != nil {
-			return nil, err
-		}
-		took = append(took, ms)
-	}
-	return took, nil
-}
-
-// requestTime makes one request and returns its time in milliseconds, as for paced.
-func (v variant) requestTime(ctx context.Context, l workload, body string) (float64, error) {
-	start := time.Now()
-	if !l.stream {
-		_, err := v.send(ctx, l, body)
-		return milliseconds(time.Since(start)), err
-	}
-	resp, err := v.open(ctx, body, l.eventPause)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	events, first := 0, 0.0
-	err = readEvents(resp.Body, func(at time.Time, n int) {
-		if events += n; events > 1 && first == 0 { // the first event contains only the role
-			first = milliseconds(at.Sub(start))
-		}
-	})
-	return first, err
 }
 
 // milliseconds returns d in milliseconds.

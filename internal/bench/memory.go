@@ -19,6 +19,9 @@ import (
 
 // memory measures the memory of managed streams: of many idle ones, and of a very long one.
 func (b *testbed) memory(ctx context.Context) error {
+	if err := b.startSimulated(); err != nil {
+		return err
+	}
 	if err := b.idleStreams(ctx); err != nil {
 		return err
 	}

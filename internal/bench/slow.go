@@ -11,6 +11,9 @@ import (
 // slow measures what a client that reads 1 kB per second does to 500 other streams on the same
 // engines.
 func (b *testbed) slow(ctx context.Context) error {
+	if err := b.startSimulated(); err != nil {
+		return err
+	}
 	l := workload{workers: 500, tokens: 4000, stream: true, eventPause: 100 * time.Millisecond}
 	managed := variant{b.sluice, "managed", "managed"}
 	var p50, p99 [2][]float64

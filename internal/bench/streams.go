@@ -4,47 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 )
-
-// streams compares the CPU time per token of a stream, and the times between tokens.
-func (b *testbed) streams(ctx context.Context) error {
-	for _, l := range []workload{
-		{name: "streams of 400 tokens, one per 5 ms, 32 streams at a time, from start to end", unit: "token", workers: 32, tokens: 400, stream: true,
-			eventPause: 5 * time.Millisecond},
-		{name: "streams of 4,000 tokens, as fast as the engine can, 4 streams at a time, from start to end", unit: "token",
-			workers: 4, tokens: 4000, stream: true},
-	} {
-		if err := b.compareCPU(l, func(c variant) (cpuCost, error) { return c.measure(ctx, l, b.seconds) }, b.variants()); err != nil {
-			return err
-		}
-	}
-	variants := b.variants()
-	p50, p99 := make([][]float64, len(variants)), make([][]float64, len(variants))
-	measured := 0
-	l := workload{name: "200 running streams at 40 tokens per second", unit: "event", workers: 200, tokens: 4000, stream: true,
-		eventPause: 25 * time.Millisecond}
-	err := b.compareCPU(l, func(c variant) (cpuCost, error) {
-		r, err := c.measureRunning(ctx, l, b.seconds)
-		if err == nil {
-			i := measured % len(variants)
-			p50[i], p99[i] = append(p50[i], quantile(r.gaps, 0.5)), append(p99[i], quantile(r.gaps, 0.99))
-			measured++
-		}
-		return r.cpuCost, err
-	}, variants)
-	if err != nil {
-		return err
-	}
-	fmt.Println("time between tokens of these streams")
-	printTimes(variants, p50, p99)
-	return nil
-}
 
 // measurement is what was measured on running streams.
 type measurement struct {

@@ -15,61 +15,70 @@ import (
 	"github.com/sluice-gateway/sluice/internal/bench/local"
 )
 
-// testbed is three simulated engines and the two proxies in front of them.
+// testbed is the processes that a measurement starts.
 type testbed struct {
 	options
 	// dir holds the configuration, the logs and the state of all processes.
 	dir       string
 	processes []*exec.Cmd
-	// addresses are the host:port of the engines.
-	addresses          []string
-	plainEnvoy, sluice *proxy
+	// addresses are the host:port of the simulated engines, sluice is a gateway in front of them.
+	// Only the parts besides the comparison have them.
+	addresses []string
+	sluice    *proxy
 }
 
 // engineCount is the number of engines.
 const engineCount = 3
 
-// newTestbed starts all processes. The caller must close the testbed even after an error.
+// newTestbed returns a testbed without processes. The caller must close it.
 func newTestbed(o options) (*testbed, error) {
-	b := &testbed{options: o}
-	var err error
-	if b.dir, err = os.MkdirTemp("", "sluice-bench-"); err != nil {
-		return b, err
+	dir, err := os.MkdirTemp("", "sluice-bench-")
+	return &testbed{options: o, dir: dir}, err
+}
+
+// startSimulated starts the simulated engines and a gateway in front of them, once.
+func (b *testbed) startSimulated() error {
+	if b.sluice != nil {
+		return nil
 	}
 	// The engines have no timing of their own. Requests set the speed of their responses by the
 	// fault header.
 	for i := range engineCount {
 		port, err := local.FreePort()
 		if err != nil {
-			return b, err
+			return err
 		}
 		b.addresses = append(b.addresses, fmt.Sprint("127.0.0.1:", port))
-		if _, err := b.start(fmt.Sprint("sim-", i), nil, o.sluice, "sim", "--port", fmt.Sprint(port), "--served-model-name", "sim,native,managed",
+		if _, err := b.start(fmt.Sprint("sim-", i), nil, b.options.sluice, "sim", "--port", fmt.Sprint(port), "--served-model-name", "sim,native,managed",
 			"--prefill-rate", "0", "--token-interval", "0", "--batch-slowdown", "0", "--max-num-seqs", "20000", "--keep-requests", "0"); err != nil {
-			return b, err
+			return err
 		}
 	}
 	for _, a := range b.addresses {
 		if err := local.WaitForOK("http://" + a + "/health"); err != nil {
-			return b, err
+			return err
 		}
 	}
-	if b.plainEnvoy, err = b.startPlainEnvoy(); err != nil {
-		return b, err
-	}
+	var err error
 	b.sluice, err = b.startSluice("main", nil, b.addresses)
-	return b, err
+	return err
 }
 
 // close stops all processes and removes their files.
 func (b *testbed) close() {
+	b.stopProcesses()
+	os.RemoveAll(b.dir)
+}
+
+// stopProcesses stops all processes that run.
+func (b *testbed) stopProcesses() {
 	for _, p := range b.processes {
 		_ = p.Process.Signal(syscall.SIGTERM) // fails for a process that has ended
 	}
 	for _, p := range b.processes {
 		_ = p.Wait() // returns the signal as an error
 	}
-	os.RemoveAll(b.dir)
+	b.processes = nil
 }
 
 // start starts a process with the environment of this process and env. It returns the process id.
@@ -90,13 +99,13 @@ func (b *testbed) start(name string, env []string, command ...string) (int, erro
 }
 
 // startPlainEnvoy runs an Envoy with static clusters and no filter except the router.
-func (b *testbed) startPlainEnvoy() (*proxy, error) {
+func (b *testbed) startPlainEnvoy(addresses []string) (*proxy, error) {
 	port, err := local.FreePort()
 	if err != nil {
 		return nil, err
 	}
 	var endpoints []string
-	for _, a := range b.addresses {
+	for _, a := range addresses {
 		_, p, _ := net.SplitHostPort(a)
 		endpoints = append(endpoints,
 			fmt.Sprintf(`{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: %s}}}}`, p))
@@ -110,7 +119,7 @@ func (b *testbed) startPlainEnvoy() (*proxy, error) {
 		return nil, err
 	}
 	c := newProxy(port, pid, 0)
-	return c, local.WaitForOK(c.url + "/health")
+	return c, local.WaitForOK(c.url + "/v1/models")
 }
 
 // plainEnvoyConfig is the configuration of the plain Envoy, as one would write it by hand. Its
@@ -172,7 +181,8 @@ func (b *testbed) startGateway(name string, env []string, rest string) (*proxy, 
 	}
 	admin := fmt.Sprint("http://127.0.0.1:", adminPort)
 	if err := local.WaitForOK(admin + "/readyz"); err != nil {
-		return nil, err
+		said, _ := os.ReadFile(filepath.Join(b.dir, "sluice-"+name+".log"))
+		return nil, fmt.Errorf("%w\n%s", err, said[max(0, len(said)-4000):])
 	}
 	resp, err := http.Get(admin + "/api/v1/status")
 	if err != nil {
@@ -207,7 +217,8 @@ listen: 127.0.0.1:%d
 admin: 127.0.0.1:%d
 state_dir: %s/state
 tenants:
-  - {name: bench, keys: ["%s"]}
+  - name: bench
+    keys: ["%s"]
 `
 
 // sluiceModels has the engines three times. Model sim has a token limit, so that Envoy reads the
@@ -231,8 +242,47 @@ models:
     stream: {mode: managed}
 `
 
+// comparedModels returns the configuration of the gateways that are compared: all functions are on.
+// The only tenant has a key and limits, all models have admission, and requests go where the first
+// token is predicted soonest. Model limited has a token limit, so that Envoy reads the usage of all
+// its answers. For model native Envoy reads the usage of a sample of streams.
+func comparedModels(by string, addresses []string) string {
+	text := fmt.Sprintf("    limits: {requests_per_minute: 1000000000, max_concurrent_streams: 1000000}\nenvoy: {filter: %s}\nmodels:\n", by)
+	upstreams := "http://" + strings.Join(addresses, ", http://")
+	for _, m := range []struct{ name, mode, limit string }{
+		{"limited", "native", "max_tokens_per_minute: 1000000000000, "}, {"native", "native", ""}, {"managed", "managed", ""},
+	} {
+		text += fmt.Sprintf("  - name: %s\n    launcher: upstream\n    upstreams: [%s]\n    routing: {strategy: prefix}\n    stream: {mode: %s}\n"+
+			"    admission: {%smax_concurrent_requests: 100000, max_per_replica: 20000}\n", m.name, upstreams, m.mode, m.limit)
+	}
+	return text
+}
+
+// filterFault returns why a gateway does not use the filter that its configuration names. It is
+// empty if the gateway uses it, or needs none.
+func (p *proxy) filterFault() (string, error) {
+	resp, err := http.Get(p.admin + "/api/v1/conditions")
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Conditions []struct{ Type, Reason, Message string }
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return "", fmt.Errorf("the gateway's conditions: %w", err)
+	}
+	for _, c := range list.Conditions {
+		if c.Type == "FilterUnavailable" {
+			return c.Reason + ": " + c.Message, nil
+		}
+	}
+	return "", nil
+}
+
 // newProxy returns a proxy that listens on a port of this machine.
 func newProxy(port, envoy, gateway int) *proxy {
-	return &proxy{url: fmt.Sprint("http://127.0.0.1:", port), envoyPID: envoy, gatewayPID: gateway, client: &http.Client{
+	address := fmt.Sprint("127.0.0.1:", port)
+	return &proxy{url: "http://" + address, address: address, envoyPID: envoy, gatewayPID: gateway, client: &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true}}}
 }

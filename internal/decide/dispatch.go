@@ -77,11 +77,14 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	return a
 }
 
+// usualHeaders is how many headers most answers set at most.
+const usualHeaders = 8
+
 // newAnswer returns the exchange's answer that has Envoy route the request. It has the path for the
 // engine, if the client has used another one.
 func (x *Exchange) newAnswer() *Answer {
 	a := &x.answer
-	a.Kind, a.Set = Go, make([]Header, 0, 14)
+	a.Kind, a.Set = Go, make([]Header, 0, usualHeaders)
 	if x.head.enginePath != x.head.path {
 		a.set(":path", x.head.enginePath)
 	}

@@ -65,10 +65,16 @@ type Exchange struct {
 
 // Open opens an exchange. The transport must End it.
 func (d *Decider) Open(e Envoy) *Exchange {
-	d.open.Add(1)
-	x := &Exchange{decider: d, envoy: e}
-	x.head.trusted = d.Authenticator.Header()
+	x := new(Exchange)
+	d.OpenIn(x, e)
 	return x
+}
+
+// OpenIn is Open for an exchange in memory of the transport, which is zero.
+func (d *Decider) OpenIn(x *Exchange, e Envoy) {
+	d.open.Add(1)
+	x.decider, x.envoy = d, e
+	x.head.trusted = d.Authenticator.Header()
 }
 
 // Head is where the transport adds the headers of the request.

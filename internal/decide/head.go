@@ -50,7 +50,20 @@ func (r *Head) Add(name string, value []byte) {
 	if *field != "" && field != &r.traceparent && field != &r.credentials.ForwardedFor {
 		r.repeated = strings.Clone(name)
 	}
-	*field = string(value)
+	*field = kept(value)
+}
+
+// kept returns a copy of a value. Values that most requests have cost no memory.
+func kept(value []byte) string {
+	switch string(value) {
+	case "POST":
+		return "POST"
+	case "application/json":
+		return "application/json"
+	case "/v1/chat/completions":
+		return "/v1/chat/completions"
+	}
+	return string(value)
 }
 
 // field returns the field that keeps the value of a header. It is nil for a header that Sluice does

@@ -3,6 +3,7 @@ package decide
 import (
 	"strconv"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -17,15 +18,15 @@ type Metadata struct {
 	// Lease is the id of the request's lease, and Tokens how many tokens it is estimated to cost.
 	// Both are empty if the gateway shares its state with no other gateway.
 	Lease, Tokens string
-	// Quota is what the tenant has left. It is nil if the tenant has no limits.
-	Quota map[string]string
+	// Quota is what the tenant has left. It is zero if the tenant has no limits.
+	Quota admission.Quota
 	// Budget says which budgets of the caller are reached. It is empty if none is.
 	Budget string
 }
 
 // metadataOf returns the metadata of a native request.
 func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
-	m := Metadata{Tenant: tenant.Name, Key: tenant.Key, Quota: t.Quota()}
+	m := Metadata{Tenant: tenant.Name, Key: tenant.Key, Quota: t.QuotaLeft()}
 	if lease, tokens := t.Lease(); lease != "" {
 		m.Lease, m.Tokens = lease, strconv.Itoa(tokens)
 	}
@@ -34,7 +35,9 @@ func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
 
 // OfCaller reports whether m says only who has sent the request. Then it is the same for all
 // requests of the caller.
-func (m *Metadata) OfCaller() bool { return m.Lease == "" && m.Quota == nil && m.Budget == "" }
+func (m *Metadata) OfCaller() bool {
+	return m.Lease == "" && m.Quota.Requests.Limit <= 0 && m.Quota.Tokens.Limit <= 0 && m.Budget == ""
+}
 
 // All calls yield for each value of m.
 func (m *Metadata) All(yield func(name, value string) bool) {
@@ -46,9 +49,5 @@ func (m *Metadata) All(yield func(name, value string) bool) {
 			return
 		}
 	}
-	for name, value := range m.Quota {
-		if !yield(name, value) {
-			return
-		}
-	}
+	dispatch.QuotaHeaders(m.Quota, yield)
 }

@@ -70,14 +70,17 @@ type tenantUploads struct {
 	bytes int64
 }
 
+// uploader is an exchange, of which only answerLate is called.
+type uploader interface{ answerLate() }
+
 // upload is one body. Its owner sets the first fields before begin. uploads.mu guards the others.
 type upload struct {
 	// name is the name of the tenant. length is the length of the body, or -1 if it is unknown.
 	name   string
 	length int64
-	// expire answers the client of a late body. It is called without lock, and may run until end
-	// has returned.
-	expire func()
+	// owner answers the client of a late body. It is called without lock, and may run until end has
+	// returned.
+	owner uploader
 
 	tenant *tenantUploads
 	// bytes is what the body counts as.
@@ -226,12 +229,12 @@ func (u *uploads) sweep() {
 // answerLate answers the client of a body that sweep has removed.
 func (up *upload) answerLate() {
 	defer close(up.expired)
-	up.expire()
+	up.owner.answerLate()
 }
 
 // beginUpload has the body of the request counted.
 func (x *Exchange) beginUpload() *openai.Error {
-	x.upload = upload{name: x.tenant.Name, length: x.head.length(), expire: x.answerLate}
+	x.upload = upload{name: x.tenant.Name, length: x.head.length(), owner: x}
 	fault := x.decider.uploads.begin(&x.upload)
 	x.uploading = fault == nil
 	return fault

@@ -13,8 +13,13 @@ import (
 // testUpload returns a body of a tenant. late counts the answers to its client.
 func testUpload(tenant string, length int64) (up *upload, late *atomic.Int64) {
 	late = new(atomic.Int64)
-	return &upload{name: tenant, length: length, expire: func() { late.Add(1) }}, late
+	return &upload{name: tenant, length: length, owner: lateCounter{late}}, late
 }
+
+// lateCounter counts as the owner of a body.
+type lateCounter struct{ late *atomic.Int64 }
+
+func (c lateCounter) answerLate() { c.late.Add(1) }
 
 func TestX7_ALateBodyIsAnsweredOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -129,8 +129,8 @@ type Dispatcher struct {
 	rates *predict.Model
 	// table is the routing table in force
 	table atomic.Pointer[routingTable]
-	// samples counts the responses that Envoy reads.
-	samples sampleBudget
+	// samples bounds the responses that Envoy reads.
+	samples sampleCredit
 	// explained counts the picks whose candidates are recorded.
 	explained sampleBudget
 	// ids are the request ids and tasks that are in use now.

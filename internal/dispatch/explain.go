@@ -73,19 +73,43 @@ func quotaHeader(q admission.Quota) map[string]string {
 		return nil
 	}
 	h := make(map[string]string, 6)
-	if q.Requests.Limit > 0 {
-		h[headers.LimitRequests], h[headers.RemainingRequests], h[headers.ResetRequests] = formatAllowance(q.Requests)
-	}
-	if q.Tokens.Limit > 0 {
-		h[headers.LimitTokens], h[headers.RemainingTokens], h[headers.ResetTokens] = formatAllowance(q.Tokens)
-	}
+	QuotaHeaders(q, func(name, value string) bool {
+		h[name] = value
+		return true
+	})
 	return h
 }
 
+// QuotaHeaders calls yield for the response headers of each limit in a quota, until yield returns
+// false.
+func QuotaHeaders(q admission.Quota, yield func(name, value string) bool) {
+	for _, limit := range [...]struct {
+		admission.Allowance
+		limit, remaining, reset string
+	}{
+		{q.Requests, headers.LimitRequests, headers.RemainingRequests, headers.ResetRequests},
+		{q.Tokens, headers.LimitTokens, headers.RemainingTokens, headers.ResetTokens},
+	} {
+		if limit.Limit <= 0 {
+			continue
+		}
+		most, left, reset := formatAllowance(limit.Allowance)
+		if !yield(limit.limit, most) || !yield(limit.remaining, left) || !yield(limit.reset, reset) {
+			return
+		}
+	}
+}
+
 // formatAllowance formats an allowance for the headers: limit and remaining as numbers, reset as a
-// duration such as 1.5s or 2m3s.
+// duration such as 1.5s or 2m3s. The three share one allocation.
 func formatAllowance(a admission.Allowance) (limit, remaining, reset string) {
-	return strconv.FormatInt(a.Limit, 10), strconv.FormatInt(max(a.Remaining, 0), 10), a.Reset.Round(time.Millisecond).String()
+	var space [64]byte
+	b := strconv.AppendInt(space[:0], a.Limit, 10)
+	first := len(b)
+	b = strconv.AppendInt(b, max(a.Remaining, 0), 10)
+	second := len(b)
+	all := string(append(b, a.Reset.Round(time.Millisecond).String()...))
+	return all[:first], all[first:second], all[second:]
 }
 
 // explainTimeout returns the error of a request that waited too long. The newest routing table says

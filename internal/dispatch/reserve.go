@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -107,16 +106,16 @@ func (t *modelRoute) list(key uint64, picked int, loads []int) string {
 			}
 		}
 	}
-	var b strings.Builder
-	b.WriteString(t.replicas[picked].address)
+	var text [96]byte // four addresses of IPv4
+	b := append(text[:0], t.replicas[picked].address...)
 	var space [fallbacks + 1]int // the picked replica may be among them
 	more := fallbacks
 	for _, i := range t.ring.AppendOrder(space[:0], key, loads, len(space)) {
 		if i != picked && more > 0 {
-			b.WriteByte(',')
-			b.WriteString(t.replicas[i].address)
+			b = append(b, ',')
+			b = append(b, t.replicas[i].address...)
 			more--
 		}
 	}
-	return b.String()
+	return string(b)
 }

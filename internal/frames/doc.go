@@ -25,12 +25,14 @@
 //	Headers (2)  a list of the request's headers. Flag 1: the request has no body
 //	Body (3)     the whole body. If the request ends while it is sent, the rest is zeros, and End
 //	             follows
-//	End (4)      the request has ended: a record of it. It frees the id
+//	End (4)      the request has ended: a record of it. It frees the id. An End that did not leave
+//	             before its connection broke comes over the next one, with an id that is new there
 //	Live (5)     after Hello of a second connection: a request that was decided on an earlier one
-//	             and still runs: u64 microseconds since its beginning, then a list: its
-//	             x-request-id, x-sluice-cluster, x-gateway-destination-endpoint and
-//	             x-sluice-stream, and its metadata of the namespace "sluice", the names of which
-//	             begin with "@"
+//	             and still runs: u64 microseconds since its beginning, then a list as that of a
+//	             record, with "id", "route", "upstream", "cluster", "replica", where known, and
+//	             the metadata
+//	First (6)    the next bytes of the response's body, from its beginning, if Go has asked for
+//	             them: until Heard, and at most 64 KiB of all
 //
 // Envoy reads a body while the gateway may already look at the headers. The filter does not wait
 // for an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
@@ -38,7 +40,9 @@
 // # From the gateway
 //
 //	Welcome (1)  id 0: the answer to Hello. u32 version of the protocol, u32 milliseconds that a
-//	             request waits for a word after its body was sent
+//	             request waits for a word after its body was sent. If the version is another one
+//	             than that of Hello, the connection ends, and the access log has the ends of the
+//	             requests that the filter has decided before
 //	Go (2)       the request goes on. u16 number of headers to set, u16 of headers to remove, u16
 //	             of values of metadata, u16 0; then as many pairs, names and pairs. Flag 1: the
 //	             rest of the payload replaces the body. Envoy then chooses the route again
@@ -50,6 +54,7 @@
 //	             Body once more, with a new id, over a new connection. The old id is free
 //	Bye (6)      id 0: a further request goes over a new connection. Frames of the requests of
 //	             this connection still use it. The filter closes it after the last of them
+//	Heard (7)    the gateway wants no more First of the request
 //
 // Metadata is set under the namespace "sluice", as strings. Names of headers are in lower case, and
 // values have no CR, LF or NUL. A header with an empty value is removed.
@@ -72,10 +77,21 @@
 //
 // The list has strings under these names, where known: "method", "path" (as the client has sent
 // it), "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with
-// commas), "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" (the
-// value of the typed metadata of the namespace "sluice_usage": a serialized TokenUsage), "read"
-// (the value read of the dynamic metadata of the namespace "sluice_stream"), and every string
-// of the dynamic metadata of the namespace "sluice", with "@" before its name.
+// commas), "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" and
+// "read" (see below), "unframed" ("1": only the end of its connection ends the response), and every
+// string of the dynamic metadata of the namespace "sluice", with "@" before its name, but for those
+// that begin with "x-".
+//
+// # What is read of a response
+//
+// A Go with the header x-sluice-observe (headers.Observe) has the filter send First. A Go with the
+// header x-sluice-usage (headers.Usage) has the filter read the response while it passes. The
+// filter does not set these headers, so Envoy's own readers have no part in it. At the end, "usage"
+// has three numbers: tokens of the prompt, of the answer, and those of the prompt that came from
+// the cache, or -1. It is missing if the response has not come to its end, has another status than
+// 200 to 299, is compressed, tells no usage, or has a part that is no JSON. If the
+// value of the header asks for the stream too, "read" has what package xds describes for the Lua
+// reader (streamReaderSource).
 //
 // # Deadlines and faults
 //
@@ -83,6 +99,8 @@
 // goes on undecided, and finds only the route to a cluster that does not exist. So does each
 // request that no connection can take. A connection that breaks ends the waits of its undecided
 // requests in the same way. Requests that are decided run on.
-// If they end while there is no connection, the filter sends Live and End of them later, at most
-// 1 MiB of such. A connection that takes nothing for the time of Welcome counts as broken.
+// If they end while there is no connection, the filter sends Live and End of them later. The Ends
+// that wait on a connection that breaks leave over the next one. The filter keeps at most 1 MiB of
+// such frames. Those that the socket has taken and no gateway has read are lost. A connection that
+// takes nothing for the time of Welcome counts as broken.
 package frames

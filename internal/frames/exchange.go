@@ -11,10 +11,14 @@ import (
 
 // exchange is one request. It implements decide.Envoy.
 type exchange struct {
-	*decide.Exchange
+	decide.Exchange
 	ctx requestContext
 	// reader is the goroutine that reads the connection, while it works for this request.
 	reader *reader
+	// begin is the beginning of the response, if it is observed. heard means that no more of it is
+	// wanted. Only the reader uses both.
+	begin []byte
+	heard bool
 	// remove are headers that the answer to the headers removes. They are removed with the answer
 	// to the body.
 	remove []string
@@ -33,7 +37,7 @@ type exchange struct {
 // newExchange opens an exchange on the connection of r.
 func newExchange(r *reader, id uint64) *exchange {
 	x := &exchange{conn: r.conn, id: id}
-	x.Exchange = r.server.Open(x)
+	r.server.OpenIn(&x.Exchange, x)
 	return x
 }
 
@@ -125,8 +129,8 @@ func (x *exchange) body(content []byte) {
 func (x *exchange) answer(a *decide.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.answered, x.running = true, a.Kind == decide.Go
-	_ = x.conn.queue(func(out []byte) []byte { return appendAnswer(out, x.id, a, x.remove) }) // a broken connection ends the request
+	err := x.conn.Add(func(out []byte) []byte { return appendAnswer(out, x.id, a, x.remove) }) // a broken connection ends the request
+	x.answered, x.running = true, a.Kind == decide.Go && err == nil
 }
 
 // again has the filter send the request once more, over a connection to the successor.
@@ -134,7 +138,7 @@ func (x *exchange) again() {
 	c, id := x.where()
 	c.drop(id)
 	x.end()
-	_ = c.queue(func(out []byte) []byte { return appendBare(out, kindAgain, id) })
+	_ = c.Add(func(out []byte) []byte { return appendBare(out, kindAgain, id) })
 }
 
 // where returns the connection of the request and its id there.
@@ -173,16 +177,16 @@ func (x *exchange) Block() {
 // Wait implements decide.Envoy.
 func (x *exchange) Wait(d time.Duration) {
 	c, id := x.where()
-	if c.queue(func(out []byte) []byte { return appendWait(out, id, uint32(d.Milliseconds())) }) == nil {
-		c.flush()
+	if c.Add(func(out []byte) []byte { return appendWait(out, id, uint32(d.Milliseconds())) }) == nil {
+		c.Flush()
 	}
 }
 
 // Reply implements decide.Envoy.
 func (x *exchange) Reply(a *decide.Answer) error {
 	c, id := x.where()
-	err := c.queue(func(out []byte) []byte { return appendReply(out, id, a) })
-	c.flush()
+	err := c.Add(func(out []byte) []byte { return appendReply(out, id, a) })
+	c.Flush()
 	return err
 }
 
@@ -211,10 +215,9 @@ func (c *requestContext) end() {
 	if c.over {
 		return
 	}
-	if c.over = true; c.done == nil {
-		c.done = make(chan struct{})
+	if c.over = true; c.done != nil {
+		close(c.done)
 	}
-	close(c.done)
 }
 
 // Deadline implements context.Context.
@@ -226,6 +229,9 @@ func (c *requestContext) Done() <-chan struct{} {
 	defer c.mu.Unlock()
 	if c.done == nil {
 		c.done = make(chan struct{})
+		if c.over {
+			close(c.done)
+		}
 	}
 	return c.done
 }

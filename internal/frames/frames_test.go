@@ -2,8 +2,10 @@ package frames
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,18 +96,30 @@ const chat = `{"model":"m","stream":true,"max_tokens":64,"messages":[{"role":"sy
 
 // BenchmarkExchange measures one request over a Unix socket, with the work of both ends.
 func BenchmarkExchange(b *testing.B) {
-	_, path := serve(b, decidetest.New(b, 1000, decide.UploadLimits{}))
-	f := connect(b, path)
-	h, rec := chatHeaders("key"), record("2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f11")
-	in := make([]byte, 64<<10)
-	id := uint64(0)
-	b.ReportAllocs()
-	for b.Loop() {
-		id++
-		f.Write(append(frame(kindHeaders, 0, id, h), frame(kindBody, 0, id, []byte(chat))...))
-		if n, err := f.Read(in); err != nil || kind(in[4]) != kindGo {
-			b.Fatalf("%d bytes, type %d, %v", n, in[4], err)
-		}
-		f.Write(frame(kindEnd, 0, id, rec))
+	for _, size := range []int{0, 64 << 10, 400 << 10} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			d := decidetest.New(b, 1000, decide.UploadLimits{})
+			d.MaxBody = 1 << 20
+			_, path := serve(b, d)
+			f := connect(b, path)
+			body := strings.Replace(chat, "Hello", "Hello"+strings.Repeat("x", size), 1)
+			ask := append(frame(kindHeaders, 0, 1, chatHeaders("key")), frame(kindBody, 0, 1, []byte(body))...)
+			atBody := len(ask) - len(body) - headSize
+			tell := frame(kindEnd, 0, 1, record("2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f11"))
+			in := make([]byte, 64<<10)
+			id := uint64(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				id++
+				for _, at := range [][]byte{ask, ask[atBody:], tell} {
+					binary.LittleEndian.PutUint64(at[8:], id)
+				}
+				f.Write(ask)
+				if n, err := f.Read(in); err != nil || kind(in[4]) != kindGo {
+					b.Fatalf("%d bytes, type %d, %v", n, in[4], err)
+				}
+				f.Write(tell)
+			}
+		})
 	}
 }

@@ -43,11 +43,12 @@ func entries(t testing.TB, slots int) (d *decide.Decider, path string, all chan 
 func TestB6_ARecordIsAnEntry(t *testing.T) {
 	_, path, all := entries(t, 1)
 	f := connect(t, path)
-	f.send(kindEnd, 0, 77, record("e-1", "read", "2 30 1900000000000000 1900000000001000 1 stop 5:1", "unknown", "x"))
+	f.send(kindEnd, 0, 77, record("e-1", "usage", "7 11 3", "read", "2 30 1900000000000000 1900000000001000 1 stop 5:1", "unknown", "x"))
 	want := request.Entry{
 		Log: headers.LogRequests, RequestID: "e-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/1.1", Route: "stream", Status: 200,
 		Details: "via_upstream", Flags: "UF,URX", Upstream: "127.0.0.1:9000", Cluster: "model/org/m", Model: "org/m", Replica: "m-0", Attempts: 2, Streamed: true,
 		Metadata: map[string]string{"tenant": "acme"}, BytesIn: 140, BytesOut: 1000, Start: time.UnixMicro(1_900_000_000_000_000).UTC(),
+		Usage:    request.Usage{Prompt: 7, Completion: 11, Cached: 3, Known: true, CachedKnown: true},
 		Duration: 5 * time.Millisecond, FirstByte: 3 * time.Millisecond, LastByte: 4900 * time.Microsecond, UpstreamDuration: 4800 * time.Microsecond,
 	}
 	got := <-all
@@ -57,6 +58,36 @@ func TestB6_ARecordIsAnEntry(t *testing.T) {
 	got.Reading = nil
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// The beginning of a response is told until nobody wants more of it.
+func TestB6_TheBeginningOfAResponse(t *testing.T) {
+	d := decidetest.New(t, 1, decide.UploadLimits{})
+	s, path := serve(t, d)
+	var heard []string
+	s.OnFirst = func(id string, begin []byte) bool {
+		heard = append(heard, id+": "+string(begin))
+		return len(begin) < 4
+	}
+	f := connect(t, path)
+	f.send(kindHeaders, 0, 1, chatHeaders("key"))
+	f.send(kindBody, 0, 1, []byte(chat))
+	if h, _ := f.next(); h.kind != kindGo {
+		t.Fatalf("a frame of type %d", h.kind)
+	}
+	for _, part := range []string{"ab", "cd"} {
+		f.send(kindFirst, 0, 1, []byte(part))
+	}
+	f.send(kindFirst, 0, 1, []byte("was under way"))
+	f.send(kindFirst, 0, 9, []byte("of a request that nobody knows"))
+	for _, id := range []uint64{1, 1, 9} {
+		if h, _ := f.next(); h.kind != kindHeard || h.id != id {
+			t.Errorf("a frame of type %d for %d, want Heard for %d", h.kind, h.id, id)
+		}
+	}
+	if len(heard) != 2 || !strings.HasSuffix(heard[0], ": ab") || !strings.HasSuffix(heard[1], ": abcd") {
+		t.Errorf("heard %q", heard)
 	}
 }
 
@@ -164,10 +195,10 @@ func TestB6_RequestsOutliveTheirConnection(t *testing.T) {
 	first.Close()
 	eventually(t, "the one that waits has ended", func() bool { n, q := view(); return n == 2 && q == 0 })
 	second := connect(t, path)
-	live := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list(headers.RequestID, "2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f1a", headers.Cluster, "model/m")...)
+	live := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list("id", "2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f1a", "cluster", "model/m")...)
 	second.send(kindLive, 0, 9, live)
-	unknown := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list(headers.RequestID, "of before", headers.Cluster, "model/m",
-		headers.Endpoint, "127.0.0.1:9000,127.0.0.1:9001", headers.Stream, "1", "@tenant", "acme")...)
+	unknown := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list("id", "of before", "cluster", "model/m",
+		"upstream", "127.0.0.1:9000", "route", "stream", "@tenant", "acme")...)
 	second.send(kindLive, 0, 10, unknown)
 	e := <-all // one that this process does not know is an entry
 	if !e.Interim || e.RequestID != "of before" || e.Model != "m" || e.Upstream != "127.0.0.1:9000" || !e.Streamed || e.Metadata["tenant"] != "acme" || time.Since(e.Start) < 5*time.Second {
@@ -177,6 +208,21 @@ func TestB6_RequestsOutliveTheirConnection(t *testing.T) {
 	second.send(kindEnd, 0, 9, record("2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f1a"))
 	<-all
 	eventually(t, "the other one has ended", func() bool { n, _ := view(); return n == 0 && !d.Busy() })
+}
+
+// The End of a request whose connection has broken comes over the next connection, without a Live.
+func TestB6_AnEndOfABrokenConnectionEndsItsRequest(t *testing.T) {
+	d, path, all := entries(t, 1)
+	first := connect(t, path)
+	first.send(kindHeaders, 0, 1, chatHeaders("key"))
+	first.send(kindBody, 0, 1, []byte(chat))
+	first.next()
+	second := connect(t, path) // of the same worker, so the first one has broken
+	second.send(kindEnd, 0, 1, record("2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f11"))
+	<-all
+	if v, _ := d.Dispatcher.View("m"); v.InFlight != 0 || d.Busy() {
+		t.Errorf("it still holds its slot: %+v", v)
+	}
 }
 
 // A gateway that has a successor has Envoy open new connections, and ask again what it has not
@@ -295,11 +341,29 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
+// FuzzRecord reads any bytes as a record and as a Live. What it reads lies within them.
+func FuzzRecord(f *testing.F) {
+	f.Add(record("x", "usage", "7 11 -1", "read", "2 30 1900000000000000 1900000000001000 1 stop 5:1"))
+	f.Add(append(make([]byte, 8), list("id", "x", "route", "stream", "@tenant", "acme")...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var w request.Words
+		p, q := payload{rest: b}, payload{rest: b}
+		e, live := entryOf(&p, &w), liveOf(&q, time.Unix(1<<31, 0), &w)
+		size := 0
+		for _, s := range []string{e.RequestID, e.Method, e.Protocol, e.Route, e.Details, e.Flags, e.Upstream, e.Cluster, e.Replica} {
+			size += len(s)
+		}
+		if size > len(b) || !live.Interim || live.Start.After(time.Unix(1<<31, 0)) || e.Duration < 0 || e.UpstreamDuration < 0 {
+			t.Errorf("%+v %+v", e, live)
+		}
+	})
+}
+
 // FuzzServer sends any bytes after Hello. Nothing is left of them when the connection has ended.
 func FuzzServer(f *testing.F) {
 	f.Add(append(frame(kindHeaders, 0, 1, chatHeaders("key")), frame(kindBody, 0, 1, []byte(chat))...))
-	f.Add(frame(kindEnd, 0, 1, record("x", "usage", "\x0a\x03abc")))
-	f.Add(frame(kindLive, 0, 1, append(make([]byte, 8), list(headers.RequestID, "x")...)))
+	f.Add(frame(kindEnd, 0, 1, record("x", "usage", "1 2")))
+	f.Add(frame(kindLive, 0, 1, append(make([]byte, 8), list("id", "x")...)))
 	d := decidetest.New(f, 1000, decide.UploadLimits{})
 	s := New(d)
 	s.OnEntry = func(request.Entry) {}

@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,9 +15,11 @@ import (
 const metadataMark = '@'
 
 // entryOf returns what a record tells of a request that has ended.
-func entryOf(p *payload) request.Entry {
+func entryOf(p *payload, w *request.Words) request.Entry {
 	number := func() int64 { return max(0, int64(p.uint64())) }
-	span := func() time.Duration { return time.Duration(number()) * time.Microsecond }
+	span := func() time.Duration {
+		return time.Duration(min(number(), int64(maxAge/time.Microsecond))) * time.Microsecond
+	}
 	e := request.Entry{Log: headers.LogRequests, Status: int(number()), BytesIn: number(), BytesOut: number(), Attempts: int(number()),
 		Duration: span(), FirstByte: span(), LastByte: span()}
 	firstSent := span()
@@ -26,7 +29,7 @@ func entryOf(p *payload) request.Entry {
 	if began := number(); began > 0 {
 		e.Start = time.UnixMicro(began).UTC()
 	}
-	p.pairs(func(name string, value []byte) { setField(&e, name, value) })
+	p.pairs(func(name string, value []byte) { setField(&e, w, name, value) })
 	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
 	}
@@ -35,70 +38,87 @@ func entryOf(p *payload) request.Entry {
 }
 
 // setField sets the field of an entry that has this name in a record.
-func setField(e *request.Entry, name string, value []byte) {
+func setField(e *request.Entry, w *request.Words, name string, value []byte) {
 	switch name {
 	case "id":
 		e.RequestID = string(value)
 	case "method":
-		e.Method = string(value)
+		e.Method = w.Of(value)
 	case "path":
 		e.Path = request.CleanPath(string(value))
 	case "protocol":
-		e.Protocol = string(value)
+		e.Protocol = w.Of(value)
 	case "route":
-		e.Route = string(value)
+		e.Route = w.Of(value)
 	case "details":
-		e.Details = string(value)
+		e.Details = w.Of(value)
 	case "flags":
-		e.Flags = string(value)
+		e.Flags = w.Of(value)
 	case "upstream":
-		e.Upstream = string(value)
+		e.Upstream = w.Of(value)
 	case "cluster":
-		e.Cluster = string(value)
+		e.Cluster = w.Of(value)
 	case "replica":
-		e.Replica = string(value)
+		e.Replica = w.Of(value)
 	case "usage":
-		e.Usage = telemetry.UsageOf(value)
+		e.Usage = usageOf(string(value))
+	case "unframed":
+		e.CloseDelimited = string(value) == "1"
 	case "read":
 		e.Reading = telemetry.ReadingOf(string(value))
 	default:
-		setMetadata(e, name, value)
+		setMetadata(e, w, name, value)
 	}
 }
 
-// setMetadata sets a value of the metadata. Unknown names are ignored.
-func setMetadata(e *request.Entry, name string, value []byte) {
+// usageOf returns the usage of a response from its text: the tokens of the prompt, of the answer,
+// and those of the prompt that came from the cache, or -1 if that is not known. It returns the zero
+// value if the text is not as expected.
+func usageOf(text string) request.Usage {
+	var n [3]int64
+	fields := strings.Fields(text)
+	if len(fields) != len(n) {
+		return request.Usage{}
+	}
+	for i, f := range fields {
+		var err error
+		if n[i], err = strconv.ParseInt(f, 10, 64); err != nil || n[i] < -1 || n[i] > request.MaxTokens {
+			return request.Usage{}
+		}
+	}
+	return request.UsageOf(n[0], n[1], n[2])
+}
+
+// setMetadata sets a value of the metadata. Names that nobody reads are ignored, such as those of
+// the tenant's quota: they are there for the response.
+func setMetadata(e *request.Entry, w *request.Words, name string, value []byte) {
 	if len(name) < 2 || name[0] != metadataMark {
 		return
 	}
-	if e.Metadata == nil {
-		e.Metadata = make(map[string]string, 4)
+	for _, known := range [...]string{headers.MetadataTenant, headers.MetadataKey, headers.MetadataLease, headers.MetadataTokens} {
+		if name[1:] != known {
+			continue
+		}
+		if e.Metadata == nil {
+			e.Metadata = make(map[string]string, 4)
+		}
+		if known == headers.MetadataLease || known == headers.MetadataTokens {
+			w = nil // each request has its own
+		}
+		e.Metadata[known] = w.Of(value)
 	}
-	e.Metadata[strings.Clone(name[1:])] = string(value)
 }
 
 // liveOf returns what a Live tells of a request that runs: the entry as the access log would write
 // it meanwhile.
-func liveOf(p *payload, now time.Time) request.Entry {
+func liveOf(p *payload, now time.Time, w *request.Words) request.Entry {
 	e := request.Entry{Log: headers.LogRequests, Interim: true}
 	e.Start = now.Add(-time.Duration(min(p.uint64(), uint64(maxAge/time.Microsecond))) * time.Microsecond)
-	p.pairs(func(name string, value []byte) {
-		switch name {
-		case headers.RequestID:
-			e.RequestID = string(value)
-		case headers.Cluster:
-			e.Cluster = string(value)
-		case headers.Endpoint:
-			e.Upstream, _, _ = strings.Cut(string(value), ",")
-		case headers.Stream:
-			e.Streamed = true
-		default:
-			setMetadata(&e, name, value)
-		}
-	})
+	p.pairs(func(name string, value []byte) { setField(&e, w, name, value) })
 	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
 	}
+	e.Streamed = routes.IsStreamed(e.Route)
 	return e
 }
 

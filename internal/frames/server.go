@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -13,6 +15,9 @@ import (
 const (
 	// defaultPatience is the time after which Envoy gives up a request without a word.
 	defaultPatience = 2 * time.Second
+	// acceptPause is how long the server waits after an accept that failed, as without file
+	// descriptors.
+	acceptPause = 50 * time.Millisecond
 	// parkTime is how long a request that runs may be on no connection.
 	parkTime = 5 * time.Second
 	// overhead is what a frame may have besides the body: headers, or a record. Envoy lets more
@@ -28,6 +33,10 @@ type Server struct {
 	// that the Server does not know. It is called concurrently for several workers, blocks its
 	// worker and must be fast. nil means that nobody is told.
 	OnEntry func(request.Entry)
+	// OnFirst is called with the beginning of the response to the request with this x-request-id,
+	// if the answer to the request has asked for it. It returns whether it wants a longer
+	// beginning. nil wants none.
+	OnFirst func(requestID string, begin []byte) (wantsMore bool)
 	// OnVersion is called when a filter speaks another version of the protocol. Requests that go
 	// through it fail until ext_proc is used. nil means that nobody is told.
 	OnVersion func(version uint32)
@@ -58,6 +67,11 @@ func (s *Server) Serve(l net.Listener) error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
+		if temporary, ok := err.(interface{ Temporary() bool }); ok && temporary.Temporary() {
+			s.Log.Warn("connection of Envoy's filter not accepted", zap.Error(err))
+			time.Sleep(acceptPause)
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -67,7 +81,7 @@ func (s *Server) Serve(l net.Listener) error {
 
 // start serves one connection.
 func (s *Server) start(socket net.Conn) {
-	c := &conn{server: s, socket: socket, live: map[uint64]*exchange{}}
+	c := newConn(s, socket)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -86,8 +100,8 @@ func (s *Server) Retire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
-		_ = c.queue(func(out []byte) []byte { return appendBare(out, kindBye, 0) })
-		go c.flush()
+		_ = c.Add(func(out []byte) []byte { return appendBare(out, kindBye, 0) })
+		go c.Flush()
 	}
 }
 
@@ -112,9 +126,9 @@ func (s *Server) Stop() {
 // maxPayload is the greatest length of a payload.
 func (s *Server) maxPayload() int64 { return s.MaxBody + overhead }
 
-// replace tells whose connection it is, and breaks an earlier one of the same worker, which the
-// worker does not use any more. So its requests are known as parked before the worker tells them
-// again.
+// replace tells whose connection it is. It breaks an earlier one of the same worker after its last
+// frames, because the worker does not use it any more. So its requests are known as parked before
+// the worker tells them again.
 func (s *Server) replace(by *conn, of worker) {
 	s.mu.Lock()
 	by.worker = of
@@ -126,7 +140,7 @@ func (s *Server) replace(by *conn, of worker) {
 	}
 	s.mu.Unlock()
 	for _, c := range before {
-		c.fail(net.ErrClosed)
+		c.drain()
 	}
 }
 

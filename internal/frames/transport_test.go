@@ -128,7 +128,7 @@ func (c *client) Answer() decidetest.Answer {
 		c.t.Fatal("no answer within a minute")
 	}
 	p := payload{rest: in.payload}
-	var a decide.Answer
+	var a decidetest.Answer
 	switch in.kind {
 	case kindWait:
 		return decidetest.Answer{Wait: time.Duration(p.uint32()) * time.Millisecond}
@@ -146,7 +146,7 @@ func (c *client) Answer() decidetest.Answer {
 		for range remove {
 			a.Remove = append(a.Remove, string(p.take(p.uint16())))
 		}
-		a.Metadata.Quota = map[string]string{}
+		a.Other = map[string]string{}
 		for _, v := range p.several(values) {
 			switch v.Name {
 			case headers.MetadataTenant:
@@ -154,7 +154,7 @@ func (c *client) Answer() decidetest.Answer {
 			case headers.MetadataKey:
 				a.Metadata.Key = v.Value
 			default:
-				a.Metadata.Quota[v.Name] = v.Value
+				a.Other[v.Name] = v.Value
 			}
 		}
 		if in.flags&flagBody != 0 {
@@ -168,7 +168,7 @@ func (c *client) Answer() decidetest.Answer {
 	if p.bad {
 		c.t.Errorf("malformed: %v", in)
 	}
-	return decidetest.Answer{Answer: a}
+	return a
 }
 
 // several reads n pairs.

@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol. Both ends must have the same.
-const Version = 1
+const Version = 2
 
 // headSize is the size of a frame's head in bytes.
 const headSize = 16
@@ -24,6 +24,7 @@ const (
 	kindBody    kind = 3
 	kindEnd     kind = 4
 	kindLive    kind = 5
+	kindFirst   kind = 6
 )
 
 // The frames from the gateway.
@@ -34,6 +35,7 @@ const (
 	kindWait    kind = 4
 	kindAgain   kind = 5
 	kindBye     kind = 6
+	kindHeard   kind = 7
 )
 
 const (

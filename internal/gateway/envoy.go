@@ -80,6 +80,7 @@ func (g *Gateway) makeEnvoy() error {
 	g.envoy.process = envoy.New(envoy.Config{
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log,
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
+		Filter: g.filterFor,
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -25,24 +28,62 @@ import (
 // ownFilter is Sluice's own filter inside Envoy, and the server that it asks.
 type ownFilter struct {
 	server *frames.Server
-	// path is the file that Envoy's listener loads. Empty: Envoy does not have the filter. It does
-	// not change while the Envoy runs, also not over a restart of the gateway.
-	path string
-	// fault says why Envoy does not have the filter. It is nil if this program has none.
-	fault error
+	// inEnvoy says which filter Envoy's listener loads. It is nil until that is known. A running
+	// Envoy keeps its filter, also over a restart of the gateway. A new Envoy may have another one.
+	inEnvoy atomic.Pointer[loadedFilter]
 	// otherVersion means that the filter of the running Envoy speaks another version of the
 	// protocol.
 	otherVersion atomic.Bool
+	// checked is the filter of a new Envoy of the version checkedWith. Only filterFor uses both.
+	checked     *loadedFilter
+	checkedWith string
+	// starts are when Envoys with the filter were started lately. Only filterFor uses it.
+	starts []time.Time
+}
+
+// An Envoy that has ended more than maxEnds times within endsWithin with the filter is started
+// without it, because the filter may be the cause.
+const (
+	maxEnds    = 3
+	endsWithin = 10 * time.Minute
+)
+
+// started notes the start of an Envoy with the filter. The error says that it has to do without.
+func (f *ownFilter) started(now time.Time) error {
+	f.starts = slices.DeleteFunc(f.starts, func(t time.Time) bool { return now.Sub(t) >= endsWithin })
+	if len(f.starts) > maxEnds {
+		return fmt.Errorf("Envoy has ended %d times within %v with the filter; its log says why", len(f.starts), endsWithin) //nolint:staticcheck // a name begins it
+	}
+	f.starts = append(f.starts, now)
+	return nil
+}
+
+// loadedFilter is the filter of one Envoy.
+type loadedFilter struct {
+	// path is the file that Envoy's listener loads. Empty: Envoy does not have the filter.
+	path string
+	// fault says why Envoy does not have the filter. It is nil if this program has none.
+	fault error
+}
+
+// load returns the filter of Envoy, which is the zero value until that is known.
+func (f *ownFilter) load() loadedFilter {
+	if l := f.inEnvoy.Load(); l != nil {
+		return *l
+	}
+	return loadedFilter{}
 }
 
 // filterSocket is where the filter asks the gateway.
 func filterSocket(dir *process.Dir) string { return dir.Socket("filter.sock") }
 
-// makeFilter finds out whether Envoy has the filter, or can have it if it is still to be started.
-func (g *Gateway) makeFilter(ctx context.Context) {
+// makeFilter makes the server that the filter asks, and finds out whether a running Envoy has the
+// filter.
+func (g *Gateway) makeFilter() {
 	f := &g.filter
 	f.server = frames.New(g.decisions.Decider)
 	f.server.OnEntry = g.observe
+	f.server.OnFirst = g.requests.FirstToken
 	f.server.OnVersion = func(version uint32) {
 		if !f.otherVersion.Swap(true) {
 			g.log.Warn("filter of the running Envoy is of another version, ext_proc is used",
@@ -53,33 +94,61 @@ func (g *Gateway) makeFilter(ctx context.Context) {
 	if g.options.Envoy == "" {
 		return
 	}
-	defer func() { g.envoy.process.SetFilter(f.path) }()
 	if path, running := envoy.RunningFilter(g.dir); running {
-		f.path = path
-		return
-	}
-	content, ok := filter.File(runtime.GOARCH)
-	if !ok {
-		return
-	}
-	if f.path, f.fault = g.installFilter(ctx, content); f.fault != nil {
-		g.log.Warn("Envoy cannot use the filter, ext_proc is used", zap.Error(f.fault))
+		f.inEnvoy.Store(&loadedFilter{path: path})
 	}
 }
 
-// installFilter writes the filter into the state directory and has Envoy load it once.
-func (g *Gateway) installFilter(ctx context.Context, content []byte) (path string, err error) {
-	version, err := envoy.Version(ctx, g.options.Envoy)
-	if err != nil {
-		return "", err
+// filterFor returns the path of the filter for a new Envoy of a version, before its start. Envoy is
+// told of the filter by xDS.
+func (g *Gateway) filterFor(ctx context.Context, version string) (path string) {
+	f := &g.filter
+	if f.checked == nil || f.checkedWith != version || !isThere(f.checked.path) {
+		f.checked, f.checkedWith = g.newFilter(ctx, version), version
 	}
+	next := f.checked
+	if next.path != "" {
+		if err := f.started(time.Now()); err != nil {
+			g.log.Error("Envoy is started without the filter, ext_proc is used", zap.Error(err))
+			next = &loadedFilter{fault: err}
+		}
+	}
+	f.otherVersion.Store(false)
+	f.inEnvoy.Store(next)
+	g.pushEnvoy()
+	return next.path
+}
+
+// isThere reports whether there is a file. What cleans directories may have removed a filter since
+// an earlier Envoy has loaded it.
+func isThere(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// newFilter installs the filter of this program, if it has one.
+func (g *Gateway) newFilter(ctx context.Context, version string) *loadedFilter {
+	content, ok := filter.File(runtime.GOARCH)
+	if !ok {
+		return &loadedFilter{}
+	}
+	path, err := g.installFilter(ctx, version, content)
+	if err != nil && ctx.Err() == nil {
+		g.log.Warn("Envoy cannot use the filter, ext_proc is used", zap.Error(err))
+	}
+	return &loadedFilter{path, err}
+}
+
+// installFilter writes the filter into the state directory and has an Envoy of the version load it
+// once. It removes the filters of earlier Envoys.
+func (g *Gateway) installFilter(ctx context.Context, version string, content []byte) (path string, err error) {
 	if version != filter.EnvoyVersion {
 		return "", fmt.Errorf("the filter is made for Envoy %s, and this is Envoy %s", filter.EnvoyVersion, version)
 	}
 	sum := sha256.Sum256(content)
 	name := "filter-" + hex.EncodeToString(sum[:6]) + ".so"
 	path = filepath.Join(g.dir.Path(), name)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+	if found, err := os.ReadFile(path); err != nil || !bytes.Equal(found, content) {
 		if err := g.dir.WriteFile(name, content); err != nil {
 			return "", err
 		}
@@ -87,7 +156,21 @@ func (g *Gateway) installFilter(ctx context.Context, content []byte) (path strin
 	if err := envoy.CheckFilter(ctx, g.options.Envoy, g.dir.Path(), path); err != nil {
 		return "", err
 	}
+	g.removeOldFilters(name)
 	return path, nil
+}
+
+// removeOldFilters removes the filters of the state directory but one. No Envoy may run.
+func (g *Gateway) removeOldFilters(but string) {
+	entries, err := os.ReadDir(g.dir.Path())
+	for _, e := range entries {
+		if old, _ := filepath.Match("filter-*.so", e.Name()); old && e.Name() != but {
+			err = errors.Join(err, os.Remove(filepath.Join(g.dir.Path(), e.Name())))
+		}
+	}
+	if err != nil {
+		g.log.Warn("filter of an earlier Envoy not removed", zap.Error(err))
+	}
 }
 
 // pushEnvoy sends Envoy its configuration once more.
@@ -100,8 +183,22 @@ func (g *Gateway) pushEnvoy() {
 // filterVariable is the name of an environment variable that takes the place of auto.
 const filterVariable = "SLUICE_FILTER"
 
-// wantedFilter returns what is to ask the gateway.
-func wantedFilter(c *config.Config) config.EnvoyFilter {
+// CheckFilterVariable returns an error if the environment variable SLUICE_FILTER has a value that
+// envoy.filter cannot have.
+func CheckFilterVariable() error {
+	switch v := os.Getenv(filterVariable); config.EnvoyFilter(v) {
+	case "", config.FilterAuto, config.FilterModule, config.FilterExtProc:
+		return nil
+	default:
+		return fmt.Errorf("environment variable %s: %q is none of: %s, %s, %s", filterVariable, v,
+			config.FilterAuto, config.FilterModule, config.FilterExtProc)
+	}
+}
+
+// WantedFilter returns what is to ask the gateway: envoy.filter of the configuration, or what the
+// environment variable SLUICE_FILTER says in the place of auto. CheckFilterVariable has accepted
+// the variable.
+func WantedFilter(c *config.Config) config.EnvoyFilter {
 	if own := config.EnvoyFilter(os.Getenv(filterVariable)); own != "" && c.Envoy.Filter == config.FilterAuto {
 		return own
 	}
@@ -110,23 +207,33 @@ func wantedFilter(c *config.Config) config.EnvoyFilter {
 
 // of returns what Envoy is told of the filter.
 func (f *ownFilter) of(c *config.Config, dir *process.Dir) xds.Filter {
-	if f.path == "" {
+	path := f.load().path
+	if path == "" {
 		return xds.Filter{}
 	}
-	return xds.Filter{Path: f.path, Socket: filterSocket(dir), Decides: wantedFilter(c) != config.FilterExtProc && !f.otherVersion.Load()}
+	return xds.Filter{Path: path, Socket: filterSocket(dir), Decides: f.asks(c) == config.FilterModule}
+}
+
+// asks returns what asks the gateway about each request: config.FilterModule or
+// config.FilterExtProc.
+func (f *ownFilter) asks(c *config.Config) config.EnvoyFilter {
+	if f.load().path == "" || WantedFilter(c) == config.FilterExtProc || f.otherVersion.Load() {
+		return config.FilterExtProc
+	}
+	return config.FilterModule
 }
 
 // conditions tells why the filter is not used, if it should be.
 func (f *ownFilter) conditions(c *config.Config) []condition.Condition {
-	wanted := wantedFilter(c)
+	wanted, loaded := WantedFilter(c), f.inEnvoy.Load()
 	reason, message := "", ""
 	switch {
-	case wanted == config.FilterExtProc:
+	case wanted == config.FilterExtProc || loaded == nil:
 	case f.otherVersion.Load():
-		reason, message = "AnotherVersion", "The filter of the running Envoy is of another version of Sluice. It is replaced when both Sluice and Envoy are started again."
-	case f.fault != nil:
-		reason, message = "Refused", sentence(f.fault.Error())+"."
-	case f.path == "" && wanted == config.FilterModule:
+		reason, message = "AnotherVersion", "The filter of the running Envoy is of another version of Sluice. It is replaced when Envoy is started again."
+	case loaded.fault != nil:
+		reason, message = "Refused", sentence(loaded.fault.Error())+"."
+	case loaded.path == "" && wanted == config.FilterModule:
 		reason, message = "Missing", "The running Envoy, or this program, does not have the filter."
 	}
 	if reason == "" {

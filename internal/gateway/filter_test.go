@@ -3,10 +3,29 @@ package gateway
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
+
+// An Envoy that ends again and again has to do without the filter, until it has run for a while.
+func TestB6_AnEnvoyThatEndsAgainAndAgainDoesWithoutTheFilter(t *testing.T) {
+	t.Parallel()
+	var f ownFilter
+	at := time.Now()
+	for i := range maxEnds + 1 {
+		if err := f.started(at.Add(time.Duration(i) * time.Second)); err != nil {
+			t.Errorf("start %d: %v", i+1, err)
+		}
+	}
+	if err := f.started(at.Add(time.Minute)); err == nil {
+		t.Errorf("Envoy has the filter although it has ended %d times", maxEnds+1)
+	}
+	if err := f.started(at.Add(endsWithin)); err != nil {
+		t.Error(err)
+	}
+}
 
 // A gateway says why it does not use the filter, if it should.
 func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
@@ -29,7 +48,8 @@ func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 		"demanded, of another versio": {config.FilterModule, "/f.so", nil, true, "AnotherVersion", false},
 	} {
 		c := &config.Config{Envoy: config.Envoy{Filter: test.wanted}}
-		f := &ownFilter{path: test.path, fault: test.fault}
+		f := new(ownFilter)
+		f.inEnvoy.Store(&loadedFilter{path: test.path, fault: test.fault})
 		f.otherVersion.Store(test.otherVersion)
 		got := ""
 		for _, one := range f.conditions(c) {
@@ -41,8 +61,23 @@ func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 		}
 	}
 	t.Setenv(filterVariable, "ext_proc")
-	if wantedFilter(&config.Config{Envoy: config.Envoy{Filter: config.FilterAuto}}) != config.FilterExtProc ||
-		wantedFilter(&config.Config{Envoy: config.Envoy{Filter: config.FilterModule}}) != config.FilterModule {
+	if WantedFilter(&config.Config{Envoy: config.Envoy{Filter: config.FilterAuto}}) != config.FilterExtProc ||
+		WantedFilter(&config.Config{Envoy: config.Envoy{Filter: config.FilterModule}}) != config.FilterModule {
 		t.Error("the variable must take the place of auto alone")
+	}
+}
+
+// A typing error in the variable is not taken for a filter.
+func TestB6_TheVariableHasTheValuesOfTheConfiguration(t *testing.T) {
+	for _, value := range []string{"", "auto", "module", "ext_proc"} {
+		t.Setenv(filterVariable, value)
+		if err := CheckFilterVariable(); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Setenv(filterVariable, "ext-proc")
+	const want = `environment variable SLUICE_FILTER: "ext-proc" is none of: auto, module, ext_proc`
+	if _, err := New(nil, Options{}); err == nil || err.Error() != want {
+		t.Errorf("a gateway says: %v", err)
 	}
 }

@@ -124,6 +124,8 @@ type Gateway struct {
 	// managing runs what one process at a time may do: what changes replicas, Envoy, and the state
 	// directory. serving runs the rest. A retired process only serves.
 	managing, serving *scope
+	// departures wait for the metrics.
+	departures departures
 	// logging runs the access log, which outlives everything else.
 	logging *scope
 	sockets *sockets
@@ -178,6 +180,9 @@ func Run(ctx context.Context, o Options) error {
 
 // New makes a gateway. It starts nothing.
 func New(dir *process.Dir, o Options) (*Gateway, error) {
+	if err := CheckFilterVariable(); err != nil {
+		return nil, err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -256,7 +261,11 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	g.managing, g.serving, g.predecessors = newScope(ctx), newScope(ctx), newScope(ctx)
 	g.logging = newScope(ctx)
 	g.logging.Go(func() error { return g.requestLog.Run(g.logging.ctx) })
+	if g.streams.tracer != nil { // it is told of requests that end last, as the log is
+		g.logging.Go(func() error { return g.streams.tracer.Run(g.logging.ctx) })
+	}
 	defer g.logging.stop() //nolint:errcheck // nobody is left to tell
+	defer g.requests.TellFinished()
 	defer g.managing.end()
 	defer g.serving.end()
 	defer g.predecessors.end()
@@ -289,7 +298,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 		return err
 	}
 	g.adopted = len(g.dir.Records()) > 0
-	g.makeFilter(ctx)
+	g.makeFilter()
 	g.launchers.adoptLocal(c)
 	if err := g.admission.RecoverTasks(); err != nil {
 		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))

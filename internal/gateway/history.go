@@ -33,10 +33,10 @@ func (g *Gateway) makeHistory() {
 	})
 }
 
-// observeGap counts a measured time between two tokens of a managed stream.
-func (g *Gateway) observeGap(model string, gap time.Duration) {
-	g.metrics.Gap(model, gap)
-	g.traffic.Gap(model, gap)
+// observeGaps counts measured times between two tokens of a managed stream.
+func (g *Gateway) observeGaps(model string, gaps ...time.Duration) {
+	g.metrics.Gaps(model, gaps...)
+	g.traffic.Gaps(model, gaps...)
 }
 
 // sample returns the values of now for the history.
@@ -69,6 +69,7 @@ func (g *Gateway) sample() history.Sample {
 	if len(memory) > 0 {
 		total[history.GPUMemoryBytes] = float64(used)
 	}
+	g.requests.TellFinished()
 	g.traffic.Take(&s)
 	return s
 }

@@ -15,13 +15,16 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/extproc"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/api"
 	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/frames"
+	"github.com/sluice-gateway/sluice/internal/grpcserver"
 	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/routes"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
 
 // sockets are the gateway's own listeners and the servers on them. Envoy uses control, api, relay,
@@ -37,9 +40,11 @@ type sockets struct {
 	// remote is for Envoys of other hosts. It is nil without control.listen.
 	remote *remoteSocket
 
-	filterServer              *frames.Server
-	controlServer, grpcServer *grpc.Server
-	relayServer               *http1.Server
+	filterServer *frames.Server
+	// controlServer has Envoy's streams. What it does not know itself goes to restServer.
+	controlServer          *grpcserver.Server
+	restServer, grpcServer *grpc.Server
+	relayServer            *http1.Server
 	// events are ended before admin is closed.
 	events *admin.Events
 	// grpcDone is closed when the last gRPC call of a retired process has ended.
@@ -115,7 +120,8 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	if s.remote, err = g.listenElsewhere(inherited, models, g.relayHandler()); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
-	s.controlServer, s.filterServer = g.controlServer(), g.filter.server
+	s.restServer, s.filterServer = g.restServer(), g.filter.server
+	s.controlServer = g.controlServer(s.restServer)
 	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()))
 	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
@@ -168,26 +174,30 @@ func carriedSocket(dir *process.Dir, instance string) string {
 	return dir.Socket("carried-" + instance + ".sock")
 }
 
-// Sizes of the control connection in bytes. A request body crosses it in one message.
-const (
-	messageOverhead = 1 << 20 // headers and framing around the largest body
-	window          = 1 << 20
-)
+// messageOverhead is the size of headers and framing around the largest body, in bytes. A request
+// body crosses the control connection in one message.
+const messageOverhead = 1 << 20
 
-// controlServer answers everything that Envoy asks: xDS, ext_proc, ext_authz, the access log.
-func (g *Gateway) controlServer() *grpc.Server {
-	s := grpc.NewServer(
-		grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead),
-		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window*8),
-		grpc.KeepaliveEnforcementPolicy(pings()),
-	)
+// controlServer answers everything that Envoy asks: ext_proc and the access log, which each request
+// needs, and the rest.
+func (g *Gateway) controlServer(rest *grpc.Server) *grpcserver.Server {
+	return &grpcserver.Server{
+		Methods:    map[string]grpcserver.Method{extproc.Method: g.decisions.Open, telemetry.AccessLogMethod: g.accessLog.Open},
+		Other:      rest,
+		MaxMessage: int(g.options.Config.MaxBody) + messageOverhead,
+		Log:        g.log,
+	}
+}
+
+// restServer answers what not each request needs: xDS, ext_authz, the guard of connections.
+// controlServer has the connections.
+func (g *Gateway) restServer() *grpc.Server {
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody) + messageOverhead))
 	g.envoy.server.Register(s)
-	g.decisions.Register(s)
 	if g.guard != nil {
 		g.guard.Register(s)
 	}
 	(&authz.Server{Authenticator: g.auth, MaxHeaders: headerLimits(g.options.Config)}).Register(s)
-	g.accessLog.Register(s)
 	return s
 }
 
@@ -253,7 +263,7 @@ func (s *sockets) http() []*httpSocket {
 }
 
 // serveGRPC serves until the server is stopped or its listener is closed, which is no error.
-func serveGRPC(s *grpc.Server, l net.Listener) error {
+func serveGRPC(s interface{ Serve(net.Listener) error }, l net.Listener) error {
 	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
 		return err
 	}
@@ -280,7 +290,7 @@ const adminPatience = 5 * time.Second
 func (s *sockets) retire() {
 	go func() {
 		s.remote.retire() // a server that stops closes the connections that come to it
-		go s.controlServer.GracefulStop()
+		s.controlServer.Drain()
 		s.grpcServer.GracefulStop()
 		close(s.grpcDone)
 	}()
@@ -324,6 +334,7 @@ func (s *sockets) connected() bool {
 func (s *sockets) stop() {
 	s.events.End(lastEvent)
 	s.controlServer.Stop()
+	s.restServer.Stop()
 	s.filter.Close()
 	s.filterServer.Stop()
 	s.grpcServer.Stop()

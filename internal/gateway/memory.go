@@ -46,6 +46,7 @@ func (g *Gateway) makeMemory() {
 	}
 	m := &g.memory
 	m.limit, m.byEnvironment = memory.SetLimit(limit)
+	m.monitor.Reserve()
 	m.budget = memory.NewBudget(relayBudget(c, m.limit))
 	m.monitor.Budget = m.budget
 	if m.maxAnswer = int64(c.MaxAnswer); m.budget.Limit() > 0 {

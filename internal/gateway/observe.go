@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"net/http"
 	"os"
 	"slices"
 	"time"
@@ -24,10 +25,25 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Retried:    g.metrics.Retried,
 		CostOf:     g.dispatcher.CostOfRecovered,
 		Used:       g.used,
-		Finished: []func(request.Summary){g.metrics.Finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
+		Finished: []func(request.Summary){g.finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
 			g.streams.tracer.Native},
-		Picked: telemetry.PickLog(g.log),
+		FinishedDelay: finishedDelay,
+		Picked:        telemetry.PickLog(g.log),
 	}
+}
+
+// finishedDelay is how long the metrics, the history, the events and the access log wait for a
+// request that has ended, to be told of several together. Who reads the metrics or takes a sample
+// for the history has them told before.
+const finishedDelay = 100 * time.Millisecond
+
+// scrape serves the metrics with all requests that have left or ended before.
+func (g *Gateway) scrape(metrics http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.requests.TellFinished()
+		g.tellDepartures()
+		metrics.ServeHTTP(w, r)
+	})
 }
 
 // observes reports whether requests are counted, logged and kept. With SLUICE_OBSERVE=off in the
@@ -55,18 +71,6 @@ func (g *Gateway) accessLogConfig() telemetry.AccessLogConfig {
 		c.Headers = collectorHeaders(os.Getenv("OTEL_EXPORTER_OTLP_HEADERS"))
 	}
 	return c
-}
-
-// dispatched records how long a request has waited, and how many requests run on its replica now.
-// The requests without a token are known if the model has a limit on prefill, else predicted.
-func (g *Gateway) dispatched(model, replica string, waited time.Duration) {
-	g.metrics.Waited(waited)
-	on := g.dispatcher.Replica(model, replica)
-	prefill := max(1, on.Prefill) // at least this request
-	if on.Prefill == 0 {
-		prefill = max(1, min(on.Queued, on.Load))
-	}
-	g.metrics.Dispatched(model, prefill, max(0, on.Load-prefill))
 }
 
 // loaded returns the replicas that have become ready after a start between two snapshots. A replica

@@ -46,7 +46,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		PlanReload:  g.planReload,
 		Reload:      func(_ context.Context, force bool) error { return g.watcher.Reload(force) },
 		Chat:        admin.NewChat(adminclient.DialAddress(g.options.Config.Listen), g.options.Config.TLS != nil),
-		Metrics:     g.metrics.Handler(),
+		Metrics:     g.scrape(g.metrics.Handler()),
 		Access:      g.access.Load,
 		SessionKey:  g.sessionKey(),
 		Log:         g.log,
@@ -62,7 +62,7 @@ func (g *Gateway) status() admin.Status {
 		Upgrade: g.upgradeStatus(),
 		Listen:  g.options.Config.Listen,
 		TLS:     g.options.Config.TLS != nil,
-		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion},
+		Envoy:   admin.EnvoyStatus{State: "external", Version: x.EnvoyVersion, Filter: string(config.FilterExtProc)},
 		XDS:     admin.XDSStatus{Connected: x.Connected, Nacks: x.Nacks},
 		Shared:  g.limits.status(),
 		Config: admin.ConfigStatus{Path: file.Path, Hash: file.Hash, LoadedAt: file.LoadedAt, Faults: file.Messages(), Held: file.Held,
@@ -78,7 +78,7 @@ func (g *Gateway) status() admin.Status {
 	if g.envoy.process != nil {
 		e := g.envoy.process.Status()
 		s.Envoy = admin.EnvoyStatus{State: string(e.State), PID: e.PID, Version: e.Version, Adopted: e.Adopted,
-			Restarts: e.Restarts, Reason: e.Reason}
+			Restarts: e.Restarts, Reason: e.Reason, Filter: string(g.filter.asks(g.config()))}
 	}
 	return s
 }

@@ -54,7 +54,7 @@ func (g *Gateway) makeStreams() error {
 	replicaHeader := func() bool { return g.config().ReplicaHeader }
 	parts := relay.Config{
 		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Rest: g.dispatcher.Rest,
-		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.metrics.Retried, Gap: g.observeGap, Budget: g.refuseByBudget,
+		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.metrics.Retried, Gaps: g.observeGaps, Budget: g.refuseByBudget,
 		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log, Memory: g.memory.budget, MaxAnswer: g.memory.maxAnswer,
 	}
 	if s.tracer != nil {
@@ -93,9 +93,6 @@ func (s *streams) startTrace(a request.Arrival, traceparent string, received tim
 // components lists what runs until its context ends.
 func (s *streams) components() []func(context.Context) error {
 	var all []func(context.Context) error
-	if s.tracer != nil {
-		all = append(all, s.tracer.Run)
-	}
 	if s.peers != nil {
 		all = append(all, s.runPeers, s.servePeers)
 	}

@@ -64,13 +64,15 @@ func gapsRead(q *request.Summary) map[int]int64 {
 	return q.Reading.Gaps
 }
 
-// Gap counts a measured time between two tokens of a managed stream. The relay may report a random
+// Gaps counts measured times between two tokens of a managed stream. The relay may report a random
 // share of the streams only.
-func (t *Traffic) Gap(model string, gap time.Duration) {
-	class, c := request.GapClass(gap), t.of(model)
+func (t *Traffic) Gaps(model string, gaps ...time.Duration) {
+	c := t.of(model)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.gaps.Measured(class)
+	for _, gap := range gaps {
+		c.gaps.Measured(request.GapClass(gap))
+	}
 }
 
 // isError reports whether a request counts as an error.

@@ -76,7 +76,7 @@ func TestR3_HistoryHasMeasuredGaps(t *testing.T) {
 	stream("stalls", native, 101, map[int]int64{class(10): 90, class(2000): 10}) // its mean is 209 ms
 	stream("stalls", native, 1001, nil)
 	for range 10 {
-		traffic.Gap("both", 50*time.Millisecond)
+		traffic.Gaps("both", 50*time.Millisecond)
 	}
 	stream("both", managed, 901, nil)                            // all of its gaps are like those ten
 	stream("both", native, 101, map[int]int64{class(5): 100})    // a tenth of all

@@ -47,19 +47,21 @@ type clientConn struct {
 	tryErr    error
 	// idleSince is when the connection became idle.
 	idleSince time.Time
-	// reader reads from stream. It is nil while no response is read.
+	// reader reads from stream. It is nil while no response is read, or only a body in chunks.
 	reader *bufio.Reader
 	// budget is how many more bytes may be read from stream: it bounds the head of a response.
 	budget int64
 	// heard says that a byte of the response to this request has come.
 	heard bool
+	// surplus says that bytes have come behind the response that no request asked for.
+	surplus bool
 	// readErr is why no more can be read.
 	readErr error
 }
 
 // startResponse makes the connection ready for a request and its response.
 func (c *clientConn) startResponse(maxHeader int64) {
-	c.budget, c.heard, c.readErr = maxHeader, false, nil
+	c.budget, c.heard, c.surplus, c.readErr = maxHeader, false, false, nil
 	c.reader = clientReaders.Get().(*bufio.Reader)
 	c.reader.Reset(c)
 }
@@ -175,8 +177,12 @@ func (c *clientConn) hasNoPlaintext() bool {
 	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.tcp.SetReadDeadline(time.Time{}) == nil
 }
 
-// releaseReader gives the buffer back to the pool. Only the goroutine that reads may call it.
+// releaseReader gives the buffer back to the pool, if there is one. Only the goroutine that reads
+// may call it.
 func (c *clientConn) releaseReader() {
+	if c.reader == nil {
+		return
+	}
 	c.reader.Reset(nil)
 	clientReaders.Put(c.reader)
 	c.reader = nil
@@ -220,8 +226,8 @@ type roundTrip struct {
 
 	// reusable says that neither side wants to close the connection.
 	reusable bool
-	// body is the body as net/http makes it. When it is nil the body has ended, and bodyErr says
-	// how.
+	// body is the body: a chunkedBody, or what net/http makes of it. When it is nil the body has
+	// ended, and bodyErr says how.
 	body    io.Reader
 	bodyErr error
 }
@@ -236,6 +242,9 @@ func (e *roundTrip) respond(request *http.Request, response *http.Response) *htt
 		return response
 	}
 	e.body, response.Body = response.Body, e
+	if !switching && len(response.TransferEncoding) > 0 { // net/http accepts chunked alone
+		e.body = &chunkedBody{conn: e.conn, response: response}
+	}
 	return response
 }
 
@@ -307,7 +316,7 @@ func (e *roundTrip) finish(whole bool) {
 	}
 	e.unwatch()
 	c := e.conn
-	again := whole && e.reusable && e.sent.Load() && c.reader.Buffered() == 0
+	again := whole && e.reusable && e.sent.Load() && !c.surplus && (c.reader == nil || c.reader.Buffered() == 0)
 	c.releaseReader()
 	if again {
 		e.transport.releaseIdle(c)

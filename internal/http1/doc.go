@@ -4,8 +4,8 @@
 //
 // net/http holds two goroutines and two buffers for each connection to a server, and the request
 // and three buffers for each connection from a client, for as long as the exchange lasts. Here an
-// open stream holds one small buffer on the side of the engine and none on the side of Envoy, and
-// an event costs one system call on each side.
+// open stream in chunks holds no buffer but the one that its reader reads into, and an event costs
+// one system call on each side.
 //
 // What is rare is left to net/http. It parses all heads. The Server hands upgrades, HTTP/1.0 and
 // malformed requests to a complete net/http server, with every byte that was read. The Transport

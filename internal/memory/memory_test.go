@@ -2,8 +2,15 @@ package memory
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -124,5 +131,122 @@ func TestX7_SetLimit(t *testing.T) {
 	t.Setenv("GOMEMLIMIT", "1GiB")
 	if n, env := SetLimit(1 << 20); n != 1<<30 || !env {
 		t.Errorf("%d, %v", n, env)
+	}
+}
+
+// TestReserve shows that Go collects once for many small allocations, and that the room for garbage
+// takes no memory. Without the room, Go would collect about eight times.
+func TestReserve(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+	t.Setenv("GOGC", "")
+	SetLimit(1 << 30)
+	debug.FreeOSMemory()
+	m := &Monitor{}
+	m.measure()
+	before := m.InUse()
+	m.Reserve()
+	if limit := debug.SetMemoryLimit(-1); limit != 1<<30+garbageRoom {
+		t.Errorf("the limit is %d", limit)
+	}
+	if m.measure(); m.InUse() > before+4<<20 {
+		t.Errorf("%d bytes in use after %d", m.InUse(), before)
+	}
+	runtime.GC()
+	var from, to debug.GCStats
+	debug.ReadGCStats(&from)
+	var garbage []byte
+	size := os.Getpagesize()
+	for range garbageRoom / size {
+		garbage = make([]byte, size)
+	}
+	debug.ReadGCStats(&to)
+	if n := to.NumGC - from.NumGC; n > 1 {
+		t.Errorf("%d collections", n)
+	}
+	_ = garbage
+	t.Setenv("GOGC", "50")
+	other := &Monitor{}
+	if other.Reserve(); other.room != nil {
+		t.Error("room although GOGC is set")
+	}
+	runtime.KeepAlive(m)
+}
+
+// TestMonitorSettles shows that a quiet process gives back what its start has left, that it then
+// waits, and that a busy process does not collect for it.
+func TestMonitorSettles(t *testing.T) {
+	m := &Monitor{}
+	now := time.Now()
+	if m.settle(now) {
+		t.Fatal("settled before anything was measured")
+	}
+	garbage := make([]byte, 64<<20)
+	garbage[0] = 1
+	if m.settle(now) {
+		t.Fatal("settled although the process has allocated 64 MiB")
+	}
+	garbage = nil
+	if !m.settle(now) || m.InUse() > 48<<20 {
+		t.Fatalf("%d MiB in use after the process was quiet", m.InUse()>>20)
+	}
+	if m.settle(now.Add(time.Hour)) {
+		t.Error("settled without garbage")
+	}
+	garbage = make([]byte, 64<<20)
+	garbage[0] = 1
+	m.settle(now.Add(time.Hour)) // a busy process
+	if m.settle(now.Add(settleInterval / 2)) {
+		t.Error("settled too soon")
+	}
+	garbage = nil
+	if !m.settle(now.Add(time.Hour)) {
+		t.Error("did not settle again")
+	}
+	_ = garbage
+}
+
+// TestUnmapProgram shows that the pages of the program are unmapped, and that the program still
+// runs.
+func TestUnmapProgram(t *testing.T) {
+	if UnmapProgram() < 1<<20 {
+		t.Error("less than 1 MiB of the program was mapped")
+	}
+	if s := fmt.Sprintf("%x %v", sha256.Sum256(nil), json.Valid([]byte("{}"))); !strings.HasPrefix(s, "e3b0c442") {
+		t.Error(s)
+	}
+}
+
+// Only what has the content of the file and cannot be written is unmapped.
+func TestReadOnlyMappings(t *testing.T) {
+	const smaps = `00400000-00410000 r-xp 00000000 fe:00 7          /bin/my sluice
+Rss:                  48 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+00410000-00420000 r--p 00010000 fe:00 7          /bin/my sluice
+Rss:                  16 kB
+Anonymous:             4 kB
+VmFlags: rd mr mw me
+00420000-00430000 rw-p 00020000 fe:00 7          /bin/my sluice
+Rss:                  16 kB
+Anonymous:             0 kB
+VmFlags: rd wr mr mw me
+00430000-00431000 r--p 00030000 fe:00 7          /bin/my sluice
+Rss:                   0 kB
+Anonymous:             0 kB
+Swap:                  4 kB
+VmFlags: rd mr mw me ac
+7f0000000000-7f0000001000 r-xp 00000000 fe:00 8  /lib/libc.so
+Rss:                   4 kB
+Anonymous:             0 kB
+7f0000002000-7f0000003000 r--p 00000000 00:00 0
+Rss:                   4 kB
+Anonymous:             0 kB
+`
+	want := []mapping{{start: 0x400000, end: 0x410000, resident: 48 << 10}}
+	if got := readOnlyMappings([]byte(smaps), "/bin/my sluice"); !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
+	if got := readOnlyMappings([]byte("nonsense\nx-y r--p 0 0 0 f\n"), "f"); len(got) != 0 {
+		t.Errorf("%+v", got)
 	}
 }

@@ -92,6 +92,61 @@ func BenchmarkScanAndKey(b *testing.B) {
 	}
 }
 
+// toolsOf makes a chat of about size bytes that is nearly all definitions of tools, as an SDK
+// writes it.
+func toolsOf(size int) []byte {
+	var b strings.Builder
+	b.WriteString(`{"model":"llama-3.1-8b","messages":[{"role":"user","content":"Which is warmer?"}],"tools":[`)
+	for i := 0; b.Len() < size; i++ {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `{"type":"function","function":{"name":"get_weather_%d","description":"Returns the weather of a place. Use it only \
+if the user asks for it.","parameters":{"type":"object","properties":{"location":{"type":"string","description":"The city and the country, such \
+as \"Warsaw, Poland\"."},"unit":{"type":"string","enum":["celsius","fahrenheit"],"default":"celsius"},"days":{"type":"integer","minimum":1,\
+"maximum":14},"hourly":{"type":["boolean","null"],"description":"Whether each hour is told."}},"required":["location","unit"],\
+"additionalProperties":false},"strict":true}}`, i)
+	}
+	b.WriteString("]}")
+	return []byte(strings.ReplaceAll(b.String(), "\\\n", ""))
+}
+
+// shortTurns makes a chat of about size bytes with messages of 100 to 500 bytes.
+func shortTurns(size int) []byte {
+	var b strings.Builder
+	b.WriteString(`{"model":"llama-3.1-8b","messages":[{"role":"system","content":"You are a terse assistant."}`)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := 0; b.Len() < size; i++ {
+		from := rng.IntN(20)
+		fmt.Fprintf(&b, `,{"role":"%s","content":%q}`, []string{"user", "assistant"}[i%2], strings.Repeat(prose, 6)[from:from+100+rng.IntN(400)])
+	}
+	b.WriteString(`],"stream":true,"max_tokens":256}`)
+	return []byte(b.String())
+}
+
+// BenchmarkScanAndChain is what a request costs before its replicas are compared.
+func BenchmarkScanAndChain(b *testing.B) {
+	spaced := strings.NewReplacer(`":`, `": `, `",`, `", `, `},`, `}, `).Replace(string(toolsOf(58 << 10)))
+	for _, body := range []body{
+		{"long-64KB", chatOf(64<<10, prose)}, {"short-64KB", shortTurns(64 << 10)}, {"tools-64KB", toolsOf(64 << 10)}, {"tools-spaced-64KB", []byte(spaced)},
+		{"tools-2KB", toolsOf(2 << 10)}, {"chat-1KB", chatOf(900, prose)},
+	} {
+		b.Run(body.name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(body.data)))
+			for b.Loop() {
+				r, fault := Scan(Chat, jsonType, body.data)
+				if fault != nil {
+					b.Fatal(fault)
+				}
+				if c := r.Chain(body.data); c.Bytes == 0 {
+					b.Fatal("no chain")
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkUnmarshal is the same by encoding/json: what a gateway needs, and no check of
 // duplicates.
 func BenchmarkUnmarshal(b *testing.B) {

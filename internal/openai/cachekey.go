@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"encoding/binary"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/cespare/xxhash/v2"
@@ -61,6 +62,10 @@ type keyHash struct {
 
 // add hashes a text with its length.
 func (k *keyHash) add(t text) {
+	if n := t.end - t.start; (t.form == formParts || t.form == formEscaped) && minGathered <= n && n <= maxGathered {
+		k.gather(t)
+		return
+	}
 	if t.form == formParts {
 		k.addParts(t)
 		return
@@ -69,12 +74,51 @@ func (k *keyHash) add(t text) {
 	k.write(t)
 }
 
+// minGathered and maxGathered are the lengths of texts that are hashed from a copy without escapes.
+const (
+	minGathered = 256
+	maxGathered = 256 << 10
+)
+
+// gathered has storage for such copies. A key needs it for microseconds.
+var gathered = sync.Pool{New: func() any { return new([]byte) }}
+
+// gather hashes a text from a copy without escapes. That takes a third of the time in which add
+// measures a text first and then hashes it piece by piece.
+func (k *keyHash) gather(t text) {
+	space := gathered.Get().(*[]byte)
+	defer gathered.Put(space)
+	all := (*space)[:0]
+	if t.form == formParts {
+		var r jsonscan.Reader
+		for more := k.open(&r, t); more; more = r.More('[') {
+			part, _ := partText(&r)
+			all = k.appendText(all, part)
+		}
+	} else {
+		all = k.appendText(all, t)
+	}
+	k.length(len(all))
+	k.put(all)
+	*space = all
+}
+
+// appendText appends what write hashes.
+func (k *keyHash) appendText(to []byte, t text) []byte {
+	raw := k.body[t.start:t.end]
+	if t.form == formEscaped {
+		to, _ = jsonscan.Unescape(to, raw)
+		return to
+	}
+	return append(to, raw...)
+}
+
 // addParts hashes the parts of a content list as one text. The length comes first, so the list is
 // read once to measure it. The first parts are remembered from that, and only a longer list is read
 // again. To remember all parts would let a small body of many parts use much memory.
 func (k *keyHash) addParts(t text) {
 	var known [8]text
-	r := jsonscan.Reader{RequireUTF8: true} // as in Scan, which has validated the body
+	var r jsonscan.Reader // Scan has validated the body
 	count, size := 0, 0
 	for more := k.open(&r, t); more; more = r.More('[') {
 		part, _ := partText(&r)

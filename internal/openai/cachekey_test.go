@@ -169,3 +169,22 @@ func TestManyMessages(t *testing.T) {
 		}
 	}
 }
+
+// A long text is hashed piece by piece, and has the key that it would have otherwise.
+func TestCacheKeyOfLongTexts(t *testing.T) {
+	t.Parallel()
+	const piece = `a \"word\"\n\ud83d\ude00 `
+	for _, size := range []int{maxGathered / 2, 2 * maxGathered} {
+		long := strings.Repeat(piece, size/len(piece))
+		for _, content := range []string{
+			`"` + long + `"`, `[{"type":"text","text":"` + long + `"},{"type":"image_url"},{"type":"text","text":"b\n"}]`,
+			`[` + strings.Repeat(`{"type":"text","text":"a\n"},`, size/30) + `"end"]`,
+		} {
+			body := []byte(`{"model":"m","messages":[{"role":"user","content":` + content + `}]}`)
+			r := mustScan(t, Chat, string(body))
+			if got, want := r.CacheKey(body, 2), naiveKey(Chat, body, 2); got != want {
+				t.Errorf("%d bytes: key %#x; want %#x", len(body), got, want)
+			}
+		}
+	}
+}

@@ -1,8 +1,6 @@
 package openai
 
 import (
-	"github.com/cespare/xxhash/v2"
-
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 	"github.com/sluice-gateway/sluice/internal/prefix"
 )
@@ -40,13 +38,19 @@ func (r *Request) Chain(body []byte) prefix.Chain {
 			c.message(m, prefix.MarkSystem)
 		}
 	}
+	c.End()
+	last := r.lastEnds()
 	for i, m := range r.messages {
 		if r.rest.form != formNone && i >= r.restAt {
 			break
 		}
 		switch m.lane {
 		case laneMessages:
-			c.message(m, marks[m.role])
+			if i > last {
+				c.End()
+			}
+			c.Mark(marks[m.role])
+			c.text(m.text)
 		case laneField:
 			c.Mark(prefix.MarkField)
 			c.text(m.text)
@@ -56,6 +60,24 @@ func (r *Request) Chain(body []byte) prefix.Chain {
 		c.message(message{text: r.rest}, prefix.MarkOther)
 	}
 	return c.Chain()
+}
+
+// lastEnds returns the index of a message with text. The message and those behind it have all the
+// ends that a chain keeps, so no end before needs to be computed.
+func (r *Request) lastEnds() int {
+	texts, count := 0, len(r.messages)
+	if r.rest.form != formNone {
+		count = r.restAt
+	}
+	for i := count - 1; i > 0; i-- {
+		m := &r.messages[i]
+		if m.lane == laneMessages && m.text.form != formParts && m.text.end > m.text.start {
+			if texts++; texts == prefix.MaxEnds {
+				return i
+			}
+		}
+	}
+	return 0
 }
 
 // marks are the marks of messages by their roles.
@@ -93,14 +115,14 @@ func (c *chaining) text(t text) {
 		c.Text(c.body[t.start:t.end])
 		return
 	}
-	r := jsonscan.Reader{RequireUTF8: true} // as in Scan, which has validated the body
+	var r jsonscan.Reader // Scan has validated the body
 	r.Reset(c.body)
 	r.Seek(int(t.start))
 	for more := r.Open('['); more; more = r.More('[') {
 		part, media := partText(&r)
 		raw := c.body[part.start:part.end]
 		if media {
-			c.Media(xxhash.Sum64(raw))
+			c.Media(prefix.Digest(raw))
 		} else {
 			c.Text(raw)
 		}

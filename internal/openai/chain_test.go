@@ -3,12 +3,12 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/internal/prefix"
@@ -129,7 +129,7 @@ func naiveChainText(b *prefix.Builder, raw json.RawMessage) {
 			case slices.Contains([]string{"text", "input_text", "output_text"}, kind) && len(text) > 0 && text[0] == '"':
 				b.Text(text[1 : len(text)-1])
 			case ok && (last(m, "type") == nil || isMediaType(kind)):
-				b.Media(xxhash.Sum64(part))
+				b.Media(prefix.Digest(part))
 			default:
 				b.Text(part)
 			}
@@ -221,6 +221,22 @@ func TestB1_PromptsShareBeginnings(t *testing.T) {
 		if got := shared(t, c.e, c.b, c.a); got != c.want {
 			t.Errorf("%s, the other way: %d bytes shared, want %d", name, got, c.want)
 		}
+	}
+}
+
+// The chain has the ends that it would have if the end of every message were computed.
+func TestB1_EndsOfManyMessages(t *testing.T) {
+	t.Parallel()
+	messages := []string{`{"role":"user","content":"one text"}`, `{"role":"assistant","content":""}`, `{"role":"assistant"}`,
+		`{"role":"user","content":[{"type":"text","text":"a part"}]}`, `{"role":"user","content":[]}`, `{"role":"system","content":"x"}`,
+		`{"type":"item"}`, `{"role":"assistant","content":null,"tool_calls":[{"id":"a"}]}`, `{"role":"tool","content":"result","name":"f"}`}
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 500 {
+		var list []string
+		for range rng.IntN(60) {
+			list = append(list, messages[rng.IntN(len(messages))])
+		}
+		checkChain(t, Chat, []byte(`{"model":"m","messages":[`+strings.Join(list, ",")+`]}`))
 	}
 }
 

@@ -26,6 +26,10 @@ var seeds = []string{
 	`{"model":"m","x":[[[[[[{"a":[{}]}]]]]]],"stream":null,"stream_options":null}`,
 	`{"model":"m","messages":[{"role":"assistant","tool_calls":[{"id":"1"}],"name":null},{"role":"tool","tool_call_id":"1","content":"c"}],"tools":[{}]}`,
 	`{"model":"m","input":[{"type":"function_call","name":"f"}],"previous_response_id":"r","prompt_cache_key":"k","cache_salt":"s"}`,
+	`{"model":"m","messages":[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": null},` +
+		`{"role":"assistant","content":["p"],"role":"tool"},{"role":"user","content":}]}`,
+	`{"model":"m","messages":[{"role": "user", "content": "u"},{"role":"assistant","content":"b","name":"n"},{"role":"system","content":"c"},` +
+		`{"role": "assistant", "content":  [{"type":"text","text":"d"}]}, {"role": "system", "content": "e", "content": "f" }]}`,
 	`{"model":"m","prompt":["a",[1,2],3],"functions":[]}`, `{"model":"m","prompt":[1,2,3]}`, `{"model":"m","prompt":"p
 ","cache_salt":null}`,
 }

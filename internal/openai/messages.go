@@ -85,7 +85,16 @@ func (s *scanner) message(all bool) {
 	var m message
 	var fields [6]text
 	count, item, start := 0, true, s.json.Pos()
-	for more := s.json.Open('{'); more; more = s.json.More('{') {
+	more := true
+	if o := openingOf(s.body[start:]); o.size > 0 {
+		m.role, item = o.role, false
+		s.json.Enter(start + o.size)
+		m.text = s.content()
+		more = s.json.More('{')
+	} else {
+		more = s.json.Open('{')
+	}
+	for ; more; more = s.json.More('{') {
 		switch string(s.json.Name()) {
 		case "role":
 			m.role, item = s.role(), false
@@ -114,6 +123,36 @@ func (s *scanner) message(all bool) {
 	}
 }
 
+// opening is how most messages begin: with a role, up to the content. To read it token by token
+// takes longer than to read a short message.
+type opening struct {
+	role role
+	size int
+}
+
+// openingOf returns the opening of a message, and a size of 0 for any other beginning.
+func openingOf(message []byte) opening {
+	for _, o := range openings {
+		if len(message) >= len(o.text) && string(message[:len(o.text)]) == o.text {
+			return opening{o.role, len(o.text)}
+		}
+	}
+	return opening{}
+}
+
+// openings are as SDKs write them, with and without blanks.
+var openings = [...]struct {
+	text string
+	role role
+}{
+	{`{"role":"user","content":`, roleUser},
+	{`{"role":"assistant","content":`, roleAssistant},
+	{`{"role":"system","content":`, roleSystem},
+	{`{"role": "user", "content": `, roleUser},
+	{`{"role": "assistant", "content": `, roleAssistant},
+	{`{"role": "system", "content": `, roleSystem},
+}
+
 // input reads the input of a response: a string, which is one message of the user, or a list of
 // items.
 func (s *scanner) input() {
@@ -139,8 +178,10 @@ func (s *scanner) tools() {
 }
 
 func (s *scanner) keep(m message) {
-	if s.req.messages == nil {
-		s.req.messages = make([]message, 0, 8)
+	if all := s.req.messages; len(all) == cap(all) {
+		// The rest of the body may have as many messages for its length.
+		more := len(all) * (len(s.body) - s.json.Pos()) / s.json.Pos()
+		s.req.messages = append(make([]message, 0, len(all)+8+min(more, 7*len(all))), all...)
 	}
 	s.req.messages = append(s.req.messages, m)
 }

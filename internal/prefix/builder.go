@@ -1,15 +1,9 @@
 package prefix
 
-import (
-	"encoding/binary"
-
-	"github.com/cespare/xxhash/v2"
-)
-
 // Mark is what stands between two messages of a prompt: the role of the message that follows.
 type Mark byte
 
-// The marks. Each is a byte that UTF-8 does not contain, so no text can imitate one.
+// The marks.
 const (
 	MarkRoot      Mark = 0xf5 + iota // a namespace, such as the salt of a cache
 	MarkTools                        // the tools that the model may call
@@ -26,17 +20,17 @@ const (
 // model reads them. A text may be written in any number of pieces. The zero Builder must be Reset.
 // A Builder holds no text. It is for one goroutine.
 //
-// The hash of a beginning is XXH64 over all marks and texts before it, mixed with its length. A
-// mark is no part of the text's length, and no length precedes a text: so two texts with the same
+// The hash of a beginning covers all texts before it, all marks with their places, and its length.
+// A mark is no part of the text's length, and no length precedes a text: so two texts with the same
 // beginning have the same hashes there, whatever follows.
 type Builder struct {
-	digest xxhash.Digest
+	hash   hash
 	length uint32
 	next   uint32 // the next fixed length
 	full   bool   // the prompt is longer than maxBytes
 	count  int
 	blocks [maxBlocks]Block
-	ends   [maxEnds]Block // a ring: end number n is at n % maxEnds
+	ends   [MaxEnds]Block // a ring: end number n is at n % MaxEnds
 	ended  int
 	// start is Chain.Start, valid once started.
 	start   uint32
@@ -45,7 +39,7 @@ type Builder struct {
 
 // Reset starts another chain.
 func (b *Builder) Reset() {
-	b.digest.Reset()
+	b.hash.reset()
 	b.length, b.next, b.full, b.count, b.ended, b.started = 0, step, false, 0, 0, false
 }
 
@@ -54,17 +48,14 @@ func (b *Builder) Mark(m Mark) {
 	if !b.started && m >= MarkUser && m <= MarkOther {
 		b.start, b.started = b.length, true
 	}
-	mark := [1]byte{byte(m)}
-	_, _ = b.digest.Write(mark[:]) // never fails
+	b.hash.mark(uint64(m), b.length)
 }
 
 // Root writes the namespace that the prompt belongs to: its kind and its name. Roots come before
 // all texts, and count no length.
 func (b *Builder) Root(kind string, name []byte) {
 	b.Mark(MarkRoot)
-	_, _ = b.digest.WriteString(kind)
-	b.number(uint64(len(name)))
-	_, _ = b.digest.Write(name)
+	b.hash.root(kind, name)
 }
 
 // Text writes a piece of text.
@@ -74,11 +65,11 @@ func (b *Builder) Text(text []byte) {
 	}
 	for len(text) >= int(b.next-b.length) {
 		n := b.next - b.length
-		_, _ = b.digest.Write(text[:n])
+		b.hash.write(text[:n])
 		text = text[n:]
 		b.reach()
 	}
-	_, _ = b.digest.Write(text)
+	b.hash.write(text)
 	b.length += uint32(len(text))
 }
 
@@ -89,20 +80,13 @@ func (b *Builder) Media(digest uint64) {
 		return
 	}
 	b.Mark(MarkMedia)
-	b.number(digest)
+	b.hash.mark(digest, b.length)
 	for end := b.length + MediaBytes; ; b.reach() {
 		if b.next > end {
 			b.length = end
 			return
 		}
 	}
-}
-
-// number writes eight bytes.
-func (b *Builder) number(n uint64) {
-	var bytes [8]byte
-	binary.LittleEndian.PutUint64(bytes[:], n)
-	_, _ = b.digest.Write(bytes[:])
 }
 
 // reach records the fixed length that the text has reached.
@@ -115,18 +99,15 @@ func (b *Builder) reach() {
 	}
 }
 
-// block returns the beginning that ends here. Its length is in the hash, because all fixed lengths
-// inside of a media part have the same digest.
-func (b *Builder) block() Block {
-	return Block{Hash: mix(b.digest.Sum64(), uint64(b.length)), End: b.length}
-}
+// block returns the beginning that ends here.
+func (b *Builder) block() Block { return Block{Hash: b.hash.sum(b.length), End: b.length} }
 
 // End records the end of a message. A message without text has no end of its own.
 func (b *Builder) End() {
-	if b.full || b.length == 0 || b.ended > 0 && b.ends[(b.ended-1)%maxEnds].End == b.length {
+	if b.full || b.length == 0 || b.ended > 0 && b.ends[(b.ended-1)%MaxEnds].End == b.length {
 		return
 	}
-	b.ends[b.ended%maxEnds] = b.block()
+	b.ends[b.ended%MaxEnds] = b.block()
 	b.ended++
 }
 
@@ -134,11 +115,11 @@ func (b *Builder) End() {
 // End was called or not.
 func (b *Builder) Chain() Chain {
 	b.End()
-	ends := min(b.ended, maxEnds)
+	ends := min(b.ended, MaxEnds)
 	all := make([]Block, b.count+ends)
 	copy(all, b.blocks[:b.count])
 	for i := range ends {
-		all[b.count+i] = b.ends[(b.ended-1-i)%maxEnds]
+		all[b.count+i] = b.ends[(b.ended-1-i)%MaxEnds]
 	}
 	start := b.length
 	if b.started {

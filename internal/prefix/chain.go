@@ -55,8 +55,8 @@ const (
 	maxBytes = 1 << 30 // what follows is not in the chain
 	// MediaBytes is the length that an image, a sound or a file counts.
 	MediaBytes = 2048
-	// maxEnds is how many ends of messages a chain has.
-	maxEnds = 16
+	// MaxEnds is how many ends of messages a chain has at most.
+	MaxEnds = 16
 	// maxBlocks is how many fixed lengths there are up to maxBytes: 16 up to fine, and 16 in each
 	// of 20 doublings.
 	maxBlocks = 16 + 16*20
@@ -110,10 +110,4 @@ func (c *Chain) HashAt(end int32) uint64 {
 		}
 	}
 	return 0
-}
-
-// mix spreads the bits of two numbers over one.
-func mix(a, b uint64) uint64 {
-	high, low := bits.Mul64(a^0x9e3779b97f4a7c15, b^0xd1b54a32d192ed03)
-	return high ^ low
 }

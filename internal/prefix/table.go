@@ -1,6 +1,13 @@
 package prefix
 
-import "math/bits"
+import (
+	"math/bits"
+	"math/rand/v2"
+)
+
+// bucketSeed differs in each process, so that no client can choose prompts whose beginnings share a
+// bucket.
+var bucketSeed = rand.Uint64()
 
 // table finds nodes by their keys. It is a hash table that grows and shrinks by one bucket at a
 // time (linear hashing, Litwin 1980), so that no request waits for a whole table to be copied. It
@@ -19,7 +26,7 @@ func (t *table[T, P]) init(a *arena[T, P]) {
 
 // bucket returns the place of the first node whose key may be this one.
 func (t *table[T, P]) bucket(key uint64) *uint32 {
-	spread := uint32(mix(key, 0) >> 32)
+	spread := uint32(mix(key, bucketSeed) >> 32)
 	level := uint32(bits.Len32(t.size)) // 2^(level-1) <= size < 2^level
 	n := spread & (1<<level - 1)
 	if n >= t.size {

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"go.uber.org/zap"
 )
 
 const (
@@ -104,7 +102,7 @@ func (d *Dir) endUnrecordedLocked() {
 	live, dead := d.liveAndDeadRecords()
 	strays := d.unrecordedProcesses(append(live, dead...))
 	if len(strays) > 0 {
-		d.log.Warn("processes without a record found, ending them", zap.Int("count", len(strays)))
+		d.log.Warn("processes without a record found, ending them", countField(len(strays)))
 	}
 	d.endDeadLocked(append(dead, strays...))
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 	"unicode"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
 
@@ -35,7 +34,7 @@ type Dir struct {
 	path    string
 	id      string
 	sockets string
-	log     *zap.Logger
+	log     levels
 	// rotateMu is held while a log is rotated. Lock order: mu before rotateMu.
 	rotateMu sync.Mutex
 
@@ -52,10 +51,7 @@ type Dir struct {
 // Open creates the directory (mode 0700) if it does not exist, and reads its id. It starts and
 // claims nothing. It refuses a directory that another user owns or may change. A nil log discards
 // messages.
-func Open(path string, log *zap.Logger) (*Dir, error) {
-	if log == nil {
-		log = zap.NewNop()
-	}
+func Open(path string, log Logger) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -67,7 +63,7 @@ func Open(path string, log *zap.Logger) (*Dir, error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	d := &Dir{path: path, log: log, watched: map[string]*Process{}}
+	d := &Dir{path: path, log: levels{log}, watched: map[string]*Process{}}
 	for _, folder := range []string{path, d.recordsPath()} {
 		if err := checkPrivate(folder); err != nil && !(folder != path && errors.Is(err, fs.ErrNotExist)) {
 			return nil, fmt.Errorf("state directory: %w", err)
@@ -95,9 +91,9 @@ func (d *Dir) findID() (string, error) {
 	case carried == "":
 		return makeID(path, errors.Is(err, errBadID))
 	}
-	d.log.Warn("damaged id of the state directory replaced by the one that its processes carry", zap.String("file", path))
+	d.log.Warn("damaged id of the state directory replaced by the one that its processes carry", textField("file", path))
 	if err := writeFile(path, []byte(carried+"\n")); err != nil {
-		d.log.Warn("writing the id of the state directory failed", zap.Error(writeFault(d.path, err)))
+		d.log.Warn("writing the id of the state directory failed", errorField(writeFault(d.path, err)))
 	}
 	return carried, nil
 }
@@ -379,7 +375,7 @@ func (d *Dir) liveAndDeadRecords() (live, dead []Record) {
 // SIGKILL at once, because without its main process a server serves nobody. d.mu is held.
 func (d *Dir) endDeadLocked(dead []Record) {
 	if err := endProcessTrees(context.Background(), dead, 0); err != nil {
-		d.log.Error("descendants of ended processes not ended", zap.Error(err))
+		d.log.Error("descendants of ended processes not ended", errorField(err))
 		return
 	}
 	for _, r := range dead {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -362,5 +363,14 @@ func TestReleaseLeavesProcessesRunning(t *testing.T) {
 	}
 	if err := adopted.Stop(t.Context(), time.Second); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The names of files stay those of earlier releases, whose records are adopted.
+func TestEscapeName(t *testing.T) {
+	for i := range 256 {
+		if name := "a" + string([]byte{byte(i)}) + "z"; escapeName(name) != url.PathEscape(name) {
+			t.Errorf("%q: %s, expected %s", name, escapeName(name), url.PathEscape(name))
+		}
 	}
 }

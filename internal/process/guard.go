@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"go.uber.org/zap"
 )
 
 const (
@@ -123,7 +121,7 @@ func (d *Dir) KeepGuard(ctx context.Context, command []string) error {
 	backoff := minGuardBackoff
 	for {
 		if err := d.StartGuard(command); err != nil {
-			d.log.Error("guard start failed", zap.Error(err))
+			d.log.Error("guard start failed", errorField(err))
 		}
 		started := time.Now()
 		d.waitForGuardEnd(ctx)
@@ -175,7 +173,7 @@ func (d *Dir) waitForGuardEnd(ctx context.Context) {
 //
 // RunGuard returns nil at once if the directory already has a guard, and ctx's error if ctx ends
 // first. A nil log discards messages.
-func RunGuard(ctx context.Context, path string, grace time.Duration, log *zap.Logger) error {
+func RunGuard(ctx context.Context, path string, grace time.Duration, log Logger) error {
 	if grace == 0 {
 		grace = time.Minute
 	}
@@ -222,7 +220,7 @@ func (g *guard) run(ctx context.Context) error {
 		if g.isEmpty() {
 			return nil
 		}
-		g.dir.log.Info("state directory unclaimed, waiting before its processes are ended", zap.Duration("grace", g.grace))
+		g.dir.log.Info("state directory unclaimed, waiting before its processes are ended", durationField("grace", g.grace))
 		waiting, cancel := context.WithTimeout(ctx, g.grace)
 		err := g.waitForClaim(waiting, true)
 		cancel()
@@ -270,7 +268,7 @@ func (g *guard) endProcesses(ctx context.Context) {
 	defer g.claim.release()
 	g.dir.log.Warn("state directory still unclaimed, ending its processes")
 	if err := g.dir.endAllProcesses(context.WithoutCancel(ctx), guardGrace); err != nil {
-		g.dir.log.Error("ending the processes failed", zap.Error(err))
+		g.dir.log.Error("ending the processes failed", errorField(err))
 		return
 	}
 	if g.dir.sockets != g.dir.path {

@@ -7,14 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
-	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/seal"
 )
@@ -29,7 +27,7 @@ const (
 
 // fileName returns a file name for any name. Different names have different file names.
 func fileName(name string) string {
-	escaped := url.PathEscape(name)
+	escaped := escapeName(name)
 	if strings.HasPrefix(escaped, ".") {
 		escaped = "%2E" + escaped[1:]
 	}
@@ -42,6 +40,21 @@ func fileName(name string) string {
 // recordsPath is the directory of the records.
 func (d *Dir) recordsPath() string { return filepath.Join(d.path, "processes") }
 
+// escapeName escapes a name as url.PathEscape does. Package net/url needs net/netip, which is
+// initialised after much that a guard does not need.
+func escapeName(name string) string {
+	const plain, digits = "-_.~$&+=:@", "0123456789ABCDEF"
+	var escaped strings.Builder
+	for _, c := range []byte(name) {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte(plain, c) >= 0 {
+			escaped.WriteByte(c)
+		} else {
+			escaped.Write([]byte{'%', digits[c>>4], digits[c&15]})
+		}
+	}
+	return escaped.String()
+}
+
 // recordPath is the path of the record of the process with that name.
 func (d *Dir) recordPath(name string) string {
 	return filepath.Join(d.recordsPath(), fileName(name)+recordSuffix)
@@ -52,7 +65,7 @@ func (d *Dir) recordPath(name string) string {
 func (d *Dir) readRecords() []Record {
 	names, err := listDirectory(d.recordsPath())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("listing the recorded processes failed", zap.Error(err))
+		d.log.Warn("listing the recorded processes failed", errorField(err))
 	}
 	var records []Record
 	for _, name := range names {
@@ -61,7 +74,7 @@ func (d *Dir) readRecords() []Record {
 		}
 		r, err := readRecord(filepath.Join(d.recordsPath(), name))
 		if err != nil {
-			d.log.Warn("reading the record of a process failed", zap.String("file", name), zap.Error(err))
+			d.log.Warn("reading the record of a process failed", textField("file", name), errorField(err))
 			continue
 		}
 		records = append(records, r)
@@ -110,13 +123,13 @@ func (d *Dir) repairRecords() {
 		var err error
 		switch {
 		case errRecord != nil && errCopy == nil:
-			d.log.Warn("damaged record of a process replaced by its copy", zap.String("file", path), zap.Error(errRecord))
+			d.log.Warn("damaged record of a process replaced by its copy", textField("file", path), errorField(errRecord))
 			err = writeFile(path, backup)
 		case errRecord == nil && errCopy != nil:
 			err = writeFile(path+copySuffix, record)
 		}
 		if err != nil {
-			d.log.Warn("repair of the record of a process failed", zap.String("file", path), zap.Error(err))
+			d.log.Warn("repair of the record of a process failed", textField("file", path), errorField(err))
 		}
 	}
 }
@@ -149,7 +162,7 @@ func (d *Dir) writeRecord(r Record) error {
 		return err
 	}
 	if err := writeFile(path+copySuffix, data); err != nil {
-		d.log.Warn("writing the copy of a record failed", zap.String("process", r.Name), zap.Error(err))
+		d.log.Warn("writing the copy of a record failed", textField("process", r.Name), errorField(err))
 	}
 	return nil
 }
@@ -163,7 +176,7 @@ func (d *Dir) removeRecord(r Record) {
 	}
 	_ = os.Remove(path + copySuffix) // a copy without a record is not read
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.log.Warn("removing the record of a process failed", zap.String("process", r.Name), zap.Error(err))
+		d.log.Warn("removing the record of a process failed", textField("process", r.Name), errorField(err))
 	}
 }
 

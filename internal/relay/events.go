@@ -17,7 +17,8 @@ import (
 
 const (
 	// smallRead is the size of most reads of an engine's response, in bytes: a few events. A
-	// stream that fills a small read changes to reads of largeRead bytes.
+	// stream that fills more than half of a small read, with its framing perhaps all of it, changes
+	// to reads of largeRead bytes.
 	smallRead = 2 << 10
 	largeRead = 8 << 10
 	// maxHeldBytes bounds the events that are held before the first token, in bytes.
@@ -83,8 +84,8 @@ type engineStream struct {
 	firstTokenData []byte
 	// responseID is the id of the response, if a request may continue it. Empty: it has not come.
 	responseID string
-	// observesGaps says that the times between the tokens are observed.
-	observesGaps bool
+	// gaps are the times between the tokens, if they are observed.
+	gaps tokenGaps
 }
 
 // Reasons for engineStream.stopCause, beside the causes of a generation's context.
@@ -104,7 +105,9 @@ func (s *engineStream) read(body io.Reader) (reason string) {
 		s.filter = s.failover.rules.NewFilter()
 		s.filter.Model = s.failover.ticket.Model
 	}
-	s.observesGaps = s.gen.relay.streamsRead.Add(1)%gapSampling == 0 || s.failover.policy.Sample > 0
+	if s.gen.relay.streamsRead.Add(1)%gapSampling == 0 || s.failover.policy.Sample > 0 {
+		s.gaps.report = func(gaps ...time.Duration) { s.gen.relay.config.Gaps(s.failover.ticket.Model, gaps...) }
+	}
 	small := smallBuffers.Get().(*[smallRead]byte)
 	defer smallBuffers.Put(small)
 	defer s.timers.pause()
@@ -119,7 +122,7 @@ func (s *engineStream) read(body io.Reader) (reason string) {
 		s.scanner.Feed(buffer[:n])
 		s.handleEvents()
 		s.gen.broadcast.Flush()
-		if n == len(buffer) && n == smallRead { // the engine sends faster than small reads take
+		if len(buffer) == smallRead && n > smallRead/2 { // the engine sends faster than small reads take
 			large := largeBuffers.Get().(*[largeRead]byte)
 			defer largeBuffers.Put(large) // the loop comes here once
 			buffer = large[:]
@@ -174,6 +177,9 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		return
 	}
 	last := e.IsDone() || chunk.Last || finishesChoice(chunk)
+	if last {
+		s.gaps.flush()
+	}
 	if s.failover.hidesUsage && len(chunk.Choices) > 0 && chunk.UsageAt.To > 0 {
 		e.RemoveMember(chunk.UsageAt.From, chunk.UsageAt.To)
 	}
@@ -204,9 +210,7 @@ func (s *engineStream) isInjectedUsage(c *sse.Chunk) bool {
 func (s *engineStream) recordToken(e *sse.Event) {
 	now, g := time.Now(), s.gen
 	if !s.firstToken.IsZero() {
-		if s.observesGaps {
-			g.relay.config.Gap(s.failover.ticket.Model, now.Sub(s.lastToken))
-		}
+		s.gaps.add(s.lastToken, now)
 		if g.trace != nil {
 			g.trace.Token(s.tracker.Tokens() - 1)
 		}

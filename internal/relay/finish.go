@@ -21,6 +21,7 @@ const (
 func (s *engineStream) finish(err error) (reason string) {
 	s.finished = true
 	s.timers.stop()
+	s.gaps.flush()
 	s.recordUsage()
 	if cause := context.Cause(s.attempt.ctx); s.stopCause == nil && cause != nil && !s.tracker.Done() {
 		s.stopCause = cause

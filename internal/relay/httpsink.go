@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -20,7 +21,16 @@ const (
 	// patientWriteTimeout is the write timeout of a patient call that another gateway has
 	// forwarded. That gateway ends a call whose own client accepts nothing for too long.
 	patientWriteTimeout = 10 * time.Minute
+	// maxPooledEvents bounds the buffers that go back to eventBuffers, in bytes.
+	maxPooledEvents = 2 * largeRead
 )
+
+// eventBuffers is a pool of buffers in which events are gathered for a write. A sink has one from
+// the first of these events until they are written, so a stream that waits holds none.
+var eventBuffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, maxIdleBuffer)
+	return &b
+}}
 
 // httpSink is a Sink that writes an HTTP response: a stream of server-sent events, or an answer.
 type httpSink struct {
@@ -45,9 +55,10 @@ type httpSink struct {
 	// headerSent says that the response has begun, and isStream that its header has promised
 	// events.
 	headerSent, isStream bool
-	// buffer holds what was not written yet. unflushed says that something was written since the
-	// last flush.
+	// buffer holds what was not written yet. It is one of eventBuffers, which pooled has come from;
+	// nil: there is none. unflushed says that something was written since the last flush.
 	buffer    []byte
+	pooled    *[]byte
 	unflushed bool
 }
 
@@ -138,6 +149,7 @@ func (a *Answer) eventError() *openai.Error {
 
 // appendError appends an event with an error to the buffer.
 func (s *httpSink) appendError(e *openai.Error) {
+	s.takeBuffer()
 	if s.translator != nil {
 		s.buffer = messages.AppendError(s.buffer, e)
 		return
@@ -160,6 +172,7 @@ func (s *httpSink) CanWriteInline() bool { return s.inline != nil }
 // Append implements InlineSink.
 func (s *httpSink) Append(raw []byte, number uint64) {
 	s.sendStreamHeader(headers.SourceEngine)
+	s.takeBuffer()
 	if s.translator != nil {
 		s.buffer = s.translator.append(s.buffer, raw, number, s.numbersEvents)
 		return
@@ -174,6 +187,7 @@ func (s *httpSink) Append(raw []byte, number uint64) {
 // TryFlush implements InlineSink.
 func (s *httpSink) TryFlush() (whole bool, err error) {
 	if len(s.buffer) == 0 {
+		s.clearBuffer()
 		return true, nil
 	}
 	whole, err = s.inline.TryWrite(s.buffer)
@@ -204,12 +218,21 @@ func (s *httpSink) Flush() error {
 	return s.controller.Flush()
 }
 
-// clearBuffer empties the buffer and drops a large one.
-func (s *httpSink) clearBuffer() {
-	s.buffer = s.buffer[:0]
-	if cap(s.buffer) > maxIdleBuffer {
-		s.buffer = nil
+// takeBuffer takes a buffer from the pool, unless the sink has one.
+func (s *httpSink) takeBuffer() {
+	if s.pooled == nil {
+		s.pooled = eventBuffers.Get().(*[]byte)
+		s.buffer = (*s.pooled)[:0]
 	}
+}
+
+// clearBuffer gives the buffer back to the pool, or drops one that has grown large.
+func (s *httpSink) clearBuffer() {
+	if s.pooled != nil && cap(s.buffer) <= maxPooledEvents {
+		*s.pooled = s.buffer[:0]
+		eventBuffers.Put(s.pooled)
+	}
+	s.pooled, s.buffer = nil, nil
 }
 
 func (s *httpSink) writeBuffer() error {
@@ -237,6 +260,7 @@ func (s *httpSink) Heartbeat(p Progress) error {
 		return nil
 	}
 	s.sendStreamHeader(headers.SourceGateway)
+	s.takeBuffer()
 	wantsChunk := s.call.EmptyChunks || s.gen != nil && s.gen.policy.EmptyChunks
 	if wantsChunk && s.translator != nil {
 		s.buffer = messages.AppendPing(s.buffer)

@@ -33,8 +33,9 @@ type Config struct {
 	// Retried is called when a call of a tenant is tried again at a model, with one of the reasons
 	// that the metrics name. nil: nobody is told.
 	Retried func(model, tenant, reason string)
-	// Gap is called with the time between two tokens, for a part of the calls. nil: nobody is told.
-	Gap func(model string, gap time.Duration)
+	// Gaps is called with times between two tokens, for a part of the calls. Each comes before the
+	// end of its stream, at the latest. nil: nobody is told.
+	Gaps func(model string, gaps ...time.Duration)
 	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
 	Workers RoundTripper
 	// Budget refuses a call that comes by Generate because a budget of its caller is used up. nil:
@@ -101,8 +102,8 @@ func New(c Config) *Relay {
 	if c.Handoff == nil {
 		c.Handoff = new(dispatch.Handoff)
 	}
-	if c.Gap == nil {
-		c.Gap = func(string, time.Duration) {}
+	if c.Gaps == nil {
+		c.Gaps = func(string, ...time.Duration) {}
 	}
 	if c.Retried == nil {
 		c.Retried = func(string, string, string) {}

@@ -22,8 +22,9 @@ func TestWhoMakesRoom(t *testing.T) {
 		arrived, release := make(chan struct{}, 3), make(chan struct{})
 		h := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
+			n := calls.Add(1)
 			arrived <- struct{}{}
-			if calls.Add(1) == 1 {
+			if n == 1 {
 				select {
 				case <-r.Context().Done():
 					return

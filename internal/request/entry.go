@@ -78,7 +78,8 @@ type Entry struct {
 	LastByte time.Duration
 	// RetryAfter is when the replica wants the next request, by its header Retry-After; 0: it does
 	// not say. CloseDelimited says that the replica has answered without a length, so that only the
-	// end of its connection ends the response. Only LogAttempts has the two.
+	// end of its connection ends the response. Only LogAttempts has the two; the filter inside
+	// Envoy tells CloseDelimited by LogRequests.
 	RetryAfter     time.Duration
 	CloseDelimited bool
 	// UpstreamDuration is from the first byte sent to the upstream that served to the last byte

@@ -84,7 +84,8 @@ func (s *Store) observeRequest(e *Entry) {
 	case hold != nil:
 		cost = hold.Correct(e.Response())
 	case s.subscribers.CostOf != nil && !e.Interim && e.Model != "" && !e.byRelay():
-		cost = s.subscribers.CostOf(e)
+		recovered := *e // what a func is given lives as long as the garbage collector lets it
+		cost = s.subscribers.CostOf(&recovered)
 	}
 	s.mu.Lock()
 	q, ended := s.addLocked(e, cost)
@@ -93,7 +94,7 @@ func (s *Store) observeRequest(e *Entry) {
 		if q.Route != RouteManaged { // else the relay has told it
 			s.used(&q)
 		}
-		s.finish(q)
+		s.finish(&q)
 	}
 }
 

@@ -89,3 +89,19 @@ type Usage struct {
 	Cached      int64
 	CachedKnown bool
 }
+
+// MaxTokens is more than any response can have; a greater count of an engine is ignored.
+const MaxTokens = 1 << 40
+
+// UsageOf returns the usage that an engine has told. It is the zero value if a count cannot be
+// true. cached is not known if it is negative, or if it is more than prompt.
+func UsageOf(prompt, completion, cached int64) Usage {
+	if prompt < 0 || completion < 0 || prompt > MaxTokens || completion > MaxTokens {
+		return Usage{}
+	}
+	u := Usage{Prompt: prompt, Completion: completion, Known: true}
+	if cached >= 0 && cached <= prompt {
+		u.Cached, u.CachedKnown = cached, true
+	}
+	return u
+}

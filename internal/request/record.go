@@ -146,7 +146,7 @@ func (r *Record) SetOutcome(o Outcome) {
 		r.store.used(&q)
 	}
 	if ended {
-		r.store.finish(q)
+		r.store.finish(&q)
 	}
 }
 
@@ -181,7 +181,7 @@ func (r *Record) Close(fault *openai.Error) {
 		hold.Release()
 	}
 	if ended {
-		r.store.finish(q)
+		r.store.finish(&q)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 // subscribers and holds without it. A nil *Store keeps nothing.
 type Store struct {
 	subscribers Subscribers
+	// teller tells Subscribers.Finished.
+	teller teller
 
 	mu sync.Mutex
 	// byID finds a record by Envoy's request id while news of the request may still come: an entry
@@ -48,10 +50,13 @@ type Subscribers struct {
 	CostOf func(*Entry) Cost
 	// Used is told what each request has used, once, as soon as that is known: of a managed request
 	// when the relay is done with it, of another one when its log entry has come. It is told
-	// before Finished. It is also told of requests that have used nothing.
+	// before Finished. It is also told of requests that have used nothing. It must not keep the
+	// Summary.
 	Used func(*Summary)
-	// Finished are told of every request that has ended, once.
-	Finished []func(Summary)
+	// Finished are told of every request that has ended, once, at most FinishedDelay later. 0: at
+	// once.
+	Finished      []func(Summary)
+	FinishedDelay time.Duration
 }
 
 const (
@@ -77,6 +82,15 @@ func NewStore(keep int) *Store {
 func (s *Store) Subscribe(to Subscribers) {
 	if s != nil {
 		s.subscribers = to
+		s.teller.to, s.teller.delay = to.Finished, to.FinishedDelay
+	}
+}
+
+// TellFinished tells Subscribers.Finished of all requests that have ended before the call. It
+// returns when they were told.
+func (s *Store) TellFinished() {
+	if s != nil {
+		s.teller.flush()
 	}
 }
 
@@ -269,14 +283,18 @@ func (s *Store) sweepLocked(now time.Time) {
 
 // used tells what a request has used. Called without the lock.
 func (s *Store) used(q *Summary) {
-	if s.subscribers.Used != nil {
-		s.subscribers.Used(q)
+	if s.subscribers.Used == nil {
+		return
 	}
+	told := toldPool.Get().(*Summary)
+	*told = *q
+	s.subscribers.Used(told)
+	*told = Summary{}
+	toldPool.Put(told)
 }
 
+// toldPool has storage for what used tells.
+var toldPool = sync.Pool{New: func() any { return new(Summary) }}
+
 // finish tells the subscribers of a request that has ended. Called without the lock.
-func (s *Store) finish(q Summary) {
-	for _, tell := range s.subscribers.Finished {
-		tell(q)
-	}
-}
+func (s *Store) finish(q *Summary) { s.teller.finished(q) }

@@ -26,8 +26,9 @@ import (
 // block before it.
 
 const (
-	// version is the version of the messages. Gateways ignore messages of other versions.
-	version = 1
+	// version is the version of the messages. Gateways ignore messages of other versions. It also
+	// changes with the hash of package prefix: 1 was XXH64.
+	version = 2
 
 	// maxMessage bounds a received message, fullMessage is when a sender begins the next one.
 	maxMessage  = 1 << 20

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/failover"
+	"github.com/sluice-gateway/sluice/internal/grpcserver"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
@@ -121,7 +123,7 @@ func TestStreamedRoutes(t *testing.T) {
 	for route, want := range map[string]bool{routes.Stream: true, routes.RelayStream: true, routes.Relay: false} {
 		record := served()
 		record.CommonProperties.RouteName = route
-		if e := newEntry(headers.LogRequests, record); e.Streamed != want {
+		if e := entryOf(t, headers.LogRequests, record); e.Streamed != want {
 			t.Errorf("%s: streamed %v", route, e.Streamed)
 		}
 	}
@@ -154,7 +156,7 @@ func TestAttemptRecords(t *testing.T) {
 		{"taken over", record(ready, nil, nil), "", true},
 		{"end of the one that took over", record(end, nil, wrapperspb.UInt32(200)), "", false},
 	} {
-		e := newEntry(headers.LogAttempts, c.in)
+		e := entryOf(t, headers.LogAttempts, c.in)
 		if got := e.FailedAttempt(); got != c.failed {
 			t.Errorf("%s: failed by %q, want %q", c.name, got, c.failed)
 		}
@@ -180,13 +182,13 @@ func TestFlagsComplete(t *testing.T) {
 		} else {
 			f.ProtoReflect().Mutable(field)
 		}
-		short := flags(f)
+		short := flags(marshal(t, f))
 		if short == "" || seen[short] != "" {
 			t.Errorf("%s: short form %q (also that of %q)", field.Name(), short, seen[short])
 		}
 		seen[short] = field.Name()
 	}
-	both := flags(&datav3.ResponseFlags{UpstreamConnectionFailure: true, UpstreamRetryLimitExceeded: true})
+	both := flags(marshal(t, &datav3.ResponseFlags{UpstreamConnectionFailure: true, UpstreamRetryLimitExceeded: true}))
 	if both != "UF,URX" {
 		t.Errorf("got %q, want UF,URX", both)
 	}
@@ -196,6 +198,26 @@ func TestFlagsComplete(t *testing.T) {
 	}
 }
 
+// marshal serializes a message.
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// entryOf returns the entry of a record of the named log.
+func entryOf(t testing.TB, log string, in *datav3.HTTPAccessLogEntry) request.Entry {
+	t.Helper()
+	e, err := newEntry(log, marshal(t, in), &request.Words{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
 func dial(t *testing.T, log *AccessLog) alsv3.AccessLogService_StreamAccessLogsClient {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -203,8 +225,7 @@ func dial(t *testing.T, log *AccessLog) alsv3.AccessLogService_StreamAccessLogsC
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
-	log.Register(server)
+	server := &grpcserver.Server{Methods: map[string]grpcserver.Method{AccessLogMethod: log.Open}}
 	go server.Serve(lis) //nolint:errcheck // ends with Stop
 	t.Cleanup(server.Stop)
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -240,11 +261,11 @@ func TestR4_EntriesOfStreamsNameTheStream(t *testing.T) {
 	} {
 		in := &datav3.HTTPAccessLogEntry{
 			CommonProperties: &datav3.AccessLogCommon{RouteName: routes.Streams}, Request: &datav3.HTTPRequestProperties{Path: path}}
-		if got := newEntry(headers.LogRequests, in).ClientID; got != want {
+		if got := entryOf(t, headers.LogRequests, in).ClientID; got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
 		}
 		in.CommonProperties.RouteName = routes.Models
-		if got := newEntry(headers.LogRequests, in).ClientID; got != "" {
+		if got := entryOf(t, headers.LogRequests, in).ClientID; got != "" {
 			t.Errorf("another route: %q", got)
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"context"
 	"io"
 	"os"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -48,9 +48,11 @@ const (
 const (
 	// sinkQueue is how many lines wait for a slow sink. Lines beyond it are dropped.
 	sinkQueue = 8192
-	// sinkLinger is how long a line waits for others, to be written with them.
-	sinkLinger = 20 * time.Millisecond
-	// sinkBatch is how many bytes are written at once at most, unless one line has more.
+	// sinkMany is how many lines are written without waiting for more.
+	sinkMany = sinkQueue / 16
+	// sinkLinger is how long a line waits at most for others, to be written with them.
+	sinkLinger = 100 * time.Millisecond
+	// sinkBatch is how many bytes are written at once at most, unless the first line has more.
 	sinkBatch = 64 << 10
 	// sinkReport is the shortest time between two reports of the same fault of a sink.
 	sinkReport = 10 * time.Second
@@ -61,25 +63,44 @@ const (
 // queuedWriter passes lines on to a slow writer. Write never blocks: it drops a line if the queue
 // is full. So a full disk or a stuck pipe holds no request. Run writes the lines.
 type queuedWriter struct {
-	to    io.Writer
-	log   *zap.Logger
-	lines chan []byte
-	// dropped counts the lines that were not written.
-	dropped atomic.Int64
-	// reported is when a fault was last logged; only Run uses it.
+	to  io.Writer
+	log *zap.Logger
+	// wake has a value when lines wait.
+	wake chan struct{}
+	// reported is when a fault was last logged. Only Run uses it, and spare, which is the memory of
+	// the lines that were written last.
 	reported time.Time
+	spare    []byte
+
+	mu sync.Mutex
+	// waiting are the lines that wait, and lines is how many they are. dropped counts the lines
+	// that were not written. Guarded by mu.
+	waiting        []byte
+	lines, dropped int
 }
 
 func newQueuedWriter(to io.Writer, log *zap.Logger) *queuedWriter {
-	return &queuedWriter{to: to, log: log, lines: make(chan []byte, sinkQueue)}
+	return &queuedWriter{to: to, log: log, wake: make(chan struct{}, 1)}
 }
 
-// Write implements io.Writer. It keeps a copy of the line.
+// Write implements io.Writer. It keeps a copy of the line. The first line that waits wakes Run, and
+// so does the one with which many wait.
 func (q *queuedWriter) Write(line []byte) (int, error) {
-	select {
-	case q.lines <- bytes.Clone(line):
-	default:
-		q.dropped.Add(1)
+	q.mu.Lock()
+	if q.lines >= sinkQueue {
+		q.dropped++
+		q.mu.Unlock()
+		return len(line), nil
+	}
+	q.waiting = append(q.waiting, line...)
+	q.lines++
+	wake := q.lines == 1 || q.lines == sinkMany
+	q.mu.Unlock()
+	if wake {
+		select {
+		case q.wake <- struct{}{}:
+		default: // Run is woken anyway, or has ended
+		}
 	}
 	return len(line), nil
 }
@@ -88,13 +109,11 @@ func (q *queuedWriter) Write(line []byte) (int, error) {
 func (q *queuedWriter) Run(ctx context.Context) error {
 	for {
 		select {
-		case line := <-q.lines:
+		case <-q.wake:
 			q.linger(ctx)
-			q.write(line)
+			q.write(q.take())
 		case <-ctx.Done():
-			for len(q.lines) > 0 {
-				q.write(<-q.lines)
-			}
+			q.write(q.take())
 			if c, ok := q.to.(io.Closer); ok && q.to != os.Stdout && q.to != os.Stderr {
 				return c.Close()
 			}
@@ -106,34 +125,66 @@ func (q *queuedWriter) Run(ctx context.Context) error {
 // linger waits for more lines, unless many wait already. One write of several lines costs less than
 // a wake-up and a write for each.
 func (q *queuedWriter) linger(ctx context.Context) {
-	if len(q.lines) > sinkQueue/64 {
+	q.mu.Lock()
+	many := q.lines >= sinkMany
+	q.mu.Unlock()
+	if many {
 		return
 	}
-	timer := time.NewTimer(sinkLinger)
+	// Lines are written at whole multiples of sinkLinger, as in request.Subscribers.FinishedDelay.
+	// If one is just over, the lines came with it. Another wake-up would cost more than a write.
+	now := time.Now()
+	wait := now.Truncate(sinkLinger).Add(sinkLinger).Sub(now)
+	if wait > sinkLinger*9/10 {
+		return
+	}
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+	case <-q.wake: // many lines wait
 	case <-ctx.Done():
 	}
 }
 
-// write writes a line, and those that wait after it, in one call.
-func (q *queuedWriter) write(batch []byte) {
-	for len(q.lines) > 0 && len(batch) < sinkBatch {
-		batch = append(batch, <-q.lines...)
-	}
-	_, err := q.to.Write(batch)
-	if err != nil {
-		q.dropped.Add(int64(bytes.Count(batch, []byte{'\n'})))
-	}
-	if q.dropped.Load() > 0 && time.Since(q.reported) >= sinkReport {
-		q.reported = time.Now()
-		q.log.Warn("lines of the access log dropped", zap.Int64("lines", q.dropped.Swap(0)), zap.Error(err))
-	}
+// take returns the lines that wait.
+func (q *queuedWriter) take() []byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	lines := q.waiting
+	q.waiting, q.lines, q.spare = q.spare[:0], 0, lines
+	return lines
 }
 
-// newSink returns the core of a sink, and what Run runs; nil: nothing.
-func newSink(c AccessLogConfig) (zapcore.Core, func(context.Context) error, error) {
+// write writes lines, sinkBatch bytes of whole lines in a call. It reports the lines that were
+// dropped.
+func (q *queuedWriter) write(lines []byte) {
+	lost, fault := 0, error(nil)
+	for len(lines) > 0 {
+		n := len(lines)
+		if n > sinkBatch {
+			n = max(bytes.LastIndexByte(lines[:sinkBatch], '\n'), bytes.IndexByte(lines, '\n')) + 1
+		}
+		if _, err := q.to.Write(lines[:n]); err != nil {
+			lost, fault = lost+bytes.Count(lines[:n], []byte{'\n'}), err
+		}
+		lines = lines[n:]
+	}
+	q.mu.Lock()
+	q.dropped += lost
+	dropped := q.dropped
+	if dropped == 0 || time.Since(q.reported) < sinkReport {
+		q.mu.Unlock()
+		return
+	}
+	q.dropped = 0
+	q.mu.Unlock()
+	q.reported = time.Now()
+	q.log.Warn("lines of the access log dropped", zap.Int("lines", dropped), zap.Error(fault))
+}
+
+// newSink returns what takes the lines of a sink: a core, or a writer for lines of JSON.
+func newSink(c AccessLogConfig) (zapcore.Core, *queuedWriter, error) {
 	var to io.Writer
 	switch c.To {
 	case SinkStdout:
@@ -147,11 +198,9 @@ func newSink(c AccessLogConfig) (zapcore.Core, func(context.Context) error, erro
 		}
 		to = file
 	case SinkOTLP:
-		core := newOTLPCore(c)
-		return core, core.run, nil
+		return newOTLPCore(c), nil, nil
 	default:
 		return zapcore.NewSamplerWithOptions(c.Log.Core(), time.Second, consolePerSecond, 0), nil, nil
 	}
-	q := newQueuedWriter(to, c.Log)
-	return zapcore.NewCore(jsonEncoder(), zapcore.AddSync(q), zapcore.InfoLevel), q.Run, nil
+	return nil, newQueuedWriter(to, c.Log), nil
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -148,6 +149,39 @@ func TestO3_AStuckSinkHoldsNoRequest(t *testing.T) {
 	if kept < sinkQueue || kept+dropped != lines {
 		t.Errorf("%d lines written and %d reported as dropped, of %d", kept, dropped, lines)
 	}
+}
+
+// TestO3_ABurstWaitsForNothing: many lines are written at once. Few wait for more, unless it is
+// just a multiple of sinkLinger, at which all are written.
+func TestO3_ABurstWaitsForNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var to bytes.Buffer
+		q := newQueuedWriter(&to, zap.NewNop())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- q.Run(ctx) }()
+		written := func(lines int) (all int) {
+			for range lines {
+				_, _ = q.Write([]byte("line\n")) // never fails
+			}
+			synctest.Wait()
+			return bytes.Count(to.Bytes(), []byte{'\n'})
+		}
+		if n := written(1); n != 1 {
+			t.Errorf("%d lines written, although it is the moment to write", n)
+		}
+		time.Sleep(sinkLinger / 2)
+		to.Reset()
+		if n := written(1); n != 0 {
+			t.Errorf("%d lines written, although others may follow", n)
+		}
+		if n := written(sinkMany); n < sinkMany {
+			t.Errorf("%d of %d lines written", n, sinkMany+1)
+		}
+		cancel()
+		<-done
+	})
 }
 
 // TestO3_AccessLogOfSome: a sample has a share of the requests and all that failed. The console has

@@ -1,7 +1,6 @@
 package telemetry
 
 import (
-	"cmp"
 	"net"
 	"strconv"
 	"strings"
@@ -9,133 +8,260 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
-	aiv3 "github.com/envoyproxy/go-control-plane/envoy/data/ai/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/protofields"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// newEntry converts a record of the named log to plain types.
-func newEntry(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
-	common, asked, response := in.GetCommonProperties(), in.GetRequest(), in.GetResponse()
-	e := request.Entry{
-		Log:       log,
-		Interim:   interim(common.GetAccessLogType()),
-		RequestID: asked.GetRequestId(),
-		Method:    method(asked.GetRequestMethod()),
-		Path:      request.CleanPath(cmp.Or(asked.GetOriginalPath(), asked.GetPath())), // what the client asked for
-		Protocol:  protocol(in.GetProtocolVersion()),
-		Route:     common.GetRouteName(),
-		Status:    int(response.GetResponseCode().GetValue()),
-		Details:   response.GetResponseCodeDetails(),
-		Flags:     flags(common.GetResponseFlags()),
-		Upstream:  address(common.GetUpstreamRemoteAddress()),
-		Cluster:   common.GetUpstreamCluster(),
-		Replica:   tag(common, headers.TagReplica),
-		Attempts:  int(common.GetUpstreamRequestAttemptCount()),
-		Streamed:  routes.IsStreamed(common.GetRouteName()),
-		Metadata:  plainValues(common.GetMetadata().GetFilterMetadata()[headers.Metadata]),
-		BytesIn:   int64(asked.GetRequestBodyBytes()),
-		BytesOut:  int64(response.GetResponseBodyBytes()),
-		Duration:  common.GetDuration().AsDuration(),
-	}
-	if model, ok := headers.ClusterModel(e.Cluster); ok {
-		e.Model = model
-	}
-	if e.Route == routes.Streams {
-		path, _, _ := strings.Cut(cmp.Or(asked.GetOriginalPath(), asked.GetPath()), "?")
-		e.ClientID, _, _ = routes.StreamID(path)
-	}
-	if log == headers.LogRequests && !e.Interim {
-		e.Usage = usage(common.GetMetadata())
-		e.Reading = reading(common.GetMetadata().GetFilterMetadata())
-	}
-	if log == headers.LogAttempts && !e.Interim {
-		told := response.GetResponseHeaders()
-		e.RetryAfter = openai.ParseRetryAfter(told["retry-after"], time.Now())
-		e.CloseDelimited = isCloseDelimited(e.Status, told)
-	}
-	if start := common.GetStartTime(); start != nil {
-		e.Start = start.AsTime()
-	}
-	if us, err := strconv.ParseInt(tag(common, headers.TagFirstByte), 10, 64); err == nil && us > 0 {
-		e.FirstByte = time.Duration(us) * time.Microsecond
-	}
-	if end := common.GetTimeToLastUpstreamRxByte(); end != nil {
-		e.LastByte = end.AsDuration()
-		e.UpstreamDuration = max(0, e.LastByte-common.GetTimeToFirstUpstreamTxByte().AsDuration())
-	}
-	return e
+// The records of the access log are read in place, since each request has at least one. The numbers
+// of fields are those of envoy.data.accesslog.v3.
+
+// record is a record of the access log while it is read. Its slices belong to the message.
+type record struct {
+	request.Entry
+	words *request.Words
+	// original and path are the path before and after Envoy has changed it.
+	original, path string
+	// usage, stream and own are messages of the metadata: what the response has cost, what Envoy
+	// has read of it, and what Sluice has attached to the request.
+	usage, stream, own []byte
+	// firstSent is when the first byte was sent to the upstream.
+	firstSent time.Duration
+	// retryAfter is that header of the response. framed means that the response has a length.
+	retryAfter string
+	framed     bool
 }
 
-// isCloseDelimited reports whether only the end of the connection ends a response with this status
-// and these headers (RFC 9112, section 6.3). Responses to HEAD do not come here.
-func isCloseDelimited(status int, told map[string]string) bool {
-	_, hasLength := told["content-length"]
-	_, isEncoded := told["transfer-encoding"]
-	return status >= 200 && status != 204 && status != 304 && !hasLength && !isEncoded
+// newEntry reads a record of the named log. The error says that b is none.
+func newEntry(log string, b []byte, known *request.Words) (request.Entry, error) {
+	r := record{words: known}
+	r.Log = log
+	err := protofields.Each(b, func(field protowire.Number, content []byte, n uint64) error {
+		switch {
+		case field == 1 && content != nil:
+			return protofields.Each(content, r.common)
+		case field == 2 && content == nil:
+			r.Protocol = protocol(datav3.HTTPAccessLogEntry_HTTPVersion(n))
+		case field == 3 && content != nil:
+			return protofields.Each(content, r.asked)
+		case field == 4 && content != nil:
+			return protofields.Each(content, r.response)
+		}
+		return nil
+	})
+	if err != nil {
+		return request.Entry{}, err
+	}
+	r.complete()
+	return r.Entry, nil
+}
+
+// complete sets what follows from several fields.
+func (r *record) complete() {
+	asked := r.original // what the client asked for
+	if asked == "" {
+		asked = r.path
+	}
+	r.Path = request.CleanPath(asked)
+	r.Streamed = routes.IsStreamed(r.Route)
+	r.Metadata = plainValues(r.own, r.words)
+	if model, ok := headers.ClusterModel(r.Cluster); ok {
+		r.Model = model
+	}
+	if r.Route == routes.Streams {
+		path, _, _ := strings.Cut(asked, "?")
+		r.ClientID, _, _ = routes.StreamID(path)
+	}
+	if r.LastByte > 0 {
+		r.UpstreamDuration = max(0, r.LastByte-r.firstSent)
+	}
+	if r.Interim {
+		return
+	}
+	switch r.Log {
+	case headers.LogRequests:
+		r.Usage, r.Reading = usageOfAny(r.usage), reading(r.stream)
+	case headers.LogAttempts:
+		r.RetryAfter = openai.ParseRetryAfter(r.retryAfter, time.Now())
+		r.CloseDelimited = isCloseDelimited(r.Status, r.framed)
+	}
+}
+
+// common reads a field of AccessLogCommon.
+func (r *record) common(field protowire.Number, content []byte, n uint64) error {
+	if content == nil {
+		switch field {
+		case 24: // upstream_request_attempt_count
+			r.Attempts = int(uint32(n))
+		case 33: // access_log_type
+			r.Interim = interim(datav3.AccessLogType(n))
+		}
+		return nil
+	}
+	switch field {
+	case 5: // start_time
+		seconds, nanos := secondsOf(content)
+		r.Start = time.Unix(seconds, int64(nanos)).UTC()
+	case 7: // time_to_first_upstream_tx_byte
+		r.firstSent = durationOf(content)
+	case 10: // time_to_last_upstream_rx_byte
+		r.LastByte = durationOf(content)
+	case 13: // upstream_remote_address
+		r.Upstream = address(content, r.words)
+	case 15: // upstream_cluster
+		r.Cluster = r.words.Of(content)
+	case 16: // response_flags
+		r.Flags = flags(content)
+	case 17: // metadata
+		return protofields.Each(content, r.metadata)
+	case 19: // route_name
+		r.Route = r.words.Of(content)
+	case 22: // custom_tags
+		r.tag(content)
+	case 23: // duration
+		r.Duration = durationOf(content)
+	}
+	return nil
+}
+
+// metadata reads a field of Metadata.
+func (r *record) metadata(field protowire.Number, content []byte, _ uint64) error {
+	name, value := protofields.Pair(content)
+	switch {
+	case field == 1 && string(name) == headers.Metadata: // filter_metadata
+		r.own = value
+	case field == 1 && string(name) == headers.MetadataStream:
+		r.stream = value
+	case field == 2 && string(name) == headers.MetadataUsage: // typed_filter_metadata
+		r.usage = value
+	}
+	return nil
 }
 
 // tag reads a custom tag. Envoy writes a dash for what it does not know.
-func tag(c *datav3.AccessLogCommon, name string) string {
-	if v := c.GetCustomTags()[name]; v != "-" {
-		return v
+func (r *record) tag(entry []byte) {
+	name, value := protofields.Pair(entry)
+	if string(value) == "-" {
+		return
 	}
-	return ""
-}
-
-// plainValues returns the strings, numbers and booleans of a metadata struct, as text.
-func plainValues(s *structpb.Struct) map[string]string {
-	if len(s.GetFields()) == 0 {
-		return nil
-	}
-	m := make(map[string]string, len(s.GetFields()))
-	for name, value := range s.GetFields() {
-		switch v := value.GetKind().(type) {
-		case *structpb.Value_StringValue:
-			m[name] = v.StringValue
-		case *structpb.Value_NumberValue:
-			m[name] = strconv.FormatFloat(v.NumberValue, 'f', -1, 64)
-		case *structpb.Value_BoolValue:
-			m[name] = strconv.FormatBool(v.BoolValue)
+	switch string(name) {
+	case headers.TagReplica:
+		r.Replica = r.words.Of(value)
+	case headers.TagFirstByte:
+		if us, err := strconv.ParseInt(string(value), 10, 64); err == nil && us > 0 {
+			r.FirstByte = time.Duration(us) * time.Microsecond
 		}
 	}
-	return m
 }
 
-// usage returns the token usage that Envoy has extracted from the response. It ignores an
-// incomplete extraction, whose counts may be from the middle of a stream.
-func usage(m *corev3.Metadata) request.Usage {
-	packed := m.GetTypedFilterMetadata()[headers.MetadataUsage]
-	if packed == nil || !packed.MessageIs((*aiv3.TokenUsage)(nil)) {
-		return request.Usage{}
+// asked reads a field of HTTPRequestProperties.
+func (r *record) asked(field protowire.Number, content []byte, n uint64) error {
+	switch {
+	case field == 1 && content == nil: // request_method
+		r.Method = method(corev3.RequestMethod(n))
+	case field == 5 && content != nil: // path
+		r.path = string(content)
+	case field == 9 && content != nil: // request_id
+		r.RequestID = string(content)
+	case field == 10 && content != nil: // original_path
+		r.original = string(content)
+	case field == 12 && content == nil: // request_body_bytes
+		r.BytesIn = int64(n)
 	}
-	return UsageOf(packed.GetValue())
+	return nil
 }
 
-// UsageOf returns the token usage in a serialized envoy.data.ai.v3.TokenUsage. It is the zero value
-// if there is none.
-func UsageOf(serialized []byte) request.Usage {
-	var found aiv3.TokenUsage
-	if proto.Unmarshal(serialized, &found) != nil {
-		return request.Usage{}
+// response reads a field of HTTPResponseProperties.
+func (r *record) response(field protowire.Number, content []byte, n uint64) error {
+	switch {
+	case field == 1 && content != nil: // response_code
+		r.Status = int(uint32(wrapped(content)))
+	case field == 3 && content == nil: // response_body_bytes
+		r.BytesOut = int64(n)
+	case field == 4 && content != nil: // response_headers
+		name, value := protofields.Pair(content)
+		switch string(name) {
+		case "retry-after":
+			r.retryAfter = string(value)
+		case "content-length", "transfer-encoding":
+			r.framed = true
+		}
+	case field == 6 && content != nil: // response_code_details
+		r.Details = r.words.Of(content)
 	}
-	if found.GetExtractionStatus() != aiv3.TokenUsage_COMPLETE || found.GetInputTokens() == nil {
-		return request.Usage{}
-	}
-	prompt, completion := found.GetInputTokens().GetValue(), found.GetOutputTokens().GetValue()
-	if prompt > maxTokens || completion > maxTokens {
-		return request.Usage{}
-	}
-	u := request.Usage{Prompt: int64(prompt), Completion: int64(completion), Known: true}
-	if cached := found.GetInputTokenDetails().GetCachedTokens(); cached != nil && cached.GetValue() <= prompt {
-		u.Cached, u.CachedKnown = int64(cached.GetValue()), true
-	}
-	return u
+	return nil
+}
+
+// isCloseDelimited reports whether only the end of the connection ends a response with this status,
+// which is framed if it has a length or is chunked (RFC 9112, section 6.3). Responses to HEAD do
+// not come here.
+func isCloseDelimited(status int, framed bool) bool {
+	return status >= 200 && status != 204 && status != 304 && !framed
+}
+
+// wrapped returns the number in a UInt32Value or UInt64Value.
+func wrapped(b []byte) (value uint64) {
+	_ = protofields.Each(b, func(field protowire.Number, content []byte, n uint64) error { // what comes before a fault counts
+		if field == 1 && content == nil {
+			value = n
+		}
+		return nil
+	})
+	return value
+}
+
+// secondsOf reads a Timestamp or a Duration.
+func secondsOf(b []byte) (seconds int64, nanos int32) {
+	_ = protofields.Each(b, func(field protowire.Number, content []byte, n uint64) error { // what comes before a fault counts
+		switch {
+		case content != nil:
+		case field == 1:
+			seconds = int64(n)
+		case field == 2:
+			nanos = int32(n)
+		}
+		return nil
+	})
+	return seconds, nanos
+}
+
+// durationOf reads a Duration.
+func durationOf(b []byte) time.Duration {
+	seconds, nanos := secondsOf(b)
+	return (&durationpb.Duration{Seconds: seconds, Nanos: nanos}).AsDuration()
+}
+
+// plainValues returns the strings, numbers and booleans of a Struct, as text.
+func plainValues(s []byte, known *request.Words) map[string]string {
+	var all map[string]string
+	_ = protofields.Each(s, func(field protowire.Number, entry []byte, _ uint64) error { // what comes before a fault counts
+		if field != 1 || entry == nil {
+			return nil
+		}
+		if all == nil {
+			all = make(map[string]string, 4)
+		}
+		name, value := protofields.Pair(entry)
+		if number, ok := protofields.Double(value, 2); ok { // number_value
+			all[known.Of(name)] = strconv.FormatFloat(number, 'f', -1, 64)
+			return nil
+		}
+		return protofields.Each(value, func(field protowire.Number, content []byte, n uint64) error {
+			switch {
+			case field == 3 && content != nil: // string_value
+				all[known.Of(name)] = string(content)
+			case field == 4 && content == nil: // bool_value
+				all[known.Of(name)] = strconv.FormatBool(n != 0)
+			}
+			return nil
+		})
+	})
+	return all
 }
 
 func interim(t datav3.AccessLogType) bool {
@@ -154,9 +280,6 @@ func method(m corev3.RequestMethod) string {
 	return corev3.RequestMethod_name[int32(m)]
 }
 
-// maxTokens is more than any response can have; a greater count of an engine is ignored.
-const maxTokens = 1 << 40
-
 func protocol(v datav3.HTTPAccessLogEntry_HTTPVersion) string {
 	switch v {
 	case datav3.HTTPAccessLogEntry_HTTP10:
@@ -171,11 +294,21 @@ func protocol(v datav3.HTTPAccessLogEntry_HTTPVersion) string {
 	return ""
 }
 
-// address renders an address like netip.AddrPort does; empty for anything but ip and port.
-func address(a *corev3.Address) string {
-	s := a.GetSocketAddress()
-	if s.GetAddress() == "" {
+// address renders an Address like netip.AddrPort does; empty for anything but ip and port.
+func address(b []byte, known *request.Words) string {
+	var host []byte
+	port := uint64(0)
+	_ = protofields.Each(protofields.Bytes(b, 1), func(field protowire.Number, content []byte, n uint64) error { // SocketAddress
+		switch {
+		case field == 2:
+			host = content
+		case field == 3 && content == nil:
+			port = n
+		}
+		return nil
+	})
+	if len(host) == 0 {
 		return ""
 	}
-	return net.JoinHostPort(s.GetAddress(), strconv.FormatUint(uint64(s.GetPortValue()), 10))
+	return net.JoinHostPort(known.Of(host), strconv.FormatUint(port, 10))
 }

@@ -1,59 +1,72 @@
 package telemetry
 
-import datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+import (
+	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/sluice-gateway/sluice/internal/protofields"
+)
+
+// responseFlag is the short form of a flag, and the number of its field in ResponseFlags.
 type responseFlag struct {
 	short string
-	set   func(*datav3.ResponseFlags) bool
+	field protowire.Number
 }
 
 // responseFlags is the list of Envoy's documentation (%RESPONSE_FLAGS%), without the flags of TCP.
 // It is never changed.
 var responseFlags = []responseFlag{
-	{"UH", (*datav3.ResponseFlags).GetNoHealthyUpstream},
-	{"UF", (*datav3.ResponseFlags).GetUpstreamConnectionFailure},
-	{"UO", (*datav3.ResponseFlags).GetUpstreamOverflow},
-	{"NR", (*datav3.ResponseFlags).GetNoRouteFound},
-	{"URX", (*datav3.ResponseFlags).GetUpstreamRetryLimitExceeded},
-	{"NC", (*datav3.ResponseFlags).GetNoClusterFound},
-	{"DT", (*datav3.ResponseFlags).GetDurationTimeout},
-	{"DC", (*datav3.ResponseFlags).GetDownstreamConnectionTermination},
-	{"LH", (*datav3.ResponseFlags).GetFailedLocalHealthcheck},
-	{"UT", (*datav3.ResponseFlags).GetUpstreamRequestTimeout},
-	{"LR", (*datav3.ResponseFlags).GetLocalReset},
-	{"UR", (*datav3.ResponseFlags).GetUpstreamRemoteReset},
-	{"UC", (*datav3.ResponseFlags).GetUpstreamConnectionTermination},
-	{"DI", (*datav3.ResponseFlags).GetDelayInjected},
-	{"FI", (*datav3.ResponseFlags).GetFaultInjected},
-	{"RL", (*datav3.ResponseFlags).GetRateLimited},
-	{"UAEX", func(f *datav3.ResponseFlags) bool { return f.GetUnauthorizedDetails() != nil }},
-	{"RLSE", (*datav3.ResponseFlags).GetRateLimitServiceError},
-	{"IH", (*datav3.ResponseFlags).GetInvalidEnvoyRequestHeaders},
-	{"SI", (*datav3.ResponseFlags).GetStreamIdleTimeout},
-	{"DPE", (*datav3.ResponseFlags).GetDownstreamProtocolError},
-	{"UPE", (*datav3.ResponseFlags).GetUpstreamProtocolError},
-	{"UMSDR", (*datav3.ResponseFlags).GetUpstreamMaxStreamDurationReached},
-	{"RFCF", (*datav3.ResponseFlags).GetResponseFromCacheFilter},
-	{"NFCF", (*datav3.ResponseFlags).GetNoFilterConfigFound},
-	{"OM", (*datav3.ResponseFlags).GetOverloadManager},
-	{"DF", (*datav3.ResponseFlags).GetDnsResolutionFailure},
-	{"DR", (*datav3.ResponseFlags).GetDownstreamRemoteReset},
+	{"UH", 2},
+	{"UF", 6},
+	{"UO", 8},
+	{"NR", 9},
+	{"URX", 16},
+	{"NC", 25},
+	{"DT", 23},
+	{"DC", 15},
+	{"LH", 1},
+	{"UT", 3},
+	{"LR", 4},
+	{"UR", 5},
+	{"UC", 7},
+	{"DI", 10},
+	{"FI", 11},
+	{"RL", 12},
+	{"UAEX", 13},
+	{"RLSE", 14},
+	{"IH", 18},
+	{"SI", 17},
+	{"DPE", 19},
+	{"UPE", 24},
+	{"UMSDR", 20},
+	{"RFCF", 21},
+	{"NFCF", 22},
+	{"OM", 26},
+	{"DF", 27},
+	{"DR", 28},
 }
 
-// flags renders the flags that are set; it allocates only when there are two or more.
-func flags(f *datav3.ResponseFlags) string {
-	if f == nil {
+// flags renders the flags that are set in a ResponseFlags. It allocates only when there are two or
+// more.
+func flags(b []byte) string {
+	var set uint64
+	_ = protofields.Each(b, func(field protowire.Number, content []byte, n uint64) error { // what comes before a fault counts
+		if field < 64 && (n != 0 || content != nil && field == 13) { // unauthorized_details is the only message
+			set |= 1 << field
+		}
+		return nil
+	})
+	if set == 0 {
 		return ""
 	}
-	set := ""
-	for i := range responseFlags {
+	all := ""
+	for _, f := range responseFlags {
 		switch {
-		case !responseFlags[i].set(f):
-		case set == "":
-			set = responseFlags[i].short
+		case set&(1<<f.field) == 0:
+		case all == "":
+			all = f.short
 		default:
-			set += "," + responseFlags[i].short
+			all += "," + f.short
 		}
 	}
-	return set
+	return all
 }

@@ -31,11 +31,11 @@ func TestX6_R9_HeadersOfAttempts(t *testing.T) {
 		record := served()
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_UpstreamEnd
 		record.Response.ResponseCode, record.Response.ResponseHeaders = wrapperspb.UInt32(c.status), c.headers
-		e := newEntry(headers.LogAttempts, record)
+		e := entryOf(t, headers.LogAttempts, record)
 		if e.CloseDelimited != c.closes || e.RetryAfter != c.after {
 			t.Errorf("%d %v: closes %v, retry after %v", c.status, c.headers, e.CloseDelimited, e.RetryAfter)
 		}
-		if e := newEntry(headers.LogRequests, record); e.CloseDelimited || e.RetryAfter != 0 {
+		if e := entryOf(t, headers.LogRequests, record); e.CloseDelimited || e.RetryAfter != 0 {
 			t.Errorf("%d %v: the log of requests tells %+v", c.status, c.headers, e)
 		}
 	}

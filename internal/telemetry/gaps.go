@@ -47,12 +47,14 @@ func newGapGauge() *gapGauge {
 	}
 }
 
-// measured counts one gap of a managed stream.
-func (g *gapGauge) measured(model string, gap time.Duration) {
+// measured counts gaps of a managed stream.
+func (g *gapGauge) measured(model string, gaps []time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w, i := g.slotLocked(model)
-	w[i].counts.Measured(request.GapClass(gap))
+	for _, gap := range gaps {
+		w[i].counts.Measured(request.GapClass(gap))
+	}
 }
 
 // finished counts a stream that has ended with so many gaps. If it is native, read are those of

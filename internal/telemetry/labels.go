@@ -107,6 +107,7 @@ func (m *Metrics) sweep(grace bool) {
 	names := m.names()
 	m.sweeping.Lock()
 	defer m.sweeping.Unlock()
+	m.cache.forget() // a series or a label that it has may go
 	for _, model := range m.models.sweep(names.Models, grace) {
 		m.delete("model", model)
 		m.perTenant.forgetPairs(model, true)

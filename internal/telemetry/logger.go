@@ -84,6 +84,9 @@ func newCore(c LoggerConfig, lowest zapcore.Level, w zapcore.WriteSyncer) (zapco
 	return nil, fmt.Errorf("log format %q: want %s, %s or %s", c.Format, FormatAuto, FormatJSON, FormatConsole)
 }
 
+// timeLayout is the form of times in the log.
+const timeLayout = "2006-01-02T15:04:05.000Z07:00"
+
 // jsonEncoder returns the encoder of FormatJSON.
 func jsonEncoder() zapcore.Encoder {
 	return zapcore.NewJSONEncoder(zapcore.EncoderConfig{
@@ -94,7 +97,7 @@ func jsonEncoder() zapcore.Encoder {
 		StacktraceKey:  "stack",
 		EncodeDuration: zapcore.StringDurationEncoder,
 		EncodeName:     zapcore.FullNameEncoder,
-		EncodeTime:     zapcore.TimeEncoderOfLayout("2006-01-02T15:04:05.000Z07:00"),
+		EncodeTime:     zapcore.TimeEncoderOfLayout(timeLayout),
 		EncodeLevel:    zapcore.LowercaseLevelEncoder,
 	})
 }

@@ -174,6 +174,11 @@ type Metrics struct {
 	// lastReload is 1 if the last reload succeeded. reloadedAt is when one did last.
 	lastReload, reloadedAt prometheus.Gauge
 
+	// waited is the series of wait.
+	waited prometheus.Observer
+
+	// cache has series that requests count in.
+	cache     seriesCache
 	perTenant *tenantMetrics
 	streams   *streamMetrics
 	routes    *routeMetrics
@@ -284,7 +289,7 @@ func (m *Metrics) startAtZero() {
 	for _, ok := range []bool{true, false} {
 		m.reloads.WithLabelValues(result(ok))
 	}
-	m.wait.WithLabelValues(phasePrefill)
+	m.waited = m.wait.WithLabelValues(phasePrefill)
 	m.lastReload.Set(1)
 	m.reloadedAt.SetToCurrentTime()
 }
@@ -301,7 +306,7 @@ func (m *Metrics) Handler() http.Handler {
 // Waited records the time that a request waited before it was sent to a replica.
 func (m *Metrics) Waited(d time.Duration) {
 	if m != nil {
-		m.wait.WithLabelValues(phasePrefill).Observe(d.Seconds())
+		m.waited.Observe(d.Seconds())
 	}
 }
 
@@ -354,47 +359,47 @@ func (m *Metrics) count(q *request.Summary) {
 	m.sweeping.RLock()
 	defer m.sweeping.RUnlock()
 	model := m.model(q.Model)
-	m.requests.WithLabelValues(model, statusLabel(q.Status), q.Source).Inc()
-	m.duration.WithLabelValues(model).Observe(q.Duration.Seconds())
+	to := m.seriesOf(model, q)
+	to.requests.of(m.requests, model, to.status, q.Source).Inc()
+	to.duration.of(m.duration, model).Observe(q.Duration.Seconds())
 	if q.Source == headers.SourceEngine {
 		if q.FirstByte > 0 {
-			m.firstByte.WithLabelValues(model).Observe(q.FirstByte.Seconds())
+			to.firstByte.of(m.firstByte, model).Observe(q.FirstByte.Seconds())
 		}
-		if upstream := upstreamOf(q); upstream != "" && q.UpstreamDuration > 0 {
-			m.upstream.WithLabelValues(model, m.upstreams.admit(upstream)).Observe(q.UpstreamDuration.Seconds())
+		if to.upstream != "" && q.UpstreamDuration > 0 {
+			to.upstreamTime.of(m.upstream, model, to.upstream).Observe(q.UpstreamDuration.Seconds())
 		}
 	}
 	m.routes.observe(model, q)
-	cause, tenant := q.DisconnectCause(), m.tenant(model, q.Tenant)
-	m.countTokens(model, tenant, q)
-	m.perTenant.observe(model, tenant, q, cause)
+	cause := q.DisconnectCause()
+	m.countTokens(model, to, q)
+	m.perTenant.observe(model, to, q, cause)
 	if s := streamOf(q); s.TTFT > 0 {
-		s.Replica = m.upstreams.admit(s.Replica)
-		m.streams.observe(model, s)
-		m.perTenant.ttft.WithLabelValues(model, tenant).Observe(s.TTFT.Seconds())
+		m.streams.observe(model, to, s)
+		to.tenantTTFT.of(m.perTenant.ttft, model, to.tenant).Observe(s.TTFT.Seconds())
 	}
 	if q.Code != "" && q.Status > 0 && q.Source == headers.SourceGateway { // the status is 200 if a stream ended in an error after heartbeats
 		reason := m.reasons.admit(q.Code)
 		m.rejected.WithLabelValues(model, reason).Inc()
-		m.perTenant.rejected.WithLabelValues(model, tenant, reason).Inc()
+		m.perTenant.rejected.WithLabelValues(model, to.tenant, reason).Inc()
 	}
 	if cause != "" {
 		m.disconnects.WithLabelValues(cause).Inc()
 	}
 }
 
-func (m *Metrics) countTokens(model, tenant string, q *request.Summary) {
+func (m *Metrics) countTokens(model string, to *series, q *request.Summary) {
 	if !q.UsageKnown {
 		return
 	}
-	add := func(kind string, n int64) {
+	add := func(one *oneCounter, kind string, n int64) {
 		if n > 0 {
-			m.tokens.WithLabelValues(model, tenant, kind).Add(float64(n))
+			one.of(m.tokens, model, to.tenant, kind).Add(float64(n))
 		}
 	}
-	add(kindPrompt, q.PromptTokens)
-	add(kindCached, q.CachedTokens)
-	add(kindCompletion, q.CompletionTokens)
+	add(&to.prompt, kindPrompt, q.PromptTokens)
+	add(&to.cached, kindCached, q.CachedTokens)
+	add(&to.completion, kindCompletion, q.CompletionTokens)
 }
 
 // model returns the label value of a model. It is empty for requests that name no model.

@@ -220,3 +220,27 @@ func TestRecordCounts(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 }
+
+func BenchmarkFinished(b *testing.B) {
+	for name, stream := range map[string]bool{"answer": false, "stream": true} {
+		b.Run(name, func(b *testing.B) {
+			m := NewMetrics(MetricsConfig{KnownModel: func(string) bool { return true }})
+			q := request.Summary{Model: "chat", Tenant: "acme", Replica: "chat-0", Upstream: "127.0.0.1:80", Route: request.RouteNative, Source: headers.SourceEngine,
+				Status: 200, Stream: stream, FirstByte: time.Second, LastByte: 3 * time.Second, Duration: 3 * time.Second, UpstreamDuration: 2 * time.Second,
+				PromptTokens: 100, CompletionTokens: 101, UsageKnown: true, Attempts: 1}
+			b.ReportAllocs()
+			for b.Loop() {
+				m.Finished(q)
+			}
+		})
+	}
+}
+
+func BenchmarkDispatched(b *testing.B) {
+	m := NewMetrics(MetricsConfig{KnownModel: func(string) bool { return true }})
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Waited(time.Millisecond)
+		m.Dispatched("chat", 1, 2)
+	}
+}

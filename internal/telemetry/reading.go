@@ -5,9 +5,10 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/protofields"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -25,9 +26,17 @@ const (
 	readFields = readGaps
 )
 
-// reading returns what Envoy has read of the response, from the metadata of its log entry.
-func reading(metadata map[string]*structpb.Struct) *request.Reading {
-	return ReadingOf(metadata[headers.MetadataStream].GetFields()[headers.MetadataRead].GetStringValue())
+// reading returns what Envoy has read of the response, from the Struct with that name in the
+// metadata of its log entry.
+func reading(stream []byte) *request.Reading {
+	var text []byte
+	_ = protofields.Each(stream, func(_ protowire.Number, entry []byte, _ uint64) error { // what comes before a fault counts
+		if name, value := protofields.Pair(entry); string(name) == headers.MetadataRead {
+			text = protofields.Bytes(value, 3) // string_value
+		}
+		return nil
+	})
+	return ReadingOf(string(text))
 }
 
 // ReadingOf returns what Envoy has read of a response, from the text in which Envoy tells it. It

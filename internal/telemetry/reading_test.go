@@ -27,7 +27,7 @@ func TestR3_ReadingOfAResponse(t *testing.T) {
 		"a b c d e f g": nil,
 	} {
 		m := map[string]*structpb.Struct{headers.MetadataStream: {Fields: map[string]*structpb.Value{headers.MetadataRead: structpb.NewStringValue(text)}}}
-		if diff := cmp.Diff(want, reading(m)); diff != "" {
+		if diff := cmp.Diff(want, reading(marshal(t, m[headers.MetadataStream]))); diff != "" {
 			t.Errorf("%q: (-want +got)\n%s", text, diff)
 		}
 	}

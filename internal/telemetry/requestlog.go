@@ -21,6 +21,8 @@ type RequestLog struct {
 	sample float64
 	// short says that a person reads the log: it has a few fields of failed requests alone.
 	short bool
+	// lines takes the lines as JSON; nil: log does.
+	lines *queuedWriter
 	run   func(context.Context) error
 }
 
@@ -30,11 +32,20 @@ func NewRequestLog(c AccessLogConfig) (*RequestLog, error) {
 	if c.To == "" {
 		return nil, nil
 	}
-	core, run, err := newSink(c)
+	core, lines, err := newSink(c)
 	if err != nil {
 		return nil, err
 	}
-	return &RequestLog{log: zap.New(core).Named("request"), sample: c.Sample, short: c.To == SinkConsole, run: run}, nil
+	l := &RequestLog{sample: c.Sample, short: c.To == SinkConsole, lines: lines}
+	if lines != nil {
+		l.run = lines.Run
+		return l, nil
+	}
+	l.log = zap.New(core).Named("request")
+	if otlp, ok := core.(*otlpCore); ok {
+		l.run = otlp.run
+	}
+	return l, nil
 }
 
 // Run writes what waits for the sink, until ctx ends and all is written.
@@ -83,56 +94,23 @@ func (l *RequestLog) Finished(q request.Summary) {
 	if l.sample < 1 && rand.Float64() >= l.sample && !hasFailed(&q) {
 		return
 	}
-	line := l.log.Check(zapcore.InfoLevel, "finished")
-	if line == nil {
+	if l.lines != nil {
+		l.write(&q)
 		return
 	}
-	fields := make([]zap.Field, 0, 23)
-	fields = append(fields, zap.String("request_id", q.ID))
-	if q.ClientID != "" {
-		fields = append(fields, zap.String("client_request_id", q.ClientID))
+	if line := l.log.Check(zapcore.InfoLevel, "finished"); line != nil {
+		fields := make(zapFields, 0, 24)
+		tellLine(&fields, &q)
+		line.Write(fields...)
 	}
-	fields = append(fields, zap.String("tenant", q.Tenant), zap.String("model", q.Model),
-		zap.String("replica", q.Replica), zap.String("route", q.Route), zap.Int("status", q.Status), zap.String("code", q.Code),
-		zap.Bool("stream", q.Stream), milliseconds("queued_ms", q.Waited))
-	if ttft := q.TTFT(); q.Stream && ttft > 0 {
-		fields = append(fields, milliseconds("ttft_ms", ttft))
-	}
-	fields = append(fields, milliseconds("duration_ms", q.Duration))
-	fields = appendTokens(fields, &q)
-	if q.Cause != "" {
-		fields = append(fields, zap.String("cause", q.Cause))
-	}
-	if id := q.TraceID(); id != "" {
-		fields = append(fields, zap.String("trace_id", id))
-	}
-	fields = append(fields, zap.String("finish_reason", q.FinishReason))
-	if q.FinishEstimated {
-		fields = append(fields, zap.Bool("finish_estimated", true))
-	}
-	line.Write(append(fields, zap.Int("retries", max(0, q.Attempts-1)),
-		zap.Int64("bytes", q.BytesOut))...)
 }
 
-func appendTokens(fields []zap.Field, q *request.Summary) []zap.Field {
-	if q.UsageKnown || q.PromptTokens > 0 {
-		fields = append(fields, zap.Int64("tokens_in", q.PromptTokens))
-	}
-	if q.UsageKnown || q.CompletionTokens > 0 {
-		fields = append(fields, zap.Int64("tokens_out", q.CompletionTokens))
-	}
-	if q.IsEstimated() {
-		fields = append(fields, zap.Bool("estimated", true))
-	}
-	if q.CachedKnown {
-		fields = append(fields, zap.Int64("cached_tokens", q.CachedTokens))
-	}
-	if each := streamOf(q).perToken(); each > 0 {
-		fields = append(fields, milliseconds("tpot_ms", each))
-	}
-	return fields
-}
-
-func milliseconds(name string, d time.Duration) zap.Field {
-	return zap.Float64(name, float64(d.Microseconds())/1000)
+// write writes the line of a request as JSON.
+func (l *RequestLog) write(q *request.Summary) {
+	line := jsonLines.Get().(*jsonLine)
+	line.begin(time.Now())
+	tellLine(line, q)
+	line.end()
+	_, _ = l.lines.Write(*line) // it counts lines that are dropped
+	jsonLines.Put(line)
 }

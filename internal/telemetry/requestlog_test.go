@@ -148,13 +148,54 @@ func BenchmarkRequestLog(b *testing.B) {
 	}
 }
 
+// TestALineIsWhatZapWrites: the lines of a file have the bytes that they have in the log of the
+// gateway.
+func TestALineIsWhatZapWrites(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 23, 9, 30, 0, 120_000_000, time.FixedZone("", 3600))
+	strange := request.Summary{ID: "a\"b\\c", ClientID: "line\nbreak", Tenant: "Zoë", Model: "m", Code: "no_replica", Cause: "client", Abandoned: true,
+		Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", FinishReason: "length", FinishEstimated: true, PromptTokens: 3, Attempts: 3}
+	stream := request.Summary{ID: "s", Stream: true, Status: 200, Source: headers.SourceEngine, Route: request.RouteManaged, FirstByte: 1234567,
+		Decode: time.Second, Duration: 2 * time.Second, Waited: time.Microsecond, PromptTokens: 1 << 40, CompletionTokens: 8, UsageKnown: true,
+		CachedTokens: 4, CachedKnown: true, BytesOut: 1 << 50}
+	for _, q := range []request.Summary{{}, strange, stream} {
+		var fields zapFields
+		tellLine(&fields, &q)
+		want, err := jsonEncoder().EncodeEntry(zapcore.Entry{Level: zapcore.InfoLevel, Time: at, LoggerName: "request", Message: "finished"}, fields)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := jsonLine("what was there before")
+		got.begin(at)
+		tellLine(&got, &q)
+		got.end()
+		if diff := cmp.Diff(want.String(), string(got)); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	}
+}
+
+func BenchmarkRequestLine(b *testing.B) {
+	q := queuedWriter{to: io.Discard, wake: make(chan struct{}, 1)}
+	l := &RequestLog{sample: 1, lines: &q}
+	s := request.Summary{ID: "0f5b0d5e-7d1c-4b7a-9d5e-0123456789ab", Tenant: "acme", Model: "chat", Replica: "chat-0", Route: request.RouteNative, Status: 200,
+		Stream: true, FirstByte: time.Second, Duration: 2 * time.Second, UsageKnown: true, CachedKnown: true}
+	b.ReportAllocs()
+	for b.Loop() {
+		if l.Finished(s); len(q.waiting) > sinkBatch {
+			<-q.wake
+			q.write(q.take())
+		}
+	}
+}
+
 func BenchmarkStreamFigures(b *testing.B) {
 	m := NewMetrics(MetricsConfig{})
 	q := request.Summary{Model: "chat", Route: request.RouteNative, Source: headers.SourceEngine, Status: 200, Stream: true, FirstByte: time.Second, LastByte: 3 * time.Second,
 		PromptTokens: 100, CompletionTokens: 101, UsageKnown: true, CachedKnown: true}
 	b.ReportAllocs()
 	for b.Loop() {
-		m.streams.observe("chat", streamOf(&q))
+		m.streams.observe("chat", m.seriesOf("chat", &q), streamOf(&q))
 	}
 }
 

@@ -62,7 +62,7 @@ func TestNobodyListens(t *testing.T) {
 	m.Retried("chat", "acme", request.ReasonConnect)
 	live.SetTrace("00-1-2-01", "")
 	live.SetOutcome(request.Outcome{})
-	m.Gap("chat", 1)
+	m.Gaps("chat", 1)
 	m.Dispatched("chat", 1, 1)
 	m.ConfigReloaded(true)
 	record := observed(r, m, requestLogOf(nil, false).Finished)

@@ -13,8 +13,6 @@ import (
 // stream holds the measurements of a finished streamed response. An unknown value is zero and is
 // not counted.
 type stream struct {
-	// Replica that answered, or its address if its id is not known.
-	Replica string
 	// Route is request.RouteNative or request.RouteManaged.
 	Route string
 	// TTFT is the time from the receipt of the request to the first token.
@@ -37,7 +35,7 @@ func streamOf(q *request.Summary) stream {
 	if !q.Stream || q.Source != headers.SourceEngine {
 		return stream{}
 	}
-	s := stream{Replica: upstreamOf(q), Route: q.Route, TTFT: q.TTFT(), Held: q.Waited, Decode: q.Decode, Usage: q.Usage()}
+	s := stream{Route: q.Route, TTFT: q.TTFT(), Held: q.Waited, Decode: q.Decode, Usage: q.Usage()}
 	if q.Route == request.RouteManaged {
 		return s
 	}
@@ -64,6 +62,8 @@ func (s stream) perToken() time.Duration {
 type streamMetrics struct {
 	ttft, cached, rate, perToken, gap, batch *prometheus.HistogramVec
 	gaps                                     *gapGauge
+	// prefill and decode are the series of batch.
+	prefill, decode prometheus.Observer
 }
 
 func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
@@ -92,9 +92,7 @@ func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 			batchBuckets(), "phase"),
 		gaps: newGapGauge(),
 	}
-	for _, phase := range []string{phasePrefill, phaseDecode} { // the series exist before the first event
-		f.batch.WithLabelValues(phase)
-	}
+	f.prefill, f.decode = f.batch.WithLabelValues(phasePrefill), f.batch.WithLabelValues(phaseDecode)
 	r.MustRegister(f.ttft, f.cached, f.rate, f.perToken, f.gap, f.batch, f.gaps)
 	return f
 }
@@ -104,17 +102,20 @@ func (f *streamMetrics) vectors() []vector {
 	return []vector{f.ttft, f.cached, f.rate, f.perToken, f.gap, f.batch}
 }
 
-// Gap counts the time between two tokens of a managed stream. The relay may report a random share
-// of the streams only.
-func (m *Metrics) Gap(model string, gap time.Duration) {
+// Gaps counts times between two tokens of a managed stream. The relay may report a random share of
+// the streams only.
+func (m *Metrics) Gaps(model string, gaps ...time.Duration) {
 	if m == nil {
 		return
 	}
 	m.sweeping.RLock()
 	defer m.sweeping.RUnlock()
 	model = m.model(model)
-	m.streams.gaps.measured(model, gap)
-	m.streams.gap.WithLabelValues(model, request.RouteManaged).Observe(gap.Seconds())
+	m.streams.gaps.measured(model, gaps)
+	observer := m.streams.gap.WithLabelValues(model, request.RouteManaged)
+	for _, gap := range gaps {
+		observer.Observe(gap.Seconds())
+	}
 }
 
 // Dispatched observes the requests on a replica of a model to which a request was just sent, that
@@ -125,30 +126,31 @@ func (m *Metrics) Dispatched(model string, prefill, decode int) {
 	}
 	m.sweeping.RLock()
 	defer m.sweeping.RUnlock()
-	m.streams.batch.WithLabelValues(phasePrefill).Observe(float64(prefill))
-	m.streams.batch.WithLabelValues(phaseDecode).Observe(float64(decode))
+	m.streams.prefill.Observe(float64(prefill))
+	m.streams.decode.Observe(float64(decode))
 	model = m.model(model)
-	m.perTenant.batch.WithLabelValues(model, phasePrefill).Observe(float64(prefill))
-	m.perTenant.batch.WithLabelValues(model, phaseDecode).Observe(float64(decode))
+	to := m.cache.find(seriesKey{model: model, source: sourceDispatch}, func() *series { return new(series) })
+	to.batchPrefill.of(m.perTenant.batch, model, phasePrefill).Observe(float64(prefill))
+	to.batchDecode.of(m.perTenant.batch, model, phaseDecode).Observe(float64(decode))
 }
 
-// observe counts a stream under the labels of its model and of its replica.
-func (f *streamMetrics) observe(model string, s stream) {
+// observe counts a stream under the label of its model. to are the series of its request.
+func (f *streamMetrics) observe(model string, to *series, s stream) {
 	if s.TTFT <= 0 {
 		return
 	}
-	f.ttft.WithLabelValues(model, s.Route).Observe(s.TTFT.Seconds())
+	to.ttft.of(f.ttft, model, s.Route).Observe(s.TTFT.Seconds())
 	u := s.Usage // all zero if it is not known
 	if u.CachedKnown && u.Prompt > 0 {
 		f.cached.WithLabelValues(model, strconv.FormatBool(2*u.Cached >= u.Prompt)).Observe(s.TTFT.Seconds())
 	}
 	if fresh, prefill := u.Prompt-u.Cached, s.TTFT-s.Held; fresh > 0 && prefill > 0 {
-		f.rate.WithLabelValues(model, phasePrefill).Observe(float64(fresh) / prefill.Seconds())
+		to.prefillRate.of(f.rate, model, phasePrefill).Observe(float64(fresh) / prefill.Seconds())
 	}
 	if each := s.perToken(); each > 0 {
 		gaps := u.Completion - 1
-		f.rate.WithLabelValues(model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
-		f.perToken.WithLabelValues(model, s.Replica).Observe(each.Seconds())
+		to.decodeRate.of(f.rate, model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
+		to.perToken.of(f.perToken, model, to.upstream).Observe(each.Seconds())
 	}
 	f.gaps.finished(model, s.Route == request.RouteNative, max(0, u.Completion-1), s.Gaps)
 	if len(s.Gaps) > 0 {

@@ -87,7 +87,7 @@ func TestManagedStreamFigures(t *testing.T) {
 	}
 	native := streamed("a", request.Usage{Prompt: 10, Completion: 1001, Known: true}) // gaps of 2 ms
 	observed(request.NewStore(0), m)(native)
-	m.Gap("chat", 50*time.Millisecond)
+	m.Gaps("chat", 50*time.Millisecond)
 	wantP95(t, m, "chat", 0.050)
 	want := []string{
 		`sluice_time_per_output_token_seconds_bucket{model="chat",upstream="chat-0",le="0.02"} 2`, // 0.02 and, native, 0.002; 0.1
@@ -163,9 +163,9 @@ func TestP95(t *testing.T) {
 			t.Errorf("after a minute without a gap: %q, %d windows", got, len(m.streams.gaps.windows))
 		}
 		for i := range 10_000 { // however many gaps there are, and however odd
-			m.Gap("chat", time.Duration(i*i)*40*time.Microsecond-time.Second)
+			m.Gaps("chat", time.Duration(i*i)*40*time.Microsecond-time.Second)
 		}
-		m.Gap("odd", -time.Second)
+		m.Gaps("odd", -time.Second)
 		wantP95(t, m, "odd", 0.00001)
 		weights := request.GapWeights{}
 		m.streams.gaps.windows["chat"][m.streams.gaps.slotNumber()%gapSlots].counts.Weigh(weights)
@@ -251,7 +251,7 @@ func TestR3_ManagedStreamsSilenceNoNativeOnes(t *testing.T) {
 	record(read("sampled", 40*time.Millisecond, 40*time.Millisecond)) // 2 of 1,002 native gaps are measured
 	record(streamed("unread", request.Usage{Prompt: 1, Completion: 1001, Known: true}))
 	for range 100 { // all gaps of managed streams are
-		m.Gap("chat", 10*time.Millisecond)
+		m.Gaps("chat", 10*time.Millisecond)
 	}
 	m.Finished(request.Summary{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: request.RouteManaged, FirstByte: time.Second,
 		CompletionTokens: 101, UsageKnown: true})

@@ -59,15 +59,15 @@ func (f *tenantMetrics) vectors() []vector {
 	return []vector{f.requests, f.rejected, f.disconnects, f.retries, f.ttft, f.wait, f.batch}
 }
 
-// observe counts a request that has ended. model and tenant are labels. disconnect is the cause for
-// which its stream was cut off, empty if it was not.
-func (f *tenantMetrics) observe(model, tenant string, q *request.Summary, disconnect string) {
-	f.requests.WithLabelValues(model, tenant, statusLabel(q.Status)).Inc()
+// observe counts a request that has ended. model is a label, and to are the series of the request.
+// disconnect is the cause for which its stream was cut off, empty if it was not.
+func (f *tenantMetrics) observe(model string, to *series, q *request.Summary, disconnect string) {
+	to.tenantRequests.of(f.requests, model, to.tenant, to.status).Inc()
 	if disconnect != "" {
-		f.disconnects.WithLabelValues(model, tenant, disconnect).Inc()
+		f.disconnects.WithLabelValues(model, to.tenant, disconnect).Inc()
 	}
 	if q.Replica != "" {
-		f.wait.WithLabelValues(model, tenant).Observe(q.Waited.Seconds())
+		to.wait.of(f.wait, model, to.tenant).Observe(q.Waited.Seconds())
 	}
 }
 

@@ -58,7 +58,7 @@ func TestUsage(t *testing.T) {
 		"absurd in one only": {&aiv3.TokenUsage{InputTokens: tokens(1), OutputTokens: tokens(1 << 41), ExtractionStatus: aiv3.TokenUsage_COMPLETE}, request.Usage{}},
 	} {
 		record := told(t, c.in)
-		e := newEntry(headers.LogRequests, record)
+		e := entryOf(t, headers.LogRequests, record)
 		if diff := cmp.Diff(c.want, e.Usage); diff != "" {
 			t.Errorf("%s (-want +got)\n%s", name, diff)
 		}
@@ -67,11 +67,11 @@ func TestUsage(t *testing.T) {
 		}
 		// What is not over has no usage, whatever the record has.
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_DownstreamPeriodic
-		if soFar := newEntry(headers.LogRequests, record); soFar.Usage != (request.Usage{}) || soFar.Metadata[headers.MetadataTenant] != "acme" {
+		if soFar := entryOf(t, headers.LogRequests, record); soFar.Usage != (request.Usage{}) || soFar.Metadata[headers.MetadataTenant] != "acme" {
 			t.Errorf("%s: so far %+v", name, soFar)
 		}
 		record.CommonProperties.AccessLogType = datav3.AccessLogType_UpstreamEnd
-		if attempt := newEntry(headers.LogAttempts, record); attempt.Usage != (request.Usage{}) {
+		if attempt := entryOf(t, headers.LogAttempts, record); attempt.Usage != (request.Usage{}) {
 			t.Errorf("%s: an attempt has %+v", name, attempt.Usage)
 		}
 	}

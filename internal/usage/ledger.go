@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// groupInterval is the shortest time between two writes to the journal. All rows that changed
-	// meanwhile are written at once.
-	groupInterval = 5 * time.Millisecond
+	// groupInterval is the time between two writes to the journal. All rows that changed meanwhile
+	// are written at once.
+	groupInterval = 100 * time.Millisecond
 	// syncInterval is how often the journal is written through to the disk while it changes.
 	syncInterval = 5 * time.Second
 	// retryInterval is how long after a failed write the next one is tried.
@@ -45,8 +45,8 @@ type Config struct {
 type Ledger struct {
 	cfg    Config
 	writer string
-	// wake has an element while there may be something to write.
-	wake chan struct{}
+	// due fires when there is something to write, at a whole multiple of groupInterval.
+	due *time.Timer
 
 	mu sync.Mutex
 	// table has the rows of this writer, dirty those that are to be written; guarded by mu.
@@ -87,7 +87,7 @@ func New(c Config) (*Ledger, error) {
 	if j == nil {
 		return nil, err
 	}
-	l := &Ledger{cfg: c, wake: make(chan struct{}, 1), table: t, journal: j, tallies: talliesSince(t, talliedSince(time.Now())), others: otherJournals{dir: c.Dir}}
+	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, tallies: talliesSince(t, talliedSince(time.Now())), others: otherJournals{dir: c.Dir}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)
@@ -149,16 +149,23 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 	if !r.dirty {
 		r.dirty = true
 		l.dirty = append(l.dirty, r)
+		if len(l.dirty) == 1 {
+			l.due.Reset(untilGroup())
+		}
 	}
 	if l.shared != nil && !r.changed {
 		r.changed = true
 		l.changed = append(l.changed, r.key)
 	}
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default: // a write is due anyway
-	}
+}
+
+// untilGroup returns the time until the next write. Writes are due at whole multiples of
+// groupInterval, as in request.Subscribers.FinishedDelay: an idle process wakes up once for all
+// that is due at the same moment.
+func untilGroup() time.Duration {
+	now := time.Now()
+	return now.Truncate(groupInterval).Add(groupInterval).Sub(now)
 }
 
 // Run writes what Add counts, and publishes it to other gateways, until ctx ends. It then writes
@@ -178,24 +185,17 @@ func (l *Ledger) Run(ctx context.Context) error {
 	defer aging.Stop()
 	defer syncing.Stop()
 	for {
-		pause := groupInterval
 		select {
 		case <-ctx.Done():
 			_ = l.Flush() // there is no later try
 			l.sync()
 			return nil
-		case <-l.wake:
-			if l.Flush() != nil {
-				pause = retryInterval
-			}
+		case <-l.due.C:
+			_ = l.Flush() // it is tried again
 		case <-syncing.C:
 			l.sync()
 		case now := <-aging.C:
 			l.age(now)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
 		}
 	}
 }
@@ -242,10 +242,7 @@ func (l *Ledger) markDirty(rows []*row) {
 			l.dirty = append(l.dirty, r)
 		}
 	}
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	l.due.Reset(retryInterval)
 }
 
 // report logs the first of several failures, and their end. writing is held.

@@ -233,6 +233,31 @@ func TestB3_AnHourHasABoundedNumberOfKeys(t *testing.T) {
 	}
 }
 
+// TestB3_AJournalOfAFullHourLosesNothing: the rows of a journal have no order, so the rows of other
+// keys may come before those that filled the hour.
+func TestB3_AJournalOfAFullHourLosesNothing(t *testing.T) {
+	rows := table{}
+	for n := range maxSubjects + 100 {
+		rows.row(rowKey{period{start: 1}, Subject{"acme", fmt.Sprint(n), []string{"chat", "embed"}[n%2]}}).Requests++
+	}
+	var first, last []byte
+	for k, r := range rows.all {
+		if k.Key == Other {
+			first = appendLine(first, r)
+		} else {
+			last = appendLine(last, r)
+		}
+	}
+	read, damaged := readJournal(append(first, last...))
+	var requests int64
+	for _, r := range read.all {
+		requests += r.Requests
+	}
+	if requests != maxSubjects+100 || damaged > 0 || len(read[period{start: 1}]) != len(rows[period{start: 1}]) {
+		t.Errorf("%d requests of %d, %d lines damaged, %d rows", requests, maxSubjects+100, damaged, len(read[period{start: 1}]))
+	}
+}
+
 func TestB3_AnAnswerIsGrouped(t *testing.T) {
 	l := open(t, t.TempDir())
 	for n, s := range []Subject{acme, acme, {"acme", "acme/ffffffff", "chat"}, {"acme", acme.Key, "embed"}, {"beta", "beta/1", "chat"}} {
@@ -342,4 +367,18 @@ func BenchmarkAdd(b *testing.B) {
 	})
 	cancel()
 	<-done
+}
+
+// What an answer has told is in the journal, although no write was due yet.
+func TestB3_WhatAnAnswerHasToldSurvivesAKill(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.Add(acme, OfRequest(100, 0, 7, true), noon)
+	if n := total(t, l).Requests; n != 1 {
+		t.Fatalf("%d requests", n)
+	}
+	kill(l)
+	if n := total(t, open(t, dir)).Requests; n != 1 {
+		t.Errorf("%d requests after the kill", n)
+	}
 }

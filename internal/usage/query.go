@@ -58,7 +58,8 @@ type Answer struct {
 // such header.
 const MissingHeader = "X-Sluice-Usage-Missing"
 
-// Query answers a question. A request is in the answer as soon as Add has counted it.
+// Query answers a question. A request is in the answer as soon as Add has counted it. What an
+// answer has of this ledger is in the journal before, so that a kill does not take it back.
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	sums := newGroups(q.By)
@@ -68,6 +69,7 @@ func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	l.mu.Lock()
 	sums.addTable(l.table, from, to)
 	l.mu.Unlock()
+	_ = l.Flush() // it has logged its error; the answer is right without the journal
 	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC()}
 	if l.shared != nil {
 		l.shared.remoteUsage(ctx, from, to, &a, sums)

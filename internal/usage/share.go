@@ -167,28 +167,35 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 
 // missing returns the rows of the days that Redis has not as the table has them.
 func (s *sharing) missing(ctx context.Context, writer string, with func(func(table))) (rows []rowKey, err error) {
+	var periods []period
+	with(func(t table) { periods = slices.Collect(maps.Keys(t)) })
 	hours, days := map[int64]int64{}, map[int64]int64{}
-	with(func(t table) {
-		for k, r := range t.all {
-			day := dayOf(k.start).start
-			days[day] += r.Requests
-			if !k.day {
-				hours[day] += r.Requests
+	for _, p := range periods {
+		with(func(t table) { // one period at a time: no request waits for the whole ledger
+			day := dayOf(p.start).start
+			for _, r := range t[p] {
+				days[day] += r.Requests
+				if !p.day {
+					hours[day] += r.Requests
+				}
 			}
-		}
-	})
+		})
+	}
 	there, err := s.remote.sums(ctx, writer, slices.Collect(maps.Keys(days)))
 	if err != nil {
 		return nil, err
 	}
 	s.marks[writer] = there.mark
-	with(func(t table) {
-		for k := range t.all {
-			if day := dayOf(k.start).start; there.days[day] != days[day] || there.hours[day] < hours[day] {
-				rows = append(rows, k)
-			}
+	for _, p := range periods {
+		if day := dayOf(p.start).start; there.days[day] == days[day] && there.hours[day] >= hours[day] {
+			continue
 		}
-	})
+		with(func(t table) {
+			for s := range t[p] {
+				rows = append(rows, rowKey{p, s})
+			}
+		})
+	}
 	return rows, nil
 }
 

@@ -65,17 +65,31 @@ func (t table) row(k rowKey) *row {
 	if r := rows[k.Subject]; r != nil {
 		return r
 	}
-	if rows == nil {
-		rows = map[Subject]*row{}
-		t[k.period] = rows
-	}
 	if len(rows) >= maxSubjects && k.Key != Other {
 		k.Key = Other
 		return t.row(k)
 	}
+	return t.make(k)
+}
+
+// make makes the row of a key that has none, however many subjects there are.
+func (t table) make(k rowKey) *row {
+	if t[k.period] == nil {
+		t[k.period] = map[Subject]*row{}
+	}
 	r := &row{key: k, head: lineHead(k)}
-	rows[k.Subject] = r
+	t[k.period][k.Subject] = r
 	return r
+}
+
+// set sets the counts of a row of a journal. The journal's writer has bounded the subjects, and its
+// rows come in any order.
+func (t table) set(k rowKey, c Counts) {
+	r := t[k.period][k.Subject]
+	if r == nil {
+		r = t.make(k)
+	}
+	r.Counts = c
 }
 
 // day returns what a subject has used in a day.

@@ -100,7 +100,9 @@ def check_deadline(stub):
         for chunk in stub.Stream(LONG, metadata=KEY, timeout=1):
             text += chunk.delta.text
     except grpc.RpcError as e:  # the client's own library may be the first to see that it is over
-        expect(e.code() == grpc.StatusCode.DEADLINE_EXCEEDED, f"{e.code()}: {e.details()}")
+        # A client that gets no processor time at its deadline sees first that the server resets the call.
+        late = e.code() == grpc.StatusCode.INTERNAL and time.monotonic() - began >= 1
+        expect(late or e.code() == grpc.StatusCode.DEADLINE_EXCEEDED, f"{e.code()}: {e.details()}")
     expect(text and time.monotonic() - began < PATIENCE, f"{text!r} within {time.monotonic() - began:.1f} s")
     idle()
     long = pb.StartRequest(request=LONG.request, timeout_ms=700)

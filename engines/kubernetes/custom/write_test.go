@@ -134,6 +134,7 @@ func TestRejectedObjectHidesNone(t *testing.T) {
 		writing(t, w, c, model(t, "a"), model(t, "b"), model(t, "c"))
 		w.Report([]Status{{Kind: Model, Name: "a"}, {Kind: Model, Name: "b"}, {Kind: Model, Name: "c"}, {Kind: Model, Name: "gone"}})
 		time.Sleep(settleDelay)
+		synctest.Wait() // the writer wakes up at the same moment
 		if diff := cmp.Diff([]string{"a", "b", "c"}, c.names()); diff != "" {
 			t.Error(diff)
 		}

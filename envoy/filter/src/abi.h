@@ -36,8 +36,8 @@ typedef struct {
   bool known[19];
 } times;
 
-enum { REQUEST_HEADERS = 0 };
-enum { BUFFERED_REQUEST_BODY = 1 };
+enum { REQUEST_HEADERS = 0, RESPONSE_HEADERS = 2 };
+enum { BUFFERED_REQUEST_BODY = 1, RECEIVED_RESPONSE_BODY = 2 };
 enum { HEADERS_CONTINUE = 0, HEADERS_STOP = 1 };
 enum { BODY_CONTINUE = 0, BODY_STOP_AND_BUFFER = 1 };
 enum { TRAILERS_CONTINUE = 0, TRAILERS_STOP = 1 };
@@ -75,7 +75,6 @@ void CALL(http_set_dynamic_metadata_string_batch)(void *filter, span ns, const p
 size_t CALL(http_get_metadata_keys_count)(void *filter, int source, span ns);
 bool CALL(http_get_metadata_keys)(void *filter, int source, span ns, span *out);
 bool CALL(http_get_metadata_string)(void *filter, int source, span ns, span key, span *out);
-bool CALL(http_get_typed_metadata)(void *filter, int source, span ns, span *type, span *value);
 void CALL(http_get_timing_info)(void *filter, times *out);
 bool CALL(http_filter_get_attribute_string)(void *filter, int attribute, span *out);
 bool CALL(http_filter_get_attribute_int)(void *filter, int attribute, uint64_t *out);

@@ -6,9 +6,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* An id is a number that counts the requests of a channel, and the index of the request in slots. */
-enum { SLOT_BITS = 20, NO_SLOT = (1 << SLOT_BITS) - 1 };
-
 static uint64_t id_of(channel *l, uint32_t slot) { return ++l->sequence << SLOT_BITS | slot; }
 
 static void grow_slots(channel *l) {
@@ -88,9 +85,10 @@ static void want_flush(channel *l, request *r) {
   post(r, DO_FLUSH);
 }
 
+/* put_frame queues a frame with the payload in scratch. A connection whose queue is full breaks instead. */
 static void put_frame(channel *l, connection *c, int type, int flags, uint64_t id) {
-  queue_frame(&c->out, type, flags, id, (span){l->scratch.p, l->scratch.n});
-  if (c->out.small > QUEUE_LIMIT) connection_break(l, c);
+  if (c->out.small + l->scratch.n > QUEUE_LIMIT) connection_break(l, c);
+  else queue_frame(&c->out, type, flags, id, (span){l->scratch.p, l->scratch.n});
 }
 
 /* tell_headers tells the current connection of a request. */
@@ -109,7 +107,7 @@ static bool tell_headers(channel *l, request *r) {
 
 /* channel_ask tells the gateway of a new request. It reports whether there is a connection for it. */
 bool channel_ask(channel *l, request *r) {
-  if (l->current->fd < 0 && !channel_connect(l)) return false;
+  if (l->current->fd < 0 && !channel_connect(l, true)) return false;
   if (!r->scheduler) r->scheduler = CALL(http_filter_scheduler_new)(r->envoy);
   return tell_headers(l, r);
 }
@@ -125,10 +123,8 @@ void channel_body(channel *l, request *r) {
 
 /* queue_whole copies a small body into the queue. */
 static void queue_whole(channel *l, request *r) {
-  span few[16], *chunks = few;
-  size_t n = CALL(http_get_body_chunks_size)(r->envoy, BUFFERED_REQUEST_BODY);
-  if (n > 16) chunks = allocate(n * sizeof *chunks);
-  if (n > 0 && !CALL(http_get_body_chunks)(r->envoy, BUFFERED_REQUEST_BODY, chunks)) n = 0;
+  span few[FEW], *chunks = few;
+  size_t n = chunks_of(r->envoy, BUFFERED_REQUEST_BODY, &chunks);
   l->scratch.n = 0;
   for (size_t i = 0; i < n; i++) put(&l->scratch, chunks[i].p, chunks[i].n);
   if (chunks != few) free(chunks);
@@ -160,7 +156,7 @@ void channel_settle(channel *l, request *r, enum state s) {
   stop_body(l, r);
   r->state = s;
   r->deadline = 0;
-  r->answering = false;
+  r->answering = 0;
   list_add(&l->settled, r);
 }
 
@@ -182,13 +178,26 @@ void channel_tell(channel *l, request *r) {
   put_frame(l, c, LIVE, 0, r->id);
 }
 
+/* channel_first tells the gateway the next bytes of a response. A gateway that does not read is told nothing more of
+ * it: the end tells enough. */
+void channel_first(channel *l, request *r, span s) {
+  if (!r->on || r->state != DECIDED || r->on->out.small + s.n > HELD_LIMIT) {
+    __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
+    return;
+  }
+  l->scratch.n = 0;
+  put(&l->scratch, s.p, s.n);
+  want_flush(l, r);
+  put_frame(l, r->on, FIRST, 0, r->id);
+}
+
 /* end_frames tells the end of r. If its connection has ended, the next one is told of both. It reports
  * whether the end will be told. */
 static bool end_frames(channel *l, request *r) {
   connection *c = r->on ? r->on : l->current;
   uint64_t id = r->id;
   if (!r->on) {
-    if (r->state != DECIDED || c->out.small > HELD_LIMIT) return false;
+    if (l->refused || r->state != DECIDED || c->out.small > HELD_LIMIT) return false;
     id = id_of(l, NO_SLOT);
     l->scratch.n = 0;
     put_live(&l->scratch, r->envoy);
@@ -196,7 +205,7 @@ static bool end_frames(channel *l, request *r) {
     if (c->broken) return false;
   }
   l->scratch.n = 0;
-  put_record(&l->scratch, r->envoy);
+  put_record(&l->scratch, r);
   put_frame(l, c, END, 0, id);
   return !c->broken;
 }

@@ -21,17 +21,22 @@
 #include "filter.h"
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static gates *all;
 static uint64_t random_number;
 
+static bool equal(span a, span b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
+
 /* instance returns the number that this process chose when Envoy loaded the filter. */
 uint64_t instance(void) { return random_number; }
 
+/* program_init makes the system call itself, because releases are linked for glibc 2.17, which lacks getrandom. */
 HOOK(const char *, program_init)(void) {
-  if (getrandom(&random_number, sizeof random_number, 0) != sizeof random_number) return NULL;
+  reading_init();
+  if (syscall(SYS_getrandom, &random_number, sizeof random_number, 0) != sizeof random_number) return NULL;
   return "v0.2.0";
 }
 
@@ -154,10 +159,60 @@ HOOK(int, http_filter_request_trailers)(void *envoy, void *filter) {
   return TRAILERS_STOP;
 }
 
+/* is_framed reports whether a response has a length or is chunked, or has no body (RFC 9112, section 6.3). Envoy removes
+ * transfer-encoding after the filters. */
+static bool is_framed(void *envoy) {
+  span v;
+  if (CALL(http_get_header)(envoy, RESPONSE_HEADERS, SPAN("content-length"), &v, 0, NULL)) return true;
+  if (CALL(http_get_header)(envoy, RESPONSE_HEADERS, SPAN("transfer-encoding"), &v, 0, NULL)) return true;
+  return CALL(http_get_header)(envoy, RESPONSE_HEADERS, SPAN(":status"), &v, 0, NULL) && (equal(v, SPAN("204")) || equal(v, SPAN("304")));
+}
+
 HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
-  (void)envoy, (void)end;
-  ((request *)filter)->responding = true;
+  request *r = filter;
+  r->responding = true;
+  r->unframed = !end && !is_framed(envoy);
+  if (r->reading) reading_begin(r->reading, envoy);
+  if (r->reading && end) reading_end(r->reading);
   return HEADERS_CONTINUE;
+}
+
+static bool is_observed(request *r) { return __atomic_load_n(&r->observing, __ATOMIC_RELAXED); }
+
+/* tell_first tells the gateway the beginning of the response. */
+static void tell_first(request *r, span s) {
+  size_t room = MOST_OBSERVED - r->observed;
+  if (s.n > room) s.n = room;
+  r->observed += s.n;
+  if (r->observed == MOST_OBSERVED) __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
+  if (s.n == 0) return;
+  pthread_mutex_lock(&r->channel->lock);
+  channel_first(r->channel, r, s);
+  pthread_mutex_unlock(&r->channel->lock);
+}
+
+/* read_body handles what has come of the response's body. */
+static void read_body(request *r) {
+  span few[FEW], *chunks = few;
+  size_t n = chunks_of(r->envoy, RECEIVED_RESPONSE_BODY, &chunks);
+  if (r->reading && n) reading_read(r->reading, chunks, n);
+  for (size_t i = 0; i < n && is_observed(r); i++) tell_first(r, chunks[i]);
+  if (chunks != few) free(chunks);
+}
+
+HOOK(int, http_filter_response_body)(void *envoy, void *filter, bool end) {
+  request *r = filter;
+  (void)envoy;
+  if (r->reading || is_observed(r)) read_body(r);
+  if (r->reading && end) reading_end(r->reading);
+  return BODY_CONTINUE;
+}
+
+HOOK(int, http_filter_response_trailers)(void *envoy, void *filter) {
+  reading *r = ((request *)filter)->reading;
+  (void)envoy;
+  if (r) reading_end(r);
+  return TRAILERS_CONTINUE;
 }
 
 /* settle ends the wait of a request, before Envoy goes on with it. */
@@ -204,6 +259,14 @@ static void set_told(void *envoy, bool told) {
   CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), &values[told], 1);
 }
 
+/* set_header sets a header of the request. Those that say what is to be read of the response are for this filter. */
+static void set_header(request *r, pair h) {
+  span name = {h.key, h.key_n}, value = {h.value, h.value_n};
+  if (equal(name, SPAN("x-sluice-observe"))) __atomic_store_n(&r->observing, true, __ATOMIC_RELAXED);
+  else if (!equal(name, SPAN("x-sluice-usage"))) CALL(http_set_header)(r->envoy, REQUEST_HEADERS, name, value);
+  else if (!r->reading) r->reading = reading_new(value);
+}
+
 static void go_on(request *r, span payload, int flags) {
   go_answer a;
   bool good = r->state == ASKED && read_go(payload, flags, &a);
@@ -211,10 +274,7 @@ static void go_on(request *r, span payload, int flags) {
     undecided(r);
     return;
   }
-  for (uint16_t i = 0; i < a.set_n; i++) {
-    pair h = next_pair(&a.set);
-    CALL(http_set_header)(r->envoy, REQUEST_HEADERS, (span){h.key, h.key_n}, (span){h.value, h.value_n});
-  }
+  for (uint16_t i = 0; i < a.set_n; i++) set_header(r, next_pair(&a.set));
   for (uint16_t i = 0; i < a.remove_n; i++)
     CALL(http_set_header)(r->envoy, REQUEST_HEADERS, next_name(&a.remove), (span){NULL, 0});
   set_metadata(r->envoy, a.metadata, a.metadata_n);
@@ -227,7 +287,7 @@ static void go_on(request *r, span payload, int flags) {
 
 static void reply(request *r, span payload) {
   reply_answer a;
-  bool good = read_reply(payload, &a);
+  bool good = (r->state == ASKED || r->state == DECIDED) && read_reply(payload, &a);
   if (!good) {
     undecided(r);
     return;
@@ -266,7 +326,7 @@ HOOK(void, http_filter_scheduled)(void *envoy, void *filter, uint64_t event) {
   if (todo & DO_ANSWER) {
     said = r->answer;
     r->answer = NULL;
-    r->answering = said != NULL;
+    r->answering = said ? said->type : 0;
   }
   pthread_mutex_unlock(&l->lock);
   if (said) answered(r, said);
@@ -292,6 +352,7 @@ HOOK(void, http_filter_destroy)(void *filter) {
   }
   if (r->scheduler) CALL(http_filter_scheduler_delete)(r->scheduler);
   free(r->answer);
+  reading_free(r->reading);
   free(r);
 }
 
@@ -300,8 +361,6 @@ HOOK(int, http_filter_local_reply)(void *envoy, void *filter, uint32_t status, s
   return LOCAL_REPLY_CONTINUE;
 }
 
-HOOK(int, http_filter_response_body)(void *a, void *b, bool c) { return (void)a, (void)b, (void)c, BODY_CONTINUE; }
-HOOK(int, http_filter_response_trailers)(void *a, void *b) { return (void)a, (void)b, TRAILERS_CONTINUE; }
 
 /* Envoy loads no module that lacks one of its hooks. This filter has no use for the following ones. */
 #define ANY __attribute__((unused))

@@ -6,10 +6,12 @@
 #include <sys/uio.h>
 
 /* The protocol, see package internal/frames. */
-enum { PROTOCOL_VERSION = 1, HEAD = 16 };
-enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5 };
-enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6 };
+enum { PROTOCOL_VERSION = 2, HEAD = 16 };
+enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6 };
+enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7 };
 enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
+/* MOST_OBSERVED is how much of a response the gateway is told at most, for the first token and its id. */
+#define MOST_OBSERVED ((size_t)64 << 10)
 /* LARGEST_FRAME is the most bytes in the payload of a frame. */
 #define LARGEST_FRAME (((size_t)1 << 30) + (4 << 20))
 /* SMALL_BODY is the size up to which a body is copied into the queue. */
@@ -18,6 +20,8 @@ enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
 #define QUEUE_LIMIT ((size_t)16 << 20)
 /* HELD_LIMIT is how many bytes of frames wait while there is no connection. Further ones are lost. */
 #define HELD_LIMIT ((size_t)1 << 20)
+/* LARGE_ANSWER is the length from which a payload is read straight into its answer. */
+#define LARGE_ANSWER ((size_t)32 << 10)
 /* SILENCE is how long a request waits for a word before Welcome has told it, in milliseconds. */
 #define SILENCE 2000
 
@@ -34,6 +38,7 @@ typedef struct piece {
   char *bytes;          /* null for zeros; for a body, the head of its frame */
   size_t at;            /* what is sent of bytes, or of head and body */
   size_t left;          /* what is not sent */
+  size_t frame;         /* where in bytes the first frame begins that is not sent as a whole */
   size_t cap;           /* of bytes */
 } piece;
 
@@ -43,7 +48,7 @@ typedef struct {
 } queue;
 
 /* connection is one connection to the gateway, or the wish for one if fd is -1. The lock of its channel
- * guards it, but for in, which only the thread of the channel uses. */
+ * guards it, but for in, large and large_n, which only the thread of the channel uses. */
 typedef struct connection {
   struct connection *next;
   int fd;
@@ -55,6 +60,8 @@ typedef struct connection {
   int64_t blocked_since; /* when the socket took something for the last time, while blocked */
   queue out;
   text in;
+  struct answer *large; /* a large answer of which not all has come; null: none */
+  size_t large_n;       /* how much of it has come */
 } connection;
 
 enum state {
@@ -67,6 +74,34 @@ enum state {
 /* What the worker is to do for a request in its next event. */
 enum { DO_FLUSH = 1, DO_ANSWER = 2, DO_GIVE_UP = 4, DO_TELL = 8 };
 
+/* Names of members of a JSON object that the filter looks for. Those of texts and those of counts stand together. */
+enum {
+  NAME_OTHER,
+  NAME_CONTENT, NAME_TEXT, NAME_DELTA, NAME_ARGUMENTS, NAME_REASONING_CONTENT, NAME_REASONING, NAME_REFUSAL, NAME_THINKING, NAME_PARTIAL_JSON,
+  NAME_FINISH_REASON, NAME_STOP_REASON, NAME_TOOL_CALLS, NAME_TYPE, NAME_USAGE, NAME_RESPONSE, NAME_MESSAGE, NAME_PROMPT_DETAILS, NAME_INPUT_DETAILS,
+  NAME_PROMPT_TOKENS, NAME_INPUT_TOKENS, NAME_COMPLETION_TOKENS, NAME_OUTPUT_TOKENS, NAME_CACHED_TOKENS, NAME_CACHE_READ, NAME_CACHE_CREATION,
+  NAMES,
+  IN_ARRAY = 255, /* in the place of a name: the value is in an array */
+};
+
+/* What json_read finds. Of an object and an array it finds the beginning. */
+enum { JSON_STRING, JSON_NUMBER, JSON_DONE, JSON_OTHER, JSON_OBJECT, JSON_ARRAY };
+
+/* json is a JSON text of which a part was read. */
+enum { DEPTHS = 256 };
+typedef struct json {
+  uint8_t state;
+  bool bad;     /* it is no JSON, or deeper than DEPTHS */
+  bool is_name; /* the string that is read is a name */
+  uint16_t depth;
+  size_t length;         /* of the string or word, of which text has the beginning */
+  char text[64];
+  uint8_t names[DEPTHS]; /* by depth: the member of the object that is read, or IN_ARRAY */
+} json;
+typedef void json_found(void *of, const json *j, int what);
+
+typedef struct reading reading;
+
 /* request is the filter of one request. The lock of its channel guards what the thread also uses. */
 typedef struct request {
   struct gate *gate;
@@ -74,6 +109,10 @@ typedef struct request {
   void *envoy, *scheduler;
   enum state state;
   bool has_body, body_complete, responding;
+  reading *reading; /* null: nothing of the response is read */
+  bool unframed;    /* only the end of its connection ends the response */
+  bool observing;   /* the gateway is told the beginning of the response; atomic */
+  size_t observed;  /* how much of it */
   /* The rest is guarded. */
   struct request **list, *next, *prev; /* the list of its channel that it is in */
   struct request *next_body;           /* the list of complete bodies that are to be sent */
@@ -84,12 +123,13 @@ typedef struct request {
   int64_t deadline; /* in milliseconds of now_ms; 0: none */
   piece *sending;   /* its body in the queue of on */
   struct answer *answer; /* what the worker is to do */
-  bool answering;        /* the worker does what answer said */
+  int answering;         /* the type of the answer that the worker carries out; 0: none */
 } request;
 
 /* answer is a Go or a Reply that is well-formed. */
 typedef struct answer {
   int type, flags;
+  uint64_t id;
   size_t n;
   char payload[];
 } answer;
@@ -107,7 +147,8 @@ typedef struct channel {
   request **slots;
   uint32_t slots_n, *free_slots, free_n;
   uint64_t sequence;
-  int64_t next_try, backoff;
+  int64_t next_try, last_try, backoff;
+  bool refused; /* the gateway speaks another version of the protocol */
   text scratch; /* of the worker */
   span *chunks; /* of the worker */
   size_t chunks_cap;
@@ -141,6 +182,8 @@ void put_u16(text *t, uint16_t v);
 void put_u32(text *t, uint32_t v);
 void put_u64(text *t, uint64_t v);
 void put_pair(text *t, span name, span value);
+enum { FEW = 16 };
+size_t chunks_of(void *envoy, int kind, span **out);
 int64_t now_ms(void);
 #define SPAN(s) ((span){(s), sizeof(s) - 1})
 
@@ -150,10 +193,15 @@ void queue_frame(queue *q, int type, int flags, uint64_t id, span payload);
 void queue_body(queue *q, request *r, size_t n);
 void queue_forget_body(queue *q, piece *p);
 void queue_free(queue *q);
+void queue_keep_ends(queue *q, queue *to);
 int queue_iov(queue *q, channel *worker, struct iovec *v, int max);
 void queue_sent(queue *q, size_t n);
 
 /* answer.c */
+/* An id is a number that counts the requests of a channel, and the index of the request in slots. NO_SLOT is
+ * the index of a request that has ended. */
+enum { SLOT_BITS = 20, NO_SLOT = (1 << SLOT_BITS) - 1 };
+
 typedef struct {
   uint16_t set_n, remove_n, metadata_n;
   span set, remove, metadata, body;
@@ -170,8 +218,26 @@ span next_name(span *rest);
 
 /* record.c */
 void put_headers(text *t, void *envoy);
-void put_record(text *t, void *envoy);
+void put_record(text *t, const request *r);
 void put_live(text *t, void *envoy);
+
+/* json.c */
+void json_begin(json *j);
+void json_read(json *j, const char *p, size_t n, json_found *found, void *of);
+void json_end(json *j, json_found *found, void *of);
+bool json_is_empty(const json *j);
+bool json_is_whole(const json *j);
+size_t before(const char *p, size_t n, char a, char b);
+
+/* reading.c */
+void reading_init(void);
+reading *reading_new(span wanted);
+void reading_begin(reading *r, void *envoy);
+void reading_read(reading *r, const span *chunks, size_t n);
+void reading_feed(reading *r, span s, int64_t now_us);
+void reading_end(reading *r);
+void reading_free(reading *r);
+size_t put_reading(text *t, const reading *r);
 
 /* channel.c; the lock of the channel is held, if not said otherwise */
 channel *channel_of(gates *g, uint32_t worker); /* not held */
@@ -179,6 +245,7 @@ bool channel_ask(channel *l, request *r);
 void channel_body(channel *l, request *r);
 void channel_settle(channel *l, request *r, enum state s);
 void channel_tell(channel *l, request *r);
+void channel_first(channel *l, request *r, span s);
 bool channel_end(channel *l, request *r);
 void channel_drop(channel *l, request *r);
 void channel_flush(channel *l);
@@ -188,7 +255,7 @@ void withdraw(channel *l, request *r);
 
 /* thread.c */
 void *channel_thread(void *l);
-bool channel_connect(channel *l);
+bool channel_connect(channel *l, bool asked);
 connection *connection_new(channel *l);
 void connection_send(channel *l, connection *c, bool worker);
 void connection_break(channel *l, connection *c);

@@ -46,6 +46,13 @@ void put_pair(text *t, span name, span value) {
   put(t, value.p, value.n);
 }
 
+/* chunks_of lists the chunks of a body in *out, which has room for FEW. More of them have memory of their own. */
+size_t chunks_of(void *envoy, int kind, span **out) {
+  size_t n = CALL(http_get_body_chunks_size)(envoy, kind);
+  if (n > FEW) *out = allocate(n * sizeof **out);
+  return n > 0 && CALL(http_get_body_chunks)(envoy, kind, *out) ? n : 0;
+}
+
 /* now_ms returns milliseconds of a clock that never goes back. */
 int64_t now_ms(void) {
   struct timespec t;

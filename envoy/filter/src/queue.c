@@ -25,10 +25,11 @@ static char *room(queue *q, size_t n) {
   piece *p = q->last;
   if (!p || p->body || !p->bytes) p = append(q, allocate(sizeof *p));
   size_t need = p->at + p->left + n;
-  if (need > p->cap && p->at) {
-    memmove(p->bytes, p->bytes + p->at, p->left);
-    need -= p->at;
-    p->at = 0;
+  if (need > p->cap && p->frame) {
+    memmove(p->bytes, p->bytes + p->frame, p->at + p->left - p->frame);
+    need -= p->frame;
+    p->at -= p->frame;
+    p->frame = 0;
   }
   if (need > p->cap) {
     size_t cap = p->cap ? p->cap : 16 << 10;
@@ -164,13 +165,57 @@ static bool complete(queue *q, piece *p) {
     r->sending = NULL;
     r->deadline = now_ms() + (r->on ? r->on->silence : SILENCE);
   } else if (p == q->last && p->bytes && p->cap <= 64 << 10) {
-    p->at = 0;
+    p->at = p->frame = 0;
     return false;
   }
   q->first = p->next;
   if (!q->first) q->last = NULL;
   piece_free(p);
   return true;
+}
+
+static size_t frame_size(const char *head) {
+  size_t n = HEAD;
+  for (int i = 0; i < 4; i++) n += (size_t)(unsigned char)head[i] << (8 * i);
+  return n;
+}
+
+/* pass_frames finds the first frame that is not sent as a whole. */
+static void pass_frames(piece *p) {
+  while (p->at - p->frame >= HEAD) {
+    size_t n = frame_size(p->bytes + p->frame);
+    if (p->at - p->frame < n) return;
+    p->frame += n;
+  }
+}
+
+/* frames_of_end returns the size of the frames at the front that tell of a request that has ended: its End, or
+ * its Live and its End. 0: the first frame is another one. A Live whose End does not follow is another one too,
+ * because the gateway would take that request for one that runs. */
+static size_t frames_of_end(const char *at, size_t have) {
+  uint32_t slot = (unsigned char)at[8] | (unsigned char)at[9] << 8 | ((unsigned char)at[10] & 15) << 16;
+  size_t live = frame_size(at);
+  if (at[4] == END) return live;
+  if (at[4] != LIVE || slot != NO_SLOT || have - live < HEAD) return 0;
+  const char *next = at + live;
+  size_t end = frame_size(next);
+  return next[4] == END && memcmp(at + 8, next + 8, 8) == 0 && end <= have - live ? live + end : 0;
+}
+
+/* queue_keep_ends copies the frames of requests that have ended from q to another queue, up to HELD_LIMIT. A
+ * frame of which a part was sent is copied as a whole. */
+void queue_keep_ends(queue *q, queue *to) {
+  for (piece *p = q->first; p; p = p->next) {
+    if (p->body || !p->bytes) continue;
+    size_t at = p->frame, stop = p->at + p->left;
+    while (stop - at >= HEAD) {
+      size_t n = frame_size(p->bytes + at);
+      if (n > stop - at) break; /* the head of a body, whose rest is zeros */
+      size_t kept = frames_of_end(p->bytes + at, stop - at);
+      if (kept && to->small + kept <= HELD_LIMIT) memcpy(room(to, kept), p->bytes + at, kept);
+      at += kept ? kept : n;
+    }
+  }
 }
 
 /* queue_sent removes the first n bytes. */
@@ -182,6 +227,7 @@ void queue_sent(queue *q, size_t n) {
     p->left -= some;
     n -= some;
     if (!p->body && p->bytes) q->small -= some;
+    if (p->left > 0 && !p->body && p->bytes) pass_frames(p);
     if (p->left > 0 || !complete(q, p)) return;
   }
 }

@@ -81,16 +81,9 @@ static size_t put_metadata_string(text *t, void *envoy, span name, int source, s
   return 1;
 }
 
-static size_t put_usage(text *t, void *envoy) {
-  span type, v;
-  if (!CALL(http_get_typed_metadata)(envoy, METADATA_DYNAMIC, SPAN("sluice_usage"), &type, &v)) return 0;
-  put_pair(t, SPAN("usage"), v);
-  return 1;
-}
-
 static size_t put_value(text *t, void *envoy, span ns, span key) {
   char name[256];
-  if (key.n >= sizeof name) return 0;
+  if (key.n >= sizeof name || (key.n > 2 && key.p[0] == 'x' && key.p[1] == '-')) return 0; /* x-...: for the response */
   name[0] = '@';
   memcpy(name + 1, key.p, key.n);
   span v;
@@ -117,9 +110,17 @@ static void put_integer(text *t, void *envoy, int attribute) {
 /* put_time puts a time in microseconds. */
 static void put_time(text *t, int64_t ns) { put_u64(t, (uint64_t)(ns < 0 ? -1 : ns / 1000)); }
 
+/* put_place puts where Envoy has sent a request. The headers that say so are gone by then: the routes remove them. */
+static size_t put_place(text *t, void *envoy) {
+  return put_attribute(t, envoy, SPAN("route"), ATTRIBUTE_ROUTE) + put_attribute(t, envoy, SPAN("upstream"), ATTRIBUTE_UPSTREAM) +
+         put_attribute(t, envoy, SPAN("cluster"), ATTRIBUTE_CLUSTER) +
+         put_metadata_string(t, envoy, SPAN("replica"), METADATA_HOST, SPAN("sluice"), SPAN("replica"));
+}
+
 /* put_record puts the record of a request that has ended. Its values are final in the hook
  * stream_complete. */
-void put_record(text *t, void *envoy) {
+void put_record(text *t, const request *r) {
+  void *envoy = r->envoy;
   times at;
   CALL(http_get_timing_info)(envoy, &at);
   put_integer(t, envoy, ATTRIBUTE_STATUS);
@@ -136,22 +137,17 @@ void put_record(text *t, void *envoy) {
   n += put_path(t, envoy);
   n += put_header(t, envoy, SPAN("id"), SPAN("x-request-id"));
   n += put_attribute(t, envoy, SPAN("protocol"), ATTRIBUTE_PROTOCOL);
-  n += put_attribute(t, envoy, SPAN("route"), ATTRIBUTE_ROUTE);
   n += put_attribute(t, envoy, SPAN("details"), ATTRIBUTE_DETAILS);
   n += put_flags(t, envoy);
-  n += put_attribute(t, envoy, SPAN("upstream"), ATTRIBUTE_UPSTREAM);
-  n += put_attribute(t, envoy, SPAN("cluster"), ATTRIBUTE_CLUSTER);
-  n += put_metadata_string(t, envoy, SPAN("replica"), METADATA_HOST, SPAN("sluice"), SPAN("replica"));
-  n += put_usage(t, envoy);
-  n += put_metadata_string(t, envoy, SPAN("read"), METADATA_DYNAMIC, SPAN("sluice_stream"), SPAN("read"));
+  n += put_place(t, envoy);
+  if (r->reading) n += put_reading(t, r->reading);
+  if (r->unframed) put_pair(t, SPAN("unframed"), SPAN("1")), n++;
   n += put_values(t, envoy);
   list_end(t, list, n);
 }
 
 /* put_live puts what a gateway that begins after the decision needs to know of a request. */
 void put_live(text *t, void *envoy) {
-  static const span names[] = {
-      {"x-request-id", 12}, {"x-sluice-cluster", 16}, {"x-gateway-destination-endpoint", 30}, {"x-sluice-stream", 15}};
   struct timespec now;
   times at;
   CALL(http_get_timing_info)(envoy, &at);
@@ -159,7 +155,8 @@ void put_live(text *t, void *envoy) {
   int64_t age = (now.tv_sec * 1000000000LL + now.tv_nsec - at.start_unix) / 1000;
   put_u64(t, (uint64_t)(age > 0 ? age : 0));
   size_t list = list_begin(t), n = 0;
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) n += put_header(t, envoy, names[i], names[i]);
+  n += put_header(t, envoy, SPAN("id"), SPAN("x-request-id"));
+  n += put_place(t, envoy);
   n += put_values(t, envoy);
   list_end(t, list, n);
 }

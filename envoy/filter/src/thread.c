@@ -6,11 +6,12 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { FIRST_BACKOFF = 50, LAST_BACKOFF = 1000, PARTS = 128 };
+enum { FIRST_BACKOFF = 50, LAST_BACKOFF = 1000, ASKED_BACKOFF = 2, PARTS = 128 };
 enum { IN_ROOM = 64 << 10 };
 
 void wake(channel *l) {
@@ -66,14 +67,18 @@ static void tell_again(request *r) {
     if (!r->on && !r->giving_up && !r->answer && !r->answering && (r->state == ASKED || r->state == DECIDED)) post(r, DO_TELL);
 }
 
-/* channel_connect connects, if it is time to try. */
-bool channel_connect(channel *l) {
+/* channel_connect connects, if it is time to try. A request that asks does not wait as long as the thread does:
+ * a gateway that is back has its requests at once. */
+bool channel_connect(channel *l, bool asked) {
   int64_t now = now_ms();
-  if (now < l->next_try) return false;
+  if (now < (asked ? l->last_try + ASKED_BACKOFF : l->next_try)) return false;
   int fd = dial(l->owner->path);
-  l->backoff = l->backoff ? l->backoff * 2 : FIRST_BACKOFF;
-  if (l->backoff > LAST_BACKOFF) l->backoff = LAST_BACKOFF;
-  l->next_try = now + l->backoff;
+  l->last_try = now;
+  if (!asked) {
+    l->backoff = l->backoff ? l->backoff * 2 : FIRST_BACKOFF;
+    if (l->backoff > LAST_BACKOFF) l->backoff = LAST_BACKOFF;
+    l->next_try = now + l->backoff;
+  }
   if (fd < 0) return false;
   l->current->fd = fd;
   count(l->owner, COUNT_MADE);
@@ -99,16 +104,18 @@ static void leave(channel *l, request *r, connection *c) {
   }
 }
 
-/* connection_break ends a connection. The thread closes it. Requests that are decided are told over the
- * next one. */
+/* connection_break ends a connection. The thread closes it. The next one is told of requests that are decided,
+ * and of those whose end is still in the queue. */
 void connection_break(channel *l, connection *c) {
   if (c->broken || c->fd < 0) return;
   leave(l, l->asked, c);
   leave(l, l->settled, c);
   c->broken = true;
-  queue_free(&c->out);
   shutdown(c->fd, SHUT_RDWR);
   if (l->current == c) retire(l, c);
+  queue_keep_ends(&c->out, &l->current->out);
+  queue_free(&c->out);
+  connection_send(l, l->current, false);
   count(l->owner, COUNT_LOST);
   wake(l);
 }
@@ -147,10 +154,23 @@ void connection_send(channel *l, connection *c, bool worker) {
   }
 }
 
-static void keep_answer(request *r, int type, int flags, span payload) {
-  answer *a = allocate(sizeof *a + payload.n);
-  *a = (answer){.type = type, .flags = flags, .n = payload.n};
-  memcpy(a->payload, payload.p, payload.n);
+/* frame is what the gateway has sent. */
+typedef struct {
+  int type, flags;
+  uint64_t id;
+  span payload;
+  answer *whole; /* the memory of the payload if it may be kept, else null */
+} frame;
+
+/* keep_answer keeps a Go or a Reply for the worker. */
+static void keep_answer(request *r, frame *f) {
+  answer *a = f->whole;
+  if (!a) {
+    a = allocate(sizeof *a + f->payload.n);
+    *a = (answer){.type = f->type, .flags = f->flags, .n = f->payload.n};
+    memcpy(a->payload, f->payload.p, f->payload.n);
+  }
+  f->whole = NULL;
   r->answer = a;
   r->deadline = 0;
   post(r, DO_ANSWER);
@@ -167,45 +187,77 @@ static void again(channel *l, connection *c, request *r) {
 static bool welcome(channel *l, connection *c, span payload) {
   uint32_t version, ms;
   if (payload.n != 8 || !read_u32(payload, &version)) return false;
-  if (!read_u32((span){payload.p + 4, 4}, &ms) || version != PROTOCOL_VERSION || ms == 0) return false;
+  l->refused = version != PROTOCOL_VERSION;
+  if (l->refused || !read_u32((span){payload.p + 4, 4}, &ms) || ms == 0) return false;
   c->silence = ms;
   l->backoff = 0;
   l->next_try = 0;
   return true;
 }
 
-/* to_request handles a frame for a request. It reports whether the frame is well-formed. */
-static bool to_request(channel *l, connection *c, int type, int flags, uint64_t id, span payload) {
-  request *r = request_of(l, c, id);
+static bool is_well_formed(const frame *f, uint32_t *ms) {
   go_answer go;
   reply_answer reply;
+  if (f->type == GO) return read_go(f->payload, f->flags, &go);
+  if (f->flags != 0) return false;
+  if (f->type == REPLY) return read_reply(f->payload, &reply);
+  if (f->type == WAIT) return f->payload.n == 4 && read_u32(f->payload, ms);
+  return (f->type == AGAIN || f->type == HEARD) && f->payload.n == 0;
+}
+
+/* cancels reports whether a frame is the Reply that follows a Go. */
+static bool cancels(int answer, const frame *f) { return answer == GO && f->type == REPLY; }
+
+/* to_request handles a frame for a request. It reports whether the frame is well-formed. */
+static bool to_request(channel *l, connection *c, frame *f) {
+  request *r = request_of(l, c, f->id);
   uint32_t ms = 0;
-  bool good = (type == GO && read_go(payload, flags, &go)) ||
-              (type == REPLY && flags == 0 && read_reply(payload, &reply)) ||
-              (type == WAIT && flags == 0 && payload.n == 4 && read_u32(payload, &ms)) ||
-              (type == AGAIN && flags == 0 && payload.n == 0);
-  if (!good || !r || r->giving_up || r->answering) return good;
-  if (r->answer) {
-    if (r->answer->type != GO || type != REPLY) return true;
-    free(r->answer); /* the request is cancelled before it has gone on */
+  if (!is_well_formed(f, &ms)) return false;
+  if (!r || r->giving_up) return true;
+  if (f->type == HEARD) {
+    __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
+    return true;
   }
-  if (r->state == DECIDED && type == REPLY) keep_answer(r, type, flags, payload);
-  if (r->state != ASKED) return true;
-  if (type == GO || type == REPLY) keep_answer(r, type, flags, payload);
-  if (type == WAIT) r->deadline = now_ms() + ms;
-  if (type == AGAIN) again(l, c, r);
+  if (r->answering && !cancels(r->answering, f)) return true;
+  if (r->answer) {
+    if (!cancels(r->answer->type, f)) return true;
+    free(r->answer); /* the request is cancelled before it has gone on */
+    r->answer = NULL;
+  }
+  bool answers = f->type == GO || f->type == REPLY;
+  if (r->state == DECIDED && f->type == REPLY) keep_answer(r, f);
+  else if (r->state != ASKED) return true;
+  else if (answers) keep_answer(r, f);
+  else if (f->type == WAIT) r->deadline = now_ms() + ms;
+  else again(l, c, r);
   return true;
 }
 
+static frame frame_of(const char *head, span payload) {
+  frame f = {.type = (unsigned char)head[4], .flags = (unsigned char)head[5], .payload = payload};
+  for (int i = 0; i < 8; i++) f.id |= (uint64_t)(unsigned char)head[8 + i] << (8 * i);
+  return f;
+}
+
 static bool handle(channel *l, connection *c, const char *head, span payload) {
-  int type = (unsigned char)head[4], flags = (unsigned char)head[5];
-  uint64_t id = 0;
-  for (int i = 0; i < 8; i++) id |= (uint64_t)(unsigned char)head[8 + i] << (8 * i);
+  frame f = frame_of(head, payload);
   if (head[6] || head[7]) return false;
-  if (id != 0) return to_request(l, c, type, flags, id, payload);
-  if (type == WELCOME && flags == 0) return welcome(l, c, payload);
-  if (type != BYE || flags != 0 || payload.n != 0) return false;
+  if (f.id != 0) return to_request(l, c, &f);
+  if (f.type == WELCOME && f.flags == 0) return welcome(l, c, payload);
+  if (f.type != BYE || f.flags != 0 || payload.n != 0) return false;
   retire(l, c);
+  return true;
+}
+
+/* begin_large has the rest of a frame with n bytes of payload read into its answer. It reports whether such a
+ * frame may be so large. */
+static bool begin_large(connection *c, const char *head, size_t n, span begun) {
+  frame f = frame_of(head, begun);
+  if (head[6] || head[7] || f.id == 0 || (f.type != GO && f.type != REPLY)) return false;
+  c->large = allocate(sizeof *c->large + n);
+  *c->large = (answer){.type = f.type, .flags = f.flags, .id = f.id, .n = n};
+  if (begun.n) memcpy(c->large->payload, begun.p, begun.n);
+  c->large_n = begun.n;
   return true;
 }
 
@@ -215,35 +267,56 @@ static bool frames(channel *l, connection *c) {
   bool good = true;
   while (good && !c->broken && c->in.n - at >= HEAD) {
     const char *head = c->in.p + at;
+    size_t have = c->in.n - at - HEAD;
     uint32_t n;
     if (!read_u32((span){head, 4}, &n) || n > LARGEST_FRAME) return false;
-    if (c->in.n - at - HEAD < n) break;
-    good = handle(l, c, head, (span){head + HEAD, n});
-    at += HEAD + n;
+    if (have < n && n < LARGE_ANSWER) break;
+    size_t some = have < n ? have : n;
+    good = have < n ? begin_large(c, head, n, (span){head + HEAD, have}) : handle(l, c, head, (span){head + HEAD, n});
+    at += HEAD + some;
   }
   if (at) memmove(c->in.p, c->in.p + at, c->in.n - at);
   c->in.n -= at;
   return good;
 }
 
-/* receive reads from a connection, without the lock but to handle frames. */
+/* large_frame handles the large answer, all of which has come. */
+static bool large_frame(channel *l, connection *c) {
+  answer *a = c->large;
+  frame f = {a->type, a->flags, a->id, {a->payload, a->n}, a};
+  c->large = NULL;
+  bool good = to_request(l, c, &f);
+  free(f.whole);
+  return good;
+}
+
+/* receive reads from a connection. It holds the lock while it handles frames, and copies nothing large then. */
 static void receive(channel *l, connection *c) {
-  text_room(&c->in, IN_ROOM);
-  ssize_t n = recv(c->fd, c->in.p + c->in.n, c->in.cap - c->in.n, MSG_DONTWAIT);
-  if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  pthread_mutex_lock(&l->lock);
-  if (n > 0) c->in.n += (size_t)n;
-  if (n <= 0 || !frames(l, c)) connection_break(l, c);
-  pthread_mutex_unlock(&l->lock);
-  if (c->in.n == 0 && c->in.cap > 1 << 20) {
-    free(c->in.p);
-    c->in = (text){0};
+  ssize_t n;
+  if (c->large) {
+    n = recv(c->fd, c->large->payload + c->large_n, c->large->n - c->large_n, MSG_DONTWAIT);
+  } else {
+    text_room(&c->in, IN_ROOM);
+    n = recv(c->fd, c->in.p + c->in.n, c->in.cap - c->in.n, MSG_DONTWAIT);
   }
+  if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  bool good = n > 0;
+  pthread_mutex_lock(&l->lock);
+  if (good && c->large) {
+    c->large_n += (size_t)n;
+    if (c->large_n == c->large->n) good = large_frame(l, c);
+  } else if (good) {
+    c->in.n += (size_t)n;
+    good = frames(l, c);
+  }
+  if (!good) connection_break(l, c);
+  pthread_mutex_unlock(&l->lock);
 }
 
 static void connection_free(connection *c) {
   if (c->fd >= 0) close(c->fd);
   queue_free(&c->out);
+  free(c->large);
   free(c->in.p);
   free(c);
 }
@@ -310,7 +383,7 @@ static void turn(channel *l) {
   int64_t now = now_ms();
   look_for_silence(l, now);
   reap(l);
-  if (l->current->fd < 0) channel_connect(l);
+  if (l->current->fd < 0) channel_connect(l, false);
   int n = collect(l, v, of, MOST), ms = sleep_ms(l, now);
   pthread_mutex_unlock(&l->lock);
   if (poll(v, (nfds_t)n, ms) <= 0) return;
@@ -323,6 +396,7 @@ static void turn(channel *l) {
 
 void *channel_thread(void *arg) {
   channel *l = arg;
+  prctl(PR_SET_NAME, "sluice");
   while (!__atomic_load_n(&l->owner->stopping, __ATOMIC_ACQUIRE)) turn(l);
   while (l->all) {
     connection *c = l->all;

@@ -16,7 +16,7 @@ function budgetUse(b, now) {
 /** Returns the limits and budgets of a tenant with their use. */
 function uses(t, now) {
   const limits = Object.entries(t.quota).sort().map(([name, u]) => ({ id: name, name: words(name), note: '', ...u, full: u.remaining <= 0 }));
-  return [...limits, ...(t.budgets ?? []).map((b) => budgetUse(b, now))];
+  return [...limits, ...t.budgets.map((b) => budgetUse(b, now))];
 }
 
 /** Returns the share of a limit that is used, from 0. */

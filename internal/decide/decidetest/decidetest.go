@@ -4,6 +4,7 @@ package decidetest
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -37,6 +38,8 @@ type Client interface {
 // Answer is what Envoy is told.
 type Answer struct {
 	decide.Answer
+	// Other is the dynamic metadata that has no field of its own in Metadata.
+	Other map[string]string
 	// Wait is not 0 if the request is to wait; the rest is empty then.
 	Wait time.Duration
 }
@@ -56,6 +59,7 @@ func (a Answer) Noted() map[string]string {
 	for name, value := range a.Metadata.All {
 		all[name] = value
 	}
+	maps.Copy(all, a.Other)
 	return all
 }
 

@@ -2,6 +2,9 @@ package jsonscan
 
 import (
 	"bytes"
+	"encoding/binary"
+	"math/bits"
+	"slices"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -19,29 +22,59 @@ type Halves struct {
 
 // Unescape appends the inside of a valid JSON string to dst, without its escapes.
 func Unescape(dst, raw []byte) (text []byte, halves Halves) {
-	for first := true; ; first = false {
-		n := bytes.IndexByte(raw, '\\')
-		if n < 0 {
-			return append(dst, raw...), halves
+	start := len(dst)
+	dst = slices.Grow(dst, len(raw)+8) // no escape is shorter than its character
+	out, n := dst[:cap(dst)], start
+	for i := 0; i < len(raw); {
+		if c := raw[i]; c != '\\' {
+			i, n = copyUnescaped(out, raw, n, i)
+			continue
+		} else if c = shortValues[raw[i+1]]; c != 0 {
+			out[n] = c
+			i, n = i+2, n+1
+			continue
 		}
-		r, size, half := DecodeEscape(raw[n:])
-		dst = utf8.AppendRune(append(dst, raw[:n]...), r)
+		r, size, half := DecodeEscape(raw[i:])
 		if half != 0 {
 			halves.Any = true
 			switch {
-			case isLow(half) && first && n == 0:
+			case isLow(half) && i == 0:
 				halves.Low = half
-			case !isLow(half) && n+size == len(raw):
+			case !isLow(half) && i+size == len(raw):
 				halves.High = half
 			}
 		}
-		raw = raw[n+size:]
+		n = len(utf8.AppendRune(out[:n], r))
+		i += size
 	}
+	return out[:n], halves
+}
+
+// shortValues are the characters of escapes of two bytes, by their second byte.
+var shortValues = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// copyUnescaped copies raw from i to out from n, up to the next backslash or the end. It writes up
+// to seven bytes more. It returns the offsets behind what it has copied.
+func copyUnescaped(out, raw []byte, n, i int) (nextRaw, nextOut int) {
+	for len(raw)-i >= 8 {
+		w := binary.LittleEndian.Uint64(raw[i:])
+		binary.LittleEndian.PutUint64(out[n:], w)
+		w ^= '\\' * ones
+		if m := (w - ones) &^ w & high; m != 0 {
+			k := bits.TrailingZeros64(m) >> 3
+			return i + k, n + k
+		}
+		i, n = i+8, n+8
+	}
+	for ; i < len(raw) && raw[i] != '\\'; i, n = i+1, n+1 {
+		out[n] = raw[i]
+	}
+	return i, n
 }
 
 // unescaped returns a new slice with the inside of a valid JSON string, without its escapes.
 func unescaped(raw []byte) []byte {
-	text, _ := Unescape(make([]byte, 0, len(raw)), raw)
+	text, _ := Unescape(nil, raw)
 	return text
 }
 
@@ -110,6 +143,20 @@ func escapeLen(b []byte, i int) int {
 	}
 	return 0
 }
+
+// unicodeEscapes skips escapes of six bytes from i, which are one behind the other in texts of
+// other scripts than the Latin one.
+func unicodeEscapes(b []byte, i int) int {
+	for len(b)-i >= 6 && b[i] == '\\' && b[i+1] == 'u' && hexDigits[b[i+2]] && hexDigits[b[i+3]] && hexDigits[b[i+4]] && hexDigits[b[i+5]] {
+		i += 6
+	}
+	return i
+}
+
+// hexDigits are the hexadecimal digits.
+var hexDigits = [256]bool{'0': true, '1': true, '2': true, '3': true, '4': true, '5': true, '6': true, '7': true, '8': true,
+	'9': true, 'a': true, 'b': true, 'c': true, 'd': true, 'e': true, 'f': true, 'A': true, 'B': true, 'C': true, 'D': true,
+	'E': true, 'F': true}
 
 // hex4 reads the four hexadecimal digits at i.
 func hex4(b []byte, i int) (r rune, ok bool) {

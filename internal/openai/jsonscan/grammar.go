@@ -68,6 +68,16 @@ func (r *Reader) value(i, depth int) int {
 	return r.number(i)
 }
 
+// whole is value, by the fastest way.
+func (r *Reader) whole(i, depth int) int {
+	if r.at(i)|0x20 == '{' { // { or [
+		if end := r.container(i, depth); end > 0 {
+			return end
+		}
+	}
+	return r.value(i, depth)
+}
+
 func (r *Reader) object(i, depth int) int {
 	i, more := r.first(i, depth, '}')
 	for more {
@@ -133,17 +143,28 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 	if uint(i) >= uint(len(b)) || b[i] != '"' {
 		return r.fail(ExpectedString, i), false
 	}
-	for i++; ; {
-		// Most names and many texts end within eight bytes: they need no call.
-		if len(b)-i >= 8 {
-			if m := special(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {
-				i += bits.TrailingZeros64(m) >> 3
-			} else {
-				i = r.plain(i + 8)
-			}
-		} else {
-			i = r.plain(i)
+	i++
+	// Names and many texts are short and have no escapes: they need no call.
+	for range 4 {
+		if len(b)-i < 8 {
+			break
 		}
+		if m := special(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {
+			if i += bits.TrailingZeros64(m) >> 3; b[i] == '"' {
+				return i + 1, false
+			}
+			break
+		}
+		i += 8
+	}
+	for {
+		var skipped bool
+		if r.strict {
+			i, skipped = strictText(b, i)
+		} else {
+			i, skipped = skipText(b, i)
+		}
+		escaped = escaped || skipped
 		if i >= len(b) {
 			return r.fail(UnexpectedEnd, i), false
 		}
@@ -155,16 +176,12 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 			if n == 0 {
 				return r.fail(BadEscape, i), false
 			}
-			i = denseEscapes(b, i+n)
+			i = unicodeEscapes(b, i+n)
 			escaped = true
 		case c < 0x20:
 			return r.fail(ControlCharacter, i), false
-		case !r.RequireUTF8:
-			i = plainBytes(b, i)
 		default:
-			if i = beyondASCII(b, i); i < 0 {
-				return r.fail(NotUTF8, ^i), false
-			}
+			return r.fail(NotUTF8, i), false
 		}
 	}
 }

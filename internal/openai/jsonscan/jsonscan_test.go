@@ -82,6 +82,14 @@ func FuzzValid(f *testing.F) {
 		if got := valid(t, data, true); got != want {
 			t.Fatalf("%q is valid and UTF-8: %v, encoding/json and unicode/utf8 say %v", data, got, want)
 		}
+		for _, before := range []int{0, 20, 40, 60} { // containers of more than a block
+			longer := []byte("[" + strings.Repeat(" ", before) + string(data) + strings.Repeat(" ", 64) + "]")
+			want := json.Valid(longer) // "1,2" is valid in a list
+			if got := valid(t, longer, false); got != want {
+				t.Fatalf("%q is valid: %v, encoding/json says %v", longer, got, want)
+			}
+			valid(t, longer, true)
+		}
 	})
 }
 

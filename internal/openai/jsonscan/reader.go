@@ -16,10 +16,13 @@ type Span struct{ From, To int }
 // A Reader is for one goroutine. The slices that it returns are part of the text, unless the method
 // says otherwise.
 type Reader struct {
-	// RequireUTF8 makes a string that is not valid UTF-8 a fault. It may be set before Reset, which
+	// RequireUTF8 makes a string that is not valid UTF-8 a fault. It is set before Reset, which
 	// keeps it. The package comment says who sets it, and why.
 	RequireUTF8 bool
 
+	// strict says that the text is not UTF-8 and must be. Reset looks at the whole text, because
+	// that costs less than to look at every string. If there is a fault, str finds its place.
+	strict  bool
 	escaped bool
 	reason  Reason
 	depth   int // of the container that is open; 0: none
@@ -29,7 +32,10 @@ type Reader struct {
 }
 
 // Reset starts the reading of another text.
-func (r *Reader) Reset(data []byte) { *r = Reader{RequireUTF8: r.RequireUTF8, data: data} }
+func (r *Reader) Reset(data []byte) {
+	*r = Reader{RequireUTF8: r.RequireUTF8, data: data}
+	r.strict = r.RequireUTF8 && !validUTF8(data)
+}
 
 // Seek moves the reader to the offset of a value. The depth is counted from there.
 func (r *Reader) Seek(offset int) { r.pos, r.depth = offset, 0 }
@@ -37,6 +43,10 @@ func (r *Reader) Seek(offset int) { r.pos, r.depth = offset, 0 }
 // SeekMember moves the reader to the offset of a member of the outermost container. The text before
 // must have been read, if only in another text that begins with the same bytes.
 func (r *Reader) SeekMember(offset int) { r.pos, r.depth = offset, 1 }
+
+// Enter enters the object whose bracket is the next byte, and moves the reader to the offset of the
+// value of its first member. The caller has read what is between, which is valid.
+func (r *Reader) Enter(value int) { r.pos, r.depth = value, r.depth+1 }
 
 // Pos returns the offset behind the value that was read last. After Kind it is the offset of the
 // next value, after Open and More the offset of the next member.
@@ -236,7 +246,7 @@ func (r *Reader) Int() (n int64, ok bool) {
 // Value reads any value and returns where it stands.
 func (r *Reader) Value() Span {
 	from := r.space(r.pos)
-	end := r.value(from, r.depth+1)
+	end := r.whole(from, r.depth+1)
 	if end < 0 {
 		return Span{}
 	}
@@ -253,7 +263,7 @@ func (r *Reader) Skip() {
 	case 'n':
 		end = r.literal(r.pos, "null")
 	default:
-		end = r.value(r.pos, r.depth+1)
+		end = r.whole(r.pos, r.depth+1)
 	}
 	if end >= 0 {
 		r.pos = end

@@ -26,16 +26,43 @@ func special(w uint64) uint64 {
 // specialByte is special without the bytes beyond ASCII.
 func specialByte(w uint64) uint64 { return special(w) &^ w }
 
-// plain returns the offset of the first byte at or after i that ends a run of plain text, and the
-// length of the text when there is none. If strings must be UTF-8, bytes beyond ASCII end a run.
-func (r *Reader) plain(i int) int {
-	if r.RequireUTF8 {
-		return plainASCII(r.data, i)
+// plainText skips plain text and short escapes from i, which must not be inside of an escape. It
+// stops at a quote, at a control character, at a backslash that begins no short escape, and at the
+// end of the text. escaped reports whether it has skipped an escape.
+func plainText(b []byte, i int) (end int, escaped bool) {
+	for {
+		i = plainBytes(b, i)
+		if i+1 >= len(b) || b[i] != '\\' || !shortEscapes[b[i+1]] {
+			return i, escaped
+		}
+		i, escaped = denseEscapes(b, i+2), true
 	}
-	return plainBytes(r.data, i)
 }
 
-// plainASCII is plain for strings that must be UTF-8.
+// strictText is plainText, and stops at a byte that is not UTF-8.
+func strictText(b []byte, i int) (end int, escaped bool) {
+	for {
+		i = plainASCII(b, i)
+		if i >= len(b) {
+			return i, escaped
+		}
+		switch {
+		case b[i] >= utf8.RuneSelf:
+			next := beyondASCII(b, i)
+			if next < 0 {
+				return ^next, escaped
+			}
+			i = next
+		case b[i] == '\\' && i+1 < len(b) && shortEscapes[b[i+1]]:
+			i, escaped = denseEscapes(b, i+2), true
+		default:
+			return i, escaped
+		}
+	}
+}
+
+// plainASCII returns the offset of the first byte at or after i that is neither plain text nor
+// ASCII, and the length of the text when there is none.
 func plainASCII(b []byte, i int) int {
 	for len(b)-i >= 8 {
 		if m := special(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {
@@ -58,7 +85,8 @@ func plainASCII(b []byte, i int) int {
 	return i
 }
 
-// plainBytes is plain for strings that need not be UTF-8.
+// plainBytes returns the offset of the first byte at or after i that ends a run of plain text, and
+// the length of the text when there is none.
 func plainBytes(b []byte, i int) int {
 	for len(b)-i >= 8 {
 		if m := specialByte(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {

@@ -50,8 +50,11 @@ func checkPlain(t *testing.T, b []byte) {
 		for want < len(b) && !endsPlain(b[want], ascii) {
 			want++
 		}
-		r := Reader{RequireUTF8: ascii, data: b}
-		if got := r.plain(0); got != want {
+		got := plainBytes(b, 0)
+		if ascii {
+			got = plainASCII(b, 0)
+		}
+		if got != want {
 			t.Fatalf("% x: plain text, ASCII only %v, ends at %d; want %d", b, ascii, got, want)
 		}
 	}

@@ -17,7 +17,8 @@ import (
 )
 
 // TestE2E_B11_ThePackageRuns: the Debian package has a static program that runs a gateway without
-// an environment, make or Go, and a unit that systemd accepts. Two builds have the same bytes.
+// an environment, make or Go, and a unit that systemd accepts. Its Envoy asks by the filter. Two
+// builds have the same bytes.
 func TestE2E_B11_ThePackageRuns(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"dpkg-deb", "go"} {
@@ -93,6 +94,9 @@ func checkBill(t *testing.T, path string) {
 	if !strings.Contains(string(text), "pkg:golang/google.golang.org/grpc@v") {
 		t.Errorf("no gRPC: %.300s", text)
 	}
+	if !strings.Contains(string(text), `"sluice-filter-`+runtime.GOARCH+`.so"`) {
+		t.Errorf("no filter: %.300s", text)
+	}
 }
 
 // checkChart checks that Helm renders the packed chart, with the image of the release and without
@@ -165,4 +169,8 @@ func runPackaged(t *testing.T, program string) {
 		}
 		return nil
 	})
+	var status struct{ Envoy struct{ Filter string } }
+	if g.Get("/api/v1/status", &status); status.Envoy.Filter != "module" {
+		t.Errorf("Envoy asks by %q", status.Envoy.Filter)
+	}
 }

@@ -1,12 +1,17 @@
 package streams
 
 import (
+	"cmp"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	. "github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -155,5 +160,79 @@ func TestE2E_B6_TheFilterIsSwitchedByAReload(t *testing.T) {
 	})
 	first.Wait()
 	second.Wait()
+	g.AwaitIdle("chat")
+}
+
+// envoyStatus is what /api/v1/status says of Envoy.
+func envoyStatus(g *Gateway) (e struct {
+	PID             int
+	Version, Filter string
+}) {
+	g.T.Helper()
+	var status struct{ Envoy any }
+	status.Envoy = &e
+	g.Get("/api/v1/status", &status)
+	return e
+}
+
+// The filter is used with the Envoy that it is made for, and with no other: ext_proc then serves,
+// and a condition says why. A new Envoy gets the filter when the binary is the right one, and old
+// files of the filter are removed.
+func TestE2E_B6_AnotherVersionOfEnvoyIsServedByExtProc(t *testing.T) {
+	t.Parallel()
+	g := Prepare(t, filtered)
+	t.Cleanup(g.Stop)
+	binary := filepath.Join(t.TempDir(), "envoy")
+	// The script is the true Envoy, and says that it is another version.
+	script := fmt.Sprintf("#!/bin/sh\n[ \"$1\" = --version ] && echo \"$0  version: 0123/1.39.2/Clean/RELEASE/BoringSSL\" && exit\nexec %s \"$@\"\n", testutil.Tool(t, "envoy"))
+	if err := os.WriteFile(binary, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	g.Command = append(g.Command, "--envoy", binary)
+	g.Launch()
+	g.AwaitReady()
+	c := g.AwaitCondition(condition.FilterUnavailable, "")
+	if c.Reason != "Refused" || !strings.Contains(c.Message, "1.40.0") || !strings.Contains(c.Message, "1.39.2") {
+		t.Errorf("the condition is %+v", c)
+	}
+	chat := func(filter, version string) int {
+		t.Helper()
+		before := cmp.Or(byExtProc(g), "0")
+		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+			t.Errorf("%d %s", a.StatusCode, a.Content)
+		}
+		e := envoyStatus(g)
+		if asked := cmp.Or(byExtProc(g), "0") != before; asked != (filter == "ext_proc") || e.Filter != filter || e.Version != version {
+			t.Errorf("ext_proc was asked: %v, status %+v", asked, e)
+		}
+		return e.PID
+	}
+	first := chat("ext_proc", "1.39.2")
+
+	old := filepath.Join(g.Dir, "filter-000000000000.so")
+	if err := os.WriteFile(old, []byte("of an earlier version"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(binary); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(testutil.Tool(t, "envoy"), binary); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	g.AwaitNoCondition(condition.FilterUnavailable)
+	Eventually(t, "another Envoy serves", func() error {
+		if e := envoyStatus(g); e.PID == 0 || e.PID == first {
+			return fmt.Errorf("%+v", e)
+		}
+		return nil
+	})
+	g.AwaitReady()
+	chat("module", "1.40.0")
+	if files, err := filepath.Glob(filepath.Join(g.Dir, "filter-*.so")); err != nil || len(files) != 1 || files[0] == old {
+		t.Errorf("%v: %v", files, err)
+	}
 	g.AwaitIdle("chat")
 }

@@ -48,8 +48,7 @@ models:
 type mix struct {
 	t    *testing.T
 	keys []string
-	// fails is the address of a replica that fails now and then. The others do not, so that each
-	// request finds one that serves it.
+	// fails is the address of a replica that resets a connection now and then.
 	fails string
 	// estimates counts the requests that leave early or whose response breaks off, finished those
 	// whose clients have had the whole answer.
@@ -62,6 +61,11 @@ func (m *mix) send(g *harness.Gateway, n int) {
 	text := strings.Repeat(fmt.Sprintf("what everybody should know of subject %d ", n%17), 20) + fmt.Sprint("and request ", n)
 	ask := func(path, body string) {
 		a, err := g.TryPost(m.t.Context(), path, body, key)
+		// The other replica gets no requests for a while after it broke off a response. The one
+		// that resets may then be the only one. Clients repeat such a request.
+		for n := 0; n < 2 && err == nil && a.StatusCode == http.StatusBadGateway; n++ {
+			a, err = g.TryPost(m.t.Context(), path, body, key)
+		}
 		if err != nil || a.StatusCode != http.StatusOK {
 			m.t.Errorf("request %d: %v, %v", n, a, err)
 			return

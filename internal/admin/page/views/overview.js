@@ -61,7 +61,7 @@ function systemCards(w) {
     ])),
     card('Envoy', stateChip(w.envoy.state || 'unknown'), facts([
       ['Version', w.envoy.version], ['Process', w.envoy.pid ? `pid ${w.envoy.pid}${w.envoy.adopted ? ', adopted' : ''}` : ''],
-      ['Restarts', number(w.envoy.restarts)], ['Reason', w.envoy.state === 'live' ? '' : w.envoy.reason],
+      ['Asks by', w.envoy.filter === 'module' ? 'Sluice\'s filter' : w.envoy.filter], ['Restarts', number(w.envoy.restarts)], ['Reason', w.envoy.state === 'live' ? '' : w.envoy.reason],
     ])),
     card('xDS', makeChip(...xds), facts([['Refusals so far', number(w.xds.nacks)], ['Last refusal', w.last]])),
     w.shared.configured && card('Shared state', makeChip(w.shared.up ? 'connected' : 'not connected', w.shared.up ? 'ok' : 'warn'), facts([

@@ -1,0 +1,195 @@
+/* A storm of requests on the filter, in a stand-in for Envoy and with a gateway that says anything, for runs
+ * under sanitizers:
+ *   storm SOCKET REQUESTS SEED
+ * The main thread is Envoy's worker. It begins requests, goes on with them and ends them in random order.
+ * Another thread is the gateway. It answers well, wrongly, late or not at all. At the end nothing may be
+ * left. */
+#include "envoy.h"
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { MOST = 64 };
+
+static stream streams[MOST];
+static uint64_t numbers, undecided_n;
+static bool over;
+static unsigned seed_of_peer;
+
+static void add_chunk(stream *s) {
+  static char content[200000];
+  size_t n = pick(&seed_of_worker, 4) ? pick(&seed_of_worker, 9000) : pick(&seed_of_worker, sizeof content);
+  memset(content, 'b', n);
+  s->chunks[s->chunks_n++] = copy(content, n);
+}
+
+static void begin(stream *s, void *config) {
+  *s = (stream){.number = ++numbers};
+  s->filter = envoy_dynamic_module_on_http_filter_new(config, s);
+  if (pick(&seed_of_worker, 30) == 0) return; /* another filter answers it */
+  bool last = pick(&seed_of_worker, 3) == 0;
+  s->stopped = envoy_dynamic_module_on_http_filter_request_headers(s, s->filter, last) == HEADERS_STOP;
+  s->continued = !s->stopped;
+  s->stage = last ? 2 : 1;
+  if (!s->stopped) undecided_n++;
+}
+
+static void body(stream *s) {
+  bool last = pick(&seed_of_worker, 3) == 0 || s->chunks_n > CHUNKS - 4;
+  add_chunk(s);
+  if (last && pick(&seed_of_worker, 5) == 0) {
+    envoy_dynamic_module_on_http_filter_request_body(s, s->filter, false);
+    envoy_dynamic_module_on_http_filter_request_trailers(s, s->filter);
+  } else {
+    envoy_dynamic_module_on_http_filter_request_body(s, s->filter, last);
+  }
+  if (last) s->stage = 2;
+}
+
+/* go_on does the next thing that happens to a stream. */
+static void go_on(stream *s, void *config) {
+  if (!s->filter) begin(s, config);
+  else if (pick(&seed_of_worker, 12) == 0) end(s);
+  else if (s->stage == 1) body(s);
+  else if (s->stage == 2 && s->continued) {
+    s->stage = 3;
+    envoy_dynamic_module_on_http_filter_response_headers(s, s->filter, false);
+  } else if (s->stage == 3 && pick(&seed_of_worker, 4) == 0) {
+    end(s);
+  } else if (s->stage == 3) {
+    envoy_dynamic_module_on_http_filter_response_body(s, s->filter, pick(&seed_of_worker, 3) == 0);
+  }
+}
+
+static size_t random_answer(char *b, const char *head) {
+  unsigned kind = pick(&seed_of_peer, 24);
+  if ((kind == 0 || kind == 6 || kind > 20) && pick(&seed_of_peer, 10)) kind = 15; /* most answers are well-formed */
+  uint64_t id;
+  memcpy(&id, head + 8, 8);
+  memset(b, 0, 200);
+  if (kind == 0) { /* noise */
+    for (int i = 0; i < 60; i++) b[i] = (char)pick(&seed_of_peer, 256);
+    return pick(&seed_of_peer, 60);
+  }
+  size_t n = 8, before = 0;
+  int type = GO, flags = 0;
+  if (kind == 1) type = AGAIN, n = 0;
+  if (kind == 2) type = WAIT, n = 4, b[HEAD] = 3;
+  if (kind == 3) type = BYE, n = 0, id = 0;
+  if (kind == 4) type = REPLY, b[HEAD] = (char)200, n = 30;
+  if (kind == 5) flags = 1, n = 100;
+  if (kind == 6) n = pick(&seed_of_peer, 60), type = (int)pick(&seed_of_peer, 9);
+  if (kind == 7) return 0;
+  if (kind == 8 || kind == 9) { /* a large body */
+    flags = 1, n = LARGE_ANSWER / 2 + pick(&seed_of_peer, 3 * LARGE_ANSWER);
+    memset(b + HEAD, 0, n);
+  }
+  if (kind == 10) { /* the request is cancelled at once */
+    write_head(b, GO, 0, id, 8);
+    b += HEAD + 8, before = HEAD + 8;
+    type = REPLY, b[HEAD] = (char)200, n = 30;
+  }
+  if (kind == 11) { /* the response is read */
+    memcpy(b + HEAD, "\2\0\0\0\0\0\0\0\20\0\0\0\1\0\0\0x-sluice-observe1\16\0\0\0\10\0\0\0x-sluice-usage1+stream", n = 8 + 25 + 30);
+  }
+  if (kind == 12) type = HEARD, n = 0;
+  if (kind > 14) {
+    memcpy(b + HEAD, "\1\0\1\0\1\0\0\0\1\0\0\0\1\0\0\0kv\1\0k\1\0\0\0\1\0\0\0kv", n = 31);
+    if (kind > 20) b[HEAD + pick(&seed_of_peer, 31)] = (char)pick(&seed_of_peer, 256);
+  }
+  write_head(b, type, flags, id, n);
+  return before + HEAD + n;
+}
+
+static bool read_whole(int fd, char *b, size_t n) {
+  while (n > 0) {
+    ssize_t r = read(fd, b, n);
+    if (r <= 0) return false;
+    b += r;
+    n -= (size_t)r;
+  }
+  return true;
+}
+
+static void *converse(void *arg) {
+  int fd = (int)(intptr_t)arg;
+  char head[HEAD], *answer = malloc(4 * LARGE_ANSWER + 400), *payload = malloc(16 << 20);
+  while (read_whole(fd, head, HEAD)) {
+    uint32_t n;
+    memcpy(&n, head, 4);
+    assert(n <= 16 << 20 && head[4] >= HELLO && head[4] <= FIRST);
+    if (!read_whole(fd, payload, n)) break;
+    if (head[4] == HELLO) {
+      write_head(answer, WELCOME, 0, 0, 8);
+      memcpy(answer + HEAD, "\2\0\0\0\x14\0\0\0", 8);
+      if (send(fd, answer, HEAD + 8, MSG_NOSIGNAL) < 0) break;
+    } else if (head[4] != END) {
+      size_t size = random_answer(answer, head);
+      if (size && send(fd, answer, size, MSG_NOSIGNAL) < 0) break;
+    }
+    if (pick(&seed_of_peer, 500) == 0) usleep(40000);
+    if (pick(&seed_of_peer, 300) == 0) break;
+  }
+  free(payload);
+  free(answer);
+  close(fd);
+  return NULL;
+}
+
+static void *serve(void *arg) {
+  int l = (int)(intptr_t)arg, fd;
+  while ((fd = accept(l, NULL, NULL)) >= 0) {
+    pthread_t t;
+    if (__atomic_load_n(&over, __ATOMIC_ACQUIRE)) {
+      close(fd);
+      break;
+    }
+    pthread_create(&t, NULL, converse, (void *)(intptr_t)fd);
+    pthread_detach(t);
+  }
+  return NULL;
+}
+
+static int listen_at(const char *path) {
+  struct sockaddr_un a = {.sun_family = AF_UNIX};
+  int l = socket(AF_UNIX, SOCK_STREAM, 0);
+  strncpy(a.sun_path, path, sizeof a.sun_path - 1);
+  unlink(path);
+  if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64)) exit(2);
+  return l;
+}
+
+int main(int argc, char **argv) {
+  if (argc != 4) return 2;
+  unsigned long requests = strtoul(argv[2], NULL, 10);
+  seed_of_worker = (unsigned)strtoul(argv[3], NULL, 10);
+  seed_of_peer = seed_of_worker + 1;
+  int l = listen_at(argv[1]);
+  pthread_t server;
+  pthread_create(&server, NULL, serve, (void *)(intptr_t)l);
+  assert(envoy_dynamic_module_on_program_init());
+  char nothing[1];
+  void *config = envoy_dynamic_module_on_http_filter_config_new(nothing, SPAN("a"), (span){argv[1], strlen(argv[1])});
+  assert(config);
+  while (numbers < requests) {
+    for (unsigned i = 1 + pick(&seed_of_worker, 20); i > 0; i--) go_on(&streams[pick(&seed_of_worker, MOST)], config);
+    run_events();
+    if (pick(&seed_of_worker, 10) == 0) usleep(200);
+  }
+  for (int i = 0; i < MOST; i++)
+    if (streams[i].filter) end(&streams[i]);
+  run_events();
+  envoy_dynamic_module_on_http_filter_config_destroy(config);
+  __atomic_store_n(&over, true, __ATOMIC_RELEASE);
+  shutdown(l, SHUT_RDWR);
+  pthread_join(server, NULL);
+  close(l);
+  usleep(100000);
+  printf("%lu requests: %lu went on, %lu answered, %lu found no connection; %d connections, %d lost\n", (unsigned long)numbers,
+         (unsigned long)continued_n, (unsigned long)answered, (unsigned long)undecided_n, counted[COUNT_MADE], counted[COUNT_LOST]);
+  return 0;
+}

@@ -1,0 +1,134 @@
+package filter
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/telemetry"
+	"github.com/sluice-gateway/sluice/internal/testutil/answers"
+)
+
+// ask writes an answer for the program harness/read.c.
+func ask(to *bytes.Buffer, wanted string, a answers.Answer, pieces []string) {
+	ended, status, encoding := 1, a.Status, a.Encoding
+	if a.Cut {
+		ended = 0
+	}
+	if status == 0 {
+		status = 200
+	}
+	if encoding == "" {
+		encoding = "-"
+	}
+	fmt.Fprintf(to, "%s %d %d %d %s %s\n", wanted, ended, status, len(pieces), strings.ReplaceAll(a.ContentType, " ", ""), encoding)
+	for _, p := range pieces {
+		fmt.Fprintf(to, "%d\n%s", len(p), p)
+	}
+}
+
+// TestB6_R3_WhatIsReadOfResponses compares what the filter reads of each answer with what Envoy's
+// own filters read of it. It does not matter how an answer is divided.
+func TestB6_R3_WhatIsReadOfResponses(t *testing.T) {
+	usage := map[string]map[string]answers.Answer{headers.UsageOfOpenAI: answers.Whole(t), headers.UsageOfMessages: answers.Messages()}
+	for name, a := range answers.Streams(t) {
+		usage[headers.UsageOfOpenAI]["stream of "+name] = a
+	}
+	events := answers.Events()
+	maps.Copy(events, answers.Reasons())
+	type read struct {
+		name, want string
+		of         func(fields map[string]string) string
+	}
+	var reads []read
+	var in bytes.Buffer
+	add := func(name, wanted, want string, a answers.Answer, of func(map[string]string) string) {
+		body := strings.Join(a.Pieces, "")
+		ways := [][]string{a.Pieces, {body}}
+		if len(body) < 10_000 {
+			ways = append(ways, strings.Split(body, ""), slices.Collect(chunks(body, 7)))
+		}
+		for i, pieces := range ways {
+			ask(&in, wanted, a, pieces)
+			reads = append(reads, read{fmt.Sprint(name, ", ", i), want, of})
+		}
+	}
+	for wanted, all := range usage {
+		for name, a := range all {
+			add("usage of "+name, wanted, a.Want+a.Unlimited, a, usageIn)
+		}
+	}
+	for name, a := range events {
+		add("events of "+name, headers.UsageOfOpenAI+headers.UsageAndStream, a.Want, a, func(fields map[string]string) string {
+			r := telemetry.ReadingOf(fields["read"])
+			if want := len(strings.Join(a.Pieces, "")); r == nil || r.Bytes != int64(want) {
+				return fmt.Sprintf("%+v, and the answer has %d bytes", r, want)
+			}
+			return eventsIn(fields)
+		})
+	}
+	underSanitizers(t, "read", func(t *testing.T, program, _ string) {
+		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
+		defer stop()
+		c := exec.CommandContext(ctx, program)
+		c.Stdin = bytes.NewReader(in.Bytes())
+		out, err := c.CombinedOutput()
+		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+		if err != nil || len(lines) != len(reads) {
+			t.Fatalf("%v, %d lines instead of %d\n%s", err, len(lines), len(reads), out)
+		}
+		for i, r := range reads {
+			fields := map[string]string{}
+			for f := range strings.SplitSeq(lines[i], ";") {
+				key, value, _ := strings.Cut(f, "=")
+				fields[key] = value
+			}
+			if got := r.of(fields); got != r.want {
+				t.Errorf("%s: read %q, want %q: %s", r.name, got, r.want, lines[i])
+			}
+		}
+	})
+}
+
+// chunks divides a text.
+func chunks(text string, size int) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for ; len(text) > size; text = text[size:] {
+			if !yield(text[:size]) {
+				return
+			}
+		}
+		yield(text)
+	}
+}
+
+// usageIn returns the tokens of the prompt and of the answer in what was read.
+func usageIn(fields map[string]string) string {
+	all := strings.Fields(fields["usage"])
+	return strings.Join(all[:min(2, len(all))], " ")
+}
+
+// eventsIn returns what package answers wants of events, if the gaps are as many as they must be.
+func eventsIn(fields map[string]string) string {
+	r := telemetry.ReadingOf(fields["read"])
+	gaps, ended, finish := int64(0), 0, r.Finish
+	for _, n := range r.Gaps {
+		gaps += n
+	}
+	if r.Ended {
+		ended = 1
+	}
+	if finish == "" {
+		finish = "-"
+	}
+	if gaps != max(0, r.Tokens-1) {
+		return fmt.Sprintf("%d gaps between %d tokens", gaps, r.Tokens)
+	}
+	return fmt.Sprint(r.Tokens, " ", ended, " ", finish)
+}

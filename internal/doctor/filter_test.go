@@ -1,0 +1,52 @@
+package doctor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/config"
+)
+
+// The filter is tried with the Envoy that will load it. What keeps it from being used is a warning,
+// because ext_proc serves.
+func TestB6_DoctorTriesTheFilter(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	// standIn makes a program that says it is Envoy 1.40.0. It loads a filter if check succeeds.
+	standIn := func(name, check string) string {
+		path := filepath.Join(dir, name)
+		text := "#!/bin/sh\n[ \"$1\" = --version ] && echo envoy version: 0/1.40.0/Clean/RELEASE/BoringSSL && exit\n" +
+			"file=$(sed -n 's/.*\"filename\":\"\\([^\"]*\\)\".*/\\1/p' \"$4\")\n" + check + "\n"
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	loads := standIn("loads", `grep -q compiled "$file"`)
+	refuses := standIn("refuses", `echo "[error] wrong ABI"; exit 1`)
+	compiled := []byte("compiled")
+	for name, test := range map[string]struct {
+		o     Options
+		level Level
+		says  string
+	}{
+		"loaded":              {Options{Envoy: loads, Filter: compiled, AskedBy: config.FilterAuto}, OK, "Envoy loads Sluice's filter"},
+		"refused":             {Options{Envoy: refuses, Filter: compiled, AskedBy: config.FilterAuto}, Warning, "wrong ABI"},
+		"not in this program": {Options{Envoy: loads, AskedBy: config.FilterModule}, Warning, "built without the filter"},
+		"not wanted":          {Options{Envoy: refuses, Filter: compiled, AskedBy: config.FilterExtProc}, OK, "ext_proc asks Sluice"},
+	} {
+		test.o.TestedEnvoy = "1.40.0"
+		e := &examination{Options: test.o}
+		e.envoy(t.Context())
+		found := of(e.found, "filter")
+		if len(found) != 1 || found[0].Level != test.level || !strings.Contains(found[0].Says, test.says) || (found[0].Hint == "") != (test.level == OK) {
+			t.Errorf("%s: %+v", name, e.found)
+		}
+	}
+	e := &examination{Options: Options{Envoy: loads, TestedEnvoy: "1.41.0", Filter: compiled}}
+	if e.envoy(t.Context()); len(of(e.found, "filter")) != 0 {
+		t.Errorf("the filter is tried with another version of Envoy: %+v", e.found)
+	}
+}

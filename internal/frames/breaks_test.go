@@ -1,0 +1,135 @@
+package frames
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// helloFrame is the first frame of a connection of worker 0.
+func helloFrame() []byte {
+	hello := binary.LittleEndian.AppendUint32(nil, Version)
+	return frame(kindHello, 0, 0, binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(hello, 0), 1))
+}
+
+// unused returns a connection over which nothing was sent.
+func unused(t *testing.T, path string) *filter {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return &filter{t, c}
+}
+
+// A filter that breaks a connection tells the next one at once of its requests. Each of them is
+// known then.
+func TestB6_LivesOverTheNextConnectionFindTheirRequests(t *testing.T) {
+	t.Parallel()
+	const n = 60
+	for round := range 10 {
+		d, path, all := entries(t, n)
+		first := connect(t, path)
+		burst := helloFrame()
+		for i := range n {
+			id := fmt.Sprintf("2f0c5f0e-8f0f-4d9d-9d5c-%012d", round*n+i)
+			first.send(kindHeaders, 0, uint64(i+1), list(":authority", "127.0.0.1:8080", ":path", "/v1/chat/completions", ":method", "POST", ":scheme", "http",
+				"content-length", "140", "content-type", "application/json", "authorization", "Bearer key", "x-request-id", id))
+			first.send(kindBody, 0, uint64(i+1), []byte(chat))
+			if h, _ := first.next(); h.kind != kindGo {
+				t.Fatal(h)
+			}
+			live := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list("id", id, "cluster", "model/m")...)
+			burst = append(burst, frame(kindLive, 0, uint64(1000+i), live)...)
+			burst = append(burst, frame(kindEnd, 0, uint64(1000+i), record(id))...)
+		}
+		second := unused(t, path)
+		first.Close()
+		if _, err := second.Write(burst); err != nil {
+			t.Fatal(err)
+		}
+		for range n {
+			if e := <-all; e.Interim {
+				t.Errorf("a Live has found no request: %+v", e)
+				<-all // its End
+			}
+		}
+		eventually(t, "all have ended", func() bool { v, _ := d.Dispatcher.View("m"); return v.InFlight == 0 })
+	}
+}
+
+// Ends that a connection has sent before it broke are read, although the next one is there.
+func TestB6_EndsOfABrokenConnectionAreRead(t *testing.T) {
+	t.Parallel()
+	const n = 300
+	s, path := serve(t, decidetest.New(t, n, decide.UploadLimits{}))
+	var read atomic.Int64
+	goOn := make(chan struct{})
+	s.OnEntry = func(request.Entry) {
+		read.Add(1)
+		<-goOn
+	}
+	first := connect(t, path)
+	var ends []byte
+	for i := range n {
+		ends = append(ends, frame(kindEnd, 0, uint64(i+1), record(fmt.Sprint("r-", i)))...)
+	}
+	sent := make(chan error)
+	go func() {
+		_, err := first.Write(ends)
+		first.Close()
+		sent <- err
+	}()
+	eventually(t, "the first End is read", func() bool { return read.Load() == 1 })
+	second := unused(t, path)
+	if _, err := second.Write(helloFrame()); err != nil {
+		t.Fatal(err)
+	}
+	close(goOn)
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "all Ends are read", func() bool { return read.Load() == n })
+}
+
+// full is a listener that fails once, as for lack of file descriptors.
+type full struct {
+	net.Listener
+	once sync.Once
+}
+
+// Accept implements net.Listener.
+func (f *full) Accept() (c net.Conn, err error) {
+	f.once.Do(func() { err = &net.OpError{Op: "accept", Err: syscall.EMFILE} })
+	if err != nil {
+		return nil, err
+	}
+	return f.Listener.Accept()
+}
+
+func TestB6_AnAcceptThatFailsIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	s, path := New(decidetest.New(t, 1, decide.UploadLimits{})), filepath.Join(t.TempDir(), "f")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(&full{Listener: l}) }()
+	t.Cleanup(s.Stop)
+	connect(t, path).Close()
+	l.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,14 @@
+//go:build !amd64
+
+package jsonscan
+
+import "unicode/utf8"
+
+// skipText is plainText.
+func skipText(b []byte, i int) (end int, escaped bool) { return plainText(b, i) }
+
+// validUTF8 is utf8.Valid.
+func validUTF8(b []byte) bool { return utf8.Valid(b) }
+
+// container leaves every value to the grammar.
+func (r *Reader) container(i, depth int) int { return -1 }

@@ -1,0 +1,43 @@
+package relay
+
+import "time"
+
+const (
+	// maxGaps is how many gaps between tokens are reported at once.
+	maxGaps = 32
+	// maxGapAge is how old the first gap may be before the next one has all of them reported.
+	maxGapAge = time.Second
+)
+
+// tokenGaps holds the gaps between the tokens of a stream that were not reported yet. A report of
+// one gap costs more than the parsing of its event, and a report of many costs hardly more than of
+// one.
+type tokenGaps struct {
+	gaps []time.Duration
+	// since is when the first of them ended.
+	since time.Time
+	// report reports gaps. nil: the gaps of this stream are not observed.
+	report func(gaps ...time.Duration)
+}
+
+// add adds the gap between the token before and the one that comes now.
+func (t *tokenGaps) add(before, now time.Time) {
+	if t.report == nil {
+		return
+	}
+	if len(t.gaps) == 0 {
+		t.since = now
+	}
+	t.gaps = append(t.gaps, now.Sub(before))
+	if len(t.gaps) == maxGaps || now.Sub(t.since) >= maxGapAge {
+		t.flush()
+	}
+}
+
+// flush reports all gaps. A stream does so before its client learns of its end, and when it ends.
+func (t *tokenGaps) flush() {
+	if len(t.gaps) > 0 {
+		t.report(t.gaps...)
+		t.gaps = t.gaps[:0]
+	}
+}

@@ -1,0 +1,59 @@
+package relay
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Gaps are reported when there are enough of them or the first of them is old.
+func TestTokenGaps(t *testing.T) {
+	var reported [][]time.Duration
+	gaps := tokenGaps{report: func(gaps ...time.Duration) { reported = append(reported, slices.Clone(gaps)) }}
+	now := time.Unix(1, 0)
+	add := func(n int, gap time.Duration) {
+		for range n {
+			before := now
+			now = now.Add(gap)
+			gaps.add(before, now)
+		}
+	}
+	add(maxGaps+1, time.Millisecond)
+	add(1, maxGapAge-time.Millisecond)
+	add(1, time.Millisecond)
+	add(2, time.Hour)
+	gaps.flush()
+	gaps.flush()
+	want := [][]time.Duration{slices.Repeat([]time.Duration{time.Millisecond}, maxGaps),
+		{time.Millisecond, maxGapAge - time.Millisecond, time.Millisecond}, {time.Hour, time.Hour}}
+	if d := cmp.Diff(want, reported); d != "" {
+		t.Error("wanted - reported +\n", d)
+	}
+}
+
+// Every gap of an observed stream is reported before its client learns of the end, however it ends.
+func TestGapsOfStreams(t *testing.T) {
+	tokens := roleEvent + strings.Repeat(tokenEvent("a"), 70)
+	for name, events := range map[string]string{"whole": tokens + finishEvent("", "stop") + doneEvent, "cut": tokens, "fails": tokens + errorEvent} {
+		h := newHarness(t, options{handler: engineThatSends(events), policy: Policy{Sample: 1}})
+		var mu sync.Mutex
+		counted := 0
+		h.relay.config.Gaps = func(model string, gaps ...time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			if counted += len(gaps); model != "m" {
+				t.Errorf("%s: gaps of model %q", name, model)
+			}
+		}
+		h.sendAndRead(hello)
+		mu.Lock()
+		if counted != 69 {
+			t.Errorf("%s: %d gaps", name, counted)
+		}
+		mu.Unlock()
+	}
+}
