@@ -120,13 +120,14 @@ func send(g *harness.Gateway, path string, body map[string]any, headers ...strin
 	return a, err
 }
 
-// TestE2E_B1_SharedBeginningsAreCached: 192 beginnings fit only into the caches of all replicas
-// together. After each was sent once, at least 95 % of the tokens of beginnings are cached, by the
-// engines' own counts.
+// TestE2E_B1_SharedBeginningsAreCached: 192 beginnings do not fit into the caches of two replicas.
+// They fit into those of three, even if one replica gets a third more than its share, as it can
+// before the gateway has learned how fast the replicas are. After each beginning was sent once, at
+// least 95 % of their tokens are cached, by the engines' own counts.
 func TestE2E_B1_SharedBeginningsAreCached(t *testing.T) {
 	t.Parallel()
-	const many, tokens = 192, 512
-	g := harness.Start(t, fmt.Sprintf(cachingSims, 4, 4, 64*tokens))
+	const many, tokens, withQuestion = 192, 512, 544
+	g := harness.Start(t, fmt.Sprintf(cachingSims, 3, 3, 90*withQuestion))
 	for _, way := range beginnings() {
 		round := func(n int) (bodies []map[string]any) {
 			for i := range many {
