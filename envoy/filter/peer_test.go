@@ -10,14 +10,16 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // The types of frames, see package internal/frames.
 const (
-	frHello, frHeaders, frBody, frEnd, frLive, frFirst        = 1, 2, 3, 4, 5, 6
-	frWelcome, frGo, frReply, frWait, frAgain, frBye, frHeard = 1, 2, 3, 4, 5, 6, 7
+	frHello, frHeaders, frBody, frEnd, frLive, frFirst, frShared = 1, 2, 3, 4, 5, 6, 7
+	frWelcome, frGo, frReply, frWait, frAgain, frBye, frHeard    = 1, 2, 3, 4, 5, 6, 7
 )
 
 // frame is one frame that the filter has sent.
@@ -51,6 +53,63 @@ func (f frame) list(t testing.TB, at int) map[string]string {
 type peerConn struct {
 	net.Conn
 	n int
+	// file is what came with the first frame. It is nil before.
+	file *os.File
+	// memory is what the filter shares, if the peer uses it.
+	memory []byte
+}
+
+// readHead reads the head of a frame. A file comes with the first one.
+func (c *peerConn) readHead(head []byte) error {
+	if c.file != nil {
+		_, err := io.ReadFull(c, head)
+		return err
+	}
+	oob := make([]byte, syscall.CmsgSpace(4))
+	n, oobn, _, _, err := c.Conn.(*net.UnixConn).ReadMsgUnix(head, oob)
+	if err != nil {
+		return err
+	}
+	if oobn > 0 {
+		messages, err := syscall.ParseSocketControlMessage(oob[:oobn])
+		if err != nil {
+			return err
+		}
+		fds, err := syscall.ParseUnixRights(&messages[0])
+		if err != nil {
+			return err
+		}
+		c.file = os.NewFile(uintptr(fds[0]), "shared memory")
+	}
+	_, err = io.ReadFull(c, head[n:])
+	return err
+}
+
+// mapped maps the memory of the filter, and returns 1, if the peer is to use it.
+func (p *peer) mapped(c *peerConn) byte {
+	if !p.shares.Load() || c.file == nil {
+		return 0
+	}
+	memory, err := syscall.Mmap(int(c.file.Fd()), 0, sharedMap+sharedBlocks*sharedBlock, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	c.memory = memory
+	return 1
+}
+
+// The memory that the filter shares, see package internal/frames.
+const sharedMap, sharedBlock, sharedBlocks = 4096, 32 << 10, 256
+
+// shared returns the body that f has placed, and a function that frees its blocks.
+func (f frame) shared() (body []byte, free func()) {
+	first, n := binary.LittleEndian.Uint32(f.payload), binary.LittleEndian.Uint32(f.payload[4:])
+	at := sharedMap + int(first)*sharedBlock
+	return f.conn.memory[at : at+int(n)], func() {
+		for b := first; b <= first+(n-1)/sharedBlock; b++ {
+			atomic.AndUint64((*uint64)(unsafe.Pointer(&f.conn.memory[b/64*8])), ^(uint64(1) << (b % 64)))
+		}
+	}
 }
 
 // send sends a frame. A connection that the filter has closed is no fault.
@@ -117,6 +176,8 @@ type peer struct {
 	reading sync.RWMutex
 	// later is how much later the version of the protocol is.
 	later atomic.Uint32
+	// shares has new connections use the filter's memory.
+	shares atomic.Bool
 	// decideAll has new connections decided by decideAtOnce.
 	decideAll atomic.Bool
 }
@@ -164,14 +225,16 @@ func (p *peer) accept(l net.Listener) {
 
 func (p *peer) read(c *peerConn) {
 	defer c.Close()
+	defer func() { _ = syscall.Munmap(c.memory) }() // it fails for a peer that shares nothing
 	for {
 		f, err := p.readFrame(c)
 		if err != nil {
 			return
 		}
 		if f.kind == frHello {
-			payload := binary.LittleEndian.AppendUint32(nil, 2+p.later.Load())
-			c.send(frWelcome, 0, 0, binary.LittleEndian.AppendUint32(payload, p.silence))
+			payload := binary.LittleEndian.AppendUint32(nil, 3+p.later.Load())
+			payload = binary.LittleEndian.AppendUint32(payload, p.silence)
+			c.send(frWelcome, 0, 0, append(payload, p.mapped(c), 0, 0, 0))
 		}
 		if p.decideAll.Load() {
 			decideAtOnce(c)
@@ -183,13 +246,13 @@ func (p *peer) read(c *peerConn) {
 
 func (p *peer) readFrame(c *peerConn) (frame, error) {
 	var head [16]byte
-	if _, err := io.ReadFull(c, head[:]); err != nil {
+	if err := c.readHead(head[:]); err != nil {
 		return frame{}, err
 	}
 	p.reading.RLock()
 	defer p.reading.RUnlock()
 	n := binary.LittleEndian.Uint32(head[:])
-	if n > 1<<28 || head[4] < frHello || head[4] > frFirst || head[6] != 0 || head[7] != 0 {
+	if n > 1<<28 || head[4] < frHello || head[4] > frShared || head[6] != 0 || head[7] != 0 {
 		panic(fmt.Sprintf("the filter sent a malformed head: %x", head))
 	}
 	f := frame{conn: c, kind: head[4], flags: head[5], id: binary.LittleEndian.Uint64(head[8:]), payload: make([]byte, n)}

@@ -15,10 +15,13 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// helloFrame is the first frame of a connection of worker 0.
-func helloFrame() []byte {
-	hello := binary.LittleEndian.AppendUint32(nil, Version)
-	return frame(kindHello, 0, 0, binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(hello, 0), 1))
+// helloFrame is the first frame of a connection of worker 0 without shared memory.
+func helloFrame() []byte { return frame(kindHello, 0, 0, helloPayload(0)) }
+
+func helloPayload(blocks uint32) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, Version)
+	b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(b, 0), 1)
+	return binary.LittleEndian.AppendUint32(b, blocks)
 }
 
 // unused returns a connection over which nothing was sent.

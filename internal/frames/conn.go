@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/internal/outgoing"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -49,6 +50,10 @@ type conn struct {
 	outgoing.Queue
 	// greeted means that Hello has come. Only the reader uses it.
 	greeted bool
+	// passed is the file that came with Hello, until Hello is handled. Only the reader uses it.
+	passed *os.File
+	// shared is the memory of the filter. It is nil if the connection has none. Guarded by mu.
+	shared *shared
 	// words are the texts of the records of before. Only the reader uses it.
 	words request.Words
 	// worker is whose connection it is. It is set by Hello. Guarded by Server.mu.
@@ -100,12 +105,29 @@ func (r *reader) read() {
 		}
 		r.flushApart()
 		r.makeRoom()
-		n, err := r.socket.Read(r.buffer[r.end:])
+		n, err := r.receive(r.buffer[r.end:])
 		if r.end += n; n == 0 && err != nil && !r.expired(err) {
 			r.fail(err)
 			return
 		}
 	}
+}
+
+// receive reads from the socket. A file that comes before Hello is handled is kept for it.
+func (r *reader) receive(buffer []byte) (int, error) {
+	socket, ok := r.socket.(*net.UnixConn)
+	if r.greeted || !ok {
+		return r.socket.Read(buffer)
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := socket.ReadMsgUnix(buffer, oob)
+	if r.passed == nil && oobn > 0 {
+		r.passed = passedFile(oob[:oobn])
+	}
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return n, err
 }
 
 // expired handles the error of a read. It returns whether the error is only that keptTime has
@@ -181,7 +203,7 @@ func (r *reader) frame(h head, content []byte) error {
 	if !r.greeted {
 		return r.hello(h, &p)
 	}
-	if (h.kind == kindHeaders || h.kind == kindBody) && r.draining.Load() {
+	if (h.kind == kindHeaders || h.kind == kindBody || h.kind == kindShared) && r.draining.Load() {
 		return nil // Envoy has given the request up
 	}
 	switch h.kind {
@@ -189,6 +211,8 @@ func (r *reader) frame(h head, content []byte) error {
 		r.headers(h, &p)
 	case kindBody:
 		r.body(h.id, content)
+	case kindShared:
+		r.placed(h.id, &p)
 	case kindEnd:
 		r.ended(h.id, &p)
 	case kindFirst:
@@ -208,6 +232,11 @@ func (r *reader) frame(h head, content []byte) error {
 func (r *reader) hello(h head, p *payload) error {
 	version := p.uint32()
 	from := worker{index: p.uint32(), instance: p.uint64()}
+	file := r.passed
+	r.passed = nil
+	if file != nil {
+		defer func() { _ = file.Close() }() // the memory stays mapped
+	}
 	if h.kind != kindHello || p.bad {
 		return fmt.Errorf("%w: the first one is of type %d", errMalformed, h.kind)
 	}
@@ -215,13 +244,39 @@ func (r *reader) hello(h head, p *payload) error {
 		if r.server.OnVersion != nil {
 			r.server.OnVersion(version)
 		}
-		_ = r.Add(func(out []byte) []byte { return appendWelcome(out, 0) }) // the connection ends anyway
+		_ = r.Add(func(out []byte) []byte { return appendRefusal(out) }) // the connection ends anyway
 		r.Flush()
 		return fmt.Errorf("the filter speaks version %d, the gateway version %d: %w", version, Version, net.ErrClosed) // OnVersion is told
 	}
 	r.greeted = true
+	shares := r.share(file, p.uint32())
+	if p.bad {
+		return fmt.Errorf("%w: Hello", errMalformed)
+	}
 	r.server.replace(r.conn, from)
-	return r.Add(func(out []byte) []byte { return appendWelcome(out, uint32(r.server.Patience.Milliseconds())) })
+	return r.Add(func(out []byte) []byte {
+		return appendWelcome(out, uint32(r.server.Patience.Milliseconds()), shares)
+	})
+}
+
+// share maps the filter's memory. It returns whether the filter may place bodies there.
+func (r *reader) share(file *os.File, blocks uint32) bool {
+	if file == nil || blocks == 0 {
+		return false
+	}
+	s, err := openShared(file, blocks)
+	if err != nil {
+		r.server.Log.Warn("bodies come by the socket, which takes more CPU", zap.Error(err))
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.Broken {
+		s.leave()
+		return false
+	}
+	r.shared = s
+	return true
 }
 
 // headers opens the exchange of a request.
@@ -256,6 +311,22 @@ func (r *reader) body(id uint64, content []byte) {
 		return
 	}
 	x.work(r, func() { x.body(content) })
+}
+
+// placed has a request decided whose body is in shared memory.
+func (r *reader) placed(id uint64, p *payload) {
+	first, length := p.uint32(), p.uint32()
+	memory := r.shared // only this goroutine has set it
+	if p.bad = p.bad || len(p.rest) > 0 || memory == nil || int64(length) > r.server.maxPayload(); p.bad {
+		return
+	}
+	content := memory.take(first, length)
+	if content == nil {
+		p.bad = true
+		return
+	}
+	defer memory.release(first, length)
+	r.body(id, content)
 }
 
 // ended tells that a request has ended. If the request is known on no connection, its own one has
@@ -375,7 +446,11 @@ func (c *conn) abandon(err error) {
 	c.Broken = true
 	live := c.live
 	c.live = nil
+	memory := c.shared
 	c.mu.Unlock()
+	if memory != nil {
+		memory.leave()
+	}
 	for _, x := range live {
 		c.server.park(x)
 	}

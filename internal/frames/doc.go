@@ -21,7 +21,8 @@
 // # From the filter
 //
 //	Hello (1)    id 0: the first frame. u32 version of the protocol, u32 index of the worker,
-//	             u64 number that the filter chose at random when Envoy loaded it
+//	             u64 number that the filter chose at random when Envoy loaded it, u32 blocks of
+//	             the memory that it shares (see below); 0: none
 //	Headers (2)  a list of the request's headers. Flag 1: the request has no body
 //	Body (3)     the whole body. If the request ends while it is sent, the rest is zeros, and End
 //	             follows
@@ -33,6 +34,7 @@
 //	             the metadata
 //	First (6)    the next bytes of the response's body, from its beginning, if Go has asked for
 //	             them: until Heard, and at most 64 KiB of all
+//	Shared (7)   the whole body is in shared memory: u32 its first block, u32 its length in bytes
 //
 // Envoy reads a body while the gateway may already look at the headers. The filter does not wait
 // for an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
@@ -40,9 +42,10 @@
 // # From the gateway
 //
 //	Welcome (1)  id 0: the answer to Hello. u32 version of the protocol, u32 milliseconds that a
-//	             request waits for a word after its body was sent. If the version is another one
-//	             than that of Hello, the connection ends, and the access log has the ends of the
-//	             requests that the filter has decided before
+//	             request waits for a word after its body was sent, u32 1 if the filter may send
+//	             Shared, else 0. If the version is another one than that of Hello, the payload
+//	             lacks the last number, the connection ends, and the access log has the ends of
+//	             the requests that the filter has decided before
 //	Go (2)       the request goes on. u16 number of headers to set, u16 of headers to remove, u16
 //	             of values of metadata, u16 0; then as many pairs, names and pairs. Flag 1: the
 //	             rest of the payload replaces the body. Envoy then chooses the route again
@@ -92,6 +95,17 @@
 // 200 to 299, is compressed, tells no usage, or has a part that is no JSON. If the
 // value of the header asks for the stream too, "read" has what package xds describes for the Lua
 // reader (streamReaderSource).
+//
+// # Shared memory
+//
+// A body of more than 16 KiB need not go through the socket, where it would be copied twice and
+// wake the gateway several times. Each connection has memory that both ends map: a file without a
+// name, whose descriptor comes with the first byte of Hello (SCM_RIGHTS) and which cannot shrink.
+// It begins with a map of 4096 bytes, and blocks of 32 KiB follow. The map has a bit for each
+// block, in words of 64 bits of the machine, the lowest bit first. The filter sets the bits of a
+// body, copies it there and sends Shared. The gateway reads it in place and clears the bits, also
+// if the request has ended meanwhile. A body for which there is no room comes as Body. The memory
+// ends with its connection.
 //
 // # Deadlines and faults
 //

@@ -32,9 +32,9 @@ func connect(t testing.TB, path string) *filter {
 	}
 	t.Cleanup(func() { c.Close() })
 	f := &filter{t, c}
-	hello := binary.LittleEndian.AppendUint32(nil, Version)
-	hello = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(hello, 0), 1)
-	f.send(kindHello, 0, 0, hello)
+	if _, err := c.Write(helloFrame()); err != nil {
+		t.Fatal(err)
+	}
 	if h, _ := f.next(); h.kind != kindWelcome {
 		t.Fatalf("the answer to Hello is of type %d", h.kind)
 	}

@@ -136,13 +136,14 @@ func TestB6_MalformedFramesEndTheConnection(t *testing.T) {
 	d := decidetest.New(t, 100, decide.UploadLimits{})
 	_, path := serve(t, d)
 	good := connect(t, path)
-	hello := append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 12)...)
+	hello := append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 16)...) // another instance
 	for name, b := range map[string][]byte{
 		"no Hello":          frame(kindHeaders, 0, 1, chatHeaders("key")),
 		"another version":   frame(kindHello, 0, 0, append(binary.LittleEndian.AppendUint32(nil, Version+1), make([]byte, 12)...)),
 		"a short Hello":     frame(kindHello, 0, 0, hello[:2]),
 		"an unknown type":   append(frame(kindHello, 0, 0, hello), frame(99, 0, 1, nil)...),
 		"a second Hello":    append(frame(kindHello, 0, 0, hello), frame(kindHello, 0, 0, hello)...),
+		"no shared memory":  append(frame(kindHello, 0, 0, hello), frame(kindShared, 0, 1, make([]byte, 8))...),
 		"too long":          append(frame(kindHello, 0, 0, hello), begin(nil, kindBody, 0, 1)...),
 		"a list too long":   append(frame(kindHello, 0, 0, hello), frame(kindHeaders, 0, 1, chatHeaders("key")[:100])...),
 		"an id in use":      append(frame(kindHello, 0, 0, hello), bytes.Repeat(frame(kindHeaders, 0, 1, chatHeaders("key")), 2)...),
@@ -332,7 +333,7 @@ func TestB6_AWorkerThatDoesNotRead(t *testing.T) {
 }
 
 // eventually waits for a condition.
-func eventually(t *testing.T, what string, holds func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for begun := time.Now(); !holds(); time.Sleep(time.Millisecond) {
 		if time.Since(begun) > time.Minute {
@@ -374,7 +375,7 @@ func FuzzServer(f *testing.F) {
 	}
 	go s.Serve(l) //nolint:errcheck // it ends with the listener
 	f.Cleanup(func() { l.Close(); s.Stop() })
-	hello := frame(kindHello, 0, 0, append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 12)...))
+	hello := helloFrame()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := net.Dial("unix", l.Addr().String())
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol. Both ends must have the same.
-const Version = 2
+const Version = 3
 
 // headSize is the size of a frame's head in bytes.
 const headSize = 16
@@ -25,6 +25,7 @@ const (
 	kindEnd     kind = 4
 	kindLive    kind = 5
 	kindFirst   kind = 6
+	kindShared  kind = 7
 )
 
 // The frames from the gateway.
@@ -138,11 +139,27 @@ func appendPair(out []byte, name, value string) []byte {
 }
 
 // appendWelcome appends a Welcome.
-func appendWelcome(out []byte, wait uint32) []byte {
+func appendWelcome(out []byte, wait uint32, shares bool) []byte {
 	from := len(out)
 	out = begin(out, kindWelcome, 0, 0)
 	out = binary.LittleEndian.AppendUint32(out, Version)
-	return end(binary.LittleEndian.AppendUint32(out, wait), from)
+	out = binary.LittleEndian.AppendUint32(out, wait)
+	return end(append(out, flagOf(shares), 0, 0, 0), from)
+}
+
+// appendRefusal appends the Welcome to a filter of another version. All versions know its length.
+func appendRefusal(out []byte) []byte {
+	from := len(out)
+	out = binary.LittleEndian.AppendUint32(begin(out, kindWelcome, 0, 0), Version)
+	return end(append(out, 0, 0, 0, 0), from)
+}
+
+// flagOf returns 1 for true.
+func flagOf(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // appendWait appends a Wait.

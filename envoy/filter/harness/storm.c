@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -115,18 +116,50 @@ static bool read_whole(int fd, char *b, size_t n) {
   return true;
 }
 
+/* memory_of reads the head of the first frame, and maps the memory that comes with it. */
+static char *memory_of(int fd, char *head, size_t size) {
+  shared_control control;
+  struct iovec v = {head, HEAD};
+  struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+  int file;
+  ssize_t n = recvmsg(fd, &m, MSG_WAITALL);
+  if (n <= 0) return NULL;
+  assert(n == HEAD && CMSG_FIRSTHDR(&m));
+  memcpy(&file, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof file);
+  char *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  assert(p != MAP_FAILED);
+  close(file);
+  return p;
+}
+
+/* read_shared reads a body, all of which is of one letter, and mostly frees its blocks. */
+static void read_shared(char *memory, const char *place) {
+  uint32_t first, n;
+  memcpy(&first, place, 4);
+  memcpy(&n, place + 4, 4);
+  const char *body = memory + 4096 + (size_t)first * SHARED_BLOCK;
+  for (uint32_t i = 0; i < n; i++) assert(body[i] == 'b');
+  if (pick(&seed_of_peer, 50) == 0) return;
+  memset(memory + 4096 + (size_t)first * SHARED_BLOCK, 0, n);
+  for (uint32_t i = first; i <= first + (n - 1) / SHARED_BLOCK; i++)
+    __atomic_fetch_and((uint64_t *)(void *)memory + i / 64, ~((uint64_t)1 << i % 64), __ATOMIC_RELEASE);
+}
+
 static void *converse(void *arg) {
+  enum { SIZE = 4096 + SHARED_BLOCKS * SHARED_BLOCK };
   int fd = (int)(intptr_t)arg;
   char head[HEAD], *answer = malloc(4 * LARGE_ANSWER + 400), *payload = malloc(16 << 20);
-  while (read_whole(fd, head, HEAD)) {
+  char *memory = memory_of(fd, head, SIZE);
+  for (bool more = memory; more; more = read_whole(fd, head, HEAD)) {
     uint32_t n;
     memcpy(&n, head, 4);
-    assert(n <= 16 << 20 && head[4] >= HELLO && head[4] <= FIRST);
+    assert(n <= 16 << 20 && head[4] >= HELLO && head[4] <= SHARED);
     if (!read_whole(fd, payload, n)) break;
+    if (head[4] == SHARED) read_shared(memory, payload);
     if (head[4] == HELLO) {
-      write_head(answer, WELCOME, 0, 0, 8);
-      memcpy(answer + HEAD, "\2\0\0\0\x14\0\0\0", 8);
-      if (send(fd, answer, HEAD + 8, MSG_NOSIGNAL) < 0) break;
+      write_head(answer, WELCOME, 0, 0, 12);
+      memcpy(answer + HEAD, "\3\0\0\0\x14\0\0\0\1\0\0\0", 12);
+      if (send(fd, answer, HEAD + 12, MSG_NOSIGNAL) < 0) break;
     } else if (head[4] != END) {
       size_t size = random_answer(answer, head);
       if (size && send(fd, answer, size, MSG_NOSIGNAL) < 0) break;
@@ -134,6 +167,7 @@ static void *converse(void *arg) {
     if (pick(&seed_of_peer, 500) == 0) usleep(40000);
     if (pick(&seed_of_peer, 300) == 0) break;
   }
+  if (memory) munmap(memory, SIZE);
   free(payload);
   free(answer);
   close(fd);

@@ -3,6 +3,7 @@
 #include "filter.h"
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -132,6 +133,23 @@ static void queue_whole(channel *l, request *r) {
   put_frame(l, r->on, BODY, 0, r->id);
 }
 
+/* share_body places a body in shared memory. It reports whether there is room. */
+static bool share_body(channel *l, request *r, size_t n) {
+  uint32_t first;
+  char *to = shared_take(&r->on->shared, n, &first);
+  if (!to) return false;
+  span few[FEW], *chunks = few;
+  size_t chunks_n = chunks_of(r->envoy, BUFFERED_REQUEST_BODY, &chunks), left = n;
+  for (size_t i = 0; i < chunks_n && chunks[i].n <= left; left -= chunks[i++].n) memcpy(to + (n - left), chunks[i].p, chunks[i].n);
+  if (chunks != few) free(chunks);
+  l->scratch.n = 0;
+  put_u32(&l->scratch, first);
+  put_u32(&l->scratch, (uint32_t)n);
+  r->deadline = now_ms() + r->on->silence;
+  put_frame(l, r->on, SHARED, 0, r->id);
+  return true;
+}
+
 static void queue_bodies(channel *l) {
   while (l->bodies) {
     request *r = l->bodies;
@@ -139,6 +157,7 @@ static void queue_bodies(channel *l) {
     r->in_bodies = false;
     size_t n = CALL(http_get_body_size)(r->envoy, BUFFERED_REQUEST_BODY);
     if (n <= SMALL_BODY) queue_whole(l, r);
+    else if (share_body(l, r, n)) continue;
     else if (n <= LARGEST_FRAME) queue_body(&r->on->out, r, n);
     else give_up(r);
   }

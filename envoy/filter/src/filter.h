@@ -3,18 +3,20 @@
 #define SLUICE_FILTER_H
 #include "abi.h"
 #include <pthread.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 /* The protocol, see package internal/frames. */
-enum { PROTOCOL_VERSION = 2, HEAD = 16 };
-enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6 };
+enum { PROTOCOL_VERSION = 3, HEAD = 16 };
+enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6, SHARED = 7 };
 enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7 };
 enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
 /* MOST_OBSERVED is how much of a response the gateway is told at most, for the first token and its id. */
 #define MOST_OBSERVED ((size_t)64 << 10)
 /* LARGEST_FRAME is the most bytes in the payload of a frame. */
 #define LARGEST_FRAME (((size_t)1 << 30) + (4 << 20))
-/* SMALL_BODY is the size up to which a body is copied into the queue. */
+/* SMALL_BODY is the size up to which a body is copied into the queue. A larger one is copied into shared memory, if
+ * that has room. */
 #define SMALL_BODY ((size_t)16 << 10)
 /* QUEUE_LIMIT is how many bytes of small frames a connection may hold until it counts as broken. */
 #define QUEUE_LIMIT ((size_t)16 << 20)
@@ -47,6 +49,15 @@ typedef struct {
   size_t small; /* how many bytes of all pieces but bodies and zeros are not sent */
 } queue;
 
+/* shared is memory that the gateway reads too. */
+enum { SHARED_BLOCK = 32 << 10, SHARED_BLOCKS = 256 };
+typedef struct {
+  char *p;         /* null: there is none */
+  int fd;          /* -1: it was passed to the gateway, or there is none */
+  bool usable;     /* the gateway reads it */
+  int64_t used_at; /* when a body was placed for the last time; 0: no page is in use */
+} shared;
+
 /* connection is one connection to the gateway, or the wish for one if fd is -1. The lock of its channel
  * guards it, but for in, large and large_n, which only the thread of the channel uses. */
 typedef struct connection {
@@ -59,6 +70,7 @@ typedef struct connection {
   int64_t silence;       /* see SILENCE; Welcome sets it */
   int64_t blocked_since; /* when the socket took something for the last time, while blocked */
   queue out;
+  shared shared;
   text in;
   struct answer *large; /* a large answer of which not all has come; null: none */
   size_t large_n;       /* how much of it has come */
@@ -196,6 +208,18 @@ void queue_free(queue *q);
 void queue_keep_ends(queue *q, queue *to);
 int queue_iov(queue *q, channel *worker, struct iovec *v, int max);
 void queue_sent(queue *q, size_t n);
+
+/* share.c */
+typedef union {
+  struct cmsghdr head;
+  char bytes[CMSG_SPACE(sizeof(int))];
+} shared_control;
+void shared_open(shared *s);
+void shared_close(shared *s);
+void shared_attach(const shared *s, struct msghdr *m, shared_control *room);
+void shared_passed(shared *s);
+char *shared_take(shared *s, size_t n, uint32_t *first);
+void shared_tidy(shared *s, int64_t now);
 
 /* answer.c */
 /* An id is a number that counts the requests of a channel, and the index of the request in slots. NO_SLOT is

@@ -44,6 +44,8 @@ connection *connection_new(channel *l) {
   put_u32(&hello, PROTOCOL_VERSION);
   put_u32(&hello, l->worker);
   put_u64(&hello, instance());
+  shared_open(&c->shared);
+  put_u32(&hello, c->shared.p ? SHARED_BLOCKS : 0);
   queue_frame(&c->out, HELLO, 0, 0, (span){hello.p, hello.n});
   free(hello.p);
   c->next = l->all;
@@ -130,6 +132,7 @@ static piece *next_piece(connection *c) {
 /* connection_send sends what the socket takes. Only the worker can send bodies. */
 void connection_send(channel *l, connection *c, bool worker) {
   struct iovec v[PARTS];
+  shared_control control;
   if (c->fd < 0 || c->broken || c->blocked) return;
   for (piece *p = next_piece(c); p; p = next_piece(c)) {
     if (p->body && !worker) {
@@ -137,8 +140,10 @@ void connection_send(channel *l, connection *c, bool worker) {
       return;
     }
     struct msghdr m = {.msg_iov = v, .msg_iovlen = (size_t)queue_iov(&c->out, worker ? l : NULL, v, PARTS)};
+    shared_attach(&c->shared, &m, &control);
     ssize_t n = m.msg_iovlen ? sendmsg(c->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL) : -1;
     if (n >= 0) {
+      shared_passed(&c->shared);
       queue_sent(&c->out, (size_t)n);
       continue;
     }
@@ -185,11 +190,13 @@ static void again(channel *l, connection *c, request *r) {
 }
 
 static bool welcome(channel *l, connection *c, span payload) {
-  uint32_t version, ms;
-  if (payload.n != 8 || !read_u32(payload, &version)) return false;
+  uint32_t version, ms, shares;
+  if (!read_u32(payload, &version)) return false;
   l->refused = version != PROTOCOL_VERSION;
-  if (l->refused || !read_u32((span){payload.p + 4, 4}, &ms) || ms == 0) return false;
+  if (l->refused || payload.n != 12) return false;
+  if (!read_u32((span){payload.p + 4, 4}, &ms) || ms == 0 || !read_u32((span){payload.p + 8, 4}, &shares) || shares > 1) return false;
   c->silence = ms;
+  c->shared.usable = shares && c->shared.p;
   l->backoff = 0;
   l->next_try = 0;
   return true;
@@ -316,6 +323,7 @@ static void receive(channel *l, connection *c) {
 static void connection_free(connection *c) {
   if (c->fd >= 0) close(c->fd);
   queue_free(&c->out);
+  shared_close(&c->shared);
   free(c->large);
   free(c->in.p);
   free(c);
@@ -342,6 +350,7 @@ static void look_for_silence(channel *l, int64_t now) {
   }
   for (connection *c = l->all, *next; c; c = next) {
     next = c->next;
+    shared_tidy(&c->shared, now);
     if (c->blocked && now - c->blocked_since >= c->silence) connection_break(l, c);
   }
 }
