@@ -8,7 +8,7 @@ RACE ?= -race
 # Their packages run one after another (-p 1), because the tests of one package already run in parallel.
 E2E = $(shell go list ./... | grep /tests/e2e/)
 # Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
-E2E_REQUESTS = $(addprefix ./tests/e2e/,admission edge streams)
+E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines routing streams)
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
 UNIT = $(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/)
