@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -149,7 +150,9 @@ func refusal(path string, status int, body []byte) error {
 	return fmt.Errorf("envoy admin %s: %d %s: %.200s", path, status, http.StatusText(status), bytes.TrimSpace(body))
 }
 
-// call makes one request to the admin interface.
+// call makes one request to the admin interface. Each call has a connection of its own: calls are
+// rare, and a kept connection may lead to an Envoy that is gone. The calling goroutine does all,
+// because http.Transport would wake up three others, which an idle process pays each second.
 func (a Admin) call(ctx context.Context, method, path string) (status int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
@@ -157,25 +160,38 @@ func (a Admin) call(ctx context.Context, method, path string) (status int, body 
 	if err != nil {
 		return 0, nil, err
 	}
-	// Each call has a connection of its own: calls are rare, and a kept connection may lead to an
-	// Envoy that is gone.
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", a.Socket)
-		},
-	}}
-	res, err := client.Do(req)
+	req.Close = true
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", a.Socket)
 	if err != nil {
 		return 0, nil, fmt.Errorf("envoy admin: %w", err)
 	}
-	defer func() { _ = res.Body.Close() }()
-	body, err = io.ReadAll(io.LimitReader(res.Body, maxAdminAnswer))
-	if err != nil {
+	defer func() { _ = conn.Close() }()
+	// The end of ctx ends reads and writes as well.
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	status, body, err = exchange(conn, req)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return 0, nil, fmt.Errorf("envoy admin %s: %w", path, ctx.Err())
+	case err != nil:
 		return 0, nil, fmt.Errorf("envoy admin %s: %w", path, err)
 	}
-	return res.StatusCode, body, nil
+	return status, body, nil
+}
+
+// exchange writes a request to a connection and reads the answer.
+func exchange(conn net.Conn, req *http.Request) (status int, body []byte, err error) {
+	if err := req.Write(conn); err != nil {
+		return 0, nil, err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	body, err = io.ReadAll(io.LimitReader(res.Body, maxAdminAnswer))
+	return res.StatusCode, body, err
 }
 
 // clusterStatuses is the part of /clusters?format=json that activeRequests needs

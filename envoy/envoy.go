@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -306,11 +307,12 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 			e.endHung(ctx, p)
 		}
 		if state == StateLive {
-			poll = livePoll
+			poll = maxPoll
+			timer.Reset(beat.Until(livePoll))
 		} else {
 			poll = min(2*poll, maxPoll)
+			timer.Reset(poll)
 		}
-		timer.Reset(poll)
 	}
 }
 

@@ -89,7 +89,22 @@ func (r *rounds) finish(t *target) {
 		return
 	}
 	r.publish(t.replica.ID, t.news)
-	t.due = time.Now().Add(r.wait(t))
+	r.enqueue(t, time.Now().Add(r.wait(t)))
+}
+
+// enqueue makes a target due at a time. If all targets can be asked at once, it is asked together
+// with another one that is due up to a fifth of Interval earlier or later, which is how
+// far jitter spreads them: one wake-up of an idle process then serves both.
+func (r *rounds) enqueue(t *target, due time.Time) {
+	t.due = due
+	if len(r.targets) <= r.AtOnce {
+		for _, other := range r.queue {
+			if other.due.Sub(due).Abs() <= r.Interval/5 {
+				t.due = other.due
+				break
+			}
+		}
+	}
 	heap.Push(&r.queue, t)
 }
 
@@ -153,10 +168,10 @@ func (r *rounds) add(replica *engines.Replica, client *http.Client) {
 		r.remove(t)
 	}
 	soon := time.Duration(rand.Float64() * float64(r.Interval) / 10)
-	t := &target{due: time.Now().Add(soon)}
+	t := &target{}
 	t.replica, t.client, t.news = *replica, client, silence()
 	r.targets[replica.ID] = t
-	heap.Push(&r.queue, t)
+	r.enqueue(t, time.Now().Add(soon))
 }
 
 // remove drops a target.

@@ -118,6 +118,54 @@ func TestU10_Pauses(t *testing.T) {
 	})
 }
 
+// TestFewReplicasAreAskedTogether: replicas that came at different times are asked at the same
+// moments, and not more often than one replica.
+func TestFewReplicasAreAskedTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, part := fleetOf(8)
+		all := part.Replicas
+		part.Replicas = all[:1]
+		fleet.Set("test", part)
+		f := &fakeServers{took: time.Millisecond}
+		r := newFakeReader(f, Config{Fleet: fleet})
+		var mu sync.Mutex
+		moments := map[time.Time]int{}
+		r.newClient = func(*engines.Transport) *http.Client {
+			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+				mu.Lock()
+				moments[time.Now()]++
+				mu.Unlock()
+				return f.RoundTrip(q)
+			})}
+		}
+		defer start(r)()
+		time.Sleep(time.Second)
+		part.Replicas = all
+		fleet.Set("test", part)
+		time.Sleep(5 * time.Minute)
+		mu.Lock()
+		clear(moments)
+		mu.Unlock()
+		time.Sleep(10 * time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		asked := 0
+		for _, n := range moments {
+			asked += n
+		}
+		if len(moments) < 270 || len(moments) > 330 || asked < 8*270 || asked > 8*330 {
+			t.Errorf("8 replicas were asked %d times at %d moments in ten minutes, want about 2400 and 300", asked, len(moments))
+		}
+	})
+}
+
+// roundTripper is an http.RoundTripper of a function.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
 // TestU10_AThousandReplicas are asked in turn, a few at once, also if many hang.
 func TestU10_AThousandReplicas(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // Status tells whether a condition holds.
@@ -160,14 +162,12 @@ func (r *Registry) List() []Condition {
 // Run looks at all sources once a second until ctx ends, so that Since is right and each change is
 // logged. It returns nil.
 func (r *Registry) Run(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
 	for {
 		r.List()
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-beat.After(time.Second):
 		}
 	}
 }

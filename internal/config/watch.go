@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // WatcherConfig holds what a Watcher needs.
@@ -97,13 +99,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	ticker := time.NewTicker(w.config.Every)
-	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-beat.After(w.config.Every):
 			w.poll()
 		}
 	}

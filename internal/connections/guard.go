@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 const (
@@ -132,7 +134,7 @@ func (g *Guard) Run(ctx context.Context) error {
 		}
 		begin := time.Now()
 		g.look(begin)
-		timer.Reset(max(lookInterval, restFactor*time.Since(begin)))
+		timer.Reset(max(beat.Until(lookInterval), restFactor*time.Since(begin)))
 	}
 }
 

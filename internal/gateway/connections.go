@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
@@ -128,8 +129,6 @@ func (e *envoyLink) setMode(m connections.Mode) {
 
 // watchHeap asks Envoy how much memory it uses, until ctx ends.
 func (e *envoyLink) watchHeap(ctx context.Context) error {
-	tick := time.NewTicker(heapInterval)
-	defer tick.Stop()
 	admin := envoy.Admin{Socket: bootstrap(e.dir).AdminSocket}
 	for {
 		if n, err := admin.Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
@@ -139,7 +138,7 @@ func (e *envoyLink) watchHeap(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-beat.After(heapInterval):
 		}
 	}
 }

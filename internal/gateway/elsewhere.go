@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/control"
@@ -143,13 +144,11 @@ const resolveInterval = 5 * time.Second
 // followGateways tells Envoys of other hosts of every change of the addresses of the gateways,
 // until ctx ends.
 func (e *envoyLink) followGateways(ctx context.Context) error {
-	tick := time.NewTicker(resolveInterval)
-	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-beat.After(resolveInterval):
 		}
 		if e.resolveGateways(ctx) {
 			if err := e.push(); err != nil {

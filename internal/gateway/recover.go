@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -40,8 +41,6 @@ func (g *Gateway) recoverRequests(ctx context.Context) {
 // reports their end, when Envoy has no request at all, or when the longest allowed response has
 // passed.
 func (g *Gateway) freeRecovered(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
 	last := g.started.Add(maxDuration(g.config()) + time.Minute)
 	var before map[dispatch.Location]int
 	idle := false // Envoy had no request a second ago
@@ -56,7 +55,7 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-beat.After(time.Second):
 		}
 		if before != nil {
 			g.dispatcher.LimitRecovered(before)

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/xds"
@@ -26,8 +27,6 @@ func (e *envoyLink) listenerTLS() xds.TLS {
 // ends.
 func (e *envoyLink) followCertificates(ctx context.Context) error {
 	var told *certificates.Content
-	tick := time.NewTicker(certificates.Recheck)
-	defer tick.Stop()
 	for {
 		if now := e.certificates.Current(time.Now()); now != told {
 			if err := e.push(); err != nil {
@@ -39,7 +38,7 @@ func (e *envoyLink) followCertificates(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-beat.After(certificates.Recheck):
 		}
 	}
 }

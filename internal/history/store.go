@@ -7,6 +7,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // DefaultMaxBytes is the bound of the samples of models, in memory and on disk each.
@@ -62,7 +64,7 @@ func (s *Store) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(time.Until(time.Now().Truncate(Step).Add(Step))):
+		case <-beat.After(Step):
 			s.sample()
 		}
 	}

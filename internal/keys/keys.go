@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // Key is one key. The key itself is not in it.
@@ -151,9 +153,7 @@ func (s *Store) Read(ctx context.Context) error {
 
 // Run follows the changes of other gateways until ctx ends, and stores the last uses of keys.
 func (s *Store) Run(ctx context.Context) error {
-	tick, flush := time.NewTicker(interval), time.NewTicker(flushInterval)
-	defer tick.Stop()
-	defer flush.Stop()
+	tick, flush := beat.After(interval), beat.After(flushInterval)
 	_ = s.Read(ctx) // the next try is soon
 	for {
 		select {
@@ -162,9 +162,11 @@ func (s *Store) Run(ctx context.Context) error {
 			defer cancel()
 			s.flush(last)
 			return nil
-		case <-tick.C:
+		case <-tick:
+			tick = beat.After(interval)
 			_ = s.Read(ctx)
-		case <-flush.C:
+		case <-flush:
+			flush = beat.After(flushInterval)
 			s.flush(ctx)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"runtime/metrics"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // SetLimit sets the soft limit of this process's memory, and returns the limit in force and whether
@@ -79,15 +81,13 @@ func (m *Monitor) Run(ctx context.Context) error {
 	if interval <= 0 {
 		interval = defaultInterval
 	}
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
 	for {
 		m.measure()
 		select {
 		case <-ctx.Done():
 			m.release()
 			return nil
-		case <-tick.C:
+		case <-beat.After(interval):
 		}
 		if !m.free() {
 			m.settle(time.Now())

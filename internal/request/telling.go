@@ -3,6 +3,8 @@ package request
 import (
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 const (
@@ -45,9 +47,9 @@ func (t *teller) finished(q *Summary) {
 	n := len(t.waiting)
 	switch {
 	case t.timer == nil:
-		t.timer = time.AfterFunc(untilBeat(t.delay), t.flush)
+		t.timer = time.AfterFunc(beat.Until(t.delay), t.flush)
 	case n == 1:
-		t.timer.Reset(untilBeat(t.delay))
+		t.timer.Reset(beat.Until(t.delay))
 	case n == tellMany:
 		t.timer.Reset(0)
 	}
@@ -55,13 +57,6 @@ func (t *teller) finished(q *Summary) {
 	if n >= tellMost {
 		t.flush()
 	}
-}
-
-// untilBeat returns the time until the next whole multiple of d. The ledger and the access log wait
-// for the same moments, because one wake-up of an idle process for all three costs a third.
-func untilBeat(d time.Duration) time.Duration {
-	now := time.Now()
-	return now.Truncate(d).Add(d).Sub(now)
 }
 
 // flush tells of all requests that wait. It returns when the subscribers were told.

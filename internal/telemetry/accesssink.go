@@ -10,6 +10,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // AccessLogConfig says where the access log goes.
@@ -133,8 +135,7 @@ func (q *queuedWriter) linger(ctx context.Context) {
 	}
 	// Lines are written at whole multiples of sinkLinger, as in request.Subscribers.FinishedDelay.
 	// If one is just over, the lines came with it. Another wake-up would cost more than a write.
-	now := time.Now()
-	wait := now.Truncate(sinkLinger).Add(sinkLinger).Sub(now)
+	wait := beat.Until(sinkLinger)
 	if wait > sinkLinger*9/10 {
 		return
 	}

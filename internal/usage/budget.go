@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 // Span is the time that a budget is for, in UTC.
@@ -287,14 +289,12 @@ func (l *Ledger) refreshBudgets(now time.Time) {
 
 // watchBudgets keeps the budgets up to date until ctx ends.
 func (l *Ledger) watchBudgets(ctx context.Context) {
-	every := time.NewTicker(shareInterval)
-	defer every.Stop()
 	for {
 		l.refreshBudgets(time.Now())
 		select {
 		case <-ctx.Done():
 			return
-		case <-every.C:
+		case <-beat.After(shareInterval):
 		}
 	}
 }

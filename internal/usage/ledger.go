@@ -14,6 +14,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
 )
 
 const (
@@ -150,7 +152,7 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 		r.dirty = true
 		l.dirty = append(l.dirty, r)
 		if len(l.dirty) == 1 {
-			l.due.Reset(untilGroup())
+			l.due.Reset(beat.Until(groupInterval))
 		}
 	}
 	if l.shared != nil && !r.changed {
@@ -158,14 +160,6 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 		l.changed = append(l.changed, r.key)
 	}
 	l.mu.Unlock()
-}
-
-// untilGroup returns the time until the next write. Writes are due at whole multiples of
-// groupInterval, as in request.Subscribers.FinishedDelay: an idle process wakes up once for all
-// that is due at the same moment.
-func untilGroup() time.Duration {
-	now := time.Now()
-	return now.Truncate(groupInterval).Add(groupInterval).Sub(now)
 }
 
 // Run writes what Add counts, and publishes it to other gateways, until ctx ends. It then writes
@@ -181,9 +175,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 	}
 	others.Go(func() { l.watchBudgets(ctx) })
 	l.age(time.Now())
-	aging, syncing := time.NewTicker(agingInterval), time.NewTicker(syncInterval)
-	defer aging.Stop()
-	defer syncing.Stop()
+	aging, syncing := beat.After(agingInterval), beat.After(syncInterval)
 	for {
 		select {
 		case <-ctx.Done():
@@ -192,9 +184,11 @@ func (l *Ledger) Run(ctx context.Context) error {
 			return nil
 		case <-l.due.C:
 			_ = l.Flush() // it is tried again
-		case <-syncing.C:
+		case <-syncing:
+			syncing = beat.After(syncInterval)
 			l.sync()
-		case now := <-aging.C:
+		case now := <-aging:
+			aging = beat.After(agingInterval)
 			l.age(now)
 		}
 	}
