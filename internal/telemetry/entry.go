@@ -300,7 +300,7 @@ func address(b []byte, known *request.Words) string {
 	port := uint64(0)
 	_ = protofields.Each(protofields.Bytes(b, 1), func(field protowire.Number, content []byte, n uint64) error { // SocketAddress
 		switch {
-		case field == 2:
+		case field == 2 && content != nil:
 			host = content
 		case field == 3 && content == nil:
 			port = n

@@ -22,21 +22,23 @@ func usageOfAny(packed []byte) request.Usage {
 }
 
 // usageOf returns the token usage in a serialized envoy.data.ai.v3.TokenUsage. It is the zero value
-// if there is none, or if Envoy has not read it to its end: the counts of such may be from the
-// middle of a stream.
+// if there is none, if a part of it that is read here has a fault, or if Envoy has not read the
+// response to its end: the counts of such may be from the middle of a stream.
 func usageOf(serialized []byte) request.Usage {
 	var input, output, details []byte
 	var status aiv3.TokenUsage_ExtractionStatus
 	err := protofields.Each(serialized, func(field protowire.Number, content []byte, n uint64) error {
 		switch {
+		case content == nil:
+			if field == 9 { // extraction_status
+				status = aiv3.TokenUsage_ExtractionStatus(n)
+			}
 		case field == 3: // input_tokens
 			input = content
 		case field == 4: // output_tokens
 			output = content
 		case field == 6: // input_token_details
 			details = content
-		case field == 9 && content == nil: // extraction_status
-			status = aiv3.TokenUsage_ExtractionStatus(n)
 		}
 		return nil
 	})
@@ -44,8 +46,17 @@ func usageOf(serialized []byte) request.Usage {
 		return request.Usage{}
 	}
 	cached := int64(-1)
-	if c := protofields.Bytes(details, 1); c != nil {
-		cached = int64(wrapped(c)) // a number beyond int64 becomes negative, as one that cannot be true
+	counted := protofields.Bytes(details, 1)
+	if !isMessage(input) || !isMessage(output) || !isMessage(details) || !isMessage(counted) {
+		return request.Usage{}
+	}
+	if counted != nil {
+		cached = int64(wrapped(counted)) // a number beyond int64 becomes negative, as one that cannot be true
 	}
 	return request.UsageOf(int64(wrapped(input)), int64(wrapped(output)), cached)
+}
+
+// isMessage reports whether b has the form of a message. Nothing is an empty message.
+func isMessage(b []byte) bool {
+	return protofields.Each(b, func(protowire.Number, []byte, uint64) error { return nil }) == nil
 }

@@ -77,6 +77,34 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// TestBrokenUsage: a usage with a fault in a part that is read is none, as for the protobuf
+// library. A field of another type than expected counts for nothing.
+func TestBrokenUsage(t *testing.T) {
+	t.Parallel()
+	whole := request.Usage{Prompt: 7, Completion: 11, Known: true}
+	const counts = "\x1a\x02\x08\x07\x22\x02\x08\x0b\x48\x01" // input, output, status
+	for name, c := range map[string]struct {
+		serialized string
+		want       request.Usage
+	}{
+		"whole":                  {counts, whole},
+		"cut":                    {counts[:len(counts)-1], request.Usage{}},
+		"broken input":           {"\x1a\x02\x08\x87\x22\x02\x08\x0b\x48\x01", request.Usage{}},
+		"broken output":          {"\x1a\x02\x08\x07\x22\x02\x08\x8b\x48\x01", request.Usage{}},
+		"broken details":         {counts + "\x32\x02\x0a\xe6", request.Usage{}},
+		"broken number in them":  {counts + "\x32\x03\x0a\x01\x08", request.Usage{}},
+		"numbers in their place": {counts + "\x18\x01\x20\x01\x30\x01", whole},
+	} {
+		if got := usageOf([]byte(c.serialized)); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+		var library aiv3.TokenUsage
+		if err := proto.Unmarshal([]byte(c.serialized), &library); (err == nil) != c.want.Known {
+			t.Errorf("%s: the library says %v", name, err)
+		}
+	}
+}
+
 func TestTokensAreCountedOnce(t *testing.T) {
 	t.Parallel()
 	r, m := request.NewStore(0), NewMetrics(MetricsConfig{KnownModel: func(name string) bool { return name == "chat" }})
