@@ -30,6 +30,7 @@ func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 	x.decided = true
 	switch {
 	case managed != nil:
+		r.Key, r.Chain = nil, nil // they use the body
 		return x.offer(scan, managed)
 	case fault == nil:
 		return x.sendNative(scan, body, ticket)

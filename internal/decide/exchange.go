@@ -17,8 +17,8 @@ import (
 type Envoy interface {
 	// Context ends when the exchange does, which means that the client has left or has its answer.
 	Context() context.Context
-	// Block tells the transport that its goroutine is about to block. From then on the body that it
-	// has given to Exchange.Body must never change.
+	// Block tells the transport that its goroutine is about to block. The body that it has given to
+	// Exchange.Body must not change before that has returned.
 	Block()
 	// Wait tells Envoy that the request waits for its decision, for d at most. Without this word
 	// Envoy would take the gateway for dead after a short time.
@@ -129,8 +129,8 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 }
 
 // Body scans the body of the request and has the request dispatched. The caller must not change the
-// body before Body has returned, and never after Envoy.Block was called. nil means that there is
-// nothing to tell Envoy: the client has left or has its answer, or the request has moved.
+// body before Body has returned. Nothing uses it afterwards. nil means that there is nothing to
+// tell Envoy: the client has left or has its answer, or the request has moved.
 func (x *Exchange) Body(body []byte) *Answer {
 	if x.record == nil || !x.scanned.IsZero() {
 		return nil // Envoy sends the headers first and one body: this is not Sluice's Envoy

@@ -96,6 +96,7 @@ type reader struct {
 func (r *reader) read() {
 	for {
 		if err := r.frames(); err != nil {
+			r.dropPassed()
 			r.fail(err)
 			return
 		}
@@ -107,6 +108,7 @@ func (r *reader) read() {
 		r.makeRoom()
 		n, err := r.receive(r.buffer[r.end:])
 		if r.end += n; n == 0 && err != nil && !r.expired(err) {
+			r.dropPassed()
 			r.fail(err)
 			return
 		}
@@ -121,13 +123,22 @@ func (r *reader) receive(buffer []byte) (int, error) {
 	}
 	oob := make([]byte, unix.CmsgSpace(4))
 	n, oobn, _, _, err := socket.ReadMsgUnix(buffer, oob)
-	if r.passed == nil && oobn > 0 {
+	if oobn > 0 {
+		r.dropPassed() // the filter passes only one
 		r.passed = passedFile(oob[:oobn])
 	}
 	if n == 0 && err == nil {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// dropPassed closes the file that came before Hello was handled.
+func (r *reader) dropPassed() {
+	if r.passed != nil {
+		_ = r.passed.Close()
+		r.passed = nil
+	}
 }
 
 // expired handles the error of a read. It returns whether the error is only that keptTime has
@@ -232,11 +243,7 @@ func (r *reader) frame(h head, content []byte) error {
 func (r *reader) hello(h head, p *payload) error {
 	version := p.uint32()
 	from := worker{index: p.uint32(), instance: p.uint64()}
-	file := r.passed
-	r.passed = nil
-	if file != nil {
-		defer func() { _ = file.Close() }() // the memory stays mapped
-	}
+	defer r.dropPassed() // the memory stays mapped
 	if h.kind != kindHello || p.bad {
 		return fmt.Errorf("%w: the first one is of type %d", errMalformed, h.kind)
 	}
@@ -249,7 +256,7 @@ func (r *reader) hello(h head, p *payload) error {
 		return fmt.Errorf("the filter speaks version %d, the gateway version %d: %w", version, Version, net.ErrClosed) // OnVersion is told
 	}
 	r.greeted = true
-	shares := r.share(file, p.uint32())
+	shares := r.share(r.passed, p.uint32())
 	if p.bad {
 		return fmt.Errorf("%w: Hello", errMalformed)
 	}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -227,4 +228,46 @@ func TestB6_AReleaseClearsItsBits(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A connection that ends before it has said Hello leaves no file open, however many come.
+func TestB6_FilesOfFailedHellosAreClosed(t *testing.T) {
+	s, path := serve(t, decidetest.New(t, 1, decide.UploadLimits{}))
+	p := newPlacer(t, unix.F_SEAL_SHRINK, 0)
+	before := openFiles(t)
+	for _, begun := range [][]byte{make([]byte, headSize), make([]byte, headSize-1)} {
+		for range 20 {
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range begun { // a file with each byte
+				if _, _, err := c.(*net.UnixConn).WriteMsgUnix(begun[i:i+1], unix.UnixRights(int(p.file.Fd())), nil); err != nil {
+					break
+				}
+			}
+			c.Close()
+		}
+	}
+	eventually(t, "all connections have ended", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.conns) == 0
+	})
+	eventually(t, "all files are closed", func() bool { return openFiles(t) <= before })
+}
+
+// openFiles counts the files without a name that this process has open.
+func openFiles(t *testing.T) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(target, "/memfd:test") {
+			n++
+		}
+	}
+	return n
 }

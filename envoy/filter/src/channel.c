@@ -142,6 +142,7 @@ static bool share_body(channel *l, request *r, size_t n) {
   size_t chunks_n = chunks_of(r->envoy, BUFFERED_REQUEST_BODY, &chunks), left = n;
   for (size_t i = 0; i < chunks_n && chunks[i].n <= left; left -= chunks[i++].n) memcpy(to + (n - left), chunks[i].p, chunks[i].n);
   if (chunks != few) free(chunks);
+  memset(to + (n - left), 0, left); /* nothing of an earlier body is told, whatever Envoy says */
   l->scratch.n = 0;
   put_u32(&l->scratch, first);
   put_u32(&l->scratch, (uint32_t)n);

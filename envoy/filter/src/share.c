@@ -13,6 +13,9 @@
 #define MFD_CLOEXEC 1U
 #define MFD_ALLOW_SEALING 2U
 #endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U
+#endif
 #ifndef F_ADD_SEALS
 #define F_ADD_SEALS 1033
 #define F_SEAL_SEAL 1
@@ -25,9 +28,16 @@ enum { MAP_HEAD = 4096, WORDS = SHARED_BLOCKS / 64 };
 enum { UNUSED = 10000 };
 #define SHARED_SIZE ((size_t)MAP_HEAD + (size_t)SHARED_BLOCKS * SHARED_BLOCK)
 
+/* make returns a file without a name. Some systems demand that nobody can execute it, and others do not know that. */
+static int make(void) {
+  unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int fd = (int)syscall(SYS_memfd_create, "sluice", flags | MFD_NOEXEC_SEAL);
+  return fd >= 0 ? fd : (int)syscall(SYS_memfd_create, "sluice", flags);
+}
+
 /* shared_open makes the memory. Without it, all bodies go through the socket. */
 void shared_open(shared *s) {
-  *s = (shared){.fd = (int)syscall(SYS_memfd_create, "sluice", MFD_CLOEXEC | MFD_ALLOW_SEALING)};
+  *s = (shared){.fd = make()};
   if (s->fd < 0) return;
   bool sized = ftruncate(s->fd, (off_t)SHARED_SIZE) == 0 && fcntl(s->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
   void *p = sized ? mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0) : MAP_FAILED;
@@ -89,6 +99,7 @@ void shared_tidy(shared *s, int64_t now) {
   if (!s->p || !s->used_at || now - s->used_at < UNUSED) return;
   for (uint32_t i = 0; i < WORDS; i++)
     if (__atomic_load_n(word(s, i), __ATOMIC_ACQUIRE)) return;
-  madvise(s->p + MAP_HEAD, SHARED_SIZE - MAP_HEAD, MADV_REMOVE);
+  size_t page = (size_t)sysconf(_SC_PAGESIZE), from = (MAP_HEAD + page - 1) / page * page;
+  madvise(s->p + from, SHARED_SIZE - from, MADV_REMOVE);
   s->used_at = 0;
 }
