@@ -8,9 +8,9 @@ import (
 // DefaultBudget is the bytes of a budget that is made with 0.
 const DefaultBudget = 64 << 20
 
-// bytesPerEntry is what one beginning on one replica costs at most: an entry (20), a group (32),
-// a quarter of a spill (4), and a place in each of two tables (8).
-const bytesPerEntry = 64
+// bytesPerEntry is what one run of beginnings on one replica costs at most: an entry (20), a group
+// (128), a quarter of a spill (4), and a place in each of two tables (8).
+const bytesPerEntry = 160
 
 // chunkSize is how many nodes an arena allocates at once.
 const chunkSize = 1024
@@ -44,7 +44,8 @@ func NewBudget(bytes int) *Budget {
 	return b
 }
 
-// Entries returns how many beginnings the budget has room for, each counted once for each replica.
+// Entries returns how many runs of beginnings the budget has room for, each counted once for each
+// replica.
 func (b *Budget) Entries() int { return b.entries.limit }
 
 // fairShare returns how many entries so many slots may keep while others want room.
@@ -136,4 +137,27 @@ func (a *arena[T, P]) put(n uint32) {
 	defer a.mu.Unlock()
 	*a.at(n).link() = a.free
 	a.free = n
+}
+
+// getMany returns the first of so many linked nodes, and 0 when the limit is reached.
+func (a *arena[T, P]) getMany(count int) (first uint32) {
+	for range count {
+		n := a.get()
+		if n == 0 {
+			a.putMany(first)
+			return 0
+		}
+		*a.at(n).link() = first
+		first = n
+	}
+	return first
+}
+
+// putMany gives linked nodes back.
+func (a *arena[T, P]) putMany(first uint32) {
+	for n := first; n != 0; {
+		next := *a.at(n).link()
+		a.put(n)
+		n = next
+	}
 }

@@ -9,9 +9,9 @@
 // Lengths are bytes of text, because the gateway has no tokenizer. An image, a sound or a file
 // counts 2,048.
 //
-// All indexes of a process share a Budget, 64 MiB by default: room for 1,048,576 beginnings on
-// replicas. An index allocates as it fills. When the budget is used up, a new beginning replaces
-// the oldest of a replica.
+// All indexes of a process share a Budget, 64 MiB by default: room for 419,430 runs of up to 12
+// beginnings on replicas. An index allocates as it fills. When the budget is used up, a new run
+// replaces the oldest of a replica.
 //
 // The order of reading: chain.go and builder.go (a prompt becomes a chain), index.go (what an Index
 // promises), record.go, match.go, then the storage: budget.go, table.go, holders.go, lru.go.
@@ -70,18 +70,8 @@ func stepAt(length uint32) uint32 {
 	return 1 << (bits.Len32(length) - 5)
 }
 
-// weight returns how many bytes of a replica's cache a beginning adds to the ones before it. Fixed
-// lengths add the distance from the fixed length before. The end of a message adds nothing, because
-// the fixed lengths beside it count its text, except when it is shorter than all of them.
-func weight(end uint32) int {
-	if end < step {
-		return int(end)
-	}
-	if before := stepAt(end - 1); end%before == 0 {
-		return int(before)
-	}
-	return 0
-}
+// isFixed reports whether a length is one of those that blocks have.
+func isFixed(length uint32) bool { return length >= step && length%stepAt(length-1) == 0 }
 
 // Reroot makes the chain one of another namespace, such as that of a LoRA adapter: it shares no
 // beginning with chains of other names. The empty name changes nothing. Reroot changes the blocks

@@ -31,6 +31,7 @@ type Index struct {
 	released []int     // slots to use again
 	cursor   int       // the slot where the last search for a full one ended
 	done     []uint64  // for Match: a bit for each slot
+	path     []stage   // the result of followLocked
 }
 
 // replica is what an index keeps of a slot.
@@ -171,22 +172,22 @@ func (x *Index) Slots() int {
 type Stats struct {
 	// Replicas is the number of slots in use.
 	Replicas int
-	// Entries is the number of beginnings, each counted once for each replica.
+	// Entries is the number of runs of beginnings, each counted once for each replica.
 	Entries int
-	// Beginnings is the number of different beginnings.
-	Beginnings int
+	// Runs is the number of different runs of beginnings.
+	Runs int
 }
 
 // Stats returns how full the index is.
 func (x *Index) Stats() Stats {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return Stats{Replicas: int(x.used.Load()), Entries: int(x.held.Load()), Beginnings: int(x.groups.nodes)}
+	return Stats{Replicas: int(x.used.Load()), Entries: int(x.held.Load()), Runs: int(x.groups.nodes)}
 }
 
 // ReplicaStats is what an index knows of one replica. The zero value is that of no replica.
 type ReplicaStats struct {
-	// Entries is the number of beginnings.
+	// Entries is the number of runs of beginnings.
 	Entries int
 	// Bytes is the length of the prompts that the replica has, common beginnings counted once.
 	Bytes int

@@ -1,7 +1,7 @@
 package prefix
 
-// entry is one beginning on one replica. The entries of a replica are linked in the order of their
-// last use.
+// entry is one run of beginnings on one replica. The entries of a replica are linked in the order
+// of their last use.
 type entry struct {
 	group uint32
 	slot  uint32

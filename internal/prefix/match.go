@@ -5,9 +5,9 @@ import "math/bits"
 // Match writes how many bytes of a prompt each replica has, by slot: the longest beginning of the
 // chain that the index knows there. 0 means none. Slots that matched is too short for are left out.
 //
-// The replicas that have a beginning also have all shorter ones of fixed length. So a search by
-// halves finds the longest one that any replica has, and from there the next shorter one that more
-// replicas have, until each replica has its answer.
+// The replicas that have a beginning also have all shorter ones of fixed length. So the search goes
+// from run to run up to the longest beginning that any replica has, and back until each replica has
+// its answer.
 func (x *Index) Match(c *Chain, matched []int32) {
 	clear(matched)
 	x.mu.Lock()
@@ -17,27 +17,29 @@ func (x *Index) Match(c *Chain, matched []int32) {
 	}
 	clear(x.done)
 	m := matching{index: x, matched: matched}
-	number, everyone := x.deepest(c.Blocks, 0), 0
-	if number >= 0 {
-		everyone = x.replicasOf(c.Blocks[0])
+	known := x.followLocked(c.Blocks)
+	ends, everyone := c.Ends, 0
+	if known < len(c.Blocks) {
+		ends = shorter(ends, c.Blocks[known].End)
 	}
-	for ends := c.Ends; ; {
-		if number+1 < len(c.Blocks) {
-			ends = shorter(ends, c.Blocks[number+1].End)
+	if len(x.path) > 0 {
+		everyone = int(x.budget.groups.at(x.path[0].group).count)
+	}
+	for i := len(x.path) - 1; i >= 0 && m.assigned < everyone; i-- {
+		p := x.path[i]
+		if int(x.budget.groups.at(p.group).count) > m.assigned {
+			for ; len(ends) > 0 && ends[0].End > p.end; ends = ends[1:] {
+				m.assign(x.find(ends[0].Hash), ends[0].End)
+			}
+			m.assign(p.group, p.end)
 		}
-		for len(ends) > 0 && (number < 0 || ends[0].End > c.Blocks[number].End) {
-			m.assign(ends[0])
-			ends = ends[1:]
-		}
-		if number < 0 {
-			return
-		}
-		m.assign(c.Blocks[number])
-		if m.assigned >= everyone { // what is left is shorter than the first block
-			number = -1
-			continue
-		}
-		number = x.deepest(c.Blocks[:number], m.assigned)
+		ends = shorter(ends, p.end)
+	}
+	if len(c.Blocks) > 0 && known > 0 {
+		ends = shorter(ends, c.Blocks[0].End)
+	}
+	for _, b := range ends { // of replicas that have less than the first block
+		m.assign(x.find(b.Hash), b.End)
 	}
 }
 
@@ -49,23 +51,29 @@ func shorter(ends []Block, length uint32) []Block {
 	return ends
 }
 
-// deepest returns the number of the longest of the blocks that more replicas have than so many, and
-// -1 if there is none.
-func (x *Index) deepest(blocks []Block, than int) int {
-	low, high := -1, len(blocks) // low has more, high has not
-	for high-low > 1 {
-		middle := int(uint(low+high) / 2)
-		if x.replicasOf(blocks[middle]) > than {
-			low = middle
-		} else {
-			high = middle
-		}
-	}
-	return low
+// stage is a run on the way through a chain, and the length of the longest of its beginnings that
+// the chain has.
+type stage struct {
+	hash  uint64 // of the run's shortest beginning
+	group uint32
+	end   uint32
 }
 
-// replicasOf returns how many replicas have a beginning.
-func (x *Index) replicasOf(b Block) int { return int(x.budget.groups.at(x.find(b.Hash)).count) }
+// followLocked makes path the runs that have the blocks, up to the longest block that a replica
+// has. It returns the number of blocks that these are.
+func (x *Index) followLocked(blocks []Block) (known int) {
+	x.path = x.path[:0]
+	for known < len(blocks) {
+		hash := blocks[known].Hash
+		number := x.find(hash)
+		if number == 0 {
+			break
+		}
+		known += x.budget.groups.at(number).common(blocks[known:])
+		x.path = append(x.path, stage{hash, number, blocks[known-1].End})
+	}
+	return known
+}
 
 // matching is one call of Match.
 type matching struct {
@@ -74,25 +82,16 @@ type matching struct {
 	assigned int // replicas that have their answer; their bits in index.done are set
 }
 
-// assign gives the replicas that have a beginning its length, except those that have a longer one.
-func (m *matching) assign(b Block) {
-	x := m.index
-	g := x.budget.groups.at(x.find(b.Hash))
-	m.slots(int(g.word), g.bits, b.End)
-	for n := g.more; n != 0; {
-		s := x.budget.spills.at(n)
-		m.slots(int(s.word), s.bits, b.End)
-		n = s.next
-	}
-}
-
-func (m *matching) slots(word int, set uint64, end uint32) {
-	set &^= m.index.done[word]
-	m.index.done[word] |= set
-	for ; set != 0; set &= set - 1 {
-		m.assigned++
-		if slot := word*64 + bits.TrailingZeros64(set); slot < len(m.matched) {
-			m.matched[slot] = int32(end)
+// assign gives the replicas of a group a length, except those that have a longer one.
+func (m *matching) assign(number, end uint32) {
+	m.index.words(m.index.budget.groups.at(number), func(word int, set uint64) {
+		set &^= m.index.done[word]
+		m.index.done[word] |= set
+		for ; set != 0; set &= set - 1 {
+			m.assigned++
+			if slot := word*64 + bits.TrailingZeros64(set); slot < len(m.matched) {
+				m.matched[slot] = int32(end)
+			}
 		}
-	}
+	})
 }

@@ -12,20 +12,17 @@ func (x *Index) Record(slot int, c *Chain) {
 		return
 	}
 	w := recording{Index: x, slot: slot, replica: r}
-	// The shortest beginning becomes the newest entry, and each longer one follows behind it.
-	ends := c.Ends
-	for blocks := c.Blocks; len(blocks)+len(ends) > 0; {
-		var known bool
+	// The shortest run becomes the newest entry, and each longer one follows behind it. The ends
+	// inside of a run follow behind the run, too, so they go before it.
+	ends, ok := c.Ends, true
+	for blocks := c.Blocks; ok && len(blocks)+len(ends) > 0; {
 		if n := len(ends); n > 0 && (len(blocks) == 0 || ends[n-1].End < blocks[0].End) {
-			known = w.record(ends[n-1], false)
+			ok = isFixed(ends[n-1].End) || w.record(ends[n-1:n], true) > 0
 			ends = ends[:n-1]
-		} else {
-			known = w.record(blocks[0], true)
-			blocks = blocks[1:]
+			continue
 		}
-		if !known {
-			break
-		}
+		n := w.record(blocks, false)
+		ok, blocks = n > 0, blocks[n:]
 	}
 	x.fitLocked(r, slot)
 }
@@ -34,91 +31,156 @@ func (x *Index) Record(slot int, c *Chain) {
 type recording struct {
 	*Index
 	*replica
-	slot  int
-	newer uint32 // the entry of the beginning before; 0: none
-	last  uint64 // its hash
-	// fresh says that no replica has what follows: none has a shorter beginning of fixed length.
+	slot   int
+	newer  uint32 // the entry of the run before; 0: none
+	before uint32 // the group of the blocks before; 0: none
+	length uint32 // of the blocks before
+	// fresh says that no replica has the blocks that follow, or ends behind the next of them.
 	fresh bool
 }
 
-// record makes a beginning the one used right before the last one. fixed says that its length is a
-// fixed one. It reports false when there is no memory for it.
-func (w *recording) record(b Block, fixed bool) bool {
-	if w.newer != 0 && b.Hash == w.last {
-		return true // a message that ends at a fixed length
-	}
-	n, isNew := w.touch(b)
-	for n == 0 {
-		if !w.makeRoomLocked(w.slot, w.newer) {
-			return false
+// record makes the first of the blocks, or an end, those used right before the last ones. It
+// returns how many these are, and 0 when there is no memory for them.
+func (w *recording) record(blocks []Block, end bool) (count int) {
+	for {
+		number := uint32(0)
+		if !w.fresh {
+			number = w.find(blocks[0].Hash)
 		}
-		n, isNew = w.touch(b)
+		n := uint32(0)
+		switch {
+		case number != 0:
+			n, count = w.touch(number, blocks)
+		case end:
+			n, count = w.create(blocks[:1], uncounted(blocks[0].End))
+		default:
+			w.fresh = true
+			if count = w.extend(blocks); count > 0 {
+				return count
+			}
+			n, count = w.create(blocks, w.length)
+		}
+		if n != 0 {
+			w.newer = n
+			if g := w.budget.entries.at(n).group; !end {
+				w.before, w.length = g, blocks[count-1].End
+			}
+			return count
+		}
+		if !w.makeRoomLocked(w.slot, w.newer) {
+			return 0
+		}
 	}
-	w.newer, w.last = n, b.Hash
-	w.fresh = w.fresh || fixed && isNew
-	return true
 }
 
-// touch returns the number of the beginning's entry, and 0 when there is no memory for a new one.
-// isNew reports that no replica had the beginning.
-func (w *recording) touch(b Block) (n uint32, isNew bool) {
-	number := uint32(0)
-	if !w.fresh {
-		number = w.find(b.Hash)
+// uncounted returns how much of an end the fixed lengths beside it count: all of it, except when
+// the end is shorter than all of them.
+func uncounted(end uint32) uint32 {
+	if end < step {
+		return 0
 	}
-	if number != 0 && w.holds(number, w.slot) {
-		n = w.findEntry(number, w.slot)
-		if n != w.newer && w.budget.entries.at(n).newer != w.newer {
-			w.unlink(w.replica, n)
-			w.linkAfter(w.replica, n, w.newer)
-		}
-		return n, false
+	return end
+}
+
+// touch uses those beginnings of a group that the blocks are. It returns the number of their entry,
+// and 0 when there is no memory, and how many beginnings these are.
+func (w *recording) touch(number uint32, blocks []Block) (n uint32, count int) {
+	g := w.budget.groups.at(number)
+	count = g.common(blocks)
+	if count < int(g.size) && !w.split(number, count, blocks[count-1].End) {
+		return 0, 0
 	}
-	if n = w.budget.entries.get(); n == 0 {
-		return 0, false
+	if !w.holds(number, w.slot) {
+		return w.join(number), count
 	}
-	isNew = number == 0
-	if number = w.joinGroup(number, b); number == 0 {
+	n = w.findEntry(number, w.slot)
+	if n != w.newer && w.budget.entries.at(n).newer != w.newer {
+		w.unlink(w.replica, n)
+		w.linkAfter(w.replica, n, w.newer)
+	}
+	return n, count
+}
+
+// extend adds blocks to the group before them, if the replica alone has it and it has room. So the
+// turns of a conversation fill groups.
+func (w *recording) extend(blocks []Block) (count int) {
+	g := w.budget.groups.at(w.before)
+	if w.before == 0 || g.count != 1 || g.forked {
+		return 0
+	}
+	bytes := g.bytes()
+	count = g.add(blocks)
+	w.length = g.last
+	w.replica.bytes += g.bytes() - bytes
+	return count
+}
+
+// create makes a group of the first of the blocks, which follow a length. It returns the number of
+// its entry, and 0 when there is no memory, and how many blocks these are.
+func (w *recording) create(blocks []Block, from uint32) (n uint32, count int) {
+	number := w.budget.groups.get()
+	if number == 0 {
+		return 0, 0
+	}
+	g := w.budget.groups.at(number)
+	g.from, g.last = from, from
+	count = g.add(blocks)
+	if n = w.join(number); n == 0 {
+		w.budget.groups.put(number)
+		return 0, 0
+	}
+	w.groups.add(number)
+	return n, count
+}
+
+// join adds the replica to a group. It returns the number of the entry, and 0 when there is no
+// memory.
+func (w *recording) join(number uint32) uint32 {
+	n := w.budget.entries.get()
+	if n == 0 {
+		return 0
+	}
+	g := w.budget.groups.at(number)
+	if !w.hold(g, w.slot) {
 		w.budget.entries.put(n)
-		return 0, false
+		return 0
 	}
 	e := w.budget.entries.at(n)
 	e.group, e.slot = number, uint32(w.slot)
 	w.Index.entries.add(n)
 	w.linkAfter(w.replica, n, w.newer)
 	w.replica.entries++
-	w.replica.bytes += weight(w.budget.groups.at(number).end) // b.End, if the chain is a good one
+	w.replica.bytes += g.bytes()
 	w.held.Add(1)
-	return n, isNew
+	return n
 }
 
-// joinGroup adds the slot to the group of a beginning; 0: a new group. It returns the group's
-// number, and 0 when there is no memory.
-func (w *recording) joinGroup(number uint32, b Block) uint32 {
-	if number != 0 {
-		if !w.hold(w.budget.groups.at(number), w.slot) {
-			return 0
-		}
-		return number
-	}
-	if number = w.budget.groups.get(); number == 0 {
-		return 0
-	}
-	g := w.budget.groups.at(number)
-	g.hash, g.end = b.Hash, b.End
-	w.hold(g, w.slot) // the first slot needs no spill
-	w.groups.add(number)
-	return number
-}
-
-// fitLocked evicts what exceeds the capacity of a replica.
+// fitLocked evicts what exceeds the capacity of a replica: single beginnings of a run that no other
+// replica has, and whole runs that others have.
 func (x *Index) fitLocked(r *replica, slot int) {
-	for limit := r.limit(); r.bytes > limit && x.evictLocked(slot); {
+	for limit := r.limit(); r.bytes > limit && r.oldest != 0; {
+		if !x.trim(r, x.budget.entries.at(r.oldest).group) {
+			x.evictLocked(slot)
+		}
 	}
 }
 
-// evictLocked forgets the least recently used beginning of a replica. It reports false if the
-// replica has none.
+// trim takes the longest beginning of a run from a replica that has it. It reports false if other
+// replicas have the run, too, or if the run is one beginning.
+func (x *Index) trim(r *replica, number uint32) bool {
+	g := x.budget.groups.at(number)
+	removed := stepAt(g.last - 1)
+	if g.count > 1 || g.size == 1 || int(removed) > g.bytes() {
+		return false
+	}
+	g.size--
+	g.last -= removed
+	r.bytes -= int(removed)
+	return true
+}
+
+// evictLocked forgets the least recently used run of a replica. It reports false if the replica has
+// none.
 func (x *Index) evictLocked(slot int) bool {
 	r := &x.replicas[slot]
 	n := r.oldest
@@ -139,43 +201,71 @@ func (x *Index) Drop(slot int, c *Chain, kept int) {
 	if r == nil {
 		return
 	}
+	if known := x.followLocked(c.Blocks); known > 0 {
+		p := x.path[len(x.path)-1]
+		if x.budget.groups.at(p.group).last > p.end {
+			return // a later prompt goes on there
+		}
+	}
+	runs, ends := x.path, c.Ends
 	first, next := true, uint32(0)
-	ends := c.Ends
-	for blocks := c.Blocks; len(blocks)+len(ends) > 0; {
-		var b Block
-		if n := len(blocks); n > 0 && (len(ends) == 0 || blocks[n-1].End > ends[0].End) {
-			b, blocks = blocks[n-1], blocks[:n-1]
+	for len(runs)+len(ends) > 0 {
+		// A chain from elsewhere may have a run twice, so each is looked for when its turn comes.
+		number, isRun := uint32(0), len(runs) > 0
+		if isRun {
+			number = x.find(runs[len(runs)-1].hash)
+		}
+		// Record has put each end behind the run that it is in.
+		if len(ends) > 0 && ends[0].End > x.budget.groups.at(number).from {
+			number, ends, isRun = x.findEnd(ends[0]), ends[1:], false
+		} else if isRun {
+			runs = runs[:len(runs)-1]
 		} else {
-			b, ends = ends[0], ends[1:]
+			return // an end without text
 		}
-		number := x.find(b.Hash)
-		switch {
-		case int(b.End) <= kept:
-			return
-		case number == 0 || !x.holds(number, slot):
-			continue // evicted, or the same as the one before
+		if number == 0 || !x.holds(number, slot) {
+			continue // evicted, or the same as a block
 		}
+		g := x.budget.groups.at(number)
 		n := x.findEntry(number, slot)
 		e := x.budget.entries.at(n)
-		// Record has put each beginning right behind the next shorter one. What a later prompt has
-		// used has its own longer beginnings behind it.
-		if !first && n != next || first && x.end(e.older) > b.End {
+		// Record has put each run right behind the next shorter one. What a later prompt has used
+		// has its own longer runs behind it.
+		if !first && n != next || first && x.end(e.older) > g.last {
 			return
 		}
 		first, next = false, e.newer
-		x.forget(r, slot, n)
+		switch {
+		case int(g.last) <= kept && isRun:
+			return
+		case int(g.last) <= kept:
+		case isRun && int(g.from) < kept:
+			for int(g.last) > kept && x.trim(r, number) {
+			}
+			return
+		default:
+			x.forget(r, slot, n)
+		}
 	}
 }
 
-// end returns the length of an entry's beginning, and 0 for no entry.
+// findEnd returns the number of an end's group; 0: no replica has it.
+func (x *Index) findEnd(b Block) uint32 {
+	if isFixed(b.End) {
+		return 0 // it is in the group of a block
+	}
+	return x.find(b.Hash)
+}
+
+// end returns the longest length of an entry's run, and 0 for no entry.
 func (x *Index) end(n uint32) uint32 {
-	return x.budget.groups.at(x.budget.entries.at(n).group).end
+	return x.budget.groups.at(x.budget.entries.at(n).group).last
 }
 
 // forget removes the entry n of a replica.
 func (x *Index) forget(r *replica, slot int, n uint32) {
 	group := x.budget.entries.at(n).group
-	r.bytes -= weight(x.budget.groups.at(group).end)
+	r.bytes -= x.budget.groups.at(group).bytes()
 	r.entries--
 	x.held.Add(-1)
 	x.unlink(r, n)
@@ -184,7 +274,7 @@ func (x *Index) forget(r *replica, slot int, n uint32) {
 	x.budget.entries.put(n)
 }
 
-// makeRoomLocked evicts one beginning for a new one of a replica, because the budget is used up:
+// makeRoomLocked evicts one run for a new one of a replica, because the budget is used up:
 // one of another index or of another replica, if they have more than their share and this one has
 // less, else the replica's oldest. It reports false if nothing can go but what was recorded just
 // now, which ends with the entry last.
