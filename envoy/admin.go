@@ -3,6 +3,7 @@ package envoy
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -171,11 +172,8 @@ func (a Admin) call(ctx context.Context, method, path string) (status int, body 
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	status, body, err = exchange(conn, req)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		return 0, nil, fmt.Errorf("envoy admin %s: %w", path, ctx.Err())
-	case err != nil:
-		return 0, nil, fmt.Errorf("envoy admin %s: %w", path, err)
+	if err != nil {
+		return 0, nil, fmt.Errorf("envoy admin %s: %w", path, cmp.Or(ctx.Err(), err))
 	}
 	return status, body, nil
 }

@@ -52,7 +52,8 @@ type conn struct {
 	greeted bool
 	// passed is the file that came with Hello, until Hello is handled. Only the reader uses it.
 	passed *os.File
-	// shared is the memory of the filter. It is nil if the connection has none. Guarded by mu.
+	// shared is the memory of the filter. It is nil if the connection has none. The reader sets it,
+	// when Hello comes. Others read it with mu held.
 	shared *shared
 	// words are the texts of the records of before. Only the reader uses it.
 	words request.Words
@@ -126,9 +127,6 @@ func (r *reader) receive(buffer []byte) (int, error) {
 	if oobn > 0 {
 		r.dropPassed() // the filter passes only one
 		r.passed = passedFile(oob[:oobn])
-	}
-	if n == 0 && err == nil {
-		err = io.EOF
 	}
 	return n, err
 }
