@@ -8,7 +8,8 @@ RACE ?= -race
 # Their packages run one after another (-p 1), because the tests of one package already run in parallel.
 E2E = $(shell go list ./... | grep /tests/e2e/)
 # Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
-E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines routing streams)
+# Those of lifecycle take seven minutes and are left to test-ext-proc.
+E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines kubernetes nodes routing streams)
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
 UNIT = $(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/)
@@ -72,7 +73,7 @@ lint:
 	@scripts/lint.sh
 
 # bench compares a plain Envoy, a gateway that decides by ext_proc and one that decides by the filter
-# inside Envoy, in one run of a quarter of an hour. bench-quick does so in four minutes, and bench-docs
+# inside Envoy, in one run of a quarter of an hour. bench-quick does so in five minutes, and bench-docs
 # writes the tables and the plot of docs/performance.md, and raw figures into .out/bench.json.
 # `go run ./internal/bench -h` tells how to measure single rows.
 bench: envoy build

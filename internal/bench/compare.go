@@ -157,11 +157,12 @@ func (c *comparison) measure(ctx context.Context, r row, col column) (sample, er
 	if err != nil {
 		return sample{}, err
 	}
-	sleep(ctx, spreadOfBegins+max(c.seconds/4, 200*time.Millisecond))
+	d := r.duration(c.seconds)
+	sleep(ctx, spreadOfBegins+max(d/4, 200*time.Millisecond))
 	before, err := c.read(col, l)
 	l.counting.Store(true)
 	if err == nil {
-		sleep(ctx, c.seconds)
+		sleep(ctx, d)
 	}
 	l.counting.Store(false)
 	after, errAfter := c.read(col, l)
