@@ -73,7 +73,7 @@ lint:
 	@scripts/lint.sh
 
 # bench compares a plain Envoy, a gateway that decides by ext_proc and one that decides by the filter
-# inside Envoy, in one run of a quarter of an hour. bench-quick does so in five minutes, and bench-docs
+# inside Envoy, in one run of a quarter of an hour. bench-quick does so in eight minutes, and bench-docs
 # writes the tables and the plot of docs/performance.md, and raw figures into .out/bench.json.
 # `go run ./internal/bench -h` tells how to measure single rows.
 bench: envoy build

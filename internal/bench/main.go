@@ -47,8 +47,8 @@ type options struct {
 func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 5, "number of rounds")
-	flag.DurationVar(&o.seconds, "time", 700*time.Millisecond, "duration of one measurement, at most 30s, and five times as long for streams with pauses; all rows take rounds times about 25 seconds and 215 times this")
-	flag.BoolVar(&o.quick, "quick", false, "the same as -rounds 3 -time 300ms: five minutes for all rows")
+	flag.DurationVar(&o.seconds, "time", 1500*time.Millisecond, "duration of one measurement, at most 30s, and at least 3s for streams with pauses; all rows take rounds times about two minutes and 40 times this")
+	flag.BoolVar(&o.quick, "quick", false, "the same as -rounds 3 -time 500ms: eight minutes for all rows")
 	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "path of the sluice binary; make module build makes one with the filter inside Envoy")
 	flag.StringVar(&o.envoy, "envoy", ".tools/envoy", "path of the Envoy binary")
 	flag.StringVar(&o.only, "only", "", usageOfOnly())
@@ -82,7 +82,7 @@ func usageOfOnly() string {
 // check refuses flags that contradict each other.
 func (o *options) check() error {
 	if o.quick {
-		o.rounds, o.seconds = 3, 300*time.Millisecond
+		o.rounds, o.seconds = 3, 500*time.Millisecond
 	}
 	switch {
 	case o.rounds < 1:

@@ -70,15 +70,15 @@ func (r row) unit() string {
 	return "request"
 }
 
-// pacedTimes is how many times as long streams with pauses are measured. How often Envoy wakes up
-// for their events depends on how the events of all streams fall together, and that changes
-// slowly: with 0.7 s, single measurements differed by a third.
-const pacedTimes = 5
+// pacedLeast is how long streams with pauses are measured at least. How often Envoy wakes up for
+// their events depends on how the events of all streams fall together, and that changes slowly:
+// with 0.7 s, single measurements differed by a third.
+const pacedLeast = 3 * time.Second
 
-// duration is how long the row is measured, if rows without pauses are measured for d.
+// duration is how long the row is measured, if d was asked for.
 func (r row) duration(d time.Duration) time.Duration {
 	if r.stream() && r.pause > 0 {
-		return pacedTimes * d
+		return max(d, pacedLeast)
 	}
 	return d
 }
