@@ -56,6 +56,7 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 	}
 	reason, r.failure = r.failure, failed
 	if reason != "" {
+		r.untold--
 		r.addRetryLocked(r.failedAt)
 	}
 	if failed != "" {
@@ -125,6 +126,9 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 		r = s.adoptLocked(e, true)
 	}
 	r.logged = true
+	if !e.byRelay() { // else the relay tells of its retries
+		r.untold += e.Attempts - 1
+	}
 	if e.byRelay() && !r.logOnly && r.outcome == nil && !r.closed {
 		own := *e
 		r.entry = &own

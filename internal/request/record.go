@@ -32,6 +32,9 @@ type Record struct {
 	hold Hold
 	// unnamed says that the id of the response is wanted and has not come.
 	unnamed bool
+	// untold is the number of retries that Envoy's final entry counts and the log of attempts has
+	// not told of. It is below 0 while the final entry has not come.
+	untold int
 	// dispatched: it was sent to a replica. closed: Close was called, at closedAt. logged: Envoy's
 	// final entry has come. The request is done with the first of the latter two.
 	dispatched, closed, logged bool
@@ -123,6 +126,9 @@ func (r *Record) addRetryLocked(retry Retry) {
 		r.retries = append(r.retries, retry)
 	}
 }
+
+// awaitsNews says whether something may come after the final entry and Close.
+func (r *Record) awaitsNews() bool { return r.unnamed || r.untold > 0 }
 
 // SetTrace implements Follower.
 func (r *Record) SetTrace(own, client string) {

@@ -216,9 +216,9 @@ func (s *Store) finishLocked(r *Record) {
 }
 
 // endLocked ends the joining of a request of which the log entry and Close have come. The id of a
-// short response may come after both.
+// short response may come after both, and so may the log of attempts, which is a stream of its own.
 func (s *Store) endLocked(r *Record) {
-	if r.unnamed {
+	if r.awaitsNews() {
 		s.awaitLocked(r)
 	} else {
 		s.forgetLocked(r)
@@ -240,7 +240,7 @@ func (s *Store) awaitLocked(r *Record) {
 // log entry may still correct its charge.
 func (s *Store) evictLocked(r *Record) {
 	switch {
-	case r.unnamed && r.logged: // endLocked has it
+	case r.awaitsNews() && r.logged: // endLocked has it
 	case r.hold == nil || r.logged:
 		s.forgetLocked(r)
 	default:

@@ -391,6 +391,45 @@ func TestB2_LateIDOfAResponse(t *testing.T) {
 	}
 }
 
+// A retry is counted although the log of attempts tells of it after the final entry and the end.
+// The log of attempts is a stream of its own, so nothing orders it before the final entry.
+func TestS12_LateLogOfAttempts(t *testing.T) {
+	t.Parallel()
+	end := func(_ *Store, r *Record) { r.Close(nil) }
+	entry := func(s *Store, _ *Record) {
+		e := final("a")
+		e.Attempts = 2
+		s.Observe(e)
+	}
+	failed := func(s *Store, _ *Record) {
+		s.Observe(Entry{Log: headers.LogAttempts, RequestID: "a", Replica: "chat-0", Flags: "UC"})
+	}
+	moved := func(s *Store, _ *Record) {
+		s.Observe(Entry{Log: headers.LogAttempts, Interim: true, RequestID: "a", Replica: "chat-1"})
+	}
+	for name, steps := range map[string][]func(*Store, *Record){
+		"the attempts are first": {failed, moved, end, entry},
+		"the entry is first":     {entry, end, failed, moved},
+		"the end is first":       {end, entry, failed, moved},
+		"between the two":        {failed, entry, end, moved},
+	} {
+		s, retries := NewStore(1), 0
+		s.Subscribe(Subscribers{Retried: func(model, _, reason string) {
+			if retries++; model != "chat" || reason != ReasonReset {
+				t.Errorf("%s: a retry of %q because of %q", name, model, reason)
+			}
+		}})
+		r := s.Begin(Arrival{ID: "a"})
+		r.SetNative(new(hold), "chat", "chat-0", 0)
+		for _, step := range steps {
+			step(s, r)
+		}
+		if retries != 1 {
+			t.Errorf("%s: %d retries", name, retries)
+		}
+	}
+}
+
 // The first bytes of a response of the Responses API are not its first token: a stream begins with
 // events about the response, and another response comes as a whole. The time of a first token
 // teaches the prediction.
