@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"math/bits"
+	"math/rand/v2"
 	"testing"
 )
 
@@ -74,5 +75,54 @@ func TestB1_HashesOfSimilarTexts(t *testing.T) {
 		if n < 256-100 || n > 256+100 { // six standard deviations
 			t.Errorf("bucket %d has %d texts, want about 256", i, n)
 		}
+	}
+}
+
+// Stripes have the same hash in assembly as without, whatever was hashed before.
+func TestB1_WideHashIsTheHash(t *testing.T) {
+	t.Parallel()
+	text := make([]byte, 41*stripe+1)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range text {
+		text[i] = byte(rng.Uint32())
+	}
+	for stripes := range 40 {
+		for from := range 2 {
+			var l, plain lanes
+			for i := range l.sums {
+				l.sums[i], l.keys[i] = rng.Uint64(), rng.Uint64()
+			}
+			plain = l
+			l.take(text[from : from+stripes*stripe+stripe/2])
+			plain.takePlainly(text[from : from+stripes*stripe+stripe/2])
+			if l != plain {
+				t.Fatalf("%d stripes: %v, want %v", stripes, l, plain)
+			}
+		}
+	}
+}
+
+// The same stripes in another order have another hash, at any distance.
+func TestB1_HashOfTheOrder(t *testing.T) {
+	t.Parallel()
+	text := make([]byte, 300*stripe)
+	for i := range text {
+		text[i] = "words in lines\n"[i/7%15]
+	}
+	want := hashOf(text, 1, 0)
+	swap := func(a, b int) {
+		for i := range stripe {
+			text[a*stripe+i], text[b*stripe+i] = text[b*stripe+i], text[a*stripe+i]
+		}
+	}
+	for other := 1; other < len(text)/stripe; other++ {
+		if string(text[:stripe]) == string(text[other*stripe:][:stripe]) {
+			continue
+		}
+		swap(0, other)
+		if hashOf(text, 1, 0) == want {
+			t.Errorf("stripes 0 and %d may change places", other)
+		}
+		swap(0, other)
 	}
 }

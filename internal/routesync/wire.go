@@ -27,8 +27,8 @@ import (
 
 const (
 	// version is the version of the messages. Gateways ignore messages of other versions. It also
-	// changes with the hash of package prefix: 1 was XXH64.
-	version = 2
+	// changes with the hash of package prefix: 1 was XXH64, 2 had four lanes.
+	version = 3
 
 	// maxMessage bounds a received message, fullMessage is when a sender begins the next one.
 	maxMessage  = 1 << 20

@@ -27,7 +27,7 @@ func Unescape(dst, raw []byte) (text []byte, halves Halves) {
 	out, n := dst[:cap(dst)], start
 	for i := 0; i < len(raw); {
 		if c := raw[i]; c != '\\' {
-			i, n = copyUnescaped(out, raw, n, i)
+			i, n = copyText(out, raw, n, i)
 			continue
 		} else if c = shortValues[raw[i+1]]; c != 0 {
 			out[n] = c

@@ -29,7 +29,13 @@ func skipText(b []byte, i int) (end int, escaped bool) {
 	if len(b)-i < wideBlock || !wide() {
 		return plainText(b, i)
 	}
-	n, escapes := wideText(&b[i], len(b)-i)
+	var n int
+	var escapes uint64
+	if wide512() {
+		n, escapes = wideText512(&b[i], len(b)-i)
+	} else {
+		n, escapes = wideText(&b[i], len(b)-i)
+	}
 	i += n
 	if len(b)-i > wideBlock { // a byte that is neither plain nor a short escape
 		return i, escapes != 0

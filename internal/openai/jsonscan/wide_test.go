@@ -22,6 +22,19 @@ func naiveText(b []byte, i int) (end int, escaped bool) {
 	return i, escaped
 }
 
+// naiveUnescape is Unescape for short escapes, byte by byte.
+func naiveUnescape(raw []byte) (text []byte) {
+	for i := 0; i < len(raw); i++ {
+		c := raw[i]
+		if c == '\\' {
+			i++
+			c = "\"\\/\b\f\n\r\t"[strings.IndexByte(`"\/bfnrt`, raw[i])]
+		}
+		text = append(text, c)
+	}
+	return text
+}
+
 // checkWide compares the functions that may be in assembly with slow ones.
 func checkWide(t *testing.T, b []byte, i int) {
 	t.Helper()
@@ -33,6 +46,10 @@ func checkWide(t *testing.T, b []byte, i int) {
 	}
 	if plainEnd != want || plainEscaped != wantEscaped {
 		t.Fatalf("%q from %d: the plain way ends at %d, escapes: %v; want %d, %v", b, i, plainEnd, plainEscaped, want, wantEscaped)
+	}
+	checkWays(t, b[i:])
+	if text, _ := Unescape(nil, b[i:end]); string(text) != string(naiveUnescape(b[i:end])) {
+		t.Fatalf("%q without escapes: %q", b[i:end], text)
 	}
 	if got := validUTF8(b[i:]); got != utf8.Valid(b[i:]) {
 		t.Fatalf("%q is UTF-8: %v", b[i:], got)
