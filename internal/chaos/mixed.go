@@ -100,23 +100,27 @@ func (l *load) grpcCall(ctx context.Context, _ int) error {
 	}
 }
 
-// task is admitted a task, works for a moment, and completes it.
+// task is admitted a task, works for a moment, and completes it. What is admitted is completed even
+// if the load has ended, because the gateway counts a task until its lease ends.
 func (l *load) task(ctx context.Context, _ int) error {
 	var decision struct {
 		Wait *int   `json:"wait_for_ms"`
 		Task string `json:"task_id"`
 	}
+	whole := context.WithoutCancel(ctx)
 	for {
-		if err := l.post(ctx, "/schedule", `{"model":"small","estimated_tokens":50}`, &decision); err != nil {
+		if err := l.post(whole, "/schedule", `{"model":"small","estimated_tokens":50}`, &decision); err != nil {
 			return err
 		}
 		if decision.Task != "" {
 			break
 		}
-		sleep(ctx, time.Duration(*decision.Wait)*time.Millisecond)
+		if !sleep(ctx, time.Duration(*decision.Wait)*time.Millisecond) {
+			return ctx.Err()
+		}
 	}
 	sleep(ctx, 100*time.Millisecond)
-	return l.post(ctx, "/complete", fmt.Sprintf(`{"task_id":%q,"actual_tokens":40}`, decision.Task), nil)
+	return l.post(whole, "/complete", fmt.Sprintf(`{"task_id":%q,"actual_tokens":40}`, decision.Task), nil)
 }
 
 // post sends a JSON body and reads a JSON answer, unless answer is nil.
