@@ -41,6 +41,10 @@ const (
 	// ms to 30 s, would delay the configuration after a restart of Sluice.
 	reconnectFirst = 50 * time.Millisecond
 	reconnectLast  = 500 * time.Millisecond
+	// missTimeout is how long a thread of Envoy must be stuck to count in its statistic
+	// watchdog_miss, which nothing else follows. Each thread wakes up twice in this time to show
+	// that it is not stuck. With Envoy's default of 200 ms this is most of what an idle Envoy does.
+	missTimeout = 5 * time.Second
 	// maxSocketPath is the longest path in a sockaddr_un on Linux, without the final zero.
 	maxSocketPath = 107
 )
@@ -113,7 +117,14 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			IgnoreGlobalConnLimit: true,
 		},
 		OverloadManager: overload,
+		Watchdogs:       &bootstrapv3.Watchdogs{MainThreadWatchdog: rareWatchdog(), WorkerWatchdog: rareWatchdog()},
 	}, nil
+}
+
+// rareWatchdog looks for stuck threads as rarely as missTimeout allows. package envoy asks Envoy
+// itself whether it answers, and ends an Envoy that hangs.
+func rareWatchdog() *bootstrapv3.Watchdog {
+	return &bootstrapv3.Watchdog{MissTimeout: durationpb.New(missTimeout), MegamissTimeout: durationpb.New(missTimeout)}
 }
 
 // dynamicResources makes Envoy ask a cluster for clusters and listeners over one delta ADS stream.

@@ -269,7 +269,7 @@ func TestStoppedGatewayKeepsItsProcesses(t *testing.T) {
 	if err := gateway.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(grace + 4*guardPollInterval)
+	time.Sleep(grace + heldPollInterval + 4*guardPollInterval)
 	if !running(pid) {
 		t.Error("the guard ended the processes of a gateway that is only stopped")
 	}
@@ -382,4 +382,33 @@ func TestGuardOfARemovedDirectory(t *testing.T) {
 	}
 	kill9(gateway)
 	testutil.Eventually(t, "process and guard end", func() bool { return !running(pid) && !running(guard) })
+}
+
+// The guard does not wait for its next look at the claim.
+func TestGuardNoticesTheEndOfItsGateway(t *testing.T) {
+	t.Parallel()
+	path := stateDir(t)
+	gateway := startGateway(t, gatewayPlan{Dir: path})
+	lock, err := openLock(filepath.Join(path, "claim.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.close()
+	g := guard{claim: lock, held: time.Hour}
+	noticed := make(chan error, 1)
+	go func() { noticed <- g.waitForRelease(t.Context()) }()
+	select {
+	case <-noticed:
+		t.Fatal("the guard noticed an end that has not come")
+	case <-time.After(200 * time.Millisecond): // it waits by then
+	}
+	kill9(gateway)
+	select {
+	case err := <-noticed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the guard did not notice the end")
+	}
 }

@@ -17,6 +17,10 @@ const (
 	guardStartTimeout = 10 * time.Second
 	// guardPollInterval is how often the guard checks whether the directory is claimed.
 	guardPollInterval = 100 * time.Millisecond
+	// heldPollInterval is how often it does so while it also watches for the end of the process
+	// that has claimed the directory. A process that releases the claim and lives on is noticed so
+	// late.
+	heldPollInterval = time.Second
 	// guardGrace is the time between SIGTERM and SIGKILL.
 	guardGrace = 5 * time.Second
 	// minGuardBackoff and maxGuardBackoff bound the pause before a guard that ended is started
@@ -184,7 +188,7 @@ func RunGuard(ctx context.Context, path string, grace time.Duration, log Logger)
 	if err != nil {
 		return err
 	}
-	g := guard{dir: d, grace: grace}
+	g := guard{dir: d, grace: grace, held: heldPollInterval}
 	lock, err := openLock(guardPath(d.path))
 	if err != nil {
 		return err
@@ -209,12 +213,14 @@ type guard struct {
 	dir   *Dir
 	claim *lockFile
 	grace time.Duration
+	// held is how often the guard checks the claim of a process whose end it watches for.
+	held time.Duration
 }
 
 // run guards the directory until it is unclaimed and empty, or ctx ends.
 func (g *guard) run(ctx context.Context) error {
 	for {
-		if err := g.waitForClaim(ctx, false); err != nil {
+		if err := g.waitForRelease(ctx); err != nil {
 			return err
 		}
 		if g.isEmpty() {
@@ -222,7 +228,7 @@ func (g *guard) run(ctx context.Context) error {
 		}
 		g.dir.log.Info("state directory unclaimed, waiting before its processes are ended", durationField("grace", g.grace))
 		waiting, cancel := context.WithTimeout(ctx, g.grace)
-		err := g.waitForClaim(waiting, true)
+		err := g.waitForClaim(waiting)
 		cancel()
 		if err == nil {
 			g.dir.log.Info("state directory claimed again")
@@ -235,13 +241,12 @@ func (g *guard) run(ctx context.Context) error {
 	}
 }
 
-// waitForClaim returns nil when the directory is claimed, if claimed is true, or not claimed, if it
-// is false. The error is ctx's.
-func (g *guard) waitForClaim(ctx context.Context, claimed bool) error {
+// waitForClaim returns nil when the directory is claimed. The error is ctx's.
+func (g *guard) waitForClaim(ctx context.Context) error {
 	tick := time.NewTicker(guardPollInterval)
 	defer tick.Stop()
 	for {
-		if held, err := g.claim.heldByOther(); err == nil && held == claimed {
+		if held, err := g.claim.heldByOther(); err == nil && held {
 			return nil
 		}
 		select {
@@ -249,6 +254,60 @@ func (g *guard) waitForClaim(ctx context.Context, claimed bool) error {
 			return ctx.Err()
 		case <-tick.C:
 		}
+	}
+}
+
+// waitForRelease returns nil when the directory is not claimed. The error is ctx's. It notices the
+// end of the holder at once.
+func (g *guard) waitForRelease(ctx context.Context) error {
+	for {
+		held, err := g.claim.heldByOther()
+		if err == nil && !held {
+			return nil
+		}
+		if w, ok := newExitWatch(g.claim.readHolder().identity); ok {
+			err = g.waitForEnd(ctx, w)
+		} else {
+			err = sleep(ctx, guardPollInterval)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// waitForEnd returns nil when the process of w has ended or the directory is not claimed. The error
+// is ctx's.
+func (g *guard) waitForEnd(ctx context.Context, w *exitWatch) error {
+	defer w.close()
+	ended := make(chan struct{})
+	go func() {
+		w.wait()
+		close(ended)
+	}()
+	tick := time.NewTicker(g.held)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ended:
+			return nil
+		case <-tick.C:
+			if held, err := g.claim.heldByOther(); err == nil && !held {
+				return nil
+			}
+		}
+	}
+}
+
+// sleep waits for d. The error is ctx's.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
 	}
 }
 
