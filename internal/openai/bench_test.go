@@ -214,7 +214,7 @@ func BenchmarkScanForm(b *testing.B) {
 func BenchmarkScanAndMatch(b *testing.B) {
 	x := prefix.NewIndex(nil)
 	for range 8 {
-		x.Slot(0)
+		x.Slot(1 << 20)
 	}
 	for i := range 2000 {
 		data := chatOf(900, fmt.Sprint(i, prose))

@@ -163,7 +163,7 @@ func shared(t *testing.T, e Endpoint, a, b string) int {
 	t.Helper()
 	ra, rb := mustScan(t, e, a), mustScan(t, e, b)
 	x := prefix.NewIndex(nil)
-	slot := x.Slot(0)
+	slot := x.Slot(1 << 20)
 	first, second := ra.Chain([]byte(a)), rb.Chain([]byte(b))
 	x.Record(slot, &first)
 	matched := make([]int32, x.Slots())

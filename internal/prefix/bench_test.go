@@ -26,7 +26,7 @@ func BenchmarkMatch(b *testing.B) {
 		b.Run(fmt.Sprintf("replicas=%d/bytes=%d", c.replicas, c.system+c.own), func(b *testing.B) {
 			x := NewIndex(nil)
 			for range c.replicas {
-				x.Slot(0)
+				x.Slot(someCapacity)
 			}
 			chains := make([]Chain, c.conversations)
 			for i := range chains {
@@ -51,7 +51,7 @@ func BenchmarkMatchAllDepths(b *testing.B) {
 	for i := range 1000 {
 		part := whole
 		part.Blocks, part.Ends = whole.Blocks[:1+i%len(whole.Blocks)], nil
-		x.Record(x.Slot(0), &part)
+		x.Record(x.Slot(someCapacity), &part)
 	}
 	matched := make([]int32, x.Slots())
 	for b.Loop() {
@@ -65,7 +65,7 @@ func BenchmarkRecord(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/bytes=%d", kind, size), func(b *testing.B) {
 				x := NewIndex(nil)
 				for range 8 {
-					x.Slot(0)
+					x.Slot(someCapacity)
 				}
 				chains := make([]Chain, 4000)
 				for i := range chains {
@@ -118,7 +118,7 @@ func heap() int64 {
 func fill(x *Index, all bool) {
 	const replicas = 1000
 	for range replicas {
-		x.Slot(0)
+		x.Slot(someCapacity)
 	}
 	rng := rand.New(rand.NewPCG(1, 5))
 	c := conversation(0, 200, 20<<10)

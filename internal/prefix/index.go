@@ -5,10 +5,6 @@ import (
 	"sync/atomic"
 )
 
-// DefaultCapacity is the capacity of a replica whose cache's size is not known: about two million
-// tokens. An index that is too large misleads less than one that is too small.
-const DefaultCapacity = 8 << 20
-
 // maxSlots bounds the replicas of an index.
 const maxSlots = 1<<16 - 1
 
@@ -58,8 +54,8 @@ func NewIndex(b *Budget) *Index {
 	return x
 }
 
-// Slot returns a slot for a replica whose cache holds so many bytes of prompts. 0 means
-// DefaultCapacity. It returns -1, which all methods ignore, when 65,535 slots are in use.
+// Slot returns a slot for a replica whose cache holds so many bytes of prompts. It returns -1, which
+// all methods ignore, when 65,535 slots are in use.
 func (x *Index) Slot(capacity int) int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -74,16 +70,9 @@ func (x *Index) Slot(capacity int) int {
 		x.replicas = append(x.replicas, replica{})
 		x.done = make([]uint64, slot/64+1)
 	}
-	x.replicas[slot] = replica{inUse: true, capacity: known(capacity), share: 1}
+	x.replicas[slot] = replica{inUse: true, capacity: capacity, share: 1}
 	x.budget.join(x, int(x.used.Add(1)), 1)
 	return slot
-}
-
-func known(capacity int) int {
-	if capacity <= 0 {
-		return DefaultCapacity
-	}
-	return capacity
 }
 
 // Release forgets a replica that is gone. Its slot may be given to another one.
@@ -121,12 +110,12 @@ func (x *Index) Forget(slot int) {
 	}
 }
 
-// SetCapacity sets how many bytes of prompts the cache of a replica holds. 0 means DefaultCapacity.
+// SetCapacity sets how many bytes of prompts the cache of a replica holds.
 func (x *Index) SetCapacity(slot, bytes int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if r := x.replicaLocked(slot); r != nil {
-		r.capacity = known(bytes)
+		r.capacity = bytes
 		x.fitLocked(r, slot)
 	}
 }

@@ -10,6 +10,9 @@ import (
 	"testing"
 )
 
+// someCapacity is the capacity of a replica in tests that fill no cache.
+const someCapacity = 8 << 20
+
 // check holds everything that an index stores against everything else.
 func check(t *testing.T, x *Index) {
 	t.Helper()
@@ -81,8 +84,8 @@ func TestB1_BudgetIsKept(t *testing.T) {
 		b := NewBudget(bytesPerEntry * (1 + rng.IntN(2000)))
 		indexes := []*Index{NewIndex(b), NewIndex(b)}
 		for range 1 + rng.IntN([]int{4, 200}[seed%2]) {
-			indexes[0].Slot(0)
-			indexes[1].Slot(0)
+			indexes[0].Slot(someCapacity)
+			indexes[1].Slot(someCapacity)
 		}
 		p := prompts{rng: rng}
 		for range 400 {
@@ -127,15 +130,15 @@ func TestB1_BudgetIsShared(t *testing.T) {
 			x.Record(slot, &c)
 		}
 	}
-	fillUp(first, first.Slot(0))
+	fillUp(first, first.Slot(someCapacity))
 	if got := first.Stats().Entries; got != 1000 {
 		t.Fatalf("one replica has %d entries of 1000", got)
 	}
-	fillUp(first, first.Slot(0))
+	fillUp(first, first.Slot(someCapacity))
 	if a, b := first.Replica(0).Entries, first.Replica(1).Entries; a+b != 1000 || a < 480 || a > 520 {
 		t.Errorf("two replicas of a model have %d and %d entries", a, b)
 	}
-	fillUp(second, second.Slot(0))
+	fillUp(second, second.Slot(someCapacity))
 	if a, b := first.Stats().Entries, second.Stats().Entries; a+b != 1000 || b < 320 || b > 350 {
 		t.Errorf("two replicas have %d entries, one of another model has %d", a, b)
 	}
@@ -149,7 +152,7 @@ func TestB1_BudgetIsShared(t *testing.T) {
 // A prompt that a replica did not get after all leaves what it shares with others.
 func TestB1_DroppedPromptsLeaveNoGaps(t *testing.T) {
 	x := NewIndex(nil)
-	slot := x.Slot(0)
+	slot := x.Slot(someCapacity)
 	matched := make([]int32, 1)
 	record := func(c Chain) (kept int) {
 		x.Match(&c, matched)
@@ -218,7 +221,7 @@ func TestB1_DroppedPromptsLeaveNoGaps(t *testing.T) {
 // The ends of early messages are not in the chain of a long conversation, and a short one has them.
 func TestB1_EndsOfEarlyMessages(t *testing.T) {
 	x := NewIndex(nil)
-	slot := x.Slot(0)
+	slot := x.Slot(someCapacity)
 	var messages []string
 	for range 40 {
 		messages = append(messages, strings.Repeat("m", 100))
@@ -321,8 +324,8 @@ func TestB1_CapacityFollowsTheEngine(t *testing.T) {
 // A method ignores a slot that is not in use.
 func TestB1_UnknownSlots(t *testing.T) {
 	x := NewIndex(nil)
-	x.Slot(0)
-	x.Release(x.Slot(0))
+	x.Slot(someCapacity)
+	x.Release(x.Slot(someCapacity))
 	c := conversation(1, 100, 1000)
 	for _, slot := range []int{-1, 1, 2, 1 << 20} {
 		x.Record(slot, &c)
@@ -387,7 +390,7 @@ func TestB1_ThousandReplicas(t *testing.T) {
 	system := strings.Repeat("s", 4096)
 	common := chainOf(system)
 	for range 1000 {
-		x.Record(x.Slot(0), &common)
+		x.Record(x.Slot(someCapacity), &common)
 	}
 	next := chainOf(system, strings.Repeat("q", 5000))
 	x.Record(777, &next)

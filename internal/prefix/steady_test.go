@@ -54,9 +54,9 @@ func BenchmarkSteady(b *testing.B) {
 			b.Run(fmt.Sprintf("bytes=%d/replicas=%d", size, replicas), func(b *testing.B) {
 				x := NewIndex(nil)
 				for range replicas {
-					x.Slot(0)
+					x.Slot(someCapacity)
 				}
-				conversations := replicas * (DefaultCapacity / 4) / (size / 2)
+				conversations := replicas * (someCapacity / 4) / (size / 2)
 				p := newSteadyPrompts(conversations, size)
 				matched := make([]int32, x.Slots())
 				request := func(i int) {
