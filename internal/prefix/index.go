@@ -54,8 +54,8 @@ func NewIndex(b *Budget) *Index {
 	return x
 }
 
-// Slot returns a slot for a replica whose cache holds so many bytes of prompts. It returns -1, which
-// all methods ignore, when 65,535 slots are in use.
+// Slot returns a slot for a replica whose cache holds so many bytes of prompts. It returns -1,
+// which all methods ignore, when 65,535 slots are in use.
 func (x *Index) Slot(capacity int) int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
