@@ -131,6 +131,9 @@ type testGuard struct {
 func newTestGuard(t *testing.T, c Config) *testGuard {
 	g := &testGuard{now: time.Unix(1000, 0)}
 	c.Count = func(netip.AddrPort) (map[netip.Addr]int, error) { return g.counts, g.err }
+	if c.Total == nil {
+		c.Total = func(netip.AddrPort) (int, error) { return 0, errors.New("not known") }
+	}
 	c.Changed = func(m Mode) { g.modes = append(g.modes, m) }
 	c.PressureFile = filepath.Join(t.TempDir(), "pressure")
 	c.Log = zap.NewNop()
@@ -258,6 +261,87 @@ func TestX1_FullIsFull(t *testing.T) {
 	g.count(time.Second, map[netip.Addr]int{anna: 60, bert: 5})
 	if n := g.admitted(bert, 1); n != 0 || !g.modes[0].AskSource {
 		t.Errorf("%d admitted above the limit, modes %v", n, g.modes)
+	}
+}
+
+// TestX1_UnchangedConnectionsAreNotCounted checks that the guard counts again when a socket has
+// come or gone, when it has admitted a connection, when it acts, and after some time.
+func TestX1_UnchangedConnectionsAreNotCounted(t *testing.T) {
+	t.Parallel()
+	total := 1
+	g := newTestGuard(t, Config{PerSource: 50, Total: func(netip.AddrPort) (int, error) { return total, nil }})
+	some := map[netip.Addr]int{anna: 3}
+	g.count(0, some)
+	open := func(after time.Duration, n int) int {
+		g.count(after, map[netip.Addr]int{anna: n})
+		return g.Status().Open
+	}
+	if n := open(time.Second, 4); n != 3 {
+		t.Errorf("%d connections, want 3 of the last count", n)
+	}
+	total = 2
+	if n := open(time.Second, 5); n != 5 {
+		t.Errorf("%d connections after a socket has come, want 5", n)
+	}
+	if n := g.admitted(anna, 1); n != 1 {
+		t.Error("the source is below its cap and got no connection")
+	}
+	if n := open(time.Second, 7); n != 7 {
+		t.Errorf("%d connections after one was admitted, want 7", n)
+	}
+	if n := open(recount-time.Millisecond, 8); n != 7 {
+		t.Errorf("%d connections, want 7 of the last count", n)
+	}
+	if n := open(time.Millisecond, 9); n != 9 {
+		t.Errorf("%d connections after %v, want 9", n, recount)
+	}
+	total = 3
+	open(time.Second, 90)
+	if n := open(time.Second, 91); n != 91 {
+		t.Errorf("%d connections near the limit, want 91", n)
+	}
+}
+
+// TestX1_SocketTotal checks that the kernel's number has the sockets of a listener. Other sockets
+// of this machine come and go, so it takes many.
+func TestX1_SocketTotal(t *testing.T) {
+	const many = 200
+	for _, address := range []string{"127.0.0.1:0", "[::]:0"} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		listen := l.Addr().(*net.TCPAddr).AddrPort()
+		before, err := socketTotal(listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range many {
+			c, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", listen.Port()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			accepted, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer accepted.Close()
+		}
+		if after, err := socketTotal(listen); err != nil || after < before+many/2 {
+			t.Errorf("%s: %d sockets before and %d after %d connections, %v", address, before, after, many, err)
+		}
+	}
+}
+
+// BenchmarkSocketTotal measures what the guard asks before it counts.
+func BenchmarkSocketTotal(b *testing.B) {
+	listen := netip.MustParseAddrPort("127.0.0.1:80")
+	for b.Loop() {
+		if _, err := socketTotal(listen); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package connections
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -46,6 +47,33 @@ func Count(listen netip.AddrPort) (map[netip.Addr]int, error) {
 		return nil, fmt.Errorf("sock_diag: %w", err)
 	}
 	return sources, nil
+}
+
+// socketTotal returns the number of TCP sockets of this machine, or of this container, of the family
+// that connections to a listener have. Count has the kernel look through a table with hundreds of
+// thousands of places. This costs a twentieth of it.
+func socketTotal(listen netip.AddrPort) (int, error) {
+	file, line := "/proc/self/net/sockstat6", "TCP6: inuse %d"
+	if listen.Addr().Is4() {
+		file, line = "/proc/self/net/sockstat", "TCP: inuse %d"
+	}
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", file, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var buffer [1024]byte
+	n, err := unix.Read(fd, buffer[:])
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", file, err)
+	}
+	for found := range bytes.Lines(buffer[:n]) {
+		var total int
+		if _, err := fmt.Sscanf(string(found), line, &total); err == nil {
+			return total, nil
+		}
+	}
+	return 0, fmt.Errorf("%s does not tell the number of TCP sockets", file)
 }
 
 // Source returns what counts as one source: an IPv4 address, or the first 64 bits of an IPv6

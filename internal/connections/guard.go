@@ -3,8 +3,9 @@
 //
 // Envoy itself closes each connection above its limit, and each connection that sends no request in
 // time. Neither helps the other clients when one client opens connections faster than Envoy closes
-// them. So the Guard asks the kernel each second how many connections each source address has. When
-// nearly all are in use, it does three things:
+// them. So the Guard asks the kernel each second how many connections each source address has, unless
+// the number of sockets is the same as a second before. When nearly all are in use, it does three
+// things:
 //
 //   - It tells Envoy the share in use, so that Envoy closes idle connections soon.
 //   - It has Envoy ask for each new connection. A source that has more than its fair share gets
@@ -35,6 +36,9 @@ const (
 	// a pause of restFactor times its duration, so that counting takes at most 5 % of one core.
 	lookInterval = time.Second
 	restFactor   = 20
+	// recount is how often the connections are counted at least, although the kernel's number of
+	// sockets is the same as at the last count.
+	recount = 10 * time.Second
 	// calm is how long the connections must be fewer before the Guard stops to act.
 	calm = 30 * time.Second
 	// leastShare is a number of connections that each source may have at any time.
@@ -61,6 +65,9 @@ type Config struct {
 	Changed func(Mode)
 	// Count returns the connections by source. nil means the function Count.
 	Count func(netip.AddrPort) (map[netip.Addr]int, error)
+	// Total returns the number of sockets that change when a connection begins or ends. nil means
+	// the function socketTotal.
+	Total func(netip.AddrPort) (int, error)
 	// Log receives failures. Required.
 	Log *zap.Logger
 }
@@ -104,17 +111,26 @@ type Guard struct {
 	// status is the status of the last count. Guarded by mu.
 	status Status
 
+	// admitted tells that a connection was admitted since the last count. Guarded by mu.
+	admitted bool
+
 	// The fields below belong to Run. lastNear is when the limit was near for the last time, and
-	// written is the text in the pressure file.
-	mode     Mode
-	lastNear time.Time
-	written  string
+	// written is the text in the pressure file. lastCount is when the last count was, and total is
+	// what Total said before it; -1 means that it did not know.
+	mode      Mode
+	lastNear  time.Time
+	written   string
+	lastCount time.Time
+	total     int
 }
 
 // New returns a Guard. It starts nothing.
 func New(c Config) *Guard {
 	if c.Count == nil {
 		c.Count = Count
+	}
+	if c.Total == nil {
+		c.Total = socketTotal
 	}
 	return &Guard{Config: c, share: math.MaxInt, mode: c.Mode()}
 }
@@ -145,8 +161,12 @@ func (g *Guard) Status() Status {
 	return g.status
 }
 
-// look counts the connections and does what follows from their number.
+// look counts the connections, unless they are the same as at the last count, and does what follows
+// from their number.
 func (g *Guard) look(now time.Time) {
+	if g.isUnchanged(now) {
+		return
+	}
 	sources, err := g.Count(g.Listen)
 	status := g.store(sources, g.Limit(), err)
 	if status.Near() {
@@ -159,6 +179,26 @@ func (g *Guard) look(now time.Time) {
 		g.Changed(mode)
 	}
 	g.writePressure(status, near || wasNear)
+}
+
+// isUnchanged reports whether the last count still holds: the kernel has as many sockets as then,
+// no connection was admitted, and the guard does not act. As many connections may have begun as
+// have ended, so the answer is false after recount.
+func (g *Guard) isUnchanged(now time.Time) bool {
+	before := g.total
+	total, err := g.Total(g.Listen)
+	if err != nil {
+		total = -1
+	}
+	g.mu.Lock()
+	unchanged := total >= 0 && total == before && !g.admitted && g.status.Err == nil && g.status.Limit == g.Limit()
+	g.admitted = false
+	g.mu.Unlock()
+	if unchanged && !g.mode.NearLimit && now.Sub(g.lastCount) < recount {
+		return true
+	}
+	g.total, g.lastCount = total, now
+	return false
 }
 
 // store makes a count the current one and returns its status. An error keeps the last count.
@@ -211,6 +251,7 @@ func (g *Guard) admit(client netip.Addr) bool {
 	}
 	g.sources[source]++
 	g.status.Open++
+	g.admitted = true
 	return true
 }
 
