@@ -199,8 +199,20 @@ func TestMonitorSettles(t *testing.T) {
 		t.Error("settled too soon")
 	}
 	garbage = nil
-	if !m.settle(now.Add(time.Hour)) {
+	if !m.settle(now.Add(settleInterval)) {
 		t.Error("did not settle again")
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // Go must not collect it
+	for range 20 {                                   // quietly
+		garbage = make([]byte, quietBytes/2)
+		garbage[0] = 1
+		if m.settle(now.Add(2 * settleInterval)) {
+			t.Fatal("settled although the process was quiet since the last time")
+		}
+	}
+	garbage = nil
+	if !m.settle(now.Add(settleInterval + idleInterval)) {
+		t.Error("never settled what a quiet process leaves")
 	}
 	_ = garbage
 }

@@ -36,10 +36,12 @@ type Monitor struct {
 	inUse atomic.Int64
 	// room is what Reserve has reserved. Nobody reads or writes it.
 	room []byte
-	// allocated is how many bytes the process had allocated at the last call of settle, and
-	// settled is when settle has given memory back last. Only Run's goroutine uses the two.
+	// allocated is how many bytes the process had allocated at the last call of settle, settled is
+	// when settle has given memory back last, and busy tells that the process had much to do since
+	// then. Only Run's goroutine uses the three.
 	allocated uint64
 	settled   time.Time
+	busy      bool
 }
 
 const (
@@ -55,10 +57,13 @@ const (
 	// measurements at most.
 	quietBytes = 4 << 20
 	// worthSettling is how many bytes a quiet process must be able to give back: so many, and this
-	// share of its live heap. settleInterval is the least time between two times.
+	// share of its live heap. settleInterval is the least time between two times. A process that
+	// was quiet since the last time makes garbage slowly, and would take again what it gives back.
+	// It waits for idleInterval.
 	worthSettling  = 4 << 20
 	settleShare    = 4
 	settleInterval = 30 * time.Second
+	idleInterval   = 10 * time.Minute
 )
 
 // Reserve makes room for garbage, so that Go collects less often. The room is memory that is never
@@ -144,14 +149,19 @@ func (m *Monitor) settle(now time.Time) (settled bool) {
 	m.allocated = value(0)
 	room := uint64(len(m.room))
 	live, held := value(1)-min(value(1), room), value(2)+value(3)-room
+	wait := idleInterval
+	if m.busy {
+		wait = settleInterval
+	}
 	switch {
 	case before == 0 || m.allocated-before > quietBytes: // the first measurement, or a busy process
+		m.busy = true
 		return false
 	case m.settled.IsZero(): // the start has left something
-	case now.Sub(m.settled) < settleInterval || held < live+max(worthSettling, live/settleShare):
+	case now.Sub(m.settled) < wait || held < live+max(worthSettling, live/settleShare):
 		return false
 	}
-	m.settled = now
+	m.settled, m.busy = now, false
 	debug.FreeOSMemory()
 	UnmapProgram()
 	m.measure()
