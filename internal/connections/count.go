@@ -49,9 +49,9 @@ func Count(listen netip.AddrPort) (map[netip.Addr]int, error) {
 	return sources, nil
 }
 
-// socketTotal returns the number of TCP sockets of this machine, or of this container, of the family
-// that connections to a listener have. Count has the kernel look through a table with hundreds of
-// thousands of places. This costs a twentieth of it.
+// socketTotal returns the number of TCP sockets of this machine, or of this container. It is the
+// number of the family that connections to listen have. Count has the kernel look through a table
+// with hundreds of thousands of places. socketTotal costs a twentieth of that.
 func socketTotal(listen netip.AddrPort) (int, error) {
 	file, line := "/proc/self/net/sockstat6", "TCP6: inuse %d"
 	if listen.Addr().Is4() {

@@ -3,9 +3,9 @@
 //
 // Envoy itself closes each connection above its limit, and each connection that sends no request in
 // time. Neither helps the other clients when one client opens connections faster than Envoy closes
-// them. So the Guard asks the kernel each second how many connections each source address has, unless
-// the number of sockets is the same as a second before. When nearly all are in use, it does three
-// things:
+// them. So the Guard asks the kernel each second how many connections each source address has. It
+// does not ask while the number of sockets is the same as a second before. When nearly all
+// connections are in use, the Guard does three things:
 //
 //   - It tells Envoy the share in use, so that Envoy closes idle connections soon.
 //   - It has Envoy ask for each new connection. A source that has more than its fair share gets
