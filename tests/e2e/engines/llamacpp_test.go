@@ -354,6 +354,8 @@ models:
     variables: {parallel: 2, ctx_size: 2048, threads: 1}
     routing: {slow_start: 0s}
 `)
+	// So short a prompt goes where the ring has it, which may be the replica that is ready last.
+	g.AwaitReadyReplicas("chat", 2)
 	if err := askStream(g); err != nil {
 		t.Error(err)
 	}

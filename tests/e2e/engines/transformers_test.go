@@ -61,12 +61,7 @@ models:
     launcher: upstream
     upstreams: [{url: %q, model: %s, health: {path: /health}}]
 `, serveByTransformers(t, model), model))
-	harness.Eventually(t, "the server is healthy", func() error {
-		if m := g.Model("chat"); m.Ready != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitReadyReplicas("chat", 1)
 	for stream, want := range map[bool]string{false: `"completion_tokens":4`, true: `"finish_reason":"length"`} {
 		// The server refuses fields that it does not know, so the body has only OpenAI's.
 		body := fmt.Sprintf(`{"model":"chat","stream":%v,"max_tokens":4,"messages":[{"role":"user","content":"Hello"}]}`, stream)

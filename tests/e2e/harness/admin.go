@@ -324,3 +324,14 @@ func (g *Gateway) AwaitReplicas(model string, n int) {
 		return nil
 	})
 }
+
+// AwaitReadyReplicas waits until exactly n replicas of the model are ready.
+func (g *Gateway) AwaitReadyReplicas(model string, n int) {
+	g.T.Helper()
+	Eventually(g.T, fmt.Sprint(n, " ready replicas of ", model), func() error {
+		if m := g.Model(model); m.Ready != n {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+}

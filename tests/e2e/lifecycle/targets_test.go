@@ -95,12 +95,7 @@ func TestE2E_U7_TTFTTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
 			}
 		})
 	}
-	harness.Eventually(t, "a second replica", func() error {
-		if m := g.Model("m"); m.Ready != 2 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitReadyReplicas("m", 2)
 	if m := g.Model("m"); m.Scaled.From != 1 || m.Scaled.To != 2 || m.Scaled.Reason != "ttft_target" {
 		t.Errorf("the reason is %+v", m.Scaled)
 	}

@@ -145,12 +145,7 @@ func TestE2E_T4_UnhealthyOn(t *testing.T) {
 	fails("own", own, 503)
 	out(own)
 	fails("x", shared, 500)
-	harness.Eventually(t, shared.id()+" is out of x", func() error {
-		if m := g.Model("x"); m.Ready != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitReadyReplicas("x", 1)
 	shared.status.Store(200)
 	own.status.Store(200)
 	harness.Eventually(t, "a good look brings them back", func() error {

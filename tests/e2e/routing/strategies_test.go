@@ -166,14 +166,9 @@ func TestE2E_T4_UnequalListsAndSeveralAtOnce(t *testing.T) {
 	t.Parallel()
 	a, b := startHolder(t, "a", "m", "n"), startHolder(t, "b", "m", "o")
 	g := harness.Start(t, fmt.Sprintf("upstreams: [{url: %s, slots: 2}, {url: %s, slots: 3}]\n", a.url, b.url))
-	harness.Eventually(t, "all are found", func() error {
-		for model, replicas := range map[string]int{"m": 2, "n": 1, "o": 1} {
-			if m := g.Model(model); m.Ready != replicas {
-				return fmt.Errorf("%+v", m)
-			}
-		}
-		return nil
-	})
+	for model, replicas := range map[string]int{"m": 2, "n": 1, "o": 1} {
+		g.AwaitReadyReplicas(model, replicas)
+	}
 	var callers sync.WaitGroup
 	for range 5 {
 		hold(g, "m", &callers)
@@ -193,12 +188,7 @@ func TestE2E_T4_UnequalListsAndSeveralAtOnce(t *testing.T) {
 	callers.Wait()
 
 	b.setBroken(true)
-	harness.Eventually(t, "b is out", func() error {
-		if m := g.Model("m"); m.Ready != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitReadyReplicas("m", 1)
 	g.AwaitCondition(condition.UpstreamUnreachable, b.url)
 	if n := count(served(g, "m", 6)); n["a"] != 6 {
 		t.Errorf("b is unhealthy, and the requests go to %v", n)
@@ -207,12 +197,7 @@ func TestE2E_T4_UnequalListsAndSeveralAtOnce(t *testing.T) {
 		t.Errorf("n is served by %q", got)
 	}
 	b.setBroken(false)
-	harness.Eventually(t, "b is back", func() error {
-		if m := g.Model("m"); m.Ready != 2 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitReadyReplicas("m", 2)
 	if got := served(g, "o", 1)[0]; got != "b" {
 		t.Errorf("o is served by %q", got)
 	}
