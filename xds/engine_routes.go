@@ -65,14 +65,13 @@ func engineRoute(c Config) *route.Route {
 			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
 		}},
 		// Sluice's own headers are removed after the pick, see engineProtocol.
-		RequestHeadersToRemove: headers.Late(),
 		ResponseHeadersToAdd:   []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceEngine)},
 		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
 	r.TypedPerFilterConfig[customResponseName] = mustPack(refuseUnasked())
-	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
+	stripDecided(r, c)
 	if c.HideReplica {
 		r.ResponseHeadersToRemove = []string{headers.Replica}
 	} else {
@@ -103,15 +102,35 @@ func relayRoutes(c Config) []*route.Route {
 // not even for a connection that could not be made: a handoff can be claimed once. The relay itself
 // writes the headers that say who has answered.
 func relayRoute(name string, c Config) *route.Route {
-	return &route.Route{
+	r := &route.Route{
 		Name:                   name,
 		Match:                  inferenceMatch(headerPresent(headers.Handoff)),
 		Action:                 unlimited(headers.RelayCluster),
-		RequestHeadersToRemove: headers.Late(),
-		ResponseHeadersToAdd:   rateLimitHeaders(),
 		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
+	}
+	stripDecided(r, c)
+	return r
+}
+
+// stripDecided has a route of decided requests remove what does not cross the gateway and set the
+// rate limit headers, unless Sluice's own filter does so. Sluice's own headers are removed after
+// the pick, see engineProtocol.
+func stripDecided(r *route.Route, c Config) {
+	if c.Filter.strips(c) {
+		return
+	}
+	stripRequest(r, c)
+	r.RequestHeadersToRemove = append(r.RequestHeadersToRemove, headers.Late()...)
+	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
+}
+
+// stripRequest has a route remove the headers of clients that nobody reads, unless the listener
+// does so.
+func stripRequest(r *route.Route, c Config) {
+	if c.Filter.in(c) {
+		r.RequestHeadersToRemove = headers.Unread()
 	}
 }
 

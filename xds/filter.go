@@ -1,6 +1,8 @@
 package xds
 
 import (
+	"strings"
+
 	accesslog "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	modules "github.com/envoyproxy/go-control-plane/envoy/extensions/dynamic_modules/v3"
@@ -47,9 +49,21 @@ func ownFilter(c Config) []*hcm.HttpFilter {
 			}}},
 		},
 		FilterName:   "sluice",
-		FilterConfig: mustPack(wrapperspb.String(c.Filter.Socket)),
+		FilterConfig: mustPack(wrapperspb.String(c.Filter.Socket + filterHeaders())),
 	})}
 }
+
+// filterHeaders are the lines of the filter's configuration that list the headers that do not cross
+// the gateway.
+func filterHeaders() string {
+	return "\nunread " + strings.Join(headers.Unread(), " ") + "\nlate " + strings.Join(headers.Late(), " ") +
+		"\nresponse " + strings.Join(headers.StrippedFromEngines(), " ")
+}
+
+// strips reports whether Sluice's own filter removes the headers that do not cross the gateway from
+// the requests that the gateway decides and from their responses. It also sets the rate limit
+// headers. Otherwise the routes do both.
+func (f Filter) strips(c Config) bool { return f.in(c) && f.Decides }
 
 // deciders lists the filters that ask the gateway about requests.
 func deciders(c Config) []string {

@@ -89,7 +89,7 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 			AccessLogFlushInterval: durationpb.New(runningLogInterval),
 		},
 	}
-	setIdentity(m)
+	setIdentity(m, c)
 	setProtocols(m)
 	setHeaderLimits(m, c)
 	setTimeouts(m, c)
@@ -97,7 +97,7 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 }
 
 // setIdentity makes sure that no header of a client is mistaken for one of Sluice or Envoy.
-func setIdentity(m *hcm.HttpConnectionManager) {
+func setIdentity(m *hcm.HttpConnectionManager, c Config) {
 	m.UseRemoteAddress = wrapperspb.Bool(true)
 	// No address counts as internal. From an internal client, Envoy would accept x-envoy-* headers
 	// and the request id. An empty list would mean all private networks, so the list has one
@@ -108,7 +108,11 @@ func setIdentity(m *hcm.HttpConnectionManager) {
 	m.GenerateRequestId = wrapperspb.Bool(true)
 	m.AlwaysSetRequestIdInResponse = true
 	remove := []*mutation.HeaderMutation{removePrefix("x-envoy-")}
-	for _, name := range headers.Early() {
+	early := headers.Early()
+	if c.Filter.in(c) {
+		early = headers.Internal() // the filter removes the others, or the routes do
+	}
+	for _, name := range early {
 		remove = append(remove, removeHeader(name))
 	}
 	m.EarlyHeaderMutationExtensions = []*core.TypedExtensionConfig{

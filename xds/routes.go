@@ -35,17 +35,22 @@ const (
 
 // routeConfiguration builds the one route configuration (RDS). Envoy takes the first route that
 // matches: requests with a handoff to the relay come before those with a cluster, and the route for
-// everything else comes last.
+// everything else comes last. The routes of most requests come first, because Envoy looks for the
+// route of a request twice, before and after its decision, and the others have regular expressions.
 func routeConfiguration(c Config) *route.RouteConfiguration {
 	var all []*route.Route
 	if c.RelaySocket != "" {
-		all = slices.Concat(relayRoutes(c), tableRoutes(c, routes.RelayHandlers))
+		all = relayRoutes(c)
+	}
+	all = slices.Concat(all, engineRoutes(c), inferenceRoutes(c))
+	if c.RelaySocket != "" {
+		all = append(all, tableRoutes(c, routes.RelayHandlers)...)
 	}
 	if c.GRPCSocket != "" {
 		all = append(all, tableRoutes(c, routes.GRPCService)...)
 	}
-	all = slices.Concat(all, engineRoutes(c), tableRoutes(c, routes.API), []*route.Route{connectRoute(c), undecidedRoute(c)})
-	return &route.RouteConfiguration{
+	all = slices.Concat(all, tableRoutes(c, routes.API), []*route.Route{connectRoute(c), undecidedRoute(c)})
+	rc := &route.RouteConfiguration{
 		Name: resourceName,
 		VirtualHosts: []*route.VirtualHost{{
 			Name:    resourceName,
@@ -54,10 +59,13 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
 		}},
-		ResponseHeadersToRemove: headers.StrippedFromEngines(),
 		// Clusters are added and removed with models, and UndecidedCluster never exists.
 		ValidateClusters: wrapperspb.Bool(false),
 	}
+	if !c.Filter.strips(c) {
+		rc.ResponseHeadersToRemove = headers.StrippedFromEngines()
+	}
+	return rc
 }
 
 // tableRoutes builds the routes of what Sluice answers itself through one backend.
@@ -105,6 +113,10 @@ func tableRoute(c Config, row routes.Route) *route.Route {
 		off = append(off, bodyLimitName)
 	}
 	r.TypedPerFilterConfig = disabled(off...)
+	stripRequest(r, c)
+	if row.Backend != routes.API && c.Filter.strips(c) { // it may pass on an engine's answer
+		r.ResponseHeadersToRemove = headers.StrippedFromEngines()
+	}
 	if row.Protocol == routes.WebSocket {
 		acceptWebSocket(r)
 	}
@@ -184,6 +196,18 @@ func undecidedRoute(c Config) *route.Route {
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
 	}
+}
+
+// inferenceRoutes match the paths by which most requests ask for a replica, before they are decided.
+// No other route but the last would match these requests.
+func inferenceRoutes(c Config) []*route.Route {
+	var all []*route.Route
+	for _, row := range routes.Of(routes.Replica) {
+		r := undecidedRoute(c)
+		r.Match = tableMatch(row)
+		all = append(all, r)
+	}
+	return all
 }
 
 // connectRoute refuses CONNECT at once. The "body" of a CONNECT never ends, so ext_proc would wait

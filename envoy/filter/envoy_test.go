@@ -68,7 +68,7 @@ static_resources:
               "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter
               dynamic_module_config: {name: sluice-filter, do_not_close: true}
               filter_name: sluice
-              filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: SOCKET}
+              filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "SOCKET\nunread x-unread cookie\nlate authorization x-late\nresponse x-engine server"}
           - name: router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
           route_config:
@@ -336,6 +336,8 @@ func (u *upstream) serve(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(r.URL.Path, "/fail") {
 		w.WriteHeader(500)
 	}
+	w.Header().Set("x-engine", "secret")
+	w.Header().Set("x-ratelimit-limit-requests", "of the engine")
 	if len(body) > 1<<16 {
 		body = fmt.Append(nil, len(body))
 	}

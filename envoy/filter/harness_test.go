@@ -52,6 +52,15 @@ func TestB6_ALiveIsKeptWithItsEnd(t *testing.T) {
 	})
 }
 
+// TestB6_X14_ConfigurationsOfTheFilter reads lists of headers, and such that are none.
+func TestB6_X14_ConfigurationsOfTheFilter(t *testing.T) {
+	underSanitizers(t, "config", func(t *testing.T, program, _ string) {
+		if out, err := exec.CommandContext(t.Context(), program).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	})
+}
+
 // underSanitizers runs a program of harness under each sanitizer.
 func underSanitizers(t *testing.T, name string, run func(t *testing.T, program, socket string)) {
 	sources, err := filepath.Glob("src/*.c")

@@ -134,6 +134,31 @@ func TestB6_MetadataIsSetAndRead(t *testing.T) {
 	}
 }
 
+// TestB6_X14_HeadersThatDoNotCrossTheGateway: the gateway is told the headers that it reads and no
+// others of the lists, the upstream gets none of the lists, and the client none of the upstream's.
+// A header that the gateway adds to the response replaces the engine's, and is in no record.
+func TestB6_X14_HeadersThatDoNotCrossTheGateway(t *testing.T) {
+	b := up(t, options{})
+	c := b.send(t, "POST", "/", "x", "cookie", "a=b", "x-unread", "1", "authorization", "Bearer k", "x-late", "1", "x-lat", "1")
+	h := b.next(t, frHeaders)
+	list := h.list(t, 0)
+	if list["authorization"] != "Bearer k" || list["x-late"] != "1" || list["x-lat"] != "1" || list["cookie"] != "" || list["x-unread"] != "" {
+		t.Errorf("the gateway was told %v", list)
+	}
+	h.conn.send(frGo, 0, h.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}, {"x-ratelimit-limit-requests", "7"}}, ""))
+	a := want(t, c, 200)
+	if s := a.seen(t); s.Header.Get("x-lat") != "1" || s.Header.Get("authorization")+s.Header.Get("x-late")+s.Header.Get("cookie")+s.Header.Get("x-unread") != "" {
+		t.Errorf("the upstream got %v", s.Header)
+	}
+	if limit := a.header.Values("x-ratelimit-limit-requests"); len(limit) != 1 || limit[0] != "7" || a.header.Get("x-engine") != "" || a.header.Get("tenant") != "" {
+		t.Errorf("the client got %v", a.header)
+	}
+	r := b.next(t, frEnd).record(t)
+	if r.list["@tenant"] != "acme" || r.list["@x-ratelimit-limit-requests"] != "" {
+		t.Errorf("the record has %v", r.list)
+	}
+}
+
 // TestB6_R3_AResponseIsReadInEnvoy has the filter read responses in a real Envoy. The client gets
 // them as they are. The engine does not see the header that asks for it.
 func TestB6_R3_AResponseIsReadInEnvoy(t *testing.T) {

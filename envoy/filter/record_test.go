@@ -9,6 +9,7 @@ import (
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	logv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // logServer collects what Envoy's gRPC access log says.
@@ -100,7 +101,8 @@ func TestB6_AGatewayOfAnotherVersionLeavesTheEndsToTheAccessLog(t *testing.T) {
 	logs, address := accessLog(t)
 	b := up(t, options{logs: address})
 	c := b.send(t, "POST", "/slow", "x")
-	b.next(t, frBody).decide()
+	f := b.next(t, frBody)
+	f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}}, ""))
 	b.upstreamHasBegun(t)
 	b.kill()
 	b.later.Store(1)
@@ -111,14 +113,23 @@ func TestB6_AGatewayOfAnotherVersionLeavesTheEndsToTheAccessLog(t *testing.T) {
 	})
 	b.upstream.release <- struct{}{}
 	want(t, c, 200)
-	if entry := <-logs.entries; isTold(entry) || entry.GetResponse().GetResponseCode().GetValue() != 200 {
+	entry := <-logs.entries
+	if isTold(entry) || entry.GetResponse().GetResponseCode().GetValue() != 200 {
 		t.Errorf("nobody was told of %v, and the log would leave it out", entry)
 	}
+	if tenant := valuesOf(entry)["tenant"].GetStringValue(); tenant != "acme" {
+		t.Errorf("the entry has the tenant %q", tenant)
+	}
+}
+
+// valuesOf returns what the filter says of a request in the access log.
+func valuesOf(e *datav3.HTTPAccessLogEntry) map[string]*structpb.Value {
+	return e.GetCommonProperties().GetMetadata().GetFilterMetadata()["sluice"].GetFields()
 }
 
 // isTold reports whether the filter has marked a request as told.
 func isTold(e *datav3.HTTPAccessLogEntry) bool {
-	return e.GetCommonProperties().GetMetadata().GetFilterMetadata()["sluice"].GetFields()["told"].GetStringValue() == "1"
+	return valuesOf(e)["told"].GetStringValue() == "1"
 }
 
 func compare(t *testing.T, name string, r record, e *datav3.HTTPAccessLogEntry) {

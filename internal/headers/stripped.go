@@ -93,26 +93,23 @@ func FromClients() []Stripped { return slices.Clone(fromClients) }
 func FromEngines() []Stripped { return slices.Clone(fromEngines) }
 
 // Early lists the headers that Envoy removes from the requests of clients before any part of the
-// gateway sees them.
-func Early() []string {
-	early := Internal()
-	for _, h := range fromClients {
-		if !h.Late {
-			early = append(early, h.Name)
-		}
-	}
-	return early
-}
+// gateway sees them: those of Internal and Unread.
+func Early() []string { return append(Internal(), Unread()...) }
+
+// Unread lists the headers of clients that no part of the gateway reads and engines never get.
+func Unread() []string { return namesOf(false) }
 
 // Late lists the headers of clients that the gateway reads and engines never get.
-func Late() []string {
-	var late []string
+func Late() []string { return namesOf(true) }
+
+func namesOf(late bool) []string {
+	var all []string
 	for _, h := range fromClients {
-		if h.Late {
-			late = append(late, h.Name)
+		if h.Late == late {
+			all = append(all, h.Name)
 		}
 	}
-	return late
+	return all
 }
 
 // StrippedFromEngines lists the headers of engines that clients never get.

@@ -72,10 +72,10 @@ bool CALL(http_get_header)(void *f, int kind, span key, span *v, size_t i, size_
     }
   return false;
 }
-size_t CALL(http_get_headers_size)(void *f, int kind) { return (void)f, (void)kind, 3; }
+size_t CALL(http_get_headers_size)(void *f, int kind) { return (void)f, kind == REQUEST_HEADERS ? 3 : response_headers_n; }
 bool CALL(http_get_headers)(void *f, int kind, pair *out) {
-  (void)f, (void)kind;
-  memcpy(out, all_headers, sizeof all_headers);
+  size_t n = CALL(http_get_headers_size)(f, kind);
+  memcpy(out, kind == REQUEST_HEADERS ? all_headers : response_headers, n * sizeof *out);
   return true;
 }
 /* touch reads all of a span. */
@@ -119,12 +119,6 @@ bool CALL(http_append_body)(void *f, int kind, span data) {
 void CALL(http_set_dynamic_metadata_string_batch)(void *f, span ns, const pair *v, size_t n) {
   (void)f, (void)ns;
   for (size_t i = 0; i < n; i++) touch((span){v[i].key, v[i].key_n}), touch((span){v[i].value, v[i].value_n});
-}
-size_t CALL(http_get_metadata_keys_count)(void *f, int s, span ns) { return (void)f, (void)s, (void)ns, 1; }
-bool CALL(http_get_metadata_keys)(void *f, int s, span ns, span *out) {
-  (void)f, (void)s, (void)ns;
-  *out = SPAN("tenant");
-  return true;
 }
 bool CALL(http_get_metadata_string)(void *f, int s, span ns, span key, span *out) {
   (void)f, (void)s, (void)ns, (void)key;

@@ -43,7 +43,7 @@ enum { BODY_CONTINUE = 0, BODY_STOP_AND_BUFFER = 1 };
 enum { TRAILERS_CONTINUE = 0, TRAILERS_STOP = 1 };
 enum { LOCAL_REPLY_CONTINUE = 0 };
 enum { RESET_LOCAL = 0 };
-enum { METADATA_DYNAMIC = 0, METADATA_HOST = 3 };
+enum { METADATA_HOST = 3 };
 enum {
   ATTRIBUTE_PROTOCOL = 10,
   ATTRIBUTE_REQUEST_BYTES = 13,
@@ -72,8 +72,6 @@ bool CALL(http_get_body_chunks)(void *filter, int kind, span *out);
 bool CALL(http_drain_body)(void *filter, int kind, size_t n);
 bool CALL(http_append_body)(void *filter, int kind, span data);
 void CALL(http_set_dynamic_metadata_string_batch)(void *filter, span ns, const pair *values, size_t n);
-size_t CALL(http_get_metadata_keys_count)(void *filter, int source, span ns);
-bool CALL(http_get_metadata_keys)(void *filter, int source, span ns, span *out);
 bool CALL(http_get_metadata_string)(void *filter, int source, span ns, span key, span *out);
 void CALL(http_get_timing_info)(void *filter, times *out);
 bool CALL(http_filter_get_attribute_string)(void *filter, int attribute, span *out);

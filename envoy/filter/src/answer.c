@@ -122,6 +122,9 @@ pair next_pair(span *rest) {
   return h;
 }
 
+/* is_for_response reports whether a value is a header of the response. The others are for the gateway itself. */
+bool is_for_response(pair value) { return value.key_n > 2 && value.key[0] == 'x' && value.key[1] == '-'; }
+
 span next_name(span *rest) {
   reader r = reader_of(*rest);
   span name = read_name(&r);

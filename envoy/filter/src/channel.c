@@ -100,7 +100,7 @@ static bool tell_headers(channel *l, request *r) {
   r->deadline = r->has_body ? 0 : now_ms() + c->silence;
   list_add(&l->asked, r);
   l->scratch.n = 0;
-  put_headers(&l->scratch, r->envoy);
+  put_headers(&l->scratch, r);
   want_flush(l, r);
   put_frame(l, c, HEADERS, r->has_body ? 0 : FLAG_NO_BODY, r->id);
   return true;
@@ -194,7 +194,7 @@ void channel_tell(channel *l, request *r) {
   }
   if (r->state != DECIDED || !enrol(l, r, c)) return;
   l->scratch.n = 0;
-  put_live(&l->scratch, r->envoy);
+  put_live(&l->scratch, r);
   put_frame(l, c, LIVE, 0, r->id);
 }
 
@@ -220,7 +220,7 @@ static bool end_frames(channel *l, request *r) {
     if (l->refused || r->state != DECIDED || c->out.small > HELD_LIMIT) return false;
     id = id_of(l, NO_SLOT);
     l->scratch.n = 0;
-    put_live(&l->scratch, r->envoy);
+    put_live(&l->scratch, r);
     put_frame(l, c, LIVE, 0, id);
     if (c->broken) return false;
   }

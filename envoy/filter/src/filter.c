@@ -19,6 +19,7 @@
  *   is read there is final, and equal to what an access log says.
  * - continue_decoding, send_response and reset_stream may destroy the filter before they return. */
 #include "filter.h"
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -57,21 +58,63 @@ static gates *gates_of(span path) {
   return all = g;
 }
 
-/* The configuration is the absolute path of the gateway's socket. */
-HOOK(void *, http_filter_config_new)(void *envoy, span name, span config) {
-  static const span names[COUNTS] = {{"sluice_connections_made", 23}, {"sluice_connections_lost", 23}, {"sluice_undecided", 16}};
-  (void)name;
-  if (config.n == 0 || config.n >= sizeof all->path || config.p[0] != '/' || memchr(config.p, 0, config.n)) return NULL;
+static span next_line(span *rest) {
+  const char *end = rest->n ? memchr(rest->p, '\n', rest->n) : NULL;
+  span line = {rest->p, end ? (size_t)(end - rest->p) : rest->n};
+  size_t used = line.n + (end ? 1 : 0);
+  *rest = (span){rest->p + used, rest->n - used};
+  return line;
+}
+
+/* read_list reads a line of the configuration that lists headers. */
+static bool read_list(gate *g, span line) {
+  static const struct {
+    span word;
+    size_t place;
+  } lists[] = {{{"unread ", 7}, offsetof(gate, unread)}, {{"late ", 5}, offsetof(gate, late)}, {{"response ", 9}, offsetof(gate, response)}};
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+    span word = lists[i].word;
+    if (line.n > word.n && memcmp(line.p, word.p, word.n) == 0)
+      return headers_read((header_list *)(void *)((char *)g + lists[i].place), (span){line.p + word.n, line.n - word.n});
+  }
+  return false;
+}
+
+static void gate_free(gate *g) {
+  free(g->config);
+  free(g);
+}
+
+/* gate_new reads the configuration: the absolute path of the gateway's socket, then a line for each list of headers
+ * that do not cross the gateway. A line is unread, late or response, and the names. */
+static gate *gate_new(span config, span *path) {
   gate *g = allocate(sizeof *g);
+  g->config = allocate(config.n + 1);
+  if (config.n) memcpy(g->config, config.p, config.n);
+  span rest = {g->config, config.n};
+  *path = next_line(&rest);
+  bool good = path->n > 0 && path->n < sizeof all->path && path->p[0] == '/' && !memchr(config.p, 0, config.n);
+  while (good && rest.n) good = read_list(g, next_line(&rest));
+  if (good) return g;
+  gate_free(g);
+  return NULL;
+}
+
+HOOK(void *, http_filter_config_new)(void *envoy, span name, span config) {
+  static const span counters[COUNTS] = {{"sluice_connections_made", 23}, {"sluice_connections_lost", 23}, {"sluice_undecided", 16}};
+  span path;
+  (void)name;
+  gate *g = gate_new(config, &path);
+  if (!g) return NULL;
   g->envoy = envoy;
   for (int i = 0; i < COUNTS; i++) {
-    if (CALL(http_filter_config_define_counter)(envoy, names[i], NULL, 0, &g->counters[i]) != 0) {
-      free(g);
+    if (CALL(http_filter_config_define_counter)(envoy, counters[i], NULL, 0, &g->counters[i]) != 0) {
+      gate_free(g);
       return NULL;
     }
   }
   pthread_mutex_lock(&lock);
-  g->owner = gates_of(config);
+  g->owner = gates_of(path);
   g->next = g->owner->first;
   g->owner->first = g;
   pthread_mutex_unlock(&lock);
@@ -100,7 +143,7 @@ HOOK(void, http_filter_config_destroy)(void *config) {
   }
   pthread_mutex_unlock(&lock);
   if (last) gates_close(owner);
-  free(g);
+  gate_free(g);
 }
 
 HOOK(void *, http_filter_per_route_config_new)(span name, span config) {
@@ -159,19 +202,44 @@ HOOK(int, http_filter_request_trailers)(void *envoy, void *filter) {
   return TRAILERS_STOP;
 }
 
-/* is_framed reports whether a response has a length or is chunked, or has no body (RFC 9112, section 6.3). Envoy removes
+static bool is_framing(span name, span value) {
+  if (equal(name, SPAN(":status"))) return equal(value, SPAN("204")) || equal(value, SPAN("304"));
+  return equal(name, SPAN("content-length")) || equal(name, SPAN("transfer-encoding"));
+}
+
+/* read_headers looks through the headers of a response. It removes those that do not cross the gateway, and reports
+ * whether the response has a length or is chunked, or has no body (RFC 9112, section 6.3). Envoy removes
  * transfer-encoding after the filters. */
-static bool is_framed(void *envoy) {
-  span v;
-  if (CALL(http_get_header)(envoy, RESPONSE_HEADERS, SPAN("content-length"), &v, 0, NULL)) return true;
-  if (CALL(http_get_header)(envoy, RESPONSE_HEADERS, SPAN("transfer-encoding"), &v, 0, NULL)) return true;
-  return CALL(http_get_header)(envoy, RESPONSE_HEADERS, SPAN(":status"), &v, 0, NULL) && (equal(v, SPAN("204")) || equal(v, SPAN("304")));
+static bool read_headers(request *r) {
+  size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
+  pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
+  header_set found = 0;
+  bool framed = false;
+  if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
+  for (size_t i = 0; i < n; i++) {
+    span name = {h[i].key, h[i].key_n};
+    found |= headers_find(&r->gate->response, name);
+    framed = framed || is_framing(name, (span){h[i].value, h[i].value_n});
+  }
+  if (h != few) free(h);
+  if (r->state == DECIDED) headers_remove(&r->gate->response, found, r->envoy, RESPONSE_HEADERS);
+  return framed;
+}
+
+/* set_values sets the values of the request that are headers of its response. */
+static void set_values(request *r) {
+  span rest = r->values;
+  for (uint16_t i = 0; i < r->values_n; i++) {
+    pair v = next_pair(&rest);
+    if (is_for_response(v)) CALL(http_set_header)(r->envoy, RESPONSE_HEADERS, (span){v.key, v.key_n}, (span){v.value, v.value_n});
+  }
 }
 
 HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   request *r = filter;
   r->responding = true;
-  r->unframed = !end && !is_framed(envoy);
+  r->unframed = !read_headers(r) && !end;
+  if (r->state == DECIDED) set_values(r);
   if (r->reading) reading_begin(r->reading, envoy);
   if (r->reading && end) reading_end(r->reading);
   return HEADERS_CONTINUE;
@@ -246,17 +314,30 @@ static void replace_body(void *envoy, span body) {
   CALL(http_set_header)(envoy, REQUEST_HEADERS, SPAN("content-length"), value);
 }
 
-static void set_metadata(void *envoy, span values, uint16_t n) {
-  pair few[32], *v = n <= 32 ? few : allocate(n * sizeof *v);
-  for (uint16_t i = 0; i < n; i++) v[i] = next_pair(&values);
-  if (n) CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), v, n);
-  if (v != few) free(v);
+/* keep_values keeps what the gateway gives the request. */
+static void keep_values(request *r, span values, uint16_t n) {
+  if (n == 0) return;
+  char *p = allocate(values.n);
+  memcpy(p, values.p, values.n);
+  r->values = (span){p, values.n};
+  r->values_n = n;
 }
 
 /* set_told says whether the gateway is told the end of a request. The access log has it otherwise. */
-static void set_told(void *envoy, bool told) {
+static void set_told(request *r, bool told) {
   static const pair values[] = {{"told", 4, "0", 1}, {"told", 4, "1", 1}};
-  CALL(http_set_dynamic_metadata_string_batch)(envoy, SPAN("sluice"), &values[told], 1);
+  CALL(http_set_dynamic_metadata_string_batch)(r->envoy, SPAN("sluice"), &values[told], 1);
+  r->told = told;
+}
+
+/* set_untold has the access log tell the end of a request, with its values, because the filter cannot. */
+static void set_untold(request *r) {
+  pair few[32], *v = r->values_n <= 32 ? few : allocate(r->values_n * sizeof *v);
+  span rest = r->values;
+  for (uint16_t i = 0; i < r->values_n; i++) v[i] = next_pair(&rest);
+  if (r->values_n) CALL(http_set_dynamic_metadata_string_batch)(r->envoy, SPAN("sluice"), v, r->values_n);
+  if (v != few) free(v);
+  set_told(r, false);
 }
 
 /* set_header sets a header of the request. Those that say what is to be read of the response are for this filter. */
@@ -274,11 +355,12 @@ static void go_on(request *r, span payload, int flags) {
     undecided(r);
     return;
   }
+  headers_remove(&r->gate->late, r->late, r->envoy, REQUEST_HEADERS);
   for (uint16_t i = 0; i < a.set_n; i++) set_header(r, next_pair(&a.set));
   for (uint16_t i = 0; i < a.remove_n; i++)
     CALL(http_set_header)(r->envoy, REQUEST_HEADERS, next_name(&a.remove), (span){NULL, 0});
-  set_metadata(r->envoy, a.metadata, a.metadata_n);
-  set_told(r->envoy, true); /* nor is the access log to have it while it runs */
+  keep_values(r, a.metadata, a.metadata_n);
+  set_told(r, true); /* nor is the access log to have it while it runs */
   settle(r, DECIDED);
   if (flags & FLAG_BODY_REPLACED) replace_body(r->envoy, a.body);
   CALL(http_clear_route_cache)(r->envoy);
@@ -335,11 +417,13 @@ HOOK(void, http_filter_scheduled)(void *envoy, void *filter, uint64_t event) {
 
 HOOK(void, http_filter_stream_complete)(void *envoy, void *filter) {
   request *r = filter;
+  (void)envoy;
   if (!r->channel || !r->list) return;
   pthread_mutex_lock(&r->channel->lock);
   bool end_is_told = channel_end(r->channel, r);
   pthread_mutex_unlock(&r->channel->lock);
-  set_told(envoy, end_is_told);
+  if (!end_is_told) set_untold(r);
+  else if (!r->told) set_told(r, true);
 }
 
 HOOK(void, http_filter_destroy)(void *filter) {
@@ -352,6 +436,7 @@ HOOK(void, http_filter_destroy)(void *filter) {
   }
   if (r->scheduler) CALL(http_filter_scheduler_delete)(r->scheduler);
   free(r->answer);
+  free((void *)r->values.p);
   reading_free(r->reading);
   free(r);
 }

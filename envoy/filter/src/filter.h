@@ -114,6 +114,16 @@ typedef void json_found(void *of, const json *j, int what);
 
 typedef struct reading reading;
 
+/* header_list has names of headers, ordered by their lengths: those of the length n begin at at[n] and end at at[n + 1]. */
+enum { HEADERS_MAX = 64, HEADER_LONGEST = 62 };
+typedef struct {
+  span of[HEADERS_MAX];
+  uint8_t at[HEADER_LONGEST + 2];
+} header_list;
+
+/* header_set is a set of those that a message has, by their places in of. */
+typedef uint64_t header_set;
+
 /* request is the filter of one request. The lock of its channel guards what the thread also uses. */
 typedef struct request {
   struct gate *gate;
@@ -125,6 +135,10 @@ typedef struct request {
   bool unframed;    /* only the end of its connection ends the response */
   bool observing;   /* the gateway is told the beginning of the response; atomic */
   size_t observed;  /* how much of it */
+  header_set late; /* the headers that are removed when the request goes on */
+  span values;      /* what the gateway has given the request: pairs, as next_pair reads them; its own memory */
+  uint16_t values_n;
+  bool told; /* Envoy's access log knows that the gateway is told the end */
   /* The rest is guarded. */
   struct request **list, *next, *prev; /* the list of its channel that it is in */
   struct request *next_body;           /* the list of complete bodies that are to be sent */
@@ -174,6 +188,10 @@ typedef struct gate {
   struct gates *owner;
   void *envoy;
   size_t counters[COUNTS];
+  /* Headers that do not cross the gateway: unread those of requests that the gateway does not read, late those that it
+   * reads, response those of engines. */
+  header_list unread, late, response;
+  char *config; /* the text that these are parts of */
 } gate;
 
 /* gates is one socket of a gateway, with the configurations that name it. */
@@ -237,13 +255,19 @@ typedef struct {
 bool read_go(span payload, int flags, go_answer *out);
 bool read_reply(span payload, reply_answer *out);
 bool read_u32(span payload, uint32_t *out);
+bool is_for_response(pair value);
 pair next_pair(span *rest);
 span next_name(span *rest);
 
+/* headers.c */
+bool headers_read(header_list *l, span words);
+header_set headers_find(const header_list *l, span name);
+void headers_remove(const header_list *l, header_set found, void *envoy, int kind);
+
 /* record.c */
-void put_headers(text *t, void *envoy);
+void put_headers(text *t, request *r);
 void put_record(text *t, const request *r);
-void put_live(text *t, void *envoy);
+void put_live(text *t, const request *r);
 
 /* json.c */
 void json_begin(json *j);

@@ -16,15 +16,27 @@ static void list_end(text *t, size_t at, size_t n) {
   t->p[at + 1] = (char)(n >> 8);
 }
 
-/* put_headers puts the list of the request's headers. */
-void put_headers(text *t, void *envoy) {
-  size_t n = CALL(http_get_headers_size)(envoy, REQUEST_HEADERS);
+/* put_headers puts the list of the request's headers. It removes those that the gateway does not read, and notes those that are to
+ * be removed later. */
+void put_headers(text *t, request *r) {
+  const gate *g = r->gate;
+  size_t n = CALL(http_get_headers_size)(r->envoy, REQUEST_HEADERS), told = 0;
   pair few[64], *all = n <= 64 ? few : allocate(n * sizeof *all);
   size_t at = list_begin(t);
-  if (n == 0 || n > UINT16_MAX || !CALL(http_get_headers)(envoy, REQUEST_HEADERS, all)) n = 0;
-  for (size_t i = 0; i < n; i++) put_pair(t, (span){all[i].key, all[i].key_n}, (span){all[i].value, all[i].value_n});
-  list_end(t, at, n);
+  header_set unread = 0;
+  if (n == 0 || n > UINT16_MAX || !CALL(http_get_headers)(r->envoy, REQUEST_HEADERS, all)) n = 0;
+  for (size_t i = 0; i < n; i++) {
+    span name = {all[i].key, all[i].key_n};
+    header_set here = headers_find(&g->unread, name);
+    unread |= here;
+    if (here) continue;
+    r->late |= headers_find(&g->late, name);
+    put_pair(t, name, (span){all[i].value, all[i].value_n});
+    told++;
+  }
+  list_end(t, at, told);
   if (all != few) free(all);
+  headers_remove(&g->unread, unread, r->envoy, REQUEST_HEADERS);
 }
 
 /* Response flags of Envoy by their bits, in the order in which its documentation lists them. */
@@ -81,24 +93,18 @@ static size_t put_metadata_string(text *t, void *envoy, span name, int source, s
   return 1;
 }
 
-static size_t put_value(text *t, void *envoy, span ns, span key) {
-  char name[256];
-  if (key.n >= sizeof name || (key.n > 2 && key.p[0] == 'x' && key.p[1] == '-')) return 0; /* x-...: for the response */
-  name[0] = '@';
-  memcpy(name + 1, key.p, key.n);
-  span v;
-  if (!CALL(http_get_metadata_string)(envoy, METADATA_DYNAMIC, ns, key, &v)) return 0;
-  put_pair(t, (span){name, key.n + 1}, v);
-  return 1;
-}
-
-/* put_values puts the dynamic metadata of Sluice, which are strings. Envoy logs an error for each value
- * of another type. */
-static size_t put_values(text *t, void *envoy) {
-  span ns = SPAN("sluice"), keys[64];
-  size_t n = CALL(http_get_metadata_keys_count)(envoy, METADATA_DYNAMIC, ns), done = 0;
-  if (n == 0 || n > 64 || !CALL(http_get_metadata_keys)(envoy, METADATA_DYNAMIC, ns, keys)) return 0;
-  for (size_t i = 0; i < n; i++) done += put_value(t, envoy, ns, keys[i]);
+/* put_values puts what the gateway has given the request, but for headers of the response. */
+static size_t put_values(text *t, const request *r) {
+  span rest = r->values;
+  size_t done = 0;
+  for (uint16_t i = 0; i < r->values_n; i++) {
+    pair v = next_pair(&rest);
+    char name[256] = "@";
+    if (v.key_n >= sizeof name || is_for_response(v)) continue;
+    memcpy(name + 1, v.key, v.key_n);
+    put_pair(t, (span){name, v.key_n + 1}, (span){v.value, v.value_n});
+    done++;
+  }
   return done;
 }
 
@@ -142,12 +148,13 @@ void put_record(text *t, const request *r) {
   n += put_place(t, envoy);
   if (r->reading) n += put_reading(t, r->reading);
   if (r->unframed) put_pair(t, SPAN("unframed"), SPAN("1")), n++;
-  n += put_values(t, envoy);
+  n += put_values(t, r);
   list_end(t, list, n);
 }
 
 /* put_live puts what a gateway that begins after the decision needs to know of a request. */
-void put_live(text *t, void *envoy) {
+void put_live(text *t, const request *r) {
+  void *envoy = r->envoy;
   struct timespec now;
   times at;
   CALL(http_get_timing_info)(envoy, &at);
@@ -157,6 +164,6 @@ void put_live(text *t, void *envoy) {
   size_t list = list_begin(t), n = 0;
   n += put_header(t, envoy, SPAN("id"), SPAN("x-request-id"));
   n += put_place(t, envoy);
-  n += put_values(t, envoy);
+  n += put_values(t, r);
   list_end(t, list, n);
 }
