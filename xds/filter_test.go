@@ -1,13 +1,16 @@
 package xds
 
 import (
+	"strings"
 	"testing"
 
 	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	earlymutation "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
@@ -34,6 +37,70 @@ func offOn(r *route.RouteConfiguration, name string) (own, extProc bool) {
 		}
 	}
 	return own, extProc
+}
+
+// removedFrom returns how many headers a route removes from requests and from responses, and how
+// many it sets on responses from the metadata of the request.
+func removedFrom(rc *route.RouteConfiguration, name string) (request, response, set int) {
+	response = len(rc.GetResponseHeadersToRemove())
+	for _, r := range rc.GetVirtualHosts()[0].GetRoutes() {
+		if r.GetName() != name {
+			continue
+		}
+		for _, h := range r.GetResponseHeadersToAdd() {
+			if strings.Contains(h.GetHeader().GetValue(), "DYNAMIC_METADATA") {
+				set++
+			}
+		}
+		return len(r.GetRequestHeadersToRemove()), response + len(r.GetResponseHeadersToRemove()), set
+	}
+	return -1, -1, -1
+}
+
+// Headers that do not cross the gateway are removed once, whatever asks the gateway: by the
+// listener and the routes, or by the filter for the requests that it decides.
+func TestB6_X14_HeadersAreRemovedOnce(t *testing.T) {
+	unread, late, engines, limits := len(headers.Unread()), len(headers.Late()), len(headers.StrippedFromEngines()), len(headers.RateLimits())
+	plain := Config{Listen: "127.0.0.1:8080", RelaySocket: "/relay.sock"}
+	beside, decides, elsewhere := plain, plain, plain
+	beside.Filter = Filter{Path: "/filter.so", Socket: "/filter.sock"}
+	decides.Filter = Filter{Path: "/filter.so", Socket: "/filter.sock", Decides: true}
+	elsewhere.Filter, elsewhere.node = decides.Filter, node{certificate: "x"}
+	for _, tt := range []struct {
+		name                   string
+		config                 Config
+		early                  int
+		request, response, set int // of a request that is decided
+		tables                 int // of the request to a handler of ours
+	}{
+		{"no filter", plain, len(headers.Early()), late, engines, limits, 0},
+		{"ext_proc decides", beside, len(headers.Internal()), unread + late, engines, limits, unread},
+		{"the filter decides", decides, len(headers.Internal()), 0, 0, 0, unread},
+		{"another host", elsewhere, len(headers.Early()), late, engines, limits, 0},
+	} {
+		c := tt.config.withDefaults()
+		rc := routeConfiguration(c)
+		for _, name := range []string{routes.Engine, routes.Stream, routes.Relay, routes.RelayStream} {
+			if request, response, set := removedFrom(rc, name); request != tt.request || response != tt.response || set != tt.set {
+				t.Errorf("%s: route %s removes %d and %d headers and sets %d, want %d, %d and %d", tt.name, name, request, response, set,
+					tt.request, tt.response, tt.set)
+			}
+		}
+		for _, name := range []string{routes.Models, routes.StoredResponses, routes.Realtime} {
+			if request, response, _ := removedFrom(rc, name); request != tt.tables || name != routes.Models && response != engines {
+				t.Errorf("%s: route %s removes %d and %d headers", tt.name, name, request, response)
+			}
+		}
+		m := new(hcm.HttpConnectionManager)
+		setIdentity(m, c)
+		mutations := new(earlymutation.HeaderMutation)
+		if err := m.GetEarlyHeaderMutationExtensions()[0].GetTypedConfig().UnmarshalTo(mutations); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(mutations.GetMutations()) - 1; n != tt.early { // one is a prefix
+			t.Errorf("%s: the listener removes %d headers, want %d", tt.name, n, tt.early)
+		}
+	}
 }
 
 // Whether the filter or ext_proc asks the gateway is in the routes alone, so that a change cuts no

@@ -198,8 +198,8 @@ func undecidedRoute(c Config) *route.Route {
 	}
 }
 
-// inferenceRoutes match the paths by which most requests ask for a replica, before they are decided.
-// No other route but the last would match these requests.
+// inferenceRoutes match the paths by which most requests ask for a replica, before they are
+// decided. No other route but the last would match these requests.
 func inferenceRoutes(c Config) []*route.Route {
 	var all []*route.Route
 	for _, row := range routes.Of(routes.Replica) {

@@ -11,8 +11,8 @@ type Stripped struct {
 	Name string
 	// Why says what the header does, in a phrase that begins with a verb.
 	Why string
-	// Late says that Sluice reads the header of a client first. Envoy removes all others before any
-	// part of the gateway sees the request.
+	// Late says that Sluice reads the header of a client first. No part of the gateway reads the
+	// others.
 	Late bool
 }
 
@@ -92,8 +92,8 @@ func FromClients() []Stripped { return slices.Clone(fromClients) }
 // FromEngines returns the table of the headers of engines that clients never get.
 func FromEngines() []Stripped { return slices.Clone(fromEngines) }
 
-// Early lists the headers that Envoy removes from the requests of clients before any part of the
-// gateway sees them: those of Internal and Unread.
+// Early lists the headers of clients that may be removed before the gateway sees a request: those
+// of Internal and Unread.
 func Early() []string { return append(Internal(), Unread()...) }
 
 // Unread lists the headers of clients that no part of the gateway reads and engines never get.
