@@ -193,3 +193,14 @@ func TestConfigurationsAreValid(t *testing.T) {
 		}
 	}
 }
+
+func TestTotalOf(t *testing.T) {
+	if n, err := totalOf("events: Ir\nfn=a\n1 2\ntotals: 123456\n"); err != nil || n != 123456 {
+		t.Errorf("%v, %v", n, err)
+	}
+	for _, profile := range []string{"", "events: Ir\n", "totals: many\n"} {
+		if n, err := totalOf(profile); err == nil {
+			t.Errorf("%q: %v", profile, n)
+		}
+	}
+}

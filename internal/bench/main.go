@@ -13,7 +13,8 @@
 // not counted.
 //
 // By -only it also measures memory, what one slow client does to others, what all that observes
-// requests costs, and what it costs that somebody watches 1,000 models.
+// requests costs, what it costs that somebody watches 1,000 models, and how many instructions
+// requests cost Envoy.
 package main
 
 import (
@@ -76,7 +77,7 @@ func usageOfOnly() string {
 		names = append(names, r.name)
 	}
 	return "what to measure, with commas: rows of the comparison by their names or the beginnings of them (" + strings.Join(names, ", ") +
-		"; so prompt-64,stream-32 is four rows), or parts besides: memory, slow, observability, watching; empty: all rows"
+		"; so prompt-64,stream-32 is four rows), or parts besides: memory, slow, observability, watching, instructions; empty: all rows"
 }
 
 // check refuses flags that contradict each other.
@@ -115,7 +116,7 @@ func bench(ctx context.Context, o options) error {
 	}
 	defer bed.close()
 	parts := map[string]func(context.Context) error{
-		"memory": bed.memory, "slow": bed.slow, "observability": bed.observability, "watching": bed.watching,
+		"memory": bed.memory, "slow": bed.slow, "observability": bed.observability, "watching": bed.watching, "instructions": bed.instructions,
 	}
 	rows, others := selectRows(o.only)
 	for _, name := range others {

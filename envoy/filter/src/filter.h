@@ -106,7 +106,8 @@ typedef struct json {
   bool bad;     /* it is no JSON, or deeper than DEPTHS */
   bool is_name; /* the string that is read is a name */
   uint16_t depth;
-  size_t length;         /* of the string or word, of which text has the beginning */
+  size_t length;         /* of the string or word */
+  /* The beginning of a word, of a name, and of a string that is a type or a reason to finish or stop. */
   char text[64];
   uint8_t names[DEPTHS]; /* by depth: the member of the object that is read, or IN_ARRAY */
 } json;
@@ -114,7 +115,8 @@ typedef void json_found(void *of, const json *j, int what);
 
 typedef struct reading reading;
 
-/* header_list has names of headers, ordered by their lengths: those of the length n begin at at[n] and end at at[n + 1]. */
+/* header_list has names of headers, ordered by their lengths: those of the length n begin at at[n] and end at
+ * at[n + 1]. */
 enum { HEADERS_MAX = 64, HEADER_LONGEST = 62 };
 typedef struct {
   span of[HEADERS_MAX];
@@ -135,7 +137,7 @@ typedef struct request {
   bool unframed;    /* only the end of its connection ends the response */
   bool observing;   /* the gateway is told the beginning of the response; atomic */
   size_t observed;  /* how much of it */
-  header_set late; /* the headers that are removed when the request goes on */
+  header_set late;  /* the headers that are removed when the request goes on */
   span values;      /* what the gateway has given the request: pairs, as next_pair reads them; its own memory */
   uint16_t values_n;
   bool told; /* Envoy's access log knows that the gateway is told the end */
@@ -270,6 +272,7 @@ void put_record(text *t, const request *r);
 void put_live(text *t, const request *r);
 
 /* json.c */
+void json_init(void);
 void json_begin(json *j);
 void json_read(json *j, const char *p, size_t n, json_found *found, void *of);
 void json_end(json *j, json_found *found, void *of);

@@ -3,7 +3,8 @@
 #include "filter.h"
 #include <string.h>
 
-/* headers_read reads words with a space between them. It fails for too many of them, and for one that is empty or too long. */
+/* headers_read reads words with a space between them. It fails for too many of them, and for one that is empty or
+ * too long. */
 bool headers_read(header_list *l, span words) {
   uint8_t n = 0;
   *l = (header_list){0};

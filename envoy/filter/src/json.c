@@ -40,6 +40,18 @@ static const struct {
 #undef OF
 };
 
+/* by_length has the first name of each length, and next the name of the same length that follows. 0 is none. */
+enum { NAME_LONGEST = sizeof("cache_creation_input_tokens") - 1 };
+static uint8_t by_length[NAME_LONGEST + 1], next[NAMES];
+
+/* json_init must be called before anything is read. */
+void json_init(void) {
+  for (uint8_t i = NAMES - 1; i > NAME_OTHER; i--) {
+    next[i] = by_length[names[i].n];
+    by_length[names[i].n] = i;
+  }
+}
+
 void json_begin(json *j) {
   j->depth = 0;
   j->names[0] = NAME_OTHER;
@@ -56,9 +68,17 @@ bool json_is_whole(const json *j) { return !j->bad && j->state == NOTHING; }
 static bool is_text(const json *j, const char *s, size_t n) { return j->length == n && memcmp(j->text, s, n) == 0; }
 
 static uint8_t name_of(const json *j) {
-  for (uint8_t i = 1; i < NAMES; i++)
-    if (is_text(j, names[i].p, names[i].n)) return i;
+  if (j->length > NAME_LONGEST) return NAME_OTHER;
+  for (uint8_t i = by_length[j->length]; i; i = next[i])
+    if (memcmp(j->text, names[i].p, names[i].n) == 0) return i;
   return NAME_OTHER;
+}
+
+/* is_kept reports whether the beginning of a string is kept: that of a name, and that of a member whose text is
+ * compared. Of others the length alone matters. */
+static bool is_kept(const json *j) {
+  uint8_t of = j->names[j->depth];
+  return j->is_name || of == NAME_TYPE || of == NAME_FINISH_REASON || of == NAME_STOP_REASON;
 }
 
 static void keep(json *j, const char *p, size_t n) {
@@ -117,14 +137,18 @@ static void end_string(json *j, json_found *found, void *of) {
   found(of, j, JSON_STRING);
 }
 
-/* before returns how many bytes come before the first a or b, which are ASCII. It looks at eight at a time. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "see before");
+
+/* before returns how many bytes come before the first a or b, which are ASCII. It looks at eight at a time, the first
+ * of which is the least of a number (little-endian). */
 size_t before(const char *p, size_t n, char a, char b) {
   const uint64_t ones = 0x0101010101010101, highs = 0x8080808080808080;
   size_t i = 0;
   for (uint64_t w; i + 8 <= n; i += 8) {
     memcpy(&w, p + i, 8);
     uint64_t no_a = w ^ ones * (unsigned char)a, no_b = w ^ ones * (unsigned char)b;
-    if ((((no_a - ones) & ~no_a) | ((no_b - ones) & ~no_b)) & highs) break;
+    uint64_t found = (((no_a - ones) & ~no_a) | ((no_b - ones) & ~no_b)) & highs;
+    if (found) return i + (size_t)__builtin_ctzll(found) / 8; /* bits above the first one may be wrong */
   }
   while (i < n && p[i] != a && p[i] != b) i++;
   return i;
@@ -179,7 +203,8 @@ void json_read(json *j, const char *p, size_t n, json_found *found, void *of) {
     switch (j->state) {
     case STRING:
       some = before(p, (size_t)(stop - p), '"', '\\');
-      keep(j, p, some);
+      if (is_kept(j)) keep(j, p, some);
+      else j->length += some;
       p += some;
       if (p == stop) return;
       if (*p++ == '"') end_string(j, found, of);

@@ -59,6 +59,7 @@ struct reading {
 
 /* reading_init must be called before the first reader is made. */
 void reading_init(void) {
+  json_init();
   double end = SHORTEST * 1.00995049383620779; /* the root of 1.02 */
   for (int i = 0; i < CLASSES; i++, end *= 1.02) ends_of_classes[i] = end;
 }

@@ -16,8 +16,8 @@ static void list_end(text *t, size_t at, size_t n) {
   t->p[at + 1] = (char)(n >> 8);
 }
 
-/* put_headers puts the list of the request's headers. It removes those that the gateway does not read, and notes those that are to
- * be removed later. */
+/* put_headers puts the list of the request's headers. It removes those that the gateway does not read, and notes
+ * those that are to be removed later. */
 void put_headers(text *t, request *r) {
   const gate *g = r->gate;
   size_t n = CALL(http_get_headers_size)(r->envoy, REQUEST_HEADERS), told = 0;

@@ -3,7 +3,7 @@
 package local
 
 import (
-	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"time"
@@ -19,9 +19,12 @@ func FreePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// WaitForOK waits until the URL answers 200, up to 30 s.
+// patience is how long a server may take to start. Under callgrind an Envoy takes most of a minute.
+const patience = 3 * time.Minute
+
+// WaitForOK waits until the URL answers 200, up to three minutes.
 func WaitForOK(url string) error {
-	for range 600 {
+	for until := time.Now().Add(patience); time.Now().Before(until); {
 		if resp, err := http.Get(url); err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
@@ -30,5 +33,5 @@ func WaitForOK(url string) error {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return errors.New(url + " did not answer 200 within 30 s")
+	return fmt.Errorf("%s did not answer 200 within %v", url, patience)
 }
