@@ -115,15 +115,15 @@ func relayRoute(name string, c Config) *route.Route {
 }
 
 // stripDecided has a route of decided requests remove what does not cross the gateway and set the
-// rate limit headers, unless Sluice's own filter does so. Sluice's own headers are removed after
-// the pick, see engineProtocol.
+// rate limit headers, as far as Sluice's own filter does not. The credentials of clients are removed
+// here in any case: a connection that is older than these routes has the filter of its time.
+// Sluice's own headers are removed after the pick, see engineProtocol.
 func stripDecided(r *route.Route, c Config) {
-	if c.Filter.strips(c) {
-		return
+	if !c.Filter.strips(c) {
+		stripRequest(r, c)
+		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
 	}
-	stripRequest(r, c)
 	r.RequestHeadersToRemove = append(r.RequestHeadersToRemove, headers.Late()...)
-	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
 }
 
 // stripRequest has a route remove the headers of clients that nobody reads, unless the listener

@@ -75,7 +75,7 @@ func TestB6_X14_HeadersAreRemovedOnce(t *testing.T) {
 	}{
 		{"no filter", plain, len(headers.Early()), late, engines, limits, 0},
 		{"ext_proc decides", beside, len(headers.Internal()), unread + late, engines, limits, unread},
-		{"the filter decides", decides, len(headers.Internal()), 0, 0, 0, unread},
+		{"the filter decides", decides, len(headers.Internal()), late, 0, 0, unread},
 		{"another host", elsewhere, len(headers.Early()), late, engines, limits, 0},
 	} {
 		c := tt.config.withDefaults()

@@ -30,9 +30,9 @@ static bool is_accepted(size_t n, size_t length) {
 static void read_configurations(void) {
   assert(accepted(SPAN("/s")));
   assert(accepted(SPAN("/s\nunread cookie")));
-  assert(accepted(SPAN("/s\nunread a bb ccc\nlate authorization\nresponse server")));
+  assert(accepted(SPAN("/s\nunread a bb ccc\nresponse server")));
   static const span bad[] = {{"", 0}, {"s", 1}, {"\n/s", 3}, {"/s\0", 3}, {"/s\nunread", 9}, {"/s\nunread ", 10}, {"/s\nunread a ", 12}, {"/s\nunread a  b", 14},
-                             {"/s\nother a", 10}, {"/s\n\nlate a", 10}, {"/s\nlat", 6}};
+                             {"/s\nother a", 10}, {"/s\n\nunread a", 12}, {"/s\nunr", 6}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert(!accepted(bad[i]));
   assert(is_accepted(HEADERS_MAX, HEADER_LONGEST) && !is_accepted(HEADERS_MAX + 1, 1) && !is_accepted(1, HEADER_LONGEST + 1));
 }

@@ -207,7 +207,7 @@ int main(int argc, char **argv) {
   pthread_create(&server, NULL, serve, (void *)(intptr_t)l);
   assert(envoy_dynamic_module_on_program_init());
   char nothing[1], text[256];
-  int n = snprintf(text, sizeof text, "%s\nunread cookie :method\nlate x-request-id authorization\nresponse server content-type", argv[1]);
+  int n = snprintf(text, sizeof text, "%s\nunread cookie :method\nresponse server content-type", argv[1]);
   void *config = envoy_dynamic_module_on_http_filter_config_new(nothing, SPAN("a"), (span){text, (size_t)n});
   assert(config);
   while (numbers < requests) {

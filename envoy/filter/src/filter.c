@@ -71,7 +71,7 @@ static bool read_list(gate *g, span line) {
   static const struct {
     span word;
     size_t place;
-  } lists[] = {{{"unread ", 7}, offsetof(gate, unread)}, {{"late ", 5}, offsetof(gate, late)}, {{"response ", 9}, offsetof(gate, response)}};
+  } lists[] = {{{"unread ", 7}, offsetof(gate, unread)}, {{"response ", 9}, offsetof(gate, response)}};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
     span word = lists[i].word;
     if (line.n > word.n && memcmp(line.p, word.p, word.n) == 0)
@@ -86,7 +86,7 @@ static void gate_free(gate *g) {
 }
 
 /* gate_new reads the configuration: the absolute path of the gateway's socket, then a line for each list of headers
- * that do not cross the gateway. A line is unread, late or response, and the names. */
+ * that do not cross the gateway. A line is unread or response, and the names. */
 static gate *gate_new(span config, span *path) {
   gate *g = allocate(sizeof *g);
   g->config = allocate(config.n + 1);
@@ -355,7 +355,6 @@ static void go_on(request *r, span payload, int flags) {
     undecided(r);
     return;
   }
-  headers_remove(&r->gate->late, r->late, r->envoy, REQUEST_HEADERS);
   for (uint16_t i = 0; i < a.set_n; i++) set_header(r, next_pair(&a.set));
   for (uint16_t i = 0; i < a.remove_n; i++)
     CALL(http_set_header)(r->envoy, REQUEST_HEADERS, next_name(&a.remove), (span){NULL, 0});

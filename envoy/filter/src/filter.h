@@ -137,7 +137,6 @@ typedef struct request {
   bool unframed;    /* only the end of its connection ends the response */
   bool observing;   /* the gateway is told the beginning of the response; atomic */
   size_t observed;  /* how much of it */
-  header_set late;  /* the headers that are removed when the request goes on */
   span values;      /* what the gateway has given the request: pairs, as next_pair reads them; its own memory */
   uint16_t values_n;
   bool told; /* Envoy's access log knows that the gateway is told the end */
@@ -190,9 +189,9 @@ typedef struct gate {
   struct gates *owner;
   void *envoy;
   size_t counters[COUNTS];
-  /* Headers that do not cross the gateway: unread those of requests that the gateway does not read, late those that it
-   * reads, response those of engines. */
-  header_list unread, late, response;
+  /* Headers that do not cross the gateway: those of requests that it does not read, and those of engines. The routes
+   * remove those of requests that it reads. */
+  header_list unread, response;
   char *config; /* the text that these are parts of */
 } gate;
 
@@ -267,7 +266,7 @@ header_set headers_find(const header_list *l, span name);
 void headers_remove(const header_list *l, header_set found, void *envoy, int kind);
 
 /* record.c */
-void put_headers(text *t, request *r);
+void put_headers(text *t, const request *r);
 void put_record(text *t, const request *r);
 void put_live(text *t, const request *r);
 

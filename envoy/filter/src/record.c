@@ -16,9 +16,8 @@ static void list_end(text *t, size_t at, size_t n) {
   t->p[at + 1] = (char)(n >> 8);
 }
 
-/* put_headers puts the list of the request's headers. It removes those that the gateway does not read, and notes
- * those that are to be removed later. */
-void put_headers(text *t, request *r) {
+/* put_headers puts the list of the request's headers. It removes those that the gateway does not read. */
+void put_headers(text *t, const request *r) {
   const gate *g = r->gate;
   size_t n = CALL(http_get_headers_size)(r->envoy, REQUEST_HEADERS), told = 0;
   pair few[64], *all = n <= 64 ? few : allocate(n * sizeof *all);
@@ -30,7 +29,6 @@ void put_headers(text *t, request *r) {
     header_set here = headers_find(&g->unread, name);
     unread |= here;
     if (here) continue;
-    r->late |= headers_find(&g->late, name);
     put_pair(t, name, (span){all[i].value, all[i].value_n});
     told++;
   }
