@@ -115,9 +115,9 @@ func relayRoute(name string, c Config) *route.Route {
 }
 
 // stripDecided has a route of decided requests remove what does not cross the gateway and set the
-// rate limit headers, as far as Sluice's own filter does not. The credentials of clients are removed
-// here in any case: a connection that is older than these routes has the filter of its time.
-// Sluice's own headers are removed after the pick, see engineProtocol.
+// rate limit headers, as far as Sluice's own filter does not. The credentials of clients are
+// removed here in any case: a connection that is older than these routes has the filter of its
+// time. Sluice's own headers are removed after the pick, see engineProtocol.
 func stripDecided(r *route.Route, c Config) {
 	if !c.Filter.strips(c) {
 		stripRequest(r, c)

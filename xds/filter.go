@@ -59,9 +59,9 @@ func filterHeaders() string {
 	return "\nunread " + strings.Join(headers.Unread(), " ") + "\nresponse " + strings.Join(headers.StrippedFromEngines(), " ")
 }
 
-// strips reports whether Sluice's own filter removes the headers that the gateway does not read from
-// the requests that it decides, and those of engines from their responses. The filter also sets the
-// rate limit headers then. Otherwise the routes do both.
+// strips reports whether Sluice's own filter removes the headers that the gateway does not read
+// from the requests that it decides, and those of engines from their responses. The filter also
+// sets the rate limit headers then. Otherwise the routes do both.
 func (f Filter) strips(c Config) bool { return f.in(c) && f.Decides }
 
 // deciders lists the filters that ask the gateway about requests.
