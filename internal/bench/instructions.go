@@ -22,8 +22,8 @@ const (
 )
 
 // instructions counts the instructions that requests cost Envoy. The kernel's are not counted.
-// Unlike CPU time, the counts of two runs differ by a hundredth at most, whatever else the machine
-// does.
+// Unlike CPU time, the counts of two runs differ by a few hundredths at most, whatever else the
+// machine does.
 func (b *testbed) instructions(ctx context.Context) error {
 	rows, _ := selectRows("saturated,prompt-64,stream-32-1")
 	envoy, err := b.underCallgrind()
