@@ -79,9 +79,16 @@ async function checkRequest(page) {
 /** checkDetails: a model and a replica have pages, with links from one to the other, and back. */
 async function checkDetails(page) {
   await visit(page, 'Models');
+  let answer; // the history comes late, so that the page is looked at before and after it
+  const late = new Promise((resolve) => { answer = resolve; });
+  await page.route('**/api/v1/history?*', (route) => late.then(() => route.continue()));
   await page.locator(`${row('model', EXPECT_MODEL)} th a`).click();
   await page.waitForURL(`**/models/${encodeURIComponent(EXPECT_MODEL)}`, { timeout });
   await shows(page, row('replica', EXPECT_REPLICA), 'ready');
+  await accessible(page, 'a model whose history is not read yet');
+  answer();
+  await page.locator('.chart canvas').first().waitFor({ timeout });
+  await page.unroute('**/api/v1/history?*');
   await picture(page, 'model');
   await accessible(page, 'a model');
   await page.locator(`${row('replica', EXPECT_REPLICA)} th a`).click();

@@ -19,7 +19,7 @@ function colour(name) {
  */
 export function makeChart(title, series, write = short) {
   const values = series.map((s) => el('span', { class: 'key', 'data-line': s.tone }, `${s.label} `, el('b', { text: '–' })));
-  const box = el('div', { class: 'chart-box', role: 'img' });
+  const box = el('div', { class: 'chart-box', role: 'img', 'aria-label': `${title}: not read yet` });
   const node = el('figure', { class: 'chart' }, el('figcaption', {}, el('span', { class: 'chart-title', text: title }), values), box);
   const empty = el('p', { class: 'chart-empty', text: 'No samples yet.' });
   let plot = null;
