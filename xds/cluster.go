@@ -33,8 +33,12 @@ const (
 	// an attempt.
 	upstreamIdle = 4 * time.Second
 	// bufferLimit bounds what Envoy buffers for one connection whose other side reads slowly.
-	// Request bodies that ext_proc must see have a limit of their own, on the route.
+	// Request bodies that the gateway must see have a limit of their own, on the route.
 	bufferLimit = 256 << 10
+	// engineBufferLimit is the same for connections to engines. Envoy stops to read from a client
+	// while more than this of its request is unsent, and begins again later. So it is greater than
+	// most long prompts.
+	engineBufferLimit = 512 << 10
 	// fallbackRingSize is small because the fallback is rarely used, and Envoy rebuilds the ring
 	// after every change of the endpoints.
 	fallbackRingSize = 256
@@ -56,7 +60,7 @@ func newCluster(name string) *cluster.Cluster {
 			HealthyPanicThreshold: &percent.Percent{Value: 0},
 		},
 		CircuitBreakers:               unlimitedBreakers(),
-		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(engineBufferLimit),
 		UpstreamConnectionOptions:     &cluster.UpstreamConnectionOptions{TcpKeepalive: keepalive()},
 		TypedExtensionProtocolOptions: engineProtocol(nil, nil),
 	}

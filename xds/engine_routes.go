@@ -17,9 +17,6 @@ import (
 )
 
 const (
-	// retries is the number of retries, unless ext_proc sets another in x-envoy-max-retries. Each
-	// retry goes to the next replica of the list.
-	retries = 3
 	// retryBackOff and retryBackOffMax are short because a retry goes to another replica.
 	retryBackOff    = 5 * time.Millisecond
 	retryBackOffMax = 50 * time.Millisecond
@@ -169,7 +166,7 @@ func rateLimitHeaders() []*core.HeaderValueOption {
 func retryPolicy() *route.RetryPolicy {
 	return &route.RetryPolicy{
 		RetryOn:    failover.RetryOn(),
-		NumRetries: wrapperspb.UInt32(retries),
+		NumRetries: wrapperspb.UInt32(failover.RouteRetries),
 		RetryBackOff: &route.RetryPolicy_RetryBackOff{
 			BaseInterval: durationpb.New(retryBackOff), MaxInterval: durationpb.New(retryBackOffMax),
 		},

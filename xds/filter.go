@@ -79,7 +79,7 @@ func idle(c Config) []string {
 	case !c.Filter.in(c):
 		return nil
 	case c.Filter.Decides:
-		return []string{extProcName, onDemandName}
+		return []string{extProcName, onDemandName, customResponseName}
 	}
 	return []string{filterName}
 }

@@ -10,7 +10,8 @@ import (
 )
 
 // customResponseName is the filter that replaces responses of engines. Only the routes to engines
-// configure it, so that WebSockets keep their 101.
+// configure it, so that WebSockets keep their 101. Sluice's own filter does this for the requests
+// that it decides, with the same details.
 const customResponseName = "envoy.filters.http.custom_response"
 
 // unaskedDetails are the details of the reply that replaces an unasked 101. See replies.

@@ -346,13 +346,16 @@ func (u *upstream) serve(w http.ResponseWriter, r *http.Request) {
 
 // says answers with the body of the request in two parts. Headers ask it for more.
 func (u *upstream) says(w http.ResponseWriter, r *http.Request, body []byte) {
-	if r.Header.Get("x-close") != "" {
+	for header, line := range map[string]string{"x-close": "200 OK", "x-switch": "101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade"} {
+		if r.Header.Get(header) == "" {
+			continue
+		}
 		c, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			panic(err)
 		}
 		defer c.Close()
-		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: %s\r\n\r\n%s", r.Header.Get("x-type"), body)
+		fmt.Fprintf(c, "HTTP/1.1 %s\r\nContent-Type: %s\r\n\r\n%s", line, r.Header.Get("x-type"), body)
 		return
 	}
 	w.Header().Set("Content-Type", r.Header.Get("x-type"))

@@ -159,6 +159,21 @@ func TestB6_X14_HeadersThatDoNotCrossTheGateway(t *testing.T) {
 	}
 }
 
+// TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused: the client of a decided request gets a 502 in the
+// place of a 101, and nothing of what follows it. The record has the 502.
+func TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused(t *testing.T) {
+	b := up(t, options{})
+	c := b.send(t, "POST", "/says", "evil", "x-switch", "1")
+	f := b.next(t, frBody)
+	f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, nil, ""))
+	if a := want(t, c, 502); a.body != "" {
+		t.Errorf("the client got %q", a.body)
+	}
+	if r := b.next(t, frEnd).record(t); r.numbers[0] != 502 || r.list["details"] != "unasked_protocol_switch" {
+		t.Errorf("the record has %+v", r)
+	}
+}
+
 // TestB6_R3_AResponseIsReadInEnvoy has the filter read responses in a real Envoy. The client gets
 // them as they are. The engine does not see the header that asks for it.
 func TestB6_R3_AResponseIsReadInEnvoy(t *testing.T) {

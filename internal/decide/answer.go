@@ -72,7 +72,9 @@ type departure struct {
 func (a *Answer) setNative(t *dispatch.Ticket, scan *openai.Request, body []byte, from departure) {
 	a.set(headers.Cluster, t.Cluster())
 	a.set(headers.Endpoint, t.Endpoints())
-	a.set("x-envoy-max-retries", strconv.Itoa(t.Retries()))
+	if n := t.Retries(); n != failover.RouteRetries {
+		a.set("x-envoy-max-retries", strconv.Itoa(n))
+	}
 	if t.HasFallback() {
 		a.Set = append(a.Set, retryHeaders[t.FailOver&failover.EveryBit]...)
 	}
@@ -82,7 +84,7 @@ func (a *Answer) setNative(t *dispatch.Ticket, scan *openai.Request, body []byte
 	if a.setReaders(t, scan); from.traceparent != "" {
 		a.set("traceparent", from.traceparent)
 	}
-	a.setTimeout(t.MaxDuration, scan, from.waited)
+	a.setTimeout(t, scan, from.waited)
 	if rewritten, changed := scan.Rewrite(body, t.Served); changed {
 		a.set("content-length", strconv.Itoa(len(rewritten)))
 		a.Body = rewritten
@@ -132,15 +134,15 @@ var retryHeaders = func() (all [failover.EveryBit + 1][]Header) {
 // setTimeout adds the timeout of the response: the shortest of the model's limit, the client's
 // MaxDuration and the client's Timeout. Envoy counts the timeout from now. The client's limits
 // count from the arrival of its request, so waited is subtracted from them.
-func (a *Answer) setTimeout(model time.Duration, scan *openai.Request, waited time.Duration) {
-	shortest, isClients := model, false
+func (a *Answer) setTimeout(t *dispatch.Ticket, scan *openai.Request, waited time.Duration) {
+	shortest, isClients := t.MaxDuration, false
 	if d := scan.MaxDuration - waited; scan.MaxDuration > 0 && (shortest == 0 || d < shortest) {
 		shortest, isClients = d, true
 	}
 	if d := scan.Timeout - waited; scan.Timeout > 0 && (shortest == 0 || d < shortest) {
 		shortest, isClients = d, true
 	}
-	if shortest == 0 {
+	if shortest == 0 || !isClients && t.BoundByRoute {
 		return
 	}
 	if isClients { // when the client's own timeout expires, the status is 408, not 504

@@ -68,6 +68,9 @@ type Policy struct {
 	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 means
 	// that the route of Envoy bounds it.
 	MaxDuration time.Duration
+	// BoundByRoute says that MaxDuration is also the bound of the route of Envoy, so no request has
+	// to carry it.
+	BoundByRoute bool
 	// MaxPrefillTokensPerReplica bounds the uncached tokens of prompts that one replica has yet to
 	// compute; 0 means no bound. A longer prompt goes to a replica that has nothing to compute.
 	MaxPrefillTokensPerReplica int

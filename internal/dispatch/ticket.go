@@ -23,6 +23,8 @@ type Ticket struct {
 	Served string
 	// MaxDuration bounds the response; 0 means that the route of Envoy bounds it.
 	MaxDuration time.Duration
+	// BoundByRoute says that MaxDuration is also the bound of the route of Envoy.
+	BoundByRoute bool
 	// FailOver are the statuses of a replica after which the next one is tried.
 	FailOver failover.Statuses
 
@@ -86,7 +88,7 @@ const measureEvery = 16
 func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 	t.lease = lease
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
-	t.FailOver = t.route.policy.FailOver
+	t.FailOver, t.BoundByRoute = t.route.policy.FailOver, t.route.policy.BoundByRoute
 	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(r.Model) {
 		t.Served = r.Model
 	}

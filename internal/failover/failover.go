@@ -29,6 +29,10 @@ const (
 	Preempted = "preempted"
 )
 
+// RouteRetries is how often Envoy's routes retry a request that names no number itself. Each retry
+// goes to the next replica of the list.
+const RouteRetries = 3
+
 // Rule is one row of the table.
 type Rule struct {
 	// Reason is one of the constants above.

@@ -120,7 +120,7 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		}
 	}
 	for _, m := range c.Models {
-		own := policy(m)
+		own := policy(c, m)
 		version, _ := c.Launch(m)
 		own.PrefillRate = version.PrefillRate
 		r.Models[m.Name] = k.withOverrides(m.Name, own)
@@ -152,7 +152,7 @@ func (k *limitKeeper) setKeys(all map[string]admission.TenantLimits) {
 
 // discoveredPolicy returns the policy of a model that the file does not have.
 func discoveredPolicy(c *config.Config) dispatch.Policy {
-	p := policy(c.DiscoveredModel())
+	p := policy(c, c.DiscoveredModel())
 	p.KeepStrategy = c.Discovered.StrategySet
 	return p
 }

@@ -130,7 +130,7 @@ func modelNames(c *config.Config, names []string) []string {
 	return resolved
 }
 
-func policy(m config.Model) dispatch.Policy {
+func policy(c *config.Config, m config.Model) dispatch.Policy {
 	var l admission.Limits
 	limits.FromFile(admission.ModelScope, m.Admission).SetModel(&l)
 	return dispatch.Policy{
@@ -146,6 +146,7 @@ func policy(m config.Model) dispatch.Policy {
 		MaxPrefillTokensPerReplica: m.Admission.MaxPrefillTokensPerReplica,
 		ColdStart:                  coldStartWait(m.ColdStart.Wait),
 		MaxDuration:                m.Stream.MaxDuration,
+		BoundByRoute:               m.Stream.MaxDuration == maxDuration(c),
 		SlowStart:                  m.Routing.SlowStart,
 		UnhealthyOn:                unhealthyOn(m.UnhealthyOn),
 		FailOver:                   failOver(m.FailOverOn),

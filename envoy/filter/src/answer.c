@@ -18,37 +18,44 @@ static span take(reader *r, size_t n) {
   return s;
 }
 
-static uint64_t number(reader *r, size_t bytes) {
-  span s = take(r, bytes);
-  uint64_t v = 0;
-  for (size_t i = 0; i < s.n; i++) v |= (uint64_t)(unsigned char)s.p[i] << (8 * i);
-  return v;
+/* u16 and u32 read little-endian numbers. Compilers make one instruction of the four bytes. */
+static uint16_t u16(reader *r) {
+  span s = take(r, 2);
+  const unsigned char *b = (const unsigned char *)s.p;
+  return s.n ? (uint16_t)(b[0] | b[1] << 8) : 0;
+}
+
+static uint32_t u32(reader *r) {
+  span s = take(r, 4);
+  const unsigned char *b = (const unsigned char *)s.p;
+  return s.n ? b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24 : 0;
 }
 
 static void reserved(reader *r) {
-  if (number(r, 2) != 0) r->bad = true;
+  if (u16(r) != 0) r->bad = true;
 }
 
 static reader reader_of(span s) { return (reader){(const unsigned char *)s.p, s.n, false}; }
 
 static pair read_pair(reader *r) {
-  size_t name = number(r, 2);
+  size_t name = u16(r);
   reserved(r);
-  size_t value = number(r, 4);
+  size_t value = u32(r);
   span k = take(r, name), v = take(r, value);
   return (pair){k.p, k.n, v.p, v.n};
 }
 
-static span read_name(reader *r) { return take(r, number(r, 2)); }
+static span read_name(reader *r) { return take(r, u16(r)); }
 
 /* is_name reports whether a header may have this name. Pseudo headers begin with a colon. */
 static bool is_name(span s) {
   if (s.n == 0 || (s.n == 1 && s.p[0] == ':')) return false;
+  bool bad = false;
   for (size_t i = 0; i < s.n; i++) {
-    unsigned char c = (unsigned char)s.p[i];
-    if (c <= ' ' || c >= 0x7f || (c >= 'A' && c <= 'Z') || (c == ':' && i > 0)) return false;
+    unsigned c = (unsigned char)s.p[i];
+    bad |= (c - '!' >= 0x7f - '!') | (c - 'A' < 26);
   }
-  return true;
+  return !bad && !memchr(s.p + 1, ':', s.n - 1);
 }
 
 static bool is_value(span s) {
@@ -85,9 +92,9 @@ static span values(reader *r, uint16_t n) {
 
 bool read_go(span payload, int flags, go_answer *out) {
   reader r = reader_of(payload);
-  out->set_n = (uint16_t)number(&r, 2);
-  out->remove_n = (uint16_t)number(&r, 2);
-  out->metadata_n = (uint16_t)number(&r, 2);
+  out->set_n = u16(&r);
+  out->remove_n = u16(&r);
+  out->metadata_n = u16(&r);
   reserved(&r);
   out->set = headers(&r, out->set_n);
   out->remove = removed(&r, out->remove_n);
@@ -98,9 +105,9 @@ bool read_go(span payload, int flags, go_answer *out) {
 
 bool read_reply(span payload, reply_answer *out) {
   reader r = reader_of(payload);
-  out->status = (uint16_t)number(&r, 2);
-  out->headers_n = (uint16_t)number(&r, 2);
-  size_t details = number(&r, 2);
+  out->status = u16(&r);
+  out->headers_n = u16(&r);
+  size_t details = u16(&r);
   reserved(&r);
   out->headers = headers(&r, out->headers_n);
   out->details = take(&r, details);
@@ -110,7 +117,7 @@ bool read_reply(span payload, reply_answer *out) {
 
 bool read_u32(span payload, uint32_t *out) {
   reader r = reader_of(payload);
-  *out = (uint32_t)number(&r, 4);
+  *out = u32(&r);
   return !r.bad;
 }
 

@@ -202,28 +202,43 @@ HOOK(int, http_filter_request_trailers)(void *envoy, void *filter) {
   return TRAILERS_STOP;
 }
 
+/* is_framing reports whether a header says where the response ends (RFC 9112, section 6.3). Envoy removes
+ * transfer-encoding after the filters. */
 static bool is_framing(span name, span value) {
   if (equal(name, SPAN(":status"))) return equal(value, SPAN("204")) || equal(value, SPAN("304"));
   return equal(name, SPAN("content-length")) || equal(name, SPAN("transfer-encoding"));
 }
 
-/* read_headers looks through the headers of a response. It removes those that do not cross the gateway, and reports
- * whether the response has a length or is chunked, or has no body (RFC 9112, section 6.3). Envoy removes
- * transfer-encoding after the filters. */
-static bool read_headers(request *r) {
+/* response_head is what the headers of a response say: framed, that it has a length or is chunked, or has no body;
+ * switching, that the engine has switched to another protocol. */
+typedef struct {
+  bool framed, switching;
+} response_head;
+
+/* read_headers looks through the headers of a response. It removes those that do not cross the gateway. */
+static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
   header_set found = 0;
-  bool framed = false;
+  response_head head = {false, false};
   if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
   for (size_t i = 0; i < n; i++) {
     span name = {h[i].key, h[i].key_n};
     found |= headers_find(&r->gate->response, name);
-    framed = framed || is_framing(name, (span){h[i].value, h[i].value_n});
+    span value = {h[i].value, h[i].value_n};
+    head.framed = head.framed || is_framing(name, value);
+    head.switching = head.switching || (equal(name, SPAN(":status")) && equal(value, SPAN("101")));
   }
   if (h != few) free(h);
   if (r->state == DECIDED) headers_remove(&r->gate->response, found, r->envoy, RESPONSE_HEADERS);
-  return framed;
+  return head;
+}
+
+/* refuse_switch replaces a 101 that nobody has asked for. Envoy would pass it on as a whole response, and the client
+ * would treat what follows on its connection as the other protocol. The listener has the words for these details. */
+static int refuse_switch(request *r) {
+  CALL(http_send_response)(r->envoy, 502, NULL, 0, SPAN(""), SPAN("unasked_protocol_switch"));
+  return HEADERS_STOP;
 }
 
 /* set_values sets the values of the request that are headers of its response. */
@@ -237,8 +252,10 @@ static void set_values(request *r) {
 
 HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   request *r = filter;
+  response_head head = read_headers(r);
   r->responding = true;
-  r->unframed = !read_headers(r) && !end;
+  if (head.switching && r->state == DECIDED) return refuse_switch(r);
+  r->unframed = !head.framed && !end;
   if (r->state == DECIDED) set_values(r);
   if (r->reading) reading_begin(r->reading, envoy);
   if (r->reading && end) reading_end(r->reading);

@@ -77,17 +77,23 @@ var Key = decide.Header{Name: "authorization", Value: "Bearer key"}
 // each at a time. The model other exists and has no replica.
 func New(t testing.TB, slots int, uploads decide.UploadLimits) *decide.Decider {
 	t.Helper()
+	return newDecider(t, 2, slots, uploads)
+}
+
+// newDecider is New with so many replicas.
+func newDecider(t testing.TB, replicas, slots int, uploads decide.UploadLimits) *decide.Decider {
+	t.Helper()
 	fleet := engines.NewFleet()
-	a, b := netip.MustParseAddrPort("127.0.0.1:9000"), netip.MustParseAddrPort("127.0.0.1:9001")
-	fleet.Set("test", engines.Part{
-		Models: []engines.Model{{Name: "m"}, {Name: "other"}},
-		Replicas: []engines.Replica{
-			{ID: "m-0", Model: "m", State: engines.Ready, Slots: slots, Address: a},
-			{ID: "m-1", Model: "m", State: engines.Ready, Slots: slots, Address: b},
-		},
-	})
+	part := engines.Part{Models: []engines.Model{{Name: "m"}, {Name: "other"}}}
+	routable := map[string]netip.AddrPort{}
+	for i := range replicas {
+		id, address := fmt.Sprint("m-", i), netip.MustParseAddrPort(fmt.Sprint("127.0.0.1:900", i))
+		part.Replicas = append(part.Replicas, engines.Replica{ID: id, Model: "m", State: engines.Ready, Slots: slots, Address: address})
+		routable[id] = address
+	}
+	fleet.Set("test", part)
 	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Default: dispatch.Policy{MaxDuration: time.Minute}})
-	d.SetRoutable("model/m", map[string]netip.AddrPort{"m-0": a, "m-1": b})
+	d.SetRoutable("model/m", routable)
 	auth := new(authz.Authenticator)
 	if err := auth.Set(authz.Config{Tenants: []authz.TenantConfig{{
 		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []authz.KeyConfig{{Hash: authz.HashKey("key")}}}}}); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -25,7 +26,7 @@ import (
 func Run(t *testing.T, serve func(testing.TB, *decide.Decider) (open func() Client)) {
 	for name, test := range map[string]func(*Stage){
 		"RefusedBeforeTheBody": refusedBeforeTheBody, "RefusedWithTheBody": refusedWithTheBody,
-		"Decided": decided, "HeldAndAborted": heldAndAborted, "Record": record, "Moved": moved,
+		"Decided": decided, "BoundByTheRoute": boundByTheRoute, "HeldAndAborted": heldAndAborted, "Record": record, "Moved": moved,
 		"X8_TooManyHeaders": tooManyHeaders, "X7_TooManyOpen": tooManyOpen, "X7_LateBody": lateBody, "O9_Cancelled": cancelled,
 		"Quota": quota, "Noted": noted, "PriorityAndTask": priorityAndTask, "EndedBeforeItsCost": endedBeforeItsCost,
 		"Watched": watched, "B3_Budget": budget, "B2_Session": session, "B2_Observed": observed, "R11_Heartbeat": heartbeat, "O12_TrustedHeader": trustedHeader,
@@ -36,7 +37,11 @@ func Run(t *testing.T, serve func(testing.TB, *decide.Decider) (open func() Clie
 			if name == "X7_LateBody" {
 				uploads = decide.UploadLimits{MinRate: 1 << 20, Grace: time.Millisecond}
 			}
-			d := New(t, 1, uploads)
+			replicas := 2
+			if name == "BoundByTheRoute" {
+				replicas = failover.RouteRetries + 1
+			}
+			d := newDecider(t, replicas, 1, uploads)
 			test(&Stage{Decider: d, t: t, Open: serve(t, d)})
 		})
 	}
@@ -89,6 +94,24 @@ func refusedWithTheBody(s *Stage) {
 		if _, a := s.chat(c.body, c.header...); a.Kind != decide.Reply || a.code() != string(c.code) || s.view().InFlight != 0 {
 			s.t.Errorf("%s: %+v", name, a)
 		}
+	}
+}
+
+// boundByTheRoute: what the route of Envoy says itself is not said by the headers of a request.
+func boundByTheRoute(s *Stage) {
+	s.Dispatcher.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {MaxDuration: time.Minute, BoundByRoute: true}}})
+	_, a := s.chat(ask)
+	got := a.Values()
+	if to := got[headers.Endpoint]; strings.Count(to, ",") != failover.RouteRetries || got["x-envoy-max-retries"] != "" || got["x-envoy-upstream-rq-timeout-ms"] != "" {
+		s.t.Errorf("%+v", a)
+	}
+	_, a = s.chat(ask, h("x-sluice-timeout-ms", "70000"))
+	got = a.Values()
+	if to := got[headers.Endpoint]; strings.Count(to, ",") == failover.RouteRetries || got["x-envoy-max-retries"] == "" || got["x-envoy-upstream-rq-timeout-ms"] != "" {
+		s.t.Errorf("one replica is full, and the client's timeout is longer than the model's: %+v", a)
+	}
+	if _, a = s.chat(ask, h("x-sluice-timeout-ms", "70")); a.Values()["x-envoy-upstream-rq-timeout-ms"] == "" {
+		s.t.Errorf("the client's timeout is shorter: %+v", a)
 	}
 }
 
