@@ -49,9 +49,9 @@ const (
 	hasClientTimeout = `xds.route_metadata.filter_metadata["` + headers.Metadata + `"]["` + clientTimeoutKey + `"] == true`
 )
 
-// sentBySluice matches the answers that Sluice itself sent through ext_proc and ext_authz. It comes
-// first and changes nothing, since those answers have the right form. The expressions after it may
-// therefore test a status alone.
+// sentBySluice matches the answers that Sluice itself sent through its filter, ext_proc and
+// ext_authz. It comes first and changes one header, since those answers have the right form. The
+// expressions after it may therefore test a status alone.
 func sentBySluice() string {
 	return fmt.Sprintf("%s || %s || %s", detailsAre(""), detailsBegin(headers.DetailsPrefix), detailsAre("ext_authz_denied"))
 }
@@ -160,7 +160,12 @@ func detailsBegin(name string) string { return fmt.Sprintf("%s.startsWith(%q)", 
 
 // localReplies is Envoy's configuration of all replies.
 func localReplies() *hcm.LocalReplyConfig {
-	config := &hcm.LocalReplyConfig{Mappers: []*hcm.ResponseMapper{{Filter: celFilter(sentBySluice())}}}
+	config := &hcm.LocalReplyConfig{Mappers: []*hcm.ResponseMapper{{
+		Filter: celFilter(sentBySluice()),
+		// The route has added its source, and Envoy has added that of the answer of Sluice's filter
+		// to it. This replaces both.
+		HeadersToAdd: []*core.HeaderValueOption{sourceIsGateway()},
+	}}}
 	for _, r := range replies() {
 		if !r.plain {
 			config.Mappers = append(config.Mappers, r.forMessages().mapper())
@@ -170,12 +175,17 @@ func localReplies() *hcm.LocalReplyConfig {
 	return config
 }
 
+// sourceIsGateway is the header that tells the client that no engine has answered.
+func sourceIsGateway() *core.HeaderValueOption {
+	return setHeader(headers.Source, headers.SourceGateway)
+}
+
 // mapper returns the reply in the form of Envoy's configuration.
 func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
 		Filter:             celFilter(r.when),
 		BodyFormatOverride: r.format(),
-		HeadersToAdd:       []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
+		HeadersToAdd:       []*core.HeaderValueOption{sourceIsGateway()},
 	}
 	if r.status != 0 {
 		m.StatusCode = wrapperspb.UInt32(r.status)

@@ -161,7 +161,7 @@ func tableAction(row routes.Route) *route.Route_Route {
 // sourceHeader marks a response as the gateway's own. The relay and the gRPC service also pass on
 // the answers of engines and mark those themselves, so their mark is kept.
 func sourceHeader(b routes.Backend) *core.HeaderValueOption {
-	source := setHeader(headers.Source, headers.SourceGateway)
+	source := sourceIsGateway()
 	if b != routes.API {
 		source.AppendAction = core.HeaderValueOption_ADD_IF_ABSENT
 	}
@@ -190,7 +190,7 @@ func undecidedRoute(c Config) *route.Route {
 		Action: &route.Route_Route{Route: &route.RouteAction{
 			ClusterSpecifier: &route.RouteAction_Cluster{Cluster: headers.UndecidedCluster},
 		}},
-		ResponseHeadersToAdd: []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceGateway)},
+		ResponseHeadersToAdd: []*core.HeaderValueOption{sourceIsGateway()},
 		// No request gets through this route, so ext_authz need not be asked.
 		TypedPerFilterConfig:   disabled(append(idle(c), extAuthzName, bodyLimitName)...),
 		Metadata:               bodyLimitMetadata(c.MaxBody),

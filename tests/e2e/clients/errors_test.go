@@ -50,7 +50,7 @@ func TestE2E_P2_ErrorsAreOpenAIs(t *testing.T) {
 			if a.Header.Get("X-Request-Id") == "" {
 				t.Error("no x-request-id")
 			}
-			if source := a.Header.Get("X-Sluice-Source"); source != map[bool]string{true: "engine", false: "gateway"}[c.status == 200] {
+			if source := a.Header.Values("X-Sluice-Source"); len(source) != 1 || source[0] != map[bool]string{true: "engine", false: "gateway"}[c.status == 200] {
 				t.Errorf("x-sluice-source: %q", source)
 			}
 			if c.status == 200 && a.Header.Get("X-Sluice-Replica") != "chat-0" {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -270,6 +271,26 @@ func listedAs(g *harness.Gateway, id, code string) error {
 		}
 	}
 	return errors.New(fmt.Sprint(list))
+}
+
+// TestE2E_O8_CancelBeforeTheAnswer: a request that an engine has not begun to answer is answered by
+// the gateway, which says so.
+func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+models:
+  - name: chat
+    engine: sim
+    launcher: local
+    variables: {prefill_rate: 0, token_interval: 20ms}
+`)
+	answered := make(chan *harness.Answer, 1)
+	go func() { answered <- g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2000, "x")) }()
+	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
+	if a := <-answered; a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
+		t.Errorf("the request was answered %v %v", a, a.Header)
+	}
+	g.AwaitIdle("chat")
 }
 
 // A restart of a replica, and of a model one replica after another, gives new processes and cuts no
