@@ -103,7 +103,7 @@ var allowed = map[string]string{
 	"internal/protofields":       "",
 	"extproc":                    "internal/decide internal/elsewhere internal/grpcserver internal/headers internal/protofields",
 	"internal/frames":            "internal/decide internal/headers internal/outgoing internal/request internal/routes internal/telemetry",
-	"internal/decide/decidetest": "admission authz engines internal/decide internal/dispatch internal/headers internal/openai internal/request",
+	"internal/decide/decidetest": "admission authz engines internal/decide internal/dispatch internal/failover internal/headers internal/openai internal/request",
 	"cmd/sluice": "authz engines engines/join engines/kubernetes engines/local envoy envoy/filter examples internal/adminclient internal/condition internal/config internal/doctor internal/console internal/fit internal/gateway internal/migrate " +
 		"internal/process/guard internal/sim internal/telemetry internal/usage internal/weights",
 	"internal/bench/local":        "",
