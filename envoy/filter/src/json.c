@@ -44,8 +44,9 @@ static const struct {
 enum { NAME_LONGEST = sizeof("cache_creation_input_tokens") - 1 };
 static uint8_t by_length[NAME_LONGEST + 1], next[NAMES];
 
-/* json_init must be called before anything is read. */
+/* json_init must be called before anything is read. A second call does nothing. */
 void json_init(void) {
+  if (by_length[NAME_LONGEST]) return;
   for (uint8_t i = NAMES - 1; i > NAME_OTHER; i--) {
     next[i] = by_length[names[i].n];
     by_length[names[i].n] = i;
