@@ -20,12 +20,15 @@ const filterName = "sluice.filter"
 // Filter is Sluice's own filter inside Envoy, which asks the gateway in the place of ext_proc. The
 // zero value: Envoy does not have it.
 //
-// Path must not change while an Envoy runs, since the listener depends on it. Decides may: it only
-// changes routes.
+// Path and Bare must not change while an Envoy runs, since the listener depends on them. Decides
+// may: it only changes routes.
 type Filter struct {
 	// Path is the absolute path of the file that Envoy loads. Socket is that of the gateway's unix
 	// socket for the filter, at most 107 bytes.
 	Path, Socket string
+	// Bare says that the filter is one of an earlier version. It understands no more than the name
+	// of the socket, and does not decide.
+	Bare bool
 	// Decides says that the filter asks the gateway. Otherwise ext_proc does.
 	Decides bool
 }
@@ -49,13 +52,16 @@ func ownFilter(c Config) []*hcm.HttpFilter {
 			}}},
 		},
 		FilterName:   "sluice",
-		FilterConfig: mustPack(wrapperspb.String(c.Filter.Socket + filterHeaders())),
+		FilterConfig: mustPack(wrapperspb.String(c.Filter.Socket + c.Filter.headers())),
 	})}
 }
 
-// filterHeaders are the lines of the filter's configuration that list the headers that do not cross
+// headers returns the lines of the filter's configuration that list the headers that do not cross
 // the gateway.
-func filterHeaders() string {
+func (f Filter) headers() string {
+	if f.Bare {
+		return ""
+	}
 	return "\nunread " + strings.Join(headers.Unread(), " ") + "\nresponse " + strings.Join(headers.StrippedFromEngines(), " ")
 }
 

@@ -1,14 +1,17 @@
 package xds
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	listener "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	httpmodules "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_modules/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlymutation "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/routes"
@@ -134,5 +137,24 @@ func TestB6_RoutesChooseWhatAsksTheGateway(t *testing.T) {
 	c.node = node{certificate: "x"}
 	if names := filtersOf(t, newListener(c)); names[0] != extProcName {
 		t.Errorf("an Envoy of another host: %v", names)
+	}
+}
+
+// A filter of an earlier version is told the name of its socket alone.
+func TestB6_X20_AnEarlierFilterIsToldItsSocketAlone(t *testing.T) {
+	told := func(f Filter) string {
+		var m httpmodules.DynamicModuleFilter
+		var text wrapperspb.StringValue
+		if err := errors.Join(ownFilter(Config{Filter: f})[0].GetTypedConfig().UnmarshalTo(&m), m.GetFilterConfig().UnmarshalTo(&text)); err != nil {
+			t.Fatal(err)
+		}
+		return text.GetValue()
+	}
+	f := Filter{Path: "/filter.so", Socket: "/filter.sock", Bare: true}
+	if got := told(f); got != f.Socket {
+		t.Errorf("it is told %q", got)
+	}
+	if f.Bare = false; strings.Count(told(f), "\n") != 2 {
+		t.Errorf("the filter of this version is told %q", told(f))
 	}
 }

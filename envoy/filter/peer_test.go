@@ -98,6 +98,9 @@ func (p *peer) mapped(c *peerConn) byte {
 	return 1
 }
 
+// protocolVersion is frames.Version, which this package must not import.
+const protocolVersion = 4
+
 // The memory that the filter shares, see package internal/frames.
 const sharedMap, sharedBlock, sharedBlocks = 4096, 32 << 10, 256
 
@@ -232,7 +235,7 @@ func (p *peer) read(c *peerConn) {
 			return
 		}
 		if f.kind == frHello {
-			payload := binary.LittleEndian.AppendUint32(nil, 3+p.later.Load())
+			payload := binary.LittleEndian.AppendUint32(nil, protocolVersion+p.later.Load())
 			payload = binary.LittleEndian.AppendUint32(payload, p.silence)
 			c.send(frWelcome, 0, 0, append(payload, p.mapped(c), 0, 0, 0))
 		}

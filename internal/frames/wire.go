@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol. Both ends must have the same.
-const Version = 3
+const Version = 4
 
 // headSize is the size of a frame's head in bytes.
 const headSize = 16

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -94,9 +94,28 @@ func (g *Gateway) makeFilter() {
 	if g.options.Envoy == "" {
 		return
 	}
-	if path, running := envoy.RunningFilter(g.dir); running {
-		f.inEnvoy.Store(&loadedFilter{path: path})
+	path, running := envoy.RunningFilter(g.dir)
+	if !running {
+		return
 	}
+	f.inEnvoy.Store(&loadedFilter{path: path})
+	if path != "" && !hasOwnVersion(path) {
+		f.otherVersion.Store(true)
+		g.log.Warn("filter of the running Envoy is of another version, ext_proc is used", zap.String("file", path))
+	}
+}
+
+// filterName is the name of the file of a filter. It says the version of the protocol, because the
+// listener comes before the first word of the filter.
+func filterName(content []byte) string {
+	sum := sha256.Sum256(content)
+	return fmt.Sprintf("filter-%d-%x.so", frames.Version, sum[:6])
+}
+
+// hasOwnVersion reports whether a filter speaks the protocol of this program, by the name of its
+// file.
+func hasOwnVersion(path string) bool {
+	return strings.HasPrefix(filepath.Base(path), fmt.Sprintf("filter-%d-", frames.Version))
 }
 
 // filterFor returns the path of the filter for a new Envoy of a version, before its start. Envoy is
@@ -145,8 +164,7 @@ func (g *Gateway) installFilter(ctx context.Context, version string, content []b
 	if version != filter.EnvoyVersion {
 		return "", fmt.Errorf("the filter is made for Envoy %s, and this is Envoy %s", filter.EnvoyVersion, version)
 	}
-	sum := sha256.Sum256(content)
-	name := "filter-" + hex.EncodeToString(sum[:6]) + ".so"
+	name := filterName(content)
 	path = filepath.Join(g.dir.Path(), name)
 	if found, err := os.ReadFile(path); err != nil || !bytes.Equal(found, content) {
 		if err := g.dir.WriteFile(name, content); err != nil {
@@ -211,7 +229,7 @@ func (f *ownFilter) of(c *config.Config, dir *process.Dir) xds.Filter {
 	if path == "" {
 		return xds.Filter{}
 	}
-	return xds.Filter{Path: path, Socket: filterSocket(dir), Decides: f.asks(c) == config.FilterModule}
+	return xds.Filter{Path: path, Socket: filterSocket(dir), Bare: !hasOwnVersion(path), Decides: f.asks(c) == config.FilterModule}
 }
 
 // asks returns what asks the gateway about each request: config.FilterModule or

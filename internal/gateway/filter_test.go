@@ -30,6 +30,7 @@ func TestB6_AnEnvoyThatEndsAgainAndAgainDoesWithoutTheFilter(t *testing.T) {
 // A gateway says why it does not use the filter, if it should.
 func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 	t.Setenv(filterVariable, "")
+	own := "/dir/" + filterName(nil)
 	for name, test := range map[string]struct {
 		wanted       config.EnvoyFilter
 		path         string
@@ -38,14 +39,14 @@ func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 		reason       string
 		decides      bool
 	}{
-		"used":                        {config.FilterAuto, "/f.so", nil, false, "", true},
+		"used":                        {config.FilterAuto, own, nil, false, "", true},
 		"not in this program":         {config.FilterAuto, "", nil, false, "", false},
 		"not there, and demanded":     {config.FilterModule, "", nil, false, "Missing", false},
 		"refused by Envoy":            {config.FilterAuto, "", errors.New("no"), false, "Refused", false},
-		"of another version":          {config.FilterAuto, "/f.so", nil, true, "AnotherVersion", false},
-		"not wanted":                  {config.FilterExtProc, "/f.so", errors.New("no"), true, "", false},
-		"demanded and used":           {config.FilterModule, "/f.so", nil, false, "", true},
-		"demanded, of another versio": {config.FilterModule, "/f.so", nil, true, "AnotherVersion", false},
+		"of another version":          {config.FilterAuto, own, nil, true, "AnotherVersion", false},
+		"not wanted":                  {config.FilterExtProc, own, errors.New("no"), true, "", false},
+		"demanded and used":           {config.FilterModule, own, nil, false, "", true},
+		"demanded, of another versio": {config.FilterModule, own, nil, true, "AnotherVersion", false},
 	} {
 		c := &config.Config{Envoy: config.Envoy{Filter: test.wanted}}
 		f := new(ownFilter)
@@ -64,6 +65,22 @@ func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 	if WantedFilter(&config.Config{Envoy: config.Envoy{Filter: config.FilterAuto}}) != config.FilterExtProc ||
 		WantedFilter(&config.Config{Envoy: config.Envoy{Filter: config.FilterModule}}) != config.FilterModule {
 		t.Error("the variable must take the place of auto alone")
+	}
+}
+
+// The name of a filter's file says whether it speaks the protocol of this program.
+func TestB6_X20_TheNameOfAFilterSaysItsVersion(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/dir/" + filterName([]byte("x")): true, "/dir/filter-2d711642b726.so": false, "/dir/filter-3-2d711642b726.so": false, "/dir/filter-40-2d711642b726.so": false,
+	} {
+		if got := hasOwnVersion(path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+		f := new(ownFilter)
+		f.inEnvoy.Store(&loadedFilter{path: path})
+		if bare := f.of(&config.Config{}, new(process.Dir)).Bare; bare == want {
+			t.Errorf("%s: it is told its socket alone: %v", path, bare)
+		}
 	}
 }
 

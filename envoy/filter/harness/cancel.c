@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
   run_events();
   gateway = accept(l, NULL, NULL);
   receive(HELLO, &none);
-  say(WELCOME, 0, "\3\0\0\0\0\0\1\0\0\0\0", 12);
+  say(WELCOME, 0, (char[]){PROTOCOL_VERSION, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0}, 12);
   for (int i = 0; i < 2; i++) receive(HEADERS, &ids[i]);
   on_set_header = cancel;
   say(GO, ids[0], go, sizeof go - 1);

@@ -158,7 +158,7 @@ static void *converse(void *arg) {
     if (head[4] == SHARED) read_shared(memory, payload);
     if (head[4] == HELLO) {
       write_head(answer, WELCOME, 0, 0, 12);
-      memcpy(answer + HEAD, "\3\0\0\0\x14\0\0\0\1\0\0\0", 12);
+      memcpy(answer + HEAD, (char[]){PROTOCOL_VERSION, 0, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0}, 12);
       if (send(fd, answer, HEAD + 12, MSG_NOSIGNAL) < 0) break;
     } else if (head[4] != END) {
       size_t size = random_answer(answer, head);

@@ -86,7 +86,8 @@ static void gate_free(gate *g) {
 }
 
 /* gate_new reads the configuration: the absolute path of the gateway's socket, then a line for each list of headers
- * that do not cross the gateway. A line is unread or response, and the names. */
+ * that do not cross the gateway. A line is unread or response, and the names. Another line would be another version
+ * of the protocol, because a running Envoy keeps its filter. */
 static gate *gate_new(span config, span *path) {
   gate *g = allocate(sizeof *g);
   g->config = allocate(config.n + 1);

@@ -7,7 +7,7 @@
 #include <sys/uio.h>
 
 /* The protocol, see package internal/frames. */
-enum { PROTOCOL_VERSION = 3, HEAD = 16 };
+enum { PROTOCOL_VERSION = 4, HEAD = 16 };
 enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6, SHARED = 7 };
 enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7 };
 enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -128,6 +129,62 @@ func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {
 	g.OpenStreams(2, 5).Wait()
 	if n := byExtProc(g); n != "" && n != "0" {
 		t.Errorf("ext_proc had %s exchanges", n)
+	}
+}
+
+// A running Envoy keeps the filter of an earlier version of Sluice. ext_proc serves then, until
+// there is another Envoy. Envoy takes its configuration.
+func TestE2E_B6_X20_AFilterOfAnEarlierVersionIsNotAsked(t *testing.T) {
+	t.Parallel()
+	g := Start(t, filtered)
+	stream := g.OpenStreams(1, 100)
+	g.Kill()
+	makeFilterOlder(t, g.Dir)
+	g.Launch()
+	g.AwaitReady()
+	if c := g.AwaitCondition(condition.FilterUnavailable, ""); c.Reason != "AnotherVersion" {
+		t.Errorf("the condition is %+v", c)
+	}
+	before := cmp.Or(byExtProc(g), "0")
+	if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 || a.Header.Get("Server") != "" {
+		t.Errorf("%d %v", a.StatusCode, a.Header)
+	}
+	if e := envoyStatus(g); e.Filter != "ext_proc" || cmp.Or(byExtProc(g), "0") == before {
+		t.Errorf("ext_proc was not asked: %+v", e)
+	}
+	var status struct{ XDS struct{ Nacks int } }
+	if g.Get("/api/v1/status", &status); status.XDS.Nacks != 0 {
+		t.Errorf("Envoy has refused %d resources", status.XDS.Nacks)
+	}
+	stream.Wait()
+	g.AwaitIdle("chat")
+
+	if err := syscall.Kill(envoyStatus(g).PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	g.AwaitNoCondition(condition.FilterUnavailable)
+}
+
+// makeFilterOlder has the filter of a running Envoy seem to be that of an earlier version, whose
+// file had no number in its name.
+func makeFilterOlder(t *testing.T, dir string) {
+	t.Helper()
+	record := filepath.Join(dir, "processes", "envoy.json")
+	content, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbered := regexp.MustCompile(`filter-\d+-([0-9a-f]+)\.so`)
+	name := numbered.FindString(string(content))
+	if name == "" {
+		t.Fatalf("no filter: %s", content)
+	}
+	if err := os.Link(filepath.Join(dir, name), filepath.Join(dir, numbered.ReplaceAllString(name, "filter-$1.so"))); err != nil {
+		t.Fatal(err)
+	}
+	content = regexp.MustCompile(`,"sum":"[0-9a-f]+"`).ReplaceAll(content, nil) // early records had no checksum either
+	if err := os.WriteFile(record, numbered.ReplaceAll(content, []byte("filter-$1.so")), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 
