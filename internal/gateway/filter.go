@@ -85,9 +85,7 @@ func (g *Gateway) makeFilter() {
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken
 	f.server.OnVersion = func(version uint32) {
-		if !f.otherVersion.Swap(true) {
-			g.log.Warn("filter of the running Envoy is of another version, ext_proc is used",
-				zap.Uint32("version", version), zap.Int("own", frames.Version))
+		if g.foundOtherVersion(zap.Uint32("version", version)) {
 			go g.pushEnvoy()
 		}
 	}
@@ -100,9 +98,18 @@ func (g *Gateway) makeFilter() {
 	}
 	f.inEnvoy.Store(&loadedFilter{path: path})
 	if path != "" && !hasOwnVersion(path) {
-		f.otherVersion.Store(true)
-		g.log.Warn("filter of the running Envoy is of another version, ext_proc is used", zap.String("file", path))
+		g.foundOtherVersion(zap.String("file", path))
 	}
+}
+
+// foundOtherVersion notes that the filter of the running Envoy speaks another version of the
+// protocol, as the field shows. It reports whether that is new.
+func (g *Gateway) foundOtherVersion(how zap.Field) bool {
+	if g.filter.otherVersion.Swap(true) {
+		return false
+	}
+	g.log.Warn("filter of the running Envoy is of another version, ext_proc is used", how, zap.Int("own", frames.Version))
+	return true
 }
 
 // filterName is the name of the file of a filter. It says the version of the protocol, because the

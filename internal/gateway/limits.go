@@ -106,8 +106,9 @@ func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
 
 // rules returns the rules of the file with the limits in force.
 func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
+	longest := maxDuration(c)
 	r := dispatch.Rules{
-		Default:   discoveredPolicy(c),
+		Default:   discoveredPolicy(c, longest),
 		Models:    make(map[string]dispatch.Policy, len(c.Models)),
 		Pools:     make(map[string][]string, len(c.Pools)),
 		Tenants:   make(map[string]admission.TenantLimits, len(c.Tenants)),
@@ -120,7 +121,7 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		}
 	}
 	for _, m := range c.Models {
-		own := policy(c, m)
+		own := policy(m, longest)
 		version, _ := c.Launch(m)
 		own.PrefillRate = version.PrefillRate
 		r.Models[m.Name] = k.withOverrides(m.Name, own)
@@ -151,8 +152,8 @@ func (k *limitKeeper) setKeys(all map[string]admission.TenantLimits) {
 }
 
 // discoveredPolicy returns the policy of a model that the file does not have.
-func discoveredPolicy(c *config.Config) dispatch.Policy {
-	p := policy(c, c.DiscoveredModel())
+func discoveredPolicy(c *config.Config, longest time.Duration) dispatch.Policy {
+	p := policy(c.DiscoveredModel(), longest)
 	p.KeepStrategy = c.Discovered.StrategySet
 	return p
 }

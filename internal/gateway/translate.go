@@ -130,7 +130,8 @@ func modelNames(c *config.Config, names []string) []string {
 	return resolved
 }
 
-func policy(c *config.Config, m config.Model) dispatch.Policy {
+// policy returns the policy of a model. longest is the bound of Envoy's routes, see maxDuration.
+func policy(m config.Model, longest time.Duration) dispatch.Policy {
 	var l admission.Limits
 	limits.FromFile(admission.ModelScope, m.Admission).SetModel(&l)
 	return dispatch.Policy{
@@ -146,7 +147,7 @@ func policy(c *config.Config, m config.Model) dispatch.Policy {
 		MaxPrefillTokensPerReplica: m.Admission.MaxPrefillTokensPerReplica,
 		ColdStart:                  coldStartWait(m.ColdStart.Wait),
 		MaxDuration:                m.Stream.MaxDuration,
-		BoundByRoute:               m.Stream.MaxDuration == maxDuration(c),
+		BoundByRoute:               m.Stream.MaxDuration == longest,
 		SlowStart:                  m.Routing.SlowStart,
 		UnhealthyOn:                unhealthyOn(m.UnhealthyOn),
 		FailOver:                   failOver(m.FailOverOn),

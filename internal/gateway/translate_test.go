@@ -18,7 +18,7 @@ func TestBoundByRoute(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, m := range c.Models {
-			if p := policy(c, m); p.BoundByRoute != want[m.Name] || p.MaxDuration == 0 {
+			if p := policy(m, maxDuration(c)); p.BoundByRoute != want[m.Name] || p.MaxDuration == 0 {
 				t.Errorf("%s: the policy of %s: %+v", file, m.Name, p)
 			}
 		}

@@ -277,13 +277,7 @@ func listedAs(g *harness.Gateway, id, code string) error {
 // the gateway, which says so.
 func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, `
-models:
-  - name: chat
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 0, token_interval: 20ms}
-`)
+	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 20ms", 1))
 	answered := make(chan *harness.Answer, 1)
 	go func() { answered <- g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2000, "x")) }()
 	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
