@@ -14,10 +14,8 @@ import (
 	"errors"
 	"net"
 	"os"
-	"os/signal"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -116,6 +114,8 @@ type Gateway struct {
 	streams   *streams
 	accessLog telemetry.AccessLog
 	memory    processMemory
+	// signals gets what other processes tell this one.
+	signals <-chan os.Signal
 	// adopted says that processes of an earlier run were there at the start. start sets it.
 	adopted bool
 	// parts run under the configuration, see configParts.
@@ -157,6 +157,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	signals := catchSignals()
 	dir, err := process.Open(o.Config.StateDir, o.Log)
 	if err == nil && from == nil {
 		if err = dir.Claim(ctx); err == nil {
@@ -167,9 +168,12 @@ func Run(ctx context.Context, o Options) error {
 	if err == nil {
 		g, err = New(dir, o)
 	}
+	if err == nil {
+		g.signals = signals
+	}
 	switch {
 	case err == nil && from == nil:
-		return g.Run(ctx)
+		return g.run(ctx, nil)
 	case err == nil:
 		return g.takeOver(ctx, from)
 	case from != nil:
@@ -244,17 +248,16 @@ func newInstance() string {
 // Run runs the gateway in its state directory, which this process has claimed. It returns when the
 // gateway has drained; in a process that was started first also when a later process has. The error
 // is ErrHandedOver when another process serves the gateway.
-func (g *Gateway) Run(ctx context.Context) error { return g.run(ctx, nil) }
+func (g *Gateway) Run(ctx context.Context) error {
+	g.signals = catchSignals()
+	return g.run(ctx, nil)
+}
 
 // run starts the parts in the order of their dependencies. It first adopts existing processes, so
 // that Envoy's first configuration is complete. It then opens the listeners, and then starts the
 // components that keep the parts up to date. from is the hand-over that started this gateway; nil:
 // there was none.
 func (g *Gateway) run(ctx context.Context, from *takeOver) error {
-	// Signals are caught from here to the end of the process, so that an early or a late one does
-	// not kill it.
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGHUP, handOverSignal, process.StopSignal)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	// The parts run on after ctx has ended, because drain needs them.
@@ -275,10 +278,10 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	if err := g.start(ctx, from); err != nil {
 		return err
 	}
-	for g.await(ctx, signals, stop) {
+	for g.await(ctx, stop) {
 		s, err := g.handOver(ctx)
 		if err == nil {
-			return g.carryOn(ctx, signals, s)
+			return g.carryOn(ctx, s)
 		}
 		g.upgrade.fail(err)
 		g.log.Error("new process did not start, this one goes on", zap.Error(err))

@@ -19,13 +19,22 @@ import (
 // its Envoy and its replicas to it. The agent of a node replaces itself.
 const handOverSignal = syscall.SIGUSR2
 
+// catchSignals returns a channel that gets the signals for a gateway. Others send them to the
+// process that has claimed the state directory. So they are caught before the claim, until the end
+// of the process: an early or a late one must not kill it.
+func catchSignals() <-chan os.Signal {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGHUP, handOverSignal, process.StopSignal)
+	return signals
+}
+
 // StateDirVariable is the environment variable that carries a temporary state directory over a
 // hand-over. The command removes the variable from its environment when it has read it.
 const StateDirVariable = "SLUICE_STATE_DIR"
 
 // await blocks until the gateway must stop or hand over, and reports whether it must hand over. On
 // SIGHUP it reads the file again. stop ends ctx, for a signal to stop.
-func (g *Gateway) await(ctx context.Context, signals <-chan os.Signal, stop func()) (handOver bool) {
+func (g *Gateway) await(ctx context.Context, stop func()) (handOver bool) {
 	for {
 		var failed error
 		select {
@@ -35,7 +44,7 @@ func (g *Gateway) await(ctx context.Context, signals <-chan os.Signal, stop func
 			failed = context.Cause(g.managing.ctx)
 		case <-g.serving.ctx.Done():
 			failed = context.Cause(g.serving.ctx)
-		case s := <-signals:
+		case s := <-g.signals:
 			switch s {
 			case handOverSignal:
 				return true

@@ -42,6 +42,8 @@ func Restart(ctx context.Context, c *config.Config, admin adminclient.Client, ou
 	for {
 		now, err := askProcess(ctx, admin)
 		switch {
+		case err != nil && dir.Holder() == 0 && syscall.Kill(claimed.PID, 0) != nil: // it waits for its successor otherwise
+			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
 		case now.Upgrade.At.After(before.Upgrade.At):
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -19,7 +16,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
@@ -94,13 +90,21 @@ func (g *Gateway) orderDrain(timeout time.Duration) {
 }
 
 // carryOn carries the streams of this process to their end, at most for upgrade_timeout, and then
-// stops. The process that was started first stays as the follower of the gateway.
-func (g *Gateway) carryOn(ctx context.Context, signals <-chan os.Signal, s *successor) error {
+// stops. The process that was started first stays as the follower of the gateway: its supervisor
+// stops the gateway by it. Another process that is told to stop ends its own streams.
+func (g *Gateway) carryOn(ctx context.Context, s *successor) error {
 	defer s.conn.Close()
 	isFirst := g.first == os.Getpid() && s.result == nil
 	g.log.Info("new process serves, this one carries its streams to their end",
 		zap.Int("requests", g.link.Held()), zap.Duration("at_most", g.config().UpgradeTimeout))
-	stopping := g.awaitIdle(ctx, signals, isFirst)
+	gateway, own := context.Background(), ctx // which of the two a signal to stop ends
+	if isFirst {
+		gateway, own = own, gateway
+	}
+	passing, end := context.WithCancel(context.Background())
+	defer end()
+	go g.dir.Pass(passing, gateway, g.signals)
+	g.awaitIdle(own)
 	g.log.Info("last stream has ended")
 	g.sockets.stop()
 	if err := g.serving.stop(); err != nil {
@@ -111,14 +115,14 @@ func (g *Gateway) carryOn(ctx context.Context, signals <-chan os.Signal, s *succ
 	case s.result != nil:
 		return <-s.result
 	case isFirst:
-		return g.dir.Follow(ctx, signals, stopping, s.state)
+		return g.dir.Follow(s.state)
 	}
 	return ErrHandedOver
 }
 
-// awaitIdle waits until nothing is carried any more. pass says that signals are for the gateway,
-// which is another process: stopping reports whether it was told to stop.
-func (g *Gateway) awaitIdle(ctx context.Context, signals <-chan os.Signal, pass bool) (stopping bool) {
+// awaitIdle waits until nothing is carried any more. After the end of ctx it waits at most for
+// drain_timeout.
+func (g *Gateway) awaitIdle(ctx context.Context) {
 	late := time.NewTimer(g.config().UpgradeTimeout)
 	defer late.Stop()
 	tick := time.NewTicker(busyInterval)
@@ -126,7 +130,6 @@ func (g *Gateway) awaitIdle(ctx context.Context, signals <-chan os.Signal, pass 
 	retired, stop := time.Now(), ctx.Done()
 	end := func() {} // waits for the clients of a drain
 	defer func() { end() }()
-	second := make(chan os.Signal, 1)
 	var over <-chan time.Time
 	drain := func(timeout time.Duration) {
 		if over == nil {
@@ -137,29 +140,17 @@ func (g *Gateway) awaitIdle(ctx context.Context, signals <-chan os.Signal, pass 
 		select {
 		case <-tick.C:
 		case <-over:
-			return stopping
+			return
 		case <-late.C:
 			g.log.Warn("streams ended, because upgrade_timeout is over")
 			drain(handOverPatience)
 		case timeout := <-g.drainOrders:
 			drain(timeout)
 		case <-stop:
-			if stop = nil; !pass {
-				drain(g.options.Config.DrainTimeout)
-				continue
-			}
-			stopping = true
-			signal.Notify(second, syscall.SIGTERM, syscall.SIGINT)
-			g.dir.Forward(process.StopSignal)
-		case <-second:
-			g.dir.Forward(unix.SIGTERM)
-		case received := <-signals:
-			if pass {
-				g.dir.Forward(received.(unix.Signal))
-			}
+			stop = nil
+			drain(g.options.Config.DrainTimeout)
 		}
 	}
-	return stopping
 }
 
 // carries reports whether this process carries something.

@@ -185,7 +185,7 @@ func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
 	if err != nil {
 		return nil, errors.Join(err, closeFiles(listeners))
 	}
-	next.first = g.first
+	next.first, next.signals = g.first, catchSignals()
 	next.upgrade.failed, next.upgrade.at = g.upgrade.last()
 	ours, theirs := net.Pipe()
 	from := &takeOver{conn: newHandOverConn(theirs), files: func(int) []*os.File { return listeners }}

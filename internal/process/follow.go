@@ -59,71 +59,68 @@ func AwaitEnd(pid int) {
 	}
 }
 
-// Forward sends a signal to the gateway that has claimed the directory. No gateway means that there
-// is nothing to stop or to change.
-func (d *Dir) Forward(s unix.Signal) {
-	if pid := d.Holder(); pid != 0 && pid != os.Getpid() {
-		_ = unix.Kill(pid, s) // it may have ended this moment
+// Pass passes signals on to the gateway that has claimed the directory, which is another process,
+// until ctx ends. A signal that comes while one gateway gives the claim to the next waits for the
+// next.
+//
+// told ends when this process is told to stop, also if that was before the call: the gateway gets
+// StopSignal then, and SIGTERM for each SIGTERM and SIGINT that follow. It also gets what comes
+// from received.
+func (d *Dir) Pass(ctx, told context.Context, received <-chan os.Signal) {
+	stop, second := told.Done(), make(chan os.Signal, 8)
+	defer signal.Stop(second)
+	var waiting []unix.Signal
+	var retry <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-stop:
+			stop = nil
+			signal.Notify(second, unix.SIGTERM, unix.SIGINT)
+			waiting = append(waiting, StopSignal)
+		case <-second:
+			waiting = append(waiting, unix.SIGTERM)
+		case s := <-received:
+			waiting = append(waiting, s.(unix.Signal))
+		case <-retry:
+		}
+		for len(waiting) > 0 && d.forward(waiting[0]) {
+			waiting = waiting[1:]
+		}
+		if retry = nil; len(waiting) > 0 {
+			retry = time.After(followInterval)
+		}
 	}
 }
 
-// Follow stands for the gateway of the directory, which is another process, until it has ended: it
-// passes signals on to it and reaps processes. The supervisor of this process so sees one process
-// from the first start to the end, however often the gateway is restarted. stopping says that the
-// gateway was told to stop before. The error says how the gateway has ended, unless it has stopped
-// cleanly.
-//
-// ctx ends when this process was told to stop, also if that was before the call. earlier has
-// signals that came before the call and were not passed on.
+// forward sends a signal to the gateway that has claimed the directory. It returns false if no
+// gateway has. This process has caught its signals itself.
+func (d *Dir) forward(s unix.Signal) bool {
+	pid := d.Holder()
+	if pid != 0 && pid != os.Getpid() {
+		_ = unix.Kill(pid, s) // it may have ended this moment
+	}
+	return pid != 0
+}
+
+// Follow stands for the gateway of the directory, which is another process, until it has ended, and
+// reaps processes. The supervisor of this process so sees one process from the first start to the
+// end, however often the gateway is restarted. The error says how the gateway has ended, unless it
+// has stopped cleanly. Pass gives the gateway the signals meanwhile.
 //
 // reaped returns how a child has ended that someone else in this process waits for; nil: it runs,
 // or it is none of these.
-func (d *Dir) Follow(ctx context.Context, earlier <-chan os.Signal, stopping bool, reaped func(pid int) *os.ProcessState) error {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGUSR2, StopSignal)
-	defer signal.Stop(signals)
-	stopping = d.passEarlier(ctx, earlier, stopping)
+func (d *Dir) Follow(reaped func(pid int) *os.ProcessState) error {
 	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
 	f := follower{dir: d, pid: d.Holder(), statuses: map[int]unix.WaitStatus{}, reaped: reaped}
-	for {
-		select {
-		case s := <-signals:
-			stopping = d.pass(s.(unix.Signal), stopping)
-		case <-tick.C:
-			if ended, err := f.look(); ended {
-				return err
-			}
+	for range tick.C {
+		if ended, err := f.look(); ended {
+			return err
 		}
 	}
-}
-
-// passEarlier passes on what came before Follow. It returns whether the gateway was told to stop.
-func (d *Dir) passEarlier(ctx context.Context, earlier <-chan os.Signal, stopping bool) bool {
-	if !stopping && ctx.Err() != nil {
-		stopping = d.pass(unix.SIGTERM, false)
-	}
-	for len(earlier) > 0 {
-		stopping = d.pass((<-earlier).(unix.Signal), stopping)
-	}
-	return stopping
-}
-
-// pass passes a signal on to the gateway. It returns whether the gateway was told to stop.
-func (d *Dir) pass(s unix.Signal, stopping bool) bool {
-	switch s {
-	case unix.SIGTERM, unix.SIGINT:
-		if !stopping {
-			s = StopSignal
-		}
-		d.Forward(s)
-		return true
-	case StopSignal:
-		d.Forward(s)
-		return true
-	}
-	d.Forward(s)
-	return stopping
+	return nil
 }
 
 // follower is the state of Follow.

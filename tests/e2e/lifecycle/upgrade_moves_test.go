@@ -237,6 +237,45 @@ func TestE2E_X20_SIGTERMDrainsAllProcesses(t *testing.T) {
 	}
 }
 
+// SIGTERM stops the gateway also while its process hands over to the next one.
+func TestE2E_X20_SIGTERMDuringARestartStopsTheGateway(t *testing.T) {
+	t.Parallel()
+	for _, moment := range []string{"hand-over started", "new process prepared"} {
+		t.Run(moment, func(t *testing.T) {
+			t.Parallel()
+			g := harness.Start(t, upgradeModels)
+			restart(g)
+			command := make(chan struct{})
+			go func() {
+				defer close(command)
+				// It may see the new process before that stops.
+				if out, err := g.RunCommand("restart", "-c", g.Config); err != nil && !strings.Contains(out, "the gateway has stopped") {
+					t.Errorf("the command: %v\n%s", err, out)
+				}
+			}()
+			harness.Eventually(t, moment, func() error {
+				if n := strings.Count(g.LogText(), moment); n < 2 {
+					return fmt.Errorf("logged %d times", n)
+				}
+				return nil
+			})
+			g.Signal(syscall.SIGTERM)
+			<-command
+			harness.Eventually(t, "the gateway has stopped", func() error {
+				select {
+				case <-g.Exited:
+					return nil
+				default:
+					return fmt.Errorf("running: %v", g.Processes())
+				}
+			})
+			if code := g.Process.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}
+
 // A WebSocket goes on over a restart, and its next turn is a request to the new process. When the
 // first process is killed, the gateway is gone, and the next start adopts what is left.
 func TestE2E_X20_ThePidOfTheStartStandsForTheGateway(t *testing.T) {
