@@ -38,7 +38,11 @@ func TestLastInFirstOut(t *testing.T) {
 	c := transport(t)
 	var all sync.WaitGroup
 	all.Go(func() { fetch(c, post(t, e.url, "wait")) })
-	eventually(t, "the first request has a connection", func() bool { return e.taken.Load() == 1 })
+	eventually(t, "the engine has the first request", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(ports) == 1
+	})
 	fetch(c, post(t, e.url, "second"))
 	close(release)
 	all.Wait()
