@@ -21,7 +21,7 @@ const handOverSignal = syscall.SIGUSR2
 
 // catchSignals returns a channel that gets the signals for a gateway. Others send them to the
 // process that has claimed the state directory. So they are caught before the claim, until the end
-// of the process: an early or a late one must not kill it.
+// of the process: an early or a late one must neither kill it nor get lost.
 func catchSignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGHUP, handOverSignal, process.StopSignal)

@@ -57,6 +57,8 @@ func playGateway() {
 	var plan gatewayPlan
 	check(json.NewDecoder(os.Stdin).Decode(&plan))
 	check(RaiseFileLimit())
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, StopSignal) // others send it as soon as the claim names this process
 	d, err := Open(plan.Dir, nil)
 	check(err)
 	check(d.Claim(context.Background()))
@@ -71,8 +73,6 @@ func playGateway() {
 	if plan.Grace > 0 {
 		check(d.StartGuard(guardCommand(plan.Dir, plan.Grace)))
 	}
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, StopSignal)
 	fmt.Println("ready")
 	<-stop
 }
