@@ -99,7 +99,7 @@ func TestConversationsAreRemembered(t *testing.T) {
 	s = newStage(policy)
 	s.put("m", eight()...)
 	if _, _, _ = s.returns(t, func(r *Request) {
-		r.Chain = func() prefix.Chain { t.Error("chwbl reads prompts"); return prefix.Chain{} }
+		r.Chain = func(int) prefix.Chain { t.Error("chwbl reads prompts"); return prefix.Chain{} }
 	}); t.Failed() {
 		return
 	}
@@ -195,5 +195,53 @@ func TestOtherWaysOfAConversation(t *testing.T) {
 	}
 	if stranger := s.must(t, chat(t, "two")); stranger.Replica() != start {
 		t.Errorf("one with the same system prompt went to %s: not by the ring", stranger.Replica())
+	}
+}
+
+// A long prompt is hashed once. Its place on the ring is the hash of its beginning where replicas
+// are compared by that, and a model with one replica needs no place.
+func TestAPromptIsHashedOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		strategy Strategy
+		replicas []engines.Replica
+		hashed   int
+	}{
+		"prefix":                  {Prefix, eight(), 0},
+		"chwbl":                   {CHWBL, eight(), 1},
+		"least connections":       {LeastConnections, eight(), 1},
+		"prefix with one replica": {Prefix, replicas("a"), 0},
+		"chwbl with one replica":  {CHWBL, replicas("a"), 0},
+	} {
+		s := newStage(Policy{Strategy: c.strategy, LoadFloor: 8, UserMessages: 2})
+		s.put("m", c.replicas...)
+		r := chat(t, messages(1, 2)...)
+		hash, hashed := r.Key, 0
+		r.Key = func(n int) uint64 { hashed++; return hash(n) }
+		s.must(t, r).Release()
+		if hashed != c.hashed {
+			t.Errorf("%s: hashed %d times, want %d", name, hashed, c.hashed)
+		}
+	}
+}
+
+// Gateways that know nothing of each other send a conversation to the same replica, and many
+// conversations to many.
+func TestGatewaysAgreeOnAPlace(t *testing.T) {
+	used := map[string]bool{}
+	for conversation := range 32 {
+		var at [2]string
+		for gateway := range at {
+			s := newStage(Policy{LoadFloor: 8, UserMessages: 2})
+			s.put("m", eight()...)
+			ticket := s.must(t, chat(t, messages(conversation, 2+gateway)...)) // the second has a later turn
+			at[gateway] = ticket.Replica()
+			ticket.Release()
+		}
+		if used[at[0]] = true; at[0] != at[1] {
+			t.Errorf("conversation %d is at %s and at %s", conversation, at[0], at[1])
+		}
+	}
+	if len(used) < 6 {
+		t.Errorf("32 conversations are on %d of 8 replicas", len(used))
 	}
 }

@@ -153,12 +153,22 @@ type cacheKey struct {
 	position     uint64
 }
 
-// keys computes the keys of all models of the choice, one per number of user messages.
-func (c choice) keys(key func(userMessages int) uint64) cacheKeys {
+// keys computes the keys of all models of the choice, one per number of user messages. Where all
+// models look at the beginnings of the prompt, the key is one of these: to hash a long prompt once
+// more takes as long as to read it. A model that has one replica needs no key.
+func (c choice) keys(r *Request, p *prompt) cacheKeys {
 	keys := make(cacheKeys, 0, 1)
+	chained := p.chain.Bytes > 0 && !c.any(func(t *modelRoute) bool { return !t.isCacheAware() })
 	for _, t := range c.members {
-		if n := t.policy.UserMessages; !slices.ContainsFunc(keys, func(k cacheKey) bool { return k.userMessages == n }) {
-			keys = append(keys, cacheKey{n, key(n)})
+		n := t.policy.UserMessages
+		switch {
+		case slices.ContainsFunc(keys, func(k cacheKey) bool { return k.userMessages == n }):
+		case chained && n == c.members[0].policy.UserMessages:
+			keys = append(keys, cacheKey{n, p.chain.Home})
+		case len(c.members) == 1 && t.isAlone():
+			keys = append(keys, cacheKey{n, 0})
+		default:
+			keys = append(keys, cacheKey{n, r.Key(n)})
 		}
 	}
 	return keys

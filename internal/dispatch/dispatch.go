@@ -332,8 +332,9 @@ type Request struct {
 	// OnBlock is called before the goroutine of Dispatch may block, and before OnWait. It may be
 	// called more than once. May be nil.
 	OnBlock func()
-	// Chain returns the beginnings of the prompt. nil means that they are not known.
-	Chain func() prefix.Chain
+	// Chain returns the beginnings of the prompt. Their Home is that of a conversation after so
+	// many messages of the user. nil means that they are not known.
+	Chain func(userMessages int) prefix.Chain
 	// Watch lets another goroutine read what the request waits for; nil means that none does.
 	Watch *Wait
 	// Preempt, unless it is nil, says that the request may be preempted while it is in prefill.
@@ -379,7 +380,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Priority:    c.Priority,
 		Allowed:     c.Tenant.Allows,
 		Key:         func(userMessages int) uint64 { return scan.CacheKey(body, userMessages) },
-		Chain:       func() prefix.Chain { return scan.Chain(body) },
+		Chain:       func(userMessages int) prefix.Chain { return scan.Chain(body, userMessages) },
 		ID:          scan.RequestID,
 		Session:     scan.Session(),
 		Previous:    scan.Previous(),
@@ -436,8 +437,8 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	ticket.wantsResponseID = r.Endpoint == openai.Responses
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
-	keys := c.keys(r.Key)
 	ticket.prompt = c.promptOf(r, ticket.estimate.tokens.prompt)
+	keys := c.keys(r, &ticket.prompt)
 	request := admission.Request{
 		Model:     c.model(),
 		Pool:      c.pool,

@@ -59,8 +59,9 @@ func (d *Dispatcher) Explain(model string, q Question) (Routing, bool) {
 	t := w.routes[m.Name]
 	key, about := q.Key, prompt{tokens: float64(q.PromptTokens)}
 	if r := q.Request; r != nil {
-		about = choice{members: []*modelRoute{t}}.promptOf(r, t.estimator.estimate(r).tokens.prompt)
-		key = r.Key(t.policy.UserMessages)
+		c := choice{members: []*modelRoute{t}}
+		about = c.promptOf(r, t.estimator.estimate(r).tokens.prompt)
+		key = c.keys(r, &about).of(t.policy.UserMessages)
 	}
 	f := new(forecasts)
 	p := pickInput{key: key, loads: t.loads(nil), now: t.warmUpTime(), forecasts: f}

@@ -62,7 +62,7 @@ func (c choice) promptOf(r *Request, tokens int) prompt {
 	if r.Chain == nil {
 		return p
 	}
-	p.chain = r.Chain()
+	p.chain = r.Chain(c.members[0].policy.UserMessages)
 	for _, m := range c.members {
 		if m.isAdapter(r.Model) { // the keys and values of an adapter are its own
 			p.chain.Reroot(r.Model)
@@ -75,8 +75,11 @@ func (c choice) promptOf(r *Request, tokens int) prompt {
 // isCacheAware reports whether picks of the model look at what the caches of its replicas hold: the
 // strategy does, and the model has or may soon have more than one replica.
 func (t *modelRoute) isCacheAware() bool {
-	return t.strategy != nil && t.strategy.cacheAware && max(len(t.replicas), t.MaxReplicas) > 1
+	return t.strategy != nil && t.strategy.cacheAware && !t.isAlone()
 }
+
+// isAlone reports whether the model has one replica, and will not soon have more.
+func (t *modelRoute) isAlone() bool { return max(len(t.replicas), t.MaxReplicas) <= 1 }
 
 // forecasts is what a pick expects of each replica, in the order of modelRoute.replicas. The slices
 // are storage that picks reuse.

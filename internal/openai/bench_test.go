@@ -139,7 +139,7 @@ func BenchmarkScanAndChain(b *testing.B) {
 				if fault != nil {
 					b.Fatal(fault)
 				}
-				if c := r.Chain(body.data); c.Bytes == 0 {
+				if c := r.Chain(body.data, 2); c.Bytes == 0 {
 					b.Fatal("no chain")
 				}
 			}
@@ -219,14 +219,14 @@ func BenchmarkScanAndMatch(b *testing.B) {
 	for i := range 2000 {
 		data := chatOf(900, fmt.Sprint(i, prose))
 		r := mustScan(b, Chat, string(data))
-		c := r.Chain(data)
+		c := r.Chain(data, 2)
 		x.Record(i%8, &c)
 	}
 	for _, body := range []body{
 		{"chat-1KB", chatOf(900, prose)}, {"chat-64KB", chatOf(64<<10, prose)}, {"plain-64KB", chatOf(64<<10, plainly)},
 	} {
 		r := mustScan(b, Chat, string(body.data))
-		c := r.Chain(body.data)
+		c := r.Chain(body.data, 2)
 		x.Record(3, &c)
 		matched := make([]int32, x.Slots())
 		b.Run(body.name, func(b *testing.B) {
@@ -237,7 +237,7 @@ func BenchmarkScanAndMatch(b *testing.B) {
 				if fault != nil {
 					b.Fatal(fault)
 				}
-				c := r.Chain(body.data)
+				c := r.Chain(body.data, 2)
 				x.Match(&c, matched)
 				if int(matched[3]) != c.Bytes {
 					b.Fatal("the prompt is not known")

@@ -19,7 +19,10 @@ import (
 //
 // cache_salt and previous_response_id make the chain one of another namespace. Messages after the
 // 4,096th are one text.
-func (r *Request) Chain(body []byte) prefix.Chain {
+//
+// Home ends with the text of user message number userMessages, and with the prompt if there are
+// fewer. For 0 it ends where the first instructions end, and with the prompt if there are none.
+func (r *Request) Chain(body []byte, userMessages int) prefix.Chain {
 	r.mustBe(body)
 	if len(r.messages) == 0 {
 		return prefix.Chain{}
@@ -33,9 +36,11 @@ func (r *Request) Chain(body []byte) prefix.Chain {
 			c.message(m, prefix.MarkTools)
 		}
 	}
+	home := homing{left: userMessages}
 	for _, m := range r.messages {
 		if m.lane == laneInstructions {
 			c.message(m, prefix.MarkSystem)
+			home.instructed = true
 		}
 	}
 	c.End()
@@ -49,8 +54,10 @@ func (r *Request) Chain(body []byte) prefix.Chain {
 			if i > last {
 				c.End()
 			}
+			home.before(m.role, &c.Builder)
 			c.Mark(marks[m.role])
 			c.text(m.text)
+			home.after(m.role, &c.Builder)
 		case laneField:
 			c.Mark(prefix.MarkField)
 			c.text(m.text)
@@ -59,7 +66,52 @@ func (r *Request) Chain(body []byte) prefix.Chain {
 	if r.rest.form != formNone {
 		c.message(message{text: r.rest}, prefix.MarkOther)
 	}
-	return c.Chain()
+	chain := c.Chain()
+	chain.Home = home.at(&c.Builder)
+	return chain
+}
+
+// homing finds Chain.Home.
+type homing struct {
+	// left is how many user messages are still part of it.
+	left int
+	// instructed means that instructions are part of it.
+	instructed bool
+	found      bool
+	hash       uint64
+}
+
+// before is told of a message that begins.
+func (h *homing) before(role role, b *prefix.Builder) {
+	switch {
+	case role == roleSystem:
+		h.instructed = true
+	case h.left <= 0 && h.instructed:
+		h.end(b)
+	}
+}
+
+// after is told of a message whose text was written.
+func (h *homing) after(role role, b *prefix.Builder) {
+	if role != roleUser {
+		return
+	}
+	if h.left--; h.left == 0 {
+		h.end(b)
+	}
+}
+
+// end ends Home here, unless it has ended before.
+func (h *homing) end(b *prefix.Builder) {
+	if !h.found {
+		h.hash, h.found = b.Sum(), true
+	}
+}
+
+// at returns Home when the whole prompt was written.
+func (h *homing) at(b *prefix.Builder) uint64 {
+	h.end(b)
+	return h.hash
 }
 
 // lastEnds returns the index of a message with text. The message and those behind it have all the

@@ -141,7 +141,8 @@ func naiveChainText(b *prefix.Builder, raw json.RawMessage) {
 func checkChain(t *testing.T, e Endpoint, body []byte) {
 	t.Helper()
 	r := mustScan(t, e, string(body))
-	got, want := r.Chain(body), naiveChain(e, body)
+	got, want := r.Chain(body, 2), naiveChain(e, body)
+	got.Home = 0 // see TestB1_HomeIsWhatTurnsShare
 	if diff := cmp.Diff(fmt.Sprint(want), fmt.Sprint(got)); diff != "" {
 		t.Fatalf("%v %q:\n%s", e, body, diff)
 	}
@@ -164,11 +165,59 @@ func shared(t *testing.T, e Endpoint, a, b string) int {
 	ra, rb := mustScan(t, e, a), mustScan(t, e, b)
 	x := prefix.NewIndex(nil)
 	slot := x.Slot(1 << 20)
-	first, second := ra.Chain([]byte(a)), rb.Chain([]byte(b))
+	first, second := ra.Chain([]byte(a), 2), rb.Chain([]byte(b), 2)
 	x.Record(slot, &first)
 	matched := make([]int32, x.Slots())
 	x.Match(&second, matched)
 	return int(matched[slot])
+}
+
+// Home is what all turns of a conversation share. Two requests that differ there have other homes,
+// so that they spread.
+func TestB1_HomeIsWhatTurnsShare(t *testing.T) {
+	t.Parallel()
+	message := func(role, text string) string { return `{"role":"` + role + `","content":"` + text + `"}` }
+	chat := func(messages ...string) string {
+		return `{"model":"m","messages":[` + strings.Join(messages, ",") + `]}`
+	}
+	system, one, two, three := message("system", "be brief"), message("user", "one"), message("user", "two"), message("user", "three")
+	yes, field := message("assistant", "yes"), `{"role":"assistant","content":"yes","tool_calls":[{"id":"1"}]}`
+	tools := func(body string) string { return `{"tools":[{"type":"function"}],` + body[1:] }
+	responses := func(instructions, input string) string {
+		return `{"model":"m","instructions":"` + instructions + `","input":"` + input + `"}`
+	}
+	for name, c := range map[string]struct {
+		e            Endpoint
+		userMessages int
+		a, b         string
+		same         bool
+	}{
+		"a later turn":                    {Chat, 2, chat(system, one, yes, two), chat(system, one, yes, two, yes, three), true},
+		"a later turn with calls":         {Chat, 2, chat(system, one, field, two), chat(system, one, field, two, field, three), true},
+		"the second turn":                 {Chat, 1, chat(system, one), chat(system, one, yes, two), true},
+		"the same request":                {Chat, 2, chat(one), chat(one), true},
+		"another second question":         {Chat, 2, chat(system, one, yes, two), chat(system, one, yes, three), false},
+		"another first question":          {Chat, 2, chat(system, one), chat(system, two), false},
+		"other instructions":              {Chat, 1, chat(one), chat(system, one), false},
+		"tools":                           {Chat, 1, chat(one), tools(chat(one)), false},
+		"a later turn with tools":         {Chat, 1, tools(chat(one)), tools(chat(one, yes, two)), true},
+		"instructions alone":              {Chat, 0, chat(system, one), chat(system, two), true},
+		"tools and no instructions":       {Chat, 0, tools(chat(one)), tools(chat(two)), false},
+		"no instructions":                 {Chat, 0, chat(one), chat(two), false},
+		"instructions behind a question":  {Chat, 0, chat(one, system), chat(one, system, two), true},
+		"no message":                      {Chat, 0, chat(system), chat(system), true},
+		"instructions of a response":      {Responses, 0, responses("be brief", "one"), responses("be brief", "two"), true},
+		"another question of a response":  {Responses, 2, responses("be brief", "one"), responses("be brief", "two"), false},
+		"a prompt":                        {Completions, 2, `{"model":"m","prompt":"one"}`, `{"model":"m","prompt":"one","n":2}`, true},
+		"another prompt":                  {Completions, 2, `{"model":"m","prompt":"one"}`, `{"model":"m","prompt":"one two"}`, false},
+		"the first of two lists of parts": {Chat, 1, chat(`{"role":"user","content":[{"type":"text","text":"one"}]}`, yes, two), chat(one), true},
+	} {
+		a, b := mustScan(t, c.e, c.a), mustScan(t, c.e, c.b)
+		x, y := a.Chain([]byte(c.a), c.userMessages).Home, b.Chain([]byte(c.b), c.userMessages).Home
+		if x == 0 || (x == y) != c.same {
+			t.Errorf("%s: homes %x and %x", name, x, y)
+		}
+	}
 }
 
 // What two requests share is what a model reads at the beginning of both.
@@ -282,7 +331,7 @@ func TestB1_ManySmallPiecesUseLittleMemory(t *testing.T) {
 		if fault != nil {
 			t.Fatal(fault)
 		}
-		chain := r.Chain(data)
+		chain := r.Chain(data, 2)
 		runtime.ReadMemStats(&after)
 		if used := after.TotalAlloc - before.TotalAlloc; used > 2<<20 || used > uint64(len(body)) {
 			t.Errorf("%s: %d bytes of memory for a body of %d bytes", name, used, len(body))

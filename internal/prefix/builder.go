@@ -100,7 +100,10 @@ func (b *Builder) reach() {
 }
 
 // block returns the beginning that ends here.
-func (b *Builder) block() Block { return Block{Hash: b.hash.sum(b.length), End: b.length} }
+func (b *Builder) block() Block { return Block{Hash: b.Sum(), End: b.length} }
+
+// Sum returns the hash of everything that was written.
+func (b *Builder) Sum() uint64 { return b.hash.sum(b.length) }
 
 // End records the end of a message. A message without text has no end of its own.
 func (b *Builder) End() {

@@ -46,6 +46,9 @@ type Chain struct {
 	// Start is the length of what comes before the first message that is not the system's: tools
 	// and instructions, which many conversations share.
 	Start int
+	// Home is the hash of the beginning that all later turns of a conversation have in common. It
+	// is the place of a request on a hash ring. Its maker says where the beginning ends.
+	Home uint64
 }
 
 // Sizes of beginnings, in bytes of text.
