@@ -109,7 +109,7 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 	var printOnly bool
 	c := &cobra.Command{
 		Use:   "new --tenant NAME",
-		Short: "Make an API key at the running gateway; without one, or with --print, print a key and its hash for the file",
+		Short: "Make an API key at the running gateway; with --print, or if no gateway answers, print a key and its hash for the file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asked.Tenant == "" {

@@ -72,6 +72,7 @@ A time is a span before now (-24h, -30m), a day (2026-11-23) or a time in RFC 33
 		},
 	}
 	flags.addFlags(c)
+	c.PersistentFlags().Lookup("output").Usage = "table, csv, or json as the admin API answers"
 	f := c.Flags()
 	f.StringVar(&from, "from", "-24h", "when the period begins")
 	f.StringVar(&to, "to", "", "when the period ends (default: now)")

@@ -10,12 +10,25 @@ import (
 // NeedsRestart returns the fields that differ in next and take effect only when Sluice is
 // restarted, by their names in the file.
 func (c *Config) NeedsRestart(next *Config) []string {
+	return needsRestart(reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem(), "", false)
+}
+
+// needsRestart is NeedsRestart for a section, whose path ends with a dot. Its fields take effect at
+// a restart if the section does, unless the tag of a field says otherwise.
+func needsRestart(old, next reflect.Value, path string, restart bool) []string {
 	var names []string
-	old, changed := reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()
 	for i := range old.NumField() {
 		field := old.Type().Field(i)
-		if field.Tag.Get("restart") != "" && !reflect.DeepEqual(old.Field(i).Interface(), changed.Field(i).Interface()) {
-			names = append(names, field.Tag.Get("yaml"))
+		name, waits := field.Tag.Get("yaml"), restart
+		if tag := field.Tag.Get("restart"); tag != "" {
+			waits = tag == "true"
+		}
+		switch {
+		case name == "" || name == "-":
+		case field.Type.Kind() == reflect.Struct:
+			names = append(names, needsRestart(old.Field(i), next.Field(i), path+name+".", waits)...)
+		case waits && !reflect.DeepEqual(old.Field(i).Interface(), next.Field(i).Interface()):
+			names = append(names, path+name)
 		}
 	}
 	return names

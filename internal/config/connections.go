@@ -65,7 +65,7 @@ type Envoy struct {
 	// Sluice's own filter inside Envoy, which costs far less. auto is module where this program has
 	// the filter and this version of Envoy loads it, else ext_proc. The environment variable
 	// SLUICE_FILTER takes the place of auto. Default auto.
-	Filter EnvoyFilter `yaml:"filter" default:"auto" oneof:"auto,module,ext_proc"`
+	Filter EnvoyFilter `yaml:"filter" default:"auto" oneof:"auto,module,ext_proc" restart:"false"`
 }
 
 // EnvoyFilter says what in Envoy asks Sluice about each request.

@@ -224,8 +224,8 @@ type PerReplica int
 
 // Admission says when a request may start.
 type Admission struct {
-	// Weight is the model's share of its pools' requests, relative to the other models of a pool.
-	// Default 1.
+	// Weight is the model's share of the tokens of its pools, relative to the other models of a
+	// pool. Default 1.
 	Weight int `yaml:"weight" default:"1" min:"1" max:"1000000"`
 	// MaxConcurrentRequests is the largest number of running requests over all replicas. Default 0:
 	// no limit.

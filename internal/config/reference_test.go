@@ -50,6 +50,7 @@ This page is generated from ` + "`internal/config`" + ` by ` + "`go test ./inter
 
 - A duration is a number with a unit: ` + "`500ms`, `30s`, `5m`, `1h30m`" + `.
 - A size is a number of bytes, or a number with a unit: ` + "`512KiB`, `32MiB`, `1GiB`" + ` (powers of 1024), ` + "`kB`, `MB`, `GB`" + ` (powers of 1000).
+  The short forms ` + "`Ki`, `Mi`, `Gi`, `Ti`" + ` of Kubernetes mean the same as the long ones.
 - A share is a number from 0 to 1.
 - – as a default means empty, or off. A mapping without a default has those of its fields.
 
@@ -64,10 +65,7 @@ A change of any other field takes effect as soon as the gateway has read the fil
 	top := reflect.TypeFor[Config]()
 	for _, f := range w.fields(top) {
 		w.shown[element(f.Type)] = f.Tag.Get("yaml") + suffix(f.Type)
-		change := "reload"
-		if f.Tag.Get("restart") != "" {
-			change = "restart"
-		}
+		change := w.change(f)
 		meaning, def := w.meaning(top, f)
 		if len(w.fields(element(f.Type))) > 0 {
 			meaning += " [Its fields](#" + strings.ToLower(f.Tag.Get("yaml")) + ")."
@@ -93,6 +91,19 @@ type referenceWriter struct {
 	comments map[string]string
 	// shown are the paths under which the fields of a struct are already on the page.
 	shown map[reflect.Type]string
+}
+
+// change says when a change of a field of the first level takes effect, and for which of its own
+// fields that is otherwise.
+func (w *referenceWriter) change(f reflect.StructField) string {
+	change := map[string]string{"": "reload", "true": "restart"}[f.Tag.Get("restart")]
+	for _, inner := range w.fields(element(f.Type)) {
+		other := map[string]string{"false": "reload", "true": "restart"}[inner.Tag.Get("restart")]
+		if other != "" && other != change {
+			change += fmt.Sprintf("; `%s`: %s", inner.Tag.Get("yaml"), other)
+		}
+	}
+	return change
 }
 
 // fields returns the fields of a struct that the file may have; none if t is no struct.

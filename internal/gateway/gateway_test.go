@@ -217,9 +217,31 @@ func TestX20_TheSuccessorAdoptsTheReplicas(t *testing.T) {
 	}
 }
 
-// When the new process does not start, the old one goes on with everything and says why.
+// When the new process does not start, the old one goes on with everything and says why. The new
+// process may have said why before the old one speaks to it.
 func TestX20_AProcessThatDoesNotStartChangesNothing(t *testing.T) {
-	g, replica, stop, returned := handOverOf(t, func(context.Context, *Gateway) (*successor, error) { return nil, errors.New("no such file") })
+	for name, start := range map[string]func(context.Context, *Gateway) (*successor, error){
+		"no process": func(context.Context, *Gateway) (*successor, error) { return nil, errors.New("no such file") },
+		"a process that has ended": func(context.Context, *Gateway) (*successor, error) {
+			ours, file, err := socketPair()
+			if err != nil {
+				return nil, err
+			}
+			theirs, err := net.FileConn(file)
+			if err != nil {
+				return nil, err
+			}
+			c := newHandOverConn(theirs)
+			return &successor{conn: newHandOverConn(ours), end: ours.Close},
+				errors.Join(c.send(handOverMessage{Failed: "no such file"}), c.Close(), file.Close())
+		},
+	} {
+		t.Run(name, func(t *testing.T) { checkGoesOn(t, start) })
+	}
+}
+
+func checkGoesOn(t *testing.T, start func(context.Context, *Gateway) (*successor, error)) {
+	g, replica, stop, returned := handOverOf(t, start)
 	eventually(t, "the hand-over has failed", func() bool { return g.status().Upgrade.Failed == "no such file" })
 	if g.dispatcher.Retired() || !alive(replica) || pidOf(g, "chat") != replica || g.dir.Holder() != os.Getpid() {
 		t.Error("the gateway has not gone on as before")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/carry"
@@ -89,7 +90,7 @@ func (c *handOverConn) receive(timeout time.Duration) (handOverMessage, error) {
 	switch err := c.in.Decode(&m); {
 	case errors.As(err, &late) && late.Timeout():
 		return m, fmt.Errorf("the other process did not answer within %v", timeout)
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET):
 		return m, errOtherEnded
 	case err != nil:
 		return m, err

@@ -211,15 +211,15 @@ func (s *successor) prepare(ctx context.Context, g *Gateway) error {
 	for _, h := range g.sockets.shared() {
 		hello.Listeners = append(hello.Listeners, h.address)
 	}
-	if err := s.conn.send(handOverMessage{Hello: hello}); err != nil {
-		return err
-	}
-	m, err := s.conn.receive(prepareTimeout)
+	sent := s.conn.send(handOverMessage{Hello: hello})
+	m, err := s.conn.receive(prepareTimeout) // a process that has ended may have said why
 	switch {
 	case err != nil:
 		return err
 	case m.Prepared == nil:
 		return errors.New("the new process does not know how to take over")
+	case sent != nil:
+		return sent
 	}
 	g.log.Info("new process prepared", zap.Int("pid", m.Prepared.PID), zap.String("version", m.Prepared.Version))
 	return nil

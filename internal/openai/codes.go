@@ -67,7 +67,7 @@ var codes = [...]CodeInfo{
 	{CodeRequestIDConflict, 409, "A request with this `request_id` is running, or its first events are not kept any more."},
 	{CodeRequestTooLarge, 413, "The body is larger than `max_body`."},
 	{CodeInsufficientQuota, 429, "A budget of the tenant or of the key is used up for this day or month. `Retry-After` says when it begins anew."},
-	{CodeRateLimited, 429, "A limit of the model or of the tenant is reached."},
+	{CodeRateLimited, 429, "A limit of the tenant or of its key is reached, or the model's tokens are not back within `queue_timeout`."},
 	{CodeQueueFull, 429, "Too many requests wait, or the request left the queue for one that goes before it."},
 	{CodeHeadersTooLarge, 431, "The request has more headers, or more bytes of them, than `max_headers` and `max_header_bytes` allow."},
 	{CodeCancelled, 499, "The request was cancelled, or its client disconnected."},
