@@ -57,7 +57,7 @@ def main():
     parser.add_argument("text", help="the first message")
     parser.add_argument("--model", required=True)
     parser.add_argument("--url", default="ws://127.0.0.1:8080/v1/realtime")
-    parser.add_argument("--key", default=os.environ.get("SLUICE_KEY", ""), help="default: $SLUICE_KEY")
+    parser.add_argument("--key", default=os.environ.get("SLUICE_API_KEY", ""), help="default: $SLUICE_API_KEY")
     parser.add_argument("--once", action="store_true", help="end after the first answer")
     try:
         asyncio.run(chat(parser.parse_args()))
