@@ -93,7 +93,7 @@ func document() []byte {
 		if retryableStatus(row.Status) {
 			retryable = "yes"
 		}
-		fmt.Fprintf(&b, "| %d | `%s` | `%s` | %s | %s |\n", row.Status, row.Code, TypeOf(row.Status), retryable, row.Meaning)
+		fmt.Fprintf(&b, "| %d | `%s` | `%s` | %s | %s |\n", row.Status, row.Code, (&Error{Code: row.Code}).Type(), retryable, row.Meaning)
 	}
 	return b.Bytes()
 }

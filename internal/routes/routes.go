@@ -112,8 +112,8 @@ func (b Backend) Cluster() string {
 type Auth string
 
 const (
-	// ByExtProc means that ext_proc checks the key before Envoy reads the body.
-	ByExtProc Auth = "API key (ext_proc)"
+	// ByDecision means that the filter or ext_proc has the key checked before Envoy reads the body.
+	ByDecision Auth = "API key (before the body)"
 	// ByExtAuthz means that Envoy asks ext_authz, and refuses the request when ext_authz is away.
 	ByExtAuthz Auth = "API key (ext_authz)"
 	// NoAuth means that everybody may call.
@@ -180,7 +180,7 @@ func inference(path, purpose string, aliases ...string) Route {
 	}
 	return Route{
 		Name: Engine, Path: path, Aliases: append([]string{other}, aliases...), Methods: []string{"POST"}, Protocol: HTTP, Backend: Replica,
-		Auth: ByExtProc, Purpose: purpose,
+		Auth: ByDecision, Purpose: purpose,
 	}
 }
 

@@ -37,7 +37,7 @@ func TestTableIsConsistent(t *testing.T) {
 		if (row.Backend.Cluster() == "") != (row.Backend == routes.Replica) {
 			t.Errorf("%s: backend %q has the cluster %q", row.Path, row.Backend, row.Backend.Cluster())
 		}
-		if (row.Auth == routes.ByExtProc) != (row.Backend == routes.Replica) {
+		if (row.Auth == routes.ByDecision) != (row.Backend == routes.Replica) {
 			t.Errorf("%s: ext_proc authenticates the callers of replicas and no others", row.Path)
 		}
 	}
