@@ -60,6 +60,7 @@ static_resources:
           codec_type: AUTO
           generate_request_id: true
           http_protocol_options: {enable_trailers: true}
+          http2_protocol_options: {max_concurrent_streams: 2000}
           upgrade_configs: [{upgrade_type: websocket}]
           access_log: [LOG]
           http_filters:

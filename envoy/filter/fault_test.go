@@ -224,6 +224,29 @@ func TestB6_ByeMovesFurtherRequestsToANewConnection(t *testing.T) {
 	}
 }
 
+// A process that ends after its Bye leaves its streams to its successor, which is told of them at
+// once.
+func TestB6_X20_StreamsOfAProcessThatEndsAreToldToItsSuccessorAtOnce(t *testing.T) {
+	b := up(t, options{})
+	c := b.send(t, "POST", "/slow", "x", "x-request-id", "11111111-2222-4333-8444-555555555555")
+	f := b.next(t, frBody)
+	f.decide()
+	b.upstreamHasBegun(t)
+	b.next(t, frHello)
+	f.conn.send(frBye, 0, 0, nil)
+	successor := b.next(t, frHello).conn
+	f.conn.Close()
+	live := b.next(t, frLive) // the stream runs
+	if id := live.list(t, 8)["id"]; live.conn != successor || id != "11111111-2222-4333-8444-555555555555" {
+		t.Errorf("Live tells %q, to the successor: %v", id, live.conn == successor)
+	}
+	b.upstream.release <- struct{}{}
+	want(t, c, 200)
+	if end := b.next(t, frEnd); end.id != live.id || end.conn != successor {
+		t.Errorf("End has the id %d, Live %d", end.id, live.id)
+	}
+}
+
 // closedSoon reports whether the filter closes a connection. The peer reads from it.
 func closedSoon(c *peerConn) bool {
 	for end := time.Now().Add(testTimeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {

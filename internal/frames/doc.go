@@ -28,10 +28,10 @@
 //	             follows
 //	End (4)      the request has ended: a record of it. It frees the id. An End that did not leave
 //	             before its connection broke comes over the next one, with an id that is new there
-//	Live (5)     after Hello of a second connection: a request that was decided on an earlier one
-//	             and still runs: u64 microseconds since its beginning, then a list as that of a
-//	             record, with "id", "route", "upstream", "cluster", "replica", where known, and
-//	             the metadata
+//	Live (5)     a request that was decided on an earlier connection and still runs. It follows
+//	             Hello, or comes when that connection has ended after Bye: u64 microseconds since
+//	             its beginning, then a list as that of a record, with "id", "route", "upstream",
+//	             "cluster", "replica", where known, and the metadata
 //	First (6)    the next bytes of the response's body, from its beginning, if Go has asked for
 //	             them: until Heard, and at most 64 KiB of all
 //	Shared (7)   the whole body is in shared memory: u32 its first block, u32 its length in bytes
@@ -44,8 +44,8 @@
 //	Welcome (1)  id 0: the answer to Hello. u32 version of the protocol, u32 milliseconds that a
 //	             request waits for a word after its body was sent, u32 1 if the filter may send
 //	             Shared, else 0. If the version is another one than that of Hello, the payload
-//	             lacks the last number, the connection ends, and the access log has the ends of
-//	             the requests that the filter has decided before
+//	             lacks the last number, the filter ends the connection, and the access log has the
+//	             ends of the requests that the filter has decided before
 //	Go (2)       the request goes on. u16 number of headers to set, u16 of headers to remove, u16
 //	             of values of metadata, u16 0; then as many pairs, names and pairs. Flag 1: the
 //	             rest of the payload replaces the body. Envoy then chooses the route again
@@ -78,12 +78,12 @@
 //	time from the beginning to the last byte from upstream, time from the beginning to the first
 //	byte to upstream, beginning (since 1970)
 //
-// The list has strings under these names, where known: "method", "path" (as the client has sent
-// it), "id" (x-request-id), "protocol", "route", "details", "flags" (Envoy's short names with
-// commas), "upstream" (address and port), "cluster", "replica" (metadata of the host), "usage" and
-// "read" (see below), "unframed" ("1": only the end of its connection ends the response), and every
-// string of the dynamic metadata of the namespace "sluice", with "@" before its name, but for those
-// that begin with "x-".
+// The list has strings under these names, where known: "method" and "path" (as the client has sent
+// them, at most 1 KiB of each), "id" (x-request-id), "protocol", "route", "details", "flags"
+// (Envoy's short names with commas), "upstream" (address and port), "cluster", "replica" (metadata
+// of the host), "usage" and "read" (see below), "unframed" ("1": only the end of its connection
+// ends the response), and every string of the dynamic metadata of the namespace "sluice", with "@"
+// before its name, but for those that begin with "x-".
 //
 // # What is read of a response
 //
@@ -116,5 +116,7 @@
 // If they end while there is no connection, the filter sends Live and End of them later. The Ends
 // that wait on a connection that breaks leave over the next one. The filter keeps at most 1 MiB of
 // such frames. Those that the socket has taken and no gateway has read are lost. A connection that
-// takes nothing for the time of Welcome counts as broken.
+// takes nothing for the time of Welcome counts as broken. One that takes less than what comes is
+// told of no further request while 16 MiB of frames wait. So a client that fills the queue breaks no
+// connection. Ends always have room.
 package frames

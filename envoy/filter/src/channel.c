@@ -86,27 +86,40 @@ static void want_flush(channel *l, request *r) {
   post(r, DO_FLUSH);
 }
 
-/* put_frame queues a frame with the payload in scratch. A connection whose queue is full breaks instead. */
+/* put_frame queues a frame with the payload in scratch. Only Headers and bodies need room in the queue: each other
+ * frame is short, and tells of a request that takes more memory, or has taken it until now. */
 static void put_frame(channel *l, connection *c, int type, int flags, uint64_t id) {
-  if (c->out.small + l->scratch.n > QUEUE_LIMIT) connection_break(l, c);
-  else queue_frame(&c->out, type, flags, id, (span){l->scratch.p, l->scratch.n});
+  queue_frame(&c->out, type, flags, id, (span){l->scratch.p, l->scratch.n});
 }
 
-/* tell_headers tells the current connection of a request. */
+/* has_room reports whether the queue of a connection has room for n further bytes. */
+static bool has_room(const connection *c, size_t n) { return c->out.small + n <= QUEUE_LIMIT; }
+
+/* make_room sends what the socket takes, if the queue has no room for n further bytes. It reports whether there is
+ * room then. One client can fill a queue within one iteration of the worker's loop, so a full queue says nothing of
+ * the gateway. */
+static bool make_room(channel *l, connection *c, size_t n) {
+  if (has_room(c, n)) return true;
+  connection_send(l, c, false);
+  if (c->blocked) wake(l); /* the thread waits until the socket takes more */
+  return !c->broken && has_room(c, n);
+}
+
+/* tell_headers tells the current connection of a request. It reports whether the connection has room for it. */
 static bool tell_headers(channel *l, request *r) {
   connection *c = l->current;
-  if (!enrol(l, r, c)) return false;
+  l->scratch.n = 0;
+  put_headers(&l->scratch, r);
+  if (!make_room(l, c, l->scratch.n) || !enrol(l, r, c)) return false;
   r->state = ASKED;
   r->deadline = r->has_body ? 0 : now_ms() + c->silence;
   list_add(&l->asked, r);
-  l->scratch.n = 0;
-  put_headers(&l->scratch, r);
   want_flush(l, r);
   put_frame(l, c, HEADERS, r->has_body ? 0 : FLAG_NO_BODY, r->id);
   return true;
 }
 
-/* channel_ask tells the gateway of a new request. It reports whether there is a connection for it. */
+/* channel_ask tells the gateway of a new request. It reports whether there is a connection with room for it. */
 bool channel_ask(channel *l, request *r) {
   if (l->current->fd < 0 && !channel_connect(l, true)) return false;
   if (!r->scheduler) r->scheduler = CALL(http_filter_scheduler_new)(r->envoy);
@@ -151,13 +164,15 @@ static bool share_body(channel *l, request *r, size_t n) {
   return true;
 }
 
+/* queue_bodies queues the complete bodies. While the queue is half full, small bodies stay in Envoy's buffer too: the
+ * other half is for Headers. */
 static void queue_bodies(channel *l) {
   while (l->bodies) {
     request *r = l->bodies;
     l->bodies = r->next_body;
     r->in_bodies = false;
     size_t n = CALL(http_get_body_size)(r->envoy, BUFFERED_REQUEST_BODY);
-    if (n <= SMALL_BODY) queue_whole(l, r);
+    if (n <= SMALL_BODY && has_room(r->on, QUEUE_LIMIT / 2 + n)) queue_whole(l, r);
     else if (share_body(l, r, n)) continue;
     else if (n <= LARGEST_FRAME) queue_body(&r->on->out, r, n);
     else give_up(r);
@@ -222,12 +237,11 @@ static bool end_frames(channel *l, request *r) {
     l->scratch.n = 0;
     put_live(&l->scratch, r);
     put_frame(l, c, LIVE, 0, id);
-    if (c->broken) return false;
   }
   l->scratch.n = 0;
   put_record(&l->scratch, r);
   put_frame(l, c, END, 0, id);
-  return !c->broken;
+  return true;
 }
 
 /* channel_end tells the gateway that the request has ended. It reports whether the gateway will be told. */

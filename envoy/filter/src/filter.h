@@ -18,7 +18,8 @@ enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
 /* SMALL_BODY is the size up to which a body is copied into the queue. A larger one is copied into shared memory, if
  * that has room. */
 #define SMALL_BODY ((size_t)16 << 10)
-/* QUEUE_LIMIT is how many bytes of small frames a connection may hold until it counts as broken. */
+/* QUEUE_LIMIT is how many bytes of small frames a connection may hold when it is told of a request. A request for
+ * which there is no room goes on undecided. */
 #define QUEUE_LIMIT ((size_t)16 << 20)
 /* HELD_LIMIT is how many bytes of frames wait while there is no connection. Further ones are lost. */
 #define HELD_LIMIT ((size_t)1 << 20)

@@ -71,10 +71,14 @@ static size_t put_attribute(text *t, void *envoy, span name, int attribute) {
   return 1;
 }
 
+/* LONGEST_TOLD is how many bytes of a header a record has at most. A client chooses how long its headers are. */
+enum { LONGEST_TOLD = 1 << 10 };
+
 /* put_header puts the first value of a header, under name. */
 static size_t put_header(text *t, void *envoy, span name, span header) {
   span v;
   if (!CALL(http_get_header)(envoy, REQUEST_HEADERS, header, &v, 0, NULL)) return 0;
+  if (v.n > LONGEST_TOLD) v.n = LONGEST_TOLD;
   put_pair(t, name, v);
   return 1;
 }

@@ -107,7 +107,7 @@ static void leave(channel *l, request *r, connection *c) {
 }
 
 /* connection_break ends a connection. The thread closes it. The next one is told of requests that are decided,
- * and of those whose end is still in the queue. */
+ * and of those whose end is still in the queue. After a Bye it is connected already, and is told at once. */
 void connection_break(channel *l, connection *c) {
   if (c->broken || c->fd < 0) return;
   leave(l, l->asked, c);
@@ -117,6 +117,7 @@ void connection_break(channel *l, connection *c) {
   if (l->current == c) retire(l, c);
   queue_keep_ends(&c->out, &l->current->out);
   queue_free(&c->out);
+  if (l->current->fd >= 0) tell_again(l->settled);
   connection_send(l, l->current, false);
   count(l->owner, COUNT_LOST);
   wake(l);
