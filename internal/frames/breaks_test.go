@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
@@ -103,6 +105,80 @@ func TestB6_EndsOfABrokenConnectionAreRead(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, "all Ends are read", func() bool { return read.Load() == n })
+}
+
+// A connection whose Hello is handled late breaks none that the same worker has opened later.
+func TestB6_ALateHelloBreaksNoLaterConnection(t *testing.T) {
+	t.Parallel()
+	_, path := serve(t, decidetest.New(t, 1, decide.UploadLimits{}))
+	first := unused(t, path)
+	second := connect(t, path)
+	if _, err := first.Write(helloFrame()); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := first.next(); h.kind != kindWelcome {
+		t.Fatalf("a frame of type %d", h.kind)
+	}
+	second.send(kindHeaders, 0, 1, chatHeaders("key"))
+	second.send(kindBody, 0, 1, []byte(chat))
+	if h, _ := second.next(); h.kind != kindGo {
+		t.Errorf("a frame of type %d", h.kind)
+	}
+	second.send(kindEnd, 0, 1, record(""))
+}
+
+// A filter of another version that has sent more can still send when it is refused, until it has
+// read so. Otherwise it would take the gateway for one that has died.
+func TestB6_AFilterOfAnotherVersionReadsThatItIsRefused(t *testing.T) {
+	t.Parallel()
+	_, path := serve(t, decidetest.New(t, 1, decide.UploadLimits{}))
+	f := unused(t, path)
+	hello := helloPayload(0)
+	hello[0] = Version + 1
+	begin := append(frame(kindHello, 0, 0, hello), frame(kindHeaders, 0, 1, chatHeaders("key"))...)
+	if _, err := f.Write(append(begin, make([]byte, 2*bufferSize)...)); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := f.next(); h.kind != kindWelcome {
+		t.Fatalf("a frame of type %d", h.kind)
+	}
+	for range 5 { // the gateway would have closed the connection meanwhile
+		time.Sleep(10 * time.Millisecond)
+		f.send(kindHeaders, 0, 2, chatHeaders("key"))
+	}
+}
+
+// Bodies that the gateway has replaced may wait for a filter that reads all the time.
+func TestB6_LargeReplacedBodiesBreakNoConnection(t *testing.T) {
+	t.Parallel()
+	d := decidetest.New(t, 1000, decide.UploadLimits{})
+	d.MaxBody = maxQueue
+	_, path := serve(t, d)
+	f := connect(t, path)
+	large := strings.Replace(chat, `"stream":true`, `"stream":true,"timeout_ms":60000`, 1)
+	large = strings.Replace(large, "Hello", strings.Repeat("x", maxQueue*2/3), 1)
+	const n = 3 // one is written, and the others wait
+	for id := range uint64(n) {
+		f.send(kindHeaders, 0, id+1, chatHeaders("key"))
+		f.send(kindBody, 0, id+1, []byte(large))
+	}
+	for id := range uint64(5) { // they are refused
+		f.send(kindHeaders, 0, n+id+1, chatHeaders("wrong"))
+	}
+	f.send(kindHeaders, 0, n+6, chatHeaders("key"))
+	f.send(kindBody, 0, n+6, []byte(chat))
+	eventually(t, "all are decided", func() bool { v, _ := d.Dispatcher.View("m"); return v.InFlight == n+1 })
+	got := map[kind]int{}
+	for range n + 6 {
+		h, _ := f.next()
+		got[h.kind]++
+	}
+	if got[kindGo] != n+1 || got[kindReply] != 5 {
+		t.Errorf("frames of these types came: %v", got)
+	}
+	for id := range uint64(n + 6) {
+		f.send(kindEnd, 0, id+1, record(""))
+	}
 }
 
 // full is a listener that fails once, as for lack of file descriptors.

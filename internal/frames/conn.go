@@ -25,13 +25,15 @@ const (
 	// that time.
 	keptSize = 1 << 20
 	keptTime = 10 * time.Second
-	// maxQueue is how many bytes may wait for a worker that does not read. The connection of such
-	// a worker is closed.
+	// maxQueue is how many bytes may wait for a worker that does not read, without the bodies of
+	// requests. The connection of such a worker is closed.
 	maxQueue = 16 << 20
 	// maxObserved is how much of a response is read for its id. The filter sends as much at most.
 	maxObserved = 64 << 10
 	// drainTime bounds how long the last frames of a broken connection are read.
 	drainTime = 200 * time.Millisecond
+	// refusalTime bounds how long a filter of another version may take to close its connection.
+	refusalTime = time.Second
 )
 
 // conn is the connection of one worker of an Envoy.
@@ -42,6 +44,8 @@ const (
 type conn struct {
 	server *Server
 	socket net.Conn
+	// number orders the connections of the server as they were accepted. Server.start sets it.
+	number uint64
 
 	mu sync.Mutex
 	// live has the requests that have not ended, by their ids. Guarded by mu.
@@ -251,6 +255,7 @@ func (r *reader) hello(h head, p *payload) error {
 		}
 		_ = r.Add(func(out []byte) []byte { return appendRefusal(out) }) // the connection ends anyway
 		r.Flush()
+		r.awaitClose()
 		return fmt.Errorf("the filter speaks version %d, the gateway version %d: %w", version, Version, net.ErrClosed) // OnVersion is told
 	}
 	r.greeted = true
@@ -262,6 +267,14 @@ func (r *reader) hello(h head, p *payload) error {
 	return r.Add(func(out []byte) []byte {
 		return appendWelcome(out, uint32(r.server.Patience.Milliseconds()), shares)
 	})
+}
+
+// awaitClose reads what a filter of another version still sends, until the filter closes the
+// connection. If the gateway closed it first, the filter could fail to send a frame, and would give
+// the connection up before it has read that it is refused.
+func (r *reader) awaitClose() {
+	_ = r.socket.SetReadDeadline(time.Now().Add(refusalTime)) // an error shows at the read
+	_, _ = io.Copy(io.Discard, r.socket)                      // the connection ends anyway
 }
 
 // share maps the filter's memory. It returns whether the filter may place bodies there.

@@ -117,6 +117,6 @@
 // that wait on a connection that breaks leave over the next one. The filter keeps at most 1 MiB of
 // such frames. Those that the socket has taken and no gateway has read are lost. A connection that
 // takes nothing for the time of Welcome counts as broken. One that takes less than what comes is
-// told of no further request while 16 MiB of frames wait. So a client that fills the queue breaks no
-// connection. Ends always have room.
+// told of no further request while 16 MiB of frames wait. So a client that fills the queue breaks
+// no connection. Ends always have room.
 package frames

@@ -129,7 +129,12 @@ func (x *exchange) body(content []byte) {
 func (x *exchange) answer(a *decide.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	err := x.conn.Add(func(out []byte) []byte { return appendAnswer(out, x.id, a, x.remove) }) // a broken connection ends the request
+	err := x.conn.Add(func(out []byte) []byte { // a broken connection ends the request
+		if a.Kind == decide.Go {
+			x.conn.Bodies += len(a.Body)
+		}
+		return appendAnswer(out, x.id, a, x.remove)
+	})
 	x.answered, x.running = true, a.Kind == decide.Go && err == nil
 }
 

@@ -48,6 +48,8 @@ type Server struct {
 	mu      sync.Mutex
 	// conns are the open connections. Guarded by mu.
 	conns map[*conn]bool
+	// accepted is how many connections were accepted. Guarded by mu.
+	accepted uint64
 	// parked are requests that run in Envoy and are on no connection, by their x-request-id.
 	// Guarded by mu.
 	parked map[string]*exchange
@@ -88,6 +90,8 @@ func (s *Server) start(socket net.Conn) {
 		_ = socket.Close()
 		return
 	}
+	s.accepted++
+	c.number = s.accepted
 	s.conns[c] = true
 	r := &reader{conn: c, buffer: make([]byte, bufferSize)}
 	s.running.Go(r.read)
@@ -128,13 +132,14 @@ func (s *Server) maxPayload() int64 { return s.MaxBody + overhead }
 
 // replace tells whose connection it is. It breaks an earlier one of the same worker after its last
 // frames, because the worker does not use it any more. So its requests are known as parked before
-// the worker tells them again.
+// the worker tells them again. A later one stays: the worker uses it, although this Hello is
+// handled after its own.
 func (s *Server) replace(by *conn, of worker) {
 	s.mu.Lock()
 	by.worker = of
 	var before []*conn
 	for c := range s.conns {
-		if c != by && c.worker == of {
+		if c.worker == of && c.number < by.number {
 			before = append(before, c)
 		}
 	}

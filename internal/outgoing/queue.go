@@ -33,6 +33,9 @@ type Queue struct {
 	// Out is what waits to be written. A goroutine that appends to it has seen Check return nil
 	// with the same hold of the lock.
 	Out []byte
+	// Bodies is how many bytes of Out are bodies of requests. They do not count against the limit:
+	// each of them belongs to a request that the peer holds. Whoever appends a body adds its size.
+	Bodies int
 	// Broken means that nothing is written any more.
 	Broken bool
 
@@ -47,7 +50,7 @@ type Queue struct {
 }
 
 // New returns a Queue for a socket, which closes the socket when a write fails, and when more than
-// limit bytes wait although more is to be written.
+// limit bytes wait while a goroutine writes others, although more is to be written.
 func New(lock *sync.Mutex, socket net.Conn, limit int) Queue {
 	return Queue{lock: lock, socket: socket, limit: limit}
 }
@@ -65,9 +68,10 @@ func (q *Queue) Add(add func(out []byte) []byte) error {
 }
 
 // Check returns an error if nothing is written any more. It breaks the connection if too much
-// waits. One frame may be larger than the limit. The lock is held.
+// waits. What nobody has tried to write yet is not too much: it says nothing of the peer. One frame
+// may be larger than the limit. The lock is held.
 func (q *Queue) Check() error {
-	if len(q.Out) > q.limit {
+	if q.writing && len(q.Out)-q.Bodies > q.limit {
 		q.breakOff()
 	}
 	if q.Broken {
@@ -89,7 +93,7 @@ func (q *Queue) Flush() {
 	q.writing = true
 	for len(q.Out) > 0 && !q.Broken {
 		out := q.Out
-		q.Out, q.spare = q.spare[:0], nil
+		q.Out, q.Bodies, q.spare = q.spare[:0], 0, nil
 		q.lock.Unlock()
 		err := q.write(out)
 		q.lock.Lock()

@@ -181,23 +181,76 @@ func TestB12_SlowPeers(t *testing.T) {
 	}
 }
 
-// What waits is bounded. One frame may be larger than the bound.
+// stuck is a Queue with a goroutine that writes one byte until goOn is called.
+func stuck(t *testing.T, limit int) (q *Queue, s *socket, goOn func()) {
+	t.Helper()
+	var lock sync.Mutex
+	wait, written, done := make(chan struct{}), make(chan struct{}, 1), make(chan struct{})
+	s = &socket{each: func() { written <- struct{}{}; <-wait; <-written }}
+	made := New(&lock, s, limit)
+	q = &made
+	if err := q.Add(frame(1)); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(done)
+		q.Flush()
+	}()
+	for len(written) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	return q, s, func() {
+		close(wait)
+		<-done
+	}
+}
+
+// What waits behind a write is bounded. One frame may be larger than the bound.
 func TestB12_TheQueueIsBounded(t *testing.T) {
+	t.Parallel()
+	for name, sizes := range map[string][]int{"many": slices.Repeat([]int{100}, 11), "one": {5000}} {
+		q, s, goOn := stuck(t, 1000)
+		for _, n := range sizes {
+			if err := q.Add(frame(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := q.Add(frame(1)); !errors.Is(err, net.ErrClosed) || !s.closed || q.Out != nil {
+			t.Errorf("%s: %v, closed %v, %d bytes kept", name, err, s.closed, len(q.Out))
+		}
+		goOn()
+	}
+}
+
+// What nobody has tried to write says nothing of the peer.
+func TestB12_WhatNobodyHasWrittenIsNotTooMuch(t *testing.T) {
 	t.Parallel()
 	var lock sync.Mutex
 	s := &socket{}
 	q := New(&lock, s, 1000)
-	if err := q.Add(frame(5000)); err != nil {
-		t.Fatal(err)
-	}
-	q.Flush()
-	for range 11 {
-		if err := q.Add(frame(100)); err != nil {
+	for range 3 {
+		if err := q.Add(frame(5000)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := q.Add(frame(1)); !errors.Is(err, net.ErrClosed) || !s.closed || q.Out != nil {
-		t.Errorf("with 1100 bytes waiting: %v, closed %v, %d bytes kept", err, s.closed, len(q.Out))
+	q.Flush()
+	if len(s.writes) != 1 || len(s.writes[0]) != 15_000 {
+		t.Errorf("%d writes", len(s.writes))
+	}
+}
+
+// Bodies of requests do not count. They count again for nothing that comes after they have left.
+func TestB12_BodiesOfRequestsAreNotTooMuch(t *testing.T) {
+	t.Parallel()
+	q, s, goOn := stuck(t, 1000)
+	for range 3 {
+		if err := q.Add(func(out []byte) []byte { q.Bodies += 5000; return frame(5010)(out) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	goOn()
+	if err := q.Add(frame(1)); err != nil || s.closed || q.Bodies != 0 {
+		t.Errorf("%v, closed %v, %d bytes count as bodies", err, s.closed, q.Bodies)
 	}
 }
 
