@@ -267,16 +267,26 @@ func (c *Controller) Close() {
 	c.mu.Lock()
 	defer c.unlockAndRun()
 	c.closed = true
+	for _, w := range c.allWaiters() {
+		c.refuse(w, ErrClosed)
+	}
+}
+
+// allWaiters returns the waiters of all models and pools. mu is held.
+func (c *Controller) allWaiters() []*waiter {
+	var all []*waiter
 	for _, g := range c.gates {
-		for _, w := range g.queue.allWaiters() {
-			c.refuse(w, ErrClosed)
-		}
+		all = append(all, g.queue.allWaiters()...)
 	}
 	for _, p := range c.pools {
-		for _, w := range p.queue.allWaiters() {
-			c.refuse(w, ErrClosed)
-		}
+		all = append(all, p.queue.allWaiters()...)
 	}
+	return all
+}
+
+// isClosedTo reports whether the request may not wait any more. mu is held.
+func (c *Controller) isClosedTo(a *arrival) bool {
+	return c.closed || a.task != nil && c.tasks.closed
 }
 
 // Limits returns the model's limits as they were set, and whether the model is known.

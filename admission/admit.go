@@ -195,7 +195,7 @@ func newWaiter(a *arrival, q *queue, t *tenant, now time.Time) *waiter {
 // checkQueueRoom returns why the request may not wait. If it may, there is room for it: others were
 // evicted.
 func (c *Controller) checkQueueRoom(q *queue, t *tenant, a *arrival, now time.Time) error {
-	if c.closed {
+	if c.isClosedTo(a) {
 		return ErrClosed
 	}
 	if a.Preempted {

@@ -31,8 +31,8 @@ var (
 	// ErrUnavailable means that the shared state did not answer, and that this gateway does not
 	// know.
 	ErrUnavailable = errors.New("admission: shared state does not answer")
-	// ErrNotRecorded means that the task journal cannot be written. A new task was not admitted; a
-	// renewed one holds its lease, but not over a restart.
+	// ErrNotRecorded means that the task journal cannot be written, or is closed. A new task was
+	// not admitted; a renewed one holds its lease, but not over a restart.
 	ErrNotRecorded = errors.New("admission: the task cannot be recorded")
 )
 

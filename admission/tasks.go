@@ -1,12 +1,14 @@
 package admission
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"crypto/rand"
 	"encoding/base32"
 	"errors"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -47,6 +49,10 @@ type tasks struct {
 	// expiring is a heap; the task that expires first is first.
 	expiring byExpiry
 	timer    *time.Timer
+	// closed says that CloseTasks was called. calls are the running calls that may write to the
+	// journal; none begins after CloseTasks.
+	closed bool
+	calls  sync.WaitGroup
 }
 
 func newTasks() tasks {
@@ -136,12 +142,50 @@ func newTaskID() string {
 	return taskPrefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(bits[:]))
 }
 
+// CloseTasks ends all changes of tasks in this process, because another process is about to read
+// the journal. Calls of Schedule that wait are told to call again. CloseTasks returns when all
+// calls that may write to the journal have ended. After it, Schedule admits nothing, and Complete
+// and Renew fail with ErrNotRecorded. Tasks keep their leases.
+func (c *Controller) CloseTasks() {
+	c.mu.Lock()
+	c.tasks.closed = true
+	var queues []*queue
+	for _, w := range c.allWaiters() {
+		if w.task != nil {
+			queues = append(queues, w.queue)
+			c.refuse(w, ErrClosed)
+		}
+	}
+	now := time.Now()
+	for _, q := range queues { // those behind may be admitted now
+		c.admitFromQueue(q, now)
+	}
+	c.unlockAndRun()
+	c.tasks.calls.Wait()
+}
+
+// beginTaskCall counts a call that may write to the journal. The caller ends it by calls.Done. It
+// returns false after CloseTasks.
+func (c *Controller) beginTaskCall() bool {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	if c.tasks.closed {
+		return false
+	}
+	c.tasks.calls.Add(1)
+	return true
+}
+
 // Schedule admits a task, which is work that the caller does outside Sluice and then reports with
 // Complete. It returns the task, or how long to wait before the next call (never 0), or an error:
 // ErrNeverFits, ErrUnknownModel, ErrRemoved, ErrTaskEnded, or one of the context or of the journal.
 // A call that may wait (MaxWait) is in the same order as all requests. A call that may not is
 // answered at once, and does not pass waiters.
 func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Duration, error) {
+	if !c.beginTaskCall() {
+		return Task{}, slotBackoff(), nil
+	}
+	defer c.tasks.calls.Done()
 	id, limited := c.taskIDOf(&r)
 	if !limited {
 		return c.schedule(ctx, r, id)
@@ -309,8 +353,12 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 // buckets like Lease.Correct; below 0 it is unknown. A task costs no less than its requests have
 // used. Requests of the task that wait fail with ErrUnknownTask. One that runs keeps the lease
 // until it ends. Complete fails with ErrUnknownTask, also the second time and for a task of another
-// tenant, or with ErrUnavailable.
+// tenant, with ErrUnavailable, or after CloseTasks with ErrNotRecorded.
 func (c *Controller) Complete(ctx context.Context, tenant, id string, declared int) error {
+	if !c.beginTaskCall() {
+		return notRecorded(ErrClosed)
+	}
+	defer c.tasks.calls.Done()
 	err := c.complete(ctx, tenant, id, declared)
 	if key, ok := keyOfTask(tenant, id); ok && err == nil {
 		_ = c.complete(ctx, KeyTenant(key), id+twinOfTask, declared) // else the twin expires by itself
@@ -364,8 +412,14 @@ func (c *Controller) endLocalTask(tenant, id string, declared int, silent bool) 
 }
 
 // Renew makes a task last for the time lease from now on, but not beyond its lifetime; 0 or less
-// means 15 minutes. Errors are those of Task.
+// means 15 minutes. Errors are those of Task, and ErrNotRecorded. With ErrNotRecorded the task is
+// returned too. After CloseTasks it is not renewed.
 func (c *Controller) Renew(ctx context.Context, tenant, id string, lease time.Duration) (Task, error) {
+	if !c.beginTaskCall() {
+		t, err := c.Task(ctx, tenant, id)
+		return t, cmp.Or(err, notRecorded(ErrClosed))
+	}
+	defer c.tasks.calls.Done()
 	t, err := c.renew(ctx, tenant, id, lease)
 	if key, ok := keyOfTask(tenant, id); ok && err == nil {
 		_, _ = c.renew(ctx, KeyTenant(key), id+twinOfTask, lease) // the limits of the key may be gone

@@ -262,7 +262,7 @@ func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) er
 		return &Refused{Reason: ModelTokens, RetryAfter: g.returns.reserve(v.Wait, now), Quota: v.Quota}
 	case w.cancelErr != nil:
 		return w.cancelErr
-	case c.closed:
+	case c.isClosedTo(&w.arrival):
 		return ErrClosed
 	case w.homeQueue.gate != nil && g.closed, w.homeQueue.pool != nil && len(w.homeQueue.pool.memberships) == 0:
 		return ErrRemoved

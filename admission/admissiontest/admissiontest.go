@@ -37,6 +37,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"settle":           correction,
 		"settle wakes":     correctionAdmitsWaiters,
 		"close":            closing,
+		"X20 close tasks":  closingTasks,
 		"order":            order,
 		"no passing":       noPassing,
 		"timeout":          timeout,
@@ -411,6 +412,59 @@ func closing(b *suite) {
 	}
 	b.admit(admission.Request{Model: "free"}).Release()
 	running.Release()
+}
+
+// closingTasks: no task is admitted, ended or renewed any more. Requests are admitted, also those
+// that have waited behind a task.
+func closingTasks(b *suite) {
+	b.SetLimits("chat", admission.Limits{TokensPerMinute: 600})
+	b.SetLimits("full", admission.Limits{MaxConcurrent: 1})
+	task, _, err := b.Schedule(b.ctx(), admission.TaskRequest{Model: "chat", Tokens: 550})
+	if err != nil {
+		b.Fatal(err)
+	}
+	running := b.admit(admission.Request{Model: "full"})
+	ended := make(chan struct{}, 2)
+	for _, model := range []string{"full", "chat"} {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			r := admission.TaskRequest{Model: model, Tokens: 500, MaxWait: 10 * time.Minute}
+			if late, wait, err := b.Schedule(b.ctx(), r); wait <= 0 || late.ID != "" || err != nil {
+				b.Errorf("a call that waited for %s: %+v, %v, %v", model, late, wait, err)
+			}
+		}()
+		for deadline := time.Now().Add(patience); b.Stats(model).Queued == 0 && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	behind := b.startAdmit(admission.Request{Tokens: 10, Timeout: 5 * time.Minute})
+	other := b.startAdmit(admission.Request{Model: "full"})
+	b.CloseTasks()
+	for range 2 {
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			b.Fatal("a call of Schedule still waits")
+		}
+	}
+	b.wantAdmitted(behind).Release()
+	running.Release()
+	b.wantAdmitted(other).Release()
+	if late, wait, err := b.Schedule(b.ctx(), admission.TaskRequest{Model: "full"}); wait <= 0 || late.ID != "" || err != nil {
+		b.Errorf("a later call: %+v, %v, %v", late, wait, err)
+	}
+	if err := b.Complete(b.ctx(), "", task.ID, -1); !errors.Is(err, admission.ErrNotRecorded) {
+		b.Errorf("Complete: %v", err)
+	}
+	if same, err := b.Renew(b.ctx(), "", task.ID, time.Hour); !errors.Is(err, admission.ErrNotRecorded) || same.ID != task.ID {
+		b.Errorf("Renew: %+v, %v", same, err)
+	}
+	if _, err := b.Renew(b.ctx(), "", "nobody", time.Hour); !errors.Is(err, admission.ErrUnknownTask) {
+		b.Errorf("Renew of no task: %v", err)
+	}
+	if n := b.Stats("chat").InFlight; n != 1 {
+		b.Errorf("%d leases, want that of the task", n)
+	}
 }
 
 // order: bands are strict, and tenants inside a band share by weight.

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/beat"
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/control"
@@ -100,26 +99,43 @@ func (r *remoteSocket) connected() bool {
 const leaveTime = 2 * time.Second
 
 // leaveEnvoys sends the Envoys of other hosts to another gateway and waits until their requests
-// here have ended, or the time is over, or a second signal to stop comes. It returns the time that
-// is left. It does nothing if the gateway runs an Envoy, whose clients have no other one.
+// here have ended, or the time is over, or ctx ends. It returns the time that is left. It does
+// nothing if the gateway runs an Envoy, whose clients have no other one.
 func (g *Gateway) leaveEnvoys(ctx context.Context, timeout time.Duration) time.Duration {
 	if g.sockets.remote == nil || g.envoy.process != nil {
 		return timeout
 	}
 	began := time.Now()
-	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	g.envoy.server.Retire()
+	awaitQuiet(ctx, timeout, func() bool {
+		return g.streams.relay.Carries() || g.decisions.Busy() || time.Since(began) < leaveTime
+	})
+	return max(0, timeout-time.Since(began))
+}
+
+// awaitEnvoys waits until the requests of Envoys that someone else runs have ended, or the time is
+// over, or ctx ends. It does nothing if the gateway runs an Envoy, whose stop waits for them.
+func (g *Gateway) awaitEnvoys(ctx context.Context, timeout time.Duration) {
+	if g.envoy.process != nil {
+		return
+	}
+	holds := func(p carry.Predecessor) bool { return p.Requests > 0 }
+	awaitQuiet(ctx, timeout, func() bool {
+		return g.streams.relay.Carries() || g.streams.realtime.Busy() || g.decisions.Busy() ||
+			slices.ContainsFunc(g.carried.Predecessors(), holds)
+	})
+}
+
+// awaitQuiet waits until busy returns false, or the time is over, or ctx ends.
+func awaitQuiet(ctx context.Context, timeout time.Duration, busy func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	tick := time.NewTicker(busyInterval)
 	defer tick.Stop()
-	for {
-		spent := time.Since(began)
-		busy := g.streams.relay.Carries() || g.decisions.Busy() || spent < leaveTime
-		if !busy || spent >= timeout || ctx.Err() != nil {
-			return max(0, timeout-spent)
-		}
+	for busy() {
 		select {
 		case <-ctx.Done():
+			return
 		case <-tick.C:
 		}
 	}

@@ -14,8 +14,10 @@ import (
 	"errors"
 	"net"
 	"os"
+	"os/signal"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -426,21 +428,24 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 }
 
 // drain stops all processes that Sluice has started. It first stops Envoy, when Envoy's responses
-// have ended or after the timeout, and then the replicas of all nodes. On a second signal it stops
-// all at once.
+// have ended or after the timeout, and then the replicas of all nodes. An Envoy that someone else
+// runs has the same time. On a second signal drain stops all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
 	g.draining.Store(true)
 	until := time.Now().Add(timeout)
 	g.drainUntil.Store(&until)
 	g.conditions.Mute()
-	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
+	untilSecond, release := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer release()
+	g.log.Info("drain started", zap.Duration("at_most", timeout))
 	defer hurry(ctx, g.dir, g.log)()
-	timeout = g.leaveEnvoys(ctx, timeout)
+	timeout = g.leaveEnvoys(untilSecond, timeout)
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	g.carried.Drain(timeout)
 	stopStreams := g.streams.drain(timeout)
+	g.awaitEnvoys(untilSecond, timeout)
 	failed := g.envoy.stop(ctx, timeout)
 	stopStreams()
 	failed = errors.Join(failed, g.launchers.stop(ctx))

@@ -284,6 +284,15 @@ const lastEvent = time.Second
 // adminPatience is how long requests of operators may take after a hand-over.
 const adminPatience = 5 * time.Second
 
+// hold holds the requests that change what a successor is about to read, until the gates move.
+func (s *sockets) hold() {
+	s.api.gate.hold()
+	s.admin.gate.hold()
+	if s.remote != nil {
+		s.remote.api.gate.hold()
+	}
+}
+
 // retire ends accepting, because a successor listens at the same paths. Envoy is told to open new
 // connections; those that it has are served until it closes them. Only the way of the successor to
 // this process stays open.

@@ -226,14 +226,15 @@ func (s *successor) prepare(ctx context.Context, g *Gateway) error {
 }
 
 // pause stops managing: the replicas, Envoy's process, the file, the guard, discovery. Requests
-// are served on, with the fleet as it is. Then it releases the claim.
+// are served on, with the fleet as it is. No task begins or ends any more. Then it releases the
+// claim.
 func (g *Gateway) pause() error {
-	g.sockets.api.gate.hold()
-	g.sockets.admin.gate.hold()
+	g.sockets.hold()
 	err := g.managing.stop()
 	if g.streams.peers != nil {
 		err = errors.Join(err, g.streams.peers.Move(context.Background()))
 	}
+	g.admission.CloseTasks() // the successor would not see a later change
 	return errors.Join(err, g.dir.Release())
 }
 

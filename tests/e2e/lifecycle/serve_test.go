@@ -10,9 +10,10 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-func TestE2E_E4_ServeBesideAnEnvoyOfSomeoneElse(t *testing.T) {
-	t.Parallel()
-	g := harness.Prepare(t, harness.OneSim)
+// serveBeside starts a gateway beside an Envoy that the test runs, and waits until it is ready.
+func serveBeside(t *testing.T, config string) *harness.Gateway {
+	t.Helper()
+	g := harness.Prepare(t, config)
 	bootstrap, err := g.RunCommand("bootstrap", "-c", g.Config)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, bootstrap)
@@ -34,6 +35,12 @@ func TestE2E_E4_ServeBesideAnEnvoyOfSomeoneElse(t *testing.T) {
 	g.Command = []string{"serve", "-c", g.Config}
 	g.Launch()
 	g.AwaitReady()
+	return g
+}
+
+func TestE2E_E4_ServeBesideAnEnvoyOfSomeoneElse(t *testing.T) {
+	t.Parallel()
+	g := serveBeside(t, harness.OneSim)
 	a := g.Post("/v1/chat/completions", harness.ChatBody("chat", true, 5, "hello"))
 	if err := harness.CheckWholeStream(a.Content); err != nil {
 		t.Errorf("%v: %s", err, a)
