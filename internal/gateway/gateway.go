@@ -14,10 +14,8 @@ import (
 	"errors"
 	"net"
 	"os"
-	"os/signal"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -116,8 +114,9 @@ type Gateway struct {
 	streams   *streams
 	accessLog telemetry.AccessLog
 	memory    processMemory
-	// signals gets what other processes tell this one.
+	// signals gets what other processes tell this one, stops the signals of its supervisor.
 	signals <-chan os.Signal
+	stops   stops
 	// adopted says that processes of an earlier run were there at the start. start sets it.
 	adopted bool
 	// parts run under the configuration, see configParts.
@@ -159,7 +158,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	signals := catchSignals()
+	signals, stops := catchSignals(), catchStops()
 	dir, err := process.Open(o.Config.StateDir, o.Log)
 	if err == nil && from == nil {
 		if err = dir.Claim(ctx); err == nil {
@@ -171,7 +170,7 @@ func Run(ctx context.Context, o Options) error {
 		g, err = New(dir, o)
 	}
 	if err == nil {
-		g.signals = signals
+		g.signals, g.stops = signals, stops
 	}
 	switch {
 	case err == nil && from == nil:
@@ -251,7 +250,7 @@ func newInstance() string {
 // gateway has drained; in a process that was started first also when a later process has. The error
 // is ErrHandedOver when another process serves the gateway.
 func (g *Gateway) Run(ctx context.Context) error {
-	g.signals = catchSignals()
+	g.signals, g.stops = catchSignals(), catchStops()
 	return g.run(ctx, nil)
 }
 
@@ -260,6 +259,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 // components that keep the parts up to date. from is the hand-over that started this gateway; nil:
 // there was none.
 func (g *Gateway) run(ctx context.Context, from *takeOver) error {
+	signalled := ctx // it ends with the first signal of g.stops
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	// The parts run on after ctx has ended, because drain needs them.
@@ -288,6 +288,8 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 		g.upgrade.fail(err)
 		g.log.Error("new process did not start, this one goes on", zap.Error(err))
 	}
+	defer os.Remove(carriedSocket(g.dir, g.instance)) //nolint:errcheck // nobody uses it any more
+	g.stops.told = signalled.Err() == nil
 	err := g.stop(ctx, g.options.Config.DrainTimeout)
 	return errors.Join(err, g.managing.stop(), g.serving.stop(), g.predecessors.stop())
 }
@@ -437,15 +439,14 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	g.conditions.Mute()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
-	untilSecond, release := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	defer release()
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
-	defer hurry(ctx, g.dir, g.log)()
-	timeout = g.leaveEnvoys(untilSecond, timeout)
+	unhurried, end := g.stops.hurry(ctx, g.dir, g.log)
+	defer end()
+	timeout = g.leaveEnvoys(unhurried, timeout)
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now
 	g.carried.Drain(timeout)
 	stopStreams := g.streams.drain(timeout)
-	g.awaitEnvoys(untilSecond, timeout)
+	g.awaitEnvoys(unhurried, timeout)
 	failed := g.envoy.stop(ctx, timeout)
 	stopStreams()
 	failed = errors.Join(failed, g.launchers.stop(ctx))

@@ -258,9 +258,9 @@ func TestX20_AProcessThatFailsLateIsReplaced(t *testing.T) {
 		ours, theirs := net.Pipe()
 		go func() { // it prepares, and dies when it should take over
 			c := newHandOverConn(theirs)
-			c.receive(time.Minute)
+			c.receive(context.Background(), time.Minute)
 			c.send(handOverMessage{Prepared: &carry.Process{}})
-			c.receive(time.Minute)
+			c.receive(context.Background(), time.Minute)
 			c.send(handOverMessage{Failed: "out of memory"})
 			c.Close()
 		}()

@@ -97,15 +97,46 @@ func execSelf(extra ...string) error {
 	return fmt.Errorf("hand over: %w", syscall.Exec(path, os.Args, append(os.Environ(), extra...)))
 }
 
+// stops are the signals to stop that a process gets. They are caught from its start, because a
+// second one would kill the process otherwise.
+type stops struct {
+	signals <-chan os.Signal
+	// told means that the process stops for another reason than a signal of these. The first one
+	// counts as the second then.
+	told bool
+}
+
+// catchStops returns the signals to stop that come from now on.
+func catchStops() stops {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	return stops{signals: signals}
+}
+
+// sameStop is how long after the beginning of a drain a signal may be the one for which the drain
+// has begun: some supervisors signal all processes, and the follower passes its signal on, too.
+const sameStop = 100 * time.Millisecond
+
 // hurry kills all processes of the directory when a second signal to stop comes before ctx ends.
-// The function that it returns ends this behaviour.
-func hurry(ctx context.Context, dir *process.Dir, log *zap.Logger) (stop func()) {
-	second, release := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-	cancel := context.AfterFunc(second, func() {
-		if ctx.Err() == nil {
-			log.Warn("second stop requested, ending all processes")
-			_ = dir.EndAll(ctx, time.Second) // drain reports what could not be ended
+// The context that it returns ends with that signal, with ctx, and by the function that it returns,
+// which ends this behaviour.
+func (s stops) hurry(ctx context.Context, dir *process.Dir, log *zap.Logger) (unhurried context.Context, end func()) {
+	unhurried, end = context.WithCancel(ctx)
+	began := time.Now()
+	go func() {
+		for count := 0; count < 2; {
+			select {
+			case <-unhurried.Done():
+				return
+			case <-s.signals:
+				if count++; s.told && time.Since(began) > sameStop {
+					count = 2
+				}
+			}
 		}
-	})
-	return func() { cancel(); release() }
+		end()
+		log.Warn("second stop requested, ending all processes")
+		_ = dir.EndAll(ctx, time.Second) // drain reports what could not be ended
+	}()
+	return unhurried, end
 }

@@ -1,9 +1,9 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -76,8 +76,12 @@ func (c *handOverConn) send(m handOverMessage) error {
 	return json.NewEncoder(c).Encode(m)
 }
 
-// receive waits for the next message. The error is that of the other side if it has failed.
-func (c *handOverConn) receive(timeout time.Duration) (handOverMessage, error) {
+// stopPatience is how long a message may take that is waited for when the gateway is told to stop.
+const stopPatience = 10 * time.Second
+
+// receive waits for the next message, and at most stopPatience after the end of ctx. The error is
+// that of the other side if it has failed.
+func (c *handOverConn) receive(ctx context.Context, timeout time.Duration) (handOverMessage, error) {
 	var m handOverMessage
 	var deadline time.Time
 	if timeout > 0 {
@@ -86,10 +90,11 @@ func (c *handOverConn) receive(timeout time.Duration) (handOverMessage, error) {
 	if err := c.SetReadDeadline(deadline); err != nil {
 		return m, err
 	}
+	defer context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Now().Add(stopPatience)) })()
 	var late net.Error
 	switch err := c.in.Decode(&m); {
 	case errors.As(err, &late) && late.Timeout():
-		return m, fmt.Errorf("the other process did not answer within %v", timeout)
+		return m, errors.New("the other process did not answer in time")
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET):
 		return m, errOtherEnded
 	case err != nil:

@@ -24,6 +24,7 @@ type node struct {
 	dir   *process.Dir
 	agent *join.Agent
 	self  string // path of this program
+	stops stops
 }
 
 // NodeOptions are the options of RunNode.
@@ -91,6 +92,7 @@ func newNode(log *zap.Logger, dir *process.Dir, flags NodeOptions) (*node, error
 func (n *node) run(ctx context.Context) error {
 	handOver := make(chan os.Signal, 1)
 	signal.Notify(handOver, handOverSignal)
+	n.stops = catchStops()
 	// A node has no file to read again, so SIGHUP does nothing. The signal is caught rather than
 	// ignored, because engines would inherit that it is ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
@@ -136,7 +138,8 @@ func (n *node) drain() error {
 	n.log.Info("drain started", zap.Duration("at_most", n.flags.DrainTimeout))
 	ctx, cancel := context.WithTimeout(context.Background(), n.flags.DrainTimeout+30*time.Second)
 	defer cancel()
-	defer hurry(ctx, n.dir, n.log)()
+	_, end := n.stops.hurry(ctx, n.dir, n.log)
+	defer end()
 	return errors.Join(n.agent.Stop(ctx), n.dir.EndAll(ctx, 5*time.Second))
 }
 

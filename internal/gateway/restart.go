@@ -21,28 +21,26 @@ func Restart(ctx context.Context, c *config.Config, admin adminclient.Client, ou
 	if err != nil {
 		return err
 	}
-	var claimed *process.ClaimedError
-	switch err := dir.Claim(ctx); {
-	case err == nil:
-		return errors.Join(errors.New("no gateway runs on the state directory "+c.StateDir), dir.Release())
-	case !errors.As(err, &claimed):
-		return err
-	case claimed.PID == 0: // a signal to process 0 would reach the caller's own group
-		return claimed
+	pid, claimed := dir.AwaitHolder(ctx)
+	switch {
+	case !claimed:
+		return errors.New("no gateway runs on the state directory " + c.StateDir)
+	case pid == 0: // a signal to process 0 would reach the caller's own group
+		return &process.ClaimedError{Dir: c.StateDir}
 	}
 	before, err := askProcess(ctx, admin)
 	if err != nil {
 		return err
 	}
-	if err := syscall.Kill(claimed.PID, handOverSignal); err != nil {
-		return fmt.Errorf("signal to the gateway with pid %d: %w", claimed.PID, err)
+	if err := syscall.Kill(pid, handOverSignal); err != nil {
+		return fmt.Errorf("signal to the gateway with pid %d: %w", pid, err)
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		now, err := askProcess(ctx, admin)
 		switch {
-		case err != nil && dir.Holder() == 0 && syscall.Kill(claimed.PID, 0) != nil: // it waits for its successor otherwise
+		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
 		case now.Upgrade.At.After(before.Upgrade.At):

@@ -97,14 +97,22 @@ func (g *Gateway) carryOn(ctx context.Context, s *successor) error {
 	isFirst := g.first == os.Getpid() && s.result == nil
 	g.log.Info("new process serves, this one carries its streams to their end",
 		zap.Int("requests", g.link.Held()), zap.Duration("at_most", g.config().UpgradeTimeout))
-	gateway, own := context.Background(), ctx // which of the two a signal to stop ends
-	if isFirst {
-		gateway, own = own, gateway
-	}
 	passing, end := context.WithCancel(context.Background())
 	defer end()
-	go g.dir.Pass(passing, gateway, g.signals)
-	g.awaitIdle(own)
+	own, ended := ctx, make(chan struct{})
+	var followed error
+	switch {
+	case isFirst:
+		own = context.Background()
+		go g.dir.Pass(passing, g.stops.signals, g.signals)
+		go func() {
+			defer close(ended)
+			followed = g.dir.Follow(s.pid, s.state)
+		}()
+	case s.result == nil:
+		go g.dir.Pass(passing, nil, g.signals)
+	}
+	g.awaitIdle(own, ended)
 	g.log.Info("last stream has ended")
 	g.sockets.stop()
 	if err := g.serving.stop(); err != nil {
@@ -115,14 +123,16 @@ func (g *Gateway) carryOn(ctx context.Context, s *successor) error {
 	case s.result != nil:
 		return <-s.result
 	case isFirst:
-		return g.dir.Follow(s.state)
+		<-ended
+		return followed
 	}
 	return ErrHandedOver
 }
 
 // awaitIdle waits until nothing is carried any more. After the end of ctx it waits at most for
-// drain_timeout.
-func (g *Gateway) awaitIdle(ctx context.Context) {
+// drain_timeout. When the gateway has ended, the supervisor waits for this process to start it
+// again, so clients only get a notice.
+func (g *Gateway) awaitIdle(ctx context.Context, ended <-chan struct{}) {
 	late := time.NewTimer(g.config().UpgradeTimeout)
 	defer late.Stop()
 	tick := time.NewTicker(busyInterval)
@@ -146,6 +156,9 @@ func (g *Gateway) awaitIdle(ctx context.Context) {
 			drain(handOverPatience)
 		case timeout := <-g.drainOrders:
 			drain(timeout)
+		case <-ended:
+			ended = nil
+			drain(handOverPatience)
 		case <-stop:
 			stop = nil
 			drain(g.options.Config.DrainTimeout)

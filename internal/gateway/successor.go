@@ -46,8 +46,12 @@ type successor struct {
 	conn *handOverConn
 	// end ends it and returns when it has ended, with the reason if there is one.
 	end func() error
-	// result receives how a Gateway in this process has ended. It is nil for another process.
+	// pid is the other process. prepare sets it.
+	pid int
+	// result receives how a Gateway in this process has ended, and stop makes it stop. They are nil
+	// for another process.
 	result chan error
+	stop   func()
 	// state returns how the other process has ended; nil: it runs, or the id is not its own.
 	state func(pid int) *os.ProcessState
 }
@@ -64,25 +68,34 @@ func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 	if err := s.prepare(ctx, g); err != nil {
 		return nil, errors.Join(err, s.end())
 	}
+	end, err := g.dir.HandOver()
+	if err != nil {
+		return nil, errors.Join(err, s.end())
+	}
+	defer end()
 	if err := g.pause(); err != nil {
 		g.log.Error("component failed during hand-over", zap.Error(err))
 	}
-	err = g.giveOver(s)
+	err = g.giveOver(ctx, s)
 	for err != nil {
 		if s != nil {
 			err = errors.Join(err, s.end())
 		}
 		g.log.Error("new process did not take over, this one takes its place", zap.Error(err))
 		g.upgrade.fail(err)
-		if s, err = g.startInProcess(ctx); err == nil {
-			err = s.prepare(ctx, g)
+		whole := context.WithoutCancel(ctx) // a Gateway that was told to stop first takes over, too
+		if s, err = g.startInProcess(whole); err == nil {
+			err = s.prepare(whole, g)
 		}
 		if err == nil {
-			err = g.giveOver(s)
+			err = g.giveOver(whole, s)
 		}
 		if err != nil {
 			time.Sleep(retakePause)
 		}
+	}
+	if s.stop != nil {
+		context.AfterFunc(ctx, s.stop)
 	}
 	return s, nil
 }
@@ -138,15 +151,15 @@ func newChild(cmd *exec.Cmd, conn net.Conn) *successor {
 		_ = cmd.Process.Kill() // it may have ended by itself
 		_ = conn.Close()
 		<-ended
-		if failed != nil && cmd.ProcessState.Exited() {
+		if failed != nil && cmd.ProcessState != nil && cmd.ProcessState.Exited() {
 			return fmt.Errorf("the new process ended: %w", failed)
 		}
 		return nil
 	}, state: func(pid int) *os.ProcessState {
 		select {
 		case <-ended:
-			if pid == cmd.ProcessState.Pid() {
-				return cmd.ProcessState
+			if s := cmd.ProcessState; s != nil && s.Pid() == pid { // Follow may have reaped it
+				return s
 			}
 		default:
 		}
@@ -185,7 +198,7 @@ func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
 	if err != nil {
 		return nil, errors.Join(err, closeFiles(listeners))
 	}
-	next.first, next.signals = g.first, catchSignals()
+	next.first, next.signals, next.stops = g.first, g.signals, g.stops
 	next.upgrade.failed, next.upgrade.at = g.upgrade.last()
 	ours, theirs := net.Pipe()
 	from := &takeOver{conn: newHandOverConn(theirs), files: func(int) []*os.File { return listeners }}
@@ -196,7 +209,7 @@ func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
 		ended <- err
 		result <- err
 	}()
-	return &successor{conn: newHandOverConn(ours), result: result, end: func() error {
+	return &successor{conn: newHandOverConn(ours), result: result, stop: cancel, end: func() error {
 		cancel()
 		_ = ours.Close()
 		return <-ended
@@ -212,7 +225,7 @@ func (s *successor) prepare(ctx context.Context, g *Gateway) error {
 		hello.Listeners = append(hello.Listeners, h.address)
 	}
 	sent := s.conn.send(handOverMessage{Hello: hello})
-	m, err := s.conn.receive(prepareTimeout) // a process that has ended may have said why
+	m, err := s.conn.receive(ctx, prepareTimeout) // a process that has ended may have said why
 	switch {
 	case err != nil:
 		return err
@@ -221,6 +234,7 @@ func (s *successor) prepare(ctx context.Context, g *Gateway) error {
 	case sent != nil:
 		return sent
 	}
+	s.pid = m.Prepared.PID
 	g.log.Info("new process prepared", zap.Int("pid", m.Prepared.PID), zap.String("version", m.Prepared.Version))
 	return nil
 }
@@ -240,11 +254,11 @@ func (g *Gateway) pause() error {
 
 // giveOver has the successor take over, tells it what this process holds, and retires. On an error
 // this process still serves.
-func (g *Gateway) giveOver(s *successor) (err error) {
+func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	if err := s.conn.send(handOverMessage{Take: g.handed()}); err != nil {
 		return err
 	}
-	if _, err := s.conn.receive(takeTimeout); err != nil { // Listening
+	if _, err := s.conn.receive(ctx, takeTimeout); err != nil { // Listening
 		return err
 	}
 	if err := g.predecessors.stop(); err != nil { // they connect to the successor now
@@ -262,7 +276,7 @@ func (g *Gateway) giveOver(s *successor) (err error) {
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
 	g.dispatcher.WatchTickets(link)
 	g.serving.Go(func() error { return link.Run(linking) })
-	if _, err := s.conn.receive(takeTimeout); err != nil { // Serving
+	if _, err := s.conn.receive(ctx, takeTimeout); err != nil { // Serving
 		return err
 	}
 	g.link = link
@@ -364,7 +378,7 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 			from.fail(err)
 		}
 	}()
-	m, err := from.conn.receive(prepareTimeout)
+	m, err := from.conn.receive(ctx, prepareTimeout)
 	if err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
@@ -382,7 +396,7 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 	if err := from.conn.send(handOverMessage{Prepared: &self}); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
-	if m, err = from.conn.receive(0); err != nil {
+	if m, err = from.conn.receive(ctx, 0); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
 	if m.Take == nil {

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -59,49 +59,116 @@ func AwaitEnd(pid int) {
 	}
 }
 
+// HandOver says that this process gives the claim to another one, and takes the directory back if
+// that one fails. Follow reports no end of the gateway before the function that HandOver returns is
+// called.
+func (d *Dir) HandOver() (end func(), err error) {
+	lock, err := openLock(d.handOverPath())
+	if err != nil {
+		return nil, err
+	}
+	if err := lock.acquire(roleGateway); err != nil {
+		lock.close()
+		return nil, err
+	}
+	return func() {
+		lock.release()
+		lock.close()
+	}, nil
+}
+
+// handOverPath is the path of the lock file that says that the claim changes hands.
+func (d *Dir) handOverPath() string { return filepath.Join(d.path, "handover.lock") }
+
+// handsOver reports whether another process gives the claim away.
+func (d *Dir) handsOver() bool {
+	lock, err := openLock(d.handOverPath())
+	if err != nil {
+		return false
+	}
+	defer lock.close()
+	held, err := lock.heldByOther()
+	return held && err == nil
+}
+
+// AwaitHolder returns what Holder returns, and whether the directory is claimed. While the claim
+// changes hands it waits, until ctx ends.
+func (d *Dir) AwaitHolder(ctx context.Context) (pid int, claimed bool) {
+	for {
+		changes := d.handsOver() // before the claim is looked at: see follower.look
+		if pid, claimed = d.holder(); claimed || !changes {
+			return pid, claimed
+		}
+		select {
+		case <-ctx.Done():
+			return pid, claimed
+		case <-time.After(followInterval):
+		}
+	}
+}
+
 // Pass passes signals on to the gateway that has claimed the directory, which is another process,
 // until ctx ends. A signal that comes while one gateway gives the claim to the next waits for the
 // next.
 //
-// told ends when this process is told to stop, also if that was before the call: the gateway gets
-// StopSignal then, and SIGTERM for each SIGTERM and SIGINT that follow. It also gets what comes
-// from received.
-func (d *Dir) Pass(ctx, told context.Context, received <-chan os.Signal) {
-	stop, second := told.Done(), make(chan os.Signal, 8)
-	defer signal.Stop(second)
-	var waiting []unix.Signal
+// stops gets each SIGTERM and SIGINT of this process, also those of before the call. For the first
+// one the gateway gets StopSignal, and so does every gateway that claims the directory later. For
+// each other one it gets SIGTERM. It also gets what comes from received.
+func (d *Dir) Pass(ctx context.Context, stops, received <-chan os.Signal) {
+	p := passing{dir: d}
 	var retry <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-stop:
-			stop = nil
-			signal.Notify(second, unix.SIGTERM, unix.SIGINT)
-			waiting = append(waiting, StopSignal)
-		case <-second:
-			waiting = append(waiting, unix.SIGTERM)
+		case <-stops:
+			p.add(unix.SIGTERM)
 		case s := <-received:
-			waiting = append(waiting, s.(unix.Signal))
+			p.add(s.(unix.Signal))
 		case <-retry:
 		}
-		for len(waiting) > 0 && d.forward(waiting[0]) {
-			waiting = waiting[1:]
-		}
-		if retry = nil; len(waiting) > 0 {
+		p.send()
+		if retry = nil; p.told || len(p.waiting) > 0 {
 			retry = time.After(followInterval)
 		}
 	}
 }
 
-// forward sends a signal to the gateway that has claimed the directory. It returns false if no
-// gateway has. This process has caught its signals itself.
-func (d *Dir) forward(s unix.Signal) bool {
-	pid := d.Holder()
-	if pid != 0 && pid != os.Getpid() {
-		_ = unix.Kill(pid, s) // it may have ended this moment
+// passing is the state of Pass.
+type passing struct {
+	dir *Dir
+	// told means that the gateway must stop, and informed is the process that has got StopSignal.
+	told     bool
+	informed int
+	// waiting are the other signals for the gateway.
+	waiting []unix.Signal
+}
+
+// add takes a signal for the gateway.
+func (p *passing) add(s unix.Signal) {
+	switch {
+	case s == StopSignal, s == unix.SIGTERM && !p.told:
+		p.told = true
+	default:
+		p.waiting = append(p.waiting, s)
 	}
-	return pid != 0
+}
+
+// send sends the gateway what it has not got. A process may end this moment, so failures of kill
+// are nothing.
+func (p *passing) send() {
+	pid := p.dir.Holder()
+	if pid == 0 || pid == os.Getpid() {
+		return
+	}
+	if p.told && p.informed != pid {
+		_ = unix.Kill(pid, StopSignal)
+		p.informed = pid
+	}
+	for _, s := range p.waiting {
+		_ = unix.Kill(pid, s)
+	}
+	p.waiting = nil
 }
 
 // Follow stands for the gateway of the directory, which is another process, until it has ended, and
@@ -109,12 +176,12 @@ func (d *Dir) forward(s unix.Signal) bool {
 // end, however often the gateway is restarted. The error says how the gateway has ended, unless it
 // has stopped cleanly. Pass gives the gateway the signals meanwhile.
 //
-// reaped returns how a child has ended that someone else in this process waits for; nil: it runs,
-// or it is none of these.
-func (d *Dir) Follow(reaped func(pid int) *os.ProcessState) error {
+// pid is the process that has taken over from this one. reaped returns how a child has ended that
+// someone else in this process waits for; nil: it runs, or it is none of these.
+func (d *Dir) Follow(pid int, reaped func(pid int) *os.ProcessState) error {
 	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
-	f := follower{dir: d, pid: d.Holder(), statuses: map[int]unix.WaitStatus{}, reaped: reaped}
+	f := follower{dir: d, pid: pid, statuses: map[int]unix.WaitStatus{}, reaped: reaped}
 	for range tick.C {
 		if ended, err := f.look(); ended {
 			return err
@@ -133,9 +200,11 @@ type follower struct {
 	reaped   func(pid int) *os.ProcessState
 }
 
-// look reaps children and reports whether the gateway has ended.
+// look reaps children and reports whether the gateway has ended. It first asks whether the claim
+// changes hands: if that ends meanwhile, the directory is claimed when look asks for the claim.
 func (f *follower) look() (ended bool, err error) {
 	f.reap()
+	changes := f.dir.handsOver()
 	if pid, claimed := f.dir.holder(); claimed {
 		if pid != 0 {
 			f.pid = pid
@@ -143,7 +212,7 @@ func (f *follower) look() (ended bool, err error) {
 		}
 		return false, nil
 	}
-	if s, ok := readStat(f.pid); ok && !s.dead() {
+	if s, ok := readStat(f.pid); changes || ok && !s.dead() {
 		return false, nil // it gives the claim to another process, or is about to end
 	}
 	f.reap()

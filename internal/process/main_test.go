@@ -47,6 +47,8 @@ type gatewayPlan struct {
 	// Unrecorded processes lose their record, as if the gateway had died before it wrote the
 	// record.
 	Unrecorded []string
+	// Stay makes the gateway go on when it is told to stop.
+	Stay bool
 	// Grace is the grace of the guard. 0 means that there is no guard.
 	Grace time.Duration
 }
@@ -75,6 +77,9 @@ func playGateway() {
 	}
 	fmt.Println("ready")
 	<-stop
+	for plan.Stay {
+		<-stop
+	}
 }
 
 func playGuard(dir, grace string) {

@@ -180,7 +180,7 @@ func (g *Gateway) Stop() {
 	case <-g.Exited:
 	case <-time.After(60 * time.Second):
 		g.T.Error("Sluice did not stop within 60 s")
-		g.dump() // before the goroutines, which leave no room for the rest
+		g.dump()                               // before the goroutines, which leave no room for the rest
 		for pid, line := range g.Processes() { // its programs tell where their goroutines are
 			if strings.HasPrefix(line, Program()) {
 				_ = syscall.Kill(pid, syscall.SIGQUIT) // it may have ended

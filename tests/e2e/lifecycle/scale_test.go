@@ -183,7 +183,7 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 		lives := replicaLives(g, fmt.Sprintf("m%d-0", m))
 		deletions += len(lives)
 		for i := 0; i+1 < len(times); i += 2 {
-			if !slices.ContainsFunc(lives, func(l replicaLife) bool { return l.ready.Before(times[i+1]) && times[i].Add(-clockStep).Before(l.left) }) {
+			if !slices.ContainsFunc(lives, func(l replicaLife) bool { return l.ready.Before(times[i+1]) && times[i].Add(-logLead).Before(l.left) }) {
 				t.Errorf("m%d: a request from %v to %v was served while no replica was ready: %v", m, times[i], times[i+1], lives)
 			}
 		}
@@ -197,8 +197,9 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 // replicaLife is the period in which a replica received requests: from ready until it was drained.
 type replicaLife struct{ ready, left time.Time }
 
-// clockStep is the greatest error of the times in the log.
-const clockStep = 5 * time.Millisecond
+// logLead is how much earlier than a change its line in the log may be: the dispatcher learns of it
+// after that, which takes a while on a busy machine.
+const logLead = 100 * time.Millisecond
 
 // replicaLives returns the periods, read from the log, in which the replica was ready.
 func replicaLives(g *harness.Gateway, replica string) []replicaLife {

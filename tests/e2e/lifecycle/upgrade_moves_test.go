@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -274,6 +275,80 @@ func TestE2E_X20_SIGTERMDuringARestartStopsTheGateway(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A new process that fails after it was told to take over changes nothing, also when the first
+// process of the gateway is no more the one that serves.
+func TestE2E_X20_AFailedRestartAfterAnotherChangesNothing(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	g := harness.Start(t, upgradeModels)
+	before := processIDs(g)
+	restart(g)
+	good, err := os.ReadFile(g.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		write := func(content string) {
+			if err := os.WriteFile(g.Config, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("health: " + taken.Addr().String() + "\n" + string(good))
+		if out, err := g.RunCommand("restart", "-c", g.Config); err == nil || !strings.Contains(out, "address already in use") {
+			t.Fatalf("the command printed %q, %v", out, err)
+		}
+		write(string(good))
+		if a := g.Post(harness.ChatPath, harness.ChatBody("managed", false, 2, "still there?")); a.StatusCode != 200 {
+			t.Fatalf("after a failed restart: %s", a)
+		}
+	}
+	restart(g)
+	mustHaveAdopted(g, before)
+	g.Signal(syscall.SIGTERM)
+	<-g.Exited
+	if code := g.Process.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// When the new process dies while the first one still carries a stream, the first one ends with a
+// failure. So its supervisor starts the gateway again, which adopts everything.
+func TestE2E_X20_TheDeathOfANewProcessIsNoticedAtOnce(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, upgradeModels)
+	before := processIDs(g)
+	l := &load{Gateway: g, tokens: 1000, texts: map[string]string{}}
+	stream, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		_, _ = g.TryPost(stream, harness.ChatPath, harness.ChatBody("managed", true, 100_000, "a long story")) // it is cut
+	}()
+	l.run("native stream", 1, func(_ int, begun func()) (string, error) { return l.stream("chat", "", begun) })
+	l.begun.Wait()
+	harness.Eventually(t, "the stream runs", func() error {
+		if n := g.Model("managed").InFlight; n != 1 {
+			return fmt.Errorf("%d requests", n)
+		}
+		return nil
+	})
+	restart(g)
+	if err := syscall.Kill(upgradeOf(g).PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-g.Exited
+	if code := g.Process.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	g.Launch()
+	g.AwaitReady()
+	mustHaveAdopted(g, before)
+	l.running.Wait() // the native stream goes on
 }
 
 // A WebSocket goes on over a restart, and its next turn is a request to the new process. When the
