@@ -207,7 +207,9 @@ func TestFlushed(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantReasons(t, acquire(s, limited("b", 1)), admission.Unavailable)
-	eventually(t, "it is back", func() bool { return s.Status().Up })
+	eventually(t, "it is back", func() bool { // Status is late when it has just gone
+		return s.Status().Up && acquire(s, limited("b", 1))[0].Reason != admission.Unavailable
+	})
 	wantReasons(t, acquire(s, limited("b", 1)), admission.ModelConcurrency)
 }
 
