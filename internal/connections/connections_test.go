@@ -302,6 +302,35 @@ func TestX1_UnchangedConnectionsAreNotCounted(t *testing.T) {
 	}
 }
 
+// TestX1_FewSocketsAreNotCounted checks that the guard does not ask for the sources while the
+// machine has few sockets, and does when it has more.
+func TestX1_FewSocketsAreNotCounted(t *testing.T) {
+	t.Parallel()
+	total := 1
+	g := newTestGuard(t, Config{Total: func(netip.AddrPort) (int, error) { return total, nil }})
+	g.count(0, map[netip.Addr]int{anna: 1})
+	for _, step := range []struct {
+		after              time.Duration
+		total, n, wantOpen int
+	}{
+		{time.Second, 39, 39, 1}, // of 100
+		{time.Second, 40, 40, 40},
+		{time.Second, 39, 38, 40},
+		{recount - time.Second - time.Millisecond, 38, 37, 40},
+		{time.Millisecond, 38, 37, 37},
+		{time.Second, 90, 90, 90},
+	} {
+		total = step.total
+		g.count(step.after, map[netip.Addr]int{anna: step.n})
+		if open := g.Status().Open; open != step.wantOpen {
+			t.Errorf("%d connections with %d sockets after %v, want %d", open, step.total, step.after, step.wantOpen)
+		}
+	}
+	if !g.modes[0].NearLimit {
+		t.Errorf("90 of 100 connections, and modes %v", g.modes)
+	}
+}
+
 // TestX1_SocketTotal checks that the kernel's number has the sockets of a listener. Other sockets
 // of this machine come and go, so it takes many.
 func TestX1_SocketTotal(t *testing.T) {

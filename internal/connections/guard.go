@@ -3,9 +3,10 @@
 //
 // Envoy itself closes each connection above its limit, and each connection that sends no request in
 // time. Neither helps the other clients when one client opens connections faster than Envoy closes
-// them. So the Guard asks the kernel each second how many connections each source address has. It
-// does not ask while the number of sockets is the same as a second before. When nearly all
-// connections are in use, the Guard does three things:
+// them. So the Guard asks the kernel each second how many connections each source address has. That
+// takes milliseconds, so it asks every ten seconds only while the number of all sockets is the same
+// as at the last count, or so small that no source can have too many. When nearly all connections
+// are in use, the Guard does three things:
 //
 //   - It tells Envoy the share in use, so that Envoy closes idle connections soon.
 //   - It has Envoy ask for each new connection. A source that has more than its fair share gets
@@ -36,9 +37,12 @@ const (
 	// a pause of restFactor times its duration, so that counting takes at most 5 % of one core.
 	lookInterval = time.Second
 	restFactor   = 20
-	// recount is how often the connections are counted at least, although the kernel's number of
-	// sockets is the same as at the last count.
+	// recount is how often the connections are counted at least, although the last count still
+	// holds.
 	recount = 10 * time.Second
+	// fewSockets is the share of the limit below which the number of all sockets tells enough: the
+	// clients have no more connections than that, and may open as many again until the next look.
+	fewSockets = NearLimit / 2
 	// calm is how long the connections must be fewer before the Guard stops to act.
 	calm = 30 * time.Second
 	// leastShare is a number of connections that each source may have at any time.
@@ -161,10 +165,10 @@ func (g *Guard) Status() Status {
 	return g.status
 }
 
-// look counts the connections, unless they are the same as at the last count, and does what follows
-// from their number.
+// look counts the connections, unless the last count still holds, and does what follows from their
+// number.
 func (g *Guard) look(now time.Time) {
-	if g.isUnchanged(now) {
+	if g.stillHolds(now) {
 		return
 	}
 	sources, err := g.Count(g.Listen)
@@ -181,20 +185,21 @@ func (g *Guard) look(now time.Time) {
 	g.writePressure(status, near || wasNear)
 }
 
-// isUnchanged reports whether the last count still holds: the kernel has as many sockets as then,
-// no connection was admitted, and the guard does not act. As many connections may have begun as
-// have ended, so the answer is false after recount.
-func (g *Guard) isUnchanged(now time.Time) bool {
-	before := g.total
+// stillHolds reports whether the last count still holds: no connection was admitted, the guard does
+// not act, and the kernel has as many sockets as then, or few. As many connections may have begun
+// as have ended, so the answer is false after recount.
+func (g *Guard) stillHolds(now time.Time) bool {
 	total, err := g.Total(g.Listen)
 	if err != nil {
 		total = -1
 	}
+	limit := g.Limit()
+	enough := total == g.total || g.PerSource == 0 && float64(total) < fewSockets*float64(limit)
 	g.mu.Lock()
-	unchanged := total >= 0 && total == before && !g.admitted && g.status.Err == nil && g.status.Limit == g.Limit()
+	holds := total >= 0 && enough && !g.admitted && g.status.Err == nil && g.status.Limit == limit
 	g.admitted = false
 	g.mu.Unlock()
-	if unchanged && !g.mode.NearLimit && now.Sub(g.lastCount) < recount {
+	if holds && !g.mode.NearLimit && now.Sub(g.lastCount) < recount {
 		return true
 	}
 	g.total, g.lastCount = total, now

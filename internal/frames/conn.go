@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 	"github.com/sluice-gateway/sluice/internal/outgoing"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -44,6 +45,8 @@ const (
 type conn struct {
 	server *Server
 	socket net.Conn
+	// input reads the socket. Only the reader uses it.
+	input io.Reader
 	// number orders the connections of the server as they were accepted. Server.start sets it.
 	number uint64
 
@@ -72,7 +75,7 @@ type conn struct {
 }
 
 func newConn(s *Server, socket net.Conn) *conn {
-	c := &conn{server: s, socket: socket, live: map[uint64]*exchange{}, done: make(chan struct{})}
+	c := &conn{server: s, socket: socket, input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}, done: make(chan struct{})}
 	c.Queue = outgoing.New(&c.mu, socket, maxQueue)
 	return c
 }
@@ -124,7 +127,7 @@ func (r *reader) read() {
 func (r *reader) receive(buffer []byte) (int, error) {
 	socket, ok := r.socket.(*net.UnixConn)
 	if r.greeted || !ok {
-		return r.socket.Read(buffer)
+		return r.input.Read(buffer)
 	}
 	oob := make([]byte, unix.CmsgSpace(4))
 	n, oobn, _, _, err := socket.ReadMsgUnix(buffer, oob)

@@ -103,7 +103,7 @@ func (r *reader) read() {
 		}
 		r.closeIfDrained()
 		r.makeRoom()
-		n, err := r.socket.Read(r.buffer[r.end:])
+		n, err := r.incoming.Read(r.buffer[r.end:])
 		if r.end += n; n == 0 && err != nil {
 			r.fail(err)
 			return

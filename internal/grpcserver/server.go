@@ -3,6 +3,7 @@ package grpcserver
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/peer"
 
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 	"github.com/sluice-gateway/sluice/internal/outgoing"
 )
 
@@ -163,6 +165,8 @@ func (s *Server) log() *zap.Logger {
 type conn struct {
 	server *Server
 	socket net.Conn
+	// incoming reads the socket. Only the reader uses it.
+	incoming io.Reader
 	// base has the addresses of the connection, as package peer of grpc-go tells them.
 	base context.Context
 
@@ -196,7 +200,7 @@ type conn struct {
 }
 
 func newConn(s *Server, socket net.Conn) *conn {
-	c := &conn{server: s, socket: socket, streams: map[uint32]*Stream{}, waiting: map[*Stream]bool{},
+	c := &conn{server: s, socket: socket, incoming: nonblock.ReaderOf(socket), streams: map[uint32]*Stream{}, waiting: map[*Stream]bool{},
 		window: defaultWindow, streamWindow: defaultWindow, maxFrame: minFrame}
 	c.room = sync.NewCond(&c.mu)
 	c.base = peer.NewContext(context.Background(), &peer.Peer{Addr: socket.RemoteAddr(), LocalAddr: socket.LocalAddr()})

@@ -122,7 +122,7 @@ func TestAnswerBehindABrokenPipe(t *testing.T) {
 	for _, size := range []int{2, 30 << 10, 1 << 20} {
 		for _, answer := range []string{okAnswer, ""} {
 			in := brokenPipe{Reader: strings.NewReader(answer)}
-			response, err := transport(t).roundTripOn(post(t, "http://engine/", strings.Repeat("a", size)), &clientConn{stream: in, tcp: in})
+			response, err := transport(t).roundTripOn(post(t, "http://engine/", strings.Repeat("a", size)), &clientConn{stream: in, tcp: in, input: in, output: in})
 			switch {
 			case answer == "" && (errors.Is(err, syscall.EPIPE) || size > syncBody && errors.Is(err, io.EOF)):
 			case answer == "" || err != nil || response.StatusCode != http.StatusOK:

@@ -12,10 +12,11 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
 const (
@@ -37,14 +38,12 @@ var (
 type clientConn struct {
 	// stream is tcp, or TLS over it.
 	stream, tcp net.Conn
-	raw         syscall.RawConn
 	target      target
-	// receive passes its arguments to tryRead in these fields, because a closure would be an
-	// allocation for each read. readTry is nil for TLS.
-	readTry   func(fd uintptr) bool
-	tryBuffer []byte
-	tryN      int
-	tryErr    error
+	// input reads stream, and output writes to it. Without TLS they cost less than its own methods.
+	// quiet is of tcp.
+	input  io.Reader
+	output io.Writer
+	quiet  *nonblock.Reader
 	// idleSince is when the connection became idle.
 	idleSince time.Time
 	// reader reads from stream. It is nil while no response is read, or only a body in chunks.
@@ -75,7 +74,7 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	if int64(len(p)) > c.budget {
 		p = p[:c.budget]
 	}
-	n, err := c.receive(p)
+	n, err := c.input.Read(p)
 	if n > 0 {
 		c.heard = true
 		c.budget -= int64(n)
@@ -84,37 +83,6 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		c.readErr = err
 	}
 	return n, err
-}
-
-// receive reads from the engine. It waits as stream.Read does, and costs less.
-func (c *clientConn) receive(p []byte) (n int, err error) {
-	if c.readTry == nil {
-		return c.stream.Read(p)
-	}
-	c.tryBuffer = p
-	err = c.raw.Read(c.readTry)
-	n, fault := c.tryN, c.tryErr
-	c.tryBuffer, c.tryN, c.tryErr = nil, 0, nil
-	if err == nil {
-		err = fault
-	}
-	return n, err
-}
-
-// tryRead tries to read once. It returns false when there is nothing to read yet.
-func (c *clientConn) tryRead(fd uintptr) bool {
-	n, err := readNonblock(fd, c.tryBuffer)
-	switch {
-	case err == nil && n == 0:
-		c.tryErr = io.EOF
-	case err == nil:
-		c.tryN = n
-	case errors.Is(err, syscall.EAGAIN):
-		return false
-	default:
-		c.tryErr = &net.OpError{Op: "read", Net: "tcp", Source: c.tcp.LocalAddr(), Addr: c.tcp.RemoteAddr(), Err: os.NewSyscallError("read", err)}
-	}
-	return true
 }
 
 // readError returns why something could not be read. A malformed response whose connection ended
@@ -158,14 +126,7 @@ func (c *clientConn) isQuiet() bool {
 	if c.stream != c.tcp && !c.hasNoPlaintext() {
 		return false
 	}
-	var quiet bool
-	err := c.raw.Read(func(fd uintptr) bool {
-		var b [1]byte
-		_, err := syscall.Read(int(fd), b[:])
-		quiet = errors.Is(err, syscall.EAGAIN)
-		return true
-	})
-	return err == nil && quiet
+	return c.quiet.Quiet()
 }
 
 // hasNoPlaintext says whether TLS holds no decrypted bytes that no request asked for.

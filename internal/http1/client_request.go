@@ -180,7 +180,7 @@ func (c *clientConn) sendSmall(buffer *bytes.Buffer, body io.Reader, length int6
 	if n, _ := io.ReadFull(body, make([]byte, 1)); n > 0 {
 		return &bodyError{errLong}
 	}
-	_, err := c.stream.Write(buffer.Bytes())
+	_, err := c.output.Write(buffer.Bytes())
 	return err
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"syscall"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
 // Defaults of Transport. The header limit is in bytes.
@@ -180,17 +182,13 @@ func (t *Transport) dial(ctx context.Context, to target) (*clientConn, error) {
 	if err != nil {
 		return nil, contextCauseOr(ctx, err)
 	}
-	raw, err := plain.(syscall.Conn).SyscallConn()
-	if err == nil {
-		err = checkNonblocking(raw)
-	}
+	input, err := nonblock.NewReader(plain)
 	if err != nil {
 		plain.Close()
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: plain.RemoteAddr(), Err: err}
 	}
-	c := &clientConn{stream: plain, tcp: plain, raw: raw, target: to}
+	c := &clientConn{stream: plain, tcp: plain, input: input, output: nonblock.WriterOf(plain), quiet: input, target: to}
 	if !to.secure {
-		c.readTry = c.tryRead
 		return c, nil
 	}
 	secure := tls.Client(plain, t.tlsTo(to))
@@ -200,7 +198,7 @@ func (t *Transport) dial(ctx context.Context, to target) (*clientConn, error) {
 		plain.Close()
 		return nil, contextCauseOr(ctx, &net.OpError{Op: "dial", Net: "tcp", Addr: plain.RemoteAddr(), Err: err})
 	}
-	c.stream = secure
+	c.stream, c.input, c.output = secure, secure, secure
 	return c, nil
 }
 

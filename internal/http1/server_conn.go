@@ -7,13 +7,14 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"runtime/debug"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
 // socket is what a connection must be able to do. *net.UnixConn and *net.TCPConn are sockets.
@@ -43,7 +44,9 @@ const (
 type serverConn struct {
 	server *Server
 	rwc    socket
-	raw    syscall.RawConn
+	// input and output read and write rwc, in the place of its own methods, which cost more.
+	input  *nonblock.Reader
+	output *nonblock.Writer
 	state  atomic.Int32
 
 	// reader is nil while nothing is read, which is most of the time.
@@ -54,26 +57,20 @@ type serverConn struct {
 	firstByte   [1]byte   // the first byte of that request
 	cancel      context.CancelCauseFunc
 
-	// tryWrite passes its arguments to tryWriteOnce in these fields, because a closure would be an
-	// allocation for each event.
-	writeTry  func(fd uintptr) bool
-	tryBuffer []byte
-	tryErr    error
 	// writeDeadline is the write deadline that the connection has now.
 	writeDeadline time.Time
 }
 
 func newConn(s *Server, rwc socket) (*serverConn, error) {
-	raw, err := rwc.SyscallConn()
-	if err == nil {
-		err = checkNonblocking(raw)
-	}
+	input, err := nonblock.NewReader(rwc)
 	if err != nil {
 		return nil, err
 	}
-	c := &serverConn{server: s, rwc: rwc, raw: raw, watchResult: make(chan bool, 1)}
-	c.writeTry = c.tryWriteOnce
-	return c, nil
+	output, err := nonblock.NewWriter(rwc)
+	if err != nil {
+		return nil, err
+	}
+	return &serverConn{server: s, rwc: rwc, input: input, output: output, watchResult: make(chan bool, 1)}, nil
 }
 
 // serve answers requests until the connection ends.
@@ -117,7 +114,7 @@ func (c *serverConn) awaitRequest() bool {
 	s := c.server
 	if c.state.Load() == stateFresh {
 		c.reader = headReaders.Get().(*headReader)
-		c.reader.source.conn = c.rwc
+		c.reader.source.conn = c.input
 		return true
 	}
 	if c.reader != nil { // the next request came together with the last one
@@ -133,7 +130,7 @@ func (c *serverConn) awaitRequest() bool {
 		return false
 	}
 	c.reader = headReaders.Get().(*headReader)
-	c.reader.source.conn, c.reader.source.firstByte = c.rwc, c.firstByte[:]
+	c.reader.source.conn, c.reader.source.firstByte = c.input, c.firstByte[:]
 	return true
 }
 
@@ -230,7 +227,7 @@ func (c *serverConn) onBodyRead() {
 // watchPeer waits until the peer closes the connection or begins its next request. Its goroutine
 // lives as long as a stream, so what it calls must fit onto the smallest stack.
 func (c *serverConn) watchPeer() {
-	n, err := c.rwc.Read(c.firstByte[:])
+	n, err := c.input.Read(c.firstByte[:])
 	if n == 0 {
 		c.cancelRequest(err)
 	}
@@ -253,26 +250,7 @@ func (c *serverConn) tryWrite(b []byte) (n int, err error) {
 	if err := c.setWriteDeadline(time.Time{}); err != nil { // a deadline in the past would fail the write
 		return 0, err
 	}
-	c.tryBuffer, c.tryErr = b, nil
-	err = c.raw.Write(c.writeTry)
-	n = len(b) - len(c.tryBuffer)
-	if err == nil {
-		err = c.tryErr
-	}
-	c.tryBuffer, c.tryErr = nil, nil
-	return n, err
-}
-
-// tryWriteOnce writes once. A socket that takes only a part is full.
-func (c *serverConn) tryWriteOnce(fd uintptr) bool {
-	n, err := writeNonblock(fd, c.tryBuffer)
-	switch {
-	case err == nil:
-		c.tryBuffer = c.tryBuffer[n:]
-	case !errors.Is(err, syscall.EAGAIN):
-		c.tryErr = os.NewSyscallError("write", err)
-	}
-	return true
+	return c.output.Try(b)
 }
 
 // setWriteDeadline sets the deadline of writes that wait.

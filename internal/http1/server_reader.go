@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -36,7 +35,7 @@ type headReader struct {
 // headSource reads a connection. While it reads a head it records all bytes, so that they can be
 // handed over.
 type headSource struct {
-	conn net.Conn
+	conn io.Reader
 	// firstByte is the byte that watchPeer has read, if any.
 	firstByte []byte
 	// head is what was recorded, budget how many more bytes it may have.

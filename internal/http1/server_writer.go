@@ -290,7 +290,7 @@ func (w *ResponseWriter) flushPending() error {
 // writeAll writes all of b. It waits up to the write deadline.
 func (w *ResponseWriter) writeAll(b []byte) {
 	if w.err = w.conn.setWriteDeadline(w.writeDeadline); w.err == nil {
-		_, w.err = w.conn.rwc.Write(b)
+		_, w.err = w.conn.output.Write(b)
 	}
 }
 

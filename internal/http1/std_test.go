@@ -2,9 +2,7 @@ package http1
 
 import (
 	"io"
-	"net"
 	"net/http"
-	"strings"
 	"testing"
 )
 
@@ -42,36 +40,5 @@ func TestServerAnswersItself(t *testing.T) {
 	}
 	if c := new(Transport); c.Client() != Client(c) {
 		t.Error("the client is not this package's")
-	}
-}
-
-// A descriptor in blocking mode is refused, because it would block a thread without the knowledge
-// of Go's scheduler.
-func TestBlockingDescriptorIsRefused(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	raw, err := c.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := checkNonblocking(raw); err != nil {
-		t.Errorf("a connection of package net is refused: %v", err)
-	}
-	f, err := c.(*net.TCPConn).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	f.Fd() // puts the descriptor into blocking mode, and with it the connection's
-	if err := checkNonblocking(raw); err == nil || !strings.Contains(err.Error(), "blocking mode") {
-		t.Errorf("a descriptor in blocking mode is accepted: %v", err)
 	}
 }

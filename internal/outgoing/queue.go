@@ -7,9 +7,12 @@
 package outgoing
 
 import (
+	"io"
 	"net"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
 const (
@@ -41,6 +44,7 @@ type Queue struct {
 
 	lock   *sync.Mutex
 	socket net.Conn
+	output io.Writer // of the socket
 	limit  int
 	// spare is a buffer to use next, and writing means that a goroutine writes. Guarded by lock.
 	spare   []byte
@@ -52,7 +56,7 @@ type Queue struct {
 // New returns a Queue for a socket, which closes the socket when a write fails, and when more than
 // limit bytes wait while a goroutine writes others, although more is to be written.
 func New(lock *sync.Mutex, socket net.Conn, limit int) Queue {
-	return Queue{lock: lock, socket: socket, limit: limit}
+	return Queue{lock: lock, socket: socket, output: nonblock.WriterOf(socket), limit: limit}
 }
 
 // Add has add append frames to what waits to be written. The error says that nothing is written any
@@ -132,7 +136,7 @@ func (q *Queue) write(b []byte) error {
 			}
 			q.renewed = now
 		}
-		if _, err := q.socket.Write(b[:n]); err != nil {
+		if _, err := q.output.Write(b[:n]); err != nil {
 			return err
 		}
 		b = b[n:]

@@ -1,6 +1,6 @@
 //go:build race
 
-package http1
+package nonblock
 
 import "syscall"
 
