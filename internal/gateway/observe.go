@@ -93,11 +93,11 @@ func loaded(before, after *engines.Snapshot) []engines.Replica {
 }
 
 // observe processes an entry of Envoy's access log. It adds the entry to its request. The end of a
-// request that an earlier process has started is reported to the dispatcher. A failure of a replica
+// request that an earlier process has decided is reported to the dispatcher. A failure of a replica
 // is reported, so that a failing replica gets no requests for a while.
 func (g *Gateway) observe(e request.Entry) {
-	g.requests.Observe(e)
-	if e.Start.Before(g.started) {
+	begun := g.requests.Observe(e)
+	if !begun && e.Start.Before(g.started) { // this process may decide one that began before it
 		g.dispatcher.ObserveRecovered(&e)
 	}
 	if kind, reason := dispatch.FailureOf(&e); kind != 0 && e.Replica != "" {

@@ -1,6 +1,10 @@
 package request
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
+)
 
 // Whatever way a request took, what it has used is told once, with one estimate, as the list has
 // it.
@@ -50,5 +54,38 @@ func TestB3_WhatIsToldAsUsed(t *testing.T) {
 		if all, _ := s.List(0); len(all) != 1 || all[0].Usage() != c.want {
 			t.Errorf("%s: the list has %+v, want %+v", name, all, c.want)
 		}
+	}
+}
+
+// Observe tells whose request an entry is of: one that Begin has made a record of, or one that is
+// known from entries alone.
+func TestX19_ObserveTellsWhoseRequestItIs(t *testing.T) {
+	s := NewStore(1)
+	r := s.Begin(Arrival{ID: "own"})
+	interim := func(id string) Entry {
+		return Entry{Log: headers.LogRequests, Interim: true, RequestID: id, Model: "m"}
+	}
+	for _, c := range []struct {
+		what string
+		e    Entry
+		want bool
+	}{
+		{"an attempt", Entry{Log: headers.LogAttempts, RequestID: "own"}, true},
+		{"figures so far", interim("own"), true},
+		{"an attempt of another process", Entry{Log: headers.LogAttempts, RequestID: "other"}, false},
+		{"figures so far of another process", interim("other"), false},
+		{"the same again", interim("other"), false},
+		{"the end", final("own"), true},
+		{"a second request of this id", final("own"), false},
+		{"the end at another process", final("other"), false},
+	} {
+		if got := s.Observe(c.e); got != c.want {
+			t.Errorf("%s: begun here: %v", c.what, got)
+		}
+	}
+	r.Close(nil)
+	var none *Store
+	if none.Observe(final("own")) {
+		t.Error("a store that keeps nothing knows a request")
 	}
 }

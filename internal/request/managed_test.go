@@ -40,7 +40,7 @@ type heard struct {
 // subscribed has s tell finished. It returns what the access log is told to.
 func subscribed(s *Store, finished func(Summary)) func(Entry) {
 	s.Subscribe(Subscribers{Finished: []func(Summary){finished}})
-	return s.Observe
+	return func(e Entry) { s.Observe(e) }
 }
 
 // join observes an entry of headers.LogRequests, and returns the request if it has ended.

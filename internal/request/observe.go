@@ -12,22 +12,24 @@ import (
 // 413) reach no filter but do reach the access log, so every request is counted.
 
 // Observe adds an entry of Envoy's access log to the request that it belongs to, and tells the
-// subscribers and the request's hold what follows from it. Entries of one request may come from
-// several goroutines.
-func (s *Store) Observe(e Entry) {
+// subscribers and the request's hold what follows from it. begun reports whether the entry tells of
+// a request that Begin has made a record of. Entries of one request may come from several
+// goroutines.
+func (s *Store) Observe(e Entry) (begun bool) {
 	switch {
 	case s == nil:
+		return false
 	case e.Log == headers.LogAttempts:
-		s.observeAttempt(&e)
-	default:
-		s.observeRequest(&e)
+		return s.observeAttempt(&e)
 	}
+	return s.observeRequest(&e)
 }
 
 // observeAttempt adds an entry of headers.LogAttempts. A retry is told once, when it is seen to
 // have happened: the last of several failed attempts was not repeated.
-func (s *Store) observeAttempt(e *Entry) {
+func (s *Store) observeAttempt(e *Entry) (begun bool) {
 	s.mu.Lock()
+	begun = s.byID[e.RequestID].begun()
 	reason, hold := s.addAttemptLocked(e)
 	var model, tenant string
 	if reason != "" {
@@ -41,7 +43,12 @@ func (s *Store) observeAttempt(e *Entry) {
 	if reason != "" && s.subscribers.Retried != nil {
 		s.subscribers.Retried(model, tenant, reason)
 	}
+	return begun
 }
+
+// begun reports whether Begin has made the record, and its final entry has not come. The lock of
+// the store is held.
+func (r *Record) begun() bool { return r != nil && !r.logOnly && !r.logged }
 
 // addAttemptLocked returns why the attempt before was repeated, if it was, and the hold that is to
 // move to the replica that has taken over, if one has.
@@ -79,9 +86,10 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 // observeRequest adds an entry of headers.LogRequests. The final one ends the request, once, unless
 // the relay has yet to tell the outcome. A request that was never begun (a 401, Envoy's own 503)
 // becomes a finished one out of the entry alone.
-func (s *Store) observeRequest(e *Entry) {
+func (s *Store) observeRequest(e *Entry) (begun bool) {
 	var cost Cost
-	switch hold := s.holdOf(e); {
+	begun, hold := s.holdOf(e)
+	switch {
 	case hold != nil:
 		cost = hold.Correct(e.Response())
 	case s.subscribers.CostOf != nil && !e.Interim && e.Model != "" && !e.byRelay():
@@ -97,19 +105,22 @@ func (s *Store) observeRequest(e *Entry) {
 		}
 		s.finish(&q)
 	}
+	return begun
 }
 
-// holdOf returns the hold of the request that a final entry of a model belongs to, or nil.
-func (s *Store) holdOf(e *Entry) Hold {
-	if e.Interim || e.Model == "" || e.RequestID == "" {
-		return nil
+// holdOf returns the hold of the request that a final entry of a model belongs to, or nil. begun is
+// as of Observe.
+func (s *Store) holdOf(e *Entry) (begun bool, hold Hold) {
+	if e.RequestID == "" {
+		return false, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r := s.byID[e.RequestID]; r != nil && !r.logged {
-		return r.hold
+	r := s.byID[e.RequestID]
+	if r != nil && !r.logged && !e.Interim && e.Model != "" {
+		hold = r.hold
 	}
-	return nil
+	return r.begun(), hold
 }
 
 // addLocked adds an entry. The response has cost what is in cost, if it is known.

@@ -293,3 +293,52 @@ func TestE2E_X2_CompressionHidesNoUsage(t *testing.T) {
 		return nil
 	})
 }
+
+// A request whose body comes while the gateway is restarted is decided by the new process, and
+// charged once. It began before the new process did, and is none of those that outlive a gateway.
+func TestE2E_X19_X20_ARequestThatIsSentDuringARestartIsChargedOnce(t *testing.T) {
+	t.Parallel()
+	tenants, key := tenantsOf(map[string]string{"acme": ", limits: {tokens_per_minute: 100000}"})
+	g := harness.Start(t, tenants+harness.SlowSims)
+	body := chatOf(80_000, "")
+	half := len(body) / 2
+	sent, rest := io.Pipe()
+	answered := make(chan error, 1)
+	go func() {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+harness.ChatPath, sent)
+		if err != nil {
+			answered <- err
+			return
+		}
+		name, value, _ := strings.Cut(key["acme"], ": ")
+		r.Header.Set(name, value)
+		r.Header.Set("Content-Type", "application/json")
+		r.ContentLength = int64(len(body))
+		a, err := http.DefaultClient.Do(r)
+		if err == nil {
+			defer a.Body.Close()
+			if _, err = io.Copy(io.Discard, a.Body); err == nil && a.StatusCode != 200 {
+				err = errors.New(a.Status)
+			}
+		}
+		answered <- err
+	}()
+	if _, err := io.WriteString(rest, body[:half]); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if _, err := io.WriteString(rest, body[half:]); err != nil {
+		t.Fatal(err)
+	}
+	rest.Close()
+	if err := <-answered; err != nil {
+		t.Fatal(err)
+	}
+	g.AwaitIdle("chat")
+	a := g.Post(harness.ChatPath, chatOf(10, ""), key["acme"])
+	if left := remainingTokens(t, a); left < 70_000 || left > 95_000 {
+		t.Errorf("%d tokens are left of 100,000 after a request of 16,000 to 20,000", left)
+	}
+}
