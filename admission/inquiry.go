@@ -416,3 +416,20 @@ func (l sharedSubscriber) TokensServed(model, tenant string, tokens int64) {
 		}
 	}
 }
+
+// TaskEnded implements Subscriber.
+func (l sharedSubscriber) TaskEnded(id string) {
+	c := l.c
+	if !c.beginTaskCall() {
+		return
+	}
+	defer c.tasks.calls.Done()
+	c.mu.Lock()
+	t := c.tasks.byID[id]
+	c.unlockAndRun()
+	if t == nil || !c.endLocalTask(t.Tenant, id, -1, true) {
+		return
+	}
+	// If this fails, a restart brings the task back until its lease expires.
+	_ = c.taskJournal.append(c, journalEntry{Op: opEnd, Task: Task{ID: id}})
+}

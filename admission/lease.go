@@ -283,4 +283,8 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 	if back != 0 {
 		c.admitWaiters(l.gate, now)
 	}
+	if back > 0 && l.tenant.parked.length > 0 {
+		l.tenant.deniedReason = Granted
+		c.unparkFlows(l.tenant, now)
+	}
 }

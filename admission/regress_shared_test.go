@@ -2,6 +2,7 @@ package admission_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,5 +143,72 @@ func TestSharedDenialEndsWithWhoWaited(t *testing.T) {
 		leave()
 		synctest.Wait()
 		here.wantAdmitted(here.start(t.Context(), admission.Request{Tenant: "a", Tokens: 10}), 10*time.Millisecond)
+	})
+}
+
+// TestSharedLimitBelowAnAskedRequest: a limit falls below what a request needs while the inquiry
+// about it is on its way. The request is refused, and holds up nobody.
+func TestSharedLimitBelowAnAskedRequest(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]admission.Request{"model": {}, "pool": {Pool: "auto"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newTestGateway(t, newFakeStore(), admission.Limits{TokensPerMinute: 6000})
+				s.SetPools(map[string][]string{"auto": {"chat"}})
+				s.wantAdmitted(s.start(t.Context(), admission.Request{Tokens: 6000}), time.Millisecond)
+				s.change(func() { s.beforeAnswer = func() { s.SetLimits("chat", admission.Limits{TokensPerMinute: 600}) } })
+				ask.Tokens, ask.Timeout = 3000, time.Hour
+				large := s.start(t.Context(), ask)
+				time.Sleep(time.Second)
+				s.wantAdmitted(s.start(t.Context(), admission.Request{Tokens: 10}), time.Second)
+				if err := large.state().err; !errors.Is(err, admission.ErrNeverFits) {
+					t.Errorf("%+v", large.state())
+				}
+			})
+		})
+	}
+}
+
+// TestAloneWithATooSmallPart: while the shared state is away, this gateway's part of a limit is
+// smaller than what a request needs. The request is told to come back, and holds up nobody.
+func TestAloneWithATooSmallPart(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]admission.Request{"model": {}, "pool": {Pool: "auto"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newTestGateway(t, newFakeStore(), admission.Limits{TokensPerMinute: 6000})
+				s.SetPools(map[string][]string{"auto": {"chat"}})
+				s.change(func() { s.down, s.live = true, 2 })
+				ask.Tokens, ask.Tenant = 4000, "a"
+				s.wantRefused(s.start(t.Context(), ask), admission.ModelTokens)
+				s.wantAdmitted(s.start(t.Context(), admission.Request{Tenant: "b", Tokens: 10}), 10*time.Millisecond)
+				ask.Tokens = 2000
+				s.wantAdmitted(s.start(t.Context(), ask), 10*time.Millisecond)
+			})
+		})
+	}
+}
+
+// TestSharedTenantTokensComeBack: a tenant's waiter lacks tokens. When an earlier request turns out
+// to have cost less, after its release, the waiter is admitted.
+func TestSharedTenantTokensComeBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1})
+		s.SetLimits("other", admission.Limits{})
+		s.SetTenants(map[string]admission.TenantLimits{"a": {TokensPerMinute: 600}})
+		busy := s.start(t.Context(), admission.Request{Tenant: "b"})
+		s.wantAdmitted(busy, time.Millisecond)
+		waiting := s.start(t.Context(), admission.Request{Tenant: "a", Tokens: 300})
+		s.wantWaiting(waiting)
+		first := s.start(t.Context(), admission.Request{Model: "other", Tenant: "a", Tokens: 600})
+		s.wantAdmitted(first, time.Millisecond)
+		busy.state().lease.Release()
+		first.state().lease.Release()
+		s.wantWaiting(waiting)
+		first.state().lease.Correct(10)
+		s.wantAdmitted(waiting, 10*time.Millisecond)
 	})
 }

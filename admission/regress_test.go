@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -177,5 +178,25 @@ func TestLimitsOfALongQueue(t *testing.T) {
 			}
 		}
 		d.Remove("chat")
+	})
+}
+
+// TestScheduleRefusedForGoodCostsItsKeyNothing: a call with a key of its own names a model that can
+// never serve it. The limits of the caller's key get back what they were charged.
+func TestScheduleRefusedForGoodCostsItsKeyNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestController(t, Limits{TokensPerMinute: 10})
+		key := KeyTenant("a/k")
+		d.SetTenants(map[string]TenantLimits{key: {MaxConcurrent: 1, TokensPerMinute: 600}})
+		for model, want := range map[string]error{"chat": ErrNeverFits, "nowhere": ErrUnknownModel} {
+			_, _, err := d.Schedule(t.Context(), TaskRequest{Model: model, Tenant: "a", APIKey: "a/k", Key: model, Tokens: 500})
+			if !errors.Is(err, want) {
+				t.Errorf("%s: %v", model, err)
+			}
+			if s := d.Tenant(key); s.Running != 0 || s.Quota.Tokens.Remaining != 600 {
+				t.Errorf("%s: %+v", model, s)
+			}
+		}
 	})
 }

@@ -56,6 +56,8 @@ type Subscriber interface {
 	// TokensServed says how many tokens of the model went to the tenant through other gateways
 	// since the last call.
 	TokensServed(model, tenant string, tokens int64)
+	// TaskEnded says that another gateway has ended the task with this id. It may be unknown here.
+	TaskEnded(id string)
 }
 
 // Claim is what one request asks of the shared state. It is granted as a whole or not at all.
@@ -69,6 +71,8 @@ type Claim struct {
 	TenantLimits TenantLimits
 	// Tokens are charged to both buckets.
 	Tokens int64
+	// Recovered says that the lease is of before a restart, and that its tokens were charged then.
+	Recovered bool
 	// Prefill counts the request against TenantLimits.MaxPrefill until its first token.
 	Prefill bool
 	// Replica is the replica whose slot the request holds; "" means none. ReplicaLimit is how many

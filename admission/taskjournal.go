@@ -256,6 +256,8 @@ func (c *Controller) restoreTask(e journalEntry) {
 	c.tasks.add(t)
 	c.setExpiryTimer()
 	if c.shared != nil {
-		c.shared.ReportLease(c.claimForLease(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now), Lifetime: e.Until.Sub(now)}, 0))
+		claim := c.claimForLease(l, &TaskClaim{Key: e.Key, Lease: e.Expires.Sub(now), Lifetime: e.Until.Sub(now)}, l.tokens)
+		claim.Recovered = true
+		c.shared.ReportLease(claim)
 	}
 }

@@ -194,9 +194,14 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	if err != nil || wait > 0 {
 		return Task{}, wait, err
 	}
+	made := twin.ID == id+twinOfTask
 	id, _ = strings.CutSuffix(twin.ID, twinOfTask) // an earlier call with the key has made the twin
 	t, wait, err := c.schedule(ctx, r, id)
-	c.settleTwin(ctx, r, twin, t.ID == id)
+	if made && err != nil && ctx.Err() == nil {
+		c.cancelTask(twin.ID) // no later call can be admitted either
+	} else {
+		c.settleTwin(ctx, r, twin, t.ID == id)
+	}
 	return t, wait, err
 }
 

@@ -128,7 +128,21 @@ func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 	t.sharedQuota = Quota{}
 	reason, wait := c.localVerdict(g, w, now)
 	w.grantedAlone = reason == Granted
+	if reason == ModelTokens && !w.Preempted && !c.fitsAlone(w) {
+		w.cancelErr = &Refused{Reason: ModelTokens, RetryAfter: spread(wait), Quota: t.localQuota(now)}
+	}
 	return Verdict{Reason: reason, Wait: wait, Quota: t.localQuota(now)}
+}
+
+// fitsAlone reports whether this gateway's part of a model's tokens can ever hold what the waiter
+// needs.
+func (c *Controller) fitsAlone(w *waiter) bool {
+	for _, g := range w.homeQueue.gates() {
+		if g.canServe(&w.arrival) && w.fits(c.shareOf(g.usage.limits.TokensPerMinute)) {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, time.Duration) {
@@ -266,8 +280,22 @@ func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) er
 		return ErrClosed
 	case w.homeQueue.gate != nil && g.closed, w.homeQueue.pool != nil && len(w.homeQueue.pool.memberships) == 0:
 		return ErrRemoved
+	case w.neverFits():
+		return ErrNeverFits
 	}
 	return nil
+}
+
+// neverFits reports whether limits fell below what the waiter needs while an inquiry about it was
+// on its way.
+func (w *waiter) neverFits() bool {
+	if p := w.homeQueue.pool; p != nil && !p.fits(&w.arrival) {
+		return true
+	}
+	if g := w.homeQueue.gate; g != nil && !w.fits(g.usage.limits.TokensPerMinute) {
+		return true
+	}
+	return !w.fits(w.tenant.limits.TokensPerMinute)
 }
 
 // requeueDenied puts denied waiters back to the front of their queues, in their order, and returns

@@ -46,9 +46,9 @@ type change struct {
 }
 
 // owed returns what the store must still charge for a lease that was granted without it. A lease
-// without tokens is of before a restart: its request was charged then.
+// that was recovered, or has no tokens, is of before a restart: its request was charged then.
 func (c change) owed(now time.Time) (tokens, requests int64) {
-	if c.grantedAloneAt.IsZero() || now.Sub(c.grantedAloneAt) >= refillTime || c.claim.Tokens <= 0 {
+	if c.grantedAloneAt.IsZero() || c.claim.Recovered || now.Sub(c.grantedAloneAt) >= refillTime || c.claim.Tokens <= 0 {
 		return 0, 0
 	}
 	return c.claim.Tokens, 1

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -74,8 +75,9 @@ type callPart struct {
 	claims []admission.Claim
 }
 
-// nextClaims returns the claims of the next sync. Calls in late have waited too long, and calls in
-// stale carry old limits; the caller answers both.
+// nextClaims returns the claims of the next sync. Its calls leave the queue, so that nobody else
+// answers them meanwhile. Calls in late have waited too long, and calls in stale carry old limits;
+// the caller answers both.
 func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,9 +95,6 @@ func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 			n := min(len(rest), room)
 			parts = append(parts, callPart{c, rest[:n]})
 			room -= n
-			if n < len(rest) {
-				return parts, late, stale // c stays the first
-			}
 		}
 		s.calls[0] = nil
 		s.calls = s.calls[1:]
@@ -104,18 +103,18 @@ func (s *Store) nextClaims() (parts []callPart, late, stale []*call) {
 }
 
 // finishIfComplete calls done if all claims of the call have verdicts. Otherwise the next sync
-// sends the rest.
+// sends the rest, unless the store became unavailable meanwhile.
 func (s *Store) finishIfComplete(c *call) {
 	c.skipBlocked()
-	if len(c.verdicts) < len(c.claims) {
-		return
-	}
 	s.mu.Lock()
-	if len(s.calls) > 0 && s.calls[0] == c {
-		s.calls = s.calls[1:]
+	again := len(c.verdicts) < len(c.claims) && (s.shared || s.resuming)
+	if again {
+		s.calls = slices.Insert(s.calls, 0, c)
 	}
 	s.mu.Unlock()
-	c.done(c.verdicts)
+	if !again {
+		c.finish(admission.Unavailable)
+	}
 }
 
 // failParts answers the calls of a sync that brought no verdicts. sent says that Redis may have
@@ -123,11 +122,8 @@ func (s *Store) finishIfComplete(c *call) {
 func (s *Store) failParts(parts []callPart, reason admission.Reason, sent bool) {
 	s.mu.Lock()
 	for _, p := range parts {
-		if len(s.calls) > 0 && s.calls[0] == p.call {
-			s.calls = s.calls[1:]
-		}
 		if !sent {
-			continue
+			break
 		}
 		for _, claim := range p.claims {
 			if s.live[claim.ID] == nil && s.tasks[claim.ID] == nil {

@@ -18,6 +18,15 @@ local now_ms = floor(now / 1000)
 -- whole formats a number as digits. tostring would round it to 14 digits and write an exponent.
 local function whole(x) return string.format('%.0f', x) end
 
+-- PAUSE is how long nothing is granted after the store was emptied. pause_left returns how much of
+-- it is left, until the time ready. A longer one is of a clock that has gone back, and is over.
+local PAUSE = 2000000
+local function pause_left(ready)
+  local left = tonumber(ready) - now
+  if left > PAUSE then return 0 end
+  return math.max(left, 0)
+end
+
 local cursor = 1
 local function arg() cursor = cursor + 1; return ARGV[cursor] end
 local function num() return tonumber(arg()) end
@@ -74,8 +83,11 @@ local function max_debt(b)
   return math.max(b.size, math.min(60 * b.size, 38430716820))
 end
 
+-- refill brings a bucket up to now. A clock that has gone back gives nothing, and the bucket fills
+-- from the new time on: otherwise it would be frozen until the clock is there again.
 local function refill(b)
   local elapsed = now - b.at
+  if elapsed < 0 then b.at, b.dirty = now, true end
   if elapsed <= 0 then return end
   b.at = now
   local minutes = floor(elapsed / UNITS)
@@ -273,6 +285,17 @@ local function record(id, c, lease_ms)
   if c.key ~= '' then
     call('SET', P .. 'task_key:' .. #c.tenant .. ':' .. c.tenant .. c.key, id, 'PX', whole(lease_ms))
   end
+end
+
+-- withdraw removes the record of a task that was taken back before its caller knew of it. A later
+-- call with the task's key makes a new task.
+local function withdraw(id)
+  local key = P .. 'task:' .. id
+  local v = call('HMGET', key, 'tenant', 'key')
+  if not v[1] then return end
+  local of_key = P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2]
+  if v[2] ~= '' and call('GET', of_key) == id then call('DEL', of_key) end
+  call('DEL', key)
 end
 
 -- forget removes the record of a task. A gateway that still knows the task must not bring it back

@@ -50,9 +50,13 @@ func (s *Store) handleEvent(message string) {
 		}
 	case 'E':
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		delete(s.tasks, rest)
 		delete(s.unreported, rest)
+		subscriber := s.subscriber
+		s.mu.Unlock()
+		if subscriber != nil {
+			subscriber.TaskEnded(rest)
+		}
 	case 'N':
 		millis, id, _ := strings.Cut(rest, ":")
 		ms, err := strconv.ParseInt(millis, 10, 64)

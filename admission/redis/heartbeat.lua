@@ -19,5 +19,5 @@ for _ = 1, num() do
   for i = 1, num() do tenants[i] = arg() end
   for _, v in ipairs(call('HMGET', key, unpack(tenants))) do served[#served + 1] = tonumber(v or '0') end
 end
-return { 'ok', now, call('ZCARD', P .. 'gateways'), math.max(tonumber(state[2]) - now, 0),
+return { 'ok', now, call('ZCARD', P .. 'gateways'), pause_left(state[2]),
   call('GET', P .. 'limits_version') or '', served }

@@ -13,7 +13,7 @@
 -- most.
 
 local gateway, known, fresh, alive, returning, at = arg(), arg(), arg() == '1', num(), num() == 1, num()
-local PAUSE, YOUNG, RETURN = 2000000, 5000000, 600000
+local YOUNG, RETURN = 5000000, 600000
 
 local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready')
 local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
@@ -25,14 +25,15 @@ elseif not fresh and known ~= id and known ~= '' and ready == born and now - bor
   call('HSET', P .. 'epoch', 'ready', whole(ready))
 end
 -- All gateways that were without the store share again at one moment, when each had time to report
--- what it admitted alone.
-if returning and at == 0 then
+-- what it admitted alone. A moment that is too far away is of a clock that has gone back since.
+local function is_near(moment) return moment > now and moment <= now + RETURN end
+if returning and (at == 0 or at > now + RETURN) then
   at = tonumber(call('GET', P .. 'return') or nil) or 0
-  if at <= now then
+  if not is_near(at) then
     at = now + RETURN
     call('SET', P .. 'return', whole(at), 'PX', 2000)
   end
 end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
-return { 'ok', now, id, math.max(ready - now, at - now, 0), at, call('ZCARD', P .. 'gateways'), call('GET', P .. 'limits_version') or '' }
+return { 'ok', now, id, math.max(pause_left(ready), at - now), at, call('ZCARD', P .. 'gateways'), call('GET', P .. 'limits_version') or '' }

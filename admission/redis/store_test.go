@@ -288,6 +288,8 @@ func (e *recordingSubscriber) TokensServed(model, tenant string, tokens int64) {
 	e.tokens[model+"/"+tenant] += tokens
 }
 
+func (e *recordingSubscriber) TaskEnded(string) {}
+
 func (e *recordingSubscriber) freed(model string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -56,14 +56,24 @@ function changes.R()
   end
   if task == 1 then
     local v = call('HMGET', P .. 'task:' .. id, 'tokens', 'used')
-    if v[1] then back = refund(tonumber(v[1]), tonumber(v[2] or '0'), tonumber(v[1]) - back) end
+    if v[1] then
+      back = refund(tonumber(v[1]), tonumber(v[2] or '0'), tonumber(v[1]) - back)
+    elseif call('EXISTS', P .. 'ended:' .. id) == 1 then
+      back, unused = 0, 0 -- another gateway has ended it, with what it gave back
+    end
   end
-  if release(id, name, tenant, replica, prefill) then
+  local there
+  if task == 1 and running(id) > 0 then -- its last request releases it
+    there = call('ZSCORE', model(name).lease_key, id)
+  else
+    there = release(id, name, tenant, replica, prefill)
+  end
+  if there then
     adjust(name, tenant, back, unused)
   elseif owed > 0 or owed_requests > 0 then
     adjust(name, tenant, back - owed, unused - owed_requests)
   end
-  if task == 1 then forget(id) end
+  if task == 1 and unused == 1 then withdraw(id) elseif task == 1 then forget(id) end
 end
 
 -- F: a request has had its first token.
@@ -139,7 +149,8 @@ local count = num()
 local refused
 if count > 0 then
   local current = call('GET', P .. 'limits_version') or ''
-  if tonumber(state[2]) > now then refused = { 'wait', now, tonumber(state[2]) - now }
+  local left = pause_left(state[2])
+  if left > 0 then refused = { 'wait', now, left }
   elseif version ~= '*' and version ~= current then refused = { 'stale', now } end
 end
 if refused then

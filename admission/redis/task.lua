@@ -8,7 +8,7 @@
 
 local gateway, verb, tenant, id, number = arg(), arg(), arg(), arg(), num()
 local ready = call('HGET', P .. 'epoch', 'ready')
-if not ready or tonumber(ready) > now then return { 'wait', now } end
+if not ready or pause_left(ready) > 0 then return { 'wait', now } end
 local key = P .. 'task:' .. id
 local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key', 'used', 'until')
 if not v[1] or v[2] ~= tenant then return { 'unknown', now } end

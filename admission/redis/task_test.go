@@ -176,7 +176,8 @@ func TestReleasedTask(t *testing.T) {
 	wantInUse(t, server, "chat", 0)
 	_, err := s.Task(t.Context(), "acme", "a")
 	wantError(t, err, admission.ErrUnknownTask)
-	if v := acquire(s, task("b", "k", time.Minute)); v[0].Task != nil {
+	v := acquire(s, task("b", "k", time.Minute))
+	if wantReasons(t, v, admission.Granted); v[0].Task != nil {
 		t.Errorf("%+v", v[0])
 	}
 }

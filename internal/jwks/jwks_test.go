@@ -269,3 +269,78 @@ func TestO12_SeenTokensAreBounded(t *testing.T) {
 		t.Errorf("%d tokens are kept", n)
 	}
 }
+
+// A reload ends the use of tokens while a request waits for the keys of the provider. The request
+// is refused.
+func TestO12_TokensEndWhileARequestWaits(t *testing.T) {
+	reading, answer := make(chan struct{}, 8), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		reading <- struct{}{}
+		<-answer
+	}))
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		server.Close()
+	})
+	v := New(nil)
+	v.Set(&Config{URL: server.URL, Issuer: "https://login.example", TenantClaim: "tenant", Refresh: time.Hour})
+	token, refused := sign(t, ecKey(t, "ec"), jose.ES256, nil), make(chan error, 1)
+	go func() {
+		defer func() {
+			if fault := recover(); fault != nil {
+				refused <- fmt.Errorf("panic: %v", fault)
+			}
+		}()
+		_, err := v.Verify(token, nil)
+		refused <- err
+	}()
+	<-reading
+	v.Set(nil)
+	close(answer)
+	if err := <-refused; !errors.Is(err, ErrNoKeys) {
+		t.Error(err)
+	}
+}
+
+// A reload names another place while a token has the keys of the old one read. Those of the new
+// place are read as soon as that has ended.
+func TestO12_AnotherPlaceDuringAReading(t *testing.T) {
+	var p, next provider
+	key := ecKey(t, "ec")
+	p.publish(key)
+	next.publish(key)
+	var hangs atomic.Bool
+	reading, answer := make(chan struct{}, 8), make(chan struct{})
+	old := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if hangs.Load() {
+			reading <- struct{}{}
+			<-answer
+		}
+		p.ServeHTTP(w, r)
+	}))
+	t.Cleanup(old.Close)
+	server := httptest.NewServer(&next)
+	t.Cleanup(server.Close)
+	var c Config
+	v := start(t, &p, func(own *Config) { own.URL = old.URL; c = *own })
+	eventually(t, v, sign(t, key, jose.ES256, nil))
+	time.Sleep(100 * time.Millisecond) // Run has read all that it was told to
+	hangs.Store(true)
+	v.mu.Lock()
+	v.read = time.Time{} // long ago
+	v.mu.Unlock()
+	go v.Verify(sign(t, ecKey(t, "unknown"), jose.ES256, nil), nil) //nolint:errcheck // it only has the keys read
+	<-reading
+	c.URL = server.URL
+	v.Set(&c)
+	time.Sleep(100 * time.Millisecond) // Run waits for the old reading
+	close(answer)
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if _, known := v.Fault(); known {
+			return
+		}
+		if time.Since(began) > 10*time.Second {
+			t.Fatal("the keys of the new place are not read")
+		}
+	}
+}

@@ -93,6 +93,11 @@ func (v *Verifier) Set(c *Config) {
 	}
 	v.policy.Store(next)
 	v.read = time.Time{}
+	v.wake()
+}
+
+// wake makes Run read the keys. It never blocks.
+func (v *Verifier) wake() {
 	select {
 	case v.kick <- struct{}{}:
 	default:
@@ -177,6 +182,8 @@ func (v *Verifier) reread(ctx context.Context) {
 	defer close(done)
 	v.running, v.read = nil, time.Now()
 	if now := v.policy.Load(); now == nil || !now.config.equal(p.config) {
+		v.read = time.Time{}
+		v.wake() // Run may have waited for this reading in place of one of the new place
 		return
 	}
 	if err != nil && ctx.Err() != context.Canceled && v.fault == nil && v.Log != nil {

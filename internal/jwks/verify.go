@@ -78,7 +78,7 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 			onBlock()
 		}
 		v.renew()
-		if p = v.policy.Load(); p.keys == nil {
+		if p = v.policy.Load(); p == nil || p.keys == nil {
 			return i, "", ErrNoKeys
 		}
 		candidates = p.keys.find(parsed.Headers[0].KeyID)

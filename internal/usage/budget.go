@@ -81,8 +81,9 @@ type budgetState struct {
 	// own is the ledger's own tally. elsewhere is what others have counted.
 	own       *tally
 	elsewhere tally
-	resets    time.Time
-	level     Level
+	// began and resets are when its period begins and ends.
+	began, resets time.Time
+	level         Level
 }
 
 // scope has the budgets of one tenant or of one key. budgets are guarded by Ledger.mu.
@@ -200,20 +201,22 @@ func (l *Ledger) evaluateLocked(now time.Time) {
 	}
 }
 
-// begin sets the period of the budget.
+// begin sets the period of the budget. It may be an earlier one than before, if the clock has gone
+// back.
 func (b *budgetState) begin(now time.Time) {
 	now = now.UTC()
-	if now.Before(b.resets) {
+	if !now.Before(b.began) && now.Before(b.resets) {
 		return
 	}
 	year, month, day := now.Date()
 	form := time.DateOnly
-	b.resets = time.Date(year, month, day+1, 0, 0, 0, 0, time.UTC)
+	b.began, b.resets = time.Date(year, month, day, 0, 0, 0, 0, time.UTC), time.Date(year, month, day+1, 0, 0, 0, 0, time.UTC)
 	if b.Per == PerMonth {
-		form, b.resets = "2006-01", time.Date(year, month+1, 1, 0, 0, 0, 0, time.UTC)
+		form = "2006-01"
+		b.began, b.resets = time.Date(year, month, 1, 0, 0, 0, 0, time.UTC), time.Date(year, month+1, 1, 0, 0, 0, 0, time.UTC)
 	}
 	b.name = tallyKey{b.Tenant, b.Key, now.Format(form)}
-	b.own, b.elsewhere = new(tally), tally{} // what was used belongs to the period before
+	b.own, b.elsewhere = new(tally), tally{} // what was used belongs to another period
 }
 
 // judge sets the verdict, and logs each bound once when it is reached.

@@ -189,3 +189,16 @@ func TestB3_AVerdictCostsNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// The clock is in a later month for a moment, and goes back. The budget counts this month again.
+func TestB3_BudgetsOfAClockThatGoesBack(t *testing.T) {
+	l := open(t, t.TempDir())
+	l.SetBudgets([]Budget{monthly, daily})
+	spend(l, 200, 3)
+	wantLevels(t, l, HardReached, HardReached)
+	now := time.Now()
+	l.refreshBudgets(now.AddDate(1, 0, 0))
+	wantLevels(t, l, Within, Within)
+	l.refreshBudgets(now)
+	wantLevels(t, l, HardReached, HardReached)
+}

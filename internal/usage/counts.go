@@ -93,10 +93,19 @@ func (c *Counts) Add(o Counts) {
 	c.Cost += o.Cost
 }
 
+// maxCounted is more tokens than any request has. A count of an engine beyond it is a mistake.
+const maxCounted = 1 << 40
+
 // OfRequest returns the counts of one request with these tokens. known says that its engine has
-// told them.
+// told them. A number that cannot be true, below zero or beyond maxCounted, counts as 0 and as an
+// estimate.
 func OfRequest(prompt, cached, completion int64, known bool) Counts {
-	c := Counts{Requests: 1, PromptTokens: prompt, CachedTokens: min(cached, prompt), CompletionTokens: completion}
+	for _, n := range [...]*int64{&prompt, &completion} {
+		if *n < 0 || *n > maxCounted {
+			*n, known = 0, false
+		}
+	}
+	c := Counts{Requests: 1, PromptTokens: prompt, CachedTokens: min(max(cached, 0), prompt), CompletionTokens: completion}
 	if !known {
 		c.EstimatedRequests, c.EstimatedPromptTokens, c.EstimatedCompletionTokens = 1, prompt, completion
 	}

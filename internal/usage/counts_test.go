@@ -1,6 +1,10 @@
 package usage
 
-import "testing"
+import (
+	"math"
+	"testing"
+	"time"
+)
 
 func TestB3_CostOfARequest(t *testing.T) {
 	for _, c := range []struct {
@@ -17,4 +21,23 @@ func TestB3_CostOfARequest(t *testing.T) {
 			t.Errorf("%+v at %+v: %v, not %v", c.counts, c.prices, c.counts.Money(), c.want)
 		}
 	}
+}
+
+// An engine tells numbers that cannot be true. They count as nothing, and the sums of the tenant
+// only grow.
+func TestB3_CountsThatCannotBeTrue(t *testing.T) {
+	l := open(t, t.TempDir())
+	l.SetBudgets([]Budget{daily})
+	spend(l, 100, 0)
+	for _, n := range []int64{-1000, math.MinInt64, math.MaxInt64, math.MaxInt64} {
+		for _, c := range []Counts{OfRequest(n, 0, 0, true), OfRequest(0, 0, n, true), OfRequest(7, n, 0, true)} {
+			c.Charge(Prices{Prompt: 1, Cached: 0.5, Completion: 2})
+			if c.PromptTokens < 0 || c.CachedTokens < 0 || c.CachedTokens > c.PromptTokens || c.CompletionTokens < 0 || c.Cost < 0 ||
+				c.PromptTokens != 7 && c.EstimatedRequests != 1 {
+				t.Errorf("%d: %+v", n, c)
+			}
+			l.Add(acme, c, time.Now())
+		}
+	}
+	wantLevels(t, l, Within, HardReached)
 }

@@ -119,7 +119,24 @@ func openJournal(path string) (*journal, table, error) {
 			err = errors.Join(err, linked)
 		}
 	}
-	return j, t, errors.Join(err, j.compact(t))
+	if failed := j.compact(t); failed != nil {
+		err = errors.Join(err, failed, j.endLine(text))
+	}
+	return j, t, err
+}
+
+// endLine makes the file end with a whole line, so that the next one is not spoiled. text is the
+// content of the file.
+func (j *journal) endLine(text []byte) error {
+	whole := bytes.LastIndexByte(text, '\n') + 1
+	if whole == len(text) {
+		return nil
+	}
+	if _, _, err := parseLine(text[whole:]); err == nil {
+		return j.write([]byte("\n"))
+	}
+	j.size = int64(whole)
+	return j.file.Truncate(j.size)
 }
 
 // lock locks a file that was opened under a path. The error is errLocked if another process has the

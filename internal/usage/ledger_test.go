@@ -111,6 +111,43 @@ func TestB3_ATornLineLosesOnlyItself(t *testing.T) {
 	}
 }
 
+// A kill has cut the last line, and the disk is full when the journal is opened. The next lines are
+// not spoiled.
+func TestB3_ATornLineThatCannotBeRemovedSpoilsNoOther(t *testing.T) {
+	for name, cut := range map[string]int{"in the line": 5, "before its end": 1} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			l := open(t, dir)
+			l.Add(acme, OfRequest(5, 0, 5, true), noon)
+			flush(t, l)
+			kill(l)
+			text, err := os.ReadFile(l.journal.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(l.journal.path, append(text, text[:len(text)-cut]...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(l.journal.path+".new", 0o700); err != nil {
+				t.Fatal(err)
+			}
+			again, err := New(Config{Dir: dir})
+			if err == nil || again == nil {
+				t.Fatalf("%v, %v", again, err)
+			}
+			again.Add(acme, OfRequest(7, 0, 7, true), noon)
+			flush(t, again)
+			kill(again)
+			if err := os.Remove(l.journal.path + ".new"); err != nil {
+				t.Fatal(err)
+			}
+			if n := total(t, open(t, dir)).Requests; n != 2 {
+				t.Errorf("%d requests, want 2", n)
+			}
+		})
+	}
+}
+
 // Each damaged byte is noticed: its line does not count, and the file is kept.
 func TestB3_ADamagedLineIsNotBelieved(t *testing.T) {
 	dir := t.TempDir()

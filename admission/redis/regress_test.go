@@ -1,0 +1,214 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// TestLostDuringASync: another goroutine finds that Redis does not answer while a sync is on its
+// way with a part of a call. The call is answered once.
+func TestLostDuringASync(t *testing.T) {
+	t.Parallel()
+	s, err := New(Config{URL: "redis://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.redis.Close() })
+	s.startSharing()
+	claims := make([]admission.Claim, batchLimit+1)
+	for i := range claims {
+		claims[i] = admission.Claim{ID: fmt.Sprint(i), Model: "chat", Tenant: "acme"}
+	}
+	var answers [][]admission.Verdict
+	s.Acquire(claims, func(v []admission.Verdict) { answers = append(answers, v) })
+	parts, _, _ := s.nextClaims()
+	if len(parts) != 1 || len(parts[0].claims) != batchLimit {
+		t.Fatalf("the sync has %d parts", len(parts))
+	}
+	s.markUnavailable(errors.New("a task's script got no answer"))
+	if err := s.applyVerdicts(parts, newClaimTable(parts), granting(batchLimit)); err != nil {
+		t.Fatal(err)
+	}
+	if len(answers) != 1 || len(answers[0]) != len(claims) {
+		t.Fatalf("%d answers", len(answers))
+	}
+	want := make([]admission.Reason, batchLimit)
+	wantReasons(t, answers[0], append(want, admission.Unavailable)...)
+}
+
+// granting is the reply of a sync that grants n claims of one model and one tenant.
+func granting(n int) reply {
+	verdicts := make([]any, verdictSize*n)
+	for i := range verdicts {
+		verdicts[i] = int64(0)
+	}
+	return reply{status: "ok", rest: []any{verdicts, []any{}, []any{int64(0), int64(0), int64(0)}}}
+}
+
+// TestClockOfRedisGoesBack: the clock of Redis was wrong for a moment, and bucket levels are of a
+// time to come. They fill from now on.
+func TestClockOfRedisGoesBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	claim := func(id string) admission.Claim {
+		return admission.Claim{ID: id, Model: "chat", Tenant: "acme", Tokens: 600, Limits: admission.Limits{TokensPerMinute: 600}}
+	}
+	wantReasons(t, acquire(s, claim("a")), admission.Granted)
+	tomorrow := time.Now().Add(24 * time.Hour).UnixMicro()
+	if err := server.Client().HSet(t.Context(), "{sluice}:runtime:chat", "tokens_at", tomorrow).Err(); err != nil {
+		t.Fatal(err)
+	}
+	few := claim("b")
+	few.Tokens = 5 // half a second
+	wantReasons(t, acquire(s, few), admission.ModelTokens)
+	time.Sleep(time.Second)
+	wantReasons(t, acquire(s, few), admission.Granted)
+}
+
+// TestPauseOfAClockThatWentBack: the clock of Redis was wrong for a moment, and the end of a pause
+// is in a time to come. Nobody waits for it.
+func TestPauseOfAClockThatWentBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	tomorrow := time.Now().Add(24 * time.Hour).UnixMicro()
+	for at, set := range map[string]func() error{
+		"epoch":  func() error { return server.Client().HSet(t.Context(), "{sluice}:epoch", "ready", tomorrow).Err() },
+		"return": func() error { return server.Client().Set(t.Context(), "{sluice}:return", tomorrow, 0).Err() },
+	} {
+		if err := set(); err != nil {
+			t.Fatal(err)
+		}
+		s.markUnavailable(errors.New("a call timed out"))
+		eventually(t, "it shares again", func() bool { return s.Status().Up })
+		wantReasons(t, acquire(s, limited(at, 2)), admission.Granted)
+	}
+	wantReasons(t, acquire(s, task("task", "", time.Minute)), admission.ModelConcurrency)
+	s.Release("epoch", 0, false)
+	wantReasons(t, acquire(s, task("task", "", time.Minute)), admission.Granted)
+	_, err := s.Task(t.Context(), "acme", "task")
+	wantError(t, err, nil)
+}
+
+// TestTaskOfARestartedGateway: a gateway that is started again reports the tasks of its journal.
+// The store still knows what they were charged, and gives back what they have not cost.
+func TestTaskOfARestartedGateway(t *testing.T) {
+	t.Parallel()
+	server, journal := redistest.Start(t), filepath.Join(t.TempDir(), "tasks")
+	begin := func(gateway string) (*admission.Controller, func()) {
+		s, err := New(Config{URL: redistest.URL(server), Timeout: 2 * time.Second, Gateway: gateway})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := admission.New(admission.Config{Shared: s, Gateway: gateway, TaskJournal: journal})
+		if err := c.RecoverTasks(); err != nil {
+			t.Fatal(err)
+		}
+		c.SetLimits("chat", admission.Limits{})
+		c.SetTenants(map[string]admission.TenantLimits{"acme": {TokensPerMinute: 600}})
+		stop := runStore(t, s)
+		eventually(t, "it shares", func() bool { return s.Status().Up })
+		return c, stop
+	}
+	before, stop := begin("before")
+	got, wait, err := before.Schedule(t.Context(), admission.TaskRequest{Model: "chat", Tenant: "acme", Tokens: 590})
+	if wait != 0 || err != nil {
+		t.Fatal(wait, err)
+	}
+	stop()
+	after, _ := begin("after")
+	if err := after.Complete(t.Context(), "acme", got.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := after.Admit(t.Context(), admission.Request{Model: "chat", Tenant: "acme", Tokens: 500})
+	if err != nil {
+		t.Fatalf("the task has cost nothing, and its tenant is refused: %v", err)
+	}
+	lease.Release()
+}
+
+// TestTaskEndedAloneWhileAnotherRunsIt: a gateway ends a task while Redis is away, and a request of
+// the task runs at another gateway. The task's lease lasts as long as that request.
+func TestTaskEndedAloneWhileAnotherRunsIt(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	wantReasons(t, acquire(all[0], task("a", "", time.Minute)), admission.Granted)
+	child := limited("child", 2)
+	child.UnderTask = "a"
+	wantReasons(t, acquire(all[1], child), admission.Granted)
+	server.Pause()
+	wantReasons(t, acquire(all[0], limited("x", 2)), admission.Unavailable)
+	all[0].Release("a", 100, false) // as the end of a task does then
+	server.Resume()
+	eventually(t, "they are back", func() bool { return all[0].Status().Up && all[1].Status().Up })
+	if _, err := all[1].Task(t.Context(), "acme", "a"); !errors.Is(err, admission.ErrUnknownTask) {
+		t.Error(err)
+	}
+	wantReasons(t, acquire(all[0], limited("y", 1)), admission.ModelConcurrency)
+	full := task("z", "", time.Minute)
+	full.Tokens = 950 // all that the task was charged is back
+	wantReasons(t, acquire(all[0], full), admission.Granted)
+	all[0].Release("z", 0, false)
+	all[1].Release("child", 0, false)
+	wantInUse(t, server, "chat", 0)
+}
+
+// TestTaskEndedTwice: a task with a running request is ended at one gateway, and by another one
+// that has not heard of it. Its tenant gets the tokens back once.
+func TestTaskEndedTwice(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	parent := task("a", "", time.Minute)
+	parent.Tokens = 600
+	wantReasons(t, acquire(all[0], parent), admission.Granted)
+	held := func() *heldLease {
+		all[0].mu.Lock()
+		defer all[0].mu.Unlock()
+		return all[0].tasks["a"]
+	}
+	unheard := held()
+	child := limited("child", 2)
+	child.UnderTask = "a"
+	wantReasons(t, acquire(all[1], child), admission.Granted)
+	wantError(t, all[1].EndTask(t.Context(), "acme", "a", 100), nil)
+	wantReasons(t, acquire(all[1], task("b", "", time.Minute)), admission.Granted) // 800 are left
+	eventually(t, "it is heard", func() bool { return held() == nil })
+	all[0].mu.Lock()
+	all[0].tasks["a"] = unheard
+	all[0].mu.Unlock()
+	all[0].Release("a", 600, false)
+	eventually(t, "it is reported", func() bool { return !all[0].hasChanges() })
+	all[1].Release("child", 0, false)
+	wantInUse(t, server, "chat", 1)
+	large := task("c", "", time.Minute)
+	large.Tokens = 900
+	wantReasons(t, acquire(all[1], large), admission.ModelTokens)
+}
+
+// TestTaskEndedElsewhere: a gateway hears that another one has ended its task, and counts it no
+// more.
+func TestTaskEndedElsewhere(t *testing.T) {
+	t.Parallel()
+	both := controllers(t, 2, "elsewhere", redistest.Start(t))
+	for _, c := range both {
+		c.SetLimits("chat", admission.Limits{})
+	}
+	got, wait, err := both[0].Schedule(t.Context(), admission.TaskRequest{Model: "chat", Tenant: "acme", Tokens: 5})
+	if wait != 0 || err != nil {
+		t.Fatal(wait, err)
+	}
+	if n := both[0].Stats("chat").InFlight; n != 1 {
+		t.Errorf("%d in flight", n)
+	}
+	wantError(t, both[1].Complete(t.Context(), "acme", got.ID, 5), nil)
+	eventually(t, "it is heard", func() bool { return both[0].Stats("chat").InFlight == 0 && both[0].Tenant("acme").Running == 0 })
+}
