@@ -126,12 +126,20 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 
 // readAction reads the body of an action into into, and answers a wrong one. An empty body is {}.
 func readAction(w http.ResponseWriter, r *http.Request, into any, form string) bool {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAction))
+	return readObject(w, r, into, maxAction, form)
+}
+
+// readObject is readAction for a body of at most so many bytes.
+func readObject(w http.ResponseWriter, r *http.Request, into any, limit int64, form string) bool {
+	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if err == nil && len(bytes.TrimSpace(data)) > 0 {
 		d := json.NewDecoder(bytes.NewReader(data))
 		d.DisallowUnknownFields()
-		if err = d.Decode(into); err == nil && d.More() {
-			err = errors.New("more than one value")
+		if err = d.Decode(into); err == nil {
+			// Decoder.More would take a closing bracket for the end of the body.
+			if _, end := d.Token(); end != io.EOF {
+				err = errors.New("more than one value")
+			}
 		}
 	}
 	if err != nil {

@@ -74,6 +74,8 @@ func TestO8_Actions(t *testing.T) {
 		{"POST", "/api/v1/models/org%2Fa%3Cb%3E%2Flimits/undrain", "{}", 200, `"drained":false`, "unmodel org/a<b>/limits"},
 		{"POST", "/api/v1/models/none/drain", "", 404, "does not exist", ""},
 		{"POST", "/api/v1/models/chat/drain", `{"x":1}`, 400, "must be {} or empty", ""},
+		{"POST", "/api/v1/models/chat/drain", `{}}`, 400, "more than one value", ""},
+		{"POST", "/api/v1/models/chat/drain", `{} {}`, 400, "more than one value", ""},
 		{"POST", "/api/v1/models/chat/explode", "", 404, "Unknown admin URL", ""},
 		{"POST", "/api/v1/models/chat", "", 404, "Unknown admin URL", ""},
 		{"GET", "/api/v1/models/chat/drain", "", 405, "only the methods POST", ""},
@@ -92,6 +94,7 @@ func TestO8_Actions(t *testing.T) {
 		{"POST", "/api/v1/models/chat/restart", "", 202, `"restarts":["chat-0"]`, ""},
 		{"GET", "/api/v1/replicas/chat-0/log", "", 200, "chat-0 200  false\n", ""},
 		{"GET", "/api/v1/replicas/chat-0/log?tail=0&search=a%20b&follow=true", "", 200, "chat-0 0 a b true\n", ""},
+		{"HEAD", "/api/v1/replicas/chat-0/log?follow=true", "", 200, "chat-0 200  false\n", ""}, // a log that is followed would not end
 		{"GET", "/api/v1/replicas/chat-0/log?tail=x", "", 400, "tail is", ""},
 		{"GET", "/api/v1/replicas/chat-0/log?follow=perhaps", "", 400, "follow is", ""},
 		{"GET", "/api/v1/replicas/10.0.0.5%3A8000/log", "", 409, "There is no log to show: not ours.", ""},

@@ -296,11 +296,15 @@ func TestReload(t *testing.T) {
 		{"", false, nil, 200, `{"reloaded":true}`},
 		{"{}", false, nil, 200, `{"reloaded":true}`},
 		{`{"force":true}`, true, nil, 200, `{"reloaded":true}`},
-		{`{"force":"yes"}`, false, nil, 400, `{"error":{"message":"The body must be {} or {\"force\": true}.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{`{"force":"yes"}`, false, nil, 400, `{"error":{"message":"The body must be {} or {\"force\": true}: json: cannot unmarshal string into Go struct field .force of type bool.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{`{"forse":true}`, false, nil, 400, `{"error":{"message":"The body must be {} or {\"force\": true}: json: unknown field \"forse\".","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"{}", false, errors.New("sluice.yaml:3: no"), 422, `{"error":{"message":"sluice.yaml:3: no","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 	} {
 		cfg := newConfig()
 		cfg.Reload = func(_ context.Context, force bool) error {
+			if c.status == 400 {
+				t.Errorf("%s: reloaded", c.body)
+			}
 			if force != c.force {
 				t.Errorf("%s: forced %t", c.body, force)
 			}

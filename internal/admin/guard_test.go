@@ -96,7 +96,11 @@ func TestMethods(t *testing.T) {
 		cfg.Reload = func(context.Context, bool) error { calls++; return nil }
 		cfg.PatchLimits = func(context.Context, string, map[string]*int64) *openai.Error { calls++; return nil }
 		w := httptest.NewRecorder()
-		r := httptest.NewRequest(c.method, c.path, strings.NewReader(`{"weight":1}`))
+		body := `{"weight":1}`
+		if c.path == "/api/v1/reload" {
+			body = "{}"
+		}
+		r := httptest.NewRequest(c.method, c.path, strings.NewReader(body))
 		r.Host = "localhost:9090"
 		r.Header.Set("Content-Type", c.media)
 		if c.header[0] != "" {

@@ -1,8 +1,6 @@
 package admin
 
 import (
-	"encoding/json"
-	"io"
 	"maps"
 	"math"
 	"net/http"
@@ -164,9 +162,6 @@ func (h *handler) pools(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]Pool{"pools": pools})
 }
 
-// maxReload is the size of the largest body of a reload in bytes.
-const maxReload = 1024
-
 func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	if s := r.URL.Query().Get("dry_run"); s != "" {
 		h.planReload(w, r, s)
@@ -175,12 +170,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	var options struct {
 		Force bool `json:"force"`
 	}
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxReload))
-	if err == nil && len(data) > 0 {
-		err = json.Unmarshal(data, &options)
-	}
-	if err != nil {
-		writeError(w, openai.Errorf(openai.CodeInvalidRequest, `The body must be {} or {"force": true}.`))
+	if !readAction(w, r, &options, `{} or {"force": true}`) {
 		return
 	}
 	a := auditOf(r)

@@ -30,6 +30,9 @@ func (h *handler) replicaLog(w http.ResponseWriter, r *http.Request, replica eng
 		writeError(w, fault)
 		return
 	}
+	if r.Method == http.MethodHead { // there is nothing to follow, and the connection would be held for nothing
+		q.Follow = false
+	}
 	lines := &logWriter{w: w, flush: q.Follow}
 	if q.Follow { // the client of an empty log learns that it is connected
 		defer time.AfterFunc(connectedAfter, lines.begin).Stop()

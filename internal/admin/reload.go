@@ -1,8 +1,6 @@
 package admin
 
 import (
-	"encoding/json"
-	"io"
 	"net/http"
 	"strconv"
 
@@ -46,12 +44,7 @@ func (h *handler) planReload(w http.ResponseWriter, r *http.Request, s string) {
 	var body struct {
 		Content string `json:"content"`
 	}
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxContent))
-	if err == nil && len(data) > 0 {
-		err = json.Unmarshal(data, &body)
-	}
-	if err != nil {
-		writeError(w, openai.Errorf(openai.CodeInvalidRequest, `The body of a dry run must be {} or {"content": "the text of a file"}.`))
+	if !readObject(w, r, &body, maxContent, `{} or {"content": "the text of a file"}`) {
 		return
 	}
 	plan, err := h.PlanReload([]byte(body.Content))

@@ -163,7 +163,12 @@ func (c *chaining) message(m message, mark prefix.Mark) {
 
 // text writes a text, or the parts of a content list as one text.
 func (c *chaining) text(t text) {
-	if t.form != formParts {
+	switch t.form {
+	case formParts:
+	case formNested:
+		c.nested(t)
+		return
+	default:
 		c.Text(c.body[t.start:t.end])
 		return
 	}
@@ -171,12 +176,26 @@ func (c *chaining) text(t text) {
 	r.Reset(c.body)
 	r.Seek(int(t.start))
 	for more := r.Open('['); more; more = r.More('[') {
-		part, media := partText(&r)
+		part, media := partText(&r, typelessMedia)
 		raw := c.body[part.start:part.end]
-		if media {
+		switch {
+		case media:
 			c.Media(prefix.Digest(raw))
-		} else {
+		case part.form == formNested:
+			c.nested(part)
+		default:
 			c.Text(raw)
 		}
 	}
+}
+
+// nested writes JSON as one text, but for the parts inside that are no text.
+func (c *chaining) nested(t text) {
+	from := t.start
+	eachMedia(c.body, t, func(media text) {
+		c.Text(c.body[from:media.start])
+		c.Media(prefix.Digest(c.body[media.start:media.end]))
+		from = media.end
+	})
+	c.Text(c.body[from:t.end])
 }

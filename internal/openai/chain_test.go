@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -52,7 +53,7 @@ func naiveChain(e Endpoint, body []byte) prefix.Chain {
 			naiveChainText(&b, messages)
 		}
 	}
-	naiveChainMessages(&b, messages)
+	naiveChainMessages(&b, e, messages)
 	return b.Chain()
 }
 
@@ -75,7 +76,7 @@ func naivePrompt(raw json.RawMessage) []byte {
 	return raw
 }
 
-func naiveChainMessages(b *prefix.Builder, raw json.RawMessage) {
+func naiveChainMessages(b *prefix.Builder, e Endpoint, raw json.RawMessage) {
 	var messages []json.RawMessage
 	_ = json.Unmarshal(raw, &messages)
 	for _, raw := range messages {
@@ -85,7 +86,11 @@ func naiveChainMessages(b *prefix.Builder, raw json.RawMessage) {
 		}
 		if last(m, "role") == nil {
 			b.Mark(prefix.MarkOther)
-			b.Text(raw)
+			if output := last(m, "output"); e == Responses && len(output) > 0 && (output[0] == '[' || output[0] == '{') {
+				naiveChainNested(b, raw)
+			} else {
+				b.Text(raw)
+			}
 			b.End()
 			continue
 		}
@@ -128,13 +133,57 @@ func naiveChainText(b *prefix.Builder, raw json.RawMessage) {
 			switch {
 			case slices.Contains([]string{"text", "input_text", "output_text"}, kind) && len(text) > 0 && text[0] == '"':
 				b.Text(text[1 : len(text)-1])
-			case ok && (last(m, "type") == nil || isMediaType(kind)):
+			case ok && (last(m, "type") == nil || isMediaType(kind)) && !naivePlain(m):
 				b.Media(prefix.Digest(part))
+			case bytes.HasPrefix(last(m, "content"), []byte("[")):
+				naiveChainNested(b, part)
 			default:
 				b.Text(part)
 			}
 		}
 	}
+}
+
+// naivePlain reports whether a part comes from a source of plain text.
+func naivePlain(part []member) bool {
+	source, _ := members(last(part, "source"))
+	kind, _ := textOf(last(source, "type"))
+	return kind == "text"
+}
+
+// naiveChainNested writes JSON as text, but for the media in its lists.
+func naiveChainNested(b *prefix.Builder, raw json.RawMessage) {
+	from := 0
+	see := func(part json.RawMessage, at int) {
+		m, _ := members(part)
+		if kind, _ := textOf(last(m, "type")); isMediaType(kind) && !naivePlain(m) {
+			b.Text(raw[from:at])
+			b.Media(prefix.Digest(part))
+			from = at + len(part)
+		}
+	}
+	next := func(d *json.Decoder) (value json.RawMessage, at int) {
+		_ = d.Decode(&value)
+		return value, int(d.InputOffset()) - len(value)
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	_, _ = d.Token()
+	for d.More() {
+		name, _ := d.Token()
+		value, at := next(d)
+		switch {
+		case (name == "content" || name == "output") && value[0] == '[':
+			list := json.NewDecoder(bytes.NewReader(value))
+			_, _ = list.Token()
+			for list.More() {
+				part, within := next(list)
+				see(part, at+within)
+			}
+		case name == "output" && value[0] == '{':
+			see(value, at)
+		}
+	}
+	b.Text(raw[from:])
 }
 
 // checkChain holds the chain against the naive one.

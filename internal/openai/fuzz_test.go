@@ -30,6 +30,9 @@ var seeds = []string{
 		`{"role":"assistant","content":["p"],"role":"tool"},{"role":"user","content":}]}`,
 	`{"model":"m","messages":[{"role": "user", "content": "u"},{"role":"assistant","content":"b","name":"n"},{"role":"system","content":"c"},` +
 		`{"role": "assistant", "content":  [{"type":"text","text":"d"}]}, {"role": "system", "content": "e", "content": "f" }]}`,
+	`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"base64"}},{}]},` +
+		`{"type":"document","source":{"type":"text","data":"d"}},{"type":"tool_result","content":"c"}]}]}`,
+	`{"model":"m","input":[{"output":[{"type":"input_image"},{"type":"input_text","text":"t"},{"stdout":"o"}]},{"output":{"type":"computer_screenshot"}}]}`,
 	`{"model":"m","prompt":["a",[1,2],3],"functions":[]}`, `{"model":"m","prompt":[1,2,3]}`, `{"model":"m","prompt":"p
 ","cache_salt":null}`,
 }

@@ -1,6 +1,11 @@
 package openai
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/prefix"
+)
 
 // What the engine generates is what is estimated, however the request asks for it.
 func TestX2_Generations(t *testing.T) {
@@ -45,6 +50,48 @@ func TestX2_WhatAPromptHolds(t *testing.T) {
 		}
 		if got := r.PromptBytes() - len(body) + len(part); r.MediaParts() != want.media || (got < want.bytes) || want.media > 0 && got != 0 {
 			t.Errorf("%s: %d bytes and %d media, want %+v", part, got, r.MediaParts(), want)
+		}
+	}
+}
+
+// An image in the result of a tool counts as an image, and a plain text that comes as a document
+// counts as text.
+func TestX2_WhatResultsAndDocumentsHold(t *testing.T) {
+	t.Parallel()
+	const n = 100_000
+	long := strings.Repeat("A", n)
+	image := `{"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + long + `"}}`
+	for name, c := range map[string]struct {
+		e     Endpoint
+		body  string
+		media int
+		text  bool // the long text counts as text
+	}{
+		"image in a result": {Messages, `"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":[` + image +
+			`,{"type":"text","text":"hello"},` + image + `]}]}]`, 2, false},
+		"text in a result":        {Messages, `"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"` + long + `"}]}]}]`, 0, true},
+		"result that is a string": {Messages, `"messages":[{"role":"user","content":[{"content":"` + long + `","type":"tool_result"}]}]`, 0, true},
+		"document of plain text": {Messages, `"messages":[{"role":"user","content":[{"source":{"data":"` + long + `","type":"text"},"type":"document"}]}]`,
+			0, true},
+		"document": {Messages, `"messages":[{"role":"user","content":[{"type":"document","source":{"type":"base64","data":"` + long + `"}}]}]`, 1, false},
+		"image in an output": {Responses, `"input":[{"role":"user","content":"hi"},{"type":"function_call_output","call_id":"c","output":[
+			{"type":"input_image","image_url":"data:image/png;base64,` + long + `"}]}]`, 1, false},
+		"screenshot":        {Responses, `"input":[{"type":"computer_call_output","output":{"type":"computer_screenshot","image_url":"` + long + `"}}]`, 1, false},
+		"text in an output": {Responses, `"input":[{"type":"function_call_output","output":[{"type":"input_text","text":"` + long + `"}]}]`, 0, true},
+		"output of a shell": {Responses, `"input":[{"type":"shell_call_output","output":[{"stdout":"` + long + `","stderr":""}]}]`, 0, true},
+		"output":            {Responses, `"input":[{"type":"function_call_output","output":"` + long + `"}]`, 0, true},
+	} {
+		body := []byte(`{"model":"m",` + c.body + `}`)
+		r, fault := Scan(c.e, "application/json", body)
+		if fault != nil {
+			t.Fatalf("%s: %v", name, fault)
+		}
+		if isText := r.PromptBytes() > n; r.MediaParts() != c.media || isText != c.text {
+			t.Errorf("%s: %d bytes of text and %d media, want %d", name, r.PromptBytes(), r.MediaParts(), c.media)
+		}
+		// What the chain says of the prompt's length agrees.
+		if got := r.Chain(body, 1).Bytes; (got >= n) != c.text || got < c.media*prefix.MediaBytes {
+			t.Errorf("%s: the chain has %d bytes", name, got)
 		}
 	}
 }

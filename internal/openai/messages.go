@@ -51,6 +51,7 @@ const (
 	formPlain               // the inside of a string without escapes: the text itself
 	formEscaped             // the inside of a string with escapes
 	formParts               // a list of content parts
+	formNested              // formRaw with parts inside, which may be no text: see eachMedia
 )
 
 // messages reads the messages of a chat, or the input of a response when the input is a list. A
@@ -84,7 +85,7 @@ func (s *scanner) message(all bool) {
 	}
 	var m message
 	var fields [6]text
-	count, item, start := 0, true, s.json.Pos()
+	count, item, nested, start := 0, true, false, s.json.Pos()
 	more := true
 	if o := openingOf(s.body[start:]); o.size > 0 {
 		m.role, item = o.role, false
@@ -105,13 +106,15 @@ func (s *scanner) message(all bool) {
 				fields[count] = at
 				count++
 			}
+		case "output":
+			nested = s.output()
 		default:
 			s.json.Skip()
 		}
 	}
 	m.keyed = m.role == roleUser || m.role == roleSystem && s.req.Endpoint == Chat
 	if item {
-		m.text, count = textAt(start, s.json.Pos(), formRaw), 0
+		m.text, count = textAt(start, s.json.Pos(), rawForm(nested)), 0
 	}
 	if all || m.keyed {
 		s.keep(m)
@@ -225,25 +228,98 @@ func (s *scanner) content() text {
 	case '[':
 		start := s.json.Pos()
 		for more := s.json.Open('['); more; more = s.json.More('[') {
-			if part, media := partText(&s.json); media {
-				s.mediaBytes += int(part.end - part.start)
-				s.req.mediaParts++
-			}
+			s.part(typelessMedia)
 		}
 		return textAt(start, s.json.Pos(), formParts)
 	}
 	return rawText(&s.json)
 }
 
+// output reads the output of a tool in the input of a response: a string, a list of parts, or one
+// part. nested reports whether it has parts.
+func (s *scanner) output() (nested bool) {
+	c := s.json.Kind()
+	switch {
+	case s.req.Endpoint == Responses && c == '[':
+		for more := s.json.Open('['); more; more = s.json.More('[') {
+			s.part(typelessText)
+		}
+	case s.req.Endpoint == Responses && c == '{':
+		s.part(typelessText)
+	default:
+		s.json.Skip()
+		return false
+	}
+	return true
+}
+
+// part reads one part of a content list, and counts what of it is no text for the model.
+func (s *scanner) part(t typeless) {
+	part, media := partText(&s.json, t)
+	switch {
+	case media:
+		s.media(part)
+	case part.form == formNested:
+		eachMedia(s.body, part, s.media)
+	}
+}
+
+// media counts a part that is no text for the model.
+func (s *scanner) media(part text) {
+	s.mediaBytes += int(part.end - part.start)
+	s.req.mediaParts++
+}
+
+// eachMedia tells of the parts inside of a valid formNested that are no text for the model: those
+// of the content of a tool's result, or of its output.
+func eachMedia(body []byte, t text, found func(media text)) {
+	var r jsonscan.Reader
+	r.Reset(body)
+	r.Seek(int(t.start))
+	part := func() {
+		if part, media := partText(&r, typelessText); media {
+			found(part)
+		}
+	}
+	for more := r.Open('{'); more; more = r.More('{') {
+		name := string(r.Name())
+		switch c := r.Kind(); {
+		case c == '[' && (name == "content" || name == "output"):
+			for more := r.Open('['); more; more = r.More('[') {
+				part()
+			}
+		case c == '{' && name == "output":
+			part()
+		default:
+			r.Skip()
+		}
+	}
+}
+
+// rawForm returns formRaw, or formNested for JSON with parts inside.
+func rawForm(nested bool) form {
+	if nested {
+		return formNested
+	}
+	return formRaw
+}
+
+// typeless says whether a part without a type is media, as in the content of a message, or text, as
+// the output of a shell.
+type typeless bool
+
+const typelessMedia, typelessText typeless = true, false
+
 // partText reads one part of a content list: the text of a part that is text, the JSON of any
-// other. media says that the part is no text for the model: it has no type, or one of media. A part
-// of an unknown type may be text in a field that is not known here.
-func partText(r *jsonscan.Reader) (t text, media bool) {
+// other. media says that the part is no text for the model: it has one of the types of media, or
+// none and typeless says so. A part of an unknown type may be text in a field that is not known
+// here. A part with a list of parts as its content is formNested.
+func partText(r *jsonscan.Reader, none typeless) (t text, media bool) {
 	if r.Kind() != '{' {
 		return rawText(r), false
 	}
 	start := r.Pos()
-	isText, media := false, true
+	isText, media, plain, nested := false, bool(none), false, false
 	for more := r.Open('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "type":
@@ -251,6 +327,11 @@ func partText(r *jsonscan.Reader) (t text, media bool) {
 			isText, media = isTextType(word), isMediaType(word)
 		case "text":
 			t = stringText(r)
+		case "source":
+			plain = isPlainSource(r)
+		case "content":
+			nested = r.Kind() == '['
+			r.Skip()
 		default:
 			r.Skip()
 		}
@@ -258,7 +339,24 @@ func partText(r *jsonscan.Reader) (t text, media bool) {
 	if isText && t.form != formNone {
 		return t, false
 	}
-	return textAt(start, r.Pos(), formRaw), media
+	return textAt(start, r.Pos(), rawForm(nested)), media && !plain
+}
+
+// isPlainSource reads the source of an image or a document of the Messages API, which may be any
+// value. It reports whether the source is plain text.
+func isPlainSource(r *jsonscan.Reader) (plain bool) {
+	if r.Kind() != '{' {
+		r.Skip()
+		return false
+	}
+	for more := r.Open('{'); more; more = r.More('{') {
+		if string(r.Name()) == "type" {
+			plain = string(wordText(r)) == "text"
+		} else {
+			r.Skip()
+		}
+	}
+	return plain
 }
 
 func isTextType(word string) bool {
@@ -269,7 +367,7 @@ func isTextType(word string) bool {
 func isMediaType(word string) bool {
 	switch word {
 	case "image_url", "input_image", "image", "image_pil", "image_embeds", "input_audio", "audio_url", "audio", "audio_embeds",
-		"video_url", "video", "input_video", "file", "input_file", "document":
+		"video_url", "video", "input_video", "file", "input_file", "document", "computer_screenshot":
 		return true
 	}
 	return false

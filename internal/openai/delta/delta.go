@@ -164,12 +164,20 @@ func (r *Reader) delta() {
 		r.json.Skip()
 		return
 	}
+	reasoned := false
 	for more := r.json.Open('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "content":
 			r.content(Text)
 		case "reasoning_content", "reasoning":
+			// Some engines send the same text by both names.
+			if reasoned {
+				r.json.Skip()
+				continue
+			}
+			before := len(r.deltas)
 			r.content(Reasoning)
+			reasoned = len(r.deltas) > before
 		case "refusal":
 			r.add(Refusal, r.text())
 		case "tool_calls":

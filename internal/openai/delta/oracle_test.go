@@ -146,12 +146,16 @@ func oracleChoice(index int, c object) (out []said, finished []int) {
 }
 
 func oracleDelta(o object) (out []said) {
+	var reasoning []said
 	for _, m := range o {
 		switch m.name {
 		case "content":
 			out = append(out, oracleContent(delta.Text, m.value)...)
 		case "reasoning", "reasoning_content":
-			out = append(out, oracleContent(delta.Reasoning, m.value)...)
+			if len(reasoning) == 0 {
+				reasoning = oracleContent(delta.Reasoning, m.value)
+				out = append(out, reasoning...)
+			}
 		case "refusal":
 			out = append(out, oracleContent(delta.Refusal, str(m.value))...)
 		case "function_call":

@@ -1,6 +1,7 @@
 package messages
 
 import (
+	"cmp"
 	"encoding/json"
 	"strings"
 )
@@ -11,10 +12,10 @@ type completion struct {
 	Model   string `json:"model"`
 	Choices []struct {
 		Message struct {
-			Content          string     `json:"content"`
+			Content          words      `json:"content"`
 			Refusal          string     `json:"refusal"`
-			Reasoning        string     `json:"reasoning"`
-			ReasoningContent string     `json:"reasoning_content"`
+			Reasoning        words      `json:"reasoning"`
+			ReasoningContent words      `json:"reasoning_content"`
 			ToolCalls        []toolCall `json:"tool_calls"`
 		} `json:"message"`
 		Finish
@@ -27,6 +28,34 @@ type completion struct {
 		} `json:"prompt_tokens_details"`
 	} `json:"usage"`
 }
+
+// words are the texts of a content: a string, or a list of parts as some engines write it.
+type words struct{ text, thought string }
+
+// UnmarshalJSON implements json.Unmarshaler. Any other value has no texts.
+func (w *words) UnmarshalJSON(raw []byte) error {
+	switch raw[0] {
+	case '"':
+		return json.Unmarshal(raw, &w.text)
+	case '[':
+		var parts []struct {
+			Text     string `json:"text"`
+			Refusal  string `json:"refusal"`
+			Thinking words  `json:"thinking"`
+		}
+		if err := json.Unmarshal(raw, &parts); err != nil {
+			return err
+		}
+		for _, p := range parts {
+			w.text += p.Text + p.Refusal
+			w.thought += p.Thinking.all()
+		}
+	}
+	return nil
+}
+
+// all returns all texts, of a content that is reasoning.
+func (w words) all() string { return w.thought + w.text }
 
 // Finish is why a choice has ended. Some engines say which stop sequence it was.
 type Finish struct {
@@ -82,13 +111,16 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	}
 	choice := c.Choices[0]
 	m := newMessage(c.ID, c.Model)
-	if thought := choice.Message.Reasoning + choice.Message.ReasoningContent; thought != "" && o.Thinking {
+	said := choice.Message
+	// Some engines send the same reasoning by both names.
+	thought := cmp.Or(said.Reasoning.all(), said.ReasoningContent.all()) + said.Content.thought
+	if thought != "" && o.Thinking {
 		m.Content = append(m.Content, outBlock{Type: "thinking", Thinking: &thought, Signature: new(string)})
 	}
-	if text := choice.Message.Content + choice.Message.Refusal; text != "" {
+	if text := said.Content.text + said.Refusal; text != "" {
 		m.Content = append(m.Content, outBlock{Type: "text", Text: &text})
 	}
-	for _, call := range choice.Message.ToolCalls {
+	for _, call := range said.ToolCalls {
 		m.Content = append(m.Content, outBlock{Type: "tool_use", ID: call.ID, Name: call.Function.Name, Input: inputOf(call.Function.Arguments)})
 	}
 	m.StopReason, m.StopSequence = choice.stop()

@@ -126,6 +126,13 @@ func TestB9_Answers(t *testing.T) {
 		"thinking, stop sequence": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi","reasoning":"hm"},"finish_reason":"stop","stop_reason":"x"}]}`,
 			`{` + head + `"content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"hi"}],"stop_reason":"stop_sequence",
 			"stop_sequence":"x","usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true}},
+		"thinking by both names": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi","reasoning":"hm","reasoning_content":"hm"},"finish_reason":"stop"}]}`,
+			`{` + head + `"content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"hi"}],"stop_reason":"end_turn",
+			"stop_sequence":null,"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true}},
+		"parts": {`{"id":"1","model":"m","choices":[{"message":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"h"},{"type":"text","text":"m"}]},
+			{"type":"text","text":"hi"}]},"finish_reason":"stop"}]}`,
+			`{` + head + `"content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"hi"}],"stop_reason":"end_turn",
+			"stop_sequence":null,"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true}},
 		"tools": {`{"id":"1","model":"m","choices":[{"message":{"content":null,"tool_calls":[
 			{"id":"a","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},{"id":"b","type":"function","function":{"name":"g","arguments":""}},
 			{"id":"c","type":"function","function":{"name":"h","arguments":"{\"x"}}]},"finish_reason":"tool_calls"}]}`,
@@ -218,7 +225,7 @@ func TestB9_Streams(t *testing.T) {
 		return `{"id":"chatcmpl-1","model":"m","choices":[{"index":0,"delta":` + d + `}]}`
 	}
 	events := []string{
-		delta(`{"role":"assistant","content":""}`), delta(`{"reasoning_content":"hm"}`), delta(`{"content":"a\"\n\u0001"}`), delta(`{"content":"é"}`),
+		delta(`{"role":"assistant","content":""}`), delta(`{"reasoning":"hm","reasoning_content":"hm"}`), delta(`{"content":"a\"\n\u0001"}`), delta(`{"content":"é"}`),
 		delta(`{"tool_calls":[{"index":0,"id":"t1","type":"function","function":{"name":"f","arguments":"{\"x\":"}}]}`),
 		delta(`{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}`),
 		delta(`{"tool_calls":[{"index":1,"id":"t2","type":"function","function":{"name":"g","arguments":""}}]}`),
