@@ -25,6 +25,9 @@ const webSocketKey = "c2x1aWNlLW92ZXItaHR0cA=="
 // HTTP server would refuse any other path itself, and not in the form of Sluice's errors.
 const escapedPath = "([^%]|%[0-9A-Fa-f]{2})*"
 
+// escaped matches a whole path of that kind, with any query behind it.
+const escaped = `([^%?]|%[0-9A-Fa-f]{2})*(\?.*)?`
+
 // The metadata of routes that the replies of Envoy itself read, see replies.
 const (
 	// limitKey is the limit of the body as text.
@@ -136,6 +139,9 @@ func tableMatch(row routes.Route) *route.RouteMatch {
 	}
 	if row.Methods != nil {
 		m.Headers = []*route.HeaderMatcher{methodIsOneOf(row.Methods)}
+	}
+	if row.Match == routes.Subtree && row.Protocol == routes.HTTP {
+		m.Headers = append(m.Headers, headerIs(":path", pattern(escaped)))
 	}
 	if row.Protocol == routes.OverGRPC {
 		m.Grpc = &route.RouteMatch_GrpcRouteMatchOptions{}

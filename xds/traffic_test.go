@@ -321,9 +321,10 @@ func apiRoutes(t *testing.T, g *gateway) {
 		{"GET", "/x/../v1/models", "k", "GET /v1/models tenant=acme", 200},
 		{"GET", "/v1/models", "", "sluice says 401", 401},
 		{"GET", "/v1/models/x", "", "sluice says 401", 401},
+		{"POST", "/v1/models", "", "sluice says 401", 401},
+		{"POST", "/v1/models", "k", "POST /v1/models tenant=acme", 200}, // the true backend refuses it
+		{"POST", "/health", "", "POST /health tenant=", 200},
 		// ext_proc answers these requests: the stand-in sends what the test asks for.
-		{"POST", "/v1/models", "", "sluice says 405", 405},
-		{"POST", "/health", "", "sluice says 405", 405},
 		{"GET", chatPath, "", "sluice says 405", 405},
 		{"GET", "/v1/modelsandmore", "", "sluice says 404", 404},
 		{"PUT", "/nothing", "", "sluice says 404", 404},

@@ -34,17 +34,30 @@ type Config struct {
 // New returns the handler. It answers every other path with 405.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+routes.HealthPath, func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc(routes.HealthPath, get(func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, 200, map[string]string{"status": "ok"})
-	})
-	mux.HandleFunc("GET "+routes.ModelsPath, c.list)
+	}))
+	mux.HandleFunc(routes.ModelsPath, get(c.list))
 	// The name of a model may contain slashes.
-	mux.HandleFunc("GET "+routes.ModelsPath+"/{id...}", c.get)
+	mux.HandleFunc(routes.ModelsPath+"/{id...}", get(c.get))
 	if c.Tasks != nil {
 		c.handleTasks(mux)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r)) })
 	return timed(mux)
+}
+
+// get returns a handler that has serve answer GET and HEAD.
+func get(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet || r.Method == http.MethodHead {
+			serve(w, r)
+			return
+		}
+		fault := methodNotAllowed(r)
+		fault.Header = map[string]string{"allow": "GET, HEAD"}
+		fail(w, fault)
+	}
 }
 
 // methodNotAllowed returns the error of a request that no handler takes.

@@ -126,7 +126,8 @@ type Match int
 const (
 	// Exact matches the path alone.
 	Exact Match = iota
-	// Subtree matches the path and all paths below it.
+	// Subtree matches the path and all paths below it. For HTTP, all percent signs must be valid
+	// escapes.
 	Subtree
 	// Below matches the paths below the path, which ends with a slash, and the path itself. What
 	// follows the path may be any text whose percent signs are valid escapes.
@@ -219,12 +220,11 @@ var table = []Route{
 		Purpose: "llm.v1.Inference",
 	},
 	{
-		Name: Models, Path: ModelsPath, Aliases: []string{"/models"}, Match: Subtree, Methods: []string{"GET", "HEAD"}, Protocol: HTTP,
-		Backend: API, Auth: ByExtAuthz,
+		Name: Models, Path: ModelsPath, Aliases: []string{"/models"}, Match: Subtree, Protocol: HTTP, Backend: API, Auth: ByExtAuthz, SmallBody: true,
 		Timeout: apiTimeout, Purpose: "lists the models that the caller may use",
 	},
 	{
-		Name: Health, Path: HealthPath, Methods: []string{"GET", "HEAD"}, Protocol: HTTP, Backend: API, Auth: NoAuth,
+		Name: Health, Path: HealthPath, Protocol: HTTP, Backend: API, Auth: NoAuth, SmallBody: true,
 		Timeout: apiTimeout, Purpose: "health check",
 	},
 	{

@@ -61,16 +61,36 @@ func TestE2E_P2_ErrorsAreOpenAIs(t *testing.T) {
 			}
 		})
 	}
-	t.Run("wrong method", func(t *testing.T) {
-		r, err := harness.Client.Get(g.URL + "/v1/chat/completions")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.Body.Close()
-		if r.StatusCode != 405 || r.Header.Get("Allow") != "POST" {
-			t.Errorf("%s, allow %q", r.Status, r.Header.Get("Allow"))
-		}
-	})
+	for _, c := range []struct {
+		method, path, allow string
+		status              int
+	}{
+		{"GET", "/v1/chat/completions", "POST", 405},
+		{"POST", "/v1/models", "GET, HEAD", 405},
+		{"DELETE", "/v1/models/chat", "GET, HEAD", 405},
+		{"PUT", "/models", "GET, HEAD", 405},
+		{"POST", "/health", "GET, HEAD", 405},
+		{"GET", "/v1/models/%zz", "", 404},
+		{"GET", "/models/a%2", "", 404},
+	} {
+		t.Run(c.method+" "+c.path, func(t *testing.T) {
+			r, err := http.NewRequestWithContext(t.Context(), c.method, g.URL, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.URL.Opaque = c.path // as it is
+			answer, err := harness.Client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer answer.Body.Close()
+			b, _ := io.ReadAll(answer.Body)
+			a := &harness.Answer{Response: answer, Content: b}
+			if a.StatusCode != c.status || a.Code() != "invalid_request" || a.Header.Get("Allow") != c.allow {
+				t.Errorf("%s, allow %q", a, a.Header.Get("Allow"))
+			}
+		})
+	}
 	t.Run("too large without a length", func(t *testing.T) {
 		body := io.MultiReader(strings.NewReader(good), strings.NewReader(strings.Repeat(" ", 3<<20)))
 		r, err := harness.Client.Post(g.URL+"/v1/chat/completions", "application/json", body)
