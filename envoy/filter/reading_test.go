@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os/exec"
 	"slices"
 	"strings"
@@ -84,16 +85,97 @@ func TestB6_R3_WhatIsReadOfResponses(t *testing.T) {
 			t.Fatalf("%v, %d lines instead of %d\n%s", err, len(lines), len(reads), out)
 		}
 		for i, r := range reads {
-			fields := map[string]string{}
-			for f := range strings.SplitSeq(lines[i], ";") {
-				key, value, _ := strings.Cut(f, "=")
-				fields[key] = value
-			}
-			if got := r.of(fields); got != r.want {
+			if got := r.of(fieldsOf(lines[i])); got != r.want {
 				t.Errorf("%s: read %q, want %q: %s", r.name, got, r.want, lines[i])
 			}
 		}
 	})
+}
+
+// TestB6_R3_EventsThatBeginAlike compares what the filter reads of streams that come as a whole,
+// where it skips what an event has in common with an earlier one, with what it reads of the same
+// streams in pieces that are too short for that.
+func TestB6_R3_EventsThatBeginAlike(t *testing.T) {
+	random := rand.New(rand.NewPCG(17, 3))
+	const streams = 400
+	var in bytes.Buffer
+	for range streams {
+		a := answers.Answer{ContentType: "text/event-stream", Cut: random.IntN(8) == 0}
+		body := alike(random)
+		wanted := []string{headers.UsageOfOpenAI, headers.UsageOfMessages}[random.IntN(2)] + headers.UsageAndStream
+		ask(&in, wanted, a, []string{body})
+		ask(&in, wanted, a, slices.Collect(chunks(body, 1+random.IntN(7))))
+	}
+	underSanitizers(t, "read", func(t *testing.T, program, _ string) {
+		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
+		defer stop()
+		c := exec.CommandContext(ctx, program)
+		c.Stdin = bytes.NewReader(in.Bytes())
+		out, err := c.CombinedOutput()
+		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+		if err != nil || len(lines) != 2*streams {
+			t.Fatalf("%v, %d lines instead of %d\n%s", err, len(lines), 2*streams, out)
+		}
+		known := 0
+		for i := 0; i < len(lines); i += 2 {
+			whole, parts := fieldsOf(lines[i]), fieldsOf(lines[i+1])
+			if whole["usage"] != "" {
+				known++
+			}
+			if whole["usage"] != parts["usage"] || eventsIn(whole) != eventsIn(parts) {
+				t.Errorf("stream %d: as a whole %v, in pieces %v", i/2, whole, parts)
+			}
+		}
+		if known < streams/10 || known > streams*9/10 {
+			t.Errorf("%d of %d streams tell their usage", known, streams)
+		}
+	})
+}
+
+// alike returns a stream of events that have long beginnings in common. A few events are malformed.
+func alike(random *rand.Rand) string {
+	one := func(of ...string) string { return of[random.IntN(len(of))] }
+	kinds := [][]string{
+		{
+			`{"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{`, `"content":"a"}}]}`,
+			`"content":""},"finish_reason":"stop"}]}`, `"content":"b\"c"}}],"usage":null}`, `"content":"d"}}],"usage":{"prompt_tokens":5,"completion_tokens":7}}`,
+			`"content":"d"}}],"usage":{"prompt_tokens":5,"completion_tokens":70}}`, `"a":[1,2,{}]}}]}`,
+		},
+		{
+			`{"type":"response.output_text.delta","item_id":"m",`, `"delta":"x"}`, `"delta":"xy","n":1}`,
+			`"response":{"usage":{"input_tokens":3,"output_tokens":4}}}`, `"response":{"usage":{"input_tokens":3,"output_tokens":44}}}`,
+		},
+		{`{"usage":{"prompt_tokens":5,"completion_tokens":`, `7}}`, `70}}`, "\n" + `data: 1}}`},
+		{`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"input_tokens":2,"output_tokens":`, `7}}`, `70,"cache_read_input_tokens":3}}`},
+	}
+	kind := kinds[random.IntN(len(kinds))]
+	var b strings.Builder
+	for range 2 + random.IntN(8) {
+		line := one("\n", "\n", "\r\n", "\r")
+		text := kind[0] + one(kind[1:]...)
+		switch random.IntN(40) {
+		case 0:
+			text = text[:random.IntN(len(text))]
+		case 1:
+			text = strings.Replace(text, `"`, one(`\"`, `'`, ``), 1+random.IntN(4))
+		case 2, 3, 4:
+			text = one("[DONE]", `{"usage":{"prompt_tokens":9,"completion_tokens":2,"input_tokens":9,"output_tokens":2}}`, "", " ")
+		case 5, 6:
+			b.WriteString(one(": comment", "event: x", "data") + line)
+		}
+		b.WriteString("data:" + one("", " ", " ") + text + line + line)
+	}
+	return b.String()
+}
+
+// fieldsOf returns what a line of the program harness/read.c says.
+func fieldsOf(line string) map[string]string {
+	fields := map[string]string{}
+	for f := range strings.SplitSeq(line, ";") {
+		key, value, _ := strings.Cut(f, "=")
+		fields[key] = value
+	}
+	return fields
 }
 
 // chunks divides a text.

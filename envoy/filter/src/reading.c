@@ -40,6 +40,16 @@ typedef struct {
   char reason[33];
 } seen;
 
+/* beginning is how events of a stream begin: up to KNOWN bytes of one, and what was read of its first n bytes, if n is
+ * not 0. Chunks of a stream begin with the same LEAST_KNOWN bytes at least, and mostly differ in their last third. */
+enum { KNOWN = 512, LEAST_KNOWN = 16 };
+typedef struct {
+  char text[KNOWN];
+  size_t length, n;
+  json json;
+  seen seen;
+} beginning;
+
 struct reading {
   bool of_messages, of_stream;    /* what the gateway wants to know */
   bool begun, success, ended;     /* the response has come, with such a status, and to its end */
@@ -47,9 +57,11 @@ struct reading {
   bool broken;                    /* a part of it is no JSON, or tells no usage that can be read */
   bool over;                      /* the last event has come; further ones do not count */
   bool after_cr;                  /* the last byte was one that a line feed may follow */
+  bool fresh;                     /* nothing of the event's data was read */
   uint8_t line;                   /* see DATA */
   json json;
   seen now;
+  beginning known;
   counts usage;
   int64_t tokens, bytes, first, last; /* times in microseconds since 1970 */
   bool marked;
@@ -83,6 +95,12 @@ void reading_free(reading *r) {
   free(r);
 }
 
+static void begin_text(reading *r) {
+  r->now = (seen){.counts = no_counts};
+  r->fresh = true;
+  json_begin(&r->json);
+}
+
 /* reading_begin begins with the headers of the response. */
 void reading_begin(reading *r, void *envoy) {
   span v;
@@ -93,8 +111,8 @@ void reading_begin(reading *r, void *envoy) {
     r->is_stream = plain && is_kind(v, SPAN("text/event-stream"));
     r->is_json = plain && is_kind(v, SPAN("application/json"));
   }
-  json_begin(&r->json);
-  r->now.counts = r->usage = no_counts;
+  r->usage = no_counts;
+  begin_text(r);
 }
 
 /* count_of returns which count the value belongs to that was found, or null. Usage is a member of the whole, or of
@@ -249,8 +267,47 @@ static void end_of_event(reading *r, int64_t now) {
     finish(r, s->reason);
   }
   r->over |= s->end || s->completed || s->incomplete || s->failed;
-  *s = (seen){.counts = no_counts};
-  json_begin(&r->json);
+  begin_text(r);
+}
+
+/* same returns how many bytes at the beginning of both are equal. */
+static size_t same(const char *a, const char *b, size_t n) {
+  size_t i = 0;
+  for (uint64_t v, w; i + 8 <= n; i += 8) {
+    memcpy(&v, a + i, 8);
+    memcpy(&w, b + i, 8);
+    if (v != w) return i + (size_t)__builtin_ctzll(v ^ w) / 8; /* little-endian, see before */
+  }
+  while (i < n && a[i] == b[i]) i++;
+  return i;
+}
+
+/* read_known reads the beginning of an event that an earlier one had too, and returns its length. */
+static size_t read_known(reading *r, const char *p, size_t n) {
+  beginning *k = &r->known;
+  if (k->n && n >= k->n && memcmp(p, k->text, k->n) == 0) {
+    r->json = k->json;
+    r->now = k->seen;
+    return k->n;
+  }
+  size_t known = same(p, k->text, n < k->length ? n : k->length);
+  if (known < LEAST_KNOWN) {
+    k->n = 0;
+    k->length = n < KNOWN ? n : KNOWN;
+    memcpy(k->text, p, k->length);
+    return 0;
+  }
+  json_read(&r->json, p, known, found, r);
+  k->json = r->json;
+  k->seen = r->now;
+  return k->n = k->length = known;
+}
+
+/* read_data reads some of a line of an event's data, or its whole. */
+static void read_data(reading *r, const char *p, size_t n, bool whole) {
+  size_t known = r->fresh && whole ? read_known(r, p, n) : 0;
+  r->fresh = false;
+  json_read(&r->json, p + known, n - known, found, r);
 }
 
 /* end_of_line handles a CR or an LF. An empty line ends an event. */
@@ -278,7 +335,7 @@ static void read_events(reading *r, const char *p, size_t n, int64_t now) {
       begin_of_line(r, *p++, now);
     } else {
       size_t some = before(p, (size_t)(stop - p), '\n', '\r');
-      if (r->line == DATA) json_read(&r->json, p, some, found, r);
+      if (r->line == DATA) read_data(r, p, some, p + some < stop);
       p += some;
       if (p < stop) end_of_line(r, *p++, now);
     }
