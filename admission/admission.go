@@ -54,6 +54,7 @@ package admission
 
 import (
 	"crypto/rand"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -240,7 +241,7 @@ func (c *Controller) Remove(model string) {
 	delete(c.gates, model)
 	g.closed, g.blockedOnTokens = true, nil
 	c.retired[model] = g
-	members := g.memberships
+	members := slices.Clone(g.memberships) // relinkPools empties them
 	c.relinkPools()
 	for _, w := range g.queue.allWaiters() {
 		if w.homeQueue != &g.queue { // it may go to another model of its pool
