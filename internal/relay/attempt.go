@@ -5,7 +5,9 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -251,6 +253,9 @@ func (a *attempt) commit() bool {
 // failover.try.
 func (a *attempt) fail(err error) (reason string) {
 	f := a.failover
+	if a.isAbandoned() {
+		<-a.ctx.Done() // abandon, in another goroutine, is about to end it
+	}
 	cause := context.Cause(a.ctx)
 	switch {
 	case a.ctx.Err() == nil:
@@ -273,9 +278,19 @@ func (a *attempt) fail(err error) (reason string) {
 	failed := a.gen.relay.config.Failed
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
+		if isOwnLack(err) {
+			return reasonConnect
+		}
 		failed(f.ticket.Model, a.replica.ID, dispatch.Connect, "refused a connection")
 		return reasonConnect
 	}
 	failed(f.ticket.Model, a.replica.ID, dispatch.Reset, "broke a response off")
 	return reasonReset
+}
+
+// isOwnLack reports whether a connection could not be opened because this machine lacks something:
+// files, ports or memory. No replica is to blame for that.
+func isOwnLack(err error) bool {
+	lacks := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL}
+	return slices.ContainsFunc(lacks, func(lack error) bool { return errors.Is(err, lack) })
 }

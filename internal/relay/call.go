@@ -34,8 +34,8 @@ type Call struct {
 	// Received is when the request came. Its timeouts count from then.
 	Received time.Time
 	// Patient says that a client that accepts no events holds up the engine after
-	// queue.DefaultMergeAfter events. Other clients get merged events and are cut off in the end.
-	// It is for protocols in which the client says how much it wants.
+	// queue.DefaultMergeAfter events, for Config.Patience at most. Other clients get merged events
+	// and are cut off in the end. It is for protocols in which the client says how much it wants.
 	Patient bool
 	// Foreseen says that the client will have to wait, so that it gets a heartbeat at once.
 	Foreseen bool

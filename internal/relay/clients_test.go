@@ -325,3 +325,70 @@ func needsOwnHTTP1(t *testing.T, reason string) {
 		t.Skip(reason)
 	}
 }
+
+// A client that says how much it wants, and then takes nothing for too long, holds its replica no
+// longer.
+func TestPatienceEnds(t *testing.T) {
+	pieces := []string{roleEvent}
+	for range 1000 {
+		pieces = append(pieces, tokenEvent("x"))
+	}
+	h := newHarness(t, options{handler: engineThatHangs(pieces...)})
+	h.relay.config.Patience = 50 * time.Millisecond
+	c := h.newCall(hello)
+	c.Patient = true
+	reads, once := make(chan struct{}), sync.Once{}
+	sink := funcSink{ended: make(chan Result, 1), event: func([]byte) { once.Do(func() { <-reads }) }}
+	go h.relay.Generate(t.Context(), c, sink)
+	for h.dispatcher.Load("m-0") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	h.waitIdle()
+	close(reads)
+	if r := <-sink.ended; r.Fault == nil || r.Fault.Code != openai.CodeClientTooSlow || r.Cause != causeSlow {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A client that says how much it wants is not held up by another one that shares its call and reads
+// slowly or not at all.
+func TestS3_PatientClientsDoNotWaitForOthers(t *testing.T) {
+	const count = 6000
+	pieces := []string{roleEvent}
+	for range count {
+		pieces = append(pieces, tokenEvent(strings.Repeat("x", 4000)))
+	}
+	pieces = append(pieces, finishEvent("", "stop"), doneEvent)
+	for _, otherIsPatient := range []bool{false, true} {
+		begin := make(chan struct{})
+		h := newHarness(t, options{policy: Policy{Resume: time.Minute, Heartbeat: time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			<-begin
+			writeEvents(w, pieces...)
+		})})
+		h.relay.config.Patience = 100 * time.Millisecond
+		call := h.newCall(hello)
+		call.Scan.RequestID, call.Patient = "r", true
+		events, first := 0, funcSink{ended: make(chan Result, 1)}
+		first.event = func([]byte) { events++ }
+		go h.relay.Generate(t.Context(), call, first)
+		for !h.relay.Owns("acme", "r") {
+			time.Sleep(time.Millisecond)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		if other := (funcSink{ended: make(chan Result, 1), event: func([]byte) { <-ctx.Done() }}); otherIsPatient {
+			go h.relay.Generate(ctx, call, other)
+		} else {
+			defer h.send(string(call.Body), "id: r").Body.Close()
+		}
+		close(begin)
+		select {
+		case r := <-first.ended:
+			if r.Fault != nil || r.Finish != "stop" || events < count {
+				t.Errorf("the other is patient: %t: %d events, %+v", otherIsPatient, events, r)
+			}
+		case <-time.After(10 * time.Second):
+			t.Errorf("the other is patient: %t: the call is held up", otherIsPatient)
+		}
+		leave()
+	}
+}

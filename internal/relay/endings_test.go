@@ -252,3 +252,21 @@ func TestStreamOfTranscription(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// What Sluice itself adds to a stream belongs to the same response, also if the first event with a
+// token is large.
+func TestOwnEventsHaveTheIdentityOfTheStream(t *testing.T) {
+	for name, text := range map[string]string{"small": "a", "large": strings.Repeat("a", 2*maxFirstTokenData)} {
+		h := newHarness(t, options{handler: engineThatHangs(roleEvent, tokenEvent(text))})
+		_, all := h.sendAndRead(helloWith(`"timeout_ms":200`))
+		_, final, _ := strings.Cut(all, text+`"}}]}`)
+		if !strings.Contains(final, `"id":"x"`) || !strings.Contains(final, `"finish_reason":"length"`) {
+			t.Errorf("%s: %s", name, final)
+		}
+	}
+	for cut := range len(`{"id":"x","model":"m"`) {
+		if id := identityOf([]byte(`{"id":"x","model":"m"`)[:cut], "n"); id.id == "" || id.model == "" || id.created == 0 {
+			t.Errorf("cut after %d bytes: %+v", cut, id)
+		}
+	}
+}

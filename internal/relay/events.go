@@ -274,8 +274,9 @@ func (s *engineStream) publish(e *sse.Event) {
 	}
 	if s.gen.call.Patient && !s.finished {
 		s.gen.broadcast.Flush()
-		if err := s.gen.broadcast.AwaitRoom(s.attempt.ctx, queue.DefaultMergeAfter); err != nil {
-			s.stopCause = err
+		err := s.gen.broadcast.AwaitRoom(s.attempt.ctx, queue.DefaultMergeAfter)
+		if s.stopCause = err; errors.Is(err, queue.ErrTooSlow) {
+			s.stopCause = errSlow
 		}
 	}
 }

@@ -1,11 +1,17 @@
 package relay
 
 import (
+	"context"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
 
@@ -144,5 +150,54 @@ func TestX6_TimeoutEndsEveryChoice(t *testing.T) {
 	_, text := h.sendAndRead(body)
 	if n := strings.Count(text, `"finish_reason":"length"`); n != 3 {
 		t.Errorf("%d of 3 choices have ended: %s", n, text)
+	}
+}
+
+// An attempt that was preempted fails for that reason, and its replica is not blamed, even if the
+// attempt notices it before its context has ended.
+func TestAbandonedBeforeItsContextEnds(t *testing.T) {
+	h := newHarness(t, options{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	a := &attempt{gen: &generation{relay: h.relay}, failover: &failover{ticket: &dispatch.Ticket{}}, ctx: ctx}
+	a.cancel = func(cause error) {
+		time.Sleep(20 * time.Millisecond)
+		cancel(cause)
+	}
+	go a.abandon(errPreempted)
+	for !a.isAbandoned() {
+		runtime.Gosched()
+	}
+	if reason := a.fail(nil); reason != reasonPreempted || len(h.failures) > 0 {
+		t.Errorf("%q, %q", reason, h.failures)
+	}
+}
+
+// A replica is not blamed when this process can open no further file.
+func TestNoFilesIsNoFaultOfTheReplica(t *testing.T) {
+	h := newHarness(t, options{})
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.engines[0].URL, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	response, err := new(http1.Transport).RoundTrip(request)
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil {
+		response.Body.Close()
+		t.Fatal("a file was left")
+	}
+	a := &attempt{gen: &generation{relay: h.relay}, failover: &failover{ticket: &dispatch.Ticket{}}, ctx: t.Context()}
+	if reason := a.fail(err); reason != reasonConnect || len(h.failures) > 0 {
+		t.Errorf("%v: %q, %q", err, reason, h.failures)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
@@ -98,12 +99,23 @@ type responseIdentity struct {
 // identityOf reads the identity of a response from the data of one of its chunks, which may be cut
 // off. It makes up what the chunk does not have.
 func identityOf(data []byte, model string) responseIdentity {
-	var read struct {
-		ID, Object, Model string
-		Created           int64
+	var k responseIdentity
+	var r jsonscan.Reader
+	r.Reset(data)
+	for more := r.Open('{'); more; more = r.More('{') {
+		switch string(r.Name()) {
+		case "id":
+			k.id = string(r.Text())
+		case "object":
+			k.object = string(r.Text())
+		case "model":
+			k.model = string(r.Text())
+		case "created":
+			k.created, _ = r.Int()
+		default:
+			r.Skip()
+		}
 	}
-	_ = json.Unmarshal(data, &read) // members that were cut off are made up too
-	k := responseIdentity{id: read.ID, object: read.Object, model: read.Model, created: read.Created}
 	if k.id == "" {
 		k.id = "sluice-" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	}

@@ -24,7 +24,7 @@ const remoteCancelTimeout = 5 * time.Second
 // forwardRequest has the remote gateway owner answer an HTTP request whose body was read already.
 func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call, owner string) {
 	var result Result
-	if fault := r.config.Peers.Forward(w, setCall(req.Clone(req.Context()), c), owner); fault != nil {
+	if fault := r.config.Peers.Forward(r.timed(w), setCall(req.Clone(req.Context()), c), owner); fault != nil {
 		result.Fault = fault
 		writeError(w, fault)
 	}
@@ -61,12 +61,16 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 	if c.Header != nil {
 		request.Header = c.Header.Clone()
 	}
-	request.Header.Set("content-type", "application/json")
-	response := &remoteResponse{sink: sink, tracker: sse.Tracker{Choices: c.Scan.Choices}}
+	if request.Header.Get("content-type") == "" { // a call that has moved may have a form
+		request.Header.Set("content-type", "application/json")
+	}
+	response := &remoteResponse{sink: sink, endpoint: c.Scan.Endpoint, tracker: sse.Tracker{Choices: c.Scan.Choices}}
 	fault := to.forward(response, setCall(request, c))
 	result := Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica)}
 	var clientFault *openai.Error
 	switch why := errors.Join(response.err, context.Cause(ctx)); {
+	case response.fault != nil:
+		result.Fault, result.Cause = response.fault, causeGateway
 	case errors.As(why, &clientFault):
 		result.Fault, result.Cause = clientFault, causeOfCode(clientFault.Code)
 	case why != nil:
@@ -116,7 +120,8 @@ func setCall(request *http.Request, c *Call) *http.Request {
 		request.Header.Set(headers.SessionID, c.Scan.SessionID)
 	}
 	if c.Scan.Timeout > 0 {
-		request.Header.Set(headers.Timeout, strconv.FormatInt(c.Scan.Timeout.Milliseconds(), 10))
+		left := c.Scan.Timeout - time.Since(c.Received)
+		request.Header.Set(headers.Timeout, strconv.FormatInt(max(left.Milliseconds(), 1), 10))
 	}
 	if c.Task != "" {
 		request.Header.Set(headers.TaskID, c.Task)
@@ -146,6 +151,9 @@ func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool),
 		c, fault := callOfPeer(req, tenant, maxBody)
 		if fault == nil {
 			fault = r.config.Dispatcher.SetModel(&c.Scan, c.Tenant)
+		}
+		if fault == nil {
+			fault = r.reserve(req.Context(), c, c.memorySize())
 		}
 		if fault != nil {
 			writeError(w, fault)

@@ -72,7 +72,7 @@ func (r *Relay) newGeneration(c *Call, pending *dispatch.Pending) *generation {
 	if pending != nil {
 		g.status.wait = pending.Progress()
 	}
-	limits := replay.Limits{Queue: queue.Limits{Memory: r.config.Memory}}
+	limits := replay.Limits{Queue: queue.Limits{Memory: r.config.Memory}, Patience: r.config.Patience}
 	if c.isNamed() {
 		limits.LogBytes = replayLogBytes
 	}

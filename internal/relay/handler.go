@@ -65,7 +65,6 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	defer offer.Done() // also when the answer of a remote gateway is cut, which is a panic
 	c := callOfOffer(offer)
 	c.Header = forwardedHeaders(req.Header)
-	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
 	if fault := r.reserve(req.Context(), c, c.memorySize()); fault != nil {
 		cancelPending(offer.Pending)
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
@@ -94,9 +93,19 @@ func readBody(w http.ResponseWriter, req *http.Request, size int) (body []byte, 
 	return body, n == 0 && errors.Is(err, io.EOF)
 }
 
+// discardBody reads a body that means nothing, because the server notices that a client leaves only
+// after its body.
+func discardBody(w http.ResponseWriter, req *http.Request) {
+	controller := http.NewResponseController(w)
+	_ = controller.SetReadDeadline(time.Now().Add(bodyTimeout)) // as in readBody
+	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody)
+	_ = controller.SetReadDeadline(time.Time{})
+}
+
 // serveCall carries the call, or has the remote gateway answer that has its request id. pending may
 // be nil.
 func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pending *dispatch.Pending) {
+	c.EmptyChunks = c.EmptyChunks || req.Header.Get(headers.Heartbeat) == headers.HeartbeatChunk
 	after := int64(noEvent)
 	var fault *openai.Error
 	if c.isNamed() { // the events of other calls have no numbers
@@ -111,11 +120,14 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 	}
 	if owner, mine := r.claimID(req.Context(), c); !mine && req.Header.Get(headers.Forwarded) == "" {
 		cancelPending(pending)
+		defer c.memory.Release() // also when the answer is cut, which is a panic
 		r.forwardRequest(w, req, c, owner)
-		c.memory.Release()
 		return
 	}
 	if fault := c.translate(); fault != nil {
+		if c.isNamed() {
+			r.releaseID(c.key(), nil)
+		}
 		c.memory.Release()
 		cancelPending(pending)
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
@@ -172,6 +184,7 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 	if c.Entry != nil {
 		c.Entry.SetCanceller(g)
 	}
+	how.patient = c.Patient
 	result, moved := g.subscribe(ctx, how)
 	if started && !c.isNamed() {
 		g.release()
@@ -233,7 +246,7 @@ func cancelPending(p *dispatch.Pending) {
 
 // serveStreams serves /v1/streams/{id} and /v1/streams/{id}/cancel.
 func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
-	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody) // the server notices that a client leaves only after its body
+	discardBody(w, req)
 	id, cancel, named := routes.StreamID(req.URL.EscapedPath())
 	method := http.MethodGet
 	if cancel {
@@ -286,7 +299,7 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 func (r *Relay) serveRemoteStream(w http.ResponseWriter, req *http.Request, key replay.Key) {
 	if r.config.Peers != nil && req.Header.Get(headers.Forwarded) == "" {
 		if owner, ok, _ := r.config.Peers.Find(req.Context(), key.Tenant, key.ID); ok {
-			if fault := r.config.Peers.Forward(w, req, owner); fault != nil {
+			if fault := r.config.Peers.Forward(r.timed(w), req, owner); fault != nil {
 				writeError(w, fault)
 			}
 			return

@@ -16,11 +16,8 @@ import (
 )
 
 const (
-	// maxWriteBytes bounds what is gathered for one write to a client, in bytes.
+	// maxWriteBytes bounds one write to a client, and what is gathered for it, in bytes.
 	maxWriteBytes = 32 << 10
-	// patientWriteTimeout is the write timeout of a patient call that another gateway has
-	// forwarded. That gateway ends a call whose own client accepts nothing for too long.
-	patientWriteTimeout = 10 * time.Minute
 	// maxPooledEvents bounds the buffers that go back to eventBuffers, in bytes.
 	maxPooledEvents = 2 * largeRead
 )
@@ -72,8 +69,8 @@ func (r *Relay) newHTTPSink(w http.ResponseWriter, c *Call) *httpSink {
 	s := &httpSink{w: w, controller: http.NewResponseController(w), call: c, showReplica: r.config.ReplicaHeader(),
 		writeTimeout: r.config.WriteTimeout, numbersEvents: c.isNamed(), translator: translatorOf(c)}
 	s.inline, _ = w.(tryWriter)
-	if c.Patient {
-		s.writeTimeout = max(s.writeTimeout, patientWriteTimeout)
+	if c.Patient { // another gateway has forwarded it, and ends it if its own client accepts nothing for too long
+		s.writeTimeout = max(s.writeTimeout, r.config.Patience)
 	}
 	return s
 }
@@ -128,14 +125,7 @@ func (s *httpSink) Answer(a *Answer) error {
 	s.setSourceHeader(headers.SourceEngine)
 	h.Set("content-length", strconv.Itoa(len(a.Body)))
 	s.w.WriteHeader(a.Status)
-	for rest := a.Body; len(rest) > 0; {
-		n := min(len(rest), maxWriteBytes)
-		if err := s.write(rest[:n]); err != nil {
-			return err
-		}
-		rest = rest[n:]
-	}
-	return nil
+	return s.write(a.Body)
 }
 
 // eventError returns the error of an event that stands for the answer. A successful answer becomes
@@ -186,19 +176,21 @@ func (s *httpSink) Append(raw []byte, number uint64) {
 
 // TryFlush implements InlineSink.
 func (s *httpSink) TryFlush() (whole bool, err error) {
-	if len(s.buffer) == 0 {
-		s.clearBuffer()
-		return true, nil
+	rest := s.buffer
+	for whole = true; whole && len(rest) > 0; {
+		n := min(len(rest), maxWriteBytes)
+		whole, err = s.inline.TryWrite(rest[:n])
+		if err != nil { // the connection has accepted nothing
+			break
+		}
+		rest, s.unflushed = rest[n:], s.unflushed || !whole
 	}
-	whole, err = s.inline.TryWrite(s.buffer)
-	switch {
-	case errors.Is(err, http1.ErrFull): // the connection has accepted nothing
-		return false, nil
-	case err != nil:
+	if s.buffer = s.buffer[:copy(s.buffer, rest)]; len(s.buffer) == 0 {
+		s.clearBuffer()
+	}
+	if err != nil && !errors.Is(err, http1.ErrFull) {
 		return false, err
 	}
-	s.unflushed = s.unflushed || !whole
-	s.clearBuffer()
 	return whole, nil
 }
 
@@ -241,12 +233,18 @@ func (s *httpSink) writeBuffer() error {
 	return err
 }
 
-// write writes b within the write timeout. A client that neither reads nor leaves would otherwise
-// hold the goroutine and the connection for ever.
+// write writes b, each piece within the write timeout. A client that neither reads nor leaves would
+// otherwise hold the goroutine and the connection for ever.
 func (s *httpSink) write(b []byte) error {
-	s.setWriteDeadline()
-	_, err := s.w.Write(b)
-	return err
+	for len(b) > 0 {
+		n := min(len(b), maxWriteBytes)
+		s.setWriteDeadline()
+		if _, err := s.w.Write(b[:n]); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
 }
 
 // setWriteDeadline starts the write timeout. Some responses, as in tests, have none.

@@ -1,10 +1,17 @@
 package relay
 
 import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/http1"
 )
 
@@ -52,5 +59,36 @@ func TestBuffersOfSinks(t *testing.T) {
 		if got := s.w.(*fullWriter).Body.String(); got != strings.Repeat(events[i], 20) {
 			t.Errorf("sink %d has written %d bytes, not %d times its event", i, len(got), 20)
 		}
+	}
+}
+
+// A client that reads all the time gets an event that takes longer than one write may.
+func TestLargeEventForASlowClient(t *testing.T) {
+	large := tokenEvent(strings.Repeat("x", 4<<20))
+	h := newHarness(t, options{write: 200 * time.Millisecond, handler: engineThatSends(roleEvent, tokenEvent("a"), large, finishEvent("", "stop"), doneEvent)})
+	socket := filepath.Join(t.TempDir(), "relay.sock") // unlike TCP, it takes little at once
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http1.Server{Handler: h.relay.Handler()}
+	go server.Serve(l) //nolint:errcheck // it ends when it is closed
+	defer server.Close()
+	client, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	fmt.Fprintf(client, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		headers.Handoff, h.offer(hello, "", "/v1/chat/completions"), len(hello), hello)
+	var all []byte
+	for buffer := make([]byte, 32<<10); ; time.Sleep(5 * time.Millisecond) {
+		n, err := io.ReadFull(client, buffer)
+		if all = append(all, buffer[:n]...); err != nil {
+			break
+		}
+	}
+	if !bytes.HasSuffix(all, []byte("0\r\n\r\n")) || bytes.Contains(all, []byte("client_too_slow")) || len(all) < len(large) {
+		t.Errorf("%d bytes, which end with %q", len(all), all[max(0, len(all)-300):])
 	}
 }

@@ -2,15 +2,18 @@ package relay
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
 )
 
@@ -141,4 +144,40 @@ func TestX7_NothingIsLeft(t *testing.T) {
 		h.awaitMemory(b)
 		h.waitIdle()
 	}
+}
+
+// TestX7_ForwardedBodiesAreCounted shows that a body that another gateway or process has forwarded
+// is counted as any other.
+func TestX7_ForwardedBodiesAreCounted(t *testing.T) {
+	b := memory.NewBudget(4 << 20)
+	h := newHarness(t, options{handler: engineThatHangs(), memory: b})
+	forward := func(ctx context.Context) int {
+		request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/chat/completions", strings.NewReader(hello))
+		request.Header.Set("content-type", "application/json")
+		request.Header.Set(headers.Tenant, "acme")
+		w := httptest.NewRecorder()
+		h.peerHandler().ServeHTTP(w, request)
+		return w.Code
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	var client sync.WaitGroup
+	client.Go(func() { forward(ctx) })
+	for h.dispatcher.Load("m-0") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if used := b.Used(memory.Requests); used < int64(len(hello)) {
+		t.Errorf("%d bytes are counted", used)
+	}
+	leave()
+	client.Wait()
+	h.awaitMemory(b)
+	if !b.Reserve(memory.Requests, 4<<20-10) {
+		t.Fatal("the budget is full")
+	}
+	ctx, leave = context.WithTimeout(t.Context(), time.Second)
+	defer leave()
+	if status := forward(ctx); status != 503 {
+		t.Errorf("without memory: %d", status)
+	}
+	b.Release(memory.Requests, 4<<20-10)
 }

@@ -3,11 +3,14 @@ package relay
 import (
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // getStream asks for a named stream, as acme.
@@ -216,5 +219,26 @@ func TestGraceAndClose(t *testing.T) {
 		}
 	default:
 		t.Error("a call runs after Close has returned")
+	}
+}
+
+// A client of the Messages API that has more than all of a stream is told, as any other is.
+func TestR11_MoreThanAllOfMessages(t *testing.T) {
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/messages",
+		strings.NewReader(`{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"x"}]}`))
+	request.Header.Set("content-type", "application/json")
+	request.Header.Set(headers.Tenant, "acme")
+	request.Header.Set(headers.IdempotencyKey, "r")
+	w := httptest.NewRecorder()
+	h.peerHandler().ServeHTTP(w, request)
+	if w.Code != 200 || !strings.Contains(w.Body.String(), "event: message_stop") {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	for after, want := range map[string]int{"-1": 200, "1": 200, "3": 204, "4": 409, "1000": 409} {
+		status, _, text := h.getStream(http.MethodGet, "/v1/streams/r?after="+after)
+		if status != want || want == 200 && !strings.Contains(text, "event: message_stop") {
+			t.Errorf("after %s: %d %s", after, status, text)
+		}
 	}
 }

@@ -66,6 +66,9 @@ type Config struct {
 	// WriteTimeout is how long a client may take for one write, of at most about 32 KiB, before it
 	// counts as gone. 0: one minute.
 	WriteTimeout time.Duration
+	// Patience is how long a client of a patient call may accept nothing. 0: ten minutes, which is
+	// longer than a WebSocket may hold up its turn.
+	Patience time.Duration
 	// Log is the logger. nil: nothing is logged.
 	Log *zap.Logger
 }
@@ -119,6 +122,9 @@ func New(c Config) *Relay {
 	}
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = time.Minute
+	}
+	if c.Patience == 0 {
+		c.Patience = 10 * time.Minute
 	}
 	if c.ReplicaHeader == nil {
 		c.ReplicaHeader = func() bool { return true }

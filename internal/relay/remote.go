@@ -16,8 +16,10 @@ import (
 // stream to a sink event by event, and holds an answer until finish.
 type remoteResponse struct {
 	// sink is nil if the response does not matter.
-	sink   Sink
-	header http.Header
+	sink Sink
+	// endpoint is that of the call.
+	endpoint openai.Endpoint
+	header   http.Header
 	// status is 0 until the header of the response has come.
 	status   int
 	isStream bool
@@ -30,8 +32,10 @@ type remoteResponse struct {
 	body []byte
 	// reported is the error that an event has reported. nil: none has.
 	reported *openai.Error
-	// err is why the response cannot be received any further. nil: it can.
-	err error
+	// err is why the response cannot be received any further. nil: it can. fault is the same for
+	// the client, if the client is not the cause.
+	err   error
+	fault *openai.Error
 }
 
 // Header implements http.ResponseWriter.
@@ -57,8 +61,7 @@ func (r *remoteResponse) Write(b []byte) (int, error) {
 		return 0, r.err
 	case r.sink == nil:
 	case !r.isStream && len(r.body)+len(b) > defaultMaxAnswer:
-		r.err = errors.New("the answer of the remote gateway is too large")
-		return 0, r.err
+		return 0, r.fail("The answer is larger than %d bytes.", defaultMaxAnswer)
 	case !r.isStream:
 		r.body = append(r.body, b...)
 	default:
@@ -66,8 +69,18 @@ func (r *remoteResponse) Write(b []byte) (int, error) {
 		for r.err == nil && r.scanner.Next() {
 			r.err = r.handleEvent(r.scanner.Event())
 		}
+		if r.scanner.Err() != nil {
+			return 0, r.fail("An event of the answer is too large.")
+		}
 	}
 	return len(b), r.err
+}
+
+// fail ends the response, which the relay cannot take.
+func (r *remoteResponse) fail(format string, args ...any) error {
+	r.fault = openai.Errorf(openai.CodeUpstreamError, format, args...)
+	r.err = errors.New(r.fault.Message)
+	return r.err
 }
 
 // Flush implements http.Flusher.
@@ -118,7 +131,7 @@ func (r *remoteResponse) finish(result *Result) {
 	switch {
 	case r.reported != nil:
 		result.Fault, result.Told = r.reported, true
-	case r.tracker.Outcome() == sse.Truncated:
+	case r.tracker.Outcome() == sse.Truncated && r.endpoint.Generates(): // the events of others do not tell their end
 		result.Fault, result.Cause = openai.Errorf(openai.CodeUpstreamTruncated, "The answer ended before it was whole."), causeGateway
 	}
 }

@@ -2,15 +2,21 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -138,5 +144,141 @@ func TestAbroadIsLeft(t *testing.T) {
 	})
 	if f := n.result.Fault; f == nil || f.Code != openai.CodeGatewayUnavailable {
 		t.Errorf("the relay went: %+v", n.result)
+	}
+}
+
+// claimingPeers are Peers that know no other gateway. They record the ids that are kept.
+type claimingPeers struct {
+	fakePeers
+	kept *sync.Map
+}
+
+func (p claimingPeers) Claim(context.Context, string, string, time.Duration) (string, bool, error) {
+	return "self", true, nil
+}
+func (p claimingPeers) Keep(_, id string)                       { p.kept.Store(id, true) }
+func (p claimingPeers) Release(_ context.Context, _, id string) { p.kept.Delete(id) }
+
+// A request that cannot be translated gives its request id up again.
+func TestUntranslatableCallReleasesItsID(t *testing.T) {
+	h := newHarness(t, options{})
+	kept := new(sync.Map)
+	h.relay.config.Peers = claimingPeers{kept: kept}
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/messages", strings.NewReader(`{"model":"m","messages":[]}`))
+	request.Header.Set("content-type", "application/json")
+	request.Header.Set(headers.Tenant, "acme")
+	request.Header.Set(headers.IdempotencyKey, "x")
+	w := httptest.NewRecorder()
+	h.peerHandler().ServeHTTP(w, request)
+	if w.Code != http.StatusBadRequest {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	kept.Range(func(id, _ any) bool {
+		t.Errorf("the id %v is still kept", id)
+		return true
+	})
+}
+
+// peerHandler returns the handler of what other gateways forward.
+func (h *harness) peerHandler() http.Handler {
+	return h.relay.PeerHandler(func(string, string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
+}
+
+// A client whose request another gateway has forwarded gets heartbeats of the form that it has
+// asked for.
+func TestForwardedClientHasItsHeartbeats(t *testing.T) {
+	h := newHarness(t, options{handler: engineThatHangs(), policy: Policy{Heartbeat: 20 * time.Millisecond}})
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/chat/completions", strings.NewReader(hello))
+	request.Header.Set("content-type", "application/json")
+	request.Header.Set(headers.Tenant, "acme")
+	request.Header.Set(headers.Heartbeat, headers.HeartbeatChunk)
+	w := httptest.NewRecorder()
+	h.peerHandler().ServeHTTP(w, request)
+	if text := w.Body.String(); !strings.HasPrefix(text, "data: "+heartbeatPrefix) {
+		t.Errorf("%q", text)
+	}
+}
+
+// An answer of another gateway that is cut ends in a panic, and leaves no memory reserved.
+func TestX7_CutForwardLeavesNothing(t *testing.T) {
+	b := memory.NewBudget(4 << 20)
+	h := newHarness(t, options{memory: b})
+	h.relay.config.Peers = fakePeers(func(http.ResponseWriter, *http.Request) *openai.Error { panic(http.ErrAbortHandler) })
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.url+"/v1/chat/completions", strings.NewReader(hello))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set(headers.Handoff, h.offer(hello, "x", "/v1/chat/completions"))
+	if response, err := http.DefaultTransport.RoundTrip(request); err == nil {
+		response.Body.Close()
+		t.Errorf("the answer was not cut: %d", response.StatusCode)
+	}
+	h.awaitMemory(b)
+}
+
+// A client that neither reads the answer of another gateway nor leaves is cut off.
+func TestForwardForAStalledClient(t *testing.T) {
+	h := newHarness(t, options{write: 100 * time.Millisecond})
+	ended := make(chan struct{}, 3)
+	endless := func(w http.ResponseWriter) {
+		for {
+			if _, err := w.Write(make([]byte, 32<<10)); err != nil {
+				ended <- struct{}{}
+				return
+			}
+		}
+	}
+	h.relay.config.Peers = fakePeers(func(w http.ResponseWriter, _ *http.Request) *openai.Error {
+		endless(w)
+		return nil
+	})
+	h.relay.config.Elsewhere = func(w http.ResponseWriter, _ *http.Request) bool {
+		endless(w)
+		return true
+	}
+	for _, head := range []string{
+		"GET /v1/streams/x HTTP/1.1\r\n",
+		"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 0\r\n",
+		fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n%s: %s\r\n", len(hello), headers.Handoff, h.offer(hello, "x", "/v1/chat/completions")),
+	} {
+		client, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		fmt.Fprintf(client, "%sHost: x\r\n%s: acme\r\n\r\n%s", head, headers.Tenant, hello)
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Second):
+			t.Errorf("%.50q: the answer is still written", head)
+		}
+	}
+}
+
+// What a remote gateway sends and the relay cannot take is a fault: it does not count as the end.
+func TestRemoteResponseTooLarge(t *testing.T) {
+	h := newHarness(t, options{})
+	for name, endpoint := range map[string]openai.Endpoint{"answer": openai.Chat, "event": openai.Transcriptions} {
+		h.relay.config.Peers = fakePeers(func(w http.ResponseWriter, _ *http.Request) *openai.Error {
+			if name == "event" {
+				w.Header().Set("content-type", "text/event-stream")
+			}
+			piece := []byte("data: " + strings.Repeat("x", 1<<20))
+			for range defaultMaxAnswer/len(piece) + 1 {
+				if _, err := w.Write(piece); err != nil {
+					return nil
+				}
+			}
+			return nil
+		})
+		call := h.newCall(hello)
+		call.Scan.Endpoint = endpoint
+		sink := new(recordingSink)
+		h.relay.forwardCall(t.Context(), call, h.relay.remoteGateway("other"), sink)
+		if r := sink.result; r.Fault == nil || r.Fault.Code != openai.CodeUpstreamError || r.Cause != causeGateway {
+			t.Errorf("%s: %+v", name, r)
+		}
 	}
 }

@@ -63,7 +63,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 	ctx, cancel := context.WithCancelCause(req.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(r.ctx, func() { cancel(errClosing) })()
-	_, _ = io.CopyN(io.Discard, req.Body, maxIgnoredBody) // a cancel has no body that means anything
+	discardBody(w, req) // a cancel has no body that means anything
 	request, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
 	if err != nil { // the path and the address were parsed before
 		writeError(w, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called."))
@@ -91,7 +91,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 		h.Set(headers.Replica, replica.ID)
 	}
 	w.WriteHeader(response.StatusCode)
-	if !copyFlushed(w, response.Body) {
+	if !copyFlushed(r.timed(w), response.Body) {
 		panic(http.ErrAbortHandler) // so that the client sees that the answer is not whole
 	}
 }

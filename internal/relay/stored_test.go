@@ -1,10 +1,13 @@
 package relay
 
 import (
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
@@ -44,5 +47,37 @@ func (h *harness) getStored(tenant string, status int, want string) {
 	defer response.Body.Close()
 	if text, err := io.ReadAll(response.Body); err != nil || response.StatusCode != status || !strings.Contains(string(text), want) {
 		h.t.Errorf("%s: %v %d %s", tenant, err, response.StatusCode, text)
+	}
+}
+
+// A client that neither reads a stored response nor leaves is cut off, and its replica is free.
+func TestStoredResponseForAStalledClient(t *testing.T) {
+	left := make(chan struct{})
+	h := newHarness(t, options{write: 100 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			w.Header().Set("content-type", "application/json")
+			io.WriteString(w, `{"id":"resp_1","object":"response"}`)
+			return
+		}
+		defer close(left)
+		for r.Context().Err() == nil {
+			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+				return
+			}
+		}
+	})})
+	if status, text := h.post("/v1/responses"); status != 200 {
+		t.Fatalf("%d %s", status, text)
+	}
+	client, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	fmt.Fprintf(client, "GET /v1/responses/resp_1 HTTP/1.1\r\nHost: x\r\n%s: acme\r\n\r\n", headers.Tenant)
+	select {
+	case <-left:
+	case <-time.After(10 * time.Second):
+		t.Error("the replica still writes")
 	}
 }

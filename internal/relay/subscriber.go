@@ -21,6 +21,8 @@ type subscription struct {
 	after int64
 	// foreseen says that the client will have to wait, so that it gets a heartbeat at once.
 	foreseen bool
+	// patient is Call.Patient of the client's own call.
+	patient bool
 }
 
 // subscriber receives the events of a generation and writes them to a sink. Its goroutine, in run,
@@ -56,19 +58,18 @@ type subscriber struct {
 // the sink had an event. ctx ends when the client has left.
 func (g *generation) subscribe(ctx context.Context, how subscription) (result Result, moved bool) {
 	defer g.relay.delayClose()()
-	h, isHTTP := how.sink.(*httpSink)
-	if isHTTP && h.translator != nil {
-		h.translator.seen, how.after = how.after, noEvent
-	}
-	events, err := g.broadcast.Subscribe(how.after)
+	events, err := g.subscribeAfter(how)
 	if err != nil {
 		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
 		_ = how.sink.Finish(Result{Fault: fault}) // the generation goes on for others
 		return Result{Fault: fault}, false
 	}
 	defer events.Unsubscribe()
+	if !how.patient {
+		events.Hurry()
+	}
 	s := &subscriber{gen: g, events: events, sink: how.sink}
-	if isHTTP {
+	if h, ok := how.sink.(*httpSink); ok {
 		h.gen = g
 	}
 	if inline, ok := how.sink.(InlineSink); ok && inline.CanWriteInline() {
@@ -77,6 +78,20 @@ func (g *generation) subscribe(ctx context.Context, how subscription) (result Re
 	}
 	result = s.run(ctx, how.foreseen)
 	return result, s.moved
+}
+
+// subscribeAfter subscribes to the events after the last one that the client has seen. A sink that
+// translates gets the events before it, too.
+func (g *generation) subscribeAfter(how subscription) (*replay.Subscriber, error) {
+	h, ok := how.sink.(*httpSink)
+	switch {
+	case !ok || h.translator == nil:
+		return g.broadcast.Subscribe(how.after)
+	case how.after >= int64(g.broadcast.NextNumber()): // the stream has not come that far
+		return nil, replay.ErrNotKept
+	}
+	h.translator.seen = how.after
+	return g.broadcast.Subscribe(noEvent)
 }
 
 // Append implements replay.InlineWriter.

@@ -42,5 +42,5 @@ func (r *Relay) forwardMoved(ctx context.Context, c *Call, g *generation, sink S
 // isElsewhere has the other process of this gateway answer a request that Envoy has sent to the
 // wrong one. It returns false if there is no such process.
 func (r *Relay) isElsewhere(w http.ResponseWriter, req *http.Request) bool {
-	return r.config.Elsewhere != nil && r.config.Elsewhere(w, req)
+	return r.config.Elsewhere != nil && r.config.Elsewhere(r.timed(w), req)
 }

@@ -1,10 +1,12 @@
 package relay
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
@@ -65,5 +69,59 @@ func TestX20_WaitingCallsMove(t *testing.T) {
 	}
 	if old.relay.Carries() || old.relay.Keeps() {
 		t.Error("the old relay still carries or keeps a call")
+	}
+}
+
+// A transcription that waits moves as it is: its body is a form, and its events do not tell their
+// end. Its timeout goes on.
+func TestX20_WaitingFormMoves(t *testing.T) {
+	old := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, handler: engineThatHangs(roleEvent, tokenEvent("a"))})
+	events := `data: {"type":"transcript.text.delta","delta":"hi"}` + "\n\n" + `data: {"type":"transcript.text.done","text":"hi"}` + "\n\n"
+	next := newHarness(t, options{handler: engineThatSends(events)})
+	first := old.send(hello)
+	defer first.Body.Close()
+	contentType := "multipart/form-data; boundary=b"
+	form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\nContent-Disposition: form-data; name=\"stream\"\r\n\r\ntrue\r\n" +
+		"--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\nRIFF\r\n--b--\r\n"
+	scan, fault := openai.Scan(openai.Transcriptions, contentType, []byte(form))
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	scan.Timeout = time.Hour
+	path := openai.Transcriptions.Path()
+	token := old.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
+		Received: time.Now().Add(-30 * time.Minute), Record: old})
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, old.url+path, strings.NewReader(form))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("content-type", contentType)
+	request.Header.Set(headers.Handoff, token)
+	var status int
+	var text string
+	var client sync.WaitGroup
+	client.Go(func() {
+		response, err := http.DefaultTransport.RoundTrip(request)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer response.Body.Close()
+		all, _ := io.ReadAll(response.Body)
+		status, text = response.StatusCode, string(all)
+	})
+	old.waitQueued(1)
+	forward, timeout := forwarderTo(t, next), ""
+	old.relay.Retire(func(w http.ResponseWriter, r *http.Request) *openai.Error {
+		timeout = r.Header.Get(headers.Timeout)
+		return forward(w, r)
+	})
+	old.dispatcher.Retire()
+	client.Wait()
+	if status != 200 || text != events {
+		t.Errorf("%d %q", status, text)
+	}
+	if ms, err := strconv.Atoi(timeout); err != nil || ms > int(30*time.Minute/time.Millisecond) || ms < int(29*time.Minute/time.Millisecond) {
+		t.Errorf("the successor has %s ms", timeout)
 	}
 }

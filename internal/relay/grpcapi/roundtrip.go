@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/sluice-gateway/sluice/api/llm/v1"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -79,7 +81,8 @@ func timeLeft(r *http.Request) int32 {
 
 // call is one call of a worker.
 type call struct {
-	request        workerRequest
+	request        workerRequest // without start, which holds the prompt
+	size           int           // of start, in bytes
 	worker         *worker
 	stream         grpc.ServerStreamingClient[pb.StreamChunk]
 	ctx            context.Context
@@ -97,11 +100,12 @@ func (w *Workers) open(r *http.Request, q workerRequest) (*call, error) {
 	}
 	md := metadata.MD{}
 	for name, values := range r.Header {
-		if name = strings.ToLower(name); !isHopByHop(name) && name != headers.Timeout && sendable(values) {
+		if name = strings.ToLower(name); !isHopByHop(name) && name != headers.Timeout && sendable(name, values) {
 			md.Append(name, values...)
 		}
 	}
-	c := &call{request: q, worker: worker}
+	c := &call{request: q, size: proto.Size(q.start), worker: worker}
+	c.request.start = nil
 	ctx := context.WithValue(r.Context(), statusReceivedKey{}, &c.statusReceived)
 	c.ctx, c.cancel = context.WithCancel(metadata.NewOutgoingContext(ctx, md))
 	if c.stream, err = pb.NewInferenceClient(worker.conn).Stream(c.ctx, q.start); err != nil {
@@ -112,9 +116,14 @@ func (w *Workers) open(r *http.Request, q workerRequest) (*call, error) {
 	return c, nil
 }
 
-// sendable reports whether gRPC accepts the values of a header. Clients choose the values, and gRPC
-// would fail the call because of other ones.
-func sendable(values []string) bool {
+// sendable reports whether gRPC accepts a header with its name in lower case. Clients choose names
+// and values, and gRPC would fail the call because of other ones.
+func sendable(name string, values []string) bool {
+	if strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
+	}) {
+		return false
+	}
 	for _, v := range values {
 		if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' }) {
 			return false
@@ -194,6 +203,9 @@ func (c *call) outcome(err error) error {
 	switch {
 	case c.ctx.Err() != nil:
 		return c.ctx.Err()
+	case c.isRequestTooLarge(err):
+		return newWorkerError(&pb.Error{Code: http.StatusRequestEntityTooLarge, Name: string(openai.CodeRequestTooLarge),
+			Message: "The request is larger than the engine accepts."})
 	case told:
 		return newWorkerError(e)
 	case c.hasDeadline() && status.Code(err) == codes.DeadlineExceeded:
@@ -202,6 +214,14 @@ func (c *call) outcome(err error) error {
 		return c.worker.unansweredError(err)
 	}
 	return newWorkerError(e)
+}
+
+// isRequestTooLarge reports whether the worker's gRPC library has refused the request because of
+// its size. Go and C++ say it in these words, and the code alone would mean that the worker is
+// busy.
+func (c *call) isRequestTooLarge(err error) bool {
+	return status.Code(err) == codes.ResourceExhausted &&
+		strings.Contains(status.Convert(err).Message(), fmt.Sprintf("eceived message larger than max (%d vs. ", c.size))
 }
 
 // isFromLibrary reports whether grpc-go has made the status of an error, for a message that cannot

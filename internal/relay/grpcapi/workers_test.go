@@ -358,3 +358,32 @@ func TestWorkersBehindTLS(t *testing.T) {
 	t.Cleanup(w.Close)
 	must(t, w, url, `{}`, 200)
 }
+
+// A header of the client whose name gRPC does not accept is left out. It must not fail the call,
+// for which the worker would be blamed.
+func TestHeaderNamesThatGRPCRefuses(t *testing.T) {
+	var got metadata.MD
+	url := script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
+		got, _ = metadata.FromIncomingContext(out.Context())
+		return out.Send(&pb.StreamChunk{Payload: &pb.StreamChunk_Final{Final: &pb.FinalResult{}}})
+	})
+	w := workers(t)
+	for _, name := range []string{"X!Odd", "X~Odd", "X%Odd", "X'Odd"} {
+		must(t, w, url, `{"messages":[]}`, 200, name, "a", "X-Even_1.b", "b")
+		if got.Get("x-even_1.b") == nil {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// A worker that refuses a request because of its size is not at fault.
+func TestRequestTooLargeForTheWorker(t *testing.T) {
+	url := script(t, func(*pb.StartRequest, grpc.ServerStreamingServer[pb.StreamChunk]) error { return nil })
+	large := strings.Repeat("x", 5<<20) // gRPC's default is 4 MiB
+	for _, field := range []string{"", `"seed":1,`} {
+		_, text := must(t, workers(t), url, `{`+field+`"messages":[{"role":"user","content":"`+large+`"}]}`, http.StatusRequestEntityTooLarge)
+		if !strings.Contains(text, `"code":"request_too_large"`) {
+			t.Error(text)
+		}
+	}
+}

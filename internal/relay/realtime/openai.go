@@ -165,13 +165,17 @@ func (s *session) updateOpenAI(data json.RawMessage) *openai.Error {
 	if fault != nil {
 		return fault
 	}
+	instructions, tools := s.instructions, s.tools
 	if set.Instructions != nil {
-		s.instructions = *set.Instructions
+		instructions = *set.Instructions
 	}
 	if set.Tools != nil {
-		s.tools = set.Tools
+		tools = set.Tools
 	}
-	s.conversation = next
+	if fault := s.reserve(next, instructions, tools); fault != nil {
+		return fault
+	}
+	s.conversation, s.instructions, s.tools = next, instructions, tools
 	s.socket.send(newEvent("session.updated", fields{"session": s.view()})) //nolint:errcheck // as above
 	return nil
 }
@@ -330,8 +334,8 @@ func (s *session) addWaiting() *openai.Error {
 	if fault != nil {
 		return fault
 	}
-	if !s.memory.Resize(int64(next.size)) {
-		return noMemory()
+	if fault := s.reserve(next, s.instructions, s.tools); fault != nil {
+		return fault
 	}
 	s.conversation = next
 	return nil

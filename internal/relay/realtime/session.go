@@ -215,8 +215,8 @@ func (s *session) start(m *message) *openai.Error {
 	if fault != nil {
 		return fault
 	}
-	if !s.memory.Resize(int64(next.size)) {
-		return noMemory()
+	if fault := s.reserve(next, s.instructions, s.tools); fault != nil {
+		return fault
 	}
 	id := m.RequestID
 	if id == "" {
@@ -235,8 +235,15 @@ func (s *session) start(m *message) *openai.Error {
 	return nil
 }
 
-// noMemory returns the error for a conversation that does not fit into the budget.
-func noMemory() *openai.Error {
+// reserve reserves the memory for a conversation, with the settings of OpenAI's protocol.
+func (s *session) reserve(next conversation, instructions string, tools []json.RawMessage) *openai.Error {
+	size := next.size + len(instructions)
+	for _, tool := range tools {
+		size += len(tool)
+	}
+	if s.memory.Resize(int64(size)) {
+		return nil
+	}
 	return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: memoryRetryAfter,
 		Message: "The gateway has no memory left for this conversation."}
 }
@@ -306,6 +313,9 @@ func (s *session) update(m *message) *openai.Error {
 	}
 	probe := conversation{model: "any", params: next.params}
 	if _, fault := openai.Scan(openai.Chat, "application/json", probe.body("")); fault != nil {
+		return fault
+	}
+	if fault := s.reserve(next, s.instructions, s.tools); fault != nil {
 		return fault
 	}
 	s.conversation = next
@@ -378,8 +388,8 @@ func (s *session) addAnswer(t *turn, finish string) []*toolCall {
 		s.conversation.messages = append(s.conversation.messages, message)
 	}
 	s.conversation.tooLarge = s.conversation.tooLarge || t.tooLarge
-	s.conversation, _ = s.conversation.measure() // the next start reports that it is too large
-	s.memory.Resize(int64(s.conversation.size))  // the next start reports that there is no room
+	s.conversation, _ = s.conversation.measure()           // the next start reports that it is too large
+	_ = s.reserve(s.conversation, s.instructions, s.tools) // the next start reports that there is no room
 	s.keptMessages = len(s.conversation.messages)
 	return t.answer.calls
 }
@@ -412,6 +422,7 @@ func (s *session) continueAfterTools(t *turn) *openai.Error {
 	if fault != nil {
 		return fault
 	}
+	_ = s.reserve(next, s.instructions, s.tools) // the client cannot answer again; the next start reports it
 	s.conversation, s.awaitingTools, s.keptMessages, s.keptModel = next, nil, len(next.messages), next.model
 	s.startTurn(t.id, call)
 	return nil

@@ -412,3 +412,40 @@ func (c *client) converse(model string) error {
 	}
 	return nil
 }
+
+// TestX7_SettingsAreCounted shows that what a socket keeps without a turn is counted too:
+// parameters, and the settings of OpenAI's protocol.
+func TestX7_SettingsAreCounted(t *testing.T) {
+	large := strings.Repeat("x", 100_000)
+	for _, message := range []string{
+		`{"type":"update","params":{"user":"` + large + `"}}`,
+		`{"type":"session.update","session":{"instructions":"` + large + `"}}`,
+		`{"type":"session.update","session":{"tools":[{"type":"function","name":"f","description":"` + large + `"}]}}`,
+	} {
+		b := memory.NewBudget(1 << 20)
+		g := newGateway(t, func(h *Handler) { h.Memory = b })
+		c := g.dial(t)
+		c.send(message)
+		for end := time.Now().Add(patience); b.Used(memory.Requests) < int64(len(large)); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%.50s: %d bytes are counted", message, b.Used(memory.Requests))
+			}
+		}
+		if !b.Reserve(memory.Requests, b.LimitOf(memory.Requests)-b.Used(memory.Requests)) {
+			t.Fatal("the budget is full")
+		}
+		c.send(strings.ReplaceAll(message, large, large+large))
+		for {
+			m, err := c.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(m.raw, "gateway_unavailable") {
+				break
+			}
+			if m.Type == "session.updated" && strings.Contains(m.raw, large+large) {
+				t.Fatalf("%.50s was accepted", message)
+			}
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -115,6 +116,42 @@ func TestAwaitRoomOfAll(t *testing.T) {
 			t.Error("AwaitRoom blocks although no subscriber is full")
 		}
 	})
+}
+
+// After the patience of the broadcast AwaitRoom cuts off the subscribers that have no room. Every
+// event that is taken begins it anew.
+func TestAwaitRoomLosesPatience(t *testing.T) {
+	for _, limits := range []replay.Limits{withLog, {}} {
+		synctest.Test(t, func(t *testing.T) {
+			limits.Patience = time.Minute
+			b := replay.NewBroadcast(limits)
+			slow := subscribe(t, b, -1)
+			for range 3 {
+				push(t, b, token("a"))
+				time.AfterFunc(50*time.Second, func() { want(t, slow, token("a"), queue.ErrEmpty) })
+				if err := b.AwaitRoom(t.Context(), 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			push(t, b, token("a"))
+			if err := b.AwaitRoom(t.Context(), 1); errors.Is(err, queue.ErrTooSlow) == (limits.LogBytes > 0) {
+				t.Error(err)
+			}
+			want(t, slow, "", queue.ErrTooSlow)
+		})
+	}
+}
+
+// AwaitRoom does not wait for a subscriber that hurries.
+func TestAwaitRoomIgnoresWhoHurries(t *testing.T) {
+	b := replay.NewBroadcast(withLog)
+	subscribe(t, b, -1).Hurry()
+	push(t, b, numbered(100))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.AwaitRoom(ctx, 1); err != nil {
+		t.Error(err)
+	}
 }
 
 // AwaitRoom does not count the events that a subscriber has still to replay.

@@ -23,6 +23,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
@@ -50,13 +51,17 @@ type Limits struct {
 	// subscriber holds the events that it has still to replay. 0: there is no replay log, and the
 	// broadcast has one subscriber.
 	LogBytes int
+	// Patience is how long AwaitRoom waits for a subscriber before it cuts the subscriber off. 0:
+	// for ever.
+	Patience time.Duration
 }
 
 // Broadcast delivers the events of one generation to its subscribers. Only the producer's goroutine
 // may call Publish, Flush, AwaitRoom and Close. Any goroutine may call the other methods.
 type Broadcast struct {
-	limits queue.Limits
-	onIdle func(idle bool)
+	limits   queue.Limits
+	patience time.Duration
+	onIdle   func(idle bool)
 
 	// room wakes AwaitRoom. awaiting says that AwaitRoom may be asleep.
 	room     chan struct{}
@@ -83,7 +88,7 @@ type Broadcast struct {
 
 // NewBroadcast returns an open broadcast without events.
 func NewBroadcast(l Limits) *Broadcast {
-	b := &Broadcast{limits: l.Queue, room: make(chan struct{}, 1), noSubscriber: ErrNoSubscriber}
+	b := &Broadcast{limits: l.Queue, patience: l.Patience, room: make(chan struct{}, 1), noSubscriber: ErrNoSubscriber}
 	if l.LogBytes > 0 {
 		b.log = &replayLog{maxBytes: l.LogBytes, hold: l.Queue.Memory.Hold(memory.Replays)}
 		return b
@@ -138,13 +143,18 @@ func (b *Broadcast) publishLocked(e *sse.Event) error {
 	if !tooSlow {
 		return nil
 	}
+	return b.dropCutOffLocked()
+}
+
+// dropCutOffLocked drops the subscribers that were cut off. The error is as for Publish.
+func (b *Broadcast) dropCutOffLocked() error {
 	b.subscribers = slices.DeleteFunc(b.subscribers, (*Subscriber).isCutOff)
-	if b.log == nil {
-		b.unclaimed = nil
-		b.noSubscriber = fmt.Errorf("%w: %w", ErrNoSubscriber, queue.ErrTooSlow)
-		return b.noSubscriber
+	if b.log != nil || len(b.subscribers) > 0 {
+		return nil
 	}
-	return nil
+	b.unclaimed = nil
+	b.noSubscriber = fmt.Errorf("%w: %w", ErrNoSubscriber, queue.ErrTooSlow)
+	return b.noSubscriber
 }
 
 // Flush sends the events that were appended to inline writers. The producer calls it before it
@@ -158,17 +168,24 @@ func (b *Broadcast) Flush() {
 }
 
 // AwaitRoom blocks while any subscriber has maxWaiting or more events in its queue; at least one
-// event has to wait for it to block. Events that a subscriber has still to replay do not count. The
-// error is the cause of ctx.
+// event has to wait for it to block. Events that a subscriber has still to replay do not count, and
+// neither does a subscriber that hurries. After Limits.Patience the subscribers without room are
+// cut off. The error is the cause of ctx, or as for Publish.
 func (b *Broadcast) AwaitRoom(ctx context.Context, maxWaiting int) error {
 	if !b.isFull(maxWaiting) {
 		return nil
 	}
 	b.awaiting.Store(true)
 	defer b.awaiting.Store(false)
+	var late <-chan time.Time
+	if b.patience > 0 {
+		late = time.After(b.patience)
+	}
 	for b.isFull(maxWaiting) { // again: an event that was popped before awaiting was set has woken nobody
 		select {
 		case <-b.room:
+		case <-late:
+			return b.cutOffFull(maxWaiting)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -179,7 +196,21 @@ func (b *Broadcast) AwaitRoom(ctx context.Context, maxWaiting int) error {
 func (b *Broadcast) isFull(maxWaiting int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.ContainsFunc(b.subscribers, func(s *Subscriber) bool { return s.queue.Len() >= max(maxWaiting, 1) })
+	return slices.ContainsFunc(b.subscribers, func(s *Subscriber) bool { return s.isFullLocked(maxWaiting) })
+}
+
+// cutOffFull cuts off the subscribers for which AwaitRoom has waited too long.
+func (b *Broadcast) cutOffFull(maxWaiting int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.subscribers {
+		if s.isFullLocked(maxWaiting) {
+			s.cutOff(queue.ErrTooSlow)
+		}
+	}
+	err := b.dropCutOffLocked()
+	b.reportIdleLocked()
+	return err
 }
 
 // wakeAwaitRoom wakes AwaitRoom after an event was popped or a subscriber has gone.

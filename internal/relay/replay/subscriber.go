@@ -16,6 +16,8 @@ type Subscriber struct {
 	queue *queue.Queue
 	// cut is why the subscriber was cut off before it had every event. nil: it was not.
 	cut atomic.Pointer[error]
+	// hurries says that AwaitRoom does not wait for the subscriber. Broadcast.mu guards it.
+	hurries bool
 
 	// writeMu serialises writes to the client while inline writes are on. A goroutine that holds
 	// Broadcast.mu must only try writeMu.
@@ -51,6 +53,19 @@ func (s *Subscriber) deliver(e *sse.Event) (ok bool) {
 		return false
 	}
 	return true
+}
+
+// Hurry makes AwaitRoom not wait for the subscriber. One that is too slow is then cut off.
+func (s *Subscriber) Hurry() {
+	s.broadcast.mu.Lock()
+	s.hurries = true
+	s.broadcast.mu.Unlock()
+	s.broadcast.wakeAwaitRoom()
+}
+
+// isFullLocked reports whether AwaitRoom waits for the subscriber. Broadcast.mu is held.
+func (s *Subscriber) isFullLocked(maxWaiting int) bool {
+	return !s.hurries && s.queue.Len() >= max(maxWaiting, 1)
 }
 
 // Ready receives when there may be something to pop. It may also receive when there is nothing.
