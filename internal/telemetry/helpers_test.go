@@ -12,7 +12,7 @@ import (
 // access log is told to.
 func observed(s *request.Store, m *Metrics, others ...func(request.Summary)) func(request.Entry) {
 	s.Subscribe(request.Subscribers{Retried: m.Retried, Finished: append([]func(request.Summary){m.Finished}, others...)})
-	return s.Observe
+	return func(e request.Entry) { s.Observe(e) }
 }
 
 // final is Envoy's record of a request that a replica served.
