@@ -75,15 +75,7 @@ func TestB6_R3_WhatIsReadOfResponses(t *testing.T) {
 		})
 	}
 	underSanitizers(t, "read", func(t *testing.T, program, _ string) {
-		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
-		defer stop()
-		c := exec.CommandContext(ctx, program)
-		c.Stdin = bytes.NewReader(in.Bytes())
-		out, err := c.CombinedOutput()
-		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-		if err != nil || len(lines) != len(reads) {
-			t.Fatalf("%v, %d lines instead of %d\n%s", err, len(lines), len(reads), out)
-		}
+		lines := linesOf(t, program, in.Bytes(), len(reads))
 		for i, r := range reads {
 			if got := r.of(fieldsOf(lines[i])); got != r.want {
 				t.Errorf("%s: read %q, want %q: %s", r.name, got, r.want, lines[i])
@@ -107,15 +99,7 @@ func TestB6_R3_EventsThatBeginAlike(t *testing.T) {
 		ask(&in, wanted, a, slices.Collect(chunks(body, 1+random.IntN(7))))
 	}
 	underSanitizers(t, "read", func(t *testing.T, program, _ string) {
-		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
-		defer stop()
-		c := exec.CommandContext(ctx, program)
-		c.Stdin = bytes.NewReader(in.Bytes())
-		out, err := c.CombinedOutput()
-		lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-		if err != nil || len(lines) != 2*streams {
-			t.Fatalf("%v, %d lines instead of %d\n%s", err, len(lines), 2*streams, out)
-		}
+		lines := linesOf(t, program, in.Bytes(), 2*streams)
 		known := 0
 		for i := 0; i < len(lines); i += 2 {
 			whole, parts := fieldsOf(lines[i]), fieldsOf(lines[i+1])
@@ -166,6 +150,21 @@ func alike(random *rand.Rand) string {
 		b.WriteString("data:" + one("", " ", " ") + text + line + line)
 	}
 	return b.String()
+}
+
+// linesOf runs the program harness/read.c, which must write a line for each of n responses.
+func linesOf(t *testing.T, program string, in []byte, n int) []string {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
+	defer stop()
+	c := exec.CommandContext(ctx, program)
+	c.Stdin = bytes.NewReader(in)
+	out, err := c.CombinedOutput()
+	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+	if err != nil || len(lines) != n {
+		t.Fatalf("%v, %d lines instead of %d\n%s", err, len(lines), n, out)
+	}
+	return lines
 }
 
 // fieldsOf returns what a line of the program harness/read.c says.
