@@ -43,11 +43,21 @@ func unreachable() *openai.Error {
 	return openai.Errorf(openai.CodeGatewayUnavailable, "The state that all gateways share cannot be reached.")
 }
 
-// notRecordedRetry is the Retry-After when a task cannot be recorded: somebody has to free space.
-const notRecordedRetry = 5 * time.Second
+const (
+	// notRecordedRetry is the Retry-After when a task cannot be recorded: somebody has to free
+	// space.
+	notRecordedRetry = 5 * time.Second
+	// stoppingRetry is the Retry-After of a process that no longer records tasks: its successor
+	// does.
+	stoppingRetry = time.Second
+)
 
-// notRecorded is the error for a task when the task journal cannot be written.
-func notRecorded() *openai.Error {
+// notRecorded is the error for a task that was not recorded, for the reason err.
+func notRecorded(err error) *openai.Error {
+	if errors.Is(err, admission.ErrClosed) {
+		return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: stoppingRetry,
+			Message: "The gateway is restarting or stopping, and records no task now. Try again."}
+	}
 	return &openai.Error{Code: openai.CodeGatewayUnavailable, RetryAfter: notRecordedRetry,
 		Message: "The gateway cannot record the task, because it cannot write its state directory. Try again later."}
 }

@@ -120,7 +120,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 	case errors.Is(err, admission.ErrUnavailable):
 		return unreachable()
 	case errors.Is(err, admission.ErrNotRecorded):
-		return notRecorded()
+		return notRecorded(err)
 	case errors.Is(err, admission.ErrTaskEnded):
 		return &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
 			Message: "The task of this request_id has ended. Use another request_id for other work."}
@@ -176,7 +176,7 @@ func taskExists(err error) (bool, *openai.Error) {
 	case errors.Is(err, admission.ErrUnknownTask):
 		return false, nil
 	case errors.Is(err, admission.ErrNotRecorded):
-		return false, notRecorded()
+		return false, notRecorded(err)
 	}
 	return false, unreachable()
 }

@@ -350,4 +350,8 @@ func TestX5_ATaskThatCannotBeRecordedIsRefusedForAWhile(t *testing.T) {
 			t.Errorf("%s: %+v", name, fault)
 		}
 	}
+	_, closed := taskExists(fmt.Errorf("%w: %w", admission.ErrNotRecorded, admission.ErrClosed))
+	if closed == nil || closed.HTTPStatus() != 503 || closed.RetryAfter == 0 || !strings.Contains(closed.Message, "restarting") {
+		t.Errorf("while the gateway is restarted: %+v", closed)
+	}
 }
