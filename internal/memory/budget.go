@@ -115,11 +115,17 @@ func (b *Budget) Reserve(k Kind, n int64) bool {
 }
 
 func (b *Budget) reserve(k Kind, n int64) bool {
-	limit := b.limit.Load()
-	total := b.total.Add(n)
-	if limit > 0 && total > b.LimitOf(k) {
-		b.total.Add(-n)
-		return false
+	limited, most := b.limit.Load() > 0, b.LimitOf(k)
+	total := b.total.Load() + n
+	for {
+		if limited && total > most {
+			return false
+		}
+		// A sum that is taken back afterwards would be too large for a moment, and refuse others.
+		if b.total.CompareAndSwap(total-n, total) {
+			break
+		}
+		total = b.total.Load() + n
 	}
 	b.used[k].Add(n)
 	for peak := b.peak.Load(); total > peak && !b.peak.CompareAndSwap(peak, total); {

@@ -262,3 +262,42 @@ Anonymous:             0 kB
 		t.Errorf("%+v", got)
 	}
 }
+
+// Reservations that do not fit never show in the total, and refuse nobody else.
+func TestX7_ARefusalIsNeverCounted(t *testing.T) {
+	b := NewBudget(100)
+	var large, small sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		large.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if b.Reserve(Requests, 101) {
+					t.Error("more than all was reserved")
+					return
+				}
+			}
+		})
+	}
+	for range 2 {
+		small.Go(func() {
+			for range 20_000 {
+				if !b.Reserve(Requests, 50) {
+					t.Error("half of all was refused")
+					return
+				}
+				if total := b.Total(); total > 100 {
+					t.Errorf("%d of 100 are in use", total)
+				}
+				b.Release(Requests, 50)
+			}
+		})
+	}
+	small.Wait()
+	close(stop)
+	large.Wait()
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
@@ -64,14 +65,14 @@ func TestBuffersOfSinks(t *testing.T) {
 
 // A client that reads all the time gets an event that takes longer than one write may.
 func TestLargeEventForASlowClient(t *testing.T) {
-	large := tokenEvent(strings.Repeat("x", 4<<20))
+	large := tokenEvent(strings.Repeat("x", 3<<20)) // less than may wait for a client
 	h := newHarness(t, options{write: 200 * time.Millisecond, handler: engineThatSends(roleEvent, tokenEvent("a"), large, finishEvent("", "stop"), doneEvent)})
 	socket := filepath.Join(t.TempDir(), "relay.sock") // unlike TCP, it takes little at once
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http1.Server{Handler: h.relay.Handler()}
+	server := &http1.Server{Handler: h.relay.Handler(), Other: &http.Server{Handler: h.relay.Handler(), ReadHeaderTimeout: time.Minute}}
 	go server.Serve(l) //nolint:errcheck // it ends when it is closed
 	defer server.Close()
 	client, err := net.Dial("unix", socket)
