@@ -43,7 +43,7 @@ func New(c Config) http.Handler {
 	if c.Tasks != nil {
 		c.handleTasks(mux)
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r)) })
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r, "")) })
 	return timed(mux)
 }
 
@@ -54,15 +54,18 @@ func get(serve http.HandlerFunc) http.HandlerFunc {
 			serve(w, r)
 			return
 		}
-		fault := methodNotAllowed(r)
-		fault.Header = map[string]string{"allow": "GET, HEAD"}
-		fail(w, fault)
+		fail(w, methodNotAllowed(r, "GET, HEAD"))
 	}
 }
 
-// methodNotAllowed returns the error of a request that no handler takes.
-func methodNotAllowed(r *http.Request) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."}
+// methodNotAllowed returns the error of a request that no handler takes. allow are the methods that
+// its path takes. Empty: none.
+func methodNotAllowed(r *http.Request, allow string) *openai.Error {
+	fault := &openai.Error{Code: openai.CodeInvalidRequest, Status: 405, Message: "This URL does not take " + r.Method + " requests."}
+	if allow != "" {
+		fault.Header = map[string]string{"allow": allow}
+	}
+	return fault
 }
 
 // allowed returns what reports whether the caller of a request may use a model.

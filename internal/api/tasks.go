@@ -81,9 +81,7 @@ func notPost(r *http.Request) *openai.Error {
 	if r.Method == http.MethodPost {
 		return nil
 	}
-	fault := methodNotAllowed(r)
-	fault.Header = map[string]string{"allow": http.MethodPost}
-	return fault
+	return methodNotAllowed(r, http.MethodPost)
 }
 
 // schedule serves POST /schedule.

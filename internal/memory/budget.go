@@ -116,16 +116,12 @@ func (b *Budget) Reserve(k Kind, n int64) bool {
 
 func (b *Budget) reserve(k Kind, n int64) bool {
 	limited, most := b.limit.Load() > 0, b.LimitOf(k)
-	total := b.total.Load() + n
-	for {
-		if limited && total > most {
+	var total int64
+	// A sum that is taken back afterwards would be too large for a moment, and refuse others.
+	for swapped := false; !swapped; swapped = b.total.CompareAndSwap(total-n, total) {
+		if total = b.total.Load() + n; limited && total > most {
 			return false
 		}
-		// A sum that is taken back afterwards would be too large for a moment, and refuse others.
-		if b.total.CompareAndSwap(total-n, total) {
-			break
-		}
-		total = b.total.Load() + n
 	}
 	b.used[k].Add(n)
 	for peak := b.peak.Load(); total > peak && !b.peak.CompareAndSwap(peak, total); {
