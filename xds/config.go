@@ -116,7 +116,8 @@ func (c Config) check() error {
 	if c.FirstRequest < 0 {
 		err = errors.Join(err, fmt.Errorf("first request timeout %v is negative", c.FirstRequest))
 	}
-	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), checkSocket("filter", c.Filter.Socket), c.TLS.check(), c.checkElsewhere())
+	return errors.Join(err, checkSocket("relay", c.RelaySocket), checkSocket("gRPC", c.GRPCSocket), checkSocket("filter", c.Filter.Socket),
+		c.TLS.check(), c.checkElsewhere())
 }
 
 // checkSocket refuses the path of a unix socket that Envoy cannot use. Empty is allowed.

@@ -52,8 +52,9 @@ func newKeysCommand() *cobra.Command {
 			},
 		},
 		&cobra.Command{
-			Use: "revoke ID", Short: "End a key that was made at run time, at all gateways within a second (ID: as in the column KEY, with or without the tenant)", Args: cobra.ExactArgs(1),
-			RunE: flags.act(http.MethodDelete, keysPath+"/%s", "the key %s is revoked"),
+			Use: "revoke ID", Args: cobra.ExactArgs(1),
+			Short: "End a key that was made at run time, at all gateways within a second (ID: as in the column KEY, with or without the tenant)",
+			RunE:  flags.act(http.MethodDelete, keysPath+"/%s", "the key %s is revoked"),
 		},
 	)
 	return k

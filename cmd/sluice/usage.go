@@ -126,7 +126,8 @@ func (v *viewFlags) writeBudgets(cmd *cobra.Command, w io.Writer) {
 	for _, tenant := range answer.Tenants {
 		for _, b := range tenant.Budgets {
 			rows++
-			t.add(cmp.Or(b.Key, tenant.Name), b.Per, b.Of, number(b.Used), bound(b.Soft), bound(b.Hard), share(b.Used, cmp.Or(b.Hard, b.Soft)), b.Level, b.Resets.Format(time.RFC3339))
+			t.add(cmp.Or(b.Key, tenant.Name), b.Per, b.Of, number(b.Used), bound(b.Soft), bound(b.Hard),
+				share(b.Used, cmp.Or(b.Hard, b.Soft)), b.Level, b.Resets.Format(time.RFC3339))
 		}
 	}
 	if rows > 0 {

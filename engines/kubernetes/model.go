@@ -76,9 +76,10 @@ func (o *Owner) uid() string {
 	return o.UID
 }
 
-// Load is the work that gateways have for a model, and Predicted is a part of it.
 type (
-	Load      = engines.Load
+	// Load is the work that gateways have for a model.
+	Load = engines.Load
+	// Predicted is the part of a Load that gateways have predicted.
 	Predicted = engines.Predicted
 )
 

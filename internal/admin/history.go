@@ -119,7 +119,8 @@ func readMoment(v url.Values, name string, now, otherwise time.Time) (time.Time,
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil || t.Unix() < 0 || t.Year() > lastYear {
-		return now, badParam(name, fmt.Sprintf("`%s` is %q: it must be a time since 1970 such as 2026-05-04T12:00:00Z, or seconds before now such as -3600.", name, s))
+		return now, badParam(name,
+			fmt.Sprintf("`%s` is %q: it must be a time since 1970 such as 2026-05-04T12:00:00Z, or seconds before now such as -3600.", name, s))
 	}
 	return t, nil
 }

@@ -79,8 +79,10 @@ func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
+	const form = `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"expires":"2030-01-01T00:00:00Z"}; ` +
+		"all but tenant may be left out"
 	var asked NewKey
-	if !readAction(w, r, &asked, `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"expires":"2030-01-01T00:00:00Z"}; all but tenant may be left out`) {
+	if !readAction(w, r, &asked, form) {
 		return
 	}
 	key, secret, fault := h.Keys.New(r.Context(), asked)

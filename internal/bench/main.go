@@ -48,14 +48,17 @@ type options struct {
 func main() {
 	var o options
 	flag.IntVar(&o.rounds, "rounds", 5, "number of rounds")
-	flag.DurationVar(&o.seconds, "time", 1500*time.Millisecond, "duration of one measurement, at most 30s, and at least 3s for streams with pauses; all rows take rounds times about two minutes and 40 times this")
+	flag.DurationVar(&o.seconds, "time", 1500*time.Millisecond,
+		"duration of one measurement, at most 30s, and at least 3s for streams with pauses; "+
+			"all rows take rounds times about two minutes and 40 times this")
 	flag.BoolVar(&o.quick, "quick", false, "the same as -rounds 3 -time 500ms: eight minutes for all rows")
 	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "path of the sluice binary; make module build makes one with the filter inside Envoy")
 	flag.StringVar(&o.envoy, "envoy", ".tools/envoy", "path of the Envoy binary")
 	flag.StringVar(&o.only, "only", "", usageOfOnly())
 	flag.StringVar(&o.json, "json", "", "file for the raw figures of all rounds; empty: none")
 	flag.StringVar(&o.svg, "svg", "", "file for a plot; empty: none")
-	flag.StringVar(&o.docs, "docs", "", "folder whose performance.md gets the tables, and performance.svg the plot; it needs all rows; with -only observability its costs.md gets the table")
+	flag.StringVar(&o.docs, "docs", "", "folder whose performance.md gets the tables, and performance.svg the plot; it needs all rows; "+
+		"with -only observability its costs.md gets the table")
 	flag.StringVar(&o.from, "from", "", "file that -json has written: nothing is measured, its tables are written")
 	flag.IntVar(&o.idle, "idle", 10_000, "number of idle streams of memory, as far as the limit of open files allows")
 	flag.IntVar(&o.longMiB, "long", 1024, "size of the longest stream of memory, in MiB")

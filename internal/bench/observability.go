@@ -57,7 +57,8 @@ func observedGateways() []*observedGateway {
 func observedRows() []row {
 	return []row{
 		{name: "requests", title: "small request, 150 a second", clients: clients, prompt: 40, rate: 150, random: true},
-		{name: "tokens", title: fmt.Sprintf("100 events, 50 live, one each %v", eventPause), clients: 50, prompt: 40, events: 100, pause: eventPause, random: true},
+		{name: "tokens", title: fmt.Sprintf("100 events, 50 live, one each %v", eventPause),
+			clients: 50, prompt: 40, events: 100, pause: eventPause, random: true},
 	}
 }
 
@@ -201,7 +202,8 @@ func (b *testbed) measureBlocks(ctx context.Context, gateways []*observedGateway
 			return nil, err
 		}
 		for k := range gateways {
-			used := consumption{float64(after[k].envoy - before[k].envoy), float64(after[k].gateway - before[k].gateway), float64(after[k].units - before[k].units)}
+			used := consumption{float64(after[k].envoy - before[k].envoy), float64(after[k].gateway - before[k].gateway),
+				float64(after[k].units - before[k].units)}
 			blocks[i] = append(blocks[i], used)
 		}
 		blocks[i] = append(blocks[i], blocks[i][allOff].add(blocks[i][allOffAgain]))

@@ -102,7 +102,8 @@ func newResult(o options) (*result, error) {
 	version := strings.Split(strings.TrimSpace(build), "/")
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	return &result{Begun: time.Now().UTC().Truncate(time.Second), CPU: processorName(), Cores: runtime.NumCPU(), Kernel: strings.TrimSpace(string(kernel)),
-		Envoy: version[min(1, len(version)-1)], Sluice: strings.TrimPrefix(firstLine(string(sluice)), "sluice "), Rounds: o.rounds, Seconds: o.seconds.Seconds()}, nil
+		Envoy: version[min(1, len(version)-1)], Sluice: strings.TrimPrefix(firstLine(string(sluice)), "sluice "),
+		Rounds: o.rounds, Seconds: o.seconds.Seconds()}, nil
 }
 
 // processorName returns the name of the processor in /proc/cpuinfo, or an empty text.

@@ -295,7 +295,8 @@ func (w *pageWatcher) measure(ctx context.Context, d time.Duration, between func
 func printViews(views map[string][]float64) {
 	for _, view := range []string{"Overview", "Requests"} {
 		if shares := views[view]; len(shares) > 0 {
-			fmt.Printf("  the page's own process, %s: %.0f %% of a core (%.0f to %.0f)\n", view, 100*median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
+			fmt.Printf("  the page's own process, %s: %.0f %% of a core (%.0f to %.0f)\n",
+				view, 100*median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
 		}
 	}
 }

@@ -141,7 +141,8 @@ var types = []row{
 		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
 		"Replace the files of `tls`. Sluice reads them again by itself."},
 	{BudgetReached, Warning, False, false,
-		"A tenant or a key has used as much as the soft or the hard bound of one of its `budgets`. Above the hard one its requests get 429 `insufficient_quota`.",
+		"A tenant or a key has used as much as the soft or the hard bound of one of its `budgets`. " +
+			"Above the hard one its requests get 429 `insufficient_quota`.",
 		"Look at `sluice usage`. Raise the budget in the file, or wait until its day or month ends."},
 	{HistoryDamaged, Warning, False, false,
 		"A file of the history is damaged and is not used. The history has a gap, and goes on in a new file.",

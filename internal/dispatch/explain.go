@@ -21,7 +21,8 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 		return explainRefusal(c.name(), r.KeyShown, refused)
 	case errors.Is(err, admission.ErrNeverFits):
 		return &openai.Error{Code: openai.CodeInvalidRequest,
-			Message: "The request needs more tokens than " + c.name() + ", its tenant or its key may use in a minute. Send a shorter prompt or a lower max_tokens."}
+			Message: "The request needs more tokens than " + c.name() + ", its tenant or its key may use in a minute. " +
+				"Send a shorter prompt or a lower max_tokens."}
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
 	case errors.Is(err, errKeepsFailing):

@@ -256,7 +256,7 @@ func (r *reader) hello(h head, p *payload) error {
 		if r.server.OnVersion != nil {
 			r.server.OnVersion(version)
 		}
-		_ = r.Add(func(out []byte) []byte { return appendRefusal(out) }) // the connection ends anyway
+		_ = r.Add(appendRefusal) // the connection ends anyway
 		r.Flush()
 		r.awaitClose()
 		return fmt.Errorf("the filter speaks version %d, the gateway version %d: %w", version, Version, net.ErrClosed) // OnVersion is told

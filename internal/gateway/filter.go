@@ -52,7 +52,8 @@ const (
 func (f *ownFilter) started(now time.Time) error {
 	f.starts = slices.DeleteFunc(f.starts, func(t time.Time) bool { return now.Sub(t) >= endsWithin })
 	if len(f.starts) > maxEnds {
-		return fmt.Errorf("Envoy has ended %d times within %v with the filter; its log says why", len(f.starts), endsWithin) //nolint:staticcheck // a name begins it
+		return fmt.Errorf("Envoy has ended %d times within %v with the filter; its log says why", //nolint:staticcheck // a name begins it
+			len(f.starts), endsWithin)
 	}
 	f.starts = append(f.starts, now)
 	return nil

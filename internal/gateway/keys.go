@@ -244,7 +244,8 @@ func (a keyAdmin) Revoke(ctx context.Context, id string) (admin.Key, *openai.Err
 func (a keyAdmin) revoke(ctx context.Context, k admin.Key) (admin.Key, *openai.Error) {
 	if k.Source == admin.KeyOfFile {
 		return k, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
-			Message: "The key " + k.ID + " is a key of the file, which cannot be revoked at run time: remove its hash from the tenant " + k.Tenant + " in the file."}
+			Message: "The key " + k.ID + " is a key of the file, which cannot be revoked at run time: " +
+				"remove its hash from the tenant " + k.Tenant + " in the file."}
 	}
 	found, err := a.g.keys.Remove(ctx, k.ID)
 	switch {
@@ -259,7 +260,8 @@ func (a keyAdmin) revoke(ctx context.Context, k admin.Key) (admin.Key, *openai.E
 // keysFault is the error of a store that does not work, or is full.
 func keysFault(err error) *openai.Error {
 	if errors.Is(err, keys.ErrFull) {
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict, Message: "The gateway has 10000 keys already: revoke those that are not used."}
+		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
+			Message: "The gateway has 10000 keys already: revoke those that are not used."}
 	}
 	return openai.Errorf(openai.CodeGatewayUnavailable, "The keys cannot be stored at the moment: %v.", err)
 }

@@ -59,7 +59,7 @@ func (g *Gateway) certificateConditions() []condition.Condition {
 
 // tokenConditions tells whether the keys of the identity provider can be read.
 func (g *Gateway) tokenConditions() []condition.Condition {
-	err, known := g.tokens.Fault()
+	known, err := g.tokens.Fault()
 	if err == nil {
 		return nil
 	}

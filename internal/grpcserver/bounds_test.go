@@ -182,7 +182,7 @@ func TestB12_WaitingMessagesAreBoundedInBytes(t *testing.T) {
 	wait, blocked := make(chan struct{}), make(chan struct{}, 1)
 	s, path := serve(t, func(s *Stream, _ func(string) string) Handler { return &blocker{echo{stream: s, wait: wait}, blocked} })
 	s.MaxMessage = 1000
-	stream := call(t, t.Context(), dial(t, path), echoMethod)
+	stream := call(t.Context(), t, dial(t, path), echoMethod)
 	send := func() {
 		if err := stream.SendMsg(wrapperspb.Bytes(pattern(400))); err != nil && !errors.Is(err, io.EOF) {
 			t.Fatal(err)

@@ -128,7 +128,7 @@ func dial(t testing.TB, path string, options ...grpc.DialOption) *grpc.ClientCon
 }
 
 // call opens a stream.
-func call(t testing.TB, ctx context.Context, conn *grpc.ClientConn, method string) grpc.ClientStream {
+func call(ctx context.Context, t testing.TB, conn *grpc.ClientConn, method string) grpc.ClientStream {
 	t.Helper()
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
@@ -172,7 +172,7 @@ func TestB12_Messages(t *testing.T) {
 			t.Run(method+" "+name, func(t *testing.T) {
 				t.Parallel()
 				_, path := serve(t, openEcho)
-				stream := call(t, t.Context(), dial(t, path, options...), method)
+				stream := call(t.Context(), t, dial(t, path, options...), method)
 				for _, n := range []int{0, 1, 100, maxScratch, maxScratch + 1, minFrame, bufferSize - 100, bufferSize, 128 << 10, 128<<10 + 1,
 					largeBuffer, 3 * largeBuffer, connWindow + 5, 0, 7} {
 					if err := exchange(stream, pattern(n)); err != nil {
@@ -204,7 +204,7 @@ func TestB12_ManyStreams(t *testing.T) {
 	const waiting = 50
 	var all sync.WaitGroup
 	for i := range waiting {
-		stream := call(t, metadata.AppendToOutgoingContext(t.Context(), "x-wait", "1"), conn, echoMethod)
+		stream := call(metadata.AppendToOutgoingContext(t.Context(), "x-wait", "1"), t, conn, echoMethod)
 		if err := stream.SendMsg(wrapperspb.Bytes(pattern(i * 2000))); err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +219,7 @@ func TestB12_ManyStreams(t *testing.T) {
 	for i := range 20 {
 		others.Go(func() {
 			for n := range 20 {
-				stream := call(t, t.Context(), conn, []string{echoMethod, otherMethod}[n%2])
+				stream := call(t.Context(), t, conn, []string{echoMethod, otherMethod}[n%2])
 				if err := exchange(stream, pattern(i*n*1000)); err != nil {
 					t.Error(err)
 				}
@@ -252,7 +252,7 @@ func TestB12_ClientLeaves(t *testing.T) {
 				conn := dial(t, path)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				stream := call(t, ctx, conn, echoMethod)
+				stream := call(ctx, t, conn, echoMethod)
 				if err := stream.SendMsg(wrapperspb.Bytes(nil)); err != nil {
 					t.Fatal(err)
 				}
@@ -293,7 +293,7 @@ func TestB12_Status(t *testing.T) {
 		if method == otherMethod {
 			ctx = metadata.AppendToOutgoingContext(ctx, "x-fail", "1 %")
 		}
-		err := call(t, ctx, conn, method).RecvMsg(new(wrapperspb.BytesValue))
+		err := call(ctx, t, conn, method).RecvMsg(new(wrapperspb.BytesValue))
 		if status.Code(err) != status.Code(want) || status.Convert(err).Message() != status.Convert(want).Message() {
 			t.Errorf("%s: %v, want %v", method, err, want)
 		}
@@ -306,8 +306,8 @@ func TestB12_RefusedMessages(t *testing.T) {
 	s, path := serve(t, openEcho)
 	s.MaxMessage = 1000
 	conn := dial(t, path)
-	good := call(t, t.Context(), conn, echoMethod)
-	large := call(t, t.Context(), conn, echoMethod)
+	good := call(t.Context(), t, conn, echoMethod)
+	large := call(t.Context(), t, conn, echoMethod)
 	if err := exchange(large, pattern(100<<10)); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "more than 1000") {
 		t.Errorf("a large message: %v", err)
 	}
@@ -321,7 +321,7 @@ func TestB12_Drain(t *testing.T) {
 	t.Parallel()
 	s, path := serve(t, openEcho)
 	conn := dial(t, path)
-	fast, other := call(t, t.Context(), conn, echoMethod), call(t, t.Context(), conn, otherMethod)
+	fast, other := call(t.Context(), t, conn, echoMethod), call(t.Context(), t, conn, otherMethod)
 	for _, stream := range []grpc.ClientStream{fast, other} {
 		if err := exchange(stream, pattern(10)); err != nil {
 			t.Fatal(err)
@@ -371,11 +371,11 @@ func TestB12_Peer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	call(t, t.Context(), conn, echoMethod)
+	call(t.Context(), t, conn, echoMethod)
 	if p := <-found; p.LocalAddr.String() != l.Addr().String() || p.Addr.Network() != "tcp" {
 		t.Errorf("got %+v", p)
 	}
-	stream := call(t, t.Context(), conn, otherMethod)
+	stream := call(t.Context(), t, conn, otherMethod)
 	if err := stream.RecvMsg(new(wrapperspb.BytesValue)); status.Code(err) != codes.Unimplemented {
 		t.Errorf("without Other: %v", err)
 	}

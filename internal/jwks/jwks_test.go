@@ -207,7 +207,7 @@ func TestO12_KeysThatCannotBeRead(t *testing.T) {
 	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); !errors.Is(err, ErrNoKeys) {
 		t.Fatalf("an empty set: %v", err)
 	}
-	if err, known := v.Fault(); err == nil || known {
+	if known, err := v.Fault(); err == nil || known {
 		t.Errorf("fault %v, known %v", err, known)
 	}
 	p.publish(key)
@@ -217,7 +217,7 @@ func TestO12_KeysThatCannotBeRead(t *testing.T) {
 	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); err != nil {
 		t.Error(err)
 	}
-	if err, known := v.Fault(); err == nil || !known {
+	if known, err := v.Fault(); err == nil || !known {
 		t.Errorf("fault %v, known %v", err, known)
 	}
 	v.Set(nil)
@@ -336,7 +336,7 @@ func TestO12_AnotherPlaceDuringAReading(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // Run waits for the old reading
 	close(answer)
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if _, known := v.Fault(); known {
+		if known, _ := v.Fault(); known {
 			return
 		}
 		if time.Since(began) > 10*time.Second {

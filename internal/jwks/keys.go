@@ -104,13 +104,13 @@ func (v *Verifier) wake() {
 	}
 }
 
-// Fault returns why the keys could not be read the last time, and whether the gateway has keys of
-// before. nil: they could be read.
-func (v *Verifier) Fault() (err error, known bool) {
+// Fault returns whether the gateway has keys of before, and why the keys could not be read the last
+// time. nil: they could be read.
+func (v *Verifier) Fault() (known bool, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	p := v.policy.Load()
-	return v.fault, p != nil && p.keys != nil
+	return p != nil && p.keys != nil, v.fault
 }
 
 // Run reads the keys at once, at the interval of the configuration and after Set, until ctx ends.
@@ -136,7 +136,7 @@ func (v *Verifier) Run(ctx context.Context) error {
 }
 
 func (v *Verifier) failed() bool {
-	err, _ := v.Fault()
+	_, err := v.Fault()
 	return err != nil
 }
 

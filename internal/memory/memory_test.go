@@ -185,7 +185,7 @@ func TestMonitorSettles(t *testing.T) {
 	if m.settle(now) {
 		t.Fatal("settled although the process has allocated 64 MiB")
 	}
-	garbage = nil
+	runtime.KeepAlive(garbage) // Go may collect it only from here on
 	if !m.settle(now) || m.InUse() > 48<<20 {
 		t.Fatalf("%d MiB in use after the process was quiet", m.InUse()>>20)
 	}
@@ -198,7 +198,7 @@ func TestMonitorSettles(t *testing.T) {
 	if m.settle(now.Add(settleInterval / 2)) {
 		t.Error("settled too soon")
 	}
-	garbage = nil
+	runtime.KeepAlive(garbage)
 	if !m.settle(now.Add(settleInterval)) {
 		t.Error("did not settle again")
 	}
@@ -210,11 +210,10 @@ func TestMonitorSettles(t *testing.T) {
 			t.Fatal("settled although the process was quiet since the last time")
 		}
 	}
-	garbage = nil
+	runtime.KeepAlive(garbage)
 	if !m.settle(now.Add(settleInterval + idleInterval)) {
 		t.Error("never settled what a quiet process leaves")
 	}
-	_ = garbage
 }
 
 // TestUnmapProgram shows that the pages of the program are unmapped, and that the program still

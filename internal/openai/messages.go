@@ -86,7 +86,7 @@ func (s *scanner) message(all bool) {
 	var m message
 	var fields [6]text
 	count, item, nested, start := 0, true, false, s.json.Pos()
-	more := true
+	var more bool
 	if o := openingOf(s.body[start:]); o.size > 0 {
 		m.role, item = o.role, false
 		s.json.Enter(start + o.size)

@@ -215,12 +215,13 @@ func (x *Index) Drop(slot int, c *Chain, kept int) {
 		if isRun {
 			number = x.find(runs[len(runs)-1].hash)
 		}
-		// Record has put each end behind the run that it is in.
-		if len(ends) > 0 && ends[0].End > x.budget.groups.at(number).from {
+		switch {
+		case len(ends) > 0 && ends[0].End > x.budget.groups.at(number).from:
+			// Record has put each end behind the run that it is in.
 			number, ends, isRun = x.findEnd(ends[0]), ends[1:], false
-		} else if isRun {
+		case isRun:
 			runs = runs[:len(runs)-1]
-		} else {
+		default:
 			return // an end without text
 		}
 		if number == 0 || !x.holds(number, slot) {

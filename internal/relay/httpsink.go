@@ -260,11 +260,12 @@ func (s *httpSink) Heartbeat(p Progress) error {
 	s.sendStreamHeader(headers.SourceGateway)
 	s.takeBuffer()
 	wantsChunk := s.call.EmptyChunks || s.gen != nil && s.gen.policy.EmptyChunks
-	if wantsChunk && s.translator != nil {
+	switch {
+	case wantsChunk && s.translator != nil:
 		s.buffer = messages.AppendPing(s.buffer)
-	} else if wantsChunk && s.call.Scan.Endpoint.Chunked() {
+	case wantsChunk && s.call.Scan.Endpoint.Chunked():
 		s.buffer = sse.AppendData(s.buffer, heartbeatChunk(s.call))
-	} else {
+	default:
 		s.buffer = sse.AppendComment(s.buffer, p.String())
 	}
 	return s.Flush()

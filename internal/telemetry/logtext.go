@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ type textCore struct {
 // With implements zapcore.Core.
 func (c *textCore) With(fields []zapcore.Field) zapcore.Core {
 	with := *c
-	with.fields = append(c.fields[:len(c.fields):len(c.fields)], fields...)
+	with.fields = slices.Concat(c.fields, fields) // a copy, because other loggers share the array of c.fields
 	return &with
 }
 
@@ -42,7 +43,7 @@ func (c *textCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 		b.WriteString(e.LoggerName + " ")
 	}
 	b.WriteString(e.Message)
-	for _, f := range append(c.fields[:len(c.fields):len(c.fields)], fields...) {
+	for _, f := range slices.Concat(c.fields, fields) {
 		writeField(&b, f)
 	}
 	if e.Stack != "" {

@@ -22,7 +22,8 @@ func PickLog(log *zap.Logger) func(request.Summary) {
 		p := &q.Prediction
 		log.Debug("replica picked", zap.String("request_id", q.ID), zap.String("tenant", q.Tenant), zap.String("model", q.Model),
 			zap.String("replica", q.Replica), zap.String("strategy", p.Strategy), zap.String("why", cmp.Or(p.Reason, p.Strategy)), zap.String("moved", p.Moved),
-			zap.Float64("queued_ms", inMilliseconds(q.Waited)), zap.Float64("predicted_ms", inMilliseconds(p.TTFT)), zap.Stringers("candidates", candidates(p.Candidates)))
+			zap.Float64("queued_ms", inMilliseconds(q.Waited)), zap.Float64("predicted_ms", inMilliseconds(p.TTFT)),
+			zap.Stringers("candidates", candidates(p.Candidates)))
 	}
 }
 

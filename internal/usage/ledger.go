@@ -89,7 +89,8 @@ func New(c Config) (*Ledger, error) {
 	if j == nil {
 		return nil, err
 	}
-	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, tallies: talliesSince(t, talliedSince(time.Now())), others: otherJournals{dir: c.Dir}}
+	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j,
+		tallies: talliesSince(t, talliedSince(time.Now())), others: otherJournals{dir: c.Dir}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)

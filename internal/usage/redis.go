@@ -79,11 +79,22 @@ func parseRecord(text string) (r record, ok bool) {
 	return record{mark: parts[0], at: time.UnixMilli(ms), state: state(parts[2]), name: parts[3]}, err == nil
 }
 
-// publish writes changes of a writer. known says that Redis has had the mark last, which is that of
-// the publication before.
-func (r *remote) publish(ctx context.Context, writer, last string, now record, lists time.Time, all []change) (known bool, err error) {
-	args := []any{keyPrefix, writer, last, now.mark, string(now.state), r.name, lists.Unix()}
-	for _, c := range all {
+// publication is what one call of the script writes.
+type publication struct {
+	writer string
+	// last is the mark of the writer's publication before, and now is the writer's record from this
+	// one on. Redis sets the time of the record, and the name is that of the remote.
+	last string
+	now  record
+	// expires is when the lists of writers are dropped.
+	expires time.Time
+	changes []change
+}
+
+// publish writes changes of a writer. known says that Redis has had the mark last.
+func (r *remote) publish(ctx context.Context, p publication) (known bool, err error) {
+	args := []any{keyPrefix, p.writer, p.last, p.now.mark, string(p.now.state), r.name, p.expires.Unix()}
+	for _, c := range p.changes {
 		args = append(args, c.kind, c.period, c.expires, len(c.fields)/2)
 		args = append(args, c.fields...)
 	}

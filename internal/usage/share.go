@@ -154,7 +154,8 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 		if n < len(rows) {
 			now.state = partial
 		}
-		had, err := s.remote.publish(ctx, writer, s.marks[writer], now, time.Now().Add(s.ledger.keep().days()), changes(rows[:n]))
+		had, err := s.remote.publish(ctx, publication{writer: writer, last: s.marks[writer], now: now,
+			expires: time.Now().Add(s.ledger.keep().days()), changes: changes(rows[:n])})
 		if err != nil {
 			return false, err
 		}

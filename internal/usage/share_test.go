@@ -141,7 +141,8 @@ func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
 		add(a, 2)
 		publish(t, a)
 		last := a.shared.marks[a.Writer()]
-		if _, err := a.shared.remote.publish(t.Context(), a.Writer(), last, record{mark: last, state: whole}, time.Now().Add(time.Hour), late); err != nil {
+		again := publication{writer: a.Writer(), last: last, now: record{mark: last, state: whole}, expires: time.Now().Add(time.Hour), changes: late}
+		if _, err := a.shared.remote.publish(t.Context(), again); err != nil {
 			t.Fatal(err)
 		}
 		wantRequests(t, 33, a, b)

@@ -28,7 +28,8 @@ var sent atomic.Int64
 // NewRequest returns a POST request. The first Number in its body becomes a number that no other
 // request has.
 func NewRequest(path, key, body string) *Request {
-	r := &Request{text: fmt.Appendf(nil, "POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s",
+	r := &Request{text: fmt.Appendf(nil, "POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"+
+		"authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s",
 		path, key, len(body), body)}
 	if i := bytes.Index(r.text, []byte(Number)); i >= 0 {
 		r.number = r.text[i : i+len(Number)]

@@ -102,12 +102,14 @@ func boundByTheRoute(s *Stage) {
 	s.Dispatcher.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {MaxDuration: time.Minute, BoundByRoute: true}}})
 	_, a := s.chat(ask)
 	got := a.Values()
-	if to := got[headers.Endpoint]; strings.Count(to, ",") != failover.RouteRetries || got["x-envoy-max-retries"] != "" || got["x-envoy-upstream-rq-timeout-ms"] != "" {
+	if to := got[headers.Endpoint]; strings.Count(to, ",") != failover.RouteRetries || got["x-envoy-max-retries"] != "" ||
+		got["x-envoy-upstream-rq-timeout-ms"] != "" {
 		s.t.Errorf("%+v", a)
 	}
 	_, a = s.chat(ask, h("x-sluice-timeout-ms", "70000"))
 	got = a.Values()
-	if to := got[headers.Endpoint]; strings.Count(to, ",") == failover.RouteRetries || got["x-envoy-max-retries"] == "" || got["x-envoy-upstream-rq-timeout-ms"] != "" {
+	if to := got[headers.Endpoint]; strings.Count(to, ",") == failover.RouteRetries || got["x-envoy-max-retries"] == "" ||
+		got["x-envoy-upstream-rq-timeout-ms"] != "" {
 		s.t.Errorf("one replica is full, and the client's timeout is longer than the model's: %+v", a)
 	}
 	if _, a = s.chat(ask, h("x-sluice-timeout-ms", "70")); a.Values()["x-envoy-upstream-rq-timeout-ms"] == "" {
@@ -133,7 +135,8 @@ func decided(s *Stage) {
 		if a.Kind != decide.Go || got[headers.Cluster] != "model/m" || !strings.HasPrefix(to, "127.0.0.1:900") || string(a.Body) != c.changed {
 			s.t.Fatalf("%s: %+v", name, a)
 		}
-		if got["x-envoy-max-retries"] != fmt.Sprint(max(strings.Count(to, ","), 1)) || strings.Contains(to, ",") != (got["x-envoy-retriable-status-codes"] == "429") {
+		if got["x-envoy-max-retries"] != fmt.Sprint(max(strings.Count(to, ","), 1)) ||
+			strings.Contains(to, ",") != (got["x-envoy-retriable-status-codes"] == "429") {
 			s.t.Errorf("%s: retries %v for %s", name, got, to)
 		}
 		if strings.HasPrefix(got[headers.Usage], headers.UsageOfOpenAI) != (got["accept-encoding"] == "identity") {

@@ -198,7 +198,8 @@ func appendEvent(dst []byte, name string, data []byte) []byte {
 // appendDelta appends a piece of a block. It allocates nothing but dst, because there is one such
 // event for each token.
 func (s *Stream) appendDelta(block int, kind, field string, text []byte) {
-	b := append(s.dst, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":"...)
+	b := s.dst
+	b = append(b, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":"...)
 	b = strconv.AppendInt(b, int64(block), 10)
 	b = append(append(b, `,"delta":{"type":"`...), kind...)
 	b = append(append(append(b, `","`...), field...), `":`...)

@@ -27,6 +27,7 @@ type Answer struct {
 	Unlimited string
 }
 
+// Content types and pieces that many answers have.
 const (
 	JSON      = "application/json"
 	SSE       = "text/event-stream"
@@ -178,22 +179,43 @@ func Events() map[string]Answer {
 		return "event: " + kind + "\ndata: " + `{"type":"` + kind + `",` + rest + "}\n\n"
 	}
 	return map[string]Answer{
-		"plain":         some("3 1 stop", whole...),
-		"in one":        some("3 1 stop", strings.Join(whole, ""), ""),
-		"split":         some("3 1 stop", strings.SplitAfter(strings.Join(whole, ""), "t")...),
-		"byte by byte":  some("3 1 stop", strings.Split(strings.Join(whole, ""), "")...),
-		"CRLF":          some("3 1 stop", strings.SplitAfter(strings.ReplaceAll(strings.Join(whole, ""), "\n", "\r\n"), "\r")...),
-		"spaces":        some("1 0 length", `data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "length"}]}`+"\n\n", ""),
-		"no end":        some("1 0 -", word, ""),
-		"comments":      some("1 1 -", ": ping\n\n", word, ": \"content\":\"a\"\n\n", DoneChunk),
-		"quoted":        some("1 1 -", Delta(`"content":"\"finish_reason\":\"stop\",\"content\":\"b\""`, ""), DoneChunk),
-		"tool calls":    some("2 1 tool_calls", Delta(`"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]`, ""), Delta(`"tool_calls":[{"index":0,"function":{"arguments":"{"}}]`, ""), Delta("", `,"finish_reason":"tool_calls"`), DoneChunk),
-		"reasoning":     some("2 1 stop", Delta(`"reasoning_content":"a","content":null`, ""), word, last, DoneChunk),
-		"completions":   some("2 1 stop", `data: {"choices":[{"text":"a"}]}`+"\n\n", `data: {"choices":[{"text":"b","finish_reason":"stop"}]}`+"\n\n", DoneChunk),
-		"a long event":  some("2 1 -", word, Delta(`"logprobs":"`+strings.Repeat("x", 200_000)+`"`, ""), word, DoneChunk),
-		"two choices":   some("2 1 length", Delta(`"content":"a"`, ""), `data: {"choices":[{"index":1,"delta":{"content":"b"}}]}`+"\n\n", Delta("", `,"finish_reason":"length"`), DoneChunk),
-		"responses":     some("2 1 stop", event("response.created", `"response":{"status":"in_progress"}`), event("response.output_text.delta", `"delta":"a"`), event("response.output_text.delta", `"delta":"b"`), event("response.output_text.done", `"text":"ab"`), event("response.completed", `"response":{}`)),
-		"messages":      some("1 1 end_turn", event("message_start", `"message":{"content":[],"stop_reason":null}`), event("content_block_start", `"content_block":{"type":"text","text":""}`), event("content_block_delta", `"delta":{"type":"text_delta","text":"a"}`), event("message_delta", `"delta":{"stop_reason":"end_turn"}`), event("message_stop", `"x":1`)),
+		"plain":        some("3 1 stop", whole...),
+		"in one":       some("3 1 stop", strings.Join(whole, ""), ""),
+		"split":        some("3 1 stop", strings.SplitAfter(strings.Join(whole, ""), "t")...),
+		"byte by byte": some("3 1 stop", strings.Split(strings.Join(whole, ""), "")...),
+		"CRLF":         some("3 1 stop", strings.SplitAfter(strings.ReplaceAll(strings.Join(whole, ""), "\n", "\r\n"), "\r")...),
+		"spaces":       some("1 0 length", `data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "length"}]}`+"\n\n", ""),
+		"no end":       some("1 0 -", word, ""),
+		"comments":     some("1 1 -", ": ping\n\n", word, ": \"content\":\"a\"\n\n", DoneChunk),
+		"quoted":       some("1 1 -", Delta(`"content":"\"finish_reason\":\"stop\",\"content\":\"b\""`, ""), DoneChunk),
+		"tool calls": some("2 1 tool_calls",
+			Delta(`"tool_calls":[{"index":0,"function":{"name":"f","arguments":""}}]`, ""),
+			Delta(`"tool_calls":[{"index":0,"function":{"arguments":"{"}}]`, ""),
+			Delta("", `,"finish_reason":"tool_calls"`),
+			DoneChunk),
+		"reasoning": some("2 1 stop", Delta(`"reasoning_content":"a","content":null`, ""), word, last, DoneChunk),
+		"completions": some("2 1 stop",
+			`data: {"choices":[{"text":"a"}]}`+"\n\n",
+			`data: {"choices":[{"text":"b","finish_reason":"stop"}]}`+"\n\n",
+			DoneChunk),
+		"a long event": some("2 1 -", word, Delta(`"logprobs":"`+strings.Repeat("x", 200_000)+`"`, ""), word, DoneChunk),
+		"two choices": some("2 1 length",
+			Delta(`"content":"a"`, ""),
+			`data: {"choices":[{"index":1,"delta":{"content":"b"}}]}`+"\n\n",
+			Delta("", `,"finish_reason":"length"`),
+			DoneChunk),
+		"responses": some("2 1 stop",
+			event("response.created", `"response":{"status":"in_progress"}`),
+			event("response.output_text.delta", `"delta":"a"`),
+			event("response.output_text.delta", `"delta":"b"`),
+			event("response.output_text.done", `"text":"ab"`),
+			event("response.completed", `"response":{}`)),
+		"messages": some("1 1 end_turn",
+			event("message_start", `"message":{"content":[],"stop_reason":null}`),
+			event("content_block_start", `"content_block":{"type":"text","text":""}`),
+			event("content_block_delta", `"delta":{"type":"text_delta","text":"a"}`),
+			event("message_delta", `"delta":{"stop_reason":"end_turn"}`),
+			event("message_stop", `"x":1`)),
 		"nothing":       some("0 0 -", ""),
 		"half an event": some("1 0 -", word, `data: {"choices":[{"delta":{"content":"b"`),
 	}

@@ -52,7 +52,7 @@ func chartFolder() string { return filepath.Join(testutil.Root(), "packaging", "
 func helm(t *testing.T, env []string, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), testutil.Tool(t, "helm"), args...)
-	cmd.Env = append(env, "HOME="+t.TempDir(), "PATH="+os.Getenv("PATH"))
+	cmd.Env = slices.Concat(env, []string{"HOME=" + t.TempDir(), "PATH=" + os.Getenv("PATH")})
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
 	if err := cmd.Run(); err != nil {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/testutil"
-	. "github.com/sluice-gateway/sluice/tests/e2e/harness"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
 // filtered is a gateway that is asked by Sluice's own filter inside Envoy.
@@ -24,7 +24,7 @@ models:
 `
 
 // byExtProc counts the exchanges that ext_proc has had.
-func byExtProc(g *Gateway) string {
+func byExtProc(g *harness.Gateway) string {
 	for line := range strings.Lines(g.EnvoyAdmin("/stats?filter=ext_proc.streams_started$")) {
 		if _, n, ok := strings.Cut(strings.TrimSpace(line), ": "); ok {
 			return n
@@ -35,15 +35,15 @@ func byExtProc(g *Gateway) string {
 
 func TestE2E_B6_TheFilterDecides(t *testing.T) {
 	t.Parallel()
-	g := Start(t, filtered)
+	g := harness.Start(t, filtered)
 	g.AwaitNoCondition(condition.FilterUnavailable)
 	for i := range 5 {
-		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 2, fmt.Sprint("question ", i))); a.StatusCode != 200 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, fmt.Sprint("question ", i))); a.StatusCode != 200 {
 			t.Fatalf("%d: %s", a.StatusCode, a.Content)
 		}
 	}
 	g.OpenStreams(5, 10).Wait()
-	if a := g.Post("/v1/chat/completions", ChatBody("nobody", false, 2, "x")); a.StatusCode != 404 || a.Header.Get("content-type") != "application/json" {
+	if a := g.Post("/v1/chat/completions", harness.ChatBody("nobody", false, 2, "x")); a.StatusCode != 404 || a.Header.Get("content-type") != "application/json" {
 		t.Errorf("an unknown model: %d %s", a.StatusCode, a.Content)
 	}
 	if a := g.Post("/v1/chat/completions", strings.Repeat("x", 300_000)); a.StatusCode != 400 {
@@ -61,7 +61,7 @@ func TestE2E_B6_TheFilterDecides(t *testing.T) {
 			Route  string
 		}
 	}
-	Eventually(t, "each request is listed once, with its end", func() error {
+	harness.Eventually(t, "each request is listed once, with its end", func() error {
 		g.Get("/api/v1/requests", &list)
 		seen := map[string]int{}
 		for _, r := range list.Requests {
@@ -78,12 +78,12 @@ func TestE2E_B6_TheFilterDecides(t *testing.T) {
 // waited are answered with 503, and the next gateway counts what still runs.
 func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
 	t.Parallel()
-	g := Start(t, filtered)
+	g := harness.Start(t, filtered)
 	running := g.OpenStreams(20, 200)
 	var waiting sync.WaitGroup
 	for range 3 {
 		waiting.Go(func() {
-			if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 2, "one more")); a.StatusCode != 503 {
+			if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, "one more")); a.StatusCode != 503 {
 				t.Errorf("one that waited: %d %s", a.StatusCode, a.Content)
 			}
 		})
@@ -93,7 +93,7 @@ func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
 	waiting.Wait()
 	g.Launch()
 	g.AwaitReady()
-	Eventually(t, "the streams are counted again", func() error {
+	harness.Eventually(t, "the streams are counted again", func() error {
 		if n := g.Model("chat").InFlight; n != 20 {
 			return fmt.Errorf("%d in flight", n)
 		}
@@ -109,12 +109,12 @@ func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
 // well.
 func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {
 	t.Parallel()
-	g := Start(t, filtered)
+	g := harness.Start(t, filtered)
 	running := g.OpenStreams(20, 300) // long enough for an interim entry of Envoy's log
 	var waiting sync.WaitGroup
 	for range 3 {
 		waiting.Go(func() {
-			if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 2, "one more")); a.StatusCode != 200 {
+			if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, "one more")); a.StatusCode != 200 {
 				t.Errorf("one that waited: %d %s", a.StatusCode, a.Content)
 			}
 		})
@@ -136,7 +136,7 @@ func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {
 // there is another Envoy. Envoy takes its configuration.
 func TestE2E_B6_X20_AFilterOfAnEarlierVersionIsNotAsked(t *testing.T) {
 	t.Parallel()
-	g := Start(t, filtered)
+	g := harness.Start(t, filtered)
 	stream := g.OpenStreams(1, 100)
 	g.Kill()
 	makeFilterOlder(t, g.Dir)
@@ -146,7 +146,7 @@ func TestE2E_B6_X20_AFilterOfAnEarlierVersionIsNotAsked(t *testing.T) {
 		t.Errorf("the condition is %+v", c)
 	}
 	before := cmp.Or(byExtProc(g), "0")
-	if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 || a.Header.Get("Server") != "" {
+	if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")); a.StatusCode != 200 || a.Header.Get("Server") != "" {
 		t.Errorf("%d %v", a.StatusCode, a.Header)
 	}
 	if e := envoyStatus(g); e.Filter != "ext_proc" || cmp.Or(byExtProc(g), "0") == before {
@@ -191,11 +191,11 @@ func makeFilterOlder(t *testing.T, dir string) {
 // What asks the gateway is changed by a reload, in both directions, and no stream is cut.
 func TestE2E_B6_TheFilterIsSwitchedByAReload(t *testing.T) {
 	t.Parallel()
-	g := Start(t, filtered)
+	g := harness.Start(t, filtered)
 	first := g.OpenStreams(5, 100)
 	g.Configure(strings.Replace(filtered, "module", "ext_proc", 1))
-	Eventually(t, "ext_proc asks", func() error {
-		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+	harness.Eventually(t, "ext_proc asks", func() error {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
 			return fmt.Errorf("%d %s", a.StatusCode, a.Content)
 		}
 		if n := byExtProc(g); n == "" || n == "0" {
@@ -205,9 +205,9 @@ func TestE2E_B6_TheFilterIsSwitchedByAReload(t *testing.T) {
 	})
 	second := g.OpenStreams(5, 100)
 	g.Configure(filtered)
-	Eventually(t, "the filter asks", func() error {
+	harness.Eventually(t, "the filter asks", func() error {
 		before := byExtProc(g)
-		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
 			return fmt.Errorf("%d %s", a.StatusCode, a.Content)
 		}
 		if n := byExtProc(g); n != before {
@@ -221,7 +221,7 @@ func TestE2E_B6_TheFilterIsSwitchedByAReload(t *testing.T) {
 }
 
 // envoyStatus is what /api/v1/status says of Envoy.
-func envoyStatus(g *Gateway) (e struct {
+func envoyStatus(g *harness.Gateway) (e struct {
 	PID             int
 	Version, Filter string
 }) {
@@ -237,7 +237,7 @@ func envoyStatus(g *Gateway) (e struct {
 // files of the filter are removed.
 func TestE2E_B6_AnotherVersionOfEnvoyIsServedByExtProc(t *testing.T) {
 	t.Parallel()
-	g := Prepare(t, filtered)
+	g := harness.Prepare(t, filtered)
 	t.Cleanup(g.Stop)
 	binary := filepath.Join(t.TempDir(), "envoy")
 	// The script is the true Envoy, and says that it is another version.
@@ -255,7 +255,7 @@ func TestE2E_B6_AnotherVersionOfEnvoyIsServedByExtProc(t *testing.T) {
 	chat := func(filter, version string) int {
 		t.Helper()
 		before := cmp.Or(byExtProc(g), "0")
-		if a := g.Post("/v1/chat/completions", ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")); a.StatusCode != 200 {
 			t.Errorf("%d %s", a.StatusCode, a.Content)
 		}
 		e := envoyStatus(g)
@@ -280,7 +280,7 @@ func TestE2E_B6_AnotherVersionOfEnvoyIsServedByExtProc(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.AwaitNoCondition(condition.FilterUnavailable)
-	Eventually(t, "another Envoy serves", func() error {
+	harness.Eventually(t, "another Envoy serves", func() error {
 		if e := envoyStatus(g); e.PID == 0 || e.PID == first {
 			return fmt.Errorf("%+v", e)
 		}

@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/sluice-gateway/sluice/tests/e2e/harness"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
 // outages are clients that send requests of all kinds while the gateway dies, hangs and is
 // replaced.
 type outages struct {
-	*Gateway
+	*harness.Gateway
 	text string // a prompt of 64 KB
 
 	sent, served, refused, aborted atomic.Int64
@@ -35,7 +35,7 @@ func TestE2E_B6_OutagesOfTheGatewayCostOnly503(t *testing.T) {
 	if v, err := strconv.ParseInt(os.Getenv("SLUICE_STORM"), 10, 64); err == nil {
 		n = v
 	}
-	o := &outages{text: strings.Repeat("word ", 13_000), Gateway: Start(t, `
+	o := &outages{text: strings.Repeat("word ", 13_000), Gateway: harness.Start(t, `
 envoy: {filter: module}
 models:
   - {name: chat, engine: sim, variables: {max_num_seqs: 100, token_interval: 5ms, prefill_rate: 0}, replicas: {min: 1, max: 1}}
@@ -90,7 +90,7 @@ func (o *outages) envoys() string {
 
 // await waits until that many requests have been sent.
 func (o *outages) await(sent int64) {
-	Eventually(o.T, "the clients go on", func() error {
+	harness.Eventually(o.T, "the clients go on", func() error {
 		if now := o.sent.Load(); now < sent {
 			return fmt.Errorf("%d of %d requests were sent", now, sent)
 		}
@@ -130,7 +130,7 @@ func (o *outages) replace() {
 // awaitRefusals waits until some requests have been answered with 503.
 func (o *outages) awaitRefusals() {
 	before := o.refused.Load()
-	Eventually(o.T, "requests are refused", func() error {
+	harness.Eventually(o.T, "requests are refused", func() error {
 		if n := o.refused.Load() - before; n < 3 {
 			return fmt.Errorf("%d are", n)
 		}
@@ -142,24 +142,24 @@ func (o *outages) awaitRefusals() {
 func (o *outages) sendOne(i int64) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	body, stream := ChatBody("chat", false, 1, fmt.Sprint("question ", i)), i%4 == 2
+	body, stream := harness.ChatBody("chat", false, 1, fmt.Sprint("question ", i)), i%4 == 2
 	switch i % 4 {
 	case 1:
-		body = ChatBody("chat", false, 1, fmt.Sprint(i, o.text))
+		body = harness.ChatBody("chat", false, 1, fmt.Sprint(i, o.text))
 	case 2:
-		body = ChatBody("chat", true, 10, fmt.Sprint("stream ", i))
+		body = harness.ChatBody("chat", true, 10, fmt.Sprint("stream ", i))
 	case 3:
 		ctx, cancel = context.WithTimeout(ctx, rand.N(20*time.Millisecond))
 		defer cancel()
 	}
-	a, err := o.TryPost(ctx, ChatPath, body)
+	a, err := o.TryPost(ctx, harness.ChatPath, body)
 	switch {
 	case err != nil && i%4 == 3:
 		o.aborted.Add(1)
 	case err != nil:
 		o.T.Errorf("%d: %v", i, err)
-	case a.StatusCode == 200 && stream && CheckWholeStream(a.Content) != nil:
-		o.T.Errorf("%d: the stream is not whole: %v", i, CheckWholeStream(a.Content))
+	case a.StatusCode == 200 && stream && harness.CheckWholeStream(a.Content) != nil:
+		o.T.Errorf("%d: the stream is not whole: %v", i, harness.CheckWholeStream(a.Content))
 	case a.StatusCode == 200:
 		o.served.Add(1)
 	case a.StatusCode == 503:
@@ -173,7 +173,7 @@ func (o *outages) sendOne(i int64) {
 // awaitNothingLeft waits until no process knows of a request.
 func (o *outages) awaitNothingLeft() {
 	o.AwaitIdle("chat")
-	Eventually(o.T, "nothing is left", func() error {
+	harness.Eventually(o.T, "nothing is left", func() error {
 		var list struct{ Running int }
 		o.Get("/api/v1/requests", &list)
 		active := strings.TrimSpace(o.EnvoyAdmin("/stats?filter=^http\\..*downstream_rq_active$&usedonly"))
