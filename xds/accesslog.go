@@ -5,6 +5,7 @@ import (
 
 	accesslog "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	accesslogdata "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	cel "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	grpclog "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	tag "github.com/envoyproxy/go-control-plane/envoy/type/tracing/v3"
@@ -37,10 +38,7 @@ func requestLog(c Config) []*accesslog.AccessLog {
 func attemptLog(c Config) []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
-	closes := celFilter(closeDelimited)
-	if c.Filter.in(c) {
-		closes = allOf(untold(), closes)
-	}
+	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), celFilter(closeDelimited))
 	filters := []*accesslog.AccessLogFilter{failedOrRetried(), answeredAtLeast(429), closes}
 	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{
 		CommonConfig: common, AdditionalResponseHeadersToLog: []string{"content-length", "transfer-encoding", "retry-after"},
@@ -49,13 +47,21 @@ func attemptLog(c Config) []*accesslog.AccessLog {
 	}})}
 }
 
-// closeDelimited matches responses of replicas that only the end of the connection ends. It is
-// evaluated for requests of which Sluice's own filter does not tell: it takes a tenth of what a
-// small request costs Envoy, and the filter finds out by itself. There is no code yet when Envoy
-// logs that an attempt has a connection. Envoy keeps a copy of the replica's own headers for this
-// log; elsewhere it removes transfer-encoding.
-const closeDelimited = `response.code >= 200 && !("content-length" in response.headers) && !("transfer-encoding" in response.headers) && ` +
+// closeDelimited matches responses of replicas that only the end of the connection ends. Envoy keeps
+// a copy of the replica's own headers for this log; elsewhere it removes transfer-encoding. The log
+// of attempts does not see the dynamic metadata of the request, so this is also evaluated where
+// Sluice's own filter finds out by itself. Nearly all responses have one of the two headers. They
+// are first, because what is behind them is not evaluated then.
+const closeDelimited = `!("content-length" in response.headers) && !("transfer-encoding" in response.headers) && response.code >= 200 && ` +
 	`xds.cluster_name.startsWith("model/")`
+
+// loggedAs matches what Envoy logs for this reason. Before an attempt has a response, an expression
+// about it has no value, and Envoy evaluates all of it to find that out.
+func loggedAs(reason accesslogdata.AccessLogType) *accesslog.AccessLogFilter {
+	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_LogTypeFilter{
+		LogTypeFilter: &accesslog.LogTypeFilter{Types: []accesslogdata.AccessLogType{reason}},
+	}}
+}
 
 // allOf matches what all filters match. They are evaluated in order, until one does not.
 func allOf(filters ...*accesslog.AccessLogFilter) *accesslog.AccessLogFilter {
