@@ -35,7 +35,7 @@ func requestLog(c Config) []*accesslog.AccessLog {
 }
 
 // attemptLog configures the log of attempts.
-func attemptLog(c Config) []*accesslog.AccessLog {
+func attemptLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
 	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), celFilter(closeDelimited))

@@ -48,7 +48,7 @@ func httpFilterChain(c Config) []*hcm.HttpFilter {
 		httpFilter(customResponseName, &customresponse.CustomResponse{}),
 		httpFilter("envoy.filters.http.router", &router.Router{
 			SuppressEnvoyHeaders: true,
-			UpstreamLog:          attemptLog(c),
+			UpstreamLog:          attemptLog(),
 			UpstreamLogOptions:   &router.Router_UpstreamAccessLogOptions{FlushUpstreamLogOnUpstreamStream: true},
 		}),
 	)
