@@ -47,11 +47,11 @@ func attemptLog() []*accesslog.AccessLog {
 	}})}
 }
 
-// closeDelimited matches responses of replicas that only the end of the connection ends. Envoy keeps
-// a copy of the replica's own headers for this log; elsewhere it removes transfer-encoding. The log
-// of attempts does not see the dynamic metadata of the request, so this is also evaluated where
-// Sluice's own filter finds out by itself. Nearly all responses have one of the two headers. They
-// are first, because what is behind them is not evaluated then.
+// closeDelimited matches responses of replicas that only the end of the connection ends. Envoy
+// keeps a copy of the replica's own headers for this log; elsewhere it removes transfer-encoding.
+// The log of attempts does not see the dynamic metadata of the request, so this is also evaluated
+// where Sluice's own filter finds out by itself. Nearly all responses have one of the two headers.
+// These are first, because what is behind them is not evaluated then.
 const closeDelimited = `!("content-length" in response.headers) && !("transfer-encoding" in response.headers) && response.code >= 200 && ` +
 	`xds.cluster_name.startsWith("model/")`
 
