@@ -150,6 +150,39 @@ func TestStopFindsAnEnvoyThatNobodyRuns(t *testing.T) {
 	}
 }
 
+// Stop may come while Run still starts. Run then leaves the Envoy to it, which drains.
+func TestStopBeforeTheAdoptionCutsNothing(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	pid := first.Status().PID
+	running := stream(t, address(t, first.admin))
+	b.restart(t, stop)
+	c := b.config
+	c.Dir, c.ReplaceDrain = b.dir, time.Millisecond
+	e := New(c)
+	done := stopInBackground(t.Context(), e, testTimeout)
+	eventually(t, func() error {
+		state, err := e.admin.ServerState(t.Context())
+		if err == nil && state != serverDraining {
+			err = errors.New(state)
+		}
+		return err
+	})
+	if err := e.Run(t.Context()); err != nil {
+		t.Errorf("Run after Stop: %v", err)
+	}
+	close(b.backend.finish)
+	body, err := io.ReadAll(running)
+	if err != nil || !strings.HasSuffix(string(body), "end\n") {
+		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	expectEnded(t, b, pid)
+}
+
 func TestStopSurvivesAHungEnvoy(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

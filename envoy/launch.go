@@ -220,7 +220,8 @@ func trimLogPrefix(s string) string {
 
 // adopt takes over the Envoy of the state directory if its launchSpec is l. An Envoy that differs
 // is drained and ended, and adopt returns false. An Envoy that differs and whose successor could
-// not be started, because its bootstrap cannot be written or is refused, is taken over too.
+// not be started, because its bootstrap cannot be written or is refused, is taken over too. If Stop
+// was called before, the Envoy is left to it.
 func (e *Envoy) adopt(ctx context.Context, l launchSpec) (bool, error) {
 	p, ok := e.cfg.Dir.Adopt(RecordName)
 	if !ok {
@@ -236,6 +237,9 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) (bool, error) {
 		e.setAdopted(p)
 		e.log.Info("envoy adopted", zap.Int("pid", p.PID()), zap.String("version", l.version))
 		return true, nil
+	}
+	if e.isStopped() {
+		return true, nil // Stop drains it already, or ends it
 	}
 	if err := l.check(ctx); err != nil {
 		e.setAdopted(p)

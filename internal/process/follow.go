@@ -113,7 +113,8 @@ func (d *Dir) AwaitHolder(ctx context.Context) (pid int, claimed bool) {
 //
 // stops gets each SIGTERM and SIGINT of this process, also those of before the call. For the first
 // one the gateway gets StopSignal, and so does every gateway that claims the directory later. For
-// each other one it gets SIGTERM. It also gets what comes from received.
+// each other one it gets SIGTERM twice: a gateway takes the first SIGTERM that comes with a
+// StopSignal for the same. It also gets what comes from received.
 func (d *Dir) Pass(ctx context.Context, stops, received <-chan os.Signal) {
 	p := passing{dir: d}
 	var retry <-chan time.Time
@@ -128,7 +129,7 @@ func (d *Dir) Pass(ctx context.Context, stops, received <-chan os.Signal) {
 		case <-retry:
 		}
 		p.send()
-		if retry = nil; p.told || len(p.waiting) > 0 {
+		if retry = nil; p.told || len(p.waiting)+len(p.again) > 0 {
 			retry = time.After(followInterval)
 		}
 	}
@@ -140,8 +141,8 @@ type passing struct {
 	// told means that the gateway must stop, and informed is the process that has got StopSignal.
 	told     bool
 	informed int
-	// waiting are the other signals for the gateway.
-	waiting []unix.Signal
+	// waiting are the other signals for the gateway, and again those that it gets once more.
+	waiting, again []unix.Signal
 }
 
 // add takes a signal for the gateway.
@@ -149,13 +150,16 @@ func (p *passing) add(s unix.Signal) {
 	switch {
 	case s == StopSignal, s == unix.SIGTERM && !p.told:
 		p.told = true
+	case s == unix.SIGTERM:
+		p.waiting, p.again = append(p.waiting, s), append(p.again, s)
 	default:
 		p.waiting = append(p.waiting, s)
 	}
 }
 
-// send sends the gateway what it has not got. A process may end this moment, so failures of kill
-// are nothing.
+// send sends the gateway what it has not got. What it gets again, it gets from the next call: two
+// signals of one kind at once would be one. A process may end this moment, so failures of kill are
+// nothing.
 func (p *passing) send() {
 	pid := p.dir.Holder()
 	if pid == 0 || pid == os.Getpid() {
@@ -168,7 +172,7 @@ func (p *passing) send() {
 	for _, s := range p.waiting {
 		_ = unix.Kill(pid, s)
 	}
-	p.waiting = nil
+	p.waiting, p.again = p.again, nil
 }
 
 // Follow stands for the gateway of the directory, which is another process, until it has ended, and

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -272,6 +273,49 @@ func TestE2E_X20_SIGTERMDuringARestartStopsTheGateway(t *testing.T) {
 			})
 			if code := g.Process.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}
+
+// Two signals that come while a process hands over are two for the new one: it does not let streams
+// run for drain_timeout.
+func TestE2E_X20_TwoSIGTERMsDuringARestartEndEverythingAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, moment := range []string{"hand-over started", "new process prepared"} {
+		t.Run(moment, func(t *testing.T) {
+			t.Parallel()
+			g := harness.Start(t, "drain_timeout: 30m"+harness.SlowSims)
+			r, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "Hello"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Body.Close()
+			command := make(chan struct{})
+			go func() {
+				defer close(command)
+				_, _ = g.RunCommand("restart", "-c", g.Config) // it may see the new process before that stops
+			}()
+			harness.Eventually(t, moment, func() error {
+				if !strings.Contains(g.LogText(), moment) {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+			g.Signal(syscall.SIGTERM)
+			time.Sleep(10 * time.Millisecond) // two signals of one kind at once are one
+			g.Signal(syscall.SIGTERM)
+			<-command
+			harness.Eventually(t, "it has ended", func() error {
+				select {
+				case <-g.Exited:
+					return nil
+				default:
+					return errors.New("still there")
+				}
+			})
+			if !strings.Contains(g.LogText(), "second stop requested") {
+				t.Error("the stream had to end first")
 			}
 		})
 	}
