@@ -18,6 +18,16 @@ func stopInBackground(ctx context.Context, e *Envoy, drainTime time.Duration) ch
 	return done
 }
 
+// finish has the backend end its streams, and checks that this one comes to its end.
+func (b *testbed) finish(t *testing.T, running io.Reader) {
+	t.Helper()
+	close(b.backend.finish)
+	body, err := io.ReadAll(running)
+	if err != nil || !strings.HasSuffix(string(body), "end\n") {
+		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
+	}
+}
+
 // expectEnded checks that neither the process nor a record is left.
 func expectEnded(t *testing.T, b *testbed, pid int) {
 	t.Helper()
@@ -56,11 +66,7 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	if err := inState(e, StateDraining); err != nil {
 		t.Error(err)
 	}
-	close(b.backend.finish)
-	body, err := io.ReadAll(running)
-	if err != nil || !strings.HasSuffix(string(body), "end\n") {
-		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
-	}
+	b.finish(t, running)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -172,11 +178,7 @@ func TestStopBeforeTheAdoptionCutsNothing(t *testing.T) {
 	if err := e.Run(t.Context()); err != nil {
 		t.Errorf("Run after Stop: %v", err)
 	}
-	close(b.backend.finish)
-	body, err := io.ReadAll(running)
-	if err != nil || !strings.HasSuffix(string(body), "end\n") {
-		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
-	}
+	b.finish(t, running)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

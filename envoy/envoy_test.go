@@ -111,11 +111,7 @@ func TestAdoptedAfterADeath(t *testing.T) {
 	if after.PID != before.PID || !after.Adopted {
 		t.Errorf("adopted as %+v, was %+v", after, before)
 	}
-	close(b.backend.finish)
-	body, err := io.ReadAll(running)
-	if err != nil || !strings.HasSuffix(string(body), "end\n") {
-		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
-	}
+	b.finish(t, running)
 }
 
 func TestKilledIsRestarted(t *testing.T) {
@@ -227,11 +223,7 @@ func TestAnotherBootstrapReplaces(t *testing.T) {
 	b.config.Bootstrap.NodeID = "other"
 	second, _ := b.run(t)
 	eventually(t, func() error { return inState(second, StateDraining) })
-	close(b.backend.finish)
-	body, err := io.ReadAll(running)
-	if err != nil || !strings.HasSuffix(string(body), "end\n") {
-		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
-	}
+	b.finish(t, running)
 	eventually(t, func() error { return inState(second, StateLive) })
 	old, now := first.Status().PID, second.Status()
 	if now.PID == old || now.Adopted {
@@ -257,11 +249,7 @@ func TestLeavingWhileItReplacesCutsNothing(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	close(b.backend.finish)
-	body, err := io.ReadAll(running)
-	if err != nil || !strings.HasSuffix(string(body), "end\n") {
-		t.Errorf("the stream was cut: %v after %d bytes", err, len(body))
-	}
+	b.finish(t, running)
 	if !runs(first.Status().PID) {
 		t.Error("the old Envoy was ended")
 	}

@@ -97,7 +97,7 @@ func awaitExit(g *harness.Gateway) {
 		case <-g.Exited:
 			return nil
 		default:
-			return errors.New("it runs")
+			return fmt.Errorf("running: %v", g.Processes())
 		}
 	})
 }

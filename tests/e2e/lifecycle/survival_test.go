@@ -33,14 +33,7 @@ func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
 		return nil
 	})
 	g.Signal(syscall.SIGTERM)
-	harness.Eventually(t, "it has ended", func() error {
-		select {
-		case <-g.Exited:
-			return nil
-		default:
-			return errors.New("still there")
-		}
-	})
+	awaitExit(g)
 }
 
 // processIDs returns the process ids of Envoy and of the replicas by name.

@@ -263,14 +263,7 @@ func TestE2E_X20_SIGTERMDuringARestartStopsTheGateway(t *testing.T) {
 			})
 			g.Signal(syscall.SIGTERM)
 			<-command
-			harness.Eventually(t, "the gateway has stopped", func() error {
-				select {
-				case <-g.Exited:
-					return nil
-				default:
-					return fmt.Errorf("running: %v", g.Processes())
-				}
-			})
+			awaitExit(g)
 			if code := g.Process.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
@@ -306,14 +299,7 @@ func TestE2E_X20_TwoSIGTERMsDuringARestartEndEverythingAtOnce(t *testing.T) {
 			time.Sleep(10 * time.Millisecond) // two signals of one kind at once are one
 			g.Signal(syscall.SIGTERM)
 			<-command
-			harness.Eventually(t, "it has ended", func() error {
-				select {
-				case <-g.Exited:
-					return nil
-				default:
-					return errors.New("still there")
-				}
-			})
+			awaitExit(g)
 			if !strings.Contains(g.LogText(), "second stop requested") {
 				t.Error("the stream had to end first")
 			}
