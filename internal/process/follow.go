@@ -129,7 +129,7 @@ func (d *Dir) Pass(ctx context.Context, stops, received <-chan os.Signal) {
 		case <-retry:
 		}
 		p.send()
-		if retry = nil; p.told || len(p.waiting)+len(p.again) > 0 {
+		if retry = nil; p.told || len(p.waiting) > 0 {
 			retry = time.After(followInterval)
 		}
 	}
@@ -141,8 +141,8 @@ type passing struct {
 	// told means that the gateway must stop, and informed is the process that has got StopSignal.
 	told     bool
 	informed int
-	// waiting are the other signals for the gateway, and again those that it gets once more.
-	waiting, again []unix.Signal
+	// waiting are the other signals for the gateway.
+	waiting []unix.Signal
 }
 
 // add takes a signal for the gateway.
@@ -151,15 +151,14 @@ func (p *passing) add(s unix.Signal) {
 	case s == StopSignal, s == unix.SIGTERM && !p.told:
 		p.told = true
 	case s == unix.SIGTERM:
-		p.waiting, p.again = append(p.waiting, s), append(p.again, s)
+		p.waiting = append(p.waiting, s, s)
 	default:
 		p.waiting = append(p.waiting, s)
 	}
 }
 
-// send sends the gateway what it has not got. What it gets again, it gets from the next call: two
-// signals of one kind at once would be one. A process may end this moment, so failures of kill are
-// nothing.
+// send sends the gateway what it has not got: of the other signals one at each call, since two of
+// one kind at once would be one. A process may end this moment, so failures of kill are nothing.
 func (p *passing) send() {
 	pid := p.dir.Holder()
 	if pid == 0 || pid == os.Getpid() {
@@ -169,10 +168,10 @@ func (p *passing) send() {
 		_ = unix.Kill(pid, StopSignal)
 		p.informed = pid
 	}
-	for _, s := range p.waiting {
-		_ = unix.Kill(pid, s)
+	if len(p.waiting) > 0 {
+		_ = unix.Kill(pid, p.waiting[0])
+		p.waiting = p.waiting[1:]
 	}
-	p.waiting, p.again = p.again, nil
 }
 
 // Follow stands for the gateway of the directory, which is another process, until it has ended, and

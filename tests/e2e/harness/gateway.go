@@ -224,6 +224,17 @@ func (g *Gateway) LogText() string {
 	return string(b)
 }
 
+// AwaitLogged waits until the processes have printed a text so many times.
+func (g *Gateway) AwaitLogged(text string, times int) {
+	g.T.Helper()
+	Eventually(g.T, "the log has "+text, func() error {
+		if n := strings.Count(g.LogText(), text); n < times {
+			return fmt.Errorf("%d times, not %d", n, times)
+		}
+		return nil
+	})
+}
+
 // AwaitReady waits until the gateway takes requests and every model has the replicas that it needs.
 // It fails the test if the program exits.
 func (g *Gateway) AwaitReady() {

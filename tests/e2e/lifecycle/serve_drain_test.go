@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -125,12 +124,7 @@ func TestE2E_E4_ASecondSignalEndsServeAtOnce(t *testing.T) {
 	g, _ := serveHeld(t, "10m")
 	heldStream(g)
 	g.Signal(syscall.SIGTERM)
-	harness.Eventually(t, "the drain has begun", func() error {
-		if !strings.Contains(g.LogText(), "drain started") {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	g.AwaitLogged("drain started", 1)
 	g.Signal(syscall.SIGTERM)
 	awaitExit(g)
 }

@@ -19,21 +19,23 @@ import (
 // looks).
 func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
 	t.Parallel()
+	g := startBusy(t)
+	g.Signal(syscall.SIGTERM)
+	g.AwaitLogged("envoy drains", 1)
+	g.Signal(syscall.SIGTERM)
+	awaitExit(g)
+}
+
+// startBusy starts a gateway with a stream for which a drain waits half an hour.
+func startBusy(t *testing.T) *harness.Gateway {
+	t.Helper()
 	g := harness.Start(t, "drain_timeout: 30m"+harness.SlowSims)
-	r, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "Hello"))
+	r, err := g.Open(t.Context(), harness.ChatPath, harness.ChatBody("chat", true, 100_000, "Hello"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Body.Close()
-	g.Signal(syscall.SIGTERM)
-	harness.Eventually(t, "it drains", func() error {
-		if !strings.Contains(g.LogText(), "envoy drains") {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	g.Signal(syscall.SIGTERM)
-	awaitExit(g)
+	t.Cleanup(func() { r.Body.Close() })
+	return g
 }
 
 // processIDs returns the process ids of Envoy and of the replicas by name.

@@ -255,12 +255,7 @@ func TestE2E_X20_SIGTERMDuringARestartStopsTheGateway(t *testing.T) {
 					t.Errorf("the command: %v\n%s", err, out)
 				}
 			}()
-			harness.Eventually(t, moment, func() error {
-				if n := strings.Count(g.LogText(), moment); n < 2 {
-					return fmt.Errorf("logged %d times", n)
-				}
-				return nil
-			})
+			g.AwaitLogged(moment, 2)
 			g.Signal(syscall.SIGTERM)
 			<-command
 			awaitExit(g)
@@ -278,23 +273,13 @@ func TestE2E_X20_TwoSIGTERMsDuringARestartEndEverythingAtOnce(t *testing.T) {
 	for _, moment := range []string{"hand-over started", "new process prepared"} {
 		t.Run(moment, func(t *testing.T) {
 			t.Parallel()
-			g := harness.Start(t, "drain_timeout: 30m"+harness.SlowSims)
-			r, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "Hello"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer r.Body.Close()
+			g := startBusy(t)
 			command := make(chan struct{})
 			go func() {
 				defer close(command)
 				_, _ = g.RunCommand("restart", "-c", g.Config) // it may see the new process before that stops
 			}()
-			harness.Eventually(t, moment, func() error {
-				if !strings.Contains(g.LogText(), moment) {
-					return errors.New("not yet")
-				}
-				return nil
-			})
+			g.AwaitLogged(moment, 1)
 			g.Signal(syscall.SIGTERM)
 			time.Sleep(10 * time.Millisecond) // two signals of one kind at once are one
 			g.Signal(syscall.SIGTERM)

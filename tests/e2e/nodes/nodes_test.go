@@ -326,12 +326,7 @@ func TestE2E_N4_AHostIsLateAfterARestart(t *testing.T) {
 	h.Signal(syscall.SIGSTOP)
 	g.Kill()
 	g.Launch()
-	harness.Eventually(t, "the gateway goes on without the host", func() error {
-		if n := strings.Count(g.LogText(), `"msg":"serving"`); n < 2 {
-			return fmt.Errorf("it has served %d times", n)
-		}
-		return nil
-	})
+	g.AwaitLogged(`"msg":"serving"`, 2) // it goes on without the host
 	h.Signal(syscall.SIGCONT)
 	after := awaitReplicasOn(g, map[string]int{"gpu-1": 1})
 	ask()

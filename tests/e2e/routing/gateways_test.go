@@ -3,7 +3,6 @@ package routing
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -254,12 +253,7 @@ func TestE2E_B1_TheWaitingTokensOfAKilledGatewayAreForgotten(t *testing.T) {
 		return nil
 	})
 	a.Kill() // Envoy still holds the request, and nobody tells of it any more
-	harness.Eventually(t, "the gateway is missed", func() error {
-		if log := b.LogText(); !strings.Contains(log, "gateway gone") {
-			return errors.New("nothing in the log")
-		}
-		return nil
-	})
+	b.AwaitLogged("gateway gone", 1)
 	if n := round(); n == 0 {
 		t.Error("no prompt goes to the replica although nothing waits there any more")
 	}
