@@ -32,7 +32,7 @@ type Config struct {
 	OnHealthy func(replicaID string)
 	// Inventory reads the resources of this machine. nil means its CPUs and memory, and no GPUs.
 	Inventory Inventory
-	// ReadEvery is the interval between two readings of the inventory. 0 means 1 min.
+	// ReadEvery is the least interval between two readings of the inventory. 0 means 10 s.
 	ReadEvery time.Duration
 
 	// BackOff is the pause between a failure of a replica and its next start.

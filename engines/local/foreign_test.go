@@ -3,6 +3,7 @@ package local
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -35,4 +36,32 @@ func TestU12_ReplicasAvoidMemoryThatOthersHold(t *testing.T) {
 	if foreign := l.Node().GPUs[1].MemoryForeign; foreign != 0 {
 		t.Errorf("what whole-0 uses counts as foreign: %d", foreign)
 	}
+}
+
+// A replica gets its GPU by a reading that is later than the wish for it: another program may have
+// filled the GPU since the last one.
+func TestU12_GPUsAreReadBeforeAReplicaGetsOne(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	node := gpus(1)
+	node.GPUs[0].MemoryTotal = 80 << 30
+	r := &rack{node: node}
+	c := w.onRack(r)
+	c.ReadEvery = time.Hour
+	l := New(c)
+	run(t, l)
+	w.eventually("the GPU is known", func() bool { return len(l.Node().GPUs) == 1 })
+	filled := gpus(1)
+	filled.GPUs[0].MemoryTotal, filled.GPUs[0].MemoryUsed = 80<<30, 60<<30
+	r.set(filled, nil)
+	l.Set([]Model{w.needs("whole", 1, engines.Resources{GPU: 1})})
+	w.eventually("whole-0: its GPU is full", func() bool {
+		return strings.HasSuffix(w.replica("whole-0").Reason, "others hold 60 GiB of 80 GiB of GPU 0")
+	})
+	if r := w.replica("whole-0"); r.State != engines.Pending {
+		t.Errorf("%+v", r)
+	}
+	r.set(node, nil)
+	l.Set([]Model{w.needs("whole", 2, engines.Resources{GPU: 1})}) // the second replica has the GPU read again
+	w.eventually("whole-0 starts", func() bool { return w.replica("whole-0").State == engines.Ready })
 }

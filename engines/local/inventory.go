@@ -19,7 +19,11 @@ import (
 
 const (
 	// readInterval is the default of Config.ReadEvery.
-	readInterval = time.Minute
+	readInterval = 10 * time.Second
+	// A reading that takes long is repeated after readShare times its duration, up to readSeldom:
+	// without persistence mode, each one wakes the GPUs of an idle machine, which takes seconds.
+	readShare  = 200
+	readSeldom = time.Minute
 	// readTimeout is how long replicas wait for a reading. A faulty driver may never answer.
 	readTimeout = 10 * time.Second
 )
@@ -80,7 +84,15 @@ const (
 type reading struct {
 	engines.Node
 	driver driverState
+	// begun is when the reading began.
+	begun time.Time
+	// silent: the driver has not answered in time, so the GPUs are those of an earlier reading.
+	silent bool
 }
+
+// tells reports whether the reading is one by which a replica that was created then gets GPUs. An
+// earlier one may not know of programs that have filled a GPU since.
+func (r *reading) tells(created time.Time) bool { return r.silent || r.begun.After(created) }
 
 // Node returns this machine as it was last read. Before Run has read it, Node returns the zero
 // value.
@@ -98,13 +110,13 @@ func (l *Launcher) hasNoGPUs() bool {
 	return node == nil || len(node.GPUs) == 0 && node.driver != driverSilent
 }
 
-// readInventory reads the inventory at once and then at each interval, and tells the loop. A driver
-// that hangs does not delay a stop. After readTimeout it does not delay starts either: the node is
-// then what it was before, or has no GPUs.
+// readInventory reads the inventory at once, then at each interval and when the loop asks for it
+// (l.renew), and tells the loop. A driver that hangs does not delay a stop. After readTimeout it
+// does not delay starts either: the node is then what it was before, or has no GPUs.
 func (l *Launcher) readInventory(ctx context.Context) {
 	var last reading
 	for ctx.Err() == nil {
-		read := make(chan reading, 1)
+		begun, read := time.Now(), make(chan reading, 1)
 		go func() { read <- l.readOnce(last) }()
 		late := time.NewTimer(l.readTimeout)
 		for answered := false; !answered && ctx.Err() == nil; {
@@ -118,7 +130,26 @@ func (l *Launcher) readInventory(ctx context.Context) {
 			}
 		}
 		late.Stop()
-		wait(ctx, l.config.ReadEvery)
+		l.awaitReading(ctx, time.Since(begun))
+	}
+}
+
+// awaitReading waits until it is time for the next reading. took is how long the last one took.
+func (l *Launcher) awaitReading(ctx context.Context, took time.Duration) {
+	next := time.NewTimer(max(l.config.ReadEvery, min(took*readShare, readSeldom)))
+	defer next.Stop()
+	select {
+	case <-ctx.Done():
+	case <-next.C:
+	case <-l.renew:
+	}
+}
+
+// askReading asks for a reading, unless somebody has asked already.
+func (l *Launcher) askReading() {
+	select {
+	case l.renew <- struct{}{}:
+	default:
 	}
 }
 
@@ -162,12 +193,13 @@ func withForeign(gpus []engines.GPU, claims []placement.Claim) []engines.GPU {
 // readOnce reads the inventory. If the driver does not answer, it keeps the GPUs of the last
 // reading: silence does not prove that they are gone.
 func (l *Launcher) readOnce(last reading) reading {
+	begun := time.Now()
 	node, err := l.config.Inventory.Read()
 	if err == nil {
-		return reading{node, driverAnswered}
+		return reading{Node: node, driver: driverAnswered, begun: begun}
 	}
 	node.Name, node.GPUs, node.Reason = cmp.Or(node.Name, last.Name), last.GPUs, err.Error()
-	return reading{node, max(last.driver, driverFailed)}
+	return reading{Node: node, driver: max(last.driver, driverFailed), begun: begun}
 }
 
 // unanswered returns the node while its driver does not answer.
@@ -177,7 +209,7 @@ func (l *Launcher) unanswered(last reading) reading {
 		node = last.Node
 	}
 	node.GPUs, node.Reason = last.GPUs, "NVIDIA's driver does not answer"
-	return reading{node, last.driver}
+	return reading{Node: node, driver: last.driver, silent: true}
 }
 
 func sameDevices(a, b engines.Node) bool {

@@ -85,6 +85,8 @@ type Launcher struct {
 	node atomic.Pointer[reading]
 	// read gives the loop what was read of the inventory.
 	read chan reading
+	// renew asks for a new reading of the inventory. It holds at most one token.
+	renew chan struct{}
 	// wake tells the loop that wanted has changed. It holds at most one token.
 	wake chan struct{}
 	// quit is closed to make the loop give the table to Stop.
@@ -120,6 +122,7 @@ func New(c Config) *Launcher {
 		startLocks: newStartLocks(),
 		events:     make(chan event),
 		read:       make(chan reading),
+		renew:      make(chan struct{}, 1),
 		wake:       make(chan struct{}, 1),
 		quit:       make(chan struct{}),
 		limits:     newCgroups(c.Dir, c.Log),
@@ -174,7 +177,9 @@ func (l *Launcher) Run(ctx context.Context) error {
 		wanted := l.desired()
 		l.table.restart(l.takeRestarts())
 		l.table.reconcile(wanted, l.newRunner)
-		l.table.allocateAll(wanted)
+		if l.table.allocateAll(wanted) {
+			l.askReading()
+		}
 		l.table.publish(wanted)
 		// This comes after publish: a replica must have left the fleet before its runner stops it.
 		l.table.signalRunners(begin)

@@ -70,16 +70,21 @@ func (d driver) devices(index int) ([]engines.GPU, error) {
 		return nil, err
 	}
 	if divided {
-		return parts(handle, index)
+		return d.parts(handle, index)
 	}
-	whole, err := device(handle, index)
+	whole, err := d.device(handle, index)
 	return []engines.GPU{whole}, err
+}
+
+// has reports whether the driver has a function.
+func (d driver) has(function string) bool {
+	return d.library.Extensions().LookupSymbol(function) == nil
 }
 
 // divided reports whether MIG is on. Drivers before 450 lack the function, and calling it would end
 // the process.
 func (d driver) divided(handle nvml.Device) (bool, error) {
-	if d.library.Extensions().LookupSymbol("nvmlDeviceGetMigMode") != nil {
+	if !d.has("nvmlDeviceGetMigMode") {
 		return false, nil
 	}
 	mode, _, ret := handle.GetMigMode()
@@ -93,7 +98,7 @@ func (d driver) divided(handle nvml.Device) (bool, error) {
 }
 
 // parts lists the MIG devices of a GPU. Their numbers have gaps.
-func parts(handle nvml.Device, index int) ([]engines.GPU, error) {
+func (d driver) parts(handle nvml.Device, index int) ([]engines.GPU, error) {
 	most, ret := handle.GetMaxMigDeviceCount()
 	if ret != nvml.SUCCESS {
 		return nil, ret
@@ -107,7 +112,7 @@ func parts(handle nvml.Device, index int) ([]engines.GPU, error) {
 		if ret != nvml.SUCCESS {
 			return nil, ret
 		}
-		gpu, err := device(part, index)
+		gpu, err := d.device(part, index)
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +126,7 @@ func parts(handle nvml.Device, index int) ([]engines.GPU, error) {
 }
 
 // device describes a device. Only the UUID is required.
-func device(handle nvml.Device, index int) (engines.GPU, error) {
+func (d driver) device(handle nvml.Device, index int) (engines.GPU, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
 		return engines.GPU{}, ret
@@ -130,8 +135,21 @@ func device(handle nvml.Device, index int) (engines.GPU, error) {
 	if name, ret := handle.GetName(); ret == nvml.SUCCESS {
 		gpu.Name = name
 	}
-	if memory, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS { // GPUs without memory of their own do not say
-		gpu.MemoryTotal, gpu.MemoryUsed = int64(memory.Total), int64(memory.Used)
-	}
+	gpu.MemoryTotal, gpu.MemoryUsed = d.memory(handle)
 	return gpu, nil
+}
+
+// memory returns the memory of a device and what is used of it, in bytes, as nvidia-smi does:
+// without what the driver reserves. Drivers before 510 cannot tell the two apart. Both are 0 for
+// GPUs without memory of their own.
+func (d driver) memory(handle nvml.Device) (total, used int64) {
+	if d.has("nvmlDeviceGetMemoryInfo_v2") {
+		if memory, ret := handle.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+			return int64(memory.Total), int64(memory.Used)
+		}
+	}
+	if memory, ret := handle.GetMemoryInfo(); ret == nvml.SUCCESS {
+		return int64(memory.Total), int64(memory.Used)
+	}
+	return 0, 0
 }

@@ -29,7 +29,10 @@ func (c *card) device() *mock.Device {
 		GetUUIDFunc: func() (string, nvml.Return) { return c.uuid, c.answer },
 		GetNameFunc: func() (string, nvml.Return) { return "A100", nvml.SUCCESS },
 		GetMemoryInfoFunc: func() (nvml.Memory, nvml.Return) {
-			return nvml.Memory{Total: 40 << 30, Free: 30 << 30, Used: 10 << 30}, c.memory
+			return nvml.Memory{Total: 40 << 30, Free: 29 << 30, Used: 11 << 30}, c.memory
+		},
+		GetMemoryInfo_v2Func: func() (nvml.Memory_v2, nvml.Return) {
+			return nvml.Memory_v2{Total: 40 << 30, Free: 29 << 30, Used: 10 << 30, Reserved: 1 << 30}, c.memory
 		},
 		GetMigModeFunc: func() (int, int, nvml.Return) {
 			if c.divided {
@@ -115,15 +118,16 @@ func TestGPUsAreRead(t *testing.T) {
 	}
 }
 
-// A call of a function that the driver lacks would end the process.
-func TestOldDriverIsNotAskedForMIG(t *testing.T) {
+// A call of a function that the driver lacks would end the process. What an old driver tells of
+// memory in use includes what it reserves.
+func TestOldDriverIsAskedForWhatItHas(t *testing.T) {
 	t.Parallel()
 	l := library(&card{uuid: "GPU-a", divided: true})
 	l.ExtensionsFunc = func() nvml.ExtendedInterface {
 		return &mock.ExtendedInterface{LookupSymbolFunc: func(string) error { return nvml.ERROR_FUNCTION_NOT_FOUND }}
 	}
 	node, err := driver{l}.Read()
-	if got := shortly(node); err != nil || got != "0 GPU-a A100 10/40" {
+	if got := shortly(node); err != nil || got != "0 GPU-a A100 11/40" {
 		t.Errorf("%q, %v", got, err)
 	}
 }

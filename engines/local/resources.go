@@ -19,35 +19,43 @@ const (
 )
 
 // allocateAll allocates resources to every replica that has none yet, in the order of the models
-// and of the replicas' numbers. A replica that does not fit does not delay the ones behind it.
-func (t *table) allocateAll(wanted []desiredModel) {
+// and of the replicas' numbers. A replica that does not fit does not delay the ones behind it. It
+// returns whether a replica waits for a new reading of the inventory.
+func (t *table) allocateAll(wanted []desiredModel) (waits bool) {
 	for _, m := range wanted {
 		for _, i := range m.Numbers() {
 			if s, ok := t.entries[ReplicaID(m.Name, i)]; ok && !s.allocated && !s.draining {
-				t.allocate(s, m.Model)
+				waits = t.allocate(s, m.Model) || waits
 			}
 		}
 	}
+	return waits
 }
 
 // allocate allocates the resources of one replica, or sets the reason why it has none. The runner
-// of the replica has not started.
-func (t *table) allocate(s *entry, m Model) {
+// of the replica has not started. It returns whether the replica waits for a new reading of the
+// inventory.
+func (t *table) allocate(s *entry, m Model) (waits bool) {
 	if m.Resources == nil {
 		s.allocated = true
-		return
+		return false
 	}
 	if t.node == nil {
 		s.replica.Reason = "waits until the resources of this node are known"
-		return
+		return false
 	}
 	devices, missing := placement.PickDevices(t.node.Node, t.claims(), placement.Want{Model: m.Name, Resources: *m.Resources, Policy: m.Placement})
+	waits = m.Resources.GPU > 0 && !t.node.tells(s.created)
+	if waits && missing == "" {
+		missing = "waits until the GPUs of this node have been read again"
+	}
 	if s.replica.Reason = missing; missing != "" {
-		return
+		return waits
 	}
 	s.allocated = true
 	s.replica.Resources, s.replica.GPUs = *m.Resources, strings.Join(devices, ",")
 	s.runner.replica.Resources, s.runner.replica.GPUs = s.replica.Resources, s.replica.GPUs
+	return false
 }
 
 // claims returns what the replicas hold, in the order of their ids. A draining replica holds its

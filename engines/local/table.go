@@ -27,6 +27,8 @@ type entry struct {
 	runner *runner
 	// fingerprint identifies the command and environment that the replica was started with.
 	fingerprint string
+	// created is when the replica was first wanted.
+	created time.Time
 	// replica is what the fleet shows.
 	replica engines.Replica
 	// allocated: the replica holds its resources, or needs none.
@@ -57,8 +59,8 @@ func newTable(c Config) *table {
 
 // add creates the entry of a runner that has not started.
 func (t *table) add(r *runner, fingerprint string) *entry {
-	s := &entry{runner: r, fingerprint: fingerprint, replica: r.replica}
-	s.replica.Since = time.Now()
+	s := &entry{runner: r, fingerprint: fingerprint, created: time.Now(), replica: r.replica}
+	s.replica.Since = s.created
 	t.entries[r.replica.ID] = s
 	return s
 }

@@ -57,6 +57,7 @@ var allowed = map[string]string{
 	"internal/openai/lifecycle": "internal/openai/jsonscan",
 	"internal/openai/messages":  "internal/openai internal/openai/delta internal/openai/sse",
 	"internal/memory":           "internal/beat",
+	"internal/processors":       "internal/beat",
 	"internal/openai/leaves":    "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/jsonscan internal/openai/leaves",
 	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/memory internal/openai internal/request internal/http1 " +

@@ -36,6 +36,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/history"
 	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/processors"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
@@ -384,7 +385,7 @@ func (g *Gateway) managers(guard []string) []func(context.Context) error {
 
 // servants lists what requests need as long as one runs.
 func (g *Gateway) servants() []func(context.Context) error {
-	all := []func(context.Context) error{g.dispatcher.Run, g.tokens.Run, g.keys.run, g.watchFirst, g.memory.monitor.Run, g.usage.Run}
+	all := []func(context.Context) error{g.dispatcher.Run, g.tokens.Run, g.keys.run, g.watchFirst, g.memory.monitor.Run, g.usage.Run, processors.Run}
 	all = append(all, g.limits.components()...)
 	all = append(all, g.routing.components()...)
 	return append(all, g.streams.components()...)

@@ -1,0 +1,126 @@
+// Package processors has the gateway run on as many processors as its work needs.
+//
+// Go runs goroutines on all processors of the machine. Whenever a goroutine becomes ready, Go wakes
+// a further thread that looks for more work. Where there is little work and there are many
+// processors, most of these threads find nothing. On a machine with 16 processors, a request cost
+// the gateway twice as much as on two of them.
+package processors
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/beat"
+)
+
+const (
+	// least is the least number of processors.
+	least = 2
+	// share is how much of its processors the process may use before it gets another one.
+	share = 0.75
+	// full is how much of its processors the process uses when more of them might use more. Their
+	// number then grows by half.
+	full = 0.9
+	// interval is the time between two measurements. A process that hardly works is measured each
+	// idleInterval.
+	interval     = 100 * time.Millisecond
+	idleInterval = 200 * time.Millisecond
+	// idleUse is how much of one processor a process that hardly works uses.
+	idleUse = 0.1
+	// memory is for how many seconds the process keeps the processors that it has needed.
+	memory = 5
+)
+
+// Run sets the number of processors that goroutines run on (runtime.GOMAXPROCS) until ctx ends. It
+// is at least 2, and at most what Go would choose. The environment variable GOMAXPROCS fixes it.
+func Run(ctx context.Context) error {
+	most := runtime.GOMAXPROCS(0)
+	if os.Getenv("GOMAXPROCS") != "" || most <= least {
+		return nil
+	}
+	defer runtime.SetDefaultGOMAXPROCS()
+	c := newChooser(most, time.Now())
+	used, at := usedTime(), time.Now()
+	for period := interval; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-beat.After(period):
+		}
+		nowUsed, now := usedTime(), time.Now()
+		use := (nowUsed - used).Seconds() / now.Sub(at).Seconds()
+		used, at = nowUsed, now
+		set(c, c.choose(use, now))
+		period = interval
+		if use < idleUse {
+			period = idleInterval
+		}
+	}
+}
+
+// set has goroutines run on n processors. All of them are what Go chooses, which follows the limit
+// of the process's control group.
+func set(c *chooser, n int) {
+	switch {
+	case n == runtime.GOMAXPROCS(0):
+	case n == c.most:
+		runtime.SetDefaultGOMAXPROCS()
+		c.most = max(least, runtime.GOMAXPROCS(0))
+	default:
+		runtime.GOMAXPROCS(n)
+	}
+}
+
+// usedTime returns the CPU time that the process has used.
+func usedTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0 // it fails only for arguments that do not exist
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// chooser chooses the number of processors.
+type chooser struct {
+	most int
+	// now is the number that was chosen last.
+	now int
+	// needed has the greatest number that was needed in each of the last seconds since begun.
+	// second is the last one of them.
+	needed [memory]int
+	begun  time.Time
+	second int
+}
+
+// newChooser returns a chooser for at most so many processors. It begins with all of them,
+// because a process that starts has much to do.
+func newChooser(most int, now time.Time) *chooser {
+	c := &chooser{most: most, now: most, begun: now}
+	for i := range c.needed {
+		c.needed[i] = most
+	}
+	return c
+}
+
+// choose returns the number of processors for a process that has used so many of them since the
+// last measurement.
+func (c *chooser) choose(use float64, now time.Time) int {
+	need := int(use/share) + 1
+	if use >= full*float64(c.now) {
+		need = max(need, c.now+(c.now+1)/2)
+	}
+	second := int(now.Sub(c.begun) / time.Second)
+	for c.second = max(c.second, second-memory); c.second < second; {
+		c.second++
+		c.needed[c.second%memory] = 0
+	}
+	slot := &c.needed[c.second%memory]
+	*slot = max(*slot, need)
+	c.now = min(max(slices.Max(c.needed[:]), least), c.most)
+	return c.now
+}
