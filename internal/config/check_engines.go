@@ -94,6 +94,15 @@ func (k *checker) checkDirectory(at path, name string) {
 	}
 }
 
+// rejectID says that the name of a model is no id of a hub.
+func (k *checker) rejectID(where path, name string) {
+	hint := ""
+	if filepath.IsAbs(name) {
+		hint = "; for files of this machine, source.registry must name a registry of kind directory"
+	}
+	k.faultf(where, "must be an id such as org/name, is %s%s", quoted(name), hint)
+}
+
 // checkSource checks that the registry exists, and that the model exists in it as far as Sluice can
 // know.
 func (k *checker) checkSource(at path, m *Model) {
@@ -109,8 +118,8 @@ func (k *checker) checkSource(at path, m *Model) {
 	}
 	k.checkFetchedSource(at, m, registry)
 	if registry.Kind == HuggingFace {
-		if strings.ContainsAny(s.Name, " \t\r\n\\") || strings.HasPrefix(s.Name, "/") || strings.HasPrefix(s.Name, "-") {
-			k.faultf(where, "must be an id such as org/name, is %s", quoted(s.Name))
+		if k.valid(where) && (strings.ContainsAny(s.Name, " \t\r\n\\") || strings.HasPrefix(s.Name, "/") || strings.HasPrefix(s.Name, "-")) {
+			k.rejectID(where, s.Name)
 		}
 		return
 	}

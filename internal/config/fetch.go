@@ -61,7 +61,7 @@ func (k *checker) checkFetchedSource(at path, m *Model, r Registry) {
 		k.faultf(at.field("registry"), "registry %s has fetch: true, which only launcher: local knows; name a registry without it", quoted(r.Name))
 	}
 	if where := at.field("name"); !weights.ValidRepository(m.Source.Name) {
-		k.faultf(where, "must be an id such as org/name, is %s", quoted(m.Source.Name))
+		k.rejectID(where, m.Source.Name)
 	}
 	for field, value := range map[string]string{"revision": m.Source.Revision, "file": m.Source.File} {
 		if where := at.field(field); value != "" && k.valid(where) && !weights.ValidPath(value) {

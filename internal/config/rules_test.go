@@ -169,6 +169,8 @@ func engineCases() []ruleCase {
 			[]string{"2: models[a].source.name: must be a path below the registry's directory, without .., is b/../../f"}},
 		{"an id that is a flag", "models: [{name: a, engine: llama-cpp, task: embedding, source: {name: --verbose}}]",
 			[]string{"1: models[a].source.name: must be an id such as org/name, is --verbose"}},
+		{"an id that is a path", "models: [{name: a, engine: llama-cpp, task: embedding, source: {name: /models/a.gguf}}]",
+			[]string{"1: models[a].source.name: must be an id such as org/name, is /models/a.gguf; for files of this machine, source.registry must name a registry of kind directory"}},
 	}
 }
 

@@ -39,23 +39,29 @@ const (
 // Run sets the number of processors that goroutines run on (runtime.GOMAXPROCS) until ctx ends. It
 // is at least 2, and at most what Go would choose. The environment variable GOMAXPROCS fixes it.
 func Run(ctx context.Context) error {
-	most := runtime.GOMAXPROCS(0)
-	if os.Getenv("GOMAXPROCS") != "" || most <= least {
+	if os.Getenv("GOMAXPROCS") != "" {
 		return nil
 	}
 	defer runtime.SetDefaultGOMAXPROCS()
-	c := newChooser(most, time.Now())
+	follow(ctx, newChooser(runtime.GOMAXPROCS(0), time.Now()), usedTime, set)
+	return nil
+}
+
+// follow has a process use as many processors as c chooses, by how much CPU time it has used.
+func follow(ctx context.Context, c *chooser, usedTime func() time.Duration, set func(c *chooser)) {
 	used, at := usedTime(), time.Now()
-	for period := interval; ; {
+	for period := interval; c.most > least; {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-beat.After(period):
 		}
 		nowUsed, now := usedTime(), time.Now()
 		use := (nowUsed - used).Seconds() / now.Sub(at).Seconds()
 		used, at = nowUsed, now
-		set(c, c.choose(use, now))
+		if c.choose(use, now) {
+			set(c)
+		}
 		period = interval
 		if use < idleUse {
 			period = idleInterval
@@ -63,17 +69,16 @@ func Run(ctx context.Context) error {
 	}
 }
 
-// set has goroutines run on n processors. All of them are what Go chooses, which follows the limit
-// of the process's control group.
-func set(c *chooser, n int) {
-	switch {
-	case n == runtime.GOMAXPROCS(0):
-	case n == c.most:
-		runtime.SetDefaultGOMAXPROCS()
-		c.most = max(least, runtime.GOMAXPROCS(0))
-	default:
-		runtime.GOMAXPROCS(n)
+// set has goroutines run on what was chosen. All processors are what Go chooses, which follows the
+// limit of the process's control group.
+func set(c *chooser) {
+	if c.now < c.most {
+		runtime.GOMAXPROCS(c.now)
+		return
 	}
+	runtime.SetDefaultGOMAXPROCS()
+	c.now = runtime.GOMAXPROCS(0)
+	c.most = c.now
 }
 
 // usedTime returns the CPU time that the process has used.
@@ -107,9 +112,9 @@ func newChooser(most int, now time.Time) *chooser {
 	return c
 }
 
-// choose returns the number of processors for a process that has used so many of them since the
-// last measurement.
-func (c *chooser) choose(use float64, now time.Time) int {
+// choose chooses the number of processors for a process that has used so many of them since the
+// last measurement. It returns whether the number is another one than before.
+func (c *chooser) choose(use float64, now time.Time) bool {
 	need := int(use/share) + 1
 	if use >= full*float64(c.now) {
 		need = max(need, c.now+(c.now+1)/2)
@@ -121,6 +126,7 @@ func (c *chooser) choose(use float64, now time.Time) int {
 	}
 	slot := &c.needed[c.second%memory]
 	*slot = max(*slot, need)
+	before := c.now
 	c.now = min(max(slices.Max(c.needed[:]), least), c.most)
-	return c.now
+	return c.now != before
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,13 +30,12 @@ func TestChoice(t *testing.T) {
 		begun := time.Now()
 		chooser := newChooser(16, begun)
 		var got []string
-		n := chooser.now
 		for second, use := range c.uses {
 			for tenth := range 10 {
-				use := min(use, float64(n)) // a process cannot use more than it has
-				n = chooser.choose(use, begun.Add(time.Duration(second)*time.Second+time.Duration(tenth)*100*time.Millisecond))
+				use := min(use, float64(chooser.now)) // a process cannot use more than it has
+				chooser.choose(use, begun.Add(time.Duration(second)*time.Second+time.Duration(tenth)*100*time.Millisecond))
 			}
-			got = append(got, fmt.Sprint(n))
+			got = append(got, fmt.Sprint(chooser.now))
 		}
 		if text := strings.Join(got, " "); text != c.wanted {
 			t.Errorf("%s: %s, want %s", c.name, text, c.wanted)
@@ -48,39 +48,62 @@ func TestChoiceAfterAPause(t *testing.T) {
 	t.Parallel()
 	begun := time.Now()
 	c := newChooser(16, begun)
-	if n := c.choose(0, begun.Add(1000*time.Hour)); n != least {
-		t.Errorf("%d processors after a pause, want %d", n, least)
+	if c.choose(0, begun.Add(1000*time.Hour)); c.now != least {
+		t.Errorf("%d processors after a pause, want %d", c.now, least)
 	}
 }
 
-// TestProcessorsFollowTheLoad runs the real thing in a process that may use 8 processors. The
-// number is that of the whole process, so no other test runs meanwhile.
+// TestProcessorsFollowTheLoad has a process that uses all processors it gets, but for pauses.
 func TestProcessorsFollowTheLoad(t *testing.T) {
-	t.Setenv("GOMAXPROCS", "")
-	defer runtime.SetDefaultGOMAXPROCS()
-	runtime.GOMAXPROCS(8)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx) }()
-	await(t, "an idle process has few processors", func(n int) bool { return n == least })
-	busy := make(chan struct{})
-	for range 8 {
-		go func() {
-			for sum := 0; ; sum++ {
-				select {
-				case <-busy:
-					return
-				default:
-				}
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var busy atomic.Bool
+		var has atomic.Int64
+		has.Store(16)
+		used, last := time.Duration(0), time.Now()
+		usedTime := func() time.Duration {
+			if busy.Load() {
+				used += time.Since(last) * time.Duration(has.Load())
 			}
-		}()
+			last = time.Now()
+			return used
+		}
+		go follow(ctx, newChooser(16, time.Now()), usedTime, func(c *chooser) { has.Store(int64(c.now)) })
+		for _, step := range []struct {
+			busy  bool
+			after time.Duration
+			want  int64
+		}{
+			{false, 4 * time.Second, 16}, {false, 2 * time.Second, 2}, {true, time.Second, 16}, {true, 10 * time.Second, 16},
+			{false, 4 * time.Second, 16}, {false, 2 * time.Second, 2},
+		} {
+			busy.Store(step.busy)
+			time.Sleep(step.after)
+			synctest.Wait()
+			if n := has.Load(); n != step.want {
+				t.Errorf("busy %v, after %v: %d processors, want %d", step.busy, step.after, n, step.want)
+			}
+		}
+	})
+}
+
+// TestGoGetsWhatIsChosen: the number is Go's own when it is the greatest. It belongs to the whole
+// process, so no other test runs meanwhile.
+func TestGoGetsWhatIsChosen(t *testing.T) {
+	defer runtime.SetDefaultGOMAXPROCS()
+	own := runtime.GOMAXPROCS(0)
+	c := &chooser{most: 100, now: 7}
+	if set(c); runtime.GOMAXPROCS(0) != 7 {
+		t.Errorf("Go runs on %d processors, 7 were chosen", runtime.GOMAXPROCS(0))
 	}
-	await(t, "a busy one has more", func(n int) bool { return n > least })
-	close(busy)
-	await(t, "an idle one gives them back", func(n int) bool { return n == least })
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+	c.now = 100
+	if set(c); runtime.GOMAXPROCS(0) != own || c.now != own || c.most != own {
+		t.Errorf("Go runs on %d processors, %d are its own choice: %+v", runtime.GOMAXPROCS(0), own, c)
+	}
+	if usedTime() <= 0 {
+		t.Error("the process has used no CPU time")
 	}
 }
 
@@ -92,13 +115,4 @@ func TestTheEnvironmentFixesTheNumber(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-func await(t *testing.T, what string, is func(n int) bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !is(runtime.GOMAXPROCS(0)); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not come true: %s: there are %d processors", what, runtime.GOMAXPROCS(0))
-		}
-	}
 }
