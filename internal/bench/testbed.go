@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -98,6 +100,9 @@ func (b *testbed) start(name string, env []string, command ...string) (int, erro
 	return cmd.Process.Pid, nil
 }
 
+// mostWorkers is how many workers Sluice gives its Envoy at most, and so does plain Envoy.
+const mostWorkers = 8
+
 // startPlainEnvoy runs an Envoy with static clusters and no filter except the router.
 func (b *testbed) startPlainEnvoy(addresses []string) (*proxy, error) {
 	port, err := local.FreePort()
@@ -114,7 +119,11 @@ func (b *testbed) startPlainEnvoy(addresses []string) (*proxy, error) {
 	if err := os.WriteFile(file, []byte(fmt.Sprintf(plainEnvoyConfig, port, strings.Join(endpoints, ", "))), 0o600); err != nil {
 		return nil, err
 	}
-	pid, err := b.start("plain", nil, b.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error")
+	command := []string{b.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error"}
+	if runtime.NumCPU() > mostWorkers {
+		command = append(command, "--concurrency", strconv.Itoa(mostWorkers))
+	}
+	pid, err := b.start("plain", nil, command...)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/connections"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/processors"
 	"github.com/sluice-gateway/sluice/xds"
 )
 
@@ -80,11 +81,23 @@ func (g *Gateway) makeEnvoy() error {
 	g.envoy.process = envoy.New(envoy.Config{
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log,
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
-		Filter: g.filterFor,
+		Filter: g.filterFor, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)
 	return nil
+}
+
+// mostWorkers is how many workers Envoy has at most unless the file says another number. One
+// worker carries thousands of requests a second.
+const mostWorkers = 8
+
+// workers returns the number of Envoy's workers; 0: Envoy counts its processors itself.
+func workers(wanted, processors int) int {
+	if wanted == 0 && processors > mostWorkers {
+		return mostWorkers
+	}
+	return wanted
 }
 
 // components lists what runs until its context ends.

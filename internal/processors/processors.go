@@ -36,6 +36,19 @@ const (
 	memory = 5
 )
 
+// available is the number that Go has chosen when the program began, which heeds the limit of its
+// control group.
+var available = runtime.GOMAXPROCS(0)
+
+// Available returns how many processors the machine or the container has for this program. The
+// environment variable GOMAXPROCS changes what Go uses, and not what there is.
+func Available() int {
+	if os.Getenv("GOMAXPROCS") != "" {
+		return runtime.NumCPU()
+	}
+	return available
+}
+
 // Run sets the number of processors that goroutines run on (runtime.GOMAXPROCS) until ctx ends. It
 // is at least 2, and at most what Go would choose. The environment variable GOMAXPROCS fixes it.
 func Run(ctx context.Context) error {

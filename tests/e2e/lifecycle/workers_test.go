@@ -1,0 +1,42 @@
+package lifecycle
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// workersOf returns the names of the worker threads of a process.
+func workersOf(t *testing.T, pid int) []string {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, file := range files {
+		if name, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(name), "wrk:worker_") {
+			names = append(names, strings.TrimSpace(string(name)))
+		}
+	}
+	return names
+}
+
+// TestE2E_E4_EnvoyHasTheWorkersOfTheFile: and requests pass through each of them.
+func TestE2E_E4_EnvoyHasTheWorkersOfTheFile(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "envoy: {workers: 3}"+harness.SlowSims)
+	if names := workersOf(t, processIDs(g)["envoy"]); len(names) != 3 {
+		t.Errorf("Envoy has the workers %v, want three", names)
+	}
+	for i := range 12 { // each over a connection of its own
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, fmt.Sprint(i)), "connection", "close"); a.StatusCode != 200 {
+			t.Errorf("request %d: %s", i, a)
+		}
+	}
+	g.AwaitIdle("chat")
+}
