@@ -86,9 +86,21 @@ models:
 		t.Errorf("the condition: %+v", c)
 	}
 
+	// The other program ends, and the model gets its GPU.
+	tell("GPU-a 80 1 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0")
+	harness.Eventually(t, "the model gets the GPU that is free now", func() error {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("more", false, 2, "hello")); a.StatusCode != 200 {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	if holds := devicesOf(t, g, "more-0"); holds != "GPU-a" {
+		t.Errorf("it has %s, want GPU-a", holds)
+	}
+
 	// The process of a lost GPU is adopted, and what is missing is said.
 	g.Kill()
-	lines := []string{"GPU-a 80 70 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0"}
+	lines := []string{"GPU-a 80 1 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0"}
 	for i, line := range lines {
 		if strings.HasPrefix(line, holds["whole"]+" ") {
 			lines[i] = strings.TrimSuffix(line, "0") + "1"
