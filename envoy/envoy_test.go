@@ -204,6 +204,23 @@ func TestX1_AnotherBudgetReplacesNoEnvoy(t *testing.T) {
 	}
 }
 
+// An Envoy with another number of workers serves on: what replaces it would cut its streams.
+func TestAnotherNumberOfWorkersReplacesNoEnvoy(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	b.config.Concurrency = 2
+	first, stop := b.live(t)
+	b.restart(t, stop)
+	for _, workers := range []int{3, 0} {
+		b.config.Concurrency = workers
+		next, stop := b.live(t)
+		if before, after := first.Status(), next.Status(); after.PID != before.PID || !after.Adopted {
+			t.Errorf("with %d workers: adopted as %+v, was %+v", workers, after, before)
+		}
+		b.restart(t, stop)
+	}
+}
+
 func TestX1_FileBudget(t *testing.T) {
 	t.Parallel()
 	for files, want := range map[int]int{100: 1, 1024: 298, 1500: 437, 1 << 20: 305834} {

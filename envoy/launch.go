@@ -66,7 +66,7 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		return launchSpec{}, err
 	}
 	return launchSpec{
-		command:       append([]string{e.cfg.Binary}, args...),
+		command:       append(append([]string{e.cfg.Binary}, args...), e.concurrency()...),
 		bootstrapFile: file,
 		bootstrap:     bootstrap,
 		version:       version,
@@ -76,7 +76,8 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	}, nil
 }
 
-// launchDigest hashes the bootstrap without its budget, and the arguments.
+// launchDigest hashes the bootstrap without its budget, and the arguments without the number of
+// workers.
 func launchDigest(c BootstrapConfig, args []string) (string, error) {
 	c.Budget, c.PressureFile = Budget{}, ""
 	bootstrap, err := Bootstrap(c)
@@ -100,10 +101,16 @@ func (e *Envoy) arguments(file string) []string {
 		// Envoy warns of each extension that is marked as work in progress, at each start.
 		"--component-log-level", "misc:error",
 	}
-	if e.cfg.Concurrency > 0 {
-		args = append(args, "--concurrency", strconv.Itoa(e.cfg.Concurrency))
-	}
 	return args
+}
+
+// concurrency returns the arguments that set the number of workers. They are apart, because an
+// Envoy that has another number is adopted.
+func (e *Envoy) concurrency() []string {
+	if e.cfg.Concurrency == 0 {
+		return nil
+	}
+	return []string{"--concurrency", strconv.Itoa(e.cfg.Concurrency)}
 }
 
 // meta returns what the record of the Envoy stores.

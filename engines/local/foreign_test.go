@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/placement"
 )
 
 // What replicas hold of a GPU is not foreign, and what others hold keeps replicas away until it is
@@ -35,6 +36,36 @@ func TestU12_ReplicasAvoidMemoryThatOthersHold(t *testing.T) {
 	w.eventually("whole-1: its GPU", func() bool { r := w.replica("whole-1"); return r.State == engines.Ready && r.GPUs == "GPU-0" })
 	if foreign := l.Node().GPUs[1].MemoryForeign; foreign != 0 {
 		t.Errorf("what whole-0 uses counts as foreign: %d", foreign)
+	}
+}
+
+// A replica that has not loaded its model hides nothing of what others hold.
+func TestU12_ReplicasThatLoadHideNoMemoryOfOthers(t *testing.T) {
+	t.Parallel()
+	claims := []placement.Claim{{ID: "a-0", Devices: []string{"GPU-0"}, Resources: engines.Resources{GPU: 0.3}}, {ID: "b-0", Devices: []string{"GPU-0"}, Resources: engines.Resources{GPU: 0.25}}}
+	for name, c := range map[string]struct {
+		used, before int64
+		loaded       string
+		want         int64
+	}{
+		"both have loaded":                 {used: 74, before: 50, loaded: "a-0 b-0", want: 30},
+		"one has not loaded":               {used: 74, before: 50, loaded: "a-0", want: 50},
+		"none has loaded":                  {used: 50, before: 50, want: 50},
+		"what others held has become less": {used: 30, before: 50, loaded: "b-0", want: 10},
+		"and more":                         {used: 80, before: 10, want: 36},
+		"nothing was known":                {used: 60, want: 16},
+	} {
+		node := gpus(1)
+		node.GPUs[0].MemoryTotal, node.GPUs[0].MemoryUsed = 80, c.used
+		before := gpus(1)
+		before.GPUs[0].MemoryForeign = c.before
+		loaded := map[string]bool{}
+		for id := range strings.FieldsSeq(c.loaded) {
+			loaded[id] = true
+		}
+		if got := withForeign(node.GPUs, before.GPUs, claims, loaded)[0].MemoryForeign; got != c.want {
+			t.Errorf("%s: others hold %d, want %d", name, got, c.want)
+		}
 	}
 }
 

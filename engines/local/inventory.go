@@ -134,9 +134,15 @@ func (l *Launcher) readInventory(ctx context.Context) {
 	}
 }
 
-// awaitReading waits until it is time for the next reading. took is how long the last one took.
+// pauseAfter returns the time until the next reading, unless somebody asks for one. took is how
+// long the last one took.
+func pauseAfter(took, every time.Duration) time.Duration {
+	return max(every, min(took*readShare, readSeldom))
+}
+
+// awaitReading waits until it is time for the next reading.
 func (l *Launcher) awaitReading(ctx context.Context, took time.Duration) {
-	next := time.NewTimer(max(l.config.ReadEvery, min(took*readShare, readSeldom)))
+	next := time.NewTimer(pauseAfter(took, l.config.ReadEvery))
 	defer next.Stop()
 	select {
 	case <-ctx.Done():
@@ -169,23 +175,36 @@ func (l *Launcher) storeReading(ctx context.Context, now reading) {
 
 // apply takes over a reading. What the replicas do not hold of a GPU's memory is held by others.
 func (l *Launcher) apply(now reading) {
-	now.GPUs = withForeign(now.GPUs, l.table.claims())
+	now.GPUs = withForeign(now.GPUs, l.Node().GPUs, l.table.claims(), l.table.loaded(now.begun))
 	l.node.Store(&now)
 	l.table.node = &now
 }
 
-// withForeign returns the devices with the memory that is in use beyond the shares of the claims.
-func withForeign(gpus []engines.GPU, claims []placement.Claim) []engines.GPU {
+// withForeign returns the devices with the memory that others than the claims hold. What is in use
+// beyond the shares of the claims is theirs. A replica that has not loaded yet may use nothing of
+// its share, which would hide as much of others. So its device keeps what was known of others
+// before, as far as the memory in use allows it.
+func withForeign(gpus, before []engines.GPU, claims []placement.Claim, loaded map[string]bool) []engines.GPU {
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
-		claimed := 0.0
+		gpu := &gpus[i]
+		var claimed, used float64
 		for _, c := range claims {
-			if slices.Contains(c.Devices, gpus[i].UUID) {
-				claimed += c.Share()
+			if !slices.Contains(c.Devices, gpu.UUID) {
+				continue
+			}
+			claimed += c.Share()
+			if loaded[c.ID] {
+				used += c.Share()
 			}
 		}
-		own := int64(min(claimed, 1) * float64(gpus[i].MemoryTotal))
-		gpus[i].MemoryForeign = max(0, gpus[i].MemoryUsed-own)
+		beyond := func(share float64) int64 {
+			return max(0, gpu.MemoryUsed-int64(min(share, 1)*float64(gpu.MemoryTotal)))
+		}
+		gpu.MemoryForeign = beyond(claimed)
+		if at := slices.IndexFunc(before, func(b engines.GPU) bool { return b.UUID == gpu.UUID }); at >= 0 {
+			gpu.MemoryForeign = max(gpu.MemoryForeign, min(before[at].MemoryForeign, beyond(used)))
+		}
 	}
 	return gpus
 }

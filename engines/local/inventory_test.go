@@ -110,7 +110,7 @@ func (h hanging) Read() (engines.Node, error) {
 func TestDriverThatHangsLater(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
-	h := hanging{gpus(1), make(chan struct{}, 1), make(chan struct{})}
+	h := hanging{gpus(2), make(chan struct{}, 1), make(chan struct{})}
 	defer close(h.rest)
 	h.first <- struct{}{}
 	c := w.config()
@@ -121,8 +121,23 @@ func TestDriverThatHangsLater(t *testing.T) {
 	run(t, l)
 	w.awaitReady("chat", 1)
 	w.eventually("it says so", func() bool { return l.Node().Reason == "NVIDIA's driver does not answer" })
-	if r := w.replica("chat-0"); len(l.Node().GPUs) != 1 || r.State != engines.Ready || r.Reason != "" {
+	if r := w.replica("chat-0"); len(l.Node().GPUs) != 2 || r.State != engines.Ready || r.Reason != "" {
 		t.Errorf("silence was taken for a loss: %+v, %+v", r, l.Node())
+	}
+	// A new replica does not wait for ever for a reading that never ends.
+	l.Set([]Model{w.needs("chat", 2, engines.Resources{GPU: 1})})
+	w.awaitReady("chat", 2)
+}
+
+// A driver that takes long is asked seldom, because each reading may wake GPUs that sleep.
+func TestSlowDriversAreAskedSeldom(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{
+		0: 10 * time.Second, 10 * time.Millisecond: 10 * time.Second, 100 * time.Millisecond: 20 * time.Second, 2 * time.Second: time.Minute, time.Hour: time.Minute,
+	} {
+		if got := pauseAfter(took, readInterval); got != want {
+			t.Errorf("after a reading of %v: %v, want %v", took, got, want)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/placement"
@@ -46,11 +47,8 @@ func (t *table) allocate(s *entry, m Model) (waits bool) {
 	}
 	devices, missing := placement.PickDevices(t.node.Node, t.claims(), placement.Want{Model: m.Name, Resources: *m.Resources, Policy: m.Placement})
 	waits = m.Resources.GPU > 0 && !t.node.tells(s.created)
-	if waits && missing == "" {
-		missing = "waits until the GPUs of this node have been read again"
-	}
-	if s.replica.Reason = missing; missing != "" {
-		return waits
+	if s.replica.Reason = missing; waits || missing != "" {
+		return waits // a replica without a reason is about to be placed
 	}
 	s.allocated = true
 	s.replica.Resources, s.replica.GPUs = *m.Resources, strings.Join(devices, ",")
@@ -108,4 +106,13 @@ func (t *table) report(s *entry) engines.Replica {
 		r.Reason = lost
 	}
 	return r
+}
+
+// loaded returns the ids of the replicas that had loaded their model when a reading began.
+func (t *table) loaded(begun time.Time) map[string]bool {
+	ids := map[string]bool{}
+	for id, s := range t.entries {
+		ids[id] = s.draining && s.wasReady || s.replica.State == engines.Ready && s.replica.Since.Before(begun)
+	}
+	return ids
 }

@@ -79,7 +79,8 @@ func assignmentsOf(text string) (assignments []assignment) {
 }
 
 // shownOf parses replicas that are separated by "; ". Each is written "chat-0@gpu-1 ready 0,1": a
-// location, a state, and the numbers of the GPUs.
+// location, a state, and the numbers of the GPUs. A pending replica has a reason, unless "placing"
+// is in the place of the numbers.
 func shownOf(o *observation, text string) (shown []replica) {
 	for line := range strings.SplitSeq(text, "; ") {
 		fields := strings.Fields(line)
@@ -88,7 +89,11 @@ func shownOf(o *observation, text string) (shown []replica) {
 		}
 		s := assignmentOf(fields[0])
 		r := replica{location: s.location, model: s.model, index: s.index, state: engines.State(fields[1])}
-		if len(fields) > 2 {
+		placing := len(fields) > 2 && fields[2] == "placing"
+		if r.state == engines.Pending && !placing {
+			r.reason = "needs what its node does not have"
+		}
+		if len(fields) > 2 && !placing {
 			_, node, _ := strings.Cut(fields[0], "@")
 			var devices []string
 			for _, number := range strings.Split(fields[2], ",") {

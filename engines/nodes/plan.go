@@ -269,6 +269,9 @@ func (p *plan) unbindRefused(before map[location]time.Time) {
 		if !seen || r.state != engines.Pending || p.holdsResources(r) || !p.members[p.memberAt[a.node]].known {
 			return false
 		}
+		if r.reason == "" {
+			return false // its node reads its GPUs again, and places it then
+		}
 		since, ok := before[a.location]
 		if !ok {
 			since = p.now

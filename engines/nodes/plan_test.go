@@ -228,14 +228,16 @@ func TestPlanKeepsTheOrderOfAssignments(t *testing.T) {
 }
 
 // A node may have less room than the fleet shows. A replica that waits there too long is assigned
-// to another node that has room.
+// to another node that has room. One that its node is about to place may wait longer.
 func TestPlanUnbindsRefused(t *testing.T) {
 	t.Parallel()
 	o := observationOf([]local.Model{model("chat", 1, 1)}, with("a", 2), with("b", 1))
-	o.shown = shownOf(o, "chat-0@a pending")
+	o.shown = shownOf(o, "chat-0@a pending placing")
 	wait := func(d time.Duration) { o.now = o.now.Add(d) }
 	follow(t, o, planState{assignments: assignmentsOf("chat-0@a")},
 		func() string { return "chat-0@a" },
+		func() string { wait(time.Minute); return "chat-0@a" },
+		func() string { o.shown = shownOf(o, "chat-0@a pending"); return "chat-0@a" },
 		func() string { wait(refusedTimeout - 1); return "chat-0@a" },
 		func() string { wait(1); o.members[1].Lost = true; return "chat-0@a" },
 		func() string { o.members[1].Lost = false; return "chat-1@b" },

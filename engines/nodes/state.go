@@ -37,8 +37,10 @@ type replica struct {
 	location
 	model string
 	// index is the number in the id, or -1 if the id is not one that the controller gives.
-	index     int
-	state     engines.State
+	index int
+	state engines.State
+	// reason says why it is in its state. A pending replica without one is about to be placed.
+	reason    string
 	pid       int
 	resources engines.Resources
 	gpus      string

@@ -179,8 +179,8 @@ func TestFaultsOfFlagsAndFiles(t *testing.T) {
 func TestConfigurationsAreValid(t *testing.T) {
 	head := fmt.Sprintf(sluiceConfig, 1, 2, t.TempDir(), authz.HashKey(benchKey))
 	for name, rest := range map[string]string{
-		"ext_proc": comparedModels("ext_proc", []string{"127.0.0.1:3", "127.0.0.1:4"}),
-		"module":   comparedModels("module", []string{"127.0.0.1:3"}),
+		"ext_proc": comparedModels("ext_proc", 1, []string{"127.0.0.1:3", "127.0.0.1:4"}),
+		"module":   comparedModels("module", 1, []string{"127.0.0.1:3"}),
 		"other":    modelsOf([]string{"127.0.0.1:3"}),
 	} {
 		c, err := config.Parse("sluice.yaml", []byte(head+rest))

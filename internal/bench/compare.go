@@ -43,11 +43,11 @@ func newComparison(b *testbed) (*comparison, error) {
 		return nil, err
 	}
 	addresses := c.engines.Addresses()
-	if c.plain, err = b.startPlainEnvoy(addresses); err != nil {
+	if c.plain, err = b.startPlainEnvoy(addresses, workersOfEach()); err != nil {
 		return nil, fmt.Errorf("plain Envoy: %w", err)
 	}
 	for _, by := range []string{"ext_proc", "module"} {
-		p, err := b.startGateway(by, nil, comparedModels(by, addresses))
+		p, err := b.startGateway(by, nil, comparedModels(by, workersOfEach(), addresses))
 		if err != nil {
 			return nil, fmt.Errorf("the gateway with %s: %w", by, err)
 		}

@@ -63,8 +63,8 @@ func (b *testbed) instructions(ctx context.Context) error {
 	return nil
 }
 
-// underCallgrind returns a program that runs Envoy with one worker under callgrind, which takes
-// about fifty times as long.
+// underCallgrind returns a program that runs Envoy under callgrind, which takes about fifty times
+// as long.
 func (b *testbed) underCallgrind() (string, error) {
 	for _, tool := range []string{"valgrind", "callgrind_control"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -77,7 +77,7 @@ func (b *testbed) underCallgrind() (string, error) {
 	}
 	// A gateway first asks Envoy for its version, and whether Envoy loads the filter.
 	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *--version*|*validate*) exec %[1]s \"$@\" ;; esac\n"+
-		"exec valgrind --tool=callgrind --callgrind-out-file=%[2]s/%[3]s%%p %[1]s --concurrency 1 \"$@\"\n", envoy, b.dir, profileName)
+		"exec valgrind --tool=callgrind --callgrind-out-file=%[2]s/%[3]s%%p %[1]s \"$@\"\n", envoy, b.dir, profileName)
 	path := filepath.Join(b.dir, "envoy")
 	return path, os.WriteFile(path, []byte(script), 0o700)
 }
@@ -85,10 +85,10 @@ func (b *testbed) underCallgrind() (string, error) {
 // startCounted starts plain Envoy or a gateway.
 func (b *testbed) startCounted(by string, addresses []string) (*proxy, error) {
 	if by == "plain" {
-		return b.startPlainEnvoy(addresses)
+		return b.startPlainEnvoy(addresses, 1)
 	}
 	// So slow an Envoy must not be taken for one that hangs.
-	p, err := b.startGateway(by, nil, comparedModels(by+", hang_timeout: 10m", addresses))
+	p, err := b.startGateway(by, nil, comparedModels(by+", hang_timeout: 10m", 1, addresses))
 	if err != nil {
 		return nil, err
 	}

@@ -129,7 +129,7 @@ func (b *testbed) startObserved(ctx context.Context, g *observedGateway, round i
 	if g.observe != "off" {
 		log = fmt.Sprintf("access_log: {to: file, path: %s}\n", filepath.Join(b.dir, name+".access.log"))
 	}
-	rest := comparedModels(b.filter, g.engines.Addresses()) + log
+	rest := comparedModels(b.filter, workersOfEach(), g.engines.Addresses()) + log
 	if g.proxy, err = b.startGateway(name, []string{"SLUICE_OBSERVE=" + g.observe}, rest); err != nil {
 		return err
 	}

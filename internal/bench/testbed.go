@@ -8,13 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/bench/local"
+	"github.com/sluice-gateway/sluice/internal/processors"
 )
 
 // testbed is the processes that a measurement starts.
@@ -100,11 +99,12 @@ func (b *testbed) start(name string, env []string, command ...string) (int, erro
 	return cmd.Process.Pid, nil
 }
 
-// mostWorkers is how many workers Sluice gives its Envoy at most, and so does plain Envoy.
-const mostWorkers = 8
+// workersOfEach is how many workers each Envoy of a comparison has: as many as Sluice gives its own
+// by itself.
+func workersOfEach() int { return min(processors.Available(), 8) }
 
 // startPlainEnvoy runs an Envoy with static clusters and no filter except the router.
-func (b *testbed) startPlainEnvoy(addresses []string) (*proxy, error) {
+func (b *testbed) startPlainEnvoy(addresses []string, workers int) (*proxy, error) {
 	port, err := local.FreePort()
 	if err != nil {
 		return nil, err
@@ -119,11 +119,7 @@ func (b *testbed) startPlainEnvoy(addresses []string) (*proxy, error) {
 	if err := os.WriteFile(file, []byte(fmt.Sprintf(plainEnvoyConfig, port, strings.Join(endpoints, ", "))), 0o600); err != nil {
 		return nil, err
 	}
-	command := []string{b.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error"}
-	if runtime.NumCPU() > mostWorkers {
-		command = append(command, "--concurrency", strconv.Itoa(mostWorkers))
-	}
-	pid, err := b.start("plain", nil, command...)
+	pid, err := b.start("plain", nil, b.envoy, "-c", file, "--disable-hot-restart", "--log-level", "error", "--concurrency", fmt.Sprint(workers))
 	if err != nil {
 		return nil, err
 	}
@@ -255,8 +251,9 @@ models:
 // The only tenant has a key and limits, all models have admission, and requests go where the first
 // token is predicted soonest. Model limited has a token limit, so that Envoy reads the usage of all
 // its answers. For model native Envoy reads the usage of a sample of streams.
-func comparedModels(by string, addresses []string) string {
-	text := fmt.Sprintf("    limits: {requests_per_minute: 1000000000, max_concurrent_streams: 1000000}\nenvoy: {filter: %s}\nmodels:\n", by)
+func comparedModels(by string, workers int, addresses []string) string {
+	text := "    limits: {requests_per_minute: 1000000000, max_concurrent_streams: 1000000}\n" +
+		fmt.Sprintf("envoy: {filter: %s, workers: %d}\nmodels:\n", by, workers)
 	upstreams := "http://" + strings.Join(addresses, ", http://")
 	for _, m := range []struct{ name, mode, limit string }{
 		{"limited", "native", "max_tokens_per_minute: 1000000000000, "}, {"native", "native", ""}, {"managed", "managed", ""},

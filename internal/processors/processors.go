@@ -10,6 +10,7 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"runtime/metrics"
 	"slices"
 	"time"
 
@@ -36,42 +37,44 @@ const (
 	memory = 5
 )
 
-// available is the number that Go has chosen when the program began, which heeds the limit of its
-// control group.
-var available = runtime.GOMAXPROCS(0)
-
-// Available returns how many processors the machine or the container has for this program. The
-// environment variable GOMAXPROCS changes what Go uses, and not what there is.
+// Available returns how many processors the machine or the container has for this program: the
+// number that Go chooses, which heeds the limit of the control group. The environment variable
+// GOMAXPROCS changes what Go uses, and not what there is.
 func Available() int {
-	if os.Getenv("GOMAXPROCS") != "" {
-		return runtime.NumCPU()
+	inUse := runtime.GOMAXPROCS(0)
+	runtime.SetDefaultGOMAXPROCS() // it ignores the variable
+	available := runtime.GOMAXPROCS(0)
+	if inUse != available {
+		runtime.GOMAXPROCS(inUse)
 	}
 	return available
 }
 
 // Run sets the number of processors that goroutines run on (runtime.GOMAXPROCS) until ctx ends. It
-// is at least 2, and at most what Go would choose. The environment variable GOMAXPROCS fixes it.
+// is at least 2, and at most what Go chose at the beginning, or when the process last used all of
+// them. The environment variable GOMAXPROCS fixes it.
 func Run(ctx context.Context) error {
 	if os.Getenv("GOMAXPROCS") != "" {
 		return nil
 	}
 	defer runtime.SetDefaultGOMAXPROCS()
-	follow(ctx, newChooser(runtime.GOMAXPROCS(0), time.Now()), usedTime, set)
+	follow(ctx, newChooser(runtime.GOMAXPROCS(0), time.Now()), newMeter(), set)
 	return nil
 }
 
-// follow has a process use as many processors as c chooses, by how much CPU time it has used.
-func follow(ctx context.Context, c *chooser, usedTime func() time.Duration, set func(c *chooser)) {
-	used, at := usedTime(), time.Now()
+// follow has a process use as many processors as c chooses. measure returns how long goroutines
+// have run and have waited to run since the process began.
+func follow(ctx context.Context, c *chooser, measure func() (wanted time.Duration), set func(c *chooser)) {
+	wanted, at := measure(), time.Now()
 	for period := interval; c.most > least; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-beat.After(period):
 		}
-		nowUsed, now := usedTime(), time.Now()
-		use := (nowUsed - used).Seconds() / now.Sub(at).Seconds()
-		used, at = nowUsed, now
+		nowWanted, now := measure(), time.Now()
+		use := (nowWanted - wanted).Seconds() / now.Sub(at).Seconds()
+		wanted, at = nowWanted, now
 		if c.choose(use, now) {
 			set(c)
 		}
@@ -94,6 +97,17 @@ func set(c *chooser) {
 	c.most = c.now
 }
 
+// newMeter returns a function that measures for follow: the CPU time of the process, and the time
+// that its goroutines have waited for a processor. Without the second, a process that other
+// programs keep from its processors would seem to have little to do.
+func newMeter() func() time.Duration {
+	samples := []metrics.Sample{{Name: "/sched/latencies:seconds"}}
+	return func() time.Duration {
+		metrics.Read(samples)
+		return usedTime() + waitedTime(samples[0].Value.Float64Histogram())
+	}
+}
+
 // usedTime returns the CPU time that the process has used.
 func usedTime() time.Duration {
 	var u unix.Rusage
@@ -101,6 +115,19 @@ func usedTime() time.Duration {
 		return 0 // it fails only for arguments that do not exist
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// waitedTime returns how long goroutines have waited to run, by the runtime's histogram, which
+// counts one wait of eight. It leaves out waits that last no longer than it takes to wake a thread.
+func waitedTime(h *metrics.Float64Histogram) time.Duration {
+	const counted, shortest = 8, 500e-6
+	seconds := 0.0
+	for i, n := range h.Counts {
+		if least := h.Buckets[i]; n > 0 && least >= shortest {
+			seconds += float64(n) * least
+		}
+	}
+	return time.Duration(counted * seconds * float64(time.Second))
 }
 
 // chooser chooses the number of processors.
@@ -125,8 +152,8 @@ func newChooser(most int, now time.Time) *chooser {
 	return c
 }
 
-// choose chooses the number of processors for a process that has used so many of them since the
-// last measurement. It returns whether the number is another one than before.
+// choose chooses the number of processors for a process that would have used so many of them since
+// the last measurement. It returns whether the number is another one than before.
 func (c *chooser) choose(use float64, now time.Time) bool {
 	need := int(use/share) + 1
 	if use >= full*float64(c.now) {

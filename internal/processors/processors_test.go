@@ -3,7 +3,9 @@ package processors
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
+	"runtime/metrics"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,7 +26,6 @@ func TestChoice(t *testing.T) {
 		{"a steady load", []float64{0, 0, 0, 0, 0, 1.2, 1.6, 1.6, 3.2, 3.2}, "16 16 16 16 16 2 3 3 5 5"},
 		{"a load that fills what there is", []float64{0, 0, 0, 0, 0, 0, 16, 16}, "16 16 16 16 16 2 16 16"},
 		{"peaks are kept for five seconds", []float64{0, 0, 0, 0, 0, 1.6, 0.1, 0.1, 0.1, 0.1, 0.1}, "16 16 16 16 16 3 3 3 3 3 2"},
-		{"half a second from two to all", []float64{0, 0, 0, 0, 0, 0, 16}, "16 16 16 16 16 2 16"},
 		{"never more than there are", []float64{20, 20, 20}, "16 16 16"},
 	} {
 		begun := time.Now()
@@ -63,14 +64,14 @@ func TestProcessorsFollowTheLoad(t *testing.T) {
 		var has atomic.Int64
 		has.Store(16)
 		used, last := time.Duration(0), time.Now()
-		usedTime := func() time.Duration {
+		measure := func() time.Duration {
 			if busy.Load() {
 				used += time.Since(last) * time.Duration(has.Load())
 			}
 			last = time.Now()
 			return used
 		}
-		go follow(ctx, newChooser(16, time.Now()), usedTime, func(c *chooser) { has.Store(int64(c.now)) })
+		go follow(ctx, newChooser(16, time.Now()), measure, func(c *chooser) { has.Store(int64(c.now)) })
 		for _, step := range []struct {
 			busy  bool
 			after time.Duration
@@ -92,27 +93,60 @@ func TestProcessorsFollowTheLoad(t *testing.T) {
 // TestGoGetsWhatIsChosen: the number is Go's own when it is the greatest. It belongs to the whole
 // process, so no other test runs meanwhile.
 func TestGoGetsWhatIsChosen(t *testing.T) {
-	defer runtime.SetDefaultGOMAXPROCS()
-	own := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	own := Available()
 	c := &chooser{most: 100, now: 7}
 	if set(c); runtime.GOMAXPROCS(0) != 7 {
 		t.Errorf("Go runs on %d processors, 7 were chosen", runtime.GOMAXPROCS(0))
+	}
+	if n := Available(); n != own || runtime.GOMAXPROCS(0) != 7 {
+		t.Errorf("there are %d processors, and Go runs on %d; want %d and 7", n, runtime.GOMAXPROCS(0), own)
 	}
 	c.now = 100
 	if set(c); runtime.GOMAXPROCS(0) != own || c.now != own || c.most != own {
 		t.Errorf("Go runs on %d processors, %d are its own choice: %+v", runtime.GOMAXPROCS(0), own, c)
 	}
-	if usedTime() <= 0 {
-		t.Error("the process has used no CPU time")
+}
+
+// TestWaitsCount: goroutines that wait for a processor want it as much as those that run. Four
+// goroutines share one processor, so three of them wait, also if other programs use the machine.
+func TestWaitsCount(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	measure := newMeter()
+	wanted, used, begun := measure(), usedTime(), time.Now()
+	var busy atomic.Bool
+	busy.Store(true)
+	defer busy.Store(false)
+	for range 4 {
+		go func() {
+			for busy.Load() {
+			}
+		}()
+	}
+	for measure()-wanted < 2*(usedTime()-used) || usedTime() == used {
+		if time.Since(begun) > 30*time.Second {
+			t.Fatalf("in %v goroutines have wanted %v of a processor, of which they have got %v", time.Since(begun), measure()-wanted, usedTime()-used)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// TestShortWaitsDoNotCount: they are the time that it takes to wake a thread.
+func TestShortWaitsDoNotCount(t *testing.T) {
+	t.Parallel()
+	h := &metrics.Float64Histogram{Buckets: []float64{math.Inf(-1), 0, 100e-6, 1e-3, 1e-2, math.Inf(1)}, Counts: []uint64{0, 500, 500, 4, 1}}
+	if got, want := waitedTime(h), 8*(4*time.Millisecond+10*time.Millisecond); got.Round(time.Microsecond) != want {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 
 // TestTheEnvironmentFixesTheNumber: who sets GOMAXPROCS knows better.
 func TestTheEnvironmentFixesTheNumber(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(7))
 	t.Setenv("GOMAXPROCS", "7")
-	synctest.Test(t, func(t *testing.T) {
-		if err := Run(t.Context()); err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) { // in which Run could not end
+		if err := Run(t.Context()); err != nil || runtime.GOMAXPROCS(0) != 7 {
+			t.Errorf("%v, %d processors", err, runtime.GOMAXPROCS(0))
 		}
 	})
 }

@@ -26,14 +26,14 @@ func workersOf(t *testing.T, pid int) []string {
 	return names
 }
 
-// TestE2E_E4_EnvoyHasTheWorkersOfTheFile: and requests pass through each of them.
+// TestE2E_E4_EnvoyHasTheWorkersOfTheFile: three, however many processors there are, and it serves.
 func TestE2E_E4_EnvoyHasTheWorkersOfTheFile(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, "envoy: {workers: 3}"+harness.SlowSims)
 	if names := workersOf(t, processIDs(g)["envoy"]); len(names) != 3 {
 		t.Errorf("Envoy has the workers %v, want three", names)
 	}
-	for i := range 12 { // each over a connection of its own
+	for i := range 12 { // each over a connection of its own, so more than one worker has requests
 		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, fmt.Sprint(i)), "connection", "close"); a.StatusCode != 200 {
 			t.Errorf("request %d: %s", i, a)
 		}
