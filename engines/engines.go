@@ -60,6 +60,9 @@ type Model struct {
 	Task Task
 	// ContextLength is how many tokens prompt and answer may have together; 0: not known.
 	ContextLength int
+	// ServedModel is the name under which those replicas know the model that have no ServedModel of
+	// their own. Empty means Name.
+	ServedModel string `json:",omitempty"`
 	// Launcher is how the model's replicas come to be.
 	Launcher Launcher
 	// Discovered models were found on an upstream and are not in the configuration.
@@ -97,7 +100,7 @@ type Replica struct {
 	// Host is the Host header of requests to an upstream. Empty leaves the client's.
 	Host string
 	// ServedModel is the name under which the server knows the model, and under which it is asked
-	// for it. Empty means the model's own name.
+	// for it. Empty means the ServedModel of the model.
 	ServedModel string `json:",omitempty"`
 	// Transport is nil if the replica is called by plain HTTP and nothing is added to requests.
 	Transport *Transport

@@ -32,7 +32,8 @@ func TestArguments(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
-	got = New(Config{DrainTime: 1500 * time.Millisecond, Concurrency: 3}).arguments("/b.json")
+	e := New(Config{DrainTime: 1500 * time.Millisecond, Concurrency: 3})
+	got = append(e.arguments("/b.json"), e.concurrency()...)
 	want = []string{"--config-path", "/b.json", "--disable-hot-restart", "--drain-time-s", "2", "--log-level", "warn", "--component-log-level", "misc:error", "--concurrency", "3"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("a drain time is rounded up (-want +got):\n%s", d)

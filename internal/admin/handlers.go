@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"maps"
 	"math"
 	"net/http"
@@ -124,6 +125,7 @@ func (h *handler) replicaViews() []replicaView {
 			if h.ReplicaLoad != nil {
 				load = h.ReplicaLoad(r)
 			}
+			r.ServedModel = cmp.Or(r.ServedModel, m.ServedModel)
 			views = append(views, viewReplica(r, load))
 		}
 	}

@@ -108,7 +108,7 @@ func (k *checker) rejectSet(at path, with string) {
 
 // launchFields are the fields of a model that only a launched model uses.
 func launchFields() []string {
-	return []string{"engine", "version", "source", "cluster", "replicas", "scale", "resources", "gpu_resource", "hosts", "placement",
+	return []string{"engine", "version", "source", "served_model", "cluster", "replicas", "scale", "resources", "gpu_resource", "hosts", "placement",
 		"evict", "variables", "args",
 		"env", "env_from", "secrets", "pod", "profiles", "cooldown"}
 }

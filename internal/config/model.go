@@ -29,6 +29,10 @@ type Model struct {
 	// Source says where a launched model comes from. It is required when the engine's command uses
 	// {{.Model}}.
 	Source *Source `yaml:"source"`
+	// ServedModel is the name under which the replicas of a launched model know it, for an engine
+	// to whose command no name can be given. Requests to the replicas have it in their bodies.
+	// Default: the model's own name.
+	ServedModel string `yaml:"served_model"`
 	// Launcher says how replicas are started. local starts processes on this node and on those that
 	// joined. kubernetes starts pods. ray starts jobs of a Ray cluster. upstream uses servers that
 	// someone else runs. none has no replicas: /schedule admits tasks for the model, which are done

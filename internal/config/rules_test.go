@@ -169,6 +169,8 @@ func engineCases() []ruleCase {
 			[]string{"2: models[a].source.name: must be a path below the registry's directory, without .., is b/../../f"}},
 		{"an id that is a flag", "models: [{name: a, engine: llama-cpp, task: embedding, source: {name: --verbose}}]",
 			[]string{"1: models[a].source.name: must be an id such as org/name, is --verbose"}},
+		{"a name on an engine", "engines: [{name: e, versions: [{version: 1, tasks: [rerank], command: [run]}]}]\nmodels: [{name: a, engine: e, served_model: ' q'}]",
+			[]string{"2: models[a].served_model: must be the model's name on this server, without control characters and without spaces at its ends"}},
 		{"an id that is a path", "models: [{name: a, engine: llama-cpp, task: embedding, source: {name: /models/a.gguf}}]",
 			[]string{"1: models[a].source.name: must be an id such as org/name, is /models/a.gguf; for files of this machine, source.registry must name a registry of kind directory"}},
 	}

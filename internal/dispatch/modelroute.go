@@ -108,7 +108,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	ids := make([]string, len(healthy))
 	for i, r := range healthy {
 		ids[i] = r.ID
-		t.replicas = append(t.replicas, d.replicaLocked(t.policy, t.estimator, r, now))
+		t.replicas = append(t.replicas, d.replicaLocked(t.policy, t.estimator, m, r, now))
 		t.closeDelimited = t.closeDelimited || t.replicas[i].closeDelimited
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
@@ -133,12 +133,12 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 }
 
 // replicaLocked returns the replica as model routes hold it.
-func (d *Dispatcher) replicaLocked(p Policy, own *estimator, r *engines.Replica, now time.Time) replica {
+func (d *Dispatcher) replicaLocked(p Policy, own *estimator, m *engines.ModelSnapshot, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
 	since := c.setPickable(r.Address, now)
 	most, from := limit(p, r, c.news.Load())
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
-		servedModel: cmp.Or(r.ServedModel, r.Model), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
+		servedModel: cmp.Or(r.ServedModel, m.ServedModel, r.Model), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
 		closeDelimited: d.isCloseDelimitedLocked(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 

@@ -376,7 +376,7 @@ func admittedModels(c *config.Config) engines.Part {
 
 func describe(m config.Model) engines.Model {
 	return engines.Model{Name: m.Name, Aliases: m.OtherNames(), Adapters: m.Adapters, Task: m.Task, Launcher: m.Launcher,
-		ContextLength: engines.ContextLength(m.Variables)}
+		ServedModel: m.ServedModel, ContextLength: engines.ContextLength(m.Variables)}
 }
 
 func describeLaunched(m config.Model, desired int) engines.Model {

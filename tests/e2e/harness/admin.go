@@ -74,6 +74,7 @@ func (g *Gateway) TryGet(path string, into any) error {
 // Replica is what the tests read of a replica in the admin API.
 type Replica struct {
 	ID, Model, State, Address, Reason, Node string
+	ServedModel                             string `json:"served_model"`
 	PID                                     int
 	InFlight                                int `json:"in_flight"`
 	// Max is how many requests the replica takes at once, and MaxFrom where the number comes from.

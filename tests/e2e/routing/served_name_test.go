@@ -96,3 +96,34 @@ models:
 		}
 	}
 }
+
+// TestE2E_N3_U4_LaunchedEngineThatKnowsOneName: the command cannot tell this engine a name, and it
+// answers 404 to any other than its own.
+func TestE2E_N3_U4_LaunchedEngineThatKnowsOneName(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+engines:
+  - name: stubborn
+    versions:
+      - version: "1"
+        tasks: [text-generation]
+        command: ["{{.Sluice}}", sim, --host, "{{.Host}}", --port, "{{.Port}}", --served-model-name, /weights/q]
+        ready: {path: /health}
+models:
+  - {name: native, aliases: [other], engine: stubborn, served_model: /weights/q, stream: {mode: native}}
+  - {name: managed, engine: stubborn, served_model: /weights/q, stream: {mode: managed}}
+  - {name: wrong, engine: stubborn}
+`)
+	for _, stream := range []bool{false, true} {
+		for model, want := range map[string]int{"native": 200, "other": 200, "managed": 200, "wrong": 404} {
+			if a := g.Post("/v1/chat/completions", harness.ChatBody(model, stream, 2, "Hello")); a.StatusCode != want {
+				t.Errorf("%s, stream %v: %s, want %d", model, stream, a, want)
+			}
+		}
+	}
+	for id, want := range map[string]string{"native-0": "/weights/q", "wrong-0": "wrong"} {
+		if r := g.Replicas()[id]; r.ServedModel != want {
+			t.Errorf("the operator is shown %+v, want the name %s", r, want)
+		}
+	}
+}
