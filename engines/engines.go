@@ -9,6 +9,7 @@
 package engines
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"net/netip"
@@ -74,6 +75,9 @@ type Model struct {
 	// part of the protocol of joined nodes.
 	MaxReplicas int `json:"Most"`
 }
+
+// NameAt returns the name under which a replica knows the model.
+func (m Model) NameAt(r *Replica) string { return cmp.Or(r.ServedModel, m.ServedModel, m.Name) }
 
 // State is a phase in the life of a replica.
 type State string

@@ -42,6 +42,10 @@ const (
 	livePoll = time.Second
 )
 
+// MostWorkers is how many workers Sluice's Envoy has at most unless the file says another number.
+// One worker carries thousands of requests a second.
+const MostWorkers = 8
+
 // Config says which Envoy to run and how.
 type Config struct {
 	// Binary is the path of the program, as Find returns it. Required.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,7 +67,7 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		return launchSpec{}, err
 	}
 	return launchSpec{
-		command:       append(append([]string{e.cfg.Binary}, args...), e.concurrency()...),
+		command:       slices.Concat([]string{e.cfg.Binary}, args, e.concurrency()),
 		bootstrapFile: file,
 		bootstrap:     bootstrap,
 		version:       version,

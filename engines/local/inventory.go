@@ -116,7 +116,7 @@ func (l *Launcher) hasNoGPUs() bool {
 func (l *Launcher) readInventory(ctx context.Context) {
 	var last reading
 	for ctx.Err() == nil {
-		begun, read := time.Now(), make(chan reading, 1)
+		read := make(chan reading, 1)
 		go func() { read <- l.readOnce(last) }()
 		late := time.NewTimer(l.readTimeout)
 		for answered := false; !answered && ctx.Err() == nil; {
@@ -130,7 +130,7 @@ func (l *Launcher) readInventory(ctx context.Context) {
 			}
 		}
 		late.Stop()
-		l.awaitReading(ctx, time.Since(begun))
+		l.awaitReading(ctx, time.Since(last.begun))
 	}
 }
 

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"maps"
 	"math"
 	"net/http"
@@ -125,7 +124,7 @@ func (h *handler) replicaViews() []replicaView {
 			if h.ReplicaLoad != nil {
 				load = h.ReplicaLoad(r)
 			}
-			r.ServedModel = cmp.Or(r.ServedModel, m.ServedModel)
+			r.ServedModel = m.NameAt(&r)
 			views = append(views, viewReplica(r, load))
 		}
 	}

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -451,7 +450,7 @@ func viewReplica(r engines.Replica, load ReplicaLoad) replicaView {
 	return replicaView{
 		ID:          r.ID,
 		Model:       r.Model,
-		ServedModel: cmp.Or(r.ServedModel, r.Model),
+		ServedModel: r.ServedModel,
 		State:       string(r.State),
 		Address:     address,
 		InFlight:    load.InFlight,

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/bench/local"
 	"github.com/sluice-gateway/sluice/internal/processors"
 )
@@ -101,7 +102,7 @@ func (b *testbed) start(name string, env []string, command ...string) (int, erro
 
 // workersOfEach is how many workers each Envoy of a comparison has: as many as Sluice gives its own
 // by itself.
-func workersOfEach() int { return min(processors.Available(), 8) }
+func workersOfEach() int { return min(processors.Available(), envoy.MostWorkers) }
 
 // startPlainEnvoy runs an Envoy with static clusters and no filter except the router.
 func (b *testbed) startPlainEnvoy(addresses []string, workers int) (*proxy, error) {

@@ -55,11 +55,7 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 	if where := at.field("upstreams"); k.isSet(where) && k.valid(where) {
 		k.faultf(where, "has no effect with launcher: %s; remove it, or set launcher: upstream", m.Launcher)
 	}
-	if where := at.field("served_model"); k.isSet(where) && k.valid(where) {
-		if fault := servedModelFault(m.ServedModel); fault != "" {
-			k.faultf(where, "%s", fault)
-		}
-	}
+	k.checkServedModel(at.field("served_model"), m.ServedModel)
 	k.checkReplicas(at.field("replicas"), &m.Replicas)
 	k.checkScaleTarget(at, m)
 	k.checkResources(at, m)

@@ -77,11 +77,7 @@ func (k *checker) checkUpstreamModel(at path, m *Model) {
 	for i := range m.Upstreams {
 		k.rejectSet(where.item(i).field("join"), "the upstreams of a model")
 		k.rejectSet(where.item(i).field("models"), "the upstreams of a model")
-		if name := where.item(i).field("model"); k.isSet(name) && k.valid(name) {
-			if fault := servedModelFault(m.Upstreams[i].Model); fault != "" {
-				k.faultf(name, "%s", fault)
-			}
-		}
+		k.checkServedModel(where.item(i).field("model"), m.Upstreams[i].Model)
 	}
 	k.checkUpstreams(where, m.Upstreams)
 	m.Replicas = Replicas{}

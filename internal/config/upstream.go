@@ -97,6 +97,16 @@ func servedModelFault(name string) string {
 	return ""
 }
 
+// checkServedModel checks the name of a model on a server, if the file sets one.
+func (k *checker) checkServedModel(at path, name string) {
+	if !k.isSet(at) || !k.valid(at) {
+		return
+	}
+	if fault := servedModelFault(name); fault != "" {
+		k.faultf(at, "%s", fault)
+	}
+}
+
 // decodeUpstream reads an Upstream: a mapping, or the URL alone.
 func (d *decoder) decodeUpstream(n *yaml.Node, u *Upstream, at path) {
 	if n.Kind == yaml.ScalarNode {

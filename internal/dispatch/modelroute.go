@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -138,7 +137,7 @@ func (d *Dispatcher) replicaLocked(p Policy, own *estimator, m *engines.ModelSna
 	since := c.setPickable(r.Address, now)
 	most, from := limit(p, r, c.news.Load())
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
-		servedModel: cmp.Or(r.ServedModel, m.ServedModel, r.Model), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
+		servedModel: m.NameAt(r), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
 		closeDelimited: d.isCloseDelimitedLocked(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 

@@ -88,14 +88,10 @@ func (g *Gateway) makeEnvoy() error {
 	return nil
 }
 
-// mostWorkers is how many workers Envoy has at most unless the file says another number. One
-// worker carries thousands of requests a second.
-const mostWorkers = 8
-
 // workers returns the number of Envoy's workers; 0: Envoy counts its processors itself.
 func workers(wanted, processors int) int {
-	if wanted == 0 && processors > mostWorkers {
-		return mostWorkers
+	if wanted == 0 && processors > envoy.MostWorkers {
+		return envoy.MostWorkers
 	}
 	return wanted
 }

@@ -87,7 +87,8 @@ models:
 	}
 
 	// The other program ends, and the model gets its GPU.
-	tell("GPU-a 80 1 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0")
+	lines := []string{"GPU-a 80 1 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0"}
+	tell(lines...)
 	harness.Eventually(t, "the model gets the GPU that is free now", func() error {
 		if a := g.Post("/v1/chat/completions", harness.ChatBody("more", false, 2, "hello")); a.StatusCode != 200 {
 			return fmt.Errorf("%s", a)
@@ -100,7 +101,6 @@ models:
 
 	// The process of a lost GPU is adopted, and what is missing is said.
 	g.Kill()
-	lines := []string{"GPU-a 80 1 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0"}
 	for i, line := range lines {
 		if strings.HasPrefix(line, holds["whole"]+" ") {
 			lines[i] = strings.TrimSuffix(line, "0") + "1"
