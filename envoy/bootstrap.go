@@ -71,13 +71,16 @@ type BootstrapConfig struct {
 	PressureFile string
 	// Budget is how much Envoy may use. The zero value means no limits.
 	Budget Budget
+	// Inlets is where the gateway connects to an Envoy with Sluice's own filter. The zero value
+	// means that it does not.
+	Inlets Inlets
 }
 
 // Bootstrap renders the configuration that Envoy starts with, as JSON, which is also YAML. Equal
 // configs give equal bytes.
 //
-// The bootstrap holds nothing that changes while Envoy runs: listeners, routes, clusters and
-// endpoints come by xDS.
+// The bootstrap holds nothing that changes while Envoy runs: the listener for clients, routes,
+// clusters and endpoints come by xDS.
 func Bootstrap(c BootstrapConfig) ([]byte, error) {
 	for name, path := range map[string]string{"control": c.ControlSocket, "api": c.APISocket, "admin": c.AdminSocket} {
 		if path == "" || path[0] != '/' || len(path) > maxSocketPath {
@@ -108,9 +111,13 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if err != nil {
 		return nil, err
 	}
+	inlets, err := c.Inlets.listeners()
+	if err != nil {
+		return nil, err
+	}
 	return &bootstrapv3.Bootstrap{
 		Node:             &corev3.Node{Id: cmp.Or(c.NodeID, "sluice"), Cluster: cmp.Or(c.Cluster, "sluice")},
-		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{control, api}},
+		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{control, api}, Listeners: inlets},
 		DynamicResources: dynamicResources(headers.ControlCluster),
 		Admin: &bootstrapv3.Admin{
 			Address:               pipe(c.AdminSocket, 0o600),

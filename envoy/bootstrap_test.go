@@ -20,6 +20,7 @@ func TestBootstrapGolden(t *testing.T) {
 		NodeID: "gateway-1", Cluster: "edge",
 		ControlSocket: "/run/sluice/control.sock", APISocket: "/run/sluice/api.sock", AdminSocket: "/run/sluice/envoy.sock",
 		PressureFile: "/run/sluice/pressure", Budget: Budget{Connections: 437, Memory: 256 << 20},
+		Inlets: Inlets{Socket: "/run/sluice/inlets.sock", Gateway: "/run/sluice/filter.sock", filter: "/run/sluice/filter.so"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -36,6 +37,27 @@ func TestBootstrapGolden(t *testing.T) {
 	}
 	if d := cmp.Diff(string(want), string(got)); d != "" {
 		t.Errorf("bootstrap differs from %s (-want +got), run with -update if that is meant:\n%s", golden, d)
+	}
+}
+
+// An Envoy that was started without inlets, or with another filter, is adopted all the same.
+func TestB6_InletsDoNotDecideAboutAdoption(t *testing.T) {
+	t.Parallel()
+	without := BootstrapConfig{ControlSocket: "/c", APISocket: "/a", AdminSocket: "/e"}
+	with := without
+	with.Inlets = Inlets{Socket: "/i", Gateway: "/f"}
+	other := with
+	other.Inlets.filter = "/filter.so"
+	var digests []string
+	for _, c := range []BootstrapConfig{without, with, other} {
+		d, err := launchDigest(c, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests = append(digests, d)
+	}
+	if digests[0] != digests[1] || digests[1] != digests[2] {
+		t.Error(digests)
 	}
 }
 

@@ -259,6 +259,9 @@ func (e *Envoy) start(ctx context.Context, l launchSpec) error {
 	if e.cfg.Filter != nil {
 		l.filter = e.cfg.Filter(ctx, l.version)
 	}
+	if err := l.render(e.cfg.Bootstrap); err != nil {
+		return err
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}

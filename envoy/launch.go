@@ -40,8 +40,9 @@ type launchSpec struct {
 	bootstrapFile string
 	bootstrap     []byte
 	version       string
-	// digest is a hash of the arguments and of the bootstrap without its budget. The budget depends
-	// on the machine, and a running Envoy keeps the budget that it was started with.
+	// digest is a hash of the arguments and of the bootstrap without its budget and its inlets. The
+	// budget depends on the machine, and a running Envoy keeps the budget that it was started with.
+	// It also keeps its filter, and its inlets are part of that.
 	digest string
 	// adminSocket is the path of the admin interface.
 	adminSocket string
@@ -77,10 +78,17 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	}, nil
 }
 
-// launchDigest hashes the bootstrap without its budget, and the arguments without the number of
-// workers.
+// render renders the bootstrap for the filter.
+func (l *launchSpec) render(c BootstrapConfig) (err error) {
+	c.Inlets.filter = l.filter
+	l.bootstrap, err = Bootstrap(c)
+	return err
+}
+
+// launchDigest hashes the bootstrap without its budget and its inlets, and the arguments without
+// the number of workers.
 func launchDigest(c BootstrapConfig, args []string) (string, error) {
-	c.Budget, c.PressureFile = Budget{}, ""
+	c.Budget, c.PressureFile, c.Inlets = Budget{}, "", Inlets{}
 	bootstrap, err := Bootstrap(c)
 	if err != nil {
 		return "", err

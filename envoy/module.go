@@ -62,8 +62,16 @@ func filterCheck(path string) object {
 	manager := typed("envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", object{
 		"stat_prefix": "check", "http_filters": filters, "route_config": object{"name": "none"},
 	})
-	return object{"static_resources": object{"listeners": []object{{
-		"name": "check", "address": object{"pipe": object{"path": "@sluice-filter-check"}},
-		"filter_chains": []object{{"filters": []object{{"name": "manager", "typed_config": manager}}}},
-	}}}}
+	inlet := typed("envoy.extensions.filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter", object{
+		"dynamic_module_config": object{"name": "sluice", "module": object{"local": object{"filename": path}}}, "filter_name": "sluice",
+		"filter_config":   typed("google.protobuf.StringValue", object{"value": "/nonexistent/sluice.sock"}),
+		"terminal_filter": true,
+	})
+	listener := func(name string, filter object) object {
+		return object{
+			"name": name, "address": object{"pipe": object{"path": "@sluice-filter-" + name}},
+			"filter_chains": []object{{"filters": []object{{"name": name, "typed_config": filter}}}},
+		}
+	}
+	return object{"static_resources": object{"listeners": []object{listener("check", manager), listener("inlets", inlet)}}}
 }

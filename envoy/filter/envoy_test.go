@@ -48,6 +48,18 @@ const config = `
 admin: {address: {pipe: {path: "@admin"}}}
 static_resources:
   listeners:
+  - name: inlets
+    address: {pipe: {path: "@inlets", mode: 384}}
+    connection_balance_config: {exact_balance: {}}
+    filter_chains:
+    - filters:
+      - name: inlet
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter
+          dynamic_module_config: {name: sluice-filter, do_not_close: true}
+          filter_name: sluice
+          filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "SOCKET"}
+          terminal_filter: true
   - name: l
     address: {socket_address: {address: 127.0.0.1, port_value: 0}}
     per_connection_buffer_limit_bytes: 1048576
@@ -123,6 +135,9 @@ func up(t testing.TB, o options) *testbed {
 	t.Helper()
 	b := &testbed{peer: newPeer(t), upstream: newUpstream(t)}
 	dir := filepath.Dir(b.path)
+	if os.Getenv(answersVariable) != throughThread {
+		b.inlets = filepath.Join(dir, "inlets")
+	}
 	limit, log := o.limit, ""
 	if limit == 0 {
 		limit = 1 << 20
@@ -133,7 +148,7 @@ func up(t testing.TB, o options) *testbed {
 		log = grpcLogConfig
 	}
 	text := strings.NewReplacer("SOCKET", b.path, "LIMIT", fmt.Sprint(limit), "UPSTREAM", socketAddress(b.upstream.Listener.Addr().String()),
-		"LOGADDRESS", socketAddress(o.logs), "[LOG]", "["+log+"]", "@admin", filepath.Join(dir, "admin")).Replace(config)
+		"LOGADDRESS", socketAddress(o.logs), "[LOG]", "["+log+"]", "@admin", filepath.Join(dir, "admin"), "@inlets", filepath.Join(dir, "inlets")).Replace(config)
 	file := filepath.Join(dir, "envoy.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

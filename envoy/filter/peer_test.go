@@ -3,11 +3,13 @@ package filter
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -18,8 +20,8 @@ import (
 
 // The types of frames, see package internal/frames.
 const (
-	frHello, frHeaders, frBody, frEnd, frLive, frFirst, frShared = 1, 2, 3, 4, 5, 6, 7
-	frWelcome, frGo, frReply, frWait, frAgain, frBye, frHeard    = 1, 2, 3, 4, 5, 6, 7
+	frHello, frHeaders, frBody, frEnd, frLive, frFirst, frShared, frReady = 1, 2, 3, 4, 5, 6, 7, 8
+	frWelcome, frGo, frReply, frWait, frAgain, frBye, frHeard, frJoin     = 1, 2, 3, 4, 5, 6, 7, 8
 )
 
 // frame is one frame that the filter has sent.
@@ -57,6 +59,25 @@ type peerConn struct {
 	file *os.File
 	// memory is what the filter shares, if the peer uses it.
 	memory []byte
+	// inlet is where the peer writes. nil: to the connection itself.
+	inlet net.Conn
+}
+
+// Write writes an answer.
+func (c *peerConn) Write(b []byte) (int, error) {
+	if c.inlet != nil {
+		return c.inlet.Write(b)
+	}
+	return c.Conn.Write(b)
+}
+
+// Close closes the connection, and then its inlet.
+func (c *peerConn) Close() error {
+	err := c.Conn.Close()
+	if c.inlet != nil {
+		err = errors.Join(err, c.inlet.Close())
+	}
+	return err
 }
 
 // readHead reads the head of a frame. A file comes with the first one.
@@ -99,7 +120,7 @@ func (p *peer) mapped(c *peerConn) byte {
 }
 
 // protocolVersion is frames.Version, which this package must not import.
-const protocolVersion = 4
+const protocolVersion = 5
 
 // The memory that the filter shares, see package internal/frames.
 const sharedMap, sharedBlock, sharedBlocks = 4096, 32 << 10, 256
@@ -181,6 +202,12 @@ type peer struct {
 	later atomic.Uint32
 	// shares has new connections use the filter's memory.
 	shares atomic.Bool
+	// inlets is the path of the listener for answers. Empty: the peer answers where it is asked.
+	inlets string
+	// dialing is held while a connection finds its inlet. spare are those of workers that have not
+	// said Hello. Guarded by dialing.
+	dialing sync.Mutex
+	spare   map[uint32][]net.Conn
 	// decideAll has new connections decided by decideAtOnce.
 	decideAll atomic.Bool
 }
@@ -191,11 +218,16 @@ func newPeer(t testing.TB) *peer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &peer{path: filepath.Join(dir, "s"), silence: 60_000, frames: make(chan frame, 1<<20)}
+	p := &peer{path: filepath.Join(dir, "s"), silence: 60_000, frames: make(chan frame, 1<<20), spare: map[uint32][]net.Conn{}}
 	p.listen(t)
 	t.Cleanup(func() {
 		p.kill()
 		p.wait.Wait()
+		for _, kept := range p.spare {
+			for _, c := range kept {
+				c.Close()
+			}
+		}
 		os.RemoveAll(dir)
 	})
 	return p
@@ -238,12 +270,54 @@ func (p *peer) read(c *peerConn) {
 			payload := binary.LittleEndian.AppendUint32(nil, protocolVersion+p.later.Load())
 			payload = binary.LittleEndian.AppendUint32(payload, p.silence)
 			c.send(frWelcome, 0, 0, append(payload, p.mapped(c), 0, 0, 0))
+			p.join(c, f)
 		}
 		if p.decideAll.Load() {
 			decideAtOnce(c)
 			return
 		}
 		p.frames <- f
+	}
+}
+
+// join has the answers of a connection go to an inlet, if the peer uses inlets.
+func (p *peer) join(c *peerConn, hello frame) {
+	if p.inlets == "" || p.later.Load() > 0 {
+		return
+	}
+	inlet := p.inletOf(binary.LittleEndian.Uint32(hello.payload[4:]))
+	if inlet == nil {
+		return // Envoy ends
+	}
+	_, _ = inlet.Write(encode(frJoin, 0, 0, hello.payload[20:28]))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.inlet = inlet
+	if !slices.Contains(p.conns, c) { // it was killed meanwhile
+		inlet.Close()
+	}
+}
+
+// inletOf returns a connection to a worker, or nil.
+func (p *peer) inletOf(worker uint32) net.Conn {
+	p.dialing.Lock()
+	defer p.dialing.Unlock()
+	for {
+		if kept := p.spare[worker]; len(kept) > 0 {
+			p.spare[worker] = kept[1:]
+			return kept[0]
+		}
+		c, err := net.Dial("unix", p.inlets)
+		if err != nil {
+			return nil
+		}
+		var ready [28]byte
+		if _, err := io.ReadFull(c, ready[:]); err != nil || ready[4] != frReady {
+			c.Close()
+			return nil
+		}
+		w := binary.LittleEndian.Uint32(ready[16:])
+		p.spare[w] = append(p.spare[w], c)
 	}
 }
 
@@ -274,11 +348,11 @@ func (p *peer) kill() {
 	p.conns = nil
 }
 
-// next returns the next frame of the kind, and keeps those of other kinds for later.
-func (p *peer) next(t testing.TB, kind byte) frame {
+// next returns the next frame of one of the kinds, and keeps those of other kinds for later.
+func (p *peer) next(t testing.TB, kinds ...byte) frame {
 	t.Helper()
 	for i, f := range p.held {
-		if f.kind == kind {
+		if slices.Contains(kinds, f.kind) {
 			p.held = append(p.held[:i:i], p.held[i+1:]...)
 			return f
 		}
@@ -287,12 +361,12 @@ func (p *peer) next(t testing.TB, kind byte) frame {
 	for {
 		select {
 		case f := <-p.frames:
-			if f.kind == kind {
+			if slices.Contains(kinds, f.kind) {
 				return f
 			}
 			p.held = append(p.held, f)
 		case <-timeout:
-			t.Fatalf("no frame of kind %d came; there are %d others", kind, len(p.held))
+			t.Fatalf("no frame of kind %d came; there are %d others", kinds, len(p.held))
 		}
 	}
 }

@@ -11,7 +11,7 @@ func TestB6_AHeaderAndABodyGoToTheGatewayAndTheAnswerToEnvoy(t *testing.T) {
 	b := up(t, options{})
 	c := b.send(t, "POST", "/v1/chat", "hello", "x-a", "1", "x-b", "2", "x-c", "4")
 	hello := b.next(t, frHello)
-	if len(hello.payload) != 20 || hello.id != 0 {
+	if len(hello.payload) != 28 || hello.id != 0 {
 		t.Errorf("Hello has %d bytes and the id %d", len(hello.payload), hello.id)
 	}
 	h := b.next(t, frHeaders)

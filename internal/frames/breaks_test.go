@@ -23,7 +23,8 @@ func helloFrame() []byte { return frame(kindHello, 0, 0, helloPayload(0)) }
 func helloPayload(blocks uint32) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, Version)
 	b = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(b, 0), 1)
-	return binary.LittleEndian.AppendUint32(b, blocks)
+	b = binary.LittleEndian.AppendUint32(b, blocks)
+	return binary.LittleEndian.AppendUint64(b, 1)
 }
 
 // unused returns a connection over which nothing was sent.

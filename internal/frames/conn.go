@@ -55,6 +55,8 @@ type conn struct {
 	live map[uint64]*exchange
 	// Queue is the write side. Guarded by mu.
 	outgoing.Queue
+	// inlet is where answers are written, if it is not the socket. Guarded by mu.
+	inlet net.Conn
 	// greeted means that Hello has come. Only the reader uses it.
 	greeted bool
 	// passed is the file that came with Hello, until Hello is handled. Only the reader uses it.
@@ -263,10 +265,14 @@ func (r *reader) hello(h head, p *payload) error {
 	}
 	r.greeted = true
 	shares := r.share(r.passed, p.uint32())
+	number := p.uint64()
 	if p.bad {
 		return fmt.Errorf("%w: Hello", errMalformed)
 	}
 	r.server.replace(r.conn, from)
+	if r.server.Inlets != "" {
+		r.server.running.Go(func() { r.server.join(r.conn, from, number) })
+	}
 	return r.Add(func(out []byte) []byte {
 		return appendWelcome(out, uint32(r.server.Patience.Milliseconds()), shares)
 	})
@@ -467,8 +473,11 @@ func (c *conn) abandon(err error) {
 	c.Broken = true
 	live := c.live
 	c.live = nil
-	memory := c.shared
+	memory, inlet := c.shared, c.inlet
 	c.mu.Unlock()
+	if inlet != nil {
+		_ = inlet.Close()
+	}
 	if memory != nil {
 		memory.leave()
 	}

@@ -22,7 +22,7 @@
 //
 //	Hello (1)    id 0: the first frame. u32 version of the protocol, u32 index of the worker,
 //	             u64 number that the filter chose at random when Envoy loaded it, u32 blocks of
-//	             the memory that it shares (see below); 0: none
+//	             the memory that it shares (see below), 0: none; u64 number of the connection
 //	Headers (2)  a list of the request's headers. Flag 1: the request has no body
 //	Body (3)     the whole body. If the request ends while it is sent, the rest is zeros, and End
 //	             follows
@@ -35,6 +35,8 @@
 //	First (6)    the next bytes of the response's body, from its beginning, if Go has asked for
 //	             them: until Heard, and at most 64 KiB of all
 //	Shared (7)   the whole body is in shared memory: u32 its first block, u32 its length in bytes
+//	Ready (8)    id 0: the first frame of an inlet (see below). u32 index of the worker, u64
+//	             number that the filter chose at random
 //
 // Envoy reads a body while the gateway may already look at the headers. The filter does not wait
 // for an answer to Headers. It keeps the body in Envoy's buffer until the request is decided.
@@ -58,6 +60,7 @@
 //	Bye (6)      id 0: a further request goes over a new connection. Frames of the requests of
 //	             this connection still use it. The filter closes it after the last of them
 //	Heard (7)    the gateway wants no more First of the request
+//	Join (8)     id 0: the first frame over an inlet. u64 number of the connection
 //
 // Metadata is set under the namespace "sluice", as strings. Names of headers are in lower case, and
 // values have no CR, LF or NUL. A header with an empty value is removed.
@@ -106,6 +109,20 @@
 // body, copies it there and sends Shared. The gateway reads it in place and clears the bits, also
 // if the request has ended meanwhile. A body for which there is no room comes as Body. The memory
 // ends with its connection.
+//
+// # Inlets
+//
+// What the gateway says can go to the worker directly. Otherwise a thread of the filter reads it
+// and then wakes the worker. Envoy's bootstrap has a listener on a unix socket for that. After
+// Hello the gateway connects there. Envoy chooses the worker that has the fewest of these
+// connections, and the worker says its index in Ready. The gateway keeps connections to other
+// workers until those say Hello. To the worker of the connection it says Join, and then all that it
+// has to say. A worker closes an inlet whose Join names none of its connections, or one that has an
+// inlet. An inlet that ends, or says a malformed frame, ends its connection too. What the gateway
+// has written to the connection before Join may be read after what it writes to the inlet. So no
+// frame depends on another one that went before. A Heard that is read before its Go has no effect,
+// and the gateway says it again for the next First. Without inlets, as with an Envoy that has none,
+// the gateway writes to the connection.
 //
 // # Deadlines and faults
 //

@@ -136,7 +136,7 @@ func TestB6_MalformedFramesEndTheConnection(t *testing.T) {
 	d := decidetest.New(t, 100, decide.UploadLimits{})
 	_, path := serve(t, d)
 	good := connect(t, path)
-	hello := append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 16)...) // another instance
+	hello := append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 24)...) // another instance
 	for name, b := range map[string][]byte{
 		"no Hello":          frame(kindHeaders, 0, 1, chatHeaders("key")),
 		"another version":   frame(kindHello, 0, 0, append(binary.LittleEndian.AppendUint32(nil, Version+1), make([]byte, 12)...)),

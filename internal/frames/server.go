@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"context"
 	"errors"
 	"net"
 	"sync"
@@ -42,6 +43,9 @@ type Server struct {
 	OnVersion func(version uint32)
 	// Patience is how long a request waits for a word after its body was sent.
 	Patience time.Duration
+	// Inlets is the path of the unix socket where Envoy's workers take answers. Empty means that
+	// answers go where the requests come from.
+	Inlets string
 
 	// running are the goroutines of the connections.
 	running sync.WaitGroup
@@ -55,11 +59,19 @@ type Server struct {
 	parked map[string]*exchange
 	// stopped means that no connection is accepted any more. Guarded by mu.
 	stopped bool
+	// inlets are connections to workers that have no use yet. Guarded by mu.
+	inlets map[worker][]net.Conn
+	// dialing is held by whoever makes a connection to a worker.
+	dialing sync.Mutex
+	// life ends with Stop, which calls end.
+	life context.Context
+	end  context.CancelFunc
 }
 
 // New returns a Server that has a Decider decide.
 func New(d *decide.Decider) *Server {
-	return &Server{Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{}}
+	life, end := context.WithCancel(context.Background())
+	return &Server{life: life, end: end, Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{}, inlets: map[worker][]net.Conn{}}
 }
 
 // Serve serves the connections of a listener until the listener is closed, which is no error.
@@ -111,11 +123,16 @@ func (s *Server) Retire() {
 
 // Stop closes all connections, and waits for their goroutines.
 func (s *Server) Stop() {
+	s.end()
 	s.mu.Lock()
 	s.stopped = true
 	for c := range s.conns {
 		_ = c.socket.Close()
 	}
+	for _, kept := range s.inlets {
+		closeAll(kept)
+	}
+	clear(s.inlets)
 	s.mu.Unlock()
 	s.running.Wait()
 	s.mu.Lock()

@@ -25,7 +25,14 @@ func TestB6_Transport(t *testing.T) {
 // serve serves a decider at a path.
 func serve(t testing.TB, d *decide.Decider) (s *Server, path string) {
 	t.Helper()
+	return serveWith(t, d, "")
+}
+
+// serveWith serves a decider whose answers go to workers that listen at the path inlets.
+func serveWith(t testing.TB, d *decide.Decider, inlets string) (s *Server, path string) {
+	t.Helper()
 	s, path = New(d), filepath.Join(t.TempDir(), "f")
+	s.Inlets = inlets
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)

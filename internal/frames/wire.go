@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol. Both ends must have the same.
-const Version = 4
+const Version = 5
 
 // headSize is the size of a frame's head in bytes.
 const headSize = 16
@@ -26,6 +26,7 @@ const (
 	kindLive    kind = 5
 	kindFirst   kind = 6
 	kindShared  kind = 7
+	kindReady   kind = 8
 )
 
 // The frames from the gateway.
@@ -37,6 +38,7 @@ const (
 	kindAgain   kind = 5
 	kindBye     kind = 6
 	kindHeard   kind = 7
+	kindJoin    kind = 8
 )
 
 const (
@@ -166,6 +168,12 @@ func flagOf(b bool) byte {
 func appendWait(out []byte, id uint64, milliseconds uint32) []byte {
 	from := len(out)
 	return end(binary.LittleEndian.AppendUint32(begin(out, kindWait, 0, id), milliseconds), from)
+}
+
+// appendJoin appends a Join.
+func appendJoin(out []byte, number uint64) []byte {
+	from := len(out)
+	return end(binary.LittleEndian.AppendUint64(begin(out, kindJoin, 0, 0), number), from)
 }
 
 // appendBare appends a frame without a payload.

@@ -220,6 +220,7 @@ func bootstrap(dir *process.Dir) envoy.BootstrapConfig {
 		ControlSocket: dir.Socket("control.sock"),
 		APISocket:     dir.Socket("api.sock"),
 		AdminSocket:   dir.Socket("envoy.sock"),
+		Inlets:        envoy.Inlets{Socket: inletsSocket(dir), Gateway: filterSocket(dir)},
 	}
 }
 

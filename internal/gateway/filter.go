@@ -78,11 +78,15 @@ func (f *ownFilter) load() loadedFilter {
 // filterSocket is where the filter asks the gateway.
 func filterSocket(dir *process.Dir) string { return dir.Socket("filter.sock") }
 
+// inletsSocket is where the gateway answers the filter.
+func inletsSocket(dir *process.Dir) string { return dir.Socket("inlets.sock") }
+
 // makeFilter makes the server that the filter asks, and finds out whether a running Envoy has the
 // filter.
 func (g *Gateway) makeFilter() {
 	f := &g.filter
 	f.server = frames.New(g.decisions.Decider)
+	f.server.Inlets = inletsSocket(g.dir)
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken
 	f.server.OnVersion = func(version uint32) {

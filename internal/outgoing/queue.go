@@ -44,8 +44,15 @@ type Queue struct {
 
 	lock   *sync.Mutex
 	socket net.Conn
-	output io.Writer // of the socket
 	limit  int
+	// to is where the bytes go, which is the socket unless Redirect has named another one. output
+	// writes to it. Both belong to the goroutine that writes.
+	to     net.Conn
+	output io.Writer
+	// next is what Redirect has named since, and first what is to be written there before anything
+	// else. Guarded by lock.
+	next  net.Conn
+	first []byte
 	// spare is a buffer to use next, and writing means that a goroutine writes. Guarded by lock.
 	spare   []byte
 	writing bool
@@ -56,8 +63,13 @@ type Queue struct {
 // New returns a Queue for a socket, which closes the socket when a write fails, and when more than
 // limit bytes wait while a goroutine writes others, although more is to be written.
 func New(lock *sync.Mutex, socket net.Conn, limit int) Queue {
-	return Queue{lock: lock, socket: socket, output: nonblock.WriterOf(socket), limit: limit}
+	return Queue{lock: lock, socket: socket, to: socket, output: nonblock.WriterOf(socket), limit: limit}
 }
+
+// Redirect has what waits to be written go to another connection, after the bytes first. The socket
+// is still the one that is closed when a write fails. The lock is held. Call it once, and then
+// Flush.
+func (q *Queue) Redirect(to net.Conn, first []byte) { q.next, q.first = to, first }
 
 // Add has add append frames to what waits to be written. The error says that nothing is written any
 // more.
@@ -95,9 +107,13 @@ func (q *Queue) Flush() {
 		return
 	}
 	q.writing = true
-	for len(q.Out) > 0 && !q.Broken {
+	for (len(q.Out) > 0 || q.next != nil) && !q.Broken {
 		out := q.Out
 		q.Out, q.Bodies, q.spare = q.spare[:0], 0, nil
+		if q.next != nil {
+			q.to, q.output, q.renewed = q.next, nonblock.WriterOf(q.next), time.Time{}
+			out, q.next, q.first = append(q.first, out...), nil, nil
+		}
 		q.lock.Unlock()
 		err := q.write(out)
 		q.lock.Lock()
@@ -131,7 +147,7 @@ func (q *Queue) write(b []byte) error {
 		n := min(len(b), maxPiece)
 		if time.Since(q.renewed) >= renewal {
 			now := time.Now()
-			if err := q.socket.SetWriteDeadline(now.Add(writeTimeout)); err != nil {
+			if err := q.to.SetWriteDeadline(now.Add(writeTimeout)); err != nil {
 				return err
 			}
 			q.renewed = now

@@ -93,6 +93,52 @@ func TestB12_FramesAreGathered(t *testing.T) {
 	}
 }
 
+// What waits when the connection is redirected, and what comes later, goes to the other one, after
+// its first bytes. A write that has begun is not redirected.
+func TestB12_ARedirectedQueue(t *testing.T) {
+	t.Parallel()
+	var lock sync.Mutex
+	goOn, written := make(chan struct{}), make(chan struct{})
+	from, to := &socket{each: func() { written <- struct{}{}; <-goOn }}, &socket{}
+	q := New(&lock, from, 1<<20)
+	add := func(text string) {
+		if err := q.Add(func(out []byte) []byte { return append(out, text...) }); err != nil {
+			t.Error(err)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		add("begun ")
+		q.Flush()
+	}()
+	<-written
+	add("waiting ")
+	lock.Lock()
+	q.Redirect(to, []byte("first "))
+	lock.Unlock()
+	q.Flush()
+	goOn <- struct{}{}
+	<-done
+	add("later")
+	q.Flush()
+	if got, want := string(bytes.Join(from.writes, nil)), "begun "; got != want {
+		t.Errorf("the socket got %q, want %q", got, want)
+	}
+	if got, want := string(bytes.Join(to.writes, nil)), "first waiting later"; got != want {
+		t.Errorf("the other connection got %q, want %q", got, want)
+	}
+	if to.deadlines != 1 {
+		t.Errorf("%d deadlines were set", to.deadlines)
+	}
+	lock.Lock()
+	q.breakOff()
+	lock.Unlock()
+	if !from.closed || to.closed {
+		t.Errorf("closed: the socket %v, the other connection %v", from.closed, to.closed)
+	}
+}
+
 // A frame costs no memory.
 func TestB12_AFrameCostsNoAllocation(t *testing.T) {
 	var lock sync.Mutex

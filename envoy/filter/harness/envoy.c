@@ -3,6 +3,8 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 /* scheduler and event are what the filter has of its worker. */
 typedef struct scheduler {
@@ -205,4 +207,56 @@ unsigned scheduled(stream *s) {
   unsigned n = s->scheduled;
   pthread_mutex_unlock(&lock);
   return n;
+}
+
+uint32_t CALL(network_filter_get_worker_index)(void *f) { return (void)f, 0; }
+size_t CALL(network_filter_get_read_buffer_chunks_size)(void *f) { return ((gatepost *)f)->chunk.n ? 2 : 0; }
+bool CALL(network_filter_get_read_buffer_chunks)(void *f, span *out) {
+  span s = ((gatepost *)f)->chunk;
+  if (s.n) out[0] = (span){s.p, s.n / 3}, out[1] = (span){s.p + s.n / 3, s.n - s.n / 3};
+  return true;
+}
+bool CALL(network_filter_drain_read_buffer)(void *f, size_t n) {
+  gatepost *g = f;
+  assert(n == g->chunk.n);
+  g->chunk.n = 0;
+  return true;
+}
+void CALL(network_filter_write)(void *f, span data, bool end) {
+  (void)end;
+  if (send(((gatepost *)f)->fd, data.p, data.n, MSG_NOSIGNAL) < 0) return; /* the gateway has gone */
+}
+static void gatepost_close(gatepost *g, int event) {
+  if (g->closed) return;
+  g->closed = true;
+  envoy_dynamic_module_on_network_filter_event(g, g->filter, event);
+}
+void CALL(network_filter_close)(void *f, int kind) {
+  assert(kind == NETWORK_CLOSE_NO_FLUSH);
+  gatepost_close(f, NETWORK_LOCAL_CLOSE);
+}
+
+/* gatepost_new takes a connection of the gateway. */
+gatepost *gatepost_new(void *config, int fd) {
+  gatepost *g = calloc(1, sizeof *g);
+  g->fd = fd;
+  g->filter = envoy_dynamic_module_on_network_filter_new(config, g);
+  assert(g->filter && envoy_dynamic_module_on_network_filter_new_connection(g, g->filter) == NETWORK_CONTINUE);
+  return g;
+}
+
+/* gatepost_hear gives the filter what has come. It reports whether the connection is still open. */
+bool gatepost_hear(gatepost *g, span s) {
+  span exact = copy(s.p, s.n);
+  g->chunk = exact;
+  assert(envoy_dynamic_module_on_network_filter_read(g, g->filter, s.n, false) == NETWORK_STOP && g->chunk.n == 0);
+  free((void *)exact.p);
+  return !g->closed;
+}
+
+void gatepost_end(gatepost *g) {
+  gatepost_close(g, NETWORK_REMOTE_CLOSE);
+  envoy_dynamic_module_on_network_filter_destroy(g->filter);
+  close(g->fd);
+  free(g);
 }

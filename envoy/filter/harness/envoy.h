@@ -29,4 +29,16 @@ span copy(const char *p, size_t n);
 void end(stream *s);
 void run_events(void);
 unsigned scheduled(stream *s);
+
+/* gatepost is a connection of the gateway in the stand-in for Envoy. */
+typedef struct gatepost {
+  void *filter;
+  int fd;
+  bool closed; /* the filter is told already */
+  span chunk;  /* what was read, and the filter has not */
+} gatepost;
+
+gatepost *gatepost_new(void *config, int fd);
+bool gatepost_hear(gatepost *g, span s);
+void gatepost_end(gatepost *g);
 #endif

@@ -1,7 +1,7 @@
 /* What a gateway may say, as a target of libFuzzer. Envoy is the stand-in, and there is no thread: the target
- * reads as the thread does. The first byte of an input says how the rest is understood: as frames whose heads
- * the target writes, so that ids and lengths are right, or as raw bytes. The second byte says how many bytes
- * come at a time. With -DREPLAY the program runs the inputs of its standard input, each of them a line of hexadecimal
+ * first reads as the thread does, and then as the worker reads from an inlet. The first byte of an input says how the
+ * rest is understood: as frames whose heads the target writes, so that ids and lengths are right, or as raw bytes. The
+ * second byte says how many bytes come at a time. With -DREPLAY the program runs the inputs of its standard input, each of them a line of hexadecimal
  * digits. */
 #include "../src/thread.c"
 #include "envoy.h"
@@ -11,13 +11,14 @@
 
 enum { STREAMS = 5, PERIOD = 16 };
 
-static void *config;
+static void *config, *inlet_config;
 
 static void setup(void) {
   static char nothing[1];
   if (config) return;
   assert(envoy_dynamic_module_on_program_init());
   config = envoy_dynamic_module_on_http_filter_config_new(nothing, SPAN("a"), SPAN("/nonexistent/socket"));
+  inlet_config = envoy_dynamic_module_on_network_filter_config_new(nothing, SPAN("a"), SPAN("/nonexistent/socket"));
 }
 
 /* channel_without_thread makes the channel that the filter finds for its requests. */
@@ -87,6 +88,26 @@ static void drain(int fd) {
   }
 }
 
+/* hear_inlet gives the worker all of s in pieces, over an inlet. Its last event ends the inlet. */
+static void hear_inlet(connection *c, int gateway, span s, size_t step, unsigned pauses) {
+  gatepost *g = gatepost_new(inlet_config, -1);
+  char join[HEAD + 8];
+  write_head(join, JOIN, 0, 0, 8);
+  for (int i = 0; i < 8; i++) join[HEAD + i] = (char)(c->number >> (8 * i));
+  bool open = gatepost_hear(g, (span){join, sizeof join});
+  assert(open && c->inlet);
+  if (step < s.n / 64 + 1) step = s.n / 64 + 1;
+  for (unsigned i = 0; s.n > 0 && open; i++) {
+    size_t n = s.n < step ? s.n : step;
+    open = gatepost_hear(g, (span){s.p, n});
+    s = (span){s.p + n, s.n - n};
+    if (pauses >> i % PERIOD & 1) run_events();
+    drain(gateway);
+  }
+  gatepost_end(g);
+  assert(!c->inlet);
+}
+
 /* hear gives the filter all of s in pieces. Between them the worker sometimes runs. */
 static void hear(channel *l, connection *c, int gateway, span s, size_t step, unsigned pauses) {
   if (step < s.n / 64 + 1) step = s.n / 64 + 1;
@@ -100,11 +121,10 @@ static void hear(channel *l, connection *c, int gateway, span s, size_t step, un
   }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
+/* say has the gateway say an input. direct: over an inlet. */
+static void say(const uint8_t *p, size_t n, bool direct) {
   stream s[STREAMS];
   int ends[2];
-  if (n < 4) return 0;
-  setup();
   seed_of_worker = p[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends)) abort();
   channel *l = channel_without_thread(ends[0]);
@@ -117,7 +137,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
     frames_of_input = framed(p + 4, n - 4);
     all = (span){frames_of_input.p, frames_of_input.n};
   }
-  hear(l, c, ends[1], all, p[1] ? p[1] * (size_t)p[1] : 1 << 20, p[2] | (unsigned)p[3] << 8);
+  size_t step = p[1] ? p[1] * (size_t)p[1] : 1 << 20;
+  if (direct) hear_inlet(c, ends[1], all, step, p[2] | (unsigned)p[3] << 8);
+  else hear(l, c, ends[1], all, step, p[2] | (unsigned)p[3] << 8);
   run_events();
   for (int i = 0; i < STREAMS; i++)
     if (s[i].filter) end(&s[i]);
@@ -126,6 +148,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
   channel_free(l);
   close(ends[1]);
   free(frames_of_input.p);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n) {
+  if (n < 4) return 0;
+  setup();
+  say(p, n, false);
+  say(p, n, true);
   return 0;
 }
 

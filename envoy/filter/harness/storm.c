@@ -14,12 +14,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { MOST = 64 };
+enum { MOST = 64, GATEPOSTS = 32 };
 
 static stream streams[MOST];
 static uint64_t numbers, undecided_n;
 static bool over;
 static unsigned seed_of_peer;
+static struct sockaddr_un inlets = {.sun_family = AF_UNIX}; /* where the gateway answers */
+static gatepost *gateposts[GATEPOSTS];
+static unsigned long answered_directly;
 
 static void add_chunk(stream *s) {
   static char content[200000];
@@ -63,6 +66,22 @@ static void go_on(stream *s, void *config) {
     end(s);
   } else if (s->stage == 3) {
     envoy_dynamic_module_on_http_filter_response_body(s, s->filter, pick(&seed_of_worker, 3) == 0);
+  }
+}
+
+/* serve_inlets does what a worker does for the connections of the gateway. */
+static void serve_inlets(int l, void *config) {
+  static char b[16 << 10];
+  for (int i = 0; i < GATEPOSTS; i++) {
+    int fd = gateposts[i] ? -1 : accept(l, NULL, NULL);
+    if (fd >= 0) gateposts[i] = gatepost_new(config, fd);
+    if (!gateposts[i]) continue;
+    ssize_t n = recv(gateposts[i]->fd, b, 1 + pick(&seed_of_worker, sizeof b), MSG_DONTWAIT);
+    if (n < 0) continue;
+    if (n > 0) answered_directly++;
+    if (n > 0 && gatepost_hear(gateposts[i], (span){b, (size_t)n})) continue;
+    gatepost_end(gateposts[i]);
+    gateposts[i] = NULL;
   }
 }
 
@@ -145,9 +164,28 @@ static void read_shared(char *memory, const char *place) {
     __atomic_fetch_and((uint64_t *)(void *)memory + i / 64, ~((uint64_t)1 << i % 64), __ATOMIC_RELEASE);
 }
 
+/* inlet_for returns a connection where the gateway answers what comes over the connection with this number, mostly.
+ * -1: it answers where it is asked. */
+static int inlet_for(const char *number) {
+  char b[HEAD + 12];
+  if (pick(&seed_of_peer, 3) == 0) return -1;
+  int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  if (connect(fd, (struct sockaddr *)&inlets, sizeof inlets) || !read_whole(fd, b, sizeof b)) {
+    close(fd);
+    return -1;
+  }
+  assert(b[4] == READY);
+  write_head(b, JOIN, 0, 0, 8);
+  memcpy(b + HEAD, number, 8);
+  if (pick(&seed_of_peer, 20) == 0) b[pick(&seed_of_peer, HEAD + 8)] ^= 1;
+  if (send(fd, b, HEAD + 8, MSG_NOSIGNAL) == HEAD + 8) return fd;
+  close(fd);
+  return -1;
+}
+
 static void *converse(void *arg) {
   enum { SIZE = 4096 + SHARED_BLOCKS * SHARED_BLOCK };
-  int fd = (int)(intptr_t)arg;
+  int fd = (int)(intptr_t)arg, inlet = -1;
   char head[HEAD], *answer = malloc(4 * LARGE_ANSWER + 400), *payload = malloc(16 << 20);
   char *memory = memory_of(fd, head, SIZE);
   for (bool more = memory; more; more = read_whole(fd, head, HEAD)) {
@@ -160,13 +198,16 @@ static void *converse(void *arg) {
       write_head(answer, WELCOME, 0, 0, 12);
       memcpy(answer + HEAD, (char[]){PROTOCOL_VERSION, 0, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0}, 12);
       if (send(fd, answer, HEAD + 12, MSG_NOSIGNAL) < 0) break;
+      inlet = inlet_for(payload + 20);
     } else if (head[4] != END) {
       size_t size = random_answer(answer, head);
-      if (size && send(fd, answer, size, MSG_NOSIGNAL) < 0) break;
+      if (size && send(inlet < 0 ? fd : inlet, answer, size, MSG_NOSIGNAL) < 0) break;
     }
     if (pick(&seed_of_peer, 500) == 0) usleep(40000);
     if (pick(&seed_of_peer, 300) == 0) break;
+    if (inlet >= 0 && pick(&seed_of_peer, 300) == 0) shutdown(inlet, SHUT_RDWR);
   }
+  if (inlet >= 0) close(inlet);
   if (memory) munmap(memory, SIZE);
   free(payload);
   free(answer);
@@ -188,12 +229,11 @@ static void *serve(void *arg) {
   return NULL;
 }
 
-static int listen_at(const char *path) {
-  struct sockaddr_un a = {.sun_family = AF_UNIX};
-  int l = socket(AF_UNIX, SOCK_STREAM, 0);
-  strncpy(a.sun_path, path, sizeof a.sun_path - 1);
-  unlink(path);
-  if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64)) exit(2);
+static int listen_at(const char *path, const char *end, int kind, struct sockaddr_un *a) {
+  int l = socket(AF_UNIX, SOCK_STREAM | kind, 0);
+  snprintf(a->sun_path, sizeof a->sun_path, "%s%s", path, end);
+  unlink(a->sun_path);
+  if (bind(l, (struct sockaddr *)a, sizeof *a) || listen(l, 64)) exit(2);
   return l;
 }
 
@@ -202,29 +242,37 @@ int main(int argc, char **argv) {
   unsigned long requests = strtoul(argv[2], NULL, 10);
   seed_of_worker = (unsigned)strtoul(argv[3], NULL, 10);
   seed_of_peer = seed_of_worker + 1;
-  int l = listen_at(argv[1]);
+  struct sockaddr_un gateway = {.sun_family = AF_UNIX};
+  int l = listen_at(argv[1], "", 0, &gateway), of_inlets = listen_at(argv[1], ".inlets", SOCK_NONBLOCK, &inlets);
   pthread_t server;
   pthread_create(&server, NULL, serve, (void *)(intptr_t)l);
   assert(envoy_dynamic_module_on_program_init());
   char nothing[1], text[256];
   int n = snprintf(text, sizeof text, "%s\nunread cookie :method\nresponse server content-type", argv[1]);
   void *config = envoy_dynamic_module_on_http_filter_config_new(nothing, SPAN("a"), (span){text, (size_t)n});
-  assert(config);
+  void *inlet_config = envoy_dynamic_module_on_network_filter_config_new(nothing, SPAN("a"), (span){argv[1], strlen(argv[1])});
+  assert(config && inlet_config);
   while (numbers < requests) {
     for (unsigned i = 1 + pick(&seed_of_worker, 20); i > 0; i--) go_on(&streams[pick(&seed_of_worker, MOST)], config);
     run_events();
+    serve_inlets(of_inlets, inlet_config);
     if (pick(&seed_of_worker, 10) == 0) usleep(200);
   }
+  close(of_inlets);
   for (int i = 0; i < MOST; i++)
     if (streams[i].filter) end(&streams[i]);
   run_events();
+  for (int i = 0; i < GATEPOSTS; i++)
+    if (gateposts[i]) gatepost_end(gateposts[i]);
   envoy_dynamic_module_on_http_filter_config_destroy(config);
+  envoy_dynamic_module_on_network_filter_config_destroy(inlet_config);
   __atomic_store_n(&over, true, __ATOMIC_RELEASE);
   shutdown(l, SHUT_RDWR);
   pthread_join(server, NULL);
   close(l);
   usleep(100000);
-  printf("%lu requests: %lu went on, %lu answered, %lu found no connection; %d connections, %d lost\n", (unsigned long)numbers,
-         (unsigned long)continued_n, (unsigned long)answered, (unsigned long)undecided_n, counted[COUNT_MADE], counted[COUNT_LOST]);
+  printf("%lu requests: %lu went on, %lu answered, %lu found no connection; %d connections, %d lost; %lu reads by the worker\n", (unsigned long)numbers,
+         (unsigned long)continued_n, (unsigned long)answered, (unsigned long)undecided_n, counted[COUNT_MADE], counted[COUNT_LOST], answered_directly);
+  if (answered_directly == 0) return 3;
   return 0;
 }

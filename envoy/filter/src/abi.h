@@ -44,6 +44,9 @@ enum { TRAILERS_CONTINUE = 0, TRAILERS_STOP = 1 };
 enum { LOCAL_REPLY_CONTINUE = 0 };
 enum { RESET_LOCAL = 0 };
 enum { METADATA_HOST = 3 };
+enum { NETWORK_CONTINUE = 0, NETWORK_STOP = 1 };
+enum { NETWORK_REMOTE_CLOSE = 0, NETWORK_LOCAL_CLOSE = 1 };
+enum { NETWORK_CLOSE_NO_FLUSH = 1 };
 enum {
   ATTRIBUTE_PROTOCOL = 10,
   ATTRIBUTE_REQUEST_BYTES = 13,
@@ -83,6 +86,12 @@ void CALL(http_filter_reset_stream)(void *filter, int reason, span details);
 void *CALL(http_filter_scheduler_new)(void *filter);
 void CALL(http_filter_scheduler_commit)(void *scheduler, uint64_t event);
 void CALL(http_filter_scheduler_delete)(void *scheduler);
+uint32_t CALL(network_filter_get_worker_index)(void *filter);
+size_t CALL(network_filter_get_read_buffer_chunks_size)(void *filter);
+bool CALL(network_filter_get_read_buffer_chunks)(void *filter, span *out);
+bool CALL(network_filter_drain_read_buffer)(void *filter, size_t n);
+void CALL(network_filter_write)(void *filter, span data, bool end);
+void CALL(network_filter_close)(void *filter, int kind);
 
 /* Hooks that Envoy calls. HOOK makes one visible to Envoy. */
 #define HOOK(type, name) __attribute__((visibility("default"))) type envoy_dynamic_module_on_##name
@@ -117,4 +126,17 @@ HOOK(void, http_filter_config_http_stream_complete)(void *, void *, uint64_t);
 HOOK(void, http_filter_config_http_stream_reset)(void *, void *, uint64_t, int);
 HOOK(void, http_filter_downstream_above_write_buffer_high_watermark)(void *, void *);
 HOOK(void, http_filter_downstream_below_write_buffer_low_watermark)(void *, void *);
+HOOK(void *, network_filter_config_new)(void *envoy, span name, span config);
+HOOK(void, network_filter_config_destroy)(void *config);
+HOOK(void *, network_filter_new)(void *config, void *envoy);
+HOOK(int, network_filter_new_connection)(void *envoy, void *filter);
+HOOK(int, network_filter_read)(void *envoy, void *filter, size_t n, bool end);
+HOOK(int, network_filter_write)(void *envoy, void *filter, size_t n, bool end);
+HOOK(void, network_filter_event)(void *envoy, void *filter, int event);
+HOOK(void, network_filter_destroy)(void *filter);
+HOOK(void, network_filter_http_callout_done)(void *, void *, uint64_t, int, pair *, size_t, span *, size_t);
+HOOK(void, network_filter_scheduled)(void *, void *, uint64_t);
+HOOK(void, network_filter_config_scheduled)(void *, uint64_t);
+HOOK(void, network_filter_above_write_buffer_high_watermark)(void *, void *);
+HOOK(void, network_filter_below_write_buffer_low_watermark)(void *, void *);
 #endif

@@ -58,6 +58,35 @@ static gates *gates_of(span path) {
   return all = g;
 }
 
+static void gates_close(gates *g) {
+  __atomic_store_n(&g->stopping, true, __ATOMIC_RELEASE);
+  for (int i = 0; i < WORKERS; i++)
+    if (g->links[i]) channel_close(g->links[i]);
+  free(g);
+}
+
+/* gates_use returns the entry of a socket for one more configuration. */
+gates *gates_use(span path) {
+  pthread_mutex_lock(&lock);
+  gates *g = gates_of(path);
+  g->uses++;
+  pthread_mutex_unlock(&lock);
+  return g;
+}
+
+/* gates_leave ends the use by one configuration. Envoy destroys a configuration after all its filters. */
+void gates_leave(gates *g) {
+  gates **at = &all;
+  pthread_mutex_lock(&lock);
+  bool last = --g->uses == 0;
+  if (last) {
+    while (*at != g) at = &(*at)->next;
+    *at = g->next;
+  }
+  pthread_mutex_unlock(&lock);
+  if (last) gates_close(g);
+}
+
 static span next_line(span *rest) {
   const char *end = rest->n ? memchr(rest->p, '\n', rest->n) : NULL;
   span line = {rest->p, end ? (size_t)(end - rest->p) : rest->n};
@@ -114,36 +143,22 @@ HOOK(void *, http_filter_config_new)(void *envoy, span name, span config) {
       return NULL;
     }
   }
+  g->owner = gates_use(path);
   pthread_mutex_lock(&lock);
-  g->owner = gates_of(path);
   g->next = g->owner->first;
   g->owner->first = g;
   pthread_mutex_unlock(&lock);
   return g;
 }
 
-static void gates_close(gates *g) {
-  __atomic_store_n(&g->stopping, true, __ATOMIC_RELEASE);
-  for (int i = 0; i < WORKERS; i++)
-    if (g->links[i]) channel_close(g->links[i]);
-  free(g);
-}
-
-/* Envoy destroys a configuration after the filters of all its requests. */
 HOOK(void, http_filter_config_destroy)(void *config) {
   gate *g = config, **at;
-  gates *owner = g->owner, **of = &all;
   pthread_mutex_lock(&lock);
-  for (at = &owner->first; *at != g; at = &(*at)->next) {
+  for (at = &g->owner->first; *at != g; at = &(*at)->next) {
   }
   *at = g->next;
-  bool last = !owner->first;
-  if (last) {
-    while (*of != owner) of = &(*of)->next;
-    *of = owner->next;
-  }
   pthread_mutex_unlock(&lock);
-  if (last) gates_close(owner);
+  gates_leave(g->owner);
   gate_free(g);
 }
 
@@ -410,15 +425,14 @@ static void answered(request *r, answer *a) {
   free(a);
 }
 
-HOOK(void, http_filter_scheduled)(void *envoy, void *filter, uint64_t event) {
-  request *r = filter;
+/* carry_out does what is to be done for r. It may destroy r. scheduled: in the event that was scheduled for that. */
+void carry_out(request *r, bool scheduled) {
   channel *l = r->channel;
   answer *said = NULL;
-  (void)envoy, (void)event;
   pthread_mutex_lock(&l->lock);
   unsigned todo = r->todo;
   r->todo = 0;
-  r->posted = false;
+  if (scheduled) r->posted = false;
   if (l->flusher == r) l->flusher = NULL;
   if (todo & DO_TELL) channel_tell(l, r);
   if (todo & (DO_TELL | DO_FLUSH)) channel_flush(l);
@@ -430,6 +444,11 @@ HOOK(void, http_filter_scheduled)(void *envoy, void *filter, uint64_t event) {
   pthread_mutex_unlock(&l->lock);
   if (said) answered(r, said);
   else if (todo & DO_GIVE_UP) undecided(r);
+}
+
+HOOK(void, http_filter_scheduled)(void *envoy, void *filter, uint64_t event) {
+  (void)envoy, (void)event;
+  carry_out(filter, true);
 }
 
 HOOK(void, http_filter_stream_complete)(void *envoy, void *filter) {

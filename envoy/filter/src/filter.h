@@ -7,9 +7,9 @@
 #include <sys/uio.h>
 
 /* The protocol, see package internal/frames. */
-enum { PROTOCOL_VERSION = 4, HEAD = 16 };
-enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6, SHARED = 7 };
-enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7 };
+enum { PROTOCOL_VERSION = 5, HEAD = 16 };
+enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6, SHARED = 7, READY = 8 };
+enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7, JOIN = 8 };
 enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
 /* MOST_OBSERVED is how much of a response the gateway is told at most, for the first token and its id. */
 #define MOST_OBSERVED ((size_t)64 << 10)
@@ -59,8 +59,16 @@ typedef struct {
   int64_t used_at; /* when a body was placed for the last time; 0: no page is in use */
 } shared;
 
+/* input is what was read of the gateway and is not handled yet. */
+typedef struct input {
+  text text;
+  struct answer *large; /* a large answer of which not all has come; null: none */
+  size_t large_n;       /* how much of it has come */
+  struct inlet *inlet;  /* where the worker reads; null: the thread of the channel reads */
+} input;
+
 /* connection is one connection to the gateway, or the wish for one if fd is -1. The lock of its channel
- * guards it, but for in, large and large_n, which only the thread of the channel uses. */
+ * guards it, but for in, which only the thread of the channel uses. */
 typedef struct connection {
   struct connection *next;
   int fd;
@@ -72,9 +80,9 @@ typedef struct connection {
   int64_t blocked_since; /* when the socket took something for the last time, while blocked */
   queue out;
   shared shared;
-  text in;
-  struct answer *large; /* a large answer of which not all has come; null: none */
-  size_t large_n;       /* how much of it has come */
+  input in;
+  uint64_t number;     /* unique in this Envoy; the gateway says it to an inlet */
+  struct inlet *inlet; /* where the gateway says what it has to say; null: here */
 } connection;
 
 enum state {
@@ -172,6 +180,7 @@ typedef struct channel {
   int wake;               /* an eventfd that ends the sleep of the thread */
   connection *all, *current;
   request *asked, *settled, *bodies, *flusher;
+  request *due; /* what the worker has just read is for it */
   request **slots;
   uint32_t slots_n, *free_slots, free_n;
   uint64_t sequence;
@@ -181,6 +190,17 @@ typedef struct channel {
   span *chunks; /* of the worker */
   size_t chunks_cap;
 } channel;
+
+/* inlet is a connection of the gateway to a worker of Envoy. It takes what the gateway says over one connection of the
+ * filter, so that the worker reads it itself. The lock of the channel guards on. Only the worker uses the rest. */
+typedef struct inlet {
+  struct gates *owner;
+  void *envoy;
+  channel *channel; /* null: it has no channel yet, or none */
+  connection *on;   /* whose answers come here; null: not said yet, or it has ended */
+  bool joined;
+  input in;
+} inlet;
 
 enum { COUNT_MADE, COUNT_LOST, COUNT_UNDECIDED, COUNTS };
 
@@ -203,6 +223,7 @@ typedef struct gates {
   gate *first;
   char path[108];
   channel *links[WORKERS];
+  unsigned uses; /* configurations of filters and of inlets */
   bool stopping;
 } gates;
 
@@ -304,6 +325,14 @@ void channel_close(channel *l); /* not held */
 request *request_of(channel *l, connection *c, uint64_t id);
 void withdraw(channel *l, request *r);
 
+/* input.c; the lock of the channel is held, if not said otherwise */
+char *input_room(input *in, size_t *room); /* not held */
+bool input_came(channel *l, connection *c, input *in, size_t n);
+void input_free(input *in); /* not held */
+
+/* inlet.c */
+void inlet_forget(inlet *i);
+
 /* thread.c */
 void *channel_thread(void *l);
 bool channel_connect(channel *l, bool asked);
@@ -311,10 +340,14 @@ connection *connection_new(channel *l);
 void connection_send(channel *l, connection *c, bool worker);
 void connection_break(channel *l, connection *c);
 void wake(channel *l);
+void retire(channel *l, connection *c);
 void post(request *r, unsigned todo);
 void give_up(request *r);
 
 /* filter.c */
+gates *gates_use(span path);
+void gates_leave(gates *g);
+void carry_out(request *r, bool scheduled); /* not held */
 void count(gates *g, int which);
 uint64_t instance(void);
 #endif

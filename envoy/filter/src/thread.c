@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 enum { FIRST_BACKOFF = 50, LAST_BACKOFF = 1000, ASKED_BACKOFF = 2, PARTS = 128 };
-enum { IN_ROOM = 64 << 10 };
 
 void wake(channel *l) {
   uint64_t one = 1;
@@ -37,15 +36,18 @@ void give_up(request *r) {
 
 /* connection_new makes the connection for further requests. Hello is its first frame. */
 connection *connection_new(channel *l) {
+  static uint64_t numbers;
   connection *c = allocate(sizeof *c);
   text hello = {0};
   c->fd = -1;
+  c->number = __atomic_add_fetch(&numbers, 1, __ATOMIC_RELAXED);
   c->silence = SILENCE;
   put_u32(&hello, PROTOCOL_VERSION);
   put_u32(&hello, l->worker);
   put_u64(&hello, instance());
   shared_open(&c->shared);
   put_u32(&hello, c->shared.p ? SHARED_BLOCKS : 0);
+  put_u64(&hello, c->number);
   queue_frame(&c->out, HELLO, 0, 0, (span){hello.p, hello.n});
   free(hello.p);
   c->next = l->all;
@@ -91,9 +93,11 @@ bool channel_connect(channel *l, bool asked) {
   return l->current->fd >= 0;
 }
 
-static void retire(channel *l, connection *c) {
+/* retire has further requests go over another connection. */
+void retire(channel *l, connection *c) {
   c->retired = true;
   if (l->current == c) l->current = connection_new(l);
+  wake(l); /* it connects, and closes what is over */
 }
 
 /* leave ends what a list of requests has on a connection that breaks. */
@@ -160,164 +164,14 @@ void connection_send(channel *l, connection *c, bool worker) {
   }
 }
 
-/* frame is what the gateway has sent. */
-typedef struct {
-  int type, flags;
-  uint64_t id;
-  span payload;
-  answer *whole; /* the memory of the payload if it may be kept, else null */
-} frame;
-
-/* keep_answer keeps a Go or a Reply for the worker. */
-static void keep_answer(request *r, frame *f) {
-  answer *a = f->whole;
-  if (!a) {
-    a = allocate(sizeof *a + f->payload.n);
-    *a = (answer){.type = f->type, .flags = f->flags, .n = f->payload.n};
-    memcpy(a->payload, f->payload.p, f->payload.n);
-  }
-  f->whole = NULL;
-  r->answer = a;
-  r->deadline = 0;
-  post(r, DO_ANSWER);
-}
-
-/* again has a request told over another connection. */
-static void again(channel *l, connection *c, request *r) {
-  withdraw(l, r);
-  r->deadline = now_ms() + c->silence;
-  retire(l, c);
-  if (l->current->fd >= 0) post(r, DO_TELL);
-}
-
-static bool welcome(channel *l, connection *c, span payload) {
-  uint32_t version, ms, shares;
-  if (!read_u32(payload, &version)) return false;
-  l->refused = version != PROTOCOL_VERSION;
-  if (l->refused || payload.n != 12) return false;
-  if (!read_u32((span){payload.p + 4, 4}, &ms) || ms == 0 || !read_u32((span){payload.p + 8, 4}, &shares) || shares > 1) return false;
-  c->silence = ms;
-  c->shared.usable = shares && c->shared.p;
-  l->backoff = 0;
-  l->next_try = 0;
-  return true;
-}
-
-static bool is_well_formed(const frame *f, uint32_t *ms) {
-  go_answer go;
-  reply_answer reply;
-  if (f->type == GO) return read_go(f->payload, f->flags, &go);
-  if (f->flags != 0) return false;
-  if (f->type == REPLY) return read_reply(f->payload, &reply);
-  if (f->type == WAIT) return f->payload.n == 4 && read_u32(f->payload, ms);
-  return (f->type == AGAIN || f->type == HEARD) && f->payload.n == 0;
-}
-
-/* cancels reports whether a frame is the Reply that follows a Go. */
-static bool cancels(int answer, const frame *f) { return answer == GO && f->type == REPLY; }
-
-/* to_request handles a frame for a request. It reports whether the frame is well-formed. */
-static bool to_request(channel *l, connection *c, frame *f) {
-  request *r = request_of(l, c, f->id);
-  uint32_t ms = 0;
-  if (!is_well_formed(f, &ms)) return false;
-  if (!r || r->giving_up) return true;
-  if (f->type == HEARD) {
-    __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
-    return true;
-  }
-  if (r->answering && !cancels(r->answering, f)) return true;
-  if (r->answer) {
-    if (!cancels(r->answer->type, f)) return true;
-    free(r->answer); /* the request is cancelled before it has gone on */
-    r->answer = NULL;
-  }
-  bool answers = f->type == GO || f->type == REPLY;
-  if (r->state == DECIDED && f->type == REPLY) keep_answer(r, f);
-  else if (r->state != ASKED) return true;
-  else if (answers) keep_answer(r, f);
-  else if (f->type == WAIT) r->deadline = now_ms() + ms;
-  else again(l, c, r);
-  return true;
-}
-
-static frame frame_of(const char *head, span payload) {
-  frame f = {.type = (unsigned char)head[4], .flags = (unsigned char)head[5], .payload = payload};
-  for (int i = 0; i < 8; i++) f.id |= (uint64_t)(unsigned char)head[8 + i] << (8 * i);
-  return f;
-}
-
-static bool handle(channel *l, connection *c, const char *head, span payload) {
-  frame f = frame_of(head, payload);
-  if (head[6] || head[7]) return false;
-  if (f.id != 0) return to_request(l, c, &f);
-  if (f.type == WELCOME && f.flags == 0) return welcome(l, c, payload);
-  if (f.type != BYE || f.flags != 0 || payload.n != 0) return false;
-  retire(l, c);
-  return true;
-}
-
-/* begin_large has the rest of a frame with n bytes of payload read into its answer. It reports whether such a
- * frame may be so large. */
-static bool begin_large(connection *c, const char *head, size_t n, span begun) {
-  frame f = frame_of(head, begun);
-  if (head[6] || head[7] || f.id == 0 || (f.type != GO && f.type != REPLY)) return false;
-  c->large = allocate(sizeof *c->large + n);
-  *c->large = (answer){.type = f.type, .flags = f.flags, .id = f.id, .n = n};
-  if (begun.n) memcpy(c->large->payload, begun.p, begun.n);
-  c->large_n = begun.n;
-  return true;
-}
-
-/* frames handles all whole frames of the input. It reports whether they are well-formed. */
-static bool frames(channel *l, connection *c) {
-  size_t at = 0;
-  bool good = true;
-  while (good && !c->broken && c->in.n - at >= HEAD) {
-    const char *head = c->in.p + at;
-    size_t have = c->in.n - at - HEAD;
-    uint32_t n;
-    if (!read_u32((span){head, 4}, &n) || n > LARGEST_FRAME) return false;
-    if (have < n && n < LARGE_ANSWER) break;
-    size_t some = have < n ? have : n;
-    good = have < n ? begin_large(c, head, n, (span){head + HEAD, have}) : handle(l, c, head, (span){head + HEAD, n});
-    at += HEAD + some;
-  }
-  if (at) memmove(c->in.p, c->in.p + at, c->in.n - at);
-  c->in.n -= at;
-  return good;
-}
-
-/* large_frame handles the large answer, all of which has come. */
-static bool large_frame(channel *l, connection *c) {
-  answer *a = c->large;
-  frame f = {a->type, a->flags, a->id, {a->payload, a->n}, a};
-  c->large = NULL;
-  bool good = to_request(l, c, &f);
-  free(f.whole);
-  return good;
-}
-
 /* receive reads from a connection. It holds the lock while it handles frames, and copies nothing large then. */
 static void receive(channel *l, connection *c) {
-  ssize_t n;
-  if (c->large) {
-    n = recv(c->fd, c->large->payload + c->large_n, c->large->n - c->large_n, MSG_DONTWAIT);
-  } else {
-    text_room(&c->in, IN_ROOM);
-    n = recv(c->fd, c->in.p + c->in.n, c->in.cap - c->in.n, MSG_DONTWAIT);
-  }
+  size_t room;
+  char *to = input_room(&c->in, &room);
+  ssize_t n = recv(c->fd, to, room, MSG_DONTWAIT);
   if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
-  bool good = n > 0;
   pthread_mutex_lock(&l->lock);
-  if (good && c->large) {
-    c->large_n += (size_t)n;
-    if (c->large_n == c->large->n) good = large_frame(l, c);
-  } else if (good) {
-    c->in.n += (size_t)n;
-    good = frames(l, c);
-  }
-  if (!good) connection_break(l, c);
+  if (n <= 0 || !input_came(l, c, &c->in, (size_t)n)) connection_break(l, c);
   pthread_mutex_unlock(&l->lock);
 }
 
@@ -325,8 +179,8 @@ static void connection_free(connection *c) {
   if (c->fd >= 0) close(c->fd);
   queue_free(&c->out);
   shared_close(&c->shared);
-  free(c->large);
-  free(c->in.p);
+  input_free(&c->in);
+  if (c->inlet) inlet_forget(c->inlet);
   free(c);
 }
 

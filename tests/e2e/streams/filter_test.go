@@ -105,6 +105,45 @@ func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
 	g.AwaitIdle("chat")
 }
 
+// The gateway answers the workers of Envoy directly, also after Envoy has been adopted, and a
+// stream runs on meanwhile.
+func TestE2E_B6_B12_AnswersGoToTheWorkers(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, filtered)
+	running := g.OpenStreams(4, 100)
+	if n := inlets(g); n == 0 {
+		t.Error("no worker is answered directly")
+	}
+	g.Kill()
+	harness.Eventually(t, "the connections of the gateway that has ended are closed", func() error {
+		if n := inlets(g); n != 0 {
+			return fmt.Errorf("%d are open", n)
+		}
+		return nil
+	})
+	g.Launch()
+	g.AwaitReady()
+	g.OpenStreams(4, 5).Wait()
+	if n := inlets(g); n == 0 {
+		t.Error("no worker is answered directly by the gateway that has adopted Envoy")
+	}
+	running.Wait()
+	g.AwaitIdle("chat")
+}
+
+// inlets counts the connections of gateways to the workers of Envoy.
+func inlets(g *harness.Gateway) (n int) {
+	g.T.Helper()
+	for line := range strings.Lines(g.EnvoyAdmin(`/stats?filter=inlets\.sock\.downstream_cx_active$`)) {
+		if _, value, ok := strings.Cut(line, ": "); ok {
+			if _, err := fmt.Sscan(value, &n); err != nil {
+				g.T.Fatal(err)
+			}
+		}
+	}
+	return n
+}
+
 // A gateway is replaced by another process while streams run and requests wait. All of them end
 // well.
 func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {

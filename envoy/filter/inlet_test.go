@@ -1,0 +1,242 @@
+package filter
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The environment variable FILTER_ANSWERS is "thread" for tests whose gateway answers the filter's
+// threads. Otherwise it answers the workers.
+const answersVariable, throughThread = "FILTER_ANSWERS", "thread"
+
+// TestB6_B12_AnswersToTheThreads runs the other tests once more, with a gateway that answers the
+// filter's threads, as one does that cannot connect to the workers.
+func TestB6_B12_AnswersToTheThreads(t *testing.T) {
+	if os.Getenv(answersVariable) != "" {
+		return // this is that run
+	}
+	again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestB6|^TestB12", "-test.skip=Sanitizers|Fuzzing|Inlet|Release|AnswersToTheThreads")
+	again.Env = append(os.Environ(), answersVariable+"="+throughThread)
+	if out, err := again.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// inletOfFirst returns the first connection, which has its inlet.
+func (p *peer) inletOfFirst(t testing.TB) (c *peerConn) {
+	t.Helper()
+	eventually(t, "the connection has its inlet", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.conns) == 0 || p.conns[0].inlet == nil {
+			return false
+		}
+		c = p.conns[0]
+		return true
+	})
+	return c
+}
+
+// TestB6_B12_InletWakesNoThread has many requests answered by inlets, of two workers. The filter's
+// threads then have nothing to do.
+func TestB6_B12_InletWakesNoThread(t *testing.T) {
+	b := up(t, options{concurrency: 2})
+	b.decideAll.Store(true)
+	const clients, requests = 8, 100
+	ask := func(client *http.Client) error {
+		res, err := client.Post(b.url+"/", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if _, err = io.Copy(io.Discard, res.Body); err == nil && res.StatusCode != http.StatusOK {
+			err = fmt.Errorf("status %d", res.StatusCode)
+		}
+		return err
+	}
+	errs := make(chan error, clients)
+	var begun, finished [clients]chan struct{}
+	var woken [2]int
+	for i := range clients {
+		begun[i], finished[i] = make(chan struct{}), make(chan struct{})
+		go func() {
+			client := &http.Client{Transport: &http.Transport{}} // a connection of its own
+			defer client.CloseIdleConnections()
+			err := ask(client)
+			close(begun[i])
+			<-finished[i]
+			for n := 0; n < requests && err == nil; n++ {
+				err = ask(client)
+			}
+			errs <- err
+		}()
+	}
+	for i := range clients {
+		<-begun[i]
+	}
+	woken[0] = b.sleeps(t)
+	for i := range clients {
+		close(finished[i])
+	}
+	for range clients {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	woken[1] = b.sleeps(t)
+	// The threads look for silence several times a second, and connections may be slow to join.
+	if n := woken[1] - woken[0]; n > clients*requests/10 {
+		t.Errorf("the threads were woken %d times for %d requests", n, clients*requests)
+	}
+}
+
+// sleeps returns how often the filter's threads have gone to sleep.
+func (b *testbed) sleeps(t testing.TB) (total int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", b.process.Pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatal("Envoy has no threads: ", err)
+	}
+	for _, task := range tasks {
+		if comm, _ := os.ReadFile(task + "/comm"); strings.TrimSpace(string(comm)) != "sluice" {
+			continue
+		}
+		status, _ := os.ReadFile(task + "/status")
+		_, after, _ := strings.Cut(string(status), "\nvoluntary_ctxt_switches:")
+		var n int
+		if _, err := fmt.Sscan(after, &n); err != nil {
+			t.Fatal(err)
+		}
+		total += n
+	}
+	return total
+}
+
+// TestB6_B12_InletThatEnds ends an inlet alone. Its connection ends too: the request that waits
+// goes on undecided, and the gateway is told again of the one that runs.
+func TestB6_B12_InletThatEnds(t *testing.T) {
+	b := up(t, options{})
+	running := b.send(t, "GET", "/slow", "")
+	b.next(t, frHeaders).decide()
+	eventually(t, "the request has gone on", func() bool {
+		return b.counter("downstream_rq_active") != "" && b.counter("cluster.model/m.upstream_rq_active") == "1"
+	})
+	waiting := b.send(t, "GET", "/", "")
+	b.next(t, frHeaders)
+	c := b.inletOfFirst(t)
+	c.inlet.Close()
+	want(t, waiting, 503)
+	live := b.next(t, frLive)
+	if live.conn == c {
+		t.Error("the request that runs was told over the same connection")
+	}
+	close(b.upstream.release)
+	want(t, running, 200)
+	if end := b.next(t, frEnd); end.id != live.id || end.conn != live.conn {
+		t.Errorf("the end is of %d, and Live of %d", end.id, live.id)
+	}
+	after := b.send(t, "GET", "/", "")
+	b.next(t, frHeaders).decide()
+	want(t, after, 200)
+}
+
+// TestB6_B12_InletsThatSayNonsense has a gateway say what no gateway says. Only the inlet ends, or,
+// after it was joined, its connection.
+func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
+	b := up(t, options{})
+	first := b.send(t, "GET", "/", "")
+	b.next(t, frHeaders).decide()
+	want(t, first, 200)
+	b.inletOfFirst(t)
+	unknown := binary.LittleEndian.AppendUint64(nil, 12345)
+	for name, frames := range map[string][]byte{
+		"a connection that is not":   encode(frJoin, 0, 0, unknown),
+		"a connection that has one":  encode(frJoin, 0, 0, binary.LittleEndian.AppendUint64(nil, b.numberOfFirst())),
+		"a frame before Join":        encode(frBye, 0, 0, unknown),
+		"a Join with a flag":         encode(frJoin, 1, 0, unknown),
+		"a Join of another length":   encode(frJoin, 0, 0, append(unknown, 0)),
+		"a Join for a request":       encode(frJoin, 0, 7, unknown),
+		"no frame but as many bytes": bytes.Repeat([]byte{0xff}, 24),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := b.dialInlet(t)
+			for i := range frames { // a byte at a time
+				if _, err := c.Write(frames[i : i+1]); err != nil {
+					break // it has ended before its last byte
+				}
+			}
+			ends(t, c)
+		})
+	}
+	for name, frames := range map[string][]byte{
+		"a malformed Go":    encode(frGo, 0, 1, []byte{1}),
+		"an unknown type":   encode(99, 0, 1<<20, nil),
+		"a frame too large": {0xff, 0xff, 0xff, 0xff, frGo, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0},
+	} {
+		t.Run("joined, "+name, func(t *testing.T) {
+			request := b.send(t, "GET", "/", "")
+			f := b.next(t, frHeaders)
+			eventually(t, "the connection has its inlet", func() bool {
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				return f.conn.inlet != nil
+			})
+			if _, err := f.conn.inlet.Write(frames); err != nil {
+				t.Fatal(err)
+			}
+			want(t, request, 503)
+			ends(t, f.conn.inlet)
+		})
+	}
+	last := b.send(t, "GET", "/", "")
+	b.next(t, frHeaders).decide()
+	want(t, last, 200)
+}
+
+// dialInlet makes a connection to the one worker.
+func (b *testbed) dialInlet(t *testing.T) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", b.inlets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if _, err := io.ReadFull(c, make([]byte, 28)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// numberOfFirst returns the number of the connection whose Hello came first.
+func (p *peer) numberOfFirst() uint64 {
+	for _, f := range p.held {
+		if f.kind == frHello {
+			return binary.LittleEndian.Uint64(f.payload[20:])
+		}
+	}
+	return 0
+}
+
+// ends waits until the other end has closed a connection.
+func ends(t *testing.T, c net.Conn) {
+	t.Helper()
+	err := c.SetReadDeadline(time.Now().Add(testTimeout))
+	if errors.Is(err, net.ErrClosed) {
+		return // its connection has ended, and so has the peer's part
+	}
+	n, err := c.Read(make([]byte, 100))
+	if timeout, ok := err.(net.Error); n > 0 || err == nil || ok && timeout.Timeout() {
+		t.Errorf("the connection has not ended: %d bytes, %v", n, err)
+	}
+}

@@ -1,0 +1,156 @@
+package frames
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// maxDials is how many connections are made to find a worker. Envoy chooses which worker has a
+	// connection, and gives each one to a worker that has the fewest.
+	maxDials = 1024
+	// readyTime bounds how long a worker may take to accept a connection.
+	readyTime = 5 * time.Second
+	// maxRefusals is how many connections may be refused before a worker counts as one that takes
+	// none. A new Envoy listens a moment after the worker has asked. The pauses between them
+	// double, from firstPause.
+	maxRefusals = 8
+	firstPause  = 10 * time.Millisecond
+)
+
+// errNotReady means that what came first on a connection to a worker is not Ready.
+var errNotReady = errors.New("the first frame is not Ready")
+
+// join has the answers for a connection go to its worker directly, if the worker takes such
+// connections. It returns when that connection ends.
+func (s *Server) join(c *conn, of worker, number uint64) {
+	inlet, err := s.inletOf(of)
+	if err != nil {
+		if s.life.Err() == nil {
+			s.Log.Warn("answers to Envoy's filter go through its threads, which takes more CPU", zap.Error(err))
+		}
+		return
+	}
+	if !c.redirect(inlet, number) {
+		_ = inlet.Close()
+		return
+	}
+	_, err = inlet.Read(make([]byte, 1)) // the worker sends nothing
+	c.fail(err)
+}
+
+// redirect has answers written to an inlet, after a Join with the number of the connection. It
+// returns false if the connection has ended.
+func (c *conn) redirect(inlet net.Conn, number uint64) bool {
+	c.mu.Lock()
+	if c.Broken {
+		c.mu.Unlock()
+		return false
+	}
+	c.inlet = inlet
+	c.Redirect(inlet, appendJoin(nil, number))
+	c.mu.Unlock()
+	c.Flush()
+	return true
+}
+
+// inletOf returns a connection to a worker. Connections to other workers that it makes meanwhile
+// are kept for them: if they were closed, Envoy would choose the same worker again.
+func (s *Server) inletOf(of worker) (net.Conn, error) {
+	s.dialing.Lock()
+	defer s.dialing.Unlock()
+	for range maxDials {
+		if c := s.spareInlet(of); c != nil {
+			return c, nil
+		}
+		c, to, err := s.dialInlet()
+		if err != nil {
+			return nil, err
+		}
+		if !s.keepInlet(c, to) {
+			return nil, net.ErrClosed
+		}
+	}
+	return nil, fmt.Errorf("worker %d accepts none of %d connections", of.index, maxDials)
+}
+
+// dialInlet connects to a worker.
+func (s *Server) dialInlet() (net.Conn, worker, error) {
+	dialer := net.Dialer{Timeout: readyTime}
+	c, err := dialer.DialContext(s.life, "unix", s.Inlets)
+	for pause := firstPause; err != nil && pause < firstPause<<maxRefusals; pause *= 2 {
+		select {
+		case <-s.life.Done():
+			return nil, worker{}, net.ErrClosed
+		case <-time.After(pause):
+		}
+		c, err = dialer.DialContext(s.life, "unix", s.Inlets)
+	}
+	if err != nil {
+		return nil, worker{}, err
+	}
+	defer context.AfterFunc(s.life, func() { _ = c.Close() })()
+	to, err := readReady(c)
+	if err != nil {
+		_ = c.Close()
+		return nil, worker{}, err
+	}
+	return c, to, nil
+}
+
+// readReady reads the first frame of a worker.
+func readReady(c net.Conn) (worker, error) {
+	var b [headSize + 12]byte
+	if err := c.SetReadDeadline(time.Now().Add(readyTime)); err != nil {
+		return worker{}, err
+	}
+	if _, err := io.ReadFull(c, b[:]); err != nil {
+		return worker{}, err
+	}
+	if h := readHead(b[:]); h.kind != kindReady || h.length != 12 {
+		return worker{}, errNotReady
+	}
+	p := payload{rest: b[headSize:]}
+	return worker{index: p.uint32(), instance: p.uint64()}, c.SetReadDeadline(time.Time{})
+}
+
+// keepInlet keeps a connection for its worker. It returns false if the server has stopped.
+func (s *Server) keepInlet(c net.Conn, to worker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		_ = c.Close()
+		return false
+	}
+	s.inlets[to] = append(s.inlets[to], c)
+	return true
+}
+
+// spareInlet returns a connection that was kept for a worker, or nil. It closes those to the
+// workers of an Envoy before.
+func (s *Server) spareInlet(of worker) (found net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for to, kept := range s.inlets {
+		if to.instance != of.instance {
+			closeAll(kept)
+			delete(s.inlets, to)
+		}
+	}
+	if kept := s.inlets[of]; len(kept) > 0 {
+		found, s.inlets[of] = kept[0], kept[1:]
+	}
+	return found
+}
+
+func closeAll(conns []net.Conn) {
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}

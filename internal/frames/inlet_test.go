@@ -1,0 +1,183 @@
+package frames
+
+import (
+	"encoding/binary"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
+)
+
+// workers is Envoy's listener for the gateway: the next connection goes to the worker that the test
+// has named.
+type workers struct {
+	net.Listener
+	t testing.TB
+}
+
+func listenAsWorkers(t testing.TB) *workers {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "i"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return &workers{l, t}
+}
+
+// accept accepts a connection as a worker does.
+func (w *workers) accept(of worker) *filter {
+	w.t.Helper()
+	w.Listener.(*net.UnixListener).SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // Accept fails then
+	c, err := w.Accept()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	f := &filter{w.t, c}
+	f.send(kindReady, 0, 0, binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(nil, of.index), of.instance))
+	return f
+}
+
+// connectAs opens a connection as a worker does.
+func connectAs(t testing.TB, path string, of worker, number uint64) *filter {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	f := &filter{t, c}
+	hello := binary.LittleEndian.AppendUint32(nil, Version)
+	hello = binary.LittleEndian.AppendUint32(hello, of.index)
+	hello = binary.LittleEndian.AppendUint64(hello, of.instance)
+	hello = binary.LittleEndian.AppendUint32(hello, 0)
+	f.send(kindHello, 0, 0, binary.LittleEndian.AppendUint64(hello, number))
+	if h, _ := f.next(); h.kind != kindWelcome {
+		t.Fatalf("the answer to Hello is of type %d", h.kind)
+	}
+	return f
+}
+
+// joined reads the Join of an inlet.
+func (f *filter) joined() uint64 {
+	f.t.Helper()
+	h, payload := f.next()
+	if h.kind != kindJoin || h.id != 0 || h.flags != 0 || len(payload) != 8 {
+		f.t.Fatalf("the first frame is %+v with %d bytes", h, len(payload))
+	}
+	return binary.LittleEndian.Uint64(payload)
+}
+
+// decided sends a request and returns the type of the answer, which comes by the inlet.
+func (f *filter) decided(id uint64, inlet *filter) kind {
+	f.t.Helper()
+	f.send(kindHeaders, 0, id, chatHeaders("key"))
+	f.send(kindBody, 0, id, []byte(chat))
+	h, _ := inlet.next()
+	if h.id != id {
+		f.t.Errorf("the answer is for %d, not %d", h.id, id)
+	}
+	return h.kind
+}
+
+// closed waits until the gateway has closed a connection.
+func (f *filter) closed() {
+	f.t.Helper()
+	f.SetReadDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // the read fails then
+	if h, _, err := f.read(); err == nil {
+		f.t.Errorf("a frame of type %d came", h.kind)
+	} else if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+		f.t.Error("the connection stays open")
+	}
+}
+
+// Each connection gets an inlet of its own worker, whichever worker Envoy chooses. One that is for
+// another worker waits for it.
+func TestB6_B12_AnswersGoToTheWorker(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	w := listenAsWorkers(t)
+	s, path := serveWith(t, d, w.Addr().String())
+	first, second, third := worker{0, 7}, worker{1, 7}, worker{2, 7}
+	a := connectAs(t, path, first, 11)
+	ofThird := w.accept(third)
+	ofSecond := w.accept(second)
+	ofFirst := w.accept(first)
+	if n := ofFirst.joined(); n != 11 {
+		t.Errorf("the first worker is told of connection %d", n)
+	}
+	b := connectAs(t, path, second, 12)
+	if n := ofSecond.joined(); n != 12 {
+		t.Errorf("the second worker is told of connection %d", n)
+	}
+	got := []kind{a.decided(1, ofFirst), b.decided(1, ofSecond)}
+	s.Retire()
+	for _, f := range []*filter{ofFirst, ofSecond} {
+		h, _ := f.next()
+		got = append(got, h.kind)
+	}
+	if want := []kind{kindGo, kindGo, kindBye, kindBye}; !slices.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
+	a.Close()
+	ofFirst.closed()
+	// Those of an Envoy before have no use any more.
+	connectAs(t, path, worker{0, 8}, 1)
+	ofThird.closed()
+	if n := w.accept(worker{0, 8}).joined(); n != 1 {
+		t.Errorf("the worker of the next Envoy is told of connection %d", n)
+	}
+}
+
+// An inlet that ends ends its connection: what was written last is lost.
+func TestB6_B12_AnInletThatEnds(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	w := listenAsWorkers(t)
+	_, path := serveWith(t, d, w.Addr().String())
+	f := connectAs(t, path, worker{0, 7}, 11)
+	inlet := w.accept(worker{0, 7})
+	inlet.joined()
+	f.send(kindHeaders, 0, 1, chatHeaders("key"))
+	eventually(t, "the request is known", d.Busy)
+	inlet.Close()
+	f.closed()
+	eventually(t, "the request has ended", func() bool { return !d.Busy() })
+}
+
+// A gateway that cannot connect to the workers answers where it is asked. Stop does not wait for
+// the attempts.
+func TestB6_B12_WithoutInlets(t *testing.T) {
+	for name, listen := range map[string]func(t *testing.T) string{
+		"nobody listens": func(t *testing.T) string { return filepath.Join(t.TempDir(), "i") },
+		"nobody accepts": func(t *testing.T) string { return listenAsWorkers(t).Addr().String() },
+		"no Ready comes": func(t *testing.T) string {
+			w := listenAsWorkers(t)
+			go func() {
+				for {
+					c, err := w.Accept()
+					if err != nil {
+						return
+					}
+					c.Write(frame(kindHello, 0, 0, make([]byte, 12))) //nolint:errcheck // the gateway may have closed it
+					defer c.Close()
+				}
+			}()
+			return w.Addr().String()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := decidetest.New(t, 100, decide.UploadLimits{})
+			_, path := serveWith(t, d, listen(t))
+			f := connectAs(t, path, worker{0, 7}, 11)
+			if k := f.decided(1, f); k != kindGo {
+				t.Errorf("the answer is of type %d", k)
+			}
+		})
+	}
+}
