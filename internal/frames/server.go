@@ -71,7 +71,10 @@ type Server struct {
 // New returns a Server that has a Decider decide.
 func New(d *decide.Decider) *Server {
 	life, end := context.WithCancel(context.Background())
-	return &Server{life: life, end: end, Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{}, inlets: map[worker][]net.Conn{}}
+	return &Server{
+		Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{},
+		inlets: map[worker][]net.Conn{}, life: life, end: end,
+	}
 }
 
 // Serve serves the connections of a listener until the listener is closed, which is no error.

@@ -1,11 +1,12 @@
 /* The filter that asks the gateway about each request. The protocol is in package internal/frames.
  *
- * Each worker of Envoy has a channel to the gateway: one connection, and a thread that reads from it. A
- * request stops at its headers. Envoy buffers its body, up to the limit of its route, and answers larger
- * bodies with 413 itself. Frames wait in the queue of the connection until the worker has handled what
- * there was to read. An event then sends them with one call of sendmsg. A large body is sent from Envoy's
- * own buffer. What the socket does not take stays there. The thread notices when the socket takes more,
- * and schedules an event of the request. So no worker ever waits for the gateway.
+ * Each worker of Envoy has a channel to the gateway: one connection, and a thread that watches it. What
+ * the gateway says comes by an inlet, which the worker reads itself (inlet.c), or else by the connection,
+ * which the thread reads. A request stops at its headers. Envoy buffers its body, up to the limit of its
+ * route, and answers larger bodies with 413 itself. Frames wait in the queue of the connection until the
+ * worker has handled what there was to read. An event then sends them with one call of sendmsg. A large
+ * body is sent from Envoy's own buffer. What the socket does not take stays there. The thread notices when
+ * the socket takes more, and schedules an event of the request. So no worker ever waits for the gateway.
  *
  * What the tests showed of Envoy 1.40.0:
  * - http_filter_scheduler_commit may be called by each thread. An event scheduled by the worker itself
@@ -15,6 +16,7 @@
  * - HEADERS_STOP stops a request, and its body is still given to this filter. BODY_STOP_AND_BUFFER keeps
  *   the body. Over the limit of the route, Envoy answers 413. In a scheduled event all of a stopped body
  *   is in the buffer.
+ * - A worker that reads an inlet may go on with a request of another connection, or end it, at once.
  * - A local reply, be it from this filter or not, ends with stream_complete as other responses do. What
  *   is read there is final, and equal to what an access log says.
  * - continue_decoding, send_response and reset_stream may destroy the filter before they return. */
