@@ -151,6 +151,30 @@ func TestB6_B12_InletThatEnds(t *testing.T) {
 	want(t, after, 200)
 }
 
+// TestB6_B12_InletIsReadBeforeItsEnd has a gateway answer many requests at once and end. What it has
+// said in time holds.
+func TestB6_B12_InletIsReadBeforeItsEnd(t *testing.T) {
+	b := up(t, options{})
+	first := b.send(t, "GET", "/", "")
+	b.next(t, frHeaders).decide()
+	want(t, first, 200)
+	c := b.inletOfFirst(t)
+	const n = 200
+	var requests []<-chan answer
+	var said []byte
+	for range n {
+		requests = append(requests, b.send(t, "GET", "/", ""))
+		said = append(said, encode(frGo, 0, b.next(t, frHeaders).id, goFrame(toModel, nil, nil, ""))...)
+	}
+	if _, err := c.Write(said); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	for _, r := range requests {
+		want(t, r, 200)
+	}
+}
+
 // TestB6_B12_InletsThatSayNonsense has a gateway say what no gateway says. Only the inlet ends, or,
 // after it was joined, its connection.
 func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
@@ -159,10 +183,11 @@ func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
 	b.next(t, frHeaders).decide()
 	want(t, first, 200)
 	b.inletOfFirst(t)
+	number := b.next(t, frHello).payload[20:28]
 	unknown := binary.LittleEndian.AppendUint64(nil, 12345)
 	for name, frames := range map[string][]byte{
 		"a connection that is not":   encode(frJoin, 0, 0, unknown),
-		"a connection that has one":  encode(frJoin, 0, 0, binary.LittleEndian.AppendUint64(nil, b.numberOfFirst())),
+		"a connection that has one":  encode(frJoin, 0, 0, number),
 		"a frame before Join":        encode(frBye, 0, 0, unknown),
 		"a Join with a flag":         encode(frJoin, 1, 0, unknown),
 		"a Join of another length":   encode(frJoin, 0, 0, append(unknown, 0)),
@@ -197,6 +222,7 @@ func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
 			}
 			want(t, request, 503)
 			ends(t, f.conn.inlet)
+			b.next(t, frHello) // the filter has connected again, which it does at most every 2 ms
 		})
 	}
 	last := b.send(t, "GET", "/", "")
@@ -216,16 +242,6 @@ func (b *testbed) dialInlet(t *testing.T) net.Conn {
 		t.Fatal(err)
 	}
 	return c
-}
-
-// numberOfFirst returns the number of the connection whose Hello came first.
-func (p *peer) numberOfFirst() uint64 {
-	for _, f := range p.held {
-		if f.kind == frHello {
-			return binary.LittleEndian.Uint64(f.payload[20:])
-		}
-	}
-	return 0
 }
 
 // ends waits until the other end has closed a connection.

@@ -118,11 +118,12 @@
 // connections, and the worker says its index in Ready. The gateway keeps connections to other
 // workers until those say Hello. To the worker of the connection it says Join, and then all that it
 // has to say. A worker closes an inlet whose Join names none of its connections, or one that has an
-// inlet. An inlet that ends, or says a malformed frame, ends its connection too. What the gateway
-// has written to the connection before Join may be read after what it writes to the inlet. So no
-// frame depends on another one that went before. A Heard that is read before its Go has no effect,
-// and the gateway says it again for the next First. Without inlets, as with an Envoy that has none,
-// the gateway writes to the connection.
+// inlet. An inlet that ends, or says a malformed frame, ends its connection too. When the
+// connection ends first, the worker still reads the inlet to its end, for the time of Welcome at
+// most. What the gateway has written to the connection before Join may be read after what it writes
+// to the inlet. So no frame depends on another one that went before. A Heard that is read before
+// its Go has no effect, and the gateway says it again for the next First. Without inlets, as with
+// an Envoy that has none, the gateway writes to the connection.
 //
 // # Deadlines and faults
 //

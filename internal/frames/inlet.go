@@ -30,9 +30,9 @@ var errNotReady = errors.New("the first frame is not Ready")
 // join has the answers for a connection go to its worker directly, if the worker takes such
 // connections. It returns when that connection ends.
 func (s *Server) join(c *conn, of worker, number uint64) {
-	inlet, err := s.inletOf(of)
+	inlet, err := s.inletOf(c, of)
 	if err != nil {
-		if s.life.Err() == nil {
+		if !errors.Is(err, net.ErrClosed) {
 			s.Log.Warn("answers to Envoy's filter go through its threads, which takes more CPU", zap.Error(err))
 		}
 		return
@@ -41,8 +41,8 @@ func (s *Server) join(c *conn, of worker, number uint64) {
 		_ = inlet.Close()
 		return
 	}
-	_, err = inlet.Read(make([]byte, 1)) // the worker sends nothing
-	c.fail(err)
+	_, _ = inlet.Read(make([]byte, 1)) // the worker sends nothing
+	c.drain()
 }
 
 // redirect has answers written to an inlet, after a Join with the number of the connection. It
@@ -60,48 +60,70 @@ func (c *conn) redirect(inlet net.Conn, number uint64) bool {
 	return true
 }
 
-// inletOf returns a connection to a worker. Connections to other workers that it makes meanwhile
-// are kept for them: if they were closed, Envoy would choose the same worker again.
-func (s *Server) inletOf(of worker) (net.Conn, error) {
+// inletOf returns a connection to the worker of c. Connections to other workers that it makes
+// meanwhile are kept for them: if they were closed, Envoy would choose the same worker again. The
+// error is net.ErrClosed if the worker has no use for it any more.
+func (s *Server) inletOf(c *conn, of worker) (net.Conn, error) {
 	s.dialing.Lock()
 	defer s.dialing.Unlock()
 	for range maxDials {
-		if c := s.spareInlet(of); c != nil {
-			return c, nil
+		if inlet := s.spareInlet(of); inlet != nil {
+			return inlet, nil
 		}
-		c, to, err := s.dialInlet()
+		if c.isDone() {
+			return nil, net.ErrClosed
+		}
+		inlet, to, err := s.dialInlet(c)
 		if err != nil {
 			return nil, err
 		}
-		if !s.keepInlet(c, to) {
+		if !s.keepInlet(inlet, to) || to.instance != of.instance {
 			return nil, net.ErrClosed
 		}
 	}
 	return nil, fmt.Errorf("worker %d accepts none of %d connections", of.index, maxDials)
 }
 
-// dialInlet connects to a worker.
-func (s *Server) dialInlet() (net.Conn, worker, error) {
+// isDone reports whether the connection has ended.
+func (c *conn) isDone() bool {
+	select {
+	case <-c.done:
+		return true
+	case <-c.server.life.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// dialInlet connects to a worker, unless c ends before.
+func (s *Server) dialInlet(c *conn) (net.Conn, worker, error) {
 	dialer := net.Dialer{Timeout: readyTime}
-	c, err := dialer.DialContext(s.life, "unix", s.Inlets)
+	inlet, err := dialer.DialContext(s.life, "unix", s.Inlets)
 	for pause := firstPause; err != nil && pause < firstPause<<maxRefusals; pause *= 2 {
 		select {
+		case <-c.done:
 		case <-s.life.Done():
-			return nil, worker{}, net.ErrClosed
 		case <-time.After(pause):
 		}
-		c, err = dialer.DialContext(s.life, "unix", s.Inlets)
+		if c.isDone() {
+			return nil, worker{}, net.ErrClosed
+		}
+		inlet, err = dialer.DialContext(s.life, "unix", s.Inlets)
 	}
 	if err != nil {
 		return nil, worker{}, err
 	}
-	defer context.AfterFunc(s.life, func() { _ = c.Close() })()
-	to, err := readReady(c)
+	defer context.AfterFunc(s.life, func() { _ = inlet.Close() })()
+	to, err := readReady(inlet)
 	if err != nil {
-		_ = c.Close()
+		_ = inlet.Close()
+		if c.isDone() {
+			err = net.ErrClosed
+		}
 		return nil, worker{}, err
 	}
-	return c, to, nil
+	return inlet, to, nil
 }
 
 // readReady reads the first frame of a worker.
@@ -120,7 +142,8 @@ func readReady(c net.Conn) (worker, error) {
 	return worker{index: p.uint32(), instance: p.uint64()}, c.SetReadDeadline(time.Time{})
 }
 
-// keepInlet keeps a connection for its worker. It returns false if the server has stopped.
+// keepInlet keeps a connection for its worker, and closes those to the workers of an Envoy before.
+// It returns false if the server has stopped.
 func (s *Server) keepInlet(c net.Conn, to worker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,21 +151,20 @@ func (s *Server) keepInlet(c net.Conn, to worker) bool {
 		_ = c.Close()
 		return false
 	}
+	for other, kept := range s.inlets {
+		if other.instance != to.instance {
+			closeAll(kept)
+			delete(s.inlets, other)
+		}
+	}
 	s.inlets[to] = append(s.inlets[to], c)
 	return true
 }
 
-// spareInlet returns a connection that was kept for a worker, or nil. It closes those to the
-// workers of an Envoy before.
+// spareInlet returns a connection that was kept for a worker, or nil.
 func (s *Server) spareInlet(of worker) (found net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for to, kept := range s.inlets {
-		if to.instance != of.instance {
-			closeAll(kept)
-			delete(s.inlets, to)
-		}
-	}
 	if kept := s.inlets[of]; len(kept) > 0 {
 		found, s.inlets[of] = kept[0], kept[1:]
 	}

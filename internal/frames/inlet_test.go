@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // workers is Envoy's listener for the gateway: the next connection goes to the worker that the test
@@ -129,10 +130,10 @@ func TestB6_B12_AnswersGoToTheWorker(t *testing.T) {
 	ofFirst.closed()
 	// Those of an Envoy before have no use any more.
 	connectAs(t, path, worker{0, 8}, 1)
-	ofThird.closed()
 	if n := w.accept(worker{0, 8}).joined(); n != 1 {
 		t.Errorf("the worker of the next Envoy is told of connection %d", n)
 	}
+	ofThird.closed()
 }
 
 // An inlet that ends ends its connection: what was written last is lost.
@@ -148,6 +149,55 @@ func TestB6_B12_AnInletThatEnds(t *testing.T) {
 	inlet.Close()
 	f.closed()
 	eventually(t, "the request has ended", func() bool { return !d.Busy() })
+}
+
+// All that the filter has told before its connections end is read.
+func TestB6_B12_EndsBeforeAnInletEnds(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	w := listenAsWorkers(t)
+	const n = 200
+	entries := make(chan request.Entry, n)
+	s, path := serveWith(t, d, w.Addr().String())
+	s.OnEntry = func(e request.Entry) {
+		entries <- e
+		time.Sleep(10 * time.Microsecond) // so that the reader is behind
+	}
+	f := connectAs(t, path, worker{0, 7}, 11)
+	inlet := w.accept(worker{0, 7})
+	inlet.joined()
+	var all []byte
+	for i := range uint64(n) {
+		all = append(all, frame(kindEnd, 0, 1000+i, record("x"))...)
+	}
+	if _, err := f.Write(all); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	inlet.Close()
+	for i := range n {
+		select {
+		case <-entries:
+		case <-time.After(time.Minute):
+			t.Fatalf("%d of %d ends were read", i, n)
+		}
+	}
+}
+
+// An Envoy that is another one now has no inlet for a connection of the one before. The gateway does
+// not look for it, and keeps what it has got for the workers of the new one.
+func TestB6_B12_InletsOfTheNextEnvoy(t *testing.T) {
+	d := decidetest.New(t, 100, decide.UploadLimits{})
+	w := listenAsWorkers(t)
+	_, path := serveWith(t, d, w.Addr().String())
+	connectAs(t, path, worker{0, 7}, 11)
+	kept := w.accept(worker{1, 8})
+	second := connectAs(t, path, worker{1, 8}, 12)
+	if n := kept.joined(); n != 12 {
+		t.Errorf("the worker of the next Envoy is told of connection %d", n)
+	}
+	if k := second.decided(1, kept); k != kindGo {
+		t.Errorf("the answer is of type %d", k)
+	}
 }
 
 // A gateway that cannot connect to the workers answers where it is asked. Stop does not wait for

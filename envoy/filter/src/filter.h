@@ -74,6 +74,7 @@ typedef struct connection {
   int fd;
   bool broken;           /* the thread is to close it */
   bool retired;          /* further requests go over another one */
+  int64_t ended;         /* when the socket has ended, while the inlet goes on; 0: it has not */
   bool blocked;          /* the socket takes no more at the moment */
   uint32_t requests;     /* how many have an id on it */
   int64_t silence;       /* see SILENCE; Welcome sets it */

@@ -138,7 +138,7 @@ static piece *next_piece(connection *c) {
 void connection_send(channel *l, connection *c, bool worker) {
   struct iovec v[PARTS];
   shared_control control;
-  if (c->fd < 0 || c->broken || c->blocked) return;
+  if (c->fd < 0 || c->broken || c->blocked || c->ended) return;
   for (piece *p = next_piece(c); p; p = next_piece(c)) {
     if (p->body && !worker) {
       post(p->body, DO_FLUSH);
@@ -164,6 +164,17 @@ void connection_send(channel *l, connection *c, bool worker) {
   }
 }
 
+/* connection_over handles the end of a socket. What the gateway has said before may still be in the inlet, so the worker
+ * breaks the connection when it has read that. */
+static void connection_over(channel *l, connection *c) {
+  if (!c->inlet || c->broken) {
+    connection_break(l, c);
+    return;
+  }
+  c->ended = now_ms();
+  retire(l, c);
+}
+
 /* receive reads from a connection. It holds the lock while it handles frames, and copies nothing large then. */
 static void receive(channel *l, connection *c) {
   size_t room;
@@ -171,7 +182,8 @@ static void receive(channel *l, connection *c) {
   ssize_t n = recv(c->fd, to, room, MSG_DONTWAIT);
   if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
   pthread_mutex_lock(&l->lock);
-  if (n <= 0 || !input_came(l, c, &c->in, (size_t)n)) connection_break(l, c);
+  if (n <= 0) connection_over(l, c);
+  else if (!input_came(l, c, &c->in, (size_t)n)) connection_break(l, c);
   pthread_mutex_unlock(&l->lock);
 }
 
@@ -206,7 +218,7 @@ static void look_for_silence(channel *l, int64_t now) {
   for (connection *c = l->all, *next; c; c = next) {
     next = c->next;
     shared_tidy(&c->shared, now);
-    if (c->blocked && now - c->blocked_since >= c->silence) connection_break(l, c);
+    if ((c->blocked && now - c->blocked_since >= c->silence) || (c->ended && now - c->ended >= c->silence)) connection_break(l, c);
   }
 }
 
@@ -223,7 +235,7 @@ static int collect(channel *l, struct pollfd *v, connection **of, int max) {
   int n = 0;
   v[n++] = (struct pollfd){l->wake, POLLIN, 0};
   for (connection *c = l->all; c && n < max; c = c->next) {
-    if (c->fd < 0) continue;
+    if (c->fd < 0 || c->ended) continue;
     of[n] = c;
     v[n++] = (struct pollfd){c->fd, (short)(c->blocked ? POLLIN | POLLOUT : POLLIN), 0};
   }
