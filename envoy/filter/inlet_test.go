@@ -151,8 +151,8 @@ func TestB6_B12_InletThatEnds(t *testing.T) {
 	want(t, after, 200)
 }
 
-// TestB6_B12_InletIsReadBeforeItsEnd has a gateway answer many requests at once and end. What it has
-// said in time holds.
+// TestB6_B12_InletIsReadBeforeItsEnd has a gateway answer many requests at once and end. What it
+// has said in time holds.
 func TestB6_B12_InletIsReadBeforeItsEnd(t *testing.T) {
 	b := up(t, options{})
 	first := b.send(t, "GET", "/", "")

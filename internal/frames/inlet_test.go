@@ -183,8 +183,8 @@ func TestB6_B12_EndsBeforeAnInletEnds(t *testing.T) {
 	}
 }
 
-// An Envoy that is another one now has no inlet for a connection of the one before. The gateway does
-// not look for it, and keeps what it has got for the workers of the new one.
+// An Envoy that is another one now has no inlet for a connection of the one before. The gateway
+// does not look for it, and keeps what it has got for the workers of the new one.
 func TestB6_B12_InletsOfTheNextEnvoy(t *testing.T) {
 	d := decidetest.New(t, 100, decide.UploadLimits{})
 	w := listenAsWorkers(t)
