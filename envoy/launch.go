@@ -57,25 +57,21 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	if err != nil {
 		return launchSpec{}, err
 	}
-	bootstrap, err := Bootstrap(e.cfg.Bootstrap)
-	if err != nil {
-		return launchSpec{}, err
-	}
 	file := filepath.Join(e.cfg.Dir.Path(), "envoy.json")
 	args := e.arguments(file)
 	digest, err := launchDigest(e.cfg.Bootstrap, args)
 	if err != nil {
 		return launchSpec{}, err
 	}
-	return launchSpec{
+	l := launchSpec{
 		command:       slices.Concat([]string{e.cfg.Binary}, args, e.concurrency()),
 		bootstrapFile: file,
-		bootstrap:     bootstrap,
 		version:       version,
 		digest:        digest,
 		adminSocket:   e.cfg.Bootstrap.AdminSocket,
 		budget:        e.cfg.Bootstrap.Budget,
-	}, nil
+	}
+	return l, l.render(e.cfg.Bootstrap)
 }
 
 // render renders the bootstrap for the filter.

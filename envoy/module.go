@@ -52,9 +52,10 @@ func filterCheck(path string) object {
 		fields["@type"] = "type.googleapis.com/" + kind
 		return fields
 	}
+	module := object{"name": "sluice", "module": object{"local": object{"filename": path}}}
 	filters := []object{
 		{"name": "filter", "typed_config": typed("envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter", object{
-			"dynamic_module_config": object{"name": "sluice", "module": object{"local": object{"filename": path}}}, "filter_name": "sluice",
+			"dynamic_module_config": module, "filter_name": "sluice",
 			"filter_config": typed("google.protobuf.StringValue", object{"value": "/nonexistent/sluice.sock"}),
 		})},
 		{"name": "router", "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", object{})},
@@ -63,7 +64,7 @@ func filterCheck(path string) object {
 		"stat_prefix": "check", "http_filters": filters, "route_config": object{"name": "none"},
 	})
 	inlet := typed("envoy.extensions.filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter", object{
-		"dynamic_module_config": object{"name": "sluice", "module": object{"local": object{"filename": path}}}, "filter_name": "sluice",
+		"dynamic_module_config": module, "filter_name": "sluice",
 		"filter_config":   typed("google.protobuf.StringValue", object{"value": "/nonexistent/sluice.sock"}),
 		"terminal_filter": true,
 	})

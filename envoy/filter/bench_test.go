@@ -75,15 +75,10 @@ func (b *testbed) load(t testing.TB, path string, body []byte, n int) {
 
 // cpu is the CPU time in nanoseconds of the threads of Envoy whose name begins so.
 func (b *testbed) cpu(t testing.TB, name string) (total int64) {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", b.process.Pid))
-	if err != nil || len(tasks) == 0 {
-		t.Fatal("Envoy has no threads: ", err)
-	}
-	for _, task := range tasks {
-		comm, _ := os.ReadFile(task + "/comm")
-		stat, _ := os.ReadFile(task + "/schedstat")
-		if !strings.HasPrefix(string(comm), name) || len(stat) == 0 {
-			continue
+	for _, thread := range b.threads(t, name) {
+		stat, _ := os.ReadFile(thread + "/schedstat")
+		if len(stat) == 0 {
+			continue // it has ended
 		}
 		ns, err := strconv.ParseInt(strings.Fields(string(stat))[0], 10, 64)
 		if err != nil {
@@ -92,6 +87,20 @@ func (b *testbed) cpu(t testing.TB, name string) (total int64) {
 		total += ns
 	}
 	return total
+}
+
+// threads returns the directories in /proc of the threads of Envoy whose name begins so.
+func (b *testbed) threads(t testing.TB, name string) (found []string) {
+	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", b.process.Pid))
+	if err != nil || len(all) == 0 {
+		t.Fatal("Envoy has no threads: ", err)
+	}
+	for _, thread := range all {
+		if comm, _ := os.ReadFile(thread + "/comm"); strings.HasPrefix(string(comm), name) {
+			found = append(found, thread)
+		}
+	}
+	return found
 }
 
 // decideAtOnce answers each request with Go, as long as c lives.

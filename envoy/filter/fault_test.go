@@ -302,9 +302,7 @@ func TestB6_AMalformedFrameEndsTheConnection(t *testing.T) {
 
 func TestB6_ASlowGatewayHoldsNoWorkerAndBodiesComeWhole(t *testing.T) {
 	b := up(t, options{})
-	first := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, first, 200)
+	want(t, b.decided(t, "", frHeaders), 200)
 	const n = 40
 	body := strings.Repeat("0123456789", 40_000)
 	b.reading.Lock()
@@ -329,9 +327,7 @@ func TestB6_ASlowGatewayHoldsNoWorkerAndBodiesComeWhole(t *testing.T) {
 
 func TestB6_ABodyOfAClientThatLeftIsCompletedByZeros(t *testing.T) {
 	b := up(t, options{})
-	first := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, first, 200)
+	want(t, b.decided(t, "", frHeaders), 200)
 	const n = 20 // more than the socket takes
 	body := strings.Repeat("a", 900_000)
 	b.reading.Lock()
@@ -373,9 +369,7 @@ func TestB6_ABodyOfAClientThatLeftIsCompletedByZeros(t *testing.T) {
 func TestB6_AGatewayThatStopsReadingCostsOnly503(t *testing.T) {
 	b := up(t, options{})
 	b.silence = 300
-	first := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, first, 200)
+	want(t, b.decided(t, "", frHeaders), 200)
 	b.reading.Lock()
 	var all []<-chan answer
 	for range 30 { // more than the socket takes

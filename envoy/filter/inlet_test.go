@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -33,86 +31,36 @@ func TestB6_B12_AnswersToTheThreads(t *testing.T) {
 	}
 }
 
-// inletOfFirst returns the first connection, which has its inlet.
-func (p *peer) inletOfFirst(t testing.TB) (c *peerConn) {
+// awaitInlet waits until a connection has its inlet.
+func (p *peer) awaitInlet(t testing.TB, c *peerConn) {
 	t.Helper()
 	eventually(t, "the connection has its inlet", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if len(p.conns) == 0 || p.conns[0].inlet == nil {
-			return false
-		}
-		c = p.conns[0]
-		return true
+		return c.inlet != nil
 	})
-	return c
 }
 
 // TestB6_B12_InletWakesNoThread has many requests answered by inlets, of two workers. The filter's
 // threads then have nothing to do.
 func TestB6_B12_InletWakesNoThread(t *testing.T) {
+	const requests = 800
 	b := up(t, options{concurrency: 2})
 	b.decideAll.Store(true)
-	const clients, requests = 8, 100
-	ask := func(client *http.Client) error {
-		res, err := client.Post(b.url+"/", "application/json", strings.NewReader("{}"))
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		if _, err = io.Copy(io.Discard, res.Body); err == nil && res.StatusCode != http.StatusOK {
-			err = fmt.Errorf("status %d", res.StatusCode)
-		}
-		return err
-	}
-	errs := make(chan error, clients)
-	var begun, finished [clients]chan struct{}
-	var woken [2]int
-	for i := range clients {
-		begun[i], finished[i] = make(chan struct{}), make(chan struct{})
-		go func() {
-			client := &http.Client{Transport: &http.Transport{}} // a connection of its own
-			defer client.CloseIdleConnections()
-			err := ask(client)
-			close(begun[i])
-			<-finished[i]
-			for n := 0; n < requests && err == nil; n++ {
-				err = ask(client)
-			}
-			errs <- err
-		}()
-	}
-	for i := range clients {
-		<-begun[i]
-	}
-	woken[0] = b.sleeps(t)
-	for i := range clients {
-		close(finished[i])
-	}
-	for range clients {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
-	}
-	woken[1] = b.sleeps(t)
+	b.load(t, "/", []byte("{}"), 4*benchClients) // each worker has connections then
+	before := b.sleeps(t)
+	b.load(t, "/", []byte("{}"), requests)
 	// The threads look for silence several times a second, and connections may be slow to join.
-	if n := woken[1] - woken[0]; n > clients*requests/10 {
-		t.Errorf("the threads were woken %d times for %d requests", n, clients*requests)
+	if n := b.sleeps(t) - before; n > requests/10 {
+		t.Errorf("the threads were woken %d times for %d requests", n, requests)
 	}
 }
 
 // sleeps returns how often the filter's threads have gone to sleep.
 func (b *testbed) sleeps(t testing.TB) (total int) {
 	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", b.process.Pid))
-	if err != nil || len(tasks) == 0 {
-		t.Fatal("Envoy has no threads: ", err)
-	}
-	for _, task := range tasks {
-		if comm, _ := os.ReadFile(task + "/comm"); strings.TrimSpace(string(comm)) != "sluice" {
-			continue
-		}
-		status, _ := os.ReadFile(task + "/status")
+	for _, thread := range b.threads(t, "sluice") {
+		status, _ := os.ReadFile(thread + "/status")
 		_, after, _ := strings.Cut(string(status), "\nvoluntary_ctxt_switches:")
 		var n int
 		if _, err := fmt.Sscan(after, &n); err != nil {
@@ -133,8 +81,8 @@ func TestB6_B12_InletThatEnds(t *testing.T) {
 		return b.counter("downstream_rq_active") != "" && b.counter("cluster.model/m.upstream_rq_active") == "1"
 	})
 	waiting := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders)
-	c := b.inletOfFirst(t)
+	c := b.next(t, frHeaders).conn
+	b.awaitInlet(t, c)
 	c.inlet.Close()
 	want(t, waiting, 503)
 	live := b.next(t, frLive)
@@ -146,19 +94,16 @@ func TestB6_B12_InletThatEnds(t *testing.T) {
 	if end := b.next(t, frEnd); end.id != live.id || end.conn != live.conn {
 		t.Errorf("the end is of %d, and Live of %d", end.id, live.id)
 	}
-	after := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, after, 200)
+	want(t, b.decided(t, "", frHeaders), 200)
 }
 
 // TestB6_B12_InletIsReadBeforeItsEnd has a gateway answer many requests at once and end. What it
 // has said in time holds.
 func TestB6_B12_InletIsReadBeforeItsEnd(t *testing.T) {
 	b := up(t, options{})
-	first := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, first, 200)
-	c := b.inletOfFirst(t)
+	want(t, b.decided(t, "", frHeaders), 200)
+	c := b.next(t, frHello).conn
+	b.awaitInlet(t, c)
 	const n = 200
 	var requests []<-chan answer
 	var said []byte
@@ -179,11 +124,10 @@ func TestB6_B12_InletIsReadBeforeItsEnd(t *testing.T) {
 // after it was joined, its connection.
 func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
 	b := up(t, options{})
-	first := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, first, 200)
-	b.inletOfFirst(t)
-	number := b.next(t, frHello).payload[20:28]
+	want(t, b.decided(t, "", frHeaders), 200)
+	hello := b.next(t, frHello)
+	b.awaitInlet(t, hello.conn)
+	number := hello.payload[20:28]
 	unknown := binary.LittleEndian.AppendUint64(nil, 12345)
 	for name, frames := range map[string][]byte{
 		"a connection that is not":   encode(frJoin, 0, 0, unknown),
@@ -212,11 +156,7 @@ func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
 		t.Run("joined, "+name, func(t *testing.T) {
 			request := b.send(t, "GET", "/", "")
 			f := b.next(t, frHeaders)
-			eventually(t, "the connection has its inlet", func() bool {
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				return f.conn.inlet != nil
-			})
+			b.awaitInlet(t, f.conn)
 			if _, err := f.conn.inlet.Write(frames); err != nil {
 				t.Fatal(err)
 			}
@@ -225,9 +165,7 @@ func TestB6_B12_InletsThatSayNonsense(t *testing.T) {
 			b.next(t, frHello) // the filter has connected again, which it does at most every 2 ms
 		})
 	}
-	last := b.send(t, "GET", "/", "")
-	b.next(t, frHeaders).decide()
-	want(t, last, 200)
+	want(t, b.decided(t, "", frHeaders), 200)
 }
 
 // dialInlet makes a connection to the one worker.

@@ -1,6 +1,7 @@
 package frames
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -68,16 +69,17 @@ type conn struct {
 	words request.Words
 	// worker is whose connection it is. It is set by Hello. Guarded by Server.mu.
 	worker worker
-	// failed has one caller of fail end the connection. Others wait for it. failed and done belong
-	// together: done is closed then.
+	// failed has one caller of fail end the connection. Others wait for it. life ends then, by end.
 	failed sync.Once
-	done   chan struct{}
+	life   context.Context
+	end    context.CancelFunc
 	// draining means that only what the filter tells of the end of requests is still read.
 	draining atomic.Bool
 }
 
 func newConn(s *Server, socket net.Conn) *conn {
-	c := &conn{server: s, socket: socket, input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}, done: make(chan struct{})}
+	c := &conn{server: s, socket: socket, input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}}
+	c.life, c.end = context.WithCancel(context.Background())
 	c.Queue = outgoing.New(&c.mu, socket, maxQueue)
 	return c
 }
@@ -456,7 +458,7 @@ func (c *conn) drain() {
 	c.draining.Store(true)
 	_ = c.socket.SetReadDeadline(time.Now().Add(drainTime))
 	select {
-	case <-c.done:
+	case <-c.life.Done():
 	case <-time.After(drainTime):
 		c.fail(net.ErrClosed)
 	}
@@ -464,7 +466,7 @@ func (c *conn) drain() {
 
 // abandon does the work of fail.
 func (c *conn) abandon(err error) {
-	defer close(c.done)
+	defer c.end()
 	_ = c.socket.Close()
 	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.server.Log.Error("connection to Envoy's filter broke", zap.Error(err))

@@ -32,7 +32,7 @@ var errNotReady = errors.New("the first frame is not Ready")
 func (s *Server) join(c *conn, of worker, number uint64) {
 	inlet, err := s.inletOf(c, of)
 	if err != nil {
-		if !errors.Is(err, net.ErrClosed) {
+		if c.life.Err() == nil && !errors.Is(err, net.ErrClosed) {
 			s.Log.Warn("answers to Envoy's filter go through its threads, which takes more CPU", zap.Error(err))
 		}
 		return
@@ -70,7 +70,7 @@ func (s *Server) inletOf(c *conn, of worker) (net.Conn, error) {
 		if inlet := s.spareInlet(of); inlet != nil {
 			return inlet, nil
 		}
-		if c.isDone() {
+		if c.life.Err() != nil {
 			return nil, net.ErrClosed
 		}
 		inlet, to, err := s.dialInlet(c)
@@ -84,46 +84,35 @@ func (s *Server) inletOf(c *conn, of worker) (net.Conn, error) {
 	return nil, fmt.Errorf("worker %d accepts none of %d connections", of.index, maxDials)
 }
 
-// isDone reports whether the connection has ended.
-func (c *conn) isDone() bool {
-	select {
-	case <-c.done:
-		return true
-	case <-c.server.life.Done():
-		return true
-	default:
-		return false
-	}
-}
-
 // dialInlet connects to a worker, unless c ends before.
 func (s *Server) dialInlet(c *conn) (net.Conn, worker, error) {
-	dialer := net.Dialer{Timeout: readyTime}
-	inlet, err := dialer.DialContext(s.life, "unix", s.Inlets)
-	for pause := firstPause; err != nil && pause < firstPause<<maxRefusals; pause *= 2 {
-		select {
-		case <-c.done:
-		case <-s.life.Done():
-		case <-time.After(pause):
-		}
-		if c.isDone() {
-			return nil, worker{}, net.ErrClosed
-		}
-		inlet, err = dialer.DialContext(s.life, "unix", s.Inlets)
-	}
+	inlet, err := s.dialPatiently(c)
 	if err != nil {
 		return nil, worker{}, err
 	}
-	defer context.AfterFunc(s.life, func() { _ = inlet.Close() })()
+	defer context.AfterFunc(c.life, func() { _ = inlet.Close() })()
 	to, err := readReady(inlet)
 	if err != nil {
 		_ = inlet.Close()
-		if c.isDone() {
-			err = net.ErrClosed
-		}
 		return nil, worker{}, err
 	}
 	return inlet, to, nil
+}
+
+// dialPatiently connects to Envoy's listener. It tries again where nobody listens yet.
+func (s *Server) dialPatiently(c *conn) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: readyTime}
+	for pause := firstPause; ; pause *= 2 {
+		inlet, err := dialer.DialContext(c.life, "unix", s.Inlets)
+		if err == nil || pause == firstPause<<maxRefusals {
+			return inlet, err
+		}
+		select {
+		case <-c.life.Done():
+			return nil, net.ErrClosed
+		case <-time.After(pause):
+		}
+	}
 }
 
 // readReady reads the first frame of a worker.

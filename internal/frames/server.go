@@ -1,7 +1,6 @@
 package frames
 
 import (
-	"context"
 	"errors"
 	"net"
 	"sync"
@@ -63,17 +62,12 @@ type Server struct {
 	inlets map[worker][]net.Conn
 	// dialing is held by whoever makes a connection to a worker.
 	dialing sync.Mutex
-	// life ends with Stop, which calls end.
-	life context.Context
-	end  context.CancelFunc
 }
 
 // New returns a Server that has a Decider decide.
 func New(d *decide.Decider) *Server {
-	life, end := context.WithCancel(context.Background())
 	return &Server{
-		Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{},
-		inlets: map[worker][]net.Conn{}, life: life, end: end,
+		Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{}, inlets: map[worker][]net.Conn{},
 	}
 }
 
@@ -126,7 +120,6 @@ func (s *Server) Retire() {
 
 // Stop closes all connections, and waits for their goroutines.
 func (s *Server) Stop() {
-	s.end()
 	s.mu.Lock()
 	s.stopped = true
 	for c := range s.conns {

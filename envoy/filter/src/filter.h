@@ -196,7 +196,6 @@ typedef struct channel {
  * filter, so that the worker reads it itself. The lock of the channel guards on. Only the worker uses the rest. */
 typedef struct inlet {
   struct gates *owner;
-  void *envoy;
   channel *channel; /* null: it has no channel yet, or none */
   connection *on;   /* whose answers come here; null: not said yet, or it has ended */
   bool joined;
@@ -235,6 +234,7 @@ void put(text *t, const void *p, size_t n);
 void put_u16(text *t, uint16_t v);
 void put_u32(text *t, uint32_t v);
 void put_u64(text *t, uint64_t v);
+uint64_t get_u64(const char *p);
 void put_pair(text *t, span name, span value);
 enum { FEW = 16 };
 size_t chunks_of(void *envoy, int kind, span **out);
@@ -330,9 +330,6 @@ void withdraw(channel *l, request *r);
 char *input_room(input *in, size_t *room); /* not held */
 bool input_came(channel *l, connection *c, input *in, size_t n);
 void input_free(input *in); /* not held */
-
-/* inlet.c */
-void inlet_forget(inlet *i);
 
 /* thread.c */
 void *channel_thread(void *l);

@@ -8,9 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* inlet_forget is called when the connection of an inlet ends; the lock is held. */
-void inlet_forget(inlet *i) { i->on = NULL; }
-
 /* The configuration is the path of the gateway's socket, by which the filter of requests knows it. */
 HOOK(void *, network_filter_config_new)(void *envoy, span name, span config) {
   static gates none;
@@ -23,8 +20,8 @@ HOOK(void, network_filter_config_destroy)(void *config) { gates_leave(config); }
 
 HOOK(void *, network_filter_new)(void *config, void *envoy) {
   inlet *i = allocate(sizeof *i);
+  (void)envoy;
   i->owner = config;
-  i->envoy = envoy;
   i->in.inlet = i;
   return i;
 }
@@ -45,19 +42,13 @@ HOOK(int, network_filter_new_connection)(void *envoy, void *filter) {
   return NETWORK_CONTINUE;
 }
 
-static uint64_t u64_of(const char *p) {
-  uint64_t v = 0;
-  for (int i = 0; i < 8; i++) v |= (uint64_t)(unsigned char)p[i] << (8 * i);
-  return v;
-}
-
 /* join finds the connection that the first frame names. It reports whether there is one, if that frame has come. */
 static bool join(inlet *i) {
   static const char head[HEAD] = {8, 0, 0, 0, JOIN};
   text *in = &i->in.text;
   if (in->n < HEAD + 8) return true;
   if (memcmp(in->p, head, HEAD) != 0) return false;
-  uint64_t number = u64_of(in->p + HEAD);
+  uint64_t number = get_u64(in->p + HEAD);
   connection *c = i->channel->all;
   while (c && c->number != number) c = c->next;
   if (!c || c->broken || c->inlet) return false;

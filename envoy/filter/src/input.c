@@ -94,9 +94,7 @@ static bool to_request(channel *l, connection *c, frame *f) {
 }
 
 static frame frame_of(const input *in, const char *head, span payload) {
-  frame f = {.type = (unsigned char)head[4], .flags = (unsigned char)head[5], .payload = payload, .direct = in->inlet};
-  for (int i = 0; i < 8; i++) f.id |= (uint64_t)(unsigned char)head[8 + i] << (8 * i);
-  return f;
+  return (frame){.type = (unsigned char)head[4], .flags = (unsigned char)head[5], .id = get_u64(head + 8), .payload = payload, .direct = in->inlet};
 }
 
 static bool handle(channel *l, connection *c, const input *in, const char *head, span payload) {

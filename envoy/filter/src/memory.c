@@ -37,6 +37,12 @@ void put_u16(text *t, uint16_t v) { put_number(t, v, 2); }
 void put_u32(text *t, uint32_t v) { put_number(t, v, 4); }
 void put_u64(text *t, uint64_t v) { put_number(t, v, 8); }
 
+uint64_t get_u64(const char *p) {
+  uint64_t v = 0;
+  for (int i = 0; i < 8; i++) v |= (uint64_t)(unsigned char)p[i] << (8 * i);
+  return v;
+}
+
 void put_pair(text *t, span name, span value) {
   if (name.n > UINT16_MAX) name.n = UINT16_MAX; /* such a header is refused for its size */
   put_u16(t, (uint16_t)name.n);

@@ -192,7 +192,7 @@ static void connection_free(connection *c) {
   queue_free(&c->out);
   shared_close(&c->shared);
   input_free(&c->in);
-  if (c->inlet) inlet_forget(c->inlet);
+  if (c->inlet) c->inlet->on = NULL;
   free(c);
 }
 
