@@ -59,7 +59,7 @@ func Start(t testing.TB, path string) *Cluster {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	redis := redistest.Start(t)
-	c := &Cluster{t: t, dir: dir, gcsPort: freePort(t), dashboard: freePort(t), nodes: map[string]*exec.Cmd{}}
+	c := &Cluster{t: t, dir: dir, gcsPort: testutil.FreePort(t), dashboard: testutil.FreePort(t), nodes: map[string]*exec.Cmd{}}
 	c.Address = "http://127.0.0.1:" + strconv.Itoa(c.dashboard)
 	c.env = append(os.Environ(), mark+dir, "PATH="+path+":"+os.Getenv("PATH"), "RAY_REDIS_ADDRESS="+redis.Addr,
 		"RAY_USAGE_STATS_ENABLED=0", "RAY_num_prestart_python_workers=0", "RAY_enable_worker_prestart=false",
@@ -223,11 +223,13 @@ func (c *Cluster) call(method, path string, body []byte, answer any) error {
 	return json.NewDecoder(resp.Body).Decode(answer)
 }
 
-// launch starts a node in a process group of its own.
+// launch starts a node in a process group of its own. Its workers take ports of the kernel's choice,
+// which testutil.FreePort never gives. Without these options Ray's workers take 10002 to 19999.
 func (c *Cluster) launch(name string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	args = append([]string{"start", "--block", "--node-name=" + name, "--object-store-memory=80000000",
-		"--dashboard-agent-listen-port=" + strconv.Itoa(freePort(c.t))}, args...)
+		"--min-worker-port=0", "--max-worker-port=0",
+		"--dashboard-agent-listen-port=" + strconv.Itoa(testutil.FreePort(c.t))}, args...)
 	cmd := exec.Command(filepath.Join(testutil.Tool(c.t, "ray"), "bin", "ray"), args...)
 	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -290,16 +292,4 @@ func (c *Cluster) logs() string {
 		fmt.Fprintf(&text, "--- %s\n%s\n", filepath.Base(file), data[max(0, len(data)-3000):])
 	}
 	return text.String()
-}
-
-// freePort returns a port that is free now. It is the kernel's choice, because testutil.FreePort
-// has ports that Ray keeps for its workers (10002 to 19999).
-func freePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
