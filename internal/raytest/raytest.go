@@ -223,8 +223,8 @@ func (c *Cluster) call(method, path string, body []byte, answer any) error {
 	return json.NewDecoder(resp.Body).Decode(answer)
 }
 
-// launch starts a node in a process group of its own. Its workers take ports of the kernel's choice,
-// which testutil.FreePort never gives. Without these options Ray's workers take 10002 to 19999.
+// launch starts a node in a process group of its own. Its workers take ports of the kernel's
+// choice, which testutil.FreePort never gives. Otherwise Ray's workers take 10002 to 19999.
 func (c *Cluster) launch(name string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	args = append([]string{"start", "--block", "--node-name=" + name, "--object-store-memory=80000000",

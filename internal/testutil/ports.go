@@ -5,13 +5,15 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 )
 
 // lastPort is the offset of the last port that FreePort tried.
 var lastPort atomic.Int64
 
-// FreePort returns a port of 127.0.0.1 that nothing listens on.
+// FreePort returns a port of 127.0.0.1 that nothing listens on. No other test process gets it while
+// this one runs.
 //
 // The ports count up from a base that depends on the process id. They lie below the range from
 // which the kernel takes ports for outgoing connections. A port of the kernel's choice would not
@@ -22,11 +24,34 @@ func FreePort(t testing.TB) int {
 	base := 11000 + os.Getpid()%1000*20
 	for range 1000 {
 		port := base + int(lastPort.Add(1))
-		if l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
-			l.Close()
+		if reserve(port) && isFree(port) {
 			return port
 		}
 	}
 	t.Fatal("none of 1000 ports is free")
 	return 0
+}
+
+// reserve reports whether no other test process has the port. The mark is a socket with a name that
+// is not a file. Nothing closes it, so the kernel removes it when this process ends.
+func reserve(port int) bool {
+	mark, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	if syscall.Bind(mark, &syscall.SockaddrUnix{Name: fmt.Sprint("@sluice-test-port-", port)}) != nil {
+		syscall.Close(mark)
+		return false
+	}
+	return true
+}
+
+// isFree reports whether nothing listens on the port.
+func isFree(port int) bool {
+	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+	if err != nil {
+		return false
+	}
+	l.Close()
+	return true
 }
