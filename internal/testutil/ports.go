@@ -40,7 +40,7 @@ func reserve(port int) bool {
 		return false
 	}
 	if syscall.Bind(mark, &syscall.SockaddrUnix{Name: fmt.Sprint("@sluice-test-port-", port)}) != nil {
-		syscall.Close(mark)
+		_ = syscall.Close(mark) // it is not bound
 		return false
 	}
 	return true
