@@ -22,19 +22,24 @@ const (
 	// double, from firstPause.
 	maxRefusals = 8
 	firstPause  = 10 * time.Millisecond
+	// soonest and latest bound the time until a worker that took no connection is asked for one
+	// again. Each time doubles it.
+	soonest = 500 * time.Millisecond
+	latest  = time.Minute
 )
 
-// errNotReady means that what came first on a connection to a worker is not Ready.
-var errNotReady = errors.New("the first frame is not Ready")
+var (
+	// errNotReady means that what came first on a connection to a worker is not Ready.
+	errNotReady = errors.New("the first frame is not Ready")
+	// errNoWorker means that Envoy gives a worker no connection, however many are made.
+	errNoWorker = fmt.Errorf("the worker accepts none of %d connections", maxDials)
+)
 
 // join has the answers for a connection go to its worker directly, if the worker takes such
 // connections. It returns when that connection ends.
 func (s *Server) join(c *conn, of worker, number uint64) {
-	inlet, err := s.inletOf(c, of)
-	if err != nil {
-		if c.life.Err() == nil && !errors.Is(err, net.ErrClosed) {
-			s.Log.Warn("answers to Envoy's filter go through its threads, which takes more CPU", zap.Error(err))
-		}
+	inlet := s.awaitInlet(c, of)
+	if inlet == nil {
 		return
 	}
 	if !c.redirect(inlet, number) {
@@ -43,6 +48,35 @@ func (s *Server) join(c *conn, of worker, number uint64) {
 	}
 	_, _ = inlet.Read(make([]byte, 1)) // the worker sends nothing
 	c.drain()
+}
+
+// awaitInlet returns a connection to the worker of c. A worker of a busy machine may take one late,
+// so this tries again until c ends or the worker has no use for it any more. It returns nil then.
+func (s *Server) awaitInlet(c *conn, of worker) net.Conn {
+	for pause := soonest; ; pause = min(2*pause, latest) {
+		inlet, err := s.inletOf(c, of)
+		if err == nil || c.life.Err() != nil || errors.Is(err, net.ErrClosed) {
+			return inlet
+		}
+		again := !errors.Is(err, errNoWorker)
+		if pause == soonest {
+			s.Log.Warn("answers to Envoy's filter go through its threads, which takes more CPU",
+				zap.Uint32("worker", of.index), zap.Bool("tries_again", again), zap.Error(err))
+		}
+		if !again || !c.sleep(pause) {
+			return nil
+		}
+	}
+}
+
+// sleep waits. It returns false if the connection has ended.
+func (c *conn) sleep(pause time.Duration) bool {
+	select {
+	case <-c.life.Done():
+		return false
+	case <-time.After(pause):
+		return true
+	}
 }
 
 // redirect has answers written to an inlet, after a Join with the number of the connection. It
@@ -81,7 +115,7 @@ func (s *Server) inletOf(c *conn, of worker) (net.Conn, error) {
 			return nil, net.ErrClosed
 		}
 	}
-	return nil, fmt.Errorf("worker %d accepts none of %d connections", of.index, maxDials)
+	return nil, errNoWorker
 }
 
 // dialInlet connects to a worker, unless c ends before.
@@ -107,10 +141,8 @@ func (s *Server) dialPatiently(c *conn) (net.Conn, error) {
 		if err == nil || pause == firstPause<<maxRefusals {
 			return inlet, err
 		}
-		select {
-		case <-c.life.Done():
+		if !c.sleep(pause) {
 			return nil, net.ErrClosed
-		case <-time.After(pause):
 		}
 	}
 }

@@ -136,6 +136,28 @@ func TestB6_B12_AnswersGoToTheWorker(t *testing.T) {
 	ofThird.closed()
 }
 
+// A worker that takes no connection at first is asked again. Its answers go by the other way until
+// then.
+func TestB6_B12_AWorkerThatIsLate(t *testing.T) {
+	w := listenAsWorkers(t)
+	_, path := serveWith(t, decidetest.New(t, 100, decide.UploadLimits{}), w.Addr().String())
+	own := worker{0, 7}
+	f := connectAs(t, path, own, 11)
+	early, err := w.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	early.Close()
+	before := f.decided(1, f)
+	inlet := w.accept(own)
+	if n := inlet.joined(); n != 11 {
+		t.Errorf("the worker is told of connection %d", n)
+	}
+	if got, want := []kind{before, f.decided(2, inlet)}, []kind{kindGo, kindGo}; !slices.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
+}
+
 // An inlet that ends ends its connection: what was written last is lost.
 func TestB6_B12_AnInletThatEnds(t *testing.T) {
 	d := decidetest.New(t, 100, decide.UploadLimits{})
