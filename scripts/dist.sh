@@ -33,6 +33,8 @@ package() {
   install -D -m 644 packaging/sluice.service "$root/usr/lib/systemd/system/sluice.service"
   install -D -m 644 packaging/sysusers.conf "$root/usr/lib/sysusers.d/sluice.conf"
   install -D -m 644 examples/quickstart/sluice.yaml "$root/etc/sluice/sluice.yaml"
+  # Commands of an operator find the gateway by this directory, without the environment of the unit.
+  printf '\nstate_dir: /var/lib/sluice\n' >>"$root/etc/sluice/sluice.yaml"
   install -D -m 644 LICENSE "$root/usr/share/doc/sluice/copyright"
   install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm
   echo /etc/sluice/sluice.yaml >"$root/DEBIAN/conffiles"

@@ -49,8 +49,11 @@ simulated models of the quick start.`,
 	f.IntVar(&flags.slots, "slots", 0, "requests that each --upstream works on at once (default: what the server says)")
 	f.StringVar(&flags.binary, "envoy", "",
 		"the Envoy binary (default: $SLUICE_ENVOY, then envoy in $PATH, then .tools/envoy, then one that is fetched: see sluice envoy)")
-	f.StringVar(&flags.models.listen, "listen", defaultListen, "address for clients, in the place of listen in the file")
-	f.StringVar(&flags.models.admin, "admin", defaultAdmin, "address of the operator's page, in the place of admin in the file")
+	f.StringVar(&flags.models.listen, "listen", defaultListen,
+		"address for clients (default: listen of the file; without a file "+defaultListen+")")
+	f.StringVar(&flags.models.admin, "admin", defaultAdmin,
+		"address of the operator's page (default: admin of the file; without a file "+defaultAdmin+")")
+	f.Lookup("listen").DefValue, f.Lookup("admin").DefValue = "", "" // the texts say it
 	f.BoolVar(&flags.models.print, "print", false, "print the configuration file for the models hf:… and ollama:…, and run nothing")
 	addForceFlag(c, &flags.force)
 	c.MarkFlagsMutuallyExclusive("config", "upstream")

@@ -75,7 +75,7 @@ var types = []row{
 		"Check that the server runs, that its address in the file is right, and that it serves a model."},
 	{NodeLost, Error, False, false,
 		"A node that has joined does not answer. Its replicas are started on other nodes that have free resources.",
-		"Check the host and its connection to this gateway."},
+		"Check the node and its connection to this gateway."},
 	{RedisUnavailable, Warning, False, true,
 		"Redis does not answer. The gateway enforces only its last known share of the limits.",
 		"Check Redis. The gateways share their limits again as soon as Redis answers."},

@@ -86,7 +86,8 @@ type Config struct {
 	ReplicaHeader bool `yaml:"replica_header" default:"true"`
 	// AccessLog says where the line of each finished request goes.
 	AccessLog AccessLog `yaml:"access_log" restart:"true"`
-	// LogRequests: false is another name of access_log: {to: off}. Default true.
+	// LogRequests says whether finished requests are logged. The value false means the same as
+	// access_log: {to: off}. Default true.
 	LogRequests bool `yaml:"log_requests" default:"true" restart:"true"`
 	// Redis is the URL of the Redis in which several gateways share their limits, leases and tasks:
 	// redis://user:password@host:6379/0, or rediss:// for TLS. Several hosts, as in

@@ -22,7 +22,7 @@ type EngineVersion struct {
 	Version string `yaml:"version" required:"true"`
 	// Tasks are the tasks that the version can serve. It is required for engines that are not
 	// built in, as is command.
-	Tasks []engines.Task `yaml:"tasks" oneof:"text-generation,embedding,rerank,transcription"`
+	Tasks []engines.Task `yaml:"tasks" oneof:"text-generation,embedding,rerank,transcription,speech,image-generation"`
 	// Schema is the JSON Schema of the variables. The defaults in it are filled in. Default: any
 	// variable is allowed.
 	Schema map[string]any `yaml:"schema"`

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -46,5 +47,18 @@ func TestU10_MetricsOfTheFilesEngines(t *testing.T) {
 	}
 	if d := cmp.Diff(want2, faults); d != "" {
 		t.Error(d)
+	}
+}
+
+// An engine of the file can have every task that a model can have.
+func TestU4_TasksOfTheFilesEngines(t *testing.T) {
+	t.Parallel()
+	const tasks = "text-generation, embedding, rerank, transcription, speech, image-generation"
+	text := "engines: [{name: own, versions: [{version: a, tasks: [" + tasks + "], command: [sh]}]}]\nmodels:\n"
+	for task := range strings.SplitSeq(tasks, ", ") {
+		text += "  - {name: " + task + ", task: " + task + ", engine: own}\n"
+	}
+	if _, err := Parse("f", []byte(text)); err != nil {
+		t.Error(err)
 	}
 }

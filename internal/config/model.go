@@ -97,8 +97,8 @@ type Model struct {
 	// they get only what docs/secrets.md lists.
 	Env map[string]string `yaml:"env"`
 	// EnvFrom names variables with secrets that are added to the environment of replicas with
-	// launcher local. Their values are hidden wherever Sluice shows a line of the engine's log. Env
-	// overrides them. Default: none.
+	// launcher local. Their values are hidden wherever Sluice shows a line of the engine's log. The
+	// field env overrides them. Default: none.
 	EnvFrom EnvFrom `yaml:"env_from"`
 	// Secrets are entries of the environment that come from Secrets of the replica's namespace on
 	// Kubernetes, each as secret/key.

@@ -39,6 +39,8 @@ type ownFilter struct {
 	checkedWith string
 	// starts are when Envoys with the filter were started lately. Only filterFor uses it.
 	starts []time.Time
+	// elsewhere says that the gateway runs no Envoy of its own. It does not change.
+	elsewhere bool
 }
 
 // An Envoy that has ended more than maxEnds times within endsWithin with the filter is started
@@ -94,7 +96,8 @@ func (g *Gateway) makeFilter() {
 			go g.pushEnvoy()
 		}
 	}
-	if g.options.Envoy == "" {
+	f.elsewhere = g.options.Envoy == ""
+	if f.elsewhere {
 		return
 	}
 	path, running := envoy.RunningFilter(g.dir)
@@ -258,6 +261,8 @@ func (f *ownFilter) conditions(c *config.Config) []condition.Condition {
 	wanted, loaded := WantedFilter(c), f.inEnvoy.Load()
 	reason, message := "", ""
 	switch {
+	case f.elsewhere && c.Envoy.Filter == config.FilterModule:
+		reason, message = "NotOwnEnvoy", "Envoy uses ext_proc, because this gateway does not run it. Only an Envoy of sluice up has the filter."
 	case wanted == config.FilterExtProc || loaded == nil:
 	case f.otherVersion.Load():
 		reason, message = "AnotherVersion", "The filter of the running Envoy is of another version of Sluice. It is replaced when Envoy is started again."

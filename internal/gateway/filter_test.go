@@ -36,20 +36,23 @@ func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 		path         string
 		fault        error
 		otherVersion bool
+		elsewhere    bool
 		reason       string
 		decides      bool
 	}{
-		"used":                        {config.FilterAuto, own, nil, false, "", true},
-		"not in this program":         {config.FilterAuto, "", nil, false, "", false},
-		"not there, and demanded":     {config.FilterModule, "", nil, false, "Missing", false},
-		"refused by Envoy":            {config.FilterAuto, "", errors.New("no"), false, "Refused", false},
-		"of another version":          {config.FilterAuto, own, nil, true, "AnotherVersion", false},
-		"not wanted":                  {config.FilterExtProc, own, errors.New("no"), true, "", false},
-		"demanded and used":           {config.FilterModule, own, nil, false, "", true},
-		"demanded, of another versio": {config.FilterModule, own, nil, true, "AnotherVersion", false},
+		"used":                        {config.FilterAuto, own, nil, false, false, "", true},
+		"not in this program":         {config.FilterAuto, "", nil, false, false, "", false},
+		"not there, and demanded":     {config.FilterModule, "", nil, false, false, "Missing", false},
+		"refused by Envoy":            {config.FilterAuto, "", errors.New("no"), false, false, "Refused", false},
+		"of another version":          {config.FilterAuto, own, nil, true, false, "AnotherVersion", false},
+		"not wanted":                  {config.FilterExtProc, own, errors.New("no"), true, false, "", false},
+		"demanded and used":           {config.FilterModule, own, nil, false, false, "", true},
+		"demanded, of another versio": {config.FilterModule, own, nil, true, false, "AnotherVersion", false},
+		"demanded of another Envoy":   {config.FilterModule, "", nil, false, true, "NotOwnEnvoy", false},
+		"another Envoy":               {config.FilterAuto, "", nil, false, true, "", false},
 	} {
 		c := &config.Config{Envoy: config.Envoy{Filter: test.wanted}}
-		f := new(ownFilter)
+		f := &ownFilter{elsewhere: test.elsewhere}
 		f.inEnvoy.Store(&loadedFilter{path: test.path, fault: test.fault})
 		f.otherVersion.Store(test.otherVersion)
 		got := ""

@@ -106,7 +106,7 @@ func (r *result) line() string {
 // document returns the section of docs/routing.md.
 func document(o options, requests int, all []result) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d requests of the trace through one gateway with its Envoy, %d simulated engines, each with a memory of %d tokens. "+
+	fmt.Fprintf(&b, "%d requests of the trace through one gateway with its Envoy, %d simulated engines, each with a cache of %d tokens. "+
 		"All tokens are divided by %d, and time runs %g times as fast; the times of the table are multiplied by that again.\n\n", requests,
 		engines, o.cache, tokenScale, o.speed)
 	b.WriteString("| strategy | first token: mean, s | p50 | p90 | p99 | cached | follow-ups moved | busiest / average | " +
