@@ -266,15 +266,15 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 	for {
 		w, from := g.head(c, now)
 		if w == nil || !g.reserve(&w.arrival, now) {
-			passing := g.reservePassing(w, now)
+			passing, of := g.reservePassing(w, now), (*membership)(nil)
 			if passing == nil {
-				passing = g.reserveBehind(w, now)
+				passing, of = g.reserveBehind(w, now)
 			}
 			if passing == nil {
 				g.blockHead(c, w, now)
 				return
 			}
-			w, from = passing, nil
+			w, from = passing, of
 		}
 		c.dequeue(w, true)
 		g.recordAdmission(w, from)
@@ -302,35 +302,9 @@ func (g *gate) reservePassing(head *waiter, now time.Time) *waiter {
 	return nil
 }
 
-// maxBehind bounds how many waiters are tried in place of a head that holds out.
-const maxBehind = 16
-
 // holdsOut reports whether the waiter waits for a better replica than those that have a slot.
 func (w *waiter) holdsOut() bool {
 	return w != nil && w.Locked.HoldsOut != nil && w.Locked.HoldsOut()
-}
-
-// reserveBehind reserves a slot for a waiter behind a head that holds out, and returns that waiter
-// or nil. The oldest of the head's band is tried first.
-func (g *gate) reserveBehind(head *waiter, now time.Time) *waiter {
-	return g.behind(head, func(w *waiter) bool { return g.reserve(&w.arrival, now) })
-}
-
-// behind returns the first waiter behind a head that holds out for which try returns true, or nil.
-func (g *gate) behind(head *waiter, try func(*waiter) bool) *waiter {
-	if !head.holdsOut() {
-		return nil
-	}
-	tried := 0
-	for w := g.queue.bands[head.band].arrivals.first; w != nil && tried < maxBehind; w = w.links[arrivalOrder].next {
-		if w == head || w.state != stateQueued || w.tenant.isAtLimit(&w.arrival) {
-			continue
-		}
-		if tried++; try(w) {
-			return w
-		}
-	}
-	return nil
 }
 
 // blockHead sets the timer for what the head waiter lacks, and preempts a lease for it if that

@@ -276,12 +276,12 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 			c.preemptIfHeld(g, w)
 			return batch, g.inquiry.heldUntil.Sub(now)
 		}
-		next := c.reserveNext(g, w, now)
+		next, of := c.reserveNext(g, w, now)
 		if next == nil {
 			break
 		}
 		if next != w {
-			w, from = next, nil
+			w, from = next, of
 		}
 		if w.state != stateReturned {
 			g.recordAdmission(w, from)
@@ -294,14 +294,14 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 }
 
 // reserveNext returns the head if it has a slot now or needs none, a waiter behind it that has one
-// if the head holds out, or nil.
-func (c *Controller) reserveNext(g *gate, head *waiter, now time.Time) *waiter {
+// if the head holds out, with its membership, or nil.
+func (c *Controller) reserveNext(g *gate, head *waiter, now time.Time) (*waiter, *membership) {
 	if head.Locked.ReserveSlot == nil || head.reserveSlot(g) {
-		return head
+		return head, nil
 	}
 	if !head.holdsOut() {
 		c.preemptFor(g, head, true)
-		return nil
+		return nil, nil
 	}
 	return g.behind(head, func(w *waiter) bool { return w.Locked.ReserveSlot != nil && !g.isHeld(w, now) && w.reserveSlot(g) })
 }

@@ -575,3 +575,27 @@ func runSharedStress(t *testing.T, random *rand.Rand, outages bool) {
 		t.Errorf("%d leases and %d slots left", store.leaseCount(), slots.Load())
 	}
 }
+
+// TestB1_SharedStateAndThoseThatHoldOut: requests that hold out keep nobody from a free slot, also
+// where the state is shared.
+func TestB1_SharedStateAndThoseThatHoldOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestGateway(t, newFakeStore(), admission.Limits{})
+		s.SetPools(map[string][]string{"p": {"chat"}})
+		ctx, cancel := context.WithCancel(t.Context())
+		for range 50 {
+			go s.Admit(ctx, admission.Request{Model: "chat", Priority: admission.Interactive, Locked: admission.LockedHooks{ //nolint:errcheck // it waits to the end
+				ReserveSlot: func(string) (admission.Slot, bool) { return admission.Slot{}, false }, HoldsOut: func() bool { return true },
+			}})
+		}
+		time.Sleep(time.Second)
+		for _, r := range []admission.Request{{Model: "chat", Tenant: "b"}, {Pool: "p", Tenant: "c", Priority: admission.Batch}} {
+			v := s.start(ctx, r)
+			s.wantAdmitted(v, 100*time.Millisecond)
+			v.state().lease.Release()
+		}
+		cancel()
+		synctest.Wait()
+	})
+}

@@ -335,6 +335,7 @@ func (r *runner) serve(alive context.Context) string {
 		case got == supervise.Healthy, got == supervise.Busy && r.mayBeBusy():
 			bad = 0
 			r.reportHealthy(suspected)
+		case got == supervise.Untold:
 		default:
 			if bad++; bad == supervise.MaxBadProbes {
 				return fmt.Sprintf("%d times in a row: %s", supervise.MaxBadProbes, text)

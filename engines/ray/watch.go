@@ -75,6 +75,7 @@ func (w *watch) run(ctx context.Context) {
 		case got == supervise.Healthy, got == supervise.Busy && w.launcher.config.InFlight(replicaID(w.key.model, w.key.index)) > 0:
 			bad = 0
 			w.reportHealthy(suspected)
+		case got == supervise.Untold:
 		default:
 			bad++
 			w.reportBad(bad, got, text)

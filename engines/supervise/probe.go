@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/lack"
 )
 
 // Result is what the answer to a probe means.
@@ -27,6 +29,8 @@ const (
 	Busy
 	// Refused: no process listens.
 	Refused
+	// Untold: the engine could not be asked, because this machine lacks files, ports or memory.
+	Untold
 )
 
 // MaxBadProbes is how many failed probes in a row make a replica fail.
@@ -90,6 +94,8 @@ func classify(err error) Result {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return Refused
+	case lack.IsOwn(err):
+		return Untold
 	case errors.As(err, &slow) && slow.Timeout():
 		return Busy
 	}

@@ -3,6 +3,8 @@ package supervise
 import (
 	"errors"
 	"net"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -26,5 +28,15 @@ func TestUnknownFaultIsUnhealthy(t *testing.T) {
 	t.Parallel()
 	if got := classify(&net.OpError{Err: errors.New("reset")}); got != Unhealthy {
 		t.Errorf("an unknown fault is %v", got)
+	}
+}
+
+// What this machine lacks is no fault of the engine.
+func TestX1_AProbeThatCannotBeMade(t *testing.T) {
+	t.Parallel()
+	for _, lack := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
+		if got := classify(&net.OpError{Op: "dial", Err: os.NewSyscallError("socket", lack)}); got != Untold {
+			t.Errorf("%v is %v", lack, got)
+		}
 	}
 }

@@ -40,7 +40,7 @@ var allowed = map[string]string{
 	"engines":                   "internal/template",
 	"engines/placement":         "engines",
 	"engines/local":             "engines engines/placement engines/supervise internal/loglines internal/process internal/redact internal/weights",
-	"engines/supervise":         "",
+	"engines/supervise":         "internal/lack",
 	"engines/nodes":             "engines engines/local engines/placement",
 	"engines/join":              "engines engines/local engines/supervise internal/loglines internal/process internal/redact",
 	"engines/podpatch":          "",
@@ -60,7 +60,7 @@ var allowed = map[string]string{
 	"internal/processors":       "internal/beat",
 	"internal/openai/leaves":    "internal/openai/jsonscan",
 	"internal/relay/moderation": "internal/openai/jsonscan internal/openai/leaves",
-	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/memory internal/openai internal/request internal/http1 " +
+	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/lack internal/memory internal/openai internal/request internal/http1 " +
 		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/lifecycle internal/openai/messages internal/openai/sse",
 	"internal/relay/realtime": "authz internal/headers internal/memory internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
@@ -77,6 +77,7 @@ var allowed = map[string]string{
 	"internal/headers":           "",
 	"internal/http1":             "internal/nonblock",
 	"internal/nonblock":          "",
+	"internal/lack":              "",
 	"internal/failover":          "",
 	"internal/routes":            "internal/headers",
 	"internal/openai":            "internal/openai/jsonscan internal/prefix",

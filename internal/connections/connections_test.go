@@ -238,6 +238,11 @@ func TestX1_UncountedConnections(t *testing.T) {
 	if n := g.admitted(anna, 1); n != 0 || g.Status().Err != nil {
 		t.Errorf("%d admitted above the cap, status %+v", n, g.Status())
 	}
+	g.err = errors.New("no netlink")
+	g.count(2*time.Second, nil)
+	if n := g.admitted(anna, 100); n != 100 || g.Status().Near() {
+		t.Errorf("%d of 100 admitted, status %+v", n, g.Status())
+	}
 }
 
 func TestX1_RunStops(t *testing.T) {

@@ -206,7 +206,8 @@ func (g *Guard) stillHolds(now time.Time) bool {
 	return false
 }
 
-// store makes a count the current one and returns its status. An error keeps the last count.
+// store makes a count the current one and returns its status. After an error nobody is refused
+// until the next count, because only a count knows which connections have ended.
 func (g *Guard) store(sources map[netip.Addr]int, limit int, err error) Status {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -214,7 +215,8 @@ func (g *Guard) store(sources map[netip.Addr]int, limit int, err error) Status {
 		if g.status.Err == nil {
 			g.Log.Error("connections of clients not counted; no source is kept from taking all of them", zap.Error(err))
 		}
-		g.status.Err, g.status.Limit = err, limit
+		g.sources, g.share = nil, math.MaxInt
+		g.status = Status{Err: err, Limit: limit, Refused: g.status.Refused}
 		return g.status
 	}
 	g.sources = sources
@@ -244,7 +246,7 @@ func (g *Guard) admit(client netip.Addr) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.sources == nil {
-		return true // nothing was counted yet
+		return true // nothing was counted yet, or nothing can be
 	}
 	if g.share == math.MaxInt {
 		g.share = g.shareOf(g.sources, g.status) // the share begins as soon as the limit is near

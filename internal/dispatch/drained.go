@@ -35,6 +35,7 @@ func (d *Dispatcher) DrainModel(model string, drained bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.drains.models = with(d.drains.models, model, drained)
+	d.dirty[model] = struct{}{}
 	d.rebuildLocked()
 }
 

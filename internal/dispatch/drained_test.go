@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -55,4 +56,29 @@ func TestO8_Drained(t *testing.T) {
 	s.expectCandidates(t, "y is drained", "z")
 	s.DrainReplica("y", false)
 	s.expectCandidates(t, "y is back", "y", "z")
+}
+
+// A model that is put back takes a request that waits for its pool.
+func TestO8_UndrainedModelsTakeWaitersOfTheirPool(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{MaxPerReplica: 1})
+		s.put("a", replicas("a-1")...)
+		s.put("b", replicas("b-1")...)
+		s.SetRules(Rules{Pools: map[string][]string{"p": {"a", "b"}}, FirstPool: "p", Default: Policy{MaxPerReplica: 1}})
+		s.DrainModel("b", true)
+		s.must(t, newRequest("p", "k"))
+		waits := s.queue("p")
+		s.DrainModel("b", false)
+		synctest.Wait()
+		select {
+		case ticket := <-waits:
+			if ticket == nil || ticket.Model != "b" {
+				t.Errorf("it got %+v", ticket)
+			}
+		default:
+			t.Error("it still waits")
+			<-waits
+		}
+	})
 }

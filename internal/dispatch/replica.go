@@ -34,8 +34,8 @@ type counter struct {
 	prefill atomic.Int64
 	served  atomic.Uint64
 	// fullUntil is the time until which the replica counts as full, because other gateways use all
-	// its slots or because it rests after a 429. It is in Unix nanoseconds.
-	fullUntil atomic.Int64
+	// its slots or because it rests after a 429. nil means that it never did.
+	fullUntil atomic.Pointer[time.Time]
 	// rounds counts the share of round robin's rounds that the replica got while it warmed up, in
 	// parts of wholeRound.
 	rounds atomic.Uint64
@@ -95,15 +95,16 @@ const fullFor = 100 * time.Millisecond
 // its slots or because it wants no more.
 func (d *Dispatcher) markFull(r replica, wait time.Duration) {
 	now := time.Now()
-	for until := now.Add(wait).UnixNano(); ; {
+	until := now.Add(wait)
+	for {
 		before := r.fullUntil.Load()
-		if before >= until {
+		if before != nil && !until.After(*before) {
 			return
 		}
-		if !r.fullUntil.CompareAndSwap(before, until) {
+		if !r.fullUntil.CompareAndSwap(before, &until) {
 			continue
 		}
-		if before < now.UnixNano() { // else retryWhenFree is under way
+		if before == nil || before.Before(now) { // else retryWhenFree is under way
 			d.retryWhenFree(r, wait)
 		}
 		return
@@ -113,7 +114,7 @@ func (d *Dispatcher) markFull(r replica, wait time.Duration) {
 // retryWhenFree wakes the waiters of the replica's models when the replica may be picked again.
 func (d *Dispatcher) retryWhenFree(r replica, after time.Duration) {
 	time.AfterFunc(after+time.Millisecond, func() {
-		if rest := time.Until(time.Unix(0, r.fullUntil.Load())); rest > 0 {
+		if rest := time.Until(*r.fullUntil.Load()); rest > 0 {
 			d.retryWhenFree(r, rest)
 			return
 		}
@@ -150,9 +151,16 @@ func raise(n *atomic.Int64, limit int) bool {
 	}
 }
 
+// rests reports whether the replica gets no new request at a time. A step of the clock does not
+// change that.
+func (c *counter) rests(now time.Time) bool {
+	until := c.fullUntil.Load()
+	return until != nil && now.Before(*until)
+}
+
 // full reports whether the replica has no free slot at this load.
 func (r *replica) full(load int64) bool {
-	if until := r.fullUntil.Load(); until != 0 && time.Now().UnixNano() < until {
+	if r.rests(time.Now()) {
 		return true
 	}
 	return r.limit > 0 && load >= int64(r.limit) || r.maxPrefill > 0 && r.prefill.Load() >= int64(r.maxPrefill)

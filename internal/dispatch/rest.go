@@ -31,7 +31,7 @@ func RestOf(e *request.Entry) bool {
 func (d *Dispatcher) Rest(replica string, retryAfter time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c, now := d.counters[replica], time.Now().UnixNano()
+	c, now := d.counters[replica], time.Now()
 	if c == nil {
 		return
 	}
@@ -55,9 +55,9 @@ func (d *Dispatcher) Rest(replica string, retryAfter time.Duration) {
 }
 
 // hasOther reports whether the model has a replica beside the one of c that does not rest now.
-func (t *modelRoute) hasOther(c *counter, now int64) bool {
+func (t *modelRoute) hasOther(c *counter, now time.Time) bool {
 	for _, r := range t.replicas {
-		if r.counter != c && r.fullUntil.Load() < now {
+		if r.counter != c && !r.rests(now) {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,5 +141,16 @@ func TestADisconnectIsNoTimeout(t *testing.T) {
 	r.OnWait = cancel
 	if _, fault := s.Dispatch(ctx, r); fault == nil || fault.Code != openai.CodeCancelled || fault.HTTPStatus() != 499 {
 		t.Errorf("%v", fault)
+	}
+}
+
+// A step of the clock makes no rest longer: its end has a reading of the monotonic clock.
+func TestR9_RestIgnoresStepsOfTheClock(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	s.put("m", replicas("a", "b")...)
+	s.Rest("a", 0)
+	if until := s.counters["a"].fullUntil.Load(); until == nil || !strings.Contains(until.String(), " m=") {
+		t.Errorf("it rests until %v", until)
 	}
 }

@@ -22,7 +22,14 @@ type archive struct {
 	out *writer
 	// buffer is used again for each record.
 	buffer []byte
+	// back counts the samples, one after the other, that are more than an hour older than the last
+	// hour.
+	back int
 }
+
+// trusted is how many samples of a time make it true: one that is far from the others may be that
+// of a wrong clock, and nothing is dropped for it.
+const trusted = 30
 
 // damagedSuffix is added to the name of a file that is damaged.
 const damagedSuffix = ".damaged"
@@ -97,6 +104,7 @@ func (a *archive) add(m moment, models map[string]Values) error {
 	if h == nil || m.slot() < h.next {
 		return err
 	}
+	err = errors.Join(err, a.dropWhile(func() bool { return a.hours[0].number <= h.number-kept && h.samples() >= trusted }))
 	a.buffer = h.appendRecord(a.buffer[:0], m.slot(), models)
 	return errors.Join(err, a.write(h), a.bound())
 }
@@ -117,21 +125,48 @@ func (a *archive) write(h *hour) (err error) {
 	return err
 }
 
-// hourFor returns the hour of that number, and begins it if it is new; nil if it is over.
-func (a *archive) hourFor(number int64) (*hour, error) {
+// hourFor returns the hour of that number, and begins it if it is new; nil if it is over. It drops
+// hours that are far ahead, which are those of a wrong clock.
+func (a *archive) hourFor(number int64) (h *hour, err error) {
+	if n := len(a.hours); n > 0 && a.hours[n-1].number > number+1 {
+		a.back++
+	} else {
+		a.back = 0
+	}
+	if a.back >= trusted {
+		err = a.dropAfter(number + 1)
+	}
 	if n := len(a.hours); n > 0 {
 		switch last := a.hours[n-1]; {
 		case last.number > number:
-			return nil, nil
+			return nil, err
 		case last.number == number:
-			return last, nil
+			return last, err
 		default:
 			last.close()
 		}
 	}
-	h := newHour(number)
+	h = newHour(number)
 	a.hours = append(a.hours, h)
-	return h, errors.Join(a.closeFile(), a.dropWhile(func() bool { return a.hours[0].number <= number-kept }))
+	return h, errors.Join(err, a.closeFile())
+}
+
+// dropAfter drops the hours after one, with their files.
+func (a *archive) dropAfter(number int64) error {
+	var failed []error
+	for n := len(a.hours); n > 0 && a.hours[n-1].number > number; n-- {
+		failed = append(failed, a.closeFile(), a.removeFile(a.hours[n-1]))
+		a.hours = a.hours[:n-1]
+	}
+	return errors.Join(failed...)
+}
+
+// removeFile removes the file of an hour, if there are files.
+func (a *archive) removeFile(h *hour) error {
+	if a.dir == "" {
+		return nil
+	}
+	return remove(a.path(h))
 }
 
 // bound drops the oldest hours while all need more than maxBytes. The last hour stays.
@@ -153,9 +188,7 @@ func (a *archive) bound() error {
 func (a *archive) dropWhile(old func() bool) error {
 	var failed []error
 	for len(a.hours) > 1 && old() {
-		if a.dir != "" {
-			failed = append(failed, remove(a.path(a.hours[0])))
-		}
+		failed = append(failed, a.removeFile(a.hours[0]))
 		a.hours = slices.Delete(a.hours, 0, 1)
 	}
 	return errors.Join(failed...)

@@ -129,6 +129,16 @@ func (h *hour) name(model string) (index int, isNew bool) {
 	return len(h.tracks) - 1, true
 }
 
+// samples returns how many samples the hour has.
+func (h *hour) samples() (n int) {
+	for _, there := range h.sampled {
+		if there {
+			n++
+		}
+	}
+	return n
+}
+
 // close gives back the room for further samples.
 func (h *hour) close() {
 	for i := range h.tracks {

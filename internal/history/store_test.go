@@ -251,6 +251,30 @@ func TestB8_AnOldSampleIsIgnored(t *testing.T) {
 	}
 }
 
+// A clock that is wrong for a moment costs no samples. Samples go on where a clock was ahead for
+// long, also in the files.
+func TestB8_AClockThatWasWrong(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := open(t, dir, noon, 0)
+	fill(t, s, "chat", noon, 3)
+	year := 365 * 24 * time.Hour
+	for _, wrong := range []time.Duration{year, -year} {
+		fill(t, s, "chat", noon.Add(wrong), 2)
+		if got := queued(s, "chat", noon, 3); got != "1 2 3" {
+			t.Errorf("after two samples of a wrong clock: %s", got)
+		}
+	}
+	later := noon.Add(10 * time.Minute)
+	fill(t, s, "chat", later, trusted+2)
+	if got := queued(s, "chat", later.Add((trusted-1)*Step), 3); got != "30 31 32" {
+		t.Errorf("when the clock is right again: %s", got)
+	}
+	s, _ = open(t, dir, later, 0)
+	if got := queued(s, "chat", noon, 3) + ", " + queued(s, "chat", later.Add((trusted-1)*Step), 3); got != "1 2 3, 30 31 32" {
+		t.Errorf("in the files: %s", got)
+	}
+}
+
 func TestB8_AFileThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
 	s := New(Config{Dir: dir}) // the directory does not exist

@@ -5,13 +5,12 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/lack"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -278,7 +277,7 @@ func (a *attempt) fail(err error) (reason string) {
 	failed := a.gen.relay.config.Failed
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		if isOwnLack(err) {
+		if lack.IsOwn(err) {
 			return reasonConnect
 		}
 		failed(f.ticket.Model, a.replica.ID, dispatch.Connect, "refused a connection")
@@ -286,11 +285,4 @@ func (a *attempt) fail(err error) (reason string) {
 	}
 	failed(f.ticket.Model, a.replica.ID, dispatch.Reset, "broke a response off")
 	return reasonReset
-}
-
-// isOwnLack reports whether a connection could not be opened because this machine lacks something:
-// files, ports or memory. No replica is to blame for that.
-func isOwnLack(err error) bool {
-	lacks := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL}
-	return slices.ContainsFunc(lacks, func(lack error) bool { return errors.Is(err, lack) })
 }

@@ -1,0 +1,15 @@
+// Package lack tells faults of this machine from faults of those that it calls.
+package lack
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+)
+
+// IsOwn reports whether a connection could not be opened because this machine lacks something:
+// files, ports or memory. Nobody that is called is to blame for that.
+func IsOwn(err error) bool {
+	lacks := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL}
+	return slices.ContainsFunc(lacks, func(lack error) bool { return errors.Is(err, lack) })
+}
