@@ -1,4 +1,5 @@
-// Package lack tells faults of this machine from faults of those that it calls.
+// Package lack tells faults of this machine from faults of those that it calls. The relay uses it,
+// and so do the probes of replicas.
 package lack
 
 import (
