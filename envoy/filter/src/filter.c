@@ -252,10 +252,44 @@ static response_head read_headers(request *r) {
   return head;
 }
 
+/* grpc_status returns the status of gRPC for a status of HTTP, as gRPC's own document of that name has it. */
+static span grpc_status(uint16_t status) {
+  switch (status) {
+  case 400: return SPAN("13"); /* internal */
+  case 401: return SPAN("16"); /* unauthenticated */
+  case 403: return SPAN("7");  /* permission denied */
+  case 404: return SPAN("12"); /* unimplemented */
+  case 429:
+  case 502:
+  case 503:
+  case 504: return SPAN("14"); /* unavailable */
+  default: return SPAN("2");   /* unknown */
+  }
+}
+
+/* is_grpc reports whether Envoy answers the request in the way of gRPC. */
+static bool is_grpc(void *envoy) {
+  const span kind = SPAN("application/grpc");
+  span v;
+  return CALL(http_get_header)(envoy, REQUEST_HEADERS, SPAN("content-type"), &v, 0, NULL) && v.n >= kind.n && memcmp(v.p, kind.p, kind.n) == 0 &&
+         (v.n == kind.n || v.p[kind.n] == '+');
+}
+
+/* send_response answers the request in the place of an engine, with the headers of h, which has room for one more.
+ * Without a status of gRPC among them, Envoy would make such an answer a success. */
+static void send_response(request *r, uint16_t status, pair *h, size_t n, span body, span details) {
+  if (is_grpc(r->envoy)) {
+    span name = SPAN("grpc-status"), value = grpc_status(status);
+    h[n++] = (pair){name.p, name.n, value.p, value.n};
+  }
+  CALL(http_send_response)(r->envoy, status, h, n, body, details);
+}
+
 /* refuse_switch replaces a 101 that nobody has asked for. Envoy would pass it on as a whole response, and the client
  * would treat what follows on its connection as the other protocol. The listener has the words for these details. */
 static int refuse_switch(request *r) {
-  CALL(http_send_response)(r->envoy, 502, NULL, 0, SPAN(""), SPAN("unasked_protocol_switch"));
+  pair room[1];
+  send_response(r, 502, room, 0, SPAN(""), SPAN("unasked_protocol_switch"));
   return HEADERS_STOP;
 }
 
@@ -413,9 +447,9 @@ static void reply(request *r, span payload) {
     CALL(http_filter_reset_stream)(r->envoy, RESET_LOCAL, a.details);
     return;
   }
-  pair few[32], *h = a.headers_n <= 32 ? few : allocate(a.headers_n * sizeof *h);
+  pair few[32], *h = a.headers_n < 32 ? few : allocate((a.headers_n + 1u) * sizeof *h);
   for (uint16_t i = 0; i < a.headers_n; i++) h[i] = next_pair(&a.headers);
-  CALL(http_send_response)(r->envoy, a.status, h, a.headers_n, a.body, a.details);
+  send_response(r, a.status, h, a.headers_n, a.body, a.details);
   if (h != few) free(h);
 }
 

@@ -200,3 +200,18 @@ func TestE2E_E3_ForgedHeadersAreNothing(t *testing.T) {
 		t.Errorf("with a forged timeout: %s", a)
 	}
 }
+
+// TestE2E_B6_RefusalsOfGRPC: whoever sends the content type of gRPC is told of a refusal in its way,
+// whether the filter or ext_proc asks. A refusal is never a success.
+func TestE2E_B6_RefusalsOfGRPC(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme, keys: [{hash: '"+authz.HashKey("good")+"'}]}]"+harness.OneSim)
+	for _, c := range []struct{ path, key, want string }{
+		{"/v1/chat/completions", "bad", "16"}, {"/v1/nothing", "good", "12"}, {"/grpc.health.v1.Health/Check", "good", "12"},
+	} {
+		a := g.Post(c.path, "{}", "Content-Type: application/grpc", "Authorization: Bearer "+c.key)
+		if got := a.Header.Get("Grpc-Status"); a.StatusCode != 200 || got != c.want {
+			t.Errorf("%s: status %d, grpc-status %q, want %s", c.path, a.StatusCode, got, c.want)
+		}
+	}
+}
