@@ -100,6 +100,10 @@ func replies() []reply {
 			message: "nothing happened for too long",
 		},
 		{
+			when: detailsAre("low_version"), code: "invalid_request", kind: "invalid_request_error",
+			message: "HTTP/1.0 is not served, because there a broken stream looks like a complete one: use HTTP/1.1 or HTTP/2",
+		},
+		{
 			when: "response.code == 431", code: "headers_too_large", kind: "invalid_request_error",
 			message: "the request has too many headers, or they are too large",
 		},

@@ -59,6 +59,9 @@ func ownReplies(t *testing.T, g *gateway) {
 		if test.status == 408 || test.status == 502 || test.status == 503 || test.status == 504 {
 			want["retry-after"] = "1"
 		}
+		if test.status == 426 && !strings.Contains(string(test.got.body), "use HTTP/1.1") {
+			t.Errorf("%s: %s", test.name, test.got.body)
+		}
 		checkHeaders(t, test.got.Header, want)
 	}
 	// Sluice's own answers keep status, body and type, with and without details.

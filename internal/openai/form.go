@@ -172,7 +172,7 @@ func (f *formScanner) field(id field, value []byte, isFile bool) {
 }
 
 func (f *formScanner) name(id field, value []byte, limit int) string {
-	if what := checkName(value, limit); what != "" {
+	if what := id.checkName(value, limit); what != "" {
 		f.fault = id.invalid(what)
 		return ""
 	}

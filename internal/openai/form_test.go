@@ -91,6 +91,7 @@ func TestFormFaults(t *testing.T) {
 		{formOf(`"model"=w`, `"timeout_ms"=86400001`), "timeout_ms", "timeout_ms is too large."},
 		{formOf(`"model"=w`, `"max_duration_ms"=1.5`), "max_duration_ms", "max_duration_ms must be an integer of 0 or more."},
 		{formOf(`"model"=w`, `"request_id"=`), "request_id", "request_id must not be empty."},
+		{formOf(`"model"=w`, `"request_id"=..`), "request_id", "request_id must not be one dot or two dots."},
 		{"\r\n" + model, "", "The form does not begin with its boundary, at byte 0."},
 		{"preamble\r\n" + model, "", "The form does not begin with its boundary, at byte 0."},
 		{`{"model":"w"}`, "", "The form does not begin with its boundary, at byte 0."},

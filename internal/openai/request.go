@@ -227,10 +227,28 @@ func checkName(name []byte, limit int) string {
 	return ""
 }
 
-// CheckRequestID returns the error for a client's own id of a request that is too long, is no UTF-8
-// or has control characters. It returns nil for a good id. param is the field or header of the id.
+// checkName is [checkName], and more for a request id.
+func (f field) checkName(name []byte, limit int) string {
+	if f == fieldRequestID {
+		return checkRequestID(name)
+	}
+	return checkName(name, limit)
+}
+
+// checkRequestID says what is wrong with a client's own id of a request, as [checkName] does. The
+// paths of streams end with such an id, and all programs take dots there for another path.
+func checkRequestID(id []byte) string {
+	if dots := string(id); dots == "." || dots == ".." {
+		return "must not be one dot or two dots"
+	}
+	return checkName(id, maxRequestID)
+}
+
+// CheckRequestID returns the error for a client's own id of a request that is too long, is no
+// UTF-8, has control characters or is . or .. It returns nil for a good id. param is the field or
+// header of the id.
 func CheckRequestID(param, id string) *Error {
-	what := checkName([]byte(id), maxRequestID)
+	what := checkRequestID([]byte(id))
 	if what == "" {
 		return nil
 	}

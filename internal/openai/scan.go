@@ -39,6 +39,9 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 		}
 		fallthrough
 	default:
+		if bytes.HasPrefix(body, []byte("\ufeff")) {
+			return Request{}, Errorf(CodeInvalidRequest, "The request body begins with a byte order mark, which JSON does not allow.")
+		}
 		return Request{}, Errorf(CodeInvalidRequest, "The request body must be a JSON object.")
 	}
 	if s.fault == nil && !s.json.Valid() {
@@ -247,7 +250,7 @@ func (s *scanner) name(f field, limit int) (name string, at jsonscan.Span) {
 			return "", at
 		}
 	}
-	if what := checkName(raw, limit); what != "" {
+	if what := f.checkName(raw, limit); what != "" {
 		s.fail(f.invalid(what))
 		return "", at
 	}

@@ -41,8 +41,8 @@ func (r *Request) SetSessionID(header, value string) *Error {
 	if value == "" {
 		return nil
 	}
-	if fault := CheckRequestID(header, value); fault != nil {
-		return fault
+	if what := checkName([]byte(value), maxRequestID); what != "" {
+		return &Error{Code: CodeInvalidRequest, Param: header, Message: header + " " + what + "."}
 	}
 	r.SessionID = value
 	return nil
