@@ -36,13 +36,13 @@ func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call
 // remote is what carries a call over HTTP: a remote gateway, or the successor of this process.
 type remote struct {
 	forward Forwarder
-	// counts says that it counts the usage of the call itself.
-	counts bool
+	// records says that it has a record of the call, which shows the usage.
+	records bool
 }
 
 // remoteGateway returns the remote gateway with this name.
 func (r *Relay) remoteGateway(owner string) remote {
-	return remote{counts: true, forward: func(w http.ResponseWriter, req *http.Request) *openai.Error {
+	return remote{records: true, forward: func(w http.ResponseWriter, req *http.Request) *openai.Error {
 		return r.config.Peers.Forward(w, req, owner)
 	}}
 }
@@ -64,6 +64,12 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 	if request.Header.Get("content-type") == "" { // a call that has moved may have a form
 		request.Header.Set("content-type", "application/json")
 	}
+	told := false
+	defer func() {
+		if c.Entry != nil && !told { // the forwarder panics if the client leaves
+			c.Entry.SetOutcome(Result{Model: c.Scan.Model, Cause: causeClient, UsedElsewhere: true})
+		}
+	}()
 	response := &remoteResponse{sink: sink, endpoint: c.Scan.Endpoint, tracker: sse.Tracker{Choices: c.Scan.Choices}}
 	fault := to.forward(response, setCall(request, c))
 	result := Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica)}
@@ -86,10 +92,11 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 		}()
 	}
 	_ = sink.Finish(result) // the call is over anyway
+	told, result.UsedElsewhere = true, true
+	if to.records {
+		result.Usage = Usage{}
+	}
 	if c.Entry != nil {
-		if to.counts {
-			result.Usage = Usage{}
-		}
 		c.Entry.SetOutcome(result)
 	}
 }
@@ -158,6 +165,9 @@ func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool),
 		if fault != nil {
 			writeError(w, fault)
 			return
+		}
+		if r.config.Requests != nil {
+			c.Entry = r.config.Requests.Forwarded(c.arrival())
 		}
 		r.serveCall(w, req, c, nil)
 	})

@@ -23,8 +23,9 @@ type Outcome struct {
 	// request left for a replica, Decode from the first token to the last. 0: there was none.
 	TTFT, Held, Decode time.Duration
 	// Usage is what the response has cost. It is zero for a request that joined another one's
-	// generation: tokens are counted once.
-	Usage Usage
+	// generation: tokens are counted once. UsedElsewhere says that another process counts it.
+	Usage         Usage
+	UsedElsewhere bool
 	// Attempts is how many replicas were tried.
 	Attempts int
 	// Answered says that bytes of an engine reached the client.

@@ -147,8 +147,8 @@ func (r *Record) SetOutcome(o Outcome) {
 	if r == nil {
 		return
 	}
-	q, first, ended := r.setOutcome(o)
-	if first {
+	q, used, ended := r.setOutcome(o)
+	if used {
 		r.store.used(&q)
 	}
 	if ended {
@@ -156,9 +156,9 @@ func (r *Record) SetOutcome(o Outcome) {
 	}
 }
 
-// setOutcome returns how the request has ended, whether this is its first outcome, and whether
+// setOutcome returns how the request has ended, whether what it has used is to be told, and whether
 // nothing else was awaited.
-func (r *Record) setOutcome(o Outcome) (q Summary, first, ended bool) {
+func (r *Record) setOutcome(o Outcome) (q Summary, used, ended bool) {
 	r.store.mu.Lock()
 	defer r.store.mu.Unlock()
 	if r.outcome != nil {
@@ -172,7 +172,7 @@ func (r *Record) setOutcome(o Outcome) (q Summary, first, ended bool) {
 	if q, ended = r.joinHeldLocked(); !ended {
 		q = r.summary
 	}
-	return q, true, ended
+	return q, !o.UsedElsewhere, ended
 }
 
 // Close tells that the request is over for Sluice, and releases its hold. fault is the error with

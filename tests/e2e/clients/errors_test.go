@@ -201,8 +201,8 @@ func TestE2E_E3_ForgedHeadersAreNothing(t *testing.T) {
 	}
 }
 
-// TestE2E_B6_RefusalsOfGRPC: whoever sends the content type of gRPC is told of a refusal in its way,
-// whether the filter or ext_proc asks. A refusal is never a success.
+// TestE2E_B6_RefusalsOfGRPC: whoever sends the content type of gRPC is told of a refusal in its
+// way, whether the filter or ext_proc asks. A refusal is never a success.
 func TestE2E_B6_RefusalsOfGRPC(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme, keys: [{hash: '"+authz.HashKey("good")+"'}]}]"+harness.OneSim)
