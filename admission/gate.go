@@ -266,7 +266,8 @@ func (c *Controller) admitWaiters(g *gate, now time.Time) {
 	for {
 		w, from := g.head(c, now)
 		if w == nil || !g.reserve(&w.arrival, now) {
-			passing, of := g.reservePassing(w, now), (*membership)(nil)
+			var of *membership
+			passing := g.reservePassing(w, now)
 			if passing == nil {
 				passing, of = g.reserveBehind(w, now)
 			}

@@ -215,7 +215,7 @@ func (g *Guard) store(sources map[netip.Addr]int, limit int, err error) Status {
 		if g.status.Err == nil {
 			g.Log.Error("connections of clients not counted; no source is kept from taking all of them", zap.Error(err))
 		}
-		g.sources, g.share = nil, math.MaxInt
+		g.sources = nil
 		g.status = Status{Err: err, Limit: limit, Refused: g.status.Refused}
 		return g.status
 	}

@@ -111,7 +111,7 @@ func (r *Head) field(name string) *string {
 // check validates the headers and sets the endpoint. It runs before Envoy reads the body.
 func (r *Head) check(maxBody int64) *openai.Error {
 	if r.repeated != "" {
-		return invalid(r.repeated, "must not be sent twice")
+		return openai.Invalid(r.repeated, "must not be sent twice")
 	}
 	endpoint, ok := openai.EndpointOf(r.path)
 	if !ok {
@@ -128,10 +128,10 @@ func (r *Head) check(maxBody int64) *openai.Error {
 			Message: "This URL takes POST requests only."}
 	}
 	if len(r.task) > maxRequestID {
-		return invalid(headers.TaskID, "must not be longer than "+strconv.Itoa(maxRequestID)+" bytes")
+		return openai.Invalid(headers.TaskID, "must not be longer than "+strconv.Itoa(maxRequestID)+" bytes")
 	}
 	if h := r.heartbeat; h != "" && h != headers.HeartbeatChunk && h != headers.HeartbeatComment {
-		return invalid(headers.Heartbeat, "must be "+headers.HeartbeatChunk+" or "+headers.HeartbeatComment)
+		return openai.Invalid(headers.Heartbeat, "must be "+headers.HeartbeatChunk+" or "+headers.HeartbeatComment)
 	}
 	if fault := openai.CheckEncoding(r.contentEncoding); fault != nil {
 		return fault
@@ -174,25 +174,20 @@ func (r *Head) mergeOptions(scan *openai.Request) *openai.Error {
 			return fault
 		}
 		if scan.RequestID != "" && scan.RequestID != r.requestID {
-			return invalid("request_id", "differs from the header "+headers.IdempotencyKey)
+			return openai.Invalid("request_id", "differs from the header "+headers.IdempotencyKey)
 		}
 		scan.RequestID = r.requestID
 	}
 	if r.timeout != "" {
 		ms, err := strconv.ParseInt(r.timeout, 10, 64)
 		if err != nil || ms <= 0 || ms > maxTimeout.Milliseconds() {
-			return invalid(headers.Timeout, "must be a number of milliseconds between 1 and 86400000")
+			return openai.Invalid(headers.Timeout, "must be a number of milliseconds between 1 and 86400000")
 		}
 		timeout := time.Duration(ms) * time.Millisecond
 		if scan.Timeout != 0 && scan.Timeout != timeout {
-			return invalid("timeout_ms", "differs from the header "+headers.Timeout)
+			return openai.Invalid("timeout_ms", "differs from the header "+headers.Timeout)
 		}
 		scan.Timeout = timeout
 	}
 	return scan.SetSessionID(headers.SessionID, r.sessionID)
-}
-
-// invalid returns the error for a parameter or header with an invalid value.
-func invalid(param, what string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
 }

@@ -31,6 +31,12 @@ type Error struct {
 	Header map[string]string
 }
 
+// Invalid returns the error for a field or header with an invalid value. what says what is wrong,
+// as the rest of a sentence that begins with param.
+func Invalid(param, what string) *Error {
+	return &Error{Code: CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
+}
+
 // Errorf returns an Error with a formatted message.
 func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}

@@ -220,6 +220,5 @@ func (f field) String() string {
 
 // invalid returns the error for a field's value.
 func (f field) invalid(what string) *Error {
-	name := f.String()
-	return &Error{Code: CodeInvalidRequest, Param: name, Message: name + " " + what + "."}
+	return Invalid(f.String(), what)
 }

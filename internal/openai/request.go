@@ -252,7 +252,7 @@ func CheckRequestID(param, id string) *Error {
 	if what == "" {
 		return nil
 	}
-	return &Error{Code: CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
+	return Invalid(param, what)
 }
 
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -42,7 +42,7 @@ func (r *Request) SetSessionID(header, value string) *Error {
 		return nil
 	}
 	if what := checkName([]byte(value), maxRequestID); what != "" {
-		return &Error{Code: CodeInvalidRequest, Param: header, Message: header + " " + what + "."}
+		return Invalid(header, what)
 	}
 	r.SessionID = value
 	return nil

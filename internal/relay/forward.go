@@ -64,15 +64,13 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 	if request.Header.Get("content-type") == "" { // a call that has moved may have a form
 		request.Header.Set("content-type", "application/json")
 	}
-	told := false
-	defer func() {
-		if c.Entry != nil && !told { // the forwarder panics if the client leaves
-			c.Entry.SetOutcome(Result{Model: c.Scan.Model, Cause: causeClient, UsedElsewhere: true})
-		}
-	}()
+	result := Result{Model: c.Scan.Model, Cause: causeClient, UsedElsewhere: true} // the forwarder panics if the client leaves
+	if c.Entry != nil {
+		defer func() { c.Entry.SetOutcome(result) }()
+	}
 	response := &remoteResponse{sink: sink, endpoint: c.Scan.Endpoint, tracker: sse.Tracker{Choices: c.Scan.Choices}}
 	fault := to.forward(response, setCall(request, c))
-	result := Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica)}
+	result = Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica), UsedElsewhere: true}
 	var clientFault *openai.Error
 	switch why := errors.Join(response.err, context.Cause(ctx)); {
 	case response.fault != nil:
@@ -92,12 +90,8 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 		}()
 	}
 	_ = sink.Finish(result) // the call is over anyway
-	told, result.UsedElsewhere = true, true
 	if to.records {
 		result.Usage = Usage{}
-	}
-	if c.Entry != nil {
-		c.Entry.SetOutcome(result)
 	}
 }
 

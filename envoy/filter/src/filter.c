@@ -271,7 +271,7 @@ static span grpc_status(uint16_t status) {
 static bool is_grpc(void *envoy) {
   const span kind = SPAN("application/grpc");
   span v;
-  return CALL(http_get_header)(envoy, REQUEST_HEADERS, SPAN("content-type"), &v, 0, NULL) && v.n >= kind.n && memcmp(v.p, kind.p, kind.n) == 0 &&
+  return CALL(http_get_header)(envoy, REQUEST_HEADERS, SPAN("content-type"), &v, 0, NULL) && begins(v, kind) &&
          (v.n == kind.n || v.p[kind.n] == '+');
 }
 

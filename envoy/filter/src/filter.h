@@ -303,6 +303,7 @@ bool json_is_whole(const json *j);
 size_t before(const char *p, size_t n, char a, char b);
 
 /* reading.c */
+bool begins(span s, span with);
 void reading_init(void);
 reading *reading_new(span wanted);
 void reading_begin(reading *r, void *envoy);

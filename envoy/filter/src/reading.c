@@ -76,7 +76,7 @@ void reading_init(void) {
   for (int i = 0; i < CLASSES; i++, end *= 1.02) ends_of_classes[i] = end;
 }
 
-static bool begins(span s, span with) { return s.n >= with.n && memcmp(s.p, with.p, with.n) == 0; }
+bool begins(span s, span with) { return s.n >= with.n && memcmp(s.p, with.p, with.n) == 0; }
 
 /* is_kind compares the beginning of a value whose letters may be large. */
 static bool is_kind(span s, span with) { return s.n >= with.n && strncasecmp(s.p, with.p, with.n) == 0; }

@@ -75,7 +75,7 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 		Content json.RawMessage `json:"content"`
 	}
 	if raw, ok := fields["messages"]; !ok || json.Unmarshal(raw, &list) != nil || len(list) == 0 {
-		return invalid("messages", "must be a list of messages that is not empty")
+		return openai.Invalid("messages", "must be a list of messages that is not empty")
 	}
 	for i, m := range list {
 		at := fmt.Sprintf("messages.%d", i)
@@ -90,7 +90,7 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 		case "assistant":
 			some, fault = assistantMessage(at+".content", blocks)
 		default:
-			return invalid(at+".role", "must be user or assistant")
+			return openai.Invalid(at+".role", "must be user or assistant")
 		}
 		if fault != nil {
 			return fault
@@ -109,7 +109,7 @@ func readBlocks(at string, raw json.RawMessage) ([]block, *openai.Error) {
 	}
 	var blocks []block
 	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &blocks) != nil {
-		return nil, invalid(at, "must be a string or a list of blocks")
+		return nil, openai.Invalid(at, "must be a string or a list of blocks")
 	}
 	return blocks, nil
 }
@@ -127,7 +127,7 @@ func textsOf(at string, blocks []block) (texts []string, fault *openai.Error) {
 
 // unsupported is the error for a block that cannot be translated.
 func unsupported(at string, i int, kind string) *openai.Error {
-	return invalid(fmt.Sprintf("%s.%d.type", at, i), "must be one that chat completions have, and not "+kind)
+	return openai.Invalid(fmt.Sprintf("%s.%d.type", at, i), "must be one that chat completions have, and not "+kind)
 }
 
 // userMessages translates a message of the user. Each result of a tool is a message of its own,
@@ -187,7 +187,7 @@ func partOf(at string, i int, b block) (part, *openai.Error) {
 		URL       string `json:"url"`
 	}
 	if len(b.Source) > 0 && json.Unmarshal(b.Source, &source) != nil {
-		return part{}, invalid(fmt.Sprintf("%s.%d.source", at, i), "must be an object")
+		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source", at, i), "must be an object")
 	}
 	switch {
 	case b.Type == "text":
@@ -199,7 +199,7 @@ func partOf(at string, i int, b block) (part, *openai.Error) {
 	case b.Type == "document" && source.Type == "text":
 		return part{Type: "text", Text: source.Data}, nil
 	case b.Type == "image", b.Type == "document":
-		return part{}, invalid(fmt.Sprintf("%s.%d.source.type", at, i), "must be one that chat completions have, and not "+source.Type)
+		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source.type", at, i), "must be one that chat completions have, and not "+source.Type)
 	}
 	return part{}, unsupported(at, i, b.Type)
 }

@@ -29,7 +29,7 @@ func ToChat(body []byte) (chat []byte, o Options, fault *openai.Error) {
 		return nil, o, fault
 	}
 	if len(fields["max_tokens"]) == 0 {
-		return nil, o, invalid("max_tokens", "is missing")
+		return nil, o, openai.Invalid("max_tokens", "is missing")
 	}
 	if fault := o.translate(fields); fault != nil {
 		return nil, o, fault
@@ -82,7 +82,7 @@ var refused = [...]string{"mcp_servers", "container"}
 func (o *Options) translate(fields object) *openai.Error {
 	for _, name := range refused {
 		if value, ok := fields[name]; ok && string(value) != "[]" {
-			return invalid(name, "is not supported: this model is served by way of chat completions")
+			return openai.Invalid(name, "is not supported: this model is served by way of chat completions")
 		}
 	}
 	chat := make(object, len(fields))
@@ -110,7 +110,7 @@ func sampling(fields, chat object) *openai.Error {
 	}
 	if raw, ok := fields["metadata"]; ok {
 		if json.Unmarshal(raw, &metadata) != nil {
-			return invalid("metadata", "must be an object")
+			return openai.Invalid("metadata", "must be an object")
 		}
 		if len(metadata.UserID) > 0 && metadata.UserID[0] == '"' {
 			chat["user"] = metadata.UserID
@@ -127,7 +127,7 @@ func outputFormat(fields, chat object) *openai.Error {
 			Format json.RawMessage `json:"format"`
 		}
 		if json.Unmarshal(config, &read) != nil {
-			return invalid("output_config", "must be an object")
+			return openai.Invalid("output_config", "must be an object")
 		}
 		if len(read.Format) > 0 && string(read.Format) != "null" {
 			raw = read.Format
@@ -141,7 +141,7 @@ func outputFormat(fields, chat object) *openai.Error {
 		Schema json.RawMessage `json:"schema"`
 	}
 	if json.Unmarshal(raw, &format) != nil || format.Type != "json_schema" || len(format.Schema) == 0 {
-		return invalid("output_format", "must have the type json_schema and a schema")
+		return openai.Invalid("output_format", "must have the type json_schema and a schema")
 	}
 	chat["response_format"] = marshal(map[string]any{"type": "json_schema",
 		"json_schema": map[string]any{"name": "output", "strict": true, "schema": format.Schema}})
@@ -159,7 +159,7 @@ func (o *Options) thinking(fields, _ object) *openai.Error {
 		Type string `json:"type"`
 	}
 	if json.Unmarshal(raw, &thinking) != nil || thinking.Type == "" {
-		return invalid("thinking", "must be an object with a type")
+		return openai.Invalid("thinking", "must be an object with a type")
 	}
 	o.Thinking = thinking.Type != "disabled"
 	return nil
@@ -179,16 +179,16 @@ func tools(fields, chat object) *openai.Error {
 		Schema      json.RawMessage `json:"input_schema"`
 	}
 	if json.Unmarshal(raw, &list) != nil {
-		return invalid("tools", "must be a list of tools")
+		return openai.Invalid("tools", "must be a list of tools")
 	}
 	all := make([]any, 0, len(list))
 	for i, tool := range list {
 		at := fmt.Sprintf("tools.%d", i)
 		switch {
 		case tool.Type != "" && tool.Type != "custom":
-			return invalid(at+".type", "must be custom: no server runs the tool "+tool.Type)
+			return openai.Invalid(at+".type", "must be custom: no server runs the tool "+tool.Type)
 		case tool.Name == "":
-			return invalid(at+".name", "is missing")
+			return openai.Invalid(at+".name", "is missing")
 		}
 		function := map[string]any{"name": tool.Name}
 		if tool.Description != "" {
@@ -218,7 +218,7 @@ func toolChoice(fields, chat object) *openai.Error {
 		OneOnly bool   `json:"disable_parallel_tool_use"`
 	}
 	if json.Unmarshal(raw, &choice) != nil {
-		return invalid("tool_choice", "must be an object")
+		return openai.Invalid("tool_choice", "must be an object")
 	}
 	switch choice.Type {
 	case "auto", "none":
@@ -228,7 +228,7 @@ func toolChoice(fields, chat object) *openai.Error {
 	case "tool":
 		chat["tool_choice"] = marshal(map[string]any{"type": "function", "function": map[string]string{"name": choice.Name}})
 	default:
-		return invalid("tool_choice.type", "must be auto, any, tool or none")
+		return openai.Invalid("tool_choice.type", "must be auto, any, tool or none")
 	}
 	if choice.OneOnly {
 		chat["parallel_tool_calls"] = json.RawMessage("false")
@@ -245,10 +245,6 @@ func marshal(value any) json.RawMessage {
 		panic(err)
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
-}
-
-func invalid(param, what string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " " + what + "."}
 }
 
 // join joins texts with line feeds between them.
