@@ -77,17 +77,23 @@ func (a Admin) ActiveRequests(ctx context.Context) (map[string]map[string]int, e
 // InFlight counts the requests of clients that Envoy has received and not answered completely.
 // Requests that ext_proc still holds are included.
 func (a Admin) InFlight(ctx context.Context) (int, error) {
-	stats, err := a.Stats(ctx, `^http\..*\.downstream_rq_active$`)
-	if err != nil {
-		return 0, err
-	}
-	total := 0
+	requests, _, err := a.downstream(ctx)
+	return requests, err
+}
+
+// downstream counts requests as InFlight does, and the connections of clients.
+func (a Admin) downstream(ctx context.Context) (requests, connections int, err error) {
+	stats, err := a.Stats(ctx, `^http\..*\.downstream_(rq|cx)_active$`)
 	for name, value := range stats {
-		if name != "http."+adminListener+".downstream_rq_active" {
-			total += int(value)
+		switch {
+		case strings.HasPrefix(name, "http."+adminListener+"."):
+		case strings.HasSuffix(name, "rq_active"):
+			requests += int(value)
+		default:
+			connections += int(value)
 		}
 	}
-	return total, nil
+	return requests, connections, err
 }
 
 // Heap returns how many bytes of its heap Envoy uses, as its own limit of memory counts them.

@@ -116,7 +116,7 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 		return nil, err
 	}
 	return &bootstrapv3.Bootstrap{
-		Node:             &corev3.Node{Id: cmp.Or(c.NodeID, "sluice"), Cluster: cmp.Or(c.Cluster, "sluice")},
+		Node:             &corev3.Node{Id: c.nodeID(), Cluster: cmp.Or(c.Cluster, "sluice")},
 		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{control, api}, Listeners: inlets},
 		DynamicResources: dynamicResources(headers.ControlCluster),
 		Admin: &bootstrapv3.Admin{

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -36,11 +37,11 @@ type control struct {
 	connected chan string
 }
 
-func newControl(t *testing.T, backend net.Addr) *control {
+func newControl(t *testing.T, backend net.Addr, listen netip.AddrPort) *control {
 	t.Helper()
 	return &control{
 		cluster:   packed(t, backendCluster(backend)),
-		listener:  packed(t, listener(t)),
+		listener:  packed(t, listener(t, listen)),
 		connected: make(chan string, 100),
 	}
 }
@@ -115,8 +116,8 @@ func backendCluster(addr net.Addr) *clusterv3.Cluster {
 	}
 }
 
-// listener returns a listener on a port that the kernel chooses.
-func listener(t *testing.T) *listenerv3.Listener {
+// listener returns a listener at an address, which all Envoys of a test share.
+func listener(t *testing.T, address netip.AddrPort) *listenerv3.Listener {
 	t.Helper()
 	manager := packed(t, &hcmv3.HttpConnectionManager{
 		StatPrefix: "main",
@@ -136,7 +137,7 @@ func listener(t *testing.T) *listenerv3.Listener {
 	})
 	return &listenerv3.Listener{
 		Name:    "main",
-		Address: tcpAddress("127.0.0.1", 0),
+		Address: tcpAddress(address.Addr().String(), uint32(address.Port())),
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 			Name:       "envoy.filters.network.http_connection_manager",
 			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: manager},

@@ -2,6 +2,8 @@ package envoy
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,43 +20,58 @@ const (
 	maxAcceptWhileDraining = 5 * time.Second
 	// drainPoll is the interval at which a draining Envoy is asked for its requests in flight.
 	drainPoll = 25 * time.Millisecond
+	// logTime is how long an Envoy without requests is still left running. Envoy sends its access
+	// log every 100 ms, and the last entries would be lost: what the last requests have cost.
+	logTime = 300 * time.Millisecond
 )
 
-// Stop drains and ends the Envoy and makes Run return. If Run has not adopted the Envoy of the
-// state directory yet, Stop ends that one.
+// Stop drains and ends the Envoy and its predecessors, and makes Run return. If Run has not
+// adopted the Envoys of the state directory yet, Stop ends those.
 //
 // Envoy fails its health checks and asks its clients to close their connections. It accepts no new
 // connections after a third of drainTime, at most 5 s, or once it is idle. Stop waits until Envoy
 // has no request in flight, at most for drainTime, and then ends the process. When ctx ends, Stop
 // ends the process at once.
 func (e *Envoy) Stop(ctx context.Context, drainTime time.Duration) error {
-	p := e.markStopped()
-	if p == nil {
+	all := e.markStopped()
+	if len(all) == 0 {
 		return nil
 	}
 	e.updateStatus(func(s *Status) { s.State, s.Reason = StateDraining, "Sluice is stopping" })
-	e.log.Info("envoy drains", zap.Int("pid", p.PID()), zap.Duration("drain", drainTime))
-	drainRequests(ctx, p, Admin{Socket: p.Record().Meta[metaAdmin]}, drainTime)
-	if err := p.Stop(ctx, stopGrace); err != nil {
+	errs := make([]error, len(all))
+	var stopping sync.WaitGroup
+	for i, p := range all {
+		stopping.Go(func() {
+			e.log.Info("envoy drains", zap.Int("pid", p.PID()), zap.Duration("drain", drainTime))
+			drainRequests(ctx, p, adminOf(p.Record()), drainTime)
+			if errs[i] = p.Stop(ctx, stopGrace); errs[i] == nil {
+				e.log.Info("envoy stopped", zap.Int("pid", p.PID()))
+			}
+		})
+	}
+	stopping.Wait()
+	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	e.log.Info("envoy stopped", zap.Int("pid", p.PID()))
 	e.updateStatus(func(s *Status) { s.State, s.PID, s.Reason = StateDown, 0, "stopped" })
 	return nil
 }
 
-// markStopped prevents further starts and returns the process to stop, or nil if there is none.
-func (e *Envoy) markStopped() *process.Process {
+// markStopped prevents further starts and returns the processes to stop.
+func (e *Envoy) markStopped() []*process.Process {
 	e.processMu.Lock()
 	defer e.processMu.Unlock()
 	if !e.isStopped() {
 		close(e.stopped)
 	}
+	all := e.predecessors()
 	if e.proc != nil {
-		return e.proc
+		return append(all, e.proc)
 	}
-	p, _ := e.cfg.Dir.Adopt(RecordName)
-	return p
+	if p, ok := e.cfg.Dir.Adopt(RecordName); ok {
+		all = append(all, p)
+	}
+	return all
 }
 
 // drainRequests drains an Envoy. It returns when Envoy has no request in flight, when Envoy has
@@ -77,6 +94,7 @@ func drainRequests(ctx context.Context, p *process.Process, a Admin, drainTime t
 	waitUntilIdle(accepting, a)
 	_, _ = a.Post(ctx, "/drain_listeners")
 	waitUntilIdle(ctx, a)
+	pause(ctx, logTime)
 }
 
 // waitUntilIdle returns when no request is in flight or ctx has ended.

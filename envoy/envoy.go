@@ -11,6 +11,7 @@ package envoy
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -25,9 +26,9 @@ const (
 	RecordName = "envoy"
 	// defaultDrainTime is longer than 30 minutes, the default limit of a stream: Envoy cuts the
 	// streams of a changed listener when the drain time is over.
-	defaultDrainTime    = 31 * time.Minute
-	defaultReplaceDrain = 30 * time.Second
-	defaultHangTimeout  = 30 * time.Second
+	defaultDrainTime          = 31 * time.Minute
+	defaultPredecessorTimeout = time.Hour
+	defaultHangTimeout        = 30 * time.Second
 
 	// minBackoff and maxBackoff bound the time between the end of an Envoy and its next start.
 	minBackoff = 100 * time.Millisecond
@@ -55,12 +56,20 @@ type Config struct {
 	Dir *process.Dir
 	// Bootstrap holds the sockets. Required.
 	Bootstrap BootstrapConfig
+	// Listen is the address of the listener for clients. Without it, an Envoy that is replaced may
+	// lose connections that are made at the moment in which it closes its listener.
+	Listen netip.AddrPort
 	// DrainTime is how long the streams of a listener that xDS has changed may continue. It must be
 	// longer than the longest stream that is allowed. 0 means 31 minutes.
 	DrainTime time.Duration
-	// ReplaceDrain is how long Run waits for the requests of an adopted Envoy that differs from
-	// this Config before Run replaces the Envoy. 0 means 30 s.
-	ReplaceDrain time.Duration
+	// PredecessorTimeout is how long an Envoy that differs from this Config may go on with its
+	// requests. Run starts another one beside it. 0 means 1 h.
+	PredecessorTimeout time.Duration
+	// OnPredecessors is called with the nodes of the predecessors whenever these are others, and
+	// before the successor of one is started. They connect with these names to the xDS server,
+	// which must not change their listeners: what those have is for the successor. nil means that
+	// nobody is told.
+	OnPredecessors func(nodes []string)
 	// Probe asks whether the Envoy answers clients, at its listener. An error means that it does
 	// not. It is called only while the admin interface does not answer. nil: the admin interface
 	// alone counts.
@@ -71,8 +80,9 @@ type Config struct {
 	// Concurrency is the number of Envoy's worker threads. 0 means one for each hardware thread.
 	Concurrency int
 	// Filter returns the path of the filter that the listener of a new Envoy loads, or "" for none.
-	// Run calls it before each start, while no Envoy runs, with the version of the binary. The
-	// record of the Envoy keeps the path, see RunningFilter. nil: there is no filter.
+	// Run calls it before each start, while no Envoy runs but predecessors, with the version of
+	// the binary. The record of the Envoy keeps the path, see RunningFilter. nil: there is no
+	// filter.
 	Filter func(ctx context.Context, version string) (path string)
 	// Log receives the starts, ends and states of the Envoy. nil discards them. (Envoy's own log is
 	// a file in the state directory.)
@@ -112,14 +122,16 @@ type Status struct {
 	SilentSince time.Time
 	// Hung means that Probe fails too. It is false while SilentSince is zero.
 	Hung bool
+	// Predecessors are the Envoys that were replaced and still have requests, from
+	// the one that was replaced first.
+	Predecessors []Predecessor
 }
 
 // Envoy supervises one Envoy process. Its methods are safe for concurrent use. Lock order:
 // processMu before mu.
 type Envoy struct {
-	cfg   Config
-	log   *zap.Logger
-	admin Admin
+	cfg Config
+	log *zap.Logger
 	// processMu is held while the process is started or fetched to be stopped, so that no process
 	// is started after Stop has fetched the last one.
 	processMu sync.Mutex
@@ -138,8 +150,8 @@ func New(c Config) *Envoy {
 	if c.DrainTime <= 0 {
 		c.DrainTime = defaultDrainTime
 	}
-	if c.ReplaceDrain <= 0 {
-		c.ReplaceDrain = defaultReplaceDrain
+	if c.PredecessorTimeout <= 0 {
+		c.PredecessorTimeout = defaultPredecessorTimeout
 	}
 	if c.HangTimeout == 0 {
 		c.HangTimeout = defaultHangTimeout
@@ -150,7 +162,6 @@ func New(c Config) *Envoy {
 	return &Envoy{
 		cfg:     c,
 		log:     c.Log,
-		admin:   Admin{Socket: c.Bootstrap.AdminSocket},
 		stopped: make(chan struct{}),
 		status:  Status{State: StateDown},
 	}
@@ -164,7 +175,9 @@ func (e *Envoy) Status() Status {
 }
 
 // Run adopts the Envoy of the state directory, or validates the bootstrap and starts an Envoy.
-// Whenever the Envoy ends, Run starts it again after a back-off.
+// Whenever the Envoy ends, Run starts it again after a back-off. An Envoy that differs from the
+// Config is replaced: Run starts another one beside it, which shares its port. Once that one
+// accepts connections, the first one accepts none, and ends when its requests have ended.
 //
 // Run returns an error if there is no usable binary, or if Envoy refuses the bootstrap; the error
 // then has Envoy's own words. An Envoy that cannot be started for another reason, such as a full
@@ -177,7 +190,10 @@ func (e *Envoy) Run(ctx context.Context) error {
 		err = e.adoptOrStart(ctx, l)
 	}
 	if err == nil {
+		var draining sync.WaitGroup
+		draining.Go(func() { e.drainPredecessors(ctx, e.predecessors()) })
 		e.supervise(ctx, l)
+		draining.Wait()
 	}
 	if ctx.Err() != nil || e.isStopped() {
 		return nil
@@ -187,9 +203,8 @@ func (e *Envoy) Run(ctx context.Context) error {
 
 // adoptOrStart sets e.proc to the adopted process or to a new one.
 func (e *Envoy) adoptOrStart(ctx context.Context, l launchSpec) error {
-	adopted, err := e.adopt(ctx, l)
-	if err != nil || adopted {
-		return err
+	if e.adopt(ctx, l) {
+		return nil
 	}
 	if err := l.writeBootstrap(); err != nil {
 		e.startFailed(err) // supervise tries again
@@ -256,6 +271,7 @@ func (e *Envoy) startAgain(ctx context.Context, l *launchSpec) error {
 
 // start starts a process, unless Stop was called.
 func (e *Envoy) start(ctx context.Context, l launchSpec) error {
+	l.ordinal = e.freeOrdinal()
 	if e.cfg.Filter != nil {
 		l.filter = e.cfg.Filter(ctx, l.version)
 	}
@@ -327,7 +343,7 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 // admin interface does not answer, it asks the listener: an Envoy that was live stays live while
 // its listener answers.
 func (e *Envoy) refreshState(ctx context.Context, dog *watchdog) State {
-	reported, err := e.admin.ServerState(ctx)
+	reported, err := e.admin().ServerState(ctx)
 	listener := err
 	if err != nil {
 		listener = e.probe(ctx)
@@ -391,6 +407,14 @@ func (e *Envoy) currentProcess() *process.Process {
 	e.processMu.Lock()
 	defer e.processMu.Unlock()
 	return e.proc
+}
+
+// admin returns the admin interface of the last process.
+func (e *Envoy) admin() Admin {
+	if p := e.currentProcess(); p != nil {
+		return adminOf(p.Record())
+	}
+	return Admin{Socket: e.cfg.Bootstrap.AdminSocket}
 }
 
 // isStopped reports whether Stop was called.

@@ -27,7 +27,7 @@ func TestRunBecomesLive(t *testing.T) {
 	if node := <-b.control.connected; node != "sluice" {
 		t.Errorf("node %q", node)
 	}
-	res, err := fetch(address(t, e.admin) + "/quick")
+	res, err := fetch(address(t, e.admin()) + "/quick")
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("%v %v", res, err)
 	}
@@ -35,7 +35,7 @@ func TestRunBecomesLive(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	if !isReady(t, e.admin) {
+	if !isReady(t, e.admin()) {
 		t.Error("Envoy did not outlive Run")
 	}
 	log, err := os.ReadFile(b.dir.Records()[0].LogFile)
@@ -53,12 +53,12 @@ func TestNotLiveBeforeTheControlPlaneAnswers(t *testing.T) {
 		if err := inState(e, StateStarting); err != nil {
 			return err
 		}
-		if _, err := e.admin.ServerState(t.Context()); err != nil {
+		if _, err := e.admin().ServerState(t.Context()); err != nil {
 			return err
 		}
 		return nil
 	})
-	if isReady(t, e.admin) {
+	if isReady(t, e.admin()) {
 		t.Error("ready without a listener")
 	}
 	b.control.serve(t, b.config.Bootstrap.ControlSocket)
@@ -103,7 +103,7 @@ func TestAdoptedAfterADeath(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
 	first, stop := b.live(t)
-	running := stream(t, address(t, first.admin))
+	running := stream(t, address(t, first.admin()))
 	b.restart(t, stop)
 
 	second, _ := b.live(t)
@@ -230,62 +230,6 @@ func TestX1_FileBudget(t *testing.T) {
 	}
 }
 
-func TestAnotherBootstrapReplaces(t *testing.T) {
-	t.Parallel()
-	b := newTestbed(t)
-	first, stop := b.live(t)
-	running := stream(t, address(t, first.admin))
-	b.restart(t, stop)
-
-	b.config.Bootstrap.NodeID = "other"
-	second, _ := b.run(t)
-	eventually(t, func() error { return inState(second, StateDraining) })
-	b.finish(t, running)
-	eventually(t, func() error { return inState(second, StateLive) })
-	old, now := first.Status().PID, second.Status()
-	if now.PID == old || now.Adopted {
-		t.Errorf("status %+v, old pid %d", now, old)
-	}
-	if runs(old) {
-		t.Error("the old Envoy still runs")
-	}
-	if n := b.logs.FilterMessage("running envoy replaced").Len(); n != 1 {
-		t.Errorf("it was logged %d times", n)
-	}
-}
-
-func TestLeavingWhileItReplacesCutsNothing(t *testing.T) {
-	t.Parallel()
-	b := newTestbed(t)
-	first, stop := b.live(t)
-	running := stream(t, address(t, first.admin))
-	b.restart(t, stop)
-	b.config.Bootstrap.NodeID = "other"
-	second, stop := b.run(t)
-	eventually(t, func() error { return inState(second, StateDraining) })
-	if err := stop(); err != nil {
-		t.Errorf("Run: %v", err)
-	}
-	b.finish(t, running)
-	if !runs(first.Status().PID) {
-		t.Error("the old Envoy was ended")
-	}
-}
-
-func TestDrainingIsReplaced(t *testing.T) {
-	t.Parallel()
-	b := newTestbed(t)
-	first, stop := b.live(t)
-	b.restart(t, stop)
-	if _, err := first.admin.Post(t.Context(), "/healthcheck/fail"); err != nil {
-		t.Fatal(err)
-	}
-	second, _ := b.live(t)
-	if first.Status().PID == second.Status().PID {
-		t.Error("an Envoy that refuses work was adopted")
-	}
-}
-
 func TestAnotherVersionDiffers(t *testing.T) {
 	t.Parallel()
 	l := launchSpec{version: "1.40.0", digest: "d"}
@@ -335,16 +279,16 @@ func TestActiveRequests(t *testing.T) {
 	b := newTestbed(t)
 	e, _ := b.live(t)
 	host := b.backend.server.Listener.Addr().String()
-	running := stream(t, address(t, e.admin))
+	running := stream(t, address(t, e.admin()))
 
-	active, err := e.admin.ActiveRequests(t.Context())
+	active, err := e.admin().ActiveRequests(t.Context())
 	if err != nil || active["backend"][host] != 1 {
 		t.Errorf("active requests %v, %v: want 1 at %s", active, err, host)
 	}
 	if n, ok := active[headers.APICluster][b.config.Bootstrap.APISocket]; !ok || n != 0 {
 		t.Errorf("active requests %v: want 0 at the api socket", active)
 	}
-	if n, err := e.admin.InFlight(t.Context()); err != nil || n != 1 {
+	if n, err := e.admin().InFlight(t.Context()); err != nil || n != 1 {
 		t.Errorf("in flight %d, %v: want 1", n, err)
 	}
 	close(b.backend.finish)
@@ -352,14 +296,14 @@ func TestActiveRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		n, err := e.admin.InFlight(t.Context())
-		active, err2 := e.admin.ActiveRequests(t.Context())
+		n, err := e.admin().InFlight(t.Context())
+		active, err2 := e.admin().ActiveRequests(t.Context())
 		if n += active["backend"][host]; n != 0 {
 			return errors.New("still in flight")
 		}
 		return errors.Join(err, err2)
 	})
-	if _, err := e.admin.Get(t.Context(), "/nowhere"); err == nil {
+	if _, err := e.admin().Get(t.Context(), "/nowhere"); err == nil {
 		t.Error("a 404 is no error")
 	}
 }

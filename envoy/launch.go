@@ -27,6 +27,10 @@ const (
 	metaAdmin     = "admin"
 	metaBudget    = "budget"
 	metaFilter    = "filter"
+	// metaOrdinal is missing for an Envoy of a release that ran one Envoy at a time.
+	metaOrdinal = "ordinal"
+	// metaReplaced is when another Envoy replaced it, in the format of RFC 3339.
+	metaReplaced = "replaced"
 )
 
 // validateTimeout bounds `envoy --mode validate`.
@@ -40,11 +44,12 @@ type launchSpec struct {
 	bootstrapFile string
 	bootstrap     []byte
 	version       string
-	// digest is a hash of the arguments and of the bootstrap without its budget and its inlets. The
-	// budget depends on the machine, and a running Envoy keeps the budget that it was started with.
-	// It also keeps its filter, and its inlets are part of that.
+	// digest is a hash of the arguments and of the bootstrap without its budget, its inlets and its
+	// ordinal. The budget depends on the machine, and a running Envoy keeps the budget that it was
+	// started with. It also keeps its filter, and its inlets are part of that.
 	digest string
-	// adminSocket is the path of the admin interface.
+	// ordinal is that of BootstrapConfig.at, and adminSocket the path of its admin interface.
+	ordinal     int
 	adminSocket string
 	budget      Budget
 	// filter is what Config.Filter has returned.
@@ -68,15 +73,17 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 		bootstrapFile: file,
 		version:       version,
 		digest:        digest,
-		adminSocket:   e.cfg.Bootstrap.AdminSocket,
+		ordinal:       1,
 		budget:        e.cfg.Bootstrap.Budget,
 	}
 	return l, l.render(e.cfg.Bootstrap)
 }
 
-// render renders the bootstrap for the filter.
+// render renders the bootstrap for the ordinal and the filter.
 func (l *launchSpec) render(c BootstrapConfig) (err error) {
+	c = c.at(l.ordinal)
 	c.Inlets.filter = l.filter
+	l.adminSocket = c.AdminSocket
 	l.bootstrap, err = Bootstrap(c)
 	return err
 }
@@ -120,7 +127,8 @@ func (e *Envoy) concurrency() []string {
 
 // meta returns what the record of the Envoy stores.
 func (l launchSpec) meta() map[string]string {
-	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket, metaBudget: l.budget.text(), metaFilter: l.filter}
+	return map[string]string{metaVersion: l.version, metaBootstrap: l.digest, metaAdmin: l.adminSocket, metaBudget: l.budget.text(), metaFilter: l.filter,
+		metaOrdinal: strconv.Itoa(l.ordinal)}
 }
 
 // text returns the budget as the record of an Envoy stores it: its numbers between spaces.
@@ -231,45 +239,40 @@ func trimLogPrefix(s string) string {
 }
 
 // adopt takes over the Envoy of the state directory if its launchSpec is l. An Envoy that differs
-// is drained and ended, and adopt returns false. An Envoy that differs and whose successor could
-// not be started, because its bootstrap cannot be written or is refused, is taken over too. If Stop
-// was called before, the Envoy is left to it.
-func (e *Envoy) adopt(ctx context.Context, l launchSpec) (bool, error) {
+// is retired: another one is to be started beside it, and adopt returns false. An Envoy that
+// differs and whose successor could not be started, because its bootstrap cannot be written or is
+// refused, is taken over too. If Stop was called before, the Envoy is left to it.
+func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	p, ok := e.cfg.Dir.Adopt(RecordName)
 	if !ok {
-		return false, nil
+		return false
 	}
 	meta := p.Record().Meta
-	old := Admin{Socket: meta[metaAdmin]}
 	reason := l.difference(meta)
-	if state, err := old.ServerState(ctx); reason == "" && err == nil && state == serverDraining {
+	if state, err := adminOf(p.Record()).ServerState(ctx); reason == "" && err == nil && state == serverDraining {
 		reason = "it is draining, which cannot be undone"
 	}
 	if reason == "" {
 		e.setAdopted(p)
 		e.log.Info("envoy adopted", zap.Int("pid", p.PID()), zap.String("version", l.version))
-		return true, nil
+		return true
 	}
 	if e.isStopped() {
-		return true, nil // Stop drains it already, or ends it
+		return true // Stop drains it already, or ends it
 	}
-	if err := l.check(ctx); err != nil {
+	err := l.check(ctx)
+	if err == nil {
+		err = e.retire(p)
+	}
+	if err != nil {
 		e.setAdopted(p)
 		e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
 			zap.String("difference", reason), zap.Error(err))
-		return true, nil
+		return true
 	}
 	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),
-		zap.Duration("drain", e.cfg.ReplaceDrain))
-	e.updateStatus(func(s *Status) {
-		s.State, s.PID, s.Adopted, s.Reason = StateDraining, p.PID(), true, "replaced: "+reason
-	})
-	drainRequests(ctx, p, old, e.cfg.ReplaceDrain)
-	if ctx.Err() != nil {
-		// The Envoy continues to drain, and the next Sluice replaces it.
-		return false, ctx.Err()
-	}
-	return false, p.Stop(ctx, stopGrace)
+		zap.Duration("timeout", e.cfg.PredecessorTimeout))
+	return false
 }
 
 // setAdopted makes p the process of e.

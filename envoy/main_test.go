@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestMain runs the tests, or the guard that ends the Envoys of a test run that was killed.
@@ -82,10 +84,11 @@ func newTestbed(t *testing.T) *testbed {
 		Bootstrap: BootstrapConfig{
 			ControlSocket: b.dir.Socket("control"), APISocket: b.dir.Socket("api"), AdminSocket: b.dir.Socket("envoy"),
 		},
-		Concurrency: 1,
+		Concurrency: 2,
 		Log:         zap.New(core),
 	}
-	b.control = newControl(t, b.backend.server.Listener.Addr())
+	b.config.Listen = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(testutil.FreePort(t)))
+	b.control = newControl(t, b.backend.server.Listener.Addr(), b.config.Listen)
 	b.stopControl = b.control.serve(t, b.config.Bootstrap.ControlSocket)
 	t.Cleanup(func() {
 		if err := b.dir.EndAll(context.Background(), time.Second); err != nil {

@@ -15,10 +15,12 @@ import (
 // An Envoy counts when it has acknowledged a whole configuration. An Envoy that starts, or that
 // comes from another gateway, would otherwise take replicas away from all others for a moment. The
 // newest Envoy of this host always counts, even while its stream is broken, since it goes on with
-// what it has. An Envoy of another host that breaks off has gone to another gateway. The last one
-// counts until another one comes.
+// what it has. A predecessor counts until its successor has a whole configuration. An Envoy of
+// another host that breaks off has gone to another gateway. The last one counts until another one
+// comes.
 type acks struct {
-	// local is the newest stream of the Envoy of this host, open or closed; nil: there was none.
+	// local is the newest stream of the Envoy of this host, open or closed; nil: there was none. It
+	// is that of a predecessor until another one has a whole configuration.
 	local *stream
 	// remote are the open streams of Envoys of other hosts. last is the first of them, or the last
 	// one that has ended.
@@ -63,6 +65,8 @@ func (s *Server) Inherit(routable map[string]map[string]netip.AddrPort) {
 func (a *acks) add(st *stream) {
 	before := a.last
 	switch {
+	case st.remote == nil && a.local != nil && st.predecessor != a.local.predecessor:
+		return // one of them is a predecessor; see Server.count
 	case st.remote == nil:
 		before, a.local = a.local, st
 	case len(a.remote) == 0:
@@ -179,6 +183,9 @@ func (s *Server) count(st *stream) {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	st.counts = true
+	if st.remote == nil && !st.predecessor && s.acks.local.predecessor {
+		s.acks.local = st
+	}
 	s.tellAllLocked()
 }
 

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/crc32"
@@ -90,6 +91,8 @@ type client struct {
 	got    chan *discovery.DeltaDiscoveryResponse
 	hangUp context.CancelFunc
 	named  bool
+	// node is the id of the node. Empty means "node".
+	node string
 	// metadata are those of the node.
 	metadata *structpb.Struct
 }
@@ -121,7 +124,7 @@ func (c *client) send(request *discovery.DeltaDiscoveryRequest) {
 	c.t.Helper()
 	if !c.named {
 		c.named = true
-		request.Node = &core.Node{Id: "node", Metadata: c.metadata, UserAgentVersionType: &core.Node_UserAgentBuildVersion{
+		request.Node = &core.Node{Id: cmp.Or(c.node, "node"), Metadata: c.metadata, UserAgentVersionType: &core.Node_UserAgentBuildVersion{
 			UserAgentBuildVersion: &core.BuildVersion{Version: &typev3.SemanticVersion{MajorNumber: 1, MinorNumber: 40, Patch: 2}},
 		}}
 	}

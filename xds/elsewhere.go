@@ -115,10 +115,15 @@ func (r *remote) view(all *Resources) (*Resources, nameSet, error) {
 			}
 		}
 	}
-	view := *all
-	view.config, view.Listener, view.Routes, view.Filters = c, r.static.Listener, r.static.Routes, r.static.Filters
-	view.Secrets, view.Own, view.ownEndpoints = r.static.Secrets, r.static.Own, r.static.ownEndpoints
-	return &view, changed, nil
+	return all.with(r.static), changed, nil
+}
+
+// with returns r with the resources of another one that do not depend on the fleet.
+func (r *Resources) with(static *Resources) *Resources {
+	view := *r
+	view.config, view.Listener, view.Routes, view.Filters = static.config, static.Listener, static.Routes, static.Filters
+	view.Secrets, view.Own, view.ownEndpoints = static.Secrets, static.Own, static.ownEndpoints
+	return &view
 }
 
 // checkElsewhere refuses what Envoy could not use.

@@ -23,6 +23,9 @@ func (k resourceKind) String() string {
 	return [kindCount]string{"cluster", "endpoints", "filter", "secret", "listener", "routes"}[k]
 }
 
+// isStatic reports whether resources of the kind do not depend on the fleet.
+func (k resourceKind) isStatic() bool { return k != clusterKind && k != endpointKind }
+
 // typeURL returns the type URL of the kind in the xDS protocol.
 func (k resourceKind) typeURL() string {
 	return [kindCount]string{resource.ClusterType, resource.EndpointType, resource.ExtensionConfigType, resource.SecretType,

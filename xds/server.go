@@ -69,6 +69,9 @@ type Server struct {
 	lingering [kindCount]map[string]*time.Timer
 	// streams are the open streams. Guarded by mu.
 	streams map[*stream]struct{}
+	// predecessors are the nodes of the Envoys of this host that were replaced, each with what all
+	// Envoys should have had at that moment; nil: that was before this process. Guarded by mu.
+	predecessors map[string]*Resources
 	// newestStream is the stream of the Envoy of this host that was opened last, open or closed. If
 	// there never was one, it is the last of another host. The status is about its Envoy. Guarded
 	// by mu.
@@ -236,9 +239,64 @@ func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryServ
 	if st.remote = remoteOf(wire.Context()); st.remote != nil {
 		s.log.Info("Envoy of another host connected", zap.String("address", st.remote.peer))
 	}
-	s.addStream(st)
-	defer s.removeStream(st)
 	return st.run(ctx)
+}
+
+// SetPredecessors names the nodes of those Envoys of this host that another one replaces. Such an
+// Envoy keeps its listener, its routes and its filters, whatever Set says from now on: they are for
+// its successor, and a listener that changes would cut its streams. It counts for OnAck until its
+// successor has a whole configuration. Each call replaces the list.
+func (s *Server) SetPredecessors(nodes []string) {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	s.mu.Lock()
+	before := s.predecessors
+	s.predecessors = make(map[string]*Resources, len(nodes))
+	for _, node := range nodes {
+		known, was := before[node]
+		if !was {
+			known = s.resources
+		}
+		s.predecessors[node] = known
+	}
+	for st := range s.streams {
+		s.markLocked(st)
+	}
+	if st := s.acks.local; st != nil {
+		s.markLocked(st)
+		s.preferLocked(st)
+	}
+	s.mu.Unlock()
+	s.tellAllLocked()
+}
+
+// preferLocked has another Envoy of this host count in the place of a predecessor, if there is
+// one. s.ackMu and s.mu are held.
+func (s *Server) preferLocked(to *stream) {
+	for st := range s.streams {
+		if to.predecessor && st.remote == nil && !st.predecessor && st.counts {
+			s.acks.local, s.newestStream = st, st
+		}
+	}
+}
+
+// isNewestLocked reports whether the status is to be about a stream that is added. s.ackMu and s.mu
+// are held.
+func (s *Server) isNewestLocked(st *stream) bool {
+	before := s.newestStream
+	switch {
+	case before == nil || before.remote != nil:
+		return true
+	case st.remote != nil:
+		return false
+	}
+	return !st.predecessor || before.predecessor
+}
+
+// markLocked notes whether the Envoy of a stream is a predecessor. s.ackMu and s.mu are held.
+func (s *Server) markLocked(st *stream) {
+	_, replaced := s.predecessors[st.node]
+	st.predecessor = replaced && st.remote == nil
 }
 
 // Retire ends all streams, and every later one at once: another process tells Envoy what it should
@@ -252,8 +310,9 @@ func (s *Server) addStream(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams[st] = struct{}{}
+	s.markLocked(st)
 	s.acks.add(st)
-	if st.remote == nil || s.newestStream == nil || s.newestStream.remote != nil {
+	if s.isNewestLocked(st) {
 		s.newestStream = st
 		s.status.Configured = false
 		s.status.Refused = nil
@@ -272,13 +331,20 @@ func (s *Server) removeStream(st *stream) {
 }
 
 // resourcesAndChanges returns the resources and the names that changed since the last call for this
-// stream.
-func (s *Server) resourcesAndChanges(st *stream) (*Resources, nameSet) {
+// stream. It also returns whether the resources that do not depend on the fleet are those of this
+// Envoy: those of an Envoy that has left before this process began are not known.
+func (s *Server) resourcesAndChanges(st *stream) (r *Resources, changed nameSet, static bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changed := st.changed
+	changed = st.changed
 	st.changed = nameSet{}
-	return s.resources, changed
+	if known, replaced := s.predecessors[st.node]; replaced && st.remote == nil {
+		if known == nil {
+			return s.resources, changed, false
+		}
+		return s.resources.with(known), changed, true
+	}
+	return s.resources, changed, true
 }
 
 // currentResources returns the resources that Envoy should have.

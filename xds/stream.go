@@ -21,8 +21,12 @@ type stream struct {
 	// changed are the names that changed since the last flush. Guarded by Server.mu.
 	changed nameSet
 
-	// remote is nil for the Envoy of this host.
+	// remote is nil for the Envoy of this host. node is the id of its node.
 	remote *remote
+	node   string
+	// predecessor tells that another Envoy of this host has replaced this one. Guarded by
+	// Server.ackMu.
+	predecessor bool
 	// acked are the endpoints that Envoy has, by cluster. counts tells that only what this Envoy
 	// has, too, may be picked. Guarded by Server.ackMu.
 	acked  map[string]*Resource
@@ -68,9 +72,14 @@ func (st *stream) run(ctx context.Context) error {
 			}
 		}
 	}()
-	for {
+	for added := false; ; {
 		select {
 		case request := <-requests:
+			if !added {
+				st.node, added = request.GetNode().GetId(), true
+				st.server.addStream(st)
+				defer st.server.removeStream(st)
+			}
 			if err := st.handleRequest(request); err != nil {
 				return err
 			}
@@ -172,7 +181,7 @@ func (st *stream) subscribe(k resourceKind, request *discovery.DeltaDiscoveryReq
 
 // flush sends the resources that Envoy wants and does not have, kind by kind.
 func (st *stream) flush() error {
-	resources, changed := st.server.resourcesAndChanges(st)
+	resources, changed, static := st.server.resourcesAndChanges(st)
 	resources, own, err := st.remote.view(resources)
 	if err != nil {
 		return err
@@ -185,6 +194,9 @@ func (st *stream) flush() error {
 		}
 		for name := range changed[k] {
 			sub.toCheck[name] = struct{}{}
+		}
+		if !static && k.isStatic() {
+			clear(sub.toCheck)
 		}
 		if k == endpointKind {
 			st.server.skipLingeringEndpoints(sub)

@@ -25,8 +25,10 @@ type gatewayStatus struct {
 	Envoy   struct {
 		State, Version, Filter string
 		PID                    int
+		Predecessors           []predecessorRow
 	} `json:"envoy"`
-	Config struct {
+	Upgrade struct{ Predecessors []predecessorRow }
+	Config  struct {
 		Path         string    `json:"path"`
 		LoadedAt     time.Time `json:"loaded_at"`
 		NeedsRestart []string  `json:"needs_restart"`
@@ -36,6 +38,13 @@ type gatewayStatus struct {
 		Mode           string
 		Gateways       int
 	} `json:"shared"`
+}
+
+// predecessorRow is what it shows of a process that was replaced and still has requests.
+type predecessorRow struct {
+	PID      int
+	Version  string
+	Requests int
 }
 
 // modelRow is what commands show of a model.
@@ -113,6 +122,7 @@ func (s gatewayStatus) write(w io.Writer) {
 		state = "not ready: " + strings.Join(s.Reasons, "; ")
 	}
 	fmt.Fprintf(w, "gateway  %s (pid %d), up %s, %s\n", s.Version, s.PID, age(s.Started), printable(state))
+	writePredecessors(w, s.Upgrade.Predecessors)
 	fmt.Fprintf(w, "clients  http://%s\n", adminclient.DialAddress(s.Listen))
 	envoy := s.Envoy.State
 	if s.Envoy.Version != "" {
@@ -128,6 +138,7 @@ func (s gatewayStatus) write(w io.Writer) {
 		envoy += ", asks by ext_proc"
 	}
 	fmt.Fprintf(w, "Envoy    %s\n", envoy)
+	writePredecessors(w, s.Envoy.Predecessors)
 	if s.Config.Path != "" {
 		fmt.Fprintf(w, "file     %s, loaded %s ago\n", printable(s.Config.Path), age(s.Config.LoadedAt))
 	}
@@ -140,6 +151,13 @@ func (s gatewayStatus) write(w io.Writer) {
 			redis = "answers"
 		}
 		fmt.Fprintf(w, "Redis    %s, limits are %s, %d gateways\n", redis, s.Shared.Mode, s.Shared.Gateways)
+	}
+}
+
+// writePredecessors writes a line for each process that was replaced and still has requests.
+func writePredecessors(w io.Writer, all []predecessorRow) {
+	for _, p := range all {
+		fmt.Fprintf(w, "         before it %s (pid %d), which still has %d requests\n", printable(p.Version), p.PID, p.Requests)
 	}
 }
 

@@ -54,10 +54,11 @@ func newConfig() Config {
 			return Status{
 				Version: "1.2.3", PID: 7, Started: time.Now().Add(-time.Minute), Listen: "127.0.0.1:8080",
 				Upgrade: UpgradeStatus{Failed: "exit status 1", FailedAt: noon, Predecessors: []Predecessor{{PID: 6, Version: "1.2.2", Requests: 4}}},
-				Envoy:   EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2, Filter: "module"},
-				XDS:     XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
-				Config:  ConfigStatus{Path: "/etc/sluice.yaml", Hash: "f00d", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, Held: true, NeedsRestart: []string{"listen"}},
-				Shared:  SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
+				Envoy: EnvoyStatus{State: "live", PID: 5, Version: "1.40.0", Adopted: true, Restarts: 2, Filter: "module",
+					Predecessors: []Predecessor{{PID: 4, Version: "1.39.0", Requests: 38}}},
+				XDS:    XDSStatus{Connected: true, Nacks: 1, LastNack: &nack},
+				Config: ConfigStatus{Path: "/etc/sluice.yaml", Hash: "f00d", LoadedAt: noon, Faults: []string{"sluice.yaml:3: no"}, Held: true, NeedsRestart: []string{"listen"}},
+				Shared: SharedStatus{Configured: true, Mode: "alone", Gateways: 3, Since: noon, LastError: "dial tcp"},
 			}
 		},
 		NotReady: func() []string { return []string{"model chat has 1 of 3 replicas", "Envoy is starting"} },
@@ -220,7 +221,8 @@ func TestStatus(t *testing.T) {
 	delete(got, "uptime_s")
 	delete(got, "started")
 	want := parse(t, `{"version":"1.2.3","pid":7,"listen":"127.0.0.1:8080","tls":false,"ready":false,"reasons":["Envoy is starting","model chat has 1 of 3 replicas"],
-		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":"","filter":"module"},
+		"envoy":{"state":"live","pid":5,"version":"1.40.0","adopted":true,"restarts":2,"reason":"","filter":"module",
+			"predecessors":[{"pid":4,"version":"1.39.0","requests":38}]},
 		"xds":{"connected":true,"nacks":1,"refused":[],
 		       "last_nack":{"type":"cluster","resource":"model/chat","message":"bad","time":"2030-05-04T12:00:00Z"}},
 		"config":{"path":"/etc/sluice.yaml","loaded_at":"2030-05-04T12:00:00Z","faults":["sluice.yaml:3: no"],"held":true,"needs_restart":["listen"]},

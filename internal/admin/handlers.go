@@ -66,7 +66,7 @@ func (h *handler) status(w http.ResponseWriter, _ *http.Request) {
 		Predecessors []Predecessor `json:"predecessors"`
 	}
 	s, reasons := h.Status(), h.reasons()
-	s.XDS.Refused = orEmpty(s.XDS.Refused)
+	s.XDS.Refused, s.Envoy.Predecessors = orEmpty(s.XDS.Refused), orEmpty(s.Envoy.Predecessors)
 	writeJSON(w, http.StatusOK, struct {
 		Version string      `json:"version"`
 		PID     int         `json:"pid"`

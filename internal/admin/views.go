@@ -202,6 +202,8 @@ type EnvoyStatus struct {
 	// Filter is what asks the gateway about each request: "module", Sluice's own filter, or
 	// "ext_proc".
 	Filter string `json:"filter"`
+	// Predecessors are the Envoys whose place this one has taken and which still have requests.
+	Predecessors []Predecessor `json:"predecessors"`
 }
 
 // UpgradeStatus tells of the processes that ran before a restart, and of restarts that failed.
@@ -213,7 +215,8 @@ type UpgradeStatus struct {
 	Predecessors []Predecessor
 }
 
-// Predecessor is an earlier process of the gateway that still carries streams.
+// Predecessor is an earlier process of the gateway, or an earlier Envoy, that still carries
+// streams.
 type Predecessor struct {
 	PID     int    `json:"pid"`
 	Version string `json:"version"`

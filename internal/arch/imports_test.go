@@ -99,7 +99,7 @@ var allowed = map[string]string{
 	"internal/history":           "internal/beat internal/request",
 	"xds":                        "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
 	"envoy/filter":               "",
-	"envoy":                      "internal/beat internal/elsewhere internal/headers internal/process",
+	"envoy":                      "internal/beat internal/connections internal/elsewhere internal/headers internal/process",
 	"internal/decide":            "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request",
 	"internal/outgoing":          "internal/nonblock",
 	"internal/grpcserver":        "internal/nonblock internal/outgoing",

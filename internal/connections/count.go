@@ -20,6 +20,8 @@ const (
 	// counted are the states of sockets that take a descriptor of the server: established, and
 	// closed by the client alone. They are bits by the numbers of linux/tcp_states.h.
 	counted = 1<<1 | 1<<8
+	// listening is the state of listeners.
+	listening = 1 << 10
 	// dumpTimeout bounds the wait for an answer of the kernel, in seconds.
 	dumpTimeout = 5
 	dumpBuffer  = 64 << 10
@@ -29,24 +31,35 @@ const (
 // by source. listen may be an unspecified address, which means all addresses of its port. Sources
 // are as Source returns them.
 func Count(listen netip.AddrPort) (map[netip.Addr]int, error) {
+	sources := map[netip.Addr]int{}
+	err := each(listen, counted, func(local, remote netip.Addr) {
+		if listen.Addr().IsUnspecified() || local == listen.Addr().Unmap() {
+			sources[Source(remote)]++
+		}
+	})
+	return sources, err
+}
+
+// each calls f with the addresses of each socket in one of these states that has the port of
+// listen, and may belong to a listener there.
+func each(listen netip.AddrPort, states uint32, f func(local, remote netip.Addr)) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
-		return nil, fmt.Errorf("sock_diag: %w", err)
+		return fmt.Errorf("sock_diag: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: dumpTimeout}); err != nil {
-		return nil, fmt.Errorf("sock_diag: %w", err)
+		return fmt.Errorf("sock_diag: %w", err)
 	}
-	sources := map[netip.Addr]int{}
 	// A listener on [::] has the connections of IPv4 clients as IPv6 sockets, so one dump has all.
 	family := byte(unix.AF_INET6)
 	if listen.Addr().Is4() {
 		family = unix.AF_INET
 	}
-	if err := dump(fd, family, listen, sources); err != nil {
-		return nil, fmt.Errorf("sock_diag: %w", err)
+	if err := dump(fd, dumpRequest(family, listen.Port(), states), f); err != nil {
+		return fmt.Errorf("sock_diag: %w", err)
 	}
-	return sources, nil
+	return nil
 }
 
 // socketTotal returns the number of TCP sockets of this machine, or of this container. It is the
@@ -90,9 +103,9 @@ func Source(client netip.Addr) netip.Addr {
 	return prefix.Addr()
 }
 
-// dump adds the connections of one address family to sources.
-func dump(fd int, family byte, listen netip.AddrPort, sources map[netip.Addr]int) error {
-	if err := unix.Sendto(fd, dumpRequest(family, listen.Port()), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+// dump calls f with the addresses of each socket that a request asks for.
+func dump(fd int, request []byte, f func(local, remote netip.Addr)) error {
+	if err := unix.Sendto(fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
 	buffer := make([]byte, dumpBuffer)
@@ -115,8 +128,8 @@ func dump(fd int, family byte, listen netip.AddrPort, sources map[netip.Addr]int
 			case unix.NLMSG_ERROR:
 				return netlinkError(m.Data)
 			case sockDiagByFamily:
-				if local, remote, ok := parseSocket(m.Data); ok && (listen.Addr().IsUnspecified() || local == listen.Addr().Unmap()) {
-					sources[Source(remote)]++
+				if local, remote, ok := parseSocket(m.Data); ok {
+					f(local, remote)
 				}
 			}
 		}
@@ -131,15 +144,15 @@ func netlinkError(data []byte) error {
 	return syscall.Errno(-int32(binary.NativeEndian.Uint32(data)))
 }
 
-// dumpRequest asks for all TCP sockets of a family with this local port.
-func dumpRequest(family byte, port uint16) []byte {
+// dumpRequest asks for all TCP sockets of a family with this local port in one of these states.
+func dumpRequest(family byte, port uint16, states uint32) []byte {
 	b := make([]byte, diagRequestSize)
 	binary.NativeEndian.PutUint32(b[0:], diagRequestSize)
 	binary.NativeEndian.PutUint16(b[4:], sockDiagByFamily)
 	binary.NativeEndian.PutUint16(b[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	request := b[unix.SizeofNlMsghdr:] // struct inet_diag_req_v2
 	request[0], request[1] = family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(request[4:], counted)
+	binary.NativeEndian.PutUint32(request[4:], states)
 	binary.BigEndian.PutUint16(request[8:], port)
 	return b
 }

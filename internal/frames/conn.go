@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -46,6 +47,8 @@ const (
 type conn struct {
 	server *Server
 	socket net.Conn
+	// pid is the process of the filter's Envoy; 0: not known.
+	pid int
 	// input reads the socket. Only the reader uses it.
 	input io.Reader
 	// number orders the connections of the server as they were accepted. Server.start sets it.
@@ -78,10 +81,29 @@ type conn struct {
 }
 
 func newConn(s *Server, socket net.Conn) *conn {
-	c := &conn{server: s, socket: socket, input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}}
+	c := &conn{server: s, socket: socket, pid: peerPID(socket), input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.Queue = outgoing.New(&c.mu, socket, maxQueue)
 	return c
+}
+
+// peerPID returns the process that has made a connection to a unix socket; 0: not known.
+func peerPID(socket net.Conn) int {
+	unixSocket, ok := socket.(syscall.Conn)
+	if !ok {
+		return 0
+	}
+	raw, err := unixSocket.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(peer.Pid)
+		}
+	}) // it fails for a closed socket only, which tells nothing
+	return pid
 }
 
 // worker is one worker thread of an Envoy.
@@ -258,7 +280,7 @@ func (r *reader) hello(h head, p *payload) error {
 	}
 	if version != Version {
 		if r.server.OnVersion != nil {
-			r.server.OnVersion(version)
+			r.server.OnVersion(r.pid, version)
 		}
 		_ = r.Add(appendRefusal) // the connection ends anyway
 		r.Flush()
@@ -272,7 +294,7 @@ func (r *reader) hello(h head, p *payload) error {
 		return fmt.Errorf("%w: Hello", errMalformed)
 	}
 	r.server.replace(r.conn, from)
-	if r.server.Inlets != "" {
+	if r.server.Inlets != nil && r.server.Inlets(r.pid) != "" {
 		r.server.running.Go(func() { r.server.join(r.conn, from, number) })
 	}
 	return r.Add(func(out []byte) []byte {

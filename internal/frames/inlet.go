@@ -137,7 +137,7 @@ func (s *Server) dialInlet(c *conn) (net.Conn, worker, error) {
 func (s *Server) dialPatiently(c *conn) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: readyTime}
 	for pause := firstPause; ; pause *= 2 {
-		inlet, err := dialer.DialContext(c.life, "unix", s.Inlets)
+		inlet, err := dialer.DialContext(c.life, "unix", s.Inlets(c.pid))
 		if err == nil || pause == firstPause<<maxRefusals {
 			return inlet, err
 		}
@@ -163,8 +163,8 @@ func readReady(c net.Conn) (worker, error) {
 	return worker{index: p.uint32(), instance: p.uint64()}, c.SetReadDeadline(time.Time{})
 }
 
-// keepInlet keeps a connection for its worker, and closes those to the workers of an Envoy before.
-// It returns false if the server has stopped.
+// keepInlet keeps a connection for its worker, and closes those to the workers of an Envoy that has
+// ended. It returns false if the server has stopped.
 func (s *Server) keepInlet(c net.Conn, to worker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,14 +172,33 @@ func (s *Server) keepInlet(c net.Conn, to worker) bool {
 		_ = c.Close()
 		return false
 	}
-	for other, kept := range s.inlets {
-		if other.instance != to.instance {
-			closeAll(kept)
-			delete(s.inlets, other)
+	for other := range s.inlets {
+		if other.instance != to.instance && !s.hasLocked(other.instance) {
+			s.dropInletsLocked(other.instance)
 		}
 	}
 	s.inlets[to] = append(s.inlets[to], c)
 	return true
+}
+
+// dropInletsLocked closes what was kept for the workers of a filter. s.mu is held.
+func (s *Server) dropInletsLocked(instance uint64) {
+	for other, kept := range s.inlets {
+		if other.instance == instance {
+			closeAll(kept)
+			delete(s.inlets, other)
+		}
+	}
+}
+
+// hasLocked reports whether a filter with this number has a connection. s.mu is held.
+func (s *Server) hasLocked(instance uint64) bool {
+	for c := range s.conns {
+		if c.worker.instance == instance {
+			return true
+		}
+	}
+	return false
 }
 
 // spareInlet returns a connection that was kept for a worker, or nil.

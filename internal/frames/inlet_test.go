@@ -3,8 +3,10 @@ package frames
 import (
 	"encoding/binary"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,12 +130,50 @@ func TestB6_B12_AnswersGoToTheWorker(t *testing.T) {
 	}
 	a.Close()
 	ofFirst.closed()
-	// Those of an Envoy before have no use any more.
-	connectAs(t, path, worker{0, 8}, 1)
-	if n := w.accept(worker{0, 8}).joined(); n != 1 {
-		t.Errorf("the worker of the next Envoy is told of connection %d", n)
-	}
+	// Those of an Envoy that has ended have no use any more.
+	b.Close()
 	ofThird.closed()
+}
+
+// Two Envoys run at the same time while one takes the place of the other one. Each has inlets of
+// its own, and the end of one of them takes nothing from the other one.
+func TestB6_B12_TwoEnvoys(t *testing.T) {
+	old, next := listenAsWorkers(t), listenAsWorkers(t)
+	var now atomic.Pointer[net.Listener]
+	now.Store(&old.Listener)
+	_, path := serveInlets(t, decidetest.New(t, 100, decide.UploadLimits{}), func(pid int) string {
+		if pid != os.Getpid() {
+			t.Errorf("the pid is %d, want %d", pid, os.Getpid())
+		}
+		return (*now.Load()).Addr().String()
+	})
+	first := connectAs(t, path, worker{0, 7}, 11)
+	spare := old.accept(worker{1, 7})
+	ofFirst := old.accept(worker{0, 7})
+	if n := ofFirst.joined(); n != 11 {
+		t.Errorf("the worker is told of connection %d", n)
+	}
+	now.Store(&next.Listener)
+	second := connectAs(t, path, worker{0, 8}, 12)
+	ofSecond := next.accept(worker{0, 8})
+	if n := ofSecond.joined(); n != 12 {
+		t.Errorf("the worker is told of connection %d", n)
+	}
+	got := []kind{first.decided(1, ofFirst), second.decided(1, ofSecond)}
+	second.Close()
+	ofSecond.closed()
+	got = append(got, first.decided(2, ofFirst))
+	if want := []kind{kindGo, kindGo, kindGo}; !slices.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
+	// What is kept for the other worker of the first Envoy is still there.
+	other := connectAs(t, path, worker{1, 7}, 13)
+	if n := spare.joined(); n != 13 {
+		t.Errorf("the worker is told of connection %d", n)
+	}
+	first.Close()
+	other.Close()
+	spare.closed()
 }
 
 // A worker that takes no connection at first is asked again. Its answers go by the other way until

@@ -37,14 +37,15 @@ type Server struct {
 	// if the answer to the request has asked for it. It returns whether it wants a longer
 	// beginning. nil wants none.
 	OnFirst func(requestID string, begin []byte) (wantsMore bool)
-	// OnVersion is called when a filter speaks another version of the protocol. Requests that go
-	// through it fail until ext_proc is used. nil means that nobody is told.
-	OnVersion func(version uint32)
+	// OnVersion is called when the filter of the Envoy with this pid speaks another version of the
+	// protocol. Requests that go through it fail until ext_proc is used. nil means that nobody is
+	// told.
+	OnVersion func(pid int, version uint32)
 	// Patience is how long a request waits for a word after its body was sent.
 	Patience time.Duration
-	// Inlets is the path of the unix socket where Envoy's workers take answers. Empty means that
-	// answers go where the requests come from.
-	Inlets string
+	// Inlets returns the path of the unix socket where the workers of the Envoy with this pid take
+	// answers. "" means that answers go where the requests come from, as nil does.
+	Inlets func(pid int) string
 
 	// running are the goroutines of the connections.
 	running sync.WaitGroup
@@ -167,6 +168,9 @@ func (s *Server) forget(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
+	if !s.hasLocked(c.worker.instance) {
+		s.dropInletsLocked(c.worker.instance)
+	}
 }
 
 // park keeps a request whose connection has broken until Envoy tells it again. Envoy has given up a

@@ -31,6 +31,12 @@ func serve(t testing.TB, d *decide.Decider) (s *Server, path string) {
 // serveWith serves a decider whose answers go to workers that listen at the path inlets.
 func serveWith(t testing.TB, d *decide.Decider, inlets string) (s *Server, path string) {
 	t.Helper()
+	return serveInlets(t, d, func(int) string { return inlets })
+}
+
+// serveInlets serves a decider with the Inlets of the Server.
+func serveInlets(t testing.TB, d *decide.Decider, inlets func(pid int) string) (s *Server, path string) {
+	t.Helper()
 	s, path = New(d), filepath.Join(t.TempDir(), "f")
 	s.Inlets = inlets
 	l, err := net.Listen("unix", path)

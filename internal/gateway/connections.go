@@ -129,9 +129,8 @@ func (e *envoyLink) setMode(m connections.Mode) {
 
 // watchHeap asks Envoy how much memory it uses, until ctx ends.
 func (e *envoyLink) watchHeap(ctx context.Context) error {
-	admin := envoy.Admin{Socket: bootstrap(e.dir).AdminSocket}
 	for {
-		if n, err := admin.Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
+		if n, err := e.admins()[0].Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
 			e.heap.Store(n)
 		}
 		e.requests.Store(int64(e.budget().Requests))

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,6 +67,7 @@ func (g *Gateway) makeEnvoy() error {
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
+	g.envoy.server.SetPredecessors(envoy.PredecessorNodes(g.dir, bootstrap(g.dir)))
 	if t := g.options.Config.TLS; t != nil {
 		var err error
 		if g.envoy.certificates, err = certificates.Follow(t.Files(), "tls", g.log); err != nil {
@@ -76,11 +77,16 @@ func (g *Gateway) makeEnvoy() error {
 	if g.options.Envoy == "" {
 		return nil
 	}
+	listen, err := netip.ParseAddrPort(g.options.Config.Listen)
+	if err != nil {
+		return err // the check of the configuration has refused such an address
+	}
 	b := bootstrap(g.dir)
 	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
 	g.envoy.process = envoy.New(envoy.Config{
-		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Log: g.log,
+		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Listen: listen, Log: g.log,
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
+		PredecessorTimeout: max(g.options.Config.UpgradeTimeout, time.Second), OnPredecessors: g.envoy.server.SetPredecessors,
 		Filter: g.filterFor, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
@@ -191,8 +197,19 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 }
 
 // runsAlready reports whether the state directory has an Envoy of an earlier run.
-func (e *envoyLink) runsAlready() bool {
-	return slices.ContainsFunc(e.dir.Records(), func(r process.Record) bool { return r.Name == envoy.RecordName })
+func (e *envoyLink) runsAlready() bool { return len(envoy.Running(e.dir, bootstrap(e.dir))) > 0 }
+
+// admins returns the admin interfaces of the Envoys of this host. The first is that of the Envoy
+// that accepts requests.
+func (e *envoyLink) admins() []envoy.Admin {
+	var all []envoy.Admin
+	for _, i := range envoy.Running(e.dir, bootstrap(e.dir)) {
+		all = append(all, i.Admin)
+	}
+	if len(all) == 0 { // someone else runs it, or it has ended
+		all = append(all, envoy.Admin{Socket: bootstrap(e.dir).AdminSocket})
+	}
+	return all
 }
 
 // maxDuration is the longest response that any model allows. It is the bound of Envoy's routes.

@@ -88,11 +88,12 @@ func inletsSocket(dir *process.Dir) string { return dir.Socket("inlets.sock") }
 func (g *Gateway) makeFilter() {
 	f := &g.filter
 	f.server = frames.New(g.decisions.Decider)
-	f.server.Inlets = inletsSocket(g.dir)
+	f.server.Inlets = func(pid int) string { return instanceOf(g.dir, pid).Inlets }
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken
-	f.server.OnVersion = func(version uint32) {
-		if g.foundOtherVersion(zap.Uint32("version", version)) {
+	f.server.OnVersion = func(pid int, version uint32) {
+		// What is sent to Envoy is not for its predecessors.
+		if !instanceOf(g.dir, pid).Predecessor && g.foundOtherVersion(zap.Uint32("version", version)) {
 			go g.pushEnvoy()
 		}
 	}
@@ -108,6 +109,17 @@ func (g *Gateway) makeFilter() {
 	if path != "" && !hasOwnVersion(path) {
 		g.foundOtherVersion(zap.String("file", path))
 	}
+}
+
+// instanceOf returns the Envoy of a process. If the state directory knows none, someone else runs
+// it, with the bootstrap of the directory.
+func instanceOf(dir *process.Dir, pid int) envoy.Instance {
+	for _, i := range envoy.Running(dir, bootstrap(dir)) {
+		if i.PID == pid {
+			return i
+		}
+	}
+	return envoy.Instance{PID: pid, Inlets: inletsSocket(dir)}
 }
 
 // foundOtherVersion notes that the filter of the running Envoy speaks another version of the
@@ -174,7 +186,7 @@ func (g *Gateway) newFilter(ctx context.Context, version string) *loadedFilter {
 }
 
 // installFilter writes the filter into the state directory and has an Envoy of the version load it
-// once. It removes the filters of earlier Envoys.
+// once. It removes the filters of Envoys that have ended.
 func (g *Gateway) installFilter(ctx context.Context, version string, content []byte) (path string, err error) {
 	if version != filter.EnvoyVersion {
 		return "", fmt.Errorf("the filter is made for Envoy %s, and this is Envoy %s", filter.EnvoyVersion, version)
@@ -193,11 +205,15 @@ func (g *Gateway) installFilter(ctx context.Context, version string, content []b
 	return path, nil
 }
 
-// removeOldFilters removes the filters of the state directory but one. No Envoy may run.
+// removeOldFilters removes the filters of the state directory but one and those of running Envoys.
 func (g *Gateway) removeOldFilters(but string) {
+	kept := map[string]bool{but: true}
+	for _, i := range envoy.Running(g.dir, bootstrap(g.dir)) {
+		kept[filepath.Base(i.Filter)] = true
+	}
 	entries, err := os.ReadDir(g.dir.Path())
 	for _, e := range entries {
-		if old, _ := filepath.Match("filter-*.so", e.Name()); old && e.Name() != but {
+		if old, _ := filepath.Match("filter-*.so", e.Name()); old && !kept[e.Name()] {
 			err = errors.Join(err, os.Remove(filepath.Join(g.dir.Path(), e.Name())))
 		}
 	}

@@ -7,7 +7,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -92,30 +91,36 @@ func (g *Gateway) recoveryConditions() []condition.Condition {
 // envoyTimeout is the timeout of a request to Envoy's admin interface.
 const envoyTimeout = 2 * time.Second
 
-// envoyIsIdle reports whether Envoy has no request of any client. It is false when Envoy does not
-// answer.
+// envoyIsIdle reports whether no Envoy of this host has a request of any client. It is false when
+// one does not answer.
 func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 	defer cancel()
-	n, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.InFlight(ctx)
-	return err == nil && n == 0
+	for _, a := range g.envoy.admins() {
+		if n, err := a.InFlight(ctx); err != nil || n > 0 {
+			return false
+		}
+	}
+	return true
 }
 
-// activeRequests counts the requests of Envoy at each replica. It returns nil and an error when
-// Envoy does not answer.
+// activeRequests counts the requests of the Envoys of this host at each replica. It returns nil and
+// an error when one of them does not answer.
 func (g *Gateway) activeRequests(ctx context.Context) (map[dispatch.Location]int, error) {
 	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 	defer cancel()
-	clusters, err := envoy.Admin{Socket: bootstrap(g.dir).AdminSocket}.ActiveRequests(ctx)
-	if err != nil {
-		return nil, err
-	}
 	counts := map[dispatch.Location]int{}
-	for cluster, endpoints := range clusters {
-		if model, ok := headers.ClusterModel(cluster); ok {
-			for address, n := range endpoints {
-				// A server that is called in several ways is in several clusters.
-				counts[dispatch.Location{Model: model, Address: address}] += n
+	for _, a := range g.envoy.admins() {
+		clusters, err := a.ActiveRequests(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for cluster, endpoints := range clusters {
+			if model, ok := headers.ClusterModel(cluster); ok {
+				for address, n := range endpoints {
+					// A server that is called in several ways is in several clusters.
+					counts[dispatch.Location{Model: model, Address: address}] += n
+				}
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -16,7 +17,7 @@ import (
 
 // Restart tells the gateway that holds the state directory to hand over, waits until its successor
 // is ready, and prints what has changed to out. The error says why the old process goes on.
-func Restart(ctx context.Context, c *config.Config, admin adminclient.Client, out io.Writer) error {
+func Restart(ctx context.Context, c *config.Config, client adminclient.Client, out io.Writer) error {
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
 		return err
@@ -28,7 +29,7 @@ func Restart(ctx context.Context, c *config.Config, admin adminclient.Client, ou
 	case pid == 0: // a signal to process 0 would reach the caller's own group
 		return &process.ClaimedError{Dir: c.StateDir}
 	}
-	before, err := askProcess(ctx, admin)
+	before, err := askProcess(ctx, client)
 	if err != nil {
 		return err
 	}
@@ -38,14 +39,14 @@ func Restart(ctx context.Context, c *config.Config, admin adminclient.Client, ou
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		now, err := askProcess(ctx, admin)
+		now, err := askProcess(ctx, client)
 		switch {
 		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
 		case now.Upgrade.At.After(before.Upgrade.At):
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
-		case now.Started.After(before.Started) && admin.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
+		case now.Started.After(before.Started) && client.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
 			return now.report(out, before)
 		}
 		select {
@@ -62,17 +63,15 @@ type runningProcess struct {
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
 	Envoy   struct {
-		PID     int  `json:"pid"`
-		Adopted bool `json:"adopted"`
+		PID          int                 `json:"pid"`
+		Version      string              `json:"version"`
+		Adopted      bool                `json:"adopted"`
+		Predecessors []admin.Predecessor `json:"predecessors"`
 	} `json:"envoy"`
 	Upgrade struct {
-		Failed       string    `json:"failed"`
-		At           time.Time `json:"failed_at"`
-		Predecessors []struct {
-			PID      int    `json:"pid"`
-			Version  string `json:"version"`
-			Requests int    `json:"requests"`
-		} `json:"predecessors"`
+		Failed       string              `json:"failed"`
+		At           time.Time           `json:"failed_at"`
+		Predecessors []admin.Predecessor `json:"predecessors"`
 	} `json:"upgrade"`
 }
 
@@ -84,16 +83,21 @@ func (p runningProcess) report(out io.Writer, before runningProcess) error {
 	text := fmt.Sprintf("restarted: %s → %s\n", before, p)
 	if p.Envoy.Adopted {
 		text += fmt.Sprintf("adopted: Envoy (pid %d)\n", p.Envoy.PID)
+	} else if before.Envoy.PID > 0 {
+		text += fmt.Sprintf("replaced: Envoy %s (pid %d) → %s (pid %d)\n", before.Envoy.Version, before.Envoy.PID, p.Envoy.Version, p.Envoy.PID)
 	}
 	for _, old := range p.Upgrade.Predecessors {
 		text += fmt.Sprintf("carried on: %d requests by %s (pid %d), until they end\n", old.Requests, old.Version, old.PID)
+	}
+	for _, old := range p.Envoy.Predecessors {
+		text += fmt.Sprintf("carried on: %d requests by Envoy %s (pid %d), until they end\n", old.Requests, old.Version, old.PID)
 	}
 	_, err := io.WriteString(out, text)
 	return err
 }
 
 // askProcess asks which process serves the gateway.
-func askProcess(ctx context.Context, admin adminclient.Client) (p runningProcess, err error) {
-	err = admin.Call(ctx, http.MethodGet, "/api/v1/status", nil, &p)
+func askProcess(ctx context.Context, client adminclient.Client) (p runningProcess, err error) {
+	err = client.Call(ctx, http.MethodGet, "/api/v1/status", nil, &p)
 	return p, err
 }

@@ -79,6 +79,9 @@ func (g *Gateway) status() admin.Status {
 		e := g.envoy.process.Status()
 		s.Envoy = admin.EnvoyStatus{State: string(e.State), PID: e.PID, Version: e.Version, Adopted: e.Adopted,
 			Restarts: e.Restarts, Reason: e.Reason, Filter: string(g.filter.asks(g.config()))}
+		for _, l := range e.Predecessors {
+			s.Envoy.Predecessors = append(s.Envoy.Predecessors, admin.Predecessor{PID: l.PID, Version: l.Version, Requests: l.Requests})
+		}
 	}
 	return s
 }

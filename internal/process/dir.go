@@ -347,6 +347,31 @@ func (d *Dir) setMeta(p *Process, key, value string) error {
 	return nil
 }
 
+// rename implements Process.Rename. After a crash in between there are two records of the process.
+func (d *Dir) rename(p *Process, name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.claim == nil {
+		return ErrNotClaimed
+	}
+	if d.watched[p.record.Name] != p {
+		return fmt.Errorf("%s has ended", p.record.Name)
+	}
+	if _, taken := d.watched[name]; taken {
+		return ErrRunning
+	}
+	before, after := p.record, p.record
+	after.Name = name
+	if err := d.writeRecord(after); err != nil {
+		return fmt.Errorf("record of %s: %w", name, err)
+	}
+	delete(d.watched, before.Name)
+	d.watched[name] = p
+	p.record = after
+	d.removeRecord(before)
+	return nil
+}
+
 // Records lists the live processes, by name. If this Dir has claimed the directory, Records also
 // ends what dead processes have left running and removes their records.
 func (d *Dir) Records() []Record {

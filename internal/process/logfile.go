@@ -127,7 +127,7 @@ func (d *Dir) RotateLogs() error {
 			err = d.setLogStart(p)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", p.record.Name, err))
+			errs = append(errs, fmt.Errorf("%s: %w", p.Record().Name, err))
 		}
 	}
 	return errors.Join(errs...)

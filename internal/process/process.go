@@ -101,7 +101,7 @@ func (r Record) identity() identity {
 // Process is a running process, started or adopted. Its methods are safe for concurrent use.
 type Process struct {
 	dir *Dir
-	// record is constant except for Meta and LogStart, which are guarded by dir.mu.
+	// record is constant except for Name, Meta and LogStart, which are guarded by dir.mu.
 	record Record
 	// logStart is record.LogStart. It can be read while dir.mu is held for the start of another
 	// process.
@@ -142,6 +142,11 @@ func (p *Process) Record() Record {
 // SetMeta sets one entry of the record's Meta. The directory must be claimed, and the process must
 // not have ended.
 func (p *Process) SetMeta(key, value string) error { return p.dir.setMeta(p, key, value) }
+
+// Rename gives the process another name, under which later gateways find it. Its old name is free
+// then. Its log stays the same file. The directory must be claimed, no process may have the new
+// name, and this process must not have ended.
+func (p *Process) Rename(name string) error { return p.dir.rename(p, name) }
 
 // Done is closed at once when the process has ended, started or adopted. If the directory is
 // released before that, Done stays open.
@@ -189,7 +194,7 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	}
 	p.stopping.Store(true)
 	if err := endProcessTrees(ctx, []Record{p.Record()}, grace); err != nil {
-		return fmt.Errorf("stop %s: %w", p.record.Name, err)
+		return fmt.Errorf("stop %s: %w", p.Record().Name, err)
 	}
 	<-p.unwatched
 	return nil

@@ -196,7 +196,7 @@ type flow struct {
 	running sync.WaitGroup
 }
 
-func startFlow(g *harness.Gateway, clients int) *flow {
+func startFlow(g *harness.Gateway, clients int, headers ...string) *flow {
 	f := &flow{stopped: make(chan struct{})}
 	for i := range clients {
 		f.running.Go(func() {
@@ -209,14 +209,14 @@ func startFlow(g *harness.Gateway, clients int) *flow {
 				model := []string{"chat", "managed"}[n%2]
 				body := harness.ChatBody(model, n%4 > 1, 2, fmt.Sprint("flow ", i))
 				if n%8 == 0 {
-					body = strings.Replace(body, "{", fmt.Sprintf(`{"request_id":"flow-%d-%d",`, i, n), 1)
+					body = strings.Replace(body, "{", fmt.Sprintf(`{"request_id":"flow-%d-%d-%d",`, i, n, len(headers)), 1)
 				}
-				a, err := g.TryPost(context.Background(), harness.ChatPath, body)
+				a, err := g.TryPost(context.Background(), harness.ChatPath, body, headers...)
 				if err != nil || a.StatusCode != 200 || strings.Contains(string(a.Content), `"error"`) {
 					g.T.Errorf("small request %d of client %d to %s: %v %v", n, i, model, err, a)
 				}
 				if n%5 == 0 {
-					if a := g.Fetch("/v1/models"); a.StatusCode != 200 {
+					if a := g.Fetch("/v1/models", headers...); a.StatusCode != 200 {
 						g.T.Errorf("models: %s", a)
 					}
 				}

@@ -51,17 +51,23 @@ function systemOf({ status: s, now }) {
     pid: s.pid, before: s.upgrade.predecessors };
 }
 
+/** Returns the fact about a process that was replaced and still has requests. */
+function before(p) {
+  return ['Before it', `pid ${p.pid}, ${p.version}: ${count(p.requests, 'request')}`];
+}
+
 function systemCards(w) {
   const refused = w.xds.refused.length;
   const xds = !w.xds.connected ? ['not connected', 'bad'] : refused > 0 ? [`${refused} refused`, 'warn'] : ['connected', 'ok'];
   return [
     card('Gateway', null, facts([
       ['Clients call', w.clients && el('code', { text: w.clients })], ['Process', `pid ${w.pid}`],
-      ...w.before.map((p) => ['Before it', `pid ${p.pid}, ${p.version}: ${count(p.requests, 'request')}`]),
+      ...w.before.map(before),
     ])),
     card('Envoy', stateChip(w.envoy.state || 'unknown'), facts([
       ['Version', w.envoy.version], ['Process', w.envoy.pid ? `pid ${w.envoy.pid}${w.envoy.adopted ? ', adopted' : ''}` : ''],
       ['Asks by', w.envoy.filter === 'module' ? 'Sluice\'s filter' : w.envoy.filter], ['Restarts', number(w.envoy.restarts)], ['Reason', w.envoy.state === 'live' ? '' : w.envoy.reason],
+      ...w.envoy.predecessors.map(before),
     ])),
     card('xDS', makeChip(...xds), facts([['Refusals so far', number(w.xds.nacks)], ['Last refusal', w.last]])),
     w.shared.configured && card('Shared state', makeChip(w.shared.up ? 'connected' : 'not connected', w.shared.up ? 'ok' : 'warn'), facts([
