@@ -77,13 +77,17 @@ type Config struct {
 	// HangTimeout is how long neither the admin interface nor Probe may answer before the Envoy is
 	// ended and another one started. 0 means 30 s; below 0 it is never ended.
 	HangTimeout time.Duration
-	// Concurrency is the number of Envoy's worker threads. 0 means one for each hardware thread.
+	// Concurrency is the number of Envoy's worker threads. A running Envoy with another number is
+	// replaced. 0 means one for each hardware thread, and that a running Envoy keeps its number.
 	Concurrency int
 	// Filter returns the path of the filter that the listener of a new Envoy loads, or "" for none.
 	// Run calls it before each start, while no Envoy runs but predecessors, with the version of
 	// the binary. The record of the Envoy keeps the path, see RunningFilter. nil: there is no
 	// filter.
 	Filter func(ctx context.Context, version string) (path string)
+	// Keeps reports whether an Envoy of a version may keep the filter that it was started with. One
+	// that may not is replaced. nil: each one may.
+	Keeps func(ctx context.Context, version, path string) bool
 	// Log receives the starts, ends and states of the Envoy. nil discards them. (Envoy's own log is
 	// a file in the state directory.)
 	Log *zap.Logger

@@ -8,12 +8,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 func TestRunBecomesLive(t *testing.T) {
@@ -204,20 +206,60 @@ func TestX1_AnotherBudgetReplacesNoEnvoy(t *testing.T) {
 	}
 }
 
-// An Envoy with another number of workers serves on: what replaces it would cut its streams.
-func TestAnotherNumberOfWorkersReplacesNoEnvoy(t *testing.T) {
+// An Envoy with another number of workers is replaced. Where no number is wanted, it is kept.
+func TestAnotherNumberOfWorkersReplacesEnvoy(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
-	b.config.Concurrency = 2
-	first, stop := b.live(t)
-	b.restart(t, stop)
-	for _, workers := range []int{3, 0} {
-		b.config.Concurrency = workers
-		next, stop := b.live(t)
-		if before, after := first.Status(), next.Status(); after.PID != before.PID || !after.Adopted {
-			t.Errorf("with %d workers: adopted as %+v, was %+v", workers, after, before)
-		}
+	b.config.Concurrency = 0
+	before, stop := b.live(t)
+	for _, step := range []struct {
+		workers int
+		kept    bool
+	}{{0, true}, {2, false}, {2, true}, {0, true}, {1, false}} {
 		b.restart(t, stop)
+		b.config.Concurrency = step.workers
+		var next *Envoy
+		next, stop = b.live(t)
+		if s := next.Status(); s.Adopted != step.kept || s.Adopted != (s.PID == before.Status().PID) {
+			t.Errorf("%d workers are wanted: %+v, before %+v", step.workers, s, before.Status())
+		}
+		eventually(t, func() error { return predecessors(next) })
+		before = next
+	}
+}
+
+// An Envoy is replaced if it may not keep its filter. One without a filter is kept.
+func TestAnotherFilterReplacesEnvoy(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	before, stop := b.live(t)
+	var asked []string
+	mayKeep := false
+	b.config.Keeps = func(_ context.Context, version, path string) bool {
+		asked = append(asked, version+" "+path)
+		return mayKeep
+	}
+	b.restart(t, stop)
+	next, stop := b.live(t)
+	if s := next.Status(); !s.Adopted || s.PID != before.Status().PID || len(asked) > 0 {
+		t.Errorf("without a filter: %+v, before %+v, asked for %q", s, before.Status(), asked)
+	}
+	p, ok := b.dir.Adopt(RecordName)
+	if !ok {
+		t.Fatal("no Envoy runs")
+	}
+	if err := p.SetMeta(metaFilter, "/filter.so"); err != nil {
+		t.Fatal(err)
+	}
+	for _, mayKeep = range []bool{true, false} {
+		b.restart(t, stop)
+		next, stop = b.live(t)
+		if s := next.Status(); s.Adopted != mayKeep || (s.PID == before.Status().PID) != mayKeep {
+			t.Errorf("the filter is kept %v: %+v, before %+v", mayKeep, s, before.Status())
+		}
+	}
+	if want := []string{next.Status().Version + " /filter.so", next.Status().Version + " /filter.so"}; !slices.Equal(asked, want) {
+		t.Errorf("asked for %q", asked)
 	}
 }
 
@@ -233,14 +275,15 @@ func TestX1_FileBudget(t *testing.T) {
 func TestAnotherVersionDiffers(t *testing.T) {
 	t.Parallel()
 	l := launchSpec{version: "1.40.0", digest: "d"}
-	if why := l.difference(l.meta()); why != "" {
+	record := func(l launchSpec) process.Record { return process.Record{Command: l.command, Meta: l.meta()} }
+	if why := l.difference(record(l)); why != "" {
 		t.Errorf("differs from itself: %s", why)
 	}
-	old := launchSpec{version: "1.39.0", digest: "d"}.meta()
-	if why := l.difference(old); !strings.Contains(why, "1.39.0") {
+	old := launchSpec{version: "1.39.0", digest: "d"}
+	if why := l.difference(record(old)); !strings.Contains(why, "1.39.0") {
 		t.Errorf("says %q", why)
 	}
-	if why := l.difference(nil); why == "" {
+	if why := l.difference(process.Record{}); why == "" {
 		t.Error("a record without a version fits")
 	}
 }

@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -116,13 +117,13 @@ func (e *Envoy) arguments(file string) []string {
 	return args
 }
 
-// concurrency returns the arguments that set the number of workers. They are apart, because an
-// Envoy that has another number is adopted.
+// concurrency returns the arguments that set the number of workers. They are not part of the
+// digest, because Envoys of earlier releases have none.
 func (e *Envoy) concurrency() []string {
 	if e.cfg.Concurrency == 0 {
 		return nil
 	}
-	return []string{"--concurrency", strconv.Itoa(e.cfg.Concurrency)}
+	return []string{concurrencyFlag, strconv.Itoa(e.cfg.Concurrency)}
 }
 
 // meta returns what the record of the Envoy stores.
@@ -145,12 +146,26 @@ func parseBudget(text string) Budget {
 }
 
 // difference says how the Envoy of a record differs from l. It is empty if they are the same.
-func (l launchSpec) difference(meta map[string]string) string {
+func (l launchSpec) difference(r process.Record) string {
+	workers, recorded := workersOf(l.command), workersOf(r.Command)
 	switch {
-	case meta[metaVersion] != l.version:
-		return fmt.Sprintf("its version is %s, not %s", meta[metaVersion], l.version)
-	case meta[metaBootstrap] != l.digest:
+	case r.Meta[metaVersion] != l.version:
+		return fmt.Sprintf("its version is %s, not %s", r.Meta[metaVersion], l.version)
+	case r.Meta[metaBootstrap] != l.digest:
 		return "it was started with another bootstrap or other flags"
+	case workers != "" && workers != recorded:
+		return fmt.Sprintf("it has %s workers, not %s", cmp.Or(recorded, "its own number of"), workers)
+	}
+	return ""
+}
+
+// concurrencyFlag is the flag of Envoy that sets the number of its workers.
+const concurrencyFlag = "--concurrency"
+
+// workersOf returns the number of workers that a command sets, or "" if Envoy chooses it.
+func workersOf(command []string) string {
+	if i := slices.Index(command, concurrencyFlag); i >= 0 && i+1 < len(command) {
+		return command[i+1]
 	}
 	return ""
 }
@@ -248,7 +263,10 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 		return false
 	}
 	meta := p.Record().Meta
-	reason := l.difference(meta)
+	reason := l.difference(p.Record())
+	if running := meta[metaFilter]; reason == "" && running != "" && e.cfg.Keeps != nil && !e.cfg.Keeps(ctx, l.version, running) {
+		reason = "its filter is that of another build of Sluice"
+	}
 	if state, err := adminOf(p.Record()).ServerState(ctx); reason == "" && err == nil && state == serverDraining {
 		reason = "it is draining, which cannot be undone"
 	}

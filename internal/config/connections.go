@@ -60,8 +60,9 @@ type Envoy struct {
 	Memory Size `yaml:"memory"`
 	// Workers is the number of Envoy's worker threads. Each of them has its own connections to each
 	// engine, and fewer workers cost less CPU, because one call then reads and writes for several
-	// requests. An adopted Envoy keeps its number, and an Envoy that Sluice does not start has its
-	// own. Default 0: one for each processor that Envoy may use, at most 8.
+	// requests. A change replaces the running Envoy at the next start of the gateway, and cuts no
+	// stream. An Envoy that Sluice does not start has its own number. Default 0: one for each
+	// processor that Envoy may use, at most 8.
 	Workers int `yaml:"workers" min:"0" max:"512"`
 	// HangTimeout is how long Envoy may answer neither on its admin interface nor on listen before
 	// Sluice ends it and starts another one. 0s means never. Default 30s.

@@ -87,7 +87,7 @@ func (g *Gateway) makeEnvoy() error {
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Listen: listen, Log: g.log,
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
 		PredecessorTimeout: max(g.options.Config.UpgradeTimeout, time.Second), OnPredecessors: g.envoy.server.SetPredecessors,
-		Filter: g.filterFor, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
+		Filter: g.filterFor, Keeps: g.keepsFilter, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)

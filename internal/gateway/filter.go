@@ -34,7 +34,8 @@ type ownFilter struct {
 	// otherVersion means that the filter of the running Envoy speaks another version of the
 	// protocol.
 	otherVersion atomic.Bool
-	// checked is the filter of a new Envoy of the version checkedWith. Only filterFor uses both.
+	// checked is the filter of a new Envoy of the version checkedWith. Only what runs
+	// the Envoy uses both.
 	checked     *loadedFilter
 	checkedWith string
 	// starts are when Envoys with the filter were started lately. Only filterFor uses it.
@@ -163,6 +164,18 @@ func (g *Gateway) filterFor(ctx context.Context, version string) (path string) {
 	f.inEnvoy.Store(next)
 	g.pushEnvoy()
 	return next.path
+}
+
+// keepsFilter reports whether a running Envoy of a version may keep the filter that it was started
+// with. It may if this program has no other one that Envoy can load.
+func (g *Gateway) keepsFilter(ctx context.Context, version, path string) bool {
+	content, ok := filter.File(runtime.GOARCH)
+	if !ok || version != filter.EnvoyVersion || filepath.Base(path) == filterName(content) {
+		return true
+	}
+	f := &g.filter
+	f.checked, f.checkedWith = g.newFilter(ctx, version), version
+	return f.checked.path == ""
 }
 
 // isThere reports whether there is a file. What cleans directories may have removed a filter since

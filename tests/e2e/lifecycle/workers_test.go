@@ -27,6 +27,7 @@ func workersOf(t *testing.T, pid int) []string {
 }
 
 // TestE2E_E4_EnvoyHasTheWorkersOfTheFile: three, however many processors there are, and it serves.
+// When the number changes, a restart replaces Envoy, and no stream is cut.
 func TestE2E_E4_EnvoyHasTheWorkersOfTheFile(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, "envoy: {workers: 3}"+harness.SlowSims)
@@ -39,4 +40,13 @@ func TestE2E_E4_EnvoyHasTheWorkersOfTheFile(t *testing.T) {
 		}
 	}
 	g.AwaitIdle("chat")
+	running := g.OpenStreams(4, 150)
+	g.Configure("envoy: {workers: 1}" + harness.SlowSims)
+	if out := restart(g); !strings.Contains(out, "replaced: Envoy") {
+		t.Errorf("the command printed %q", out)
+	}
+	if names := workersOf(t, processIDs(g)["envoy"]); len(names) != 1 {
+		t.Errorf("after the restart Envoy has the workers %v, want one", names)
+	}
+	running.Wait()
 }

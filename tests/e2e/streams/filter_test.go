@@ -171,14 +171,39 @@ func TestE2E_B6_RequestsMoveToTheNextProcess(t *testing.T) {
 	}
 }
 
-// A running Envoy keeps the filter of an earlier version of Sluice. ext_proc serves then, until
-// there is another Envoy. Envoy takes its configuration.
+// An Envoy with the filter of an earlier version of Sluice is replaced by one with the filter of
+// this version, which then asks. No stream is cut.
+func TestE2E_B6_X20_AFilterOfAnEarlierVersionIsReplaced(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, filtered)
+	streams := g.OpenStreams(4, 100)
+	before := envoyStatus(g).PID
+	makeFilterOlder(t, g.Dir)
+	out, err := g.RunCommand("restart", "-c", g.Config)
+	if err != nil || !strings.Contains(out, "replaced: Envoy") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	g.OpenStreams(4, 5).Wait()
+	if e := envoyStatus(g); e.PID == before || e.Filter != "module" {
+		t.Errorf("Envoy %+v, before %d", e, before)
+	}
+	g.AwaitNoCondition(condition.FilterUnavailable)
+	streams.Wait()
+	g.AwaitIdle("chat")
+}
+
+// While an Envoy with the filter of an earlier version cannot be replaced, ext_proc serves, and
+// Envoy takes its configuration.
 func TestE2E_B6_X20_AFilterOfAnEarlierVersionIsNotAsked(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, filtered)
 	stream := g.OpenStreams(1, 100)
 	g.Kill()
 	makeFilterOlder(t, g.Dir)
+	obstacle := filepath.Join(g.Dir, "filter-check.json") // where the new filter is to be checked
+	if err := os.Mkdir(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	g.Launch()
 	g.AwaitReady()
 	if c := g.AwaitCondition(condition.FilterUnavailable, ""); c.Reason != "AnotherVersion" {
@@ -197,7 +222,9 @@ func TestE2E_B6_X20_AFilterOfAnEarlierVersionIsNotAsked(t *testing.T) {
 	}
 	stream.Wait()
 	g.AwaitIdle("chat")
-
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
 	if err := syscall.Kill(envoyStatus(g).PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
