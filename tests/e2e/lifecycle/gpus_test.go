@@ -64,16 +64,16 @@ models:
   - {name: more, engine: sim, resources: {gpu: 1}, replicas: {min: 0, max: 1}, cold_start_timeout: 1s}
 `)
 	holds := map[string]string{}
-	for _, model := range []string{"pair", "whole", "replaced", "right", "none"} {
+	for _, model := range []string{"pair", "whole", "left", "right", "none"} {
 		if a := g.Post("/v1/chat/completions", harness.ChatBody(model, false, 2, "hello")); a.StatusCode != 200 {
 			t.Errorf("%s: %s", model, a)
 		}
 		holds[model] = devicesOf(t, g, model+"-0")
 	}
-	if len(strings.Split(holds["pair"], ",")) != 2 || holds["replaced"] != holds["right"] || holds["none"] != "" {
+	if len(strings.Split(holds["pair"], ",")) != 2 || holds["left"] != holds["right"] || holds["none"] != "" {
 		t.Errorf("the replicas see %v", holds)
 	}
-	all := strings.Join([]string{holds["pair"], holds["whole"], holds["replaced"]}, ",")
+	all := strings.Join([]string{holds["pair"], holds["whole"], holds["left"]}, ",")
 	for _, uuid := range []string{"GPU-b", "GPU-c", "GPU-d", "GPU-e"} {
 		if strings.Count(all, uuid) != 1 {
 			t.Errorf("%s is given to %d models: %v", uuid, strings.Count(all, uuid), holds)
@@ -115,7 +115,7 @@ models:
 		}
 		return nil
 	})
-	if a := g.Post("/v1/chat/completions", harness.ChatBody("replaced", false, 2, "hello")); a.StatusCode != 200 {
+	if a := g.Post("/v1/chat/completions", harness.ChatBody("left", false, 2, "hello")); a.StatusCode != 200 {
 		t.Errorf("a model whose GPU is there: %s", a)
 	}
 }
