@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -94,6 +95,36 @@ func (a Admin) downstream(ctx context.Context) (requests, connections int, err e
 		}
 	}
 	return requests, connections, err
+}
+
+// listensAt reports whether Envoy has a listener at an address.
+func (a Admin) listensAt(ctx context.Context, address netip.AddrPort) (bool, error) {
+	var answer struct {
+		Statuses []struct {
+			Local struct {
+				Socket struct {
+					Address string `json:"address"`
+					Port    uint16 `json:"port_value"`
+				} `json:"socket_address"`
+			} `json:"local_address"`
+		} `json:"listener_statuses"`
+	}
+	if err := a.getJSON(ctx, "/listeners?format=json", &answer); err != nil {
+		return false, err
+	}
+	for _, l := range answer.Statuses {
+		if ip, err := netip.ParseAddr(l.Local.Socket.Address); err == nil && netip.AddrPortFrom(ip, l.Local.Socket.Port) == address {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// workers returns the number of Envoy's worker threads.
+func (a Admin) workers(ctx context.Context) (int, error) {
+	const concurrency = "server.concurrency"
+	stats, err := a.Stats(ctx, "^"+concurrency+"$")
+	return int(stats[concurrency]), err
 }
 
 // Heap returns how many bytes of its heap Envoy uses, as its own limit of memory counts them.

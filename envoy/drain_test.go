@@ -44,7 +44,7 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	b := newTestbed(t)
 	e, stop := b.live(t)
 	pid := e.Status().PID
-	url := address(t, e.admin())
+	url := address(t, e.Admin())
 	running := stream(t, url)
 	// Envoy accepts connections for a third of the drain time.
 	done := stopInBackground(t.Context(), e, 6*time.Second)
@@ -104,7 +104,7 @@ func TestStopCutsRequestsAfterTheDrainTime(t *testing.T) {
 	b := newTestbed(t)
 	e, _ := b.live(t)
 	pid := e.Status().PID
-	running := stream(t, address(t, e.admin()))
+	running := stream(t, address(t, e.Admin()))
 	if err := e.Stop(t.Context(), 300*time.Millisecond); err != nil {
 		t.Error(err)
 	}
@@ -119,7 +119,7 @@ func TestStopEndsWithItsContext(t *testing.T) {
 	b := newTestbed(t)
 	e, _ := b.live(t)
 	pid := e.Status().PID
-	stream(t, address(t, e.admin()))
+	stream(t, address(t, e.Admin()))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := stopInBackground(ctx, e, time.Hour)
 	eventually(t, func() error { return inState(e, StateDraining) })
@@ -162,14 +162,14 @@ func TestStopBeforeTheAdoptionCutsNothing(t *testing.T) {
 	b := newTestbed(t)
 	first, stop := b.live(t)
 	pid := first.Status().PID
-	running := stream(t, address(t, first.admin()))
+	running := stream(t, address(t, first.Admin()))
 	b.restart(t, stop)
 	c := b.config
-	c.Dir, c.PredecessorTimeout = b.dir, time.Millisecond
+	c.Dir, c.PredecessorTimeout = b.dir, func() time.Duration { return time.Millisecond }
 	e := New(c)
 	done := stopInBackground(t.Context(), e, testTimeout)
 	eventually(t, func() error {
-		state, err := e.admin().ServerState(t.Context())
+		state, err := e.Admin().ServerState(t.Context())
 		if err == nil && state != serverDraining {
 			err = errors.New(state)
 		}

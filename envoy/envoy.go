@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -64,7 +65,7 @@ type Config struct {
 	DrainTime time.Duration
 	// PredecessorTimeout is how long an Envoy that differs from this Config may go on with its
 	// requests. Run starts another one beside it. 0 means 1 h.
-	PredecessorTimeout time.Duration
+	PredecessorTimeout func() time.Duration
 	// OnPredecessors is called with the nodes of the predecessors whenever these are others, and
 	// before the successor of one is started. They connect with these names to the xDS server,
 	// which must not change their listeners: what those have is for the successor. nil means that
@@ -144,6 +145,11 @@ type Envoy struct {
 	// stopped is closed by the first Stop, with processMu held.
 	stopped chan struct{}
 
+	// reportMu is held while Config.OnPredecessors is called.
+	reportMu sync.Mutex
+	// sharesPort means that a predecessor may still accept connections.
+	sharesPort atomic.Bool
+
 	mu sync.Mutex
 	// status is guarded by mu.
 	status Status
@@ -154,8 +160,8 @@ func New(c Config) *Envoy {
 	if c.DrainTime <= 0 {
 		c.DrainTime = defaultDrainTime
 	}
-	if c.PredecessorTimeout <= 0 {
-		c.PredecessorTimeout = defaultPredecessorTimeout
+	if c.PredecessorTimeout == nil {
+		c.PredecessorTimeout = func() time.Duration { return defaultPredecessorTimeout }
 	}
 	if c.HangTimeout == 0 {
 		c.HangTimeout = defaultHangTimeout
@@ -194,8 +200,11 @@ func (e *Envoy) Run(ctx context.Context) error {
 		err = e.adoptOrStart(ctx, l)
 	}
 	if err == nil {
+		e.reportPredecessors()
+		all := e.predecessors()
+		e.sharesPort.Store(len(all) > 0)
 		var draining sync.WaitGroup
-		draining.Go(func() { e.drainPredecessors(ctx, e.predecessors()) })
+		draining.Go(func() { e.drainPredecessors(ctx, all) })
 		e.supervise(ctx, l)
 		draining.Wait()
 	}
@@ -276,6 +285,7 @@ func (e *Envoy) startAgain(ctx context.Context, l *launchSpec) error {
 // start starts a process, unless Stop was called.
 func (e *Envoy) start(ctx context.Context, l launchSpec) error {
 	l.ordinal = e.freeOrdinal()
+	e.reportPredecessors() // one that had this ordinal may have ended
 	if e.cfg.Filter != nil {
 		l.filter = e.cfg.Filter(ctx, l.version)
 	}
@@ -347,9 +357,9 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 // admin interface does not answer, it asks the listener: an Envoy that was live stays live while
 // its listener answers.
 func (e *Envoy) refreshState(ctx context.Context, dog *watchdog) State {
-	reported, err := e.admin().ServerState(ctx)
+	reported, err := e.Admin().ServerState(ctx)
 	listener := err
-	if err != nil {
+	if err != nil && !e.sharesPort.Load() { // else a predecessor may answer
 		listener = e.probe(ctx)
 	}
 	if ctx.Err() == nil {
@@ -413,8 +423,8 @@ func (e *Envoy) currentProcess() *process.Process {
 	return e.proc
 }
 
-// admin returns the admin interface of the last process.
-func (e *Envoy) admin() Admin {
+// Admin returns the admin interface of the last process, or of the next one if there was none.
+func (e *Envoy) Admin() Admin {
 	if p := e.currentProcess(); p != nil {
 		return adminOf(p.Record())
 	}

@@ -29,7 +29,7 @@ func TestRunBecomesLive(t *testing.T) {
 	if node := <-b.control.connected; node != "sluice" {
 		t.Errorf("node %q", node)
 	}
-	res, err := fetch(address(t, e.admin()) + "/quick")
+	res, err := fetch(address(t, e.Admin()) + "/quick")
 	if err != nil || res.StatusCode != http.StatusOK {
 		t.Fatalf("%v %v", res, err)
 	}
@@ -37,7 +37,7 @@ func TestRunBecomesLive(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("Run: %v", err)
 	}
-	if !isReady(t, e.admin()) {
+	if !isReady(t, e.Admin()) {
 		t.Error("Envoy did not outlive Run")
 	}
 	log, err := os.ReadFile(b.dir.Records()[0].LogFile)
@@ -55,12 +55,12 @@ func TestNotLiveBeforeTheControlPlaneAnswers(t *testing.T) {
 		if err := inState(e, StateStarting); err != nil {
 			return err
 		}
-		if _, err := e.admin().ServerState(t.Context()); err != nil {
+		if _, err := e.Admin().ServerState(t.Context()); err != nil {
 			return err
 		}
 		return nil
 	})
-	if isReady(t, e.admin()) {
+	if isReady(t, e.Admin()) {
 		t.Error("ready without a listener")
 	}
 	b.control.serve(t, b.config.Bootstrap.ControlSocket)
@@ -105,7 +105,7 @@ func TestAdoptedAfterADeath(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
 	first, stop := b.live(t)
-	running := stream(t, address(t, first.admin()))
+	running := stream(t, address(t, first.Admin()))
 	b.restart(t, stop)
 
 	second, _ := b.live(t)
@@ -322,16 +322,16 @@ func TestActiveRequests(t *testing.T) {
 	b := newTestbed(t)
 	e, _ := b.live(t)
 	host := b.backend.server.Listener.Addr().String()
-	running := stream(t, address(t, e.admin()))
+	running := stream(t, address(t, e.Admin()))
 
-	active, err := e.admin().ActiveRequests(t.Context())
+	active, err := e.Admin().ActiveRequests(t.Context())
 	if err != nil || active["backend"][host] != 1 {
 		t.Errorf("active requests %v, %v: want 1 at %s", active, err, host)
 	}
 	if n, ok := active[headers.APICluster][b.config.Bootstrap.APISocket]; !ok || n != 0 {
 		t.Errorf("active requests %v: want 0 at the api socket", active)
 	}
-	if n, err := e.admin().InFlight(t.Context()); err != nil || n != 1 {
+	if n, err := e.Admin().InFlight(t.Context()); err != nil || n != 1 {
 		t.Errorf("in flight %d, %v: want 1", n, err)
 	}
 	close(b.backend.finish)
@@ -339,14 +339,14 @@ func TestActiveRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		n, err := e.admin().InFlight(t.Context())
-		active, err2 := e.admin().ActiveRequests(t.Context())
+		n, err := e.Admin().InFlight(t.Context())
+		active, err2 := e.Admin().ActiveRequests(t.Context())
 		if n += active["backend"][host]; n != 0 {
 			return errors.New("still in flight")
 		}
 		return errors.Join(err, err2)
 	})
-	if _, err := e.admin().Get(t.Context(), "/nowhere"); err == nil {
+	if _, err := e.Admin().Get(t.Context(), "/nowhere"); err == nil {
 		t.Error("a 404 is no error")
 	}
 }

@@ -32,6 +32,8 @@ const (
 	metaOrdinal = "ordinal"
 	// metaReplaced is when another Envoy replaced it, in the format of RFC 3339.
 	metaReplaced = "replaced"
+	// metaClosed is when it has closed its listener after that.
+	metaClosed = "closed"
 )
 
 // validateTimeout bounds `envoy --mode validate`.
@@ -282,6 +284,9 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	if err == nil {
 		err = e.retire(p)
 	}
+	if errors.Is(err, errStopped) {
+		return true
+	}
 	if err != nil {
 		e.setAdopted(p)
 		e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
@@ -289,7 +294,7 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 		return true
 	}
 	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),
-		zap.Duration("timeout", e.cfg.PredecessorTimeout))
+		zap.Duration("timeout", e.cfg.PredecessorTimeout()))
 	return false
 }
 

@@ -14,7 +14,7 @@ import (
 // RunningFilter returns the path of the filter of the Envoy that runs in a state directory. ok is
 // false if none runs.
 func RunningFilter(dir *process.Dir) (path string, ok bool) {
-	for _, r := range dir.Records() {
+	for _, r := range records(dir) {
 		if r.Name == RecordName {
 			return r.Meta[metaFilter], true
 		}

@@ -62,10 +62,9 @@ type Instance struct {
 func Running(dir *process.Dir, c BootstrapConfig) []Instance {
 	var all []Instance
 	known := map[int]bool{}
-	// The name of the one that accepts requests comes first.
-	for _, r := range dir.Records() {
-		predecessor := strings.HasPrefix(r.Name, predecessorPrefix)
-		if r.Name != RecordName && !predecessor || known[r.PID] {
+	for _, r := range records(dir) {
+		predecessor := r.Name != RecordName
+		if known[r.PID] {
 			continue
 		}
 		known[r.PID] = true // after a crash in Process.Rename there are two records
@@ -87,6 +86,14 @@ func PredecessorNodes(dir *process.Dir, c BootstrapConfig) []string {
 		}
 	}
 	return nodes
+}
+
+// records returns the records of the Envoys of a state directory. The name of the one that accepts
+// requests comes first.
+func records(dir *process.Dir) []process.Record {
+	return slices.DeleteFunc(dir.Find(RecordName), func(r process.Record) bool {
+		return r.Name != RecordName && !strings.HasPrefix(r.Name, predecessorPrefix)
+	})
 }
 
 // adminOf returns the admin interface of a recorded Envoy.
@@ -120,10 +127,8 @@ func (c BootstrapConfig) nodeID() string { return cmp.Or(c.NodeID, "sluice") }
 // freeOrdinal returns the least ordinal that no running Envoy has.
 func (e *Envoy) freeOrdinal() int {
 	taken := map[int]bool{}
-	for _, r := range e.cfg.Dir.Records() {
-		if r.Name == RecordName || strings.HasPrefix(r.Name, predecessorPrefix) {
-			taken[ordinalOf(r)] = true
-		}
+	for _, r := range records(e.cfg.Dir) {
+		taken[ordinalOf(r)] = true
 	}
 	ordinal := 1
 	for taken[ordinal] {
@@ -132,24 +137,43 @@ func (e *Envoy) freeOrdinal() int {
 	return ordinal
 }
 
+// errStopped means that Stop was called.
+var errStopped = errors.New("envoy is being stopped")
+
 // retire makes p a predecessor: another Envoy is to be started. p accepts connections until the
-// other one does. Run then drains p.
+// other one does. Run then drains p. If Stop was called, p is left to it.
 func (e *Envoy) retire(p *process.Process) error {
-	if err := p.SetMeta(metaReplaced, time.Now().UTC().Format(time.RFC3339)); err != nil {
+	e.processMu.Lock()
+	defer e.processMu.Unlock()
+	if e.isStopped() {
+		return errStopped
+	}
+	if err := p.SetMeta(metaReplaced, timeText(time.Now())); err != nil {
 		return err
 	}
-	if err := p.Rename(predecessorPrefix + strconv.Itoa(p.PID())); err != nil {
-		return err
+	return p.Rename(predecessorPrefix + strconv.Itoa(p.PID()))
+}
+
+// timeText returns a time as records have it, and timeOf reads it. A text that is none gives the
+// zero Time.
+func timeText(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+
+func timeOf(text string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return time.Time{}
 	}
-	e.reportPredecessors()
-	return nil
+	return t
 }
 
 // reportPredecessors calls Config.OnPredecessors.
 func (e *Envoy) reportPredecessors() {
-	if e.cfg.OnPredecessors != nil {
-		e.cfg.OnPredecessors(PredecessorNodes(e.cfg.Dir, e.cfg.Bootstrap))
+	if e.cfg.OnPredecessors == nil {
+		return
 	}
+	e.reportMu.Lock()
+	defer e.reportMu.Unlock()
+	e.cfg.OnPredecessors(PredecessorNodes(e.cfg.Dir, e.cfg.Bootstrap))
 }
 
 // predecessors returns the Envoys that were replaced and still run.
@@ -183,13 +207,92 @@ func (e *Envoy) drainPredecessors(ctx context.Context, all []*process.Process) {
 	for _, p := range all {
 		ending.Go(func() { e.drainPredecessor(ctx, p, closed) })
 	}
-	if e.awaitSuccessor(ctx) {
-		e.closeListeners(ctx, all)
+	if e.closeListeners(ctx, all) {
+		e.sharesPort.Store(false)
 		close(closed)
 	}
 	ending.Wait()
 	cancel()
 	stopping.Wait()
+}
+
+// closeListeners has predecessors accept no more connections as soon as the Envoy that has no
+// successor accepts some. It returns false if ctx has ended before.
+//
+// The last predecessor is the first: then the kernel still has the listeners in the order of the
+// Envoys, see connections.Steering.
+func (e *Envoy) closeListeners(ctx context.Context, all []*process.Process) bool {
+	var begun time.Time
+	for e.awaitSuccessor(ctx) {
+		open := openPredecessors(all)
+		if len(open) == 0 {
+			return true
+		}
+		if begun.IsZero() {
+			begun = time.Now()
+		}
+		last := open[len(open)-1]
+		done, err := e.closeListener(ctx, last)
+		if err != nil && ctx.Err() == nil {
+			e.log.Warn("connections not steered to the new envoy, some may have been reset", zap.Error(err))
+		}
+		switch {
+		case done:
+			begun = time.Time{}
+			e.noteClosed(last)
+			continue
+		case e.cfg.HangTimeout >= 0 && time.Since(begun) >= e.cfg.HangTimeout:
+			e.endSilent(ctx, last)
+		}
+		pause(ctx, predecessorPoll)
+	}
+	return false
+}
+
+// openPredecessors returns those that may accept connections, the one that was replaced last at the
+// end.
+func openPredecessors(all []*process.Process) []*process.Process {
+	open := slices.DeleteFunc(slices.Clone(all), func(p *process.Process) bool {
+		return hasEnded(p) || p.Record().Meta[metaClosed] != ""
+	})
+	slices.SortFunc(open, func(a, b *process.Process) int {
+		return timeOf(a.Record().Meta[metaReplaced]).Compare(timeOf(b.Record().Meta[metaReplaced]))
+	})
+	return open
+}
+
+// noteClosed records when a predecessor has closed its listener. Its time begins then.
+func (e *Envoy) noteClosed(p *process.Process) {
+	e.log.Info("replaced envoy accepts no more connections", zap.Int("pid", p.PID()))
+	if err := p.SetMeta(metaClosed, timeText(time.Now())); err != nil && !hasEnded(p) {
+		e.log.Warn("record of a replaced envoy not written", zap.Int("pid", p.PID()), zap.Error(err))
+	}
+}
+
+// hasEnded reports whether a process has ended.
+func hasEnded(p *process.Process) bool {
+	select {
+	case <-p.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// endSilent ends a predecessor that does not answer. Its listener would get connections that nobody
+// serves.
+func (e *Envoy) endSilent(ctx context.Context, p *process.Process) {
+	if _, err := adminOf(p.Record()).ServerState(ctx); err == nil || ctx.Err() != nil {
+		return
+	}
+	e.log.Error("hung envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
+	if err := p.Stop(ctx, stopGrace); err != nil {
+		e.log.Error("hung envoy not ended, trying again", zap.Error(err))
+		return
+	}
+	if _, err := e.steer(ctx); err != nil && !errors.Is(err, connections.ErrNoOlder) {
+		e.log.Warn("connections not steered to the new envoy", zap.Error(err))
+	}
 }
 
 // awaitSuccessor waits until the Envoy that has no successor accepts connections. It returns false
@@ -203,70 +306,77 @@ func (e *Envoy) awaitSuccessor(ctx context.Context) bool {
 	return true
 }
 
-// closeListeners has predecessors accept no more connections. New connections go to the successor
-// before, so that none waits at a listener when it is closed.
-func (e *Envoy) closeListeners(ctx context.Context, all []*process.Process) {
-	post := func() {
-		for _, p := range all {
-			// An error means that Envoy is gone or does not answer. Then PredecessorTimeout bounds
-			// the wait.
-			_, _ = adminOf(p.Record()).Post(ctx, "/drain_listeners")
-		}
+// closeListener closes the listener of a predecessor and returns whether that is done. New
+// connections go to the successor before, so that none waits at a listener when it is closed.
+func (e *Envoy) closeListener(ctx context.Context, p *process.Process) (done bool, err error) {
+	a := adminOf(p.Record())
+	post := func() bool {
+		_, err := a.Post(ctx, "/drain_listeners")
+		return err == nil || hasEnded(p)
 	}
-	steering, workers, err := e.steer(ctx)
+	steering, err := e.steer(ctx)
 	if err != nil {
-		post()
-	} else {
-		pause(ctx, steerTime)
-		err = steering.Finish(func() {
-			post()
-			e.awaitListeners(ctx, workers)
-		})
+		if errors.Is(err, connections.ErrNoOlder) {
+			err = nil
+		}
+		return post(), err
 	}
-	if err != nil && !errors.Is(err, connections.ErrNoOlder) && ctx.Err() == nil {
-		e.log.Warn("connections not steered to the new envoy, some may have been reset", zap.Error(err))
+	if !pause(ctx, steerTime) || !e.accepts(ctx) {
+		return false, steering.Stop()
 	}
+	workers, err := a.workers(ctx)
+	if err != nil {
+		if hasEnded(p) {
+			return true, steering.Stop()
+		}
+		return false, nil // new connections go to the successor meanwhile
+	}
+	before, err := connections.Listeners(e.cfg.Listen)
+	if err != nil {
+		return false, err
+	}
+	err = steering.Close(func() bool {
+		done = post() && e.awaitListeners(ctx, before-workers)
+		return done
+	})
+	return done, err
 }
 
 // steer has new connections go to the Envoy that has no successor. Each of its workers has a
 // listening socket.
-func (e *Envoy) steer(ctx context.Context) (s *connections.Steering, workers int, err error) {
-	const concurrency = "server.concurrency"
+func (e *Envoy) steer(ctx context.Context) (*connections.Steering, error) {
 	if !e.cfg.Listen.IsValid() {
-		return nil, 0, connections.ErrNoOlder
+		return nil, connections.ErrNoOlder
 	}
-	stats, err := e.admin().Stats(ctx, "^"+concurrency+"$")
+	workers, err := e.Admin().workers(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	workers = int(stats[concurrency])
-	s, err = connections.Steer(e.cfg.Listen, workers)
-	return s, workers, err
+	return connections.Steer(e.cfg.Listen, workers)
 }
 
-// awaitListeners waits until the listeners of the predecessors are closed, which Envoy does
-// after it has answered.
-func (e *Envoy) awaitListeners(ctx context.Context, others int) {
+// awaitListeners waits until no more than n listeners are left, and returns whether that is so.
+// Envoy closes them after it has answered.
+func (e *Envoy) awaitListeners(ctx context.Context, n int) bool {
 	ctx, cancel := context.WithTimeout(ctx, steerTime)
 	defer cancel()
 	for {
-		n, err := connections.Listeners(e.cfg.Listen)
-		if err != nil || n <= others || !pause(ctx, time.Millisecond) {
-			return
+		left, err := connections.Listeners(e.cfg.Listen)
+		switch {
+		case err == nil && left <= n:
+			return true
+		case err != nil, !pause(ctx, time.Millisecond):
+			return false
 		}
 	}
 }
 
-// drainPredecessor stops a predecessor, whose listener is closed, when its requests have ended.
+// drainPredecessor stops a predecessor when its listener is closed and its requests have ended.
 func (e *Envoy) drainPredecessor(ctx context.Context, p *process.Process, closed <-chan struct{}) {
 	ctx, cancel := e.life(ctx, p)
 	defer cancel()
 	r := p.Record()
-	since, err := time.Parse(time.RFC3339, r.Meta[metaReplaced])
-	if err != nil {
-		since = time.Now()
-	}
-	a, l := adminOf(r), Predecessor{PID: p.PID(), Version: r.Meta[metaVersion], Since: since}
+	a, l := adminOf(r), Predecessor{PID: p.PID(), Version: r.Meta[metaVersion], Since: timeOf(r.Meta[metaReplaced])}
 	l.Requests, _ = a.InFlight(ctx) // awaitEnd asks again
 	e.showPredecessor(l)
 	defer e.hidePredecessor(p.PID())
@@ -275,9 +385,10 @@ func (e *Envoy) drainPredecessor(ctx context.Context, p *process.Process, closed
 	case <-ctx.Done():
 		return
 	}
+	// An error means that Envoy is gone or does not answer. Then PredecessorTimeout bounds the
+	// wait.
 	_, _ = a.Post(ctx, "/healthcheck/fail") // responses ask clients to close their connections
-	e.log.Info("replaced envoy accepts no more connections", zap.Int("pid", p.PID()))
-	left := e.awaitEnd(ctx, a, l)
+	left := e.awaitEnd(ctx, p, l)
 	if ctx.Err() != nil {
 		return
 	}
@@ -306,20 +417,32 @@ func (e *Envoy) life(ctx context.Context, p *process.Process) (context.Context, 
 }
 
 // accepts reports whether the Envoy that has no successor accepts connections. Envoy is live a
-// moment before its workers listen.
+// moment before its workers listen, and also when it has refused its listener.
 func (e *Envoy) accepts(ctx context.Context) bool {
 	const started = "listener_manager.workers_started"
 	if e.Status().State != StateLive {
 		return false
 	}
-	stats, err := e.admin().Stats(ctx, "^"+started+"$")
-	return err == nil && stats[started] == 1
+	stats, err := e.Admin().Stats(ctx, "^"+started+"$")
+	if err != nil || stats[started] != 1 {
+		return false
+	}
+	if !e.cfg.Listen.IsValid() {
+		return true
+	}
+	listens, err := e.Admin().listensAt(ctx, e.cfg.Listen)
+	return err == nil && listens
 }
 
-// awaitEnd waits until a predecessor has no request and no connection of a client, or until
-// its time is over. It returns how many requests are left.
-func (e *Envoy) awaitEnd(ctx context.Context, a Admin, l Predecessor) (left int) {
-	poll, busy := drainPoll, time.Now()
+// awaitEnd waits until a predecessor has no request and no connection of a client, or until its
+// time is over. It returns how many requests are left.
+func (e *Envoy) awaitEnd(ctx context.Context, p *process.Process, l Predecessor) (left int) {
+	r := p.Record()
+	a, poll, busy := adminOf(r), drainPoll, time.Now()
+	closed := timeOf(r.Meta[metaClosed])
+	if closed.IsZero() {
+		closed = time.Now() // it was not written
+	}
 	for {
 		requests, connections, err := a.downstream(ctx)
 		if err == nil {
@@ -333,7 +456,7 @@ func (e *Envoy) awaitEnd(ctx context.Context, a Admin, l Predecessor) (left int)
 		case err == nil && requests == 0 && (connections == 0 || time.Since(busy) > idleTime):
 			pause(ctx, logTime)
 			return 0
-		case time.Since(l.Since) > e.cfg.PredecessorTimeout, !pause(ctx, poll):
+		case time.Since(closed) > e.cfg.PredecessorTimeout(), !pause(ctx, poll):
 			return l.Requests
 		}
 		poll = min(2*poll, predecessorPoll)
@@ -350,18 +473,20 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// showPredecessor has the status show a predecessor.
+// showPredecessor has the status show a predecessor. Earlier statuses keep their lists.
 func (e *Envoy) showPredecessor(l Predecessor) {
-	e.hidePredecessor(l.PID)
 	e.updateStatus(func(s *Status) {
-		s.Predecessors = append(s.Predecessors, l)
+		s.Predecessors = append(without(s.Predecessors, l.PID), l)
 		slices.SortFunc(s.Predecessors, func(a, b Predecessor) int { return a.Since.Compare(b.Since) })
 	})
 }
 
-// hidePredecessor has the status no longer show an Envoy. Earlier statuses keep their lists.
+// hidePredecessor has the status no longer show an Envoy.
 func (e *Envoy) hidePredecessor(pid int) {
-	e.updateStatus(func(s *Status) {
-		s.Predecessors = slices.DeleteFunc(slices.Clone(s.Predecessors), func(l Predecessor) bool { return l.PID == pid })
-	})
+	e.updateStatus(func(s *Status) { s.Predecessors = without(s.Predecessors, pid) })
+}
+
+// without returns a copy of a list without the Envoy of a process.
+func without(all []Predecessor, pid int) []Predecessor {
+	return slices.DeleteFunc(slices.Clone(all), func(p Predecessor) bool { return p.PID == pid })
 }

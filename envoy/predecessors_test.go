@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,7 +25,7 @@ import (
 func replaceable(t *testing.T, b *testbed) (pid int, running io.ReadCloser) {
 	t.Helper()
 	first, stop := b.live(t)
-	running = stream(t, address(t, first.admin()))
+	running = stream(t, address(t, first.Admin()))
 	b.restart(t, stop)
 	b.another()
 	return first.Status().PID, running
@@ -90,9 +92,9 @@ func TestReplacedEnvoyCarriesItsStreams(t *testing.T) {
 	}
 	eventually(t, func() error { return refuses(t, b, old) })
 	for range 50 {
-		expectAnswer(t, address(t, second.admin()))
+		expectAnswer(t, address(t, second.Admin()))
 	}
-	if n, err := second.admin().InFlight(t.Context()); err != nil || n != 0 {
+	if n, err := second.Admin().InFlight(t.Context()); err != nil || n != 0 {
 		t.Errorf("the second Envoy has %d requests, %v: the first one's admin interface answers", n, err)
 	}
 	if !runs(old) {
@@ -132,7 +134,7 @@ func TestReplacingRefusesNoConnection(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
 	first, stop := b.live(t)
-	url, old := address(t, first.admin()), first.Status().PID
+	url, old := address(t, first.Admin()), first.Status().PID
 	var clients sync.WaitGroup
 	end := make(chan struct{})
 	var served atomic.Int64
@@ -155,12 +157,16 @@ func TestReplacingRefusesNoConnection(t *testing.T) {
 	}
 	b.restart(t, stop)
 	b.another()
-	second, _ := b.live(t)
-	eventually(t, func() error { return refuses(t, b, old) })
-	eventually(t, func() error { return predecessors(second) })
+	second, stop := b.live(t)
+	// The next one comes while the first one still accepts connections.
+	b.restart(t, stop)
+	b.another()
+	third, _ := b.live(t)
+	eventually(t, func() error { return predecessors(third) })
 	close(end)
 	clients.Wait()
 	gone(t, old)
+	gone(t, second.Status().PID)
 	t.Logf("%d requests", served.Load())
 }
 
@@ -190,11 +196,13 @@ func TestPredecessorOutlivesTheGateway(t *testing.T) {
 func TestSeveralPredecessors(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
+	var reported atomic.Pointer[[]string]
+	b.config.OnPredecessors = func(n []string) { reported.Store(&n) }
 	old, running := replaceable(t, b)
 	second, stop := b.live(t)
 	eventually(t, func() error { return predecessors(second, old) })
 	eventually(t, func() error { return refuses(t, b, old) })
-	slow := stream(t, address(t, second.admin()))
+	slow := stream(t, address(t, second.Admin()))
 	b.restart(t, stop)
 	b.another()
 	third, stop := b.live(t)
@@ -212,8 +220,11 @@ func TestSeveralPredecessors(t *testing.T) {
 	b.restart(t, stop)
 	b.another()
 	fourth, _ := b.live(t)
-	if socket := fourth.admin().Socket; socket != b.config.Bootstrap.AdminSocket {
+	if socket := fourth.Admin().Socket; socket != b.config.Bootstrap.AdminSocket {
 		t.Errorf("the admin socket of the fourth Envoy is %s, and the first ordinal was free", socket)
+	}
+	if n := *reported.Load(); slices.Contains(n, "sluice") {
+		t.Errorf("the nodes of predecessors are %q, and the fourth Envoy is none", n)
 	}
 }
 
@@ -222,14 +233,14 @@ func TestEnvoyStaysUntilItsSuccessorAccepts(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
 	first, stop := b.live(t)
-	url := address(t, first.admin())
+	url := address(t, first.Admin())
 	b.restart(t, stop)
 	b.another()
 	b.stopControl()
 	second, _ := b.run(t)
 	eventually(t, func() error { return predecessors(second, first.Status().PID) })
 	eventually(t, func() error {
-		state, err := second.admin().ServerState(t.Context())
+		state, err := second.Admin().ServerState(t.Context())
 		if err == nil && state == serverLive {
 			err = errors.New("the second Envoy is live without a listener")
 		}
@@ -242,11 +253,61 @@ func TestEnvoyStaysUntilItsSuccessorAccepts(t *testing.T) {
 	gone(t, first.Status().PID)
 }
 
+// A successor that has refused its listener is live, and accepts nothing.
+func TestEnvoyStaysWhileItsSuccessorHasNoListener(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	url := address(t, first.Admin())
+	b.restart(t, stop)
+	b.another()
+	taken, err := net.Listen("tcp", "127.0.0.1:0") // it does not share its port
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close() //nolint:errcheck // nobody connects
+	b.config.Listen = taken.Addr().(*net.TCPAddr).AddrPort()
+	b.control.listener = packed(t, listener(t, b.config.Listen))
+	second, _ := b.live(t)
+	time.Sleep(2 * steerTime) // in this time the first one was told to close its listener
+	expectAnswer(t, url)
+	if err := predecessors(second, first.Status().PID); err != nil {
+		t.Error(err)
+	}
+}
+
+// A predecessor that hangs gets no new connections, and is ended after a while.
+func TestPredecessorThatHangs(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	b.config.HangTimeout = 2 * time.Second
+	first, stop := b.live(t)
+	url, old := address(t, first.Admin()), first.Status().PID
+	b.restart(t, stop)
+	b.another()
+	b.stopControl()
+	second, _ := b.run(t)
+	eventually(t, func() error { return predecessors(second, old) })
+	if err := syscall.Kill(old, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.control.serve(t, b.config.Bootstrap.ControlSocket)
+	eventually(t, func() error { return inState(second, StateLive) })
+	eventually(t, func() error { return predecessors(second) })
+	gone(t, old)
+	for range 50 {
+		expectAnswer(t, url)
+	}
+	if n := b.logs.FilterMessage("hung envoy ended").Len(); n != 1 {
+		t.Errorf("it was logged %d times", n)
+	}
+}
+
 // The time of a predecessor is bounded, also if a request never ends.
 func TestPredecessorHasItsTime(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
-	b.config.PredecessorTimeout = 100 * time.Millisecond
+	b.config.PredecessorTimeout = func() time.Duration { return 100 * time.Millisecond }
 	old, running := replaceable(t, b)
 	second, _ := b.live(t)
 	eventually(t, func() error {
@@ -268,7 +329,7 @@ func TestReplacedEnvoyClosesConnections(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
 	first, stop := b.live(t)
-	url, old := address(t, first.admin()), first.Status().PID
+	url, old := address(t, first.Admin()), first.Status().PID
 	transport := new(http.Transport)
 	defer transport.CloseIdleConnections()
 	get := func() bool {
@@ -335,7 +396,7 @@ func TestDrainingIsReplaced(t *testing.T) {
 	b := newTestbed(t)
 	first, stop := b.live(t)
 	b.restart(t, stop)
-	if _, err := first.admin().Post(t.Context(), "/healthcheck/fail"); err != nil {
+	if _, err := first.Admin().Post(t.Context(), "/healthcheck/fail"); err != nil {
 		t.Fatal(err)
 	}
 	second, _ := b.live(t)

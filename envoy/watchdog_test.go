@@ -105,7 +105,7 @@ func TestX13_StoppedEnvoyIsReplaced(t *testing.T) {
 	b.config.HangTimeout = time.Second
 	b.config.Probe = func(ctx context.Context) error { return ProbeListener(listener.Load().(string))(ctx) }
 	e, _ := b.live(t)
-	listener.Store(strings.TrimPrefix(address(t, e.admin()), "http://"))
+	listener.Store(strings.TrimPrefix(address(t, e.Admin()), "http://"))
 	pid := e.Status().PID
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestX13_EnvoyWithoutAdminInterfaceIsKept(t *testing.T) {
 	b.config.HangTimeout = time.Hour
 	e, _ := b.live(t)
 	close(serving)
-	if err := os.Rename(e.admin().Socket, e.admin().Socket+".away"); err != nil {
+	if err := os.Rename(e.Admin().Socket, e.Admin().Socket+".away"); err != nil {
 		t.Fatal(err)
 	}
 	for range 5 {
@@ -151,11 +151,11 @@ func TestX13_EnvoyWithoutAdminInterfaceIsKept(t *testing.T) {
 	if s := e.Status(); s.State != StateLive || s.Restarts != 0 || s.Hung {
 		t.Errorf("status %+v, want a live Envoy", s)
 	}
-	if err := os.Rename(e.admin().Socket+".away", e.admin().Socket); err != nil {
+	if err := os.Rename(e.Admin().Socket+".away", e.Admin().Socket); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		if _, err := e.admin().ServerState(t.Context()); err != nil {
+		if _, err := e.Admin().ServerState(t.Context()); err != nil {
 			return err
 		}
 		return inState(e, StateLive)

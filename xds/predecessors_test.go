@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -120,4 +121,30 @@ func TestPredecessorIsToldLate(t *testing.T) {
 	expectAcks(t, s, "m=")
 	s.SetPredecessors([]string{"node"})
 	expectAcks(t, s, "m=a@10.0.0.1:80")
+}
+
+// The predecessor ends before its successor has a whole configuration. The successor counts then.
+func TestPredecessorEndsEarly(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80")))
+	first := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=a@10.0.0.1:80")
+	s.SetPredecessors([]string{"node"})
+	second := s.connect(t)
+	second.node = "node-2"
+	second.ask(clusterKind, nil)
+	cds := second.expect(clusterKind, "model/m")
+	first.hangUp()
+	eventually(t, "the stream of the first one has ended", func() bool { return s.Status().Envoys == 1 })
+	s.SetPredecessors(nil)
+	second.ask(endpointKind, nil, "model/m")
+	second.ack(second.expect(endpointKind, "model/m"))
+	second.ack(cds)
+	second.ask(listenerKind, nil)
+	second.ack(second.expect(listenerKind, resourceName))
+	second.expectNothing()
+	s.Set(resourcesOf(t, ready("b", "10.0.0.2:80")))
+	second.ack(second.expect(endpointKind, "model/m"))
+	eventually(t, "the second one has b", func() bool { return slices.Contains(s.ackCalls(), "m=b@10.0.0.2:80") })
 }

@@ -262,8 +262,8 @@ func (s *Server) SetPredecessors(nodes []string) {
 	for st := range s.streams {
 		s.markLocked(st)
 	}
+	// A stream that has ended stays that of a predecessor, whose successor is to count.
 	if st := s.acks.local; st != nil {
-		s.markLocked(st)
 		s.preferLocked(st)
 	}
 	s.mu.Unlock()

@@ -84,7 +84,7 @@ var types = []row{
 		"Sluice starts Envoy again by itself. Read Envoy's log in the state directory if this lasts."},
 	{FilterUnavailable, Warning, False, false,
 		"Envoy cannot use Sluice's own filter, so ext_proc asks Sluice about each request. That costs more CPU, and nothing else changes.",
-		"Use the version of Envoy that the message names, stop and start Sluice with its Envoy, or set `envoy.filter: ext_proc`."},
+		"Use the version of Envoy that the message names, run `sluice restart`, or set `envoy.filter: ext_proc`."},
 	{EnvoyRejectedConfig, Error, False, false,
 		"Envoy has refused a resource and uses the version before it.",
 		"Change the part of the configuration that the message names. Report a bug if there is none."},

@@ -16,7 +16,7 @@ var ErrNoOlder = errors.New("there is no older listener")
 
 // Steer has the kernel give the new connections to the newest listeners of an address, which older
 // ones share with SO_REUSEPORT. The older ones only accept those that wait for them. After a while
-// they can be closed, and no connection is lost: see Steering.Finish.
+// they can be closed, and no connection is lost: see Steering.Close.
 //
 // The listeners are those of processes of this user. The kernel chooses by a program that belongs
 // to all sockets of the address, and any of them can set it. So Steer opens one more for a moment.
@@ -26,39 +26,60 @@ func Steer(address netip.AddrPort, newest int) (*Steering, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Steering{address: address, older: all - newest}
+	s := &Steering{address: address, older: all - newest, newest: newest}
 	if s.older <= 0 || newest <= 0 {
-		return nil, errors.Join(ErrNoOlder, s.free()) // a process that was killed may have left its program
+		if err := s.Stop(); err != nil { // a process that was killed may have left its program
+			return nil, err
+		}
+		return nil, ErrNoOlder
 	}
-	return s, s.choose([]unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: skfAdRandom},
-		{Code: unix.BPF_ALU | unix.BPF_MOD | unix.BPF_K, K: uint32(newest)},
-		{Code: unix.BPF_ALU | unix.BPF_ADD | unix.BPF_K, K: uint32(s.older)},
-		{Code: unix.BPF_RET | unix.BPF_A},
-	})
+	return s, s.toNewest()
 }
 
 // Steering is the time in which new connections go to the newest listeners of an address.
 type Steering struct {
 	address netip.AddrPort
 	// older is the number of the older listeners. The kernel has them first.
-	older int
+	older, newest int
 }
 
-// Finish has all older listeners closed by a function, and then lets the kernel choose among those
-// that are left. Without closeOlder, the older ones get connections again.
+// toNewest has the kernel choose one of the newest listeners at random.
+func (s *Steering) toNewest() error {
+	return s.choose([]unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: skfAdRandom},
+		{Code: unix.BPF_ALU | unix.BPF_MOD | unix.BPF_K, K: uint32(s.newest)},
+		{Code: unix.BPF_ALU | unix.BPF_ADD | unix.BPF_K, K: uint32(s.older)},
+		{Code: unix.BPF_RET | unix.BPF_A},
+	})
+}
+
+// Close has all older listeners closed by a function, which returns whether that is done. Then the
+// kernel chooses among those that are left. If it is not done, new connections still go to the
+// newest listeners, and Close may be called again if none of the older ones was closed.
 //
 // Where a listener is closed, the kernel puts the last one. The first of the newest keeps its place
 // until the others have moved, so meanwhile it gets all connections. With fewer newest than older
 // ones, a connection that comes between the ends of two older ones may be lost.
-func (s *Steering) Finish(closeOlder func()) error {
-	if closeOlder != nil {
-		if err := s.choose([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: uint32(s.older)}}); err != nil {
-			return errors.Join(err, s.free())
-		}
-		closeOlder()
+func (s *Steering) Close(closeOlder func() (done bool)) error {
+	err := s.choose([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: uint32(s.older)}})
+	if !closeOlder() {
+		return errors.Join(err, s.toNewest())
 	}
-	return s.free()
+	return errors.Join(err, s.Stop())
+}
+
+// Stop has the kernel choose among all listeners again.
+func (s *Steering) Stop() error {
+	fd, err := join(s.address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_REUSEPORT_BPF, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // there is no program
+	}
+	return os.NewSyscallError("setsockopt", err)
 }
 
 // choose sets the program by which the kernel chooses.
@@ -69,16 +90,6 @@ func (s *Steering) choose(program []unix.SockFilter) error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	return setProgram(fd, unix.SO_ATTACH_REUSEPORT_CBPF, program)
-}
-
-// free has the kernel choose among all listeners again.
-func (s *Steering) free() error {
-	fd, err := join(s.address)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_REUSEPORT_BPF, 0))
 }
 
 // join opens a listener at an address beside those that are there. It takes no packet.

@@ -127,10 +127,22 @@ func TestSteerLosesNoConnection(t *testing.T) {
 				if n := total(older) - before; n > 0 {
 					t.Errorf("older listeners have accepted %d connections", n)
 				}
-				err = steering.Finish(func() {
+				if err := steering.Close(func() bool { return false }); err != nil {
+					t.Error(err)
+				}
+				for range 50 {
+					if err := visit(to); err != nil {
+						t.Error(err)
+					}
+				}
+				if n := total(older) - before; n > 0 {
+					t.Errorf("older listeners have accepted %d connections after they were not closed", n)
+				}
+				err = steering.Close(func() bool {
 					for _, s := range older {
 						_ = s.Close()
 					}
+					return true
 				})
 				if err != nil {
 					t.Error(err)
@@ -189,7 +201,9 @@ func TestSteerOfAPortOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close() //nolint:errcheck // nobody connects
-	if err := (&Steering{address: l.Addr().(*net.TCPAddr).AddrPort(), older: 1}).Finish(func() {}); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("error %v, want that the address is in use", err)
+	closed := false
+	s := &Steering{address: l.Addr().(*net.TCPAddr).AddrPort(), older: 1, newest: 1}
+	if err := s.Close(func() bool { closed = true; return true }); !errors.Is(err, unix.EADDRINUSE) || !closed {
+		t.Errorf("error %v, want that the address is in use; closed %v", err, closed)
 	}
 }

@@ -130,7 +130,7 @@ func (e *envoyLink) setMode(m connections.Mode) {
 // watchHeap asks Envoy how much memory it uses, until ctx ends.
 func (e *envoyLink) watchHeap(ctx context.Context) error {
 	for {
-		if n, err := e.admins()[0].Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
+		if n, err := e.process.Admin().Heap(ctx); err == nil { // an Envoy that does not answer has a condition of its own
 			e.heap.Store(n)
 		}
 		e.requests.Store(int64(e.budget().Requests))

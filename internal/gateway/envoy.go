@@ -67,7 +67,6 @@ func (g *Gateway) makeEnvoy() error {
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
-	g.envoy.server.SetPredecessors(envoy.PredecessorNodes(g.dir, bootstrap(g.dir)))
 	if t := g.options.Config.TLS; t != nil {
 		var err error
 		if g.envoy.certificates, err = certificates.Follow(t.Files(), "tls", g.log); err != nil {
@@ -77,6 +76,7 @@ func (g *Gateway) makeEnvoy() error {
 	if g.options.Envoy == "" {
 		return nil
 	}
+	g.envoy.server.SetPredecessors(envoy.PredecessorNodes(g.dir, bootstrap(g.dir)))
 	listen, err := netip.ParseAddrPort(g.options.Config.Listen)
 	if err != nil {
 		return err // the check of the configuration has refused such an address
@@ -86,7 +86,9 @@ func (g *Gateway) makeEnvoy() error {
 	g.envoy.process = envoy.New(envoy.Config{
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Listen: listen, Log: g.log,
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
-		PredecessorTimeout: max(g.options.Config.UpgradeTimeout, time.Second), OnPredecessors: g.envoy.server.SetPredecessors,
+		// A listener that changes cuts streams when this time is over.
+		DrainTime:          maxDuration(g.options.Config) + time.Minute,
+		PredecessorTimeout: func() time.Duration { return g.config().UpgradeTimeout }, OnPredecessors: g.envoy.server.SetPredecessors,
 		Filter: g.filterFor, Keeps: g.keepsFilter, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))

@@ -89,7 +89,7 @@ func inletsSocket(dir *process.Dir) string { return dir.Socket("inlets.sock") }
 func (g *Gateway) makeFilter() {
 	f := &g.filter
 	f.server = frames.New(g.decisions.Decider)
-	f.server.Inlets = func(pid int) string { return instanceOf(g.dir, pid).Inlets }
+	f.server.Inlets = g.inletsOf
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken
 	f.server.OnVersion = func(pid int, version uint32) {
@@ -110,6 +110,15 @@ func (g *Gateway) makeFilter() {
 	if path != "" && !hasOwnVersion(path) {
 		g.foundOtherVersion(zap.String("file", path))
 	}
+}
+
+// inletsOf returns where the workers of an Envoy take answers. A predecessor has closed its
+// listener for them, and keeps the connections that it has.
+func (g *Gateway) inletsOf(pid int) string {
+	if i := instanceOf(g.dir, pid); !i.Predecessor {
+		return i.Inlets
+	}
+	return ""
 }
 
 // instanceOf returns the Envoy of a process. If the state directory knows none, someone else runs

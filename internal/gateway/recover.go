@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -65,6 +66,8 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 		var err error
 		if before, err = g.activeRequests(ctx); err == nil {
 			answers++
+		} else {
+			before = nil // it is no upper bound
 		}
 		idle = g.envoyIsIdle(ctx)
 	}
@@ -94,27 +97,26 @@ const envoyTimeout = 2 * time.Second
 // envoyIsIdle reports whether no Envoy of this host has a request of any client. It is false when
 // one does not answer.
 func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
-	defer cancel()
 	for _, a := range g.envoy.admins() {
-		if n, err := a.InFlight(ctx); err != nil || n > 0 {
+		ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
+		n, err := a.InFlight(ctx)
+		cancel()
+		if err != nil || n > 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// activeRequests counts the requests of the Envoys of this host at each replica. It returns nil and
-// an error when one of them does not answer.
-func (g *Gateway) activeRequests(ctx context.Context) (map[dispatch.Location]int, error) {
-	ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
-	defer cancel()
-	counts := map[dispatch.Location]int{}
+// activeRequests counts the requests of the Envoys of this host at each replica. The error is that
+// of an Envoy that does not answer, whose requests are not counted.
+func (g *Gateway) activeRequests(ctx context.Context) (counts map[dispatch.Location]int, err error) {
+	counts = map[dispatch.Location]int{}
 	for _, a := range g.envoy.admins() {
-		clusters, err := a.ActiveRequests(ctx)
-		if err != nil {
-			return nil, err
-		}
+		ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
+		clusters, failed := a.ActiveRequests(ctx)
+		cancel()
+		err = errors.Join(err, failed)
 		for cluster, endpoints := range clusters {
 			if model, ok := headers.ClusterModel(cluster); ok {
 				for address, n := range endpoints {
@@ -124,5 +126,5 @@ func (g *Gateway) activeRequests(ctx context.Context) (map[dispatch.Location]int
 			}
 		}
 	}
-	return counts, nil
+	return counts, err
 }

@@ -117,7 +117,7 @@ func readID(path string) (string, error) {
 
 // carriedID returns the id that a recorded live process carries, or "" if none does.
 func (d *Dir) carriedID() string {
-	for _, r := range d.readRecords() {
+	for _, r := range d.readRecords("") {
 		if id, token, ok := readMarker(r.PID); ok && token == r.Token && r.identity().alive() {
 			return id
 		}
@@ -361,15 +361,27 @@ func (d *Dir) rename(p *Process, name string) error {
 		return ErrRunning
 	}
 	before, after := p.record, p.record
-	after.Name = name
+	after.Name = name // the rest is read without d.mu
 	if err := d.writeRecord(after); err != nil {
 		return fmt.Errorf("record of %s: %w", name, err)
 	}
 	delete(d.watched, before.Name)
 	d.watched[name] = p
-	p.record = after
+	p.record.Name = name
 	d.removeRecord(before)
 	return nil
+}
+
+// Find lists the live processes whose names begin with a prefix, by name. It only reads, and only
+// the records of those.
+func (d *Dir) Find(prefix string) []Record {
+	var live []Record
+	for _, r := range d.readRecords(fileName(prefix)) {
+		if strings.HasPrefix(r.Name, prefix) && r.identity().alive() {
+			live = append(live, r)
+		}
+	}
+	return live
 }
 
 // Records lists the live processes, by name. If this Dir has claimed the directory, Records also
@@ -386,7 +398,7 @@ func (d *Dir) Records() []Record {
 
 // liveAndDeadRecords reads all records and divides them by whether their process is alive.
 func (d *Dir) liveAndDeadRecords() (live, dead []Record) {
-	for _, r := range d.readRecords() {
+	for _, r := range d.readRecords("") {
 		if r.identity().alive() {
 			live = append(live, r)
 		} else {
@@ -440,7 +452,7 @@ func (d *Dir) stopWatched(ctx context.Context, grace time.Duration) ([]*Process,
 // endAllProcesses ends all processes of the directory. The caller has the claim: the gateway or the
 // guard.
 func (d *Dir) endAllProcesses(ctx context.Context, grace time.Duration) error {
-	records := d.readRecords()
+	records := d.readRecords("")
 	if err := endProcessTrees(ctx, append(records, d.unrecordedProcesses(records)...), grace); err != nil {
 		return err
 	}

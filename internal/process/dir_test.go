@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -180,6 +181,55 @@ func TestSetMeta(t *testing.T) {
 	}
 	if err := p.SetMeta("a", "3"); err == nil || len(d.Records()) != 0 {
 		t.Errorf("SetMeta of an ended process = %v, records %v", err, d.Records())
+	}
+}
+
+// A process that gets another name is found under that one alone, also by the next gateway. Its old
+// name is free.
+func TestRename(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	p := start(t, d, sleeper("server"))
+	if err := p.SetMeta("key", "value"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Rename("server/old/1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := d.Adopt("server"); ok {
+		t.Error("the old name still has a process")
+	}
+	other := start(t, d, sleeper("server"))
+	if err := other.Rename("server/old/1"); !errors.Is(err, ErrRunning) {
+		t.Errorf("a name that is taken: %v", err)
+	}
+	start(t, d, sleeper("another"))
+	if err := d.Release(); err != nil {
+		t.Fatal(err)
+	}
+	next := claim(t, d.Path())
+	if found, ok := next.Adopt("server/old/1"); !ok || found.PID() != p.PID() || found.Record().Meta["key"] != "value" {
+		t.Errorf("the process is not found under its new name: %v", ok)
+	}
+	if found, ok := next.Adopt("server"); !ok || found.PID() != other.PID() {
+		t.Errorf("the process with the old name is not found: %v", ok)
+	}
+	var names []string
+	for _, r := range next.Find("server") {
+		names = append(names, r.Name)
+	}
+	if want := []string{"server", "server/old/1"}; !slices.Equal(names, want) {
+		t.Errorf("found %q, want %q", names, want)
+	}
+	renamed, _ := next.Adopt("server/old/1")
+	if err := renamed.Stop(t.Context(), time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := renamed.Rename("server/old/2"); err == nil {
+		t.Error("a process that has ended got another name")
+	}
+	if found := next.Find("server/old/"); len(found) > 0 {
+		t.Errorf("found %+v", found)
 	}
 }
 

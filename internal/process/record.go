@@ -60,16 +60,16 @@ func (d *Dir) recordPath(name string) string {
 	return filepath.Join(d.recordsPath(), fileName(name)+recordSuffix)
 }
 
-// readRecords returns all records, of live and dead processes, by name. It skips a file that is no
-// record: its process is found by the marker.
-func (d *Dir) readRecords() []Record {
+// readRecords returns the records, of live and dead processes, by name. It reads those files whose
+// names begin with a prefix. It skips a file that is no record: its process is found by the marker.
+func (d *Dir) readRecords(prefix string) []Record {
 	names, err := listDirectory(d.recordsPath())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		d.log.Warn("listing the recorded processes failed", errorField(err))
 	}
 	var records []Record
 	for _, name := range names {
-		if !strings.HasSuffix(name, recordSuffix) {
+		if !strings.HasPrefix(name, prefix) || !strings.HasSuffix(name, recordSuffix) {
 			continue
 		}
 		r, err := readRecord(filepath.Join(d.recordsPath(), name))
