@@ -44,8 +44,7 @@ type Predecessor struct {
 
 // Instance is an Envoy that runs for a state directory.
 type Instance struct {
-	PID     int
-	Version string
+	PID int
 	// Node is the id of its node in xDS.
 	Node  string
 	Admin Admin
@@ -70,7 +69,7 @@ func Running(dir *process.Dir, c BootstrapConfig) []Instance {
 		known[r.PID] = true // after a crash in Process.Rename there are two records
 		at := c.at(ordinalOf(r))
 		all = append(all, Instance{
-			PID: r.PID, Version: r.Meta[metaVersion], Node: at.nodeID(), Admin: adminOf(r),
+			PID: r.PID, Node: at.nodeID(), Admin: adminOf(r),
 			Inlets: at.Inlets.Socket, Filter: r.Meta[metaFilter], Predecessor: predecessor,
 		})
 	}
@@ -385,8 +384,7 @@ func (e *Envoy) drainPredecessor(ctx context.Context, p *process.Process, closed
 	case <-ctx.Done():
 		return
 	}
-	// An error means that Envoy is gone or does not answer. Then PredecessorTimeout bounds the
-	// wait.
+	// An error means that Envoy is gone, or does not answer: PredecessorTimeout bounds the wait.
 	_, _ = a.Post(ctx, "/healthcheck/fail") // responses ask clients to close their connections
 	left := e.awaitEnd(ctx, p, l)
 	if ctx.Err() != nil {
@@ -439,9 +437,9 @@ func (e *Envoy) accepts(ctx context.Context) bool {
 func (e *Envoy) awaitEnd(ctx context.Context, p *process.Process, l Predecessor) (left int) {
 	r := p.Record()
 	a, poll, busy := adminOf(r), drainPoll, time.Now()
-	closed := timeOf(r.Meta[metaClosed])
-	if closed.IsZero() {
-		closed = time.Now() // it was not written
+	begun, spent := time.Now(), time.Duration(0)
+	if closed := timeOf(r.Meta[metaClosed]); !closed.IsZero() { // else it was not written
+		spent = max(time.Since(closed), 0)
 	}
 	for {
 		requests, connections, err := a.downstream(ctx)
@@ -456,7 +454,7 @@ func (e *Envoy) awaitEnd(ctx context.Context, p *process.Process, l Predecessor)
 		case err == nil && requests == 0 && (connections == 0 || time.Since(busy) > idleTime):
 			pause(ctx, logTime)
 			return 0
-		case time.Since(closed) > e.cfg.PredecessorTimeout(), !pause(ctx, poll):
+		case spent+time.Since(begun) > e.cfg.PredecessorTimeout(), !pause(ctx, poll):
 			return l.Requests
 		}
 		poll = min(2*poll, predecessorPoll)

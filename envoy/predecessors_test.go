@@ -144,7 +144,7 @@ func TestReplacingRefusesNoConnection(t *testing.T) {
 				select {
 				case <-end:
 					return
-				default:
+				case <-time.After(2 * time.Millisecond): // else a fast machine runs out of ports
 				}
 				if res, err := fetch(url + "/quick"); err != nil {
 					t.Error(err)
@@ -298,8 +298,8 @@ func TestPredecessorThatHangs(t *testing.T) {
 	for range 50 {
 		expectAnswer(t, url)
 	}
-	if n := b.logs.FilterMessage("hung envoy ended").Len(); n != 1 {
-		t.Errorf("it was logged %d times", n)
+	if b.logs.FilterMessage("hung envoy ended").FilterField(zap.Int("pid", old)).Len() == 0 {
+		t.Error("it was not logged")
 	}
 }
 

@@ -100,7 +100,7 @@ func TestSteerLosesNoConnection(t *testing.T) {
 						select {
 						case <-end:
 							return
-						default:
+						case <-time.After(100 * time.Microsecond): // else a fast machine runs out of ports
 						}
 						if err := visit(to); err != nil {
 							t.Error(err)
