@@ -186,7 +186,14 @@ func (c *client) expectNothing() {
 // connectAndAck connects as an Envoy does and acknowledges everything. It returns the client.
 func (s *served) connectAndAck(t testing.TB, models ...string) *client {
 	t.Helper()
+	return s.connectAs(t, "node", models...)
+}
+
+// connectAs is connectAndAck for the Envoy of a node.
+func (s *served) connectAs(t testing.TB, node string, models ...string) *client {
+	t.Helper()
 	c := s.connect(t)
+	c.node = node
 	var want []string
 	for _, m := range models {
 		want = append(want, "model/"+m)

@@ -29,17 +29,10 @@ func TestPredecessor(t *testing.T) {
 	first.ack(first.expect(endpointKind, "model/m"))
 	expectAcks(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 
-	second := s.connect(t)
-	second.node = "node-2"
-	second.ask(clusterKind, nil)
-	cds := second.expect(clusterKind, "model/m")
-	eventually(t, "the status is that of the second Envoy", func() bool { return s.Status().NodeID == "node-2" })
-	second.ask(endpointKind, nil, "model/m")
-	second.ack(second.expect(endpointKind, "model/m"))
-	second.ack(cds)
-	second.ask(listenerKind, nil)
-	second.ack(second.expect(listenerKind, resourceName))
-	second.expectNothing()
+	second := s.connectAs(t, "node-2", "m")
+	if n := s.Status().NodeID; n != "node-2" {
+		t.Errorf("the status is that of %q", n)
+	}
 	eventually(t, "the second Envoy counts", func() bool {
 		s.ackMu.Lock()
 		defer s.ackMu.Unlock()
@@ -104,16 +97,7 @@ func TestPredecessorIsToldLate(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
 	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80")))
-	second := s.connect(t)
-	second.node = "node-2"
-	second.ask(clusterKind, nil)
-	cds := second.expect(clusterKind, "model/m")
-	second.ask(endpointKind, nil, "model/m")
-	second.ack(second.expect(endpointKind, "model/m"))
-	second.ack(cds)
-	second.ask(listenerKind, nil)
-	second.ack(second.expect(listenerKind, resourceName))
-	second.expectNothing()
+	s.connectAs(t, "node-2", "m")
 	expectAcks(t, s, "m=a@10.0.0.1:80")
 	first := s.connect(t)
 	first.ask(clusterKind, nil)
