@@ -34,7 +34,7 @@ export const request = (i) => ({
 });
 const status = () => ({
   version: '1.0.0', pid: 7, listen: '127.0.0.1:8080', started: '2030-05-04T12:00:00Z', uptime_s: 60 + turn, ready: true, reasons: [],
-  envoy: { state: 'live', pid: 5, version: '1.40.0', adopted: false, restarts: 0, reason: '' }, xds: { connected: true, nacks: 0, last_nack: null, refused: [] },
+  envoy: { state: 'live', pid: 5, version: '1.40.0', adopted: false, restarts: 0, reason: '', filter: 'module', predecessors: [{ pid: 4, version: '1.39.0', requests: 38 }] }, xds: { connected: true, nacks: 0, last_nack: null, refused: [] },
   config: { path: '/etc/sluice.yaml', loaded_at: '2030-05-04T12:00:00Z', faults: [], held: false, needs_restart: [] },
   shared: { configured: false, up: false, mode: '', gateways: 0, since: null, last_error: '' }, upgrade: { failed: '', failed_at: null, predecessors: [] },
 });
