@@ -64,7 +64,7 @@ type Config struct {
 	// longer than the longest stream that is allowed. 0 means 31 minutes.
 	DrainTime time.Duration
 	// PredecessorTimeout is how long an Envoy that differs from this Config may go on with its
-	// requests. Run starts another one beside it. 0 means 1 h.
+	// requests. Run starts another one beside it. nil means 1 h.
 	PredecessorTimeout func() time.Duration
 	// OnPredecessors is called with the nodes of the predecessors whenever these are others, and
 	// before the successor of one is started. They connect with these names to the xDS server,
@@ -127,8 +127,8 @@ type Status struct {
 	SilentSince time.Time
 	// Hung means that Probe fails too. It is false while SilentSince is zero.
 	Hung bool
-	// Predecessors are the Envoys that were replaced and still have requests, from
-	// the one that was replaced first.
+	// Predecessors are the Envoys that were replaced and still have requests, from the one that was
+	// replaced first.
 	Predecessors []Predecessor
 }
 

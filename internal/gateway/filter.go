@@ -34,7 +34,7 @@ type ownFilter struct {
 	// otherVersion means that the filter of the running Envoy speaks another version of the
 	// protocol.
 	otherVersion atomic.Bool
-	// checked is the filter of a new Envoy of the version checkedWith. Only what runs
+	// checked is the filter of a new Envoy of the version checkedWith. Only the goroutine that runs
 	// the Envoy uses both.
 	checked     *loadedFilter
 	checkedWith string
