@@ -97,8 +97,8 @@ func (a Admin) downstream(ctx context.Context) (requests, connections int, err e
 	return requests, connections, err
 }
 
-// listensAt reports whether Envoy has a listener at an address.
-func (a Admin) listensAt(ctx context.Context, address netip.AddrPort) (bool, error) {
+// listeners returns the IP addresses and ports of Envoy's listeners.
+func (a Admin) listeners(ctx context.Context) ([]netip.AddrPort, error) {
 	var answer struct {
 		Statuses []struct {
 			Local struct {
@@ -110,14 +110,15 @@ func (a Admin) listensAt(ctx context.Context, address netip.AddrPort) (bool, err
 		} `json:"listener_statuses"`
 	}
 	if err := a.getJSON(ctx, "/listeners?format=json", &answer); err != nil {
-		return false, err
+		return nil, err
 	}
+	var all []netip.AddrPort
 	for _, l := range answer.Statuses {
-		if ip, err := netip.ParseAddr(l.Local.Socket.Address); err == nil && netip.AddrPortFrom(ip, l.Local.Socket.Port) == address {
-			return true, nil
+		if ip, err := netip.ParseAddr(l.Local.Socket.Address); err == nil { // else it is a unix socket
+			all = append(all, netip.AddrPortFrom(ip, l.Local.Socket.Port))
 		}
 	}
-	return false, nil
+	return all, nil
 }
 
 // workers returns the number of Envoy's worker threads.

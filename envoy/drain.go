@@ -79,13 +79,8 @@ func (e *Envoy) markStopped() []*process.Process {
 func drainRequests(ctx context.Context, p *process.Process, a Admin, drainTime time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, drainTime)
 	defer cancel()
-	go func() {
-		select {
-		case <-p.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	ctx, cancelRunning := whileRunning(ctx, p)
+	defer cancelRunning()
 	// An error means that Envoy is gone or does not answer. Then drainTime bounds the wait.
 	_, _ = a.Post(ctx, "/healthcheck/fail")
 	_, _ = a.Post(ctx, "/drain_listeners?graceful&skip_exit")
@@ -99,15 +94,10 @@ func drainRequests(ctx context.Context, p *process.Process, a Admin, drainTime t
 
 // waitUntilIdle returns when no request is in flight or ctx has ended.
 func waitUntilIdle(ctx context.Context, a Admin) {
-	tick := time.NewTicker(drainPoll)
-	defer tick.Stop()
 	for ctx.Err() == nil {
 		if n, err := a.InFlight(ctx); err == nil && n == 0 {
 			return
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
+		pause(ctx, drainPoll)
 	}
 }

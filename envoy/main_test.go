@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -189,23 +188,11 @@ func eventually(t *testing.T, try func() error) {
 // address returns the URL of Envoy's one listener.
 func address(t *testing.T, a Admin) string {
 	t.Helper()
-	body, err := a.Get(t.Context(), "/listeners?format=json")
-	if err != nil {
-		t.Fatal(err)
+	all, err := a.listeners(t.Context())
+	if err != nil || len(all) != 1 {
+		t.Fatalf("no listener: %v %v", err, all)
 	}
-	var answer struct {
-		Statuses []struct {
-			Local struct {
-				Socket struct {
-					Port int `json:"port_value"`
-				} `json:"socket_address"`
-			} `json:"local_address"`
-		} `json:"listener_statuses"`
-	}
-	if err := json.Unmarshal(body, &answer); err != nil || len(answer.Statuses) != 1 {
-		t.Fatalf("no listener: %v %s", err, body)
-	}
-	return fmt.Sprintf("http://127.0.0.1:%d", answer.Statuses[0].Local.Socket.Port)
+	return "http://" + all[0].String()
 }
 
 // fetch makes a request on a connection of its own. It returns when the response has begun.

@@ -14,10 +14,8 @@ import (
 // RunningFilter returns the path of the filter of the Envoy that runs in a state directory. ok is
 // false if none runs.
 func RunningFilter(dir *process.Dir) (path string, ok bool) {
-	for _, r := range records(dir) {
-		if r.Name == RecordName {
-			return r.Meta[metaFilter], true
-		}
+	if all := records(dir); len(all) > 0 && all[0].Name == RecordName {
+		return all[0].Meta[metaFilter], true
 	}
 	return "", false
 }

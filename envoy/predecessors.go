@@ -372,7 +372,12 @@ func (e *Envoy) awaitListeners(ctx context.Context, n int) bool {
 
 // drainPredecessor stops a predecessor when its listener is closed and its requests have ended.
 func (e *Envoy) drainPredecessor(ctx context.Context, p *process.Process, closed <-chan struct{}) {
-	ctx, cancel := e.life(ctx, p)
+	defer func() {
+		if hasEnded(p) {
+			e.reportPredecessors()
+		}
+	}()
+	ctx, cancel := whileRunning(ctx, p)
 	defer cancel()
 	r := p.Record()
 	a, l := adminOf(r), Predecessor{PID: p.PID(), Version: r.Meta[metaVersion], Since: timeOf(r.Meta[metaReplaced])}
@@ -400,16 +405,15 @@ func (e *Envoy) drainPredecessor(ctx context.Context, p *process.Process, closed
 	e.log.Info("replaced envoy ended", zap.Int("pid", p.PID()))
 }
 
-// life returns a context that ends with ctx and with the process, of which it tells.
-func (e *Envoy) life(ctx context.Context, p *process.Process) (context.Context, context.CancelFunc) {
+// whileRunning returns a context that ends with ctx and with the process.
+func whileRunning(ctx context.Context, p *process.Process) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		select {
 		case <-p.Done():
-			e.reportPredecessors()
+			cancel()
 		case <-ctx.Done():
 		}
-		cancel()
 	}()
 	return ctx, cancel
 }
@@ -428,8 +432,8 @@ func (e *Envoy) accepts(ctx context.Context) bool {
 	if !e.cfg.Listen.IsValid() {
 		return true
 	}
-	listens, err := e.Admin().listensAt(ctx, e.cfg.Listen)
-	return err == nil && listens
+	listeners, err := e.Admin().listeners(ctx)
+	return err == nil && slices.Contains(listeners, e.cfg.Listen)
 }
 
 // awaitEnd waits until a predecessor has no request and no connection of a client, or until its

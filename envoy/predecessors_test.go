@@ -31,6 +31,15 @@ func replaceable(t *testing.T, b *testbed) (pid int, running io.ReadCloser) {
 	return first.Status().PID, running
 }
 
+// replaced replaces an Envoy that has a stream, by one that is live.
+func replaced(t *testing.T, b *testbed) (old int, running io.ReadCloser, second *Envoy, stop func() error) {
+	t.Helper()
+	old, running = replaceable(t, b)
+	second, stop = b.live(t)
+	eventually(t, func() error { return predecessors(second, old) })
+	return old, running, second, stop
+}
+
 // another has the next Run of the testbed find that the running Envoy differs.
 func (b *testbed) another() { b.config.Bootstrap.Cluster += "-" }
 
@@ -74,13 +83,11 @@ func TestReplacedEnvoyCarriesItsStreams(t *testing.T) {
 	b := newTestbed(t)
 	var nodes atomic.Pointer[[]string]
 	b.config.OnPredecessors = func(n []string) { nodes.Store(&n) }
-	old, running := replaceable(t, b)
-	second, _ := b.live(t)
+	old, running, second, _ := replaced(t, b)
 	now := second.Status()
 	if now.PID == old || now.Adopted {
 		t.Errorf("status %+v, old pid %d", now, old)
 	}
-	eventually(t, func() error { return predecessors(second, old) })
 	eventually(t, func() error {
 		if l := second.Status().Predecessors; len(l) != 1 || l[0].Requests != 1 || l[0].Version == "" || time.Since(l[0].Since) > testTimeout {
 			return fmt.Errorf("predecessors: %+v", l)
@@ -174,9 +181,7 @@ func TestReplacingRefusesNoConnection(t *testing.T) {
 func TestPredecessorOutlivesTheGateway(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)
-	old, running := replaceable(t, b)
-	second, stop := b.live(t)
-	eventually(t, func() error { return predecessors(second, old) })
+	old, running, second, stop := replaced(t, b)
 	since := second.Status().Predecessors[0].Since
 	b.restart(t, stop)
 	third, _ := b.live(t)
@@ -198,9 +203,7 @@ func TestSeveralPredecessors(t *testing.T) {
 	b := newTestbed(t)
 	var reported atomic.Pointer[[]string]
 	b.config.OnPredecessors = func(n []string) { reported.Store(&n) }
-	old, running := replaceable(t, b)
-	second, stop := b.live(t)
-	eventually(t, func() error { return predecessors(second, old) })
+	old, running, second, stop := replaced(t, b)
 	eventually(t, func() error { return refuses(t, b, old) })
 	slow := stream(t, address(t, second.Admin()))
 	b.restart(t, stop)
@@ -367,9 +370,7 @@ func TestStopDrainsPredecessors(t *testing.T) {
 		t.Run(fmt.Sprintf("after Run %v", ran), func(t *testing.T) {
 			t.Parallel()
 			b := newTestbed(t)
-			old, running := replaceable(t, b)
-			second, stop := b.live(t)
-			eventually(t, func() error { return predecessors(second, old) })
+			old, running, second, stop := replaced(t, b)
 			e := second
 			if !ran {
 				b.restart(t, stop)

@@ -70,43 +70,36 @@ func (s *Steering) Close(closeOlder func() (done bool)) error {
 
 // Stop has the kernel choose among all listeners again.
 func (s *Steering) Stop() error {
-	fd, err := join(s.address)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_REUSEPORT_BPF, 0)
-	if errors.Is(err, unix.ENOENT) {
-		return nil // there is no program
-	}
-	return os.NewSyscallError("setsockopt", err)
+	return withListener(s.address, func(fd int) error {
+		err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_REUSEPORT_BPF, 0)
+		if errors.Is(err, unix.ENOENT) {
+			return nil // there is no program
+		}
+		return os.NewSyscallError("setsockopt", err)
+	})
 }
 
 // choose sets the program by which the kernel chooses.
 func (s *Steering) choose(program []unix.SockFilter) error {
-	fd, err := join(s.address)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	return setProgram(fd, unix.SO_ATTACH_REUSEPORT_CBPF, program)
+	return withListener(s.address, func(fd int) error { return setProgram(fd, unix.SO_ATTACH_REUSEPORT_CBPF, program) })
 }
 
-// join opens a listener at an address beside those that are there. It takes no packet.
-func join(address netip.AddrPort) (fd int, err error) {
+// withListener calls set with a listener at an address beside those that are there. It takes no
+// packet and is closed then.
+func withListener(address netip.AddrPort, set func(fd int) error) error {
 	family, at := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(address.Port()), Addr: address.Addr().As16()})
 	if address.Addr().Is4() {
 		family, at = unix.AF_INET, &unix.SockaddrInet4{Port: int(address.Port()), Addr: address.Addr().As4()}
 	}
-	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return 0, os.NewSyscallError("socket", err)
+		return os.NewSyscallError("socket", err)
 	}
+	defer func() { _ = unix.Close(fd) }()
 	if err := listenDeaf(fd, at, address.Addr()); err != nil {
-		_ = unix.Close(fd)
-		return 0, err
+		return err
 	}
-	return fd, nil
+	return set(fd)
 }
 
 // listenDeaf has a socket listen at an address and drop each packet.

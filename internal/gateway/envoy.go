@@ -199,13 +199,16 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 }
 
 // runsAlready reports whether the state directory has an Envoy of an earlier run.
-func (e *envoyLink) runsAlready() bool { return len(envoy.Running(e.dir, bootstrap(e.dir))) > 0 }
+func (e *envoyLink) runsAlready() bool { return len(runningEnvoys(e.dir)) > 0 }
+
+// runningEnvoys lists the Envoys of a state directory as envoy.Running does.
+func runningEnvoys(dir *process.Dir) []envoy.Instance { return envoy.Running(dir, bootstrap(dir)) }
 
 // admins returns the admin interfaces of the Envoys of this host. The first is that of the Envoy
 // that accepts requests.
 func (e *envoyLink) admins() []envoy.Admin {
 	var all []envoy.Admin
-	for _, i := range envoy.Running(e.dir, bootstrap(e.dir)) {
+	for _, i := range runningEnvoys(e.dir) {
 		all = append(all, i.Admin)
 	}
 	if len(all) == 0 { // someone else runs it, or it has ended

@@ -124,7 +124,7 @@ func (g *Gateway) inletsOf(pid int) string {
 // instanceOf returns the Envoy of a process. If the state directory knows none, someone else runs
 // it, with the bootstrap of the directory.
 func instanceOf(dir *process.Dir, pid int) envoy.Instance {
-	for _, i := range envoy.Running(dir, bootstrap(dir)) {
+	for _, i := range runningEnvoys(dir) {
 		if i.PID == pid {
 			return i
 		}
@@ -230,7 +230,7 @@ func (g *Gateway) installFilter(ctx context.Context, version string, content []b
 // removeOldFilters removes the filters of the state directory but one and those of running Envoys.
 func (g *Gateway) removeOldFilters(but string) {
 	kept := map[string]bool{but: true}
-	for _, i := range envoy.Running(g.dir, bootstrap(g.dir)) {
+	for _, i := range runningEnvoys(g.dir) {
 		kept[filepath.Base(i.Filter)] = true
 	}
 	entries, err := os.ReadDir(g.dir.Path())
