@@ -158,7 +158,7 @@ func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) 
 	filters := []*hcm.HttpFilter{
 		httpFilter("envoy.filters.http.header_mutation", &headermutation.HeaderMutation{Mutations: &headermutation.Mutations{
 			RequestMutations: append([]*mutation.HeaderMutation{
-				removePrefix("x-sluice-"), removePrefix(headers.Endpoint), removeHeader("x-envoy-external-address"),
+				removePrefix("x-sluice-"), removeHeader(headers.Endpoint), removeHeader("x-envoy-external-address"),
 			}, changes...),
 		}}),
 	}

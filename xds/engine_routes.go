@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -34,7 +35,7 @@ func engineRoutes(c Config) []*route.Route {
 		for _, stream := range []bool{true, false} {
 			r := engineRoute(c)
 			if clientTimeout {
-				r.Match.Headers = append(r.Match.Headers, headerIs(headers.ClientTimeout, exactly("1")))
+				require(r, headerIs(headers.ClientTimeout, exactly("1")))
 				r.Metadata.FilterMetadata[headers.Metadata].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
 			}
 			if stream {
@@ -82,7 +83,7 @@ func engineRoute(c Config) *route.Route {
 // compresses the stream.
 func makeStreamRoute(r *route.Route) {
 	r.Name = routes.Stream
-	r.Match.Headers = append(r.Match.Headers, headerIs(headers.Stream, exactly("1")))
+	require(r, headerIs(headers.Stream, exactly("1")))
 	r.RequestHeadersToAdd = []*core.HeaderValueOption{setHeader("accept-encoding", "identity")}
 	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
 		setHeader("cache-control", "no-cache, no-transform"), setHeader("x-accel-buffering", "no"))
@@ -91,7 +92,7 @@ func makeStreamRoute(r *route.Route) {
 // relayRoutes builds the routes to the relay of managed streams.
 func relayRoutes(c Config) []*route.Route {
 	stream := relayRoute(routes.RelayStream, c)
-	stream.Match.Headers = append(stream.Match.Headers, headerIs(headers.Stream, exactly("1")))
+	require(stream, headerIs(headers.Stream, exactly("1")))
 	return []*route.Route{stream, relayRoute(routes.Relay, c)}
 }
 
@@ -144,8 +145,14 @@ func inferenceMatch(decided *route.HeaderMatcher) *route.RouteMatch {
 	}
 	return &route.RouteMatch{
 		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: enginePath}},
-		Headers:       []*route.HeaderMatcher{methodIsOneOf(methods), decided},
+		Headers:       []*route.HeaderMatcher{decided, methodIsOneOf(methods)},
 	}
+}
+
+// require restricts a route to requests with a header. Envoy looks at it first, because fewer
+// requests have it than what the route required before.
+func require(r *route.Route, header *route.HeaderMatcher) {
+	r.Match.Headers = slices.Insert(r.Match.Headers, 0, header)
 }
 
 // rateLimitHeaders are response headers whose values ext_proc has put into the dynamic metadata of

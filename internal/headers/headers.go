@@ -89,7 +89,8 @@ const (
 // which, in the same way as the headers above.
 const Budget = "x-sluice-budget"
 
-// RateLimits lists the headers that tell what remains of a tenant's limits and budgets.
+// RateLimits lists the headers that tell what remains of a tenant's limits and budgets. The filter
+// inside Envoy looks for these names in the responses of engines.
 func RateLimits() []string {
 	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens, Budget}
 }

@@ -91,6 +91,7 @@ bool CALL(http_set_header)(void *f, int kind, span key, span value) {
   if (on_set_header) on_set_header(f);
   return true;
 }
+bool CALL(http_add_header)(void *f, int kind, span key, span value) { return CALL(http_set_header)(f, kind, key, value); }
 size_t CALL(http_get_body_size)(void *f, int kind) {
   stream *s = f;
   size_t n = 0;

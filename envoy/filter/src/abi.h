@@ -69,6 +69,7 @@ bool CALL(http_get_header)(void *filter, int kind, span key, span *value, size_t
 size_t CALL(http_get_headers_size)(void *filter, int kind);
 bool CALL(http_get_headers)(void *filter, int kind, pair *out);
 bool CALL(http_set_header)(void *filter, int kind, span key, span value);
+bool CALL(http_add_header)(void *filter, int kind, span key, span value);
 size_t CALL(http_get_body_size)(void *filter, int kind);
 size_t CALL(http_get_body_chunks_size)(void *filter, int kind);
 bool CALL(http_get_body_chunks)(void *filter, int kind, span *out);

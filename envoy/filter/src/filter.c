@@ -228,9 +228,9 @@ static bool is_framing(span name, span value) {
 }
 
 /* response_head is what the headers of a response say: framed, that it has a length or is chunked, or has no body;
- * switching, that the engine has switched to another protocol. */
+ * switching, that the engine has switched to another protocol; limits, that it may have headers of set_values. */
 typedef struct {
-  bool framed, switching;
+  bool framed, switching, limits;
 } response_head;
 
 /* read_headers looks through the headers of a response. It removes those that do not cross the gateway. */
@@ -238,7 +238,7 @@ static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
   header_set found = 0;
-  response_head head = {false, false};
+  response_head head = {false, false, false};
   if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
   for (size_t i = 0; i < n; i++) {
     span name = {h[i].key, h[i].key_n};
@@ -246,6 +246,7 @@ static response_head read_headers(request *r) {
     span value = {h[i].value, h[i].value_n};
     head.framed = head.framed || is_framing(name, value);
     head.switching = head.switching || (equal(name, SPAN(":status")) && equal(value, SPAN("101")));
+    head.limits = head.limits || begins(name, SPAN("x-ratelimit-")) || equal(name, SPAN("x-sluice-budget"));
   }
   if (h != few) free(h);
   if (r->state == DECIDED) headers_remove(&r->gate->response, found, r->envoy, RESPONSE_HEADERS);
@@ -293,12 +294,19 @@ static int refuse_switch(request *r) {
   return HEADERS_STOP;
 }
 
+/* add_header adds a header that the message does not have, which costs less than to set it. */
+static void add_header(void *envoy, int kind, pair h) {
+  CALL(http_add_header)(envoy, kind, (span){h.key, h.key_n}, (span){h.value, h.value_n});
+}
+
 /* set_values sets the values of the request that are headers of its response. */
-static void set_values(request *r) {
+static void set_values(request *r, bool replace) {
   span rest = r->values;
   for (uint16_t i = 0; i < r->values_n; i++) {
     pair v = next_pair(&rest);
-    if (is_for_response(v)) CALL(http_set_header)(r->envoy, RESPONSE_HEADERS, (span){v.key, v.key_n}, (span){v.value, v.value_n});
+    if (!is_for_response(v)) continue;
+    if (!replace) add_header(r->envoy, RESPONSE_HEADERS, v);
+    else CALL(http_set_header)(r->envoy, RESPONSE_HEADERS, (span){v.key, v.key_n}, (span){v.value, v.value_n});
   }
 }
 
@@ -308,7 +316,7 @@ HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   r->responding = true;
   if (head.switching && r->state == DECIDED) return refuse_switch(r);
   r->unframed = !head.framed && !end;
-  if (r->state == DECIDED) set_values(r);
+  if (r->state == DECIDED) set_values(r, head.limits);
   if (r->reading) reading_begin(r->reading, envoy);
   if (r->reading && end) reading_end(r->reading);
   return HEADERS_CONTINUE;
@@ -372,15 +380,11 @@ static void undecided(request *r) {
 /* replace_body replaces the body, and content-length if there is one. */
 static void replace_body(void *envoy, span body) {
   span length;
-  char digits[24], *at = digits + sizeof digits;
+  char digits[DECIMAL];
   CALL(http_drain_body)(envoy, BUFFERED_REQUEST_BODY, CALL(http_get_body_size)(envoy, BUFFERED_REQUEST_BODY));
   if (body.n) CALL(http_append_body)(envoy, BUFFERED_REQUEST_BODY, body);
   if (!CALL(http_get_header)(envoy, REQUEST_HEADERS, SPAN("content-length"), &length, 0, NULL)) return;
-  size_t n = body.n;
-  do *--at = (char)('0' + n % 10);
-  while (n /= 10);
-  span value = {at, (size_t)(digits + sizeof digits - at)};
-  CALL(http_set_header)(envoy, REQUEST_HEADERS, SPAN("content-length"), value);
+  CALL(http_set_header)(envoy, REQUEST_HEADERS, SPAN("content-length"), decimal(digits, (int64_t)body.n));
 }
 
 /* keep_values keeps what the gateway gives the request. */
@@ -409,12 +413,16 @@ static void set_untold(request *r) {
   set_told(r, false);
 }
 
+/* is_ours reports whether only Sluice sets a header of a request: the listener removes those of clients. */
+static bool is_ours(span name) { return begins(name, SPAN("x-sluice-")) || equal(name, SPAN("x-gateway-destination-endpoint")); }
+
 /* set_header sets a header of the request. Those that say what is to be read of the response are for this filter. */
 static void set_header(request *r, pair h) {
   span name = {h.key, h.key_n}, value = {h.value, h.value_n};
   if (equal(name, SPAN("x-sluice-observe"))) __atomic_store_n(&r->observing, true, __ATOMIC_RELAXED);
-  else if (!equal(name, SPAN("x-sluice-usage"))) CALL(http_set_header)(r->envoy, REQUEST_HEADERS, name, value);
-  else if (!r->reading) r->reading = reading_new(value);
+  else if (equal(name, SPAN("x-sluice-usage"))) r->reading = r->reading ? r->reading : reading_new(value);
+  else if (is_ours(name)) add_header(r->envoy, REQUEST_HEADERS, h);
+  else CALL(http_set_header)(r->envoy, REQUEST_HEADERS, name, value);
 }
 
 static void go_on(request *r, span payload, int flags) {

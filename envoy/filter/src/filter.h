@@ -236,6 +236,8 @@ void put_u32(text *t, uint32_t v);
 void put_u64(text *t, uint64_t v);
 uint64_t get_u64(const char *p);
 void put_pair(text *t, span name, span value);
+enum { DECIMAL = 24 };
+span decimal(char *room, int64_t v);
 enum { FEW = 16 };
 size_t chunks_of(void *envoy, int kind, span **out);
 int64_t now_ms(void);

@@ -370,11 +370,18 @@ void reading_end(reading *r) {
  * cache. Without an end, or after a fault, those that were read may be too small. */
 static size_t put_usage(text *t, const reading *r) {
   counts c = r->usage;
-  char s[80];
+  char s[3 * DECIMAL], digits[DECIMAL];
+  size_t n = 0;
   if (!r->ended || !r->success || r->broken || c.input == UNKNOWN) return 0;
   if (r->of_messages) c.input += (c.cached > 0 ? c.cached : 0) + (c.written > 0 ? c.written : 0);
-  int n = snprintf(s, sizeof s, "%lld %lld %lld", (long long)c.input, (long long)(c.output > 0 ? c.output : 0), (long long)c.cached);
-  put_pair(t, SPAN("usage"), (span){s, (size_t)n});
+  const int64_t numbers[] = {c.input, c.output > 0 ? c.output : 0, c.cached};
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    span d = decimal(digits, numbers[i]);
+    if (n) s[n++] = ' ';
+    memcpy(s + n, d.p, d.n);
+    n += d.n;
+  }
+  put_pair(t, SPAN("usage"), (span){s, n});
   return 1;
 }
 
