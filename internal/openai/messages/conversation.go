@@ -2,6 +2,7 @@ package messages
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -11,7 +12,7 @@ import (
 // reasoning.
 type block struct {
 	Type   string          `json:"type"`
-	Text   string          `json:"text"`
+	Text   *string         `json:"text"`
 	Source json.RawMessage `json:"source"`
 	// Of a tool_use.
 	ID    string          `json:"id"`
@@ -79,18 +80,18 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 	}
 	for i, m := range list {
 		at := fmt.Sprintf("messages.%d", i)
+		if m.Role != "user" && m.Role != "system" && m.Role != "assistant" {
+			return openai.Invalid(at+".role", "must be user or assistant")
+		}
 		blocks, fault := readBlocks(at+".content", m.Content)
 		if fault != nil {
 			return fault
 		}
 		var some []chatMessage
-		switch m.Role {
-		case "user", "system":
-			some, fault = userMessages(at+".content", m.Role, blocks)
-		case "assistant":
+		if m.Role == "assistant" {
 			some, fault = assistantMessage(at+".content", blocks)
-		default:
-			return openai.Invalid(at+".role", "must be user or assistant")
+		} else {
+			some, fault = userMessages(at+".content", m.Role, blocks)
 		}
 		if fault != nil {
 			return fault
@@ -105,13 +106,43 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 func readBlocks(at string, raw json.RawMessage) ([]block, *openai.Error) {
 	var text string
 	if len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil {
-		return []block{{Type: "text", Text: text}}, nil
+		return []block{{Type: "text", Text: &text}}, nil
 	}
-	var blocks []block
-	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &blocks) != nil {
+	var list []json.RawMessage
+	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &list) != nil {
 		return nil, openai.Invalid(at, "must be a string or a list of blocks")
 	}
+	blocks := make([]block, len(list))
+	for i, raw := range list {
+		if fault := blocks[i].read(fmt.Sprintf("%s.%d", at, i), raw); fault != nil {
+			return nil, fault
+		}
+	}
 	return blocks, nil
+}
+
+// read reads a block, which has all that its type needs.
+func (b *block) read(at string, raw json.RawMessage) *openai.Error {
+	if err := json.Unmarshal(raw, b); err != nil {
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) && wrong.Field != "" {
+			return openai.Invalid(at+"."+wrong.Field, "must be a string")
+		}
+		return openai.Invalid(at, "must be an object")
+	}
+	switch {
+	case b.Type == "":
+		return openai.Invalid(at+".type", "is missing")
+	case b.Type == "text" && b.Text == nil:
+		return openai.Invalid(at+".text", "is missing")
+	case b.Type == "tool_use" && b.ID == "":
+		return openai.Invalid(at+".id", "is missing")
+	case b.Type == "tool_use" && b.Name == "":
+		return openai.Invalid(at+".name", "is missing")
+	case b.Type == "tool_result" && b.ToolUseID == "":
+		return openai.Invalid(at+".tool_use_id", "is missing")
+	}
+	return nil
 }
 
 // textsOf returns the texts of blocks that must be texts.
@@ -120,7 +151,7 @@ func textsOf(at string, blocks []block) (texts []string, fault *openai.Error) {
 		if b.Type != "text" {
 			return nil, unsupported(at, i, b.Type)
 		}
-		texts = append(texts, b.Text)
+		texts = append(texts, *b.Text)
 	}
 	return texts, nil
 }
@@ -191,13 +222,15 @@ func partOf(at string, i int, b block) (part, *openai.Error) {
 	}
 	switch {
 	case b.Type == "text":
-		return part{Type: "text", Text: b.Text}, nil
+		return part{Type: "text", Text: *b.Text}, nil
 	case b.Type == "image" && source.Type == "base64":
 		return part{Type: "image_url", Image: &imageURL{"data:" + source.MediaType + ";base64," + source.Data}}, nil
 	case b.Type == "image" && source.Type == "url":
 		return part{Type: "image_url", Image: &imageURL{source.URL}}, nil
 	case b.Type == "document" && source.Type == "text":
 		return part{Type: "text", Text: source.Data}, nil
+	case (b.Type == "image" || b.Type == "document") && source.Type == "":
+		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source.type", at, i), "is missing")
 	case b.Type == "image", b.Type == "document":
 		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source.type", at, i), "must be one that chat completions have, and not "+source.Type)
 	}
@@ -222,7 +255,7 @@ func assistantMessage(at string, blocks []block) ([]chatMessage, *openai.Error) 
 	for i, b := range blocks {
 		switch b.Type {
 		case "text":
-			texts = append(texts, b.Text)
+			texts = append(texts, *b.Text)
 		case "thinking":
 			thoughts = append(thoughts, b.Thinking)
 		case "redacted_thinking":

@@ -189,13 +189,14 @@ func tools(fields, chat object) *openai.Error {
 			return openai.Invalid(at+".type", "must be custom: no server runs the tool "+tool.Type)
 		case tool.Name == "":
 			return openai.Invalid(at+".name", "is missing")
+		case len(tool.Schema) == 0:
+			return openai.Invalid(at+".input_schema", "is missing")
+		case tool.Schema[0] != '{':
+			return openai.Invalid(at+".input_schema", "must be an object")
 		}
-		function := map[string]any{"name": tool.Name}
+		function := map[string]any{"name": tool.Name, "parameters": tool.Schema}
 		if tool.Description != "" {
 			function["description"] = tool.Description
-		}
-		if len(tool.Schema) > 0 {
-			function["parameters"] = tool.Schema
 		}
 		all = append(all, map[string]any{"type": "function", "function": function})
 	}
@@ -226,6 +227,9 @@ func toolChoice(fields, chat object) *openai.Error {
 	case "any":
 		chat["tool_choice"] = marshal("required")
 	case "tool":
+		if choice.Name == "" {
+			return openai.Invalid("tool_choice.name", "is missing")
+		}
 		chat["tool_choice"] = marshal(map[string]any{"type": "function", "function": map[string]string{"name": choice.Name}})
 	default:
 		return openai.Invalid("tool_choice.type", "must be auto, any, tool or none")
