@@ -146,10 +146,12 @@ func (r *Head) check(maxBody int64) *openai.Error {
 }
 
 // isOfMessages reports whether the client speaks the Messages API, whose errors have another form.
-// The path need not have been checked.
+// The path need not have been checked: clients of this API also ask for parts of it that Sluice
+// does not have.
 func (r *Head) isOfMessages() bool {
-	endpoint, ok := openai.EndpointOf(r.path)
-	return ok && endpoint.OfMessages()
+	path, _, _ := strings.Cut(r.path, "?")
+	path = strings.TrimPrefix(path, "/v1")
+	return path == "/messages" || strings.HasPrefix(path, "/messages/")
 }
 
 // length returns the declared length of the body, or -1 if there is none.

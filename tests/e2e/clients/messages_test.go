@@ -67,8 +67,13 @@ func TestE2E_B9_Messages(t *testing.T) {
 		"no JSON":          {`{`, auth, 400, "invalid_request_error"},
 		"not translatable": {body("translated", `,"mcp_servers":[{}]`), auth, 400, "invalid_request_error"},
 		"engine, native":   {strings.Replace(body("native", ""), `"hello there"`, `7`, 1), auth, 400, "invalid_request_error"},
+		"batches":          {`{}`, auth, 404, "not_found_error"},
 	} {
-		a := g.Post("/v1/messages", c.body, c.auth)
+		path := "/v1/messages"
+		if name == "batches" { // which Sluice does not have
+			path += "/batches?limit=1"
+		}
+		a := g.Post(path, c.body, c.auth)
 		if a.StatusCode != c.status || !strings.HasPrefix(string(a.Content), `{"type":"error","error":{"type":"`+c.kind+`"`) {
 			t.Errorf("%s: %s, want %d %s", name, a, c.status, c.kind)
 		}
