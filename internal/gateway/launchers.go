@@ -58,8 +58,8 @@ type launchers struct {
 	// overrides are the bounds that an operator has set, by model; guarded by overridesMu
 	overrides map[string]admin.Bounds
 
-	// applying is held from the reading of the wanted models until the launchers have them, so that
-	// older models never replace newer ones.
+	// applying is held from the reading of the wanted models until the launchers or the scaler have
+	// them, so that older models never replace newer ones.
 	applying sync.Mutex
 }
 
@@ -135,7 +135,7 @@ func (l *launchers) prepare(c *config.Config) (func() error, error) {
 		l.resources.commit(c)
 		l.current.Store(c)
 		l.upstream.Set(servers) // first: a discovered server must leave a name before a new model takes it
-		l.scaler.Set(scales(l.withOverrides(c)))
+		l.setScales()
 		l.apply()
 		if l.joined != nil {
 			l.joined.Republish() // with the addresses of nodes that c lists

@@ -43,8 +43,15 @@ func (l *launchers) override(model string, to *admin.Bounds) {
 		l.overrides[model] = *to
 	}
 	l.overridesMu.Unlock()
-	l.scaler.Set(scales(l.withOverrides(l.config())))
+	l.setScales()
 	l.apply()
+}
+
+// setScales gives the scaler the bounds in force: those of the configuration, with the overrides.
+func (l *launchers) setScales() {
+	l.applying.Lock()
+	defer l.applying.Unlock()
+	l.scaler.Set(scales(l.withOverrides(l.config())))
 }
 
 // scaledBy returns the name of another gateway that decides how many replicas a model has. It is

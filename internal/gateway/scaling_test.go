@@ -31,3 +31,41 @@ func TestU7_TargetsReachTheScaler(t *testing.T) {
 		t.Errorf("%d models, want 2", len(all))
 	}
 }
+
+// TestS8_TwoScalesAtATime: no number of replicas that an operator or a reload has set is lost.
+func TestS8_TwoScalesAtATime(t *testing.T) {
+	t.Parallel()
+	configuration := func(names ...string) *config.Config {
+		text := "listen: 127.0.0.1:1\nadmin: 127.0.0.1:2\nauth: {mode: none}\nmodels:\n"
+		for _, n := range names {
+			text += "  - {name: " + n + ", task: text-generation, engine: sim, replicas: {min: 1, max: 1}}\n"
+		}
+		c, err := config.Parse("x.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	before, after := configuration("a", "b"), configuration("a", "b", "c")
+	for range 3000 {
+		fleet := engines.NewFleet()
+		l := &launchers{
+			log: zap.NewNop(), fleet: fleet, committed: committed{first: before},
+			scaler:   scale.New(scale.Config{Load: func(string) scale.Load { return scale.Load{} }, Apply: func() {}}),
+			upstream: upstream.New(upstream.Config{Fleet: fleet, Log: zap.NewNop()}),
+			nodes:    nodes.New(nodes.Config{Fleet: fleet}),
+		}
+		commit, err := l.prepare(after)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var w sync.WaitGroup
+		w.Go(func() { l.override("a", &admin.Bounds{Min: 3, Max: 3}) })
+		w.Go(func() { l.override("b", &admin.Bounds{Min: 4, Max: 4}) })
+		w.Go(func() { _ = commit() })
+		w.Wait()
+		if a, b, c := l.scaler.Desired("a"), l.scaler.Desired("b"), l.scaler.Desired("c"); a != 3 || b != 4 || c != 1 {
+			t.Fatalf("the scaler wants %d, %d and %d, want 3, 4 and 1", a, b, c)
+		}
+	}
+}

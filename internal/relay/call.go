@@ -108,14 +108,13 @@ func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) 
 
 func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }
 
-// fingerprint returns a hash of the path and of the body without Sluice's own options, so a client
-// that comes back may have less time left. It tells apart two requests with the same request id.
+// fingerprint returns a hash of the path and the body. It tells apart two requests with the same
+// request id.
 func (c *Call) fingerprint() [32]byte {
-	body, _ := c.Scan.Strip(c.Body)
 	h := sha256.New()
 	h.Write([]byte(c.Path))
 	h.Write([]byte{0})
-	h.Write(body)
+	h.Write(c.Body)
 	return [32]byte(h.Sum(nil))
 }
 

@@ -19,13 +19,13 @@ const teiRerankPath = "/rerank"
 
 // rerankRequest is a request to /v1/rerank.
 type rerankRequest struct {
-	Query           string            `json:"query"`
-	Documents       []json.RawMessage `json:"documents"`
-	TopN            *int              `json:"top_n"`
-	ReturnDocuments *bool             `json:"return_documents"`
-	Truncate        *bool             `json:"truncate"`
-	Direction       string            `json:"truncation_direction"`
-	RawScores       bool              `json:"raw_scores"`
+	Query           string                       `json:"query"`
+	Documents       openai.List[json.RawMessage] `json:"documents"`
+	TopN            *int                         `json:"top_n"`
+	ReturnDocuments *bool                        `json:"return_documents"`
+	Truncate        *bool                        `json:"truncate"`
+	Direction       string                       `json:"truncation_direction"`
+	RawScores       bool                         `json:"raw_scores"`
 
 	// texts are the texts of Documents.
 	texts []string

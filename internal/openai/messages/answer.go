@@ -4,22 +4,24 @@ import (
 	"cmp"
 	"encoding/json"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // completion is what is read of the answer to a chat.
 type completion struct {
 	ID      string `json:"id"`
 	Model   string `json:"model"`
-	Choices []struct {
+	Choices openai.List[struct {
 		Message struct {
-			Content          words      `json:"content"`
-			Refusal          string     `json:"refusal"`
-			Reasoning        words      `json:"reasoning"`
-			ReasoningContent words      `json:"reasoning_content"`
-			ToolCalls        []toolCall `json:"tool_calls"`
+			Content          words                 `json:"content"`
+			Refusal          string                `json:"refusal"`
+			Reasoning        words                 `json:"reasoning"`
+			ReasoningContent words                 `json:"reasoning_content"`
+			ToolCalls        openai.List[toolCall] `json:"tool_calls"`
 		} `json:"message"`
 		Finish
-	} `json:"choices"`
+	}] `json:"choices"`
 	Usage *struct {
 		Prompt     int64 `json:"prompt_tokens"`
 		Completion int64 `json:"completion_tokens"`
@@ -38,18 +40,49 @@ func (w *words) UnmarshalJSON(raw []byte) error {
 	case '"':
 		return json.Unmarshal(raw, &w.text)
 	case '[':
-		var parts []struct {
-			Text     string `json:"text"`
-			Refusal  string `json:"refusal"`
-			Thinking words  `json:"thinking"`
-		}
-		if err := json.Unmarshal(raw, &parts); err != nil {
-			return err
-		}
-		for _, p := range parts {
-			w.text += p.Text + p.Refusal
-			w.thought += p.Thinking.all()
-		}
+		var text, thoughts strings.Builder
+		err := openai.Elements(raw, func(_ int, decode func(any) error) error {
+			var p struct {
+				Text     string  `json:"text"`
+				Refusal  string  `json:"refusal"`
+				Thinking thought `json:"thinking"`
+			}
+			if err := decode(&p); err != nil {
+				return err
+			}
+			text.WriteString(p.Text)
+			text.WriteString(p.Refusal)
+			thoughts.WriteString(string(p.Thinking))
+			return nil
+		})
+		w.text, w.thought = text.String(), thoughts.String()
+		return err
+	}
+	return nil
+}
+
+// thought is the reasoning of a part: a string, or a list of texts.
+type thought string
+
+// UnmarshalJSON implements json.Unmarshaler. Any other value has no text.
+func (t *thought) UnmarshalJSON(raw []byte) error {
+	switch raw[0] {
+	case '"':
+		return json.Unmarshal(raw, (*string)(t))
+	case '[':
+		var all strings.Builder
+		err := openai.Elements(raw, func(_ int, decode func(any) error) error {
+			var p struct {
+				Text string `json:"text"`
+			}
+			if err := decode(&p); err != nil {
+				return err
+			}
+			all.WriteString(p.Text)
+			return nil
+		})
+		*t = thought(all.String())
+		return err
 	}
 	return nil
 }

@@ -71,35 +71,62 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 			all = append(all, chatMessage{Role: "system", Content: join(texts)})
 		}
 	}
-	var list []struct {
+	messages := 0
+	const form = "must be a list of messages that is not empty"
+	fault := elements("messages", fields["messages"], form, func(at string, decode func(any) error) *openai.Error {
+		messages++
+		some, fault := chatMessages(at, decode)
+		all = append(all, some...)
+		return fault
+	})
+	if fault == nil && messages == 0 {
+		fault = openai.Invalid("messages", form)
+	}
+	chat["messages"] = marshal(all)
+	return fault
+}
+
+// elements reads a list at a place of the request. form is what is wrong with anything else. An
+// error of decode that read passes on is a fault of the whole list.
+func elements(at string, list json.RawMessage, form string, read func(at string, decode func(any) error) *openai.Error) *openai.Error {
+	var fault *openai.Error
+	err := openai.Elements(list, func(i int, decode func(any) error) error {
+		if fault = read(fmt.Sprintf("%s.%d", at, i), decode); fault != nil {
+			return fault
+		}
+		return nil
+	})
+	switch {
+	case fault != nil:
+		return fault
+	case errors.Is(err, openai.ErrTooLong):
+		return openai.Invalid(at, err.Error())
+	case err != nil:
+		return openai.Invalid(at, form)
+	}
+	return nil
+}
+
+// chatMessages translates a message.
+func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Error) {
+	var m struct {
 		Role    string          `json:"role"`
 		Content json.RawMessage `json:"content"`
 	}
-	if raw, ok := fields["messages"]; !ok || json.Unmarshal(raw, &list) != nil || len(list) == 0 {
-		return openai.Invalid("messages", "must be a list of messages that is not empty")
+	if decode(&m) != nil {
+		return nil, openai.Invalid(at, "must be an object with a role and a content")
 	}
-	for i, m := range list {
-		at := fmt.Sprintf("messages.%d", i)
-		if m.Role != "user" && m.Role != "system" && m.Role != "assistant" {
-			return openai.Invalid(at+".role", "must be user or assistant")
-		}
-		blocks, fault := readBlocks(at+".content", m.Content)
-		if fault != nil {
-			return fault
-		}
-		var some []chatMessage
-		if m.Role == "assistant" {
-			some, fault = assistantMessage(at+".content", blocks)
-		} else {
-			some, fault = userMessages(at+".content", m.Role, blocks)
-		}
-		if fault != nil {
-			return fault
-		}
-		all = append(all, some...)
+	if m.Role != "user" && m.Role != "system" && m.Role != "assistant" {
+		return nil, openai.Invalid(at+".role", "must be user or assistant")
 	}
-	chat["messages"] = marshal(all)
-	return nil
+	blocks, fault := readBlocks(at+".content", m.Content)
+	switch {
+	case fault != nil:
+		return nil, fault
+	case m.Role == "assistant":
+		return assistantMessage(at+".content", blocks)
+	}
+	return userMessages(at+".content", m.Role, blocks)
 }
 
 // readBlocks reads a content: a string, which is one block of text, or a list of blocks.
@@ -108,22 +135,19 @@ func readBlocks(at string, raw json.RawMessage) ([]block, *openai.Error) {
 	if len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil {
 		return []block{{Type: "text", Text: &text}}, nil
 	}
-	var list []json.RawMessage
-	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &list) != nil {
-		return nil, openai.Invalid(at, "must be a string or a list of blocks")
-	}
-	blocks := make([]block, len(list))
-	for i, raw := range list {
-		if fault := blocks[i].read(fmt.Sprintf("%s.%d", at, i), raw); fault != nil {
-			return nil, fault
-		}
-	}
-	return blocks, nil
+	blocks := []block{}
+	fault := elements(at, raw, "must be a string or a list of blocks", func(at string, decode func(any) error) *openai.Error {
+		var b block
+		fault := b.read(at, decode)
+		blocks = append(blocks, b)
+		return fault
+	})
+	return blocks, fault
 }
 
 // read reads a block, which has all that its type needs.
-func (b *block) read(at string, raw json.RawMessage) *openai.Error {
-	if err := json.Unmarshal(raw, b); err != nil {
+func (b *block) read(at string, decode func(any) error) *openai.Error {
+	if err := decode(b); err != nil {
 		var wrong *json.UnmarshalTypeError
 		if errors.As(err, &wrong) && wrong.Field != "" {
 			return openai.Invalid(at+"."+wrong.Field, "must be a string")

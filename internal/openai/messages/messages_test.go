@@ -2,6 +2,7 @@ package messages
 
 import (
 	"encoding/json"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -120,6 +121,42 @@ func TestB9_RefusedRequests(t *testing.T) {
 		if _, _, fault := ToChat([]byte(body)); fault == nil || fault.Param != param || fault.HTTPStatus() != 400 {
 			t.Errorf("%s: %v, want a fault of %s", body, fault, param)
 		}
+	}
+}
+
+// TestB10_LongListsTakeLittleMemory: a body of 8 MiB whose elements take two bytes each is refused at
+// its first fault, and an answer of many parts takes no time that grows with their square.
+func TestB10_LongListsTakeLittleMemory(t *testing.T) {
+	numbers := "[" + strings.Repeat("0,", 4<<20) + "0]"
+	allocated := func(do func()) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		do()
+		runtime.ReadMemStats(&after)
+		return (after.TotalAlloc - before.TotalAlloc) >> 20
+	}
+	for param, body := range map[string]string{
+		"messages.0":           `{"max_tokens":1,"messages":` + numbers + `}`,
+		"messages.0.content.0": `{"max_tokens":1,"messages":[{"role":"user","content":` + numbers + `}]}`,
+		"tools.0":              `{"max_tokens":1,"messages":[{"role":"user","content":"x"}],"tools":` + numbers + `}`,
+	} {
+		mib := allocated(func() {
+			if _, _, fault := ToChat([]byte(body)); fault == nil || fault.Param != param {
+				t.Errorf("%v, want a fault of %s", fault, param)
+			}
+		})
+		if mib > 64 {
+			t.Errorf("%s: %d MiB for a body of 8 MiB", param, mib)
+		}
+	}
+	parts := strings.TrimSuffix(strings.Repeat(`{"text":"aaaaaaaaaa"},`, openai.MaxElements), ",")
+	mib := allocated(func() {
+		if answer, ok := FromChat([]byte(`{"choices":[{"message":{"content":[`+parts+`]}}]}`), Options{}); !ok || len(answer) < 10*openai.MaxElements {
+			t.Errorf("%d bytes, %v", len(answer), ok)
+		}
+	})
+	if mib > 256 {
+		t.Errorf("%d MiB for an answer of 2 MiB", mib)
 	}
 }
 

@@ -3,7 +3,6 @@ package messages
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -172,39 +171,47 @@ func tools(fields, chat object) *openai.Error {
 	if !ok {
 		return nil
 	}
-	var list []struct {
-		Type        string          `json:"type"`
-		Name        string          `json:"name"`
-		Description string          `json:"description"`
-		Schema      json.RawMessage `json:"input_schema"`
-	}
-	if json.Unmarshal(raw, &list) != nil {
-		return openai.Invalid("tools", "must be a list of tools")
-	}
-	all := make([]any, 0, len(list))
-	for i, tool := range list {
-		at := fmt.Sprintf("tools.%d", i)
-		switch {
-		case tool.Type != "" && tool.Type != "custom":
-			return openai.Invalid(at+".type", "must be custom: no server runs the tool "+tool.Type)
-		case tool.Name == "":
-			return openai.Invalid(at+".name", "is missing")
-		case len(tool.Schema) == 0:
-			return openai.Invalid(at+".input_schema", "is missing")
-		case tool.Schema[0] != '{':
-			return openai.Invalid(at+".input_schema", "must be an object")
-		}
-		function := map[string]any{"name": tool.Name, "parameters": tool.Schema}
-		if tool.Description != "" {
-			function["description"] = tool.Description
-		}
+	all := []any{}
+	fault := elements("tools", raw, "must be a list of tools", func(at string, decode func(any) error) *openai.Error {
+		function, fault := tool(at, decode)
 		all = append(all, map[string]any{"type": "function", "function": function})
+		return fault
+	})
+	if fault != nil {
+		return fault
 	}
 	delete(fields, "tools")
 	if len(all) > 0 {
 		chat["tools"] = marshal(all)
 	}
 	return nil
+}
+
+// tool translates a tool.
+func tool(at string, decode func(any) error) (map[string]any, *openai.Error) {
+	var t struct {
+		Type        string          `json:"type"`
+		Name        string          `json:"name"`
+		Description string          `json:"description"`
+		Schema      json.RawMessage `json:"input_schema"`
+	}
+	switch {
+	case decode(&t) != nil:
+		return nil, openai.Invalid(at, "must be a tool: an object with a name and an input_schema")
+	case t.Type != "" && t.Type != "custom":
+		return nil, openai.Invalid(at+".type", "must be custom: no server runs the tool "+t.Type)
+	case t.Name == "":
+		return nil, openai.Invalid(at+".name", "is missing")
+	case len(t.Schema) == 0:
+		return nil, openai.Invalid(at+".input_schema", "is missing")
+	case t.Schema[0] != '{':
+		return nil, openai.Invalid(at+".input_schema", "must be an object")
+	}
+	function := map[string]any{"name": t.Name, "parameters": t.Schema}
+	if t.Description != "" {
+		function["description"] = t.Description
+	}
+	return function, nil
 }
 
 // toolChoice translates which tools the model must call.
