@@ -70,8 +70,12 @@ func engineRoute(c Config) *route.Route {
 	}
 	r.TypedPerFilterConfig[customResponseName] = mustPack(refuseUnasked())
 	stripDecided(r, c)
+	if !c.Filter.strips(c) {
+		// Here, because Envoy would remove what the route adds if the list were the listener's.
+		r.ResponseHeadersToRemove = headers.RateLimits()
+	}
 	if c.HideReplica {
-		r.ResponseHeadersToRemove = []string{headers.Replica}
+		r.ResponseHeadersToRemove = append(r.ResponseHeadersToRemove, headers.Replica)
 	} else {
 		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
 			setHeader(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))

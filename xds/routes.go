@@ -66,7 +66,7 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 		ValidateClusters: wrapperspb.Bool(false),
 	}
 	if !c.Filter.strips(c) {
-		rc.ResponseHeadersToRemove = headers.StrippedFromEngines()
+		rc.ResponseHeadersToRemove = headers.StrippedFromRelay()
 	}
 	return rc
 }
@@ -118,7 +118,7 @@ func tableRoute(c Config, row routes.Route) *route.Route {
 	r.TypedPerFilterConfig = disabled(off...)
 	stripRequest(r, c)
 	if row.Backend != routes.API && c.Filter.strips(c) { // it may pass on an engine's answer
-		r.ResponseHeadersToRemove = headers.StrippedFromEngines()
+		r.ResponseHeadersToRemove = headers.StrippedFromRelay()
 	}
 	if row.Protocol == routes.WebSocket {
 		acceptWebSocket(r)

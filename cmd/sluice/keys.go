@@ -172,6 +172,6 @@ key (shown only once): %s
 tenants:
   - name: %s
     keys: ["%s"]  # id %s
-    models: ["*"]`, k.Secret, tenant, k.Hash, k.ID)))
+    models: ["*"]`, k.Secret, tenant, k.Hash, authz.FileKeyID(k.Hash))))
 	return err
 }

@@ -81,7 +81,7 @@ static_resources:
               "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter
               dynamic_module_config: {name: sluice-filter, do_not_close: true}
               filter_name: sluice
-              filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "SOCKET\nunread x-unread cookie\nresponse x-engine server"}
+              filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "SOCKET\nunread x-unread cookie\nresponse x-engine server x-ratelimit-limit-requests"}
           - name: router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
           route_config:

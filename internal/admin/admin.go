@@ -308,7 +308,9 @@ func (h *handler) find(path string) (route, bool) {
 		return h.findRequest(rest)
 	}
 	if id, ok := strings.CutPrefix(path, keysPath+"/"); ok && h.Keys != nil {
-		return route{http.MethodDelete: h.revokeKey(id)}, true
+		if plain, err := url.PathUnescape(id); err == nil {
+			return route{http.MethodDelete: h.revokeKey(plain)}, true
+		}
 	}
 	if isView(path) {
 		path = "/"

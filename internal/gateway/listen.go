@@ -239,6 +239,13 @@ func (g *Gateway) allowed(tenant, key string) func(model string) bool {
 	return func(model string) bool { return ok && t.Allows(model) }
 }
 
+// mayUse reports whether a caller may use the model that a request has named, maybe by an alias.
+func (g *Gateway) mayUse(tenant, key, model string) bool {
+	allowed := g.allowed(tenant, key)
+	m, ok := g.fleet.Snapshot().Resolve(model)
+	return allowed(model) || ok && allowed(m.Name)
+}
+
 // serve runs all servers in the scope until it ends.
 func (s *sockets) serve(in *scope) {
 	in.Go(func() error { return serveGRPC(s.controlServer, s.control) })

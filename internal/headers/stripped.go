@@ -22,6 +22,7 @@ const (
 	otherClient  = "claims an address or name that a server may trust"
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherServer  = "makes a proxy in front of the gateway serve something else"
+	ownLimits    = "tells the limits of another server than the gateway"
 	browserState = "changes what a browser keeps for the gateway's own name"
 )
 
@@ -84,6 +85,13 @@ var fromEngines = []Stripped{
 	{"x-sendfile", otherServer, false},
 	{"x-lighttpd-send-file", otherServer, false},
 	{"x-reproxy-url", otherServer, false},
+	{LimitRequests, ownLimits, false},
+	{RemainingRequests, ownLimits, false},
+	{ResetRequests, ownLimits, false},
+	{LimitTokens, ownLimits, false},
+	{RemainingTokens, ownLimits, false},
+	{ResetTokens, ownLimits, false},
+	{Budget, ownLimits, false},
 }
 
 // FromClients returns the table of the headers of clients that engines never get.
@@ -119,6 +127,18 @@ func StrippedFromEngines() []string {
 		all = append(all, h.Name)
 	}
 	return all
+}
+
+// StrippedFromRelay lists the headers of engines that clients never get, but for those by which the
+// relay itself tells the limits of the tenant.
+func StrippedFromRelay() []string {
+	own := RateLimits()
+	return slices.DeleteFunc(StrippedFromEngines(), func(name string) bool { return slices.Contains(own, name) })
+}
+
+// StripsFromEngines reports whether clients never get a header of an engine. name is in lower case.
+func StripsFromEngines(name string) bool {
+	return slices.ContainsFunc(fromEngines, func(h Stripped) bool { return h.Name == name })
 }
 
 // IsStripped reports whether engines never get a header of a client. name is in lower case.

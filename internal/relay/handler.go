@@ -267,6 +267,8 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case !ok:
 		r.serveRemoteStream(w, req, key)
+	case !r.mayUse(req, g.call.Scan.Model):
+		writeError(w, notFoundFault())
 	case cancel:
 		g.cancel(errCancelled)
 		w.Header().Set("content-type", "application/json")
@@ -275,6 +277,12 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	default:
 		r.resume(w, req, g)
 	}
+}
+
+// mayUse reports whether the caller of a request may use a model. A key may be for fewer models than
+// its tenant.
+func (r *Relay) mayUse(req *http.Request, model string) bool {
+	return r.config.MayUse == nil || r.config.MayUse(req.Header.Get(headers.Tenant), req.Header.Get(headers.Key), model)
 }
 
 // resume continues a stream after the last event that the client has seen.

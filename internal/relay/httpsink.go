@@ -118,7 +118,7 @@ func (s *httpSink) Answer(a *Answer) error {
 	s.headerSent = true
 	h := s.w.Header()
 	for name, values := range a.Header {
-		if lower := strings.ToLower(name); !isHopByHop(lower) && lower != "server" && lower != headers.Source && lower != headers.Replica {
+		if lower := strings.ToLower(name); crossesToClient(lower) {
 			h[name] = values
 		}
 	}

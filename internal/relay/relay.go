@@ -41,6 +41,9 @@ type Config struct {
 	// Budget refuses a call that comes by Generate because a budget of its caller is used up. nil:
 	// there are no budgets. ext_proc has asked for the calls that it offers.
 	Budget func(*authz.Tenant) *openai.Error
+	// MayUse reports whether a caller, a tenant and the digest of its key, may use the model that a
+	// request has named. nil: everybody may.
+	MayUse func(tenant, key, model string) bool
 	// Peers are the remote gateways that a client's request id may belong to. nil: there are none.
 	Peers Peers
 	// StartTrace starts the trace of a call, by the traceparent header that the client has sent

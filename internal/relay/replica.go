@@ -191,6 +191,11 @@ func forwardedHeaders(from http.Header) http.Header {
 	return to
 }
 
+// crossesToClient reports whether a client gets a header of an engine, which is in lower case.
+func crossesToClient(lower string) bool {
+	return !isHopByHop(lower) && lower != headers.Source && lower != headers.Replica && !headers.StripsFromEngines(lower)
+}
+
 // isHopByHop reports whether a header, in lower case, belongs to one connection or to the gateway,
 // so that it is not passed on.
 func isHopByHop(lower string) bool {

@@ -45,7 +45,7 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	model, replica, ok := r.config.Dispatcher.Holder(tenant, id)
 	rules := r.rules.Load()
 	switch {
-	case !ok:
+	case !ok || !r.mayUse(req, model):
 		writeError(w, &openai.Error{Code: openai.CodeResponseNotFound, Param: "response_id",
 			Message: "There is no stored response with this id, or the gateway does not know any more which replica has it."})
 	case rules.policy(model).GRPC:
@@ -82,7 +82,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 	defer response.Body.Close()
 	h := w.Header()
 	for name, values := range response.Header {
-		if lower := strings.ToLower(name); !isHopByHop(lower) && lower != "server" && lower != headers.Source && lower != headers.Replica {
+		if lower := strings.ToLower(name); crossesToClient(lower) {
 			h[name] = values
 		}
 	}

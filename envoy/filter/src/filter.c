@@ -228,25 +228,28 @@ static bool is_framing(span name, span value) {
 }
 
 /* response_head is what the headers of a response say: framed, that it has a length or is chunked, or has no body;
- * switching, that the engine has switched to another protocol; limits, that it may have headers of set_values. */
+ * switching, that the engine has switched to another protocol. */
 typedef struct {
-  bool framed, switching, limits;
+  bool framed, switching;
 } response_head;
 
-/* read_headers looks through the headers of a response. It removes those that do not cross the gateway. */
+/* is_limit reports whether a header tells what remains of the limits of a tenant. */
+static bool is_limit(span name) { return begins(name, SPAN("x-ratelimit-")) || equal(name, SPAN("x-sluice-budget")); }
+
+/* read_headers looks through the headers of a response. It removes those that do not cross the gateway. The relay is
+ * part of the gateway, and may tell limits itself. */
 static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
   header_set found = 0;
-  response_head head = {false, false, false};
+  response_head head = {false, false};
   if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
   for (size_t i = 0; i < n; i++) {
     span name = {h[i].key, h[i].key_n};
-    found |= headers_find(&r->gate->response, name);
+    if (!r->relayed || !is_limit(name)) found |= headers_find(&r->gate->response, name);
     span value = {h[i].value, h[i].value_n};
     head.framed = head.framed || is_framing(name, value);
     head.switching = head.switching || (equal(name, SPAN(":status")) && equal(value, SPAN("101")));
-    head.limits = head.limits || begins(name, SPAN("x-ratelimit-")) || equal(name, SPAN("x-sluice-budget"));
   }
   if (h != few) free(h);
   if (r->state == DECIDED) headers_remove(&r->gate->response, found, r->envoy, RESPONSE_HEADERS);
@@ -299,13 +302,13 @@ static void add_header(void *envoy, int kind, pair h) {
   CALL(http_add_header)(envoy, kind, (span){h.key, h.key_n}, (span){h.value, h.value_n});
 }
 
-/* set_values sets the values of the request that are headers of its response. */
-static void set_values(request *r, bool replace) {
+/* set_values sets the values of the request that are headers of its response. An engine's own are removed before. */
+static void set_values(request *r) {
   span rest = r->values;
   for (uint16_t i = 0; i < r->values_n; i++) {
     pair v = next_pair(&rest);
     if (!is_for_response(v)) continue;
-    if (!replace) add_header(r->envoy, RESPONSE_HEADERS, v);
+    if (!r->relayed) add_header(r->envoy, RESPONSE_HEADERS, v);
     else CALL(http_set_header)(r->envoy, RESPONSE_HEADERS, (span){v.key, v.key_n}, (span){v.value, v.value_n});
   }
 }
@@ -316,7 +319,7 @@ HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   r->responding = true;
   if (head.switching && r->state == DECIDED) return refuse_switch(r);
   r->unframed = !head.framed && !end;
-  if (r->state == DECIDED) set_values(r, head.limits);
+  if (r->state == DECIDED) set_values(r);
   if (r->reading) reading_begin(r->reading, envoy);
   if (r->reading && end) reading_end(r->reading);
   return HEADERS_CONTINUE;
@@ -419,6 +422,7 @@ static bool is_ours(span name) { return begins(name, SPAN("x-sluice-")) || equal
 /* set_header sets a header of the request. Those that say what is to be read of the response are for this filter. */
 static void set_header(request *r, pair h) {
   span name = {h.key, h.key_n}, value = {h.value, h.value_n};
+  if (equal(name, SPAN("x-sluice-ticket"))) r->relayed = true;
   if (equal(name, SPAN("x-sluice-observe"))) __atomic_store_n(&r->observing, true, __ATOMIC_RELAXED);
   else if (equal(name, SPAN("x-sluice-usage"))) r->reading = r->reading ? r->reading : reading_new(value);
   else if (is_ours(name)) add_header(r->envoy, REQUEST_HEADERS, h);

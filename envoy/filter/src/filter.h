@@ -144,6 +144,7 @@ typedef struct request {
   enum state state;
   bool has_body, body_complete, responding;
   reading *reading; /* null: nothing of the response is read */
+  bool relayed;     /* the relay answers it */
   bool unframed;    /* only the end of its connection ends the response */
   bool observing;   /* the gateway is told the beginning of the response; atomic */
   size_t observed;  /* how much of it */

@@ -106,9 +106,12 @@ func TestE2E_B4_AKeyHasModelsOfItsOwn(t *testing.T) {
 	one, two := harness.Start(t, config), harness.Start(t, config)
 	made, id := newKeyBy(t, one, "--models", "chat", "--name", "narrow")
 	whole, _ := newKeyBy(t, two)
-	for _, g := range []*harness.Gateway{one, two} {
+	for i, g := range []*harness.Gateway{one, two} {
 		awaitStatus(t, g, made, 200, "")
 		awaitStatus(t, g, whole, 200, "")
+		stream := fmt.Sprintf("stream-%d", i)
+		g.Post("/v1/chat/completions", `{"model":"other","messages":[{"role":"user","content":"x"}],"max_tokens":5,"stream":true,"request_id":"`+stream+`"}`,
+			"authorization: Bearer "+whole)
 		for key, want := range map[string]int{made: 404, "fixed": 404, whole: 200} {
 			header := "authorization: Bearer " + key
 			for _, body := range []string{`{"model":"other","messages":[{"role":"user","content":"x"}],"max_tokens":1}`,
@@ -116,6 +119,12 @@ func TestE2E_B4_AKeyHasModelsOfItsOwn(t *testing.T) {
 				if a := g.Post("/v1/chat/completions", body, header); a.StatusCode != want || want == 404 && a.Code() != "model_not_found" {
 					t.Errorf("%s: %v, want %d", body, a, want)
 				}
+			}
+			if a := g.Fetch("/v1/streams/"+stream, header); a.StatusCode != want {
+				t.Errorf("the stream of another key's model: %v, want %d", a, want)
+			}
+			if a := g.Post("/v1/streams/"+stream+"/cancel", "", header); a.StatusCode != want {
+				t.Errorf("the end of the stream of another key's model: %v, want %d", a, want)
 			}
 			if list := string(g.Fetch("/v1/models", header).Content); strings.Contains(list, `"other"`) != (want == 200) || !strings.Contains(list, `"chat"`) {
 				t.Errorf("models: %s", list)
@@ -132,9 +141,14 @@ func TestE2E_B4_AKeyHasModelsOfItsOwn(t *testing.T) {
 		}
 		return nil
 	})
-	out, err := two.RunCommand("keys", "revoke", fixed, "--admin", strings.TrimPrefix(two.Admin, "http://"))
-	if err == nil || !strings.Contains(out, "remove its hash") {
-		t.Errorf("a key of the file was revoked: %s, %v", out, err)
+	for _, shown := range []string{fixed, "acme/" + fixed} {
+		out, err := two.RunCommand("keys", "revoke", shown, "--admin", strings.TrimPrefix(two.Admin, "http://"))
+		if err == nil || !strings.Contains(out, "remove its hash") {
+			t.Errorf("a key of the file was revoked: %s, %v", out, err)
+		}
+	}
+	if out, err := two.RunCommand("keys", "revoke", "acme/"+id, "--admin", strings.TrimPrefix(two.Admin, "http://")); err != nil {
+		t.Errorf("the key by the name that the list shows: %s, %v", out, err)
 	}
 }
 
