@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/jwks"
@@ -47,7 +48,11 @@ func (p *policy) named(c Credentials) (*Tenant, *openai.Error) {
 	return p.tenantOf(c.User)
 }
 
-// trusts reports whether the last address of x-forwarded-for, the peer of Envoy, is a proxy's.
+// loopback are the peers for which Envoy names an address of its machine.
+var loopback = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+// trusts reports whether the last address of x-forwarded-for, the peer of Envoy, is a proxy's. An
+// address of this machine may also stand for a loopback address.
 func (h *TrustedHeader) trusts(forwardedFor string) bool {
 	peer := forwardedFor[strings.LastIndexByte(forwardedFor, ',')+1:]
 	address, err := netip.ParseAddr(strings.TrimSpace(peer))
@@ -55,12 +60,12 @@ func (h *TrustedHeader) trusts(forwardedFor string) bool {
 		return false
 	}
 	address = address.Unmap()
-	for _, p := range h.From {
-		if p.Contains(address) {
-			return true
-		}
-	}
-	return false
+	return h.names(address) || slices.ContainsFunc(loopback, h.names) && isOwn(address)
+}
+
+// names reports whether an address is among those of the proxy.
+func (h *TrustedHeader) names(a netip.Addr) bool {
+	return slices.ContainsFunc(h.From, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // bearer finds the tenant that a token names.

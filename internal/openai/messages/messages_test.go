@@ -124,8 +124,8 @@ func TestB9_RefusedRequests(t *testing.T) {
 	}
 }
 
-// TestB10_LongListsTakeLittleMemory: a body of 8 MiB whose elements take two bytes each is refused at
-// its first fault, and an answer of many parts takes no time that grows with their square.
+// TestB10_LongListsTakeLittleMemory: a body of 8 MiB whose elements take two bytes each is refused
+// at its first fault, and an answer of many parts takes no time that grows with their square.
 func TestB10_LongListsTakeLittleMemory(t *testing.T) {
 	numbers := "[" + strings.Repeat("0,", 4<<20) + "0]"
 	allocated := func(do func()) uint64 {

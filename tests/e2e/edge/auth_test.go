@@ -172,4 +172,15 @@ models: [{name: chat, launcher: upstream, upstreams: ["%s"]}]
 	if name := leaked.Load(); name != nil {
 		t.Errorf("the engine got the header %s", *name)
 	}
+	// Envoy names an address of its machine for a peer at 127.0.0.1, where many a proxy runs.
+	g.Configure(strings.Replace(fmt.Sprintf(config, "x-team", upstream), "127.0.0.2", "127.0.0.1", 1))
+	harness.Eventually(t, "a proxy beside the gateway", func() error {
+		if a := g.Post(harness.ChatPath, `{"model":"chat","messages":[{"role":"user","content":"x"}]}`, "x-team: acme"); a.StatusCode != 200 {
+			return fmt.Errorf("%v", a)
+		}
+		return nil
+	})
+	if a := through("/v1/chat/completions", "x-team", "acme"); a.StatusCode != 401 {
+		t.Errorf("127.0.0.2 in the place of 127.0.0.1: %v", a)
+	}
 }
