@@ -35,6 +35,11 @@ func TestR7_PreviousResponseWithEveryStrategy(t *testing.T) {
 			if _, _, ok := s.Holder("stranger", id); ok {
 				t.Errorf("%s: another tenant is told of the holder", strategy)
 			}
+			foreign := make(id)
+			foreign.Tenant = "stranger"
+			if _, _, fault := s.Begin(t.Context(), foreign); fault == nil || fault.Code != openai.CodeResponseNotFound {
+				t.Errorf("%s: another tenant continues the response: %v", strategy, fault)
+			}
 		}
 		if len(homes) < 2 {
 			t.Errorf("%s: all responses are at one replica, so this test shows nothing", strategy)

@@ -35,6 +35,9 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 	if fault := d.refuseCold(c); fault != nil {
 		return nil, nil, fault
 	}
+	if table.continuesOther(r, time.Now()) {
+		return nil, nil, &openai.Error{Code: openai.CodeResponseNotFound, Param: "previous_response_id", Message: "There is no stored response with this id."}
+	}
 	if r.Task != "" {
 		if r.OnBlock != nil {
 			r.OnBlock() // the task is renewed, in Redis or in a file

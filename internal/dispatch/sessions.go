@@ -152,8 +152,29 @@ func (t *Ticket) LearnResponse(id string) {
 	if id == "" {
 		return
 	}
-	t.response = sessionKey(t.estimate.tenant, openai.ResponseSession(id))
+	session := openai.ResponseSession(id)
+	t.response = sessionKey(t.estimate.tenant, session)
 	t.placeSessionLocked(t.response, t.estimate.tokens.total())
+	t.placeSessionLocked(sessionKey(anyTenant, session), 0)
+}
+
+// anyTenant is not the name of a tenant. Under it the table has the responses of all tenants, so
+// that a tenant who names the response of another one is known.
+const anyTenant = "\x00"
+
+// continuesOther reports whether a request continues a response that another tenant has been given.
+func (w *routingTable) continuesOther(r *Request, now time.Time) bool {
+	if r.Previous == "" {
+		return false
+	}
+	own, any := sessionKey(r.Tenant, r.Previous), sessionKey(anyTenant, r.Previous)
+	isOwn, isKnown := false, false
+	for _, t := range w.routes {
+		_, found := t.estimator.sessions.find(own, now)
+		_, known := t.estimator.sessions.find(any, now)
+		isOwn, isKnown = isOwn || found, isKnown || known
+	}
+	return isKnown && !isOwn
 }
 
 // placeSessionLocked records that the replica of the ticket serves the session from now on, and
