@@ -78,23 +78,38 @@ func (s *Server) readNodes() error {
 	return err
 }
 
+// saveAgainAfter is how long after a failure the records are written again.
+const saveAgainAfter = time.Second
+
 // keepSaved writes the records after each change of an assignment, until ctx ends. It does so in a
-// goroutine of its own, because a slow disk may block.
+// goroutine of its own, because a slow disk may block. Records that could not be written are
+// written again, because without them a later gateway does not believe a node what it runs.
 func (s *Server) keepSaved(ctx context.Context) {
 	for {
+		var again <-chan time.Time
+		if s.saveFailed.Load() {
+			again = time.After(saveAgainAfter)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.unsaved:
-			s.trySaveNodes()
+		case <-again:
 		}
+		s.trySaveNodes()
 	}
 }
 
-// trySaveNodes writes the records and logs a failure.
+// trySaveNodes writes the records. It logs the first failure of several, and has keepSaved try
+// again.
 func (s *Server) trySaveNodes() {
-	if err := s.saveNodes(); err != nil {
-		s.config.Log.Error("records of nodes not saved", zap.Error(err))
+	err := s.saveNodes()
+	switch failed := s.saveFailed.Swap(err != nil); {
+	case err != nil && !failed:
+		s.config.Log.Error("records of nodes not saved, Sluice tries again", zap.Error(err))
+		signal(s.unsaved)
+	case err == nil && failed:
+		s.config.Log.Info("records of nodes saved")
 	}
 }
 

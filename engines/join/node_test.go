@@ -1,9 +1,11 @@
 package join
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -426,4 +428,29 @@ func TestAddressThatCannotBeSaved(t *testing.T) {
 	if got, err := s.localAddress("127.0.0.1:9"); err != nil || !got.IsLoopback() {
 		t.Errorf("localAddress = %v, %v", got, err)
 	}
+}
+
+// TestX9_RecordsThatCouldNotBeWritten: once the disk has room again, the records of nodes are
+// written without another change.
+func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
+	g := newGateway(t, time.Minute)
+	g.agentPlan("a", "127.0.0.1", nodeDir(t)).run(t, nil)
+	n := g.waitConnected("a")
+	path := recordsPath(g.config.Dir)
+	eventually(t, "records", func() bool { _, err := os.Stat(path); return err == nil })
+	if err := os.Rename(path, path+".before"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(path+"/full", 0o700); err != nil { // the write fails, as on a full disk
+		t.Fatal(err)
+	}
+	n.Set([]local.Model{model("chat", 0)})
+	eventually(t, "the failure", func() bool { return hasLogged(g.logs, "records of nodes not saved, Sluice tries again") })
+	if err := errors.Join(os.RemoveAll(path), os.Rename(path+".before", path)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the records of the replica", func() bool {
+		list, err := readRecords(g.config.Dir)
+		return err == nil && len(list) == 1 && slices.Contains(list[0].Replicas, "chat-0")
+	})
 }

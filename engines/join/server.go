@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -119,6 +120,8 @@ type Server struct {
 	tokenMu sync.Mutex
 	// saveMu is held while the records of nodes are written.
 	saveMu sync.Mutex
+	// saveFailed says that the records could not be written the last time.
+	saveFailed atomic.Bool
 	// streamLoops counts the goroutines of streams, which may outlive their RPC for a moment.
 	streamLoops sync.WaitGroup
 }

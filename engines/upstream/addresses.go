@@ -63,8 +63,7 @@ func (l *Launcher) followNames(ctx context.Context) {
 			limited, cancel := context.WithTimeout(ctx, l.Timeout)
 			defer cancel()
 			addresses, err := l.lookUp(limited, url)
-			var failed *net.DNSError
-			if isUnknown := errors.As(err, &failed) && failed.IsNotFound; ctx.Err() == nil && (err == nil || isUnknown) {
+			if ctx.Err() == nil && (err == nil || isUnknownName(err)) {
 				l.setAddresses(url, addresses)
 			}
 		})
@@ -98,18 +97,25 @@ func (l *Launcher) setAddresses(url string, addresses []netip.AddrPort) {
 	if len(addresses) == 0 {
 		addresses = []netip.AddrPort{{}}
 	}
-	wanted := map[string]bool{}
+	wanted := map[string]*server{}
 	for _, address := range addresses {
 		s := newServer(url, address)
-		wanted[s.key] = true
-		if l.servers[s.key] == nil {
-			s.transport, s.client, s.discovered = old[0].transport, old[0].client, old[0].discovered
-			l.servers[s.key] = s
-			l.Log.Info("upstream address found", zap.String("replica", s.id))
+		wanted[s.key] = s
+	}
+	stays := slices.ContainsFunc(old, func(s *server) bool { return wanted[s.key] != nil })
+	for key, s := range wanted {
+		if l.servers[key] != nil {
+			continue
 		}
+		s.transport, s.client, s.discovered = old[0].transport, old[0].client, old[0].discovered
+		if !stays && s.pinned.IsValid() {
+			s.list = old[0].list // the models stay until a server is checked
+		}
+		l.servers[key] = s
+		l.Log.Info("upstream address found", zap.String("replica", s.id))
 	}
 	for _, s := range old {
-		if !wanted[s.key] {
+		if wanted[s.key] == nil {
 			delete(l.servers, s.key)
 			l.Log.Info("upstream address gone", zap.String("replica", s.id))
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -223,5 +224,65 @@ func TestU5_NameOfServersWithTLS(t *testing.T) {
 	want := "example.com example.com:" + port + " Bearer k"
 	if len(seen) != 2 || slices.ContainsFunc(seen, func(s string) bool { return s != want }) {
 		t.Errorf("seen %q, want %q", seen, want)
+	}
+}
+
+// TestU5_AllAddressesChange: the models of a name stay known while its new servers are checked.
+func TestU5_AllAddressesChange(t *testing.T) {
+	names, resolver := startNameServer(t, "engines.test", "127.0.0.2")
+	asked, answer := make(chan struct{}, 1), make(chan struct{})
+	port, _ := startAt(t, false, func(r *http.Request) {
+		if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && strings.HasPrefix(local.String(), "127.0.0.4:") {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			<-answer
+		}
+	}, "127.0.0.2", "127.0.0.4")
+	url := "http://engines.test:" + port
+	fleet := engines.NewFleet()
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 10 * time.Second, Resolver: resolver})
+	t.Cleanup(l.Client.CloseIdleConnections)
+	l.Set(Desired{Discover: discover(url), Settings: map[string]Settings{url: {ResolveAll: true}}})
+	l.CheckOnce(t.Context())
+	names.set(dnsmessage.RCodeSuccess, "127.0.0.4")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l.CheckOnce(t.Context())
+	}()
+	<-asked
+	if during := fleetStates(fleet); len(during["chat"]) != 1 {
+		t.Errorf("while the new server is checked: %v", during)
+	}
+	close(answer)
+	<-done
+	if after := fleetStates(fleet)["chat"]; len(after) != 1 || !slices.Contains(slices.Collect(maps.Values(after)), engines.Ready) {
+		t.Errorf("after its check: %v", after)
+	}
+}
+
+// TestU5_NoNameServerAnswers: servers whose addresses are known stay, however many they are.
+func TestU5_NoNameServerAnswers(t *testing.T) {
+	names, resolver := startNameServer(t, "engines.test", "127.0.0.2")
+	one, _ := startAt(t, false, func(*http.Request) {}, "127.0.0.2")
+	two, _ := startAt(t, false, func(*http.Request) {}, "127.0.0.2")
+	fleet := engines.NewFleet()
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 2 * time.Second, Resolver: resolver})
+	t.Cleanup(l.Client.CloseIdleConnections)
+	l.Set(Desired{Discover: discover("http://engines.test:"+one, "http://engines.test:"+two)})
+	l.CheckOnce(t.Context())
+	names.set(dnsmessage.RCodeServerFailure)
+	l.CheckOnce(t.Context())
+	for id, state := range fleetStates(fleet)["chat"] {
+		if state != engines.Ready {
+			t.Errorf("%s is %s: %v", id, state, l.Faults())
+		}
+	}
+	names.set(dnsmessage.RCodeNameError)
+	l.CheckOnce(t.Context())
+	if len(l.Faults()) == 0 {
+		t.Error("a name that does not exist any more is no fault")
 	}
 }

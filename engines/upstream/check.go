@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -55,6 +56,10 @@ type question struct {
 	transport *engines.Transport
 	// address is the address of the server. If it is not valid, check looks it up.
 	address netip.AddrPort
+	// last is the address that the last look-up has found, among so many. It is not valid before
+	// the first one.
+	last      netip.AddrPort
+	lastCount int
 	// healthPath is the path of the server's probe. It is empty if the configuration names none.
 	healthPath string
 	// discover says that the server's own models are to be served.
@@ -69,16 +74,26 @@ func (l *Launcher) check(ctx context.Context, q question) checkResult {
 	s := checkResult{startedAt: time.Now()}
 	if !q.address.IsValid() {
 		addresses, err := l.lookUp(ctx, q.base)
-		if err != nil {
+		switch {
+		case err == nil:
+			q.address, s.addresses = addresses[0], len(addresses)
+		case q.last.IsValid() && !isUnknownName(err):
+			q.address, s.addresses = q.last, q.lastCount // the server need not be down with its name server
+		default:
 			s.err, s.inconclusive = err, true // The name server may be the cause.
 			return s
 		}
-		q.address, s.addresses = addresses[0], len(addresses)
 	}
 	s.address = q.address
 	s.list, s.err = q.ask(ctx)
 	s.inconclusive = errors.Is(s.err, errTimeout)
 	return s
+}
+
+// isUnknownName reports whether err is that of a look-up whose name does not exist.
+func isUnknownName(err error) bool {
+	var failed *net.DNSError
+	return errors.As(err, &failed) && failed.IsNotFound
 }
 
 // ask finds out whether the server is alive and which models it has. The list shows both, unless

@@ -237,7 +237,7 @@ func (l *Launcher) questions() map[*server]question {
 	defer l.mu.Unlock()
 	all := map[*server]question{}
 	for _, s := range l.servers {
-		all[s] = question{Client: s.client, base: s.url, transport: s.transport, address: s.pinned,
+		all[s] = question{Client: s.client, base: s.url, transport: s.transport, address: s.pinned, last: s.address, lastCount: s.addresses,
 			healthPath: l.desired.Settings[s.url].HealthPath, discover: s.discovered != nil}
 	}
 	return all

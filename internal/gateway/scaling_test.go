@@ -1,9 +1,15 @@
 package gateway
 
 import (
+	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/nodes"
+	"github.com/sluice-gateway/sluice/engines/upstream"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/scale"
@@ -33,8 +39,8 @@ func TestU7_TargetsReachTheScaler(t *testing.T) {
 	}
 }
 
-// TestS8_TwoScalesAtATime: no number of replicas that an operator or a reload has set is lost.
-func TestS8_TwoScalesAtATime(t *testing.T) {
+// TestU7_TwoScalesAtATime: no number of replicas that an operator or a reload has set is lost.
+func TestU7_TwoScalesAtATime(t *testing.T) {
 	t.Parallel()
 	configuration := func(names ...string) *config.Config {
 		text := "listen: 127.0.0.1:1\nadmin: 127.0.0.1:2\nauth: {mode: none}\nmodels:\n"
