@@ -26,6 +26,8 @@ func TestDecisionsAtOnce(t *testing.T) {
 		{name: "unknown model", ask: Request{Model: "nobody"}, want: ErrUnknownModel},
 		{name: "ended context", ended: true, want: context.Canceled},
 		{name: "never fits", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 601}, want: ErrNeverFits},
+		{name: "a guess is lowered", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 9000, Guessed: 8999}},
+		{name: "the prompt never fits", limits: Limits{TokensPerMinute: 600}, ask: Request{Tokens: 9000, Guessed: 8400}, want: ErrNeverFits},
 		{name: "nobody may wait", limits: Limits{MaxConcurrent: 1, MaxQueue: -1}, before: []int{0}, want: errQueueFull},
 		{name: "queue full", limits: Limits{MaxConcurrent: 1, MaxQueue: 2}, before: []int{0, 0, 0}, want: errQueueFull},
 		{name: "queue full by default", limits: Limits{MaxConcurrent: 1}, before: make([]int, 1001), want: errQueueFull},

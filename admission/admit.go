@@ -47,6 +47,7 @@ func (c *Controller) admitOrEnqueue(a *arrival) (*Lease, *waiter, error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
 	now := time.Now()
+	c.lowerGuess(a)
 	if err := c.findAccount(a, now); err != nil {
 		return nil, nil, err
 	}
@@ -105,6 +106,31 @@ func (c *Controller) queueOf(a *arrival) (*queue, error) {
 		return nil, ErrNeverFits
 	}
 	return &p.queue, nil
+}
+
+// lowerGuess lowers what was guessed of a request to what its tenant, and its model or the greatest
+// of its pool, can ever have in a minute.
+func (c *Controller) lowerGuess(a *arrival) {
+	if a.Guessed <= 0 {
+		return
+	}
+	a.lowerGuess(c.tenant(a.Tenant).limits.TokensPerMinute)
+	if g, ok := c.gates[a.Model]; ok && a.Pool == "" {
+		a.lowerGuess(g.usage.limits.TokensPerMinute)
+	}
+	p, ok := c.pools[a.Pool]
+	if !ok || a.Pool == "" {
+		return
+	}
+	greatest := 0
+	for _, m := range p.memberships {
+		limit := m.gate.usage.limits.TokensPerMinute
+		if limit <= 0 {
+			return // a model without a limit
+		}
+		greatest = max(greatest, limit)
+	}
+	a.lowerGuess(greatest)
 }
 
 // checkTenantLimits returns why the tenant's own limits refuse the request. The tenant's waiters

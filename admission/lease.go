@@ -47,6 +47,10 @@ func (l *Lease) Model() string { return l.gate.model }
 // needs to know the lease.
 func (l *Lease) ID() string { return l.id }
 
+// Tokens returns the estimate that was charged, which may be less than what was asked for: see
+// Request.Guessed.
+func (l *Lease) Tokens() int { return l.tokens }
+
 // Quota returns what the tenant had left after the admission, or its key if that had less.
 func (l *Lease) Quota() Quota { return l.quota }
 

@@ -92,6 +92,9 @@ type Request struct {
 	// Tokens is the estimate of what the request will cost of the tokens per minute. Below 0 means
 	// 0.
 	Tokens int
+	// Guessed is how many of Tokens are a guess of the answer. They are lowered to what the limits
+	// per minute can ever grant, so that a guess refuses nobody for good.
+	Guessed int
 	// Bytes is the memory that the request keeps in use while it waits. Below 0 means 0.
 	Bytes int
 	// Timeout is how long the request may wait, in place of the model's QueueTimeout. It may be

@@ -34,6 +34,7 @@ func TestTenantLimitsAtOnce(t *testing.T) {
 		{"the longer of two waits", TenantLimits{RequestsPerMinute: 60, TokensPerMinute: 60}, append(make([]Request, 59), Request{Tokens: 50}), Request{Tokens: 20},
 			&Refused{Reason: TenantRequests, RetryAfter: 10 * time.Second}},
 		{"never fits", TenantLimits{TokensPerMinute: 60}, nil, Request{Tokens: 61}, ErrNeverFits},
+		{"a guess is lowered", TenantLimits{TokensPerMinute: 60}, nil, Request{Tokens: 9000, Guessed: 8990}, nil},
 		{"streams", TenantLimits{MaxConcurrent: 2}, make([]Request, 2), Request{}, &Refused{Reason: TenantStreams}},
 		{"streams that wait count", TenantLimits{MaxConcurrent: 4}, make([]Request, 4), Request{}, &Refused{Reason: TenantStreams}},
 		{"bytes", TenantLimits{MaxQueueBytes: 9}, []Request{{Bytes: 99}, {}, {Bytes: 5}}, Request{Bytes: 5}, &Refused{Reason: TenantBytes}},

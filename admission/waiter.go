@@ -47,6 +47,17 @@ func (a *arrival) fits(perMinute int) bool {
 	return !a.needsLease() && a.account == nil || fitsBucket(int(a.needTokens), perMinute)
 }
 
+// lowerGuess lowers what was guessed to what fits a bucket of perMinute tokens.
+func (a *arrival) lowerGuess(perMinute int) {
+	cut := min(a.Tokens-min(perMinute, maxTokens), a.Guessed-1) // an answer has a token
+	if perMinute <= 0 || cut <= 0 {
+		return
+	}
+	a.Tokens -= cut
+	a.Guessed -= cut
+	a.cost, a.needTokens = int64(max(a.Tokens, 1)), int64(a.Tokens)
+}
+
 // waitFor is how long the bucket keeps the request waiting for its tokens.
 func (a *arrival) waitFor(b *bucket, now time.Time) time.Duration {
 	if !a.needsLease() && a.needTokens == 0 {

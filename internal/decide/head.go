@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -32,6 +33,8 @@ type Head struct {
 	// repeated is the name of a header that the client sent more than once. Such a request is
 	// refused, since two readers could choose different values.
 	repeated string
+	// empty are the names of the headers whose field is empty although the client has sent them.
+	empty []string
 	// count is the number of all headers, and bytes the size of their names and values.
 	count, bytes int
 }
@@ -47,8 +50,11 @@ func (r *Head) Add(name string, value []byte) {
 	if field == nil {
 		return
 	}
-	if *field != "" && field != &r.traceparent && field != &r.credentials.ForwardedFor {
+	if (*field != "" || slices.Contains(r.empty, name)) && field != &r.traceparent && field != &r.credentials.ForwardedFor {
 		r.repeated = strings.Clone(name)
+	}
+	if len(value) == 0 {
+		r.empty = append(r.empty, strings.Clone(name))
 	}
 	*field = kept(value)
 }

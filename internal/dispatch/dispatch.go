@@ -446,6 +446,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 		APIKey:    r.APIKey,
 		Priority:  r.Priority,
 		Tokens:    ticket.estimate.tokens.total(),
+		Guessed:   ticket.estimate.guessed(),
 		Bytes:     r.Bytes,
 		Timeout:   c.patience(r.Timeout),
 		Prefill:   ticket.watch,

@@ -123,6 +123,14 @@ type estimate struct {
 	fixed bool
 }
 
+// guessed returns how many tokens of the estimate are a guess of the answer.
+func (q *estimate) guessed() int {
+	if q.fixed {
+		return 0
+	}
+	return q.tokens.output
+}
+
 // estimate estimates the tokens of a request. The prompt follows from its bytes and the model's
 // bytes per token. The output is the tenant's average output, at most what the client allows.
 func (l *estimator) estimate(r *Request) estimate {
@@ -165,6 +173,10 @@ type Response = request.Response
 // maxCounted is more tokens than any response has. A count of an engine beyond it is a mistake.
 const maxCounted = 1 << 40
 
+// maxLearned is the longest answer, in tokens, that teaches how long answers are. One count of an
+// engine beyond it would be the guess for a hundred requests.
+const maxLearned = 1 << 18
+
 // plausible returns r without a token count that cannot be true: one below zero, one beyond
 // maxCounted, or one of no tokens at all.
 func plausible(r Response) Response {
@@ -194,7 +206,7 @@ func (l *estimator) correct(r Response, q estimate) int {
 		completion = int64(cost - q.tokens.prompt)
 	}
 	if completion > 0 {
-		each := float64(completion) / float64(q.choices)
+		each := min(float64(completion)/float64(q.choices), maxLearned)
 		l.output.add(each)
 		l.ofLocked(q.tenant).add(each)
 	}

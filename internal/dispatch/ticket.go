@@ -87,6 +87,9 @@ const measureEvery = 16
 // granted sets the lease and the fields that depend on the picked model.
 func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 	t.lease = lease
+	if charged := lease.Tokens(); charged < t.estimate.tokens.total() && t.estimate.guessed() > 0 {
+		t.estimate.tokens.output = max(charged-t.estimate.tokens.prompt, 1)
+	}
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
 	t.FailOver, t.BoundByRoute = t.route.policy.FailOver, t.route.policy.BoundByRoute
 	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(r.Model) {

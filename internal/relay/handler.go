@@ -279,8 +279,8 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// mayUse reports whether the caller of a request may use a model. A key may be for fewer models than
-// its tenant.
+// mayUse reports whether the caller of a request may use a model. A key may be for fewer models
+// than its tenant.
 func (r *Relay) mayUse(req *http.Request, model string) bool {
 	return r.config.MayUse == nil || r.config.MayUse(req.Header.Get(headers.Tenant), req.Header.Get(headers.Key), model)
 }
