@@ -115,6 +115,8 @@ type Config struct {
 	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
 	// block. It may be nil.
 	OnPlaced func(Placement)
+	// OnSilent is told of a replica that is Silent. It may be nil.
+	OnSilent func(model, replica string)
 }
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
@@ -124,6 +126,7 @@ type Dispatcher struct {
 	shared    bool
 	demand    func(model string)
 	onPlaced  func(Placement)
+	onSilent  func(model, replica string)
 	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
 	explains, unsampled bool
 	// indexes bounds the memory of all prefix indexes
@@ -220,6 +223,7 @@ func New(c Config) *Dispatcher {
 		shared:      c.Shared,
 		demand:      c.Demand,
 		onPlaced:    c.OnPlaced,
+		onSilent:    c.OnSilent,
 		explains:    c.ExplainPicks,
 		unsampled:   c.NoSamples,
 		indexes:     prefix.NewBudget(indexBytes),

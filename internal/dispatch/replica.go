@@ -46,6 +46,8 @@ type counter struct {
 	queue *predict.Replica
 	// slotTime is how long a request usually holds a slot.
 	slotTime usualTime
+	// silent is how many requests in a row the replica has left without a byte, see Silent.
+	silent atomic.Int32
 	// news is what the engine said last; nil: nothing.
 	news atomic.Pointer[EngineNews]
 	// since is when the replica became pickable at address; guarded by Dispatcher.mu

@@ -25,7 +25,31 @@ const (
 	FiveHundreds
 	// Unavailable: the replica answered 503, which an engine answers when it is overloaded.
 	Unavailable
+	// Silent: silentInARow requests in a row had no byte of an answer when their clients left or
+	// their time was over, silentAfter or later. It counts under every policy.
+	Silent
 )
+
+const (
+	silentInARow = 3
+	silentAfter  = 5 * time.Second
+)
+
+// SilentReason is why a replica is suspended for Silent.
+const SilentReason = "left several requests in a row without an answer"
+
+// noteSilenceLocked notes whether the replica has answered the request. It returns whether the
+// replica is Silent. Ticket.mu is held.
+func (t *Ticket) noteSilenceLocked(r Response) bool {
+	c := t.route.replicas[t.replicaIndex].counter
+	switch {
+	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:
+		return c.silent.Add(1) >= silentInARow
+	case !r.Abandoned && c.silent.Load() != 0: // a failure is an answer, too
+		c.silent.Store(0)
+	}
+	return false
+}
 
 // These failures make a replica unhealthy if the policy names none. Of an upstream, all failures
 // count. Of a launched replica, a 503 does not count, because it is back-pressure. A reset does not
@@ -163,12 +187,12 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *modelRoute) Failure {
 	own := t.policy.UnhealthyOn
 	if own != 0 && !t.Discovered && len(d.counters[r.ID].models()) == 1 {
-		return own
+		return own | Silent
 	}
 	if r.Launcher == engines.Upstream {
-		return upstreamUnhealthyOn
+		return upstreamUnhealthyOn | Silent
 	}
-	return launchedUnhealthyOn
+	return launchedUnhealthyOn | Silent
 }
 
 // suspendLocked suspends a launched replica and starts the timer that ends the suspension.

@@ -288,10 +288,15 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
+	silent, replica := false, t.route.replicas[t.replicaIndex].id
 	if !already {
 		t.learnLocked(plausible(r))
+		silent = t.noteSilenceLocked(r)
 	}
 	t.mu.Unlock()
+	if silent && t.dispatcher.onSilent != nil {
+		t.dispatcher.onSilent(t.Model, replica)
+	}
 	if !already {
 		tokens := t.estimator.correct(r, t.estimate)
 		t.dispatcher.held.corrected(t, tokens)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -64,6 +65,32 @@ func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestE2E_N5_AReplicaThatHangsIsSpared: a launched replica that is healthy, takes requests and answers
+// nothing, gets no more of them after a few.
+func TestE2E_N5_AReplicaThatHangsIsSpared(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.SlowSims+"    routing: {strategy: round_robin}\n")
+	g.AwaitReplicas("chat", 3)
+	setFault(g, "chat-0", "hang")
+	for range 2 { // after the first suspension the replica is asked for its health, and believed
+		var asking sync.WaitGroup
+		for range 9 {
+			asking.Go(func() {
+				g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "x-sluice-timeout-ms: 5200")
+			})
+		}
+		asking.Wait()
+	}
+	if c := g.AwaitCondition(condition.ReplicaSuspended, "chat-0"); !strings.Contains(c.Message, "without an answer") {
+		t.Errorf("the operator is not told why it gets no requests: %+v", c)
+	}
+	for range 9 {
+		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "x-sluice-timeout-ms: 5200"); a.StatusCode != 200 {
+			t.Errorf("the replica that hangs got a request: %s", a)
+		}
+	}
 }
 
 // TestE2E_N5_TheLastReplicaIsNotSpared: a model's last replica gets requests whatever it answers.
