@@ -64,7 +64,7 @@ var codes = [...]CodeInfo{
 	{CodeStreamNotFound, 404, "No request with this id is running, and none has ended a moment ago."},
 	{CodeRequestTimeout, 408, "The `timeout_ms` of the request ended, or its body arrived too slowly (`upload.min_rate`)."},
 	{CodeClientTooSlow, 408, "The client reads more slowly than the engine writes, and too much waits for it."},
-	{CodeRequestIDConflict, 409, "A request with this `request_id` is running, or its first events are not kept any more."},
+	{CodeRequestIDConflict, 409, "A request with this `request_id` is running or had another body, or the events after the last one seen are not kept."},
 	{CodeRequestTooLarge, 413, "The body is larger than `max_body`."},
 	{CodeInsufficientQuota, 429, "A budget of the tenant or of the key is used up for this day or month. `Retry-After` says when it begins anew."},
 	{CodeRateLimited, 429, "A limit of the tenant or of its key is reached, or the model's tokens are not back within `queue_timeout`."},

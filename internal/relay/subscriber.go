@@ -60,7 +60,7 @@ func (g *generation) subscribe(ctx context.Context, how subscription) (result Re
 	defer g.relay.delayClose()()
 	events, err := g.subscribeAfter(how)
 	if err != nil {
-		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept any more.")
+		fault := openai.Errorf(openai.CodeRequestIDConflict, "The events after the last one that was seen are not kept, or there are none.")
 		_ = how.sink.Finish(Result{Fault: fault}) // the generation goes on for others
 		return Result{Fault: fault}, false
 	}

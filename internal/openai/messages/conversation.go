@@ -255,6 +255,8 @@ func partOf(at string, i int, b block) (part, *openai.Error) {
 		return part{Type: "text", Text: source.Data}, nil
 	case (b.Type == "image" || b.Type == "document") && source.Type == "":
 		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source.type", at, i), "is missing")
+	case b.Type == "document" && source.Type == "base64":
+		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source.type", at, i), "must be text: chat completions have no documents, such as PDF")
 	case b.Type == "image", b.Type == "document":
 		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source.type", at, i), "must be one that chat completions have, and not "+source.Type)
 	}

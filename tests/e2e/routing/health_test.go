@@ -67,8 +67,8 @@ func TestE2E_N5_AReplicaThatFailsIsSpared(t *testing.T) {
 	})
 }
 
-// TestE2E_N5_AReplicaThatHangsIsSpared: a launched replica that is healthy, takes requests and answers
-// nothing, gets no more of them after a few.
+// TestE2E_N5_AReplicaThatHangsIsSpared: a launched replica that is healthy, takes requests and
+// answers nothing, gets no more of them after a few.
 func TestE2E_N5_AReplicaThatHangsIsSpared(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, harness.SlowSims+"    routing: {strategy: round_robin}\n")
