@@ -73,7 +73,12 @@ func (l *Launcher) check(ctx context.Context, q question) checkResult {
 	defer cancel()
 	s := checkResult{startedAt: time.Now()}
 	if !q.address.IsValid() {
-		addresses, err := l.lookUp(ctx, q.base)
+		limited, cancel := ctx, func() {}
+		if q.last.IsValid() { // half of the time is for the server, if no name server answers
+			limited, cancel = context.WithTimeout(ctx, l.Timeout/2)
+		}
+		addresses, err := l.lookUp(limited, q.base)
+		cancel()
 		switch {
 		case err == nil:
 			q.address, s.addresses = addresses[0], len(addresses)
