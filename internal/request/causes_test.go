@@ -54,3 +54,31 @@ func TestCleanPath(t *testing.T) {
 		}
 	}
 }
+
+// TestS8_CodesOfEnvoysErrors: a request that Envoy has answered with an error has the code that its
+// client got.
+func TestS8_CodesOfEnvoysErrors(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		e    Entry
+		want string
+	}{
+		{Entry{Status: 408, Details: "response_timeout", Model: "m", Flags: "UT"}, "request_timeout"},
+		{Entry{Status: 413, Details: "request_payload_too_large"}, "request_too_large"},
+		{Entry{Status: 502, Details: "upstream_reset_before_response_started{connection_termination}", Model: "m", Flags: "UC"}, "upstream_error"},
+		{Entry{Status: 503, Details: "no_healthy_upstream", Model: "m", Flags: "UH"}, "no_replica"},
+		{Entry{Status: 503, Details: "cluster_not_found"}, "gateway_unavailable"},
+		{Entry{Status: 401, Details: "ext_authz_denied"}, "invalid_api_key"},
+		{Entry{Status: 426, Details: "low_version"}, "invalid_request"},
+		{Entry{Status: 429, Details: "sluice_queue_full"}, "queue_full"},
+		{Entry{Status: 404, Details: "via_upstream"}, ""},
+		{Entry{Status: 500, Details: "via_upstream", Model: "m"}, ""},
+		{Entry{Status: 200, Details: "via_upstream", Model: "m"}, ""},
+		{Entry{Flags: "DC", Details: "downstream_remote_disconnect", Model: "m"}, ""},
+	} {
+		var q Summary
+		if q.applyEnd(&c.e); q.Code != c.want {
+			t.Errorf("%+v: %q, want %q", c.e, q.Code, c.want)
+		}
+	}
+}

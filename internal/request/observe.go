@@ -1,10 +1,12 @@
 package request
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // Envoy carries every request and knows how it ended; Sluice knows who called and what it decided.
@@ -246,6 +248,36 @@ func (q *Summary) applyEnd(e *Entry) {
 	if code, ok := strings.CutPrefix(e.Details, headers.DetailsPrefix); ok && q.Code == "" {
 		q.Code = code
 	}
+	q.Code = cmp.Or(q.Code, string(e.codeOfEnvoy()))
+}
+
+// codeOfEnvoy returns the code of an error that Envoy has answered by itself, as package xds has it
+// answer. It is empty for other answers: only their bodies have the code.
+func (e *Entry) codeOfEnvoy() openai.Code {
+	if e.Status < 400 || e.Details == "" || e.Details == "via_upstream" || e.answeredByEngine() {
+		return ""
+	}
+	switch e.Status {
+	case 401:
+		return openai.CodeInvalidAPIKey
+	case 408:
+		return openai.CodeRequestTimeout
+	case 413:
+		return openai.CodeRequestTooLarge
+	case 431:
+		return openai.CodeHeadersTooLarge
+	case 502:
+		return openai.CodeUpstreamError
+	case 504:
+		return openai.CodeUpstreamTimeout
+	}
+	switch {
+	case e.Status < 500:
+		return openai.CodeInvalidRequest
+	case e.Details == "no_healthy_upstream" && e.Model != "":
+		return openai.CodeNoReplica
+	}
+	return openai.CodeGatewayUnavailable
 }
 
 // setReading copies what Envoy has read of the response.

@@ -113,7 +113,7 @@ func TestNeverBegun(t *testing.T) {
 		got = append(got, fmt.Sprint(q.Status, q.Code))
 	}
 	// Probes are counted but not kept.
-	if diff := cmp.Diff([]string{"400", "503", "401invalid_api_key"}, got); diff != "" || running != 0 {
+	if diff := cmp.Diff([]string{"400", "503gateway_unavailable", "401invalid_api_key"}, got); diff != "" || running != 0 {
 		t.Errorf("%d running, (-want +got)\n%s", running, diff)
 	}
 	if len(r.byID) != 0 {

@@ -86,6 +86,9 @@ func TestE2E_N5_AReplicaThatHangsIsSpared(t *testing.T) {
 	if c := g.AwaitCondition(condition.ReplicaSuspended, "chat-0"); !strings.Contains(c.Message, "without an answer") {
 		t.Errorf("the operator is not told why it gets no requests: %+v", c)
 	}
+	if list := g.AdminText("/api/v1/requests?code=request_timeout&limit=1"); !strings.Contains(list, `"replica":"chat-0"`) {
+		t.Errorf("the requests that ended by their timeout are not found by their code: %s", list)
+	}
 	for range 9 {
 		if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), "x-sluice-timeout-ms: 5200"); a.StatusCode != 200 {
 			t.Errorf("the replica that hangs got a request: %s", a)
