@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -31,8 +32,17 @@ type requestFilter struct {
 // states are the names of the states in ?state.
 var states = map[string]request.State{"": "", "queued": request.Queued, "running": request.Streaming, "finished": request.Done, "done": request.Done}
 
-// readFilter reads the filters of a query.
+// requestParams are the parameters of the list of requests.
+var requestParams = []string{"limit", "model", "tenant", "replica", "code", "client_request_id", "state", "status"}
+
+// readFilter reads the filters of a query. A parameter that is none of them would seem to have found
+// all requests.
 func readFilter(q url.Values) (f requestFilter, fault *openai.Error) {
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		if !slices.Contains(requestParams, name) {
+			return f, badParam(name, name+" is no parameter of this list; known are "+strings.Join(requestParams, ", ")+".")
+		}
+	}
 	f = requestFilter{model: q.Get("model"), tenant: q.Get("tenant"), replica: q.Get("replica"), code: q.Get("code"), client: q.Get("client_request_id")}
 	state, ok := states[q.Get("state")]
 	if !ok {
