@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/rsa"
 	"crypto/x509"
+	"os"
 
 	"github.com/sluice-gateway/sluice/internal/certificates"
 )
@@ -45,12 +46,22 @@ func (k *checker) checkTLS() {
 		return
 	}
 	t.Cert, t.Key = k.absolutePath(t.Cert), k.absolutePath(t.Key)
+	readable := true
+	for _, file := range []named{{t.Cert, at.field("cert")}, {t.Key, at.field("key")}} {
+		if _, err := os.Stat(file.name); err != nil {
+			k.faultf(file.at, "cannot be read: %v", err)
+			readable = false
+		}
+	}
 	if t.ClientCA != "" {
 		t.ClientCA = k.absolutePath(t.ClientCA)
 		if _, err := readCertificates(t.ClientCA); err != nil {
 			k.faultf(at.field("client_ca"), "cannot be read: %v", err)
-			return
+			readable = false
 		}
+	}
+	if !readable {
+		return
 	}
 	content, err := certificates.Read(t.Files())
 	if err != nil {

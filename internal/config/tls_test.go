@@ -76,7 +76,9 @@ func TestO12_TLSFaults(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"no key":             {"tls: {cert: server.crt}", "3: tls.key: "},
 		"an empty path":      {`tls: {cert: "", key: server.key}`, "3: tls.cert: is empty"},
-		"no file":            {"tls: {cert: none.crt, key: server.key}", "3: tls.cert: cannot be used with its key"},
+		"no file":            {"tls: {cert: none.crt, key: server.key}", "3: tls.cert: cannot be read"},
+		"no files":           {"tls: {cert: none.crt, key: none.key, client_ca: none.ca}", "3: tls.client_ca: cannot be read"},
+		"no file of key":     {"tls: {cert: none.crt, key: none.key, client_ca: none.ca}", "3: tls.key: cannot be read"},
 		"the wrong key":      {"tls: {cert: server.crt, key: weak.key}", "3: tls.cert: cannot be used with its key"},
 		"a key as authority": {"tls: {cert: server.crt, key: server.key, client_ca: server.key}", "3: tls.client_ca: cannot be read"},
 		"a short key":        {"tls: {cert: weak.crt, key: weak.key}", "3: tls.cert: has an RSA key of 1024 bits"},
