@@ -35,8 +35,8 @@ var states = map[string]request.State{"": "", "queued": request.Queued, "running
 // requestParams are the parameters of the list of requests.
 var requestParams = []string{"limit", "model", "tenant", "replica", "code", "client_request_id", "state", "status"}
 
-// readFilter reads the filters of a query. A parameter that is none of them would seem to have found
-// all requests.
+// readFilter reads the filters of a query. A parameter that is none of them would seem to have
+// found all requests.
 func readFilter(q url.Values) (f requestFilter, fault *openai.Error) {
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.Contains(requestParams, name) {
