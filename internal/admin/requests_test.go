@@ -43,7 +43,7 @@ func TestO10_RequestsAreFiltered(t *testing.T) {
 			t.Errorf("%s: %v, want %s", query, got, want)
 		}
 	}
-	for _, query := range []string{"status=6xx", "status=x", "status=99", "state=gone", "modle=chat"} {
+	for _, query := range []string{"status=6xx", "status=x", "status=99", "state=gone", "engine=sim"} {
 		if w := get(h, "/api/v1/requests?"+query); w.Code != 400 {
 			t.Errorf("%s: %d %s", query, w.Code, w.Body)
 		}
