@@ -42,7 +42,13 @@ func convertLiteLLM(o *output, file source) {
 	groups.finish()
 	liteLLMRouter(o, router)
 	liteLLMKeys(o, file.mapping("general_settings"))
-	settings.drop("drop_params", "set_verbose", "json_logs", "num_retries", "telemetry")
+	settings.drop("set_verbose", "json_logs", "telemetry")
+	if v := settings.take("drop_params"); v != nil {
+		o.note("litellm_settings.drop_params %v: engines get all options of a request here", v)
+	}
+	if v := settings.take("num_retries"); v != nil {
+		o.note("litellm_settings.num_retries %v: up to three replicas of a model are tried here, before the client has a byte of an answer", v)
+	}
 	if timeout, ok := settings.number("request_timeout"); ok {
 		o.note("litellm_settings.request_timeout %v: set stream.max_duration of each model here", timeout)
 	}
@@ -109,7 +115,7 @@ func (g *liteLLMGroups) add(deployment source) {
 		if warning != "" {
 			upstream.note("%s", warning)
 		}
-		upstream.note("%s: Sluice finds the models of this server by itself here", name)
+		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
 		g.out.upstreams = append(g.out.upstreams, upstream)
 		return
 	}
