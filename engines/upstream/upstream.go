@@ -114,8 +114,9 @@ type server struct {
 	// fault tells why the server gets no requests. It is empty if the server is healthy.
 	fault string
 	since time.Time
-	// checked is true once a check has ended.
-	checked bool
+	// checked is true once a check has ended. checking is true while Run checks the server, and
+	// again if it is to do so once more after that.
+	checked, checking, again bool
 	// health is the server's health for each model that has failed there.
 	health map[string]modelHealth
 	// failedAt is when a request to the server last failed.
@@ -194,41 +195,77 @@ func (l *Launcher) requestCheck() {
 	}
 }
 
-// Run checks the servers every Interval and after each Set, until ctx ends. It then returns nil.
+// Run checks the servers every Interval and after each Set, until ctx ends. It then returns nil. A
+// server that answers slowly delays the checks of no other.
 func (l *Launcher) Run(ctx context.Context) error {
 	tick := time.NewTicker(l.Interval)
 	defer tick.Stop()
 	// Other clients close their idle connections after a timeout.
 	defer l.Client.CloseIdleConnections()
-	for {
-		l.checkAll(ctx)
+	var checks sync.WaitGroup
+	defer checks.Wait()
+	for asked := true; ; {
+		l.followNames(ctx)
+		for s, q := range l.due(asked) {
+			checks.Go(func() {
+				l.checkServer(ctx, s, q)
+				l.checkEnded(s)
+			})
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+			asked = false
 		case <-l.checkSignal:
+			asked = true
 		}
 	}
 }
 
 // CheckOnce checks all servers once. The gateway calls it before it serves, so that it knows the
-// models.
-func (l *Launcher) CheckOnce(ctx context.Context) { l.checkAll(ctx) }
-
-// checkAll looks up the host names that are followed, and checks all servers concurrently. It
-// returns after the slowest check. Lookups and checks take at most Timeout each.
-func (l *Launcher) checkAll(ctx context.Context) {
+// models. It returns after the slowest check. Lookups and checks take at most Timeout each.
+func (l *Launcher) CheckOnce(ctx context.Context) {
 	l.followNames(ctx)
-	var looks sync.WaitGroup
+	var checks sync.WaitGroup
 	for s, q := range l.questions() {
-		looks.Go(func() {
-			seen := l.check(ctx, q)
-			if ctx.Err() == nil {
-				l.applyResult(s, seen)
-			}
-		})
+		checks.Go(func() { l.checkServer(ctx, s, q) })
 	}
-	looks.Wait()
+	checks.Wait()
+}
+
+// checkServer checks a server and applies the result.
+func (l *Launcher) checkServer(ctx context.Context, s *server, q question) {
+	if seen := l.check(ctx, q); ctx.Err() == nil {
+		l.applyResult(s, seen)
+	}
+}
+
+// due returns what the servers that are not being checked are to be asked. The others are checked
+// once more after their check if somebody has asked for checks.
+func (l *Launcher) due(asked bool) map[*server]question {
+	all := l.questions()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for s := range all {
+		if s.checking {
+			s.again = s.again || asked
+			delete(all, s)
+		}
+		s.checking = true
+	}
+	return all
+}
+
+// checkEnded notes that Run has checked the server.
+func (l *Launcher) checkEnded(s *server) {
+	l.mu.Lock()
+	again := s.again
+	s.checking, s.again = false, false
+	l.mu.Unlock()
+	if again {
+		l.requestCheck()
+	}
 }
 
 // questions returns what each server is to be asked.

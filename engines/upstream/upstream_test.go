@@ -237,3 +237,22 @@ func TestHostPort(t *testing.T) {
 		}
 	}
 }
+
+// TestU17_ASlowServerDelaysNoOther: a server that comes while another one lets its check hang is
+// known at once.
+func TestU17_ASlowServerDelaysNoOther(t *testing.T) {
+	hang := make(chan struct{})
+	hung := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
+	t.Cleanup(hung.Close)
+	t.Cleanup(func() { close(hang) })
+	good := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":[{"id":"chat"}]}`) }))
+	t.Cleanup(good.Close)
+	fleet := engines.NewFleet()
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Interval: time.Hour, Timeout: time.Hour})
+	t.Cleanup(l.Client.CloseIdleConnections)
+	l.Set(Desired{Discover: discover(hung.URL)})
+	go l.Run(t.Context())
+	time.Sleep(50 * time.Millisecond) // in the middle of the check
+	l.Set(Desired{Discover: discover(hung.URL, good.URL)})
+	await(t, fleet, func() bool { return len(fleetStates(fleet)["chat"]) == 1 })
+}
