@@ -115,22 +115,13 @@ func (c *Controller) lowerGuess(a *arrival) {
 		return
 	}
 	a.lowerGuess(c.tenant(a.Tenant).limits.TokensPerMinute)
-	if g, ok := c.gates[a.Model]; ok && a.Pool == "" {
-		a.lowerGuess(g.usage.limits.TokensPerMinute)
-	}
-	p, ok := c.pools[a.Pool]
-	if !ok || a.Pool == "" {
-		return
-	}
-	greatest := 0
-	for _, m := range p.memberships {
-		limit := m.gate.usage.limits.TokensPerMinute
-		if limit <= 0 {
-			return // a model without a limit
+	if a.Pool == "" {
+		if g, ok := c.gates[a.Model]; ok {
+			a.lowerGuess(g.usage.limits.TokensPerMinute)
 		}
-		greatest = max(greatest, limit)
+	} else if p, ok := c.pools[a.Pool]; ok {
+		a.lowerGuess(p.tokensPerMinute())
 	}
-	a.lowerGuess(greatest)
 }
 
 // checkTenantLimits returns why the tenant's own limits refuse the request. The tenant's waiters

@@ -122,6 +122,18 @@ func (p *pool) fits(a *arrival) bool {
 	return false
 }
 
+// tokensPerMinute returns the greatest limit of the pool's models; 0: one has none.
+func (p *pool) tokensPerMinute() (greatest int) {
+	for _, m := range p.memberships {
+		limit := m.gate.usage.limits.TokensPerMinute
+		if limit <= 0 {
+			return 0
+		}
+		greatest = max(greatest, limit)
+	}
+	return greatest
+}
+
 // PoolStats returns the state of the pool's own queue. Tokens is -1.
 func (c *Controller) PoolStats(name string) Stats {
 	c.mu.Lock()

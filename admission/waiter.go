@@ -29,7 +29,14 @@ type arrival struct {
 func newArrival(r Request) arrival {
 	r.Tokens = min(max(r.Tokens, 0), maxTokens)
 	r.Bytes = max(r.Bytes, 0)
-	return arrival{Request: r, cost: int64(max(r.Tokens, 1)), band: r.Priority.band(), needTokens: int64(r.Tokens), needRequests: 1}
+	a := arrival{Request: r, band: r.Priority.band(), needRequests: 1}
+	a.setTokens(r.Tokens)
+	return a
+}
+
+// setTokens sets what the request will be charged.
+func (a *arrival) setTokens(n int) {
+	a.Tokens, a.cost, a.needTokens = n, int64(max(n, 1)), int64(n)
 }
 
 // needsLease reports whether the request needs a lease of its own. A request under a task does not.
@@ -53,9 +60,8 @@ func (a *arrival) lowerGuess(perMinute int) {
 	if perMinute <= 0 || cut <= 0 {
 		return
 	}
-	a.Tokens -= cut
 	a.Guessed -= cut
-	a.cost, a.needTokens = int64(max(a.Tokens, 1)), int64(a.Tokens)
+	a.setTokens(a.Tokens - cut)
 }
 
 // waitFor is how long the bucket keeps the request waiting for its tokens.

@@ -71,7 +71,7 @@ func engineRoute(c Config) *route.Route {
 	r.TypedPerFilterConfig[customResponseName] = mustPack(refuseUnasked())
 	stripDecided(r, c)
 	if !c.Filter.strips(c) {
-		// Here, because Envoy would remove what the route adds if the list were the listener's.
+		// The list of all routes is applied after this route has added its own.
 		r.ResponseHeadersToRemove = headers.RateLimits()
 	}
 	if c.HideReplica {

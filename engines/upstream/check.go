@@ -73,10 +73,11 @@ func (l *Launcher) check(ctx context.Context, q question) checkResult {
 	defer cancel()
 	s := checkResult{startedAt: time.Now()}
 	if !q.address.IsValid() {
-		limited, cancel := ctx, func() {}
-		if q.last.IsValid() { // half of the time is for the server, if no name server answers
-			limited, cancel = context.WithTimeout(ctx, l.Timeout/2)
+		timeout := l.Timeout
+		if q.last.IsValid() {
+			timeout /= 2 // the rest is for the server, if no name server answers
 		}
+		limited, cancel := context.WithTimeout(ctx, timeout)
 		addresses, err := l.lookUp(limited, q.base)
 		cancel()
 		switch {

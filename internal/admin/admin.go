@@ -308,9 +308,7 @@ func (h *handler) find(path string) (route, bool) {
 		return h.findRequest(rest)
 	}
 	if id, ok := strings.CutPrefix(path, keysPath+"/"); ok && h.Keys != nil {
-		if plain, err := url.PathUnescape(id); err == nil {
-			return route{http.MethodDelete: h.revokeKey(plain)}, true
-		}
+		return route{http.MethodDelete: h.revokeKey(id)}, true
 	}
 	if isView(path) {
 		path = "/"

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -97,8 +98,13 @@ func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
 	}{key, secret})
 }
 
-func (h *handler) revokeKey(id string) http.HandlerFunc {
+func (h *handler) revokeKey(raw string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		id, err := url.PathUnescape(raw)
+		if err != nil {
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The key's id in the URL has an invalid percent-encoding."))
+			return
+		}
 		if !readAction(w, r, &struct{}{}, "{} or empty") {
 			return
 		}

@@ -115,8 +115,8 @@ type Config struct {
 	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
 	// block. It may be nil.
 	OnPlaced func(Placement)
-	// OnSilent is told of a replica that is Silent. It may be nil.
-	OnSilent func(model, replica string)
+	// Failed is told of a replica that is Silent, with the reason in words. It may be nil.
+	Failed func(model, replica string, kind Failure, reason string)
 }
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
@@ -126,7 +126,7 @@ type Dispatcher struct {
 	shared    bool
 	demand    func(model string)
 	onPlaced  func(Placement)
-	onSilent  func(model, replica string)
+	failed    func(model, replica string, kind Failure, reason string)
 	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
 	explains, unsampled bool
 	// indexes bounds the memory of all prefix indexes
@@ -223,7 +223,7 @@ func New(c Config) *Dispatcher {
 		shared:      c.Shared,
 		demand:      c.Demand,
 		onPlaced:    c.OnPlaced,
-		onSilent:    c.OnSilent,
+		failed:      c.Failed,
 		explains:    c.ExplainPicks,
 		unsampled:   c.NoSamples,
 		indexes:     prefix.NewBudget(indexBytes),

@@ -167,11 +167,11 @@ func (w *routingTable) continuesOther(r *Request, now time.Time) bool {
 	if r.Previous == "" {
 		return false
 	}
-	own, any := sessionKey(r.Tenant, r.Previous), sessionKey(anyTenant, r.Previous)
+	ownKey, anyKey := sessionKey(r.Tenant, r.Previous), sessionKey(anyTenant, r.Previous)
 	isOwn, isKnown := false, false
 	for _, t := range w.routes {
-		_, found := t.estimator.sessions.find(own, now)
-		_, known := t.estimator.sessions.find(any, now)
+		_, found := t.estimator.sessions.find(ownKey, now)
+		_, known := t.estimator.sessions.find(anyKey, now)
 		isOwn, isKnown = isOwn || found, isKnown || known
 	}
 	return isKnown && !isOwn

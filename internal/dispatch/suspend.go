@@ -35,8 +35,8 @@ const (
 	silentAfter  = 5 * time.Second
 )
 
-// SilentReason is why a replica is suspended for Silent.
-const SilentReason = "left several requests in a row without an answer"
+// silentReason is why a replica is suspended for Silent.
+const silentReason = "left several requests in a row without an answer"
 
 // noteSilenceLocked notes whether the replica has answered the request. It returns whether the
 // replica is Silent. Ticket.mu is held.

@@ -288,14 +288,16 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
-	silent, replica := false, t.route.replicas[t.replicaIndex].id
+	silent := ""
 	if !already {
 		t.learnLocked(plausible(r))
-		silent = t.noteSilenceLocked(r)
+		if t.noteSilenceLocked(r) {
+			silent = t.route.replicas[t.replicaIndex].id
+		}
 	}
 	t.mu.Unlock()
-	if silent && t.dispatcher.onSilent != nil {
-		t.dispatcher.onSilent(t.Model, replica)
+	if silent != "" && t.dispatcher.failed != nil {
+		t.dispatcher.failed(t.Model, silent, Silent, silentReason)
 	}
 	if !already {
 		tokens := t.estimator.correct(r, t.estimate)

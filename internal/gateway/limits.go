@@ -69,8 +69,7 @@ func (g *Gateway) makeAdmission() error {
 	// The policies come with the first configuration that is put in force.
 	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission,
 		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced(),
-		OnSilent:     func(model, replica string) { g.failed(model, replica, dispatch.Silent, dispatch.SilentReason) },
-		ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
+		Failed: g.failed, ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
 	k.dispatcher = g.dispatcher
 	g.limits = k
 	return g.makeRemoteRouting()

@@ -4,24 +4,24 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 )
 
 // MaxElements is how many elements a list may have that Elements reads. An element may take two
 // bytes of a body and a hundred times as much when it is read.
 const MaxElements = 100_000
 
-// The errors of Elements for what is no list, and for one that is too long.
-var (
-	ErrNoList  = errors.New("is no list")
-	ErrTooLong = errors.New("has more than 100000 elements")
-)
+// ErrTooLong is the error for a list with more than MaxElements.
+var ErrTooLong = fmt.Errorf("has more than %d elements", MaxElements)
+
+var errNoList = errors.New("is no list")
 
 // Elements reads a JSON list one element after the other, and stops at the first error, which read
 // or decode has returned. decode reads the element into its argument.
 func Elements(list []byte, read func(i int, decode func(into any) error) error) error {
 	d := json.NewDecoder(bytes.NewReader(list))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return ErrNoList
+		return errNoList
 	}
 	for i := 0; d.More(); i++ {
 		if i == MaxElements {
@@ -31,10 +31,20 @@ func Elements(list []byte, read func(i int, decode func(into any) error) error) 
 			return err
 		}
 	}
-	if _, err := d.Token(); err != nil {
-		return err
-	}
-	return nil
+	_, err := d.Token()
+	return err
+}
+
+// Each reads a JSON list as Elements does, of elements of one type.
+func Each[T any](list []byte, use func(T)) error {
+	return Elements(list, func(_ int, decode func(any) error) error {
+		var element T
+		if err := decode(&element); err != nil {
+			return err
+		}
+		use(element)
+		return nil
+	})
 }
 
 // List is a JSON list of at most MaxElements. It can be read from null, as a slice can.
@@ -46,12 +56,5 @@ func (l *List[T]) UnmarshalJSON(raw []byte) error {
 		return nil
 	}
 	*l = (*l)[:0]
-	return Elements(raw, func(_ int, decode func(any) error) error {
-		var element T
-		if err := decode(&element); err != nil {
-			return err
-		}
-		*l = append(*l, element)
-		return nil
-	})
+	return Each(raw, func(element T) { *l = append(*l, element) })
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -117,11 +116,7 @@ func (s *httpSink) Answer(a *Answer) error {
 	}
 	s.headerSent = true
 	h := s.w.Header()
-	for name, values := range a.Header {
-		if lower := strings.ToLower(name); crossesToClient(lower) {
-			h[name] = values
-		}
-	}
+	passHeaders(h, a.Header)
 	s.setSourceHeader(headers.SourceEngine)
 	h.Set("content-length", strconv.Itoa(len(a.Body)))
 	s.w.WriteHeader(a.Status)

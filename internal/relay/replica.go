@@ -191,9 +191,14 @@ func forwardedHeaders(from http.Header) http.Header {
 	return to
 }
 
-// crossesToClient reports whether a client gets a header of an engine, which is in lower case.
-func crossesToClient(lower string) bool {
-	return !isHopByHop(lower) && lower != headers.Source && lower != headers.Replica && !headers.StripsFromEngines(lower)
+// passHeaders sets the headers of an engine's answer that cross the gateway.
+func passHeaders(to, from http.Header) {
+	for name, values := range from {
+		lower := strings.ToLower(name)
+		if !isHopByHop(lower) && lower != headers.Source && lower != headers.Replica && !headers.StripsFromEngines(lower) {
+			to[name] = values
+		}
+	}
 }
 
 // isHopByHop reports whether a header, in lower case, belongs to one connection or to the gateway,

@@ -81,11 +81,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 	}
 	defer response.Body.Close()
 	h := w.Header()
-	for name, values := range response.Header {
-		if lower := strings.ToLower(name); crossesToClient(lower) {
-			h[name] = values
-		}
-	}
+	passHeaders(h, response.Header)
 	h.Set(headers.Source, headers.SourceEngine)
 	if r.config.ReplicaHeader() {
 		h.Set(headers.Replica, replica.ID)

@@ -41,19 +41,10 @@ func (w *words) UnmarshalJSON(raw []byte) error {
 		return json.Unmarshal(raw, &w.text)
 	case '[':
 		var text, thoughts strings.Builder
-		err := openai.Elements(raw, func(_ int, decode func(any) error) error {
-			var p struct {
-				Text     string  `json:"text"`
-				Refusal  string  `json:"refusal"`
-				Thinking thought `json:"thinking"`
-			}
-			if err := decode(&p); err != nil {
-				return err
-			}
+		err := openai.Each(raw, func(p answerPart) {
 			text.WriteString(p.Text)
 			text.WriteString(p.Refusal)
 			thoughts.WriteString(string(p.Thinking))
-			return nil
 		})
 		w.text, w.thought = text.String(), thoughts.String()
 		return err
@@ -61,8 +52,19 @@ func (w *words) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// answerPart is a part of a content.
+type answerPart struct {
+	Text     string  `json:"text"`
+	Refusal  string  `json:"refusal"`
+	Thinking thought `json:"thinking"`
+}
+
 // thought is the reasoning of a part: a string, or a list of texts.
 type thought string
+
+type thoughtPart struct {
+	Text string `json:"text"`
+}
 
 // UnmarshalJSON implements json.Unmarshaler. Any other value has no text.
 func (t *thought) UnmarshalJSON(raw []byte) error {
@@ -71,16 +73,7 @@ func (t *thought) UnmarshalJSON(raw []byte) error {
 		return json.Unmarshal(raw, (*string)(t))
 	case '[':
 		var all strings.Builder
-		err := openai.Elements(raw, func(_ int, decode func(any) error) error {
-			var p struct {
-				Text string `json:"text"`
-			}
-			if err := decode(&p); err != nil {
-				return err
-			}
-			all.WriteString(p.Text)
-			return nil
-		})
+		err := openai.Each(raw, func(p thoughtPart) { all.WriteString(p.Text) })
 		*t = thought(all.String())
 		return err
 	}

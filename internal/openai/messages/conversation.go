@@ -79,15 +79,17 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 		all = append(all, some...)
 		return fault
 	})
-	if fault == nil && messages == 0 {
-		fault = openai.Invalid("messages", form)
+	switch {
+	case fault != nil:
+		return fault
+	case messages == 0:
+		return openai.Invalid("messages", form)
 	}
 	chat["messages"] = marshal(all)
-	return fault
+	return nil
 }
 
-// elements reads a list at a place of the request. form is what is wrong with anything else. An
-// error of decode that read passes on is a fault of the whole list.
+// elements reads a list at a place of the request. form is what is wrong with anything else.
 func elements(at string, list json.RawMessage, form string, read func(at string, decode func(any) error) *openai.Error) *openai.Error {
 	var fault *openai.Error
 	err := openai.Elements(list, func(i int, decode func(any) error) error {
