@@ -20,7 +20,7 @@ type Forecast struct {
 // Forecast returns the forecast of a request and changes nothing. It reads the Model, Allowed,
 // Tenant and PromptBytes of the request.
 func (d *Dispatcher) Forecast(r *Request) Forecast {
-	c, fault := d.table.Load().resolve(r)
+	_, c, fault := d.resolve(r)
 	if fault != nil {
 		return Forecast{}
 	}

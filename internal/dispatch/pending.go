@@ -27,8 +27,7 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 	if d.retired.Load() {
 		return nil, nil, retiredFault()
 	}
-	table := d.table.Load()
-	c, fault := table.resolve(r)
+	table, c, fault := d.resolve(r)
 	if fault != nil {
 		return nil, nil, fault
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
@@ -46,6 +47,36 @@ func (d *Dispatcher) rebuild() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.rebuildLocked()
+}
+
+// newer returns the routing table after w, if the fleet has changed since w was made; else w. Run
+// follows each change of the fleet too, but some time later: until then the fleet may show a model
+// that w does not have.
+func (d *Dispatcher) newer(w *routingTable) *routingTable {
+	if w.snapshot == d.fleet.Snapshot() {
+		return w
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.table.Load().snapshot != d.fleet.Snapshot() {
+		d.rebuildLocked()
+	}
+	return d.table.Load()
+}
+
+// resolve finds the model or the pool that the request names, and the routing table that has it. It
+// refuses a request only by a table of the present fleet.
+func (d *Dispatcher) resolve(r *Request) (*routingTable, choice, *openai.Error) {
+	w := d.table.Load()
+	c, fault := w.resolve(r)
+	if fault == nil {
+		return w, c, nil
+	}
+	if newer := d.newer(w); newer != w {
+		w = newer
+		c, fault = w.resolve(r)
+	}
+	return w, c, fault
 }
 
 // rebuildLocked makes a new routing table. An unchanged model keeps its model route. So the cost is

@@ -175,7 +175,7 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 	if !r.Stream && r.ID == "" && !table.special && !r.Endpoint.OfMessages() {
 		return decision{} // only native is possible
 	}
-	c, fault := table.resolve(r)
+	table, c, fault := d.resolve(r)
 	if fault != nil {
 		return decision{}
 	}
