@@ -105,7 +105,9 @@ func (k *checker) checkControlCertificates(at path, listen netip.AddrPort) {
 	if !k.valid(at.field("cert")) || !k.valid(at.field("key")) || !k.valid(at.field("client_ca")) {
 		return
 	}
-	c.Cert, c.Key = k.absolutePath(c.Cert), k.absolutePath(c.Key)
+	if !k.checkPair(at, &c.Cert, &c.Key) {
+		return
+	}
 	pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
 	if err != nil {
 		k.faultf(at.field("cert"), "cannot be used with its key: %v", err)

@@ -49,6 +49,8 @@ func TestU16_ControlFaults(t *testing.T) {
 	for name, test := range map[string]struct{ control, want string }{
 		"no authority off loopback": {`{listen: "10.0.0.1:3", ` + files + `}`, "3: control.client_ca: is needed because 10.0.0.1:3 can be reached"},
 		"no certificate":            {`{listen: "127.0.0.1:3"}`, "3: control.cert: is needed with control.listen"},
+		"no such certificate":       {`{listen: "127.0.0.1:3", cert: none.crt, key: server.key}`, "3: control.cert: cannot be read"},
+		"no such key":               {`{listen: "127.0.0.1:3", cert: server.crt, key: none.key}`, "3: control.key: cannot be read"},
 		"a wrong key":               {`{listen: "127.0.0.1:3", cert: server.crt, key: ca.crt}`, "3: control.cert: cannot be used with its key"},
 		"a wrong authority":         {`{listen: "127.0.0.1:3", ` + files + `, client_ca: server.key}`, "3: control.client_ca: cannot be read"},
 		"the listener of clients":   {`{listen: "127.0.0.1:1", ` + files + `}`, "3: control.listen: 127.0.0.1:1 is also the address of another listener"},

@@ -45,14 +45,7 @@ func (k *checker) checkTLS() {
 	if t.Cert == "" || t.Key == "" {
 		return
 	}
-	t.Cert, t.Key = k.absolutePath(t.Cert), k.absolutePath(t.Key)
-	readable := true
-	for _, file := range []named{{t.Cert, at.field("cert")}, {t.Key, at.field("key")}} {
-		if _, err := os.Stat(file.name); err != nil {
-			k.faultf(file.at, "cannot be read: %v", err)
-			readable = false
-		}
-	}
+	readable := k.checkPair(at, &t.Cert, &t.Key)
 	if t.ClientCA != "" {
 		t.ClientCA = k.absolutePath(t.ClientCA)
 		if _, err := readCertificates(t.ClientCA); err != nil {
@@ -72,6 +65,20 @@ func (k *checker) checkTLS() {
 	if c := k.config.Control; c.Listen != "" && c.ClientCA == "" {
 		k.faultf(at, "gives the key to every program of this machine that connects to control.listen: set control.client_ca")
 	}
+}
+
+// checkPair makes the paths of the fields cert and key at this place absolute. It reports each file
+// that does not exist, and returns whether both do.
+func (k *checker) checkPair(at path, cert, key *string) (exist bool) {
+	*cert, *key = k.absolutePath(*cert), k.absolutePath(*key)
+	exist = true
+	for _, file := range []named{{*cert, at.field("cert")}, {*key, at.field("key")}} {
+		if _, err := os.Stat(file.name); err != nil {
+			k.faultf(file.at, "cannot be read: %v", err)
+			exist = false
+		}
+	}
+	return exist
 }
 
 // checkKeyKind refuses a certificate whose key Envoy cannot use.
