@@ -160,12 +160,21 @@ func (g *Gateway) Signal(s syscall.Signal) {
 	})
 }
 
-// Kill kills the program with SIGKILL and waits until it has exited. The processes that it started
-// keep running.
+// Kill kills the program with SIGKILL and waits until it has exited. If another process serves in
+// its place after a restart, that one ends by itself, and Kill waits for it too. The processes that
+// they started keep running.
 func (g *Gateway) Kill() {
 	g.T.Helper()
 	g.Signal(syscall.SIGKILL)
 	<-g.Exited
+	Eventually(g.T, "what served in its place has ended", func() error {
+		for pid, command := range g.Processes() {
+			if strings.Contains(command, " "+g.Command[0]+" ") {
+				return fmt.Errorf("%d: %s", pid, command)
+			}
+		}
+		return nil
+	})
 }
 
 // Stop stops the program and waits until every process that it started has exited. It fails the

@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -122,12 +121,6 @@ func TestE2E_X20_E3_APredecessorIsAdopted(t *testing.T) {
 	restart(g)
 	second := envoysOf(g)
 	g.Kill()
-	harness.Eventually(t, "the gateway has ended", func() error {
-		if g.TryGet("/healthz", new(any)) == nil {
-			return errors.New("the gateway answers")
-		}
-		return nil
-	})
 	g.Launch()
 	g.AwaitReady()
 	now := envoysOf(g)
