@@ -200,8 +200,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 }
 
 // StopAccepting closes the listeners and leaves all connections open, those without a request too:
-// the peer may be about to use them. A connection ends after its next response, or when the peer
-// closes it.
+// the peer may be about to use them. A connection ends after its next response that says so in its
+// head, or when the peer closes it. If it ended after a head of before, the peer's next request
+// could already be on its way.
 func (s *Server) StopAccepting() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,7 +219,7 @@ func (s *Server) Connections() int {
 	return len(s.conns)
 }
 
-// ending reports whether a connection ends after its response.
+// ending reports whether a connection ends after a response whose head is written now.
 func (s *Server) ending() bool { return s.closing.Load() || s.retired.Load() }
 
 // Close closes all connections but hijacked ones. It does not wait for handlers.

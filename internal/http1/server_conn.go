@@ -170,7 +170,7 @@ func (c *serverConn) serveRequest(req *http.Request) bool {
 	c.cancel = cancel
 	req = req.WithContext(ctx)
 	req.RemoteAddr = c.rwc.RemoteAddr().String()
-	w := &ResponseWriter{conn: c, length: unknownLength, headRequest: req.Method == http.MethodHead, closing: req.Close || c.server.ending()}
+	w := &ResponseWriter{conn: c, length: unknownLength, headRequest: req.Method == http.MethodHead, closing: req.Close}
 	var b *requestBody
 	if req.Body == http.NoBody || req.Body == nil {
 		c.onBodyRead()
@@ -194,7 +194,7 @@ func (c *serverConn) finishResponse(w *ResponseWriter, b *requestBody) bool {
 		b.closeLocked()
 		b.mu.Unlock()
 	}
-	again := w.finish() && !c.server.ending()
+	again := w.finish() && !c.server.closing.Load()
 	if !c.bodyDone.Load() && errors.Is(w.err, errHandlerReturned) {
 		c.linger()
 	}

@@ -166,3 +166,41 @@ func TestTimeouts(t *testing.T) {
 		p.expect(200, "POST /a 3 abc")
 	})
 }
+
+// TestX20_StopAcceptingClosesNothingUnsaid: a response whose head has left before StopAccepting
+// does not end its connection, because the peer may use that already. The next one says that it
+// does.
+func TestX20_StopAcceptingClosesNothingUnsaid(t *testing.T) {
+	begun, proceed := make(chan bool), make(chan bool)
+	w := startServer(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/headless" {
+			begun <- true
+			<-proceed
+		}
+		io.WriteString(w, "done")
+		if r.URL.Path == "/slow" {
+			http.NewResponseController(w).Flush()
+			begun <- true
+			<-proceed
+		}
+	}, nil)
+	slow, headless := w.dial(t), w.dial(t)
+	slow.send("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+	within(t, begun)
+	headless.send("GET /headless HTTP/1.1\r\nhost: x\r\n\r\n")
+	within(t, begun)
+	w.server.StopAccepting()
+	close(proceed)
+	if res := slow.expect(200, "done"); res.Close {
+		t.Error("the head left before the server stopped accepting")
+	}
+	slow.send(get)
+	if res := slow.expect(200, "done"); !res.Close {
+		t.Error("the peer is not told that this is the last response")
+	}
+	slow.awaitClose()
+	if res := headless.expect(200, "done"); !res.Close {
+		t.Error("the peer is not told, although the head had not left")
+	}
+	headless.awaitClose()
+}

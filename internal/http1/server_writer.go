@@ -245,10 +245,10 @@ func (w *ResponseWriter) appendSuffix(out []byte, size int) []byte {
 }
 
 // appendHead appends the settled head, without the framing and the empty line. When the body of the
-// request was not read, it declares that the connection ends: the rest may never be read, and the
-// peer must not send its next request.
+// request was not read, or when the server ends, it declares that the connection ends: the rest may
+// never be read, and the peer must not send its next request.
 func (w *ResponseWriter) appendHead(out []byte) []byte {
-	w.closing = w.closing || !w.conn.bodyDone.Load()
+	w.closing = w.closing || !w.conn.bodyDone.Load() || w.conn.server.ending()
 	out = append(out, *w.head...)
 	releaseFrame(w.head, *w.head)
 	w.head, w.headSent = nil, true
