@@ -58,7 +58,7 @@ const (
 type Decider struct {
 	Config
 	uploads *uploads
-	// open counts the exchanges.
+	// open counts the exchanges that were not refused.
 	open atomic.Int64
 	// retired says that another process decides, see Retire.
 	retired atomic.Bool

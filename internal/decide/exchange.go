@@ -60,6 +60,8 @@ type Exchange struct {
 	fault  *openai.Error
 	// decided says that the request has its answer; moved that another process has to give it.
 	decided, moved bool
+	// counted says that the exchange is one of Decider.open.
+	counted bool
 	answer         Answer
 }
 
@@ -73,6 +75,7 @@ func (d *Decider) Open(e Envoy) *Exchange {
 // OpenIn is Open for an exchange in memory of the transport, which is zero.
 func (d *Decider) OpenIn(x *Exchange, e Envoy) {
 	d.open.Add(1)
+	x.counted = true
 	x.decider, x.envoy = d, e
 	x.head.trusted = d.Authenticator.Header()
 }
@@ -164,7 +167,15 @@ func (x *Exchange) End() {
 		x.fault = openai.Cancelled()
 	}
 	x.Close()
-	x.decider.open.Add(-1)
+	x.uncount()
+}
+
+// uncount has the exchange count as open no more. Further calls do nothing.
+func (x *Exchange) uncount() {
+	if x.counted {
+		x.counted = false
+		x.decider.open.Add(-1)
+	}
 }
 
 // Close closes the record of the request, which releases its ticket, unless the relay has claimed
@@ -203,6 +214,7 @@ func (x *Exchange) Cancel() bool {
 // refuse returns the answer with which Envoy sends the error e to the client.
 func (x *Exchange) refuse(e *openai.Error) *Answer {
 	x.fault = e
+	x.uncount() // a client that does not read the error may keep the exchange from its End
 	return reply(e, x.head.isOfMessages())
 }
 

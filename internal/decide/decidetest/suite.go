@@ -236,10 +236,18 @@ func tooManyHeaders(s *Stage) {
 	}
 }
 
-// A gateway without sockets refuses requests at once.
+// A gateway without sockets refuses requests at once. Requests that were refused take no place,
+// although their clients have not read the answer.
 func tooManyOpen(s *Stage) {
 	s.MaxOpen = func() int { return 1 }
-	s.chat(`{"model":"m"}`)
+	for range 3 {
+		if a := s.request(h("authorization", "Bearer wrong")).Answer(); a.Status != 401 {
+			s.t.Errorf("%+v, want 401", a)
+		}
+	}
+	if _, a := s.chat(`{"model":"m"}`); a.Kind != decide.Go {
+		s.t.Errorf("%+v, want the request to go", a)
+	}
 	if a := s.request(Key).Answer(); a.Status != 503 {
 		s.t.Errorf("%+v, want 503", a)
 	}
