@@ -17,8 +17,9 @@ import (
 
 const (
 	// maxStreams bounds the concurrent requests of one HTTP/2 connection. It is high because a load
-	// balancer in front of Envoy may use few connections.
-	maxStreams = 16 << 10
+	// balancer in front of Envoy may use few connections. It bounds what one connection costs:
+	// Envoy keeps the headers of each request, and a client can send them compressed.
+	maxStreams = 2 << 10
 	// maxOutboundFrames protects Envoy from clients that make it queue frames. A token is a frame
 	// of a few dozen bytes. Thousands of legitimate streams on one connection exceed the default of
 	// 10,000 long before any limit in bytes.
@@ -37,8 +38,9 @@ const (
 	// headerReserve is how many headers, and how many KiB of them, Envoy and Sluice may add to a
 	// request.
 	headerReserve = 50
-	// flushTimeout is how long a client may take to read the rest of a response that has ended.
-	flushTimeout = 5 * time.Minute
+	// flushTimeout is how long a client may take to read the rest of a response that has ended. The
+	// request keeps its memory and its place at the replica for so long.
+	flushTimeout = time.Minute
 	// http2Ping detects clients that disappeared without closing their connection. For HTTP/1.1,
 	// TCP keepalive does so.
 	http2Ping        = 30 * time.Second
