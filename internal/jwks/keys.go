@@ -140,14 +140,18 @@ func (v *Verifier) failed() bool {
 	return err != nil
 }
 
-// renew reads the keys again unless they were read a moment ago, and waits for it.
-func (v *Verifier) renew() {
+// renew reads the keys again unless they were read a moment ago, and waits for it. It calls onBlock
+// before it waits, unless that is nil.
+func (v *Verifier) renew(onBlock func()) {
 	v.mu.Lock()
 	if v.running == nil && time.Since(v.read) < pause {
 		v.mu.Unlock()
 		return
 	}
 	v.mu.Unlock()
+	if onBlock != nil {
+		onBlock()
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -29,8 +29,8 @@ var (
 )
 
 // Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
-// contains the token. When the token names a key that is not known, Verify reads the keys again and
-// waits a second for it at most. It calls onBlock before, unless that is nil.
+// contains the token. When no known key has signed the token, Verify reads the keys again and waits a
+// second for it at most. It calls onBlock before it waits, unless that is nil.
 func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	p := v.policy.Load()
 	if p == nil {
@@ -72,26 +72,31 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 	if err != nil || len(parsed.Headers) != 1 {
 		return i, "", fmt.Errorf("%w: it must be a JSON Web Token signed with RS256, ES256 or EdDSA", ErrInvalid)
 	}
-	candidates := p.keys.find(parsed.Headers[0].KeyID)
-	if len(candidates) == 0 {
-		if onBlock != nil {
-			onBlock()
-		}
-		v.renew()
-		if p = v.policy.Load(); p == nil || p.keys == nil {
-			return i, "", ErrNoKeys
-		}
-		candidates = p.keys.find(parsed.Headers[0].KeyID)
+	i, print, err = p.signed(parsed, now)
+	if !errors.Is(err, errUnsigned) {
+		return i, print, err
 	}
+	v.renew(onBlock) // a provider may use the id of a key again for a new one, or use no ids
+	if p = v.policy.Load(); p == nil || p.keys == nil {
+		return i, "", ErrNoKeys
+	}
+	return p.signed(parsed, now)
+}
+
+// errUnsigned means that none of the known keys has signed a token.
+var errUnsigned = fmt.Errorf("%w: no key of the identity provider has signed it", ErrInvalid)
+
+// signed checks a token that one of the known keys has signed. print is the thumbprint of that key.
+func (p *policy) signed(token *jwt.JSONWebToken, now time.Time) (i Identity, print string, err error) {
 	var claims jwt.Claims
 	var all map[string]any
-	for _, key := range candidates {
-		if err := parsed.Claims(key.key, &claims, &all); err == nil {
+	for _, key := range p.keys.find(token.Headers[0].KeyID) {
+		if token.Claims(key.key, &claims, &all) == nil {
 			i, err := p.config.check(claims, all, now)
 			return i, key.print, err
 		}
 	}
-	return i, "", fmt.Errorf("%w: no key of the identity provider has signed it", ErrInvalid)
+	return i, "", errUnsigned
 }
 
 // check checks the claims of a token with a good signature.
