@@ -3,6 +3,7 @@ package control
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -158,6 +159,32 @@ func TestU16_NothingAcceptedIsLost(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	<-stopped
+}
+
+// An address that opens many connections and sends nothing does not keep the Envoys of others
+// waiting until its handshakes end.
+func TestU16_ASilentAddressKeepsNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil)
+	silent := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	var first net.Conn
+	for i := range maxHandshakes + maxOfSource {
+		c, err := silent.Dial("tcp", s.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if i == 0 {
+			first = c
+		}
+	}
+	if got, err := s.ask(s.client(t, s.authority, headers.ALPNRelay, "envoy")); got != headers.ALPNRelay || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	_ = first.SetReadDeadline(time.Now().Add(50 * time.Millisecond)) // an error shows at the read
+	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the Envoy was served only after the first handshake of the silent address: %v", err)
+	}
 }
 
 func TestU16_WhoIsLetIn(t *testing.T) {

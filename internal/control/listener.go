@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -14,11 +15,14 @@ import (
 )
 
 const (
-	// handshakeTimeout bounds the handshake of a connection.
-	handshakeTimeout = 10 * time.Second
+	// handshakeTimeout bounds the handshake of a connection. An Envoy gives up after a second.
+	handshakeTimeout = 3 * time.Second
 	// maxHandshakes is how many connections may be in their handshake. Later ones wait in the queue
 	// of the kernel.
 	maxHandshakes = 1024
+	// maxOfSource is how many of them one address may have. Further ones are closed at once, so
+	// that an address that sends nothing does not keep the Envoys of others waiting.
+	maxOfSource = maxHandshakes / 4
 )
 
 // services are the application protocols of the services, in the order of preference. The first
@@ -37,6 +41,7 @@ type Listener struct {
 	running    context.Context
 	stop       context.CancelFunc
 	handshakes sync.WaitGroup
+	sources    sources
 	// ended is closed when Run has returned.
 	ended chan struct{}
 }
@@ -87,10 +92,15 @@ func (l *Listener) Run() error {
 			time.Sleep(acceptPause)
 			continue
 		}
+		from := sourceOf(c)
+		if !l.sources.begin(from) {
+			_ = c.Close() // the peer learns nothing more
+			continue
+		}
 		free <- struct{}{}
 		l.handshakes.Go(func() {
 			defer func() { <-free }()
-			l.pass(tls.Server(c, config))
+			l.pass(tls.Server(c, config), from)
 		})
 	}
 }
@@ -100,10 +110,12 @@ func (l *Listener) Run() error {
 const acceptPause = 50 * time.Millisecond
 
 // pass does the handshake and gives the connection to its service.
-func (l *Listener) pass(c *tls.Conn) {
+func (l *Listener) pass(c *tls.Conn, from netip.Addr) {
 	ctx, cancel := context.WithTimeout(l.running, handshakeTimeout)
 	defer cancel()
-	if err := c.HandshakeContext(ctx); err != nil {
+	err := c.HandshakeContext(ctx)
+	l.sources.end(from)
+	if err != nil {
 		l.log.Warn("Envoy refused at control", zap.Stringer("address", c.RemoteAddr()), zap.Error(err))
 		_ = c.Close() // the peer has been told
 		return

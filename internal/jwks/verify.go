@@ -29,8 +29,8 @@ var (
 )
 
 // Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
-// contains the token. When no known key has signed the token, Verify reads the keys again and waits a
-// second for it at most. It calls onBlock before it waits, unless that is nil.
+// contains the token. When no known key has signed the token, Verify reads the keys again and waits
+// a second for it at most. It calls onBlock before it waits, unless that is nil.
 func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	p := v.policy.Load()
 	if p == nil {
