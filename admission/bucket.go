@@ -101,6 +101,16 @@ func (b *bucket) correct(tokens int64) {
 	b.level = min(max(b.level+tokens*unitsPerToken, b.lowest()), b.size())
 }
 
+// correctWithoutDebt is correct, but takes no more tokens than there are.
+func (b *bucket) correctWithoutDebt(tokens int64) {
+	lowest := min(b.level, 0)
+	b.correct(tokens)
+	b.level = max(b.level, lowest)
+}
+
+// forgive ends the debt.
+func (b *bucket) forgive() { b.level = max(b.level, 0) }
+
 // tokens is the level in tokens; -1 without a limit.
 func (b *bucket) tokens(now time.Time) float64 {
 	if b.perMinute == 0 {

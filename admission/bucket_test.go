@@ -39,3 +39,14 @@ func TestX2_ADebtIsPaidAtItsRate(t *testing.T) {
 		t.Errorf("%d tokens of the largest bucket, want %d", huge.level/unitsPerToken, int64(maxTokens/2))
 	}
 }
+
+// TestCorrectWithoutDebt: what a request has cost beyond its estimate makes no debt and adds to
+// none. What comes back pays a debt.
+func TestCorrectWithoutDebt(t *testing.T) {
+	for _, test := range []struct{ before, tokens, want int64 }{{10, -4, 6}, {10, -30, 0}, {-5, -30, -5}, {-5, 3, -2}, {-5, 30, 25}} {
+		b := bucket{deep: true, perMinute: 100, level: test.before * unitsPerToken}
+		if b.correctWithoutDebt(test.tokens); b.level != test.want*unitsPerToken {
+			t.Errorf("%d corrected by %d: %d, want %d", test.before, test.tokens, b.level/unitsPerToken, test.want)
+		}
+	}
+}

@@ -28,10 +28,12 @@ type Lease struct {
 	// unknownToShared says that the shared state has forgotten the lease, so its release is not
 	// reported.
 	unknownToShared bool
-	prefill         bool
-	task            bool
-	released        bool
-	corrected       bool
+	// grantedAlone says that this gateway granted the lease while the shared state did not answer.
+	grantedAlone bool
+	prefill      bool
+	task         bool
+	released     bool
+	corrected    bool
 	// correction is what Correct found before Release. Release reports it to the shared state.
 	correction int64
 	// preemptible is the lease's entry among the preemption candidates; nil means that the lease
@@ -272,10 +274,14 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 		back = l.account.settle(int64(l.tokens) - correction)
 	}
 	now := time.Now()
-	l.gate.usage.bucket.refill(now)
-	l.gate.usage.bucket.correct(back)
-	l.tenant.tokens.refill(now)
-	l.tenant.tokens.correct(back)
+	for _, b := range []*bucket{&l.gate.usage.bucket, &l.tenant.tokens} {
+		b.refill(now)
+		if c.shared != nil && !l.grantedAlone {
+			b.correctWithoutDebt(back)
+		} else {
+			b.correct(back)
+		}
+	}
 	if c.shared != nil && l.released {
 		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Correct(l.gate.model, l.tenant.name, l.underTask, correction) })
 	} else {

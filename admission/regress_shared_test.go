@@ -212,3 +212,40 @@ func TestSharedTenantTokensComeBack(t *testing.T) {
 		s.wantAdmitted(waiting, 10*time.Millisecond)
 	})
 }
+
+// TestSharedGrantsLeaveNoDebt: the shared state granted a gateway more than its part of a tenant's
+// tokens for an hour. When it does not answer any more, the tenant gets this gateway's part, no
+// less and no more, also if requests cost more than their estimates.
+func TestSharedGrantsLeaveNoDebt(t *testing.T) {
+	t.Parallel()
+	const cost = 900 // tokens, once a second
+	for _, estimate := range []int{cost, cost / 10} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newTestGateway(t, newFakeStore(), admission.Limits{})
+			s.SetTenants(map[string]admission.TenantLimits{"acme": {TokensPerMinute: 60_000}})
+			s.change(func() { s.live = 2 })
+			serve := func(seconds int) (refused int) {
+				for range seconds {
+					l, err := s.Admit(t.Context(), admission.Request{Model: "chat", Tenant: "acme", Tokens: estimate})
+					if err == nil {
+						l.Release()
+						l.Correct(cost)
+					} else if refusal := new(admission.Refused); !errors.As(err, &refusal) || refusal.RetryAfter > 5*time.Second {
+						t.Fatal(err)
+					} else {
+						refused++
+					}
+					time.Sleep(time.Second)
+				}
+				return refused
+			}
+			if n := serve(3600); n > 0 {
+				t.Fatalf("%d requests were refused while the shared state answered", n)
+			}
+			s.change(func() { s.down = true })
+			if n := 1800 - serve(1800); n < 980 || n > 1020 { // 30,000 tokens in each of 30 minutes
+				t.Errorf("estimate %d: %d requests of a part of 1000 were admitted", estimate, n)
+			}
+		})
+	}
+}

@@ -105,7 +105,10 @@ func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) 
 	}
 	c.exemptAged(w, now)
 	l := c.acquireLease(g, t, &w.arrival, now)
-	l.id = w.id
+	l.id, l.grantedAlone = w.id, w.grantedAlone
+	if !l.grantedAlone {
+		l.forgiveDebt()
+	}
 	if w.slot.Replica != "" {
 		l.replica = w.slot.Replica
 		c.replicaLeases[l.replica]++
@@ -118,6 +121,15 @@ func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) 
 		g.inquiry.remoteLeases = max(v.ModelInUse-g.usage.leases, 0)
 	}
 	w.decide(l, nil)
+}
+
+// forgiveDebt ends the debt of this gateway's own buckets after the shared state has granted a
+// lease. They hold only its part of the limits, which such grants may exceed. While the shared
+// state does not answer, the tenant would wait until that debt is paid.
+func (l *Lease) forgiveDebt() {
+	for _, b := range []*bucket{&l.gate.usage.bucket, &l.tenant.tokens, &l.tenant.requests} {
+		b.forgive()
+	}
 }
 
 // decideAlone is this gateway's own verdict while the shared state does not answer. It uses its
