@@ -20,6 +20,9 @@ type replica struct {
 	maxPrefill  int // 0: no bound
 	// closeDelimited says that the replica ends responses by closing their connections.
 	closeDelimited bool
+	// private says that the replica is a process of this gateway. Other gateways may have one of
+	// the same id, which is another process, so its slots are not those of the shared state.
+	private bool
 	// since is when the replica became pickable. Slow start counts from then.
 	since time.Time
 	// slot is the replica's slot in the prefix index of the model.

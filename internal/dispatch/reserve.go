@@ -36,15 +36,23 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 				t.explainPick(&p, pickExplained{i, &ticket.prompt, most}, &expected.Prediction)
 			}
 			ticket.setSlot(t, i, t.list(key, i, p.loads), expected)
-			slot := admission.Slot{Replica: r.id, Limit: r.limit}
-			if d := ticket.dispatcher; d.shared {
-				slot.OnFull = func() { d.markFull(r, fullFor) }
-			}
-			return slot, true
+			return ticket.dispatcher.slotAt(r), true
 		}
 		// Another model that shares the replica acquired the slot first. Pick again with the new
 		// load.
 	}
+}
+
+// slotAt returns what admission knows of a slot of the replica.
+func (d *Dispatcher) slotAt(r replica) admission.Slot {
+	if r.private {
+		return admission.Slot{}
+	}
+	slot := admission.Slot{Replica: r.id, Limit: r.limit}
+	if d.shared {
+		slot.OnFull = func() { d.markFull(r, fullFor) }
+	}
+	return slot
 }
 
 // expectation is what is expected of a request that goes to its replica.

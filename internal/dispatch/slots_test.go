@@ -3,6 +3,7 @@ package dispatch
 import (
 	"testing"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
 )
 
@@ -61,5 +62,41 @@ func TestU1_SlotsAreTold(t *testing.T) {
 	expect("b", 1, LimitUnknown)
 	if len(s.earlyNews) != 0 {
 		t.Errorf("kept: %v", s.earlyNews)
+	}
+}
+
+// grantsAll is a shared state that grants every claim and remembers the last one.
+type grantsAll struct {
+	admission.Shared
+	last *admission.Claim
+}
+
+func (g grantsAll) Subscribe(admission.Subscriber)  {}
+func (g grantsAll) Gateways() int                   { return 2 }
+func (g grantsAll) Release(string, int64, bool)     {}
+func (g grantsAll) Correct(_, _, _ string, _ int64) {}
+func (g grantsAll) FirstToken(string)               {}
+func (g grantsAll) Acquire(claims []admission.Claim, done func([]admission.Verdict)) {
+	*g.last = claims[len(claims)-1]
+	go done(make([]admission.Verdict, len(claims)))
+}
+
+// TestLocalReplicasShareNoSlots: the first local replica of a model has the same id at every
+// gateway, but is another process there. Gateways share the slots of the other replicas.
+func TestLocalReplicasShareNoSlots(t *testing.T) {
+	t.Parallel()
+	for launcher, want := range map[engines.Launcher]admission.Claim{
+		engines.Local:      {},
+		engines.Kubernetes: {Replica: "m-0", ReplicaLimit: 4},
+		engines.Ray:        {Replica: "m-0", ReplicaLimit: 4},
+		engines.Upstream:   {Replica: "m-0", ReplicaLimit: 4},
+	} {
+		fleet, claim := engines.NewFleet(), admission.Claim{}
+		s := stage{New(Config{Fleet: fleet, Shared: true, Admission: admission.New(admission.Config{Shared: grantsAll{last: &claim}})}), fleet}
+		s.put("m", engines.Replica{ID: "m-0", Launcher: launcher, Slots: 4})
+		s.must(t, newRequest("m", "k")).Release()
+		if claim.Replica != want.Replica || claim.ReplicaLimit != want.ReplicaLimit {
+			t.Errorf("%s: it asks for a slot of %q, of %d, want %q, of %d", launcher, claim.Replica, claim.ReplicaLimit, want.Replica, want.ReplicaLimit)
+		}
 	}
 }
