@@ -249,3 +249,29 @@ func TestSharedGrantsLeaveNoDebt(t *testing.T) {
 		})
 	}
 }
+
+// TestAloneRepeatedCallFindsItsTask: the shared state knows the task of a key and does not answer
+// any more. The gateway that has admitted the task finds it again, also in several calls at once.
+func TestAloneRepeatedCallFindsItsTask(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1}) // a second task finds no room
+		ask := admission.TaskRequest{Model: "chat", Tenant: "acme", Key: "k"}
+		first, _, err := s.Schedule(t.Context(), ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.change(func() { s.down = true })
+		for range 3 {
+			go func() {
+				if again, _, err := s.Schedule(t.Context(), ask); again.ID != first.ID {
+					t.Errorf("the repeated call has task %q, %v, want %q", again.ID, err, first.ID)
+				}
+			}()
+		}
+		time.Sleep(time.Second)
+		if n := s.Stats("chat").InFlight; n != 1 {
+			t.Errorf("%d in flight, want 1", n)
+		}
+	})
+}

@@ -278,7 +278,7 @@ func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 // returned and the lease is released.
 func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 	c.mu.Lock()
-	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.grantedAlone) {
+	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.grantedAlone || t.grantedAlone) {
 		c.endLease(t.lease, false)
 		c.unlockAndRun()
 		return other.Task, 0, nil

@@ -134,10 +134,16 @@ func (l *Lease) forgiveDebt() {
 
 // decideAlone is this gateway's own verdict while the shared state does not answer. It uses its
 // part of every limit, and of the model's concurrency no more than the other gateways were last
-// seen to leave.
+// seen to leave. A repeated call finds the task of the first if this gateway has admitted it.
 func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 	t := w.tenant
 	t.sharedQuota = Quota{}
+	if w.task != nil {
+		if earlier := c.tasks.findByKey(w.Tenant, w.task.Key, now); earlier != nil {
+			found := earlier.Task
+			return Verdict{Reason: Granted, Task: &found}
+		}
+	}
 	reason, wait := c.localVerdict(g, w, now)
 	w.grantedAlone = reason == Granted
 	if reason == ModelTokens && !w.Preempted && !c.fitsAlone(w) {
