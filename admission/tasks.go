@@ -324,7 +324,7 @@ func (c *Controller) expireTasks() {
 		t := c.tasks.expiring[0]
 		c.tasks.remove(t)
 		c.endAccount(t.lease.account)
-		t.lease.unknownToShared = !t.grantedAlone // the shared state ends it by its own clock
+		t.lease.unknownToShared = true // the shared state ends it itself: another gateway may have renewed it
 		c.endLease(t.lease, true)
 	}
 	c.setExpiryTimer()

@@ -212,3 +212,54 @@ func TestTaskEndedElsewhere(t *testing.T) {
 	wantError(t, both[1].Complete(t.Context(), "acme", got.ID, 5), nil)
 	eventually(t, "it is heard", func() bool { return both[0].Stats("chat").InFlight == 0 && both[0].Tenant("acme").Running == 0 })
 }
+
+// TestTaskRenewedElsewhere: a task lasts as long as a gateway has renewed it that did not admit it.
+// Its own gateway may have admitted it while Redis was away. It may also be started again
+// meanwhile, and then reports the task with the end that it knows.
+func TestTaskRenewedElsewhere(t *testing.T) {
+	t.Parallel()
+	server, journal := redistest.Start(t), filepath.Join(t.TempDir(), "tasks")
+	begin := func(gateway, journal string) (*admission.Controller, func()) {
+		s, err := New(Config{URL: redistest.URL(server), Timeout: 500 * time.Millisecond, Gateway: gateway})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := admission.New(admission.Config{Shared: s, Gateway: gateway, TaskJournal: journal})
+		if err := c.RecoverTasks(); err != nil {
+			t.Fatal(err)
+		}
+		c.SetLimits("chat", admission.Limits{})
+		stop := runStore(t, s)
+		eventually(t, "it shares", func() bool { return s.Status().Up })
+		return c, stop
+	}
+	own, stop := begin("own", journal)
+	other, _ := begin("other", "")
+	schedule := func(lease time.Duration) admission.Task {
+		got, wait, err := own.Schedule(t.Context(), admission.TaskRequest{Model: "chat", Tenant: "acme", Lease: lease})
+		if wait != 0 || err != nil {
+			t.Fatal(wait, err)
+		}
+		return got
+	}
+	server.Pause()
+	alone := schedule(3 * time.Second)
+	server.Resume()
+	eventually(t, "the other gateway renews it", func() bool {
+		_, err := other.Renew(t.Context(), "acme", alone.ID, time.Hour)
+		return err == nil
+	})
+	restarted := schedule(5 * time.Second)
+	if _, err := other.Renew(t.Context(), "acme", restarted.ID, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Until(alone.Expires) + 100*time.Millisecond) // so that its own gateway has ended it
+	stop()
+	_, _ = begin("restarted", journal)
+	time.Sleep(time.Until(restarted.Expires) + 100*time.Millisecond)
+	for name, id := range map[string]string{"admitted alone": alone.ID, "of a restarted gateway": restarted.ID} {
+		if got, err := other.Task(t.Context(), "acme", id); err != nil || time.Until(got.Expires) < 50*time.Minute {
+			t.Errorf("%s: it has %v left, want about an hour: %v", name, time.Until(got.Expires), err)
+		}
+	}
+}

@@ -94,7 +94,8 @@ end
 
 -- K: a gateway reports a lease. The lease is renewed if the store knows it. Otherwise the lease is
 -- added, and its buckets are charged what the gateway says is owed. task_ms is 0 for a lease that
--- is no task's, and negative for a task that expired before it was reported.
+-- is no task's, and negative for a task that expired before it was reported. A report does not
+-- shorten a task, which another gateway may have renewed.
 function changes.K()
   local id = arg()
   local c = { model = arg(), tenant = arg(), replica = arg(), prefill = num() == 1, tokens = num() }
@@ -108,6 +109,7 @@ function changes.K()
   local ms = task_ms ~= 0 and task_ms or lease_ms
   local is_new = true
   if task_ms ~= 0 and call('EXISTS', P .. 'ended:' .. id) == 1 then return end
+  if task_ms > 0 then ms = math.max(ms, call('PTTL', P .. 'task:' .. id)) end
   if ms > 0 then
     is_new = hold(id, c, now_ms + ms)
     if task_ms > 0 then record(id, c, ms) end
