@@ -149,6 +149,8 @@ type policy struct {
 // refuses every caller.
 type Authenticator struct {
 	policy atomic.Pointer[policy]
+	// unread says that the keys of run time are not known yet.
+	unread atomic.Bool
 
 	// mu is held while the policy is replaced. It guards what the policy is made of: config is nil
 	// before the first Set.
@@ -178,6 +180,10 @@ func (a *Authenticator) SetKeys(keys []RuntimeKey) {
 	}
 	_ = a.replaceLocked(a.config, keys) // the Config was valid before
 }
+
+// SetUnread says whether the keys of run time are yet to be told by SetKeys. Until then a key that
+// may be one of them is refused with gateway_unavailable.
+func (a *Authenticator) SetUnread(unread bool) { a.unread.Store(unread) }
 
 // replaceLocked makes a policy of a Config and of the keys of run time. mu is held.
 func (a *Authenticator) replaceLocked(c *Config, keys []RuntimeKey) error {
@@ -274,9 +280,10 @@ type Credentials struct {
 	OnBlock func()
 }
 
-// Authenticate finds the tenant of a caller. The error has the code invalid_api_key and never
-// contains the key.
+// Authenticate finds the tenant of a caller. The error has the code invalid_api_key,
+// expired_api_key or gateway_unavailable, and never contains the key.
 func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
+	unread := a.unread.Load() // before the policy, which has the keys when they are read
 	p := a.policy.Load()
 	if p == nil {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "No API keys are configured.")
@@ -295,6 +302,9 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 		return p.bearer(key, c.OnBlock)
 	}
 	k, fault := p.lookup(sha256.Sum256([]byte(key)))
+	if fault != nil && fault.Code == openai.CodeInvalidAPIKey && unread && strings.HasPrefix(key, keyPrefix) {
+		return nil, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has not been able to read the keys of run time yet.")
+	}
 	if fault != nil {
 		return nil, fault
 	}

@@ -102,3 +102,28 @@ func TestB4_TheLastUseOfAKeySurvivesChanges(t *testing.T) {
 		t.Errorf("after the revocation: %v", used)
 	}
 }
+
+// TestB4_KeysThatAreNotReadYetAreNotRefused: as long as the keys of run time are not read, a key
+// that may be one of them is not called incorrect. Keys of the file and other texts are judged.
+func TestB4_KeysThatAreNotReadYetAreNotRefused(t *testing.T) {
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "file")}})
+	made, unknown := authz.NewKey(), authz.NewKey()
+	expect := func(wanted map[string]openai.Code) {
+		t.Helper()
+		for key, want := range wanted {
+			got := openai.Code("")
+			if _, fault := a.Authenticate(authz.Credentials{APIKey: key}); fault != nil {
+				got = fault.Code
+			}
+			if got != want {
+				t.Errorf("%.12s: %q, want %q", key, got, want)
+			}
+		}
+	}
+	a.SetUnread(true)
+	a.SetKeys(nil) // as a reload of the file does
+	expect(map[string]openai.Code{made.Secret: openai.CodeGatewayUnavailable, "file": "", "other": openai.CodeInvalidAPIKey})
+	a.SetKeys([]authz.RuntimeKey{{KeyConfig: authz.KeyConfig{ID: made.ID, Hash: made.Hash}, Tenant: "acme"}})
+	a.SetUnread(false)
+	expect(map[string]openai.Code{made.Secret: "", unknown.Secret: openai.CodeInvalidAPIKey, "file": ""})
+}

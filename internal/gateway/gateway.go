@@ -340,6 +340,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	if err := g.dir.StartGuard(guard); err != nil { // before any process that would need the guard
 		return errors.Join(err, g.sockets.close())
 	}
+	g.keys.readFirst(ctx)
 	g.sockets.serve(g.serving)
 	g.managing.run(g.managers(guard))
 	g.serving.run(g.servants())

@@ -45,6 +45,7 @@ func (g *Gateway) makeKeys() error {
 		}
 		backend, k.close = keys.Redis(client), client.Close
 	}
+	g.auth.SetUnread(true)
 	k.Store = keys.New(keys.Config{Backend: backend, Apply: k.changed, Used: g.auth.LastUsed, Log: g.log})
 	return nil
 }
@@ -55,6 +56,17 @@ func (k *keyKeeper) changed(made []keys.Key) {
 	defer k.mu.Unlock()
 	k.made = made
 	k.applyLocked()
+	k.gateway.auth.SetUnread(false)
+}
+
+// firstRead is how long a start waits for the keys of run time.
+const firstRead = 2 * time.Second
+
+// readFirst reads the keys before the first request comes. If it fails, run reads them later.
+func (k *keyKeeper) readFirst(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstRead)
+	defer cancel()
+	_ = k.Read(ctx) // the Store logs why
 }
 
 // apply puts the keys in force under the configuration in force, which says what aliases mean.

@@ -72,7 +72,8 @@ const interval = 500 * time.Millisecond
 // Config is what New needs.
 type Config struct {
 	Backend Backend
-	// Apply is told of all keys whenever they change. A lock is held: it must not call the Store.
+	// Apply is told of all keys when they are first read, and whenever they change. A lock is held:
+	// it must not call the Store.
 	Apply func([]Key)
 	// Used returns when each key was last used at this gateway, to the minute, by the names of the
 	// keys. nil: no use is stored.
@@ -86,9 +87,10 @@ type Store struct {
 	Config
 
 	mu sync.Mutex
-	// keys are those that apply was told, sorted by time; fault is why they cannot be read.
-	// Guarded by mu.
+	// keys are those that apply was told, sorted by time; read says that they were read once, and
+	// fault why they cannot be read now. Guarded by mu.
 	keys  []Key
+	read  bool
 	fault error
 
 	uses uses
@@ -131,7 +133,7 @@ func (s *Store) Read(ctx context.Context) error {
 	defer s.mu.Unlock()
 	all, err := s.Backend.Load(ctx)
 	if err != nil {
-		if s.fault == nil && ctx.Err() == nil {
+		if s.fault == nil && !errors.Is(ctx.Err(), context.Canceled) {
 			s.Log.Error("keys of run time not read, those of before stay", zap.Error(err))
 		}
 		s.fault = err
@@ -144,8 +146,8 @@ func (s *Store) Read(ctx context.Context) error {
 		}
 		return strings.Compare(a.ID, b.ID)
 	})
-	if !reflect.DeepEqual(all, s.keys) {
-		s.keys = all
+	if !s.read || !reflect.DeepEqual(all, s.keys) {
+		s.keys, s.read = all, true
 		s.Apply(slices.Clone(all))
 	}
 	return nil

@@ -60,6 +60,16 @@ func TestB4_KeysAreStoredAndSharedAndRevoked(t *testing.T) {
 	}
 }
 
+func TestB4_TheFirstReadIsToldWithoutKeysToo(t *testing.T) {
+	told := 0
+	s := New(Config{Backend: File(filepath.Join(t.TempDir(), "keys.json")), Apply: func([]Key) { told++ }, Log: zap.NewNop()})
+	for range 2 {
+		if err := s.Read(t.Context()); err != nil || told != 1 {
+			t.Errorf("told %d times, %v", told, err)
+		}
+	}
+}
+
 func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys.json")
 	var told []Key
