@@ -82,7 +82,7 @@ func readJournal(text []byte) (t table, damaged int) {
 		k, counts, err := parseLine(part)
 		switch {
 		case err == nil:
-			t.set(k, counts)
+			t.of(k).Counts = counts
 		case part[len(part)-1] == '\n' && len(bytes.TrimSpace(part)) > 0:
 			damaged++
 		}

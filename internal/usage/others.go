@@ -1,51 +1,59 @@
 package usage
 
 import (
+	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 )
 
-// otherJournals are the journals in the folder that this process does not write. It reads one again
-// when the file has changed.
+// otherJournals are the journals in the folder that this process does not write. It reads on in one
+// when the file has grown, and reads it again when it was written anew.
 type otherJournals struct {
 	dir string
 
 	mu sync.Mutex
 	// read are the journals by their writers; guarded by mu.
-	read map[string]otherJournal
+	read map[string]*otherJournal
 }
 
 // otherJournal is the journal of another writer, as it was read.
 type otherJournal struct {
-	size  int64
-	at    time.Time
+	// info is the file as it was read.
+	info os.FileInfo
+	// whole is the length of the whole lines that were read, last the last one of these.
+	whole int64
+	last  []byte
 	table table
 	// tallies are those of the table.
 	tallies tallies
 }
 
-// tables returns the rows of all writers but own, by writer. The rows must not be changed. A
-// journal that cannot be read counts with what was read last.
-func (o *otherJournals) tables(own string) map[string]table {
-	names, _ := filepath.Glob(filepath.Join(o.dir, "*"+journalSuffix)) // the pattern is valid
+// tables calls visit with the rows of each writer but own. visit must neither change nor keep them.
+// A journal that cannot be read counts with what was read last.
+func (o *otherJournals) tables(own string, visit func(table)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all, read := map[string]table{}, map[string]otherJournal{}
-	for _, name := range names {
-		writer, _ := writerOf(name)
+	o.readLocked(own)
+	for _, j := range o.read {
+		visit(j.table)
+	}
+}
+
+// readLocked brings the journals of all writers but own up to date. mu is held.
+func (o *otherJournals) readLocked(own string) {
+	read := map[string]*otherJournal{}
+	for writer := range o.writers() {
 		if writer == own {
 			continue
 		}
-		known, ok := o.read[writer]
-		known = known.again(name)
-		if ok || known.size > 0 {
-			read[writer], all[writer] = known, known.table
+		if j := o.read[writer].again(o.path(writer)); j != nil {
+			read[writer] = j
 		}
 	}
 	o.read = read
-	return all
 }
 
 // path returns the file of a writer.
@@ -64,28 +72,76 @@ func (o *otherJournals) writers() map[string]bool {
 	return all
 }
 
-// again returns the journal as it is now.
-func (j otherJournal) again(path string) otherJournal {
+// again returns the journal as it is now; nil if it was never read. It may change j.
+func (j *otherJournal) again(path string) *otherJournal {
 	info, err := os.Stat(path)
-	if err != nil || info.Size() == j.size && info.ModTime().Equal(j.at) {
+	if err != nil || j != nil && info.Size() == j.info.Size() && info.ModTime().Equal(j.info.ModTime()) {
 		return j
 	}
-	text, err := os.ReadFile(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return j
 	}
-	t, _ := readJournal(text)
-	return otherJournal{size: info.Size(), at: info.ModTime(), table: t, tallies: talliesSince(t, talliedSince(time.Now()))}
+	defer file.Close()
+	if info, err = file.Stat(); err != nil {
+		return j
+	}
+	text, ok := j.added(file, info)
+	if !ok {
+		if text, err = io.ReadAll(file); err != nil {
+			return j
+		}
+		j = &otherJournal{table: table{}, tallies: tallies{}}
+	}
+	j.info = info
+	j.add(text, talliedSince(time.Now()))
+	return j
+}
+
+// added returns what the file has after the whole lines that were read; false if it has not only
+// grown since.
+func (j *otherJournal) added(file *os.File, info os.FileInfo) ([]byte, bool) {
+	if j == nil || !os.SameFile(info, j.info) || info.Size() < j.whole {
+		return nil, false
+	}
+	from := j.whole - int64(len(j.last))
+	text := make([]byte, info.Size()-from)
+	if _, err := file.ReadAt(text, from); err != nil {
+		return nil, false
+	}
+	return bytes.CutPrefix(text, j.last)
+}
+
+// add adds lines that follow those that were read. The last one may not be whole yet; then it comes
+// again. Rows before the hour since are in no tally.
+func (j *otherJournal) add(text []byte, since int64) {
+	for part := range bytes.Lines(text) {
+		if k, counts, err := parseLine(part); err == nil {
+			j.set(k, counts, since)
+		}
+	}
+	if whole := bytes.LastIndexByte(text, '\n') + 1; whole > 0 {
+		j.whole += int64(whole)
+		j.last = bytes.Clone(text[bytes.LastIndexByte(text[:whole-1], '\n')+1 : whole])
+	}
+}
+
+// set sets the counts of a row, and brings its tallies up to date.
+func (j *otherJournal) set(k rowKey, c Counts, since int64) {
+	r := j.table.of(k)
+	if k.start >= since && r.tallies[0] == nil {
+		r.tallies = j.tallies.of(k)
+	}
+	r.tallies.replace(r.Counts, c)
+	r.Counts = c
 }
 
 // tallies returns what the writers other than own have counted.
 func (o *otherJournals) tallies(own string, wanted []tallyKey) map[tallyKey]tally {
 	sums := map[tallyKey]tally{}
-	if len(o.tables(own)) == 0 {
-		return sums
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.readLocked(own)
 	for _, j := range o.read {
 		for _, k := range wanted {
 			if found := j.tallies[k]; found != nil {

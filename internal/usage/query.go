@@ -63,9 +63,7 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	sums := newGroups(q.By)
-	for _, t := range l.others.tables(l.writer) {
-		sums.addTable(t, from, to)
-	}
+	l.others.tables(l.writer, func(t table) { sums.addTable(t, from, to) })
 	l.mu.Lock()
 	sums.addTable(l.table, from, to)
 	l.mu.Unlock()

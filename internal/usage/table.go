@@ -82,14 +82,13 @@ func (t table) make(k rowKey) *row {
 	return r
 }
 
-// set sets the counts of a row of a journal. The journal's writer has bounded the subjects, and its
-// rows come in any order.
-func (t table) set(k rowKey, c Counts) {
-	r := t[k.period][k.Subject]
-	if r == nil {
-		r = t.make(k)
+// of returns the row of a key of a journal, which it makes if there is none. The journal's writer
+// has bounded the subjects, and its rows come in any order.
+func (t table) of(k rowKey) *row {
+	if r := t[k.period][k.Subject]; r != nil {
+		return r
 	}
-	r.Counts = c
+	return t.make(k)
 }
 
 // day returns what a subject has used in a day.

@@ -25,6 +25,13 @@ func (t *tally) add(c Counts) {
 	t.cost += c.Cost
 }
 
+// replace replaces counts that were added by others.
+func (t *tally) replace(before, after Counts) {
+	t.add(after)
+	t.tokens -= before.PromptTokens + before.CompletionTokens
+	t.cost -= before.Cost
+}
+
 // rowTallies are the tallies that a row counts in: of its tenant and of its key, for its day and
 // its month. Those of the key are nil for a row without a key.
 type rowTallies [4]*tally
@@ -59,6 +66,15 @@ func (r *rowTallies) add(c Counts) {
 	for _, t := range r {
 		if t != nil {
 			t.add(c)
+		}
+	}
+}
+
+// replace replaces counts that were added to the tallies of a row.
+func (r *rowTallies) replace(before, after Counts) {
+	for _, t := range r {
+		if t != nil {
+			t.replace(before, after)
 		}
 	}
 }
