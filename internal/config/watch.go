@@ -23,8 +23,8 @@ type WatcherConfig struct {
 	// a sentence without a full stop. "" means that it does not. nil: none does. It is asked about
 	// every new configuration that is not forced.
 	Confirm func(next *Config) string
-	// OnFault is called with the Faults of the file, once for each content that is rejected. nil:
-	// only Status shows the faults.
+	// OnFault is called with the Faults of the file when a content is rejected, and again when it
+	// is rejected for other faults. nil: only Status shows the faults.
 	OnFault func(error)
 }
 
@@ -34,18 +34,24 @@ type WatcherConfig struct {
 // The Watcher compares contents, so it does not matter how the file is replaced (an editor, a
 // rename, a mounted ConfigMap). A new content is loaded only when two reads in a row have returned
 // it. So a file that is still being written is not loaded.
+//
+// What the file refers to, such as a file of env_from, is read with it and is not watched: Reload
+// reads it again. A rejected content is tried again every retryEvery, because its faults may lie in
+// what it refers to, or in what Apply needs.
 type Watcher struct {
 	config WatcherConfig
 	// initial is the configuration that Sluice was started with.
 	initial *Config
 
 	// reloadMu is held while the file is read and while the callbacks run. It is locked before mu.
-	// It guards lastRead and lastDecided.
+	// It guards lastRead, lastDecided and decidedAt.
 	reloadMu sync.Mutex
 	// lastRead is the contentID of the last read.
 	lastRead string
 	// lastDecided is the contentID that was last put in force or rejected.
 	lastDecided string
+	// decidedAt is the time of that decision.
+	decidedAt time.Time
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -54,6 +60,9 @@ type Watcher struct {
 	// status is the result of Status.
 	status Status
 }
+
+// retryEvery is the pause before a rejected content is tried again.
+const retryEvery = 10 * time.Second
 
 // Status is the state of the file for the operator.
 type Status struct {
@@ -109,7 +118,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// poll reads the file, and loads its content if it is new and the same as at the last read.
+// poll reads the file, and loads its content if it is the same as at the last read and is new or
+// must be tried again.
 func (w *Watcher) poll() {
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
@@ -117,13 +127,30 @@ func (w *Watcher) poll() {
 	id := contentID(data, err)
 	settled := id == w.lastRead
 	w.lastRead = id
-	if settled && id != w.lastDecided {
-		_ = w.decideLocked(data, err, false) // the faults are in Status
+	if !settled {
+		return
+	}
+	retry := id == w.lastDecided
+	if retry && !w.retryIsDue() {
+		return
+	}
+	before := w.Status().Faults
+	// the faults are in Status
+	if faults := w.decideLocked(data, err, trial{again: retry}); len(faults) > 0 && !(retry && faults.Error() == before.Error()) {
+		w.report(faults)
 	}
 }
 
-// Reload reads the file now, as for SIGHUP, and loads its content at once. force means that an
-// operator has confirmed what Confirm asks. The error is Faults.
+// retryIsDue tells that the last content was rejected retryEvery ago, and not for want of a word of
+// an operator. w.reloadMu is held.
+func (w *Watcher) retryIsDue() bool {
+	status := w.Status()
+	return len(status.Faults) > 0 && !status.Held && time.Since(w.decidedAt) >= retryEvery
+}
+
+// Reload reads the file now, as for SIGHUP, and loads its content at once, even if it is the one in
+// force: what the file refers to may have changed. force means that an operator has confirmed what
+// Confirm asks. The error is Faults.
 func (w *Watcher) Reload(force bool) error {
 	if w.config.Current.File == "" {
 		return Faults{{Message: "cannot be reloaded, because the configuration did not come from a file: start Sluice with -c FILE"}}
@@ -132,7 +159,11 @@ func (w *Watcher) Reload(force bool) error {
 	defer w.reloadMu.Unlock()
 	data, err := read(w.config.Current.File)
 	w.lastRead = contentID(data, err)
-	return w.decideLocked(data, err, force)
+	if faults := w.decideLocked(data, err, trial{again: true, force: force}); len(faults) > 0 {
+		w.report(faults)
+		return faults
+	}
+	return nil
 }
 
 // Next returns the configuration of a content of the file, without putting it in force.
@@ -164,26 +195,38 @@ func contentID(data []byte, err error) string {
 	return hashOf(data)
 }
 
-// decideLocked puts the last read content in force, or rejects it and reports its faults.
+// trial says how a content is tried.
+type trial struct {
+	// again means that Apply gets the content even if it is the one in force.
+	again bool
+	// force means that Confirm is not asked.
+	force bool
+}
+
+// decideLocked puts the last read content in force, or rejects it and returns its faults.
 // w.reloadMu is held.
-func (w *Watcher) decideLocked(data []byte, readErr error, force bool) error {
-	w.lastDecided = w.lastRead
-	faults, held := w.loadLocked(data, readErr, force)
-	if len(faults) == 0 {
-		return nil
-	}
-	w.mu.Lock()
-	w.status.Faults, w.status.Held = faults, held
-	w.mu.Unlock()
-	if w.config.OnFault != nil {
-		w.config.OnFault(faults)
+func (w *Watcher) decideLocked(data []byte, readErr error, t trial) Faults {
+	w.lastDecided, w.decidedAt = w.lastRead, time.Now()
+	faults, held := w.loadLocked(data, readErr, t)
+	if len(faults) > 0 {
+		w.mu.Lock()
+		w.status.Faults, w.status.Held = faults, held
+		w.mu.Unlock()
 	}
 	return faults
 }
 
-// loadLocked parses a content and puts it in force. If it is the content in force, loadLocked only
-// clears the faults. held tells that only the word of an operator is missing. w.reloadMu is held.
-func (w *Watcher) loadLocked(data []byte, readErr error, force bool) (faults Faults, held bool) {
+// report calls OnFault.
+func (w *Watcher) report(faults Faults) {
+	if w.config.OnFault != nil {
+		w.config.OnFault(faults)
+	}
+}
+
+// loadLocked parses a content and puts it in force. If it is the content in force and need not be
+// tried again, loadLocked only clears the faults. held tells that only the word of an operator is
+// missing. w.reloadMu is held.
+func (w *Watcher) loadLocked(data []byte, readErr error, t trial) (faults Faults, held bool) {
 	file := w.config.Current.File
 	if readErr != nil {
 		return unreadableFile(file, readErr), false
@@ -193,14 +236,17 @@ func (w *Watcher) loadLocked(data []byte, readErr error, force bool) (faults Fau
 		return faults, false
 	}
 	next.File = file
-	if next.Hash != w.Current().Hash {
-		if reason := w.reasonToAsk(next); reason != "" && !force {
-			return Faults{{File: file, Message: reason + confirmation}}, true
-		}
-		if w.config.Apply != nil {
-			if err := w.config.Apply(next); err != nil {
-				return Faults{{File: file, Message: err.Error()}}, false
-			}
+	same := next.Hash == w.Current().Hash
+	if same && !t.again {
+		w.clearFaults()
+		return nil, false
+	}
+	if reason := w.reasonToAsk(next); reason != "" && !same && !t.force {
+		return Faults{{File: file, Message: reason + confirmation}}, true
+	}
+	if w.config.Apply != nil {
+		if err := w.config.Apply(next); err != nil {
+			return Faults{{File: file, Message: err.Error()}}, false
 		}
 	}
 	w.setCurrent(next)
@@ -223,12 +269,16 @@ func (w *Watcher) setCurrent(next *Config) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.status.Faults, w.status.Held = nil, false
-	if w.current.Hash == next.Hash {
-		return
-	}
 	w.current = next
 	w.status.Hash, w.status.LoadedAt = next.Hash, time.Now()
 	w.status.NeedsRestart = w.initial.NeedsRestart(next)
+}
+
+// clearFaults says that the file has the content in force.
+func (w *Watcher) clearFaults() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.status.Faults, w.status.Held = nil, false
 }
 
 // Current returns the configuration in force.

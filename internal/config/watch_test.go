@@ -78,6 +78,14 @@ func (w *watched) write(content string) {
 	}
 }
 
+// writeEnv writes the file of variables that withFile names.
+func (w *watched) writeEnv(content string) {
+	w.t.Helper()
+	if err := os.WriteFile(filepath.Join(filepath.Dir(w.file), "a.env"), []byte(content), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // refuseWith makes Apply return err from now on; nil makes it succeed.
 func (w *watched) refuseWith(err error) {
 	w.mu.Lock()
@@ -194,24 +202,72 @@ func TestWatcherReload(t *testing.T) {
 		if err := w.Reload(false); err != nil {
 			t.Error(err)
 		}
-		w.expect("nothing changed", nil, nil)
+		w.expect("nothing changed", []int{1}, nil)
 		w.write(twoModels)
 		if err := w.Reload(false); err != nil {
 			t.Error(err)
 		}
-		w.expect("at once", []int{2}, nil)
+		w.expect("at once", []int{1, 2}, nil)
 		w.write(wrong)
 		var faults Faults
 		if err := w.Reload(false); !errors.As(err, &faults) || len(faults) != 1 {
 			t.Errorf("reload of a bad file: %v", err)
 		}
 		w.polls(3)
-		w.expect("once each", []int{2}, []string{wrongFault})
+		w.expect("once each", []int{1, 2}, []string{wrongFault})
+	})
+}
+
+const withFile = "models: [{name: a, engine: sim, task: embedding, env_from: {files: [a.env]}}]\n"
+
+// TestWatcherReloadReadsWhatTheFileNames: a reload puts a changed file of env_from in force,
+// although the file that names it is the same.
+func TestWatcherReloadReadsWhatTheFileNames(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.run()
+		w.writeEnv("TOKEN=old\n")
+		w.write(withFile)
+		w.polls(2)
+		w.writeEnv("TOKEN=new\n")
+		w.polls(15)
+		w.expect("the file is the same", []int{1}, nil)
+		start := w.Status().LoadedAt
+		if err := w.Reload(false); err != nil {
+			t.Fatal(err)
+		}
+		w.expect("reloaded", []int{1, 1}, nil)
+		if token := w.Current().Models[0].SecretEnv["TOKEN"]; token != "new" || w.Status().LoadedAt == start {
+			t.Errorf("TOKEN=%s, loaded at %s", token, w.Status().LoadedAt)
+		}
+	})
+}
+
+// TestWatcherTriesARejectedFileAgain: a rejected content takes effect when what it lacked is there.
+// The same faults are not reported again.
+func TestWatcherTriesARejectedFileAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, twoModels)
+		w.run()
+		w.write(withFile)
+		w.polls(30)
+		if len(w.faults) != 1 || !strings.Contains(w.faults[0], "env_from.files[0]") {
+			t.Fatalf("faults: %q", w.faults)
+		}
+		reported := w.faults
+		w.writeEnv("TOKEN=new\n")
+		w.polls(11)
+		w.expect("the missing file is there", []int{1}, reported)
+		if messages := w.Status().Messages(); len(messages) > 0 {
+			t.Errorf("faults: %q", messages)
+		}
 	})
 }
 
 // TestWatcherApplyFails checks that a configuration that Apply rejects is reported like a file with
-// faults, and tried again on Reload.
+// faults, and tried again on Reload and after a while.
 func TestWatcherApplyFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -229,6 +285,13 @@ func TestWatcherApplyFails(t *testing.T) {
 			t.Error(err)
 		}
 		w.expect("asked again", []int{2}, []string{" no room"})
+		w.refuseWith(errors.New("no room"))
+		w.write(oneModel)
+		w.polls(30)
+		w.expect("refused often", []int{2}, []string{" no room", " no room"})
+		w.refuseWith(nil)
+		w.polls(11)
+		w.expect("tried again", []int{2, 1}, []string{" no room", " no room"})
 	})
 }
 

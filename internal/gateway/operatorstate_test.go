@@ -98,7 +98,7 @@ func TestO8_DamagedDrainsAreNotRestored(t *testing.T) {
 	}
 }
 
-// A reload ends the numbers of replicas for the next process too.
+// A changed file ends the numbers of replicas for the next process too. The same file leaves them.
 func TestO8_AReloadEndsScalesForTheNextProcess(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir()
@@ -108,6 +108,13 @@ func TestO8_AReloadEndsScalesForTheNextProcess(t *testing.T) {
 	if _, fault := g.operator.SetScale("a", &admin.Bounds{Min: 1, Max: 3}); fault != nil {
 		t.Fatal(fault)
 	}
+	if err := g.reload(c); err != nil {
+		t.Fatal(err)
+	}
+	if s := g.launchers.scaleOf("a"); !s.Overridden {
+		t.Errorf("after a reload of the same file: %+v", s)
+	}
+	c = parse(t, path, "models: [{name: a, engine: sim}]\n# changed\n")
 	if err := g.reload(c); err != nil {
 		t.Fatal(err)
 	}

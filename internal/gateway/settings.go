@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
@@ -47,14 +48,20 @@ func (g *Gateway) config() *config.Config {
 	return g.options.Config
 }
 
-// reload puts a changed file in force. It is the watcher's Apply.
+// reload puts the file in force. A changed file ends the scales of operators. It is the watcher's
+// Apply.
 func (g *Gateway) reload(file *config.Config) error {
-	overrides := g.launchers.setOverrides(nil)
+	var ended map[string]admin.Bounds
+	if file.Hash != g.config().Hash {
+		ended = g.launchers.setOverrides(nil)
+	}
 	if err := g.applyFile(file); err != nil {
-		g.launchers.setOverrides(overrides)
+		if len(ended) > 0 {
+			g.launchers.setOverrides(ended)
+		}
 		return err
 	}
-	if len(overrides) > 0 {
+	if len(ended) > 0 {
 		g.operator.save()
 	}
 	g.metrics.ConfigReloaded(true)
