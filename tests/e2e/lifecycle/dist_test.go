@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,6 +134,25 @@ func checkUnit(t *testing.T, root, dir string) {
 		t.Errorf("systemd says: %s", out)
 	}
 	output(t, "systemd-analyze", "security", "--offline=true", "--threshold=25", path)
+}
+
+// TestTheUnitKeepsWhatReplicasUse: the end of the gateway deletes nothing that replicas use which
+// outlive it, and /tmp can be written.
+func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
+	t.Parallel()
+	unit, err := os.ReadFile(filepath.Join(testutil.Root(), "packaging", "sluice.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(unit), "\n")
+	for _, line := range []string{"KillMode=process", "ReadWritePaths=/tmp /var/tmp", "RemoveIPC=no"} {
+		if !slices.Contains(lines, line) {
+			t.Errorf("the unit has no line %s", line)
+		}
+	}
+	if slices.Contains(lines, "PrivateTmp=yes") {
+		t.Error("the unit has PrivateTmp=yes: a crash of the gateway deletes the files of its replicas")
+	}
 }
 
 // runPackaged runs a gateway of the program with an empty environment, and chats.
