@@ -30,6 +30,7 @@ var chartValues = map[string]string{
 	"redis":          `{replicas: 2, configKind: Secret, config: {redis: "redis://:secret@redis:6379/0"}}`,
 	"all envoys":     "{fullnameOverride: llm, tls: {secret: clients}, envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}}",
 	"page and rules": chartPage,
+	"long name":      "{fullnameOverride: chat-service-production}",
 	"own file":       "{existingConfig: mine, rbac: {create: false}, crds: {install: false}, networkPolicy: {enabled: false}, podDisruptionBudget: {enabled: false}}",
 }
 

@@ -2,7 +2,7 @@
 {{- define "sluice.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if hasKey $config "kubernetes" -}}
-{{- $_ := set $config "kubernetes" (merge (deepCopy $config.kubernetes) (dict "name" (include "sluice.name" .))) -}}
+{{- $_ := set $config "kubernetes" (merge (deepCopy $config.kubernetes) (dict "name" (include "sluice.installation" .))) -}}
 {{- end -}}
 {{- with .Values.tls -}}
 {{- if .secret -}}

@@ -4,6 +4,16 @@
 {{- $name | trunc 50 | trimSuffix "-" -}}
 {{- end }}
 
+{{/* The name of the installation, kubernetes.name. Sluice takes at most 20 characters and no dot. */}}
+{{- define "sluice.installation" -}}
+{{- $name := include "sluice.name" . -}}
+{{- if or (gt (len $name) 20) (contains "." $name) -}}
+{{- printf "%s-%s" ($name | replace "." "-" | trunc 13 | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end }}
+
 {{/* The labels of an object: the arguments are the root and the component's name. */}}
 {{- define "sluice.labels" -}}
 {{- $root := index . 0 -}}
