@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -110,19 +109,15 @@ func (g *liteLLMGroups) add(deployment source) {
 		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
 		return
 	}
-	upstream, warning := liteLLMUpstream(name, base, provider, p)
+	upstream, warnings := g.upstream(name, base, provider, p)
 	if strings.Contains(name, "*") {
-		if warning != "" {
-			upstream.note("%s", warning)
-		}
+		upstream.noteAll(warnings)
 		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
 		g.out.upstreams = append(g.out.upstreams, upstream)
 		return
 	}
 	m := g.model(name)
-	if warning != "" {
-		m.item.note("%s", warning)
-	}
+	m.item.noteAll(warnings)
 	if served != name && served != "" {
 		upstream.set("model", served)
 	}
@@ -226,12 +221,12 @@ func (g *liteLLMGroups) finish() {
 	}
 }
 
-// liteLLMUpstream returns a server. warning says what has to be done by hand for it.
-func liteLLMUpstream(name, base, provider string, p source) (upstream *item, warning string) {
+// upstream returns a server. warnings say what has to be done by hand for it.
+func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstream *item, warnings []string) {
 	upstream = newItem()
 	address, from := liteLLMValue(base)
 	if from != "" {
-		warning = "the address was in $" + from + ": write it here"
+		warnings = append(warnings, "the address was in $"+from+": write it here")
 		address = "http://" + strings.ToLower(strings.ReplaceAll(from, "_", "-")) + ":8000"
 	}
 	address = strings.TrimSuffix(strings.TrimSuffix(address, "/"), "/v1")
@@ -244,14 +239,14 @@ func liteLLMUpstream(name, base, provider string, p source) (upstream *item, war
 	case variable != "":
 		upstream.set("api_key_env", variable)
 	case !slices.Contains(noKey, strings.ToLower(key)):
-		variable = variableName(name) + "_API_KEY"
+		variable = g.out.keyVariable(name, key)
 		upstream.set("api_key_env", variable)
-		warning = "the key was in the file: put it into $" + variable + " here"
+		warnings = append(warnings, keyWarning(address, variable))
 	}
 	if headers := p.mapping("extra_headers"); len(headers) > 0 {
 		upstream.set("headers", map[string]any(headers))
 	}
-	return upstream, warning
+	return upstream, warnings
 }
 
 // liteLLMValue returns a value of LiteLLM, or the name of the environment variable that has it.
@@ -260,11 +255,6 @@ func liteLLMValue(v string) (value, variable string) {
 		return "", name
 	}
 	return v, ""
-}
-
-// variableName returns the name of an environment variable for a model.
-func variableName(model string) string {
-	return strings.Trim(strings.ToUpper(regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(model, "_")), "_")
 }
 
 // liteLLMRouter takes over router_settings.

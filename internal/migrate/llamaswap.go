@@ -311,8 +311,9 @@ func (c *llamaSwap) peers(s source) {
 			if variable, ok := strings.CutPrefix(strings.TrimSuffix(key, "}"), "${env."); ok {
 				upstream.set("api_key_env", variable)
 			} else if key != "" {
-				upstream.set("api_key_env", variableName(name)+"_API_KEY")
-				it.note("the key was in the file: put it into $%s_API_KEY here", variableName(name))
+				variable = c.out.keyVariable(name, key)
+				upstream.set("api_key_env", variable)
+				it.note("%s", keyWarning(address, variable))
 			}
 			it.set("upstreams", &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{upstream.node}})
 			c.out.models = append(c.out.models, it)

@@ -56,6 +56,9 @@ func Convert(kind Kind, text []byte) (File, error) {
 		}
 	}
 	out := newOutput()
+	for _, document := range documents {
+		out.reserve(map[string]any(document))
+	}
 	switch kind {
 	case LiteLLM:
 		convertLiteLLM(out, documents[0])

@@ -54,6 +54,51 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// TestKeysOfServersStayApart: different keys belong into different variables, none of which the
+// other configuration names, and the comment names the server.
+func TestKeysOfServersStayApart(t *testing.T) {
+	t.Parallel()
+	for kind, tt := range map[migrate.Kind]struct {
+		text string
+		want []string
+	}{
+		migrate.LiteLLM: {`
+model_list:
+  - {model_name: chat, litellm_params: {model: openai/a, api_key: sk-1}}
+  - {model_name: chat, litellm_params: {model: groq/b, api_key: gsk-2}}
+  - {model_name: Chat, litellm_params: {model: deepseek/c, api_key: sk-1}}
+  - {model_name: 4o, litellm_params: {model: openai/d, api_key: sk-4}}
+  - {model_name: own, litellm_params: {model: openai/e, api_key: sk-5}}
+  - {model_name: other, litellm_params: {model: openai/f, api_key: os.environ/OWN_API_KEY}}
+`, []string{
+			"the key of https://api.openai.com was in the file: put it into $CHAT_API_KEY here",
+			"the key of https://api.groq.com/openai was in the file: put it into $CHAT_API_KEY_2 here",
+			"the key of https://api.deepseek.com was in the file: put it into $CHAT_API_KEY here",
+			"put it into $_4O_API_KEY here", "put it into $OWN_API_KEY_2 here", "api_key_env: OWN_API_KEY\n",
+		}},
+		migrate.LlamaSwap: {`
+models: {m: {cmd: "llama-server -m /m.gguf --port ${PORT}"}}
+peers:
+  lab-1: {proxy: "http://one", apiKey: k1, models: [a, b]}
+  lab.1: {proxy: "http://two", apiKey: k2, models: [c]}
+`, []string{
+			"the key of http://one was in the file: put it into $LAB_1_API_KEY here",
+			"the key of http://two was in the file: put it into $LAB_1_API_KEY_2 here",
+			"api_key_env: LAB_1_API_KEY_2}",
+		}},
+	} {
+		file, err := migrate.Convert(kind, []byte(tt.text))
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(file.Text, want) {
+				t.Errorf("%s: no %q in\n%s", kind, want, file.Text)
+			}
+		}
+	}
+}
+
 func TestSplitWords(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{

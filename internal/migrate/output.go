@@ -3,6 +3,7 @@ package migrate
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -14,9 +15,61 @@ type output struct {
 	registries, engines, tenants, models, pools []*item
 	upstreams                                   []*item
 	notes                                       []string
+	// keys holds the key of a server by the environment variable that it belongs into.
+	keys map[string]string
 }
 
-func newOutput() *output { return &output{settings: newItem()} }
+func newOutput() *output { return &output{settings: newItem(), keys: map[string]string{}} }
+
+// environmentReferences is how the other gateways name an environment variable.
+var environmentReferences = regexp.MustCompile(`^(?:os\.environ/|\$\{env\.)(\w+)\}?$`)
+
+// reserve keeps the environment variables that a value of the other configuration names from
+// keyVariable.
+func (o *output) reserve(value any) {
+	switch v := value.(type) {
+	case map[string]any:
+		for _, inner := range v {
+			o.reserve(inner)
+		}
+	case []any:
+		for _, inner := range v {
+			o.reserve(inner)
+		}
+	case string:
+		if match := environmentReferences.FindStringSubmatch(v); match != nil {
+			o.keys[match[1]] = v
+		}
+	}
+}
+
+// keyVariable returns the environment variable for the key of a server of this name. Different keys
+// have different variables.
+func (o *output) keyVariable(name, key string) string {
+	base := variableName(name) + "_API_KEY"
+	variable := base
+	for n := 2; ; n++ {
+		if held, ok := o.keys[variable]; !ok || held == key {
+			o.keys[variable] = key
+			return variable
+		}
+		variable = fmt.Sprintf("%s_%d", base, n)
+	}
+}
+
+// keyWarning says what to do with the key of the server at address.
+func keyWarning(address, variable string) string {
+	return "the key of " + address + " was in the file: put it into $" + variable + " here"
+}
+
+// variableName returns the beginning of the name of an environment variable.
+func variableName(name string) string {
+	upper := strings.Trim(strings.ToUpper(regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(name, "_")), "_")
+	if upper != "" && upper[0] <= '9' { // a variable begins with no digit
+		return "_" + upper
+	}
+	return upper
+}
 
 // note adds a comment to the head of the file.
 func (o *output) note(format string, args ...any) {
@@ -76,6 +129,13 @@ func newItem() *item { return &item{node: &yaml.Node{Kind: yaml.MappingNode}} }
 // note adds a comment above the mapping.
 func (i *item) note(format string, args ...any) {
 	i.notes = append(i.notes, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
+}
+
+// noteAll adds comments above the mapping.
+func (i *item) noteAll(comments []string) {
+	for _, comment := range comments {
+		i.note("%s", comment)
+	}
 }
 
 // noteRest notes the fields of a mapping that are left.
