@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -84,7 +85,7 @@ func (in install) loader(w Weights) *batchv1.Job {
 
 // container returns the container of a loader.
 func (w Weights) container() corev1.Container {
-	command := []string{"sluice", "fetch", w.Repository, "--cache-dir", w.Path, "--link", w.Link, "--listen", "$(POD_IP):8001"}
+	command := []string{"sluice", "fetch", w.Repository, "--cache-dir", w.Path, "--link", w.Link, "--listen", ":" + strconv.Itoa(loaderPort)}
 	for flag, value := range map[string]string{"--endpoint": w.Endpoint, "--revision": w.Revision, "--file": w.File} {
 		if value != "" {
 			command = append(command, flag+"="+value)
@@ -94,7 +95,7 @@ func (w Weights) container() corev1.Container {
 	if w.GGUF {
 		command = append(command, "--gguf")
 	}
-	env := []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
+	var env []corev1.EnvVar
 	if w.Token != (SecretKey{}) {
 		env = append(env, corev1.EnvVar{Name: "HF_TOKEN", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
 			LocalObjectReference: corev1.LocalObjectReference{Name: w.Token.Name}, Key: w.Token.Key,

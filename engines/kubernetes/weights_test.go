@@ -21,7 +21,7 @@ func TestU14_Loader(t *testing.T) {
 		Repository: "org/model", Revision: "v1", GGUF: true}
 	j := in.loader(w)
 	c := j.Spec.Template.Spec.Containers[0]
-	want := "sluice fetch org/model --cache-dir /w --link sluice/k --listen $(POD_IP):8001 --endpoint=http://mirror --revision=v1 --gguf"
+	want := "sluice fetch org/model --cache-dir /w --link sluice/k --listen :8001 --endpoint=http://mirror --revision=v1 --gguf"
 	if got := strings.Join(c.Command, " "); got != want {
 		t.Errorf("the command is %s, want %s", got, want)
 	}
