@@ -152,10 +152,10 @@ type Model struct {
 type Replicas struct {
 	// Min is the smallest number of replicas. With 0, the model has no replica while nobody
 	// requests it. Default 1.
-	Min int `yaml:"min" default:"1" min:"0"`
+	Min int `yaml:"min" default:"1" min:"0" max:"10000"`
 	// Max is the largest number of replicas. Replicas above min are started when requests wait, and
 	// stopped after cooldown without need. Default: min, and at least 1.
-	Max int `yaml:"max" min:"1"`
+	Max int `yaml:"max" min:"1" max:"10000"`
 }
 
 // Resources are the resources that one replica uses. Placement counts them. Replicas are also
@@ -294,7 +294,7 @@ type Stream struct {
 	// comments. Default comment.
 	HeartbeatAs HeartbeatForm `yaml:"heartbeat_as" default:"comment" oneof:"comment,chunk"`
 	// MaxDuration is how long a whole response may take. Default 30m.
-	MaxDuration time.Duration `yaml:"max_duration" default:"30m" min:"1s"`
+	MaxDuration time.Duration `yaml:"max_duration" default:"30m" min:"1s" max:"8760h"`
 	// Resume is how long a request with a request_id continues after its client disconnected. It is
 	// also how long its events are kept after its end. Default 5s.
 	Resume time.Duration `yaml:"resume" default:"5s" min:"0s"`

@@ -68,6 +68,7 @@ func listenerCases() []ruleCase {
 		{"none with admin outside", "listen: 127.0.0.1:1\nadmin: 10.0.0.1:2\nauth: {mode: none}", []string{"2: admin: 10.0.0.1:2 can be reached from other machines, " +
 			"so it needs admin_auth: make a token with `sluice admin token NAME`, or set admin: 127.0.0.1:2"}},
 		{"size too small", "max_body: 5B", []string{"1: max_body: must be at least 1KiB, is 5B"}},
+		{"size too large", "max_body: 8GiB", []string{"1: max_body: must be at most 4095MiB, is 8GiB"}},
 		{"drain at once", "drain_timeout: 0s", nil},
 	}
 }
@@ -115,6 +116,9 @@ func modelCases() []ruleCase {
 		{"upstreams of a local model", sims + ", upstreams: [http://h:1]}]", []string{"1: models[a].upstreams: has no effect with launcher: local; remove it, or set launcher: upstream"}},
 		{"two replicas", sims + ", replicas: {min: 2}}]", nil},
 		{"fewer than min", sims + ", replicas: {min: 2, max: 1}}]", []string{"1: models[a].replicas.max: must be at least min, which is 2, is 1"}},
+		{"too many replicas", sims + ", replicas: {min: 10001, max: 1000000000}}]", []string{
+			"1: models[a].replicas.max: must be at most 10000, is 1000000000", "1: models[a].replicas.min: must be at most 10000, is 10001"}},
+		{"a response for ever", sims + ", stream: {max_duration: 2562047h}}]", []string{"1: models[a].stream.max_duration: must be at most 8760h, is 2562047h"}},
 		{"variables on their lines", sims + ",\n  variables: {\n    seed: -1,\n    sed: 1}}]", []string{
 			"3: models[a].variables.seed: must be at least 0, is -1 (varies the sentences of the answers and the embedding space)",
 			"4: models[a].variables.sed: engine sim 1 has no such variable; did you mean seed?"}},

@@ -193,6 +193,9 @@ func decodeQuantity[T cmp.Ordered](n *yaml.Node, v reflect.Value, r rules, parse
 	if minimum, err := parse(r.min); err == nil && number < minimum {
 		return "must be at least " + r.min + ", is " + n.Value
 	}
+	if maximum, err := parse(r.max); err == nil && number > maximum {
+		return "must be at most " + r.max + ", is " + n.Value
+	}
 	v.Set(reflect.ValueOf(number))
 	return ""
 }
