@@ -165,7 +165,7 @@ func (e *examination) openFiles() {
 	e.ok("open files", says)
 }
 
-// directory looks whether a directory can be written, or made.
+// directory looks whether a directory can be written by nobody else, or made.
 func (e *examination) directory(what, path string) {
 	at := path
 	for {
@@ -191,6 +191,10 @@ func (e *examination) directory(what, path string) {
 		e.ok(what, path+" can be made")
 		return
 	}
+	if err := process.CheckPrivate(path); err != nil {
+		e.fault(what, err.Error(), "a gateway does not start with it")
+		return
+	}
 	e.ok(what, path+" can be written")
 }
 
@@ -199,7 +203,7 @@ func (e *examination) ports(ctx context.Context) {
 	c := e.Config
 	running := e.answers(ctx, "http://"+adminclient.DialAddress(c.Admin)+"/healthz") == nil
 	for _, l := range []struct{ field, address string }{
-		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
+		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"peers", c.Peers}, {"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
 	} {
 		if l.address == "" {
 			continue

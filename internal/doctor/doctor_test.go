@@ -69,6 +69,29 @@ models:
 	}
 }
 
+// What the start of a gateway refuses is a fault: a directory that others can write, and an address
+// for peers that another program has.
+func TestExamineWhatAStartRefuses(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	e := &examination{Options: Options{Config: &config.Config{Admin: "127.0.0.1:0", Peers: taken.Addr().String()}}}
+	e.directory("state_dir", dir)
+	e.ports(t.Context())
+	for what, want := range map[string]string{"state_dir": "has mode 0777", "peers": "in use by another program"} {
+		if one := of(e.found, what); len(one) != 1 || one[0].Level != Fault || !strings.Contains(one[0].Says, want) {
+			t.Errorf("%s: %+v, want %s", what, one, want)
+		}
+	}
+}
+
 // of returns the findings about one thing.
 func of(all []Finding, what string) []Finding {
 	var some []Finding

@@ -65,7 +65,7 @@ func Open(path string, log Logger) (*Dir, error) {
 	}
 	d := &Dir{path: path, log: levels{log}, watched: map[string]*Process{}}
 	for _, folder := range []string{path, d.recordsPath()} {
-		if err := checkPrivate(folder); err != nil && !(folder != path && errors.Is(err, fs.ErrNotExist)) {
+		if err := CheckPrivate(folder); err != nil && !(folder != path && errors.Is(err, fs.ErrNotExist)) {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
 	}

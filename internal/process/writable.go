@@ -53,9 +53,9 @@ func freeSpace(dir string) string {
 		dir, st.Bavail*block, st.Blocks*block, st.Ffree, st.Files)
 }
 
-// checkPrivate returns an error if another user may change the directory. The records in it say
+// CheckPrivate returns an error if another user may change the directory. The records in it say
 // which processes Sluice ends, and with whose sockets Envoy talks.
-func checkPrivate(path string) error {
+func CheckPrivate(path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
