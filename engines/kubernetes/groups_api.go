@@ -150,6 +150,14 @@ func (c *cluster) createWorkload(ctx context.Context, d *appsv1.Deployment, w wa
 	return leaders(c.groupsAPI.Create(ctx, u, options))
 }
 
+// getWorkload returns what d is or stands for as the API has it.
+func (c *cluster) getWorkload(ctx context.Context, d *appsv1.Deployment) (*appsv1.Deployment, error) {
+	if hasGroups(d) {
+		return leaders(c.groupsAPI.Get(ctx, d.Name, metav1.GetOptions{}))
+	}
+	return c.client.AppsV1().Deployments(c.location.namespace).Get(ctx, d.Name, metav1.GetOptions{})
+}
+
 // patchWorkload patches what d is or stands for.
 func (c *cluster) patchWorkload(ctx context.Context, d *appsv1.Deployment, kind types.PatchType, data []byte,
 	options metav1.PatchOptions) (*appsv1.Deployment, error) {

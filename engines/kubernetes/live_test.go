@@ -215,10 +215,8 @@ func TestTemplateChangeWithoutRoom(t *testing.T) {
 	})
 }
 
-// The launcher does not touch objects of other installations.
-func TestOthersAreLeftAlone(t *testing.T) {
-	s := newTestNamespace(t, nil)
-	const foreign = `
+// foreign is a Deployment that Sluice has not made: its name and further labels are missing.
+const foreign = `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: %s, labels: {app.kubernetes.io/managed-by: sluice%s}}
@@ -227,6 +225,10 @@ spec:
   selector: {matchLabels: {app: %[1]s}}
   template: {metadata: {labels: {app: %[1]s}}, spec: {containers: [{name: engine, image: x}]}}
 `
+
+// The launcher does not touch objects of other installations.
+func TestOthersAreLeftAlone(t *testing.T) {
+	s := newTestNamespace(t, nil)
 	s.Apply(t, s.namespace, fmt.Sprintf(foreign, "labelled", ""))
 	s.Apply(t, s.namespace, fmt.Sprintf(foreign, "theirs", ", sluice.dev/install: other"))
 	s.Apply(t, s.namespace, fmt.Sprintf(foreign, "stray", ", sluice.dev/install: sluice"))
@@ -242,6 +244,30 @@ spec:
 	if names := s.deployments(); len(names) != 3 {
 		t.Errorf("Deployments left are %v, want 3", names)
 	}
+}
+
+// A Deployment whose labels somebody changes is claimed again, so that its pods are counted and go
+// with the model. A Deployment of the same name whose pods are others' is left alone.
+func TestADeploymentWithOtherLabelsIsClaimedAgain(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	g.Set([]Model{engine("m", 1)})
+	ids := g.waitReady("m", 1)
+	d := s.deployments()[0]
+	s.Kubectl(t, "label", "-n", s.namespace, d, labelManagedBy+"=Helm", "--overwrite")
+	waitUntil(t, "the label is put back", func() bool {
+		return s.Kubectl(t, "get", "-n", s.namespace, d, "-o", `jsonpath={.metadata.labels.app\.kubernetes\.io/managed-by}`) == managedBy
+	})
+	if again := g.waitReady("m", 1); !slices.Equal(again, ids) {
+		t.Errorf("the replicas were %v and are %v", ids, again)
+	}
+	g.Set([]Model{engine("m", 2)})
+	g.waitReady("m", 2)
+	g.Set(nil)
+	waitUntil(t, "nothing left", func() bool { return g.IsGone("m", "") && len(s.objects()) == 0 })
+	s.Apply(t, s.namespace, fmt.Sprintf(foreign, strings.TrimPrefix(d, "deployment.apps/"), ""))
+	g.Set([]Model{engine("m", 1)})
+	waitUntil(t, "the name is taken", func() bool { return strings.Contains(g.Status().Blocked["m"], "already exists") })
 }
 
 func TestLostNode(t *testing.T) {

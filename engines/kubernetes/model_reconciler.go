@@ -115,12 +115,16 @@ func (r modelReconciler) execute(ctx context.Context, a action) error {
 	return err
 }
 
-// create creates the current Deployment with count replicas.
+// create creates the current Deployment with count replicas. One that exists already and is not
+// watched is claimed.
 func (r modelReconciler) create(ctx context.Context, count int) error {
 	d := r.model.manifest.DeepCopy()
 	d.Namespace, d.Spec.Replicas = r.cluster.location.namespace, new(int32(count))
 	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationMade: rand.Text()})
 	made, err := r.cluster.createWorkload(ctx, d, r.model)
+	if apierrors.IsAlreadyExists(err) {
+		made, err = r.reclaim(ctx, d, err)
+	}
 	if err == nil {
 		r.cluster.storeOf(d).recordWrite(made, "", time.Now())
 		r.cluster.applied[made.Name] = appliedDeployment{uid: made.UID, generation: made.Generation}

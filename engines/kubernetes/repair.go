@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -74,6 +75,27 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 	}
 	c.applied[d.Name] = after
 	return false, nil
+}
+
+// reclaim applies d again to the Deployment of its name. The watch does not show that one if
+// somebody has changed its labels. A Deployment whose pods are not of this installation is left
+// alone, and exists is returned.
+func (r modelReconciler) reclaim(ctx context.Context, d *appsv1.Deployment, exists error) (*appsv1.Deployment, error) {
+	c := r.cluster
+	found, err := c.getWorkload(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	own := labels.SelectorFromSet(d.Spec.Selector.MatchLabels).Matches(labels.Set(found.Spec.Template.Labels))
+	if found.DeletionTimestamp != nil || !own {
+		return nil, exists
+	}
+	data, err := appliedFields(r.model, found)
+	if err != nil {
+		return nil, err
+	}
+	c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
+	return c.patchWorkload(ctx, d, types.ApplyPatchType, data, metav1.PatchOptions{Force: new(true)})
 }
 
 // appliedFields returns the fields of the current Deployment that Sluice owns, for the version that
