@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // cache is the part of the cache directory that belongs to one repository.
@@ -163,32 +161,6 @@ func (c *cache) link(commit string, f File) error {
 	}
 	if err := os.Rename(fresh, path); err != nil && !isComplete(path, f.Size) {
 		return err
-	}
-	return nil
-}
-
-// checkSpace returns an error if the file system has less room than the missing files need.
-func (c *cache) checkSpace(files []File) error {
-	if err := os.MkdirAll(c.in("blobs"), 0o755); err != nil {
-		return err
-	}
-	var missing int64
-	for _, f := range files {
-		if f.Hash != "" && isComplete(c.blob(f.Hash), f.Size) {
-			continue
-		}
-		missing += f.Size
-		if info, err := os.Stat(c.partial(f.Hash)); err == nil && f.Hash != "" {
-			missing -= min(info.Size(), f.Size)
-		}
-	}
-	var disk unix.Statfs_t
-	if err := unix.Statfs(c.in("blobs"), &disk); err != nil {
-		return nil // the write will tell
-	}
-	if free := int64(disk.Bavail) * disk.Bsize; missing > free {
-		return fmt.Errorf("no room: %s more are needed in %s, where %s are free; free space, or set cache_dir of the registry to another disk",
-			FormatBytes(missing), c.dir, FormatBytes(free))
 	}
 	return nil
 }

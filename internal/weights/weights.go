@@ -129,6 +129,11 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 	if err := f.describe(ctx, hub, listing, selection); err != nil {
 		return "", err
 	}
+	release, err := cache.reserve(selection.Files)
+	if err != nil {
+		return "", fmt.Errorf("weights of %s: %w", s.Repository, err)
+	}
+	defer release()
 	if err := cache.record(s, listing); err != nil {
 		return "", err
 	}
@@ -140,9 +145,6 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 
 // fetchAll fetches the missing files of the selection, and links them into the snapshot.
 func (f *Fetcher) fetchAll(ctx context.Context, hub *client, c *cache, selection Selection, report func(Progress)) error {
-	if err := c.checkSpace(selection.Files); err != nil {
-		return err
-	}
 	meter := newMeter(selection.Files)
 	stop := meter.run(f.every(), report)
 	defer stop()

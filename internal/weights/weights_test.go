@@ -352,6 +352,54 @@ func TestU19_FullDiskIsToldBeforeTheFetch(t *testing.T) {
 	}
 }
 
+// TestTwoFetchesShareOneDisk: each of two models fits alone. The second is refused while the first
+// is fetched, and the first comes whole. Two fetches of the same model need its room once.
+func TestTwoFetchesShareOneDisk(t *testing.T) {
+	hub := hubtest.New(t)
+	hold := make(chan struct{})
+	for i, name := range []string{"org/a", "org/b"} {
+		hub.Put(name, hubtest.Repository{Task: "text-generation", Files: map[string][]byte{ggufFile: content(uint64(i+1), 1<<20)}})
+	}
+	hub.Fail(ggufFile, hubtest.Faults{Hold: hold})
+	s := source(t, hub)
+	testutil.SmallDisk(t, s.CacheDir, "1600k")
+	get := func(name string, report func(weights.Progress)) error {
+		asked := s
+		asked.Repository = name
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		_, err := fetcher().Fetch(ctx, asked, report)
+		return err
+	}
+	half, ended := make(chan struct{}), make(chan error, 2)
+	begun := sync.OnceFunc(func() { close(half) })
+	go func() {
+		ended <- get("org/a", func(p weights.Progress) {
+			if p.Done >= 1<<19 {
+				begun()
+			}
+		})
+	}()
+	<-half
+	const want = "of which running fetches need 512.0 KiB"
+	if err := get("org/b", nil); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the second model: %v, want %q", err, want)
+	}
+	waiting := make(chan struct{})
+	seen := sync.OnceFunc(func() { close(waiting) })
+	go func() { ended <- get("org/a", func(weights.Progress) { seen() }) }()
+	<-waiting
+	close(hold)
+	for range 2 {
+		if err := <-ended; err != nil {
+			t.Errorf("the first model: %v", err)
+		}
+	}
+	if err := get("org/b", nil); err == nil || !strings.Contains(err.Error(), "no room: 1.0 MiB more") {
+		t.Errorf("the second model after the first: %v", err)
+	}
+}
+
 // TestU19_DiskThatFillsUpKeepsWhatCame: another program takes the room while the fetch runs.
 func TestU19_DiskThatFillsUpKeepsWhatCame(t *testing.T) {
 	hub := hubtest.New(t)
