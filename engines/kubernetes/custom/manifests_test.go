@@ -55,6 +55,24 @@ func TestRole(t *testing.T) {
 	until(t, "all is well", func() bool { return g.Errors() == "" })
 }
 
+// A model with replicas has a scale, also without replicas.min.
+func TestModelsHaveAScale(t *testing.T) {
+	t.Parallel()
+	c := installed(t)
+	ns := c.Namespace(t)
+	for name, replicas := range map[string]string{"empty": "{}", "most": "{max: 4}", "both": "{min: 1, max: 4}"} {
+		c.Apply(t, ns, model(name, "{engine: sim, replicas: "+replicas+"}"))
+		scale := c.Kubectl(t, "get", "--raw", "/apis/sluice.dev/v1alpha1/namespaces/"+ns+"/inferencemodels/"+name+"/scale")
+		if !strings.Contains(scale, `"spec":{"replicas":1}`) {
+			t.Errorf("%s: %s", name, scale)
+		}
+		c.Kubectl(t, "scale", "-n", ns, "im", name, "--replicas=2")
+		if least := field(t, c, ns, name, ".spec.replicas.min"); least != "2" {
+			t.Errorf("%s: after kubectl scale replicas.min is %s", name, least)
+		}
+	}
+}
+
 // The API rejects invalid objects and names the field.
 func TestInvalidObjectsAreRefused(t *testing.T) {
 	t.Parallel()
