@@ -238,7 +238,8 @@ func frame(event string, data []byte) []byte {
 	return append(b, "\n\n"...)
 }
 
-// events answers with a stream of events that ends with the client, or with the listener.
+// events answers with a stream of events that ends with the client, with its right to read them, or
+// with the listener.
 func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodHead {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -254,6 +255,9 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Accel-Buffering", "no") // for proxies that would hold the events back
 	out := http.NewResponseController(w)
 	write := func(data []byte) bool {
+		if _, fault := h.admit(r); fault != nil {
+			return false
+		}
 		_ = out.SetWriteDeadline(time.Now().Add(writeTimeout)) // a test's writer has none
 		_, err := w.Write(data)
 		return err == nil && out.Flush() == nil

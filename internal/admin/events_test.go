@@ -158,6 +158,26 @@ func TestO10_EventsEndWithTheListener(t *testing.T) {
 	c.Events.End(time.Second) // a second call does nothing
 }
 
+// TestEventsEndWithTheToken: a client whose token is removed gets no further events.
+func TestEventsEndWithTheToken(t *testing.T) {
+	c := newConfig()
+	c.Events = NewEvents()
+	var access atomic.Pointer[Access]
+	c.Access = access.Load
+	s := watch(t, c)
+	s.next("state")
+	access.Store(newAccess())
+	c.Events.Sampled(noon, history.Sample{})
+	for s.lines.Scan() {
+		if s.lines.Text() == "event: sample" {
+			t.Fatal("a client without access gets events")
+		}
+	}
+	if err := s.lines.Err(); err != nil {
+		t.Errorf("the response has no proper end: %v", err)
+	}
+}
+
 func TestO10_NobodyWatchesCostsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConfig()
