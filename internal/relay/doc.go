@@ -25,9 +25,9 @@
 //
 // Beside the way: call.go (the request), named.go (request ids: join, restart, expire),
 // replica.go (the request to a replica), answer.go and moderateanswer.go (answers that are no
-// stream), status.go (what heartbeats say), finalevents.go (events that Sluice itself adds),
-// forward.go and remote.go (calls that a remote gateway carries), timedwriter.go (responses that
-// another server writes), causes.go (why streams end).
+// stream), status.go (what heartbeats say), usage.go (who counts the tokens), finalevents.go
+// (events that Sluice itself adds), forward.go and remote.go (calls that a remote gateway carries),
+// timedwriter.go (responses that another server writes), causes.go (why streams end).
 //
 // The packages below: replay delivers events to subscribers, queue holds them for one subscriber,
 // moderation judges them.

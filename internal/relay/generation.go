@@ -55,6 +55,9 @@ type generation struct {
 	moved bool
 	// forgotten says that nobody can find a named generation any more, although it runs.
 	forgotten atomic.Bool
+	// countedBy decides once who counts what a named generation uses: the client that has started
+	// it, if that client stays to the end, or the generation itself.
+	countedBy atomic.Int32
 
 	status generationStatus
 	// leaveTimer ends a named generation some time after its last subscriber has gone. nil: it has
@@ -124,6 +127,7 @@ func (g *generation) run() {
 		g.dropPrompt()
 	}
 	g.cancel(nil)
+	g.countUsage()
 	if g.trace != nil && g.call.isNamed() {
 		g.trace.End(g.result) // the trace of a call without a name ends with its subscriber
 	}

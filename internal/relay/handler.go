@@ -196,8 +196,11 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 	if started && g.trace != nil && !c.isNamed() {
 		g.trace.End(result)
 	}
-	if !started { // the times and the usage count for the call that has started the generation
+	switch {
+	case !started: // the times and the usage count for the call that has started the generation
 		result = Result{Model: result.Model, Replica: result.Replica, Fault: result.Fault, Told: result.Told, Finish: result.Finish, Cause: result.Cause}
+	case c.isNamed() && c.Entry != nil:
+		result = g.leaveUsage(result)
 	}
 	if c.Entry != nil {
 		c.Entry.SetOutcome(result)

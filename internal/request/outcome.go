@@ -23,7 +23,8 @@ type Outcome struct {
 	// request left for a replica, Decode from the first token to the last. 0: there was none.
 	TTFT, Held, Decode time.Duration
 	// Usage is what the response has cost. It is zero for a request that joined another one's
-	// generation: tokens are counted once. UsedElsewhere says that another process counts it.
+	// generation: tokens are counted once. UsedElsewhere says that it is not counted for this
+	// request: another process counts it, or the generation does at its end.
 	Usage         Usage
 	UsedElsewhere bool
 	// Attempts is how many replicas were tried.

@@ -1,0 +1,107 @@
+package relay
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+const usageEvent = `data: {"id":"x","object":"chat.completion.chunk","model":"m","choices":[],"usage":{"prompt_tokens":1000,"completion_tokens":3}}` + "\n\n"
+
+// readUntil reads a response up to a line with this text.
+func readUntil(t *testing.T, r *http.Response, text string) {
+	t.Helper()
+	for lines := bufio.NewReader(r.Body); ; {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(line, text) {
+			return
+		}
+	}
+}
+
+// What a named request uses is counted exactly once, also when the client that has started it
+// leaves, and whether or not another one reads the rest.
+func TestB3_NamedRequestsAreCountedOnce(t *testing.T) {
+	leaves := func(_ *testing.T, _ *harness, r *http.Response) { r.Body.Close() }
+	for name, c := range map[string]struct {
+		resume time.Duration
+		// leave is what the client does after its first token, before the engine goes on.
+		leave func(t *testing.T, h *harness, r *http.Response)
+	}{
+		"stays":             {resume: time.Minute},
+		"nobody comes back": {resume: time.Minute, leave: leaves},
+		"has no grace":      {leave: leaves},
+		"cancels": {resume: time.Minute,
+			leave: func(_ *testing.T, h *harness, _ *http.Response) { h.getStream(http.MethodPost, "/v1/streams/r/cancel") }},
+		"leaves and cancels": {resume: time.Minute,
+			leave: func(_ *testing.T, h *harness, r *http.Response) {
+				r.Body.Close()
+				h.result(1)
+				h.getStream(http.MethodPost, "/v1/streams/r/cancel")
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			goOn := make(chan struct{})
+			h := newHarness(t, options{policy: Policy{Resume: c.resume}, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				writeEvents(w, roleEvent, tokenEvent("a"))
+				<-goOn
+				writeEvents(w, tokenEvent("b"), finishEvent("", "stop"), usageEvent, doneEvent)
+			})})
+			l := keepLedger(h)
+			r := h.send(hello, "id: r")
+			defer r.Body.Close()
+			readUntil(t, r, `"a"`)
+			if c.leave != nil {
+				c.leave(t, h, r)
+				h.result(1)
+			}
+			close(goOn)
+			if c.leave == nil {
+				io.Copy(io.Discard, r.Body)
+			}
+			counts := func() int {
+				n := len(l.entries())
+				if own := h.result(1); !own.UsedElsewhere && own.Usage.Prompt > 0 && own.Usage.Completion > 0 {
+					n++
+				}
+				return n
+			}
+			testutil.Eventually(t, "the request is counted", func() bool { return counts() > 0 })
+			if c.resume > 0 {
+				h.getStream(http.MethodGet, "/v1/streams/r")
+			}
+			h.waitIdle()
+			if n := counts(); n != 1 || len(l.entries()) > 0 && l.entries()[0] != "acme m used both" {
+				t.Errorf("counted %d times: %v, %+v", n, l.entries(), h.result(1))
+			}
+		})
+	}
+}
+
+// A client that closes its connection at the end marker, before the engine has ended its response,
+// is charged as one that stays.
+func TestB3_ClientThatClosesAtTheEndMarkerIsCounted(t *testing.T) {
+	closed := make(chan struct{})
+	h := newHarness(t, options{policy: Policy{Resume: time.Minute}, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeEvents(w, roleEvent, tokenEvent("a"), finishEvent("", "stop"), usageEvent, doneEvent)
+		<-closed
+	})})
+	l := keepLedger(h)
+	r := h.send(hello, "id: r")
+	readUntil(t, r, "[DONE]")
+	r.Body.Close()
+	if got := h.result(1); !got.UsedElsewhere {
+		t.Errorf("%+v", got)
+	}
+	close(closed)
+	testutil.Eventually(t, "the generation has counted", func() bool { return slices.Equal(l.entries(), []string{"acme m used both"}) })
+}
