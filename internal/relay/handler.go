@@ -321,11 +321,13 @@ func (r *Relay) serveRemoteStream(w http.ResponseWriter, req *http.Request, key 
 	}
 }
 
-// parseAfter returns the number of the last event that the client has seen, or noEvent.
+// parseAfter returns the number of the last event that the client has seen, or noEvent. The header
+// counts if there are both: an EventSource that connects again sends it with the URL of its first
+// request.
 func parseAfter(req *http.Request) (int64, *openai.Error) {
 	text, param := req.Header.Get("last-event-id"), "Last-Event-ID"
-	if query := req.URL.Query(); query.Has("after") {
-		text, param = query.Get("after"), "after"
+	if text == "" {
+		text, param = req.URL.Query().Get("after"), "after"
 	}
 	if text == "" {
 		return noEvent, nil

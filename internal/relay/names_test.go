@@ -242,3 +242,27 @@ func TestR11_MoreThanAllOfMessages(t *testing.T) {
 		}
 	}
 }
+
+// An EventSource that was opened with ?after connects again by itself, with the same URL and the
+// number of its last event as a header. It gets no event twice.
+func TestR11_EventSourceGoesOnAfterItsLastEvent(t *testing.T) {
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), tokenEvent("b"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
+	h.sendAndRead(hello, "id: r")
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+"/v1/streams/r?after=0", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set(headers.Tenant, "acme")
+	request.Header.Set("last-event-id", "2")
+	r, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	if text, err := io.ReadAll(r.Body); err != nil || !strings.HasPrefix(string(text), "id: 3\n") {
+		t.Errorf("%v: after event 2 comes %s", err, text)
+	}
+	if _, text := h.sendAndRead(hello, "id: r", "query: after=0", "last-event-id: 2"); !strings.HasPrefix(text, "id: 3\n") {
+		t.Errorf("the repeated start goes on with %s", text)
+	}
+}
