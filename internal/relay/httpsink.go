@@ -56,6 +56,8 @@ type httpSink struct {
 	buffer    []byte
 	pooled    *[]byte
 	unflushed bool
+	// passed counts the events of which the client gets something.
+	passed int64
 }
 
 // tryWriter is what the responses of internal/http1 have beside the methods of http.ResponseWriter.
@@ -159,15 +161,22 @@ func (s *httpSink) Append(raw []byte, number uint64) {
 	s.sendStreamHeader(headers.SourceEngine)
 	s.takeBuffer()
 	if s.translator != nil {
-		s.buffer = s.translator.append(s.buffer, raw, number, s.numbersEvents)
+		before := len(s.buffer)
+		if s.buffer = s.translator.append(s.buffer, raw, number, s.numbersEvents); len(s.buffer) > before {
+			s.passed++
+		}
 		return
 	}
+	s.passed++
 	if s.numbersEvents {
 		s.buffer = sse.AppendNumbered(s.buffer, raw, number)
 		return
 	}
 	s.buffer = sse.AppendRaw(s.buffer, raw)
 }
+
+// Passed implements SelectiveSink.
+func (s *httpSink) Passed() int64 { return s.passed }
 
 // TryFlush implements InlineSink.
 func (s *httpSink) TryFlush() (whole bool, err error) {

@@ -93,3 +93,22 @@ func TestLargeEventForASlowClient(t *testing.T) {
 		t.Errorf("%d bytes, which end with %q", len(all), all[max(0, len(all)-300):])
 	}
 }
+
+// A client of the Messages API that has not asked for the reasoning gets heartbeats while the model
+// reasons, although events come all the time.
+func TestS2_HeartbeatsWhileTheModelReasons(t *testing.T) {
+	thought := strings.Replace(tokenEvent("hm"), `"content"`, `"reasoning_content"`, 1)
+	h := newHarness(t, options{policy: Policy{Heartbeat: 50 * time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeEvents(w, roleEvent)
+		for range 100 {
+			writeEvents(w, thought)
+			time.Sleep(10 * time.Millisecond)
+		}
+		writeEvents(w, tokenEvent("a"), finishEvent("", "stop"), doneEvent)
+	})})
+	_, text := h.post("/v1/messages")
+	_, text, _ = strings.Cut(text, "event: message_start")
+	if beats := strings.Count(text, "\n: decode"); beats < 5 || !strings.Contains(text, "message_stop") {
+		t.Errorf("%d heartbeats:\n%s", beats, text)
+	}
+}

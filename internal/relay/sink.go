@@ -23,6 +23,14 @@ type Sink interface {
 	Finish(Result) error
 }
 
+// SelectiveSink is a Sink whose client may get nothing of an event, as a comment that its protocol
+// does not have. Such an event takes the place of no heartbeat.
+type SelectiveSink interface {
+	Sink
+	// Passed counts the events of which the client gets something.
+	Passed() int64
+}
+
 // InlineSink is a Sink with a fast path: the goroutine that reads an event from the engine writes
 // the event to the client, as long as the client accepts everything without waiting.
 type InlineSink interface {

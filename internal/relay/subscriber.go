@@ -36,6 +36,8 @@ type subscriber struct {
 	sink   Sink
 	// inline is the sink if it can write inline. nil: it cannot.
 	inline InlineSink
+	// selective is the sink if its client may get nothing of an event. nil: it gets all of them.
+	selective SelectiveSink
 
 	// The lock of events guards the fields below.
 
@@ -43,7 +45,9 @@ type subscriber struct {
 	buffer []byte
 	// inlineErr is why an inline write has failed. nil: none has.
 	inlineErr error
-	// unflushed says that events were given to the sink since its last flush.
+	// passed is SelectiveSink.Passed after the last event.
+	passed int64
+	// unflushed says that events for the client were given to the sink since its last flush.
 	unflushed bool
 	// lastFlush is when events were flushed last.
 	lastFlush time.Time
@@ -72,6 +76,7 @@ func (g *generation) subscribe(ctx context.Context, how subscription) (result Re
 	if h, ok := how.sink.(*httpSink); ok {
 		h.gen = g
 	}
+	s.selective, _ = how.sink.(SelectiveSink)
 	if inline, ok := how.sink.(InlineSink); ok && inline.CanWriteInline() {
 		s.inline = inline
 		events.SetInlineWriter(s)
@@ -97,7 +102,18 @@ func (g *generation) subscribeAfter(how subscription) (*replay.Subscriber, error
 // Append implements replay.InlineWriter.
 func (s *subscriber) Append(raw []byte, number uint64) {
 	s.inline.Append(raw, number)
-	s.unflushed = true
+	s.recordEvent()
+}
+
+// recordEvent records that an event was given to the sink.
+func (s *subscriber) recordEvent() {
+	if s.selective == nil {
+		s.unflushed = true
+		return
+	}
+	if n := s.selective.Passed(); n != s.passed {
+		s.passed, s.unflushed = n, true
+	}
 }
 
 // TryFlush implements replay.InlineWriter.
@@ -193,7 +209,7 @@ func (s *subscriber) writeEvents() (result Result, finished bool, err error) {
 			if err := s.sink.Event(raw, number); err != nil {
 				return Result{}, false, err
 			}
-			s.unflushed = true
+			s.recordEvent()
 			continue
 		case errors.Is(err, queue.ErrEmpty):
 			return Result{}, false, s.catchUp()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -309,5 +310,28 @@ func TestGeneratorWithoutAnEnd(t *testing.T) {
 	c := client(t, func(context.Context, *relay.Call, relay.Sink) {})
 	if _, _, err := listen(as(t.Context()), c, hello); status.Code(err) != codes.Internal {
 		t.Error(err)
+	}
+}
+
+// An event of which the client gets nothing takes the place of no heartbeat.
+func TestS2_EventsOfWhichTheClientGetsNothing(t *testing.T) {
+	var passed []int64
+	c := client(t, func(_ context.Context, _ *relay.Call, to relay.Sink) {
+		for _, raw := range [][]byte{
+			[]byte(": a comment\n\n"),
+			chunk(`{"index":0,"delta":{"role":"assistant","content":""}}`),
+			chunk(`{"index":0,"delta":{"content":"a"}}`),
+			chunk(`{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":""}}]}}`),
+		} {
+			_ = to.Event(raw, 0)
+			passed = append(passed, to.(relay.SelectiveSink).Passed())
+		}
+		_ = to.Finish(relay.Result{Finish: "stop"})
+	})
+	if _, _, err := listen(as(t.Context()), c, hello); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int64{0, 0, 1, 2}; !slices.Equal(passed, want) {
+		t.Errorf("%v, not %v", passed, want)
 	}
 }

@@ -33,6 +33,7 @@ type sink struct {
 	finishes       []string          // the finish reasons by choice
 	incomplete     map[textOf]string // the beginnings of characters whose rest has not come
 	hasSent        bool              // a chunk was sent
+	passed         int64             // counts the chunks with a delta
 	engineAnswered bool              // the engine has answered
 	refusal        *pb.Error         // what the engine has answered instead of a stream; nil: nothing
 	finished       bool
@@ -100,8 +101,10 @@ func (s *sink) sendDelta(d *delta.Delta) error {
 			return nil
 		}
 		to.Text, to.Kind = text, kindOf(d.Kind)
+		s.passed++
 		return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
 	}
+	s.passed++
 	to.Kind = pb.TokenDelta_TOOL_CALL
 	to.ToolCall = &pb.ToolCall{Index: int32(d.Tool), Id: validUTF8(d.ID), Name: validUTF8(d.Name), Arguments: text}
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
@@ -156,6 +159,9 @@ func incompleteSuffix(text string) int {
 	}
 	return 0
 }
+
+// Passed implements relay.SelectiveSink.
+func (s *sink) Passed() int64 { return s.passed }
 
 // Flush implements relay.Sink. Every message was sent already.
 func (s *sink) Flush() error { return nil }

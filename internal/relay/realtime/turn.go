@@ -73,6 +73,9 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 	return nil
 }
 
+// Passed implements relay.SelectiveSink.
+func (t *turn) Passed() int64 { return t.sent }
+
 // Flush implements relay.Sink. Every message was sent already.
 func (t *turn) Flush() error { return nil }
 

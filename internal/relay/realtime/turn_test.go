@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -326,6 +327,29 @@ func TestCharactersAreWhole(t *testing.T) {
 		}
 	}
 	c.tokens("1", "€2")
+}
+
+// An event of which the client gets nothing takes the place of no heartbeat.
+func TestS2_EventsOfWhichTheClientGetsNothing(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(hello)
+	r := g.engine.next(t)
+	var passed []int64
+	for _, data := range []string{`{"role":"assistant","content":""}`, `{"content":"a"}`, `{}`} {
+		done := r.later(func(s relay.Sink) error {
+			err := s.Event([]byte("data: "+chunk(data)+"\n\n"), 0)
+			passed = append(passed, s.(relay.SelectiveSink).Passed())
+			return err
+		})
+		if err := within(t, done); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.tokens("a")
+	if want := []int64{0, 1, 1}; !slices.Equal(passed, want) {
+		t.Errorf("%v, not %v", passed, want)
+	}
 }
 
 func TestATurnWithoutEnd(t *testing.T) {
