@@ -109,6 +109,9 @@ func readWhole(response *http.Response, hold *memory.Hold, most int64) ([]byte, 
 // failover.try.
 func (a *attempt) useAnswer(answer *Answer) (reason string) {
 	f := a.failover
+	if a.gen.call.Scan.Endpoint.Generates() {
+		answer.unmaskError()
+	}
 	a.reportStatus(answer)
 	if answer.Status >= http.StatusMultipleChoices && f.rules != nil {
 		a.moderateRefusal(answer)
@@ -127,6 +130,10 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 			f.result.Fault = fault
 			return ""
 		}
+		if a.gen.call.wantsEvents {
+			f.result.Fault, f.result.Cause = answer.eventError(), causeEngine
+			return ""
+		}
 		if f.ticket.WantsResponseID() {
 			f.ticket.LearnResponse(openai.ResponseID(answer.Body))
 		}
@@ -134,6 +141,22 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 	answer.normalizeError()
 	f.answer, f.result.Answered = answer, true
 	return ""
+}
+
+// unmaskError gives an answer that is an error, and has a successful status nevertheless, the
+// status of its code or 500.
+func (a *Answer) unmaskError() {
+	if a.Status >= http.StatusMultipleChoices || !bytes.Contains(a.Body, []byte(`"error"`)) {
+		return
+	}
+	if chunk := new(sse.Chunk); !chunk.Read(a.Body) || !chunk.OnlyError() {
+		return
+	}
+	var read struct{ Error struct{ Code int } }
+	_ = json.Unmarshal(a.Body, &read) // the error may have another form, and then has no code
+	if a.Status = read.Error.Code; a.Status < http.StatusBadRequest || a.Status > 599 {
+		a.Status = http.StatusInternalServerError
+	}
 }
 
 // reportStatus reports an answer that says that the replica has failed or has too much to do.

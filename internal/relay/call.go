@@ -48,6 +48,8 @@ type Call struct {
 	// Entry is told what becomes of the call. nil: nobody is.
 	Entry Entry
 
+	// wantsEvents says that the client can read a stream and no whole answer in its place.
+	wantsEvents bool
 	// memory is the reservation for Body. nil: there is none.
 	memory *memory.Hold
 	// original is the client's request to the Messages API, from which Path, Body and Scan were

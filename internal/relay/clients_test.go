@@ -245,7 +245,8 @@ func TestAnswerWithoutLengthIsCut(t *testing.T) {
 }
 
 // What an engine says to a request for a stream without one: passed with its status while that can
-// be, else an error that clients see as one. An error without a code gets one.
+// be, else an error that clients see as one. No client of a stream can read a whole answer. An error
+// without a code gets one.
 func TestAnswerInPlaceOfAStream(t *testing.T) {
 	const refused = `"type":"invalid_request_error","code":"invalid_request","param":null`
 	for _, c := range []struct {
@@ -259,7 +260,7 @@ func TestAnswerInPlaceOfAStream(t *testing.T) {
 		{422, `{"detail":"no"}`, `{"error":{"message":"no",` + refused + `}}`, `"message":"no",` + refused + `,"retryable":false}}`, 422},
 		{503, `busy`, `{"error":{"message":"The engine answered with status 503: busy","type":"server_error","code":"upstream_error","param":null}}`,
 			`"retryable":true,"retry_after_ms":1000}}`, 503},
-		{200, `{"choices":[]}`, `{"choices":[]}`, `The engine answered with status 200 and no stream.`, 200},
+		{200, `{"choices":[]}`, ``, `The engine answered with status 200 and no stream.`, 502},
 		{204, ``, ``,
 			`"code":"upstream_truncated"`, 502},
 	} {

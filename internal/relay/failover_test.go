@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"runtime"
 	"strings"
@@ -73,6 +74,38 @@ func TestX6_R9_AnotherReplicaAnswers(t *testing.T) {
 			h = newHarness(t, options{replicas: 2, handler: faultFirst(fault, 9)})
 			if status, text := h.sendAndRead(body); status != c.status || !strings.Contains(text, `"code":"`+c.code+`"`) {
 				t.Errorf("%s everywhere: %d %s", fault, status, text)
+			}
+		}
+	}
+}
+
+// An engine's error with a successful status is an error: another replica is tried if its code
+// allows, and the client is told.
+func TestX6_ErrorWithASuccessfulStatus(t *testing.T) {
+	for name, c := range map[string]struct {
+		body    string
+		status  int
+		retries int
+	}{
+		"no code":    {`{"error":{"message":"CUDA out of memory"}}`, 500, 1},
+		"words":      {`{"error":"CUDA out of memory"}`, 500, 1},
+		"503":        {`{"error":{"message":"CUDA out of memory","code":503}}`, 503, 1},
+		"text":       {`{"error":{"message":"CUDA out of memory","code":"oom"}}`, 500, 1},
+		"400":        {`{"error":{"message":"CUDA out of memory","code":400}}`, 400, 0},
+		"no error":   {`{"error":null,"choices":[{"index":0,"message":{"content":"CUDA out of memory"}}]}`, 200, 0},
+		"with words": {`{"error":"","choices":[{"index":0,"message":{"content":"CUDA out of memory"}}]}`, 200, 0},
+	} {
+		for _, body := range []string{hello, plainHello} {
+			if body == hello && c.status == 200 {
+				continue // see TestAnswerInPlaceOfAStream
+			}
+			h := newHarness(t, options{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("content-type", "application/json")
+				_, _ = io.WriteString(w, c.body)
+			})})
+			status, text := h.sendAndRead(body)
+			if status != c.status || !strings.Contains(text, "CUDA out of memory") || len(h.retries) != c.retries {
+				t.Errorf("%s: %d %s, retries %v", name, status, text, h.retries)
 			}
 		}
 	}

@@ -66,7 +66,7 @@ func TestR3_ManagedResponsesHaveAFinishReason(t *testing.T) {
 			})
 		}
 		h := newHarness(t, options{handler: engine})
-		h.post(c.path)
+		h.postFor(c.path, c.stream)
 		if r := h.result(1); r.Fault != nil || r.Finish != c.want {
 			t.Errorf("%s: finish %q, fault %v; want %q", name, r.Finish, r.Fault, c.want)
 		}

@@ -20,7 +20,7 @@ func TestR7_StoredResponses(t *testing.T) {
 			w.Header().Set("content-type", "application/json")
 			io.WriteString(w, `{"id":"resp_1","object":"response","asked":"`+r.Method+" "+r.URL.Path+`","tenant":"`+r.Header.Get(headers.Tenant)+`"}`)
 		})})
-		if status, text := h.post("/v1/responses"); status != 200 {
+		if status, text := h.postFor("/v1/responses", false); status != 200 {
 			t.Fatalf("%d %s", status, text)
 		}
 		want, status := `"asked":"GET /v1/responses/resp_1","tenant":""`, 200
@@ -66,7 +66,7 @@ func TestStoredResponseForAStalledClient(t *testing.T) {
 			}
 		}
 	})})
-	if status, text := h.post("/v1/responses"); status != 200 {
+	if status, text := h.postFor("/v1/responses", false); status != 200 {
 		t.Fatalf("%d %s", status, text)
 	}
 	client, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))

@@ -82,6 +82,10 @@ func (c *Chunk) Read(data []byte) bool {
 	return true
 }
 
+// OnlyError reports whether the data is an error and nothing else: neither choices nor a response
+// of the Responses API, which tells its own error.
+func (c *Chunk) OnlyError() bool { return c.Error && !c.whole && len(c.Choices) == 0 }
+
 func (c *Chunk) members() {
 	r := &c.json
 	for more := r.Open('{'); more; more = r.More('{') {
