@@ -3,6 +3,7 @@ package messages
 import (
 	"cmp"
 	"encoding/json"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -146,10 +147,10 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	if text := said.Content.text + said.Refusal; text != "" {
 		m.Content = append(m.Content, outBlock{Type: "text", Text: &text})
 	}
-	for _, call := range said.ToolCalls {
-		m.Content = append(m.Content, outBlock{Type: "tool_use", ID: call.ID, Name: call.Function.Name, Input: inputOf(call.Function.Arguments)})
+	for i, call := range said.ToolCalls {
+		m.Content = append(m.Content, outBlock{Type: "tool_use", ID: cmp.Or(call.ID, toolID(c.ID, i)), Name: call.Function.Name, Input: inputOf(call.Function.Arguments)})
 	}
-	m.StopReason, m.StopSequence = choice.stop()
+	m.StopReason, m.StopSequence = choice.stop(len(said.ToolCalls) > 0)
 	if u := c.Usage; u != nil {
 		m.Usage = usage{Input: u.Prompt, Output: u.Completion}
 		if u.Details != nil {
@@ -162,8 +163,15 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 
 // newMessage returns an answer without content.
 func newMessage(id, model string) outMessage {
-	return outMessage{ID: "msg_" + strings.TrimPrefix(id, "chatcmpl-"), Type: "message", Role: "assistant", Model: model, Content: []outBlock{}}
+	return outMessage{ID: "msg_" + ownID(id), Type: "message", Role: "assistant", Model: model, Content: []outBlock{}}
 }
+
+// ownID returns what tells the id of a chat from others.
+func ownID(id string) string { return strings.TrimPrefix(id, "chatcmpl-") }
+
+// toolID returns the id of a tool call for which the engine gives none. Other calls of the same
+// conversation must have other ids.
+func toolID(chat string, index int) string { return "toolu_" + ownID(chat) + "_" + strconv.Itoa(index) }
 
 // inputOf returns the arguments of a call as the object that the Messages API wants. Arguments that
 // are no object, because they were cut off, are its only member.
@@ -178,8 +186,9 @@ func inputOf(arguments string) json.RawMessage {
 	return marshal(map[string]string{"arguments": arguments})
 }
 
-// stop returns the stop_reason and the stop_sequence of an answer.
-func (f Finish) stop() (reason, sequence *string) {
+// stop returns the stop_reason and the stop_sequence of an answer, which may call tools. Engines
+// say "stop" also after a tool that the client has forced.
+func (f Finish) stop(callsTools bool) (reason, sequence *string) {
 	word := "end_turn"
 	switch f.Reason {
 	case "length":
@@ -189,6 +198,9 @@ func (f Finish) stop() (reason, sequence *string) {
 	case "content_filter":
 		word = "refusal"
 	case "stop":
+		if callsTools {
+			word = "tool_use"
+		}
 		for _, matched := range []json.RawMessage{f.StopReason, f.Matched} {
 			var text string
 			if len(matched) > 0 && matched[0] == '"' && json.Unmarshal(matched, &text) == nil && text != "" {

@@ -327,3 +327,24 @@ func FuzzStream(f *testing.F) {
 		}
 	})
 }
+
+// TestB9_ForcedTools: an answer that calls a tool says so, also when its engine says that it has
+// just stopped, and each of its calls has an id of its own.
+func TestB9_ForcedTools(t *testing.T) {
+	t.Parallel()
+	const calls = `"tool_calls":[{"index":0,"type":"function","function":{"name":"f","arguments":"{}"}},{"index":1,"id":"c1","function":{"name":"g","arguments":"{}"}}]`
+	whole, ok := FromChat([]byte(`{"id":"chatcmpl-1","model":"m","choices":[{"index":0,"finish_reason":"stop","message":{"content":"",`+calls+`}}]}`), Options{})
+	if !ok {
+		t.Fatal("no answer to a chat")
+	}
+	var s Stream
+	events := s.Append(nil, []byte(`data: {"id":"chatcmpl-1","model":"m","choices":[{"index":0,"delta":{`+calls+`}}]}`+"\n\n"+
+		`data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n"))
+	for name, text := range map[string]string{"whole": string(whole), "stream": string(events)} {
+		for _, want := range []string{`"stop_reason":"tool_use"`, `"id":"toolu_1_0"`, `"id":"c1"`} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: no %s: %s", name, want, text)
+			}
+		}
+	}
+}

@@ -26,6 +26,8 @@ type Stream struct {
 	// blocks counts the blocks that were begun. open is the kind of the last one while it is open.
 	blocks int
 	open   blockKind
+	// id is the id of the chat.
+	id string
 	// tools has the index of the block of each tool call.
 	tools map[int]int
 	// finish is how the answer has ended, and usage what it has used so far.
@@ -108,6 +110,7 @@ func (s *Stream) begin(data []byte) {
 	s.begun = true
 	var chunk struct{ ID, Model string }
 	_ = json.Unmarshal(data, &chunk) // it was read as JSON before; what is missing is empty
+	s.id = chunk.ID
 	m := newMessage(chunk.ID, chunk.Model)
 	m.Usage = usageOf(s.chunk.Usage)
 	s.append("message_start", map[string]any{"type": "message_start", "message": m})
@@ -148,7 +151,11 @@ func (s *Stream) openBlock(kind blockKind, b outBlock) {
 
 // beginTool begins the block of a tool call and returns its index.
 func (s *Stream) beginTool(d *delta.Delta) int {
-	s.openBlock(toolBlock, outBlock{Type: "tool_use", ID: string(d.ID), Name: string(d.Name), Input: json.RawMessage("{}")})
+	id := string(d.ID)
+	if id == "" {
+		id = toolID(s.id, d.Tool)
+	}
+	s.openBlock(toolBlock, outBlock{Type: "tool_use", ID: id, Name: string(d.Name), Input: json.RawMessage("{}")})
 	if s.tools == nil {
 		s.tools = map[int]int{}
 	}
@@ -177,7 +184,7 @@ func (s *Stream) end() {
 	s.ended = true
 	s.begin(nil)
 	s.closeBlock()
-	reason, sequence := s.finish.stop()
+	reason, sequence := s.finish.stop(len(s.tools) > 0)
 	s.append("message_delta", map[string]any{"type": "message_delta", "usage": usageOf(s.usage),
 		"delta": map[string]any{"stop_reason": reason, "stop_sequence": sequence}})
 	s.append("message_stop", map[string]string{"type": "message_stop"})
