@@ -95,6 +95,24 @@ func TestFaultThatAnEngineTells(t *testing.T) {
 	}
 }
 
+// An error that an engine tells in an error line, as older servers of llama.cpp do, is an error,
+// and the end marker after it is none.
+func TestX6_ErrorLine(t *testing.T) {
+	for name, line := range map[string]string{"object": `{"code":500,"message":"context size exceeded"}`, "words": "context size exceeded"} {
+		failed := "error: " + line + "\n\n"
+		h := newHarness(t, options{replicas: 2, handler: engineThatSends(roleEvent, tokenEvent("a"), failed, doneEvent)})
+		_, text := h.sendAndRead(hello)
+		if r := h.result(1); r.Fault == nil || !r.Told || endingOf(text) != "error" || !strings.Contains(text, "context size exceeded") {
+			t.Errorf("%s after a token: %+v\n%s", name, r, text)
+		}
+		h = newHarness(t, options{replicas: 2, handler: engineThatSends(failed, doneEvent)})
+		_, text = h.sendAndRead(hello)
+		if len(h.retries) != 1 || endingOf(text) != "error" || !strings.Contains(text, "context size exceeded") {
+			t.Errorf("%s at once: retries %v\n%s", name, h.retries, text)
+		}
+	}
+}
+
 // The end marker comes exactly once: also where the engine's is broken off, forgotten, or followed
 // by something, or where it then does not end its response.
 func TestOneEndMarker(t *testing.T) {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"slices"
@@ -155,6 +156,12 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.tracker.See(e)
 		s.cutInEvent = true
 		return // a client that follows the standard would ignore it
+	case e.IsComment() && len(e.Error) > 0:
+		eachEvent(errorEventOf(e.Error), func(own *sse.Event) bool {
+			s.handleEvent(own)
+			return true
+		})
+		return
 	case e.IsComment():
 		if s.started && s.filter == nil { // rules do not read comments
 			s.publish(e)
@@ -191,6 +198,15 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 	if chunk.Error && s.stopCause == nil {
 		s.stopCause = errReported // no event after an error matters, not even an end marker
 	}
+}
+
+// errorEventOf returns an event with the error that an engine has told in an error line. Clients
+// ignore such a line.
+func errorEventOf(line []byte) []byte {
+	if !json.Valid(line) {
+		line, _ = json.Marshal(string(line)) // a string always marshals
+	}
+	return sse.AppendData(nil, append(append([]byte(`{"error":`), line...), '}'))
 }
 
 // finishesChoice reports whether the chunk ends a choice.

@@ -19,6 +19,9 @@ type Event struct {
 	// ID is the value of the last id line. HasID reports whether there is one.
 	ID    []byte
 	HasID bool
+	// Error is the value of the last error line. Older servers of llama.cpp tell of an error by
+	// such a line, without data.
+	Error []byte
 	// Retry is the value of the last retry line, at most about 11 days; 0: none.
 	Retry time.Duration
 	// Cut reports whether the stream has ended inside this event. Clients that follow the standard
@@ -96,6 +99,8 @@ func (e *Event) field(line, joined []byte) []byte {
 		return e.addData(value, joined)
 	case "event":
 		e.Type = value
+	case "error":
+		e.Error = value
 	case "id":
 		if bytes.IndexByte(value, 0) < 0 {
 			e.ID, e.HasID = value, true

@@ -33,7 +33,7 @@ func scan(t testing.TB, s *sse.Scanner, chunks ...[]byte) (events []sse.Event) {
 		for s.Next() {
 			e := *s.Event()
 			e.Raw, e.Data = bytes.Clone(e.Raw), bytes.Clone(e.Data)
-			e.Type, e.ID = bytes.Clone(e.Type), bytes.Clone(e.ID)
+			e.Type, e.ID, e.Error = bytes.Clone(e.Type), bytes.Clone(e.ID), bytes.Clone(e.Error)
 			events = append(events, e)
 		}
 	}
@@ -62,7 +62,8 @@ func TestScanner(t *testing.T) {
 		"CRLF":          {"data: a\r\ndata: b\r\n\r\n", []sse.Event{{Raw: []byte("data: a\r\ndata: b\r\n\r\n"), Data: []byte("a\nb")}}},
 		"byte order":    {"\ufeffdata: x\n\n", []sse.Event{{Raw: []byte("\ufeffdata: x\n\n"), Data: []byte("x")}}},
 		"comment":       {": hi\n\n", []sse.Event{{Raw: []byte(": hi\n\n")}}},
-		"unknown field": {"error: x\nDATA: y\n\n", []sse.Event{{Raw: []byte("error: x\nDATA: y\n\n")}}},
+		"unknown field": {"fault: x\nDATA: y\n\n", []sse.Event{{Raw: []byte("fault: x\nDATA: y\n\n")}}},
+		"error line":    {"error: x\n\n", []sse.Event{{Raw: []byte("error: x\n\n"), Error: []byte("x")}}},
 		"all fields": {
 			"id: 7\nevent: e\nretry: 1500\ndata: x\n\n",
 			[]sse.Event{{Raw: []byte("id: 7\nevent: e\nretry: 1500\ndata: x\n\n"), Data: []byte("x"), Type: []byte("e"), ID: []byte("7"), HasID: true, Retry: 1500 * time.Millisecond}},
