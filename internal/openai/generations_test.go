@@ -31,6 +31,24 @@ func TestX2_Generations(t *testing.T) {
 	}
 }
 
+// A response has n choices for each prompt, however many the engine generates to choose from.
+func TestX2_Answers(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]int{
+		`{"model":"m","prompt":"x"}`:                      0,
+		`{"model":"m","prompt":["a"]}`:                    0,
+		`{"model":"m","prompt":"x","n":3,"best_of":20}`:   3,
+		`{"model":"m","prompt":["a","b"],"best_of":20}`:   2,
+		`{"model":"m","prompt":["a","b"],"n":5}`:          10,
+		`{"model":"m","prompt":["a","b"],"n":2147483647}`: 1 << 20,
+		`{"model":"m","prompt":[1,2,3],"n":2147483647}`:   1 << 20,
+	} {
+		if r, fault := Scan(Completions, "application/json", []byte(body)); fault != nil || r.Answers() != want {
+			t.Errorf("%s: %d answers, want %d (%v)", body, r.Answers(), want, fault)
+		}
+	}
+}
+
 // Text does not become free by the type of its part, and an image is not free.
 func TestX2_WhatAPromptHolds(t *testing.T) {
 	t.Parallel()

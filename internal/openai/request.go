@@ -117,6 +117,15 @@ func (r *Request) Generations() int {
 	return min(max(r.Choices, r.bestOf, 1)*max(r.prompts, 1), maxGenerations)
 }
 
+// Answers returns how many choices the response has: n for each prompt, at most 1,048,576. 0: the
+// request has one prompt and no n, which means 1.
+func (r *Request) Answers() int {
+	if r.prompts > 1 {
+		return min(max(r.Choices, 1)*r.prompts, maxGenerations)
+	}
+	return min(r.Choices, maxGenerations)
+}
+
 // Strip removes the options that are Sluice's own (request_id, timeout_ms, max_duration_ms) from
 // the body that was scanned. The body itself is not changed. Everything else stays byte for byte,
 // except for the comma and the white space between the option and its neighbour. Without such

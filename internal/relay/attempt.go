@@ -134,7 +134,7 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 	defer cancel(nil)
 	a := &attempt{gen: f.gen, failover: f, replica: replica, ctx: ctx, cancel: cancel, sent: time.Now()}
 	a.stream = engineStream{gen: f.gen, failover: f, attempt: a}
-	a.stream.tracker.Choices = f.gen.call.Scan.Choices
+	a.stream.tracker.Choices = f.gen.call.Scan.Answers()
 	if f.preemption != nil {
 		f.preemption.setAttempt(func() { a.abandon(errPreempted) })
 	}

@@ -188,6 +188,24 @@ func (a *engineAnswer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(body)
 }
 
+// A stream that answers several prompts has an answer for each. One that lacks an answer is not
+// whole, and what a rule blocks of one answer ends no other.
+func TestX6_SeveralPrompts(t *testing.T) {
+	const body = `{"model":"m","stream":true,"prompt":["a","b"]}`
+	event := func(index int, text, finish string) string {
+		return fmt.Sprintf(`data: {"id":"x","object":"text_completion","model":"m","choices":[{"index":%d,"text":%q,"finish_reason":%s}]}`+"\n\n", index, text, finish)
+	}
+	h := newHarness(t, options{handler: engineThatSends(event(0, "one", "null"), event(0, "", `"stop"`))})
+	if _, text := h.postBody("/v1/completions", "application/json", []byte(body)); !strings.Contains(text, "upstream_truncated") || strings.Contains(text, "[DONE]") {
+		t.Errorf("the second answer is missing: %s", text)
+	}
+	h = newHarness(t, options{rules: literalRule("secret"),
+		handler: engineThatSends(event(0, "a secret", "null"), event(1, "clean", "null"), event(1, "", `"stop"`), doneEvent)})
+	if _, text := h.postBody("/v1/completions", "application/json", []byte(body)); !strings.Contains(text, "clean") || !strings.Contains(text, "content_filter") {
+		t.Errorf("the first answer is blocked: %s", text)
+	}
+}
+
 // post sends a request for a stream to the path, as a client would.
 func (h *harness) post(path string) (status int, text string) {
 	h.t.Helper()
@@ -213,6 +231,13 @@ func (h *harness) postFor(path string, stream bool) (status int, text string) {
 	if !stream {
 		body = bytes.Replace(body, []byte(`"stream":true,`), nil, 1)
 	}
+	return h.postBody(path, contentType, body)
+}
+
+// postBody sends this body to the path.
+func (h *harness) postBody(path, contentType string, body []byte) (status int, text string) {
+	h.t.Helper()
+	endpoint, _ := openai.EndpointOf(path)
 	scan, fault := openai.Scan(endpoint, contentType, body)
 	if fault != nil {
 		h.t.Fatalf("%s: %v", path, fault)
