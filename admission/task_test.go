@@ -210,6 +210,38 @@ func TestJournalIsCompacted(t *testing.T) {
 	}
 }
 
+// TestJournalKeepsKeysOfCompletedTasks: the call of a completed task is not admitted again after a
+// restart, also if the journal was written anew meanwhile. After 15 minutes the key is forgotten.
+func TestJournalKeepsKeysOfCompletedTasks(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "tasks")
+	synctest.Test(t, func(t *testing.T) {
+		c := newJournalController(t, path)
+		ask := TaskRequest{Model: "chat", Tenant: "acme", Key: "k"}
+		c.SetLimits("chat", Limits{})
+		if err := c.Complete(t.Context(), "acme", c.scheduleTask(ask).ID, -1); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			time.Sleep(4 * time.Minute)
+			c = newJournalController(t, path)
+			c.SetLimits("chat", Limits{})
+			if again, _, err := c.Schedule(t.Context(), ask); !errors.Is(err, ErrTaskEnded) {
+				t.Errorf("the key of a completed task: %q, %v", again.ID, err)
+			}
+		}
+		time.Sleep(4 * time.Minute)
+		c = newJournalController(t, path)
+		c.SetLimits("chat", Limits{})
+		if text, err := os.ReadFile(path); err != nil || len(text) > 0 {
+			t.Errorf("%s, %v, want nothing in the journal", text, err)
+		}
+		if err := c.Complete(t.Context(), "acme", c.scheduleTask(ask).ID, -1); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestJournalReplay(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
@@ -227,7 +259,7 @@ func TestJournalReplay(t *testing.T) {
 	}
 	for _, tt := range tests {
 		var ids []string
-		live, bad := readJournal([]byte(tt.text))
+		live, _, bad := readJournal([]byte(tt.text))
 		for _, e := range live {
 			ids = append(ids, e.ID)
 		}

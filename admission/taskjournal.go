@@ -23,7 +23,7 @@ type taskJournal struct {
 	mu                sync.Mutex
 	file              *os.File // guarded by mu
 	lines             int      // guarded by mu
-	tasksAtCompaction int      // number of tasks when the file was last compacted; guarded by mu
+	linesAtCompaction int      // number of lines when the file was last compacted; guarded by mu
 }
 
 type journalOp string
@@ -39,9 +39,20 @@ type journalEntry struct {
 	Op journalOp `json:"op"`
 	Task
 	Key string `json:",omitempty"`
+	// Ended is when a task with a key was completed; zero in the lines of older versions.
+	Ended time.Time `json:",omitzero"`
 }
 
-// maxExtraLines is the number of lines beyond twice the tasks after which the file is compacted.
+// endOf is the line about a completed task.
+func endOf(k taskKey, t endedTask) journalEntry {
+	e := journalEntry{Op: opEnd, Task: Task{ID: t.id, Tenant: k.tenant}, Key: k.key}
+	if k.key != "" {
+		e.Ended = t.at
+	}
+	return e
+}
+
+// maxExtraLines is how many lines beyond twice those of the last compaction the file may have.
 const maxExtraLines = 1000
 
 // append writes one entry. The error is ErrNotRecorded.
@@ -51,7 +62,7 @@ func (j *taskJournal) append(c *Controller, e journalEntry) error {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.file == nil || j.lines > 2*j.tasksAtCompaction+maxExtraLines {
+	if j.file == nil || j.lines > 2*j.linesAtCompaction+maxExtraLines {
 		// A journal that only could not be made smaller still takes the line.
 		if err := j.compactLocked(c, ""); err != nil && j.file == nil {
 			return err
@@ -85,14 +96,14 @@ func lineOf(e journalEntry) ([]byte, error) {
 // notRecorded makes ErrNotRecorded of what went wrong.
 func notRecorded(err error) error { return fmt.Errorf("%w: %w", ErrNotRecorded, err) }
 
-// compactLocked writes the live tasks to a new file, which replaces the old one in one step. If
-// aside is not empty, the old file is kept under that name. After an error the old file is still
-// there, and is still open if it was. The error is ErrNotRecorded.
+// compactLocked writes the live tasks and the remembered keys to a new file, which replaces the old
+// one in one step. If aside is not empty, the old file is kept under that name. After an error the
+// old file is still there, and is still open if it was. The error is ErrNotRecorded.
 func (j *taskJournal) compactLocked(c *Controller, aside string) error {
 	var text bytes.Buffer
-	live := c.allTasks()
-	for _, t := range live {
-		line, err := lineOf(journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
+	entries := c.journalEntries()
+	for _, e := range entries {
+		line, err := lineOf(e)
 		if err != nil {
 			return notRecorded(err)
 		}
@@ -117,7 +128,7 @@ func (j *taskJournal) compactLocked(c *Controller, aside string) error {
 	if j.file != nil {
 		j.file.Close()
 	}
-	j.file, j.lines, j.tasksAtCompaction = file, len(live), len(live)
+	j.file, j.lines, j.linesAtCompaction = file, len(entries), len(entries)
 	return nil
 }
 
@@ -151,9 +162,27 @@ func (c *Controller) allTasks() []task {
 	return live
 }
 
+// journalEntries returns what a new journal has: the live tasks, and the keys of those that were
+// completed a short time ago.
+func (c *Controller) journalEntries() []journalEntry {
+	var entries []journalEntry
+	for _, t := range c.allTasks() {
+		entries = append(entries, journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
+	}
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	now := time.Now()
+	for _, k := range c.tasks.endedOrder {
+		if c.tasks.hasEnded(k.tenant, k.key, now) {
+			entries = append(entries, endOf(k, c.tasks.ended[k]))
+		}
+	}
+	return entries
+}
+
 // RecoverTasks reads the journal: tasks of before a restart that have neither ended nor expired
-// hold their leases again, also of models without limits yet. Call it once, before all other
-// methods. Without Config.TaskJournal it does nothing.
+// hold their leases again, also of models without limits yet, and the keys of completed tasks are
+// remembered. Call it once, before all other methods. Without Config.TaskJournal it does nothing.
 //
 // The Controller works after an error too. The error says what could not be read or written: the
 // tasks of all good lines hold their leases, and a damaged journal is kept beside the new one,
@@ -169,9 +198,12 @@ func (c *Controller) RecoverTasks() error {
 	if errors.Is(fault, fs.ErrNotExist) {
 		return j.compactLocked(c, "")
 	}
-	live, bad := readJournal(text)
+	live, ended, bad := readJournal(text)
 	for _, e := range live {
 		c.restoreTask(e)
+	}
+	for _, e := range ended {
+		c.restoreEnd(e)
 	}
 	if len(bad) > 0 {
 		fault = fmt.Errorf("it has %d damaged lines, the first is line %d", len(bad), bad[0])
@@ -194,11 +226,11 @@ func (c *Controller) RecoverTasks() error {
 		j.path, fault, len(live), aside)
 }
 
-// readJournal returns the live tasks at the end of a journal, and the numbers of the damaged lines,
-// from 1. The lines of one task may come in any order, because a task may end while its first line
-// waits to be written.
-func readJournal(text []byte) (live []journalEntry, bad []int) {
-	ended := map[string]bool{}
+// readJournal returns the live tasks at the end of a journal, the ends of its lines with a key, and
+// the numbers of the damaged lines, from 1. The lines of one task may come in any order, because a
+// task may end while its first line waits to be written.
+func readJournal(text []byte) (live, ended []journalEntry, bad []int) {
+	gone := map[string]bool{}
 	expires := map[string]time.Time{}
 	added := map[string]journalEntry{}
 	var order []string
@@ -221,7 +253,10 @@ func readJournal(text []byte) (live []journalEntry, bad []int) {
 		case opRenew:
 			expires[e.ID] = e.Expires
 		case opEnd:
-			ended[e.ID] = true
+			gone[e.ID] = true
+			if e.Key != "" {
+				ended = append(ended, e)
+			}
 		default:
 			bad = append(bad, number)
 		}
@@ -231,11 +266,21 @@ func readJournal(text []byte) (live []journalEntry, bad []int) {
 		if at, ok := expires[id]; ok {
 			e.Expires = at
 		}
-		if !ended[id] {
+		if !gone[id] {
 			live = append(live, e)
 		}
 	}
-	return live, bad
+	return live, ended, bad
+}
+
+// restoreEnd remembers the key of a task that was completed.
+func (c *Controller) restoreEnd(e journalEntry) {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	if now := time.Now(); e.Ended.After(now) { // the clock has gone back
+		e.Ended = now
+	}
+	c.tasks.rememberEnd(taskKey{e.Tenant, e.Key}, e.ID, e.Ended)
 }
 
 // restoreTask gives a task its lease again.

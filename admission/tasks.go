@@ -39,12 +39,18 @@ type task struct {
 
 type taskKey struct{ tenant, key string }
 
+// endedTask is a completed task whose key is remembered.
+type endedTask struct {
+	id string
+	at time.Time
+}
+
 // tasks are those of this process that have neither ended nor expired.
 type tasks struct {
 	byID  map[string]*task
 	byKey map[taskKey]*task
-	// ended has when the tasks of these keys were completed. endedOrder has the keys in that order.
-	ended      map[taskKey]time.Time
+	// ended has the tasks of these keys that were completed. endedOrder has the keys in that order.
+	ended      map[taskKey]endedTask
 	endedOrder []taskKey
 	// expiring is a heap; the task that expires first is first.
 	expiring byExpiry
@@ -56,7 +62,7 @@ type tasks struct {
 }
 
 func newTasks() tasks {
-	return tasks{byID: map[string]*task{}, byKey: map[taskKey]*task{}, ended: map[taskKey]time.Time{}}
+	return tasks{byID: map[string]*task{}, byKey: map[taskKey]*task{}, ended: map[taskKey]endedTask{}}
 }
 
 type byExpiry []*task
@@ -108,28 +114,28 @@ func (ts *tasks) findByKey(tenant, key string, now time.Time) *task {
 }
 
 // rememberEnd remembers that the task of a key was completed.
-func (ts *tasks) rememberEnd(at taskKey, now time.Time) {
-	if at.key == "" {
+func (ts *tasks) rememberEnd(k taskKey, id string, now time.Time) {
+	if k.key == "" {
 		return
 	}
 	for len(ts.endedOrder) > 0 {
 		oldest := ts.endedOrder[0]
-		if len(ts.endedOrder) < maxEndedKeys && now.Sub(ts.ended[oldest]) < endedKeyMemory {
+		if len(ts.endedOrder) < maxEndedKeys && now.Sub(ts.ended[oldest].at) < endedKeyMemory {
 			break
 		}
 		delete(ts.ended, oldest)
 		ts.endedOrder = ts.endedOrder[1:]
 	}
-	if _, known := ts.ended[at]; !known {
-		ts.endedOrder = append(ts.endedOrder, at)
+	if _, known := ts.ended[k]; !known {
+		ts.endedOrder = append(ts.endedOrder, k)
 	}
-	ts.ended[at] = now
+	ts.ended[k] = endedTask{id, now}
 }
 
 // hasEnded reports whether the task of a key was completed a short time ago.
 func (ts *tasks) hasEnded(tenant, key string, now time.Time) bool {
-	at, known := ts.ended[taskKey{tenant, key}]
-	return known && now.Sub(at) < endedKeyMemory
+	t, known := ts.ended[taskKey{tenant, key}]
+	return known && now.Sub(t.at) < endedKeyMemory
 }
 
 // taskPrefix begins the id of a task.
@@ -392,8 +398,11 @@ func (c *Controller) complete(ctx context.Context, tenant, id string, declared i
 		c.endLocalTask(tenant, id, declared, true)
 	}
 	if err == nil {
-		// If this fails, a restart brings the task back until its lease expires.
-		_ = c.taskJournal.append(c, journalEntry{Op: opEnd, Task: Task{ID: id}})
+		end := journalEntry{Op: opEnd, Task: Task{ID: id}}
+		if t != nil {
+			end = endOf(taskKey{tenant, t.key}, endedTask{id, time.Now()})
+		}
+		_ = c.taskJournal.append(c, end) // if it fails, a restart brings the task back until its lease expires
 	}
 	return err
 }
@@ -407,7 +416,7 @@ func (c *Controller) endLocalTask(tenant, id string, declared int, silent bool) 
 		return false
 	}
 	c.tasks.remove(t)
-	c.tasks.rememberEnd(taskKey{t.Tenant, t.key}, time.Now())
+	c.tasks.rememberEnd(taskKey{t.Tenant, t.key}, id, time.Now())
 	c.setExpiryTimer()
 	t.lease.unknownToShared = silent
 	c.correctLease(t.lease, declared)
