@@ -152,11 +152,18 @@ func (a *Answer) unmaskError() {
 	if chunk := new(sse.Chunk); !chunk.Read(a.Body) || !chunk.OnlyError() {
 		return
 	}
+	a.Status = statusOfError(a.Body)
+}
+
+// statusOfError returns the status that an engine repeats as the code of its error. It is 500 if
+// the error has no such code.
+func statusOfError(data []byte) int {
 	var read struct{ Error struct{ Code int } }
-	_ = json.Unmarshal(a.Body, &read) // the error may have another form, and then has no code
-	if a.Status = read.Error.Code; a.Status < http.StatusBadRequest || a.Status > 599 {
-		a.Status = http.StatusInternalServerError
+	_ = json.Unmarshal(data, &read) // the error may have another form, and then has no code
+	if code := read.Error.Code; code >= http.StatusBadRequest && code <= 599 {
+		return code
 	}
+	return http.StatusInternalServerError
 }
 
 // reportStatus reports an answer that says that the replica has failed or has too much to do.

@@ -75,6 +75,8 @@ type engineStream struct {
 	closeDelimited bool
 	// finished says that no more is read of the response.
 	finished bool
+	// reported is the status of the error that the engine has reported.
+	reported int
 	// stopCause is why no more events are wanted. nil: they are.
 	stopCause error
 
@@ -196,6 +198,7 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.moderate(e, last && (e.IsDone() || chunk.Last || len(s.tracker.Unfinished()) == 0))
 	}
 	if chunk.Error && s.stopCause == nil {
+		s.reported = statusOfError(e.Data)
 		s.stopCause = errReported // no event after an error matters, not even an end marker
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	statuses "github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
@@ -107,6 +108,34 @@ func TestX6_ErrorWithASuccessfulStatus(t *testing.T) {
 			if status != c.status || !strings.Contains(text, "CUDA out of memory") || len(h.retries) != c.retries {
 				t.Errorf("%s: %d %s, retries %v", name, status, text, h.retries)
 			}
+		}
+	}
+}
+
+// An error event before the first token counts as an answer with the status of its code, for the
+// health of its replica and for fail_over_on. A fault of the request is no fault of the replica.
+func TestX6_ErrorEventBeforeTheFirstToken(t *testing.T) {
+	refusal := `data: {"error":{"message":"too long","code":400}}` + "\n\n"
+	for name, c := range map[string]struct {
+		event           string
+		on              statuses.Statuses
+		calls, failures int
+	}{
+		"always":           {errorEvent, statuses.AllStatuses, 2, 2},
+		"never":            {errorEvent, statuses.NoStatus, 1, 1},
+		"only after 503":   {errorEvent, statuses.OnUnavailable, 1, 1},
+		"of the request":   {refusal, statuses.AllStatuses, 1, 0},
+		"has another form": {`data: {"error":"out of memory"}` + "\n\n", statuses.AllStatuses, 2, 2},
+	} {
+		var calls atomic.Int64
+		h := newHarness(t, options{replicas: 2, handler: countRequests(&calls, engineThatSends(roleEvent, c.event, doneEvent))})
+		h.dispatcher.SetRules(dispatch.Rules{Default: dispatch.Policy{FailOver: c.on, Strategy: dispatch.RoundRobin}})
+		_, text := h.sendAndRead(hello)
+		if r := h.result(1); !r.Told || r.Fault == nil || !strings.HasSuffix(text, c.event) {
+			t.Errorf("%s: %+v\n%s", name, r, text)
+		}
+		if calls.Load() != int64(c.calls) || len(h.failures) != c.failures {
+			t.Errorf("%s: %d calls, not %d; failures %v, not %d", name, calls.Load(), c.calls, h.failures, c.failures)
 		}
 	}
 }

@@ -154,15 +154,23 @@ func (s *engineStream) finishTimeout(cause error) {
 }
 
 // finishReported finishes a stream in which the engine has reported an error. Before the first
-// token another replica is tried; the events are kept in case that no replica answers.
+// token the error counts as an answer with its status: another replica is tried if the model's
+// fail_over_on has it, and the events are kept in case that no replica answers.
 func (s *engineStream) finishReported() (reason string) {
-	s.failover.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not finish its answer.")
-	if !s.started {
-		s.failover.lastEvents = s.held
-		return reason5xx
+	f := s.failover
+	f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not finish its answer.")
+	if s.started {
+		f.result.Told, f.result.Cause = true, causeEngine
+		return ""
 	}
-	s.failover.result.Told, s.failover.result.Cause = true, causeEngine
-	return ""
+	if kind := dispatch.Answered(s.reported); kind != 0 {
+		s.gen.relay.config.Failed(f.ticket.Model, s.attempt.replica.ID, kind, "reported an error in an event")
+	}
+	f.lastEvents = s.held
+	if reason = f.ticket.FailOver.Reason(s.reported); reason == "" {
+		f.publishLastEvents()
+	}
+	return reason
 }
 
 // recordUsage records what the stream has used, by the events in it.
