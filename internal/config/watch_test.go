@@ -238,7 +238,7 @@ func TestWatcherReloadReadsWhatTheFileNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.expect("reloaded", []int{1, 1}, nil)
-		if token := w.Current().Models[0].SecretEnv["TOKEN"]; token != "new" || w.Status().LoadedAt == start {
+		if token := w.Current().Models[0].SecretEnv["TOKEN"]; token != "new" || w.Status().LoadedAt.Equal(start) {
 			t.Errorf("TOKEN=%s, loaded at %s", token, w.Status().LoadedAt)
 		}
 	})

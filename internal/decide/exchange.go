@@ -62,7 +62,7 @@ type Exchange struct {
 	decided, moved bool
 	// counted says that the exchange is one of Decider.open.
 	counted bool
-	answer         Answer
+	answer  Answer
 }
 
 // Open opens an exchange. The transport must End it.

@@ -203,7 +203,8 @@ func (e *examination) ports(ctx context.Context) {
 	c := e.Config
 	running := e.answers(ctx, "http://"+adminclient.DialAddress(c.Admin)+"/healthz") == nil
 	for _, l := range []struct{ field, address string }{
-		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"peers", c.Peers}, {"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
+		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"peers", c.Peers},
+		{"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
 	} {
 		if l.address == "" {
 			continue

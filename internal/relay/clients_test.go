@@ -245,8 +245,8 @@ func TestAnswerWithoutLengthIsCut(t *testing.T) {
 }
 
 // What an engine says to a request for a stream without one: passed with its status while that can
-// be, else an error that clients see as one. No client of a stream can read a whole answer. An error
-// without a code gets one.
+// be, else an error that clients see as one. No client of a stream can read a whole answer. An
+// error without a code gets one.
 func TestAnswerInPlaceOfAStream(t *testing.T) {
 	const refused = `"type":"invalid_request_error","code":"invalid_request","param":null`
 	for _, c := range []struct {

@@ -148,7 +148,9 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 		m.Content = append(m.Content, outBlock{Type: "text", Text: &text})
 	}
 	for i, call := range said.ToolCalls {
-		m.Content = append(m.Content, outBlock{Type: "tool_use", ID: cmp.Or(call.ID, toolID(c.ID, i)), Name: call.Function.Name, Input: inputOf(call.Function.Arguments)})
+		m.Content = append(m.Content, outBlock{
+			Type: "tool_use", ID: cmp.Or(call.ID, toolID(c.ID, i)), Name: call.Function.Name, Input: inputOf(call.Function.Arguments),
+		})
 	}
 	m.StopReason, m.StopSequence = choice.stop(len(said.ToolCalls) > 0)
 	if u := c.Usage; u != nil {
