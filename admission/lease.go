@@ -28,7 +28,8 @@ type Lease struct {
 	// unknownToShared says that the shared state has forgotten the lease, so its release is not
 	// reported.
 	unknownToShared bool
-	// grantedAlone says that this gateway granted the lease while the shared state did not answer.
+	// grantedAlone says that this gateway granted the lease without the shared state, which did not
+	// answer and may not know the lease yet.
 	grantedAlone bool
 	prefill      bool
 	task         bool

@@ -31,10 +31,7 @@ type task struct {
 	Task
 	key   string
 	lease *Lease
-	// grantedAlone says that this gateway admitted the task without the shared state, which may not
-	// know it yet.
-	grantedAlone bool
-	index        int
+	index int
 }
 
 type taskKey struct{ tenant, key string }
@@ -248,7 +245,7 @@ func (c *Controller) schedule(ctx context.Context, r TaskRequest, id string) (Ta
 		return *w.foundTask, 0, nil
 	}
 	now := time.Now()
-	t := &task{key: r.Key, lease: lease, grantedAlone: w != nil && w.grantedAlone}
+	t := &task{key: r.Key, lease: lease}
 	t.Task = Task{ID: id, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: now.Add(r.Lease), Until: now.Add(r.Lifetime)}
 	return c.registerTask(t)
 }
@@ -263,7 +260,7 @@ func (c *Controller) findTaskByKey(tenant, key string) (Task, bool, error) {
 	switch {
 	case t == nil && c.tasks.hasEnded(tenant, key, now):
 		return Task{}, false, ErrTaskEnded
-	case t == nil || c.shared != nil && !t.grantedAlone:
+	case t == nil || c.shared != nil && !t.lease.grantedAlone:
 		return Task{}, false, nil
 	}
 	return t.Task, true, nil
@@ -284,7 +281,7 @@ func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 // returned and the lease is released.
 func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 	c.mu.Lock()
-	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.grantedAlone || t.grantedAlone) {
+	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.lease.grantedAlone || t.lease.grantedAlone) {
 		c.endLease(t.lease, false)
 		c.unlockAndRun()
 		return other.Task, 0, nil
@@ -344,7 +341,7 @@ func (c *Controller) Task(ctx context.Context, tenant, id string) (Task, error) 
 	var own Task
 	alone := c.shared == nil
 	if t != nil {
-		own, alone = t.Task, alone || t.grantedAlone
+		own, alone = t.Task, alone || t.lease.grantedAlone
 	}
 	c.unlockAndRun()
 	if alone {
@@ -381,7 +378,7 @@ func (c *Controller) Complete(ctx context.Context, tenant, id string, declared i
 func (c *Controller) complete(ctx context.Context, tenant, id string, declared int) error {
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
-	alone := c.shared == nil || t != nil && t.grantedAlone
+	alone := c.shared == nil || t != nil && t.lease.grantedAlone
 	c.unlockAndRun()
 	var err error
 	if !alone {
@@ -456,7 +453,7 @@ func (c *Controller) renew(ctx context.Context, tenant, id string, lease time.Du
 	renewed, err := c.shared.RenewTask(ctx, tenant, id, lease)
 	c.mu.Lock()
 	t := c.tasks.find(tenant, id, time.Now())
-	own := t != nil && (err == nil || t.grantedAlone || errors.Is(err, ErrUnavailable))
+	own := t != nil && (err == nil || t.lease.grantedAlone || errors.Is(err, ErrUnavailable))
 	c.unlockAndRun()
 	if own {
 		if t, ok := c.renewLocalTask(tenant, id, lease); ok {
