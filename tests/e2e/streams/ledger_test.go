@@ -148,6 +148,29 @@ func TestE2E_B3_O4_LedgerAgainstTheEngines(t *testing.T) {
 	}
 }
 
+// A stream with a request_id whose client leaves is in the ledger, once, whether the client comes
+// back for the rest or not.
+func TestE2E_B3_NamedStreamsOfClientsThatLeave(t *testing.T) {
+	t.Parallel()
+	keys, tenants := harness.TenantKeys("acme")
+	g := harness.Start(t, `
+auth: {mode: keys}
+models: [{name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}}]
+`+tenants)
+	acme := "authorization: Bearer " + keys["acme"]
+	for _, name := range []string{"resumed", "left"} {
+		abandon(t, g, withFields(askForUsage("m", 40, name), fmt.Sprintf(`"request_id":%q`, name)), acme)
+	}
+	if a := g.Fetch("/v1/streams/resumed", acme); a.StatusCode != 200 || harness.CheckWholeStream(a.Content) != nil {
+		t.Errorf("%s", a)
+	}
+	g.AwaitIdle("m")
+	awaitLedger(t, g, 0)
+	if told, _ := counted(t, g); told.Requests != 2 || told.CompletionTokens != 80 {
+		t.Errorf("%+v", told)
+	}
+}
+
 // must fails the test if the answer is not a success.
 func must(t *testing.T, a *harness.Answer) {
 	t.Helper()
