@@ -51,6 +51,9 @@ type subscriber struct {
 	unflushed bool
 	// lastFlush is when events were flushed last.
 	lastFlush time.Time
+	// wrote says that the client got something of the events that were written last. Only run uses
+	// it.
+	wrote bool
 	// moved says that the generation has ended because the successor carries the call now.
 	moved bool
 	// flushes counts the flushes of events, for the trace.
@@ -142,7 +145,7 @@ func (s *subscriber) run(ctx context.Context, foreseen bool) Result {
 		var result Result
 		var finished bool
 		var err error
-		next := s.gen.policy.heartbeat()
+		next, again := s.gen.policy.heartbeat(), true
 		select {
 		case <-ctx.Done():
 			return s.leave(context.Cause(ctx))
@@ -151,6 +154,7 @@ func (s *subscriber) run(ctx context.Context, foreseen bool) Result {
 			finished = true
 		case <-s.events.Ready():
 			result, finished, err = s.writeEvents()
+			again = s.wrote // else the heartbeat stays due when it was
 		case <-heartbeat.C:
 			next, err = s.writeHeartbeat()
 		}
@@ -160,7 +164,9 @@ func (s *subscriber) run(ctx context.Context, foreseen bool) Result {
 		case finished:
 			return result
 		}
-		heartbeat.Reset(next)
+		if again {
+			heartbeat.Reset(next)
+		}
 	}
 }
 
@@ -230,6 +236,7 @@ func (s *subscriber) writeEvents() (result Result, finished bool, err error) {
 
 // catchUp flushes the sink after the last event that waited, and resumes inline writes.
 func (s *subscriber) catchUp() error {
+	s.wrote = s.unflushed
 	if err := s.sink.Flush(); err != nil {
 		return err
 	}
