@@ -120,6 +120,12 @@ models:
 		}
 		return nil
 	})
+	harness.Eventually(t, "the engine has heard that the clients left", func() error {
+		if n := u.Running.Load(); n != 0 { // it would take what is meant for the next request
+			return fmt.Errorf("%d requests", n)
+		}
+		return nil
+	})
 	u.Release <- struct{}{}
 	if _, all := g.Stream(harness.ChatPath, large(7*mib)); len(all) == 0 {
 		t.Error("nothing passes after it")
