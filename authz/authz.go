@@ -302,10 +302,10 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 		return p.bearer(key, c.OnBlock)
 	}
 	k, fault := p.lookup(sha256.Sum256([]byte(key)))
-	if fault != nil && fault.Code == openai.CodeInvalidAPIKey && unread && strings.HasPrefix(key, keyPrefix) {
-		return nil, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has not been able to read the keys of run time yet.")
-	}
 	if fault != nil {
+		if unread && fault.Code == openai.CodeInvalidAPIKey && strings.HasPrefix(key, keyPrefix) {
+			fault = openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has not been able to read the keys of run time yet.")
+		}
 		return nil, fault
 	}
 	k.use()

@@ -97,25 +97,32 @@ func TestPauseOfAClockThatWentBack(t *testing.T) {
 	wantError(t, err, nil)
 }
 
+// startJournaled starts a gateway that has read its journal of tasks, and waits until it shares.
+func startJournaled(t *testing.T, config Config, journal string, tenants map[string]admission.TenantLimits) (c *admission.Controller, stop func()) {
+	t.Helper()
+	s, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = admission.New(admission.Config{Shared: s, Gateway: config.Gateway, TaskJournal: journal})
+	if err := c.RecoverTasks(); err != nil {
+		t.Fatal(err)
+	}
+	c.SetLimits("chat", admission.Limits{})
+	c.SetTenants(tenants)
+	stop = runStore(t, s)
+	eventually(t, "it shares", func() bool { return s.Status().Up })
+	return c, stop
+}
+
 // TestTaskOfARestartedGateway: a gateway that is started again reports the tasks of its journal.
 // The store still knows what they were charged, and gives back what they have not cost.
 func TestTaskOfARestartedGateway(t *testing.T) {
 	t.Parallel()
 	server, journal := redistest.Start(t), filepath.Join(t.TempDir(), "tasks")
 	begin := func(gateway string) (*admission.Controller, func()) {
-		s, err := New(Config{URL: redistest.URL(server), Timeout: 2 * time.Second, Gateway: gateway})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := admission.New(admission.Config{Shared: s, Gateway: gateway, TaskJournal: journal})
-		if err := c.RecoverTasks(); err != nil {
-			t.Fatal(err)
-		}
-		c.SetLimits("chat", admission.Limits{})
-		c.SetTenants(map[string]admission.TenantLimits{"acme": {TokensPerMinute: 600}})
-		stop := runStore(t, s)
-		eventually(t, "it shares", func() bool { return s.Status().Up })
-		return c, stop
+		return startJournaled(t, Config{URL: redistest.URL(server), Timeout: 2 * time.Second, Gateway: gateway}, journal,
+			map[string]admission.TenantLimits{"acme": {TokensPerMinute: 600}})
 	}
 	before, stop := begin("before")
 	got, wait, err := before.Schedule(t.Context(), admission.TaskRequest{Model: "chat", Tenant: "acme", Tokens: 590})
@@ -220,18 +227,7 @@ func TestTaskRenewedElsewhere(t *testing.T) {
 	t.Parallel()
 	server, journal := redistest.Start(t), filepath.Join(t.TempDir(), "tasks")
 	begin := func(gateway, journal string) (*admission.Controller, func()) {
-		s, err := New(Config{URL: redistest.URL(server), Timeout: 500 * time.Millisecond, Gateway: gateway})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := admission.New(admission.Config{Shared: s, Gateway: gateway, TaskJournal: journal})
-		if err := c.RecoverTasks(); err != nil {
-			t.Fatal(err)
-		}
-		c.SetLimits("chat", admission.Limits{})
-		stop := runStore(t, s)
-		eventually(t, "it shares", func() bool { return s.Status().Up })
-		return c, stop
+		return startJournaled(t, Config{URL: redistest.URL(server), Timeout: 500 * time.Millisecond, Gateway: gateway}, journal, nil)
 	}
 	own, stop := begin("own", journal)
 	other, _ := begin("other", "")

@@ -13,7 +13,7 @@ func (d *Dispatcher) SetModel(scan *openai.Request, tenant *authz.Tenant) *opena
 	if scan.Model != "" {
 		return nil
 	}
-	w := d.newer(d.table.Load())
+	w := d.current()
 	if name := w.defaultModel; name != "" && w.mayCall(name, tenant.Allows) {
 		scan.SetModel(name)
 		return nil

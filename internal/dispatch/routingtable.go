@@ -49,11 +49,10 @@ func (d *Dispatcher) rebuild() {
 	d.rebuildLocked()
 }
 
-// newer returns the routing table after w, if the fleet has changed since w was made; else w. Run
-// follows each change of the fleet too, but some time later: until then the fleet may show a model
-// that w does not have.
-func (d *Dispatcher) newer(w *routingTable) *routingTable {
-	if w.snapshot == d.fleet.Snapshot() {
+// current returns a routing table of the present fleet. Run follows each change of the fleet too,
+// but some time later: until then the fleet may show a model that the last table does not have.
+func (d *Dispatcher) current() *routingTable {
+	if w := d.table.Load(); w.snapshot == d.fleet.Snapshot() {
 		return w
 	}
 	d.mu.Lock()
@@ -72,8 +71,8 @@ func (d *Dispatcher) resolve(r *Request) (*routingTable, choice, *openai.Error) 
 	if fault == nil {
 		return w, c, nil
 	}
-	if newer := d.newer(w); newer != w {
-		w = newer
+	if now := d.current(); now != w {
+		w = now
 		c, fault = w.resolve(r)
 	}
 	return w, c, fault

@@ -34,7 +34,7 @@ type TaskRequest struct {
 
 // Schedule admits a task, or returns how long the caller has to wait before it asks again.
 func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Task, time.Duration, *openai.Error) {
-	w := d.newer(d.table.Load()) // a task is rare enough to read the present fleet each time
+	w := d.current() // a task is rare enough to read the present fleet each time
 	ask, fault := w.taskRequest(r)
 	if fault != nil {
 		return admission.Task{}, 0, fault

@@ -130,7 +130,7 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 			f.result.Fault = fault
 			return ""
 		}
-		if a.gen.call.wantsEvents {
+		if a.gen.call.wantsEvents() {
 			f.result.Fault, f.result.Cause = answer.eventError(), causeEngine
 			return ""
 		}

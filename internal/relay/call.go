@@ -48,8 +48,6 @@ type Call struct {
 	// Entry is told what becomes of the call. nil: nobody is.
 	Entry Entry
 
-	// wantsEvents says that the client can read a stream and no whole answer in its place.
-	wantsEvents bool
 	// memory is the reservation for Body. nil: there is none.
 	memory *memory.Hold
 	// original is the client's request to the Messages API, from which Path, Body and Scan were
@@ -104,6 +102,12 @@ func callOfOffer(o *dispatch.Offer) *Call {
 // isNamed reports whether the client has given the call a request id, so that it can be resumed,
 // joined and cancelled.
 func (c *Call) isNamed() bool { return c.Scan.RequestID != "" }
+
+// wantsEvents reports whether the client can read a stream and no whole answer in its place. A
+// patient call is one over gRPC or WebSocket.
+func (c *Call) wantsEvents() bool {
+	return c.Scan.Stream && c.Scan.Endpoint.Generates() && !c.Patient
+}
 
 // key returns the tenant and the request id of a named call.
 func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) }

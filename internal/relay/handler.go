@@ -133,7 +133,6 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
 		return
 	}
-	c.wantsEvents = c.Scan.Stream && c.Scan.Endpoint.Generates() && !c.Patient // a patient call is one over gRPC or WebSocket
 	r.carry(req.Context(), c, pending, subscription{sink: r.newHTTPSink(w, c), after: after, foreseen: c.Foreseen})
 }
 
