@@ -22,8 +22,9 @@ type command struct {
 	dir  string
 }
 
-// anyAddress matches 0.0.0.0, :: and [::], on which servers in pods listen.
-var anyAddress = regexp.MustCompile(`\b0\.0\.0\.0\b|^::$|\[::\]`)
+// anyAddress matches 0.0.0.0, ::, [::] and the empty host of a port alone, on which servers in pods
+// listen.
+var anyAddress = regexp.MustCompile(`\b0\.0\.0\.0\b|^::$|\[::\]|^(:[0-9]+)$`)
 
 // prepare returns the container's command, or why the container must wait.
 func (p *pod) prepare(ctx context.Context) (command, *corev1.ContainerStateWaiting) {
@@ -56,7 +57,7 @@ func (p *pod) prepare(ctx context.Context) (command, *corev1.ContainerStateWaiti
 
 // withPodAddress replaces anyAddress by the pod's address. There is no network namespace, so a
 // server that listens on 0.0.0.0 would occupy the port of every other pod.
-func (p *pod) withPodAddress(text string) string { return anyAddress.ReplaceAllString(text, p.ip) }
+func (p *pod) withPodAddress(text string) string { return anyAddress.ReplaceAllString(text, p.ip+"$1") }
 
 var reference = regexp.MustCompile(`\$\$|\$\([A-Za-z_.-][A-Za-z0-9_.-]*\)`)
 

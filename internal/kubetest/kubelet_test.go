@@ -198,7 +198,7 @@ func TestExpand(t *testing.T) {
 	p := &pod{ip: "127.1.2.3"}
 	for text, want := range map[string]string{
 		"0.0.0.0": "127.1.2.3", "--host=0.0.0.0:80": "--host=127.1.2.3:80", "10.0.0.0/8": "10.0.0.0/8", "0.0.0.01": "0.0.0.01",
-		"::": "127.1.2.3", "[::]:80": "127.1.2.3:80", "fd00::1": "fd00::1",
+		"::": "127.1.2.3", "[::]:80": "127.1.2.3:80", "fd00::1": "fd00::1", ":8001": "127.1.2.3:8001", ":x": ":x",
 	} {
 		if got := p.withPodAddress(text); got != want {
 			t.Errorf("%q becomes %q; want %q", text, got, want)
