@@ -3,7 +3,9 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -124,18 +126,34 @@ func shortTurns(size int) []byte {
 	return []byte(b.String())
 }
 
+// tokensOf makes a completion whose prompt is about size bytes of tokens.
+func tokensOf(size int, separator string) []byte {
+	b := []byte(`{"model":"llama-3.1-8b","prompt":[128000`)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for len(b) < size {
+		b = append(b, separator...)
+		b = strconv.AppendInt(b, int64(math.Exp(rng.Float64()*math.Log(128000))), 10) // frequent tokens have small numbers
+	}
+	return append(b, `],"stream":true,"max_tokens":256}`...)
+}
+
 // BenchmarkScanAndChain is what a request costs before its replicas are compared.
 func BenchmarkScanAndChain(b *testing.B) {
 	spaced := strings.NewReplacer(`":`, `": `, `",`, `", `, `},`, `}, `).Replace(string(toolsOf(58 << 10)))
 	for _, body := range []body{
 		{"long-64KB", chatOf(64<<10, prose)}, {"short-64KB", shortTurns(64 << 10)}, {"tools-64KB", toolsOf(64 << 10)}, {"tools-spaced-64KB", []byte(spaced)},
 		{"tools-2KB", toolsOf(2 << 10)}, {"chat-1KB", chatOf(900, prose)},
+		{"tokens-64KB", tokensOf(64<<10, ",")}, {"tokens-spaced-64KB", tokensOf(64<<10, ", ")},
 	} {
+		endpoint := Chat
+		if strings.HasPrefix(body.name, "tokens") {
+			endpoint = Completions
+		}
 		b.Run(body.name, func(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(body.data)))
 			for b.Loop() {
-				r, fault := Scan(Chat, jsonType, body.data)
+				r, fault := Scan(endpoint, jsonType, body.data)
 				if fault != nil {
 					b.Fatal(fault)
 				}

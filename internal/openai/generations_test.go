@@ -19,6 +19,9 @@ func TestX2_Generations(t *testing.T) {
 		`{"model":"m","prompt":[[1,2],[3]],"best_of":2}`:                       4,
 		`{"model":"m","prompt":[1,2,3]}`:                                       1,
 		`{"model":"m","prompt":[],"best_of":null}`:                             1,
+		`{"model":"m","prompt":[1,"a","b"],"n":2}`:                             4,
+		`{"model":"m","prompt":[1,[2],[3]],"n":3}`:                             6,
+		`{"model":"m","prompt":[1,{"a":["b"]}],"n":3}`:                         3,
 		`{"model":"m","prompt":["a","b"],"n":2147483647,"best_of":2147483647}`: 1 << 20,
 	} {
 		r, fault := Scan(Completions, "application/json", []byte(body))

@@ -357,7 +357,18 @@ func (s *scanner) prompts() {
 	}
 	var first text
 	start := s.json.Pos()
-	for more := s.json.Open('['); more; more = s.json.More('[') {
+	more := s.json.Open('[')
+	if c := s.json.Kind(); more && '0' <= c && c <= '9' {
+		// Most such lists are tokens alone, which are skipped faster at once.
+		s.json.SeekMember(start)
+		if at := s.json.Value(); !hasPrompts(s.body[at.From:at.To]) {
+			s.keep(message{text: textAt(at.From, at.To, formRaw)})
+			return
+		}
+		s.json.SeekMember(start)
+		more = s.json.Open('[')
+	}
+	for ; more; more = s.json.More('[') {
 		c := s.json.Kind()
 		if c != '"' && c != '[' {
 			s.json.Skip()
@@ -375,6 +386,11 @@ func (s *scanner) prompts() {
 		first = textAt(start, s.json.Pos(), formRaw)
 	}
 	s.keep(message{text: first})
+}
+
+// hasPrompts reports whether a valid JSON list has a string or a list in it.
+func hasPrompts(list []byte) bool {
+	return len(list) > 0 && (bytes.IndexByte(list[1:], '"') >= 0 || bytes.IndexByte(list[1:], '[') >= 0)
 }
 
 // streamOptions reads the options of a stream: an object or null.

@@ -125,7 +125,11 @@ func (v *validator) block(data []byte, i int, b *block) (end int) {
 	scalars := b.scalar &^ (b.scalar<<1 | v.scalar)
 	v.scalar = b.scalar >> 63
 	fault := b.control
-	for at := scalars; at != 0; at &= at - 1 {
+	at := scalars
+	if bits.OnesCount64(at) >= manyScalars && len(data)-i >= wideBlock {
+		at = notIntegers((*[wideBlock]byte)(data[i:]), at, b.scalar)
+	}
+	for ; at != 0; at &= at - 1 {
 		if k := bits.TrailingZeros64(at); !validScalar(data, i, k, b.scalar) {
 			fault |= 1 << k // the container may end before
 		}
@@ -204,6 +208,25 @@ func longEscapes(data []byte, i int, at uint64) bool {
 		}
 	}
 	return true
+}
+
+// wideDigits returns which of the 64 bytes at b are digits, and which of these are zeros.
+//
+//go:noescape
+func wideDigits(b *byte) (digits, zeros uint64)
+
+// manyScalars is from how many scalars in a block notIntegers is faster than validScalar.
+const manyScalars = 4
+
+// notIntegers returns the scalars of a block that may be something else than an integer in digits
+// alone. run are the bytes of all scalars.
+func notIntegers(block *[wideBlock]byte, scalars, run uint64) uint64 {
+	digits, zeros := wideDigits(&block[0])
+	if run&^digits != 0 {
+		return scalars
+	}
+	last := uint64(1) << bits.Len64(^run) // the run that may go on in the next block
+	return scalars & (zeros&(run>>1) | last)
 }
 
 // validScalar reports whether the run of bytes at k of the block at i is a scalar. run are the

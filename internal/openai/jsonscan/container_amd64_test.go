@@ -99,6 +99,30 @@ func TestWideBlocks(t *testing.T) {
 	}
 }
 
+func TestWideDigits(t *testing.T) {
+	t.Parallel()
+	if !wideBits() {
+		t.Skip("this processor has no such instructions")
+	}
+	rng := rand.New(rand.NewPCG(7, 8))
+	b := make([]byte, wideBlock)
+	for range 2000 {
+		var digits, zeros uint64
+		for i := range b {
+			b[i] = []byte{'0', '9', '5', '/', ':', byte(rng.IntN(256))}[rng.IntN(6)]
+			if '0' <= b[i] && b[i] <= '9' {
+				digits |= 1 << i
+			}
+			if b[i] == '0' {
+				zeros |= 1 << i
+			}
+		}
+		if d, z := wideDigits(&b[0]); d != digits || z != zeros {
+			t.Fatalf("%q: %b and %b, want %b and %b", b, d, z, digits, zeros)
+		}
+	}
+}
+
 // The blocks take what they are for: the grammar does not read it again.
 func TestContainersAreReadByBlocks(t *testing.T) {
 	t.Parallel()

@@ -139,9 +139,12 @@ func TestContainersOfScalars(t *testing.T) {
 	for _, scalar := range []string{"0", "7", "128000", "-1.5e+3", "true", "false", "null", "1234567890123", "00", "01", "12x", "1.", "truex", "fals", "nul",
 		"1-", "true\x00", "null\x00\x00", "false\x00", "0\x00", "trueｅ", "\x80", "\x7f", "a", "-", "/1", ":"} {
 		for before := range 70 {
-			data := []byte("[" + strings.Repeat(" ", before) + scalar + strings.Repeat(" ", before%2) + "]" + strings.Repeat(" ", 70))
-			if got, want := valid(t, data, false), json.Valid(data); got != want {
-				t.Fatalf("%q is valid: %v, encoding/json says %v", data, got, want)
+			alone := "[" + strings.Repeat(" ", before) + scalar + strings.Repeat(" ", before%2) + "]" + strings.Repeat(" ", 70)
+			among := "[1" + strings.Repeat("0", before%7) + strings.Repeat(",2", before/2) + "," + scalar + strings.Repeat(",304", 40) + "]"
+			for _, data := range [][]byte{[]byte(alone), []byte(among)} {
+				if got, want := valid(t, data, false), json.Valid(data); got != want {
+					t.Fatalf("%q is valid: %v, encoding/json says %v", data, got, want)
+				}
 			}
 		}
 	}

@@ -375,3 +375,35 @@ escaped:
 	BITS(BX)
 	ANDQ DX, BX // escaped bytes that end no short escape
 	JMP strings
+
+// func wideDigits(b *byte) (digits, zeros uint64)
+TEXT ·wideDigits(SB), NOSPLIT, $0-24
+	MOVQ b+0(FP), SI
+	MOVL $0x30, AX
+	VMOVD AX, X10
+	VPBROADCASTB X10, Y10 // zeros
+	MOVL $9, AX
+	VMOVD AX, X11
+	VPBROADCASTB X11, Y11
+	VMOVDQU (SI), Y0
+	VMOVDQU 32(SI), Y1
+	VPCMPEQB Y10, Y0, Y2
+	VPCMPEQB Y10, Y1, Y3
+	VPSUBB Y10, Y0, Y0 // the values of digits
+	VPSUBB Y10, Y1, Y1
+	VPMINUB Y11, Y0, Y4
+	VPMINUB Y11, Y1, Y5
+	VPCMPEQB Y0, Y4, Y4
+	VPCMPEQB Y1, Y5, Y5
+	VPMOVMSKB Y4, AX
+	VPMOVMSKB Y5, BX
+	VPMOVMSKB Y2, CX
+	VPMOVMSKB Y3, DX
+	VZEROUPPER
+	SHLQ $32, BX
+	ORQ BX, AX
+	SHLQ $32, DX
+	ORQ DX, CX
+	MOVQ AX, digits+8(FP)
+	MOVQ CX, zeros+16(FP)
+	RET
