@@ -65,7 +65,7 @@ var allowed = map[string]string{
 	"internal/relay/realtime": "authz internal/headers internal/memory internal/openai internal/relay internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",
-	"internal/relay/peers":       "internal/headers internal/openai",
+	"internal/relay/peers":       "internal/headers internal/openai internal/openai/messages internal/openai/sse",
 	"internal/kubetest":          "internal/testutil",
 	"authz":                      "internal/headers internal/jwks internal/openai internal/routes",
 	"internal/keys":              "admission/redis internal/beat internal/redistest",

@@ -23,13 +23,10 @@ const remoteCancelTimeout = 5 * time.Second
 
 // forwardRequest has the remote gateway owner answer an HTTP request whose body was read already.
 func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call, owner string) {
-	var result Result
 	if fault := r.config.Peers.Forward(r.timed(w), setCall(req.Clone(req.Context()), c), owner); fault != nil {
-		result.Fault = fault
-		writeError(w, fault)
-	}
-	if c.Entry != nil {
-		c.Entry.SetOutcome(result)
+		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+	} else if c.Entry != nil {
+		c.Entry.SetOutcome(Result{})
 	}
 }
 
@@ -157,7 +154,7 @@ func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool),
 			fault = r.reserve(req.Context(), c, c.memorySize())
 		}
 		if fault != nil {
-			writeError(w, fault)
+			answerError(w, req, fault)
 			return
 		}
 		if r.config.Requests != nil {

@@ -292,8 +292,7 @@ func (s *httpSink) Finish(r Result) error {
 	s.setWriteDeadline() // the server still has to write the end of the body, and the last deadline may be over
 	switch {
 	case r.Fault != nil && !s.headerSent && s.translator != nil:
-		s.w.Header().Set(headers.Source, headers.SourceGateway)
-		r.Fault.AnswerWith(s.w, r.Fault.MessagesBody())
+		writeMessagesError(s.w, r.Fault)
 		return nil
 	case r.Fault != nil && !s.headerSent:
 		writeError(s.w, r.Fault)
@@ -310,4 +309,19 @@ func (s *httpSink) Finish(r Result) error {
 func writeError(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
+}
+
+// writeMessagesError is writeError for a client of the Messages API.
+func writeMessagesError(w http.ResponseWriter, e *openai.Error) {
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	e.AnswerWith(w, e.MessagesBody())
+}
+
+// answerError answers an inference request with an error of the gateway, in the form of its API.
+func answerError(w http.ResponseWriter, req *http.Request, e *openai.Error) {
+	if endpoint, ok := openai.EndpointOf(req.URL.Path); ok && endpoint.OfMessages() {
+		writeMessagesError(w, e)
+		return
+	}
+	writeError(w, e)
 }

@@ -201,6 +201,34 @@ func TestForwardedClientHasItsHeartbeats(t *testing.T) {
 	}
 }
 
+// A client of the Messages API gets errors in the form of that API, also about other gateways and
+// from them.
+func TestB9_ErrorsOfForwardedMessages(t *testing.T) {
+	h := newHarness(t, options{})
+	gone := openai.Errorf(openai.CodeGatewayUnavailable, "The gateway that runs this request does not answer.")
+	h.relay.config.Peers = fakePeers(func(http.ResponseWriter, *http.Request) *openai.Error { return gone })
+	for name, c := range map[string]struct {
+		handler http.Handler
+		header  [2]string
+		want    openai.Code
+	}{
+		"the owner does not answer":    {h.peerHandler(), [2]string{headers.IdempotencyKey, "x"}, gone.Code},
+		"the owner refuses":            {h.peerHandler(), [2]string{"content-type", "text/plain"}, openai.CodeInvalidRequest},
+		"the gateway has forgotten it": {h.relay.Handler(), [2]string{headers.Handoff, "x"}, openai.CodeGatewayUnavailable},
+	} {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/messages",
+			strings.NewReader(`{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"x"}]}`))
+		request.Header.Set("content-type", "application/json")
+		request.Header.Set(headers.Tenant, "acme")
+		request.Header.Set(c.header[0], c.header[1])
+		w := httptest.NewRecorder()
+		c.handler.ServeHTTP(w, request)
+		if text := w.Body.String(); w.Code < 400 || !strings.HasPrefix(text, `{"type":"error","error":{`) || !strings.Contains(text, `"code":"`+string(c.want)+`"`) {
+			t.Errorf("%s: %d %s", name, w.Code, text)
+		}
+	}
+}
+
 // An answer of another gateway that is cut ends in a panic, and leaves no memory reserved.
 func TestX7_CutForwardLeavesNothing(t *testing.T) {
 	b := memory.NewBudget(4 << 20)

@@ -17,6 +17,8 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/messages"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
 // dialTimeout bounds connecting to another gateway, with the TLS handshake.
@@ -49,12 +51,14 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	ctx, stop := p.trackForward(r.Context(), owner)
 	defer stop()
 	var failed, cut error
+	endpoint, _ := openai.EndpointOf(r.URL.Path)
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: debugLogger(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
 			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
 				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
-				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream", cut: &cut}
+				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream",
+					ofMessages: endpoint.OfMessages(), cut: &cut}
 			}
 			return nil
 		},
@@ -185,6 +189,8 @@ type responseBody struct {
 	ctx context.Context
 	// isEventStream says that the answer is a stream of events.
 	isEventStream bool
+	// ofMessages says that the error event has the form of the Messages API.
+	ofMessages bool
 	// cut is set when the stream broke off and an error event was added.
 	cut *error
 	// tail holds the last bytes that were read, at most four.
@@ -208,7 +214,11 @@ func (e *responseBody) Read(b []byte) (int, error) {
 	}
 	*e.cut = err
 	fault := openai.Errorf(openai.CodeGatewayUnavailable, "The gateway that runs this request has gone.")
-	e.errorEvent = bytes.NewReader([]byte("data: " + string(fault.EventData()) + "\n\n"))
+	event := sse.AppendData(nil, fault.EventData())
+	if e.ofMessages {
+		event = messages.AppendError(nil, fault)
+	}
+	e.errorEvent = bytes.NewReader(event)
 	return n, nil
 }
 
