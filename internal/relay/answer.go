@@ -237,7 +237,7 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 	if f.result.Finish = chunk.Finish; len(chunk.Choices) > 0 {
 		f.result.Finish = string(chunk.Choices[len(chunk.Choices)-1].Finish)
 	}
-	if read && chunk.HasUsage {
+	if read && chunk.Told {
 		u := chunk.Usage
 		f.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
 	}

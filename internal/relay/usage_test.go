@@ -105,3 +105,25 @@ func TestB3_ClientThatClosesAtTheEndMarkerIsCounted(t *testing.T) {
 	close(closed)
 	testutil.Eventually(t, "the generation has counted", func() bool { return slices.Equal(l.entries(), []string{"acme m used both"}) })
 }
+
+// A count that is no number of tokens is no count of the engine, in a stream and in an answer.
+func TestB3_UsageThatCannotBeRead(t *testing.T) {
+	for _, count := range []string{"1e3", "-3", `"7"`, "9999999999999", "null"} {
+		usage := `"usage":{"prompt_tokens":` + count + `,"completion_tokens":3}`
+		h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if strings.Contains(string(body), `"stream":true`) {
+				writeEvents(w, roleEvent, tokenEvent("a"), finishEvent("", "stop"), `data: {"choices":[],`+usage+"}\n\n", doneEvent)
+				return
+			}
+			w.Header().Set("content-type", "application/json")
+			io.WriteString(w, `{"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}],`+usage+"}")
+		})})
+		for i, body := range []string{hello, strings.Replace(hello, `"stream":true,`, "", 1)} {
+			h.sendAndRead(body)
+			if r := h.result(i + 1); r.Usage.Known || r.Fault != nil {
+				t.Errorf("%s in %s: %+v", count, body, r)
+			}
+		}
+	}
+}

@@ -10,6 +10,9 @@ import (
 // choices.
 const maxChoices = 4096
 
+// maxTokens is more than any response can have.
+const maxTokens = 1 << 40
+
 // Usage is what a request has used so far, in tokens.
 type Usage struct {
 	Prompt     int64 // of the prompt, cached tokens included
@@ -44,9 +47,11 @@ type Chunk struct {
 	Last bool
 	// Finish is the finish_reason that the end of a response of the Responses API amounts to: stop,
 	// length or content_filter. Empty: the response goes on, or it is of another API.
-	Finish   string
-	HasUsage bool
-	Usage    Usage
+	Finish string
+	// HasUsage reports whether there is a usage, and Told whether its counts can be believed: that
+	// of the prompt is there, and none is something else than a number of tokens.
+	HasUsage, Told bool
+	Usage          Usage
 	// UsageAt is where the usage of a chunk stands in the data. The zero Span: it has none.
 	UsageAt jsonscan.Span
 	// Choices are the choices that the chunk says something of.
@@ -57,6 +62,7 @@ type Chunk struct {
 	cause     []byte // why such a response is incomplete
 	whole     bool   // the data is such a response, and no event
 	hasDelta  bool   // the event has a delta that is not empty
+	oddCount  bool   // something else stands in the place of a number of tokens
 	json      jsonscan.Reader
 }
 
@@ -75,6 +81,7 @@ func (c *Chunk) Read(data []byte) bool {
 		*c = Chunk{Choices: choices}
 		return false
 	}
+	c.Told = c.Told && !c.oddCount
 	c.events()
 	for i := range c.Choices {
 		c.Token = c.Token || c.Choices[i].Token
@@ -208,15 +215,30 @@ func (c *Chunk) usage() {
 	for more := r.Open('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "prompt_tokens", "input_tokens":
-			c.Usage.Prompt, _ = r.Int()
+			c.Told = c.count(&c.Usage.Prompt) || c.Told
 		case "completion_tokens", "output_tokens":
-			c.Usage.Completion, _ = r.Int()
+			c.count(&c.Usage.Completion)
 		case "prompt_tokens_details", "input_tokens_details":
 			c.cached()
 		default:
 			r.Skip()
 		}
 	}
+}
+
+// count reads a number of tokens, and reports whether there is one. The larger one counts of a
+// number that has two names, because some servers write both, and 0 under one of them.
+func (c *Chunk) count(to *int64) bool {
+	if c.json.Null() {
+		return false
+	}
+	n, ok := c.json.Int()
+	if !ok || n > maxTokens {
+		c.oddCount = true
+		return false
+	}
+	*to = max(*to, n)
+	return true
 }
 
 func (c *Chunk) cached() {
@@ -227,7 +249,7 @@ func (c *Chunk) cached() {
 	}
 	for more := r.Open('{'); more; more = r.More('{') {
 		if string(r.Name()) == "cached_tokens" {
-			c.Usage.Cached, _ = r.Int()
+			c.count(&c.Usage.Cached)
 		} else {
 			r.Skip()
 		}

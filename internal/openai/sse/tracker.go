@@ -87,7 +87,7 @@ func (t *Tracker) record(c *Chunk) {
 	if c.Token {
 		t.events++
 	}
-	if c.HasUsage {
+	if c.Told {
 		t.hasUsage, t.counted = true, t.events
 		t.usage.Prompt = max(t.usage.Prompt, c.Usage.Prompt)
 		t.usage.Completion = max(t.usage.Completion, c.Usage.Completion)
