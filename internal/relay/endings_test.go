@@ -92,6 +92,9 @@ func TestFaultThatAnEngineTells(t *testing.T) {
 		if r := h.result(1); r.Fault == nil || !r.Told || r.Cause != causeEngine || !r.Answered {
 			t.Errorf("%s: %+v", name, r)
 		}
+		if blamed := len(h.failures) > 0; blamed != (name == "before a token") {
+			t.Errorf("%s: the replica is blamed for %v", name, h.failures)
+		}
 	}
 }
 
