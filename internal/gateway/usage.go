@@ -53,8 +53,13 @@ func (g *Gateway) queryUsage(ctx context.Context, q usage.Question) (usage.Answe
 	return g.usage.Query(ctx, q)
 }
 
-// used adds what a request has used to the ledger. See request.Subscribers.
+// used adds what a request has used to the ledger, and to the metrics and the history if they are
+// told of it only here. See request.Subscribers.
 func (g *Gateway) used(q *request.Summary) {
+	if q.UsedApart {
+		g.metrics.Used(q)
+		g.traffic.Used(q)
+	}
 	if !countsUsage(q) {
 		return
 	}

@@ -49,11 +49,22 @@ func (t *Traffic) Finished(q request.Summary) {
 	if isError(&q) {
 		c.errors++
 	}
-	c.tokens += q.CompletionTokens
+	if !q.UsedApart {
+		c.tokens += q.CompletionTokens
+	}
 	if ttft := q.TTFT(); q.Stream && ttft > 0 && q.Status < 300 {
 		c.ttft.add(ttft)
 		c.gaps.Finished(q.Route == request.RouteNative, max(0, q.CompletionTokens-1), gapsRead(&q))
 	}
+}
+
+// Used counts the tokens of a request that are not counted at its end. See
+// request.Summary.UsedApart.
+func (t *Traffic) Used(q *request.Summary) {
+	c := t.of(q.Model)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tokens += q.CompletionTokens
 }
 
 // gapsRead returns the gaps that Envoy has read of a native stream, by their class.

@@ -59,6 +59,20 @@ func TestB8_TrafficBetweenTwoSamples(t *testing.T) {
 	}
 }
 
+// Tokens that are told apart from the end of their request are counted once.
+func TestB3_TokensToldApart(t *testing.T) {
+	traffic := NewTraffic(func(string) bool { return true })
+	q := request.Summary{Model: "chat", CompletionTokens: 100, UsedApart: true}
+	traffic.Finished(q)
+	traffic.Used(&q)
+	traffic.taken = time.Now().Add(-10 * time.Second)
+	s := Sample{Total: None(), Models: map[string]Values{"chat": None()}}
+	traffic.Take(&s)
+	if got := s.Models["chat"][TokensPerSecond]; math.Abs(got-10) > 0.1 {
+		t.Errorf("%v tokens a second, want 10", got)
+	}
+}
+
 // The times between tokens are those that were measured, stalls included, and no means. Where a
 // share of the streams is measured, each measured gap stands for its share of all gaps.
 func TestR3_HistoryHasMeasuredGaps(t *testing.T) {

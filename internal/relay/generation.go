@@ -58,6 +58,9 @@ type generation struct {
 	// countedBy decides once who counts what a named generation uses: the client that has started
 	// it, if that client stays to the end, or the generation itself.
 	countedBy atomic.Int32
+	// starterTold is closed when the entry of that client has its outcome. nil: the call has no
+	// name.
+	starterTold chan struct{}
 
 	status generationStatus
 	// leaveTimer ends a named generation some time after its last subscriber has gone. nil: it has
@@ -78,6 +81,7 @@ func (r *Relay) newGeneration(c *Call, pending *dispatch.Pending) *generation {
 	limits := replay.Limits{Queue: queue.Limits{Memory: r.config.Memory}, Patience: r.config.Patience}
 	if c.isNamed() {
 		limits.LogBytes = replayLogBytes
+		g.starterTold = make(chan struct{})
 	}
 	g.broadcast = replay.NewBroadcast(limits)
 	g.broadcast.OnIdle(g.onIdle)

@@ -205,6 +205,9 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 	if c.Entry != nil {
 		c.Entry.SetOutcome(result)
 	}
+	if started && c.isNamed() {
+		close(g.starterTold)
+	}
 }
 
 // reserve reserves the memory for the body of a call, which has this size. A body that does not fit

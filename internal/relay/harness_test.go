@@ -47,6 +47,8 @@ type harness struct {
 	failedAt []string
 	// failures are the failures that a replica was blamed for.
 	failures []string
+	// usedLate is what calls have used whose entry had its outcome before.
+	usedLate []request.Usage
 	// rests are the replicas that had too much to do, with their Retry-After. closing are those
 	// that ended a response by closing their connection.
 	rests, closing []string
@@ -152,6 +154,11 @@ func (h *harness) AddRetry(reason, replica string) {
 	h.failedAt = append(h.failedAt, reason+" at "+replica)
 }
 func (h *harness) SetCanceller(request.Canceller) {}
+func (h *harness) SetUsage(u request.Usage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.usedLate = append(h.usedLate, u)
+}
 func (h *harness) SetOutcome(r Result) {
 	h.mu.Lock()
 	h.results = append(h.results, r)

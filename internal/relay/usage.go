@@ -20,12 +20,16 @@ func (g *generation) leaveUsage(result Result) Result {
 	return result
 }
 
-// countUsage counts what the generation has used, if the client that has started it has left. What
-// the successor carries is counted there.
+// countUsage counts what the generation has used, if the client that has started it has left, and
+// shows it in that client's record. What the successor carries is counted there.
 func (g *generation) countUsage() {
 	requests := g.relay.config.Requests
 	if g.countedBy.CompareAndSwap(undecidedCount, countedByStarter) || g.moved || requests == nil {
 		return
 	}
 	requests.Forwarded(g.call.arrival()).SetOutcome(g.result)
+	if g.call.Entry != nil {
+		<-g.starterTold
+		g.call.Entry.SetUsage(g.result.Usage)
+	}
 }

@@ -28,6 +28,13 @@ func readUntil(t *testing.T, r *http.Response, text string) {
 	}
 }
 
+// shownLate returns what the record of a call was told after its outcome.
+func (h *harness) shownLate() []Usage {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.usedLate)
+}
+
 // What a named request uses is counted exactly once, also when the client that has started it
 // leaves, and whether or not another one reads the rest.
 func TestB3_NamedRequestsAreCountedOnce(t *testing.T) {
@@ -82,6 +89,10 @@ func TestB3_NamedRequestsAreCountedOnce(t *testing.T) {
 			h.waitIdle()
 			if n := counts(); n != 1 || len(l.entries()) > 0 && l.entries()[0] != "acme m used both" {
 				t.Errorf("counted %d times: %v, %+v", n, l.entries(), h.result(1))
+			}
+			testutil.Eventually(t, "the record shows what was counted later", func() bool { return len(h.shownLate()) == len(l.entries()) })
+			if shown := h.shownLate(); len(shown) > 0 && shown[0].Completion == 0 {
+				t.Errorf("the record shows %+v", shown)
 			}
 		})
 	}

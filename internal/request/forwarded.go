@@ -46,9 +46,13 @@ func (f *forwarded) SetOutcome(o Outcome) {
 	used := !f.told && !o.UsedElsewhere
 	f.told = true
 	f.summary.applyOutcome(&o)
+	f.summary.UsedApart = true
 	q := f.summary
 	f.mu.Unlock()
 	if used {
 		f.store.used(&q)
 	}
 }
+
+// SetUsage implements Follower. Whoever has the record shows it.
+func (f *forwarded) SetUsage(Usage) {}

@@ -152,6 +152,35 @@ func TestCarriedEnds(t *testing.T) {
 	}
 }
 
+// The tokens of a request whose generation goes on after its client has left are shown when they
+// are known, whether or not the request has ended by then. They are in no sum of Finished.
+func TestB3_UsageAfterTheClientHasLeft(t *testing.T) {
+	t.Parallel()
+	used := Usage{Prompt: 7, Completion: 40, Known: true, Cached: 5}
+	log := func(on func(Entry), _ *Record) { on(relayed("a")) }
+	tell := func(_ func(Entry), r *Record) { r.SetUsage(used) }
+	for name, steps := range map[string][]func(func(Entry), *Record){
+		"the log entry is first": {log, tell},
+		"the usage is first":     {tell, log},
+	} {
+		s, f := NewStore(0), &heard{}
+		on := subscribed(s, f.finished)
+		r := s.Begin(Arrival{ID: "a", Tenant: "acme", Model: "chat", Stream: true})
+		r.SetOutcome(Outcome{Model: "chat", Replica: "chat-1", Cause: CauseClient, Attempts: 1, Answered: true, UsedElsewhere: true})
+		r.Close(nil)
+		for _, step := range steps {
+			step(on, r)
+		}
+		rows, _ := s.List(0)
+		if q := rows[0]; q.CompletionTokens != 40 || q.CachedTokens != 5 || !q.UsageKnown || !q.CachedKnown || q.Cause != CauseClient {
+			t.Errorf("%s: %+v", name, q)
+		}
+		if len(f.all) != 1 || !f.all[0].UsedApart {
+			t.Errorf("%s: told %+v", name, f.all)
+		}
+	}
+}
+
 // TestTurn: a turn has no record of Envoy's, and is finished, counted and told of with its end.
 func TestTurn(t *testing.T) {
 	t.Parallel()

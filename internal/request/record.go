@@ -156,6 +156,20 @@ func (r *Record) SetOutcome(o Outcome) {
 	}
 }
 
+// SetUsage implements Follower. The request may have ended before.
+func (r *Record) SetUsage(u Usage) {
+	if r == nil {
+		return
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	if r.outcome == nil {
+		return
+	}
+	r.outcome.Usage = u // Envoy's log entry, which may still come, joins the outcome once more
+	r.summary.setUsage(r.outcome.usage())
+}
+
 // setOutcome returns how the request has ended, whether what it has used is to be told, and whether
 // nothing else was awaited.
 func (r *Record) setOutcome(o Outcome) (q Summary, used, ended bool) {
@@ -280,6 +294,7 @@ func (q *Summary) applyOutcome(o *Outcome) {
 	}
 	q.FinishReason, q.Cause, q.Attempts = o.Finish, o.Cause, o.Attempts
 	q.setUsage(o.usage())
+	q.UsedApart = o.UsedElsewhere
 	q.Abandoned = o.abandoned()
 	q.FirstByte, q.Decode = o.TTFT, o.Decode
 	if !o.Answered || o.Cause != "" || o.Fault != nil {

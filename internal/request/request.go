@@ -105,6 +105,10 @@ type Summary struct {
 	// CachedKnown.
 	CachedTokens int64
 	CachedKnown  bool
+	// UsedApart says that the tokens are told to Subscribers.Used apart from the end of the
+	// request, so that Finished must not add them to a sum. That is so if the generation goes on
+	// after its client has left, or if another process has the record.
+	UsedApart bool
 	// Prediction is what was expected of the request when it was dispatched last.
 	Prediction Prediction
 	// FinishReason is why the engine has ended its response; empty if it has not ended it, or if
@@ -303,4 +307,7 @@ type Follower interface {
 	SetCanceller(c Canceller)
 	// SetOutcome tells how the request has ended.
 	SetOutcome(o Outcome)
+	// SetUsage tells what the request has used in the end, after an Outcome with UsedElsewhere. It
+	// is shown and not counted.
+	SetUsage(u Usage)
 }

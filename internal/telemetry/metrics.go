@@ -354,6 +354,19 @@ func (m *Metrics) Finished(q request.Summary) {
 	m.sweepIfFull()
 }
 
+// Used counts the tokens of a request that are not counted at its end. See
+// request.Summary.UsedApart.
+func (m *Metrics) Used(q *request.Summary) {
+	if m == nil {
+		return
+	}
+	m.sweeping.RLock()
+	model := m.model(q.Model)
+	m.countTokens(model, m.seriesOf(model, q), q)
+	m.sweeping.RUnlock()
+	m.sweepIfFull()
+}
+
 // count adds a request that has ended to the series of its model and its replica.
 func (m *Metrics) count(q *request.Summary) {
 	m.sweeping.RLock()
@@ -372,7 +385,9 @@ func (m *Metrics) count(q *request.Summary) {
 	}
 	m.routes.observe(model, q)
 	cause := q.DisconnectCause()
-	m.countTokens(model, to, q)
+	if !q.UsedApart {
+		m.countTokens(model, to, q)
+	}
 	m.perTenant.observe(model, to, q, cause)
 	if s := streamOf(q); s.TTFT > 0 {
 		m.streams.observe(model, to, s)

@@ -110,6 +110,19 @@ func TestManagedStreamFigures(t *testing.T) {
 	}
 }
 
+// Tokens that are told apart from the end of their request are counted once.
+func TestB3_TokensToldApart(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	q := request.Summary{Model: "chat", Tenant: "acme", PromptTokens: 10, CompletionTokens: 40, UsageKnown: true, UsedApart: true}
+	m.Finished(q)
+	m.Used(&q)
+	want := []string{`sluice_tokens_total{kind="completion",model="chat",tenant="acme"} 40`, `sluice_tokens_total{kind="prompt",model="chat",tenant="acme"} 10`}
+	if diff := cmp.Diff(want, scrape(t, m, "sluice_tokens_total")); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
 func TestBatchSize(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(MetricsConfig{})

@@ -148,8 +148,8 @@ func TestE2E_B3_O4_LedgerAgainstTheEngines(t *testing.T) {
 	}
 }
 
-// A stream with a request_id whose client leaves is in the ledger, once, whether the client comes
-// back for the rest or not.
+// A stream with a request_id whose client leaves is in the ledger and in the metrics, once, whether
+// the client comes back for the rest or not. Its record shows the tokens.
 func TestE2E_B3_NamedStreamsOfClientsThatLeave(t *testing.T) {
 	t.Parallel()
 	keys, tenants := harness.TenantKeys("acme")
@@ -169,6 +169,29 @@ models: [{name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, to
 	if told, _ := counted(t, g); told.Requests != 2 || told.CompletionTokens != 80 {
 		t.Errorf("%+v", told)
 	}
+	if n := g.Metric(`sluice_tokens_total{kind="completion",model="m",tenant="acme"}`); n != 80 {
+		t.Errorf("%v tokens in the metrics", n)
+	}
+	harness.Eventually(t, "the records have ended with their tokens", func() error {
+		var list struct {
+			Running  int
+			Requests []struct {
+				Cause     string
+				TokensOut int `json:"tokens_out"`
+			}
+		}
+		g.Get("/api/v1/requests", &list)
+		tokens := 0
+		for _, r := range list.Requests {
+			if r.Cause == "client" {
+				tokens += r.TokensOut
+			}
+		}
+		if list.Running != 0 || tokens != 80 {
+			return fmt.Errorf("%+v", list)
+		}
+		return nil
+	})
 }
 
 // must fails the test if the answer is not a success.
