@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"syscall"
@@ -105,6 +106,35 @@ func TestE2E_S6_S7_AcrossGateways(t *testing.T) {
 	r.Body.Close()
 	a.Launch()
 	a.AwaitReady()
+}
+
+// A client of the Messages API whose stream another gateway runs is told in the form of that API
+// that the other gateway has gone.
+func TestE2E_B9_MessagesOfAGatewayThatHasGone(t *testing.T) {
+	t.Parallel()
+	_, gateways := twoGateways(t)
+	body := withFields(harness.ChatBody("m", true, 100_000, "long"), `"request_id":"m"`)
+	var answers [2]*http.Response
+	for i, g := range gateways { // the first one runs the stream
+		r, err := g.Open(t.Context(), "/v1/messages", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		if _, err := io.ReadFull(r.Body, make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		answers[i] = r
+	}
+	gateways[0].Signal(syscall.SIGKILL)
+	<-gateways[0].Exited
+	rest, err := io.ReadAll(answers[1].Body)
+	_, last, _ := bytes.Cut(rest, []byte("event: error\n"))
+	if err != nil || !bytes.HasPrefix(last, []byte(`data: {"type":"error","error":{`)) || !bytes.Contains(last, []byte("gateway_unavailable")) {
+		t.Errorf("%v: %s", err, rest[max(0, len(rest)-500):])
+	}
+	gateways[0].Launch()
+	gateways[0].AwaitReady()
 }
 
 // What has a name is found from a WebSocket or a gRPC call at another gateway too, and cancelled
