@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -13,9 +14,11 @@ import (
 type EngineError struct {
 	Message string
 	Type    string
-	// Code is empty if the engine's code is no string. Some engines repeat the status there.
+	// Code is empty if the engine's code is no string.
 	Code  string
 	Param string
+	// Status is the status that some engines repeat as the code, from 400 to 599. 0: not said.
+	Status int
 	// RetryAfter is when a retry makes sense; 0: not said. Only gateways say it in the body.
 	RetryAfter time.Duration
 }
@@ -84,7 +87,7 @@ func (e *engineErrorReader) member(to *EngineError, name string) {
 	case "type":
 		to.Type = e.text()
 	case "code":
-		to.Code = e.text()
+		e.code(to)
 	case "param":
 		to.Param = e.text()
 	case "retry_after_ms":
@@ -92,6 +95,15 @@ func (e *engineErrorReader) member(to *EngineError, name string) {
 		to.RetryAfter = time.Duration(min(ms, maxMillis)) * time.Millisecond
 	default:
 		e.json.Skip()
+	}
+}
+
+// code reads a code: a word, or a status.
+func (e *engineErrorReader) code(to *EngineError) {
+	if e.json.Kind() == '"' {
+		to.Code = e.text()
+	} else if n, _ := e.json.Int(); n >= 400 && n <= 599 {
+		to.Status = int(n)
 	}
 }
 
@@ -122,8 +134,7 @@ func (e *engineErrorReader) merged() EngineError {
 			*f.to = *f.from
 		}
 	}
-	if said.RetryAfter == 0 {
-		said.RetryAfter = e.outer.RetryAfter
-	}
+	said.RetryAfter = cmp.Or(said.RetryAfter, e.outer.RetryAfter)
+	said.Status = cmp.Or(said.Status, e.outer.Status)
 	return said
 }

@@ -11,11 +11,13 @@ import (
 
 var engineErrors = map[string]EngineError{
 	`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`: {
-		Message: "too long", Type: "BadRequestError", Param: "messages"},
-	`{"error":{"message":"m","code":"context_length_exceeded","param":null}}`: {Message: "m", Code: "context_length_exceeded"},
+		Message: "too long", Type: "BadRequestError", Param: "messages", Status: 400},
+	`{"error":{"message":"m","code":"context_length_exceeded","param":null}}`:                   {Message: "m", Code: "context_length_exceeded"},
+	`{"error":{"code":503},"code":400,"message":"m"}`:                                           {Message: "m", Status: 503},
+	`{"error":{"message":"m","code":7}}`:                                                        {Message: "m"},
 	`{"error":"Unauthorized"}`:                                                                  {Message: "Unauthorized"},
 	`{"error":"overloaded","error_type":"overloaded"}`:                                          {Message: "overloaded"},
-	`{"object":"error","message":"old","type":"t","param":"p","code":404}`:                      {Message: "old", Type: "t", Param: "p"},
+	`{"object":"error","message":"old","type":"t","param":"p","code":404}`:                      {Message: "old", Type: "t", Param: "p", Status: 404},
 	`{"type":"error","code":"server_error","message":"m","param":null}`:                         {Message: "m", Type: "error", Code: "server_error"},
 	`{"detail":"Not Found"}`:                                                                    {Message: "Not Found"},
 	`{"detail":[{"msg":"x"}]}`:                                                                  {Message: `[{"msg":"x"}]`},

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -158,12 +159,7 @@ func (a *Answer) unmaskError() {
 // statusOfError returns the status that an engine repeats as the code of its error. It is 500 if
 // the error has no such code.
 func statusOfError(data []byte) int {
-	var read struct{ Error struct{ Code int } }
-	_ = json.Unmarshal(data, &read) // the error may have another form, and then has no code
-	if code := read.Error.Code; code >= http.StatusBadRequest && code <= 599 {
-		return code
-	}
-	return http.StatusInternalServerError
+	return cmp.Or(openai.ParseEngineError(data).Status, http.StatusInternalServerError)
 }
 
 // reportStatus reports an answer that says that the replica has failed or has too much to do.

@@ -121,11 +121,12 @@ func TestX6_ErrorEventBeforeTheFirstToken(t *testing.T) {
 		on              statuses.Statuses
 		calls, failures int
 	}{
-		"always":           {errorEvent, statuses.AllStatuses, 2, 2},
-		"never":            {errorEvent, statuses.NoStatus, 1, 1},
-		"only after 503":   {errorEvent, statuses.OnUnavailable, 1, 1},
-		"of the request":   {refusal, statuses.AllStatuses, 1, 0},
-		"has another form": {`data: {"error":"out of memory"}` + "\n\n", statuses.AllStatuses, 2, 2},
+		"always":                            {errorEvent, statuses.AllStatuses, 2, 2},
+		"never":                             {errorEvent, statuses.NoStatus, 1, 1},
+		"only after 503":                    {errorEvent, statuses.OnUnavailable, 1, 1},
+		"of the request":                    {refusal, statuses.AllStatuses, 1, 0},
+		"of the request, in the older form": {`data: {"object":"error","message":"too long","code":400}` + "\n\n", statuses.AllStatuses, 1, 0},
+		"has another form":                  {`data: {"error":"out of memory"}` + "\n\n", statuses.AllStatuses, 2, 2},
 	} {
 		var calls atomic.Int64
 		h := newHarness(t, options{replicas: 2, handler: countRequests(&calls, engineThatSends(roleEvent, c.event, doneEvent))})
