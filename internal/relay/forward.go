@@ -23,11 +23,59 @@ const remoteCancelTimeout = 5 * time.Second
 
 // forwardRequest has the remote gateway owner answer an HTTP request whose body was read already.
 func (r *Relay) forwardRequest(w http.ResponseWriter, req *http.Request, c *Call, owner string) {
-	if fault := r.config.Peers.Forward(r.timed(w), setCall(req.Clone(req.Context()), c), owner); fault != nil {
+	response := &forwardedResponse{timedWriter: r.timed(w)}
+	if fault := r.config.Peers.Forward(response, setCall(req.Clone(req.Context()), c), owner); fault != nil {
 		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
 	} else if c.Entry != nil {
-		c.Entry.SetOutcome(Result{})
+		c.Entry.SetOutcome(response.result())
 	}
+}
+
+// forwardedResponse is a response that a remote gateway writes to a client of this one. It notices
+// an error that ends a stream, because this gateway has the record of the request.
+type forwardedResponse struct {
+	*timedWriter
+	isStream bool
+	scanner  sse.Scanner
+	tracker  sse.Tracker
+	// reported is the error that an event has reported. nil: none has.
+	reported *openai.Error
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (f *forwardedResponse) WriteHeader(status int) {
+	f.isStream = mediaType(f.Header()) == "text/event-stream"
+	f.timedWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter. The forwarder calls WriteHeader before.
+func (f *forwardedResponse) Write(b []byte) (int, error) {
+	if f.isStream {
+		f.scanner.Feed(b)
+		for f.scanner.Next() {
+			if e := f.scanner.Event(); f.tracker.See(e).Error {
+				f.reported = parseError(e.Data)
+			}
+		}
+	}
+	return f.timedWriter.Write(b)
+}
+
+// result returns how the response has ended.
+func (f *forwardedResponse) result() Result {
+	if f.reported == nil {
+		return Result{}
+	}
+	result := Result{Fault: f.reported, Told: true}
+	switch f.reported.Code {
+	case openai.CodeUpstreamError, openai.CodeUpstreamTruncated:
+		result.Cause = causeEngine
+	case openai.CodeUpstreamTimeout, openai.CodeRequestTimeout:
+		result.Cause = causeTimeout
+	case openai.CodeGatewayUnavailable, openai.CodeCancelled, openai.CodeClientTooSlow:
+		result.Cause = causeOfCode(f.reported.Code)
+	}
+	return result
 }
 
 // remote is what carries a call over HTTP: a remote gateway, or the successor of this process.

@@ -229,6 +229,44 @@ func TestB9_ErrorsOfForwardedMessages(t *testing.T) {
 	}
 }
 
+// A stream of another gateway that ends with an error is in the record as one that failed.
+func TestForwardedStreamThatFails(t *testing.T) {
+	event := func(code openai.Code) string {
+		return "data: " + string(openai.Errorf(code, "It has failed.").EventData()) + "\n\n"
+	}
+	for _, c := range []struct {
+		end   string
+		code  openai.Code
+		cause string
+	}{
+		{doneEvent, "", ""},
+		{event(openai.CodeGatewayUnavailable), openai.CodeGatewayUnavailable, causeGateway},
+		{event(openai.CodeCancelled), openai.CodeCancelled, causeCancelled},
+		{event(openai.CodeUpstreamTruncated), openai.CodeUpstreamTruncated, causeEngine},
+		{errorEvent, openai.CodeUpstreamError, causeEngine},
+		{event(openai.CodeUpstreamTimeout), openai.CodeUpstreamTimeout, causeTimeout},
+		{event(openai.CodeQueueTimeout), openai.CodeQueueTimeout, ""},
+		{"event: error\ndata: " + string(openai.Errorf(openai.CodeGatewayUnavailable, "It has gone.").MessagesBody()) + "\n\n",
+			openai.CodeGatewayUnavailable, causeGateway},
+	} {
+		h := newHarness(t, options{})
+		h.relay.config.Peers = fakePeers(func(w http.ResponseWriter, _ *http.Request) *openai.Error {
+			w.Header().Set("content-type", "text/event-stream")
+			w.WriteHeader(http.StatusOK)
+			text := roleEvent + tokenEvent("a") + c.end
+			io.WriteString(w, text[:len(text)-20])
+			io.WriteString(w, text[len(text)-20:])
+			return nil
+		})
+		if _, text := h.sendAndRead(hello, "id: x"); !strings.HasSuffix(text, c.end) {
+			t.Errorf("%s", text)
+		}
+		if r := h.result(1); r.Code() != string(c.code) || r.Cause != c.cause || r.Told != (c.code != "") {
+			t.Errorf("%s: %+v", c.end, r)
+		}
+	}
+}
+
 // An answer of another gateway that is cut ends in a panic, and leaves no memory reserved.
 func TestX7_CutForwardLeavesNothing(t *testing.T) {
 	b := memory.NewBudget(4 << 20)

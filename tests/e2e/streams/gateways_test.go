@@ -133,6 +133,18 @@ func TestE2E_B9_MessagesOfAGatewayThatHasGone(t *testing.T) {
 	if err != nil || !bytes.HasPrefix(last, []byte(`data: {"type":"error","error":{`)) || !bytes.Contains(last, []byte("gateway_unavailable")) {
 		t.Errorf("%v: %s", err, rest[max(0, len(rest)-500):])
 	}
+	harness.Eventually(t, "the record of the gateway that has forwarded it says so", func() error {
+		var list struct {
+			Requests []struct{ Code, Cause string }
+		}
+		gateways[1].Get("/api/v1/requests", &list)
+		for _, q := range list.Requests {
+			if q.Code == "gateway_unavailable" && q.Cause == "gateway" {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", list)
+	})
 	gateways[0].Launch()
 	gateways[0].AwaitReady()
 }
