@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -123,5 +124,44 @@ func TestX20_WaitingFormMoves(t *testing.T) {
 	}
 	if ms, err := strconv.Atoi(timeout); err != nil || ms > int(30*time.Minute/time.Millisecond) || ms < int(29*time.Minute/time.Millisecond) {
 		t.Errorf("the successor has %s ms", timeout)
+	}
+}
+
+// A request to the Messages API that waits moves with the bound on its duration, which its engine
+// does not get.
+func TestX20_WaitingMessagesMove(t *testing.T) {
+	old := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, handler: engineThatHangs(roleEvent, tokenEvent("a"))})
+	bodies := make(chan string, 2)
+	answers := engineThatSends(roleEvent, tokenEvent("b"), finishEvent("", "stop"), doneEvent)
+	record := func(r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		bodies <- string(body)
+	}
+	next := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		record(r)
+		answers.ServeHTTP(w, r)
+	})})
+	first := old.send(hello)
+	defer first.Body.Close()
+	var text string
+	var client sync.WaitGroup
+	client.Go(func() {
+		_, text = old.postBody("/v1/messages", "application/json",
+			[]byte(`{"model":"m","stream":true,"max_tokens":9,"max_duration_ms":60000,"messages":[{"role":"user","content":"x"}]}`))
+	})
+	old.waitQueued(1)
+	forward := forwarderTo(t, next)
+	old.relay.Retire(func(w http.ResponseWriter, r *http.Request) *openai.Error {
+		record(r)
+		return forward(w, r)
+	})
+	old.dispatcher.Retire()
+	client.Wait()
+	if !strings.HasSuffix(text, "data: {\"type\":\"message_stop\"}\n\n") {
+		t.Errorf("%s", text)
+	}
+	if moved, asked := <-bodies, <-bodies; !strings.Contains(moved, `"max_duration_ms":60000`) || strings.Contains(asked, "max_duration") {
+		t.Errorf("moved %s\nasked %s", moved, asked)
 	}
 }

@@ -69,10 +69,10 @@ func readFields(body []byte) (object, *openai.Error) {
 	return fields, nil
 }
 
-// dropped are fields that mean nothing to a chat: hints about cost and caching, and the options
-// that are Sluice's own.
+// dropped are fields that mean nothing to a chat: hints about cost and caching, and options that
+// are Sluice's own. Of the latter, max_duration_ms stays for the process to which a call may move.
 var dropped = [...]string{"metadata", "service_tier", "cache_control", "context_management", "thinking", "system", "stop_sequences",
-	"output_format", "output_config", "request_id", "timeout_ms", "max_duration_ms"}
+	"output_format", "output_config", "request_id", "timeout_ms"}
 
 // refused are fields whose meaning would be lost.
 var refused = [...]string{"mcp_servers", "container"}
