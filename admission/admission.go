@@ -43,13 +43,14 @@
 //  3. taskJournal.mu: held while a task is written to the file.
 //  4. Controller.mu.
 //  5. the locks of a request and of its replicas (dispatch.Ticket.mu), which LockedHooks take, and
-//     redis.Store.mu, which Shared.ReportLease takes. Nothing is called with one of them held.
+//     redis.Store.mu, which Shared.ReportLease and Shared.MoveSlot take. Nothing is called with one
+//     of them held.
 //
-// With Controller.mu held, the Controller calls [LockedHooks] and Shared.ReportLease. After it has
-// given up the lock (unlockAndRun) it calls [UnlockedHooks] and all other methods of [Shared]. The
-// goroutine is then any that called the Controller, and may still hold locks 1 to 3 of its own.
-// Only OnPreempt and methods of Shared are called so; ReleaseSlot, OnWait and Slot.OnFull are
-// called with no lock of this list held.
+// With Controller.mu held, the Controller calls [LockedHooks], Shared.ReportLease and
+// Shared.MoveSlot. After it has given up the lock (unlockAndRun) it calls [UnlockedHooks] and all
+// other methods of [Shared]. The goroutine is then any that called the Controller, and may still
+// hold locks 1 to 3 of its own. Only OnPreempt and methods of Shared are called so; ReleaseSlot,
+// OnWait and Slot.OnFull are called with no lock of this list held.
 package admission
 
 import (

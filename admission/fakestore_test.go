@@ -284,6 +284,16 @@ func (g *fakeShared) Release(id string, tokens int64, unused bool) {
 	}
 }
 
+// MoveSlot implements admission.Shared.
+func (g *fakeShared) MoveSlot(id, replica string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c, ok := g.leases[id]; ok {
+		c.Replica = replica
+		g.leases[id] = c
+	}
+}
+
 // FirstToken implements admission.Shared.
 func (g *fakeShared) FirstToken(id string) {
 	g.mu.Lock()

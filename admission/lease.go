@@ -192,11 +192,7 @@ func (c *Controller) uncountLease(l *Lease) {
 		l.prefill = false
 		l.tenant.prefill--
 	}
-	if l.replica != "" {
-		if c.replicaLeases[l.replica]--; c.replicaLeases[l.replica] <= 0 {
-			delete(c.replicaLeases, l.replica)
-		}
-	}
+	c.setReplica(l, "")
 	if l.underTask != "" {
 		return
 	}
@@ -205,6 +201,33 @@ func (c *Controller) uncountLease(l *Lease) {
 	l.tenant.running--
 	if l.task {
 		l.tenant.tasks--
+	}
+}
+
+// setReplica counts the lease at this replica instead of the one before; "" is none.
+func (c *Controller) setReplica(l *Lease, replica string) {
+	if l.replica != "" {
+		if c.replicaLeases[l.replica]--; c.replicaLeases[l.replica] <= 0 {
+			delete(c.replicaLeases, l.replica)
+		}
+	}
+	if l.replica = replica; replica != "" {
+		c.replicaLeases[replica]++
+	}
+}
+
+// MoveSlot says that the request holds its slot on another replica now. replica returns where, as
+// Slot.Replica. It is called with Controller.mu held, so that of several moves the last one counts.
+func (l *Lease) MoveSlot(replica func() string) {
+	c := l.c
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	if c.shared == nil || l.released {
+		return
+	}
+	if to := replica(); to != l.replica {
+		c.setReplica(l, to)
+		c.shared.MoveSlot(l.id, to)
 	}
 }
 

@@ -25,6 +25,10 @@ type Shared interface {
 	// negative number charges more. unused also gives back the request. The account of a task is
 	// kept in between, as in Claim.UnderTask.
 	Release(id string, tokens int64, unused bool)
+	// MoveSlot says that the request of a lease holds its slot on this replica now, even beyond the
+	// replica's limit. "" means a replica that gateways do not share. It is called with
+	// Controller.mu held.
+	MoveSlot(id, replica string)
 	// FirstToken says that the request is no longer in prefill.
 	FirstToken(id string)
 	// Correct corrects the buckets of a model and a tenant after a lease was released. A positive

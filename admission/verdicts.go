@@ -109,10 +109,7 @@ func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) 
 	if !l.grantedAlone {
 		l.forgiveDebt()
 	}
-	if w.slot.Replica != "" {
-		l.replica = w.slot.Replica
-		c.replicaLeases[l.replica]++
-	}
+	c.setReplica(l, w.slot.Replica)
 	if w.grantedAlone {
 		claim := c.claimForLease(l, w.task, w.Tokens)
 		claim.ReplicaLimit = w.slot.Limit

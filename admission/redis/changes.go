@@ -26,6 +26,7 @@ type changeKind byte
 const (
 	leaseEnded       changeKind = 'R'
 	firstToken       changeKind = 'F'
+	slotMoved        changeKind = 'M'
 	bucketsCorrected changeKind = 'S'
 	leaseAlive       changeKind = 'K'
 	bucketLevel      changeKind = 'L'
@@ -36,6 +37,8 @@ const (
 type change struct {
 	kind  changeKind
 	claim admission.Claim
+	// from is the replica that the slot has left.
+	from string
 	// tokens and requests are given back; negative numbers are charged.
 	tokens, requests int64
 	// grantedAloneAt is set for a lease that the store never knew.
@@ -93,6 +96,19 @@ func (s *Store) releaseLocked(id string, tokens int64, unused bool) {
 		c.requests = 1
 	}
 	s.addChangeLocked(c)
+}
+
+// MoveSlot implements admission.Shared.
+func (s *Store) MoveSlot(id, replica string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.live[id]
+	if h == nil {
+		return
+	}
+	from := h.claim.Replica
+	h.claim.Replica = replica
+	s.addChangeLocked(change{kind: slotMoved, claim: h.claim, from: from})
 }
 
 // FirstToken implements admission.Shared.

@@ -76,6 +76,13 @@ function changes.R()
   if task == 1 and unused == 1 then withdraw(id) elseif task == 1 then forget(id) end
 end
 
+-- M: the slot of a request has moved to another replica ('': one that gateways do not share).
+function changes.M()
+  local id, name, from, to = arg(), arg(), arg(), arg()
+  if from ~= '' and call('ZREM', P .. 'replica:' .. from, id) == 1 then free('model', name) end
+  if to ~= '' then call('ZADD', P .. 'replica:' .. to, whole(now_ms + lease_ms), id) end
+end
+
 -- F: a request has had its first token.
 function changes.F()
   local id, tenant = arg(), arg()

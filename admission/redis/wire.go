@@ -133,6 +133,8 @@ func (c change) args(args []any, now time.Time) []any {
 	case leaseEnded:
 		return append(args, claim.ID, claim.Model, claim.Tenant, claim.Replica, boolArg(claim.Prefill), back, c.requests, owed,
 			requests, boolArg(claim.Task != nil), claim.UnderTask)
+	case slotMoved:
+		return append(args, claim.ID, claim.Model, c.from, claim.Replica)
 	case firstToken:
 		return append(args, claim.ID, claim.Tenant)
 	case bucketsCorrected:

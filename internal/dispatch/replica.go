@@ -30,6 +30,14 @@ type replica struct {
 	*counter
 }
 
+// sharedID is the name of the replica's slots in the shared state; "" if they are not there.
+func (r *replica) sharedID() string {
+	if r.private {
+		return ""
+	}
+	return r.id
+}
+
 // counter counts the requests on a replica. It outlives routing tables, which share it.
 type counter struct {
 	load atomic.Int64

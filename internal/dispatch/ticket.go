@@ -254,10 +254,18 @@ func (t *Ticket) Moved(address string) {
 	to := t.route.replicas[t.replicaIndex].counter
 	t.mu.Unlock()
 	if to != from {
+		t.lease.MoveSlot(t.sharedReplica) // before anybody asks for the slot that is free
 		t.dispatcher.held.moved(t)
 		t.dispatcher.wakeOthers(from, t.Model)
 		t.dispatcher.admission.RetryWaiters(t.Model)
 	}
+}
+
+// sharedReplica returns the id of the replica that the slot is on, "" if it is no other gateway's.
+func (t *Ticket) sharedReplica() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.route.replicas[t.replicaIndex].sharedID()
 }
 
 // Release releases the lease, the slot and the ids. Only the first call has an effect.
