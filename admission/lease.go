@@ -123,6 +123,7 @@ func (c *Controller) recoverLease(g *gate, r RecoveredRequest, now time.Time) *L
 	t := c.tenant(r.Tenant)
 	l := &Lease{c: c, gate: g, tenant: t, id: r.ID, tokens: min(max(r.Tokens, 0), maxTokens)}
 	c.countLease(l, false)
+	c.setReplica(l, r.Replica)
 	l.quota = c.quota(t, now)
 	return l
 }

@@ -130,6 +130,8 @@ type RecoveredRequest struct {
 	APIKey string
 	// ID is the id of its lease before the restart. "" means that nobody knows the id.
 	ID string
+	// Replica is that of the slot that the request holds, as Slot.Replica.
+	Replica string
 	// Tokens is the estimate that the request was charged before the restart. It is not charged
 	// again. Lease.Correct charges what the request has cost beyond it.
 	Tokens int

@@ -2,21 +2,27 @@ package dispatch
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // gateway is a dispatcher that shares its state with others.
 type gateway struct {
 	stage
 	store *redis.Store
+	// kill ends the process of the gateway, as far as Redis can see.
+	kill func()
 }
 
 // startGateway starts a gateway with servers of one slot each.
@@ -29,15 +35,16 @@ func startGateway(t *testing.T, server *redistest.Server, name string, servers .
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- store.Run(ctx) }()
-	t.Cleanup(func() {
+	kill := sync.OnceFunc(func() {
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(kill)
 	fleet := engines.NewFleet()
-	g := gateway{stage{New(Config{Fleet: fleet, Shared: true, Default: Policy{Limits: admission.Limits{QueueTimeout: 300 * time.Millisecond}},
-		Admission: admission.New(admission.Config{Shared: store, Gateway: name})}), fleet}, store}
+	g := gateway{stage{New(Config{Fleet: fleet, Shared: true, Default: Policy{Limits: admission.Limits{QueueTimeout: time.Second}},
+		Admission: admission.New(admission.Config{Shared: store, Gateway: name})}), fleet}, store, kill}
 	list := replicas(servers...)
 	for i := range list {
 		list[i].Launcher, list[i].Slots = engines.Upstream, 1
@@ -71,6 +78,13 @@ func awaitSlot(t *testing.T, server *redistest.Server, replica string) {
 	eventually(t, "the slot of "+replica+" is taken", func() bool {
 		return client.ZCard(t.Context(), "{sluice}:replica:"+replica).Val() == 1
 	})
+}
+
+// awaitLeases waits until Redis counts so many leases of the model.
+func awaitLeases(t *testing.T, server *redistest.Server, n int64) {
+	t.Helper()
+	client := server.Client()
+	eventually(t, fmt.Sprint(n, " leases"), func() bool { return client.ZCard(t.Context(), "{sluice}:leases:m").Val() == n })
 }
 
 // wantAt wants a request to go to this server.
@@ -121,4 +135,33 @@ func TestW5_OtherGatewaysSeeASlotThatMoves(t *testing.T) {
 	moving.Release()
 	other.wantAt(t, from).Release()
 	left.Release()
+}
+
+// TestW6_OtherGatewaysSeeTheSlotOfARecoveredRequest: a request that outlives its gateway's process
+// holds its slot for all gateways, also when the leases of that process have ended meanwhile. Its
+// end frees the slot at once, also the one that the process before has taken.
+func TestW6_OtherGatewaysSeeTheSlotOfARecoveredRequest(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	first, other := startGateway(t, server, "first", "a"), startGateway(t, server, "other", "a")
+	awaitGateways(t, first, other)
+	lease, _ := first.must(t, newRequest("m", "k")).Lease()
+	first.kill()
+	again := startGateway(t, server, "again", "a")
+	awaitGateways(t, again, other)
+	entry := request.Entry{Log: headers.LogRequests, Interim: true, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1",
+		Metadata: map[string]string{headers.MetadataTenant: "t", headers.MetadataLease: lease}}
+	ends := entry
+	ends.Interim, ends.Status = false, 200
+
+	again.ObserveRecovered(&ends)
+	other.wantAt(t, "a").Release() // it need not wait until the old lease ends by itself
+
+	entry.RequestID, entry.Metadata = "2", map[string]string{headers.MetadataTenant: "t", headers.MetadataLease: "long-gone"}
+	ends.RequestID, ends.Metadata = entry.RequestID, entry.Metadata
+	again.ObserveRecovered(&entry)
+	awaitLeases(t, server, 1)
+	other.wantFull(t)
+	again.ObserveRecovered(&ends)
+	other.wantAt(t, "a").Release()
 }

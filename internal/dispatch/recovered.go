@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -75,9 +76,9 @@ func (d *Dispatcher) locateRecoveredLocked() {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
 	for at, n := range d.recovered.unlocated {
-		if id, ok := d.replicaAt(at); ok {
+		if r := d.replicaAt(at); r != nil {
 			delete(d.recovered.unlocated, at)
-			d.recoverLocked(at, d.counterLocked(at.Model, id), n)
+			d.recoverLocked(at, d.counterLocked(at.Model, r.ID), n)
 		}
 	}
 }
@@ -118,11 +119,11 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) {
 	}
 	i := slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" })
 	if i < 0 {
-		id, ok := d.replicaAt(r.Location)
-		if !ok {
+		at := d.replicaAt(r.Location)
+		if at == nil {
 			return
 		}
-		d.recoverLocked(r.Location, d.counterLocked(r.Model, id), 1)
+		d.recoverLocked(r.Location, d.counterLocked(r.Model, at.ID), 1)
 		held = d.recovered.held[r.Location]
 		i = len(held) - 1
 	}
@@ -133,13 +134,17 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) {
 	}
 }
 
-// recoverLease returns the lease of an identified request. The buckets of a gateway without shared
-// state have forgotten what the request was charged.
+// recoverLease returns the lease of an identified request, with its slot for the other gateways.
+// The buckets of a gateway without shared state have forgotten what the request was charged.
 func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
 	if !d.shared {
 		r.Tokens = 0
 	}
-	return d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens})
+	recovered := admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens}
+	if at := d.replicaAt(r.Location); at != nil && !isPrivate(at) {
+		recovered.Replica = at.ID
+	}
+	return d.admission.RecoverRequest(recovered)
 }
 
 // LimitRecovered sets how many recovered requests may remain at some locations, and releases the
@@ -306,15 +311,16 @@ func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {
 	return counted, unlocated
 }
 
-func (d *Dispatcher) replicaAt(at Location) (id string, ok bool) {
+// replicaAt returns the replica at a location; nil: none is known.
+func (d *Dispatcher) replicaAt(at Location) *engines.Replica {
 	m, ok := d.fleet.Snapshot().Models[at.Model]
 	if !ok {
-		return "", false
+		return nil
 	}
-	for _, r := range m.Replicas {
-		if r.Address.String() == at.Address {
-			return r.ID, true
+	for i := range m.Replicas {
+		if m.Replicas[i].Address.String() == at.Address {
+			return &m.Replicas[i]
 		}
 	}
-	return "", false
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
@@ -29,6 +30,9 @@ type replica struct {
 	slot int
 	*counter
 }
+
+// isPrivate reports the value of replica.private.
+func isPrivate(r *engines.Replica) bool { return r.Launcher == engines.Local }
 
 // sharedID is the name of the replica's slots in the shared state; "" if they are not there.
 func (r *replica) sharedID() string {
