@@ -27,6 +27,11 @@ local function pause_left(ready)
   return math.max(left, 0)
 end
 
+-- The hash epoch counts what gateways write. A store that has counted less than a gateway has seen
+-- has come back from an older snapshot.
+local function has_lost(counted, seen) return (tonumber(counted or nil) or 0) < seen end
+local function count_write() return call('HINCRBY', P .. 'epoch', 'writes', 1) end
+
 local cursor = 1
 local function arg() cursor = cursor + 1; return ARGV[cursor] end
 local function num() return tonumber(arg()) end

@@ -1,16 +1,16 @@
 -- The heartbeat of a gateway.
 --
--- ARGV: prefix; gateway; epoch; ms that the gateway then counts as live; number of models, and for
--- each: its name, the number of tenants, and their names.
+-- ARGV: prefix; gateway; epoch; writes that it has seen; ms that the gateway then counts as live;
+-- number of models, and for each: its name, the number of tenants, and their names.
 --
 -- Replies:
---   { 'epoch', now }  the store is in another epoch
---   { 'ok', now, gateways, us until claims are granted, version of the limits, served }
+--   { 'epoch', now }  the store is in another epoch, or has come back from an older snapshot
+--   { 'ok', now, gateways, us until claims are granted, version of the limits, served, writes }
 -- served has the tokens that each of the tenants was granted of the model, in the order of ARGV.
 
-local gateway, epoch, alive = arg(), arg(), num()
-local state = call('HMGET', P .. 'epoch', 'id', 'ready')
-if state[1] ~= epoch then return { 'epoch', now } end
+local gateway, epoch, seen, alive = arg(), arg(), num(), num()
+local state = call('HMGET', P .. 'epoch', 'id', 'ready', 'writes')
+if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
 local served = {}
@@ -20,4 +20,4 @@ for _ = 1, num() do
   for _, v in ipairs(call('HMGET', key, unpack(tenants))) do served[#served + 1] = tonumber(v or '0') end
 end
 return { 'ok', now, call('ZCARD', P .. 'gateways'), pause_left(state[2]),
-  call('GET', P .. 'limits_version') or '', served }
+  call('GET', P .. 'limits_version') or '', served, count_write() }

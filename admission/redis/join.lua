@@ -1,23 +1,24 @@
 -- A gateway joins, after its start or after an outage.
 --
--- ARGV: prefix; gateway; the epoch that it knew ('' for none); 1 if it has nothing to report; ms
--- that the gateway then counts as live; 1 if it returns after an outage; when it was told to share
--- again (0: not yet).
+-- ARGV: prefix; gateway; the epoch that it knew ('' for none); writes that it has seen in it; 1 if
+-- it has nothing to report; ms that the gateway then counts as live; 1 if it returns after an
+-- outage; when it was told to share again (0: not yet).
 --
--- Reply: { 'ok', now, epoch, us to wait, when to share again, gateways, version of the limits }
+-- Reply: { 'ok', now, epoch, us to wait, when to share again, gateways, version of the limits,
+-- writes }
 --
--- An epoch is the time during which the store has lost nothing. A gateway that finds no epoch makes
--- one. If that gateway knew an earlier epoch or holds leases, the store was emptied: nothing is
+-- An epoch is the time during which the store has lost nothing. A gateway that finds no epoch, or
+-- that of an older snapshot, makes one. If that gateway knew an earlier epoch or holds leases, the store was emptied: nothing is
 -- granted until the others had time to report theirs. A gateway that knows nothing cannot tell an
 -- emptied store from a new one. The first gateway that can corrects the epoch, a second later at
 -- most.
 
-local gateway, known, fresh, alive, returning, at = arg(), arg(), arg() == '1', num(), num() == 1, num()
+local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), arg() == '1', num(), num() == 1, num()
 local YOUNG, RETURN = 5000000, 600000
 
-local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready')
+local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', 'writes')
 local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
-if not id then
+if not id or known == id and has_lost(state[4], seen) then
   id, born, ready = whole(now) .. '-' .. gateway, now, fresh and now or now + PAUSE
   call('HSET', P .. 'epoch', 'id', id, 'born', whole(born), 'ready', whole(ready))
 elseif not fresh and known ~= id and known ~= '' and ready == born and now - born < YOUNG then
@@ -36,4 +37,5 @@ if returning and (at == 0 or at > now + RETURN) then
 end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
-return { 'ok', now, id, math.max(pause_left(ready), at - now), at, call('ZCARD', P .. 'gateways'), call('GET', P .. 'limits_version') or '' }
+return { 'ok', now, id, math.max(pause_left(ready), at - now), at, call('ZCARD', P .. 'gateways'),
+  call('GET', P .. 'limits_version') or '', count_write() }

@@ -72,7 +72,7 @@ func TestTooLate(t *testing.T) {
 	form := newClaimTable([]callPart{{&call{}, []admission.Claim{limited("a", 1)}}})
 	kept := change{kind: leaseAlive, claim: limited("b", 1)}
 	args := s.syncArgs(batch{[]change{kept}, 1}, form, time.Second)
-	args[2] = args[2].(int64) - 10_000_000
+	args[3] = args[3].(int64) - 10_000_000
 	r, err := s.runTimed(t.Context(), syncScript, time.Second, args)
 	if err != nil || r.status != "late" {
 		t.Fatal(r, err)
@@ -289,4 +289,53 @@ func TestCallersAfterTheEnd(t *testing.T) {
 	stop()
 	wantReasons(t, acquire(s, limited("b", 1)), admission.Unavailable)
 	wantInUse(t, server, "chat", 0) // the release was reported before the end
+}
+
+// TestOlderSnapshot: a Redis that comes back as it was some time ago learns from the gateways what
+// it has forgotten: leases, tasks, and what was spent.
+func TestOlderSnapshot(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	claim := func(id string, tokens int64) admission.Claim {
+		c := limited(id, 4)
+		c.Tokens, c.TenantLimits.TokensPerMinute = tokens, 1000
+		return c
+	}
+	wantReasons(t, acquire(all[0], claim("before", 100)), admission.Granted)
+	if err := server.Client().Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	made := claim("task", 300)
+	made.Task = &admission.TaskClaim{Key: "key", Lease: time.Minute, Lifetime: time.Hour}
+	wantReasons(t, acquire(all[0], made), admission.Granted)
+	wantReasons(t, acquire(all[1], claim("after", 400)), admission.Granted)
+	server.Kill()
+	server.Restart()
+	for i, s := range all {
+		eventually(t, "it counts what it has forgotten", func() bool {
+			v := acquire(s, claim(fmt.Sprint("probe", i), 0))[0]
+			s.Release(fmt.Sprint("probe", i), 0, true)
+			if v.Reason == admission.Granted && v.ModelInUse != 4 {
+				t.Fatalf("granted as one of %d, want 4", v.ModelInUse)
+			}
+			return v.Reason == admission.Granted
+		})
+	}
+	if got, err := all[1].Task(t.Context(), "acme", "task"); err != nil || got.Tokens != 300 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	again := claim("again", 300)
+	again.Task = made.Task
+	if v := acquire(all[1], again); v[0].Task == nil || v[0].Task.ID != "task" {
+		t.Errorf("a repeated call does not find its task: %+v", v)
+	}
+	// 200 were left, and at 17 per second there are not many more.
+	if got := budget(t, all[0], 1000); got > 200+300 {
+		t.Errorf("%d tokens are left, want those that were not spent before", got)
+	}
+	wantError(t, all[1].EndTask(t.Context(), "acme", "task", noCorrection), nil)
+	all[0].Release("before", 0, false)
+	all[1].Release("after", 0, false)
+	wantInUse(t, server, "chat", 0)
 }

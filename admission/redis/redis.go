@@ -29,9 +29,10 @@
 // Buckets behave as in process, except that a limit that is removed and set again finds its bucket
 // as it was, not full.
 //
-// When Redis comes back empty, the first gateway that notices begins a new epoch. Nothing is
-// granted during its first two seconds. In this time all gateways report their leases, and how full
-// the buckets were when they last saw them.
+// When Redis comes back empty or from an older snapshot, the first gateway that notices begins a
+// new epoch. Nothing is granted during its first two seconds. In this time all gateways report
+// their leases, and how full the buckets were when they last saw them. What has ended since the
+// snapshot counts until its lease ends.
 //
 // # Keys
 //
@@ -157,6 +158,8 @@ type Store struct {
 	version string
 	// epoch is the known epoch; "" before the first.
 	epoch string
+	// writes is how many writes the store has counted in the epoch, as last seen.
+	writes int64
 	// offset is Redis' clock minus our monotonic clock, in microseconds.
 	offset int64
 	// notAfter is the time, by Redis' clock, after which the last sync has run or never will. 0

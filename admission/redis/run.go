@@ -93,10 +93,9 @@ func (s *Store) sendHeartbeat(ctx context.Context) error {
 	}
 	s.nextHeartbeat = now.Add(heartbeatEvery)
 	s.mu.Lock()
-	epoch := s.epoch
+	args := []any{s.prefix, s.cfg.Gateway, s.epoch, s.writes, aliveFor.Milliseconds()}
 	asked := s.servedQueriesLocked(now)
 	s.mu.Unlock()
-	args := []any{s.prefix, s.cfg.Gateway, epoch, aliveFor.Milliseconds()}
 	r, err := s.runTimed(ctx, heartbeatScript, s.cfg.Timeout, appendServedQueries(args, asked))
 	if err != nil {
 		return err
@@ -108,13 +107,15 @@ func (s *Store) sendHeartbeat(ctx context.Context) error {
 	wait, waitErr := intAt(r.rest, 1)
 	version, versionErr := stringAt(r.rest, 2)
 	served, servedErr := intsAt(r.rest, 3)
-	if err := errors.Join(err, waitErr, versionErr, servedErr); err != nil {
+	writes, writesErr := intAt(r.rest, 4)
+	if err := errors.Join(err, waitErr, versionErr, servedErr, writesErr); err != nil {
 		return err
 	}
 	if wait > 0 {
 		return statusError(reply{status: "wait"})
 	}
 	s.mu.Lock()
+	s.writes = writes
 	s.status.Gateways = max(int(gateways), 1)
 	stale := s.cfg.Refresh != nil && version != s.version
 	s.mu.Unlock()
@@ -146,10 +147,10 @@ func (s *Store) rejoin(ctx context.Context) time.Duration {
 
 func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	s.mu.Lock()
-	known, notAfter := s.epoch, s.notAfter
+	known, seen, notAfter := s.epoch, s.writes, s.notAfter
 	fresh := known == "" && len(s.live) == 0 && len(s.tasks) == 0
 	s.mu.Unlock()
-	args := []any{s.prefix, s.cfg.Gateway, known, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt}
+	args := []any{s.prefix, s.cfg.Gateway, known, seen, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt}
 	r, err := s.runTimed(ctx, joinScript, backgroundTimeouts*s.cfg.Timeout, args)
 	if err != nil {
 		return 0, err
@@ -159,7 +160,8 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	returnAt, returnErr := intAt(r.rest, 2)
 	gateways, gatewaysErr := intAt(r.rest, 3)
 	version, versionErr := stringAt(r.rest, 4)
-	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr); err != nil {
+	writes, writesErr := intAt(r.rest, 5)
+	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr, writesErr); err != nil {
 		return 0, err
 	}
 	s.resumeAt = returnAt
@@ -168,7 +170,7 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	if still := micros(notAfter - r.now); still >= 0 && still < 2*backgroundTimeouts*s.cfg.Timeout {
 		return still + time.Millisecond, nil
 	}
-	s.prepareReports(epoch, max(int(gateways), 1))
+	s.prepareReports(epoch, writes, max(int(gateways), 1))
 	if s.cfg.Refresh != nil && version != s.currentVersion() {
 		if err := s.refresh(ctx, backgroundTimeouts*s.cfg.Timeout); err != nil {
 			return 0, err
@@ -203,7 +205,7 @@ func (s *Store) currentVersion() string {
 
 // prepareReports prepares what to report: all live leases, the undoing of claims without an answer,
 // and for a store that has lost its state the buckets and the tasks.
-func (s *Store) prepareReports(epoch string, gateways int) {
+func (s *Store) prepareReports(epoch string, writes int64, gateways int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// A store that was emptied does not know the other gateways yet. Until claims are sent again,
@@ -212,7 +214,7 @@ func (s *Store) prepareReports(epoch string, gateways int) {
 	if epoch != s.epoch && s.epoch != "" {
 		s.restoreLevelsLocked()
 	}
-	s.epoch = epoch
+	s.epoch, s.writes = epoch, writes
 	for id, claim := range s.unanswered {
 		s.changes = append(s.changes, change{kind: leaseEnded, claim: claim, tokens: claim.Tokens, requests: 1})
 		delete(s.unanswered, id)

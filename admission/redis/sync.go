@@ -13,7 +13,7 @@ import (
 var errEpoch = errors.New("redis: the store has lost its state")
 
 // syncHeaderArgs is the number of arguments of a sync before the changes.
-const syncHeaderArgs = 8
+const syncHeaderArgs = 9
 
 // sync sends waiting claims and changes to Redis, once. An error means that the store is
 // unavailable; all calls were answered then.
@@ -65,6 +65,9 @@ func (s *Store) sendSync(ctx context.Context, b batch, f *claimTable, timeout ti
 	if err == nil {
 		s.mu.Lock()
 		s.notAfter = 0 // it has run
+		if r.status == "ok" {
+			s.writes, err = intAt(r.rest, 3)
+		}
 		s.mu.Unlock()
 	}
 	return r, err
@@ -73,13 +76,13 @@ func (s *Store) sendSync(ctx context.Context, b batch, f *claimTable, timeout ti
 func (s *Store) syncArgs(b batch, f *claimTable, timeout time.Duration) []any {
 	notAfter := s.deadline(timeout)
 	s.mu.Lock()
-	epoch, version := s.epoch, s.version
+	epoch, writes, version := s.epoch, s.writes, s.version
 	s.mu.Unlock()
 	if s.cfg.Refresh == nil {
 		version = "*"
 	}
 	args := make([]any, 0, syncHeaderArgs+10*(len(b.changes)+f.count)+16)
-	args = append(args, s.prefix, epoch, notAfter, s.cfg.Gateway, b.seq, version, s.cfg.Lease.Milliseconds(), 0)
+	args = append(args, s.prefix, epoch, writes, notAfter, s.cfg.Gateway, b.seq, version, s.cfg.Lease.Milliseconds(), 0)
 	now := time.Now()
 	for _, c := range b.changes {
 		args = c.args(args, now)

@@ -4,6 +4,7 @@
 -- ARGV:
 --   prefix      of all keys
 --   epoch       that the gateway knows
+--   seen        writes that it has seen in this epoch
 --   not_after   time after which the script must do nothing
 --   gateway     id of the gateway
 --   seq         number of the batch of changes; 0 means that there is none
@@ -20,10 +21,10 @@
 --
 -- Replies:
 --   { 'late', now }               the script ran after not_after
---   { 'epoch', now }              the store is in another epoch
+--   { 'epoch', now }              the store is in another epoch, or of an older snapshot
 --   { 'wait', now, us }           nothing is granted for so long after the store was emptied
 --   { 'stale', now }              the store has limits of another version
---   { 'ok', now, verdicts, tasks, levels }
+--   { 'ok', now, verdicts, tasks, levels, writes }
 -- verdicts has eight numbers for each claim: reason, wait, leases of the model, leases of the
 -- replica, then remaining and reset of the tenant's requests and of its tokens. tasks has an entry
 -- for each claim that found an earlier task: index from 0, id, model, tokens, ms left. levels has
@@ -32,12 +33,13 @@
 --
 -- limitsLua in script.go generates REASON, MODEL_LIMITS and TENANT_LIMITS from the table of limits.
 
-local epoch, not_after, gateway, seq = arg(), num(), arg(), num()
+local epoch, seen, not_after, gateway, seq = arg(), num(), num(), arg(), num()
 local version, lease_ms, claims_at = arg(), num(), num()
 
 if now > not_after then return { 'late', now } end
-local state = call('HMGET', P .. 'epoch', 'id', 'ready')
-if state[1] ~= epoch then return { 'epoch', now } end
+local state = call('HMGET', P .. 'epoch', 'id', 'ready', 'writes')
+if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } end
+local writes = count_write()
 
 local changes = {}
 
@@ -359,4 +361,4 @@ for _, t in ipairs(asked_tenants) do
   levels[#levels + 1] = t.token_bucket and t.token_bucket.tokens or 0
   levels[#levels + 1] = t.request_bucket and t.request_bucket.tokens or 0
 end
-return { 'ok', now, verdicts, tasks, levels }
+return { 'ok', now, verdicts, tasks, levels, writes }

@@ -1,14 +1,15 @@
--- What any gateway may do with a task. ARGV: prefix; gateway; verb; tenant; id; number. The number
--- is 0 for get, for end the cost by the caller's word (-1: unknown), and ms for renew.
+-- What any gateway may do with a task. ARGV: prefix; gateway; writes that it has seen; verb; tenant;
+-- id; number. The number is 0 for get, for end the cost by the caller's word (-1: unknown), and ms
+-- for renew.
 --
 -- Replies:
---   { 'wait', now }     nothing is known for a time after the store was emptied
+--   { 'wait', now }     nothing is known for a time after the store has lost its state
 --   { 'unknown', now }  the tenant has no such task
 --   { 'ok', now, model, tokens, ms left }
 
-local gateway, verb, tenant, id, number = arg(), arg(), arg(), arg(), num()
-local ready = call('HGET', P .. 'epoch', 'ready')
-if not ready or pause_left(ready) > 0 then return { 'wait', now } end
+local gateway, seen, verb, tenant, id, number = arg(), num(), arg(), arg(), arg(), num()
+local state = call('HMGET', P .. 'epoch', 'ready', 'writes')
+if not state[1] or pause_left(state[1]) > 0 or has_lost(state[2], seen) then return { 'wait', now } end
 local key = P .. 'task:' .. id
 local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key', 'used', 'until')
 if not v[1] or v[2] ~= tenant then return { 'unknown', now } end

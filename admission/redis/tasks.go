@@ -81,7 +81,10 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 	if !s.isShared() {
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	r, err := s.runTimed(ctx, taskScript, s.cfg.Timeout, append([]any{s.prefix, s.cfg.Gateway, verb}, args...))
+	s.mu.Lock()
+	writes := s.writes
+	s.mu.Unlock()
+	r, err := s.runTimed(ctx, taskScript, s.cfg.Timeout, append([]any{s.prefix, s.cfg.Gateway, writes, verb}, args...))
 	if err != nil {
 		if ctx.Err() == nil {
 			s.markUnavailable(err)
