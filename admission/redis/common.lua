@@ -36,6 +36,17 @@ local cursor = 1
 local function arg() cursor = cursor + 1; return ARGV[cursor] end
 local function num() return tonumber(arg()) end
 
+-- longest is the longest lease of a request at any gateway, in ms. sync.lua sets it. shorten ends
+-- leases in this time that would last longer, because they were written while the clock was ahead.
+-- Nobody else would end those of a dead gateway before the clock is there again. Tasks have leases
+-- of other lengths.
+local longest
+local function shorten(key)
+  for _, id in ipairs(call('ZREVRANGEBYSCORE', key, '+inf', '(' .. whole(now_ms + longest), 'LIMIT', 0, 100)) do
+    if call('EXISTS', P .. 'task:' .. id) == 0 then call('ZADD', key, whole(now_ms + longest), id) end
+  end
+end
+
 -- leases returns a set of leases: id -> expiry in ms. Expired leases do not count, and are removed
 -- now and then. Changes come first in a sync, so a set is counted when its changes are written.
 local sets = {}
@@ -43,7 +54,10 @@ local set_list = {}
 local function leases(key)
   local s = sets[key]
   if not s then
-    if now % 32 == 0 then call('ZREMRANGEBYSCORE', key, '-inf', now_ms) end
+    if now % 32 == 0 then
+      call('ZREMRANGEBYSCORE', key, '-inf', now_ms)
+      shorten(key)
+    end
     s = { key = key, used = call('ZCOUNT', key, '(' .. whole(now_ms), '+inf'), add = {} }
     sets[key] = s
     set_list[#set_list + 1] = s

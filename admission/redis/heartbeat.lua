@@ -13,6 +13,7 @@ local state = call('HMGET', P .. 'epoch', 'id', 'ready', 'writes')
 if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
+call('ZREMRANGEBYSCORE', P .. 'gateways', '(' .. whole(now_ms + alive), '+inf') -- the clock was ahead
 local served = {}
 for _ = 1, num() do
   local key, tenants = P .. 'served:' .. arg(), {}

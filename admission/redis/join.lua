@@ -2,7 +2,7 @@
 --
 -- ARGV: prefix; gateway; the epoch that it knew ('' for none); writes that it has seen in it; 1 if
 -- it has nothing to report; ms that the gateway then counts as live; 1 if it returns after an
--- outage; when it was told to share again (0: not yet).
+-- outage; when it was told to share again (0: not yet); ms that a lease lasts.
 --
 -- Reply: { 'ok', now, epoch, us to wait, when to share again, gateways, version of the limits,
 -- writes }
@@ -14,9 +14,10 @@
 -- most.
 
 local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), arg() == '1', num(), num() == 1, num()
+local lease_ms = num()
 local YOUNG, RETURN = 5000000, 600000
 
-local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', 'writes')
+local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', 'writes', 'lease')
 local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
 if not id or known == id and has_lost(state[4], seen) then
   id, born, ready = whole(now) .. '-' .. gateway, now, fresh and now or now + PAUSE
@@ -25,6 +26,7 @@ elseif not fresh and known ~= id and known ~= '' and ready == born and now - bor
   ready = now + PAUSE
   call('HSET', P .. 'epoch', 'ready', whole(ready))
 end
+if lease_ms > (tonumber(state[5] or nil) or 0) then call('HSET', P .. 'epoch', 'lease', whole(lease_ms)) end
 -- All gateways that were without the store share again at one moment, when each had time to report
 -- what it admitted alone. A moment that is too far away is of a clock that has gone back since.
 local function is_near(moment) return moment > now and moment <= now + RETURN end

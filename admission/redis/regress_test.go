@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
+
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
@@ -256,6 +258,46 @@ func TestTaskRenewedElsewhere(t *testing.T) {
 	for name, id := range map[string]string{"admitted alone": alone.ID, "of a restarted gateway": restarted.ID} {
 		if got, err := other.Task(t.Context(), "acme", id); err != nil || time.Until(got.Expires) < 50*time.Minute {
 			t.Errorf("%s: it has %v left, want about an hour: %v", name, time.Until(got.Expires), err)
+		}
+	}
+}
+
+// TestLeasesOfAClockThatWentBack: the clock of Redis was ahead for a moment, and a gateway has died
+// in it. Its leases end in the time that leases last, not when the clock is there again. Tasks have
+// their own time, and so have the leases of a gateway whose leases last longer.
+func TestLeasesOfAClockThatWentBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{Lease: time.Second}, server)[0]
+	wantReasons(t, acquire(s, task("task", "", 3*time.Hour), limited("live", 2)), admission.Granted, admission.Granted)
+	redis := server.Client()
+	dead := client.Z{Score: float64(time.Now().Add(4 * time.Hour).UnixMilli()), Member: "dead"}
+	for _, set := range []string{"{sluice}:leases:chat", "{sluice}:tenant_leases:acme", "{sluice}:gateways"} {
+		if err := redis.ZAdd(t.Context(), set, dead).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantReasons(t, acquire(s, limited("next", 3)), admission.ModelConcurrency)
+	next := limited("next", 3)
+	next.TenantLimits.MaxConcurrent = 3
+	eventually(t, "the lease of the dead gateway ends", func() bool { return acquire(s, next)[0].Reason == admission.Granted })
+	if n := s.Gateways(); n != 1 {
+		t.Errorf("%d gateways", n)
+	}
+
+	long, err := New(Config{URL: redistest.URL(server), Gateway: "long", Lease: time.Hour, Timeout: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, long)
+	eventually(t, "it is up", func() bool { return long.Status().Up })
+	wantReasons(t, acquire(long, limited("long", 4)), admission.Granted)
+	for range 300 { // one sync in 32 looks for leases that last too long
+		wantReasons(t, acquire(s, limited("full", 4)), admission.ModelConcurrency)
+	}
+	for id, least := range map[string]time.Duration{"task": 2 * time.Hour, "long": 50 * time.Minute} {
+		if left := time.Until(time.UnixMilli(int64(redis.ZScore(t.Context(), "{sluice}:leases:chat", id).Val()))); left < least {
+			t.Errorf("%s ends in %v", id, left)
 		}
 	}
 }

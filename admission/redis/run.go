@@ -150,7 +150,8 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	known, seen, notAfter := s.epoch, s.writes, s.notAfter
 	fresh := known == "" && len(s.live) == 0 && len(s.tasks) == 0
 	s.mu.Unlock()
-	args := []any{s.prefix, s.cfg.Gateway, known, seen, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt}
+	args := []any{s.prefix, s.cfg.Gateway, known, seen, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt,
+		s.cfg.Lease.Milliseconds()}
 	r, err := s.runTimed(ctx, joinScript, backgroundTimeouts*s.cfg.Timeout, args)
 	if err != nil {
 		return 0, err
