@@ -6,17 +6,18 @@ import (
 )
 
 // account is what the requests of a task use of the task's charge. The model and the tenant are
-// charged the larger of the estimate and what the requests have used, and at least one request.
+// charged the larger of the estimate and what the requests have used, and at least one request. An
+// account outlives its task, because the real cost of a request may be known after the task's end.
 // Controller.mu guards it. A nil account is that of a task that another gateway has admitted; then
 // the shared state keeps the account, and this gateway's own buckets are charged all.
 type account struct {
-	// estimate is what the task was charged, with one request.
+	// estimate is what the task was charged, with one request. At the task's end it becomes what
+	// the caller declares.
 	estimate int64
 	// used is the sum of what its requests were charged: their real cost as soon as it is known.
 	// requests is their number.
 	used, requests int64
-	// running counts the requests that hold a slot. ended says that the task has ended, so that
-	// what its requests cost from then on is charged in full.
+	// running counts the requests that hold a slot. ended says that the task has ended.
 	running int
 	ended   bool
 	// lease is that of the task. The last running request of an ended task releases it.
@@ -25,7 +26,7 @@ type account struct {
 
 // excess returns what the task does not cover of so many tokens and requests.
 func (a *account) excess(tokens, requests int64) (int64, int64) {
-	if a == nil || a.ended {
+	if a == nil {
 		return tokens, requests
 	}
 	return max(a.estimate, a.used+tokens) - max(a.estimate, a.used),
@@ -35,7 +36,7 @@ func (a *account) excess(tokens, requests int64) (int64, int64) {
 // spend adds what a request uses, or takes it back if the numbers are negative. It returns what the
 // buckets are to be charged.
 func (a *account) spend(tokens, requests int64) (chargeTokens, chargeRequests int64) {
-	if a == nil || a.ended {
+	if a == nil {
 		return tokens, requests
 	}
 	tokens, requests = max(tokens, -a.used), max(requests, -a.requests)
@@ -48,7 +49,9 @@ func (a *account) spend(tokens, requests int64) (chargeTokens, chargeRequests in
 // settle returns what the buckets get back of a task whose caller declares this cost. A task never
 // costs less than its requests have used.
 func (a *account) settle(declared int64) int64 {
-	return max(a.estimate, a.used) - max(declared, a.used)
+	charged := max(a.estimate, a.used)
+	a.estimate = declared
+	return charged - max(declared, a.used)
 }
 
 // hold counts the requests that run (n = 1 or -1). It reports whether the last request of an ended

@@ -24,10 +24,10 @@ type fakeStore struct {
 
 // fakeAccount is what the requests of a task have used.
 type fakeAccount struct {
-	used, requests int64
-	running        map[string]bool
-	ended          bool
-	until          time.Time
+	estimate, used, requests int64
+	running                  map[string]bool
+	ended                    bool
+	until                    time.Time
 }
 
 // fakeBucket is a bucket in fractions of a token.
@@ -167,10 +167,10 @@ func (s *fakeStore) decideLocked(c admission.Claim) admission.Verdict {
 // excessLocked returns what a task does not cover of so many tokens and requests.
 func (s *fakeStore) excessLocked(task string, tokens, requests int64) (float64, float64) {
 	a := s.accounts[task]
-	if a == nil || a.ended {
+	if a == nil {
 		return float64(tokens), float64(requests)
 	}
-	estimate := s.leases[task].Tokens
+	estimate := a.estimate
 	return float64(max(estimate, a.used+tokens) - max(estimate, a.used)), float64(max(1, a.requests+requests) - max(1, a.requests))
 }
 
@@ -201,7 +201,7 @@ func (s *fakeStore) addLeaseLocked(c admission.Claim) {
 		a.running[c.ID] = true
 	}
 	if c.Task != nil {
-		s.accounts[c.ID] = &fakeAccount{running: map[string]bool{}, until: time.Now().Add(c.Task.Lifetime)}
+		s.accounts[c.ID] = &fakeAccount{estimate: c.Tokens, running: map[string]bool{}, until: time.Now().Add(c.Task.Lifetime)}
 	}
 	if c.Task != nil {
 		s.expires[c.ID] = time.Now().Add(c.Task.Lease)
@@ -342,10 +342,10 @@ func (g *fakeShared) EndTask(ctx context.Context, tenant, id string, declared in
 		return admission.ErrUnknownTask
 	}
 	charged := max(t.Tokens, a.used)
-	if declared < 0 {
-		declared = charged
+	if declared >= 0 {
+		a.estimate = declared
 	}
-	a.ended = true
+	a.ended, declared = true, a.estimate
 	g.spendLocked(admission.Claim{Model: t.Model, Tenant: t.Tenant}, max(declared, a.used)-charged, 0)
 	if len(a.running) == 0 {
 		delete(g.leases, id)

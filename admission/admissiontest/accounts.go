@@ -108,6 +108,28 @@ func taskDeclaredCost(b *suite) {
 	})
 }
 
+// taskCorrectedLate: a task costs what its caller declares or what its requests have used. The more
+// of both counts, also if the real cost of a request is known after the end of the task.
+func taskCorrectedLate(b *suite) {
+	b.SetLimits("chat", admission.Limits{})
+	b.setTenantLimits(admission.TenantLimits{TokensPerMinute: 600})
+	late := func(estimate, declared, cost int) {
+		b.Helper()
+		task := b.schedule(admission.TaskRequest{Tenant: "acme", Tokens: 200})
+		lease := b.admit(under(task, estimate))
+		lease.Release()
+		if err := b.Complete(b.ctx(), "acme", task.ID, declared); err != nil {
+			b.Fatal(err)
+		}
+		lease.Correct(cost)
+	}
+	late(150, 200, 10)
+	_ = b.wantRefused(admission.Request{Tenant: "acme", Tokens: 450}, admission.TenantTokens)
+	late(10, 100, 250)
+	_ = b.wantRefused(admission.Request{Tenant: "acme", Tokens: 200}, admission.TenantTokens)
+	b.run(admission.Request{Tenant: "acme", Tokens: 140}, 0) // 600 less 200 and 250
+}
+
 // taskHeldByRequest: the end of a task frees nothing that its running request uses.
 func taskHeldByRequest(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})

@@ -57,6 +57,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"X2 requests of a task are requests":     taskRequestsCount,
 		"X2 requests of a task are settled":      taskRequestsSettled,
 		"X2 a declared cost cannot lie":          taskDeclaredCost,
+		"X2 a cost that is known late":           taskCorrectedLate,
 		"X2 a running request keeps the lease":   taskHeldByRequest,
 		"X2 an ended task admits nothing":        taskEndedWhileWaiting,
 		"X2 a request waits not for its own":     taskRequestPasses,

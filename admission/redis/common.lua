@@ -179,13 +179,21 @@ end
 
 -- A task's account is in its record: tokens is its estimate, used and requests are what its
 -- requests have used. Model and tenant are charged the larger of tokens and used, and of requests
--- and 1. An account that is gone covers nothing.
+-- and 1. The account of an ended task has a record of its own, because the real cost of a request
+-- may be known later; tokens is what the task's caller has declared. An account that is gone covers
+-- nothing.
 
 -- excess returns what a task does not cover of so many tokens and requests, and its account.
 local function excess(task, tokens, requests)
-  local v = call('HMGET', P .. 'task:' .. task, 'tokens', 'used', 'requests')
-  if not v[1] then return tokens, requests end
-  local a = { estimate = tonumber(v[1]), used = tonumber(v[2] or '0'), requests = tonumber(v[3] or '0') }
+  local a, v
+  for _, key in ipairs({ P .. 'task:' .. task, P .. 'account:' .. task }) do
+    v = call('HMGET', key, 'tokens', 'used', 'requests')
+    if v[1] then
+      a = { key = key, estimate = tonumber(v[1]), used = tonumber(v[2] or '0'), requests = tonumber(v[3] or '0') }
+      break
+    end
+  end
+  if not a then return tokens, requests end
   local used, made = math.max(a.used + tokens, 0), math.max(a.requests + requests, 0)
   local more = math.max(a.estimate, used) - math.max(a.estimate, a.used)
   local more_requests = math.max(1, made) - math.max(1, a.requests)
@@ -198,7 +206,7 @@ end
 local function spend(task, model_name, tenant, tokens, requests)
   local more, more_requests, account = excess(task, tokens, requests)
   if account then
-    call('HSET', P .. 'task:' .. task, 'used', whole(account.used), 'requests', whole(account.requests))
+    call('HSET', account.key, 'used', whole(account.used), 'requests', whole(account.requests))
   end
   adjust(model_name, tenant, -more, -more_requests)
 end
@@ -317,14 +325,22 @@ local function withdraw(id)
   call('DEL', key)
 end
 
--- forget removes the record of a task. A gateway that still knows the task must not bring it back
--- while it could still run. The task's key says for 15 minutes that the task has ended.
-local function forget(id)
+-- forget removes the record of a task that has cost so many tokens by its caller's word. A gateway
+-- that still knows the task must not bring it back while it could still run. The task's key says for
+-- 15 minutes that the task has ended. The account of its requests is kept as long as the task could
+-- have run.
+local function forget(id, declared)
   local key = P .. 'task:' .. id
-  local v = call('HMGET', key, 'tenant', 'key')
+  local v = call('HMGET', key, 'tenant', 'key', 'used', 'requests')
   if not v[1] then return end
   if v[2] ~= '' then call('SET', P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2], 'ended', 'PX', 900000) end
-  call('SET', P .. 'ended:' .. id, '1', 'PX', whole(math.max(call('PTTL', key), 60000)))
+  local left = whole(math.max(call('PTTL', key), 60000))
+  call('SET', P .. 'ended:' .. id, '1', 'PX', left)
+  if v[3] then
+    local account = P .. 'account:' .. id
+    call('HSET', account, 'tokens', whole(declared), 'used', v[3], 'requests', v[4])
+    call('PEXPIRE', account, left)
+  end
   call('DEL', key)
 end
 

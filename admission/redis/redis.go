@@ -49,6 +49,7 @@
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
 //	task_requests:<id>                sorted set: leases of a task's requests by expiry in ms
 //	ended:<id>                        an ended task that must not come back
+//	account:<id>                      hash: what the requests of an ended task have used
 //	waiting, waiting:<m>              a gateway waits for capacity, of this model
 //	waiting_tenant:<t>                set: models at which the tenant waits
 //	seq:<gateway>                     number of the last batch of changes

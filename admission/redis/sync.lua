@@ -57,10 +57,12 @@ function changes.R()
     end
     return
   end
+  local declared = 0
   if task == 1 then
     local v = call('HMGET', P .. 'task:' .. id, 'tokens', 'used')
     if v[1] then
-      back = refund(tonumber(v[1]), tonumber(v[2] or '0'), tonumber(v[1]) - back)
+      declared = tonumber(v[1]) - back
+      back = refund(tonumber(v[1]), tonumber(v[2] or '0'), declared)
     elseif call('EXISTS', P .. 'ended:' .. id) == 1 then
       back, unused = 0, 0 -- another gateway has ended it, with what it gave back
     end
@@ -76,7 +78,7 @@ function changes.R()
   elseif owed > 0 or owed_requests > 0 then
     adjust(name, tenant, back - owed, unused - owed_requests)
   end
-  if task == 1 and unused == 1 then withdraw(id) elseif task == 1 then forget(id) end
+  if task == 1 and unused == 1 then withdraw(id) elseif task == 1 then forget(id, declared) end
 end
 
 -- M: the slot of a request has moved to another replica ('': one that gateways do not share).

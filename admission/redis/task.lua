@@ -18,7 +18,7 @@ local expiry = call('ZSCORE', P .. 'leases:' .. v[1], id)
 if not expiry or tonumber(expiry) <= now_ms then return { 'unknown', now } end
 
 if verb == 'end' then
-  forget(id)
+  forget(id, number >= 0 and number or tonumber(v[3]))
   if running(id) == 0 then release(id, v[1], tenant, v[4], false) end
   adjust(v[1], tenant, refund(tonumber(v[3]), tonumber(v[6] or '0'), number >= 0 and number or nil), 0)
   announce('') -- this gateway is told too: the task may be another's
