@@ -329,6 +329,19 @@ func (g *fakeShared) Task(_ context.Context, tenant, id string) (admission.Task,
 	return g.taskLocked(id), nil
 }
 
+// FindTask implements admission.Shared.
+func (g *fakeShared) FindTask(ctx context.Context, tenant, key string) (admission.Task, error) {
+	g.mu.Lock()
+	id := ""
+	for of, c := range g.leases {
+		if c.Task != nil && c.Task.Key == key && c.Tenant == tenant {
+			id = of
+		}
+	}
+	g.mu.Unlock()
+	return g.Task(ctx, tenant, id)
+}
+
 // EndTask implements admission.Shared.
 func (g *fakeShared) EndTask(ctx context.Context, tenant, id string, declared int64) error {
 	t, err := g.Task(ctx, tenant, id)

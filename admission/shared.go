@@ -39,6 +39,9 @@ type Shared interface {
 	Gateways() int
 	// Task finds a task of any gateway by its id. It fails with ErrUnknownTask or ErrUnavailable.
 	Task(ctx context.Context, tenant, id string) (Task, error)
+	// FindTask finds a task of any gateway by its key. Errors are those of Task, and ErrTaskEnded
+	// for the key of a task that was completed a short time ago.
+	FindTask(ctx context.Context, tenant, key string) (Task, error)
 	// EndTask ends a task, once. The buckets get back what the task was charged beyond declared,
 	// its cost, and beyond what its requests have used. A declared cost below 0 is unknown and
 	// gives nothing back. While a request of the task runs, its lease stays. Errors are those of

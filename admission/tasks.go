@@ -234,9 +234,9 @@ func (c *Controller) schedule(ctx context.Context, r TaskRequest, id string) (Ta
 	var refused *Refused
 	switch {
 	case errors.As(err, &refused):
-		return Task{}, max(refused.RetryAfter, time.Millisecond), nil
+		return c.findOrWait(ctx, r, max(refused.RetryAfter, time.Millisecond))
 	case errors.Is(err, ErrTimeout), errors.Is(err, ErrClosed):
-		return Task{}, c.retryAfterTimeout(&a), nil
+		return c.findOrWait(ctx, r, c.retryAfterTimeout(&a))
 	case errors.Is(err, ErrUnknownTask): // the shared state remembers the key
 		return Task{}, 0, ErrTaskEnded
 	case err != nil:
@@ -248,6 +248,22 @@ func (c *Controller) schedule(ctx context.Context, r TaskRequest, id string) (Ta
 	t := &task{key: r.Key, lease: lease}
 	t.Task = Task{ID: id, Model: lease.Model(), Tenant: r.Tenant, Tokens: int64(lease.tokens), Expires: now.Add(r.Lease), Until: now.Add(r.Lifetime)}
 	return c.registerTask(t)
+}
+
+// findOrWait answers a call that was not admitted: with the task of an earlier call with its key,
+// which may hold what this call waits for, or with how long to wait.
+func (c *Controller) findOrWait(ctx context.Context, r TaskRequest, wait time.Duration) (Task, time.Duration, error) {
+	if c.shared == nil || r.Key == "" {
+		return Task{}, wait, nil // findTaskByKey has not found one
+	}
+	t, err := c.shared.FindTask(ctx, r.Tenant, r.Key)
+	switch {
+	case err == nil:
+		return t, 0, nil
+	case errors.Is(err, ErrTaskEnded):
+		return Task{}, 0, err
+	}
+	return Task{}, wait, nil
 }
 
 // findTaskByKey finds a task by its key. It fails with ErrTaskEnded if that task was completed a

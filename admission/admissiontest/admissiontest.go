@@ -48,6 +48,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"resume":           recoveredRequest,
 		"task":             task,
 		"task key":         taskKey,
+		"task key, full":   taskKeyWhileFull,
 		"task renewal":     taskRenewal,
 		"task waits":       taskWaits,
 		"task settles":     taskCorrection,

@@ -88,6 +88,32 @@ func taskKey(b *suite) {
 	b.schedule(admission.TaskRequest{Tenant: "acme"}) // its place is free
 }
 
+// taskKeyWhileFull: a repeated call finds the task of the first although others wait for what that
+// task holds.
+func taskKeyWhileFull(b *suite) {
+	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
+	r := admission.TaskRequest{Model: "chat", Tenant: "acme", Key: "k"}
+	first := b.schedule(r)
+	waiting := b.startAdmit(admission.Request{Tenant: "other"})
+	b.wantWaiting(waiting)
+	for range 3 {
+		if again := b.schedule(r); again.ID != first.ID {
+			b.Errorf("got task %s, want %s", again.ID, first.ID)
+		}
+	}
+	if err := b.Complete(b.ctx(), "acme", first.ID, -1); err != nil {
+		b.Fatal(err)
+	}
+	running := b.wantAdmitted(waiting)
+	waiting = b.startAdmit(admission.Request{Tenant: "other"})
+	b.wantWaiting(waiting)
+	if next, wait, err := b.Schedule(b.ctx(), r); !errors.Is(err, admission.ErrTaskEnded) {
+		b.Errorf("the key of a completed task: %+v, %v, %v, want ErrTaskEnded", next, wait, err)
+	}
+	running.Release()
+	b.wantAdmitted(waiting).Release()
+}
+
 // taskRenewal: a task lasts as long as its lease, which a renewal starts again.
 func taskRenewal(b *suite) {
 	b.SetLimits("chat", admission.Limits{MaxConcurrent: 2})

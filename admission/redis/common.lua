@@ -303,6 +303,9 @@ local function release_request(id, c)
   return there == 1
 end
 
+-- task_key is the key of the id of the task with this key of its caller.
+local function task_key(tenant, key) return P .. 'task_key:' .. #tenant .. ':' .. tenant .. key end
+
 -- record keeps what any gateway must know to end a task. c.until_ms is when it ends at the latest.
 local function record(id, c, lease_ms)
   local key = P .. 'task:' .. id
@@ -310,7 +313,7 @@ local function record(id, c, lease_ms)
     'until', whole(c.until_ms))
   call('PEXPIRE', key, whole(lease_ms))
   if c.key ~= '' then
-    call('SET', P .. 'task_key:' .. #c.tenant .. ':' .. c.tenant .. c.key, id, 'PX', whole(lease_ms))
+    call('SET', task_key(c.tenant, c.key), id, 'PX', whole(lease_ms))
   end
 end
 
@@ -320,7 +323,7 @@ local function withdraw(id)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key')
   if not v[1] then return end
-  local of_key = P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2]
+  local of_key = task_key(v[1], v[2])
   if v[2] ~= '' and call('GET', of_key) == id then call('DEL', of_key) end
   call('DEL', key)
 end
@@ -333,7 +336,7 @@ local function forget(id, declared)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key', 'used', 'requests')
   if not v[1] then return end
-  if v[2] ~= '' then call('SET', P .. 'task_key:' .. #v[1] .. ':' .. v[1] .. v[2], 'ended', 'PX', 900000) end
+  if v[2] ~= '' then call('SET', task_key(v[1], v[2]), 'ended', 'PX', 900000) end
   local left = whole(math.max(call('PTTL', key), 60000))
   call('SET', P .. 'ended:' .. id, '1', 'PX', left)
   if v[3] then

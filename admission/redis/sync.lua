@@ -277,7 +277,7 @@ end
 -- short time ago, or nil.
 local function found_task(c)
   if not c.task or c.key == '' then return end
-  local id = call('GET', P .. 'task_key:' .. #c.t.name .. ':' .. c.t.name .. c.key)
+  local id = call('GET', task_key(c.t.name, c.key))
   if not id or id == 'ended' then return id or nil end
   local v = call('HMGET', P .. 'task:' .. id, 'model', 'tokens')
   if v[1] then return { id, v[1], tonumber(v[2]), call('PTTL', P .. 'task:' .. id) } end

@@ -1,15 +1,20 @@
 -- What any gateway may do with a task. ARGV: prefix; gateway; writes that it has seen; verb; tenant;
--- id; number. The number is 0 for get, for end the cost by the caller's word (-1: unknown), and ms
--- for renew.
+-- id (for find: its key); number. The number is 0 for get and find, for end the cost by the caller's
+-- word (-1: unknown), and ms for renew.
 --
 -- Replies:
 --   { 'wait', now }     nothing is known for a time after the store has lost its state
 --   { 'unknown', now }  the tenant has no such task
---   { 'ok', now, model, tokens, ms left }
+--   { 'ended', now }    the task of the key was completed a short time ago
+--   { 'ok', now, model, tokens, ms left, id }
 
 local gateway, seen, verb, tenant, id, number = arg(), num(), arg(), arg(), arg(), num()
 local state = call('HMGET', P .. 'epoch', 'ready', 'writes')
 if not state[1] or pause_left(state[1]) > 0 or has_lost(state[2], seen) then return { 'wait', now } end
+if verb == 'find' then
+  id = call('GET', task_key(tenant, id)) or ''
+  if id == 'ended' then return { 'ended', now } end
+end
 local key = P .. 'task:' .. id
 local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key', 'used', 'until')
 if not v[1] or v[2] ~= tenant then return { 'unknown', now } end
@@ -32,4 +37,4 @@ elseif verb == 'renew' then
   save()
   publish('N', gateway, whole(number) .. ':' .. id)
 end
-return { 'ok', now, v[1], tonumber(v[3]), math.max(call('PTTL', key), 0) }
+return { 'ok', now, v[1], tonumber(v[3]), math.max(call('PTTL', key), 0), id }

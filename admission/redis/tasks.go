@@ -16,6 +16,11 @@ func (s *Store) Task(ctx context.Context, tenant, id string) (admission.Task, er
 	return s.runTaskScript(ctx, "get", []any{tenant, id, 0})
 }
 
+// FindTask implements admission.Shared.
+func (s *Store) FindTask(ctx context.Context, tenant, key string) (admission.Task, error) {
+	return s.runTaskScript(ctx, "find", []any{tenant, key, 0})
+}
+
 // EndTask implements admission.Shared.
 func (s *Store) EndTask(ctx context.Context, tenant, id string, declared int64) error {
 	if t, ok := s.localTask(tenant, id); ok {
@@ -76,7 +81,8 @@ func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
 	return admission.Task{ID: id, Model: h.claim.Model, Tenant: tenant, Tokens: h.claim.Tokens, Expires: h.expires, Until: h.until}, true
 }
 
-// runTaskScript asks the store about a task of a tenant. args are the tenant, the id and a number.
+// runTaskScript asks the store about a task of a tenant. args are the tenant, the id (to find it:
+// its key) and a number.
 func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (admission.Task, error) {
 	if !s.isShared() {
 		return admission.Task{}, admission.ErrUnavailable
@@ -94,6 +100,8 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 	switch r.status {
 	case "unknown":
 		return admission.Task{}, admission.ErrUnknownTask
+	case "ended":
+		return admission.Task{}, admission.ErrTaskEnded
 	case "ok":
 	default:
 		return admission.Task{}, admission.ErrUnavailable
@@ -101,11 +109,11 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 	model, err := stringAt(r.rest, 0)
 	tokens, tokensErr := intAt(r.rest, 1)
 	left, leftErr := intAt(r.rest, 2)
-	if errors.Join(err, tokensErr, leftErr) != nil {
+	id, idErr := stringAt(r.rest, 3)
+	if errors.Join(err, tokensErr, leftErr, idErr) != nil {
 		return admission.Task{}, admission.ErrUnavailable
 	}
 	tenant, _ := args[0].(string)
-	id, _ := args[1].(string)
 	return admission.Task{ID: id, Model: model, Tenant: tenant, Tokens: tokens,
 		Expires: time.Now().Add(time.Duration(left) * time.Millisecond)}, nil
 }
