@@ -189,23 +189,6 @@ func (c *Controller) scheduleTwin(ctx context.Context, r TaskRequest, id string)
 	return c.schedule(ctx, r, id+twinOfTask)
 }
 
-// twinPatience is how long a twin waits for the next call with the same key, while its task is not
-// admitted. Callers are told to call again within a minute.
-const twinPatience = 2 * time.Minute
-
-// settleTwin makes a twin last as long as its task. If the task was not admitted, a twin without a
-// key is taken back, and one with a key waits for the next call.
-func (c *Controller) settleTwin(ctx context.Context, r TaskRequest, twin Task, admitted bool) {
-	switch {
-	case r.Key == "" && !admitted:
-		c.cancelTask(twin.ID)
-	case r.Key != "" && admitted:
-		_, _ = c.renew(ctx, twin.Tenant, twin.ID, r.Lease) // if it fails, the twin ends earlier
-	case r.Key != "":
-		_, _ = c.renew(ctx, twin.Tenant, twin.ID, twinPatience)
-	}
-}
-
 // cancelTask takes back a task that was just admitted by this gateway, with its charge.
 func (c *Controller) cancelTask(id string) {
 	c.mu.Lock()

@@ -200,10 +200,11 @@ func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Du
 	made := twin.ID == id+twinOfTask
 	id, _ = strings.CutSuffix(twin.ID, twinOfTask) // an earlier call with the key has made the twin
 	t, wait, err := c.schedule(ctx, r, id)
-	if made && err != nil && ctx.Err() == nil {
-		c.cancelTask(twin.ID) // no later call can be admitted either
-	} else {
-		c.settleTwin(ctx, r, twin, t.ID == id)
+	switch admitted := t.ID == id; {
+	case made && !admitted:
+		c.cancelTask(twin.ID)
+	case admitted && r.Key != "": // an earlier call may have made the twin
+		_, _ = c.renew(ctx, twin.Tenant, twin.ID, r.Lease) // if it fails, the twin ends earlier
 	}
 	return t, wait, err
 }

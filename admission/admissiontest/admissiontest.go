@@ -74,6 +74,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"B4 the key's concurrency ends":      keyConcurrency,
 		"B4 a task counts for its key":       keyOfATask,
 		"B4 a task with a key of its caller": keyOfARepeatedTask,
+		"B4 a task that waits holds no key":  keyOfAPostponedTask,
 		"B4 a recovered request has its key": keyRecovered,
 		"B4 a preempted request is admitted": keyPreempted,
 		"B4 the limits of a key end":         keyLimitsEnd,

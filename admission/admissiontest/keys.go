@@ -172,6 +172,17 @@ func keyOfARepeatedTask(b *suite) {
 	b.eventually("no twin is left", func() bool { return b.Tenant(admission.KeyTenant("acme/k")).Running == 0 })
 }
 
+// keyOfAPostponedTask: a task that is not admitted holds nothing of its key, also if its caller may
+// come back.
+func keyOfAPostponedTask(b *suite) {
+	b.limitKey(admission.TenantLimits{}, admission.TenantLimits{TokensPerMinute: 100, MaxConcurrent: 1})
+	b.SetLimits("chat", admission.Limits{MaxConcurrent: 1})
+	other := b.admit(admission.Request{Tenant: "other"})
+	b.postponed(admission.TaskRequest{Tenant: "acme", APIKey: "acme/k", Key: "mine", Tokens: 90})
+	other.Release()
+	b.admit(ofKey(90)).Release()
+}
+
 // keyRecovered: a request of before a restart counts for its key, and its cost is charged.
 func keyRecovered(b *suite) {
 	b.limitKey(admission.TenantLimits{}, admission.TenantLimits{TokensPerMinute: 100, MaxConcurrent: 1})
