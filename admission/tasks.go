@@ -303,6 +303,13 @@ func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 		c.unlockAndRun()
 		return other.Task, 0, nil
 	}
+	if same := c.tasks.byID[t.ID]; same != nil { // a repeated call of a key with limits has its id
+		t.lease.unknownToShared = true
+		c.endLease(t.lease, false)
+		found := same.Task
+		c.unlockAndRun()
+		return found, 0, nil
+	}
 	c.tasks.add(t)
 	c.setExpiryTimer()
 	c.unlockAndRun()

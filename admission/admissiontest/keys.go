@@ -166,10 +166,15 @@ func keyOfARepeatedTask(b *suite) {
 	if again := b.schedule(ask); again.ID != got.ID {
 		b.Errorf("got %s and %s", got.ID, again.ID)
 	}
+	if n := b.Stats("chat").InFlight; n != 1 {
+		b.Errorf("%d in flight, want the task", n)
+	}
 	if err := b.Complete(b.ctx(), "acme", got.ID, 1); err != nil {
 		b.Error(err)
 	}
-	b.eventually("no twin is left", func() bool { return b.Tenant(admission.KeyTenant("acme/k")).Running == 0 })
+	b.eventually("nothing is left", func() bool {
+		return b.Tenant(admission.KeyTenant("acme/k")).Running == 0 && b.Stats("chat").InFlight == 0
+	})
 }
 
 // keyOfAPostponedTask: a task that is not admitted holds nothing of its key, also if its caller may
