@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -317,4 +319,76 @@ models:
 	for _, g := range gateways {
 		g.AwaitIdle("m")
 	}
+}
+
+// TestE2E_W6_ASlotIsWhereItsStreamIs: a stream that another server has taken over holds its slot
+// there for all gateways. The process that adopts the stream goes on holding it.
+func TestE2E_W6_ASlotIsWhereItsStreamIs(t *testing.T) {
+	t.Parallel()
+	up, redis := harness.StartHeldUpstream(t), redistest.Start(t)
+	var refused atomic.Int64
+	broken := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "m") {
+			return
+		}
+		refused.Add(1)
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
+	g := harness.Start(t, fmt.Sprintf(`
+redis: %s
+models:
+  - {name: m, launcher: upstream, upstreams: [%s, %s], routing: {strategy: round_robin}, admission: {max_per_replica: 4}}
+`, redistest.URL(redis), broken, up.URL))
+	g.AwaitSharedState(true, 1)
+	ctx, leave := context.WithCancel(context.Background())
+	var streams sync.WaitGroup
+	for n := range int64(2) { // one of them goes to the broken server first
+		streams.Go(func() {
+			if r, err := g.Open(ctx, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`); err == nil {
+				io.Copy(io.Discard, r.Body)
+				r.Body.Close()
+			}
+		})
+		harness.Eventually(t, "the stream runs", func() error {
+			if got := up.Running.Load(); got != n+1 {
+				return fmt.Errorf("%d", got)
+			}
+			return nil
+		})
+	}
+	if refused.Load() == 0 {
+		t.Fatal("no stream was taken over")
+	}
+	client := redis.Client()
+	slots := func(replica string) []float64 {
+		var ends []float64
+		for _, z := range client.ZRangeWithScores(t.Context(), "{sluice}:replica:"+replica, 0, -1).Val() {
+			ends = append(ends, z.Score)
+		}
+		return ends
+	}
+	harness.Eventually(t, "both slots are at the server that serves", func() error {
+		if at, left := slots(up.ID()), slots(strings.TrimPrefix(broken, "http://")); len(at) != 2 || len(left) != 0 {
+			return fmt.Errorf("%v there, and %v at the broken one", at, left)
+		}
+		return nil
+	})
+	g.Kill()
+	last := slices.Max(slots(up.ID()))
+	g.Launch()
+	g.AwaitReady()
+	harness.Eventually(t, "the next process holds both slots", func() error {
+		if ends := slots(up.ID()); len(ends) != 2 || slices.Min(ends) <= last {
+			return fmt.Errorf("they end at %v, those of the process before at %v", ends, last)
+		}
+		return nil
+	})
+	leave()
+	streams.Wait()
+	harness.Eventually(t, "the slots are free", func() error {
+		if ends := slots(up.ID()); len(ends) != 0 {
+			return fmt.Errorf("%v", ends)
+		}
+		return nil
+	})
 }
