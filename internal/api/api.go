@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
@@ -29,32 +30,34 @@ type Config struct {
 	Created time.Time
 	// Tasks is what the batch API works on. nil means that there is no batch API.
 	Tasks Tasks
+	// Requests keeps the errors that the handler answers with. nil means that nobody keeps them.
+	Requests *request.Store
 }
 
 // New returns the handler. It answers every other path with 405.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc(routes.HealthPath, get(func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc(routes.HealthPath, c.onGet(func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, 200, map[string]string{"status": "ok"})
 	}))
-	mux.HandleFunc(routes.ModelsPath, get(c.list))
+	mux.HandleFunc(routes.ModelsPath, c.onGet(c.list))
 	// The name of a model may contain slashes.
-	mux.HandleFunc(routes.ModelsPath+"/{id...}", get(c.get))
+	mux.HandleFunc(routes.ModelsPath+"/{id...}", c.onGet(c.get))
 	if c.Tasks != nil {
 		c.handleTasks(mux)
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fail(w, methodNotAllowed(r, "")) })
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { c.fail(w, r, methodNotAllowed(r, "")) })
 	return timed(mux)
 }
 
-// get returns a handler that has serve answer GET and HEAD.
-func get(serve http.HandlerFunc) http.HandlerFunc {
+// onGet returns a handler that has serve answer GET and HEAD.
+func (c Config) onGet(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead {
 			serve(w, r)
 			return
 		}
-		fail(w, methodNotAllowed(r, "GET, HEAD"))
+		c.fail(w, r, methodNotAllowed(r, "GET, HEAD"))
 	}
 }
 
@@ -111,7 +114,7 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 	}
 	name, shown, ok := c.resolve(r.PathValue("id"))
 	if !ok || !c.allowed(r)(name) {
-		fail(w, openai.ModelNotFound("model", r.PathValue("id")))
+		c.fail(w, r, openai.ModelNotFound("model", r.PathValue("id")))
 		return
 	}
 	writeJSON(w, 200, c.card(shown))
@@ -186,8 +189,12 @@ func stateOf(m *engines.ModelSnapshot) string {
 	return stateUnavailable
 }
 
-// fail writes an error.
-func fail(w http.ResponseWriter, e *openai.Error) {
+// fail answers a request with an error. It makes the record of the request before, because Envoy's
+// log entry, which joins the record when the answer has been written, does not have the error code.
+func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) {
+	c.Requests.Begin(request.Arrival{
+		ID: r.Header.Get(headers.RequestID), Method: r.Method, Path: r.URL.Path, Tenant: r.Header.Get(headers.Tenant),
+	}).Close(e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }

@@ -70,7 +70,7 @@ func (c Config) handleTasks(mux *http.ServeMux) {
 				fault = serve(w, r)
 			}
 			if fault != nil {
-				fail(w, fault)
+				c.fail(w, r, fault)
 			}
 		})
 	}

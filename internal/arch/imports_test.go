@@ -94,7 +94,7 @@ var allowed = map[string]string{
 	"internal/telemetry/trace":   "internal/request",
 	"internal/dispatch":          "ringhash admission authz engines internal/failover internal/headers internal/openai internal/predict internal/prefix internal/request",
 	"internal/request":           "internal/beat internal/failover internal/headers internal/openai",
-	"internal/api":               "engines internal/headers internal/openai internal/routes",
+	"internal/api":               "engines internal/headers internal/openai internal/request internal/routes",
 	"internal/admin":             "engines internal/condition internal/headers internal/history internal/loglines internal/openai internal/request internal/usage",
 	"internal/history":           "internal/beat internal/request",
 	"xds":                        "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",

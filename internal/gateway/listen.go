@@ -91,7 +91,9 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 		}
 	}
 	calls := g.streams.relay.PeerHandler(g.auth.Holder, int64(g.options.Config.MaxBody))
-	models := api.New(api.Config{Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolModels, Tasks: tasks{g.dispatcher, g.auth}})
+	models := api.New(api.Config{
+		Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolModels, Tasks: tasks{g.dispatcher, g.auth}, Requests: g.requests,
+	})
 	for _, socket := range []struct {
 		socket  **httpSocket
 		path    string

@@ -142,6 +142,13 @@ func TestE2E_W1_BadTasksAreToldWhy(t *testing.T) {
 			t.Errorf("%s %s: %s, want %d for %q", tt.path, tt.body, a, tt.status, tt.param)
 		}
 	}
+	harness.Eventually(t, "the refused tasks are counted and listed", func() error {
+		n, list := g.Metric(`sluice_rejected_total{model="",reason="model_not_found"}`), g.AdminText("/api/v1/requests?code=model_not_found")
+		if n != 2 || strings.Count(list, `"path":"/schedule"`) != 2 {
+			return fmt.Errorf("%v in the metric, in the list: %s", n, list)
+		}
+		return nil
+	})
 	if a := g.Fetch("/schedule"); a.StatusCode != 405 {
 		t.Errorf("GET: %s", a)
 	}

@@ -1,0 +1,45 @@
+package api_test
+
+import (
+	"net/http/httptest"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// The code of an error must be known when Envoy's log entry comes, which does not have it.
+func TestErrorsAreKeptWithTheirCodes(t *testing.T) {
+	for _, c := range []struct {
+		path, body string
+		fault      *openai.Error
+		status     int
+		code       openai.Code
+	}{
+		{"/schedule", `{"estimated_tokens":1}`, &openai.Error{Code: openai.CodeQueueFull}, 429, openai.CodeQueueFull},
+		{"/schedule", `{}`, nil, 400, openai.CodeInvalidRequest},
+		{"/v1/models", ``, nil, 405, openai.CodeInvalidRequest},
+		{"/other", ``, nil, 405, openai.CodeInvalidRequest},
+	} {
+		requests := request.NewStore(0)
+		var ended []request.Summary
+		requests.Subscribe(request.Subscribers{Finished: []func(request.Summary){func(q request.Summary) { ended = append(ended, q) }}})
+		r := post(c.path, c.body)
+		r.Header.Set(headers.RequestID, "id")
+		w := httptest.NewRecorder()
+		api.New(api.Config{Tasks: &fakeTasks{fault: c.fault}, Requests: requests}).ServeHTTP(w, r)
+		if w.Code != c.status || len(ended) > 0 {
+			t.Errorf("%s: %d, %d requests ended before Envoy's log entry", c.path, w.Code, len(ended))
+		}
+		requests.Observe(request.Entry{Log: headers.LogRequests, RequestID: "id", Method: "POST", Path: c.path, Status: w.Code,
+			Details: "via_upstream", Cluster: headers.APICluster, Attempts: 1})
+		if len(ended) != 1 || ended[0].Code != string(c.code) || ended[0].Source != headers.SourceGateway || ended[0].Tenant != "acme" {
+			t.Errorf("%s: %+v", c.path, ended)
+		}
+		if all, running := requests.List(0); len(all) != 1 || running != 0 {
+			t.Errorf("%s: %d requests in the list, %d run", c.path, len(all), running)
+		}
+	}
+}
