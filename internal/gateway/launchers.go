@@ -128,10 +128,14 @@ func (l *launchers) components() []func(context.Context) error {
 }
 
 // prepare builds what the launchers are told under c. They have nothing to refuse: internal/config
-// has checked c. The commit tells them.
+// has checked c. The commit tells them. If the file has changed, the commit also ends the scales of
+// operators. A file that another part refuses does not end them, as the launchers come last.
 func (l *launchers) prepare(c *config.Config) (func() error, error) {
 	servers := upstreams(c)
 	return func() error {
+		if c.Hash != l.config().Hash {
+			l.setOverrides(nil)
+		}
 		l.resources.commit(c)
 		l.current.Store(c)
 		l.upstream.Set(servers) // first: a discovered server must leave a name before a new model takes it

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/limits"
 )
@@ -76,6 +77,12 @@ func TestX17_APartThatRefusesLeavesAllOnTheOldConfiguration(t *testing.T) {
 	if err := g.applyFirst(); err != nil {
 		t.Fatal(err)
 	}
+	g.launchers.override("old", &admin.Bounds{Min: 1, Max: 3})
+	expectScale := func(when string) {
+		if len(g.launchers.currentOverrides()) != 1 {
+			t.Errorf("the scale of an operator has ended %s", when)
+		}
+	}
 	meanwhile := func() error {
 		g.limits.sync()
 		g.launchers.apply()
@@ -93,6 +100,7 @@ func TestX17_APartThatRefusesLeavesAllOnTheOldConfiguration(t *testing.T) {
 				case how == "plan":
 					return nil, errors.New("refused")
 				}
+				expectScale("while " + refusing.name + " refuses")
 				return func() error {
 					if how == "commit done" {
 						err = commit()
@@ -110,8 +118,12 @@ func TestX17_APartThatRefusesLeavesAllOnTheOldConfiguration(t *testing.T) {
 		}
 	}
 	g.parts = parts
+	g.launchers.override("old", &admin.Bounds{Min: 1, Max: 3}) // the launchers, which do not refuse in truth, have ended it
 	if err := g.reload(next); err != nil {
 		t.Fatal(err)
+	}
+	if scales := g.launchers.currentOverrides(); len(scales) > 0 {
+		t.Errorf("the new file leaves the scales of the operator: %v", scales)
 	}
 	after := observeParts(g, names)
 	want := inForce{Tenants: []string{"newer"}, Models: []string{"newer", "same"}, Admitted: []string{"newer7", "same5"}, AdminTokens: true, MaxConcurrent: 5,

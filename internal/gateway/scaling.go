@@ -67,12 +67,11 @@ func (l *launchers) scaledBy(model string) string {
 	return ""
 }
 
-// setOverrides replaces all overrides and returns those before. The caller applies them.
-func (l *launchers) setOverrides(next map[string]admin.Bounds) (before map[string]admin.Bounds) {
+// setOverrides replaces all overrides. The caller applies them.
+func (l *launchers) setOverrides(next map[string]admin.Bounds) {
 	l.overridesMu.Lock()
 	defer l.overridesMu.Unlock()
-	before, l.overrides = l.overrides, next
-	return before
+	l.overrides = next
 }
 
 // currentOverrides returns a copy of the overrides.

@@ -7,7 +7,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/authz"
-	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
@@ -48,21 +47,14 @@ func (g *Gateway) config() *config.Config {
 	return g.options.Config
 }
 
-// reload puts the file in force. A changed file ends the scales of operators. It is the watcher's
-// Apply.
+// reload puts the file in force. It is the watcher's Apply.
 func (g *Gateway) reload(file *config.Config) error {
-	var ended map[string]admin.Bounds
-	if file.Hash != g.config().Hash {
-		ended = g.launchers.setOverrides(nil)
-	}
+	scaled := len(g.launchers.currentOverrides()) > 0
 	if err := g.applyFile(file); err != nil {
-		if len(ended) > 0 {
-			g.launchers.setOverrides(ended)
-		}
 		return err
 	}
-	if len(ended) > 0 {
-		g.operator.save()
+	if scaled {
+		g.operator.save() // the launchers may have ended the scales of operators
 	}
 	g.metrics.ConfigReloaded(true)
 	g.log.Info("configuration reloaded",
