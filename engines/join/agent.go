@@ -246,19 +246,30 @@ func (a *Agent) assignLocked(next assignment) {
 
 // applyAssignments saves each new assignment and then applies it, until ctx ends. applied is the
 // one before the first. Saving may block on a slow disk, so it must not happen in the goroutine
-// that receives the gateway's messages.
+// that receives the gateway's messages. An assignment that could not be saved is saved again, and
+// only the first failure of several is logged.
 func (a *Agent) applyAssignments(ctx context.Context, applied assignment) {
+	var again <-chan time.Time // nil while the last assignment is saved
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.assigned:
+		case <-again:
 		}
 		a.mu.Lock()
 		next := a.assignment
 		a.mu.Unlock()
-		if err := a.store.saveAssignment(next); err != nil {
-			a.log.Error("assignment not saved: after a restart the node applies the one before", zap.Error(err))
+		failed := again != nil
+		again = nil
+		switch err := a.store.saveAssignment(next); {
+		case err != nil:
+			again = time.After(saveAgainAfter)
+			if !failed {
+				a.log.Error("assignment not saved, Sluice tries again: until then a restarted node applies the one before", zap.Error(err))
+			}
+		case failed:
+			a.log.Info("assignment saved")
 		}
 		a.mu.Lock()
 		if !a.stopping {

@@ -78,7 +78,8 @@ func (s *Server) readNodes() error {
 	return err
 }
 
-// saveAgainAfter is how long after a failure the records are written again.
+// saveAgainAfter is how long after a failure the records of nodes, or the assignment of a node, are
+// written again.
 const saveAgainAfter = time.Second
 
 // keepSaved writes the records after each change of an assignment, until ctx ends. It does so in a

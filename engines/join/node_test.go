@@ -454,3 +454,24 @@ func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
 		return err == nil && len(list) == 1 && slices.Contains(list[0].Replicas, "chat-0")
 	})
 }
+
+// TestX9_AnAssignmentThatCouldNotBeWritten: once the disk of a node has room again, its assignment
+// is written without another change.
+func TestX9_AnAssignmentThatCouldNotBeWritten(t *testing.T) {
+	g := newGateway(t, time.Minute)
+	a := g.agentPlan("a", "127.0.0.1", nodeDir(t)).run(t, nil)
+	n := g.waitConnected("a")
+	path := a.store.assignmentPath()
+	if err := os.MkdirAll(path+"/full", 0o700); err != nil { // the write fails, as on a full disk
+		t.Fatal(err)
+	}
+	n.Set([]local.Model{model("chat", 0)})
+	g.waitState("chat-0", engines.Ready) // a full disk does not delay a start
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the assignment of the replica", func() bool {
+		saved, err := a.store.assignment()
+		return err == nil && len(saved.Models) == 1 && slices.Equal(saved.Models[0].Indices, []int{0})
+	})
+}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -30,6 +32,9 @@ type operator struct {
 
 	// saving is held while the state is written.
 	saving sync.Mutex
+	// saveFailed says that the last write has failed. unsaved tells run of it. Its capacity is 1.
+	saveFailed atomic.Bool
+	unsaved    chan struct{}
 
 	mu sync.Mutex
 	// restarting has the models whose replicas are being restarted; guarded by mu
@@ -38,19 +43,26 @@ type operator struct {
 
 func newOperator(g *Gateway, l *launchers) *operator {
 	return &operator{log: g.log, dir: g.dir, dispatcher: g.dispatcher, requests: g.requests, launchers: l,
-		work: make(chan func(context.Context)), restarting: map[string]bool{}}
+		work: make(chan func(context.Context)), unsaved: make(chan struct{}, 1), restarting: map[string]bool{}}
 }
 
-// run does what takes long until ctx ends.
+// run does what takes long, and writes a state again that could not be written, until ctx ends.
 func (o *operator) run(ctx context.Context) error {
 	var working sync.WaitGroup
 	defer working.Wait()
 	for {
+		var again <-chan time.Time
+		if o.saveFailed.Load() {
+			again = time.After(saveAgainAfter)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case do := <-o.work:
 			working.Go(func() { do(ctx) })
+		case <-o.unsaved:
+		case <-again:
+			o.save()
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -33,8 +34,11 @@ func (s operatorState) empty() bool {
 	return len(s.DrainedModels) == 0 && len(s.DrainedReplicas) == 0 && len(s.Scales) == 0
 }
 
+// saveAgainAfter is how long after a failure the state is written again.
+const saveAgainAfter = time.Second
+
 // save writes what is in force to the state directory. An operator must be able to drain while the
-// disk is full, so a failure is only logged.
+// disk is full, so a failure is only logged, the first of several, and run calls save again.
 func (o *operator) save() {
 	o.saving.Lock()
 	defer o.saving.Unlock()
@@ -44,8 +48,15 @@ func (o *operator) save() {
 	if err == nil {
 		err = o.dir.WriteFile(operatorFile, append(seal.Add(data), '\n'))
 	}
-	if err != nil {
-		o.log.Error("drains and scales not stored: they will end with this process", zap.Error(err))
+	switch failed := o.saveFailed.Swap(err != nil); {
+	case err != nil && !failed:
+		o.log.Error("drains and scales not stored, Sluice tries again: until then they end with this process", zap.Error(err))
+		select {
+		case o.unsaved <- struct{}{}:
+		default:
+		}
+	case err == nil && failed:
+		o.log.Info("drains and scales stored")
 	}
 }
 

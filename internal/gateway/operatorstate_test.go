@@ -1,9 +1,12 @@
 package gateway
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -123,4 +126,28 @@ func TestO8_AReloadEndsScalesForTheNextProcess(t *testing.T) {
 	if s := next.launchers.scaleOf("a"); s.Overridden {
 		t.Errorf("after a reload: %+v", s)
 	}
+}
+
+// Once the disk has room again, drains are written without another change.
+func TestO8_DrainsThatCouldNotBeWritten(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), parse(t, path, "models: [{name: a, engine: sim}]\n"))
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = g.operator.run(ctx) })
+	defer running.Wait()
+	defer cancel()
+	file := filepath.Join(path, operatorFile)
+	if err := os.MkdirAll(filepath.Join(file, "full"), 0o700); err != nil { // the write fails, as on a full disk
+		t.Fatal(err)
+	}
+	g.operator.DrainModel("a", true)
+	if err := os.RemoveAll(file); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the drain is stored", func() bool {
+		s, err := readOperatorState(file)
+		return err == nil && slices.Equal(s.DrainedModels, []string{"a"})
+	})
 }
