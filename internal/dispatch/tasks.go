@@ -34,16 +34,17 @@ type TaskRequest struct {
 
 // Schedule admits a task, or returns how long the caller has to wait before it asks again.
 func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Task, time.Duration, *openai.Error) {
-	w := d.current() // a task is rare enough to read the present fleet each time
-	ask, fault := w.taskRequest(r)
+	ask, fault := d.current().taskRequest(r) // a task is rare enough to read the present fleet each time
 	if fault != nil {
 		return admission.Task{}, 0, fault
 	}
+	// A call may wait for minutes, in which operators drain models and put them back.
+	ask.Allowed = func(model string) bool { return !d.table.Load().drained[model] && mayUse(r.Allowed, model) }
 	task, wait, err := d.admission.Schedule(ctx, ask)
 	if err != nil {
 		return admission.Task{}, 0, explainTask(ctx, ask, err)
 	}
-	if task.ID != "" && !w.allows(ask, task.Model) {
+	if task.ID != "" && ask.Key != "" && !d.table.Load().allows(ask, task.Model) {
 		return admission.Task{}, 0, &openai.Error{Code: openai.CodeRequestIDConflict, Param: "request_id",
 			Message: "The task of this request_id was admitted to the model `" + task.Model + "`, which this call does not ask for."}
 	}
@@ -52,7 +53,8 @@ func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Tas
 
 // allows reports whether a task of this model answers the request ask. A repeated call may find a
 // task of another model. A model that has left its pool since then is not the caller's mistake. So
-// only a model that is in another pool is refused.
+// only a model that is in another pool is refused. w is the newest table: while the call waited, a
+// model may have changed its pool.
 func (w *routingTable) allows(ask admission.TaskRequest, model string) bool {
 	if ask.Model != "" {
 		return ask.Model == model
@@ -69,12 +71,9 @@ func (w *routingTable) allows(ask admission.TaskRequest, model string) bool {
 }
 
 // taskRequest resolves the models that a task may be admitted to. They need no replica, because the
-// caller calls the model elsewhere.
+// caller calls the model elsewhere. The caller sets Allowed.
 func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *openai.Error) {
-	if len(w.drained) > 0 {
-		r.Allowed = w.undrained(r.Allowed)
-	}
-	ask := admission.TaskRequest{Tenant: r.Tenant, APIKey: r.APIKey, Key: r.Key, Allowed: r.Allowed, Priority: r.Priority, Tokens: r.Tokens,
+	ask := admission.TaskRequest{Tenant: r.Tenant, APIKey: r.APIKey, Key: r.Key, Priority: r.Priority, Tokens: r.Tokens,
 		Lease: w.taskLease, Lifetime: w.taskLifetime, MaxWait: r.MaxWait}
 	switch {
 	case r.Model != "" && r.Pool != "":
@@ -97,15 +96,10 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 	} else if !ok || !mayUse(r.Allowed, r.Pool) {
 		return ask, openai.ModelNotFound("pool", r.Pool)
 	}
-	if !slices.ContainsFunc(models, func(name string) bool { return mayUse(r.Allowed, name) }) {
+	if !slices.ContainsFunc(models, func(name string) bool { return !w.drained[name] && mayUse(r.Allowed, name) }) {
 		return ask, openai.Errorf(openai.CodeModelNotFound, "There is no model to schedule a task for, or this API key may use none.")
 	}
 	return ask, nil
-}
-
-// undrained returns allowed without the drained models. A pool has the name of no model.
-func (w *routingTable) undrained(allowed func(string) bool) func(string) bool {
-	return func(name string) bool { return !w.drained[name] && mayUse(allowed, name) }
 }
 
 // explainTask turns an error of admission into the error for the client.
