@@ -83,7 +83,9 @@ func TestEarlyExitIsExplained(t *testing.T) {
 	c.BackOff.First = time.Hour
 	c.BackOff.Max = time.Hour
 	l := New(c)
-	l.Set([]Model{w.model("chat", 1)})
+	m := w.model("chat", 1)
+	m.Version.Ready.Path = neverReadyPath
+	l.Set([]Model{m})
 	run(t, l)
 	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start in 1h0m0s") })
 	want := "exit status 7; its log ends: loading the model | boom: no such model; next start in 1h0m0s"
@@ -173,7 +175,9 @@ func TestNeverReady(t *testing.T) {
 			w.tell(what)
 			c := w.config()
 			c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
-			c.ProbeTimeout = 100 * time.Millisecond
+			if what == "hang" { // on a busy machine the other answers take longer than that
+				c.ProbeTimeout = 100 * time.Millisecond
+			}
 			l := New(c)
 			m := w.model("chat", 1)
 			m.StartTimeout = 600 * time.Millisecond

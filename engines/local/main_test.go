@@ -79,6 +79,8 @@ func playEngine(address, folder string) {
 	}()
 	_ = http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
+		case r.URL.Path == neverReadyPath:
+			w.WriteHeader(http.StatusNotFound)
 		case told("loading"):
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case told("broken"):
@@ -89,6 +91,11 @@ func playEngine(address, folder string) {
 	}))
 	stay()
 }
+
+// neverReadyPath is a path that no engine of these tests answers. The kernel may give the port of a
+// replica that does not listen yet to an engine of another test, which would answer a probe of
+// another path in its place.
+const neverReadyPath = "/never"
 
 // chat logs a line ten times a second.
 func chat() {
