@@ -75,8 +75,15 @@ func closest(name string, known []string) string {
 }
 
 // suggest returns the second half of a message about an unknown name: the closest known name, else
-// the known names, at most 20.
+// the known names, at most 20. Items without a name, and a second item of a name, have faults of
+// their own.
 func suggest(name string, known []string) string {
+	seen := map[string]bool{"": true}
+	known = slices.DeleteFunc(slices.Clone(known), func(k string) bool {
+		repeated := seen[k]
+		seen[k] = true
+		return repeated
+	})
 	if near := closest(name, known); near != "" {
 		return "did you mean " + near + "?"
 	}
@@ -90,26 +97,32 @@ func suggest(name string, known []string) string {
 	return "known are " + strings.Join(known, ", ")
 }
 
-// editDistance returns the Levenshtein distance from a to b: the number of letters to add, drop or
-// change. For an a that is much longer than b it returns len(a), which no caller accepts as close.
+// editDistance returns the number of letters to add, drop or change, or of neighbours to swap, that
+// leads from a to b (optimal string alignment). For an a that is much longer than b it returns
+// len(a), which no caller accepts as close.
 func editDistance(a, b string) int {
 	if len(a) > 2*len(b)+2 {
 		return len(a)
 	}
+	// row has the distances from the first i letters of a to each beginning of b, before and
+	// earlier those of the two rows above it.
+	var earlier, before []int
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
 	}
 	for i := range len(a) {
-		diagonal := row[0]
+		earlier, before, row = before, row, make([]int, len(b)+1)
 		row[0] = i + 1
 		for j := range len(b) {
-			change := diagonal
+			change := before[j]
 			if a[i] != b[j] {
 				change++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, diagonal+1, row[j]+1)
+			row[j+1] = min(change, before[j+1]+1, row[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], earlier[j-1]+1)
+			}
 		}
 	}
 	return row[len(b)]

@@ -145,6 +145,10 @@ func poolCases() []ruleCase {
 			[]string{"2: pools[p].models[0]: must be the name or alias of a model, and p is a pool"}},
 		{"pool of every model", "upstreams: [http://h]\npools: [{name: p, models: ['*', '']}]", []string{
 			"2: pools[p].models[0]: must be the name or alias of a model, is *", "2: pools[p].models[1]: must be the name or alias of a model, is \"\""}},
+		{"pool of no model, where the models have faults", "models: [{name: a, launcher: none}, {name: a, launcher: none}, {launcher: none}]\npools: [{name: p, models: [zz]}]",
+			[]string{"1: models[2].name: required, and missing", "1: models[a].name: a is already used by models[a].name on line 1: choose another name",
+				"2: pools[p].models[0]: there is no model zz; known are a"}},
+		{"swapped letters", "modles: []\nmodels: [{name: a, launcher: none}]", []string{"1: modles: unknown field; did you mean models?"}},
 		{"pool of no model", sims + "}]\npools: [{name: p, models: [c]}]", []string{"2: pools[p].models[0]: there is no model c; known are a"}},
 		{"pool of nothing", "pools: [{name: p, models: []}]", []string{"1: pools[p].models: must name at least one model, is empty"}},
 		{"pool that says nothing", "pools: [{name: p}]", []string{"1: pools[p].models: required, and missing"}},

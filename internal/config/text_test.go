@@ -43,7 +43,7 @@ func TestNearest(t *testing.T) {
 	t.Parallel()
 	known := []string{"listen", "models", "tenants", "max_body", "min"}
 	for name, want := range map[string]string{
-		"lisen": "listen", "model": "models", "tenats": "tenants", "maxbody": "max_body", "Models": "models", "mni": "", "max": "", "xyz": "", "": "",
+		"lisen": "listen", "model": "models", "tenats": "tenants", "maxbody": "max_body", "Models": "models", "mni": "min", "mxx": "", "max": "", "xyz": "", "": "",
 		strings.Repeat("models", 1000): "",
 	} {
 		if got := closest(name, known); got != want {
@@ -57,7 +57,7 @@ func TestDistance(t *testing.T) {
 	for _, tt := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"flaw", "lawn", 2}} {
+	}{{"", "", 0}, {"a", "", 1}, {"", "ab", 2}, {"kitten", "sitting", 3}, {"abc", "abc", 0}, {"flaw", "lawn", 2}, {"modles", "models", 1}, {"ca", "abc", 3}} {
 		if got := editDistance(tt.a, tt.b); got != tt.want {
 			t.Errorf("%q to %q: %d, want %d", tt.a, tt.b, got, tt.want)
 		}
