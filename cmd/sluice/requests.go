@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/url"
@@ -43,7 +44,7 @@ func (f requestFilters) addFlags(flags *pflag.FlagSet) {
 	for name, usage := range map[string]string{
 		"model": "only requests for this model", "tenant": "only requests of this tenant", "replica": "only requests that this replica serves",
 		"status": "only answers with this HTTP status, such as 503, or of this class, such as 5xx", "code": "only requests with this error code",
-		"state":             "only requests in this state: queued, running or finished",
+		"state":             "only requests in this state: queued, streaming or done",
 		"client_request_id": "only requests to which their client gave this id",
 	} {
 		f[name] = flags.String(strings.ReplaceAll(name, "_", "-"), "", usage)
@@ -83,17 +84,17 @@ With several filters a request must pass all of them. Filters look through all r
 	c.Flags().IntVar(&limit, "limit", limit, "how many running and how many finished requests are listed, at most")
 	_ = c.RegisterFlagCompletionFunc("model", flags.completeModels())
 	_ = c.RegisterFlagCompletionFunc("replica", flags.completeReplicas())
-	_ = c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{"queued", "running", "finished"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{"queued", "streaming", "done"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
-// write writes the table of requests.
+// write writes the table of requests. A request that names no model is told by its path.
 func (l requestList) write(w io.Writer) {
 	if len(l.Requests) == 0 {
 		fmt.Fprintln(w, "There is no request.")
 		return
 	}
-	t := newTable("REQUEST", "STATE", "STATUS", "MODEL", "TENANT", "ROUTE", "QUEUED", "FIRST BYTE", "DURATION", "TOKENS", "REPLICA")
+	t := newTable("REQUEST", "STATE", "STATUS", "MODEL OR PATH", "TENANT", "ROUTE", "QUEUED", "FIRST BYTE", "DURATION", "TOKENS", "REPLICA")
 	for _, q := range l.Requests {
 		status := strconv.Itoa(q.Status)
 		if q.Status == 0 {
@@ -106,9 +107,13 @@ func (l requestList) write(w io.Writer) {
 		if q.Estimated {
 			tokens = "~" + tokens
 		}
-		t.add(q.RequestID, q.State, status, q.Model, q.Tenant, q.Route, milliseconds(q.QueuedMS), milliseconds(q.FirstByteMS),
+		t.add(q.RequestID, q.State, status, cmp.Or(q.Model, q.Path), q.Tenant, q.Route, milliseconds(q.QueuedMS), milliseconds(q.FirstByteMS),
 			milliseconds(q.DurationMS), tokens, q.Replica)
 	}
 	t.write(w)
+	if l.Running == 1 {
+		fmt.Fprintln(w, "1 request runs.")
+		return
+	}
 	fmt.Fprintf(w, "%d requests run.\n", l.Running)
 }

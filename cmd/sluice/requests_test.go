@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,5 +39,19 @@ func TestO8_RequestsHasTheFiltersOfTheAPI(t *testing.T) {
 		if diff := cmp.Diff(test.want, asked); diff != "" {
 			t.Errorf("%v: %s", test.args, diff)
 		}
+	}
+}
+
+// A request that has no model is shown by its path, so that it can be told from others.
+func TestO8_RequestsWithoutAModelShowTheirPath(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	requestList{Running: 1, Requests: []requestRow{
+		{RequestID: "a", State: "streaming", Path: "/v1/chat/completions", Model: "chat"},
+		{RequestID: "b", State: "done", Status: 404, Code: "model_not_found", Path: "/schedule"},
+	}}.write(&out)
+	want := `(?s)^REQUEST +STATE +STATUS +MODEL OR PATH .*\na +streaming +- +chat .*\nb +done +404 model_not_found +/schedule .*\n1 request runs\.\n$`
+	if !regexp.MustCompile(want).MatchString(out.String()) {
+		t.Errorf("%s", &out)
 	}
 }

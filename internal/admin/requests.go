@@ -29,8 +29,9 @@ type requestFilter struct {
 	statusFrom, statusTo int
 }
 
-// states are the names of the states in ?state.
-var states = map[string]request.State{"": "", "queued": request.Queued, "running": request.Streaming, "finished": request.Done, "done": request.Done}
+// states are the names of the states in ?state: those in the list, and those of earlier releases.
+var states = map[string]request.State{"": "", "queued": request.Queued, "streaming": request.Streaming, "done": request.Done,
+	"running": request.Streaming, "finished": request.Done}
 
 // requestParams are the parameters of the list of requests.
 var requestParams = []string{"limit", "model", "tenant", "replica", "code", "client_request_id", "state", "status"}
@@ -46,7 +47,7 @@ func readFilter(q url.Values) (f requestFilter, fault *openai.Error) {
 	f = requestFilter{model: q.Get("model"), tenant: q.Get("tenant"), replica: q.Get("replica"), code: q.Get("code"), client: q.Get("client_request_id")}
 	state, ok := states[q.Get("state")]
 	if !ok {
-		return f, badParam("state", fmt.Sprintf("state is %q: it must be queued, running or finished.", q.Get("state")))
+		return f, badParam("state", fmt.Sprintf("state is %q: it must be queued, streaming or done.", q.Get("state")))
 	}
 	f.state = state
 	s := q.Get("status")
