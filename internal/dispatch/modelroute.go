@@ -138,7 +138,7 @@ func (d *Dispatcher) replicaLocked(p Policy, own *estimator, m *engines.ModelSna
 	most, from := limit(p, r, c.news.Load())
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
 		servedModel: m.NameAt(r), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
-		closeDelimited: d.isCloseDelimitedLocked(r), private: isPrivate(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
+		closeDelimited: d.isCloseDelimitedLocked(r), sharedID: sharedID(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 
 // clusterOf returns the Envoy cluster of the replica.

@@ -141,8 +141,8 @@ func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
 		r.Tokens = 0
 	}
 	recovered := admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens}
-	if at := d.replicaAt(r.Location); at != nil && !isPrivate(at) {
-		recovered.Replica = at.ID
+	if at := d.replicaAt(r.Location); at != nil {
+		recovered.Replica = sharedID(at)
 	}
 	return d.admission.RecoverRequest(recovered)
 }

@@ -21,9 +21,8 @@ type replica struct {
 	maxPrefill  int // 0: no bound
 	// closeDelimited says that the replica ends responses by closing their connections.
 	closeDelimited bool
-	// private says that the replica is a process of this gateway. Other gateways may have one of
-	// the same id, which is another process, so its slots are not those of the shared state.
-	private bool
+	// sharedID is the result of the function sharedID.
+	sharedID string
 	// since is when the replica became pickable. Slow start counts from then.
 	since time.Time
 	// slot is the replica's slot in the prefix index of the model.
@@ -31,15 +30,13 @@ type replica struct {
 	*counter
 }
 
-// isPrivate reports the value of replica.private.
-func isPrivate(r *engines.Replica) bool { return r.Launcher == engines.Local }
-
-// sharedID is the name of the replica's slots in the shared state; "" if they are not there.
-func (r *replica) sharedID() string {
-	if r.private {
+// sharedID returns the name of the replica's slots in the shared state. It is "" for a process of
+// this gateway: other gateways may have one of the same id, which is another process.
+func sharedID(r *engines.Replica) string {
+	if r.Launcher == engines.Local {
 		return ""
 	}
-	return r.id
+	return r.ID
 }
 
 // counter counts the requests on a replica. It outlives routing tables, which share it.

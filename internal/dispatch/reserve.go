@@ -45,10 +45,10 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 
 // slotAt returns what admission knows of a slot of the replica.
 func (d *Dispatcher) slotAt(r replica) admission.Slot {
-	if r.private {
+	if r.sharedID == "" {
 		return admission.Slot{}
 	}
-	slot := admission.Slot{Replica: r.id, Limit: r.limit}
+	slot := admission.Slot{Replica: r.sharedID, Limit: r.limit}
 	if d.shared {
 		slot.OnFull = func() { d.markFull(r, fullFor) }
 	}

@@ -261,11 +261,11 @@ func (t *Ticket) Moved(address string) {
 	}
 }
 
-// sharedReplica returns the id of the replica that the slot is on, "" if it is no other gateway's.
+// sharedReplica returns the sharedID of the replica that the slot is on.
 func (t *Ticket) sharedReplica() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.route.replicas[t.replicaIndex].sharedID()
+	return t.route.replicas[t.replicaIndex].sharedID
 }
 
 // Release releases the lease, the slot and the ids. Only the first call has an effect.
