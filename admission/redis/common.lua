@@ -183,16 +183,17 @@ end
 -- may be known later; tokens is what the task's caller has declared. An account that is gone covers
 -- nothing.
 
+-- account_of returns the account of a task, with the key of its record.
+local function account_of(task)
+  for _, key in ipairs({ P .. 'task:' .. task, P .. 'account:' .. task }) do
+    local v = call('HMGET', key, 'tokens', 'used', 'requests')
+    if v[1] then return { key = key, estimate = tonumber(v[1]), used = tonumber(v[2] or '0'), requests = tonumber(v[3] or '0') } end
+  end
+end
+
 -- excess returns what a task does not cover of so many tokens and requests, and its account.
 local function excess(task, tokens, requests)
-  local a, v
-  for _, key in ipairs({ P .. 'task:' .. task, P .. 'account:' .. task }) do
-    v = call('HMGET', key, 'tokens', 'used', 'requests')
-    if v[1] then
-      a = { key = key, estimate = tonumber(v[1]), used = tonumber(v[2] or '0'), requests = tonumber(v[3] or '0') }
-      break
-    end
-  end
+  local a = account_of(task)
   if not a then return tokens, requests end
   local used, made = math.max(a.used + tokens, 0), math.max(a.requests + requests, 0)
   local more = math.max(a.estimate, used) - math.max(a.estimate, a.used)
