@@ -74,6 +74,20 @@ func causeOfCode(code openai.Code) string {
 	return causeClient
 }
 
+// causeOfReported returns the metrics' name of the cause for which a remote gateway has ended a
+// stream with an error of this code. Empty: the code stands for no cause.
+func causeOfReported(code openai.Code) string {
+	switch code {
+	case openai.CodeUpstreamError, openai.CodeUpstreamTruncated:
+		return causeEngine
+	case openai.CodeUpstreamTimeout, openai.CodeRequestTimeout:
+		return causeTimeout
+	case openai.CodeGatewayUnavailable, openai.CodeCancelled, openai.CodeClientTooSlow:
+		return causeOfCode(code)
+	}
+	return ""
+}
+
 // closingFault returns what clients are told when the gateway stops.
 func closingFault() *openai.Error {
 	return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping.")

@@ -66,16 +66,7 @@ func (f *forwardedResponse) result() Result {
 	if f.reported == nil {
 		return Result{}
 	}
-	result := Result{Fault: f.reported, Told: true}
-	switch f.reported.Code {
-	case openai.CodeUpstreamError, openai.CodeUpstreamTruncated:
-		result.Cause = causeEngine
-	case openai.CodeUpstreamTimeout, openai.CodeRequestTimeout:
-		result.Cause = causeTimeout
-	case openai.CodeGatewayUnavailable, openai.CodeCancelled, openai.CodeClientTooSlow:
-		result.Cause = causeOfCode(f.reported.Code)
-	}
-	return result
+	return Result{Fault: f.reported, Told: true, Cause: causeOfReported(f.reported.Code)}
 }
 
 // remote is what carries a call over HTTP: a remote gateway, or the successor of this process.
