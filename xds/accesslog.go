@@ -38,7 +38,7 @@ func requestLog(c Config) []*accesslog.AccessLog {
 func attemptLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
-	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), celFilter(closeDelimited))
+	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), requestLacks(headers.Framing), celFilter(closeDelimited))
 	filters := []*accesslog.AccessLogFilter{failedOrRetried(), answeredAtLeast(429), closes}
 	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{
 		CommonConfig: common, AdditionalResponseHeadersToLog: []string{"content-length", "transfer-encoding", "retry-after"},
@@ -49,9 +49,9 @@ func attemptLog() []*accesslog.AccessLog {
 
 // closeDelimited matches responses of replicas that only the end of the connection ends. Envoy
 // keeps a copy of the replica's own headers for this log; elsewhere it removes transfer-encoding.
-// The log of attempts does not see the dynamic metadata of the request, so this is also evaluated
-// where Sluice's own filter finds out by itself. Nearly all responses have one of the two headers.
-// These are first, because what is behind them is not evaluated then.
+// Where Sluice's own filter finds out by itself, a header of the request says so, because the log
+// of attempts does not see the dynamic metadata of the request. Nearly all responses have one of
+// the two headers. These are first, because what is behind them is not evaluated then.
 const closeDelimited = `!("content-length" in response.headers) && !("transfer-encoding" in response.headers) && response.code >= 200 && ` +
 	`xds.cluster_name.startsWith("model/")`
 
@@ -60,6 +60,15 @@ const closeDelimited = `!("content-length" in response.headers) && !("transfer-e
 func loggedAs(reason accesslogdata.AccessLogType) *accesslog.AccessLogFilter {
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_LogTypeFilter{
 		LogTypeFilter: &accesslog.LogTypeFilter{Types: []accesslogdata.AccessLogType{reason}},
+	}}
+}
+
+// requestLacks matches requests without a header.
+func requestLacks(name string) *accesslog.AccessLogFilter {
+	absent := headerPresent(name)
+	absent.InvertMatch = true
+	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_HeaderFilter{
+		HeaderFilter: &accesslog.HeaderFilter{Header: absent},
 	}}
 }
 

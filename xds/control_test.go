@@ -29,6 +29,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // gateway is the environment of an Envoy in a test: the server under test, and stand-ins for the
@@ -297,10 +298,16 @@ func onHeaders(asked map[string]string, whole bool) *extproc.ProcessingResponse 
 
 func decision(asked map[string]string) *extproc.CommonResponse {
 	mutation := &extproc.HeaderMutation{}
+	to := routes.Decided{Relay: asked["x-test-ticket"] != "", Stream: asked["x-test-stream"] != "",
+		ClientTimeout: asked["x-test-own-timeout"] != "", OwnRetries: asked["x-test-own-retries"] != ""}
+	if to.Relay || asked["x-test-cluster"] != "" {
+		asked["x-test-route"] = to.Key()
+	}
 	for from, to := range map[string]string{
-		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint, "x-test-stream": headers.Stream,
+		"x-test-route":   headers.Route,
+		"x-test-cluster": headers.Cluster, "x-test-list": headers.Endpoint,
 		"x-test-timeout": "x-envoy-upstream-rq-timeout-ms", "x-test-retries": "x-envoy-max-retries", "x-test-path": ":path", "x-test-method": ":method", "x-test-authority": ":authority", "x-test-ticket": headers.Handoff,
-		"x-test-observe": headers.Observe, "x-test-usage": headers.Usage, "x-test-own-timeout": headers.ClientTimeout, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
+		"x-test-observe": headers.Observe, "x-test-usage": headers.Usage, "x-test-try-timeout": "x-envoy-upstream-rq-per-try-timeout-ms",
 	} {
 		if v := asked[from]; v != "" {
 			mutation.SetHeaders = append(mutation.SetHeaders, &core.HeaderValueOption{

@@ -1,13 +1,13 @@
 package xds
 
 import (
-	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	previoushosts "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
-	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -26,25 +26,23 @@ const (
 	hostSelectionRetries = 5
 )
 
-// engineRoutes builds the routes to the cluster that ext_proc chose. Streams have routes of their
-// own, and so have requests whose client set the timeout. When Envoy reports a timeout, the headers
-// that distinguish these requests are gone, but the route is known.
-func engineRoutes(c Config) []*route.Route {
-	var all []*route.Route
-	for _, clientTimeout := range []bool{true, false} {
-		for _, stream := range []bool{true, false} {
-			r := engineRoute(c)
-			if clientTimeout {
-				require(r, headerIs(headers.ClientTimeout, exactly("1")))
-				r.Metadata.FilterMetadata[headers.Metadata].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
-			}
-			if stream {
-				makeStreamRoute(r)
-			}
-			all = append(all, r)
-		}
+// decidedRoute builds the route of a kind of decided requests. When Envoy reports a timeout, the
+// headers that distinguish the kinds are gone, but the route is known.
+func decidedRoute(d routes.Decided, c Config) *route.Route {
+	if d.Relay {
+		return relayRoute(d.Stream, c)
 	}
-	return all
+	r := engineRoute(c)
+	if d.ClientTimeout {
+		r.Metadata.FilterMetadata[headers.Metadata].Fields[clientTimeoutKey] = structpb.NewBoolValue(true)
+	}
+	if d.Stream {
+		makeStreamRoute(r, c)
+	}
+	if !d.OwnRetries {
+		retryStatuses(r.GetRoute().GetRetryPolicy())
+	}
+	return r
 }
 
 // engineRoute builds the route of requests that have no streamed response and no timeout of the
@@ -52,7 +50,7 @@ func engineRoutes(c Config) []*route.Route {
 func engineRoute(c Config) *route.Route {
 	r := &route.Route{
 		Name:  routes.Engine,
-		Match: inferenceMatch(headerPresent(headers.Cluster)),
+		Match: decidedMatch(headers.Cluster),
 		Action: &route.Route_Route{Route: &route.RouteAction{
 			ClusterSpecifier: &route.RouteAction_ClusterHeader{ClusterHeader: headers.Cluster},
 			// Only the endpoints of upstreams have a host name, which then replaces the client's.
@@ -63,7 +61,6 @@ func engineRoute(c Config) *route.Route {
 			HashPolicy:           []*route.RouteAction_HashPolicy{hashOf(headers.Endpoint)},
 		}},
 		// Sluice's own headers are removed after the pick, see engineProtocol.
-		ResponseHeadersToAdd:   []*core.HeaderValueOption{setHeader(headers.Source, headers.SourceEngine)},
 		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
 		RequestBodyBufferLimit: wrapperspb.UInt64(uint64(c.MaxBody)),
@@ -71,42 +68,46 @@ func engineRoute(c Config) *route.Route {
 	r.TypedPerFilterConfig[customResponseName] = mustPack(refuseUnasked())
 	stripDecided(r, c)
 	if !c.Filter.strips(c) {
-		// The list of all routes is applied after this route has added its own.
-		r.ResponseHeadersToRemove = headers.RateLimits()
+		setResponse(r, c)
 	}
+	return r
+}
+
+// setResponse has a route to engines say in the response who has answered, and remove what only the
+// gateway may say.
+func setResponse(r *route.Route, c Config) {
+	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, setHeader(headers.Source, headers.SourceEngine))
+	// The list of all routes is applied after this route has added its own.
+	r.ResponseHeadersToRemove = headers.RateLimits()
 	if c.HideReplica {
 		r.ResponseHeadersToRemove = append(r.ResponseHeadersToRemove, headers.Replica)
 	} else {
 		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
 			setHeader(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))
 	}
-	return r
 }
 
-// makeStreamRoute restricts a route to streams and makes sure that no proxy on the way buffers or
-// compresses the stream.
-func makeStreamRoute(r *route.Route) {
+// makeStreamRoute makes sure that no proxy on the way buffers or compresses the stream.
+func makeStreamRoute(r *route.Route, c Config) {
 	r.Name = routes.Stream
-	require(r, headerIs(headers.Stream, exactly("1")))
 	r.RequestHeadersToAdd = []*core.HeaderValueOption{setHeader("accept-encoding", "identity")}
-	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
-		setHeader("cache-control", "no-cache, no-transform"), setHeader("x-accel-buffering", "no"))
-}
-
-// relayRoutes builds the routes to the relay of managed streams.
-func relayRoutes(c Config) []*route.Route {
-	stream := relayRoute(routes.RelayStream, c)
-	require(stream, headerIs(headers.Stream, exactly("1")))
-	return []*route.Route{stream, relayRoute(routes.Relay, c)}
+	if !c.Filter.strips(c) {
+		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
+			setHeader("cache-control", "no-cache, no-transform"), setHeader("x-accel-buffering", "no"))
+	}
 }
 
 // relayRoute builds a route of requests that ext_proc has handed to the relay. It has no retries,
 // not even for a connection that could not be made: a handoff can be claimed once. The relay itself
 // writes the headers that say who has answered.
-func relayRoute(name string, c Config) *route.Route {
+func relayRoute(stream bool, c Config) *route.Route {
+	name := routes.Relay
+	if stream {
+		name = routes.RelayStream
+	}
 	r := &route.Route{
 		Name:                   name,
-		Match:                  inferenceMatch(headerPresent(headers.Handoff)),
+		Match:                  decidedMatch(headers.Handoff),
 		Action:                 unlimited(headers.RelayCluster),
 		TypedPerFilterConfig:   disabled(extAuthzName, bodyLimitName),
 		Metadata:               bodyLimitMetadata(c.MaxBody),
@@ -136,27 +137,11 @@ func stripRequest(r *route.Route, c Config) {
 	}
 }
 
-// enginePath matches the paths that replicas answer, and more. A list of them would exceed Envoy's
-// limit on a regular expression. ext_proc has refused all others and has replaced aliases.
-const enginePath = "/[a-z0-9_/]+"
-
-// inferenceMatch matches requests to the paths that replicas answer, if they have the decided
-// header.
-func inferenceMatch(decided *route.HeaderMatcher) *route.RouteMatch {
-	var methods []string
-	for _, row := range routes.Of(routes.Replica) {
-		methods = row.Methods
-	}
+// decidedMatch matches requests with a header that only the decision sets.
+func decidedMatch(header string) *route.RouteMatch {
 	return &route.RouteMatch{
-		PathSpecifier: &route.RouteMatch_SafeRegex{SafeRegex: &matcher.RegexMatcher{Regex: enginePath}},
-		Headers:       []*route.HeaderMatcher{decided, methodIsOneOf(methods)},
+		PathSpecifier: &route.RouteMatch_Prefix{Prefix: "/"}, Headers: []*route.HeaderMatcher{headerPresent(header)},
 	}
-}
-
-// require restricts a route to requests with a header. Envoy looks at it first, because fewer
-// requests have it than what the route required before.
-func require(r *route.Route, header *route.HeaderMatcher) {
-	r.Match.Headers = slices.Insert(r.Match.Headers, 0, header)
 }
 
 // rateLimitHeaders are response headers whose values ext_proc has put into the dynamic metadata of
@@ -172,8 +157,8 @@ func rateLimitHeaders() []*core.HeaderValueOption {
 // retryPolicy makes Envoy follow the list of replicas that ext_proc has written. failover.RetryOn
 // lists the failures after which Envoy tries the next replica, as long as no response headers have
 // come. It has reset and not only reset-before-request, because an engine that closes a connection
-// at the moment of its reuse has read the request's first bytes. The statuses after which Envoy
-// tries the next replica come with each request, from ext_proc: a list of one replica has none.
+// at the moment of its reuse has read the request's first bytes. retryStatuses adds statuses, or
+// the headers of a request do.
 func retryPolicy() *route.RetryPolicy {
 	return &route.RetryPolicy{
 		RetryOn:    failover.RetryOn(),
@@ -188,5 +173,19 @@ func retryPolicy() *route.RetryPolicy {
 			},
 		}},
 		HostSelectionRetryMaxAttempts: hostSelectionRetries,
+	}
+}
+
+// retryStatuses adds the statuses after which most requests go to the next replica. To read them
+// from headers of each request would take Envoy longer.
+func retryStatuses(p *route.RetryPolicy) {
+	retryOn, codes := failover.AllStatuses.Envoy()
+	p.RetryOn += "," + retryOn
+	for code := range strings.SplitSeq(codes, ",") {
+		n, err := strconv.ParseUint(code, 10, 32)
+		if err != nil {
+			panic(err) // AllStatuses is a constant
+		}
+		p.RetriableStatusCodes = append(p.RetriableStatusCodes, uint32(n))
 	}
 }

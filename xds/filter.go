@@ -62,12 +62,13 @@ func (f Filter) headers() string {
 	if f.Bare {
 		return ""
 	}
-	return "\nunread " + strings.Join(headers.Unread(), " ") + "\nresponse " + strings.Join(headers.StrippedFromEngines(), " ")
+	ofEngines := append(headers.StrippedFromEngines(), headers.Source, headers.Replica) // the filter sets these two
+	return "\nunread " + strings.Join(headers.Unread(), " ") + "\nresponse " + strings.Join(ofEngines, " ")
 }
 
 // strips reports whether Sluice's own filter removes the headers that the gateway does not read
-// from the requests that it decides, and those of engines from their responses. The filter also
-// sets the rate limit headers then. Otherwise the routes do both.
+// from the requests that it decides, and those of engines from their responses. The filter then
+// also sets all headers that the gateway adds to a response. Otherwise the routes do both.
 func (f Filter) strips(c Config) bool { return f.in(c) && f.Decides }
 
 // deciders lists the filters that ask the gateway about requests.

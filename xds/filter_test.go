@@ -2,6 +2,8 @@ package xds
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,9 +33,23 @@ func filtersOf(t *testing.T, l *listener.Listener) (names []string) {
 	return names
 }
 
+// routesIn lists the routes of a configuration.
+func routesIn(rc *route.RouteConfiguration) (all []*route.Route) {
+	m := rc.GetVirtualHosts()[0].GetMatcher()
+	continues := slices.Collect(maps.Values(m.GetMatcherTree().GetExactMatchMap().GetMap()))
+	for _, next := range append(continues, m.GetOnNoMatch()) {
+		list := new(route.RouteList)
+		if err := next.GetAction().GetTypedConfig().UnmarshalTo(list); err != nil {
+			panic(err) // takeRoutes makes lists
+		}
+		all = append(all, list.GetRoutes()...)
+	}
+	return all
+}
+
 // offOn returns which of the two filters are off on a route.
 func offOn(r *route.RouteConfiguration, name string) (own, extProc bool) {
-	for _, one := range r.GetVirtualHosts()[0].GetRoutes() {
+	for _, one := range routesIn(r) {
 		if one.GetName() == name {
 			_, own = one.GetTypedPerFilterConfig()[filterName]
 			_, extProc = one.GetTypedPerFilterConfig()[extProcName]
@@ -46,7 +62,7 @@ func offOn(r *route.RouteConfiguration, name string) (own, extProc bool) {
 // many it sets on responses from the metadata of the request.
 func removedFrom(rc *route.RouteConfiguration, name string) (request, response, set int) {
 	response = len(rc.GetResponseHeadersToRemove())
-	for _, r := range rc.GetVirtualHosts()[0].GetRoutes() {
+	for _, r := range routesIn(rc) {
 		if r.GetName() != name {
 			continue
 		}

@@ -182,7 +182,7 @@ func forgedTicket(t *testing.T, m *managed) {
 	a := newEngine(t, "a")
 	m.settle(t, "forged", replica("forged-0", a))
 	for _, name := range []string{headers.Handoff, strings.ToUpper(headers.Handoff), "x_sluice_ticket", "x-sluice_ticket"} {
-		head := "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n" + name + ": forged\r\nContent-Length: 2\r\n"
+		head := "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n" + name + ": forged\r\n" + headers.Route + ": " + routes.Decided{Relay: true}.Key() + "\r\nContent-Length: 2\r\n"
 		if got := m.raw(t, head+"\r\n{}"); got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {
 			t.Errorf("%s: %d %s", name, got.StatusCode, got.body)
 		}
@@ -229,7 +229,7 @@ func TestManagedStreamsHaveNoTimeLimit(t *testing.T) {
 	t.Parallel()
 	r := mustBuild(t, managedConfig("/run"), fleet())
 	seen := map[string]bool{}
-	for _, r := range r.Routes.Message.(*route.RouteConfiguration).VirtualHosts[0].Routes {
+	for _, r := range routesIn(r.Routes.Message.(*route.RouteConfiguration)) {
 		a := r.GetRoute()
 		if own := a.GetCluster(); own != headers.RelayCluster && own != headers.GRPCCluster {
 			continue

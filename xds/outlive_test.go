@@ -61,11 +61,14 @@ func impatient(t testing.TB, r *Resources) {
 		m.RequestTimeout = durationpb.New(3 * time.Second)
 	})
 	table := proto.Clone(r.Routes.Message).(*route.RouteConfiguration)
-	for _, route := range table.VirtualHosts[0].Routes {
-		if route.Name == routes.Engine {
-			route.GetRoute().IdleTimeout = durationpb.New(300 * time.Millisecond)
-		}
+	decided := table.GetVirtualHosts()[0].GetMatcher().GetMatcherTree().GetExactMatchMap().GetMap()
+	key := routes.Decided{}.Key()
+	list := new(route.RouteList)
+	if err := decided[key].GetAction().GetTypedConfig().UnmarshalTo(list); err != nil {
+		t.Fatal(err)
 	}
+	list.GetRoutes()[0].GetRoute().IdleTimeout = durationpb.New(300 * time.Millisecond)
+	decided[key] = takeRoutes(list.GetRoutes()...)
 	var err error
 	if r.Routes, err = newResource(resourceName, table); err != nil {
 		t.Fatal(err)

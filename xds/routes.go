@@ -4,6 +4,8 @@ import (
 	"slices"
 	"time"
 
+	xdscore "github.com/cncf/xds/go/xds/core/v3"
+	match "github.com/cncf/xds/go/xds/type/matcher/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -36,29 +38,23 @@ const (
 	clientTimeoutKey = "client_timeout"
 )
 
-// routeConfiguration builds the one route configuration (RDS). Envoy takes the first route that
-// matches: requests with a handoff to the relay come before those with a cluster, and the route for
-// everything else comes last. The routes of most requests come first, because Envoy looks for the
-// route of a request twice, before and after its decision, and the others have regular expressions.
+// routeConfiguration builds the one route configuration (RDS). The header of a decided request
+// names its route. For all other requests Envoy takes the first route that matches; the route for
+// everything else comes last. The paths of most requests come first, because some of the others
+// have regular expressions.
 func routeConfiguration(c Config) *route.RouteConfiguration {
-	var all []*route.Route
-	if c.RelaySocket != "" {
-		all = relayRoutes(c)
+	decided := values{}
+	for _, d := range routes.AllDecided() {
+		if !d.Relay || c.RelaySocket != "" {
+			decided[d.Key()] = takeRoutes(decidedRoute(d, c))
+		}
 	}
-	all = slices.Concat(all, engineRoutes(c), inferenceRoutes(c))
-	if c.RelaySocket != "" {
-		all = append(all, tableRoutes(c, routes.RelayHandlers)...)
-	}
-	if c.GRPCSocket != "" {
-		all = append(all, tableRoutes(c, routes.GRPCService)...)
-	}
-	all = slices.Concat(all, tableRoutes(c, routes.API), []*route.Route{connectRoute(c), undecidedRoute(c)})
 	rc := &route.RouteConfiguration{
 		Name: resourceName,
 		VirtualHosts: []*route.VirtualHost{{
 			Name:    resourceName,
 			Domains: []string{"*"},
-			Routes:  all,
+			Matcher: byHeader(headers.Route, decided, takeRoutes(otherRoutes(c)...)),
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
 		}},
@@ -69,6 +65,25 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 		rc.ResponseHeadersToRemove = headers.StrippedFromRelay()
 	}
 	return rc
+}
+
+// otherRoutes builds the routes of the requests that are not decided yet or never will be.
+func otherRoutes(c Config) []*route.Route {
+	all := inferenceRoutes(c)
+	if c.RelaySocket != "" {
+		all = append(all, tableRoutes(c, routes.RelayHandlers)...)
+	}
+	if c.GRPCSocket != "" {
+		all = append(all, tableRoutes(c, routes.GRPCService)...)
+	}
+	return slices.Concat(all, tableRoutes(c, routes.API), []*route.Route{connectRoute(c), undecidedRoute(c)})
+}
+
+// takeRoutes takes the first of the routes that matches a request.
+func takeRoutes(all ...*route.Route) *match.Matcher_OnMatch {
+	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Action{
+		Action: &xdscore.TypedExtensionConfig{Name: "routes", TypedConfig: mustPack(&route.RouteList{Routes: all})},
+	}}
 }
 
 // tableRoutes builds the routes of what Sluice answers itself through one backend.

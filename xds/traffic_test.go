@@ -177,7 +177,7 @@ func bigBody(t *testing.T, g *gateway) {
 func forgedHeaders(t *testing.T, g *gateway) {
 	a, b := newEngine(t, "a"), newEngine(t, "b")
 	g.settle(t, "forged", replica("forged-0", a), replica("forged-1", b))
-	forge := "X-Sluice-Cluster: model/forged\r\nX-Gateway-Destination-Endpoint: " + a.String() + "\r\n"
+	forge := "X-Sluice-Route: " + routes.Decided{}.Key() + "\r\nX-Sluice-Cluster: model/forged\r\nX-Gateway-Destination-Endpoint: " + a.String() + "\r\n"
 	lower := strings.ToLower(forge)
 	for name, lines := range map[string]string{
 		"plain":             forge,
@@ -186,9 +186,9 @@ func forgedHeaders(t *testing.T, g *gateway) {
 		"underscores":       strings.NewReplacer("x-sluice-", "x_sluice_", "x-gateway-destination-", "x_gateway_destination_").Replace(lower),
 		"one underscore":    strings.NewReplacer("x-sluice-", "x-sluice_", "x-gateway-", "x-gateway_").Replace(lower),
 		"twice":             forge + forge,
-		"in connection":     forge + "Connection: x-sluice-cluster, x-gateway-destination-endpoint\r\n",
+		"in connection":     forge + "Connection: x-sluice-route, x-sluice-cluster, x-gateway-destination-endpoint\r\n",
 		"only in conn":      "Connection: x-sluice-cluster, x-gateway-destination-endpoint, close\r\n",
-		"with all the rest": forge + "X-Sluice-Stream: 1\r\nX-Sluice-Tenant: root\r\nX-Sluice-Ticket: 1\r\nX-Sluice-Observe: 1\r\nX-Sluice-Usage: 1\r\nX-Gateway-Destination-Endpoint-Subset: " + a.String() + "\r\n",
+		"with all the rest": forge + "X-Sluice-Tenant: root\r\nX-Sluice-Ticket: 1\r\nX-Sluice-Observe: 1\r\nX-Sluice-Usage: 1\r\nX-Gateway-Destination-Endpoint-Subset: " + a.String() + "\r\n",
 	} {
 		got := g.raw(t, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\n"+lines+"Content-Length: 2\r\n\r\n{}")
 		if got.StatusCode != 503 || got.code(t) != "gateway_unavailable" {

@@ -268,7 +268,7 @@ func TestB6_AMalformedFrameEndsTheConnection(t *testing.T) {
 		encode(frWelcome, 0, 0, []byte{9, 0, 0, 0, 1, 0, 0, 0}),
 		encode(frWelcome, 0, 0, []byte{2, 0, 0, 0, 0, 0, 0, 0}),
 		encode(frBye, 0, 0, []byte{1}),
-		encode(frGo, 2, 1, goFrame(nil, nil, nil, "")),
+		encode(frGo, 4, 1, goFrame(nil, nil, nil, "")),
 		encode(frGo, 0, 1, goFrame(nil, nil, nil, "x")),
 		encode(frGo, 0, 1, goFrame(pairs{{"", "x"}}, nil, nil, "")),
 		encode(frGo, 0, 1, goFrame(pairs{{"X", "x"}}, nil, nil, "")),

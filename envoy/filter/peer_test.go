@@ -120,7 +120,7 @@ func (p *peer) mapped(c *peerConn) byte {
 }
 
 // protocolVersion is frames.Version, which this package must not import.
-const protocolVersion = 5
+const protocolVersion = 6
 
 // The memory that the filter shares, see package internal/frames.
 const sharedMap, sharedBlock, sharedBlocks = 4096, 32 << 10, 256

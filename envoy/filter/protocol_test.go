@@ -159,6 +159,42 @@ func TestB6_X14_HeadersThatDoNotCrossTheGateway(t *testing.T) {
 	}
 }
 
+// TestB6_X14_AResponseSaysWhoHasAnswered: an engine cannot say itself who it is, and the relay can.
+// What Envoy answers itself is from no engine.
+func TestB6_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
+	b := up(t, options{})
+	lies := []string{"x-says-x-sluice-source", "me", "x-says-x-sluice-replica", "mine", "x-says-cache-control", "public"}
+	for _, c := range []struct {
+		name                                       string
+		set                                        pairs
+		flags                                      byte
+		status                                     int
+		source, replica, cacheControl, noBuffering string
+	}{
+		{"engine", toModel, 0, 200, "engine", "r1", "public", ""},
+		{"replica hidden", toModel, 2, 200, "engine", "", "public", ""},
+		{"stream", append(pairs{{"x-sluice-route", "engine+stream+timeout"}}, toModel...), 0, 200, "engine", "r1", "no-cache, no-transform", "no"},
+		{"relay", append(pairs{{"x-sluice-ticket", "t"}}, toModel...), 0, 200, "me", "mine", "public", ""},
+		{"no such cluster", pairs{{"x-sluice-cluster", "model/none"}}, 0, 503, "", "", "", ""},
+	} {
+		answered := b.send(t, "POST", "/", "x", lies...)
+		f := b.next(t, frBody)
+		f.conn.send(frGo, c.flags, f.id, goFrame(c.set, nil, nil, ""))
+		a := want(t, answered, c.status)
+		for name, value := range map[string]string{
+			"x-sluice-source": c.source, "x-sluice-replica": c.replica, "cache-control": c.cacheControl, "x-accel-buffering": c.noBuffering,
+		} {
+			if got := strings.Join(a.header.Values(name), "|"); got != value {
+				t.Errorf("%s: %s is %q, want %q", c.name, name, got, value)
+			}
+		}
+		if c.status == 200 && a.seen(t).Header.Get("x-sluice-framing") != "" {
+			t.Errorf("%s: the upstream got %v", c.name, a.seen(t).Header)
+		}
+		b.next(t, frEnd)
+	}
+}
+
 // TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused: the client of a decided request gets a 502 in the
 // place of a 101, and nothing of what follows it. The record has the 502.
 func TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused(t *testing.T) {

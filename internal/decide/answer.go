@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // Kind says what an Answer makes Envoy do.
@@ -75,16 +76,15 @@ func (a *Answer) setNative(t *dispatch.Ticket, scan *openai.Request, body []byte
 	if n := t.Retries(); n != failover.RouteRetries {
 		a.set("x-envoy-max-retries", strconv.Itoa(n))
 	}
-	if t.HasFallback() {
+	to := routes.Decided{Stream: scan.Stream, OwnRetries: !t.HasFallback() || !t.FailOver.Usual()}
+	if to.OwnRetries && t.HasFallback() {
 		a.Set = append(a.Set, retryHeaders[t.FailOver&failover.EveryBit]...)
-	}
-	if scan.Stream {
-		a.set(headers.Stream, "1")
 	}
 	if a.setReaders(t, scan); from.traceparent != "" {
 		a.set("traceparent", from.traceparent)
 	}
-	a.setTimeout(t, scan, from.waited)
+	to.ClientTimeout = a.setTimeout(t, scan, from.waited)
+	a.set(headers.Route, to.Key())
 	if rewritten, changed := scan.Rewrite(body, t.Served); changed {
 		a.set("content-length", strconv.Itoa(len(rewritten)))
 		a.Body = rewritten
@@ -133,9 +133,10 @@ var retryHeaders = func() (all [failover.EveryBit + 1][]Header) {
 
 // setTimeout adds the timeout of the response: the shortest of the model's limit, the client's
 // MaxDuration and the client's Timeout. Envoy counts the timeout from now. The client's limits
-// count from the arrival of its request, so waited is subtracted from them.
-func (a *Answer) setTimeout(t *dispatch.Ticket, scan *openai.Request, waited time.Duration) {
-	shortest, isClients := t.MaxDuration, false
+// count from the arrival of its request, so waited is subtracted from them. isClients says that the
+// timeout is one of the client's: when it expires, the status is 408, not 504.
+func (a *Answer) setTimeout(t *dispatch.Ticket, scan *openai.Request, waited time.Duration) (isClients bool) {
+	shortest := t.MaxDuration
 	if d := scan.MaxDuration - waited; scan.MaxDuration > 0 && (shortest == 0 || d < shortest) {
 		shortest, isClients = d, true
 	}
@@ -143,12 +144,10 @@ func (a *Answer) setTimeout(t *dispatch.Ticket, scan *openai.Request, waited tim
 		shortest, isClients = d, true
 	}
 	if shortest == 0 || !isClients && t.BoundByRoute {
-		return
-	}
-	if isClients { // when the client's own timeout expires, the status is 408, not 504
-		a.set(headers.ClientTimeout, "1")
+		return false
 	}
 	a.set("x-envoy-upstream-rq-timeout-ms", strconv.FormatInt(max(shortest.Milliseconds(), 1), 10))
+	return isClients
 }
 
 // reply returns the answer with which Envoy sends the error e to the client without calling an

@@ -6,6 +6,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // decide has the request dispatched. It answers the client with an error, sends the request to its
@@ -68,9 +69,7 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	x.token = x.decider.Handoff.Offer(offer)
 	a := x.newAnswer()
 	a.set(headers.Handoff, x.token)
-	if scan.Stream {
-		a.set(headers.Stream, "1")
-	}
+	a.set(headers.Route, routes.Decided{Relay: true, Stream: scan.Stream}.Key())
 	if gateway := x.envoy.Gateway(); gateway != "" { // only this gateway has the offer
 		a.set(headers.Endpoint, gateway)
 	}

@@ -82,7 +82,7 @@ func Reasons() []string {
 	return all
 }
 
-// RetryOn returns the conditions of Envoy's retry policy that do not depend on the request.
+// RetryOn returns the conditions of Envoy's retry policy that do not depend on statuses.
 func RetryOn() string {
 	var all []string
 	for _, r := range rules {
@@ -112,6 +112,9 @@ const (
 	// EveryBit has every bit that a set can have.
 	EveryBit = AllStatuses | NoStatus
 )
+
+// Usual reports whether s is the set of most requests, which Envoy's routes follow by themselves.
+func (s Statuses) Usual() bool { return s == 0 || s&AllStatuses == AllStatuses }
 
 // Reason returns why another replica is tried after an answer with this status. Empty: the answer
 // is for the client.

@@ -50,7 +50,8 @@
 //	             ends of the requests that the filter has decided before
 //	Go (2)       the request goes on. u16 number of headers to set, u16 of headers to remove, u16
 //	             of values of metadata, u16 0; then as many pairs, names and pairs. Flag 1: the
-//	             rest of the payload replaces the body. Envoy then chooses the route again
+//	             rest of the payload replaces the body. Flag 2: the client does not learn which
+//	             replica has answered. Envoy then chooses the route again
 //	Reply (3)    the request is answered by this: u16 status, u16 number of headers, u16 length of
 //	             the details that Envoy's log shows, u16 0; then the headers, the details, the
 //	             body. If the response has begun, the filter resets the request

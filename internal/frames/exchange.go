@@ -133,7 +133,7 @@ func (x *exchange) answer(a *decide.Answer) {
 		if a.Kind == decide.Go {
 			x.conn.Bodies += len(a.Body)
 		}
-		return appendAnswer(out, x.id, a, x.remove)
+		return appendAnswer(out, x.id, a, x.conn.server.flags(), x.remove)
 	})
 	x.answered, x.running = true, a.Kind == decide.Go && err == nil
 }

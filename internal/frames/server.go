@@ -43,6 +43,9 @@ type Server struct {
 	OnVersion func(pid int, version uint32)
 	// Patience is how long a request waits for a word after its body was sent.
 	Patience time.Duration
+	// Nameless reports whether clients do not learn which replica has answered. nil means that they
+	// do.
+	Nameless func() bool
 	// Inlets returns the path of the unix socket where the workers of the Envoy with this pid take
 	// answers. "" means that answers go where the requests come from, as nil does.
 	Inlets func(pid int) string
@@ -70,6 +73,14 @@ func New(d *decide.Decider) *Server {
 	return &Server{
 		Decider: d, Patience: defaultPatience, conns: map[*conn]bool{}, parked: map[string]*exchange{}, inlets: map[worker][]net.Conn{},
 	}
+}
+
+// flags returns the flags of each Go.
+func (s *Server) flags() uint8 {
+	if s.Nameless != nil && s.Nameless() {
+		return flagNameless
+	}
+	return 0
 }
 
 // Serve serves the connections of a listener until the listener is closed, which is no error.

@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the version of the protocol. Both ends must have the same.
-const Version = 5
+const Version = 6
 
 // headSize is the size of a frame's head in bytes.
 const headSize = 16
@@ -46,6 +46,8 @@ const (
 	flagBodyless = 1
 	// flagBody marks a Go that replaces the body.
 	flagBody = 1
+	// flagNameless marks a Go whose client does not learn which replica has answered.
+	flagNameless = 2
 )
 
 // errMalformed means that the other end does not speak the protocol.
@@ -179,14 +181,15 @@ func appendJoin(out []byte, number uint64) []byte {
 // appendBare appends a frame without a payload.
 func appendBare(out []byte, k kind, id uint64) []byte { return begin(out, k, 0, id) }
 
-// appendAnswer appends a Go or a Reply. remove are further headers to remove.
-func appendAnswer(out []byte, id uint64, a *decide.Answer, remove []string) []byte {
+// appendAnswer appends a Go or a Reply. flags are those of a Go besides flagBody. remove are
+// further headers to remove.
+func appendAnswer(out []byte, id uint64, a *decide.Answer, flags uint8, remove []string) []byte {
 	if a.Kind == decide.Reply {
 		return appendReply(out, id, a)
 	}
-	from, flags := len(out), uint8(0)
+	from := len(out)
 	if a.Body != nil {
-		flags = flagBody
+		flags |= flagBody
 	}
 	out = begin(out, kindGo, flags, id)
 	counts := len(out)

@@ -90,6 +90,7 @@ func (g *Gateway) makeFilter() {
 	f := &g.filter
 	f.server = frames.New(g.decisions.Decider)
 	f.server.Inlets = g.inletsOf
+	f.server.Nameless = func() bool { return !g.config().ReplicaHeader }
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken
 	f.server.OnVersion = func(pid int, version uint32) {

@@ -16,10 +16,8 @@ const (
 	// Endpoint is the ordered list of replicas, "ip:port,ip:port", that Envoy's override_host
 	// policy follows.
 	Endpoint = "x-gateway-destination-endpoint"
-	// Stream is "1" on requests that ask for a streamed response.
-	Stream = "x-sluice-stream"
-	// ClientTimeout is "1" on requests whose response is bounded by a timeout that the client set.
-	ClientTimeout = "x-sluice-client-timeout"
+	// Route names the route of a decided request, see routes.Decided.
+	Route = "x-sluice-route"
 	// Tenant is the name of the tenant, for Sluice's own handlers behind ext_authz.
 	Tenant = "x-sluice-tenant"
 	// Key is the digest of the caller's API key. Handlers of long connections use it to notice a
@@ -37,6 +35,9 @@ const (
 	// Observe is "1" on requests whose first token Envoy reports to Sluice at once. Sluice also
 	// reads the ids of responses there.
 	Observe = "x-sluice-observe"
+	// Framing is on requests whose responses have come, if the filter inside Envoy has found out
+	// whether those have a length. Only the log of attempts sees it.
+	Framing = "x-sluice-framing"
 	// Usage is UsageOfOpenAI or UsageOfMessages on requests whose token usage Envoy reads from the
 	// response: the two APIs tell it differently. With UsageAndStream after the value, Envoy also
 	// reads the events of the response.
@@ -204,7 +205,7 @@ const SourceKey = "source"
 // Internal lists the headers that only Sluice may set. Envoy removes them from the requests of
 // clients, with those of FromClients.
 func Internal() []string {
-	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Stream, ClientTimeout, Tenant, Key, Handoff, Forwarded, Patient,
+	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Route, Tenant, Key, Handoff, Forwarded, Patient,
 		Observe, Usage}
 }
 

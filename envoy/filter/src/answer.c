@@ -59,7 +59,9 @@ static bool is_name(span s) {
 }
 
 static bool is_value(span s) {
-  return !memchr(s.p, 0, s.n) && !memchr(s.p, '\r', s.n) && !memchr(s.p, '\n', s.n);
+  bool bad = false;
+  for (size_t i = 0; i < s.n; i++) bad |= (s.p[i] == 0) | (s.p[i] == '\r') | (s.p[i] == '\n');
+  return !bad;
 }
 
 /* headers skips n headers and checks them. */
@@ -100,7 +102,7 @@ bool read_go(span payload, int flags, go_answer *out) {
   out->remove = removed(&r, out->remove_n);
   out->metadata = values(&r, out->metadata_n);
   out->body = (span){(const char *)r.p, r.n};
-  return !r.bad && (flags & ~FLAG_BODY_REPLACED) == 0 && (flags || r.n == 0);
+  return !r.bad && (flags & ~(FLAG_BODY_REPLACED | FLAG_NAMELESS)) == 0 && (flags & FLAG_BODY_REPLACED || r.n == 0);
 }
 
 bool read_reply(span payload, reply_answer *out) {

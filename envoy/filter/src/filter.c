@@ -233,11 +233,12 @@ typedef struct {
   bool framed, switching;
 } response_head;
 
-/* is_limit reports whether a header tells what remains of the limits of a tenant. */
-static bool is_limit(span name) { return begins(name, SPAN("x-ratelimit-")) || equal(name, SPAN("x-sluice-budget")); }
+/* is_gateways reports whether only the gateway may give a response this header: what remains of the limits of a tenant,
+ * and who has answered. */
+static bool is_gateways(span name) { return begins(name, SPAN("x-ratelimit-")) || begins(name, SPAN("x-sluice-")); }
 
 /* read_headers looks through the headers of a response. It removes those that do not cross the gateway. The relay is
- * part of the gateway, and may tell limits itself. */
+ * part of the gateway, and may set its headers. So may the listener, for what Envoy answers itself. */
 static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
@@ -246,7 +247,7 @@ static response_head read_headers(request *r) {
   if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
   for (size_t i = 0; i < n; i++) {
     span name = {h[i].key, h[i].key_n};
-    if (!r->relayed || !is_limit(name)) found |= headers_find(&r->gate->response, name);
+    if (!(r->relayed || r->local) || !is_gateways(name)) found |= headers_find(&r->gate->response, name);
     span value = {h[i].value, h[i].value_n};
     head.framed = head.framed || is_framing(name, value);
     head.switching = head.switching || (equal(name, SPAN(":status")) && equal(value, SPAN("101")));
@@ -313,13 +314,38 @@ static void set_values(request *r) {
   }
 }
 
+/* name_source says who has answered. Envoy's own answers are the gateway's, and the listener marks them. */
+static void name_source(request *r) {
+  const span source = SPAN("x-sluice-source"), engine = SPAN("engine"), name = SPAN("x-sluice-replica");
+  span replica;
+  if (!r->local) CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, source, engine);
+  if (r->nameless || !CALL(http_get_metadata_string)(r->envoy, METADATA_HOST, SPAN("sluice"), SPAN("replica"), &replica)) return;
+  CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, name, replica);
+}
+
+/* mark_stream makes sure that no proxy on the way to the client buffers or compresses a stream. */
+static void mark_stream(void *envoy) {
+  CALL(http_set_header)(envoy, RESPONSE_HEADERS, SPAN("cache-control"), SPAN("no-cache, no-transform"));
+  CALL(http_set_header)(envoy, RESPONSE_HEADERS, SPAN("x-accel-buffering"), SPAN("no"));
+}
+
+/* set_headers gives the response what the gateway tells the client of it. The relay does most of that itself. */
+static void set_headers(request *r) {
+  set_values(r);
+  if (r->relayed) return;
+  name_source(r);
+  if (r->streamed) mark_stream(r->envoy);
+  /* The log of attempts need not find out whether the response has a length. No replica sees this header any more. */
+  CALL(http_add_header)(r->envoy, REQUEST_HEADERS, SPAN("x-sluice-framing"), SPAN("told"));
+}
+
 HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   request *r = filter;
   response_head head = read_headers(r);
   r->responding = true;
   if (head.switching && r->state == DECIDED) return refuse_switch(r);
   r->unframed = !head.framed && !end;
-  if (r->state == DECIDED) set_values(r);
+  if (r->state == DECIDED) set_headers(r);
   if (r->reading) reading_begin(r->reading, envoy);
   if (r->reading && end) reading_end(r->reading);
   return HEADERS_CONTINUE;
@@ -417,12 +443,15 @@ static void set_untold(request *r) {
 }
 
 /* is_ours reports whether only Sluice sets a header of a request: the listener removes those of clients. */
-static bool is_ours(span name) { return begins(name, SPAN("x-sluice-")) || equal(name, SPAN("x-gateway-destination-endpoint")); }
+static bool is_ours(span name) {
+  return begins(name, SPAN("x-sluice-")) || begins(name, SPAN("x-envoy-")) || equal(name, SPAN("x-gateway-destination-endpoint"));
+}
 
 /* set_header sets a header of the request. Those that say what is to be read of the response are for this filter. */
 static void set_header(request *r, pair h) {
   span name = {h.key, h.key_n}, value = {h.value, h.value_n};
   if (equal(name, SPAN("x-sluice-ticket"))) r->relayed = true;
+  if (equal(name, SPAN("x-sluice-route"))) r->streamed = memmem(value.p, value.n, "+stream", 7) != NULL;
   if (equal(name, SPAN("x-sluice-observe"))) __atomic_store_n(&r->observing, true, __ATOMIC_RELAXED);
   else if (equal(name, SPAN("x-sluice-usage"))) r->reading = r->reading ? r->reading : reading_new(value);
   else if (is_ours(name)) add_header(r->envoy, REQUEST_HEADERS, h);
@@ -440,6 +469,7 @@ static void go_on(request *r, span payload, int flags) {
   for (uint16_t i = 0; i < a.remove_n; i++)
     CALL(http_set_header)(r->envoy, REQUEST_HEADERS, next_name(&a.remove), (span){NULL, 0});
   keep_values(r, a.metadata, a.metadata_n);
+  r->nameless = flags & FLAG_NAMELESS;
   set_told(r, true); /* nor is the access log to have it while it runs */
   settle(r, DECIDED);
   if (flags & FLAG_BODY_REPLACED) replace_body(r->envoy, a.body);
@@ -526,10 +556,10 @@ HOOK(void, http_filter_destroy)(void *filter) {
 }
 
 HOOK(int, http_filter_local_reply)(void *envoy, void *filter, uint32_t status, span details, bool reset) {
-  (void)envoy, (void)filter, (void)status, (void)details, (void)reset;
+  (void)envoy, (void)status, (void)details, (void)reset;
+  ((request *)filter)->local = true;
   return LOCAL_REPLY_CONTINUE;
 }
-
 
 /* Envoy loads no module that lacks one of its hooks. This filter has no use for the following ones. */
 #define ANY __attribute__((unused))

@@ -7,10 +7,10 @@
 #include <sys/uio.h>
 
 /* The protocol, see package internal/frames. */
-enum { PROTOCOL_VERSION = 5, HEAD = 16 };
+enum { PROTOCOL_VERSION = 6, HEAD = 16 };
 enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6, SHARED = 7, READY = 8 };
 enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7, JOIN = 8 };
-enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1 };
+enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1, FLAG_NAMELESS = 2 };
 /* MOST_OBSERVED is how much of a response the gateway is told at most, for the first token and its id. */
 #define MOST_OBSERVED ((size_t)64 << 10)
 /* LARGEST_FRAME is the most bytes in the payload of a frame. */
@@ -145,6 +145,9 @@ typedef struct request {
   bool has_body, body_complete, responding;
   reading *reading; /* null: nothing of the response is read */
   bool relayed;     /* the relay answers it */
+  bool streamed;    /* its response is a stream */
+  bool nameless;    /* the client does not learn which replica has answered */
+  bool local;       /* Envoy answers it */
   bool unframed;    /* only the end of its connection ends the response */
   bool observing;   /* the gateway is told the beginning of the response; atomic */
   size_t observed;  /* how much of it */

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 // Run runs all tests. serve has a decider serve requests over a transport, until the test ends, and
@@ -26,7 +27,7 @@ import (
 func Run(t *testing.T, serve func(testing.TB, *decide.Decider) (open func() Client)) {
 	for name, test := range map[string]func(*Stage){
 		"RefusedBeforeTheBody": refusedBeforeTheBody, "RefusedWithTheBody": refusedWithTheBody,
-		"Decided": decided, "BoundByTheRoute": boundByTheRoute, "HeldAndAborted": heldAndAborted, "Record": record, "Moved": moved,
+		"Decided": decided, "BoundByTheRoute": boundByTheRoute, "R9_Retries": retries, "HeldAndAborted": heldAndAborted, "Record": record, "Moved": moved,
 		"X8_TooManyHeaders": tooManyHeaders, "X7_TooManyOpen": tooManyOpen, "X7_LateBody": lateBody, "O9_Cancelled": cancelled,
 		"Quota": quota, "Noted": noted, "PriorityAndTask": priorityAndTask, "EndedBeforeItsCost": endedBeforeItsCost,
 		"Watched": watched, "B3_Budget": budget, "B2_Session": session, "B2_Observed": observed, "R11_Heartbeat": heartbeat, "O12_TrustedHeader": trustedHeader,
@@ -124,29 +125,31 @@ func decided(s *Stage) {
 		want          map[string]string
 	}{
 		"plain":    {`{"model":"m"}`, "", nil, map[string]string{}},
-		"streamed": {`{"model":"m","stream":true}`, "", nil, map[string]string{headers.Stream: "1"}},
+		"streamed": {`{"model":"m","stream":true}`, "", nil, map[string]string{}},
 		"own options": {`{"model":"m","max_duration_ms":5000}`, `{"model":"m"}`, nil,
-			map[string]string{"content-length": "13", headers.ClientTimeout: "1"}},
-		"timeout by header": {`{"model":"m"}`, "", []decide.Header{h("x-sluice-timeout-ms", "70")}, map[string]string{headers.ClientTimeout: "1"}},
+			map[string]string{"content-length": "13"}},
+		"timeout by header": {`{"model":"m"}`, "", []decide.Header{h("x-sluice-timeout-ms", "70")}, map[string]string{}},
 	} {
 		client, a := s.chat(c.body, c.header...)
 		got := a.Values()
 		to := got[headers.Endpoint]
+		bounded := name == "own options" || name == "timeout by header"
+		route := routes.Decided{Stream: name == "streamed", ClientTimeout: bounded, OwnRetries: !strings.Contains(to, ",")}
 		if a.Kind != decide.Go || got[headers.Cluster] != "model/m" || !strings.HasPrefix(to, "127.0.0.1:900") || string(a.Body) != c.changed {
 			s.t.Fatalf("%s: %+v", name, a)
 		}
 		if got["x-envoy-max-retries"] != fmt.Sprint(max(strings.Count(to, ","), 1)) ||
-			strings.Contains(to, ",") != (got["x-envoy-retriable-status-codes"] == "429") {
+			got[headers.Route] != route.Key() || got["x-envoy-retry-on"]+got["x-envoy-retriable-status-codes"] != "" {
 			s.t.Errorf("%s: retries %v for %s", name, got, to)
 		}
 		if strings.HasPrefix(got[headers.Usage], headers.UsageOfOpenAI) != (got["accept-encoding"] == "identity") {
 			s.t.Errorf("%s: what is read must not be compressed: %v", name, got)
 		}
-		if limit := got["x-envoy-upstream-rq-timeout-ms"]; (limit == "60000") != (c.want[headers.ClientTimeout] == "") || limit == "" {
+		if limit := got["x-envoy-upstream-rq-timeout-ms"]; (limit == "60000") == bounded || limit == "" {
 			s.t.Errorf("%s: timeout %s", name, limit)
 		}
-		for _, seen := range []string{"x-envoy-retry-on", "x-envoy-retriable-status-codes", "x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms",
-			headers.Cluster, headers.Endpoint, headers.Usage, "accept-encoding"} {
+		for _, seen := range []string{"x-envoy-max-retries", "x-envoy-upstream-rq-timeout-ms",
+			headers.Cluster, headers.Endpoint, headers.Route, headers.Usage, "accept-encoding"} {
 			delete(got, seen)
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
@@ -154,6 +157,28 @@ func decided(s *Stage) {
 		}
 		if n := s.view().InFlight; n != 1 {
 			s.t.Errorf("%s: in flight: %d", name, n)
+		}
+		client.Finish()
+		s.until("its slot is free", func() bool { return s.view().InFlight == 0 })
+	}
+}
+
+// retries: a model with statuses of its own names them in the headers of its requests.
+func retries(s *Stage) {
+	for _, c := range []struct {
+		statuses failover.Statuses
+		own      bool
+		codes    string
+	}{
+		{0, false, ""}, {failover.AllStatuses, false, ""}, {failover.EveryBit, false, ""}, {failover.NoStatus, true, ""},
+		{failover.OnUnavailable, true, "503"}, {failover.OnUnavailable | failover.OnTooMany, true, "429,503"},
+	} {
+		s.Dispatcher.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {FailOver: c.statuses}}})
+		client, a := s.chat(`{"model":"m"}`)
+		got := a.Values()
+		if got[headers.Route] != (routes.Decided{OwnRetries: c.own}).Key() || got["x-envoy-retriable-status-codes"] != c.codes ||
+			(got["x-envoy-retry-on"] == "retriable-status-codes") != (c.codes != "") {
+			s.t.Errorf("%v: %+v", c.statuses, got)
 		}
 		client.Finish()
 		s.until("its slot is free", func() bool { return s.view().InFlight == 0 })

@@ -48,7 +48,7 @@ func wideBits() bool { return wide() && cpu.X86.HasPCLMULQDQ && cpu.X86.HasPOPCN
 // container skips the object or list at i. It returns a negative number if the grammar has to do
 // it.
 func (r *Reader) container(i, depth int) int {
-	if r.strict || depth > MaxDepth-64 || len(r.data)-i < wideBlock || !wideBits() {
+	if depth > MaxDepth-64 || len(r.data)-i < wideBlock || !wideBits() {
 		return -1
 	}
 	var blocks [8]block
@@ -73,7 +73,7 @@ func (r *Reader) container(i, depth int) int {
 			i += wideBlock
 			if blocks[k].text == ^uint64(0) && i < len(r.data) && r.data[i-1] != '\\' {
 				// Long texts are skipped faster.
-				if end, _ := skipText(r.data, i); end-i > wideBlock {
+				if end, _, _ := skipText(r.data, i); end-i > wideBlock {
 					i, c = end, carried{text: ^uint64(0)}
 					break
 				}

@@ -71,7 +71,7 @@ func (r *Reader) value(i, depth int) int {
 // whole is value, by the fastest way.
 func (r *Reader) whole(i, depth int) int {
 	if r.at(i)|0x20 == '{' { // { or [
-		if end := r.container(i, depth); end > 0 {
+		if end := r.container(i, depth); end > 0 && (!r.RequireUTF8 || r.utf8 || validUTF8(r.data[i:end])) {
 			return end
 		}
 	}
@@ -144,6 +144,7 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 		return r.fail(ExpectedString, i), false
 	}
 	i++
+	from, allASCII := i, true
 	// Names and many texts are short and have no escapes: they need no call.
 	for range 4 {
 		if len(b)-i < 8 {
@@ -158,18 +159,19 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 		i += 8
 	}
 	for {
-		var skipped bool
-		if r.strict {
-			i, skipped = strictText(b, i)
-		} else {
-			i, skipped = skipText(b, i)
-		}
-		escaped = escaped || skipped
+		var skipped, ascii bool
+		i, skipped, ascii = skipText(b, i)
+		escaped, allASCII = escaped || skipped, allASCII && ascii
 		if i >= len(b) {
 			return r.fail(UnexpectedEnd, i), false
 		}
 		switch c := b[i]; {
 		case c == '"':
+			if !allASCII && r.RequireUTF8 && !r.isUTF8() {
+				if at := notUTF8(b, from, i); at >= 0 {
+					return r.fail(NotUTF8, at), false
+				}
+			}
 			return i + 1, escaped
 		case c == '\\':
 			n := escapeLen(b, i)
@@ -178,10 +180,8 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 			}
 			i = unicodeEscapes(b, i+n)
 			escaped = true
-		case c < 0x20:
-			return r.fail(ControlCharacter, i), false
 		default:
-			return r.fail(NotUTF8, i), false
+			return r.fail(ControlCharacter, i), false
 		}
 	}
 }

@@ -88,7 +88,10 @@ func FuzzValid(f *testing.F) {
 			if got := valid(t, longer, false); got != want {
 				t.Fatalf("%q is valid: %v, encoding/json says %v", longer, got, want)
 			}
-			valid(t, longer, true)
+			want = want && utf8.Valid(longer)
+			if got := valid(t, longer, true); got != want {
+				t.Fatalf("%q is valid and UTF-8: %v, encoding/json and unicode/utf8 say %v", longer, got, want)
+			}
 		}
 	})
 }

@@ -20,9 +20,9 @@ type Reader struct {
 	// keeps it. The package comment says who sets it, and why.
 	RequireUTF8 bool
 
-	// strict says that the text is not UTF-8 and must be. Reset looks at the whole text, because
-	// that costs less than to look at every string. If there is a fault, str finds its place.
-	strict  bool
+	// looked says that the whole text was looked at, and utf8 that it is UTF-8.
+	looked, utf8 bool
+
 	escaped bool
 	reason  Reason
 	depth   int // of the container that is open; 0: none
@@ -34,7 +34,15 @@ type Reader struct {
 // Reset starts the reading of another text.
 func (r *Reader) Reset(data []byte) {
 	*r = Reader{RequireUTF8: r.RequireUTF8, data: data}
-	r.strict = r.RequireUTF8 && !validUTF8(data)
+}
+
+// isUTF8 reports whether the text is UTF-8. To look at all of it once costs less than to look at
+// each string.
+func (r *Reader) isUTF8() bool {
+	if !r.looked {
+		r.looked, r.utf8 = true, validUTF8(r.data)
+	}
+	return r.utf8
 }
 
 // Seek moves the reader to the offset of a value. The depth is counted from there.

@@ -39,52 +39,6 @@ func plainText(b []byte, i int) (end int, escaped bool) {
 	}
 }
 
-// strictText is plainText, and stops at a byte that is not UTF-8.
-func strictText(b []byte, i int) (end int, escaped bool) {
-	for {
-		i = plainASCII(b, i)
-		if i >= len(b) {
-			return i, escaped
-		}
-		switch {
-		case b[i] >= utf8.RuneSelf:
-			next := beyondASCII(b, i)
-			if next < 0 {
-				return ^next, escaped
-			}
-			i = next
-		case b[i] == '\\' && i+1 < len(b) && shortEscapes[b[i+1]]:
-			i, escaped = denseEscapes(b, i+2), true
-		default:
-			return i, escaped
-		}
-	}
-}
-
-// plainASCII returns the offset of the first byte at or after i that is neither plain text nor
-// ASCII, and the length of the text when there is none.
-func plainASCII(b []byte, i int) int {
-	for len(b)-i >= 8 {
-		if m := special(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {
-			return i + bits.TrailingZeros64(m)>>3
-		}
-		i += 8
-		for len(b)-i >= 32 {
-			c := b[i : i+32 : i+32]
-			m := special(binary.LittleEndian.Uint64(c)) | special(binary.LittleEndian.Uint64(c[8:])) |
-				special(binary.LittleEndian.Uint64(c[16:])) | special(binary.LittleEndian.Uint64(c[24:]))
-			if m&high != 0 {
-				break
-			}
-			i += 32
-		}
-	}
-	for i < len(b) && b[i] >= 0x20 && b[i] != '"' && b[i] != '\\' && b[i] < utf8.RuneSelf {
-		i++
-	}
-	return i
-}
-
 // plainBytes returns the offset of the first byte at or after i that ends a run of plain text, and
 // the length of the text when there is none.
 func plainBytes(b []byte, i int) int {
@@ -149,28 +103,33 @@ func marks(b []byte) uint64 {
 	return (special(binary.LittleEndian.Uint64(b)) & high >> 7) * 0x0102040810204080 >> 56
 }
 
-// beyondASCII skips the characters beyond ASCII that start at i. It returns the offset of the first
-// ASCII byte, or ^offset of a byte that is not UTF-8.
-func beyondASCII(b []byte, i int) int {
-	for i < len(b) && b[i] >= utf8.RuneSelf {
-		if len(b)-i >= 4 {
-			w := binary.LittleEndian.Uint32(b[i:])
-			// Three bytes 1110xxxx 10xxxxxx 10xxxxxx, neither overlong nor a surrogate.
-			if x := w & 0x200f; w&0xc0c0f0 == 0x8080e0 && x != 0 && x != 0x200d {
-				i += 3
-				continue
-			}
-			// Two bytes 110xxxxx 10xxxxxx, not overlong.
-			if w&0xc0e0 == 0x80c0 && w&0x1e != 0 {
-				i += 2
-				continue
-			}
+// isASCII reports whether b has no byte beyond ASCII.
+func isASCII(b []byte) bool {
+	for ; len(b) >= 8; b = b[8:] {
+		if binary.LittleEndian.Uint64(b)&high != 0 {
+			return false
 		}
-		r, size := utf8.DecodeRune(b[i:])
+	}
+	for _, c := range b {
+		if c >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+// notUTF8 returns the offset of the first byte in a text from from to to that is not UTF-8, or -1.
+// What stands before the text is ASCII.
+func notUTF8(b []byte, from, to int) int {
+	if validUTF8(b[max(from-3, 0):to]) {
+		return -1
+	}
+	for i := from; i < to; {
+		r, size := utf8.DecodeRune(b[i:to])
 		if r == utf8.RuneError && size == 1 {
-			return ^i
+			return i
 		}
 		i += size
 	}
-	return i
+	return -1
 }

@@ -2,7 +2,6 @@ package jsonscan
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"math/rand/v2"
 	"testing"
@@ -10,9 +9,7 @@ import (
 )
 
 // endsPlain reports whether a byte ends a run of plain text.
-func endsPlain(c byte, ascii bool) bool {
-	return c < 0x20 || c == '"' || c == '\\' || ascii && c >= 0x80
-}
+func endsPlain(c byte) bool { return c < 0x20 || c == '"' || c == '\\' }
 
 // Every special byte at every place of a run is found, and nothing else is.
 func TestPlain(t *testing.T) {
@@ -45,51 +42,42 @@ func TestPlainBorrow(t *testing.T) {
 // checkPlain compares the search in words with a search byte by byte.
 func checkPlain(t *testing.T, b []byte) {
 	t.Helper()
-	for _, ascii := range []bool{true, false} {
-		want := 0
-		for want < len(b) && !endsPlain(b[want], ascii) {
-			want++
-		}
-		got := plainBytes(b, 0)
-		if ascii {
-			got = plainASCII(b, 0)
-		}
-		if got != want {
-			t.Fatalf("% x: plain text, ASCII only %v, ends at %d; want %d", b, ascii, got, want)
-		}
+	want := 0
+	for want < len(b) && !endsPlain(b[want]) {
+		want++
+	}
+	if got := plainBytes(b, 0); got != want {
+		t.Fatalf("% x: plain text ends at %d; want %d", b, got, want)
 	}
 }
 
-// All sequences that begin like a character of three bytes, and many others, against unicode/utf8.
-func TestBeyondASCII(t *testing.T) {
+// The first byte that is not UTF-8 is found, wherever it stands.
+func TestNotUTF8(t *testing.T) {
 	t.Parallel()
 	check := func(b []byte) {
-		i := 0
-		for i < len(b) && b[i] >= utf8.RuneSelf {
+		want := -1
+		for i := 1; i < len(b); {
 			r, size := utf8.DecodeRune(b[i:])
 			if r == utf8.RuneError && size == 1 {
-				i = ^i
+				want = i
 				break
 			}
 			i += size
 		}
-		if got := beyondASCII(b, 0); got != i {
-			t.Fatalf("% x: %d; want %d", b, got, i)
+		if got := notUTF8(b, 1, len(b)); got != want {
+			t.Fatalf("% x: %d; want %d", b, got, want)
+		}
+		if isASCII(b) != (bytes.IndexFunc(b, func(r rune) bool { return r >= 0x80 }) < 0) {
+			t.Fatalf("% x is ASCII: %v", b, isASCII(b))
 		}
 	}
-	for w := uint32(0x800000); w < 1<<24; w++ {
-		if w < 0xe00000 || w >= 0xf00000 {
-			w += 13 // no lead of three bytes
+	for length := range 90 {
+		b := append([]byte{'"'}, bytes.Repeat([]byte{'a'}, length)...)
+		for at := 1; at < len(b); at++ {
+			for _, piece := range []string{"é", "€", "😀", "\xff", "\xc3", "\xe2\x82", "\xed\xa0\x80"} {
+				check(append(append(bytes.Clone(b[:at]), piece...), b[at:]...))
+			}
 		}
-		var b [4]byte
-		binary.BigEndian.PutUint32(b[:], w<<8|'a')
-		check(b[:])  // the fast way
-		check(b[:3]) // the end of the body
-	}
-	for w := uint32(0xf0000000); w < 0xf8000000; w += 61 {
-		var b [4]byte
-		binary.BigEndian.PutUint32(b[:], w)
-		check(b[:])
 	}
 }
 

@@ -9,7 +9,7 @@ func wide512() bool { return cpu.X86.HasAVX512VBMI2 && wide() && cpu.X86.HasPOPC
 // wideText512 is wideText. It takes two thirds of the time for texts with many escapes.
 //
 //go:noescape
-func wideText512(b *byte, n int) (end int, escapes uint64)
+func wideText512(b *byte, n int) (end int, escapes, beyond uint64)
 
 // wideUnescape512 copies text without its escapes. It stops at a block with any other than short
 // escapes, and before a rest of less than a block. from must not be inside of an escape. It may

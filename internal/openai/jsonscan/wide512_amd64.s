@@ -23,20 +23,22 @@ DATA ends<>+112(SB)/8, $0x0000007400720000
 DATA ends<>+120(SB)/8, $0
 GLOBL ends<>(SB), RODATA|NOPTR, $128
 
-// MASKS reads the block: Z0 is the block, K1 quotes and control characters, K3 backslashes.
+// MASKS reads the block: Z0 is the block, K1 quotes and control characters, K3 backslashes. Z13 has
+// the bits of all bytes that were read.
 #define MASKS \
 	VMOVDQU64 (SI)(DX*1), Z0 \
+	VPORQ Z0, Z13, Z13       \
 	VPXORQ Z10, Z0, Z1       \
 	VPCMPUB $2, Z12, Z1, K1  \
 	VPCMPEQB Z11, Z0, K3
 
-// func wideText512(b *byte, n int) (end int, escapes uint64)
+// func wideText512(b *byte, n int) (end int, escapes, beyond uint64)
 //
 // It is wideText, with the same registers but for Z0 and those from R12. It has two loops, because a
 // processor cannot predict which blocks have an escape in a text of short lines. R12 is where the
 // first loop was left. R14 is where the second one, for such texts, looks back. R13 is not 0 if that
 // has skipped an escape since.
-TEXT ·wideText512(SB), NOSPLIT, $0-32
+TEXT ·wideText512(SB), NOSPLIT, $0-40
 	MOVQ b+0(FP), SI
 	MOVQ n+8(FP), CX
 	XORQ DX, DX
@@ -52,6 +54,7 @@ TEXT ·wideText512(SB), NOSPLIT, $0-32
 	VPBROADCASTB AX, Z12 // the quote, moved
 	VMOVDQU64 ends<>(SB), Z14
 	VMOVDQU64 ends<>+64(SB), Z15
+	VPXORQ Z13, Z13, Z13
 	MOVQ $0xaaaaaaaaaaaaaaaa, BX
 	SUBQ $64, CX
 
@@ -158,9 +161,12 @@ rest:
 
 done:
 	ORQ R13, R8
+	VPMOVB2M Z13, K1
+	KMOVQ K1, AX
 	VZEROUPPER
 	MOVQ DX, end+16(FP)
 	MOVQ R8, escapes+24(FP)
+	MOVQ AX, beyond+32(FP)
 	RET
 
 // What the short escapes stand for, by the byte that ends them, for VPERMI2B; 0 elsewhere.

@@ -13,10 +13,11 @@ const wideBlock = 64
 func wide() bool { return cpu.X86.HasAVX2 && cpu.X86.HasBMI1 }
 
 // wideText is plainText for whole blocks. It stops before a rest of less than a block and one byte,
-// too. escapes is not 0 if it has skipped an escape.
+// too. escapes is not 0 if it has skipped an escape. beyond is not 0 if it has read a byte beyond
+// ASCII, which may stand in the last block behind the end.
 //
 //go:noescape
-func wideText(b *byte, n int) (end int, escapes uint64)
+func wideText(b *byte, n int) (end int, escapes, beyond uint64)
 
 // wideUTF8 reports whether there is a fault in n bytes, a multiple of wideBlock. The three bytes
 // before b must be ASCII, and are read. A character that goes on behind the n bytes is no fault.
@@ -24,24 +25,25 @@ func wideText(b *byte, n int) (end int, escapes uint64)
 //go:noescape
 func wideUTF8(b *byte, n int) (fault bool)
 
-// skipText is plainText, 64 bytes at a time.
-func skipText(b []byte, i int) (end int, escaped bool) {
+// skipText is plainText, 64 bytes at a time. If it says that what it has skipped is ASCII, it is.
+func skipText(b []byte, i int) (end int, escaped, ascii bool) {
 	if len(b)-i < wideBlock || !wide() {
-		return plainText(b, i)
+		end, escaped = plainText(b, i)
+		return end, escaped, isASCII(b[i:end])
 	}
 	var n int
-	var escapes uint64
+	var escapes, beyond uint64
 	if wide512() {
-		n, escapes = wideText512(&b[i], len(b)-i)
+		n, escapes, beyond = wideText512(&b[i], len(b)-i)
 	} else {
-		n, escapes = wideText(&b[i], len(b)-i)
+		n, escapes, beyond = wideText(&b[i], len(b)-i)
 	}
 	i += n
 	if len(b)-i > wideBlock { // a byte that is neither plain nor a short escape
-		return i, escapes != 0
+		return i, escapes != 0, beyond == 0
 	}
 	end, escaped = plainText(b, i)
-	return end, escaped || escapes != 0
+	return end, escaped || escapes != 0, beyond == 0 && isASCII(b[i:end])
 }
 
 // validUTF8 is utf8.Valid, 64 bytes at a time.

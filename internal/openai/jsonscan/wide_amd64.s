@@ -9,11 +9,12 @@ DATA shortHigh<>+0(SB)/8, $0x0804020000010000
 DATA shortHigh<>+8(SB)/8, $0
 GLOBL shortHigh<>(SB), RODATA|NOPTR, $16
 
-// func wideText(b *byte, n int) (end int, escapes uint64)
+// func wideText(b *byte, n int) (end int, escapes, beyond uint64)
 //
 // DX is the offset of a block of 64 bytes in Y0 and Y1. R8 is not 0 if an escape was skipped. R9
-// is 1 if the last byte before the block is a backslash that escapes the block's first byte.
-TEXT ·wideText(SB), NOSPLIT, $0-32
+// is 1 if the last byte before the block is a backslash that escapes the block's first byte. Y8 has
+// the bits of all bytes that were read.
+TEXT ·wideText(SB), NOSPLIT, $0-40
 	MOVQ b+0(FP), SI
 	MOVQ n+8(FP), CX
 	XORQ DX, DX
@@ -34,6 +35,7 @@ TEXT ·wideText(SB), NOSPLIT, $0-32
 	VBROADCASTI128 shortLow<>(SB), Y14
 	VBROADCASTI128 shortHigh<>(SB), Y15
 	VPXOR Y9, Y9, Y9
+	VPXOR Y8, Y8, Y8
 	SUBQ $64, CX
 
 block:
@@ -41,6 +43,8 @@ block:
 	JGT rest
 	VMOVDQU (SI)(DX*1), Y0
 	VMOVDQU 32(SI)(DX*1), Y1
+	VPOR Y0, Y8, Y8
+	VPOR Y1, Y8, Y8
 	VPCMPEQB Y10, Y0, Y2
 	VPCMPEQB Y10, Y1, Y3
 	VPMINUB Y12, Y0, Y4
@@ -132,9 +136,11 @@ rest:
 	SUBQ R9, DX // a backslash that ends the last block is not read
 
 done:
+	VPMOVMSKB Y8, AX
 	VZEROUPPER
 	MOVQ DX, end+16(FP)
 	MOVQ R8, escapes+24(FP)
+	MOVQ AX, beyond+32(FP)
 	RET
 
 // The tables of "Validating UTF-8 In Less Than One Instruction Per Byte" (Keiser and Lemire, 2020):

@@ -4,8 +4,11 @@ package jsonscan
 
 import "unicode/utf8"
 
-// skipText is plainText.
-func skipText(b []byte, i int) (end int, escaped bool) { return plainText(b, i) }
+// skipText is plainText. ascii says whether what it has skipped is ASCII.
+func skipText(b []byte, i int) (end int, escaped, ascii bool) {
+	end, escaped = plainText(b, i)
+	return end, escaped, isASCII(b[i:end])
+}
 
 // validUTF8 is utf8.Valid.
 func validUTF8(b []byte) bool { return utf8.Valid(b) }

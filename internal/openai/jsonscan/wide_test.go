@@ -8,6 +8,9 @@ import (
 	"unicode/utf8"
 )
 
+// readBehind is how many bytes behind its end skipText may look at.
+const readBehind = 64
+
 // naiveText is skipText, byte by byte.
 func naiveText(b []byte, i int) (end int, escaped bool) {
 	for ; i < len(b) && b[i] >= 0x20 && b[i] != '"'; i++ {
@@ -38,7 +41,7 @@ func naiveUnescape(raw []byte) (text []byte) {
 // checkWide compares the functions that may be in assembly with slow ones.
 func checkWide(t *testing.T, b []byte, i int) {
 	t.Helper()
-	end, escaped := skipText(b, i)
+	end, escaped, ascii := skipText(b, i)
 	plainEnd, plainEscaped := plainText(b, i)
 	want, wantEscaped := naiveText(b, i)
 	if end != want || escaped != wantEscaped {
@@ -46,6 +49,9 @@ func checkWide(t *testing.T, b []byte, i int) {
 	}
 	if plainEnd != want || plainEscaped != wantEscaped {
 		t.Fatalf("%q from %d: the plain way ends at %d, escapes: %v; want %d, %v", b, i, plainEnd, plainEscaped, want, wantEscaped)
+	}
+	if ascii && !isASCII(b[i:end]) || !ascii && isASCII(b[i:min(end+readBehind, len(b))]) {
+		t.Fatalf("%q from %d to %d is ASCII: %v", b, i, end, ascii)
 	}
 	checkWays(t, b[i:])
 	if text, _ := Unescape(nil, b[i:end]); string(text) != string(naiveUnescape(b[i:end])) {
