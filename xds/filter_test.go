@@ -109,6 +109,12 @@ func TestB6_X14_HeadersAreRemovedOnce(t *testing.T) {
 					tt.request, want, tt.set)
 			}
 		}
+		for _, r := range routesIn(rc) {
+			byRoute := len(r.GetResponseHeadersToAdd()) > 0
+			if (r.GetName() == routes.Engine || r.GetName() == routes.Stream) && r.GetRoute().GetRetryPolicy() != nil && byRoute == c.Filter.strips(c) {
+				t.Errorf("%s: route %s says in responses who has answered: %v", tt.name, r.GetName(), byRoute)
+			}
+		}
 		for _, name := range []string{routes.Models, routes.StoredResponses, routes.Realtime} {
 			if request, response, _ := removedFrom(rc, name); request != tt.tables || name != routes.Models && response != engines {
 				t.Errorf("%s: route %s removes %d and %d headers", tt.name, name, request, response)

@@ -165,15 +165,15 @@ func (r *Reader) str(i int) (end int, escaped bool) {
 		if i >= len(b) {
 			return r.fail(UnexpectedEnd, i), false
 		}
-		switch c := b[i]; {
-		case c == '"':
+		switch b[i] {
+		case '"':
 			if !allASCII && r.RequireUTF8 && !r.isUTF8() {
 				if at := notUTF8(b, from, i); at >= 0 {
 					return r.fail(NotUTF8, at), false
 				}
 			}
 			return i + 1, escaped
-		case c == '\\':
+		case '\\':
 			n := escapeLen(b, i)
 			if n == 0 {
 				return r.fail(BadEscape, i), false

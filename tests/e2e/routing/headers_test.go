@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -88,6 +89,68 @@ models:
 		if !strings.Contains(name, "stream") && a.Header.Get("x-of-the-engine") != "kept" {
 			t.Errorf("%s: the client gets %v", name, a.Header)
 		}
+	}
+}
+
+// TestE2E_X14_AResponseSaysWhoHasAnswered: an engine cannot say itself who it is. The file can hide
+// the replicas.
+func TestE2E_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
+	t.Parallel()
+	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "m", "keyed") {
+			return
+		}
+		body, _ := io.ReadAll(r.Body)
+		for name := range r.Header {
+			if name := strings.ToLower(name); strings.HasPrefix(name, "x-sluice-") {
+				t.Errorf("the engine gets %s", name)
+			}
+		}
+		for name, value := range map[string]string{headers.Source: "gateway", headers.Replica: "evil", "cache-control": "public"} {
+			w.Header().Set(name, value)
+		}
+		if strings.Contains(string(body), "fail") {
+			w.WriteHeader(400)
+		} else if strings.Contains(string(body), "stream") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+			return
+		}
+		io.WriteString(w, `{"choices":[]}`)
+	})
+	file := "upstreams: [" + url + "]\n"
+	g := harness.Start(t, file)
+	check := func(name, body string, status int, shown bool) {
+		t.Helper()
+		a := g.Post(harness.ChatPath, body)
+		source, replica := a.Header.Values(headers.Source), a.Header.Values(headers.Replica)
+		if a.StatusCode != status || len(source) != 1 || source[0] != headers.SourceEngine {
+			t.Errorf("%s: %d, source %q", name, a.StatusCode, source)
+		}
+		if (len(replica) == 1 && replica[0] != "evil") != shown || !shown && len(replica) > 0 {
+			t.Errorf("%s: replica %q", name, replica)
+		}
+		buffers := a.Header.Get("x-accel-buffering") != "no" || !strings.Contains(a.Header.Get("cache-control"), "no-transform")
+		if strings.Contains(body, `"stream":true`) == buffers {
+			t.Errorf("%s: the client gets %v", name, a.Header)
+		}
+	}
+	for _, shown := range []bool{true, false} {
+		if !shown {
+			g.Configure(file + "replica_header: false\n")
+			harness.Eventually(t, "the replica is hidden", func() error {
+				if name := g.Post(harness.ChatPath, ways["native"]).Header.Get(headers.Replica); name != "" {
+					return errors.New(name)
+				}
+				return nil
+			})
+		}
+		for name, body := range ways {
+			if shown || !strings.Contains(name, "managed") { // an answer of the same request_id is a repetition
+				check(name, body, 200, shown)
+			}
+		}
+		check("refused", `{"model":"m","messages":[],"user":"fail"}`, 400, shown)
 	}
 }
 
