@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"sync"
 
-	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
@@ -68,7 +67,6 @@ func (g *gate) move(to relay.Forwarder) {
 // forward has another process answer the request. If it cannot, this gateway's error is the answer.
 func forward(to relay.Forwarder, w http.ResponseWriter, r *http.Request) {
 	if fault := to(w, r); fault != nil {
-		w.Header().Set(headers.Source, headers.SourceGateway)
-		fault.Answer(w)
+		relay.AnswerError(w, r, fault)
 	}
 }

@@ -3,9 +3,11 @@ package gateway
 import (
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -40,6 +42,21 @@ func TestX20_ChangesWaitForTheSuccessorOnAllListeners(t *testing.T) {
 		})
 		if code := <-changed; code != http.StatusAccepted {
 			t.Errorf("%s: a request that changes something got %d", name, code)
+		}
+	}
+}
+
+// An error about the successor has the form of the API that the request is for.
+func TestX20_ErrorsAboutTheSuccessorHaveTheFormOfTheAPI(t *testing.T) {
+	t.Parallel()
+	to := func(http.ResponseWriter, *http.Request) *openai.Error {
+		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway does not answer.")
+	}
+	for path, form := range map[string]string{"/v1/messages": `{"type":"error","error":{`, "/v1/chat/completions": `{"error":{`, "/schedule": `{"error":{`} {
+		w := httptest.NewRecorder()
+		forward(to, w, httptest.NewRequest(http.MethodPost, path, nil))
+		if w.Code != http.StatusServiceUnavailable || !strings.HasPrefix(w.Body.String(), form) || w.Header().Get(headers.Source) != headers.SourceGateway {
+			t.Errorf("%s: %d %s %v", path, w.Code, w.Body, w.Header())
 		}
 	}
 }

@@ -193,7 +193,7 @@ func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool),
 			fault = r.reserve(req.Context(), c, c.memorySize())
 		}
 		if fault != nil {
-			answerError(w, req, fault)
+			AnswerError(w, req, fault)
 			return
 		}
 		if r.config.Requests != nil {

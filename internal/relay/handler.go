@@ -58,7 +58,7 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	offer, ok := r.config.Handoff.Claim(req.Header.Get(headers.Handoff))
 	if !ok {
 		if !r.isElsewhere(w, req) {
-			answerError(w, req, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
+			AnswerError(w, req, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
 		}
 		return
 	}

@@ -317,8 +317,8 @@ func writeMessagesError(w http.ResponseWriter, e *openai.Error) {
 	e.AnswerWith(w, e.MessagesBody())
 }
 
-// answerError answers an inference request with an error of the gateway, in the form of its API.
-func answerError(w http.ResponseWriter, req *http.Request, e *openai.Error) {
+// AnswerError answers a request with an error of the gateway, in the form of the API of its path.
+func AnswerError(w http.ResponseWriter, req *http.Request, e *openai.Error) {
 	if endpoint, ok := openai.EndpointOf(req.URL.Path); ok && endpoint.OfMessages() {
 		writeMessagesError(w, e)
 		return

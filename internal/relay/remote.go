@@ -130,7 +130,7 @@ func (r *remoteResponse) finish(result *Result) {
 	result.Usage, result.Finish = usageOf(&r.tracker), r.tracker.Finish()
 	switch {
 	case r.reported != nil:
-		result.Fault, result.Told = r.reported, true
+		result.Fault, result.Told, result.Cause = r.reported, true, causeOfReported(r.reported.Code)
 	case r.tracker.Outcome() == sse.Truncated && r.endpoint.Generates(): // the events of others do not tell their end
 		result.Fault, result.Cause = openai.Errorf(openai.CodeUpstreamTruncated, "The answer ended before it was whole."), causeGateway
 	}

@@ -115,7 +115,7 @@ func TestAbroadEnds(t *testing.T) {
 	}
 	fault := openai.Errorf(openai.CodeClientTooSlow, "slow")
 	n = answers(headers.SourceEngine, "text/event-stream", 200, tokenEvent("a")+"data: "+string(fault.EventData())+"\n\n")
-	if f := n.result.Fault; f == nil || f.Code != openai.CodeClientTooSlow || !n.result.Told {
+	if f := n.result.Fault; f == nil || f.Code != openai.CodeClientTooSlow || !n.result.Told || n.result.Cause != causeSlow {
 		t.Errorf("an error event: %+v", n.result)
 	}
 }
