@@ -3,6 +3,7 @@ package routes_test
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"net/http/httptest"
 	"regexp"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/api"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/routes"
 	"github.com/sluice-gateway/sluice/internal/testutil"
@@ -50,7 +52,20 @@ func envoyRoutes(t *testing.T) []*envoyroute.Route {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.Routes.Message.(*envoyroute.RouteConfiguration).VirtualHosts[0].Routes
+	m := r.Routes.Message.(*envoyroute.RouteConfiguration).VirtualHosts[0].Matcher
+	continues := slices.Collect(maps.Values(m.GetMatcherTree().GetExactMatchMap().GetMap()))
+	if len(continues) != len(routes.AllDecided()) {
+		t.Errorf("%d routes for %d kinds of decided requests", len(continues), len(routes.AllDecided()))
+	}
+	var all []*envoyroute.Route
+	for _, next := range append(continues, m.GetOnNoMatch()) {
+		list := new(envoyroute.RouteList)
+		if err := next.GetAction().GetTypedConfig().UnmarshalTo(list); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, list.Routes...)
+	}
+	return all
 }
 
 // accepts reports whether the path of a request is one that the route matches.
@@ -70,18 +85,22 @@ func TestEnvoyHasEveryRoute(t *testing.T) {
 	all := envoyRoutes(t)
 	served := map[string]bool{}
 	for _, row := range routes.Table() {
-		i := slices.IndexFunc(all, func(r *envoyroute.Route) bool { return r.Name == row.Name && accepts(r, row.Path) })
+		name, want := row.Name, row.Backend.Cluster()
+		if row.Backend == routes.Replica { // only the decision leads to the row's own route
+			name, want = routes.Undecided, headers.UndecidedCluster
+		}
+		i := slices.IndexFunc(all, func(r *envoyroute.Route) bool { return r.Name == name && accepts(r, row.Path) })
 		if i < 0 {
-			t.Errorf("package xds builds no route %q that matches %s", row.Name, row.Path)
+			t.Errorf("package xds builds no route %q that matches %s", name, row.Path)
 			continue
 		}
-		served[row.Name] = true
-		if cluster := all[i].GetRoute().GetCluster(); cluster != row.Backend.Cluster() {
-			t.Errorf("%s leads to the cluster %q, want %q", row.Path, cluster, row.Backend.Cluster())
+		served[name] = true
+		if cluster := all[i].GetRoute().GetCluster(); cluster != want {
+			t.Errorf("%s leads to the cluster %q, want %q", row.Path, cluster, want)
 		}
 	}
 	// The routes that no path of a client can choose.
-	for _, name := range []string{routes.Stream, routes.Relay, routes.RelayStream, routes.Connect, routes.Undecided} {
+	for _, name := range []string{routes.Engine, routes.Stream, routes.Relay, routes.RelayStream, routes.Connect, routes.Undecided} {
 		served[name] = true
 	}
 	for _, r := range all {

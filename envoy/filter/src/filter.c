@@ -557,7 +557,7 @@ HOOK(void, http_filter_destroy)(void *filter) {
 
 HOOK(int, http_filter_local_reply)(void *envoy, void *filter, uint32_t status, span details, bool reset) {
   (void)envoy, (void)status, (void)details, (void)reset;
-  ((request *)filter)->local = true;
+  if (filter) ((request *)filter)->local = true;
   return LOCAL_REPLY_CONTINUE;
 }
 

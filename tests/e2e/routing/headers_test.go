@@ -92,8 +92,8 @@ models:
 	}
 }
 
-// TestE2E_X14_AResponseSaysWhoHasAnswered: an engine cannot say itself who it is. The file can hide
-// the replicas.
+// TestE2E_X14_AResponseSaysWhoHasAnswered: an engine cannot say itself who it is. What the gateway
+// answers after an engine has failed is its own. The file can hide the replicas.
 func TestE2E_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 	t.Parallel()
 	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -108,6 +108,12 @@ func TestE2E_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 		}
 		for name, value := range map[string]string{headers.Source: "gateway", headers.Replica: "evil", "cache-control": "public"} {
 			w.Header().Set(name, value)
+		}
+		switch {
+		case strings.Contains(string(body), "hang"):
+			<-r.Context().Done()
+		case strings.Contains(string(body), "reset"):
+			panic(http.ErrAbortHandler)
 		}
 		if strings.Contains(string(body), "fail") {
 			w.WriteHeader(400)
@@ -133,6 +139,20 @@ func TestE2E_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 		buffers := a.Header.Get("x-accel-buffering") != "no" || !strings.Contains(a.Header.Get("cache-control"), "no-transform")
 		if strings.Contains(body, `"stream":true`) == buffers {
 			t.Errorf("%s: the client gets %v", name, a.Header)
+		}
+	}
+	for _, c := range []struct {
+		body   string
+		option []string
+		status int
+	}{
+		{`{"model":"m","messages":[],"user":"hang"}`, []string{"x-sluice-timeout-ms: 300"}, 408},
+		{`{"model":"m","messages":[],"user":"reset"}`, nil, 502},
+		{`{"model":"m","messages":[],"user":"reset","stream":true}`, nil, 502},
+	} {
+		a := g.Post(harness.ChatPath, c.body, c.option...)
+		if source := a.Header.Values(headers.Source); a.StatusCode != c.status || len(source) != 1 || source[0] != headers.SourceGateway {
+			t.Errorf("%s: %s, source %q", c.body, a, source)
 		}
 	}
 	for _, shown := range []bool{true, false} {
