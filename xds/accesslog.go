@@ -5,6 +5,7 @@ import (
 
 	accesslog "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	accesslogdata "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	cel "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/filters/cel/v3"
 	grpclog "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
@@ -38,7 +39,7 @@ func requestLog(c Config) []*accesslog.AccessLog {
 func attemptLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
-	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), requestLacks(headers.Framing), celFilter(closeDelimited))
+	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), requestIsNot(headerPresent(headers.Framing)), celFilter(closeDelimited))
 	filters := []*accesslog.AccessLogFilter{failedOrRetried(), answeredAtLeast(429), closes}
 	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{
 		CommonConfig: common, AdditionalResponseHeadersToLog: []string{"content-length", "transfer-encoding", "retry-after"},
@@ -64,12 +65,11 @@ func loggedAs(reason accesslogdata.AccessLogType) *accesslog.AccessLogFilter {
 	}}
 }
 
-// requestLacks matches requests without a header.
-func requestLacks(name string) *accesslog.AccessLogFilter {
-	absent := headerPresent(name)
-	absent.InvertMatch = true
+// requestIsNot matches the requests that m, which becomes a part of the filter, does not match.
+func requestIsNot(m *route.HeaderMatcher) *accesslog.AccessLogFilter {
+	m.InvertMatch = true
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_HeaderFilter{
-		HeaderFilter: &accesslog.HeaderFilter{Header: absent},
+		HeaderFilter: &accesslog.HeaderFilter{Header: m},
 	}}
 }
 
@@ -96,11 +96,7 @@ func failedOrRetried() *accesslog.AccessLogFilter {
 		// an empty list matches any flag
 		ResponseFlagFilter: &accesslog.ResponseFlagFilter{},
 	}}
-	first := headerIs("x-envoy-attempt-count", exactly("1"))
-	first.InvertMatch = true
-	again := &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_HeaderFilter{
-		HeaderFilter: &accesslog.HeaderFilter{Header: first},
-	}}
+	again := requestIsNot(headerIs("x-envoy-attempt-count", exactly("1")))
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_OrFilter{
 		OrFilter: &accesslog.OrFilter{Filters: []*accesslog.AccessLogFilter{failed, again}},
 	}}

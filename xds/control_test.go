@@ -298,10 +298,10 @@ func onHeaders(asked map[string]string, whole bool) *extproc.ProcessingResponse 
 
 func decision(asked map[string]string) *extproc.CommonResponse {
 	mutation := &extproc.HeaderMutation{}
-	to := routes.Decided{Relay: asked["x-test-ticket"] != "", Stream: asked["x-test-stream"] != "",
-		ClientTimeout: asked["x-test-own-timeout"] != "", OwnRetries: asked["x-test-own-retries"] != ""}
-	if to.Relay || asked["x-test-cluster"] != "" {
-		asked["x-test-route"] = to.Key()
+	kind := routes.Decided{Relay: asked["x-test-ticket"] != "", Stream: asked["x-test-stream"] != "",
+		ClientTimeout: asked["x-test-own-timeout"] != ""}
+	if kind.Relay || asked["x-test-cluster"] != "" {
+		asked["x-test-route"] = kind.Key()
 	}
 	for from, to := range map[string]string{
 		"x-test-route":   headers.Route,

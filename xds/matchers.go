@@ -3,6 +3,8 @@ package xds
 import (
 	"strings"
 
+	xdscore "github.com/cncf/xds/go/xds/core/v3"
+	match "github.com/cncf/xds/go/xds/type/matcher/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
@@ -45,4 +47,30 @@ func setHeader(name, value string) *core.HeaderValueOption {
 		Header:       &core.HeaderValue{Key: name, Value: value},
 		AppendAction: core.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
 	}
+}
+
+// values says how a matcher continues, by the value of a header.
+type values map[string]*match.Matcher_OnMatch
+
+// byHeader continues by the value of a header, and with no, which may be nil, for any other
+// value.
+func byHeader(header string, yes values, no *match.Matcher_OnMatch) *match.Matcher {
+	return &match.Matcher{
+		OnNoMatch: no,
+		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
+			Input: &xdscore.TypedExtensionConfig{
+				Name: "envoy.matching.inputs.request_headers", TypedConfig: mustPack(&matcher.HttpRequestHeaderMatchInput{HeaderName: header}),
+			},
+			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{
+				Map: yes,
+			}},
+		}},
+	}
+}
+
+// act ends a match tree with an action.
+func act(name string, action validatedMessage) *match.Matcher_OnMatch {
+	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Action{
+		Action: &xdscore.TypedExtensionConfig{Name: name, TypedConfig: mustPack(action)},
+	}}
 }

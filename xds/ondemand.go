@@ -4,14 +4,12 @@ import (
 	"slices"
 	"time"
 
-	xdscore "github.com/cncf/xds/go/xds/core/v3"
 	match "github.com/cncf/xds/go/xds/type/matcher/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	aimanager "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ai_protocol_manager/v3"
 	composite "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/composite/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	ai "github.com/envoyproxy/go-control-plane/envoy/type/ai/v3"
-	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -55,25 +53,6 @@ func usageReaders(before ...*core.TypedExtensionConfig) values {
 	return all
 }
 
-// values says how a matcher continues, by the value of a header.
-type values map[string]*match.Matcher_OnMatch
-
-// byHeader continues by the value of a header, and with no for any other value. nil creates no
-// filter.
-func byHeader(header string, yes values, no *match.Matcher_OnMatch) *match.Matcher {
-	return &match.Matcher{
-		OnNoMatch: no,
-		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
-			Input: &xdscore.TypedExtensionConfig{
-				Name: "envoy.matching.inputs.request_headers", TypedConfig: mustPack(&matcher.HttpRequestHeaderMatchInput{HeaderName: header}),
-			},
-			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{
-				Map: yes,
-			}},
-		}},
-	}
-}
-
 // nestedMatcher continues with another matcher.
 func nestedMatcher(m *match.Matcher) *match.Matcher_OnMatch {
 	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Matcher{Matcher: m}}
@@ -82,9 +61,7 @@ func nestedMatcher(m *match.Matcher) *match.Matcher_OnMatch {
 // createFilters creates filters for the request.
 func createFilters(filters ...*core.TypedExtensionConfig) *match.Matcher_OnMatch {
 	action := &composite.ExecuteFilterAction{FilterChain: &composite.FilterChainConfiguration{TypedConfig: filters}}
-	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Action{
-		Action: &xdscore.TypedExtensionConfig{Name: "composite-action", TypedConfig: mustPack(action)},
-	}}
+	return act("composite-action", action)
 }
 
 // observer is a second ext_proc. It reports the first bytes of a response's body and does not delay

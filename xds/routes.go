@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	xdscore "github.com/cncf/xds/go/xds/core/v3"
 	match "github.com/cncf/xds/go/xds/type/matcher/v3"
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -81,9 +80,7 @@ func otherRoutes(c Config) []*route.Route {
 
 // takeRoutes takes the first of the routes that matches a request.
 func takeRoutes(all ...*route.Route) *match.Matcher_OnMatch {
-	return &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Action{
-		Action: &xdscore.TypedExtensionConfig{Name: "routes", TypedConfig: mustPack(&route.RouteList{Routes: all})},
-	}}
+	return act("routes", &route.RouteList{Routes: all})
 }
 
 // tableRoutes builds the routes of what Sluice answers itself through one backend.

@@ -22,6 +22,16 @@ var ways = map[string]string{
 	"native and key":  `{"model":"keyed","messages":[]}`,
 }
 
+// answer answers a request as an engine does, by a stream if the request asks for one.
+func answer(w http.ResponseWriter, body string) {
+	if strings.Contains(body, "stream") {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+		return
+	}
+	io.WriteString(w, `{"choices":[]}`)
+}
+
 // TestE2E_X14_HeadersStopAtTheGateway: headers that name another request, claim another client or
 // hold credentials reach no engine; headers that act on browsers and proxies reach no client.
 func TestE2E_X14_HeadersStopAtTheGateway(t *testing.T) {
@@ -36,12 +46,7 @@ func TestE2E_X14_HeadersStopAtTheGateway(t *testing.T) {
 			w.Header().Set(h.Name, "evil")
 		}
 		w.Header().Set("X-Of-The-Engine", "kept")
-		if strings.Contains(string(body), "stream") {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
-			return
-		}
-		io.WriteString(w, `{"choices":[]}`)
+		answer(w, string(body))
 	}
 	t.Setenv("SLUICE_TEST_HEADER_KEY", "the-files-key")
 	g := harness.Start(t, `
@@ -114,15 +119,10 @@ func TestE2E_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 			<-r.Context().Done()
 		case strings.Contains(string(body), "reset"):
 			panic(http.ErrAbortHandler)
-		}
-		if strings.Contains(string(body), "fail") {
+		case strings.Contains(string(body), "fail"):
 			w.WriteHeader(400)
-		} else if strings.Contains(string(body), "stream") {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
-			return
 		}
-		io.WriteString(w, `{"choices":[]}`)
+		answer(w, string(body))
 	})
 	file := "upstreams: [" + url + "]\n"
 	g := harness.Start(t, file)
