@@ -276,12 +276,19 @@ func (q *queue) gates() []*gate {
 	return gates
 }
 
+// lateVerdict is how long a request waits for the verdict of the shared state before OnWait is
+// called. While others of its model come and go, it may take several round trips.
+const lateVerdict = 250 * time.Millisecond
+
 // await blocks until w is decided, its deadline has passed, or ctx has ended.
 func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 	w.reportBlock()
 	waits := w.mustWait
-	if waits == nil && w.Unlocked.OnWait != nil {
-		w.Unlocked.OnWait()
+	var late <-chan time.Time
+	if waits == nil {
+		w.reportWait()
+	} else {
+		late = time.After(lateVerdict)
 	}
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
@@ -291,9 +298,9 @@ func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 			open = false
 		case <-waits:
 			waits = nil
-			if w.Unlocked.OnWait != nil {
-				w.Unlocked.OnWait()
-			}
+			w.reportWait()
+		case <-late:
+			w.reportWait()
 		case <-timer.C:
 			c.cancelWaiter(w, ErrTimeout)
 			open = false
@@ -320,6 +327,14 @@ func (w *waiter) reportBlock() {
 	if w.Unlocked.OnBlock != nil {
 		w.Unlocked.OnBlock()
 		w.Unlocked.OnBlock = nil
+	}
+}
+
+// reportWait calls OnWait, once.
+func (w *waiter) reportWait() {
+	if w.Unlocked.OnWait != nil {
+		w.Unlocked.OnWait()
+		w.Unlocked.OnWait = nil
 	}
 }
 

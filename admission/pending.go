@@ -33,16 +33,20 @@ func (p *Pending) Await(ctx context.Context) (*Lease, error) {
 }
 
 // AwaitFor calls UnlockedHooks.OnWait if the request has to wait, and waits no longer than patience
-// after that. It returns false when the request is still in the queue; it then keeps its place
-// there. True means that Await returns at once, or ends a wait whose time or whose ctx is over.
+// after it has entered the queue. It returns false when the request is still in the queue; it then
+// keeps its place there. True means that Await returns at once, or ends a wait whose time or whose ctx is over.
 func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided bool) {
 	w := p.waiter
 	w.reportBlock()
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
-	if w.mustWait != nil { // the verdict of the shared state is still to come
+	late := time.After(lateVerdict)
+	for undecided := w.mustWait != nil; undecided; { // the verdict of the shared state is still to come
 		select {
 		case <-w.mustWait:
+			undecided = false
+		case <-late:
+			w.reportWait()
 		case <-w.done:
 			return true
 		case <-ctx.Done():
@@ -51,10 +55,7 @@ func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided
 			return true
 		}
 	}
-	if w.Unlocked.OnWait != nil {
-		w.Unlocked.OnWait()
-		w.Unlocked.OnWait = nil // Await would call it again
-	}
+	w.reportWait()
 	left := time.Until(w.deadline)
 	timer.Reset(min(patience, left))
 	select {

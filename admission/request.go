@@ -58,7 +58,8 @@ type UnlockedHooks struct {
 	// their goroutine or by one of Shared.
 	ReleaseSlot func()
 	// OnWait is called at most once, by the goroutine of Admit, Pending.Await or Pending.AwaitFor,
-	// when the request has entered a queue and is about to wait.
+	// when the request has entered a queue and is about to wait, or when the verdict of the shared
+	// state takes longer than 250 ms.
 	OnWait func()
 	// OnBlock is called by the same goroutine when that is about to block: before OnWait, and also
 	// if only the verdict of the shared state is to come. A request of a key with limits of its own

@@ -130,6 +130,27 @@ func TestSharedGrantDoesNotWait(t *testing.T) {
 	})
 }
 
+// TestSharedLateVerdict: a request whose verdict is late is told that it waits.
+func TestSharedLateVerdict(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1, MaxQueue: -1})
+		s.delay = 600 * time.Millisecond
+		v := s.start(t.Context(), admission.Request{Tokens: 5})
+		for _, c := range []struct {
+			after  time.Duration
+			waited bool
+		}{{200 * time.Millisecond, false}, {100 * time.Millisecond, true}} {
+			time.Sleep(c.after)
+			synctest.Wait()
+			if got := v.state(); got.waited != c.waited || got.ended {
+				t.Fatalf("%+v, want waited %v", got, c.waited)
+			}
+		}
+		s.wantAdmitted(v, time.Second)
+	})
+}
+
 // TestSharedOrder: denied waiters keep their order, and an inquiry is about many of them.
 func TestSharedOrder(t *testing.T) {
 	t.Parallel()

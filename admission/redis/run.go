@@ -165,6 +165,10 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr, writesErr); err != nil {
 		return 0, err
 	}
+	// Else the store would be lost again by the next heartbeat, and again each second.
+	if err := s.answersInTime(ctx); err != nil {
+		return 0, err
+	}
 	s.resumeAt = returnAt
 	// A sync that was sent before and got no answer must not run after what is sent now. A clock
 	// that was put back is not waited for.

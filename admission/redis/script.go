@@ -72,8 +72,23 @@ type reply struct {
 	rest   []any
 }
 
-// run calls a script, and returns after the timeout even if the client does not notice it.
+// run calls a script within a timeout.
 func (s *Store) run(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (any, error) {
+	return within(ctx, timeout, func(ctx context.Context) (any, error) {
+		return script.Run(ctx, s.redis, []string{s.prefix + "epoch"}, args...).Result()
+	})
+}
+
+// answersInTime returns an error if Redis takes longer for an answer than a request waits.
+func (s *Store) answersInTime(ctx context.Context) error {
+	_, err := within(ctx, s.cfg.Timeout, func(ctx context.Context) (any, error) {
+		return s.redis.Exists(ctx, s.prefix+"epoch").Result()
+	})
+	return err
+}
+
+// within calls Redis, and returns after the timeout even if the client does not notice it.
+func within(ctx context.Context, timeout time.Duration, ask func(context.Context) (any, error)) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	type result struct {
@@ -82,7 +97,7 @@ func (s *Store) run(ctx context.Context, script *client.Script, timeout time.Dur
 	}
 	results := make(chan result, 1)
 	go func() {
-		value, err := script.Run(ctx, s.redis, []string{s.prefix + "epoch"}, args...).Result()
+		value, err := ask(ctx)
 		results <- result{value, err}
 	}()
 	select {

@@ -38,8 +38,8 @@ func (g *Gateway) makeKeys() error {
 	k := &keyKeeper{gateway: g}
 	g.keys = k
 	backend := keys.File(filepath.Join(g.dir.Path(), "keys.json"))
-	if url := g.options.Config.Redis; url != "" {
-		client, err := redis.NewClient(url, 0)
+	if c := g.options.Config; c.Redis != "" {
+		client, err := redis.NewClient(c.Redis, c.RedisTimeout)
 		if err != nil {
 			return err
 		}

@@ -58,7 +58,7 @@ func (g *Gateway) makeAdmission() error {
 	backend := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
 	if c.Redis != "" {
 		store, err := redis.New(redis.Config{URL: c.Redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,
-			Refresh: k.refresh, Log: g.log})
+			Timeout: c.RedisTimeout, Refresh: k.refresh, Log: g.log})
 		if err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ func (l *launchers) makeRay(c *config.Config) error {
 		OnFound: l.keepFound, OnDemand: l.scaler.ReportDemand, OnHealthy: l.dispatcher.EndSuspension, Log: l.log,
 	}
 	if c.Redis != "" {
-		client, err := redis.NewClient(c.Redis, 0)
+		client, err := redis.NewClient(c.Redis, c.RedisTimeout)
 		if err != nil {
 			return err
 		}

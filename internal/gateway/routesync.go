@@ -47,7 +47,7 @@ func (g *Gateway) makeRemoteRouting() error {
 	if c.Redis == "" {
 		return nil
 	}
-	client, err := redis.NewClient(c.Redis, 0)
+	client, err := redis.NewClient(c.Redis, c.RedisTimeout)
 	if err != nil {
 		return err
 	}

@@ -167,12 +167,12 @@ func (g *Gateway) makePeers() error {
 	if c.Peers == "" {
 		return nil
 	}
-	client, err := redis.NewClient(c.Redis, 0)
+	client, err := redis.NewClient(c.Redis, c.RedisTimeout)
 	if err != nil {
 		return err
 	}
 	g.streams.peersRedis = client
-	g.streams.peers, err = peers.New(peers.Config{Redis: client, Listen: c.Peers, Log: g.log})
+	g.streams.peers, err = peers.New(peers.Config{Redis: client, Listen: c.Peers, Timeout: c.RedisTimeout, Log: g.log})
 	return err
 }
 

@@ -19,8 +19,8 @@ import (
 // makeUsage opens the ledger in the state directory.
 func (g *Gateway) makeUsage() error {
 	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log}
-	if url := g.options.Config.Redis; url != "" {
-		client, err := redis.NewClient(url, usageTimeout)
+	if o := g.options.Config; o.Redis != "" {
+		client, err := redis.NewClient(o.Redis, usageFactor*o.RedisTimeout)
 		if err != nil {
 			return err
 		}
@@ -38,9 +38,9 @@ func (g *Gateway) makeUsage() error {
 	return nil
 }
 
-// usageTimeout is the timeout of a round trip to Redis with many rows. Nobody waits for it but who
-// asks for usage.
-const usageTimeout = 250 * time.Millisecond
+// usageFactor is the timeout of a round trip to Redis with many rows, in units of
+// config.Config.RedisTimeout. Nobody waits for it but who asks for usage.
+const usageFactor = 5
 
 // keepUsage says how long the ledger keeps its rows.
 func (g *Gateway) keepUsage() usage.Keep {

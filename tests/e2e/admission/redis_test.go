@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -44,6 +45,10 @@ func startSlowEngine(t *testing.T, takes time.Duration) *slowEngine {
 	return s
 }
 
+// patient is the setting for tests of what gateways share on a machine that is busy with other
+// tests.
+const patient = "\nredis_timeout: 500ms"
+
 // sharedConfig returns the configuration of gateways that share a Redis and one model.
 func sharedConfig(redis, upstream string, limit int) string {
 	return fmt.Sprintf(`
@@ -60,7 +65,7 @@ func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
 	redis := redistest.Start(t)
 	var gateways []*harness.Gateway
 	for range 3 {
-		gateways = append(gateways, harness.Start(t, sharedConfig(redistest.URL(redis), up.url, limit)))
+		gateways = append(gateways, harness.Start(t, patient+sharedConfig(redistest.URL(redis), up.url, limit)))
 	}
 	for _, g := range gateways {
 		g.AwaitSharedState(true, 3)
@@ -113,6 +118,53 @@ func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
 			t.Error(a)
 		}
 	})
+}
+
+// TestE2E_W5_ASlowRedisIsShared: gateways share a Redis that takes longer than the default of
+// redis_timeout, if the setting is longer. Else a gateway goes on alone and serves all the same. It
+// does not begin to share again and again.
+func TestE2E_W5_ASlowRedisIsShared(t *testing.T) {
+	t.Parallel()
+	const limit = 4
+	up := startSlowEngine(t, 20*time.Millisecond)
+	url := redistest.Slow(redistest.Start(t), 150*time.Millisecond)
+	alone := harness.Start(t, sharedConfig(url, up.url, limit))
+	if a := alone.Post("/v1/completions", `{"model":"m","prompt":"x"}`); a.StatusCode != 200 {
+		t.Fatal(a)
+	}
+	alone.AwaitSharedState(false, 0)
+	harness.Eventually(t, "the operator is told why", func() error {
+		c := alone.AwaitCondition(condition.RedisUnavailable, "")
+		if !strings.Contains(c.Message, "no answer within 50ms") || !strings.Contains(c.Message, "redis_timeout") {
+			return fmt.Errorf("%+v", c)
+		}
+		return nil
+	})
+	if log := alone.LogText(); strings.Contains(log, "redis connected") {
+		t.Errorf("shared although Redis is slow:\n%s", log)
+	}
+	alone.Stop()
+	var gateways []*harness.Gateway
+	for range 2 {
+		gateways = append(gateways, harness.Start(t, "\nredis_timeout: 1s"+sharedConfig(url, up.url, limit)))
+	}
+	for _, g := range gateways {
+		g.AwaitSharedState(true, 2)
+	}
+	up.most.Store(0)
+	var all sync.WaitGroup
+	for i := range 40 {
+		all.Go(func() {
+			a, err := gateways[i%2].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`)
+			if err != nil || a.StatusCode != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		})
+	}
+	all.Wait()
+	if most := up.most.Load(); most > limit {
+		t.Errorf("%d requests at once over two gateways, want %d at most", most, limit)
+	}
 }
 
 func TestE2E_W5_ARedisThatStopsCostsNoRequest(t *testing.T) {
@@ -263,7 +315,7 @@ func TestE2E_T2_AReplicaThatIsFullForOneGatewayIsFullForAll(t *testing.T) {
 	t.Parallel()
 	one, two := harness.StartHeldUpstream(t), harness.StartHeldUpstream(t)
 	redis := redistest.Start(t)
-	config := fmt.Sprintf(`
+	config := fmt.Sprintf(patient+`
 redis: %s
 models:
   - {name: m, launcher: upstream, upstreams: [%s, %s], admission: {max_per_replica: 2}}

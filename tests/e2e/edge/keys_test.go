@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -100,7 +99,7 @@ func TestE2E_B4_KeysOutliveARestart(t *testing.T) {
 func TestE2E_B4_KeysAreGoodFromTheFirstRequest(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
-	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: "+slowly(t, redistest.URL(redis))+small)
+	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: "+redistest.Slow(redis, 100*time.Millisecond)+small)
 	key, _ := newKeyBy(t, g)
 	awaitStatus(t, g, key, 200, "")
 	restarted := make(chan error, 1)
@@ -127,42 +126,6 @@ func TestE2E_B4_KeysAreGoodFromTheFirstRequest(t *testing.T) {
 	awaitStatus(t, g, key, 503, "gateway_unavailable")
 	redis.Resume()
 	awaitStatus(t, g, key, 200, "")
-}
-
-// slowly returns the URL of a Redis that answers a moment later than the one at url.
-func slowly(t *testing.T, url string) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	address := strings.TrimPrefix(url, "redis://")
-	forward := func(to, from net.Conn, pause time.Duration) {
-		defer to.Close()
-		for b := make([]byte, 64<<10); ; {
-			n, err := from.Read(b)
-			time.Sleep(pause)
-			if _, failed := to.Write(b[:n]); err != nil || failed != nil {
-				return
-			}
-		}
-	}
-	go func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", address)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			go forward(server, client, 0)
-			go forward(client, server, 100*time.Millisecond)
-		}
-	}()
-	return "redis://" + l.Addr().String()
 }
 
 // twoModels are models that a key may be kept from.

@@ -31,6 +31,7 @@ models:
 	for i := range two {
 		two[i] = harness.Start(t, fmt.Sprintf(`
 redis: %s
+redis_timeout: 500ms
 peers: 127.0.0.1:%d
 models:
   - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
