@@ -34,7 +34,8 @@ func (p *Pending) Await(ctx context.Context) (*Lease, error) {
 
 // AwaitFor calls UnlockedHooks.OnWait if the request has to wait, and waits no longer than patience
 // after it has entered the queue. It returns false when the request is still in the queue; it then
-// keeps its place there. True means that Await returns at once, or ends a wait whose time or whose ctx is over.
+// keeps its place there. True means that Await returns at once, or ends a wait whose time or whose
+// ctx is over.
 func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided bool) {
 	w := p.waiter
 	w.reportBlock()
