@@ -30,7 +30,7 @@ type Config struct {
 	Created time.Time
 	// Tasks is what the batch API works on. nil means that there is no batch API.
 	Tasks Tasks
-	// Requests keeps the errors that the handler answers with. nil means that nobody keeps them.
+	// Requests keeps the requests of callers. nil means that nobody keeps them.
 	Requests *request.Store
 }
 
@@ -102,7 +102,7 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	for _, name := range slices.Compact(names) {
 		list.Data = append(list.Data, c.card(name))
 	}
-	writeJSON(w, 200, list)
+	c.answer(w, r, 200, list)
 }
 
 // get answers with one model or pool.
@@ -117,7 +117,7 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, openai.ModelNotFound("model", r.PathValue("id")))
 		return
 	}
-	writeJSON(w, 200, c.card(shown))
+	c.answer(w, r, 200, c.card(shown))
 }
 
 // resolve finds the model or pool that a client names. name is the name to authorize, and shown is
@@ -189,14 +189,26 @@ func stateOf(m *engines.ModelSnapshot) string {
 	return stateUnavailable
 }
 
-// fail answers a request with an error. It makes the record of the request before, because Envoy's
-// log entry, which joins the record when the answer has been written, does not have the error code.
+// fail answers a request with an error.
 func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) {
-	c.Requests.Begin(request.Arrival{
-		ID: r.Header.Get(headers.RequestID), Method: r.Method, Path: r.URL.Path, Tenant: r.Header.Get(headers.Tenant),
-	}).Close(e)
+	c.keep(r, e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
+}
+
+// answer answers the request of a caller.
+func (c Config) answer(w http.ResponseWriter, r *http.Request, status int, v any) {
+	c.keep(r, nil)
+	writeJSON(w, status, v)
+}
+
+// keep makes the record of a request that is about to be answered. Envoy's log entry, which joins
+// the record when the answer has been written, has neither the tenant nor the code of an error.
+// fault is nil if there is none.
+func (c Config) keep(r *http.Request, fault *openai.Error) {
+	c.Requests.Begin(request.Arrival{
+		ID: r.Header.Get(headers.RequestID), Method: r.Method, Path: r.URL.Path, Tenant: r.Header.Get(headers.Tenant),
+	}).Close(fault)
 }
 
 // writeJSON writes an answer as JSON.

@@ -43,3 +43,30 @@ func TestErrorsAreKeptWithTheirCodes(t *testing.T) {
 		}
 	}
 }
+
+// Envoy's log entry does not have the tenant of a request that the gateway answers itself.
+func TestAnswersAreKeptWithTheirTenants(t *testing.T) {
+	for path, c := range map[string]struct {
+		body   string
+		status int
+	}{
+		"/schedule": {`{"estimated_tokens":1}`, 200},
+		"/complete": {`{"task_id":"none"}`, 404},
+	} {
+		requests := request.NewStore(0)
+		var ended []request.Summary
+		requests.Subscribe(request.Subscribers{Finished: []func(request.Summary){func(q request.Summary) { ended = append(ended, q) }}})
+		r := post(path, c.body)
+		r.Header.Set(headers.RequestID, "id")
+		w := httptest.NewRecorder()
+		api.New(api.Config{Tasks: &fakeTasks{}, Requests: requests}).ServeHTTP(w, r)
+		requests.Observe(request.Entry{Log: headers.LogRequests, RequestID: "id", Method: "POST", Path: path, Status: w.Code,
+			Details: "via_upstream", Cluster: headers.APICluster, Attempts: 1})
+		if w.Code != c.status || len(ended) != 1 || ended[0].Tenant != "acme" || ended[0].Code != "" || ended[0].Status != c.status || ended[0].Source != headers.SourceGateway {
+			t.Errorf("%s: %d, %+v", path, w.Code, ended)
+		}
+		if all, running := requests.List(0); len(all) != 1 || running != 0 {
+			t.Errorf("%s: %d requests in the list, %d run", path, len(all), running)
+		}
+	}
+}

@@ -104,12 +104,12 @@ func (c Config) schedule(w http.ResponseWriter, r *http.Request) *openai.Error {
 		answer = ScheduleAnswer{}
 	}
 	if answer.TaskID == "" {
-		writeJSON(w, 200, struct {
+		c.answer(w, r, 200, struct {
 			Wait int64 `json:"wait_for_ms"`
 		}{max(ceilMillis(answer.Wait), 1)})
 		return nil
 	}
-	writeJSON(w, 200, struct {
+	c.answer(w, r, 200, struct {
 		Model string `json:"model_backend_id"`
 		Task  string `json:"task_id"`
 	}{answer.Model, answer.TaskID})
@@ -193,7 +193,7 @@ func (c Config) complete(w http.ResponseWriter, r *http.Request) *openai.Error {
 		return invalid("prompt_tokens", "is missing beside completion_tokens")
 	}
 	found, fault := c.Tasks.Complete(r.Context(), r.Header.Get(headers.Tenant), id, sum(actual, prompt, completion))
-	return answerTask(w, found, fault, struct {
+	return c.answerTask(w, r, found, fault, struct {
 		OK bool `json:"ok"`
 	}{true})
 }
@@ -223,7 +223,7 @@ func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 		return invalid("task_id", "is missing")
 	}
 	lease, found, fault := c.Tasks.Renew(r.Context(), r.Header.Get(headers.Tenant), id)
-	return answerTask(w, found, fault, struct {
+	return c.answerTask(w, r, found, fault, struct {
 		OK bool `json:"ok"`
 		// Lease is rounded down, so that a caller who renews in time does so before the lease
 		// expires.
@@ -233,16 +233,16 @@ func (c Config) renew(w http.ResponseWriter, r *http.Request) *openai.Error {
 
 // answerTask writes the answer about a task. "Not found" is the one error that does not have
 // OpenAI's form: it is part of the protocol of existing callers of the batch API.
-func answerTask(w http.ResponseWriter, found bool, fault *openai.Error, answer any) *openai.Error {
+func (c Config) answerTask(w http.ResponseWriter, r *http.Request, found bool, fault *openai.Error, answer any) *openai.Error {
 	switch {
 	case fault != nil:
 		return fault
 	case !found:
-		writeJSON(w, 404, struct {
+		c.answer(w, r, 404, struct {
 			Error string `json:"error"`
 		}{"Task not found"})
 	default:
-		writeJSON(w, 200, answer)
+		c.answer(w, r, 200, answer)
 	}
 	return nil
 }

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"math"
 	"net/netip"
+	"strconv"
 	"strings"
 )
 
@@ -77,6 +79,12 @@ func (k *checker) checkOverlap(at path, address netip.AddrPort, others []netip.A
 	return true
 }
 
+// isNoPort reports whether a text is a number, but not that of a TCP port.
+func isNoPort(text string) bool {
+	n, err := strconv.ParseUint(text, 10, 64)
+	return err == nil && (n == 0 || n > math.MaxUint16)
+}
+
 // checkAddress parses host:port and rewrites it with an IP address as host.
 func (k *checker) checkAddress(at path, text *string) (netip.AddrPort, bool) {
 	if !k.valid(at) {
@@ -89,8 +97,12 @@ func (k *checker) checkAddress(at path, text *string) (netip.AddrPort, bool) {
 	case host == "" && found:
 		host = "0.0.0.0"
 	}
+	if isNoPort(port) {
+		k.faultf(at, "must have a port from 1 to 65535, is %s", quoted(*text))
+		return netip.AddrPort{}, false
+	}
 	address, err := netip.ParseAddrPort(host + ":" + port)
-	if err != nil || address.Port() == 0 || address.Addr().Zone() != "" {
+	if err != nil || address.Addr().Zone() != "" {
 		k.faultf(at, "must be host:port with an IP address as host, such as 127.0.0.1:8080, is %s", quoted(*text))
 		return netip.AddrPort{}, false
 	}

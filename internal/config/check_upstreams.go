@@ -90,6 +90,10 @@ func (k *checker) checkProbePath(at path, text string) {
 // normalizeURL checks the URL of u and rewrites it as scheme://host:port and the path without /v1.
 func (k *checker) normalizeURL(at path, u *Upstream) (*url.URL, bool) {
 	parsed, err := url.Parse(u.URL)
+	if err == nil && isNoPort(parsed.Port()) {
+		k.faultf(at, "must have a port from 1 to 65535, is %s", quoted(parsed.Port()))
+		return nil, false
+	}
 	if err != nil || parsed.Scheme != "http" && parsed.Scheme != "https" || !validHost(parsed) || parsed.RawQuery != "" || parsed.ForceQuery ||
 		parsed.Fragment != "" {
 		k.faultf(at, "must be a URL such as http://10.0.0.5:8000")

@@ -55,7 +55,8 @@ func listenerCases() []ruleCase {
 	return []ruleCase{
 		{"listen without port", "listen: 127.0.0.1", []string{"1: listen: must be host:port with an IP address as host, such as 127.0.0.1:8080, is 127.0.0.1"}},
 		{"listen on a name", "listen: example.com:80", []string{"1: listen: must be host:port with an IP address as host, such as 127.0.0.1:8080, is example.com:80"}},
-		{"listen on port 0", "listen: 127.0.0.1:0", []string{"1: listen: must be host:port with an IP address as host, such as 127.0.0.1:8080, is 127.0.0.1:0"}},
+		{"listen on port 0", "listen: 127.0.0.1:0", []string{"1: listen: must have a port from 1 to 65535, is 127.0.0.1:0"}},
+		{"listen on no port", "listen: 127.0.0.1:65536", []string{"1: listen: must have a port from 1 to 65535, is 127.0.0.1:65536"}},
 		{"listen on a zone", "listen: '[fe80::1%eth0]:80'", []string{`1: listen: must be host:port with an IP address as host, such as 127.0.0.1:8080, is "[fe80::1%eth0]:80"`}},
 		{"listen on localhost, all, IPv6", "listen: localhost:1\nadmin: '[::1]:1'", nil},
 		{"one port, two addresses", "listen: 127.0.0.1:80\nadmin: 127.0.0.2:80", nil},
@@ -152,7 +153,8 @@ func upstreamCases() []ruleCase {
 			"1: models[a].replicas: has no effect with launcher: upstream; remove it"}},
 		{"one server twice", "upstreams: [http://H, http://h:80/v1]", []string{"1: upstreams[1]: the same server is on line 1, at upstreams[0]: remove one of them"}},
 		{"one host twice, once by TLS", "upstreams: [https://h, http://h]", nil},
-		{"no host", "upstreams: ['http://', 'http://:80', 'h:80', '/v1', 'http://h:', 'http://h:0', 'http://h?a', 'http://h#a', 'http://a_b%20']", repeat("1: upstreams[%]: must be a URL such as http://10.0.0.5:8000", 9)},
+		{"no host", "upstreams: ['http://', 'http://:80', 'h:80', '/v1', 'http://h:', 'http://h?a', 'http://h#a', 'http://a_b%20']", repeat("1: upstreams[%]: must be a URL such as http://10.0.0.5:8000", 8)},
+		{"no port", "upstreams: ['http://h:0', 'http://h:65536']", []string{"1: upstreams[0]: must have a port from 1 to 65535, is 0", "1: upstreams[1]: must have a port from 1 to 65535, is 65536"}},
 	}
 }
 
