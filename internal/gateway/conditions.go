@@ -186,7 +186,8 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 		return nil
 	}
 	return []condition.Condition{condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
-		fmt.Sprintf("Redis does not answer: %s. This gateway enforces its share of the limits. If Redis is only slow, set redis_timeout to more.", sentence(s.LastError)))}
+		fmt.Sprintf("Redis does not answer: %s. This gateway enforces its share of the limits. If Redis is only slow, raise redis_timeout.",
+			sentence(s.LastError)))}
 }
 
 // envoyConditions tells whether Envoy is live and has accepted its configuration.
