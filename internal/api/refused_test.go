@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"context"
 	"net/http/httptest"
 	"testing"
 
@@ -67,6 +68,22 @@ func TestAnswersAreKeptWithTheirTenants(t *testing.T) {
 		}
 		if all, running := requests.List(0); len(all) != 1 || running != 0 {
 			t.Errorf("%s: %d requests in the list, %d run", path, len(all), running)
+		}
+	}
+}
+
+// TestWhoHasLeftIsNotKept: Envoy has told the end of a request whose caller has left, and nothing
+// would join a record of it.
+func TestWhoHasLeftIsNotKept(t *testing.T) {
+	for _, fault := range []*openai.Error{nil, {Code: openai.CodeQueueFull}} {
+		requests := request.NewStore(0)
+		ctx, leave := context.WithCancel(t.Context())
+		leave()
+		r := post("/schedule", `{"estimated_tokens":1,"request_id":"x"}`).WithContext(ctx)
+		r.Header.Set(headers.RequestID, "id")
+		api.New(api.Config{Tasks: &fakeTasks{fault: fault}, Requests: requests}).ServeHTTP(httptest.NewRecorder(), r)
+		if all, running := requests.List(0); len(all) != 0 || running != 0 {
+			t.Errorf("%d requests in the list, %d run", len(all), running)
 		}
 	}
 }
