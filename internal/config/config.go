@@ -99,7 +99,7 @@ type Config struct {
 	// this time decides without the others until Redis answers again. A Redis of another zone, or a
 	// busy one, needs more than the default. Calls that no request waits for have 20 times as long.
 	// Default 50ms.
-	RedisTimeout time.Duration `yaml:"redis_timeout" default:"50ms" min:"5ms" max:"1s" restart:"true"`
+	RedisTimeout time.Duration `yaml:"redis_timeout" default:"50ms" min:"5ms" max:"500ms" restart:"true"`
 	// Peers is the host:port on which gateways that share redis reach each other, over TLS with
 	// certificates that the gateways make themselves. A gateway forwards a client that resumes a
 	// stream to the gateway that owns the stream. Default: empty, a request id is known only to its

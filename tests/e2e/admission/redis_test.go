@@ -146,7 +146,7 @@ func TestE2E_W5_ASlowRedisIsShared(t *testing.T) {
 	alone.Stop()
 	var gateways []*harness.Gateway
 	for range 2 {
-		gateways = append(gateways, harness.Start(t, "\nredis_timeout: 1s"+sharedConfig(url, up.url, limit)))
+		gateways = append(gateways, harness.Start(t, patient+sharedConfig(url, up.url, limit)))
 	}
 	for _, g := range gateways {
 		g.AwaitSharedState(true, 2)
