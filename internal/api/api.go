@@ -191,27 +191,15 @@ func stateOf(m *engines.ModelSnapshot) string {
 
 // fail answers a request with an error.
 func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) {
-	c.keep(r, e)
+	c.Requests.Answered(r, e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }
 
 // answer answers the request of a caller.
 func (c Config) answer(w http.ResponseWriter, r *http.Request, status int, v any) {
-	c.keep(r, nil)
+	c.Requests.Answered(r, nil)
 	writeJSON(w, status, v)
-}
-
-// keep makes the record of a request that is about to be answered. Envoy's log entry, which joins
-// the record when the answer has been written, has neither the tenant nor the code of an error.
-// fault is nil if there is none. When the caller has left, the entry has come already.
-func (c Config) keep(r *http.Request, fault *openai.Error) {
-	if r.Context().Err() != nil {
-		return
-	}
-	c.Requests.Begin(request.Arrival{
-		ID: r.Header.Get(headers.RequestID), Method: r.Method, Path: r.URL.Path, Tenant: r.Header.Get(headers.Tenant),
-	}).Close(fault)
 }
 
 // writeJSON writes an answer as JSON.

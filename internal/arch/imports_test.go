@@ -62,7 +62,7 @@ var allowed = map[string]string{
 	"internal/relay/moderation": "internal/openai/jsonscan internal/openai/leaves",
 	"internal/relay": "admission authz engines internal/dispatch internal/headers internal/lack internal/memory internal/openai internal/request internal/http1 " +
 		"internal/openai/jsonscan internal/relay/moderation internal/relay/queue internal/relay/replay internal/routes internal/openai/lifecycle internal/openai/messages internal/openai/sse",
-	"internal/relay/realtime": "authz internal/headers internal/memory internal/openai internal/relay internal/openai/delta internal/openai/sse",
+	"internal/relay/realtime": "authz internal/headers internal/memory internal/openai internal/relay internal/request internal/openai/delta internal/openai/sse",
 	"internal/relay/grpcapi": "authz api/llm/v1 internal/headers internal/openai internal/relay internal/openai/delta " +
 		"internal/openai/jsonscan internal/openai/sse",
 	"internal/relay/peers":       "internal/headers internal/openai internal/openai/messages internal/openai/sse",

@@ -65,7 +65,7 @@ func (g *Gateway) makeStreams() error {
 	s.relay = relay.New(parts)
 	s.realtime = &realtime.Handler{
 		Generator: s.relay, Tenants: g.auth.Caller, Valid: g.auth.Valid, CheckOrigin: c.Auth.ByPlace(),
-		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget,
+		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget, Requests: parts.Requests,
 		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
 		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
 	}

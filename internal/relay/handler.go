@@ -42,7 +42,7 @@ func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
 		case strings.HasPrefix(req.URL.Path, "/v1/"), isEndpoint(req.URL.Path):
 			inference(w, req)
 		default:
-			writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
+			r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
 		}
 	})
 }
@@ -260,11 +260,11 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	}
 	switch {
 	case !named:
-		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "This is no request id."))
+		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest, "This is no request id."))
 		return
 	case req.Method != method:
 		w.Header().Set("allow", method)
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
+		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
 			Message: "This URL takes " + method + " requests only."})
 		return
 	}
@@ -274,7 +274,7 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 	case !ok:
 		r.serveRemoteStream(w, req, key)
 	case !r.mayUse(req, g.call.Scan.Model):
-		writeError(w, notFoundFault())
+		r.answerFault(w, req, notFoundFault())
 	case cancel:
 		g.cancel(errCancelled)
 		w.Header().Set("content-type", "application/json")
@@ -295,7 +295,7 @@ func (r *Relay) mayUse(req *http.Request, model string) bool {
 func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) {
 	after, fault := parseAfter(req)
 	if fault != nil {
-		writeError(w, fault)
+		r.answerFault(w, req, fault)
 		return
 	}
 	if g.isReceived(after) {
@@ -314,13 +314,13 @@ func (r *Relay) serveRemoteStream(w http.ResponseWriter, req *http.Request, key 
 	if r.config.Peers != nil && req.Header.Get(headers.Forwarded) == "" {
 		if owner, ok, _ := r.config.Peers.Find(req.Context(), key.Tenant, key.ID); ok {
 			if fault := r.config.Peers.Forward(r.timed(w), req, owner); fault != nil {
-				writeError(w, fault)
+				r.answerFault(w, req, fault)
 			}
 			return
 		}
 	}
 	if !r.isElsewhere(w, req) {
-		writeError(w, notFoundFault())
+		r.answerFault(w, req, notFoundFault())
 	}
 }
 

@@ -311,6 +311,13 @@ func writeError(w http.ResponseWriter, e *openai.Error) {
 	e.Answer(w)
 }
 
+// answerFault answers a request of the relay's own paths with an error, and has the list of
+// requests show it.
+func (r *Relay) answerFault(w http.ResponseWriter, req *http.Request, e *openai.Error) {
+	r.config.Requests.Answered(req, e)
+	writeError(w, e)
+}
+
 // writeMessagesError is writeError for a client of the Messages API.
 func writeMessagesError(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)

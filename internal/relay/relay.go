@@ -54,8 +54,8 @@ type Config struct {
 	// this gateway has made its offer or has its stream. It returns false, and has written nothing,
 	// if there is no such process. nil: there is none.
 	Elsewhere func(w http.ResponseWriter, r *http.Request) bool
-	// Requests makes the records of the calls that come by Generate. An offer of ext_proc has its
-	// record already. nil: no records are made.
+	// Requests makes the records of the calls that come by Generate, and of the errors of the
+	// relay's own paths. An offer of ext_proc has its record already. nil: no records are made.
 	Requests *request.Store
 	// ReplicaHeader reports whether responses name their replica in a header. nil: they do.
 	ReplicaHeader func() bool

@@ -33,11 +33,11 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	methods, ok := storedMethods[sub]
 	switch {
 	case err != nil || !ok || openai.CheckRequestID("response_id", id) != nil || id == "":
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
+		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
 		return
 	case !slices.Contains(methods, req.Method):
 		w.Header().Set("allow", strings.Join(methods, ", "))
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
+		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
 			Message: "This URL takes " + strings.Join(methods, " and ") + " requests only."})
 		return
 	}
@@ -46,12 +46,12 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	rules := r.rules.Load()
 	switch {
 	case !ok || !r.mayUse(req, model):
-		writeError(w, &openai.Error{Code: openai.CodeResponseNotFound, Param: "response_id",
+		r.answerFault(w, req, &openai.Error{Code: openai.CodeResponseNotFound, Param: "response_id",
 			Message: "There is no stored response with this id, or the gateway does not know any more which replica has it."})
 	case rules.policy(model).GRPC:
-		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The engine of the model %s stores no responses.", model))
+		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest, "The engine of the model %s stores no responses.", model))
 	case rules.Moderated(model, tenant):
-		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "Moderation rules apply to the model %s, so its stored responses are not served.", model))
+		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest, "Moderation rules apply to the model %s, so its stored responses are not served.", model))
 	default:
 		r.passStored(w, req, rest, replica)
 	}
@@ -66,7 +66,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 	discardBody(w, req) // a cancel has no body that means anything
 	request, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
 	if err != nil { // the path and the address were parsed before
-		writeError(w, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called."))
+		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called."))
 		return
 	}
 	request.Header = forwardedHeaders(req.Header)
@@ -76,7 +76,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 	}
 	response, err := r.send(request, replica, Policy{})
 	if err != nil {
-		writeError(w, openai.Errorf(openai.CodeUpstreamError, "The engine that has the response could not be reached."))
+		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamError, "The engine that has the response could not be reached."))
 		return
 	}
 	defer response.Body.Close()

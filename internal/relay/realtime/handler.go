@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Generator runs a call to its end and calls the sink. The relay is one. The end of ctx means that
@@ -46,6 +47,8 @@ type Handler struct {
 	// CheckOrigin refuses browsers on pages of other hosts. It is for gateways without keys: a page
 	// cannot know a key, but it can open a socket to every address that its reader can reach.
 	CheckOrigin bool
+	// Requests has the list of requests show the handshakes that are refused. nil: there is none.
+	Requests *request.Store
 	// Log logs the sockets that were closed. nil: nothing is logged.
 	Log *zap.Logger
 

@@ -22,7 +22,9 @@ const subprotocol = "realtime"
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s, fault := h.accept(w, r)
 	if fault != nil {
-		writeError(w, fault)
+		h.Requests.Answered(r, fault)
+		w.Header().Set(headers.Source, headers.SourceGateway)
+		fault.Answer(w)
 		return
 	}
 	if s == nil {
@@ -107,10 +109,4 @@ func sameOrigin(r *http.Request) bool {
 	}
 	u, err := url.Parse(origin)
 	return err == nil && strings.EqualFold(u.Host, r.Host)
-}
-
-// writeError answers with an error of the gateway.
-func writeError(w http.ResponseWriter, e *openai.Error) {
-	w.Header().Set(headers.Source, headers.SourceGateway)
-	e.Answer(w)
 }

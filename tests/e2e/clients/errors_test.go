@@ -2,6 +2,7 @@ package clients
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -213,5 +214,56 @@ func TestE2E_B6_RefusalsOfGRPC(t *testing.T) {
 		if got := a.Header.Get("Grpc-Status"); a.StatusCode != 200 || got != c.want {
 			t.Errorf("%s: status %d, grpc-status %q, want %s", c.path, a.StatusCode, got, c.want)
 		}
+	}
+}
+
+// TestE2E_B6_TheListSaysWhoWasTold: the list of requests has the tenant and the code of what Sluice
+// itself answers, on every path.
+func TestE2E_B6_TheListSaysWhoWasTold(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme, keys: [{hash: '"+authz.HashKey("good")+"'}]}]"+harness.OneSim)
+	const key = "Authorization: Bearer good"
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		code               string
+	}{
+		{"GET", "/v1/streams/none", "", 404, "stream_not_found"},
+		{"POST", "/v1/streams/none/cancel", "", 404, "stream_not_found"},
+		{"GET", "/v1/responses/resp_none", "", 404, "response_not_found"},
+		{"GET", "/v1/realtime?model=chat", "", 426, "invalid_request"},
+		{"POST", "/schedule", `{"model": "chat", "estimated_tokens": 1}`, 200, ""},
+		{"POST", "/schedule", `{"model": "none", "estimated_tokens": 1}`, 404, "model_not_found"},
+		{"POST", "/complete", `{"task_id": "none"}`, 404, ""},
+		{"GET", "/v1/models", "", 200, ""},
+	} {
+		var a *harness.Answer
+		if c.method == "GET" {
+			a = g.Fetch(c.path, key)
+		} else {
+			a = g.Post(c.path, c.body, key)
+		}
+		if a.StatusCode != c.status {
+			t.Errorf("%s: %s", c.path, a)
+		}
+		path, _, _ := strings.Cut(c.path, "?")
+		harness.Eventually(t, "the list has "+c.path, func() error {
+			var list struct {
+				Requests []struct {
+					Path, Tenant, Code, Source string
+					Status                     int
+				}
+			}
+			if err := g.TryGet("/api/v1/requests?limit=1", &list); err != nil {
+				return err
+			}
+			if len(list.Requests) != 1 || list.Requests[0].Path != path || list.Requests[0].Status != c.status {
+				return fmt.Errorf("%+v", list)
+			}
+			if r := list.Requests[0]; r.Tenant != "acme" || r.Code != c.code || r.Source != "gateway" {
+				t.Errorf("%s %s: %+v, want the tenant acme and the code %q", c.method, c.path, r, c.code)
+			}
+			return nil
+		})
 	}
 }
