@@ -51,7 +51,8 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	case rules.policy(model).GRPC:
 		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest, "The engine of the model %s stores no responses.", model))
 	case rules.Moderated(model, tenant):
-		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest, "Moderation rules apply to the model %s, so its stored responses are not served.", model))
+		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest,
+			"Moderation rules apply to the model %s, so its stored responses are not served.", model))
 	default:
 		r.passStored(w, req, rest, replica)
 	}
