@@ -1,6 +1,6 @@
 // Package doctor tries what the check of a configuration file cannot know: whether programs are
-// there, ports are free, directories can be written, and Redis, upstreams and Ray answer. The
-// command `sluice doctor` uses it. It changes nothing.
+// there, ports are free, directories can be written, replicas have room, and Redis, upstreams and
+// Ray answer. The command `sluice doctor` uses it. It changes nothing.
 package doctor
 
 import (
@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -92,7 +93,9 @@ func Examine(ctx context.Context, o Options) []Finding {
 	e.directory("state_dir", o.Config.StateDir)
 	e.ports(ctx)
 	e.programs()
-	e.gpus()
+	node, err := local.NewInventory().Read()
+	e.gpus(node, err)
+	e.room(node)
 	e.redis(ctx)
 	e.servers(ctx)
 	return e.found
@@ -247,9 +250,9 @@ func (e *examination) programs() {
 	}
 }
 
-// gpus looks at the GPUs of this machine, and whether a model needs one.
-func (e *examination) gpus() {
-	node, err := local.NewInventory().Read()
+// gpus looks at the GPUs of this machine, and whether a model needs one. err says why some cannot
+// be read.
+func (e *examination) gpus(node engines.Node, err error) {
 	needed := ""
 	for _, m := range e.Config.Models {
 		if m.Launcher == engines.Local && m.Resources != nil && m.Resources.GPU > 0 {
@@ -274,18 +277,53 @@ func (e *examination) gpus() {
 	}
 }
 
-// redis looks whether Redis answers.
+// room looks whether this machine has what one replica of each model takes. With nodes, another
+// machine may have it.
+func (e *examination) room(node engines.Node) {
+	if e.Config.Control.Nodes != "" {
+		return
+	}
+	for _, m := range e.Config.Models {
+		if m.Launcher != engines.Local || m.Resources == nil {
+			continue
+		}
+		lacks := func(field, needs, has string) {
+			e.fault("model "+m.Name, "a replica needs "+needs+", and this machine has "+has, "lower resources."+field+" of the model, or run it elsewhere")
+		}
+		r := m.Resources
+		if node.CPUs > 0 && r.CPU > node.CPUs {
+			lacks("cpu", fmt.Sprintf("%g processors", r.CPU), fmt.Sprintf("%g", node.CPUs))
+		}
+		if node.Memory > 0 && int64(r.Memory) > node.Memory {
+			lacks("memory", gibibytes(int64(r.Memory))+" of memory", gibibytes(node.Memory))
+		}
+		if has := len(node.GPUs); has > 0 && r.GPU > float64(has) {
+			lacks("gpu", fmt.Sprintf("%g GPUs", r.GPU), strconv.Itoa(has))
+		}
+	}
+}
+
+// gibibytes shows a number of bytes.
+func gibibytes(n int64) string { return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30)) }
+
+// redis looks whether Redis answers, and in time.
 func (e *examination) redis(ctx context.Context) {
 	if e.Config.Redis == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	if err := redis.Ping(ctx, e.Config.Redis); err != nil {
+	took, err := redis.Ping(ctx, e.Config.Redis)
+	if err != nil {
 		e.fault("redis", err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone")
 		return
 	}
-	e.ok("redis", "answers")
+	says := fmt.Sprintf("answers after %.1f ms", took.Seconds()*1000)
+	if limit := e.Config.RedisTimeout; took > limit {
+		e.warn("redis", says, fmt.Sprintf("set redis_timeout (%v) to more, or each gateway limits alone", limit))
+		return
+	}
+	e.ok("redis", says)
 }
 
 // servers looks whether the servers of others answer.

@@ -6,8 +6,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
 // What only trying shows is found: each fault of this machine is one line with a hint.
@@ -88,6 +91,51 @@ func TestExamineWhatAStartRefuses(t *testing.T) {
 	for what, want := range map[string]string{"state_dir": "has mode 0777", "peers": "in use by another program"} {
 		if one := of(e.found, what); len(one) != 1 || one[0].Level != Fault || !strings.Contains(one[0].Says, want) {
 			t.Errorf("%s: %+v, want %s", what, one, want)
+		}
+	}
+}
+
+// TestExamineRoom: a replica that this machine has no room for would wait for ever.
+func TestExamineRoom(t *testing.T) {
+	t.Parallel()
+	model := func(name string, r config.Resources) config.Model {
+		return config.Model{Name: name, Launcher: engines.Local, Resources: &r}
+	}
+	node := engines.Node{CPUs: 4, Memory: 8 << 30, GPUs: make([]engines.GPU, 2)}
+	c := &config.Config{Models: []config.Model{
+		model("fits", config.Resources{CPU: 4, Memory: 8 << 30, GPU: 2}), model("cpu", config.Resources{CPU: 4.5}),
+		model("memory", config.Resources{Memory: 9 << 30}), model("gpu", config.Resources{GPU: 4}),
+		{Name: "elsewhere", Launcher: engines.Kubernetes, Resources: &config.Resources{GPU: 8}},
+	}}
+	e := &examination{Options: Options{Config: c}}
+	e.room(node)
+	for what, want := range map[string]string{
+		"model cpu": "a replica needs 4.5 processors, and this machine has 4", "model memory": "a replica needs 9.0 GiB of memory, and this machine has 8.0 GiB",
+		"model gpu": "a replica needs 4 GPUs, and this machine has 2",
+	} {
+		if one := of(e.found, what); len(one) != 1 || one[0].Level != Fault || one[0].Says != want {
+			t.Errorf("%s: %+v, want %s", what, one, want)
+		}
+	}
+	if len(e.found) != 3 {
+		t.Errorf("%+v, want no other", e.found)
+	}
+	c.Control.Nodes = "0.0.0.0:9443"
+	e.found = nil
+	if e.room(node); len(e.found) > 0 {
+		t.Errorf("another node may have room, and doctor says %+v", e.found)
+	}
+}
+
+// TestExamineSlowRedis: a Redis that answers later than a request waits is worth a warning.
+func TestExamineSlowRedis(t *testing.T) {
+	t.Parallel()
+	url := redistest.Slow(redistest.Start(t), 100*time.Millisecond)
+	for timeout, want := range map[time.Duration]Level{50 * time.Millisecond: Warning, 10 * time.Second: OK} {
+		e := &examination{Options: Options{Config: &config.Config{Redis: url, RedisTimeout: timeout}}}
+		e.redis(t.Context())
+		if len(e.found) != 1 || e.found[0].Level != want || !strings.Contains(e.found[0].Says, "answers after 1") || (want == Warning) != strings.Contains(e.found[0].Hint, "redis_timeout") {
+			t.Errorf("redis_timeout %v: %+v", timeout, e.found)
 		}
 	}
 }
