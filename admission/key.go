@@ -53,7 +53,7 @@ func (c *Controller) keyHasLimits(key string) bool {
 }
 
 // acquireKey takes the lease of the request's key. nil without an error means that the key has no
-// limits of its own. With shared state it waits for the verdict, which comes within some 100 ms. It
+// limits of its own. With shared state it waits for the verdict, which takes some round trips. It
 // fails with ErrNeverFits, ErrTaskBusy or *Refused, at once.
 func (c *Controller) acquireKey(r *Request) (*Lease, error) {
 	ask, ok := c.askOfKey(r)
@@ -64,7 +64,7 @@ func (c *Controller) acquireKey(r *Request) (*Lease, error) {
 	if r.Preempted && ask.UnderTask == "" {
 		return c.grantKey(&a), nil
 	}
-	a.noWait = true
+	a.noWait, a.Unlocked.OnWait = true, r.Unlocked.OnWait
 	lease, w, err := c.admitOrEnqueue(&a)
 	if w != nil {
 		lease, err = c.await(context.Background(), w)

@@ -41,7 +41,10 @@ func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided
 	w.reportBlock()
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
-	late := time.After(lateVerdict)
+	var late <-chan time.Time
+	if w.mustWait != nil {
+		late = time.After(lateVerdict)
+	}
 	for undecided := w.mustWait != nil; undecided; { // the verdict of the shared state is still to come
 		select {
 		case <-w.mustWait:

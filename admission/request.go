@@ -57,9 +57,10 @@ type UnlockedHooks struct {
 	// It is called before ReserveSlot is called again and before Admit or Pending.Await returns, by
 	// their goroutine or by one of Shared.
 	ReleaseSlot func()
-	// OnWait is called at most once, by the goroutine of Admit, Pending.Await or Pending.AwaitFor,
-	// when the request has entered a queue and is about to wait, or when the verdict of the shared
-	// state takes longer than 250 ms.
+	// OnWait is called by the goroutine of Admit, Begin, Pending.Await or Pending.AwaitFor. It says
+	// that the request has entered a queue and is about to wait, or that the verdict of the shared
+	// state takes longer than 250 ms. It is called at most once, and once more if the verdict on a
+	// key with limits of its own is late.
 	OnWait func()
 	// OnBlock is called by the same goroutine when that is about to block: before OnWait, and also
 	// if only the verdict of the shared state is to come. A request of a key with limits of its own

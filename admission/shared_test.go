@@ -151,6 +151,33 @@ func TestSharedLateVerdict(t *testing.T) {
 	})
 }
 
+// TestSharedLateVerdictAwaitFor: the same for a request whose wait has two halves. It is told once,
+// also if it then has to wait for its turn.
+func TestSharedLateVerdictAwaitFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestGateway(t, newFakeStore(), admission.Limits{MaxConcurrent: 1, MaxQueue: 5})
+		first := s.start(t.Context(), admission.Request{Tokens: 5})
+		s.wantAdmitted(first, time.Second)
+		s.delay = 600 * time.Millisecond
+		told := 0
+		_, p, err := s.Begin(admission.Request{Model: "chat", Tokens: 5, Unlocked: admission.UnlockedHooks{OnWait: func() { told++ }}})
+		if err != nil || p == nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if p.AwaitFor(t.Context(), time.Second) || told != 1 || time.Since(began) < 1600*time.Millisecond {
+			t.Errorf("told %d times after %v, want once, and a wait of the verdict and a second", told, time.Since(began))
+		}
+		first.state().lease.Release()
+		lease, err := p.Await(t.Context())
+		if err != nil || told != 1 {
+			t.Fatalf("%v, told %d times", err, told)
+		}
+		lease.Release()
+	})
+}
+
 // TestSharedOrder: denied waiters keep their order, and an inquiry is about many of them.
 func TestSharedOrder(t *testing.T) {
 	t.Parallel()

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -183,6 +184,36 @@ func restartEmpty(t *testing.T, servers []*redistest.Server) {
 	eventually(t, "its place is free for the other gateway", func() bool {
 		return acquire(all[1], limited("e", 4))[0].Reason == admission.Granted
 	})
+}
+
+// TestSlowForOne: a gateway to which Redis answers too late stays on its own. It still knows how
+// many gateways there are, so it enforces no more than its share. It hears of changed limits.
+func TestSlowForOne(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	near := stores(t, 1, Config{}, server)[0]
+	if err := server.Client().Set(t.Context(), "{sluice}:limits_version", "changed", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var refreshed atomic.Int64
+	far, err := New(Config{URL: redistest.Slow(server, 150*time.Millisecond), Gateway: "far", Timeout: 50 * time.Millisecond,
+		Refresh: func(context.Context) (string, error) {
+			refreshed.Add(1)
+			return "changed", nil
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, far)
+	eventually(t, "it counts the other one", func() bool { return far.Gateways() == 2 && near.Gateways() == 2 && refreshed.Load() > 0 })
+	for deadline := time.Now().Add(2 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if far.Status().Up {
+			t.Fatal("it shares a Redis that answers too late")
+		}
+	}
+	if !near.Status().Up || far.Gateways() != 2 {
+		t.Errorf("%+v, %+v", near.Status(), far.Status())
+	}
 }
 
 // slotOwner is the server that has the deployment's keys.

@@ -18,13 +18,13 @@
 // # When Redis fails
 //
 // A call that fails or takes too long makes the store unavailable at once. Every claim is then
-// answered with Unavailable, without asking Redis, until Run has joined again. It begins to join
-// when Redis answers within Config.Timeout. Joining takes four steps. Run sends again the batch of
-// changes that got no answer, which counts it once. It undoes claims that were sent and got no
-// answer. It reports all live leases; leases that were granted meanwhile carry what they cost in
-// the last minute, because buckets have refilled what is older. Then all gateways that were without
-// the store share again at one agreed moment, so that none is granted what another has admitted
-// alone. A script that runs too late, because Redis was paused, does nothing.
+// answered with Unavailable, without asking Redis, until Run has joined again. It goes on joining
+// only when Redis answers within Config.Timeout. Joining takes four steps. Run sends again the
+// batch of changes that got no answer, which counts it once. It undoes claims that were sent and
+// got no answer. It reports all live leases; leases that were granted meanwhile carry what they
+// cost in the last minute, because buckets have refilled what is older. Then all gateways that were
+// without the store share again at one agreed moment, so that none is granted what another has
+// admitted alone. A script that runs too late, because Redis was paused, does nothing.
 //
 // Buckets behave as in process, except that a limit that is removed and set again finds its bucket
 // as it was, not full.

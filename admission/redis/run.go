@@ -165,10 +165,6 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr, writesErr); err != nil {
 		return 0, err
 	}
-	// Else the store would be lost again by the next heartbeat, and again each second.
-	if err := s.answersInTime(ctx); err != nil {
-		return 0, err
-	}
 	s.resumeAt = returnAt
 	// A sync that was sent before and got no answer must not run after what is sent now. A clock
 	// that was put back is not waited for.
@@ -180,6 +176,11 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 		if err := s.refresh(ctx, backgroundTimeouts*s.cfg.Timeout); err != nil {
 			return 0, err
 		}
+	}
+	// Else the store would be lost again by the next heartbeat, and again each second. A gateway
+	// that stays alone knows the number of gateways and the limits by now.
+	if err := s.answersInTime(ctx); err != nil {
+		return 0, err
 	}
 	return s.reportAndResume(ctx, micros(wait))
 }

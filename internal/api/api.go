@@ -191,14 +191,14 @@ func stateOf(m *engines.ModelSnapshot) string {
 
 // fail answers a request with an error.
 func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) {
-	c.Requests.Answered(r, e)
+	c.Requests.Answered(r, e.HTTPStatus(), e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }
 
 // answer answers the request of a caller.
 func (c Config) answer(w http.ResponseWriter, r *http.Request, status int, v any) {
-	c.Requests.Answered(r, nil)
+	c.Requests.Answered(r, status, nil)
 	writeJSON(w, status, v)
 }
 

@@ -61,6 +61,9 @@ func TestAnswersAreKeptWithTheirTenants(t *testing.T) {
 		r.Header.Set(headers.RequestID, "id")
 		w := httptest.NewRecorder()
 		api.New(api.Config{Tasks: &fakeTasks{}, Requests: requests}).ServeHTTP(w, r)
+		if all, _ := requests.List(0); len(all) != 1 || all[0].Status != c.status || all[0].Source != headers.SourceGateway {
+			t.Errorf("%s: before Envoy's log entry the list has %+v", path, all)
+		}
 		requests.Observe(request.Entry{Log: headers.LogRequests, RequestID: "id", Method: "POST", Path: path, Status: w.Code,
 			Details: "via_upstream", Cluster: headers.APICluster, Attempts: 1})
 		if w.Code != c.status || len(ended) != 1 || ended[0].Tenant != "acme" || ended[0].Code != "" || ended[0].Status != c.status || ended[0].Source != headers.SourceGateway {

@@ -15,9 +15,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// forwardedBy is the value of headers.Forwarded on requests between processes of one gateway.
-const forwardedBy = "process"
-
 // Forwarder returns a func that has another process of this gateway answer a request, over the
 // network and at the address at which it listens ("unix" and a path, or "tcp" and a host:port). The
 // error says that the process does not answer; nil: a response was written. A response that breaks
@@ -32,7 +29,7 @@ func Forwarder(network, address string, log *zap.Logger) func(http.ResponseWrite
 				pr.SetURL(&url.URL{Scheme: "http", Host: "sluice"})
 				pr.Out.Host = pr.In.Host
 				pr.Out.URL.RawQuery = pr.In.URL.RawQuery
-				pr.Out.Header.Set(headers.Forwarded, forwardedBy)
+				pr.Out.Header.Set(headers.Forwarded, headers.ForwardedByProcess)
 			},
 			Transport: transport, FlushInterval: -1,
 			ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err },

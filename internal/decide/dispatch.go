@@ -41,9 +41,14 @@ func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 	return x.refuse(fault)
 }
 
-// wait tells Envoy that the request may wait for as long as a request may be held. Otherwise a held
-// request would fail after the time in which Envoy notices a gateway that hangs.
-func (x *Exchange) wait() { x.envoy.Wait(x.decider.Hold) }
+// wait tells Envoy, once, that the request may wait for as long as a request may be held. Otherwise
+// a held request would fail after the time in which Envoy notices a gateway that hangs.
+func (x *Exchange) wait() {
+	if !x.waits {
+		x.waits = true
+		x.envoy.Wait(x.decider.Hold)
+	}
+}
 
 // sendNative returns the answer with which Envoy sends the request to the replica of its ticket.
 func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Ticket) *Answer {

@@ -60,6 +60,8 @@ type Exchange struct {
 	fault  *openai.Error
 	// decided says that the request has its answer; moved that another process has to give it.
 	decided, moved bool
+	// waits says that Envoy knows that the request waits.
+	waits bool
 	// counted says that the exchange is one of Decider.open.
 	counted bool
 	answer  Answer

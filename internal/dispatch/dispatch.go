@@ -331,7 +331,8 @@ type Request struct {
 	// Timeout is the client's own bound on the whole request, MaxDuration that on the response; 0
 	// means none.
 	Timeout, MaxDuration time.Duration
-	// OnWait is called once before the request starts to wait. May be nil.
+	// OnWait is called before the request starts to wait, and when it waits long for the verdict of
+	// the other gateways. It may be called more than once. May be nil.
 	OnWait func()
 	// OnBlock is called before the goroutine of Dispatch may block, and before OnWait. It may be
 	// called more than once. May be nil.

@@ -95,6 +95,9 @@ func Examine(ctx context.Context, o Options) []Finding {
 	e.programs()
 	node, err := local.NewInventory().Read()
 	e.gpus(node, err)
+	if err != nil {
+		node.GPUs = nil // there may be more of them
+	}
 	e.room(node)
 	e.redis(ctx)
 	e.servers(ctx)

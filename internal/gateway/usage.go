@@ -20,7 +20,7 @@ import (
 func (g *Gateway) makeUsage() error {
 	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log}
 	if o := g.options.Config; o.Redis != "" {
-		client, err := redis.NewClient(o.Redis, usageFactor*o.RedisTimeout)
+		client, err := redis.NewClient(o.Redis, max(usageTimeout, o.RedisTimeout))
 		if err != nil {
 			return err
 		}
@@ -38,9 +38,9 @@ func (g *Gateway) makeUsage() error {
 	return nil
 }
 
-// usageFactor is the timeout of a round trip to Redis with many rows, in units of
-// config.Config.RedisTimeout. Nobody waits for it but who asks for usage.
-const usageFactor = 5
+// usageTimeout is the least timeout of a round trip to Redis with many rows. Nobody waits for it
+// but who asks for usage.
+const usageTimeout = 250 * time.Millisecond
 
 // keepUsage says how long the ledger keeps its rows.
 func (g *Gateway) keepUsage() usage.Keep {

@@ -32,6 +32,9 @@ const (
 	// Forwarded is on requests that another gateway has forwarded. A gateway does not forward them
 	// again.
 	Forwarded = "x-sluice-forwarded"
+	// ForwardedByProcess is the value of Forwarded on a request that another process of the same
+	// gateway has forwarded, during a restart.
+	ForwardedByProcess = "process"
 	// Observe is "1" on requests whose first token Envoy reports to Sluice at once. Sluice also
 	// reads the ids of responses there.
 	Observe = "x-sluice-observe"

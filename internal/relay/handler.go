@@ -277,6 +277,7 @@ func (r *Relay) serveStreams(w http.ResponseWriter, req *http.Request) {
 		r.answerFault(w, req, notFoundFault())
 	case cancel:
 		g.cancel(errCancelled)
+		r.config.Requests.Answered(req, http.StatusOK, nil)
 		w.Header().Set("content-type", "application/json")
 		w.Header().Set(headers.Source, headers.SourceGateway)
 		io.WriteString(w, `{"ok":true}`) //nolint:errcheck // the client may be gone
@@ -299,6 +300,7 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		return
 	}
 	if g.isReceived(after) {
+		r.config.Requests.Answered(req, http.StatusNoContent, nil)
 		w.Header().Set(headers.Source, headers.SourceGateway)
 		w.WriteHeader(http.StatusNoContent) // an EventSource stops to connect again
 		return

@@ -314,7 +314,7 @@ func writeError(w http.ResponseWriter, e *openai.Error) {
 // answerFault answers a request of the relay's own paths with an error, and has the list of
 // requests show it.
 func (r *Relay) answerFault(w http.ResponseWriter, req *http.Request, e *openai.Error) {
-	r.config.Requests.Answered(req, e)
+	r.config.Requests.Answered(req, e.HTTPStatus(), e)
 	writeError(w, e)
 }
 

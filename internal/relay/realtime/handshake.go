@@ -22,7 +22,7 @@ const subprotocol = "realtime"
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s, fault := h.accept(w, r)
 	if fault != nil {
-		h.Requests.Answered(r, fault)
+		h.Requests.Answered(r, fault.HTTPStatus(), fault)
 		w.Header().Set(headers.Source, headers.SourceGateway)
 		fault.Answer(w)
 		return

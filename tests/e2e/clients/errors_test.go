@@ -218,12 +218,12 @@ func TestE2E_B6_RefusalsOfGRPC(t *testing.T) {
 }
 
 // TestE2E_B6_TheListSaysWhoWasTold: the list of requests has the tenant and the code of what Sluice
-// itself answers, on every path.
+// itself answers, and each request once.
 func TestE2E_B6_TheListSaysWhoWasTold(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme, keys: [{hash: '"+authz.HashKey("good")+"'}]}]"+harness.OneSim)
 	const key = "Authorization: Bearer good"
-	for _, c := range []struct {
+	cases := []struct {
 		method, path, body string
 		status             int
 		code               string
@@ -236,7 +236,8 @@ func TestE2E_B6_TheListSaysWhoWasTold(t *testing.T) {
 		{"POST", "/schedule", `{"model": "none", "estimated_tokens": 1}`, 404, "model_not_found"},
 		{"POST", "/complete", `{"task_id": "none"}`, 404, ""},
 		{"GET", "/v1/models", "", 200, ""},
-	} {
+	}
+	for _, c := range cases {
 		var a *harness.Answer
 		if c.method == "GET" {
 			a = g.Fetch(c.path, key)
@@ -265,5 +266,9 @@ func TestE2E_B6_TheListSaysWhoWasTold(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	var list struct{ Requests []struct{ Path string } }
+	if g.Get("/api/v1/requests?limit=100", &list); len(list.Requests) != len(cases) {
+		t.Errorf("%d requests in the list, want %d: %+v", len(list.Requests), len(cases), list)
 	}
 }
