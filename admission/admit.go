@@ -276,19 +276,16 @@ func (q *queue) gates() []*gate {
 	return gates
 }
 
-// lateVerdict is how long a request waits for the verdict of the shared state before OnWait is
+// verdictPatience is how long a request waits for the verdict of the shared state before OnWait is
 // called. While others of its model come and go, it may take several round trips.
-const lateVerdict = 250 * time.Millisecond
+const verdictPatience = 250 * time.Millisecond
 
 // await blocks until w is decided, its deadline has passed, or ctx has ended.
 func (c *Controller) await(ctx context.Context, w *waiter) (*Lease, error) {
 	w.reportBlock()
-	waits := w.mustWait
-	var late <-chan time.Time
+	waits, late := w.mustWait, w.lateVerdict()
 	if waits == nil {
 		w.reportWait()
-	} else {
-		late = time.After(lateVerdict)
 	}
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
@@ -328,6 +325,15 @@ func (w *waiter) reportBlock() {
 		w.Unlocked.OnBlock()
 		w.Unlocked.OnBlock = nil
 	}
+}
+
+// lateVerdict returns a channel that gets the time when the verdict of the shared state is late. It
+// is nil if none is to come.
+func (w *waiter) lateVerdict() <-chan time.Time {
+	if w.mustWait == nil {
+		return nil
+	}
+	return time.After(verdictPatience)
 }
 
 // reportWait calls OnWait, once.

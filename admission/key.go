@@ -64,7 +64,7 @@ func (c *Controller) acquireKey(r *Request) (*Lease, error) {
 	if r.Preempted && ask.UnderTask == "" {
 		return c.grantKey(&a), nil
 	}
-	a.noWait, a.Unlocked.OnWait = true, r.Unlocked.OnWait
+	a.noWait = true
 	lease, w, err := c.admitOrEnqueue(&a)
 	if w != nil {
 		lease, err = c.await(context.Background(), w)
@@ -82,7 +82,8 @@ func (c *Controller) acquireKey(r *Request) (*Lease, error) {
 // askOfKey returns what a request asks of the limits of a key. A request of a task uses up what the
 // key of the task was charged. It returns false if there are no such limits.
 func (c *Controller) askOfKey(r *Request) (Request, bool) {
-	ask := Request{Model: keyGate, Tokens: r.Tokens, Guessed: r.Guessed, Priority: r.Priority, Unlocked: UnlockedHooks{OnBlock: r.Unlocked.OnBlock}}
+	ask := Request{Model: keyGate, Tokens: r.Tokens, Guessed: r.Guessed, Priority: r.Priority,
+		Unlocked: UnlockedHooks{OnBlock: r.Unlocked.OnBlock, OnWait: r.Unlocked.OnWait}}
 	if r.UnderTask != "" {
 		if key, ok := keyOfTask(r.Tenant, r.UnderTask); ok {
 			ask.Tenant, ask.UnderTask = KeyTenant(key), r.UnderTask+twinOfTask

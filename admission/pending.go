@@ -41,10 +41,7 @@ func (p *Pending) AwaitFor(ctx context.Context, patience time.Duration) (decided
 	w.reportBlock()
 	timer := time.NewTimer(time.Until(w.deadline))
 	defer timer.Stop()
-	var late <-chan time.Time
-	if w.mustWait != nil {
-		late = time.After(lateVerdict)
-	}
+	late := w.lateVerdict()
 	for undecided := w.mustWait != nil; undecided; { // the verdict of the shared state is still to come
 		select {
 		case <-w.mustWait:

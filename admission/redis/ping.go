@@ -17,16 +17,14 @@ func Ping(ctx context.Context, url string) (took time.Duration, err error) {
 	setTimeouts(o, time.Second)
 	c := client.NewUniversalClient(o)
 	defer c.Close() //nolint:errcheck // nothing was written
-	// One key is at one server of a cluster.
-	if err := c.Exists(ctx, "{"+defaultDeployment+"}:epoch").Err(); err != nil { // it connects
-		return 0, err
-	}
-	for i := range 3 {
+	const calls = 4 // the first one connects
+	for i := range calls {
 		began := time.Now()
+		// One key is at one server of a cluster.
 		if err := c.Exists(ctx, "{"+defaultDeployment+"}:epoch").Err(); err != nil {
 			return 0, err
 		}
-		if this := time.Since(began); i == 0 || this < took {
+		if this := time.Since(began); i <= 1 || this < took {
 			took = this
 		}
 	}

@@ -27,7 +27,7 @@ var allowed = map[string]string{
 	"internal/adminclient":      "",
 	"scripts/sbom":              "",
 	"internal/condition":        "internal/beat",
-	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/process internal/redistest",
+	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/process internal/redistest internal/weights",
 	"internal/loglines":         "internal/redact",
 	"internal/console":          "",
 	"internal/redact":           "",

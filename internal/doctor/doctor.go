@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 // Level says how a finding is.
@@ -298,16 +299,13 @@ func (e *examination) room(node engines.Node) {
 			lacks("cpu", fmt.Sprintf("%g processors", r.CPU), fmt.Sprintf("%g", node.CPUs))
 		}
 		if node.Memory > 0 && int64(r.Memory) > node.Memory {
-			lacks("memory", gibibytes(int64(r.Memory))+" of memory", gibibytes(node.Memory))
+			lacks("memory", weights.FormatBytes(int64(r.Memory))+" of memory", weights.FormatBytes(node.Memory))
 		}
 		if has := len(node.GPUs); has > 0 && r.GPU > float64(has) {
 			lacks("gpu", fmt.Sprintf("%g GPUs", r.GPU), strconv.Itoa(has))
 		}
 	}
 }
-
-// gibibytes shows a number of bytes.
-func gibibytes(n int64) string { return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30)) }
 
 // redis looks whether Redis answers, and in time.
 func (e *examination) redis(ctx context.Context) {
