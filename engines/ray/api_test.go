@@ -195,6 +195,12 @@ func TestN4_ALostPortIsReplaced(t *testing.T) {
 	if waiting[0].FailedStarts != 0 {
 		t.Errorf("%d starts count as failed", waiting[0].FailedStarts)
 	}
+	// The failed starts are shown before the next job is submitted.
+	testutil.Eventually(t, "the third job is submitted", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(ports) == 3
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ports[0] == ports[1] || ports[1] == ports[2] {
