@@ -294,12 +294,14 @@ func (r *reader) hello(h head, p *payload) error {
 		return fmt.Errorf("%w: Hello", errMalformed)
 	}
 	r.server.replace(r.conn, from)
+	err := r.Add(func(out []byte) []byte {
+		return appendWelcome(out, uint32(r.server.Patience.Milliseconds()), shares)
+	})
+	r.Flush() // before an inlet takes what waits: the worker may have one already
 	if r.server.Inlets != nil && r.server.Inlets(r.pid) != "" {
 		r.server.running.Go(func() { r.server.join(r.conn, from, number) })
 	}
-	return r.Add(func(out []byte) []byte {
-		return appendWelcome(out, uint32(r.server.Patience.Milliseconds()), shares)
-	})
+	return err
 }
 
 // awaitClose reads what a filter of another version still sends, until the filter closes the
