@@ -29,7 +29,7 @@ a gateway runs with the file, its own ports are in use, and doctor says so.`,
 			var faults config.Faults
 			if errors.As(err, &faults) {
 				fmt.Fprintln(cmd.OutOrStdout(), faults)
-				return fmt.Errorf("%s has faults, which come first: %d", file, len(faults))
+				return fmt.Errorf("the file has faults, which come first: %d", len(faults))
 			}
 			if err != nil {
 				return err

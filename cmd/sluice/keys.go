@@ -116,15 +116,21 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 			if asked.Tenant == "" {
 				return errors.New("keys new: --tenant is empty: set it to the name of the tenant")
 			}
-			if printOnly {
-				return printKey(cmd.OutOrStdout(), asked.Tenant)
-			}
-			if expires > 0 {
+			if cmd.Flags().Changed("expires") {
+				if expires <= 0 {
+					return fmt.Errorf("keys new: --expires is %v: it must be more than 0", expires)
+				}
 				at := time.Now().Add(expires).UTC()
 				asked.Expires = &at
 			}
 			asked.Limits = map[string]int{"requests_per_minute": requests, "tokens_per_minute": tokens, "max_concurrent_streams": atOnce}
-			plain := asked.Name == "" && len(asked.Models) == 0 && requests == 0 && tokens == 0 && atOnce == 0 && expires == 0
+			plain := asked.Name == "" && len(asked.Models) == 0 && requests == 0 && tokens == 0 && atOnce == 0 && asked.Expires == nil
+			switch {
+			case printOnly && !plain:
+				return errors.New("keys new: --print takes --tenant alone: what else the key has is written into the file by hand")
+			case printOnly:
+				return printKey(cmd.OutOrStdout(), asked.Tenant)
+			}
 			return flags.makeKey(cmd, asked, plain)
 		},
 	}
@@ -151,15 +157,13 @@ func (v *viewFlags) makeKey(cmd *cobra.Command, asked newKey, plain bool) error 
 		keyRow
 		Secret string `json:"key"`
 	}
-	err = client.Call(cmd.Context(), http.MethodPost, keysPath, asked, &made)
-	if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) && plain {
+	err = v.do(cmd, client, action{http.MethodPost, keysPath, asked}, &made, func(w io.Writer) {
+		fmt.Fprintf(w, "key (shown only once): %s\nid: %s\n", made.Secret, made.ID)
+	})
+	if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) && plain && v.output == outputTable {
 		fmt.Fprintln(cmd.ErrOrStderr(), "no gateway answers, so this key is for the file:")
 		return printKey(cmd.OutOrStdout(), asked.Tenant)
 	}
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "key (shown only once): %s\nid: %s\n", made.Secret, made.ID)
 	return err
 }
 

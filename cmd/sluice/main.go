@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -67,5 +68,29 @@ func newCommand() *cobra.Command {
 		newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(), newTopCommand(), newDoctorCommand(),
 		newUsageCommand(),
 	)
+	for _, c := range root.Commands() {
+		refuseUnknown(c)
+	}
 	return root
+}
+
+// refuseUnknown has the groups of commands, this one and those below it, fail where a name below
+// them is unknown. Cobra prints their help and succeeds.
+func refuseUnknown(c *cobra.Command) {
+	var names []string
+	for _, sub := range c.Commands() {
+		refuseUnknown(sub)
+		names = append(names, sub.Name())
+	}
+	if len(names) == 0 || c.Runnable() {
+		return
+	}
+	c.Use += " COMMAND"
+	c.DisableFlagsInUseLine = true
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return fmt.Errorf("%s has no command %q: use %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
+	}
 }

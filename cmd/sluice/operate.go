@@ -18,11 +18,8 @@ func (v *viewFlags) act(method, path, done string) func(*cobra.Command, []string
 		if err != nil {
 			return err
 		}
-		if err := client.Call(cmd.Context(), method, fmt.Sprintf(path, url.PathEscape(args[0])), nil, nil); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), done+"\n", args[0])
-		return err
+		a := action{method: method, path: fmt.Sprintf(path, url.PathEscape(args[0]))}
+		return v.do(cmd, client, a, nil, func(w io.Writer) { fmt.Fprintf(w, done+"\n", args[0]) })
 	}
 }
 
@@ -88,11 +85,8 @@ func newScaleCommand(flags *viewFlags) *cobra.Command {
 				return err
 			}
 			var now struct{ Min, Max int }
-			if err := client.Call(cmd.Context(), method, fmt.Sprintf(modelPath, url.PathEscape(args[0]))+"scale", body, &now); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s has %d to %d replicas\n", args[0], now.Min, now.Max)
-			return err
+			a := action{method, fmt.Sprintf(modelPath, url.PathEscape(args[0])) + "scale", body}
+			return flags.do(cmd, client, a, &now, func(w io.Writer) { fmt.Fprintf(w, "%s has %d to %d replicas\n", args[0], now.Min, now.Max) })
 		},
 	}
 	c.Flags().IntVar(&least, "min", 0, "the least number of replicas")

@@ -44,32 +44,43 @@ func (v *viewFlags) open() (adminclient.Client, error) {
 	return v.client()
 }
 
-// show gets a path of the admin API. As JSON it prints the answer as it is, and else what table
-// writes after the answer was decoded into answer.
+// action is a call of the admin API.
+type action struct {
+	method, path string
+	// body is sent as JSON. nil: {}, or nothing by a GET.
+	body any
+}
+
+// show gets a path of the admin API and prints the answer as do does.
 func (v *viewFlags) show(cmd *cobra.Command, path string, answer any, table func(w io.Writer)) error {
 	client, err := v.open()
 	if err != nil {
 		return err
 	}
+	return v.do(cmd, client, action{method: http.MethodGet, path: path}, answer, table)
+}
+
+// do makes a call. As JSON it prints the answer as it is, and else what table writes after the
+// answer was decoded into answer.
+func (v *viewFlags) do(cmd *cobra.Command, client adminclient.Client, a action, answer any, table func(w io.Writer)) error {
 	var text bytes.Buffer
-	if err := v.get(cmd.Context(), client, path, answer, &text); err != nil {
+	if err := v.call(cmd.Context(), client, a, answer, &text); err != nil {
 		return err
 	}
 	if v.output == outputTable {
 		table(&text)
 	}
-	_, err = text.WriteTo(cmd.OutOrStdout())
+	_, err := text.WriteTo(cmd.OutOrStdout())
 	return err
 }
 
-// get gets a path of the admin API. As JSON it writes the answer to out, and else it decodes the
-// answer.
-func (v *viewFlags) get(ctx context.Context, client adminclient.Client, path string, answer any, out *bytes.Buffer) error {
+// call makes a call. As JSON it writes the answer to out, and else it decodes the answer.
+func (v *viewFlags) call(ctx context.Context, client adminclient.Client, a action, answer any, out *bytes.Buffer) error {
 	if v.output == outputTable {
-		return client.Call(ctx, http.MethodGet, path, nil, answer)
+		return client.Call(ctx, a.method, a.path, a.body, answer)
 	}
 	var raw json.RawMessage
-	if err := client.Call(ctx, http.MethodGet, path, nil, &raw); err != nil {
+	if err := client.Call(ctx, a.method, a.path, a.body, &raw); err != nil {
 		return err
 	}
 	if err := json.Indent(out, raw, "", "  "); err != nil {

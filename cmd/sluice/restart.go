@@ -2,15 +2,19 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/gateway"
 )
 
 func newRestartCommand() *cobra.Command {
 	var access adminAccess
+	var admin string
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "restart [-c FILE]",
@@ -26,15 +30,24 @@ goes on, and this command fails with the reason.`,
 			if err != nil {
 				return err
 			}
-			admin, err := access.client()
+			next, err := access.client()
 			if err != nil {
 				return err
 			}
+			running := next
+			if admin != "" {
+				running.Address = admin
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			return gateway.Restart(ctx, c, admin, cmd.OutOrStdout())
+			err = gateway.Restart(ctx, c, running, next, cmd.OutOrStdout())
+			if unreachable := new(adminclient.UnreachableError); errors.As(err, &unreachable) && admin == "" {
+				err = fmt.Errorf("%w; if the running gateway has another admin address than the file, name it by --admin", err)
+			}
+			return err
 		},
 	}
+	c.Flags().StringVar(&admin, "admin", "", "address of the admin listener of the running gateway, if the file has another one")
 	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait until the gateway is ready again")
 	access.addFileFlags(c)
 	return c

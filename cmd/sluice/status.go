@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -87,7 +88,7 @@ func showStatus(cmd *cobra.Command, flags *viewFlags) error {
 	}
 	var status gatewayStatus
 	var text bytes.Buffer
-	err = flags.get(cmd.Context(), client, "/api/v1/status", &status, &text)
+	err = flags.call(cmd.Context(), client, action{method: http.MethodGet, path: "/api/v1/status"}, &status, &text)
 	if err == nil && flags.output == outputTable {
 		err = statusText(cmd, client, status, &text)
 	}

@@ -79,11 +79,14 @@ func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"keys": h.Keys.List(r.Context())})
 }
 
+// maxNewKey is the size of the largest body that makes a key in bytes: it may name many models.
+const maxNewKey = 64 << 10
+
 func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
 	const form = `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"expires":"2030-01-01T00:00:00Z"}; ` +
 		"all but tenant may be left out"
 	var asked NewKey
-	if !readAction(w, r, &asked, form) {
+	if !readObject(w, r, &asked, maxNewKey, form) {
 		return
 	}
 	key, secret, fault := h.Keys.New(r.Context(), asked)

@@ -124,6 +124,9 @@ func (c *Console) showModels(models []Model) (waiting []Model) {
 		if now := c.stands(&m); now != "" && now != c.stood[m.Name] {
 			c.printModel(&m, now, len(models))
 		}
+		if m.isReady() {
+			delete(c.since, m.Name)
+		}
 	}
 	return waiting
 }
@@ -152,9 +155,6 @@ func (c *Console) printModel(m *Model, now string, models int) {
 		c.screen.Printf("  %s  %s, %s, %s\n", m.Name, c.screen.green("ready"), count(m.Ready, "replica"), took(time.Since(since)))
 	default:
 		c.screen.Printf("  %s  %s, %s\n", m.Name, c.screen.green("ready"), count(m.Ready, "replica"))
-	}
-	if m.isReady() {
-		delete(c.since, m.Name)
 	}
 }
 

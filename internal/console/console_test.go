@@ -97,6 +97,10 @@ func TestO3_ConsoleFromStartToStop(t *testing.T) {
 		after(time.Second, func() { s.Models[0].Fault, s.Models[0].Ready = "", 2 },
 			"  chat  chat-0: exit status 1", "  chat  ready, 2 replicas, 4.1 s", "ready in 4.1 s, Ctrl-C stops the gateway")
 		after(time.Hour, func() {}, "ready in 4.1 s, Ctrl-C stops the gateway")
+		for range 2 { // the wait is counted anew each time
+			after(3*time.Second, func() { s.Models[0].Ready, s.Models[0].Progress = 1, "" }, "  chat  1 of 2 replicas, 2s")
+			after(time.Hour, func() { s.Models[0].Ready = 2 }, "ready in 4.1 s, Ctrl-C stops the gateway")
+		}
 		after(time.Second, func() { s.Draining, s.Until, s.Requests, s.Streams = true, time.Now().Add(30*time.Second), 3, 3 },
 			"stopping", "  3 streams run, 29s left, Ctrl-C again ends them")
 		after(5*time.Second, func() { s.Requests, s.Streams = 1, 0 }, "  1 request runs, 24s left, Ctrl-C again ends it")

@@ -16,8 +16,9 @@ import (
 )
 
 // Restart tells the gateway that holds the state directory to hand over, waits until its successor
-// is ready, and prints what has changed to out. The error says why the old process goes on.
-func Restart(ctx context.Context, c *config.Config, client adminclient.Client, out io.Writer) error {
+// is ready, and prints what has changed to out. running is where the gateway answers now, and next
+// where it answers by the file. The error says why the old process goes on.
+func Restart(ctx context.Context, c *config.Config, running, next adminclient.Client, out io.Writer) error {
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
 		return err
@@ -29,7 +30,7 @@ func Restart(ctx context.Context, c *config.Config, client adminclient.Client, o
 	case pid == 0: // a signal to process 0 would reach the caller's own group
 		return &process.ClaimedError{Dir: c.StateDir}
 	}
-	before, err := askProcess(ctx, client)
+	before, err := askProcess(ctx, running)
 	if err != nil {
 		return err
 	}
@@ -39,7 +40,12 @@ func Restart(ctx context.Context, c *config.Config, client adminclient.Client, o
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
+		client := running
 		now, err := askProcess(ctx, client)
+		if err != nil && next != running {
+			client = next
+			now, err = askProcess(ctx, client)
+		}
 		switch {
 		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")

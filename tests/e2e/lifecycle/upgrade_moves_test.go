@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -329,6 +330,27 @@ func TestE2E_X20_AFailedRestartAfterAnotherChangesNothing(t *testing.T) {
 	<-g.Exited
 	if code := g.Process.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// A restart applies another address of the admin listener. The command has to know the one in use.
+func TestE2E_X20_TheAdminAddressMoves(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, upgradeModels)
+	before := processIDs(g)
+	used := g.Admin
+	g.Admin = fmt.Sprint("http://127.0.0.1:", testutil.FreePort(t))
+	g.Configure(upgradeModels)
+	if out, err := g.RunCommand("restart", "-c", g.Config); err == nil || !strings.Contains(out, "name it by --admin") {
+		t.Fatalf("the command printed %q, %v", out, err)
+	}
+	if out, err := g.RunCommand("restart", "-c", g.Config, "--admin", used); err != nil || !strings.Contains(out, "adopted: Envoy") {
+		t.Fatalf("the command printed %q, %v", out, err)
+	}
+	mustHaveAdopted(g, before)
+	if r, err := http.Get(used + "/readyz"); err == nil {
+		r.Body.Close()
+		t.Error("the address that is not in use any more answers")
 	}
 }
 

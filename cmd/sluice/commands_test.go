@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// execute runs the program with arguments, and returns what it prints.
+func execute(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	c, out := newCommand(), new(bytes.Buffer)
+	c.SetArgs(args)
+	c.SetOut(out)
+	c.SetErr(io.Discard)
+	err := c.Execute()
+	return out.String(), err
+}
+
+// A name that is no command fails, so that a script notices it.
+func TestO8_UnknownCommandsFail(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"keys", "revok", "1"}, {"replicas", "drian", "chat-0"}, {"admin", "x"}, {"node", "tokn"}, {"requests", "cancl"}, {"no"}} {
+		if out, err := execute(t, args...); err == nil {
+			t.Errorf("%v succeeds and prints %q", args, out)
+		}
+	}
+	if _, err := execute(t, "keys", "revok"); err == nil || err.Error() != `sluice keys has no command "revok": use list, new, revoke` {
+		t.Errorf("the error is %v", err)
+	}
+	if out, err := execute(t, "keys"); err != nil || !strings.Contains(out, "Make, list and revoke API keys") {
+		t.Errorf("without a name: %v, %q", err, out)
+	}
+}
+
+// `sluice keys new` makes no key that may more than was asked for.
+func TestO8_KeysNewMakesWhatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	var asked map[string]any
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = json.NewDecoder(r.Body).Decode(&asked)
+		_, _ = io.WriteString(w, `{"key":"sk-x","id":"1"}`)
+	}))
+	defer server.Close()
+	for _, test := range []struct{ args, fault string }{
+		{"--expires -1h", "--expires is -1h0m0s: it must be more than 0"},
+		{"--expires 0s", "--expires is 0s: it must be more than 0"},
+		{"--print --models embed", "--print takes --tenant alone"},
+		{"--print --expires 1h", "--print takes --tenant alone"},
+	} {
+		out, err := execute(t, append([]string{"keys", "new", "--tenant", "acme", "--admin", server.URL}, strings.Fields(test.args)...)...)
+		if err == nil || !strings.Contains(err.Error(), test.fault) || out != "" || asked != nil {
+			t.Errorf("%s: %v, prints %q, asks for %v", test.args, err, out, asked)
+		}
+	}
+	if out, err := execute(t, "keys", "new", "--tenant", "acme", "--print"); err != nil || !strings.Contains(out, `keys: ["sha256:`) {
+		t.Errorf("--print: %v, %q", err, out)
+	}
+	out, err := execute(t, "keys", "new", "--tenant", "acme", "--expires", "1h", "--admin", server.URL)
+	if err != nil || out != "key (shown only once): sk-x\nid: 1\n" || asked["expires"] == nil {
+		t.Errorf("%v, prints %q, asks for %v", err, out, asked)
+	}
+}
+
+// -o json prints what the admin API answers, also of what changes something.
+func TestO8_ActionsPrintJSON(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"key":"sk-x","id":"1","min":1}`)
+	}))
+	defer server.Close()
+	for _, args := range []string{"keys new --tenant acme", "keys revoke 1", "models drain chat", "models scale chat --min 1", "replicas restart chat-0", "requests cancel 1"} {
+		out, err := execute(t, append(strings.Fields(args), "-o", "json", "--admin", server.URL)...)
+		if err != nil || out != "{\n  \"key\": \"sk-x\",\n  \"id\": \"1\",\n  \"min\": 1\n}\n" {
+			t.Errorf("%s: %v, %q", args, err, out)
+		}
+	}
+}
