@@ -14,8 +14,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// client2 is a client that writes HTTP/2 frames as it likes. Of what comes it reads only whether its
-// pings are answered.
+// client2 is a client that writes HTTP/2 frames as it likes. Of what comes it only notices the
+// answers to its pings.
 type client2 struct {
 	net.Conn
 	t      testing.TB

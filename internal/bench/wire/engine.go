@@ -18,8 +18,8 @@ import (
 type Plan struct {
 	// Events is the number of tokens of each stream. 0: each answer is one JSON object.
 	Events int
-	// Pause is the mean time between two events of a stream. 0: the engine writes them one after
-	// the other, each by a call of its own.
+	// Pause is the time between two events of a stream. 0: the engine writes them one after the
+	// other, each by a call of its own.
 	Pause time.Duration
 	// Stagger is the number of streams that begin in the middle, at random, so that the streams of
 	// a measurement do not all end at the same time.
@@ -125,7 +125,7 @@ func (p *running) stream(c net.Conn) error {
 	next := time.Now()
 	for i := range events {
 		if i > 0 && p.Pause > 0 {
-			next = next.Add(variedPause(p.Pause))
+			next = next.Add(p.Pause)
 			time.Sleep(time.Until(next))
 		}
 		if i > 0 && p.hurry.Load() {
@@ -145,13 +145,6 @@ func (p *running) stream(c net.Conn) error {
 	}
 	_, err := c.Write(lastChunk)
 	return err
-}
-
-// variedPause returns a pause that is up to a quarter shorter or longer. With equal pauses, streams
-// that begin together stay together. A proxy then reads the events of several streams at once, which
-// costs it less, and how many fall together is decided by chance for a whole measurement.
-func variedPause(mean time.Duration) time.Duration {
-	return mean - mean/4 + rand.N(mean/2+1) //nolint:gosec // the pause of a made-up stream
 }
 
 // readRequest reads a request with its body. get tells that its method is GET.
