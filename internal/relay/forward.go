@@ -104,7 +104,7 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 	if c.Entry != nil {
 		defer func() { c.Entry.SetOutcome(result) }()
 	}
-	response := &remoteResponse{sink: sink, endpoint: c.Scan.Endpoint, tracker: sse.Tracker{Choices: c.Scan.Answers()}}
+	response := &remoteResponse{sink: sink, endpoint: c.Scan.Endpoint, numbered: c.isNamed(), tracker: sse.Tracker{Choices: c.Scan.Answers()}}
 	fault := to.forward(response, setCall(request, c))
 	result = Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica), UsedElsewhere: true}
 	var clientFault *openai.Error

@@ -19,6 +19,8 @@ type remoteResponse struct {
 	sink Sink
 	// endpoint is that of the call.
 	endpoint openai.Endpoint
+	// numbered says that the remote gateway gives its events their numbers as ids.
+	numbered bool
 	header   http.Header
 	// status is 0 until the header of the response has come.
 	status   int
@@ -101,8 +103,22 @@ func (r *remoteResponse) handleEvent(e *sse.Event) error {
 	if chunk := r.tracker.See(e); chunk.Error {
 		r.reported = parseError(e.Data)
 	}
-	r.nextNumber++
-	return r.sink.Event(e.Raw, r.nextNumber-1)
+	number := r.numberOf(e)
+	r.nextNumber = number + 1
+	return r.sink.Event(e.Raw, number)
+}
+
+// numberOf returns the number of an event. Numbers are missing where the remote gateway has merged
+// events for a client that reads slowly. An event without an id follows the one before.
+func (r *remoteResponse) numberOf(e *sse.Event) uint64 {
+	if !r.numbered || !e.HasID {
+		return r.nextNumber
+	}
+	number, err := strconv.ParseUint(string(e.ID), 10, 63)
+	if err != nil {
+		return r.nextNumber
+	}
+	return number
 }
 
 // phase returns what a heartbeat means that is an empty chunk.

@@ -38,16 +38,21 @@ func (e fakePeers) Forward(w http.ResponseWriter, r *http.Request, _ string) *op
 // recordingSink is a Sink that records what it receives.
 type recordingSink struct {
 	events  strings.Builder
+	numbers []uint64
 	silence []Progress
 	answer  *Answer
 	result  Result
 }
 
-func (n *recordingSink) Event(raw []byte, _ uint64) error { n.events.Write(raw); return nil }
-func (n *recordingSink) Flush() error                     { return nil }
-func (n *recordingSink) Answer(a *Answer) error           { n.answer = a; return nil }
-func (n *recordingSink) Heartbeat(p Progress) error       { n.silence = append(n.silence, p); return nil }
-func (n *recordingSink) Finish(r Result) error            { n.result = r; return nil }
+func (n *recordingSink) Event(raw []byte, number uint64) error {
+	n.events.Write(raw)
+	n.numbers = append(n.numbers, number)
+	return nil
+}
+func (n *recordingSink) Flush() error               { return nil }
+func (n *recordingSink) Answer(a *Answer) error     { n.answer = a; return nil }
+func (n *recordingSink) Heartbeat(p Progress) error { n.silence = append(n.silence, p); return nil }
+func (n *recordingSink) Finish(r Result) error      { n.result = r; return nil }
 
 // callRemotely has a relay with these peers carry a named call.
 func (h *harness) callRemotely(ctx context.Context, peers fakePeers) *recordingSink {
@@ -83,6 +88,19 @@ func TestAbroadStream(t *testing.T) {
 	}
 	if r := n.result; r.Fault != nil || r.Finish != "stop" || r.Replica != "m-0" || r.Model != "m" || r.Usage.Completion != 1 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// Events of another gateway keep their numbers, which are those of its replay log: numbers are
+// missing where that gateway has merged events for a client that reads slowly.
+func TestS7_NumbersOfMergedEvents(t *testing.T) {
+	n := newHarness(t, options{}).callRemotely(t.Context(), func(w http.ResponseWriter, _ *http.Request) *openai.Error {
+		w.Header().Set("content-type", "text/event-stream")
+		io.WriteString(w, "id: 0\n"+roleEvent+"id: 40\n"+tokenEvent("abc")+"id: 41\n"+tokenEvent("d")+finishEvent("", "stop")+"id: x\n"+doneEvent)
+		return nil
+	})
+	if diff := cmp.Diff([]uint64{0, 40, 41, 42, 43}, n.numbers); diff != "" {
+		t.Error(diff)
 	}
 }
 
