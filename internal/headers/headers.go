@@ -29,6 +29,9 @@ const (
 	// Patient is on requests that another gateway has forwarded. It means that the client may read
 	// nothing for any length of time, see relay.Call.Patient.
 	Patient = "x-sluice-patient"
+	// Messages is on chats that another process of the gateway has translated from requests to the
+	// Messages API. Its value has the options of the translation, see relay.Call.
+	Messages = "x-sluice-messages"
 	// Forwarded is on requests that another gateway has forwarded. A gateway does not forward them
 	// again.
 	Forwarded = "x-sluice-forwarded"
@@ -209,7 +212,7 @@ const SourceKey = "source"
 // clients, with those of FromClients.
 func Internal() []string {
 	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Route, Tenant, Key, Handoff, Forwarded, Patient,
-		Observe, Usage}
+		Messages, Observe, Usage}
 }
 
 const modelPrefix = "model/"

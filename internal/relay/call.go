@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/messages"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -54,6 +55,10 @@ type Call struct {
 	// translated. nil: they are the client's own. originalBody is its body.
 	original     *originalRequest
 	originalBody []byte
+	// movedOptions are the options of a client of the Messages API whose request another process
+	// has translated. That process also translates the answer for the client. A client that comes
+	// back to this process gets the Messages API from this process. nil: there is no such client.
+	movedOptions *messages.Options
 }
 
 // CallParams are what a call is made of that did not come through ext_proc: a request on a

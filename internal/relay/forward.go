@@ -166,6 +166,9 @@ func setCall(request *http.Request, c *Call) *http.Request {
 	if c.Patient {
 		request.Header.Set(headers.Patient, "1")
 	}
+	if o := c.clientOptions(); o != nil {
+		request.Header.Set(headers.Messages, formatOptions(o))
+	}
 	request.Header.Del(headers.Handoff)
 	return request
 }
@@ -232,5 +235,6 @@ func callOfPeer(req *http.Request, tenant func(name, key string) (*authz.Tenant,
 	}
 	return &Call{RequestID: req.Header.Get(headers.RequestID), Tenant: t, Priority: dispatch.PriorityOf(req.Header.Get(headers.Priority)),
 		Path: req.URL.RequestURI(), Header: forwardedHeaders(req.Header), Body: body, Scan: scan, Received: time.Now(),
-		Task: req.Header.Get(headers.TaskID), Patient: req.Header.Get(headers.Patient) != ""}, nil
+		Task: req.Header.Get(headers.TaskID), Patient: req.Header.Get(headers.Patient) != "",
+		movedOptions: parseOptions(req.Header.Get(headers.Messages))}, nil
 }

@@ -306,6 +306,7 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		return
 	}
 	sink := r.newHTTPSink(w, g.call)
+	sink.translator = translatorOfReturn(g.call)
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
 		r.forwardMoved(req.Context(), &Call{}, g, sink)
 	}

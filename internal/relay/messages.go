@@ -54,6 +54,41 @@ func (c *Call) translate() *openai.Error {
 	return nil
 }
 
+// Values of headers.Messages.
+const (
+	movedPlain    = "1"
+	movedThinking = "thinking"
+	movedCounts   = "counts"
+)
+
+// clientOptions returns the options of the client of the Messages API that the call is for. It
+// returns nil if the call is for another client.
+func (c *Call) clientOptions() *messages.Options {
+	if c.original != nil {
+		return &c.original.options
+	}
+	return c.movedOptions
+}
+
+// formatOptions returns the value of headers.Messages for the options. parseOptions reads it.
+func formatOptions(o *messages.Options) string {
+	switch {
+	case o.Thinking:
+		return movedThinking
+	case o.Counts:
+		return movedCounts
+	}
+	return movedPlain
+}
+
+// parseOptions returns nil for an empty value.
+func parseOptions(value string) *messages.Options {
+	if value == "" {
+		return nil
+	}
+	return &messages.Options{Thinking: value == movedThinking, Counts: value == movedCounts}
+}
+
 // translator translates what a client of the Messages API gets. It is nil for other clients.
 type translator struct {
 	stream messages.Stream
@@ -70,6 +105,14 @@ func translatorOf(c *Call) *translator {
 		return &translator{stream: messages.Stream{Options: c.original.options}, seen: noEvent}
 	case c.Scan.Endpoint.OfMessages(): // the call was refused before its translation
 		return &translator{seen: noEvent}
+	}
+	return nil
+}
+
+// translatorOfReturn returns the translator for a client that comes back to the stream of the call.
+func translatorOfReturn(c *Call) *translator {
+	if o := c.clientOptions(); o != nil {
+		return &translator{stream: messages.Stream{Options: *o}, seen: noEvent}
 	}
 	return nil
 }

@@ -127,6 +127,35 @@ func TestX20_WaitingFormMoves(t *testing.T) {
 	}
 }
 
+// A client of the Messages API whose request has moved resumes its stream at the successor, and
+// gets the same events as before, with the reasoning that it has asked for.
+func TestX20_MovedMessagesResume(t *testing.T) {
+	p := Policy{Resume: time.Minute}
+	reasoning := `data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}` + "\n\n"
+	for _, thinking := range []string{"", `"thinking":{"type":"enabled"},`} {
+		old := newHarness(t, options{policy: p, limits: admission.Limits{MaxConcurrent: 1}, handler: engineThatHangs(roleEvent, tokenEvent("a"))})
+		next := newHarness(t, options{policy: p, handler: engineThatSends(roleEvent, reasoning, tokenEvent("b"), finishEvent("", "stop"), doneEvent)})
+		first := old.send(hello)
+		defer first.Body.Close()
+		var text string
+		var client sync.WaitGroup
+		client.Go(func() {
+			_, text = old.postBody("/v1/messages", "application/json",
+				[]byte(`{"model":"m","stream":true,"max_tokens":9,"request_id":"r",`+thinking+`"messages":[{"role":"user","content":"x"}]}`))
+		})
+		old.waitQueued(1)
+		old.relay.Retire(forwarderTo(t, next))
+		old.dispatcher.Retire()
+		client.Wait()
+		if !strings.HasSuffix(text, "data: {\"type\":\"message_stop\"}\n\n") || strings.Contains(text, "thinking_delta") != (thinking != "") {
+			t.Errorf("moved: %s", text)
+		}
+		if _, _, again := next.getStream(http.MethodGet, "/v1/streams/r?after=-1"); again == "" || !strings.HasSuffix(text, again) {
+			t.Errorf("resumed: %s\nbefore: %s", again, text)
+		}
+	}
+}
+
 // A request to the Messages API that waits moves with the bound on its duration, which its engine
 // does not get.
 func TestX20_WaitingMessagesMove(t *testing.T) {
