@@ -30,7 +30,8 @@ const (
 	// nothing for any length of time, see relay.Call.Patient.
 	Patient = "x-sluice-patient"
 	// Messages is on chats that another process of the gateway has translated from requests to the
-	// Messages API. Its value has the options of the translation, see relay.Call.
+	// Messages API. Its value has the options of the translation, see relay.Call. A gateway also
+	// sets it on the response to another gateway whose client resumes a stream of the Messages API.
 	Messages = "x-sluice-messages"
 	// Forwarded is on requests that another gateway has forwarded. A gateway does not forward them
 	// again.

@@ -306,10 +306,19 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		return
 	}
 	sink := r.newHTTPSink(w, g.call)
-	sink.translator = translatorOfReturn(g.call)
+	if sink.translator = translatorOfReturn(g.call); sink.translator != nil && isOfGateway(req) {
+		w.Header().Set(headers.Messages, movedPlain)
+	}
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
 		r.forwardMoved(req.Context(), &Call{}, g, sink)
 	}
+}
+
+// isOfGateway reports whether another gateway has forwarded the request: another process of this
+// gateway is none.
+func isOfGateway(req *http.Request) bool {
+	from := req.Header.Get(headers.Forwarded)
+	return from != "" && from != headers.ForwardedByProcess
 }
 
 // serveRemoteStream has the remote gateway answer that has the request id.

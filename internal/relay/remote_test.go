@@ -247,6 +247,44 @@ func TestB9_ErrorsOfForwardedMessages(t *testing.T) {
 	}
 }
 
+// startMessages runs a request to the Messages API with the request id r.
+func (h *harness) startMessages() {
+	h.t.Helper()
+	request := httptest.NewRequestWithContext(h.t.Context(), http.MethodPost, "/v1/messages",
+		strings.NewReader(`{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"x"}]}`))
+	request.Header.Set("content-type", "application/json")
+	request.Header.Set(headers.Tenant, "acme")
+	request.Header.Set(headers.IdempotencyKey, "r")
+	w := httptest.NewRecorder()
+	h.peerHandler().ServeHTTP(w, request)
+	if !strings.HasSuffix(w.Body.String(), "data: {\"type\":\"message_stop\"}\n\n") {
+		h.t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// The owner of a stream tells another gateway that its client reads the Messages API. It tells no
+// client.
+func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
+	h.startMessages()
+	h.sendAndRead(hello, "id: chat")
+	for _, c := range []struct {
+		id, from string
+		named    bool
+	}{{"r", "other", true}, {"r", "", false}, {"r", headers.ForwardedByProcess, false}, {"chat", "other", false}} {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/streams/"+c.id, nil)
+		request.Header.Set(headers.Tenant, "acme")
+		if c.from != "" {
+			request.Header.Set(headers.Forwarded, c.from)
+		}
+		w := httptest.NewRecorder()
+		h.peerHandler().ServeHTTP(w, request)
+		if named := w.Header().Get(headers.Messages) != ""; w.Code != http.StatusOK || named != c.named {
+			t.Errorf("%+v: %d %v", c, w.Code, w.Header())
+		}
+	}
+}
+
 // A stream of another gateway that ends with an error is in the record as one that failed.
 func TestForwardedStreamThatFails(t *testing.T) {
 	event := func(code openai.Code) string {

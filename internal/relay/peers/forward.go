@@ -55,10 +55,12 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: debugLogger(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
+			ofMessages := endpoint.OfMessages() || answer.Header.Get(headers.Messages) != ""
+			answer.Header.Del(headers.Messages)
 			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
 				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
 				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream",
-					ofMessages: endpoint.OfMessages(), cut: &cut}
+					ofMessages: ofMessages, cut: &cut}
 			}
 			return nil
 		},

@@ -220,27 +220,36 @@ func TestForwardBreaksOff(t *testing.T) {
 	}
 }
 
-// A client of the Messages API gets the error event of that API.
+// A client of the Messages API gets the error event of that API, also if it resumes a stream.
 func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
 	const begun = "event: ping\ndata: {\"type\":\"ping\"}\n\n"
-	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("content-type", "text/event-stream")
+		if r.URL.Path != "/v1/messages" {
+			w.Header().Set(headers.Messages, "1")
+		}
 		io.WriteString(w, begun)
 		http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}))
 	b := start(t, c, nil, nil)
-	body, err := io.ReadAll(b.ask(t.Context(), t, a.ID(), "/v1/messages?beta=true").Body)
-	rest, ok := strings.CutPrefix(string(body), begun+"event: error\ndata: ")
-	var event struct {
-		Type  string
-		Error struct{ Type, Code string }
-	}
-	if fault := json.Unmarshal([]byte(rest), &event); err != nil || !ok || fault != nil || event.Type != "error" ||
-		event.Error.Type != "overloaded_error" || event.Error.Code != "gateway_unavailable" {
-		t.Errorf("%q, %v", body, err)
+	for _, path := range []string{"/v1/messages?beta=true", "/v1/streams/r?after=2"} {
+		answer := b.ask(t.Context(), t, a.ID(), path)
+		body, err := io.ReadAll(answer.Body)
+		rest, ok := strings.CutPrefix(string(body), begun+"event: error\ndata: ")
+		var event struct {
+			Type  string
+			Error struct{ Type, Code string }
+		}
+		if fault := json.Unmarshal([]byte(rest), &event); err != nil || !ok || fault != nil || event.Type != "error" ||
+			event.Error.Type != "overloaded_error" || event.Error.Code != "gateway_unavailable" {
+			t.Errorf("%s: %q, %v", path, body, err)
+		}
+		if answer.Header.Get(headers.Messages) != "" {
+			t.Errorf("%s: the client gets %v", path, answer.Header)
+		}
 	}
 }
 
