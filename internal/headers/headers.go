@@ -33,6 +33,9 @@ const (
 	// Messages API. Its value has the options of the translation, see relay.Call. A gateway also
 	// sets it on the response to another gateway whose client resumes a stream of the Messages API.
 	Messages = "x-sluice-messages"
+	// TimeLeft is on requests that another gateway or process has forwarded. It is what is left of
+	// the field max_duration_ms of the body, in milliseconds.
+	TimeLeft = "x-sluice-time-left-ms"
 	// Forwarded is on requests that another gateway has forwarded. A gateway does not forward them
 	// again.
 	Forwarded = "x-sluice-forwarded"
@@ -213,7 +216,7 @@ const SourceKey = "source"
 // clients, with those of FromClients.
 func Internal() []string {
 	return []string{Cluster, Endpoint, Endpoint + "-subset", Endpoint + "-served", Route, Tenant, Key, Handoff, Forwarded, Patient,
-		Messages, Observe, Usage}
+		Messages, TimeLeft, Observe, Usage}
 }
 
 const modelPrefix = "model/"

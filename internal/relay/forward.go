@@ -156,10 +156,8 @@ func setCall(request *http.Request, c *Call) *http.Request {
 	if c.Scan.SessionID != "" {
 		request.Header.Set(headers.SessionID, c.Scan.SessionID)
 	}
-	if c.Scan.Timeout > 0 {
-		left := c.Scan.Timeout - time.Since(c.Received)
-		request.Header.Set(headers.Timeout, strconv.FormatInt(max(left.Milliseconds(), 1), 10))
-	}
+	setTimeLeft(request.Header, headers.Timeout, c.Scan.Timeout, c.Received)
+	setTimeLeft(request.Header, headers.TimeLeft, c.Scan.MaxDuration, c.Received)
 	if c.Task != "" {
 		request.Header.Set(headers.TaskID, c.Task)
 	}
@@ -171,6 +169,22 @@ func setCall(request *http.Request, c *Call) *http.Request {
 	}
 	request.Header.Del(headers.Handoff)
 	return request
+}
+
+// setTimeLeft sets a header to what is left of a limit that counts from received, in milliseconds.
+// A limit of 0 means that there is none.
+func setTimeLeft(h http.Header, name string, limit time.Duration, received time.Time) {
+	if limit > 0 {
+		left := limit - time.Since(received)
+		h.Set(name, strconv.FormatInt(max(left.Milliseconds(), 1), 10))
+	}
+}
+
+// readTimeLeft replaces a limit by what the header says is left of it.
+func readTimeLeft(h http.Header, name string, limit *time.Duration) {
+	if ms, err := strconv.ParseInt(h.Get(name), 10, 64); err == nil && ms > 0 {
+		*limit = time.Duration(ms) * time.Millisecond
+	}
 }
 
 // priorityName returns the name of the call's priority.
@@ -230,9 +244,8 @@ func callOfPeer(req *http.Request, tenant func(name, key string) (*authz.Tenant,
 	if fault := scan.SetSessionID(headers.SessionID, req.Header.Get(headers.SessionID)); fault != nil {
 		return nil, fault
 	}
-	if ms, err := strconv.ParseInt(req.Header.Get(headers.Timeout), 10, 64); err == nil && ms > 0 {
-		scan.Timeout = time.Duration(ms) * time.Millisecond
-	}
+	readTimeLeft(req.Header, headers.Timeout, &scan.Timeout)
+	readTimeLeft(req.Header, headers.TimeLeft, &scan.MaxDuration)
 	return &Call{RequestID: req.Header.Get(headers.RequestID), Tenant: t, Priority: dispatch.PriorityOf(req.Header.Get(headers.Priority)),
 		Path: req.URL.RequestURI(), Header: forwardedHeaders(req.Header), Body: body, Scan: scan, Received: time.Now(),
 		Task: req.Header.Get(headers.TaskID), Patient: req.Header.Get(headers.Patient) != "",

@@ -127,6 +127,29 @@ func TestX20_WaitingFormMoves(t *testing.T) {
 	}
 }
 
+// A call that moves keeps its body, which tells it from others with the same id, and has what is
+// left of the time that its body allows.
+func TestX20_MovedCallHasTheTimeThatIsLeft(t *testing.T) {
+	c := newHarness(t, options{}).newCall(helloWith(`"max_duration_ms":3600000`))
+	c.Received = time.Now().Add(-30 * time.Minute)
+	request := setCall(httptest.NewRequestWithContext(t.Context(), http.MethodPost, c.Path, http.NoBody), c)
+	request.Header.Set("content-type", "application/json")
+	moved, fault := callOfPeer(request, func(string, string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	if left := moved.Scan.MaxDuration; left > 30*time.Minute || left < 29*time.Minute {
+		t.Errorf("%v of an hour are left after half an hour", left)
+	}
+	if moved.fingerprint() != c.fingerprint() {
+		t.Errorf("%s has become %s", c.Body, moved.Body)
+	}
+	c.Received = time.Now().Add(-2 * time.Hour)
+	if left := setCall(request, c).Header.Get(headers.TimeLeft); left != "1" {
+		t.Errorf("%s ms are left after the time is over", left)
+	}
+}
+
 // A client of the Messages API whose request has moved resumes its stream at the successor, and
 // gets the same events as before, with the reasoning that it has asked for.
 func TestX20_MovedMessagesResume(t *testing.T) {

@@ -96,7 +96,7 @@ func (p *Peers) unavailable(r *http.Request, owner string, err error) *openai.Er
 func rewrite(pr *httputil.ProxyRequest, owner string) {
 	pr.Out.URL.Scheme, pr.Out.URL.Host, pr.Out.URL.RawQuery = "https", owner, pr.In.URL.RawQuery
 	for _, name := range headers.Internal() {
-		if name != headers.Tenant && name != headers.Key && name != headers.Patient {
+		if name != headers.Tenant && name != headers.Key && name != headers.Patient && name != headers.TimeLeft {
 			pr.Out.Header.Del(name)
 		}
 	}

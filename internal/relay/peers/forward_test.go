@@ -113,7 +113,7 @@ func TestForwardRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, value := range map[string]string{"x-owner": a.ID(), headers.Tenant: "acme", headers.Priority: "batch", headers.RequestID: "r-1",
+	for name, value := range map[string]string{"x-owner": a.ID(), headers.Tenant: "acme", headers.Priority: "batch", headers.TimeLeft: "9", headers.Messages: "1", headers.RequestID: "r-1",
 		"last-event-id": "7", "authorization": "Bearer key", "x-api-key": "key", "api-key": "key", headers.Handoff: "ticket", headers.Cluster: "model/x",
 		"user-agent": "test", "accept-encoding": "identity"} {
 		r.Header.Set(name, value)
@@ -124,7 +124,7 @@ func TestForwardRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer answer.Body.Close()
-	want := seen{"POST", uri, "api.example.com", "the body", b.ID(), http.Header{"X-Owner": {a.ID()}, "X-Sluice-Tenant": {"acme"},
+	want := seen{"POST", uri, "api.example.com", "the body", b.ID(), http.Header{"X-Owner": {a.ID()}, "X-Sluice-Tenant": {"acme"}, "X-Sluice-Time-Left-Ms": {"9"},
 		"X-Sluice-Priority": {"batch"}, "X-Request-Id": {"r-1"}, "Last-Event-Id": {"7"}, "User-Agent": {"test"}, "Accept-Encoding": {"identity"},
 		"Content-Length": {"8"}}}
 	if diff := cmp.Diff(want, within(t, "the request arrives", got)); diff != "" {
