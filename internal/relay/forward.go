@@ -74,6 +74,8 @@ type remote struct {
 	forward Forwarder
 	// records says that it has a record of the call, which shows the usage.
 	records bool
+	// trace is ended when the call is over. nil: there is none to end.
+	trace Trace
 }
 
 // remoteGateway returns the remote gateway with this name.
@@ -81,6 +83,16 @@ func (r *Relay) remoteGateway(owner string) remote {
 	return remote{records: true, forward: func(w http.ResponseWriter, req *http.Request) *openai.Error {
 		return r.config.Peers.Forward(w, req, owner)
 	}}
+}
+
+// report reports how a call has ended that the remote has carried.
+func (to remote) report(c *Call, result Result) {
+	if c.Entry != nil {
+		c.Entry.SetOutcome(result)
+	}
+	if to.trace != nil {
+		to.trace.End(result)
+	}
 }
 
 // forwardCall has a remote carry a call and gives its response to the sink. If the client cancels
@@ -101,9 +113,7 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 		request.Header.Set("content-type", "application/json")
 	}
 	result := Result{Model: c.Scan.Model, Cause: causeClient, UsedElsewhere: true} // the forwarder panics if the client leaves
-	if c.Entry != nil {
-		defer func() { c.Entry.SetOutcome(result) }()
-	}
+	defer func() { to.report(c, result) }()
 	response := &remoteResponse{sink: sink, endpoint: c.Scan.Endpoint, numbered: c.isNamed(), tracker: sse.Tracker{Choices: c.Scan.Answers()}}
 	fault := to.forward(response, setCall(request, c))
 	result = Result{Fault: fault, Model: c.Scan.Model, Replica: response.Header().Get(headers.Replica), UsedElsewhere: true}

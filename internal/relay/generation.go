@@ -32,6 +32,9 @@ type generation struct {
 	broadcast *replay.Broadcast
 	// trace is nil if the call is not traced.
 	trace Trace
+	// leftTrace says that one of two has left it to the other to end the trace of a named call that
+	// moves: the generation, or the client that has started it.
+	leftTrace atomic.Bool
 
 	// ctx ends with the generation. Its cause says why. See "Who ends what" in the package comment.
 	ctx    context.Context
@@ -101,6 +104,26 @@ func (g *generation) startTrace() {
 	}
 }
 
+// endTrace ends the trace of a named call when the generation is over. The trace of a call without
+// a name ends with its subscriber. That of a call that moves ends with the client that has started
+// the call, if that client is still here.
+func (g *generation) endTrace() {
+	if g.trace == nil || !g.call.isNamed() {
+		return
+	}
+	if !g.moved || g.leftTrace.Swap(true) {
+		g.trace.End(g.result)
+	}
+}
+
+// leaveTrace is called when the client that has started the generation is done, unless the
+// successor carries the call for that client. It ends the trace where the generation does not.
+func (g *generation) leaveTrace(result Result) {
+	if g.trace != nil && (!g.call.isNamed() || g.leftTrace.Swap(true)) {
+		g.trace.End(result)
+	}
+}
+
 // policyOf returns the policy of the model that the call names, or of the first model of a pool.
 func (r *Relay) policyOf(c *Call) Policy {
 	rules := r.rules.Load()
@@ -132,9 +155,7 @@ func (g *generation) run() {
 	}
 	g.cancel(nil)
 	g.countUsage()
-	if g.trace != nil && g.call.isNamed() {
-		g.trace.End(g.result) // the trace of a call without a name ends with its subscriber
-	}
+	g.endTrace()
 	switch {
 	case g.answer != nil:
 		close(g.answered)

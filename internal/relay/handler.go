@@ -190,11 +190,15 @@ func (r *Relay) carry(ctx context.Context, c *Call, pending *dispatch.Pending, h
 		g.release()
 	}
 	if moved {
-		r.forwardMoved(ctx, c, g, how.sink)
+		var trace Trace
+		if started {
+			trace = g.trace
+		}
+		r.forwardMoved(ctx, c, g, trace, how.sink)
 		return
 	}
-	if started && g.trace != nil && !c.isNamed() {
-		g.trace.End(result)
+	if started {
+		g.leaveTrace(result)
 	}
 	switch {
 	case !started: // the times and the usage count for the call that has started the generation
@@ -310,7 +314,7 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		w.Header().Set(headers.Messages, movedPlain)
 	}
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
-		r.forwardMoved(req.Context(), &Call{}, g, sink)
+		r.forwardMoved(req.Context(), &Call{}, g, nil, sink)
 	}
 }
 

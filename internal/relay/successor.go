@@ -32,11 +32,12 @@ func (r *Relay) Owns(tenant, id string) bool {
 }
 
 // forwardMoved has the successor carry the call of a generation that has waited here in vain, for
-// one of its clients. c is that client's own call.
-func (r *Relay) forwardMoved(ctx context.Context, c *Call, g *generation, sink Sink) {
+// one of its clients. c is that client's own call. trace is the generation's if that client has
+// started it, else nil: the trace ends with the outcome at the successor.
+func (r *Relay) forwardMoved(ctx context.Context, c *Call, g *generation, trace Trace, sink Sink) {
 	call := *g.call
 	call.Entry = c.Entry
-	r.forwardCall(ctx, &call, remote{forward: *r.successor.Load()}, sink)
+	r.forwardCall(ctx, &call, remote{forward: *r.successor.Load(), trace: trace}, sink)
 }
 
 // isElsewhere has the other process of this gateway answer a request that Envoy has sent to the
