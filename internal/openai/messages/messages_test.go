@@ -352,3 +352,22 @@ func TestB9_ForcedTools(t *testing.T) {
 		}
 	}
 }
+
+// A message is the first of several answers, and ends as that one does, in whatever order the
+// engine tells it.
+func TestB9_EndOfSeveralAnswers(t *testing.T) {
+	t.Parallel()
+	const first, other = `{"index":0,"delta":{},"finish_reason":"stop","stop_reason":"END"}`, `{"index":1,"delta":{},"finish_reason":"length"}`
+	const unnumbered = `{"delta":{},"finish_reason":"stop","stop_reason":"END"}`
+	for _, chunks := range [][]string{{first, other}, {other, first}, {first + "," + other}, {other + "," + first}, {unnumbered, other}} {
+		var s Stream
+		var text []byte
+		for _, c := range chunks {
+			text = s.Append(text, []byte(`data: {"id":"c","choices":[`+c+"]}\n\n"))
+		}
+		text = s.Append(text, []byte("data: [DONE]\n\n"))
+		if want := `"delta":{"stop_reason":"stop_sequence","stop_sequence":"END"}`; !strings.Contains(string(text), want) {
+			t.Errorf("%q: %s", chunks, text)
+		}
+	}
+}

@@ -96,8 +96,8 @@ func (s *Stream) event(e *sse.Event) {
 		}
 	}
 	for _, c := range s.chunk.Choices {
-		if len(c.Finish) > 0 {
-			s.readFinish(e.Data)
+		if c.Index == 0 && len(c.Finish) > 0 {
+			s.readFinish(e.Data, string(c.Finish))
 		}
 	}
 }
@@ -171,11 +171,25 @@ func (s *Stream) closeBlock() {
 	}
 }
 
-// readFinish reads why the answer has ended.
-func (s *Stream) readFinish(data []byte) {
-	var chunk struct{ Choices []Finish }
-	if json.Unmarshal(data, &chunk) == nil && len(chunk.Choices) > 0 {
-		s.finish = chunk.Choices[0]
+// readFinish reads why the answer has ended. Only the first choice is an answer of the Messages
+// API: the client may have asked for several, and a chunk may list them in any order. reason is the
+// finish_reason of that choice.
+func (s *Stream) readFinish(data []byte, reason string) {
+	s.finish = Finish{Reason: reason}
+	var chunk struct {
+		Choices openai.List[struct {
+			Index json.Number
+			Finish
+		}]
+	}
+	if json.Unmarshal(data, &chunk) != nil {
+		return
+	}
+	for i, c := range chunk.Choices {
+		if c.Index == "0" || c.Index == "" && i == 0 {
+			s.finish = c.Finish
+			return
+		}
 	}
 }
 
