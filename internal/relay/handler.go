@@ -300,7 +300,7 @@ func (r *Relay) mayUse(req *http.Request, model string) bool {
 func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) {
 	after, fault := parseAfter(req)
 	if fault != nil {
-		r.answerFault(w, req, fault)
+		r.answerReturn(w, req, g, fault)
 		return
 	}
 	if g.isReceived(after) {
@@ -316,6 +316,16 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
 		r.forwardMoved(req.Context(), &Call{}, g, nil, sink)
 	}
+}
+
+// answerReturn is answerFault for a client that comes back to a stream, in the form of that stream.
+func (r *Relay) answerReturn(w http.ResponseWriter, req *http.Request, g *generation, fault *openai.Error) {
+	if g.call.clientOptions() == nil {
+		r.answerFault(w, req, fault)
+		return
+	}
+	r.config.Requests.Answered(req, fault.HTTPStatus(), fault)
+	writeMessagesError(w, fault)
 }
 
 // isOfGateway reports whether another gateway has forwarded the request: another process of this

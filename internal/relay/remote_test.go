@@ -285,6 +285,21 @@ func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
 	}
 }
 
+// A client that resumes a stream of the Messages API after no event of it gets that API's error.
+func TestB9_BadResumeOfMessages(t *testing.T) {
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
+	h.startMessages()
+	h.sendAndRead(hello, "id: chat")
+	for path, form := range map[string]string{
+		"/v1/streams/r?after=abc": `{"type":"error","error":{`, "/v1/streams/r?after=99": `{"type":"error","error":{`,
+		"/v1/streams/chat?after=abc": `{"error":{`,
+	} {
+		if status, _, text := h.getStream(http.MethodGet, path); status < 400 || !strings.HasPrefix(text, form) {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+	}
+}
+
 // A stream of another gateway that ends with an error is in the record as one that failed.
 func TestForwardedStreamThatFails(t *testing.T) {
 	event := func(code openai.Code) string {

@@ -145,7 +145,7 @@ func TestForwardLoop(t *testing.T) {
 	var a *gateway
 	a = start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := a.Forward(w, r, b.ID()); fault != nil {
-			writeError(w, fault)
+			answerError(w, r, fault)
 		}
 	}))
 	for _, owner := range []string{a.ID(), b.ID()} {

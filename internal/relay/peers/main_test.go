@@ -108,7 +108,7 @@ func start(t *testing.T, c redis.Scripter, change func(*Config), h http.Handler)
 	})
 	g.front = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := g.Forward(w, r, r.Header.Get("x-owner")); fault != nil {
-			writeError(w, fault)
+			answerError(w, r, fault)
 		}
 	}))
 	t.Cleanup(g.front.Close)

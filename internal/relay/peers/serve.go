@@ -131,11 +131,11 @@ func (p *Peers) authenticate(h http.Handler) http.Handler {
 		if err != nil {
 			p.cfg.Log.Warn("forwarded request refused, its gateway has no record", zap.Error(err))
 			w.Header().Set("connection", "close")
-			writeError(w, openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on."))
+			answerError(w, r, openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on."))
 			return
 		}
 		if r.Header.Get(headers.Tenant) == "" {
-			writeError(w, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
+			answerError(w, r, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
 			return
 		}
 		r.Header.Set(headers.Forwarded, gateway)
@@ -143,8 +143,12 @@ func (p *Peers) authenticate(h http.Handler) http.Handler {
 	})
 }
 
-// writeError answers with an error of this gateway.
-func writeError(w http.ResponseWriter, e *openai.Error) {
+// answerError answers with an error of this gateway, in the form of the API of the path.
+func answerError(w http.ResponseWriter, r *http.Request, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
+	if endpoint, ok := openai.EndpointOf(r.URL.Path); ok && endpoint.OfMessages() {
+		e.AnswerWith(w, e.MessagesBody())
+		return
+	}
 	e.Answer(w)
 }

@@ -45,7 +45,11 @@ func dial(address string, certificates []tls.Certificate, change func(*tls.Confi
 
 // get asks for something. The error may be that the other end has refused the certificate.
 func (c *connection) get(tenant string) (status int, body string, err error) {
-	r := httptest.NewRequest("GET", "/", nil)
+	return c.ask("/", tenant)
+}
+
+func (c *connection) ask(path, tenant string) (status int, body string, err error) {
+	r := httptest.NewRequest("GET", path, nil)
 	r.Header.Set(headers.Tenant, tenant)
 	if tenant == "" {
 		r.Header.Del(headers.Tenant)
@@ -118,6 +122,32 @@ func TestWhoIsLetIn(t *testing.T) {
 	if status, body, err := conn.get(""); status != 401 || !strings.Contains(body, string(openai.CodeInvalidAPIKey)) || err != nil {
 		t.Errorf("without a tenant a gateway gets %d %s, %v", status, body, err)
 	}
+}
+
+// A request to the Messages API that is refused gets an error of that API.
+func TestB9_RefusedForwardsOfMessages(t *testing.T) {
+	t.Parallel()
+	c := client(t, redistest.Start(t))
+	a, b := start(t, c, nil, nil), start(t, c, nil, nil)
+	conn, err := dial(a.address, []tls.Certificate{b.certificate}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	check := func(body string, code openai.Code) {
+		if !strings.HasPrefix(body, `{"type":"error","error":{`) || !strings.Contains(body, `"code":"`+string(code)+`"`) {
+			t.Errorf("%s: %s", code, body)
+		}
+	}
+	_, body, err := conn.ask("/v1/messages", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(body, openai.CodeInvalidAPIKey)
+	w := httptest.NewRecorder()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/messages/count_tokens", nil)
+	a.authenticate(http.NotFoundHandler()).ServeHTTP(w, r)
+	check(w.Body.String(), openai.CodeGatewayUnavailable)
 }
 
 // chained is a stranger's certificate with a gateway's behind it.
