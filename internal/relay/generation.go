@@ -30,6 +30,10 @@ type generation struct {
 	// another one.
 	policy    Policy
 	broadcast *replay.Broadcast
+	// dropped has translated the events that the replay log has dropped, for clients of the
+	// Messages API that come back. nil: the log has dropped none, or no such client can come back.
+	// The lock of broadcast guards it.
+	dropped *translator
 	// trace is nil if the call is not traced.
 	trace Trace
 	// leftTrace says that one of two has left it to the other to end the trace of a named call that
@@ -88,6 +92,9 @@ func (r *Relay) newGeneration(c *Call, pending *dispatch.Pending) *generation {
 	}
 	g.broadcast = replay.NewBroadcast(limits)
 	g.broadcast.OnIdle(g.onIdle)
+	if g.returnsAsMessages() {
+		g.broadcast.OnDrop(g.translateDropped)
+	}
 	g.startTrace()
 	return g
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/messages"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
+	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
 // A request to the Messages API is translated before its generation starts, and its events and its
@@ -115,6 +116,40 @@ func translatorOfReturn(c *Call) *translator {
 		return &translator{stream: messages.Stream{Options: *o}, seen: noEvent}
 	}
 	return nil
+}
+
+// returnsAsMessages reports whether a client of the Messages API may come back to the stream.
+func (g *generation) returnsAsMessages() bool {
+	return g.call.isNamed() && g.call.clientOptions() != nil
+}
+
+// translateDropped translates an event that the replay log drops, so that the translation can go on
+// after that event. The broadcast calls it.
+func (g *generation) translateDropped(raw []byte) {
+	if g.dropped == nil {
+		g.dropped = translatorOfReturn(g.call)
+	}
+	t := g.dropped
+	if t.buffer = t.stream.Append(t.buffer[:0], raw); cap(t.buffer) > maxIdleBuffer {
+		t.buffer = nil
+	}
+}
+
+// subscribeTranslated subscribes a client of the Messages API. It translates the events before
+// those that the client gets, too, as far as the replay log has them.
+func (g *generation) subscribeTranslated(t *translator, after int64) (*replay.Subscriber, error) {
+	if after >= int64(g.broadcast.NextNumber()) { // the stream has not come that far
+		return nil, replay.ErrNotKept
+	}
+	t.seen = after
+	if !g.returnsAsMessages() {
+		return g.broadcast.Subscribe(noEvent)
+	}
+	return g.broadcast.SubscribeKept(after, func() {
+		if g.dropped != nil {
+			t.stream = g.dropped.stream.Clone()
+		}
+	})
 }
 
 // append appends the translation of an event. Of a call whose events have numbers, the last event

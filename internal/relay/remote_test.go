@@ -250,8 +250,14 @@ func TestB9_ErrorsOfForwardedMessages(t *testing.T) {
 // startMessages runs a request to the Messages API with the request id r.
 func (h *harness) startMessages() {
 	h.t.Helper()
+	h.startMessagesWith("")
+}
+
+// startMessagesWith is startMessages with a field more, and the comma after it.
+func (h *harness) startMessagesWith(field string) {
+	h.t.Helper()
 	request := httptest.NewRequestWithContext(h.t.Context(), http.MethodPost, "/v1/messages",
-		strings.NewReader(`{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"x"}]}`))
+		strings.NewReader(`{`+field+`"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"x"}]}`))
 	request.Header.Set("content-type", "application/json")
 	request.Header.Set(headers.Tenant, "acme")
 	request.Header.Set(headers.IdempotencyKey, "r")
@@ -282,6 +288,29 @@ func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
 		if named := w.Header().Get(headers.Messages) != ""; w.Code != http.StatusOK || named != c.named {
 			t.Errorf("%+v: %d %v", c, w.Code, w.Header())
 		}
+	}
+}
+
+// A stream of the Messages API is resumed as long as a chat of the same length, although the replay
+// log has dropped the events with which its blocks have begun.
+func TestS7_LongMessagesResume(t *testing.T) {
+	events := []string{roleEvent, `data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}` + "\n\n"}
+	for i := range 3000 {
+		events = append(events, tokenEvent(fmt.Sprintf("<%d>%s", i+2, strings.Repeat("x", 500))))
+	}
+	events = append(events, finishEvent("", "stop"), doneEvent)
+	h := newHarness(t, options{handler: engineThatSends(events...), policy: Policy{Resume: time.Minute}})
+	h.startMessagesWith(`"thinking":{"type":"enabled"},`)
+	_, _, text := h.getStream(http.MethodGet, "/v1/streams/r?after=2990")
+	begin := "id: 2991\nevent: content_block_delta\n" + `data: {"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"<2991>`
+	if !strings.HasPrefix(text, begin) || !strings.HasSuffix(text, "data: {\"type\":\"message_stop\"}\n\n") || strings.Contains(text, "_start") {
+		t.Errorf("%.300s", text)
+	}
+	if n := strings.Count(text, `"text_delta"`); n != 3001-2990 {
+		t.Errorf("%d tokens came after the event 2990 of 3001", n)
+	}
+	if status, _, text := h.getStream(http.MethodGet, "/v1/streams/r?after=5"); status != http.StatusConflict || !strings.HasPrefix(text, `{"type":"error"`) {
+		t.Errorf("after an event that is not kept: %d %.300s", status, text)
 	}
 }
 

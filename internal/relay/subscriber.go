@@ -88,18 +88,12 @@ func (g *generation) subscribe(ctx context.Context, how subscription) (result Re
 	return result, s.moved
 }
 
-// subscribeAfter subscribes to the events after the last one that the client has seen. A sink that
-// translates gets the events before it, too.
+// subscribeAfter subscribes to the events after the last one that the client has seen.
 func (g *generation) subscribeAfter(how subscription) (*replay.Subscriber, error) {
-	h, ok := how.sink.(*httpSink)
-	switch {
-	case !ok || h.translator == nil:
-		return g.broadcast.Subscribe(how.after)
-	case how.after >= int64(g.broadcast.NextNumber()): // the stream has not come that far
-		return nil, replay.ErrNotKept
+	if h, ok := how.sink.(*httpSink); ok && h.translator != nil {
+		return g.subscribeTranslated(h.translator, how.after)
 	}
-	h.translator.seen = how.after
-	return g.broadcast.Subscribe(noEvent)
+	return g.broadcast.Subscribe(how.after)
 }
 
 // Append implements replay.InlineWriter.

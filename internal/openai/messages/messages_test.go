@@ -371,3 +371,27 @@ func TestB9_EndOfSeveralAnswers(t *testing.T) {
 		}
 	}
 }
+
+// A clone goes on where the stream was, and leaves the stream as it is.
+func TestB9_ClonedStreams(t *testing.T) {
+	t.Parallel()
+	const start = `data: {"id":"c","choices":[{"index":0,"delta":`
+	events := []string{start + `{"content":"a"}}]}` + "\r\r", "\n" + start + `{"content":"b"}}]}` + "\n\n",
+		start + `{"tool_calls":[{"index":0,"function":{"name":"f","arguments":"{"}}]}}]}` + "\n\n",
+		start + `{"tool_calls":[{"index":0,"function":{"arguments":"}"}}]}}]}` + "\n\n",
+		start + `{},"finish_reason":"stop"}]}` + "\n\n", "data: [DONE]\n\n"}
+	var whole, pieces Stream
+	want := whole.Append(nil, []byte(strings.Join(events, "")))
+	var text []byte
+	for i, e := range events {
+		clone := pieces.Clone()
+		rest := clone.Append(nil, []byte(strings.Join(events[i:], "")))
+		if got := string(text) + string(rest); got != string(want) {
+			t.Errorf("cloned before event %d: %s", i, got)
+		}
+		text = pieces.Append(text, []byte(e))
+	}
+	if string(text) != string(want) {
+		t.Errorf("%s", text)
+	}
+}

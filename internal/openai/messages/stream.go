@@ -2,6 +2,7 @@ package messages
 
 import (
 	"encoding/json"
+	"maps"
 	"strconv"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -56,6 +57,14 @@ func (s *Stream) Append(dst, events []byte) []byte {
 	}
 	dst, s.dst = s.dst, nil
 	return dst
+}
+
+// Clone returns a stream that goes on as this one does. Neither changes the other.
+func (s *Stream) Clone() Stream {
+	c := *s
+	c.scanner, c.deltas, c.chunk, c.dst = s.scanner.Clone(), delta.Reader{}, sse.Chunk{}, nil
+	c.tools = maps.Clone(s.tools)
+	return c
 }
 
 // AppendError appends the event that ends a stream with an error.

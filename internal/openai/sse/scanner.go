@@ -1,6 +1,9 @@
 package sse
 
-import "errors"
+import (
+	"bytes"
+	"errors"
+)
 
 // DefaultLimit is the default of Scanner.Limit, 8 MiB. The last event of a stream of the Responses
 // API repeats the whole answer: 128k tokens in a script that is written as \u escapes are above 1
@@ -38,6 +41,14 @@ type Scanner struct {
 	started bool   // there was an event
 	ended   bool
 	end     boundary
+}
+
+// Clone returns a scanner that goes on as this one does. Neither changes what the other holds. Call
+// it when Next is false.
+func (s *Scanner) Clone() Scanner {
+	c := *s
+	c.event, c.chunk, c.buf, c.data = Event{}, bytes.Clone(s.chunk), bytes.Clone(s.buf), nil
+	return c
 }
 
 // Feed adds the next bytes of the stream. The caller must not change them until Next is false. By

@@ -106,6 +106,15 @@ func NewBroadcast(l Limits) *Broadcast {
 // when fn is called. A function that acts later must check [Broadcast.Subscribers] again.
 func (b *Broadcast) OnIdle(fn func(idle bool)) { b.onIdle = fn }
 
+// OnDrop sets a function that is called with each event that the replay log drops, in order. fn
+// must not call the broadcast, whose lock is held, and must not keep the event. A broadcast without
+// a replay log ignores it. Call OnDrop before the broadcast is used.
+func (b *Broadcast) OnDrop(fn func(raw []byte)) {
+	if b.log != nil {
+		b.log.onDrop = fn
+	}
+}
+
 // Publish copies an event to the replay log and delivers it to all subscribers. A subscriber that
 // is too slow is cut off: its Pop returns queue.ErrTooSlow. A broadcast with a replay log drops
 // comments, so that a client can name an event by its number.
@@ -262,6 +271,21 @@ func (b *Broadcast) Subscribe(after int64) (*Subscriber, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s, err := b.subscribeLocked(uint64(after + 1))
+	b.reportIdleLocked()
+	return s, err
+}
+
+// SubscribeKept is Subscribe for a subscriber that needs the events before, too: it receives all
+// that are kept. begin is called before, while no event can be dropped, and must not call the
+// broadcast. There must be a replay log.
+func (b *Broadcast) SubscribeKept(after int64, begin func()) (*Subscriber, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if from := uint64(after + 1); from < b.log.first || from > b.next {
+		return nil, ErrNotKept
+	}
+	begin()
+	s, err := b.subscribeLocked(b.log.first)
 	b.reportIdleLocked()
 	return s, err
 }

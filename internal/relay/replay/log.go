@@ -25,6 +25,8 @@ type replayLog struct {
 	bytes int
 	// block has room for the next events.
 	block []byte
+	// onDrop is called with each event that is dropped. nil: nobody wants to know.
+	onDrop func(raw []byte)
 	// hold is the reservation of bytes. A log that gets no more keeps fewer events.
 	hold memory.Hold
 }
@@ -41,6 +43,9 @@ func (l *replayLog) add(raw []byte) {
 	n := 0
 	for ; l.bytes > l.maxBytes || !l.hold.Resize(int64(l.bytes)); n++ {
 		l.bytes -= entryBytes(l.entries[n])
+		if l.onDrop != nil {
+			l.onDrop(l.entries[n])
+		}
 	}
 	clear(l.entries[:n])
 	l.entries = l.entries[n:]

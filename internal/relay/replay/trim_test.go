@@ -1,6 +1,8 @@
 package replay_test
 
 import (
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -52,5 +54,34 @@ func TestTrimModel(t *testing.T) {
 			wantNotKept(t, b, int64(first)-2)
 		}
 		want(t, subscribe(t, b, int64(first)-1), strings.Join(raws[first:], ""), queue.ErrEmpty)
+	}
+}
+
+// A broadcast tells each event that it drops, in order, before a subscriber that needs them all
+// receives those that are kept.
+func TestDroppedEvents(t *testing.T) {
+	b := replay.NewBroadcast(replay.Limits{LogBytes: 3 * (len("data: 0\n\n") + entryOverhead)})
+	dropped, all := "", ""
+	b.OnDrop(func(raw []byte) { dropped += string(raw) })
+	for i := range 10 {
+		event := fmt.Sprintf("data: %d\n\n", i)
+		push(t, b, event)
+		all += event
+		kept := max(i-2, 0) // the number of the first event that is kept
+		before := "unset"
+		s, err := b.SubscribeKept(int64(i), func() { before = dropped })
+		if err != nil {
+			t.Fatal(err)
+		}
+		want(t, s, all[kept*len(event):], queue.ErrEmpty)
+		if before != all[:kept*len(event)] {
+			t.Errorf("after %d events these were dropped: %q", i+1, before)
+		}
+		s.Unsubscribe()
+		for _, after := range []int64{int64(kept) - 2, int64(i) + 1} {
+			if _, err := b.SubscribeKept(after, func() { t.Errorf("it begins after event %d of %d", after, i) }); !errors.Is(err, replay.ErrNotKept) {
+				t.Errorf("after event %d of %d: %v", after, i, err)
+			}
+		}
 	}
 }
