@@ -162,7 +162,7 @@ func TestOverridesAreShared(t *testing.T) {
 			t.Fatal(err)
 		}
 		overrides = limits.New(limits.Config{Backend: s})
-		if err := overrides.Sync(t.Context(), file); err != nil {
+		if err := overrides.Sync(t.Context(), file, nil); err != nil {
 			t.Fatal(err)
 		}
 		runStore(t, s)

@@ -104,6 +104,20 @@ func (k *limitKeeper) fileLimits(c *config.Config) map[string]limits.Values {
 	return all
 }
 
+// mayReturn returns a function that reports whether a key is that of a model that c does not name,
+// but that may be discovered. Before the upstreams and Kubernetes have answered for the first time,
+// all discovered models and all models of custom resources are such models.
+func mayReturn(c *config.Config) func(key string) bool {
+	if !c.DiscoversModels() {
+		return nil
+	}
+	named := map[string]bool{}
+	for _, m := range c.Models {
+		named[limits.ModelKey(m.Name)] = true
+	}
+	return func(key string) bool { return strings.HasPrefix(key, limits.ModelKey("")) && !named[key] }
+}
+
 // rules returns the rules of the file with the limits in force.
 func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 	longest := maxDuration(c)
@@ -206,7 +220,8 @@ func (k *limitKeeper) sync() {
 	defer cancel()
 	k.syncing.Lock()
 	defer k.syncing.Unlock()
-	if err := k.overrides.Sync(ctx, k.fileLimits(k.config())); err != nil {
+	c := k.config()
+	if err := k.overrides.Sync(ctx, k.fileLimits(c), mayReturn(c)); err != nil {
 		k.log.Error("overrides of limits not read, some may not be in force", zap.Error(err))
 	}
 	k.enforce()

@@ -64,7 +64,7 @@ func TestFaultyFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := New(Config{Backend: File(path)})
-		err := b.Sync(t.Context(), map[string]Values{"model/a": {"weight": 3}})
+		err := b.Sync(t.Context(), map[string]Values{"model/a": {"weight": 3}}, nil)
 		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), path+".bad.1") {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -94,7 +94,7 @@ func TestUnreadableFile(t *testing.T) {
 	}
 	b := New(Config{Backend: File(path)})
 	for range 2 {
-		if err := b.Sync(t.Context(), map[string]Values{"model/a": {"weight": 3}}); err == nil || !strings.Contains(err.Error(), path) {
+		if err := b.Sync(t.Context(), map[string]Values{"model/a": {"weight": 3}}, nil); err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -164,7 +164,7 @@ func TestX13_FileDamagedAtEveryByte(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := New(Config{Backend: File(damaged)})
-		fault := o.Sync(t.Context(), file)
+		fault := o.Sync(t.Context(), file, nil)
 		if e, ok := o.Get("model/a"); !ok || e.Values == nil {
 			t.Errorf("%s byte %d: model a has no limits: %v", what, i, fault)
 		}

@@ -39,6 +39,8 @@ type Overrides struct {
 	// file is the file's values, nil for a model that the file does not name. reconciled is the
 	// file that the backend last had; nil means none.
 	file, reconciled map[string]Values
+	// mayReturn came with file, couldReturn with reconciled. See Sync.
+	mayReturn, couldReturn func(key string) bool
 	// records are those of the backend, as last seen.
 	records Records
 }
@@ -82,10 +84,15 @@ func (o *Overrides) Version() string { return o.current.Load().version }
 // patches are kept while the model is away. A missing field has its default: weight 1, and no limit
 // for all others.
 //
+// mayReturn reports whether a model may exist without the file naming it, although file lacks it
+// now. The patches of such a model are kept while the model is away, also if file had values for
+// the model. nil stands for a function that returns false. Sync keeps mayReturn, which must always
+// return the same for a key.
+//
 // If the backend fails, Sync returns the error. The file and the known patches are then in force,
 // and the next Sync, Patch or Reload tries again. Sync waits for a change that is under way, even
 // if ctx has ended, so the file always takes effect.
-func (o *Overrides) Sync(ctx context.Context, file map[string]Values) error {
+func (o *Overrides) Sync(ctx context.Context, file map[string]Values, mayReturn func(key string) bool) error {
 	all := map[string]Values{}
 	for key, values := range file {
 		rs, ok := o.kinds[kindOf(key)]
@@ -102,6 +109,7 @@ func (o *Overrides) Sync(ctx context.Context, file map[string]Values) error {
 	<-o.updating
 	defer o.unlock()
 	o.mergeFile(all)
+	o.mayReturn = mayReturn
 	if err := o.update(ctx, nil); err != nil {
 		known := o.records.clone()
 		o.reconcile(known)
@@ -221,7 +229,7 @@ func (o *Overrides) update(ctx context.Context, change func(Records)) error {
 		if len(changed) > 0 {
 			next, version = o.reloadVersion(ctx, next, version)
 		}
-		o.reconciled = o.file
+		o.reconciled, o.couldReturn = o.file, o.mayReturn
 		o.publish(next, version)
 		for _, what := range replaced {
 			o.log.Info("override replaced by the new value of the file", zap.String("limit", what))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +19,7 @@ func changeOf(field string, v *int64) map[string]*int64 { return map[string]*int
 
 func sync1(t *testing.T, b *Overrides, file map[string]Values) {
 	t.Helper()
-	if err := b.Sync(t.Context(), file); err != nil {
+	if err := b.Sync(t.Context(), file, nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -117,7 +118,7 @@ func TestSyncOfWhatIsNoLimit(t *testing.T) {
 	t.Parallel()
 	b := New(Config{})
 	for _, file := range []map[string]Values{{"pool/auto": nil}, {"model/chat": {"max_queue": 4}}} {
-		if err := b.Sync(t.Context(), file); err == nil {
+		if err := b.Sync(t.Context(), file, nil); err == nil {
 			t.Errorf("%v was taken", file)
 		}
 	}
@@ -165,6 +166,52 @@ func TestNotInTheFile(t *testing.T) {
 	}
 }
 
+// TestPatchOfAModelThatMayReturn: a model that is discovered keeps its patches while it is away,
+// over a restart too, although the file has values for all such models. Without a patch nothing is
+// kept.
+// A model that the file named before loses its patches, also if it could be discovered.
+func TestPatchOfAModelThatMayReturn(t *testing.T) {
+	t.Parallel()
+	backend := &memoryBackend{}
+	discovered, away := Values{"max_concurrent_requests": 4}, map[string]Values{"model/other": {}}
+	there := map[string]Values{"model/other": {}, "model/found": discovered, "model/idle": discovered, "model/named": {}}
+	mayReturn := func(names ...string) func(string) bool {
+		return func(key string) bool { return slices.Contains(names, key) }
+	}
+	sync2 := func(b *Overrides, file map[string]Values, mayReturn func(string) bool) {
+		t.Helper()
+		if err := b.Sync(t.Context(), file, mayReturn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := New(Config{Backend: backend})
+	sync2(b, there, mayReturn("model/found", "model/idle"))
+	patch(t, b, "model/found", changeOf("max_concurrent_requests", int64Ptr(7)))
+	patch(t, b, "model/named", changeOf("max_concurrent_requests", int64Ptr(8)))
+	all := mayReturn("model/found", "model/idle", "model/named")
+	sync2(b, away, all)
+	if _, ok := backend.records["model/idle"]; ok || len(backend.records) != 2 {
+		t.Errorf("records: %v", backend.records)
+	}
+	for _, restarted := range []bool{false, true} {
+		if restarted {
+			b = New(Config{Backend: backend})
+			sync2(b, away, all)
+		}
+		sync2(b, there, all)
+		if e := entry(t, b, "model/found"); e.Values["max_concurrent_requests"] != 7 || e.File["max_concurrent_requests"] != 4 {
+			t.Errorf("restarted %v: %+v", restarted, e)
+		}
+		if e := entry(t, b, "model/named"); len(e.Patched) > 0 {
+			t.Errorf("restarted %v: a model that the file had dropped: %+v", restarted, e)
+		}
+	}
+	sync2(b, away, nil)
+	if len(backend.records) != 1 {
+		t.Errorf("models are no longer discovered, and their records stay: %v", backend.records)
+	}
+}
+
 // TestKinds: a Sync of models leaves the tenants as they are.
 func TestKinds(t *testing.T) {
 	t.Parallel()
@@ -209,7 +256,7 @@ func TestBackendFails(t *testing.T) {
 	down := errors.New("down")
 	backend := &flakyBackend{err: down}
 	b := New(Config{Backend: backend})
-	if err := b.Sync(t.Context(), map[string]Values{"model/chat": {"weight": 2}}); !errors.Is(err, down) {
+	if err := b.Sync(t.Context(), map[string]Values{"model/chat": {"weight": 2}}, nil); !errors.Is(err, down) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(Entry{model(2, 0, 0), model(2, 0, 0), []string{}}, entry(t, b, "model/chat")); diff != "" {
@@ -224,7 +271,7 @@ func TestBackendFails(t *testing.T) {
 	backend.err = nil
 	patch(t, b, "model/chat", changeOf("weight", int64Ptr(5)))
 	backend.err = down
-	if err := b.Sync(t.Context(), map[string]Values{"model/chat": {"weight": 2, "max_concurrent_requests": 9}}); !errors.Is(err, down) {
+	if err := b.Sync(t.Context(), map[string]Values{"model/chat": {"weight": 2, "max_concurrent_requests": 9}}, nil); !errors.Is(err, down) {
 		t.Fatal(err)
 	}
 	if err := b.Reload(t.Context()); !errors.Is(err, down) {

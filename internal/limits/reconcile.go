@@ -60,7 +60,7 @@ func replacedPatches(key string, before, after []string) []string {
 }
 
 // deleteRemoved deletes the records of models and tenants that the file named before and no longer
-// names.
+// names. It keeps the patches of models that may return.
 func (o *Overrides) deleteRemoved(records Records) {
 	kinds := map[string]bool{}
 	for key := range o.file {
@@ -70,10 +70,22 @@ func (o *Overrides) deleteRemoved(records Records) {
 		if _, ok := o.file[key]; ok || !kinds[kindOf(key)] || len(r.File) == 0 {
 			continue
 		}
-		if _, known := o.reconciled[key]; known || o.reconciled == nil {
+		if _, known := o.reconciled[key]; o.reconciled != nil && !known {
+			continue
+		}
+		if !o.isAway(key) || len(o.kinds[kindOf(key)].patched(r)) == 0 {
 			delete(records, key)
 		}
 	}
+}
+
+// isAway reports whether a key that the file lacks may return to it. A model that the last file
+// named, and that this file does not name, was removed by an operator.
+func (o *Overrides) isAway(key string) bool {
+	if o.mayReturn == nil || !o.mayReturn(key) {
+		return false
+	}
+	return o.reconciled == nil || o.couldReturn != nil && o.couldReturn(key)
 }
 
 // putOrDelete keeps a record, unless it says nothing: the file does not name it, and nothing is
