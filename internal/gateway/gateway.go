@@ -321,6 +321,9 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
 	g.launchers.watchRay(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
+	if len(discoveredModels(g.fleet.Snapshot())) > 0 {
+		g.limits.sync() // their first requests find the limits of run time in force
+	}
 	g.envoy.resolveGateways(ctx)
 	if err := g.envoy.push(); err != nil {
 		return err
@@ -409,7 +412,7 @@ func (g *Gateway) watchFirst(context.Context) error {
 // discovered than before, it also gives them limits, which can then be changed at run time.
 func (g *Gateway) followFleet(ctx context.Context) error {
 	last := g.fleet.Snapshot()
-	known := discoveredModels(last)
+	var known []string // nobody knows whether the models of last have limits
 	for {
 		snapshot, changed := g.fleet.Watch()
 		for _, r := range loaded(last, snapshot) {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -91,4 +92,21 @@ func TestLimitsOfModelsThatComeAfterTheStart(t *testing.T) {
 	apply(g, "")
 	apply(g, model)
 	wantLimit(t, g, "object", 0)
+}
+
+// The models that are discovered before the gateway follows the fleet have limits, too.
+func TestLimitsOfTheFirstDiscoveredModels(t *testing.T) {
+	g := startLimits(t, claimed(t, t.TempDir()), "")
+	discover(g)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = g.followFleet(ctx) }()
+	eventually(t, "the discovered model has limits", func() bool {
+		_, _, _, ok := g.limits.lookup(limits.ModelKey("found"))
+		return ok
+	})
+	cancel()
+	<-done
+	patchLimit(t, g, "found", 7)
+	wantLimit(t, g, "found", 7)
 }
