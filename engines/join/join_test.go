@@ -229,6 +229,53 @@ func TestX9_NameBelongsToItsMachine(t *testing.T) {
 	}
 }
 
+// A token replaces a machine once. A machine that was itself replaced cannot take the name back by
+// the token that it has used.
+func TestX9_TokenReplacesOnce(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	first := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
+	n := g.waitConnected("n")
+	second := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
+	eventually(t, "the second node has the name", func() bool { return n.checkKey(&second.key.PublicKey) == nil })
+	first.stop()
+	first.setIdentity(nil)
+	if _, err := first.ensureIdentity(t.Context()); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("the first machine uses its token again: %v", err)
+	}
+	second.setIdentity(nil)
+	if _, err := second.ensureIdentity(t.Context()); err != nil {
+		t.Errorf("the second machine, whose answer was lost, uses its token again: %v", err)
+	}
+}
+
+// A gateway that ended before it had stored the new owner of a name replaces the machine at the
+// next use of the token.
+func TestX9_ReplacementIsRepeatedUntilStored(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	first := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
+	g.waitConnected("n")
+	first.stop()
+	plan := g.agentPlan("n", "127.0.0.1", nodeDir(t))
+	dir := claimDir(t, plan.Dir)
+	defer dir.Release() //nolint:errcheck // the test ends
+	second, err := NewAgent(plan.config(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := parseToken(plan.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.server.redeem(parsed.secret, "n", keyHash(&second.key.PublicKey)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := second.ensureIdentity(t.Context()); err != nil {
+		t.Errorf("the second use of a token whose first use was not finished: %v", err)
+	}
+}
+
 // A token is good for one machine, one name and some time.
 func TestX9_TokensAreBound(t *testing.T) {
 	t.Parallel()

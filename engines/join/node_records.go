@@ -102,8 +102,8 @@ func (s *Server) keepSaved(ctx context.Context) {
 }
 
 // trySaveNodes writes the records. It logs the first failure of several, and has keepSaved try
-// again.
-func (s *Server) trySaveNodes() {
+// again. It reports whether the records are saved.
+func (s *Server) trySaveNodes() bool {
 	err := s.saveNodes()
 	switch failed := s.saveFailed.Swap(err != nil); {
 	case err != nil && !failed:
@@ -112,6 +112,7 @@ func (s *Server) trySaveNodes() {
 	case err == nil && failed:
 		s.config.Log.Info("records of nodes saved")
 	}
+	return err == nil
 }
 
 // saveNodes writes the records of all nodes whose key is known.

@@ -323,7 +323,9 @@ func (s *Server) join(ctx context.Context, r *joinRequest) (*certificates, error
 	if err := s.nodeByName(name).claimName(key, token.Replace); err != nil {
 		return nil, err
 	}
-	s.trySaveNodes()
+	if s.trySaveNodes() && token.Replace {
+		s.endReplace(r.Secret, name)
+	}
 	s.config.Log.Info("node joined", zap.String("node", name), zap.String("from", peerAddress(ctx)))
 	return s.certify(name, key)
 }
@@ -352,6 +354,21 @@ func (s *Server) redeem(secret, name, key string) (tokenRecord, error) {
 		return r, status.Error(codes.Internal, "the gateway could not store that the token was used: see its log")
 	}
 	return r, nil
+}
+
+// endReplace marks that a token has replaced a machine, so that it replaces no other one. Else two
+// machines with used tokens would take the name from each other without end.
+func (s *Server) endReplace(secret, name string) {
+	s.tokenMu.Lock()
+	defer s.tokenMu.Unlock()
+	r, ok := readToken(s.config.Dir, secret, time.Now())
+	if !ok {
+		return
+	}
+	r.Replace = false
+	if err := r.save(s.config.Dir, secret); err != nil {
+		s.config.Log.Error("end of a replacement by a join token not stored", zap.String("node", name), zap.Error(err))
+	}
 }
 
 // checkOwnName returns an error if the name is that of the gateway's own node.

@@ -36,7 +36,8 @@ type TokenRequest struct {
 type tokenRecord struct {
 	Node    string    `json:"node"`
 	Expires time.Time `json:"expires"`
-	Replace bool      `json:"replace,omitempty"`
+	// Replace is false from the moment at which the name was given to UsedBy, and this is stored.
+	Replace bool `json:"replace,omitempty"`
 	// UsedBy is the hash of the key of the machine that has used the token. Only this machine may
 	// use it again, because the answer of the gateway may have been lost.
 	UsedBy string `json:"used_by,omitempty"`
