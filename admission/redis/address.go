@@ -79,10 +79,17 @@ func setOptions(u *url.URL, o *client.UniversalOptions) error {
 	return nil
 }
 
+// BackgroundTimeout returns the timeout of calls that no request waits for. timeout is
+// Config.Timeout. It is 20 times that, because connecting may take several round trips, but at most
+// 2 s or four times that, because a stop waits for such calls when Redis hangs.
+func BackgroundTimeout(timeout time.Duration) time.Duration {
+	return min(20*timeout, max(2*time.Second, 4*timeout))
+}
+
 // setTimeouts makes calls fail when their context ends, and disables retries: this package knows
 // which calls may be repeated.
 func setTimeouts(o *client.UniversalOptions, timeout time.Duration) {
-	long := backgroundTimeouts * timeout
+	long := BackgroundTimeout(timeout)
 	o.MaxRetries = -1
 	o.DialerRetries = 1
 	o.DialTimeout, o.ReadTimeout, o.WriteTimeout, o.PoolTimeout = long, long, long, long

@@ -13,7 +13,7 @@ import (
 
 // Load implements limits.Backend.
 func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
-	value, err := s.run(ctx, loadScript, backgroundTimeouts*s.cfg.Timeout, []any{s.prefix})
+	value, err := s.run(ctx, loadScript, BackgroundTimeout(s.cfg.Timeout), []any{s.prefix})
 	if err != nil {
 		return nil, "", err
 	}
@@ -74,7 +74,7 @@ func (s *Store) Save(ctx context.Context, changed limits.Records, version string
 		}
 		args = appendValues(appendValues(args, r.Values), r.File)
 	}
-	value, err := s.run(ctx, saveScript, backgroundTimeouts*s.cfg.Timeout, args)
+	value, err := s.run(ctx, saveScript, BackgroundTimeout(s.cfg.Timeout), args)
 	if err != nil {
 		return false, err
 	}

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -369,4 +370,42 @@ func TestOlderSnapshot(t *testing.T) {
 	all[0].Release("before", 0, false)
 	all[1].Release("after", 0, false)
 	wantInUse(t, server, "chat", 0)
+}
+
+// TestStopWhileRedisHangs: a stop waits for 2 s at most, whatever Config.Timeout is, for a Redis
+// that was shared before and for one that has never answered.
+func TestStopWhileRedisHangs(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel takes connections, and no one answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	for name, url := range map[string]string{"shared": "", "never": "redis://" + silent.Addr().String()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var server *redistest.Server
+			if url == "" {
+				server = redistest.Start(t)
+				url = redistest.URL(server)
+			}
+			s, err := New(Config{URL: url, Timeout: 500 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop := runStore(t, s)
+			if server != nil {
+				eventually(t, "limits are shared", func() bool { return s.Status().Up })
+				server.Pause()
+				defer server.Resume()
+			} else {
+				time.Sleep(100 * time.Millisecond) // the store connects
+			}
+			began := time.Now()
+			stop()
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("the stop took %v", took)
+			}
+		})
+	}
 }

@@ -120,9 +120,6 @@ const (
 	defaultDeployment = "sluice"
 	defaultLease      = 75 * time.Second
 	defaultTimeout    = 50 * time.Millisecond
-	// backgroundTimeouts is the timeout of calls that no caller waits for, in multiples of
-	// Config.Timeout. Connecting may take several round trips.
-	backgroundTimeouts = 20
 	// probeEvery is the pause between attempts while Redis does not answer.
 	probeEvery = 250 * time.Millisecond
 	// heartbeatEvery is the interval of heartbeats. A gateway counts as live for aliveFor after its

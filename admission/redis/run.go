@@ -152,7 +152,7 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	s.mu.Unlock()
 	args := []any{s.prefix, s.cfg.Gateway, known, seen, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt,
 		s.cfg.Lease.Milliseconds()}
-	r, err := s.runTimed(ctx, joinScript, backgroundTimeouts*s.cfg.Timeout, args)
+	r, err := s.runTimed(ctx, joinScript, BackgroundTimeout(s.cfg.Timeout), args)
 	if err != nil {
 		return 0, err
 	}
@@ -168,12 +168,12 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	s.resumeAt = returnAt
 	// A sync that was sent before and got no answer must not run after what is sent now. A clock
 	// that was put back is not waited for.
-	if still := micros(notAfter - r.now); still >= 0 && still < 2*backgroundTimeouts*s.cfg.Timeout {
+	if still := micros(notAfter - r.now); still >= 0 && still < 2*BackgroundTimeout(s.cfg.Timeout) {
 		return still + time.Millisecond, nil
 	}
 	s.prepareReports(epoch, writes, max(int(gateways), 1))
 	if s.cfg.Refresh != nil && version != s.currentVersion() {
-		if err := s.refresh(ctx, backgroundTimeouts*s.cfg.Timeout); err != nil {
+		if err := s.refresh(ctx, BackgroundTimeout(s.cfg.Timeout)); err != nil {
 			return 0, err
 		}
 	}
@@ -280,7 +280,7 @@ func (s *Store) disconnect() {
 		c.finish(admission.Unavailable)
 	}
 	if was {
-		ctx, cancel := context.WithTimeout(context.Background(), backgroundTimeouts*s.cfg.Timeout)
+		ctx, cancel := context.WithTimeout(context.Background(), BackgroundTimeout(s.cfg.Timeout))
 		defer cancel()
 		_ = s.flush(ctx) // leases that could not be reported expire
 		_ = s.redis.ZRem(ctx, s.prefix+"gateways", s.cfg.Gateway).Err()

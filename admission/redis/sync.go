@@ -94,7 +94,7 @@ func (s *Store) syncArgs(b batch, f *claimTable, timeout time.Duration) []any {
 // flush sends changes until none is left. No caller waits for it.
 func (s *Store) flush(ctx context.Context) error {
 	for s.hasChanges() {
-		r, err := s.sendSync(ctx, s.nextBatch(), newClaimTable(nil), backgroundTimeouts*s.cfg.Timeout)
+		r, err := s.sendSync(ctx, s.nextBatch(), newClaimTable(nil), BackgroundTimeout(s.cfg.Timeout))
 		if err != nil {
 			return err
 		}

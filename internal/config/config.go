@@ -97,8 +97,8 @@ type Config struct {
 	Redis string `yaml:"redis" restart:"true" form:"redis"`
 	// RedisTimeout is how long a request waits for one answer of redis. A gateway that gets none in
 	// this time decides without the others until Redis answers again. A Redis of another zone, or a
-	// busy one, needs more than the default. Calls that no request waits for have 20 times as long.
-	// Default 50ms.
+	// busy one, needs more than the default. Calls that no request waits for have 20 times as long,
+	// but at most 2s. Default 50ms.
 	RedisTimeout time.Duration `yaml:"redis_timeout" default:"50ms" min:"5ms" max:"500ms" restart:"true"`
 	// Peers is the host:port on which gateways that share redis reach each other, over TLS with
 	// certificates that the gateways make themselves. A gateway forwards a client that resumes a

@@ -172,7 +172,8 @@ func (g *Gateway) makePeers() error {
 		return err
 	}
 	g.streams.peersRedis = client
-	g.streams.peers, err = peers.New(peers.Config{Redis: client, Listen: c.Peers, Timeout: c.RedisTimeout, Log: g.log})
+	g.streams.peers, err = peers.New(peers.Config{Redis: client, Listen: c.Peers, Timeout: c.RedisTimeout,
+		SlowTimeout: redis.BackgroundTimeout(c.RedisTimeout), Log: g.log})
 	return err
 }
 

@@ -20,7 +20,7 @@ import (
 func (g *Gateway) makeUsage() error {
 	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log}
 	if o := g.options.Config; o.Redis != "" {
-		client, err := redis.NewClient(o.Redis, max(usageTimeout, o.RedisTimeout))
+		client, err := redis.NewClient(o.Redis, usageTimeout)
 		if err != nil {
 			return err
 		}
@@ -38,9 +38,9 @@ func (g *Gateway) makeUsage() error {
 	return nil
 }
 
-// usageTimeout is the least timeout of a round trip to Redis with many rows. Nobody waits for it
-// but who asks for usage.
-const usageTimeout = 250 * time.Millisecond
+// usageTimeout gives a round trip to Redis with many rows 5 s (redis.BackgroundTimeout). Only the
+// one who asks for usage waits for it.
+const usageTimeout = 1250 * time.Millisecond
 
 // keepUsage says how long the ledger keeps its rows.
 func (g *Gateway) keepUsage() usage.Keep {

@@ -75,9 +75,11 @@ type Config struct {
 	// Expiry is how long a gateway counts as alive after it has renewed its record, which it does
 	// three times in this time. 0 or less: 15 s.
 	Expiry time.Duration
-	// Timeout is how long a request waits for Redis. 0 or less: 50 ms. Calls that no new request
-	// waits for have 20 times as long.
+	// Timeout is how long a request waits for Redis. 0 or less: 50 ms.
 	Timeout time.Duration
+	// SlowTimeout is the timeout of calls that no new request waits for. 0 or less: 20 times
+	// Timeout.
+	SlowTimeout time.Duration
 	// Log is for the operator. nil: nothing is logged.
 	Log *zap.Logger
 }
@@ -88,7 +90,7 @@ const (
 	defaultTimeout    = 50 * time.Millisecond
 	// renewalsPerExpiry is how often a record is renewed before it would expire.
 	renewalsPerExpiry = 3
-	// slowFactor is the timeout of calls that no new request waits for, in units of Config.Timeout.
+	// slowFactor is the default of Config.SlowTimeout, in units of Config.Timeout.
 	slowFactor = 20
 )
 
@@ -167,6 +169,9 @@ func (c *Config) complete() error {
 	}
 	if c.Timeout <= 0 {
 		c.Timeout = defaultTimeout
+	}
+	if c.SlowTimeout <= 0 {
+		c.SlowTimeout = slowFactor * c.Timeout
 	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()

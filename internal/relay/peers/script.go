@@ -81,7 +81,7 @@ func (p *Peers) runQuick(ctx context.Context, script *redis.Script, keys []strin
 
 // runSlow runs a script that no new request waits for.
 func (p *Peers) runSlow(ctx context.Context, script *redis.Script, keys []string, args ...any) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, slowFactor*p.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.SlowTimeout)
 	defer cancel()
 	return p.runScript(ctx, script, keys, args)
 }
