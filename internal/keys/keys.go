@@ -6,6 +6,7 @@ package keys
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -86,6 +87,10 @@ type Config struct {
 type Store struct {
 	Config
 
+	// reading is held while the backend is asked, so that an older answer never follows a newer
+	// one. It is taken before mu.
+	reading sync.Mutex
+
 	mu sync.Mutex
 	// keys are those that apply was told, sorted by time; read says that they were read once, and
 	// fault why they cannot be read now. Guarded by mu.
@@ -127,11 +132,38 @@ func (s *Store) Remove(ctx context.Context, id string) (bool, error) {
 	return found, s.Read(ctx)
 }
 
+// readTimeout bounds one read of the keys.
+const readTimeout = 2 * time.Second
+
+// load asks the backend for the keys, for readTimeout at most. It returns when ctx ends, also while
+// the backend does not.
+func (s *Store) load(ctx context.Context) ([]Key, error) {
+	type result struct {
+		keys []Key
+		err  error
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	results := make(chan result, 1)
+	go func() {
+		all, err := s.Backend.Load(ctx)
+		results <- result{all, err}
+	}()
+	select {
+	case r := <-results:
+		return r.keys, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the store of keys does not answer: %w", ctx.Err())
+	}
+}
+
 // Read reads the keys and tells of a change.
 func (s *Store) Read(ctx context.Context) error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	all, err := s.load(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all, err := s.Backend.Load(ctx)
 	if err != nil {
 		if s.fault == nil && !errors.Is(ctx.Err(), context.Canceled) {
 			s.Log.Error("keys of run time not read, those of before stay", zap.Error(err))
@@ -160,9 +192,7 @@ func (s *Store) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
-			defer cancel()
-			s.flush(last)
+			s.flush(context.WithoutCancel(ctx))
 			return nil
 		case <-tick:
 			tick = beat.After(interval)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -83,6 +84,59 @@ func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	if err := errors.Join(s.Read(t.Context()), s.Add(t.Context(), Key{ID: "two"})); err == nil || len(told) != 1 || len(s.List()) != 1 {
 		t.Errorf("%v, %v", told, err)
 	}
+}
+
+// hangingBackend answers no Load until release is closed, also when the context ends.
+type hangingBackend struct {
+	Backend
+	asked, release chan struct{}
+}
+
+func (h *hangingBackend) Load(ctx context.Context) ([]Key, error) {
+	select {
+	case h.asked <- struct{}{}:
+	default:
+	}
+	<-h.release
+	return h.Backend.Load(ctx)
+}
+
+func TestB4_AHangingBackendBlocksNeitherListsNorStops(t *testing.T) {
+	h := &hangingBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json")), asked: make(chan struct{}, 1), release: make(chan struct{})}
+	defer close(h.release)
+	s := New(Config{Backend: h, Apply: func([]Key) {}, Log: zap.NewNop()})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended, listed := make(chan struct{}), make(chan struct{})
+	go func() { defer close(ended); _ = s.Run(ctx) }()
+	<-h.asked
+	go func() { defer close(listed); s.List() }()
+	await := func(what string, done chan struct{}) {
+		t.Helper()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s still waits for the backend", what)
+		}
+	}
+	await("List", listed)
+	cancel()
+	await("Run", ended)
+}
+
+func TestB4_AReadOfAHangingBackendEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hangingBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json")), asked: make(chan struct{}, 1), release: make(chan struct{})}
+		s := New(Config{Backend: h, Apply: func([]Key) {}, Log: zap.NewNop()})
+		began := time.Now()
+		if err := s.Read(t.Context()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != readTimeout {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		close(h.release)
+		if err := s.Read(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestB4_TheLastUseOfAKeyIsThatOfTheLastGateway(t *testing.T) {

@@ -13,7 +13,7 @@ const (
 	// flushInterval is how often the new uses of keys are stored. A key is stored at most once a
 	// minute, because its use is known to the minute.
 	flushInterval = 5 * time.Second
-	// flushTimeout bounds the last flush, when the gateway stops.
+	// flushTimeout bounds one flush, because a stop waits for it.
 	flushTimeout = time.Second
 )
 
@@ -40,7 +40,9 @@ func (s *Store) flush(ctx context.Context) {
 	if len(news) == 0 {
 		return
 	}
-	err := s.Backend.SaveUses(ctx, news)
+	saving, cancel := context.WithTimeout(ctx, flushTimeout)
+	defer cancel()
+	err := s.Backend.SaveUses(saving, news)
 	if err != nil && !u.failed && ctx.Err() == nil {
 		s.Log.Error("last uses of keys not stored, trying again", zap.Error(err))
 	}
