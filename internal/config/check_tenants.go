@@ -19,6 +19,7 @@ func (k *checker) checkTenants() {
 		for j, model := range tenant.Models {
 			k.checkModelName(at.field("models").item(j), model, models)
 		}
+		k.checkKeyModels(at.field("keys"), tenant, models)
 	}
 	k.checkUnique(names)
 	k.checkRepeated(keys, "key")
@@ -51,6 +52,32 @@ func (k *checker) checkKeys(at path, tenant *Tenant, models []string) []named {
 		}
 	}
 	return hashes
+}
+
+// checkKeyModels checks that a key with models of its own may use at least one of them. Where
+// models are discovered, it is not known yet what the names stand for. A tenant without any model
+// has been shut out, and its keys may stay as they are. models are the names of all models and
+// pools.
+func (k *checker) checkKeyModels(at path, tenant *Tenant, models []string) {
+	unknown := func(name string) bool { return name != "*" && !slices.Contains(models, name) }
+	if len(tenant.Models) == 0 || k.config.DiscoversModels() || slices.ContainsFunc(tenant.Models, unknown) {
+		return
+	}
+	usable := func(name string) bool {
+		return name == "*" || unknown(name) || k.config.MayUse(tenant.Models, name)
+	}
+	for i, key := range tenant.Keys {
+		if where := at.item(i).field("models"); len(key.Models) > 0 && k.valid(where) && !slices.ContainsFunc(key.Models, usable) {
+			k.faultf(where, "must name a model that the tenant may use: add %s to models of the tenant, or name another one", quoted(key.Models[0]))
+		}
+	}
+}
+
+// MayUse reports whether a list of models, as a tenant has it, permits the model or pool of this
+// name.
+func (c *Config) MayUse(models []string, name string) bool {
+	name = c.ModelName(name)
+	return slices.ContainsFunc(models, func(m string) bool { return m == "*" || c.ModelName(m) == name })
 }
 
 // checkBudgets checks that each budget bounds something, and something that no other one does.

@@ -130,6 +130,23 @@ func tenantCases() []ruleCase {
 		"tenants: [{name: a, keys: [{hash: " + ones + ", priority: interactive}]}]", raised("default", "interactive")})
 }
 
+// keyModelCases are the cases about the models of a key and those of its tenant.
+func keyModelCases() []ruleCase {
+	const two = sims + ", aliases: [b]}, {name: c, engine: sim, task: embedding}]\npools: [{name: p, models: [a, c]}]\n"
+	return []ruleCase{
+		{"models of a key that its tenant may not use", two + "tenants: [{name: t, models: [a], keys: [{hash: " + ones + "}, {hash: " + zeros + ",\n models: [c]}]}]",
+			[]string{"4: tenants[t].keys[1].models: must name a model that the tenant may use: add c to models of the tenant, or name another one"}},
+		{"models of a key, a pool of which its tenant has the models", two + "tenants: [{name: t, models: [a], keys: [{models: [p], hash: " + ones + "}]}]",
+			[]string{"3: tenants[t].keys[0].models: must name a model that the tenant may use: add p to models of the tenant, or name another one"}},
+		{"models of a key by an alias", two + "tenants: [{name: t, models: [a], keys: [{models: [b], hash: " + ones + "}]}]", nil},
+		{"models of a key, one of which its tenant may use", two + "tenants: [{name: t, models: [b], keys: [{models: [c, a], hash: " + ones + "}]}]", nil},
+		{"all models of its tenant", two + "tenants: [{name: t, models: [a], keys: [{models: ['*'], hash: " + ones + "}]}]", nil},
+		{"models of a key whose tenant may use all", two + "tenants: [{name: t, keys: [{models: [p, c], hash: " + ones + "}]}]", nil},
+		{"models of a key whose tenant is shut out", two + "tenants: [{name: t, models: [], keys: [{models: [c], hash: " + ones + "}]}]", nil},
+		{"models of a key that may be discovered", two + "upstreams: [http://h:1]\ntenants: [{name: t, models: [a], keys: [{models: [d], hash: " + ones + "}]}]", nil},
+	}
+}
+
 // poolCases are the cases about pools and models with launcher none.
 func poolCases() []ruleCase {
 	const none = "models: [{name: a, launcher: none"

@@ -24,7 +24,7 @@ const (
 // ruleCases are all cases: files, each with the faults that it has.
 func ruleCases() []ruleCase {
 	return slices.Concat(yamlCases(), listenerCases(), keyCases(), modelCases(), upstreamCases(), engineCases(),
-		redisCases(), tenantCases(), poolCases(), resourceCases(), rayCases(), hostsCases(), scaleCases(), coldStartCases(), fetchCases())
+		redisCases(), tenantCases(), keyModelCases(), poolCases(), resourceCases(), rayCases(), hostsCases(), scaleCases(), coldStartCases(), fetchCases())
 }
 
 // yamlCases are the cases about the form of the file.

@@ -37,8 +37,8 @@ type Key struct {
 	Priority Priority `yaml:"priority" oneof:"interactive,default,batch"`
 	// Name is what operators call the key. Default empty.
 	Name string `yaml:"name"`
-	// Models are the models and pools that the key may use, of those of its tenant. Default: all
-	// that the tenant may use.
+	// Models are the models and pools that the key may use, of those of its tenant, at least one.
+	// Default: all that the tenant may use.
 	Models []string `yaml:"models"`
 	// Limits are the limits of the key, beside those of its tenant: both must allow a request.
 	Limits KeyLimits `yaml:"limits"`

@@ -182,7 +182,7 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	case asked.Expires != nil && !asked.Expires.After(now):
 		return invalid("expires", "expires must be in the future.")
 	}
-	if wrong := a.wrongModel(c, asked.Models); wrong != "" {
+	if wrong := wrongModel(c, asked); wrong != "" {
 		return invalid("models", wrong)
 	}
 	if wrong := wrongLimit(asked.Limits); wrong != "" {
@@ -204,17 +204,26 @@ const maxKeyModels = 100
 
 // wrongModel says what is wrong with the models of a new key; empty: nothing. Every name is fine
 // where models are discovered, because they are not known yet.
-func (a keyAdmin) wrongModel(c *config.Config, names []string) string {
-	if len(names) > maxKeyModels {
+func wrongModel(c *config.Config, asked admin.NewKey) string {
+	if len(asked.Models) > maxKeyModels {
 		return fmt.Sprintf("models must not be more than %d names.", maxKeyModels)
 	}
-	for _, name := range names {
-		switch {
-		case name == "*" || c.HasModel(name):
-		case !engines.ValidName(name):
+	var permitted []string // the models of the tenant
+	for _, t := range c.Tenants {
+		if t.Name == asked.Tenant {
+			permitted = t.Models
+		}
+	}
+	for _, name := range asked.Models {
+		switch known := c.HasModel(name); {
+		case name == "*":
+		case !known && !engines.ValidName(name):
 			return fmt.Sprintf("models has the name %q: a name is %s.", name, engines.NameRule)
-		case !c.DiscoversModels():
+		case c.DiscoversModels():
+		case !known:
 			return fmt.Sprintf("There is no model or pool %q.", name)
+		case !c.MayUse(permitted, name):
+			return fmt.Sprintf("The tenant %s may not use %q, so its key may not either: add it to models of the tenant in the file.", asked.Tenant, name)
 		}
 	}
 	return ""
