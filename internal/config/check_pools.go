@@ -1,6 +1,10 @@
 package config
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
 
 // checkPools checks that a pool's models exist, and replaces aliases by the names of their models.
 // It returns the names of the pools.
@@ -48,14 +52,35 @@ func (k *checker) checkPoolModel(at path, model string, models, pools []string) 
 	return false
 }
 
-// checkDefaultModel checks that the default model exists, as far as Sluice can know.
+// checkDefaultModel checks that the default model exists, as far as Sluice can know, and that
+// Sluice serves it.
 func (k *checker) checkDefaultModel(at path) {
 	name := k.config.DefaultModel
 	known := append(k.modelNames(), k.poolNames()...)
-	if name == "" || !k.valid(at) || k.config.DiscoversModels() || slices.Contains(known, name) {
-		return
+	switch {
+	case name == "" || !k.valid(at):
+	case !k.config.DiscoversModels() && !slices.Contains(known, name):
+		k.faultf(at, "there is no model %s; %s", quoted(name), suggest(name, known))
+	case k.isServedElsewhere(name):
+		k.faultf(at, "%s has launcher none, so Sluice serves no request for it: name a model that Sluice serves, or leave default_model out", quoted(name))
 	}
-	k.faultf(at, "there is no model %s; %s", quoted(name), suggest(name, known))
+}
+
+// isServedElsewhere reports whether the model of this name, or every model of the pool, has
+// launcher none. Models of custom resources do not count: whoever writes them is not at fault.
+func (k *checker) isServedElsewhere(name string) bool {
+	members := []string{k.config.ModelName(name)}
+	for _, p := range k.config.Pools {
+		if p.Name == name {
+			members = p.Models
+		}
+	}
+	elsewhere := map[string]bool{}
+	for _, m := range k.config.Models[:len(k.config.Models)-k.config.objectModels] {
+		elsewhere[m.Name] = m.Launcher == engines.None
+	}
+	served := func(name string) bool { return !elsewhere[name] }
+	return len(members) > 0 && !slices.ContainsFunc(members, served)
 }
 
 // poolNames returns the names of all pools.

@@ -138,8 +138,9 @@ type Config struct {
 	// Models are the models that clients may request.
 	Models []Model `yaml:"models"`
 	// DefaultModel is the name or alias of the model or pool that serves requests which name no
-	// model, if their tenant may use it. Default: empty, and then a request may leave its model out
-	// only if its tenant can call one model alone and no pool.
+	// model, if their tenant may use it. It cannot be a model with launcher none, which serves no
+	// requests. Default: empty, and then a request may leave its model out only if its tenant can
+	// call one model alone and no pool.
 	DefaultModel string `yaml:"default_model"`
 	// Upstreams are servers that someone else runs, such as http://10.0.0.7:8000. Sluice asks each
 	// server for its models and offers them to clients.

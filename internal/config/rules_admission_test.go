@@ -150,10 +150,16 @@ func keyModelCases() []ruleCase {
 // poolCases are the cases about pools and models with launcher none.
 func poolCases() []ruleCase {
 	const none = "models: [{name: a, launcher: none"
+	const elsewhere = "has launcher none, so Sluice serves no request for it: name a model that Sluice serves, or leave default_model out"
 	cases := []ruleCase{
 		{"only admitted", none + ", aliases: [b], task: rerank, admission: {weight: 2, max_queue: 5, queue_timeout: 1s}}]", nil},
-		{"R5: default model", none + ", aliases: [b]}]\ndefault_model: b", nil},
-		{"R5: default pool", none + "}]\npools: [{name: p, models: [a]}]\ndefault_model: p", nil},
+		{"R5: default model", sims + ", aliases: [b]}]\ndefault_model: b", nil},
+		{"R5: default pool", none + "}, {name: c, engine: sim, task: embedding}]\npools: [{name: p, models: [a, c]}]\ndefault_model: p", nil},
+		{"R5: default model that is served elsewhere", none + ", aliases: [b]}]\nupstreams: [http://h:1]\ndefault_model: b",
+			[]string{"3: default_model: b " + elsewhere}},
+		{"R5: default pool that is served elsewhere", none + "}]\npools: [{name: p, models: [a]}]\ndefault_model: p",
+			[]string{"3: default_model: p " + elsewhere}},
+		{"R5: default pool of what is discovered", none + "}]\nupstreams: [http://h:1]\npools: [{name: p, models: [a, b]}]\ndefault_model: p", nil},
 		{"R5: default model to be discovered", "default_model: b\nupstreams: [http://h:1]", nil},
 		{"R5: no such default model", "models: [{name: chat, launcher: none}]\ndefault_model: chad", []string{"2: default_model: there is no model chad; did you mean chat?"}},
 		{"pool", sims + ", aliases: [b]}]\npools: [{name: p, models: [b]}]", nil},
