@@ -30,14 +30,20 @@ func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var body struct {
 		Stream     bool   `json:"stream"`
+		Input      string `json:"input"`
 		PreviousID string `json:"previous_response_id"`
 	}
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	id, ok := s.add(body.PreviousID)
 	w.Header().Set("content-type", "application/json")
+	if body.Input == inputOfBusy && s.has(body.PreviousID) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, `{"error":{"message":"%s is busy","type":"server_error","code":null,"param":null}}`, s.name)
+		return
+	}
+	id, ok := s.add(body.PreviousID)
 	switch {
 	case !ok:
 		w.WriteHeader(http.StatusNotFound)
@@ -51,6 +57,16 @@ func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		fmt.Fprintf(w, `{"object":"response","status":"completed","id":%q,"output":[]}`, id)
 	}
+}
+
+// inputOfBusy is the input that the server refuses which has the previous response.
+const inputOfBusy = "Be busy."
+
+// has reports whether the server has a response.
+func (s *responseStore) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known[id]
 }
 
 // serveStored answers with the name of the server, if it has the response.
@@ -98,6 +114,30 @@ func TestE2E_B2_ResponsesAreContinued(t *testing.T) {
 			}
 			if len(at) < 2 {
 				t.Errorf("all conversations are at one replica, so this test shows nothing: %v", at)
+			}
+		})
+	}
+}
+
+// TestE2E_B2_ABusyReplicaKeepsItsResponse: a client whose response is at a replica that refuses the
+// next request for now is told that, and not that there is no such response.
+func TestE2E_B2_ABusyReplicaKeepsItsResponse(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"native", "managed"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			g := harness.Start(t, responseStores(t, mode, "prefix"))
+			g.AwaitReplicas("m", 4)
+			first := g.Post("/v1/responses", `{"model":"m","input":"Hello."}`, "Idempotency-Key: first")
+			previous := responseID(t, first)
+			awaitSession(g, previous)
+			body := fmt.Sprintf(`{"model":"m","input":%q,"previous_response_id":%q}`, inputOfBusy, previous)
+			var headers []string
+			if mode == "managed" {
+				headers = append(headers, "Idempotency-Key: next")
+			}
+			if a := g.Post("/v1/responses", body, headers...); a.StatusCode != 503 || !strings.Contains(string(a.Content), "is busy") {
+				t.Errorf("the next request: %s", a)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/coder/websocket"
 
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -115,24 +117,38 @@ func TestE2E_B9_MessagesOfAGatewayThatHasGone(t *testing.T) {
 	t.Parallel()
 	_, gateways := twoGateways(t)
 	body := withFields(harness.ChatBody("m", true, 100_000, "long"), `"request_id":"m"`)
-	var answers [2]*http.Response
-	for i, g := range gateways { // the first one runs the stream
-		r, err := g.Open(t.Context(), "/v1/messages", body)
+	open := func(g *harness.Gateway, method, path, body string) io.Reader {
+		req, err := http.NewRequestWithContext(t.Context(), method, g.URL+path, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer r.Body.Close()
+		req.Header.Set("content-type", "application/json")
+		r, err := harness.Client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { r.Body.Close() })
 		if _, err := io.ReadFull(r.Body, make([]byte, 1000)); err != nil {
 			t.Fatal(err)
 		}
-		answers[i] = r
+		if name := r.Header.Get(headers.Messages); name != "" {
+			t.Errorf("%s has the header %s", path, headers.Messages)
+		}
+		return r.Body
+	}
+	open(gateways[0], http.MethodPost, "/v1/messages", body) // the first one runs the stream
+	answers := map[string]io.Reader{
+		"a repeated start": open(gateways[1], http.MethodPost, "/v1/messages", body),
+		"a resume":         open(gateways[1], http.MethodGet, "/v1/streams/m?after=1", ""),
 	}
 	gateways[0].Signal(syscall.SIGKILL)
 	<-gateways[0].Exited
-	rest, err := io.ReadAll(answers[1].Body)
-	_, last, _ := bytes.Cut(rest, []byte("event: error\n"))
-	if err != nil || !bytes.HasPrefix(last, []byte(`data: {"type":"error","error":{`)) || !bytes.Contains(last, []byte("gateway_unavailable")) {
-		t.Errorf("%v: %s", err, rest[max(0, len(rest)-500):])
+	for way, answer := range answers {
+		rest, err := io.ReadAll(answer)
+		_, last, _ := bytes.Cut(rest, []byte("event: error\n"))
+		if err != nil || !bytes.HasPrefix(last, []byte(`data: {"type":"error","error":{`)) || !bytes.Contains(last, []byte("gateway_unavailable")) {
+			t.Errorf("%s: %v: %s", way, err, rest[max(0, len(rest)-500):])
+		}
 	}
 	harness.Eventually(t, "the record of the gateway that has forwarded it says so", func() error {
 		var list struct {
