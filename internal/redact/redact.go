@@ -1,6 +1,7 @@
 // Package redact hides secrets in text that an engine, a node or Envoy has written. Every package
 // that shows such a text uses it: internal/process for the logs of processes, engines/join for the
-// reports of nodes, engines/kubernetes for pods, and internal/dispatch for heartbeats.
+// reports of nodes, engines/kubernetes for pods, and internal/dispatch for heartbeats. Package
+// internal/migrate asks it which headers are secrets.
 //
 // A Redactor hides what looks like a secret: the value of a name such as api_key or HF_TOKEN, a
 // word that begins like a key of a known kind, and a URL with a password or a query. It also hides
