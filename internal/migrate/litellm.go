@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 // compatible are LiteLLM's providers whose servers speak OpenAI's API, with the address of those
@@ -75,7 +76,9 @@ type liteLLMGroups struct {
 
 // liteLLMModel is a model with the servers that serve it.
 type liteLLMModel struct {
-	item      *item
+	item *item
+	// name is the model's name here.
+	name      string
 	upstreams []*item
 	aliases   []string
 	task      string
@@ -91,13 +94,7 @@ func newLiteLLMGroups(o *output) *liteLLMGroups {
 func (g *liteLLMGroups) add(deployment source) {
 	name := deployment.text("model_name")
 	p := deployment.mapping("litellm_params")
-	provider, served, found := strings.Cut(p.text("model"), "/")
-	if !found {
-		provider, served = "openai", provider
-	}
-	if custom := p.text("custom_llm_provider"); custom != "" {
-		provider = custom
-	}
+	provider, served := liteLLMProvider(p.text("model"), p.text("custom_llm_provider"))
 	base, known := compatible[provider]
 	if own := p.text("api_base"); own != "" {
 		base = own
@@ -118,19 +115,32 @@ func (g *liteLLMGroups) add(deployment source) {
 	}
 	m := g.model(name)
 	m.item.noteAll(warnings)
-	if served != name && served != "" {
+	if served != m.name && served != "" {
 		upstream.set("model", served)
 	}
 	m.upstreams = append(m.upstreams, upstream)
 	m.describe(p, deployment.mapping("model_info"))
 }
 
+// liteLLMProvider returns the provider of a deployment, and the name under which the provider
+// serves the model. A deployment with a custom provider has the name alone, or after that provider.
+func liteLLMProvider(model, custom string) (provider, served string) {
+	if custom != "" {
+		return custom, strings.TrimPrefix(model, custom+"/")
+	}
+	provider, served, found := strings.Cut(model, "/")
+	if !found {
+		return "openai", model
+	}
+	return provider, served
+}
+
 // model returns the model of this name.
 func (g *liteLLMGroups) model(name string) *liteLLMModel {
 	m := g.models[name]
 	if m == nil {
-		m = &liteLLMModel{item: newItem()}
 		valid, changed := validName(name)
+		m = &liteLLMModel{item: newItem(), name: valid}
 		if changed {
 			m.item.note("the name was %q, which cannot be a name here", name)
 		}
@@ -243,10 +253,32 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 		upstream.set("api_key_env", variable)
 		warnings = append(warnings, keyWarning(address, variable))
 	}
-	if headers := p.mapping("extra_headers"); len(headers) > 0 {
-		upstream.set("headers", map[string]any(headers))
+	headers, more := g.headers(name, address, p.mapping("extra_headers"))
+	if len(headers) > 0 {
+		upstream.set("headers", headers)
 	}
-	return upstream, warnings
+	return upstream, append(warnings, more...)
+}
+
+// headers returns the headers of a server, without the values of those that name a secret. warnings
+// say which environment variables are to have values.
+func (g *liteLLMGroups) headers(name, address string, extra source) (headers map[string]string, warnings []string) {
+	headers = map[string]string{}
+	for _, header := range extra.rest() {
+		value, variable := liteLLMValue(fmt.Sprint(extra[header]))
+		switch {
+		case variable != "":
+			warnings = append(warnings, "the header "+header+" of "+address+" is the value of $"+variable+": set it in the environment of Sluice here")
+		case redact.NamesSecret(header):
+			variable = g.out.keyVariable(name, value)
+			warnings = append(warnings, "the header "+header+" of "+address+" was in the file: put its value into $"+variable+" here")
+		default:
+			headers[header] = value
+			continue
+		}
+		headers[header] = "${" + variable + "}"
+	}
+	return headers, warnings
 }
 
 // liteLLMValue returns a value of LiteLLM, or the name of the environment variable that has it.

@@ -3,9 +3,7 @@ package migrate
 import (
 	"fmt"
 	"net/url"
-	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -62,46 +60,6 @@ func convertLlamaSwap(o *output, file source) {
 	o.noteRest("", file)
 }
 
-// macrosOf returns macros by name.
-func macrosOf(s source) map[string]string {
-	macros := map[string]string{}
-	for _, name := range s.rest() {
-		macros[name] = s.text(name)
-	}
-	return macros
-}
-
-var reference = regexp.MustCompile(`\$\{[^}]+\}`)
-
-// expand replaces the macros in a text, those of the model before the global ones. Unknown macros
-// stay.
-func (c *llamaSwap) expand(text, model string, own map[string]string) string {
-	for range 8 { // a macro may use others
-		next := reference.ReplaceAllStringFunc(text, func(r string) string {
-			name := r[2 : len(r)-1]
-			switch {
-			case name == "PORT":
-				return "{{.Port}}"
-			case name == "MODEL_ID":
-				return model
-			case own[name] != "":
-				return own[name]
-			case c.macros[name] != "":
-				return c.macros[name]
-			}
-			if variable, ok := strings.CutPrefix(name, "env."); ok && os.Getenv(variable) != "" {
-				return os.Getenv(variable)
-			}
-			return r
-		})
-		if next == text || len(next) > maxCommand {
-			break
-		}
-		text = next
-	}
-	return text
-}
-
 // model converts one model.
 func (c *llamaSwap) model(name string, s source) {
 	it := newItem()
@@ -115,24 +73,20 @@ func (c *llamaSwap) model(name string, s source) {
 	}
 	own := macrosOf(s.mapping("macros"))
 	command := splitWords(c.expand(s.text("cmd"), name, own))
-	proxy := c.expand(s.text("proxy"), name, own)
+	proxy := withEnvironment(c.expand(s.text("proxy"), name, own))
 	check := s.text("checkEndpoint")
 	if len(command) == 0 {
 		it.note("cmd is missing: write here how the model is started")
 	}
-	command = withPort(command, proxy)
-	if left := reference.FindString(strings.Join(command, " ")); left != "" {
-		it.note("%s has no value: write it here", left)
-	}
+	command = withoutKey(it, withPort(command, proxy))
+	noteReferences(it, command)
 	if isLlamaServer(command) && (check == "" || check == "/health") {
 		c.builtIn(it, command)
 	} else {
 		c.ownEngine(it, valid, command, check)
 	}
 	c.lifetime(it, name, s)
-	if env := environmentOf(s.list("env")); len(env) > 0 {
-		it.set("env", env)
-	}
+	c.environment(it, s.list("env"), func(text string) string { return c.expand(text, name, own) })
 	if n, ok := s.number("concurrencyLimit"); ok && n > 0 {
 		it.set("admission", flow("max_per_replica", int64(n)))
 	}
@@ -169,20 +123,9 @@ func (c *llamaSwap) lifetime(it *item, name string, s source) {
 
 func seconds(n float64) string { return (time.Duration(n) * time.Second).String() }
 
-// environmentOf returns the variables of a list of NAME=VALUE.
-func environmentOf(list []string) map[string]string {
-	env := map[string]string{}
-	for _, entry := range list {
-		if name, value, ok := strings.Cut(entry, "="); ok {
-			env[name] = value
-		}
-	}
-	return env
-}
-
 // withPort replaces a fixed port by the one that Sluice chooses, if the command has none.
 func withPort(command []string, proxy string) []string {
-	if slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, "{{.Port}}") }) {
+	if slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, portTemplate) }) {
 		return command
 	}
 	u, err := url.Parse(proxy)
@@ -191,9 +134,9 @@ func withPort(command []string, proxy string) []string {
 	}
 	for i, word := range command {
 		if name, value, ok := strings.Cut(word, "="); ok && value == u.Port() {
-			command[i] = name + "={{.Port}}"
+			command[i] = name + "=" + portTemplate
 		} else if rest, ok := strings.CutPrefix(word, u.Port()); ok && (rest == "" || strings.HasPrefix(rest, ":")) {
-			command[i] = "{{.Port}}" + rest
+			command[i] = portTemplate + rest
 		}
 	}
 	return command
@@ -308,7 +251,7 @@ func (c *llamaSwap) peers(s source) {
 			if valid != model {
 				upstream.set("model", model)
 			}
-			if variable, ok := strings.CutPrefix(strings.TrimSuffix(key, "}"), "${env."); ok {
+			if variable, ok := strings.CutPrefix(strings.TrimSuffix(key, "}"), "${"+environmentMacro); ok {
 				upstream.set("api_key_env", variable)
 			} else if key != "" {
 				variable = c.out.keyVariable(name, key)
@@ -349,7 +292,7 @@ func (c *llamaSwap) keys(keys []string) {
 	tenant.set("name", "main")
 	var hashes []string
 	for _, key := range keys {
-		expanded := c.expand(key, "", nil)
+		expanded := withEnvironment(c.expand(key, "", nil))
 		if reference.MatchString(expanded) {
 			tenant.note("the key %s is not set in this environment: add its hash here", key)
 			continue

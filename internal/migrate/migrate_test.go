@@ -99,6 +99,76 @@ peers:
 	}
 }
 
+// TestModelsKeepTheNamesOfTheirServers: a server is asked by the name that it knows, also where the
+// model has another name here.
+func TestModelsKeepTheNamesOfTheirServers(t *testing.T) {
+	t.Parallel()
+	for params, want := range map[string]string{
+		"model: meta-llama/Llama-3.1-8B, custom_llm_provider: openai":             "model: meta-llama/Llama-3.1-8B\n",
+		"model: openai/meta-llama/Llama-3.1-8B, custom_llm_provider: openai":      "model: meta-llama/Llama-3.1-8B\n",
+		"model: hosted_vllm/meta-llama/Llama-3.1-8B, custom_llm_provider: openai": "model: hosted_vllm/meta-llama/Llama-3.1-8B\n",
+		"model: hosted_vllm/meta-llama/Llama-3.1-8B":                              "model: meta-llama/Llama-3.1-8B\n",
+		"model: Llama":                   "model: Llama\n",
+		`model: "openai/my model (new)"`: "model: my model (new)\n",
+		"model: openai/my-model--new":    "- url: http://one\n",
+	} {
+		file, err := migrate.Convert(migrate.LiteLLM, []byte(`model_list: [{model_name: "my model (new)", litellm_params: {api_base: "http://one", `+params+"}}]"))
+		if err != nil || !strings.Contains(file.Text, want) || want[0] == '-' && strings.Contains(file.Text, " model:") {
+			t.Errorf("%s: %v, no %q in\n%s", params, err, want, file.Text)
+		}
+	}
+}
+
+// TestSecretsAreNotCopied: neither the values of environment variables nor headers with keys are in
+// the file, which has the names of variables or a comment in their place.
+func TestSecretsAreNotCopied(t *testing.T) {
+	t.Setenv("MIGRATE_TEST_SECRET", "hunter2hunter2")
+	for kind, tt := range map[migrate.Kind]struct {
+		text string
+		want []string
+	}{
+		migrate.LiteLLM: {`
+model_list:
+- model_name: chat
+  litellm_params:
+    model: openai/chat
+    api_base: http://one
+    extra_headers: {X-Team: a, X-Id: os.environ/MIGRATE_TEST_SECRET, Authorization: Basic hunter2hunter2}
+`, []string{
+			"headers: {Authorization: '${CHAT_API_KEY}', X-Id: '${MIGRATE_TEST_SECRET}', X-Team: a}\n",
+			"the header X-Id of http://one is the value of $MIGRATE_TEST_SECRET: set it in the environment of Sluice here",
+			"the header Authorization of http://one was in the file: put its value into $CHAT_API_KEY here",
+		}},
+		migrate.LlamaSwap: {`
+macros: {secret: "${env.MIGRATE_TEST_SECRET}", level: 3}
+models:
+  a:
+    cmd: llama-server -m /a.gguf --port ${PORT} --api-key ${secret} --alias a
+    env: ["MIGRATE_TEST_SECRET=${env.MIGRATE_TEST_SECRET}", "A=${env.MIGRATE_TEST_SECRET}", "NAME=${MODEL_ID}-${level}", "P=${PORT}"]
+  b:
+    cmd: other --port ${PORT} --api-key=hunter2hunter2 --header ${secret} ${unknown}
+`, []string{
+			"argument --api-key: Sluice sends no key to an engine that it starts, so it is left out here",
+			"env A was ${env.MIGRATE_TEST_SECRET}: write its value, or name a file with it in env_from, here",
+			"env P was {{.Port}}: write its value, or name a file with it in env_from, here",
+			"env: {NAME: a-3}\n    env_from: {variables: [MIGRATE_TEST_SECRET]}\n",
+			"${env.MIGRATE_TEST_SECRET}: the value of an environment variable is not copied: write it here",
+			"${unknown} has no value: write it here",
+			"command: [other, --port, '{{.Port}}', --header, '${env.MIGRATE_TEST_SECRET}', '${unknown}']",
+		}},
+	} {
+		file, err := migrate.Convert(kind, []byte(tt.text))
+		if err != nil || strings.Contains(file.Text, "hunter2") {
+			t.Errorf("%s: %v, or a secret is in\n%s", kind, err, file.Text)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(file.Text, want) {
+				t.Errorf("%s: no %q in\n%s", kind, want, file.Text)
+			}
+		}
+	}
+}
+
 func TestSplitWords(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{

@@ -22,7 +22,7 @@ type output struct {
 func newOutput() *output { return &output{settings: newItem(), keys: map[string]string{}} }
 
 // environmentReferences is how the other gateways name an environment variable.
-var environmentReferences = regexp.MustCompile(`^(?:os\.environ/|\$\{env\.)(\w+)\}?$`)
+var environmentReferences = regexp.MustCompile(`(?:^os\.environ/|\$\{env\.)(\w+)`)
 
 // reserve keeps the environment variables that a value of the other configuration names from
 // keyVariable.
@@ -37,7 +37,7 @@ func (o *output) reserve(value any) {
 			o.reserve(inner)
 		}
 	case string:
-		if match := environmentReferences.FindStringSubmatch(v); match != nil {
+		for _, match := range environmentReferences.FindAllStringSubmatch(v, -1) {
 			o.keys[match[1]] = v
 		}
 	}

@@ -1,6 +1,7 @@
 // Package redact hides secrets in text that an engine, a node or Envoy has written. Every package
 // that shows such a text uses it: internal/process for the logs of processes, engines/join for the
-// reports of nodes, engines/kubernetes for pods, and internal/dispatch for heartbeats.
+// reports of nodes, engines/kubernetes for pods, and internal/dispatch for heartbeats. Package
+// internal/migrate asks it which headers are secrets.
 //
 // A Redactor hides what looks like a secret: the value of a name such as api_key or HF_TOKEN, a
 // word that begins like a key of a known kind, and a URL with a password or a query. It also hides
@@ -66,55 +67,91 @@ func (r *Redactor) Text(text string) string {
 	}
 	text = urlPattern.ReplaceAllString(text, Hidden)
 	text = kindPattern.ReplaceAllString(text, "${1}"+Hidden)
-	text = replaceNamed(assignmentPattern, text)
-	text = replaceNamed(flagPattern, text)
+	text = hideNamed(assignmentPattern, text)
+	text = hideNamed(flagPattern, text)
 	return bearerPattern.ReplaceAllString(text, "${1}"+Hidden)
 }
 
 // Text returns the text without what looks like a secret.
 func Text(text string) string { return (*Redactor)(nil).Text(text) }
 
-// secretNames are the words in the names of secrets.
+// secretNames are the words in the names of secrets. The word tokens is not one of them, because
+// logs count tokens.
 var secretNames = []string{
-	"key", "apikey", "token", "secret", "password", "passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "bearer",
+	"key", "apikey", "apikeys", "token", "secret", "secrets", "password", "passwords", "passwd", "pwd", "passphrase", "authorization",
+	"credential", "credentials", "bearer",
 }
+
+// keyKinds are the words before the word keys in the names of secrets. Alone the word keys names
+// none: loaders of weights log missing_keys.
+var keyKinds = []string{"api", "access", "private"}
 
 // NamesSecret reports whether the name of a variable, a flag or a field says that its value is a
 // secret. One word of the name must be such a word: max_tokens does not name a secret.
 func NamesSecret(name string) bool {
-	words := strings.FieldsFunc(name, func(r rune) bool { return !unicode.IsLetter(r) })
-	return slices.ContainsFunc(words, func(word string) bool {
-		word = strings.ToLower(word)
-		return slices.ContainsFunc(secretNames, func(secret string) bool {
-			return word == secret || len(secret) >= len("apikey") && strings.HasSuffix(word, secret)
-		})
+	before := ""
+	for _, word := range strings.FieldsFunc(strings.ToLower(name), func(r rune) bool { return !unicode.IsLetter(r) }) {
+		if isSecretName(word) || word == "keys" && slices.Contains(keyKinds, before) {
+			return true
+		}
+		before = word
+	}
+	return false
+}
+
+// isSecretName reports whether a word in lower case is one of secretNames, or ends in a long one.
+func isSecretName(word string) bool {
+	return slices.ContainsFunc(secretNames, func(secret string) bool {
+		return word == secret || len(secret) >= len("apikey") && strings.HasSuffix(word, secret)
 	})
 }
 
-// The patterns of secrets. In assignmentPattern and flagPattern the first group is the name, the
-// second what stands between name and value.
+// The patterns of secrets. assignmentPattern and flagPattern match a name, which is their first
+// group, and what stands between name and value.
 var (
 	// urlPattern matches a URL with a user or a query.
 	urlPattern = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>]*[@?][^\s"'<>]*`)
 	// kindPattern matches a key of a known kind. It begins with a prefix of its kind.
 	kindPattern = regexp.MustCompile(`(^|[^A-Za-z0-9_])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|gsk_)` +
 		`[A-Za-z0-9_.+/=-]{3,}`)
-	assignmentPattern = regexp.MustCompile(`(?i)([\w.-]*(?:` + strings.Join(secretNames, "|") + `)[\w.-]*)(["']?\s*[=:]\s*)` + valuePattern)
-	flagPattern       = regexp.MustCompile(`(?i)(--?[\w-]*(?:` + strings.Join(secretNames, "|") + `)[\w-]*)(\s+)` + valuePattern)
+	assignmentPattern = regexp.MustCompile(`(?i)([\w.-]*(?:` + strings.Join(secretNames, "|") + `)[\w.-]*)["']?\s*[=:]\s*`)
+	flagPattern       = regexp.MustCompile(`(?i)(--?[\w-]*(?:` + strings.Join(secretNames, "|") + `)[\w-]*)\s+`)
 	bearerPattern     = regexp.MustCompile(`(?i)(\bbearer\s+)[^\s"',;]+`)
 )
 
-// valuePattern matches a value: a quoted text, or what ends at white space or a separator. The
-// scheme of an Authorization header belongs to the value.
-const valuePattern = `(?:"[^"]*"|'[^']*'|(?:(?:bearer|basic|token)\s+)?[^\s,;&)\]}"']+)`
+// The forms of a value that may have white space. In a quoted text, a backslash escapes the next
+// character. Only if no quote follows that is not escaped, backslashes count as themselves.
+const (
+	quotedText  = `"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|"[^"]*"|'[^']*'`
+	listElement = `"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|[^\])"']`
+	bracketed   = `[\[(](?:` + listElement + `)*[\])]?`
+)
 
-// replaceNamed hides the values of a pattern whose first group names a secret.
-func replaceNamed(pattern *regexp.Regexp, text string) string {
-	return pattern.ReplaceAllStringFunc(text, func(found string) string {
-		groups := pattern.FindStringSubmatch(found)
-		if !NamesSecret(groups[1]) {
-			return found
+// valuePattern matches the value at the beginning of a text: a quoted text, a list in brackets, or
+// what ends at white space or a separator. The scheme of an Authorization header belongs to the
+// value. A list without an end, and one with a quote that is not closed, match as far as they go:
+// the search then takes no longer than what it hides.
+var valuePattern = regexp.MustCompile(`(?is)^(?:` + quotedText + `|` + bracketed + `|(?:(?:bearer|basic|token)\s+)?["']?[^\s,;&)\]}"']+)`)
+
+// hideNamed hides the values whose names match a pattern and name a secret.
+func hideNamed(pattern *regexp.Regexp, text string) string {
+	var hidden strings.Builder
+	for {
+		found := pattern.FindStringSubmatchIndex(text)
+		if found == nil {
+			break
 		}
-		return groups[1] + groups[2] + Hidden
-	})
+		name, begin := text[found[2]:found[3]], found[1]
+		hidden.WriteString(text[:begin])
+		text = text[begin:]
+		if !NamesSecret(name) {
+			continue
+		}
+		if value := valuePattern.FindString(text); value != "" {
+			hidden.WriteString(Hidden)
+			text = text[len(value):]
+		}
+	}
+	hidden.WriteString(text)
+	return hidden.String()
 }

@@ -3,6 +3,7 @@ package redact
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 // An engine may log what it was started with.
@@ -29,6 +30,48 @@ func TestX15_TextHidesWhatLooksLikeASecret(t *testing.T) {
 	} {
 		if got := Text(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// A secret may be one of several, or contain quotes. vLLM logs its keys as a list.
+func TestX15_TextHidesListsAndEscapes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`args: {'model': 'x', 'api_key': ['mysecretvalue'], 'port': 80}`: `args: {'model': 'x', 'api_key': …, 'port': 80}`,
+		`Namespace(api_key=['mysecretvalue', 'b'], port=1)`:              `Namespace(api_key=…, port=1)`,
+		`Namespace(api_key=('mysecretvalue',), port=1)`:                  `Namespace(api_key=…, port=1)`,
+		`{"api_keys": ["one-secret", "two]\"secret"], "port": 1}`:        `{"api_keys": …, "port": 1}`,
+		`{"apiKeys": [] , "port": 1}`:                                    `{"apiKeys": … , "port": 1}`,
+		`api_key=[one, two] port=1`:                                      `api_key=… port=1`,
+		`api_key=['mysecretva`:                                           `api_key=…`,
+		`api_key="mysecretva`:                                            `api_key=…`,
+		"api_keys: [\n  \"one\",\n  \"two\"\n]\nport: 1":                 "api_keys: …\nport: 1",
+		`password = "a\"bcdef", port=1`:                                  `password = …, port=1`,
+		`password='a\'b c' port=1`:                                       `password=… port=1`,
+		`password="C:\dir\" port=1`:                                      `password=… port=1`,
+		`OPENAI_API_KEYS: foo`:                                           `OPENAI_API_KEYS: …`,
+		`--api-keys foo --port 1`:                                        `--api-keys … --port 1`,
+		`secrets=foo passwords: bar access-keys=baz`:                     `secrets=… passwords: … access-keys=…`,
+		`tokenizer=[api_key=foo]`:                                        `tokenizer=[api_key=…]`,
+		`tokens: [1, 2, 3], missing_keys=['lm_head.weight'], keys: 3`:    `tokens: [1, 2, 3], missing_keys=['lm_head.weight'], keys: 3`,
+		`prompt_tokens: 7, tokens = "a", [INFO] keyed: (yes)`:            `prompt_tokens: 7, tokens = "a", [INFO] keyed: (yes)`,
+		`set "api_key=" in the file`:                                     `set "api_key=" in the file`,
+	} {
+		if got := Text(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+// The time that Text takes grows with the length of the text, and no faster.
+func TestX15_TextIsLinear(t *testing.T) {
+	t.Parallel()
+	for _, part := range []string{"key=[", "tokens=[", `key=["`, `key="\"`, `key=[\"`, `key=['a',"`, `key=["key=[",`, "key='", "--key [", "keykey", `key=[",'`} {
+		began := time.Now()
+		Text(strings.Repeat(part, 16_000))
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%q repeated takes %v", part, took)
 		}
 	}
 }

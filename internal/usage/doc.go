@@ -25,6 +25,7 @@
 //
 // # Bounds
 //
-// Hours become days after Keep.HourlyDays, and days are dropped after Keep.DailyDays. An hour has
-// at most maxSubjects subjects; the requests of further keys count under the key Other.
+// Hours become days after Keep.HourlyDays, and days are dropped after Keep.DailyDays. A process
+// does so in its own journal and in those of processes that have ended. An hour has at most
+// maxSubjects subjects; the requests of further keys count under the key Other.
 package usage

@@ -19,6 +19,9 @@ import (
 // journalSuffix ends the names of journals. The name before it is the writer.
 const journalSuffix = ".jsonl"
 
+// nextSuffix ends the name of the file that becomes the journal when it is complete.
+const nextSuffix = ".new"
+
 const (
 	// minCompaction is the size in bytes below which a journal is not written anew.
 	minCompaction = 1 << 20
@@ -96,33 +99,78 @@ var errLocked = errors.New("another process writes this journal")
 // openJournal locks a journal and reads it. The error is errLocked if another process writes it. A
 // damaged journal is kept under another name, and its good lines count.
 func openJournal(path string) (*journal, table, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	j, text, err := lockJournal(path, os.O_CREATE)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := lock(file, path); err != nil {
-		file.Close()
-		return nil, nil, err
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		file.Close()
-		return nil, nil, err
-	}
-	j := &journal{path: path, file: file, size: int64(len(text))}
 	t, damaged := readJournal(text)
-	aside := ""
-	if damaged > 0 {
-		aside = path + time.Now().UTC().Format(".damaged-20060102T150405.000Z")
-		err = fmt.Errorf("usage: journal %s has %d damaged lines; it is kept as %s", path, damaged, aside)
-		if linked := os.Link(path, aside); linked != nil {
-			err = errors.Join(err, linked)
-		}
-	}
+	err = keepDamaged(path, damaged)
 	if failed := j.compact(t); failed != nil {
 		err = errors.Join(err, failed, j.endLine(text))
 	}
 	return j, t, err
+}
+
+// lockJournal opens and locks a journal, and returns its text. flag is os.O_CREATE if a missing
+// journal is made, else 0. The error is errLocked if another process writes the journal.
+func lockJournal(path string, flag int) (*journal, []byte, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|flag, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	var text []byte
+	if err = lock(file, path); err == nil {
+		text, err = os.ReadFile(path)
+	}
+	if err != nil {
+		file.Close()
+		return nil, nil, err
+	}
+	return &journal{path: path, file: file, size: int64(len(text))}, text, nil
+}
+
+// keepDamaged keeps a journal with damaged lines under another name before the journal is written
+// anew. The error says so; it is nil if no line is damaged.
+func keepDamaged(path string, damaged int) error {
+	if damaged == 0 {
+		return nil
+	}
+	aside := path + time.Now().UTC().Format(".damaged-20060102T150405.000Z")
+	err := fmt.Errorf("usage: journal %s has %d damaged lines; it is kept as %s", path, damaged, aside)
+	if linked := os.Link(path, aside); linked != nil {
+		err = errors.Join(err, linked)
+	}
+	return err
+}
+
+// ageJournal makes days of old hours, and drops old days, in a journal that no process writes. It
+// holds the lock of the journal meanwhile, so a process that starts continues another journal. The
+// error is errLocked if a process writes the journal. remove says that a journal without rows is
+// removed.
+func ageJournal(path string, now int64, keep Keep, remove bool) error {
+	j, text, err := lockJournal(path, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { j.file.Close() }() // compact replaces the file
+	t, damaged := readJournal(text)
+	changed := t.age(now, keep)
+	switch {
+	case len(t) == 0 && damaged == 0 && remove:
+		return removeJournal(path)
+	case changed:
+		return errors.Join(keepDamaged(path, damaged), j.compact(t))
+	}
+	return nil
+}
+
+// removeJournal removes a journal and what a killed process has left of a compaction. The caller
+// holds the lock of the journal.
+func removeJournal(path string) error {
+	if err := os.Remove(path + nextSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Remove(path)
 }
 
 // endLine makes the file end with a whole line, so that the next one is not spoiled. text is the
@@ -165,7 +213,7 @@ func (j *journal) compact(t table) error {
 	for _, r := range t.all {
 		text = appendLine(text, r)
 	}
-	next := j.path + ".new"
+	next := j.path + nextSuffix
 	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return err

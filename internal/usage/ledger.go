@@ -175,6 +175,7 @@ func (l *Ledger) Run(ctx context.Context) error {
 		others.Go(func() { l.shared.run(ctx) })
 	}
 	others.Go(func() { l.watchBudgets(ctx) })
+	others.Go(func() { l.watchOthers(ctx) })
 	l.age(time.Now())
 	aging, syncing := beat.After(agingInterval), beat.After(syncInterval)
 	for {
@@ -260,7 +261,32 @@ func (l *Ledger) sync() {
 	}
 }
 
-// age makes days of old hours, and drops old days.
+// watchOthers ages the journals that no process writes, until ctx ends. The process of such a
+// journal has ended, and a process that starts continues only one of them.
+func (l *Ledger) watchOthers(ctx context.Context) {
+	for now := time.Now(); ; {
+		l.ageOthers(now)
+		select {
+		case <-ctx.Done():
+			return
+		case now = <-beat.After(agingInterval):
+		}
+	}
+}
+
+// ageOthers makes days of old hours, and drops old days, in the journals that no process writes. It
+// removes those without rows. If the ledger is shared, sharing removes them, once Redis knows that
+// their processes have ended.
+func (l *Ledger) ageOthers(now time.Time) {
+	if l.cfg.Keep == nil {
+		return
+	}
+	if err := l.others.age(l.writer, hourOf(now), l.cfg.Keep(), l.shared == nil); err != nil {
+		l.cfg.Log.Error("journals of ended processes not aged", zap.Error(err))
+	}
+}
+
+// age makes days of old hours, and drops old days, in the journal of this process.
 func (l *Ledger) age(now time.Time) {
 	if l.cfg.Keep == nil {
 		return

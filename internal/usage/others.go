@@ -2,7 +2,9 @@ package usage
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -40,6 +42,23 @@ func (o *otherJournals) tables(own string, visit func(table)) {
 	for _, j := range o.read {
 		visit(j.table)
 	}
+}
+
+// age makes days of old hours, and drops old days, in the journals of all writers but own whose
+// processes have ended. now is in hours since 1970. remove says that journals without rows are
+// removed. The error has what failed for each journal; the others are aged all the same.
+func (o *otherJournals) age(own string, now int64, keep Keep, remove bool) error {
+	var failed []error
+	for writer := range o.writers() {
+		if writer == own {
+			continue
+		}
+		err := ageJournal(o.path(writer), now, keep, remove)
+		if !errors.Is(err, errLocked) && !errors.Is(err, fs.ErrNotExist) { // its process ages it, or another process has removed it
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // readLocked brings the journals of all writers but own up to date. mu is held.

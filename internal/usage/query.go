@@ -63,14 +63,15 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	sums := newGroups(q.By)
-	l.others.tables(l.writer, func(t table) { sums.addTable(t, from, to) })
+	first := max(from, l.keep().first(hourOf(time.Now()))) // a journal may have older rows until they are dropped
+	l.others.tables(l.writer, func(t table) { sums.addTable(t, first, to) })
 	l.mu.Lock()
-	sums.addTable(l.table, from, to)
+	sums.addTable(l.table, first, to)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
 	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC()}
 	if l.shared != nil {
-		l.shared.remoteUsage(ctx, from, to, &a, sums)
+		l.shared.remoteUsage(ctx, first, to, &a, sums)
 	}
 	a.Items, a.Complete = sums.items(), len(a.Missing) == 0
 	return a, nil

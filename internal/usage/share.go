@@ -217,7 +217,8 @@ func (s *sharing) adopt(ctx context.Context) {
 	}
 }
 
-// adoptOne publishes the journal of a writer, unless a process writes it.
+// adoptOne publishes the journal of a writer, unless a process writes it. It removes a journal
+// without rows.
 func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
 	defer cancel()
@@ -233,7 +234,7 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	if err != nil {
 		return err
 	}
-	t, _ := readJournal(text)
+	t, damaged := readJournal(text)
 	sums := talliesSince(t, talliedSince(time.Now()))
 	t.age(hourOf(time.Now()), s.ledger.keep())
 	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
@@ -243,6 +244,9 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	known, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep(), sums) })
 	if err == nil && !known {
 		err = errors.New("redis was emptied meanwhile")
+	}
+	if err == nil && len(t) == 0 && damaged == 0 {
+		err = removeJournal(path)
 	}
 	return err
 }

@@ -123,6 +123,9 @@ type Keep struct {
 	DailyDays int
 }
 
+// first returns the first hour of the oldest day that is kept at the hour now.
+func (k Keep) first(now int64) int64 { return dayOf(now).start - int64(k.DailyDays)*hoursPerDay }
+
 // age makes days of hours and drops days, by their age at the hour now. It returns whether it has
 // changed something. Whole days change at once, so that no day is told by hours and as a day.
 func (t table) age(now int64, keep Keep) (changed bool) {
@@ -130,7 +133,7 @@ func (t table) age(now int64, keep Keep) (changed bool) {
 	for p, rows := range t {
 		day := dayOf(p.start)
 		isOld := !p.day && day.start < today-int64(keep.HourlyDays)*hoursPerDay
-		isGone := day.start < today-int64(keep.DailyDays)*hoursPerDay
+		isGone := day.start < keep.first(now)
 		if !isOld && !isGone {
 			continue
 		}

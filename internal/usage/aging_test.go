@@ -1,0 +1,160 @@
+package usage
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// month keeps hours for one day and days for thirty.
+func month() Keep { return Keep{HourlyDays: 1, DailyDays: 30} }
+
+// addDaysAgo counts one request for each number of days, so many days before now.
+func addDaysAgo(t *testing.T, l *Ledger, days ...int) {
+	t.Helper()
+	for _, n := range days {
+		l.Add(acme, OfRequest(10, 0, 0, true), time.Now().AddDate(0, 0, -n))
+	}
+	flush(t, l)
+}
+
+// runOnce has Run do what it does at its start and at its end.
+func runOnce(t *testing.T, l *Ledger) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// journals returns the rows of all journals in a folder.
+func journals(t *testing.T, dir string) []table {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*"+journalSuffix))
+	var all []table
+	for _, name := range names {
+		text, failed := os.ReadFile(name)
+		if failed != nil {
+			err = failed
+		}
+		rows, damaged := readJournal(text)
+		if damaged > 0 {
+			t.Errorf("%s has %d damaged lines", name, damaged)
+		}
+		all = append(all, rows)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// lastYear asks for the usage of the last year.
+func lastYear() Question {
+	return Question{From: time.Now().AddDate(-1, 0, 0), To: time.Now().Add(time.Hour)}
+}
+
+// TestB3_JournalsOfEndedProcessesAreAged: a restart leaves two journals in the folder, and a
+// process continues only one of them. It drops the old rows of the other one too.
+func TestB3_JournalsOfEndedProcessesAreAged(t *testing.T) {
+	dir := t.TempDir()
+	all := []*Ledger{open(t, dir), open(t, dir), open(t, dir)}
+	addDaysAgo(t, all[0], 0, 5, 100)
+	addDaysAgo(t, all[1], 0, 5, 100)
+	addDaysAgo(t, all[2], 100)
+	for _, l := range all {
+		kill(l)
+	}
+	next := open(t, dir)
+	next.cfg.Keep = month
+	next.SetBudgets([]Budget{daily})
+	next.refreshBudgets(time.Now())
+	before := next.Standings()[0].Used
+	if got := sum(t, next, lastYear()).Requests; got != 4 {
+		t.Errorf("%d requests before the journals are aged, want 4", got)
+	}
+	runOnce(t, next)
+	kept := 0
+	for _, rows := range journals(t, dir) {
+		for k, r := range rows.all {
+			kept++
+			if age := time.Since(k.time()); age > 31*24*time.Hour || k.day != (age > 48*time.Hour) {
+				t.Errorf("%+v is kept: %+v", k, r.Counts)
+			}
+		}
+	}
+	if kept != 4 || sum(t, next, lastYear()).Requests != 4 {
+		t.Errorf("%d rows are kept, and the answer is %+v", kept, sum(t, next, lastYear()))
+	}
+	next.refreshBudgets(time.Now())
+	if now := next.Standings()[0].Used; now != before || now == 0 {
+		t.Errorf("the budget of the day counts %v, before %v", now, before)
+	}
+	if n := len(journals(t, dir)); n > 3 || n == 3 && len(next.table) > 0 {
+		t.Errorf("%d journals: the one without rows is not removed", n)
+	}
+}
+
+// TestB3_AJournalOfALiveProcessIsLeftAlone: only the process that writes a journal drops its rows.
+func TestB3_AJournalOfALiveProcessIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	live, empty := open(t, dir), open(t, dir)
+	addDaysAgo(t, live, 0, 100)
+	next := open(t, dir)
+	next.cfg.Keep = month
+	runOnce(t, next)
+	if rows := journals(t, dir); len(rows) != 3 || len(rows[0])+len(rows[1])+len(rows[2]) != 2 {
+		t.Errorf("the journals have become %+v", rows)
+	}
+	addDaysAgo(t, live, 1)
+	addDaysAgo(t, empty, 1)
+	if got := sum(t, next, lastYear()).Requests; got != 3 {
+		t.Errorf("%d requests, want 3", got)
+	}
+}
+
+// TestB3_ADamagedJournalIsKeptBeforeItIsAged: the lines that cannot be read stay in a copy.
+func TestB3_ADamagedJournalIsKeptBeforeItIsAged(t *testing.T) {
+	dir := t.TempDir()
+	old, next := open(t, dir), open(t, dir)
+	addDaysAgo(t, old, 0, 100)
+	if _, err := old.journal.file.WriteString("{}\n"); err != nil {
+		t.Fatal(err)
+	}
+	kill(old)
+	next.cfg.Keep = month
+	runOnce(t, next)
+	if kept, _ := filepath.Glob(filepath.Join(dir, "*.damaged-*")); len(kept) != 1 {
+		t.Errorf("kept: %v", kept)
+	}
+	if got := sum(t, next, lastYear()).Requests; got != 1 {
+		t.Errorf("%d requests, want 1", got)
+	}
+}
+
+// TestB3_AnEmptyJournalGoesOnceRedisKnows: other gateways would miss a writer whose journal is
+// removed before Redis knows that its process has ended.
+func TestB3_AnEmptyJournalGoesOnceRedisKnows(t *testing.T) {
+	server := redistest.Start(t)
+	dir := t.TempDir()
+	old, next := shared(t, dir, server), shared(t, dir, server)
+	publish(t, old, next)
+	kill(old)
+	next.ageOthers(time.Now())
+	if n := len(journals(t, dir)); n != 2 {
+		t.Errorf("%d journals before Redis knows, want 2", n)
+	}
+	next.shared.adopt(t.Context())
+	if n := len(journals(t, dir)); n != 1 {
+		t.Errorf("%d journals, want 1", n)
+	}
+	if all, _, err := next.shared.remote.writers(t.Context()); err != nil || all[old.Writer()].state != closed {
+		t.Errorf("%+v, %v", all, err)
+	}
+	wantRequests(t, 0, next)
+}
