@@ -45,7 +45,8 @@ func TestR7_PreviousResponseWithEveryStrategy(t *testing.T) {
 			t.Errorf("%s: all responses are at one replica, so this test shows nothing", strategy)
 		}
 		told := make("resp_told")
-		s.Place(Placement{Model: "m", Replica: "b", Session: sessionKey(told.Tenant, told.Previous)})
+		response := responseOf(told.Tenant, told.Previous)
+		s.Place(Placement{Model: "m", Replica: "b", Session: response.key, Owner: response.owner})
 		if at := s.answer(t, told); at != "b" {
 			t.Errorf("%s: a response of which another gateway has told was looked for at %s", strategy, at)
 		}

@@ -74,9 +74,9 @@ type Ticket struct {
 	reservedAt time.Time
 	// matched is how many bytes of the prompt the replica was expected to have; guarded by mu
 	matched int32
-	// response is the session of requests that continue the response; 0: its id is not known.
-	// Guarded by mu.
-	response uint64
+	// response is the session of requests that continue the response; the zero value: its id is not
+	// known. Guarded by mu.
+	response sessionID
 }
 
 // measureEvery is the interval, in requests, at which the engine's token count is looked for
