@@ -95,8 +95,8 @@ type forecasts struct {
 	// that the session is known, even if its replica may not be picked any more.
 	session  int
 	wasKnown bool
-	// pinned says that only the replica at session can serve the request, which continues a response
-	// of that replica.
+	// pinned says that only the replica at session can serve the request, which continues a
+	// response of that replica.
 	pinned  bool
 	history uint32
 	// beginning is the hash of the longest beginning of the prompt that a replica has; 0 means

@@ -29,9 +29,9 @@ const (
 )
 
 // sessionTable maps sessions to the replicas that have served them. It is a set-associative table:
-// a key belongs to one set, in which it replaces the entry that was used longest ago. The entries of
-// one key with several owners are in one set. A replica is identified by its counter, so a replica
-// that was removed and comes back empty is not found. The zero value is ready to use.
+// a key belongs to one set, in which it replaces the entry that was used longest ago. The entries
+// of one key with several owners are in one set. A replica is identified by its counter, so a
+// replica that was removed and comes back empty is not found. The zero value is ready to use.
 type sessionTable struct {
 	mu sync.Mutex
 	// entries is the table; used counts the entries that were ever set; guarded by mu
