@@ -41,6 +41,7 @@ func TestTraffic(t *testing.T) {
 		"dead replica":   deadReplica,
 		"drop before":    droppedBeforeHeaders,
 		"retry limit":    retryLimit,
+		"pinned":         pinnedReplica,
 		"fallback":       listOfGoneReplicas,
 		"api":            apiRoutes,
 		"replies":        ownReplies,
@@ -300,6 +301,19 @@ func retryLimit(t *testing.T, g *gateway) {
 		t.Errorf("no retry was allowed: %d %s", got.StatusCode, got.body)
 	}
 	g.chat(t, "limit", list(dead, a), "x-test-retries", "1").saw(t)
+}
+
+// A replica that is twice in the list is tried twice, and no other one is. Envoy picks by itself
+// only after the end of the list.
+func pinnedReplica(t *testing.T, g *gateway) {
+	a, drops := newEngine(t, "a"), droppingEngine(t, 10)
+	g.settle(t, "pinned", replica("pinned-0", drops), replica("pinned-1", a))
+	for range 5 {
+		if got := g.chat(t, "pinned", list(drops, drops), "x-test-retries", "1"); got.StatusCode != 502 || got.Header.Get(headers.Replica) != "pinned-0" {
+			t.Errorf("%d of %s: %s", got.StatusCode, got.Header.Get(headers.Replica), got.body)
+		}
+	}
+	g.chat(t, "pinned", list(drops), "x-test-retries", "1").saw(t)
 }
 
 // If no replica of the list exists any more, the fallback finds one that does.

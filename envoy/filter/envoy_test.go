@@ -384,6 +384,9 @@ func (u *upstream) says(w http.ResponseWriter, r *http.Request, body []byte) {
 		w.Header().Set("Trailer", "x-trailer")
 		defer w.Header().Set("x-trailer", "1")
 	}
+	if r.Header.Get("x-hold") != "" {
+		<-u.release
+	}
 	_, _ = w.Write(body[:len(body)/2])
 	_ = http.NewResponseController(w).Flush()
 	if r.Header.Get("x-pause") != "" {

@@ -10,9 +10,9 @@ import (
 // tenant has no such response, if the response was given more than sessionTTL ago, or if its
 // replica has gone.
 func (d *Dispatcher) Holder(tenant, responseID string) (model string, u Upstream, ok bool) {
-	key, now := sessionKey(tenant, openai.ResponseSession(responseID)), time.Now()
+	id, now := responseOf(tenant, openai.ResponseSession(responseID)), time.Now()
 	for _, t := range d.table.Load().routes {
-		known, found := t.estimator.sessions.find(key, now)
+		known, found := t.estimator.sessions.find(id, now)
 		if !found {
 			continue
 		}

@@ -2,8 +2,10 @@ package dispatch
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -45,9 +47,33 @@ func TestR7_PreviousResponseWithEveryStrategy(t *testing.T) {
 			t.Errorf("%s: all responses are at one replica, so this test shows nothing", strategy)
 		}
 		told := make("resp_told")
-		s.Place(Placement{Model: "m", Replica: "b", Session: sessionKey(told.Tenant, told.Previous)})
+		response := responseOf(told.Tenant, told.Previous)
+		s.Place(Placement{Model: "m", Replica: "b", Session: response.key, Owner: response.owner})
 		if at := s.answer(t, told); at != "b" {
 			t.Errorf("%s: a response of which another gateway has told was looked for at %s", strategy, at)
 		}
+	}
+}
+
+// TestR7_APinnedRequestHasOneReplica: a request that continues a response goes to no other replica
+// than the one which has the response. Envoy may repeat it there after a broken connection.
+func TestR7_APinnedRequestHasOneReplica(t *testing.T) {
+	for _, strategy := range Strategies() {
+		s := newStage(Policy{Strategy: strategy, LoadFloor: 8})
+		s.put("m", replicas("a", "b", "c")...)
+		home := s.respond(t, "acme", "resp_1")
+		ticket := s.must(t, responseRequest("acme", "resp_1"))
+		address := ticket.Upstreams()[0].Address
+		if ticket.Replica() != home || ticket.HasFallback() || len(ticket.Upstreams()) != 1 || ticket.Retries() != 1 ||
+			ticket.Endpoints() != address+","+address {
+			t.Errorf("%s: %s may go to %s, with %d retries, not only to %s", strategy, ticket.Replica(), ticket.Endpoints(), ticket.Retries(), home)
+		}
+		ticket.Release()
+		s.put("m", slices.DeleteFunc(replicas("a", "b", "c"), func(r engines.Replica) bool { return r.ID == home })...)
+		ticket = s.must(t, responseRequest("acme", "resp_1"))
+		if ticket.Replica() == home || !ticket.HasFallback() || len(ticket.Upstreams()) != 2 {
+			t.Errorf("%s: %s is gone, and the request may go to %s", strategy, home, ticket.Endpoints())
+		}
+		ticket.Release()
 	}
 }

@@ -95,6 +95,8 @@ type Placement struct {
 	// session that its next request does not repeat.
 	Session uint64
 	History uint32
+	// Owner identifies the tenant of a session that is a response; 0: the session is none.
+	Owner uint32
 }
 
 // placeLocked records that the replica of the ticket has the prompt and serves the session from now
@@ -104,7 +106,7 @@ func (t *Ticket) placeLocked() {
 		return
 	}
 	r := &t.route.replicas[t.replicaIndex]
-	p := Placement{Model: t.route.Name, Replica: r.id, Chain: t.prompt.chain, Session: t.prompt.session}
+	p := Placement{Model: t.route.Name, Replica: r.id, Chain: t.prompt.chain, Session: t.prompt.session.key}
 	if p.Chain.Bytes == 0 && p.Session == 0 {
 		return
 	}
@@ -125,7 +127,7 @@ func (t *modelRoute) record(r *replica, p *Placement) {
 		t.estimator.index.Record(r.slot, &p.Chain)
 	}
 	if p.Session != 0 {
-		t.estimator.sessions.put(p.Session, r.counter, p.History, time.Now())
+		t.estimator.sessions.put(sessionID{p.Session, p.Owner}, r.counter, p.History, time.Now())
 	}
 }
 
@@ -163,8 +165,8 @@ func (t *Ticket) learnLocked(r Response) {
 		cached := float64(t.prompt.chain.Bytes) * float64(min(r.Cached, r.Prompt)) / float64(r.Prompt)
 		l.index.Correct(t.route.replicas[t.replicaIndex].slot, int(t.matched), int(cached))
 	}
-	if t.response != 0 && r.Known {
-		t.placeSessionLocked(t.response, int(r.Prompt+r.Completion))
+	if t.response.key != 0 && r.Known {
+		t.placeResponseLocked(int(r.Prompt + r.Completion))
 	}
 }
 

@@ -17,9 +17,9 @@ type prompt struct {
 	chain prefix.Chain
 	// tokens is the estimated length of the prompt.
 	tokens float64
-	// session is the key of the request's session, previous that of the response which the request
-	// continues; 0 means none.
-	session, previous uint64
+	// session is the request's session, previous the response which the request continues. The zero
+	// value means none.
+	session, previous sessionID
 }
 
 // uncached returns how many tokens of the prompt a replica has to compute that has so many bytes of
@@ -54,11 +54,11 @@ const longStart = 512
 
 // promptOf returns the prompt of a request that may go to the models of the choice.
 func (c choice) promptOf(r *Request, tokens int) prompt {
-	p := prompt{tokens: float64(tokens), previous: sessionKey(r.Tenant, r.Previous)}
+	p := prompt{tokens: float64(tokens), previous: responseOf(r.Tenant, r.Previous)}
 	if !c.any((*modelRoute).isCacheAware) {
 		return p
 	}
-	p.session = sessionKey(r.Tenant, r.Session)
+	p.session = sessionOf(r.Tenant, r.Session)
 	if r.Chain == nil {
 		return p
 	}
@@ -95,8 +95,8 @@ type forecasts struct {
 	// that the session is known, even if its replica may not be picked any more.
 	session  int
 	wasKnown bool
-	// pinned says that no other replica can serve the request, because it continues a response that
-	// only this one has.
+	// pinned says that only the replica at session can serve the request, which continues a
+	// response of that replica.
 	pinned  bool
 	history uint32
 	// beginning is the hash of the longest beginning of the prompt that a replica has; 0 means
@@ -138,10 +138,10 @@ func (t *modelRoute) forecast(f *forecasts, p *prompt, loads []int, now time.Tim
 
 // match sets what each replica has of the prompt, and which replica serves the session.
 func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
-	f.session, f.wasKnown, f.pinned, f.history, f.beginning = -1, false, false, 0, 0
-	if !t.isCacheAware() || p.chain.Bytes == 0 && p.session == 0 && p.previous == 0 {
+	f.beginning = 0
+	t.findPrevious(f, p, now)
+	if !t.isCacheAware() || p.chain.Bytes == 0 && p.session.key == 0 {
 		clear(f.matched)
-		t.findPrevious(f, p, now)
 		return
 	}
 	f.bySlot = resized(f.bySlot, t.estimator.index.Slots())
@@ -150,13 +150,10 @@ func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
 		t.estimator.index.Match(&p.chain, f.bySlot)
 		f.beginning = p.chain.HashAt(slices.Max(f.bySlot))
 	}
-	var known session
-	if p.previous != 0 {
-		known, f.pinned = t.estimator.sessions.find(p.previous, now)
-		f.wasKnown, f.history = f.pinned, known.history
-	}
-	if p.session != 0 && !f.wasKnown {
-		known, f.wasKnown = t.estimator.sessions.find(p.session, now)
+	if p.session.key != 0 && f.session < 0 {
+		if known, ok := t.estimator.sessions.find(p.session, now); ok {
+			f.wasKnown, f.session = true, t.indexOf(known.replica)
+		}
 	}
 	for i := range t.replicas {
 		r := &t.replicas[i]
@@ -164,25 +161,28 @@ func (t *modelRoute) match(f *forecasts, p *prompt, now time.Time) {
 		if r.slot >= 0 && r.slot < len(f.bySlot) {
 			f.matched[i] = f.bySlot[r.slot]
 		}
-		if f.wasKnown && r.counter == known.replica {
-			f.session = i
-		}
 	}
 }
 
 // findPrevious sets which replica has the response that the request continues. Only that replica
-// can serve the request, whatever the strategy of the model is.
+// can serve the request, whatever the strategy of the model is. When it is gone, any other one may
+// try.
 func (t *modelRoute) findPrevious(f *forecasts, p *prompt, now time.Time) {
-	f.session, f.pinned = -1, false
-	if p.previous == 0 {
+	f.session, f.wasKnown, f.pinned, f.history = -1, false, false, 0
+	if p.previous.key == 0 {
 		return
 	}
 	known, ok := t.estimator.sessions.find(p.previous, now)
 	if !ok {
 		return
 	}
-	f.pinned = true
-	f.session = slices.IndexFunc(t.replicas, func(r replica) bool { return r.counter == known.replica })
+	f.session = t.indexOf(known.replica)
+	f.wasKnown, f.pinned, f.history = true, f.session >= 0, known.history
+}
+
+// indexOf returns the index of the replica with this counter; -1: the replica is gone.
+func (t *modelRoute) indexOf(c *counter) int {
+	return slices.IndexFunc(t.replicas, func(r replica) bool { return r.counter == c })
 }
 
 // raiseWarming raises the loads and the predicted times of the replicas that warm up: their caches

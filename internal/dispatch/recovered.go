@@ -23,6 +23,8 @@ type recoveredRequests struct {
 	held map[Location][]recoveredRequest
 	// unlocated counts the requests at addresses where no replica is known yet; guarded by mu.
 	unlocated map[Location]int
+	// named holds those of unlocated that are known by their ids, by location and id; guarded by mu
+	named map[Location]map[string]RecoveredRequest
 }
 
 // Location is a replica as Envoy names it: a model, and an address (ip:port).
@@ -64,21 +66,26 @@ func (d *Dispatcher) Recover(running map[Location]int) {
 	}
 	for at, n := range running {
 		if n > 0 {
-			d.recovered.unlocated[at] = n
+			d.recovered.unlocated[at] = max(n, len(d.recovered.named[at]))
 		}
 	}
 	d.recovered.mu.Unlock()
 	d.rebuild()
 }
 
-// locateRecoveredLocked counts the recovered requests whose replicas are known by now.
+// locateRecoveredLocked counts the recovered requests whose replicas are known by now, and
+// identifies the named ones.
 func (d *Dispatcher) locateRecoveredLocked() {
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
 	for at, n := range d.recovered.unlocated {
 		if r := d.replicaAt(at); r != nil {
-			delete(d.recovered.unlocated, at)
+			named := d.recovered.named[at]
+			d.recovered.setUnlocatedLocked(at, 0)
 			d.recoverLocked(at, d.counterLocked(at.Model, r.ID), n)
+			for _, one := range named {
+				d.identifyLocked(one)
+			}
 		}
 	}
 }
@@ -101,27 +108,78 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 
 // IdentifyRecovered assigns an id and a tenant to one of the recovered requests. A request at a
 // known replica that was not counted is counted now: Envoy may not have answered when it was asked
-// how many there are. IdentifyRecovered does nothing for a request that is identified already.
+// how many there are. A request at a location without a known replica is named, and identified when
+// the replica is known. IdentifyRecovered does nothing for a request that is identified already.
 func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.recovered.mu.Lock()
 	defer d.recovered.mu.Unlock()
-	d.identifyLocked(r)
+	if !d.identifyLocked(r) {
+		d.recovered.nameLocked(r)
+	}
 }
 
-// identifyLocked is IdentifyRecovered for a caller that holds Dispatcher.mu and
-// recoveredRequests.mu.
-func (d *Dispatcher) identifyLocked(r RecoveredRequest) {
+// nameLocked names one of the requests at a location without a known replica. If all of them are
+// named, the request is one more.
+func (q *recoveredRequests) nameLocked(r RecoveredRequest) {
+	if r.Address == "" || r.Request == "" {
+		return
+	}
+	if q.named == nil {
+		q.named = map[Location]map[string]RecoveredRequest{}
+	}
+	if q.unlocated == nil {
+		q.unlocated = map[Location]int{}
+	}
+	if q.named[r.Location] == nil {
+		q.named[r.Location] = map[string]RecoveredRequest{}
+	}
+	named := q.named[r.Location]
+	named[r.Request] = r
+	q.unlocated[r.Location] = max(q.unlocated[r.Location], len(named))
+}
+
+// endUnlocatedLocked removes a request that has ended from those at a location without a known
+// replica. It does nothing for a request that was not counted.
+func (q *recoveredRequests) endUnlocatedLocked(r RecoveredRequest) {
+	n, named := q.unlocated[r.Location], q.named[r.Location]
+	if _, isNamed := named[r.Request]; !isNamed && len(named) == n {
+		return
+	}
+	delete(named, r.Request)
+	q.setUnlocatedLocked(r.Location, n-1)
+}
+
+// setUnlocatedLocked sets how many requests are at a location without a known replica.
+func (q *recoveredRequests) setUnlocatedLocked(at Location, n int) {
+	if n <= 0 {
+		delete(q.unlocated, at)
+		delete(q.named, at)
+		return
+	}
+	q.unlocated[at] = n
+	named := q.named[at]
+	for id := range named {
+		if len(named) <= n {
+			break
+		}
+		delete(named, id)
+	}
+}
+
+// identifyLocked assigns an id and a tenant to one of the recovered requests. It returns false if
+// no replica is known at the location. The caller holds Dispatcher.mu and recoveredRequests.mu.
+func (d *Dispatcher) identifyLocked(r RecoveredRequest) bool {
 	held := d.recovered.held[r.Location]
 	if slices.ContainsFunc(held, func(one recoveredRequest) bool { return one.request == r.Request }) {
-		return
+		return true
 	}
 	i := slices.IndexFunc(held, func(one recoveredRequest) bool { return one.request == "" })
 	if i < 0 {
 		at := d.replicaAt(r.Location)
 		if at == nil {
-			return
+			return false
 		}
 		d.recoverLocked(r.Location, d.counterLocked(r.Model, at.ID), 1)
 		held = d.recovered.held[r.Location]
@@ -132,6 +190,7 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) {
 	if before != nil {
 		before.Release()
 	}
+	return true
 }
 
 // recoverLease returns the lease of an identified request, with its slot for the other gateways.
@@ -156,10 +215,9 @@ func (d *Dispatcher) LimitRecovered(most map[Location]int) {
 	locations := slices.Collect(maps.Keys(d.recovered.held))
 	for at, n := range d.recovered.unlocated {
 		if left, known := most[at]; most == nil || known {
-			d.recovered.unlocated[at] = min(n, left)
+			d.recovered.setUnlocatedLocked(at, min(n, left))
 		}
 	}
-	maps.DeleteFunc(d.recovered.unlocated, func(_ Location, n int) bool { return n == 0 })
 	d.recovered.mu.Unlock()
 	for _, at := range locations {
 		if _, known := most[at]; most != nil && !known {
@@ -198,9 +256,7 @@ func (d *Dispatcher) endIdentified(r RecoveredRequest) *admission.Lease {
 	d.recovered.mu.Lock()
 	n := d.recovered.unlocated[r.Location]
 	if n > 0 {
-		if d.recovered.unlocated[r.Location]--; n == 1 {
-			delete(d.recovered.unlocated, r.Location)
-		}
+		d.recovered.endUnlocatedLocked(r)
 	} else {
 		d.identifyLocked(r)
 	}

@@ -26,7 +26,7 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			t.findPrevious(f, &ticket.prompt, now)
 		}
 		i := t.pick(&p)
-		ticket.holdsOut = p.mustWait || i >= 0 && t.holdOut(&p, i, ticket, now)
+		ticket.holdsOut = p.mustWait || i >= 0 && !f.pinned && t.holdOut(&p, i, ticket, now)
 		if i < 0 || ticket.holdsOut {
 			return admission.Slot{}, false
 		}
@@ -35,7 +35,7 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 			if most := ticket.dispatcher.candidatesToExplain(len(t.replicas), now); most > 0 {
 				t.explainPick(&p, pickExplained{i, &ticket.prompt, most}, &expected.Prediction)
 			}
-			ticket.setSlot(t, i, t.list(key, i, p.loads), expected)
+			ticket.setSlot(t, i, t.endpoints(key, i, &p), expected)
 			return ticket.dispatcher.slotAt(r), true
 		}
 		// Another model that shares the replica acquired the slot first. Pick again with the new
@@ -60,7 +60,9 @@ type expectation struct {
 	Prediction
 	work    predict.Work
 	matched int32
-	at      time.Time
+	// pinned is forecasts.pinned.
+	pinned bool
+	at     time.Time
 }
 
 // expect puts a request into the queue of replica i and returns what is expected of it.
@@ -70,7 +72,7 @@ func (t *modelRoute) expect(p *pickInput, q *prompt, i int, now time.Time) (e ex
 		uncached, e.matched = f.uncached[i], f.matched[i]
 	}
 	r := &t.replicas[i]
-	e.at = now
+	e.at, e.pinned = now, f.pinned
 	e.work = r.queue.Begin(now, int(r.load.Load())-1, uncached)
 	e.Prediction = Prediction{TTFT: e.work.TTFT, Reason: string(p.why)}
 	if t.isCacheAware() && q.chain.Bytes > 0 {
@@ -100,8 +102,19 @@ func (t *modelRoute) loads(into []int) []int {
 	return into
 }
 
-// list returns the value of the header that Envoy's override_host policy reads: the picked replica,
-// then other replicas with a free slot in ring order. All are in the cluster of the picked one,
+// endpoints returns the value of the header that Envoy's override_host policy reads. For a pinned
+// request it is its replica twice. Envoy may repeat such a request on a new connection, and would
+// pick another replica by itself after the end of the list.
+func (t *modelRoute) endpoints(key uint64, picked int, p *pickInput) string {
+	if p.forecasts.pinned {
+		address := t.replicas[picked].address
+		return address + "," + address
+	}
+	return t.list(key, picked, p.loads)
+}
+
+// list returns the endpoints of a request that is not pinned: the picked replica, then other
+// replicas with a free slot in ring order. All are in the cluster of the picked one,
 // because a retry stays in its cluster. list overwrites loads.
 func (t *modelRoute) list(key uint64, picked int, loads []int) string {
 	if len(t.replicas) == 1 {

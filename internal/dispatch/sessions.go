@@ -22,16 +22,16 @@ const (
 	// sessionTTL is how long a session is kept after its last request.
 	sessionTTL = time.Hour
 	// The table is divided into sets of ways entries. It has minEntries at first and at most
-	// maxEntries (2 MiB).
+	// maxEntries (2 MiB). It grows as soon as a full set would lose a live entry.
 	ways       = 4
 	minEntries = 256
 	maxEntries = 1 << 16
 )
 
 // sessionTable maps sessions to the replicas that have served them. It is a set-associative table:
-// a key belongs to one set, in which it replaces the entry that was used longest ago. A replica is
-// identified by its counter, so a replica that was removed and comes back empty is not found. The
-// zero value is ready to use.
+// a key belongs to one set, in which it replaces the entry that was used longest ago. The entries
+// of one key with several owners are in one set. A replica is identified by its counter, so a
+// replica that was removed and comes back empty is not found. The zero value is ready to use.
 type sessionTable struct {
 	mu sync.Mutex
 	// entries is the table; used counts the entries that were ever set; guarded by mu
@@ -41,12 +41,20 @@ type sessionTable struct {
 	latest time.Time
 }
 
+// sessionID identifies a session in a table. The zero value identifies none.
+type sessionID struct {
+	key uint64
+	// owner is a hash of the response and of the tenant that was given it. It is 0 for a session
+	// that is no response, because the key of such a session is its tenant's own.
+	owner uint32
+}
+
 // session is one session. An entry without a replica is empty.
 type session struct {
-	key     uint64
-	replica *counter
+	sessionID
 	// history are the tokens of the conversation that its next request does not repeat.
 	history uint32
+	replica *counter
 	// asked is when the entry was last set or found, in Unix nanoseconds
 	asked int64
 }
@@ -62,8 +70,15 @@ func (x *session) isLiveAt(now int64) bool {
 	return x.replica != nil && now-x.asked < int64(sessionTTL)
 }
 
-// find returns the session with this key; false means that it is not known.
-func (p *sessionTable) find(key uint64, now time.Time) (session, bool) {
+// find returns the session with this id; false means that it is not known.
+func (p *sessionTable) find(id sessionID, now time.Time) (x session, ok bool) {
+	x, _ = p.lookUp(id, now)
+	return x, x.replica != nil
+}
+
+// lookUp is find. Without such a session the result has no replica, and hasOther reports whether
+// the key has another owner.
+func (p *sessionTable) lookUp(id sessionID, now time.Time) (x session, hasOther bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latest = now
@@ -71,39 +86,52 @@ func (p *sessionTable) find(key uint64, now time.Time) (session, bool) {
 		return session{}, false
 	}
 	at := now.UnixNano()
-	set := p.setLocked(key)
+	set := p.setLocked(id.key)
 	for i := range set {
-		if set[i].key == key && set[i].isLiveAt(at) {
-			set[i].asked = at
-			return set[i], true
+		if set[i].key != id.key || !set[i].isLiveAt(at) {
+			continue
 		}
+		if set[i].owner == id.owner {
+			set[i].asked = at
+			return set[i], false
+		}
+		hasOther = true
 	}
-	return session{}, false
+	return session{}, hasOther
 }
 
 // put records that the replica serves the session from now on.
-func (p *sessionTable) put(key uint64, c *counter, history uint32, now time.Time) {
+func (p *sessionTable) put(id sessionID, c *counter, history uint32, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latest = now
 	if 2*p.used >= len(p.entries) && len(p.entries) < maxEntries {
 		p.growLocked()
 	}
-	p.putLocked(session{key: key, history: history, replica: c, asked: p.latest.UnixNano()})
+	entry := p.entryLocked(id)
+	for entry.sessionID != id && entry.isLiveAt(now.UnixNano()) && len(p.entries) < maxEntries {
+		p.resizeLocked(2 * len(p.entries))
+		entry = p.entryLocked(id)
+	}
+	p.setEntryLocked(entry, session{sessionID: id, history: history, replica: c, asked: now.UnixNano()})
 }
 
-func (p *sessionTable) putLocked(x session) {
-	set := p.setLocked(x.key)
+// entryLocked returns the entry of the session, or else the one that the session replaces.
+func (p *sessionTable) entryLocked(id sessionID) *session {
+	set := p.setLocked(id.key)
 	entry := &set[0]
 	for i := range set {
-		if set[i].key == x.key && set[i].replica != nil {
-			entry = &set[i]
-			break
+		if set[i].sessionID == id && set[i].replica != nil {
+			return &set[i]
 		}
 		if set[i].asked < entry.asked { // an empty entry is the oldest
 			entry = &set[i]
 		}
 	}
+	return entry
+}
+
+func (p *sessionTable) setEntryLocked(entry *session, x session) {
 	if entry.replica == nil {
 		p.used++
 	}
@@ -112,20 +140,27 @@ func (p *sessionTable) putLocked(x session) {
 
 // growLocked doubles the table and drops the expired entries. If many have expired, the size stays.
 func (p *sessionTable) growLocked() {
-	old, now, live := p.entries, p.latest.UnixNano(), 0
-	for i := range old {
-		if old[i].isLiveAt(now) {
+	now, live := p.latest.UnixNano(), 0
+	for i := range p.entries {
+		if p.entries[i].isLiveAt(now) {
 			live++
 		}
 	}
-	size := max(len(old), minEntries)
+	size := max(len(p.entries), minEntries)
 	if 4*live >= size {
 		size *= 2
 	}
+	p.resizeLocked(size)
+}
+
+// resizeLocked gives the table this size and drops the expired entries. A table that does not
+// shrink keeps each live entry, because the entries of one set come from one smaller set.
+func (p *sessionTable) resizeLocked(size int) {
+	old, now := p.entries, p.latest.UnixNano()
 	p.entries, p.used = make([]session, size), 0
 	for i := range old {
 		if old[i].isLiveAt(now) {
-			p.putLocked(old[i])
+			p.setEntryLocked(p.entryLocked(old[i].sessionID), old[i])
 		}
 	}
 }
@@ -143,6 +178,22 @@ func sessionKey(tenant, name string) uint64 {
 	return max(d.Sum64(), 1)
 }
 
+// sessionOf returns the id of a session of a tenant that is no response.
+func sessionOf(tenant, name string) sessionID { return sessionID{key: sessionKey(tenant, name)} }
+
+// responseOf returns the id of the session of a response that the tenant was given, or says that it
+// was. The key is the same for all tenants, so one look-up tells whether the response is known and
+// whose it is.
+func responseOf(tenant, name string) sessionID {
+	if name == "" {
+		return sessionID{}
+	}
+	return sessionID{key: sessionKey(anyTenant, name), owner: max(uint32(sessionKey(tenant, name)), 1)}
+}
+
+// anyTenant is not the name of a tenant. The keys of responses are made with it.
+const anyTenant = "\x00"
+
 // LearnResponse tells the id of the response that the replica of the ticket gives, so that a
 // request which continues the response finds the replica. It may be called more than once, and
 // after Release.
@@ -152,37 +203,29 @@ func (t *Ticket) LearnResponse(id string) {
 	if id == "" {
 		return
 	}
-	session := openai.ResponseSession(id)
-	t.response = sessionKey(t.estimate.tenant, session)
-	t.placeSessionLocked(t.response, t.estimate.tokens.total())
-	t.placeSessionLocked(sessionKey(anyTenant, session), 0)
+	t.response = responseOf(t.estimate.tenant, openai.ResponseSession(id))
+	t.placeResponseLocked(t.estimate.tokens.total())
 }
-
-// anyTenant is not the name of a tenant. Under it the table has the responses of all tenants, so
-// that a tenant who names the response of another one is known.
-const anyTenant = "\x00"
 
 // continuesOther reports whether a request continues a response that another tenant has been given.
 func (w *routingTable) continuesOther(r *Request, now time.Time) bool {
 	if r.Previous == "" {
 		return false
 	}
-	ownKey, anyKey := sessionKey(r.Tenant, r.Previous), sessionKey(anyTenant, r.Previous)
-	isOwn, isKnown := false, false
+	id, isKnown := responseOf(r.Tenant, r.Previous), false
 	for _, t := range w.routes {
-		_, found := t.estimator.sessions.find(ownKey, now)
-		_, known := t.estimator.sessions.find(anyKey, now)
-		isOwn, isKnown = isOwn || found, isKnown || known
+		own, hasOther := t.estimator.sessions.lookUp(id, now)
+		if own.replica != nil {
+			return false
+		}
+		isKnown = isKnown || hasOther
 	}
-	return isKnown && !isOwn
+	return isKnown
 }
 
-// placeSessionLocked records that the replica of the ticket serves the session from now on, and
-// tells other gateways. Ticket.mu is held.
-func (t *Ticket) placeSessionLocked(key uint64, history int) {
-	if key == 0 {
-		return
-	}
+// placeResponseLocked records that the replica of the ticket has its response, and tells other
+// gateways. history are the tokens of the conversation up to the response. Ticket.mu is held.
+func (t *Ticket) placeResponseLocked(history int) {
 	r := &t.route.replicas[t.replicaIndex]
-	t.place(r, Placement{Model: t.route.Name, Replica: r.id, Session: key, History: uint32(history)})
+	t.place(r, Placement{Model: t.route.Name, Replica: r.id, Session: t.response.key, Owner: t.response.owner, History: uint32(history)})
 }

@@ -144,7 +144,7 @@ func (t *modelRoute) peek(p *pickInput) int {
 // pinned returns the replica that has the response which the request continues; -1: that replica is
 // full. ok is false if any replica can serve the request.
 func (p *pickInput) pinned() (home int, ok bool) {
-	if p.forecasts == nil || !p.forecasts.pinned || p.forecasts.session < 0 {
+	if p.forecasts == nil || !p.forecasts.pinned {
 		return -1, false
 	}
 	home = p.forecasts.session

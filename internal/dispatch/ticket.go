@@ -66,6 +66,8 @@ type Ticket struct {
 	preempted bool
 	// endpoints is the list for Envoy, see Endpoints
 	endpoints string
+	// pinned says that only the picked replica can serve the request.
+	pinned bool
 	// work is the request in the queue of its replica, prediction what was expected at the pick;
 	// guarded by mu
 	work       predict.Work
@@ -74,9 +76,9 @@ type Ticket struct {
 	reservedAt time.Time
 	// matched is how many bytes of the prompt the replica was expected to have; guarded by mu
 	matched int32
-	// response is the session of requests that continue the response; 0: its id is not known.
-	// Guarded by mu.
-	response uint64
+	// response is the session of requests that continue the response; the zero value: its id is not
+	// known. Guarded by mu.
+	response sessionID
 }
 
 // measureEvery is the interval, in requests, at which the engine's token count is looked for
@@ -114,7 +116,7 @@ func (t *Ticket) Cluster() string {
 }
 
 // Endpoints returns a list of addresses, ip:port,ip:port: the picked replica, then those that Envoy
-// may retry on.
+// may retry on. A request that continues a response has the replica of that response twice.
 func (t *Ticket) Endpoints() string { return t.endpoints }
 
 // Watched reports whether FirstToken has to be called.
@@ -134,14 +136,14 @@ func (t *Ticket) Quota() map[string]string { return quotaHeader(t.lease.Quota())
 // QuotaLeft returns the tenant's remaining quota.
 func (t *Ticket) QuotaLeft() admission.Quota { return t.lease.Quota() }
 
-// Retries returns how often Envoy may retry: once for each further replica of Endpoints, and at
+// Retries returns how often Envoy may retry: once for each further entry of Endpoints, and at
 // least once. A single replica may have closed an idle connection at the moment of its use, which
 // justifies one retry. With more retries than endpoints, Envoy would pick replicas by itself,
 // including full ones.
 func (t *Ticket) Retries() int { return max(strings.Count(t.endpoints, ","), 1) }
 
-// HasFallback reports whether Endpoints has more than the picked replica.
-func (t *Ticket) HasFallback() bool { return strings.Contains(t.endpoints, ",") }
+// HasFallback reports whether Endpoints has other replicas than the picked one.
+func (t *Ticket) HasFallback() bool { return !t.pinned && strings.Contains(t.endpoints, ",") }
 
 // Replica returns the id of the replica that the slot is on.
 func (t *Ticket) Replica() string {
@@ -164,6 +166,7 @@ func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, 
 	defer t.mu.Unlock()
 	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
 	t.work, t.prediction, t.matched, t.reservedAt = expected.work, expected.Prediction, expected.matched, expected.at
+	t.pinned = expected.pinned
 }
 
 // releaseSlot releases the slot on the replica. Further calls do nothing.

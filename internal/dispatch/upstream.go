@@ -17,13 +17,16 @@ type Upstream struct {
 }
 
 // Upstreams returns the replicas of Endpoints in that order: the picked one, then those to try if
-// it refuses.
+// it refuses. A request that continues a response has one.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
 	route, cluster := t.route, t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
 	t.mu.Unlock()
-	list := make([]Upstream, 0, 1+fallbacks)
-	for address := range strings.SplitSeq(t.endpoints, ",") {
+	list, endpoints := make([]Upstream, 0, 1+fallbacks), t.endpoints
+	if t.pinned {
+		endpoints, _, _ = strings.Cut(endpoints, ",")
+	}
+	for address := range strings.SplitSeq(endpoints, ",") {
 		for _, r := range route.replicas {
 			if r.address == address && r.cluster == cluster {
 				list = append(list, route.upstream(r))

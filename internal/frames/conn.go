@@ -402,12 +402,12 @@ func (r *reader) ended(id uint64, p *payload) {
 }
 
 // first handles the next bytes of a response that is observed. A request that another process has
-// decided wants nothing of them.
+// decided wants nothing of them. No bytes follow a First that has none.
 func (r *reader) first(id uint64, content []byte) {
 	x := r.find(id)
 	if x != nil && !x.heard && r.server.OnFirst != nil {
 		x.begin = append(x.begin, content...)
-		if r.server.OnFirst(x.Head().ID(), x.begin) && len(x.begin) < maxObserved {
+		if r.server.OnFirst(x.Head().ID(), x.begin) && len(content) > 0 && len(x.begin) < maxObserved {
 			return
 		}
 		x.begin, x.heard = nil, true

@@ -33,7 +33,8 @@
 //	             its beginning, then a list as that of a record, with "id", "route", "upstream",
 //	             "cluster", "replica", where known, and the metadata
 //	First (6)    the next bytes of the response's body, from its beginning, if Go has asked for
-//	             them: until Heard, and at most 64 KiB of all
+//	             them: until Heard, and at most 64 KiB of all. After bytes that the gateway may
+//	             lack, because of a connection that broke or took no more, the payload is empty
 //	Shared (7)   the whole body is in shared memory: u32 its first block, u32 its length in bytes
 //	Ready (8)    id 0: the first frame of an inlet (see below). u32 index of the worker, u64
 //	             number that the filter chose at random

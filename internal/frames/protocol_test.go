@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,6 +88,34 @@ func TestB6_TheBeginningOfAResponse(t *testing.T) {
 		}
 	}
 	if len(heard) != 2 || !strings.HasSuffix(heard[0], ": ab") || !strings.HasSuffix(heard[1], ": abcd") {
+		t.Errorf("heard %q", heard)
+	}
+}
+
+// A First without bytes says that the response has begun. The rest of its beginning is lost.
+func TestB6_ABeginningThatIsLost(t *testing.T) {
+	d := decidetest.New(t, 1, decide.UploadLimits{})
+	s, path := serve(t, d)
+	var heard []string
+	s.OnFirst = func(_ string, begin []byte) bool {
+		heard = append(heard, string(begin))
+		return true
+	}
+	f := connect(t, path)
+	f.send(kindHeaders, 0, 1, chatHeaders("key"))
+	f.send(kindBody, 0, 1, []byte(chat))
+	if h, _ := f.next(); h.kind != kindGo {
+		t.Fatalf("a frame of type %d", h.kind)
+	}
+	for _, part := range []string{"ab", "", ""} {
+		f.send(kindFirst, 0, 1, []byte(part))
+	}
+	for range 2 {
+		if h, _ := f.next(); h.kind != kindHeard || h.id != 1 {
+			t.Errorf("a frame of type %d, want Heard", h.kind)
+		}
+	}
+	if !slices.Equal(heard, []string{"ab", "ab"}) {
 		t.Errorf("heard %q", heard)
 	}
 }

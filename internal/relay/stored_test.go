@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,6 +30,35 @@ func TestR7_StoredResponses(t *testing.T) {
 		}
 		h.getStored("acme", status, want)
 		h.getStored("stranger", 404, `"code":"response_not_found"`)
+	}
+}
+
+// A request that continues a response is tried at the replica of that response alone: any other one
+// would answer that there is no such response.
+func TestR7_APinnedCallStaysAtItsReplica(t *testing.T) {
+	var mu sync.Mutex
+	var asked []string
+	h := newHarness(t, options{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, r.Host)
+		w.Header().Set("content-type", "application/json")
+		if len(asked) > 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		io.WriteString(w, `{"id":"resp_1","object":"response","error":{"message":"too busy"}}`)
+	})})
+	if status, text := h.postFor("/v1/responses", false); status != 200 {
+		t.Fatalf("%d %s", status, text)
+	}
+	body := `{"model":"m","input":"x","previous_response_id":"resp_1"}`
+	if status, text := h.postBody("/v1/responses", "application/json", []byte(body)); status != 503 || !strings.Contains(text, "too busy") {
+		t.Errorf("%d %s", status, text)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(asked) != 2 || asked[0] != asked[1] || len(h.retries) > 0 {
+		t.Errorf("asked %q, retries for %q", asked, h.retries)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 //	name       = 0 and a new text, or the number of an earlier name of the message from 1
 //	waiting    = count, count × (replica (text), tokens)
 //	placements = count × placement, to the end of the message
-//	placement  = model (name), replica (name), session (8 bytes), history of the session,
-//	             bytes of the prompt, d, shared if d > 0, blocks, ends
+//	placement  = model (name), replica (name), session (8 bytes), owner of the session,
+//	             history of the session, bytes of the prompt, d, shared if d > 0, blocks, ends
 //	blocks     = count, count × (hash (8 bytes), step)
 //
 // Numbers are varints of encoding/binary. The rest of kindAll and kindChanged is waiting, that of
@@ -27,8 +27,8 @@ import (
 
 const (
 	// version is the version of the messages. Gateways ignore messages of other versions. It also
-	// changes with the hash of package prefix: 1 was XXH64, 2 had four lanes.
-	version = 3
+	// changes with the hash of package prefix: 1 was XXH64, 2 had four lanes. 3 had no owners.
+	version = 4
 
 	// maxMessage bounds a received message, fullMessage is when a sender begins the next one.
 	maxMessage  = 1 << 20
@@ -124,6 +124,7 @@ func (b *batch) add(p *dispatch.Placement) {
 	b.name(p.Model)
 	b.name(p.Replica)
 	b.data = binary.LittleEndian.AppendUint64(b.data, p.Session)
+	b.data = binary.AppendUvarint(b.data, uint64(p.Owner))
 	b.data = binary.AppendUvarint(b.data, uint64(p.History))
 	b.data = binary.AppendUvarint(b.data, uint64(p.Chain.Bytes))
 	blocks = blocks[b.share(blocks):]
@@ -276,6 +277,7 @@ func (d *decoder) all() []dispatch.Placement {
 func (d *decoder) placement() {
 	var p dispatch.Placement
 	p.Model, p.Replica, p.Session = d.name(), d.name(), d.hash()
+	p.Owner = uint32(min(d.number(), math.MaxUint32))
 	p.History = uint32(min(d.number(), math.MaxUint32))
 	p.Chain.Bytes = int(min(d.number(), math.MaxInt32))
 	s := span{from: len(d.blocks)}

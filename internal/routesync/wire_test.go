@@ -59,6 +59,7 @@ func TestB1_PlacementsComeBackAsTheyWere(t *testing.T) {
 		{Model: "m", Replica: "a:80", Chain: chainOf(5000, 2000, 1, 2), Session: 1 << 63},
 		{Model: "m", Replica: "a:80", Chain: chainOf(1, 0, 1, 2)},
 		{Model: "m", Replica: "a:80", Session: 9, History: 4000},
+		{Model: "m", Replica: "a:80", Session: 9, History: 4000, Owner: 1<<32 - 1},
 		{Model: "", Replica: "", Chain: prefix.Chain{}},
 		{Model: "m", Replica: "a:80", Chain: odd},
 		{Model: "m", Replica: "a:80", Chain: chainOf(5000, 2000, 1, 2)},

@@ -208,20 +208,22 @@ void channel_tell(channel *l, request *r) {
     return;
   }
   if (r->state != DECIDED || !enrol(l, r, c)) return;
+  if (r->observed) r->gap = true;
   l->scratch.n = 0;
   put_live(&l->scratch, r);
   put_frame(l, c, LIVE, 0, r->id);
 }
 
-/* channel_first tells the gateway the next bytes of a response. A gateway that does not read is told nothing more of
- * it: the end tells enough. */
+/* channel_first tells the gateway the next bytes of a response. A gateway that has no connection or does not read is
+ * not told of them. From then on it is told no bytes, because what it has must be a beginning, but still that more
+ * have come: the first token has, too. */
 void channel_first(channel *l, request *r, span s) {
   if (!r->on || r->state != DECIDED || r->on->out.small + s.n > HELD_LIMIT) {
-    __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
+    r->gap = true;
     return;
   }
   l->scratch.n = 0;
-  put(&l->scratch, s.p, s.n);
+  if (!r->gap) put(&l->scratch, s.p, s.n);
   want_flush(l, r);
   put_frame(l, r->on, FIRST, 0, r->id);
 }

@@ -158,6 +158,7 @@ typedef struct request {
   struct request **list, *next, *prev; /* the list of its channel that it is in */
   struct request *next_body;           /* the list of complete bodies that are to be sent */
   bool in_bodies, posted, giving_up;
+  bool gap; /* the gateway may lack some of what was observed */
   unsigned todo;
   connection *on; /* the connection that knows id; null: none */
   uint64_t id;

@@ -1,0 +1,141 @@
+package dispatch
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+)
+
+// responseRequest is a request of /v1/responses that continues this response. The empty id is none.
+func responseRequest(tenant, previous string) *Request {
+	r := newRequest("m", "k")
+	r.Tenant, r.Endpoint = tenant, openai.Responses
+	if previous != "" {
+		r.Previous = openai.ResponseSession(previous)
+	}
+	return r
+}
+
+// respond has a tenant get a response with this id.
+func (s *stage) respond(t *testing.T, tenant, id string) (replica string) {
+	t.Helper()
+	ticket := s.must(t, responseRequest(tenant, ""))
+	defer ticket.Release()
+	ticket.LearnResponse(id)
+	return ticket.Replica()
+}
+
+// TestR7_ATenantContinuesEachOfItsResponses: no response of a tenant is taken for that of another
+// one, and none is forgotten as long as the table may grow.
+func TestR7_ATenantContinuesEachOfItsResponses(t *testing.T) {
+	const n = 4000
+	s := newStage(Policy{})
+	s.put("m", replicas("a")...)
+	id := func(i int) string { return fmt.Sprintf("resp_%08x", i) }
+	for i := range n {
+		s.respond(t, "acme", id(i))
+	}
+	refused, let, lost := 0, 0, 0
+	for i := range n {
+		if ticket, fault := s.Dispatch(t.Context(), responseRequest("acme", id(i))); fault != nil {
+			refused++
+		} else {
+			ticket.Release()
+		}
+		if ticket, fault := s.Dispatch(t.Context(), responseRequest("stranger", id(i))); fault == nil {
+			let++
+			ticket.Release()
+		}
+		if _, _, ok := s.Holder("acme", id(i)); !ok {
+			lost++
+		}
+	}
+	if refused+let+lost > 0 {
+		t.Errorf("of %d responses, %d were refused to their tenant, %d were let to a stranger, %d have no holder", n, refused, let, lost)
+	}
+}
+
+// TestR7_AResponseThatIsForgottenIsForTheEngine: a full table forgets a response altogether, so
+// that its tenant is never refused.
+func TestR7_AResponseThatIsForgottenIsForTheEngine(t *testing.T) {
+	const n = 2 * maxEntries
+	s := newStage(Policy{})
+	s.put("m", replicas("a")...)
+	table, r := &s.table.Load().routes["m"].estimator.sessions, &s.table.Load().routes["m"].replicas[0]
+	id := func(i int) sessionID { return responseOf("acme", openai.ResponseSession(fmt.Sprint(i))) }
+	for i := range n {
+		table.put(id(i), r.counter, 0, time.Now())
+	}
+	if len(table.entries) != maxEntries {
+		t.Errorf("the table has %d entries, want %d", len(table.entries), maxEntries)
+	}
+	known, now := 0, time.Now()
+	for i := range n {
+		if s.table.Load().continuesOther(responseRequest("acme", fmt.Sprint(i)), now) {
+			t.Fatalf("response %d is refused to its tenant", i)
+		}
+		if _, ok := table.find(id(i), now); ok {
+			known++
+		}
+	}
+	if known < maxEntries*9/10 || known > maxEntries {
+		t.Errorf("%d of %d responses are known", known, n)
+	}
+}
+
+// TestR7_TwoTenantsWithOneResponseID: engines may give two tenants responses of one id, each at its
+// own replica. Each tenant continues its own.
+func TestR7_TwoTenantsWithOneResponseID(t *testing.T) {
+	s := newStage(Policy{Strategy: RoundRobin})
+	s.put("m", replicas("a", "b")...)
+	homes := map[string]string{"acme": s.respond(t, "acme", "resp_1"), "other": s.respond(t, "other", "resp_1")}
+	if homes["acme"] == homes["other"] {
+		t.Fatal("both responses are at one replica, so this test shows nothing")
+	}
+	for tenant, home := range homes {
+		for range 2 {
+			if at := s.answer(t, responseRequest(tenant, "resp_1")); at != home {
+				t.Errorf("%s goes to %s, not to %s", tenant, at, home)
+			}
+		}
+	}
+	if _, fault := s.Dispatch(t.Context(), responseRequest("stranger", "resp_1")); fault == nil || fault.Code != openai.CodeResponseNotFound {
+		t.Errorf("a stranger continues the response: %v", fault)
+	}
+}
+
+// TestR7_AResponseStaysWithItsReplica: a request that continues a response of a replica that is
+// gone goes elsewhere, and the response has no holder then.
+func TestR7_AResponseStaysWithItsReplica(t *testing.T) {
+	s := newStage(Policy{})
+	s.put("m", replicas("a", "b")...)
+	gone := s.respond(t, "acme", "resp_1")
+	left := map[string]string{"a": "b", "b": "a"}[gone]
+	s.put("m", replicas(left)...)
+	if at := s.answer(t, responseRequest("acme", "resp_1")); at != left {
+		t.Errorf("the request goes to %s", at)
+	}
+	if _, holder, ok := s.Holder("acme", "resp_1"); ok {
+		t.Errorf("%s holds the response of %s", holder.ID, gone)
+	}
+}
+
+// BenchmarkSession is one look-up and one update in a table of 30,000 sessions.
+func BenchmarkSession(b *testing.B) {
+	const n = 30_000
+	var table sessionTable
+	c, now := new(counter), time.Now()
+	ids := make([]sessionID, n)
+	for i := range ids {
+		ids[i] = responseOf("acme", openai.ResponseSession(fmt.Sprint(i)))
+		table.put(ids[i], c, 0, now)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		id := ids[i%n]
+		table.find(id, now)
+		table.put(id, c, 0, now)
+	}
+}
