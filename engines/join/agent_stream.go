@@ -188,7 +188,7 @@ func (a *Agent) setIdentity(i *identity) {
 }
 
 // renew requests a new certificate, which the next connection uses. The current certificate is
-// still valid, so a failure is logged and not returned.
+// still valid, so a failure is logged and not returned. The next call tries again.
 func (a *Agent) renew(ctx context.Context, conn *grpc.ClientConn, i *identity) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -197,16 +197,17 @@ func (a *Agent) renew(ctx context.Context, conn *grpc.ClientConn, i *identity) {
 	if err == nil {
 		err = conn.Invoke(ctx, renewMethod, &renewRequest{request}, &answer)
 	}
+	renewed := i
 	if err == nil {
-		i, err = a.store.saveIdentity(&answer, i.key)
+		renewed, err = a.store.saveIdentity(&answer, i.key)
 	}
 	if err != nil {
 		a.log.Warn("certificate not renewed",
 			zap.Time("valid_until", i.certificate.NotAfter), zap.Error(withoutGRPC(err)))
 		return
 	}
-	a.log.Info("certificate renewed", zap.Time("valid_until", i.certificate.NotAfter))
-	a.setIdentity(i)
+	a.log.Info("certificate renewed", zap.Time("valid_until", renewed.certificate.NotAfter))
+	a.setIdentity(renewed)
 }
 
 // runStream opens a stream and serves it until the stream breaks or ctx ends.

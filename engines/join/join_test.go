@@ -185,6 +185,32 @@ func TestRenewal(t *testing.T) {
 	g.waitConnected("n")
 }
 
+// A full disk keeps a node from storing its renewed certificate. The node goes on with the old one
+// and renews it later.
+func TestRenewalThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	a := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
+	g.waitConnected("n")
+	a.stop()
+	old, room := a.identity, a.store
+	conn, err := a.dial(identityTLS(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	a.store = agentStore{filepath.Join(t.TempDir(), "no", "room")} // no file can be written here
+	a.renew(t.Context(), conn, old)
+	if !hasLogged(a.logs, "certificate not renewed") || a.identity != old {
+		t.Errorf("the node does not go on with its certificate: %v", a.logs.All())
+	}
+	a.store = room
+	a.renew(t.Context(), conn, old)
+	if !hasLogged(a.logs, "certificate renewed") || a.identity == old {
+		t.Errorf("the node does not renew its certificate later: %v", a.logs.All())
+	}
+}
+
 // A name belongs to the machine that has joined by it, connected or not, until a token that
 // replaces the machine is used.
 func TestX9_NameBelongsToItsMachine(t *testing.T) {
