@@ -145,6 +145,22 @@ func TestNeedsRestart(t *testing.T) {
 	}
 }
 
+func TestWithoutRestart(t *testing.T) {
+	t.Parallel()
+	started := parsed(t, "admin: 127.0.0.1:1\nrealtime: {max_sockets: 1, per_tenant: 1}\nenvoy: {hang_timeout: 1s}")
+	file := parsed(t, "admin: 127.0.0.1:2\nrealtime: {max_sockets: 2, per_tenant: 2}\nenvoy: {filter: ext_proc}\ntenants: [{name: a}]")
+	c := file.WithoutRestart(started)
+	if fields := started.NeedsRestart(c); len(fields) > 0 {
+		t.Errorf("fields that need a restart: %q", fields)
+	}
+	if c.Hash != file.Hash || c.Realtime.PerTenant != 2 || c.Envoy.Filter != file.Envoy.Filter || len(c.Tenants) != 1 {
+		t.Errorf("a field of the file that needs no restart is lost: %+v", c)
+	}
+	if file.Admin != "127.0.0.1:2" || file.Realtime.MaxSockets != 2 {
+		t.Error("the file itself has changed")
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]int{

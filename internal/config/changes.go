@@ -10,13 +10,33 @@ import (
 // NeedsRestart returns the fields that differ in next and take effect only when Sluice is
 // restarted, by their names in the file.
 func (c *Config) NeedsRestart(next *Config) []string {
-	return needsRestart(reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem(), "", false)
+	var names []string
+	walkRestart(reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem(), func(name string, old, next reflect.Value) {
+		if !reflect.DeepEqual(old.Interface(), next.Interface()) {
+			names = append(names, name)
+		}
+	})
+	return names
 }
 
-// needsRestart is NeedsRestart for a section, whose path ends with a dot. Its fields take effect at
-// a restart if the section does, unless the tag of a field says otherwise.
-func needsRestart(old, next reflect.Value, path string, restart bool) []string {
-	var names []string
+// WithoutRestart returns a copy of c whose fields that take effect only when Sluice is restarted
+// have the values of started. Its File and its Hash are those of c.
+func (c *Config) WithoutRestart(started *Config) *Config {
+	result := *c
+	walkRestart(reflect.ValueOf(started).Elem(), reflect.ValueOf(&result).Elem(), func(_ string, old, next reflect.Value) { next.Set(old) })
+	return &result
+}
+
+// restartWalk is called for each field that takes effect only when Sluice is restarted, with its
+// name in the file and its values in two configurations.
+type restartWalk func(name string, old, next reflect.Value)
+
+// walkRestart calls visit for the fields of two configurations.
+func walkRestart(old, next reflect.Value, visit restartWalk) { visit.section(old, next, "", false) }
+
+// section is walkRestart for a section, whose path ends with a dot. Its fields take effect at a
+// restart if the section does, unless the tag of a field says otherwise.
+func (visit restartWalk) section(old, next reflect.Value, path string, restart bool) {
 	for i := range old.NumField() {
 		field := old.Type().Field(i)
 		name, waits := field.Tag.Get("yaml"), restart
@@ -26,12 +46,11 @@ func needsRestart(old, next reflect.Value, path string, restart bool) []string {
 		switch {
 		case name == "" || name == "-":
 		case field.Type.Kind() == reflect.Struct:
-			names = append(names, needsRestart(old.Field(i), next.Field(i), path+name+".", waits)...)
-		case waits && !reflect.DeepEqual(old.Field(i).Interface(), next.Field(i).Interface()):
-			names = append(names, path+name)
+			visit.section(old.Field(i), next.Field(i), path+name+".", waits)
+		case waits:
+			visit(path+name, old.Field(i), next.Field(i))
 		}
 	}
-	return names
 }
 
 // Warnings returns what is probably a mistake in a valid file, one sentence each.

@@ -13,6 +13,8 @@ type WatcherConfig struct {
 	// Current is the configuration in force. The Watcher watches its File. A configuration without
 	// a File stays in force for ever.
 	Current *Config
+	// Started is the configuration that Sluice was started with. nil: Current.
+	Started *Config
 	// Every is the pause between two reads of the file. 0 means 1s.
 	Every time.Duration
 	// Apply puts a new configuration in force. It is never called concurrently. When it fails, the
@@ -96,9 +98,12 @@ func NewWatcher(c WatcherConfig) *Watcher {
 	if c.Every == 0 {
 		c.Every = time.Second
 	}
+	if c.Started == nil {
+		c.Started = c.Current
+	}
 	return &Watcher{
-		config: c, initial: c.Current, current: c.Current, lastRead: c.Current.Hash, lastDecided: c.Current.Hash,
-		status: Status{Path: c.Current.File, Hash: c.Current.Hash, LoadedAt: time.Now()},
+		config: c, initial: c.Started, current: c.Current, lastRead: c.Current.Hash, lastDecided: c.Current.Hash,
+		status: Status{Path: c.Current.File, Hash: c.Current.Hash, LoadedAt: time.Now(), NeedsRestart: c.Started.NeedsRestart(c.Current)},
 	}
 }
 

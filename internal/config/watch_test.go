@@ -323,6 +323,15 @@ func TestO2_WatcherNamesWhatNeedsARestart(t *testing.T) {
 	})
 }
 
+// A process that takes the place of a failed one has fields of before and the file of now.
+func TestO2_WatcherNamesWhatNeedsARestartFromTheBeginning(t *testing.T) {
+	t.Parallel()
+	w := NewWatcher(WatcherConfig{Current: parsed(t, "admin: 127.0.0.1:9999"), Started: parsed(t, "{}")})
+	if diff := cmp.Diff([]string{"admin"}, w.Status().NeedsRestart); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestWatcherWithoutAFile(t *testing.T) {
 	t.Parallel()
 	w := NewWatcher(WatcherConfig{Current: parsed(t, "{}")})

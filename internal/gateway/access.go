@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,14 +36,20 @@ func adminAccess(c *config.Config) *admin.Access {
 }
 
 // prepareAccess prepares who may use the admin listener under c. A file without admin_auth has an
-// admin listener on loopback. While the listener of this process still is another one, which only a
-// restart changes, the access before stays in force.
+// admin listener on loopback. While the listener of this process is not, which only a restart
+// changes, the access before stays in force.
 func (g *Gateway) prepareAccess(c *config.Config) (func() error, error) {
 	access := adminAccess(c)
-	if access == nil && g.options.Config.AdminAuth != nil && g.options.Config.Admin != c.Admin {
+	if access == nil && !onLoopback(g.options.Config.Admin) {
 		return done(func() {}), nil
 	}
 	return done(func() { g.access.Store(access) }), nil
+}
+
+// onLoopback reports whether only this machine reaches a listener.
+func onLoopback(address string) bool {
+	a, err := netip.ParseAddrPort(address)
+	return err == nil && a.Addr().IsLoopback()
 }
 
 // sessionKey returns the key that signs the logins of the page. It is kept in the state directory,

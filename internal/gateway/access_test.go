@@ -42,3 +42,25 @@ func TestX12_AccessStaysUntilTheListenerMoves(t *testing.T) {
 		}
 	}
 }
+
+// A Gateway that takes the place of a failed process has the listener of before and the file of
+// now. It keeps the access before, as that process did.
+func TestX12_AccessStaysInAGatewayThatTakesThePlaceOfAnother(t *testing.T) {
+	t.Parallel()
+	before := &admin.Access{}
+	for address, want := range map[string]*admin.Access{"0.0.0.0:9090": before, "127.0.0.1:9090": nil} {
+		c := &config.Config{Admin: address}
+		g := &Gateway{options: Options{Config: c}}
+		g.access.Store(before)
+		commit, err := g.prepareAccess(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := commit(); err != nil {
+			t.Fatal(err)
+		}
+		if access := g.access.Load(); access != want {
+			t.Errorf("admin: %s: %+v", address, access)
+		}
+	}
+}

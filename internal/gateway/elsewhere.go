@@ -52,8 +52,7 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 			return nil, fmt.Errorf("control: %w", err)
 		}
 	}
-	files := control.Files{Files: certificates.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA}, Allowed: c.Allowed}
-	l, err := control.New(tcp, files, g.log)
+	l, err := control.New(tcp, controlFiles(c), g.log)
 	if err != nil {
 		return nil, errors.Join(err, tcp.Close())
 	}
@@ -61,6 +60,11 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 		api:   newHTTPSocket(l.Service(headers.ALPNAPI), api, time.Minute),
 		relay: newHTTPSocket(l.Service(headers.ALPNRelay), relay, time.Minute),
 	}, nil
+}
+
+// controlFiles returns the files of the listener of Envoys of other hosts.
+func controlFiles(c config.Control) control.Files {
+	return control.Files{Files: certificates.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA}, Allowed: c.Allowed}
 }
 
 // serveElsewhere runs the servers for Envoys of other hosts in the scope until it ends.

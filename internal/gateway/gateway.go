@@ -8,6 +8,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -47,6 +48,9 @@ import (
 type Options struct {
 	// Config is the configuration to start with. The file that it was read from is watched.
 	Config *config.Config
+	// file is the file in force. It differs from Config in fields that need a restart and in custom
+	// resources. nil: Config.
+	file *config.Config
 	// Envoy is the path of the Envoy binary to run. It is empty when someone else runs Envoy.
 	Envoy string
 	// Force starts the gateway although the configuration has none of the models whose replicas an
@@ -199,7 +203,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), drainOrders: make(chan time.Duration, 1),
 	}
 	g.accessLog.OnEntry = g.observe
-	g.settings.file = o.Config
+	g.settings.file = cmp.Or(o.file, o.Config)
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
 	g.makeHistory()
 	if err := errors.Join(g.makeUsage(), g.makeAdmission()); err != nil {
@@ -230,10 +234,12 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		Requests: g.requests, Log: g.log,
 	}))
 	g.decisions.Advertise = o.Config.Control.Advertise
-	g.watcher = config.NewWatcher(config.WatcherConfig{Current: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
-		g.metrics.ConfigReloaded(false)
-		g.log.Error("new configuration refused, the one in force stays", zap.Error(err))
-	}})
+	g.watcher = config.NewWatcher(config.WatcherConfig{
+		Current: g.settings.file, Started: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
+			g.metrics.ConfigReloaded(false)
+			g.log.Error("new configuration refused, the one in force stays", zap.Error(err))
+		},
+	})
 	g.watchConditions()
 	g.startNext = g.startSuccessor
 	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
@@ -287,6 +293,13 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 			return g.carryOn(ctx, s)
 		}
 		g.upgrade.fail(err)
+		if errors.Is(err, errToldToStop) {
+			stop()
+		}
+		if g.managing.ctx.Err() != nil {
+			g.log.Error("no process has taken over, shutting down", zap.Error(err))
+			break
+		}
 		g.log.Error("new process did not start, this one goes on", zap.Error(err))
 	}
 	defer os.Remove(carriedSocket(g.dir, g.instance)) //nolint:errcheck // nobody uses it any more

@@ -252,20 +252,23 @@ func checkGoesOn(t *testing.T, start func(context.Context, *Gateway) (*successor
 	}
 }
 
+// failsLate starts a successor that prepares, and dies when it should take over.
+func failsLate(context.Context, *Gateway) (*successor, error) {
+	ours, theirs := net.Pipe()
+	go func() {
+		c := newHandOverConn(theirs)
+		c.receive(context.Background(), time.Minute)
+		c.send(handOverMessage{Prepared: &carry.Process{}})
+		c.receive(context.Background(), time.Minute)
+		c.send(handOverMessage{Failed: "out of memory"})
+		c.Close()
+	}()
+	return &successor{conn: newHandOverConn(ours), end: func() error { return ours.Close() }}, nil
+}
+
 // A new process that fails after it was told to take over is replaced by the old one.
 func TestX20_AProcessThatFailsLateIsReplaced(t *testing.T) {
-	g, replica, stop, returned := handOverOf(t, func(context.Context, *Gateway) (*successor, error) {
-		ours, theirs := net.Pipe()
-		go func() { // it prepares, and dies when it should take over
-			c := newHandOverConn(theirs)
-			c.receive(context.Background(), time.Minute)
-			c.send(handOverMessage{Prepared: &carry.Process{}})
-			c.receive(context.Background(), time.Minute)
-			c.send(handOverMessage{Failed: "out of memory"})
-			c.Close()
-		}()
-		return &successor{conn: newHandOverConn(ours), end: func() error { return ours.Close() }}, nil
-	})
+	g, replica, stop, returned := handOverOf(t, failsLate)
 	eventually(t, "a Gateway of this process has taken over", func() bool { return g.dispatcher.Retired() })
 	if failed, _ := g.upgrade.last(); !strings.Contains(failed, "out of memory") {
 		t.Errorf("the reason is %q", failed)

@@ -39,6 +39,9 @@ type helloMessage struct {
 	// Listeners are the addresses of the listeners for operators. Their file descriptors follow
 	// that of the connection, in this order.
 	Listeners []string `json:"listeners"`
+	// Frees are the addresses at which the predecessor listens until it sends Take. nil: it is of
+	// an earlier release, which does not tell them.
+	Frees []string `json:"frees"`
 	// First is the process that the supervisor of the gateway knows.
 	First int `json:"first"`
 }

@@ -77,7 +77,8 @@ func newHTTPSocket(l net.Listener, h http.Handler, headerTimeout time.Duration) 
 }
 
 // listen opens the listeners for Envoy and operators and makes their servers. inherited are the
-// listeners of a predecessor by their addresses; nil: there are none. serve starts the servers.
+// listeners of a predecessor by their addresses; nil: there are none. The unix sockets come last,
+// because they take the paths of the predecessor. serve starts the servers.
 func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	s := sockets{events: g.events}
 	var err error
@@ -94,6 +95,9 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	models := api.New(api.Config{
 		Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolModels, Tasks: tasks{g.dispatcher, g.auth}, Requests: g.requests,
 	})
+	if s.remote, err = g.listenElsewhere(inherited, models, g.relayHandler()); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
 	for _, socket := range []struct {
 		socket  **httpSocket
 		path    string
@@ -118,9 +122,6 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 		if *socket.listener, err = listenUnix(socket.path); err != nil {
 			return nil, errors.Join(err, s.close())
 		}
-	}
-	if s.remote, err = g.listenElsewhere(inherited, models, g.relayHandler()); err != nil {
-		return nil, errors.Join(err, s.close())
 	}
 	s.restServer, s.filterServer = g.restServer(), g.filter.server
 	s.controlServer = g.controlServer(s.restServer)

@@ -29,8 +29,6 @@ const (
 	// handOverPatience is how long a message of a hand-over may take, and how long clients have to
 	// read that their stream ends.
 	handOverPatience = 2 * time.Second
-	// retakePause is the time before this process tries again to replace a failed successor.
-	retakePause = time.Second
 )
 
 // Environment variables of a successor. The process removes them when it has read them.
@@ -56,9 +54,9 @@ type successor struct {
 	state func(pid int) *os.ProcessState
 }
 
-// handOver has a new process of the installed binary take over. On an error nothing has changed.
-// Once the new process has been told to take over, there is no way back: if it fails then, a new
-// Gateway in this process takes over.
+// handOver has a new process of the installed binary take over. On an error nothing has changed,
+// unless managing has ended. Once the new process has been told to take over, there is no way back:
+// if it fails then, takeBack has a new Gateway in this process take over.
 func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 	g.log.Info("hand-over started")
 	s, err := g.startNext(ctx)
@@ -76,22 +74,9 @@ func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 	if err := g.pause(); err != nil {
 		g.log.Error("component failed during hand-over", zap.Error(err))
 	}
-	err = g.giveOver(ctx, s)
-	for err != nil {
-		if s != nil {
-			err = errors.Join(err, s.end())
-		}
-		g.log.Error("new process did not take over, this one takes its place", zap.Error(err))
-		g.upgrade.fail(err)
-		whole := context.WithoutCancel(ctx) // a Gateway that was told to stop first takes over, too
-		if s, err = g.startInProcess(whole); err == nil {
-			err = s.prepare(whole, g)
-		}
-		if err == nil {
-			err = g.giveOver(whole, s)
-		}
-		if err != nil {
-			time.Sleep(retakePause)
+	if err := g.giveOver(ctx, s); err != nil {
+		if s, err = g.takeBack(ctx, errors.Join(err, s.end())); err != nil {
+			return nil, err
 		}
 	}
 	if s.stop != nil {
@@ -182,45 +167,11 @@ func socketPair() (ours net.Conn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// startInProcess makes a Gateway in this process that takes over with the configuration in force.
-func (g *Gateway) startInProcess(ctx context.Context) (*successor, error) {
-	dir, err := process.Open(g.dir.Path(), g.log)
-	if err != nil {
-		return nil, err
-	}
-	listeners, err := g.sockets.sharedFiles()
-	if err != nil {
-		return nil, err
-	}
-	options := g.options
-	options.Config = g.config()
-	next, err := New(dir, options)
-	if err != nil {
-		return nil, errors.Join(err, closeFiles(listeners))
-	}
-	next.first, next.signals, next.stops = g.first, g.signals, g.stops
-	next.upgrade.failed, next.upgrade.at = g.upgrade.last()
-	ours, theirs := net.Pipe()
-	from := &takeOver{conn: newHandOverConn(theirs), files: func(int) []*os.File { return listeners }}
-	result, ended := make(chan error, 1), make(chan error, 1)
-	taking, cancel := context.WithCancel(ctx)
-	go func() {
-		err := next.takeOver(taking, from)
-		ended <- err
-		result <- err
-	}()
-	return &successor{conn: newHandOverConn(ours), result: result, stop: cancel, end: func() error {
-		cancel()
-		_ = ours.Close()
-		return <-ended
-	}}, nil
-}
-
 // prepare greets the successor and waits until it can take over.
 func (s *successor) prepare(ctx context.Context, g *Gateway) error {
 	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
 	defer stop()
-	hello := &helloMessage{Process: g.describe(), StateDir: g.dir.Path(), First: g.first}
+	hello := &helloMessage{Process: g.describe(), StateDir: g.dir.Path(), First: g.first, Frees: g.frees()}
 	for _, h := range g.sockets.shared() {
 		hello.Listeners = append(hello.Listeners, h.address)
 	}
@@ -346,6 +297,13 @@ func (t *takeOver) inherit(addresses []string) error {
 	return nil
 }
 
+// close closes the listeners of a takeover that has failed or ended.
+func (t *takeOver) close() {
+	for _, l := range t.listeners {
+		_ = l.Close() // the servers of this process have closed some
+	}
+}
+
 // closeUnused closes the listeners at addresses that the configuration does not have any more.
 func (t *takeOver) closeUnused(s *sockets) {
 	for _, h := range s.shared() {
@@ -373,6 +331,7 @@ func (t *takeOver) fail(why error) {
 // takeOver takes over from the predecessor and then runs the gateway. It claims the directory
 // when the predecessor has released it.
 func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
+	defer from.close()
 	defer func() {
 		if err != nil {
 			from.fail(err)
@@ -389,7 +348,7 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 	if err := from.inherit(m.Hello.Listeners); err != nil {
 		return err
 	}
-	if err := g.checkFound(g.options.Config); err != nil {
+	if err := g.checkTakeOver(ctx, m.Hello); err != nil {
 		return err
 	}
 	self := g.describe()

@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+// restarted is a gateway with a ready replica whose file was changed before its restart.
+type restarted struct {
+	*Gateway
+	replica  int
+	first    *config.Config
+	stop     func()
+	returned <-chan error
+}
+
+// load writes a file and reads it.
+func load(t *testing.T, file, text string) *config.Config {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// restart starts a gateway with a ready replica, reloads its file after change, and restarts the
+// gateway. startNext starts its successor.
+func restart(t *testing.T, fields string, change func(text string) string, startNext func(context.Context, *Gateway) (*successor, error)) *restarted {
+	t.Helper()
+	path := t.TempDir()
+	file, text := filepath.Join(path, "sluice.yaml"), listeners(t)+"state_dir: "+filepath.Join(path, "state")+oneReplica+fields
+	c := load(t, file, text)
+	r := &restarted{Gateway: newGateway(t, claimed(t, c.StateDir), c), first: c}
+	r.startNext = func(ctx context.Context) (*successor, error) { return startNext(ctx, r.Gateway) }
+	r.stop, r.returned = runs(t, r.Gateway)
+	eventually(t, "the replica is ready", func() bool { return pidOf(r.Gateway, "chat") != 0 })
+	r.replica = pidOf(r.Gateway, "chat")
+	load(t, file, change(text))
+	if err := r.watcher.Reload(false); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// checkStop checks that the gateway has stopped cleanly.
+func (r *restarted) checkStop(t *testing.T) {
+	t.Helper()
+	if err := <-r.returned; err != nil || alive(r.replica) {
+		t.Errorf("the stop: %v, replica alive: %v", err, alive(r.replica))
+	}
+}
+
+// startChanged starts a successor with the file as it is now, as a new process does.
+func startChanged(ctx context.Context, g *Gateway) (*successor, error) {
+	c, err := config.Load(g.options.Config.File)
+	if err != nil {
+		return nil, err
+	}
+	return g.startGateway(ctx, Options{Config: c, Version: "next", Log: zap.NewNop()})
+}
+
+// A restart that cannot open what the changed file says changes nothing.
+func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	address, certificates := taken.Addr().String(), t.TempDir()
+	testutil.NewAuthority(t, "authority").Issue(t, certificates, "server", "gateway.example")
+	pair := ", cert: " + filepath.Join(certificates, "server.crt") + ", key: " + filepath.Join(certificates, "server.key") + "}\n"
+	free := strings.TrimPrefix(strings.Split(listeners(t), "\n")[0], "listen: ")
+	add := func(line string) func(string) string { return func(text string) string { return text + line } }
+	for name, c := range map[string]struct {
+		change func(text string) string
+		broken bool
+		want   string
+	}{
+		"admin": {change: func(text string) string {
+			lines := strings.Split(text, "\n")
+			lines[1] = "admin: " + address
+			return strings.Join(lines, "\n")
+		}, want: "admin: listen tcp " + address},
+		"health":              {change: add("health: " + address + "\n"), want: "health: listen tcp " + address},
+		"control.listen":      {change: add("control: {listen: '" + address + "'" + pair), want: "control: listen tcp " + address},
+		"control.nodes":       {change: add("control: {nodes: '" + address + "'}\n"), want: "control: listen tcp " + address},
+		"control.certificate": {change: add("control: {listen: '" + free + "'" + pair), broken: true, want: "control: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := restart(t, "", c.change, func(ctx context.Context, g *Gateway) (*successor, error) {
+				if c.broken {
+					return startBroken(ctx, g, certificates)
+				}
+				return startChanged(ctx, g)
+			})
+			eventually(t, "the restart has failed", func() bool { failed, _ := r.upgrade.last(); return failed != "" })
+			if failed, _ := r.upgrade.last(); !strings.HasPrefix(failed, c.want) {
+				t.Errorf("the reason is %q, want %q", failed, c.want)
+			}
+			if r.managing.ctx.Err() != nil || r.dispatcher.Retired() || !alive(r.replica) || r.dir.Holder() != os.Getpid() {
+				t.Error("the gateway has not gone on as before")
+			}
+			r.stop()
+			r.checkStop(t)
+		})
+	}
+}
+
+// startBroken is startChanged while a certificate of control cannot be read.
+func startBroken(ctx context.Context, g *Gateway, certificates string) (*successor, error) {
+	path := filepath.Join(certificates, "server.key")
+	key, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	c, err := config.Load(g.options.Config.File)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(path, key[:len(key)/2], 0o600); err != nil {
+		return nil, err
+	}
+	return g.startGateway(ctx, Options{Config: c, Version: "next", Log: zap.NewNop()})
+}
+
+// A Gateway that takes the place of a failed process has the listeners of before, whatever the file
+// says now. What else the file has changed stays in force.
+func TestX20_TheListenersOfBeforeStay(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	var before string
+	r := restart(t, "", func(text string) string {
+		lines := strings.Split(text, "\n")
+		before, lines[1] = strings.TrimPrefix(lines[1], "admin: "), "admin: "+taken.Addr().String()
+		return strings.Join(lines, "\n") + "replica_header: false\n"
+	}, failsLate)
+	eventually(t, "a Gateway of this process has taken over", func() bool { return r.dispatcher.Retired() })
+	var status struct {
+		Upgrade struct{ Failed string }
+		Config  struct {
+			NeedsRestart []string `json:"needs_restart"`
+		}
+	}
+	eventually(t, "the listener answers", func() bool {
+		client := adminclient.Client{Address: before}
+		return client.Call(t.Context(), http.MethodGet, "/api/v1/status", nil, &status) == nil
+	})
+	if !strings.Contains(status.Upgrade.Failed, "out of memory") || strings.Join(status.Config.NeedsRestart, " ") != "admin" {
+		t.Errorf("the status is %+v", status)
+	}
+	if !alive(r.replica) || r.dir.Holder() != os.Getpid() {
+		t.Error("the gateway has not gone on")
+	}
+	r.stop()
+	r.checkStop(t)
+}
+
+// A gateway that cannot go on after a failed restart, because its certificate has gone, tries again
+// until it is told to stop. It then ends everything.
+func TestX20_AGatewayWithoutASuccessorStops(t *testing.T) {
+	for name, tell := range map[string]func(*restarted) error{
+		"by its supervisor":      func(r *restarted) error { r.stop(); return nil },
+		"by its first process":   func(*restarted) error { return syscall.Kill(os.Getpid(), process.StopSignal) },
+		"after it has recovered": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, aside := t.TempDir(), t.TempDir()
+			testutil.NewAuthority(t, "authority").Issue(t, dir, "server", "gateway.example")
+			key := filepath.Join(dir, "server.key")
+			fields := "tls: {cert: " + filepath.Join(dir, "server.crt") + ", key: " + key + "}\n"
+			r := restart(t, fields, strings.Clone, func(ctx context.Context, g *Gateway) (*successor, error) {
+				if err := os.Rename(key, filepath.Join(aside, "key")); err != nil {
+					return nil, err
+				}
+				return failsLate(ctx, g)
+			})
+			eventually(t, "a try has failed", func() bool { failed, _ := r.upgrade.last(); return strings.Contains(failed, "server.key") })
+			if !alive(r.replica) || r.dispatcher.Retired() {
+				t.Error("the gateway does not serve")
+			}
+			if tell == nil {
+				if err := os.Rename(filepath.Join(aside, "key"), key); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "a Gateway of this process has taken over", func() bool { return r.dispatcher.Retired() })
+				r.stop()
+			} else if err := tell(r); err != nil {
+				t.Fatal(err)
+			}
+			r.checkStop(t)
+		})
+	}
+}
