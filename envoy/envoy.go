@@ -110,7 +110,8 @@ type Status struct {
 	State State
 	// PID is 0 while no Envoy runs.
 	PID int
-	// Version is the version of the binary, such as 1.40.0. It is empty before Run.
+	// Version is the version of the binary, such as 1.40.0, or of the Envoy that was adopted while
+	// the binary could not be used. It is empty before Run.
 	Version string
 	// Adopted means that the Envoy was already running when Run began.
 	Adopted bool
@@ -189,15 +190,14 @@ func (e *Envoy) Status() Status {
 // Config is replaced: Run starts another one beside it, which shares its port. Once that one
 // accepts connections, the first one accepts none, and ends when its requests have ended.
 //
-// Run returns an error if there is no usable binary, or if Envoy refuses the bootstrap; the error
-// then has Envoy's own words. An Envoy that cannot be started for another reason, such as a full
-// disk, is tried again. Run returns nil when ctx ends, which leaves the process running, and
-// after Stop.
+// An Envoy that runs is kept while there is no usable binary. Run returns an error if there is
+// neither of both, or if Envoy refuses the bootstrap; the error then has Envoy's own words. An
+// Envoy that cannot be started for another reason, such as a full disk, is tried again. Run returns
+// nil when ctx ends, which leaves the process running, and after Stop.
 func (e *Envoy) Run(ctx context.Context) error {
-	l, err := e.prepareLaunch(ctx)
+	l, err := e.prepareLaunch()
 	if err == nil {
-		e.updateStatus(func(s *Status) { s.Version = l.version })
-		err = e.adoptOrStart(ctx, l)
+		err = e.adoptOrStart(ctx, &l)
 	}
 	if err == nil {
 		e.reportPredecessors()
@@ -214,9 +214,15 @@ func (e *Envoy) Run(ctx context.Context) error {
 	return err
 }
 
-// adoptOrStart sets e.proc to the adopted process or to a new one.
-func (e *Envoy) adoptOrStart(ctx context.Context, l launchSpec) error {
-	if e.adopt(ctx, l) {
+// adoptOrStart sets e.proc to the adopted process or to a new one, and the version of l.
+func (e *Envoy) adoptOrStart(ctx context.Context, l *launchSpec) error {
+	if err := e.readVersion(ctx, l); err != nil {
+		if ctx.Err() == nil && e.keep(err) {
+			return nil
+		}
+		return err
+	}
+	if e.adopt(ctx, *l) {
 		return nil
 	}
 	if err := l.writeBootstrap(); err != nil {
@@ -226,7 +232,7 @@ func (e *Envoy) adoptOrStart(ctx context.Context, l launchSpec) error {
 	if err := l.validate(ctx); err != nil {
 		return err
 	}
-	if err := e.start(ctx, l); err != nil {
+	if err := e.start(ctx, *l); err != nil {
 		e.startFailed(err)
 	}
 	return nil
@@ -273,13 +279,21 @@ func (e *Envoy) startAgain(ctx context.Context, l *launchSpec) error {
 	e.processMu.Lock()
 	e.proc = nil
 	e.processMu.Unlock()
+	if err := e.readVersion(ctx, l); err != nil {
+		return err
+	}
+	return e.start(ctx, *l)
+}
+
+// readVersion sets the version of l to that of the binary.
+func (e *Envoy) readVersion(ctx context.Context, l *launchSpec) error {
 	version, err := Version(ctx, e.cfg.Binary)
 	if err != nil {
 		return err
 	}
 	l.version = version
-	e.updateStatus(func(s *Status) { s.Version = l.version })
-	return e.start(ctx, *l)
+	e.updateStatus(func(s *Status) { s.Version = version })
+	return nil
 }
 
 // start starts a process, unless Stop was called.

@@ -170,6 +170,32 @@ func TestX5_AnEndIsCountedOnce(t *testing.T) {
 	}
 }
 
+// An Envoy that runs is kept when its binary was replaced by one that does not run. When the Envoy
+// ends, the binary of then is started.
+func TestX20_ABrokenBinaryKeepsTheRunningEnvoy(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	pid, program := first.Status().PID, b.config.Binary
+	b.restart(t, stop)
+	b.config.Binary = filepath.Join(t.TempDir(), "envoy")
+	if err := os.WriteFile(b.config.Binary, []byte("#!/bin/sh\nexit 1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	e, _ := b.live(t)
+	if s, n := e.Status(), b.logs.FilterMessageSnippet("running envoy kept").Len(); s.PID != pid || !s.Adopted || s.Version != "1.40.0" || n != 1 {
+		t.Errorf("status %+v, logged %d times that the Envoy is kept", s, n)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return inState(e, StateDown) })
+	if err := errors.Join(os.Remove(b.config.Binary), os.Symlink(program, b.config.Binary)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return inState(e, StateLive) })
+}
+
 func TestAdoptedAndKilledIsRestarted(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

@@ -59,12 +59,8 @@ type launchSpec struct {
 	filter string
 }
 
-// prepareLaunch returns what to run. It writes nothing.
-func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
-	version, err := Version(ctx, e.cfg.Binary)
-	if err != nil {
-		return launchSpec{}, err
-	}
+// prepareLaunch returns what to run, without the version. It writes nothing.
+func (e *Envoy) prepareLaunch() (launchSpec, error) {
 	file := filepath.Join(e.cfg.Dir.Path(), "envoy.json")
 	args := e.arguments(file)
 	digest, err := launchDigest(e.cfg.Bootstrap, args)
@@ -74,7 +70,6 @@ func (e *Envoy) prepareLaunch(ctx context.Context) (launchSpec, error) {
 	l := launchSpec{
 		command:       slices.Concat([]string{e.cfg.Binary}, args, e.concurrency()),
 		bootstrapFile: file,
-		version:       version,
 		digest:        digest,
 		ordinal:       1,
 		budget:        e.cfg.Bootstrap.Budget,
@@ -296,6 +291,19 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),
 		zap.Duration("timeout", e.cfg.PredecessorTimeout()))
 	return false
+}
+
+// keep takes over the Envoy of the state directory whatever its launchSpec is, because the binary
+// cannot be used. It returns false if there is none.
+func (e *Envoy) keep(why error) bool {
+	p, ok := e.cfg.Dir.Adopt(RecordName)
+	if !ok {
+		return false
+	}
+	e.setAdopted(p)
+	e.updateStatus(func(s *Status) { s.Version = p.Record().Meta[metaVersion] })
+	e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()), zap.Error(why))
+	return true
 }
 
 // setAdopted makes p the process of e.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 
+	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/certificates"
 )
 
@@ -19,6 +21,11 @@ func (g *Gateway) checkTakeOver(ctx context.Context, predecessor *helloMessage) 
 	if c.Control.Listen != "" {
 		if _, err := certificates.Read(controlFiles(c.Control).Files); err != nil {
 			return fmt.Errorf("control: %w", err)
+		}
+	}
+	if g.options.Envoy != "" && predecessor.PID != os.Getpid() { // a Gateway that goes back needs no new Envoy
+		if _, err := envoy.Version(ctx, g.options.Envoy); err != nil {
+			return fmt.Errorf("envoy: %w", err)
 		}
 	}
 	return g.checkAddresses(ctx, predecessor)
