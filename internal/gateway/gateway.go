@@ -345,7 +345,9 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 		return err
 	}
 	var inherited map[string]net.Listener
-	if from != nil {
+	if from == nil {
+		removeCarriedSockets(g.dir)
+	} else {
 		inherited = from.listeners
 	}
 	var err error

@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -175,6 +177,26 @@ func kinSocket(dir *process.Dir) string { return dir.Socket("kin.sock") }
 // carriedSocket is where one process answers for the streams that it carries.
 func carriedSocket(dir *process.Dir, instance string) string {
 	return dir.Socket("carried-" + instance + ".sock")
+}
+
+// removeCarriedSockets removes the carriedSocket of each process that was killed. Processes that
+// still carry streams accept connections at theirs. A socket that cannot be removed stays.
+func removeCarriedSockets(dir *process.Dir) {
+	folder, pattern := filepath.Split(carriedSocket(dir, "*"))
+	entries, _ := os.ReadDir(folder) // the next start tries again
+	for _, e := range entries {
+		if ours, _ := filepath.Match(pattern, e.Name()); !ours {
+			continue
+		}
+		path := filepath.Join(folder, e.Name())
+		c, err := net.Dial("unix", path)
+		switch {
+		case err == nil:
+			_ = c.Close() // nothing was sent
+		case errors.Is(err, syscall.ECONNREFUSED):
+			_ = os.Remove(path) // the next start tries again
+		}
+	}
 }
 
 // messageOverhead is the size of headers and framing around the largest body, in bytes. A request

@@ -58,3 +58,28 @@ func TestX20_ASharedListenerCanBeClosed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A start without a predecessor removes the sockets of processes that were killed while they
+// carried streams. It leaves those of processes that still do.
+func TestX20_SocketsOfKilledProcessesAreRemoved(t *testing.T) {
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), parse(t, path, ""))
+	killed, carries, other := carriedSocket(g.dir, "0123abcd"), carriedSocket(g.dir, "4567abcd"), g.dir.Socket("other.sock")
+	for _, path := range []string{killed, carries, other} {
+		l, err := listenUnix(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if path != carries {
+			l.Close()
+		}
+	}
+	runs(t, g)
+	eventually(t, "the gateway serves", func() bool { return accepts(bootstrap(g.dir).ControlSocket) })
+	for path, want := range map[string]bool{killed: false, carries: true, other: true} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s is there: %v, want %v", path, err == nil, want)
+		}
+	}
+}
