@@ -43,6 +43,28 @@ func TestX12_AccessStaysUntilTheListenerMoves(t *testing.T) {
 	}
 }
 
+// A file that moves listen to loopback and admits everybody there is refused while Envoy still
+// listens elsewhere.
+func TestX12_KeysStayUntilTheListenerMoves(t *testing.T) {
+	t.Parallel()
+	open := config.Auth{Mode: config.AuthNone}
+	for name, c := range map[string]struct {
+		listens string
+		next    *config.Config
+		fault   bool
+	}{
+		"moved and open":   {"0.0.0.0:8080", &config.Config{Listen: "127.0.0.1:8080", Auth: open}, true},
+		"moved with keys":  {"0.0.0.0:8080", &config.Config{Listen: "127.0.0.1:8080", Auth: config.Auth{Mode: config.AuthKeys}}, false},
+		"open on loopback": {"127.0.0.1:8080", &config.Config{Listen: "127.0.0.1:9080", Auth: open}, false},
+		"open on purpose":  {"0.0.0.0:8080", &config.Config{Listen: "127.0.0.1:8080", Auth: config.Auth{Mode: config.AuthNone, Public: true}}, false},
+	} {
+		g := &Gateway{options: Options{Config: &config.Config{Listen: c.listens}}}
+		if _, err := g.prepareAuth(c.next); (err != nil) != c.fault {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // A Gateway that takes the place of a failed process has the listener of before and the file of
 // now. It keeps the access before, as that process did.
 func TestX12_AccessStaysInAGatewayThatTakesThePlaceOfAnother(t *testing.T) {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -154,8 +155,13 @@ func (g *Gateway) configParts() []part {
 	}
 }
 
-// prepareAuth checks the keys and tenants of c. The commit replaces those in force.
+// prepareAuth checks the keys and tenants of c. The commit replaces those in force. A file may move
+// listen to loopback and admit everybody there. It is refused until the restart that moves listen.
 func (g *Gateway) prepareAuth(c *config.Config) (func() error, error) {
+	listen := g.options.Config.Listen
+	if c.Auth.Mode == config.AuthNone && !c.Auth.Public && listen != c.Listen && !onLoopback(listen) {
+		return nil, fmt.Errorf("auth.mode none admits everybody, and the gateway listens at %s until it is restarted", listen)
+	}
 	next, tokens := authConfig(c), tokensConfig(c)
 	if tokens != nil {
 		next.Tokens = g.tokens
