@@ -83,6 +83,20 @@ func (c *client2) ping() {
 	}
 }
 
+// flood sends n requests with headers of 50 kB, and waits until the worker has handled them.
+func (c *client2) flood(n int) {
+	c.t.Helper()
+	large := hpack.HeaderField{Name: "x-a", Value: strings.Repeat("z", 50_000), Sensitive: true}
+	for range n / 20 {
+		for range 20 {
+			c.open("/", false, large)
+		}
+		c.flush()
+	}
+	c.ping()
+	c.ping() // what the worker has put off until the end of the loop's iteration is done
+}
+
 // open adds a request. The table of HPACK has the fields that an earlier one has had.
 func (c *client2) open(path string, hasBody bool, more ...hpack.HeaderField) (stream uint32) {
 	c.t.Helper()
@@ -227,16 +241,8 @@ func TestB6_AGatewayThatReadsNothingIsToldNoMoreThanTheQueueHolds(t *testing.T) 
 		return n
 	}
 	c := b.http2(t)
-	large := hpack.HeaderField{Name: "x-a", Value: strings.Repeat("z", 50_000), Sensitive: true}
 	const n = 600 // 30 MB
-	for range n / 20 {
-		for range 20 {
-			c.open("/", false, large)
-		}
-		c.flush()
-	}
-	c.ping()
-	c.ping() // what the worker has put off until the end of the loop's iteration is done
+	c.flood(n)
 	decided := n - undecided()
 	read()
 	for range decided {

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"golang.org/x/net/http2/hpack"
 )
 
 // observed is a request whose response the filter observes. The upstream has it, and waits for
@@ -110,16 +108,8 @@ func TestB6_TheFirstTokenIsToldWhenTheQueueHasRoom(t *testing.T) {
 	read := sync.OnceFunc(b.reading.Unlock)
 	defer read()
 	c := b.http2(t)
-	large := hpack.HeaderField{Name: "x-a", Value: strings.Repeat("z", 50_000), Sensitive: true}
 	const n = 240 // 12 MB
-	for range n / 20 {
-		for range 20 {
-			c.open("/", false, large)
-		}
-		c.flush()
-	}
-	c.ping()
-	c.ping() // what the worker has put off until the end of the loop's iteration is done
+	c.flood(n)
 	o.half("01234")
 	read()
 	for range n {
