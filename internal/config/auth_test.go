@@ -71,3 +71,15 @@ func TestO12_AuthFaults(t *testing.T) {
 		}
 	}
 }
+
+// TestPoolWithoutUsableModels: a tenant that may request a pool needs one of its models, too.
+func TestPoolWithoutUsableModels(t *testing.T) {
+	t.Parallel()
+	for models, want := range map[string]int{"[both]": 1, "[both, one]": 0, `["*"]`: 0, "[one]": 0, "[alias, both]": 0} {
+		c := parsed(t, "models:\n  - {name: one, engine: sim, launcher: local, aliases: [alias]}\n  - {name: two, engine: sim, launcher: local}\n"+
+			"pools: [{name: both, models: [alias, two]}]\ntenants:\n  - {name: acme, models: "+models+"}\n")
+		if got := c.Warnings(); len(got) != want || want > 0 && !strings.HasPrefix(got[0], "tenant acme may request the pool both and none of its models") {
+			t.Errorf("%s: %q", models, got)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -67,12 +68,28 @@ func (c *Config) Warnings() []string {
 	if j := c.Auth.JWT; j != nil && j.plainURL() {
 		warnings = append(warnings, "auth.jwt.jwks_url has no TLS: anyone on the network path can add keys of his own and be any tenant")
 	}
+	warnings = append(warnings, c.emptyPools()...)
 	if len(c.Models) == 0 && len(c.Upstreams) == 0 {
 		warnings = append(warnings, "there is no model, and no upstream to discover models on: add models or upstreams")
 	}
 	for _, u := range c.servers() {
 		if u.InsecureSkipVerify {
 			warnings = append(warnings, u.URL+" has insecure_skip_verify: anyone on the network path can read and change everything; set ca_file instead")
+		}
+	}
+	return warnings
+}
+
+// emptyPools returns a warning for each tenant that may request a pool and none of its models.
+func (c *Config) emptyPools() []string {
+	var warnings []string
+	for _, t := range c.Tenants {
+		for _, p := range c.Pools {
+			usable := func(model string) bool { return c.MayUse(t.Models, model) }
+			if c.MayUse(t.Models, p.Name) && !slices.ContainsFunc(p.Models, usable) {
+				warnings = append(warnings, fmt.Sprintf("tenant %s may request the pool %s and none of its models, so each request for the pool is refused: "+
+					"add models of the pool to models of the tenant", t.Name, p.Name))
+			}
 		}
 	}
 	return warnings
