@@ -107,6 +107,9 @@ type Gateway struct {
 	settings settings
 	watcher  *config.Watcher
 	limits   *limitKeeper
+	// discovered are the discovered models that have limits. They belong to start, and then to
+	// followFleet.
+	discovered []string
 	// routing is nil without Redis.
 	routing *remoteRouting
 	// access says who may use the admin listener. It holds nil while everybody may.
@@ -334,9 +337,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
 	g.launchers.watchRay(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
-	if len(discoveredModels(g.fleet.Snapshot())) > 0 {
-		g.limits.sync() // their first requests find the limits of run time in force
-	}
+	g.limitDiscovered(g.fleet.Snapshot()) // the first requests find the limits of run time in force
 	g.envoy.resolveGateways(ctx)
 	if err := g.envoy.push(); err != nil {
 		return err
@@ -423,21 +424,26 @@ func (g *Gateway) watchFirst(context.Context) error {
 	return nil
 }
 
-// followFleet tells Envoy of every change of the fleet until ctx ends. When other models were
-// discovered than before, it also gives them limits, which can then be changed at run time.
+// limitDiscovered gives limits to the discovered models, which can then be changed at run time. It
+// does so when other models were discovered than before.
+func (g *Gateway) limitDiscovered(s *engines.Snapshot) {
+	if now := discoveredModels(s); !slices.Equal(g.discovered, now) {
+		g.discovered = now
+		g.limits.sync()
+	}
+}
+
+// followFleet tells Envoy of every change of the fleet until ctx ends, and gives discovered models
+// their limits.
 func (g *Gateway) followFleet(ctx context.Context) error {
 	last := g.fleet.Snapshot()
-	var known []string // nobody knows whether the models of last have limits
 	for {
 		snapshot, changed := g.fleet.Watch()
 		for _, r := range loaded(last, snapshot) {
 			g.metrics.Loaded(r.Model, r.LoadTime)
 		}
 		last = snapshot
-		if now := discoveredModels(snapshot); !slices.Equal(known, now) {
-			known = now
-			g.limits.sync()
-		}
+		g.limitDiscovered(snapshot)
 		if err := g.envoy.push(); err != nil {
 			g.log.Error("Envoy was not told of a changed fleet", zap.Error(err))
 		}

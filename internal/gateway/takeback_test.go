@@ -70,9 +70,24 @@ func (r *restarted) checkStop(t *testing.T) {
 	}
 }
 
-// startChanged starts a successor with the file as it is now, as a new process does.
-func startChanged(ctx context.Context, g *Gateway) (*successor, error) {
+// takenAddress returns an address at which somebody listens until the test ends.
+func takenAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+// startChanged starts a successor with the file as it is now, as a new process does. It calls spoil
+// when it has read the file.
+func startChanged(ctx context.Context, g *Gateway, spoil func() error) (*successor, error) {
 	c, err := config.Load(g.options.Config.File)
+	if err == nil {
+		err = spoil()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -81,37 +96,38 @@ func startChanged(ctx context.Context, g *Gateway) (*successor, error) {
 
 // A restart that cannot open what the changed file says changes nothing.
 func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	address, certificates := taken.Addr().String(), t.TempDir()
+	address, certificates := takenAddress(t), t.TempDir()
 	testutil.NewAuthority(t, "authority").Issue(t, certificates, "server", "gateway.example")
 	pair := ", cert: " + filepath.Join(certificates, "server.crt") + ", key: " + filepath.Join(certificates, "server.key") + "}\n"
 	free := strings.TrimPrefix(strings.Split(listeners(t), "\n")[0], "listen: ")
 	add := func(line string) func(string) string { return func(text string) string { return text + line } }
+	nothing := func() error { return nil }
+	halveKey := func() error {
+		path := filepath.Join(certificates, "server.key")
+		key, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(path, key[:len(key)/2], 0o600)
+	}
 	for name, c := range map[string]struct {
 		change func(text string) string
-		broken bool
+		spoil  func() error
 		want   string
 	}{
 		"admin": {change: func(text string) string {
 			lines := strings.Split(text, "\n")
 			lines[1] = "admin: " + address
 			return strings.Join(lines, "\n")
-		}, want: "admin: listen tcp " + address},
-		"health":              {change: add("health: " + address + "\n"), want: "health: listen tcp " + address},
-		"control.listen":      {change: add("control: {listen: '" + address + "'" + pair), want: "control: listen tcp " + address},
-		"control.nodes":       {change: add("control: {nodes: '" + address + "'}\n"), want: "control: listen tcp " + address},
-		"control.certificate": {change: add("control: {listen: '" + free + "'" + pair), broken: true, want: "control: "},
+		}, spoil: nothing, want: "admin: listen tcp " + address},
+		"health":              {change: add("health: " + address + "\n"), spoil: nothing, want: "health: listen tcp " + address},
+		"control.listen":      {change: add("control: {listen: '" + address + "'" + pair), spoil: nothing, want: "control: listen tcp " + address},
+		"control.nodes":       {change: add("control: {nodes: '" + address + "'}\n"), spoil: nothing, want: "control: listen tcp " + address},
+		"control.certificate": {change: add("control: {listen: '" + free + "'" + pair), spoil: halveKey, want: "control: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := restart(t, "", c.change, func(ctx context.Context, g *Gateway) (*successor, error) {
-				if c.broken {
-					return startBroken(ctx, g, certificates)
-				}
-				return startChanged(ctx, g)
+				return startChanged(ctx, g, c.spoil)
 			})
 			eventually(t, "the restart has failed", func() bool { failed, _ := r.upgrade.last(); return failed != "" })
 			if failed, _ := r.upgrade.last(); !strings.HasPrefix(failed, c.want) {
@@ -126,35 +142,14 @@ func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
 	}
 }
 
-// startBroken is startChanged while a certificate of control cannot be read.
-func startBroken(ctx context.Context, g *Gateway, certificates string) (*successor, error) {
-	path := filepath.Join(certificates, "server.key")
-	key, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	c, err := config.Load(g.options.Config.File)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(path, key[:len(key)/2], 0o600); err != nil {
-		return nil, err
-	}
-	return g.startGateway(ctx, Options{Config: c, Version: "next", Log: zap.NewNop()})
-}
-
 // A Gateway that takes the place of a failed process has the listeners of before, whatever the file
 // says now. What else the file has changed stays in force.
 func TestX20_TheListenersOfBeforeStay(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
+	taken := takenAddress(t)
 	var before string
 	r := restart(t, "", func(text string) string {
 		lines := strings.Split(text, "\n")
-		before, lines[1] = strings.TrimPrefix(lines[1], "admin: "), "admin: "+taken.Addr().String()
+		before, lines[1] = strings.TrimPrefix(lines[1], "admin: "), "admin: "+taken
 		return strings.Join(lines, "\n") + "replica_header: false\n"
 	}, failsLate)
 	eventually(t, "a Gateway of this process has taken over", func() bool { return r.dispatcher.Retired() })

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,12 +38,7 @@ func TestX20_ABrokenEnvoyChangesNothing(t *testing.T) {
 // earlier release does not tell what it frees.
 func TestX20_AddressesThatBecomeFreeAreNotTried(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	path, address := t.TempDir(), taken.Addr().String()
+	path, address := t.TempDir(), takenAddress(t)
 	c := parse(t, path, "control: {nodes: '"+address+"'}")
 	g := newGateway(t, claimed(t, path), c)
 	for name, step := range map[string]struct {

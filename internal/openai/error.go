@@ -214,6 +214,15 @@ func render(o errorObject) []byte {
 // is retryable, and Body. Headers that w has already stay.
 func (e *Error) Answer(w http.ResponseWriter) { e.AnswerWith(w, e.Body()) }
 
+// AnswerTo answers a request to a path in the form of the API of that path.
+func (e *Error) AnswerTo(w http.ResponseWriter, path string) {
+	body := e.Body
+	if endpoint, ok := EndpointOf(path); ok && endpoint.OfMessages() {
+		body = e.MessagesBody
+	}
+	e.AnswerWith(w, body())
+}
+
 // AnswerWith is Answer with another body, such as MessagesBody.
 func (e *Error) AnswerWith(w http.ResponseWriter, body []byte) {
 	h := w.Header()

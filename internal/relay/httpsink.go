@@ -326,9 +326,6 @@ func writeMessagesError(w http.ResponseWriter, e *openai.Error) {
 
 // AnswerError answers a request with an error of the gateway, in the form of the API of its path.
 func AnswerError(w http.ResponseWriter, req *http.Request, e *openai.Error) {
-	if endpoint, ok := openai.EndpointOf(req.URL.Path); ok && endpoint.OfMessages() {
-		writeMessagesError(w, e)
-		return
-	}
-	writeError(w, e)
+	w.Header().Set(headers.Source, headers.SourceGateway)
+	e.AnswerTo(w, req.URL.Path)
 }

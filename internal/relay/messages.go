@@ -99,13 +99,18 @@ type translator struct {
 	buffer []byte
 }
 
+// newTranslator returns a translator that has translated nothing.
+func newTranslator(o messages.Options) *translator {
+	return &translator{stream: messages.Stream{Options: o}, seen: noEvent}
+}
+
 // translatorOf returns the translator for a client of the call.
 func translatorOf(c *Call) *translator {
 	switch {
 	case c.original != nil:
-		return &translator{stream: messages.Stream{Options: c.original.options}, seen: noEvent}
+		return newTranslator(c.original.options)
 	case c.Scan.Endpoint.OfMessages(): // the call was refused before its translation
-		return &translator{seen: noEvent}
+		return newTranslator(messages.Options{})
 	}
 	return nil
 }
@@ -113,7 +118,7 @@ func translatorOf(c *Call) *translator {
 // translatorOfReturn returns the translator for a client that comes back to the stream of the call.
 func translatorOfReturn(c *Call) *translator {
 	if o := c.clientOptions(); o != nil {
-		return &translator{stream: messages.Stream{Options: *o}, seen: noEvent}
+		return newTranslator(*o)
 	}
 	return nil
 }

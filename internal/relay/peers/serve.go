@@ -146,9 +146,5 @@ func (p *Peers) authenticate(h http.Handler) http.Handler {
 // answerError answers with an error of this gateway, in the form of the API of the path.
 func answerError(w http.ResponseWriter, r *http.Request, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
-	if endpoint, ok := openai.EndpointOf(r.URL.Path); ok && endpoint.OfMessages() {
-		e.AnswerWith(w, e.MessagesBody())
-		return
-	}
-	e.Answer(w)
+	e.AnswerTo(w, r.URL.Path)
 }
