@@ -85,6 +85,28 @@ func TestR7_AResponseThatIsForgottenIsForTheEngine(t *testing.T) {
 	}
 }
 
+// TestR7_AHalfFullTableForgetsFewResponses: 30,000 responses in an hour are nearly all known.
+func TestR7_AHalfFullTableForgetsFewResponses(t *testing.T) {
+	t.Parallel()
+	const n = 30_000
+	s := newStage(Policy{})
+	s.put("m", replicas("a")...)
+	table, r := &s.table.Load().routes["m"].estimator.sessions, &s.table.Load().routes["m"].replicas[0]
+	now, forgotten := time.Now(), 0
+	id := func(i int) sessionID { return responseOf("acme", openai.ResponseSession(fmt.Sprint(i))) }
+	for i := range n {
+		table.put(id(i), r.counter, 0, now.Add(time.Duration(i)*time.Millisecond))
+	}
+	for i := range n {
+		if _, ok := table.find(id(i), now.Add(time.Minute)); !ok {
+			forgotten++
+		}
+	}
+	if forgotten > n/100 {
+		t.Errorf("%d of %d responses are forgotten, want 1 %% at most", forgotten, n)
+	}
+}
+
 // TestR7_TwoTenantsWithOneResponseID: engines may give two tenants responses of one id, each at its
 // own replica. Each tenant continues its own.
 func TestR7_TwoTenantsWithOneResponseID(t *testing.T) {
