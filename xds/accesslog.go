@@ -17,8 +17,11 @@ import (
 )
 
 const (
-	// logFlushInterval is how long Envoy collects the records of finished requests.
-	logFlushInterval = 100 * time.Millisecond
+	// logFlushInterval is how long Envoy collects the records of finished requests, and
+	// rareFlushInterval is the same where the filter tells of most requests. Each worker wakes up
+	// at this interval, whether there are records or not.
+	logFlushInterval  = 100 * time.Millisecond
+	rareFlushInterval = time.Second
 	// runningLogInterval is the interval at which Envoy logs a running request, so that a restarted
 	// gateway learns of it.
 	runningLogInterval = 10 * time.Second
@@ -27,11 +30,11 @@ const (
 // requestLog configures the log of requests: of all whose end the filter has not told.
 func requestLog(c Config) []*accesslog.AccessLog {
 	common := logConfig(headers.LogRequests)
-	common.BufferFlushInterval = durationpb.New(logFlushInterval)
-	var only *accesslog.AccessLogFilter
+	flush, only := logFlushInterval, (*accesslog.AccessLogFilter)(nil)
 	if c.Filter.in(c) {
-		only = untold()
+		flush, only = rareFlushInterval, untold()
 	}
+	common.BufferFlushInterval = durationpb.New(flush)
 	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{CommonConfig: common}, only)}
 }
 
