@@ -112,8 +112,11 @@ type Config struct {
 	ExplainPicks bool
 	// NoSamples says that Envoy reads no response for its figures.
 	NoSamples bool
-	// OnPlaced is told of each request that was given to a replica by its beginning. It must not
-	// block. It may be nil.
+	// Host is the name of this machine. Gateways on one machine have the same servers at loopback
+	// addresses. "" means that all gateways are on one.
+	Host string
+	// OnPlaced is told of each request that was given to a replica by its beginning, unless the
+	// replica is a process of this gateway. It must not block. It may be nil.
 	OnPlaced func(Placement)
 	// Failed is told of a replica that is Silent, with the reason in words. It may be nil.
 	Failed func(model, replica string, kind Failure, reason string)
@@ -125,6 +128,7 @@ type Dispatcher struct {
 	admission *admission.Controller
 	shared    bool
 	demand    func(model string)
+	host      string
 	onPlaced  func(Placement)
 	failed    func(model, replica string, kind Failure, reason string)
 	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
@@ -222,6 +226,7 @@ func New(c Config) *Dispatcher {
 		admission:   c.Admission,
 		shared:      c.Shared,
 		demand:      c.Demand,
+		host:        c.Host,
 		onPlaced:    c.OnPlaced,
 		failed:      c.Failed,
 		explains:    c.ExplainPicks,

@@ -33,12 +33,15 @@ func newStage(policy Policy) stage {
 	return stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Default: policy}), fleet}
 }
 
-// put makes the model have these replicas, all ready, and Envoy know them.
+// put makes the model have these replicas, all ready, and Envoy know them. Those without an address
+// get one.
 func (s stage) put(model string, replicas ...engines.Replica) {
 	m := engines.Model{Name: model, Aliases: []string{model + "-alias"}, Launcher: engines.Local, Desired: len(replicas)}
 	for i := range replicas {
 		r := &replicas[i]
-		r.Model, r.Address = model, netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 9000+i))
+		if r.Model = model; !r.Address.IsValid() {
+			r.Address = netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 9000+i))
+		}
 		if r.State == "" {
 			r.State = engines.Ready
 		}

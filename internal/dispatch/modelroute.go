@@ -135,10 +135,11 @@ func (d *Dispatcher) routableLocked(r *engines.Replica) bool {
 func (d *Dispatcher) replicaLocked(p Policy, own *estimator, m *engines.ModelSnapshot, r *engines.Replica, now time.Time) replica {
 	c := d.counterLocked(r.Model, r.ID)
 	since := c.setPickable(r.Address, now)
+	c.sharedID = d.sharedID(r)
 	most, from := limit(p, r, c.news.Load())
 	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
 		servedModel: m.NameAt(r), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
-		closeDelimited: d.isCloseDelimitedLocked(r), sharedID: sharedID(r), since: since, slot: own.slotLocked(r, c, since), counter: c}
+		closeDelimited: d.isCloseDelimitedLocked(r), sharedID: c.sharedID, since: since, slot: own.slotLocked(r, c, since), counter: c}
 }
 
 // clusterOf returns the Envoy cluster of the replica.

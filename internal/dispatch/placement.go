@@ -88,7 +88,9 @@ func (l *estimator) dropSlotsLocked(m *engines.ModelSnapshot) {
 
 // Placement says that a replica was given a prompt, and so will have it in its cache.
 type Placement struct {
-	Model, Replica string
+	Model string
+	// Replica is the name of the replica among all gateways.
+	Replica string
 	// Chain has the beginnings of the prompt. It must not be changed.
 	Chain prefix.Chain
 	// Session identifies the session of the request; 0 means none. History are the tokens of the
@@ -106,17 +108,18 @@ func (t *Ticket) placeLocked() {
 		return
 	}
 	r := &t.route.replicas[t.replicaIndex]
-	p := Placement{Model: t.route.Name, Replica: r.id, Chain: t.prompt.chain, Session: t.prompt.session.key}
+	p := Placement{Model: t.route.Name, Replica: r.sharedID, Chain: t.prompt.chain, Session: t.prompt.session.key}
 	if p.Chain.Bytes == 0 && p.Session == 0 {
 		return
 	}
 	t.place(r, p)
 }
 
-// place records a placement at a replica of the ticket's route, and tells other gateways.
+// place records a placement at a replica of the ticket's route, and tells other gateways of a
+// replica that they may have as well.
 func (t *Ticket) place(r *replica, p Placement) {
 	t.route.record(r, &p)
-	if t.dispatcher.onPlaced != nil {
+	if t.dispatcher.onPlaced != nil && p.Replica != "" {
 		t.dispatcher.onPlaced(p)
 	}
 }
@@ -170,7 +173,8 @@ func (t *Ticket) learnLocked(r Response) {
 	}
 }
 
-// Place records a placement of another gateway. A placement at an unknown replica is ignored.
+// Place records a placement of another gateway. A placement at an unknown replica is ignored, and
+// so is one at a process of this gateway, which has no name that others know.
 func (d *Dispatcher) Place(p Placement) {
 	t, ok := d.table.Load().routes[p.Model]
 	if !ok {
@@ -181,7 +185,7 @@ func (d *Dispatcher) Place(p Placement) {
 	}
 	for i := range t.replicas {
 		r := &t.replicas[i]
-		if r.id != p.Replica {
+		if r.sharedID != p.Replica || r.sharedID == "" {
 			continue
 		}
 		t.record(r, &p)
@@ -196,8 +200,8 @@ func (d *Dispatcher) WaitingTokens() map[string]int64 {
 	for _, t := range d.table.Load().routes {
 		for i := range t.replicas {
 			r := &t.replicas[i]
-			if n := int64(r.queue.Waiting(now)); n > 0 {
-				waiting[r.id] = n
+			if n := int64(r.queue.Waiting(now)); n > 0 && r.sharedID != "" {
+				waiting[r.sharedID] = n
 			}
 		}
 	}
@@ -210,8 +214,8 @@ func (d *Dispatcher) SetRemoteWaiting(gateway string, tokens map[string]int64) {
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for id, c := range d.counters {
-		c.queue.SetRemote(now, gateway, float64(tokens[id]))
+	for _, c := range d.counters {
+		c.queue.SetRemote(now, gateway, float64(tokens[c.sharedID]))
 	}
 }
 

@@ -201,7 +201,7 @@ func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
 	}
 	recovered := admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens}
 	if at := d.replicaAt(r.Location); at != nil {
-		recovered.Replica = sharedID(at)
+		recovered.Replica = d.sharedID(at)
 	}
 	return d.admission.RecoverRequest(recovered)
 }

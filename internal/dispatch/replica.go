@@ -21,7 +21,7 @@ type replica struct {
 	maxPrefill  int // 0: no bound
 	// closeDelimited says that the replica ends responses by closing their connections.
 	closeDelimited bool
-	// sharedID is the result of the function sharedID.
+	// sharedID is what Dispatcher.sharedID returns.
 	sharedID string
 	// since is when the replica became pickable. Slow start counts from then.
 	since time.Time
@@ -30,11 +30,18 @@ type replica struct {
 	*counter
 }
 
-// sharedID returns the name of the replica's slots in the shared state. It is "" for a process of
-// this gateway: other gateways may have one of the same id, which is another process.
-func sharedID(r *engines.Replica) string {
-	if r.Launcher == engines.Local {
+// sharedID returns the name of a replica among all gateways. It is "" for a process of this
+// gateway: other gateways may have one of the same id, which is another process. Gateways may have
+// jobs of one name on Ray, at different addresses. An upstream at a loopback address is another
+// server on each host.
+func (d *Dispatcher) sharedID(r *engines.Replica) string {
+	switch {
+	case r.Launcher == engines.Local:
 		return ""
+	case r.Launcher == engines.Ray:
+		return r.ID + "@" + r.Address.String()
+	case r.Launcher == engines.Upstream && r.Address.Addr().IsLoopback() && d.host != "":
+		return r.ID + "@" + d.host
 	}
 	return r.ID
 }
@@ -65,6 +72,8 @@ type counter struct {
 	// since is when the replica became pickable at address; guarded by Dispatcher.mu
 	since   time.Time
 	address netip.AddrPort
+	// sharedID is what Dispatcher.sharedID returned last; guarded by Dispatcher.mu
+	sharedID string
 }
 
 // models returns the models that the replica may be picked for now, sorted.

@@ -228,5 +228,5 @@ func (w *routingTable) continuesOther(r *Request, now time.Time) bool {
 // gateways. history are the tokens of the conversation up to the response. Ticket.mu is held.
 func (t *Ticket) placeResponseLocked(history int) {
 	r := &t.route.replicas[t.replicaIndex]
-	t.place(r, Placement{Model: t.route.Name, Replica: r.id, Session: t.response.key, Owner: t.response.owner, History: uint32(history)})
+	t.place(r, Placement{Model: t.route.Name, Replica: r.sharedID, Session: t.response.key, Owner: t.response.owner, History: uint32(history)})
 }

@@ -1,10 +1,12 @@
 package dispatch
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // TestU1_WhereTheLimitComesFrom: what somebody has set counts first, then what the engine says,
@@ -81,22 +83,70 @@ func (g grantsAll) Acquire(claims []admission.Claim, done func([]admission.Verdi
 	go done(make([]admission.Verdict, len(claims)))
 }
 
-// TestLocalReplicasShareNoSlots: the first local replica of a model has the same id at every
-// gateway, but is another process there. Gateways share the slots of the other replicas.
-func TestLocalReplicasShareNoSlots(t *testing.T) {
+// TestB1_ServersOfOneNameShareNoSlots: the first local replica of a model has the same id at every
+// gateway, but is another process there. So have jobs on Ray whose names gateways choose, at other
+// addresses, and upstreams at loopback addresses, on other hosts. Gateways share the slots of the
+// other replicas.
+func TestB1_ServersOfOneNameShareNoSlots(t *testing.T) {
 	t.Parallel()
-	for launcher, want := range map[engines.Launcher]admission.Claim{
-		engines.Local:      {},
-		engines.Kubernetes: {Replica: "m-0", ReplicaLimit: 4},
-		engines.Ray:        {Replica: "m-0", ReplicaLimit: 4},
-		engines.Upstream:   {Replica: "m-0", ReplicaLimit: 4},
+	for _, c := range []struct {
+		launcher      engines.Launcher
+		host, address string
+		want          string
+	}{
+		{engines.Local, "h1", "127.0.0.1:7000", ""},
+		{engines.Kubernetes, "h1", "10.0.0.1:8000", "m-0"},
+		{engines.Ray, "h1", "10.0.0.1:21000", "m-0@10.0.0.1:21000"},
+		{engines.Ray, "h2", "10.0.0.9:21007", "m-0@10.0.0.9:21007"},
+		{engines.Upstream, "h1", "10.0.0.1:8000", "m-0"},
+		{engines.Upstream, "h2", "10.0.0.1:8000", "m-0"},
+		{engines.Upstream, "h1", "127.0.0.1:8000", "m-0@h1"},
+		{engines.Upstream, "h2", "[::1]:8000", "m-0@h2"},
 	} {
-		fleet, claim := engines.NewFleet(), admission.Claim{}
-		s := stage{New(Config{Fleet: fleet, Shared: true, Admission: admission.New(admission.Config{Shared: grantsAll{last: &claim}})}), fleet}
-		s.put("m", engines.Replica{ID: "m-0", Launcher: launcher, Slots: 4})
-		s.must(t, newRequest("m", "k")).Release()
-		if claim.Replica != want.Replica || claim.ReplicaLimit != want.ReplicaLimit {
-			t.Errorf("%s: it asks for a slot of %q, of %d, want %q, of %d", launcher, claim.Replica, claim.ReplicaLimit, want.Replica, want.ReplicaLimit)
+		fleet, claim, placed := engines.NewFleet(), admission.Claim{}, ""
+		s := stage{New(Config{
+			Fleet: fleet, Shared: true, Host: c.host,
+			OnPlaced:  func(p Placement) { placed = p.Replica },
+			Admission: admission.New(admission.Config{Shared: grantsAll{last: &claim}}),
+		}), fleet}
+		s.put("m", engines.Replica{ID: "m-0", Launcher: c.launcher, Slots: 4, Address: netip.MustParseAddrPort(c.address)})
+		ticket := s.must(t, newRequest("m", "k"))
+		ticket.LearnResponse("resp_1")
+		if claim.Replica != c.want || (claim.ReplicaLimit == 4) != (c.want != "") {
+			t.Errorf("%+v: it asks for a slot of %q, of %d", c, claim.Replica, claim.ReplicaLimit)
+		}
+		if placed != c.want {
+			t.Errorf("%+v: other gateways are told of %q", c, placed)
+		}
+		for replica := range s.WaitingTokens() {
+			if replica != c.want {
+				t.Errorf("%+v: other gateways are told what waits at %q", c, replica)
+			}
+		}
+		ticket.Release()
+	}
+}
+
+// TestB1_APlacementAtAnotherServerOfTheSameID: what another gateway tells of its own server says
+// nothing of the server of this gateway.
+func TestB1_APlacementAtAnotherServerOfTheSameID(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		launcher  engines.Launcher
+		told      string
+		isTheSame bool
+	}{
+		{engines.Local, "m-0", false}, {engines.Local, "", false}, {engines.Ray, "m-0", false},
+		{engines.Ray, "m-0@127.0.0.1:8000", true}, {engines.Upstream, "m-0", false},
+		{engines.Upstream, "m-0@other", false}, {engines.Upstream, "m-0@here", true},
+	} {
+		fleet := engines.NewFleet()
+		s := stage{New(Config{Fleet: fleet, Host: "here", Admission: admission.New(admission.Config{})}), fleet}
+		s.put("m", engines.Replica{ID: "m-0", Launcher: c.launcher, Address: netip.MustParseAddrPort("127.0.0.1:8000")})
+		id := responseOf("acme", openai.ResponseSession("resp_1"))
+		s.Place(Placement{Model: "m", Replica: c.told, Session: id.key, Owner: id.owner})
+		if _, _, known := s.Holder("acme", "resp_1"); known != c.isTheSame {
+			t.Errorf("%+v: the response is known: %v", c, known)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -66,8 +67,9 @@ func (g *Gateway) makeAdmission() error {
 	}
 	k.overrides = limits.New(limits.Config{Backend: backend, Log: g.log})
 	g.admission = admission.New(a)
+	host, _ := os.Hostname() // an error is ignored: all gateways without a name then count as on one host
 	// The policies come with the first configuration that is put in force.
-	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission,
+	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Host: host,
 		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced(),
 		Failed: g.failed, ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
 	k.dispatcher = g.dispatcher

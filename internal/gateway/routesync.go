@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"sync/atomic"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
@@ -18,18 +17,8 @@ import (
 type remoteRouting struct {
 	sync  *routesync.Sync
 	redis io.Closer
-	fleet *engines.Fleet
 	// pickable reports whether the replicas may be picked.
 	pickable func() bool
-	// local is what private knows of the fleet.
-	local atomic.Pointer[localReplicas]
-}
-
-// localReplicas are the ids of the replicas that the gateway runs itself, in one snapshot of the
-// fleet.
-type localReplicas struct {
-	of  *engines.Snapshot
-	ids map[string]bool
 }
 
 // onPlaced returns what the dispatcher calls for each placement; nil: the configuration names no
@@ -51,8 +40,8 @@ func (g *Gateway) makeRemoteRouting() error {
 	if err != nil {
 		return err
 	}
-	r := &remoteRouting{redis: client, fleet: g.fleet, pickable: g.allPickable}
-	r.sync = routesync.New(routesync.Config{Redis: client, Router: g.dispatcher, Private: r.private, Log: g.log})
+	r := &remoteRouting{redis: client, pickable: g.allPickable}
+	r.sync = routesync.New(routesync.Config{Redis: client, Router: g.dispatcher, Log: g.log})
 	g.routing = r
 	return nil
 }
@@ -109,25 +98,6 @@ func (g *Gateway) allPickable() bool {
 		}
 	}
 	return true
-}
-
-// private reports whether the replica is this gateway's alone: a process, or a job on Ray.
-// Other gateways may have replicas of the same id, which are other processes.
-func (r *remoteRouting) private(replica string) bool {
-	now := r.fleet.Snapshot()
-	known := r.local.Load()
-	if known == nil || known.of != now {
-		known = &localReplicas{now, map[string]bool{}}
-		for _, m := range now.Models {
-			for i := range m.Replicas {
-				if by := m.Replicas[i].Launcher; by == engines.Local || by == engines.Ray {
-					known.ids[m.Replicas[i].ID] = true
-				}
-			}
-		}
-		r.local.Store(known)
-	}
-	return known.ids[replica]
 }
 
 // gauges returns what is shared, for the metrics; nil without Redis.

@@ -94,7 +94,7 @@ func (w *sender) nextDue() time.Time {
 func (w *sender) waiting() map[string]int64 {
 	all := map[string]int64{}
 	for replica, n := range w.cfg.Router.WaitingTokens() {
-		if n > 0 && len(all) < maxReplicas && len(replica) <= maxText && !w.cfg.Private(replica) {
+		if n > 0 && len(all) < maxReplicas && len(replica) <= maxText {
 			all[replica] = n
 		}
 	}
@@ -144,7 +144,7 @@ func (w *sender) sendPlacements(ctx context.Context, now time.Time) {
 		from := w.outbox.position()
 		b.reset(w.cfg.Gateway)
 		for !b.full() && w.outbox.take(func(e *entry) {
-			if now.Sub(e.at) <= placementAge && !w.cfg.Private(e.Replica) {
+			if now.Sub(e.at) <= placementAge {
 				b.add(&e.Placement)
 			}
 		}) {

@@ -83,9 +83,6 @@ type Config struct {
 	Gateway string
 	// Router is told what other gateways do, and asked what this one does.
 	Router Router
-	// Private reports whether only this gateway has the replica, so that the others are told
-	// nothing of it. nil means that it has none.
-	Private func(replica string) bool
 	// Log gets a line when a gateway is heard and when it is gone. nil means no log.
 	Log *zap.Logger
 }
@@ -132,9 +129,6 @@ func New(cfg Config) *Sync {
 	}
 	if cfg.Gateway == "" {
 		cfg.Gateway = rand.Text()
-	}
-	if cfg.Private == nil {
-		cfg.Private = func(string) bool { return false }
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()

@@ -315,12 +315,12 @@ func TestB1_GarbageIsIgnored(t *testing.T) {
 	testutil.Eventually(t, "the gateways share as before", func() bool { return all[1].router.sessions()[3] })
 }
 
-// Gateways of other databases and deployments are not heard, and replicas of one gateway not told.
+// TestB1_OthersAreNotTold: gateways of other databases and deployments are not heard.
 func TestB1_OthersAreNotTold(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	servers := []*redistest.Server{server}
-	private := start(t, "a", servers, func(c *Config) { c.Private = func(replica string) bool { return replica == "m-0" } })
+	a := start(t, "a", servers, nil)
 	database, err := store.NewClient(redistest.URL(server)+"/1", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -331,15 +331,11 @@ func TestB1_OthersAreNotTold(t *testing.T) {
 		start(t, "d", servers, func(c *Config) { c.Deployment = "other" }),
 	}
 	b := start(t, "b", servers, nil)
-	private.router.setWaiting(map[string]int64{"m-0": 7, "r": 1})
-	private.Placed(dispatch.Placement{Model: "m", Replica: "m-0", Session: 1})
-	private.Placed(dispatch.Placement{Model: "m", Replica: "r", Session: 2})
+	a.router.setWaiting(map[string]int64{"r": 1})
+	a.Placed(dispatch.Placement{Model: "m", Replica: "r", Session: 2})
 	testutil.Eventually(t, "b knows what it may", func() bool {
 		return b.router.has("a", map[string]int64{"r": 1}) && b.router.sessions()[2]
 	})
-	if b.router.sessions()[1] {
-		t.Error("a placement on a private replica was told")
-	}
 	for _, g := range strangers {
 		if s := g.Stats(); s.Received > 0 || s.Gateways > 0 {
 			t.Errorf("a stranger has heard something: %+v", s)
