@@ -65,6 +65,27 @@ async function checkStarting(page) {
   expect(await page.locator('.attention').isHidden(), 'a model that starts needs attention');
 }
 
+/** checkIdle: the charts of a model that is idle but for one request have readable axes. */
+async function checkIdle(page) {
+  const [n, step] = [360, 10];
+  const [zeros, once] = [new Array(n).fill(0), new Array(n).fill(null).with(200, 70)];
+  const series = Object.entries({ running: zeros, queued: zeros, ttft_p50_ms: once }).map(([name, values]) => ({ name, model: 'model-0003', values }));
+  await page.route('**/api/v1/history?*', (route) => route.fulfill({ json: { from: new Date(Date.now() - 1000 * n * step).toISOString(), step_seconds: step, series } }));
+  await page.evaluate(() => { // what is written on canvases
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    window.written = [];
+    CanvasRenderingContext2D.prototype.fillText = function fillText(words, ...at) { window.written.push(words); write.call(this, words, ...at); };
+  });
+  await visit(page, 'Models');
+  await page.getByRole('searchbox').fill('0003');
+  await page.locator('tr[data-model=model-0003] th a').click();
+  const chart = page.locator('.chart', { hasText: 'Time to first token' }).locator('canvas');
+  await chart.waitFor({ timeout });
+  const written = await page.evaluate(() => window.written);
+  expect(written.includes('1') && !written.some((words) => /e-/.test(words)), `the axes say ${[...new Set(written)]}`);
+  await page.unroute('**/api/v1/history?*');
+}
+
 /** tellCost prints how much of a core the page takes while everything changes. */
 async function tellCost(page) {
   const devtools = await page.context().newCDPSession(page);
@@ -134,6 +155,7 @@ await run(async (browser) => {
   await page.locator('tr[data-model=model-0000]').waitFor({ timeout });
   await checkTable(page);
   await checkStarting(page);
+  await checkIdle(page);
   await checkRequests(page);
   await checkEveryView(page, 'light');
   await checkTenants(page, 'light');

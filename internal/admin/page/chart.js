@@ -79,7 +79,7 @@ function settings(series, write, width, moved) {
   return {
     width, height, legend: { show: false }, padding: [8, 18, 0, 0],
     cursor: { sync: { key: cursors.key }, y: false, points: { size: 6 }, drag: { x: false, y: false } },
-    scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-9) || 1] } },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString('en-GB').slice(0, 5)) },
       { ...axis, size: 52, space: 32, values: (_, ticks) => ticks.map(write) },
