@@ -73,6 +73,13 @@ function summary(label, column, write) {
   return `${label} ${write(latest(column))} now, at most ${write(Math.max(...known))}`;
 }
 
+/** Returns the settings of the points of a series: one for each value between two gaps, which has no line. */
+function lone(tone) {
+  const gap = (v) => v === null || v === undefined;
+  const filter = (plot, i) => [...plot.data[i].keys()].filter((at) => !gap(plot.data[i][at]) && gap(plot.data[i][at - 1]) && gap(plot.data[i][at + 1]));
+  return { show: false, filter, size: 4, fill: tone };
+}
+
 function settings(series, write, width, moved) {
   const [muted, line] = [colour('muted'), colour('line-soft')];
   const axis = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
@@ -85,7 +92,7 @@ function settings(series, write, width, moved) {
       { ...axis, size: 52, space: 32, values: (_, ticks) => ticks.map(write) },
     ],
     series: [{}, ...series.map((s) => ({
-      stroke: colour(s.tone), width: 1.5, fill: s.area ? colour(`${s.tone}-soft`) : undefined, points: { show: false }, spanGaps: false,
+      stroke: colour(s.tone), width: 1.5, fill: s.area ? colour(`${s.tone}-soft`) : undefined, points: lone(colour(s.tone)), spanGaps: false,
     }))],
     hooks: { setCursor: [moved] },
   };
