@@ -1,8 +1,11 @@
 package admin
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -23,6 +26,9 @@ const (
 // connectedAfter is how long the answer to a call that follows a log waits for its first line.
 const connectedAfter = 300 * time.Millisecond
 
+// maxLogWrite is how many bytes of a log that is followed are written at once, in writeTimeout.
+const maxLogWrite = 64 << 10
+
 // replicaLog answers with lines of a replica's log.
 func (h *handler) replicaLog(w http.ResponseWriter, r *http.Request, replica engines.Replica) {
 	q, fault := logQuery(r)
@@ -33,20 +39,51 @@ func (h *handler) replicaLog(w http.ResponseWriter, r *http.Request, replica eng
 	if r.Method == http.MethodHead { // there is nothing to follow, and the connection would be held for nothing
 		q.Follow = false
 	}
-	lines := &logWriter{w: w, flush: q.Follow}
-	if q.Follow { // the client of an empty log learns that it is connected
-		defer time.AfterFunc(connectedAfter, lines.begin).Stop()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	lines := &logWriter{w: w}
+	if q.Follow {
+		lines.admitted = func() bool { return h.stillAdmits(r, cancel) }
+		go whileAdmitted(ctx, lines.admitted)
+		defer time.AfterFunc(connectedAfter, lines.begin).Stop() // the client of an empty log learns that it is connected
 	}
-	err := h.Actions.Log(r.Context(), lines, replica, q)
+	err := h.Actions.Log(ctx, lines, replica, q)
 	switch {
 	case err == nil:
 		lines.begin()
 	case !lines.end():
 		writeError(w, refusal(http.StatusConflict, "There is no log to show: "+err.Error()+"."))
-	case r.Context().Err() == nil:
+	case ctx.Err() == nil:
 		fmt.Fprintf(w, "sluice: the log breaks off: %v\n", err)
 	}
 	lines.end()
+}
+
+// stillAdmits reports whether the caller may still read what it was admitted to. Otherwise it calls
+// end.
+func (h *handler) stillAdmits(r *http.Request, end func()) bool {
+	_, fault := h.admit(r)
+	if fault != nil {
+		end()
+	}
+	return fault == nil
+}
+
+// whileAdmitted asks whether the client of a quiet log is still admitted, until it is not or ctx
+// ends.
+func whileAdmitted(ctx context.Context, admitted func() bool) {
+	tick := time.NewTicker(heartbeatInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if !admitted() {
+				return
+			}
+		}
+	}
 }
 
 // logQuery reads the query of a call for a log.
@@ -80,8 +117,9 @@ func badParameter(name, message string) *openai.Error {
 // logWriter writes a log as the body of a response.
 type logWriter struct {
 	w http.ResponseWriter
-	// flush: each write is sent at once.
-	flush bool
+	// admitted reports whether the client of a log that is followed may have more. nil: the log is
+	// not followed.
+	admitted func() bool
 
 	mu sync.Mutex
 	// begun: the header is sent. ended: nothing may be sent any more; guarded by mu
@@ -115,10 +153,13 @@ func (l *logWriter) beginLocked() {
 
 // send sends what was written, for a log that is followed.
 func (l *logWriter) send() {
-	if l.flush {
+	if l.admitted != nil {
 		_ = http.NewResponseController(l.w).Flush() // the next write reports that the client has left
 	}
 }
+
+// errNotAdmitted ends the log of a client that may not read it any more.
+var errNotAdmitted = errors.New("the client may not read it any more")
 
 // Write implements io.Writer.
 func (l *logWriter) Write(p []byte) (int, error) {
@@ -127,8 +168,29 @@ func (l *logWriter) Write(p []byte) (int, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.admitted == nil {
+		l.beginLocked()
+		return l.w.Write(p)
+	}
+	written := 0
+	for part := range slices.Chunk(p, maxLogWrite) {
+		n, err := l.writeFollowedLocked(part)
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// writeFollowedLocked writes a part of a log that is followed, and sends it at once.
+func (l *logWriter) writeFollowedLocked(part []byte) (int, error) {
+	if !l.admitted() {
+		return 0, errNotAdmitted
+	}
+	_ = http.NewResponseController(l.w).SetWriteDeadline(time.Now().Add(writeTimeout)) // a test's writer has none
 	l.beginLocked()
-	n, err := l.w.Write(p)
+	n, err := l.w.Write(part)
 	l.send()
 	return n, err
 }

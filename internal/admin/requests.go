@@ -92,6 +92,9 @@ func (h *handler) requests(w http.ResponseWriter, r *http.Request) {
 	if filter != (requestFilter{}) {
 		all = 0
 	}
+	if m, ok := h.Fleet().Resolve(filter.model); ok {
+		filter.model = m.Name
+	}
 	rows, running := h.Requests(all)
 	views := []requestView{}
 	listed := map[bool]int{}

@@ -22,7 +22,7 @@ func TestO10_RequestsAreFiltered(t *testing.T) {
 	c.Requests = func(limit int) ([]request.Summary, int) { return all, 2 }
 	h := New(c)
 	for query, want := range map[string]string{
-		"": "1 2 3 4 5", "model=chat": "1 2 3 5", "tenant=acme": "1 3 4 5", "replica=chat-0": "2", "code=queue_full": "3", "client_request_id=mine": "2",
+		"": "1 2 3 4 5", "model=chat": "1 2 3 5", "model=default": "1 2 3 5", "tenant=acme": "1 3 4 5", "replica=chat-0": "2", "code=queue_full": "3", "client_request_id=mine": "2",
 		"status=5xx": "3 5", "status=200": "4", "state=queued": "1", "state=running": "2", "state=finished": "3 4 5", "state=streaming": "2", "state=done": "3 4 5",
 		"status=5xx&limit=1":                    "3",
 		"model=chat&tenant=acme&state=finished": "3 5", "model=none": "",

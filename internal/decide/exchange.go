@@ -154,7 +154,7 @@ func (x *Exchange) Body(body []byte) *Answer {
 	if fault != nil {
 		return x.refuse(fault)
 	}
-	x.record.SetBody(scan.Model, scan.RequestID, scan.Stream, len(body))
+	x.record.SetBody(x.decider.Dispatcher.OwnName(scan.Model), scan.RequestID, scan.Stream, len(body))
 	x.scanned = time.Now()
 	return x.decide(&scan, body)
 }

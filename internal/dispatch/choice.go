@@ -43,6 +43,15 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 	return choice{members: []*modelRoute{t}}, nil
 }
 
+// OwnName returns the own name of the model that a client names, under which its requests count. A
+// name that is not of one model, such as that of a pool, stays as it is.
+func (d *Dispatcher) OwnName(asked string) string {
+	if m, ok := d.fleet.Snapshot().Resolve(asked); ok {
+		return m.Name
+	}
+	return asked
+}
+
 // mayUse reports whether the model or pool of this name is allowed; nil allows all.
 func mayUse(allowed func(string) bool, name string) bool { return allowed == nil || allowed(name) }
 

@@ -58,6 +58,22 @@ func TestO8_Drained(t *testing.T) {
 	s.expectCandidates(t, "y is back", "y", "z")
 }
 
+// Operators see what a drained replica has done and does, and its limit.
+func TestO8_ADrainedReplicaKeepsItsFigures(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{MaxPerReplica: 3})
+	s.put("m", launched("x")...)
+	s.must(t, newRequest("m", "k")).Release()
+	s.must(t, newRequest("m", "k"))
+	s.DrainReplica("x", true)
+	if got := s.Replica("m", "x"); got.Served != 2 || got.Load != 1 || got.Limit != 3 || got.LimitFrom != LimitSet {
+		t.Errorf("drained: %+v", got)
+	}
+	if got := s.Replica("m", "none"); got != (ReplicaView{}) {
+		t.Errorf("a replica that does not exist: %+v", got)
+	}
+}
+
 // A model that is put back takes a request that waits for its pool.
 func TestO8_UndrainedModelsTakeWaitersOfTheirPool(t *testing.T) {
 	t.Parallel()

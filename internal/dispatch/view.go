@@ -1,9 +1,11 @@
 package dispatch
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
@@ -76,17 +78,46 @@ type ReplicaView struct {
 	CloseDelimited bool
 }
 
-// Replica returns the traffic of one replica of a model. It is zero for a replica that may not be
-// picked and has no requests.
+// Replica returns the traffic of one replica of a model. It is zero for a replica that could never
+// be picked.
 func (d *Dispatcher) Replica(model, id string) ReplicaView {
-	if t, ok := d.table.Load().routes[model]; ok {
+	t := d.table.Load().routes[model]
+	if t != nil {
 		for _, r := range t.replicas {
 			if r.id == id {
-				return ReplicaView{Load: int(r.load.Load()), Limit: r.limit, LimitFrom: r.limitFrom, Prefill: int(r.prefill.Load()),
-					Queued: r.queue.Queued(time.Now()), Served: r.served.Load(),
-					CloseDelimited: r.closeDelimited}
+				v := r.view()
+				v.Limit, v.LimitFrom, v.CloseDelimited = r.limit, r.limitFrom, r.closeDelimited
+				return v
 			}
 		}
 	}
-	return ReplicaView{Load: d.Load(id)}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := d.counters[id]
+	if c == nil {
+		return ReplicaView{}
+	}
+	v := c.view()
+	if r := t.known(id); r != nil { // such as one that is drained
+		v.Limit, v.LimitFrom = limit(t.policy, r, c.news.Load())
+		v.CloseDelimited = d.isCloseDelimitedLocked(r)
+	}
+	return v
+}
+
+// view returns what is counted of the replica.
+func (c *counter) view() ReplicaView {
+	return ReplicaView{Load: int(c.load.Load()), Prefill: int(c.prefill.Load()), Queued: c.queue.Queued(time.Now()), Served: c.served.Load()}
+}
+
+// known returns a replica that the fleet has, also if it may not be picked; nil: there is none.
+func (t *modelRoute) known(id string) *engines.Replica {
+	if t == nil {
+		return nil
+	}
+	i := slices.IndexFunc(t.source.Replicas, func(r engines.Replica) bool { return r.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &t.source.Replicas[i]
 }

@@ -491,9 +491,11 @@ func discoveredModels(s *engines.Snapshot) []string {
 	return names
 }
 
-// knownModel reports whether a model has this name. The metrics use it, so that clients cannot
-// create labels without bound.
+// knownModel reports whether a model or a pool has this name. The metrics use it, so that clients
+// cannot create labels without bound.
 func (g *Gateway) knownModel(name string) bool {
-	_, ok := g.fleet.Snapshot().Models[name]
-	return ok
+	if _, ok := g.fleet.Snapshot().Models[name]; ok {
+		return true
+	}
+	return slices.ContainsFunc(g.config().Pools, func(p config.Pool) bool { return p.Name == name })
 }

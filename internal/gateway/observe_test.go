@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/config"
 )
 
 // TestO5_LoadedCountsEachStartOnce: a start is counted when its replica becomes ready, and only
@@ -28,6 +29,20 @@ func TestO5_LoadedCountsEachStartOnce(t *testing.T) {
 	} {
 		if got := loaded(c.before, c.after); len(got) != c.want {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestO5_MetricsKnowModelsAndPools: the metrics have the own names of models and the names of
+// pools, which the file bounds, and no other name that clients may use.
+func TestO5_MetricsKnowModelsAndPools(t *testing.T) {
+	t.Parallel()
+	g := &Gateway{fleet: engines.NewFleet(), options: Options{Config: &config.Config{Pools: []config.Pool{{Name: "pool", Models: []string{"chat"}}}}}}
+	g.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat", Aliases: []string{"talk"}}}})
+	swept := g.names().Models
+	for name, want := range map[string]bool{"chat": true, "pool": true, "talk": false, "x": false} {
+		if g.knownModel(name) != want || swept[name] != want {
+			t.Errorf("%s: known %v, kept %v, want %v", name, g.knownModel(name), swept[name], want)
 		}
 	}
 }

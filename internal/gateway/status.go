@@ -236,7 +236,7 @@ func (k *limitKeeper) status() admin.SharedStatus {
 	return admin.SharedStatus{Configured: true, Up: s.Up, Mode: s.Mode, Gateways: s.Gateways, Since: s.Since, LastError: s.LastError}
 }
 
-// names returns the models, replicas and tenants that exist now.
+// names returns the models and pools, replicas and tenants that exist now.
 func (g *Gateway) names() telemetry.Names {
 	all := telemetry.Names{Models: map[string]bool{}, Upstreams: map[string]bool{}, Tenants: map[string]bool{}}
 	for name, m := range g.fleet.Snapshot().Models {
@@ -245,6 +245,9 @@ func (g *Gateway) names() telemetry.Names {
 			r := &m.Replicas[i]
 			all.Upstreams[r.ID], all.Upstreams[r.Address.String()] = true, true
 		}
+	}
+	for _, p := range g.config().Pools { // requests that were refused before they had a model of the pool
+		all.Models[p.Name] = true
 	}
 	all.Tenants[authz.Anyone] = true
 	for _, t := range g.config().Tenants {

@@ -87,11 +87,12 @@ func (r *Relay) remoteGateway(owner string) remote {
 
 // report reports how a call has ended that the remote has carried.
 func (to remote) report(c *Call, result Result) {
-	if c.Entry != nil {
-		c.Entry.SetOutcome(result)
-	}
 	if to.trace != nil {
 		to.trace.End(result)
+	}
+	if c.Entry != nil {
+		result.Model = "" // it is the name that the client has asked for; the record has the own name
+		c.Entry.SetOutcome(result)
 	}
 }
 

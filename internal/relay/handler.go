@@ -143,7 +143,9 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 	call := *c
 	fault := r.config.Dispatcher.SetModel(&call.Scan, call.Tenant)
 	if call.Entry == nil && r.config.Requests != nil {
-		record := r.config.Requests.Begin(call.arrival())
+		arrival := call.arrival()
+		arrival.Model = r.config.Dispatcher.OwnName(arrival.Model)
+		record := r.config.Requests.Begin(arrival)
 		defer record.Close(nil)
 		call.Entry = record
 	}

@@ -76,7 +76,7 @@ func newHarness(t testing.TB, o options) *harness {
 	t.Helper()
 	h := &harness{t: t}
 	fleet := engines.NewFleet()
-	part := engines.Part{Models: []engines.Model{{Name: "m"}}}
+	part := engines.Part{Models: []engines.Model{{Name: "m", Aliases: []string{"alias"}}}}
 	routable := map[string]netip.AddrPort{}
 	if o.slots == 0 {
 		o.slots = 1000

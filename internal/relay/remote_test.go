@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // fakePeers are Peers to which every request id belongs. The function answers.
@@ -88,6 +89,34 @@ func TestAbroadStream(t *testing.T) {
 	}
 	if r := n.result; r.Fault != nil || r.Finish != "stop" || r.Replica != "m-0" || r.Model != "m" || r.Usage.Completion != 1 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestO5_CallsCountByTheOwnName: the record of a call by an alias has the own name of the model,
+// also when the call is refused at once, or when another gateway carries it.
+func TestO5_CallsCountByTheOwnName(t *testing.T) {
+	h := newHarness(t, options{})
+	h.relay.config.Requests = request.NewStore(10)
+	h.relay.config.Peers = fakePeers(func(w http.ResponseWriter, _ *http.Request) *openai.Error {
+		w.Header().Set("content-type", "text/event-stream")
+		io.WriteString(w, tokenEvent("a")+finishEvent("", "stop")+doneEvent)
+		return nil
+	})
+	carried := h.newCall(strings.Replace(hello, `"m"`, `"alias"`, 1))
+	carried.Scan.RequestID = "x"
+	h.relay.Generate(t.Context(), carried, new(recordingSink))
+	h.relay.config.Budget = func(*authz.Tenant) *openai.Error {
+		return openai.Errorf(openai.CodeInsufficientQuota, "It is used up.")
+	}
+	h.relay.Generate(t.Context(), h.newCall(strings.Replace(hello, `"m"`, `"alias"`, 1)), new(recordingSink))
+	all, _ := h.relay.config.Requests.List(0)
+	if len(all) != 2 {
+		t.Fatalf("%+v", all)
+	}
+	for _, q := range all {
+		if q.Model != "m" {
+			t.Errorf("the record of the call %q has %q: %+v", q.ClientID, q.Model, q)
+		}
 	}
 }
 

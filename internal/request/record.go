@@ -55,8 +55,9 @@ type Record struct {
 	entry   *Entry
 }
 
-// SetBody adds what the body of the request says, when it has been read: bytes of body for a model,
-// under the client's own id (empty: none). The request waits from then on.
+// SetBody adds what the body of the request says, when it has been read: bytes of body for a model
+// (by its own name) or a pool, under the client's own id (empty: none). The request waits from then
+// on.
 func (r *Record) SetBody(model, clientID string, stream bool, bytes int) {
 	if r == nil {
 		return

@@ -11,8 +11,8 @@ import (
 
 // Names are the names that exist now, for labels of metrics.
 type Names struct {
-	// Models, Upstreams and Tenants have the value true for each name. Upstreams are replicas by id
-	// and by address.
+	// Models, Upstreams and Tenants have the value true for each name. Models has the pools too.
+	// Upstreams are replicas by id and by address.
 	Models, Upstreams, Tenants map[string]bool
 }
 

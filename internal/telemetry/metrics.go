@@ -25,9 +25,9 @@ type MetricsConfig struct {
 	// Gauges is called at every scrape. It must be quick and safe for concurrent use. If Gauges is
 	// nil, there are no gauges.
 	Gauges func() Gauges
-	// KnownModel reports whether a model has this name. All other names are counted as "other",
-	// because clients choose them. KnownModel is called once or twice for every request. If it is
-	// nil, every name is known.
+	// KnownModel reports whether a model or a pool has this name. All other names are counted as
+	// "other", because clients choose them. KnownModel is called once or twice for every request.
+	// If it is nil, every name is known.
 	KnownModel func(name string) bool
 	// Names returns the names that exist now. It is called at every scrape, and at most once a
 	// second when a bound is reached. The series of a name that has gone are in one more scrape,

@@ -65,6 +65,33 @@ async function checkStarting(page) {
   expect(await page.locator('.attention').isHidden(), 'a model that starts needs attention');
 }
 
+/** checkIdle: the charts of a model that is idle but for one request show that one, and have readable axes. */
+async function checkIdle(page) {
+  const [n, step] = [360, 10];
+  const [zeros, once] = [new Array(n).fill(0), new Array(n).fill(null).with(200, 70)];
+  const series = Object.entries({ running: zeros, queued: zeros, ttft_p50_ms: once }).map(([name, values]) => ({ name, model: 'model-0003', values }));
+  await page.route('**/api/v1/history?*', (route) => route.fulfill({ json: { from: new Date(Date.now() - 1000 * n * step).toISOString(), step_seconds: step, series } }));
+  await page.evaluate(() => { // what is written on canvases
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    window.written = [];
+    CanvasRenderingContext2D.prototype.fillText = function fillText(words, ...at) { window.written.push(words); write.call(this, words, ...at); };
+  });
+  await visit(page, 'Models');
+  await page.getByRole('searchbox').fill('0003');
+  await page.locator('tr[data-model=model-0003] th a').click();
+  const chart = page.locator('.chart', { hasText: 'Time to first token' }).locator('canvas');
+  await chart.waitFor({ timeout });
+  const coloured = await chart.evaluate((c) => {
+    const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);
+    const strong = (i) => data[i + 3] > 128 && Math.max(...data.slice(i, i + 3)) - Math.min(...data.slice(i, i + 3)) > 60;
+    return Array.from({ length: data.length / 4 }, (_, i) => 4 * i).filter(strong).length;
+  });
+  expect(coloured >= 4 && coloured < 100, `a sample without neighbours has ${coloured} pixels of a chart`);
+  const written = await page.evaluate(() => window.written);
+  expect(written.includes('1') && !written.some((words) => /e-/.test(words)), `the axes say ${[...new Set(written)]}`);
+  await page.unroute('**/api/v1/history?*');
+}
+
 /** tellCost prints how much of a core the page takes while everything changes. */
 async function tellCost(page) {
   const devtools = await page.context().newCDPSession(page);
@@ -134,6 +161,7 @@ await run(async (browser) => {
   await page.locator('tr[data-model=model-0000]').waitFor({ timeout });
   await checkTable(page);
   await checkStarting(page);
+  await checkIdle(page);
   await checkRequests(page);
   await checkEveryView(page, 'light');
   await checkTenants(page, 'light');

@@ -73,19 +73,26 @@ function summary(label, column, write) {
   return `${label} ${write(latest(column))} now, at most ${write(Math.max(...known))}`;
 }
 
+/** Returns the settings of the points of a series: one for each value between two gaps, which has no line. */
+function lone(tone) {
+  const gap = (v) => v === null || v === undefined;
+  const filter = (plot, i) => [...plot.data[i].keys()].filter((at) => !gap(plot.data[i][at]) && gap(plot.data[i][at - 1]) && gap(plot.data[i][at + 1]));
+  return { show: false, filter, size: 4, fill: tone };
+}
+
 function settings(series, write, width, moved) {
   const [muted, line] = [colour('muted'), colour('line-soft')];
   const axis = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
   return {
     width, height, legend: { show: false }, padding: [8, 18, 0, 0],
     cursor: { sync: { key: cursors.key }, y: false, points: { size: 6 }, drag: { x: false, y: false } },
-    scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-9) || 1] } },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString('en-GB').slice(0, 5)) },
       { ...axis, size: 52, space: 32, values: (_, ticks) => ticks.map(write) },
     ],
     series: [{}, ...series.map((s) => ({
-      stroke: colour(s.tone), width: 1.5, fill: s.area ? colour(`${s.tone}-soft`) : undefined, points: { show: false }, spanGaps: false,
+      stroke: colour(s.tone), width: 1.5, fill: s.area ? colour(`${s.tone}-soft`) : undefined, points: lone(colour(s.tone)), spanGaps: false,
     }))],
     hooks: { setCursor: [moved] },
   };

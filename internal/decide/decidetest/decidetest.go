@@ -73,8 +73,8 @@ type Stage struct {
 // Key is the header with the key of the tenant acme, who may use the model m.
 var Key = decide.Header{Name: "authorization", Value: "Bearer key"}
 
-// New returns a decider of a gateway with one model m on two replicas, which serve slots requests
-// each at a time. The model other exists and has no replica.
+// New returns a decider of a gateway with one model m, also known as alias, on two replicas, which
+// serve slots requests each at a time. The model other exists and has no replica.
 func New(t testing.TB, slots int, uploads decide.UploadLimits) *decide.Decider {
 	t.Helper()
 	return newDecider(t, 2, slots, uploads)
@@ -84,7 +84,7 @@ func New(t testing.TB, slots int, uploads decide.UploadLimits) *decide.Decider {
 func newDecider(t testing.TB, replicas, slots int, uploads decide.UploadLimits) *decide.Decider {
 	t.Helper()
 	fleet := engines.NewFleet()
-	part := engines.Part{Models: []engines.Model{{Name: "m"}, {Name: "other"}}}
+	part := engines.Part{Models: []engines.Model{{Name: "m", Aliases: []string{"alias"}}, {Name: "other"}}}
 	routable := map[string]netip.AddrPort{}
 	for i := range replicas {
 		id, address := fmt.Sprint("m-", i), netip.MustParseAddrPort(fmt.Sprint("127.0.0.1:900", i))

@@ -26,7 +26,7 @@ import (
 // returns how to open one.
 func Run(t *testing.T, serve func(testing.TB, *decide.Decider) (open func() Client)) {
 	for name, test := range map[string]func(*Stage){
-		"RefusedBeforeTheBody": refusedBeforeTheBody, "RefusedWithTheBody": refusedWithTheBody,
+		"RefusedBeforeTheBody": refusedBeforeTheBody, "RefusedWithTheBody": refusedWithTheBody, "O5_RefusedByAnotherName": refusedByAnotherName,
 		"Decided": decided, "BoundByTheRoute": boundByTheRoute, "R9_Retries": retries, "HeldAndAborted": heldAndAborted, "Record": record, "Moved": moved,
 		"X8_TooManyHeaders": tooManyHeaders, "X7_TooManyOpen": tooManyOpen, "X7_LateBody": lateBody, "O9_Cancelled": cancelled,
 		"Quota": quota, "Noted": noted, "PriorityAndTask": priorityAndTask, "EndedBeforeItsCost": endedBeforeItsCost,
@@ -226,6 +226,23 @@ func record(s *Stage) {
 	s.until("the other record is closed", func() bool { _, running := s.Requests.List(0); return running == 0 })
 	if diff := cmp.Diff([]string{"done e-1 acme x false 13 model_not_found", "done e-1 acme m true 27 "}, s.lines()); diff != "" {
 		s.t.Error(diff)
+	}
+}
+
+// The record of a request that is refused has the model's own name, so that refusals and answers of
+// a model count together. That of a request of a pool has the name of the pool.
+func refusedByAnotherName(s *Stage) {
+	s.Dispatcher.SetRules(dispatch.Rules{Pools: map[string][]string{"pool": {"m"}}})
+	s.Dispatcher.DrainModel("m", true)
+	for _, test := range []struct{ asked, recorded, code string }{
+		{"m", "m", "no_replica"}, {"alias", "m", "no_replica"}, {"pool", "pool", "model_not_found"}, {"x", "x", "model_not_found"},
+	} {
+		c, a := s.chat(`{"model":"` + test.asked + `"}`)
+		c.Leave()
+		s.until("its record is closed", func() bool { _, running := s.Requests.List(0); return running == 0 })
+		if all, _ := s.Requests.List(1); all[0].Model != test.recorded || a.code() != test.code {
+			s.t.Errorf("%s: the record has %q, want %q; the answer is %+v", test.asked, all[0].Model, test.recorded, a)
+		}
 	}
 }
 
