@@ -108,3 +108,32 @@ func TestHugeEstimateInQueueOfModel(t *testing.T) {
 		s.keepAsking("b", Request{Model: "chat"})
 	})
 }
+
+// TestHugeTaskKeepsWeights: a task with a huge estimate does not send all that follows to the other
+// models of its pool.
+func TestHugeTaskKeepsWeights(t *testing.T) {
+	t.Parallel()
+	c := New(Config{})
+	c.SetLimits("one", Limits{MaxConcurrent: 10})
+	c.SetLimits("two", Limits{MaxConcurrent: 10})
+	c.SetPools(map[string][]string{"auto": {"one", "two"}})
+	runTask := func(tenant string, tokens int) (model string) {
+		task, _, err := c.Schedule(t.Context(), TaskRequest{Pool: "auto", Tenant: tenant, Tokens: tokens})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Complete(t.Context(), tenant, task.ID, 0); err != nil {
+			t.Fatal(err)
+		}
+		return task.Model
+	}
+	runTask("other", 1800)
+	runTask("huge", hugeTokens)
+	got := map[string]int{}
+	for range 1000 {
+		got[runTask("other", 1800)]++
+	}
+	if got["one"] < 450 || got["two"] < 450 {
+		t.Errorf("1,000 tasks went to %v, want about as many to each model", got)
+	}
+}
