@@ -295,7 +295,8 @@ func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) er
 		return ErrClosed
 	case w.homeQueue.gate != nil && g.closed, w.homeQueue.pool != nil && len(w.homeQueue.pool.memberships) == 0:
 		return ErrRemoved
-	case w.neverFits():
+	}
+	if c.lowerGuessOfWaiter(w); w.neverFits() {
 		return ErrNeverFits
 	}
 	return nil
