@@ -528,8 +528,8 @@ func (c *Controller) quota(t *tenant, now time.Time) Quota {
 	if t.limits.RequestsPerMinute <= 0 && t.limits.TokensPerMinute <= 0 {
 		return Quota{}
 	}
-	if t.sharedQuota != (Quota{}) {
-		return t.sharedQuota
+	if t.sharedQuota.known {
+		return t.sharedQuota.quota(now)
 	}
 	return t.localQuota(now)
 }
