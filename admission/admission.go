@@ -195,7 +195,11 @@ func (c *Controller) findOrCreateGate(model string) *gate {
 }
 
 // refuseHopelessWaiters refuses the waiters whose tokens can no longer come before their deadline.
+// It lowers what was guessed of them first.
 func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
+	for _, w := range g.queue.allWaiters() {
+		c.lowerGuessOfWaiter(w)
+	}
 	ahead := map[*flow]int64{} // tokens of the waiters that stay
 	for _, w := range g.queue.allWaiters() {
 		if err := c.checkTokenWait(g, &w.arrival, ahead[w.flow], w.deadline.Sub(now)); err != nil {
@@ -206,7 +210,7 @@ func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
 	}
 	for _, m := range g.memberships {
 		for _, w := range m.pool.queue.allWaiters() {
-			if !m.pool.fits(&w.arrival) {
+			if c.lowerGuessOfWaiter(w); !m.pool.fits(&w.arrival) {
 				c.refuse(w, ErrNeverFits)
 			}
 		}
@@ -423,12 +427,17 @@ func (c *Controller) tenant(name string) *tenant {
 	return t
 }
 
-// refuseOverLimits refuses the tenant's waiters beyond its limits.
+// refuseOverLimits refuses the tenant's waiters beyond its limits. It lowers what was guessed of
+// them first.
 func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 	if t.waiters == 0 {
 		return
 	}
-	for _, w := range c.waitersOf(t) {
+	waiting := c.waitersOf(t)
+	for _, w := range waiting {
+		c.lowerGuessOfWaiter(w)
+	}
+	for _, w := range waiting {
 		switch {
 		case !w.fits(t.limits.TokensPerMinute):
 			c.refuse(w, ErrNeverFits)
@@ -519,8 +528,8 @@ func (c *Controller) quota(t *tenant, now time.Time) Quota {
 	if t.limits.RequestsPerMinute <= 0 && t.limits.TokensPerMinute <= 0 {
 		return Quota{}
 	}
-	if t.sharedQuota != (Quota{}) {
-		return t.sharedQuota
+	if t.sharedQuota.known {
+		return t.sharedQuota.quota(now)
 	}
 	return t.localQuota(now)
 }

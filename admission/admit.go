@@ -124,6 +124,23 @@ func (c *Controller) lowerGuess(a *arrival) {
 	}
 }
 
+// lowerGuessOfWaiter is lowerGuess for a waiter, after limits have fallen. The waiter keeps its
+// cost, which its flow may have been charged already.
+func (c *Controller) lowerGuessOfWaiter(w *waiter) {
+	tokens, need, cost := w.Tokens, w.needTokens, w.cost
+	if c.lowerGuess(&w.arrival); w.Tokens == tokens {
+		return
+	}
+	w.cost = cost
+	w.needTokens, _ = w.account.excess(int64(w.Tokens), 1)
+	w.needTokens = min(w.needTokens, need)
+	w.tenant.waitingTokens += w.needTokens - need
+	if w.state == stateQueued || w.state == stateReturned {
+		w.flow.tokens += w.needTokens - need
+		w.flow.band.tokens += w.needTokens - need
+	}
+}
+
 // checkTenantLimits returns why the tenant's own limits refuse the request. The tenant's waiters
 // count as if they were running.
 func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time.Time) error {

@@ -109,8 +109,8 @@ func (r *ring) remove(f *flow) {
 // Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995). A flow gets a credit of
 // weight × quantum once in a round, when the cursor comes to it, and never because a request asks.
 // The quantum of a round is the largest cost that waits when the round begins, rounded up to a
-// power of two. So nearly every visit serves a waiter, and a decision takes the same time however
-// many flows there are.
+// power of two, and at most maxQuantum. So a waiter takes at most maxCost/maxQuantum visits of its
+// flow, and a decision takes the same time however many flows there are.
 //
 // For two flows that always have waiters, the served tokens divided by the weights differ by at
 // most one quantum and one largest cost, which is at most three largest costs.
@@ -131,6 +131,15 @@ type band struct {
 	// count that is not 0.
 	costBits    [64]int
 	costBitsSet uint64
+}
+
+// maxQuantum bounds what a flow is served in one visit, while a request with a large cost waits in
+// another one.
+const maxQuantum = 1 << 14
+
+func (b *band) startRound() {
+	b.round++
+	b.quantum = min(b.largestCost(), maxQuantum)
 }
 
 func (b *band) largestCost() int64 {
@@ -169,8 +178,7 @@ func (b *band) addToRing(f *flow) {
 		return
 	}
 	if b.ring.length == 0 {
-		b.round++
-		b.quantum = b.largestCost()
+		b.startRound()
 	}
 	f.creditedRound = b.round - 1
 	b.ring.add(f)
@@ -185,8 +193,7 @@ func (b *band) advance() {
 // startRoundIfDone starts a round if the cursor is at a flow that this round has visited.
 func (b *band) startRoundIfDone() {
 	if b.ring.cursor != nil && b.ring.cursor.creditedRound == b.round {
-		b.round++
-		b.quantum = b.largestCost()
+		b.startRound()
 	}
 }
 
@@ -263,7 +270,8 @@ func (b *band) dequeue(w *waiter, served bool) {
 	b.forgetIfEmpty(f)
 }
 
-// maxDebtVisits bounds the deficit of a flow, in credits of a visit, in both directions.
+// maxDebtVisits bounds the deficit of a flow in both directions, in credits of a visit that
+// maxQuantum does not bound.
 const maxDebtVisits = 4
 
 func (f *flow) maxDeficit() int64 {
@@ -344,7 +352,7 @@ func (b *band) headOfRing() *waiter {
 			f.creditedRound = b.round
 			credit := f.tenant.limits.weight() * b.quantum
 			// A debt from a time with larger costs must not take many rounds to pay.
-			f.deficit = max(f.deficit, -maxDebtVisits*credit) + credit
+			f.deficit = max(f.deficit, -f.maxDeficit()) + credit
 		}
 		if w := f.waiters.first; w.cost <= f.deficit {
 			return w

@@ -275,3 +275,22 @@ func TestAloneRepeatedCallFindsItsTask(t *testing.T) {
 		}
 	})
 }
+
+// TestSharedLimitBelowAnAskedGuess: the same, but what no longer fits was guessed. The request is
+// lowered, and asks again.
+func TestSharedLimitBelowAnAskedGuess(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]admission.Request{"model": {}, "pool": {Pool: "auto"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newTestGateway(t, newFakeStore(), admission.Limits{TokensPerMinute: 6000})
+				s.SetPools(map[string][]string{"auto": {"chat"}})
+				s.wantAdmitted(s.start(t.Context(), admission.Request{Tokens: 6000}), time.Millisecond)
+				s.change(func() { s.beforeAnswer = func() { s.SetLimits("chat", admission.Limits{TokensPerMinute: 600}) } })
+				ask.Tokens, ask.Guessed, ask.Timeout = 3000, 2900, time.Hour
+				s.wantAdmitted(s.start(t.Context(), ask), 2*time.Minute)
+			})
+		})
+	}
+}

@@ -303,6 +303,39 @@ func TestSharedTenant(t *testing.T) {
 	})
 }
 
+// TestSharedQuotaOfQuietTenant: the quota of a tenant without new requests fills again, and follows
+// its limits.
+func TestSharedQuotaOfQuietTenant(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestGateway(t, newFakeStore(), admission.Limits{})
+		s.change(func() { s.live = 2 })
+		s.SetTenants(map[string]admission.TenantLimits{"a": {RequestsPerMinute: 7, TokensPerMinute: 6000}})
+		v := s.start(t.Context(), admission.Request{Tenant: "a", Tokens: 2000})
+		s.wantAdmitted(v, 10*time.Millisecond)
+		v.state().lease.Release()
+		time.Sleep(10 * time.Second)
+		want := admission.Quota{Requests: admission.Allowance{Limit: 7, Remaining: 7},
+			Tokens: admission.Allowance{Limit: 6000, Remaining: 5000, Reset: 10 * time.Second}}
+		if got := s.Tenant("a").Quota; !nearQuota(got, want) {
+			t.Errorf("after 10 s: %+v, want %+v", got, want)
+		}
+		s.SetTenants(map[string]admission.TenantLimits{"a": {TokensPerMinute: 60}})
+		want = admission.Quota{Tokens: admission.Allowance{Limit: 60, Remaining: 60}}
+		if got := s.Tenant("a").Quota; got != want {
+			t.Errorf("after a change of the limits: %+v, want %+v", got, want)
+		}
+	})
+}
+
+// nearQuota reports whether quotas differ by no more than an answer takes.
+func nearQuota(got, want admission.Quota) bool {
+	near := func(a, b admission.Allowance) bool {
+		return a.Limit == b.Limit && max(a.Remaining-b.Remaining, b.Remaining-a.Remaining) <= 1 && (a.Reset-b.Reset).Abs() <= 10*time.Millisecond
+	}
+	return near(got.Requests, want.Requests) && near(got.Tokens, want.Tokens)
+}
+
 func TestSharedFreedElsewhere(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -24,11 +24,48 @@ type tenant struct {
 	// deniedUntil. Granted means none.
 	deniedReason Reason
 	deniedUntil  time.Time
-	sharedQuota  Quota
+	sharedQuota  sharedQuota
 	backoff      backoff
 	deniedTimer  *time.Timer
 	// returns are the times at which callers were told that the tenant's limits have room.
 	returns returnTimes
+}
+
+// sharedQuota is the tenant's quota by the last verdict of the shared state, as buckets that fill
+// from then on. known is false if there was none, or if this gateway decides alone.
+type sharedQuota struct {
+	known            bool
+	requests, tokens bucket
+}
+
+func (s *sharedQuota) resize(l TenantLimits, now time.Time) {
+	s.requests.resize(l.RequestsPerMinute, now)
+	s.tokens.resize(l.TokensPerMinute, now)
+}
+
+func (s *sharedQuota) quota(now time.Time) Quota {
+	return Quota{Requests: allowance(&s.requests, 0, now), Tokens: allowance(&s.tokens, 0, now)}
+}
+
+// setSharedQuota sets what the shared state has just told. Limits may have changed since it was
+// asked.
+func (t *tenant) setSharedQuota(q Quota, now time.Time) {
+	t.sharedQuota = sharedQuota{known: q != (Quota{}), requests: q.Requests.bucket(false, now), tokens: q.Tokens.bucket(true, now)}
+	t.sharedQuota.resize(t.limits, now)
+}
+
+// bucket returns a bucket that has this allowance now.
+func (a Allowance) bucket(deep bool, now time.Time) bucket {
+	b := bucket{perMinute: min(max(a.Limit, 0), maxTokens), updatedAt: now, deep: deep}
+	if b.perMinute == 0 {
+		return b
+	}
+	longest := (b.size() - b.lowest()) / b.perMinute
+	b.level = b.size() - min(a.Reset.Microseconds(), longest)*b.perMinute
+	if a.Remaining > 0 { // Reset is rounded up
+		b.level = min(max(b.level, a.Remaining*unitsPerToken), b.size())
+	}
+	return b
 }
 
 // isAtLimit reports whether the tenant's own limits keep the request from being admitted now.
@@ -63,6 +100,7 @@ func (t *tenant) setLimits(l TenantLimits, share func(int) int, now time.Time) {
 	t.limits = l
 	t.requests.resize(share(l.RequestsPerMinute), now)
 	t.tokens.resize(share(l.TokensPerMinute), now)
+	t.sharedQuota.resize(l, now)
 }
 
 // shortage returns which bucket has too little for one more request behind the waiters, and for how

@@ -98,10 +98,10 @@ func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) 
 	c.countWaiter(w, -1)
 	t := w.tenant
 	if !w.grantedAlone {
-		t.sharedQuota = v.Quota
+		t.setSharedQuota(v.Quota, now)
 		g.inquiry.backoff, t.backoff = backoff{}, backoff{}
 	} else {
-		t.sharedQuota = Quota{}
+		t.sharedQuota = sharedQuota{}
 	}
 	c.exemptAged(w, now)
 	l := c.acquireLease(g, t, &w.arrival, now)
@@ -134,7 +134,7 @@ func (l *Lease) forgiveDebt() {
 // seen to leave. A repeated call finds the task of the first if this gateway has admitted it.
 func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 	t := w.tenant
-	t.sharedQuota = Quota{}
+	t.sharedQuota = sharedQuota{}
 	if w.task != nil {
 		if earlier := c.tasks.findByKey(w.Tenant, w.task.Key, now); earlier != nil {
 			found := earlier.Task
@@ -255,7 +255,7 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 // limit of prefill. It reports whether it refused the waiter.
 func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bool {
 	t := w.tenant
-	t.sharedQuota = v.Quota
+	t.setSharedQuota(v.Quota, now)
 	wait := v.Wait
 	if w.newcomer && !w.Preempted && v.Reason != TenantPrefill {
 		err := c.refusal(w.homeQueue, t, v.Reason, now)
@@ -295,7 +295,8 @@ func (c *Controller) endOfWait(g *gate, w *waiter, v *Verdict, now time.Time) er
 		return ErrClosed
 	case w.homeQueue.gate != nil && g.closed, w.homeQueue.pool != nil && len(w.homeQueue.pool.memberships) == 0:
 		return ErrRemoved
-	case w.neverFits():
+	}
+	if c.lowerGuessOfWaiter(w); w.neverFits() {
 		return ErrNeverFits
 	}
 	return nil

@@ -5,7 +5,7 @@ import "time"
 // arrival is a request with its values in their bounds, and what is special about a task.
 type arrival struct {
 	Request
-	// cost is what the request counts in the fair order: its tokens, at least one.
+	// cost is what the request counts in the fair order: its tokens, between one and maxCost.
 	cost int64
 	band int
 	// task is set if the request is to become a task.
@@ -34,9 +34,14 @@ func newArrival(r Request) arrival {
 	return a
 }
 
+// maxCost bounds what one request counts in the fair order, not what it is charged. An estimate can
+// be thousands of times larger, if a client asks for a million choices, and is corrected only when
+// the request has ended. It would keep other requests waiting for as long as so many tokens take.
+const maxCost = 1 << 17
+
 // setTokens sets what the request will be charged.
 func (a *arrival) setTokens(n int) {
-	a.Tokens, a.cost, a.needTokens = n, int64(max(n, 1)), int64(n)
+	a.Tokens, a.cost, a.needTokens = n, int64(min(max(n, 1), maxCost)), int64(n)
 }
 
 // needsLease reports whether the request needs a lease of its own. A request under a task does not.
