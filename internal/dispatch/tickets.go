@@ -8,8 +8,6 @@ type HeldRequest struct {
 	Model, Replica, Tenant string
 	// APIKey is the name of the caller's key if it has limits of its own.
 	APIKey string
-	// Tokens is what the request was charged.
-	Tokens int
 	// SlotOnly says that the request belongs to a task, which has the lease.
 	SlotOnly bool
 }
@@ -105,5 +103,5 @@ func (t *Ticket) heldRequest() HeldRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return HeldRequest{Model: t.Model, Replica: t.route.replicas[t.replicaIndex].id, Tenant: t.estimate.tenant, APIKey: t.apiKey,
-		Tokens: t.estimate.tokens.total(), SlotOnly: t.slotOnly}
+		SlotOnly: t.slotOnly}
 }
