@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,12 +51,18 @@ func holdOne(t *testing.T, d *dispatch.Dispatcher) *dispatch.Ticket {
 // serve runs the successor of a test at the path until stop is called.
 func serve(t *testing.T, d *dispatch.Dispatcher, path string) (s *Server, stop func()) {
 	t.Helper()
-	s = NewServer(d, zap.NewNop())
 	os.Remove(path) // the one before
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveOn(t, d, l)
+}
+
+// serveOn runs the successor of a test on the listener until stop is called.
+func serveOn(t *testing.T, d *dispatch.Dispatcher, l net.Listener) (s *Server, stop func()) {
+	t.Helper()
+	s = NewServer(d, zap.NewNop())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx, l) }()
@@ -130,6 +138,35 @@ func TestX20_HeldRequestsCountAtTheSuccessor(t *testing.T) {
 	unlink() // the process ends
 	counts(t, last, 0)
 	third.Release()
+}
+
+// full is a listener that fails once, as for lack of file descriptors.
+type full struct {
+	net.Listener
+	once sync.Once
+}
+
+// Accept implements net.Listener.
+func (f *full) Accept() (c net.Conn, err error) {
+	f.once.Do(func() { err = &net.OpError{Op: "accept", Err: syscall.EMFILE} })
+	if err != nil {
+		return nil, err
+	}
+	return f.Listener.Accept()
+}
+
+// A predecessor counts although the successor had no file descriptor for it at first.
+func TestX20_AnAcceptThatFailsIsTriedAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "carry.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, next := newDispatcher(), newDispatcher()
+	serveOn(t, next, &full{Listener: l})
+	link(t, old, path)
+	defer holdOne(t, old).Release()
+	counts(t, next, 1)
 }
 
 // A successor that stops tells its predecessors, also those that connect later.
