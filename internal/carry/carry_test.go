@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,10 +29,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // newDispatcher returns a dispatcher of a process with one model and one replica.
 func newDispatcher() *dispatch.Dispatcher {
+	return newDispatcherWith(admission.New(admission.Config{}))
+}
+
+// newDispatcherWith returns such a dispatcher whose limits c watches.
+func newDispatcherWith(c *admission.Controller) *dispatch.Dispatcher {
 	fleet, address := engines.NewFleet(), netip.MustParseAddrPort("127.0.0.1:1")
 	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "m"}},
 		Replicas: []engines.Replica{{ID: "m-0", Model: "m", State: engines.Ready, Slots: 8, Address: address}}})
-	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{})})
+	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: c})
 	d.SetRoutable("model/m", map[string]netip.AddrPort{"m-0": address})
 	return d
 }
@@ -49,12 +56,18 @@ func holdOne(t *testing.T, d *dispatch.Dispatcher) *dispatch.Ticket {
 // serve runs the successor of a test at the path until stop is called.
 func serve(t *testing.T, d *dispatch.Dispatcher, path string) (s *Server, stop func()) {
 	t.Helper()
-	s = NewServer(d, zap.NewNop())
 	os.Remove(path) // the one before
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveOn(t, d, l)
+}
+
+// serveOn runs the successor of a test on the listener until stop is called.
+func serveOn(t *testing.T, d *dispatch.Dispatcher, l net.Listener) (s *Server, stop func()) {
+	t.Helper()
+	s = NewServer(d, zap.NewNop())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx, l) }()
@@ -130,6 +143,73 @@ func TestX20_HeldRequestsCountAtTheSuccessor(t *testing.T) {
 	unlink() // the process ends
 	counts(t, last, 0)
 	third.Release()
+}
+
+// full is a listener that fails once, as for lack of file descriptors.
+type full struct {
+	net.Listener
+	once sync.Once
+}
+
+// Accept implements net.Listener.
+func (f *full) Accept() (c net.Conn, err error) {
+	f.once.Do(func() { err = &net.OpError{Op: "accept", Err: syscall.EMFILE} })
+	if err != nil {
+		return nil, err
+	}
+	return f.Listener.Accept()
+}
+
+// A predecessor counts although the successor had no file descriptor for it at first.
+func TestX20_AnAcceptThatFailsIsTriedAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "carry.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, next := newDispatcher(), newDispatcher()
+	serveOn(t, next, &full{Listener: l})
+	link(t, old, path)
+	defer holdOne(t, old).Release()
+	counts(t, next, 1)
+}
+
+// The successor charges what requests of its predecessor have cost, also when the cost comes after
+// the end of the request, or while the two are not connected.
+func TestX19_TheSuccessorChargesWhatItsPredecessorCarries(t *testing.T) {
+	end := map[string]func(*dispatch.Ticket, func()){
+		"and then released":  func(ticket *dispatch.Ticket, correct func()) { correct(); ticket.Release() },
+		"after its release":  func(ticket *dispatch.Ticket, correct func()) { ticket.Release(); correct() },
+		"while it goes on":   func(_ *dispatch.Ticket, correct func()) { correct() },
+		"twice by the relay": func(ticket *dispatch.Ticket, correct func()) { correct(); correct(); ticket.Release(); correct() },
+	}
+	for _, connected := range []bool{true, false} {
+		for name, end := range end {
+			t.Run(fmt.Sprintf("%s, connected %v", name, connected), func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "carry.sock")
+				old, limits := newDispatcher(), admission.New(admission.Config{})
+				next := newDispatcherWith(limits)
+				next.SetRules(dispatch.Rules{Tenants: map[string]admission.TenantLimits{"acme": {TokensPerMinute: 10_000}}})
+				ticket := holdOne(t, old)
+				defer ticket.Release()
+				link(t, old, path)
+				if connected {
+					serve(t, next, path)
+					counts(t, next, 1)
+				}
+				end(ticket, func() { ticket.Correct(dispatch.Response{Known: true, Prompt: 5000, Bytes: 4}) })
+				if !connected {
+					serve(t, next, path)
+				}
+				testutil.Eventually(t, "the cost is charged", func() bool { return limits.Tenant("acme").Quota.Tokens.Remaining < 6000 })
+				ticket.Release()
+				counts(t, next, 0)
+				if left := limits.Tenant("acme").Quota.Tokens.Remaining; left < 5000 {
+					t.Errorf("%d of 10,000 tokens are left after a request of 5,000", left)
+				}
+			})
+		}
+	}
 }
 
 // A successor that stops tells its predecessors, also those that connect later.

@@ -36,7 +36,14 @@ type Link struct {
 	held map[uint64]dispatch.HeldRequest
 	last uint64
 	// unsent are the messages that the successor has not been sent yet; guarded by mu
-	unsent []message
+	unsent []outgoing
+}
+
+// outgoing is a message for the successor.
+type outgoing struct {
+	message
+	// of is the request of a Correct.
+	of dispatch.HeldRequest
 }
 
 var _ dispatch.TicketWatcher = (*Link)(nil)
@@ -59,16 +66,30 @@ func (l *Link) Holds(t *dispatch.Ticket, r dispatch.HeldRequest) {
 		l.refs[t] = ref
 	}
 	l.held[ref] = r
-	l.sendLocked(message{Hold: newHold(ref, r)})
+	l.sendLocked(outgoing{message: message{Hold: newHold(ref, r)}})
 }
 
 // Corrected implements dispatch.TicketWatcher.
-func (l *Link) Corrected(t *dispatch.Ticket, tokens int) {
+func (l *Link) Corrected(t *dispatch.Ticket, r dispatch.HeldRequest, tokens int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ref, ok := l.refs[t]; ok {
-		l.sendLocked(message{Correct: &correction{ref, tokens}})
+	ref, held := l.refs[t]
+	if !held {
+		l.last++
+		ref = l.last
 	}
+	cost := outgoing{message{Correct: &correction{ref, tokens}}, r}
+	if held {
+		l.sendLocked(cost)
+	} else {
+		l.sendLocked(cost.released()...)
+	}
+}
+
+// released returns what tells the cost of a request that the successor does not count.
+func (o outgoing) released() []outgoing {
+	ref := o.Correct.Ref
+	return []outgoing{{message: message{Hold: newHold(ref, o.of)}}, o, {message: message{Release: ref}}}
 }
 
 // Released implements dispatch.TicketWatcher.
@@ -78,13 +99,13 @@ func (l *Link) Released(t *dispatch.Ticket) {
 	if ref, ok := l.refs[t]; ok {
 		delete(l.refs, t)
 		delete(l.held, ref)
-		l.sendLocked(message{Release: ref})
+		l.sendLocked(outgoing{message: message{Release: ref}})
 	}
 }
 
-// sendLocked queues a message. l.mu is held.
-func (l *Link) sendLocked(m message) {
-	l.unsent = append(l.unsent, m)
+// sendLocked queues messages. l.mu is held.
+func (l *Link) sendLocked(all ...outgoing) {
+	l.unsent = append(l.unsent, all...)
 	select {
 	case l.changed <- struct{}{}:
 	default:
@@ -127,9 +148,11 @@ func (l *Link) serve(ctx context.Context, conn net.Conn) error {
 	for all := l.everything(); ; all = l.takeUnsent() {
 		for i := range all {
 			if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+				l.putBack(all[i:])
 				return err
 			}
-			if err := out.Encode(&all[i]); err != nil {
+			if err := out.Encode(&all[i].message); err != nil {
+				l.putBack(all[i:])
 				return err
 			}
 		}
@@ -155,19 +178,37 @@ func (l *Link) readOrders(conn net.Conn) {
 	}
 }
 
-// everything returns what a successor must be told that knows nothing yet.
-func (l *Link) everything() []message {
+// everything returns what a successor must be told that knows nothing yet: the requests that are
+// held, and the costs that no successor has been told.
+func (l *Link) everything() []outgoing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unsent = nil
-	all := []message{{Hello: &l.self}}
+	all := []outgoing{{message: message{Hello: &l.self}}}
 	for ref, r := range l.held {
-		all = append(all, message{Hold: newHold(ref, r)})
+		all = append(all, outgoing{message: message{Hold: newHold(ref, r)}})
 	}
-	return append(all, message{Synced: true})
+	for _, o := range l.unsent {
+		if o.Correct == nil {
+			continue
+		}
+		if _, held := l.held[o.Correct.Ref]; held {
+			all = append(all, o)
+		} else {
+			all = append(all, o.released()...)
+		}
+	}
+	l.unsent = nil
+	return append(all, outgoing{message: message{Synced: true}})
 }
 
-func (l *Link) takeUnsent() []message {
+// putBack keeps messages for the next connection that could not be sent.
+func (l *Link) putBack(all []outgoing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsent = append(all, l.unsent...)
+}
+
+func (l *Link) takeUnsent() []outgoing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := l.unsent

@@ -45,7 +45,6 @@ type hold struct {
 	Model    string `json:"model"`
 	Replica  string `json:"replica"`
 	Tenant   string `json:"tenant"`
-	Tokens   int    `json:"tokens"`
 	SlotOnly bool   `json:"slot_only,omitempty"`
 	APIKey   string `json:"api_key,omitempty"`
 }
@@ -63,9 +62,9 @@ type order struct {
 }
 
 func newHold(ref uint64, r dispatch.HeldRequest) *hold {
-	return &hold{Ref: ref, Model: r.Model, Replica: r.Replica, Tenant: r.Tenant, APIKey: r.APIKey, Tokens: r.Tokens, SlotOnly: r.SlotOnly}
+	return &hold{Ref: ref, Model: r.Model, Replica: r.Replica, Tenant: r.Tenant, APIKey: r.APIKey, SlotOnly: r.SlotOnly}
 }
 
 func (h *hold) request() dispatch.HeldRequest {
-	return dispatch.HeldRequest{Model: h.Model, Replica: h.Replica, Tenant: h.Tenant, APIKey: h.APIKey, Tokens: h.Tokens, SlotOnly: h.SlotOnly}
+	return dispatch.HeldRequest{Model: h.Model, Replica: h.Replica, Tenant: h.Tenant, APIKey: h.APIKey, SlotOnly: h.SlotOnly}
 }

@@ -14,6 +14,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 )
 
+// acceptPause is how long the server waits after an accept that failed, as without file
+// descriptors.
+const acceptPause = 50 * time.Millisecond
+
 // Server counts what the predecessors of this process hold.
 type Server struct {
 	dispatcher *dispatch.Dispatcher
@@ -66,10 +70,19 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			connections.Go(func() { s.serve(ctx, conn) })
 		case ctx.Err() != nil:
 			return nil
-		default:
+		case !isTemporary(err):
 			return err
+		default:
+			s.log.Warn("connection of an earlier process not accepted", zap.Error(err))
+			time.Sleep(acceptPause)
 		}
 	}
+}
+
+// isTemporary reports whether a later accept may succeed.
+func isTemporary(err error) bool {
+	temporary, ok := err.(interface{ Temporary() bool })
+	return ok && temporary.Temporary()
 }
 
 // serve counts what one predecessor holds until its connection ends.

@@ -45,7 +45,7 @@ type Config struct {
 	// /metrics, to everybody. Default: empty, there is none.
 	Health string `yaml:"health" restart:"true" form:"listener"`
 	// MaxBody is the size of the largest request body that is accepted. Default 32MiB.
-	MaxBody Size `yaml:"max_body" default:"32MiB" min:"1KiB" max:"4095MiB" restart:"true"`
+	MaxBody Size `yaml:"max_body" default:"32MiB" min:"1KiB" max:"1GiB" restart:"true"`
 	// MaxHeaders is the greatest number of headers of a request. A request with more gets 431.
 	// Default 100.
 	MaxHeaders int `yaml:"max_headers" default:"100" min:"20" max:"1000" restart:"true"`

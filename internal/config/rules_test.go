@@ -69,7 +69,9 @@ func listenerCases() []ruleCase {
 		{"none with admin outside", "listen: 127.0.0.1:1\nadmin: 10.0.0.1:2\nauth: {mode: none}", []string{"2: admin: 10.0.0.1:2 can be reached from other machines, " +
 			"so it needs admin_auth: make a token with `sluice admin token NAME`, or set admin: 127.0.0.1:2"}},
 		{"size too small", "max_body: 5B", []string{"1: max_body: must be at least 1KiB, is 5B"}},
-		{"size too large", "max_body: 8GiB", []string{"1: max_body: must be at most 4095MiB, is 8GiB"}},
+		{"size too large", "max_body: 8GiB", []string{"1: max_body: must be at most 1GiB, is 8GiB"}},
+		{"more than Envoy's filter carries", "max_body: 1025MiB", []string{"1: max_body: must be at most 1GiB, is 1025MiB"}},
+		{"as much as Envoy's filter carries", "max_body: 1GiB", nil},
 		{"drain at once", "drain_timeout: 0s", nil},
 	}
 }

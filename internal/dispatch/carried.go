@@ -19,7 +19,8 @@ type CarriedRequest struct {
 	once  sync.Once
 }
 
-// Carry counts a request that an earlier process carries, even beyond the limits.
+// Carry counts a request that an earlier process carries, even beyond the limits. Its estimate is
+// not charged here, so Correct charges its whole cost.
 func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c := &CarriedRequest{dispatcher: d, model: r.Model}
 	d.mu.Lock()
@@ -29,7 +30,7 @@ func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	if d.shared || r.SlotOnly {
 		return c
 	}
-	c.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.APIKey, Tokens: r.Tokens})
+	c.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.APIKey})
 	return c
 }
 

@@ -258,6 +258,20 @@ func TestX19_RecoveredRequestsAreCharged(t *testing.T) {
 	}
 }
 
+// The buckets of a new process have not charged what an earlier process carries, so its real cost
+// is charged in full.
+func TestX19_CarriedRequestsAreCharged(t *testing.T) {
+	s := limited(admission.TenantLimits{TokensPerMinute: 10_000})
+	carried := s.Carry(HeldRequest{Model: "m", Replica: "a", Tenant: "t"})
+	ticket := s.must(t, sized("", 4*8999)) // 9,000 tokens
+	defer ticket.Release()
+	carried.Correct(100)
+	carried.Release()
+	if left := s.left("t").Tokens.Remaining; left < 900 || left > 910 {
+		t.Errorf("%d of 10,000 tokens are left after requests of 9,000 and 100", left)
+	}
+}
+
 // A request that could not be counted at the start is counted as soon as the access log tells of
 // it.
 func TestX19_UncountedRequestsAreCountedWhenTheLogTells(t *testing.T) {

@@ -8,8 +8,6 @@ type HeldRequest struct {
 	Model, Replica, Tenant string
 	// APIKey is the name of the caller's key if it has limits of its own.
 	APIKey string
-	// Tokens is what the request was charged.
-	Tokens int
 	// SlotOnly says that the request belongs to a task, which has the lease.
 	SlotOnly bool
 }
@@ -19,8 +17,9 @@ type HeldRequest struct {
 type TicketWatcher interface {
 	// Holds tells that a ticket is held, or that its slot has moved to another replica.
 	Holds(t *Ticket, r HeldRequest)
-	// Corrected tells what a held ticket has really cost, in tokens; negative: it is not known.
-	Corrected(t *Ticket, tokens int)
+	// Corrected tells what a ticket has really cost, in tokens; negative: it is not known. The
+	// ticket may have been released before, and r describes it.
+	Corrected(t *Ticket, r HeldRequest, tokens int)
 	// Released tells that a ticket is held no more.
 	Released(t *Ticket)
 }
@@ -95,8 +94,8 @@ func (h *heldTickets) moved(t *Ticket) {
 func (h *heldTickets) corrected(t *Ticket, tokens int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if t.listed && h.watcher != nil {
-		h.watcher.Corrected(t, tokens)
+	if h.watcher != nil {
+		h.watcher.Corrected(t, t.heldRequest(), tokens)
 	}
 }
 
@@ -105,5 +104,5 @@ func (t *Ticket) heldRequest() HeldRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return HeldRequest{Model: t.Model, Replica: t.route.replicas[t.replicaIndex].id, Tenant: t.estimate.tenant, APIKey: t.apiKey,
-		Tokens: t.estimate.tokens.total(), SlotOnly: t.slotOnly}
+		SlotOnly: t.slotOnly}
 }

@@ -2,6 +2,7 @@ package frames
 
 import (
 	"net"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -76,4 +77,46 @@ func TestB6_AnIdleConnectionGivesItsBufferBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Requests that wait share a buffer: none keeps one of its own.
+func TestB6_WaitingRequestsShareABuffer(t *testing.T) {
+	const waiting = 200
+	_, path := serve(t, decidetest.New(t, 1, decide.UploadLimits{}))
+	f := connect(t, path)
+	ask := func(id uint64) {
+		f.send(kindHeaders, 0, id, chatHeaders("key"))
+		f.send(kindBody, 0, id, []byte(chat))
+	}
+	for id := range uint64(2) {
+		ask(id + 1)
+		f.next()
+	}
+	before := heap()
+	for id := range uint64(waiting) {
+		ask(id + 3)
+		if h, _ := f.next(); h.kind != kindWait {
+			t.Fatalf("the answer is of type %d", h.kind)
+		}
+	}
+	if each := (heap() - before) / waiting; each > 24<<10 {
+		t.Errorf("each request that waits has %d bytes of memory", each)
+	}
+	f.send(kindEnd, 0, 1, record(""))
+	for id := range uint64(waiting) {
+		h, _ := f.next()
+		if h.kind != kindGo {
+			t.Fatalf("answer %d is of type %d", id, h.kind)
+		}
+		f.send(kindEnd, 0, h.id, record(""))
+	}
+	f.send(kindEnd, 0, 2, record(""))
+}
+
+// heap is how many bytes are in use.
+func heap() int {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
 }

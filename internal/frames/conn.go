@@ -21,8 +21,10 @@ import (
 )
 
 const (
-	// bufferSize is the least size of a reader's buffer.
+	// bufferSize is the least size of a buffer that a reader makes.
 	bufferSize = 64 << 10
+	// restSize is the least size of the rest of a buffer that a reader takes over.
+	restSize = 16 << 10
 	// keptSize is the greatest size of a buffer that a reader keeps after a large frame. The reader
 	// gives the buffer back when no frame has needed it for keptTime, which it notices within twice
 	// that time.
@@ -122,7 +124,8 @@ type reader struct {
 	// frame has needed a large buffer since, and unneeded that none has needed it until the
 	// deadline.
 	timed, needed, unneeded bool
-	// gone means that another goroutine reads. The buffer then belongs to the request that waits.
+	// gone means that another goroutine reads. The bytes before begin then belong to the request
+	// that waits, and the other goroutine has the rest of the buffer or a copy of it.
 	gone bool
 }
 
@@ -207,13 +210,14 @@ func (r *reader) frames() error {
 // makeRoom moves the begun frame to the front of a buffer that can hold all of it.
 func (r *reader) makeRoom() {
 	begun := r.buffer[r.begin:r.end]
-	need := bufferSize
+	size := 0
 	if len(begun) >= headSize {
-		need = max(need, headSize+int(readHead(begun).length))
+		size = headSize + int(readHead(begun).length)
 	}
+	need := max(bufferSize, size)
 	large := len(r.buffer) > keptSize || r.unneeded
 	r.unneeded = false
-	if need > len(r.buffer) || large && need < len(r.buffer) {
+	if size > len(r.buffer) || large && need < len(r.buffer) {
 		other := make([]byte, need)
 		copy(other, begun)
 		r.buffer = other
@@ -227,14 +231,19 @@ func (r *reader) makeRoom() {
 	}
 }
 
-// handOver makes another goroutine the reader.
+// handOver makes another goroutine the reader. That one goes on in the rest of the buffer, behind
+// the request that waits, if enough is left of it. So requests that wait share a buffer. A large
+// buffer is not shared, because a small request in it would keep all of it.
 func (r *reader) handOver() {
 	if r.gone {
 		return
 	}
 	r.gone = true
-	next := &reader{conn: r.conn, buffer: make([]byte, max(bufferSize, r.end-r.begin))}
-	next.end = copy(next.buffer, r.buffer[r.begin:r.end])
+	next := &reader{conn: r.conn, buffer: r.buffer[r.begin:], end: r.end - r.begin}
+	if len(r.buffer) > bufferSize || len(next.buffer) < restSize {
+		next.buffer = make([]byte, max(bufferSize, next.end))
+		copy(next.buffer, r.buffer[r.begin:r.end])
+	}
 	r.flushApart()
 	r.server.running.Go(next.read)
 }

@@ -213,7 +213,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 		return err
 	}
 	if err := g.predecessors.stop(); err != nil { // they connect to the successor now
-		return err
+		g.log.Error("earlier processes were not counted", zap.Error(err))
 	}
 	linking, unlink := context.WithCancel(g.serving.ctx)
 	defer func() {

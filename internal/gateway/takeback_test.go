@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -141,6 +142,20 @@ func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
 			r.checkStop(t)
 		})
 	}
+}
+
+// A gateway that could not count earlier processes any more restarts all the same.
+func TestX20_AFaultOfWhatCountsEarlierProcessesKeepsNoSuccessorAway(t *testing.T) {
+	r := restart(t, "", strings.Clone, func(ctx context.Context, g *Gateway) (*successor, error) {
+		g.predecessors.Go(func() error { return errors.New("no file descriptor is left") })
+		return startChanged(ctx, g, func() error { return nil })
+	})
+	eventually(t, "the next Gateway has taken over", func() bool { return r.dispatcher.Retired() })
+	if failed, _ := r.upgrade.last(); failed != "" {
+		t.Errorf("a restart has failed: %s", failed)
+	}
+	r.stop()
+	r.checkStop(t)
 }
 
 // A Gateway that takes the place of a failed process has the listeners of before, whatever the file
