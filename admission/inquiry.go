@@ -436,3 +436,23 @@ func (l sharedSubscriber) TaskEnded(id string) {
 	// If this fails, a restart brings the task back until its lease expires.
 	_ = c.taskJournal.append(c, journalEntry{Op: opEnd, Task: Task{ID: id}})
 }
+
+// TaskRenewed implements Subscriber. Without it, this gateway would fail the requests of the task
+// that wait here as soon as the earlier lease of the task ends.
+func (l sharedSubscriber) TaskRenewed(id string, lease time.Duration) {
+	c := l.c
+	if !c.beginTaskCall() {
+		return
+	}
+	defer c.tasks.calls.Done()
+	c.mu.Lock()
+	t := c.tasks.byID[id]
+	c.unlockAndRun()
+	if t == nil {
+		return
+	}
+	if renewed, ok := c.renewLocalTask(t.Tenant, id, lease); ok {
+		// If this fails, a restart brings the task back with its earlier lease.
+		_ = c.taskJournal.append(c, journalEntry{Op: opRenew, Task: renewed})
+	}
+}

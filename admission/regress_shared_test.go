@@ -312,6 +312,28 @@ func TestSharedBytesBoundWaiters(t *testing.T) {
 	})
 }
 
+// TestSharedTaskRenewedElsewhere: a request of a task that waits here goes on waiting after another
+// gateway has renewed the task, until that lease of the task ends.
+func TestSharedTaskRenewedElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		a, b := newTestGateway(t, store, admission.Limits{MaxConcurrent: 4}), newTestGateway(t, store, admission.Limits{MaxConcurrent: 4})
+		task, wait, err := a.Schedule(t.Context(), admission.TaskRequest{Model: "chat", Lease: 3 * time.Second})
+		if err != nil || wait != 0 {
+			t.Fatal(wait, err)
+		}
+		if _, err := b.Controller.Renew(t.Context(), "", task.ID, 40*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		began, noSlot := time.Now(), func(string) (admission.Slot, bool) { return admission.Slot{}, false }
+		_, err = a.Admit(t.Context(), admission.Request{Model: "chat", UnderTask: task.ID, Locked: admission.LockedHooks{ReserveSlot: noSlot}})
+		if took := time.Since(began).Round(time.Second); !errors.Is(err, admission.ErrUnknownTask) || took != 40*time.Second {
+			t.Errorf("%v after %v, want %v after 40 s", err, took, admission.ErrUnknownTask)
+		}
+	})
+}
+
 // TestSharedBytesOfNewcomers: requests whose verdict is late hold no more bytes than may wait.
 func TestSharedBytesOfNewcomers(t *testing.T) {
 	t.Parallel()
