@@ -100,8 +100,10 @@ type Controller struct {
 	tenants map[string]*tenant
 	// closed says that no request may wait any more.
 	closed bool
-	// waitingBytes is the sum of Request.Bytes of all waiters.
+	// waitingBytes is the sum of Request.Bytes of all waiters but newcomers, which newcomerBytes
+	// sums up.
 	waitingBytes  int64
+	newcomerBytes int64
 	tasks         tasks
 	lastLeaseID   uint64
 	replicaLeases map[string]int

@@ -31,13 +31,10 @@ func (q *queue) timeout(asked time.Duration) time.Duration {
 }
 
 // makeRoom reports whether one more request may wait, and evicts others if that is needed. The
-// request may be in the queue already as a newcomer, which the length does not count. If there is
-// not enough to evict, nobody is evicted.
+// request may be in the queue already as a newcomer, which neither the length nor the sum of bytes
+// counts. If there is not enough to evict, nobody is evicted.
 func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bool {
-	slots, bytes := q.length-q.newcomerCount+1-q.maxWaiting(), c.waitingBytes-c.maxQueueBytes
-	if !a.counted {
-		bytes += int64(a.Bytes)
-	}
+	slots, bytes := q.length-q.newcomerCount+1-q.maxWaiting(), c.waitingBytes+int64(a.Bytes)-c.maxQueueBytes
 	if slots <= 0 && bytes <= 0 {
 		return true
 	}
@@ -60,12 +57,10 @@ func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bo
 // keep more than a's tenant will have; otherwise two tenants would evict each other in turn.
 func (q *queue) evictionCandidates(t *tenant, a *arrival, slots int, bytes int64) ([]*waiter, bool) {
 	var candidates []*waiter
-	useful := func(w *waiter) bool { return !w.Preempted && (slots > 0 && !w.newcomer || bytes > 0 && w.Bytes > 0) }
+	useful := func(w *waiter) bool { return !w.Preempted && !w.newcomer && (slots > 0 || bytes > 0 && w.Bytes > 0) }
 	add := func(w *waiter) bool {
 		candidates = append(candidates, w)
-		if !w.newcomer { // a newcomer does not count in the length
-			slots--
-		}
+		slots--
 		bytes -= int64(w.Bytes)
 		return slots <= 0 && bytes <= 0
 	}

@@ -368,13 +368,21 @@ func (g *fakeShared) EndTask(ctx context.Context, tenant, id string, declared in
 
 // RenewTask implements admission.Shared.
 func (g *fakeShared) RenewTask(ctx context.Context, tenant, id string, lease time.Duration) (admission.Task, error) {
-	if t, err := g.Task(ctx, tenant, id); err != nil {
+	t, err := g.Task(ctx, tenant, id)
+	if err != nil {
 		return t, err
 	}
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.expires[id] = time.Now().Add(min(lease, time.Until(g.accounts[id].until)))
-	return g.taskLocked(id), nil
+	lease = min(lease, time.Until(g.accounts[id].until))
+	g.expires[id] = time.Now().Add(lease)
+	t = g.taskLocked(id)
+	g.mu.Unlock()
+	for _, other := range g.gateways {
+		if other != g && other.subscriber != nil {
+			other.subscriber.TaskRenewed(id, lease)
+		}
+	}
+	return t, nil
 }
 
 // Subscribe implements admission.Shared.

@@ -379,6 +379,10 @@ func (c *Controller) dequeue(w *waiter, served bool) {
 // countWaiter counts w among the waiters of its tenant (n = 1), or uncounts it (n = -1).
 func (c *Controller) countWaiter(w *waiter, n int) {
 	w.tenant.countWaiter(w, n)
+	if w.newcomer {
+		c.newcomerBytes += int64(n * w.Bytes)
+		return
+	}
 	c.waitingBytes += int64(n * w.Bytes)
 }
 

@@ -131,5 +131,5 @@ func sameError(got, want error) bool {
 func waitingBytesOf(c *Controller) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.waitingBytes
+	return c.waitingBytes + c.newcomerBytes
 }

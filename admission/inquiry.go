@@ -11,7 +11,8 @@ const (
 	// maxStaleVerdicts is how often in a row a waiter is asked about again at once because the
 	// limits had changed.
 	maxStaleVerdicts = 3
-	// maxNewcomers is the maximum number of newcomers of a queue, beside those that wait.
+	// maxNewcomers is the maximum number of newcomers of a queue, beside those that wait. The
+	// newcomers of all queues together hold no more than Config.MaxQueueBytes and one request.
 	maxNewcomers = 4096
 	// noWaitTimeout bounds the time of a newcomer that does not wait. A verdict comes within some
 	// 100 ms.
@@ -178,7 +179,7 @@ func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Tim
 	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && a.needsLease() && !a.Preempted {
 		return nil, &Refused{Reason: t.deniedReason, RetryAfter: t.returns.reserve(max(t.deniedUntil.Sub(now), 0), now), Quota: c.quota(t, now)}
 	}
-	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.waitingBytes+int64(a.Bytes) > c.maxQueueBytes && !c.makeRoom(q, t, a, now)) {
+	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.newcomerBytes >= c.maxQueueBytes) {
 		return nil, c.refusal(q, t, QueueFull, now)
 	}
 	w := newWaiter(a, q, t, now)
@@ -365,7 +366,9 @@ func (c *Controller) settleNewcomers(q *queue, now time.Time) {
 		}
 		q.newcomers = q.newcomers[1:]
 		q.newcomerCount--
+		c.countWaiter(w, -1)
 		w.newcomer = false
+		c.countWaiter(w, 1)
 		close(w.mustWait)
 	}
 }
@@ -432,4 +435,24 @@ func (l sharedSubscriber) TaskEnded(id string) {
 	}
 	// If this fails, a restart brings the task back until its lease expires.
 	_ = c.taskJournal.append(c, journalEntry{Op: opEnd, Task: Task{ID: id}})
+}
+
+// TaskRenewed implements Subscriber. Without it, this gateway would fail the requests of the task
+// that wait here as soon as the earlier lease of the task ends.
+func (l sharedSubscriber) TaskRenewed(id string, lease time.Duration) {
+	c := l.c
+	if !c.beginTaskCall() {
+		return
+	}
+	defer c.tasks.calls.Done()
+	c.mu.Lock()
+	t := c.tasks.byID[id]
+	c.unlockAndRun()
+	if t == nil {
+		return
+	}
+	if renewed, ok := c.renewLocalTask(t.Tenant, id, lease); ok {
+		// If this fails, a restart brings the task back with its earlier lease.
+		_ = c.taskJournal.append(c, journalEntry{Op: opRenew, Task: renewed})
+	}
 }

@@ -294,3 +294,82 @@ func TestSharedLimitBelowAnAskedGuess(t *testing.T) {
 		})
 	}
 }
+
+// TestSharedBytesBoundWaiters: the waiters of one model hold all bytes that may wait. A request
+// that need not wait is admitted, and evicts nobody. One that must wait is refused, or evicts a
+// waiter of a lower priority.
+func TestSharedBytesBoundWaiters(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		g := store.newShared()
+		t.Cleanup(func() { time.Sleep(time.Second) })
+		s := &testGateway{admission.New(admission.Config{Shared: g, MaxQueueBytes: 1000}), g, t}
+		for _, model := range []string{"chat", "idle", "busy"} {
+			s.SetLimits(model, admission.Limits{MaxConcurrent: 1})
+			if model != "idle" {
+				s.wantAdmitted(s.start(t.Context(), admission.Request{Model: model}), time.Millisecond)
+			}
+		}
+		var waiting []*admitCall
+		for range 10 {
+			waiting = append(waiting, s.start(t.Context(), admission.Request{Tenant: "a", Priority: admission.Batch, Bytes: 100, Timeout: time.Hour}))
+		}
+		s.wantWaiting(waiting...)
+		idle := s.start(t.Context(), admission.Request{Model: "idle", Tenant: "b", Bytes: 2000})
+		s.wantAdmitted(idle, time.Millisecond)
+		idle.state().lease.Release()
+		s.wantAdmitted(s.start(t.Context(), admission.Request{Model: "idle", Tenant: "b", Priority: admission.Interactive, Bytes: 10}), time.Millisecond)
+		s.wantWaiting(waiting...)
+		s.wantRefused(s.start(t.Context(), admission.Request{Model: "busy", Tenant: "b", Priority: admission.Interactive, Bytes: 10}), admission.QueueFull)
+		s.wantRefused(s.start(t.Context(), admission.Request{Tenant: "a", Priority: admission.Batch, Bytes: 10}), admission.QueueFull)
+		urgent := s.start(t.Context(), admission.Request{Tenant: "a", Priority: admission.Interactive, Bytes: 100})
+		s.wantRefused(waiting[9], admission.Evicted)
+		s.wantWaiting(append(waiting[:9], urgent)...)
+		s.Close()
+		synctest.Wait()
+	})
+}
+
+// TestSharedTaskRenewedElsewhere: a request of a task that waits here goes on waiting after another
+// gateway has renewed the task, until that lease of the task ends.
+func TestSharedTaskRenewedElsewhere(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		a, b := newTestGateway(t, store, admission.Limits{MaxConcurrent: 4}), newTestGateway(t, store, admission.Limits{MaxConcurrent: 4})
+		task, wait, err := a.Schedule(t.Context(), admission.TaskRequest{Model: "chat", Lease: 3 * time.Second})
+		if err != nil || wait != 0 {
+			t.Fatal(wait, err)
+		}
+		if _, err := b.Controller.Renew(t.Context(), "", task.ID, 40*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		began, noSlot := time.Now(), func(string) (admission.Slot, bool) { return admission.Slot{}, false }
+		_, err = a.Admit(t.Context(), admission.Request{Model: "chat", UnderTask: task.ID, Locked: admission.LockedHooks{ReserveSlot: noSlot}})
+		if took := time.Since(began).Round(time.Second); !errors.Is(err, admission.ErrUnknownTask) || took != 40*time.Second {
+			t.Errorf("%v after %v, want %v after 40 s", err, took, admission.ErrUnknownTask)
+		}
+	})
+}
+
+// TestSharedBytesOfNewcomers: requests whose verdict is late hold no more bytes than may wait.
+func TestSharedBytesOfNewcomers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newFakeStore().newShared()
+		t.Cleanup(func() { time.Sleep(time.Second) })
+		s := &testGateway{admission.New(admission.Config{Shared: g, MaxQueueBytes: 1000}), g, t}
+		s.SetLimits("chat", admission.Limits{})
+		g.delay = 200 * time.Millisecond
+		calls := []*admitCall{}
+		for range 10 {
+			calls = append(calls, s.start(t.Context(), admission.Request{Bytes: 100}))
+		}
+		s.wantRefused(s.start(t.Context(), admission.Request{Bytes: 100}), admission.QueueFull)
+		for _, c := range calls {
+			s.wantAdmitted(c, 300*time.Millisecond)
+		}
+		s.wantAdmitted(s.start(t.Context(), admission.Request{Bytes: 100}), 250*time.Millisecond)
+	})
+}

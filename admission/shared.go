@@ -65,6 +65,9 @@ type Subscriber interface {
 	TokensServed(model, tenant string, tokens int64)
 	// TaskEnded says that another gateway has ended the task with this id. It may be unknown here.
 	TaskEnded(id string)
+	// TaskRenewed says that another gateway has renewed the task with this id for the time lease
+	// from now on. It may be unknown here.
+	TaskRenewed(id string, lease time.Duration)
 }
 
 // Claim is what one request asks of the shared state. It is granted as a whole or not at all.

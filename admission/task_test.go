@@ -77,6 +77,76 @@ func TestTaskKeysRace(t *testing.T) {
 	})
 }
 
+// TestWaitingCallGetsTaskOfItsKey: a call that waits gets the task of an earlier call with its key
+// as soon as there is one, also if it asks for another model or has another priority.
+func TestWaitingCallGetsTaskOfItsKey(t *testing.T) {
+	t.Parallel()
+	for _, second := range []TaskRequest{{Model: "chat"}, {Model: "chat", Priority: Batch}, {Model: "other"}, {Pool: "pool"}} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newTestController(t, Limits{MaxConcurrent: 1})
+			d.SetLimits("other", Limits{MaxConcurrent: 1})
+			d.SetPools(map[string][]string{"pool": {"other"}})
+			holder, other := d.startTokens(0), d.start(t.Context(), Request{Model: "other"})
+			tasks := make(chan Task, 2)
+			for _, r := range []TaskRequest{{Model: "chat"}, second} {
+				r.Key, r.MaxWait = "k", time.Minute
+				go func() { tasks <- d.scheduleAny(r) }()
+				synctest.Wait()
+			}
+			stranger := make(chan Task, 1)
+			go func() {
+				stranger <- d.scheduleAny(TaskRequest{Model: "chat", Tenant: "acme", Key: "k", MaxWait: time.Minute})
+			}()
+			synctest.Wait()
+			holder.release()
+			synctest.Wait()
+			if len(tasks) != 2 || len(stranger) != 0 {
+				t.Errorf("%+v: %d calls of the key have a task, and %d of another tenant's same key", second, len(tasks), len(stranger))
+			}
+			first, again := <-tasks, <-tasks
+			if first.ID == "" || again != first {
+				t.Errorf("%+v: tasks %+v and %+v, want one", second, first, again)
+			}
+			if err := d.Complete(t.Context(), "", first.ID, -1); err != nil {
+				t.Error(err)
+			}
+			if task := <-stranger; task.ID == "" || task.ID == first.ID {
+				t.Errorf("another tenant's task %+v", task)
+			}
+			other.release()
+			d.wantStats(Stats{InFlight: 1, Tokens: -1})
+		})
+	}
+}
+
+// scheduleAny is Schedule of a call that must get a task.
+func (d testController) scheduleAny(r TaskRequest) Task {
+	task, wait, err := d.Schedule(d.t.Context(), r)
+	if err != nil || wait != 0 {
+		d.t.Error(task, wait, err)
+	}
+	return task
+}
+
+// TestLateCallOfCompletedTask: a call that is admitted after the task of its key was completed
+// holds nothing, and makes no second task.
+func TestLateCallOfCompletedTask(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestController(t, Limits{MaxConcurrent: 2, TokensPerMinute: 600})
+		late := d.startTokens(100)
+		done := d.scheduleTask(TaskRequest{Key: "k", Tokens: 50})
+		if err := d.Complete(t.Context(), "", done.ID, 50); err != nil {
+			t.Fatal(err)
+		}
+		task, wait, err := d.registerTask(&task{Task: Task{ID: newTaskID(), Model: "chat", Expires: time.Now().Add(time.Hour)}, key: "k", lease: late.state().lease})
+		if task.ID != "" || wait != 0 || !errors.Is(err, ErrTaskEnded) {
+			t.Errorf("%+v, %v, %v, want %v", task, wait, err, ErrTaskEnded)
+		}
+		d.wantStats(Stats{Tokens: 550})
+	})
+}
+
 func TestTasksExpireInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -254,10 +254,14 @@ func (c *Controller) schedule(ctx context.Context, r TaskRequest, id string) (Ta
 // findOrWait answers a call that was not admitted: with the task of an earlier call with its key,
 // which may hold what this call waits for, or with how long to wait.
 func (c *Controller) findOrWait(ctx context.Context, r TaskRequest, wait time.Duration) (Task, time.Duration, error) {
-	if c.shared == nil || r.Key == "" {
-		return Task{}, wait, nil // findTaskByKey has not found one
+	t, ok, err := c.findTaskByKey(r.Tenant, r.Key)
+	if ok || err != nil {
+		return t, 0, err
 	}
-	t, err := c.shared.FindTask(ctx, r.Tenant, r.Key)
+	if c.shared == nil || r.Key == "" {
+		return Task{}, wait, nil
+	}
+	t, err = c.shared.FindTask(ctx, r.Tenant, r.Key)
 	switch {
 	case err == nil:
 		return t, 0, nil
@@ -295,9 +299,15 @@ func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 }
 
 // registerTask makes a task of a lease. If the key has found another task meanwhile, that one is
-// returned and the lease is released.
+// returned and the lease is released. If that one was completed meanwhile, registerTask fails with
+// ErrTaskEnded.
 func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 	c.mu.Lock()
+	if c.tasks.hasEnded(t.Tenant, t.key, time.Now()) {
+		c.endLease(t.lease, false)
+		c.unlockAndRun()
+		return Task{}, 0, ErrTaskEnded
+	}
 	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.lease.grantedAlone || t.lease.grantedAlone) {
 		c.endLease(t.lease, false)
 		c.unlockAndRun()
@@ -322,7 +332,55 @@ func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 		}
 		return Task{}, 0, err
 	}
-	return t.Task, 0, nil
+	return c.answerCallsOfKey(t), 0, nil
+}
+
+// answerCallsOfKey gives a new task to the calls with its key that wait, and returns the task. With
+// shared state, verdicts answer such calls.
+func (c *Controller) answerCallsOfKey(t *task) Task {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	found := t.Task
+	if c.shared != nil || t.key == "" || c.tasks.byID[t.ID] != t {
+		return found
+	}
+	var queues []*queue
+	for _, w := range c.waitersOfKey(taskKey{t.Tenant, t.key}) {
+		queues = append(queues, w.queue)
+		c.dequeue(w, false)
+		w.foundTask = &found
+		w.decide(nil, nil)
+	}
+	now := time.Now()
+	for _, q := range queues { // those behind may be admitted now
+		c.admitFromQueue(q, now)
+	}
+	return found
+}
+
+// waitersOfKey returns the calls of Schedule with a key that wait for any model or pool.
+func (c *Controller) waitersOfKey(k taskKey) []*waiter {
+	var found []*waiter
+	add := func(q *queue) {
+		for b := range q.bands {
+			f := q.bands[b].flows[k.tenant]
+			if f == nil {
+				continue
+			}
+			for w := f.waiters.first; w != nil; w = w.links[flowOrder].next {
+				if w.task != nil && w.task.Key == k.key {
+					found = append(found, w)
+				}
+			}
+		}
+	}
+	for _, g := range c.gates {
+		add(&g.queue)
+	}
+	for _, p := range c.pools {
+		add(&p.queue)
+	}
+	return found
 }
 
 // setExpiryTimer sets the timer for the task that expires first.

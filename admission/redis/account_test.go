@@ -9,6 +9,28 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
+// TestRequestOfTaskRenewedElsewhere: a request waits longer than the first lease of its task if
+// another gateway has renewed the task.
+func TestRequestOfTaskRenewedElsewhere(t *testing.T) {
+	t.Parallel()
+	both := controllers(t, 2, "renewed", redistest.Start(t))
+	for _, c := range both {
+		c.SetLimits("chat", admission.Limits{MaxConcurrent: 4})
+	}
+	task, wait, err := both[0].Schedule(t.Context(), admission.TaskRequest{Model: "chat", Tenant: "acme", Lease: 2 * time.Second})
+	if wait != 0 || err != nil {
+		t.Fatal(wait, err)
+	}
+	if _, err := both[1].Renew(t.Context(), "acme", task.ID, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	under := admission.Request{Model: "chat", Tenant: "acme", UnderTask: task.ID, Timeout: 3 * time.Second}
+	under.Locked.ReserveSlot = func(string) (admission.Slot, bool) { return admission.Slot{}, false }
+	if _, err := both[0].Admit(t.Context(), under); !errors.Is(err, admission.ErrTimeout) {
+		t.Errorf("a request of the task that finds no slot for 3 s: %v, want %v", err, admission.ErrTimeout)
+	}
+}
+
 // TestX2_TasksOverGateways: what one gateway admits under a task of another counts as if the other
 // had admitted it.
 func TestX2_TasksOverGateways(t *testing.T) {

@@ -63,10 +63,15 @@ func (s *Store) handleEvent(message string) {
 		if err != nil {
 			return
 		}
+		lease := time.Duration(ms) * time.Millisecond
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		if h := s.tasks[id]; h != nil {
-			h.expires = time.Now().Add(time.Duration(ms) * time.Millisecond)
+			h.expires = time.Now().Add(lease)
+		}
+		subscriber := s.subscriber
+		s.mu.Unlock()
+		if subscriber != nil {
+			subscriber.TaskRenewed(id, lease)
 		}
 	}
 }

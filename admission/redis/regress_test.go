@@ -248,11 +248,11 @@ func TestTaskRenewedElsewhere(t *testing.T) {
 		return err == nil
 	})
 	restarted := schedule(5 * time.Second)
+	time.Sleep(time.Until(alone.Expires) + 100*time.Millisecond) // beyond what its own gateway gave it
+	stop()
 	if _, err := other.Renew(t.Context(), "acme", restarted.ID, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Until(alone.Expires) + 100*time.Millisecond) // so that its own gateway has ended it
-	stop()
 	_, _ = begin("restarted", journal)
 	time.Sleep(time.Until(restarted.Expires) + 100*time.Millisecond)
 	for name, id := range map[string]string{"admitted alone": alone.ID, "of a restarted gateway": restarted.ID} {

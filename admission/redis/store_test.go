@@ -290,6 +290,8 @@ func (e *recordingSubscriber) TokensServed(model, tenant string, tokens int64) {
 
 func (e *recordingSubscriber) TaskEnded(string) {}
 
+func (e *recordingSubscriber) TaskRenewed(string, time.Duration) {}
+
 func (e *recordingSubscriber) freed(model string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
