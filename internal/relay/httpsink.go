@@ -256,9 +256,11 @@ func (s *httpSink) setWriteDeadline() {
 	_ = s.controller.SetWriteDeadline(time.Now().Add(s.writeTimeout))
 }
 
-// Heartbeat implements Sink. A client that has not asked for a stream gets none.
+// Heartbeat implements Sink. A client that has not asked for a stream gets none. An engine may
+// answer a request for audio or images with a whole answer although a stream was asked for. So
+// such a client gets heartbeats only in a stream that the engine has begun.
 func (s *httpSink) Heartbeat(p Progress) error {
-	if !s.call.Scan.Stream {
+	if !s.call.Scan.Stream || !s.isStream && !s.call.Scan.Endpoint.Generates() {
 		return nil
 	}
 	s.sendStreamHeader(headers.SourceGateway)

@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/http1"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // fullWriter is a response that accepts everything, or nothing while it is full.
@@ -111,4 +114,63 @@ func TestS2_HeartbeatsWhileTheModelReasons(t *testing.T) {
 	if beats := strings.Count(text, "\n: decode"); beats < 5 || !strings.Contains(text, "message_stop") {
 		t.Errorf("%d heartbeats:\n%s", beats, text)
 	}
+}
+
+// An engine may answer a request for speech or images with a whole answer although the client has
+// asked for a stream. A heartbeat before such an answer would promise events. After the first
+// event of the engine there are heartbeats.
+func TestS2_HeartbeatsLeaveAudioAndImagesWhole(t *testing.T) {
+	for name, c := range map[string]struct {
+		endpoint        openai.Endpoint
+		body, kind, say string
+	}{
+		"speech": {openai.Speech, `{"model":"m","input":"hi","voice":"a","stream":true}`, "audio/wav", "RIFFxxxxWAVE"},
+		"images": {openai.Images, `{"model":"m","prompt":"hi","stream":true}`, "application/json", `{"created":1,"data":[{"b64_json":"x"}]}`},
+	} {
+		h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("content-type", c.kind)
+			io.WriteString(w, c.say) //nolint:errcheck // a test server
+		})})
+		response, text := h.foreseen(c.endpoint, c.body)
+		if kind := response.Header.Get("content-type"); response.StatusCode != http.StatusOK || kind != c.kind || text != c.say {
+			t.Errorf("%s: %d %s %q", name, response.StatusCode, kind, text)
+		}
+	}
+	const event = "data: {\"type\":\"image_generation.partial_image\",\"b64_json\":\"x\"}\n\n"
+	h := newHarness(t, options{policy: Policy{Heartbeat: 20 * time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeEvents(w, event)
+		time.Sleep(200 * time.Millisecond)
+		writeEvents(w, event)
+	})})
+	response, text := h.foreseen(openai.Images, `{"model":"m","prompt":"hi","stream":true}`)
+	_, between, _ := strings.Cut(text, event)
+	if response.Header.Get("content-type") != "text/event-stream" || !strings.HasPrefix(text, event) || !strings.HasPrefix(between, ": ") || strings.Count(text, event) != 2 {
+		t.Errorf("a stream of images: %q", text)
+	}
+}
+
+// foreseen sends a request whose client was foreseen to wait, and reads the response to its end.
+func (h *harness) foreseen(e openai.Endpoint, body string) (*http.Response, string) {
+	h.t.Helper()
+	scan, fault := openai.Scan(e, "application/json", []byte(body))
+	if fault != nil {
+		h.t.Fatal(fault)
+	}
+	request, err := http.NewRequestWithContext(h.t.Context(), http.MethodPost, h.url+e.Path(), strings.NewReader(body))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	request.Header.Set("content-type", "application/json")
+	request.Header.Set(headers.Handoff, h.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Priority: admission.Default, Path: e.Path(), Scan: scan,
+		Received: time.Now(), Record: h, Foreseen: true}))
+	response, err := http.DefaultTransport.RoundTrip(request)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return response, string(text)
 }

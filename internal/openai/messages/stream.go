@@ -25,26 +25,23 @@ type Stream struct {
 	// begun and ended say that message_start and message_stop, or an error, were appended.
 	begun, ended bool
 	// blocks counts the blocks that were begun. open is the kind of the last one while it is open.
-	blocks int
-	open   blockKind
+	// Of a tool call openTool is the number, and arguments are those that have come.
+	blocks    int
+	open      blockKind
+	openTool  int
+	arguments arguments
+	// waiting are the blocks that begin after the open tool call, and waitingBytes what they count
+	// of maxWaiting.
+	waiting      []waitingBlock
+	waitingBytes int
 	// id is the id of the chat.
 	id string
-	// tools has the index of the block of each tool call.
-	tools map[int]int
+	// tools has the number of each tool call that has begun or waits.
+	tools map[int]bool
 	// finish is how the answer has ended, and usage what it has used so far.
 	finish Finish
 	usage  sse.Usage
 }
-
-// blockKind is the kind of a block.
-type blockKind uint8
-
-const (
-	noBlock blockKind = iota
-	textBlock
-	thinkingBlock
-	toolBlock
-)
 
 // Append appends the translation of whole events, which may be none. Comments stay.
 func (s *Stream) Append(dst, events []byte) []byte {
@@ -63,7 +60,7 @@ func (s *Stream) Append(dst, events []byte) []byte {
 func (s *Stream) Clone() Stream {
 	c := *s
 	c.scanner, c.deltas, c.chunk, c.dst = s.scanner.Clone(), delta.Reader{}, sse.Chunk{}, nil
-	c.tools = maps.Clone(s.tools)
+	c.tools, c.waiting = maps.Clone(s.tools), cloneWaiting(s.waiting)
 	return c
 }
 
@@ -100,7 +97,7 @@ func (s *Stream) event(e *sse.Event) {
 	}
 	deltas, _ := s.deltas.Read(e.Data) // it was read as JSON before
 	for i := range deltas {
-		if deltas[i].Choice == 0 {
+		if deltas[i].Choice == 0 && !s.ended {
 			s.delta(&deltas[i])
 		}
 	}
@@ -130,53 +127,12 @@ func (s *Stream) delta(d *delta.Delta) {
 	switch d.Kind {
 	case delta.Reasoning:
 		if s.Thinking {
-			s.openBlock(thinkingBlock, outBlock{Type: "thinking", Thinking: new(string), Signature: new(string)})
-			s.appendDelta(s.blocks-1, "thinking_delta", "thinking", d.Text)
+			s.add(thinkingBlock, d)
 		}
 	case delta.ToolCall:
-		at, known := s.tools[d.Tool]
-		if !known {
-			at = s.beginTool(d)
-		}
-		if len(d.Text) > 0 {
-			s.appendDelta(at, "input_json_delta", "partial_json", d.Text)
-		}
+		s.add(toolBlock, d)
 	case delta.Text, delta.Refusal:
-		s.openBlock(textBlock, outBlock{Type: "text", Text: new(string)})
-		s.appendDelta(s.blocks-1, "text_delta", "text", d.Text)
-	}
-}
-
-// openBlock begins a block of this kind, unless the last one is open and of the same kind.
-func (s *Stream) openBlock(kind blockKind, b outBlock) {
-	if s.open == kind && kind != toolBlock {
-		return
-	}
-	s.closeBlock()
-	s.append("content_block_start", map[string]any{"type": "content_block_start", "index": s.blocks, "content_block": b})
-	s.open = kind
-	s.blocks++
-}
-
-// beginTool begins the block of a tool call and returns its index.
-func (s *Stream) beginTool(d *delta.Delta) int {
-	id := string(d.ID)
-	if id == "" {
-		id = toolID(s.id, d.Tool)
-	}
-	s.openBlock(toolBlock, outBlock{Type: "tool_use", ID: id, Name: string(d.Name), Input: json.RawMessage("{}")})
-	if s.tools == nil {
-		s.tools = map[int]int{}
-	}
-	s.tools[d.Tool] = s.blocks - 1
-	return s.blocks - 1
-}
-
-// closeBlock ends the block that is open.
-func (s *Stream) closeBlock() {
-	if s.open != noBlock {
-		s.append("content_block_stop", map[string]any{"type": "content_block_stop", "index": s.blocks - 1})
-		s.open = noBlock
+		s.add(textBlock, d)
 	}
 }
 
@@ -206,6 +162,7 @@ func (s *Stream) readFinish(data []byte, reason string) {
 func (s *Stream) end() {
 	s.ended = true
 	s.begin(nil)
+	s.openWaiting(true)
 	s.closeBlock()
 	reason, sequence := s.finish.stop(len(s.tools) > 0)
 	s.append("message_delta", map[string]any{"type": "message_delta", "usage": usageOf(s.usage),
@@ -225,12 +182,12 @@ func appendEvent(dst []byte, name string, data []byte) []byte {
 	return sse.AppendData(dst, data)
 }
 
-// appendDelta appends a piece of a block. It allocates nothing but dst, because there is one such
-// event for each token.
-func (s *Stream) appendDelta(block int, kind, field string, text []byte) {
+// appendDelta appends a piece of the last block. It allocates nothing but dst, because there is one
+// such event for each token.
+func (s *Stream) appendDelta(kind, field string, text []byte) {
 	b := s.dst
 	b = append(b, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":"...)
-	b = strconv.AppendInt(b, int64(block), 10)
+	b = strconv.AppendInt(b, int64(s.blocks-1), 10)
 	b = append(append(b, `,"delta":{"type":"`...), kind...)
 	b = append(append(append(b, `","`...), field...), `":`...)
 	s.dst = append(appendText(b, text), "}}\n\n"...)
