@@ -101,7 +101,7 @@ func (l *Launcher) planLocked() []step {
 // unitLocked describes a replica for plan. mu is held.
 func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) unit {
 	u := unit{index: k.index, spec: r.meta.spec, ready: r.State == engines.Ready, ended: r.ended, due: !now.Before(r.retryAt),
-		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), requests: l.config.InFlight(r.ID) + l.group.requests(r.ID)}
+		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), requests: l.requestsAt(r.ID)}
 	if r.restartJob != "" && r.restartJob == r.job {
 		u.spec = restarted
 	}
@@ -119,6 +119,11 @@ func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) 
 			waited >= l.config.DrainSettle && u.requests == 0 && l.group.haveDrained(r.job, r.drainID)
 	}
 	return u
+}
+
+// requestsAt returns how many requests all gateways of the group have on a replica.
+func (l *Launcher) requestsAt(replica string) int {
+	return l.config.InFlight(replica) + l.group.requests(replica)
 }
 
 // staleRepeat is how often a job that is stale is told to stop.

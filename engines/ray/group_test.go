@@ -2,6 +2,9 @@ package ray
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -51,6 +54,11 @@ func (s *stub) member(identity string, store *redistest.Server) *member {
 func (s *stub) serving() {
 	s.t.Helper()
 	port, _ := server(s.t)
+	s.servingAt(port)
+}
+
+// servingAt makes the stub start jobs whose server is the one at this port.
+func (s *stub) servingAt(port int) {
 	s.submitted = func(a submission) rayJob {
 		a.Metadata[metaPort] = strconv.Itoa(port)
 		return rayJob{SubmissionID: a.SubmissionID, Status: statusRunning, Metadata: a.Metadata, StartTime: time.Now().UnixMilli(),
@@ -132,6 +140,47 @@ func TestN4_GatewaysOfOneNameShareTheJobs(t *testing.T) {
 	if b.Status() != (Status{}) {
 		t.Errorf("the new writer shows %+v", b.Status())
 	}
+}
+
+// TestN4_AReplicaThatIsBusyForOthersIsKept: the writer does not end a replica that answers probes
+// as a busy one while only another gateway has requests at it. It ends one that nobody uses.
+func TestN4_AReplicaThatIsBusyForOthersIsKept(t *testing.T) {
+	t.Parallel()
+	s, store := newStub(t), redistest.Start(t)
+	var busyProbes atomic.Int64 // negative until the engine is busy
+	busyProbes.Store(-1)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if busyProbes.Load() >= 0 {
+			busyProbes.Add(1)
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(engine.Close)
+	port := netip.MustParseAddrPort(engine.Listener.Addr().String()).Port()
+	s.servingAt(int(port))
+	a := s.member("a", store)
+	testutil.Eventually(t, "the jobs are known", a.HasPublished)
+	b := s.member("b", store)
+	testutil.Eventually(t, "the jobs are known to both", b.HasPublished)
+	awaitWriter(t, a, b)
+	set([]Model{s.model(1)}, a, b)
+	a.awaitReady("chat", 1)
+	b.awaitReady("chat", 1)
+	b.requests.Store(5)
+	testutil.Eventually(t, "the writer knows the other's requests", func() bool { return a.group.requests("chat-0") == 5 })
+
+	busyProbes.Store(0)
+	stopped := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.stopped)
+	}
+	testutil.Eventually(t, "many probes", func() bool { return busyProbes.Load() >= 6*supervise.MaxBadProbes || stopped() > 0 })
+	if n := stopped(); n > 0 {
+		t.Fatalf("the writer stopped %d jobs with requests of the other gateway", n)
+	}
+	b.requests.Store(0)
+	testutil.Eventually(t, "the replica that nobody uses is ended", func() bool { return stopped() > 0 })
 }
 
 // TestN4_AWriterThatEndsHandsOver: a gateway that ends gives the lease back, and the next writer

@@ -72,7 +72,7 @@ func (w *watch) run(ctx context.Context) {
 		got, text := w.launcher.prober.Probe(ctx, w.address, w.model().Version.Health.Path)
 		switch {
 		case ctx.Err() != nil:
-		case got == supervise.Healthy, got == supervise.Busy && w.launcher.config.InFlight(replicaID(w.key.model, w.key.index)) > 0:
+		case got == supervise.Healthy, got == supervise.Busy && w.launcher.requestsAt(replicaID(w.key.model, w.key.index)) > 0:
 			bad = 0
 			w.reportHealthy(suspected)
 		case got == supervise.Untold:

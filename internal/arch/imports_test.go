@@ -83,7 +83,7 @@ var allowed = map[string]string{
 	"internal/openai":            "internal/openai/jsonscan internal/prefix",
 	"internal/prefix":            "",
 	"internal/predict":           "ringhash",
-	"internal/process":           "internal/loglines internal/redact internal/seal",
+	"internal/process":           "internal/lack internal/loglines internal/redact internal/seal",
 	"internal/process/guard":     "internal/memory internal/process",
 	"internal/routesync":         "internal/dispatch internal/prefix",
 	"internal/seal":              "",

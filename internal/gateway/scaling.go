@@ -11,7 +11,7 @@ import (
 )
 
 // idleModels lists the local models that no request uses and that have more replicas than their
-// least number.
+// least number, once for each replica that they may lose.
 func (l *launchers) idleModels() []string {
 	return slices.DeleteFunc(l.scaler.IdleModels(), func(model string) bool {
 		m := l.fleet.Snapshot().Models[model]
@@ -19,7 +19,8 @@ func (l *launchers) idleModels() []string {
 	})
 }
 
-// evict stops one replica of each of these models, unless a request has come for the model.
+// evict stops one replica for each of these names of models, unless a request has come for the
+// model.
 func (l *launchers) evict(models []string) {
 	changed := false
 	for _, model := range models {

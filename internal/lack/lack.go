@@ -1,5 +1,5 @@
 // Package lack tells faults of this machine from faults of those that it calls. The relay uses it,
-// and so do the probes of replicas.
+// and so do the probes of replicas and the state directory.
 package lack
 
 import (
@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// IsOwn reports whether a connection could not be opened because this machine lacks something:
-// files, ports or memory. Nobody that is called is to blame for that.
+// IsOwn reports whether a connection or a file could not be opened because this machine lacks
+// something: files, ports or memory. Nobody that is called is to blame for that.
 func IsOwn(err error) bool {
 	lacks := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL}
 	return slices.ContainsFunc(lacks, func(lack error) bool { return errors.Is(err, lack) })

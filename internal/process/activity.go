@@ -21,7 +21,8 @@ func (p *Process) LogSize() int64 {
 // /proc, so it is not for every second.
 func (p *Process) Transferred() uint64 {
 	var total uint64
-	for _, s := range newProcessTree([]Record{p.Record()}).members() {
+	members, _ := newProcessTree([]Record{p.Record()}).members() // none if they cannot be listed
+	for _, s := range members {
 		total += transferredBy(s.pid)
 	}
 	return total

@@ -100,7 +100,10 @@ func (d *Dir) tryClaim() (lockHolder, error) {
 // endUnrecordedLocked ends the processes of the directory that no live record names. d.mu is held.
 func (d *Dir) endUnrecordedLocked() {
 	live, dead := d.liveAndDeadRecords()
-	strays := d.unrecordedProcesses(append(live, dead...))
+	strays, err := d.unrecordedProcesses(append(live, dead...))
+	if err != nil {
+		d.log.Error("processes without a record not found", errorField(err))
+	}
 	if len(strays) > 0 {
 		d.log.Warn("processes without a record found, ending them", countField(len(strays)))
 	}

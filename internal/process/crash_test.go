@@ -38,7 +38,11 @@ func findPID(t *testing.T, dir, argument string) (pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range listProcesses(0) {
+	all, err := listProcesses(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
 		id, _, ok := readMarker(s.pid)
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", s.pid))
 		if ok && id == d.id && strings.Contains(string(line), argument) {
@@ -111,15 +115,15 @@ func TestFamilyWithoutItsLeader(t *testing.T) {
 	}
 	records := []Record{{PID: id.PID, StartTime: id.StartTime, BootID: id.BootID, Token: newToken()}}
 	knows := newProcessTree(records)
-	if got := len(knows.members()); got != 2 {
-		t.Fatalf("%d members, want leader and worker", got)
+	if got, err := knows.members(); err != nil || len(got) != 2 {
+		t.Fatalf("members = %+v (%v), want leader and worker", got, err)
 	}
 	// The leader is reaped, so only the worker still has its session id.
 	kill9(leader)
-	if got := knows.members(); len(got) != 1 || got[0].pid != worker {
+	if got, _ := knows.members(); len(got) != 1 || got[0].pid != worker {
 		t.Errorf("members = %+v, want the worker that was seen before", got)
 	}
-	if got := newProcessTree(records).members(); len(got) != 0 {
+	if got, _ := newProcessTree(records).members(); len(got) != 0 {
 		t.Errorf("members = %+v, want none: whose session this was is not certain", got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -271,19 +272,31 @@ func (d *Dir) startLocked(s Spec) (*Process, error) {
 	if err == nil {
 		err = d.writeRecord(r)
 	}
-	if err != nil {
-		err = errors.Join(err, endProcessTrees(context.Background(), []Record{r}, 0))
-		_ = child.Wait()
-		return nil, err
+	exit, ok := (*exitWatch)(nil), false
+	if err == nil {
+		if exit, ok = newExitWatch(r.identity()); !ok {
+			err = errors.New("the process ended before it could be watched")
+		}
 	}
-	exit, ok := newExitWatch(r.identity())
-	if !ok {
-		return nil, errors.New("the process ended before it could be watched")
+	if err != nil {
+		return nil, errors.Join(err, d.abortLocked(r, child))
 	}
 	p := &Process{record: r, child: child, exit: exit}
 	p.redactor.Store(s.Redactor)
 	d.watchLocked(p)
 	return p, nil
+}
+
+// abortLocked ends a process that was started and is not watched, and all its descendants. The next
+// start of the name ends those that it could not end, or else the next claim does. d.mu is held.
+func (d *Dir) abortLocked(r Record, child *exec.Cmd) error {
+	err := endProcessTrees(context.Background(), []Record{r}, 0)
+	_ = child.Process.Kill() // it may not be among those that were ended
+	_ = child.Wait()
+	if err == nil {
+		d.removeRecord(r)
+	}
+	return err
 }
 
 // watchLocked adds p to the watched processes and starts the goroutine that waits for its end.
@@ -294,7 +307,7 @@ func (d *Dir) watchLocked(p *Process) {
 	if p.child == nil {
 		// When an adopted process ends, another process reaps it. Then its pid no longer tells
 		// whose session it was, but the members of the session that were seen before do.
-		p.tree.members()
+		_, _ = p.tree.members() // those that carry the token are found later too
 	}
 	d.watched[p.record.Name] = p
 	go p.watch()
@@ -453,7 +466,11 @@ func (d *Dir) stopWatched(ctx context.Context, grace time.Duration) ([]*Process,
 // guard.
 func (d *Dir) endAllProcesses(ctx context.Context, grace time.Duration) error {
 	records := d.readRecords("")
-	if err := endProcessTrees(ctx, append(records, d.unrecordedProcesses(records)...), grace); err != nil {
+	strays, err := d.unrecordedProcesses(records)
+	if err != nil {
+		return err
+	}
+	if err := endProcessTrees(ctx, append(records, strays...), grace); err != nil {
 		return err
 	}
 	for _, r := range records {
@@ -462,14 +479,15 @@ func (d *Dir) endAllProcesses(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
-// unwatch forgets a process that has ended and removes its record.
-func (d *Dir) unwatch(p *Process) {
+// unwatch forgets a process that has ended. Its record goes if all its descendants have ended too;
+// otherwise the next start of the name ends them.
+func (d *Dir) unwatch(p *Process, ended bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.watched[p.record.Name] == p {
 		delete(d.watched, p.record.Name)
 	}
-	if d.claim != nil {
+	if d.claim != nil && ended {
 		d.removeRecord(p.record)
 	}
 }

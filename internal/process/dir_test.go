@@ -84,7 +84,7 @@ func TestStartOfARunningNameFails(t *testing.T) {
 		t.Errorf("Stop of the ended process = %v; its successor runs: %v", err, running(again.PID()))
 	}
 	// The state in which the end of the process was not noticed yet.
-	d.unwatch(p)
+	d.unwatch(p, true)
 	if got := d.Records(); len(got) != 1 || got[0].PID != again.PID() {
 		t.Errorf("Records = %v, want the second start", got)
 	}

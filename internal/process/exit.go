@@ -24,7 +24,8 @@ type exitWatch struct {
 const exitPollInterval = 100 * time.Millisecond
 
 // newExitWatch opens a watch. It returns false if the process is gone. A dead child that has not
-// been reaped is not gone; its watch ends at once.
+// been reaped is not gone; its watch ends at once. Where nobody knows whether the process is gone,
+// the watch polls.
 func newExitWatch(process identity) (*exitWatch, bool) {
 	w := &exitWatch{process: process, closed: make(chan struct{})}
 	fd, err := unix.PidfdOpen(process.PID, 0)
@@ -35,7 +36,12 @@ func newExitWatch(process identity) (*exitWatch, bool) {
 		w.pidfd = os.NewFile(uintptr(fd), "pidfd")
 	}
 	// The pid is checked only now: as long as the pidfd is open, no other process can get this pid.
-	if s, ok := readStat(process.PID); !ok || s.start != process.StartTime {
+	s, ok, err := lookUp(process.PID)
+	switch {
+	case err != nil && w.pidfd != nil:
+		_ = w.pidfd.Close()
+		w.pidfd = nil
+	case err == nil && (!ok || s.start != process.StartTime):
 		w.close()
 		return nil, false
 	}

@@ -314,7 +314,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 // isEmpty reports whether the directory has no processes.
 func (g *guard) isEmpty() bool {
 	live, dead := g.dir.liveAndDeadRecords()
-	return len(live)+len(dead)+len(g.dir.unrecordedProcesses(nil)) == 0
+	strays, err := g.dir.unrecordedProcesses(nil)
+	return err == nil && len(live)+len(dead)+len(strays) == 0
 }
 
 // endProcesses claims the directory, so that no gateway adopts a process that is being ended, and

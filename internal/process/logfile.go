@@ -28,13 +28,13 @@ const (
 )
 
 // openLog opens a log file for appending and returns the offset of its end. If the file is too
-// large, openLog rotates it first.
+// large, openLog rotates it first. A log that cannot be rotated grows on.
 func (d *Dir) openLog(path string) (*os.File, int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, 0, fmt.Errorf("make the folder of the log file: %w", err)
 	}
 	if _, err := d.rotate(path); err != nil {
-		return nil, 0, err
+		d.log.Warn("rotating a log file failed", textField("file", path), errorField(err))
 	}
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
@@ -53,6 +53,9 @@ func (d *Dir) openLog(path string) (*os.File, int64, error) {
 // than 30 MiB. The file stays the same: processes that write to it continue at its new end, because
 // they opened it for appending. What they write between the copy and the truncation is lost.
 //
+// Where the file system has no room for the copy, <path>.2 goes first and then <path>.1. If that is
+// not enough, the file is emptied without a copy.
+//
 // One log is rotated at a time, because a process may start anew while RotateLogs rotates its log.
 func (d *Dir) rotate(path string) (bool, error) {
 	d.rotateMu.Lock()
@@ -62,12 +65,15 @@ func (d *Dir) rotate(path string) (bool, error) {
 		// A path that is missing or no regular file does not grow.
 		return false, nil
 	}
-	err = copyTail(path, path+".new", maxLogBytes)
-	if err == nil {
-		err = os.Rename(path+".1", path+".2")
+	err = keepTail(path)
+	for _, old := range []string{path + ".2", path + ".1"} {
+		if isFull(err) && os.Remove(old) == nil {
+			err = keepTail(path)
+		}
 	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = os.Rename(path+".new", path+".1")
+	if isFull(err) {
+		d.log.Warn("log file emptied without a copy", textField("file", path), errorField(err))
+		err = nil
 	}
 	if err == nil {
 		err = os.Truncate(path, 0)
@@ -76,6 +82,18 @@ func (d *Dir) rotate(path string) (bool, error) {
 		return false, fmt.Errorf("rotate the log file: %w", err)
 	}
 	return true, nil
+}
+
+// keepTail copies the end of a log file to <path>.1. The former <path>.1 becomes <path>.2.
+func keepTail(path string) error {
+	err := copyTail(path, path+".new", maxLogBytes)
+	if err == nil {
+		err = os.Rename(path+".1", path+".2")
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.Rename(path+".new", path+".1")
+	}
+	return err
 }
 
 // copyTail copies the last bytes of a file, at most limit, beginning with a complete line. If it

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -173,6 +174,71 @@ func TestRotationThatFails(t *testing.T) {
 	}
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, text) {
 		t.Errorf("the log has %d bytes of %d, %v", len(now), len(text), err)
+	}
+}
+
+// fullLog returns the path of a log that has filled its file system, and the log's content. The log
+// was rotated before if rotated is set.
+func fullLog(t *testing.T, rotated bool) (path string, text []byte) {
+	t.Helper()
+	dir := t.TempDir()
+	testutil.SmallDisk(t, dir, "36m")
+	path, text = filepath.Join(dir, "log"), lines(maxLogBytes+10)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if rotated {
+		for _, old := range []string{path + ".1", path + ".2"} {
+			if err := os.WriteFile(old, text[10:], 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	testutil.FillDisk(t, dir)
+	return path, text
+}
+
+// TestX5_ALogThatFillsTheDiskIsRotated: where there is no room for a copy, the oldest copies go
+// first, and the log is emptied without one if that is not enough.
+func TestX5_ALogThatFillsTheDiskIsRotated(t *testing.T) {
+	for name, before := range map[string]bool{"rotated before": true, "never rotated": false} {
+		t.Run(name, func(t *testing.T) {
+			path, text := fullLog(t, before)
+			if rotated, err := new(Dir).rotate(path); !rotated || err != nil {
+				t.Errorf("rotated: %v, %v", rotated, err)
+			}
+			if info, err := os.Stat(path); err != nil || info.Size() > 0 {
+				t.Errorf("the log is %+v, %v", info, err)
+			}
+			kept, err := os.ReadFile(path + ".1")
+			if before && (err != nil || !bytes.HasSuffix(text, kept) || len(kept) < maxLogBytes-20) {
+				t.Errorf("%d bytes of %d are kept, %v", len(kept), len(text), err)
+			}
+			if !before && !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%d bytes are kept without room, %v", len(kept), err)
+			}
+		})
+	}
+}
+
+// TestALogThatCannotBeRotatedStopsNoStart: the process goes on with the log as it is.
+func TestALogThatCannotBeRotatedStopsNoStart(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	path := filepath.Join(d.Path(), "big.log")
+	if err := os.WriteFile(path, lines(maxLogBytes+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A folder is in the place of the copy.
+	if err := os.MkdirAll(filepath.Join(path+".new", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := script("l", "echo line")
+	s.LogFile = "big.log"
+	p := start(t, d, s)
+	wait(t, p)
+	if got := p.Tail(2); !slices.Equal(got, []string{"line"}) {
+		t.Errorf("the log of the start ends with %q", got)
 	}
 }
 

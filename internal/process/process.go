@@ -207,12 +207,25 @@ func (p *Process) watch() {
 		return
 	}
 	close(p.done)
+	var err error
 	if !p.stopping.Load() {
-		// A server without its main process is useless, but may hold its port or GPU memory.
-		p.tree.signal(p.tree.members(), unix.SIGKILL)
+		err = p.endRest()
 	}
 	p.status = p.reap()
-	p.dir.unwatch(p)
+	p.dir.unwatch(p, err == nil)
+}
+
+// endRest ends what is left of the process tree. A server without its main process is useless, but
+// may hold its port or GPU memory.
+func (p *Process) endRest() error {
+	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+	defer cancel()
+	rest, err := p.tree.awaitMembers(ctx)
+	if err != nil {
+		p.dir.log.Error("descendants of an ended process not ended", errorField(err))
+	}
+	p.tree.signal(rest, unix.SIGKILL)
+	return err
 }
 
 // reap waits for the process if it is a child of Sluice. Before that, the kernel cannot give its

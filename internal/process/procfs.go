@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/lack"
 )
 
 // markerKey is the environment variable that every child and its descendants carry: <directory
@@ -27,13 +29,35 @@ type procStat struct {
 // but its pid.
 func (s procStat) dead() bool { return s.state == 'Z' || s.state == 'X' }
 
-// readStat reads the state of a process. It returns false if the process does not exist.
+// readStat reads the state of a process. It returns false if the process does not exist or its
+// state is not readable.
 func readStat(pid int) (procStat, bool) {
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return procStat{}, false
+	s, ok, _ := lookUp(pid)
+	return s, ok
+}
+
+// lookUp reads the state of a process. ok is false if the process does not exist. An error says
+// that nobody knows whether it does.
+func lookUp(pid int) (s procStat, ok bool, err error) {
+	data, err := readProc(pid, "stat")
+	if err != nil || data == nil {
+		return procStat{}, false, err
 	}
-	return parseStat(data)
+	s, ok = parseStat(data)
+	return s, ok, nil
+}
+
+// readProc reads a file in /proc/PID. It returns nil without an error if the process does not exist
+// or does not let this user read. The error is a lack of this machine, such as of descriptors.
+func readProc(pid int, name string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), name))
+	switch {
+	case err == nil:
+		return data, nil
+	case lack.IsOwn(err):
+		return nil, err
+	}
+	return nil, nil
 }
 
 // parseStat parses the content of /proc/PID/stat. It begins after the last closing parenthesis,
@@ -61,11 +85,12 @@ func parseStat(data []byte) (procStat, bool) {
 	return s, true
 }
 
-// listProcesses lists all processes that started at the given time or later, dead ones included.
-func listProcesses(since uint64) []procStat {
+// listProcesses lists all processes that started at the given time or later, dead ones included. It
+// returns an error if there may be others.
+func listProcesses(since uint64) ([]procStat, error) {
 	names, err := listDirectory("/proc")
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	var all []procStat
 	for _, name := range names {
@@ -73,11 +98,15 @@ func listProcesses(since uint64) []procStat {
 		if err != nil {
 			continue
 		}
-		if s, ok := readStat(pid); ok && s.start >= since {
+		s, ok, err := lookUp(pid)
+		if err != nil {
+			return nil, err
+		}
+		if ok && s.start >= since {
 			all = append(all, s)
 		}
 	}
-	return all
+	return all, nil
 }
 
 // listDirectory returns the names in a directory, in no order.
@@ -93,9 +122,16 @@ func listDirectory(path string) ([]string, error) {
 // readMarker returns the directory id and the token in the environment of a process. ok is false if
 // the process has no marker or its environment is not readable.
 func readMarker(pid int) (id, token string, ok bool) {
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
+	id, token, _ = findMarker(pid)
+	return id, token, token != ""
+}
+
+// findMarker is readMarker with an error that says that the process may have a marker. The token is
+// empty if it has none.
+func findMarker(pid int) (id, token string, err error) {
+	data, err := readProc(pid, "environ")
 	if err != nil {
-		return "", "", false
+		return "", "", err
 	}
 	for entry := range bytes.SplitSeq(data, []byte{0}) {
 		value, found := bytes.CutPrefix(entry, []byte(markerKey+"="))
@@ -104,18 +140,21 @@ func readMarker(pid int) (id, token string, ok bool) {
 		}
 		id, rest, _ := strings.Cut(string(value), "/")
 		token, _, ok := strings.Cut(rest, "/")
-		return id, token, ok
+		if !ok {
+			token = ""
+		}
+		return id, token, nil
 	}
-	return "", "", false
+	return "", "", nil
 }
 
 // bootID returns the kernel's random id of this boot, or "" if the kernel has none.
-func bootID() string {
+func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
+	if lack.IsOwn(err) {
+		return "", err
 	}
-	return strings.TrimSpace(string(data))
+	return strings.TrimSpace(string(data)), nil
 }
 
 // identity identifies one process uniquely. A pid alone is reused when pids wrap around and after a
@@ -128,19 +167,26 @@ type identity struct {
 
 // identify returns the identity of a process that exists, dead or alive.
 func identify(pid int) (identity, error) {
-	s, ok := readStat(pid)
+	s, ok, err := lookUp(pid)
+	if err != nil {
+		return identity{}, err
+	}
 	if !ok {
 		return identity{}, fmt.Errorf("/proc does not show process %d: is /proc mounted?", pid)
 	}
-	return identity{PID: pid, StartTime: s.start, BootID: bootID()}, nil
+	boot, err := bootID()
+	return identity{PID: pid, StartTime: s.start, BootID: boot}, err
 }
 
 // alive reports whether this process runs. Another process that was given the same pid does not
-// count.
+// count. A process of which nobody knows whether it runs counts as alive.
 func (id identity) alive() bool {
-	if id.PID <= 0 || id.BootID != bootID() {
+	if id.PID <= 0 {
 		return false
 	}
-	s, ok := readStat(id.PID)
-	return ok && s.start == id.StartTime && !s.dead()
+	if boot, err := bootID(); err == nil && boot != id.BootID {
+		return false
+	}
+	s, ok, err := lookUp(id.PID)
+	return err != nil || ok && s.start == id.StartTime && !s.dead()
 }

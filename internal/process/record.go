@@ -181,20 +181,28 @@ func (d *Dir) removeRecord(r Record) {
 }
 
 // unrecordedProcesses finds processes with a marker of this directory that none of the records
-// names. It returns records that have only a token.
-func (d *Dir) unrecordedProcesses(recorded []Record) []Record {
+// names. It returns records that have only a token, and an error if there may be others.
+func (d *Dir) unrecordedProcesses(recorded []Record) ([]Record, error) {
 	known := map[string]bool{}
 	for _, r := range recorded {
 		known[r.Token] = true
 	}
 	var strays []Record
-	for _, s := range listProcesses(0) {
-		if id, token, ok := readMarker(s.pid); ok && id == d.id && !known[token] && s.pid != os.Getpid() {
+	all, err := listProcesses(0)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		id, token, err := findMarker(s.pid)
+		if err != nil {
+			return nil, err
+		}
+		if token != "" && id == d.id && !known[token] && s.pid != os.Getpid() {
 			known[token] = true
 			strays = append(strays, Record{Token: token})
 		}
 	}
-	return strays
+	return strays, nil
 }
 
 // newToken returns 128 random bits in base32.

@@ -32,7 +32,7 @@ func writeFault(dir string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case isFull(err):
 		return fmt.Errorf("%w: %s; free space there", err, freeSpace(dir))
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w: mount the file system of %s writable, or name another state_dir", err, dir)
@@ -41,6 +41,9 @@ func writeFault(dir string, err error) error {
 	}
 	return err
 }
+
+// isFull reports whether a write found no room on its file system.
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // freeSpace describes how full the file system of dir is.
 func freeSpace(dir string) string {

@@ -33,7 +33,7 @@ func TestEvictTakesOnlyIdleReplicas(t *testing.T) {
 	set("used", Load{Running: 1, Admitted: 1})
 	set("waited", Load{Queued: 1})
 	set("idle", Load{Admitted: 7})
-	if got := s.IdleModels(); !slices.Equal(got, []string{"idle"}) {
+	if got := s.IdleModels(); !slices.Equal(got, []string{"idle", "idle"}) {
 		t.Errorf("idle are %v", got)
 	}
 	for _, model := range []string{"used", "waited", "kept", "unknown"} {
@@ -53,6 +53,25 @@ func TestEvictTakesOnlyIdleReplicas(t *testing.T) {
 	s.Update(time.Now())
 	if s.Desired("idle") != 1 {
 		t.Error("a request did not bring it back")
+	}
+}
+
+// TestIdleModelsAreListedOnceForEachReplica: a model is listed as often as it may be evicted.
+func TestIdleModelsAreListedOnceForEachReplica(t *testing.T) {
+	t.Parallel()
+	s, _ := newTestScalers(map[string]Model{"three": {Min: 1, Max: 5}, "two": {Max: 2}})
+	s.Adopt(map[string]int{"three": 4, "two": 2})
+	idle := s.IdleModels()
+	if !slices.Equal(idle, []string{"three", "three", "three", "two", "two"}) {
+		t.Errorf("idle are %v", idle)
+	}
+	for _, model := range idle {
+		if !s.Evict(model) {
+			t.Errorf("%s was not evicted", model)
+		}
+	}
+	if s.Desired("three") != 1 || s.Desired("two") != 0 || len(s.IdleModels()) > 0 {
+		t.Errorf("three has %d, two has %d", s.Desired("three"), s.Desired("two"))
 	}
 }
 

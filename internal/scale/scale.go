@@ -128,26 +128,23 @@ func (s *Scaler) Adopt(found map[string]int) {
 }
 
 // IdleModels returns the models that have no requests and more replicas than Min, the longest idle
-// first.
+// first. A model is listed once for each replica that Evict would take from it.
 func (s *Scaler) IdleModels() []string {
-	var idle []string
-	for _, name := range s.modelsAboveMin() {
-		// Load takes other locks, so mu is not held.
-		if load := s.config.Load(name); load.Running+load.Queued == 0 {
-			idle = append(idle, name)
-		}
-	}
-	return idle
+	// Load takes other locks, so mu is not held.
+	return slices.DeleteFunc(s.modelsAboveMin(), func(name string) bool {
+		load := s.config.Load(name)
+		return load.Running+load.Queued > 0
+	})
 }
 
-// modelsAboveMin returns the models that have more replicas than Min. Those that have needed fewer
-// for the longest time come first.
+// modelsAboveMin returns the models that have more replicas than Min, once for each such replica.
+// Those that have needed fewer for the longest time come first.
 func (s *Scaler) modelsAboveMin() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	for name, st := range s.models {
-		if st.desired > st.Min {
+		for range st.desired - st.Min {
 			names = append(names, name)
 		}
 	}
