@@ -18,6 +18,10 @@ const (
 	// 100 ms.
 	noWaitTimeout = 10 * time.Second
 
+	// maxBusyTries is how often a request of a busy task is asked about again, which takes some 200
+	// ms in all.
+	maxBusyTries = 3
+
 	minRetryWait = 25 * time.Millisecond
 	maxRetryWait = 250 * time.Millisecond
 )

@@ -353,6 +353,54 @@ func TestSharedTaskRenewedElsewhere(t *testing.T) {
 	})
 }
 
+// TestSharedTaskBusyForAMoment: a request of a task that comes while the release of the one before
+// is still on its way from another gateway is admitted after it. One that comes while the one
+// before runs fails, and so does one whose client leaves or whose model is removed.
+func TestSharedTaskBusyForAMoment(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		a, b := newTestGateway(t, store, admission.Limits{MaxConcurrent: 2}), newTestGateway(t, store, admission.Limits{MaxConcurrent: 2})
+		task, wait, err := a.Schedule(t.Context(), admission.TaskRequest{Model: "chat"})
+		if err != nil || wait != 0 {
+			t.Fatal(wait, err)
+		}
+		under := admission.Request{UnderTask: task.ID}
+		for _, release := range []time.Duration{10 * time.Millisecond, 100 * time.Millisecond} {
+			first := a.start(t.Context(), under)
+			a.wantAdmitted(first, 10*time.Millisecond)
+			time.AfterFunc(release, first.state().lease.Release)
+			next := b.start(t.Context(), under)
+			other := b.start(t.Context(), admission.Request{})
+			b.wantAdmitted(other, 5*time.Millisecond) // nobody else waits for it
+			other.state().lease.Release()
+			b.wantAdmitted(next, 300*time.Millisecond)
+			next.state().lease.Release()
+		}
+
+		running := a.start(t.Context(), under)
+		a.wantAdmitted(running, 10*time.Millisecond)
+		ctx, leave := context.WithCancel(t.Context())
+		left, busy := b.start(ctx, under), b.start(t.Context(), under)
+		time.Sleep(10 * time.Millisecond)
+		leave()
+		time.Sleep(300 * time.Millisecond)
+		if l, n := left.state(), busy.state(); !errors.Is(l.err, context.Canceled) || !errors.Is(n.err, admission.ErrTaskBusy) || n.placed != n.unplace {
+			t.Errorf("left: %+v, busy: %+v", l, n)
+		}
+		removed := b.start(t.Context(), under)
+		time.Sleep(10 * time.Millisecond)
+		b.Remove("chat")
+		time.Sleep(300 * time.Millisecond)
+		if got := removed.state(); !errors.Is(got.err, admission.ErrRemoved) {
+			t.Errorf("a request of a removed model: %+v", got)
+		}
+		if got := b.Tenant(""); got.Queued != 0 {
+			t.Errorf("%+v are left over", got)
+		}
+	})
+}
+
 // TestSharedBytesOfNewcomers: requests whose verdict is late hold no more bytes than may wait.
 func TestSharedBytesOfNewcomers(t *testing.T) {
 	t.Parallel()

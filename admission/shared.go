@@ -94,7 +94,8 @@ type Claim struct {
 	// UnderTask is the id of the task whose request the claim is for; "" means none. Such a claim
 	// holds a slot and counts as prefill, and the task holds the lease. Its tokens and requests
 	// beyond the task's are charged. It is denied with TaskEnded if the tenant has no such task
-	// for this model, and with TaskBusy while another request of the task runs.
+	// for this model, and with TaskBusy while another request of the task runs. A Controller asks
+	// again about a busy task for some 200 ms.
 	UnderTask string
 }
 

@@ -218,6 +218,10 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 				g.blockedOnTokens, g.inquiry.lackingTokens = w, w.needTokens
 			}
 		case TaskEnded, TaskBusy:
+			if v.Reason == TaskBusy && w.busy.tries < maxBusyTries {
+				c.askAgain(g, w, v)
+				continue
+			}
 			c.countWaiter(w, -1)
 			w.decide(nil, v.Reason.fails())
 			continue
@@ -249,6 +253,23 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 		denied = append(denied, w)
 	}
 	return denied
+}
+
+// askAgain requeues a waiter of a task that was busy, after a pause. The request of the task before
+// it may have ended at another gateway, whose release is still on its way to the shared state.
+func (c *Controller) askAgain(g *gate, w *waiter, v *Verdict) {
+	time.AfterFunc(w.busy.next(), func() {
+		c.mu.Lock()
+		defer c.unlockAndRun()
+		now := time.Now()
+		if err := c.endOfWait(g, w, v, now); err != nil {
+			c.countWaiter(w, -1)
+			w.decide(nil, err)
+			return
+		}
+		w.homeQueue.requeue(w, !w.tenant.isAtLimit(&w.arrival))
+		c.admitFromQueue(w.homeQueue, now)
+	})
 }
 
 // recordTenantDenial records that the tenant is at a limit. A newcomer is refused, except for the

@@ -80,7 +80,8 @@ func (a *arrival) waitFor(b *bucket, now time.Time) time.Duration {
 type waiterState uint8
 
 // The states of a waiter. Queued and returned waiters are in a queue. An asked one is part of an
-// inquiry. A denied one has its verdict and is about to be requeued.
+// inquiry. A denied one has its verdict and is about to be requeued; if its task was busy, after a
+// pause.
 const (
 	stateIdle waiterState = iota
 	stateQueued
@@ -130,6 +131,8 @@ type waiter struct {
 	cancelErr error
 	// staleVerdicts counts verdicts in a row that were for old limits.
 	staleVerdicts int
+	// busy counts the verdicts TaskBusy, and gives the pause after each.
+	busy backoff
 	// causedPreemption says that a lease was preempted for it.
 	causedPreemption bool
 }

@@ -31,6 +31,27 @@ func TestRequestOfTaskRenewedElsewhere(t *testing.T) {
 	}
 }
 
+// TestTaskRequestsInTurn: two gateways admit the requests of a task in turn, each as soon as the
+// one before has been released. That release may still be on its way to Redis.
+func TestTaskRequestsInTurn(t *testing.T) {
+	t.Parallel()
+	both := controllers(t, 2, "turns", redistest.Start(t))
+	for _, c := range both {
+		c.SetLimits("chat", admission.Limits{MaxConcurrent: 4})
+	}
+	task, wait, err := both[0].Schedule(t.Context(), admission.TaskRequest{Model: "chat", Tenant: "acme"})
+	if wait != 0 || err != nil {
+		t.Fatal(wait, err)
+	}
+	for i := range 100 {
+		lease, err := both[i%2].Admit(t.Context(), admission.Request{Model: "chat", Tenant: "acme", UnderTask: task.ID})
+		if err != nil {
+			t.Fatalf("request %d: %v", i, err)
+		}
+		lease.Release()
+	}
+}
+
 // TestX2_TasksOverGateways: what one gateway admits under a task of another counts as if the other
 // had admitted it.
 func TestX2_TasksOverGateways(t *testing.T) {
