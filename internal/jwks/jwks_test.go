@@ -358,3 +358,33 @@ func TestO12_AnotherPlaceDuringAReading(t *testing.T) {
 		}
 	}
 }
+
+// A claim that the gateway does not use may have any type. One that it uses and that has another
+// type has the token refused by its name, and costs the provider no reading.
+func TestO12_ClaimsOfOtherTypes(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, "a")
+	var p provider
+	p.publish(key)
+	v := start(t, &p, nil)
+	eventually(t, v, sign(t, key, jose.ES256, nil))
+	v.mu.Lock()
+	v.read = time.Time{} // long ago
+	v.mu.Unlock()
+	blocked := 0
+	onBlock := func() { blocked++ }
+	for name, value := range map[string]any{"sub": 42, "jti": []int{1}, "tenants": nil} {
+		if i, err := v.Verify(sign(t, key, jose.ES256, map[string]any{name: value}), onBlock); err != nil || i.Tenant != "acme" {
+			t.Errorf("%s: %v: %+v, %v", name, value, i, err)
+		}
+	}
+	for name, value := range map[string]any{"exp": "soon", "nbf": true, "iat": "x", "iss": 7, "aud": 7} {
+		_, err := v.Verify(sign(t, key, jose.ES256, map[string]any{name: value}), onBlock)
+		if !errors.Is(err, ErrInvalid) || errors.Is(err, errUnsigned) {
+			t.Errorf("%s: %v: %v", name, value, err)
+		}
+	}
+	if blocked > 0 {
+		t.Errorf("the keys were read again %d times", blocked)
+	}
+}

@@ -86,30 +86,52 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 // errUnsigned means that none of the known keys has signed a token.
 var errUnsigned = fmt.Errorf("%w: no key of the identity provider has signed it", ErrInvalid)
 
+// claims are the claims that the gateway uses, besides that of the tenant.
+type claims struct {
+	Issuer    string           `json:"iss"`
+	Audience  jwt.Audience     `json:"aud"`
+	Expiry    *jwt.NumericDate `json:"exp"`
+	NotBefore *jwt.NumericDate `json:"nbf"`
+	IssuedAt  *jwt.NumericDate `json:"iat"`
+}
+
 // signed checks a token that one of the known keys has signed. print is the thumbprint of that key.
 func (p *policy) signed(token *jwt.JSONWebToken, now time.Time) (i Identity, print string, err error) {
-	var claims jwt.Claims
-	var all map[string]any
 	for _, key := range p.keys.find(token.Headers[0].KeyID) {
-		if token.Claims(key.key, &claims, &all) == nil {
-			i, err := p.config.check(claims, all, now)
+		if token.Claims(key.key) == nil {
+			i, err := p.config.read(token, now)
 			return i, key.print, err
 		}
 	}
 	return i, "", errUnsigned
 }
 
-// check checks the claims of a token with a good signature.
-func (c Config) check(claims jwt.Claims, all map[string]any, now time.Time) (Identity, error) {
-	if claims.Expiry == nil {
+// read reads and checks the claims of a token with a good signature.
+func (c Config) read(token *jwt.JSONWebToken, now time.Time) (Identity, error) {
+	var used claims
+	var all map[string]any
+	if token.UnsafeClaimsWithoutVerification(&used, &all) != nil { // the signature was verified before
+		return Identity{}, fmt.Errorf("%w: one of its claims iss, aud, exp, nbf and iat has another type than RFC 7519 says", ErrInvalid)
+	}
+	i, err := c.check(used, now)
+	if err == nil {
+		i.Tenant, _ = all[c.TenantClaim].(string)
+	}
+	return i, err
+}
+
+// check checks the claims of a token.
+func (c Config) check(used claims, now time.Time) (Identity, error) {
+	if used.Expiry == nil {
 		return Identity{}, fmt.Errorf("%w: it has no claim exp", ErrInvalid)
 	}
-	i := Identity{Expires: claims.Expiry.Time()}
+	i := Identity{Expires: used.Expiry.Time()}
 	expected := jwt.Expected{Issuer: c.Issuer, Time: now}
 	if len(c.Audiences) > 0 {
 		expected.AnyAudience = c.Audiences
 	}
-	switch err := claims.ValidateWithLeeway(expected, skew); {
+	all := jwt.Claims{Issuer: used.Issuer, Audience: used.Audience, Expiry: used.Expiry, NotBefore: used.NotBefore, IssuedAt: used.IssuedAt}
+	switch err := all.ValidateWithLeeway(expected, skew); {
 	case errors.Is(err, jwt.ErrExpired):
 		return i, ErrExpired
 	case errors.Is(err, jwt.ErrInvalidIssuer):
@@ -119,7 +141,6 @@ func (c Config) check(claims jwt.Claims, all map[string]any, now time.Time) (Ide
 	case err != nil:
 		return i, fmt.Errorf("%w: it is not valid yet", ErrInvalid)
 	}
-	i.Tenant, _ = all[c.TenantClaim].(string)
 	return i, nil
 }
 

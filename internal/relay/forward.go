@@ -260,5 +260,5 @@ func callOfPeer(req *http.Request, tenant func(name, key string) (*authz.Tenant,
 	return &Call{RequestID: req.Header.Get(headers.RequestID), Tenant: t, Priority: dispatch.PriorityOf(req.Header.Get(headers.Priority)),
 		Path: req.URL.RequestURI(), Header: forwardedHeaders(req.Header), Body: body, Scan: scan, Received: time.Now(),
 		Task: req.Header.Get(headers.TaskID), Patient: req.Header.Get(headers.Patient) != "",
-		movedOptions: parseOptions(req.Header.Get(headers.Messages))}, nil
+		movedOptions: parseOptions(req.Header.Get(headers.Messages), body)}, nil
 }

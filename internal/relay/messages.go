@@ -82,12 +82,12 @@ func formatOptions(o *messages.Options) string {
 	return movedPlain
 }
 
-// parseOptions returns nil for an empty value.
-func parseOptions(value string) *messages.Options {
+// parseOptions returns nil for an empty value. chat is the body of the request that has moved.
+func parseOptions(value string, chat []byte) *messages.Options {
 	if value == "" {
 		return nil
 	}
-	return &messages.Options{Thinking: value == movedThinking, Counts: value == movedCounts}
+	return &messages.Options{Thinking: value == movedThinking, Counts: value == movedCounts, Stops: messages.StopsOf(chat)}
 }
 
 // translator translates what a client of the Messages API gets. It is nil for other clients.

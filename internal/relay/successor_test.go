@@ -151,26 +151,28 @@ func TestX20_MovedCallHasTheTimeThatIsLeft(t *testing.T) {
 }
 
 // A client of the Messages API whose request has moved resumes its stream at the successor, and
-// gets the same events as before, with the reasoning that it has asked for.
+// gets the same events as before, with the reasoning and the stop sequence that it has asked for.
 func TestX20_MovedMessagesResume(t *testing.T) {
 	p := Policy{Resume: time.Minute}
 	reasoning := `data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}` + "\n\n"
+	stopped := `data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop","stop_reason":"END"}]}` + "\n\n"
 	for _, thinking := range []string{"", `"thinking":{"type":"enabled"},`} {
 		old := newHarness(t, options{policy: p, limits: admission.Limits{MaxConcurrent: 1}, handler: engineThatHangs(roleEvent, tokenEvent("a"))})
-		next := newHarness(t, options{policy: p, handler: engineThatSends(roleEvent, reasoning, tokenEvent("b"), finishEvent("", "stop"), doneEvent)})
+		next := newHarness(t, options{policy: p, handler: engineThatSends(roleEvent, reasoning, tokenEvent("b"), stopped, doneEvent)})
 		first := old.send(hello)
 		defer first.Body.Close()
 		var text string
 		var client sync.WaitGroup
 		client.Go(func() {
 			_, text = old.postBody("/v1/messages", "application/json",
-				[]byte(`{"model":"m","stream":true,"max_tokens":9,"request_id":"r",`+thinking+`"messages":[{"role":"user","content":"x"}]}`))
+				[]byte(`{"model":"m","stream":true,"max_tokens":9,"request_id":"r","stop_sequences":["END"],`+thinking+`"messages":[{"role":"user","content":"x"}]}`))
 		})
 		old.waitQueued(1)
 		old.relay.Retire(forwarderTo(t, next))
 		old.dispatcher.Retire()
 		client.Wait()
-		if !strings.HasSuffix(text, "data: {\"type\":\"message_stop\"}\n\n") || strings.Contains(text, "thinking_delta") != (thinking != "") {
+		if !strings.HasSuffix(text, "data: {\"type\":\"message_stop\"}\n\n") || strings.Contains(text, "thinking_delta") != (thinking != "") ||
+			!strings.Contains(text, `"stop_sequence":"END"`) {
 			t.Errorf("moved: %s", text)
 		}
 		if _, _, again := next.getStream(http.MethodGet, "/v1/streams/r?after=-1"); again == "" || !strings.HasSuffix(text, again) {

@@ -3,6 +3,7 @@ package messages
 import (
 	"cmp"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,25 +12,48 @@ import (
 
 // completion is what is read of the answer to a chat.
 type completion struct {
-	ID      string `json:"id"`
-	Model   string `json:"model"`
+	ID      rawText `json:"id"`
+	Model   string  `json:"model"`
 	Choices openai.List[struct {
 		Message struct {
-			Content          words                 `json:"content"`
-			Refusal          string                `json:"refusal"`
-			Reasoning        words                 `json:"reasoning"`
-			ReasoningContent words                 `json:"reasoning_content"`
-			ToolCalls        openai.List[toolCall] `json:"tool_calls"`
+			Content          words                   `json:"content"`
+			Refusal          string                  `json:"refusal"`
+			Reasoning        words                   `json:"reasoning"`
+			ReasoningContent words                   `json:"reasoning_content"`
+			ToolCalls        openai.List[calledTool] `json:"tool_calls"`
 		} `json:"message"`
 		Finish
 	}] `json:"choices"`
 	Usage *struct {
-		Prompt     int64 `json:"prompt_tokens"`
-		Completion int64 `json:"completion_tokens"`
+		Prompt     openai.Integer `json:"prompt_tokens"`
+		Completion openai.Integer `json:"completion_tokens"`
 		Details    *struct {
-			Cached int64 `json:"cached_tokens"`
+			Cached openai.Integer `json:"cached_tokens"`
 		} `json:"prompt_tokens_details"`
 	} `json:"usage"`
+}
+
+// calledTool is a tool call of an answer.
+type calledTool struct {
+	ID       rawText `json:"id"`
+	Function struct {
+		Name      string  `json:"name"`
+		Arguments rawText `json:"arguments"`
+	} `json:"function"`
+}
+
+// rawText is a string, or the JSON of another value: some engines write ids as numbers, and
+// arguments as an object.
+type rawText string
+
+// UnmarshalJSON implements json.Unmarshaler. A null changes nothing.
+func (t *rawText) UnmarshalJSON(raw []byte) error {
+	switch raw[0] {
+	case '"', 'n':
+		return json.Unmarshal(raw, (*string)(t))
+	}
+	*t = rawText(raw)
+	return nil
 }
 
 // words are the texts of a content: a string, or a list of parts as some engines write it.
@@ -134,10 +158,10 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 		if c.Usage == nil {
 			return nil, false
 		}
-		return marshal(map[string]int64{"input_tokens": c.Usage.Prompt}), true
+		return marshal(map[string]openai.Integer{"input_tokens": c.Usage.Prompt}), true
 	}
 	choice := c.Choices[0]
-	m := newMessage(c.ID, c.Model)
+	m := newMessage(string(c.ID), c.Model)
 	said := choice.Message
 	// Some engines send the same reasoning by both names.
 	thought := cmp.Or(said.Reasoning.all(), said.ReasoningContent.all()) + said.Content.thought
@@ -149,14 +173,14 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	}
 	for i, call := range said.ToolCalls {
 		m.Content = append(m.Content, outBlock{
-			Type: "tool_use", ID: cmp.Or(call.ID, toolID(c.ID, i)), Name: call.Function.Name, Input: inputOf(call.Function.Arguments),
+			Type: "tool_use", ID: cmp.Or(string(call.ID), toolID(string(c.ID), i)), Name: call.Function.Name, Input: inputOf(string(call.Function.Arguments)),
 		})
 	}
-	m.StopReason, m.StopSequence = choice.stop(len(said.ToolCalls) > 0)
+	m.StopReason, m.StopSequence = choice.stop(len(said.ToolCalls) > 0, o.Stops)
 	if u := c.Usage; u != nil {
-		m.Usage = usage{Input: u.Prompt, Output: u.Completion}
+		m.Usage = usage{Input: int64(u.Prompt), Output: int64(u.Completion)}
 		if u.Details != nil {
-			m.Usage.Cached = min(u.Details.Cached, u.Prompt)
+			m.Usage.Cached = int64(min(u.Details.Cached, u.Prompt))
 			m.Usage.Input -= m.Usage.Cached
 		}
 	}
@@ -188,9 +212,10 @@ func inputOf(arguments string) json.RawMessage {
 	return marshal(map[string]string{"arguments": arguments})
 }
 
-// stop returns the stop_reason and the stop_sequence of an answer, which may call tools. Engines
-// say "stop" also after a tool that the client has forced.
-func (f Finish) stop(callsTools bool) (reason, sequence *string) {
+// stop returns the stop_reason and the stop_sequence of an answer, which may call tools. stops are
+// the client's stop sequences. Engines say "stop" also after a tool that the client has forced, and
+// some name stop strings of their own.
+func (f Finish) stop(callsTools bool, stops []string) (reason, sequence *string) {
 	word := "end_turn"
 	switch f.Reason {
 	case "length":
@@ -202,14 +227,20 @@ func (f Finish) stop(callsTools bool) (reason, sequence *string) {
 	case "stop":
 		if callsTools {
 			word = "tool_use"
-		}
-		for _, matched := range []json.RawMessage{f.StopReason, f.Matched} {
-			var text string
-			if len(matched) > 0 && matched[0] == '"' && json.Unmarshal(matched, &text) == nil && text != "" {
-				word, sequence = "stop_sequence", &text
-				break
-			}
+		} else if sequence = f.matched(stops); sequence != nil {
+			word = "stop_sequence"
 		}
 	}
 	return &word, sequence
+}
+
+// matched returns the stop that has ended the choice. nil: the engine names none of the stops.
+func (f Finish) matched(stops []string) *string {
+	for _, raw := range []json.RawMessage{f.StopReason, f.Matched} {
+		var text string
+		if len(raw) > 0 && json.Unmarshal(raw, &text) == nil && text != "" && slices.Contains(stops, text) {
+			return &text
+		}
+	}
+	return nil
 }

@@ -174,7 +174,7 @@ func TestB9_Answers(t *testing.T) {
 			"usage":{"input_tokens":6,"cache_read_input_tokens":4,"output_tokens":2}}`, Options{}},
 		"thinking, stop sequence": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi","reasoning":"hm"},"finish_reason":"stop","stop_reason":"x"}]}`,
 			`{` + head + `"content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"hi"}],"stop_reason":"stop_sequence",
-			"stop_sequence":"x","usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true}},
+			"stop_sequence":"x","usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true, Stops: []string{"y", "x"}}},
 		"thinking by both names": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi","reasoning":"hm","reasoning_content":"hm"},"finish_reason":"stop"}]}`,
 			`{` + head + `"content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"hi"}],"stop_reason":"end_turn",
 			"stop_sequence":null,"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{Thinking: true}},
@@ -188,6 +188,12 @@ func TestB9_Answers(t *testing.T) {
 			`{` + head + `"content":[{"type":"tool_use","id":"a","name":"f","input":{"x":1}},{"type":"tool_use","id":"b","name":"g","input":{}},
 			{"type":"tool_use","id":"c","name":"h","input":{"arguments":"{\"x"}}],"stop_reason":"tool_use","stop_sequence":null,
 			"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{}},
+		"other types": {`{"id":1,"model":"m","choices":[{"message":{"content":null,"tool_calls":[
+			{"id":"a","function":{"name":"f","arguments":{"x":[1]}}},{"id":null,"function":{"name":"g","arguments":null}},{"id":7,"function":{"name":"h"}}]},
+			"finish_reason":"tool_calls"}],"usage":{"prompt_tokens":3.0,"completion_tokens":1e0,"prompt_tokens_details":{"cached_tokens":2.0}}}`,
+			`{` + head + `"content":[{"type":"tool_use","id":"a","name":"f","input":{"x":[1]}},{"type":"tool_use","id":"toolu_1_1","name":"g","input":{}},
+			{"type":"tool_use","id":"7","name":"h","input":{}}],"stop_reason":"tool_use","stop_sequence":null,
+			"usage":{"input_tokens":1,"cache_read_input_tokens":2,"output_tokens":1}}`, Options{}},
 		"count": {`{"choices":[{}],"usage":{"prompt_tokens":10}}`, `{"input_tokens":10}`, Options{Counts: true}},
 	} {
 		got, ok := FromChat([]byte(c.chat), c.o)
@@ -289,7 +295,7 @@ func TestB9_Streams(t *testing.T) {
 	}
 	for reason, want := range map[string]string{`"stop"`: "end_turn", `"length"`: "max_tokens", `"content_filter"`: "refusal",
 		`"stop","stop_reason":"END"`: `stop_sequence","stop_sequence":"END`} {
-		got := translateAll(Options{}, delta(`{"content":"x"}`), `{"choices":[{"index":0,"delta":{},"finish_reason":`+reason+`}]}`, `[DONE]`)
+		got := translateAll(Options{Stops: []string{"END"}}, delta(`{"content":"x"}`), `{"choices":[{"index":0,"delta":{},"finish_reason":`+reason+`}]}`, `[DONE]`)
 		if !strings.Contains(got, `{"stop_reason":"`+want+`"`) {
 			t.Errorf("finish_reason %s: %s", reason, got)
 		}
@@ -360,7 +366,7 @@ func TestB9_EndOfSeveralAnswers(t *testing.T) {
 	const first, other = `{"index":0,"delta":{},"finish_reason":"stop","stop_reason":"END"}`, `{"index":1,"delta":{},"finish_reason":"length"}`
 	const unnumbered = `{"delta":{},"finish_reason":"stop","stop_reason":"END"}`
 	for _, chunks := range [][]string{{first, other}, {other, first}, {first + "," + other}, {other + "," + first}, {unnumbered, other}} {
-		var s Stream
+		s := Stream{Options: Options{Stops: []string{"END"}}}
 		var text []byte
 		for _, c := range chunks {
 			text = s.Append(text, []byte(`data: {"id":"c","choices":[`+c+"]}\n\n"))
@@ -393,5 +399,36 @@ func TestB9_ClonedStreams(t *testing.T) {
 	}
 	if string(text) != string(want) {
 		t.Errorf("%s", text)
+	}
+}
+
+// TestB9_StopSequences: only a stop sequence of the client is reported. Engines also name their own
+// stop strings, and those that have ended a tool call.
+func TestB9_StopSequences(t *testing.T) {
+	t.Parallel()
+	const plain, list, single = `{"max_tokens":1,"messages":[{"role":"user","content":"x"}]`, `,"stop_sequences":["x","END"]}`, `,"stop":"END"}`
+	const call = `"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{}"}}]`
+	for name, c := range map[string]struct{ request, said, matched, want string }{
+		"the client's":                  {plain + list, `"content":"x"`, `"stop_reason":"END"`, `"stop_reason":"stop_sequence","stop_sequence":"END"`},
+		"the client's, as SGLang tells": {plain + list, `"content":"x"`, `"stop_reason":null,"matched_stop":"END"`, `"stop_reason":"stop_sequence","stop_sequence":"END"`},
+		"the client's, as a chat's":     {plain + single, `"content":"x"`, `"stop_reason":"END"`, `"stop_reason":"stop_sequence","stop_sequence":"END"`},
+		"the engine's":                  {plain + list, `"content":"x"`, `"matched_stop":"<|im_end|>"`, `"stop_reason":"end_turn","stop_sequence":null`},
+		"the engine's alone":            {plain + "}", `"content":"x"`, `"stop_reason":"<|im_end|>"`, `"stop_reason":"end_turn","stop_sequence":null`},
+		"of a tool call":                {plain + list, call, `"stop_reason":"END"`, `"stop_reason":"tool_use","stop_sequence":null`},
+	} {
+		chat, o, fault := ToChat([]byte(c.request))
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		if diff := cmp.Diff(o.Stops, StopsOf(chat)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		whole, _ := FromChat([]byte(`{"id":"1","choices":[{"index":0,"finish_reason":"stop",`+c.matched+`,"message":{`+c.said+`}}]}`), o)
+		stream := translateAll(o, chunkOf(`{`+c.said+`}`), `{"choices":[{"index":0,"delta":{},"finish_reason":"stop",`+c.matched+`}]}`, "[DONE]")
+		for way, text := range map[string]string{"whole": string(whole), "stream": stream} {
+			if !strings.Contains(text, c.want) {
+				t.Errorf("%s, %s: no %s: %s", name, way, c.want, text)
+			}
+		}
 	}
 }

@@ -17,6 +17,8 @@ type Options struct {
 	Thinking bool
 	// Counts says that the client has asked for the number of tokens alone.
 	Counts bool
+	// Stops are the texts at which the client wants the answer to end.
+	Stops []string
 }
 
 // ToChat translates the body of a request to /v1/messages into one to /v1/chat/completions. The
@@ -96,7 +98,27 @@ func (o *Options) translate(fields object) *openai.Error {
 	for name, value := range chat {
 		fields[name] = value
 	}
+	o.Stops = stopsOf(fields["stop"])
 	return nil
+}
+
+// StopsOf returns Options.Stops of a chat that ToChat has made.
+func StopsOf(chat []byte) []string {
+	var fields struct {
+		Stop json.RawMessage `json:"stop"`
+	}
+	_ = json.Unmarshal(chat, &fields) // a chat that is no object has none
+	return stopsOf(fields.Stop)
+}
+
+// stopsOf returns the texts of the field stop of a chat: a text or a list of texts.
+func stopsOf(raw json.RawMessage) (stops []string) {
+	var one string
+	if json.Unmarshal(raw, &one) == nil && one != "" {
+		return []string{one}
+	}
+	_ = openai.Each(raw, func(s string) { stops = append(stops, s) }) // the engine refuses any other value
+	return stops
 }
 
 // sampling translates the fields that have another name or place in a chat.

@@ -114,10 +114,13 @@ func (s *Stream) begin(data []byte) {
 		return
 	}
 	s.begun = true
-	var chunk struct{ ID, Model string }
+	var chunk struct {
+		ID    rawText
+		Model string
+	}
 	_ = json.Unmarshal(data, &chunk) // it was read as JSON before; what is missing is empty
-	s.id = chunk.ID
-	m := newMessage(chunk.ID, chunk.Model)
+	s.id = string(chunk.ID)
+	m := newMessage(s.id, chunk.Model)
 	m.Usage = usageOf(s.chunk.Usage)
 	s.append("message_start", map[string]any{"type": "message_start", "message": m})
 }
@@ -164,7 +167,7 @@ func (s *Stream) end() {
 	s.begin(nil)
 	s.openWaiting(true)
 	s.closeBlock()
-	reason, sequence := s.finish.stop(len(s.tools) > 0)
+	reason, sequence := s.finish.stop(len(s.tools) > 0, s.Stops)
 	s.append("message_delta", map[string]any{"type": "message_delta", "usage": usageOf(s.usage),
 		"delta": map[string]any{"stop_reason": reason, "stop_sequence": sequence}})
 	s.append("message_stop", map[string]string{"type": "message_stop"})

@@ -192,7 +192,7 @@ func (s *session) withSettings(c conversation, name string, data json.RawMessage
 		return c, set, invalid(name+".output_modalities", "Audio is not served here: the only modality is text.")
 	case len(set.Audio) > 0 && !isNull(set.Audio), len(set.Voice) > 0 && !isNull(set.Voice):
 		return c, set, invalid(name+".audio", "Audio is not served here.")
-	case set.Conversation == "none", set.Input != nil:
+	case set.Conversation == "none", set.Input != nil && !isNull(set.Input):
 		return c, set, invalid(name+".conversation", "A response outside of the conversation is not served here.")
 	}
 	if set.Model != "" {

@@ -103,6 +103,25 @@ func TestR8_Tools(t *testing.T) {
 	c.seen("response.done")
 }
 
+// The tool_choice of a session holds for all of its responses, and that of a response for it alone.
+// A setting that is null is none.
+func TestR8_ToolChoiceOfASession(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"tools":[{"type":"function","name":"f"}],"tool_choice":"required"}}`)
+	c.send(userItem)
+	for i, response := range []struct{ settings, want string }{{`{}`, `"required"`}, {`{"input":null}`, `"required"`}, {`{"tool_choice":"auto"}`, `"auto"`}, {`null`, `"required"`}} {
+		c.send(`{"type":"response.create","response":` + response.settings + `}`)
+		r := g.engine.next(t)
+		if got := string(r.body().ToolChoice); got != response.want {
+			t.Errorf("response %d: tool_choice %s, want %s", i, got, response.want)
+		}
+		r.say("x")
+		r.finish("stop")
+		c.seen("response.done")
+	}
+}
+
 // What this gateway does not serve is refused by name, and a response that is cancelled or fails
 // says so. The socket goes on.
 func TestR8_Refusals(t *testing.T) {
@@ -117,6 +136,7 @@ func TestR8_Refusals(t *testing.T) {
 		`{"type":"conversation.item.create","item":{"type":"item_reference"}}`:   "not served",
 		`{"type":"response.cancel"}`:                                             "No response runs",
 		`{"type":"response.create","response":{"conversation":"none"}}`:          "outside of the conversation",
+		`{"type":"response.create","response":{"input":[]}}`:                     "outside of the conversation",
 		newAnswer: "conversation is empty",
 		`{"type":"conversation.item.create","item":{"type":"message","role":"user","content":[{"type":"input_audio","audio":"AAAA"}]}}`: "Audio is not served",
 	} {

@@ -278,7 +278,9 @@ func (s *session) startTurn(id string, call *relay.Call) {
 	t := &turn{id: id, socket: s.socket, gate: s.gate, heartbeat: s.heartbeat, hold: s.limits.Hold, received: call.Received,
 		bytesLeft: s.conversation.limit - s.conversation.size}
 	t.ctx, t.cancel = context.WithCancelCause(s.turnCtx)
-	s.conversation = s.conversation.unforced()
+	if !s.socket.openAI.active.Load() { // a session of OpenAI's protocol keeps its settings
+		s.conversation = s.conversation.unforced()
+	}
 	s.turn = t
 	go func() {
 		s.handler.Generator.Generate(t.ctx, call, t)
