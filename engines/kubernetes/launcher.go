@@ -368,6 +368,17 @@ func (l *Launcher) OthersLoad(model string) Load {
 	return where[0].peers.load(model)
 }
 
+// OthersRefused returns Load.Refused of each of the other live gateways for the model.
+func (l *Launcher) OthersRefused(model string) map[string]uint64 {
+	l.mu.Lock()
+	where := l.clustersOf[model]
+	l.mu.Unlock()
+	if len(where) == 0 {
+		return nil
+	}
+	return where[0].peers.refused(model)
+}
+
 // IsLeader reports whether this gateway is the leader in the home namespace. Every namespace of
 // every cluster elects its own leader, so failures stay separate. Each gateway must therefore know
 // the wanted replicas of all models.

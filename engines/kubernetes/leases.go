@@ -169,6 +169,15 @@ func (p *peers) load(model string) Load {
 	return sum
 }
 
+// refused returns the Refused of each live gateway for the model, by its identity.
+func (p *peers) refused(model string) map[string]uint64 {
+	refused := map[string]uint64{}
+	for _, other := range p.live() {
+		refused[other.identity] = other.record.Models[model].Refused
+	}
+	return refused
+}
+
 // gatewayLease maintains this gateway's own lease.
 type gatewayLease struct {
 	client   coordination.LeaseInterface

@@ -322,6 +322,20 @@ func (g *group) load(model string) (sum engines.Load) {
 	return sum
 }
 
+// refused returns the Refused of each of the other gateways for a model, by its instance.
+func (g *group) refused(model string) map[string]uint64 {
+	if g == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	refused := make(map[string]uint64, len(g.others))
+	for instance, other := range g.others {
+		refused[instance] = other.Models[model].Refused
+	}
+	return refused
+}
+
 // fault says why Redis has not answered for the time of a lease. It is empty if it has.
 func (g *group) fault() string {
 	if g == nil {

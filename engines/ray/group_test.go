@@ -2,6 +2,7 @@ package ray
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -25,6 +26,7 @@ type member struct {
 	redis    *redis.Client
 	requests atomic.Int64
 	queued   atomic.Int64
+	refused  atomic.Int64
 	demand   chan string
 }
 
@@ -38,7 +40,7 @@ func (s *stub) member(identity string, store *redistest.Server) *member {
 		c.Ports, c.BackOff = Ports{21000, 21003}, supervise.BackOff{First: time.Millisecond, Max: time.Millisecond}
 		c.InFlight = func(string) int { return int(m.requests.Load()) }
 		c.Load = func(string) engines.Load {
-			return engines.Load{Running: int(m.requests.Load()), Queued: int(m.queued.Load())}
+			return engines.Load{Running: int(m.requests.Load()), Queued: int(m.queued.Load()), Refused: uint64(m.refused.Load())}
 		}
 		c.OnDemand = func(model string) {
 			select {
@@ -116,9 +118,13 @@ func TestN4_GatewaysOfOneNameShareTheJobs(t *testing.T) {
 	}
 
 	b.queued.Store(3)
+	b.refused.Store(2)
 	b.PublishLoad()
 	if got := <-a.demand; got != "chat" || a.OthersLoad("chat").Queued != 3 {
 		t.Errorf("the writer hears of demand for %q, load %+v", got, a.OthersLoad("chat"))
+	}
+	if got := slices.Collect(maps.Values(a.OthersRefused("chat"))); !slices.Equal(got, []uint64{2}) {
+		t.Errorf("the other gateways have refused %v", got)
 	}
 
 	if err := a.redis.Close(); err != nil {

@@ -148,6 +148,9 @@ func (l *Launcher) leave() {
 // OthersLoad returns the load that the other live gateways of the group report for the model.
 func (l *Launcher) OthersLoad(model string) engines.Load { return l.group.load(model) }
 
+// OthersRefused returns Load.Refused of each of the other live gateways of the group for the model.
+func (l *Launcher) OthersRefused(model string) map[string]uint64 { return l.group.refused(model) }
+
 // PublishLoad tells the writer soon what load this gateway has, because a request waits. It does
 // not block.
 func (l *Launcher) PublishLoad() {

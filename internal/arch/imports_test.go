@@ -31,7 +31,7 @@ var allowed = map[string]string{
 	"internal/loglines":         "internal/redact",
 	"internal/console":          "",
 	"internal/redact":           "",
-	"internal/fit":              "engines internal/weights",
+	"internal/fit":              "engines engines/placement internal/weights",
 	"internal/weights":          "",
 	"internal/weights/hubtest":  "",
 	"internal/chaos":            "api/llm/v1 internal/bench/report",

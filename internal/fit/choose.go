@@ -131,7 +131,7 @@ func (m *Machine) try(e loader, r Reference, l *weights.Listing, formats []forma
 		return Choice{}, "not installed: " + e.get + hint
 	}
 	if e.gpu == needsGPU && len(m.freeGPUs()) == 0 {
-		return Choice{}, fmt.Sprintf("%s (%s) needs a GPU, and none is free", e.engine, at)
+		return Choice{}, fmt.Sprintf("%s (%s) needs a GPU, and none is free", e.engine, at) + m.held()
 	}
 	why := fmt.Sprintf("engine   %s (%s): the repository holds %s", e.engine, at, join(formats))
 	if e.gpu == wantsGPU && len(m.Node.GPUs) == 0 {

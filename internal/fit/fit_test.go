@@ -130,6 +130,36 @@ func TestB7_WhatIsMissing(t *testing.T) {
 	}
 }
 
+// TestB7_AGPUThatOthersUse: a GPU that placement would give no replica is not chosen, and the error
+// says what holds its memory.
+func TestB7_AGPUThatOthersUse(t *testing.T) {
+	t.Parallel()
+	r := Reference{Text: "hf:org/model", Repository: "org/model"}
+	m := machine(8, 1, "vllm", "python:sglang")
+	m.Node.GPUs[0].MemoryUsed = 3 << 30
+	c, err := m.Choose(r, repository("", tensors))
+	if err == nil {
+		t.Fatalf("chosen: %+v", c)
+	}
+	for _, want := range []string{
+		"vllm needs about 18.6 GiB for 14.7 GiB of weights, and there are 7.2 GiB of memory (other programs hold 3.0 GiB of 24.0 GiB of GPU 0)",
+		"sglang (/bin/python:sglang) needs a GPU, and none is free (other programs hold 3.0 GiB of 24.0 GiB of GPU 0)",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nwant %q", err, want)
+		}
+	}
+
+	m = machine(0, 2, "vllm")
+	m.Node.GPUs[0].MemoryUsed = 3 << 30
+	if c, err := m.Choose(r, repository("", tensors)); err != nil || c.GPUs != 1 {
+		t.Errorf("the free GPU: %+v, %v", c, err)
+	}
+	if c, err := m.Choose(r, repository("", tensors)); err == nil {
+		t.Errorf("the GPU in use: %+v", c)
+	}
+}
+
 // TestB7_SeveralModels: each takes its part of the machine.
 func TestB7_SeveralModels(t *testing.T) {
 	t.Parallel()

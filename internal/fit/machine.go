@@ -2,9 +2,11 @@ package fit
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/placement"
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
@@ -73,9 +75,19 @@ func (m *Machine) loaders() []loader {
 	return append(ofGGUF, ofSafetensors...)
 }
 
-// freeGPUs returns the GPUs that no choice has taken.
+// freeGPUs returns the GPUs that placement gives a replica as a whole and that no choice has taken.
 func (m *Machine) freeGPUs() []engines.GPU {
-	return m.Node.GPUs[min(m.gpusTaken, len(m.Node.GPUs)):]
+	free := slices.DeleteFunc(slices.Clone(m.Node.GPUs), func(g engines.GPU) bool { return !places([]engines.GPU{g}, 1) })
+	return free[min(m.gpusTaken, len(free)):]
+}
+
+// places reports whether a replica that wants a number of GPUs for itself gets them among these.
+func places(gpus []engines.GPU, n int) bool {
+	gpus = slices.Clone(gpus)
+	for i := range gpus {
+		gpus[i].MemoryForeign = gpus[i].MemoryUsed // no replica runs yet
+	}
+	return placement.Fits(engines.Node{GPUs: gpus}, nil, placement.Want{Resources: engines.Resources{GPU: float64(n)}})
 }
 
 // freeMemory returns the memory that no choice has taken, in bytes. A tenth is left to the system.
@@ -86,7 +98,7 @@ func (m *Machine) freeMemory() int64 { return max(0, m.Node.Memory*9/10-m.memory
 // models. It returns 0 if they fit on no number of them.
 func (m *Machine) gpusFor(bytes int64) int {
 	free := m.freeGPUs()
-	for n := 1; n <= min(8, len(free)); n *= 2 {
+	for n := 1; n <= min(8, len(free)) && places(free, n); n *= 2 {
 		room := int64(0)
 		for _, g := range free[:n] {
 			room += (g.MemoryTotal - g.MemoryUsed) * 9 / 10
@@ -106,11 +118,26 @@ func needed(bytes int64) int64 { return bytes + bytes/4 + 256<<20 }
 func (m *Machine) describe() string {
 	free := m.freeGPUs()
 	if len(free) == 0 {
-		return weights.FormatBytes(m.freeMemory()) + " of memory"
+		return weights.FormatBytes(m.freeMemory()) + " of memory" + m.held()
 	}
 	var rooms []string
 	for _, g := range free {
 		rooms = append(rooms, weights.FormatBytes(g.MemoryTotal-g.MemoryUsed))
 	}
-	return fmt.Sprintf("GPUs with %s, %s of memory", strings.Join(rooms, " and "), weights.FormatBytes(m.freeMemory()))
+	return fmt.Sprintf("GPUs with %s, %s of memory", strings.Join(rooms, " and "), weights.FormatBytes(m.freeMemory())) + m.held()
+}
+
+// held says which GPUs get no replica because other programs use them. It is empty if there are
+// none.
+func (m *Machine) held() string {
+	var held []string
+	for _, g := range m.Node.GPUs {
+		if !places([]engines.GPU{g}, 1) {
+			held = append(held, fmt.Sprintf("%s of %s of GPU %d", weights.FormatBytes(g.MemoryUsed), weights.FormatBytes(g.MemoryTotal), g.Index))
+		}
+	}
+	if len(held) == 0 {
+		return ""
+	}
+	return " (other programs hold " + strings.Join(held, " and ") + ")"
 }

@@ -151,14 +151,17 @@ func (l *launchers) lastScaled(model string) *admin.Scaled {
 func (l *launchers) load(model string) scale.Load {
 	own := l.ownLoad(model)
 	var others engines.Load // a model has one launcher
+	own.RefusedElsewhere = map[string]uint64{}
 	if l.kubernetes != nil {
 		others = others.Add(l.kubernetes.OthersLoad(model))
+		maps.Copy(own.RefusedElsewhere, l.kubernetes.OthersRefused(model))
 	}
 	if l.ray != nil {
 		others = others.Add(l.ray.OthersLoad(model))
+		maps.Copy(own.RefusedElsewhere, l.ray.OthersRefused(model))
 	}
 	own.Running, own.Queued = own.Running+others.Running, own.Queued+others.Queued
-	own.Admitted, own.Refused = own.Admitted+others.Admitted, own.Refused+others.Refused
+	own.Admitted += others.Admitted
 	own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
 	return own
 }

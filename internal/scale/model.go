@@ -17,9 +17,11 @@ type modelState struct {
 	hasDemand bool
 	// admitted is Load.Admitted at the last update.
 	admitted uint64
-	// refused is Load.Refused at the last update; known says that there was one.
-	refused uint64
-	known   bool
+	// refused and refusedElsewhere are those of Load at the last update; known says that there was
+	// one.
+	refused          uint64
+	refusedElsewhere map[string]uint64
+	known            bool
 	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
 	// not. peak is the largest number that was needed since.
 	belowSince time.Time
@@ -47,7 +49,7 @@ func (st *modelState) apply(l Load, now time.Time) {
 	need, reason := st.needed(l, 1)
 	// Fewer replicas must hold the target with a margin, or the next request would start one again.
 	keep, _ := st.needed(l, keepShare)
-	st.admitted, st.refused, st.known = l.Admitted, l.Refused, true
+	st.admitted, st.refused, st.refusedElsewhere, st.known = l.Admitted, l.Refused, l.RefusedElsewhere, true
 	switch {
 	case need > st.desired:
 		st.learnPatience(now)
@@ -118,6 +120,16 @@ func (l Load) busy() int {
 	return n
 }
 
+// hasRefused reports whether a request was refused since the last update.
+func (st *modelState) hasRefused(l Load) bool {
+	for gateway, n := range l.RefusedElsewhere {
+		if before, known := st.refusedElsewhere[gateway]; known && n > before {
+			return true
+		}
+	}
+	return st.known && l.Refused > st.refused
+}
+
 // neededByQueue returns how many replicas the waiting requests need.
 func (st *modelState) neededByQueue(l Load) int {
 	known := cmp.Or(max(l.PerReplica, 0), st.PerReplica)
@@ -129,7 +141,7 @@ func (st *modelState) neededByQueue(l Load) int {
 	if l.Queued == 0 {
 		need = min(need, max(st.desired, 1)) // No request waits, so the current number is enough.
 	}
-	if need == 0 && st.known && l.Refused > st.refused {
+	if need == 0 && st.hasRefused(l) {
 		need = 1 // A request that did not wait wants a replica.
 	}
 	if need == 0 && l.Admitted != st.admitted {

@@ -49,6 +49,9 @@ type Load struct {
 	// Refused counts all requests that were ever refused at once because no replica was ready. It
 	// reveals requests that want a replica and do not wait for it.
 	Refused uint64
+	// RefusedElsewhere has such a count for each other gateway that launches the model and is known
+	// now. A gateway that was not known at the last update has refused nothing since.
+	RefusedElsewhere map[string]uint64
 	// PerReplica is how many requests one replica handles at once. 0 means unknown.
 	PerReplica int
 	// MaxRunning is the model's own limit of running requests. 0 means no limit.
