@@ -1,6 +1,8 @@
 package weights
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,12 +52,28 @@ func (c *cache) snapshot(commit, path string) string {
 // path returns the path of what an engine loads.
 func (c *cache) path(commit string, s Selection) string { return c.snapshot(commit, s.Load) }
 
+// refPath returns the path of the file that says which commit a revision is. All programs that use
+// the cache share it.
+func (c *cache) refPath(revision string) string { return c.in("refs", filepath.FromSlash(revision)) }
+
+// selectionPath returns the path of the file that says from which commit the files that s selects
+// were fetched. A fetch of other files does not change it.
+func (c *cache) selectionPath(s Source) string {
+	hash := sha256.Sum256(fmt.Appendf(nil, "%q %q %t", s.revision(), s.File, s.GGUF))
+	return c.in(".sluice", "selections", hex.EncodeToString(hash[:]))
+}
+
 // commit returns the commit of a revision when it was fetched last; empty if it never was.
 func (c *cache) commit(revision string) string {
 	if commitForm.MatchString(revision) {
 		return revision
 	}
-	text, err := os.ReadFile(c.in("refs", filepath.FromSlash(revision)))
+	return readRef(c.refPath(revision))
+}
+
+// readRef returns the commit that a file names; empty if it names none.
+func readRef(path string) string {
+	text, err := os.ReadFile(path)
 	if commit := strings.TrimSpace(string(text)); err == nil && commitForm.MatchString(commit) {
 		return commit
 	}
@@ -69,11 +87,11 @@ func Cached(s Source) (*Listing, bool) {
 	if err != nil {
 		return nil, false
 	}
-	return c.listing(s)
+	return c.listing(c.commit(s.revision()))
 }
 
-func (c *cache) listing(s Source) (*Listing, bool) {
-	commit := c.commit(s.revision())
+// listing returns what the hub said of a commit.
+func (c *cache) listing(commit string) (*Listing, bool) {
 	data, err := os.ReadFile(c.listingPath(commit))
 	if err != nil {
 		return nil, false
@@ -85,13 +103,23 @@ func (c *cache) listing(s Source) (*Listing, bool) {
 	return &l, true
 }
 
-// complete returns the path of what an engine loads, if all of it is in the cache.
+// complete returns the path of what an engine loads, if all of it is in the cache: of the commit
+// from which it was fetched, or else of the one that the revision is.
 func (c *cache) complete(s Source) (string, bool) {
-	l, ok := c.listing(s)
+	if !commitForm.MatchString(s.revision()) {
+		if path, ok := c.completeAt(readRef(c.selectionPath(s)), s); ok {
+			return path, true
+		}
+	}
+	return c.completeAt(c.commit(s.revision()), s)
+}
+
+// completeAt is complete for one commit.
+func (c *cache) completeAt(commit string, s Source) (string, bool) {
+	l, ok := c.listing(commit)
 	if !ok {
 		return "", false
 	}
-	commit := l.Commit
 	selection, err := l.Select(s)
 	if err != nil {
 		return "", false
@@ -111,7 +139,8 @@ func isComplete(path string, size int64) bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() == size
 }
 
-// record writes down what the hub said, and which commit the revision is.
+// record writes down what the hub said, which commit the revision is, and that the files of s are
+// those of this commit.
 func (c *cache) record(s Source, l *Listing) error {
 	data, err := json.Marshal(l)
 	if err != nil {
@@ -120,7 +149,10 @@ func (c *cache) record(s Source, l *Listing) error {
 	if err := replaceFile(c.listingPath(l.Commit), data); err != nil || s.revision() == l.Commit {
 		return err
 	}
-	return replaceFile(c.in("refs", filepath.FromSlash(s.revision())), []byte(l.Commit))
+	if err := replaceFile(c.selectionPath(s), []byte(l.Commit)); err != nil {
+		return err
+	}
+	return replaceFile(c.refPath(s.revision()), []byte(l.Commit))
 }
 
 // replaceFile writes a file in one step, with its directory.

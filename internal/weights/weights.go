@@ -11,6 +11,7 @@
 //	models--ORG--NAME/blobs/HASH                 the content, complete and verified
 //	models--ORG--NAME/blobs/HASH.incomplete      the content so far; the next fetch goes on there
 //	models--ORG--NAME/.sluice/COMMIT.json        what the hub said of the commit
+//	models--ORG--NAME/.sluice/selections/HASH    the commit from which files were fetched
 //	.locks/models--ORG--NAME/HASH.lock           held while a process fetches the blob
 //
 // A blob is fetched once, however many replicas and processes want it: the others wait for the

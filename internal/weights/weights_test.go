@@ -474,3 +474,34 @@ func TestU19_RevisionsStay(t *testing.T) {
 	check(t, newer, second.Files[s.File])
 	check(t, path, first.Files[ggufFile])
 }
+
+// TestU19_AFetchLeavesOtherSelectionsComplete: a model keeps the files that it was given, although
+// main has moved and another model has fetched a file of the new commit. The hub is not asked.
+func TestU19_AFetchLeavesOtherSelectionsComplete(t *testing.T) {
+	const other = "tiny-Q8_0.gguf"
+	hub := hubtest.New(t)
+	first, second := tiny(), tiny()
+	second.Files = map[string][]byte{ggufFile: content(9, 1<<16), other: content(10, 1<<16)}
+	hub.Put(repository, first)
+	s := source(t, hub)
+	s.File = ggufFile
+	path, err := fetcher().Fetch(t.Context(), s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub.Put(repository, second)
+	o := s
+	o.File = other
+	newer, err := fetcher().Fetch(t.Context(), o, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub.Down(true)
+	for source, want := range map[weights.Source]string{s: path, o: newer} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		if again, err := fetcher().Fetch(ctx, source, nil); err != nil || again != want {
+			t.Errorf("%s: %q, %v; want %q", source.File, again, err, want)
+		}
+	}
+}
