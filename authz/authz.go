@@ -323,22 +323,30 @@ func (c Credentials) Digest() string {
 	return hex.EncodeToString(d[:])
 }
 
-// Valid reports whether the key with this digest (see Credentials.Digest) still belongs to the
-// tenant. Long connections call it to notice a key that was revoked. In an open policy every key is
-// valid.
-func (a *Authenticator) Valid(tenant, key string) bool {
-	p := a.policy.Load()
-	if p == nil || p.open != nil {
-		return p != nil
+// Watch returns a function that reports whether the key with this digest (see Credentials.Digest)
+// still belongs to the tenant. Long connections call Watch when the key was just authenticated, and
+// the function later, to notice a key that was revoked. In an open policy every key is valid.
+func (a *Authenticator) Watch(tenant, key string) (valid func() bool) {
+	good := func() bool { return false }
+	if p := a.policy.Load(); p != nil && p.tokens != nil {
+		if d, err := parseHash(hashPrefix + key); err == nil {
+			good = p.tokens.Watch(d)
+		}
 	}
-	if p.header != nil {
-		return p.byName[tenant] != nil
+	return func() bool {
+		p := a.policy.Load()
+		switch {
+		case p == nil:
+			return false
+		case p.open != nil:
+			return true
+		case p.header != nil:
+			return p.byName[tenant] != nil
+		case p.tokens != nil:
+			return p.byName[tenant] != nil && good()
+		}
+		return p.keyOf(tenant, key) != nil
 	}
-	if p.tokens != nil {
-		d, err := parseHash(hashPrefix + key)
-		return err == nil && p.byName[tenant] != nil && p.tokens.Valid(d)
-	}
-	return p.keyOf(tenant, key) != nil
 }
 
 // key returns the API key of the request. The error has the code invalid_api_key.

@@ -158,11 +158,11 @@ func TestCheck(t *testing.T) {
 	}
 	ok := check(map[string]string{"authorization": "Bearer k"}).GetOkResponse()
 	if h := ok.GetHeaders(); len(h) != 3 || h[0].GetHeader().GetValue() != "acme" || h[1].GetHeader().GetValue() != "default" ||
-		"sha256:"+h[2].GetHeader().GetValue() != authz.HashKey("k") || !s.Authenticator.Valid("acme", h[2].GetHeader().GetValue()) {
+		"sha256:"+h[2].GetHeader().GetValue() != authz.HashKey("k") || !s.Authenticator.Watch("acme", h[2].GetHeader().GetValue())() {
 		t.Errorf("headers upstream: %v", h)
 	}
 	for _, wrong := range [][2]string{{"rival", strings.TrimPrefix(authz.HashKey("k"), "sha256:")}, {"acme", strings.TrimPrefix(authz.HashKey("other"), "sha256:")}, {"acme", "zz"}, {"acme", ""}} {
-		if s.Authenticator.Valid(wrong[0], wrong[1]) {
+		if s.Authenticator.Watch(wrong[0], wrong[1])() {
 			t.Errorf("the credentials %v are valid", wrong)
 		}
 	}

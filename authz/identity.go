@@ -24,8 +24,9 @@ type TrustedHeader struct {
 type Tokens interface {
 	// Verify returns what a token says.
 	Verify(token string, onBlock func()) (jwks.Identity, error)
-	// Valid reports whether the token with this SHA-256 was verified and is still good.
-	Valid(digest [sha256.Size]byte) bool
+	// Watch returns a function that reports whether a token that was just verified is still good.
+	// digest is its SHA-256.
+	Watch(digest [sha256.Size]byte) (valid func() bool)
 }
 
 // Header returns the name of the header in which a trusted proxy names tenants; empty if there is

@@ -49,7 +49,7 @@ func TestO12_TrustedHeader(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %s", name, got, fault, test.want)
 		}
 	}
-	if !a.Valid("acme", "") || a.Valid("beta", "") {
+	if !a.Watch("acme", "")() || a.Watch("beta", "")() {
 		t.Error("a tenant of the file is valid, another one is not")
 	}
 	c.DefaultTenant = "nobody"
@@ -87,7 +87,9 @@ func (tokens) Verify(token string, _ func()) (jwks.Identity, error) {
 	return jwks.Identity{Tenant: token, Expires: time.Now().Add(time.Hour)}, nil
 }
 
-func (tokens) Valid(digest [sha256.Size]byte) bool { return digest == sha256.Sum256([]byte("acme")) }
+func (tokens) Watch(digest [sha256.Size]byte) func() bool {
+	return func() bool { return digest == sha256.Sum256([]byte("acme")) }
+}
 
 func TestO12_Tokens(t *testing.T) {
 	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "k")}, Tokens: tokens{}})
@@ -101,7 +103,7 @@ func TestO12_Tokens(t *testing.T) {
 		}
 	}
 	good, bad := authz.Credentials{APIKey: "acme"}, authz.Credentials{APIKey: "beta"}
-	if !a.Valid("acme", good.Digest()) || a.Valid("acme", bad.Digest()) || a.Valid("beta", good.Digest()) {
+	if !a.Watch("acme", good.Digest())() || a.Watch("acme", bad.Digest())() || a.Watch("beta", good.Digest())() {
 		t.Error("only the token that was verified is valid, and only for its tenant")
 	}
 }

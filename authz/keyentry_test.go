@@ -31,7 +31,7 @@ func TestB4_KeysOfRunTime(t *testing.T) {
 			t.Errorf("%s: %v, %v", text, got, fault)
 		}
 		for _, tenant := range []string{"acme", "beta", "gone"} {
-			if valid := a.Valid(tenant, c.Digest()); valid != (tenant == want.tenant) {
+			if valid := a.Watch(tenant, c.Digest())(); valid != (tenant == want.tenant) {
 				t.Errorf("%s of %s: valid %v", text, tenant, valid)
 			}
 		}

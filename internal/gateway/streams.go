@@ -64,7 +64,7 @@ func (g *Gateway) makeStreams() error {
 	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
 	s.realtime = &realtime.Handler{
-		Generator: s.relay, Tenants: g.auth.Caller, Valid: g.auth.Valid, CheckOrigin: c.Auth.ByPlace(),
+		Generator: s.relay, Tenants: g.auth.Caller, Watch: g.auth.Watch, CheckOrigin: c.Auth.ByPlace(),
 		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget, Requests: parts.Requests,
 		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
 		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },

@@ -157,7 +157,7 @@ func TestO12_WhichTokensAreAccepted(t *testing.T) {
 		if !errors.Is(err, c.want) || c.want == nil && (err != nil || got.Tenant != "acme") {
 			t.Errorf("%s: %+v, %v; want %v", name, got, err, c.want)
 		}
-		if valid := v.Valid(sha256.Sum256([]byte(c.token))); valid != (c.want == nil) {
+		if valid := v.Watch(sha256.Sum256([]byte(c.token)))(); valid != (c.want == nil) {
 			t.Errorf("%s: valid %v", name, valid)
 		}
 	}
@@ -186,7 +186,7 @@ func TestO12_KeysAreRotated(t *testing.T) {
 	}
 	p.publish(two)
 	v.reread(t.Context())
-	if _, err := v.Verify(old, nil); !errors.Is(err, ErrInvalid) || v.Valid(sha256.Sum256([]byte(old))) {
+	if _, err := v.Verify(old, nil); !errors.Is(err, ErrInvalid) || v.Watch(sha256.Sum256([]byte(old)))() {
 		t.Errorf("a token of a withdrawn key: %v", err)
 	}
 	reads, blocked := p.reads.Load(), int64(0)
@@ -386,5 +386,68 @@ func TestO12_ClaimsOfOtherTypes(t *testing.T) {
 	}
 	if blocked > 0 {
 		t.Errorf("the keys were read again %d times", blocked)
+	}
+}
+
+// A token that is watched stays good whatever other tokens come, and while each new configuration
+// and key set would accept it.
+func TestO12_WatchedTokens(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, "a")
+	var p provider
+	p.publish(key)
+	var c Config
+	v := start(t, &p, func(own *Config) { c = *own })
+	token := sign(t, key, jose.ES256, nil)
+	eventually(t, v, token)
+	short := sign(t, key, jose.ES256, map[string]any{"exp": time.Now().Add(-skew + 2*time.Second).Unix()})
+	if _, err := v.Verify(short, nil); err != nil {
+		t.Fatal(err)
+	}
+	valid, ends, unknown := v.Watch(sha256.Sum256([]byte(token))), v.Watch(sha256.Sum256([]byte(short))), v.Watch(sha256.Sum256([]byte("another")))
+	seen := v.policy.Load().seen
+	for i := range 3 * seenTokens {
+		seen.put(sha256.Sum256(fmt.Append(nil, i)), entry{})
+	}
+	if !valid() || unknown() {
+		t.Errorf("after other tokens: %v, one that was never verified: %v", valid(), unknown())
+	}
+	for i, set := range []struct {
+		change func(*Config)
+		want   bool
+	}{
+		{func(c *Config) { c.Audiences = []string{"new", "other"} }, true},
+		{func(c *Config) { c.Audiences = nil }, true},
+		{func(c *Config) { c.Refresh = time.Minute }, true},
+		{func(c *Config) { c.Audiences = []string{"new"} }, false},
+		{func(c *Config) { c.Issuer = "https://evil.example" }, false},
+		{func(c *Config) { c.TenantClaim = "team" }, false}, // the token may name another tenant there
+		{func(*Config) {}, true},
+	} {
+		next := c
+		set.change(&next)
+		v.Set(&next)
+		if valid() != set.want {
+			t.Errorf("configuration %d: valid %v", i, !set.want)
+		}
+	}
+	v.Set(nil)
+	if valid() {
+		t.Error("valid without a configuration")
+	}
+	v.Set(&c)
+	eventually(t, v, token)
+	for began := time.Now(); ends(); time.Sleep(50 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("a token that has expired is good")
+		}
+	}
+	if !valid() {
+		t.Error("the token is not good any more")
+	}
+	p.publish(ecKey(t, "b"))
+	v.reread(t.Context())
+	if valid() {
+		t.Error("valid although its key was withdrawn")
 	}
 }

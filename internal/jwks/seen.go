@@ -21,10 +21,12 @@ type generation struct {
 	size    atomic.Int64
 }
 
-// entry is a token that was verified, with the thumbprint of its key.
+// entry is what is kept of a token that was verified.
 type entry struct {
 	identity Identity
-	print    string
+	// print is the thumbprint of its key.
+	print  string
+	claims claims
 }
 
 func newSeen() *seen {

@@ -41,21 +41,34 @@ func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	if e, ok := p.seen.get(digest); ok && p.keys.has(e.print) {
 		return e.identity, expiry(e.identity, now)
 	}
-	identity, print, err := v.verify(p, token, now, onBlock)
+	e, err := v.verify(p, token, now, onBlock)
 	if err == nil {
-		p.seen.put(digest, entry{identity, print})
+		p.seen.put(digest, e)
 	}
-	return identity, err
+	return e.identity, err
 }
 
-// Valid reports whether the token with this SHA-256 was verified and is still good.
-func (v *Verifier) Valid(digest [sha256.Size]byte) bool {
+// Watch returns a function that reports whether a token that was just verified is still good: by
+// the clock, the keys and the configuration of the moment. digest is its SHA-256. The token stays
+// known to the function, however many others come.
+func (v *Verifier) Watch(digest [sha256.Size]byte) (valid func() bool) {
 	p := v.policy.Load()
 	if p == nil {
-		return false
+		return func() bool { return false }
 	}
-	e, ok := p.seen.get(digest)
-	return ok && p.keys.has(e.print) && expiry(e.identity, time.Now()) == nil
+	e, known := p.seen.get(digest)
+	if !known {
+		return func() bool { return false }
+	}
+	tenantClaim := p.config.TenantClaim // by another claim the token may be another tenant's
+	return func() bool {
+		p := v.policy.Load()
+		if p == nil || p.config.TenantClaim != tenantClaim || !p.keys.has(e.print) {
+			return false
+		}
+		_, err := p.config.check(e.claims, time.Now())
+		return err == nil
+	}
 }
 
 // expiry returns ErrExpired if a token has ended.
@@ -66,19 +79,19 @@ func expiry(i Identity, now time.Time) error {
 	return nil
 }
 
-// verify checks a token that was not seen before. print is the thumbprint of its key.
-func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()) (i Identity, print string, err error) {
+// verify checks a token that was not seen before.
+func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()) (entry, error) {
 	parsed, err := jwt.ParseSigned(token, algorithms())
 	if err != nil || len(parsed.Headers) != 1 {
-		return i, "", fmt.Errorf("%w: it must be a JSON Web Token signed with RS256, ES256 or EdDSA", ErrInvalid)
+		return entry{}, fmt.Errorf("%w: it must be a JSON Web Token signed with RS256, ES256 or EdDSA", ErrInvalid)
 	}
-	i, print, err = p.signed(parsed, now)
+	e, err := p.signed(parsed, now)
 	if !errors.Is(err, errUnsigned) {
-		return i, print, err
+		return e, err
 	}
 	v.renew(onBlock) // a provider may use the id of a key again for a new one, or use no ids
 	if p = v.policy.Load(); p == nil || p.keys == nil {
-		return i, "", ErrNoKeys
+		return entry{}, ErrNoKeys
 	}
 	return p.signed(parsed, now)
 }
@@ -95,29 +108,27 @@ type claims struct {
 	IssuedAt  *jwt.NumericDate `json:"iat"`
 }
 
-// signed checks a token that one of the known keys has signed. print is the thumbprint of that key.
-func (p *policy) signed(token *jwt.JSONWebToken, now time.Time) (i Identity, print string, err error) {
+// signed checks a token that one of the known keys has signed.
+func (p *policy) signed(token *jwt.JSONWebToken, now time.Time) (entry, error) {
 	for _, key := range p.keys.find(token.Headers[0].KeyID) {
 		if token.Claims(key.key) == nil {
-			i, err := p.config.read(token, now)
-			return i, key.print, err
+			i, used, err := p.config.read(token, now)
+			return entry{i, key.print, used}, err
 		}
 	}
-	return i, "", errUnsigned
+	return entry{}, errUnsigned
 }
 
 // read reads and checks the claims of a token with a good signature.
-func (c Config) read(token *jwt.JSONWebToken, now time.Time) (Identity, error) {
-	var used claims
+func (c Config) read(token *jwt.JSONWebToken, now time.Time) (i Identity, used claims, err error) {
 	var all map[string]any
 	if token.UnsafeClaimsWithoutVerification(&used, &all) != nil { // the signature was verified before
-		return Identity{}, fmt.Errorf("%w: one of its claims iss, aud, exp, nbf and iat has another type than RFC 7519 says", ErrInvalid)
+		return i, used, fmt.Errorf("%w: one of its claims iss, aud, exp, nbf and iat has another type than RFC 7519 says", ErrInvalid)
 	}
-	i, err := c.check(used, now)
-	if err == nil {
+	if i, err = c.check(used, now); err == nil {
 		i.Tenant, _ = all[c.TenantClaim].(string)
 	}
-	return i, err
+	return i, used, err
 }
 
 // check checks the claims of a token.

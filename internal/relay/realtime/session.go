@@ -28,7 +28,9 @@ type session struct {
 	heartbeat time.Duration
 	tenant    string
 	key       string // the digest of the key
-	priority  string
+	// valid reports whether the key is still valid. nil: it is as long as its tenant exists.
+	valid    func() bool
+	priority string
 	// id is Envoy's id of the handshake.
 	id string
 	// turnHeader has the headers of the handshake that every turn gets: the trace and the session
@@ -81,6 +83,9 @@ func newSession(h *Handler, r *http.Request) *session {
 		if values := r.Header[name]; values != nil {
 			s.turnHeader[name] = values
 		}
+	}
+	if h.Watch != nil {
+		s.valid = h.Watch(s.tenant, s.key)
 	}
 	s.memory = h.Memory.Hold(memory.Requests)
 	s.conversation = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
@@ -256,7 +261,7 @@ func (s *session) newCall(next conversation, requestID string) (*relay.Call, *op
 	default:
 	}
 	tenant, ok := s.handler.Tenants(s.tenant, s.key)
-	if valid := s.handler.Valid; !ok || valid != nil && !valid(s.tenant, s.key) {
+	if !ok || s.valid != nil && !s.valid() {
 		s.socket.stop(closeTenant)
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")
 	}
