@@ -304,7 +304,7 @@ func (s slowTokens) Verify(_ string, onBlock func()) (jwks.Identity, error) {
 	return jwks.Identity{Tenant: "acme"}, nil
 }
 
-func (slowTokens) Valid([sha256.Size]byte) bool { return true }
+func (slowTokens) Watch([sha256.Size]byte) func() bool { return func() bool { return true } }
 
 // A caller whose token is looked up slowly holds up nobody else on its connection, and its body may
 // come meanwhile.

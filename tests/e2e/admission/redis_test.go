@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -412,9 +413,10 @@ models:
 		t.Fatal("no stream was taken over")
 	}
 	client := redis.Client()
+	host, _ := os.Hostname() // part of the names of servers at loopback addresses
 	slots := func(replica string) []float64 {
 		var ends []float64
-		for _, z := range client.ZRangeWithScores(t.Context(), "{sluice}:replica:"+replica, 0, -1).Val() {
+		for _, z := range client.ZRangeWithScores(t.Context(), "{sluice}:replica:"+replica+"@"+host, 0, -1).Val() {
 			ends = append(ends, z.Score)
 		}
 		return ends
