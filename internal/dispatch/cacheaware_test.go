@@ -3,6 +3,7 @@ package dispatch
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -349,6 +350,35 @@ func TestB1_DiscoveredModels(t *testing.T) {
 	told, _ := s.Explain("m", Question{Request: ask(t, nil, "hi")})
 	if told.Order[0].Rate < 899 || told.Order[0].Rate > 901 {
 		t.Errorf("the rate is %v, and the engine told 900", told.Order[0].Rate)
+	}
+}
+
+// TestB1_DiscoveredModelsOfKnownEngines are routed by prefixes from the start if their engine has
+// told of itself before Envoy knows them.
+func TestB1_DiscoveredModelsOfKnownEngines(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	list := replicas("a", "b")
+	for _, name := range []string{"m", "n"} { // each server has both models
+		m := engines.Model{Name: name, Launcher: engines.Upstream, Discovered: true}
+		at := slices.Clone(list)
+		for i := range at {
+			at[i].Model, at[i].State, at[i].Launcher = name, engines.Ready, engines.Upstream
+		}
+		s.fleet.Set("test-"+name, engines.Part{Models: []engines.Model{m}, Replicas: at})
+	}
+	s.rebuild()
+	s.SetEngineNews("a", EngineNews{Engine: "vllm", PrefillRate: 900})
+	s.acknowledge("m", list...)
+	s.acknowledge("n", list...)
+	for _, name := range []string{"m", "n"} {
+		if v, _ := s.View(name); v.Policy.Strategy != "" {
+			t.Errorf("%s: strategy %q", name, v.Policy.Strategy)
+		}
+		told, _ := s.Explain(name, Question{Request: ask(t, nil, "hi")})
+		if told.Order[0].Rate < 899 || told.Order[0].Rate > 901 {
+			t.Errorf("%s: the rate is %v, and the engine told 900", name, told.Order[0].Rate)
+		}
 	}
 }
 

@@ -98,3 +98,18 @@ func TestO8_UndrainedModelsTakeWaitersOfTheirPool(t *testing.T) {
 		}
 	})
 }
+
+// TestX14_ADrainedModelStaysHidden: a task for a model that the caller may not use is answered as
+// one for a model that does not exist, also while the model is drained.
+func TestX14_ADrainedModelStaysHidden(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	s.put("m", replicas("a")...)
+	s.DrainModel("m", true)
+	for _, model := range []string{"m", "other"} {
+		_, _, fault := s.Schedule(t.Context(), TaskRequest{Model: model, Tenant: "t", Allowed: func(string) bool { return false }})
+		if fault == nil || fault.Code != openai.CodeModelNotFound {
+			t.Errorf("%s: %v", model, fault)
+		}
+	}
+}

@@ -71,13 +71,20 @@ func (d *Dispatcher) dropEarlyNewsLocked(s *engines.Snapshot) {
 // Dispatcher.mu is held.
 func (d *Dispatcher) recognizedLocked(m *engines.ModelSnapshot) bool {
 	for i := range m.Replicas {
-		if c := d.counters[m.Replicas[i].ID]; c != nil {
-			if news := c.news.Load(); news != nil && news.Engine != "" {
-				return true
-			}
+		if news := d.newsLocked(m.Replicas[i].ID); news != nil && news.Engine != "" {
+			return true
 		}
 	}
 	return false
+}
+
+// newsLocked returns the last news of a replica, also if it has no counter yet; nil: there are
+// none. Dispatcher.mu is held.
+func (d *Dispatcher) newsLocked(id string) *EngineNews {
+	if c := d.counters[id]; c != nil {
+		return c.news.Load()
+	}
+	return d.earlyNews[id]
 }
 
 // unknownEngine returns the strategy for servers of which nothing is known. Whether they cache

@@ -39,9 +39,9 @@ type indexSlot struct {
 	cacheTokens int
 }
 
-// slotLocked returns the slot of a pickable replica in the prefix index. The index forgets what a
-// replica had before a restart. A server that someone else runs may have been restarted whenever it
-// was not pickable. Dispatcher.mu is held.
+// slotLocked returns the slot of a pickable replica in the prefix index, and applies the last news
+// of its engine. The index forgets what a replica had before a restart. A server that someone else
+// runs may have been restarted whenever it was not pickable. Dispatcher.mu is held.
 func (l *estimator) slotLocked(r *engines.Replica, c *counter, since time.Time) int {
 	s := l.slots[r.ID]
 	if s == nil {
@@ -53,7 +53,7 @@ func (l *estimator) slotLocked(r *engines.Replica, c *counter, since time.Time) 
 	}
 	s.process, s.since = processOf(r), since
 	if news := c.news.Load(); news != nil {
-		l.resizeLocked(s, news.CacheTokens)
+		l.applyNewsLocked(r.ID, news)
 	}
 	return s.slot
 }

@@ -80,11 +80,11 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 		return ask, &openai.Error{Code: openai.CodeInvalidRequest, Param: "pool", Message: "Name a pool or a model, not both."}
 	case r.Model != "":
 		m, ok := w.snapshot.Resolve(r.Model)
-		if ok && w.drained[m.Name] {
-			return ask, errDrained("the model `" + m.Name + "`")
-		}
 		if !ok || !mayUse(r.Allowed, m.Name) {
 			return ask, openai.ModelNotFound("model", r.Model)
+		}
+		if w.drained[m.Name] {
+			return ask, errDrained("the model `" + m.Name + "`")
 		}
 		ask.Model = m.Name
 		return ask, nil

@@ -112,3 +112,22 @@ upstreams:
 		return nil
 	})
 }
+
+// TestE2E_B1_ServersOfAKnownEngineAreRoutedByPrefixes: the hash ring names one of two idle servers
+// that are discovered. Their engine usually tells of itself before Envoy knows them.
+func TestE2E_B1_ServersOfAKnownEngineAreRoutedByPrefixes(t *testing.T) {
+	t.Parallel()
+	page := map[string]string{"/metrics": "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"}
+	a, b := startSlotServer(t, "chat", page), startSlotServer(t, "chat", page)
+	g := harness.Start(t, fmt.Sprintf("upstreams: [%s, %s]\n", a.URL, b.URL))
+	idle := func(n harness.EngineNews) bool { return *n.Running == 0 }
+	g.AwaitEngineNews(a.id(), idle)
+	g.AwaitEngineNews(b.id(), idle)
+	harness.Eventually(t, "both are picked by prefixes", func() error {
+		body := map[string]any{"model": "chat", "messages": []map[string]string{{"role": "user", "content": "Hello"}}}
+		if p := explain(g, body); p.Reason != "ring" || len(p.Replicas) != 2 {
+			return fmt.Errorf("%+v", p)
+		}
+		return nil
+	})
+}
