@@ -424,6 +424,13 @@ func (l sharedSubscriber) TokensServed(model, tenant string, tokens int64) {
 	}
 }
 
+// task returns the task with this id; nil: this gateway has none.
+func (l sharedSubscriber) task(id string) *task {
+	l.c.mu.Lock()
+	defer l.c.unlockAndRun()
+	return l.c.tasks.byID[id]
+}
+
 // TaskEnded implements Subscriber.
 func (l sharedSubscriber) TaskEnded(id string) {
 	c := l.c
@@ -431,10 +438,7 @@ func (l sharedSubscriber) TaskEnded(id string) {
 		return
 	}
 	defer c.tasks.calls.Done()
-	c.mu.Lock()
-	t := c.tasks.byID[id]
-	c.unlockAndRun()
-	if t == nil || !c.endLocalTask(t.Tenant, id, -1, true) {
+	if t := l.task(id); t == nil || !c.endLocalTask(t.Tenant, id, -1, true) {
 		return
 	}
 	// If this fails, a restart brings the task back until its lease expires.
@@ -449,9 +453,7 @@ func (l sharedSubscriber) TaskRenewed(id string, lease time.Duration) {
 		return
 	}
 	defer c.tasks.calls.Done()
-	c.mu.Lock()
-	t := c.tasks.byID[id]
-	c.unlockAndRun()
+	t := l.task(id)
 	if t == nil {
 		return
 	}

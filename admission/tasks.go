@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/base32"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -360,27 +361,11 @@ func (c *Controller) answerCallsOfKey(t *task) Task {
 
 // waitersOfKey returns the calls of Schedule with a key that wait for any model or pool.
 func (c *Controller) waitersOfKey(k taskKey) []*waiter {
-	var found []*waiter
-	add := func(q *queue) {
-		for b := range q.bands {
-			f := q.bands[b].flows[k.tenant]
-			if f == nil {
-				continue
-			}
-			for w := f.waiters.first; w != nil; w = w.links[flowOrder].next {
-				if w.task != nil && w.task.Key == k.key {
-					found = append(found, w)
-				}
-			}
-		}
+	t := c.tenants[k.tenant]
+	if t == nil || t.waiters == 0 {
+		return nil
 	}
-	for _, g := range c.gates {
-		add(&g.queue)
-	}
-	for _, p := range c.pools {
-		add(&p.queue)
-	}
-	return found
+	return slices.DeleteFunc(c.waitersOf(t), func(w *waiter) bool { return w.task == nil || w.task.Key != k.key })
 }
 
 // setExpiryTimer sets the timer for the task that expires first.

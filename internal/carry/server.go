@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/lack"
 )
 
 // acceptPause is how long the server waits after an accept that failed, as without file
@@ -70,19 +71,13 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			connections.Go(func() { s.serve(ctx, conn) })
 		case ctx.Err() != nil:
 			return nil
-		case !isTemporary(err):
+		case !lack.IsTemporary(err):
 			return err
 		default:
 			s.log.Warn("connection of an earlier process not accepted", zap.Error(err))
 			time.Sleep(acceptPause)
 		}
 	}
-}
-
-// isTemporary reports whether a later accept may succeed.
-func isTemporary(err error) bool {
-	temporary, ok := err.(interface{ Temporary() bool })
-	return ok && temporary.Temporary()
 }
 
 // serve counts what one predecessor holds until its connection ends.

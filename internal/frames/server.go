@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/lack"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -90,7 +91,7 @@ func (s *Server) Serve(l net.Listener) error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if temporary, ok := err.(interface{ Temporary() bool }); ok && temporary.Temporary() {
+		if lack.IsTemporary(err) {
 			s.Log.Warn("connection of Envoy's filter not accepted", zap.Error(err))
 			time.Sleep(acceptPause)
 			continue

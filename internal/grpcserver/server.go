@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/peer"
 
+	"github.com/sluice-gateway/sluice/internal/lack"
 	"github.com/sluice-gateway/sluice/internal/nonblock"
 	"github.com/sluice-gateway/sluice/internal/outgoing"
 )
@@ -86,7 +87,7 @@ func (s *Server) Serve(l net.Listener) error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if temporary, ok := err.(interface{ Temporary() bool }); !ok || !temporary.Temporary() {
+		if !lack.IsTemporary(err) {
 			return err
 		}
 		s.log().Warn("connection of Envoy not accepted", zap.Error(err))

@@ -1,5 +1,5 @@
 // Package lack tells faults of this machine from faults of those that it calls. The relay uses it,
-// and so do the probes of replicas and the state directory.
+// and so do the probes of replicas, the state directory and the servers on unix sockets.
 package lack
 
 import (
@@ -13,4 +13,11 @@ import (
 func IsOwn(err error) bool {
 	lacks := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL}
 	return slices.ContainsFunc(lacks, func(lack error) bool { return errors.Is(err, lack) })
+}
+
+// IsTemporary reports whether a later accept may succeed after this error, such as one for want of
+// files.
+func IsTemporary(err error) bool {
+	temporary, ok := err.(interface{ Temporary() bool })
+	return ok && temporary.Temporary()
 }
