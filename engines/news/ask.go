@@ -31,10 +31,11 @@ type asked struct {
 }
 
 // document is a JSON document of a replica. value is nil if the replica has no such document. next
-// is when it is fetched again.
+// is when it is fetched again. fault says why the last fetch told neither.
 type document struct {
 	value any
 	next  time.Time
+	fault error
 }
 
 // errAbsent is the fault of a replica that has no metrics which Sluice knows.
@@ -80,25 +81,35 @@ func (r *Reader) tryToAsk(ctx context.Context, a *asked) error {
 			return nil
 		}
 	}
+	fault := errAbsent
 	for _, p := range b.signed {
-		if err := r.askBySign(ctx, a, p); !errors.Is(err, errAbsent) {
+		err := r.askBySign(ctx, a, p)
+		if err == nil {
 			a.recognised, a.bySign = p, true
-			return err
+			return nil
+		}
+		if !errors.Is(err, errAbsent) {
+			fault = err
 		}
 	}
-	return errAbsent
+	return fault
 }
 
 // askBySign asks a replica that shows no metrics for its documents. The error is errAbsent if the
 // replica does not have the sign of the recipe.
 func (r *Reader) askBySign(ctx context.Context, a *asked, recipe *recipe) error {
+	fault := errAbsent
 	for _, place := range recipe.sign {
-		if d := r.document(ctx, a, place.Document); hasField(d.value, place.Fields[0]) {
+		d := r.document(ctx, a, place.Document)
+		if hasField(d.value, place.Fields[0]) {
 			r.apply(ctx, a, recipe, nil)
 			return nil
 		}
+		if d.fault != nil {
+			fault = d.fault
+		}
 	}
-	return errAbsent
+	return fault
 }
 
 // askEngine asks a replica whose engine is known. A nil recipe has nothing to ask for.
@@ -192,11 +203,11 @@ func (r *Reader) document(ctx context.Context, a *asked, path string) document {
 	})
 	switch {
 	case err == nil:
-		d = document{read, now.Add(r.Pause)}
+		d = document{read, now.Add(r.Pause), nil}
 	case errors.Is(err, errAbsent):
-		d = document{nil, now.Add(10 * r.Pause)}
+		d = document{nil, now.Add(10 * r.Pause), nil}
 	default:
-		d.next = now.Add(min(5*r.Interval, r.Pause))
+		d.next, d.fault = now.Add(min(5*r.Interval, r.Pause)), err
 	}
 	if a.documents == nil {
 		a.documents = map[string]document{}

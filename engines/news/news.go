@@ -52,8 +52,9 @@ type News struct {
 type Config struct {
 	Fleet *engines.Fleet
 	// Tell is called with the news of a replica after each answer, from the goroutine of Run. It is
-	// also called for a replica whose engine is not known, or not known any more; Engine is then
-	// empty. It must not block. Nil: News is the only way to the news.
+	// also called for a replica that shows nothing of a known engine, or not any more; Engine is
+	// then empty. It is not called for a replica that does not answer. It must not block. Nil: News
+	// is the only way to the news.
 	Tell func(replica string, n News)
 	// Interval is the time between two questions to a replica, which is varied by a tenth. 0 means
 	// 2 s.
@@ -130,13 +131,14 @@ func (r *Reader) News(replica string) (News, bool) {
 	return n, ok
 }
 
-// publish makes the news of a replica known.
-func (r *Reader) publish(replica string, n News) {
+// publish makes the news of a replica known after a question.
+func (r *Reader) publish(a *asked) {
+	id, n := a.replica.ID, a.news
 	r.mu.Lock()
-	r.news[replica] = n
+	r.news[id] = n
 	r.mu.Unlock()
-	if (n.Fault == "" && !n.At.IsZero() || n.Engine == "") && r.Tell != nil {
-		r.Tell(replica, n)
+	if (n.Fault == "" && !n.At.IsZero() || n.Engine == "" && a.absent) && r.Tell != nil {
+		r.Tell(id, n)
 	}
 }
 

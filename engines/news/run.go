@@ -88,7 +88,7 @@ func (r *rounds) finish(t *target) {
 	if t.gone {
 		return
 	}
-	r.publish(t.replica.ID, t.news)
+	r.publish(&t.asked)
 	r.enqueue(t, time.Now().Add(r.wait(t)))
 }
 
@@ -161,8 +161,7 @@ func (r *rounds) follow(s *engines.Snapshot) {
 // add makes a replica a target, which is due within a tenth of Interval.
 func (r *rounds) add(replica *engines.Replica, client *http.Client) {
 	if t := r.targets[replica.ID]; t != nil {
-		if t.replica.Address == replica.Address && t.replica.Transport == replica.Transport && t.replica.Since.Equal(replica.Since) &&
-			t.replica.Launcher == replica.Launcher {
+		if isSameTarget(&t.replica, replica) {
 			return
 		}
 		r.remove(t)
@@ -172,6 +171,13 @@ func (r *rounds) add(replica *engines.Replica, client *http.Client) {
 	t.replica, t.client, t.news = *replica, client, silence()
 	r.targets[replica.ID] = t
 	r.enqueue(t, time.Now().Add(soon))
+}
+
+// isSameTarget reports whether both are the same run of the same server, as far as Sluice can know.
+// Since says nothing of the run of a server that someone else runs: each of its models has its own.
+func isSameTarget(a, b *engines.Replica) bool {
+	return a.Address == b.Address && a.Transport == b.Transport && a.Launcher == b.Launcher &&
+		(a.Launcher == engines.Upstream || a.Since.Equal(b.Since))
 }
 
 // remove drops a target.

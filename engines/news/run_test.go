@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -236,6 +237,11 @@ func TestU10_FollowsTheFleet(t *testing.T) {
 		fleet, part := fleetOf(3)
 		f := &fakeServers{took: 100 * time.Millisecond}
 		r := newFakeReader(f, Config{Fleet: fleet})
+		known := catalogue()
+		at := slices.IndexFunc(known, func(e Engine) bool { return e.Name == "vllm" })
+		r.Set(Known{Engines: known, Models: map[string]Engine{"chat": known[at]}})
+		part.Replicas[2].Launcher = engines.Local // it starts again
+		fleet.Set("test", part)
 		defer start(r)()
 		change := func(edit func(all []engines.Replica)) {
 			part.Replicas = append([]engines.Replica(nil), part.Replicas...)
@@ -291,6 +297,62 @@ func TestU10_ALateAnswer(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n, ok := r.News("0"); ok || f.count(address(0).String()) != 1 {
 			t.Errorf("%+v after %d questions", n, f.count(address(0).String()))
+		}
+	})
+}
+
+// TestU1_ABusyServerKeepsItsEngine: a server that failed and is ready again, but has not answered
+// the first question since, is not said to be of an unknown engine.
+func TestU1_ABusyServerKeepsItsEngine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, part := fleetOf(1)
+		f := &fakeServers{}
+		var told []News
+		r := newFakeReader(f, Config{Fleet: fleet, Tell: func(_ string, n News) { told = append(told, n) }})
+		stop := start(r)
+		time.Sleep(10 * time.Second)
+		f.mu.Lock()
+		f.took = 1500 * time.Millisecond // longer than Timeout
+		f.mu.Unlock()
+		for _, s := range []engines.State{engines.Failed, engines.Ready} {
+			part.Replicas = slices.Clone(part.Replicas)
+			part.Replicas[0].State, part.Replicas[0].Since = s, time.Now()
+			fleet.Set("test", part)
+			time.Sleep(5 * time.Second)
+		}
+		time.Sleep(time.Minute)
+		if n, ok := r.News("0"); !ok || n.Fault == "" {
+			t.Errorf("the busy server has the news %+v", n)
+		}
+		stop()
+		for _, n := range told {
+			if n.Engine != "vllm" {
+				t.Errorf("told %+v", n)
+			}
+		}
+	})
+}
+
+// TestU10_SinceOfAServer: a server that someone else runs and that stays ready keeps its news when
+// the time changes since which it is ready. Each of its models may have a time of its own.
+func TestU10_SinceOfAServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, part := fleetOf(1)
+		f := &fakeServers{}
+		r := newFakeReader(f, Config{Fleet: fleet})
+		defer start(r)()
+		time.Sleep(10 * time.Second)
+		f.mu.Lock()
+		f.took = 1500 * time.Millisecond // longer than Timeout
+		f.mu.Unlock()
+		part.Replicas = slices.Clone(part.Replicas)
+		part.Replicas[0].Since = time.Now()
+		fleet.Set("test", part)
+		time.Sleep(5 * time.Second)
+		if n, _ := r.News("0"); n.Engine != "vllm" || n.Running != 1 || n.Fault == "" {
+			t.Errorf("%+v", n)
 		}
 	})
 }

@@ -2,7 +2,11 @@ package news
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -54,11 +58,39 @@ func TestU1_ReplacedServersAreForgotten(t *testing.T) {
 	r := New(Config{Fleet: engines.NewFleet(), Tell: func(_ string, n News) { told = append(told, n.Engine) }})
 	r.Set(Known{Engines: catalogue()})
 	a := askOnce(t, r, engines.Replica{ID: "a", Launcher: engines.Upstream, Address: server(t, texts)})
-	r.publish("a", a.news)
+	r.publish(a)
 	delete(texts, "/metrics")
 	r.ask(context.Background(), a)
-	r.publish("a", a.news)
+	r.publish(a)
 	if len(told) != 2 || told[0] != "vllm" || told[1] != "" || a.news.UsualSlots != 0 {
 		t.Errorf("told %q, then %+v", told, a.news)
+	}
+}
+
+// TestU1_ASlowDocumentIsNotAbsent: a server that shows no metrics, and whose document comes too
+// late, is not said to be of an unknown engine.
+func TestU1_ASlowDocumentIsNotAbsent(t *testing.T) {
+	t.Parallel()
+	var slow atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		switch {
+		case q.URL.Path != "/props":
+			http.NotFound(w, q)
+		case slow.Load():
+			<-q.Context().Done()
+		default:
+			w.Write([]byte(`{"total_slots":4}`)) //nolint:errcheck // the client sees it
+		}
+	}))
+	t.Cleanup(s.Close)
+	var told []string
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: 100 * time.Millisecond, Tell: func(_ string, n News) { told = append(told, n.Engine) }})
+	r.Set(Known{Engines: catalogue()})
+	for _, is := range []bool{true, false} {
+		slow.Store(is)
+		r.publish(askOnce(t, r, engines.Replica{ID: "a", Launcher: engines.Upstream, Address: addressOf(s)}))
+	}
+	if len(told) != 1 || told[0] != "llama-cpp" {
+		t.Errorf("told %q", told)
 	}
 }
