@@ -45,6 +45,7 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 			return nil, nil, fault
 		}
 	}
+	c = c.chooseByPrevious(r, time.Now())
 	t := &Ticket{dispatcher: d}
 	if fault := d.claimIDs(t, r); fault != nil {
 		return nil, nil, fault

@@ -224,6 +224,21 @@ func (w *routingTable) continuesOther(r *Request, now time.Time) bool {
 	return isKnown
 }
 
+// chooseByPrevious narrows the choice to the model whose replica has the response that the request
+// continues. Without such a replica the choice stays as it is.
+func (c choice) chooseByPrevious(r *Request, now time.Time) choice {
+	if r.Previous == "" || len(c.members) == 1 {
+		return c
+	}
+	id := responseOf(r.Tenant, r.Previous)
+	for _, t := range c.members {
+		if known, ok := t.estimator.sessions.find(id, now); ok && t.indexOf(known.replica) >= 0 {
+			return choice{members: []*modelRoute{t}}
+		}
+	}
+	return c
+}
+
 // placeResponseLocked records that the replica of the ticket has its response, and tells other
 // gateways. history are the tokens of the conversation up to the response. Ticket.mu is held.
 func (t *Ticket) placeResponseLocked(history int) {

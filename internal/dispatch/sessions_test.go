@@ -161,3 +161,47 @@ func BenchmarkSession(b *testing.B) {
 		table.put(id, c, 0, now)
 	}
 }
+
+// TestR7_APoolContinuesAResponseAtItsModel: a request to a pool that continues a response goes to
+// the model whose replica has the response, and waits for a slot there. Without that replica it
+// goes to any model of the pool.
+func TestR7_APoolContinuesAResponseAtItsModel(t *testing.T) {
+	t.Parallel()
+	s := pooled(t, Rules{Default: Policy{MaxPerReplica: 1}})
+	request := func(previous string) *Request {
+		r := responseRequest("acme", previous)
+		r.Model = "p"
+		return r
+	}
+	for i := range 20 {
+		id := fmt.Sprint("resp_", i)
+		first := s.must(t, request(""))
+		first.LearnResponse(id)
+		ticket, wait, fault := s.Begin(t.Context(), request(id))
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		if ticket != nil {
+			t.Errorf("%s of %s was continued at %s, which does not have it", id, first.Model, ticket.Model)
+			ticket.Release()
+			first.Release()
+			continue
+		}
+		first.Release()
+		if ticket, fault = wait.Await(t.Context()); fault != nil || ticket.Model != first.Model {
+			t.Fatalf("%s of %s was continued at %+v: %v", id, first.Model, ticket, fault)
+		}
+		ticket.Release()
+	}
+	first := s.must(t, request(""))
+	first.LearnResponse("resp_gone")
+	first.Release()
+	s.put(first.Model, replicas("another")...)
+	ticket := s.must(t, request("resp_gone"))
+	other := s.must(t, request("resp_gone"))
+	if ticket.Model == other.Model {
+		t.Errorf("without the replica both went to %s", ticket.Model)
+	}
+	ticket.Release()
+	other.Release()
+}
