@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
 const (
@@ -42,6 +44,7 @@ func (s *Server) join(c *conn, of worker, number uint64) {
 	if inlet == nil {
 		return
 	}
+	inlet = nonblock.ConnOf(inlet) // each answer that the worker reads would wake a thread
 	if !c.redirect(inlet, number) {
 		_ = inlet.Close()
 		return

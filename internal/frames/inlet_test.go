@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -133,6 +134,27 @@ func TestB6_B12_AnswersGoToTheWorker(t *testing.T) {
 	// Those of an Envoy that has ended have no use any more.
 	b.Close()
 	ofThird.closed()
+}
+
+// A worker reads its answers without notice to the gateway.
+func TestB12_AnInletIsDetached(t *testing.T) {
+	w := listenAsWorkers(t)
+	s, path := serveWith(t, decidetest.New(t, 100, decide.UploadLimits{}), w.Addr().String())
+	connectAs(t, path, worker{0, 7}, 11)
+	w.accept(worker{0, 7}).joined()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		c.mu.Lock()
+		inlet := c.inlet
+		c.mu.Unlock()
+		if _, ok := inlet.(*nonblock.Conn); !ok {
+			t.Errorf("the inlet is a %T", inlet)
+		}
+	}
+	if len(s.conns) != 1 {
+		t.Errorf("there are %d connections", len(s.conns))
+	}
 }
 
 // Two Envoys run at the same time while one takes the place of the other one. Each has inlets of

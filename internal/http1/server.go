@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
 // Defaults of Server.
@@ -142,8 +144,13 @@ func (s *Server) forgetListener(l net.Listener) {
 
 // serveConn serves a connection on a goroutine of its own.
 func (s *Server) serveConn(rwc net.Conn) {
+	if useStd() { // the environment asks for net/http
+		s.handover.serve(rwc)
+		return
+	}
+	rwc = nonblock.ConnOf(rwc)
 	sock, ok := rwc.(socket)
-	if !ok || useStd() { // no file descriptor, or the environment asks for net/http
+	if !ok { // no file descriptor
 		s.handover.serve(rwc)
 		return
 	}

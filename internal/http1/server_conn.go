@@ -17,7 +17,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
-// socket is what a connection must be able to do. *net.UnixConn and *net.TCPConn are sockets.
+// socket is what a connection must be able to do. *nonblock.Conn, *net.UnixConn and *net.TCPConn
+// are sockets.
 type socket interface {
 	net.Conn
 	syscall.Conn
@@ -43,7 +44,8 @@ const (
 // watchPeer, runs from the end of a request's body to the first byte of the next request.
 type serverConn struct {
 	server *Server
-	rwc    socket
+	// rwc is a *nonblock.Conn over a unix socket, unless no more files may be open.
+	rwc socket
 	// input and output read and write rwc, in the place of its own methods, which cost more.
 	input  *nonblock.Reader
 	output *nonblock.Writer

@@ -1,6 +1,7 @@
 package http1
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,47 @@ func TestKeepAlive(t *testing.T) {
 		t.Error("the response does not say that it is the last")
 	}
 	p.awaitClose()
+}
+
+// A peer on a unix socket reads events without notice to the server. On TCP, where the kernel gives
+// none before a buffer was full, connections are those of package net.
+func TestConnectionsOverUnixSocketsAreDetached(t *testing.T) {
+	w := startServer(t, echo, nil)
+	overTCP, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go w.server.Serve(overTCP)
+	for address, want := range map[string]string{w.path: "*nonblock.Conn", overTCP.Addr().String(): "*net.TCPConn"} {
+		network := "unix"
+		if address != w.path {
+			network = "tcp"
+		}
+		c, err := net.Dial(network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(c, get)
+		if _, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := connectionOver(w.server, network); got != want {
+			t.Errorf("a connection over %s is a %s, want a %s", network, got, want)
+		}
+		c.Close()
+	}
+}
+
+// connectionOver returns the type of a connection over this network.
+func connectionOver(s *Server, network string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		if c.rwc.LocalAddr().Network() == network {
+			return fmt.Sprintf("%T", c.rwc)
+		}
+	}
+	return ""
 }
 
 func TestSplitAtEveryByte(t *testing.T) {

@@ -4,6 +4,9 @@
 // blocks. A socket in non-blocking mode never blocks, and the notice is not cheap. In a process
 // that is mostly idle, the first call of each burst wakes the runtime's monitor thread, which then
 // polls every 20 µs. A request of Envoy's filter is such a burst, and so is a relayed event.
+//
+// Conn is a connection over a unix socket that the runtime's poller does not know either, which
+// would wake a thread each time that the peer reads.
 package nonblock
 
 import (
@@ -48,7 +51,12 @@ func rawConn(c net.Conn) (syscall.RawConn, error) {
 
 // failed returns the error of a system call as package net does.
 func failed(call string, c net.Conn, err error) error {
-	return &net.OpError{Op: call, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(call, err)}
+	return opError(call, c, os.NewSyscallError(call, err))
+}
+
+// opError returns the error of an operation as package net does.
+func opError(operation string, c net.Conn, err error) error {
+	return &net.OpError{Op: operation, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
 // Reader reads a connection. One goroutine at a time may use it. NewReader makes one.
@@ -69,9 +77,13 @@ func NewReader(c net.Conn) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newReader(c, raw), nil
+}
+
+func newReader(c net.Conn, raw syscall.RawConn) *Reader {
 	r := &Reader{conn: c, raw: raw}
 	r.try = r.tryOnce
-	return r, nil
+	return r
 }
 
 // Read implements io.Reader. It waits as the connection's own Read does, and heeds its deadline.
@@ -134,9 +146,13 @@ func NewWriter(c net.Conn) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newWriter(c, raw), nil
+}
+
+func newWriter(c net.Conn, raw syscall.RawConn) *Writer {
 	w := &Writer{conn: c, raw: raw}
 	w.all, w.once = w.tryAll, w.tryOnce
-	return w, nil
+	return w
 }
 
 // Write implements io.Writer. It waits as the connection's own Write does, and heeds its deadline.

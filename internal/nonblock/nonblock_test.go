@@ -11,7 +11,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // Bytes that are written to one end are read at the other. No call blocks, and a close by the peer
 // is reported.
@@ -82,11 +86,32 @@ func pair(t *testing.T) (a, b *net.UnixConn) {
 	return dialed.(*net.UnixConn), accepted.(*net.UnixConn)
 }
 
+// conn is a connection of either kind.
+type conn interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// forBoth runs a test with a connection of package net and with a Conn. a and b are its ends.
+func forBoth(t *testing.T, test func(t *testing.T, a, b conn)) {
+	t.Parallel()
+	t.Run("net", func(t *testing.T) {
+		t.Parallel()
+		a, b := pair(t)
+		test(t, a, b)
+	})
+	t.Run("Conn", func(t *testing.T) {
+		t.Parallel()
+		a, b := detachedPair(t)
+		test(t, a, b)
+	})
+}
+
 // Read and Write wait as those of the connection do: more is written than the socket holds. A close
 // of the other end is the end.
-func TestReaderAndWriterWait(t *testing.T) {
-	t.Parallel()
-	a, b := pair(t)
+func TestReaderAndWriterWait(t *testing.T) { forBoth(t, testReaderAndWriterWait) }
+
+func testReaderAndWriterWait(t *testing.T, a, b conn) {
 	sent := bytes.Repeat([]byte("event "), 1<<19)
 	written := make(chan error, 1)
 	go func() {
@@ -114,9 +139,9 @@ func TestReaderAndWriterWait(t *testing.T) {
 }
 
 // Try writes what the socket takes, and nothing to a full one.
-func TestTry(t *testing.T) {
-	t.Parallel()
-	a, b := pair(t)
+func TestTry(t *testing.T) { forBoth(t, testTry) }
+
+func testTry(t *testing.T, a, b conn) {
 	w, err := NewWriter(a)
 	if err != nil {
 		t.Fatal(err)
@@ -138,9 +163,9 @@ func TestTry(t *testing.T) {
 }
 
 // The deadline of the connection holds, and its close ends a wait.
-func TestDeadlineAndClose(t *testing.T) {
-	t.Parallel()
-	_, b := pair(t)
+func TestDeadlineAndClose(t *testing.T) { forBoth(t, testDeadlineAndClose) }
+
+func testDeadlineAndClose(t *testing.T, _, b conn) {
 	r := ReaderOf(b)
 	b.SetReadDeadline(time.Now())
 	if n, err := r.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -159,9 +184,9 @@ func TestDeadlineAndClose(t *testing.T) {
 }
 
 // Quiet tells whether there is anything to read.
-func TestQuiet(t *testing.T) {
-	t.Parallel()
-	a, b := pair(t)
+func TestQuiet(t *testing.T) { forBoth(t, testQuiet) }
+
+func testQuiet(t *testing.T, a, b conn) {
 	r, err := NewReader(b)
 	if err != nil {
 		t.Fatal(err)
