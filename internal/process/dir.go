@@ -16,6 +16,8 @@ import (
 	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gateway/sluice/internal/lack"
 )
 
 const (
@@ -231,11 +233,13 @@ func (d *Dir) endPreviousLocked(name string) error {
 		return ErrNotClaimed
 	}
 	old, err := readRecord(d.recordPath(name))
-	if err != nil {
+	switch {
+	case lack.IsOwn(err):
+		return err // the process that the record names may run
+	case err != nil:
 		// There is no record, or the record is unreadable and names no process.
 		return nil
-	}
-	if old.identity().alive() {
+	case old.identity().alive():
 		return ErrRunning
 	}
 	if err := endProcessTrees(context.Background(), []Record{old}, 0); err != nil {

@@ -107,3 +107,24 @@ func TestWithoutDescriptorsAProcessCountsAsAlive(t *testing.T) {
 	}
 	wait(t, p)
 }
+
+// TestWithoutDescriptorsNoProcessStartsTwice: a start that cannot read the record of the earlier
+// process does not take that process for ended.
+func TestWithoutDescriptorsNoProcessStartsTwice(t *testing.T) {
+	d := claimedDir(t)
+	start(t, d, sleeper("replica/a-0"))
+	endPrevious := func() error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.endPreviousLocked("replica/a-0")
+	}
+	free := takeDescriptors(t)
+	err := endPrevious()
+	free()
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("the record cannot be opened: %v", err)
+	}
+	if err := endPrevious(); !errors.Is(err, ErrRunning) {
+		t.Errorf("the record can be opened: %v", err)
+	}
+}
