@@ -39,15 +39,18 @@ func (d *Dispatcher) DrainModel(model string, drained bool) {
 	d.rebuildLocked()
 }
 
+// mostDrained is how many replicas may be drained before Sluice forgets the drains of replicas that
+// the fleet does not have. Without a bound, the drains of ended pods would add up.
+const mostDrained = 1000
+
 // DrainReplica takes a replica out of rotation, or puts it back. Its running requests go on.
-// Requests for a model whose replicas are all out of rotation wait, as they do for a start.
+// Requests for a model whose replicas are all out of rotation wait, as they do for a start. A
+// drained replica may leave the fleet for a while: it is still drained when it comes back.
 func (d *Dispatcher) DrainReplica(id string, drained bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for other := range d.drains.replicas { // those that do not exist any more
-		if !slices.ContainsFunc(slices.Collect(maps.Values(d.fleet.Snapshot().Models)), func(m *engines.ModelSnapshot) bool { return has(m, other) }) {
-			d.drains.replicas = with(d.drains.replicas, other, false)
-		}
+	if drained && len(d.drains.replicas) >= mostDrained {
+		d.forgetAbsentLocked()
 	}
 	d.drains.replicas = with(d.drains.replicas, id, drained)
 	for name, m := range d.fleet.Snapshot().Models {
@@ -56,6 +59,19 @@ func (d *Dispatcher) DrainReplica(id string, drained bool) {
 		}
 	}
 	d.rebuildLocked()
+}
+
+// forgetAbsentLocked forgets the drains of replicas that the fleet does not have.
+func (d *Dispatcher) forgetAbsentLocked() {
+	present := map[string]bool{}
+	for _, m := range d.fleet.Snapshot().Models {
+		for i := range m.Replicas {
+			if id := m.Replicas[i].ID; d.drains.replicas[id] {
+				present[id] = true
+			}
+		}
+	}
+	d.drains.replicas = present
 }
 
 func has(m *engines.ModelSnapshot, id string) bool {

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 
@@ -48,14 +49,38 @@ func TestO8_Drained(t *testing.T) {
 	s.put("m", launched("x", "y")...)
 	s.DrainReplica("x", true)
 	s.expectCandidates(t, "x is drained", "y")
-	s.put("m", launched("y", "z")...)
+	s.put("m", launched("x", "y", "z")...)
 	s.DrainReplica("y", true)
-	if _, replicas := s.Drained(); len(replicas) != 1 || !replicas["y"] {
-		t.Error("x does not exist any more, y is drained:", replicas)
-	}
-	s.expectCandidates(t, "y is drained", "z")
+	s.expectCandidates(t, "y is drained too", "z")
 	s.DrainReplica("y", false)
 	s.expectCandidates(t, "y is back", "y", "z")
+}
+
+// A drained replica that is away while another one is drained is still drained when it comes back.
+func TestO8_AnAbsentReplicaStaysDrained(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	s.put("m", launched("x", "y", "z")...)
+	s.DrainReplica("x", true)
+	s.put("m", launched("y", "z")...)
+	s.DrainReplica("y", true)
+	s.put("m", launched("x", "y", "z")...)
+	s.expectCandidates(t, "x is back", "z")
+}
+
+// Drains of replicas that have ended do not add up for ever.
+func TestO8_DrainsOfAbsentReplicasAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	s.put("m", launched("x", "y")...)
+	s.DrainReplica("x", true)
+	for i := range mostDrained {
+		s.DrainReplica(fmt.Sprintf("gone-%d", i), true)
+	}
+	if _, replicas := s.Drained(); len(replicas) > mostDrained || !replicas["x"] {
+		t.Errorf("%d replicas are drained, x is among them: %t", len(replicas), replicas["x"])
+	}
+	s.expectCandidates(t, "x is drained", "y")
 }
 
 // Operators see what a drained replica has done and does, and its limit.
