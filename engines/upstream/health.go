@@ -26,7 +26,8 @@ type Fault struct {
 // RecordFailure records that a request for the model to the replica failed: there was no
 // connection, or the response had a status of 500 or above. The server gets no more requests for
 // the model until its next successful check. The last healthy server of a model keeps getting
-// requests. An empty model means all models of the server.
+// requests. A drained server does not count, because it takes none. An empty model means all models
+// of the server.
 func (l *Launcher) RecordFailure(replica, model, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,10 +69,11 @@ func (l *Launcher) recoverLocked(s *server) {
 	}
 }
 
-// isLastLocked reports whether no other server of the model is healthy for it. l.mu must be held.
+// isLastLocked reports whether no other server of the model is healthy for it and not drained. l.mu
+// must be held.
 func (l *Launcher) isLastLocked(s *server, model string) bool {
 	for _, o := range l.servers {
-		if o == s || o.fault != "" || !o.checked || o.health[model].fault != "" {
+		if o == s || o.fault != "" || !o.checked || o.health[model].fault != "" || l.Drained(o.id) {
 			continue
 		}
 		if others, _ := l.servedLocked(o); slices.Contains(others, model) {

@@ -9,6 +9,29 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
+// TestU2_TheLastServerThatIsNotDrainedStays: a failed request
+// takes a server out of a model whose other server an operator has drained.
+func TestU2_TheLastServerThatIsNotDrainedStays(t *testing.T) {
+	a, b := newTestServer(t, "/v1/models", "chat"), newTestServer(t, "/v1/models", "chat")
+	l, fleet := newTestLauncher(t, Desired{Discover: discover(a.URL, b.URL)})
+	var drained string
+	l.Drained = func(replica string) bool { return replica == drained }
+	l.CheckOnce(t.Context())
+	want := func(a1, b1 engines.State) {
+		t.Helper()
+		expectStates(t, fleet, map[string]states{"chat": {a.id(): a1, b.id(): b1}})
+	}
+	drained = a.id()
+	l.RecordFailure(b.id(), "chat", "answered 503")
+	want(engines.Ready, engines.Ready)
+	l.RecordFailure(a.id(), "chat", "answered 503") // The other one takes requests.
+	want(engines.Failed, engines.Ready)
+	l.CheckOnce(t.Context())
+	drained = ""
+	l.RecordFailure(b.id(), "chat", "answered 503")
+	want(engines.Ready, engines.Failed)
+}
+
 // TestU2_HealthIsByServerAndModel: a server is taken out of the model that fails there, although it
 // is the last server of another model.
 func TestU2_HealthIsByServerAndModel(t *testing.T) {

@@ -42,6 +42,9 @@ type Config struct {
 	Client *http.Client
 	// Resolver looks up host names. Nil means net.DefaultResolver.
 	Resolver *net.Resolver
+	// Drained reports whether an operator has drained the replica of this id. The Launcher calls it
+	// with its lock held. Nil means that none is drained.
+	Drained func(replica string) bool
 }
 
 // Model is a model that the configuration file defines, with its servers.
@@ -147,6 +150,9 @@ func New(c Config) *Launcher {
 	}
 	if c.Resolver == nil {
 		c.Resolver = net.DefaultResolver
+	}
+	if c.Drained == nil {
+		c.Drained = func(string) bool { return false }
 	}
 	return &Launcher{Config: c, checkSignal: make(chan struct{}, 1), servers: map[string]*server{}}
 }

@@ -129,6 +129,12 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 	}
 }
 
+// isDrained reports whether an operator has drained the replica.
+func (g *Gateway) isDrained(replica string) bool {
+	_, drained := g.dispatcher.Drained()
+	return drained[replica]
+}
+
 // tellNews tells the dispatcher what the engine of a replica says.
 func (g *Gateway) tellNews(replica string, n news.News) {
 	g.dispatcher.SetEngineNews(replica, dispatch.EngineNews{

@@ -1,6 +1,10 @@
 package gateway
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -54,5 +58,28 @@ func TestObservationCanBeOff(t *testing.T) {
 		if got := [2]bool{observes(), samples()}; got != want {
 			t.Errorf("SLUICE_OBSERVE=%s: requests are observed and responses read: %v, want %v", value, got, want)
 		}
+	}
+}
+
+// TestU2_AFailureSparesTheLastServerThatIsNotDrained: one 503 does not take the last server out
+// that an operator has left to a model.
+func TestU2_AFailureSparesTheLastServerThatIsNotDrained(t *testing.T) {
+	t.Parallel()
+	var urls []string
+	for range 2 {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":[{"id":"chat"}]}`) }))
+		t.Cleanup(s.Close)
+		urls = append(urls, s.URL)
+	}
+	path := t.TempDir()
+	c := parse(t, path, fmt.Sprintf("upstreams: [%s, %s]\n", urls[0], urls[1]))
+	g := newGateway(t, claimed(t, path), c)
+	g.launchers.upstream.Set(upstreams(c))
+	g.launchers.upstream.CheckOnce(t.Context())
+	servers := g.fleet.Snapshot().Models["chat"].Replicas
+	g.operator.DrainReplica(servers[0].ID, true)
+	g.launchers.upstream.RecordFailure(servers[1].ID, "chat", "answered 503")
+	if ready := g.fleet.Snapshot().Models["chat"].Ready(); len(ready) != 2 {
+		t.Errorf("ready: %+v", ready)
 	}
 }
