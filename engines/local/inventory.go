@@ -1,20 +1,17 @@
 package local
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"os"
-	"runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/placement"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 const (
@@ -41,10 +38,10 @@ type cpuInventory struct{}
 // Read implements Inventory.
 func (cpuInventory) Read() (engines.Node, error) { return nodeWithoutGPUs(), nil }
 
-// nodeWithoutGPUs reads this machine's name, CPUs and memory.
+// nodeWithoutGPUs reads this machine's name, and the CPUs and the memory that Sluice may use of it:
+// a container has limits. Memory that cannot be read is not counted.
 func nodeWithoutGPUs() engines.Node {
-	meminfo, _ := os.ReadFile("/proc/meminfo") // where there is none, memory is not counted
-	return engines.Node{Name: hostName(), CPUs: float64(runtime.NumCPU()), Memory: memoryOf(meminfo)}
+	return engines.Node{Name: hostName(), CPUs: process.CPULimit(), Memory: process.MemoryLimit()}
 }
 
 func hostName() string {
@@ -53,19 +50,6 @@ func hostName() string {
 		return "localhost"
 	}
 	return name
-}
-
-// memoryOf returns the memory in bytes that /proc/meminfo gives (proc_meminfo(5)); 0 if it is not
-// there.
-func memoryOf(meminfo []byte) int64 {
-	for line := range bytes.Lines(meminfo) {
-		fields := strings.Fields(string(line))
-		if len(fields) == 3 && fields[0] == "MemTotal:" && fields[2] == "kB" {
-			kibibytes, _ := strconv.ParseInt(fields[1], 10, 64)
-			return kibibytes << 10
-		}
-	}
-	return 0
 }
 
 // driverState says what the GPU driver has answered so far.

@@ -2,6 +2,9 @@ package local
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -29,15 +32,8 @@ func divided(node engines.Node, parts int) engines.Node {
 	return node
 }
 
-func TestMemoryOf(t *testing.T) {
+func TestNodeWithoutGPUs(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]int64{
-		"MemTotal:       16384 kB\nMemFree: 1 kB\n": 16 << 20, "SwapTotal: 5 kB\nMemTotal: 8 kB": 8 << 10, "": 0, "MemTotal: 5": 0, "MemTotal: x kB": 0,
-	} {
-		if got := memoryOf([]byte(text)); got != want {
-			t.Errorf("%q: %d, want %d", text, got, want)
-		}
-	}
 	node := nodeWithoutGPUs()
 	if node.Name == "" || node.CPUs < 1 || node.Memory < 1<<20 {
 		t.Errorf("this node: %+v", node)
@@ -45,6 +41,50 @@ func TestMemoryOf(t *testing.T) {
 	if diff := cmp.Diff([]string(nil), engines.Replica{}.Devices()); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// TestN5_TheNodeIsTheContainer: a node has the CPUs and the memory that the cgroup of Sluice
+// allows, and not those of the machine around the container.
+func TestN5_TheNodeIsTheContainer(t *testing.T) {
+	const variable = "LOCAL_TEST_NODE"
+	if os.Getenv(variable) != "" {
+		node := nodeWithoutGPUs()
+		fmt.Printf("node: %g CPUs, %d bytes\n", node.CPUs, node.Memory)
+		return
+	}
+	procs := limitedCgroup(t, 0.5, 1<<30)
+	script := fmt.Sprintf(`for file in %s; do echo $$ >"$file" || exit; done; exec "$0" -test.run='^TestN5_TheNodeIsTheContainer$'`, strings.Join(procs, " "))
+	c := exec.Command("sh", "-c", script, os.Args[0])
+	c.Env = append(os.Environ(), variable+"=1")
+	out, err := c.CombinedOutput()
+	if want := "node: 0.5 CPUs, 1073741824 bytes\n"; err != nil || !strings.Contains(string(out), want) {
+		t.Errorf("%v: %s, want %s", err, out, want)
+	}
+}
+
+// limitedCgroup makes a cgroup with limits, or one for each controller with version 1. It returns
+// the files that processes are put into.
+func limitedCgroup(t *testing.T, cpus float64, memory int64) (procs []string) {
+	t.Helper()
+	quota, bytes := fmt.Sprint(int(cpus*cpuPeriod)), fmt.Sprint(memory)
+	limits := map[string]map[string]string{"": {"cpu.max": quota, "memory.max": bytes}}
+	if _, err := os.Stat("/sys/fs/cgroup/memory"); err == nil {
+		limits = map[string]map[string]string{"cpu": {"cpu.cfs_quota_us": quota}, "memory": {"memory.limit_in_bytes": bytes}}
+	}
+	for controller, files := range limits {
+		path, err := os.MkdirTemp(filepath.Join("/sys/fs/cgroup", controller), "sluice-test-")
+		if err != nil {
+			t.Skipf("no cgroup can be made: %v", err)
+		}
+		t.Cleanup(func() { _ = os.Remove(path) })
+		for file, value := range files {
+			if err := os.WriteFile(filepath.Join(path, file), []byte(value), 0o600); err != nil {
+				t.Skipf("the cgroup takes no limit: %v", err)
+			}
+		}
+		procs = append(procs, filepath.Join(path, "cgroup.procs"))
+	}
+	return procs
 }
 
 // stuck is a driver that does not answer until it is released.

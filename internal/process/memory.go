@@ -10,44 +10,7 @@ import (
 
 // MemoryLimit returns how many bytes of memory this process and its children may use: the memory of
 // the machine, or the limit of the cgroup if that is lower. 0 means that neither can be read.
-func MemoryLimit() int64 {
-	limit := machineMemory()
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return limit
-	}
-	for line := range bytes.Lines(own) {
-		// Each line is id:controllers:path. Version 2 has one line, without controllers.
-		fields := strings.SplitN(strings.TrimSpace(string(line)), ":", 3)
-		if len(fields) != 3 {
-			continue
-		}
-		switch fields[1] {
-		case "":
-			limit = lowest(limit, "/sys/fs/cgroup", fields[2], "memory.max")
-		case "memory":
-			limit = lowest(limit, "/sys/fs/cgroup/memory", fields[2], "memory.limit_in_bytes")
-		}
-	}
-	return limit
-}
-
-// lowest returns the lowest of limit and the limits of a cgroup and of its parents. The limits are
-// in files of the given name. A file without a number is no limit.
-func lowest(limit int64, root, cgroup, name string) int64 {
-	for {
-		text, err := os.ReadFile(filepath.Join(root, cgroup, name))
-		if err == nil {
-			if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && (limit == 0 || n < limit) {
-				limit = n
-			}
-		}
-		if cgroup == "/" || cgroup == "." || cgroup == "" {
-			return limit
-		}
-		cgroup = filepath.Dir(cgroup)
-	}
-}
+func MemoryLimit() int64 { return lowestOfOwn(machineMemory(), "memory", memoryIn) }
 
 // machineMemory returns the memory of the machine in bytes, or 0 if it cannot be read.
 func machineMemory() int64 {
@@ -63,4 +26,17 @@ func machineMemory() int64 {
 		}
 	}
 	return 0
+}
+
+// memoryIn returns the limit of memory of one cgroup in bytes. A file without a number is no limit.
+func memoryIn(cgroup string) (int64, bool) {
+	text, err := os.ReadFile(filepath.Join(cgroup, "memory.max"))
+	if err != nil {
+		text, err = os.ReadFile(filepath.Join(cgroup, "memory.limit_in_bytes"))
+	}
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return n, err == nil
 }

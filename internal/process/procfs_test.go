@@ -3,6 +3,7 @@ package process
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -55,11 +56,40 @@ func TestX1_MemoryLimitIsTheLowest(t *testing.T) {
 		}
 	}
 	for limit, want := range map[int64]int64{0: 1000, 4000: 1000, 500: 500} {
-		if got := lowest(limit, root, "/a/b", "memory.max"); got != want {
+		if got := lowest(limit, root, "/a/b", memoryIn); got != want {
 			t.Errorf("limit %d becomes %d, want %d", limit, got, want)
 		}
 	}
 	if got := MemoryLimit(); got < 64<<20 || got > machineMemory() {
 		t.Errorf("this process may use %d bytes of %d", got, machineMemory())
+	}
+}
+
+// TestN5_CPULimitIsTheLowest: the quota of a cgroup of either version, or of a parent, bounds the
+// processors.
+func TestN5_CPULimitIsTheLowest(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for path, text := range map[string]string{
+		"two/cpu.max": "50000 100000\n", "two/free/cpu.max": "max 100000\n",
+		"one/cpu.cfs_quota_us": "150000\n", "one/cpu.cfs_period_us": "100000\n",
+		"one/free/cpu.cfs_quota_us": "-1\n", "one/free/cpu.cfs_period_us": "100000\n",
+		"odd/cpu.max": "1 0\n", "odd/x/cpu.max": "x y\n", "odd/x/y/cpu.max": "5\n",
+	} {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for cgroup, want := range map[string]float64{"/two/free": 0.5, "/one/free": 1.5, "/odd/x/y": 4, "/none": 4} {
+		if got := lowest(4, root, cgroup, processorsIn); got != want {
+			t.Errorf("%s: %g processors, want %g", cgroup, got, want)
+		}
+	}
+	if got := CPULimit(); got <= 0 || got > float64(runtime.NumCPU()) {
+		t.Errorf("this process may use %g processors of %d", got, runtime.NumCPU())
 	}
 }

@@ -2,10 +2,10 @@ package lifecycle
 
 import (
 	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -50,7 +50,7 @@ models:
 		t.Fatalf("nodes: %+v", list)
 	}
 	n := list.Nodes[0]
-	if n.Name == "" || n.CPUs.Total != float64(runtime.NumCPU()) || n.CPUs.Placed != 0.5 || n.Memory.Total < 1<<27 || n.Memory.Placed != 1<<20 {
+	if n.Name == "" || n.CPUs.Total != process.CPULimit() || n.CPUs.Placed != 0.5 || n.Memory.Total < 1<<27 || n.Memory.Placed != 1<<20 {
 		t.Errorf("this host: %+v", n)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -141,7 +141,7 @@ func awaitReplicasOn(g *harness.Gateway, want map[string]int) map[string]harness
 
 // mostCPUs returns three quarters of the processors of a node. Two replicas that need so many do
 // not fit on one node.
-func mostCPUs() string { return fmt.Sprint(0.75 * float64(runtime.NumCPU())) }
+func mostCPUs() string { return fmt.Sprint(0.75 * process.CPULimit()) }
 
 // hostname returns the name of the node on which the gateway itself runs.
 func hostname(t *testing.T) string {
