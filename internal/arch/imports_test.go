@@ -75,7 +75,7 @@ var allowed = map[string]string{
 	"internal/control":           "internal/certificates internal/headers",
 	"internal/elsewhere":         "",
 	"internal/headers":           "",
-	"internal/http1":             "internal/nonblock",
+	"internal/http1":             "internal/lack internal/nonblock",
 	"internal/nonblock":          "",
 	"internal/lack":              "",
 	"internal/failover":          "",

@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/internal/lack"
 	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
@@ -87,7 +87,7 @@ func (s *Server) Serve(l net.Listener) error {
 			s.serveConn(rwc)
 		case s.closing.Load(), s.retired.Load():
 			return http.ErrServerClosed
-		case !isTransient(err):
+		case !lack.IsTemporary(err):
 			return err
 		default:
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
@@ -95,16 +95,6 @@ func (s *Server) Serve(l net.Listener) error {
 			time.Sleep(pause)
 		}
 	}
-}
-
-// isTransient says whether accepting may succeed later.
-func isTransient(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
 }
 
 func (s *Server) log() *zap.Logger {

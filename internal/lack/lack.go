@@ -1,5 +1,5 @@
 // Package lack tells faults of this machine from faults of those that it calls. The relay uses it,
-// and so do the probes of replicas, the state directory and the servers on unix sockets.
+// and so do the probes of replicas, the state directory and the servers that accept connections.
 package lack
 
 import (
@@ -15,9 +15,9 @@ func IsOwn(err error) bool {
 	return slices.ContainsFunc(lacks, func(lack error) bool { return errors.Is(err, lack) })
 }
 
-// IsTemporary reports whether a later accept may succeed after this error, such as one for want of
-// files.
+// IsTemporary reports whether a later accept may succeed after this error: this machine lacks
+// something, or the client has left. To net, a lack of memory is not temporary.
 func IsTemporary(err error) bool {
 	temporary, ok := err.(interface{ Temporary() bool })
-	return ok && temporary.Temporary()
+	return ok && temporary.Temporary() || IsOwn(err) || errors.Is(err, syscall.ECONNABORTED)
 }
