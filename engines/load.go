@@ -7,7 +7,8 @@ type Load struct {
 	Queued  int `json:"queued,omitempty"`
 	// Admitted counts all requests that were ever admitted.
 	Admitted uint64 `json:"admitted,omitempty"`
-	// Refused counts all requests that were ever refused at once because no replica was ready.
+	// Refused counts all requests that were ever refused at once because no replica was ready. It
+	// is compared with an earlier count of the same gateway, so Add leaves it out.
 	Refused uint64 `json:"refused,omitempty"`
 	// Predicted is what the gateway predicted for the first tokens of recent requests.
 	Predicted Predicted `json:"predicted,omitzero"`
@@ -23,12 +24,11 @@ type Predicted struct {
 	Prefill float64 `json:"prefill,omitempty"`
 }
 
-// Add returns the load of two gateways together.
+// Add returns the load of two gateways together, with the Refused of l alone.
 func (l Load) Add(o Load) Load {
 	l.Running += o.Running
 	l.Queued += o.Queued
 	l.Admitted += o.Admitted
-	l.Refused += o.Refused
 	l.Predicted.Requests += o.Predicted.Requests
 	l.Predicted.TTFT += o.Predicted.TTFT
 	l.Predicted.Prefill += o.Predicted.Prefill
