@@ -23,17 +23,11 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 	if err != nil {
 		return err
 	}
-	pid, claimed := dir.AwaitHolder(ctx)
-	switch {
-	case !claimed:
-		return errors.New("no gateway runs on the state directory " + c.StateDir)
-	case pid == 0: // a signal to process 0 would reach the caller's own group
-		return &process.ClaimedError{Dir: c.StateDir}
-	}
-	before, err := askProcess(ctx, running)
+	before, err := askHolder(ctx, dir, running)
 	if err != nil {
 		return err
 	}
+	pid := before.PID
 	if err := syscall.Kill(pid, handOverSignal); err != nil {
 		return fmt.Errorf("signal to the gateway with pid %d: %w", pid, err)
 	}
@@ -59,6 +53,32 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 		case <-ctx.Done():
 			return errors.New("the restarted gateway is not ready yet: see its log and /readyz of its admin listener")
 		case <-tick.C:
+		}
+	}
+}
+
+// holderPatience is how long the process that answers may be another one than the holder of the
+// state directory. During another restart the listener and the claim change hands one by one.
+const holderPatience = 2 * time.Second
+
+// askHolder asks the gateway that holds the state directory about its process. It fails if another
+// gateway answers.
+func askHolder(ctx context.Context, dir *process.Dir, running adminclient.Client) (runningProcess, error) {
+	for until := time.Now().Add(holderPatience); ; time.Sleep(50 * time.Millisecond) {
+		pid, claimed := dir.AwaitHolder(ctx)
+		switch {
+		case !claimed:
+			return runningProcess{}, errors.New("no gateway runs on the state directory " + dir.Path())
+		case pid == 0: // a signal to process 0 would reach the caller's own group
+			return runningProcess{}, &process.ClaimedError{Dir: dir.Path()}
+		}
+		p, err := askProcess(ctx, running)
+		switch {
+		case err != nil || p.PID == pid:
+			return p, err
+		case time.Now().After(until):
+			return p, fmt.Errorf("another gateway answers at %s, %s: process %d holds the state directory %s; name its admin address by --admin",
+				running.Address, p, pid, dir.Path())
 		}
 	}
 }
