@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -11,15 +12,18 @@ import (
 )
 
 // referenceDRR is deficit round robin as the paper tells it: flows in a circle, each of which gets
-// its credit when the round comes to it.
+// its credit when the round comes to it. Weights count by the least one that had a credit in the
+// round before.
 type referenceDRR struct {
-	circle  []*referenceFlow // the first is the flow of the current visit
-	quantum int
+	circle      []*referenceFlow // the first is the flow of the current visit
+	quantum     int
+	least, next int
 }
 
 type referenceFlow struct {
 	tenant           string
 	weight, deficit  int
+	fraction         int // in parts of least
 	credited         bool
 	costs, admission []int
 }
@@ -33,6 +37,7 @@ func (n *referenceDRR) arrive(tenant string, weight, cost, id int) {
 	}
 	n.circle = append(n.circle, &referenceFlow{tenant: tenant, weight: weight, costs: []int{cost}, admission: []int{id}})
 	if len(n.circle) == 1 {
+		n.next = weight
 		n.round()
 	}
 }
@@ -48,6 +53,7 @@ func (n *referenceDRR) round() {
 		}
 	}
 	n.quantum = most
+	n.least, n.next = n.next, math.MaxInt
 }
 
 // serve returns the id that is served next.
@@ -56,7 +62,9 @@ func (n *referenceDRR) serve() int {
 		f := n.circle[0]
 		if !f.credited {
 			f.credited = true
-			f.deficit += f.weight * n.quantum
+			n.next = min(n.next, f.weight)
+			parts := f.weight*n.quantum + min(f.fraction, n.least-1)
+			f.deficit, f.fraction = f.deficit+parts/n.least, parts%n.least
 		}
 		if f.costs[0] <= f.deficit {
 			id := f.admission[0]
@@ -179,6 +187,36 @@ func TestBandIsFair(t *testing.T) {
 			backlog(i)
 			if gap := slices.Max(served) - slices.Min(served); gap > 3*most {
 				t.Fatalf("seed %d: %v tokens by weight, more than %d apart", seed, served, 3*most)
+			}
+		}
+	}
+}
+
+// TestOnlyRatiosOfWeightsMatter: tenants whose weights are all large take turns as finely as
+// tenants with small weights of the same ratios, and get the same shares.
+func TestOnlyRatiosOfWeightsMatter(t *testing.T) {
+	t.Parallel()
+	for _, weights := range [][]int{{1, 1, 1}, {100, 100, 100}, {1000, 2000, 3000}, {300, 400, 700}, {1 << 20, 1 << 20, 1 << 19}} {
+		for _, cost := range []int{1, 3, 500} {
+			d := newSimulatedBand()
+			for i, weight := range weights {
+				for range 1000 {
+					d.arrive(fmt.Sprint(i), weight, cost, i)
+				}
+			}
+			served, least, last, inRow := make([]float64, len(weights)), slices.Min(weights), -1, 0
+			for n := range 1000 {
+				i := d.ids[d.serve()]
+				if inRow++; i != last {
+					last, inRow = i, 1
+				}
+				if bound := 2 + 2*weights[i]/least; inRow > bound {
+					t.Fatalf("weights %v, cost %d: tenant %d is served %d times in a row, want at most %d", weights, cost, i, inRow, bound)
+				}
+				served[i] += float64(least) / float64(weights[i])
+				if gap := slices.Max(served) - slices.Min(served); n > 20 && gap > 3 {
+					t.Fatalf("weights %v, cost %d: %v requests by weight, more than 3 apart", weights, cost, served)
+				}
 			}
 		}
 	}

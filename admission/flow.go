@@ -67,6 +67,8 @@ type flow struct {
 	// tokens is what the waiters will be charged.
 	tokens  int64
 	deficit int64
+	// fraction is the rest of the last credit, in parts of the least weight.
+	fraction int64
 	// creditedRound is the last round in which the flow got its credit.
 	creditedRound uint64
 	parked        bool
@@ -107,10 +109,12 @@ func (r *ring) remove(f *flow) {
 
 // band shares the order of one queue among tenants by deficit round robin (M. Shreedhar and G.
 // Varghese, "Efficient Fair Queueing using Deficit Round Robin", 1995). A flow gets a credit of
-// weight × quantum once in a round, when the cursor comes to it, and never because a request asks.
-// The quantum of a round is the largest cost that waits when the round begins, rounded up to a
-// power of two, and at most maxQuantum. So a waiter takes at most maxCost/maxQuantum visits of its
-// flow, and a decision takes the same time however many flows there are.
+// weight / least weight × quantum once in a round, when the cursor comes to it, and never because a
+// request asks. The least weight is that of the flows of the round before. So only the ratios of
+// weights matter, and turns are short also if all weights are large. The quantum of a round is the
+// largest cost that waits when the round begins, rounded up to a power of two, and at most
+// maxQuantum. So a waiter takes at most maxCost/maxQuantum visits of its flow, and a decision takes
+// the same time however many flows there are.
 //
 // For two flows that always have waiters, the served tokens divided by the weights differ by at
 // most one quantum and one largest cost, which is at most three largest costs.
@@ -120,6 +124,9 @@ type band struct {
 	round uint64
 	// quantum is that of the current round.
 	quantum int64
+	// leastWeight is the one by which the credits of the current round are divided. nextLeastWeight
+	// is the least weight that had a credit in this round.
+	leastWeight, nextLeastWeight int64
 	// returned are waiters that were already picked and charged to their flow, and whose claims the
 	// shared state then denied. They are the next in order.
 	returned waiterList
@@ -140,6 +147,18 @@ const maxQuantum = 1 << 14
 func (b *band) startRound() {
 	b.round++
 	b.quantum = min(b.largestCost(), maxQuantum)
+	b.leastWeight, b.nextLeastWeight = b.nextLeastWeight, maxWeight
+}
+
+// credit gives the flow what it gets in this round. A debt from a time with larger costs must not
+// take many rounds to pay.
+func (b *band) credit(f *flow) {
+	weight := f.tenant.limits.weight()
+	f.creditedRound = b.round
+	b.nextLeastWeight = min(b.nextLeastWeight, weight)
+	parts := weight*b.quantum + min(f.fraction, b.leastWeight-1)
+	f.fraction = parts % b.leastWeight
+	f.deficit = max(f.deficit, -f.maxDeficit()) + parts/b.leastWeight
 }
 
 func (b *band) largestCost() int64 {
@@ -178,6 +197,7 @@ func (b *band) addToRing(f *flow) {
 		return
 	}
 	if b.ring.length == 0 {
+		b.nextLeastWeight = f.tenant.limits.weight()
 		b.startRound()
 	}
 	f.creditedRound = b.round - 1
@@ -275,7 +295,8 @@ func (b *band) dequeue(w *waiter, served bool) {
 const maxDebtVisits = 4
 
 func (f *flow) maxDeficit() int64 {
-	return maxDebtVisits * f.tenant.limits.weight() * max(f.band.quantum, f.band.largestCost(), 1)
+	least := max(f.band.leastWeight, 1) // there has been no round if all waiters were returned ones
+	return maxDebtVisits * max(f.tenant.limits.weight(), least) * max(f.band.quantum, f.band.largestCost(), 1) / least
 }
 
 // forgetIfEmpty clears the deficit of a flow without waiters, and deletes a flow that has not even
@@ -288,7 +309,7 @@ func (b *band) forgetIfEmpty(f *flow) {
 		}
 		return
 	}
-	f.deficit = 0
+	f.deficit, f.fraction = 0, 0
 	if f.parked {
 		f.tenant.unpark(f)
 	} else if f.next != nil {
@@ -349,10 +370,7 @@ func (b *band) headOfRing() *waiter {
 	for b.ring.cursor != nil {
 		f := b.ring.cursor
 		if f.creditedRound != b.round {
-			f.creditedRound = b.round
-			credit := f.tenant.limits.weight() * b.quantum
-			// A debt from a time with larger costs must not take many rounds to pay.
-			f.deficit = max(f.deficit, -f.maxDeficit()) + credit
+			b.credit(f)
 		}
 		if w := f.waiters.first; w.cost <= f.deficit {
 			return w

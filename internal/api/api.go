@@ -190,15 +190,23 @@ func stateOf(m *engines.ModelSnapshot) string {
 }
 
 // fail answers a request with an error.
-func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) {
-	c.Requests.Answered(r, e.HTTPStatus(), e)
+func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) { c.failFor(w, r, "", e) }
+
+// failFor answers a request for a model or a pool with an error.
+func (c Config) failFor(w http.ResponseWriter, r *http.Request, model string, e *openai.Error) {
+	c.Requests.AnsweredFor(r, model, e.HTTPStatus(), e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)
 }
 
 // answer answers the request of a caller.
 func (c Config) answer(w http.ResponseWriter, r *http.Request, status int, v any) {
-	c.Requests.Answered(r, status, nil)
+	c.answerFor(w, r, "", status, v)
+}
+
+// answerFor answers the request of a caller for a model or a pool.
+func (c Config) answerFor(w http.ResponseWriter, r *http.Request, model string, status int, v any) {
+	c.Requests.AnsweredFor(r, model, status, nil)
 	writeJSON(w, status, v)
 }
 

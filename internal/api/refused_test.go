@@ -4,7 +4,9 @@ import (
 	"context"
 	"net/http/httptest"
 	"testing"
+	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/api"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -87,6 +89,42 @@ func TestWhoHasLeftIsNotKept(t *testing.T) {
 		api.New(api.Config{Tasks: &fakeTasks{fault: fault}, Requests: requests}).ServeHTTP(httptest.NewRecorder(), r)
 		if all, running := requests.List(0); len(all) != 0 || running != 0 {
 			t.Errorf("%d requests in the list, %d run", len(all), running)
+		}
+	}
+}
+
+// TestSchedulesAreKeptWithTheirModels: the record of a call of /schedule has the own name of the
+// model that was asked for, the pool until it has given a model, and the model of a task.
+func TestSchedulesAreKeptWithTheirModels(t *testing.T) {
+	fleet := engines.NewFleet()
+	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat", Aliases: []string{"gpt-4"}, Launcher: engines.Upstream}}})
+	queueFull := &openai.Error{Code: openai.CodeQueueFull}
+	for _, c := range []struct {
+		body      string
+		fakeTasks fakeTasks
+		want      string
+	}{
+		{`{"estimated_tokens":1,"model":"chat"}`, fakeTasks{schedule: wait(time.Second)}, "chat"},
+		{`{"estimated_tokens":1,"model":"gpt-4"}`, fakeTasks{schedule: wait(time.Second)}, "chat"},
+		{`{"estimated_tokens":1,"model":"gpt-4"}`, fakeTasks{fault: queueFull}, "chat"},
+		{`{"estimated_tokens":1,"model":"other"}`, fakeTasks{fault: queueFull}, "other"},
+		{`{"model":"chat"}`, fakeTasks{}, "chat"},
+		{`{"estimated_tokens":1,"pool":"auto"}`, fakeTasks{fault: queueFull}, "auto"},
+		{`{"estimated_tokens":1,"pool":"auto"}`, fakeTasks{}, "gpt-4o-mini"},
+		{`{"estimated_tokens":1}`, fakeTasks{}, "gpt-4o-mini"},
+		{`{"estimated_tokens":1}`, fakeTasks{fault: queueFull}, ""},
+	} {
+		requests := request.NewStore(0)
+		var ended []request.Summary
+		requests.Subscribe(request.Subscribers{Finished: []func(request.Summary){func(q request.Summary) { ended = append(ended, q) }}})
+		r := post("/schedule", c.body)
+		r.Header.Set(headers.RequestID, "id")
+		w := httptest.NewRecorder()
+		api.New(api.Config{Fleet: fleet, Tasks: &c.fakeTasks, Requests: requests}).ServeHTTP(w, r)
+		requests.Observe(request.Entry{Log: headers.LogRequests, RequestID: "id", Method: "POST", Path: "/schedule", Status: w.Code,
+			Details: "via_upstream", Cluster: headers.APICluster, Attempts: 1})
+		if len(ended) != 1 || ended[0].Model != c.want {
+			t.Errorf("%s: %d, %+v, want the model %q", c.body, w.Code, ended, c.want)
 		}
 	}
 }

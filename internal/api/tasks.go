@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -87,12 +88,13 @@ func notPost(r *http.Request) *openai.Error {
 // schedule serves POST /schedule.
 func (c Config) schedule(w http.ResponseWriter, r *http.Request) *openai.Error {
 	request, fault := readSchedule(w, r)
-	if fault != nil {
-		return fault
+	var answer ScheduleAnswer
+	if fault == nil {
+		answer, fault = c.Tasks.Schedule(r.Context(), request)
 	}
-	answer, fault := c.Tasks.Schedule(r.Context(), request)
 	if fault != nil {
-		return fault
+		c.failFor(w, r, c.askedFor(&request), fault)
+		return nil
 	}
 	if answer.TaskID != "" && request.RequestID == "" && r.Context().Err() != nil {
 		// The caller is gone and cannot ask for this task again, so nobody would complete the task.
@@ -104,16 +106,28 @@ func (c Config) schedule(w http.ResponseWriter, r *http.Request) *openai.Error {
 		answer = ScheduleAnswer{}
 	}
 	if answer.TaskID == "" {
-		c.answer(w, r, 200, struct {
+		c.answerFor(w, r, c.askedFor(&request), 200, struct {
 			Wait int64 `json:"wait_for_ms"`
 		}{max(ceilMillis(answer.Wait), 1)})
 		return nil
 	}
-	c.answer(w, r, 200, struct {
+	c.answerFor(w, r, answer.Model, 200, struct {
 		Model string `json:"model_backend_id"`
 		Task  string `json:"task_id"`
 	}{answer.Model, answer.TaskID})
 	return nil
+}
+
+// askedFor returns the pool that a call of /schedule names, or the own name of the model. It is
+// empty if the call names neither.
+func (c Config) askedFor(request *ScheduleRequest) string {
+	if request.Model == "" || c.Fleet == nil {
+		return cmp.Or(request.Pool, request.Model)
+	}
+	if m, ok := c.Fleet.Snapshot().Resolve(request.Model); ok {
+		return m.Name
+	}
+	return request.Model
 }
 
 // ceilMillis returns d in milliseconds, rounded up, so that a caller who waits that long does not

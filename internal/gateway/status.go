@@ -260,6 +260,10 @@ func (g *Gateway) names() telemetry.Names {
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
 	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Envoys: x.Envoys, Conditions: g.conditions.List()}
+	all.Pools = make(map[string][]string, len(g.config().Pools))
+	for _, p := range g.config().Pools {
+		all.Pools[p.Name] = p.Models
+	}
 	all.Budgets = append(g.edgeBudgets(), g.memoryBudgets()...)
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)

@@ -389,6 +389,42 @@ func TestO12_ClaimsOfOtherTypes(t *testing.T) {
 	}
 }
 
+// A reload between the check of a token and its handshake ends no socket whose token is still good,
+// also when the keys are read again.
+func TestO12_WatchedAfterAReload(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, "a")
+	var p provider
+	p.publish(key)
+	var c Config
+	v := start(t, &p, func(own *Config) { c = *own })
+	for _, set := range []struct {
+		change func(*Config)
+		want   bool
+	}{
+		{func(c *Config) { c.Refresh = time.Minute }, true},
+		{func(c *Config) { c.Audiences = []string{"new"} }, false},
+		{func(c *Config) { c.TenantClaim = "team" }, false}, // the token may name another tenant there
+	} {
+		v.Set(&c)
+		token := sign(t, key, jose.ES256, nil)
+		eventually(t, v, token)
+		next := c
+		set.change(&next)
+		v.Set(&next)
+		if valid := v.Watch(sha256.Sum256([]byte(token)))(); valid != set.want {
+			t.Errorf("%+v: valid %v", next, valid)
+		}
+		p.publish(key, ecKey(t, "b"))
+		v.reread(t.Context())
+		if valid := v.Watch(sha256.Sum256([]byte(token)))(); valid != set.want {
+			t.Errorf("%+v, and other keys: valid %v", next, valid)
+		}
+		p.publish(key)
+		v.reread(t.Context())
+	}
+}
+
 // A token that is watched stays good whatever other tokens come, and while each new configuration
 // and key set would accept it.
 func TestO12_WatchedTokens(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rsa"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -62,6 +63,21 @@ type policy struct {
 	// keys is nil before the first reading.
 	keys *keySet
 	seen *seen
+	// seenBefore has the tokens that were verified under the configuration before, and
+	// tenantClaimBefore is its claim. Watch needs them for a token that was verified just before
+	// this configuration came.
+	seenBefore        *seen
+	tenantClaimBefore string
+}
+
+// verified returns a token that was verified under this configuration or the one before, and the
+// claim that has named its tenant.
+func (p *policy) verified(digest [sha256.Size]byte) (e entry, tenantClaim string, ok bool) {
+	if e, ok = p.seen.get(digest); ok || p.seenBefore == nil {
+		return e, p.config.TenantClaim, ok
+	}
+	e, ok = p.seenBefore.get(digest)
+	return e, p.tenantClaimBefore, ok
 }
 
 // keySet is the signing keys of a provider. It is immutable.
@@ -88,8 +104,11 @@ func (v *Verifier) Set(c *Config) {
 		return
 	}
 	next := &policy{config: *c, seen: newSeen()}
-	if old != nil && old.config.URL == c.URL && old.config.File == c.File {
-		next.keys = old.keys
+	if old != nil {
+		next.seenBefore, next.tenantClaimBefore = old.seen, old.config.TenantClaim
+		if old.config.URL == c.URL && old.config.File == c.File {
+			next.keys = old.keys
+		}
 	}
 	v.policy.Store(next)
 	v.read = time.Time{}
@@ -194,7 +213,9 @@ func (v *Verifier) reread(ctx context.Context) {
 		v.Log.Error("signing keys of the identity provider not read", zap.Error(err))
 	}
 	if v.fault = err; err == nil && !keys.same(p.keys) {
-		v.policy.Store(&policy{config: p.config, keys: keys, seen: p.seen})
+		next := *p
+		next.keys = keys
+		v.policy.Store(&next)
 	}
 }
 

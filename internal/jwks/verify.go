@@ -56,13 +56,13 @@ func (v *Verifier) Watch(digest [sha256.Size]byte) (valid func() bool) {
 	if p == nil {
 		return func() bool { return false }
 	}
-	e, known := p.seen.get(digest)
+	e, tenantClaim, known := p.verified(digest)
 	if !known {
 		return func() bool { return false }
 	}
-	tenantClaim := p.config.TenantClaim // by another claim the token may be another tenant's
 	return func() bool {
 		p := v.policy.Load()
+		// By another claim the token may be another tenant's.
 		if p == nil || p.config.TenantClaim != tenantClaim || !p.keys.has(e.print) {
 			return false
 		}

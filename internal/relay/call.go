@@ -119,13 +119,17 @@ func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) 
 
 func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }
 
-// fingerprint returns a hash of the path and the body. It tells apart two requests with the same
-// request id.
+// fingerprint returns a hash of the path, the body, and the options of a client of the Messages
+// API, which a translated body lacks. It tells apart two requests with the same request id.
 func (c *Call) fingerprint() [32]byte {
 	h := sha256.New()
 	h.Write([]byte(c.Path))
 	h.Write([]byte{0})
 	h.Write(c.Body)
+	if o := c.clientOptions(); o != nil {
+		h.Write([]byte{0})
+		h.Write([]byte(formatOptions(o)))
+	}
 	return [32]byte(h.Sum(nil))
 }
 

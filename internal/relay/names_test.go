@@ -243,6 +243,22 @@ func TestR11_MoreThanAllOfMessages(t *testing.T) {
 	}
 }
 
+// Two requests to the Messages API of which only one asks for the reasoning are different requests,
+// though the engine gets the same chat. Who comes back gets the blocks of the one that was started.
+func TestMessagesOfOneNameDifferInThinking(t *testing.T) {
+	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
+	for _, c := range []struct {
+		thinking string
+		want     int
+	}{{"", 200}, {"", 200}, {`"thinking":{"type":"enabled","budget_tokens":1024},`, 409}} {
+		status, text := h.postBody("/v1/messages", "application/json",
+			[]byte(`{"model":"m","stream":true,"max_tokens":9,"request_id":"r",`+c.thinking+`"messages":[{"role":"user","content":"x"}]}`))
+		if status != c.want {
+			t.Errorf("%q: %d %s, want %d", c.thinking, status, text, c.want)
+		}
+	}
+}
+
 // An EventSource that was opened with ?after connects again by itself, with the same URL and the
 // number of its last event as a header. It gets no event twice.
 func TestR11_EventSourceGoesOnAfterItsLastEvent(t *testing.T) {

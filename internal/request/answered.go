@@ -13,12 +13,17 @@ import (
 // client has left, because its entry has come already. Nor is there one of a request that a remote
 // gateway has forwarded, because the entry comes there.
 func (s *Store) Answered(r *http.Request, status int, fault *openai.Error) {
+	s.AnsweredFor(r, "", status, fault)
+}
+
+// AnsweredFor is Answered for a request that is for a model (by its own name) or a pool.
+func (s *Store) AnsweredFor(r *http.Request, model string, status int, fault *openai.Error) {
 	by := r.Header.Get(headers.Forwarded)
 	if s == nil || r.Context().Err() != nil || by != "" && by != headers.ForwardedByProcess {
 		return
 	}
 	record := s.Begin(Arrival{
-		ID: r.Header.Get(headers.RequestID), Method: r.Method, Path: r.URL.Path, Tenant: r.Header.Get(headers.Tenant),
+		ID: r.Header.Get(headers.RequestID), Method: r.Method, Path: r.URL.Path, Tenant: r.Header.Get(headers.Tenant), Model: model,
 	})
 	s.mu.Lock()
 	record.summary.Status, record.summary.Source = status, headers.SourceGateway

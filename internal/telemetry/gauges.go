@@ -11,6 +11,7 @@ import (
 type gaugeCollector struct {
 	metrics                                          *Metrics
 	inFlight, queued, replicas, nacks, envoys, build *prometheus.Desc
+	poolModel                                        *prometheus.Desc
 	running, waiting                                 *prometheus.Desc // per tenant
 	up, gateways, errors                             *prometheus.Desc // of the shared state
 	messages, placements, sentBytes                  *prometheus.Desc // of what gateways tell each other
@@ -30,6 +31,8 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		metrics:  m,
 		inFlight: desc("sluice_in_flight", "Requests that run on replicas now.", "model"),
 		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now, by model.", "model"),
+		poolModel: desc("sluice_pool_model",
+			"Always 1, for each model of each pool. Requests that a pool refuses count for its name in the label model of other metrics.", "pool", "model"),
 		replicas: desc("sluice_replicas", "Replicas now, by model and state.", "model", "state"),
 		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy has refused."),
 		envoys:   desc("sluice_envoys", "Envoys that get their configuration from this gateway."),
@@ -75,7 +78,7 @@ const maxSpending = 1000
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up,
+	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.poolModel, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up,
 		c.gateways, c.errors, c.gpuMemory,
 		c.messages, c.placements, c.sentBytes,
 		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused, c.spent, c.bound,
@@ -106,6 +109,7 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 			gauge(c.replicas, float64(n), name, state)
 		}
 	}
+	c.collectPools(g.Pools, gauge)
 	for name, t := range c.tenantsByLabel(g.Tenants) {
 		gauge(c.running, float64(t.Running), name)
 		gauge(c.waiting, float64(t.Queued), name)
@@ -144,6 +148,19 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(c.errors, prometheus.CounterValue, float64(s.Errors))
 	}
 	c.collectRouting(g.Routing, out)
+}
+
+// collectPools reports the models of pools. Names beyond the cap of labels are left out, because
+// other says neither which pool nor which model.
+func (c *gaugeCollector) collectPools(pools map[string][]string, gauge func(*prometheus.Desc, float64, ...string)) {
+	for name, models := range pools {
+		pool := c.metrics.models.admit(name)
+		for _, m := range models {
+			if model := c.metrics.models.admit(m); pool != Other && model != Other {
+				gauge(c.poolModel, 1, pool, model)
+			}
+		}
+	}
 }
 
 // collectRouting reports what gateways have told each other for routing.

@@ -45,8 +45,10 @@ type Gauges struct {
 	// XDSNacks counts the configurations that Envoy has rejected since Sluice started.
 	XDSNacks uint64
 	// Envoys is how many Envoys get their configuration from this gateway.
-	Envoys  int
-	Models  []ModelGauges
+	Envoys int
+	Models []ModelGauges
+	// Pools holds the models of each pool by its name.
+	Pools   map[string][]string
 	Tenants []TenantGauges
 	// Shared is the state that several gateways share. It is nil for a gateway without shared
 	// state.

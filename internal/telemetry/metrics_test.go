@@ -79,7 +79,7 @@ func TestMetricsOfEvents(t *testing.T) {
 	m := NewMetrics(MetricsConfig{Version: "1.2.3", Gauges: func() Gauges {
 		return Gauges{Envoy: "1.40.0", XDSNacks: 3, Envoys: 2, Models: []ModelGauges{
 			{Name: "chat", InFlight: 4, Queued: 2, Replicas: map[string]int{"ready": 2, "failed": 1}},
-		}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5},
+		}, Pools: map[string][]string{"auto": {"chat"}}, Tenants: []TenantGauges{{"acme", 3, 1}}, Shared: &SharedGauges{Up: true, Gateways: 2, Errors: 5},
 			Routing:  &RoutingGauges{Messages: map[string]uint64{"sent": 6}, Placements: map[string]uint64{"dropped": 7}, SentBytes: 8},
 			Spending: []SpendingGauges{{Tenant: "acme", Per: "month", Of: "cost", Used: 41.5, Hard: 50}, {Tenant: "acme", Key: "acme/1", Per: "day", Of: "tokens", Soft: 9}},
 			GPUs:     []GPUGauges{{UUID: "GPU-a", Total: 80, Used: 7}}}
@@ -90,7 +90,7 @@ func TestMetricsOfEvents(t *testing.T) {
 	m.ConfigReloaded(false)
 	m.ConfigReloaded(false)
 	got := scrape(t, m, "scheduler_wait_time_seconds_count", "stream_retries_total", "sluice_config_reloads_total", "sluice_build_info",
-		"sluice_xds_nacks_total", "sluice_envoys", "sluice_in_flight", "sluice_queued", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
+		"sluice_xds_nacks_total", "sluice_envoys", "sluice_in_flight", "sluice_queued", "sluice_pool_model", "sluice_replicas", "sluice_tenant_running", "sluice_tenant_queued",
 		"sluice_tenant_budget_used", "sluice_tenant_budget_limit",
 		"sluice_shared_up", "sluice_gateways", "sluice_shared_errors_total", "sluice_gpu_memory_bytes",
 		"sluice_route_messages_total", "sluice_route_placements_total", "sluice_route_sent_bytes_total")
@@ -103,6 +103,7 @@ func TestMetricsOfEvents(t *testing.T) {
 		`sluice_gpu_memory_bytes{kind="total",uuid="GPU-a"} 80`,
 		`sluice_gpu_memory_bytes{kind="used",uuid="GPU-a"} 7`,
 		`sluice_in_flight{model="chat"} 4`,
+		`sluice_pool_model{model="chat",pool="auto"} 1`,
 		`sluice_queued{model="chat"} 2`,
 		`sluice_replicas{model="chat",state="failed"} 1`,
 		`sluice_replicas{model="chat",state="ready"} 2`,

@@ -129,3 +129,38 @@ func TestB9_WaitingToolCallsAreBounded(t *testing.T) {
 		t.Errorf("%d blocks wait: %.300s", len(s.waiting), text)
 	}
 }
+
+// TestCallsOfOneIndex: some engines give all tool calls the index 0. An id with a name begins
+// another call. An id without a name does not, because some engines give each piece its own.
+func TestCallsOfOneIndex(t *testing.T) {
+	call := func(id, name, arguments string) string {
+		return chunkOf(fmt.Sprintf(`{"tool_calls":[{"index":0,"id":%q,"function":{"name":%q,"arguments":%q}}]}`, id, name, arguments))
+	}
+	const end, done = `{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}`, "[DONE]"
+	for name, c := range map[string]struct {
+		chunks, want []string
+	}{
+		"whole calls": {
+			[]string{call("a", "f", `{"x":1}`), call("b", "f", `{"x":2}`), call("c", "g", "{}")},
+			[]string{`tool_use a: {"x":1}`, `tool_use b: {"x":2}`, "tool_use c: {}"},
+		},
+		"in pieces": {
+			[]string{call("a", "f", ""), pieceOf(0, `{"x":`), pieceOf(0, "1}"), call("b", "f", ""), pieceOf(0, `{"x":`), pieceOf(0, "2}")},
+			[]string{`tool_use a: {"x":1}`, `tool_use b: {"x":2}`},
+		},
+		"without arguments": {
+			[]string{call("a", "f", ""), call("b", "g", ""), pieceOf(0, "{}")},
+			[]string{"tool_use a: ", "tool_use b: {}"},
+		},
+		"in one chunk": {
+			[]string{chunkOf(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{}"}},{"index":0,"id":"b","function":{"name":"f","arguments":"{}"}}]}`)},
+			[]string{"tool_use a: {}", "tool_use b: {}"},
+		},
+		"a repeated id":   {[]string{call("a", "f", `{"x":`), call("a", "f", "1}")}, []string{`tool_use a: {"x":1}`}},
+		"an id per piece": {[]string{call("a", "f", `{"x":`), call("b", "", "1}")}, []string{`tool_use a: {"x":1}`}},
+	} {
+		if diff := cmp.Diff(c.want, blocksOf(t, translateAll(Options{}, append(c.chunks, end, done)...))); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", name, diff)
+		}
+	}
+}

@@ -33,8 +33,8 @@ type Handler struct {
 	// every turn, so that a tenant that was removed is refused.
 	Tenants func(name, key string) (*authz.Tenant, bool)
 	// Watch returns a function that reports whether a tenant's key is still valid, by its digest.
-	// Watch is called for every handshake, and the function before every turn. nil: a key is valid
-	// as long as its tenant exists.
+	// The function is called at every handshake and before every turn. nil: a key is valid as long
+	// as its tenant exists.
 	Watch func(tenant, key string) (valid func() bool)
 	// Heartbeat is how long a socket may be silent before the client is pinged, and how long a
 	// client may hold up a turn before it gets a heartbeat. 0: 15 s.

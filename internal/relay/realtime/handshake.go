@@ -82,8 +82,9 @@ func (h *Handler) check(r *http.Request) *openai.Error {
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusForbidden,
 			Message: "Pages of other hosts may not open sockets at a gateway without keys."}
 	}
-	if _, ok := h.Tenants(r.Header.Get(headers.Tenant), r.Header.Get(headers.Key)); !ok {
-		return openai.Errorf(openai.CodeInvalidAPIKey, "The key's tenant is not known any more.")
+	tenant, key := r.Header.Get(headers.Tenant), r.Header.Get(headers.Key)
+	if _, ok := h.Tenants(tenant, key); !ok || h.Watch != nil && !h.Watch(tenant, key)() {
+		return openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")
 	}
 	return nil
 }

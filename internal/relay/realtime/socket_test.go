@@ -38,13 +38,17 @@ func TestHandshake(t *testing.T) {
 		"key":             {"GET", http.Header{"Sec-Websocket-Key": {"short"}}, false, 400, "invalid_request"},
 		"tenant":          {"GET", http.Header{"X-Sluice-Tenant": {"other"}}, false, 401, "invalid_api_key"},
 		"no tenant":       {"GET", http.Header{"X-Sluice-Tenant": {}}, false, 401, "invalid_api_key"},
+		"removed key":     {"GET", http.Header{"X-Sluice-Key": {"removed"}}, false, 401, "invalid_api_key"},
 		"foreign origin":  {"GET", http.Header{"Origin": {"https://evil.example"}}, true, 403, "invalid_request"},
 		"null origin":     {"GET", http.Header{"Origin": {"null"}}, true, 403, "invalid_request"},
 		"good":            {"GET", nil, true, 101, ""},
 		"keys, no origin": {"GET", http.Header{"Origin": {"https://app.example"}}, false, 101, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGateway(t, func(h *Handler) { h.CheckOrigin = test.origins })
+			g := newGateway(t, func(h *Handler) {
+				h.CheckOrigin = test.origins
+				h.Watch = func(_, key string) func() bool { return func() bool { return key != "removed" } }
+			})
 			r, err := http.NewRequest(test.method, g.url, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -143,7 +143,7 @@ func TestE2E_W1_BadTasksAreToldWhy(t *testing.T) {
 		}
 	}
 	harness.Eventually(t, "the refused tasks are counted and listed", func() error {
-		n, list := g.Metric(`sluice_rejected_total{model="",reason="model_not_found"}`), g.AdminText("/api/v1/requests?code=model_not_found")
+		n, list := g.Metric(`sluice_rejected_total{model="other",reason="model_not_found"}`), g.AdminText("/api/v1/requests?code=model_not_found")
 		if n != 2 || strings.Count(list, `"path":"/schedule"`) != 2 {
 			return fmt.Errorf("%v in the metric, in the list: %s", n, list)
 		}

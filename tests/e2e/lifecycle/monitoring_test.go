@@ -169,6 +169,7 @@ models:
      admission: {max_per_replica: 1, max_tokens_per_minute: 100000000}, stream: {mode: native}}
   - {name: managed, engine: sim, replicas: {min: 1, max: 1}, stream: {mode: "managed", sample: 1}}
   - {name: failing, launcher: upstream, upstreams: [{url: %s}]}
+pools: [{name: auto, models: [native, managed]}]
 `
 
 // onlyWith lists the metrics that a gateway has only with certain hardware.
