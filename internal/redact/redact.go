@@ -114,7 +114,7 @@ var (
 	// kindPattern matches a key of a known kind. It begins with a prefix of its kind.
 	kindPattern = regexp.MustCompile(`(^|[^A-Za-z0-9_])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|gsk_)` +
 		`[A-Za-z0-9_.+/=-]{3,}`)
-	assignmentPattern = regexp.MustCompile(`(?i)([\w.-]*(?:` + strings.Join(secretNames, "|") + `)[\w.-]*)["']?\s*[=:]\s*`)
+	assignmentPattern = regexp.MustCompile(`(?i)([\w.-]*(?:` + strings.Join(secretNames, "|") + `)[\w.-]*)(?:\\?["'])?\s*[=:]\s*`)
 	flagPattern       = regexp.MustCompile(`(?i)(--?[\w-]*(?:` + strings.Join(secretNames, "|") + `)[\w-]*)\s+`)
 	bearerPattern     = regexp.MustCompile(`(?i)(\bbearer\s+)[^\s"',;]+`)
 )
@@ -124,14 +124,21 @@ var (
 const (
 	quotedText  = `"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|"[^"]*"|'[^']*'`
 	listElement = `"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|[^\])"']`
+	// Of JSON that is inside of a string of JSON, the quotes have a backslash, and so have the
+	// backslashes and the quotes inside of its own strings.
+	escapedRest = `(?:[^"\\\n]|\\\\(?:\\["\\]|[^"\\])|\\[^"\\])*`
+	escapedText = `\\"` + escapedRest + `\\"`
+	escapedList = `\[(?:\s*\\"` + escapedRest + `(?:\\")?\s*,?)+\]?`
 	bracketed   = `[\[(](?:` + listElement + `)*[\])]?`
 )
 
-// valuePattern matches the value at the beginning of a text: a quoted text, a list in brackets, or
-// what ends at white space or a separator. The scheme of an Authorization header belongs to the
-// value. A list without an end, and one with a quote that is not closed, match as far as they go:
-// the search then takes no longer than what it hides.
-var valuePattern = regexp.MustCompile(`(?is)^(?:` + quotedText + `|` + bracketed + `|(?:(?:bearer|basic|token)\s+)?["']?[^\s,;&)\]}"']+)`)
+// valuePattern matches the value at the beginning of a text: a quoted text, a list in brackets, one
+// of both with a backslash before each quote, or what ends at white space or a separator. The
+// scheme of an Authorization header belongs to the value. A list without an end, and one with a
+// quote that is not closed, match as far as they go: the search then takes no longer than what it
+// hides.
+var valuePattern = regexp.MustCompile(`(?is)^(?:` + quotedText + `|` + escapedText + `|` + escapedList + `|` + bracketed +
+	`|(?:(?:bearer|basic|token)\s+)?(?:\\?["'])?[^\s,;&)\]}"']+)`)
 
 // hideNamed hides the values whose names match a pattern and name a secret.
 func hideNamed(pattern *regexp.Regexp, text string) string {

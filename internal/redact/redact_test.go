@@ -64,10 +64,30 @@ func TestX15_TextHidesListsAndEscapes(t *testing.T) {
 	}
 }
 
+// A log line may have JSON in a string of JSON.
+func TestX15_TextHidesJSONInsideOfJSON(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{"msg":"args {\"api_key\":\"plain value\",\"port\":1}","n":2}`: `{"msg":"args {\"api_key\":…,\"port\":1}","n":2}`,
+		`{"msg":"{\"password\" : \"a\\\"b, c\\\\\"}","n":2}`:            `{"msg":"{\"password\" : …}","n":2}`,
+		`{"msg":"{\"token\":\"a\u00e9 \\n b\"}"}`:                       `{"msg":"{\"token\":…}"}`,
+		`{"msg":"{\"api_keys\":[\"one value\", \"two\"],\"port\":1}"}`:  `{"msg":"{\"api_keys\":…,\"port\":1}"}`,
+		`{"msg":"{\"api_key\":12345,\"port\":1}"}`:                      `{"msg":"{\"api_key\":…,\"port\":1}"}`,
+		`{"msg":"{\"Authorization\":\"Basic abc def\",\"port\":1}"}`:    `{"msg":"{\"Authorization\":…,\"port\":1}"}`,
+		`{"msg":"{\"api_key\":\"cut_of`:                                 `{"msg":"{\"api_key\":…`,
+		`{"msg":"{\"tokens\":\"many\",\"model\":\"m\"}"}`:               `{"msg":"{\"tokens\":\"many\",\"model\":\"m\"}"}`,
+		`{"msg":"the name is \"api_key\"","n":"x y"}`:                   `{"msg":"the name is \"api_key\"","n":"x y"}`,
+	} {
+		if got := Text(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 // The time that Text takes grows with the length of the text, and no faster.
 func TestX15_TextIsLinear(t *testing.T) {
 	t.Parallel()
-	for _, part := range []string{"key=[", "tokens=[", `key=["`, `key="\"`, `key=[\"`, `key=['a',"`, `key=["key=[",`, "key='", "--key [", "keykey", `key=[",'`} {
+	for _, part := range []string{"key=[", "tokens=[", `key=["`, `key="\"`, `key=[\"`, `key=['a',"`, `key=["key=[",`, "key='", "--key [", "keykey", `key=[",'`, `key=\"`, `key\":[\"`} {
 		began := time.Now()
 		Text(strings.Repeat(part, 16_000))
 		if took := time.Since(began); took > 5*time.Second {
