@@ -206,7 +206,7 @@ func (g *liteLLMGroups) finish() {
 	for _, name := range g.names {
 		m := g.models[name]
 		if len(m.aliases) > 0 {
-			m.item.set("aliases", m.aliases)
+			m.item.set("aliases", validAliases(m.item, m.aliases))
 		}
 		if m.task != "" {
 			m.item.set("task", m.task)

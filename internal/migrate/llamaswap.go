@@ -69,7 +69,7 @@ func (c *llamaSwap) model(name string, s source) {
 	}
 	it.set("name", valid)
 	if aliases := s.list("aliases"); len(aliases) > 0 {
-		it.set("aliases", aliases)
+		it.set("aliases", validAliases(it, aliases))
 	}
 	own := macrosOf(s.mapping("macros"))
 	command := splitWords(c.expand(s.text("cmd"), name, own))
@@ -272,7 +272,11 @@ func (c *llamaSwap) selectors(s source) {
 		pool := newItem()
 		valid, _ := validName(name)
 		pool.set("name", valid)
-		pool.set("models", selector.list("targets"))
+		targets := selector.list("targets")
+		for i := range targets {
+			targets[i], _ = validName(targets[i])
+		}
+		pool.set("models", targets)
 		if strategy := selector.text("strategy"); strategy != "" {
 			pool.note("strategy %s: a request of a pool goes to the model that is free first here", strategy)
 		}

@@ -129,3 +129,17 @@ func validName(name string) (valid string, changed bool) {
 	}
 	return valid, true
 }
+
+// validAliases returns the aliases of a model in a form that Sluice accepts. Those that had to be
+// changed are noted.
+func validAliases(it *item, aliases []string) []string {
+	var all []string
+	for _, alias := range aliases {
+		valid, changed := validName(alias)
+		if changed {
+			it.note("the alias was %q, which cannot be a name here", alias)
+		}
+		all = append(all, valid)
+	}
+	return all
+}

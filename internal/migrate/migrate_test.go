@@ -119,6 +119,37 @@ func TestModelsKeepTheNamesOfTheirServers(t *testing.T) {
 	}
 }
 
+// TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
+// new name, and a name of its own follows the same rule.
+func TestRenamedModelsAreFound(t *testing.T) {
+	t.Parallel()
+	for kind, tt := range map[migrate.Kind]struct {
+		text string
+		want []string
+	}{
+		migrate.LiteLLM: {`
+model_list: [{model_name: "my model", litellm_params: {model: openai/a, api_key: none}}]
+router_settings: {model_group_alias: {"the best": my model, best: {model: my model}}}
+`, []string{"name: my-model\n", "aliases: [best, the-best]\n", `the alias was "the best", which cannot be a name here`}},
+		migrate.LlamaSwap: {`
+models: {"my model": {cmd: "llama-server -m /m.gguf --port ${PORT}", aliases: ["the best", best]}}
+peers: {lab: {proxy: "http://one", models: ["their model"]}}
+selectors: {any: {targets: ["my model", "their model"]}, by-alias: {targets: ["the best"]}}
+`, []string{"name: my-model\n", "aliases: [the-best, best]\n", "models: [my-model, their-model]\n", "models: [the-best]\n",
+			`the alias was "the best", which cannot be a name here`}},
+	} {
+		file, err := migrate.Convert(kind, []byte(tt.text))
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(file.Text, want) {
+				t.Errorf("%s: no %q in\n%s", kind, want, file.Text)
+			}
+		}
+	}
+}
+
 // TestSecretsAreNotCopied: neither the values of environment variables nor headers with keys are in
 // the file, which has the names of variables or a comment in their place.
 func TestSecretsAreNotCopied(t *testing.T) {
