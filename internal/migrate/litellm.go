@@ -1,7 +1,9 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -94,14 +96,17 @@ func newLiteLLMGroups(o *output) *liteLLMGroups {
 func (g *liteLLMGroups) add(deployment source) {
 	name := deployment.text("model_name")
 	p := deployment.mapping("litellm_params")
+	own := cmp.Or(p.text("base_url"), p.text("api_base"))
 	provider, served := liteLLMProvider(p.text("model"), p.text("custom_llm_provider"))
+	if provider == "" && (own != "" || openAIModel.MatchString(served)) {
+		provider = "openai"
+	}
+	if provider == "" {
+		g.out.note("model %s: %s names no provider, so its server is not known here", name, served)
+		return
+	}
 	base, known := compatible[provider]
-	if own := p.text("api_base"); own != "" {
-		base = own
-	}
-	if own := p.text("base_url"); own != "" {
-		base = own
-	}
+	base = cmp.Or(own, base)
 	if !known || base == "" {
 		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
 		return
@@ -122,15 +127,20 @@ func (g *liteLLMGroups) add(deployment source) {
 	m.describe(p, deployment.mapping("model_info"))
 }
 
+// openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone
+// in a table of all models, most of which belong to providers with another API.
+var openAIModel = regexp.MustCompile(`^(ft:)?(gpt-|chatgpt-|o[134](-|$)|text-embedding-(3|ada)-|whisper-1$|tts-1|dall-e-)`)
+
 // liteLLMProvider returns the provider of a deployment, and the name under which the provider
 // serves the model. A deployment with a custom provider has the name alone, or after that provider.
+// The provider is empty if the deployment names none.
 func liteLLMProvider(model, custom string) (provider, served string) {
 	if custom != "" {
 		return custom, strings.TrimPrefix(model, custom+"/")
 	}
 	provider, served, found := strings.Cut(model, "/")
 	if !found {
-		return "openai", model
+		return "", model
 	}
 	return provider, served
 }

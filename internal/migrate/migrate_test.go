@@ -119,6 +119,45 @@ func TestModelsKeepTheNamesOfTheirServers(t *testing.T) {
 	}
 }
 
+// convert converts a configuration, and checks which texts the file has and which it has not.
+func convert(t *testing.T, kind migrate.Kind, text string, has, hasNot []string) {
+	t.Helper()
+	file, err := migrate.Convert(kind, []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range has {
+		if !strings.Contains(file.Text, want) {
+			t.Errorf("no %q in\n%s", want, file.Text)
+		}
+	}
+	for _, refused := range hasNot {
+		if strings.Contains(file.Text, refused) {
+			t.Errorf("%q in\n%s", refused, file.Text)
+		}
+	}
+}
+
+// TestKeysOfOtherProvidersStayThere: a deployment that names neither a provider nor a server
+// belongs to OpenAI only if its model is one of OpenAI's.
+func TestKeysOfOtherProvidersStayThere(t *testing.T) {
+	t.Parallel()
+	for model, openAI := range map[string]bool{
+		"gpt-4o": true, "o3-mini": true, "o1": true, "chatgpt-4o-latest": true, "text-embedding-3-small": true, "whisper-1": true,
+		"tts-1-hd": true, "dall-e-3": true, "ft:gpt-4o-mini:org::id": true,
+		"claude-3-5-sonnet-20241022": false, "gemini-1.5-pro": false, "command-r-plus": false, "text-embedding-004": false, "o10": false, "*": false,
+	} {
+		text := "model_list: [{model_name: own, litellm_params: {model: openai/own, api_base: http://one}}, " +
+			"{model_name: other, litellm_params: {model: '" + model + "', api_key: os.environ/OTHER_KEY}}]"
+		has, hasNot := []string{"url: https://api.openai.com\n        api_key_env: OTHER_KEY\n"}, []string{"names no provider"}
+		if !openAI {
+			has, hasNot = []string{"# model other: " + model + " names no provider, so its server is not known here\n"}, []string{"openai.com", "OTHER_KEY"}
+		}
+		convert(t, migrate.LiteLLM, text, has, hasNot)
+	}
+	convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: claude-3, api_base: http://one}}]", []string{"url: http://one\n"}, nil)
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
