@@ -26,6 +26,15 @@ var compatible = map[string]string{
 	"cerebras": "https://api.cerebras.ai", "sambanova": "https://api.sambanova.ai",
 }
 
+// usualKeys are the environment variables from which LiteLLM takes the key of a provider if the
+// deployment has none.
+var usualKeys = map[string]string{
+	"openai": "OPENAI_API_KEY", "text-completion-openai": "OPENAI_API_KEY", "custom_openai": "OPENAI_API_KEY",
+	"litellm_proxy": "LITELLM_PROXY_API_KEY", "groq": "GROQ_API_KEY", "together_ai": "TOGETHERAI_API_KEY", "deepseek": "DEEPSEEK_API_KEY",
+	"mistral": "MISTRAL_API_KEY", "openrouter": "OPENROUTER_API_KEY", "fireworks_ai": "FIREWORKS_AI_API_KEY", "nvidia_nim": "NVIDIA_NIM_API_KEY",
+	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
+}
+
 // noKey are values that stand for no key.
 var noKey = []string{"", "none", "empty", "not-needed", "fake-key", "dummy", "sk-no-key-required", "no-key"}
 
@@ -34,6 +43,9 @@ const environmentReference = "os.environ/"
 
 // convertLiteLLM converts a config.yaml of LiteLLM.
 func convertLiteLLM(o *output, file source) {
+	for _, variable := range usualKeys {
+		o.reserve(environmentReference + variable)
+	}
 	groups := newLiteLLMGroups(o)
 	for _, deployment := range file.mappings("model_list") {
 		groups.add(deployment)
@@ -255,9 +267,15 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	}
 	upstream.set("url", address)
 	key, variable := liteLLMValue(p.text("api_key"))
+	usual := usualKeys[provider]
 	switch {
 	case variable != "":
 		upstream.set("api_key_env", variable)
+	case key == "" && usual != "" && address == compatible[provider]:
+		upstream.set("api_key_env", usual)
+		warnings = append(warnings, address+" had no api_key: it gets the value of $"+usual+" here")
+	case key == "" && usual != "":
+		warnings = append(warnings, address+" had no api_key: name $"+usual+" in its api_key_env here if it asks for that key")
 	case !slices.Contains(noKey, strings.ToLower(key)):
 		variable = g.out.keyVariable(name, key)
 		upstream.set("api_key_env", variable)

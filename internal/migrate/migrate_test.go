@@ -158,6 +158,26 @@ func TestKeysOfOtherProvidersStayThere(t *testing.T) {
 	convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: claude-3, api_base: http://one}}]", []string{"url: http://one\n"}, nil)
 }
 
+// TestUsualKeysOfProviders: a deployment without a key has the one that its provider usually has. A
+// server of someone else does not get that key.
+func TestUsualKeysOfProviders(t *testing.T) {
+	t.Parallel()
+	for params, tt := range map[string]struct{ has, hasNot []string }{
+		"model: gpt-4o": {[]string{"api_key_env: OPENAI_API_KEY\n", "# https://api.openai.com had no api_key: it gets the value of $OPENAI_API_KEY here\n"}, nil},
+		"model: groq/m": {[]string{"api_key_env: GROQ_API_KEY\n"}, nil},
+		"model: openai/m, api_key: '', api_base: 'https://api.openai.com/v1/'": {[]string{"api_key_env: OPENAI_API_KEY\n"}, nil},
+		"model: openai/m, api_base: 'http://one'": {
+			[]string{"# http://one had no api_key: name $OPENAI_API_KEY in its api_key_env here if it asks for that key\n"}, []string{"api_key_env:"},
+		},
+		"model: openai/m, api_key: none":               {nil, []string{"KEY"}},
+		"model: openai/m, api_key: sk-secret":          {[]string{"api_key_env: OPENAI_API_KEY_2\n"}, []string{"had no api_key"}},
+		"model: ollama/m":                              {nil, []string{"KEY"}},
+		"model: hosted_vllm/m, api_base: 'http://one'": {nil, []string{"KEY"}},
+	} {
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: openai, litellm_params: {"+params+"}}]", tt.has, tt.hasNot)
+	}
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
