@@ -96,8 +96,14 @@ type liteLLMModel struct {
 	upstreams []*item
 	aliases   []string
 	task      string
-	tokens    float64
-	parallel  float64
+	// tokens and parallel are the limits of those servers that have them.
+	tokens, parallel []liteLLMLimit
+}
+
+// liteLLMLimit is a limit of one server.
+type liteLLMLimit struct {
+	address string
+	n       float64
 }
 
 func newLiteLLMGroups(o *output) *liteLLMGroups {
@@ -136,7 +142,7 @@ func (g *liteLLMGroups) add(deployment source) {
 		upstream.set("model", served)
 	}
 	m.upstreams = append(m.upstreams, upstream)
-	m.describe(p, deployment.mapping("model_info"))
+	m.describe(upstream.text("url"), p, deployment.mapping("model_info"))
 }
 
 // openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone
@@ -176,18 +182,18 @@ func (g *liteLLMGroups) model(name string) *liteLLMModel {
 var tasksOfModes = map[string]string{"chat": "text-generation", "completion": "text-generation", "responses": "text-generation", "embedding": "embedding",
 	"rerank": "rerank", "audio_transcription": "transcription"}
 
-// describe takes over what a deployment says beside its address.
-func (m *liteLLMModel) describe(p, info source) {
+// describe takes over what the deployment at address says beside it.
+func (m *liteLLMModel) describe(address string, p, info source) {
 	if mode := info.text("mode"); mode != "" {
 		if m.task = tasksOfModes[mode]; m.task == "" {
 			m.item.note("mode %s: no task here", mode)
 		}
 	}
-	if n, ok := p.number("tpm"); ok {
-		m.tokens += n
+	if n, _ := p.number("tpm"); n > 0 {
+		m.tokens = append(m.tokens, liteLLMLimit{address, n})
 	}
-	if n, ok := p.number("max_parallel_requests"); ok {
-		m.parallel += n
+	if n, _ := p.number("max_parallel_requests"); n > 0 {
+		m.parallel = append(m.parallel, liteLLMLimit{address, n})
 	}
 	if v := p.text("rpm"); v != "" {
 		m.item.note("rpm %s: requests are limited per tenant here, by limits.requests_per_minute", v)
@@ -240,17 +246,30 @@ func (g *liteLLMGroups) finish() {
 		}
 		m.item.set("upstreams", list)
 		limits := flow()
-		if m.tokens > 0 {
-			limits.set("max_tokens_per_minute", int64(m.tokens))
+		if n := m.sum(m.tokens, "tpm"); n > 0 {
+			limits.set("max_tokens_per_minute", n)
 		}
-		if m.parallel > 0 {
-			limits.set("max_concurrent_requests", int64(m.parallel))
+		if n := m.sum(m.parallel, "max_parallel_requests"); n > 0 {
+			limits.set("max_concurrent_requests", n)
 		}
 		if len(limits.node.Content) > 0 {
 			m.item.set("admission", limits)
 		}
 		g.out.models = append(g.out.models, m.item)
 	}
+}
+
+// sum returns the sum of a limit over all servers. It is 0 if one of them has no limit. Those of
+// the others are then noted, because a limit here is one of the whole model.
+func (m *liteLLMModel) sum(limits []liteLLMLimit, name string) (total int64) {
+	for _, l := range limits {
+		if len(limits) < len(m.upstreams) {
+			m.item.note("%s %v of %s: other servers of the model have no such limit, and a limit is one of the whole model here", name, int64(l.n), l.address)
+		} else {
+			total += int64(l.n)
+		}
+	}
+	return total
 }
 
 // upstream returns a server. warnings say what has to be done by hand for it.

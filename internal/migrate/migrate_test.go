@@ -178,6 +178,26 @@ func TestUsualKeysOfProviders(t *testing.T) {
 	}
 }
 
+// TestLimitsOfServersAddUp: a model has the sum of the limits of its servers, and no limit if one
+// of them has none.
+func TestLimitsOfServersAddUp(t *testing.T) {
+	t.Parallel()
+	for second, tt := range map[string]struct{ has, hasNot []string }{
+		"tpm: 2000, max_parallel_requests: 3": {
+			[]string{"admission: {max_tokens_per_minute: 1200000, max_concurrent_requests: 4}\n"}, []string{"no such limit"},
+		},
+		"max_parallel_requests: 3": {[]string{"admission: {max_concurrent_requests: 4}\n",
+			"# tpm 1198000 of http://one: other servers of the model have no such limit, and a limit is one of the whole model here\n"}, nil},
+		"order: 1": {[]string{"# tpm 1198000 of http://one", "# max_parallel_requests 1 of http://one"}, []string{"admission"}},
+	} {
+		convert(t, migrate.LiteLLM, `
+model_list:
+  - {model_name: fast, litellm_params: {model: openai/a, api_key: none, api_base: http://one, tpm: 1198000, max_parallel_requests: 1}}
+  - {model_name: fast, litellm_params: {model: openai/b, api_key: none, api_base: http://two, `+second+`}}
+`, tt.has, tt.hasNot)
+	}
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
