@@ -67,8 +67,10 @@ func kubeAIModel(o *output, object source) {
 	} else {
 		it.set("name", name)
 	}
+	task := ""
 	if features := spec.list("features"); len(features) > 0 {
-		it.set("task", taskOf[features[0]])
+		task = taskOf[features[0]]
+		it.set("task", task)
 		if len(features) > 1 {
 			it.note("features %v: a model has one task here", features)
 		}
@@ -85,10 +87,8 @@ func kubeAIModel(o *output, object source) {
 	}
 	kubeAIResources(it, spec.text("resourceProfile"))
 	kubeAIReplicas(it, spec)
-	kubeAIAdapters(it, spec.mappings("adapters"))
-	if args := ownArgs(it, spec.list("args")); len(args) > 0 {
-		it.set("args", args)
-	}
+	more := kubeAIAdapters(it, spec.mappings("adapters"))
+	it.setArguments(engineOf[engine], task, ownArgs(it, spec.list("args")), more)
 	if env := spec.mapping("env"); len(env) > 0 {
 		it.set("env", map[string]any(env))
 	}
@@ -184,8 +184,8 @@ func kubeAIPod(it *item, spec source) {
 	}
 }
 
-// kubeAIAdapters sets the LoRA adapters of a model on vLLM.
-func kubeAIAdapters(it *item, adapters []source) {
+// kubeAIAdapters sets the LoRA adapters of a model on vLLM, and returns the variables for them.
+func kubeAIAdapters(it *item, adapters []source) (variables map[string]any) {
 	var names, modules []string
 	for _, a := range adapters {
 		name, address := a.text("name"), a.text("url")
@@ -195,11 +195,12 @@ func kubeAIAdapters(it *item, adapters []source) {
 			it.note("adapter %s at %s: mount it, and write its path into lora_modules here", name, address)
 		}
 	}
-	if len(names) > 0 {
-		it.set("adapters", names)
-		it.set("variables", flow("enable_lora", true, "lora_modules", modules))
-		it.note("clients of KubeAI name an adapter model_adapter; here they name the adapter alone")
+	if len(names) == 0 {
+		return nil
 	}
+	it.set("adapters", names)
+	it.note("clients of KubeAI name an adapter model_adapter; here they name the adapter alone")
+	return map[string]any{"enable_lora": true, "lora_modules": modules}
 }
 
 // kubeAIRouting sets which replica gets a request.

@@ -197,9 +197,7 @@ func (c *llamaSwap) builtIn(it *item, command []string) {
 	if program := command[0]; program != "llama-server" {
 		it.note("the program was %s: put its folder into $PATH here", program)
 	}
-	if len(args) > 0 {
-		it.set("args", args)
-	}
+	it.setArguments("llama-cpp", task, args, nil)
 }
 
 // file names a file of weights by its folder, which becomes a registry.

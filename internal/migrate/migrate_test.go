@@ -198,6 +198,28 @@ model_list:
 	}
 }
 
+// TestArgumentsBecomeVariables: an argument for which the engine has a variable is that variable,
+// so that Sluice knows what it changes. The others stay arguments, as do values that no variable
+// takes.
+func TestArgumentsBecomeVariables(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--parallel 8 -c 8192 --n-gpu-layers=all": "variables: {ctx_size: 8192, n_gpu_layers: all, parallel: 8}\n",
+		"-np 2 -ngl 99 --threads -1 --no-warmup":  "variables: {n_gpu_layers: 99, no_warmup: true, parallel: 2, threads: -1}\n",
+		"--jinja -fa --parallel -1 -t 4 --new on": "variables: {jinja: true, threads: 4}\n    args: [-fa, --parallel, \"-1\", --new, \"on\"]\n",
+		"--tensor-split 3,1 --no-warmup=true -np": "variables: {tensor_split: '3,1'}\n    args: [--no-warmup=true, -np]\n",
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {cmd: 'llama-server -m /m.gguf --port ${PORT} "+args+"'}}", []string{want}, nil)
+	}
+	for args, want := range map[string]string{
+		`--gpu-memory-utilization=0.9, --max-num-seqs, "64", -tp=2`: "variables: {gpu_memory_utilization: 0.9, max_num_seqs: 64, tensor_parallel_size: 2}\n",
+		"--max_num_seqs=64, --enable-auto-tool-choice, --new=1":     "variables: {enable_auto_tool_choice: true, max_num_seqs: 64}\n    args: [--new=1]\n",
+	} {
+		text := "{apiVersion: kubeai.org/v1, kind: Model, metadata: {name: m}, spec: {features: [TextGeneration], url: hf://a/b, engine: VLLM, args: [" + args + "]}}"
+		convert(t, migrate.KubeAI, text, []string{want}, nil)
+	}
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
