@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 	"path"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 const (
@@ -73,12 +75,16 @@ func (c *llamaSwap) model(name string, s source) {
 	}
 	own := macrosOf(s.mapping("macros"))
 	command := splitWords(c.expand(s.text("cmd"), name, own))
-	proxy := withEnvironment(c.expand(s.text("proxy"), name, own))
+	proxy := c.expand(s.text("proxy"), name, own)
 	check := s.text("checkEndpoint")
 	if len(command) == 0 {
 		it.note("cmd is missing: write here how the model is started")
 	}
-	command = withoutKey(it, withPort(command, proxy))
+	if !onThisMachine(withEnvironment(proxy)) {
+		it.note("proxy %s: replicas are called on this machine here; a server elsewhere belongs into upstreams of a model with launcher upstream",
+			redact.Text(proxy))
+	}
+	command = withoutKey(it, withPort(command, withEnvironment(proxy)))
 	noteReferences(it, command)
 	if isLlamaServer(command) && (check == "" || check == "/health") {
 		c.builtIn(it, command)
@@ -123,9 +129,25 @@ func (c *llamaSwap) lifetime(it *item, name string, s source) {
 
 func seconds(n float64) string { return (time.Duration(n) * time.Second).String() }
 
+// onThisMachine reports whether the address of a model, which may be missing or have a template for
+// its port, is one of this machine.
+func onThisMachine(proxy string) bool {
+	u, err := url.Parse(strings.ReplaceAll(proxy, portTemplate, "1"))
+	if err != nil || proxy == "" {
+		return err == nil
+	}
+	ip := net.ParseIP(u.Hostname())
+	return u.Hostname() == "localhost" || ip.IsLoopback() || ip.IsUnspecified()
+}
+
+// hasPort reports whether a command has the port that Sluice chooses.
+func hasPort(command []string) bool {
+	return slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, portTemplate) })
+}
+
 // withPort replaces a fixed port by the one that Sluice chooses, if the command has none.
 func withPort(command []string, proxy string) []string {
-	if slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, portTemplate) }) {
+	if hasPort(command) {
 		return command
 	}
 	u, err := url.Parse(proxy)
@@ -232,6 +254,9 @@ func (c *llamaSwap) ownEngine(it *item, name string, command []string, check str
 	c.out.engines = append(c.out.engines, engine)
 	it.set("task", "text-generation")
 	it.set("engine", name)
+	if len(command) > 0 && !hasPort(command) {
+		it.note("the command of its engine has no port: write %s here where its port belongs", portTemplate)
+	}
 	it.note("the task is a guess: correct it and that of its engine here, and set slots of the engine")
 }
 

@@ -220,6 +220,25 @@ func TestArgumentsBecomeVariables(t *testing.T) {
 	}
 }
 
+// TestServersElsewhereAreNoted: a model that llama-swap calls on another machine, and a command
+// without a port, need a hand.
+func TestServersElsewhereAreNoted(t *testing.T) {
+	t.Setenv("MIGRATE_TEST_HOST", "10.0.0.4")
+	const elsewhere = "replicas are called on this machine here; a server elsewhere belongs into upstreams of a model with launcher upstream\n"
+	const noPort = "# the command of its engine has no port: write {{.Port}} here where its port belongs\n"
+	for model, tt := range map[string]struct{ has, hasNot []string }{
+		`proxy: "http://10.0.0.4:8000", cmd: ssh box vllm serve`: {[]string{"# proxy http://10.0.0.4:8000: " + elsewhere, noPort}, nil},
+		`proxy: "http://${env.MIGRATE_TEST_HOST}:8000", cmd: "llama-server -m /m.gguf"`: {
+			[]string{"# proxy http://${env.MIGRATE_TEST_HOST}:8000: " + elsewhere}, []string{noPort}},
+		`proxy: "http://user:hunter2@gpu:80", cmd: "x 80"`:          {[]string{elsewhere}, []string{"hunter2"}},
+		`proxy: "http://localhost:${PORT}", cmd: "vllm serve a"`:    {[]string{noPort}, []string{elsewhere}},
+		`proxy: "http://[::1]:9000", cmd: "vllm serve --port=9000"`: {nil, []string{elsewhere, noPort}},
+		`cmd: "vllm serve --port ${PORT}"`:                          {nil, []string{elsewhere, noPort}},
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {"+model+"}}", tt.has, tt.hasNot)
+	}
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
