@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -60,13 +61,17 @@ func convertKubeAI(o *output, documents []source) {
 func kubeAIModel(o *output, object source) {
 	it, spec := newItem(), object.mapping("spec")
 	name := object.mapping("metadata").text("name")
-	engine, address := spec.text("engine"), spec.text("url")
-	if repository, ok := strings.CutPrefix(address, "hf://"); ok && engine == "FasterWhisper" {
-		it.set("name", repository) // the engine loads what its model is called
+	engine := spec.text("engine")
+	address, query, _ := strings.Cut(spec.text("url"), "?")
+	parameters := parametersOf(query)
+	loaded := loadedByName(it, engine, address, parameters)
+	if loaded != "" {
+		it.set("name", loaded)
 		it.set("aliases", []string{name})
 	} else {
 		it.set("name", name)
 	}
+	it.noteRest("the url's parameter ", parameters)
 	task := ""
 	if features := spec.list("features"); len(features) > 0 {
 		task = taskOf[features[0]]
@@ -80,10 +85,8 @@ func kubeAIModel(o *output, object source) {
 	}
 	it.set("engine", engineOf[engine])
 	it.set("launcher", "kubernetes")
-	if engine != "FasterWhisper" {
-		kubeAISource(o, it, address)
-	} else if !strings.HasPrefix(address, "hf://") {
-		it.note("the weights were at %s: this engine loads the repository of Hugging Face that the model's name says here", address)
+	if loaded == "" {
+		kubeAISource(o, it, engine, address)
 	}
 	kubeAIResources(it, spec.text("resourceProfile"))
 	kubeAIReplicas(it, spec)
@@ -104,14 +107,42 @@ func kubeAIModel(o *output, object source) {
 	o.models = append(o.models, it)
 }
 
-// kubeAISource sets where the weights are.
-func kubeAISource(o *output, it *item, address string) {
-	address, _, _ = strings.Cut(address, "?")
+// parametersOf returns the parameters of a URL. A query that is none is one parameter.
+func parametersOf(query string) source {
+	parameters := source{}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		parameters[query] = ""
+	}
+	for name := range values {
+		parameters[name] = values.Get(name)
+	}
+	return parameters
+}
+
+// loadedByName returns the name by which an engine loads a model that is called so; empty if it
+// loads a source. Ollama finds a model in its library, or in its own folder in a claim.
+func loadedByName(it *item, engine, address string, parameters source) string {
 	scheme, rest, _ := strings.Cut(address, "://")
-	switch scheme {
-	case "hf", "ollama":
+	switch {
+	case engine == "FasterWhisper" && scheme == "hf", engine == "OLlama" && scheme == "ollama":
+		return rest
+	case engine == "OLlama" && scheme == "pvc" && parameters["model"] != nil:
+		it.note("Ollama's folder was at %s: mount the claim by pod, and name its path in the variable models here", address)
+		return parameters.text("model")
+	}
+	return ""
+}
+
+// kubeAISource sets where the weights are.
+func kubeAISource(o *output, it *item, engine, address string) {
+	scheme, rest, _ := strings.Cut(address, "://")
+	switch {
+	case engine == "FasterWhisper":
+		it.note("the weights were at %s: this engine loads the repository of Hugging Face that the model's name says here", address)
+	case scheme == "hf":
 		it.set("source", flow("name", rest))
-	case "pvc":
+	case scheme == "pvc":
 		claim, folder, _ := strings.Cut(rest, "/")
 		registry := flow("name", claim, "kind", "directory", "path", "/"+claim, "claim", claim)
 		o.registries = append(o.registries, registry)

@@ -239,6 +239,29 @@ func TestServersElsewhereAreNoted(t *testing.T) {
 	}
 }
 
+// TestModelsOfOllamaKeepTheirNames: Ollama finds a model by its name, in its library or in a folder
+// of its own. Parameters of a URL are noted.
+func TestModelsOfOllamaKeepTheirNames(t *testing.T) {
+	t.Parallel()
+	const ollama, library = "engine: OLlama", "name: gemma2:2b\n    aliases: [m]\n"
+	for _, tt := range []struct {
+		spec        string
+		has, hasNot []string
+	}{
+		{ollama + `, url: "ollama://gemma2:2b"`, []string{library}, []string{"source"}},
+		{ollama + `, url: "ollama://gemma2:2b?insecure=true&pull=false"`, []string{library, "# the url's parameter insecure: no counterpart here\n",
+			"# the url's parameter pull: no counterpart here\n"}, []string{"source"}},
+		{ollama + `, url: "pvc://claim/a?model=gemma2:2b"`, []string{library,
+			"# Ollama's folder was at pvc://claim/a: mount the claim by pod, and name its path in the variable models here\n"}, []string{"source", "parameter"}},
+		{ollama + `, url: "hf://a/b"`, []string{"name: m\n", "source: {name: a/b}\n"}, nil},
+		{ollama + `, url: "pvc://claim/a"`, []string{"name: m\n", "source: {registry: claim, name: a}\n"}, nil},
+		{`engine: VLLM, url: "hf://a/b?x=%zz"`, []string{"source: {name: a/b}\n", "# the url's parameter x=%zz: no counterpart here\n"}, nil},
+		{`engine: FasterWhisper, url: "hf://a/b?x=1"`, []string{"name: a/b\n", "# the url's parameter x: no counterpart here\n"}, nil},
+	} {
+		convert(t, migrate.KubeAI, "{apiVersion: kubeai.org/v1, kind: Model, metadata: {name: m}, spec: {"+tt.spec+"}}", tt.has, tt.hasNot)
+	}
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
