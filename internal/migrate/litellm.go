@@ -280,7 +280,10 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 		warnings = append(warnings, "the address was in $"+from+": write it here")
 		address = "http://" + strings.ToLower(strings.ReplaceAll(from, "_", "-")) + ":8000"
 	}
-	address = strings.TrimSuffix(strings.TrimSuffix(address, "/"), "/v1")
+	address, warning := plainAddress(address)
+	if warning != "" {
+		warnings = append(warnings, warning)
+	}
 	if provider == "ollama" || provider == "ollama_chat" {
 		address = strings.TrimSuffix(address, "/api")
 	}

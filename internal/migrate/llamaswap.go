@@ -264,12 +264,16 @@ func (c *llamaSwap) ownEngine(it *item, name string, command []string, check str
 func (c *llamaSwap) peers(s source) {
 	for _, name := range s.rest() {
 		peer := s.mapping(name)
-		address, key := strings.TrimSuffix(strings.TrimSuffix(peer.text("proxy"), "/"), "/v1"), peer.text("apiKey")
+		address, warning := plainAddress(peer.text("proxy"))
+		key := peer.text("apiKey")
 		for _, model := range peer.list("models") {
 			it := newItem()
 			valid, _ := validName(model)
 			it.set("name", valid)
 			it.set("launcher", "upstream")
+			if warning != "" {
+				it.note("%s", warning)
+			}
 			upstream := flow("url", address)
 			if valid != model {
 				upstream.set("model", model)

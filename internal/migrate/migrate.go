@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -142,4 +143,20 @@ func validAliases(it *item, aliases []string) []string {
 		all = append(all, valid)
 	}
 	return all
+}
+
+// userOfAddress matches the scheme of an address and the user after it.
+var userOfAddress = regexp.MustCompile(`^(\w+://)[^/]*@`)
+
+// plainAddress returns the address of a server as upstreams[].url has it: without /v1 at its end,
+// and without a user and a query, which may be secrets. warning says that it had one of these.
+func plainAddress(address string) (plain, warning string) {
+	plain, _, _ = strings.Cut(address, "?")
+	plain = userOfAddress.ReplaceAllString(plain, "$1")
+	isPlain := plain == address
+	plain = strings.TrimSuffix(strings.TrimSuffix(plain, "/"), "/v1")
+	if isPlain {
+		return plain, ""
+	}
+	return plain, plain + " had a user or a query, which may be secrets: put what the server needs into api_key_env or headers here"
 }

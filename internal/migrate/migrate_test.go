@@ -262,6 +262,21 @@ func TestModelsOfOllamaKeepTheirNames(t *testing.T) {
 	}
 }
 
+// TestAddressesAreCopiedWithoutSecrets: an address may have a user, and a key in its query.
+func TestAddressesAreCopiedWithoutSecrets(t *testing.T) {
+	t.Parallel()
+	for address, plain := range map[string]string{
+		"https://user:hunter2@host/v1": "https://host", "https://host/openai/v1/?api-key=hunter2": "https://host/openai",
+		"http://us@er:hunter2@host/a@b?x": "http://host/a@b", "http://user:hunter2%@host": "http://host",
+	} {
+		has := []string{plain, "# " + plain + " had a user or a query, which may be secrets: put what the server needs into api_key_env or headers here\n"}
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: '"+address+"'}}]", has, []string{"hunter2"})
+		convert(t, migrate.LlamaSwap, "{models: {a: {cmd: x}}, peers: {p: {proxy: '"+address+"', models: [m]}}}", has, []string{"hunter2"})
+	}
+	convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: 'http://host/v1'}}]",
+		[]string{"url: http://host\n"}, []string{"had a user"})
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
