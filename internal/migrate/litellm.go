@@ -60,13 +60,13 @@ func convertLiteLLM(o *output, file source) {
 	if v := settings.take("drop_params"); v != nil {
 		o.note("litellm_settings.drop_params %v: engines get all options of a request here", v)
 	}
-	if v := settings.take("num_retries"); v != nil {
-		o.note("litellm_settings.num_retries %v: up to three replicas of a model are tried here, before the client has a byte of an answer", v)
-	}
 	if timeout, ok := settings.number("request_timeout"); ok {
 		o.note("litellm_settings.request_timeout %v: set stream.max_duration of each model here", timeout)
 	}
 	for _, s := range []source{router, settings} {
+		if v := s.take("num_retries"); v != nil {
+			o.note("num_retries %v: up to three replicas of a model are tried here, before the client has a byte of an answer", v)
+		}
 		for _, key := range []string{"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "default_fallbacks"} {
 			if v := s.take(key); v != nil {
 				o.note("%s %v: a request goes to other replicas of its model here, and to other models only by a pool", key, v)
@@ -133,6 +133,7 @@ func (g *liteLLMGroups) add(deployment source) {
 	if strings.Contains(name, "*") {
 		upstream.noteAll(warnings)
 		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
+		upstream.noteRest("litellm_params.", p)
 		g.out.upstreams = append(g.out.upstreams, upstream)
 		return
 	}
@@ -167,12 +168,9 @@ func liteLLMProvider(model, custom string) (provider, served string) {
 func (g *liteLLMGroups) model(name string) *liteLLMModel {
 	m := g.models[name]
 	if m == nil {
-		valid, changed := validName(name)
-		m = &liteLLMModel{item: newItem(), name: valid}
-		if changed {
-			m.item.note("the name was %q, which cannot be a name here", name)
-		}
-		m.item.set("name", valid)
+		m = &liteLLMModel{item: newItem()}
+		m.name = m.item.validName("name", name)
+		m.item.set("name", m.name)
 		g.models[name], g.names = m, append(g.names, name)
 	}
 	return m
@@ -180,7 +178,7 @@ func (g *liteLLMGroups) model(name string) *liteLLMModel {
 
 // tasksOfModes are the tasks of model_info.mode.
 var tasksOfModes = map[string]string{"chat": "text-generation", "completion": "text-generation", "responses": "text-generation", "embedding": "embedding",
-	"rerank": "rerank", "audio_transcription": "transcription"}
+	"rerank": "rerank", "audio_transcription": "transcription", "audio_speech": "speech", "image_generation": "image-generation"}
 
 // describe takes over what the deployment at address says beside it.
 func (m *liteLLMModel) describe(address string, p, info source) {
@@ -344,7 +342,6 @@ func liteLLMRouter(o *output, router source) {
 	if strategy := router.text("routing_strategy"); strategy != "" {
 		o.note("routing_strategy %s: the default here is prefix, which keeps conversations with their cache; routing.strategy of a model has others", strategy)
 	}
-	router.drop("num_retries", "retry_after", "allowed_fails", "cooldown_time", "enable_pre_call_checks")
 	if timeout, ok := router.number("timeout"); ok {
 		o.note("router_settings.timeout %v: set stream.max_duration of each model here", timeout)
 	}

@@ -65,10 +65,7 @@ func convertLlamaSwap(o *output, file source) {
 // model converts one model.
 func (c *llamaSwap) model(name string, s source) {
 	it := newItem()
-	valid, changed := validName(name)
-	if changed {
-		it.note("the name was %q, which cannot be a name here", name)
-	}
+	valid := it.validName("name", name)
 	it.set("name", valid)
 	if aliases := s.list("aliases"); len(aliases) > 0 {
 		it.set("aliases", validAliases(it, aliases))
@@ -116,7 +113,7 @@ func (c *llamaSwap) lifetime(it *item, name string, s source) {
 	it.set("replicas", flow("min", least, "max", 1))
 	it.set("evict", "idle")
 	ttl, ok := s.number("ttl")
-	if !ok {
+	if !ok || ttl < 0 { // -1 stands for globalTTL
 		ttl = c.ttl
 	}
 	if ttl > 0 {
@@ -268,7 +265,7 @@ func (c *llamaSwap) peers(s source) {
 		key := peer.text("apiKey")
 		for _, model := range peer.list("models") {
 			it := newItem()
-			valid, _ := validName(model)
+			valid := it.validName("name", model)
 			it.set("name", valid)
 			it.set("launcher", "upstream")
 			if warning != "" {
@@ -297,16 +294,16 @@ func (c *llamaSwap) selectors(s source) {
 	for _, name := range s.rest() {
 		selector := s.mapping(name)
 		pool := newItem()
-		valid, _ := validName(name)
-		pool.set("name", valid)
+		pool.set("name", pool.validName("name", name))
 		targets := selector.list("targets")
 		for i := range targets {
-			targets[i], _ = validName(targets[i])
+			targets[i] = pool.validName("name of a target", targets[i])
 		}
 		pool.set("models", targets)
 		if strategy := selector.text("strategy"); strategy != "" {
 			pool.note("strategy %s: a request of a pool goes to the model that is free first here", strategy)
 		}
+		pool.noteRest("", selector)
 		c.out.pools = append(c.out.pools, pool)
 	}
 }

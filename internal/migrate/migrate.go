@@ -131,16 +131,21 @@ func validName(name string) (valid string, changed bool) {
 	return valid, true
 }
 
-// validAliases returns the aliases of a model in a form that Sluice accepts. Those that had to be
-// changed are noted.
+// validName returns a name of the item in a form that Sluice accepts. What it is the name of is
+// noted if it had to be changed.
+func (i *item) validName(what, name string) string {
+	valid, changed := validName(name)
+	if changed {
+		i.note("the %s was %q, which cannot be a name here", what, name)
+	}
+	return valid
+}
+
+// validAliases returns the aliases of a model in a form that Sluice accepts.
 func validAliases(it *item, aliases []string) []string {
 	var all []string
 	for _, alias := range aliases {
-		valid, changed := validName(alias)
-		if changed {
-			it.note("the alias was %q, which cannot be a name here", alias)
-		}
-		all = append(all, valid)
+		all = append(all, it.validName("alias", alias))
 	}
 	return all
 }

@@ -277,6 +277,27 @@ func TestAddressesAreCopiedWithoutSecrets(t *testing.T) {
 		[]string{"url: http://host\n"}, []string{"had a user"})
 }
 
+// TestSmallFieldsAreKeptOrNoted: what has a counterpart has it, and all else is noted.
+func TestSmallFieldsAreKeptOrNoted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LlamaSwap, `
+globalTTL: 300
+models: {a: {cmd: "x ${PORT}", ttl: -1}, b: {cmd: "x ${PORT}", ttl: 0}}
+peers: {lab: {proxy: "http://one", models: ["their model"]}}
+selectors: {"any one": {targets: ["their model"], sticky: true}}
+`, []string{"cooldown: 5m0s", "cooldown: 8760h", `# the name was "their model", which cannot be a name here`, `# the name was "any one", which cannot be a name here`,
+		`# the name of a target was "their model", which cannot be a name here`, "# sticky: no counterpart here"}, nil)
+	convert(t, migrate.LiteLLM, `
+model_list:
+  - {model_name: i, litellm_params: {model: gpt-image-1}, model_info: {mode: image_generation}}
+  - {model_name: s, litellm_params: {model: tts-1}, model_info: {mode: audio_speech}}
+  - {model_name: "*", litellm_params: {model: openai/*, tpm: 5}}
+router_settings: {num_retries: 2, retry_after: 3, allowed_fails: 4, cooldown_time: 5, enable_pre_call_checks: true}
+`, []string{"task: image-generation", "task: speech", "# litellm_params.tpm: no counterpart here", "# num_retries 2: up to three replicas",
+		"# router_settings.retry_after: no counterpart here", "# router_settings.allowed_fails: no counterpart here",
+		"# router_settings.cooldown_time: no counterpart here", "# router_settings.enable_pre_call_checks: no counterpart here"}, []string{"no task here"})
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
