@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -180,14 +181,22 @@ func (g *Gateway) nodeConditions() []condition.Condition {
 }
 
 // sharedConditions tells whether Redis answers, if the gateway uses it.
-func (g *Gateway) sharedConditions() []condition.Condition {
-	s := g.limits.status()
+func (g *Gateway) sharedConditions() []condition.Condition { return redisConditions(g.limits.status()) }
+
+// redisConditions tells whether Redis answers. A call that fails leaves its error, so without one
+// the gateway has only begun to ask.
+func redisConditions(s admin.SharedStatus) []condition.Condition {
 	if !s.Configured || s.Up {
 		return nil
 	}
-	return []condition.Condition{condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
+	c := condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
 		fmt.Sprintf("Redis does not answer: %s. This gateway enforces its share of the limits. If Redis is only slow, raise redis_timeout.",
-			sentence(s.LastError)))}
+			sentence(s.LastError)))
+	if s.LastError == "" {
+		c.Reason, c.Severity = "Starting", condition.Info
+		c.Message = "Redis has been asked and has not answered yet. Until then this gateway enforces its share of the limits."
+	}
+	return []condition.Condition{c}
 }
 
 // envoyConditions tells whether Envoy is live and has accepted its configuration.

@@ -1,11 +1,13 @@
 package gateway
 
 import (
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -42,7 +44,8 @@ func TestO1_ModelCondition(t *testing.T) {
 	}
 }
 
-// A replica that is about to be placed, and an Envoy that starts, need nobody.
+// A replica that is about to be placed, an Envoy that starts, and a Redis that has not had the time
+// to answer need nobody.
 func TestO3_AStartIsNoWarning(t *testing.T) {
 	t.Parallel()
 	m := &engines.ModelSnapshot{Model: engines.Model{Name: "chat"}, Replicas: []engines.Replica{{State: engines.Pending}}}
@@ -51,6 +54,14 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	}
 	all := envoyProcessConditions(envoy.Status{State: envoy.StateDown})
 	if len(all) != 1 || all[0].Severity != condition.Info || all[0].Message != "Envoy is starting." {
+		t.Errorf("%+v", all)
+	}
+	all = redisConditions(admin.SharedStatus{Configured: true})
+	if len(all) != 1 || all[0].Severity != condition.Info || all[0].Reason != "Starting" || strings.Contains(all[0].Message, "does not answer") {
+		t.Errorf("%+v", all)
+	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "no answer within 50ms"})
+	if len(all) != 1 || all[0].Severity == condition.Info || all[0].Reason != "NoAnswer" {
 		t.Errorf("%+v", all)
 	}
 }

@@ -34,8 +34,9 @@ const trusted = 30
 // damagedSuffix is added to the name of a file that is damaged.
 const damagedSuffix = ".damaged"
 
-// load reads the files. now is the current hour. Files of other hours than the last 24 are removed.
-// A damaged file is renamed, and its name is in damaged.
+// load reads the files. now is the current hour, by a clock that may be wrong: hours that are far
+// from it are dropped when samples have come. A damaged file is renamed, and its name is in
+// damaged.
 func (a *archive) load(now int64) (damaged []string, err error) {
 	if a.dir == "" {
 		return nil, nil
@@ -52,10 +53,6 @@ func (a *archive) load(now int64) (damaged []string, err error) {
 			continue
 		}
 		path := filepath.Join(a.dir, entry.Name())
-		if number <= now-kept || number > now {
-			failed = append(failed, remove(path))
-			continue
-		}
 		switch err := a.loadFile(path, number, number == now); {
 		case errors.Is(err, errDamaged):
 			damaged = append(damaged, entry.Name())
@@ -63,6 +60,9 @@ func (a *archive) load(now int64) (damaged []string, err error) {
 		case err != nil:
 			failed = append(failed, err)
 		}
+	}
+	if n := len(a.hours); n > 0 && a.hours[n-1].number > now {
+		failed = append(failed, a.closeFile()) // only the file of the last hour is open
 	}
 	failed = append(failed, a.bound())
 	return damaged, errors.Join(failed...)

@@ -275,6 +275,28 @@ func TestB8_AClockThatWasWrong(t *testing.T) {
 	}
 }
 
+// A start with a wrong clock, such as one before the machine has asked for the time, costs no
+// samples either. Those that follow the right clock join the ones of before.
+func TestB8_AStartWithAWrongClock(t *testing.T) {
+	for _, wrong := range []time.Duration{-26 * time.Hour, -time.Hour, 26 * time.Hour, 365 * 24 * time.Hour} {
+		dir := t.TempDir()
+		s, _ := open(t, dir, noon, 0)
+		fill(t, s, "chat", noon.Add(-time.Hour), 3)
+		fill(t, s, "chat", noon, 3)
+		s, _ = open(t, dir, noon.Add(wrong), 0)
+		fill(t, s, "chat", noon.Add(wrong), 2)
+		later := noon.Add(time.Minute)
+		fill(t, s, "chat", later, trusted+2)
+		for _, when := range []string{"in memory", "in the files"} {
+			got := queued(s, "chat", noon.Add(-time.Hour), 3) + ", " + queued(s, "chat", noon, 3) + ", " + queued(s, "chat", later.Add((trusted-1)*Step), 3)
+			if got != "1 2 3, 1 2 3, 30 31 32" {
+				t.Errorf("%v, %s: %s", wrong, when, got)
+			}
+			s, _ = open(t, dir, later, 0)
+		}
+	}
+}
+
 func TestB8_AFileThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
 	s := New(Config{Dir: dir}) // the directory does not exist

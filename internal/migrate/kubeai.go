@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -60,15 +61,21 @@ func convertKubeAI(o *output, documents []source) {
 func kubeAIModel(o *output, object source) {
 	it, spec := newItem(), object.mapping("spec")
 	name := object.mapping("metadata").text("name")
-	engine, address := spec.text("engine"), spec.text("url")
-	if repository, ok := strings.CutPrefix(address, "hf://"); ok && engine == "FasterWhisper" {
-		it.set("name", repository) // the engine loads what its model is called
+	engine := spec.text("engine")
+	address, query, _ := strings.Cut(spec.text("url"), "?")
+	parameters := parametersOf(query)
+	loaded := loadedByName(it, engine, address, parameters)
+	if loaded != "" {
+		it.set("name", loaded)
 		it.set("aliases", []string{name})
 	} else {
 		it.set("name", name)
 	}
+	it.noteRest("the url's parameter ", parameters)
+	task := ""
 	if features := spec.list("features"); len(features) > 0 {
-		it.set("task", taskOf[features[0]])
+		task = taskOf[features[0]]
+		it.set("task", task)
 		if len(features) > 1 {
 			it.note("features %v: a model has one task here", features)
 		}
@@ -78,17 +85,13 @@ func kubeAIModel(o *output, object source) {
 	}
 	it.set("engine", engineOf[engine])
 	it.set("launcher", "kubernetes")
-	if engine != "FasterWhisper" {
-		kubeAISource(o, it, address)
-	} else if !strings.HasPrefix(address, "hf://") {
-		it.note("the weights were at %s: this engine loads the repository of Hugging Face that the model's name says here", address)
+	if loaded == "" {
+		kubeAISource(o, it, engine, address)
 	}
 	kubeAIResources(it, spec.text("resourceProfile"))
 	kubeAIReplicas(it, spec)
-	kubeAIAdapters(it, spec.mappings("adapters"))
-	if args := ownArgs(it, spec.list("args")); len(args) > 0 {
-		it.set("args", args)
-	}
+	more := kubeAIAdapters(it, spec.mappings("adapters"))
+	it.setArguments(engineOf[engine], task, ownArgs(it, spec.list("args")), more)
 	if env := spec.mapping("env"); len(env) > 0 {
 		it.set("env", map[string]any(env))
 	}
@@ -104,14 +107,42 @@ func kubeAIModel(o *output, object source) {
 	o.models = append(o.models, it)
 }
 
-// kubeAISource sets where the weights are.
-func kubeAISource(o *output, it *item, address string) {
-	address, _, _ = strings.Cut(address, "?")
+// parametersOf returns the parameters of a URL. A query that is none is one parameter.
+func parametersOf(query string) source {
+	parameters := source{}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		parameters[query] = ""
+	}
+	for name := range values {
+		parameters[name] = values.Get(name)
+	}
+	return parameters
+}
+
+// loadedByName returns the name by which an engine loads a model that is called so; empty if it
+// loads a source. Ollama finds a model in its library, or in its own folder in a claim.
+func loadedByName(it *item, engine, address string, parameters source) string {
 	scheme, rest, _ := strings.Cut(address, "://")
-	switch scheme {
-	case "hf", "ollama":
+	switch {
+	case engine == "FasterWhisper" && scheme == "hf", engine == "OLlama" && scheme == "ollama":
+		return rest
+	case engine == "OLlama" && scheme == "pvc" && parameters["model"] != nil:
+		it.note("Ollama's folder was at %s: mount the claim by pod, and name its path in the variable models here", address)
+		return parameters.text("model")
+	}
+	return ""
+}
+
+// kubeAISource sets where the weights are.
+func kubeAISource(o *output, it *item, engine, address string) {
+	scheme, rest, _ := strings.Cut(address, "://")
+	switch {
+	case engine == "FasterWhisper":
+		it.note("the weights were at %s: this engine loads the repository of Hugging Face that the model's name says here", address)
+	case scheme == "hf":
 		it.set("source", flow("name", rest))
-	case "pvc":
+	case scheme == "pvc":
 		claim, folder, _ := strings.Cut(rest, "/")
 		registry := flow("name", claim, "kind", "directory", "path", "/"+claim, "claim", claim)
 		o.registries = append(o.registries, registry)
@@ -184,8 +215,8 @@ func kubeAIPod(it *item, spec source) {
 	}
 }
 
-// kubeAIAdapters sets the LoRA adapters of a model on vLLM.
-func kubeAIAdapters(it *item, adapters []source) {
+// kubeAIAdapters sets the LoRA adapters of a model on vLLM, and returns the variables for them.
+func kubeAIAdapters(it *item, adapters []source) (variables map[string]any) {
 	var names, modules []string
 	for _, a := range adapters {
 		name, address := a.text("name"), a.text("url")
@@ -195,11 +226,12 @@ func kubeAIAdapters(it *item, adapters []source) {
 			it.note("adapter %s at %s: mount it, and write its path into lora_modules here", name, address)
 		}
 	}
-	if len(names) > 0 {
-		it.set("adapters", names)
-		it.set("variables", flow("enable_lora", true, "lora_modules", modules))
-		it.note("clients of KubeAI name an adapter model_adapter; here they name the adapter alone")
+	if len(names) == 0 {
+		return nil
 	}
+	it.set("adapters", names)
+	it.note("clients of KubeAI name an adapter model_adapter; here they name the adapter alone")
+	return map[string]any{"enable_lora": true, "lora_modules": modules}
 }
 
 // kubeAIRouting sets which replica gets a request.

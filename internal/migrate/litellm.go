@@ -1,7 +1,9 @@
 package migrate
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -24,6 +26,15 @@ var compatible = map[string]string{
 	"cerebras": "https://api.cerebras.ai", "sambanova": "https://api.sambanova.ai",
 }
 
+// usualKeys are the environment variables from which LiteLLM takes the key of a provider if the
+// deployment has none.
+var usualKeys = map[string]string{
+	"openai": "OPENAI_API_KEY", "text-completion-openai": "OPENAI_API_KEY", "custom_openai": "OPENAI_API_KEY",
+	"litellm_proxy": "LITELLM_PROXY_API_KEY", "groq": "GROQ_API_KEY", "together_ai": "TOGETHERAI_API_KEY", "deepseek": "DEEPSEEK_API_KEY",
+	"mistral": "MISTRAL_API_KEY", "openrouter": "OPENROUTER_API_KEY", "fireworks_ai": "FIREWORKS_AI_API_KEY", "nvidia_nim": "NVIDIA_NIM_API_KEY",
+	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
+}
+
 // noKey are values that stand for no key.
 var noKey = []string{"", "none", "empty", "not-needed", "fake-key", "dummy", "sk-no-key-required", "no-key"}
 
@@ -32,6 +43,9 @@ const environmentReference = "os.environ/"
 
 // convertLiteLLM converts a config.yaml of LiteLLM.
 func convertLiteLLM(o *output, file source) {
+	for _, variable := range usualKeys {
+		o.reserve(environmentReference + variable)
+	}
 	groups := newLiteLLMGroups(o)
 	for _, deployment := range file.mappings("model_list") {
 		groups.add(deployment)
@@ -46,13 +60,13 @@ func convertLiteLLM(o *output, file source) {
 	if v := settings.take("drop_params"); v != nil {
 		o.note("litellm_settings.drop_params %v: engines get all options of a request here", v)
 	}
-	if v := settings.take("num_retries"); v != nil {
-		o.note("litellm_settings.num_retries %v: up to three replicas of a model are tried here, before the client has a byte of an answer", v)
-	}
 	if timeout, ok := settings.number("request_timeout"); ok {
 		o.note("litellm_settings.request_timeout %v: set stream.max_duration of each model here", timeout)
 	}
 	for _, s := range []source{router, settings} {
+		if v := s.take("num_retries"); v != nil {
+			o.note("num_retries %v: up to three replicas of a model are tried here, before the client has a byte of an answer", v)
+		}
 		for _, key := range []string{"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "default_fallbacks"} {
 			if v := s.take(key); v != nil {
 				o.note("%s %v: a request goes to other replicas of its model here, and to other models only by a pool", key, v)
@@ -82,8 +96,14 @@ type liteLLMModel struct {
 	upstreams []*item
 	aliases   []string
 	task      string
-	tokens    float64
-	parallel  float64
+	// tokens and parallel are the limits of those servers that have them.
+	tokens, parallel []liteLLMLimit
+}
+
+// liteLLMLimit is a limit of one server.
+type liteLLMLimit struct {
+	address string
+	n       float64
 }
 
 func newLiteLLMGroups(o *output) *liteLLMGroups {
@@ -94,14 +114,17 @@ func newLiteLLMGroups(o *output) *liteLLMGroups {
 func (g *liteLLMGroups) add(deployment source) {
 	name := deployment.text("model_name")
 	p := deployment.mapping("litellm_params")
+	own := cmp.Or(p.text("base_url"), p.text("api_base"))
 	provider, served := liteLLMProvider(p.text("model"), p.text("custom_llm_provider"))
+	if provider == "" && (own != "" || openAIModel.MatchString(served)) {
+		provider = "openai"
+	}
+	if provider == "" {
+		g.out.note("model %s: %s names no provider, so its server is not known here", name, served)
+		return
+	}
 	base, known := compatible[provider]
-	if own := p.text("api_base"); own != "" {
-		base = own
-	}
-	if own := p.text("base_url"); own != "" {
-		base = own
-	}
+	base = cmp.Or(own, base)
 	if !known || base == "" {
 		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
 		return
@@ -110,6 +133,7 @@ func (g *liteLLMGroups) add(deployment source) {
 	if strings.Contains(name, "*") {
 		upstream.noteAll(warnings)
 		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
+		upstream.noteRest("litellm_params.", p)
 		g.out.upstreams = append(g.out.upstreams, upstream)
 		return
 	}
@@ -119,18 +143,23 @@ func (g *liteLLMGroups) add(deployment source) {
 		upstream.set("model", served)
 	}
 	m.upstreams = append(m.upstreams, upstream)
-	m.describe(p, deployment.mapping("model_info"))
+	m.describe(upstream.text("url"), p, deployment.mapping("model_info"))
 }
+
+// openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone
+// in a table of all models, most of which belong to providers with another API.
+var openAIModel = regexp.MustCompile(`^(ft:)?(gpt-|chatgpt-|o[134](-|$)|text-embedding-(3|ada)-|whisper-1$|tts-1|dall-e-)`)
 
 // liteLLMProvider returns the provider of a deployment, and the name under which the provider
 // serves the model. A deployment with a custom provider has the name alone, or after that provider.
+// The provider is empty if the deployment names none.
 func liteLLMProvider(model, custom string) (provider, served string) {
 	if custom != "" {
 		return custom, strings.TrimPrefix(model, custom+"/")
 	}
 	provider, served, found := strings.Cut(model, "/")
 	if !found {
-		return "openai", model
+		return "", model
 	}
 	return provider, served
 }
@@ -139,12 +168,9 @@ func liteLLMProvider(model, custom string) (provider, served string) {
 func (g *liteLLMGroups) model(name string) *liteLLMModel {
 	m := g.models[name]
 	if m == nil {
-		valid, changed := validName(name)
-		m = &liteLLMModel{item: newItem(), name: valid}
-		if changed {
-			m.item.note("the name was %q, which cannot be a name here", name)
-		}
-		m.item.set("name", valid)
+		m = &liteLLMModel{item: newItem()}
+		m.name = m.item.validName("name", name)
+		m.item.set("name", m.name)
 		g.models[name], g.names = m, append(g.names, name)
 	}
 	return m
@@ -152,20 +178,20 @@ func (g *liteLLMGroups) model(name string) *liteLLMModel {
 
 // tasksOfModes are the tasks of model_info.mode.
 var tasksOfModes = map[string]string{"chat": "text-generation", "completion": "text-generation", "responses": "text-generation", "embedding": "embedding",
-	"rerank": "rerank", "audio_transcription": "transcription"}
+	"rerank": "rerank", "audio_transcription": "transcription", "audio_speech": "speech", "image_generation": "image-generation"}
 
-// describe takes over what a deployment says beside its address.
-func (m *liteLLMModel) describe(p, info source) {
+// describe takes over what the deployment at address says beside it.
+func (m *liteLLMModel) describe(address string, p, info source) {
 	if mode := info.text("mode"); mode != "" {
 		if m.task = tasksOfModes[mode]; m.task == "" {
 			m.item.note("mode %s: no task here", mode)
 		}
 	}
-	if n, ok := p.number("tpm"); ok {
-		m.tokens += n
+	if n, _ := p.number("tpm"); n > 0 {
+		m.tokens = append(m.tokens, liteLLMLimit{address, n})
 	}
-	if n, ok := p.number("max_parallel_requests"); ok {
-		m.parallel += n
+	if n, _ := p.number("max_parallel_requests"); n > 0 {
+		m.parallel = append(m.parallel, liteLLMLimit{address, n})
 	}
 	if v := p.text("rpm"); v != "" {
 		m.item.note("rpm %s: requests are limited per tenant here, by limits.requests_per_minute", v)
@@ -218,17 +244,30 @@ func (g *liteLLMGroups) finish() {
 		}
 		m.item.set("upstreams", list)
 		limits := flow()
-		if m.tokens > 0 {
-			limits.set("max_tokens_per_minute", int64(m.tokens))
+		if n := m.sum(m.tokens, "tpm"); n > 0 {
+			limits.set("max_tokens_per_minute", n)
 		}
-		if m.parallel > 0 {
-			limits.set("max_concurrent_requests", int64(m.parallel))
+		if n := m.sum(m.parallel, "max_parallel_requests"); n > 0 {
+			limits.set("max_concurrent_requests", n)
 		}
 		if len(limits.node.Content) > 0 {
 			m.item.set("admission", limits)
 		}
 		g.out.models = append(g.out.models, m.item)
 	}
+}
+
+// sum returns the sum of a limit over all servers. It is 0 if one of them has no limit. Those of
+// the others are then noted, because a limit here is one of the whole model.
+func (m *liteLLMModel) sum(limits []liteLLMLimit, name string) (total int64) {
+	for _, l := range limits {
+		if len(limits) < len(m.upstreams) {
+			m.item.note("%s %v of %s: other servers of the model have no such limit, and a limit is one of the whole model here", name, int64(l.n), l.address)
+		} else {
+			total += int64(l.n)
+		}
+	}
+	return total
 }
 
 // upstream returns a server. warnings say what has to be done by hand for it.
@@ -239,15 +278,24 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 		warnings = append(warnings, "the address was in $"+from+": write it here")
 		address = "http://" + strings.ToLower(strings.ReplaceAll(from, "_", "-")) + ":8000"
 	}
-	address = strings.TrimSuffix(strings.TrimSuffix(address, "/"), "/v1")
+	address, warning := plainAddress(address)
+	if warning != "" {
+		warnings = append(warnings, warning)
+	}
 	if provider == "ollama" || provider == "ollama_chat" {
 		address = strings.TrimSuffix(address, "/api")
 	}
 	upstream.set("url", address)
 	key, variable := liteLLMValue(p.text("api_key"))
+	usual := usualKeys[provider]
 	switch {
 	case variable != "":
 		upstream.set("api_key_env", variable)
+	case key == "" && usual != "" && address == compatible[provider]:
+		upstream.set("api_key_env", usual)
+		warnings = append(warnings, address+" had no api_key: it gets the value of $"+usual+" here")
+	case key == "" && usual != "":
+		warnings = append(warnings, address+" had no api_key: name $"+usual+" in its api_key_env here if it asks for that key")
 	case !slices.Contains(noKey, strings.ToLower(key)):
 		variable = g.out.keyVariable(name, key)
 		upstream.set("api_key_env", variable)
@@ -294,7 +342,6 @@ func liteLLMRouter(o *output, router source) {
 	if strategy := router.text("routing_strategy"); strategy != "" {
 		o.note("routing_strategy %s: the default here is prefix, which keeps conversations with their cache; routing.strategy of a model has others", strategy)
 	}
-	router.drop("num_retries", "retry_after", "allowed_fails", "cooldown_time", "enable_pre_call_checks")
 	if timeout, ok := router.number("timeout"); ok {
 		o.note("router_settings.timeout %v: set stream.max_duration of each model here", timeout)
 	}

@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 	"path"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/redact"
 )
 
 const (
@@ -63,22 +65,23 @@ func convertLlamaSwap(o *output, file source) {
 // model converts one model.
 func (c *llamaSwap) model(name string, s source) {
 	it := newItem()
-	valid, changed := validName(name)
-	if changed {
-		it.note("the name was %q, which cannot be a name here", name)
-	}
+	valid := it.validName("name", name)
 	it.set("name", valid)
 	if aliases := s.list("aliases"); len(aliases) > 0 {
 		it.set("aliases", validAliases(it, aliases))
 	}
 	own := macrosOf(s.mapping("macros"))
 	command := splitWords(c.expand(s.text("cmd"), name, own))
-	proxy := withEnvironment(c.expand(s.text("proxy"), name, own))
+	proxy := c.expand(s.text("proxy"), name, own)
 	check := s.text("checkEndpoint")
 	if len(command) == 0 {
 		it.note("cmd is missing: write here how the model is started")
 	}
-	command = withoutKey(it, withPort(command, proxy))
+	if !onThisMachine(withEnvironment(proxy)) {
+		it.note("proxy %s: replicas are called on this machine here; a server elsewhere belongs into upstreams of a model with launcher upstream",
+			redact.Text(proxy))
+	}
+	command = withoutKey(it, withPort(command, withEnvironment(proxy)))
 	noteReferences(it, command)
 	if isLlamaServer(command) && (check == "" || check == "/health") {
 		c.builtIn(it, command)
@@ -110,7 +113,7 @@ func (c *llamaSwap) lifetime(it *item, name string, s source) {
 	it.set("replicas", flow("min", least, "max", 1))
 	it.set("evict", "idle")
 	ttl, ok := s.number("ttl")
-	if !ok {
+	if !ok || ttl < 0 { // -1 stands for globalTTL
 		ttl = c.ttl
 	}
 	if ttl > 0 {
@@ -123,9 +126,25 @@ func (c *llamaSwap) lifetime(it *item, name string, s source) {
 
 func seconds(n float64) string { return (time.Duration(n) * time.Second).String() }
 
+// onThisMachine reports whether the address of a model, which may be missing or have a template for
+// its port, is one of this machine.
+func onThisMachine(proxy string) bool {
+	u, err := url.Parse(strings.ReplaceAll(proxy, portTemplate, "1"))
+	if err != nil || proxy == "" {
+		return err == nil
+	}
+	ip := net.ParseIP(u.Hostname())
+	return u.Hostname() == "localhost" || ip.IsLoopback() || ip.IsUnspecified()
+}
+
+// hasPort reports whether a command has the port that Sluice chooses.
+func hasPort(command []string) bool {
+	return slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, portTemplate) })
+}
+
 // withPort replaces a fixed port by the one that Sluice chooses, if the command has none.
 func withPort(command []string, proxy string) []string {
-	if slices.ContainsFunc(command, func(w string) bool { return strings.Contains(w, portTemplate) }) {
+	if hasPort(command) {
 		return command
 	}
 	u, err := url.Parse(proxy)
@@ -197,9 +216,7 @@ func (c *llamaSwap) builtIn(it *item, command []string) {
 	if program := command[0]; program != "llama-server" {
 		it.note("the program was %s: put its folder into $PATH here", program)
 	}
-	if len(args) > 0 {
-		it.set("args", args)
-	}
+	it.setArguments("llama-cpp", task, args, nil)
 }
 
 // file names a file of weights by its folder, which becomes a registry.
@@ -234,6 +251,9 @@ func (c *llamaSwap) ownEngine(it *item, name string, command []string, check str
 	c.out.engines = append(c.out.engines, engine)
 	it.set("task", "text-generation")
 	it.set("engine", name)
+	if len(command) > 0 && !hasPort(command) {
+		it.note("the command of its engine has no port: write %s here where its port belongs", portTemplate)
+	}
 	it.note("the task is a guess: correct it and that of its engine here, and set slots of the engine")
 }
 
@@ -241,12 +261,16 @@ func (c *llamaSwap) ownEngine(it *item, name string, command []string, check str
 func (c *llamaSwap) peers(s source) {
 	for _, name := range s.rest() {
 		peer := s.mapping(name)
-		address, key := strings.TrimSuffix(strings.TrimSuffix(peer.text("proxy"), "/"), "/v1"), peer.text("apiKey")
+		address, warning := plainAddress(peer.text("proxy"))
+		key := peer.text("apiKey")
 		for _, model := range peer.list("models") {
 			it := newItem()
-			valid, _ := validName(model)
+			valid := it.validName("name", model)
 			it.set("name", valid)
 			it.set("launcher", "upstream")
+			if warning != "" {
+				it.note("%s", warning)
+			}
 			upstream := flow("url", address)
 			if valid != model {
 				upstream.set("model", model)
@@ -270,16 +294,16 @@ func (c *llamaSwap) selectors(s source) {
 	for _, name := range s.rest() {
 		selector := s.mapping(name)
 		pool := newItem()
-		valid, _ := validName(name)
-		pool.set("name", valid)
+		pool.set("name", pool.validName("name", name))
 		targets := selector.list("targets")
 		for i := range targets {
-			targets[i], _ = validName(targets[i])
+			targets[i] = pool.validName("name of a target", targets[i])
 		}
 		pool.set("models", targets)
 		if strategy := selector.text("strategy"); strategy != "" {
 			pool.note("strategy %s: a request of a pool goes to the model that is free first here", strategy)
 		}
+		pool.noteRest("", selector)
 		c.out.pools = append(c.out.pools, pool)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -130,16 +131,37 @@ func validName(name string) (valid string, changed bool) {
 	return valid, true
 }
 
-// validAliases returns the aliases of a model in a form that Sluice accepts. Those that had to be
-// changed are noted.
+// validName returns a name of the item in a form that Sluice accepts. What it is the name of is
+// noted if it had to be changed.
+func (i *item) validName(what, name string) string {
+	valid, changed := validName(name)
+	if changed {
+		i.note("the %s was %q, which cannot be a name here", what, name)
+	}
+	return valid
+}
+
+// validAliases returns the aliases of a model in a form that Sluice accepts.
 func validAliases(it *item, aliases []string) []string {
 	var all []string
 	for _, alias := range aliases {
-		valid, changed := validName(alias)
-		if changed {
-			it.note("the alias was %q, which cannot be a name here", alias)
-		}
-		all = append(all, valid)
+		all = append(all, it.validName("alias", alias))
 	}
 	return all
+}
+
+// userOfAddress matches the scheme of an address and the user after it.
+var userOfAddress = regexp.MustCompile(`^(\w+://)[^/]*@`)
+
+// plainAddress returns the address of a server as upstreams[].url has it: without /v1 at its end,
+// and without a user and a query, which may be secrets. warning says that it had one of these.
+func plainAddress(address string) (plain, warning string) {
+	plain, _, _ = strings.Cut(address, "?")
+	plain = userOfAddress.ReplaceAllString(plain, "$1")
+	isPlain := plain == address
+	plain = strings.TrimSuffix(strings.TrimSuffix(plain, "/"), "/v1")
+	if isPlain {
+		return plain, ""
+	}
+	return plain, plain + " had a user or a query, which may be secrets: put what the server needs into api_key_env or headers here"
 }

@@ -119,6 +119,185 @@ func TestModelsKeepTheNamesOfTheirServers(t *testing.T) {
 	}
 }
 
+// convert converts a configuration, and checks which texts the file has and which it has not.
+func convert(t *testing.T, kind migrate.Kind, text string, has, hasNot []string) {
+	t.Helper()
+	file, err := migrate.Convert(kind, []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range has {
+		if !strings.Contains(file.Text, want) {
+			t.Errorf("no %q in\n%s", want, file.Text)
+		}
+	}
+	for _, refused := range hasNot {
+		if strings.Contains(file.Text, refused) {
+			t.Errorf("%q in\n%s", refused, file.Text)
+		}
+	}
+}
+
+// TestKeysOfOtherProvidersStayThere: a deployment that names neither a provider nor a server
+// belongs to OpenAI only if its model is one of OpenAI's.
+func TestKeysOfOtherProvidersStayThere(t *testing.T) {
+	t.Parallel()
+	for model, openAI := range map[string]bool{
+		"gpt-4o": true, "o3-mini": true, "o1": true, "chatgpt-4o-latest": true, "text-embedding-3-small": true, "whisper-1": true,
+		"tts-1-hd": true, "dall-e-3": true, "ft:gpt-4o-mini:org::id": true,
+		"claude-3-5-sonnet-20241022": false, "gemini-1.5-pro": false, "command-r-plus": false, "text-embedding-004": false, "o10": false, "*": false,
+	} {
+		text := "model_list: [{model_name: own, litellm_params: {model: openai/own, api_base: http://one}}, " +
+			"{model_name: other, litellm_params: {model: '" + model + "', api_key: os.environ/OTHER_KEY}}]"
+		has, hasNot := []string{"url: https://api.openai.com\n        api_key_env: OTHER_KEY\n"}, []string{"names no provider"}
+		if !openAI {
+			has, hasNot = []string{"# model other: " + model + " names no provider, so its server is not known here\n"}, []string{"openai.com", "OTHER_KEY"}
+		}
+		convert(t, migrate.LiteLLM, text, has, hasNot)
+	}
+	convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: claude-3, api_base: http://one}}]", []string{"url: http://one\n"}, nil)
+}
+
+// TestUsualKeysOfProviders: a deployment without a key has the one that its provider usually has. A
+// server of someone else does not get that key.
+func TestUsualKeysOfProviders(t *testing.T) {
+	t.Parallel()
+	for params, tt := range map[string]struct{ has, hasNot []string }{
+		"model: gpt-4o": {[]string{"api_key_env: OPENAI_API_KEY\n", "# https://api.openai.com had no api_key: it gets the value of $OPENAI_API_KEY here\n"}, nil},
+		"model: groq/m": {[]string{"api_key_env: GROQ_API_KEY\n"}, nil},
+		"model: openai/m, api_key: '', api_base: 'https://api.openai.com/v1/'": {[]string{"api_key_env: OPENAI_API_KEY\n"}, nil},
+		"model: openai/m, api_base: 'http://one'": {
+			[]string{"# http://one had no api_key: name $OPENAI_API_KEY in its api_key_env here if it asks for that key\n"}, []string{"api_key_env:"},
+		},
+		"model: openai/m, api_key: none":               {nil, []string{"KEY"}},
+		"model: openai/m, api_key: sk-secret":          {[]string{"api_key_env: OPENAI_API_KEY_2\n"}, []string{"had no api_key"}},
+		"model: ollama/m":                              {nil, []string{"KEY"}},
+		"model: hosted_vllm/m, api_base: 'http://one'": {nil, []string{"KEY"}},
+	} {
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: openai, litellm_params: {"+params+"}}]", tt.has, tt.hasNot)
+	}
+}
+
+// TestLimitsOfServersAddUp: a model has the sum of the limits of its servers, and no limit if one
+// of them has none.
+func TestLimitsOfServersAddUp(t *testing.T) {
+	t.Parallel()
+	for second, tt := range map[string]struct{ has, hasNot []string }{
+		"tpm: 2000, max_parallel_requests: 3": {
+			[]string{"admission: {max_tokens_per_minute: 1200000, max_concurrent_requests: 4}\n"}, []string{"no such limit"},
+		},
+		"max_parallel_requests: 3": {[]string{"admission: {max_concurrent_requests: 4}\n",
+			"# tpm 1198000 of http://one: other servers of the model have no such limit, and a limit is one of the whole model here\n"}, nil},
+		"order: 1": {[]string{"# tpm 1198000 of http://one", "# max_parallel_requests 1 of http://one"}, []string{"admission"}},
+	} {
+		convert(t, migrate.LiteLLM, `
+model_list:
+  - {model_name: fast, litellm_params: {model: openai/a, api_key: none, api_base: http://one, tpm: 1198000, max_parallel_requests: 1}}
+  - {model_name: fast, litellm_params: {model: openai/b, api_key: none, api_base: http://two, `+second+`}}
+`, tt.has, tt.hasNot)
+	}
+}
+
+// TestArgumentsBecomeVariables: an argument for which the engine has a variable is that variable,
+// so that Sluice knows what it changes. The others stay arguments, as do values that no variable
+// takes.
+func TestArgumentsBecomeVariables(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--parallel 8 -c 8192 --n-gpu-layers=all": "variables: {ctx_size: 8192, n_gpu_layers: all, parallel: 8}\n",
+		"-np 2 -ngl 99 --threads -1 --no-warmup":  "variables: {n_gpu_layers: 99, no_warmup: true, parallel: 2, threads: -1}\n",
+		"--jinja -fa --parallel -1 -t 4 --new on": "variables: {jinja: true, threads: 4}\n    args: [-fa, --parallel, \"-1\", --new, \"on\"]\n",
+		"--tensor-split 3,1 --no-warmup=true -np": "variables: {tensor_split: '3,1'}\n    args: [--no-warmup=true, -np]\n",
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {cmd: 'llama-server -m /m.gguf --port ${PORT} "+args+"'}}", []string{want}, nil)
+	}
+	for args, want := range map[string]string{
+		`--gpu-memory-utilization=0.9, --max-num-seqs, "64", -tp=2`: "variables: {gpu_memory_utilization: 0.9, max_num_seqs: 64, tensor_parallel_size: 2}\n",
+		"--max_num_seqs=64, --enable-auto-tool-choice, --new=1":     "variables: {enable_auto_tool_choice: true, max_num_seqs: 64}\n    args: [--new=1]\n",
+	} {
+		text := "{apiVersion: kubeai.org/v1, kind: Model, metadata: {name: m}, spec: {features: [TextGeneration], url: hf://a/b, engine: VLLM, args: [" + args + "]}}"
+		convert(t, migrate.KubeAI, text, []string{want}, nil)
+	}
+}
+
+// TestServersElsewhereAreNoted: a model that llama-swap calls on another machine, and a command
+// without a port, need a hand.
+func TestServersElsewhereAreNoted(t *testing.T) {
+	t.Setenv("MIGRATE_TEST_HOST", "10.0.0.4")
+	const elsewhere = "replicas are called on this machine here; a server elsewhere belongs into upstreams of a model with launcher upstream\n"
+	const noPort = "# the command of its engine has no port: write {{.Port}} here where its port belongs\n"
+	for model, tt := range map[string]struct{ has, hasNot []string }{
+		`proxy: "http://10.0.0.4:8000", cmd: ssh box vllm serve`: {[]string{"# proxy http://10.0.0.4:8000: " + elsewhere, noPort}, nil},
+		`proxy: "http://${env.MIGRATE_TEST_HOST}:8000", cmd: "llama-server -m /m.gguf"`: {
+			[]string{"# proxy http://${env.MIGRATE_TEST_HOST}:8000: " + elsewhere}, []string{noPort}},
+		`proxy: "http://user:hunter2@gpu:80", cmd: "x 80"`:          {[]string{elsewhere}, []string{"hunter2"}},
+		`proxy: "http://localhost:${PORT}", cmd: "vllm serve a"`:    {[]string{noPort}, []string{elsewhere}},
+		`proxy: "http://[::1]:9000", cmd: "vllm serve --port=9000"`: {nil, []string{elsewhere, noPort}},
+		`cmd: "vllm serve --port ${PORT}"`:                          {nil, []string{elsewhere, noPort}},
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {"+model+"}}", tt.has, tt.hasNot)
+	}
+}
+
+// TestModelsOfOllamaKeepTheirNames: Ollama finds a model by its name, in its library or in a folder
+// of its own. Parameters of a URL are noted.
+func TestModelsOfOllamaKeepTheirNames(t *testing.T) {
+	t.Parallel()
+	const ollama, library = "engine: OLlama", "name: gemma2:2b\n    aliases: [m]\n"
+	for _, tt := range []struct {
+		spec        string
+		has, hasNot []string
+	}{
+		{ollama + `, url: "ollama://gemma2:2b"`, []string{library}, []string{"source"}},
+		{ollama + `, url: "ollama://gemma2:2b?insecure=true&pull=false"`, []string{library, "# the url's parameter insecure: no counterpart here\n",
+			"# the url's parameter pull: no counterpart here\n"}, []string{"source"}},
+		{ollama + `, url: "pvc://claim/a?model=gemma2:2b"`, []string{library,
+			"# Ollama's folder was at pvc://claim/a: mount the claim by pod, and name its path in the variable models here\n"}, []string{"source", "parameter"}},
+		{ollama + `, url: "hf://a/b"`, []string{"name: m\n", "source: {name: a/b}\n"}, nil},
+		{ollama + `, url: "pvc://claim/a"`, []string{"name: m\n", "source: {registry: claim, name: a}\n"}, nil},
+		{`engine: VLLM, url: "hf://a/b?x=%zz"`, []string{"source: {name: a/b}\n", "# the url's parameter x=%zz: no counterpart here\n"}, nil},
+		{`engine: FasterWhisper, url: "hf://a/b?x=1"`, []string{"name: a/b\n", "# the url's parameter x: no counterpart here\n"}, nil},
+	} {
+		convert(t, migrate.KubeAI, "{apiVersion: kubeai.org/v1, kind: Model, metadata: {name: m}, spec: {"+tt.spec+"}}", tt.has, tt.hasNot)
+	}
+}
+
+// TestAddressesAreCopiedWithoutSecrets: an address may have a user, and a key in its query.
+func TestAddressesAreCopiedWithoutSecrets(t *testing.T) {
+	t.Parallel()
+	for address, plain := range map[string]string{
+		"https://user:hunter2@host/v1": "https://host", "https://host/openai/v1/?api-key=hunter2": "https://host/openai",
+		"http://us@er:hunter2@host/a@b?x": "http://host/a@b", "http://user:hunter2%@host": "http://host",
+	} {
+		has := []string{plain, "# " + plain + " had a user or a query, which may be secrets: put what the server needs into api_key_env or headers here\n"}
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: '"+address+"'}}]", has, []string{"hunter2"})
+		convert(t, migrate.LlamaSwap, "{models: {a: {cmd: x}}, peers: {p: {proxy: '"+address+"', models: [m]}}}", has, []string{"hunter2"})
+	}
+	convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {model: openai/m, api_base: 'http://host/v1'}}]",
+		[]string{"url: http://host\n"}, []string{"had a user"})
+}
+
+// TestSmallFieldsAreKeptOrNoted: what has a counterpart has it, and all else is noted.
+func TestSmallFieldsAreKeptOrNoted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LlamaSwap, `
+globalTTL: 300
+models: {a: {cmd: "x ${PORT}", ttl: -1}, b: {cmd: "x ${PORT}", ttl: 0}}
+peers: {lab: {proxy: "http://one", models: ["their model"]}}
+selectors: {"any one": {targets: ["their model"], sticky: true}}
+`, []string{"cooldown: 5m0s", "cooldown: 8760h", `# the name was "their model", which cannot be a name here`, `# the name was "any one", which cannot be a name here`,
+		`# the name of a target was "their model", which cannot be a name here`, "# sticky: no counterpart here"}, nil)
+	convert(t, migrate.LiteLLM, `
+model_list:
+  - {model_name: i, litellm_params: {model: gpt-image-1}, model_info: {mode: image_generation}}
+  - {model_name: s, litellm_params: {model: tts-1}, model_info: {mode: audio_speech}}
+  - {model_name: "*", litellm_params: {model: openai/*, tpm: 5}}
+router_settings: {num_retries: 2, retry_after: 3, allowed_fails: 4, cooldown_time: 5, enable_pre_call_checks: true}
+`, []string{"task: image-generation", "task: speech", "# litellm_params.tpm: no counterpart here", "# num_retries 2: up to three replicas",
+		"# router_settings.retry_after: no counterpart here", "# router_settings.allowed_fails: no counterpart here",
+		"# router_settings.cooldown_time: no counterpart here", "# router_settings.enable_pre_call_checks: no counterpart here"}, []string{"no task here"})
+}
+
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
 // new name, and a name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {

@@ -145,6 +145,16 @@ func (i *item) noteRest(where string, s source) {
 	}
 }
 
+// text returns the value of a field that is a scalar; empty if it is missing.
+func (i *item) text(key string) string {
+	for k := 0; k+1 < len(i.node.Content); k += 2 {
+		if i.node.Content[k].Value == key {
+			return i.node.Content[k+1].Value
+		}
+	}
+	return ""
+}
+
 // set adds a field. value is a *yaml.Node or *item, or what yaml can encode. Short lists and
 // mappings are written on one line.
 func (i *item) set(key string, value any) {

@@ -67,8 +67,9 @@ func (r *Redactor) Text(text string) string {
 	}
 	text = urlPattern.ReplaceAllString(text, Hidden)
 	text = kindPattern.ReplaceAllString(text, "${1}"+Hidden)
-	text = hideNamed(assignmentPattern, text)
-	text = hideNamed(flagPattern, text)
+	for _, pattern := range []*regexp.Regexp{assignmentPattern, flagPattern, elementPattern, pairPattern} {
+		text = hideNamed(pattern, text)
+	}
 	return bearerPattern.ReplaceAllString(text, "${1}"+Hidden)
 }
 
@@ -106,22 +107,34 @@ func isSecretName(word string) bool {
 	})
 }
 
-// The patterns of secrets. assignmentPattern and flagPattern match a name, which is their first
-// group, and what stands between name and value.
+// anySecret, anyName and anyFlag match what may name a secret.
+var (
+	anySecret = `(?:` + strings.Join(secretNames, "|") + `)`
+	anyName   = `([\w.-]*` + anySecret + `[\w.-]*)`
+	anyFlag   = `(--?[\w-]*` + anySecret + `[\w-]*)`
+)
+
+// The patterns of secrets. The last four of them match a name, which is their first group, and what
+// stands between name and value.
 var (
 	// urlPattern matches a URL with a user or a query.
 	urlPattern = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>]*[@?][^\s"'<>]*`)
 	// kindPattern matches a key of a known kind. It begins with a prefix of its kind.
 	kindPattern = regexp.MustCompile(`(^|[^A-Za-z0-9_])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|nvapi-|gsk_)` +
 		`[A-Za-z0-9_.+/=-]{3,}`)
-	assignmentPattern = regexp.MustCompile(`(?i)([\w.-]*(?:` + strings.Join(secretNames, "|") + `)[\w.-]*)(?:\\?["'])?\s*[=:]\s*`)
-	flagPattern       = regexp.MustCompile(`(?i)(--?[\w-]*(?:` + strings.Join(secretNames, "|") + `)[\w-]*)\s+`)
 	bearerPattern     = regexp.MustCompile(`(?i)(\bbearer\s+)[^\s"',;]+`)
+	assignmentPattern = regexp.MustCompile(`(?i)` + anyName + `(?:\\*["'])?\s*(?:=>|:=|[=:])\s*`)
+	flagPattern       = regexp.MustCompile(`(?i)` + anyFlag + `\s+`)
+	// elementPattern is for a flag in a list of arguments, pairPattern for a pair in parentheses.
+	elementPattern = regexp.MustCompile(`(?i)["']` + anyFlag + `\\*["']\s*,\s*`)
+	pairPattern    = regexp.MustCompile(`(?i)\(\s*[bru]?\\*["']` + anyName + `\\*["']\s*,\s*`)
 )
 
 // The forms of a value that may have white space. In a quoted text, a backslash escapes the next
 // character. Only if no quote follows that is not escaped, backslashes count as themselves.
 const (
+	// Programs write the kind of a text before it: b'…', SecretStr('…').
+	kindOfText  = `(?:[a-z_][\w.]*\()*[bru]{0,2}`
 	quotedText  = `"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|"[^"]*"|'[^']*'`
 	listElement = `"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|[^\])"']`
 	// Of JSON that is inside of a string of JSON, the quotes have a backslash, and so have the
@@ -132,13 +145,13 @@ const (
 	bracketed   = `[\[(](?:` + listElement + `)*[\])]?`
 )
 
-// valuePattern matches the value at the beginning of a text: a quoted text, a list in brackets, one
-// of both with a backslash before each quote, or what ends at white space or a separator. The
-// scheme of an Authorization header belongs to the value. A list without an end, and one with a
-// quote that is not closed, match as far as they go: the search then takes no longer than what it
-// hides.
-var valuePattern = regexp.MustCompile(`(?is)^(?:` + quotedText + `|` + escapedText + `|` + escapedList + `|` + bracketed +
-	`|(?:(?:bearer|basic|token)\s+)?(?:\\?["'])?[^\s,;&)\]}"']+)`)
+// valuePattern matches the value at the beginning of a text: a quoted text with its kind, a list in
+// brackets, one of both with a backslash before each quote, or what ends at white space or a
+// separator. The scheme of an Authorization header belongs to the value. A list without an end, and
+// one with a quote that is not closed, match as far as they go: the search then takes no longer
+// than what it hides.
+var valuePattern = regexp.MustCompile(`(?is)^(?:` + kindOfText + `(?:` + quotedText + `)|` + escapedText + `|` + escapedList + `|` + bracketed +
+	`|(?:(?:bearer|basic|token)\s+)?(?:\\*["'])?[^\s,;&)\]}"']+)`)
 
 // hideNamed hides the values whose names match a pattern and name a secret.
 func hideNamed(pattern *regexp.Regexp, text string) string {

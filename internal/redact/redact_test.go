@@ -84,10 +84,35 @@ func TestX15_TextHidesJSONInsideOfJSON(t *testing.T) {
 	}
 }
 
+// Engines log command lines as lists, headers as pairs, and values as their language writes them.
+func TestX15_TextHidesWhatProgramsPrint(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`Command '['python','--api-key','s3cretvalue99']' returned 1`:          `Command '['python','--api-key',…]' returned 1`,
+		`["vllm","--api-key","a b\"c", "--port", "80"]`:                        `["vllm","--api-key",…, "--port", "80"]`,
+		`{"args":"[\"--api-key\", \"hunter2hunter\", \"-x\"]"}`:                `{"args":"[\"--api-key\", …, \"-x\"]"}`,
+		`["--api-key", "--max-tokens", "5"], ["--tokens", "5"]`:                `["--api-key", …, "5"], ["--tokens", "5"]`,
+		`api_key=SecretStr('s3cretvalue99') port=1`:                            `api_key=…) port=1`,
+		`api_key=pydantic.SecretBytes(b'a b') port=1`:                          `api_key=…) port=1`,
+		`{b'x-api-key': b's3cretvalue99', b'host': b'h'}`:                      `{b'x-api-key': …, b'host': b'h'}`,
+		`headers [(b'x-api-key', b'hunter2hunter'), (b'host', b'h')]`:          `headers [(b'x-api-key', …), (b'host', b'h')]`,
+		`('api-key', 'hunter2hunter'), ("max_tokens", "5")`:                    `('api-key', …), ("max_tokens", "5")`,
+		`{"api_key"=>"hunter2 hunter", "port" => 1}`:                           `{"api_key"=>…, "port" => 1}`,
+		`key := "hunter2 hunter"`:                                              `key := …`,
+		`{"a":"{\"b\":\"{\\\"api_key\\\":\\\"hunter2\\\",\\\"port\\\":1}\"}"}`: `{"a":"{\"b\":\"{\\\"api_key\\\":…",\\\"port\\\":1}\"}"}`,
+		`special tokens ['bos_token', 'eos_token'], password: can't say it's`:  `special tokens ['bos_token', 'eos_token'], password: …'t say it's`,
+	} {
+		if got := Text(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 // The time that Text takes grows with the length of the text, and no faster.
 func TestX15_TextIsLinear(t *testing.T) {
 	t.Parallel()
-	for _, part := range []string{"key=[", "tokens=[", `key=["`, `key="\"`, `key=[\"`, `key=['a',"`, `key=["key=[",`, "key='", "--key [", "keykey", `key=[",'`, `key=\"`, `key\":[\"`} {
+	for _, part := range []string{"key=[", "tokens=[", `key=["`, `key="\"`, `key=[\"`, `key=['a',"`, `key=["key=[",`, "key='", "--key [", "keykey", `key=[",'`, `key=\"`, `key\":[\"`,
+		`key=a(`, `key=b'`, `key=a("\"`, `"--key","`, `("key",'`, `"--key",[`, `key=\\"`} {
 		began := time.Now()
 		Text(strings.Repeat(part, 16_000))
 		if took := time.Since(began); took > 5*time.Second {

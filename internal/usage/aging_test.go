@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
@@ -157,4 +160,57 @@ func TestB3_AnEmptyJournalGoesOnceRedisKnows(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	wantRequests(t, 0, next)
+}
+
+// TestB3_AWrongClockDropsNothing: a clock that is ahead by years at a start, or for some hours, is
+// not believed. One that stays is.
+func TestB3_AWrongClockDropsNothing(t *testing.T) {
+	dir := t.TempDir()
+	old, l := open(t, dir), open(t, dir)
+	addDaysAgo(t, old, 0, 5)
+	addDaysAgo(t, l, 0, 5)
+	kill(old)
+	l.cfg.Keep = month
+	logs, observed := observer.New(zap.InfoLevel)
+	l.cfg.Log = zap.New(logs)
+	wrong := time.Now().AddDate(4, 0, 0)
+	for range 5 {
+		l.age(wrong)
+		l.ageOthers(wrong)
+	}
+	if got := sum(t, l, lastYear()).Requests; got != 4 || observed.Len() != 1 {
+		t.Errorf("%d requests after hours of a wrong clock, want 4, and %d lines in the log", got, observed.Len())
+	}
+	l.age(time.Now())
+	l.ageOthers(time.Now())
+	kill(l)
+	next := open(t, dir) // at a start, before anything was believed
+	next.cfg.Keep = month
+	next.age(wrong)
+	next.ageOthers(wrong)
+	if got := sum(t, next, lastYear()).Requests; got != 4 || len(next.tallies) == 0 {
+		t.Errorf("%d requests after a start with a wrong clock, want 4; budgets: %v", got, next.tallies)
+	}
+	for range clockTicks {
+		next.age(wrong)
+	}
+	next.ageOthers(wrong)
+	if got := sum(t, next, lastYear()).Requests; got != 0 {
+		t.Errorf("%d requests after a day of the clock, want 0", got)
+	}
+}
+
+// TestB3_TheClockIsThatOfTheJournals: a start is judged by when the journals were written.
+func TestB3_TheClockIsThatOfTheJournals(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	addDaysAgo(t, l, 0)
+	kill(l)
+	written := time.Now().AddDate(-4, 0, 0) // as if the clock were four years ahead now
+	if err := os.Chtimes(l.journal.path, written, written); err != nil {
+		t.Fatal(err)
+	}
+	if c := newClock(dir, hourOf(time.Now())); c.believes(hourOf(time.Now())) || !c.believes(hourOf(written.AddDate(0, 0, 2))) {
+		t.Errorf("%+v", c)
+	}
 }

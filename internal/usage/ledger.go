@@ -70,6 +70,7 @@ type Ledger struct {
 	// failing says that the last write failed; guarded by writing.
 	failing bool
 
+	clock *clock
 	// others are the journals of other writers. It has a lock of its own.
 	others otherJournals
 	// shared publishes the ledger; nil: it is not shared.
@@ -85,12 +86,17 @@ func New(c Config) (*Ledger, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("usage: %w", err)
 	}
+	now := time.Now()
+	clock := newClock(c.Dir, hourOf(now)) // before a journal is changed
 	j, t, err := claimJournal(c.Dir)
 	if j == nil {
 		return nil, err
 	}
-	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j,
-		tallies: talliesSince(t, talliedSince(time.Now())), others: otherJournals{dir: c.Dir}}
+	if !clock.believes(hourOf(now)) {
+		now = period{start: clock.last}.time()
+	}
+	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock,
+		tallies: talliesSince(t, talliedSince(now)), others: otherJournals{dir: c.Dir}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)
@@ -278,7 +284,7 @@ func (l *Ledger) watchOthers(ctx context.Context) {
 // removes those without rows. If the ledger is shared, sharing removes them, once Redis knows that
 // their processes have ended.
 func (l *Ledger) ageOthers(now time.Time) {
-	if l.cfg.Keep == nil {
+	if l.cfg.Keep == nil || !l.clock.believes(hourOf(now)) {
 		return
 	}
 	if err := l.others.age(l.writer, hourOf(now), l.cfg.Keep(), l.shared == nil); err != nil {
@@ -286,9 +292,15 @@ func (l *Ledger) ageOthers(now time.Time) {
 	}
 }
 
-// age makes days of old hours, and drops old days, in the journal of this process.
+// age makes days of old hours, and drops old days, in the journal of this process. It does nothing
+// while the clock is in doubt.
 func (l *Ledger) age(now time.Time) {
-	if l.cfg.Keep == nil {
+	believed, doubted := l.clock.tick(hourOf(now))
+	if doubted {
+		l.cfg.Log.Info("the clock is days ahead of when usage was last written, old usage is kept until the clock has been so for a day",
+			zap.Time("clock", now))
+	}
+	if l.cfg.Keep == nil || !believed {
 		return
 	}
 	keep := l.cfg.Keep()

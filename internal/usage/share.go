@@ -236,7 +236,9 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	}
 	t, damaged := readJournal(text)
 	sums := talliesSince(t, talliedSince(time.Now()))
-	t.age(hourOf(time.Now()), s.ledger.keep())
+	if now := hourOf(time.Now()); s.ledger.clock.believes(now) {
+		t.age(now, s.ledger.keep())
+	}
 	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
 	if err != nil {
 		return err
