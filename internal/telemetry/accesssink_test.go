@@ -247,6 +247,38 @@ func TestO3_AccessLogToACollector(t *testing.T) {
 	}
 }
 
+// TestO3_ANameThatIsNoTextLosesNoLines: OTLP carries valid UTF-8 alone. A name with other bytes,
+// which any client can send, takes no line of other requests along.
+func TestO3_ANameThatIsNoTextLosesNoLines(t *testing.T) {
+	t.Parallel()
+	got := make(chan string, 8)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var in collector.ExportLogsServiceRequest
+		if body, err := io.ReadAll(r.Body); err != nil || proto.Unmarshal(body, &in) != nil {
+			t.Errorf("a body that is none: %v", err)
+		}
+		for _, record := range in.GetResourceLogs()[0].GetScopeLogs()[0].GetLogRecords() {
+			for _, a := range record.GetAttributes() {
+				if a.GetKey() == "client_request_id" || a.GetKey() == "request_id" {
+					got <- a.GetValue().GetStringValue()
+				}
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	broken := failed
+	broken.ClientID = "a\xffb"
+	seen := written(t, AccessLogConfig{To: SinkOTLP, Endpoint: server.URL, Sample: 1}, good, broken)
+	close(got)
+	var all []string
+	for value := range got {
+		all = append(all, value)
+	}
+	if want := "good failed a?b"; strings.Join(all, " ") != want || seen.Len() > 0 {
+		t.Errorf("the collector has %q, want %q; %+v", all, want, seen.All())
+	}
+}
+
 // TestO3_WhyAReplicaWasPicked: at level debug the log says what a pick chose from; at other levels
 // nobody asks.
 func TestO3_WhyAReplicaWasPicked(t *testing.T) {
