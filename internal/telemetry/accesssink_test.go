@@ -151,6 +151,42 @@ func TestO3_AStuckSinkHoldsNoRequest(t *testing.T) {
 	}
 }
 
+// TestO3_AStuckSinkHoldsNoStop: Run ends although the sink takes nothing, and the log says how many
+// lines were not written. The sink that goes on later is not closed under the write.
+func TestO3_AStuckSinkHoldsNoStop(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		core, seen := observer.New(zapcore.DebugLevel)
+		to := &stuck{free: make(chan struct{})}
+		q := newQueuedWriter(to, zap.New(core))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- q.Run(ctx) }()
+		write := func(lines int) {
+			for range lines {
+				_, _ = q.Write([]byte("line\n")) // never fails
+			}
+			synctest.Wait()
+		}
+		write(sinkMany) // the sink is stuck with these
+		write(3)
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(2 * sinkLast):
+			t.Error("the stuck sink holds the stop")
+		}
+		all := seen.FilterMessage("lines of the access log dropped").All()
+		if len(all) != 1 || all[0].ContextMap()["lines"] != int64(sinkMany+3) {
+			t.Errorf("%d lines were not written, but the log says %+v", sinkMany+3, all)
+		}
+		close(to.free)
+	})
+}
+
 // TestO3_ABurstWaitsForNothing: many lines are written at once. Few wait for more, unless it is
 // just a multiple of sinkLinger, at which all are written.
 func TestO3_ABurstWaitsForNothing(t *testing.T) {
