@@ -112,6 +112,65 @@ func TestO3_AccessLogToAFile(t *testing.T) {
 	}
 }
 
+// TestO3_AFullDiskBreaksOneLineAlone: the lines after one that was written in part begin on a line
+// of their own, but for those in a new file.
+func TestO3_AFullDiskBreaksOneLineAlone(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "access.log")
+	r, err := openRotated(path, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(line string) {
+		t.Helper()
+		if n, err := r.Write([]byte(line)); n != len(line) || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	write("one\n")
+	writePart(t, r)
+	write("two\n")
+	write("three\n")
+	if text, err := os.ReadFile(path); err != nil || string(text) != "one\n---\ntwo\nthree\n" {
+		t.Errorf("%v: %q", err, text)
+	}
+	writePart(t, r)
+	if err := r.rotate(); err != nil {
+		t.Fatal(err)
+	}
+	write("four\n")
+	if text, err := os.ReadFile(path); err != nil || string(text) != "four\n" {
+		t.Errorf("%v: %q", err, text)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// writePart writes a line to a full disk, which takes a part of it, and another one, of which it
+// takes nothing. A pipe that nobody reads stands for the disk.
+func writePart(t *testing.T, r *rotated) {
+	t.Helper()
+	from, to, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	defer to.Close()
+	disk := r.file
+	defer func() { r.file = disk }()
+	r.file = to
+	for _, line := range []string{strings.Repeat("-", 1<<20) + "\n", "lost\n"} {
+		_ = to.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)) // a pipe has deadlines
+		if n, err := r.Write([]byte(line)); n == len(line) || err == nil {
+			t.Fatalf("a full disk has taken %d bytes: %v", n, err)
+		}
+	}
+	if _, err := disk.WriteString("---"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // stuck is a writer that does not return until it is freed.
 type stuck struct {
 	free chan struct{}
