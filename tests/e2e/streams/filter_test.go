@@ -259,7 +259,18 @@ func makeFilterOlder(t *testing.T, dir string) {
 // access log.
 func TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, filtered)
+	for _, filter := range []string{"module", "ext_proc"} {
+		t.Run(filter, func(t *testing.T) {
+			t.Parallel()
+			countsWithoutEnvoy(t, strings.Replace(filtered, "filter: module", "filter: "+filter, 1))
+		})
+	}
+}
+
+// countsWithoutEnvoy runs TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts with a configuration.
+func countsWithoutEnvoy(t *testing.T, configuration string) {
+	t.Helper()
+	g := harness.Start(t, configuration)
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	if _, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 10000, "cut")); err != nil {
