@@ -34,6 +34,8 @@ type Server struct {
 	// Advertise is the IP address and port at which Envoys of other hosts reach this gateway.
 	// Empty: the address to which an Envoy has connected.
 	Advertise string
+	// Lives reports whether the Envoy with this pid runs. nil means that all do.
+	Lives func(pid int) bool
 
 	// successor serves the exchanges that are not decided yet. It is nil before Retire.
 	successor atomic.Pointer[grpc.ClientConnInterface]
@@ -49,6 +51,9 @@ func (s *Server) Open(stream *grpcserver.Stream, header func(name string) string
 		return &observer{server: s, stream: stream}
 	}
 	e := &exchange{server: s, stream: stream, told: header(headers.Endpoint)}
+	if header(headers.Role) != headers.RolePassed {
+		e.pid = stream.PeerPID()
+	}
 	e.Exchange = s.Decider.Open(e)
 	return e
 }
@@ -60,6 +65,8 @@ type exchange struct {
 	stream *grpcserver.Stream
 	// told is the address of this gateway, if a predecessor has passed the exchange on.
 	told string
+	// pid is the process of Envoy; 0: not known.
+	pid int
 	// first is the message with the request's headers, for passOn. It is nil once the request is
 	// decided.
 	first []byte
@@ -146,12 +153,18 @@ func (e *exchange) send(a *decide.Answer) error {
 // HalfClose implements grpcserver.Handler.
 func (e *exchange) HalfClose() { e.stream.Finish(codes.OK, "") }
 
-// End implements grpcserver.Handler.
+// End implements grpcserver.Handler. The stream may have ended because Envoy has died. A successor
+// gets the access log, so this process does not know then which requests have ended before.
 func (e *exchange) End() {
 	if e.passed != nil {
 		e.passed.cancel()
 	}
-	e.Exchange.End()
+	lives, pid := e.server.Lives, e.pid
+	if pid == 0 || lives == nil || e.server.successor.Load() != nil {
+		e.Exchange.End()
+		return
+	}
+	e.Lose(func() bool { return lives(pid) })
 }
 
 // Context implements decide.Envoy.

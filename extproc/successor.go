@@ -36,7 +36,7 @@ type passed struct {
 func (e *exchange) passOn(last []byte) {
 	e.stream.Block()
 	e.Leave()
-	ctx, cancel := context.WithCancel(e.stream.Context())
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(e.stream.Context(), headers.Role, headers.RolePassed))
 	if gateway := e.Gateway(); gateway != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, headers.Endpoint, gateway)
 	}

@@ -1,6 +1,10 @@
 package extproc
 
-import "testing"
+import (
+	"os"
+	"testing"
+	"time"
+)
 
 // When a process retires, the exchanges that are not decided move to its successor: one that waits,
 // one whose body is still to come, and new ones. The decided ones stay.
@@ -50,4 +54,33 @@ func TestX20_UndecidedExchangesMove(t *testing.T) {
 		v, _ := d.View("m")
 		return v.InFlight == 1
 	})
+}
+
+// An exchange that ends is asked of its Envoy later, which may have died. One that another process
+// has passed on comes from that process and not from Envoy, so nobody knows its Envoy.
+func TestX20_E3_APassedExchangeIsNotLostWithItsProcess(t *testing.T) {
+	t.Parallel()
+	s, d := newServer(t)
+	next, nextDispatcher := newServer(t)
+	asked := make(chan int, 4)
+	next.Lives = func(pid int) bool { asked <- pid; return true }
+	moves := open(t, s)
+	moves.headers(key)
+	s.Retire(serveMethod(t, next.Open))
+	d.Retire()
+	moves.body(`{"model":"m"}`)
+	direct := open(t, next)
+	direct.headers(key)
+	direct.body(`{"model":"m"}`)
+	moves.reset()
+	until(t, "the slot of the passed request is free", func() bool { v, _ := nextDispatcher.View("m"); return v.InFlight == 1 })
+	direct.reset()
+	if pid := <-asked; pid != os.Getpid() {
+		t.Errorf("asked for process %d", pid)
+	}
+	select {
+	case <-asked:
+		t.Error("the process that has passed an exchange on counts as its Envoy")
+	case <-time.After(100 * time.Millisecond):
+	}
 }

@@ -172,6 +172,14 @@ func (x *Exchange) End() {
 	x.uncount()
 }
 
+// Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
+// Envoy. alive reports whether that Envoy lives; see request.Record.
+func (x *Exchange) Lose(alive func() bool) {
+	record := x.record
+	x.End()
+	record.Lose(alive)
+}
+
 // uncount has the exchange count as open no more. Further calls do nothing.
 func (x *Exchange) uncount() {
 	if x.counted {

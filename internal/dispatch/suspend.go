@@ -43,6 +43,7 @@ const silentReason = "left several requests in a row without an answer"
 func (t *Ticket) noteSilenceLocked(r Response) bool {
 	c := t.route.replicas[t.replicaIndex].counter
 	switch {
+	case r.Lost: // it may have been answered
 	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:
 		return c.silent.Add(1) >= silentInARow
 	case !r.Abandoned && c.silent.Load() != 0: // a failure is an answer, too

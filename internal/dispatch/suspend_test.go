@@ -168,3 +168,28 @@ func TestANewProcessStartsAfresh(t *testing.T) {
 		s.expectCandidates(t, "its first failure", "a", "b")
 	})
 }
+
+// Requests that were lost with their Envoy are no silence of their replica, which may have answered
+// them. They end its silence neither.
+func TestE3_RequestsOfADeadEnvoyAreNoSilence(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", replicas("a")...)
+		var failures []string
+		s.failed = func(_, replica string, _ Failure, _ string) { failures = append(failures, replica) }
+		for i := range 2 * silentInARow {
+			ticket := s.must(t, newRequest("m", "x"))
+			time.Sleep(silentAfter)
+			ticket.Release()
+			lost := i > 0 && i < 2*silentInARow-2
+			ticket.Correct(Response{Failed: true, Abandoned: true, Lost: lost})
+			if want := 0; i < 2*silentInARow-1 && len(failures) != want {
+				t.Fatalf("after %d requests: %v", i+1, failures)
+			}
+		}
+		if len(failures) != 1 {
+			t.Errorf("the replica was silent %d times, and %d failures were told", silentInARow, len(failures))
+		}
+	})
+}

@@ -9,7 +9,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -83,29 +82,10 @@ type conn struct {
 }
 
 func newConn(s *Server, socket net.Conn) *conn {
-	c := &conn{server: s, socket: socket, pid: peerPID(socket), input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}}
+	c := &conn{server: s, socket: socket, pid: nonblock.PeerPID(socket), input: nonblock.ReaderOf(socket), live: map[uint64]*exchange{}}
 	c.life, c.end = context.WithCancel(context.Background())
 	c.Queue = outgoing.New(&c.mu, socket, maxQueue)
 	return c
-}
-
-// peerPID returns the process that has made a connection to a unix socket; 0: not known.
-func peerPID(socket net.Conn) int {
-	unixSocket, ok := socket.(syscall.Conn)
-	if !ok {
-		return 0
-	}
-	raw, err := unixSocket.SyscallConn()
-	if err != nil {
-		return 0
-	}
-	pid := 0
-	_ = raw.Control(func(fd uintptr) {
-		if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(peer.Pid)
-		}
-	}) // it fails for a closed socket only, which tells nothing
-	return pid
 }
 
 // worker is one worker thread of an Envoy.

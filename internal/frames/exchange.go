@@ -90,14 +90,27 @@ func (x *exchange) keep(content []byte) bool {
 
 // end ends the exchange. Further calls do nothing.
 func (x *exchange) end() {
-	x.ctx.end()
-	x.mu.Lock()
-	now := !x.over && !x.busy
-	x.over = true
-	x.mu.Unlock()
-	if now {
+	if x.close() {
 		x.End()
 	}
+}
+
+// lose is end for a request that Envoy has not told again after its connection had broken.
+func (x *exchange) lose() {
+	c, _ := x.where()
+	if x.close() {
+		x.Lose(func() bool { return c.pid == 0 || c.server.Lives == nil || c.server.Lives(c.pid) })
+	}
+}
+
+// close notes that the request has ended. It returns whether the caller has to end the exchange.
+func (x *exchange) close() bool {
+	x.ctx.end()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	now := !x.over && !x.busy
+	x.over = true
+	return now
 }
 
 // headers has the headers checked.

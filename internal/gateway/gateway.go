@@ -236,7 +236,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
 		Requests: g.requests, Log: g.log,
 	}))
-	g.decisions.Advertise = o.Config.Control.Advertise
+	g.decisions.Advertise, g.decisions.Lives = o.Config.Control.Advertise, process.Runs
 	g.watcher = config.NewWatcher(config.WatcherConfig{
 		Current: g.settings.file, Started: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 			g.metrics.ConfigReloaded(false)

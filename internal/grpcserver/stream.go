@@ -218,6 +218,9 @@ func (s *Stream) afterEnd(tell bool) {
 // grpc-go finds the addresses of the connection in it.
 func (s *Stream) Context() context.Context { return &s.ctx }
 
+// PeerPID returns the process of a client that has come over a unix socket; 0: not known.
+func (s *Stream) PeerPID() int { return s.conn.pid }
+
 // Block tells that the Handler is about to block. Only a method of the Handler may call it, or the
 // Method that opens the stream.
 func (s *Stream) Block() {

@@ -114,6 +114,9 @@ const (
 	// RoleObserver is the value of Role for the filter that observes first tokens. The filter that
 	// decides sends no Role.
 	RoleObserver = "observer"
+	// RolePassed is the value of Role for an exchange that another process of the gateway passes
+	// on.
+	RolePassed = "passed"
 	// AttributeRequestID is the Envoy attribute in the observer's message whose value is that of
 	// the header RequestID.
 	AttributeRequestID = "request.id"

@@ -47,6 +47,13 @@ func lookUp(pid int) (s procStat, ok bool, err error) {
 	return s, ok, nil
 }
 
+// Runs reports whether there is a process with this id that has not ended. A process of which
+// nobody knows whether it runs counts as one that does.
+func Runs(pid int) bool {
+	s, ok, err := lookUp(pid)
+	return err != nil || ok && !s.dead()
+}
+
 // readProc reads a file in /proc/PID. It returns nil without an error if the process does not exist
 // or does not let this user read. The error is a lack of this machine, such as of descriptors.
 func readProc(pid int, name string) ([]byte, error) {

@@ -195,10 +195,10 @@ func CleanPath(path string) string {
 	return strings.ToValidUTF8(path, "?")
 }
 
-// clip bounds a name that a client chose.
+// clip bounds a name that a client chose, and makes it valid UTF-8.
 func clip(name string) string {
 	if len(name) > maxName {
 		return strings.ToValidUTF8(name[:maxName], "")
 	}
-	return name
+	return strings.ToValidUTF8(name, "?")
 }

@@ -296,3 +296,31 @@ func TestRestartedGateway(t *testing.T) {
 		t.Errorf("told of %+v", f.all)
 	}
 }
+
+// A managed request whose log entry comes late keeps what the relay has told, however many requests
+// were refused since.
+func TestS12_LateEntryOfAManagedRequest(t *testing.T) {
+	t.Parallel()
+	var finished []Summary
+	s := NewStore(2)
+	s.Subscribe(Subscribers{Finished: []func(Summary){func(q Summary) { finished = append(finished, q) }}})
+	r := s.Begin(Arrival{ID: "a", Tenant: "acme", Stream: true})
+	r.SetDispatched("chat", "chat-0", 0)
+	r.SetOutcome(Outcome{Model: "chat", Replica: "chat-0", Answered: true, Attempts: 1, Usage: Usage{Prompt: 10, Completion: 20, Known: true}})
+	r.Close(nil)
+	for i := range 10 {
+		s.Begin(Arrival{ID: fmt.Sprint(i)}).Close(openai.Errorf(openai.CodeRateLimited, "Too many."))
+	}
+	e := final("a")
+	e.Cluster, e.Model, e.Replica = headers.RelayCluster, "", ""
+	s.Observe(e)
+	if len(finished) != 1 {
+		t.Fatalf("%d have ended", len(finished))
+	}
+	if q := finished[0]; q.Tenant != "acme" || q.Model != "chat" || q.Replica != "chat-0" || q.Route != RouteManaged || q.CompletionTokens != 20 {
+		t.Errorf("%+v", q)
+	}
+	if len(s.byID) > 2 || len(s.late) != 1 {
+		t.Errorf("%d are waited for, %d of them late", len(s.byID), len(s.late))
+	}
+}

@@ -128,6 +128,9 @@ func (s *Store) holdOf(e *Entry) (begun bool, hold Hold) {
 // addLocked adds an entry. The response has cost what is in cost, if it is known.
 func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	r := s.byID[e.RequestID]
+	if r != nil && r.lost {
+		return Summary{}, false
+	}
 	if e.RequestID == "" || r != nil && r.logged {
 		r = nil // nothing to join with, or a second request of the same id
 	}

@@ -12,8 +12,8 @@ import (
 // Record is one request. Store.Begin makes it, each part that has something to add finds it, and it
 // ends once, when nothing more is expected: Close was called, and Envoy's log entry has come unless
 // the request is one on a connection. The entry of a request that the relay carried, which may come
-// before SetOutcome when the client has left, waits for SetOutcome or for Close. A nil *Record does
-// nothing.
+// before SetOutcome when the client has left, waits for SetOutcome or for Close. See Lose for a
+// request whose entry does not come. A nil *Record does nothing.
 type Record struct {
 	store        *Store
 	onConnection bool
@@ -39,6 +39,8 @@ type Record struct {
 	// final entry has come. The request is done with the first of the latter two.
 	dispatched, closed, logged bool
 	closedAt                   time.Time
+	// lost: it has ended without a final entry, because its Envoy has died. It counts as logged.
+	lost bool
 	// failures counts the failed attempts; failure is why the last one failed, until it is seen to
 	// be repeated.
 	failures int

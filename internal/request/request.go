@@ -120,7 +120,7 @@ type Summary struct {
 	// sample.
 	Reading *Reading
 	// Abandoned says that a replica was at work on the request, and had not begun to answer, when
-	// the client left or the time was over.
+	// the client left or the time was over; or that Envoy has died meanwhile.
 	Abandoned bool
 	// Cause says who ended a stream before its end: CauseClient and so on; empty: nobody did, or
 	// the response was no stream.
@@ -251,8 +251,9 @@ type Response struct {
 	// Stream says that it came as events.
 	Stream bool
 	// Failed says that the engine gave no answer: an error, or nothing. Abandoned says that it was
-	// at work on a Failed response when the client left or the time was over.
-	Failed, Abandoned bool
+	// at work on a Failed response when the client left or the time was over. Lost says that nobody
+	// knows the response, because Envoy has died with it; it is Failed and Abandoned then.
+	Failed, Abandoned, Lost bool
 	// Prompt and Completion are the tokens that the engine counted, if Known. Else Completion is
 	// the number of events with a part of the answer; 0: nobody has read the response.
 	Prompt, Completion int64

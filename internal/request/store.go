@@ -26,10 +26,10 @@ type Store struct {
 	// finished is a ring of the last finished requests, next the index of the next; guarded by mu.
 	finished []*Record
 	next     int
-	// late has requests, oldest first, that were pushed out of finished before Envoy's log entry
-	// for them came, and those that have ended before the id of their response came. They stay in
-	// byID for lateNews, so that the entry still corrects their charge, and the id is learned;
-	// guarded by mu.
+	// late has requests, oldest first, that a replica had and that were pushed out of finished
+	// before Envoy's log entry for them came, and those that have ended before the id of their
+	// response came. They stay in byID for lateNews, so that the entry still joins them, and the id
+	// is learned; guarded by mu.
 	late []*Record
 	// swept is when requests that nobody hears of any more were last looked for; guarded by mu.
 	swept time.Time
@@ -237,11 +237,12 @@ func (s *Store) awaitLocked(r *Record) {
 }
 
 // evictLocked ends the joining of a request that is pushed out of the finished ones, unless Envoy's
-// log entry may still correct its charge.
+// log entry is still to come and the entry alone would not do: it corrects the charge of a native
+// request, and knows neither the model nor the tokens of a managed one.
 func (s *Store) evictLocked(r *Record) {
 	switch {
 	case r.awaitsNews() && r.logged: // endLocked has it
-	case r.hold == nil || r.logged:
+	case r.logged, r.onConnection, !r.dispatched && r.outcome == nil:
 		s.forgetLocked(r)
 	default:
 		s.awaitLocked(r)

@@ -3,6 +3,7 @@ package request
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -482,4 +483,17 @@ func TestLateNews(t *testing.T) {
 			t.Errorf("%d late ones, %d are waited for", len(s.late), len(s.byID))
 		}
 	})
+}
+
+// A name that a client chose is bounded and valid UTF-8, whatever the client has sent.
+func TestNamesAreText(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"mine": "mine", "\xff": "?", "a\xffé": "a?é",
+		strings.Repeat("é", 101): strings.Repeat("é", 100), "a" + strings.Repeat("é", 100): "a" + strings.Repeat("é", 99),
+	} {
+		if got := clip(name); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
 }

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"sync"
@@ -58,6 +59,8 @@ const (
 	sinkBatch = 64 << 10
 	// sinkReport is the shortest time between two reports of the same fault of a sink.
 	sinkReport = 10 * time.Second
+	// sinkLast bounds the write of the last lines at the end.
+	sinkLast = 5 * time.Second
 	// consolePerSecond bounds the lines of failed requests on the console.
 	consolePerSecond = 5
 )
@@ -69,17 +72,20 @@ type queuedWriter struct {
 	log *zap.Logger
 	// wake has a value when lines wait.
 	wake chan struct{}
-	// reported is when a fault was last logged. Only Run uses it, and spare, which is the memory of
+	// reported is when a fault was last logged. Only run uses it, and spare, which is the memory of
 	// the lines that were written last.
 	reported time.Time
 	spare    []byte
 
 	mu sync.Mutex
-	// waiting are the lines that wait, and lines is how many they are. dropped counts the lines
-	// that were not written. Guarded by mu.
-	waiting        []byte
-	lines, dropped int
+	// waiting are the lines that wait, and lines is how many they are. writing is how many lines
+	// run has taken and not yet written. dropped counts the lines that were not written. Guarded by
+	// mu.
+	waiting                 []byte
+	lines, writing, dropped int
 }
+
+var errStuck = errors.New("the sink takes no lines")
 
 func newQueuedWriter(to io.Writer, log *zap.Logger) *queuedWriter {
 	return &queuedWriter{to: to, log: log, wake: make(chan struct{}, 1)}
@@ -107,8 +113,27 @@ func (q *queuedWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Run writes lines until ctx ends, and then those that are left.
+// Run writes lines until ctx ends, and then those that are left. It returns at the latest sinkLast
+// after ctx has ended, even if the sink is stuck in a write: the log then says how many lines were
+// not written.
 func (q *queuedWriter) Run(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- q.run(ctx) }()
+	<-ctx.Done()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(sinkLast):
+		q.mu.Lock()
+		lost := q.dropped + q.writing + q.lines
+		q.mu.Unlock()
+		q.log.Warn("lines of the access log dropped", zap.Int("lines", lost), zap.Error(errStuck))
+		return nil
+	}
+}
+
+// run is Run for as long as the sink takes.
+func (q *queuedWriter) run(ctx context.Context) error {
 	for {
 		select {
 		case <-q.wake:
@@ -153,7 +178,7 @@ func (q *queuedWriter) take() []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	lines := q.waiting
-	q.waiting, q.lines, q.spare = q.spare[:0], 0, lines
+	q.waiting, q.lines, q.writing, q.spare = q.spare[:0], 0, q.lines, lines
 	return lines
 }
 
@@ -166,9 +191,13 @@ func (q *queuedWriter) write(lines []byte) {
 		if n > sinkBatch {
 			n = max(bytes.LastIndexByte(lines[:sinkBatch], '\n'), bytes.IndexByte(lines, '\n')) + 1
 		}
+		count := bytes.Count(lines[:n], []byte{'\n'})
 		if _, err := q.to.Write(lines[:n]); err != nil {
-			lost, fault = lost+bytes.Count(lines[:n], []byte{'\n'}), err
+			lost, fault = lost+count, err
 		}
+		q.mu.Lock()
+		q.writing -= count
+		q.mu.Unlock()
 		lines = lines[n:]
 	}
 	q.mu.Lock()

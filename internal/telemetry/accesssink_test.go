@@ -112,6 +112,65 @@ func TestO3_AccessLogToAFile(t *testing.T) {
 	}
 }
 
+// TestO3_AFullDiskBreaksOneLineAlone: the lines after one that was written in part begin on a line
+// of their own, but for those in a new file.
+func TestO3_AFullDiskBreaksOneLineAlone(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "access.log")
+	r, err := openRotated(path, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(line string) {
+		t.Helper()
+		if n, err := r.Write([]byte(line)); n != len(line) || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	write("one\n")
+	writePart(t, r)
+	write("two\n")
+	write("three\n")
+	if text, err := os.ReadFile(path); err != nil || string(text) != "one\n---\ntwo\nthree\n" {
+		t.Errorf("%v: %q", err, text)
+	}
+	writePart(t, r)
+	if err := r.rotate(); err != nil {
+		t.Fatal(err)
+	}
+	write("four\n")
+	if text, err := os.ReadFile(path); err != nil || string(text) != "four\n" {
+		t.Errorf("%v: %q", err, text)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// writePart writes a line to a full disk, which takes a part of it, and another one, of which it
+// takes nothing. A pipe that nobody reads stands for the disk.
+func writePart(t *testing.T, r *rotated) {
+	t.Helper()
+	from, to, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	defer to.Close()
+	disk := r.file
+	defer func() { r.file = disk }()
+	r.file = to
+	for _, line := range []string{strings.Repeat("-", 1<<20) + "\n", "lost\n"} {
+		_ = to.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)) // a pipe has deadlines
+		if n, err := r.Write([]byte(line)); n == len(line) || err == nil {
+			t.Fatalf("a full disk has taken %d bytes: %v", n, err)
+		}
+	}
+	if _, err := disk.WriteString("---"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // stuck is a writer that does not return until it is freed.
 type stuck struct {
 	free chan struct{}
@@ -149,6 +208,42 @@ func TestO3_AStuckSinkHoldsNoRequest(t *testing.T) {
 	if kept < sinkQueue || kept+dropped != lines {
 		t.Errorf("%d lines written and %d reported as dropped, of %d", kept, dropped, lines)
 	}
+}
+
+// TestO3_AStuckSinkHoldsNoStop: Run ends although the sink takes nothing, and the log says how many
+// lines were not written. The sink that goes on later is not closed under the write.
+func TestO3_AStuckSinkHoldsNoStop(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		core, seen := observer.New(zapcore.DebugLevel)
+		to := &stuck{free: make(chan struct{})}
+		q := newQueuedWriter(to, zap.New(core))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- q.Run(ctx) }()
+		write := func(lines int) {
+			for range lines {
+				_, _ = q.Write([]byte("line\n")) // never fails
+			}
+			synctest.Wait()
+		}
+		write(sinkMany) // the sink is stuck with these
+		write(3)
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(2 * sinkLast):
+			t.Error("the stuck sink holds the stop")
+		}
+		all := seen.FilterMessage("lines of the access log dropped").All()
+		if len(all) != 1 || all[0].ContextMap()["lines"] != int64(sinkMany+3) {
+			t.Errorf("%d lines were not written, but the log says %+v", sinkMany+3, all)
+		}
+		close(to.free)
+	})
 }
 
 // TestO3_ABurstWaitsForNothing: many lines are written at once. Few wait for more, unless it is
@@ -244,6 +339,38 @@ func TestO3_AccessLogToACollector(t *testing.T) {
 	status = http.StatusTeapot
 	if all := written(t, c, good).All(); len(all) != 1 || !strings.Contains(all[0].ContextMap()["error"].(string), "418") {
 		t.Errorf("%+v", all)
+	}
+}
+
+// TestO3_ANameThatIsNoTextLosesNoLines: OTLP carries valid UTF-8 alone. A name with other bytes,
+// which any client can send, takes no line of other requests along.
+func TestO3_ANameThatIsNoTextLosesNoLines(t *testing.T) {
+	t.Parallel()
+	got := make(chan string, 8)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var in collector.ExportLogsServiceRequest
+		if body, err := io.ReadAll(r.Body); err != nil || proto.Unmarshal(body, &in) != nil {
+			t.Errorf("a body that is none: %v", err)
+		}
+		for _, record := range in.GetResourceLogs()[0].GetScopeLogs()[0].GetLogRecords() {
+			for _, a := range record.GetAttributes() {
+				if a.GetKey() == "client_request_id" || a.GetKey() == "request_id" {
+					got <- a.GetValue().GetStringValue()
+				}
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	broken := failed
+	broken.ClientID = "a\xffb"
+	seen := written(t, AccessLogConfig{To: SinkOTLP, Endpoint: server.URL, Sample: 1}, good, broken)
+	close(got)
+	var all []string
+	for value := range got {
+		all = append(all, value)
+	}
+	if want := "good failed a?b"; strings.Join(all, " ") != want || seen.Len() > 0 {
+		t.Errorf("the collector has %q, want %q; %+v", all, want, seen.All())
 	}
 }
 

@@ -83,11 +83,12 @@ func (c *otlpCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 // Sync implements zapcore.Core. run sends what waits.
 func (c *otlpCore) Sync() error { return nil }
 
-// otlpValue returns a value of a field as OTLP has it.
+// otlpValue returns a value of a field as OTLP has it. Its text is valid UTF-8, because a text that
+// is not would make the whole batch impossible to encode.
 func otlpValue(value any) *common.AnyValue {
 	switch v := value.(type) {
 	case string:
-		return &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: v}}
+		return otlpText(v)
 	case bool:
 		return &common.AnyValue{Value: &common.AnyValue_BoolValue{BoolValue: v}}
 	case int64:
@@ -95,7 +96,11 @@ func otlpValue(value any) *common.AnyValue {
 	case float64:
 		return &common.AnyValue{Value: &common.AnyValue_DoubleValue{DoubleValue: v}}
 	}
-	return &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: fmt.Sprint(value)}}
+	return otlpText(fmt.Sprint(value))
+}
+
+func otlpText(text string) *common.AnyValue {
+	return &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: strings.ToValidUTF8(text, "?")}}
 }
 
 // run sends records until ctx ends, and then those that are left.

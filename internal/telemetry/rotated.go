@@ -21,6 +21,8 @@ type rotated struct {
 	file    *os.File
 	size    int64
 	checked time.Time
+	// partial says that the file ends with a part of a line of this process, as on a full disk.
+	partial bool
 }
 
 // openRotated opens a log file, or makes it. It keeps maxFiles files beside it: path.1 is the
@@ -43,11 +45,12 @@ func (r *rotated) open() error {
 	if r.file != nil {
 		_ = r.file.Close() // its lines are written
 	}
-	r.file, r.size, r.checked = file, st.Size(), time.Now()
+	r.file, r.size, r.checked, r.partial = file, st.Size(), time.Now(), false
 	return nil
 }
 
-// Write implements io.Writer for whole lines.
+// Write implements io.Writer for whole lines. After a line that was written in part it ends that
+// line first. It does not cut the part off, because another process may have written behind it.
 func (r *rotated) Write(lines []byte) (int, error) {
 	if time.Since(r.checked) >= rotatedCheck {
 		if err := r.follow(); err != nil {
@@ -59,8 +62,21 @@ func (r *rotated) Write(lines []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n, err := r.file.Write(lines)
+	if r.partial {
+		if _, err := r.append([]byte{'\n'}); err != nil {
+			return 0, err
+		}
+	}
+	return r.append(lines)
+}
+
+// append writes to the end of the file.
+func (r *rotated) append(b []byte) (int, error) {
+	n, err := r.file.Write(b)
 	r.size += int64(n)
+	if n > 0 {
+		r.partial = b[n-1] != '\n'
+	}
 	return n, err
 }
 

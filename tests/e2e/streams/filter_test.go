@@ -2,6 +2,7 @@ package streams
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -251,6 +252,44 @@ func makeFilterOlder(t *testing.T, dir string) {
 	content = regexp.MustCompile(`,"sum":"[0-9a-f]+"`).ReplaceAll(content, nil) // early records had no checksum either
 	if err := os.WriteFile(record, numbered.ReplaceAll(content, []byte("filter-$1.so")), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A stream that Envoy carries when it is killed counts for its tenant, in the metrics and in the
+// access log.
+func TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts(t *testing.T) {
+	t.Parallel()
+	for _, filter := range []string{"module", "ext_proc"} {
+		t.Run(filter, func(t *testing.T) {
+			t.Parallel()
+			countsWithoutEnvoy(t, strings.Replace(filtered, "filter: module", "filter: "+filter, 1))
+		})
+	}
+}
+
+// countsWithoutEnvoy runs TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts with a configuration.
+func countsWithoutEnvoy(t *testing.T, configuration string) {
+	t.Helper()
+	g := harness.Start(t, configuration)
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	if _, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 10000, "cut")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(envoyStatus(g).PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, "the stream has broken off because of the gateway", func() error {
+		if n := g.Metric(`stream_disconnects_total{cause="gateway"}`); n != 1 {
+			return fmt.Errorf("%v such streams", n)
+		}
+		return nil
+	})
+	if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
+		t.Errorf("the usage lacks the stream: %s", used)
+	}
+	if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"code":"gateway_unavailable"`) {
+		t.Errorf("the list of requests does not say why the stream has ended: %s", rows)
 	}
 }
 
