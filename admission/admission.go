@@ -235,6 +235,25 @@ func (c *Controller) RefuseWaiters(model string, err error) {
 	}
 }
 
+// RefusePoolWaiters refuses with err the requests that wait for the pool.
+func (c *Controller) RefusePoolWaiters(pool string, err error) {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	p, ok := c.pools[pool]
+	if !ok {
+		return
+	}
+	waiters := p.queue.allWaiters()
+	for _, m := range p.memberships {
+		waiters = append(waiters, m.gate.queue.allWaiters()...)
+	}
+	for _, w := range waiters {
+		if w.homeQueue == &p.queue {
+			c.refuse(w, err)
+		}
+	}
+}
+
 // Remove forgets the model. Its waiters fail with ErrRemoved, later requests with ErrUnknownModel.
 // Its leases can still be released. If the model comes back before that, they count again.
 func (c *Controller) Remove(model string) {
@@ -503,11 +522,13 @@ func (c *Controller) Stats(model string) Stats {
 		return Stats{Tokens: -1}
 	}
 	return Stats{
-		InFlight:    g.usage.leases,
-		Queued:      g.queue.length + g.inquiry.waitingCount(),
-		QueuedBytes: g.queue.bytes + g.inquiry.waitingBytes(),
-		Tokens:      g.usage.bucket.tokens(time.Now()),
-		Share:       g.usage.leases + g.inquiry.remoteLeases,
+		InFlight:       g.usage.leases,
+		Queued:         g.queue.length + g.inquiry.waitingCount(),
+		AtTenantLimits: g.queue.parkedCount(),
+		LacksTokens:    g.lacksTokens(),
+		QueuedBytes:    g.queue.bytes + g.inquiry.waitingBytes(),
+		Tokens:         g.usage.bucket.tokens(time.Now()),
+		Share:          g.usage.leases + g.inquiry.remoteLeases,
 	}
 }
 

@@ -119,7 +119,7 @@ func TestTokensComeInTime(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		d.wantAdmitted(large, 5*time.Second)
 		d.wantWaiting(small)
-		d.wantStats(Stats{InFlight: 2, Queued: 1, Tokens: 0})
+		d.wantStats(Stats{InFlight: 2, Queued: 1, LacksTokens: true, Tokens: 0})
 		time.Sleep(time.Second)
 		d.wantAdmitted(small, 5*time.Second+100*time.Millisecond)
 		d.wantStats(Stats{InFlight: 3, Tokens: 9})

@@ -133,7 +133,9 @@ type band struct {
 	// arrivals holds all waiters by the time of their arrival.
 	arrivals waiterList
 	length   int
-	tokens   int64
+	// parked is how many of the waiters are in parked flows.
+	parked int
+	tokens int64
 	// costBits counts waiters by the number of bits of their cost. costBitsSet has a bit for each
 	// count that is not 0.
 	costBits    [64]int
@@ -255,6 +257,9 @@ func (b *band) enqueueReturned(w *waiter) {
 func (b *band) insert(w *waiter, front bool) {
 	w.flow.count++
 	w.flow.tokens += w.needTokens
+	if w.flow.parked {
+		b.parked++
+	}
 	b.countWaiter(w, 1)
 	if !front {
 		b.arrivals.insert(w, nil)
@@ -272,6 +277,9 @@ func (b *band) dequeue(w *waiter, served bool) {
 	f := w.flow
 	f.count--
 	f.tokens -= w.needTokens
+	if f.parked {
+		b.parked--
+	}
 	b.countWaiter(w, -1)
 	b.arrivals.remove(w)
 	if w.state == stateReturned {
@@ -332,6 +340,7 @@ func (b *band) park(w *waiter) {
 		b.removeFromRing(f)
 	}
 	f.parked = true
+	b.parked += f.count
 	f.tenant.parked.add(f)
 }
 
@@ -457,6 +466,14 @@ func (q *queue) requeue(w *waiter, keepHead bool) {
 	b.requeueReturned(b.flowOf(w.tenant))
 	b.enqueue(w, true)
 	b.park(w)
+}
+
+// parkedCount is the number of waiters in parked flows.
+func (q *queue) parkedCount() (n int) {
+	for b := range q.bands {
+		n += q.bands[b].parked
+	}
+	return n
 }
 
 // dequeue removes w; see band.dequeue.

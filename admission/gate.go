@@ -336,6 +336,11 @@ func (g *gate) firstTokenWait(wait time.Duration, now time.Time) time.Duration {
 	return wait
 }
 
+// lacksTokens reports whether the next waiter waits for tokens of the model.
+func (g *gate) lacksTokens() bool {
+	return g.blockedOnTokens != nil && g.blockedOnTokens.state != stateDecided
+}
+
 // clearBlockedOnTokens reports whether the waiter whose tokens the gate waits for has left, for
 // example to another model of its pool, and if so stops waiting for them.
 func (g *gate) clearBlockedOnTokens() bool {

@@ -142,5 +142,5 @@ func (c *Controller) PoolStats(name string) Stats {
 	if !ok {
 		return Stats{Tokens: -1}
 	}
-	return Stats{Queued: p.queue.length, QueuedBytes: p.queue.bytes, Tokens: -1}
+	return Stats{Queued: p.queue.length, AtTenantLimits: p.queue.parkedCount(), QueuedBytes: p.queue.bytes, Tokens: -1}
 }

@@ -46,7 +46,7 @@ func TestExactlyTheBudget(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	if got, want := c.Stats("chat"), (Stats{budget, callers - budget, 100 * (callers - budget), -1, budget}); got != want {
+	if got, want := c.Stats("chat"), (Stats{InFlight: budget, Queued: callers - budget, QueuedBytes: 100 * (callers - budget), Tokens: -1, Share: budget}); got != want {
 		t.Errorf("Stats = %+v, want %+v", got, want)
 	}
 	close(gate)

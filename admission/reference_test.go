@@ -197,7 +197,11 @@ func (r *reference) stats() Stats {
 	if r.limits.TokensPerMinute == 0 {
 		tokens = -1
 	}
-	return Stats{InFlight: len(r.inFlight), Queued: len(r.waiting), QueuedBytes: int64(r.queuedBytes()), Tokens: tokens, Share: len(r.inFlight)}
+	hasFreeLease := r.limits.MaxConcurrent == 0 || len(r.inFlight) < r.limits.MaxConcurrent
+	lacks := len(r.waiting) > 0 && hasFreeLease && r.tokenWait(r.waiting[0].tokens) > 0
+	return Stats{
+		InFlight: len(r.inFlight), Queued: len(r.waiting), LacksTokens: lacks, QueuedBytes: int64(r.queuedBytes()), Tokens: tokens, Share: len(r.inFlight),
+	}
 }
 
 // sameStats compares up to the rounding of a float.

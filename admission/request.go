@@ -166,9 +166,12 @@ type TaskRequest struct {
 type Stats struct {
 	// InFlight is the number of leases of this process, tasks included.
 	InFlight int
-	// Queued is the number of waiters.
-	Queued int
-	// QueuedBytes is the sum of their Request.Bytes.
+	// Queued is the number of waiters. At least AtTenantLimits of them cannot go because of limits
+	// of their tenants.
+	Queued, AtTenantLimits int
+	// LacksTokens means that the next waiter cannot go because the model's tokens are used up.
+	LacksTokens bool
+	// QueuedBytes is the sum of the waiters' Request.Bytes.
 	QueuedBytes int64
 	// Tokens is the level of the model's token bucket, as this process knows it. -1 means that the
 	// model has no token limit.

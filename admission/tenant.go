@@ -93,6 +93,7 @@ func (a *arrival) concernedBy(reason Reason) bool {
 func (t *tenant) unpark(f *flow) {
 	t.parked.remove(f)
 	f.parked = false
+	f.band.parked -= f.count
 }
 
 // setLimits changes the limits. The buckets get the part that share returns.

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,16 +125,25 @@ func TestPrefillHoldsNobodyUp(t *testing.T) {
 		if got := d.Tenant("acme"); got != (TenantStats{Running: 2, Prefill: 2, Queued: 3}) {
 			t.Errorf("%+v", got)
 		}
+		wantAtLimits := func(chat, embed int) {
+			t.Helper()
+			if got := []int{d.Stats("chat").AtTenantLimits, d.Stats("embed").AtTenantLimits}; !slices.Equal(got, []int{chat, embed}) {
+				t.Errorf("waiters at limits of their tenant at chat and embed: %v, want %d and %d", got, chat, embed)
+			}
+		}
+		wantAtLimits(1, 2)
 		one.state().lease.FirstToken()
 		one.state().lease.FirstToken()
 		d.wantAdmitted(three, 0)
 		d.wantWaiting(four, five)
 		one.release() // it is no longer in prefill
 		d.wantWaiting(four, five)
+		wantAtLimits(0, 2)
 		time.Sleep(time.Second)
 		two.release()
 		d.wantAdmitted(four, time.Second)
 		d.wantAdmitted(five, time.Second)
+		wantAtLimits(0, 0)
 		three.state().lease.FirstToken()
 		four.state().lease.FirstToken()
 		if got := d.Tenant("acme"); got != (TenantStats{Running: 3}) {

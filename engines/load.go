@@ -5,6 +5,8 @@ type Load struct {
 	// Running is the number of requests at replicas. Queued is the number of waiting requests.
 	Running int `json:"running,omitempty"`
 	Queued  int `json:"queued,omitempty"`
+	// Held is how many of the waiting requests more replicas would not help.
+	Held int `json:"held,omitempty"`
 	// Admitted counts all requests that were ever admitted.
 	Admitted uint64 `json:"admitted,omitempty"`
 	// Refused counts all requests that were ever refused at once because no replica was ready. It
@@ -28,6 +30,7 @@ type Predicted struct {
 func (l Load) Add(o Load) Load {
 	l.Running += o.Running
 	l.Queued += o.Queued
+	l.Held += o.Held
 	l.Admitted += o.Admitted
 	l.Predicted.Requests += o.Predicted.Requests
 	l.Predicted.TTFT += o.Predicted.TTFT

@@ -22,8 +22,10 @@ type View struct {
 	// PerReplica is how many requests each replica serves at once, also before it is ready; 0 means
 	// no limit or not known.
 	PerReplica int
-	// Ready is the number of replicas that may be picked.
-	Ready int
+	// Ready is the number of replicas that may be picked. Failing means that all keep failing to
+	// start.
+	Ready   int
+	Failing bool
 	// Predicted is what was predicted for the first tokens of recent requests. It is zero with a
 	// strategy that predicts nothing.
 	Predicted predict.Flow
@@ -38,7 +40,8 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	}
 	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.asked.Load(),
 		Refused: t.estimator.refused.Load()}
-	v.PerReplica, v.Ready, v.Predicted = t.policy.MaxPerReplica, len(t.replicas), t.estimator.recent.Flow(time.Now())
+	v.PerReplica, v.Ready, v.Failing = t.policy.MaxPerReplica, len(t.replicas), t.failing != nil
+	v.Predicted = t.estimator.recent.Flow(time.Now())
 	for i := range t.source.Replicas {
 		v.PerReplica, _ = limit(t.policy, &t.source.Replicas[i], nil)
 	}

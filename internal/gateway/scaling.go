@@ -160,7 +160,7 @@ func (l *launchers) load(model string) scale.Load {
 		others = others.Add(l.ray.OthersLoad(model))
 		maps.Copy(own.RefusedElsewhere, l.ray.OthersRefused(model))
 	}
-	own.Running, own.Queued = own.Running+others.Running, own.Queued+others.Queued
+	own.Running, own.Queued, own.Held = own.Running+others.Running, own.Queued+others.Queued, own.Held+others.Held
 	own.Admitted += others.Admitted
 	own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
 	return own
@@ -171,13 +171,17 @@ func (l *launchers) load(model string) scale.Load {
 func (l *launchers) ownLoad(model string) scale.Load {
 	v, _ := l.dispatcher.View(model)
 	load := scale.Load{
-		Running: v.InFlight, Queued: v.Queued, Admitted: v.Admitted, Refused: v.Refused, PerReplica: v.PerReplica,
-		MaxRunning: v.Policy.Limits.MaxConcurrent, Ready: v.Ready, Predicted: scale.Predicted(v.Predicted),
+		Running: v.InFlight, Queued: v.Queued, Held: v.AtTenantLimits, Admitted: v.Admitted, Refused: v.Refused, PerReplica: v.PerReplica,
+		MaxRunning: v.Policy.Limits.MaxConcurrent, Ready: v.Ready, Failing: v.Failing, Predicted: scale.Predicted(v.Predicted),
 	}
 	for _, p := range l.config().Pools {
 		if slices.Contains(p.Models, model) {
-			load.Queued += l.admission.PoolStats(p.Name).Queued
+			pool := l.admission.PoolStats(p.Name)
+			load.Queued, load.Held = load.Queued+pool.Queued, load.Held+pool.AtTenantLimits
 		}
+	}
+	if v.LacksTokens {
+		load.Held = load.Queued
 	}
 	return load
 }
@@ -185,6 +189,6 @@ func (l *launchers) ownLoad(model string) scale.Load {
 // reportedLoad returns ownLoad in the form that is reported to the other gateways.
 func (l *launchers) reportedLoad(model string) engines.Load {
 	own := l.ownLoad(model)
-	return engines.Load{Running: own.Running, Queued: own.Queued, Admitted: own.Admitted, Refused: own.Refused,
+	return engines.Load{Running: own.Running, Queued: own.Queued, Held: own.Held, Admitted: own.Admitted, Refused: own.Refused,
 		Predicted: engines.Predicted(own.Predicted)}
 }

@@ -56,6 +56,73 @@ func TestEvictTakesOnlyIdleReplicas(t *testing.T) {
 	}
 }
 
+// TestP3_AReplicaForARefusedRequestStays: a request that does not wait has started a replica. Until
+// its client could try again, the replica is not evicted for another model. A replica that keeps
+// failing is.
+func TestP3_AReplicaForARefusedRequestStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Max: 1, Cooldown: 5 * time.Minute}})
+		now := func(l Load) { // as the load is from now on
+			set("m", l)
+			s.ReportDemand("m")
+			s.Update(time.Now())
+		}
+		wantEvictable := func(want bool) {
+			t.Helper()
+			if got := len(s.IdleModels()) == 1; got != want {
+				t.Errorf("the replica can be evicted: %v", got)
+			}
+		}
+		now(Load{Refused: 7})
+		now(Load{Refused: 8})
+		if s.Desired("m") != 1 {
+			t.Fatal("a refused request started nothing")
+		}
+		wantEvictable(false)
+		time.Sleep(2 * time.Minute)
+		wantEvictable(false)
+		set("m", Load{Refused: 8, Ready: 1})
+		time.Sleep(29 * time.Second)
+		wantEvictable(false)
+		if s.Evict("m") {
+			t.Error("evicted")
+		}
+		time.Sleep(2 * time.Second)
+		wantEvictable(true)
+		set("m", Load{Refused: 9, Ready: 1}) // as when it became busy and idle again
+		wantEvictable(false)
+		set("m", Load{Refused: 9})
+		time.Sleep(5 * time.Minute)
+		wantEvictable(true) // nobody has come for the whole cooldown
+		set("m", Load{Refused: 10, Failing: true})
+		wantEvictable(true)
+	})
+}
+
+// TestP3_WhatWasRefusedBeforeAnEviction: requests that were refused before the eviction of their
+// model's replica do not bring it back.
+func TestP3_WhatWasRefusedBeforeAnEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Max: 1}})
+		s.Adopt(map[string]int{"m": 1})
+		s.Update(time.Now())
+		set("m", Load{Ready: 1, Refused: 1, RefusedElsewhere: map[string]uint64{"other": 4}})
+		s.ReportDemand("m") // It has all replicas that it may have.
+		if s.Evict("m") {
+			t.Fatal("it was evicted at once")
+		}
+		time.Sleep(retryTime)
+		if !s.Evict("m") {
+			t.Fatal("it was not evicted")
+		}
+		time.Sleep(40 * time.Second)
+		s.Update(time.Now())
+		if s.Desired("m") != 0 {
+			t.Error("it came back without a request")
+		}
+	})
+}
+
 // TestIdleModelsAreListedOnceForEachReplica: a model is listed as often as it may be evicted.
 func TestIdleModelsAreListedOnceForEachReplica(t *testing.T) {
 	t.Parallel()

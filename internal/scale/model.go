@@ -22,6 +22,10 @@ type modelState struct {
 	refused          uint64
 	refusedElsewhere map[string]uint64
 	known            bool
+	// refusals is how many requests were refused at once, as far as known to noteRefusals. The last
+	// of them was refused at about refusedAt. At unreadyAt no replica was ready.
+	refusals             uint64
+	refusedAt, unreadyAt time.Time
 	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
 	// not. peak is the largest number that was needed since.
 	belowSince time.Time
@@ -49,7 +53,8 @@ func (st *modelState) apply(l Load, now time.Time) {
 	need, reason := st.needed(l, 1)
 	// Fewer replicas must hold the target with a margin, or the next request would start one again.
 	keep, _ := st.needed(l, keepShare)
-	st.admitted, st.refused, st.refusedElsewhere, st.known = l.Admitted, l.Refused, l.RefusedElsewhere, true
+	st.noteRefusals(l, now)
+	st.remember(l)
 	switch {
 	case need > st.desired:
 		st.learnPatience(now)
@@ -73,6 +78,43 @@ func (st *modelState) apply(l Load, now time.Time) {
 		st.change(st.peak, reason, now)
 		st.fell = now
 	}
+}
+
+// remember keeps the counts of requests until the next update.
+func (st *modelState) remember(l Load) {
+	st.admitted, st.refused, st.refusedElsewhere, st.known = l.Admitted, l.Refused, l.RefusedElsewhere, true
+}
+
+// retryTime is how long the client of a refused request may take to try again once a replica is
+// ready. Until then the replica is not evicted.
+const retryTime = 30 * time.Second
+
+// isNeeded reports whether the model has requests, or has refused one whose client is to find the
+// replica that it has started. A model whose replicas keep failing is not kept for that.
+func (st *modelState) isNeeded(l Load, now time.Time) bool {
+	st.noteRefusals(l, now)
+	switch {
+	case l.Running+l.Queued > 0:
+		return true
+	case st.refusedAt.IsZero() || l.Failing || now.Sub(st.refusedAt) >= max(st.Cooldown, retryTime):
+		return false
+	case l.Ready == 0:
+		st.unreadyAt = now
+		return true
+	}
+	return now.Sub(st.refusedAt) < retryTime || now.Sub(st.unreadyAt) < retryTime
+}
+
+// noteRefusals notes whether requests were refused since it was last called.
+func (st *modelState) noteRefusals(l Load, now time.Time) {
+	refusals := l.Refused
+	for _, n := range l.RefusedElsewhere {
+		refusals += n
+	}
+	if refusals > st.refusals && st.known {
+		st.refusedAt = now
+	}
+	st.refusals = refusals
 }
 
 // maxPatience bounds patience.
@@ -113,7 +155,7 @@ func (st *modelState) needed(l Load, share float64) (int, Reason) {
 
 // busy returns how many of the model's requests replicas could serve at once.
 func (l Load) busy() int {
-	n := l.Running + l.Queued
+	n := l.Running + l.Queued - l.Held
 	if l.MaxRunning > 0 {
 		n = min(n, max(l.MaxRunning, l.Running))
 	}
@@ -138,11 +180,11 @@ func (st *modelState) neededByQueue(l Load) int {
 	if known == 0 && l.Ready == 0 {
 		need = min(need, 1) // The first replica may tell how many requests it handles.
 	}
-	if l.Queued == 0 {
-		need = min(need, max(st.desired, 1)) // No request waits, so the current number is enough.
+	if l.Queued == l.Held {
+		need = min(need, max(st.desired, 1)) // No request waits for a replica, so the current number is enough.
 	}
-	if need == 0 && st.hasRefused(l) {
-		need = 1 // A request that did not wait wants a replica.
+	if need == 0 && (l.Queued > 0 || st.hasRefused(l)) {
+		need = 1 // A request that is held, or did not wait, wants a replica.
 	}
 	if need == 0 && l.Admitted != st.admitted {
 		need = min(1, st.desired) // A request has come and gone since the last update.

@@ -43,6 +43,9 @@ type Model struct {
 type Load struct {
 	// Running is the number of requests at replicas. Queued is the number of waiting requests.
 	Running, Queued int
+	// Held is how many of the waiting requests more replicas would not help, because they wait for
+	// tokens of the model or for a limit of their tenant.
+	Held int
 	// Admitted counts all requests that were ever admitted. It reveals requests that began and
 	// ended between two updates.
 	Admitted uint64
@@ -56,8 +59,10 @@ type Load struct {
 	PerReplica int
 	// MaxRunning is the model's own limit of running requests. 0 means no limit.
 	MaxRunning int
-	// Ready is the number of replicas that are ready.
-	Ready int
+	// Ready is the number of replicas that are ready. Failing means that none is, and that all keep
+	// failing to start.
+	Ready   int
+	Failing bool
 	// Predicted is what was predicted for the first tokens of the requests that arrive now.
 	Predicted Predicted
 }
@@ -130,13 +135,16 @@ func (s *Scaler) Adopt(found map[string]int) {
 	}
 }
 
-// IdleModels returns the models that have no requests and more replicas than Min, the longest idle
-// first. A model is listed once for each replica that Evict would take from it.
+// IdleModels returns the models that nobody needs and that have more replicas than Min, the longest
+// idle first. A model is listed once for each replica that Evict would take from it.
 func (s *Scaler) IdleModels() []string {
-	// Load takes other locks, so mu is not held.
+	now := time.Now()
 	return slices.DeleteFunc(s.modelsAboveMin(), func(name string) bool {
-		load := s.config.Load(name)
-		return load.Running+load.Queued > 0
+		load := s.config.Load(name) // Load takes other locks, so mu is not held.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		st := s.models[name]
+		return st == nil || st.isNeeded(load, now)
 	})
 }
 
@@ -168,18 +176,18 @@ func boolToInt(b bool) int {
 	return 0
 }
 
-// Evict lowers a model's number by one, unless the model has requests or no more than Min replicas.
-// It returns whether it did. The caller must then apply the number.
+// Evict lowers a model's number by one, unless somebody needs the model or it has no more than Min
+// replicas. It returns whether it did. The caller must then apply the number.
 func (s *Scaler) Evict(model string) bool {
-	load := s.config.Load(model)
+	load, now := s.config.Load(model), time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.models[model]
-	if st == nil || st.desired <= st.Min || load.Running+load.Queued > 0 {
+	if st == nil || st.desired <= st.Min || st.isNeeded(load, now) {
 		return false
 	}
-	st.change(st.desired-1, Evicted, time.Now())
-	st.admitted = load.Admitted
+	st.change(st.desired-1, Evicted, now)
+	st.remember(load) // so that no earlier request brings it back
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }

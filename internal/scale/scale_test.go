@@ -209,3 +209,21 @@ func TestLimitBoundsTheNumber(t *testing.T) {
 		w.want(t, 4)
 	})
 }
+
+// TestU6_HeldRequestsNeedNoReplicas: requests that wait for tokens of the model, or for a limit of
+// their tenant, add no replicas and keep what there is. The first of them starts one.
+func TestU6_HeldRequestsNeedNoReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTestScaler(t, Model{Min: 0, Max: 8, Cooldown: time.Minute})
+		w.set(Load{Queued: 20, Held: 20, PerReplica: 2})
+		w.want(t, 1)
+		time.Sleep(time.Hour)
+		w.want(t, 1) // It is not idle.
+		w.set(Load{Running: 2, Queued: 20, Held: 20, PerReplica: 2, Ready: 1})
+		w.want(t, 1)
+		w.set(Load{Running: 2, Queued: 20, Held: 18, PerReplica: 2, Ready: 1})
+		w.want(t, 2)
+		w.set(Load{Queued: 20, PerReplica: 2, Ready: 2})
+		w.want(t, 8)
+	})
+}

@@ -2,9 +2,11 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -102,4 +104,59 @@ func TestE2E_U7_TTFTTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
 	leave()
 	callers.Wait()
 	g.AwaitReplicas("m", 0)
+}
+
+// TestE2E_U6_RequestsThatLackTokensStartNoReplicas: requests wait because the tokens of their model
+// are used up. Another replica would not help them, and none is started.
+func TestE2E_U6_RequestsThatLackTokensStartNoReplicas(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `models:
+  - name: m
+    task: text-generation
+    engine: sim
+    replicas: {min: 1, max: 4}
+    admission: {max_tokens_per_minute: 600}
+    variables: {prefill_rate: 0, token_interval: 0s, batch_slowdown: 0, max_num_seqs: 2}
+`)
+	g.AwaitReplicas("m", 1)
+	ctx, leave := context.WithCancel(context.Background())
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer leave()
+	var answers atomic.Int32
+	client := func() { // asks one request after the other
+		for {
+			r, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("m", false, 50, "Hello"))
+			if err != nil {
+				return
+			}
+			r.Body.Close()
+			answers.Add(1)
+		}
+	}
+	waiting := func(n int) {
+		t.Helper()
+		harness.Eventually(t, "requests wait", func() error {
+			if m := g.Model("m"); m.Queued != n || m.InFlight != 0 {
+				return fmt.Errorf("%+v", m)
+			}
+			return nil
+		})
+	}
+	clients.Go(client)
+	waiting(1)
+	for range 3 {
+		clients.Go(client)
+	}
+	waiting(4)
+	before := answers.Load()
+	harness.Eventually(t, "tokens come", func() error {
+		if answers.Load() == before {
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	if m := g.Model("m"); m.Desired != 1 {
+		t.Errorf("%d replicas are desired, because of %+v", m.Desired, m.Scaled)
+	}
 }
