@@ -101,6 +101,34 @@ func TestU9_ACrashLoop(t *testing.T) {
 	})
 }
 
+// TestU9_APoolWhoseModelsAllFail: requests that wait for a pool are answered when none of its
+// models can be started, and wait as long as one may start.
+func TestU9_APoolWhoseModelsAllFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.SetRules(Rules{Pools: map[string][]string{"p": {"m", "n"}}, FirstPool: "p"})
+		failed := engines.Replica{ID: "a", State: engines.Failed, FailedStarts: 2, Failure: engines.GPUOutOfMemory, NextStart: time.Now().Add(12 * time.Second)}
+		s.put("m", engines.Replica{ID: "a", State: engines.Starting})
+		s.put("n", engines.Replica{ID: "b", State: engines.Starting})
+		waited := make(chan *openai.Error, 1)
+		go func() {
+			_, fault := s.Dispatch(t.Context(), newRequest("p", "k"))
+			waited <- fault
+		}()
+		synctest.Wait()
+		s.put("m", failed)
+		synctest.Wait()
+		if n := s.admission.PoolStats("p").Queued; n != 1 {
+			t.Fatalf("%d wait while one model may start, want 1: %+v", n, <-waited)
+		}
+		failed.ID, failed.NextStart = "b", time.Now().Add(5*time.Second)
+		s.put("n", failed)
+		if fault := <-waited; fault == nil || fault.Code != openai.CodeReplicaFailed || fault.RetryAfter != 5*time.Second {
+			t.Errorf("the one that waited got %+v", fault)
+		}
+	})
+}
+
 // TestU19_RetryAfterOfAFetch: the start begins when the weights are there.
 func TestU19_RetryAfterOfAFetch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -132,6 +132,9 @@ func (d *Dispatcher) explainTimeout(c choice, r *Request) *openai.Error {
 		return &openai.Error{Code: openai.CodeRequestTimeout, Param: "timeout_ms",
 			Message: "The request's own timeout expired before the request could start."}
 	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 || t.cold() }):
+		if fault := now.keepsFailing(c.title(), time.Now()); fault != nil {
+			return fault
+		}
 		return openai.Errorf(openai.CodeNoReplica, "No replica of %s is ready.", c.name())
 	case !now.any(func(t *modelRoute) bool { return len(t.replicas) > 0 }):
 		return &openai.Error{Code: openai.CodeColdStartTimeout, RetryAfter: now.startsIn(time.Now()),

@@ -117,7 +117,29 @@ func (d *Dispatcher) rebuildLocked() {
 		d.estimators[name].close()
 		delete(d.estimators, name)
 	}
+	d.refuseFailingPoolsLocked(w, changed)
 	d.dropCountersLocked(w.snapshot)
+}
+
+// refuseFailingPoolsLocked refuses the requests that wait for a pool none of whose models can be
+// started. Requests of tenants that may use only some of the models wait as long as others may
+// start.
+func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[string]struct{}) {
+	for pool, models := range w.pools {
+		failing, waits := false, false
+		for _, name := range models {
+			t := w.routes[name]
+			if t == nil || w.drained[name] || !t.serves() {
+				continue
+			}
+			_, isNew := changed[name]
+			failing = failing || t.failing != nil && isNew
+			waits = waits || !t.refusesCold()
+		}
+		if failing && !waits {
+			d.admission.RefusePoolWaiters(pool, errKeepsFailing)
+		}
+	}
 }
 
 // nextTableLocked returns the next table, with the model routes of the old one.
