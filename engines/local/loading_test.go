@@ -94,3 +94,24 @@ func TestProgressByData(t *testing.T) {
 		t.Errorf("it is %s: %s", r.State, r.Reason)
 	}
 }
+
+// TestU8_AReloadReachesAStartThatRuns: changed times bound an engine that loads already.
+func TestU8_AReloadReachesAStartThatRuns(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	w.tell("loading")
+	c := w.config()
+	c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
+	l := New(c)
+	m := w.model("chat", 1)
+	m.StartTimeout = time.Hour
+	l.Set([]Model{m})
+	run(t, l)
+	w.eventually("it starts", func() bool { return w.replica("chat-0").State == engines.Starting })
+	m.StartTimeout = 300 * time.Millisecond
+	l.Set([]Model{m})
+	w.eventually("it fails", func() bool { return w.replica("chat-0").State == engines.Failed })
+	if r := w.replica("chat-0"); !strings.HasPrefix(r.Reason, "not ready after 300ms") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -254,6 +254,8 @@ func (r *runner) awaitReady(alive context.Context) string {
 		if got == supervise.Healthy || alive.Err() != nil {
 			return ""
 		}
+		m = r.model.Load() // a reload may have changed how long the engine may take
+		load.timeout, load.stall = m.startTimeout(), m.startStall()
 		if fault := load.fault(time.Now()); fault != "" {
 			return supervise.WithLog(fault+": "+text, r.process.Tail(supervise.MaxBadProbes))
 		}

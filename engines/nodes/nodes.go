@@ -32,6 +32,8 @@ const (
 	source = "nodes"
 	// reconcileInterval is how often the controller reconciles without a cause.
 	reconcileInterval = 10 * time.Second
+	// evictionInterval is how often it reconciles while a replica waits for models to become idle.
+	evictionInterval = 500 * time.Millisecond
 	// unknownNodeInterval is how often it reconciles while the resources of a node are not known.
 	unknownNodeInterval = 100 * time.Millisecond
 	// RejoinTimeout is how long after a start the controller waits at most for nodes that had
@@ -102,6 +104,8 @@ type Controller struct {
 
 	desired desiredModels
 	state   planState
+	// evicts means that by the last plan a replica is pending for which others may be evicted.
+	evicts bool
 	// localUnknown: the resources of Local are not known yet.
 	localUnknown bool
 	// silent are the nodes that had joined before and have not said yet what they run; nil before

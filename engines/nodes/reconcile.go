@@ -110,7 +110,7 @@ func (c *Controller) reconcile(now time.Time, always bool) bool {
 	if c.config.Evict != nil && !o.bindingPaused && p.needsEviction() {
 		evict = p.evict(c.config.Idle())
 	}
-	c.state = p.planState
+	c.state, c.evicts = p.planState, p.needsEviction()
 	c.logPlan(p, evict)
 	// The report precedes apply, so that the fleet never shows a replica as pending twice: here and
 	// on the node that it is now assigned to.
@@ -126,6 +126,9 @@ func (c *Controller) reconcile(now time.Time, always bool) bool {
 func (c *Controller) nextInterval() time.Duration {
 	if c.localUnknown || len(c.silent) > 0 {
 		return unknownNodeInterval
+	}
+	if c.evicts {
+		return evictionInterval
 	}
 	return reconcileInterval
 }

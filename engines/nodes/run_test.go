@@ -270,6 +270,31 @@ func TestRunSeesWhatLeavesOfANewModel(t *testing.T) {
 	})
 }
 
+// TestP3_EvictionIsSoon: a model becomes idle, and its replica is evicted soon after that.
+func TestP3_EvictionIsSoon(t *testing.T) {
+	t.Parallel()
+	chat := model("chat", 1, 1)
+	chat.EvictIdle = true
+	var idle, evicted atomic.Bool
+	config := Config{Idle: func() []string {
+		if idle.Load() {
+			return []string{"x"}
+		}
+		return nil
+	}, Evict: func([]string) { evicted.Store(true) }}
+	run(t, config, func(t *testing.T, r *running) {
+		r.set(model("x", 1, 1))
+		r.live(r.local)
+		r.set(model("x", 1, 1), chat)
+		time.Sleep(3 * time.Second)
+		idle.Store(true)
+		time.Sleep(time.Second)
+		if !evicted.Load() {
+			t.Error("a second after its model became idle the replica was not evicted")
+		}
+	})
+}
+
 func TestRunEvicts(t *testing.T) {
 	t.Parallel()
 	chat := model("chat", 1, 1)
