@@ -56,8 +56,9 @@ const maxTenants = 1024
 // estimator estimates the tokens of requests for one model from the usage of earlier requests. The
 // zero value has learned nothing.
 type estimator struct {
-	// asked counts the granted requests. One in measureEvery is measured.
-	asked atomic.Uint64
+	// admitted counts the granted requests. asked counts those of them that nothing but the
+	// interval asks to measure. One in measureEvery is measured.
+	admitted, asked atomic.Uint64
 	// sampler says which responses Envoy reads.
 	sampler sampler
 	// refused counts the requests that were refused because no replica was ready and none of them

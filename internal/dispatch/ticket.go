@@ -93,6 +93,7 @@ func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 		t.estimate.tokens.output = max(charged-t.estimate.tokens.prompt, 1)
 	}
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
+	t.estimator.admitted.Add(1)
 	t.FailOver, t.BoundByRoute = t.route.policy.FailOver, t.route.policy.BoundByRoute
 	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(r.Model) {
 		t.Served = r.Model
