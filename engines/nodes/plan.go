@@ -18,6 +18,9 @@ const (
 	// refusedTimeout is how long an assigned replica may wait for resources on its node, although
 	// there should be some, before it is assigned to another node.
 	refusedTimeout = 5 * time.Second
+	// minRemovedTimeout is how long the replicas of a removed model are kept in mind at least. The
+	// fleet does not show them.
+	minRemovedTimeout = time.Minute
 )
 
 // pendingReplica is a replica that no node has room for.
@@ -98,7 +101,7 @@ func (p *plan) observe(before planState) {
 	}
 	for l, r := range before.released {
 		_, runs := p.seen[l]
-		if runs || !r.seen && p.now.Sub(r.at) < unseenTimeout {
+		if runs || p.mayDrain(r) || !r.seen && p.now.Sub(r.at) < unseenTimeout {
 			r.seen = r.seen || runs
 			p.released[l] = r
 			p.usedIDs[l.id] = true
@@ -109,6 +112,12 @@ func (p *plan) observe(before planState) {
 			p.evicting[l] = since
 		}
 	}
+}
+
+// mayDrain reports whether the replica of a removed model may still have requests.
+func (p *plan) mayDrain(r release) bool {
+	m := p.removed[r.model]
+	return m != nil && p.now.Sub(r.at) < max(m.DrainTimeout, minRemovedTimeout)
 }
 
 // holdsResources reports whether the node has given the replica its resources, or the replica needs
@@ -143,7 +152,7 @@ func (p *plan) bind(a assignment, message string) {
 func (p *plan) unbind(a assignment, reason string) {
 	p.assigned[a.model]--
 	_, seen := p.seen[a.location]
-	p.released[a.location] = release{p.revisions[a.model].spec, p.now, seen}
+	p.released[a.location] = release{a.model, p.revisions[a.model].spec, p.now, seen}
 	p.usedIDs[a.id] = true
 	p.changes = append(p.changes, change{a.location, "replica unassigned", reason})
 }
@@ -153,8 +162,11 @@ func (p *plan) keepAssignments(before []assignment) {
 	p.assignments = make([]assignment, 0, len(before))
 	for _, a := range before {
 		m := p.revisions[a.model]
-		if m == nil {
-			continue // the model is gone, and the fleet does not show the replica either
+		if m == nil { // the model is gone, and the fleet does not show the replica either
+			if gone := p.removed[a.model]; gone != nil {
+				p.released[a.location] = release{a.model, gone.spec, p.now, true}
+			}
+			continue
 		}
 		if i, ok := p.memberAt[a.node]; ok && p.isEligible(m, i) {
 			p.bind(a, "")

@@ -20,6 +20,8 @@ type desiredModels struct {
 	from   *[]local.Model
 	list   []local.Model
 	byName map[string]*revision
+	// removed are the last revisions of models that are gone and whose replicas may still run.
+	removed map[string]*revision
 	// count is the last revision number that was given.
 	count uint64
 }
@@ -60,7 +62,9 @@ func (d *desiredModels) update(wanted *[]local.Model) (changed bool) {
 		next := &revision{Model: model}
 		next.Launcher, next.Indices = engines.Local, nil
 		if last := d.byName[next.Name]; last == nil || !reflect.DeepEqual(last.Model, next.Model) {
-			changed = true
+			if changed = true; last == nil {
+				last = d.removed[next.Name]
+			}
 			d.count++
 			next.spec = d.count
 			next.slots = next.Version.Slots.Count(next.Version.Complete(next.Launch.Task, next.Launch.Variables))
@@ -73,8 +77,31 @@ func (d *desiredModels) update(wanted *[]local.Model) (changed bool) {
 		byName[next.Name] = next
 	}
 	changed = changed || len(byName) != len(d.byName)
+	d.keepRemoved(byName)
 	d.from, d.list, d.byName = wanted, *wanted, byName
 	return changed
+}
+
+// keepRemoved keeps the revisions of the models that are not among the next ones.
+func (d *desiredModels) keepRemoved(next map[string]*revision) {
+	if d.removed == nil {
+		d.removed = map[string]*revision{}
+	}
+	for name, m := range d.byName {
+		if next[name] == nil {
+			d.removed[name] = m
+		}
+	}
+	maps.DeleteFunc(d.removed, func(name string, _ *revision) bool { return next[name] != nil })
+}
+
+// forgetRemoved forgets the removed models of which no replica may run any more.
+func (d *desiredModels) forgetRemoved(released map[location]release) {
+	used := map[string]bool{}
+	for _, r := range released {
+		used[r.model] = true
+	}
+	maps.DeleteFunc(d.removed, func(name string, _ *revision) bool { return !used[name] })
 }
 
 // sameSpec compares two models except for their numbers of replicas.
@@ -102,8 +129,8 @@ func (c *Controller) reconcile(now time.Time, always bool) bool {
 	}
 	c.shown = shown
 	o := &observation{
-		now: now, models: c.desired.list, revisions: c.desired.byName, members: members, shown: shown, inFlight: c.config.InFlight,
-		bindingPaused: len(c.silent) > 0, shrinkingPaused: now.Before(c.keepUntil),
+		now: now, models: c.desired.list, revisions: c.desired.byName, removed: c.desired.removed, members: members, shown: shown,
+		inFlight: c.config.InFlight, bindingPaused: len(c.silent) > 0, shrinkingPaused: now.Before(c.keepUntil),
 	}
 	p := o.plan(c.state)
 	var evict []string
@@ -111,6 +138,7 @@ func (c *Controller) reconcile(now time.Time, always bool) bool {
 		evict = p.evict(c.config.Idle())
 	}
 	c.state, c.evicts = p.planState, p.needsEviction()
+	c.desired.forgetRemoved(p.released)
 	c.logPlan(p, evict)
 	// The report precedes apply, so that the fleet never shows a replica as pending twice: here and
 	// on the node that it is now assigned to.

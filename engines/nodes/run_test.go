@@ -249,7 +249,8 @@ func TestRunCallsBack(t *testing.T) {
 	})
 }
 
-// A model that is desired again may still have draining replicas. Their numbers are in use.
+// A model that is desired again, and has changed, may still have draining replicas. Their numbers
+// are in use.
 func TestRunSeesWhatLeavesOfANewModel(t *testing.T) {
 	t.Parallel()
 	run(t, Config{}, func(t *testing.T, r *running) {
@@ -261,7 +262,7 @@ func TestRunSeesWhatLeavesOfANewModel(t *testing.T) {
 		r.local.replicas = map[string]*fakeReplica{}
 		r.local.tick()
 		synctest.Wait()
-		r.set(model("y", 0, 1), model("x", 2, 1))
+		r.set(model("y", 0, 1), changed(model("x", 2, 1), func(m *local.Model) { m.Env = map[string]string{"A": "1"} }))
 		r.expect(a, 2, map[string][]int{})
 		r.expect(r.local, 3, map[string][]int{"x": {0}})
 		if m, _ := r.fleet.Snapshot().Resolve("x"); m == nil || !strings.Contains(fmt.Sprint(m.Replicas), "x-2") {
@@ -331,4 +332,39 @@ func TestRunEvicts(t *testing.T) {
 			t.Errorf("asked %d times", asked.Load())
 		}
 	})
+}
+
+// TestRunTakesBackAModel: a model that is removed and comes back unchanged goes on with its
+// replicas, which still have requests and hold their resources. One that comes back changed waits.
+func TestRunTakesBackAModel(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct {
+		back    local.Model
+		after   time.Duration
+		indices map[string][]int
+	}{
+		"unchanged": {model("x", 1, 1), time.Second, map[string][]int{"x": {0}}},
+		"late":      {model("x", 1, 1), time.Hour, map[string][]int{"x": {0}}},
+		"too late":  {model("x", 1, 1), 3 * time.Hour, map[string][]int{}},
+		"changed":   {changed(model("x", 1, 1), func(m *local.Model) { m.Env = map[string]string{"A": "1"} }), time.Second, map[string][]int{}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			run(t, Config{}, func(t *testing.T, r *running) {
+				before := model("x", 1, 1)
+				before.DrainTimeout, c.back.DrainTimeout = 2*time.Hour, 2*time.Hour
+				r.set(before)
+				r.live(r.local)
+				r.set()
+				r.local.replicas["x-0"].State = engines.Draining
+				r.local.report(nil)
+				synctest.Wait()
+				time.Sleep(c.after)
+				r.set(c.back)
+				if got, _ := r.local.applied(); !cmp.Equal(got, c.indices) {
+					t.Errorf("got %v, want %v", got, c.indices)
+				}
+			})
+		})
+	}
 }

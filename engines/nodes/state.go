@@ -61,6 +61,7 @@ type assignment struct {
 
 // release is an assignment that has ended and whose replica may still run.
 type release struct {
+	model string
 	// spec is the revision of the model that was assigned. The replica may be assigned again only
 	// if the model still has this revision.
 	spec uint64
@@ -88,6 +89,8 @@ type observation struct {
 	now       time.Time
 	models    []local.Model
 	revisions map[string]*revision
+	// removed are the last revisions of models that are gone and whose replicas may still run.
+	removed map[string]*revision
 	// members are the nodes, the gateway's own machine first.
 	members  []member
 	shown    []replica

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -390,5 +391,48 @@ func TestE2E_P3_EvictIdleButNeverBusy(t *testing.T) {
 	}
 	if time.Since(began) < time.Second {
 		t.Error("the busy model was not waited for")
+	}
+}
+
+// TestE2E_P3_AModelComesBackWithItsReplica: a model that a reload removes and the next one puts
+// back goes on with the replica that still streams, although there is no room for a second one.
+func TestE2E_P3_AModelComesBackWithItsReplica(t *testing.T) {
+	t.Parallel()
+	model := `
+  - name: %s
+    engine: sim
+    task: text-generation
+    resources: {cpu: %s}
+    variables: {prefill_rate: 0, token_interval: 20ms, max_num_seqs: 8}
+`
+	other := "models:" + fmt.Sprintf(model, "other", "0.1")
+	both := other + fmt.Sprintf(model, "m", mostCPUs())
+	g := harness.Start(t, both)
+	g.AwaitReadyReplicas("m", 1)
+	pid := g.Replicas()["m-0"].PID
+	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("m", true, 500, "Hello")) // ten seconds
+	if err != nil || r.StatusCode != 200 {
+		t.Fatal(r, err)
+	}
+	defer r.Body.Close()
+	g.Configure(other)
+	harness.Eventually(t, "the model is gone", func() error {
+		if g.Model("m").Name != "" {
+			return errors.New("it is served")
+		}
+		return nil
+	})
+	g.Configure(both)
+	began := time.Now()
+	g.AwaitReadyReplicas("m", 1)
+	if took := time.Since(began); took > 5*time.Second || g.Replicas()["m-0"].PID != pid {
+		t.Errorf("it came back after %v: %+v", took, g.Replicas())
+	}
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		err = harness.CheckWholeStream(body)
+	}
+	if err != nil {
+		t.Errorf("its stream: %v", err)
 	}
 }
