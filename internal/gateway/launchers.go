@@ -283,11 +283,20 @@ func (l *launchers) allNodes() []engines.Node {
 }
 
 // awaitLateNodes does the same as awaitNodes for nodes that rejoin later. The replicas of such
-// nodes are kept for nodes.RejoinTimeout after the start.
+// nodes are kept for nodes.RejoinTimeout after the start. It then forgets what was found of models
+// that nobody has named, as soon as the custom resources are known.
 func (l *launchers) awaitLateNodes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, nodes.RejoinTimeout-time.Second)
+	rejoining, cancel := context.WithTimeout(ctx, nodes.RejoinTimeout-time.Second)
 	defer cancel()
-	l.awaitNodes(ctx)
+	l.awaitNodes(rejoining)
+	for !l.resources.known() {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+	l.scaler.ForgetFound()
 	return nil
 }
 

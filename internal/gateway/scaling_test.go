@@ -78,3 +78,19 @@ func TestU7_TwoScalesAtATime(t *testing.T) {
 		}
 	}
 }
+
+// TestFoundReplicasAreForgottenAfterAStart: a model that a later reload brings does not start with
+// the number of replicas that were found at the start.
+func TestFoundReplicasAreForgottenAfterAStart(t *testing.T) {
+	t.Parallel()
+	l := &launchers{scaler: scale.New(scale.Config{Load: func(string) scale.Load { return scale.Load{} }, Apply: func() {}})}
+	l.scaler.Adopt(map[string]int{"x": 3})
+	l.scaler.Set(map[string]scale.Model{"other": {}})
+	if err := l.awaitLateNodes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.scaler.Set(map[string]scale.Model{"other": {}, "x": {Max: 4}})
+	if n := l.scaler.Desired("x"); n != 0 {
+		t.Errorf("%d replicas are desired, want none", n)
+	}
+}

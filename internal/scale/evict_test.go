@@ -185,3 +185,16 @@ func TestAdoptAfterSet(t *testing.T) {
 		t.Error("adopting fewer took some away")
 	}
 }
+
+// A model that the file gets later has nothing to do with replicas that were found at a start.
+func TestFoundReplicasAreForgotten(t *testing.T) {
+	t.Parallel()
+	s, _ := newTestScalers(map[string]Model{"m": {Max: 3}})
+	s.Adopt(map[string]int{"m": 2, "x": 3})
+	s.ForgetFound()
+	s.Adopt(map[string]int{"m": 3, "y": 3})
+	s.Set(map[string]Model{"m": {Max: 3}, "x": {Max: 4}, "y": {Max: 4}})
+	if m, x, y := s.Desired("m"), s.Desired("x"), s.Desired("y"); m != 3 || x != 0 || y != 0 {
+		t.Errorf("%d, %d and %d, want 3, 0 and 0", m, x, y)
+	}
+}

@@ -104,7 +104,8 @@ type Scaler struct {
 	mu sync.Mutex
 	// models holds the models by name. Guarded by mu.
 	models map[string]*modelState
-	// found holds the numbers from Adopt of models that Set has not named yet. Guarded by mu.
+	// found holds the numbers from Adopt of models that Set has not named yet. It is nil after
+	// ForgetFound. Guarded by mu.
 	found map[string]int
 }
 
@@ -121,18 +122,27 @@ func New(c Config) *Scaler {
 }
 
 // Adopt tells how many replicas exist from before a restart. They stay until the model is idle.
-// Numbers of unknown models are kept until Set names the models. A caller that calls Adopt after
-// Set must apply the numbers.
+// Numbers of unknown models are kept until Set names the models, or until ForgetFound. A caller
+// that calls Adopt after Set must apply the numbers.
 func (s *Scaler) Adopt(found map[string]int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, n := range found {
 		if st := s.models[name]; st != nil {
 			st.change(min(max(st.desired, n), st.Max), Found, time.Now())
-		} else {
+		} else if s.found != nil {
 			s.found[name] = n
 		}
 	}
+}
+
+// ForgetFound forgets the numbers from Adopt of models that Set has not named, also those of later
+// calls. The caller knows all models then: a model that is new later has no replicas from before
+// the restart.
+func (s *Scaler) ForgetFound() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.found = nil
 }
 
 // IdleModels returns the models that nobody needs and that have more replicas than Min, the longest
