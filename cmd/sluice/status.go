@@ -20,6 +20,7 @@ type gatewayStatus struct {
 	Version string    `json:"version"`
 	PID     int       `json:"pid"`
 	Listen  string    `json:"listen"`
+	TLS     bool      `json:"tls"`
 	Started time.Time `json:"started"`
 	Ready   bool      `json:"ready"`
 	Reasons []string  `json:"reasons"`
@@ -124,7 +125,11 @@ func (s gatewayStatus) write(w io.Writer) {
 	}
 	fmt.Fprintf(w, "gateway  %s (pid %d), up %s, %s\n", s.Version, s.PID, age(s.Started), printable(state))
 	writePredecessors(w, s.Upgrade.Predecessors)
-	fmt.Fprintf(w, "clients  http://%s\n", adminclient.DialAddress(s.Listen))
+	scheme := "http"
+	if s.TLS {
+		scheme = "https"
+	}
+	fmt.Fprintf(w, "clients  %s://%s\n", scheme, adminclient.DialAddress(s.Listen))
 	envoy := s.Envoy.State
 	if s.Envoy.Version != "" {
 		envoy += ", version " + s.Envoy.Version

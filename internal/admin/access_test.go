@@ -182,7 +182,7 @@ func TestX12_SessionsEnd(t *testing.T) {
 	access := newAccess()
 	session := func(value string) bool {
 		r := httptest.NewRequest("GET", "/", nil)
-		r.AddCookie(&http.Cookie{Name: cookieName, Value: value})
+		r.AddCookie(&http.Cookie{Name: h.cookieName(), Value: value})
 		_, ok := h.sessionOf(r, access)
 		return ok
 	}
@@ -275,5 +275,15 @@ func TestX12_HealthListener(t *testing.T) {
 	}
 	if w := ask(h, "POST", "/healthz", "{}"); w.Code != 405 {
 		t.Errorf("POST: %d", w.Code)
+	}
+}
+
+// Browsers send the cookies of one port of a host to all. Gateways of one host with keys of their
+// own must not overwrite each other's cookie, and those with one key share it.
+func TestX12_GatewaysOfOneHostHaveTheirOwnCookies(t *testing.T) {
+	t.Parallel()
+	name := func(key string) string { return (&handler{Config: Config{SessionKey: []byte(key)}}).cookieName() }
+	if name("one") == name("two") || name("one") != name("one") || !strings.HasPrefix(name("one"), cookiePrefix) {
+		t.Errorf("the names are %s and %s", name("one"), name("two"))
 	}
 }

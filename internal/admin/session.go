@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -15,8 +16,8 @@ import (
 )
 
 const (
-	// cookieName is the name of the cookie of a login.
-	cookieName = "sluice_admin"
+	// cookiePrefix begins the name of the cookie of a login.
+	cookiePrefix = "sluice_admin_"
 	// sessionLifetime is how long a login lasts.
 	sessionLifetime = 12 * time.Hour
 	// maxLogin is the maximum length of the body of a login, in bytes.
@@ -27,6 +28,13 @@ const (
 // since 1970, the hash of its token, and a MAC of both. It does not contain the token, because a
 // browser sends the cookie to all ports of the host. It ends early when its token leaves the
 // configuration.
+
+// cookieName returns the name of the cookie. Browsers do not tell the ports of a host apart, so
+// gateways with different keys on one host have cookies of different names.
+func (h *handler) cookieName() string {
+	hash := sha256.Sum256(append([]byte(cookiePrefix), h.SessionKey...))
+	return cookiePrefix + hex.EncodeToString(hash[:4])
+}
 
 // newSession returns the value of the cookie for a login with this token.
 func (h *handler) newSession(t Token, now time.Time) string {
@@ -46,7 +54,7 @@ func (h *handler) sessionMAC(body []byte) []byte {
 // sessionOf returns the token of the session that the request presents.
 func (h *handler) sessionOf(r *http.Request, a *Access) (Token, bool) {
 	const ends, hashed = 8, 8 + sha256.Size
-	cookie, err := r.Cookie(cookieName)
+	cookie, err := r.Cookie(h.cookieName())
 	if err != nil || len(h.SessionKey) == 0 {
 		return Token{}, false
 	}
@@ -120,7 +128,7 @@ func (h *handler) logout(w http.ResponseWriter, r *http.Request) {
 // Scripts cannot read it, and browsers send it with requests of this site alone.
 func (h *handler) cookie(r *http.Request, value string, maxAge int) *http.Cookie {
 	return &http.Cookie{
-		Name: cookieName, Value: value, Path: "/", MaxAge: maxAge, HttpOnly: true, SameSite: http.SameSiteStrictMode,
+		Name: h.cookieName(), Value: value, Path: "/", MaxAge: maxAge, HttpOnly: true, SameSite: http.SameSiteStrictMode,
 		Secure: r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https"),
 	}
 }

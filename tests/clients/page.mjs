@@ -346,6 +346,7 @@ await run(async (browser) => {
     await visit(page, name);
     await page.waitForTimeout(SCREENSHOTS ? 1500 : 0);
     await picture(page, name.toLowerCase());
+    await fits(page, name);
     await accessible(page, name);
   }
   await page.setViewportSize({ width: 390, height: 844 });

@@ -62,7 +62,8 @@ async function checkStarting(page) {
   await page.locator('.chart canvas').first().waitFor({ timeout });
   expect((await page.locator('.chart-box').first().getAttribute('aria-label')).includes('now, at most'), 'a screen reader is not told what a chart shows');
   await tellCost(page);
-  expect(await page.locator('.attention').isHidden(), 'a model that starts needs attention');
+  await page.locator('.attention').waitFor({ state: 'hidden', timeout })
+    .catch(() => { throw new Error('a model that starts, or a condition that was cured, needs attention'); });
 }
 
 /** checkIdle: the charts of a model that is idle but for one request show that one, and have readable axes. */

@@ -26,6 +26,7 @@ const replica = (i) => ({
 });
 const all = (n, make) => Array.from({ length: n }, (_, i) => make(i));
 const conditions = [{ type: 'ModelReady', subject: 'model-0007', status: 'false', severity: 'info', reason: 'Starting', message: 'The model starts.', since: '2030-05-04T12:00:00Z' }];
+const cured = { type: 'RequestsUncounted', subject: '', status: 'true', severity: 'warning', reason: 'Lost', message: 'It is cured after a second.', since: '2030-05-04T12:00:00Z' };
 export const request = (i) => ({
   request_id: `request-${i}`, client_request_id: '', method: 'POST', path: '/v1/chat/completions', tenant: `tenant-${i % 50}`, model: `model-${pad(i % 1000)}`, replica: `model-${pad(i % 1000)}-0`,
   upstream: '10.0.0.1:10000', state: 'done', status: i % 97 === 0 ? 503 : 200, code: i % 97 === 0 ? 'no_replica' : '', source: 'engine', route: 'native', cause: '', finish_reason: 'stop',
@@ -85,11 +86,11 @@ function sendEvents(asked, answer) {
   let finished = 1000;
   const requests = () => send('requests', { requests: all(200, () => request(finished++)), dropped: 300 });
   answer.writeHead(200, { 'content-type': 'text/event-stream' });
-  send('state', { whole: true, models: all(1000, model), replicas: all(2000, replica), conditions, totals: {} });
+  send('state', { whole: true, models: all(1000, model), replicas: all(2000, replica), conditions: [...conditions, cured], totals: {} });
   while (finished < 10_000) requests();
   const timer = setInterval(() => {
     turn++;
-    send('state', { models: all(500, (i) => model(2 * i)), replicas: all(500, (i) => replica(4 * i)), conditions: [], totals: {}, removed: { models: [], replicas: [], conditions: [] } });
+    send('state', { models: all(500, (i) => model(2 * i)), replicas: all(500, (i) => replica(4 * i)), conditions: [], totals: {}, removed: { models: [], replicas: [], conditions: [{ type: cured.type }] } });
     requests();
   }, 1000);
   asked.on('close', () => clearInterval(timer));

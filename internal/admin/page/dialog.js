@@ -24,6 +24,10 @@ export function ask({ title, body = [], confirm = '', danger = false, run = () =
   const form = el('form', { class: 'form', method: 'dialog' }, el('h2', { text: title }), body, fault, el('p', { class: 'buttons' },
     ok, el('button', { type: 'button', text: confirm ? 'Cancel' : 'Close', click: () => dialog.close() })));
   const dialog = el('dialog', { 'aria-label': title, close: () => dialog.remove() }, form);
+  dialog.fail = (message) => {
+    text(fault, message);
+    fault.hidden = false;
+  };
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     if (ok) ok.disabled = true;
@@ -32,8 +36,7 @@ export function ask({ title, body = [], confirm = '', danger = false, run = () =
       await run(form, dialog);
       dialog.close();
     } catch (e) {
-      text(fault, e.message);
-      fault.hidden = false;
+      dialog.fail(e.message);
       if (e.param) form.elements[e.param]?.focus();
     }
     if (ok) ok.disabled = false;

@@ -2,6 +2,7 @@
 
 import { text } from './dom.js';
 import { get, send } from './api.js';
+import { tell } from './dialog.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -57,8 +58,12 @@ function fail(message) {
 }
 
 async function logout() {
-  await send('POST', '/api/v1/logout').catch(() => {});
-  close();
+  try {
+    await send('POST', '/api/v1/logout');
+    location.reload(); // the page forgets what it has shown, and the key of a tenant
+  } catch (e) {
+    if (e.status !== 401) tell(`You are still logged in: ${e.message}`, 'bad');
+  }
 }
 
 document.addEventListener('unauthorized', close);

@@ -41,7 +41,7 @@ class Objects {
 }
 
 const kinds = [
-  new Objects('models', (m) => m.name), new Objects('replicas', (r) => `${r.model} ${r.id}`), new Objects('conditions', (c) => `${c.type} ${c.subject}`),
+  new Objects('models', (m) => m.name), new Objects('replicas', (r) => `${r.model} ${r.id}`), new Objects('conditions', (c) => `${c.type} ${c.subject ?? ''}`),
 ];
 
 const heard = {

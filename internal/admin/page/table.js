@@ -69,7 +69,7 @@ class Table {
   head(column) {
     const th = el('th', { scope: 'col', class: column.class });
     if (!column.value) th.append(column.title);
-    else th.append(el('button', { type: 'button', tabindex: '-1', text: column.title, click: () => this.orderBy(column.id) }));
+    else th.append(el('button', { type: 'button', text: column.title, click: () => this.orderBy(column.id) }));
     return th;
   }
 

@@ -114,8 +114,12 @@ function scale(path, m) {
     body: [el('p', { class: 'muted', text: `The file says ${file.min} to ${file.max}. The bounds hold until the file changes, also over restarts.` }),
       field('min', 'At least', min), field('max', 'At most', max),
       overridden && el('p', {}, el('button', { type: 'button', text: 'Restore the file’s bounds', click: async () => {
-        await changed(() => send('DELETE', `${path}/scale`), `${m.name} has the bounds of the file.`);
-        dialog.close();
+        try {
+          await changed(() => send('DELETE', `${path}/scale`), `${m.name} has the bounds of the file.`);
+          dialog.close();
+        } catch (e) {
+          dialog.fail(e.message);
+        }
       } }))].filter(Boolean),
     run: (form) => changed(() => send('PUT', `${path}/scale`, { min: Number(form.elements.min.value), max: Number(form.elements.max.value) }), `${m.name} has new bounds.`),
   });

@@ -13,14 +13,14 @@ export function playground(place) {
   if (!operates()) return { title: 'Playground', node: el('div', { class: 'stack' }, el('h1', { text: 'Playground' }), el('p', { text: 'The role viewer may only read.' })) };
   const form = makeSettings(place);
   const talk = el('div', { class: 'talk', role: 'log', 'aria-label': 'Conversation', tabindex: '0' });
-  const messages = [];
+  let messages = [];
   const code = makeCode();
   let running = null; // the AbortController of the answer that streams
 
   const question = el('textarea', { rows: '3', placeholder: 'Say something', required: true, keydown: (e) => e.key === 'Enter' && !e.shiftKey && !e.isComposing && (e.preventDefault(), ask.requestSubmit()) });
   const send = el('button', { type: 'submit', class: 'primary', text: 'Send' });
   const stop = el('button', { type: 'button', text: 'Stop', hidden: true, click: () => running?.abort() });
-  const clear = el('button', { type: 'button', text: 'Clear', click: () => (running?.abort(), messages.splice(0), talk.replaceChildren(), show()) });
+  const clear = el('button', { type: 'button', text: 'Clear', click: () => (running?.abort(), messages = [], talk.replaceChildren(), show()) });
   const show = () => code.show(body([...messages, { role: 'user', content: question.value || 'Hello' }]));
   const body = (all) => form.body(all);
   const busy = (on) => { send.disabled = on; stop.hidden = !on; };
@@ -28,15 +28,16 @@ export function playground(place) {
   const ask = el('form', { class: 'ask', submit: async (event) => {
     event.preventDefault();
     if (question.value.trim() === '' || running) return;
-    messages.push({ role: 'user', content: question.value });
+    const asked = messages; // another list after Clear
+    asked.push({ role: 'user', content: question.value });
     bubble(talk, 'user', question.value);
     question.value = '';
     running = new AbortController();
     busy(true);
     const answer = bubble(talk, 'assistant', '');
-    const said = await chat(body(messages), answer, running.signal, () => talk.scrollTo(0, talk.scrollHeight));
-    if (said) messages.push({ role: 'assistant', content: said });
-    else messages.pop();
+    const said = await chat(body(asked), answer, running.signal, () => talk.scrollTo(0, talk.scrollHeight));
+    if (said) asked.push({ role: 'assistant', content: said });
+    else asked.pop();
     running = null;
     busy(false);
     show();

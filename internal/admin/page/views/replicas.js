@@ -27,8 +27,8 @@ export function replicaTable(place, withModel = true) {
       { id: 'load', title: 'Load', class: 'w-load', value: maxLoad, show: (cell, r) => setLoad(held(cell, makeLoad), r.in_flight, r.max, r.in_flight) },
       { id: 'served', title: 'Served', class: 'num w-small p2', value: (r) => r.served, show: (cell, r) => figure(cell, r.served) },
       { id: 'restarts', title: 'Restarts', class: 'num w-small p3', value: (r) => r.restarts, show: (cell, r) => figure(cell, r.restarts) },
-      { id: 'address', title: 'Address', class: 'w-address p3 clip', value: (r) => r.address, show: (cell, r) => clipped(cell, r.address) },
-      { id: 'runs', title: 'Runs', class: 'w-model p3 clip', value: (r) => runs(r), show: (cell, r) => clipped(cell, runs(r), [runs(r), r.command].filter(Boolean).join('\n')) },
+      { id: 'address', title: 'Address', class: 'w-address p4 clip', value: (r) => r.address, show: (cell, r) => clipped(cell, r.address) },
+      { id: 'runs', title: 'Runs', class: 'w-model p4 clip', value: (r) => runs(r), show: (cell, r) => clipped(cell, runs(r), [runs(r), r.command].filter(Boolean).join('\n')) },
     ].filter(Boolean),
   });
 }
