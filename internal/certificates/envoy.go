@@ -2,6 +2,7 @@ package certificates
 
 import (
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/x509"
@@ -39,6 +40,8 @@ func checkLeaf(leaf *x509.Certificate) string {
 		}
 	}
 	switch key := leaf.PublicKey.(type) {
+	case ed25519.PublicKey:
+		return ""
 	case *ecdsa.PublicKey:
 		if key.Curve == elliptic.P224() {
 			return "has an ECDSA key of the curve P-224, which Envoy does not accept: make one of P-256, P-384 or P-521"
@@ -50,7 +53,7 @@ func checkLeaf(leaf *x509.Certificate) string {
 		}
 		return ""
 	}
-	return fmt.Sprintf("has a key of the kind %s, which Envoy does not accept: make one of the kind ECDSA or RSA", leaf.PublicKeyAlgorithm)
+	return fmt.Sprintf("has a key of the kind %s, which Envoy does not accept: make one of the kind ECDSA, Ed25519 or RSA", leaf.PublicKeyAlgorithm)
 }
 
 // isWhole reports whether every block of a PEM text can be read. Envoy refuses a text with one that

@@ -3,6 +3,7 @@ package certificates
 import (
 	"crypto"
 	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
@@ -85,6 +86,7 @@ func TestO12_WhatEnvoyWouldRefuseChangesNothing(t *testing.T) {
 	}{
 		"P-384":         {func(f Files) { writeSelfSigned(t, f, ecdsaKey(t, elliptic.P384())) }, ""},
 		"2048 bits":     {func(f Files) { writeSelfSigned(t, f, rsaKey(t, 2048)) }, ""},
+		"Ed25519":       {func(f Files) { writeSelfSigned(t, f, ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))) }, ""},
 		"P-224":         {func(f Files) { writeSelfSigned(t, f, ecdsaKey(t, elliptic.P224())) }, "server.crt has an ECDSA key of the curve P-224"},
 		"2040 bits":     {func(f Files) { writeSelfSigned(t, f, rsaKey(t, 2040)) }, "server.crt has an RSA key of 2040 bits"},
 		"must-staple":   {func(f Files) { writeSelfSigned(t, f, ecdsaKey(t, elliptic.P256()), staple) }, "server.crt asks for OCSP stapling"},
