@@ -93,7 +93,7 @@ type Status struct {
 	// NodeID and EnvoyVersion are what Envoy reports about itself.
 	NodeID       string
 	EnvoyVersion string
-	// Configured means that Envoy has acknowledged a listener and its routes.
+	// Configured means that Envoy has acknowledged a listener, its routes and its secrets.
 	Configured bool
 	// Pushes counts the responses that were sent.
 	Pushes uint64
@@ -109,7 +109,7 @@ type Status struct {
 
 // Nack is Envoy's refusal of a resource.
 type Nack struct {
-	// Type is "cluster", "endpoints", "filter", "listener" or "routes".
+	// Type is "cluster", "endpoints", "filter", "secret", "listener" or "routes".
 	Type string
 	// Resource is the name of the resource.
 	Resource string
