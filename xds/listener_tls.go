@@ -97,6 +97,17 @@ func (st *stream) hasSecrets() bool {
 	return true
 }
 
+// certificate returns the chain of the listener's certificate that Envoy has acknowledged; "" if
+// there is none or its content is unknown.
+func (st *stream) certificate() string {
+	sub := st.subscriptions[secretKind]
+	if sub == nil || sub.acked[listenSecret] == nil {
+		return ""
+	}
+	secret, _ := sub.acked[listenSecret].Message.(*tlsv3.Secret)
+	return secret.GetTlsCertificate().GetCertificateChain().GetInlineString()
+}
+
 func inline(text string) *core.DataSource {
 	return &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: text}}
 }

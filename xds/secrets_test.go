@@ -144,6 +144,19 @@ func TestO12_EnvoyRefusesASecret(t *testing.T) {
 	if !serves() {
 		t.Errorf("Envoy does not serve with the authorities of before; status %+v", g.server.Status())
 	}
+	if s := g.server.Status(); s.Certificate != good.Certificate {
+		t.Errorf("the certificate in force is %q", s.Certificate)
+	}
+	become(good)
+	eventuallyRefused(t, g.server)
+
+	other, _ := certificatesOf(t)
+	other.Certificate, other.ClientCA = other.Certificate+other.Certificate[:len(other.Certificate)/2], good.ClientCA
+	become(other)
+	eventuallyRefused(t, g.server, listenSecret)
+	if s := g.server.Status(); s.Certificate != good.Certificate {
+		t.Errorf("the certificate in force is %q", s.Certificate)
+	}
 	become(good)
 	eventuallyRefused(t, g.server)
 }

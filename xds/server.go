@@ -95,6 +95,9 @@ type Status struct {
 	EnvoyVersion string
 	// Configured means that Envoy has acknowledged a listener, its routes and its secrets.
 	Configured bool
+	// Certificate is the chain of the listener's certificate that Envoy acknowledged last, in PEM.
+	// It is empty if this process did not send it.
+	Certificate string
 	// Pushes counts the responses that were sent.
 	Pushes uint64
 	// Nacks counts the responses that Envoy refused. If a response with several resources is

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -330,7 +331,8 @@ func (st *stream) reportAcked(k resourceKind, name string) {
 		st.server.reportAcked(st, name, st.ackedEndpoints(name))
 	case secretKind, listenerKind, routeKind:
 		configured := st.hasAcked(listenerKind) && st.hasAcked(routeKind) && st.hasSecrets()
-		st.server.updateStatus(st, func(s *Status) { s.Configured = configured })
+		chain := st.certificate()
+		st.server.updateStatus(st, func(s *Status) { s.Configured, s.Certificate = configured, cmp.Or(chain, s.Certificate) })
 	}
 }
 
