@@ -1,11 +1,14 @@
 package xds
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -59,6 +62,50 @@ func (t TLS) secrets() (map[string]*Resource, error) {
 		all[m.Name] = r
 	}
 	return all, nil
+}
+
+// distinct returns a secret with the same meaning and a new text. Envoy compares a secret with the
+// last one that it was sent, also with one that it has refused, and acknowledges an equal one
+// without a look. PEM ignores a line before its first block.
+func distinct(r *Resource) (*anypb.Any, error) {
+	secret := proto.Clone(r.Message).(*tlsv3.Secret)
+	text := secret.GetValidationContext().GetTrustedCa()
+	if secret.GetTlsCertificate() != nil {
+		text = secret.GetTlsCertificate().GetCertificateChain()
+	}
+	text.Specifier = inline("# " + rand.Text() + "\n" + text.GetInlineString()).Specifier
+	return pack(secret)
+}
+
+// retryRefused has the refused secrets sent again after Envoy has acknowledged another one. Envoy
+// checks all secrets of a listener together, so it may have refused them because of the other one.
+func (sub *subscription) retryRefused() {
+	for name := range sub.refused {
+		delete(sub.sent, name)
+		sub.toCheck[name] = struct{}{}
+	}
+}
+
+// hasSecrets reports whether Envoy has every secret of the listener, in any version.
+func (st *stream) hasSecrets() bool {
+	sub := st.subscriptions[secretKind]
+	for name := range st.server.currentResources().Secrets {
+		if sub == nil || sub.acked[name] == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// certificate returns the chain of the listener's certificate that Envoy has acknowledged; "" if
+// there is none or its content is unknown.
+func (st *stream) certificate() string {
+	sub := st.subscriptions[secretKind]
+	if sub == nil || sub.acked[listenSecret] == nil {
+		return ""
+	}
+	secret, _ := sub.acked[listenSecret].Message.(*tlsv3.Secret)
+	return secret.GetTlsCertificate().GetCertificateChain().GetInlineString()
 }
 
 func inline(text string) *core.DataSource {

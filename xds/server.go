@@ -93,8 +93,11 @@ type Status struct {
 	// NodeID and EnvoyVersion are what Envoy reports about itself.
 	NodeID       string
 	EnvoyVersion string
-	// Configured means that Envoy has acknowledged a listener and its routes.
+	// Configured means that Envoy has acknowledged a listener, its routes and its secrets.
 	Configured bool
+	// Certificate is the chain of the listener's certificate that Envoy acknowledged last, in PEM.
+	// It is empty if this process did not send it.
+	Certificate string
 	// Pushes counts the responses that were sent.
 	Pushes uint64
 	// Nacks counts the responses that Envoy refused. If a response with several resources is
@@ -109,7 +112,7 @@ type Status struct {
 
 // Nack is Envoy's refusal of a resource.
 type Nack struct {
-	// Type is "cluster", "endpoints", "filter", "listener" or "routes".
+	// Type is "cluster", "endpoints", "filter", "secret", "listener" or "routes".
 	Type string
 	// Resource is the name of the resource.
 	Resource string

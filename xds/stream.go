@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -159,7 +160,9 @@ func (st *stream) subscribe(k resourceKind, request *discovery.DeltaDiscoveryReq
 	for name, version := range request.GetInitialResourceVersions() {
 		sub.toCheck[name] = struct{}{}
 		sub.acked[name] = st.server.resourceOfVersion(resources.find(k, name), name, version)
-		if _, warming := st.warming[name]; k != endpointKind || !warming {
+		_, warming := st.warming[name]
+		// Envoy may have been sent a secret that it refused since, and checks later ones with that.
+		if k != secretKind && (k != endpointKind || !warming) {
 			sub.sent[name] = version
 		}
 	}
@@ -221,7 +224,14 @@ func (st *stream) send(k resourceKind, sub *subscription, r response) error {
 	nonce := strconv.FormatUint(st.nonce, 10)
 	message := &discovery.DeltaDiscoveryResponse{TypeUrl: k.typeURL(), Nonce: nonce, RemovedResources: r.removed}
 	for _, res := range r.resources {
-		message.Resources = append(message.Resources, &discovery.Resource{Name: res.Name, Version: res.Version, Resource: res.packed})
+		packed := res.packed
+		if k == secretKind {
+			var err error
+			if packed, err = distinct(res); err != nil {
+				return err
+			}
+		}
+		message.Resources = append(message.Resources, &discovery.Resource{Name: res.Name, Version: res.Version, Resource: packed})
 		if k == clusterKind {
 			st.resendEndpoints(res.Name)
 		}
@@ -305,6 +315,9 @@ func (st *stream) handleAnswer(k resourceKind, nonce string, refusal *status.Sta
 	if recovered {
 		st.reportRefused()
 	}
+	if k == secretKind {
+		sub.retryRefused()
+	}
 }
 
 // reportAcked reports a change of what Envoy has of a resource.
@@ -316,9 +329,10 @@ func (st *stream) reportAcked(k resourceKind, name string) {
 			return
 		}
 		st.server.reportAcked(st, name, st.ackedEndpoints(name))
-	case listenerKind, routeKind:
-		configured := st.hasAcked(listenerKind) && st.hasAcked(routeKind)
-		st.server.updateStatus(st, func(s *Status) { s.Configured = configured })
+	case secretKind, listenerKind, routeKind:
+		configured := st.hasAcked(listenerKind) && st.hasAcked(routeKind) && st.hasSecrets()
+		chain := st.certificate()
+		st.server.updateStatus(st, func(s *Status) { s.Configured, s.Certificate = configured, cmp.Or(chain, s.Certificate) })
 	}
 }
 

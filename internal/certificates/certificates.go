@@ -26,6 +26,8 @@ type Files struct {
 	// ClientCA are the authorities that sign the certificates of clients. Empty: a client needs no
 	// certificate.
 	ClientCA string
+	// ForEnvoy tells that Envoy serves with the files. Envoy accepts less than Go does.
+	ForEnvoy bool
 }
 
 // Content is what Files contain. A Content is immutable.
@@ -39,7 +41,8 @@ type Content struct {
 }
 
 // Read reads the files. It fails if a file cannot be read, the key is not that of the certificate,
-// or ClientCA has no certificate. The error never contains the key.
+// ClientCA has no certificate, or the files are for Envoy, which would refuse them. The error never
+// contains the key.
 func Read(f Files) (*Content, error) {
 	var c Content
 	for _, file := range []struct {
@@ -60,6 +63,11 @@ func Read(f Files) (*Content, error) {
 	var err error
 	if c.Pair, err = tls.X509KeyPair([]byte(c.Cert), []byte(c.Key)); err != nil {
 		return nil, fmt.Errorf("%s with %s: %w", f.Cert, f.Key, err)
+	}
+	if f.ForEnvoy {
+		if err := checkForEnvoy(f, &c); err != nil {
+			return nil, err
+		}
 	}
 	if f.ClientCA == "" {
 		return &c, nil

@@ -1,9 +1,6 @@
 package config
 
 import (
-	"crypto/ecdsa"
-	"crypto/rsa"
-	"crypto/x509"
 	"os"
 
 	"github.com/sluice-gateway/sluice/internal/certificates"
@@ -25,11 +22,8 @@ type TLS struct {
 
 // Files returns the paths of the files.
 func (t *TLS) Files() certificates.Files {
-	return certificates.Files{Cert: t.Cert, Key: t.Key, ClientCA: t.ClientCA}
+	return certificates.Files{Cert: t.Cert, Key: t.Key, ClientCA: t.ClientCA, ForEnvoy: true}
 }
-
-// minRSABits is the size of the smallest RSA key that Envoy accepts.
-const minRSABits = 2048
 
 // checkTLS reads the certificates of listen once, so that a wrong one is a fault of the file.
 func (k *checker) checkTLS() {
@@ -56,12 +50,15 @@ func (k *checker) checkTLS() {
 	if !readable {
 		return
 	}
-	content, err := certificates.Read(t.Files())
-	if err != nil {
-		k.faultf(at.field("cert"), "cannot be used with its key: %v", err)
+	pair := t.Files()
+	pair.ClientCA = ""
+	if _, err := certificates.Read(pair); err != nil {
+		k.faultf(at.field("cert"), "cannot be used: %v", err)
 		return
 	}
-	k.checkKeyKind(at.field("cert"), content.Pair.Leaf)
+	if _, err := certificates.Read(t.Files()); err != nil {
+		k.faultf(at.field("client_ca"), "cannot be used: %v", err)
+	}
 	if c := k.config.Control; c.Listen != "" && c.ClientCA == "" {
 		k.faultf(at, "gives the key to every program of this machine that connects to control.listen: set control.client_ca")
 	}
@@ -79,17 +76,4 @@ func (k *checker) checkPair(at path, cert, key *string) (exist bool) {
 		}
 	}
 	return exist
-}
-
-// checkKeyKind refuses a certificate whose key Envoy cannot use.
-func (k *checker) checkKeyKind(at path, leaf *x509.Certificate) {
-	switch key := leaf.PublicKey.(type) {
-	case *ecdsa.PublicKey:
-	case *rsa.PublicKey:
-		if bits := key.N.BitLen(); bits < minRSABits {
-			k.faultf(at, "has an RSA key of %d bits, and Envoy accepts %d or more: make a longer one", bits, minRSABits)
-		}
-	default:
-		k.faultf(at, "has a key of the kind %s, which Envoy does not accept: make one of the kind ECDSA or RSA", leaf.PublicKeyAlgorithm)
-	}
 }

@@ -23,6 +23,13 @@ func tlsFile(t *testing.T, text string) (*Config, error) {
 	ca := testutil.NewAuthority(t, "ca")
 	ca.Issue(t, dir, "server", "gateway.example")
 	ca.Write(t, filepath.Join(dir, "ca.crt"))
+	whole, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "cut.crt"), append(whole, whole[:len(whole)/2]...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
 		t.Fatal(err)
@@ -65,6 +72,9 @@ func TestO12_TLS(t *testing.T) {
 	if err != nil || !filepath.IsAbs(c.TLS.Cert) || !filepath.IsAbs(c.TLS.Key) || !filepath.IsAbs(c.TLS.ClientCA) {
 		t.Fatalf("%+v, %v", c, err)
 	}
+	if _, err := tlsFile(t, "tls: {cert: edwards.crt, key: edwards.key}"); err != nil {
+		t.Errorf("Ed25519: %v", err)
+	}
 	if c, err = tlsFile(t, ""); err != nil || c.TLS != nil {
 		t.Errorf("absent: %+v, %v", c, err)
 	}
@@ -79,10 +89,10 @@ func TestO12_TLSFaults(t *testing.T) {
 		"no file":            {"tls: {cert: none.crt, key: server.key}", "3: tls.cert: cannot be read"},
 		"no files":           {"tls: {cert: none.crt, key: none.key, client_ca: none.ca}", "3: tls.client_ca: cannot be read"},
 		"no file of key":     {"tls: {cert: none.crt, key: none.key, client_ca: none.ca}", "3: tls.key: cannot be read"},
-		"the wrong key":      {"tls: {cert: server.crt, key: weak.key}", "3: tls.cert: cannot be used with its key"},
+		"the wrong key":      {"tls: {cert: server.crt, key: weak.key}", "3: tls.cert: cannot be used: "},
 		"a key as authority": {"tls: {cert: server.crt, key: server.key, client_ca: server.key}", "3: tls.client_ca: cannot be read"},
-		"a short key":        {"tls: {cert: weak.crt, key: weak.key}", "3: tls.cert: has an RSA key of 1024 bits"},
-		"Ed25519":            {"tls: {cert: edwards.crt, key: edwards.key}", "3: tls.cert: has a key of the kind Ed25519"},
+		"a cut authority":    {"tls: {cert: server.crt, key: server.key, client_ca: cut.crt}", "3: tls.client_ca: cannot be used: "},
+		"a short key":        {"tls: {cert: weak.crt, key: weak.key}", "weak.crt has an RSA key of 1024 bits"},
 		"a key for anybody":  {"tls: {cert: server.crt, key: server.key}" + control, "3: tls: gives the key to every program"},
 	} {
 		if _, err := tlsFile(t, test.text); err == nil || !strings.Contains(err.Error(), test.want) {

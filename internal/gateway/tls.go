@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"time"
 
@@ -53,8 +55,23 @@ func (g *Gateway) certificateConditions() []condition.Condition {
 		return nil
 	}
 	now := time.Now()
-	end := g.envoy.certificates.Current(now).Pair.Leaf.NotAfter
-	return certificateConditions(g.envoy.certificates.Fault(), end, now)
+	read := g.envoy.certificates.Current(now).Pair.Leaf
+	return certificateConditions(g.envoy.certificates.Fault(), endOf(g.envoy.server.Status().Certificate, read), now)
+}
+
+// endOf returns the end of the certificate of a chain that Envoy serves; that of the certificate
+// that was read if the chain is not known.
+func endOf(chain string, read *x509.Certificate) time.Time {
+	for block, rest := pem.Decode([]byte(chain)); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if served, err := x509.ParseCertificate(block.Bytes); err == nil {
+			return served.NotAfter
+		}
+		break
+	}
+	return read.NotAfter
 }
 
 // tokenConditions tells whether the keys of the identity provider can be read.
