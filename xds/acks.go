@@ -77,7 +77,7 @@ func (a *acks) add(st *stream) {
 		delete(a.left, st.remote.host())
 	}
 	if before != nil && (st == a.local || st == a.last) {
-		st.acked = maps.Clone(before.acked)
+		st.acked, st.refused = maps.Clone(before.acked), before.refused
 	}
 }
 
@@ -138,11 +138,26 @@ func (a *acks) counted() []*stream {
 	return all
 }
 
+// deciding returns the streams whose Envoys decide which replicas of a cluster may be picked: those
+// that count, but for those that refuse the cluster while others take it. A request through an
+// Envoy that refuses it gets another replica that this Envoy has, or 503 if it lacks the cluster.
+func (a *acks) deciding(cluster string) []*stream {
+	all := a.counted()
+	refuses := func(st *stream) bool {
+		return slices.ContainsFunc(st.refused, func(n Nack) bool { return n.Resource == cluster })
+	}
+	if takes := slices.DeleteFunc(slices.Clone(all), refuses); len(takes) > 0 {
+		return takes
+	}
+	return all
+}
+
 // common returns the replicas of a cluster that every Envoy has at the same address. nil means that
-// one of them has no endpoints of the cluster, or that there is no Envoy.
+// one of them has no endpoints of the cluster, or that there is no Envoy. An Envoy that refuses the
+// cluster has no say if another one takes it.
 func (a *acks) common(cluster string) map[string]netip.AddrPort {
 	var common map[string]netip.AddrPort
-	for i, st := range a.counted() {
+	for i, st := range a.deciding(cluster) {
 		endpoints := st.acked[cluster]
 		switch {
 		case endpoints == nil:
@@ -203,6 +218,22 @@ func (s *Server) reportAcked(st *stream, cluster string, endpoints *Resource) {
 		st.acked[cluster] = endpoints
 	}
 	s.tellLocked(cluster)
+}
+
+// setRefused records the resources that a stream's Envoy refuses, and calls OnAck if that changes
+// which replicas may be picked.
+func (s *Server) setRefused(st *stream, refused []Nack) {
+	s.ackMu.Lock()
+	defer s.ackMu.Unlock()
+	s.mu.Lock()
+	changed := slices.Concat(st.refused, refused)
+	st.refused = refused
+	s.mu.Unlock()
+	for _, n := range changed {
+		if _, ok := headers.ClusterModel(n.Resource); ok {
+			s.tellLocked(n.Resource)
+		}
+	}
 }
 
 // tellLocked calls OnAck if other replicas of a cluster may be picked than before. ackMu is held.

@@ -74,10 +74,16 @@ func ownNames() []string {
 // returns the answers that it has not acknowledged.
 func (s *served) connectElsewhere(t testing.TB) (c *client, clusters, endpoints *discovery.DeltaDiscoveryResponse) {
 	t.Helper()
+	return s.connectElsewhereTo(t, "model/m")
+}
+
+// connectElsewhereTo is connectElsewhere for models with these clusters.
+func (s *served) connectElsewhereTo(t testing.TB, models ...string) (c *client, clusters, endpoints *discovery.DeltaDiscoveryResponse) {
+	t.Helper()
 	c = s.connect(t)
 	c.metadata = nodeMetadata(t)
 	c.ask(clusterKind, nil)
-	all := append(ownNames(), "model/m")
+	all := append(ownNames(), models...)
 	clusters = c.expect(clusterKind, all...)
 	c.ask(endpointKind, nil, all...)
 	return c, clusters, c.expect(endpointKind, all...)
@@ -133,6 +139,61 @@ func TestU16_OnlyWhatEveryEnvoyHasIsPicked(t *testing.T) {
 	first.expectNothing()
 	second.hangUp()
 	expectAcks(t, s, "m=a,b,c,d")
+}
+
+// An Envoy that refuses a model takes it from no other one, and everybody sees who refuses it.
+func TestU16_AnEnvoyThatRefusesAModelHasNoSayOfIt(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	remote, _ := s.overTCP(t)
+	s.Set(elsewhereFleet(t, "a"))
+	refusing, clusters, endpoints := remote.connectElsewhere(t)
+	refusing.complete(clusters, endpoints)
+	expectAcks(t, s, "m=a")
+	taking, clusters, endpoints := remote.connectElsewhere(t)
+	taking.complete(clusters, endpoints)
+
+	two := func(ids ...string) *Resources {
+		c := managedConfig("/run")
+		c.Elsewhere = Elsewhere{Gateways: otherGateway, ServerName: "gateways.example"}
+		return mustBuild(t, c, fleetOf(t, map[string][]string{"m": {"a"}, "new": ids}).snapshot)
+	}
+	s.Set(two("n"))
+	accept := func(c *client) {
+		r := c.expect(clusterKind, "model/new")
+		c.ask(endpointKind, nil, "model/new")
+		c.ack(c.expect(endpointKind, "model/new"))
+		c.ack(r)
+	}
+	accept(taking)
+	refused := refusing.expect(clusterKind, "model/new")
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("picked before every Envoy has answered: %q", calls)
+	}
+	refusing.ack(refused, "no good")
+	expectAcks(t, s, "new=n")
+	if all := s.Status().Refused; len(all) != 1 || all[0].Resource != "model/new" || all[0].Envoy != "node at 127.0.0.1" {
+		t.Errorf("the status has the refusals %+v", all)
+	}
+
+	again, clusters, _ := remote.connectElsewhereTo(t, "model/m", "model/new") // one that starts
+	again.ack(clusters, "no good")
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("an Envoy that starts changes what is picked: %q", calls)
+	}
+	again.hangUp()
+
+	taking.hangUp()
+	expectAcks(t, s, "new=") // the only Envoy refuses it
+	if all := s.Status().Refused; len(all) != 1 {
+		t.Errorf("the status has the refusals %+v", all)
+	}
+	s.Set(withCluster(t, two("n"), "new"))
+	accept(refusing)
+	expectAcks(t, s, "new=n")
+	if all := s.Status().Refused; len(all) != 0 {
+		t.Errorf("the status still has the refusals %+v", all)
+	}
 }
 
 // The Envoy of this host counts as well.

@@ -193,7 +193,7 @@ func (r *Resources) updateModel(s *engines.ModelSnapshot) {
 		// Requests do not reach the model through Envoy.
 		return
 	}
-	m, err := buildModel(s, old)
+	m, err := buildModel(s, old, r.config.Elsewhere != (Elsewhere{}))
 	if err != nil {
 		r.Faults = append(r.Faults, Fault{Model: s.Name, Err: err})
 		return
@@ -236,8 +236,8 @@ func (r *Resources) buildStatic() error {
 }
 
 // buildModel builds the resources of a model and of its groups. It reuses the unchanged clusters of
-// old, which may be nil.
-func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
+// old, which may be nil. elsewhere means that Envoys of other hosts have them, too.
+func buildModel(s *engines.ModelSnapshot, old *Model, elsewhere bool) (*Model, error) {
 	if err := checkModelName(s.Name); err != nil {
 		return nil, err
 	}
@@ -249,7 +249,7 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 			groups[e.group] = append(groups[e.group], e)
 		}
 	}
-	m, err := buildGroup(s.Name, groups[""], old)
+	m, err := buildGroup(s.Name, groups[""], old, elsewhere)
 	if err != nil {
 		return nil, err
 	}
@@ -260,7 +260,7 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 		if old != nil {
 			before = old.Groups[name]
 		}
-		group, err := buildGroup(s.Name, groups[name], before)
+		group, err := buildGroup(s.Name, groups[name], before, elsewhere)
 		if err != nil {
 			for _, e := range groups[name] {
 				m.faults = append(m.faults, Fault{Model: s.Name, Replica: e.id, Err: err})
@@ -279,7 +279,7 @@ func buildModel(s *engines.ModelSnapshot, old *Model) (*Model, error) {
 
 // buildGroup builds the cluster of the replicas of a model that share transport settings and the
 // model's name, and their endpoints.
-func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
+func buildGroup(model string, members []endpoint, old *Model, elsewhere bool) (*Model, error) {
 	m, group := &Model{}, ""
 	if len(members) > 0 {
 		m.transport, group = members[0].transport, members[0].group
@@ -288,7 +288,7 @@ func buildGroup(model string, members []endpoint, old *Model) (*Model, error) {
 	var err error
 	if old != nil && old.transport == m.transport {
 		m.Cluster = old.Cluster
-	} else if m.Cluster, err = newGroupCluster(name, m.transport); err != nil {
+	} else if m.Cluster, err = newGroupCluster(name, m.transport, elsewhere); err != nil {
 		return nil, err
 	}
 	ready, faults := reachableEndpoints(model, members)

@@ -3,8 +3,10 @@ package xds
 import (
 	"cmp"
 	"context"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +23,7 @@ type ServerConfig struct {
 	// replicas are the ids and addresses of all replicas that Envoy has there. It is nil when Envoy
 	// no longer has the cluster, or has no endpoints of it. A request that is routed to a replica
 	// before Envoy has acknowledged it fails. With several Envoys, replicas are what all of them
-	// have.
+	// have, but for those that refuse the cluster while others take it.
 	//
 	// The calls are sequential. OnAck must return quickly, must not call the Server, and must not
 	// change the map. nil means no calls.
@@ -105,8 +107,8 @@ type Status struct {
 	Nacks uint64
 	// LastNack is the last refusal of a single resource. nil means that there was none.
 	LastNack *Nack
-	// Refused are the resources whose current version Envoy refuses, by type and name. Envoy keeps
-	// its old versions.
+	// Refused are the resources whose current version Envoy refuses, by type and name, and then
+	// those that each other Envoy of another host refuses. An Envoy keeps its old versions.
 	Refused []Nack
 }
 
@@ -114,6 +116,9 @@ type Status struct {
 type Nack struct {
 	// Type is "cluster", "endpoints", "filter", "secret", "listener" or "routes".
 	Type string
+	// Envoy is the node and the address of an Envoy of another host. It is empty for the Envoy of
+	// this host.
+	Envoy string
 	// Resource is the name of the resource.
 	Resource string
 	// Message is Envoy's own message.
@@ -224,8 +229,28 @@ func (s *Server) Status() Status {
 	defer s.mu.Unlock()
 	status := s.status
 	status.Connected, status.Envoys = len(s.streams) > 0, len(s.streams)
-	status.Refused = slices.Clone(status.Refused)
+	status.Refused = s.refusedLocked()
 	return status
+}
+
+// refusedLocked returns the refusals of the Envoy that the status is about, and of those of other
+// hosts. s.mu is held.
+func (s *Server) refusedLocked() []Nack {
+	var all []Nack
+	add := func(st *stream) {
+		for _, n := range st.refused {
+			n.Envoy = st.name()
+			all = append(all, n)
+		}
+	}
+	if s.newestStream != nil {
+		add(s.newestStream)
+	}
+	others := slices.DeleteFunc(slices.Collect(maps.Keys(s.streams)), func(st *stream) bool { return st == s.newestStream || st.remote == nil })
+	for _, st := range slices.SortedFunc(slices.Values(others), func(a, b *stream) int { return strings.Compare(a.name(), b.name()) }) {
+		add(st)
+	}
+	return all
 }
 
 // DeltaAggregatedResources implements the discovery service.
@@ -318,7 +343,6 @@ func (s *Server) addStream(st *stream) {
 	if s.isNewestLocked(st) {
 		s.newestStream = st
 		s.status.Configured = false
-		s.status.Refused = nil
 	}
 }
 

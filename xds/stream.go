@@ -32,6 +32,9 @@ type stream struct {
 	// has, too, may be picked. Guarded by Server.ackMu.
 	acked  map[string]*Resource
 	counts bool
+	// refused are the resources that Envoy refuses. Written with Server.ackMu and Server.mu, read
+	// with either.
+	refused []Nack
 
 	subscriptions [kindCount]*subscription
 	// complete tells that Envoy has acknowledged a whole configuration on this stream.
@@ -44,6 +47,14 @@ type stream struct {
 
 func newStream(s *Server, wire discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) *stream {
 	return &stream{server: s, wire: wire, wake: make(chan struct{}, 1), acked: map[string]*Resource{}, warming: map[string]struct{}{}}
+}
+
+// name returns the node and the address of an Envoy of another host; "" for that of this host.
+func (st *stream) name() string {
+	if st.remote == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s at %s", st.node, st.remote.host())
 }
 
 // signal wakes the goroutine in run.
@@ -108,6 +119,7 @@ func (st *stream) countWhenComplete() {
 		}
 	}
 	st.complete = true
+	st.reportRefused() // until now these were those of an earlier stream
 	st.server.count(st)
 }
 

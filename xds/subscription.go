@@ -142,7 +142,7 @@ func (st *stream) handleRefusal(k resourceKind, r response, message string) {
 	st.reportRefused()
 }
 
-// reportRefused updates the refused resources in the status.
+// reportRefused updates the refused resources.
 func (st *stream) reportRefused() {
 	var all []Nack
 	for k := range kindCount {
@@ -152,7 +152,7 @@ func (st *stream) reportRefused() {
 			}
 		}
 	}
-	st.server.updateStatus(st, func(s *Status) { s.Refused = all })
+	st.server.setRefused(st, all)
 }
 
 // certainPart returns the part of an acknowledged resource that Envoy still has, whatever it does

@@ -19,8 +19,9 @@ import (
 )
 
 // newGroupCluster returns the cluster of replicas that share the transport settings t. nil means
-// plain HTTP. The errors contain no secrets.
-func newGroupCluster(name string, t *engines.Transport) (*Resource, error) {
+// plain HTTP. elsewhere means that Envoys of other hosts have the cluster, too. The errors contain
+// no secrets.
+func newGroupCluster(name string, t *engines.Transport, elsewhere bool) (*Resource, error) {
 	c := newCluster(name)
 	if t == nil {
 		return newResource(name, c)
@@ -31,7 +32,7 @@ func newGroupCluster(name string, t *engines.Transport) (*Resource, error) {
 	}
 	c.TypedExtensionProtocolOptions = engineProtocol(changes, more)
 	if t.TLS != nil {
-		if c.TransportSocket, err = transportSocket(t.TLS); err != nil {
+		if c.TransportSocket, err = transportSocket(t.TLS, elsewhere); err != nil {
 			return nil, err
 		}
 	}
@@ -99,7 +100,7 @@ func isHeaderText(text string) bool {
 
 // transportSocket returns TLS that accepts only a certificate for the server's own name, signed by
 // a trusted authority.
-func transportSocket(t *engines.TLS) (*core.TransportSocket, error) {
+func transportSocket(t *engines.TLS, elsewhere bool) (*core.TransportSocket, error) {
 	up := &tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{}}
 	san := &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_DNS, Matcher: exactly(t.ServerName)}
 	if address, err := netip.ParseAddr(t.ServerName); err == nil {
@@ -110,7 +111,7 @@ func transportSocket(t *engines.TLS) (*core.TransportSocket, error) {
 		up.Sni = t.ServerName
 	}
 	if !t.Unchecked {
-		ca, err := trustedAuthorities(t.CA)
+		ca, err := trustedAuthorities(t.CA, elsewhere)
 		if err != nil {
 			return nil, err
 		}
@@ -129,14 +130,22 @@ func transportSocket(t *engines.TLS) (*core.TransportSocket, error) {
 }
 
 // trustedAuthorities returns the certificates of the authorities to trust. Envoy has no list of its
-// own, so without a configured list it reads the file of the system.
-func trustedAuthorities(ca string) (*core.DataSource, error) {
+// own, so without a configured list it reads the file of the system. Envoys of other hosts get its
+// content, because an Envoy refuses a cluster whose file does not exist there.
+func trustedAuthorities(ca string, elsewhere bool) (*core.DataSource, error) {
 	if ca != "" {
 		return &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: ca}}, nil
 	}
 	for _, file := range systemAuthorities() {
-		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+		info, err := os.Stat(file)
+		if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+			continue
+		}
+		if !elsewhere {
 			return &core.DataSource{Specifier: &core.DataSource_Filename{Filename: file}}, nil
+		}
+		if content, err := os.ReadFile(file); err == nil {
+			return &core.DataSource{Specifier: &core.DataSource_InlineBytes{InlineBytes: content}}, nil
 		}
 	}
 	return nil, errors.New("this host has no list of trusted certificates (package ca-certificates); name one in ca_file")

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -149,9 +150,26 @@ func TestATransportThatCannotBe(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("SSL_CERT_FILE", bundle)
-	source, err := trustedAuthorities("")
+	source, err := trustedAuthorities("", false)
 	if err != nil || source.GetFilename() != bundle {
 		t.Errorf("%v, %v", source, err)
+	}
+}
+
+// Envoys of other hosts need no file of this host.
+func TestU16_TheListOfTheSystemIsSentToOtherHosts(t *testing.T) {
+	bundle := filepath.Join(t.TempDir(), "bundle.pem")
+	if err := os.WriteFile(bundle, []byte("a list"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", bundle)
+	c := managedConfig("/run")
+	c.Elsewhere = Elsewhere{Gateways: otherGateway, ServerName: "gateways.example"}
+	way := &engines.Transport{Group: "g", TLS: &engines.TLS{ServerName: "h"}}
+	r := mustBuild(t, c, fleet(model("m", by(way, ready("m-0", "10.0.0.1:80")))))
+	packed := r.Models["m"].Groups["g"].Cluster.packed.Value
+	if bytes.Contains(packed, []byte(bundle)) || !bytes.Contains(packed, []byte("a list")) {
+		t.Errorf("the cluster does not have the list: %q", packed)
 	}
 }
 
@@ -275,7 +293,7 @@ func otherCA(t *testing.T) string {
 func TestAddressInACertificate(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"2001:db8:0::0001": "2001:db8::1", "2001:DB8::1": "2001:db8::1", "10.0.0.1": "10.0.0.1"} {
-		socket, err := transportSocket(&engines.TLS{ServerName: name, CA: "a CA"})
+		socket, err := transportSocket(&engines.TLS{ServerName: name, CA: "a CA"}, false)
 		if err != nil {
 			t.Fatal(err)
 		}

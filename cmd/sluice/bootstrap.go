@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -29,7 +31,10 @@ func newBootstrapCommand() *cobra.Command {
 Without control.listen in the file, or with --beside, the Envoy runs on this host beside
 sluice serve and uses the unix sockets of its state directory. Otherwise the Envoy may run on any
 host. It then needs three files: envoy.json, which is printed, and certificate.json and
-authority.json beside it. --out writes all three.`,
+authority.json beside it. --out writes all three.
+
+The standard error says with which flags Envoy must start. Its drain time is one minute longer than
+the longest stream.max_duration of the file: a listener that changes cuts streams after that time.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := config.Load(f.file)
@@ -40,8 +45,12 @@ authority.json beside it. --out writes all three.`,
 			if err != nil {
 				return err
 			}
-			_, err = cmd.OutOrStdout().Write(b)
-			return err
+			if _, err = cmd.OutOrStdout().Write(b); err != nil {
+				return err
+			}
+			seconds := math.Ceil(gateway.DrainTime(c).Seconds())
+			fmt.Fprintf(cmd.ErrOrStderr(), "sluice: start this Envoy with --disable-hot-restart --drain-time-s %.0f\n", seconds)
+			return nil
 		},
 	}
 	flags := c.Flags()

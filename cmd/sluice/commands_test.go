@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -13,12 +15,37 @@ import (
 // execute runs the program with arguments, and returns what it prints.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	c, out := newCommand(), new(bytes.Buffer)
+	out, _, err := executeBoth(t, args...)
+	return out, err
+}
+
+// executeBoth is execute that returns the standard error, too.
+func executeBoth(t *testing.T, args ...string) (string, string, error) {
+	t.Helper()
+	c, out, said := newCommand(), new(bytes.Buffer), new(bytes.Buffer)
 	c.SetArgs(args)
 	c.SetOut(out)
-	c.SetErr(io.Discard)
+	c.SetErr(said)
 	err := c.Execute()
-	return out.String(), err
+	return out.String(), said.String(), err
+}
+
+// `sluice bootstrap` says with which drain time Envoy must start. With that of Envoy itself, 10
+// minutes, a listener that changes would cut streams that may take longer.
+func TestB11_BootstrapSaysTheDrainTime(t *testing.T) {
+	t.Parallel()
+	for model, want := range map[string]string{"": "1860", "stream: {max_duration: 2h}": "7260", "stream: {max_duration: 5m}": "1860"} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "sluice.yaml")
+		text := "state_dir: " + filepath.Join(dir, "state") + "\nmodels:\n  - {name: m, launcher: upstream, upstreams: [{url: \"http://127.0.0.1:1\"}], " + model + "}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, said, err := executeBoth(t, "bootstrap", "-c", file)
+		if err != nil || !json.Valid([]byte(out)) || !strings.Contains(said, "--drain-time-s "+want+"\n") {
+			t.Errorf("%q: %v, prints %.80q, says %q", model, err, out, said)
+		}
+	}
 }
 
 // A name that is no command fails, so that a script notices it.

@@ -236,7 +236,9 @@ type XDSStatus struct {
 
 // Nack is a refusal of a resource by Envoy.
 type Nack struct {
-	Type     string    `json:"type"`
+	Type string `json:"type"`
+	// Envoy is the node and the address of an Envoy of another host.
+	Envoy    string    `json:"envoy,omitempty"`
 	Resource string    `json:"resource"`
 	Message  string    `json:"message"`
 	Time     time.Time `json:"time"`

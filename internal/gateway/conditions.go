@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/xds"
 )
 
 // watchConditions adds the sources of the conditions that can be read from the parts at any time.
@@ -212,9 +213,28 @@ func (g *Gateway) envoyConditions() []condition.Condition {
 		c.Status = condition.Unknown
 		all = append(all, c)
 	}
-	for _, n := range x.Refused {
-		all = append(all, condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack",
-			fmt.Sprintf("Envoy refused the %s %s: %s.", n.Type, n.Resource, sentence(n.Message))))
+	return append(all, rejectedConditions(x.Refused)...)
+}
+
+// rejectedConditions tells which resources Envoys refuse, once for each resource.
+func rejectedConditions(refused []xds.Nack) []condition.Condition {
+	var all []condition.Condition
+	for i, n := range refused {
+		same := func(other xds.Nack) bool { return other.Type == n.Type && other.Resource == n.Resource }
+		if slices.ContainsFunc(refused[:i], same) {
+			continue
+		}
+		who := "Envoy"
+		if n.Envoy != "" {
+			who = "The Envoy " + n.Envoy
+		}
+		message := fmt.Sprintf("%s refused the %s %s: %s.", who, n.Type, n.Resource, sentence(n.Message))
+		for _, other := range refused[i+1:] {
+			if same(other) {
+				message += fmt.Sprintf(" The Envoy %s refused it, too.", other.Envoy)
+			}
+		}
+		all = append(all, condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack", message))
 	}
 	return all
 }

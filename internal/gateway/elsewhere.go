@@ -33,8 +33,9 @@ type remoteSocket struct {
 	api, relay *httpSocket
 }
 
-// controlKeepAlive finds within half a minute that the host of an Envoy has vanished, so that what
-// it has not acknowledged keeps no replica from the other Envoys any more.
+// controlKeepAlive finds within half a minute that the host of an Envoy has vanished. For the
+// connections of xDS and of decisions package internal/grpcserver finds it sooner, and finds an
+// Envoy that is frozen, too.
 var controlKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // listenElsewhere opens the listener of Envoys of other hosts, or uses that of a predecessor. It

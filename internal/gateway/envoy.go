@@ -86,8 +86,7 @@ func (g *Gateway) makeEnvoy() error {
 	g.envoy.process = envoy.New(envoy.Config{
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Listen: listen, Log: g.log,
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
-		// A listener that changes cuts streams when this time is over.
-		DrainTime:          maxDuration(g.options.Config) + time.Minute,
+		DrainTime:          DrainTime(g.options.Config),
 		PredecessorTimeout: func() time.Duration { return g.config().UpgradeTimeout }, OnPredecessors: g.envoy.server.SetPredecessors,
 		Filter: g.filterFor, Keeps: g.keepsFilter, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
@@ -225,6 +224,10 @@ func maxDuration(c *config.Config) time.Duration {
 	}
 	return d
 }
+
+// DrainTime returns Envoy's drain time. A listener that changes cuts streams when it is over, so it
+// is longer than any stream.
+func DrainTime(c *config.Config) time.Duration { return maxDuration(c) + time.Minute }
 
 // Bootstrap returns the bootstrap configuration for an Envoy that someone else runs beside the
 // gateway of this configuration.

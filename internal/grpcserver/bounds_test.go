@@ -297,6 +297,56 @@ func TestB12_ADrainedConnectionDoesNotWaitForAWindow(t *testing.T) {
 	})
 }
 
+// overTCP is a socket that has come over TCP.
+type overTCP struct{ net.Conn }
+
+// RemoteAddr returns an address of another host.
+func (overTCP) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1} }
+
+// An Envoy of another host that is frozen loses its connection, although its kernel goes on. One
+// that has nothing to say keeps it, and so does the Envoy of this host.
+func TestU16_AFrozenEnvoyLosesItsConnection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{Methods: map[string]Method{echoMethod: openEcho}, conns: map[*conn]bool{}}
+		var clients [3]net.Conn
+		var ours [3]net.Conn
+		for i := range clients {
+			ours[i], clients[i] = net.Pipe()
+		}
+		s.start(overTCP{ours[0]})
+		idle := newRawClient(t, clients[0])
+		s.start(ours[1])
+		go io.Copy(io.Discard, clients[1]) // ends with the pipe
+		s.start(overTCP{ours[2]})
+		go io.Copy(io.Discard, clients[2])
+		for _, c := range clients[1:] {
+			if _, err := io.WriteString(c, preface); err != nil {
+				t.Fatal(err)
+			}
+		}
+		idle.open(1, nil)
+		time.Sleep(2*silence - time.Millisecond)
+		if n := connections(s); n != 3 {
+			t.Errorf("%d connections", n)
+		}
+		time.Sleep(time.Minute)
+		if n := connections(s); n != 2 {
+			t.Errorf("%d connections", n)
+		}
+		if err := idle.WritePing(false, [8]byte{}); err != nil {
+			t.Errorf("the Envoy that has nothing to say: %v", err)
+		}
+		if _, err := clients[2].Write([]byte{0}); err == nil {
+			t.Error("the frozen Envoy has a connection")
+		}
+		for _, c := range clients {
+			c.Close()
+		}
+		s.Stop()
+	})
+}
+
 // connections returns how many connections a server has.
 func connections(s *Server) int {
 	s.mu.Lock()

@@ -12,7 +12,8 @@
 //
 // The peers are Envoys over a Unix socket or with mutual TLS, and processes of this gateway. A peer
 // that breaks the protocol loses its connection. Flow control bounds what a stream may send before
-// it is read, and what waits for a peer that does not read.
+// it is read, and what waits for a peer that does not read. A peer over TCP that sends nothing and
+// answers no PING loses its connection, too.
 //
 // Read server.go (what the others use), reader.go (the frames that come), send.go (those that
 // leave), and other.go (the way to the http.Handler). The protocol is RFC 9113.

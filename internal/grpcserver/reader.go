@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,6 +20,11 @@ const (
 	// maxScratch is the size of messages that are copied out of the buffer before a Handler gets
 	// them. A stream that waits then keeps its message, and not the whole buffer.
 	maxScratch = 32 << 10
+	// silence is how long a client over TCP may send nothing until it is sent a PING, and then how
+	// long it may take to answer.
+	silence = 5 * time.Second
+	// silencePing is the content of that PING.
+	silencePing = "answer_?"
 )
 
 // reader is the goroutine that reads a connection. What it has read is in input, which goes to the
@@ -58,6 +64,8 @@ type input struct {
 	size int
 	// received is how many bytes of DATA the client may send again.
 	received uint32
+	// asked means that the client was sent a PING since it has sent anything.
+	asked bool
 }
 
 // protocolError is what the client has done wrong. It ends the connection.
@@ -103,12 +111,35 @@ func (r *reader) read() {
 		}
 		r.closeIfDrained()
 		r.makeRoom()
-		n, err := r.incoming.Read(r.buffer[r.end:])
-		if r.end += n; n == 0 && err != nil {
+		if err := r.more(); err != nil {
 			r.fail(err)
 			return
 		}
 	}
+}
+
+// more reads what has come next. A client over TCP that has sent nothing for a while is sent a
+// PING. One that sends nothing after that is frozen or has vanished.
+func (r *reader) more() error {
+	watched := r.remote && r.greeted
+	if watched && !r.closing.Load() {
+		_ = r.socket.SetReadDeadline(time.Now().Add(silence)) // an error shows at the next read
+	}
+	n, err := r.incoming.Read(r.buffer[r.end:])
+	r.end += n
+	switch {
+	case n > 0:
+		r.asked = false
+		return nil
+	case !watched || r.closing.Load() || !errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	case r.asked:
+		return fmt.Errorf("the client at %v does not answer", r.socket.RemoteAddr())
+	}
+	r.asked = true
+	return r.Add(func(out []byte) []byte {
+		return append(appendFrameHead(out, frameHead{8, http2.FramePing, 0, 0}), silencePing...)
+	})
 }
 
 // makeRoom moves what is not parsed yet to the front of the buffer.

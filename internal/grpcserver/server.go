@@ -168,6 +168,8 @@ type conn struct {
 	socket net.Conn
 	// pid is the process of the client; 0: not known.
 	pid int
+	// remote means that the client is on another host, and may vanish with it or freeze.
+	remote bool
 	// incoming reads the socket. Only the reader uses it.
 	incoming io.Reader
 	// base has the addresses of the connection, as package peer of grpc-go tells them.
@@ -205,6 +207,7 @@ type conn struct {
 func newConn(s *Server, socket net.Conn) *conn {
 	c := &conn{server: s, socket: socket, pid: nonblock.PeerPID(socket), incoming: nonblock.ReaderOf(socket),
 		streams: map[uint32]*Stream{}, waiting: map[*Stream]bool{}, window: defaultWindow, streamWindow: defaultWindow, maxFrame: minFrame}
+	c.remote = socket.RemoteAddr().Network() == "tcp"
 	c.room = sync.NewCond(&c.mu)
 	c.base = peer.NewContext(context.Background(), &peer.Peer{Addr: socket.RemoteAddr(), LocalAddr: socket.LocalAddr()})
 	c.Queue = outgoing.New(&c.mu, socket, maxQueue)

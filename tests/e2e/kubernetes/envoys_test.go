@@ -107,8 +107,13 @@ func TestE2E_B11_FilesOfEnvoysElsewhere(t *testing.T) {
 	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), "/etc/sluice-tls", dir)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if said, err := exec.CommandContext(t.Context(), harness.Program(), "bootstrap", "-c", file, "--out", out, "--dir", "/etc/sluice-envoy").CombinedOutput(); err != nil {
+	said, err := exec.CommandContext(t.Context(), harness.Program(), "bootstrap", "-c", file, "--out", out, "--dir", "/etc/sluice-envoy").CombinedOutput()
+	if err != nil {
 		t.Fatalf("%v: %s", err, said)
+	}
+	manifest, err := os.ReadFile(filepath.Join(folder, "envoys.yaml"))
+	if err != nil || !strings.Contains(string(said), "--drain-time-s 1860\n") || !strings.Contains(string(manifest), `--drain-time-s, "1860",`) {
+		t.Errorf("the command says %q, and envoys.yaml has another drain time (%v)", said, err)
 	}
 	for _, name := range []string{"envoy.json", "certificate.json", "authority.json"} {
 		want, err := os.ReadFile(filepath.Join(out, name))

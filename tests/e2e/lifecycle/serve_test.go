@@ -14,12 +14,12 @@ import (
 func serveBeside(t *testing.T, config string) *harness.Gateway {
 	t.Helper()
 	g := harness.Prepare(t, config)
-	bootstrap, err := g.RunCommand("bootstrap", "-c", g.Config)
+	bootstrap, err := exec.Command(harness.Program(), "bootstrap", "-c", g.Config).Output()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, bootstrap)
+		t.Fatal(err)
 	}
 	file := filepath.Join(filepath.Dir(g.Config), "envoy.json")
-	if err := os.WriteFile(file, []byte(bootstrap), 0o600); err != nil {
+	if err := os.WriteFile(file, bootstrap, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	envoy := exec.Command(testutil.Tool(t, "envoy"), "-c", file, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
