@@ -51,6 +51,8 @@ const (
 	annotationMade = "sluice.dev/made"
 	// On a Deployment: when a marked pod was last undrained.
 	annotationRecalled = "sluice.dev/recalled"
+	// On a Deployment: how many of its pods had been placed when an old pod last made room.
+	annotationRoom = "sluice.dev/room-made"
 )
 
 const (
