@@ -156,8 +156,11 @@ func (s *testNamespace) completeJob(t *testing.T, name string) {
 	condition := func(kind string) map[string]any {
 		return map[string]any{"type": kind, "status": "True", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)}
 	}
+	waitUntil(t, "the controller has seen the Job", func() bool {
+		return s.Kubectl(t, "get", "job", name, "-n", s.namespace, "-o", "jsonpath={.status.startTime}") != ""
+	})
 	now := time.Now().UTC().Format(time.RFC3339)
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"active": 0, "ready": 0, "succeeded": 1, "startTime": now, "completionTime": now,
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"active": 0, "ready": 0, "succeeded": 1, "completionTime": now,
 		"conditions": []any{condition("SuccessCriteriaMet"), condition("Complete")}}})
 	if err != nil {
 		t.Fatal(err)
@@ -191,6 +194,27 @@ func TestU14_WeightsThatAreThereAreNotFetchedAgain(t *testing.T) {
 	if got := s.weightsJobs(t); !slices.Equal(got, []string{name + "=nothing:2"}) {
 		t.Errorf("the Jobs are %v", got)
 	}
+}
+
+// TestU15_TheWeightsOfAFrozenModelStay: the Job that has fetched them stays, so the model can grow
+// at once when it is no longer frozen.
+func TestU15_TheWeightsOfAFrozenModelStay(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	w := Weights{Claim: "c", Path: "/w", Link: "sluice/k", Image: "nothing:1", Repository: "org/model"}
+	name := g.install.jobName(w)
+	fetched := func(desired int) Model { return engine("m", desired, func(m *Model) { m.Weights = &w }) }
+	g.Set([]Model{fetched(1)})
+	waitUntil(t, "a Job", func() bool { return len(s.weightsJobs(t)) == 1 })
+	s.completeJob(t, name)
+	g.waitServing("m", 1)
+	g.Set([]Model{{Model: engines.Model{Name: "m"}, Frozen: true}, engine("other", 1)})
+	g.waitReady("other", 1)
+	if jobs := s.weightsJobs(t); !slices.Equal(jobs, []string{name + "=nothing:1"}) {
+		t.Errorf("the Jobs are %v", jobs)
+	}
+	g.Set([]Model{fetched(2)})
+	g.waitServing("m", 2)
 }
 
 // TestU15_AFrozenModelStaysAsItIs: nothing says how the model should be, so its pods stay and are

@@ -78,7 +78,7 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		}
 	}
 	maps.DeleteFunc(c.applied, func(name string, _ appliedDeployment) bool { return !names[name] })
-	loaded, err := c.reconcileWeights(ctx, models, partial, now)
+	loaded, err := c.reconcileWeights(ctx, models, partial || len(frozen) > 0, now)
 	errs = append(errs, err)
 	writeErrors := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {

@@ -139,8 +139,9 @@ func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
 }
 
 // reconcileWeights makes the Jobs that the wanted models need, removes those that no model needs,
-// and returns the names of the Jobs that have ended well.
-func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, partial bool, now time.Time) (map[string]bool, error) {
+// and returns the names of the Jobs that have ended well. It removes none if keep is true, because
+// models of which it does not know the weights may need them.
+func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, keep bool, now time.Time) (map[string]bool, error) {
 	loaded := map[string]bool{}
 	if !c.jobs.hasSynced() {
 		return loaded, nil
@@ -162,15 +163,16 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 	for _, j := range c.jobs.list(now) {
 		w, known := needed[j.Name]
 		condition, since := jobEnd(j)
+		remove := !known && !keep
 		switch {
 		case condition == batchv1.JobComplete:
 			loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
-			known = false
+			remove = remove || known
 		case w != nil && j.Annotations[annotationLoader] != w.loaderHash():
-			known = false // what has changed may be what lets it end well
+			remove = true // what has changed may be what lets it end well
 		}
-		if !known && !partial && c.isLeader() && j.DeletionTimestamp == nil {
+		if remove && c.isLeader() && j.DeletionTimestamp == nil {
 			errs = append(errs, c.deleteJob(ctx, j))
 		}
 		delete(needed, j.Name)
