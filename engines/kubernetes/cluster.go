@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -86,6 +87,9 @@ type cluster struct {
 	writeErrors map[string]string
 	// groupsFault says why LeaderWorkerSets cannot be used, or is nil. Guarded by mu.
 	groupsFault error
+	// startBases holds, by pod, how many ends of its engine do not count as failed starts. Only
+	// observeLoop uses it.
+	startBases map[types.UID]int
 	// needsRoomSince holds, by model hash, since when a pod cannot be scheduled. Only reconcileLoop
 	// uses it.
 	needsRoomSince map[string]time.Time
@@ -341,6 +345,7 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 		size[d.Name] = specReplicas(d)
 	}
 	all, troubles := c.loaders(pods), workerTroubles(pods)
+	c.startBases = startBases(c.startBases, pods)
 	for _, p := range pods {
 		if isLoader(p) || isWorker(p) {
 			continue
@@ -351,7 +356,7 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 			// for long.
 			continue
 		}
-		r := replicaOf(p)
+		r := replicaOf(p, c.startBases[p.UID])
 		if why := troubles[p.Name]; why != "" && r.State == engines.Starting {
 			r.Reason = why
 		}

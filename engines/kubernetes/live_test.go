@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -143,6 +144,77 @@ func TestDrainTimeout(t *testing.T) {
 	g.setRequests(ids[0], 1)
 	g.Set(nil) // The drain timeout must come from the Deployment.
 	waitUntil(t, "gone with a request that never ends", func() bool { return g.IsGone("m", "") })
+}
+
+// weightsJobs returns the names and images of the Jobs that fetch weights.
+func (s *testNamespace) weightsJobs(t *testing.T) []string {
+	return strings.Fields(s.Kubectl(t, "get", "jobs", "-n", s.namespace, "-o", `jsonpath={range .items[*]}{.metadata.name}={..image} {end}`))
+}
+
+// completeJob has the Job of the weights end well.
+func (s *testNamespace) completeJob(t *testing.T, name string) {
+	condition := func(kind string) map[string]any {
+		return map[string]any{"type": kind, "status": "True", "lastTransitionTime": time.Now().UTC().Format(time.RFC3339)}
+	}
+	waitUntil(t, "the controller has seen the Job", func() bool {
+		return s.Kubectl(t, "get", "job", name, "-n", s.namespace, "-o", "jsonpath={.status.startTime}") != ""
+	})
+	now := time.Now().UTC().Format(time.RFC3339)
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"active": 0, "ready": 0, "succeeded": 1, "completionTime": now,
+		"conditions": []any{condition("SuccessCriteriaMet"), condition("Complete")}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Kubectl(t, "patch", "job", name, "-n", s.namespace, "--subresource=status", "--type=merge", "-p", string(patch))
+}
+
+// waitServing waits until n replicas of the model are ready, whatever the others do.
+func (g *gateway) waitServing(model string, n int) {
+	g.waitReplicas(model, fmt.Sprint(n, " serve"), func(all []engines.Replica) bool { return len(idsIn(all, engines.Ready)) == n })
+}
+
+// TestU14_WeightsThatAreThereAreNotFetchedAgain: another image of the loader replaces a Job that
+// has not ended well. It keeps no model whose weights are there from growing.
+func TestU14_WeightsThatAreThereAreNotFetchedAgain(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	set := func(desired int, image string) string {
+		w := Weights{Claim: "c", Path: "/w", Link: "sluice/k", Image: image, Repository: "org/model"}
+		g.Set([]Model{engine("m", desired, func(m *Model) { m.Weights = &w })})
+		return g.install.jobName(w)
+	}
+	for _, image := range []string{"nothing:1", "nothing:2"} {
+		name := set(1, image)
+		waitUntil(t, "a Job with the image "+image, func() bool { return slices.Equal(s.weightsJobs(t), []string{name + "=" + image}) })
+	}
+	s.completeJob(t, set(1, "nothing:2"))
+	g.waitServing("m", 1)
+	name := set(2, "nothing:3")
+	g.waitServing("m", 2)
+	if got := s.weightsJobs(t); !slices.Equal(got, []string{name + "=nothing:2"}) {
+		t.Errorf("the Jobs are %v", got)
+	}
+}
+
+// TestU15_TheWeightsOfAFrozenModelStay: the Job that has fetched them stays, so the model can grow
+// at once when it is no longer frozen.
+func TestU15_TheWeightsOfAFrozenModelStay(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	w := Weights{Claim: "c", Path: "/w", Link: "sluice/k", Image: "nothing:1", Repository: "org/model"}
+	name := g.install.jobName(w)
+	fetched := func(desired int) Model { return engine("m", desired, func(m *Model) { m.Weights = &w }) }
+	g.Set([]Model{fetched(1)})
+	waitUntil(t, "a Job", func() bool { return len(s.weightsJobs(t)) == 1 })
+	s.completeJob(t, name)
+	g.waitServing("m", 1)
+	g.Set([]Model{{Model: engines.Model{Name: "m"}, Frozen: true}, engine("other", 1)})
+	g.waitReady("other", 1)
+	if jobs := s.weightsJobs(t); !slices.Equal(jobs, []string{name + "=nothing:1"}) {
+		t.Errorf("the Jobs are %v", jobs)
+	}
+	g.Set([]Model{fetched(2)})
+	g.waitServing("m", 2)
 }
 
 // TestU15_AFrozenModelStaysAsItIs: nothing says how the model should be, so its pods stay and are

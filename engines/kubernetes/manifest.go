@@ -49,8 +49,12 @@ const (
 	annotationCost     = "controller.kubernetes.io/pod-deletion-cost"
 	// On a pod template: it distinguishes a Deployment from a later one of the same name.
 	annotationMade = "sluice.dev/made"
+	// On a Job that fetches weights: the hash of its container.
+	annotationLoader = "sluice.dev/loader"
 	// On a Deployment: when a marked pod was last undrained.
 	annotationRecalled = "sluice.dev/recalled"
+	// On a Deployment: how many of its pods had been placed when an old pod last made room.
+	annotationRoom = "sluice.dev/room-made"
 )
 
 const (

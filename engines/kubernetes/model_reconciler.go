@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -95,6 +96,9 @@ func (r modelReconciler) execute(ctx context.Context, a action) error {
 		err = r.create(ctx, a.replicas)
 	case actionScale:
 		err = r.patchDeployment(ctx, a.deployment, map[string]any{"spec": map[string]any{"replicas": a.replicas}})
+	case actionRoom:
+		annotations := map[string]any{annotationRoom: strconv.Itoa(a.replicas)}
+		err = r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	case actionDelete:
 		err = r.remove(ctx, a.deployment)
 	case actionDrain:

@@ -18,7 +18,10 @@ type deployment struct {
 	// ordered is true for a LeaderWorkerSet. Its pods are leaders of groups. It removes the one
 	// with the highest index, whatever its state is.
 	ordered bool
-	pods    []pod
+	// roomMade is how many pods had been placed when an old pod last made room for this Deployment.
+	// It is nil if none has.
+	roomMade *int
+	pods     []pod
 }
 
 // target is what a model shall have.
@@ -37,7 +40,8 @@ type actionKind string
 
 // Kinds of actions. actionCreate creates the current Deployment and actionScale changes its
 // replicas. actionDrain tells all gateways that the pod is no longer wanted, and actionUndrain
-// reverts that. actionMark makes the pod the first that its ReplicaSet deletes.
+// reverts that. actionMark makes the pod the first that its ReplicaSet deletes. actionRoom records
+// that an old pod makes room; its replicas are deployment.roomMade.
 const (
 	actionCreate  actionKind = "create"
 	actionScale   actionKind = "scale"
@@ -45,6 +49,7 @@ const (
 	actionDrain   actionKind = "drain"
 	actionUndrain actionKind = "undrain"
 	actionMark    actionKind = "mark"
+	actionRoom    actionKind = "room"
 )
 
 // action is one write to the API.
@@ -62,7 +67,9 @@ type action struct {
 // The pods of a Deployment are drained before its replicas are lowered by the same number, so the
 // ReplicaSet deletes pods that have no requests. After a change of the pod template there are two
 // Deployments for a while. Together they have at most the desired number of pods, or one more while
-// that number serves. Old pods are drained as new pods become ready.
+// that number serves. Old pods are drained as new pods become ready. If a new pod cannot be
+// scheduled, one old pod makes room. No further one does before a new pod is placed, so a template
+// that fits on no node costs one pod.
 func plan(w target, all []deployment) (actions []action, needsRoom bool) {
 	p := planner{target: w}
 	for _, d := range all {
@@ -101,15 +108,13 @@ type planner struct {
 func (p *planner) drainOld() (keep int) {
 	var ready, broken []*pod
 	owner := map[*pod]*deploymentPlan{}
-	going := 0
+	var leaving leavingPods
 	for _, c := range p.old {
 		c.dropUncreated(c.stayingCount())
 		for i := range c.pods {
 			switch o := &c.pods[i]; {
 			case c.deleting || o.terminating || o.active() && o.draining != "":
-				if !c.isBlocked(*o) {
-					going++
-				}
+				leaving.add(*o, c.isBlocked(*o))
 			case !o.active():
 			case o.rank == serving:
 				owner[o] = c
@@ -120,7 +125,8 @@ func (p *planner) drainOld() (keep int) {
 			}
 		}
 	}
-	keep = max(0, min(p.desired-p.readyCurrent(), len(ready))-p.roomToMake(len(ready), going))
+	p.recordRoom(leaving)
+	keep = max(0, min(p.desired-p.readyCurrent(), len(ready))-p.roomToMake(len(ready), leaving))
 	slices.SortFunc(ready, compareDeletionOrder)
 	for _, o := range append(broken, ready[:len(ready)-keep]...) {
 		owner[o].drain(o)
@@ -128,10 +134,47 @@ func (p *planner) drainOld() (keep int) {
 	return keep
 }
 
+// leavingPods counts the old pods that leave.
+type leavingPods struct {
+	// going is how many of them are being removed, and serving how many of those serve. blocked is
+	// how many wait for groups above them.
+	going, serving, blocked int
+}
+
+func (l *leavingPods) add(o pod, blocked bool) {
+	switch {
+	case blocked:
+		l.blocked++
+		return
+	case o.rank == serving:
+		l.serving++
+	}
+	l.going++
+}
+
+// recordRoom records that an old pod that has served makes room for a new one that cannot be
+// scheduled. A record of more placed pods than there are is lowered.
+func (p *planner) recordRoom(leaving leavingPods) {
+	c := p.current
+	if c == nil || c.deleting || len(p.old) == 0 {
+		return
+	}
+	placed := c.placed()
+	makes := leaving.serving > 0 && c.unschedulable() && (c.roomMade == nil || *c.roomMade != placed)
+	if makes || c.roomMade != nil && *c.roomMade > placed {
+		c.actions = append(c.actions, action{kind: actionRoom, deployment: c.name, replicas: placed})
+		c.roomMade = &placed
+	}
+}
+
 // roomToMake returns 1 if an old pod must be drained so that a new one can be scheduled, else 0. It
-// returns 0 while a pod is being removed, because that one may free enough.
-func (p *planner) roomToMake(old, going int) int {
-	if p.current == nil || going > 0 || old == 0 || !p.current.unschedulable() {
+// returns 0 while a pod is being removed, because that one may free enough. It also returns 0 if
+// one has made room and no new pod was placed since, unless a group waits for those above it.
+func (p *planner) roomToMake(old int, leaving leavingPods) int {
+	if p.current == nil || leaving.going > 0 || old == 0 || !p.current.unschedulable() {
+		return 0
+	}
+	if made := p.current.roomMade; made != nil && p.current.placed() <= *made && leaving.blocked == 0 {
 		return 0
 	}
 	if p.current.stayingCount()+old > p.desired || p.makeRoom {
@@ -212,6 +255,11 @@ func (c *deploymentPlan) stayingCount() int {
 
 func (c *deploymentPlan) unschedulable() bool {
 	return c.count(func(o pod) bool { return o.stays() && o.unschedulable }) > 0
+}
+
+// placed returns how many pods have a node. A group counts when all its pods have one.
+func (c *deploymentPlan) placed() int {
+	return c.count(func(o pod) bool { return o.active() && o.rank != unscheduled && !o.unschedulable })
 }
 
 // grow undrains pods, and then adds new ones, until there are lack more.

@@ -75,6 +75,7 @@ func TestPlan(t *testing.T) {
 		old       int // replicas of the old Deployment; 0 means there is none
 		oldPods   string
 		makeRoom  bool
+		roomMade  *int
 		want      string
 		needsRoom bool
 	}{
@@ -130,10 +131,19 @@ func TestPlan(t *testing.T) {
 		{name: "new template: fewer wanted", desired: 1, replicas: -1, old: 3, oldPods: "x:r y:r z:r", want: "create new 1, drain z, drain y"},
 		{name: "new template: more wanted", desired: 4, replicas: 1, pods: "a:n", old: 2, oldPods: "x:r y:r", want: "scale new 2"},
 		{name: "new template: no room", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", want: "drain x"},
-		{name: "new template: room is being made", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd"},
+		{name: "new template: room is being made", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd", want: "room new"},
 		{name: "new template: room was made", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", needsRoom: true},
-		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
+		{name: "new template: no room, for a time", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
 			want: "drain x, scale new 2"},
+		{name: "new template: that room is being made is recorded", desired: 3, replicas: 2, pods: "a:r b:u", old: 2, oldPods: "x:r z:rd", want: "room new 1"},
+		{name: "new template: it is recorded once", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd", roomMade: new(0)},
+		{name: "new template: a broken old pod makes no room", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:nd"},
+		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
+			roomMade: new(0)},
+		{name: "new template: the same, and fewer are wanted", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
+			roomMade: new(0)},
+		{name: "new template: the next one has no room", desired: 2, replicas: 2, pods: "a:r b:u", old: 1, oldPods: "x:r", roomMade: new(0), want: "drain x"},
+		{name: "new template: one that had room is gone", desired: 3, replicas: 2, pods: "a:r b:n", old: 1, oldPods: "x:r", roomMade: new(3), want: "room new 2"},
 		{name: "no room, and nothing old to make it", desired: 2, replicas: 2, pods: "a:r b:u"},
 		{name: "two old templates", desired: 1, replicas: 1, pods: "a:r", old: 1, oldPods: "x:rdfl", want: "delete old"},
 		{name: "old pods that were never created", desired: 1, replicas: -1, old: 2, oldPods: "x:r", want: "create new 1, scale old 1"},
@@ -143,7 +153,7 @@ func TestPlan(t *testing.T) {
 			all = append(all, deployment{name: "old", replicas: tt.old, pods: pods(tt.oldPods)})
 		}
 		if tt.replicas >= 0 {
-			all = append(all, deployment{name: "new", replicas: tt.replicas, pods: pods(tt.pods)})
+			all = append(all, deployment{name: "new", replicas: tt.replicas, roomMade: tt.roomMade, pods: pods(tt.pods)})
 		}
 		w := target{current: "new", desired: tt.desired, makeRoom: tt.makeRoom}
 		if strings.HasPrefix(tt.name, "model gone") {
@@ -229,6 +239,8 @@ func (w *simulation) execute(actions []action, desired int) {
 			w.all = append(w.all, deployment{name: a.deployment, replicas: a.replicas, ordered: w.ordered[a.deployment]})
 		case actionScale:
 			d.replicas = a.replicas
+		case actionRoom:
+			d.roomMade = &a.replicas
 		case actionDelete:
 			for _, p := range d.pods {
 				if p.active() && !p.marked {
@@ -456,5 +468,28 @@ func (w *simulation) checkFinalState(want target, seed uint64) {
 	}
 	if staying != want.desired || want.desired == 0 && len(w.all) > 0 {
 		w.fail(fmt.Sprintf("seed %d: %d pods and %d Deployments in the end, wanted %+v", seed, staying, len(w.all), want))
+	}
+}
+
+// A template that fits on no node costs one old pod, however long it stays and however many
+// replicas are wanted meanwhile.
+func TestATemplateThatFitsNowhereCostsOnePod(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(200) {
+		w := &simulation{t: t, random: rand.New(rand.NewPCG(seed, 2)), current: "new", all: []deployment{{name: "old", replicas: 4, pods: pods("a:r b:r c:r d:r")}}}
+		want := target{current: "new"}
+		for step := range 400 {
+			want.desired, want.makeRoom = 4+step/50%3, true
+			actions, _ := plan(want, w.all)
+			w.execute(actions, want.desired)
+			w.step()
+		}
+		staying := 0
+		for _, d := range w.all {
+			staying += (&deploymentPlan{deployment: d}).count(func(p pod) bool { return p.stays() && p.rank == serving })
+		}
+		if staying != 3 {
+			w.fail(fmt.Sprintf("seed %d: %d pods serve", seed, staying))
+		}
 	}
 }

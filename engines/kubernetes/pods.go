@@ -88,8 +88,9 @@ func podCondition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondit
 func isTrue(c *corev1.PodCondition) bool { return c != nil && c.Status == corev1.ConditionTrue }
 
 // replicaOf returns the pod as a replica of the fleet. All fields come from the pod, because the
-// pod may outlive its Deployment.
-func replicaOf(p *corev1.Pod) engines.Replica {
+// pod may outlive its Deployment. startBase is how many ends of the engine do not count as failed
+// starts.
+func replicaOf(p *corev1.Pod, startBase int) engines.Replica {
 	slots, _ := strconv.Atoi(p.Annotations[annotationSlots]) // A missing annotation means unknown.
 	r := engines.Replica{
 		ID: p.Name, Model: p.Annotations[annotationModel], Launcher: engines.Kubernetes, Node: p.Spec.NodeName,
@@ -106,7 +107,7 @@ func replicaOf(p *corev1.Pod) engines.Replica {
 	if r.State == engines.Ready && !r.Address.IsValid() {
 		r.State, r.Reason = engines.Starting, "ready, but its address cannot be read"
 	}
-	describeStarts(&r, engine)
+	describeStarts(&r, engine, startBase)
 	return r
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -117,7 +118,7 @@ func TestReplicas(t *testing.T) {
 			engines.Replica{State: engines.Starting, Node: "n1", Since: at(30).Time, Reason: "ready, but its address cannot be read"}},
 	} {
 		tt.want.ID, tt.want.Model, tt.want.Launcher, tt.want.Slots = "chat-1-x", "Org/chat", engines.Kubernetes, 8
-		if diff := cmp.Diff(tt.want, replicaOf(tt.pod), aboutStarts, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(tt.want, replicaOf(tt.pod, 0), aboutStarts, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
 		}
 	}
@@ -130,7 +131,7 @@ func TestX15_PodsHideSecrets(t *testing.T) {
 	ended.Message = "api_key=abc, and plainlooking"
 	p := newPod(withIP, withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Terminated: ended}}))
 	p.Spec.Containers = []corev1.Container{{Env: []corev1.EnvVar{{Name: "OWN_TOKEN", Value: "plainlooking"}}}}
-	if got, want := replicaOf(p).Reason, "exit code 1: api_key=…, and …"; got != want {
+	if got, want := replicaOf(p, 0).Reason, "exit code 1: api_key=…, and …"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -194,9 +195,56 @@ func TestU9_FailedStartsOfAPod(t *testing.T) {
 		"after a long run":   {newPod(crashing(long)), 0, "", time.Time{}, 0},
 		"ready":              {newPod(ready), 0, "", time.Time{}, 10 * time.Second},
 	} {
-		got := replicaOf(tt.pod)
+		got := replicaOf(tt.pod, 0)
 		if got.FailedStarts != tt.starts || got.Failure != tt.class || !got.NextStart.Equal(tt.next) || got.LoadTime != tt.load {
 			t.Errorf("%s: %d %s %v %v, want %d %s %v %v", name, got.FailedStarts, got.Failure, got.NextStart, got.LoadTime, tt.starts, tt.class, tt.next, tt.load)
+		}
+	}
+}
+
+// TestU9_FailedStartsSinceAPodWasReady: only the ends count that came after the engine was ready or
+// had run for long. A gateway that has just started knows of the last end only.
+func TestU9_FailedStartsSinceAPodWasReady(t *testing.T) {
+	t.Parallel()
+	short, long := termination(137, "OOMKilled"), termination(1, "Error")
+	short.StartedAt = at(35)
+	long.StartedAt, long.FinishedAt = at(40), at(4000)
+	crashed := func(restarts int32, end *corev1.ContainerStateTerminated) *corev1.Pod {
+		return newPod(withIP, withEngine(corev1.ContainerStatus{RestartCount: restarts, LastTerminationState: corev1.ContainerState{Terminated: end},
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}))
+	}
+	loading := func(restarts int32, end *corev1.ContainerStateTerminated) *corev1.Pod {
+		p := crashed(restarts, end)
+		p.Status.ContainerStatuses[1].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(4100)}}
+		return p
+	}
+	serves := func(restarts int32) *corev1.Pod {
+		p := newPod(ready)
+		p.Status.ContainerStatuses[1].RestartCount = restarts
+		return p
+	}
+	for name, tt := range map[string]struct {
+		seen   []*corev1.Pod
+		starts int
+		next   time.Time
+	}{
+		"a new pod fails":                   {[]*corev1.Pod{newPod(started), crashed(0, short), loading(1, short), crashed(1, short)}, 2, at(60).Time},
+		"it has served after five restarts": {[]*corev1.Pod{serves(5), crashed(5, short)}, 0, at(50).Time},
+		"it loads after that":               {[]*corev1.Pod{serves(5), crashed(5, short), loading(6, short)}, 0, time.Time{}},
+		"the next start fails":              {[]*corev1.Pod{serves(5), crashed(5, short), crashed(6, short)}, 1, at(50).Time},
+		"the second start fails":            {[]*corev1.Pod{serves(5), crashed(5, short), crashed(6, short), crashed(7, short)}, 2, at(60).Time},
+		"it fails after a long run":         {[]*corev1.Pod{crashed(4, long), loading(5, long), crashed(5, short)}, 1, at(50).Time},
+		"first seen after five restarts":    {[]*corev1.Pod{crashed(5, short)}, 1, at(50).Time},
+		"first seen while it loads":         {[]*corev1.Pod{loading(5, short)}, 1, time.Time{}},
+		"first seen, and it fails again":    {[]*corev1.Pod{crashed(5, short), loading(6, short), crashed(6, short)}, 2, at(60).Time},
+	} {
+		c := &cluster{deployments: newWatchStore[*appsv1.Deployment](func() {}), groupSets: newWatchStore[*appsv1.Deployment](func() {}),
+			leaseWritten: true, onReplicas: func() {}}
+		for _, p := range tt.seen {
+			c.publish([]*corev1.Pod{p})
+		}
+		if got := c.replicas[0]; got.FailedStarts != tt.starts || !got.NextStart.Equal(tt.next) {
+			t.Errorf("%s: %d %v, want %d %v", name, got.FailedStarts, got.NextStart, tt.starts, tt.next)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -77,7 +78,7 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		}
 	}
 	maps.DeleteFunc(c.applied, func(name string, _ appliedDeployment) bool { return !names[name] })
-	loaded, err := c.reconcileWeights(ctx, models, partial, now)
+	loaded, err := c.reconcileWeights(ctx, models, partial || len(frozen) > 0, now)
 	errs = append(errs, err)
 	writeErrors := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
@@ -133,6 +134,9 @@ func (c *cluster) podsByDeployment(now time.Time) map[string][]*corev1.Pod {
 func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, now time.Time) deployment {
 	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
 		deleting: d.DeletionTimestamp != nil, ordered: hasGroups(d)}
+	if made, err := strconv.Atoi(d.Annotations[annotationRoom]); err == nil {
+		read.roomMade = &made
+	}
 	timeout, others := c.drainTimeoutOf(d), c.peers.live()
 	stuck := map[string]bool{} // leaders of groups that do not fit
 	for _, object := range pods[d.Name] {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -17,9 +18,47 @@ const (
 	steadyRun = 10 * time.Minute
 )
 
+// startBases returns, by pod, how many ends of the engine do not count as failed starts. before
+// holds what was returned last.
+func startBases(before map[types.UID]int, pods []*corev1.Pod) map[types.UID]int {
+	bases := map[types.UID]int{}
+	for _, p := range pods {
+		engine := containerStatus(p.Status.ContainerStatuses, engineContainer)
+		if engine == nil {
+			continue
+		}
+		base, known := before[p.UID]
+		switch {
+		case isTrue(podCondition(p, corev1.PodReady)):
+			base = int(engine.RestartCount) + 1 // the end of this run is no failed start
+		case ranSteadily(lastTermination(engine)):
+			base = ends(engine)
+		case !known: // what was before the last end is not known
+			base = max(0, ends(engine)-1)
+		}
+		bases[p.UID] = base
+	}
+	return bases
+}
+
+// ends returns how often the engine has ended in the pod's life.
+func ends(engine *corev1.ContainerStatus) int {
+	if engine.State.Running == nil && lastTermination(engine) != nil { // it was not restarted yet
+		return int(engine.RestartCount) + 1
+	}
+	return int(engine.RestartCount)
+}
+
+// ranSteadily reports whether a container that has ended had run for steadyRun.
+func ranSteadily(last *corev1.ContainerStateTerminated) bool {
+	// A container that could not be started at all has 1970 as its start.
+	return last != nil && last.StartedAt.Unix() > 0 && last.FinishedAt.Sub(last.StartedAt.Time) >= steadyRun
+}
+
 // describeStarts sets what the pod's engine tells of its starts: how many have failed in a row, the
-// class of the last failure, when the next one is, and how long the last one took.
-func describeStarts(r *engines.Replica, engine *corev1.ContainerStatus) {
+// class of the last failure, when the next one is, and how long the last one took. base is how many
+// ends do not count as failed starts.
+func describeStarts(r *engines.Replica, engine *corev1.ContainerStatus, base int) {
 	if engine == nil {
 		return
 	}
@@ -30,14 +69,13 @@ func describeStarts(r *engines.Replica, engine *corev1.ContainerStatus) {
 		return
 	}
 	last := lastTermination(engine)
-	if last == nil || last.StartedAt.Unix() > 0 && last.FinishedAt.Sub(last.StartedAt.Time) >= steadyRun {
-		return // a container that could not be started at all has 1970 as its start
+	if last == nil || ranSteadily(last) {
+		return
 	}
 	r.Failure = engines.ClassifyFailure(r.Reason)
-	r.FailedStarts = int(engine.RestartCount)
-	if engine.State.Running == nil { // the container that ended last was not restarted yet
-		r.FailedStarts++
-		r.NextStart = last.FinishedAt.Add(backOff(int(engine.RestartCount)))
+	r.FailedStarts = max(0, ends(engine)-base)
+	if engine.State.Running == nil {
+		r.NextStart = last.FinishedAt.Add(backOff(max(0, r.FailedStarts-1)))
 	}
 }
 

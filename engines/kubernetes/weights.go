@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -53,10 +54,18 @@ type Weights struct {
 	GGUF bool
 }
 
-// jobName returns the name of the Job that fetches the weights. Other weights have another Job.
+// jobName returns the name of the Job that fetches the weights. Other weights have another Job. How
+// they are fetched does not count, because weights that are there need not be fetched again.
 func (in install) jobName(w Weights) string {
+	w.Image, w.Token, w.Size, w.StorageClass = "", SecretKey{}, 0, ""
 	data, _ := json.Marshal(w) // Marshal cannot fail on plain data.
 	return in.name + "-weights-" + hashPrefix(string(data), 12)
+}
+
+// loaderHash returns what distinguishes the loader from one that fetches in another way.
+func (w Weights) loaderHash() string {
+	data, _ := json.Marshal(w.container()) // Marshal cannot fail on plain data.
+	return hashPrefix(string(data), 12)
 }
 
 // loader returns the Job that fetches the weights.
@@ -65,7 +74,8 @@ func (in install) loader(w Weights) *batchv1.Job {
 	labels := in.labels()
 	labels[labelRole], labels[labelWeights] = roleLoader, name
 	return &batchv1.Job{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, Annotations: map[string]string{annotationModel: w.Repository}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels,
+			Annotations: map[string]string{annotationModel: w.Repository, annotationLoader: w.loaderHash()}},
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(4)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
@@ -129,14 +139,16 @@ func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
 }
 
 // reconcileWeights makes the Jobs that the wanted models need, removes those that no model needs,
-// and returns the names of the Jobs that have ended well.
-func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, partial bool, now time.Time) (map[string]bool, error) {
+// and returns the names of the Jobs that have ended well. It removes none if keep is true, because
+// models of which it does not know the weights may need them.
+func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, keep bool, now time.Time) (map[string]bool, error) {
 	loaded := map[string]bool{}
 	if !c.jobs.hasSynced() {
 		return loaded, nil
 	}
 	needed := map[string]*Weights{} // nil for a model without a wanted replica
-	for _, m := range models {
+	for _, hash := range slices.Sorted(maps.Keys(models)) {
+		m := models[hash]
 		if m.Weights == nil {
 			continue
 		}
@@ -149,15 +161,18 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 	}
 	var errs []error
 	for _, j := range c.jobs.list(now) {
-		_, known := needed[j.Name]
+		w, known := needed[j.Name]
 		condition, since := jobEnd(j)
+		remove := !known && !keep
 		switch {
 		case condition == batchv1.JobComplete:
 			loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
-			known = false
+			remove = remove || known
+		case w != nil && j.Annotations[annotationLoader] != w.loaderHash():
+			remove = true // what has changed may be what lets it end well
 		}
-		if !known && !partial && c.isLeader() && j.DeletionTimestamp == nil {
+		if remove && c.isLeader() && j.DeletionTimestamp == nil {
 			errs = append(errs, c.deleteJob(ctx, j))
 		}
 		delete(needed, j.Name)

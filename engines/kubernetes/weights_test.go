@@ -31,10 +31,11 @@ func TestU14_Loader(t *testing.T) {
 	if v := j.Spec.Template.Spec.Volumes[0]; v.PersistentVolumeClaim.ClaimName != "c" || v.PersistentVolumeClaim.ReadOnly {
 		t.Errorf("the volume is %v", v)
 	}
-	other := w
+	other, same := w, w
 	other.Revision = "v2"
-	if in.jobName(other) == j.Name || in.jobName(w) != j.Name {
-		t.Errorf("Jobs %s and %s", j.Name, in.jobName(other))
+	same.Image, same.Token, same.Size, same.StorageClass = "sluice:2", SecretKey{}, 1, "fast"
+	if in.jobName(other) == j.Name || in.jobName(same) != j.Name {
+		t.Errorf("Jobs %s, %s and %s", j.Name, in.jobName(other), in.jobName(same))
 	}
 }
 
