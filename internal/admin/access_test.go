@@ -283,7 +283,8 @@ func TestX12_HealthListener(t *testing.T) {
 func TestX12_GatewaysOfOneHostHaveTheirOwnCookies(t *testing.T) {
 	t.Parallel()
 	name := func(key string) string { return (&handler{Config: Config{SessionKey: []byte(key)}}).cookieName() }
-	if name("one") == name("two") || name("one") != name("one") || !strings.HasPrefix(name("one"), cookiePrefix) {
-		t.Errorf("the names are %s and %s", name("one"), name("two"))
+	one, again, two := name("one"), name("one"), name("two")
+	if one == two || one != again || !strings.HasPrefix(one, cookiePrefix) {
+		t.Errorf("the names are %s, %s and %s", one, again, two)
 	}
 }
