@@ -315,6 +315,21 @@ func TestE2E_B11_TheChartIsInstalled(t *testing.T) {
 	k.Kubectl(t, "get", "crd", "inferencemodels.sluice.dev")
 }
 
+// TestE2E_B11_AReleaseMayHaveANumberAsItsName: labels are text, also where the name of the release
+// is a number.
+func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
+	out, err := helm(t, nil, "template", "123", chartFolder(), "--values", writeValues(t, chartValues["envoys"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, o := range readObjects(t, out) {
+		labels, _ := o["metadata"].(object)["labels"].(object)
+		if instance, found := labels["app.kubernetes.io/instance"]; found && instance != "123" {
+			t.Errorf("%s: the label of the release is %v, a %T", name, instance, instance)
+		}
+	}
+}
+
 // TestE2E_B11_TheChartRefuses: values that are wrong or do not fit together are refused, and the
 // message names them.
 func TestE2E_B11_TheChartRefuses(t *testing.T) {

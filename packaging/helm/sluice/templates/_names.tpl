@@ -26,7 +26,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "sluice.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ index . 1 }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 {{- end }}
 
 {{- define "sluice.serviceAccount" -}}
