@@ -10,7 +10,27 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/xds"
 )
+
+// A resource that several Envoys refuse has one condition, which names them.
+func TestWhatEnvoysRefuseNamesThem(t *testing.T) {
+	bad := xds.Nack{Type: "cluster", Resource: "model/m", Message: "no good"}
+	at := func(n xds.Nack, envoy string) xds.Nack {
+		n.Envoy = envoy
+		return n
+	}
+	got := rejectedConditions([]xds.Nack{bad, {Type: "cluster", Resource: "model/n", Envoy: "a at 10.0.0.1"}, at(bad, "b at 10.0.0.2")})
+	if len(got) != 2 || got[0].Subject != "model/m" || got[1].Subject != "model/n" {
+		t.Fatalf("%+v", got)
+	}
+	if want := "Envoy refused the cluster model/m: no good. The Envoy b at 10.0.0.2 refused it, too."; got[0].Message != want {
+		t.Errorf("%q, want %q", got[0].Message, want)
+	}
+	if !strings.HasPrefix(got[1].Message, "The Envoy a at 10.0.0.1 refused the cluster model/n") {
+		t.Errorf("%q", got[1].Message)
+	}
+}
 
 func TestO1_ModelCondition(t *testing.T) {
 	for _, c := range []struct {
