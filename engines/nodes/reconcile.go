@@ -134,10 +134,11 @@ func (c *Controller) reconcile(now time.Time, always bool) bool {
 	}
 	p := o.plan(c.state)
 	var evict []string
-	if c.config.Evict != nil && !o.bindingPaused && p.needsEviction() {
+	c.evicts = c.config.Evict != nil && p.needsEviction()
+	if c.evicts && !o.bindingPaused {
 		evict = p.evict(c.config.Idle())
 	}
-	c.state, c.evicts = p.planState, p.needsEviction()
+	c.state = p.planState
 	c.desired.forgetRemoved(p.released)
 	c.logPlan(p, evict)
 	// The report precedes apply, so that the fleet never shows a replica as pending twice: here and
