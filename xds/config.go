@@ -49,6 +49,9 @@ type Config struct {
 	NearLimit bool
 	// MaxRelay is the greatest number of connections to the relay. 0 means no limit.
 	MaxRelay int
+	// Origins are the origins of pages that may call from a browser, with spaces between, as
+	// config.CORS has them. Empty: those of other origins cannot.
+	Origins string
 	// Elsewhere says how Envoys of other hosts reach the gateways. The zero value: they cannot.
 	Elsewhere Elsewhere
 	// Instance names the process that listens on the two sockets. When it changes, Envoy opens new

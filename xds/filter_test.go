@@ -137,12 +137,12 @@ func TestB6_X14_HeadersAreRemovedOnce(t *testing.T) {
 func TestB6_RoutesChooseWhatAsksTheGateway(t *testing.T) {
 	c := Config{Listen: "127.0.0.1:8080", RelaySocket: "/relay.sock"}.withDefaults()
 	without := newListener(c)
-	if names := filtersOf(t, without); names[0] != extProcName {
+	if names := filtersOf(t, without); names[0] != corsName || names[1] != extProcName {
 		t.Errorf("without the filter: %v", names)
 	}
 	c.Filter = Filter{Path: "/filter.so", Socket: "/filter.sock"}
 	idle := newListener(c)
-	if names := filtersOf(t, idle); names[0] != filterName || names[1] != extProcName {
+	if names := filtersOf(t, idle); names[1] != filterName || names[2] != extProcName {
 		t.Errorf("with the filter: %v", names)
 	}
 	if own, extProc := offOn(routeConfiguration(c), routes.Undecided); !own || extProc {
@@ -161,7 +161,7 @@ func TestB6_RoutesChooseWhatAsksTheGateway(t *testing.T) {
 		t.Error("the listener depends on which of them asks")
 	}
 	c.node = node{certificate: "x"}
-	if names := filtersOf(t, newListener(c)); names[0] != extProcName {
+	if names := filtersOf(t, newListener(c)); names[1] != extProcName {
 		t.Errorf("an Envoy of another host: %v", names)
 	}
 }

@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"time"
 
 	mutation "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
@@ -35,12 +36,12 @@ const (
 // time.
 const controlTimeout = 2 * time.Second
 
-// httpFilterChain lists the HTTP filters. The one that has the request decided comes first, so that
-// is done before a later filter looks at the request or its route. But Envoy creates the filters
-// when the request arrives, on the undecided route. A filter that is disabled on that route stays
-// disabled on every other route.
+// httpFilterChain lists the HTTP filters. Behind corsFilter comes the one that has the request
+// decided, so that is done before a later filter looks at the request or its route. But Envoy
+// creates the filters when the request arrives, on the undecided route. A filter that is disabled
+// on that route stays disabled on every other route.
 func httpFilterChain(c Config) []*hcm.HttpFilter {
-	return append(ownFilter(c),
+	return slices.Concat([]*hcm.HttpFilter{corsFilter()}, ownFilter(c), []*hcm.HttpFilter{
 		httpFilter(extProcName, extProcFilter(c)),
 		httpFilter(onDemandName, onDemandFilter()),
 		httpFilter(extAuthzName, extAuthzFilter(c)),
@@ -51,7 +52,7 @@ func httpFilterChain(c Config) []*hcm.HttpFilter {
 			UpstreamLog:          attemptLog(),
 			UpstreamLogOptions:   &router.Router_UpstreamAccessLogOptions{FlushUpstreamLogOnUpstreamStream: true},
 		}),
-	)
+	})
 }
 
 // extProcFilter sends the request's headers and body to ext_proc, and then nothing until the

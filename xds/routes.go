@@ -60,6 +60,7 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 		// Clusters are added and removed with models, and UndecidedCluster never exists.
 		ValidateClusters: wrapperspb.Bool(false),
 	}
+	letOriginsCall(rc.VirtualHosts[0], c)
 	if !c.Filter.strips(c) {
 		rc.ResponseHeadersToRemove = headers.StrippedFromRelay()
 	}

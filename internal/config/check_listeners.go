@@ -18,6 +18,7 @@ func (k *checker) checkListeners() {
 	k.checkAdminAuth(admin)
 	k.checkTLS()
 	k.checkAuth()
+	k.checkCORS()
 	if !ok || !ok2 {
 		return
 	}

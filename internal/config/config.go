@@ -115,6 +115,8 @@ type Config struct {
 	Usage Usage `yaml:"usage"`
 	// Auth says who may call.
 	Auth Auth `yaml:"auth"`
+	// CORS says which pages of other origins may call the API from a browser.
+	CORS CORS `yaml:"cors"`
 	// Tenants are the callers. With auth.mode keys and no tenant, every request is rejected.
 	Tenants []Tenant `yaml:"tenants"`
 	// Engines are added to the built-in engines. A version replaces the built-in version of the

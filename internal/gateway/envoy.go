@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,8 +147,8 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 		RelaySocket: relaySocket(e.dir), GRPCSocket: grpcSocket(e.dir), Instance: e.instance,
 		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
 		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
-		TLS:       e.listenerTLS(),
-		Filter:    e.filter.of(c, e.dir),
+		TLS:    e.listenerTLS(),
+		Filter: e.filter.of(c, e.dir), Origins: strings.Join(c.CORS.Origins, " "),
 		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit, Elsewhere: e.envoysElsewhere(),
 	}
 }

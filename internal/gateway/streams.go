@@ -64,13 +64,20 @@ func (g *Gateway) makeStreams() error {
 	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
 	s.realtime = &realtime.Handler{
-		Generator: s.relay, Tenants: g.auth.Caller, Watch: g.auth.Watch, CheckOrigin: c.Auth.ByPlace(),
+		Generator: s.relay, Tenants: g.auth.Caller, Watch: g.auth.Watch, Allows: g.allowsOrigin,
 		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget, Requests: parts.Requests,
 		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
 		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
 	}
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader}
 	return nil
+}
+
+// allowsOrigin reports whether a page of another host may open WebSockets. Where callers need keys,
+// it may.
+func (g *Gateway) allowsOrigin(page string) bool {
+	c := g.config()
+	return !c.Auth.ByPlace() || c.CORS.Allows(page)
 }
 
 // kin returns the other processes of this gateway together with the remote gateways.

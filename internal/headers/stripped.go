@@ -23,6 +23,7 @@ const (
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherServer  = "makes a proxy in front of the gateway serve something else"
 	ownLimits    = "tells the limits of another server than the gateway"
+	otherPages   = "lets pages of other origins read the answer, which is for the field cors to say"
 	browserState = "changes what a browser keeps for the gateway's own name"
 )
 
@@ -80,6 +81,9 @@ var fromEngines = []Stripped{
 	{"nel", browserState, false},
 	{"report-to", browserState, false},
 	{"reporting-endpoints", browserState, false},
+	{"access-control-allow-origin", otherPages, false},
+	{"access-control-allow-credentials", otherPages, false},
+	{"access-control-expose-headers", otherPages, false},
 	{"alt-svc", "sends clients to another server than the gateway", false},
 	{"x-accel-redirect", otherServer, false},
 	{"x-sendfile", otherServer, false},

@@ -1,18 +1,19 @@
 // Reads streams of Sluice in Chromium, as a page would: fetch() with a ReadableStream, and a WebSocket.
 //
-//     GATEWAY_URL=http://127.0.0.1:8080 MODEL=m API_KEY=sk-… PAGE=file:///…/chat.html node browser.mjs
+//     GATEWAY_URL=http://127.0.0.1:8080 MODEL=m API_KEY=sk-… PAGE=file:///…/chat.html \
+//       LISTED=http://127.0.0.1:1 UNLISTED=http://127.0.0.1:2 node browser.mjs
 //
 // MODEL must be served by a simulated engine with 100 ms between tokens and heartbeats far below a
-// second. The requests come from a page of the gateway's own origin, because the gateway lets no other
-// page read its answers. PAGE is a page of another origin that holds a conversation over a WebSocket
-// (examples/realtime/chat.html). The script prints "ok <check>" for every check. The first check that
+// second. The requests come from a page of the gateway's own origin. Others come from any page of LISTED,
+// which the gateway has in cors.origins, and from one of UNLISTED, which it has not. PAGE is a page of
+// another origin that holds a conversation over a WebSocket (examples/realtime/chat.html). The script prints "ok <check>" for every check. The first check that
 // fails ends the script with a line that says why. More settings: CHROMIUM (default /usr/bin/chromium),
 // NODE_MODULES (the directory of playwright-core, default .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { expect } from './checks.mjs';
 
-const { GATEWAY_URL, MODEL, API_KEY, PAGE, CHROMIUM = '/usr/bin/chromium' } = process.env;
+const { GATEWAY_URL, MODEL, API_KEY, PAGE, LISTED, UNLISTED, CHROMIUM = '/usr/bin/chromium' } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const { chromium } = createRequire(packages + '/')('playwright-core');
 const timeout = 30_000;
@@ -105,6 +106,40 @@ async function checkPage(browser) {
   }
 }
 
+// called runs in the page. It calls the API by fetch and tells what a page can know of the answer.
+async function called({ url, key, body }) {
+  try {
+    const response = await fetch(url, {
+      method: 'POST', body: JSON.stringify(body),
+      headers: { 'content-type': 'application/json', authorization: `Bearer ${key}`, 'x-stainless-lang': 'js' },
+    });
+    return { status: response.status, text: await response.text(), id: response.headers.get('x-request-id'), replica: response.headers.get('x-sluice-replica') };
+  } catch (e) {
+    return { refused: String(e) };
+  }
+}
+
+// checkOrigins: pages of the origin that the gateway lists read answers and errors; others do not.
+async function checkOrigins(browser) {
+  const url = `${GATEWAY_URL}/v1/chat/completions`;
+  const body = { model: MODEL, messages, stream: true, max_tokens: 3 };
+  const at = async (origin) => {
+    const page = await browser.newPage();
+    await page.goto(origin, { timeout });
+    return page;
+  };
+  const listed = await at(LISTED);
+  const answer = await listed.evaluate(called, { url, key: API_KEY, body });
+  expect(answer.status === 200 && answer.text.endsWith('data: [DONE]\n\n') && answer.id && answer.replica, answer);
+  const refusal = await listed.evaluate(called, { url, key: 'wrong', body });
+  expect(refusal.status === 401 && JSON.parse(refusal.text).error.code === 'invalid_api_key', refusal);
+  const models = await listed.evaluate(async ({ url, key }) =>
+    (await fetch(url, { headers: { authorization: `Bearer ${key}` } })).json(), { url: `${GATEWAY_URL}/v1/models`, key: API_KEY });
+  expect(models.data[0].id === MODEL, models);
+  const unlisted = await (await at(UNLISTED)).evaluate(called, { url, key: API_KEY, body });
+  expect(unlisted.refused, unlisted);
+}
+
 let browser;
 try {
   browser = await chromium.launch({
@@ -121,6 +156,10 @@ try {
   if (PAGE) {
     await checkPage(browser);
     console.log('ok page');
+  }
+  if (LISTED) {
+    await checkOrigins(browser);
+    console.log('ok origins');
   }
 } catch (e) {
   console.error(`browser: ${e.message}`);

@@ -45,9 +45,10 @@ type Handler struct {
 	// TenantSockets returns the greatest number of open sockets of a tenant. nil:
 	// Limits.SocketsPerTenant.
 	TenantSockets func(tenant string) int
-	// CheckOrigin refuses browsers on pages of other hosts. It is for gateways without keys: a page
-	// cannot know a key, but it can open a socket to every address that its reader can reach.
-	CheckOrigin bool
+	// Allows reports whether a page of another host may open sockets. It is for gateways without
+	// keys: a page cannot know a key, but it can open a socket to every address that its reader can
+	// reach. nil: every page may.
+	Allows func(origin string) bool
 	// Requests has the list of requests show the handshakes that are refused. nil: there is none.
 	Requests *request.Store
 	// Log logs the sockets that were closed. nil: nothing is logged.

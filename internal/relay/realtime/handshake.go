@@ -78,9 +78,9 @@ func (h *Handler) check(r *http.Request) *openai.Error {
 			Header: map[string]string{"sec-websocket-version": "13"}}
 	case err != nil, len(key) != 16, len(r.Header.Values("Sec-WebSocket-Key")) != 1:
 		return openai.Errorf(openai.CodeInvalidRequest, "Sec-WebSocket-Key must be 16 bytes in base64, once.")
-	case h.CheckOrigin && !sameOrigin(r):
+	case h.Allows != nil && !sameOrigin(r) && !h.Allows(r.Header.Get("Origin")):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusForbidden,
-			Message: "Pages of other hosts may not open sockets at a gateway without keys."}
+			Message: "Pages of other hosts may not open sockets at a gateway without keys, unless its field cors lists them."}
 	}
 	tenant, key := r.Header.Get(headers.Tenant), r.Header.Get(headers.Key)
 	if _, ok := h.Tenants(tenant, key); !ok || h.Watch != nil && !h.Watch(tenant, key)() {

@@ -40,13 +40,16 @@ func TestHandshake(t *testing.T) {
 		"no tenant":       {"GET", http.Header{"X-Sluice-Tenant": {}}, false, 401, "invalid_api_key"},
 		"removed key":     {"GET", http.Header{"X-Sluice-Key": {"removed"}}, false, 401, "invalid_api_key"},
 		"foreign origin":  {"GET", http.Header{"Origin": {"https://evil.example"}}, true, 403, "invalid_request"},
+		"listed origin":   {"GET", http.Header{"Origin": {"https://listed.example"}}, true, 101, ""},
 		"null origin":     {"GET", http.Header{"Origin": {"null"}}, true, 403, "invalid_request"},
 		"good":            {"GET", nil, true, 101, ""},
 		"keys, no origin": {"GET", http.Header{"Origin": {"https://app.example"}}, false, 101, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGateway(t, func(h *Handler) {
-				h.CheckOrigin = test.origins
+				if test.origins {
+					h.Allows = func(origin string) bool { return origin == "https://listed.example" }
+				}
 				h.Watch = func(_, key string) func() bool { return func() bool { return key != "removed" } }
 			})
 			r, err := http.NewRequest(test.method, g.url, nil)
@@ -80,7 +83,7 @@ func TestHandshake(t *testing.T) {
 }
 
 func TestOriginOfThePageItself(t *testing.T) {
-	g := newGateway(t, func(h *Handler) { h.CheckOrigin = true })
+	g := newGateway(t, func(h *Handler) { h.Allows = func(string) bool { return false } })
 	header := handshake()
 	header.Set("Origin", strings.TrimSuffix(g.url, "/v1/realtime"))
 	g.dialWith(t, g.url, &websocket.DialOptions{HTTPHeader: header})

@@ -3,6 +3,8 @@ package clients
 import (
 	"context"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -56,12 +58,15 @@ func TestE2E_S1_S2_S5_S6_S8_S16_OfficialClientsOfManagedStreams(t *testing.T) {
 	t.Cleanup(func() { g.AwaitIdle("managed"); g.AwaitIdle("auto") })
 }
 
-// A browser reads streams piece by piece, from a page of the gateway's host, and speaks over a
-// WebSocket from any, with its key as a subprotocol.
+// A browser reads streams piece by piece, from a page of the gateway's host or of an origin of
+// cors, and speaks over a WebSocket from any, with its key as a subprotocol.
 func TestE2E_S1_S2_S8_S9_Chromium(t *testing.T) {
 	t.Parallel()
 	keys, text := harness.TenantKeys("acme")
-	g := harness.Start(t, "\nauth: {mode: keys}\n"+text+`
+	listed, unlisted := httptest.NewServer(http.NotFoundHandler()), httptest.NewServer(http.NotFoundHandler())
+	defer listed.Close()
+	defer unlisted.Close()
+	g := harness.Start(t, "\nauth: {mode: keys}\ncors: {origins: ["+listed.URL+"]}\n"+text+`
 models:
   - name: m
     engine: sim
@@ -72,6 +77,7 @@ models:
 	testutil.Tool(t, "node/node_modules/playwright-core")
 	harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/browser.mjs")}, map[string]string{
 		"GATEWAY_URL": g.URL, "MODEL": "m", "API_KEY": keys["acme"], "PAGE": "file://" + filepath.Join(testutil.Root(), "examples/realtime/chat.html"),
+		"LISTED": listed.URL, "UNLISTED": unlisted.URL,
 		"NODE_MODULES": filepath.Join(testutil.Root(), ".tools", "node", "node_modules"),
 	})
 	g.AwaitIdle("m")
