@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // keysPath is the path of the keys in the admin API.
@@ -30,7 +31,8 @@ type keyRow struct {
 	Models   []string  `json:"models"`
 	Source   string    `json:"source"`
 
-	Limits map[string]int64 `json:"limits"`
+	Limits  map[string]int64 `json:"limits"`
+	Budgets []keyBudget      `json:"budgets"`
 }
 
 // keyList is the answer of the list of keys.
@@ -83,7 +85,27 @@ func (k keyRow) limits() string {
 			all = append(all, fmt.Sprintf("%d %s", n, l.unit))
 		}
 	}
+	for _, b := range k.Budgets {
+		if b.Hard > 0 {
+			all = append(all, fmt.Sprintf("%s %s/%s", number(b.Hard), b.unit(), b.Per))
+		}
+	}
 	return strings.Join(all, ", ")
+}
+
+// keyBudget is a budget of a key. The JSON is that of the API.
+type keyBudget struct {
+	Per  string  `json:"per"`
+	Of   string  `json:"of"`
+	Hard float64 `json:"hard"`
+}
+
+// unit is the word for what the budget counts.
+func (b keyBudget) unit() string {
+	if b.Of == string(usage.OfTokens) {
+		return "tok"
+	}
+	return b.Of
 }
 
 // keyTime is a time of a key; empty if there is none.
@@ -100,6 +122,7 @@ type newKey struct {
 	Name    string         `json:"name"`
 	Models  []string       `json:"models"`
 	Limits  map[string]int `json:"limits"`
+	Budgets []keyBudget    `json:"budgets"`
 	Expires *time.Time     `json:"expires"`
 }
 
@@ -108,6 +131,7 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 	var requests, tokens, atOnce int
 	var expires time.Duration
 	var printOnly bool
+	budgets := newKeyBudgets()
 	c := &cobra.Command{
 		Use:   "new --tenant NAME",
 		Short: "Make an API key at the running gateway; with --print, or if no gateway answers, print a key and its hash for the file",
@@ -124,7 +148,13 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 				asked.Expires = &at
 			}
 			asked.Limits = map[string]int{"requests_per_minute": requests, "tokens_per_minute": tokens, "max_concurrent_streams": atOnce}
-			plain := asked.Name == "" && len(asked.Models) == 0 && requests == 0 && tokens == 0 && atOnce == 0 && asked.Expires == nil
+			for _, b := range budgets {
+				if b.Hard != 0 {
+					asked.Budgets = append(asked.Budgets, *b)
+				}
+			}
+			plain := asked.Name == "" && len(asked.Models) == 0 && requests == 0 && tokens == 0 && atOnce == 0 && asked.Expires == nil &&
+				len(asked.Budgets) == 0
 			switch {
 			case printOnly && !plain:
 				return errors.New("keys new: --print takes --tenant alone: what else the key has is written into the file by hand")
@@ -141,9 +171,23 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 	f.IntVar(&requests, "requests-per-minute", 0, "the requests of the key per minute, beside the limits of its tenant (default: no limit)")
 	f.IntVar(&tokens, "tokens-per-minute", 0, "the tokens of the key per minute (default: no limit)")
 	f.IntVar(&atOnce, "max-concurrent", 0, "the requests of the key that run or wait at once (default: no limit)")
+	for _, b := range budgets {
+		f.Float64Var(&b.Hard, b.Of+"-per-"+b.Per, 0, fmt.Sprintf("the %s of the key per %s of the calendar in UTC (default: no budget)", b.Of, b.Per))
+	}
 	f.DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
 	f.BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")
 	return c
+}
+
+// newKeyBudgets returns the budgets that flags may set, empty.
+func newKeyBudgets() []*keyBudget {
+	var all []*keyBudget
+	for _, of := range []usage.Measure{usage.OfTokens, usage.OfCost} {
+		for _, per := range []usage.Span{usage.PerDay, usage.PerMonth} {
+			all = append(all, &keyBudget{Of: string(of), Per: string(per)})
+		}
+	}
+	return all
 }
 
 // makeKey makes a key at the running gateway. Without a gateway, a plain key, which has only a

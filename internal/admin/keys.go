@@ -42,6 +42,8 @@ type Key struct {
 	// how much of each is used.
 	Limits map[string]int      `json:"limits"`
 	Quota  map[string]LimitUse `json:"quota"`
+	// Budgets are those of the key, beside those of its tenant.
+	Budgets []BudgetUse `json:"budgets"`
 	// Source is KeyOfFile or KeyOfRuntime.
 	Source string `json:"source"`
 }
@@ -53,6 +55,17 @@ type KeyLimits struct {
 	MaxConcurrentStreams int `json:"max_concurrent_streams"`
 }
 
+// KeyBudget is what a key may use in a day or month of the calendar in UTC.
+type KeyBudget struct {
+	// Per is day or month. Of is tokens or cost; empty: tokens.
+	Per string `json:"per"`
+	Of  string `json:"of"`
+	// Soft is warned about, and Hard refused, in tokens or in the currency of the prices. 0: not
+	// so.
+	Soft float64 `json:"soft"`
+	Hard float64 `json:"hard"`
+}
+
 // NewKey is what an operator asks for.
 type NewKey struct {
 	Tenant string `json:"tenant"`
@@ -61,6 +74,8 @@ type NewKey struct {
 	Models []string `json:"models"`
 	// Limits are the limits of the key, beside those of its tenant.
 	Limits KeyLimits `json:"limits"`
+	// Budgets are the budgets of the key, beside those of its tenant.
+	Budgets []KeyBudget `json:"budgets"`
 	// Expires is when the key ends; nil: it does not end.
 	Expires *time.Time `json:"expires"`
 }
@@ -83,7 +98,7 @@ func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
 const maxNewKey = 64 << 10
 
 func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
-	const form = `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"expires":"2030-01-01T00:00:00Z"}; ` +
+	const form = `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"budgets":[{"per":"day","hard":1000000}],"expires":"2030-01-01T00:00:00Z"}; ` +
 		"all but tenant may be left out"
 	var asked NewKey
 	if !readObject(w, r, &asked, maxNewKey, form) {

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 )
 
 // NeedsRestart returns the fields that differ in next and take effect only when Sluice is
@@ -69,6 +70,7 @@ func (c *Config) Warnings() []string {
 		warnings = append(warnings, "auth.jwt.jwks_url has no TLS: anyone on the network path can add keys of his own and be any tenant")
 	}
 	warnings = append(warnings, c.emptyPools()...)
+	warnings = append(warnings, c.expiredKeys(time.Now())...)
 	if len(c.Models) == 0 && len(c.Upstreams) == 0 {
 		warnings = append(warnings, "there is no model, and no upstream to discover models on: add models or upstreams")
 	}
@@ -89,6 +91,19 @@ func (c *Config) emptyPools() []string {
 			if c.MayUse(t.Models, p.Name) && !slices.ContainsFunc(p.Models, usable) {
 				warnings = append(warnings, fmt.Sprintf("tenant %s may request the pool %s and none of its models, so each request for the pool is refused: "+
 					"add models of the pool to models of the tenant", t.Name, p.Name))
+			}
+		}
+	}
+	return warnings
+}
+
+// expiredKeys returns a warning for each key that has ended at a time.
+func (c *Config) expiredKeys(now time.Time) []string {
+	var warnings []string
+	for _, t := range c.Tenants {
+		for i, k := range t.Keys {
+			if !k.Expires.IsZero() && !k.Expires.After(now) {
+				warnings = append(warnings, fmt.Sprintf("tenants[%s].keys[%d] has expired at %s: remove it", t.Name, i, k.Expires.Format(time.RFC3339)))
 			}
 		}
 	}

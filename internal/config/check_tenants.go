@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,20 +85,32 @@ func (c *Config) MayUse(models []string, name string) bool {
 func (k *checker) checkBudgets(at path, all []Budget) {
 	for i, b := range all {
 		where := at.item(i)
-		switch {
-		case !k.valid(where) || !k.valid(where.field("soft")) || !k.valid(where.field("hard")):
+		if !k.valid(where) || !k.valid(where.field("soft")) || !k.valid(where.field("hard")) {
 			continue
-		case b.Soft == 0 && b.Hard == 0:
-			k.faultf(where, "needs soft, hard or both, above 0")
-		case b.Hard > 0 && b.Soft > b.Hard:
-			k.faultf(where.field("soft"), "must not be above hard, which is %s", strconv.FormatFloat(b.Hard, 'f', -1, 64))
-		case b.Per == "month" && k.config.Usage.DailyDays < 31:
-			k.faultf(where.field("per"), "is month, but usage.daily_days keeps %d days: a restart would forget the rest of the month", k.config.Usage.DailyDays)
+		}
+		if field, message := k.config.WrongBudget(b); field != "" {
+			k.faultf(where.field(field), "%s", message)
+		} else if message != "" {
+			k.faultf(where, "%s", message)
 		}
 		if slices.ContainsFunc(all[:i], func(o Budget) bool { return o.Per == b.Per && o.Of == b.Of }) {
 			k.faultf(where, "there is a budget of %s per %s already: give it both soft and hard", b.Of, b.Per)
 		}
 	}
+}
+
+// WrongBudget says what is wrong with a budget whose fields have values that they may have, and in
+// which field; an empty field stands for the whole budget. An empty message: nothing is wrong.
+func (c *Config) WrongBudget(b Budget) (field, message string) {
+	switch {
+	case b.Soft == 0 && b.Hard == 0:
+		return "", "needs soft, hard or both, above 0"
+	case b.Hard > 0 && b.Soft > b.Hard:
+		return "soft", "must not be above hard, which is " + strconv.FormatFloat(b.Hard, 'f', -1, 64)
+	case b.Per == "month" && c.Usage.DailyDays < 31:
+		return "per", fmt.Sprintf("is month, but usage.daily_days keeps %d days: a restart would forget the rest of the month", c.Usage.DailyDays)
+	}
+	return "", ""
 }
 
 // maxKeyName is the length of the longest name of a key, in bytes.

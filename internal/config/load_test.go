@@ -118,7 +118,7 @@ func TestEveryField(t *testing.T) {
 		LogRequests: true, AccessLog: AccessLog{To: AccessLogFile, Path: filepath.Join(here, "access.log"), MaxSize: 1 << 20, MaxFiles: 2, Sample: 0.5},
 		Redis: "rediss://sluice:pass@10.0.0.9:6380/2", RedisTimeout: 300 * time.Millisecond,
 		TaskLease: time.Minute, TaskLifetime: 2 * time.Minute, Auth: Auth{Mode: AuthNone}, CORS: CORS{Origins: []string{"https://app.example.com", "http://localhost:5173"}}, Usage: Usage{HourlyDays: 30, DailyDays: 400},
-		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch}},
+		Tenants: []Tenant{{Name: "acme", Keys: []Key{{Hash: zeros, Priority: Interactive}, {Hash: ones, Priority: Batch, Expires: time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)}},
 			Models: []string{"chat", "any"}, Weight: 3, Priority: Interactive, Limits: TenantLimits{RequestsPerMinute: 600,
 				TokensPerMinute: 200000, MaxConcurrentStreams: 50, MaxPrefill: 8, MaxQueueBytes: 16 << 20}}},
 		Engines: []Engine{{Name: "own", Versions: []EngineVersion{{

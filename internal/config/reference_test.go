@@ -222,6 +222,8 @@ func wordOf(t reflect.Type, tag reflect.StructTag) string {
 		return "duration"
 	case reflect.TypeFor[Size]():
 		return "size"
+	case reflect.TypeFor[time.Time]():
+		return "time"
 	case reflect.TypeFor[PerReplica]():
 		return "`auto` or whole number ≥ 1"
 	case reflect.TypeFor[Key]():

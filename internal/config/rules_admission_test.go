@@ -86,8 +86,12 @@ func tenantCases() []ruleCase {
 		{"key that is empty", "tenants: [{name: a, keys: ['']}]", []string{"1: tenants[a].keys[0]: " + hash}},
 		{"key as a list", "tenants: [{name: a, keys: [[sk-secret]]}]", []string{"1: tenants[a].keys[0]: must be a hash or a mapping with hash, is a list"}},
 		{"a key itself as hash", "tenants:\n- name: a\n  keys:\n  - priority: batch\n    hash: sk-secret", []string{"5: tenants[a].keys[0].hash: " + hash}},
+		{"a key that ends", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: tomorrow}]", []string{
+			`3: tenants[a].keys[0].expires: must be a time such as 2027-01-31T18:00:00Z or 2027-01-31, is text`}},
+		{"a key that ends on a day", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: 2027-01-31}]", nil},
+		{"a key that ends at a time", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: 2027-01-31T18:00:00+01:00}]", nil},
 		{"a key itself as a field", "tenants:\n- name: a\n  keys:\n  - hash: " + ones + "\n    sk-secret: batch",
-			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, name, priority, models, limits, budgets"}},
+			[]string{"5: tenants[a].keys[0]: has an unknown field; known are hash, name, priority, models, limits, budgets, expires"}},
 		{"a key itself as a name", "tenants: [{name: a, keys: [{name: sk-secret, hash: " + ones + "}]}]",
 			[]string{"1: tenants[a].keys[0].name: must be at most 100 bytes and not begin with sk-, as a key does"}},
 		{"unknown model of a key", "models: [{name: m, engine: sim, task: text-generation}]\ntenants: [{name: a, keys: [{models: [x], hash: " + ones + "}]}]",

@@ -34,6 +34,10 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 			d.decodeControl(n, control, at)
 			return
 		}
+		if moment, ok := v.Addr().Interface().(*time.Time); ok {
+			d.decodeTime(n, moment, at)
+			return
+		}
 		d.decodeStruct(n, v, at)
 	case reflect.Slice:
 		d.decodeList(n, v, at, r)
@@ -49,7 +53,9 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 }
 
 // keyFields returns the names of the fields of a Key.
-func keyFields() []string { return []string{"hash", "name", "priority", "models", "limits", "budgets"} }
+func keyFields() []string {
+	return []string{"hash", "name", "priority", "models", "limits", "budgets", "expires"}
+}
 
 // decodeKey reads a Key: a mapping, or the hash alone. A key itself may have been written there by
 // mistake, even as the name of a field, so no message repeats a name.
@@ -68,6 +74,19 @@ func (d *decoder) decodeKey(n *yaml.Node, key *Key, at path) {
 	default:
 		d.faultf(at, "must be a hash or a mapping with hash, is %s", describe(n))
 	}
+}
+
+// decodeTime reads a moment: a day and a time with its zone, or a day, which begins in UTC.
+func (d *decoder) decodeTime(n *yaml.Node, moment *time.Time, at path) {
+	if n.Kind == yaml.ScalarNode {
+		for _, form := range []string{time.RFC3339, time.DateOnly} {
+			if t, err := time.Parse(form, n.Value); err == nil {
+				*moment = t.UTC()
+				return
+			}
+		}
+	}
+	d.faultf(at, "must be a time such as 2027-01-31T18:00:00Z or 2027-01-31, is %s", describe(n))
 }
 
 // decodeMap reads a mapping with arbitrary keys into a map.

@@ -140,6 +140,8 @@ func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 		return duration(tag)
 	case reflect.TypeFor[Size]():
 		return size(tag)
+	case reflect.TypeFor[time.Time]():
+		return text(`form:"time"`)
 	case reflect.TypeFor[PerReplica]():
 		return object{"anyOf": []any{object{"const": "auto"}, object{"type": "integer", "minimum": 1}}}
 	}

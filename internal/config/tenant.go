@@ -1,11 +1,13 @@
 package config
 
+import "time"
+
 // Tenant is one caller, with its keys and limits.
 type Tenant struct {
 	// Name is the name of the tenant. It is unique.
 	Name string `yaml:"name" required:"true" form:"name"`
 	// Keys are the keys of the tenant, all valid at the same time. Each is a hash as sluice keys
-	// new prints it, or a mapping {hash, name, priority, models, limits}.
+	// new prints it, or a mapping {hash, name, priority, models, limits, budgets, expires}.
 	Keys []Key `yaml:"keys"`
 	// Models are the models that the tenant may use, by name or alias; "*" is every model and every
 	// pool. The name of a pool permits the tenant to request the pool. Such a request is served by
@@ -45,6 +47,9 @@ type Key struct {
 	// Budgets are what the key may use in a day or month, besides those of the tenant. Default: no
 	// budgets.
 	Budgets []Budget `yaml:"budgets"`
+	// Expires is when the key ends: 2027-01-31T18:00:00Z, or 2027-01-31 for the beginning of that
+	// day in UTC. Requests then get 401 expired_api_key. Default: the key does not end.
+	Expires time.Time `yaml:"expires"`
 }
 
 // KeyLimits are the limits of one key over all models. 0 is no limit.

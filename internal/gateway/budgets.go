@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/keys"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
@@ -27,6 +28,18 @@ func spendingBudgets(c *config.Config) []usage.Budget {
 		add(t.Name, "", t.Budgets)
 		for _, k := range t.Keys {
 			add(t.Name, authz.KeyName(t.Name, authz.FileKeyID(k.Hash)), k.Budgets)
+		}
+	}
+	return all
+}
+
+// runtimeBudgets returns the budgets of the keys of run time.
+func runtimeBudgets(made []keys.Key) []usage.Budget {
+	var all []usage.Budget
+	for _, k := range made {
+		for _, b := range k.Budgets {
+			all = append(all, usage.Budget{Tenant: k.Tenant, Key: authz.KeyName(k.Tenant, k.ID), Per: usage.Span(b.Per), Of: usage.Measure(b.Of),
+				Soft: b.Soft, Hard: b.Hard})
 		}
 	}
 	return all
@@ -136,9 +149,25 @@ func budgetUses(all []usage.Standing, tenant string) []admin.BudgetUse {
 	var uses []admin.BudgetUse
 	for _, s := range all {
 		if s.Tenant == tenant {
-			uses = append(uses, admin.BudgetUse{Key: s.Key, Per: string(s.Per), Of: string(s.Of), Used: s.Used, Soft: s.Soft, Hard: s.Hard,
-				Level: s.Level.String(), Resets: s.Resets})
+			uses = append(uses, budgetUse(s))
 		}
 	}
 	return uses
+}
+
+// keyBudgetUses returns how far the budgets of keys are used, by the names of the keys.
+func keyBudgetUses(all []usage.Standing) map[string][]admin.BudgetUse {
+	uses := map[string][]admin.BudgetUse{}
+	for _, s := range all {
+		if s.Key != "" {
+			uses[s.Key] = append(uses[s.Key], budgetUse(s))
+		}
+	}
+	return uses
+}
+
+// budgetUse returns a budget as the API shows it.
+func budgetUse(s usage.Standing) admin.BudgetUse {
+	return admin.BudgetUse{Key: s.Key, Per: string(s.Per), Of: string(s.Of), Used: s.Used, Soft: s.Soft, Hard: s.Hard,
+		Level: s.Level.String(), Resets: s.Resets}
 }

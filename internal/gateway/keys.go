@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/keys"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // keyKeeper keeps the keys of run time, and puts them in force.
@@ -76,10 +79,11 @@ func (k *keyKeeper) apply() {
 	k.applyLocked()
 }
 
-// applyLocked is apply for a caller that holds mu. The limits of a key are in force before the key
-// is.
+// applyLocked is apply for a caller that holds mu. The limits and budgets of a key are in force
+// before the key is.
 func (k *keyKeeper) applyLocked() {
 	k.gateway.limits.setKeys(runtimeKeyLimits(k.made))
+	k.gateway.usage.SetBudgets(append(spendingBudgets(k.gateway.config()), runtimeBudgets(k.made)...))
 	k.gateway.auth.SetKeys(runtimeKeys(k.gateway.config(), k.made))
 }
 
@@ -106,10 +110,14 @@ func (a keyAdmin) List(ctx context.Context) []admin.Key {
 	for _, k := range a.g.keys.Store.List() {
 		list = append(list, a.runtimeKey(k))
 	}
+	budgets := keyBudgetUses(a.g.usage.Standings())
 	used := a.g.keys.LastUsed(ctx)
 	for i := range list {
 		if at, ok := used[list[i].UsageKey]; ok {
 			list[i].LastUsed = &at
+		}
+		if all := budgets[list[i].UsageKey]; all != nil {
+			list[i].Budgets = all
 		}
 	}
 	return list
@@ -118,8 +126,12 @@ func (a keyAdmin) List(ctx context.Context) []admin.Key {
 // fileKey returns a key of the file as the API shows it.
 func (a keyAdmin) fileKey(t config.Tenant, k config.Key) admin.Key {
 	id := authz.FileKeyID(k.Hash)
-	return admin.Key{ID: id, UsageKey: authz.KeyName(t.Name, id), Tenant: t.Name, Name: k.Name, Models: shownModels(k.Models, t),
-		Limits: shownLimits(keys.Limits(k.Limits)), Quota: a.quota(t.Name, id, keys.Limits(k.Limits)), Source: admin.KeyOfFile}
+	v := admin.Key{ID: id, UsageKey: authz.KeyName(t.Name, id), Tenant: t.Name, Name: k.Name, Models: shownModels(k.Models, t),
+		Limits: shownLimits(keys.Limits(k.Limits)), Quota: a.quota(t.Name, id, keys.Limits(k.Limits)), Budgets: []admin.BudgetUse{}, Source: admin.KeyOfFile}
+	if !k.Expires.IsZero() {
+		v.Expires = &k.Expires
+	}
+	return v
 }
 
 // runtimeKey returns a key of run time as the API shows it.
@@ -127,7 +139,7 @@ func (a keyAdmin) runtimeKey(k keys.Key) admin.Key {
 	tenants := a.g.config().Tenants
 	v := admin.Key{ID: k.ID, UsageKey: authz.KeyName(k.Tenant, k.ID), Tenant: k.Tenant, Name: k.Name, Prefix: authz.KeyPrefix(k.ID),
 		Created: &k.Created, Models: []string{},
-		Limits: shownLimits(k.Limits), Quota: a.quota(k.Tenant, k.ID, k.Limits), Source: admin.KeyOfRuntime}
+		Limits: shownLimits(k.Limits), Quota: a.quota(k.Tenant, k.ID, k.Limits), Budgets: []admin.BudgetUse{}, Source: admin.KeyOfRuntime}
 	if !k.Expires.IsZero() {
 		v.Expires = &k.Expires
 	}
@@ -188,15 +200,23 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	if wrong := wrongLimit(asked.Limits); wrong != "" {
 		return invalid(wrong, wrong+" must be a whole number between 0, which is no limit, and the largest one of a tenant.")
 	}
+	budgets, wrong := newBudgets(c, asked.Budgets)
+	if wrong != "" {
+		return invalid("budgets", wrong)
+	}
 	made := a.freshKey()
-	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models, Limits: keys.Limits(asked.Limits), Created: now}
+	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models, Limits: keys.Limits(asked.Limits), Budgets: budgets, Created: now}
 	if asked.Expires != nil {
 		k.Expires = asked.Expires.UTC()
 	}
 	if err := a.g.keys.Add(ctx, k); err != nil {
 		return admin.Key{}, "", keysFault(err)
 	}
-	return a.runtimeKey(k), made.Secret, nil
+	v := a.runtimeKey(k)
+	if all := keyBudgetUses(a.g.usage.Standings())[v.UsageKey]; all != nil {
+		v.Budgets = all
+	}
+	return v, made.Secret, nil
 }
 
 // maxKeyModels is the largest number of models that a key may name.
@@ -238,6 +258,28 @@ func wrongLimit(asked admin.KeyLimits) string {
 		}
 	}
 	return ""
+}
+
+// newBudgets returns the budgets of a new key, or says what is wrong with them.
+func newBudgets(c *config.Config, asked []admin.KeyBudget) (all []keys.Budget, wrong string) {
+	for i, b := range asked {
+		b.Of = cmp.Or(b.Of, string(usage.OfTokens))
+		switch {
+		case b.Per != string(usage.PerDay) && b.Per != string(usage.PerMonth):
+			return nil, fmt.Sprintf("budgets[%d].per must be day or month.", i)
+		case b.Of != string(usage.OfTokens) && b.Of != string(usage.OfCost):
+			return nil, fmt.Sprintf("budgets[%d].of must be tokens or cost.", i)
+		case b.Soft < 0 || b.Hard < 0:
+			return nil, fmt.Sprintf("budgets[%d] must not be below 0.", i)
+		case slices.ContainsFunc(all, func(o keys.Budget) bool { return o.Per == b.Per && o.Of == b.Of }):
+			return nil, fmt.Sprintf("budgets has two of %s per %s: give one of them both soft and hard.", b.Of, b.Per)
+		}
+		if field, message := c.WrongBudget(config.Budget(b)); message != "" {
+			return nil, strings.TrimSuffix(fmt.Sprintf("budgets[%d].%s", i, field), ".") + " " + message + "."
+		}
+		all = append(all, keys.Budget(b))
+	}
+	return all, ""
 }
 
 // freshKey makes a key with an id that no other key has.

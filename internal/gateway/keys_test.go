@@ -43,3 +43,39 @@ func TestB4_ModelsOfANewKey(t *testing.T) {
 		t.Error("a key may name too many models")
 	}
 }
+
+// The budgets of a new key obey the rules of those in the file.
+func TestB3_BudgetsOfANewKey(t *testing.T) {
+	parse := func(file string) *config.Config {
+		t.Helper()
+		c, err := config.Parse("sluice.yaml", []byte(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	usual, short := parse("models: []"), parse("usage: {daily_days: 10}")
+	for _, c := range []struct {
+		config *config.Config
+		asked  []admin.KeyBudget
+		want   string
+	}{
+		{usual, nil, ""},
+		{usual, []admin.KeyBudget{{Per: "day", Hard: 1}, {Per: "day", Of: "cost", Soft: 1}, {Per: "month", Soft: 1, Hard: 1}}, ""},
+		{usual, []admin.KeyBudget{{Per: "week", Hard: 1}}, "budgets[0].per must be day or month."},
+		{usual, []admin.KeyBudget{{Per: "day", Of: "requests", Hard: 1}}, "budgets[0].of must be tokens or cost."},
+		{usual, []admin.KeyBudget{{Per: "day", Hard: 1}, {Per: "day", Of: "tokens", Hard: 2}}, "budgets has two of tokens per day: give one of them both soft and hard."},
+		{usual, []admin.KeyBudget{{Per: "day", Hard: -1}}, "budgets[0] must not be below 0."},
+		{usual, []admin.KeyBudget{{Per: "day"}}, "budgets[0] needs soft, hard or both, above 0."},
+		{usual, []admin.KeyBudget{{Per: "day", Soft: 2, Hard: 1}}, "budgets[0].soft must not be above hard, which is 1."},
+		{short, []admin.KeyBudget{{Per: "month", Hard: 1}}, "budgets[0].per is month, but usage.daily_days keeps 10 days: a restart would forget the rest of the month."},
+	} {
+		got, wrong := newBudgets(c.config, c.asked)
+		if wrong != c.want || wrong == "" && len(got) != len(c.asked) {
+			t.Errorf("%v: %v, %q, want %q", c.asked, got, wrong, c.want)
+		}
+	}
+	if got, _ := newBudgets(usual, []admin.KeyBudget{{Per: "day", Hard: 1}}); got[0].Of != "tokens" {
+		t.Errorf("without of: %v", got)
+	}
+}

@@ -138,10 +138,6 @@ func (g *Gateway) configParts() []part {
 			prices := modelPrices(c)
 			return done(func() { g.prices.Store(&prices) }), nil
 		}},
-		{"budgets", func(c *config.Config) (func() error, error) {
-			budgets := spendingBudgets(c)
-			return done(func() { g.usage.SetBudgets(budgets) }), nil
-		}},
 		{"streams", func(c *config.Config) (func() error, error) {
 			rules := streamRules(c)
 			return done(func() { g.streams.relay.SetRules(rules) }), nil

@@ -43,7 +43,8 @@ func authConfig(c *config.Config) authz.Config {
 func fileKeys(c *config.Config, keys []config.Key) []authz.KeyConfig {
 	var all []authz.KeyConfig
 	for _, k := range keys {
-		all = append(all, authz.KeyConfig{Hash: k.Hash, Priority: string(k.Priority), Models: keyModels(c, k.Models), Limited: k.Limits != config.KeyLimits{}})
+		all = append(all, authz.KeyConfig{Hash: k.Hash, Priority: string(k.Priority), Models: keyModels(c, k.Models), Limited: k.Limits != config.KeyLimits{},
+			Expires: k.Expires})
 	}
 	return all
 }

@@ -31,6 +31,8 @@ type Key struct {
 	Models []string `json:"models,omitempty"`
 	// Limits are those of the key, beside those of its tenant.
 	Limits Limits `json:"limits,omitzero"`
+	// Budgets are those of the key, beside those of its tenant.
+	Budgets []Budget `json:"budgets,omitempty"`
 	// Created is when the key was made. Expires is when it ends; zero: it does not end.
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"`
@@ -41,6 +43,16 @@ type Limits struct {
 	RequestsPerMinute    int `json:"requests_per_minute,omitempty"`
 	TokensPerMinute      int `json:"tokens_per_minute,omitempty"`
 	MaxConcurrentStreams int `json:"max_concurrent_streams,omitempty"`
+}
+
+// Budget is what a key may use in a day or month, in tokens or in the currency of the prices.
+type Budget struct {
+	// Per is day or month, Of is tokens or cost.
+	Per string `json:"per"`
+	Of  string `json:"of"`
+	// Soft is warned about, and Hard refused. 0: not so.
+	Soft float64 `json:"soft,omitempty"`
+	Hard float64 `json:"hard,omitempty"`
 }
 
 // MaxKeys is the number of keys that a store may have.

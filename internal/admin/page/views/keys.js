@@ -7,6 +7,10 @@ import { get, send } from '../api.js';
 import { ask, action, button, tell } from '../dialog.js';
 
 const limits = [['requests_per_minute', 'Requests per minute'], ['tokens_per_minute', 'Tokens per minute'], ['max_concurrent_streams', 'Requests at once']];
+const budgets = [
+  { name: 'tokens_day', title: 'Tokens per day', of: 'tokens', per: 'day' },
+  { name: 'cost_month', title: 'Cost per month', of: 'cost', per: 'month' },
+];
 const every = 5000; // ms between two reads
 
 export function keys(place) {
@@ -55,10 +59,11 @@ function usable(k) {
   return k.models.includes('*') ? 'all' : k.models.join(', ') || 'none';
 }
 
-/** Returns how much of each limit of a key is used, in words. */
+/** Returns how much of each limit and budget of a key is used, in words. */
 function limited(k) {
   const unit = { requests_per_minute: 'req/min', tokens_per_minute: 'tok/min', max_concurrent_streams: 'at once' };
   const all = Object.entries(k.quota).map(([name, q]) => `${number(q.used)} of ${number(q.limit)} ${unit[name] ?? name}`);
+  for (const b of k.budgets) all.push(`${number(b.used)} of ${number(b.hard || b.soft)} ${b.of === 'tokens' ? 'tok' : b.of}/${b.per}`);
   return all.length > 0 ? all : ['–'];
 }
 
@@ -78,6 +83,7 @@ function make(tenants, changed) {
       el('label', {}, 'Name', el('input', { name: 'name', maxlength: '100', autocomplete: 'off' })),
       el('label', {}, 'Models, with commas (empty: those of the tenant)', el('input', { name: 'models', autocomplete: 'off' })),
       ...limits.map(([name, title]) => el('label', {}, `${title} (empty: no limit of its own)`, el('input', { name, type: 'number', min: '1' }))),
+      ...budgets.map(({ name, title }) => el('label', {}, `${title} (empty: no budget of its own)`, el('input', { name, type: 'number', min: '0', step: 'any' }))),
       el('label', {}, 'Days until it ends (empty: never)', el('input', { name: 'expires', type: 'number', min: '1', max: '3650' })),
     ],
     run: async (form) => {
@@ -86,6 +92,7 @@ function make(tenants, changed) {
         tenant: form.elements.tenant.value, name: form.elements.name.value,
         models: form.elements.models.value.split(',').map((name) => name.trim()).filter(Boolean),
         limits: Object.fromEntries(limits.map(([name]) => [name, Number(form.elements[name].value)])),
+        budgets: budgets.map(({ name, of, per }) => ({ of, per, hard: Number(form.elements[name].value) })).filter((b) => b.hard > 0),
         ...(days > 0 && { expires: new Date(get.now + days * 86_400_000).toISOString() }),
       });
       tell(`The key of ${said.tenant} works at all gateways within a second.`);
