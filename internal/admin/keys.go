@@ -98,7 +98,8 @@ func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
 const maxNewKey = 64 << 10
 
 func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
-	const form = `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},"budgets":[{"per":"day","hard":1000000}],"expires":"2030-01-01T00:00:00Z"}; ` +
+	const form = `{"tenant":"acme","name":"ci","models":["chat"],"limits":{"requests_per_minute":60},` +
+		`"budgets":[{"per":"day","hard":1000000}],"expires":"2030-01-01T00:00:00Z"}; ` +
 		"all but tenant may be left out"
 	var asked NewKey
 	if !readObject(w, r, &asked, maxNewKey, form) {

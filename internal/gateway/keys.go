@@ -205,7 +205,8 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 		return invalid("budgets", wrong)
 	}
 	made := a.freshKey()
-	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models, Limits: keys.Limits(asked.Limits), Budgets: budgets, Created: now}
+	k := keys.Key{ID: made.ID, Hash: made.Hash, Tenant: asked.Tenant, Name: asked.Name, Models: asked.Models,
+		Limits: keys.Limits(asked.Limits), Budgets: budgets, Created: now}
 	if asked.Expires != nil {
 		k.Expires = asked.Expires.UTC()
 	}
