@@ -323,14 +323,26 @@ func (c Credentials) Digest() string {
 	return hex.EncodeToString(d[:])
 }
 
-// Watch returns a function that reports whether the key with this digest (see Credentials.Digest)
-// still belongs to the tenant. Long connections call Watch when the key was just authenticated, and
-// the function later, to notice a key that was revoked. In an open policy every key is valid.
-func (a *Authenticator) Watch(tenant, key string) (valid func() bool) {
+// Proof returns by what Watch knows the caller: the digest of its key, or its whole token. Another
+// process of the gateway than the one that has verified the token may serve the connection. It has
+// to verify the token itself.
+func (a *Authenticator) Proof(c Credentials) string {
+	if p := a.policy.Load(); p == nil || p.open != nil || p.header != nil || p.tokens == nil {
+		return c.Digest()
+	}
+	token, _ := c.key() // a caller without a token was refused
+	return token
+}
+
+// Watch returns a function that reports whether the key of this Proof still belongs to the tenant.
+// Long connections call Watch when the key was just authenticated, and the function later, to
+// notice a key that was revoked. In an open policy every key is valid. Watch may block as
+// Authenticate does.
+func (a *Authenticator) Watch(tenant, proof string) (valid func() bool) {
 	good := func() bool { return false }
 	if p := a.policy.Load(); p != nil && p.tokens != nil {
-		if d, err := parseHash(hashPrefix + key); err == nil {
-			good = p.tokens.Watch(d)
+		if t, fault := p.bearer(proof, nil); fault == nil && t.Name == tenant {
+			good = p.tokens.Watch(sha256.Sum256([]byte(proof)))
 		}
 	}
 	return func() bool {
@@ -345,7 +357,7 @@ func (a *Authenticator) Watch(tenant, key string) (valid func() bool) {
 		case p.tokens != nil:
 			return p.byName[tenant] != nil && good()
 		}
-		return p.keyOf(tenant, key) != nil
+		return p.keyOf(tenant, proof) != nil
 	}
 }
 

@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -102,8 +104,47 @@ func TestO12_Tokens(t *testing.T) {
 			t.Errorf("%q: %v, %v, want %q", token, got, fault, want)
 		}
 	}
-	good, bad := authz.Credentials{APIKey: "acme"}, authz.Credentials{APIKey: "beta"}
-	if !a.Watch("acme", good.Digest())() || a.Watch("acme", bad.Digest())() || a.Watch("beta", good.Digest())() {
+	good, bad := a.Proof(authz.Credentials{APIKey: "acme"}), a.Proof(authz.Credentials{APIKey: "beta"})
+	if !a.Watch("acme", good)() || a.Watch("acme", bad)() || a.Watch("beta", good)() {
 		t.Error("only the token that was verified is valid, and only for its tenant")
+	}
+}
+
+// seenTokens are tokens that one process has verified.
+type seenTokens struct {
+	tokens
+	seen map[[sha256.Size]byte]bool
+}
+
+func (s seenTokens) Verify(token string, onBlock func()) (jwks.Identity, error) {
+	i, err := s.tokens.Verify(token, onBlock)
+	s.seen[sha256.Sum256([]byte(token))] = err == nil
+	return i, err
+}
+
+func (s seenTokens) Watch(digest [sha256.Size]byte) func() bool {
+	return func() bool { return s.seen[digest] }
+}
+
+// During a restart one process may check the token of a WebSocket, and another one may serve it.
+func TestO12_ATokenOfAnotherProcess(t *testing.T) {
+	process := func() *authz.Authenticator {
+		return policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme"), tenant("beta")}, Tokens: seenTokens{seen: map[[sha256.Size]byte]bool{}}})
+	}
+	s := authz.Server{Authenticator: process()}
+	for name, h := range map[string]map[string]string{
+		"authorization": {"authorization": "Bearer acme"}, "subprotocol": {"sec-websocket-protocol": "realtime, openai-insecure-api-key.acme"},
+	} {
+		r, err := s.Check(context.Background(), &auth.CheckRequest{Attributes: &auth.AttributeContext{
+			Request: &auth.AttributeContext_Request{Http: &auth.AttributeContext_HttpRequest{Path: "/v1/realtime?model=m", Headers: h}}}})
+		if err != nil || r.GetOkResponse() == nil {
+			t.Fatalf("%s: %v, %v", name, r, err)
+		}
+		all := r.GetOkResponse().GetHeaders()
+		i := slices.IndexFunc(all, func(o *core.HeaderValueOption) bool { return o.GetHeader().GetKey() == headers.Key })
+		proof := all[i].GetHeader().GetValue()
+		if other := process(); !other.Watch("acme", proof)() || other.Watch("beta", proof)() {
+			t.Errorf("%s: another process does not know whose token it is", name)
+		}
 	}
 }

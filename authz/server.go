@@ -21,9 +21,9 @@ import (
 // Server implements Envoy's ext_authz over gRPC.
 //
 // An allowed request continues without its credentials and with three headers: x-sluice-tenant (the
-// tenant's name), x-sluice-priority (its priority) and x-sluice-key (the digest of its key). A
-// refused HTTP request gets the error in OpenAI's form. A refused gRPC request gets a status and
-// the error's message.
+// tenant's name), x-sluice-priority (its priority) and x-sluice-key (the digest of its key; for a
+// WebSocket, the Proof of its caller). A refused HTTP request gets the error in OpenAI's form. A
+// refused gRPC request gets a status and the error's message.
 type Server struct {
 	auth.UnimplementedAuthorizationServer
 	Authenticator *Authenticator
@@ -47,9 +47,11 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 		c.User = h[name]
 		passed.HeadersToRemove = append(passed.HeadersToRemove, name)
 	}
+	proof := Credentials.Digest
 	if path, _, _ := strings.Cut(r.GetPath(), "?"); path == routes.RealtimePath {
 		key := passProtocols(passed, h[protocolHeader])
 		c.APIKey = cmp.Or(c.APIKey, key)
+		proof = s.Authenticator.Proof
 	}
 	tenant, fault := s.Authenticator.Authenticate(c)
 	if fault != nil {
@@ -59,7 +61,7 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	if fault != nil {
 		return denied(fault, h), nil
 	}
-	passed.Headers = append(passed.Headers, setHeader(headers.Tenant, tenant.Name), setHeader(headers.Priority, priority), setHeader(headers.Key, c.Digest()))
+	passed.Headers = append(passed.Headers, setHeader(headers.Tenant, tenant.Name), setHeader(headers.Priority, priority), setHeader(headers.Key, proof(c)))
 	return &auth.CheckResponse{
 		Status:       &status.Status{Code: int32(codes.OK)},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: passed},

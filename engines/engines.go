@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -74,6 +75,15 @@ type Model struct {
 	// MaxReplicas is the greatest number of replicas that scaling out may reach. Its JSON name is
 	// part of the protocol of joined nodes.
 	MaxReplicas int `json:"Most"`
+}
+
+// PermittedAs returns the name that a caller must be allowed to use who asks for the model by this
+// name: that of the adapter if it is one, else that of the model.
+func (m *Model) PermittedAs(asked string) string {
+	if slices.Contains(m.Adapters, asked) {
+		return asked
+	}
+	return m.Name
 }
 
 // NameAt returns the name under which a replica knows the model.

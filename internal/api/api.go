@@ -88,7 +88,12 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	var names []string
 	for name, m := range models {
 		if canCall(name) {
-			names = append(append(names, name), m.Adapters...)
+			names = append(names, name)
+		}
+		for _, adapter := range m.Adapters {
+			if m.Launcher != engines.None && allowed(adapter) {
+				names = append(names, adapter)
+			}
 		}
 	}
 	for name, members := range c.pools() {
@@ -112,29 +117,25 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		c.list(w, r)
 		return
 	}
-	name, shown, ok := c.resolve(r.PathValue("id"))
+	name, ok := c.resolve(r.PathValue("id"))
 	if !ok || !c.allowed(r)(name) {
 		c.fail(w, r, openai.ModelNotFound("model", r.PathValue("id")))
 		return
 	}
-	c.answer(w, r, 200, c.card(shown))
+	c.answer(w, r, 200, c.card(name))
 }
 
-// resolve finds the model or pool that a client names. name is the name to authorize, and shown is
-// the id in the answer. Pools and adapters are shown like models, because clients can name them
-// like models.
-func (c Config) resolve(id string) (name, shown string, ok bool) {
+// resolve finds the model or pool that a client names. name is the name to authorize, and the id in
+// the answer. Pools and adapters are shown like models, because clients can name them like models.
+func (c Config) resolve(id string) (name string, ok bool) {
 	if _, ok := c.pools()[id]; ok {
-		return id, id, true
+		return id, true
 	}
 	m, ok := c.Fleet.Snapshot().Resolve(id)
-	switch {
-	case !ok:
-		return "", "", false
-	case slices.Contains(m.Adapters, id):
-		return m.Name, id, true
+	if !ok {
+		return "", false
 	}
-	return m.Name, m.Name, true
+	return m.PermittedAs(id), true
 }
 
 // pools returns the names of the pools and their models.

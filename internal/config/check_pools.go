@@ -69,12 +69,7 @@ func (k *checker) checkDefaultModel(at path) {
 // isServedElsewhere reports whether the model of this name, or every model of the pool, has
 // launcher none. Models of custom resources do not count: whoever writes them is not at fault.
 func (k *checker) isServedElsewhere(name string) bool {
-	members := []string{k.config.ModelName(name)}
-	for _, p := range k.config.Pools {
-		if p.Name == name {
-			members = p.Models
-		}
-	}
+	members := k.config.modelsOf(name)
 	elsewhere := map[string]bool{}
 	for _, m := range k.config.Models[:len(k.config.Models)-k.config.objectModels] {
 		elsewhere[m.Name] = m.Launcher == engines.None
@@ -108,4 +103,15 @@ func (c *Config) ModelName(name string) string {
 		}
 	}
 	return name
+}
+
+// modelsOf returns the names of the models of the pool of this name, or the name of the model that
+// has this name.
+func (c *Config) modelsOf(name string) []string {
+	for _, p := range c.Pools {
+		if p.Name == name {
+			return p.Models
+		}
+	}
+	return []string{c.ModelName(name)}
 }

@@ -74,11 +74,24 @@ func (k *checker) checkKeyModels(at path, tenant *Tenant, models []string) {
 	}
 }
 
-// MayUse reports whether a list of models, as a tenant has it, permits the model or pool of this
-// name.
+// MayUse reports whether a list of models, as a tenant has it, permits the model, adapter or pool
+// of this name.
 func (c *Config) MayUse(models []string, name string) bool {
-	name = c.ModelName(name)
-	return slices.ContainsFunc(models, func(m string) bool { return m == "*" || c.ModelName(m) == name })
+	return slices.ContainsFunc(models, func(m string) bool { return m == "*" || slices.Contains(c.Permits(m), c.Permits(name)[0]) })
+}
+
+// Permits returns the names that a tenant or key may use because its list of models has this name:
+// an adapter alone, or a model with its adapters, or a pool. An alias stands for its model.
+func (c *Config) Permits(name string) []string {
+	for _, m := range c.Models {
+		switch {
+		case slices.Contains(m.Adapters, name):
+			return []string{name}
+		case m.Name == name || slices.Contains(m.Aliases, name):
+			return append([]string{m.Name}, m.Adapters...)
+		}
+	}
+	return []string{name}
 }
 
 // checkBudgets checks that each budget bounds something, and something that no other one does.

@@ -14,7 +14,8 @@ import (
 type Moderation struct {
 	// Name is the name of the rule in logs and metrics.
 	Name string `yaml:"name" required:"true"`
-	// Models are the models that the rule applies to, by name or alias; "*" is all. Default ["*"].
+	// Models are the models that the rule applies to, by name or alias; a pool stands for its
+	// models, "*" is all. Default ["*"].
 	Models []string `yaml:"models" default:"[\"*\"]"`
 	// Tenants are the tenants that the rule applies to; "*" is all. Default ["*"].
 	Tenants []string `yaml:"tenants" default:"[\"*\"]"`
@@ -76,15 +77,17 @@ func (k *checker) checkModeration() {
 	}
 }
 
-// checkModerationScope checks the models and tenants of a rule, and replaces aliases by the names
-// of their models.
+// checkModerationScope checks the models and tenants of a rule, and replaces aliases and pools by
+// the names of their models: it is a model of the pool that answers.
 func (k *checker) checkModerationScope(at path, m *Moderation) {
+	var models []string
 	for j, model := range m.Models {
 		if model != "*" {
 			k.checkModelName(at.field("models").item(j), model, append(k.modelNames(), k.poolNames()...))
 		}
-		m.Models[j] = k.config.ModelName(model)
+		models = append(models, k.config.modelsOf(model)...)
 	}
+	m.Models = models
 	tenants := k.tenantNames()
 	for j, name := range m.Tenants {
 		if where := at.field("tenants").item(j); name != "*" && !slices.Contains(tenants, name) && k.valid(where) {

@@ -10,7 +10,8 @@ type Tenant struct {
 	// new prints it, or a mapping {hash, name, priority, models, limits, budgets, expires}.
 	Keys []Key `yaml:"keys"`
 	// Models are the models that the tenant may use, by name or alias; "*" is every model and every
-	// pool. The name of a pool permits the tenant to request the pool. Such a request is served by
+	// pool. A model includes its adapters, and the name of an adapter is that adapter alone. The
+	// name of a pool permits the tenant to request the pool. Such a request is served by
 	// those models of the pool that the tenant may use. Default ["*"].
 	Models []string `yaml:"models" default:"[\"*\"]"`
 	// Weight is the tenant's share of a saturated model, relative to other tenants of its priority.

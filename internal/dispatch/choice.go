@@ -25,7 +25,7 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 		return w.resolvePool(r, pool)
 	}
 	m, ok := w.snapshot.Resolve(r.Model)
-	if !ok || !mayUse(r.Allowed, m.Name) {
+	if !ok || !mayUse(r.Allowed, m.PermittedAs(r.Model)) {
 		return choice{}, openai.ModelNotFound("model", r.Model)
 	}
 	t := w.routes[m.Name]

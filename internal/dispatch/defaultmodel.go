@@ -32,7 +32,7 @@ func (w *routingTable) mayCall(name string, allowed func(string) bool) bool {
 		return allowed(name)
 	}
 	m, ok := w.snapshot.Resolve(name)
-	return ok && allowed(m.Name)
+	return ok && allowed(m.PermittedAs(name))
 }
 
 // onlyModel returns the model that the caller can call if there is only one. A caller who may use a

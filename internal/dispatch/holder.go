@@ -24,3 +24,13 @@ func (d *Dispatcher) Holder(tenant, responseID string) (model string, u Upstream
 	}
 	return "", Upstream{}, false
 }
+
+// Permitting returns the names that permit a caller requests to a model: its own name and those of
+// its adapters.
+func (d *Dispatcher) Permitting(model string) []string {
+	names := []string{model}
+	if t, ok := d.table.Load().routes[model]; ok {
+		names = append(names, t.Adapters...)
+	}
+	return names
+}

@@ -80,7 +80,7 @@ func (w *routingTable) taskRequest(r TaskRequest) (admission.TaskRequest, *opena
 		return ask, &openai.Error{Code: openai.CodeInvalidRequest, Param: "pool", Message: "Name a pool or a model, not both."}
 	case r.Model != "":
 		m, ok := w.snapshot.Resolve(r.Model)
-		if !ok || !mayUse(r.Allowed, m.Name) {
+		if !ok || !mayUse(r.Allowed, m.PermittedAs(r.Model)) {
 			return ask, openai.ModelNotFound("model", r.Model)
 		}
 		if w.drained[m.Name] {

@@ -152,17 +152,18 @@ func kindOf(status int) (reason string, kind Statuses) {
 // x-envoy-retriable-status-codes that make Envoy follow the set. Both are empty if the set has no
 // status.
 func (s Statuses) Envoy() (retryOn, codes string) {
-	const byCode = "retriable-status-codes"
 	if s == 0 {
 		s = AllStatuses
 	}
-	var list []string
+	var list, on []string
 	if s&OnTooMany != 0 {
-		list = append(list, "429")
+		// An engine behind another Envoy may mark its 429 with x-envoy-ratelimited. Envoy tries
+		// nothing again after such a response, unless it is told so.
+		list, on = append(list, "429"), append(on, "envoy-ratelimited")
 	}
 	switch {
 	case s&OnServerError != 0 && s&OnUnavailable != 0:
-		retryOn = "5xx" // Envoy's own name for all of them
+		on = append(on, "5xx") // Envoy's own name for all of them
 	case s&OnServerError != 0:
 		for status := 500; status <= 599; status++ {
 			if status != 503 {
@@ -173,7 +174,7 @@ func (s Statuses) Envoy() (retryOn, codes string) {
 		list = append(list, "503")
 	}
 	if len(list) > 0 {
-		retryOn = strings.TrimSuffix(byCode+","+retryOn, ",")
+		on = append(on, "retriable-status-codes")
 	}
-	return retryOn, strings.Join(list, ",")
+	return strings.Join(on, ","), strings.Join(list, ",")
 }

@@ -18,9 +18,9 @@ func TestR9_StatusesOfTheRule(t *testing.T) {
 		retryOn string
 		codes   int
 	}{
-		{0, []int{429, 500, 502, 503, 504, 599}, "retriable-status-codes,5xx", 1},
-		{AllStatuses, []int{429, 500, 502, 503, 504, 599}, "retriable-status-codes,5xx", 1},
-		{OnTooMany, []int{429}, "retriable-status-codes", 1},
+		{0, []int{429, 500, 502, 503, 504, 599}, "envoy-ratelimited,5xx,retriable-status-codes", 1},
+		{AllStatuses, []int{429, 500, 502, 503, 504, 599}, "envoy-ratelimited,5xx,retriable-status-codes", 1},
+		{OnTooMany, []int{429}, "envoy-ratelimited,retriable-status-codes", 1},
 		{OnUnavailable, []int{503}, "retriable-status-codes", 1},
 		{OnServerError, []int{500, 502, 504, 599}, "retriable-status-codes", 99},
 		{OnServerError | OnUnavailable, []int{500, 502, 503, 504, 599}, "5xx", 0},

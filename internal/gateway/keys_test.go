@@ -11,10 +11,10 @@ import (
 
 // A key of run time may name only models that its tenant may use, as far as they are known.
 func TestB4_ModelsOfANewKey(t *testing.T) {
-	const models = "models: [{name: x, launcher: none, aliases: [other]}, {name: y, launcher: none}]\npools: [{name: p, models: [x, y]}]\n"
+	const models = "models: [{name: x, launcher: none, aliases: [other]}, {name: y, launcher: none, adapters: [l]}]\npools: [{name: p, models: [x, y]}]\n"
 	parse := func(more string) *config.Config {
 		t.Helper()
-		c, err := config.Parse("sluice.yaml", []byte(models+"tenants: [{name: some, models: [x]}, {name: all}]\n"+more))
+		c, err := config.Parse("sluice.yaml", []byte(models+"tenants: [{name: some, models: [x]}, {name: all}, {name: lora, models: [l]}]\n"+more))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -29,6 +29,10 @@ func TestB4_ModelsOfANewKey(t *testing.T) {
 	}{
 		{known, "some", "x other *", ""},
 		{known, "some", "x y", `The tenant some may not use "y"`},
+		{known, "some", "l", `The tenant some may not use "l"`},
+		{known, "all", "l", ""},
+		{known, "lora", "l", ""},
+		{known, "lora", "y", `The tenant lora may not use "y"`},
 		{known, "some", "p", `The tenant some may not use "p"`},
 		{known, "some", "z", `There is no model or pool "z"`},
 		{known, "all", "x y p", ""},

@@ -268,7 +268,7 @@ func (g *Gateway) allowed(tenant, key string) func(model string) bool {
 func (g *Gateway) mayUse(tenant, key, model string) bool {
 	allowed := g.allowed(tenant, key)
 	m, ok := g.fleet.Snapshot().Resolve(model)
-	return allowed(model) || ok && allowed(m.Name)
+	return allowed(model) || ok && allowed(m.PermittedAs(model))
 }
 
 // serve runs all servers in the scope until it ends.

@@ -33,7 +33,7 @@ func authConfig(c *config.Config) authz.Config {
 		a.Header = &authz.TrustedHeader{Name: strings.ToLower(h.Name), From: h.Proxies}
 	}
 	for _, t := range c.Tenants {
-		tenant := authz.Tenant{Name: t.Name, Models: modelNames(c, t.Models), Priority: string(t.Priority), EngineLog: t.EngineLog}
+		tenant := authz.Tenant{Name: t.Name, Models: permittedNames(c, t.Models), Priority: string(t.Priority), EngineLog: t.EngineLog}
 		a.Tenants = append(a.Tenants, authz.TenantConfig{Tenant: tenant, Keys: fileKeys(c, t.Keys)})
 	}
 	return a
@@ -97,7 +97,7 @@ func keyModels(c *config.Config, names []string) []string {
 	if len(names) == 0 {
 		return nil
 	}
-	return modelNames(c, names)
+	return permittedNames(c, names)
 }
 
 // tokensConfig returns which tokens of an identity provider are accepted; nil: none.
@@ -122,13 +122,13 @@ func hangTimeout(c *config.Config) time.Duration {
 	return c.Envoy.HangTimeout
 }
 
-// modelNames replaces aliases by the names of their models.
-func modelNames(c *config.Config, names []string) []string {
-	resolved := make([]string, len(names))
-	for i, name := range names {
-		resolved[i] = c.ModelName(name)
+// permittedNames returns the names that a list of models permits.
+func permittedNames(c *config.Config, names []string) []string {
+	var all []string
+	for _, name := range names {
+		all = append(all, c.Permits(name)...)
 	}
-	return resolved
+	return all
 }
 
 // policy returns the policy of a model. longest is the bound of Envoy's routes, see maxDuration.

@@ -24,3 +24,18 @@ func TestBoundByRoute(t *testing.T) {
 		}
 	}
 }
+
+// TestModerationOfAPool: a rule that names a pool concerns each model of the pool.
+func TestModerationOfAPool(t *testing.T) {
+	c, err := config.Parse("f", []byte("models: [{name: a, engine: sim, aliases: [x]}, {name: b, engine: sim}, {name: c, engine: sim}]\n"+
+		"pools: [{name: both, models: [x, b]}]\nmoderation: [{name: r, literals: [secret], models: [both]}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := streamRules(c)
+	for model, want := range map[string]bool{"a": true, "b": true, "c": false} {
+		if got := rules.Moderated(model, "anyone"); got != want {
+			t.Errorf("the answers of %s are moderated: %t, want %t", model, got, want)
+		}
+	}
+}

@@ -20,8 +20,9 @@ const (
 	Route = "x-sluice-route"
 	// Tenant is the name of the tenant, for Sluice's own handlers behind ext_authz.
 	Tenant = "x-sluice-tenant"
-	// Key is the digest of the caller's API key. Handlers of long connections use it to notice a
-	// key that was revoked.
+	// Key is the digest of the caller's API key. For WebSockets it is what
+	// authz.Authenticator.Proof returns, by which their handler notices a key that was revoked or a
+	// token that has ended.
 	Key = "x-sluice-key"
 	// Handoff is the token of a request that ext_proc has handed to the relay. The relay claims the
 	// request with it, once.

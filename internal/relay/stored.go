@@ -45,7 +45,7 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	model, replica, ok := r.config.Dispatcher.Holder(tenant, id)
 	rules := r.rules.Load()
 	switch {
-	case !ok || !r.mayUse(req, model):
+	case !ok || !slices.ContainsFunc(r.config.Dispatcher.Permitting(model), func(name string) bool { return r.mayUse(req, name) }):
 		r.answerFault(w, req, &openai.Error{Code: openai.CodeResponseNotFound, Param: "response_id",
 			Message: "There is no stored response with this id, or the gateway does not know any more which replica has it."})
 	case rules.policy(model).GRPC:

@@ -32,7 +32,8 @@ type Handler struct {
 	// Tenants finds a tenant by its name and the digest of the client's key. It is called before
 	// every turn, so that a tenant that was removed is refused.
 	Tenants func(name, key string) (*authz.Tenant, bool)
-	// Watch returns a function that reports whether a tenant's key is still valid, by its digest.
+	// Watch returns a function that reports whether a tenant's key is still valid, by the header
+	// headers.Key.
 	// The function is called at every handshake and before every turn. nil: a key is valid as long
 	// as its tenant exists.
 	Watch func(tenant, key string) (valid func() bool)
