@@ -129,19 +129,44 @@ func (s *Store) Add(ctx context.Context, k Key) error {
 	if len(s.List()) >= MaxKeys {
 		return ErrFull
 	}
-	if err := s.Backend.Add(ctx, k); err != nil {
-		return err
-	}
-	return s.Read(ctx)
+	return s.change(ctx, func() error { return s.Backend.Add(ctx, k) }, func(all []Key) []Key { return append(all, k) })
 }
 
 // Remove removes a key and reports whether it was there.
 func (s *Store) Remove(ctx context.Context, id string) (bool, error) {
-	found, err := s.Backend.Remove(ctx, id)
-	if err != nil {
-		return false, err
+	found := false
+	err := s.change(ctx, func() (err error) {
+		found, err = s.Backend.Remove(ctx, id)
+		return err
+	}, func(all []Key) []Key {
+		return slices.DeleteFunc(all, func(k Key) bool { return k.ID == id })
+	})
+	return found, err
+}
+
+// change changes the backend, and puts the change in force also if the keys cannot be read then.
+func (s *Store) change(ctx context.Context, stored func() error, change func([]Key) []Key) error {
+	err := s.store(stored, change)
+	if err == nil {
+		_ = s.Read(ctx) // it logs why it fails
 	}
-	return found, s.Read(ctx)
+	return err
+}
+
+// store is change without the reading. No reading that began before may end after it.
+func (s *Store) store(stored func() error, change func([]Key) []Key) error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	if err := stored(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.read { // else the first reading finds the change
+		s.keys = change(slices.Clone(s.keys))
+		s.Apply(slices.Clone(s.keys))
+	}
+	return nil
 }
 
 // readTimeout bounds one read of the keys.

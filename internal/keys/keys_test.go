@@ -188,3 +188,34 @@ func TestB4_AUseIsWrittenOnceAMinute(t *testing.T) {
 		}
 	}
 }
+
+// deafBackend stores what it is told, and cannot be read while down is set.
+type deafBackend struct {
+	Backend
+	down bool
+}
+
+func (d *deafBackend) Load(ctx context.Context) ([]Key, error) {
+	if d.down {
+		return nil, errors.New("it cannot be read")
+	}
+	return d.Backend.Load(ctx)
+}
+
+// An operator whose key was stored gets the key, which is good at once, also if the keys cannot be
+// read after that. The same holds for a revocation.
+func TestB4_AChangeIsInForceWithoutAReading(t *testing.T) {
+	var inForce []Key
+	d := &deafBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json"))}
+	s := New(Config{Backend: d, Apply: func(all []Key) { inForce = all }, Log: zap.NewNop()})
+	if err := s.Read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d.down = true
+	if err := s.Add(t.Context(), Key{ID: "one"}); err != nil || len(inForce) != 1 || len(s.List()) != 1 {
+		t.Errorf("made: %v, %v", err, inForce)
+	}
+	if found, err := s.Remove(t.Context(), "one"); !found || err != nil || len(inForce) != 0 {
+		t.Errorf("revoked: %v, %v, %v", found, err, inForce)
+	}
+}
