@@ -149,6 +149,7 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 			continue
 		}
 		p := readPod(object)
+		p.lost = isLost(object, now)
 		if read.ordered {
 			p.index, p.unschedulable = groupIndex(p.name), p.unschedulable || stuck[p.name]
 		}
