@@ -68,7 +68,9 @@ func (w Weights) loaderHash() string {
 	return hashPrefix(string(data), 12)
 }
 
-// loader returns the Job that fetches the weights.
+// loader returns the Job that fetches the weights. Its failed pods are not restarted but stay, so
+// that they tell why until the Job is made again. Kubernetes deletes restarted ones when the Job
+// fails.
 func (in install) loader(w Weights) *batchv1.Job {
 	name := in.jobName(w)
 	labels := in.labels()
@@ -79,7 +81,7 @@ func (in install) loader(w Weights) *batchv1.Job {
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(4)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
-				RestartPolicy: corev1.RestartPolicyOnFailure, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
+				RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 				SecurityContext: &corev1.PodSecurityContext{
 					RunAsNonRoot: new(true), RunAsUser: new(int64(loaderUser)), RunAsGroup: new(int64(loaderUser)), FSGroup: new(int64(loaderUser)),
 					SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
