@@ -443,10 +443,11 @@ func (c *cluster) isGone(model string) bool {
 }
 
 // blockedModels returns, by model, why the cluster creates no pods: the API rejects the Deployment,
-// or the Deployment's controller reports a failure.
+// the Deployment's controller reports a failure, or the Job for the weights has no pod.
 func (c *cluster) blockedModels() map[string]string {
-	all := map[string]string{}
-	for _, d := range c.deployments.list(time.Now()) {
+	now := time.Now()
+	all := c.jobsWithoutPods(now)
+	for _, d := range c.deployments.list(now) {
 		for _, is := range d.Status.Conditions {
 			if is.Type == appsv1.DeploymentReplicaFailure && is.Status == corev1.ConditionTrue {
 				all[d.Annotations[annotationModel]] = is.Message

@@ -9,14 +9,19 @@ import (
 	"strconv"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
-// loaderInterval is the time between two questions of how far a loader is.
-const loaderInterval = time.Second
+const (
+	// loaderInterval is the time between two questions of how far a loader is.
+	loaderInterval = time.Second
+	// loaderPodWait is how long a Job may have no pod before that is a fault.
+	loaderPodWait = 30 * time.Second
+)
 
 // loaderLoop asks the running loaders how far they are, until ctx ends.
 func (c *cluster) loaderLoop(ctx context.Context) {
@@ -93,6 +98,33 @@ func (c *cluster) loaders(pods []*corev1.Pod) []engines.Replica {
 			r.Reason = podRedactor(p).Text(r.Reason)
 		}
 		all = append(all, r)
+	}
+	return all
+}
+
+// jobsWithoutPods returns, by model, that the Job for its weights has no pod, which else would tell
+// how far the weights are. The API may refuse the pods, such as under a quota. A Job has no
+// condition for that, only events, which Sluice does not read.
+func (c *cluster) jobsWithoutPods(now time.Time) map[string]string {
+	c.mu.Lock()
+	models := c.wanted
+	c.mu.Unlock()
+	pods, jobs := c.pods.list(now), map[string]*batchv1.Job{}
+	for _, j := range c.jobs.list(now) {
+		jobs[j.Name] = j
+	}
+	all := map[string]string{}
+	for _, m := range models {
+		if m.Weights == nil || m.Desired == 0 {
+			continue
+		}
+		j := jobs[c.jobName(*m.Weights)]
+		if j == nil || now.Sub(j.CreationTimestamp.Time) < loaderPodWait || newestLoader(pods, j.Name) != nil {
+			continue
+		}
+		if end, _ := jobEnd(j); end != batchv1.JobComplete {
+			all[m.Name] = fmt.Sprintf("the Job %s, which fetches its weights, has no pod; see why with kubectl describe job %s", j.Name, j.Name)
+		}
 	}
 	return all
 }
