@@ -53,16 +53,17 @@ func newTransport() *http.Transport {
 	return t
 }
 
-// client returns the client for a source.
+// client returns the client for a source. Space around the token is left out, because files and
+// Secrets often end with a new line.
 func (f *Fetcher) client(s Source) *client {
-	c := &client{endpoint: s.endpoint(), token: s.Token}
+	c := &client{endpoint: s.endpoint(), token: strings.TrimSpace(s.Token)}
 	c.close = func() {}
 	transport := f.Transport
 	if transport == nil {
 		own := newTransport()
 		transport, c.close = own, own.CloseIdleConnections
 	}
-	c.http = http.Client{Transport: &authorized{c.endpoint, s.Token, transport}, CheckRedirect: checkRedirect}
+	c.http = http.Client{Transport: &authorized{c.endpoint, c.token, transport}, CheckRedirect: checkRedirect}
 	return c
 }
 

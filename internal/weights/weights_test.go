@@ -302,7 +302,7 @@ func TestU19_TokenGoesToTheHubAlone(t *testing.T) {
 			t.Errorf("with token %q: %v, want an error that says %q", token, err, want)
 		}
 	}
-	s.Token = "hf_secret"
+	s.Token = "hf_secret\n" // as a Secret has it that was made from a file
 	path, err := fetcher().Fetch(t.Context(), s, nil)
 	if err != nil {
 		t.Fatal(err)
