@@ -185,12 +185,8 @@ func (d *download) fill(ctx context.Context, t *target) error {
 
 // request requests what is missing and writes what comes.
 func (d *download) request(ctx context.Context, t *target) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stalled := time.AfterFunc(d.fetcher.stall(), func() {
-		cancel(fmt.Errorf("nothing has come for %v", d.fetcher.stall()))
-	})
-	defer stalled.Stop()
+	ctx, stalled, stop := untilStalled(ctx, d.fetcher.stall())
+	defer stop()
 	header := http.Header{}
 	if t.size > 0 {
 		header.Set("Range", fmt.Sprintf("bytes=%d-", t.size))
@@ -206,6 +202,14 @@ func (d *download) request(ctx context.Context, t *target) error {
 		}
 	}
 	return d.copy(ctx, t, response.Body, stalled)
+}
+
+// untilStalled returns a context that ends when the timer has not been reset for so long. stop ends
+// both.
+func untilStalled(ctx context.Context, stall time.Duration) (_ context.Context, timer *time.Timer, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer = time.AfterFunc(stall, func() { cancel(fmt.Errorf("nothing has come for %v", stall)) })
+	return ctx, timer, func() { timer.Stop(); cancel(nil) }
 }
 
 // refused handles a request without an answer to read. A server that does not have the rest is

@@ -42,6 +42,8 @@ func ValidRepository(id string) bool {
 type client struct {
 	endpoint, token string
 	http            http.Client
+	// stall is how long an answer may stand still.
+	stall time.Duration
 	// close closes the connections.
 	close func()
 }
@@ -56,7 +58,7 @@ func newTransport() *http.Transport {
 // client returns the client for a source. Space around the token is left out, because files and
 // Secrets often end with a new line.
 func (f *Fetcher) client(s Source) *client {
-	c := &client{endpoint: s.endpoint(), token: strings.TrimSpace(s.Token)}
+	c := &client{endpoint: s.endpoint(), token: strings.TrimSpace(s.Token), stall: f.stall()}
 	c.close = func() {}
 	transport := f.Transport
 	if transport == nil {
@@ -247,15 +249,35 @@ func (s sibling) file() (File, bool) {
 
 // getJSON reads the JSON that the hub answers.
 func (c *client) getJSON(ctx context.Context, address string, into any) error {
+	ctx, stalled, stop := untilStalled(ctx, c.stall)
+	defer stop()
 	response, err := c.get(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return err
+	if err == nil {
+		defer response.Body.Close()
+		body := resetting{response.Body, stalled, c.stall}
+		if err = json.NewDecoder(io.LimitReader(body, maxListing)).Decode(into); err != nil {
+			err = fmt.Errorf("the answer of %s is not the JSON of a hub: %w", response.Request.URL.Host, err)
+		}
 	}
-	defer response.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxListing)).Decode(into); err != nil {
-		return fmt.Errorf("the answer of %s is not the JSON of a hub: %w", response.Request.URL.Host, err)
+	if err != nil && context.Cause(ctx) != nil {
+		return context.Cause(ctx)
 	}
-	return nil
+	return err
+}
+
+// resetting resets a timer whenever something has come.
+type resetting struct {
+	io.Reader
+	timer *time.Timer
+	after time.Duration
+}
+
+func (r resetting) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	if n > 0 {
+		r.timer.Reset(r.after)
+	}
+	return n, err
 }
 
 // address returns the URL of a file.

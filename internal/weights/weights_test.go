@@ -7,11 +7,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,6 +201,35 @@ func TestU19_StalledTransfersAreResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, path, repo.Files[ggufFile])
+}
+
+// TestU19_AListingThatStandsStillIsAskedForAgain: the hub, or a proxy before it, begins to answer
+// and sends nothing more.
+func TestU19_AListingThatStandsStillIsAskedForAgain(t *testing.T) {
+	hub := hubtest.New(t)
+	hub.Put(repository, tiny())
+	var stalled atomic.Int32
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if stalled.Add(1) > 2 {
+			http.Redirect(w, r, hub.URL+r.URL.RequestURI(), http.StatusTemporaryRedirect)
+			return
+		}
+		_, _ = w.Write([]byte(`{"sha":`))
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}))
+	defer front.Close()
+	f, s := fetcher(), source(t, hub)
+	f.Stall, s.Endpoint = 150*time.Millisecond, front.URL
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if l, err := f.List(ctx, s); err != nil || len(l.Files) != 2 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	stalled.Store(-10)
+	if _, err := f.List(ctx, s); err == nil || !strings.Contains(err.Error(), "nothing has come for 150ms") {
+		t.Errorf("a hub that stands still always: %v", err)
+	}
 }
 
 func TestU19_WrongContentIsNeverUsed(t *testing.T) {
