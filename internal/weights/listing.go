@@ -203,15 +203,25 @@ func (l *Listing) named(name string, variants []Variant) ([]File, error) {
 // formats.
 var duplicates = []string{".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".tflite", ".gguf", ".mlmodel"}
 
+// module matches the weights of a module of sentence-transformers, such as 2_Dense. They are not
+// among those of the model itself.
+var module = regexp.MustCompile(`^\d+_\w+/pytorch_model\.bin$`)
+
 // directory returns the files that a program needs that loads the directory. What holds the same
 // weights in another format is left out, and so are documents and pictures.
 func (l *Listing) directory() []File {
 	var files []File
 	safetensors := l.HasSafetensors()
+	has := map[string]bool{}
+	for _, f := range l.Files {
+		has[f.Path] = true
+	}
 	for _, f := range l.Files {
 		name := strings.ToLower(f.Path)
 		hasEnd := func(end string) bool { return strings.HasSuffix(name, end) }
 		switch {
+		case module.MatchString(f.Path) && !has[path.Dir(f.Path)+"/model.safetensors"]:
+			files = append(files, f)
 		case strings.HasPrefix(name, "."), slices.ContainsFunc([]string{".md", ".png", ".jpg", ".jpeg", ".gif", ".pdf"}, hasEnd):
 		case safetensors && slices.ContainsFunc(duplicates, hasEnd):
 		case safetensors && slices.ContainsFunc([]string{"original/", "onnx/", "openvino/", "coreml/"},
