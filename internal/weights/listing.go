@@ -51,6 +51,24 @@ type Selection struct {
 // Bytes returns the size of all files.
 func (s Selection) Bytes() int64 { return totalSize(s.Files) }
 
+// consolidated matches the weights of a model in the format of Mistral's own programs.
+var consolidated = regexp.MustCompile(`^consolidated(-\d{5}-of-\d{5})?\.safetensors$`)
+
+// LoadedBytes returns the size of what an engine loads into memory. Repositories of Mistral hold
+// the same weights in two formats, of which an engine loads one.
+func (s Selection) LoadedBytes() int64 {
+	var second, first int64
+	for _, f := range s.Files {
+		switch {
+		case consolidated.MatchString(f.Path):
+			second += f.Size
+		case strings.HasSuffix(f.Path, ".safetensors"):
+			first += f.Size
+		}
+	}
+	return s.Bytes() - min(second, first)
+}
+
 func totalSize(files []File) int64 {
 	var sum int64
 	for _, f := range files {
