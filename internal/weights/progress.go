@@ -17,15 +17,22 @@ type Progress struct {
 	Rate int64
 }
 
+// maxLeft is the longest time that String tells. A transfer that nearly stands still foretells
+// nothing, and thousands of years are more than a time.Duration holds.
+const maxLeft = 100 * time.Hour
+
 // String returns a line for people.
 func (p Progress) String() string {
 	text := fmt.Sprintf("fetching weights: %s of %s", FormatBytes(p.Done), FormatBytes(p.Total))
 	if p.Total > 0 {
 		text += fmt.Sprintf(" (%d %%)", 100*p.Done/p.Total)
 	}
-	if p.Rate > 0 {
-		left := time.Duration(float64(p.Total-p.Done) / float64(p.Rate) * float64(time.Second))
-		text += fmt.Sprintf(", %s/s, %v left", FormatBytes(p.Rate), left.Round(time.Second))
+	if p.Rate <= 0 {
+		return text
+	}
+	text += fmt.Sprintf(", %s/s", FormatBytes(p.Rate))
+	if left := float64(p.Total-p.Done) / float64(p.Rate); left < maxLeft.Seconds() {
+		text += fmt.Sprintf(", %v left", time.Duration(left*float64(time.Second)).Round(time.Second))
 	}
 	return text
 }
