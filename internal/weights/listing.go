@@ -130,7 +130,7 @@ func (l *Listing) Variants() []Variant {
 		if !strings.HasSuffix(base, ".gguf") || strings.Contains(base, "mmproj") || strings.Contains(base, "imatrix") {
 			continue
 		}
-		key := part.ReplaceAllString(f.Path, ".gguf")
+		key := part.ReplaceAllString(f.Path, "-of-$2.gguf") // not the name of a file that is whole
 		i, ok := at[key]
 		if !ok {
 			i, at[key] = len(variants), len(variants)

@@ -33,6 +33,7 @@ func TestU19_VariantsOfARepository(t *testing.T) {
 }
 
 func TestU19_SelectedFiles(t *testing.T) {
+	wholeToo := []string{"b-Q8_0-00001-of-00002.gguf", "b-Q8_0-00002-of-00002.gguf", "b-Q8_0.gguf"}
 	modules := []string{"config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/pytorch_model.bin", "3_Dense/model.safetensors",
 		"3_Dense/pytorch_model.bin", "pytorch_model.bin"}
 	both := []string{"config.json", "model.safetensors", "model-Q8_0.gguf"}
@@ -50,6 +51,8 @@ func TestU19_SelectedFiles(t *testing.T) {
 		{"all parts", split, Source{}, split[0], split[:2]},
 		{"a part means all", split, Source{File: split[1]}, split[0], split[:2]},
 		{"any file", split, Source{File: "c.txt"}, "c.txt", split[2:]},
+		{"whole beside its parts", wholeToo, Source{File: "b-Q8_0.gguf"}, "b-Q8_0.gguf", wholeToo[2:3]},
+		{"parts beside the whole", wholeToo, Source{File: wholeToo[0]}, wholeToo[0], wholeToo[:2]},
 		{"modules of sentence-transformers", modules, Source{}, "", modules[:5]},
 		{"CTranslate2", []string{"config.json", "model.bin", "README.md"}, Source{}, "", []string{"config.json", "model.bin"}},
 	} {
