@@ -300,7 +300,11 @@ func (f *Fetcher) retry(ctx context.Context, ask func() error) error {
 		if err == nil || failures >= maxFailures || !mayRecover(ctx, err) {
 			return err
 		}
-		if err := sleep(ctx, f.pauseAfter(failures, err)); err != nil {
+		pause := f.pauseAfter(failures, err)
+		if f.Patience > 0 && pause > f.Patience {
+			return err
+		}
+		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
 	}

@@ -125,7 +125,7 @@ func (c *client) get(ctx context.Context, method, address string, header http.He
 	_, _ = io.CopyN(io.Discard, response.Body, 4<<10)
 	return nil, &statusError{
 		status: response.StatusCode, code: response.Header.Get("X-Error-Code"), hub: c.endpoint, token: c.token != "",
-		host: response.Request.URL.Host, retryAfter: retryAfter(response.Header),
+		host: response.Request.URL.Host, retryAfter: retryAfter(response.Header, time.Now()),
 	}
 }
 
@@ -139,14 +139,25 @@ func withoutQuery(err error) error {
 	return err
 }
 
-// retryAfter returns the seconds of the header Retry-After, at most maxRetryAfter; 0 if there are
-// none.
-func retryAfter(h http.Header) time.Duration {
-	seconds, err := strconv.Atoi(h.Get("Retry-After"))
+// rateLimitReset matches the seconds until a limit is reset, in the header RateLimit that
+// huggingface.co answers, such as "api";r=0;t=55 (https://huggingface.co/docs/hub/rate-limits).
+var rateLimitReset = regexp.MustCompile(`;\s*t=(\d{1,9})`)
+
+// retryAfter returns how long to wait, at most maxRetryAfter: by the header Retry-After, which is a
+// number of seconds or a date, else by RateLimit. It returns 0 if there is neither.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	text := h.Get("Retry-After")
+	if at, err := http.ParseTime(text); err == nil {
+		return min(max(0, at.Sub(now)), maxRetryAfter)
+	}
+	if reset := rateLimitReset.FindStringSubmatch(h.Get("RateLimit")); text == "" && reset != nil {
+		text = reset[1]
+	}
+	seconds, err := strconv.Atoi(text)
 	if err != nil || seconds < 0 {
 		return 0
 	}
-	return min(time.Duration(seconds)*time.Second, maxRetryAfter)
+	return time.Duration(min(seconds, int(maxRetryAfter.Seconds()))) * time.Second
 }
 
 // statusError is an answer of the hub with another status than 2xx.
@@ -173,6 +184,15 @@ func (e *statusError) Error() string {
 		return about + ": the account of the token has no access yet; accept the conditions on the repository's page at " + e.hub
 	case e.code == "GatedRepo":
 		return about + ": the repository is gated; accept its conditions at " + e.hub + " and give a token by token_env or HF_TOKEN"
+	case e.status == http.StatusTooManyRequests:
+		about += ": too many requests"
+		if e.retryAfter > 0 {
+			about += fmt.Sprintf("; it wants a pause of %v", e.retryAfter.Round(time.Second))
+		}
+		if !e.token {
+			about += "; with a token (token_env or HF_TOKEN) it may allow more"
+		}
+		return about
 	case e.code == "RevisionNotFound":
 		return about + ": the repository has no such revision"
 	case e.code == "EntryNotFound":

@@ -84,7 +84,6 @@ func (s Source) cacheDir() (string, error) {
 
 // Fetcher fetches weights. The zero value is ready to use, from any goroutine.
 type Fetcher struct {
-
 	// Transport sends the requests. nil means a transport of its own that uses the proxy of the
 	// environment.
 	Transport http.RoundTripper
@@ -95,6 +94,9 @@ type Fetcher struct {
 	// Pause is how long a fetch waits after its first failure in a row. The pause doubles after
 	// each further failure, up to 30 s. 0 means 1 s.
 	Pause time.Duration
+	// Patience is the longest pause for which List waits before it asks the hub again. If the hub
+	// wants a longer one, List fails. 0 means any.
+	Patience time.Duration
 	// Stall is how long a transfer may stand still before it is broken off and resumed. 0 means 1
 	// min.
 	Stall time.Duration

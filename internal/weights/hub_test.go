@@ -1,0 +1,54 @@
+package weights
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestU19_ALimitedRateIsWaitedFor: hubs and the servers behind them say in several ways how long a
+// client shall wait.
+func TestU19_ALimitedRateIsWaitedFor(t *testing.T) {
+	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		retryAfter, rateLimit string
+		want                  time.Duration
+	}{
+		{"", "", 0},
+		{"7", "", 7 * time.Second},
+		{"7", `"api";r=0;t=55`, 7 * time.Second},
+		{"-7", "", 0},
+		{"soon", "", 0},
+		{"99999999999", "", maxRetryAfter},
+		{now.Add(time.Minute).Format(http.TimeFormat), "", time.Minute},
+		{now.Add(-time.Minute).Format(http.TimeFormat), "", 0},
+		{now.Add(time.Hour).Format(http.TimeFormat), "", maxRetryAfter},
+		{"", `"api";r=0;t=55`, 55 * time.Second},
+		{"", `"resolvers"; r=0; t=280`, 280 * time.Second},
+		{"", `"api";r=0`, 0},
+	} {
+		h := http.Header{}
+		h.Set("Retry-After", tt.retryAfter)
+		h.Set("RateLimit", tt.rateLimit)
+		if got := retryAfter(h, now); got != tt.want {
+			t.Errorf("Retry-After: %s, RateLimit: %s: %v, want %v", tt.retryAfter, tt.rateLimit, got, tt.want)
+		}
+	}
+}
+
+// TestU19_PatienceIsLimited: a person at a terminal is told at once that the hub wants a pause.
+func TestU19_PatienceIsLimited(t *testing.T) {
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("RateLimit", `"api";r=0;t=120`)
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer hub.Close()
+	f, began := Fetcher{Patience: 10 * time.Second}, time.Now()
+	_, err := f.List(t.Context(), Source{Repository: "org/model", Endpoint: hub.URL})
+	const want = "answers 429: too many requests; it wants a pause of 2m0s; with a token (token_env or HF_TOKEN) it may allow more"
+	if err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 5*time.Second {
+		t.Errorf("after %v: %v, want %q", time.Since(began), err, want)
+	}
+}
