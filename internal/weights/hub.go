@@ -85,8 +85,12 @@ func (a *authorized) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Del("Authorization")
 	r.Header.Del("Referer") // a redirect sets it; signed addresses are nobody else's business
-	if a.token != "" && r.URL.Scheme == hub.Scheme && r.URL.Host == hub.Host {
+	switch atHub := r.URL.Scheme == hub.Scheme && r.URL.Host == hub.Host; {
+	case atHub && a.token != "":
 		r.Header.Set("Authorization", "Bearer "+a.token)
+	case atHub && hub.User != nil: // a mirror with a name and a password in its address
+		password, _ := hub.User.Password()
+		r.SetBasicAuth(hub.User.Username(), password)
 	}
 	return a.next.RoundTrip(r)
 }
@@ -124,9 +128,19 @@ func (c *client) get(ctx context.Context, method, address string, header http.He
 	defer response.Body.Close()
 	_, _ = io.CopyN(io.Discard, response.Body, 4<<10)
 	return nil, &statusError{
-		status: response.StatusCode, code: response.Header.Get("X-Error-Code"), hub: c.endpoint, token: c.token != "",
+		status: response.StatusCode, code: response.Header.Get("X-Error-Code"), hub: withoutPassword(c.endpoint), token: c.token != "",
 		host: response.Request.URL.Host, retryAfter: retryAfter(response.Header, time.Now()),
 	}
+}
+
+// withoutPassword returns the address of a hub as errors show it.
+func withoutPassword(endpoint string) string {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return endpoint
+	}
+	u.User = nil
+	return u.String()
 }
 
 // withoutQuery removes the query from the address in an error, because signatures are in it.
@@ -174,6 +188,13 @@ func (e *statusError) temporary() bool {
 	return e.status == http.StatusTooManyRequests || e.status == http.StatusRequestTimeout || e.status >= 500
 }
 
+// refusedElsewhere reports whether another server than the hub refuses the request. It was sent no
+// token.
+func (e *statusError) refusedElsewhere() bool {
+	hub, err := url.Parse(e.hub)
+	return err == nil && e.host != hub.Host && (e.status == http.StatusUnauthorized || e.status == http.StatusForbidden)
+}
+
 func (e *statusError) Error() string {
 	about := fmt.Sprintf("%s answers %d", e.host, e.status)
 	if e.code != "" {
@@ -197,8 +218,12 @@ func (e *statusError) Error() string {
 		return about + ": the repository has no such revision"
 	case e.code == "EntryNotFound":
 		return about + ": the repository has no such file"
+	case e.refusedElsewhere():
+		return about + ": the hub redirects there, and that server or a proxy before it refuses the request"
 	case e.status == http.StatusUnauthorized && !e.token, e.code == "RepoNotFound" && !e.token:
 		return about + ": there is no such repository, or it is private and needs a token (token_env or HF_TOKEN)"
+	case e.status == http.StatusForbidden && !e.token:
+		return about + ": the hub, or a proxy before it, refuses the request; a token (token_env or HF_TOKEN) may help"
 	case e.status == http.StatusUnauthorized, e.status == http.StatusForbidden:
 		return about + ": the token does not give access"
 	case e.status == http.StatusNotFound:

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -50,5 +51,34 @@ func TestU19_PatienceIsLimited(t *testing.T) {
 	const want = "answers 429: too many requests; it wants a pause of 2m0s; with a token (token_env or HF_TOKEN) it may allow more"
 	if err == nil || !strings.Contains(err.Error(), want) || time.Since(began) > 5*time.Second {
 		t.Errorf("after %v: %v, want %q", time.Since(began), err, want)
+	}
+}
+
+// TestU19_AMirrorWithAPassword: the name and the password in the address of a mirror are sent to
+// the mirror and to no other server, and no error shows them.
+func TestU19_AMirrorWithAPassword(t *testing.T) {
+	var elsewhere atomic.Value
+	storage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		elsewhere.Store(r.Header.Get("Authorization"))
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer storage.Close()
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if name, password, _ := r.BasicAuth(); name != "user" || password != "word" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		http.Redirect(w, r, storage.URL, http.StatusFound)
+	}))
+	defer mirror.Close()
+	s := Source{Repository: "org/model", Endpoint: strings.Replace(mirror.URL, "://", "://user:word@", 1)}
+	_, err := new(Fetcher).List(t.Context(), s)
+	const want = "answers 403: the hub redirects there, and that server or a proxy before it refuses the request"
+	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "word@") || elsewhere.Load() != "" {
+		t.Errorf("%v, want %q; the other server was sent %q", err, want, elsewhere.Load())
+	}
+	s.Token = "other" // which the mirror does not know
+	if _, err = new(Fetcher).List(t.Context(), s); err == nil || !strings.Contains(err.Error(), "the token does not give access") {
+		t.Errorf("with a token: %v", err)
 	}
 }
