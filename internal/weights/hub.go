@@ -48,10 +48,12 @@ type client struct {
 	close func()
 }
 
-// newTransport returns the default of Fetcher.Transport.
-func newTransport() *http.Transport {
+// newTransport returns the default of Fetcher.Transport. A connection of HTTP/2 that is dead is
+// found within stall by a ping. Without it, each retry would be sent on the same connection.
+func newTransport(stall time.Duration) *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = headerTimeout
+	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: stall / 4, PingTimeout: stall / 4}
 	return t
 }
 
@@ -62,7 +64,7 @@ func (f *Fetcher) client(s Source) *client {
 	c.close = func() {}
 	transport := f.Transport
 	if transport == nil {
-		own := newTransport()
+		own := newTransport(f.stall())
 		transport, c.close = own, own.CloseIdleConnections
 	}
 	c.http = http.Client{Transport: &authorized{c.endpoint, c.token, transport}, CheckRedirect: checkRedirect}
