@@ -110,7 +110,8 @@ func (d *download) open(ctx context.Context, path string) (*target, error) {
 		return nil, err
 	}
 	t := &target{File: f, hash: d.newHash()}
-	t.size, err = io.CopyBuffer(t.hash, io.LimitReader(cancellable{ctx, f}, d.file.Size+1), make([]byte, bufferBytes))
+	before := &earlier{ctx: ctx, file: f, count: d.count}
+	t.size, err = io.CopyBuffer(t.hash, io.LimitReader(before, d.file.Size+1), make([]byte, bufferBytes))
 	if err == nil && t.size > d.file.Size {
 		err = d.restart(t)
 	}
@@ -122,17 +123,23 @@ func (d *download) open(ctx context.Context, path string) (*target, error) {
 	return t, nil
 }
 
-// cancellable is a file whose reading ends with the context. Hundreds of gigabytes take minutes.
-type cancellable struct {
-	ctx  context.Context
-	file *os.File
+// earlier is what an earlier fetch has left. Hundreds of gigabytes take minutes to read, so the
+// reading ends with the context, and what was read is counted at once.
+type earlier struct {
+	ctx   context.Context
+	file  *os.File
+	count *counter
+	read  int64
 }
 
-func (c cancellable) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
+func (e *earlier) Read(b []byte) (int, error) {
+	if err := e.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return c.file.Read(b)
+	n, err := e.file.Read(b)
+	e.read += int64(n)
+	e.count.found(e.read)
+	return n, err
 }
 
 // restart empties the partial file.

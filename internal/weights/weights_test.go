@@ -280,6 +280,37 @@ func TestU19_WrongRestOfAnEarlierFetchIsRemoved(t *testing.T) {
 	}
 }
 
+// TestU19_WhatAnEarlierFetchLeftCountsWhileItIsChecked: the progress does not stand at 0 % while
+// the hash of hundreds of gigabytes is computed.
+func TestU19_WhatAnEarlierFetchLeftCountsWhileItIsChecked(t *testing.T) {
+	hub := hubtest.New(t)
+	whole := content(1, 64<<20)
+	hub.Put(repository, hubtest.Repository{Files: map[string][]byte{ggufFile: whole}})
+	s := source(t, hub)
+	sum := sha256.Sum256(whole)
+	blobs := filepath.Join(s.CacheDir, "models--org--tiny-GGUF", "blobs")
+	if err := os.MkdirAll(blobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	left := len(whole) - 1
+	if err := os.WriteFile(filepath.Join(blobs, hex.EncodeToString(sum[:])+".incomplete"), whole[:left], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	path, err := fetcher().Fetch(t.Context(), s, func(p weights.Progress) {
+		if p.Done > 0 && p.Done < int64(left) {
+			seen++
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, path, whole)
+	if seen == 0 {
+		t.Error("no progress was told before all of it was checked")
+	}
+}
+
 func TestU19_OneFetchForMany(t *testing.T) {
 	hub := hubtest.New(t)
 	repo := tiny()
