@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 const (
@@ -82,7 +83,7 @@ type cluster struct {
 	drains map[string]podDrain
 	// fetches holds how far the running loaders are, by pod. A stored map is never modified.
 	// Guarded by mu.
-	fetches map[string]engines.Fetch
+	fetches map[string]weights.Progress
 	// writeErrors holds, by model, the error of this gateway's last write. Guarded by mu.
 	writeErrors map[string]string
 	// groupsFault says why LeaderWorkerSets cannot be used, or is nil. Guarded by mu.

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 // TestU14_Loader: the Job has the source, the token and the volume, and other weights have another
@@ -44,7 +45,7 @@ func TestU14_Loader(t *testing.T) {
 // has ended well.
 func TestU14_LoadersAreReplicasThatStart(t *testing.T) {
 	w := Weights{Repository: "org/model"}
-	c := &cluster{install: install{name: "sluice"}, fetches: map[string]engines.Fetch{"p": {Done: 1, Total: 4}}}
+	c := &cluster{install: install{name: "sluice"}, fetches: map[string]weights.Progress{"p": {Done: 1, Total: 4}}}
 	m := wanted{Model: Model{Model: engines.Model{Name: "m", Desired: 1}, Weights: &w}}
 	idle := wanted{Model: Model{Model: engines.Model{Name: "idle"}, Weights: &w}}
 	c.wanted = []wanted{m, idle}

@@ -301,7 +301,7 @@ func (f *Fetcher) pauseAfter(failures int, err error) time.Duration {
 }
 
 // retry calls ask until it succeeds, or fails maxFailures times, or for good.
-func (f *Fetcher) retry(ctx context.Context, ask func() error) error {
+func (f *Fetcher) retry(ctx context.Context, hub *client, ask func() error) error {
 	for failures := 1; ; failures++ {
 		err := ask()
 		if err == nil || failures >= maxFailures || !mayRecover(ctx, err) {
@@ -311,6 +311,7 @@ func (f *Fetcher) retry(ctx context.Context, ask func() error) error {
 		if f.Patience > 0 && pause > f.Patience {
 			return err
 		}
+		hub.report(Progress{Trouble: fmt.Sprintf("next try in %v: %v", pause.Round(time.Second), err)})
 		if err := sleep(ctx, pause); err != nil {
 			return err
 		}

@@ -44,6 +44,8 @@ type client struct {
 	http            http.Client
 	// stall is how long an answer may stand still.
 	stall time.Duration
+	// report is called before the hub is asked what to fetch, and before it is asked again.
+	report func(Progress)
 	// close closes the connections.
 	close func()
 }
@@ -60,7 +62,7 @@ func newTransport(stall time.Duration) *http.Transport {
 // client returns the client for a source. Space around the token is left out, because files and
 // Secrets often end with a new line.
 func (f *Fetcher) client(s Source) *client {
-	c := &client{endpoint: s.endpoint(), token: strings.TrimSpace(s.Token), stall: f.stall()}
+	c := &client{endpoint: s.endpoint(), token: strings.TrimSpace(s.Token), stall: f.stall(), report: func(Progress) {}}
 	c.close = func() {}
 	transport := f.Transport
 	if transport == nil {
@@ -256,7 +258,7 @@ func (f *Fetcher) list(ctx context.Context, hub *client, s Source) (*Listing, er
 		Siblings []sibling `json:"siblings"`
 	}
 	address := hub.endpoint + "/api/models/" + s.Repository + "/revision/" + url.PathEscape(s.revision()) + "?blobs=true"
-	if err := f.retry(ctx, func() error { return hub.getJSON(ctx, address, &told) }); err != nil {
+	if err := f.retry(ctx, hub, func() error { return hub.getJSON(ctx, address, &told) }); err != nil {
 		return nil, fmt.Errorf("repository %s at revision %s: %w", s.Repository, s.revision(), err)
 	}
 	if !commitForm.MatchString(told.SHA) {
@@ -342,7 +344,7 @@ func (f *Fetcher) describe(ctx context.Context, hub *client, l *Listing, selecti
 	for i := range selection.Files {
 		file := &selection.Files[i]
 		if file.Hash == "" {
-			err := f.retry(ctx, func() error { return hub.describe(ctx, hub.address(l.Repository, l.Commit, file.Path), file) })
+			err := f.retry(ctx, hub, func() error { return hub.describe(ctx, hub.address(l.Repository, l.Commit, file.Path), file) })
 			if err != nil {
 				return fmt.Errorf("%s of repository %s: %w", file.Path, l.Repository, err)
 			}

@@ -82,6 +82,13 @@ func TestU19_ProgressIsReadable(t *testing.T) {
 	if want := "fetching weights: 1 B of 128.0 GiB (0 %), 1 B/s"; (Progress{Done: 1, Total: 128 << 30, Rate: 1}).String() != want {
 		t.Errorf("%q, want %q", Progress{Done: 1, Total: 128 << 30, Rate: 1}.String(), want)
 	}
+	for want, p := range map[string]Progress{
+		"asking the hub what to fetch": {}, "asking the hub what to fetch: next try in 2s: no": {Trouble: "next try in 2s: no"},
+	} {
+		if p.String() != want {
+			t.Errorf("%q, want %q", p.String(), want)
+		}
+	}
 	if want := "fetching weights: 0 B of 999 B (0 %)"; (Progress{Total: 999}).String() != want {
 		t.Errorf("%q, want %q", Progress{Total: 999}.String(), want)
 	}

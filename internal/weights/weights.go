@@ -109,8 +109,8 @@ func (f *Fetcher) stall() time.Duration { return cmp.Or(f.Stall, time.Minute) }
 
 // Fetch fetches what s selects, unless it is there, and returns the path of what an engine loads: a
 // file if s names one or a GGUF file was chosen, else the directory of the snapshot. report is
-// called now and then from one goroutine, and at least once if something has to be fetched; it may
-// be nil. What was fetched when ctx ends is kept, and the next Fetch goes on there.
+// called now and then, never twice at once, and at least once if something has to be fetched; it
+// may be nil. What was fetched when ctx ends is kept, and the next Fetch goes on there.
 func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (string, error) {
 	cache, err := openCache(s)
 	if err != nil {
@@ -121,6 +121,10 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 	}
 	hub := f.client(s)
 	defer hub.close()
+	if report != nil {
+		hub.report = report
+	}
+	hub.report(Progress{Waiting: true})
 	listing, err := f.list(ctx, hub, s)
 	if err != nil {
 		return "", err

@@ -450,7 +450,13 @@ func TestTwoFetchesShareOneDisk(t *testing.T) {
 	}
 	waiting := make(chan struct{})
 	seen := sync.OnceFunc(func() { close(waiting) })
-	go func() { ended <- get("org/a", func(weights.Progress) { seen() }) }()
+	go func() {
+		ended <- get("org/a", func(p weights.Progress) {
+			if p.Total > 0 {
+				seen()
+			}
+		})
+	}()
 	<-waiting
 	close(hold)
 	for range 2 {
