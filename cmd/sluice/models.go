@@ -20,6 +20,8 @@ const (
 	defaultListen, defaultAdmin = "127.0.0.1:8080", "127.0.0.1:9090"
 	// pythonTimeout limits the look for a module of Python.
 	pythonTimeout = 10 * time.Second
+	// listPatience limits how long a person at a terminal waits for a hub that limits rates.
+	listPatience = 10 * time.Second
 )
 
 // modelFlags are the flags of `sluice up` for the models that the command line names.
@@ -58,7 +60,7 @@ func choose(ctx context.Context, machine *fit.Machine, name string) (fit.Choice,
 	source := weights.Source{Repository: r.Repository, Token: os.Getenv("HF_TOKEN")}
 	listing, ok := weights.Cached(source)
 	if !ok {
-		fetcher := weights.Fetcher{Pause: 200 * time.Millisecond}
+		fetcher := weights.Fetcher{Pause: 200 * time.Millisecond, Patience: listPatience}
 		if listing, err = fetcher.List(ctx, source); err != nil {
 			return fit.Choice{}, err
 		}

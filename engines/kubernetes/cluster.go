@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 const (
@@ -82,7 +83,7 @@ type cluster struct {
 	drains map[string]podDrain
 	// fetches holds how far the running loaders are, by pod. A stored map is never modified.
 	// Guarded by mu.
-	fetches map[string]engines.Fetch
+	fetches map[string]weights.Progress
 	// writeErrors holds, by model, the error of this gateway's last write. Guarded by mu.
 	writeErrors map[string]string
 	// groupsFault says why LeaderWorkerSets cannot be used, or is nil. Guarded by mu.
@@ -443,10 +444,11 @@ func (c *cluster) isGone(model string) bool {
 }
 
 // blockedModels returns, by model, why the cluster creates no pods: the API rejects the Deployment,
-// or the Deployment's controller reports a failure.
+// the Deployment's controller reports a failure, or the Job for the weights has no pod.
 func (c *cluster) blockedModels() map[string]string {
-	all := map[string]string{}
-	for _, d := range c.deployments.list(time.Now()) {
+	now := time.Now()
+	all := c.jobsWithoutPods(now)
+	for _, d := range c.deployments.list(now) {
 		for _, is := range d.Status.Conditions {
 			if is.Type == appsv1.DeploymentReplicaFailure && is.Status == corev1.ConditionTrue {
 				all[d.Annotations[annotationModel]] = is.Message

@@ -22,9 +22,8 @@ import (
 type modelReconciler struct {
 	cluster *cluster
 	// model is zero if the model is no longer wanted.
-	model wanted
-	// loaded holds the names of the Jobs that have fetched weights.
-	loaded map[string]bool
+	model   wanted
+	loaders loaders
 	// deployments are the model's Deployments. pods holds the pods of all Deployments by name.
 	deployments []*appsv1.Deployment
 	pods        map[string][]*corev1.Pod
@@ -33,8 +32,10 @@ type modelReconciler struct {
 
 // reconcile plans and executes the actions for the model with this hash.
 func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool, err error) {
-	if w := r.model.Weights; w != nil && r.model.manifest != nil && r.model.Desired > 0 && !r.loaded[r.cluster.jobName(*w)] {
-		return false, nil // What runs goes on until the new weights are there.
+	if w := r.model.Weights; w != nil && r.model.manifest != nil && r.model.Desired > 0 {
+		if name := r.cluster.jobName(*w); !r.loaders.loaded[name] {
+			return false, r.loaders.failed[name] // What runs goes on until the new weights are there.
+		}
 	}
 	if r.model.workers != nil {
 		if err := r.cluster.groupsUsable(); err != nil {

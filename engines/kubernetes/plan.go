@@ -69,7 +69,7 @@ type action struct {
 // Deployments for a while. Together they have at most the desired number of pods, or one more while
 // that number serves. Old pods are drained as new pods become ready. If a new pod cannot be
 // scheduled, one old pod makes room. No further one does before a new pod is placed, so a template
-// that fits on no node costs one pod.
+// that fits on no node costs one pod. A pod that is being removed is waited for, unless it is lost.
 func plan(w target, all []deployment) (actions []action, needsRoom bool) {
 	p := planner{target: w}
 	for _, d := range all {
@@ -113,6 +113,7 @@ func (p *planner) drainOld() (keep int) {
 		c.dropUncreated(c.stayingCount())
 		for i := range c.pods {
 			switch o := &c.pods[i]; {
+			case o.lost: // It frees no room that a new pod could wait for.
 			case c.deleting || o.terminating || o.active() && o.draining != "":
 				leaving.add(*o, c.isBlocked(*o))
 			case !o.active():
@@ -168,8 +169,9 @@ func (p *planner) recordRoom(leaving leavingPods) {
 }
 
 // roomToMake returns 1 if an old pod must be drained so that a new one can be scheduled, else 0. It
-// returns 0 while a pod is being removed, because that one may free enough. It also returns 0 if
-// one has made room and no new pod was placed since, unless a group waits for those above it.
+// returns 0 while a pod is being removed that is not lost, because that one may free enough. It
+// also returns 0 if one has made room and no new pod was placed since, unless a group waits for
+// those above it.
 func (p *planner) roomToMake(old int, leaving leavingPods) int {
 	if p.current == nil || leaving.going > 0 || old == 0 || !p.current.unschedulable() {
 		return 0

@@ -12,8 +12,8 @@ import (
 )
 
 // pods parses a short notation: each word is a pod's name and flags. r means ready, n not ready, p
-// not running, u unschedulable, d draining, f drained, l marked, x mark unsettled, t terminating, e
-// finished, and a digit the number of requests.
+// not running, u unschedulable, d draining, f drained, l marked, x mark unsettled, t terminating, k
+// lost, e finished, and a digit the number of requests.
 func pods(words string) []pod {
 	var all []pod
 	for i, word := range strings.Fields(words) {
@@ -39,6 +39,8 @@ func pods(words string) []pod {
 				p.markUnsettled = true
 			case 't':
 				p.terminating = true
+			case 'k':
+				p.terminating, p.lost = true, true
 			case 'e':
 				p.finished = true
 			default:
@@ -135,6 +137,11 @@ func TestPlan(t *testing.T) {
 		{name: "new template: room was made", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", needsRoom: true},
 		{name: "new template: no room, for a time", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
 			want: "drain x, scale new 2"},
+		{name: "new template: a deleted old pod may free enough", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r y:nt", makeRoom: true},
+		{name: "new template: a lost old pod frees nothing", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r y:nk", makeRoom: true,
+			want: "drain x, scale new 2"},
+		{name: "new template: a lost old pod that served made no room", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r y:rk",
+			want: "drain x"},
 		{name: "new template: that room is being made is recorded", desired: 3, replicas: 2, pods: "a:r b:u", old: 2, oldPods: "x:r z:rd", want: "room new 1"},
 		{name: "new template: it is recorded once", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd", roomMade: new(0)},
 		{name: "new template: a broken old pod makes no room", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:nd"},

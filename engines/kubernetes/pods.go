@@ -34,6 +34,9 @@ type pod struct {
 	// terminating is true if the pod was deleted. finished is true if all its containers have ended
 	// for good, so that the ReplicaSet no longer counts it.
 	terminating, finished bool
+	// lost is true if the pod was deleted and should have ended by now. Its node is probably lost,
+	// so that nobody can say when the pod frees its room.
+	lost bool
 	// draining is the draining annotation. It is empty if the pod is wanted.
 	draining string
 	// drained is true if the pod drains and no gateway has requests on it. Only the gateways know
@@ -51,6 +54,16 @@ func (p pod) active() bool { return !p.terminating && !p.finished }
 
 // stays reports whether the pod is active and wanted.
 func (p pod) stays() bool { return p.active() && p.draining == "" }
+
+// lostAfter is how long after its deadline a deleted pod is taken for lost. The deadline is by the
+// API server's clock, so lostAfter also covers the difference of clocks.
+const lostAfter = 30 * time.Second
+
+// isLost reports whether a deleted pod should have ended by now. The API sets the time of deletion
+// to the end of the grace period. A node that is lost never reports that its pods have ended.
+func isLost(p *corev1.Pod, now time.Time) bool {
+	return p.DeletionTimestamp != nil && now.Sub(p.DeletionTimestamp.Time) > lostAfter
+}
 
 func readPod(p *corev1.Pod) pod {
 	read := pod{

@@ -164,6 +164,23 @@ func TestReadPod(t *testing.T) {
 	}
 }
 
+// TestADeletedPodThatDoesNotEndIsLost: a pod whose node is lost stays deleted. The plan waits for
+// it until 30 s after the time at which it should have ended.
+func TestADeletedPodThatDoesNotEndIsLost(t *testing.T) {
+	t.Parallel()
+	c := &cluster{peers: &peers{}}
+	for seconds, want := range map[int64]bool{60: false, 95: false, 125: false, 126: true} {
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"}}
+		got := c.describe(d, map[string][]*corev1.Pod{"d": {newPod(ready, deletedPod)}}, at(seconds).Time)
+		if len(got.pods) != 1 || got.pods[0].lost != want {
+			t.Errorf("at %d s, 95 s being its deadline: %+v", seconds, got.pods)
+		}
+	}
+	if isLost(newPod(ready), at(1000000).Time) {
+		t.Error("a pod that was not deleted is lost")
+	}
+}
+
 // TestU9_FailedStartsOfAPod: the ends of a pod's engine count as failed starts until it is ready,
 // unless it has run for long.
 func TestU9_FailedStartsOfAPod(t *testing.T) {

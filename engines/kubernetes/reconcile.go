@@ -78,11 +78,11 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		}
 	}
 	maps.DeleteFunc(c.applied, func(name string, _ appliedDeployment) bool { return !names[name] })
-	loaded, err := c.reconcileWeights(ctx, models, partial || len(frozen) > 0, now)
+	loaders, err := c.reconcileWeights(ctx, models, partial || len(frozen) > 0, now)
 	errs = append(errs, err)
 	writeErrors := map[string]string{}
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
-		r := modelReconciler{cluster: c, model: models[hash], loaded: loaded, deployments: deployments[hash], pods: pods, now: now}
+		r := modelReconciler{cluster: c, model: models[hash], loaders: loaders, deployments: deployments[hash], pods: pods, now: now}
 		again, err := r.reconcile(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
@@ -149,6 +149,7 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 			continue
 		}
 		p := readPod(object)
+		p.lost = isLost(object, now)
 		if read.ordered {
 			p.index, p.unschedulable = groupIndex(p.name), p.unschedulable || stuck[p.name]
 		}

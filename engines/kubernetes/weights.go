@@ -68,7 +68,9 @@ func (w Weights) loaderHash() string {
 	return hashPrefix(string(data), 12)
 }
 
-// loader returns the Job that fetches the weights.
+// loader returns the Job that fetches the weights. Its failed pods are not restarted but stay, so
+// that they tell why until the Job is made again. Kubernetes deletes restarted ones when the Job
+// fails.
 func (in install) loader(w Weights) *batchv1.Job {
 	name := in.jobName(w)
 	labels := in.labels()
@@ -79,7 +81,7 @@ func (in install) loader(w Weights) *batchv1.Job {
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(4)),
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
-				RestartPolicy: corev1.RestartPolicyOnFailure, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
+				RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
 				SecurityContext: &corev1.PodSecurityContext{
 					RunAsNonRoot: new(true), RunAsUser: new(int64(loaderUser)), RunAsGroup: new(int64(loaderUser)), FSGroup: new(int64(loaderUser)),
 					SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
@@ -138,13 +140,21 @@ func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
 	return c
 }
 
-// reconcileWeights makes the Jobs that the wanted models need, removes those that no model needs,
-// and returns the names of the Jobs that have ended well. It removes none if keep is true, because
-// models of which it does not know the weights may need them.
-func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, keep bool, now time.Time) (map[string]bool, error) {
-	loaded := map[string]bool{}
+// loaders is what reconcileWeights knows of the Jobs that load weights, by their names.
+type loaders struct {
+	// loaded are those that have ended well.
+	loaded map[string]bool
+	// failed says why one could not be made, or not be removed to be made again.
+	failed map[string]error
+}
+
+// reconcileWeights makes the Jobs that the wanted models need, and removes those that no model
+// needs. It removes none if keep is true, because models of which it does not know the weights may
+// need them. The error is about Jobs that no model needs.
+func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, keep bool, now time.Time) (loaders, error) {
+	all := loaders{map[string]bool{}, map[string]error{}}
 	if !c.jobs.hasSynced() {
-		return loaded, nil
+		return all, nil
 	}
 	needed := map[string]*Weights{} // nil for a model without a wanted replica
 	for _, hash := range slices.Sorted(maps.Keys(models)) {
@@ -166,23 +176,27 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 		remove := !known && !keep
 		switch {
 		case condition == batchv1.JobComplete:
-			loaded[j.Name] = true
+			all.loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
 			remove = remove || known
 		case w != nil && j.Annotations[annotationLoader] != w.loaderHash():
 			remove = true // what has changed may be what lets it end well
 		}
 		if remove && c.isLeader() && j.DeletionTimestamp == nil {
-			errs = append(errs, c.deleteJob(ctx, j))
+			if err := c.deleteJob(ctx, j); known {
+				all.failed[j.Name] = err
+			} else {
+				errs = append(errs, err)
+			}
 		}
 		delete(needed, j.Name)
 	}
 	for name, w := range needed {
 		if w != nil && c.isLeader() && ctx.Err() == nil {
-			errs = append(errs, c.createLoader(ctx, name, *w))
+			all.failed[name] = c.createLoader(ctx, name, *w)
 		}
 	}
-	return loaded, errors.Join(errs...)
+	return all, errors.Join(errs...)
 }
 
 // jobEnd returns how and when a Job has ended: JobComplete, JobFailed, or "" if it has not.
@@ -200,11 +214,8 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	options := metav1.CreateOptions{FieldManager: fieldManager}
-	if w.Size > 0 {
-		_, err := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace).Create(ctx, c.claim(w), options)
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return err
-		}
+	if err := c.createClaim(ctx, w, options); err != nil {
+		return err
 	}
 	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, c.loader(w), options)
 	if apierrors.IsAlreadyExists(err) {
@@ -213,6 +224,23 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 	if err == nil {
 		c.jobs.recordWrite(made, "", time.Now())
 		c.Log.Info("weights being fetched", zap.String("job", name), zap.String("repository", w.Repository))
+	}
+	return err
+}
+
+// createClaim makes the claim, if the launcher has to and there is none. Under a quota that is used
+// up, the API refuses to make even a claim that is there. So a refusal counts only without one.
+func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.CreateOptions) error {
+	if w.Size == 0 {
+		return nil
+	}
+	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
+	_, err := claims.Create(ctx, c.claim(w), options)
+	if err == nil || apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	if _, missing := claims.Get(ctx, w.Claim, metav1.GetOptions{}); missing == nil {
+		return nil
 	}
 	return err
 }

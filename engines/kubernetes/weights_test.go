@@ -6,11 +6,13 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 // TestU14_Loader: the Job has the source, the token and the volume, and other weights have another
@@ -43,7 +45,7 @@ func TestU14_Loader(t *testing.T) {
 // has ended well.
 func TestU14_LoadersAreReplicasThatStart(t *testing.T) {
 	w := Weights{Repository: "org/model"}
-	c := &cluster{install: install{name: "sluice"}, fetches: map[string]engines.Fetch{"p": {Done: 1, Total: 4}}}
+	c := &cluster{install: install{name: "sluice"}, fetches: map[string]weights.Progress{"p": {Done: 1, Total: 4}}}
 	m := wanted{Model: Model{Model: engines.Model{Name: "m", Desired: 1}, Weights: &w}}
 	idle := wanted{Model: Model{Model: engines.Model{Name: "idle"}, Weights: &w}}
 	c.wanted = []wanted{m, idle}
@@ -73,6 +75,40 @@ func TestU14_LoadersAreReplicasThatStart(t *testing.T) {
 	}
 	if got = c.loaders(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded })); len(got) != 0 {
 		t.Errorf("ended well: %+v", got)
+	}
+}
+
+// TestU14_AJobWithoutAPodIsTold: the API may refuse the pods of a Job, of which no pod can tell.
+func TestU14_AJobWithoutAPodIsTold(t *testing.T) {
+	now := time.Now()
+	for name, tt := range map[string]struct {
+		age     time.Duration
+		ended   batchv1.JobConditionType
+		desired int
+		pod     bool
+		told    bool
+	}{
+		"no pod":            {age: time.Minute, desired: 1, told: true},
+		"new":               {age: time.Second, desired: 1},
+		"a pod":             {age: time.Minute, desired: 1, pod: true},
+		"failed":            {age: time.Minute, desired: 1, ended: batchv1.JobFailed, told: true},
+		"ended well":        {age: time.Minute, desired: 1, ended: batchv1.JobComplete},
+		"no replica wanted": {age: time.Minute},
+	} {
+		w := Weights{Repository: "org/model"}
+		c := &cluster{install: install{name: "sluice"}, pods: newWatchStore[*corev1.Pod](func() {}), jobs: newWatchStore[*batchv1.Job](func() {}),
+			deployments: newWatchStore[*appsv1.Deployment](func() {})}
+		c.wanted = []wanted{{Model: Model{Model: engines.Model{Name: "m", Desired: tt.desired}, Weights: &w}}}
+		j := c.loader(w)
+		j.CreationTimestamp = metav1.NewTime(now.Add(-tt.age))
+		j.Status.Conditions = []batchv1.JobCondition{{Type: tt.ended, Status: corev1.ConditionTrue}}
+		c.jobs.recordWrite(j, "", now)
+		if tt.pod {
+			c.pods.recordWrite(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: j.Labels}}, "", now)
+		}
+		if got := c.blockedModels()["m"]; strings.Contains(got, "kubectl describe job "+j.Name) != tt.told {
+			t.Errorf("%s: %q", name, got)
+		}
 	}
 }
 

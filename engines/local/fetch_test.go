@@ -2,11 +2,14 @@ package local
 
 import (
 	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -94,6 +97,31 @@ func TestU19_WeightsAreFetchedBeforeTheStart(t *testing.T) {
 		}
 	}
 	stop()
+}
+
+// TestU19_AHubThatMakesAReplicaWait: the replica tells that it starts, and what the hub has said,
+// and not why an earlier start failed.
+func TestU19_AHubThatMakesAReplicaWait(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if requests.Add(1) == 1 {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		w.Header().Set("Retry-After", "300")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	t.Cleanup(hub.Close)
+	w := newFixture(t)
+	l := New(w.config())
+	l.Set([]Model{w.fetching(&hubtest.Hub{URL: hub.URL}, 1)})
+	run(t, l)
+	w.eventually("it tells that the hub wants a pause", func() bool {
+		r := w.replica("chat-0")
+		return r.State == engines.Starting && r.FailedStarts == 1 && r.NextStart.IsZero() &&
+			strings.HasPrefix(r.Reason, "asking the hub what to fetch: next try in 5m0s: ") && strings.Contains(r.Reason, "answers 429")
+	})
 }
 
 // TestU19_FetchThatFails: the replica tells why, and the class of the failure is for clients.

@@ -144,10 +144,11 @@ func (m *Machine) try(e loader, r Reference, l *weights.Listing, formats []forma
 	if err != nil {
 		return Choice{}, err.Error()
 	}
-	gpus, fits := m.take(selection.Bytes(), e.gpu)
+	loaded := selection.LoadedBytes()
+	gpus, fits := m.take(loaded, e.gpu)
 	if !fits {
 		return Choice{}, fmt.Sprintf("%s needs about %s for %s of weights, and there are %s", e.engine,
-			weights.FormatBytes(needed(selection.Bytes())), weights.FormatBytes(selection.Bytes()), m.describe())
+			weights.FormatBytes(needed(loaded)), weights.FormatBytes(loaded), m.describe())
 	}
 	return Choice{Reference: r, Engine: e.engine, GPUs: gpus, Why: []string{why,
 		fmt.Sprintf("weights  %d files, %s", len(selection.Files), weights.FormatBytes(selection.Bytes())) + on(gpus)}}, ""

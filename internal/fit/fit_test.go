@@ -41,6 +41,7 @@ var (
 	ggufFiles = map[string]int64{"m-Q2_K.gguf": 3000, "m-Q4_K_M.gguf": 5000, "m-Q8_0.gguf": 9000, "m-F16.gguf": 16000}
 	tensors   = map[string]int64{"config.json": 0, "model.safetensors": 15000, "tokenizer.json": 2}
 	both      = map[string]int64{"config.json": 0, "model.safetensors": 15000, "m-Q4_K_M.gguf": 5000}
+	twice     = map[string]int64{"config.json": 0, "consolidated.safetensors": 15000, "model-00001-of-00002.safetensors": 10000, "model-00002-of-00002.safetensors": 5000}
 	huge      = map[string]int64{"config.json": 0, "a.safetensors": 60000}
 )
 
@@ -69,6 +70,7 @@ func TestB7_ChosenEngine(t *testing.T) {
 		{"both, and too large for the GPU", machine(64, 1, "llama-server", "vllm"), map[string]int64{"config.json": 0, "m.safetensors": 60000, "m-Q4_K_M.gguf": 12000}, "", "",
 			Choice{Engine: "llama-cpp", File: "m-Q4_K_M.gguf", GPUs: 1}, ""},
 		{"several GPUs", machine(64, 4, "vllm"), huge, "", "", Choice{Engine: "vllm", GPUs: 4}, ""},
+		{"weights in two formats", machine(64, 1, "vllm"), twice, "", "", Choice{Engine: "vllm", GPUs: 1}, "4 files, 29.3 GiB"},
 		{"SGLang", machine(64, 1, "python:sglang"), tensors, "", "", Choice{Engine: "sglang", GPUs: 1}, ""},
 		{"vLLM on a CPU", machine(64, 0, "vllm", "python:sglang"), tensors, "", "", Choice{Engine: "vllm"}, "it must be a build for CPUs"},
 		{"embeddings", machine(64, 0, "vllm", "text-embeddings-router"), map[string]int64{"config.json": 0, "model.safetensors": 400}, "sentence-similarity", "",

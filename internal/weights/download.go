@@ -110,7 +110,8 @@ func (d *download) open(ctx context.Context, path string) (*target, error) {
 		return nil, err
 	}
 	t := &target{File: f, hash: d.newHash()}
-	t.size, err = io.CopyBuffer(t.hash, io.LimitReader(cancellable{ctx, f}, d.file.Size+1), make([]byte, bufferBytes))
+	before := &earlier{ctx: ctx, file: f, count: d.count}
+	t.size, err = io.CopyBuffer(t.hash, io.LimitReader(before, d.file.Size+1), make([]byte, bufferBytes))
 	if err == nil && t.size > d.file.Size {
 		err = d.restart(t)
 	}
@@ -122,17 +123,23 @@ func (d *download) open(ctx context.Context, path string) (*target, error) {
 	return t, nil
 }
 
-// cancellable is a file whose reading ends with the context. Hundreds of gigabytes take minutes.
-type cancellable struct {
-	ctx  context.Context
-	file *os.File
+// earlier is what an earlier fetch has left. Hundreds of gigabytes take minutes to read, so the
+// reading ends with the context, and what was read is counted at once.
+type earlier struct {
+	ctx   context.Context
+	file  *os.File
+	count *counter
+	read  int64
 }
 
-func (c cancellable) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
+func (e *earlier) Read(b []byte) (int, error) {
+	if err := e.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return c.file.Read(b)
+	n, err := e.file.Read(b)
+	e.read += int64(n)
+	e.count.found(e.read)
+	return n, err
 }
 
 // restart empties the partial file.
@@ -185,12 +192,8 @@ func (d *download) fill(ctx context.Context, t *target) error {
 
 // request requests what is missing and writes what comes.
 func (d *download) request(ctx context.Context, t *target) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stalled := time.AfterFunc(d.fetcher.stall(), func() {
-		cancel(fmt.Errorf("nothing has come for %v", d.fetcher.stall()))
-	})
-	defer stalled.Stop()
+	ctx, stalled, stop := untilStalled(ctx, d.fetcher.stall())
+	defer stop()
 	header := http.Header{}
 	if t.size > 0 {
 		header.Set("Range", fmt.Sprintf("bytes=%d-", t.size))
@@ -206,6 +209,14 @@ func (d *download) request(ctx context.Context, t *target) error {
 		}
 	}
 	return d.copy(ctx, t, response.Body, stalled)
+}
+
+// untilStalled returns a context that ends when the timer has not been reset for so long. stop ends
+// both.
+func untilStalled(ctx context.Context, stall time.Duration) (_ context.Context, timer *time.Timer, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer = time.AfterFunc(stall, func() { cancel(fmt.Errorf("nothing has come for %v", stall)) })
+	return ctx, timer, func() { timer.Stop(); cancel(nil) }
 }
 
 // refused handles a request without an answer to read. A server that does not have the rest is
@@ -290,13 +301,18 @@ func (f *Fetcher) pauseAfter(failures int, err error) time.Duration {
 }
 
 // retry calls ask until it succeeds, or fails maxFailures times, or for good.
-func (f *Fetcher) retry(ctx context.Context, ask func() error) error {
+func (f *Fetcher) retry(ctx context.Context, hub *client, ask func() error) error {
 	for failures := 1; ; failures++ {
 		err := ask()
 		if err == nil || failures >= maxFailures || !mayRecover(ctx, err) {
 			return err
 		}
-		if err := sleep(ctx, f.pauseAfter(failures, err)); err != nil {
+		pause := f.pauseAfter(failures, err)
+		if f.Patience > 0 && pause > f.Patience {
+			return err
+		}
+		hub.report(Progress{Trouble: fmt.Sprintf("next try in %v: %v", pause.Round(time.Second), err)})
+		if err := sleep(ctx, pause); err != nil {
 			return err
 		}
 	}

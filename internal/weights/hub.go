@@ -42,27 +42,34 @@ func ValidRepository(id string) bool {
 type client struct {
 	endpoint, token string
 	http            http.Client
+	// stall is how long an answer may stand still.
+	stall time.Duration
+	// report is called before the hub is asked what to fetch, and before it is asked again.
+	report func(Progress)
 	// close closes the connections.
 	close func()
 }
 
-// newTransport returns the default of Fetcher.Transport.
-func newTransport() *http.Transport {
+// newTransport returns the default of Fetcher.Transport. A connection of HTTP/2 that is dead is
+// found within stall by a ping. Without it, each retry would be sent on the same connection.
+func newTransport(stall time.Duration) *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = headerTimeout
+	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: stall / 4, PingTimeout: stall / 4}
 	return t
 }
 
-// client returns the client for a source.
+// client returns the client for a source. Space around the token is left out, because files and
+// Secrets often end with a new line.
 func (f *Fetcher) client(s Source) *client {
-	c := &client{endpoint: s.endpoint(), token: s.Token}
+	c := &client{endpoint: s.endpoint(), token: strings.TrimSpace(s.Token), stall: f.stall(), report: func(Progress) {}}
 	c.close = func() {}
 	transport := f.Transport
 	if transport == nil {
-		own := newTransport()
+		own := newTransport(f.stall())
 		transport, c.close = own, own.CloseIdleConnections
 	}
-	c.http = http.Client{Transport: &authorized{c.endpoint, s.Token, transport}, CheckRedirect: checkRedirect}
+	c.http = http.Client{Transport: &authorized{c.endpoint, c.token, transport}, CheckRedirect: checkRedirect}
 	return c
 }
 
@@ -82,8 +89,12 @@ func (a *authorized) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Del("Authorization")
 	r.Header.Del("Referer") // a redirect sets it; signed addresses are nobody else's business
-	if a.token != "" && r.URL.Scheme == hub.Scheme && r.URL.Host == hub.Host {
+	switch atHub := r.URL.Scheme == hub.Scheme && r.URL.Host == hub.Host; {
+	case atHub && a.token != "":
 		r.Header.Set("Authorization", "Bearer "+a.token)
+	case atHub && hub.User != nil: // a mirror with a name and a password in its address
+		password, _ := hub.User.Password()
+		r.SetBasicAuth(hub.User.Username(), password)
 	}
 	return a.next.RoundTrip(r)
 }
@@ -121,9 +132,19 @@ func (c *client) get(ctx context.Context, method, address string, header http.He
 	defer response.Body.Close()
 	_, _ = io.CopyN(io.Discard, response.Body, 4<<10)
 	return nil, &statusError{
-		status: response.StatusCode, code: response.Header.Get("X-Error-Code"), hub: c.endpoint, token: c.token != "",
-		host: response.Request.URL.Host, retryAfter: retryAfter(response.Header),
+		status: response.StatusCode, code: response.Header.Get("X-Error-Code"), hub: withoutPassword(c.endpoint), token: c.token != "",
+		host: response.Request.URL.Host, retryAfter: retryAfter(response.Header, time.Now()),
 	}
+}
+
+// withoutPassword returns the address of a hub as errors show it.
+func withoutPassword(endpoint string) string {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return endpoint
+	}
+	u.User = nil
+	return u.String()
 }
 
 // withoutQuery removes the query from the address in an error, because signatures are in it.
@@ -136,14 +157,25 @@ func withoutQuery(err error) error {
 	return err
 }
 
-// retryAfter returns the seconds of the header Retry-After, at most maxRetryAfter; 0 if there are
-// none.
-func retryAfter(h http.Header) time.Duration {
-	seconds, err := strconv.Atoi(h.Get("Retry-After"))
+// rateLimitReset matches the seconds until a limit is reset, in the header RateLimit that
+// huggingface.co answers, such as "api";r=0;t=55 (https://huggingface.co/docs/hub/rate-limits).
+var rateLimitReset = regexp.MustCompile(`;\s*t=(\d{1,9})`)
+
+// retryAfter returns how long to wait, at most maxRetryAfter: by the header Retry-After, which is a
+// number of seconds or a date, else by RateLimit. It returns 0 if there is neither.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	text := h.Get("Retry-After")
+	if at, err := http.ParseTime(text); err == nil {
+		return min(max(0, at.Sub(now)), maxRetryAfter)
+	}
+	if reset := rateLimitReset.FindStringSubmatch(h.Get("RateLimit")); text == "" && reset != nil {
+		text = reset[1]
+	}
+	seconds, err := strconv.Atoi(text)
 	if err != nil || seconds < 0 {
 		return 0
 	}
-	return min(time.Duration(seconds)*time.Second, maxRetryAfter)
+	return time.Duration(min(seconds, int(maxRetryAfter.Seconds()))) * time.Second
 }
 
 // statusError is an answer of the hub with another status than 2xx.
@@ -160,6 +192,13 @@ func (e *statusError) temporary() bool {
 	return e.status == http.StatusTooManyRequests || e.status == http.StatusRequestTimeout || e.status >= 500
 }
 
+// refusedElsewhere reports whether another server than the hub refuses the request. It was sent no
+// token.
+func (e *statusError) refusedElsewhere() bool {
+	hub, err := url.Parse(e.hub)
+	return err == nil && e.host != hub.Host && (e.status == http.StatusUnauthorized || e.status == http.StatusForbidden)
+}
+
 func (e *statusError) Error() string {
 	about := fmt.Sprintf("%s answers %d", e.host, e.status)
 	if e.code != "" {
@@ -170,12 +209,25 @@ func (e *statusError) Error() string {
 		return about + ": the account of the token has no access yet; accept the conditions on the repository's page at " + e.hub
 	case e.code == "GatedRepo":
 		return about + ": the repository is gated; accept its conditions at " + e.hub + " and give a token by token_env or HF_TOKEN"
+	case e.status == http.StatusTooManyRequests:
+		about += ": too many requests"
+		if e.retryAfter > 0 {
+			about += fmt.Sprintf("; it wants a pause of %v", e.retryAfter.Round(time.Second))
+		}
+		if !e.token {
+			about += "; with a token (token_env or HF_TOKEN) it may allow more"
+		}
+		return about
 	case e.code == "RevisionNotFound":
 		return about + ": the repository has no such revision"
 	case e.code == "EntryNotFound":
 		return about + ": the repository has no such file"
+	case e.refusedElsewhere():
+		return about + ": the hub redirects there, and that server or a proxy before it refuses the request"
 	case e.status == http.StatusUnauthorized && !e.token, e.code == "RepoNotFound" && !e.token:
 		return about + ": there is no such repository, or it is private and needs a token (token_env or HF_TOKEN)"
+	case e.status == http.StatusForbidden && !e.token:
+		return about + ": the hub, or a proxy before it, refuses the request; a token (token_env or HF_TOKEN) may help"
 	case e.status == http.StatusUnauthorized, e.status == http.StatusForbidden:
 		return about + ": the token does not give access"
 	case e.status == http.StatusNotFound:
@@ -206,7 +258,7 @@ func (f *Fetcher) list(ctx context.Context, hub *client, s Source) (*Listing, er
 		Siblings []sibling `json:"siblings"`
 	}
 	address := hub.endpoint + "/api/models/" + s.Repository + "/revision/" + url.PathEscape(s.revision()) + "?blobs=true"
-	if err := f.retry(ctx, func() error { return hub.getJSON(ctx, address, &told) }); err != nil {
+	if err := f.retry(ctx, hub, func() error { return hub.getJSON(ctx, address, &told) }); err != nil {
 		return nil, fmt.Errorf("repository %s at revision %s: %w", s.Repository, s.revision(), err)
 	}
 	if !commitForm.MatchString(told.SHA) {
@@ -246,15 +298,35 @@ func (s sibling) file() (File, bool) {
 
 // getJSON reads the JSON that the hub answers.
 func (c *client) getJSON(ctx context.Context, address string, into any) error {
+	ctx, stalled, stop := untilStalled(ctx, c.stall)
+	defer stop()
 	response, err := c.get(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return err
+	if err == nil {
+		defer response.Body.Close()
+		body := resetting{response.Body, stalled, c.stall}
+		if err = json.NewDecoder(io.LimitReader(body, maxListing)).Decode(into); err != nil {
+			err = fmt.Errorf("the answer of %s is not the JSON of a hub: %w", response.Request.URL.Host, err)
+		}
 	}
-	defer response.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxListing)).Decode(into); err != nil {
-		return fmt.Errorf("the answer of %s is not the JSON of a hub: %w", response.Request.URL.Host, err)
+	if err != nil && context.Cause(ctx) != nil {
+		return context.Cause(ctx)
 	}
-	return nil
+	return err
+}
+
+// resetting resets a timer whenever something has come.
+type resetting struct {
+	io.Reader
+	timer *time.Timer
+	after time.Duration
+}
+
+func (r resetting) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	if n > 0 {
+		r.timer.Reset(r.after)
+	}
+	return n, err
 }
 
 // address returns the URL of a file.
@@ -272,7 +344,7 @@ func (f *Fetcher) describe(ctx context.Context, hub *client, l *Listing, selecti
 	for i := range selection.Files {
 		file := &selection.Files[i]
 		if file.Hash == "" {
-			err := f.retry(ctx, func() error { return hub.describe(ctx, hub.address(l.Repository, l.Commit, file.Path), file) })
+			err := f.retry(ctx, hub, func() error { return hub.describe(ctx, hub.address(l.Repository, l.Commit, file.Path), file) })
 			if err != nil {
 				return fmt.Errorf("%s of repository %s: %w", file.Path, l.Repository, err)
 			}

@@ -3,6 +3,7 @@ package weights
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -27,6 +28,10 @@ func Link(link, target string) error {
 		return err
 	}
 	temporary := fmt.Sprintf("%s.%d", link, os.Getpid())
+	// In a container each process has the same id, and one that was killed may have left this name.
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	if err := os.Symlink(relative, temporary); err != nil {
 		return err
 	}

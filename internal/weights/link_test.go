@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -28,5 +29,21 @@ func TestU14_Link(t *testing.T) {
 	}
 	if err := Link(filepath.Join(dir, "sluice", "split.gguf"), "model-00001-of-00003.gguf"); err == nil {
 		t.Error("a part of a split file got another name")
+	}
+}
+
+// TestU14_LinkAfterAKilledProcess: a process of the same id was killed while it made the link, as
+// in a container that is started again.
+func TestU14_LinkAfterAKilledProcess(t *testing.T) {
+	t.Parallel()
+	link := filepath.Join(t.TempDir(), "key")
+	if err := os.Symlink("old", fmt.Sprintf("%s.%d", link, os.Getpid())); err != nil {
+		t.Fatal(err)
+	}
+	if err := Link(link, filepath.Join(filepath.Dir(link), "new")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.Readlink(link); err != nil || got != "new" {
+		t.Errorf("the link is %q, %v", got, err)
 	}
 }

@@ -51,6 +51,24 @@ type Selection struct {
 // Bytes returns the size of all files.
 func (s Selection) Bytes() int64 { return totalSize(s.Files) }
 
+// consolidated matches the weights of a model in the format of Mistral's own programs.
+var consolidated = regexp.MustCompile(`^consolidated(-\d{5}-of-\d{5})?\.safetensors$`)
+
+// LoadedBytes returns the size of what an engine loads into memory. Repositories of Mistral hold
+// the same weights in two formats, of which an engine loads one.
+func (s Selection) LoadedBytes() int64 {
+	var second, first int64
+	for _, f := range s.Files {
+		switch {
+		case consolidated.MatchString(f.Path):
+			second += f.Size
+		case strings.HasSuffix(f.Path, ".safetensors"):
+			first += f.Size
+		}
+	}
+	return s.Bytes() - min(second, first)
+}
+
 func totalSize(files []File) int64 {
 	var sum int64
 	for _, f := range files {
@@ -112,7 +130,7 @@ func (l *Listing) Variants() []Variant {
 		if !strings.HasSuffix(base, ".gguf") || strings.Contains(base, "mmproj") || strings.Contains(base, "imatrix") {
 			continue
 		}
-		key := part.ReplaceAllString(f.Path, ".gguf")
+		key := part.ReplaceAllString(f.Path, "-of-$2.gguf") // not the name of a file that is whole
 		i, ok := at[key]
 		if !ok {
 			i, at[key] = len(variants), len(variants)
@@ -203,15 +221,25 @@ func (l *Listing) named(name string, variants []Variant) ([]File, error) {
 // formats.
 var duplicates = []string{".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".tflite", ".gguf", ".mlmodel"}
 
+// module matches the weights of a module of sentence-transformers, such as 2_Dense. They are not
+// among those of the model itself.
+var module = regexp.MustCompile(`^\d+_\w+/pytorch_model\.bin$`)
+
 // directory returns the files that a program needs that loads the directory. What holds the same
 // weights in another format is left out, and so are documents and pictures.
 func (l *Listing) directory() []File {
 	var files []File
 	safetensors := l.HasSafetensors()
+	has := map[string]bool{}
+	for _, f := range l.Files {
+		has[f.Path] = true
+	}
 	for _, f := range l.Files {
 		name := strings.ToLower(f.Path)
 		hasEnd := func(end string) bool { return strings.HasSuffix(name, end) }
 		switch {
+		case module.MatchString(f.Path) && !has[path.Dir(f.Path)+"/model.safetensors"]:
+			files = append(files, f)
 		case strings.HasPrefix(name, "."), slices.ContainsFunc([]string{".md", ".png", ".jpg", ".jpeg", ".gif", ".pdf"}, hasEnd):
 		case safetensors && slices.ContainsFunc(duplicates, hasEnd):
 		case safetensors && slices.ContainsFunc([]string{"original/", "onnx/", "openvino/", "coreml/"},

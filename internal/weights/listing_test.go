@@ -33,6 +33,9 @@ func TestU19_VariantsOfARepository(t *testing.T) {
 }
 
 func TestU19_SelectedFiles(t *testing.T) {
+	wholeToo := []string{"b-Q8_0-00001-of-00002.gguf", "b-Q8_0-00002-of-00002.gguf", "b-Q8_0.gguf"}
+	modules := []string{"config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/pytorch_model.bin", "3_Dense/model.safetensors",
+		"3_Dense/pytorch_model.bin", "pytorch_model.bin"}
 	both := []string{"config.json", "model.safetensors", "model-Q8_0.gguf"}
 	split := []string{"b-00001-of-00002.gguf", "b-00002-of-00002.gguf", "c.txt"}
 	for _, tt := range []struct {
@@ -48,6 +51,9 @@ func TestU19_SelectedFiles(t *testing.T) {
 		{"all parts", split, Source{}, split[0], split[:2]},
 		{"a part means all", split, Source{File: split[1]}, split[0], split[:2]},
 		{"any file", split, Source{File: "c.txt"}, "c.txt", split[2:]},
+		{"whole beside its parts", wholeToo, Source{File: "b-Q8_0.gguf"}, "b-Q8_0.gguf", wholeToo[2:3]},
+		{"parts beside the whole", wholeToo, Source{File: wholeToo[0]}, wholeToo[0], wholeToo[:2]},
+		{"modules of sentence-transformers", modules, Source{}, "", modules[:5]},
 		{"CTranslate2", []string{"config.json", "model.bin", "README.md"}, Source{}, "", []string{"config.json", "model.bin"}},
 	} {
 		got, err := listing(tt.files...).Select(tt.s)
@@ -72,6 +78,16 @@ func TestU19_ProgressIsReadable(t *testing.T) {
 	p := Progress{Done: 1288490189, Total: 4402341478, Rate: 89128960}
 	if want := "fetching weights: 1.2 GiB of 4.1 GiB (29 %), 85.0 MiB/s, 35s left"; p.String() != want {
 		t.Errorf("%q, want %q", p.String(), want)
+	}
+	if want := "fetching weights: 1 B of 128.0 GiB (0 %), 1 B/s"; (Progress{Done: 1, Total: 128 << 30, Rate: 1}).String() != want {
+		t.Errorf("%q, want %q", Progress{Done: 1, Total: 128 << 30, Rate: 1}.String(), want)
+	}
+	for want, p := range map[string]Progress{
+		"asking the hub what to fetch": {}, "asking the hub what to fetch: next try in 2s: no": {Trouble: "next try in 2s: no"},
+	} {
+		if p.String() != want {
+			t.Errorf("%q, want %q", p.String(), want)
+		}
 	}
 	if want := "fetching weights: 0 B of 999 B (0 %)"; (Progress{Total: 999}).String() != want {
 		t.Errorf("%q, want %q", Progress{Total: 999}.String(), want)

@@ -9,23 +9,36 @@ import (
 
 // Progress says how far a fetch is.
 type Progress struct {
-	// Done and Total are bytes of the files. Done includes what was there already.
+	// Done and Total are bytes of the files. Done includes what was there already. Total is 0 while
+	// the hub is asked what to fetch.
 	Done, Total int64
+	// Trouble says why and when the hub is asked again what to fetch. It is empty if there is none.
+	Trouble string `json:",omitempty"`
 	// Waiting says that another fetch, maybe of another process, does all the work that is left.
 	Waiting bool
 	// Rate is what has arrived in a second, over the last rateWindow reports, in bytes.
 	Rate int64
 }
 
+// maxLeft is the longest time that String tells. A transfer that nearly stands still foretells
+// nothing, and thousands of years are more than a time.Duration holds.
+const maxLeft = 100 * time.Hour
+
 // String returns a line for people.
 func (p Progress) String() string {
-	text := fmt.Sprintf("fetching weights: %s of %s", FormatBytes(p.Done), FormatBytes(p.Total))
-	if p.Total > 0 {
-		text += fmt.Sprintf(" (%d %%)", 100*p.Done/p.Total)
+	switch {
+	case p.Trouble != "":
+		return "asking the hub what to fetch: " + p.Trouble
+	case p.Total == 0:
+		return "asking the hub what to fetch"
 	}
-	if p.Rate > 0 {
-		left := time.Duration(float64(p.Total-p.Done) / float64(p.Rate) * float64(time.Second))
-		text += fmt.Sprintf(", %s/s, %v left", FormatBytes(p.Rate), left.Round(time.Second))
+	text := fmt.Sprintf("fetching weights: %s of %s (%d %%)", FormatBytes(p.Done), FormatBytes(p.Total), 100*p.Done/p.Total)
+	if p.Rate <= 0 {
+		return text
+	}
+	text += fmt.Sprintf(", %s/s", FormatBytes(p.Rate))
+	if left := float64(p.Total-p.Done) / float64(p.Rate); left < maxLeft.Seconds() {
+		text += fmt.Sprintf(", %v left", time.Duration(left*float64(time.Second)).Round(time.Second))
 	}
 	return text
 }

@@ -84,7 +84,6 @@ func (s Source) cacheDir() (string, error) {
 
 // Fetcher fetches weights. The zero value is ready to use, from any goroutine.
 type Fetcher struct {
-
 	// Transport sends the requests. nil means a transport of its own that uses the proxy of the
 	// environment.
 	Transport http.RoundTripper
@@ -95,6 +94,9 @@ type Fetcher struct {
 	// Pause is how long a fetch waits after its first failure in a row. The pause doubles after
 	// each further failure, up to 30 s. 0 means 1 s.
 	Pause time.Duration
+	// Patience is the longest pause for which List waits before it asks the hub again. If the hub
+	// wants a longer one, List fails. 0 means any.
+	Patience time.Duration
 	// Stall is how long a transfer may stand still before it is broken off and resumed. 0 means 1
 	// min.
 	Stall time.Duration
@@ -107,8 +109,8 @@ func (f *Fetcher) stall() time.Duration { return cmp.Or(f.Stall, time.Minute) }
 
 // Fetch fetches what s selects, unless it is there, and returns the path of what an engine loads: a
 // file if s names one or a GGUF file was chosen, else the directory of the snapshot. report is
-// called now and then from one goroutine, and at least once if something has to be fetched; it may
-// be nil. What was fetched when ctx ends is kept, and the next Fetch goes on there.
+// called now and then, never twice at once, and at least once if something has to be fetched; it
+// may be nil. What was fetched when ctx ends is kept, and the next Fetch goes on there.
 func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (string, error) {
 	cache, err := openCache(s)
 	if err != nil {
@@ -119,6 +121,10 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 	}
 	hub := f.client(s)
 	defer hub.close()
+	if report != nil {
+		hub.report = report
+	}
+	hub.report(Progress{Waiting: true})
 	listing, err := f.list(ctx, hub, s)
 	if err != nil {
 		return "", err

@@ -7,11 +7,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,6 +203,35 @@ func TestU19_StalledTransfersAreResumed(t *testing.T) {
 	check(t, path, repo.Files[ggufFile])
 }
 
+// TestU19_AListingThatStandsStillIsAskedForAgain: the hub, or a proxy before it, begins to answer
+// and sends nothing more.
+func TestU19_AListingThatStandsStillIsAskedForAgain(t *testing.T) {
+	hub := hubtest.New(t)
+	hub.Put(repository, tiny())
+	var stalled atomic.Int32
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if stalled.Add(1) > 2 {
+			http.Redirect(w, r, hub.URL+r.URL.RequestURI(), http.StatusTemporaryRedirect)
+			return
+		}
+		_, _ = w.Write([]byte(`{"sha":`))
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}))
+	defer front.Close()
+	f, s := fetcher(), source(t, hub)
+	f.Stall, s.Endpoint = 150*time.Millisecond, front.URL
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if l, err := f.List(ctx, s); err != nil || len(l.Files) != 2 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	stalled.Store(-10)
+	if _, err := f.List(ctx, s); err == nil || !strings.Contains(err.Error(), "nothing has come for 150ms") {
+		t.Errorf("a hub that stands still always: %v", err)
+	}
+}
+
 func TestU19_WrongContentIsNeverUsed(t *testing.T) {
 	for name, size := range map[string]int{"large.gguf": 1 << 16, "small.gguf": 100} {
 		hub := hubtest.New(t)
@@ -245,6 +277,37 @@ func TestU19_WrongRestOfAnEarlierFetchIsRemoved(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 		check(t, path, repo.Files[ggufFile])
+	}
+}
+
+// TestU19_WhatAnEarlierFetchLeftCountsWhileItIsChecked: the progress does not stand at 0 % while
+// the hash of hundreds of gigabytes is computed.
+func TestU19_WhatAnEarlierFetchLeftCountsWhileItIsChecked(t *testing.T) {
+	hub := hubtest.New(t)
+	whole := content(1, 64<<20)
+	hub.Put(repository, hubtest.Repository{Files: map[string][]byte{ggufFile: whole}})
+	s := source(t, hub)
+	sum := sha256.Sum256(whole)
+	blobs := filepath.Join(s.CacheDir, "models--org--tiny-GGUF", "blobs")
+	if err := os.MkdirAll(blobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	left := len(whole) - 1
+	if err := os.WriteFile(filepath.Join(blobs, hex.EncodeToString(sum[:])+".incomplete"), whole[:left], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	path, err := fetcher().Fetch(t.Context(), s, func(p weights.Progress) {
+		if p.Done > 0 && p.Done < int64(left) {
+			seen++
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, path, whole)
+	if seen == 0 {
+		t.Error("no progress was told before all of it was checked")
 	}
 }
 
@@ -302,7 +365,7 @@ func TestU19_TokenGoesToTheHubAlone(t *testing.T) {
 			t.Errorf("with token %q: %v, want an error that says %q", token, err, want)
 		}
 	}
-	s.Token = "hf_secret"
+	s.Token = "hf_secret\n" // as a Secret has it that was made from a file
 	path, err := fetcher().Fetch(t.Context(), s, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -387,7 +450,13 @@ func TestTwoFetchesShareOneDisk(t *testing.T) {
 	}
 	waiting := make(chan struct{})
 	seen := sync.OnceFunc(func() { close(waiting) })
-	go func() { ended <- get("org/a", func(weights.Progress) { seen() }) }()
+	go func() {
+		ended <- get("org/a", func(p weights.Progress) {
+			if p.Total > 0 {
+				seen()
+			}
+		})
+	}()
 	<-waiting
 	close(hold)
 	for range 2 {
