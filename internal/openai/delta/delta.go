@@ -1,6 +1,6 @@
 // Package delta reads the deltas of a model's output: text, reasoning, refusals and fragments of
-// tool calls. The WebSocket (internal/relay/realtime) and the gRPC service
-// (internal/relay/grpcapi) use it.
+// tool calls. The WebSocket (internal/relay/realtime), the gRPC service (internal/relay/grpcapi) and
+// the Messages API (internal/openai/messages) use it.
 //
 // [Reader] reads the data of one event: a chunk of a chat or of a completion, or an event of the
 // Responses API.
@@ -40,7 +40,7 @@ type Delta struct {
 	// with High and the next starts with Low.
 	Low, High rune
 	// Tool distinguishes the tool calls of a choice: their index, or for the Responses API the
-	// output_index of the item.
+	// output_index of the item. Calls.Resolve distinguishes them where the engine's index does not.
 	Tool int
 	// ID and Name are those of the tool call, in its first fragment; else nil.
 	ID, Name []byte

@@ -29,6 +29,7 @@ type sink struct {
 
 	scanner        sse.Scanner
 	deltas         delta.Reader
+	calls          delta.Calls
 	chunk          sse.Chunk
 	finishes       []string          // the finish reasons by choice
 	incomplete     map[textOf]string // the beginnings of characters whose rest has not come
@@ -94,12 +95,13 @@ func (s *sink) recordFinish(choice int, reason string) {
 
 // sendDelta sends one delta.
 func (s *sink) sendDelta(d *delta.Delta) error {
+	s.calls.Resolve(d)
 	text := s.completeText(textOf{d.Choice, d.Tool, d.Kind}, d.Text)
+	if text == "" && len(d.ID)+len(d.Name) == 0 {
+		return nil
+	}
 	to := &pb.TokenDelta{Choice: int32(d.Choice)}
 	if d.Kind != delta.ToolCall {
-		if text == "" {
-			return nil
-		}
 		to.Text, to.Kind = text, kindOf(d.Kind)
 		s.passed++
 		return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})

@@ -34,6 +34,7 @@ type turn struct {
 
 	scanner sse.Scanner
 	reader  delta.Reader
+	numbers delta.Calls
 	// incomplete has the bytes of characters whose rest has not come.
 	incomplete map[textKey][]byte
 	answer     answer
@@ -93,6 +94,7 @@ func (t *turn) Finish(r relay.Result) error {
 
 // deliver sends a delta, as soon as the client wants it.
 func (t *turn) deliver(d *delta.Delta) error {
+	t.numbers.Resolve(d)
 	text := t.completeText(d)
 	if text == "" && len(d.ID)+len(d.Name) == 0 {
 		return nil // the delta is a part of a character, which is sent with its rest

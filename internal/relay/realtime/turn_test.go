@@ -416,3 +416,31 @@ func (f flood) Generate(_ context.Context, _ *relay.Call, sink relay.Sink) {
 	}
 	sink.Finish(relay.Result{Finish: "stop"})
 }
+
+// TestCallsOfOneIndex: some engines give all tool calls of an answer the index 0.
+func TestCallsOfOneIndex(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(hello)
+	r := g.engine.next(t)
+	for _, piece := range []string{`"id":"a","function":{"name":"f","arguments":"{\"x\":"}`, `"function":{"arguments":"1}"}`,
+		`"id":"b","function":{"name":"g","arguments":"{}"}`} {
+		r.delta(`{"tool_calls":[{"index":0,` + piece + `}]}`)
+	}
+	r.finish("tool_calls")
+	for _, want := range []said{{ID: "a", Name: "f", Arguments: `{"x":`}, {ID: "a", Name: "f", Arguments: "1}"},
+		{ID: "b", Index: 1, Name: "g", Arguments: "{}"}, {ID: "a", Name: "f", Done: true}, {ID: "b", Index: 1, Name: "g", Done: true}} {
+		m := c.expect("tool_call")
+		if m.ID != want.ID || m.Index != want.Index || m.Name != want.Name || m.Arguments != want.Arguments || m.Done != want.Done {
+			t.Errorf("got %s, want %+v", m.raw, want)
+		}
+	}
+	c.final("tool_calls")
+	c.send(`{"type":"tool_result","tool_call_id":"a","content":"1"}`)
+	c.send(`{"type":"tool_result","tool_call_id":"b","content":"2"}`)
+	const calls = `"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},` +
+		`{"id":"b","type":"function","function":{"name":"g","arguments":"{}"}}]}`
+	if text := g.engine.next(t).conversation(); !strings.Contains(text, calls) {
+		t.Error(text)
+	}
+}
