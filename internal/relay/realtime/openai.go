@@ -43,6 +43,7 @@ type clientEvent struct {
 	EventID  string          `json:"event_id"`
 	Session  json.RawMessage `json:"session"`
 	Item     json.RawMessage `json:"item"`
+	Previous string          `json:"previous_item_id"`
 	Response json.RawMessage `json:"response"`
 }
 
@@ -125,7 +126,7 @@ func (s *session) executeOpenAI(e *clientEvent) *openai.Error {
 	case "session.update":
 		return s.updateOpenAI(e.Session)
 	case "conversation.item.create":
-		return s.createItem(e.Item)
+		return s.createItem(e.Item, e.Previous)
 	case "response.create":
 		return s.createResponse(e.Response)
 	case "response.cancel":
@@ -288,9 +289,12 @@ type conversationItem struct {
 	} `json:"content"`
 }
 
-// createItem adds an item to the conversation. While a response is generated, the item waits for
-// its end.
-func (s *session) createItem(data json.RawMessage) *openai.Error {
+// createItem adds an item to the conversation, behind all others. previous is what the client wants
+// before it; empty: it says nothing. While a response is generated, the item waits for its end.
+func (s *session) createItem(data json.RawMessage, previous string) *openai.Error {
+	if last := s.socket.lastItem(); previous != "" && previous != last && (previous != "root" || last != "") {
+		return invalid("previous_item_id", "An item can only be added behind all others: previous_item_id must be that of the last item.")
+	}
 	var item conversationItem
 	if data == nil || json.Unmarshal(data, &item) != nil {
 		return invalid("item", "item must be an object with members of the right types.")
@@ -318,9 +322,7 @@ func (s *session) createItem(data json.RawMessage) *openai.Error {
 	var whole fields
 	_ = json.Unmarshal(data, &whole) // it was read before
 	whole["id"], whole["object"], whole["status"] = item.ID, "realtime.item", "completed"
-	for _, kind := range s.socket.openAI.itemEvents() {
-		s.socket.send(newEvent(kind, fields{"item": whole, "previous_item_id": nil})) //nolint:errcheck // as above
-	}
+	s.socket.send(itemAdded{whole}) //nolint:errcheck // as above
 	return nil
 }
 

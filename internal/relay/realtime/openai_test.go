@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/coder/websocket"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -52,8 +53,8 @@ func TestR8_Conversation(t *testing.T) {
 	r.delta(`{"reasoning_content":"hm"}`)
 	r.finish("stop")
 	kinds, done := c.seen("response.done")
-	want := "response.created response.output_item.added response.content_part.added response.output_text.delta response.output_text.delta " +
-		"response.output_text.done response.content_part.done response.output_item.done response.done"
+	want := "response.created response.output_item.added conversation.item.added response.content_part.added response.output_text.delta " +
+		"response.output_text.delta response.output_text.done response.content_part.done conversation.item.done response.output_item.done response.done"
 	if kinds != want || !strings.Contains(done.raw, `"text":"Hello"`) || !strings.Contains(done.raw, `"status":"completed"`) || !strings.Contains(done.raw, `"cached_tokens":2`) {
 		t.Errorf("%s: %s", kinds, done.raw)
 	}
@@ -86,7 +87,7 @@ func TestR8_Tools(t *testing.T) {
 	c.seen("conversation.item.done")
 	r.finish("tool_calls")
 	kinds, done := c.seen("response.done")
-	if !strings.Contains(kinds, "response.function_call_arguments.done response.output_item.done") || !strings.Contains(done.raw, `"arguments":"{\"a\":1}"`) {
+	if !strings.Contains(kinds, "response.function_call_arguments.done conversation.item.done response.output_item.done") || !strings.Contains(done.raw, `"arguments":"{\"a\":1}"`) {
 		t.Errorf("%s: %s", kinds, done.raw)
 	}
 	c.send(`{"type":"conversation.item.create","item":{"type":"function_call_output","call_id":"call_1","output":"sunny"}}`)
@@ -192,5 +193,70 @@ func TestR8_WhichProtocol(t *testing.T) {
 	r.finish("stop")
 	if kinds, m := c.seen("response.done"); !strings.Contains(kinds, "response.text.delta response.text.done") || !json.Valid([]byte(m.raw)) {
 		t.Errorf("%s: %s", kinds, m.raw)
+	}
+}
+
+// itemOf is an event of a client that creates an item with this id behind another one.
+func itemOf(id, previous string) string {
+	return strings.Replace(userItem, `"item":{`, `"previous_item_id":"`+previous+`","item":{"id":"`+id+`",`, 1)
+}
+
+// items reads messages up to the first of a type. It returns what they say of items: the event, the
+// item, its status, and the item before it.
+func (c *client) items(last string) (list []string) {
+	c.t.Helper()
+	for {
+		m, err := c.read()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		var e struct {
+			Previous string `json:"previous_item_id"`
+			Item     struct{ ID, Status string }
+		}
+		if err := json.Unmarshal([]byte(m.raw), &e); err != nil {
+			c.t.Fatal(err)
+		}
+		if kind, ok := strings.CutPrefix(m.Type, "conversation.item."); ok {
+			id := strings.Replace(e.Item.ID, "item_resp_r1.1_", "out", 1)
+			list = append(list, strings.Join([]string{kind, id, e.Item.Status, "behind", strings.Replace(e.Previous, "item_resp_r1.1_", "out", 1)}, " "))
+		}
+		if m.Type == last {
+			return list
+		}
+	}
+}
+
+// The items of a response are items of the conversation, and each item names the one before it. An
+// item that comes while a response is generated stands behind the response.
+func TestItemsOfTheConversation(t *testing.T) {
+	for header, want := range map[string][]string{
+		"X-Stainless-Lang": {"added one completed behind ", "done one completed behind ", "added out0 in_progress behind one",
+			"added two completed behind out0", "done two completed behind out0", "added out1 in_progress behind out0",
+			"done out1 completed behind out0", "done out0 completed behind one", "added three completed behind two", "done three completed behind two"},
+		"OpenAI-Beta": {"created one completed behind ", "created out0 in_progress behind one", "created two completed behind out0",
+			"created out1 in_progress behind out0", "created three completed behind two"},
+	} {
+		g := newGateway(t, nil)
+		as := handshake()
+		as.Set(header, "x")
+		c := g.dialWith(t, g.url+"?model=m", &websocket.DialOptions{HTTPHeader: as})
+		c.send(itemOf("one", "root"))
+		c.send(newAnswer)
+		r := g.engine.next(t)
+		r.say("a")
+		got := c.items("response.content_part.added")
+		c.send(itemOf("two", ""))
+		c.send(`{"type":"?"}`)
+		got = append(got, c.items("error")...)
+		r.delta(`{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":"{}"}}]}`)
+		r.finish("tool_calls")
+		got = append(got, c.items("response.done")...)
+		c.send(itemOf("three", "two"))
+		c.send(itemOf("four", "one"))
+		got = append(got, c.items("error")...)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", header, diff)
+		}
 	}
 }
