@@ -137,6 +137,12 @@ func TestEngineAnswers(t *testing.T) {
 		list[2].GetDelta().GetToolCall().GetArguments() != "{}" || list[3].GetFinal().GetOutputTokens() != 3 {
 		t.Errorf("%v, then %v", list, err)
 	}
+	list, _, err = listen(as(t.Context()), client(t, answer(200, `{"choices":[{"finish_reason":"stop","message":{"content":[{"type":"text","text":"hi"}],
+		"reasoning":"hm","tool_calls":[{"id":"c","function":{"name":"f","arguments":{"a":1}}}]}}]}`)), hello)
+	if err != nil || len(list) != 4 || list[0].GetDelta().GetText() != "hm" || list[1].GetDelta().GetText() != "hi" ||
+		list[2].GetDelta().GetToolCall().GetArguments() != `{"a":1}` {
+		t.Errorf("an answer as other engines write it: %v, then %v", list, err)
+	}
 	if _, _, err = listen(as(t.Context()), client(t, answer(200, "?")), hello); status.Code(err) != codes.Unavailable {
 		t.Error(err)
 	}

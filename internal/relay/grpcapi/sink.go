@@ -69,15 +69,19 @@ func (s *sink) handleEvent(data []byte) error {
 	if !ok {
 		return nil
 	}
+	s.chunk.Read(data)
+	return s.sendDeltas(deltas)
+}
+
+// sendDeltas sends the deltas of an event or of an answer, which chunk has been read from.
+func (s *sink) sendDeltas(deltas []delta.Delta) error {
 	for i := range deltas {
 		if err := s.sendDelta(&deltas[i]); err != nil {
 			return err
 		}
 	}
-	if s.chunk.Read(data) {
-		for _, c := range s.chunk.Choices {
-			s.recordFinish(int(c.Index), string(c.Finish))
-		}
+	for _, c := range s.chunk.Choices {
+		s.recordFinish(int(c.Index), string(c.Finish))
 	}
 	return nil
 }

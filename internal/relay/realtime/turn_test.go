@@ -294,6 +294,14 @@ func TestEndsOfTurns(t *testing.T) {
 			answer(200, `{"choices":[{"index":0,"message":{"content":"all","tool_calls":[]},"finish_reason":"stop"}]}`),
 			[]string{`{"type":"token","request_id":"abc","delta":"all"}`,
 				`{"type":"final","request_id":"abc","finish_reason":"stop","usage":{"completion_tokens":1,"estimated":true}}`}},
+		"whole, as other engines write it": {
+			answer(200, `{"choices":[{"message":{"content":[{"type":"text","text":"all"}],"reasoning":"hm","refusal":null},"finish_reason":"stop"}]}`),
+			[]string{`{"type":"token","request_id":"abc","delta":"hm","kind":"reasoning"}`, `{"type":"token","request_id":"abc","delta":"all"}`,
+				`{"type":"final","request_id":"abc","finish_reason":"stop","usage":{"completion_tokens":2,"estimated":true}}`}},
+		"whole, with arguments that are an object": {
+			answer(200, `{"choices":[{"message":{"content":null,"tool_calls":[{"id":"c","function":{"name":"f","arguments":{"a": 1}}}]},"finish_reason":"length"}]}`),
+			[]string{`{"type":"tool_call","request_id":"abc","id":"c","index":0,"name":"f","arguments":"{\"a\": 1}","done":false}`,
+				`{"type":"final","request_id":"abc","finish_reason":"length","usage":{"completion_tokens":1,"estimated":true}}`}},
 		"whole nonsense": {
 			answer(200, `{"choices":[]}`),
 			[]string{`{"type":"error","request_id":"abc","error":{"message":"The engine's answer is no chat completion.","type":"server_error",` +

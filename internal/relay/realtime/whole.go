@@ -1,10 +1,8 @@
 package realtime
 
 import (
-	"encoding/json"
-
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/openai/delta"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
@@ -17,39 +15,13 @@ func (t *turn) Answer(a *relay.Answer) error {
 		t.fault = faultOf(a)
 		return nil
 	}
-	var whole struct {
-		Choices []struct {
-			Index   int    `json:"index"`
-			Finish  string `json:"finish_reason"`
-			Message struct {
-				Content   string `json:"content"`
-				Reasoning string `json:"reasoning_content"`
-				Refusal   string `json:"refusal"`
-				Calls     []struct {
-					ID       string `json:"id"`
-					Function struct {
-						Name      string `json:"name"`
-						Arguments string `json:"arguments"`
-					} `json:"function"`
-				} `json:"tool_calls"`
-			} `json:"message"`
-		} `json:"choices"`
-	}
-	if json.Unmarshal(a.Body, &whole) != nil || len(whole.Choices) == 0 {
+	var chunk sse.Chunk
+	if !chunk.Read(a.Body) || len(chunk.Choices) == 0 {
 		t.fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is no chat completion.")
 		return nil
 	}
-	c := whole.Choices[0]
-	t.finish = c.Finish
-	deltas := []delta.Delta{
-		{Kind: delta.Reasoning, Text: []byte(c.Message.Reasoning)},
-		{Kind: delta.Text, Text: []byte(c.Message.Content)},
-		{Kind: delta.Refusal, Text: []byte(c.Message.Refusal)},
-	}
-	for i, call := range c.Message.Calls {
-		deltas = append(deltas, delta.Delta{Kind: delta.ToolCall, Tool: i, ID: []byte(call.ID), Name: []byte(call.Function.Name),
-			Text: []byte(call.Function.Arguments)})
-	}
+	t.finish = string(chunk.Choices[0].Finish)
+	deltas, _ := t.reader.ReadAnswer(a.Body)
 	for i := range deltas {
 		if err := t.deliver(&deltas[i]); err != nil {
 			return err
