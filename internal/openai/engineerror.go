@@ -48,6 +48,22 @@ func ParseEngineError(data []byte) EngineError {
 	return e.merged()
 }
 
+// ReportedError returns the error that an event of an engine's stream reports, in the engine's
+// words. Without a code of its own, a failure of the engine is CodeUpstreamError.
+func ReportedError(data []byte) *Error {
+	said := ParseEngineError(data)
+	e := &Error{Code: Code(said.Code), Message: said.Message, Param: said.Param, EngineType: said.Type, RetryAfter: said.RetryAfter}
+	switch {
+	case said.Status != 0 && said.Status < 500:
+		e.Status = said.Status
+	case !e.Code.Known():
+		e.Status = CodeUpstreamError.Status()
+	}
+	e.Code = cmp.Or(e.Code, CodeOfStatus(e.Status))
+	e.Message = cmp.Or(e.Message, "The engine could not finish its answer.")
+	return e
+}
+
 // engineErrorReader keeps apart what stands in the body and in its error object.
 type engineErrorReader struct {
 	json          jsonscan.Reader

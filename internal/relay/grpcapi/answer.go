@@ -54,6 +54,13 @@ type function struct {
 	Arguments string `json:"arguments"`
 }
 
+// reportedError returns the error that an event reports.
+func reportedError(data []byte) *pb.Error {
+	e := errorOf(openai.ReportedError(data))
+	e.Type, e.Name = validUTF8([]byte(e.GetType())), validUTF8([]byte(e.GetName()))
+	return e
+}
+
 // refusalError returns an engine's refusal as an error of llm.v1.
 func refusalError(a *relay.Answer) *pb.Error {
 	engineError := openai.ParseEngineError(a.Body)

@@ -147,3 +147,25 @@ func TestEngineAnswers(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestErrorOfAnEvent: an engine may report an error in its stream. The client gets its words, and
+// learns whether to try again.
+func TestErrorOfAnEvent(t *testing.T) {
+	end := relay.Result{Fault: openai.Errorf(openai.CodeUpstreamError, "It could not finish."), Told: true}
+	for event, want := range map[string]*pb.Error{
+		`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`: {
+			Code: 400, Message: "too long", Type: "BadRequestError", Param: "messages", Name: "invalid_request"},
+		`{"error":{"message":"out of memory","type":"InternalServerError","code":500}}`: {
+			Code: 502, Message: "out of memory", Type: "InternalServerError", Name: "upstream_error", Retryable: true, RetryAfterMs: 1000},
+		`{"error":{"message":"late","code":"request_timeout"}}`: {
+			Code: 408, Message: "late", Type: "invalid_request_error", Name: "request_timeout", Retryable: true, RetryAfterMs: 1000},
+		`{"error":{}}`: {
+			Code: 502, Message: "The engine could not finish its answer.", Type: "server_error", Name: "upstream_error", Retryable: true, RetryAfterMs: 1000},
+	} {
+		_, _, err := listen(as(t.Context()), client(t, tell(end, []byte("data: "+event+"\n\n"))), hello)
+		e, _ := pb.ErrorOf(err)
+		if diff := cmp.Diff(want, e, protocmp.Transform()); diff != "" {
+			t.Errorf("%s: %v\n%s", event, err, diff)
+		}
+	}
+}

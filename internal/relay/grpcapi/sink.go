@@ -37,6 +37,7 @@ type sink struct {
 	passed         int64             // counts the chunks with a delta
 	engineAnswered bool              // the engine has answered
 	refusal        *pb.Error         // what the engine has answered instead of a stream; nil: nothing
+	reported       *pb.Error         // the error that an event has reported; nil: none has
 	finished       bool
 	err            error // the error with which the call ends
 }
@@ -56,7 +57,7 @@ func (s *sink) Event(raw []byte, _ uint64) error {
 		if event.IsComment() || event.IsDone() {
 			continue
 		}
-		if err := s.handleEvent(event.Data); err != nil {
+		if err := s.handleEvent(event); err != nil {
 			return err
 		}
 	}
@@ -64,12 +65,14 @@ func (s *sink) Event(raw []byte, _ uint64) error {
 }
 
 // handleEvent sends the deltas of an event.
-func (s *sink) handleEvent(data []byte) error {
-	deltas, ok := s.deltas.Read(data)
+func (s *sink) handleEvent(e *sse.Event) error {
+	deltas, ok := s.deltas.Read(e.Data)
 	if !ok {
 		return nil
 	}
-	s.chunk.Read(data)
+	if s.chunk.Read(e.Data); s.chunk.Error || string(e.Type) == "error" {
+		s.reported = reportedError(e.Data)
+	}
 	return s.sendDeltas(deltas)
 }
 
@@ -194,6 +197,8 @@ func (s *sink) send(c *pb.StreamChunk) error {
 func (s *sink) Finish(r relay.Result) error {
 	s.setTrailers(&r)
 	switch {
+	case r.Fault != nil && r.Told && s.reported != nil:
+		s.err = s.refuse(s.reported)
 	case r.Fault != nil:
 		s.err = s.refuse(errorOf(r.Fault))
 	case s.refusal != nil:

@@ -41,6 +41,8 @@ type turn struct {
 	// sent counts token and tool_call messages.
 	sent int64
 
+	// reported is the error that an event has reported, in the engine's words. nil: none has.
+	reported *openai.Error
 	// fault is an error that the turn has found itself. It comes before that of the result.
 	fault    *openai.Error
 	finished bool
@@ -64,6 +66,7 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 		if e.IsComment() || e.IsDone() {
 			continue
 		}
+		t.readError(e)
 		deltas, _ := t.reader.Read(e.Data)
 		for i := range deltas {
 			if err := t.deliver(&deltas[i]); err != nil {
@@ -72,6 +75,15 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 		}
 	}
 	return nil
+}
+
+// readError reads an error that an event reports.
+func (t *turn) readError(e *sse.Event) {
+	if bytes.Contains(e.Data, []byte(`"error"`)) || string(e.Type) == "error" {
+		if chunk := new(sse.Chunk); chunk.Read(e.Data) && chunk.Error || string(e.Type) == "error" {
+			t.reported = forClient(openai.ReportedError(e.Data))
+		}
+	}
 }
 
 // Passed implements relay.SelectiveSink.
@@ -213,6 +225,8 @@ func (t *turn) outcome() (finish string, fault *openai.Error) {
 		}
 		return t.result.Finish, nil
 	case errors.As(context.Cause(t.ctx), &fault):
+	case t.result.Told && t.reported != nil:
+		fault = t.reported
 	case t.result.Fault != nil:
 		fault = t.result.Fault
 	default:

@@ -290,6 +290,24 @@ func TestEndsOfTurns(t *testing.T) {
 			answer(503, `<html>`),
 			[]string{`{"type":"error","request_id":"abc","error":{"message":"The engine refused the request.","type":"server_error",` +
 				`"code":"upstream_error","param":null,"retryable":true,"retry_after_ms":1000}}`}},
+		"error in an event": {
+			func(r *running) {
+				r.event(`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`)
+				r.end(relay.Result{Fault: openai.Errorf(openai.CodeUpstreamError, "It could not finish."), Told: true})
+			},
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"too long","type":"invalid_request_error","code":"invalid_request",` +
+				`"param":"messages","retryable":false}}`}},
+		"error in an event, of the engine itself": {
+			func(r *running) {
+				r.event(`{"error":{"message":"out of memory","type":"InternalServerError","code":500}}`)
+				r.end(relay.Result{Fault: openai.Errorf(openai.CodeUpstreamError, "It could not finish."), Told: true})
+			},
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"out of memory","type":"server_error","code":"upstream_error",` +
+				`"param":null,"retryable":true,"retry_after_ms":1000}}`}},
+		"refusal because of too many requests": {
+			answer(429, `{"error":{"message":"busy"}}`),
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"busy","type":"rate_limit_error","code":"rate_limited",` +
+				`"param":null,"retryable":true,"retry_after_ms":1000}}`}},
 		"whole": {
 			answer(200, `{"choices":[{"index":0,"message":{"content":"all","tool_calls":[]},"finish_reason":"stop"}]}`),
 			[]string{`{"type":"token","request_id":"abc","delta":"all"}`,

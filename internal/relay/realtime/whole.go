@@ -1,6 +1,8 @@
 package realtime
 
 import (
+	"cmp"
+
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -30,22 +32,24 @@ func (t *turn) Answer(a *relay.Answer) error {
 	return nil
 }
 
-// faultOf returns the refusal of an engine. Its message is for the client, as it is where answers
-// pass unchanged.
+// faultOf returns the refusal of an engine.
 func faultOf(a *relay.Answer) *openai.Error {
-	fault := &openai.Error{Code: openai.CodeUpstreamError, Status: a.Status, Message: "The engine refused the request."}
-	if a.Status < 500 {
-		fault.Code = openai.CodeInvalidRequest
+	said := openai.ParseEngineError(a.Body)
+	return forClient(&openai.Error{
+		Code: cmp.Or(openai.Code(said.Code), openai.CodeOfStatus(a.Status)), Status: a.Status, Param: said.Param,
+		Message: cmp.Or(said.Message, "The engine refused the request."),
+	})
+}
+
+// forClient bounds the words of an engine's error. Its message is for the client, as it is where
+// answers pass unchanged. Its type is that of its status.
+func forClient(fault *openai.Error) *openai.Error {
+	fault.Message, fault.EngineType = fault.Message[:min(len(fault.Message), maxEngineMessage)], ""
+	if isInvalidName(string(fault.Code)) {
+		fault.Code = openai.CodeOfStatus(fault.HTTPStatus())
 	}
-	engineError := openai.ParseEngineError(a.Body)
-	if engineError.Message != "" {
-		fault.Message = engineError.Message[:min(len(engineError.Message), maxEngineMessage)]
-	}
-	if engineError.Code != "" && !isInvalidName(engineError.Code) {
-		fault.Code = openai.Code(engineError.Code)
-	}
-	if !isInvalidName(engineError.Param) {
-		fault.Param = engineError.Param
+	if isInvalidName(fault.Param) {
+		fault.Param = ""
 	}
 	return fault
 }
