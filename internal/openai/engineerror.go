@@ -2,6 +2,7 @@ package openai
 
 import (
 	"cmp"
+	"net/http"
 	"strings"
 	"time"
 
@@ -49,12 +50,13 @@ func ParseEngineError(data []byte) EngineError {
 }
 
 // ReportedError returns the error that an event of an engine's stream reports, in the engine's
-// words. Without a code of its own, a failure of the engine is CodeUpstreamError.
+// words. A failure of the engine without a code is CodeUpstreamError. Its status is that of the
+// code in the place of 500, because the same request may succeed later.
 func ReportedError(data []byte) *Error {
 	said := ParseEngineError(data)
 	e := &Error{Code: Code(said.Code), Message: said.Message, Param: said.Param, EngineType: said.Type, RetryAfter: said.RetryAfter}
 	switch {
-	case said.Status != 0 && said.Status < 500:
+	case said.Status != 0 && said.Status != http.StatusInternalServerError:
 		e.Status = said.Status
 	case !e.Code.Known():
 		e.Status = CodeUpstreamError.Status()

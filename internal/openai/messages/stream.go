@@ -89,8 +89,7 @@ func (s *Stream) event(e *sse.Event) {
 	}
 	if s.chunk.Error || string(e.Type) == "error" {
 		s.ended = true
-		said := openai.ParseEngineError(e.Data)
-		s.dst = AppendError(s.dst, &openai.Error{Code: openai.Code(said.Code), Status: said.Status, Message: said.Message, Param: said.Param})
+		s.dst = AppendError(s.dst, openai.ReportedError(e.Data))
 		return
 	}
 	s.begin(e.Data)
