@@ -36,18 +36,19 @@ type Handler struct {
 	// The function is called at every handshake and before every turn. nil: a key is valid as long
 	// as its tenant exists.
 	Watch func(tenant, key string) (valid func() bool)
-	// Heartbeat is how long a socket may be silent before the client is pinged, and how long a
-	// client may hold up a turn before it gets a heartbeat. 0: 15 s.
-	Heartbeat time.Duration
+	// Heartbeat returns how long a socket may be silent before the client is pinged, and how long a
+	// client may hold up a turn before it gets a heartbeat. It is called for each socket. nil: 15 s.
+	Heartbeat func() time.Duration
 	Limits    Limits
 	// Memory is the budget that conversations are kept from. nil: there is none.
 	Memory *memory.Budget
 	// TenantSockets returns the greatest number of open sockets of a tenant. nil:
 	// Limits.SocketsPerTenant.
 	TenantSockets func(tenant string) int
-	// CheckOrigin refuses browsers on pages of other hosts. It is for gateways without keys: a page
-	// cannot know a key, but it can open a socket to every address that its reader can reach.
-	CheckOrigin bool
+	// CheckOrigin reports whether browsers on pages of other hosts are refused. It is for gateways
+	// without keys: a page cannot know a key, but it can open a socket to every address that its
+	// reader can reach. It is called for each socket. nil: nobody is refused.
+	CheckOrigin func() bool
 	// Requests has the list of requests show the handshakes that are refused. nil: there is none.
 	Requests *request.Store
 	// Log logs the sockets that were closed. nil: nothing is logged.
@@ -92,12 +93,23 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
+// heartbeat returns the heartbeat of a new socket.
+func (h *Handler) heartbeat() time.Duration {
+	if h.Heartbeat == nil {
+		return defaultHeartbeat
+	}
+	return h.Heartbeat()
+}
+
 func orDefault[T int | time.Duration](v, otherwise T) T {
 	if v == 0 {
 		return otherwise
 	}
 	return v
 }
+
+// defaultHeartbeat is the default of Handler.Heartbeat.
+const defaultHeartbeat = 15 * time.Second
 
 // closeTimeout is how long sockets have to send their last messages after the end of the context of
 // Close, and then how long clients have to receive them.

@@ -78,7 +78,7 @@ func (h *Handler) check(r *http.Request) *openai.Error {
 			Header: map[string]string{"sec-websocket-version": "13"}}
 	case err != nil, len(key) != 16, len(r.Header.Values("Sec-WebSocket-Key")) != 1:
 		return openai.Errorf(openai.CodeInvalidRequest, "Sec-WebSocket-Key must be 16 bytes in base64, once.")
-	case h.CheckOrigin && !sameOrigin(r):
+	case h.CheckOrigin != nil && h.CheckOrigin() && !sameOrigin(r):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusForbidden,
 			Message: "Pages of other hosts may not open sockets at a gateway without keys."}
 	}
