@@ -392,6 +392,7 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 	if set.Instructions != nil {
 		instructions = *set.Instructions
 	}
+	next.messages = arrange(next.messages)
 	if len(next.messages) == 0 && instructions == "" {
 		return invalid("", "The conversation is empty: create an item first.")
 	}
