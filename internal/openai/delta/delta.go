@@ -1,6 +1,6 @@
 // Package delta reads the deltas of a model's output: text, reasoning, refusals and fragments of
-// tool calls. The WebSocket (internal/relay/realtime), the gRPC service (internal/relay/grpcapi) and
-// the Messages API (internal/openai/messages) use it.
+// tool calls. The WebSocket (internal/relay/realtime), the gRPC service (internal/relay/grpcapi)
+// and the Messages API (internal/openai/messages) use it.
 //
 // [Reader] reads the data of one event: a chunk of a chat or of a completion, or an event of the
 // Responses API. It also reads the whole answer to a chat, as if that were one event.

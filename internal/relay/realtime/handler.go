@@ -37,7 +37,8 @@ type Handler struct {
 	// as its tenant exists.
 	Watch func(tenant, key string) (valid func() bool)
 	// Heartbeat returns how long a socket may be silent before the client is pinged, and how long a
-	// client may hold up a turn before it gets a heartbeat. It is called for each socket. nil: 15 s.
+	// client may hold up a turn before it gets a heartbeat. It is called for each socket. nil: it
+	// is 15 s.
 	Heartbeat func() time.Duration
 	Limits    Limits
 	// Memory is the budget that conversations are kept from. nil: there is none.
