@@ -81,9 +81,10 @@
 // after 300 ms, and may still speak Sluice's own protocol.
 //
 //   - From the client: session.update (instructions, tools of the type function, tool_choice,
-//     temperature, max_output_tokens, model), conversation.item.create (messages of text and
-//     images, function_call, function_call_output), response.create with the same settings for
-//     one response, response.cancel.
+//     temperature, max_output_tokens, parallel_tool_calls, reasoning.effort, model),
+//     conversation.item.create (messages of text and images, function_call,
+//     function_call_output), response.create with the same settings for one response and with
+//     metadata, response.cancel.
 //   - From the server: session.created, session.updated, conversation.item.added and .done, also
 //     for the items of a response, response.created, response.output_item.added and .done,
 //     response.content_part.added and .done, response.output_text.delta and .done,

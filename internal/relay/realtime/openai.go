@@ -62,6 +62,34 @@ type settings struct {
 	Voice             json.RawMessage   `json:"voice"`
 	Conversation      string            `json:"conversation"`
 	Input             json.RawMessage   `json:"input"`
+	Prompt            json.RawMessage   `json:"prompt"`
+	ParallelToolCalls json.RawMessage   `json:"parallel_tool_calls"`
+	Reasoning         struct {
+		Effort json.RawMessage `json:"effort"`
+	} `json:"reasoning"`
+	// Metadata is what a client has a response carry. nil: nothing.
+	Metadata map[string]json.RawMessage `json:"metadata"`
+}
+
+// params returns the settings that are parameters of a chat, by their names there.
+func (s *settings) params() map[string]json.RawMessage {
+	params := map[string]json.RawMessage{}
+	for to, value := range map[string]json.RawMessage{"temperature": s.Temperature, "max_tokens": s.MaxTokens,
+		"parallel_tool_calls": s.ParallelToolCalls, "reasoning_effort": s.Reasoning.Effort} {
+		if value != nil {
+			params[to] = value
+		}
+	}
+	if s.MaxResponseTokens != nil {
+		params["max_tokens"] = s.MaxResponseTokens
+	}
+	if string(params["max_tokens"]) == `"inf"` {
+		params["max_tokens"] = json.RawMessage("null")
+	}
+	if s.ToolChoice != nil {
+		params["tool_choice"] = chatToolChoice(s.ToolChoice)
+	}
+	return params
 }
 
 // speaksOpenAI reports whether a message is to be read as one of OpenAI's protocol. The protocol of
@@ -193,6 +221,8 @@ func (s *session) withSettings(c conversation, name string, data json.RawMessage
 		return c, set, invalid(name+".output_modalities", "Audio is not served here: the only modality is text.")
 	case len(set.Audio) > 0 && !isNull(set.Audio), len(set.Voice) > 0 && !isNull(set.Voice):
 		return c, set, invalid(name+".audio", "Audio is not served here.")
+	case len(set.Prompt) > 0 && !isNull(set.Prompt):
+		return c, set, invalid(name+".prompt", "Stored prompts are not served here.")
 	case set.Conversation == "none", set.Input != nil && !isNull(set.Input):
 		return c, set, invalid(name+".conversation", "A response outside of the conversation is not served here.")
 	}
@@ -206,22 +236,7 @@ func (s *session) withSettings(c conversation, name string, data json.RawMessage
 		}
 		c.tools = tools
 	}
-	params := map[string]json.RawMessage{}
-	for to, value := range map[string]json.RawMessage{"temperature": set.Temperature, "max_tokens": set.MaxTokens} {
-		if value != nil {
-			params[to] = value
-		}
-	}
-	if set.MaxResponseTokens != nil {
-		params["max_tokens"] = set.MaxResponseTokens
-	}
-	if string(params["max_tokens"]) == `"inf"` {
-		params["max_tokens"] = json.RawMessage("null")
-	}
-	if set.ToolChoice != nil {
-		params["tool_choice"] = chatToolChoice(set.ToolChoice)
-	}
-	c, fault := c.updated(params)
+	c, fault := c.updated(set.params())
 	return c, set, fault
 }
 
@@ -392,6 +407,7 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 	if set.Instructions != nil {
 		instructions = *set.Instructions
 	}
+	next = next.withoutToolSettings()
 	next.messages = arrange(next.messages)
 	if len(next.messages) == 0 && instructions == "" {
 		return invalid("", "The conversation is empty: create an item first.")
@@ -405,7 +421,7 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 	}
 	s.keptMessages, s.keptModel, s.awaitingTools, s.gate = len(s.conversation.messages), s.conversation.model, nil, newGate(nil)
 	id := fmt.Sprint("resp_", s.nextID())
-	s.socket.send(responseBegins{id}) //nolint:errcheck // as above
+	s.socket.send(responseBegins{id, set.Metadata}) //nolint:errcheck // as above
 	s.startTurn(id, call)
 	return nil
 }

@@ -260,3 +260,44 @@ func TestItemsOfTheConversation(t *testing.T) {
 		}
 	}
 }
+
+// Settings reach the engine by the names of chat completions, and a response has the metadata that
+// its client has given.
+func TestSettingsOfResponses(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"model":"m","parallel_tool_calls":false,"reasoning":{"effort":"low"},"prompt":null,` +
+		`"tools":[{"type":"function","name":"f"}]}}`)
+	c.send(userItem)
+	c.send(`{"type":"response.create","response":{"metadata":{"topic":"x"},"reasoning":{"effort":"high"}}}`)
+	r := g.engine.next(t)
+	if body := string(r.call.Body); !strings.Contains(body, `"parallel_tool_calls":false,"reasoning_effort":"high"`) {
+		t.Error(body)
+	}
+	if _, m := c.seen("response.created"); !strings.Contains(m.raw, `"metadata":{"topic":"x"}`) {
+		t.Error(m.raw)
+	}
+	r.finish("stop")
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"metadata":{"topic":"x"}`) {
+		t.Error(m.raw)
+	}
+	c.send(newAnswer)
+	r = g.engine.next(t)
+	if body := string(r.call.Body); !strings.Contains(body, `"reasoning_effort":"low"`) {
+		t.Error(body)
+	}
+	r.finish("stop")
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"metadata":null`) {
+		t.Error(m.raw)
+	}
+	c.send(`{"type":"response.create","response":{"tools":[],"tool_choice":"auto"}}`) // engines refuse settings of tools without tools
+	if r = g.engine.next(t); strings.Contains(string(r.call.Body), `tool`) {
+		t.Error(string(r.call.Body))
+	}
+	r.finish("stop")
+	c.seen("response.done")
+	for _, refused := range []string{`"prompt":{"id":"p"}`, `"metadata":[]`, `"reasoning":"high"`} {
+		c.send(`{"type":"response.create","response":{` + refused + `}}`)
+		c.seen("error")
+	}
+}

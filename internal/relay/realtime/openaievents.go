@@ -24,8 +24,11 @@ func newEvent(kind string, members fields) event {
 // itemAdded says that the client's item joins the conversation.
 type itemAdded struct{ item fields }
 
-// responseBegins says that a response with this id begins.
-type responseBegins struct{ id string }
+// responseBegins says that a response with this id begins, and what its client has it carry.
+type responseBegins struct {
+	id       string
+	metadata map[string]json.RawMessage
+}
 
 // openAIEvents translates messages of Sluice's own protocol into events of OpenAI's. The socket
 // uses it with its lock held, except for beta, which does not change.
@@ -35,10 +38,11 @@ type openAIEvents struct {
 	// active says that the client speaks OpenAI's protocol.
 	active atomic.Bool
 
-	sent   int64 // events
-	id     string
-	output []*outputItem
-	out    []fields
+	sent     int64 // events
+	id       string
+	metadata map[string]json.RawMessage
+	output   []*outputItem
+	out      []fields
 	// last is the id of the last item of the conversation, and lastOutput that of the last one that
 	// can stand before the next item of the response. Empty: there is none.
 	last, lastOutput string
@@ -98,7 +102,7 @@ func (o *openAIEvents) translate(message any) []fields {
 		o.itemBegins(m.item, previous)
 		o.itemEnds(m.item, previous)
 	case responseBegins:
-		o.id, o.output, o.lastOutput = m.id, nil, o.last
+		o.id, o.metadata, o.output, o.lastOutput = m.id, m.metadata, nil, o.last
 		o.emit("response.created", fields{"response": o.response("in_progress", nil, nil)})
 	case tokenMessage:
 		if m.Kind != "reasoning" {
@@ -232,7 +236,7 @@ func (o *openAIEvents) response(status string, details, usage any) fields {
 		output = append(output, o.view(item, itemStatus))
 	}
 	return fields{"id": o.id, "object": "realtime.response", "status": status, "status_details": details, "output": output,
-		"output_modalities": []string{"text"}, "usage": usage}
+		"output_modalities": []string{"text"}, "usage": usage, "metadata": o.metadata}
 }
 
 // end closes all items and ends the response.
