@@ -45,6 +45,8 @@ type clientEvent struct {
 	Item     json.RawMessage `json:"item"`
 	Previous string          `json:"previous_item_id"`
 	Response json.RawMessage `json:"response"`
+	// ResponseID names the response of a response.cancel. Empty: the one that runs.
+	ResponseID string `json:"response_id"`
 }
 
 // settings are those of a session, or of one response.
@@ -158,11 +160,7 @@ func (s *session) executeOpenAI(e *clientEvent) *openai.Error {
 	case "response.create":
 		return s.createResponse(e.Response)
 	case "response.cancel":
-		if s.turn == nil {
-			return invalid("", "No response runs.")
-		}
-		s.turn.cancel(openai.Errorf(openai.CodeCancelled, "The client cancelled the response."))
-		return nil
+		return s.cancelResponse(e.ResponseID)
 	}
 	if strings.Contains(e.Type, "audio") || strings.Contains(e.Type, "transcription") {
 		return invalid("type", "Audio is not served here: this gateway has the text events of the protocol.")
@@ -171,6 +169,19 @@ func (s *session) executeOpenAI(e *clientEvent) *openai.Error {
 		e.Type = ""
 	}
 	return invalid("type", "Events of the type "+e.Type+" are not served here.")
+}
+
+// cancelResponse cancels the response that runs, if it is the one of this id. An empty id names any
+// response.
+func (s *session) cancelResponse(id string) *openai.Error {
+	switch {
+	case s.turn == nil:
+		return invalid("", "No response runs.")
+	case id != "" && id != s.turn.id:
+		return invalid("response_id", "The response of this id does not run.")
+	}
+	s.turn.cancel(openai.Errorf(openai.CodeCancelled, "The client cancelled the response."))
+	return nil
 }
 
 // greet sends session.created, once.

@@ -301,3 +301,23 @@ func TestSettingsOfResponses(t *testing.T) {
 		c.seen("error")
 	}
 }
+
+// A cancel that names a response does not end another one.
+func TestCancelOfAnotherResponse(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"model":"m"}}`)
+	c.send(userItem)
+	c.send(newAnswer)
+	r := g.engine.next(t)
+	c.send(`{"type":"response.cancel","response_id":"resp_r1.0"}`)
+	if _, m := c.seen("error"); !strings.Contains(m.raw, `"param":"response_id"`) {
+		t.Error(m.raw)
+	}
+	r.say("a")
+	c.send(`{"type":"response.cancel","response_id":"resp_r1.1"}`)
+	r.left()
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"status":"cancelled"`) {
+		t.Error(m.raw)
+	}
+}
