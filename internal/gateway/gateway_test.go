@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,8 +18,6 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/config"
-	"github.com/sluice-gateway/sluice/internal/headers"
-	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 func configOf(t *testing.T, dir, tenant, model string, maxConcurrent string) *config.Config {
@@ -319,46 +315,6 @@ func TestRunReloadsTheFile(t *testing.T) {
 	}
 	if _, ok := g.auth.Tenant("other"); !ok {
 		t.Error("a faulty file changed who may call")
-	}
-}
-
-// A reload that admits callers by where they come from keeps pages of other hosts away from the
-// WebSocket at once.
-func TestReloadChecksOrigins(t *testing.T) {
-	path := t.TempDir()
-	file, addresses := filepath.Join(path, "sluice.yaml"), listeners(t)
-	write := func(mode string) {
-		t.Helper()
-		text := addresses + "state_dir: " + filepath.Join(path, "state") + "\nauth: {mode: " + mode + "}\ntenants: [{name: anyone}]\n"
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("keys")
-	c, err := config.Load(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := newGateway(t, claimed(t, c.StateDir), c)
-	runs(t, g)
-	for _, test := range []struct {
-		mode    string
-		refused bool
-	}{{"none", true}, {"keys", false}, {"none", true}} {
-		write(test.mode)
-		if err := g.watcher.Reload(false); err != nil {
-			t.Fatal(err)
-		}
-		r := httptest.NewRequest(http.MethodGet, routes.RealtimePath, nil)
-		for name, value := range map[string]string{"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
-			"sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg==", "origin": "https://evil.example", headers.Tenant: "anyone"} {
-			r.Header.Set(name, value)
-		}
-		w := httptest.NewRecorder()
-		g.streams.realtime.ServeHTTP(w, r)
-		if (w.Code == http.StatusForbidden) != test.refused {
-			t.Errorf("auth.mode %s: a page of another host gets %d", test.mode, w.Code)
-		}
 	}
 }
 

@@ -63,12 +63,9 @@ func (g *Gateway) makeStreams() error {
 	parts.Peers, parts.Elsewhere = s.kin(g), g.elsewhere
 	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
-	s.realtime = &realtime.Handler{
-		Generator: s.relay, Tenants: g.auth.Caller, Watch: g.auth.Watch, Allows: g.allowsOrigin,
-		Heartbeat: shortestHeartbeat(c), Log: g.log, Memory: g.memory.budget, Requests: parts.Requests,
-		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
-		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
-	}
+	s.realtime = g.makeRealtime()
+	s.realtime.Generator, s.realtime.Tenants, s.realtime.Watch = s.relay, g.auth.Caller, g.auth.Watch
+	s.realtime.Log, s.realtime.Memory, s.realtime.Requests = g.log, g.memory.budget, g.requests
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader}
 	return nil
 }
@@ -78,6 +75,17 @@ func (g *Gateway) makeStreams() error {
 func (g *Gateway) allowsOrigin(page string) bool {
 	c := g.config()
 	return !c.Auth.ByPlace() || c.CORS.Allows(page)
+}
+
+// makeRealtime returns the handler of WebSockets, with what the configuration says of them.
+func (g *Gateway) makeRealtime() *realtime.Handler {
+	c := g.options.Config
+	return &realtime.Handler{
+		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
+		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
+		Allows:        g.allowsOrigin,
+		Heartbeat:     func() time.Duration { return shortestHeartbeat(g.config()) },
+	}
 }
 
 // kin returns the other processes of this gateway together with the remote gateways.

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"cmp"
+	"net/http"
 	"strings"
 	"time"
 
@@ -46,6 +47,23 @@ func ParseEngineError(data []byte) EngineError {
 		return EngineError{}
 	}
 	return e.merged()
+}
+
+// ReportedError returns the error that an event of an engine's stream reports, in the engine's
+// words. A failure of the engine without a code is CodeUpstreamError. Its status is that of the
+// code in the place of 500, because the same request may succeed later.
+func ReportedError(data []byte) *Error {
+	said := ParseEngineError(data)
+	e := &Error{Code: Code(said.Code), Message: said.Message, Param: said.Param, EngineType: said.Type, RetryAfter: said.RetryAfter}
+	switch {
+	case said.Status != 0 && said.Status != http.StatusInternalServerError:
+		e.Status = said.Status
+	case !e.Code.Known():
+		e.Status = CodeUpstreamError.Status()
+	}
+	e.Code = cmp.Or(e.Code, CodeOfStatus(e.Status))
+	e.Message = cmp.Or(e.Message, "The engine could not finish its answer.")
+	return e
 }
 
 // engineErrorReader keeps apart what stands in the body and in its error object.

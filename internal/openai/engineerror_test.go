@@ -72,3 +72,18 @@ func FuzzParseEngineError(f *testing.F) {
 		}
 	})
 }
+
+func TestReportedError(t *testing.T) {
+	for data, want := range map[string]Error{
+		`{"error":{"message":"m","type":"t","param":"p","code":400}}`: {Code: "invalid_request", Message: "m", Param: "p", Status: 400, EngineType: "t"},
+		`{"error":{"message":"m","code":503,"retry_after_ms":2000}}`:  {Code: "upstream_error", Message: "m", Status: 503, RetryAfter: 2 * time.Second},
+		`{"error":{"message":"m","code":500}}`:                        {Code: "upstream_error", Message: "m", Status: 502},
+		`{"error":{"message":"m","code":"odd"}}`:                      {Code: "odd", Message: "m", Status: 502},
+		`{"error":{"message":"m","code":"queue_full"}}`:               {Code: "queue_full", Message: "m"},
+		`{"error":{}}`: {Code: "upstream_error", Message: "The engine could not finish its answer.", Status: 502},
+	} {
+		if diff := cmp.Diff(want, *ReportedError([]byte(data))); diff != "" {
+			t.Errorf("%s: %s", data, diff)
+		}
+	}
+}

@@ -44,6 +44,15 @@ func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	return f.req, nil
 }
 
+// Pieces returns the pieces of the body between the delimiters of a form. A body that is no form is
+// one piece.
+func (r *Request) Pieces(body []byte) [][]byte {
+	if r.delimiter == 0 {
+		return [][]byte{body}
+	}
+	return bytes.Split(body, body[:r.delimiter])
+}
+
 // boundaryOf returns the boundary of a Content-Type. An encoded boundary (boundary*=…) is refused,
 // because readers differ in how they decode it.
 func boundaryOf(contentType string) (string, *Error) {

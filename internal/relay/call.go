@@ -2,6 +2,7 @@ package relay
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"net/http"
 	"time"
 
@@ -120,12 +121,16 @@ func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) 
 func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }
 
 // fingerprint returns a hash of the path, the body, and the options of a client of the Messages
-// API, which a translated body lacks. It tells apart two requests with the same request id.
+// API, which a translated body lacks. It tells apart two requests with the same request id. Of a
+// form it has the parts: a client that repeats one chooses another boundary.
 func (c *Call) fingerprint() [32]byte {
 	h := sha256.New()
 	h.Write([]byte(c.Path))
 	h.Write([]byte{0})
-	h.Write(c.Body)
+	for _, piece := range c.Scan.Pieces(c.Body) {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(piece))))
+		h.Write(piece)
+	}
 	if o := c.clientOptions(); o != nil {
 		h.Write([]byte{0})
 		h.Write([]byte(formatOptions(o)))

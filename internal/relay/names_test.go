@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // getStream asks for a named stream, as acme.
@@ -280,5 +281,29 @@ func TestR11_EventSourceGoesOnAfterItsLastEvent(t *testing.T) {
 	}
 	if _, text := h.sendAndRead(hello, "id: r", "query: after=0", "last-event-id: 2"); !strings.HasPrefix(text, "id: 3\n") {
 		t.Errorf("the repeated start goes on with %s", text)
+	}
+}
+
+// TestFormsOfOtherBoundaries: a client that repeats a form chooses another boundary. It is the same
+// request, unless its parts differ.
+func TestFormsOfOtherBoundaries(t *testing.T) {
+	fingerprint := func(boundary, file string) [32]byte {
+		dash := "--" + boundary
+		body := dash + "\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n" +
+			dash + "\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n" + file + "\r\n" + dash + "--\r\n"
+		scan, fault := openai.Scan(openai.Transcriptions, "multipart/form-data; boundary="+boundary, []byte(body))
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		return (&Call{Path: "/v1/audio/transcriptions", Body: []byte(body), Scan: scan}).fingerprint()
+	}
+	first := fingerprint("one", "RIFF")
+	if fingerprint("another", "RIFF") != first {
+		t.Error("a form of another boundary is another request")
+	}
+	for _, file := range []string{"RIFX", "RIFF\r\n--another", "RIF"} {
+		if fingerprint("one", file) == first {
+			t.Errorf("a form with the file %q is the same request", file)
+		}
 	}
 }

@@ -1,15 +1,19 @@
 // Package delta reads the deltas of a model's output: text, reasoning, refusals and fragments of
-// tool calls. The WebSocket (internal/relay/realtime) and the gRPC service
-// (internal/relay/grpcapi) use it.
+// tool calls. The WebSocket (internal/relay/realtime), the gRPC service (internal/relay/grpcapi)
+// and the Messages API (internal/openai/messages) use it.
 //
 // [Reader] reads the data of one event: a chunk of a chat or of a completion, or an event of the
-// Responses API.
+// Responses API. It also reads the whole answer to a chat, as if that were one event.
 //
 // A Reader keeps nothing from one event to the next. For the usual event it allocates and copies
 // nothing. Data that is no JSON object, or no known shape, has no deltas.
 package delta
 
-import "bytes"
+import (
+	"bytes"
+	"cmp"
+	"slices"
+)
 
 // Kind is the kind of text that a delta adds to.
 type Kind uint8
@@ -40,7 +44,7 @@ type Delta struct {
 	// with High and the next starts with Low.
 	Low, High rune
 	// Tool distinguishes the tool calls of a choice: their index, or for the Responses API the
-	// output_index of the item.
+	// output_index of the item. Calls.Resolve distinguishes them where the engine's index does not.
 	Tool int
 	// ID and Name are those of the tool call, in its first fragment; else nil.
 	ID, Name []byte
@@ -51,7 +55,9 @@ type Reader struct {
 	deltas   []Delta
 	finished []int
 	event    event
-	texts    // of the last event
+	// whole says that the data is a whole answer.
+	whole bool
+	texts // of the last event
 }
 
 // event holds the members of an event of the Responses API until its type is known, which may be
@@ -78,6 +84,24 @@ func (r *Reader) Read(data []byte) (deltas []Delta, ok bool) {
 	}
 	r.responses()
 	return r.deltas, true
+}
+
+// ReadAnswer reads the whole answer to a chat, which has a message in the place of each delta. The
+// deltas of a choice are in the order in which a stream has them. Else it is as Read.
+func (r *Reader) ReadAnswer(data []byte) (deltas []Delta, ok bool) {
+	r.whole = true
+	deltas, ok = r.Read(data)
+	r.whole = false
+	slices.SortStableFunc(deltas, func(a, b Delta) int { return cmp.Or(a.Choice-b.Choice, a.Kind.rank()-b.Kind.rank()) })
+	return deltas, ok
+}
+
+// rank is the position of a kind in a stream.
+func (k Kind) rank() int {
+	if k == Reasoning {
+		return -1
+	}
+	return int(k)
 }
 
 // Finished returns the indexes of the choices that the last event has finished, by a finish_reason
@@ -143,6 +167,12 @@ func (r *Reader) choice(index int) {
 			index = r.index()
 		case "delta":
 			r.delta()
+		case "message":
+			if r.whole {
+				r.delta()
+			} else {
+				r.json.Skip()
+			}
 		case "text":
 			r.add(Text, r.text())
 		case "finish_reason":
@@ -277,6 +307,11 @@ func (r *Reader) function(d *Delta) {
 		case "name":
 			d.Name = r.text()
 		case "arguments", "input":
+			if r.whole && r.json.Kind() == '{' { // as some engines write them
+				at := r.json.Value()
+				d.Text = r.data[at.From:at.To]
+				continue
+			}
 			d.Text = r.text()
 			d.Low, d.High = r.halves.Low, r.halves.High
 		default:

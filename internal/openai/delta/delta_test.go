@@ -194,3 +194,23 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+func TestReadAnswer(t *testing.T) {
+	const answer = `{"choices":[{"index":1,"message":{"content":"b"}},{"index":0,"finish_reason":"tool_calls","message":{"tool_calls":[` +
+		`{"id":"c","function":{"name":"f","arguments":"{}"}},{"id":"d","function":{"name":"g","arguments":{"x": [1]}}}],` +
+		`"content":[{"type":"text","text":"a"}],"reasoning":"hm"}}]}`
+	var r delta.Reader
+	deltas, ok := r.ReadAnswer([]byte(answer))
+	var got []said
+	for _, d := range deltas {
+		got = append(got, said{d.Choice, d.Kind, string(d.Text), d.Tool, string(d.ID), string(d.Name)})
+	}
+	want := []said{{Kind: delta.Reasoning, Text: "hm"}, {Text: "a"}, {Kind: delta.ToolCall, Text: "{}", ID: "c", Name: "f"},
+		{Kind: delta.ToolCall, Text: `{"x": [1]}`, Tool: 1, ID: "d", Name: "g"}, {Choice: 1, Text: "b"}}
+	if d := cmp.Diff(want, got); d != "" || !ok {
+		t.Error(d)
+	}
+	if got, _, _ := read(&r, answer); got != nil {
+		t.Errorf("an event with messages says %v", got)
+	}
+}

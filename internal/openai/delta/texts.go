@@ -5,6 +5,7 @@ import "github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 // texts reads the strings of one JSON text.
 type texts struct {
 	json jsonscan.Reader
+	data []byte
 	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
 	// valid in the old array.
 	buf []byte
@@ -13,6 +14,7 @@ type texts struct {
 }
 
 func (s *texts) reset(data []byte) {
+	s.data = data
 	s.json.Reset(data)
 	s.buf = s.buf[:0]
 }

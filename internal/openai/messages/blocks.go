@@ -52,34 +52,6 @@ func (s *Stream) add(kind blockKind, d *delta.Delta) {
 	}
 }
 
-// indexedCall is the tool call of an index: its number in the stream, and the id that the engine
-// gave it.
-type indexedCall struct {
-	number int
-	id     string
-}
-
-// callNumber returns the number of the tool call that a delta belongs to. It is the engine's index
-// of the call, as long as the engine gives each call its own. Some engines give all calls the
-// same: then an id with a name begins another call, whose number is below -1. An id without a
-// name does not, because some engines give each piece of a call its own id.
-func (s *Stream) callNumber(d *delta.Delta) int {
-	last, known := s.calls[d.Tool]
-	switch {
-	case !known:
-		last = indexedCall{number: d.Tool, id: string(d.ID)}
-	case len(d.ID) == 0 || len(d.Name) == 0 || last.id == "" || last.id == string(d.ID):
-		return last.number
-	default:
-		last = indexedCall{number: -2 - len(s.tools), id: string(d.ID)}
-	}
-	if s.calls == nil {
-		s.calls = map[int]indexedCall{}
-	}
-	s.calls[d.Tool] = last
-	return last.number
-}
-
 // head returns the beginning of the block of a delta.
 func (s *Stream) head(kind blockKind, d *delta.Delta) outBlock {
 	switch kind {

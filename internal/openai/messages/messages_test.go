@@ -306,7 +306,7 @@ func TestB9_Streams(t *testing.T) {
 		t.Errorf("an error: %s", got)
 	}
 	got = translateAll(Options{}, `{"error":{"message":"too long","code":400}}`)
-	if want := `data: {"type":"error","error":{"type":"invalid_request_error","message":"too long"}}`; !strings.Contains(got, want) {
+	if want := `data: {"type":"error","error":{"type":"invalid_request_error","message":"too long","code":"invalid_request"}}`; !strings.Contains(got, want) {
 		t.Errorf("an error with a status: %s", got)
 	}
 	if got := new(Stream).Append(nil, []byte(": decode\n\n")); string(got) != ": decode\n\n" {

@@ -38,8 +38,7 @@ type Stream struct {
 	id string
 	// tools has the number of each tool call that has begun or waits.
 	tools map[int]bool
-	// calls has the last tool call of each index of the engine.
-	calls map[int]indexedCall
+	calls delta.Calls
 	// finish is how the answer has ended, and usage what it has used so far.
 	finish Finish
 	usage  sse.Usage
@@ -63,7 +62,7 @@ func (s *Stream) Clone() Stream {
 	c := *s
 	c.scanner, c.deltas, c.chunk, c.dst = s.scanner.Clone(), delta.Reader{}, sse.Chunk{}, nil
 	c.tools, c.waiting = maps.Clone(s.tools), cloneWaiting(s.waiting)
-	c.calls = maps.Clone(s.calls)
+	c.calls = s.calls.Clone()
 	return c
 }
 
@@ -90,8 +89,7 @@ func (s *Stream) event(e *sse.Event) {
 	}
 	if s.chunk.Error || string(e.Type) == "error" {
 		s.ended = true
-		said := openai.ParseEngineError(e.Data)
-		s.dst = AppendError(s.dst, &openai.Error{Code: openai.Code(said.Code), Status: said.Status, Message: said.Message, Param: said.Param})
+		s.dst = AppendError(s.dst, openai.ReportedError(e.Data))
 		return
 	}
 	s.begin(e.Data)
@@ -136,7 +134,7 @@ func (s *Stream) delta(d *delta.Delta) {
 			s.add(thinkingBlock, d)
 		}
 	case delta.ToolCall:
-		d.Tool = s.callNumber(d)
+		s.calls.Resolve(d)
 		s.add(toolBlock, d)
 	case delta.Text, delta.Refusal:
 		s.add(textBlock, d)

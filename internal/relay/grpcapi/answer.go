@@ -2,7 +2,6 @@ package grpcapi
 
 import (
 	"cmp"
-	"encoding/json"
 	"net/http"
 	"strconv"
 	"time"
@@ -20,19 +19,12 @@ func (s *sink) Answer(a *relay.Answer) error {
 		s.refusal = refusalError(a)
 		return nil
 	}
-	var completion struct {
-		Choices []choice `json:"choices"`
-	}
-	if json.Unmarshal(a.Body, &completion) != nil || len(completion.Choices) == 0 {
+	if !s.chunk.Read(a.Body) || len(s.chunk.Choices) == 0 {
 		s.refusal = errorOf(openai.Errorf(openai.CodeUpstreamError, "The engine's answer cannot be read."))
 		return nil
 	}
-	for i := range completion.Choices {
-		if err := s.sendChoice(&completion.Choices[i]); err != nil {
-			return err
-		}
-	}
-	return nil
+	deltas, _ := s.deltas.ReadAnswer(a.Body)
+	return s.sendDeltas(deltas)
 }
 
 // choice is one choice of a chat.completion.
@@ -62,30 +54,11 @@ type function struct {
 	Arguments string `json:"arguments"`
 }
 
-// sendChoice sends a whole choice as deltas.
-func (s *sink) sendChoice(c *choice) error {
-	pieces := []*pb.TokenDelta{{Kind: pb.TokenDelta_REASONING, Text: c.Message.Reasoning}}
-	if c.Message.Content != nil {
-		pieces = append(pieces, &pb.TokenDelta{Text: *c.Message.Content})
-	}
-	if c.Message.Refusal != nil {
-		pieces = append(pieces, &pb.TokenDelta{Kind: pb.TokenDelta_REFUSAL, Text: *c.Message.Refusal})
-	}
-	for i, t := range c.Message.ToolCalls {
-		call := &pb.ToolCall{Index: int32(i), Id: t.ID, Name: t.Function.Name, Arguments: t.Function.Arguments}
-		pieces = append(pieces, &pb.TokenDelta{Kind: pb.TokenDelta_TOOL_CALL, ToolCall: call})
-	}
-	for _, p := range pieces {
-		if p.Text == "" && p.ToolCall == nil {
-			continue
-		}
-		p.Choice = clamp(int64(c.Index))
-		if err := s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: p}}); err != nil {
-			return err
-		}
-	}
-	s.recordFinish(c.Index, c.Finish)
-	return nil
+// reportedError returns the error that an event reports.
+func reportedError(data []byte) *pb.Error {
+	e := errorOf(openai.ReportedError(data))
+	e.Type, e.Name = validUTF8([]byte(e.GetType())), validUTF8([]byte(e.GetName()))
+	return e
 }
 
 // refusalError returns an engine's refusal as an error of llm.v1.

@@ -137,7 +137,35 @@ func TestEngineAnswers(t *testing.T) {
 		list[2].GetDelta().GetToolCall().GetArguments() != "{}" || list[3].GetFinal().GetOutputTokens() != 3 {
 		t.Errorf("%v, then %v", list, err)
 	}
+	list, _, err = listen(as(t.Context()), client(t, answer(200, `{"choices":[{"finish_reason":"stop","message":{"content":[{"type":"text","text":"hi"}],
+		"reasoning":"hm","tool_calls":[{"id":"c","function":{"name":"f","arguments":{"a":1}}}]}}]}`)), hello)
+	if err != nil || len(list) != 4 || list[0].GetDelta().GetText() != "hm" || list[1].GetDelta().GetText() != "hi" ||
+		list[2].GetDelta().GetToolCall().GetArguments() != `{"a":1}` {
+		t.Errorf("an answer as other engines write it: %v, then %v", list, err)
+	}
 	if _, _, err = listen(as(t.Context()), client(t, answer(200, "?")), hello); status.Code(err) != codes.Unavailable {
 		t.Error(err)
+	}
+}
+
+// TestErrorOfAnEvent: an engine may report an error in its stream. The client gets its words, and
+// learns whether to try again.
+func TestErrorOfAnEvent(t *testing.T) {
+	end := relay.Result{Fault: openai.Errorf(openai.CodeUpstreamError, "It could not finish."), Told: true}
+	for event, want := range map[string]*pb.Error{
+		`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`: {
+			Code: 400, Message: "too long", Type: "BadRequestError", Param: "messages", Name: "invalid_request"},
+		`{"error":{"message":"out of memory","type":"InternalServerError","code":500}}`: {
+			Code: 502, Message: "out of memory", Type: "InternalServerError", Name: "upstream_error", Retryable: true, RetryAfterMs: 1000},
+		`{"error":{"message":"late","code":"request_timeout"}}`: {
+			Code: 408, Message: "late", Type: "invalid_request_error", Name: "request_timeout", Retryable: true, RetryAfterMs: 1000},
+		`{"error":{}}`: {
+			Code: 502, Message: "The engine could not finish its answer.", Type: "server_error", Name: "upstream_error", Retryable: true, RetryAfterMs: 1000},
+	} {
+		_, _, err := listen(as(t.Context()), client(t, tell(end, []byte("data: "+event+"\n\n"))), hello)
+		e, _ := pb.ErrorOf(err)
+		if diff := cmp.Diff(want, e, protocmp.Transform()); diff != "" {
+			t.Errorf("%s: %v\n%s", event, err, diff)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package grpcapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -135,6 +136,29 @@ func TestStream(t *testing.T) {
 	}
 	if trailer.Get("x-sluice-source")[0] != "engine" || trailer.Get("x-sluice-replica")[0] != "m-1-0" {
 		t.Errorf("trailers %v", trailer)
+	}
+}
+
+// TestCallsOfOneIndex: some engines give all tool calls of an answer the index 0, or name a call in
+// each of its pieces. A client knows a call by its index, and gets its id and name once.
+func TestCallsOfOneIndex(t *testing.T) {
+	piece := func(id, name, arguments string) []byte {
+		return chunk(fmt.Sprintf(`{"index":0,"delta":{"tool_calls":[{"index":0,"id":%q,"function":{"name":%q,"arguments":%q}}]}}`, id, name, arguments))
+	}
+	c := client(t, tell(relay.Result{Finish: "tool_calls"}, piece("a", "f", "{"), piece("a", "f", "}"), piece("a", "f", ""), piece("b", "g", "{}")))
+	got, _, err := listen(as(t.Context()), c, hello)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls []*pb.ToolCall
+	for _, chunk := range got {
+		if call := chunk.GetDelta().GetToolCall(); call != nil {
+			calls = append(calls, call)
+		}
+	}
+	want := []*pb.ToolCall{{Id: "a", Name: "f", Arguments: "{"}, {Arguments: "}"}, {Index: 1, Id: "b", Name: "g", Arguments: "{}"}}
+	if diff := cmp.Diff(want, calls, protocmp.Transform()); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -29,6 +29,7 @@ type sink struct {
 
 	scanner        sse.Scanner
 	deltas         delta.Reader
+	calls          delta.Calls
 	chunk          sse.Chunk
 	finishes       []string          // the finish reasons by choice
 	incomplete     map[textOf]string // the beginnings of characters whose rest has not come
@@ -36,6 +37,7 @@ type sink struct {
 	passed         int64             // counts the chunks with a delta
 	engineAnswered bool              // the engine has answered
 	refusal        *pb.Error         // what the engine has answered instead of a stream; nil: nothing
+	reported       *pb.Error         // the error that an event has reported; nil: none has
 	finished       bool
 	err            error // the error with which the call ends
 }
@@ -55,7 +57,7 @@ func (s *sink) Event(raw []byte, _ uint64) error {
 		if event.IsComment() || event.IsDone() {
 			continue
 		}
-		if err := s.handleEvent(event.Data); err != nil {
+		if err := s.handleEvent(event); err != nil {
 			return err
 		}
 	}
@@ -63,20 +65,26 @@ func (s *sink) Event(raw []byte, _ uint64) error {
 }
 
 // handleEvent sends the deltas of an event.
-func (s *sink) handleEvent(data []byte) error {
-	deltas, ok := s.deltas.Read(data)
+func (s *sink) handleEvent(e *sse.Event) error {
+	deltas, ok := s.deltas.Read(e.Data)
 	if !ok {
 		return nil
 	}
+	if s.chunk.Read(e.Data); s.chunk.Error || string(e.Type) == "error" {
+		s.reported = reportedError(e.Data)
+	}
+	return s.sendDeltas(deltas)
+}
+
+// sendDeltas sends the deltas of an event or of an answer, which chunk has been read from.
+func (s *sink) sendDeltas(deltas []delta.Delta) error {
 	for i := range deltas {
 		if err := s.sendDelta(&deltas[i]); err != nil {
 			return err
 		}
 	}
-	if s.chunk.Read(data) {
-		for _, c := range s.chunk.Choices {
-			s.recordFinish(int(c.Index), string(c.Finish))
-		}
+	for _, c := range s.chunk.Choices {
+		s.recordFinish(int(c.Index), string(c.Finish))
 	}
 	return nil
 }
@@ -94,12 +102,13 @@ func (s *sink) recordFinish(choice int, reason string) {
 
 // sendDelta sends one delta.
 func (s *sink) sendDelta(d *delta.Delta) error {
+	s.calls.Resolve(d)
 	text := s.completeText(textOf{d.Choice, d.Tool, d.Kind}, d.Text)
+	if text == "" && len(d.ID)+len(d.Name) == 0 {
+		return nil
+	}
 	to := &pb.TokenDelta{Choice: int32(d.Choice)}
 	if d.Kind != delta.ToolCall {
-		if text == "" {
-			return nil
-		}
 		to.Text, to.Kind = text, kindOf(d.Kind)
 		s.passed++
 		return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
@@ -188,6 +197,8 @@ func (s *sink) send(c *pb.StreamChunk) error {
 func (s *sink) Finish(r relay.Result) error {
 	s.setTrailers(&r)
 	switch {
+	case r.Fault != nil && r.Told && s.reported != nil:
+		s.err = s.refuse(s.reported)
 	case r.Fault != nil:
 		s.err = s.refuse(errorOf(r.Fault))
 	case s.refusal != nil:

@@ -106,7 +106,7 @@ func TestASecondStart(t *testing.T) {
 
 // TestCredit: the server sends what was allowed and not one more.
 func TestCredit(t *testing.T) {
-	g := newGateway(t, func(h *Handler) { h.Heartbeat = 20 * time.Millisecond })
+	g := newGateway(t, func(h *Handler) { h.Heartbeat = always(20 * time.Millisecond) })
 	c := g.dial(t)
 	c.send(`{"type":"start","request_id":"abc","model":"m","messages":[{}],"credit":2}`)
 	r := g.engine.next(t)
@@ -158,7 +158,7 @@ func TestCredit(t *testing.T) {
 }
 
 func TestPause(t *testing.T) {
-	g := newGateway(t, func(h *Handler) { h.Heartbeat = 20 * time.Millisecond })
+	g := newGateway(t, func(h *Handler) { h.Heartbeat = always(20 * time.Millisecond) })
 	c := g.dial(t)
 	c.send(hello)
 	r := g.engine.next(t)

@@ -144,6 +144,21 @@ func (c conversation) unforced() conversation {
 	return c
 }
 
+// withoutToolSettings returns the conversation without settings of tools that mean nothing, because
+// there are no tools. Clients of OpenAI's protocol send them always, and engines refuse them.
+func (c conversation) withoutToolSettings() conversation {
+	if c.tools != nil {
+		return c
+	}
+	c.params = maps.Clone(c.params)
+	delete(c.params, "parallel_tool_calls")
+	switch string(c.params["tool_choice"]) {
+	case `"auto"`, `"none"`:
+		delete(c.params, "tool_choice")
+	}
+	return c
+}
+
 // encode returns a value as JSON. The value must be one that always encodes.
 func encode(v any) json.RawMessage {
 	var b bytes.Buffer

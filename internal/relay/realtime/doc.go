@@ -81,18 +81,22 @@
 // after 300 ms, and may still speak Sluice's own protocol.
 //
 //   - From the client: session.update (instructions, tools of the type function, tool_choice,
-//     temperature, max_output_tokens, model), conversation.item.create (messages of text and
-//     images, function_call, function_call_output), response.create with the same settings for
-//     one response, response.cancel.
-//   - From the server: session.created, session.updated, conversation.item.added and .done,
-//     response.created, response.output_item.added and .done, response.content_part.added and
-//     .done, response.output_text.delta and .done, response.function_call_arguments.delta and
-//     .done, response.done, error. With the header OpenAI-Beta the names of the first version:
-//     response.text.delta and .done, conversation.item.created.
+//     temperature, max_output_tokens, parallel_tool_calls, reasoning.effort, model),
+//     conversation.item.create (messages of text and images, function_call,
+//     function_call_output), response.create with the same settings for one response and with
+//     metadata, response.cancel.
+//   - From the server: session.created, session.updated, conversation.item.added and .done, also
+//     for the items of a response, response.created, response.output_item.added and .done,
+//     response.content_part.added and .done, response.output_text.delta and .done,
+//     response.function_call_arguments.delta and .done, response.done, error. With the header
+//     OpenAI-Beta the names of the first version: response.text.delta and .done,
+//     conversation.item.created.
 //
 // Everything else is refused by name with an error event: audio, items of other types, changes of
-// items, responses outside of the conversation. Items that come while a response is generated join
-// the conversation behind it. Heartbeats are not sent; the server pings.
+// items, items that are not to be the last one, responses outside of the conversation. Items that
+// come while a response is generated join the conversation behind it. The engine gets the output of
+// a function behind its call, whatever came between, and no call without an output. Heartbeats are
+// not sent; the server pings.
 //
 // # Close codes
 //

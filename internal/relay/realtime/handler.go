@@ -37,9 +37,10 @@ type Handler struct {
 	// The function is called at every handshake and before every turn. nil: a key is valid as long
 	// as its tenant exists.
 	Watch func(tenant, key string) (valid func() bool)
-	// Heartbeat is how long a socket may be silent before the client is pinged, and how long a
-	// client may hold up a turn before it gets a heartbeat. 0: 15 s.
-	Heartbeat time.Duration
+	// Heartbeat returns how long a socket may be silent before the client is pinged, and how long a
+	// client may hold up a turn before it gets a heartbeat. It is called for each socket. nil: it
+	// is 15 s.
+	Heartbeat func() time.Duration
 	Limits    Limits
 	// Memory is the budget that conversations are kept from. nil: there is none.
 	Memory *memory.Budget
@@ -94,12 +95,23 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
+// heartbeat returns the heartbeat of a new socket.
+func (h *Handler) heartbeat() time.Duration {
+	if h.Heartbeat == nil {
+		return defaultHeartbeat
+	}
+	return h.Heartbeat()
+}
+
 func orDefault[T int | time.Duration](v, otherwise T) T {
 	if v == 0 {
 		return otherwise
 	}
 	return v
 }
+
+// defaultHeartbeat is the default of Handler.Heartbeat.
+const defaultHeartbeat = 15 * time.Second
 
 // closeTimeout is how long sockets have to send their last messages after the end of the context of
 // Close, and then how long clients have to receive them.

@@ -142,7 +142,7 @@ func newGateway(t testing.TB, change func(*Handler)) *gateway {
 	t.Helper()
 	e := &engine{calls: make(chan *running, 16)}
 	acme := &authz.Tenant{Name: "acme", Models: []string{"*"}}
-	h := &Handler{Generator: e, Heartbeat: time.Minute, Tenants: func(name, _ string) (*authz.Tenant, bool) { return acme, name == "acme" }}
+	h := &Handler{Generator: e, Heartbeat: always(time.Minute), Tenants: func(name, _ string) (*authz.Tenant, bool) { return acme, name == "acme" }}
 	if change != nil {
 		change(h)
 	}
@@ -160,6 +160,9 @@ func newGateway(t testing.TB, change func(*Handler)) *gateway {
 func handshake() http.Header {
 	return http.Header{http.CanonicalHeaderKey(headers.Tenant): {"acme"}, http.CanonicalHeaderKey(headers.RequestID): {"r1"}}
 }
+
+// always returns a function that returns the value.
+func always[T any](value T) func() T { return func() T { return value } }
 
 func (g *gateway) dial(t testing.TB) *client {
 	t.Helper()

@@ -43,7 +43,10 @@ type clientEvent struct {
 	EventID  string          `json:"event_id"`
 	Session  json.RawMessage `json:"session"`
 	Item     json.RawMessage `json:"item"`
+	Previous string          `json:"previous_item_id"`
 	Response json.RawMessage `json:"response"`
+	// ResponseID names the response of a response.cancel. Empty: the one that runs.
+	ResponseID string `json:"response_id"`
 }
 
 // settings are those of a session, or of one response.
@@ -61,6 +64,34 @@ type settings struct {
 	Voice             json.RawMessage   `json:"voice"`
 	Conversation      string            `json:"conversation"`
 	Input             json.RawMessage   `json:"input"`
+	Prompt            json.RawMessage   `json:"prompt"`
+	ParallelToolCalls json.RawMessage   `json:"parallel_tool_calls"`
+	Reasoning         struct {
+		Effort json.RawMessage `json:"effort"`
+	} `json:"reasoning"`
+	// Metadata is what a client has a response carry. nil: nothing.
+	Metadata map[string]json.RawMessage `json:"metadata"`
+}
+
+// params returns the settings that are parameters of a chat, by their names there.
+func (s *settings) params() map[string]json.RawMessage {
+	params := map[string]json.RawMessage{}
+	for to, value := range map[string]json.RawMessage{"temperature": s.Temperature, "max_tokens": s.MaxTokens,
+		"parallel_tool_calls": s.ParallelToolCalls, "reasoning_effort": s.Reasoning.Effort} {
+		if value != nil {
+			params[to] = value
+		}
+	}
+	if s.MaxResponseTokens != nil {
+		params["max_tokens"] = s.MaxResponseTokens
+	}
+	if string(params["max_tokens"]) == `"inf"` {
+		params["max_tokens"] = json.RawMessage("null")
+	}
+	if s.ToolChoice != nil {
+		params["tool_choice"] = chatToolChoice(s.ToolChoice)
+	}
+	return params
 }
 
 // speaksOpenAI reports whether a message is to be read as one of OpenAI's protocol. The protocol of
@@ -125,15 +156,11 @@ func (s *session) executeOpenAI(e *clientEvent) *openai.Error {
 	case "session.update":
 		return s.updateOpenAI(e.Session)
 	case "conversation.item.create":
-		return s.createItem(e.Item)
+		return s.createItem(e.Item, e.Previous)
 	case "response.create":
 		return s.createResponse(e.Response)
 	case "response.cancel":
-		if s.turn == nil {
-			return invalid("", "No response runs.")
-		}
-		s.turn.cancel(openai.Errorf(openai.CodeCancelled, "The client cancelled the response."))
-		return nil
+		return s.cancelResponse(e.ResponseID)
 	}
 	if strings.Contains(e.Type, "audio") || strings.Contains(e.Type, "transcription") {
 		return invalid("type", "Audio is not served here: this gateway has the text events of the protocol.")
@@ -142,6 +169,19 @@ func (s *session) executeOpenAI(e *clientEvent) *openai.Error {
 		e.Type = ""
 	}
 	return invalid("type", "Events of the type "+e.Type+" are not served here.")
+}
+
+// cancelResponse cancels the response that runs, if it is the one of this id. An empty id names any
+// response.
+func (s *session) cancelResponse(id string) *openai.Error {
+	switch {
+	case s.turn == nil:
+		return invalid("", "No response runs.")
+	case id != "" && id != s.turn.id:
+		return invalid("response_id", "The response of this id does not run.")
+	}
+	s.turn.cancel(openai.Errorf(openai.CodeCancelled, "The client cancelled the response."))
+	return nil
 }
 
 // greet sends session.created, once.
@@ -192,6 +232,8 @@ func (s *session) withSettings(c conversation, name string, data json.RawMessage
 		return c, set, invalid(name+".output_modalities", "Audio is not served here: the only modality is text.")
 	case len(set.Audio) > 0 && !isNull(set.Audio), len(set.Voice) > 0 && !isNull(set.Voice):
 		return c, set, invalid(name+".audio", "Audio is not served here.")
+	case len(set.Prompt) > 0 && !isNull(set.Prompt):
+		return c, set, invalid(name+".prompt", "Stored prompts are not served here.")
 	case set.Conversation == "none", set.Input != nil && !isNull(set.Input):
 		return c, set, invalid(name+".conversation", "A response outside of the conversation is not served here.")
 	}
@@ -205,22 +247,7 @@ func (s *session) withSettings(c conversation, name string, data json.RawMessage
 		}
 		c.tools = tools
 	}
-	params := map[string]json.RawMessage{}
-	for to, value := range map[string]json.RawMessage{"temperature": set.Temperature, "max_tokens": set.MaxTokens} {
-		if value != nil {
-			params[to] = value
-		}
-	}
-	if set.MaxResponseTokens != nil {
-		params["max_tokens"] = set.MaxResponseTokens
-	}
-	if string(params["max_tokens"]) == `"inf"` {
-		params["max_tokens"] = json.RawMessage("null")
-	}
-	if set.ToolChoice != nil {
-		params["tool_choice"] = chatToolChoice(set.ToolChoice)
-	}
-	c, fault := c.updated(params)
+	c, fault := c.updated(set.params())
 	return c, set, fault
 }
 
@@ -288,9 +315,12 @@ type conversationItem struct {
 	} `json:"content"`
 }
 
-// createItem adds an item to the conversation. While a response is generated, the item waits for
-// its end.
-func (s *session) createItem(data json.RawMessage) *openai.Error {
+// createItem adds an item to the conversation, behind all others. previous is what the client wants
+// before it; empty: it says nothing. While a response is generated, the item waits for its end.
+func (s *session) createItem(data json.RawMessage, previous string) *openai.Error {
+	if last := s.socket.lastItem(); previous != "" && previous != last && (previous != "root" || last != "") {
+		return invalid("previous_item_id", "An item can only be added behind all others: previous_item_id must be that of the last item.")
+	}
 	var item conversationItem
 	if data == nil || json.Unmarshal(data, &item) != nil {
 		return invalid("item", "item must be an object with members of the right types.")
@@ -318,9 +348,7 @@ func (s *session) createItem(data json.RawMessage) *openai.Error {
 	var whole fields
 	_ = json.Unmarshal(data, &whole) // it was read before
 	whole["id"], whole["object"], whole["status"] = item.ID, "realtime.item", "completed"
-	for _, kind := range s.socket.openAI.itemEvents() {
-		s.socket.send(newEvent(kind, fields{"item": whole, "previous_item_id": nil})) //nolint:errcheck // as above
-	}
+	s.socket.send(itemAdded{whole}) //nolint:errcheck // as above
 	return nil
 }
 
@@ -390,6 +418,8 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 	if set.Instructions != nil {
 		instructions = *set.Instructions
 	}
+	next = next.withoutToolSettings()
+	next.messages = arrange(next.messages)
 	if len(next.messages) == 0 && instructions == "" {
 		return invalid("", "The conversation is empty: create an item first.")
 	}
@@ -402,7 +432,7 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 	}
 	s.keptMessages, s.keptModel, s.awaitingTools, s.gate = len(s.conversation.messages), s.conversation.model, nil, newGate(nil)
 	id := fmt.Sprint("resp_", s.nextID())
-	s.socket.send(responseBegins{id}) //nolint:errcheck // as above
+	s.socket.send(responseBegins{id, set.Metadata}) //nolint:errcheck // as above
 	s.startTurn(id, call)
 	return nil
 }

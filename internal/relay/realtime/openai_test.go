@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/coder/websocket"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -52,8 +53,8 @@ func TestR8_Conversation(t *testing.T) {
 	r.delta(`{"reasoning_content":"hm"}`)
 	r.finish("stop")
 	kinds, done := c.seen("response.done")
-	want := "response.created response.output_item.added response.content_part.added response.output_text.delta response.output_text.delta " +
-		"response.output_text.done response.content_part.done response.output_item.done response.done"
+	want := "response.created response.output_item.added conversation.item.added response.content_part.added response.output_text.delta " +
+		"response.output_text.delta response.output_text.done response.content_part.done conversation.item.done response.output_item.done response.done"
 	if kinds != want || !strings.Contains(done.raw, `"text":"Hello"`) || !strings.Contains(done.raw, `"status":"completed"`) || !strings.Contains(done.raw, `"cached_tokens":2`) {
 		t.Errorf("%s: %s", kinds, done.raw)
 	}
@@ -86,7 +87,7 @@ func TestR8_Tools(t *testing.T) {
 	c.seen("conversation.item.done")
 	r.finish("tool_calls")
 	kinds, done := c.seen("response.done")
-	if !strings.Contains(kinds, "response.function_call_arguments.done response.output_item.done") || !strings.Contains(done.raw, `"arguments":"{\"a\":1}"`) {
+	if !strings.Contains(kinds, "response.function_call_arguments.done conversation.item.done response.output_item.done") || !strings.Contains(done.raw, `"arguments":"{\"a\":1}"`) {
 		t.Errorf("%s: %s", kinds, done.raw)
 	}
 	c.send(`{"type":"conversation.item.create","item":{"type":"function_call_output","call_id":"call_1","output":"sunny"}}`)
@@ -95,7 +96,7 @@ func TestR8_Tools(t *testing.T) {
 	c.send(`{"type":"response.create","response":{"tool_choice":"none","instructions":"Now answer."}}`)
 	r = g.engine.next(t)
 	if said := r.conversation(); string(r.body().ToolChoice) != `"none"` || !strings.Contains(said, `"Now answer."`) ||
-		strings.Index(said, `"tool_calls"`) > strings.LastIndex(said, `"hi"`) || !strings.HasSuffix(said, `{"content":"sunny","role":"tool","tool_call_id":"call_1"}`) {
+		!strings.HasSuffix(said, `{"content":"sunny","role":"tool","tool_call_id":"call_1"}`+"\n"+`{"content":"hi","role":"user"}`) {
 		t.Errorf("%s", said)
 	}
 	r.say("Sunny.")
@@ -192,5 +193,131 @@ func TestR8_WhichProtocol(t *testing.T) {
 	r.finish("stop")
 	if kinds, m := c.seen("response.done"); !strings.Contains(kinds, "response.text.delta response.text.done") || !json.Valid([]byte(m.raw)) {
 		t.Errorf("%s: %s", kinds, m.raw)
+	}
+}
+
+// itemOf is an event of a client that creates an item with this id behind another one.
+func itemOf(id, previous string) string {
+	return strings.Replace(userItem, `"item":{`, `"previous_item_id":"`+previous+`","item":{"id":"`+id+`",`, 1)
+}
+
+// items reads messages up to the first of a type. It returns what they say of items: the event, the
+// item, its status, and the item before it.
+func (c *client) items(last string) (list []string) {
+	c.t.Helper()
+	for {
+		m, err := c.read()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		var e struct {
+			Previous string `json:"previous_item_id"`
+			Item     struct{ ID, Status string }
+		}
+		if err := json.Unmarshal([]byte(m.raw), &e); err != nil {
+			c.t.Fatal(err)
+		}
+		if kind, ok := strings.CutPrefix(m.Type, "conversation.item."); ok {
+			id := strings.Replace(e.Item.ID, "item_resp_r1.1_", "out", 1)
+			list = append(list, strings.Join([]string{kind, id, e.Item.Status, "behind", strings.Replace(e.Previous, "item_resp_r1.1_", "out", 1)}, " "))
+		}
+		if m.Type == last {
+			return list
+		}
+	}
+}
+
+// The items of a response are items of the conversation, and each item names the one before it. An
+// item that comes while a response is generated stands behind the response.
+func TestItemsOfTheConversation(t *testing.T) {
+	for header, want := range map[string][]string{
+		"X-Stainless-Lang": {"added one completed behind ", "done one completed behind ", "added out0 in_progress behind one",
+			"added two completed behind out0", "done two completed behind out0", "added out1 in_progress behind out0",
+			"done out1 completed behind out0", "done out0 completed behind one", "added three completed behind two", "done three completed behind two"},
+		"OpenAI-Beta": {"created one completed behind ", "created out0 in_progress behind one", "created two completed behind out0",
+			"created out1 in_progress behind out0", "created three completed behind two"},
+	} {
+		g := newGateway(t, nil)
+		as := handshake()
+		as.Set(header, "x")
+		c := g.dialWith(t, g.url+"?model=m", &websocket.DialOptions{HTTPHeader: as})
+		c.send(itemOf("one", "root"))
+		c.send(newAnswer)
+		r := g.engine.next(t)
+		r.say("a")
+		got := c.items("response.content_part.added")
+		c.send(itemOf("two", ""))
+		c.send(`{"type":"?"}`)
+		got = append(got, c.items("error")...)
+		r.delta(`{"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":"{}"}}]}`)
+		r.finish("tool_calls")
+		got = append(got, c.items("response.done")...)
+		c.send(itemOf("three", "two"))
+		c.send(itemOf("four", "one"))
+		got = append(got, c.items("error")...)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got)\n%s", header, diff)
+		}
+	}
+}
+
+// Settings reach the engine by the names of chat completions, and a response has the metadata that
+// its client has given.
+func TestSettingsOfResponses(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"model":"m","parallel_tool_calls":false,"reasoning":{"effort":"low"},"prompt":null,` +
+		`"tools":[{"type":"function","name":"f"}]}}`)
+	c.send(userItem)
+	c.send(`{"type":"response.create","response":{"metadata":{"topic":"x"},"reasoning":{"effort":"high"}}}`)
+	r := g.engine.next(t)
+	if body := string(r.call.Body); !strings.Contains(body, `"parallel_tool_calls":false,"reasoning_effort":"high"`) {
+		t.Error(body)
+	}
+	if _, m := c.seen("response.created"); !strings.Contains(m.raw, `"metadata":{"topic":"x"}`) {
+		t.Error(m.raw)
+	}
+	r.finish("stop")
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"metadata":{"topic":"x"}`) {
+		t.Error(m.raw)
+	}
+	c.send(newAnswer)
+	r = g.engine.next(t)
+	if body := string(r.call.Body); !strings.Contains(body, `"reasoning_effort":"low"`) {
+		t.Error(body)
+	}
+	r.finish("stop")
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"metadata":null`) {
+		t.Error(m.raw)
+	}
+	c.send(`{"type":"response.create","response":{"tools":[],"tool_choice":"auto"}}`) // engines refuse settings of tools without tools
+	if r = g.engine.next(t); strings.Contains(string(r.call.Body), `tool`) {
+		t.Error(string(r.call.Body))
+	}
+	r.finish("stop")
+	c.seen("response.done")
+	for _, refused := range []string{`"prompt":{"id":"p"}`, `"metadata":[]`, `"reasoning":"high"`} {
+		c.send(`{"type":"response.create","response":{` + refused + `}}`)
+		c.seen("error")
+	}
+}
+
+// A cancel that names a response does not end another one.
+func TestCancelOfAnotherResponse(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(`{"type":"session.update","session":{"model":"m"}}`)
+	c.send(userItem)
+	c.send(newAnswer)
+	r := g.engine.next(t)
+	c.send(`{"type":"response.cancel","response_id":"resp_r1.0"}`)
+	if _, m := c.seen("error"); !strings.Contains(m.raw, `"param":"response_id"`) {
+		t.Error(m.raw)
+	}
+	r.say("a")
+	c.send(`{"type":"response.cancel","response_id":"resp_r1.1"}`)
+	r.left()
+	if _, m := c.seen("response.done"); !strings.Contains(m.raw, `"status":"cancelled"`) {
+		t.Error(m.raw)
 	}
 }

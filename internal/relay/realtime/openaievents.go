@@ -21,8 +21,14 @@ func newEvent(kind string, members fields) event {
 	return event{members}
 }
 
-// responseBegins says that a response with this id begins.
-type responseBegins struct{ id string }
+// itemAdded says that the client's item joins the conversation.
+type itemAdded struct{ item fields }
+
+// responseBegins says that a response with this id begins, and what its client has it carry.
+type responseBegins struct {
+	id       string
+	metadata map[string]json.RawMessage
+}
 
 // openAIEvents translates messages of Sluice's own protocol into events of OpenAI's. The socket
 // uses it with its lock held, except for beta, which does not change.
@@ -32,25 +38,48 @@ type openAIEvents struct {
 	// active says that the client speaks OpenAI's protocol.
 	active atomic.Bool
 
-	sent   int64 // events
-	id     string
-	output []*outputItem
-	out    []fields
+	sent     int64 // events
+	id       string
+	metadata map[string]json.RawMessage
+	output   []*outputItem
+	out      []fields
+	// last is the id of the last item of the conversation, and lastOutput that of the last one that
+	// can stand before the next item of the response. Empty: there is none.
+	last, lastOutput string
 }
 
 // outputItem is an item of a response.
 type outputItem struct {
 	id, callID, name string
-	call, done       bool
-	text             []byte
+	// previous is the id of the item before it.
+	previous   string
+	call, done bool
+	text       []byte
 }
 
-// itemEvents returns the types of the events that tell of a new item.
-func (o *openAIEvents) itemEvents() []string {
+// itemBegins tells that an item has joined the conversation. previous is the id of the item before
+// it.
+func (o *openAIEvents) itemBegins(item fields, previous string) {
+	kind := "conversation.item.added"
 	if o.beta {
-		return []string{"conversation.item.created"}
+		kind = "conversation.item.created"
 	}
-	return []string{"conversation.item.added", "conversation.item.done"}
+	o.emit(kind, fields{"item": item, "previous_item_id": orNull(previous)})
+}
+
+// itemEnds tells that an item is final. The first version of the protocol has no such event.
+func (o *openAIEvents) itemEnds(item fields, previous string) {
+	if !o.beta {
+		o.emit("conversation.item.done", fields{"item": item, "previous_item_id": orNull(previous)})
+	}
+}
+
+// orNull returns an id as the client sees it.
+func orNull(id string) any {
+	if id == "" {
+		return nil
+	}
+	return id
 }
 
 // textEvent returns the type of an event about text.
@@ -67,8 +96,13 @@ func (o *openAIEvents) translate(message any) []fields {
 	switch m := message.(type) {
 	case event:
 		o.add(m.members)
+	case itemAdded:
+		previous := o.last
+		o.last, _ = m.item["id"].(string)
+		o.itemBegins(m.item, previous)
+		o.itemEnds(m.item, previous)
 	case responseBegins:
-		o.id, o.output = m.id, nil
+		o.id, o.metadata, o.output, o.lastOutput = m.id, m.metadata, nil, o.last
 		o.emit("response.created", fields{"response": o.response("in_progress", nil, nil)})
 	case tokenMessage:
 		if m.Kind != "reasoning" {
@@ -100,12 +134,18 @@ func (o *openAIEvents) about(index int) fields {
 	return fields{"response_id": o.id, "item_id": o.output[index].id, "output_index": index}
 }
 
-// open opens an item and returns its index.
+// open opens an item and returns its index. It stands behind the items of the response before it,
+// and before those that the client has created meanwhile.
 func (o *openAIEvents) open(item *outputItem) int {
 	index := len(o.output)
-	item.id = fmt.Sprint("item_", o.id, "_", index)
+	item.id, item.previous = fmt.Sprint("item_", o.id, "_", index), o.lastOutput
+	if o.last == o.lastOutput {
+		o.last = item.id
+	}
+	o.lastOutput = item.id
 	o.output = append(o.output, item)
 	o.emit("response.output_item.added", fields{"response_id": o.id, "output_index": index, "item": o.view(item, "in_progress")})
+	o.itemBegins(o.view(item, "in_progress"), item.previous)
 	return index
 }
 
@@ -181,6 +221,7 @@ func (o *openAIEvents) close(index int, status string) {
 		part["content_index"], part["part"] = 0, fields{"type": "text", "text": string(item.text)}
 		o.emit("response.content_part.done", part)
 	}
+	o.itemEnds(o.view(item, status), item.previous)
 	o.emit("response.output_item.done", fields{"response_id": o.id, "output_index": index, "item": o.view(item, status)})
 }
 
@@ -195,7 +236,7 @@ func (o *openAIEvents) response(status string, details, usage any) fields {
 		output = append(output, o.view(item, itemStatus))
 	}
 	return fields{"id": o.id, "object": "realtime.response", "status": status, "status_details": details, "output": output,
-		"output_modalities": []string{"text"}, "usage": usage}
+		"output_modalities": []string{"text"}, "usage": usage, "metadata": o.metadata}
 }
 
 // end closes all items and ends the response.

@@ -75,7 +75,7 @@ type session struct {
 // newSession reads the handshake. The session has no connection yet.
 func newSession(h *Handler, r *http.Request) *session {
 	s := &session{
-		handler: h, limits: h.Limits.withDefaults(), heartbeat: orDefault(h.Heartbeat, 15*time.Second),
+		handler: h, limits: h.Limits.withDefaults(), heartbeat: h.heartbeat(),
 		tenant: r.Header.Get(headers.Tenant), key: r.Header.Get(headers.Key), priority: r.Header.Get(headers.Priority), id: r.Header.Get(headers.RequestID),
 		turnHeader: http.Header{}, draining: make(chan struct{}), turnDone: make(chan *turn, 1),
 	}

@@ -131,6 +131,14 @@ func (s *socket) send(message any) error {
 	return nil
 }
 
+// lastItem returns the id of the last item that a client of OpenAI's protocol was told of. Empty:
+// there is none.
+func (s *socket) lastItem() string {
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	return s.openAI.last
+}
+
 // writeLocked writes one message, with writeMu held.
 func (s *socket) writeLocked(message any) error {
 	if s.ctx.Err() != nil {

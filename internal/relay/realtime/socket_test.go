@@ -183,7 +183,7 @@ func TestTooSlowIsSaid(t *testing.T) {
 
 // TestADeadPeer is one that answers no ping: the library answers only while the client reads.
 func TestADeadPeer(t *testing.T) {
-	g := newGateway(t, func(h *Handler) { h.Heartbeat, h.Limits.Write = 50*time.Millisecond, 100*time.Millisecond })
+	g := newGateway(t, func(h *Handler) { h.Heartbeat, h.Limits.Write = always(50*time.Millisecond), 100*time.Millisecond })
 	c := g.dial(t)
 	c.send(hello)
 	r := g.engine.next(t)
@@ -196,7 +196,7 @@ func TestADeadPeer(t *testing.T) {
 // TestALivingPeer answers pings and says nothing else.
 func TestALivingPeer(t *testing.T) {
 	var pings atomic.Int32
-	g := newGateway(t, func(h *Handler) { h.Heartbeat = 20 * time.Millisecond })
+	g := newGateway(t, func(h *Handler) { h.Heartbeat = always(20 * time.Millisecond) })
 	several := make(chan struct{})
 	c := g.dialWith(t, g.url, &websocket.DialOptions{HTTPHeader: handshake(), OnPingReceived: func(context.Context, []byte) bool {
 		if pings.Add(1) == 5 {
@@ -373,7 +373,7 @@ func TestCloseEndsTurnsThatTakeTooLong(t *testing.T) {
 
 // TestManySockets: turns on many sockets at once do not meet.
 func TestManySockets(t *testing.T) {
-	h := &Handler{Heartbeat: time.Minute, Generator: echo{}, Tenants: func(string, string) (*authz.Tenant, bool) {
+	h := &Handler{Heartbeat: always(time.Minute), Generator: echo{}, Tenants: func(string, string) (*authz.Tenant, bool) {
 		return &authz.Tenant{Name: "acme"}, true
 	}}
 	g := newGateway(t, func(to *Handler) { to.Generator, to.Tenants = h.Generator, h.Tenants })

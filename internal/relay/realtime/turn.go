@@ -34,12 +34,15 @@ type turn struct {
 
 	scanner sse.Scanner
 	reader  delta.Reader
+	numbers delta.Calls
 	// incomplete has the bytes of characters whose rest has not come.
 	incomplete map[textKey][]byte
 	answer     answer
 	// sent counts token and tool_call messages.
 	sent int64
 
+	// reported is the error that an event has reported, in the engine's words. nil: none has.
+	reported *openai.Error
 	// fault is an error that the turn has found itself. It comes before that of the result.
 	fault    *openai.Error
 	finished bool
@@ -63,6 +66,7 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 		if e.IsComment() || e.IsDone() {
 			continue
 		}
+		t.readError(e)
 		deltas, _ := t.reader.Read(e.Data)
 		for i := range deltas {
 			if err := t.deliver(&deltas[i]); err != nil {
@@ -71,6 +75,15 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 		}
 	}
 	return nil
+}
+
+// readError reads an error that an event reports.
+func (t *turn) readError(e *sse.Event) {
+	if bytes.Contains(e.Data, []byte(`"error"`)) || string(e.Type) == "error" {
+		if chunk := new(sse.Chunk); chunk.Read(e.Data) && chunk.Error || string(e.Type) == "error" {
+			t.reported = forClient(openai.ReportedError(e.Data))
+		}
+	}
 }
 
 // Passed implements relay.SelectiveSink.
@@ -93,6 +106,7 @@ func (t *turn) Finish(r relay.Result) error {
 
 // deliver sends a delta, as soon as the client wants it.
 func (t *turn) deliver(d *delta.Delta) error {
+	t.numbers.Resolve(d)
 	text := t.completeText(d)
 	if text == "" && len(d.ID)+len(d.Name) == 0 {
 		return nil // the delta is a part of a character, which is sent with its rest
@@ -211,6 +225,8 @@ func (t *turn) outcome() (finish string, fault *openai.Error) {
 		}
 		return t.result.Finish, nil
 	case errors.As(context.Cause(t.ctx), &fault):
+	case t.result.Told && t.reported != nil:
+		fault = t.reported
 	case t.result.Fault != nil:
 		fault = t.result.Fault
 	default:

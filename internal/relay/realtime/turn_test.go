@@ -290,10 +290,36 @@ func TestEndsOfTurns(t *testing.T) {
 			answer(503, `<html>`),
 			[]string{`{"type":"error","request_id":"abc","error":{"message":"The engine refused the request.","type":"server_error",` +
 				`"code":"upstream_error","param":null,"retryable":true,"retry_after_ms":1000}}`}},
+		"error in an event": {
+			func(r *running) {
+				r.event(`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`)
+				r.end(relay.Result{Fault: openai.Errorf(openai.CodeUpstreamError, "It could not finish."), Told: true})
+			},
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"too long","type":"invalid_request_error","code":"invalid_request",` +
+				`"param":"messages","retryable":false}}`}},
+		"error in an event, of the engine itself": {
+			func(r *running) {
+				r.event(`{"error":{"message":"out of memory","type":"InternalServerError","code":500}}`)
+				r.end(relay.Result{Fault: openai.Errorf(openai.CodeUpstreamError, "It could not finish."), Told: true})
+			},
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"out of memory","type":"server_error","code":"upstream_error",` +
+				`"param":null,"retryable":true,"retry_after_ms":1000}}`}},
+		"refusal because of too many requests": {
+			answer(429, `{"error":{"message":"busy"}}`),
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"busy","type":"rate_limit_error","code":"rate_limited",` +
+				`"param":null,"retryable":true,"retry_after_ms":1000}}`}},
 		"whole": {
 			answer(200, `{"choices":[{"index":0,"message":{"content":"all","tool_calls":[]},"finish_reason":"stop"}]}`),
 			[]string{`{"type":"token","request_id":"abc","delta":"all"}`,
 				`{"type":"final","request_id":"abc","finish_reason":"stop","usage":{"completion_tokens":1,"estimated":true}}`}},
+		"whole, as other engines write it": {
+			answer(200, `{"choices":[{"message":{"content":[{"type":"text","text":"all"}],"reasoning":"hm","refusal":null},"finish_reason":"stop"}]}`),
+			[]string{`{"type":"token","request_id":"abc","delta":"hm","kind":"reasoning"}`, `{"type":"token","request_id":"abc","delta":"all"}`,
+				`{"type":"final","request_id":"abc","finish_reason":"stop","usage":{"completion_tokens":2,"estimated":true}}`}},
+		"whole, with arguments that are an object": {
+			answer(200, `{"choices":[{"message":{"content":null,"tool_calls":[{"id":"c","function":{"name":"f","arguments":{"a": 1}}}]},"finish_reason":"length"}]}`),
+			[]string{`{"type":"tool_call","request_id":"abc","id":"c","index":0,"name":"f","arguments":"{\"a\": 1}","done":false}`,
+				`{"type":"final","request_id":"abc","finish_reason":"length","usage":{"completion_tokens":1,"estimated":true}}`}},
 		"whole nonsense": {
 			answer(200, `{"choices":[]}`),
 			[]string{`{"type":"error","request_id":"abc","error":{"message":"The engine's answer is no chat completion.","type":"server_error",` +
@@ -415,4 +441,32 @@ func (f flood) Generate(_ context.Context, _ *relay.Call, sink relay.Sink) {
 		sink.Event(event, 0)
 	}
 	sink.Finish(relay.Result{Finish: "stop"})
+}
+
+// TestCallsOfOneIndex: some engines give all tool calls of an answer the index 0.
+func TestCallsOfOneIndex(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(hello)
+	r := g.engine.next(t)
+	for _, piece := range []string{`"id":"a","function":{"name":"f","arguments":"{\"x\":"}`, `"function":{"arguments":"1}"}`,
+		`"id":"b","function":{"name":"g","arguments":"{}"}`} {
+		r.delta(`{"tool_calls":[{"index":0,` + piece + `}]}`)
+	}
+	r.finish("tool_calls")
+	for _, want := range []said{{ID: "a", Name: "f", Arguments: `{"x":`}, {ID: "a", Name: "f", Arguments: "1}"},
+		{ID: "b", Index: 1, Name: "g", Arguments: "{}"}, {ID: "a", Name: "f", Done: true}, {ID: "b", Index: 1, Name: "g", Done: true}} {
+		m := c.expect("tool_call")
+		if m.ID != want.ID || m.Index != want.Index || m.Name != want.Name || m.Arguments != want.Arguments || m.Done != want.Done {
+			t.Errorf("got %s, want %+v", m.raw, want)
+		}
+	}
+	c.final("tool_calls")
+	c.send(`{"type":"tool_result","tool_call_id":"a","content":"1"}`)
+	c.send(`{"type":"tool_result","tool_call_id":"b","content":"2"}`)
+	const calls = `"tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},` +
+		`{"id":"b","type":"function","function":{"name":"g","arguments":"{}"}}]}`
+	if text := g.engine.next(t).conversation(); !strings.Contains(text, calls) {
+		t.Error(text)
+	}
 }

@@ -1,10 +1,10 @@
 package realtime
 
 import (
-	"encoding/json"
+	"cmp"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
-	"github.com/sluice-gateway/sluice/internal/openai/delta"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
@@ -17,39 +17,13 @@ func (t *turn) Answer(a *relay.Answer) error {
 		t.fault = faultOf(a)
 		return nil
 	}
-	var whole struct {
-		Choices []struct {
-			Index   int    `json:"index"`
-			Finish  string `json:"finish_reason"`
-			Message struct {
-				Content   string `json:"content"`
-				Reasoning string `json:"reasoning_content"`
-				Refusal   string `json:"refusal"`
-				Calls     []struct {
-					ID       string `json:"id"`
-					Function struct {
-						Name      string `json:"name"`
-						Arguments string `json:"arguments"`
-					} `json:"function"`
-				} `json:"tool_calls"`
-			} `json:"message"`
-		} `json:"choices"`
-	}
-	if json.Unmarshal(a.Body, &whole) != nil || len(whole.Choices) == 0 {
+	var chunk sse.Chunk
+	if !chunk.Read(a.Body) || len(chunk.Choices) == 0 {
 		t.fault = openai.Errorf(openai.CodeUpstreamError, "The engine's answer is no chat completion.")
 		return nil
 	}
-	c := whole.Choices[0]
-	t.finish = c.Finish
-	deltas := []delta.Delta{
-		{Kind: delta.Reasoning, Text: []byte(c.Message.Reasoning)},
-		{Kind: delta.Text, Text: []byte(c.Message.Content)},
-		{Kind: delta.Refusal, Text: []byte(c.Message.Refusal)},
-	}
-	for i, call := range c.Message.Calls {
-		deltas = append(deltas, delta.Delta{Kind: delta.ToolCall, Tool: i, ID: []byte(call.ID), Name: []byte(call.Function.Name),
-			Text: []byte(call.Function.Arguments)})
-	}
+	t.finish = string(chunk.Choices[0].Finish)
+	deltas, _ := t.reader.ReadAnswer(a.Body)
 	for i := range deltas {
 		if err := t.deliver(&deltas[i]); err != nil {
 			return err
@@ -58,22 +32,24 @@ func (t *turn) Answer(a *relay.Answer) error {
 	return nil
 }
 
-// faultOf returns the refusal of an engine. Its message is for the client, as it is where answers
-// pass unchanged.
+// faultOf returns the refusal of an engine.
 func faultOf(a *relay.Answer) *openai.Error {
-	fault := &openai.Error{Code: openai.CodeUpstreamError, Status: a.Status, Message: "The engine refused the request."}
-	if a.Status < 500 {
-		fault.Code = openai.CodeInvalidRequest
+	said := openai.ParseEngineError(a.Body)
+	return forClient(&openai.Error{
+		Code: cmp.Or(openai.Code(said.Code), openai.CodeOfStatus(a.Status)), Status: a.Status, Param: said.Param,
+		Message: cmp.Or(said.Message, "The engine refused the request."),
+	})
+}
+
+// forClient bounds the words of an engine's error. Its message is for the client, as it is where
+// answers pass unchanged. Its type is that of its status.
+func forClient(fault *openai.Error) *openai.Error {
+	fault.Message, fault.EngineType = fault.Message[:min(len(fault.Message), maxEngineMessage)], ""
+	if isInvalidName(string(fault.Code)) {
+		fault.Code = openai.CodeOfStatus(fault.HTTPStatus())
 	}
-	engineError := openai.ParseEngineError(a.Body)
-	if engineError.Message != "" {
-		fault.Message = engineError.Message[:min(len(engineError.Message), maxEngineMessage)]
-	}
-	if engineError.Code != "" && !isInvalidName(engineError.Code) {
-		fault.Code = openai.Code(engineError.Code)
-	}
-	if !isInvalidName(engineError.Param) {
-		fault.Param = engineError.Param
+	if isInvalidName(fault.Param) {
+		fault.Param = ""
 	}
 	return fault
 }
