@@ -39,6 +39,11 @@ async function call(path, options) {
 /** Returns the error of an answer. The login is shown if the API wants one. */
 export async function failure(answer) {
   if (answer.status === 401) document.dispatchEvent(new Event('unauthorized'));
+  return errorOf(answer);
+}
+
+/** Returns the error of an answer that another than the API may have given. */
+export async function errorOf(answer) {
   try {
     const { message, param } = (await answer.json()).error;
     return new APIError(message, answer.status, param);

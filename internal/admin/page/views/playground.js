@@ -3,7 +3,7 @@
 
 import { el, text, list, link, panel } from '../dom.js';
 import { duration, number, clientsURL } from '../format.js';
-import { failure } from '../api.js';
+import { errorOf, get } from '../api.js';
 import { operates } from '../session.js';
 import { keep } from '../router.js';
 
@@ -108,7 +108,7 @@ async function chat(body, node, signal, moved) {
       method: 'POST', signal, body: JSON.stringify(body), headers: { 'content-type': 'application/json', ...(key && { 'x-playground-key': key }) },
     });
     figures.id = answer.headers.get('x-request-id') ?? '';
-    if (!answer.ok) throw await failure(answer);
+    if (!answer.ok) throw await refused(answer);
     for await (const event of events(answer.body)) {
       if (event.error) throw new Error(event.error.message);
       const choice = event.choices?.[0];
@@ -129,6 +129,15 @@ async function chat(body, node, signal, moved) {
   tellFigures(node, figures, performance.now() - began);
   if (figures.id) node.figures.append(' · ', link('requests', figures.id, 'request'));
   return said;
+}
+
+/**
+ * Returns the error of an answer. The clients' listener answers 401 to a wrong key of a tenant, and the API
+ * does so after the end of the login. The status tells which: reading it shows the login after its end.
+ */
+async function refused(answer) {
+  if (answer.status === 401) get('/api/v1/status').catch(() => {});
+  return errorOf(answer);
 }
 
 function tellFigures(node, { first, tokens, finish }, whole) {
