@@ -32,7 +32,23 @@ async function checkRefusedKey(browser) {
   await page.context().close();
 }
 
+/** checkHiddenLog: a tab that nobody has seen yet does not follow the log of its replica. */
+async function checkHiddenLog(browser) {
+  const page = await open(browser, url);
+  await page.addInitScript(() => Object.defineProperty(document, 'hidden', { get: () => window.seen !== true }));
+  let followed = 0;
+  await page.route('**/log?*', (route) => (followed++, route.fulfill({ contentType: 'text/plain', body: 'the engine starts\n' })));
+  await page.goto(`${url}/replicas/model-0001-0`);
+  await page.getByRole('heading', { name: 'Log' }).waitFor({ timeout });
+  await page.waitForTimeout(500);
+  expect(followed === 0, 'a tab that nobody has seen follows a log');
+  await page.evaluate(() => { window.seen = true; document.dispatchEvent(new Event('visibilitychange')); });
+  await page.locator('.log').getByText('the engine starts').waitFor({ timeout });
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
+  await checkHiddenLog(browser);
 });
 end();
