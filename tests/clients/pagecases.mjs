@@ -2,8 +2,8 @@
 // answers are those of pagestub.mjs, and those that a case makes up.
 //
 //     node pagecases.mjs
-import { expect, forgive, open, run, timeout } from './pagelib.mjs';
-import { serve } from './pagestub.mjs';
+import { expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
+import { replica, serve } from './pagestub.mjs';
 
 const [url, end] = await serve();
 
@@ -47,8 +47,39 @@ async function checkHiddenLog(browser) {
   await page.context().close();
 }
 
+/** Shows these models, replicas and conditions in the place of the stub's. */
+function show(page, state) {
+  const said = { whole: true, models: [], replicas: [], conditions: [], totals: {}, ...state };
+  return page.route('**/api/v1/events', (route) => route.fulfill({ contentType: 'text/event-stream', body: `event: state\ndata: ${JSON.stringify(said)}\n\n` }));
+}
+
+/** Opens a view in a window of this width, after prepare has said what the API answers. */
+async function openWide(browser, path, width, prepare) {
+  const page = await open(browser, `${url}/configuration`, { viewport: { width, height: 844 } });
+  await prepare(page);
+  await page.goto(url + path);
+  return page;
+}
+
+const server = 'vllm.prod.example.internal:8000';
+const served = (model, more = {}) => ({ ...replica(0), id: server, model, served_model: model, launcher: 'upstream', pid: 0, node: '', ...more });
+
+/** checkServerOfSeveral: on a phone, the rows of one server tell which model each is of. */
+async function checkServerOfSeveral(browser) {
+  const replicas = [served('embed'), served('chat', { reason: 'connection refused' })];
+  for (const [width, want] of [[390, ['chat · connection refused', 'embed']], [1280, ['connection refused', '']]]) {
+    const page = await openWide(browser, '/replicas', width, (p) => show(p, { replicas }));
+    await page.locator('tr[data-replica]').nth(1).waitFor({ timeout });
+    const lines = (await page.locator('tr[data-replica] th .sub').allInnerTexts()).map((s) => s.trim()).sort();
+    expect(JSON.stringify(lines) === JSON.stringify(want.sort()), `below the names at ${width} pixels stands ${JSON.stringify(lines)}`);
+    await fits(page, `the replicas at ${width}`);
+    await page.context().close();
+  }
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
+  await checkServerOfSeveral(browser);
 });
 end();
