@@ -77,9 +77,22 @@ async function checkServerOfSeveral(browser) {
   }
 }
 
+/** checkWidths: the list of replicas has room for names in windows of every usual width. */
+async function checkWidths(browser) {
+  const page = await openWide(browser, '/replicas', 1280, (p) => show(p, { replicas: [served('chat')] }));
+  await page.locator('tr[data-replica]').waitFor({ timeout });
+  for (const width of [1280, 1366, 1400, 1440, 1441, 1536, 1920]) {
+    await page.setViewportSize({ width, height: 800 });
+    const room = await page.locator('#view thead th').first().evaluate((th) => th.offsetWidth);
+    expect(room >= 170, `the names of replicas have ${room} pixels in a window of ${width}`);
+  }
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
   await checkServerOfSeveral(browser);
+  await checkWidths(browser);
 });
 end();
