@@ -89,10 +89,36 @@ async function checkWidths(browser) {
   await page.context().close();
 }
 
+/** Reports whether a node shows its whole text. */
+const whole = (node) => node.scrollWidth <= node.clientWidth;
+
+const key = (i) => ({
+  id: `1a2b3c4${i}`, usage_key: `team-${i}/1a2b3c4${i}`, tenant: `team-${i}`, name: 'Notebook', prefix: 'sk-abcd', created: '2030-05-01T12:00:00Z', expires: '2030-06-01T12:00:00Z',
+  last_used: '2030-05-04T11:59:00Z', models: ['*'], source: i % 2 ? 'runtime' : 'file', limits: {},
+  quota: { requests_per_minute: { used: 30, limit: 300 }, tokens_per_minute: { used: 12345, limit: 1000000 }, max_concurrent_streams: { used: 3, limit: 4 } },
+});
+
+/** checkKeys: the list of keys names their tenants in a narrow window, and its rows have the height of all rows. */
+async function checkKeys(browser) {
+  for (const width of [390, 768, 1280]) {
+    const page = await openWide(browser, '/keys', width, (p) => answer(p, '**/api/v1/keys', { keys: [key(0), key(1)] }));
+    await page.locator('tr[data-key]').nth(1).waitFor({ timeout });
+    const table = page.locator('#view table');
+    expect(await table.evaluate((t) => t.scrollWidth <= t.closest('.scroll').clientWidth), `the keys are wider than a window of ${width}`);
+    const room = await page.locator('tr[data-key] th').first().evaluate((th) => th.offsetWidth);
+    expect(room >= 80, `the tenants of keys have ${room} pixels in a window of ${width}`);
+    expect(await page.locator('tr[data-key] td:last-child', { hasText: 'Revoke' }).evaluate(whole), `the button that revokes a key is cut in a window of ${width}`);
+    const heights = await page.locator('tr[data-key]').evaluateAll((rows) => rows.map((r) => r.offsetHeight));
+    expect(heights.every((h) => h <= 45), `the rows of keys are ${heights} pixels high in a window of ${width}`);
+    await page.context().close();
+  }
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
   await checkServerOfSeveral(browser);
   await checkWidths(browser);
+  await checkKeys(browser);
 });
 end();
