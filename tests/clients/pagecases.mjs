@@ -114,11 +114,32 @@ async function checkKeys(browser) {
   }
 }
 
+/** checkPhone: a phone shows the time of requests, the use of limits, and how far the weights of a replica are. */
+async function checkPhone(browser) {
+  const loading = { state: 'starting', fetching: { done: 8e9, total: 9e9, per_second: 1e8 } };
+  const page = await openWide(browser, '/replicas', 390, (p) => show(p, { replicas: [served('chat', loading)] }));
+  const state = page.locator('tr[data-replica] td', { has: page.locator('.chip') });
+  await state.getByText('loading 89 %').waitFor({ timeout });
+  expect(await state.evaluate(whole), 'the state of a replica that loads is cut on a phone');
+  await page.goto(`${url}/requests`);
+  const time = page.locator('tr[data-request] th .name').first();
+  await time.waitFor({ timeout });
+  expect(await time.evaluate(whole), 'the time of a request is cut on a phone');
+  expect(await page.locator('#view thead th', { hasText: 'Duration' }).evaluate(whole), 'the head of the duration is cut on a phone');
+  await fits(page, 'the requests on a phone');
+  await page.goto(`${url}/tenants`);
+  const used = page.locator('td', { hasText: '119 / 300' });
+  await used.waitFor({ timeout });
+  expect(await used.evaluate(whole), 'the use of a limit is cut on a phone');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
   await checkServerOfSeveral(browser);
   await checkWidths(browser);
   await checkKeys(browser);
+  await checkPhone(browser);
 });
 end();
