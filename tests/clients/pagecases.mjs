@@ -134,6 +134,15 @@ async function checkPhone(browser) {
   await page.context().close();
 }
 
+/** checkSizes: sizes have few enough letters for the axis of a chart, also those of a large cluster. */
+async function checkSizes(browser) {
+  const page = await open(browser, url);
+  const written = await page.evaluate(async () => [812, 1500, 14_200, 3.1e6, 85.9e9, 500e9, 5_497.6e9, 50e12].map((await import('/format.js')).bytes));
+  const want = ['812 B', '1.5 kB', '14 kB', '3.1 MB', '85.9 GB', '500 GB', '5.5 TB', '50.0 TB'];
+  expect(String(written) === String(want), `sizes are written as ${written}`);
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -141,5 +150,6 @@ await run(async (browser) => {
   await checkWidths(browser);
   await checkKeys(browser);
   await checkPhone(browser);
+  await checkSizes(browser);
 });
 end();
