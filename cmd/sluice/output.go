@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/console"
 )
 
 // The values of the flag --output.
@@ -116,14 +117,14 @@ func (t *table) write(w io.Writer) {
 	for i := range rows[0] {
 		right[i] = len(rows) > 1
 		for n, row := range rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+			widths[i] = max(widths[i], console.Columns(row[i]))
 			right[i] = right[i] && (n == 0 || isNumber(row[i]))
 		}
 	}
 	for _, row := range rows {
 		var line strings.Builder
 		for i, cell := range row {
-			space := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			space := strings.Repeat(" ", widths[i]-console.Columns(cell))
 			if right[i] {
 				cell = space + cell
 			} else {

@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"unicode/utf8"
+	"unicode"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/text/width"
 )
 
 // defaultColumns is the width of a terminal that does not say its width.
@@ -70,9 +71,9 @@ func (s *Screen) SetStatus(lines ...string) {
 	if !s.moves {
 		return
 	}
-	width := s.width()
+	most := s.width() - 1
 	for i, line := range lines {
-		lines[i] = clip(plain(line), width-1)
+		lines[i] = Clip(plain(line), most)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,12 +112,38 @@ func columns(terminal *os.File) int {
 	return int(size.Col)
 }
 
-// clip cuts a line to so many characters.
-func clip(line string, width int) string {
-	if utf8.RuneCountInString(line) <= width {
+// Columns returns how many columns of a terminal a text takes. Characters of East Asia and emoji
+// take two, and marks that are set upon another character none.
+func Columns(text string) (n int) {
+	for _, r := range text {
+		n += columnsOf(r)
+	}
+	return n
+}
+
+func columnsOf(r rune) int {
+	if unicode.In(r, unicode.Mn, unicode.Me) || r == '\u200b' || r == '\u200d' { // marks; a space and a joiner without width
+		return 0
+	}
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
+}
+
+// Clip cuts a line to so many columns. A line that is cut ends with an ellipsis.
+func Clip(line string, most int) string {
+	if Columns(line) <= most {
 		return line
 	}
-	return string([]rune(line)[:width-1]) + "…"
+	n := 1 // the ellipsis
+	for i, r := range line {
+		if n += columnsOf(r); n > most {
+			return line[:i] + strings.Repeat("…", min(most, 1))
+		}
+	}
+	return line
 }
 
 func (s *Screen) bold(text string) string  { return s.styled("1", text) }
