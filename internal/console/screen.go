@@ -14,8 +14,12 @@ import (
 	"golang.org/x/text/width"
 )
 
-// defaultColumns is the width of a terminal that does not say its width.
-const defaultColumns = 80
+const (
+	// defaultColumns and defaultRows are the size of a terminal that does not say its size.
+	defaultColumns, defaultRows = 80, 24
+	// minColumns is the least width that is believed.
+	minColumns = 20
+)
 
 // Screen is a terminal with lines that stay and, below them, a few that are replaced: the status.
 // It is safe for concurrent use.
@@ -103,13 +107,30 @@ func (s *Screen) clearLocked(b *bytes.Buffer) {
 // drawLocked writes the status, without a line feed at its end.
 func (s *Screen) drawLocked(b *bytes.Buffer) { b.WriteString(strings.Join(s.status, "\n")) }
 
+// Size returns the columns and rows of the terminal that a file is. ok is false if it is none. A
+// terminal that does not say its size has 80 columns and 24 rows.
+func Size(file *os.File) (columns, rows int, ok bool) {
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0, 0, false
+	}
+	columns, rows = int(size.Col), int(size.Row)
+	if columns < minColumns {
+		columns = defaultColumns
+	}
+	if rows == 0 {
+		rows = defaultRows
+	}
+	return columns, rows, true
+}
+
 // columns returns the width of a terminal.
 func columns(terminal *os.File) int {
-	size, err := unix.IoctlGetWinsize(int(terminal.Fd()), unix.TIOCGWINSZ)
-	if err != nil || size.Col < 20 {
+	n, _, ok := Size(terminal)
+	if !ok {
 		return defaultColumns
 	}
-	return int(size.Col)
+	return n
 }
 
 // Columns returns how many columns of a terminal a text takes. Characters of East Asia and emoji
