@@ -28,8 +28,8 @@ async function checkRefusedKey(browser) {
   await page.getByLabel('Message').fill('Hello');
   await page.keyboard.press('Enter');
   await page.locator('#login').waitFor({ timeout });
-  forgive(/status of 401/);
   await page.context().close();
+  forgive(/status of 401/);
 }
 
 /** checkHiddenLog: a tab that nobody has seen yet does not follow the log of its replica. */
@@ -143,6 +143,38 @@ async function checkSizes(browser) {
   await page.context().close();
 }
 
+/** checkOvertaken: an answer that comes after that to a later question is not shown. */
+async function checkOvertaken(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  const late = () => new Promise((resolve) => setTimeout(resolve, 1500));
+  const row = (n) => ({ tenant: `of-${n}`, key: 'k', model: 'm', requests: 1, prompt_tokens: 1, cached_tokens: 0, completion_tokens: 1, estimated_requests: 0, cost: 0 });
+  await page.route('**/api/v1/usage?*', async (route) => {
+    const from = new URL(route.request().url()).searchParams.get('from');
+    if (from !== '-86400') await late();
+    await route.fulfill({ json: { from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: [row(from)] } });
+  });
+  await page.route('**/api/v1/models/*/routing', async (route) => {
+    const model = route.request().url().split('/').at(-2);
+    if (model === 'model-0000') await late();
+    const replicas = [{ id: `of-${model}`, candidate: true, load: 0, waiting_tokens: 0, rate: 0, recent: { prompt_tokens: 0 }, predicted_ms: 1 }];
+    await route.fulfill({ json: { model, prompt_tokens: 1, picked: '', recent: { requests: 0 }, replicas } });
+  });
+  const shown = async (words) => {
+    await page.locator('#view tbody', { hasText: words }).first().waitFor({ timeout });
+    await late();
+    await page.waitForTimeout(300);
+    expect((await page.locator('#view table').innerText()).includes(words), `an answer to an earlier question is shown: ${await page.locator('#view table').innerText()}`);
+  };
+  await page.goto(`${url}/usage?from=-604800`);
+  await page.getByLabel('Time').selectOption('-86400');
+  await shown('of--86400');
+  await page.goto(`${url}/routing?model=model-0000`);
+  await page.locator('#routed-model option').nth(1).waitFor({ state: 'attached', timeout });
+  await page.locator('#routed-model').selectOption('model-0001');
+  await shown('of-model-0001');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -151,5 +183,6 @@ await run(async (browser) => {
   await checkKeys(browser);
   await checkPhone(browser);
   await checkSizes(browser);
+  await checkOvertaken(browser);
 });
 end();
