@@ -2,7 +2,7 @@
 // answers are those of pagestub.mjs, and those that a case makes up.
 //
 //     node pagecases.mjs
-import { expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
+import { accessible, expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
 import { replica, serve } from './pagestub.mjs';
 
 const [url, end] = await serve();
@@ -175,6 +175,21 @@ async function checkOvertaken(browser) {
   await page.context().close();
 }
 
+/** checkReasoning: the playground shows what a model thinks before it answers. Both names of the field occur. */
+async function checkReasoning(browser) {
+  const page = await open(browser, `${url}/playground`);
+  const deltas = [{ reasoning_content: 'Let me ' }, { reasoning: 'think.' }, { content: 'It is 7.' }];
+  const body = deltas.map((delta) => `data: ${JSON.stringify({ choices: [{ delta }] })}\n\n`).join('');
+  await page.route('**/api/v1/playground', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${body}data: [DONE]\n\n` }));
+  await page.getByLabel('Message').fill('Hello');
+  await page.keyboard.press('Enter');
+  const said = page.locator('.bubble.assistant');
+  await said.getByText('It is 7.').waitFor({ timeout });
+  expect(await said.locator('.thoughts').innerText({ timeout: 1000 }) === 'Let me think.', 'the playground does not show what the model thinks');
+  await accessible(page, 'a chat with a model that thinks');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -184,5 +199,6 @@ await run(async (browser) => {
   await checkPhone(browser);
   await checkSizes(browser);
   await checkOvertaken(browser);
+  await checkReasoning(browser);
 });
 end();

@@ -90,9 +90,10 @@ function makeSettings(place) {
 /** Adds a message to the conversation. */
 function bubble(talk, role, words) {
   const node = el('div', { class: `bubble ${role}` });
+  node.thoughts = el('p', { class: 'thoughts', hidden: true });
   node.words = el('p', { class: 'words', text: words });
   node.figures = el('p', { class: 'sub' });
-  node.append(node.words, node.figures);
+  node.append(node.thoughts, node.words, node.figures);
   talk.append(node);
   talk.scrollTo(0, talk.scrollHeight);
   return node;
@@ -103,6 +104,7 @@ async function chat(body, node, signal, moved) {
   const began = performance.now();
   const figures = { first: 0, tokens: 0, finish: '', id: '' };
   let said = '';
+  let thoughts = ''; // what the model says before its answer; it is not sent back
   try {
     const answer = await fetch('/api/v1/playground', {
       method: 'POST', signal, body: JSON.stringify(body), headers: { 'content-type': 'application/json', ...(key && { 'x-playground-key': key }) },
@@ -114,11 +116,15 @@ async function chat(body, node, signal, moved) {
       const choice = event.choices?.[0];
       figures.finish = choice?.finish_reason ?? figures.finish;
       const more = choice?.delta?.content ?? '';
-      if (more === '') continue;
+      const thought = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? ''; // engines differ in the name
+      if (more === '' && thought === '') continue;
       figures.first ||= performance.now() - began;
       figures.tokens++;
       said += more;
+      thoughts += thought;
       text(node.words, said);
+      text(node.thoughts, thoughts);
+      node.thoughts.hidden = thoughts === '';
       tellFigures(node, figures, performance.now() - began);
       moved();
     }
