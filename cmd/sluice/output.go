@@ -8,9 +8,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -87,66 +85,6 @@ func (v *viewFlags) call(ctx context.Context, client adminclient.Client, a actio
 		return err
 	}
 	return out.WriteByte('\n')
-}
-
-// columnGap is the space between two columns of a table.
-const columnGap = "  "
-
-// table is a table for a terminal. Its first row has the names of the columns.
-type table [][]string
-
-// newTable returns a table with these columns.
-func newTable(columns ...string) *table { return &table{columns} }
-
-// add adds a row. An empty cell is shown as a dash.
-func (t *table) add(cells ...any) {
-	row := make([]string, len(cells))
-	for i, cell := range cells {
-		if row[i] = printable(fmt.Sprint(cell)); row[i] == "" {
-			row[i] = "-"
-		}
-	}
-	*t = append(*t, row)
-}
-
-// write writes the table with aligned columns. Numbers are aligned to the right.
-func (t *table) write(w io.Writer) {
-	rows := *t
-	widths, right := make([]int, len(rows[0])), make([]bool, len(rows[0]))
-	for i := range rows[0] {
-		right[i] = len(rows) > 1
-		for n, row := range rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
-			right[i] = right[i] && (n == 0 || isNumber(row[i]))
-		}
-	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			space := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if right[i] {
-				cell = space + cell
-			} else {
-				cell += space
-			}
-			line.WriteString(cell + columnGap)
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
-	}
-}
-
-// isNumber reports whether a cell is a number or a span of time, or empty.
-func isNumber(cell string) bool { return cell == "-" || strings.Trim(cell, "0123456789.~dhms") == "" }
-
-// printable returns the text on one line and without characters that a terminal would obey. Clients
-// choose some of what is shown, such as their request ids.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError {
-			return ' '
-		}
-		return r
-	}, s)
 }
 
 // age returns how long ago a moment is, in its two greatest units: 3d4h, 12m5s.

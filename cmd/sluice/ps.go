@@ -63,6 +63,11 @@ func writeReplicas(w io.Writer, replicas []replicaRow) {
 		fmt.Fprintln(w, "There is no replica.")
 		return
 	}
+	replicaTable(replicas).write(w)
+}
+
+// replicaTable returns the table of replicas.
+func replicaTable(replicas []replicaRow) *table {
 	t := newTable("REPLICA", "MODEL", "STATE", "FOR", "RUNNING", "SERVED", "RESTARTS", "ADDRESS", "NODE", "REASON")
 	for _, r := range replicas {
 		running := strconv.Itoa(r.InFlight)
@@ -75,5 +80,5 @@ func writeReplicas(w io.Writer, replicas []replicaRow) {
 		}
 		t.add(r.ID, r.Model, state, age(r.Since), running, r.Served, r.Restarts, r.Address, r.Node, r.Reason)
 	}
-	t.write(w)
+	return t
 }

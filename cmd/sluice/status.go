@@ -100,13 +100,16 @@ func showStatus(cmd *cobra.Command, flags *viewFlags) error {
 	return err
 }
 
+// conditionList is the answer of /api/v1/conditions.
+type conditionList struct{ Conditions []condition.Condition }
+
 // statusText writes what the command status shows.
 func statusText(cmd *cobra.Command, client adminclient.Client, s gatewayStatus, w io.Writer) error {
 	var models modelList
 	if err := client.Call(cmd.Context(), "GET", "/api/v1/models", nil, &models); err != nil {
 		return err
 	}
-	var attention struct{ Conditions []condition.Condition }
+	var attention conditionList
 	if err := client.Call(cmd.Context(), "GET", "/api/v1/conditions", nil, &attention); err != nil {
 		return err
 	}
@@ -173,6 +176,11 @@ func writeModels(w io.Writer, models []modelRow) {
 		fmt.Fprintln(w, "There is no model.")
 		return
 	}
+	modelTable(models).write(w)
+}
+
+// modelTable returns the table of models.
+func modelTable(models []modelRow) *table {
 	t := newTable("MODEL", "STATE", "READY", "WANTED", "MIN", "MAX", "RUNNING", "QUEUED", "LAUNCHER")
 	for _, m := range models {
 		state, least, most := m.State, "", ""
@@ -184,24 +192,30 @@ func writeModels(w io.Writer, models []modelRow) {
 		}
 		t.add(m.Name, state, m.Ready, m.Desired, least, most, m.InFlight, m.Queued, m.Launcher)
 	}
-	t.write(w)
+	return t
 }
 
 // writeAttention writes the conditions that need attention.
 func writeAttention(w io.Writer, conditions []condition.Condition) {
-	first := true
+	for i, line := range attentionLines(conditions) {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, line)
+	}
+}
+
+// attentionLines returns a line for each condition that needs attention.
+func attentionLines(conditions []condition.Condition) (lines []string) {
 	for _, c := range conditions {
 		if c.Normal() {
 			continue
-		}
-		if first {
-			fmt.Fprintln(w)
-			first = false
 		}
 		subject := ""
 		if c.Subject != "" {
 			subject = " " + c.Subject
 		}
-		fmt.Fprintf(w, "%s: %s%s: %s\n", c.Severity, c.Type, printable(subject), printable(c.Message))
+		lines = append(lines, fmt.Sprintf("%s: %s%s: %s", c.Severity, c.Type, printable(subject), printable(c.Message)))
 	}
+	return lines
 }

@@ -4,6 +4,7 @@ package adminclient
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,10 +15,15 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"time"
 )
 
-// maxAnswer is the size of the largest answer that Call reads, in bytes.
-const maxAnswer = 64 << 20
+const (
+	// maxAnswer is the size of the largest answer that Call reads, in bytes.
+	maxAnswer = 64 << 20
+	// defaultPatience is how long a GET waits for its answer.
+	defaultPatience = 30 * time.Second
+)
 
 // Client calls the admin listener of a gateway.
 type Client struct {
@@ -25,6 +31,9 @@ type Client struct {
 	Address string
 	// Token is a token of admin_auth. It is empty if the listener needs none.
 	Token string
+	// Patience is how long a GET may take. 0 means 30 seconds. Other methods have no limit of their
+	// own, because the gateway may have done what they ask for when they give up.
+	Patience time.Duration
 }
 
 // Error is an answer that is not a success.
@@ -64,16 +73,39 @@ func (e *UnreachableError) Error() string {
 // Unwrap returns the error of the network.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
+// SilentError tells that a gateway has not answered in time. Something may have accepted the
+// connection.
+type SilentError struct {
+	Address string
+	// Waited is how long the client has waited.
+	Waited time.Duration
+}
+
+// Error implements error.
+func (e *SilentError) Error() string {
+	return fmt.Sprintf("the gateway at %s has not answered for %v: its process is stopped or overloaded, or a firewall drops what is sent to it: "+
+		"look at its log, or name another by -c FILE or --admin HOST:PORT", e.Address, e.Waited)
+}
+
 // Call sends a request, with body as its JSON, and decodes the answer into into. A nil body means
 // {} for every method other than GET. A nil into means that the answer is not read. The error is an
 // *Error for an answer that is not a success, and an *UnreachableError without an answer.
+// A GET that has not read its whole answer after Patience fails with a *SilentError.
 func (c Client) Call(ctx context.Context, method, path string, body, into any) error {
+	if method == http.MethodGet {
+		patient, cancel := context.WithTimeoutCause(ctx, c.patience(), c.silence())
+		defer cancel()
+		ctx = patient
+	}
 	resp, err := c.Do(ctx, method, path, body)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close() //nolint:errcheck // the body was read
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if err != nil || into == nil {
 		return err
 	}
@@ -84,25 +116,60 @@ func (c Client) Call(ctx context.Context, method, path string, body, into any) e
 }
 
 // Do sends a request as Call does and returns an answer that is a success. The caller closes its
-// body.
+// body, which may take any time. The head of the answer to a GET must come in Patience.
 func (c Client) Do(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if method == http.MethodGet {
+		defer time.AfterFunc(c.patience(), func() { cancel(c.silence()) }).Stop()
+	}
+	resp, err := c.send(ctx, method, path, body)
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = &answerBody{resp.Body, cancel}
+	return resp, nil
+}
+
+// send sends a request and returns an answer that is a success.
+func (c Client) send(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	req, err := c.request(ctx, method, path, body)
 	if err != nil {
 		return nil, err
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return nil, context.Cause(ctx)
+	case err != nil:
 		return nil, &UnreachableError{c.Address, err}
-	}
-	if resp.StatusCode >= http.StatusMultipleChoices {
+	case resp.StatusCode >= http.StatusMultipleChoices:
 		defer resp.Body.Close() //nolint:errcheck // the body was read
 		return nil, errorOf(resp)
 	}
 	return resp, nil
 }
+
+// answerBody is the body of an answer. Its end also ends the context of its request.
+type answerBody struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+// Close implements io.Closer.
+func (b *answerBody) Close() error {
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// patience returns how long a GET may take.
+func (c Client) patience() time.Duration { return cmp.Or(c.Patience, defaultPatience) }
+
+// silence returns the error of a GET that has taken longer.
+func (c Client) silence() error { return &SilentError{c.Address, c.patience()} }
 
 func (c Client) request(ctx context.Context, method, path string, body any) (*http.Request, error) {
 	var content io.Reader

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Answers of the listener become values or errors with a message that says what to do.
@@ -36,13 +37,13 @@ func TestO8_Call(t *testing.T) {
 		method, path string
 		want         string // of the error; empty: none
 	}{
-		{Client{address, "secret"}, http.MethodGet, "/status", ""},
-		{Client{server.URL + "/", "secret"}, http.MethodGet, "/status", ""},
-		{Client{address, ""}, http.MethodGet, "/status", "needs a token. For this command set SLUICE_ADMIN_TOKEN"},
-		{Client{address, ""}, http.MethodGet, "/other", "answered 418"},
-		{Client{address, ""}, http.MethodGet, "/text", "is no admin listener of Sluice"},
-		{Client{"127.0.0.1:1", ""}, http.MethodGet, "/status", "no gateway answers at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: start it"},
-		{Client{"a b", ""}, http.MethodGet, "/status", `the address "a b" of the admin listener is neither HOST:PORT nor a URL`},
+		{Client{address, "secret", 0}, http.MethodGet, "/status", ""},
+		{Client{server.URL + "/", "secret", 0}, http.MethodGet, "/status", ""},
+		{Client{address, "", 0}, http.MethodGet, "/status", "needs a token. For this command set SLUICE_ADMIN_TOKEN"},
+		{Client{address, "", 0}, http.MethodGet, "/other", "answered 418"},
+		{Client{address, "", 0}, http.MethodGet, "/text", "is no admin listener of Sluice"},
+		{Client{"127.0.0.1:1", "", 0}, http.MethodGet, "/status", "no gateway answers at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: start it"},
+		{Client{"a b", "", 0}, http.MethodGet, "/status", `the address "a b" of the admin listener is neither HOST:PORT nor a URL`},
 	} {
 		var answer struct{ Version string }
 		err := test.client.Call(t.Context(), test.method, test.path, nil, &answer)
@@ -57,6 +58,49 @@ func TestO8_Call(t *testing.T) {
 	cancel()
 	if err := (Client{Address: address}).Call(ended, http.MethodGet, "/status", nil, nil); !errors.Is(err, context.Canceled) {
 		t.Error("a call that was cancelled:", err)
+	}
+}
+
+// A gateway that accepts connections and does not answer, as one that is stopped, ends no command
+// late. An answer that streams may take longer.
+func TestO8_SilentGateway(t *testing.T) {
+	t.Parallel()
+	stop := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/silent" {
+			io.WriteString(w, "first ")
+			w.(http.Flusher).Flush()
+		}
+		if r.URL.Path == "/stream" {
+			time.Sleep(300 * time.Millisecond)
+			io.WriteString(w, "second")
+			return
+		}
+		<-stop
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { close(stop) })
+	client := Client{Address: server.URL, Patience: 100 * time.Millisecond}
+	for _, path := range []string{"/silent", "/cut"} {
+		var answer any
+		err := client.Call(t.Context(), http.MethodGet, path, nil, &answer)
+		if silent := new(SilentError); !errors.As(err, &silent) || !strings.Contains(err.Error(), "has not answered for 100ms: its process is stopped") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := client.Do(t.Context(), http.MethodGet, "/silent", nil); !errors.As(err, new(*SilentError)) {
+		t.Errorf("the head of a stream: %v", err)
+	}
+	resp, err := client.Do(t.Context(), http.MethodGet, "/stream", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, err := io.ReadAll(resp.Body); err != nil || string(text) != "first second" {
+		t.Errorf("a stream: %q, %v", text, err)
+	}
+	if got := (Client{}).patience(); got != 30*time.Second {
+		t.Errorf("the default is %v", got)
 	}
 }
 

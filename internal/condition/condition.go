@@ -54,6 +54,9 @@ type Condition struct {
 	// Message is one sentence or more for the operator: what is wrong, with its numbers. The
 	// registry adds what to do, from the table of types.
 	Message string `json:"message"`
+	// Action is what to do, where that of the table of types is not right. The registry adds it to
+	// the message.
+	Action string `json:"-"`
 	// Since is when Status changed last. It is set by the registry.
 	Since time.Time `json:"since"`
 }
@@ -205,8 +208,8 @@ func complete(c Condition) Condition {
 		return c
 	}
 	c.Severity = cmp.Or(c.Severity, row.severity)
-	if row.action != "" {
-		c.Message += " " + row.action
+	if action := cmp.Or(c.Action, row.action); action != "" {
+		c.Message += " " + action
 	}
 	return c
 }

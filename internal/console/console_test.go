@@ -138,6 +138,36 @@ func TestO3_ConsoleOfManyModels(t *testing.T) {
 	}
 }
 
+// Texts are measured and cut in columns of the terminal: a character of Chinese and an emoji take
+// two, and an accent that is a character of its own takes none.
+func TestO3_TextsAreMeasuredInColumns(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		text    string
+		columns int
+		clipped string // to 6 columns
+	}{
+		{"chat", 4, "chat"}, {"abcdefg", 7, "abcde…"}, {"通义千问", 8, "通义…"}, {"a通义千", 7, "a通义…"}, {"通义千", 6, "通义千"},
+		{"🚀🚀🚀🚀", 8, "🚀🚀…"}, {"cafe\u0301s x", 7, "cafe\u0301s…"}, {"", 0, ""},
+	} {
+		if got := Columns(test.text); got != test.columns {
+			t.Errorf("%q has %d columns, want %d", test.text, got, test.columns)
+		}
+		if got := Clip(test.text, 6); got != test.clipped || Columns(got) > 6 {
+			t.Errorf("%q is cut to %q, want %q", test.text, got, test.clipped)
+		}
+	}
+	if got := Clip("chat", 0); got != "" {
+		t.Errorf("no columns hold %q", got)
+	}
+	var out terminal
+	s := screenOf(&out, true) // of 60 columns
+	s.SetStatus(strings.Repeat("通", 40))
+	if got := Columns(out.shown()[0]); got > 59 {
+		t.Errorf("a line of the status has %d columns and wraps", got)
+	}
+}
+
 // TestO3_LinesAboveTheStatus: a line of the log stands above the status, and a dumb terminal has no
 // status at all.
 func TestO3_LinesAboveTheStatus(t *testing.T) {

@@ -8,13 +8,18 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"unicode/utf8"
+	"unicode"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/text/width"
 )
 
-// defaultColumns is the width of a terminal that does not say its width.
-const defaultColumns = 80
+const (
+	// defaultColumns and defaultRows are the size of a terminal that does not say its size.
+	defaultColumns, defaultRows = 80, 24
+	// minColumns is the least width that is believed.
+	minColumns = 20
+)
 
 // Screen is a terminal with lines that stay and, below them, a few that are replaced: the status.
 // It is safe for concurrent use.
@@ -70,9 +75,9 @@ func (s *Screen) SetStatus(lines ...string) {
 	if !s.moves {
 		return
 	}
-	width := s.width()
+	most := s.width() - 1
 	for i, line := range lines {
-		lines[i] = clip(plain(line), width-1)
+		lines[i] = Clip(plain(line), most)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,21 +107,64 @@ func (s *Screen) clearLocked(b *bytes.Buffer) {
 // drawLocked writes the status, without a line feed at its end.
 func (s *Screen) drawLocked(b *bytes.Buffer) { b.WriteString(strings.Join(s.status, "\n")) }
 
-// columns returns the width of a terminal.
-func columns(terminal *os.File) int {
-	size, err := unix.IoctlGetWinsize(int(terminal.Fd()), unix.TIOCGWINSZ)
-	if err != nil || size.Col < 20 {
-		return defaultColumns
+// Size returns the columns and rows of the terminal that a file is. ok is false if it is none. A
+// terminal that does not say its size has 80 columns and 24 rows.
+func Size(file *os.File) (columns, rows int, ok bool) {
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0, 0, false
 	}
-	return int(size.Col)
+	columns, rows = int(size.Col), int(size.Row)
+	if columns < minColumns {
+		columns = defaultColumns
+	}
+	if rows == 0 {
+		rows = defaultRows
+	}
+	return columns, rows, true
 }
 
-// clip cuts a line to so many characters.
-func clip(line string, width int) string {
-	if utf8.RuneCountInString(line) <= width {
+// columns returns the width of a terminal.
+func columns(terminal *os.File) int {
+	n, _, ok := Size(terminal)
+	if !ok {
+		return defaultColumns
+	}
+	return n
+}
+
+// Columns returns how many columns of a terminal a text takes. Characters of East Asia and emoji
+// take two, and marks that are set upon another character none.
+func Columns(text string) (n int) {
+	for _, r := range text {
+		n += columnsOf(r)
+	}
+	return n
+}
+
+func columnsOf(r rune) int {
+	if unicode.In(r, unicode.Mn, unicode.Me) || r == '\u200b' || r == '\u200d' { // marks; a space and a joiner without width
+		return 0
+	}
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
+}
+
+// Clip cuts a line to so many columns. A line that is cut ends with an ellipsis.
+func Clip(line string, most int) string {
+	if Columns(line) <= most {
 		return line
 	}
-	return string([]rune(line)[:width-1]) + "…"
+	n := 1 // the ellipsis
+	for i, r := range line {
+		if n += columnsOf(r); n > most {
+			return line[:i] + strings.Repeat("…", min(most, 1))
+		}
+	}
+	return line
 }
 
 func (s *Screen) bold(text string) string  { return s.styled("1", text) }

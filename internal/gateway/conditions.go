@@ -209,11 +209,17 @@ func (g *Gateway) envoyConditions() []condition.Condition {
 	x := g.envoy.server.Status()
 	// Envoys of other hosts may all be at another gateway.
 	if g.envoy.process == nil && !x.Connected && g.options.Config.Control.Listen == "" {
-		c := condition.Fault(condition.EnvoyUnresponsive, "", "NotConnected", "No Envoy is connected to this gateway, and someone else runs it.")
-		c.Status = condition.Unknown
-		all = append(all, c)
+		all = append(all, envoyAway())
 	}
 	return append(all, rejectedConditions(x.Refused)...)
+}
+
+// envoyAway tells that no Envoy of an operator is connected. Sluice cannot start such an Envoy.
+func envoyAway() condition.Condition {
+	c := condition.Fault(condition.EnvoyUnresponsive, "", "NotConnected", "No Envoy is connected to this gateway, and someone else runs it.")
+	c.Status = condition.Unknown
+	c.Action = "Start Envoy with the configuration that `sluice bootstrap` prints. If it runs, read its log."
+	return c
 }
 
 // rejectedConditions tells which resources Envoys refuse, once for each resource.

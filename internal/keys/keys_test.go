@@ -160,6 +160,48 @@ func TestB4_TheLastUseOfAKeyIsThatOfTheLastGateway(t *testing.T) {
 	}
 }
 
+// failingBackend fails while down is set. It then answers a question for last uses after a minute.
+type failingBackend struct {
+	Backend
+	down bool
+}
+
+func (f *failingBackend) Load(ctx context.Context) ([]Key, error) {
+	if f.down {
+		return nil, errors.New("it is down")
+	}
+	return f.Backend.Load(ctx)
+}
+
+func (f *failingBackend) LoadUses(ctx context.Context) (map[string]time.Time, error) {
+	if f.down {
+		time.Sleep(time.Minute)
+		return nil, errors.New("it is down")
+	}
+	return f.Backend.LoadUses(ctx)
+}
+
+// While the backend is down, a list of keys waits for nothing, and shows the uses of other gateways
+// as they were.
+func TestB4_ABackendThatIsDownKeepsNoListWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		minute := time.Now().UTC().Truncate(time.Minute)
+		f := &failingBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json"))}
+		if err := f.SaveUses(t.Context(), map[string]time.Time{"acme/one": minute}); err != nil {
+			t.Fatal(err)
+		}
+		s := New(Config{Backend: f, Apply: func([]Key) {}, Log: zap.NewNop(), Used: func() map[string]time.Time { return map[string]time.Time{"acme/two": minute} }})
+		for _, down := range []bool{false, true} {
+			f.down = down
+			_ = s.Read(t.Context())
+			began := time.Now()
+			if got := s.LastUsed(t.Context()); len(got) != 2 || !got["acme/one"].Equal(minute) || time.Since(began) > 0 {
+				t.Errorf("down: %v: after %v: %v", down, time.Since(began), got)
+			}
+		}
+	})
+}
+
 // countingBackend counts what is written.
 type countingBackend struct {
 	Backend

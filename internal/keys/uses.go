@@ -24,6 +24,10 @@ type uses struct {
 	// failed. Guarded by mu.
 	stored map[string]time.Time
 	failed bool
+
+	// known are those of all gateways as the backend told them last; guarded by knownMu.
+	knownMu sync.Mutex
+	known   map[string]time.Time
 }
 
 // flush stores the uses of this gateway that are not stored yet.
@@ -52,16 +56,34 @@ func (s *Store) flush(ctx context.Context) {
 }
 
 // LastUsed returns when keys were last used at any gateway, by the names of the keys. Uses at other
-// gateways are up to flushInterval old. While the backend fails, it returns those of this gateway.
+// gateways are up to flushInterval old. While the backend fails, they are those that it told last.
 func (s *Store) LastUsed(ctx context.Context) map[string]time.Time {
-	all, err := s.Backend.LoadUses(ctx)
-	if err != nil || all == nil {
-		all = map[string]time.Time{}
-	}
+	all := s.loadUses(ctx)
 	if s.Used != nil {
 		merge(all, s.Used())
 	}
 	return all
+}
+
+// loadUses returns the uses that the backend tells, and those that it told last while it fails. A
+// backend whose keys cannot be read now is not asked, so that a list does not wait in vain.
+func (s *Store) loadUses(ctx context.Context) map[string]time.Time {
+	s.mu.Lock()
+	asks := s.fault == nil
+	s.mu.Unlock()
+	var all map[string]time.Time
+	if asks {
+		all, _ = s.Backend.LoadUses(ctx)
+	}
+	u := &s.uses
+	u.knownMu.Lock()
+	defer u.knownMu.Unlock()
+	if all != nil {
+		u.known = all
+	}
+	known := make(map[string]time.Time, len(u.known))
+	maps.Copy(known, u.known)
+	return known
 }
 
 // merge adds uses to all. The later use of a key stays.

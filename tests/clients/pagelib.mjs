@@ -62,7 +62,7 @@ export async function visit(page, name) {
 export async function fits(page, where) {
   const [width, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
   expect(width <= window, `${where} is ${width} pixels wide in a window of ${window}`);
-  const [first] = await page.evaluate(() => [...document.querySelectorAll('#view thead th:first-child')].map((th) => th.offsetWidth).filter(Boolean).sort((a, b) => a - b));
+  const [first] = await page.evaluate(() => [...document.querySelectorAll('#view thead th:first-child')].filter((th) => th.closest('table').offsetWidth > 0).map((th) => th.offsetWidth).sort((a, b) => a - b));
   expect(first === undefined || first >= 80, `on ${where} the first column of a table is ${first} pixels wide in a window of ${window}`);
 }
 

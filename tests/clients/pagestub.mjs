@@ -19,7 +19,7 @@ const model = (i) => ({
   name: `model-${pad(i)}`, aliases: [], task: 'text-generation', launcher: 'local', discovered: false, state: i === 7 ? 'starting' : 'ready', desired: 2, replicas: 2,
   ready: i === 7 ? 0 : 2, in_flight: (i + turn) % 5, queued: 0, queued_bytes: 0, weight: 1, limits: noLimits, scale: { min: 2, max: 4, file: { min: 2, max: 4 }, overridden: false },
 });
-const replica = (i) => ({
+export const replica = (i) => ({
   id: `model-${pad(i >> 1)}-${i & 1}`, model: `model-${pad(i >> 1)}`, served_model: `model-${pad(i >> 1)}`, state: i >> 1 === 7 ? 'starting' : 'ready', address: `10.0.0.1:${10000 + i}`,
   in_flight: (i + turn) % 9, max: 64, max_from: 'engine', served: 100 * i + turn, launcher: 'local', pid: 1000 + i, node: 'here', reason: '', since: '2030-05-04T12:00:00Z', restarts: 0, gpus: [],
   failed_starts: 0, failure: '', next_start: null, close_delimited: false, engine: null,

@@ -18,6 +18,24 @@ export async function get(path) {
 }
 get.now = Date.now();
 
+/**
+ * Makes a func that reads a path as get does, for a view whose questions may change. It returns null if
+ * a later question was asked meanwhile, whose answer may have come before.
+ */
+export function latest() {
+  let asked = 0;
+  return async (path) => {
+    const mine = ++asked;
+    try {
+      const said = await get(path);
+      return mine === asked ? said : null;
+    } catch (e) {
+      if (mine !== asked) return null;
+      throw e;
+    }
+  };
+}
+
 /** Has the API change something. Returns the parsed answer, or null if the answer has no body. */
 export async function send(method, path, body = {}) {
   const answer = await call(path, { method, headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
@@ -39,6 +57,11 @@ async function call(path, options) {
 /** Returns the error of an answer. The login is shown if the API wants one. */
 export async function failure(answer) {
   if (answer.status === 401) document.dispatchEvent(new Event('unauthorized'));
+  return errorOf(answer);
+}
+
+/** Returns the error of an answer that another than the API may have given. */
+export async function errorOf(answer) {
   try {
     const { message, param } = (await answer.json()).error;
     return new APIError(message, answer.status, param);

@@ -62,12 +62,12 @@ export function moment(iso) {
   return iso ? new Date(iso).toLocaleString('sv-SE') : '–';
 }
 
-/** Formats a number of bytes: "812 B", "14.2 kB", "3.1 MB". */
+/** Formats a number of bytes: "812 B", "14 kB", "3.1 MB", "500 GB", "5.5 TB". */
 export function bytes(n) {
   if (n < 1000) return `${n} B`;
-  if (n < 1e6) return `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB`;
-  if (n < 1e9) return `${(n / 1e6).toFixed(1)} MB`;
-  return `${(n / 1e9).toFixed(1)} GB`;
+  const [unit, size] = [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['kB', 1e3]].find(([, least]) => n >= least);
+  const exact = unit === 'kB' ? n < 1e4 : n < 100 * size;
+  return `${(n / size).toFixed(exact ? 1 : 0)} ${unit}`;
 }
 
 /** Returns the last line of a text. */

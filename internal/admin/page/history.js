@@ -2,7 +2,7 @@
 
 import { el } from './dom.js';
 import { bytes, duration, short } from './format.js';
-import { get } from './api.js';
+import { latest } from './api.js';
 import { keep } from './router.js';
 import { makeChart } from './chart.js';
 
@@ -48,6 +48,7 @@ export function makeHistory(model, place) {
       chart.set(times, columns);
     }
   };
+  const get = latest();
   const read = async () => {
     const [, seconds, step] = range;
     const query = new URLSearchParams({ from: -seconds, step, ...(model && { model }) });

@@ -230,18 +230,24 @@ function setHeight(cell, rows) {
 
 // What cells show
 
-/** Puts a main line, which may be a link, and a smaller second line into a cell. */
-export function twoLines(cell, main, sub = '', path = null) {
+/**
+ * Puts a main line, which may be a link, and a smaller second line into a cell. In a narrow window, the
+ * second line begins with narrow: what stands there in a column that such a window has no room for.
+ */
+export function twoLines(cell, main, sub = '', path = null, narrow = '') {
   if (!cell.lines) {
-    cell.lines = [el(path ? 'a' : 'span', { class: 'name', tabindex: path ? '-1' : null }), el('span', { class: 'sub' })];
+    cell.narrow = el('span', { class: 'narrow' });
+    cell.sub = el('span');
+    cell.lines = [el(path ? 'a' : 'span', { class: 'name', tabindex: path ? '-1' : null }), el('span', { class: 'sub' }, cell.narrow, cell.sub)];
     cell.append(...cell.lines);
   }
   if (path) attr(cell.lines[0], 'href', path);
   text(cell.lines[0], main);
   attr(cell.lines[0], 'title', main);
-  text(cell.lines[1], sub || '');
-  attr(cell.lines[1], 'title', sub || null);
-  cell.lines[1].hidden = !sub;
+  text(cell.narrow, narrow && sub ? `${narrow} · ` : narrow);
+  text(cell.sub, sub || '');
+  attr(cell.lines[1], 'title', [narrow, sub].filter(Boolean).join(' · ') || null);
+  cell.lines[1].hidden = !sub && !narrow;
 }
 
 /** Puts a line into a cell that may clip it. The tooltip shows the whole line. */

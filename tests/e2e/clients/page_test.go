@@ -63,6 +63,13 @@ func TestE2E_O10_PageWithLargeTables(t *testing.T) {
 	runPage(t, "pagelarge.mjs", map[string]string{})
 }
 
+// The page shows what is true in states that are rare: a refused key in the playground, a tab that
+// nobody sees, servers of several models, windows of many widths.
+func TestE2E_O10_PageInRareStates(t *testing.T) {
+	t.Parallel()
+	runPage(t, "pagecases.mjs", map[string]string{})
+}
+
 // checkPage opens the operator's page in Chromium while clients send requests. settings are further
 // settings of the script.
 func checkPage(t *testing.T, g *harness.Gateway, settings map[string]string) {

@@ -44,12 +44,12 @@ function keyTable(place, changed) {
     mark: (node, k) => attr(node, 'data-key', k.id),
     columns: [
       { id: 'tenant', title: 'Tenant', class: 'clip', value: (k) => k.tenant, show: (cell, k) => twoLines(cell, k.tenant, k.name) },
-      { id: 'id', title: 'Key', class: 'w-model clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
-      { id: 'models', title: 'Models', class: 'p2 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
-      { id: 'limits', title: 'Limits', class: 'p2 w-model', show: (cell, k) => redraw(cell, limited(k), (all) => all.map((words) => el('div', { text: words }))) },
-      { id: 'used', title: 'Last used', class: 'w-model clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
+      { id: 'id', title: 'Key', class: 'w-name clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
+      { id: 'models', title: 'Models', class: 'p3 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
+      { id: 'limits', title: 'Limits', class: 'p2 w-model clip', show: showLimited },
+      { id: 'used', title: 'Last used', class: 'w-model p2 clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
       { id: 'expires', title: 'Ends', class: 'w-model p3 clip', value: (k) => k.expires ?? '9', show: (cell, k) => twoLines(cell, k.expires ? moment(k.expires) : 'never', k.created ? `made ${moment(k.created).slice(0, 10)}` : '') },
-      { id: 'act', title: 'Revoke', class: 'w-small', value: (k) => k.source, show: (cell, k) => redraw(cell, k.source, (source) => [source === 'runtime' ? revoke(k, changed) : 'in the file']) },
+      { id: 'act', title: 'Revoke', class: 'w-act', value: (k) => k.source, show: (cell, k) => redraw(cell, k.source, (source) => [source === 'runtime' ? revoke(k, changed) : 'in the file']) },
     ],
   });
 }
@@ -65,6 +65,12 @@ function limited(k) {
   const all = Object.entries(k.quota).map(([name, q]) => `${number(q.used)} of ${number(q.limit)} ${unit[name] ?? name}`);
   for (const b of k.budgets) all.push(`${number(b.used)} of ${number(b.hard || b.soft)} ${b.of === 'tokens' ? 'tok' : b.of}/${b.per}`);
   return all.length > 0 ? all : ['–'];
+}
+
+/** Shows how much of the limits of a key is used: the first on a line, the others on the second. */
+function showLimited(cell, k) {
+  const [first, ...others] = limited(k);
+  twoLines(cell, first, others.join(' · '));
 }
 
 function revoke(k, changed) {

@@ -59,7 +59,7 @@ export function makeLog(id) {
   const seen = () => (document.hidden ? reading?.abort() : open());
   document.addEventListener('visibilitychange', seen);
   clear();
-  open();
+  seen();
   return {
     node: panel('Log', search, lines, note),
     close: () => {

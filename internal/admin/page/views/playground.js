@@ -3,7 +3,7 @@
 
 import { el, text, list, link, panel } from '../dom.js';
 import { duration, number, clientsURL } from '../format.js';
-import { failure } from '../api.js';
+import { errorOf, get } from '../api.js';
 import { operates } from '../session.js';
 import { keep } from '../router.js';
 
@@ -90,9 +90,10 @@ function makeSettings(place) {
 /** Adds a message to the conversation. */
 function bubble(talk, role, words) {
   const node = el('div', { class: `bubble ${role}` });
+  node.thoughts = el('p', { class: 'thoughts', hidden: true });
   node.words = el('p', { class: 'words', text: words });
   node.figures = el('p', { class: 'sub' });
-  node.append(node.words, node.figures);
+  node.append(node.thoughts, node.words, node.figures);
   talk.append(node);
   talk.scrollTo(0, talk.scrollHeight);
   return node;
@@ -103,22 +104,27 @@ async function chat(body, node, signal, moved) {
   const began = performance.now();
   const figures = { first: 0, tokens: 0, finish: '', id: '' };
   let said = '';
+  let thoughts = ''; // what the model says before its answer; it is not sent back
   try {
     const answer = await fetch('/api/v1/playground', {
       method: 'POST', signal, body: JSON.stringify(body), headers: { 'content-type': 'application/json', ...(key && { 'x-playground-key': key }) },
     });
     figures.id = answer.headers.get('x-request-id') ?? '';
-    if (!answer.ok) throw await failure(answer);
+    if (!answer.ok) throw await refused(answer);
     for await (const event of events(answer.body)) {
       if (event.error) throw new Error(event.error.message);
       const choice = event.choices?.[0];
       figures.finish = choice?.finish_reason ?? figures.finish;
       const more = choice?.delta?.content ?? '';
-      if (more === '') continue;
+      const thought = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? ''; // engines differ in the name
+      if (more === '' && thought === '') continue;
       figures.first ||= performance.now() - began;
       figures.tokens++;
       said += more;
+      thoughts += thought;
       text(node.words, said);
+      text(node.thoughts, thoughts);
+      node.thoughts.hidden = thoughts === '';
       tellFigures(node, figures, performance.now() - began);
       moved();
     }
@@ -129,6 +135,15 @@ async function chat(body, node, signal, moved) {
   tellFigures(node, figures, performance.now() - began);
   if (figures.id) node.figures.append(' · ', link('requests', figures.id, 'request'));
   return said;
+}
+
+/**
+ * Returns the error of an answer. The clients' listener answers 401 to a wrong key of a tenant, and the API
+ * does so after the end of the login. The status tells which: reading it shows the login after its end.
+ */
+async function refused(answer) {
+  if (answer.status === 401) get('/api/v1/status').catch(() => {});
+  return errorOf(answer);
 }
 
 function tellFigures(node, { first, tokens, finish }, whole) {

@@ -21,7 +21,7 @@ export function replicaTable(place, withModel = true) {
     words: (r) => [r.id, r.model, r.state, r.address, r.node, r.launcher], empty: 'No replicas.',
     mark: (node, r) => { attr(node, 'data-replica', r.id); attr(node, 'data-state', r.state); },
     columns: [
-      { id: 'id', title: 'Replica', value: (r) => r.id, show: (cell, r) => twoLines(cell, r.id, r.reason && lastLine(r.reason), pathOf('replicas', r.id)) },
+      { id: 'id', title: 'Replica', value: (r) => r.id, show: (cell, r) => twoLines(cell, r.id, r.reason && lastLine(r.reason), pathOf('replicas', r.id), withModel ? r.model : '') },
       withModel && { id: 'model', title: 'Model', class: 'w-model p2 clip', value: (r) => r.model, show: (cell, r) => clipped(cell, r.model) },
       { id: 'state', title: 'State', class: 'w-state', value: (r) => r.state, show: (cell, r) => showState(cell, r) },
       { id: 'load', title: 'Load', class: 'w-load', value: maxLoad, show: (cell, r) => setLoad(held(cell, makeLoad), r.in_flight, r.max, r.in_flight) },

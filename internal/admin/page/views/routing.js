@@ -32,10 +32,16 @@ function makeReplicas(model) {
   const first = el('th', { scope: 'col', class: 'num w-first', text: 'First token' });
   const heads = [['Replica', ''], ['Load', 'num w-small p2'], ['Tokens before it', 'w-load'], ['Prefill', 'num w-small p3'], ['Cached lately', 'w-load p2']];
   const table = el('table', {}, el('thead', {}, el('tr', {}, heads.map(([title, c]) => el('th', { scope: 'col', class: c, text: title })), first)), rows);
-  const empty = el('p', { class: 'empty', text: 'The model has no replicas.', hidden: true });
+  const empty = el('p', { class: 'empty', hidden: true });
+  let shown = ''; // the model whose replicas are shown
   const read = async () => {
-    if (model() === '') return;
-    const r = await get(`/api/v1/models/${encodeURIComponent(model())}/routing`).catch(() => null);
+    const asked = model();
+    if (asked === '') return;
+    let fault = '';
+    const r = await get(`/api/v1/models/${encodeURIComponent(asked)}/routing`).catch((e) => ((fault = e.message), null));
+    if (asked !== model() || (!r && shown === asked)) return; // another model is chosen, or what is shown is a second old
+    shown = r ? asked : '';
+    text(empty, fault || 'The model has no replicas.');
     const all = r?.replicas ?? [];
     empty.hidden = all.length > 0;
     table.hidden = all.length === 0;

@@ -3,7 +3,7 @@
 import { el, text, attr, redraw } from '../dom.js';
 import { makeTable, figure, twoLines } from '../table.js';
 import { number, short, moment } from '../format.js';
-import { get } from '../api.js';
+import { latest } from '../api.js';
 import { keep } from '../router.js';
 
 const periods = [['Last 24 hours', '-86400'], ['Last 7 days', `${-7 * 86400}`], ['Last 30 days', `${-30 * 86400}`]];
@@ -17,12 +17,14 @@ export function usage(place) {
   const about = el('p', { class: 'muted' });
   const table = usageTable(place);
   const fault = el('p', { class: 'fault', role: 'alert', hidden: true });
+  const get = latest();
   const read = async () => {
     keep({ from: from.value === periods[0][1] ? '' : from.value, by: by.value === groups[0][1] ? '' : by.value });
     const query = new URLSearchParams({ from: from.value, group_by: by.value });
     attr(csv, 'href', `/api/v1/usage?${query}&format=csv`);
     try {
       const said = await get(`/api/v1/usage?${query}`);
+      if (!said) return;
       text(about, `From ${moment(said.from)} to ${moment(said.to)}.${said.complete === false ? ' The ledger does not have all of this time.' : ''}`);
       table.update(said.usage);
       redraw(sums, totals(said.usage), (all) => all.map(([words, n]) => el('div', { class: 'figure' }, el('b', { text: short(n), title: number(n) }), el('span', { text: words }))));

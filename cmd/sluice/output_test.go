@@ -1,0 +1,26 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/console"
+)
+
+// The columns of a table stand below each other, also after characters that take two columns.
+func TestO8_TablesAlignWideCharacters(t *testing.T) {
+	t.Parallel()
+	rows := newTable("MODEL", "STATE")
+	for _, name := range []string{"chat", "通义千问", "rocket-🚀"} {
+		rows.add(name, "ready")
+	}
+	var text strings.Builder
+	rows.write(&text)
+	lines := strings.Split(strings.TrimSpace(text.String()), "\n")
+	head, _, _ := strings.Cut(lines[0], "STATE")
+	for _, line := range lines[1:] {
+		if before, _, _ := strings.Cut(line, "ready"); console.Columns(before) != console.Columns(head) {
+			t.Errorf("the state of %q does not stand below its name:\n%s", line, text.String())
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/console"
+)
+
+// columnGap is the space between two columns of a table.
+const columnGap = "  "
+
+// table is a table for a terminal. Its first row has the names of the columns.
+type table [][]string
+
+// newTable returns a table with these columns.
+func newTable(columns ...string) *table { return &table{columns} }
+
+// add adds a row. An empty cell is shown as a dash.
+func (t *table) add(cells ...any) {
+	row := make([]string, len(cells))
+	for i, cell := range cells {
+		if row[i] = printable(fmt.Sprint(cell)); row[i] == "" {
+			row[i] = "-"
+		}
+	}
+	*t = append(*t, row)
+}
+
+// write writes the table with aligned columns. Numbers are aligned to the right.
+func (t *table) write(w io.Writer) {
+	for _, line := range t.lines(t.widths()) {
+		fmt.Fprintln(w, line)
+	}
+}
+
+// lines returns the lines of the table with columns of these widths. Longer cells are cut.
+func (t *table) lines(widths []int) []string {
+	var lines []string
+	right := t.numbers()
+	for _, row := range *t {
+		var line strings.Builder
+		for i, cell := range row {
+			cell = console.Clip(cell, widths[i])
+			space := strings.Repeat(" ", widths[i]-console.Columns(cell))
+			if right[i] {
+				cell = space + cell
+			} else {
+				cell += space
+			}
+			line.WriteString(cell + columnGap)
+		}
+		lines = append(lines, strings.TrimRight(line.String(), " "))
+	}
+	return lines
+}
+
+// widths returns the widths that the columns need.
+func (t *table) widths() []int {
+	widths := make([]int, len((*t)[0]))
+	for _, row := range *t {
+		for i, cell := range row {
+			widths[i] = max(widths[i], console.Columns(cell))
+		}
+	}
+	return widths
+}
+
+// numbers returns which columns have numbers alone.
+func (t *table) numbers() []bool {
+	all := make([]bool, len((*t)[0]))
+	for i := range all {
+		all[i] = len(*t) > 1 && !slices.ContainsFunc((*t)[1:], func(row []string) bool { return !isNumber(row[i]) })
+	}
+	return all
+}
+
+const (
+	// fairWidth is the width to which long cells are cut before a column is left out.
+	fairWidth = 24
+	// leastWidth is the least width to which cells are cut.
+	leastWidth = 8
+)
+
+// fit returns the lines of the table within a width of so many columns of the terminal. It cuts the
+// longest cells, and then leaves out the columns of these names, one after another.
+func (t *table) fit(most int, spare ...string) []string {
+	for {
+		widths := t.widths()
+		if shrink(widths, most, fairWidth) {
+			return t.lines(widths)
+		}
+		at := -1
+		for ; len(spare) > 0 && at < 0; spare = spare[1:] {
+			at = slices.Index((*t)[0], spare[0])
+		}
+		if at < 0 {
+			shrink(widths, most, leastWidth)
+			lines := t.lines(widths)
+			for i, line := range lines {
+				lines[i] = console.Clip(line, most)
+			}
+			return lines
+		}
+		t.remove(at)
+	}
+}
+
+// shrink makes the widest columns narrower, but not below least, until they fit into so many
+// columns of the terminal. It reports whether they do.
+func shrink(widths []int, most, least int) bool {
+	for {
+		whole := len(columnGap) * (len(widths) - 1)
+		widest := 0
+		for i, w := range widths {
+			whole += w
+			if w > widths[widest] {
+				widest = i
+			}
+		}
+		if whole <= most || widths[widest] <= least {
+			return whole <= most
+		}
+		widths[widest]--
+	}
+}
+
+// remove removes a column.
+func (t *table) remove(at int) {
+	for i, row := range *t {
+		(*t)[i] = slices.Delete(row, at, at+1)
+	}
+}
+
+// isNumber reports whether a cell is a number or a span of time, or empty.
+func isNumber(cell string) bool { return cell == "-" || strings.Trim(cell, "0123456789.~dhms") == "" }
+
+// printable returns the text on one line and without characters that a terminal would obey. Clients
+// choose some of what is shown, such as their request ids.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError {
+			return ' '
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,204 @@
+// Opens the operator's page with states that a real gateway has seldom, and checks what it shows. The
+// answers are those of pagestub.mjs, and those that a case makes up.
+//
+//     node pagecases.mjs
+import { accessible, expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
+import { replica, serve } from './pagestub.mjs';
+
+const [url, end] = await serve();
+
+/** Answers a path of the API with JSON. */
+const answer = (page, path, json, status = 200) => page.route(path, (route) => route.fulfill({ json, status }));
+
+/** checkRefusedKey: a wrong key of a tenant is an error of the chat. It does not end the operator's login. */
+async function checkRefusedKey(browser) {
+  const page = await open(browser, `${url}/playground`);
+  await answer(page, '**/api/v1/playground', { error: { message: 'Incorrect API key provided.' } }, 401);
+  const chat = async () => {
+    await page.getByLabel('Message').fill('Hello');
+    await page.keyboard.press('Enter');
+    await page.locator('.bubble.assistant .fault').last().waitFor({ timeout });
+  };
+  await chat();
+  expect(await page.locator('.bubble .fault').innerText() === 'Incorrect API key provided.', 'the chat does not say why it was refused');
+  await page.waitForTimeout(500);
+  expect(await page.locator('#login').isHidden(), 'a refused key of a tenant shows the login');
+  // A login that has ended is found all the same.
+  await answer(page, '**/api/v1/status', { error: { message: 'This listener needs a token of admin_auth.' } }, 401);
+  await page.getByLabel('Message').fill('Hello');
+  await page.keyboard.press('Enter');
+  await page.locator('#login').waitFor({ timeout });
+  await page.context().close();
+  forgive(/status of 401/);
+}
+
+/** checkHiddenLog: a tab that nobody has seen yet does not follow the log of its replica. */
+async function checkHiddenLog(browser) {
+  const page = await open(browser, url);
+  await page.addInitScript(() => Object.defineProperty(document, 'hidden', { get: () => window.seen !== true }));
+  let followed = 0;
+  await page.route('**/log?*', (route) => (followed++, route.fulfill({ contentType: 'text/plain', body: 'the engine starts\n' })));
+  await page.goto(`${url}/replicas/model-0001-0`);
+  await page.getByRole('heading', { name: 'Log' }).waitFor({ timeout });
+  await page.waitForTimeout(500);
+  expect(followed === 0, 'a tab that nobody has seen follows a log');
+  await page.evaluate(() => { window.seen = true; document.dispatchEvent(new Event('visibilitychange')); });
+  await page.locator('.log').getByText('the engine starts').waitFor({ timeout });
+  await page.context().close();
+}
+
+/** Shows these models, replicas and conditions in the place of the stub's. */
+function show(page, state) {
+  const said = { whole: true, models: [], replicas: [], conditions: [], totals: {}, ...state };
+  return page.route('**/api/v1/events', (route) => route.fulfill({ contentType: 'text/event-stream', body: `event: state\ndata: ${JSON.stringify(said)}\n\n` }));
+}
+
+/** Opens a view in a window of this width, after prepare has said what the API answers. */
+async function openWide(browser, path, width, prepare) {
+  const page = await open(browser, `${url}/configuration`, { viewport: { width, height: 844 } });
+  await prepare(page);
+  await page.goto(url + path);
+  return page;
+}
+
+const server = 'vllm.prod.example.internal:8000';
+const served = (model, more = {}) => ({ ...replica(0), id: server, model, served_model: model, launcher: 'upstream', pid: 0, node: '', ...more });
+
+/** checkServerOfSeveral: on a phone, the rows of one server tell which model each is of. */
+async function checkServerOfSeveral(browser) {
+  const replicas = [served('embed'), served('chat', { reason: 'connection refused' })];
+  for (const [width, want] of [[390, ['chat · connection refused', 'embed']], [1280, ['connection refused', '']]]) {
+    const page = await openWide(browser, '/replicas', width, (p) => show(p, { replicas }));
+    await page.locator('tr[data-replica]').nth(1).waitFor({ timeout });
+    const lines = (await page.locator('tr[data-replica] th .sub').allInnerTexts()).map((s) => s.trim()).sort();
+    expect(JSON.stringify(lines) === JSON.stringify(want.sort()), `below the names at ${width} pixels stands ${JSON.stringify(lines)}`);
+    await fits(page, `the replicas at ${width}`);
+    await page.context().close();
+  }
+}
+
+/** checkWidths: the list of replicas has room for names in windows of every usual width. */
+async function checkWidths(browser) {
+  const page = await openWide(browser, '/replicas', 1280, (p) => show(p, { replicas: [served('chat')] }));
+  await page.locator('tr[data-replica]').waitFor({ timeout });
+  for (const width of [1280, 1366, 1400, 1440, 1441, 1536, 1920]) {
+    await page.setViewportSize({ width, height: 800 });
+    const room = await page.locator('#view thead th').first().evaluate((th) => th.offsetWidth);
+    expect(room >= 170, `the names of replicas have ${room} pixels in a window of ${width}`);
+  }
+  await page.context().close();
+}
+
+/** Reports whether a node shows its whole text. */
+const whole = (node) => node.scrollWidth <= node.clientWidth;
+
+const key = (i) => ({
+  id: `1a2b3c4${i}`, usage_key: `team-${i}/1a2b3c4${i}`, tenant: `team-${i}`, name: 'Notebook', prefix: 'sk-abcd', created: '2030-05-01T12:00:00Z', expires: '2030-06-01T12:00:00Z',
+  last_used: '2030-05-04T11:59:00Z', models: ['*'], source: i % 2 ? 'runtime' : 'file', limits: {},
+  quota: { requests_per_minute: { used: 30, limit: 300 }, tokens_per_minute: { used: 12345, limit: 1000000 }, max_concurrent_streams: { used: 3, limit: 4 } },
+});
+
+/** checkKeys: the list of keys names their tenants in a narrow window, and its rows have the height of all rows. */
+async function checkKeys(browser) {
+  for (const width of [390, 768, 1280]) {
+    const page = await openWide(browser, '/keys', width, (p) => answer(p, '**/api/v1/keys', { keys: [key(0), key(1)] }));
+    await page.locator('tr[data-key]').nth(1).waitFor({ timeout });
+    const table = page.locator('#view table');
+    expect(await table.evaluate((t) => t.scrollWidth <= t.closest('.scroll').clientWidth), `the keys are wider than a window of ${width}`);
+    const room = await page.locator('tr[data-key] th').first().evaluate((th) => th.offsetWidth);
+    expect(room >= 80, `the tenants of keys have ${room} pixels in a window of ${width}`);
+    expect(await page.locator('tr[data-key] td:last-child', { hasText: 'Revoke' }).evaluate(whole), `the button that revokes a key is cut in a window of ${width}`);
+    const heights = await page.locator('tr[data-key]').evaluateAll((rows) => rows.map((r) => r.offsetHeight));
+    expect(heights.every((h) => h <= 45), `the rows of keys are ${heights} pixels high in a window of ${width}`);
+    await page.context().close();
+  }
+}
+
+/** checkPhone: a phone shows the time of requests, the use of limits, and how far the weights of a replica are. */
+async function checkPhone(browser) {
+  const loading = { state: 'starting', fetching: { done: 8e9, total: 9e9, per_second: 1e8 } };
+  const page = await openWide(browser, '/replicas', 390, (p) => show(p, { replicas: [served('chat', loading)] }));
+  const state = page.locator('tr[data-replica] td', { has: page.locator('.chip') });
+  await state.getByText('loading 89 %').waitFor({ timeout });
+  expect(await state.evaluate(whole), 'the state of a replica that loads is cut on a phone');
+  await page.goto(`${url}/requests`);
+  const time = page.locator('tr[data-request] th .name').first();
+  await time.waitFor({ timeout });
+  expect(await time.evaluate(whole), 'the time of a request is cut on a phone');
+  expect(await page.locator('#view thead th', { hasText: 'Duration' }).evaluate(whole), 'the head of the duration is cut on a phone');
+  await fits(page, 'the requests on a phone');
+  await page.goto(`${url}/tenants`);
+  const used = page.locator('td', { hasText: '119 / 300' });
+  await used.waitFor({ timeout });
+  expect(await used.evaluate(whole), 'the use of a limit is cut on a phone');
+  await page.context().close();
+}
+
+/** checkSizes: sizes have few enough letters for the axis of a chart, also those of a large cluster. */
+async function checkSizes(browser) {
+  const page = await open(browser, url);
+  const written = await page.evaluate(async () => [812, 1500, 14_200, 3.1e6, 85.9e9, 500e9, 5_497.6e9, 50e12].map((await import('/format.js')).bytes));
+  const want = ['812 B', '1.5 kB', '14 kB', '3.1 MB', '85.9 GB', '500 GB', '5.5 TB', '50.0 TB'];
+  expect(String(written) === String(want), `sizes are written as ${written}`);
+  await page.context().close();
+}
+
+/** checkOvertaken: an answer that comes after that to a later question is not shown. */
+async function checkOvertaken(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  const late = () => new Promise((resolve) => setTimeout(resolve, 1500));
+  const row = (n) => ({ tenant: `of-${n}`, key: 'k', model: 'm', requests: 1, prompt_tokens: 1, cached_tokens: 0, completion_tokens: 1, estimated_requests: 0, cost: 0 });
+  await page.route('**/api/v1/usage?*', async (route) => {
+    const from = new URL(route.request().url()).searchParams.get('from');
+    if (from !== '-86400') await late();
+    await route.fulfill({ json: { from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: [row(from)] } });
+  });
+  await page.route('**/api/v1/models/*/routing', async (route) => {
+    const model = route.request().url().split('/').at(-2);
+    if (model === 'model-0000') await late();
+    const replicas = [{ id: `of-${model}`, candidate: true, load: 0, waiting_tokens: 0, rate: 0, recent: { prompt_tokens: 0 }, predicted_ms: 1 }];
+    await route.fulfill({ json: { model, prompt_tokens: 1, picked: '', recent: { requests: 0 }, replicas } });
+  });
+  const shown = async (words) => {
+    await page.locator('#view tbody', { hasText: words }).first().waitFor({ timeout });
+    await late();
+    await page.waitForTimeout(300);
+    expect((await page.locator('#view table').innerText()).includes(words), `an answer to an earlier question is shown: ${await page.locator('#view table').innerText()}`);
+  };
+  await page.goto(`${url}/usage?from=-604800`);
+  await page.getByLabel('Time').selectOption('-86400');
+  await shown('of--86400');
+  await page.goto(`${url}/routing?model=model-0000`);
+  await page.locator('#routed-model option').nth(1).waitFor({ state: 'attached', timeout });
+  await page.locator('#routed-model').selectOption('model-0001');
+  await shown('of-model-0001');
+  await page.context().close();
+}
+
+/** checkReasoning: the playground shows what a model thinks before it answers. Both names of the field occur. */
+async function checkReasoning(browser) {
+  const page = await open(browser, `${url}/playground`);
+  const deltas = [{ reasoning_content: 'Let me ' }, { reasoning: 'think.' }, { content: 'It is 7.' }];
+  const body = deltas.map((delta) => `data: ${JSON.stringify({ choices: [{ delta }] })}\n\n`).join('');
+  await page.route('**/api/v1/playground', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${body}data: [DONE]\n\n` }));
+  await page.getByLabel('Message').fill('Hello');
+  await page.keyboard.press('Enter');
+  const said = page.locator('.bubble.assistant');
+  await said.getByText('It is 7.').waitFor({ timeout });
+  expect(await said.locator('.thoughts').innerText({ timeout: 1000 }) === 'Let me think.', 'the playground does not show what the model thinks');
+  await accessible(page, 'a chat with a model that thinks');
+  await page.context().close();
+}
+
+await run(async (browser) => {
+  await checkRefusedKey(browser);
+  await checkHiddenLog(browser);
+  await checkServerOfSeveral(browser);
+  await checkWidths(browser);
+  await checkKeys(browser);
+  await checkPhone(browser);
+  await checkSizes(browser);
+  await checkOvertaken(browser);
+  await checkReasoning(browser);
+});
+end();
