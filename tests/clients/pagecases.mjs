@@ -95,7 +95,7 @@ const whole = (node) => node.scrollWidth <= node.clientWidth;
 const key = (i) => ({
   id: `1a2b3c4${i}`, usage_key: `team-${i}/1a2b3c4${i}`, tenant: `team-${i}`, name: 'Notebook', prefix: 'sk-abcd', created: '2030-05-01T12:00:00Z', expires: '2030-06-01T12:00:00Z',
   last_used: '2030-05-04T11:59:00Z', models: ['*'], source: i % 2 ? 'runtime' : 'file', limits: {},
-  quota: { requests_per_minute: { used: 30, limit: 300 }, tokens_per_minute: { used: 12345, limit: 1000000 }, max_concurrent_streams: { used: 3, limit: 4 } },
+  quota: { requests_per_minute: { used: 30, limit: 300 }, tokens_per_minute: { used: 12345, limit: 1000000 }, max_concurrent_streams: { used: 3, limit: 4 } }, budgets: [{ key: '', per: 'day', of: 'tokens', used: 1000, soft: 0, hard: 5000, level: 'within', resets: '2030-05-05T00:00:00Z' }],
 });
 
 /** checkKeys: the list of keys names their tenants in a narrow window, and its rows have the height of all rows. */
