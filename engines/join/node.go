@@ -176,7 +176,11 @@ func (n *Node) restartSilence() {
 func (n *Node) record() nodeRecord {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return nodeRecord{Name: n.name, Key: n.key, LastSeen: n.lastSeen, Replicas: n.recordedIDsLocked()}
+	seen := n.lastSeen
+	if n.session != nil {
+		seen = time.Now()
+	}
+	return nodeRecord{Name: n.name, Key: n.key, LastSeen: seen, Replicas: n.recordedIDsLocked()}
 }
 
 // recordedIDsLocked returns the ids of the replicas that the node may report after a restart of the

@@ -28,7 +28,7 @@ type nodeRecord struct {
 	Name string `json:"name"`
 	// Key is the hash of the node's public key. No other key may use the name.
 	Key string `json:"key"`
-	// LastSeen is when the node last joined, connected or disconnected.
+	// LastSeen is when the node last joined, or when it was last known to be connected.
 	LastSeen time.Time `json:"seen"`
 	// Replicas are the ids of the replicas that are assigned to the node, or that it still stops.
 	// After a restart of the gateway the node is believed no others.
@@ -82,10 +82,17 @@ func (s *Server) readNodes() error {
 // written again.
 const saveAgainAfter = time.Second
 
-// keepSaved writes the records after each change of an assignment, until ctx ends. It does so in a
-// goroutine of its own, because a slow disk may block. Records that could not be written are
-// written again, because without them a later gateway does not believe a node what it runs.
+// saveInterval is how often the records are written without a change, for the LastSeen of connected
+// nodes. A gateway that is killed writes none.
+const saveInterval = time.Hour
+
+// keepSaved writes the records after each change of an assignment, and every saveInterval, until
+// ctx ends. It does so in a goroutine of its own, because a slow disk may block. Records that could
+// not be written are written again, because without them a later gateway does not believe a node
+// what it runs.
 func (s *Server) keepSaved(ctx context.Context) {
+	tick := time.NewTicker(saveInterval)
+	defer tick.Stop()
 	for {
 		var again <-chan time.Time
 		if s.saveFailed.Load() {
@@ -96,6 +103,7 @@ func (s *Server) keepSaved(ctx context.Context) {
 			return
 		case <-s.unsaved:
 		case <-again:
+		case <-tick.C:
 		}
 		s.trySaveNodes()
 	}

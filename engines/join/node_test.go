@@ -1,13 +1,14 @@
 package join
 
 import (
-	"errors"
+	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -273,7 +274,8 @@ func TestX9_OnlyRecordedAssignments(t *testing.T) {
 // node is listed no more.
 func TestX9_AbsentNodesKeepTheirNames(t *testing.T) {
 	t.Parallel()
-	n, _, _ := newTestNode(t)
+	n, ses, _ := newTestNode(t)
+	n.closeSession(ses)
 	n.lastSeen = time.Now().Add(-2 * forgetAfter)
 	for range 2 { // the record is kept, too
 		n.server.trySaveNodes()
@@ -418,6 +420,28 @@ func TestForgottenAfterAMonth(t *testing.T) {
 	}
 }
 
+// TestAConnectedNodeIsNotForgotten: a node that was connected for longer than forgetAfter is known
+// to the next run with its replicas, although this run was killed.
+func TestAConnectedNodeIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n, _, _ := newTestNode(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go n.server.keepSaved(ctx)
+		n.Set([]local.Model{model("chat", 1)})
+		time.Sleep(forgetAfter + time.Hour)
+		synctest.Wait()
+		next, err := NewServer(ServerConfig{Dir: n.server.config.Dir, Fleet: engines.NewFleet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nodes := next.Nodes(); len(nodes) != 1 || !nodes[0].known["chat-1"] {
+			t.Errorf("the next run knows the nodes %v, want n with chat-1", nodes)
+		}
+	})
+}
+
 // An agent must start although the address cannot be saved, as on a full disk.
 func TestAddressThatCannotBeSaved(t *testing.T) {
 	t.Parallel()
@@ -438,7 +462,7 @@ func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
 	n := g.waitConnected("a")
 	path := recordsPath(g.config.Dir)
 	eventually(t, "records", func() bool { _, err := os.Stat(path); return err == nil })
-	if err := os.Rename(path, path+".before"); err != nil {
+	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(path+"/full", 0o700); err != nil { // the write fails, as on a full disk
@@ -446,7 +470,7 @@ func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
 	}
 	n.Set([]local.Model{model("chat", 0)})
 	eventually(t, "the failure", func() bool { return hasLogged(g.logs, "records of nodes not saved, Sluice tries again") })
-	if err := errors.Join(os.RemoveAll(path), os.Rename(path+".before", path)); err != nil {
+	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the records of the replica", func() bool {
