@@ -128,14 +128,14 @@ func TestAcceptReplicas(t *testing.T) {
 	ses.clockSkew = time.Hour
 	since := time.Now()
 	good := readyReplicas("chat-0").Replicas[0]
-	good.Since = since
+	good.Since, good.NextStart = since, since.Add(time.Minute)
 	changed := func(change func(*engines.Replica)) engines.Replica {
 		r := good
 		change(&r)
 		return r
 	}
 	want := good
-	want.Node, want.Launcher, want.Since = "n", engines.Local, since.Add(time.Hour).UTC()
+	want.Node, want.Launcher, want.Since, want.NextStart = "n", engines.Local, since.Add(time.Hour).UTC(), since.Add(time.Hour+time.Minute).UTC()
 	for name, r := range map[string]engines.Replica{
 		"another node":       changed(func(r *engines.Replica) { r.Node = "m" }),
 		"another launcher":   changed(func(r *engines.Replica) { r.Launcher = engines.Upstream }),
@@ -176,6 +176,10 @@ func TestAcceptReplicas(t *testing.T) {
 	}
 	if got := ses.acceptReplicas([]engines.Replica{good, good}); len(got) != 1 {
 		t.Errorf("a replica reported twice was accepted twice: %+v", got)
+	}
+	unknown := changed(func(r *engines.Replica) { r.NextStart = time.Time{} })
+	if got := ses.acceptReplicas([]engines.Replica{unknown})[0].NextStart; !got.IsZero() {
+		t.Errorf("an unknown next start became %v", got)
 	}
 	long := changed(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", maxReasonBytes) })
 	if got := ses.acceptReplicas([]engines.Replica{long})[0].Reason; len(got) > maxReasonBytes {

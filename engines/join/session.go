@@ -224,6 +224,9 @@ func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 		seen[r.ID] = true
 		r.Node, r.Launcher, r.Transport, r.Host, r.ServedModel = ses.node.name, engines.Local, nil, "", ""
 		r.Since = r.Since.Add(ses.clockSkew).UTC()
+		if !r.NextStart.IsZero() {
+			r.NextStart = r.NextStart.Add(ses.clockSkew).UTC()
+		}
 		r.Reason = ses.node.redactors[r.Model].Text(boundText(r.Reason))
 		if ses.isRemote && r.Address.Addr().Unmap().IsLoopback() {
 			r = asFailed(r, "the node reports it at "+r.Address.String()+", an address of the gateway's own machine: "+
