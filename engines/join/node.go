@@ -101,6 +101,14 @@ func (n *Node) Node() (engines.Node, bool) {
 	return node, true
 }
 
+// HasLeft reports whether the node has said that it stops, and has not come back since. That nobody
+// hears of such a node is no fault.
+func (n *Node) HasLeft() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodeStopping
+}
+
 // Replicas returns the replicas that the node reports to the fleet. A replica is included even
 // while the fleet does not know the replica's model.
 func (n *Node) Replicas() []engines.Replica {
@@ -180,7 +188,7 @@ func (n *Node) record() nodeRecord {
 	if n.session != nil {
 		seen = time.Now()
 	}
-	return nodeRecord{Name: n.name, Key: n.key, LastSeen: seen, Replicas: n.recordedIDsLocked()}
+	return nodeRecord{Name: n.name, Key: n.key, LastSeen: seen, Left: n.nodeStopping, Replicas: n.recordedIDsLocked()}
 }
 
 // recordedIDsLocked returns the ids of the replicas that the node may report after a restart of the
@@ -337,6 +345,7 @@ func (n *Node) applyReport(s *session, r *report) bool {
 	}
 	if r.Stopping != n.nodeStopping && (r.Stopping || r.Replicas != nil) {
 		n.nodeStopping, changed = r.Stopping, true
+		signal(n.server.unsaved)
 	}
 	if r.Replicas != nil {
 		changed = n.applyReplicasLocked(s, r.Replicas) || changed

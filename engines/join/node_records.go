@@ -30,6 +30,8 @@ type nodeRecord struct {
 	Key string `json:"key"`
 	// LastSeen is when the node last joined, or when it was last known to be connected.
 	LastSeen time.Time `json:"seen"`
+	// Left says that the node has left: see Node.HasLeft.
+	Left bool `json:"left,omitempty"`
 	// Replicas are the ids of the replicas that are assigned to the node, or that it still stops.
 	// After a restart of the gateway the node is believed no others.
 	Replicas []string `json:"replicas"`
@@ -70,6 +72,9 @@ func (s *Server) readNodes() error {
 		default:
 			n := s.nodeByName(r.Name)
 			n.key, n.lastSeen = r.Key, r.LastSeen
+			if r.Left {
+				n.nodeStopping, n.lost, n.lostAt = true, true, r.LastSeen
+			}
 			for _, id := range r.Replicas {
 				n.known[id] = true
 			}

@@ -5,16 +5,18 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/join"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // runsNode runs the agent of a node of this gateway until the test ends.
-func runsNode(t *testing.T, g *Gateway, name string) {
+func runsNode(t *testing.T, g *Gateway, name string) *join.Agent {
 	t.Helper()
 	c := g.options.Config
 	token, err := join.Token(joinDir(c.StateDir), join.TokenRequest{Node: name})
@@ -40,6 +42,49 @@ func runsNode(t *testing.T, g *Gateway, name string) {
 			t.Error(err)
 		}
 	})
+	return agent
+}
+
+// lostNodes returns the nodes that the condition NodeLost names.
+func lostNodes(g *Gateway) (lost []string) {
+	for _, c := range g.nodeConditions() {
+		lost = append(lost, c.Subject)
+	}
+	return lost
+}
+
+// A node whose agent was stopped properly is no fault, also for the next run of the gateway. It
+// gets no replicas.
+func TestN4_ANodeThatHasLeftIsNoFault(t *testing.T) {
+	path := t.TempDir()
+	free := strings.TrimPrefix(strings.Split(listeners(t), "\n")[0], "listen: ")
+	c := parse(t, path, "control: {nodes: '"+free+"'}\n"+oneReplica)
+	dir := claimed(t, path)
+	g := newGateway(t, dir, c)
+	stop, returned := runs(t, g)
+	agent := runsNode(t, g, "far")
+	known := func() bool {
+		return slices.ContainsFunc(g.launchers.allNodes(), func(n engines.Node) bool { return n.Name == "far" && !n.Lost })
+	}
+	eventually(t, "the node has joined", known)
+	if err := agent.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node has left", func() bool { return !known() })
+	if lost := lostNodes(g); len(lost) > 0 {
+		t.Errorf("%v are lost", lost)
+	}
+	stop()
+	if err := <-returned; err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Claim(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g = newGateway(t, dir, c)
+	if all := g.launchers.allNodes(); len(all) != 2 || !all[1].Lost || len(lostNodes(g)) > 0 {
+		t.Errorf("the next run knows %+v, of which %v are lost", all, lostNodes(g))
+	}
 }
 
 // A gateway that is told to stop while it tries to recover from a failed restart also stops the
