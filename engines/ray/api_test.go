@@ -208,6 +208,32 @@ func TestN4_ALostPortIsReplaced(t *testing.T) {
 	}
 }
 
+// TestN4_AClockThatGoesBack: a job that was submitted after the clock of the head was set back, or
+// after another machine has become the head, is the newest one of its replica, and not stopped.
+func TestN4_AClockThatGoesBack(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	port, _ := server(t)
+	found := s.job("found", "sluice", "one", port)
+	found.StartTime = time.Now().Add(time.Hour).UnixMilli()
+	s.set(func([]rayJob) []rayJob { return []rayJob{found} })
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(1)})
+	g.awaitReady("chat", 1)
+	s.set(func(jobs []rayJob) []rayJob { jobs[0].Status = "FAILED"; return jobs })
+	testutil.Eventually(t, "the next job is the only one", func() bool {
+		notify(g.wake)
+		jobs := s.list()
+		return len(jobs) == 1 && jobs[0].SubmissionID != "found"
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.stopped) > 0 || g.replicas("chat")[0].Restarts != 1 {
+		t.Errorf("%v were stopped, the replica is %+v", s.stopped, g.replicas("chat"))
+	}
+}
+
 // TestN4_AForgottenJobServesOn: a head that was replaced without its state knows no job. A replica
 // that answers stays until it does not.
 func TestN4_AForgottenJobServesOn(t *testing.T) {
