@@ -26,9 +26,9 @@ type stub struct {
 	// jobs are what the list of jobs has; guarded by mu
 	jobs []rayJob
 	// stopped are the ids of the jobs that were told to stop, refusals is how many more such calls
-	// fail; guarded by mu
-	stopped  []string
-	refusals int
+	// fail, and lost how many more have no effect; guarded by mu
+	stopped        []string
+	refusals, lost int
 	// submitted is called for each submission and returns the new job; guarded by mu
 	submitted func(s submission) rayJob
 }
@@ -63,6 +63,10 @@ func newStub(t *testing.T) *stub {
 			return
 		}
 		s.stopped = append(s.stopped, r.PathValue("id"))
+		if s.lost > 0 {
+			s.lost--
+			return
+		}
 		for i := range s.jobs {
 			if s.jobs[i].SubmissionID == r.PathValue("id") {
 				s.jobs[i].Status = "STOPPED"
@@ -272,6 +276,25 @@ func TestN4_AStopThatFailsIsRepeated(t *testing.T) {
 	refuse(0)
 	testutil.Eventually(t, "the job is gone", func() bool { return len(s.list()) == 0 })
 	testutil.Eventually(t, "Ray takes calls", func() bool { return g.Status() == Status{} })
+}
+
+// TestN4_AStopWithoutEffectIsRepeated: Ray tells the supervisor of a job to stop, and does not learn
+// whether it was told.
+func TestN4_AStopWithoutEffectIsRepeated(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	port, _ := server(t)
+	s.lost = 1
+	s.set(func([]rayJob) []rayJob { return []rayJob{s.job("found", "sluice", "one", port)} })
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(0)})
+	testutil.Eventually(t, "the job is gone", func() bool { return len(s.list()) == 0 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.stopped) != 2 {
+		t.Errorf("%v were told to stop", s.stopped)
+	}
 }
 
 // TestN4_RayRefusesTheToken shows the answer of a cluster that asks for a token.

@@ -59,6 +59,8 @@ type replica struct {
 	// drainID is what all gateways call this drain. It is empty while the replica does not drain.
 	draining, stopping time.Time
 	drainID            string
+	// stopSent is when its job was last told to stop, if stopping is not zero.
+	stopSent time.Time
 	// failures counts the failures in a row, collisions those because of the port. retryAt is when
 	// the next job may be submitted.
 	failures, collisions int
