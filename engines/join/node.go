@@ -360,6 +360,7 @@ func (n *Node) applyReport(s *session, r *report) bool {
 // applyReplicasLocked applies a snapshot. It returns true if the node was lost or if the session
 // had not reported replicas before.
 func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
+	s.followClock(p.Clock)
 	n.reported = s.acceptReplicas(p.Replicas)
 	present := map[string]bool{}
 	var invented []string

@@ -122,6 +122,26 @@ func TestVisibleReplicas(t *testing.T) {
 	}
 }
 
+// TestAClockThatIsSet: the clock of a node that is set while the node is connected changes no time
+// of its replicas. A report of an older release has no clock.
+func TestAClockThatIsSet(t *testing.T) {
+	t.Parallel()
+	n, ses, fleet := newTestNode(t)
+	ses.clockSkew = time.Hour
+	since := time.Now().Add(-time.Minute)
+	for _, c := range []struct{ skew, behind time.Duration }{{time.Hour, time.Hour}, {time.Hour, 0}, {-time.Minute, -time.Minute}} {
+		p := readyReplicas("chat-0")
+		if c.behind != 0 {
+			p.Clock = time.Now().Add(-c.behind)
+		}
+		p.Replicas[0].Since = since.Add(-c.skew)
+		n.applyReport(ses, &report{Replicas: p})
+		if got := fleet.Snapshot().Models["chat"].Replicas[0].Since; got.Sub(since).Abs() > 2*time.Second {
+			t.Errorf("a clock that is %v behind: since %v, want %v", c.skew, got, since)
+		}
+	}
+}
+
 func TestAcceptReplicas(t *testing.T) {
 	t.Parallel()
 	_, ses, _ := newTestNode(t)
