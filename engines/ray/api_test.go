@@ -238,6 +238,36 @@ func TestN4_AClockThatGoesBack(t *testing.T) {
 	}
 }
 
+// TestN4_NoRoomIsNoFailure: Ray ends a job for which it has had no room for a quarter of an hour. The
+// replica still waits, with its next job, and no start of it has failed.
+func TestN4_NoRoomIsNoFailure(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	submitted := 0
+	s.submitted = func(a submission) rayJob {
+		j := rayJob{SubmissionID: a.SubmissionID, Status: statusPending, Metadata: a.Metadata, StartTime: time.Now().UnixMilli(), Message: "no room"}
+		if submitted++; submitted < 4 {
+			j.Status, j.ErrorType = "FAILED", errorNoRoom
+			j.Message = "Job supervisor actor failed to start within 900 seconds."
+		}
+		return j
+	}
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(1)})
+	waiting := g.await("chat", "the fourth job waits", func(all []engines.Replica) bool {
+		notify(g.wake)
+		if len(all) == 1 && all[0].State == engines.Failed {
+			t.Fatalf("the replica is %+v", all[0])
+		}
+		return len(all) == 1 && all[0].Restarts == 3 && all[0].Reason == "waits for Ray: no room"
+	})
+	if r := waiting[0]; r.FailedStarts != 0 || r.Failure != "" || r.State != engines.Pending {
+		t.Errorf("the replica is %+v", r)
+	}
+	testutil.Eventually(t, "the ended jobs are deleted", func() bool { return len(s.list()) == 1 })
+}
+
 // TestN4_AForgottenJobServesOn: a head that was replaced without its state knows no job. A replica
 // that answers stays until it does not.
 func TestN4_AForgottenJobServesOn(t *testing.T) {

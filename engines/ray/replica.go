@@ -193,6 +193,9 @@ func (l *Launcher) observeJobLocked(ctx context.Context, k key, j rayJob, nodes 
 		l.watchLocked(ctx, r, addressOf(j, node))
 	case !r.lost.IsZero():
 		l.endLocked(r, r.Reason)
+	case j.ErrorType == errorNoRoom: // nothing has failed: the next job waits on
+		r.ended, r.retryAt = true, time.Time{}
+		r.show(engines.Pending, "waits for Ray: "+lastLine(j.Message))
 	default:
 		l.endLocked(r, r.describeEnd(l.models[r.Model], j))
 	}
