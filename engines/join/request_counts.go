@@ -87,8 +87,8 @@ func (c *requestCounts) snapshot() *replicaSnapshot {
 	return p
 }
 
-// byClock returns t as the clock that says now would have told it. The clock may have been set since
-// t. A time of this process also has a monotonic reading, by which Sub computes.
+// byClock returns t as the clock that says now would have told it. The clock may have been set
+// since t. A time of this process also has a monotonic reading, by which Sub computes.
 func byClock(t, now time.Time) time.Time {
 	if t.IsZero() {
 		return t

@@ -136,8 +136,8 @@ func clockSkewOf(h *hello) time.Duration {
 // maxClockError is by how much clockSkew may be wrong, because messages take their time.
 const maxClockError = 2 * time.Second
 
-// followClock corrects clockSkew after the clock of the node, or of the gateway, was set. node.mu is
-// held.
+// followClock corrects clockSkew after the clock of the node, or of the gateway, was set. node.mu
+// is held.
 func (ses *session) followClock(clock time.Time) {
 	if clock.IsZero() {
 		return

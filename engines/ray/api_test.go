@@ -238,8 +238,8 @@ func TestN4_AClockThatGoesBack(t *testing.T) {
 	}
 }
 
-// TestN4_NoRoomIsNoFailure: Ray ends a job for which it has had no room for a quarter of an hour. The
-// replica still waits, with its next job, and no start of it has failed.
+// TestN4_NoRoomIsNoFailure: Ray ends a job for which it has had no room for a quarter of an hour.
+// The replica still waits, with its next job, and no start of it has failed.
 func TestN4_NoRoomIsNoFailure(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)
@@ -308,8 +308,8 @@ func TestN4_AStopThatFailsIsRepeated(t *testing.T) {
 	testutil.Eventually(t, "Ray takes calls", func() bool { return g.Status() == Status{} })
 }
 
-// TestN4_AStopWithoutEffectIsRepeated: Ray tells the supervisor of a job to stop, and does not learn
-// whether it was told.
+// TestN4_AStopWithoutEffectIsRepeated: Ray tells the supervisor of a job to stop, and does not
+// learn whether it was told.
 func TestN4_AStopWithoutEffectIsRepeated(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)
