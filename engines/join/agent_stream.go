@@ -151,7 +151,8 @@ func (a *Agent) ensureIdentity(ctx context.Context) (*identity, error) {
 		return i, nil
 	}
 	if now := time.Now(); a.token == nil && i != nil && now.Before(i.certificate.NotBefore) {
-		return nil, fmt.Errorf("the clock of this machine is behind, or that of the gateway was ahead: it is %s here, and the node's certificate is valid from %s",
+		return nil, fmt.Errorf("the clock of this machine is behind, or that of the gateway was ahead: "+
+			"it is %s here, and the node's certificate is valid from %s",
 			now.UTC().Format(time.RFC3339), i.certificate.NotBefore.UTC().Format(time.RFC3339))
 	}
 	if a.token == nil && i != nil {
