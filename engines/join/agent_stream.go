@@ -150,6 +150,11 @@ func (a *Agent) ensureIdentity(ctx context.Context) (*identity, error) {
 	if i != nil && !isInvalidAt(i.certificate, time.Now()) {
 		return i, nil
 	}
+	if now := time.Now(); a.token == nil && i != nil && now.Before(i.certificate.NotBefore) {
+		return nil, fmt.Errorf("the clock of this machine is behind, or that of the gateway was ahead: "+
+			"it is %s here, and the node's certificate is valid from %s",
+			now.UTC().Format(time.RFC3339), i.certificate.NotBefore.UTC().Format(time.RFC3339))
+	}
 	if a.token == nil && i != nil {
 		return nil, fmt.Errorf("%w: its certificate was valid until %s",
 			errNoToken, i.certificate.NotAfter.Format(time.DateOnly))

@@ -161,6 +161,11 @@ func TestExpiredCertificate(t *testing.T) {
 	a = plan.run(t, nil)
 	eventually(t, "the node logs the reason", func() bool { return hasLogged(a.logs, "its certificate was valid until") })
 	a.stop()
+	// The clock of a node may be far behind after a boot. Its certificate is good then.
+	replaceCertificate(t, g, a, time.Now().Add(time.Hour), time.Now().Add(2*time.Hour))
+	a = plan.run(t, nil)
+	eventually(t, "the node logs the reason", func() bool { return hasLogged(a.logs, "the clock of this machine is behind") })
+	a.stop()
 	// The node joins again with a token.
 	plan.Token = g.token("n")
 	plan.run(t, nil)

@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -245,10 +246,21 @@ func TestStopAfterServe(t *testing.T) {
 	g := newGateway(t, time.Minute)
 	g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
 	g.waitConnected("n").Set([]local.Model{model("chat", 0)})
-	g.waitState("chat-0", engines.Ready)
+	pid := g.waitState("chat-0", engines.Ready).PID
 	g.stop()
 	if err := g.server.Stop(t.Context()); err == nil || !strings.Contains(err.Error(), "n") {
 		t.Errorf("Stop of a server that has ended = %v", err)
+	}
+	// Nodes that can connect again stop their replicas.
+	listener, err := net.Listen("tcp", g.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.server.StopAt(t.Context(), listener); err != nil || isProcessRunning(pid) {
+		t.Errorf("StopAt = %v, the replica runs: %v", err, isProcessRunning(pid))
+	}
+	if !g.server.HasStopped() {
+		t.Error("the server still serves after StopAt")
 	}
 }
 

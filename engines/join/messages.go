@@ -74,7 +74,10 @@ type hello struct {
 // replicaSnapshot holds all replicas of a node at one time.
 type replicaSnapshot struct {
 	// Sequence is the number of the snapshot. It grows as long as the agent runs.
-	Sequence uint64            `json:"sequence"`
+	Sequence uint64 `json:"sequence"`
+	// Clock is the time of the snapshot by the clock of the node, as all times in it are. It is
+	// zero for older releases.
+	Clock    time.Time         `json:"clock,omitzero"`
 	Replicas []engines.Replica `json:"replicas"`
 }
 

@@ -38,7 +38,7 @@ func fullMessages() (order, report) {
 	r := report{Hello: &hello{Protocol: protocol, Revision: revision, Clock: at}, Stopping: true,
 		Inventory: &engines.Node{Name: "n", CPUs: 8, Memory: 1 << 35, Reason: "why",
 			GPUs: []engines.GPU{{UUID: "GPU-1", Name: "H100", Index: 1, MIG: true, MemoryTotal: 3, MemoryUsed: 2}}},
-		Replicas: &replicaSnapshot{Sequence: 7, Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: engines.Ready,
+		Replicas: &replicaSnapshot{Sequence: 7, Clock: at, Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", State: engines.Ready,
 			Address: netip.MustParseAddrPort("10.0.0.2:80"), PID: 5, Reason: "r", Slots: 4, Since: at, Restarts: 2, GPUs: "GPU-1",
 			Resources: engines.Resources{GPU: 1}, Fetch: engines.Fetch{Done: 1, Total: 3, Rate: 2}}}}}
 	return o, r

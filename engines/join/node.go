@@ -101,6 +101,14 @@ func (n *Node) Node() (engines.Node, bool) {
 	return node, true
 }
 
+// HasLeft reports whether the node has said that it stops, and has not come back since. That nobody
+// hears of such a node is no fault.
+func (n *Node) HasLeft() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.nodeStopping
+}
+
 // Replicas returns the replicas that the node reports to the fleet. A replica is included even
 // while the fleet does not know the replica's model.
 func (n *Node) Replicas() []engines.Replica {
@@ -176,7 +184,11 @@ func (n *Node) restartSilence() {
 func (n *Node) record() nodeRecord {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return nodeRecord{Name: n.name, Key: n.key, LastSeen: n.lastSeen, Replicas: n.recordedIDsLocked()}
+	seen := n.lastSeen
+	if n.session != nil {
+		seen = time.Now()
+	}
+	return nodeRecord{Name: n.name, Key: n.key, LastSeen: seen, Left: n.nodeStopping, Replicas: n.recordedIDsLocked()}
 }
 
 // recordedIDsLocked returns the ids of the replicas that the node may report after a restart of the
@@ -333,6 +345,7 @@ func (n *Node) applyReport(s *session, r *report) bool {
 	}
 	if r.Stopping != n.nodeStopping && (r.Stopping || r.Replicas != nil) {
 		n.nodeStopping, changed = r.Stopping, true
+		signal(n.server.unsaved)
 	}
 	if r.Replicas != nil {
 		changed = n.applyReplicasLocked(s, r.Replicas) || changed
@@ -347,6 +360,7 @@ func (n *Node) applyReport(s *session, r *report) bool {
 // applyReplicasLocked applies a snapshot. It returns true if the node was lost or if the session
 // had not reported replicas before.
 func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
+	s.followClock(p.Clock)
 	n.reported = s.acceptReplicas(p.Replicas)
 	present := map[string]bool{}
 	var invented []string

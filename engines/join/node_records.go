@@ -28,8 +28,10 @@ type nodeRecord struct {
 	Name string `json:"name"`
 	// Key is the hash of the node's public key. No other key may use the name.
 	Key string `json:"key"`
-	// LastSeen is when the node last joined, connected or disconnected.
+	// LastSeen is when the node last joined, or when it was last known to be connected.
 	LastSeen time.Time `json:"seen"`
+	// Left says that the node has left: see Node.HasLeft.
+	Left bool `json:"left,omitempty"`
 	// Replicas are the ids of the replicas that are assigned to the node, or that it still stops.
 	// After a restart of the gateway the node is believed no others.
 	Replicas []string `json:"replicas"`
@@ -70,6 +72,9 @@ func (s *Server) readNodes() error {
 		default:
 			n := s.nodeByName(r.Name)
 			n.key, n.lastSeen = r.Key, r.LastSeen
+			if r.Left {
+				n.nodeStopping, n.lost, n.lostAt = true, true, r.LastSeen
+			}
 			for _, id := range r.Replicas {
 				n.known[id] = true
 			}
@@ -82,10 +87,17 @@ func (s *Server) readNodes() error {
 // written again.
 const saveAgainAfter = time.Second
 
-// keepSaved writes the records after each change of an assignment, until ctx ends. It does so in a
-// goroutine of its own, because a slow disk may block. Records that could not be written are
-// written again, because without them a later gateway does not believe a node what it runs.
+// saveInterval is how often the records are written without a change, for the LastSeen of connected
+// nodes. A gateway that is killed writes none.
+const saveInterval = time.Hour
+
+// keepSaved writes the records after each change of an assignment, and every saveInterval, until
+// ctx ends. It does so in a goroutine of its own, because a slow disk may block. Records that could
+// not be written are written again, because without them a later gateway does not believe a node
+// what it runs.
 func (s *Server) keepSaved(ctx context.Context) {
+	tick := time.NewTicker(saveInterval)
+	defer tick.Stop()
 	for {
 		var again <-chan time.Time
 		if s.saveFailed.Load() {
@@ -96,6 +108,7 @@ func (s *Server) keepSaved(ctx context.Context) {
 			return
 		case <-s.unsaved:
 		case <-again:
+		case <-tick.C:
 		}
 		s.trySaveNodes()
 	}

@@ -1,13 +1,14 @@
 package join
 
 import (
-	"errors"
+	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -121,20 +122,40 @@ func TestVisibleReplicas(t *testing.T) {
 	}
 }
 
+// TestAClockThatIsSet: the clock of a node that is set while the node is connected changes no time
+// of its replicas. A report of an older release has no clock.
+func TestAClockThatIsSet(t *testing.T) {
+	t.Parallel()
+	n, ses, fleet := newTestNode(t)
+	ses.clockSkew = time.Hour
+	since := time.Now().Add(-time.Minute)
+	for _, c := range []struct{ skew, behind time.Duration }{{time.Hour, time.Hour}, {time.Hour, 0}, {-time.Minute, -time.Minute}} {
+		p := readyReplicas("chat-0")
+		if c.behind != 0 {
+			p.Clock = time.Now().Add(-c.behind)
+		}
+		p.Replicas[0].Since = since.Add(-c.skew)
+		n.applyReport(ses, &report{Replicas: p})
+		if got := fleet.Snapshot().Models["chat"].Replicas[0].Since; got.Sub(since).Abs() > 2*time.Second {
+			t.Errorf("a clock that is %v behind: since %v, want %v", c.skew, got, since)
+		}
+	}
+}
+
 func TestAcceptReplicas(t *testing.T) {
 	t.Parallel()
 	_, ses, _ := newTestNode(t)
 	ses.clockSkew = time.Hour
 	since := time.Now()
 	good := readyReplicas("chat-0").Replicas[0]
-	good.Since = since
+	good.Since, good.NextStart = since, since.Add(time.Minute)
 	changed := func(change func(*engines.Replica)) engines.Replica {
 		r := good
 		change(&r)
 		return r
 	}
 	want := good
-	want.Node, want.Launcher, want.Since = "n", engines.Local, since.Add(time.Hour).UTC()
+	want.Node, want.Launcher, want.Since, want.NextStart = "n", engines.Local, since.Add(time.Hour).UTC(), since.Add(time.Hour+time.Minute).UTC()
 	for name, r := range map[string]engines.Replica{
 		"another node":       changed(func(r *engines.Replica) { r.Node = "m" }),
 		"another launcher":   changed(func(r *engines.Replica) { r.Launcher = engines.Upstream }),
@@ -175,6 +196,10 @@ func TestAcceptReplicas(t *testing.T) {
 	}
 	if got := ses.acceptReplicas([]engines.Replica{good, good}); len(got) != 1 {
 		t.Errorf("a replica reported twice was accepted twice: %+v", got)
+	}
+	unknown := changed(func(r *engines.Replica) { r.NextStart = time.Time{} })
+	if got := ses.acceptReplicas([]engines.Replica{unknown})[0].NextStart; !got.IsZero() {
+		t.Errorf("an unknown next start became %v", got)
 	}
 	long := changed(func(r *engines.Replica) { r.Reason = strings.Repeat("ä", maxReasonBytes) })
 	if got := ses.acceptReplicas([]engines.Replica{long})[0].Reason; len(got) > maxReasonBytes {
@@ -273,7 +298,8 @@ func TestX9_OnlyRecordedAssignments(t *testing.T) {
 // node is listed no more.
 func TestX9_AbsentNodesKeepTheirNames(t *testing.T) {
 	t.Parallel()
-	n, _, _ := newTestNode(t)
+	n, ses, _ := newTestNode(t)
+	n.closeSession(ses)
 	n.lastSeen = time.Now().Add(-2 * forgetAfter)
 	for range 2 { // the record is kept, too
 		n.server.trySaveNodes()
@@ -418,6 +444,28 @@ func TestForgottenAfterAMonth(t *testing.T) {
 	}
 }
 
+// TestAConnectedNodeIsNotForgotten: a node that was connected for longer than forgetAfter is known
+// to the next run with its replicas, although this run was killed.
+func TestAConnectedNodeIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n, _, _ := newTestNode(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go n.server.keepSaved(ctx)
+		n.Set([]local.Model{model("chat", 1)})
+		time.Sleep(forgetAfter + time.Hour)
+		synctest.Wait()
+		next, err := NewServer(ServerConfig{Dir: n.server.config.Dir, Fleet: engines.NewFleet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nodes := next.Nodes(); len(nodes) != 1 || !nodes[0].known["chat-1"] {
+			t.Errorf("the next run knows the nodes %v, want n with chat-1", nodes)
+		}
+	})
+}
+
 // An agent must start although the address cannot be saved, as on a full disk.
 func TestAddressThatCannotBeSaved(t *testing.T) {
 	t.Parallel()
@@ -438,7 +486,7 @@ func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
 	n := g.waitConnected("a")
 	path := recordsPath(g.config.Dir)
 	eventually(t, "records", func() bool { _, err := os.Stat(path); return err == nil })
-	if err := os.Rename(path, path+".before"); err != nil {
+	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.MkdirAll(path+"/full", 0o700); err != nil { // the write fails, as on a full disk
@@ -446,7 +494,7 @@ func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
 	}
 	n.Set([]local.Model{model("chat", 0)})
 	eventually(t, "the failure", func() bool { return hasLogged(g.logs, "records of nodes not saved, Sluice tries again") })
-	if err := errors.Join(os.RemoveAll(path), os.Rename(path+".before", path)); err != nil {
+	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the records of the replica", func() bool {

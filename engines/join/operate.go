@@ -34,8 +34,8 @@ type logCall struct {
 }
 
 // Restart has the node replace the process of a replica, once the replica has finished its
-// requests. A node that is disconnected for a moment does it when it reconnects. It fails if the
-// node is lost, does not know the message, or shall not run the replica.
+// requests. A node whose connection breaks before it knows does it when it reconnects. Restart
+// fails if the node is not connected, does not know the message, or shall not run the replica.
 func (n *Node) Restart(id string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

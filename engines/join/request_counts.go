@@ -64,10 +64,11 @@ func (c *requestCounts) snapshot() *replicaSnapshot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sequence++
-	p := &replicaSnapshot{Sequence: c.sequence, Replicas: []engines.Replica{}}
+	p := &replicaSnapshot{Sequence: c.sequence, Clock: time.Now(), Replicas: []engines.Replica{}}
 	draining := map[string]bool{}
 	for _, m := range c.fleet.Snapshot().Models {
 		for _, r := range m.Replicas {
+			r.Since, r.NextStart = byClock(r.Since, p.Clock), byClock(r.NextStart, p.Clock)
 			p.Replicas = append(p.Replicas, r)
 			if r.State != engines.Draining {
 				continue
@@ -84,6 +85,15 @@ func (c *requestCounts) snapshot() *replicaSnapshot {
 		}
 	}
 	return p
+}
+
+// byClock returns t as the clock that says now would have told it. The clock may have been set
+// since t. A time of this process also has a monotonic reading, by which Sub computes.
+func byClock(t, now time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return now.Round(0).Add(t.Sub(now)).Truncate(time.Millisecond)
 }
 
 // inFlight returns the number of requests of the replica, or 1 while the number is unknown.

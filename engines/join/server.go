@@ -146,7 +146,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 }
 
 // Serve accepts nodes until ctx ends, and then returns nil. The nodes' replicas stay in the fleet.
-// Serve closes the listener and may be called once.
+// Serve closes the listener. Only StopAt calls it again.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	server := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(s.serverCertificate.tlsConfig())), grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
@@ -170,9 +170,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	beside.Wait()
 	s.streamLoops.Wait()
 	s.trySaveNodes()
-	s.mu.Lock()
-	s.stopped = true
-	s.mu.Unlock()
+	s.setStopped(true)
 	s.notify()
 	if errors.Is(err, grpc.ErrServerStopped) {
 		err = nil
@@ -279,7 +277,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	for _, n := range nodes {
 		n.stop(s.config.DrainTimeout)
 	}
-	_ = s.waitFor(ctx, func() bool { return len(namesWithReplicas(nodes)) == 0 || s.hasStopped() })
+	_ = s.waitFor(ctx, func() bool { return len(namesWithReplicas(nodes)) == 0 || s.HasStopped() })
 	left := namesWithReplicas(nodes)
 	if len(left) == 0 {
 		return nil
@@ -287,10 +285,30 @@ func (s *Server) Stop(ctx context.Context) error {
 	return fmt.Errorf("nodes still have replicas: %s", strings.Join(left, ", "))
 }
 
-func (s *Server) hasStopped() bool {
+// StopAt is Stop after Serve has returned. It serves l until no replicas are left or ctx ends,
+// because the gateway can tell only nodes that connect. It closes l.
+func (s *Server) StopAt(ctx context.Context, l net.Listener) error {
+	s.setStopped(false)
+	serving, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(serving, l) }()
+	err := s.Stop(ctx)
+	cancel()
+	return errors.Join(err, <-served)
+}
+
+// HasStopped reports whether Serve has returned.
+func (s *Server) HasStopped() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stopped
+}
+
+func (s *Server) setStopped(stopped bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = stopped
 }
 
 // namesWithReplicas returns the names of the nodes that may have replicas.

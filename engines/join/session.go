@@ -46,7 +46,7 @@ type session struct {
 	end context.CancelCauseFunc
 	// wakeup asks send to send an order at once. Its capacity is 1.
 	wakeup chan struct{}
-	// clockSkew is added to the node's timestamps to get the gateway's time.
+	// clockSkew is added to the node's timestamps to get the gateway's time. Guarded by node.mu.
 	clockSkew time.Duration
 	// isRemote is true if the node runs on another machine than the gateway. A loopback address in
 	// its reports would then mean the gateway's machine.
@@ -131,6 +131,20 @@ func clockSkewOf(h *hello) time.Duration {
 		return 0
 	}
 	return time.Since(h.Clock).Round(time.Second)
+}
+
+// maxClockError is by how much clockSkew may be wrong, because messages take their time.
+const maxClockError = 2 * time.Second
+
+// followClock corrects clockSkew after the clock of the node, or of the gateway, was set. node.mu
+// is held.
+func (ses *session) followClock(clock time.Time) {
+	if clock.IsZero() {
+		return
+	}
+	if skew := time.Since(clock).Round(time.Second); (skew - ses.clockSkew).Abs() > maxClockError {
+		ses.clockSkew = skew
+	}
 }
 
 func (ses *session) wakeSender() { signal(ses.wakeup) }
@@ -224,6 +238,9 @@ func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 		seen[r.ID] = true
 		r.Node, r.Launcher, r.Transport, r.Host, r.ServedModel = ses.node.name, engines.Local, nil, "", ""
 		r.Since = r.Since.Add(ses.clockSkew).UTC()
+		if !r.NextStart.IsZero() {
+			r.NextStart = r.NextStart.Add(ses.clockSkew).UTC()
+		}
 		r.Reason = ses.node.redactors[r.Model].Text(boundText(r.Reason))
 		if ses.isRemote && r.Address.Addr().Unmap().IsLoopback() {
 			r = asFailed(r, "the node reports it at "+r.Address.String()+", an address of the gateway's own machine: "+

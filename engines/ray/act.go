@@ -101,7 +101,7 @@ func (l *Launcher) planLocked() []step {
 // unitLocked describes a replica for plan. mu is held.
 func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) unit {
 	u := unit{index: k.index, spec: r.meta.spec, ready: r.State == engines.Ready, ended: r.ended, due: !now.Before(r.retryAt),
-		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), requests: l.requestsAt(r.ID)}
+		draining: !r.draining.IsZero(), stopping: !r.stopping.IsZero(), stopAgain: now.Sub(r.stopSent) >= stopRepeat, requests: l.requestsAt(r.ID)}
 	if r.restartJob != "" && r.restartJob == r.job {
 		u.spec = restarted
 	}
@@ -126,8 +126,9 @@ func (l *Launcher) requestsAt(replica string) int {
 	return l.config.InFlight(replica) + l.group.requests(replica)
 }
 
-// staleRepeat is how often a job that is stale is told to stop.
-const staleRepeat = 10 * time.Second
+// stopRepeat is how often a job that runs on is told to stop. Ray passes a stop on without learning
+// whether it has arrived.
+const stopRepeat = 10 * time.Second
 
 // endStaleLocked stops the jobs of replicas that have a newer one, and deletes them when they have
 // ended. mu is held.
@@ -140,7 +141,7 @@ func (l *Launcher) endStaleLocked(now time.Time) []step {
 			steps = append(steps, step{"delete job", id, func(ctx context.Context) error { return l.client.remove(ctx, id) }})
 			continue
 		}
-		if asked[id] = l.stopAsked[id]; now.Sub(asked[id]) >= staleRepeat {
+		if asked[id] = l.stopAsked[id]; now.Sub(asked[id]) >= stopRepeat {
 			asked[id] = now
 			steps = append(steps, step{"stop job", id, func(ctx context.Context) error { return l.client.stop(ctx, id) }})
 		}
@@ -156,7 +157,7 @@ func (l *Launcher) stopLostLocked(r *replica, now time.Time) []step {
 	case r.lost.IsZero() || r.ended:
 		return nil
 	case r.stopping.IsZero():
-		r.stopping = now
+		r.stopping, r.stopSent = now, now
 		return []step{l.stopStep(r)}
 	case now.Sub(r.stopping) >= stopSettle:
 		l.endLocked(r, r.Reason)
@@ -195,7 +196,10 @@ func (l *Launcher) executeLocked(m desiredModel, kind actionKind, k key) []step 
 	case actionUndrain:
 		r.undrain()
 	case actionStop:
-		r.stopping = time.Now()
+		r.stopSent = time.Now()
+		if r.stopping.IsZero() {
+			r.stopping = r.stopSent
+		}
 		return []step{l.stopStep(r)}
 	case actionForget:
 		l.forgetLocked(k, r)

@@ -44,6 +44,8 @@ type rayJob struct {
 	Status       string            `json:"status"`
 	Message      string            `json:"message"`
 	Metadata     map[string]string `json:"metadata"`
+	// ErrorType is the kind of fault that ended the job. Older releases do not tell it.
+	ErrorType string `json:"error_type"`
 	// StartTime is in milliseconds since 1970.
 	StartTime int64 `json:"start_time"`
 	// AgentAddress is the URL of the agent on the job's node, and NodeID names the node. Both are
@@ -60,6 +62,10 @@ const (
 	statusPending = "PENDING"
 	statusRunning = "RUNNING"
 )
+
+// errorNoRoom is the ErrorType of a job for which Ray has had no room within
+// RAY_JOB_START_TIMEOUT_SECONDS, by default 900.
+const errorNoRoom = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
 
 // rayNode is a node as the API tells of it.
 type rayNode struct {

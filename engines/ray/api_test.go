@@ -26,9 +26,9 @@ type stub struct {
 	// jobs are what the list of jobs has; guarded by mu
 	jobs []rayJob
 	// stopped are the ids of the jobs that were told to stop, refusals is how many more such calls
-	// fail; guarded by mu
-	stopped  []string
-	refusals int
+	// fail, and lost how many more have no effect; guarded by mu
+	stopped        []string
+	refusals, lost int
 	// submitted is called for each submission and returns the new job; guarded by mu
 	submitted func(s submission) rayJob
 }
@@ -63,6 +63,10 @@ func newStub(t *testing.T) *stub {
 			return
 		}
 		s.stopped = append(s.stopped, r.PathValue("id"))
+		if s.lost > 0 {
+			s.lost--
+			return
+		}
 		for i := range s.jobs {
 			if s.jobs[i].SubmissionID == r.PathValue("id") {
 				s.jobs[i].Status = "STOPPED"
@@ -208,6 +212,62 @@ func TestN4_ALostPortIsReplaced(t *testing.T) {
 	}
 }
 
+// TestN4_AClockThatGoesBack: a job that was submitted after the clock of the head was set back, or
+// after another machine has become the head, is the newest one of its replica, and not stopped.
+func TestN4_AClockThatGoesBack(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	port, _ := server(t)
+	found := s.job("found", "sluice", "one", port)
+	found.StartTime = time.Now().Add(time.Hour).UnixMilli()
+	s.set(func([]rayJob) []rayJob { return []rayJob{found} })
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(1)})
+	g.awaitReady("chat", 1)
+	s.set(func(jobs []rayJob) []rayJob { jobs[0].Status = "FAILED"; return jobs })
+	testutil.Eventually(t, "the next job is the only one", func() bool {
+		notify(g.wake)
+		jobs := s.list()
+		return len(jobs) == 1 && jobs[0].SubmissionID != "found"
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.stopped) > 0 || g.replicas("chat")[0].Restarts != 1 {
+		t.Errorf("%v were stopped, the replica is %+v", s.stopped, g.replicas("chat"))
+	}
+}
+
+// TestN4_NoRoomIsNoFailure: Ray ends a job for which it has had no room for a quarter of an hour.
+// The replica still waits, with its next job, and no start of it has failed.
+func TestN4_NoRoomIsNoFailure(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	submitted := 0
+	s.submitted = func(a submission) rayJob {
+		j := rayJob{SubmissionID: a.SubmissionID, Status: statusPending, Metadata: a.Metadata, StartTime: time.Now().UnixMilli(), Message: "no room"}
+		if submitted++; submitted < 4 {
+			j.Status, j.ErrorType = "FAILED", errorNoRoom
+			j.Message = "Job supervisor actor failed to start within 900 seconds."
+		}
+		return j
+	}
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(1)})
+	waiting := g.await("chat", "the fourth job waits", func(all []engines.Replica) bool {
+		notify(g.wake)
+		if len(all) == 1 && all[0].State == engines.Failed {
+			t.Fatalf("the replica is %+v", all[0])
+		}
+		return len(all) == 1 && all[0].Restarts == 3 && all[0].Reason == "waits for Ray: no room"
+	})
+	if r := waiting[0]; r.FailedStarts != 0 || r.Failure != "" || r.State != engines.Pending {
+		t.Errorf("the replica is %+v", r)
+	}
+	testutil.Eventually(t, "the ended jobs are deleted", func() bool { return len(s.list()) == 1 })
+}
+
 // TestN4_AForgottenJobServesOn: a head that was replaced without its state knows no job. A replica
 // that answers stays until it does not.
 func TestN4_AForgottenJobServesOn(t *testing.T) {
@@ -246,6 +306,25 @@ func TestN4_AStopThatFailsIsRepeated(t *testing.T) {
 	refuse(0)
 	testutil.Eventually(t, "the job is gone", func() bool { return len(s.list()) == 0 })
 	testutil.Eventually(t, "Ray takes calls", func() bool { return g.Status() == Status{} })
+}
+
+// TestN4_AStopWithoutEffectIsRepeated: Ray tells the supervisor of a job to stop, and does not
+// learn whether it was told.
+func TestN4_AStopWithoutEffectIsRepeated(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	port, _ := server(t)
+	s.lost = 1
+	s.set(func([]rayJob) []rayJob { return []rayJob{s.job("found", "sluice", "one", port)} })
+	g := s.gateway()
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	g.Set([]Model{s.model(0)})
+	testutil.Eventually(t, "the job is gone", func() bool { return len(s.list()) == 0 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.stopped) != 2 {
+		t.Errorf("%v were told to stop", s.stopped)
+	}
 }
 
 // TestN4_RayRefusesTheToken shows the answer of a cluster that asks for a token.

@@ -151,6 +151,9 @@ type Launcher struct {
 	// ours are the ids of jobs that were there at the first reading or that this gateway submitted.
 	// Guarded by mu.
 	ours map[string]bool
+	// superseded are the ids of jobs after which this gateway has seen or submitted a newer one of
+	// the same replica. Guarded by mu.
+	superseded map[string]bool
 	// stale are jobs of replicas that have a newer one. stopAsked is when one of them was last told
 	// to stop. Guarded by mu.
 	stale     []rayJob
@@ -180,7 +183,7 @@ func New(c Config) *Launcher {
 		config: c, client: newClient(c.Address, c.Token), prober: supervise.NewProber(c.ProbeTimeout),
 		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		models: map[string]desiredModel{}, replicas: map[key]*replica{}, ours: map[string]bool{},
-		roomMade: map[roomKey]int{}, stopAsked: map[string]time.Time{},
+		roomMade: map[roomKey]int{}, stopAsked: map[string]time.Time{}, superseded: map[string]bool{},
 	}
 	if c.Redis != nil {
 		l.group = newGroup(c)

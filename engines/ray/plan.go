@@ -25,9 +25,9 @@ type unit struct {
 	// stuck: Ray has had no room for it for a while.
 	stuck bool
 	// draining: it gets no requests and shall stop. drained: it has no request any more. stopping:
-	// its job was told to stop.
-	draining, drained, stopping bool
-	requests                    int
+	// its job was told to stop. stopAgain: it was told so a while ago.
+	draining, drained, stopping, stopAgain bool
+	requests                               int
 }
 
 // actionKind is what an action does.
@@ -92,7 +92,7 @@ func (p *planner) finishDraining() {
 	for _, u := range p.draining {
 		if u.ended {
 			p.do(actionForget, u.index)
-		} else if u.drained && !u.stopping {
+		} else if u.drained && (!u.stopping || u.stopAgain) {
 			p.do(actionStop, u.index)
 		}
 	}

@@ -29,6 +29,8 @@ func TestN4_Plan(t *testing.T) {
 		"not ready first":    {1, []unit{{index: 0, spec: "new"}, ready(1)}, []action{{actionDrain, 0}}, 0},
 		"ended surplus":      {0, []unit{{index: 0, spec: "new", ended: true}}, []action{{actionForget, 0}}, 0},
 		"drained":            {0, []unit{draining(with(ready(0), func(u *unit) { u.drained = true }))}, []action{{actionStop, 0}}, 0},
+		"stopping":           {0, []unit{draining(with(ready(0), func(u *unit) { u.drained, u.stopping = true, true }))}, nil, 0},
+		"told to stop again": {0, []unit{draining(with(ready(0), func(u *unit) { u.drained, u.stopping, u.stopAgain = true, true, true }))}, []action{{actionStop, 0}}, 0},
 		"not drained":        {0, []unit{draining(ready(0))}, nil, 0},
 		"drained and ended":  {0, []unit{draining(unit{index: 0, ended: true})}, []action{{actionForget, 0}}, 0},
 		"needed again":       {1, []unit{draining(ready(0))}, []action{{actionUndrain, 0}}, 0},

@@ -59,6 +59,8 @@ type replica struct {
 	// drainID is what all gateways call this drain. It is empty while the replica does not drain.
 	draining, stopping time.Time
 	drainID            string
+	// stopSent is when its job was last told to stop, if stopping is not zero.
+	stopSent time.Time
 	// failures counts the failures in a row, collisions those because of the port. retryAt is when
 	// the next job may be submitted.
 	failures, collisions int
@@ -106,7 +108,7 @@ func (l *Launcher) observe(ctx context.Context, jobs []rayJob, nodes []rayNode) 
 // newestLocked returns the newest job of each replica of the installation, and keeps the others as
 // stale. mu is held.
 func (l *Launcher) newestLocked(jobs []rayJob) map[key]rayJob {
-	newest, ours, rival := map[key]rayJob{}, map[string]bool{}, ""
+	newest, ours, superseded, rival := map[key]rayJob{}, map[string]bool{}, map[string]bool{}, ""
 	l.stale = nil
 	for _, j := range jobs {
 		meta, ok := decodeMetadata(j.Metadata)
@@ -118,9 +120,12 @@ func (l *Launcher) newestLocked(jobs []rayJob) map[key]rayJob {
 		} else if !j.hasEnded() && l.group.isStranger(meta.gateway) {
 			rival = meta.gateway
 		}
+		if l.superseded[j.SubmissionID] {
+			superseded[j.SubmissionID] = true
+		}
 		k := key{meta.model, meta.index}
 		other, known := newest[k]
-		if known && compareJobs(other, j) < 0 {
+		if known && l.compareJobsLocked(other, j) < 0 {
 			other, j = j, other
 		}
 		if known {
@@ -132,7 +137,7 @@ func (l *Launcher) newestLocked(jobs []rayJob) map[key]rayJob {
 	for _, r := range l.replicas {
 		ours[r.job] = ours[r.job] || l.ours[r.job]
 	}
-	l.ours = ours
+	l.ours, l.superseded = ours, superseded
 	if rival != "" && l.rival != rival {
 		l.config.Log.Error("another gateway starts jobs of this installation, this one starts and stops none any more",
 			zap.String("gateway", rival))
@@ -146,9 +151,12 @@ func (l *Launcher) servesLocked(r *replica) bool {
 	return r.State == engines.Ready || r.State == engines.Draining && l.config.InFlight(r.ID) > 0
 }
 
-// compareJobs orders jobs by their age, the oldest first.
-func compareJobs(a, b rayJob) int {
-	return cmp.Or(cmp.Compare(a.StartTime, b.StartTime), cmp.Compare(a.SubmissionID, b.SubmissionID))
+// compareJobsLocked orders jobs of a replica by their age, the oldest first. What this gateway
+// knows of their order counts before the time of their start, because the clock of Ray's head may
+// go back. mu is held.
+func (l *Launcher) compareJobsLocked(a, b rayJob) int {
+	return cmp.Or(cmp.Compare(rank(!l.superseded[a.SubmissionID]), rank(!l.superseded[b.SubmissionID])),
+		cmp.Compare(a.StartTime, b.StartTime), cmp.Compare(a.SubmissionID, b.SubmissionID))
 }
 
 // observeJobLocked takes over what Ray says of the newest job of a replica. mu is held.
@@ -185,6 +193,9 @@ func (l *Launcher) observeJobLocked(ctx context.Context, k key, j rayJob, nodes 
 		l.watchLocked(ctx, r, addressOf(j, node))
 	case !r.lost.IsZero():
 		l.endLocked(r, r.Reason)
+	case j.ErrorType == errorNoRoom: // nothing has failed: the next job waits on
+		r.ended, r.retryAt = true, time.Time{}
+		r.show(engines.Pending, "waits for Ray: "+lastLine(j.Message))
 	default:
 		l.endLocked(r, r.describeEnd(l.models[r.Model], j))
 	}
@@ -193,6 +204,10 @@ func (l *Launcher) observeJobLocked(ctx context.Context, k key, j rayJob, nodes 
 // beginLocked makes a replica one that waits for a new job. mu is held.
 func (l *Launcher) beginLocked(r *replica, job string, meta metadata) {
 	l.unwatchLocked(r)
+	if r.job != "" && r.job != job {
+		l.superseded[r.job] = true
+	}
+	delete(l.superseded, job)
 	r.job, r.meta = job, meta
 	r.submitted, r.listed, r.ended, r.served = time.Now(), false, false, false
 	r.readySince, r.lost, r.stopping = time.Time{}, time.Time{}, time.Time{}

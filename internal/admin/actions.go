@@ -16,12 +16,15 @@ import (
 )
 
 // Actions are what an operator can have the gateway do. docs/api.md says what each does. The models
-// and the replicas exist, and are given by their names and ids.
+// and the replicas exist, and are given by their names and ids. DrainReplica may also put a replica
+// back that does not exist.
 type Actions interface {
 	// DrainModel has a model refuse new requests, or accept them again.
 	DrainModel(model string, drained bool)
 	// DrainReplica takes a replica out of rotation, or puts it back.
 	DrainReplica(id string, drained bool)
+	// IsDrained reports whether a replica is out of rotation. The replica need not exist.
+	IsDrained(id string) bool
 	// RestartReplica replaces a replica when it has finished its requests.
 	RestartReplica(ctx context.Context, r engines.Replica) *openai.Error
 	// RestartModel restarts the replicas of a model one after another, and returns their ids.
@@ -91,7 +94,7 @@ func (h *handler) findReplica(rest string) (route, bool) {
 	case "/drain":
 		return route{http.MethodPost: h.ofReplica(id, h.drainReplica(true))}, true
 	case "/undrain":
-		return route{http.MethodPost: h.ofReplica(id, h.drainReplica(false))}, true
+		return route{http.MethodPost: h.ofDrained(id, h.drainReplica(false))}, true
 	case "/restart":
 		return route{http.MethodPost: h.ofReplica(id, h.restartReplica)}, true
 	case "/log":
@@ -121,6 +124,18 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 			}
 		}
 		writeError(w, notFound("There is no replica `"+id+"`."))
+	}
+}
+
+// ofDrained is ofReplica for an endpoint that needs no more of a drained replica than its id. A
+// drained replica may be away for a while, and would still be drained when it came back.
+func (h *handler) ofDrained(raw string, serve replicaHandler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if id, err := url.PathUnescape(raw); err == nil && h.Actions.IsDrained(id) {
+			serve(w, r, engines.Replica{ID: id})
+			return
+		}
+		h.ofReplica(raw, serve)(w, r)
 	}
 }
 

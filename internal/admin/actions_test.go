@@ -19,6 +19,7 @@ type fakeActions struct{ told []string }
 
 func (f *fakeActions) DrainModel(model string, drained bool) { f.tell("model", model, drained) }
 func (f *fakeActions) DrainReplica(id string, drained bool)  { f.tell("replica", id, drained) }
+func (f *fakeActions) IsDrained(id string) bool              { return id == "gone-0" }
 
 func (f *fakeActions) tell(what, name string, drained bool) {
 	if !drained {
@@ -82,6 +83,9 @@ func TestO8_Actions(t *testing.T) {
 		{"POST", "/api/v1/replicas/chat-0/drain", "", 200, `{"drained":true,"replica":"chat-0"}`, "replica chat-0"},
 		{"POST", "/api/v1/replicas/10.0.0.5%3A8000/undrain", "", 200, "", "unreplica 10.0.0.5:8000"},
 		{"POST", "/api/v1/replicas/chat-7/drain", "", 404, "no replica `chat-7`", ""},
+		{"POST", "/api/v1/replicas/gone-0/undrain", "", 200, `{"drained":false,"replica":"gone-0"}`, "unreplica gone-0"},
+		{"POST", "/api/v1/replicas/chat-7/undrain", "", 404, "no replica `chat-7`", ""},
+		{"POST", "/api/v1/replicas/gone-0/drain", "", 404, "no replica `gone-0`", ""},
 		{"POST", "/api/v1/replicas/chat-0/explode", "", 404, "Unknown", ""},
 		{"PUT", "/api/v1/models/chat/scale", `{"max":3}`, 200, `{"model":"chat","min":1,"max":3,"file":{"min":1,"max":1},"overridden":true}`, ""},
 		{"PUT", "/api/v1/models/chat/scale", `{"min":3}`, 200, `"min":3,"max":3`, ""},

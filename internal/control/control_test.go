@@ -11,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -25,9 +27,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// remembering is a listener that remembers the last connection that it has accepted.
+type remembering struct {
+	net.Listener
+	last atomic.Pointer[net.TCPConn]
+}
+
+func (l *remembering) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.last.Store(c.(*net.TCPConn))
+	}
+	return c, err
+}
+
 // served is a listener whose services answer HTTP with their names.
 type served struct {
 	*Listener
+	tcp       *remembering
 	dir       string
 	authority *testutil.Authority
 }
@@ -45,7 +62,8 @@ func serve(t *testing.T, change func(*Files)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Listener, err = New(tcp, files, zaptest.NewLogger(t, zaptest.Level(zap.ErrorLevel))); err != nil {
+	s.tcp = &remembering{Listener: tcp}
+	if s.Listener, err = New(s.tcp, files, zaptest.NewLogger(t, zaptest.Level(zap.ErrorLevel))); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
@@ -135,6 +153,31 @@ func TestU16_TheProtocolNamesTheService(t *testing.T) {
 
 // A connection that was accepted before the end of accepting, and whose handshake comes later, is
 // served.
+// A connection whose peer has vanished is found as soon on a listener of a predecessor, which
+// knows nothing of keepAlive, as on one of this process.
+func TestU16_VanishedPeersAreFound(t *testing.T) {
+	t.Parallel()
+	s := serve(t, nil)
+	conn, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	option := func(name int) (value int) {
+		c := s.tcp.last.Load()
+		if c == nil {
+			return 0
+		}
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { value, _ = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, name) })
+		}
+		return value
+	}
+	testutil.Eventually(t, "TCP asks whether the peer is there", func() bool {
+		return option(unix.TCP_KEEPIDLE) == 10 && option(unix.TCP_KEEPINTVL) == 5 && option(unix.TCP_KEEPCNT) == 3
+	})
+}
+
 func TestU16_NothingAcceptedIsLost(t *testing.T) {
 	t.Parallel()
 	s := serve(t, nil)

@@ -25,6 +25,11 @@ const (
 	maxOfSource = maxHandshakes / 4
 )
 
+// keepAlive finds within half a minute that the host of an Envoy has vanished. For the connections
+// of xDS and of decisions package internal/grpcserver finds it sooner, and finds an Envoy that is
+// frozen, too.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
+
 // services are the application protocols of the services, in the order of preference. The first
 // one serves a client that names none: ext_proc of an Envoy that Sluice does not configure.
 func services() []string {
@@ -91,6 +96,10 @@ func (l *Listener) Run() error {
 			l.log.Warn("connection of an Envoy not accepted", zap.Error(err))
 			time.Sleep(acceptPause)
 			continue
+		}
+		// A listener of a predecessor gives its connections the standard of Go.
+		if tcp, ok := c.(*net.TCPConn); ok {
+			_ = tcp.SetKeepAliveConfig(keepAlive) // it fails only if the connection has ended
 		}
 		from := sourceOf(c)
 		if !l.sources.begin(from) {

@@ -170,12 +170,15 @@ func (g *Gateway) upstreamConditions() []condition.Condition {
 	return all
 }
 
-// nodeConditions lists the nodes that have joined and do not answer.
+// nodeConditions lists the nodes that have joined, have not left, and do not answer.
 func (g *Gateway) nodeConditions() []condition.Condition {
+	if g.launchers.joined == nil {
+		return nil
+	}
 	var all []condition.Condition
-	for _, n := range g.launchers.allNodes() {
-		if n.Lost {
-			all = append(all, condition.Fault(condition.NodeLost, n.Name, "NoAnswer", fmt.Sprintf("Node %s does not answer.", n.Name)))
+	for _, n := range g.launchers.joined.Nodes() {
+		if node, _ := n.Node(); node.Lost && !n.HasLeft() {
+			all = append(all, condition.Fault(condition.NodeLost, n.Name(), "NoAnswer", fmt.Sprintf("Node %s does not answer.", n.Name())))
 		}
 	}
 	return all

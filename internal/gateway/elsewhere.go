@@ -33,11 +33,6 @@ type remoteSocket struct {
 	api, relay *httpSocket
 }
 
-// controlKeepAlive finds within half a minute that the host of an Envoy has vanished. For the
-// connections of xDS and of decisions package internal/grpcserver finds it sooner, and finds an
-// Envoy that is frozen, too.
-var controlKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
-
 // listenElsewhere opens the listener of Envoys of other hosts, or uses that of a predecessor. It
 // returns nil if the configuration has none.
 func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay http.Handler) (*remoteSocket, error) {
@@ -48,8 +43,7 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 	tcp := inherited[c.Listen]
 	if tcp == nil {
 		var err error
-		l := net.ListenConfig{KeepAliveConfig: controlKeepAlive}
-		if tcp, err = l.Listen(context.Background(), "tcp", c.Listen); err != nil {
+		if tcp, err = net.Listen("tcp", c.Listen); err != nil {
 			return nil, fmt.Errorf("control: %w", err)
 		}
 	}

@@ -207,11 +207,25 @@ func (l *launchers) stop(ctx context.Context) error {
 	var failed [2]error
 	var stopping sync.WaitGroup
 	if l.joined != nil {
-		stopping.Go(func() { failed[0] = l.joined.Stop(ctx) })
+		stopping.Go(func() { failed[0] = l.stopNodes(ctx) })
 	}
 	stopping.Go(func() { failed[1] = l.local.Stop(ctx) })
 	stopping.Wait()
 	return errors.Join(failed[:]...)
+}
+
+// stopNodes stops the replicas of the nodes that have joined. A failed hand-over has closed their
+// listener. stopNodes then opens it again, because nodes learn only by it that the gateway stops.
+func (l *launchers) stopNodes(ctx context.Context) error {
+	err := l.joined.Stop(ctx)
+	if err == nil || ctx.Err() != nil || !l.joined.HasStopped() {
+		return err
+	}
+	listener, failed := l.listenForNodes(ctx)
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	return l.joined.StopAt(ctx, listener)
 }
 
 // joinDir returns the directory, within a state directory, of the data about nodes that join.
@@ -329,12 +343,21 @@ func (l *launchers) serveNodes(ctx context.Context, group *errgroup.Group) error
 	if l.joined == nil {
 		return nil
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.config().Control.Nodes)
+	listener, err := l.listenForNodes(ctx)
 	if err != nil {
-		return fmt.Errorf("control: %w", err)
+		return err
 	}
 	group.Go(func() error { return l.joined.Serve(ctx, listener) })
 	return nil
+}
+
+// listenForNodes opens the listener to which nodes connect.
+func (l *launchers) listenForNodes(ctx context.Context) (net.Listener, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.config().Control.Nodes)
+	if err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	return listener, nil
 }
 
 // watchKubernetes follows pods and custom resources until ctx ends. It starts before the requests

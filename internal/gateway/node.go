@@ -52,8 +52,9 @@ type NodeOptions struct {
 }
 
 // RunNode runs replicas for a gateway until ctx ends, and then drains them. On the signal to hand
-// over it replaces this process by the installed binary and leaves the replicas running. RunNode
-// returns the first error of the agent or of the drain.
+// over it replaces this process by the installed binary and leaves the replicas running. If the
+// binary cannot be executed, it goes on. RunNode returns the first error of the agent or of the
+// drain.
 func RunNode(ctx context.Context, flags NodeOptions) error {
 	log := flags.Log
 	if err := process.RaiseFileLimit(); err != nil {
@@ -125,11 +126,15 @@ func (n *node) run(ctx context.Context) error {
 	n.log.Info("hand-over started")
 	end()
 	err := group.Wait()
-	if err == nil && ctx.Err() == nil {
-		err = n.replaceSelf()
+	if err != nil || ctx.Err() != nil { // the hand-over was cancelled
+		return errors.Join(err, n.drain())
 	}
-	// The hand-over was cancelled or has failed, so the replicas are stopped.
-	return errors.Join(err, n.drain())
+	n.log.Error("hand-over failed, the node goes on", zap.Error(n.replaceSelf()))
+	next, err := newNode(n.log, n.dir, n.flags) // it adopts the replicas, as the new binary would
+	if err != nil {
+		return err
+	}
+	return next.run(ctx)
 }
 
 // drain stops the replicas when their requests have finished, or after DrainTimeout. On a second

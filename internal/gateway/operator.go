@@ -79,6 +79,12 @@ func (o *operator) DrainReplica(id string, drained bool) {
 	o.save()
 }
 
+// IsDrained implements admin.Actions.
+func (o *operator) IsDrained(id string) bool {
+	_, replicas := o.dispatcher.Drained()
+	return replicas[id]
+}
+
 // maxScale bounds the number of replicas that an operator may ask for, against a slip of the hand.
 const maxScale = 10_000
 

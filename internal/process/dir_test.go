@@ -416,6 +416,39 @@ func TestReleaseLeavesProcessesRunning(t *testing.T) {
 	}
 }
 
+// A process that replaces its program by exec stays the parent of what it has started. It reaps
+// these processes when they end, though it has adopted them.
+func TestAdoptedChildIsReaped(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	goOn := filepath.Join(t.TempDir(), "go on")
+	for name, c := range map[string]struct{ end, want string }{
+		"exits": {"exit 3", "exit status 3"}, "killed": {"kill -KILL $$", "signal: killed"},
+	} {
+		pid := start(t, d, script(name, "until test -e '"+goOn+"'; do sleep 0.02; done; "+c.end)).PID()
+		if err := errors.Join(d.Release(), d.Claim(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		p, ok := d.Adopt(name)
+		if !ok {
+			t.Fatalf("%s was not adopted", name)
+		}
+		if err := os.WriteFile(goOn, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, p)
+		if got := p.ExitStatus(); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("%s: the ended process is still there: %v", name, err)
+		}
+		if err := os.Remove(goOn); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // The names of files stay those of earlier releases, whose records are adopted.
 func TestEscapeName(t *testing.T) {
 	for i := range 256 {

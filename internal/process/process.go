@@ -153,7 +153,8 @@ func (p *Process) Rename(name string) error { return p.dir.rename(p, name) }
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // ExitStatus says how the process ended, such as "exit status 1" or "signal: killed". It is empty
-// before Done. For an adopted process it only says that the status is unknown.
+// before Done. For an adopted process that another process started it only says that the status is
+// unknown.
 func (p *Process) ExitStatus() string {
 	select {
 	case <-p.done:
@@ -232,9 +233,24 @@ func (p *Process) endRest() error {
 // pid to another process, so the process tree must have been read earlier.
 func (p *Process) reap() string {
 	if p.child == nil {
-		return "ended (exit status unknown: an earlier run of the gateway started it)"
+		return reapAdopted(p.PID())
 	}
 	// An exit status other than 0 is also in the ProcessState.
 	_ = p.child.Wait()
 	return p.child.ProcessState.String()
+}
+
+// reapAdopted says how an adopted process has ended, and reaps it, if this process is its parent:
+// before an exec, or under an earlier Dir, this process has started it.
+func reapAdopted(pid int) string {
+	var status unix.WaitStatus
+	reaped, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
+	switch {
+	case reaped != pid || err != nil: // another process has reaped it
+	case status.Exited():
+		return fmt.Sprintf("exit status %d", status.ExitStatus())
+	case status.Signaled():
+		return fmt.Sprintf("signal: %v", status.Signal())
+	}
+	return "ended (exit status unknown: an earlier run of the gateway started it)"
 }
