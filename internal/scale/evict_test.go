@@ -198,3 +198,46 @@ func TestFoundReplicasAreForgotten(t *testing.T) {
 		t.Errorf("%d, %d and %d, want 3, 0 and 0", m, x, y)
 	}
 }
+
+// TestP3_WhatAnotherGatewayRefusedBefore: requests that another gateway refused before it was known
+// keep no replica, neither the first time nor when that gateway was away. What it refuses then does.
+func TestP3_WhatAnotherGatewayRefusedBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Max: 1}})
+		s.Adopt(map[string]int{"m": 1})
+		for _, step := range []struct {
+			elsewhere map[string]uint64
+			evictable bool
+		}{
+			{nil, true},
+			{map[string]uint64{"other": 57}, true},
+			{nil, true},
+			{map[string]uint64{"other": 57, "third": 9}, true},
+			{map[string]uint64{"other": 58, "third": 9}, false},
+		} {
+			set("m", Load{Ready: 1, RefusedElsewhere: step.elsewhere})
+			s.Update(time.Now())
+			if got := len(s.IdleModels()) == 1; got != step.evictable {
+				t.Errorf("others have refused %v: the replica can be evicted: %v", step.elsewhere, got)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// TestP3_WhatAnEvictionReadIsNotLost: a refused request starts a replica, also when the look for
+// idle replicas has read its count first.
+func TestP3_WhatAnEvictionReadIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Min: 0, Max: 2}})
+		s.Update(time.Now())
+		set("m", Load{Refused: 1})
+		s.Evict("m")
+		s.IdleModels()
+		s.ReportDemand("m")
+		s.Update(time.Now())
+		if s.Desired("m") != 1 {
+			t.Error("the refused request started nothing")
+		}
+	})
+}
