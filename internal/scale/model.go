@@ -17,13 +17,12 @@ type modelState struct {
 	hasDemand bool
 	// admitted is Load.Admitted at the last update.
 	admitted uint64
-	// refused and refusedElsewhere are those of Load when noteRefusals was last called; known says
-	// that it was.
-	refused          uint64
-	refusedElsewhere map[string]uint64
-	known            bool
+	// noted is the load when noteRefusals was last called; known says that it was.
+	noted Load
+	known bool
 	// hasRefused is true if a request was refused and the model was neither updated nor evicted
-	// since. The last one was refused at about refusedAt. At unreadyAt no replica was ready.
+	// since. The last one was refused at about refusedAt, which is the zero time if the model has
+	// served since. At unreadyAt no replica was ready.
 	hasRefused           bool
 	refusedAt, unreadyAt time.Time
 	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
@@ -89,8 +88,9 @@ func (st *modelState) forgetRequests(l Load) {
 // ready. Until then the replica is not evicted.
 const retryTime = 30 * time.Second
 
-// isNeeded reports whether the model has requests, or has refused one whose client is to find the
-// replica that it has started. A model whose replicas keep failing is not kept for that.
+// isNeeded reports whether the model has requests, or has refused one and served none since. The
+// client of that one is to find the replica that it has started. A model whose replicas keep
+// failing is not kept for that.
 func (st *modelState) isNeeded(l Load, now time.Time) bool {
 	st.noteRefusals(l, now)
 	switch {
@@ -106,17 +106,21 @@ func (st *modelState) isNeeded(l Load, now time.Time) bool {
 }
 
 // noteRefusals notes whether requests were refused since it was last called. What a gateway refused
-// before it was known counts as nothing.
+// before it was known counts as nothing. Requests are refused only while no replica is ready, so a
+// model that has a ready one and has admitted requests has served since.
 func (st *modelState) noteRefusals(l Load, now time.Time) {
-	refused := st.known && l.Refused > st.refused
+	refused := st.known && l.Refused > st.noted.Refused
 	for gateway, n := range l.RefusedElsewhere {
-		before, known := st.refusedElsewhere[gateway]
+		before, known := st.noted.RefusedElsewhere[gateway]
 		refused = refused || known && n > before
 	}
 	if refused {
 		st.hasRefused, st.refusedAt = true, now
 	}
-	st.refused, st.refusedElsewhere, st.known = l.Refused, l.RefusedElsewhere, true
+	if l.Ready > 0 && l.Admitted != st.noted.Admitted {
+		st.refusedAt = time.Time{}
+	}
+	st.noted, st.known = l, true
 }
 
 // maxPatience bounds patience.
