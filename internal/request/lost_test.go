@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // lostStore returns a store, a native request of it that was closed, and what was told of it.
@@ -73,4 +75,59 @@ func TestE3_RequestsOfALivingEnvoyWait(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestE3_ManagedRequestsOfADeadEnvoyCount: the relay takes the death of Envoy for a client that has
+// left. The request is told once, with the relay's figures, and the gateway has broken it off. So
+// is one that waited when its Envoy died.
+func TestE3_ManagedRequestsOfADeadEnvoyCount(t *testing.T) {
+	t.Parallel()
+	left := Outcome{Model: "chat", Replica: "chat-0", Cause: CauseClient, Fault: openai.Cancelled(), Attempts: 1, Answered: true, Usage: Usage{Prompt: 7, Completion: 3}}
+	for name, c := range map[string]struct {
+		outcome *Outcome
+		want    Summary
+	}{
+		"a stream of the relay": {&left, Summary{Route: RouteManaged, Source: "engine", PromptTokens: 7, CompletionTokens: 3}},
+		"one that waited":       {nil, Summary{Source: "gateway"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var used, finished []Summary
+			s := NewStore(2)
+			s.Subscribe(Subscribers{
+				Used:     func(q *Summary) { used = append(used, *q) },
+				Finished: []func(Summary){func(q Summary) { finished = append(finished, q) }},
+			})
+			r := s.Begin(Arrival{ID: "a", Tenant: "acme", Model: "chat", Stream: true})
+			if c.outcome != nil {
+				r.SetOutcome(*c.outcome)
+			}
+			r.Close(nil)
+			r.Lose(func() bool { return false })
+			time.Sleep(lostCheck)
+			synctest.Wait()
+			s.Observe(relayed("a"))
+			if len(used) != 1 || len(finished) != 1 {
+				t.Fatalf("%s: told %d times what it has used, and %d times that it has ended", name, len(used), len(finished))
+			}
+			q := finished[0]
+			if q.Code != "gateway_unavailable" || q.Cause != CauseGateway || q.Route != c.want.Route || q.Source != c.want.Source ||
+				q.PromptTokens != c.want.PromptTokens || q.CompletionTokens != c.want.CompletionTokens || q.Abandoned {
+				t.Errorf("%s: %+v", name, q)
+			}
+		})
+	}
+}
+
+// TestE3_AWholeManagedRequestIsNotLost: Envoy may still send what the relay has written, and nobody
+// looks whether it lives.
+func TestE3_AWholeManagedRequestIsNotLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore(0)
+		r := s.Begin(Arrival{ID: "a", Stream: true})
+		r.SetOutcome(whole())
+		r.Close(nil)
+		r.Lose(func() bool { t.Error("asked"); return false })
+		time.Sleep(2 * lostCheck)
+	})
 }

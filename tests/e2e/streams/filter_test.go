@@ -256,14 +256,17 @@ func makeFilterOlder(t *testing.T, dir string) {
 }
 
 // A stream that Envoy carries when it is killed counts for its tenant, in the metrics and in the
-// access log.
+// access log, whether or not it goes through the relay.
 func TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts(t *testing.T) {
 	t.Parallel()
 	for _, filter := range []string{"module", "ext_proc"} {
-		t.Run(filter, func(t *testing.T) {
-			t.Parallel()
-			countsWithoutEnvoy(t, strings.Replace(filtered, "filter: module", "filter: "+filter, 1))
-		})
+		for _, mode := range []string{"native", "managed"} {
+			t.Run(filter+" "+mode, func(t *testing.T) {
+				t.Parallel()
+				configuration := strings.Replace(filtered, "filter: module", "filter: "+filter, 1)
+				countsWithoutEnvoy(t, strings.Replace(configuration, "replicas:", "stream: {mode: "+mode+"}, replicas:", 1))
+			})
+		}
 	}
 }
 
@@ -285,6 +288,9 @@ func countsWithoutEnvoy(t *testing.T, configuration string) {
 		}
 		return nil
 	})
+	if n := g.Metric(`stream_disconnects_total{cause="client"}`); n != 0 {
+		t.Errorf("%v streams are said to have been left by their client", n)
+	}
 	if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
 		t.Errorf("the usage lacks the stream: %s", used)
 	}
