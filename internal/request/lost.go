@@ -86,3 +86,51 @@ func (q *Summary) loseNative(cost Cost) {
 
 // isWhole reports whether the relay has carried the request to a good end.
 func (o *Outcome) isWhole() bool { return o != nil && o.Cause == "" && o.Fault == nil }
+
+// watch looks every lateNews whether the Envoy of a request of before a restart lives, until the
+// request has ended. When the Envoy has died, the request ends without a final entry.
+func (r *Record) watch() {
+	time.AfterFunc(lateNews, func() {
+		r.store.mu.Lock()
+		logged, pid := r.logged, r.interim.PID
+		r.store.mu.Unlock()
+		switch {
+		case logged:
+		case r.store.subscribers.Lives(pid):
+			r.watch()
+		default:
+			time.AfterFunc(lostCheck, r.endRecovered)
+		}
+	})
+}
+
+// endRecovered ends a request of before a restart whose Envoy has died, unless its final entry has
+// come. The last periodic entry says what the request has used. If no response had begun by then,
+// the replica was at work on the request.
+func (r *Record) endRecovered() {
+	r.store.mu.Lock()
+	if r.logged {
+		r.store.mu.Unlock()
+		return
+	}
+	r.logged, r.lost = true, true
+	e := *r.interim
+	e.Flags = "DC" // what Envoy writes of a request whose client's connection has ended
+	r.store.mu.Unlock()
+	var cost Cost
+	if r.store.subscribers.CostOf != nil {
+		cost = r.store.subscribers.CostOf(&e)
+	}
+	r.store.mu.Lock()
+	q := &r.summary
+	q.applyEnd(&e)
+	q.Flags = ""
+	q.lose()
+	q.Duration = time.Since(q.Started)
+	q.estimate(cost)
+	r.store.finishLocked(r)
+	told := *q
+	r.store.mu.Unlock()
+	r.store.used(&told)
+	r.store.finish(&told)
+}

@@ -3,6 +3,7 @@ package streams
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -296,6 +297,43 @@ func countsWithoutEnvoy(t *testing.T, configuration string) {
 	}
 	if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"code":"gateway_unavailable"`) {
 		t.Errorf("the list of requests does not say why the stream has ended: %s", rows)
+	}
+}
+
+// A stream that ran before a restart of the gateway counts too when its Envoy is killed then.
+func TestE2E_B6_E3_AnAdoptedStreamOfAKilledEnvoyCounts(t *testing.T) {
+	t.Parallel()
+	for _, filter := range []string{"module", "ext_proc"} {
+		t.Run(filter, func(t *testing.T) {
+			t.Parallel()
+			g := harness.Start(t, strings.Replace(filtered, "filter: module", "filter: "+filter, 1))
+			ctx, leave := context.WithCancel(context.Background())
+			defer leave()
+			if _, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 10000, "cut")); err != nil {
+				t.Fatal(err)
+			}
+			g.Kill()
+			g.Launch()
+			g.AwaitReady()
+			harness.Eventually(t, "the access log has named the stream", func() error {
+				if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"running":1`) {
+					return errors.New(rows)
+				}
+				return nil
+			})
+			if err := syscall.Kill(envoyStatus(g).PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			harness.Eventually(t, "the stream has broken off because of the gateway", func() error {
+				if n := g.Metric(`stream_disconnects_total{cause="gateway"}`); n != 1 {
+					return fmt.Errorf("%v such streams", n)
+				}
+				return nil
+			})
+			if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
+				t.Errorf("the usage lacks the stream: %s", used)
+			}
+		})
 	}
 }
 
