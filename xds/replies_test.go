@@ -64,6 +64,14 @@ func ownReplies(t *testing.T, g *gateway) {
 		}
 		checkHeaders(t, test.got.Header, want)
 	}
+	for text, got := range map[string]answer{
+		"cannot decide about requests":            post(),
+		"has not taken over the model's replicas": post(decided("r-nowhere")...),
+	} {
+		if !strings.Contains(string(got.body), text) {
+			t.Errorf("want %q: %s", text, got.body)
+		}
+	}
 	// Sluice's own answers keep status, body and type, with and without details.
 	for _, said := range []string{"401", "404", "413", "429", "502", "503", "504"} {
 		for _, details := range []string{"", "sluice_something"} {
