@@ -2,7 +2,6 @@ package usage
 
 import (
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 )
@@ -28,7 +27,7 @@ type clock struct {
 // hour now if there is none.
 func newClock(dir string, now int64) *clock {
 	c := &clock{}
-	names, _ := filepath.Glob(filepath.Join(dir, "*"+journalSuffix)) // the pattern is valid
+	names, _ := journalsIn(dir) // claimJournal tells of an error
 	for _, name := range names {
 		if info, err := os.Stat(name); err == nil {
 			c.last = max(c.last, hourOf(info.ModTime()))

@@ -69,7 +69,7 @@ func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	sums.addTable(l.table, first, to)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
-	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC()}
+	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
 	if l.shared != nil {
 		l.shared.remoteUsage(ctx, first, to, &a, sums)
 	}

@@ -202,7 +202,11 @@ func (s *sharing) missing(ctx context.Context, writer string, with func(func(tab
 
 // adopt publishes the journals of the folder whose processes have died without a last publication.
 func (s *sharing) adopt(ctx context.Context) {
-	for writer := range s.ledger.others.writers() {
+	writers, err := s.ledger.others.writers()
+	if err != nil {
+		return // reading the journals reports it
+	}
+	for writer := range writers {
 		if writer == s.ledger.writer || s.failing {
 			continue
 		}
@@ -277,7 +281,7 @@ func (s *sharing) readSpent(ctx context.Context) error {
 			return err
 		}
 	}
-	own := s.ledger.others.writers()
+	own := s.ledger.others.counted(s.ledger.writer)
 	maps.DeleteFunc(marks, func(writer, mark string) bool {
 		was, known := s.read[writer]
 		return own[writer] || known && was == mark
@@ -312,7 +316,7 @@ func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tal
 
 // tallies returns the sums of what other writers have spent.
 func (s *sharing) tallies() map[tallyKey]tally {
-	own := s.ledger.others.writers()
+	own := s.ledger.others.counted(s.ledger.writer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sums := map[tallyKey]tally{}
@@ -362,7 +366,7 @@ func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
 func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, sums *groups) {
 	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
 	defer cancel()
-	own := s.ledger.others.writers()
+	own := s.ledger.others.counted(s.ledger.writer)
 	err := s.remote.rows(ctx, s.daysOf(from, to), own, func(k rowKey, c Counts) { sums.addRow(k, c, from, to) })
 	var all map[string]record
 	var now time.Time
@@ -370,10 +374,11 @@ func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, su
 		all, now, err = s.remote.writers(ctx)
 	}
 	if err != nil {
-		a.AsOf, a.Missing = time.Time{}, []string{fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err)}
+		a.AsOf = time.Time{}
+		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err))
 		return
 	}
-	a.Missing = s.remember(all, now)
+	a.Missing = append(a.Missing, s.remember(all, now)...)
 	for writer, r := range all {
 		if r.state == closed || own[writer] || now.Sub(r.at) > goneAfter {
 			continue
