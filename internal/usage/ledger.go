@@ -86,17 +86,13 @@ func New(c Config) (*Ledger, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("usage: %w", err)
 	}
-	now := time.Now()
-	clock := newClock(c.Dir, hourOf(now)) // before a journal is changed
+	clock := newClock(c.Dir, hourOf(time.Now())) // before a journal is changed
 	j, t, err := claimJournal(c.Dir)
 	if j == nil {
 		return nil, err
 	}
-	if !clock.believes(hourOf(now)) {
-		now = period{start: clock.last}.time()
-	}
 	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock,
-		tallies: talliesSince(t, talliedSince(now)), others: otherJournals{dir: c.Dir, log: c.Log}}
+		tallies: talliesSince(t, talliedSince(clock.now())), others: otherJournals{dir: c.Dir, log: c.Log, clock: clock}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)

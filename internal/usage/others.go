@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 )
@@ -20,8 +19,9 @@ import (
 // otherJournals are the journals in the folder that this process does not write. It reads on in one
 // when the file has grown, and reads it again when it was written anew.
 type otherJournals struct {
-	dir string
-	log *zap.Logger
+	dir   string
+	log   *zap.Logger
+	clock *clock
 
 	mu sync.Mutex
 	// read are the journals by their writers; guarded by mu.
@@ -82,12 +82,13 @@ func (o *otherJournals) readLocked(own string) {
 		o.reportLocked(map[string]error{"": err})
 		return
 	}
+	since := talliedSince(o.clock.now())
 	read, faults := map[string]*otherJournal{}, map[string]error{}
 	for writer := range writers {
 		if writer == own {
 			continue
 		}
-		j, err := o.read[writer].again(o.path(writer))
+		j, err := o.read[writer].again(o.path(writer), since)
 		if j != nil {
 			read[writer] = j
 		}
@@ -170,8 +171,8 @@ func journalsIn(dir string) ([]string, error) {
 }
 
 // again returns the journal as it is now; nil if it was never read. It may change j. After an error
-// it is as it was read last.
-func (j *otherJournal) again(path string) (*otherJournal, error) {
+// it is as it was read last. Rows before the hour since are in no tally.
+func (j *otherJournal) again(path string, since int64) (*otherJournal, error) {
 	info, err := os.Stat(path)
 	if err != nil || j != nil && info.Size() == j.info.Size() && info.ModTime().Equal(j.info.ModTime()) {
 		return j, err
@@ -192,7 +193,7 @@ func (j *otherJournal) again(path string) (*otherJournal, error) {
 		j = &otherJournal{table: table{}, tallies: tallies{}}
 	}
 	j.info = info
-	j.add(text, talliedSince(time.Now()))
+	j.add(text, since)
 	return j, nil
 }
 

@@ -63,7 +63,7 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	sums := newGroups(q.By)
-	first := max(from, l.keep().first(hourOf(time.Now()))) // a journal may have older rows until they are dropped
+	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
 	l.others.tables(l.writer, func(t table) { sums.addTable(t, first, to) })
 	l.mu.Lock()
 	sums.addTable(l.table, first, to)

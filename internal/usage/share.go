@@ -238,11 +238,7 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	if err != nil {
 		return err
 	}
-	t, damaged := readJournal(text)
-	sums := talliesSince(t, talliedSince(time.Now()))
-	if now := hourOf(time.Now()); s.ledger.clock.believes(now) {
-		t.age(now, s.ledger.keep())
-	}
+	t, sums, damaged := s.ledger.readAged(text)
 	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
 	if err != nil {
 		return err
@@ -255,6 +251,16 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 		err = removeJournal(path)
 	}
 	return err
+}
+
+// readAged returns the rows of a journal whose process has ended, as far as they are kept, and
+// their tallies. damaged is the number of lines that cannot be read.
+func (l *Ledger) readAged(text []byte) (t table, sums tallies, damaged int) {
+	t, damaged = readJournal(text)
+	now := l.clock.now()
+	sums = talliesSince(t, talliedSince(now))
+	t.age(hourOf(now), l.keep())
+	return t, sums, damaged
 }
 
 // readSpent reads the tallies of other writers that the budgets count. What Redis has lost stays as
@@ -429,7 +435,7 @@ func (s *sharing) look(ctx context.Context) {
 
 // daysOf returns the days of a period for which a ledger may have rows.
 func (s *sharing) daysOf(from, to int64) (days []int64) {
-	now := time.Now()
+	now := s.ledger.clock.now()
 	first := max(dayOf(from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
 	for day := first; day < min(to, hourOf(now)+hoursPerDay); day += hoursPerDay {
 		days = append(days, day)
