@@ -16,15 +16,16 @@ const lostCheck = lateNews / 2
 // broken. If Envoy's final entry does not come within lostCheck, alive is called from another
 // goroutine. It reports whether that Envoy lives: then the request may run on, and its entry comes
 // at its end. Otherwise no entry comes, and the request ends without one. Lose does nothing if
-// alive is nil, and for a managed request that has ended well.
+// alive is nil, for a managed request that has ended well, and for one that was refused.
 func (r *Record) Lose(alive func() bool) {
 	if r == nil || alive == nil {
 		return
 	}
 	r.store.mu.Lock()
 	hold, awaited := r.hold, r.closed && !r.logged && !r.outcome.isWhole()
+	refused := r.hold == nil && r.outcome == nil && r.summary.Code != ""
 	r.store.mu.Unlock()
-	if !awaited {
+	if !awaited || refused {
 		return
 	}
 	time.AfterFunc(lostCheck, func() {

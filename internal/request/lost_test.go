@@ -118,16 +118,19 @@ func TestE3_ManagedRequestsOfADeadEnvoyCount(t *testing.T) {
 	}
 }
 
-// TestE3_AWholeManagedRequestIsNotLost: Envoy may still send what the relay has written, and nobody
-// looks whether it lives.
+// TestE3_AWholeManagedRequestIsNotLost: nobody looks whether the Envoy of a request lives that the
+// relay has carried to a good end, or that was refused: Envoy may still send the answer.
 func TestE3_AWholeManagedRequestIsNotLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore(0)
-		r := s.Begin(Arrival{ID: "a", Stream: true})
+		asked := func() bool { t.Error("asked"); return false }
+		r, refused := s.Begin(Arrival{ID: "a", Stream: true}), s.Begin(Arrival{ID: "b"})
 		r.SetOutcome(whole())
 		r.Close(nil)
-		r.Lose(func() bool { t.Error("asked"); return false })
+		r.Lose(asked)
+		refused.Close(openai.Cancelled())
+		refused.Lose(asked)
 		time.Sleep(2 * lostCheck)
 	})
 }
