@@ -128,6 +128,25 @@ func (a Admin) workers(ctx context.Context) (int, error) {
 	return int(stats[concurrency]), err
 }
 
+// CertificateEnd returns when the certificate ends with which Envoy serves. If Envoy still has
+// older ones for connections of before, it is the latest end. The zero time means that it has none.
+func (a Admin) CertificateEnd(ctx context.Context) (latest time.Time, err error) {
+	var answer struct {
+		Certificates []struct {
+			Chain []struct {
+				End time.Time `json:"expiration_time"`
+			} `json:"cert_chain"`
+		} `json:"certificates"`
+	}
+	err = a.getJSON(ctx, "/certs", &answer)
+	for _, c := range answer.Certificates {
+		if len(c.Chain) > 0 && c.Chain[0].End.After(latest) {
+			latest = c.Chain[0].End
+		}
+	}
+	return latest, err
+}
+
 // Heap returns how many bytes of its heap Envoy uses, as its own limit of memory counts them.
 func (a Admin) Heap(ctx context.Context) (int64, error) {
 	var answer struct {

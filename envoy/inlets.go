@@ -1,12 +1,12 @@
 package envoy
 
 import (
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	modulesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/dynamic_modules/v3"
 	networkmodulesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/dynamic_modules/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/sluice-gateway/sluice/envoy/filter"
 )
 
 // Inlets is where the gateway connects to the workers of Envoy, so that its answers reach them
@@ -30,16 +30,8 @@ func (i Inlets) listeners() ([]*listenerv3.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	filter, err := anypb.New(&networkmodulesv3.DynamicModuleNetworkFilter{
-		DynamicModuleConfig: &modulesv3.DynamicModuleConfig{
-			Name: "sluice",
-			// A thread of the filter may still run when the listener has gone.
-			DoNotClose: true,
-			Module: &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{Local: &corev3.DataSource{
-				Specifier: &corev3.DataSource_Filename{Filename: i.filter},
-			}}},
-		},
-		FilterName: "sluice", FilterConfig: gateway, TerminalFilter: true,
+	inlet, err := anypb.New(&networkmodulesv3.DynamicModuleNetworkFilter{
+		DynamicModuleConfig: filter.Module(i.filter), FilterName: filter.Name, FilterConfig: gateway, TerminalFilter: true,
 	})
 	if err != nil {
 		return nil, err
@@ -53,7 +45,7 @@ func (i Inlets) listeners() ([]*listenerv3.Listener, error) {
 			BalanceType: &listenerv3.Listener_ConnectionBalanceConfig_ExactBalance_{ExactBalance: &listenerv3.Listener_ConnectionBalanceConfig_ExactBalance{}},
 		},
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
-			Name: "sluice.inlet", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: filter},
+			Name: "sluice.inlet", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: inlet},
 		}}}},
 	}}, nil
 }

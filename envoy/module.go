@@ -8,6 +8,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/sluice-gateway/sluice/envoy/filter"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
@@ -27,7 +30,11 @@ type object = map[string]any
 // the configuration that it loads. The error says why Envoy cannot load the filter.
 func CheckFilter(ctx context.Context, binary, dir, path string) error {
 	file := filepath.Join(dir, "filter-check.json")
-	content, err := json.Marshal(filterCheck(path))
+	module, err := protojson.Marshal(filter.Module(path))
+	if err != nil {
+		return err
+	}
+	content, err := json.Marshal(filterCheck(module))
 	if err != nil {
 		return err
 	}
@@ -44,16 +51,16 @@ func CheckFilter(ctx context.Context, binary, dir, path string) error {
 	return nil
 }
 
-// filterCheck returns the configuration of an Envoy with the filter.
-func filterCheck(path string) object {
+// filterCheck returns the configuration of an Envoy with the filter. module is that of the module,
+// as JSON.
+func filterCheck(module json.RawMessage) object {
 	typed := func(kind string, fields object) object {
 		fields["@type"] = "type.googleapis.com/" + kind
 		return fields
 	}
-	module := object{"name": "sluice", "module": object{"local": object{"filename": path}}}
 	filters := []object{
 		{"name": "filter", "typed_config": typed("envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter", object{
-			"dynamic_module_config": module, "filter_name": "sluice",
+			"dynamic_module_config": module, "filter_name": filter.Name,
 			"filter_config": typed("google.protobuf.StringValue", object{"value": "/nonexistent/sluice.sock"}),
 		})},
 		{"name": "router", "typed_config": typed("envoy.extensions.filters.http.router.v3.Router", object{})},
@@ -62,7 +69,7 @@ func filterCheck(path string) object {
 		"stat_prefix": "check", "http_filters": filters, "route_config": object{"name": "none"},
 	})
 	inlet := typed("envoy.extensions.filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter", object{
-		"dynamic_module_config": module, "filter_name": "sluice",
+		"dynamic_module_config": module, "filter_name": filter.Name,
 		"filter_config":   typed("google.protobuf.StringValue", object{"value": "/nonexistent/sluice.sock"}),
 		"terminal_filter": true,
 	})

@@ -153,18 +153,22 @@ func (e *exchange) send(a *decide.Answer) error {
 // HalfClose implements grpcserver.Handler.
 func (e *exchange) HalfClose() { e.stream.Finish(codes.OK, "") }
 
-// End implements grpcserver.Handler. The stream may have ended because Envoy has died. A successor
-// gets the access log, so this process does not know then which requests have ended before.
+// End implements grpcserver.Handler. The stream may have ended because Envoy has died.
 func (e *exchange) End() {
 	if e.passed != nil {
 		e.passed.cancel()
 	}
-	lives, pid := e.server.Lives, e.pid
-	if pid == 0 || lives == nil || e.server.successor.Load() != nil {
-		e.Exchange.End()
-		return
+	e.Lose()
+}
+
+// Alive implements decide.Envoy. A successor gets the access log, so this process does not know
+// then which requests have ended before.
+func (e *exchange) Alive() func() bool {
+	s, pid := e.server, e.pid
+	if pid == 0 || s.Lives == nil || s.successor.Load() != nil {
+		return nil
 	}
-	e.Lose(func() bool { return lives(pid) })
+	return func() bool { return s.successor.Load() != nil || s.Lives(pid) }
 }
 
 // Context implements decide.Envoy.

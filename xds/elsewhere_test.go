@@ -175,6 +175,9 @@ func TestU16_AnEnvoyThatRefusesAModelHasNoSayOfIt(t *testing.T) {
 	if all := s.Status().Refused; len(all) != 1 || all[0].Resource != "model/new" || all[0].Envoy != "node at 127.0.0.1" {
 		t.Errorf("the status has the refusals %+v", all)
 	}
+	if status := s.Status(); status.Nacks != 1 || status.LastNack == nil || status.LastNack.Envoy != "node at 127.0.0.1" {
+		t.Errorf("%d refusals were counted, the last one is %+v", status.Nacks, status.LastNack)
+	}
 
 	again, clusters, _ := remote.connectElsewhereTo(t, "model/m", "model/new") // one that starts
 	again.ack(clusters, "no good")

@@ -4,13 +4,12 @@ import (
 	"strings"
 
 	accesslog "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	modules "github.com/envoyproxy/go-control-plane/envoy/extensions/dynamic_modules/v3"
 	httpmodules "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/dynamic_modules/v3"
 	hcm "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/sluice-gateway/sluice/envoy/filter"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
@@ -43,16 +42,9 @@ func ownFilter(c Config) []*hcm.HttpFilter {
 		return nil
 	}
 	return []*hcm.HttpFilter{httpFilter(filterName, &httpmodules.DynamicModuleFilter{
-		DynamicModuleConfig: &modules.DynamicModuleConfig{
-			Name: "sluice",
-			// A thread of the filter may still run when the last listener with it has gone.
-			DoNotClose: true,
-			Module: &core.AsyncDataSource{Specifier: &core.AsyncDataSource_Local{Local: &core.DataSource{
-				Specifier: &core.DataSource_Filename{Filename: c.Filter.Path},
-			}}},
-		},
-		FilterName:   "sluice",
-		FilterConfig: mustPack(wrapperspb.String(c.Filter.Socket + c.Filter.headers())),
+		DynamicModuleConfig: filter.Module(c.Filter.Path),
+		FilterName:          filter.Name,
+		FilterConfig:        mustPack(wrapperspb.String(c.Filter.Socket + c.Filter.headers())),
 	})}
 }
 

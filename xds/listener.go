@@ -136,7 +136,12 @@ func setProtocols(m *hcm.HttpConnectionManager) {
 		// Many servers treat x_sluice_tenant and x-sluice-tenant as the same name.
 		HeadersWithUnderscoresAction: core.HttpProtocolOptions_DROP_HEADER,
 	}
-	m.HttpProtocolOptions = &core.Http1ProtocolOptions{}
+	m.HttpProtocolOptions = &core.Http1ProtocolOptions{
+		// Otherwise Envoy takes each 400 for an error of the protocol, also one of Sluice, and
+		// closes the connection. It closes those all the same on which it cannot find the next
+		// request.
+		OverrideStreamErrorOnInvalidHttpMessage: wrapperspb.Bool(true),
+	}
 	m.Http2ProtocolOptions = &core.Http2ProtocolOptions{
 		// This permits WebSockets over HTTP/2 (RFC 8441). A route still refuses CONNECT itself.
 		AllowConnect:                true,

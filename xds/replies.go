@@ -43,6 +43,8 @@ const (
 	// gRPC service.
 	toSluice = `xds.cluster_name in ["` + headers.APICluster + `", "` + headers.RelayCluster + `"]`
 	toGRPC   = `xds.route_name == "` + routes.GRPC + `"`
+	// onUndecided is true for requests that Sluice has not decided.
+	onUndecided = `xds.route_name == "` + routes.Undecided + `"`
 	// messagesPath is true for requests to the Messages API, with and without /v1.
 	messagesPath = `(request.path.startsWith("/v1/messages") || request.path.startsWith("/messages"))`
 	// hasClientTimeout is true on the routes of requests whose client set the timeout.
@@ -61,7 +63,9 @@ func sentBySluice() string {
 func replies() []reply {
 	return []reply{
 		forGRPC(unavailable(toGRPC+" && response.code >= 500", "the gateway does not answer at the moment")),
-		unavailable(detailsAre("cluster_not_found"), "the gateway cannot decide about requests at the moment"),
+		unavailable(detailsAre("cluster_not_found")+" && "+onUndecided, "the gateway cannot decide about requests at the moment"),
+		// This Envoy refuses the cluster, or gets it later than the others.
+		unavailable(detailsAre("cluster_not_found"), "the Envoy that has this request has not taken over the model's replicas, or not yet"),
 		unavailable(detailsAre("ext_authz_error"), "the gateway cannot check keys at the moment"),
 		unavailable(toSluice+" && "+noAnswer(), "the gateway does not answer at the moment"),
 		{

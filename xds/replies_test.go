@@ -1,9 +1,13 @@
 package xds
 
 import (
+	"bufio"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
@@ -64,6 +68,14 @@ func ownReplies(t *testing.T, g *gateway) {
 		}
 		checkHeaders(t, test.got.Header, want)
 	}
+	for text, got := range map[string]answer{
+		"cannot decide about requests":            post(),
+		"has not taken over the model's replicas": post(decided("r-nowhere")...),
+	} {
+		if !strings.Contains(string(got.body), text) {
+			t.Errorf("want %q: %s", text, got.body)
+		}
+	}
 	// Sluice's own answers keep status, body and type, with and without details.
 	for _, said := range []string{"401", "404", "413", "429", "502", "503", "504"} {
 		for _, details := range []string{"", "sluice_something"} {
@@ -74,4 +86,60 @@ func ownReplies(t *testing.T, g *gateway) {
 			checkHeaders(t, got.Header, map[string]string{headers.Source: "gateway", "retry-after": "", "content-type": "application/json"})
 		}
 	}
+}
+
+// keptConnections checks after which errors a connection of HTTP/1.1 stays: after those about a
+// whole request. What is no valid message, or is not read to its end, ends the connection.
+func keptConnections(t *testing.T, g *gateway) {
+	const head = "POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nX-Test-Details: sluice_x\r\n"
+	for _, test := range []struct {
+		name, request string
+		status        int
+		kept          bool
+	}{
+		{"400 of Sluice", head + "X-Test-Answer: 400\r\nContent-Length: 2\r\n\r\n{}", 400, true},
+		{"400 of Sluice, in chunks", head + "X-Test-Answer: 400\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400, true},
+		{"404 of Sluice", head + "X-Test-Answer: 404\r\nContent-Length: 2\r\n\r\n{}", 404, true},
+		{"a body that nobody reads", "POST /schedule HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n{", 401, false},
+		{"smuggling", "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n", 400, false},
+		{"two lengths", "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 2\r\n\r\n{} ", 400, false},
+		{"transfer encoding", "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: x\r\n\r\n", 400, false},
+		{"an odd header", "GET / HTTP/1.1\r\nHost: x\r\na b: c\r\n\r\n", 400, false},
+		{"not HTTP", "HELO\r\n\r\n", 400, false},
+	} {
+		first, second := g.twice(t, test.request)
+		if first != test.status || second == test.status && !test.kept || second != test.status && test.kept {
+			t.Errorf("%s: the answers are %d and %d, want %d; kept: %v", test.name, first, second, test.status, test.kept)
+		}
+	}
+}
+
+// twice sends a request twice over one connection. It returns the status of each answer; 0: there
+// is none.
+func (g *gateway) twice(t *testing.T, request string) (first, second int) {
+	t.Helper()
+	c, err := net.Dial("tcp", g.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
+		t.Fatal(err)
+	}
+	reader := bufio.NewReader(c)
+	ask := func() int {
+		if _, err := io.WriteString(c, request); err != nil {
+			return 0
+		}
+		response, err := http.ReadResponse(reader, nil)
+		if err != nil {
+			return 0
+		}
+		defer response.Body.Close()
+		if _, err := io.Copy(io.Discard, response.Body); err != nil {
+			return 0
+		}
+		return response.StatusCode
+	}
+	return ask(), ask()
 }

@@ -102,10 +102,11 @@ type Status struct {
 	Certificate string
 	// Pushes counts the responses that were sent.
 	Pushes uint64
-	// Nacks counts the responses that Envoy refused. If a response with several resources is
+	// Nacks counts the responses that any Envoy refused. If a response with several resources is
 	// refused, it counts once, and each bad resource that is then refused alone counts once.
 	Nacks uint64
-	// LastNack is the last refusal of a single resource. nil means that there was none.
+	// LastNack is the last refusal of a single resource by any Envoy. nil means that there was
+	// none.
 	LastNack *Nack
 	// Refused are the resources whose current version Envoy refuses, by type and name, and then
 	// those that each other Envoy of another host refuses. An Envoy keeps its old versions.
@@ -388,4 +389,18 @@ func (s *Server) updateStatus(st *stream, change func(*Status)) {
 	if s.newestStream == st {
 		change(&s.status)
 	}
+}
+
+// countNack counts a response that an Envoy refused.
+func (s *Server) countNack() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Nacks++
+}
+
+// setLastNack records the refusal of a single resource.
+func (s *Server) setLastNack(n *Nack) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.LastNack = n
 }

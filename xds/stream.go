@@ -57,6 +57,14 @@ func (st *stream) name() string {
 	return fmt.Sprintf("%s at %s", st.node, st.remote.host())
 }
 
+// nameField is the name of an Envoy of another host for the log; nothing for that of this host.
+func (st *stream) nameField() zap.Field {
+	if name := st.name(); name != "" {
+		return zap.String("envoy", name)
+	}
+	return zap.Skip()
+}
+
 // signal wakes the goroutine in run.
 func (st *stream) signal() {
 	select {

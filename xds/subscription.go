@@ -114,10 +114,10 @@ func (sub *subscription) nextResponses(k resourceKind, resources *Resources) []r
 // that is refused alone is not sent again until it changes; Envoy keeps its old version.
 func (st *stream) handleRefusal(k resourceKind, r response, message string) {
 	sub := st.subscriptions[k]
-	st.server.updateStatus(st, func(s *Status) { s.Nacks++ })
+	st.server.countNack()
 	if len(r.resources)+len(r.removed) > 1 {
 		st.server.log.Warn("Envoy refused several resources, sending them one by one",
-			zap.Stringer("type", k), zap.Int("resources", len(r.resources)+len(r.removed)), zap.String("message", message))
+			zap.Stringer("type", k), zap.Int("resources", len(r.resources)+len(r.removed)), zap.String("message", message), st.nameField())
 		for _, res := range r.resources {
 			if sub.sent[res.Name] == res.Version {
 				sub.retryAlone = append(sub.retryAlone, response{resources: []*Resource{res}})
@@ -128,7 +128,7 @@ func (st *stream) handleRefusal(k resourceKind, r response, message string) {
 		}
 		return
 	}
-	nack := Nack{Type: k.String(), Message: message, Time: time.Now()}
+	nack := Nack{Type: k.String(), Envoy: st.name(), Message: message, Time: time.Now()}
 	for _, res := range r.resources {
 		nack.Resource = res.Name
 		sub.refused[res.Name] = nack
@@ -137,8 +137,8 @@ func (st *stream) handleRefusal(k resourceKind, r response, message string) {
 		nack.Resource = name
 	}
 	st.server.log.Error("Envoy refused a resource",
-		zap.String("type", nack.Type), zap.String("resource", nack.Resource), zap.String("message", message))
-	st.server.updateStatus(st, func(s *Status) { s.LastNack = &nack })
+		zap.String("type", nack.Type), zap.String("resource", nack.Resource), zap.String("message", message), st.nameField())
+	st.server.setLastNack(&nack)
 	st.reportRefused()
 }
 

@@ -45,6 +45,7 @@ func TestTraffic(t *testing.T) {
 		"fallback":       listOfGoneReplicas,
 		"api":            apiRoutes,
 		"replies":        ownReplies,
+		"connections":    keptConnections,
 		"release":        releasedOnAck,
 		"log":            loggedRequest,
 		"attempts":       loggedAttempts,

@@ -97,9 +97,9 @@ var allowed = map[string]string{
 	"internal/api":               "engines internal/headers internal/openai internal/request internal/routes",
 	"internal/admin":             "engines internal/condition internal/headers internal/history internal/loglines internal/openai internal/request internal/usage",
 	"internal/history":           "internal/beat internal/request",
-	"xds":                        "engines internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
+	"xds":                        "engines envoy/filter internal/elsewhere internal/failover internal/headers internal/openai internal/routes",
 	"envoy/filter":               "",
-	"envoy":                      "internal/beat internal/connections internal/elsewhere internal/headers internal/process",
+	"envoy":                      "envoy/filter internal/beat internal/connections internal/elsewhere internal/headers internal/process",
 	"internal/decide":            "admission authz internal/dispatch internal/failover internal/headers internal/openai internal/request internal/routes",
 	"internal/outgoing":          "internal/nonblock",
 	"internal/grpcserver":        "internal/lack internal/nonblock internal/outgoing",
@@ -139,7 +139,7 @@ var allowed = map[string]string{
 // confined lists which packages may import a technology. The key is the beginning of an import
 // path.
 var confined = map[string]string{
-	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy internal/connections internal/elsewhere internal/telemetry",
+	"github.com/envoyproxy/go-control-plane": "extproc authz xds envoy envoy/filter internal/connections internal/elsewhere internal/telemetry",
 	"k8s.io/":                                "engines/kubernetes engines/kubernetes/custom engines/podpatch internal/kubetest",
 	"github.com/NVIDIA/go-nvml":              "engines/local",
 	"github.com/spf13/cobra":                 "cmd/sluice",

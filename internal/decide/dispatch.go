@@ -65,10 +65,17 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 // offer offers the request to the relay. The answer makes Envoy route the request to the relay,
 // with the token of the offer in a header.
 func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
-	record := x.record // the callback must not use x, which ends before the relay is done
+	// The callback must not use x, which ends before the relay is done.
+	d, record, alive := x.decider, x.record, x.envoy.Alive()
 	offer := &dispatch.Offer{
 		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.enginePath, Scan: *scan, Task: x.head.task,
-		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record, Done: func() { record.Close(nil) },
+		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record,
+		Done: func() {
+			record.Close(nil)
+			if !d.Retired() { // else Envoy's access log goes to another process
+				record.Lose(alive)
+			}
+		},
 		Claimed: x.envoy.Claimed,
 	}
 	x.token = x.decider.Handoff.Offer(offer)

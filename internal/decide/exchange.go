@@ -31,6 +31,9 @@ type Envoy interface {
 	// Gateway is the address at which the relay of this gateway is reached, if the Envoy of another
 	// host asks. Else it is empty.
 	Gateway() string
+	// Alive returns a func that reports whether this Envoy's process runs, also after the exchange
+	// has ended. nil means that nobody can tell.
+	Alive() func() bool
 }
 
 // Exchange is the state of one request. A transport calls Head, Headers, Body and End in this
@@ -173,11 +176,11 @@ func (x *Exchange) End() {
 }
 
 // Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
-// Envoy. alive reports whether that Envoy lives; see request.Record.
-func (x *Exchange) Lose(alive func() bool) {
+// Envoy; see request.Record.
+func (x *Exchange) Lose() {
 	record := x.record
 	x.End()
-	record.Lose(alive)
+	record.Lose(x.envoy.Alive())
 }
 
 // uncount has the exchange count as open no more. Further calls do nothing.

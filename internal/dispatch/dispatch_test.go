@@ -237,7 +237,7 @@ func TestOnlyWhatEnvoyKnowsIsPicked(t *testing.T) {
 			t.Fatalf("queued: %d", v.Queued)
 		}
 		s.acknowledge("m", all[1])
-		if ticket := <-got; ticket.Replica() != "b" || ticket.Endpoints() != "127.0.0.1:9001" {
+		if ticket := <-got; ticket.Replica() != "b" || ticket.Endpoints() != "127.0.0.1:9001,127.0.0.1:9001" {
 			t.Errorf("picked %s %s", ticket.Replica(), ticket.Endpoints())
 		}
 	})

@@ -23,7 +23,7 @@ func TestEndpointsStayInTheCluster(t *testing.T) {
 		for i, r := range list {
 			at[fmt.Sprint("127.0.0.1:", 9000+i)] = r.ID
 		}
-		lengths := map[string]int{"a": 2, "b": 2, "c": 2, "d": 2, "e": 1}
+		lengths := map[string]int{"a": 2, "b": 2, "c": 2, "d": 2, "e": 2}
 		for key := range 40 {
 			ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 			picked := ticket.Replica()

@@ -60,9 +60,7 @@ type expectation struct {
 	Prediction
 	work    predict.Work
 	matched int32
-	// pinned is forecasts.pinned.
-	pinned bool
-	at     time.Time
+	at      time.Time
 }
 
 // expect puts a request into the queue of replica i and returns what is expected of it.
@@ -72,7 +70,7 @@ func (t *modelRoute) expect(p *pickInput, q *prompt, i int, now time.Time) (e ex
 		uncached, e.matched = f.uncached[i], f.matched[i]
 	}
 	r := &t.replicas[i]
-	e.at, e.pinned = now, f.pinned
+	e.at = now
 	e.work = r.queue.Begin(now, int(r.load.Load())-1, uncached)
 	e.Prediction = Prediction{TTFT: e.work.TTFT, Reason: string(p.why)}
 	if t.isCacheAware() && q.chain.Bytes > 0 {
@@ -102,15 +100,19 @@ func (t *modelRoute) loads(into []int) []int {
 	return into
 }
 
-// endpoints returns the value of the header that Envoy's override_host policy reads. For a pinned
-// request it is its replica twice. Envoy may repeat such a request on a new connection, and would
-// pick another replica by itself after the end of the list.
+// endpoints returns the value of the header that Envoy's override_host policy reads. A request that
+// only one of several replicas can take has that one twice. Envoy may repeat such a request on a
+// new connection, and would pick another replica by itself after the end of the list: one that is
+// full, or that the routing table does not have.
 func (t *modelRoute) endpoints(key uint64, picked int, p *pickInput) string {
-	if p.forecasts.pinned {
-		address := t.replicas[picked].address
-		return address + "," + address
+	address := t.replicas[picked].address
+	if !p.forecasts.pinned {
+		list := t.list(key, picked, p.loads)
+		if list != address || len(t.source.Replicas) == 1 {
+			return list
+		}
 	}
-	return t.list(key, picked, p.loads)
+	return address + "," + address
 }
 
 // list returns the endpoints of a request that is not pinned: the picked replica, then other

@@ -59,13 +59,16 @@ type sampleBudget struct {
 	used atomic.Int64
 }
 
+// lateBy is by how many seconds a goroutine may be late.
+const lateBy = 2
+
 // acquire counts one time. It returns false if there were so many in this second; perSecond is at
 // most 255.
 func (b *sampleBudget) acquire(now time.Time, perSecond int64) bool {
 	second := now.Unix() << 8
 	for {
 		used := b.used.Load()
-		if used < second {
+		if used < second || used > second+lateBy<<8 { // else a goroutine is late, and the clock has not gone back
 			if b.used.CompareAndSwap(used, second+1) {
 				return true
 			}
@@ -89,6 +92,9 @@ func (s *sampler) acquire(stream bool, credit *sampleCredit, now time.Time) bool
 	}
 	was := last.Load()
 	passed := time.Duration(now.UnixNano() - was)
+	if passed < -sampleEvery { // the clock has gone back
+		passed = sampleRarely
+	}
 	reserve := 0.0
 	if passed < sampleRarely {
 		reserve = maxSamples / 2

@@ -133,3 +133,28 @@ func TestR3_CostOfAResponse(t *testing.T) {
 		t.Errorf("speech: %+v", got)
 	}
 }
+
+// TestR3_SamplesAfterTheClockHasGoneBack: a clock that was far ahead for a moment, and is right
+// again, ends neither the samples nor what is counted by the second.
+func TestR3_SamplesAfterTheClockHasGoneBack(t *testing.T) {
+	t.Parallel()
+	var credit sampleCredit
+	var s sampler
+	var b sampleBudget
+	now := time.Now()
+	ahead := now.Add(1000 * time.Hour)
+	s.acquire(true, &credit, ahead)
+	b.acquire(ahead, 2)
+	if !s.acquire(true, &credit, now) || s.acquire(true, &credit, now.Add(sampleEvery/2)) || !s.acquire(true, &credit, now.Add(2*sampleEvery)) {
+		t.Error("a model is sampled never again, or always")
+	}
+	for i, want := range []bool{true, true, false} {
+		if got := b.acquire(now, 2); got != want {
+			t.Errorf("number %d of two in a second: %v", i+1, got)
+		}
+	}
+	b.acquire(now.Add(time.Second), 1)
+	if b.acquire(now, 1) {
+		t.Error("a goroutine that is late gets the budget once more")
+	}
+}

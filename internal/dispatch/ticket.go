@@ -66,8 +66,6 @@ type Ticket struct {
 	preempted bool
 	// endpoints is the list for Envoy, see Endpoints
 	endpoints string
-	// pinned says that only the picked replica can serve the request.
-	pinned bool
 	// work is the request in the queue of its replica, prediction what was expected at the pick;
 	// guarded by mu
 	work       predict.Work
@@ -117,7 +115,7 @@ func (t *Ticket) Cluster() string {
 }
 
 // Endpoints returns a list of addresses, ip:port,ip:port: the picked replica, then those that Envoy
-// may retry on. A request that continues a response has the replica of that response twice.
+// may retry on. A request that only one of several replicas can take has that one twice.
 func (t *Ticket) Endpoints() string { return t.endpoints }
 
 // Watched reports whether FirstToken has to be called.
@@ -144,7 +142,10 @@ func (t *Ticket) QuotaLeft() admission.Quota { return t.lease.Quota() }
 func (t *Ticket) Retries() int { return max(strings.Count(t.endpoints, ","), 1) }
 
 // HasFallback reports whether Endpoints has other replicas than the picked one.
-func (t *Ticket) HasFallback() bool { return !t.pinned && strings.Contains(t.endpoints, ",") }
+func (t *Ticket) HasFallback() bool {
+	picked, others, several := strings.Cut(t.endpoints, ",")
+	return several && picked != others
+}
 
 // Replica returns the id of the replica that the slot is on.
 func (t *Ticket) Replica() string {
@@ -167,7 +168,6 @@ func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, 
 	defer t.mu.Unlock()
 	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
 	t.work, t.prediction, t.matched, t.reservedAt = expected.work, expected.Prediction, expected.matched, expected.at
-	t.pinned = expected.pinned
 }
 
 // releaseSlot releases the slot on the replica. Further calls do nothing.

@@ -17,13 +17,13 @@ type Upstream struct {
 }
 
 // Upstreams returns the replicas of Endpoints in that order: the picked one, then those to try if
-// it refuses. A request that continues a response has one.
+// it refuses. A request that only one replica can take has one.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
 	route, cluster := t.route, t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
 	t.mu.Unlock()
 	list, endpoints := make([]Upstream, 0, 1+fallbacks), t.endpoints
-	if t.pinned {
+	if !t.HasFallback() {
 		endpoints, _, _ = strings.Cut(endpoints, ",")
 	}
 	for address := range strings.SplitSeq(endpoints, ",") {

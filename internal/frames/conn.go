@@ -386,6 +386,7 @@ func (r *reader) ended(id uint64, p *payload) {
 		x.end()
 	}
 	if r.server.OnEntry != nil {
+		e.PID = r.pid
 		r.server.OnEntry(e)
 	}
 }
@@ -420,6 +421,7 @@ func (r *reader) adopt(id uint64, p *payload) {
 		return
 	}
 	if r.server.OnEntry != nil {
+		e.PID = r.pid
 		r.server.OnEntry(e)
 	}
 }

@@ -97,9 +97,8 @@ func (x *exchange) end() {
 
 // lose is end for a request that Envoy has not told again after its connection had broken.
 func (x *exchange) lose() {
-	c, _ := x.where()
 	if x.close() {
-		x.Lose(func() bool { return c.pid == 0 || c.server.Lives == nil || c.server.Lives(c.pid) })
+		x.Lose()
 	}
 }
 
@@ -217,6 +216,15 @@ func (x *exchange) Claimed() {
 
 // Gateway implements decide.Envoy. Envoys of other hosts do not use frames.
 func (x *exchange) Gateway() string { return "" }
+
+// Alive implements decide.Envoy.
+func (x *exchange) Alive() func() bool {
+	c, _ := x.where()
+	if c.pid == 0 || c.server.Lives == nil {
+		return nil
+	}
+	return func() bool { return c.server.Lives(c.pid) }
+}
 
 // requestContext is a context that ends with its request. Its channel is made when somebody asks
 // for it, which is when the request waits. The zero value is ready to use.

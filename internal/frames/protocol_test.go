@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func TestB6_ARecordIsAnEntry(t *testing.T) {
 	f := connect(t, path)
 	f.send(kindEnd, 0, 77, record("e-1", "usage", "7 11 3", "read", "2 30 1900000000000000 1900000000001000 1 stop 5:1", "unknown", "x"))
 	want := request.Entry{
-		Log: headers.LogRequests, RequestID: "e-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/1.1", Route: "stream", Status: 200,
+		Log: headers.LogRequests, PID: os.Getpid(), RequestID: "e-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/1.1", Route: "stream", Status: 200,
 		Details: "via_upstream", Flags: "UF,URX", Upstream: "127.0.0.1:9000", Cluster: "model/org/m", Model: "org/m", Replica: "m-0", Attempts: 2, Streamed: true,
 		Metadata: map[string]string{"tenant": "acme"}, BytesIn: 140, BytesOut: 1000, Start: time.UnixMicro(1_900_000_000_000_000).UTC(),
 		Usage:    request.Usage{Prompt: 7, Completion: 11, Cached: 3, Known: true, CachedKnown: true},

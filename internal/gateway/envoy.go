@@ -54,6 +54,8 @@ type envoyLink struct {
 
 	// certificates are those of the listener; nil without tls.
 	certificates *certificates.Follower
+	// servedEnd is when the certificate ends that Envoy says to serve with; nil: not known.
+	servedEnd atomic.Pointer[time.Time]
 
 	// pushing is held while a change is sent to Envoy, so that an older view of the fleet never
 	// replaces a newer one.

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/news"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 )
@@ -24,6 +25,7 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
 		CostOf:     g.dispatcher.CostOfRecovered,
+		Lives:      g.isHeard,
 		Used:       g.used,
 		Finished: []func(request.Summary){g.finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
 			g.streams.tracer.Native},
@@ -31,6 +33,10 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Picked:        telemetry.PickLog(g.log),
 	}
 }
+
+// isHeard reports whether the Envoy with this pid runs, or whether another process gets the access
+// log.
+func (g *Gateway) isHeard(pid int) bool { return g.decisions.Retired() || process.Runs(pid) }
 
 // finishedDelay is how long the metrics, the history, the events and the access log wait for a
 // request that has ended, to be told of several together. Who reads the metrics or takes a sample

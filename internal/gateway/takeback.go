@@ -12,8 +12,21 @@ import (
 	"github.com/sluice-gateway/sluice/internal/process"
 )
 
-// retakePause is the time before this process tries again to replace a failed successor.
-const retakePause = time.Second
+const (
+	// retakePause is the time before this process tries again to replace a failed successor.
+	retakePause = time.Second
+	// maxRetakePause bounds that time, which doubles with each try that fails.
+	maxRetakePause = 30 * time.Second
+)
+
+// pauseAfter returns the time before the next try when so many have failed, at least one.
+func pauseAfter(failed int) time.Duration {
+	pause := retakePause
+	for ; failed > 1 && pause < maxRetakePause; failed-- {
+		pause *= 2
+	}
+	return min(pause, maxRetakePause)
+}
 
 // errToldToStop says that the gateway was told to stop before a process has taken over.
 var errToldToStop = errors.New("the gateway was told to stop")
@@ -23,7 +36,7 @@ var errToldToStop = errors.New("the gateway was told to stop")
 // claim, so that the guard ends nothing and signals come here. When the gateway is told to stop,
 // takeBack returns errToldToStop and keeps the claim: this Gateway then stops everything itself.
 func (g *Gateway) takeBack(ctx context.Context, why error) (*successor, error) {
-	for {
+	for failed := 1; ; failed++ {
 		g.log.Error("new process did not take over, this one takes its place", zap.Error(why))
 		g.upgrade.fail(why)
 		s, err := g.replaceSuccessor(context.WithoutCancel(ctx)) // a Gateway that was told to stop first takes over, too
@@ -34,7 +47,7 @@ func (g *Gateway) takeBack(ctx context.Context, why error) (*successor, error) {
 		if err := g.dir.Claim(context.WithoutCancel(ctx)); err != nil {
 			return nil, errors.Join(why, err)
 		}
-		if g.toldToStop(ctx, retakePause) {
+		if g.toldToStop(ctx, pauseAfter(failed)) {
 			return nil, errors.Join(errToldToStop, why)
 		}
 		if err := g.dir.Release(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -223,5 +224,18 @@ func TestX20_AGatewayWithoutASuccessorStops(t *testing.T) {
 			}
 			r.checkStop(t)
 		})
+	}
+}
+
+// What keeps a Gateway from taking over may last, such as a certificate that has gone. Each try
+// makes a whole Gateway, so tries become rarer.
+func TestX20_TriesToTakeOverBecomeRarer(t *testing.T) {
+	t.Parallel()
+	for failed, want := range map[int]time.Duration{
+		1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 5: 16 * time.Second, 6: maxRetakePause, 1e6: maxRetakePause,
+	} {
+		if got := pauseAfter(failed); got != want {
+			t.Errorf("after %d tries the pause is %v, want %v", failed, got, want)
+		}
 	}
 }

@@ -29,7 +29,12 @@ func (e *envoyLink) listenerTLS() xds.TLS {
 // ends.
 func (e *envoyLink) followCertificates(ctx context.Context) error {
 	var told *certificates.Content
+	var asked time.Time
 	for {
+		if now := time.Now(); now.Sub(asked) >= askServedEvery && e.server.Status().Certificate == "" {
+			asked = now
+			e.askServed(ctx)
+		}
 		if now := e.certificates.Current(time.Now()); now != told {
 			if err := e.push(); err != nil {
 				e.log.Error("Envoy was not told of a new certificate", zap.Error(err))
@@ -45,6 +50,21 @@ func (e *envoyLink) followCertificates(ctx context.Context) error {
 	}
 }
 
+// askServedEvery is how often Envoy is asked with which certificate it serves, while only Envoy
+// knows.
+const askServedEvery = 10 * time.Second
+
+// askServed asks the Envoys of this host when the certificate ends with which they serve.
+func (e *envoyLink) askServed(ctx context.Context) {
+	var latest *time.Time
+	for _, a := range e.admins() {
+		if end, err := a.CertificateEnd(ctx); err == nil && !end.IsZero() && (latest == nil || end.After(*latest)) {
+			latest = &end
+		}
+	}
+	e.servedEnd.Store(latest)
+}
+
 // certificateWarning is how long before its end a certificate is a condition.
 const certificateWarning = 7 * 24 * time.Hour
 
@@ -55,13 +75,17 @@ func (g *Gateway) certificateConditions() []condition.Condition {
 		return nil
 	}
 	now := time.Now()
-	read := g.envoy.certificates.Current(now).Pair.Leaf
-	return certificateConditions(g.envoy.certificates.Fault(), endOf(g.envoy.server.Status().Certificate, read), now)
+	end := g.envoy.certificates.Current(now).Pair.Leaf.NotAfter
+	if served := g.envoy.servedEnd.Load(); served != nil {
+		end = *served
+	}
+	return certificateConditions(g.envoy.certificates.Fault(), endOf(g.envoy.server.Status().Certificate, end), now)
 }
 
-// endOf returns the end of the certificate of a chain that Envoy serves; that of the certificate
-// that was read if the chain is not known.
-func endOf(chain string, read *x509.Certificate) time.Time {
+// endOf returns the end of the certificate of a chain that Envoy has acknowledged. If the chain is
+// not known, as after a restart of the gateway, it is otherwise: what Envoy says, or the end of the
+// certificate that was read.
+func endOf(chain string, otherwise time.Time) time.Time {
 	for block, rest := pem.Decode([]byte(chain)); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			continue
@@ -71,7 +95,7 @@ func endOf(chain string, read *x509.Certificate) time.Time {
 		}
 		break
 	}
-	return read.NotAfter
+	return otherwise
 }
 
 // tokenConditions tells whether the keys of the identity provider can be read.

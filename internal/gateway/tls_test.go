@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"crypto/x509"
 	"os"
 	"path/filepath"
 	"testing"
@@ -21,7 +20,7 @@ func TestO12_TheWarningIsAboutTheCertificateInForce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := &x509.Certificate{NotAfter: now.Add(2 * certificateWarning)}
+	read := now.Add(2 * certificateWarning)
 	for served, warned := range map[string]bool{string(chain): true, "# a line\n" + string(chain): true, "": false, "no certificate": false} {
 		all := certificateConditions(nil, endOf(served, read), now)
 		if (len(all) == 1) != warned || warned && (all[0].Reason != "EndsSoon" || all[0].Severity != condition.Warning) {

@@ -17,6 +17,8 @@ type Entry struct {
 	// the figures so far and no Duration. In LogAttempts it says that a replica has taken over a
 	// request from one that failed: see Moved.
 	Interim bool
+	// PID is the process of the Envoy that has sent the entry; 0: not known.
+	PID int
 
 	// RequestID is Envoy's x-request-id; empty for requests that were too broken to have one.
 	RequestID string

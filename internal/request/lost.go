@@ -12,18 +12,20 @@ import (
 // has its Envoy. What an Envoy has told before it died has come by then.
 const lostCheck = lateNews / 2
 
-// Lose tells, after Close, that nobody sees the end of a native request: its connection to Envoy
-// has broken. If Envoy's final entry does not come within lostCheck, alive is called from another
+// Lose tells, after Close, that nobody sees the end of a request: its connection to Envoy has
+// broken. If Envoy's final entry does not come within lostCheck, alive is called from another
 // goroutine. It reports whether that Envoy lives: then the request may run on, and its entry comes
-// at its end. Otherwise no entry comes, and the request ends without one.
+// at its end. Otherwise no entry comes, and the request ends without one. Lose does nothing if
+// alive is nil, for a managed request that has ended well, and for one that was refused.
 func (r *Record) Lose(alive func() bool) {
-	if r == nil {
+	if r == nil || alive == nil {
 		return
 	}
 	r.store.mu.Lock()
-	hold, awaited := r.hold, r.closed && !r.logged
+	hold, awaited := r.hold, r.closed && !r.logged && !r.outcome.isWhole()
+	refused := r.hold == nil && r.outcome == nil && r.summary.Code != ""
 	r.store.mu.Unlock()
-	if !awaited || hold == nil {
+	if !awaited || refused {
 		return
 	}
 	time.AfterFunc(lostCheck, func() {
@@ -45,22 +47,91 @@ func (r *Record) endLost(hold Hold) {
 	r.unnamed, r.untold = false, 0
 	stream := r.summary.Stream
 	r.store.mu.Unlock()
-	cost := hold.Correct(Response{Stream: stream, Failed: true, Abandoned: true, Lost: true})
+	var cost Cost
+	if hold != nil {
+		cost = hold.Correct(Response{Stream: stream, Failed: true, Abandoned: true, Lost: true})
+	}
 	r.store.mu.Lock()
-	q := r.summary.lose(cost)
+	r.summary.lose()
+	if hold != nil {
+		r.summary.loseNative(cost)
+	}
+	q, managed := r.summary, r.outcome != nil
 	r.store.mu.Unlock()
-	r.store.used(&q)
+	if !managed { // else the relay has told it
+		r.store.used(&q)
+	}
 	r.store.finish(&q)
 }
 
-// lose sets how a request has ended whose Envoy has died. Nobody knows what its client has got.
-func (q *Summary) lose(cost Cost) Summary {
-	q.Source, q.Route, q.Abandoned = headers.SourceGateway, RouteNative, true
+// lose sets how a request has ended whose Envoy has died. Nobody knows what its client has got. The
+// relay has seen that the client left, which was that Envoy.
+func (q *Summary) lose() {
+	if q.Cause == CauseClient {
+		q.Cause, q.Code = "", ""
+	}
 	q.Code = cmp.Or(q.Code, string(openai.CodeGatewayUnavailable))
-	q.Attempts = max(q.Attempts, 1)
-	if q.Stream {
+	q.Source = cmp.Or(q.Source, headers.SourceGateway)
+	if q.Cause == "" {
 		q.Cause = CauseGateway
 	}
+	q.Cause = q.DisconnectCause()
+}
+
+// loseNative adds what is so for a request that was at a replica by Envoy alone.
+func (q *Summary) loseNative(cost Cost) {
+	q.Source, q.Route, q.Abandoned = headers.SourceGateway, RouteNative, true
+	q.Attempts = max(q.Attempts, 1)
 	q.estimate(cost)
-	return *q
+}
+
+// isWhole reports whether the relay has carried the request to a good end.
+func (o *Outcome) isWhole() bool { return o != nil && o.Cause == "" && o.Fault == nil }
+
+// watch looks every lateNews whether the Envoy of a request of before a restart lives, until the
+// request has ended. When the Envoy has died, the request ends without a final entry.
+func (r *Record) watch() {
+	time.AfterFunc(lateNews, func() {
+		r.store.mu.Lock()
+		logged, pid := r.logged, r.interim.PID
+		r.store.mu.Unlock()
+		switch {
+		case logged:
+		case r.store.subscribers.Lives(pid):
+			r.watch()
+		default:
+			time.AfterFunc(lostCheck, r.endRecovered)
+		}
+	})
+}
+
+// endRecovered ends a request of before a restart whose Envoy has died, unless its final entry has
+// come. The last periodic entry says what the request has used. If no response had begun by then,
+// the replica was at work on the request.
+func (r *Record) endRecovered() {
+	r.store.mu.Lock()
+	if r.logged {
+		r.store.mu.Unlock()
+		return
+	}
+	r.logged, r.lost = true, true
+	e := *r.interim
+	e.Flags = "DC" // what Envoy writes of a request whose client's connection has ended
+	r.store.mu.Unlock()
+	var cost Cost
+	if r.store.subscribers.CostOf != nil {
+		cost = r.store.subscribers.CostOf(&e)
+	}
+	r.store.mu.Lock()
+	q := &r.summary
+	q.applyEnd(&e)
+	q.Flags = ""
+	q.lose()
+	q.Duration = time.Since(q.Started)
+	q.estimate(cost)
+	r.store.finishLocked(r)
+	told := *q
+	r.store.mu.Unlock()
+	r.store.used(&told)
+	r.store.finish(&told)
 }

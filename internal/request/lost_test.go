@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // lostStore returns a store, a native request of it that was closed, and what was told of it.
@@ -73,4 +75,118 @@ func TestE3_RequestsOfALivingEnvoyWait(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestE3_ManagedRequestsOfADeadEnvoyCount: the relay takes the death of Envoy for a client that has
+// left. The request is told once, with the relay's figures, and the gateway has broken it off. So
+// is one that waited when its Envoy died.
+func TestE3_ManagedRequestsOfADeadEnvoyCount(t *testing.T) {
+	t.Parallel()
+	left := Outcome{Model: "chat", Replica: "chat-0", Cause: CauseClient, Fault: openai.Cancelled(), Attempts: 1, Answered: true, Usage: Usage{Prompt: 7, Completion: 3}}
+	for name, c := range map[string]struct {
+		outcome *Outcome
+		want    Summary
+	}{
+		"a stream of the relay": {&left, Summary{Route: RouteManaged, Source: "engine", PromptTokens: 7, CompletionTokens: 3}},
+		"one that waited":       {nil, Summary{Source: "gateway"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var used, finished []Summary
+			s := NewStore(2)
+			s.Subscribe(Subscribers{
+				Used:     func(q *Summary) { used = append(used, *q) },
+				Finished: []func(Summary){func(q Summary) { finished = append(finished, q) }},
+			})
+			r := s.Begin(Arrival{ID: "a", Tenant: "acme", Model: "chat", Stream: true})
+			if c.outcome != nil {
+				r.SetOutcome(*c.outcome)
+			}
+			r.Close(nil)
+			r.Lose(func() bool { return false })
+			time.Sleep(lostCheck)
+			synctest.Wait()
+			s.Observe(relayed("a"))
+			if len(used) != 1 || len(finished) != 1 {
+				t.Fatalf("%s: told %d times what it has used, and %d times that it has ended", name, len(used), len(finished))
+			}
+			q := finished[0]
+			if q.Code != "gateway_unavailable" || q.Cause != CauseGateway || q.Route != c.want.Route || q.Source != c.want.Source ||
+				q.PromptTokens != c.want.PromptTokens || q.CompletionTokens != c.want.CompletionTokens || q.Abandoned {
+				t.Errorf("%s: %+v", name, q)
+			}
+		})
+	}
+}
+
+// TestE3_AWholeManagedRequestIsNotLost: nobody looks whether the Envoy of a request lives that the
+// relay has carried to a good end, or that was refused: Envoy may still send the answer.
+func TestE3_AWholeManagedRequestIsNotLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore(0)
+		asked := func() bool { t.Error("asked"); return false }
+		r, refused := s.Begin(Arrival{ID: "a", Stream: true}), s.Begin(Arrival{ID: "b"})
+		r.SetOutcome(whole())
+		r.Close(nil)
+		r.Lose(asked)
+		refused.Close(openai.Cancelled())
+		refused.Lose(asked)
+		time.Sleep(2 * lostCheck)
+	})
+}
+
+// TestE3_RecoveredRequestsOfADeadEnvoyCount: a request of before a restart whose Envoy has died
+// ends, and counts what its last periodic entry tells. One whose Envoy lives goes on, however long
+// nobody hears of it.
+func TestE3_RecoveredRequestsOfADeadEnvoyCount(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var used, finished []Summary
+		s := NewStore(4)
+		s.Subscribe(Subscribers{
+			CostOf:   func(e *Entry) Cost { return Cost{Usage: Usage{Prompt: e.BytesIn, Completion: e.BytesOut}} },
+			Lives:    func(pid int) bool { return pid == 7 },
+			Used:     func(q *Summary) { used = append(used, *q) },
+			Finished: []func(Summary){func(q Summary) { finished = append(finished, q) }},
+		})
+		tell := func(id string, pid int, out int64) {
+			e := final(id)
+			if out == 0 { // no response has begun
+				e.Status, e.FirstByte, e.Details = 0, 0, ""
+			}
+			e.Interim, e.PID, e.Duration, e.BytesOut, e.Usage = true, pid, 0, out, Usage{}
+			e.Start, e.Streamed, e.Metadata = time.Now(), true, map[string]string{"tenant": "acme"}
+			s.Observe(e)
+		}
+		tell("lives", 7, 10)
+		tell("lost", 8, 10)
+		time.Sleep(time.Second)
+		tell("lost", 8, 40)
+		time.Sleep(lateNews + lostCheck)
+		synctest.Wait()
+		if len(used) != 1 || len(finished) != 1 {
+			t.Fatalf("told %d times what it has used, and %d times that it has ended", len(used), len(finished))
+		}
+		q := finished[0]
+		if q.ID != "lost" || q.Tenant != "acme" || q.State != Done || q.Code != "gateway_unavailable" || q.Cause != CauseGateway ||
+			q.CompletionTokens != 40 || q.PromptTokens == 0 || q.UsageKnown || q.Duration < lateNews {
+			t.Errorf("%+v", q)
+		}
+		tell("unanswered", 8, 0)
+		time.Sleep(lateNews + lostCheck)
+		synctest.Wait()
+		if q := finished[1]; q.ID != "unanswered" || !q.Abandoned || q.PromptTokens == 0 || q.CompletionTokens != 0 || q.Code != "gateway_unavailable" {
+			t.Errorf("%+v", q)
+		}
+		time.Sleep(2 * logOnlyTTL)
+		if _, running := s.List(0); running != 1 || len(used) != 2 {
+			t.Errorf("%d running, %d have used something", running, len(used))
+		}
+		s.Observe(final("lives"))
+		s.Observe(final("lost"))
+		if _, running := s.List(0); running != 0 || len(used) != 3 {
+			t.Errorf("%d running, %d have used something", running, len(used))
+		}
+		time.Sleep(lateNews)
+	})
 }

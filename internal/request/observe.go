@@ -189,6 +189,12 @@ func (s *Store) addInterimLocked(r *Record, e *Entry) {
 	}
 	r.heard = now
 	r.summary.apply(e)
+	if r.logOnly && e.PID != 0 && s.subscribers.Lives != nil {
+		watched, own := r.interim != nil, *e
+		if r.interim = &own; !watched {
+			r.watch()
+		}
+	}
 }
 
 // adoptLocked makes a request out of an entry alone; no Close will come for it. A final entry needs

@@ -49,9 +49,10 @@ type Record struct {
 	failedAt Retry
 	retries  []Retry
 	// logOnly: the request is known from the access log alone. heard: when its last periodic entry
-	// came.
+	// came. interim is that entry, if its Envoy is known.
 	logOnly bool
 	heard   time.Time
+	interim *Entry
 	// outcome is what the relay told, entry is Envoy's final one that came before that.
 	outcome *Outcome
 	entry   *Entry

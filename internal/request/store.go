@@ -48,6 +48,8 @@ type Subscribers struct {
 	Picked func(Summary)
 	// CostOf returns what a native request of before a restart has cost, by the entry that ends it.
 	CostOf func(*Entry) Cost
+	// Lives reports whether the Envoy with this pid runs, or may still be heard by another process.
+	Lives func(pid int) bool
 	// Used is told what each request has used, once, as soon as that is known: of a managed request
 	// when the relay is done with it, of another one when its log entry has come. It is told
 	// before Finished. It is also told of requests that have used nothing. It must not keep the
@@ -62,7 +64,7 @@ type Subscribers struct {
 const (
 	defaultKeep = 512
 	// logOnlyTTL is how long a running request that is known from the access log alone is believed
-	// in without a new entry; its end was lost with the Envoy that served it.
+	// in without a new entry, if nobody can tell whether its Envoy lives.
 	logOnlyTTL = 5 * time.Minute
 	sweepEvery = time.Minute
 	// lateNews is how long the access log may take to tell of a request's end. Entries come within
@@ -267,7 +269,8 @@ func (s *Store) dropLocked(r *Record) {
 }
 
 // sweepLocked drops running requests that are known from the access log alone and were not heard of
-// for long. It walks all that run, so it does that once a minute at most.
+// for long, if their Envoy is not known. It walks all that run, so it does that once a minute at
+// most.
 func (s *Store) sweepLocked(now time.Time) {
 	if now.Sub(s.swept) < sweepEvery {
 		return
@@ -276,7 +279,7 @@ func (s *Store) sweepLocked(now time.Time) {
 	for e := s.running.Front(); e != nil; {
 		r := e.Value.(*Record)
 		e = e.Next()
-		if r.logOnly && now.Sub(r.heard) > logOnlyTTL {
+		if r.logOnly && r.interim == nil && now.Sub(r.heard) > logOnlyTTL {
 			s.dropLocked(r)
 		}
 	}

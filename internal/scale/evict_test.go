@@ -198,3 +198,73 @@ func TestFoundReplicasAreForgotten(t *testing.T) {
 		t.Errorf("%d, %d and %d, want 3, 0 and 0", m, x, y)
 	}
 }
+
+// TestP3_WhatAnotherGatewayRefusedBefore: requests that another gateway refused before it was known
+// keep no replica, neither the first time nor after a pause. What it refuses then does.
+func TestP3_WhatAnotherGatewayRefusedBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Max: 1}})
+		s.Adopt(map[string]int{"m": 1})
+		for _, step := range []struct {
+			elsewhere map[string]uint64
+			evictable bool
+		}{
+			{nil, true},
+			{map[string]uint64{"other": 57}, true},
+			{nil, true},
+			{map[string]uint64{"other": 57, "third": 9}, true},
+			{map[string]uint64{"other": 58, "third": 9}, false},
+		} {
+			set("m", Load{Ready: 1, RefusedElsewhere: step.elsewhere})
+			s.Update(time.Now())
+			if got := len(s.IdleModels()) == 1; got != step.evictable {
+				t.Errorf("others have refused %v: the replica can be evicted: %v", step.elsewhere, got)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// TestP3_WhatAnEvictionReadIsNotLost: a refused request starts a replica, also when the look for
+// idle replicas has read its count first.
+func TestP3_WhatAnEvictionReadIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Min: 0, Max: 2}})
+		s.Update(time.Now())
+		set("m", Load{Refused: 1})
+		s.Evict("m")
+		s.IdleModels()
+		s.ReportDemand("m")
+		s.Update(time.Now())
+		if s.Desired("m") != 1 {
+			t.Error("the refused request started nothing")
+		}
+	})
+}
+
+// TestP3_AReplicaThatHasServedIsNotHeld: a replica that a refused request has started is held for
+// the client. Once the model has served, its idle replica may be evicted.
+func TestP3_AReplicaThatHasServedIsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, set := newTestScalers(map[string]Model{"m": {Max: 1}})
+		want := func(evictable bool, l Load) {
+			t.Helper()
+			set("m", l)
+			time.Sleep(time.Second)
+			if got := len(s.IdleModels()) == 1; got != evictable {
+				t.Errorf("with %+v the replica can be evicted: %v", l, got)
+			}
+		}
+		s.Update(time.Now())
+		set("m", Load{Refused: 1, Admitted: 3})
+		s.ReportDemand("m")
+		s.Update(time.Now())
+		want(false, Load{Refused: 1, Admitted: 3})
+		want(false, Load{Refused: 1, Admitted: 3, Ready: 1})
+		want(false, Load{Refused: 1, Admitted: 4, Ready: 1, Running: 1})
+		want(true, Load{Refused: 1, Admitted: 4, Ready: 1})
+		want(false, Load{Refused: 2, Admitted: 4})
+		// One was refused, came back and was served before anybody looked.
+		want(true, Load{Refused: 3, Admitted: 5, Ready: 1})
+	})
+}

@@ -17,14 +17,13 @@ type modelState struct {
 	hasDemand bool
 	// admitted is Load.Admitted at the last update.
 	admitted uint64
-	// refused and refusedElsewhere are those of Load at the last update; known says that there was
-	// one.
-	refused          uint64
-	refusedElsewhere map[string]uint64
-	known            bool
-	// refusals is how many requests were refused at once, as far as known to noteRefusals. The last
-	// of them was refused at about refusedAt. At unreadyAt no replica was ready.
-	refusals             uint64
+	// noted is the load when noteRefusals was last called; known says that it was.
+	noted Load
+	known bool
+	// hasRefused is true if a request was refused and the model was neither updated nor evicted
+	// since. The last one was refused at about refusedAt, which is the zero time if the model has
+	// served since. At unreadyAt no replica was ready.
+	hasRefused           bool
 	refusedAt, unreadyAt time.Time
 	// belowSince is since when fewer than desired replicas are enough, or the zero time if they are
 	// not. peak is the largest number that was needed since.
@@ -50,11 +49,11 @@ func (st *modelState) interval(usual time.Duration) time.Duration {
 
 // apply changes the desired number for the load.
 func (st *modelState) apply(l Load, now time.Time) {
+	st.noteRefusals(l, now)
 	need, reason := st.needed(l, 1)
 	// Fewer replicas must hold the target with a margin, or the next request would start one again.
 	keep, _ := st.needed(l, keepShare)
-	st.noteRefusals(l, now)
-	st.remember(l)
+	st.forgetRequests(l)
 	switch {
 	case need > st.desired:
 		st.learnPatience(now)
@@ -80,17 +79,18 @@ func (st *modelState) apply(l Load, now time.Time) {
 	}
 }
 
-// remember keeps the counts of requests until the next update.
-func (st *modelState) remember(l Load) {
-	st.admitted, st.refused, st.refusedElsewhere, st.known = l.Admitted, l.Refused, l.RefusedElsewhere, true
+// forgetRequests makes the requests that have come and gone until now count no more.
+func (st *modelState) forgetRequests(l Load) {
+	st.admitted, st.hasRefused = l.Admitted, false
 }
 
 // retryTime is how long the client of a refused request may take to try again once a replica is
 // ready. Until then the replica is not evicted.
 const retryTime = 30 * time.Second
 
-// isNeeded reports whether the model has requests, or has refused one whose client is to find the
-// replica that it has started. A model whose replicas keep failing is not kept for that.
+// isNeeded reports whether the model has requests, or has refused one and served none since. The
+// client of that one is to find the replica that it has started. A model whose replicas keep
+// failing is not kept for that.
 func (st *modelState) isNeeded(l Load, now time.Time) bool {
 	st.noteRefusals(l, now)
 	switch {
@@ -105,16 +105,22 @@ func (st *modelState) isNeeded(l Load, now time.Time) bool {
 	return now.Sub(st.refusedAt) < retryTime || now.Sub(st.unreadyAt) < retryTime
 }
 
-// noteRefusals notes whether requests were refused since it was last called.
+// noteRefusals notes whether requests were refused since it was last called. What a gateway refused
+// before it was known counts as nothing. Requests are refused only while no replica is ready, so a
+// model that has a ready one and has admitted requests has served since.
 func (st *modelState) noteRefusals(l Load, now time.Time) {
-	refusals := l.Refused
-	for _, n := range l.RefusedElsewhere {
-		refusals += n
+	refused := st.known && l.Refused > st.noted.Refused
+	for gateway, n := range l.RefusedElsewhere {
+		before, known := st.noted.RefusedElsewhere[gateway]
+		refused = refused || known && n > before
 	}
-	if refusals > st.refusals && st.known {
-		st.refusedAt = now
+	if refused {
+		st.hasRefused, st.refusedAt = true, now
 	}
-	st.refusals = refusals
+	if l.Ready > 0 && l.Admitted != st.noted.Admitted {
+		st.refusedAt = time.Time{}
+	}
+	st.noted, st.known = l, true
 }
 
 // maxPatience bounds patience.
@@ -162,16 +168,6 @@ func (l Load) busy() int {
 	return n
 }
 
-// hasRefused reports whether a request was refused since the last update.
-func (st *modelState) hasRefused(l Load) bool {
-	for gateway, n := range l.RefusedElsewhere {
-		if before, known := st.refusedElsewhere[gateway]; known && n > before {
-			return true
-		}
-	}
-	return st.known && l.Refused > st.refused
-}
-
 // neededByQueue returns how many replicas the waiting requests need.
 func (st *modelState) neededByQueue(l Load) int {
 	known := cmp.Or(max(l.PerReplica, 0), st.PerReplica)
@@ -183,7 +179,7 @@ func (st *modelState) neededByQueue(l Load) int {
 	if l.Queued == l.Held {
 		need = min(need, max(st.desired, 1)) // No request waits for a replica, so the current number is enough.
 	}
-	if need == 0 && (l.Queued > 0 || st.hasRefused(l)) {
+	if need == 0 && (l.Queued > 0 || st.hasRefused) {
 		need = 1 // A request that is held, or did not wait, wants a replica.
 	}
 	if need == 0 && l.Admitted != st.admitted {

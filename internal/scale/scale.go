@@ -53,7 +53,7 @@ type Load struct {
 	// reveals requests that want a replica and do not wait for it.
 	Refused uint64
 	// RefusedElsewhere has such a count for each other gateway that launches the model and is known
-	// now. A gateway that was not known at the last update has refused nothing since.
+	// now. A gateway that was not known when the load was last read has refused nothing since.
 	RefusedElsewhere map[string]uint64
 	// PerReplica is how many requests one replica handles at once. 0 means unknown.
 	PerReplica int
@@ -197,7 +197,7 @@ func (s *Scaler) Evict(model string) bool {
 		return false
 	}
 	st.change(st.desired-1, Evicted, now)
-	st.remember(load) // so that no earlier request brings it back
+	st.forgetRequests(load) // so that none of them brings it back
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }

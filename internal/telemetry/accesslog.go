@@ -83,6 +83,7 @@ func (l *logStream) records(content []byte) error {
 		}
 		e, err := newEntry(l.name, content, &l.words)
 		if err == nil {
+			e.PID = l.stream.PeerPID()
 			l.log.OnEntry(e)
 		}
 		return err

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -96,6 +97,9 @@ func TestAccessLogOverGRPC(t *testing.T) {
 	soFar := whole
 	soFar.Interim, soFar.Duration, soFar.Metadata = true, 0, nil
 	want := []request.Entry{whole, {Log: headers.LogRequests, Status: 400, Flags: "DPE"}, soFar}
+	for i := range want {
+		want[i].PID = os.Getpid()
+	}
 	for i := range want {
 		if diff := cmp.Diff(want[i], <-entries); diff != "" {
 			t.Errorf("entry %d (-want +got)\n%s", i, diff)

@@ -34,7 +34,7 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		poolModel: desc("sluice_pool_model",
 			"Always 1, for each model of each pool. Requests that a pool refuses count for its name in the label model of other metrics.", "pool", "model"),
 		replicas: desc("sluice_replicas", "Replicas now, by model and state.", "model", "state"),
-		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoy has refused."),
+		nacks:    desc("sluice_xds_nacks_total", "Configurations that Envoys have refused."),
 		envoys:   desc("sluice_envoys", "Envoys that get their configuration from this gateway."),
 		build:    desc("sluice_build_info", "Always 1. The labels hold the versions of Sluice and of Envoy.", "version", "envoy"),
 		running:  desc("sluice_tenant_running", "Admitted requests and tasks of the tenant that have not ended.", "tenant"),

@@ -42,7 +42,7 @@ type MetricsConfig struct {
 type Gauges struct {
 	// Envoy is the version of the connected Envoy. It is empty while none is connected.
 	Envoy string
-	// XDSNacks counts the configurations that Envoy has rejected since Sluice started.
+	// XDSNacks counts the configurations that Envoys have rejected since Sluice started.
 	XDSNacks uint64
 	// Envoys is how many Envoys get their configuration from this gateway.
 	Envoys int

@@ -214,3 +214,32 @@ func TestB3_TheClockIsThatOfTheJournals(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// TestB3_AWrongClockForgetsNothingOfOthers: while the clock is ahead by months, what other
+// processes of the folder have counted stays in the budgets and in answers, also in what is
+// published of one that has ended.
+func TestB3_AWrongClockForgetsNothingOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	old := open(t, dir)
+	then := time.Now().AddDate(0, -4, 0) // as if the clock were four months ahead now
+	old.Add(acme, OfRequest(70, 0, 0, true), then)
+	flush(t, old)
+	l := open(t, dir)
+	l.clock.last = hourOf(then)
+	month := tallyKey{acme.Tenant, "", then.UTC().Format("2006-01")}
+	if got := l.others.tallies(l.writer, []tallyKey{month})[month].tokens; got != 70 {
+		t.Errorf("the budget has %d tokens, want 70", got)
+	}
+	if a, err := l.Query(t.Context(), Question{From: then.Add(-time.Hour), To: then.Add(time.Hour)}); err != nil || len(a.Items) != 1 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	text, err := os.ReadFile(old.journal.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.cfg.Keep = func() Keep { return Keep{HourlyDays: 1, DailyDays: 30} }
+	rows, sums, _ := l.readAged(text)
+	if sums[month] == nil || sums[month].tokens != 70 || len(rows) != 1 {
+		t.Errorf("published are %v and %v", rows, sums)
+	}
+}

@@ -2,7 +2,6 @@ package usage
 
 import (
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 )
@@ -28,7 +27,7 @@ type clock struct {
 // hour now if there is none.
 func newClock(dir string, now int64) *clock {
 	c := &clock{}
-	names, _ := filepath.Glob(filepath.Join(dir, "*"+journalSuffix)) // the pattern is valid
+	names, _ := journalsIn(dir) // claimJournal tells of an error
 	for _, name := range names {
 		if info, err := os.Stat(name); err == nil {
 			c.last = max(c.last, hourOf(info.ModTime()))
@@ -45,6 +44,18 @@ func (c *clock) believes(now int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return now <= c.last+clockStep
+}
+
+// now returns the time of the machine. While that is far ahead, it returns the last believed hour.
+// A nil clock believes everything.
+func (c *clock) now() time.Time {
+	now := time.Now()
+	if c == nil || c.believes(hourOf(now)) {
+		return now
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return period{start: c.last}.time()
 }
 
 // tick reports whether the hour of a tick is believed. doubted says that it is the first of several

@@ -86,17 +86,13 @@ func New(c Config) (*Ledger, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("usage: %w", err)
 	}
-	now := time.Now()
-	clock := newClock(c.Dir, hourOf(now)) // before a journal is changed
+	clock := newClock(c.Dir, hourOf(time.Now())) // before a journal is changed
 	j, t, err := claimJournal(c.Dir)
 	if j == nil {
 		return nil, err
 	}
-	if !clock.believes(hourOf(now)) {
-		now = period{start: clock.last}.time()
-	}
 	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock,
-		tallies: talliesSince(t, talliedSince(now)), others: otherJournals{dir: c.Dir}}
+		tallies: talliesSince(t, talliedSince(clock.now())), others: otherJournals{dir: c.Dir, log: c.Log, clock: clock}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)
@@ -106,17 +102,21 @@ func New(c Config) (*Ledger, error) {
 
 // claimJournal opens a journal that no process writes, or a new one.
 func claimJournal(dir string) (*journal, table, error) {
-	names, err := filepath.Glob(filepath.Join(dir, "*"+journalSuffix))
+	names, err := journalsIn(dir)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("usage: %w", err)
 	}
 	for _, name := range names {
-		j, t, err := openJournal(name)
-		if !errors.Is(err, errLocked) && j != nil {
-			return j, t, err
+		j, t, failed := openJournal(name)
+		if j != nil {
+			return j, t, errors.Join(err, failed)
+		}
+		if !errors.Is(failed, errLocked) {
+			err = errors.Join(err, fmt.Errorf("usage: %w", failed))
 		}
 	}
-	return openJournal(filepath.Join(dir, randomName()+journalSuffix))
+	j, t, failed := openJournal(filepath.Join(dir, randomName()+journalSuffix))
+	return j, t, errors.Join(err, failed)
 }
 
 // randomName returns a name that nobody else has.

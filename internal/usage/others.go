@@ -3,22 +3,32 @@ package usage
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
-	"time"
+
+	"go.uber.org/zap"
 )
 
 // otherJournals are the journals in the folder that this process does not write. It reads on in one
 // when the file has grown, and reads it again when it was written anew.
 type otherJournals struct {
-	dir string
+	dir   string
+	log   *zap.Logger
+	clock *clock
 
 	mu sync.Mutex
 	// read are the journals by their writers; guarded by mu.
 	read map[string]*otherJournal
+	// faults say why journals cannot be read, by their writers. That of the folder has no writer;
+	// guarded by mu.
+	faults map[string]error
 }
 
 // otherJournal is the journal of another writer, as it was read.
@@ -49,7 +59,11 @@ func (o *otherJournals) tables(own string, visit func(table)) {
 // removed. The error has what failed for each journal; the others are aged all the same.
 func (o *otherJournals) age(own string, now int64, keep Keep, remove bool) error {
 	var failed []error
-	for writer := range o.writers() {
+	writers, err := o.writers()
+	if err != nil {
+		return err
+	}
+	for writer := range writers {
 		if writer == own {
 			continue
 		}
@@ -63,58 +77,124 @@ func (o *otherJournals) age(own string, now int64, keep Keep, remove bool) error
 
 // readLocked brings the journals of all writers but own up to date. mu is held.
 func (o *otherJournals) readLocked(own string) {
-	read := map[string]*otherJournal{}
-	for writer := range o.writers() {
+	writers, err := o.writers()
+	if err != nil {
+		o.reportLocked(map[string]error{"": err})
+		return
+	}
+	since := talliedSince(o.clock.now())
+	read, faults := map[string]*otherJournal{}, map[string]error{}
+	for writer := range writers {
 		if writer == own {
 			continue
 		}
-		if j := o.read[writer].again(o.path(writer)); j != nil {
+		j, err := o.read[writer].again(o.path(writer), since)
+		if j != nil {
 			read[writer] = j
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another process has removed it
+			faults[writer] = err
 		}
 	}
 	o.read = read
+	o.reportLocked(faults)
 }
 
-// path returns the file of a writer.
-func (o *otherJournals) path(writer string) string {
-	return filepath.Join(o.dir, writer+journalSuffix)
+// reportLocked keeps the faults, and logs each one when it comes and when it goes. mu is held.
+func (o *otherJournals) reportLocked(faults map[string]error) {
+	for writer, err := range faults {
+		if o.faults[writer] == nil {
+			o.log.Error("journal of usage not read, what it has counted since it was read is missing", zap.String("journal", o.path(writer)), zap.Error(err))
+		}
+	}
+	for writer := range o.faults {
+		if faults[writer] == nil {
+			o.log.Info("journal of usage read again", zap.String("journal", o.path(writer)))
+		}
+	}
+	o.faults = faults
 }
 
-// writers returns the writers of all journals in the folder.
-func (o *otherJournals) writers() map[string]bool {
-	names, _ := filepath.Glob(filepath.Join(o.dir, "*"+journalSuffix)) // the pattern is valid
-	all := map[string]bool{}
-	for _, name := range names {
-		writer, _ := writerOf(name)
+// missing says what the last answer lacked because journals could not be read.
+func (o *otherJournals) missing() (all []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, writer := range slices.Sorted(maps.Keys(o.faults)) {
+		all = append(all, fmt.Sprintf("A journal of usage of this gateway cannot be read: %v.", o.faults[writer]))
+	}
+	return all
+}
+
+// counted returns own and the writers whose journals were read.
+func (o *otherJournals) counted(own string) map[string]bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := map[string]bool{own: true}
+	for writer := range o.read {
 		all[writer] = true
 	}
 	return all
 }
 
-// again returns the journal as it is now; nil if it was never read. It may change j.
-func (j *otherJournal) again(path string) *otherJournal {
+// path returns the file of a writer, or the folder if writer is empty.
+func (o *otherJournals) path(writer string) string {
+	if writer == "" {
+		return o.dir
+	}
+	return filepath.Join(o.dir, writer+journalSuffix)
+}
+
+// writers returns the writers of all journals in the folder.
+func (o *otherJournals) writers() (map[string]bool, error) {
+	names, err := journalsIn(o.dir)
+	all := map[string]bool{}
+	for _, name := range names {
+		writer, _ := writerOf(name)
+		all[writer] = true
+	}
+	return all, err
+}
+
+// journalsIn returns the paths of all journals in a folder.
+func journalsIn(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), journalSuffix) {
+			all = append(all, filepath.Join(dir, e.Name()))
+		}
+	}
+	return all, nil
+}
+
+// again returns the journal as it is now; nil if it was never read. It may change j. After an error
+// it is as it was read last. Rows before the hour since are in no tally.
+func (j *otherJournal) again(path string, since int64) (*otherJournal, error) {
 	info, err := os.Stat(path)
 	if err != nil || j != nil && info.Size() == j.info.Size() && info.ModTime().Equal(j.info.ModTime()) {
-		return j
+		return j, err
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return j
+		return j, err
 	}
 	defer file.Close()
 	if info, err = file.Stat(); err != nil {
-		return j
+		return j, err
 	}
 	text, ok := j.added(file, info)
 	if !ok {
 		if text, err = io.ReadAll(file); err != nil {
-			return j
+			return j, err
 		}
 		j = &otherJournal{table: table{}, tallies: tallies{}}
 	}
 	j.info = info
-	j.add(text, talliedSince(time.Now()))
-	return j
+	j.add(text, since)
+	return j, nil
 }
 
 // added returns what the file has after the whole lines that were read; false if it has not only

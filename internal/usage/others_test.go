@@ -3,10 +3,14 @@ package usage
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 // TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead: a process looks twice a second at the
@@ -24,7 +28,7 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 	check := func(step string) {
 		t.Helper()
 		next.refreshBudgets(time.Now())
-		anew := otherJournals{dir: dir}
+		anew := otherJournals{dir: dir, log: zap.NewNop()}
 		wanted := []tallyKey{}
 		anew.tables(next.writer, func(table) {})
 		for _, j := range anew.read {
@@ -89,4 +93,59 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("with other lines")
+}
+
+// TestB3_AJournalThatCannotBeReadIsTold: a ledger counts without a journal that it cannot read. It
+// says so at its start, in its log and in each answer, until it can read the journal.
+func TestB3_AJournalThatCannotBeReadIsTold(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad"+journalSuffix)
+	if err := os.Mkdir(bad, 0o700); err != nil { // the least that nobody can read as a file
+		t.Fatal(err)
+	}
+	core, logged := observer.New(zap.InfoLevel)
+	l, err := New(Config{Dir: dir, Log: zap.New(core)})
+	if l == nil || err == nil || !strings.Contains(err.Error(), bad) {
+		t.Fatalf("the start says %v", err)
+	}
+	l.SetBudgets([]Budget{monthly})
+	for range 3 {
+		l.refreshBudgets(time.Now())
+	}
+	a, err := l.Query(t.Context(), Question{From: time.Now().Add(-time.Hour), To: time.Now()})
+	if err != nil || a.Complete || len(a.Missing) != 1 || !strings.Contains(a.Missing[0], bad) {
+		t.Errorf("%v: %+v", err, a)
+	}
+	if n := logged.FilterMessageSnippet("not read").Len(); n != 1 {
+		t.Errorf("logged %d times: %v", n, logged.All())
+	}
+	if err := os.Remove(bad); err != nil {
+		t.Fatal(err)
+	}
+	if a, err = l.Query(t.Context(), Question{From: time.Now().Add(-time.Hour), To: time.Now()}); err != nil || !a.Complete {
+		t.Errorf("%v: %+v", err, a)
+	}
+}
+
+// TestB3_AFolderThatCannotBeListedTakesNothingAway: what was read of other journals counts while
+// the folder cannot be listed, as when the process has no file left.
+func TestB3_AFolderThatCannotBeListedTakesNothingAway(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "usage")
+	old := open(t, dir)
+	spend(old, 700, 0)
+	flush(t, old)
+	l := open(t, dir)
+	l.SetBudgets([]Budget{{Tenant: acme.Tenant, Per: PerMonth, Of: OfTokens, Hard: 1000}})
+	l.refreshBudgets(time.Now())
+	before := l.Standings()[0].Used
+	if err := os.Rename(dir, dir+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	l.refreshBudgets(time.Now())
+	a, err := l.Query(t.Context(), Question{From: time.Now().Add(-time.Hour), To: time.Now()})
+	if used := l.Standings()[0].Used; used != before || before == 0 || err != nil || len(a.Items) != 1 || a.Complete {
+		t.Errorf("%v before, %v now; the answer is %+v, %v", before, used, a, err)
+	}
 }

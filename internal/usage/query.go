@@ -63,13 +63,13 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	sums := newGroups(q.By)
-	first := max(from, l.keep().first(hourOf(time.Now()))) // a journal may have older rows until they are dropped
+	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
 	l.others.tables(l.writer, func(t table) { sums.addTable(t, first, to) })
 	l.mu.Lock()
 	sums.addTable(l.table, first, to)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
-	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC()}
+	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
 	if l.shared != nil {
 		l.shared.remoteUsage(ctx, first, to, &a, sums)
 	}

@@ -202,7 +202,11 @@ func (s *sharing) missing(ctx context.Context, writer string, with func(func(tab
 
 // adopt publishes the journals of the folder whose processes have died without a last publication.
 func (s *sharing) adopt(ctx context.Context) {
-	for writer := range s.ledger.others.writers() {
+	writers, err := s.ledger.others.writers()
+	if err != nil {
+		return // reading the journals reports it
+	}
+	for writer := range writers {
 		if writer == s.ledger.writer || s.failing {
 			continue
 		}
@@ -234,11 +238,7 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	if err != nil {
 		return err
 	}
-	t, damaged := readJournal(text)
-	sums := talliesSince(t, talliedSince(time.Now()))
-	if now := hourOf(time.Now()); s.ledger.clock.believes(now) {
-		t.age(now, s.ledger.keep())
-	}
+	t, sums, damaged := s.ledger.readAged(text)
 	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
 	if err != nil {
 		return err
@@ -251,6 +251,16 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 		err = removeJournal(path)
 	}
 	return err
+}
+
+// readAged returns the rows of a journal whose process has ended, as far as they are kept, and
+// their tallies. damaged is the number of lines that cannot be read.
+func (l *Ledger) readAged(text []byte) (t table, sums tallies, damaged int) {
+	t, damaged = readJournal(text)
+	now := l.clock.now()
+	sums = talliesSince(t, talliedSince(now))
+	t.age(hourOf(now), l.keep())
+	return t, sums, damaged
 }
 
 // readSpent reads the tallies of other writers that the budgets count. What Redis has lost stays as
@@ -277,7 +287,7 @@ func (s *sharing) readSpent(ctx context.Context) error {
 			return err
 		}
 	}
-	own := s.ledger.others.writers()
+	own := s.ledger.others.counted(s.ledger.writer)
 	maps.DeleteFunc(marks, func(writer, mark string) bool {
 		was, known := s.read[writer]
 		return own[writer] || known && was == mark
@@ -312,7 +322,7 @@ func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tal
 
 // tallies returns the sums of what other writers have spent.
 func (s *sharing) tallies() map[tallyKey]tally {
-	own := s.ledger.others.writers()
+	own := s.ledger.others.counted(s.ledger.writer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sums := map[tallyKey]tally{}
@@ -362,7 +372,7 @@ func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
 func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, sums *groups) {
 	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
 	defer cancel()
-	own := s.ledger.others.writers()
+	own := s.ledger.others.counted(s.ledger.writer)
 	err := s.remote.rows(ctx, s.daysOf(from, to), own, func(k rowKey, c Counts) { sums.addRow(k, c, from, to) })
 	var all map[string]record
 	var now time.Time
@@ -370,10 +380,11 @@ func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, su
 		all, now, err = s.remote.writers(ctx)
 	}
 	if err != nil {
-		a.AsOf, a.Missing = time.Time{}, []string{fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err)}
+		a.AsOf = time.Time{}
+		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err))
 		return
 	}
-	a.Missing = s.remember(all, now)
+	a.Missing = append(a.Missing, s.remember(all, now)...)
 	for writer, r := range all {
 		if r.state == closed || own[writer] || now.Sub(r.at) > goneAfter {
 			continue
@@ -424,7 +435,7 @@ func (s *sharing) look(ctx context.Context) {
 
 // daysOf returns the days of a period for which a ledger may have rows.
 func (s *sharing) daysOf(from, to int64) (days []int64) {
-	now := time.Now()
+	now := s.ledger.clock.now()
 	first := max(dayOf(from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
 	for day := first; day < min(to, hourOf(now)+hoursPerDay); day += hoursPerDay {
 		days = append(days, day)

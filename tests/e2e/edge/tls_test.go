@@ -1,18 +1,26 @@
 package edge
 
 import (
+	"cmp"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/testutil"
@@ -182,4 +190,46 @@ func TestE2E_O12_ClientsNeedACertificate(t *testing.T) {
 	if err := check("the old authority", clients, false); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestE2E_O12_TheCertificateInForceAfterARestart: Envoy refuses the certificate of the files, and
+// serves with the one of before. The gateway warns of the end of that one, also after a restart.
+func TestE2E_O12_TheCertificateInForceAfterARestart(t *testing.T) {
+	t.Parallel()
+	s := startSecured(t, "") // its certificate ends in an hour
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().AddDate(1, 0, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := slices.Concat(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "X509 CERTIFICATE", Bytes: []byte("none, which only Envoy sees")}))
+	for name, content := range map[string][]byte{"server.crt": chain, "server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
+		if err := os.WriteFile(s.path(name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustWarn := func(when string) {
+		t.Helper()
+		harness.Eventually(t, "the gateway warns "+when, func() error {
+			rejected, err := s.Conditions(condition.EnvoyRejectedConfig)
+			all, failed := s.Conditions(condition.CertificateFault)
+			if err = cmp.Or(err, failed); err == nil && (len(rejected) == 0 || all["listen"].Reason != "EndsSoon") {
+				err = fmt.Errorf("%+v, %+v", rejected, all)
+			}
+			return err
+		})
+	}
+	mustWarn("at once")
+	s.Kill()
+	s.Launch()
+	mustWarn("after a restart")
 }

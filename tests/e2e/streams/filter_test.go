@@ -3,6 +3,7 @@ package streams
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -256,14 +257,17 @@ func makeFilterOlder(t *testing.T, dir string) {
 }
 
 // A stream that Envoy carries when it is killed counts for its tenant, in the metrics and in the
-// access log.
+// access log, whether or not it goes through the relay.
 func TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts(t *testing.T) {
 	t.Parallel()
 	for _, filter := range []string{"module", "ext_proc"} {
-		t.Run(filter, func(t *testing.T) {
-			t.Parallel()
-			countsWithoutEnvoy(t, strings.Replace(filtered, "filter: module", "filter: "+filter, 1))
-		})
+		for _, mode := range []string{"native", "managed"} {
+			t.Run(filter+" "+mode, func(t *testing.T) {
+				t.Parallel()
+				configuration := strings.Replace(filtered, "filter: module", "filter: "+filter, 1)
+				countsWithoutEnvoy(t, strings.Replace(configuration, "replicas:", "stream: {mode: "+mode+"}, replicas:", 1))
+			})
+		}
 	}
 }
 
@@ -285,11 +289,51 @@ func countsWithoutEnvoy(t *testing.T, configuration string) {
 		}
 		return nil
 	})
+	if n := g.Metric(`stream_disconnects_total{cause="client"}`); n != 0 {
+		t.Errorf("%v streams are said to have been left by their client", n)
+	}
 	if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
 		t.Errorf("the usage lacks the stream: %s", used)
 	}
 	if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"code":"gateway_unavailable"`) {
 		t.Errorf("the list of requests does not say why the stream has ended: %s", rows)
+	}
+}
+
+// A stream that ran before a restart of the gateway counts too when its Envoy is killed then.
+func TestE2E_B6_E3_AnAdoptedStreamOfAKilledEnvoyCounts(t *testing.T) {
+	t.Parallel()
+	for _, filter := range []string{"module", "ext_proc"} {
+		t.Run(filter, func(t *testing.T) {
+			t.Parallel()
+			g := harness.Start(t, strings.Replace(filtered, "filter: module", "filter: "+filter, 1))
+			ctx, leave := context.WithCancel(context.Background())
+			defer leave()
+			if _, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 10000, "cut")); err != nil {
+				t.Fatal(err)
+			}
+			g.Kill()
+			g.Launch()
+			g.AwaitReady()
+			harness.Eventually(t, "the access log has named the stream", func() error {
+				if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"running":1`) {
+					return errors.New(rows)
+				}
+				return nil
+			})
+			if err := syscall.Kill(envoyStatus(g).PID, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			harness.Eventually(t, "the stream has broken off because of the gateway", func() error {
+				if n := g.Metric(`stream_disconnects_total{cause="gateway"}`); n != 1 {
+					return fmt.Errorf("%v such streams", n)
+				}
+				return nil
+			})
+			if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
+				t.Errorf("the usage lacks the stream: %s", used)
+			}
+		})
 	}
 }
 
