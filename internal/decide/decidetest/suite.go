@@ -168,16 +168,18 @@ func retries(s *Stage) {
 	for _, c := range []struct {
 		statuses failover.Statuses
 		own      bool
+		on       string
 		codes    string
 	}{
-		{0, false, ""}, {failover.AllStatuses, false, ""}, {failover.EveryBit, false, ""}, {failover.NoStatus, true, ""},
-		{failover.OnUnavailable, true, "503"}, {failover.OnUnavailable | failover.OnTooMany, true, "429,503"},
+		{0, false, "", ""}, {failover.AllStatuses, false, "", ""}, {failover.EveryBit, false, "", ""}, {failover.NoStatus, true, "", ""},
+		{failover.OnUnavailable, true, "retriable-status-codes", "503"},
+		{failover.OnUnavailable | failover.OnTooMany, true, "envoy-ratelimited,retriable-status-codes", "429,503"},
 	} {
 		s.Dispatcher.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {FailOver: c.statuses}}})
 		client, a := s.chat(`{"model":"m"}`)
 		got := a.Values()
 		if got[headers.Route] != (routes.Decided{OwnRetries: c.own}).Key() || got["x-envoy-retriable-status-codes"] != c.codes ||
-			(got["x-envoy-retry-on"] == "retriable-status-codes") != (c.codes != "") {
+			got["x-envoy-retry-on"] != c.on {
 			s.t.Errorf("%v: %+v", c.statuses, got)
 		}
 		client.Finish()
