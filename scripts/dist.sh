@@ -12,9 +12,7 @@ export SOURCE_DATE_EPOCH
 umask 022
 command -v dpkg-deb >/dev/null || { echo "dpkg-deb is needed: on Debian apt-get install dpkg" >&2; exit 1; }
 
-# The version of a Debian package begins with a digit and has no hyphen.
-debian_version=$(tr - . <<<"${version#v}")
-[[ $debian_version == [0-9]*.* ]] || debian_version=0.0.0+git.$debian_version
+debian_version=$(scripts/debian-version.sh "$version")
 
 mkdir -p "$dist"
 rm -f "$dist"/sluice* "$dist"/SHA256SUMS
