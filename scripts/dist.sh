@@ -34,7 +34,7 @@ package() {
   # Commands of an operator find the gateway by this directory, without the environment of the unit.
   printf '\nstate_dir: /var/lib/sluice\n' >>"$root/etc/sluice/sluice.yaml"
   install -D -m 644 LICENSE "$root/usr/share/doc/sluice/copyright"
-  install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm
+  install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm
   echo /etc/sluice/sluice.yaml >"$root/DEBIAN/conffiles"
   cat >"$root/DEBIAN/control" <<END
 Package: sluice

@@ -42,6 +42,9 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 		t.Fatal(packages, err)
 	}
 	output(t, "dpkg-deb", "-x", packages[0], root)
+	if scripts := output(t, "dpkg-deb", "--ctrl-tarfile", packages[0]); !strings.Contains(scripts, "postrm") {
+		t.Error("the package has no script for its removal")
+	}
 	program := filepath.Join(root, "usr/bin/sluice")
 	if text := output(t, program, "version"); !strings.HasPrefix(text, "sluice v9.9.9\n") {
 		t.Errorf("version: %s", text)
@@ -160,8 +163,52 @@ func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
 	}
 }
 
-// TestVersionsOfPackagesSort: apt takes a later release for an upgrade, also after a pre-release and
-// between two builds without a version.
+// TestPurgeLeavesNothing: the package leaves its data when it is removed, and takes them and the
+// secrets along when it is purged. Files of others in its folder stay.
+func TestPurgeLeavesNothing(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	data := []string{"var/lib/sluice/usage/ledger", "var/cache/sluice/tools/envoy", "var/log/sluice/log", "etc/sluice/environment"}
+	for _, name := range append(data, "etc/sluice/mine.yaml") {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := func() (names []string) {
+		for _, name := range append(data, "etc/sluice/mine.yaml", "var/lib/sluice", "etc/sluice") {
+			if _, err := os.Stat(filepath.Join(root, name)); err == nil {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	do := func(action string) {
+		cmd := exec.Command(filepath.Join(testutil.Root(), "packaging", "debian", "postrm"), action)
+		cmd.Env = append(os.Environ(), "DPKG_ROOT="+root)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", action, err, out)
+		}
+	}
+	if do("remove"); len(there()) != 7 {
+		t.Errorf("after a removal there is %v", there())
+	}
+	if do("purge"); !slices.Equal(there(), []string{"etc/sluice/mine.yaml", "etc/sluice"}) {
+		t.Errorf("after a purge there is %v", there())
+	}
+	if err := os.Remove(filepath.Join(root, "etc/sluice/mine.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if do("purge"); len(there()) != 0 {
+		t.Errorf("after a second purge there is %v", there())
+	}
+}
+
+// TestVersionsOfPackagesSort: apt takes a later release for an upgrade, also after a pre-release
+// and between two builds without a version.
 func TestVersionsOfPackagesSort(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("dpkg"); err != nil {
