@@ -12,9 +12,7 @@ export SOURCE_DATE_EPOCH
 umask 022
 command -v dpkg-deb >/dev/null || { echo "dpkg-deb is needed: on Debian apt-get install dpkg" >&2; exit 1; }
 
-# The version of a Debian package begins with a digit and has no hyphen.
-debian_version=$(tr - . <<<"${version#v}")
-[[ $debian_version == [0-9]*.* ]] || debian_version=0.0.0+git.$debian_version
+debian_version=$(scripts/debian-version.sh "$version")
 
 mkdir -p "$dist"
 rm -f "$dist"/sluice* "$dist"/SHA256SUMS
@@ -36,7 +34,7 @@ package() {
   # Commands of an operator find the gateway by this directory, without the environment of the unit.
   printf '\nstate_dir: /var/lib/sluice\n' >>"$root/etc/sluice/sluice.yaml"
   install -D -m 644 LICENSE "$root/usr/share/doc/sluice/copyright"
-  install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm
+  install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm
   echo /etc/sluice/sluice.yaml >"$root/DEBIAN/conffiles"
   cat >"$root/DEBIAN/control" <<END
 Package: sluice

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -53,6 +54,7 @@ simulated models of the quick start.`,
 		"address for clients (default: listen of the file; without a file "+defaultListen+")")
 	f.StringVar(&flags.models.admin, "admin", defaultAdmin,
 		"address of the operator's page (default: admin of the file; without a file "+defaultAdmin+")")
+	addPeersFlag(c)
 	f.Lookup("listen").DefValue, f.Lookup("admin").DefValue = "", "" // the texts say it
 	f.BoolVar(&flags.models.print, "print", false, "print the configuration file for the models hf:… and ollama:…, and run nothing")
 	addForceFlag(c, &flags.force)
@@ -113,6 +115,11 @@ func addForceFlag(c *cobra.Command, force *bool) {
 	c.Flags().BoolVar(force, "force", false, "start although the file has none of the models whose replicas run, and end them")
 }
 
+// addPeersFlag adds the flag that withAddresses reads. Pods that share one file differ by it.
+func addPeersFlag(c *cobra.Command) {
+	c.Flags().String("peers", "", "address at which the other gateways reach this one, in the place of peers in the file")
+}
+
 func newServeCommand(g *globals) *cobra.Command {
 	var file string
 	var force bool
@@ -138,22 +145,34 @@ func newServeCommand(g *globals) *cobra.Command {
 	f.StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
 	f.String("listen", "", "address for clients, in the place of listen in the file")
 	f.String("admin", "", "address of the operator's page, in the place of admin in the file")
+	addPeersFlag(c)
 	addForceFlag(c, &force)
 	return c
 }
 
-// withAddresses returns the configuration with the addresses of the flags --listen and --admin.
+// withAddresses returns the configuration with the addresses of the flags --listen, --admin and
+// --peers.
 func withAddresses(cmd *cobra.Command, c *config.Config) (*config.Config, error) {
 	fields := map[string]string{}
-	for _, name := range []string{"listen", "admin"} {
+	for _, name := range []string{"listen", "admin", "peers"} {
 		if f := cmd.Flags().Lookup(name); f.Changed {
-			fields[name] = f.Value.String()
+			fields[name] = withoutBrackets(f.Value.String())
 		}
 	}
 	if len(fields) == 0 {
 		return c, nil
 	}
 	return c.WithFields(fields)
+}
+
+// withoutBrackets takes the brackets off the IPv4 address of a host:port. The arguments of a pod
+// have [$(POD_IP)]:PORT, which is then right for both families.
+func withoutBrackets(address string) string {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return address // the check of the field says what is wrong
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // run runs a gateway with the logger that the flags configure. On a terminal it has a console, and

@@ -218,7 +218,9 @@ func mounted(mountinfo, cgroup string) (string, bool) {
 
 // moveOut moves Sluice and the processes that it has started from the cgroup into the leaf. If
 // another process is in the cgroup, it moves none. The root cgroup, which has no type, may have
-// processes.
+// processes. moveOut refuses the cgroup of a service of systemd: after a crash of Sluice systemd
+// starts the next process in that cgroup, which the kernel refuses (EBUSY) as long as the replicas
+// run in cgroups below it. With DelegateSubgroup=sluice systemd starts that process in the leaf.
 func (c *cgroups) moveOut(base string) error {
 	if _, err := os.Stat(filepath.Join(base, "cgroup.type")); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -227,6 +229,10 @@ func (c *cgroups) moveOut(base string) error {
 		pids := words(filepath.Join(base, "cgroup.procs"))
 		if len(pids) == 0 {
 			return nil
+		}
+		if strings.HasSuffix(base, ".service") {
+			return fmt.Errorf("systemd could not start Sluice again after a crash, beside its replicas, if Sluice divided the cgroup %s: "+
+				"set DelegateSubgroup=%s in the unit (systemd 254 or newer)", base, leaf)
 		}
 		for _, pid := range pids {
 			if number, _ := strconv.Atoi(pid); !c.owns(number) && exists(pid) {

@@ -136,6 +136,33 @@ func TestCgroupOfAReplica(t *testing.T) {
 	}
 }
 
+// The kernel refuses a new process in a divided cgroup. So Sluice does not divide the one in which
+// systemd starts it, unless systemd starts it in the leaf.
+func TestTheCgroupOfAServiceIsDividedOnlyForALeaf(t *testing.T) {
+	t.Parallel()
+	const service = "/ours/sluice.service"
+	r := engines.Resources{CPU: 1, Memory: 1 << 30}
+	k := newKernel(t, service, "cpu memory")
+	k.make(service, "cpu memory")
+	k.set(k.path(service+"/cgroup.procs"), fmt.Sprintln(os.Getpid()))
+	if got := k.create("chat-0", r); got != "" || !strings.Contains(k.fault, "set DelegateSubgroup=sluice in the unit") {
+		t.Errorf("the replica got %q; %s", got, k.fault)
+	}
+	if got := k.get(service + "/cgroup.subtree_control"); got != "" {
+		t.Errorf("the cgroup of the service has the controllers %q on", got)
+	}
+	k = newKernel(t, service+"/sluice", "cpu memory")
+	k.make(service, "cpu memory")
+	k.make(service+"/sluice", "cpu memory")
+	k.set(k.path(service+"/sluice/cgroup.procs"), fmt.Sprintln(os.Getpid()))
+	if got := k.create("chat-0", r); filepath.Dir(got) != k.path(service) || k.fault != "" {
+		t.Errorf("from the leaf the replica got %q; %s", got, k.fault)
+	}
+	if got := k.get(service + "/cgroup.subtree_control"); got != "cpu memory" {
+		t.Errorf("the cgroup of the service has the controllers %q on", got)
+	}
+}
+
 func TestCgroupComesAndGoes(t *testing.T) {
 	t.Parallel()
 	k := newKernel(t, "/ours", "cpu memory")

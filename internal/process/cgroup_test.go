@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -85,6 +87,43 @@ func TestCgroupThatIsNone(t *testing.T) {
 	if got := d.Records(); len(got) != 0 {
 		t.Errorf("records: %v", got)
 	}
+}
+
+// Where clone3 is not permitted, the error names the setting of systemd that forbids it.
+func TestACgroupNeedsClone3(t *testing.T) {
+	t.Parallel()
+	d := claimedDir(t)
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // without an unlock, the thread ends with the goroutine, and the filter with it
+		if err := refuseClone3(); err != nil {
+			failed <- err
+			return
+		}
+		s := sleeper("s")
+		s.Cgroup = t.TempDir()
+		_, err := d.Start(s)
+		failed <- err
+	}()
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "RestrictNamespaces of a unit of systemd forbids it") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// refuseClone3 has the kernel answer ENOSYS to clone3 on this thread, as RestrictNamespaces of
+// systemd does.
+func refuseClone3() error {
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: unix.SYS_CLONE3},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 }
 
 func TestGuardIsOurs(t *testing.T) {

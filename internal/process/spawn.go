@@ -55,7 +55,12 @@ func spawn(c spawnSpec, logFile *os.File) (*exec.Cmd, error) {
 		defer folder.Close()
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(folder.Fd())
 	}
-	if err := cmd.Start(); err != nil {
+	err := cmd.Start()
+	if c.cgroup != "" && errors.Is(err, unix.ENOSYS) {
+		return nil, fmt.Errorf("start %s in the cgroup %s: the system call clone3 is not permitted: RestrictNamespaces of a unit of systemd forbids it",
+			c.args[0], c.cgroup)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.args[0], err)
 	}
 	return cmd, nil

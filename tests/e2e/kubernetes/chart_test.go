@@ -27,6 +27,7 @@ var chartValues = map[string]string{
 	"defaults":       "{}",
 	"envoys":         "{envoys: {enabled: true}, replicas: 2}",
 	"tls and keys":   "{tls: {secret: clients, clientCA: true}, envFrom: [{secretRef: {name: upstream-keys}}], secretFiles: {hub: hub-token}}",
+	"peers":          `{peers: {enabled: true}, adminIngress: {enabled: false}, config: {redis: "redis://redis:6379/0"}}`,
 	"redis":          `{replicas: 2, configKind: Secret, config: {redis: "redis://:secret@redis:6379/0"}}`,
 	"all envoys":     "{fullnameOverride: llm, tls: {secret: clients}, envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}}",
 	"page and rules": chartPage,
@@ -330,6 +331,78 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	}
 }
 
+// TestE2E_B11_PodsReachEachOther: with peers.enabled each pod has its own address for the others,
+// of either family, and the network lets the gateways alone reach it.
+func TestE2E_B11_PodsReachEachOther(t *testing.T) {
+	t.Parallel()
+	objects := readObjects(t, renderChart(t, chartValues["peers"]))
+	var pod struct {
+		Spec struct {
+			Template struct {
+				Spec struct {
+					Containers []struct {
+						Args []string
+						Env  []struct {
+							Name      string
+							ValueFrom struct {
+								FieldRef struct {
+									FieldPath string `yaml:"fieldPath"`
+								} `yaml:"fieldRef"`
+							} `yaml:"valueFrom"`
+						}
+					}
+				}
+			}
+		}
+	}
+	remarshal(t, objects["Deployment/sluice"], &pod)
+	c := pod.Spec.Template.Spec.Containers[0]
+	if last := c.Args[len(c.Args)-1]; last != "--peers=[$(POD_IP)]:9445" {
+		t.Errorf("the arguments are %q", c.Args)
+	}
+	found := false
+	for _, e := range c.Env {
+		found = found || e.Name == "POD_IP" && e.ValueFrom.FieldRef.FieldPath == "status.podIP"
+	}
+	if !found {
+		t.Errorf("the variables are %+v", c.Env)
+	}
+	var policy struct {
+		Spec struct {
+			Ingress []struct {
+				Ports []struct{ Port string }
+				From  []struct {
+					PodSelector struct {
+						MatchLabels map[string]string `yaml:"matchLabels"`
+					} `yaml:"podSelector"`
+				}
+			}
+		}
+	}
+	remarshal(t, objects["NetworkPolicy/sluice"], &policy)
+	for _, rule := range policy.Spec.Ingress {
+		if rule.Ports[0].Port == "peers" {
+			if len(rule.From) != 1 || rule.From[0].PodSelector.MatchLabels["app.kubernetes.io/instance"] != "sluice" {
+				t.Errorf("the port is open to %+v", rule.From)
+			}
+			return
+		}
+	}
+	t.Errorf("the port is closed: %+v", policy.Spec.Ingress)
+}
+
+// remarshal reads an object of the API into a struct.
+func remarshal(t *testing.T, from object, to any) {
+	t.Helper()
+	text, err := yaml.Marshal(from)
+	if err == nil {
+		err = yaml.Unmarshal(text, to)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestE2E_B11_TheChartRefuses: values that are wrong or do not fit together are refused, and the
 // message names them.
 func TestE2E_B11_TheChartRefuses(t *testing.T) {
@@ -347,6 +420,8 @@ func TestE2E_B11_TheChartRefuses(t *testing.T) {
 		"{adminIngress: {enabled: true, host: a.b}}":        "adminIngress needs its host, and config.admin off loopback",
 		"{envoys: {enabled: true}, config: {control: {}}}":  "envoys.enabled writes config.control",
 		"{tls: {secret: a}, config: {tls: {}}}":             "tls.secret writes config.tls",
+		"{peers: {enabled: true}}":                          "peers.enabled needs config.redis",
+		"{config: {peers: '10.0.0.1:9445'}}":                "config.peers is 10.0.0.1:9445, which only one pod can be: remove it, and set peers.enabled",
 		"{tls: {clientCA: true}}":                           "tls.clientCA needs tls.secret",
 		"{secretFiles: {'a/b': c}}":                         "'a/b' does not match",
 		"{podDisruptionBudget: {maxUnavailable: half}}":     "'/podDisruptionBudget/maxUnavailable'",

@@ -42,6 +42,9 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 		t.Fatal(packages, err)
 	}
 	output(t, "dpkg-deb", "-x", packages[0], root)
+	if scripts := output(t, "dpkg-deb", "--ctrl-tarfile", packages[0]); !strings.Contains(scripts, "postrm") {
+		t.Error("the package has no script for its removal")
+	}
 	program := filepath.Join(root, "usr/bin/sluice")
 	if text := output(t, program, "version"); !strings.HasPrefix(text, "sluice v9.9.9\n") {
 		t.Errorf("version: %s", text)
@@ -130,14 +133,16 @@ func checkUnit(t *testing.T, root, dir string) {
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out := output(t, "systemd-analyze", "verify", path); out != "" {
-		t.Errorf("systemd says: %s", out)
+	for line := range strings.Lines(output(t, "systemd-analyze", "verify", path)) {
+		if !strings.Contains(line, "'DelegateSubgroup'") { // before systemd 254
+			t.Errorf("systemd says: %s", line)
+		}
 	}
-	output(t, "systemd-analyze", "security", "--offline=true", "--threshold=25", path)
+	output(t, "systemd-analyze", "security", "--offline=true", "--threshold=33", path)
 }
 
 // TestTheUnitKeepsWhatReplicasUse: the end of the gateway deletes nothing that replicas use which
-// outlive it, and /tmp can be written.
+// outlive it, systemd can start the next gateway beside them, and /tmp can be written.
 func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
 	t.Parallel()
 	unit, err := os.ReadFile(filepath.Join(testutil.Root(), "packaging", "sluice.service"))
@@ -145,13 +150,88 @@ func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(string(unit), "\n")
-	for _, line := range []string{"KillMode=process", "ReadWritePaths=/tmp /var/tmp", "RemoveIPC=no"} {
+	for _, line := range []string{"KillMode=process", "DelegateSubgroup=sluice", "ReadWritePaths=/tmp /var/tmp", "RemoveIPC=no"} {
 		if !slices.Contains(lines, line) {
 			t.Errorf("the unit has no line %s", line)
 		}
 	}
 	if slices.Contains(lines, "PrivateTmp=yes") {
 		t.Error("the unit has PrivateTmp=yes: a crash of the gateway deletes the files of its replicas")
+	}
+	if strings.Contains(string(unit), "\nRestrictNamespaces=") {
+		t.Error("the unit has RestrictNamespaces, which forbids clone3: no replica can start in a control group of its own")
+	}
+}
+
+// TestPurgeLeavesNothing: the package leaves its data when it is removed, and takes them and the
+// secrets along when it is purged. Files of others in its folder stay.
+func TestPurgeLeavesNothing(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	data := []string{"var/lib/sluice/usage/ledger", "var/cache/sluice/tools/envoy", "var/log/sluice/log", "etc/sluice/environment"}
+	for _, name := range append(data, "etc/sluice/mine.yaml") {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := func() (names []string) {
+		for _, name := range append(data, "etc/sluice/mine.yaml", "var/lib/sluice", "etc/sluice") {
+			if _, err := os.Stat(filepath.Join(root, name)); err == nil {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	do := func(action string) {
+		cmd := exec.Command(filepath.Join(testutil.Root(), "packaging", "debian", "postrm"), action)
+		cmd.Env = append(os.Environ(), "DPKG_ROOT="+root)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", action, err, out)
+		}
+	}
+	if do("remove"); len(there()) != 7 {
+		t.Errorf("after a removal there is %v", there())
+	}
+	if do("purge"); !slices.Equal(there(), []string{"etc/sluice/mine.yaml", "etc/sluice"}) {
+		t.Errorf("after a purge there is %v", there())
+	}
+	if err := os.Remove(filepath.Join(root, "etc/sluice/mine.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if do("purge"); len(there()) != 0 {
+		t.Errorf("after a second purge there is %v", there())
+	}
+}
+
+// TestVersionsOfPackagesSort: apt takes a later release for an upgrade, also after a pre-release
+// and between two builds without a version.
+func TestVersionsOfPackagesSort(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("dpkg"); err != nil {
+		testutil.Missing(t, "dpkg")
+	}
+	before := ""
+	for i, version := range []string{
+		"c30974aa", "1234567-dirty", "0abcdef", "v1.2.0-rc.1", "v1.2.0-rc.1-3-g0abcdef", "v1.2.0-rc.2", "v1.2.0", "v1.2.0-5-g9abcdef", "v1.2.0-12-g0abcdef-dirty", "v1.2.1",
+	} {
+		cmd := exec.Command(filepath.Join(testutil.Root(), "scripts", "debian-version.sh"), version)
+		cmd.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", 1900000000+i))
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		now := strings.TrimSpace(string(out))
+		if text, err := exec.Command("dpkg", "--validate-version", now).CombinedOutput(); err != nil || strings.Contains(now, "-") {
+			t.Errorf("dpkg says of %s: %v\n%s", now, err, text)
+		}
+		if before != "" && exec.Command("dpkg", "--compare-versions", before, "lt", now).Run() != nil {
+			t.Errorf("%s does not sort before %s", before, now)
+		}
+		before = now
 	}
 }
 

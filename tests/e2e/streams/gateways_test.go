@@ -31,13 +31,18 @@ models:
   - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 10ms}}
 `)
 	for i := range two {
-		two[i] = harness.Start(t, fmt.Sprintf(`
+		g := harness.Prepare(t, fmt.Sprintf(`
 redis: %s
 redis_timeout: 500ms
-peers: 127.0.0.1:%d
 models:
   - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
-`, redistest.URL(redis), testutil.FreePort(t), third.Replicas()["m-0"].Address))
+`, redistest.URL(redis), third.Replicas()["m-0"].Address))
+		t.Cleanup(g.Stop)
+		// as the pods of one Deployment, which have one file
+		g.Command = append(g.Command, "--peers", fmt.Sprintf("[127.0.0.1]:%d", testutil.FreePort(t)))
+		g.Launch()
+		g.AwaitReady()
+		two[i] = g
 	}
 	for _, g := range two {
 		g.AwaitSharedState(true, 2)
