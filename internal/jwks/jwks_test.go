@@ -267,6 +267,26 @@ func TestO12_KeysAreRotatedUnderOneID(t *testing.T) {
 	}
 }
 
+// The id of a key only helps to find it. A provider may publish a key without the id that its tokens
+// have.
+func TestO12_KeysWithoutAnID(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, "one")
+	bare := key
+	bare.KeyID = ""
+	var p provider
+	p.publish(ecKey(t, "two"), bare)
+	v := start(t, &p, nil)
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); err != nil {
+		t.Error(err)
+	}
+	p.publish(ecKey(t, "two"), ecKey(t, ""))
+	v.reread(t.Context())
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a token of none of the keys: %v", err)
+	}
+}
+
 func TestO12_KeysThatCannotBeRead(t *testing.T) {
 	key := ecKey(t, "one")
 	var p provider

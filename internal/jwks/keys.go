@@ -377,17 +377,18 @@ func signs(k jose.JSONWebKey) bool {
 	return false
 }
 
-// find returns the keys with this id; all keys if the id is empty.
+// find returns the keys that may have signed a token with this id of a key: those with the id and
+// those without any. If the id is empty, these are all keys.
 func (s *keySet) find(id string) []publicKey {
-	if s == nil || id == "" {
-		if s == nil {
-			return nil
-		}
+	if s == nil {
+		return nil
+	}
+	if id == "" {
 		return s.keys
 	}
 	var found []publicKey
 	for _, k := range s.keys {
-		if k.key.KeyID == id {
+		if k.key.KeyID == id || k.key.KeyID == "" {
 			found = append(found, k)
 		}
 	}
