@@ -38,6 +38,8 @@ const (
 	maxWaiting = 256
 	// retry is the interval of readings while they fail, and that of a file.
 	retry = time.Second
+	// maxRedirects is the number of redirects that a reading follows.
+	maxRedirects = 5
 	// minRSABits is the size of the smallest RSA key that is used.
 	minRSABits = 2048
 )
@@ -309,7 +311,7 @@ func load(ctx context.Context, c Config) (*keySet, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, err := http.DefaultClient.Do(request)
+	answer, err := (&http.Client{CheckRedirect: checkRedirect}).Do(request)
 	if err != nil {
 		return nil, err
 	}
@@ -318,6 +320,18 @@ func load(ctx context.Context, c Config) (*keySet, error) {
 		return nil, fmt.Errorf("%s answers %s", c.URL, answer.Status)
 	}
 	return parse(answer.Body)
+}
+
+// checkRedirect refuses a redirect that leaves TLS: whoever is between could give the gateway keys of
+// his own.
+func checkRedirect(next *http.Request, before []*http.Request) error {
+	if before[len(before)-1].URL.Scheme == "https" && next.URL.Scheme != "https" {
+		return fmt.Errorf("%s redirects to %s, which is not https", before[len(before)-1].URL.Redacted(), next.URL.Redacted())
+	}
+	if len(before) > maxRedirects {
+		return fmt.Errorf("more than %d redirects", maxRedirects)
+	}
+	return nil
 }
 
 // ReadFile reads a file with keys. The error says why it cannot be used.
