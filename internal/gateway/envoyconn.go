@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/nonblock"
 )
 
-// envoyCredentials are the credentials of a gRPC server on a unix socket. They encrypt nothing. They
-// tell the handlers which process is at the other end.
+// envoyCredentials are the credentials of a gRPC server on a unix socket. They encrypt nothing.
+// They tell the handlers which process is at the other end.
 type envoyCredentials struct {
 	credentials.TransportCredentials
 }

@@ -267,8 +267,8 @@ func TestO12_KeysAreRotatedUnderOneID(t *testing.T) {
 	}
 }
 
-// The id of a key only helps to find it. A provider may publish a key without the id that its tokens
-// have.
+// The id of a key only helps to find it. A provider may publish a key without the id that its
+// tokens have.
 func TestO12_KeysWithoutAnID(t *testing.T) {
 	t.Parallel()
 	key := ecKey(t, "one")

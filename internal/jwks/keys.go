@@ -31,8 +31,8 @@ const (
 	// pause is the shortest time between two readings that tokens cause, so that made-up tokens
 	// cannot flood the provider.
 	pause = time.Second
-	// patience is how long a token waits for a reading, with the pause before it. Envoy waits 2 s for
-	// the answer.
+	// patience is how long a token waits for a reading, with the pause before it. Envoy waits 2 s
+	// for the answer.
 	patience = 1500 * time.Millisecond
 	// maxWaiting is the number of tokens that wait at once, so that made-up tokens hold no more.
 	maxWaiting = 256
@@ -267,8 +267,8 @@ func (v *Verifier) reread(ctx context.Context) {
 	next.end(v.setLocked(p, keys, err, ctx.Err() == context.Canceled))
 }
 
-// setLocked uses what was read for a policy. It returns an error if the keys in force are not those.
-// v.mu must be held.
+// setLocked uses what was read for a policy. It returns an error if the keys in force are not
+// those. v.mu must be held.
 func (v *Verifier) setLocked(p *policy, keys *keySet, err error, stopped bool) error {
 	if now := v.policy.Load(); now == nil || !now.config.equal(p.config) {
 		v.read = time.Time{}
@@ -322,8 +322,8 @@ func load(ctx context.Context, c Config) (*keySet, error) {
 	return parse(answer.Body)
 }
 
-// checkRedirect refuses a redirect that leaves TLS: whoever is between could give the gateway keys of
-// his own.
+// checkRedirect refuses a redirect that leaves TLS: whoever is between could give the gateway keys
+// of his own.
 func checkRedirect(next *http.Request, before []*http.Request) error {
 	if before[len(before)-1].URL.Scheme == "https" && next.URL.Scheme != "https" {
 		return fmt.Errorf("%s redirects to %s, which is not https", before[len(before)-1].URL.Redacted(), next.URL.Redacted())

@@ -24,8 +24,8 @@ var (
 	ErrExpired = errors.New("the token has expired")
 	// ErrInvalid means that the token is not one of the provider's for this gateway.
 	ErrInvalid = errors.New("the token is not valid")
-	// ErrNoKeys means that the gateway has not read the keys of the provider yet, or not again for a
-	// token that no known key has signed.
+	// ErrNoKeys means that the gateway has not read the keys of the provider yet, or not again for
+	// a token that no known key has signed.
 	ErrNoKeys = errors.New("the signing keys of the identity provider cannot be read")
 )
 
