@@ -275,7 +275,7 @@ type Credentials struct {
 	// ForwardedFor is the value of x-forwarded-for. Envoy has added the address of the peer to its
 	// end.
 	ForwardedFor string
-	// OnBlock is called before Authenticate blocks, which it does for a second at most to read the
+	// OnBlock is called before Authenticate blocks, which it does for 1.5 s at most to read the
 	// signing keys of an identity provider again. nil: nobody is told.
 	OnBlock func()
 }

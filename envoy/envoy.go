@@ -154,6 +154,8 @@ type Envoy struct {
 	mu sync.Mutex
 	// status is guarded by mu.
 	status Status
+	// lastExit is how the previous process ended by itself; empty: none has. Guarded by mu.
+	lastExit string
 }
 
 // New returns an Envoy that is down. Call Run to start it.
@@ -399,8 +401,8 @@ func (e *Envoy) refreshState(ctx context.Context, dog *watchdog) State {
 			e.log.Info("envoy state changed", zap.String("state", string(state)), zap.Int("pid", s.PID))
 		}
 		s.State, s.SilentSince, s.Hung = state, dog.silentSince(), dog.hung()
-		if state != StateLive {
-			s.Reason = reason
+		if s.Reason = reason; state == StateLive {
+			s.Reason = e.lastExit
 		}
 	})
 	return state
@@ -413,7 +415,8 @@ func (e *Envoy) recordExit(p *process.Process) {
 			return
 		}
 		e.log.Error("envoy ended", zap.Int("pid", p.PID()), zap.String("reason", p.ExitReason()))
-		s.State, s.PID, s.Reason = StateDown, 0, p.ExitReason()
+		e.lastExit = p.ExitReason()
+		s.State, s.PID, s.Reason = StateDown, 0, e.lastExit
 	})
 }
 

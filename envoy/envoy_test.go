@@ -23,7 +23,7 @@ func TestRunBecomesLive(t *testing.T) {
 	b := newTestbed(t)
 	e, stop := b.live(t)
 	s := e.Status()
-	if s.PID == 0 || s.Version != "1.40.0" || s.Adopted || s.Restarts != 0 {
+	if s.PID == 0 || s.Version != "1.40.0" || s.Adopted || s.Restarts != 0 || s.Reason != "" {
 		t.Errorf("status %+v", s)
 	}
 	if node := <-b.control.connected; node != "sluice" {
@@ -131,8 +131,8 @@ func TestKilledIsRestarted(t *testing.T) {
 		return nil
 	})
 	s := e.Status()
-	if s.Restarts != 1 || s.Reason == "" {
-		t.Errorf("status %+v: want one restart and why", s)
+	if s.Restarts != 1 || !strings.Contains(s.Reason, "killed") {
+		t.Errorf("status %+v: want one restart, and that the Envoy before was killed", s)
 	}
 	if n := b.logs.FilterMessage("envoy ended").Len(); n != 1 {
 		t.Errorf("its end was logged %d times", n)

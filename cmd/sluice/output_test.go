@@ -24,3 +24,15 @@ func TestO8_TablesAlignWideCharacters(t *testing.T) {
 		}
 	}
 }
+
+// A mark of direction in an id does not turn the cells beside it around.
+func TestO8_TablesHaveNoMarksOfDirection(t *testing.T) {
+	t.Parallel()
+	rows := newTable("REQUEST", "STATE")
+	rows.add("a\u202eb", "ready")
+	var text strings.Builder
+	rows.write(&text)
+	if strings.ContainsRune(text.String(), '\u202e') {
+		t.Errorf("%q", text.String())
+	}
+}

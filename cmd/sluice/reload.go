@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -37,7 +38,7 @@ changed. NEWFILE is a file with the content to be; without it, the gateway's own
 			if dryRun {
 				return showReload(cmd, client, args)
 			}
-			return client.Call(cmd.Context(), http.MethodPost, "/api/v1/reload", map[string]bool{"force": force}, nil)
+			return reload(cmd, client, force)
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "put the file in force although it removes every tenant, every model that has replicas, or every moderation rule")
@@ -45,6 +46,28 @@ changed. NEWFILE is a file with the content to be; without it, the gateway's own
 	c.MarkFlagsMutuallyExclusive("force", "dry-run")
 	access.addFlags(c)
 	return c
+}
+
+// reload has the gateway read its file, and prints that it has, and what a restart is needed for.
+func reload(cmd *cobra.Command, client adminclient.Client, force bool) error {
+	if err := client.Call(cmd.Context(), http.MethodPost, "/api/v1/reload", map[string]bool{"force": force}, nil); err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	fmt.Fprintln(out, "The file is in force.")
+	var s gatewayStatus
+	if err := client.Call(cmd.Context(), http.MethodGet, "/api/v1/status", nil, &s); err != nil {
+		return nil //nolint:nilerr // the reload itself has succeeded
+	}
+	writeRestart(out, s.Config.NeedsRestart)
+	return nil
+}
+
+// writeRestart prints the fields whose new values a restart is needed for.
+func writeRestart(w io.Writer, fields []string) {
+	if len(fields) > 0 {
+		fmt.Fprintln(w, printable("A restart is needed for: "+strings.Join(fields, ", ")))
+	}
 }
 
 // showReload prints what a reload would change: with the content of a file, or as the gateway's own
@@ -85,9 +108,7 @@ func showReload(cmd *cobra.Command, client adminclient.Client, files []string) e
 	if len(plan.Changed) == 0 {
 		fmt.Fprintln(out, "The file says what is in force.")
 	}
-	if len(plan.RestartRequired) > 0 {
-		fmt.Fprintln(out, "A restart is needed for: "+strings.Join(plan.RestartRequired, ", "))
-	}
+	writeRestart(out, plan.RestartRequired)
 	if plan.NeedsForce != "" {
 		fmt.Fprintln(out, printable("It needs --force: "+plan.NeedsForce))
 	}

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/console"
 )
@@ -140,11 +139,4 @@ func isNumber(cell string) bool { return cell == "-" || strings.Trim(cell, "0123
 
 // printable returns the text on one line and without characters that a terminal would obey. Clients
 // choose some of what is shown, such as their request ids.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError {
-			return ' '
-		}
-		return r
-	}, s)
-}
+func printable(s string) string { return console.Printable(s) }

@@ -197,7 +197,8 @@ type EnvoyStatus struct {
 	Version  string `json:"version"`
 	Adopted  bool   `json:"adopted"`
 	Restarts int    `json:"restarts"`
-	// Reason is why Envoy is not live, with its last log line if there is one.
+	// Reason is why Envoy is not live, or how the one before a live Envoy ended. An end comes with
+	// the last log line if there is one.
 	Reason string `json:"reason"`
 	// Filter is what asks the gateway about each request: "module", Sluice's own filter, or
 	// "ext_proc".

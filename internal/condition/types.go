@@ -135,7 +135,7 @@ var types = []row{
 		"The state directory cannot be written. Running requests and replicas go on.",
 		"Free space on its file system, or give the gateway the right to write there."},
 	{SigningKeysUnavailable, Error, False, false,
-		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before; without any, requests get 503.",
+		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before. A token that none of them has signed gets 503.",
 		"Check the address or the file in `auth.jwt`. Sluice tries again each second."},
 	{CertificateFault, Error, False, false,
 		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",

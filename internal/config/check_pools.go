@@ -38,6 +38,10 @@ func (k *checker) checkPoolModel(at path, model string, models, pools []string) 
 	switch {
 	case !k.valid(at):
 		return false
+	case k.config.isAdapter(model):
+		// The pool would answer with its model instead.
+		k.faultf(at, "must be the name or alias of a model, and %s is an adapter of %s", quoted(model), quoted(k.config.ModelName(model)))
+		return false
 	case slices.Contains(models, model):
 		return true
 	case model == "" || model == "*":
@@ -103,6 +107,11 @@ func (c *Config) ModelName(name string) string {
 		}
 	}
 	return name
+}
+
+// isAdapter reports whether a model of the file has an adapter of this name.
+func (c *Config) isAdapter(name string) bool {
+	return slices.ContainsFunc(c.Models, func(m Model) bool { return slices.Contains(m.Adapters, name) })
 }
 
 // modelsOf returns the names of the models of the pool of this name, or the name of the model that

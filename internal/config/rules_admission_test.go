@@ -168,6 +168,8 @@ func poolCases() []ruleCase {
 		{"R5: no such default model", "models: [{name: chat, launcher: none}]\ndefault_model: chad", []string{"2: default_model: there is no model chad; did you mean chat?"}},
 		{"pool", sims + ", aliases: [b]}]\npools: [{name: p, models: [b]}]", nil},
 		{"pool of what is discovered", "upstreams: [http://h]\npools: [{name: p, models: [b, org/c]}]", nil},
+		{"pool of an adapter", sims + ", adapters: [b]}]\npools: [{name: p, models: [a, b]}]",
+			[]string{"2: pools[p].models[1]: must be the name or alias of a model, and b is an adapter of a"}},
 		{"pool of itself where models are discovered", "upstreams: [http://h]\npools: [{name: p, models: [p]}]",
 			[]string{"2: pools[p].models[0]: must be the name or alias of a model, and p is a pool"}},
 		{"pool of every model", "upstreams: [http://h]\npools: [{name: p, models: ['*', '']}]", []string{

@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 const (
@@ -235,13 +237,18 @@ func them(n int) string {
 	return "them"
 }
 
-// plain removes control characters from what others have written, such as a log line of an engine.
-func plain(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+// plain returns what others have written, such as a log line of an engine, without characters that
+// a terminal would obey.
+func plain(text string) string { return strings.TrimRight(Printable(text), " ") }
+
+// Printable returns the text on one line, with a space for each character that a terminal would
+// obey: control characters, and marks that change the direction of text (Unicode's Bidi_Control),
+// which could make an id look like another one. Clients choose some of what is shown.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) || r == utf8.RuneError {
 			return ' '
 		}
 		return r
 	}, text)
-	return strings.TrimRight(text, " ")
 }

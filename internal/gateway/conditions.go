@@ -260,6 +260,7 @@ func envoyProcessConditions(s envoy.Status) []condition.Condition {
 	case !s.SilentSince.IsZero():
 		c = condition.Fault(condition.EnvoyUnresponsive, "", "AdminSilent", fmt.Sprintf(
 			"Envoy (pid %d) has not answered on its admin interface for %s. Its listener answers, so Sluice leaves it alone.", s.PID, silence))
+		c.Action = "Read Envoy's log in the state directory. If this lasts, end that process when few requests run: Sluice then starts Envoy again."
 	case s.State == envoy.StateLive:
 		return nil
 	default:

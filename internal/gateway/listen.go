@@ -127,7 +127,8 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	}
 	s.restServer, s.filterServer = g.restServer(), g.filter.server
 	s.controlServer = g.controlServer(s.restServer)
-	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()))
+	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()),
+		grpc.Creds(newEnvoyCredentials()))
 	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
 	return &s, nil

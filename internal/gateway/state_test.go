@@ -104,5 +104,9 @@ func TestX13_ConditionsOfAnEnvoyThatDoesNotAnswer(t *testing.T) {
 		if len(got) != 1 || got[0].Reason != test.reason || !strings.Contains(got[0].Message, test.says) {
 			t.Errorf("%+v: %+v, want %s", test.status, got, test.reason)
 		}
+		// Sluice starts no Envoy in the place of one that it leaves alone.
+		if alone := test.reason == "AdminSilent"; alone != (got[0].Action != "") {
+			t.Errorf("%s: the action is %q", test.reason, got[0].Action)
+		}
 	}
 }

@@ -66,7 +66,7 @@ func (g *Gateway) makeStreams() error {
 	s.realtime = g.makeRealtime()
 	s.realtime.Generator, s.realtime.Tenants, s.realtime.Watch = s.relay, g.auth.Caller, g.auth.Watch
 	s.realtime.Log, s.realtime.Memory, s.realtime.Requests = g.log, g.memory.budget, g.requests
-	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader}
+	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader, Alive: g.envoyOf}
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -189,14 +190,66 @@ func TestO12_KeysAreRotated(t *testing.T) {
 	if _, err := v.Verify(old, nil); !errors.Is(err, ErrInvalid) || v.Watch(sha256.Sum256([]byte(old)))() {
 		t.Errorf("a token of a withdrawn key: %v", err)
 	}
-	reads, blocked := p.reads.Load(), int64(0)
-	for range 100 {
-		if _, err := v.Verify(sign(t, ecKey(t, "made up"), jose.ES256, nil), func() { blocked++ }); !errors.Is(err, ErrInvalid) {
-			t.Fatal(err)
+	reads, made := p.reads.Load(), sign(t, ecKey(t, "made up"), jose.ES256, nil)
+	var all sync.WaitGroup
+	var refused, early atomic.Int64
+	for range maxWaiting + 100 {
+		all.Go(func() {
+			switch _, err := v.Verify(made, nil); {
+			case errors.Is(err, ErrInvalid):
+				refused.Add(1)
+			case errors.Is(err, ErrNoKeys):
+				early.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := p.reads.Load() - reads; n > 5 {
+		t.Errorf("made-up tokens caused %d readings", n)
+	}
+	if refused.Load() < maxWaiting || early.Load() == 0 {
+		t.Errorf("%d tokens were refused after a reading, %d at once", refused.Load(), early.Load())
+	}
+}
+
+// A key that is published just after a reading fails no token: the token waits until the keys are
+// read again. While they cannot be read, or the provider is slow, nobody knows whether the token is
+// good.
+func TestO12_KeysThatAreNew(t *testing.T) {
+	t.Parallel()
+	one, two, three := ecKey(t, "one"), ecKey(t, "two"), ecKey(t, "three")
+	var p provider
+	var slow atomic.Bool
+	answer := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slow.Load() {
+			<-answer
+		}
+		p.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	p.publish(one)
+	v := start(t, &p, func(c *Config) { c.URL = server.URL })
+	eventually(t, v, sign(t, one, jose.ES256, nil))
+	for _, key := range []jose.JSONWebKey{two, three} { // the second comes within the pause
+		p.publish(one, key)
+		if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); err != nil {
+			t.Errorf("a token of a key that was just published: %v", err)
 		}
 	}
-	if n := p.reads.Load() - reads; n > 20 || blocked > n {
-		t.Errorf("made-up tokens caused %d readings, and blocked %d times", n, blocked)
+	slow.Store(true)
+	p.publish(one, two)
+	if _, err := v.Verify(sign(t, two, jose.ES256, nil), nil); !errors.Is(err, ErrNoKeys) {
+		t.Errorf("a slow provider: %v, want ErrNoKeys", err)
+	}
+	close(answer)
+	eventually(t, v, sign(t, two, jose.ES256, nil))
+	p.publish() // not a set
+	v.reread(t.Context())
+	if _, err := v.Verify(sign(t, three, jose.ES256, nil), nil); !errors.Is(err, ErrNoKeys) {
+		t.Errorf("a reading that has failed: %v, want ErrNoKeys", err)
 	}
 }
 
@@ -211,6 +264,26 @@ func TestO12_KeysAreRotatedUnderOneID(t *testing.T) {
 		next := ecKey(t, id)
 		p.publish(next)
 		eventually(t, v, sign(t, next, jose.ES256, nil))
+	}
+}
+
+// The id of a key only helps to find it. A provider may publish a key without the id that its
+// tokens have.
+func TestO12_KeysWithoutAnID(t *testing.T) {
+	t.Parallel()
+	key := ecKey(t, "one")
+	bare := key
+	bare.KeyID = ""
+	var p provider
+	p.publish(ecKey(t, "two"), bare)
+	v := start(t, &p, nil)
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); err != nil {
+		t.Error(err)
+	}
+	p.publish(ecKey(t, "two"), ecKey(t, ""))
+	v.reread(t.Context())
+	if _, err := v.Verify(sign(t, key, jose.ES256, nil), nil); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a token of none of the keys: %v", err)
 	}
 }
 

@@ -31,10 +31,15 @@ const (
 	// pause is the shortest time between two readings that tokens cause, so that made-up tokens
 	// cannot flood the provider.
 	pause = time.Second
-	// patience is how long a request waits for a reading that its token has caused.
-	patience = time.Second
+	// patience is how long a token waits for a reading, with the pause before it. Envoy waits 2 s
+	// for the answer.
+	patience = 1500 * time.Millisecond
+	// maxWaiting is the number of tokens that wait at once, so that made-up tokens hold no more.
+	maxWaiting = 256
 	// retry is the interval of readings while they fail, and that of a file.
 	retry = time.Second
+	// maxRedirects is the number of redirects that a reading follows.
+	maxRedirects = 5
 	// minRSABits is the size of the smallest RSA key that is used.
 	minRSABits = 2048
 )
@@ -55,6 +60,17 @@ type Verifier struct {
 	running chan struct{}
 	read    time.Time
 	fault   error
+	// next is the reading that tokens wait for and that has not begun; nil: no token waits. waiting
+	// is the number of tokens that wait for next or for one before. Guarded by mu.
+	next    *reading
+	waiting int
+}
+
+// reading is one reading of the keys that tokens wait for.
+type reading struct {
+	done chan struct{}
+	// fault is why there are no keys. It is read after done was closed.
+	fault error
 }
 
 // policy is a configuration with the keys that were read for it. It is immutable but for seen.
@@ -159,26 +175,68 @@ func (v *Verifier) failed() bool {
 	return err != nil
 }
 
-// renew reads the keys again unless they were read a moment ago, and waits for it. It calls onBlock
-// before it waits, unless that is nil.
-func (v *Verifier) renew(onBlock func()) {
-	v.mu.Lock()
-	if v.running == nil && time.Since(v.read) < pause {
-		v.mu.Unlock()
-		return
+// renew waits until the keys were read by a reading that has begun after the call, which comes a
+// pause after the one before. The error says that there was none in time, or that it has failed.
+// renew calls onBlock before it waits, unless that is nil.
+func (v *Verifier) renew(onBlock func()) error {
+	r := v.join()
+	if r == nil {
+		return ErrNoKeys
 	}
-	v.mu.Unlock()
+	defer v.leave()
 	if onBlock != nil {
 		onBlock()
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		v.reread(context.Background())
-	}()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
 	select {
-	case <-done:
-	case <-time.After(patience):
+	case <-r.done:
+		return r.fault
+	case <-timer.C:
+		return ErrNoKeys
+	}
+}
+
+// join returns the next reading, and makes one if there is none. It returns nil if there is nothing
+// to wait for: the last reading has failed a moment ago, or too many tokens wait.
+func (v *Verifier) join() *reading {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	early := pause - time.Since(v.read)
+	if v.waiting == maxWaiting || v.running == nil && v.fault != nil && early > 0 {
+		return nil
+	}
+	v.waiting++
+	if v.next == nil {
+		v.next = &reading{done: make(chan struct{})}
+		go v.readFor(v.next, early)
+	}
+	return v.next
+}
+
+func (v *Verifier) leave() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.waiting--
+}
+
+// readFor reads the keys for the tokens that wait, after a pause. A reading that is under way has
+// begun before they came, so another one follows it.
+func (v *Verifier) readFor(r *reading, early time.Duration) {
+	timer := time.NewTimer(early)
+	defer timer.Stop()
+	select {
+	case <-r.done: // Run has read them
+		return
+	case <-timer.C:
+	}
+	for {
+		v.reread(context.Background())
+		select {
+		case <-r.done:
+			return
+		default:
+		}
 	}
 }
 
@@ -190,9 +248,11 @@ func (v *Verifier) reread(ctx context.Context) {
 		<-running
 		return
 	}
-	p, done := v.policy.Load(), make(chan struct{})
+	p, done, next := v.policy.Load(), make(chan struct{}), v.next
+	v.next = nil
 	if p == nil {
 		v.mu.Unlock()
+		next.end(ErrNoKeys)
 		return
 	}
 	v.running = done
@@ -204,18 +264,36 @@ func (v *Verifier) reread(ctx context.Context) {
 	defer v.mu.Unlock()
 	defer close(done)
 	v.running, v.read = nil, time.Now()
+	next.end(v.setLocked(p, keys, err, ctx.Err() == context.Canceled))
+}
+
+// setLocked uses what was read for a policy. It returns an error if the keys in force are not
+// those. v.mu must be held.
+func (v *Verifier) setLocked(p *policy, keys *keySet, err error, stopped bool) error {
 	if now := v.policy.Load(); now == nil || !now.config.equal(p.config) {
 		v.read = time.Time{}
 		v.wake() // Run may have waited for this reading in place of one of the new place
-		return
+		return ErrNoKeys
 	}
-	if err != nil && ctx.Err() != context.Canceled && v.fault == nil && v.Log != nil {
+	if err != nil && !stopped && v.fault == nil && v.Log != nil {
 		v.Log.Error("signing keys of the identity provider not read", zap.Error(err))
 	}
-	if v.fault = err; err == nil && !keys.same(p.keys) {
+	if v.fault = err; err != nil {
+		return ErrNoKeys
+	}
+	if !keys.same(p.keys) {
 		next := *p
 		next.keys = keys
 		v.policy.Store(&next)
+	}
+	return nil
+}
+
+// end tells the tokens that wait for a reading that it has ended. nil: none waits.
+func (r *reading) end(fault error) {
+	if r != nil {
+		r.fault = fault
+		close(r.done)
 	}
 }
 
@@ -233,7 +311,7 @@ func load(ctx context.Context, c Config) (*keySet, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, err := http.DefaultClient.Do(request)
+	answer, err := (&http.Client{CheckRedirect: checkRedirect}).Do(request)
 	if err != nil {
 		return nil, err
 	}
@@ -242,6 +320,18 @@ func load(ctx context.Context, c Config) (*keySet, error) {
 		return nil, fmt.Errorf("%s answers %s", c.URL, answer.Status)
 	}
 	return parse(answer.Body)
+}
+
+// checkRedirect refuses a redirect that leaves TLS: whoever is between could give the gateway keys
+// of his own.
+func checkRedirect(next *http.Request, before []*http.Request) error {
+	if before[len(before)-1].URL.Scheme == "https" && next.URL.Scheme != "https" {
+		return fmt.Errorf("%s redirects to %s, which is not https", before[len(before)-1].URL.Redacted(), next.URL.Redacted())
+	}
+	if len(before) > maxRedirects {
+		return fmt.Errorf("more than %d redirects", maxRedirects)
+	}
+	return nil
 }
 
 // ReadFile reads a file with keys. The error says why it cannot be used.
@@ -301,17 +391,18 @@ func signs(k jose.JSONWebKey) bool {
 	return false
 }
 
-// find returns the keys with this id; all keys if the id is empty.
+// find returns the keys that may have signed a token with this id of a key: those with the id and
+// those without any. If the id is empty, these are all keys.
 func (s *keySet) find(id string) []publicKey {
-	if s == nil || id == "" {
-		if s == nil {
-			return nil
-		}
+	if s == nil {
+		return nil
+	}
+	if id == "" {
 		return s.keys
 	}
 	var found []publicKey
 	for _, k := range s.keys {
-		if k.key.KeyID == id {
+		if k.key.KeyID == id || k.key.KeyID == "" {
 			found = append(found, k)
 		}
 	}

@@ -24,13 +24,14 @@ var (
 	ErrExpired = errors.New("the token has expired")
 	// ErrInvalid means that the token is not one of the provider's for this gateway.
 	ErrInvalid = errors.New("the token is not valid")
-	// ErrNoKeys means that the gateway has not read the keys of the provider yet.
+	// ErrNoKeys means that the gateway has not read the keys of the provider yet, or not again for
+	// a token that no known key has signed.
 	ErrNoKeys = errors.New("the signing keys of the identity provider cannot be read")
 )
 
 // Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
-// contains the token. When no known key has signed the token, Verify reads the keys again and waits
-// a second for it at most. It calls onBlock before it waits, unless that is nil.
+// contains the token. When no known key has signed the token, Verify has the keys read again and
+// waits 1.5 s for it at most. It calls onBlock before it waits, unless that is nil.
 func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	p := v.policy.Load()
 	if p == nil {
@@ -89,11 +90,14 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 	if !errors.Is(err, errUnsigned) {
 		return e, err
 	}
-	v.renew(onBlock) // a provider may use the id of a key again for a new one, or use no ids
+	fault := v.renew(onBlock) // a provider may use the id of a key again for a new one, or use no ids
 	if p = v.policy.Load(); p == nil || p.keys == nil {
 		return entry{}, ErrNoKeys
 	}
-	return p.signed(parsed, now)
+	if e, err = p.signed(parsed, now); errors.Is(err, errUnsigned) && fault != nil {
+		return entry{}, fault // the key may be a new one
+	}
+	return e, err
 }
 
 // errUnsigned means that none of the known keys has signed a token.

@@ -47,6 +47,9 @@ type Call struct {
 	// OnConnection says that the call is one of several on a connection and has no request of its
 	// own at Envoy.
 	OnConnection bool
+	// Alive reports whether the Envoy lives through which a call has come that has no Entry yet. If
+	// that Envoy has died, nobody tells how the call has ended. nil: not known.
+	Alive func() bool
 	// Entry is told what becomes of the call. nil: nobody is.
 	Entry Entry
 

@@ -146,7 +146,10 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		arrival := call.arrival()
 		arrival.Model = r.config.Dispatcher.OwnName(arrival.Model)
 		record := r.config.Requests.Begin(arrival)
-		defer record.Close(nil)
+		defer func() {
+			record.Close(nil)
+			record.Lose(c.Alive)
+		}()
 		call.Entry = record
 	}
 	if fault == nil && r.config.Budget != nil {

@@ -33,6 +33,25 @@ func TestR7_StoredResponses(t *testing.T) {
 	}
 }
 
+// input_tokens and compact are calls of OpenAI's Responses API, and not ids of responses.
+func TestR7_CallsThatAreNotServed(t *testing.T) {
+	h := newHarness(t, options{replicas: 1})
+	for path, want := range map[string]string{
+		"/v1/responses/input_tokens": "/tokenize", "/v1/responses/compact": "in the client", "/v1/responses/resp_1": "GET and DELETE requests only",
+	} {
+		response, err := http.Post(h.url+path, "application/json", strings.NewReader(`{"model":"m","input":"x"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		status := response.StatusCode
+		if wantStatus := map[bool]int{true: 405, false: 404}[path == "/v1/responses/resp_1"]; err != nil || status != wantStatus || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %v %d %s", path, err, status, text)
+		}
+	}
+}
+
 // A request that continues a response is tried at the replica of that response alone: any other one
 // would answer that there is no such response.
 func TestR7_APinnedCallStaysAtItsReplica(t *testing.T) {

@@ -43,6 +43,8 @@ type Server struct {
 	Tenants func(name, key string) (*authz.Tenant, bool)
 	// ReplicaHeader reports whether the trailers name the replica. nil: they do.
 	ReplicaHeader func() bool
+	// Alive returns Call.Alive for the context of a request. nil: there is none.
+	Alive func(context.Context) func() bool
 }
 
 // Register registers the service with a gRPC server. The MaxRecvMsgSize of that server bounds a
@@ -59,6 +61,9 @@ func (s *Server) Stream(start *pb.StartRequest, out grpc.ServerStreamingServer[p
 	}
 	if to.id == "" {
 		to.id = call.RequestID
+	}
+	if s.Alive != nil {
+		call.Alive = s.Alive(ctx)
 	}
 	to.severalChoices = call.Scan.Choices > 1
 	s.Generator.Generate(ctx, call, to)

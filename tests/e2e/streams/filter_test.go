@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -271,13 +272,34 @@ func TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts(t *testing.T) {
 	}
 }
 
+// A gRPC stream that Envoy carries when it is killed counts too.
+func TestE2E_B6_E3_AGRPCStreamOfAKilledEnvoyCounts(t *testing.T) {
+	t.Parallel()
+	countsWithoutEnvoyBy(t, filtered, func(ctx context.Context, g *harness.Gateway) error {
+		stream, err := dialGRPC(g).Stream(ctx, &llmv1.StartRequest{Model: "chat", Messages: []string{"cut"}, MaxTokens: 10000})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return err
+	})
+}
+
 // countsWithoutEnvoy runs TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts with a configuration.
 func countsWithoutEnvoy(t *testing.T, configuration string) {
+	t.Helper()
+	countsWithoutEnvoyBy(t, configuration, func(ctx context.Context, g *harness.Gateway) error {
+		_, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 10000, "cut"))
+		return err
+	})
+}
+
+// countsWithoutEnvoyBy is countsWithoutEnvoy for a stream that open begins.
+func countsWithoutEnvoyBy(t *testing.T, configuration string, open func(context.Context, *harness.Gateway) error) {
 	t.Helper()
 	g := harness.Start(t, configuration)
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
-	if _, err := g.Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 10000, "cut")); err != nil {
+	if err := open(ctx, g); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(envoyStatus(g).PID, syscall.SIGKILL); err != nil {
