@@ -198,6 +198,23 @@ func TestB3_ManyBudgetsOfSeveralGateways(t *testing.T) {
 	}
 }
 
+// The budget of a key counts in an hour that has all the subjects that it may have, and afterwards.
+func TestB3_BudgetsInAFullHour(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.SetBudgets([]Budget{daily})
+	for i := range maxSubjects {
+		l.Add(Subject{daily.Tenant, "acme/" + strconv.Itoa(i), "chat"}, OfRequest(1, 0, 0, true), time.Now())
+	}
+	spend(l, 100, 0)
+	wantLevels(t, l, Within, HardReached)
+	flush(t, l)
+	kill(l)
+	again := open(t, dir)
+	again.SetBudgets([]Budget{daily})
+	wantLevels(t, again, Within, HardReached)
+}
+
 // A request asks for its verdict without a lock and without memory.
 func TestB3_AVerdictCostsNothing(t *testing.T) {
 	l := open(t, t.TempDir())
