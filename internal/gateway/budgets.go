@@ -122,8 +122,8 @@ func budgetText(s *usage.Standing) string {
 	return text + ";resets=" + s.Resets.Format(time.RFC3339)
 }
 
-// maxKeyConditions bounds the budgets of keys that have a condition each. Thousands of keys may have
-// used up what they may use in a day, and the metrics have few conditions.
+// maxKeyConditions bounds the budgets of keys that have a condition each. Thousands of keys may
+// have used up what they may use in a day, and the metrics have few conditions.
 const maxKeyConditions = 100
 
 // budgetConditions lists the budgets of which a bound is reached.
