@@ -95,6 +95,9 @@ func TestO8_KeysNewMakesWhatIsAskedFor(t *testing.T) {
 	if err != nil || out != "key (shown only once): sk-x\nid: 1\n" || asked["expires"] == nil {
 		t.Errorf("%v, prints %q, asks for %v", err, out, asked)
 	}
+	if _, there := asked["budgets"]; there {
+		t.Errorf("asks for %v, which a gateway of before the upgrade refuses", asked)
+	}
 }
 
 // -o json prints what the admin API answers, also of what changes something.
