@@ -120,8 +120,8 @@ func keyTime(t time.Time) string {
 	return t.Format(time.DateTime)
 }
 
-// newKey is what an operator asks for. The JSON is that of the API. A gateway that an upgrade has not
-// replaced yet knows no budgets, and refuses fields that it does not know.
+// newKey is what an operator asks for. The JSON is that of the API. A gateway that an upgrade has
+// not replaced yet knows no budgets, and refuses fields that it does not know.
 type newKey struct {
 	Tenant  string         `json:"tenant"`
 	Name    string         `json:"name"`
