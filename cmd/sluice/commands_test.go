@@ -76,6 +76,10 @@ func TestO8_KeysNewMakesWhatIsAskedFor(t *testing.T) {
 	for _, test := range []struct{ args, fault string }{
 		{"--expires -1h", "--expires is -1h0m0s: it must be more than 0"},
 		{"--expires 0s", "--expires is 0s: it must be more than 0"},
+		{"--tokens-per-day 0", "--tokens-per-day is 0: it must be a number above 0"},
+		{"--tokens-per-month NaN", "--tokens-per-month is NaN: it must be a number above 0"},
+		{"--cost-per-day Inf", "--cost-per-day is +Inf: it must be a number above 0"},
+		{"--cost-per-month -1", "--cost-per-month is -1: it must be a number above 0"},
 		{"--print --models embed", "--print takes --tenant alone"},
 		{"--print --expires 1h", "--print takes --tenant alone"},
 	} {
@@ -90,6 +94,9 @@ func TestO8_KeysNewMakesWhatIsAskedFor(t *testing.T) {
 	out, err := execute(t, "keys", "new", "--tenant", "acme", "--expires", "1h", "--admin", server.URL)
 	if err != nil || out != "key (shown only once): sk-x\nid: 1\n" || asked["expires"] == nil {
 		t.Errorf("%v, prints %q, asks for %v", err, out, asked)
+	}
+	if _, there := asked["budgets"]; there {
+		t.Errorf("asks for %v, which a gateway of before the upgrade refuses", asked)
 	}
 }
 

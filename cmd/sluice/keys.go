@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -100,6 +101,9 @@ type keyBudget struct {
 	Hard float64 `json:"hard"`
 }
 
+// flag is the name of the flag that sets the budget of a new key.
+func (b keyBudget) flag() string { return b.Of + "-per-" + b.Per }
+
 // unit is the word for what the budget counts.
 func (b keyBudget) unit() string {
 	if b.Of == string(usage.OfTokens) {
@@ -116,13 +120,14 @@ func keyTime(t time.Time) string {
 	return t.Format(time.DateTime)
 }
 
-// newKey is what an operator asks for. The JSON is that of the API.
+// newKey is what an operator asks for. The JSON is that of the API. A gateway that an upgrade has
+// not replaced yet knows no budgets, and refuses fields that it does not know.
 type newKey struct {
 	Tenant  string         `json:"tenant"`
 	Name    string         `json:"name"`
 	Models  []string       `json:"models"`
 	Limits  map[string]int `json:"limits"`
-	Budgets []keyBudget    `json:"budgets"`
+	Budgets []keyBudget    `json:"budgets,omitempty"`
 	Expires *time.Time     `json:"expires"`
 }
 
@@ -149,7 +154,11 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 			}
 			asked.Limits = map[string]int{"requests_per_minute": requests, "tokens_per_minute": tokens, "max_concurrent_streams": atOnce}
 			for _, b := range budgets {
-				if b.Hard != 0 {
+				switch {
+				case !cmd.Flags().Changed(b.flag()):
+				case !(b.Hard > 0) || math.IsInf(b.Hard, 1): // not a number is not above 0, either
+					return fmt.Errorf("keys new: --%s is %v: it must be a number above 0", b.flag(), b.Hard)
+				default:
 					asked.Budgets = append(asked.Budgets, *b)
 				}
 			}
@@ -172,7 +181,7 @@ func newKeyCommand(flags *viewFlags) *cobra.Command {
 	f.IntVar(&tokens, "tokens-per-minute", 0, "the tokens of the key per minute (default: no limit)")
 	f.IntVar(&atOnce, "max-concurrent", 0, "the requests of the key that run or wait at once (default: no limit)")
 	for _, b := range budgets {
-		f.Float64Var(&b.Hard, b.Of+"-per-"+b.Per, 0, fmt.Sprintf("the %s of the key per %s of the calendar in UTC (default: no budget)", b.Of, b.Per))
+		f.Float64Var(&b.Hard, b.flag(), 0, fmt.Sprintf("the %s of the key per %s of the calendar in UTC (default: no budget)", b.Of, b.Per))
 	}
 	f.DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
 	f.BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")

@@ -88,6 +88,8 @@ func tenantCases() []ruleCase {
 		{"a key itself as hash", "tenants:\n- name: a\n  keys:\n  - priority: batch\n    hash: sk-secret", []string{"5: tenants[a].keys[0].hash: " + hash}},
 		{"a key that ends", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: tomorrow}]", []string{
 			`3: tenants[a].keys[0].expires: must be a time such as 2027-01-31T18:00:00Z or 2027-01-31, is text`}},
+		{"a key that has ended at the beginning of time", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: 0001-01-01}]", []string{
+			`3: tenants[a].keys[0].expires: must be later than 0001-01-01`}},
 		{"a key that ends on a day", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: 2027-01-31}]", nil},
 		{"a key that ends at a time", "tenants:\n- name: a\n  keys: [{hash: " + zeros + ", expires: 2027-01-31T18:00:00+01:00}]", nil},
 		{"a key itself as a field", "tenants:\n- name: a\n  keys:\n  - hash: " + ones + "\n    sk-secret: batch",

@@ -81,6 +81,9 @@ func (d *decoder) decodeTime(n *yaml.Node, moment *time.Time, at path) {
 	if n.Kind == yaml.ScalarNode {
 		for _, form := range []string{time.RFC3339, time.DateOnly} {
 			if t, err := time.Parse(form, n.Value); err == nil {
+				if t.IsZero() { // which stands for no time
+					d.faultf(at, "must be later than %s", t.Format(time.DateOnly))
+				}
 				*moment = t.UTC()
 				return
 			}

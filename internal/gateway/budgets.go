@@ -122,26 +122,53 @@ func budgetText(s *usage.Standing) string {
 	return text + ";resets=" + s.Resets.Format(time.RFC3339)
 }
 
+// maxKeyConditions bounds the budgets of keys that have a condition each. Thousands of keys may
+// have used up what they may use in a day, and the metrics have few conditions.
+const maxKeyConditions = 100
+
 // budgetConditions lists the budgets of which a bound is reached.
 func (g *Gateway) budgetConditions() []condition.Condition {
+	return budgetConditions(g.usage.Standings())
+}
+
+// budgetConditions lists the budgets of which a bound is reached: those of all tenants and of some
+// keys. One condition tells of the other keys.
+func budgetConditions(standings []usage.Standing) []condition.Condition {
 	var all []condition.Condition
-	for _, s := range g.usage.Standings() {
-		subject := "tenant " + s.Tenant
+	keys := 0
+	for i := range standings {
+		s := &standings[i]
+		if s.Level == usage.Within {
+			continue
+		}
 		if s.Key != "" {
-			subject = "key " + s.Key
+			if keys++; keys > maxKeyConditions {
+				continue
+			}
 		}
-		subject += fmt.Sprintf(", %s per %s", s.Of, s.Per)
-		switch s.Level {
-		case usage.SoftReached:
-			all = append(all, condition.Fault(condition.BudgetReached, subject, "Soft",
-				fmt.Sprintf("%s is at %s. Its soft bound is %s.", budgetName(&s), amount(&s, s.Used), amount(&s, s.Soft))))
-		case usage.HardReached:
-			all = append(all, condition.Fault(condition.BudgetReached, subject, "Hard",
-				fmt.Sprintf("%s is used up: %s of %s. Requests are refused until %s.", budgetName(&s), amount(&s, s.Used), amount(&s, s.Hard),
-					s.Resets.Format(time.RFC3339))))
-		}
+		all = append(all, budgetCondition(s))
+	}
+	if more := keys - maxKeyConditions; more > 0 {
+		all = append(all, condition.Fault(condition.BudgetReached, "other keys", "OtherKeys",
+			fmt.Sprintf("%d further budgets of keys have reached their soft or hard bound.", more)))
 	}
 	return all
+}
+
+// budgetCondition tells that a bound of a budget is reached.
+func budgetCondition(s *usage.Standing) condition.Condition {
+	subject := "tenant " + s.Tenant
+	if s.Key != "" {
+		subject = "key " + s.Key
+	}
+	subject += fmt.Sprintf(", %s per %s", s.Of, s.Per)
+	if s.Level == usage.SoftReached {
+		return condition.Fault(condition.BudgetReached, subject, "Soft",
+			fmt.Sprintf("%s is at %s. Its soft bound is %s.", budgetName(s), amount(s, s.Used), amount(s, s.Soft)))
+	}
+	return condition.Fault(condition.BudgetReached, subject, "Hard",
+		fmt.Sprintf("%s is used up: %s of %s. Requests are refused until %s.", budgetName(s), amount(s, s.Used), amount(s, s.Hard),
+			s.Resets.Format(time.RFC3339)))
 }
 
 // budgetUses returns how far the budgets of a tenant and of its keys are used.

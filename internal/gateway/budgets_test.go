@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -44,5 +46,32 @@ func TestB3_WhatABudgetAnswers(t *testing.T) {
 	}
 	if _, fault = budgetAnswer(nil, &usage.Verdict{Hard: &hard}, day); fault != nil {
 		t.Error("refused after the budget began anew")
+	}
+}
+
+// Many keys that have used up their budgets have few conditions, and hide those of no tenant.
+func TestB3_ConditionsOfManyBudgets(t *testing.T) {
+	standing := func(tenant, key string, level usage.Level) usage.Standing {
+		return usage.Standing{Budget: usage.Budget{Tenant: tenant, Key: key, Per: usage.PerDay, Of: usage.OfTokens, Hard: 1}, Used: 1, Level: level}
+	}
+	var all []usage.Standing
+	for i := range 3000 {
+		all = append(all, standing("acme", "acme/"+strconv.Itoa(i), usage.HardReached), standing("acme", "acme/w"+strconv.Itoa(i), usage.Within))
+	}
+	all = append(all, standing("beta", "", usage.HardReached))
+	var subjects []string
+	for _, c := range budgetConditions(all) {
+		subjects = append(subjects, c.Subject)
+	}
+	if n := len(subjects); n != maxKeyConditions+2 {
+		t.Errorf("%d conditions", n)
+	}
+	for _, subject := range []string{"key acme/0, tokens per day", "tenant beta, tokens per day", "other keys"} {
+		if !slices.Contains(subjects, subject) {
+			t.Errorf("no condition of %s", subject)
+		}
+	}
+	if few := budgetConditions(all[:2]); len(few) != 1 {
+		t.Errorf("%v", few)
 	}
 }

@@ -1,6 +1,9 @@
 package telemetry
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
@@ -76,6 +79,14 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 // maxSpending is the largest number of budgets that the metrics have.
 const maxSpending = 1000
 
+// shownSpending returns the budgets that the metrics have. Those of tenants come first, because
+// thousands of keys may have budgets.
+func shownSpending(all []SpendingGauges) []SpendingGauges {
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b SpendingGauges) int { return cmp.Compare(min(len(a.Key), 1), min(len(b.Key), 1)) })
+	return all[:min(len(all), maxSpending)]
+}
+
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.poolModel, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up,
@@ -126,7 +137,7 @@ func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 		gauge(c.limit, float64(b.Limit), b.Name)
 		out <- prometheus.MustNewConstMetric(c.refused, prometheus.CounterValue, float64(b.Refused), b.Name)
 	}
-	for _, b := range g.Spending[:min(len(g.Spending), maxSpending)] {
+	for _, b := range shownSpending(g.Spending) {
 		gauge(c.spent, b.Used, b.Tenant, b.Key, b.Per, b.Of)
 		for bound, v := range map[string]float64{"soft": b.Soft, "hard": b.Hard} {
 			if v > 0 {

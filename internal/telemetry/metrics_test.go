@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +72,21 @@ func TestMetricsOfFinished(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// The budgets of many keys leave those of no tenant out.
+func TestB3_BudgetsOfTenantsAreInTheMetrics(t *testing.T) {
+	t.Parallel()
+	var all []SpendingGauges
+	for i := range maxSpending {
+		all = append(all, SpendingGauges{Tenant: "acme", Key: "acme/" + strconv.Itoa(i), Per: "day", Of: "tokens", Hard: 1})
+	}
+	all = append(all, SpendingGauges{Tenant: "beta", Per: "day", Of: "tokens", Hard: 1})
+	m := NewMetrics(MetricsConfig{Gauges: func() Gauges { return Gauges{Spending: all} }})
+	got := scrape(t, m, "sluice_tenant_budget_used")
+	if len(got) != maxSpending || !slices.Contains(got, `sluice_tenant_budget_used{key="",of="tokens",per="day",tenant="beta"} 0`) {
+		t.Errorf("%d budgets, without that of the tenant beta", len(got))
 	}
 }
 

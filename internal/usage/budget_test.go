@@ -2,6 +2,7 @@ package usage
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -172,6 +173,46 @@ func TestB3_BudgetsOfSeveralGateways(t *testing.T) {
 	}
 	a.refreshBudgets(time.Now())
 	wantLevels(t, a, SoftReached, HardReached)
+}
+
+// What other gateways have spent is read in a time that grows with the number of budgets, and not
+// with its square. Thousands of keys may have budgets.
+func TestB3_ManyBudgetsOfSeveralGateways(t *testing.T) {
+	const keys = 100_000
+	var wanted []tallyKey
+	found := map[tallyKey]tally{}
+	for i := range keys {
+		k := tallyKey{"acme", "acme/" + strconv.Itoa(i), "2026-11-28"}
+		wanted, found[k] = append(wanted, k), tally{tokens: 1}
+	}
+	gone := tallyKey{"acme", "acme/gone", "2026-11-28"}
+	s := &sharing{spent: map[string]map[tallyKey]tally{"other": {gone: {tokens: 1}, wanted[0]: {tokens: 2}}}}
+	start := time.Now()
+	s.keepSpent(wanted, map[string]map[tallyKey]tally{"other": found})
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	kept := s.spent["other"]
+	if _, there := kept[gone]; len(kept) != keys || there || kept[wanted[0]].tokens != 2 {
+		t.Errorf("%d tallies are kept, the first is %+v", len(kept), kept[wanted[0]])
+	}
+}
+
+// The budget of a key counts in an hour that has all the subjects that it may have, and afterwards.
+func TestB3_BudgetsInAFullHour(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.SetBudgets([]Budget{daily})
+	for i := range maxSubjects {
+		l.Add(Subject{daily.Tenant, "acme/" + strconv.Itoa(i), "chat"}, OfRequest(1, 0, 0, true), time.Now())
+	}
+	spend(l, 100, 0)
+	wantLevels(t, l, Within, HardReached)
+	flush(t, l)
+	kill(l)
+	again := open(t, dir)
+	again.SetBudgets([]Budget{daily})
+	wantLevels(t, again, Within, HardReached)
 }
 
 // A request asks for its verdict without a lock and without memory.

@@ -27,6 +27,6 @@
 //
 // Hours become days after Keep.HourlyDays, and days are dropped after Keep.DailyDays. A process
 // does so in its own journal and in those of processes that have ended. An hour has at most
-// maxSubjects subjects; the requests of further keys count under the key Other. While the clock of
-// the machine is in doubt (clock.go), nothing is dropped.
+// maxSubjects subjects; the requests of further keys count under the key Other, but for those of
+// keys with budgets. While the clock of the machine is in doubt (clock.go), nothing is dropped.
 package usage

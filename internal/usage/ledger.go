@@ -146,7 +146,7 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 		return
 	}
 	l.mu.Lock()
-	r := l.table.row(rowKey{period{start: hourOf(at)}, s})
+	r := l.rowLocked(rowKey{period{start: hourOf(at)}, s})
 	r.Add(c)
 	if r.tallies[0] == nil {
 		r.tallies = l.tallies.of(r.key)
@@ -167,6 +167,15 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 		l.changed = append(l.changed, r.key)
 	}
 	l.mu.Unlock()
+}
+
+// rowLocked returns the row of a key. A key with a budget has its own row in a full hour, too, else
+// its budget would count nothing. mu is held.
+func (l *Ledger) rowLocked(k rowKey) *row {
+	if l.scopes()[scopeKey{k.Tenant, k.Key}] != nil {
+		return l.table.of(k)
+	}
+	return l.table.row(k)
 }
 
 // Run writes what Add counts, and publishes it to other gateways, until ctx ends. It then writes

@@ -228,9 +228,11 @@ func (r *remote) readHashes(ctx context.Context, hashes []hash, yield func(rowKe
 // addWriters adds the writers that have tallies among those wanted, with an empty mark.
 func (r *remote) addWriters(ctx context.Context, wanted []tallyKey, to map[string]string) error {
 	pipe := r.client.Pipeline()
-	var lists []*redis.StringSliceCmd
+	lists := map[string]*redis.StringSliceCmd{}
 	for _, k := range wanted {
-		lists = append(lists, pipe.SMembers(ctx, keyPrefix+"by:"+k.period))
+		if lists[k.period] == nil {
+			lists[k.period] = pipe.SMembers(ctx, keyPrefix+"by:"+k.period)
+		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return err

@@ -310,12 +310,16 @@ func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tal
 	if s.spent == nil {
 		s.spent = map[string]map[tallyKey]tally{}
 	}
+	isWanted := make(map[tallyKey]bool, len(wanted))
+	for _, k := range wanted {
+		isWanted[k] = true
+	}
 	for writer, found := range spent {
 		for k, before := range s.spent[writer] {
 			now := found[k]
 			found[k] = tally{max(before.tokens, now.tokens), max(before.cost, now.cost)}
 		}
-		maps.DeleteFunc(found, func(k tallyKey, _ tally) bool { return !slices.Contains(wanted, k) })
+		maps.DeleteFunc(found, func(k tallyKey, _ tally) bool { return !isWanted[k] })
 		s.spent[writer] = found
 	}
 }

@@ -82,8 +82,9 @@ func (t table) make(k rowKey) *row {
 	return r
 }
 
-// of returns the row of a key of a journal, which it makes if there is none. The journal's writer
-// has bounded the subjects, and its rows come in any order.
+// of returns the row of a key, which it makes if there is none, however many subjects there are. It
+// is for rows of a journal, whose writer has bounded them and which come in any order, and for keys
+// with budgets, which an operator bounds.
 func (t table) of(k rowKey) *row {
 	if r := t[k.period][k.Subject]; r != nil {
 		return r
