@@ -53,5 +53,5 @@ func originMatcher(origin string) *matcher.StringMatcher {
 	if !wild || origin == "*" {
 		return exactly(origin)
 	}
-	return pattern(regexp.QuoteMeta(before) + "[^/:@]+" + regexp.QuoteMeta(after))
+	return pattern(regexp.QuoteMeta(before) + "[a-z0-9._-]+" + regexp.QuoteMeta(after))
 }

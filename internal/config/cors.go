@@ -29,7 +29,7 @@ func (c CORS) Allows(page string) bool {
 		}
 		rest, begins := strings.CutPrefix(page, before)
 		labels, ends := strings.CutSuffix(rest, after)
-		if wild && begins && ends && labels != "" && !strings.ContainsAny(labels, "/:@") {
+		if wild && begins && ends && labels != "" && strings.Trim(labels, "abcdefghijklmnopqrstuvwxyz0123456789._-") == "" {
 			return true
 		}
 	}

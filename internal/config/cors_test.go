@@ -41,7 +41,7 @@ func TestCORSAllows(t *testing.T) {
 		"https://a.example": true, "https://c.b.example:8443": true, "https://d.c.b.example:8443": true,
 		"": false, "null": false, "http://a.example": false, "https://a.example.evil": false, "https://a.example:8443": false,
 		"https://b.example:8443": false, "https://.b.example:8443": false, "https://c.b.example": false,
-		"https://evil/.b.example:8443": false, "https://user@c.b.example:8443": false, "https://evil:1.b.example:8443": false,
+		"https://evil/.b.example:8443": false, "https://evil#.b.example:8443": false, "https://user@c.b.example:8443": false, "https://evil:1.b.example:8443": false,
 	} {
 		if c.Allows(page) != want {
 			t.Errorf("%q allowed: %v", page, !want)
