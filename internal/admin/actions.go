@@ -141,8 +141,8 @@ func (h *handler) ofDrained(raw string, serve replicaHandler) http.HandlerFunc {
 	}
 }
 
-// ofDrainedModel is ofModel for an endpoint that needs no more of a drained model than its name. The
-// file may no longer have the model, which would still be drained when it came back.
+// ofDrainedModel is ofModel for an endpoint that needs no more of a drained model than its name.
+// The file may no longer have the model, which would still be drained when it came back.
 func (h *handler) ofDrainedModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if name, err := url.PathUnescape(raw); err == nil && h.Actions.IsModelDrained(name) {
