@@ -390,6 +390,38 @@ func TestNewerStreamWins(t *testing.T) {
 	})
 }
 
+// TestTwoMachinesWithOneIdentity: two machines with copies of one state directory replace each
+// other's connection. The gateway says so once, and not of a node that reconnects.
+func TestTwoMachinesWithOneIdentity(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	plan := g.agentPlan("n", "127.0.0.1", nodeDir(t))
+	a := plan.run(t, nil)
+	g.waitConnected("n")
+	const warning = "node has replaced its connection several times"
+	for range maxReplaced {
+		a.stop()
+		eventually(t, "the stream has ended", func() bool { return !g.server.Nodes()[0].hasReported() })
+		a = plan.run(t, nil)
+		g.waitConnected("n")
+	}
+	if hasLogged(g.logs, warning) {
+		t.Fatal("the gateway warns of a node that was started again")
+	}
+	twin := plan
+	twin.Dir = nodeDir(t)
+	folder := filepath.Base(filepath.Dir(a.store.identityPath()))
+	if err := os.CopyFS(filepath.Join(twin.Dir, folder), os.DirFS(filepath.Join(plan.Dir, folder))); err != nil {
+		t.Fatal(err)
+	}
+	twin.run(t, nil)
+	eventually(t, "the gateway warns", func() bool { return hasLogged(g.logs, warning) })
+	time.Sleep(time.Second)
+	if n := g.logs.FilterMessageSnippet(warning).Len(); n != 1 {
+		t.Errorf("the gateway warns %d times", n)
+	}
+}
+
 func TestOtherProtocol(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, time.Minute)

@@ -34,6 +34,9 @@ type Node struct {
 	lastSeen time.Time
 	// session is the node's current stream, or nil.
 	session *session
+	// replaced counts the sessions since replacedSince that ended because a newer one came.
+	replaced      int
+	replacedSince time.Time
 	// lastHeard is when the last report came, or when restartSilence was last called.
 	lastHeard time.Time
 	// lost is true since lostAt. nodeStopping is true if the node reported that it is stopping.
@@ -272,9 +275,30 @@ func (n *Node) openSession(s *session, key *ecdsa.PublicKey) error {
 	}
 	if n.session != nil {
 		n.session.end(errReplaced)
+		n.countReplacedLocked(s)
 	}
 	n.session, n.peer, n.lastHeard, n.lastSeen = s, s.peer, time.Now(), time.Now()
 	return nil
+}
+
+// maxReplaced is how many sessions a node may replace within replacedWindow before the log says so.
+// A node whose connection breaks replaces one, if the gateway has not noticed.
+const (
+	maxReplaced    = 10
+	replacedWindow = time.Minute
+)
+
+// countReplacedLocked counts that s replaces the node's session. Two machines with copies of one
+// state directory replace each other's without end, and the log says that once in replacedWindow.
+func (n *Node) countReplacedLocked(s *session) {
+	if now := time.Now(); now.Sub(n.replacedSince) >= replacedWindow {
+		n.replaced, n.replacedSince = 0, now
+	}
+	if n.replaced++; n.replaced == maxReplaced {
+		n.server.config.Log.Warn("node has replaced its connection several times within a minute; "+
+			"if two machines have copies of one state directory, remove the copy and join that machine under another name",
+			zap.String("node", n.name), zap.Stringer("from", s.peer), zap.Stringer("before", n.session.peer))
+	}
 }
 
 // closeSession removes s from the node. The node becomes lost at once if it reported that it is

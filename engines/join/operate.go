@@ -173,7 +173,7 @@ func (s *Server) receiveLog(stream grpc.ServerStream) error {
 		return err
 	}
 	var first logPart
-	if err := stream.RecvMsg(&first); err != nil {
+	if err := s.receiveFirst(stream.Context(), func() error { return stream.RecvMsg(&first) }); err != nil {
 		return err
 	}
 	call := node.openLog(first.ID)

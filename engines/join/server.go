@@ -50,6 +50,8 @@ type ServerConfig struct {
 	// LostAfter is the silence after which a node is lost. 0 means 5 s. A node sends five
 	// heartbeats in this time.
 	LostAfter time.Duration
+	// MessageTimeout is how long a call may take to send its first message. 0 means 10 s.
+	MessageTimeout time.Duration
 	// DrainTimeout is how long replicas may take to finish their requests when the gateway stops. 0
 	// means 30 s.
 	DrainTimeout time.Duration
@@ -90,6 +92,7 @@ func (c ServerConfig) withDefaults() ServerConfig {
 		c.OwnName = func() string { return "" }
 	}
 	setDefault(&c.LostAfter, lostAfter)
+	setDefault(&c.MessageTimeout, callTimeout)
 	setDefault(&c.DrainTimeout, drainTimeout)
 	setDefault(&c.DrainSettle, time.Second)
 	return c
@@ -149,7 +152,7 @@ func NewServer(c ServerConfig) (*Server, error) {
 // Serve closes the listener. Only StopAt calls it again.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	server := grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(s.serverCertificate.tlsConfig())), grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
+		grpc.Creds(guardedCredentials{credentials.NewTLS(s.serverCertificate.tlsConfig())}), grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(maxReportBytes), grpc.MaxSendMsgSize(maxOrderBytes),
 		grpc.MaxConcurrentStreams(streamsPerConnection), grpc.MaxHeaderListSize(16<<10), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepAliveInterval, Timeout: keepAliveTimeout, MaxConnectionIdle: time.Minute}),
@@ -165,7 +168,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	beside.Go(func() { s.watchSilence(ctx) })
 	beside.Go(func() { s.keepSaved(ctx) })
 	beside.Go(func() { <-ctx.Done(); server.Stop() })
-	err := server.Serve(l)
+	err := server.Serve(newGuardedListener(l))
 	cancel()
 	beside.Wait()
 	s.streamLoops.Wait()

@@ -22,6 +22,7 @@ type nodeService interface {
 	renew(context.Context, *renewRequest) (*certificates, error)
 	run(grpc.ServerStream) error
 	receiveLog(grpc.ServerStream) error
+	receiveFirst(ctx context.Context, receive func() error) error
 }
 
 // serviceDesc describes the gRPC service. There is no generated code, because this package holds
@@ -54,7 +55,7 @@ func logStreamDesc() *grpc.StreamDesc {
 func unary[Request any](call func(nodeService, context.Context, *Request) (*certificates, error)) grpc.MethodHandler {
 	return func(server any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		request := new(Request)
-		if err := decode(request); err != nil {
+		if err := server.(nodeService).receiveFirst(ctx, func() error { return decode(request) }); err != nil {
 			return nil, err
 		}
 		return call(server.(nodeService), ctx, request)

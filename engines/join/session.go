@@ -84,7 +84,7 @@ func (s *Server) run(stream grpc.ServerStream) error {
 		return err
 	}
 	var first report
-	if err := stream.RecvMsg(&first); err != nil {
+	if err := s.receiveFirst(stream.Context(), func() error { return stream.RecvMsg(&first) }); err != nil {
 		return err
 	}
 	if err := checkHello(first.Hello); err != nil {

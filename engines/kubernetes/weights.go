@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gateway/sluice/engines/podpatch"
 )
 
 const (
@@ -52,12 +54,14 @@ type Weights struct {
 	Repository, Revision, File string
 	// GGUF says that the engine loads GGUF files.
 	GGUF bool
+	// Pod is a strategic merge patch over the template of the loader's pod, as JSON. Empty: none.
+	Pod string `json:",omitempty"`
 }
 
 // jobName returns the name of the Job that fetches the weights. Other weights have another Job. How
 // they are fetched does not count, because weights that are there need not be fetched again.
 func (in install) jobName(w Weights) string {
-	w.Image, w.Token, w.Size, w.StorageClass = "", SecretKey{}, 0, ""
+	w.Image, w.Token, w.Size, w.StorageClass, w.Pod = "", SecretKey{}, 0, "", ""
 	data, _ := json.Marshal(w) // Marshal cannot fail on plain data.
 	return in.name + "-weights-" + hashPrefix(string(data), 12)
 }
@@ -65,17 +69,17 @@ func (in install) jobName(w Weights) string {
 // loaderHash returns what distinguishes the loader from one that fetches in another way.
 func (w Weights) loaderHash() string {
 	data, _ := json.Marshal(w.container()) // Marshal cannot fail on plain data.
-	return hashPrefix(string(data), 12)
+	return hashPrefix(string(data)+w.Pod, 12)
 }
 
 // loader returns the Job that fetches the weights. Its failed pods are not restarted but stay, so
 // that they tell why until the Job is made again. Kubernetes deletes restarted ones when the Job
-// fails.
-func (in install) loader(w Weights) *batchv1.Job {
+// fails. The error is that of the patch.
+func (in install) loader(w Weights) (*batchv1.Job, error) {
 	name := in.jobName(w)
 	labels := in.labels()
 	labels[labelRole], labels[labelWeights] = roleLoader, name
-	return &batchv1.Job{
+	j := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels,
 			Annotations: map[string]string{annotationModel: w.Repository, annotationLoader: w.loaderHash()}},
 		Spec: batchv1.JobSpec{
@@ -93,6 +97,15 @@ func (in install) loader(w Weights) *batchv1.Job {
 			}},
 		},
 	}
+	if w.Pod == "" {
+		return j, nil
+	}
+	var patch map[string]any
+	err := json.Unmarshal([]byte(w.Pod), &patch)
+	if err == nil {
+		j.Spec.Template, err = podpatch.Apply(j.Spec.Template, patch)
+	}
+	return j, err
 }
 
 // container returns the container of a loader.
@@ -217,7 +230,11 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 	if err := c.createClaim(ctx, w, options); err != nil {
 		return err
 	}
-	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, c.loader(w), options)
+	job, err := c.loader(w)
+	if err != nil {
+		return err
+	}
+	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, job, options)
 	if apierrors.IsAlreadyExists(err) {
 		return nil // The watch will show it.
 	}

@@ -21,7 +21,10 @@ func TestU14_Loader(t *testing.T) {
 	in := install{name: "sluice"}
 	w := Weights{Claim: "c", Path: "/w", Link: "sluice/k", Image: "sluice:1", Token: SecretKey{"hub", "token"}, Endpoint: "http://mirror",
 		Repository: "org/model", Revision: "v1", GGUF: true}
-	j := in.loader(w)
+	j, err := in.loader(w)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := j.Spec.Template.Spec.Containers[0]
 	want := "sluice fetch org/model --cache-dir /w --link sluice/k --listen :8001 --endpoint=http://mirror --revision=v1 --gguf"
 	if got := strings.Join(c.Command, " "); got != want {
@@ -38,6 +41,34 @@ func TestU14_Loader(t *testing.T) {
 	same.Image, same.Token, same.Size, same.StorageClass = "sluice:2", SecretKey{}, 1, "fast"
 	if in.jobName(other) == j.Name || in.jobName(same) != j.Name {
 		t.Errorf("Jobs %s, %s and %s", j.Name, in.jobName(other), in.jobName(same))
+	}
+}
+
+// TestU14_ThePodOfALoaderIsPatched: the patch adds to what the loader needs. It makes no other Job,
+// and a Job that has not ended well is replaced for it.
+func TestU14_ThePodOfALoaderIsPatched(t *testing.T) {
+	in := install{name: "sluice"}
+	w := Weights{Claim: "c", Path: "/w", Link: "sluice/k", Image: "sluice:1", Token: SecretKey{"hub", "token"}, Repository: "org/model"}
+	patched := w
+	patched.Pod = `{"spec": {"tolerations": [{"operator": "Exists"}], "imagePullSecrets": [{"name": "pull"}],
+		"containers": [{"name": "loader", "env": [{"name": "HTTPS_PROXY", "value": "http://proxy"}], "resources": {"requests": {"cpu": "1"}}}]}}`
+	j, err := in.loader(patched)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := j.Spec.Template.Spec
+	if c := s.Containers[0]; len(s.Containers) != 1 || len(c.Command) == 0 || c.Image != "sluice:1" || len(c.Env) != 2 || c.Resources.Requests.Cpu().Value() != 1 {
+		t.Errorf("the containers are %+v", s.Containers)
+	}
+	if len(s.Tolerations) != 1 || len(s.ImagePullSecrets) != 1 || s.RestartPolicy != corev1.RestartPolicyNever || len(s.Volumes) != 1 {
+		t.Errorf("the pod is %+v", s)
+	}
+	if in.jobName(patched) != in.jobName(w) || patched.loaderHash() == w.loaderHash() || j.Annotations[annotationLoader] != patched.loaderHash() {
+		t.Errorf("Jobs %s and %s, hashes %s and %s", in.jobName(patched), in.jobName(w), patched.loaderHash(), w.loaderHash())
+	}
+	patched.Pod = `{"spec": {"containers": 1}}`
+	if _, err := in.loader(patched); err == nil {
+		t.Error("a patch that cannot be merged is ignored")
 	}
 }
 
@@ -99,7 +130,10 @@ func TestU14_AJobWithoutAPodIsTold(t *testing.T) {
 		c := &cluster{install: install{name: "sluice"}, pods: newWatchStore[*corev1.Pod](func() {}), jobs: newWatchStore[*batchv1.Job](func() {}),
 			deployments: newWatchStore[*appsv1.Deployment](func() {})}
 		c.wanted = []wanted{{Model: Model{Model: engines.Model{Name: "m", Desired: tt.desired}, Weights: &w}}}
-		j := c.loader(w)
+		j, err := c.loader(w)
+		if err != nil {
+			t.Fatal(err)
+		}
 		j.CreationTimestamp = metav1.NewTime(now.Add(-tt.age))
 		j.Status.Conditions = []batchv1.JobCondition{{Type: tt.ended, Status: corev1.ConditionTrue}}
 		c.jobs.recordWrite(j, "", now)

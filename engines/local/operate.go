@@ -32,13 +32,17 @@ func (l *Launcher) takeRestarts() map[string]bool {
 	return taken
 }
 
+// restartedByOperator is the reason of a replica that drains because of Restart.
+const restartedByOperator = "restarted by an operator"
+
 // restart drains the replicas with these ids. The reconcile after their end creates their
 // successors.
 func (t *table) restart(ids map[string]bool) {
 	for id := range ids {
 		if s := t.entries[id]; s != nil {
 			s.fingerprint = "" // what is desired differs, so that the drain is not cancelled
-			t.drain(s, "restarted by an operator")
+			s.runner.restarted.Store(true)
+			t.drain(s, restartedByOperator)
 		}
 	}
 }

@@ -57,6 +57,9 @@ type runner struct {
 	stopSignal stopSignal
 	// suspected holds at most one token; see Launcher.Suspect.
 	suspected chan struct{}
+	// restarted is true once an operator has restarted the replica. The table writes it, the runner
+	// reads it.
+	restarted atomic.Bool
 
 	// The fields below belong to the runner's goroutine, before it starts to Adopt, after it to
 	// Stop.
@@ -239,6 +242,17 @@ func (r *runner) renew() {
 	}
 	if err := r.process.SetMeta(metaDrain, drain); err != nil && r.process.ExitStatus() == "" {
 		r.launcher.config.Log.Warn("recording of a new drain timeout failed", zap.String("replica", r.id), zap.Error(err))
+	}
+}
+
+// recordRestart writes into the record that an operator has restarted the replica, by a fingerprint
+// that no command has. A process that adopts the replica before its end then replaces it.
+func (r *runner) recordRestart() {
+	if r.process == nil || !r.restarted.Load() {
+		return
+	}
+	if err := r.process.SetMeta(metaFingerprint, ""); err != nil && r.process.ExitStatus() == "" {
+		r.launcher.config.Log.Warn("recording of a restart failed", zap.String("replica", r.id), zap.Error(err))
 	}
 }
 

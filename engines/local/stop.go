@@ -85,6 +85,7 @@ func (s *stopSignal) commit(r *stopRequest) bool {
 // drainAndStop lets the replica finish its requests and stops its process. It returns false if the
 // stop was cancelled before that, or if ctx has ended; then the process still runs.
 func (r *runner) drainAndStop(ctx context.Context, s *stopRequest) bool {
+	r.recordRestart()
 	if r.process != nil && r.served {
 		draining, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(s.cancelled, cancel)

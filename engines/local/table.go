@@ -142,7 +142,11 @@ func (t *table) replaceOutdated(entries []*entry, fingerprint string) {
 			continue
 		}
 		if s.replica.State != engines.Ready || serving == len(entries) {
-			t.drain(s, "replaced: its command has changed")
+			why := "replaced: its command has changed"
+			if s.fingerprint == "" { // see runner.recordRestart
+				why = restartedByOperator
+			}
+			t.drain(s, why)
 			serving = 0
 		}
 	}

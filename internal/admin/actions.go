@@ -25,6 +25,8 @@ type Actions interface {
 	DrainReplica(id string, drained bool)
 	// IsDrained reports whether a replica is out of rotation. The replica need not exist.
 	IsDrained(id string) bool
+	// IsModelDrained is IsDrained for a model, by its name and not by an alias.
+	IsModelDrained(model string) bool
 	// RestartReplica replaces a replica when it has finished its requests.
 	RestartReplica(ctx context.Context, r engines.Replica) *openai.Error
 	// RestartModel restarts the replicas of a model one after another, and returns their ids.
@@ -74,7 +76,7 @@ func (h *handler) findModelAction(rest string) (route, bool) {
 	case "/drain":
 		return route{http.MethodPost: h.ofModel(name, h.drainModel(true))}, true
 	case "/undrain":
-		return route{http.MethodPost: h.ofModel(name, h.drainModel(false))}, true
+		return route{http.MethodPost: h.ofDrainedModel(name, h.drainModel(false))}, true
 	case "/restart":
 		return route{http.MethodPost: h.ofModel(name, h.restartModel)}, true
 	case "/scale":
@@ -136,6 +138,18 @@ func (h *handler) ofDrained(raw string, serve replicaHandler) http.HandlerFunc {
 			return
 		}
 		h.ofReplica(raw, serve)(w, r)
+	}
+}
+
+// ofDrainedModel is ofModel for an endpoint that needs no more of a drained model than its name.
+// The file may no longer have the model, which would still be drained when it came back.
+func (h *handler) ofDrainedModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if name, err := url.PathUnescape(raw); err == nil && h.Actions.IsModelDrained(name) {
+			serve(w, r, &engines.ModelSnapshot{Model: engines.Model{Name: name}})
+			return
+		}
+		h.ofModel(raw, serve)(w, r)
 	}
 }
 

@@ -20,6 +20,7 @@ type fakeActions struct{ told []string }
 func (f *fakeActions) DrainModel(model string, drained bool) { f.tell("model", model, drained) }
 func (f *fakeActions) DrainReplica(id string, drained bool)  { f.tell("replica", id, drained) }
 func (f *fakeActions) IsDrained(id string) bool              { return id == "gone-0" }
+func (f *fakeActions) IsModelDrained(model string) bool      { return model == "gone/model" }
 
 func (f *fakeActions) tell(what, name string, drained bool) {
 	if !drained {
@@ -74,6 +75,9 @@ func TestO8_Actions(t *testing.T) {
 		{"POST", "/api/v1/models/default/drain", "", 200, `{"drained":true,"model":"chat"}`, "model chat"},
 		{"POST", "/api/v1/models/org%2Fa%3Cb%3E%2Flimits/undrain", "{}", 200, `"drained":false`, "unmodel org/a<b>/limits"},
 		{"POST", "/api/v1/models/none/drain", "", 404, "does not exist", ""},
+		{"POST", "/api/v1/models/none/undrain", "", 404, "does not exist", ""},
+		{"POST", "/api/v1/models/gone%2Fmodel/undrain", "", 200, `{"drained":false,"model":"gone/model"}`, "unmodel gone/model"},
+		{"POST", "/api/v1/models/gone%2Fmodel/drain", "", 404, "does not exist", ""},
 		{"POST", "/api/v1/models/chat/drain", `{"x":1}`, 400, "must be {} or empty", ""},
 		{"POST", "/api/v1/models/chat/drain", `{}}`, 400, "more than one value", ""},
 		{"POST", "/api/v1/models/chat/drain", `{} {}`, 400, "more than one value", ""},

@@ -62,7 +62,7 @@ func isWhole(text string) bool {
 	begun, read := strings.Count(text, "-----BEGIN "), 0
 	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
 		read++
-		if block.Type != "CERTIFICATE" {
+		if block.Type != "CERTIFICATE" && block.Type != "X509 CERTIFICATE" { // the second is the old name
 			continue
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil || len(block.Headers) > 0 {

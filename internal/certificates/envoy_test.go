@@ -95,6 +95,7 @@ func TestO12_WhatEnvoyWouldRefuseChangesNothing(t *testing.T) {
 		"a cut CA, one": {func(f Files) { writeText(t, f.ClientCA, cut+"\n"+whole) }, "ca.crt has a PEM block that is cut short"},
 		"a damaged CA":  {func(f Files) { writeText(t, f.ClientCA, whole+damaged) }, "ca.crt has a PEM block that is cut short"},
 		"another kind":  {func(f Files) { writeText(t, f.ClientCA, whole+"-----BEGIN A-----\n!!!\n-----END A-----\n") }, "ca.crt has a PEM block that is cut short"},
+		"the old name":  {func(f Files) { writeText(t, f.ClientCA, strings.ReplaceAll(damaged, "CERT", "X509 CERT")+whole) }, "ca.crt has a PEM block that is cut short"},
 		"a key":         {func(f Files) { writeText(t, f.ClientCA, whole+readText(t, f.Key)) }, ""},
 		"a CA with headers": {func(f Files) { writeText(t, f.ClientCA, whole+strings.Replace(whole, "-----\n", "-----\nA: b\n\n", 1)) },
 			"ca.crt has a PEM block that is cut short"},

@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -37,8 +39,29 @@ func (k *checker) checkCache(at path, r *Registry) {
 	if where := at.field("path"); !filepath.IsAbs(c.Path) && k.valid(where) {
 		k.faultf(where, "must be absolute, is %s", quoted(c.Path))
 	}
+	k.checkLoaderPod(at.field("pod"), c.Pod)
 	if secret, key, ok := strings.Cut(c.Token, "/"); c.Token != "" && (!ok || secret == "" || key == "" || strings.Contains(key, "/")) {
 		k.faultf(at.field("token"), "must be the name of a Secret and the name of its key, as in hub/token")
+	}
+}
+
+// checkLoaderPod checks the patch of the pods that fetch weights. The Job ends when its only
+// container has ended.
+func (k *checker) checkLoaderPod(at path, patch map[string]any) {
+	k.checkPod(at, patch)
+	spec, _ := patch["spec"].(map[string]any)
+	containers, _ := spec["containers"].([]any)
+	for i, item := range containers {
+		container, _ := item.(map[string]any)
+		where := []string{"spec", "containers", strconv.Itoa(i)}
+		if container["name"] != "loader" {
+			k.faultf(at.below(patch, where), "the only container is loader: name it")
+		}
+		for _, field := range []string{"command", "args", "image", "ports"} {
+			if _, ok := container[field]; ok {
+				k.faultf(at.below(patch, append(slices.Clip(where), field)), "belongs to Sluice; see the other fields of cache")
+			}
+		}
 	}
 }
 

@@ -285,6 +285,10 @@ type Cache struct {
 	Image string `yaml:"image" default:"sluice:latest"`
 	// Token is the entry of a Secret with the token for the hub, as secret/key. Default: none.
 	Token string `yaml:"token"`
+	// Pod is a strategic merge patch over the template of the Job's pods, as pod of a model: for
+	// the variables of a proxy, resources, tolerations or imagePullSecrets. The only container is
+	// called loader. Default: empty.
+	Pod map[string]any `yaml:"pod"`
 }
 
 // Source says where a model comes from.

@@ -24,14 +24,15 @@ const (
 )
 
 // failingReplica returns the replica that is started again soonest, if all replicas of the model
-// keep failing to start. Otherwise it returns nil.
+// keep failing to start. Otherwise it returns nil. A replica whose weights arrive does not count as
+// failing: what is left to fetch gets less with each try.
 func failingReplica(m *engines.ModelSnapshot) *engines.Replica {
 	var failing *engines.Replica
 	for i := range m.Replicas {
 		r := &m.Replicas[i]
 		switch {
 		case r.State == engines.Draining || r.State == engines.Stopped:
-		case r.State == engines.Ready || r.FailedStarts < maxFailedStarts:
+		case r.State == engines.Ready || r.FailedStarts < maxFailedStarts || r.Fetch.Rate > 0:
 			return nil
 		case failing == nil || r.NextStart.Before(failing.NextStart):
 			failing = r

@@ -101,6 +101,25 @@ func TestU9_ACrashLoop(t *testing.T) {
 	})
 }
 
+// TestU9_AFetchAfterFailedStarts: after failed starts requests wait while weights arrive, and are
+// refused again while none do.
+func TestU9_AFetchAfterFailedStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		r := engines.Replica{ID: "a", State: engines.Starting, FailedStarts: 2, Failure: engines.NoWeights, Since: time.Now(),
+			Fetch: engines.Fetch{Done: 1000, Total: 4000, Rate: 100}}
+		s.put("m", r)
+		if _, pending, fault := s.Begin(t.Context(), newRequest("m", "k")); pending == nil {
+			t.Errorf("while weights arrive: %v, want it to wait", fault)
+		} else {
+			pending.Cancel()
+		}
+		r.Fetch.Rate = 0
+		s.put("m", r)
+		s.wantRefusal(t, openai.CodeReplicaFailed, unknownStart, "cannot be started")
+	})
+}
+
 // TestU9_APoolWhoseModelsAllFail: requests that wait for a pool are answered when none of its
 // models can be started, and wait as long as one may start.
 func TestU9_APoolWhoseModelsAllFail(t *testing.T) {

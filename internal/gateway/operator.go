@@ -85,6 +85,12 @@ func (o *operator) IsDrained(id string) bool {
 	return replicas[id]
 }
 
+// IsModelDrained implements admin.Actions.
+func (o *operator) IsModelDrained(model string) bool {
+	models, _ := o.dispatcher.Drained()
+	return models[model]
+}
+
 // maxScale bounds the number of replicas that an operator may ask for, against a slip of the hand.
 const maxScale = 10_000
 

@@ -345,6 +345,8 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 		return errors.New("take over: the configuration names another state_dir than before: stop the gateway and start it again")
 	}
 	g.first = m.Hello.First
+	g.dir.AddOwn(g.first) // both stay for a while
+	g.dir.AddOwn(m.Hello.PID)
 	if err := from.inherit(m.Hello.Listeners); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -264,7 +265,12 @@ func podWeights(c *config.Config, m config.Model) *kubernetes.Weights {
 		return nil
 	}
 	secret, key, _ := strings.Cut(r.Cache.Token, "/")
-	return &kubernetes.Weights{
+	pod := ""
+	if len(r.Cache.Pod) > 0 {
+		data, _ := json.Marshal(r.Cache.Pod) // a checked patch is plain data
+		pod = string(data)
+	}
+	return &kubernetes.Weights{Pod: pod,
 		Claim: r.Cache.Claim, Size: int64(r.Cache.Size), StorageClass: r.Cache.StorageClass, Path: r.Cache.Path, Link: link,
 		Image: r.Cache.Image, Token: kubernetes.SecretKey{Name: secret, Key: key}, Endpoint: r.Endpoint,
 		Repository: m.Source.Name, Revision: m.Source.Revision, File: m.Source.File, GGUF: config.LoadsGGUF(m.Engine),

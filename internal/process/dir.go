@@ -49,6 +49,8 @@ type Dir struct {
 	watched map[string]*Process
 	// guard is the guard if it is a child of this process that has not been reaped. Guarded by mu.
 	guard *guardChild
+	// own holds the processes that AddOwn was called with. Guarded by mu.
+	own []identity
 }
 
 // Open creates the directory (mode 0700) if it does not exist, and reads its id. It starts and
@@ -187,8 +189,25 @@ func (d *Dir) WriteFile(name string, data []byte) error {
 // with the same path.
 func (d *Dir) ID() string { return d.id }
 
-// Owns reports whether a process belongs to this directory: this process itself, a process that it
-// started, a descendant of one, or the guard.
+// AddOwn says that a process belongs to this directory, such as one that this process replaces. It
+// has no effect once the process has ended.
+func (d *Dir) AddOwn(pid int) {
+	if id, err := identify(pid); err == nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.own = append(d.own, id)
+	}
+}
+
+// hasOwn reports whether AddOwn was called with a process.
+func (d *Dir) hasOwn(pid int) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.own, func(id identity) bool { return id.PID == pid && id.alive() })
+}
+
+// Owns reports whether a process belongs to this directory: this process itself, a child of it, a
+// process that Start started, a descendant of one, the guard, or one of AddOwn.
 func (d *Dir) Owns(pid int) bool {
 	if pid == os.Getpid() {
 		return true
@@ -196,7 +215,8 @@ func (d *Dir) Owns(pid int) bool {
 	if id, _, ok := readMarker(pid); ok {
 		return id == d.id
 	}
-	return pid == d.guardPID()
+	s, ok := readStat(pid)
+	return ok && s.parent == os.Getpid() || d.hasOwn(pid) || pid == d.guardPID()
 }
 
 // Socket returns the path for a unix socket of that name (at most 31 bytes, no slash). The path is

@@ -19,6 +19,7 @@ const markerKey = "SLUICE_PROCESS"
 type procStat struct {
 	pid     int
 	state   byte
+	parent  int
 	group   int
 	session int
 	// start is in clock ticks after boot.
@@ -79,8 +80,9 @@ func parseStat(data []byte) (procStat, bool) {
 		return procStat{}, false
 	}
 	s := procStat{state: fields[0][0]}
-	var errs [4]error
+	var errs [5]error
 	s.pid, errs[0] = strconv.Atoi(strings.TrimSpace(string(data[:open])))
+	s.parent, errs[4] = strconv.Atoi(fields[1])
 	s.group, errs[1] = strconv.Atoi(fields[2])
 	s.session, errs[2] = strconv.Atoi(fields[3])
 	s.start, errs[3] = strconv.ParseUint(fields[19], 10, 64)

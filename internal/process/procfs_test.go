@@ -11,9 +11,9 @@ func TestParseStat(t *testing.T) {
 	t.Parallel()
 	const rest = " 0 0 0 0 0 0 0 0 0 0 0 20 0 1 0 113189 3133440 408"
 	for text, want := range map[string]procStat{
-		"7 (cat) R 1 5 6" + rest:            {pid: 7, state: 'R', group: 5, session: 6, start: 113189},
-		"7 (a) b) Z (c)) S 1 5 6" + rest:    {pid: 7, state: 'S', group: 5, session: 6, start: 113189},
-		"7 (line\nbreak) Z 1 5 6" + rest:    {pid: 7, state: 'Z', group: 5, session: 6, start: 113189},
+		"7 (cat) R 1 5 6" + rest:            {pid: 7, state: 'R', parent: 1, group: 5, session: 6, start: 113189},
+		"7 (a) b) Z (c)) S 1 5 6" + rest:    {pid: 7, state: 'S', parent: 1, group: 5, session: 6, start: 113189},
+		"7 (line\nbreak) Z 1 5 6" + rest:    {pid: 7, state: 'Z', parent: 1, group: 5, session: 6, start: 113189},
 		"":                                  {},
 		"7 (cat":                            {},
 		"7 (cat) R 1 5 6":                   {},

@@ -75,10 +75,13 @@ func (d *download) run(ctx context.Context) error {
 	return os.Rename(partial, blob)
 }
 
+// makeRoom says what to do about a full disk.
+const makeRoom = "free space, or set cache_dir of the registry to another disk; on Kubernetes enlarge the volume of its cache"
+
 // diskFull says where the space is missing if that is the error.
 func diskFull(err error, dir string) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("no room left in %s; free space, or set cache_dir of the registry to another disk: %w", dir, err)
+		return fmt.Errorf("no room left in %s; %s: %w", dir, makeRoom, err)
 	}
 	return err
 }

@@ -76,8 +76,8 @@ func (o *claim) check() error {
 		return nil
 	}
 	return fmt.Errorf("no room: %s more are needed in %s, where %s are free, of which running fetches need %s and %s are spare; "+
-		"free space, or set cache_dir of the registry to another disk",
-		FormatBytes(own), o.cache.dir, FormatBytes(free), FormatBytes(others), FormatBytes(spare))
+		"%s",
+		FormatBytes(own), o.cache.dir, FormatBytes(free), FormatBytes(others), FormatBytes(spare), makeRoom)
 }
 
 // add adds what is missing of each blob.

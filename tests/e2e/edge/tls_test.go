@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/ecdsa"
@@ -16,7 +17,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -210,9 +210,10 @@ func TestE2E_O12_TheCertificateInForceAfterARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	chain := slices.Concat(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "X509 CERTIFICATE", Bytes: []byte("none, which only Envoy sees")}))
-	for name, content := range map[string][]byte{"server.crt": chain, "server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
+	// A certificate of version 1 must not name its version nor have extensions. Go does not mind.
+	der = bytes.Replace(der, []byte{0xa0, 3, 2, 1, 2}, []byte{0xa0, 3, 2, 1, 0}, 1)
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	for name, content := range map[string][]byte{"server.crt": certificate, "server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
 		if err := os.WriteFile(s.path(name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}

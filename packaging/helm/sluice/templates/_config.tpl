@@ -68,6 +68,12 @@ root and the name of the file. */}}
 {{- if and $c.peers (not .Values.existingConfig) -}}
   {{- fail (printf "config.peers is %s, which only one pod can be: remove it, and set peers.enabled" $c.peers) -}}
 {{- end -}}
+{{- $drain := $c.drain_timeout | default "" | toString -}}
+{{- $now := now -}}
+{{- $needed := sub (date_modify $drain $now | unixEpoch) (unixEpoch $now) | add (.Values.envoys.enabled | ternary 0 10) -}}
+{{- if and (not .Values.existingConfig) (lt (int64 .Values.terminationGracePeriodSeconds) $needed) -}}
+  {{- fail (printf "terminationGracePeriodSeconds is %d, and a pod needs %sconfig.drain_timeout, %s, so that its streams are not cut: set %d or more" (int64 .Values.terminationGracePeriodSeconds) (.Values.envoys.enabled | ternary "" "10 s before and ") $drain $needed) -}}
+{{- end -}}
 {{- if and .Values.tls.clientCA (not .Values.tls.secret) -}}
   {{- fail "tls.clientCA needs tls.secret" -}}
 {{- end -}}
