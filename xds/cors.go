@@ -21,6 +21,7 @@ const preflightAge = "7200"
 
 // corsFilter answers preflight requests before anything asks the gateway. They have no key. The
 // filter is disabled until the routes have a policy, so that a gateway without cors pays nothing.
+// docs/decisions/133 has the reasons.
 func corsFilter() *hcm.HttpFilter {
 	f := httpFilter(corsName, &cors.Cors{})
 	f.Disabled = true
