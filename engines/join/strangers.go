@@ -3,13 +3,13 @@ package join
 import (
 	"context"
 	"net"
-	"net/netip"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+
+	"github.com/sluice-gateway/sluice/internal/sources"
 )
 
 const (
@@ -21,44 +21,15 @@ const (
 	maxStrangersOfSource = maxStrangers / 4
 )
 
-// strangers counts the connections that have shown no certificate of a node.
-type strangers struct {
-	mu sync.Mutex
-	// total is the sum of bySource, which has the addresses that have any. Guarded by mu.
-	total    int
-	bySource map[netip.Addr]int
-}
-
-// begin counts a connection and returns what ends that, which may be called repeatedly. It returns
-// nil if there are too many.
-func (s *strangers) begin(from netip.Addr) (end func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.total == maxStrangers || s.bySource[from] == maxStrangersOfSource {
-		return nil
-	}
-	s.total++
-	s.bySource[from]++
-	return sync.OnceFunc(func() { s.end(from) })
-}
-
-func (s *strangers) end(from netip.Addr) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.total--
-	if s.bySource[from]--; s.bySource[from] == 0 {
-		delete(s.bySource, from)
-	}
-}
-
-// guardedListener accepts no more strangers than it may.
+// guardedListener accepts no more strangers than it may: connections that have shown no certificate
+// of a node.
 type guardedListener struct {
 	net.Listener
-	strangers *strangers
+	strangers *sources.Counter
 }
 
 func newGuardedListener(l net.Listener) guardedListener {
-	return guardedListener{l, &strangers{bySource: map[netip.Addr]int{}}}
+	return guardedListener{l, &sources.Counter{Most: maxStrangers, MostOfSource: maxStrangersOfSource}}
 }
 
 // Accept implements net.Listener.
@@ -68,11 +39,7 @@ func (l guardedListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		var from netip.Addr // the zero value stands for all addresses that cannot be read
-		if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-			from = a.AddrPort().Addr().Unmap()
-		}
-		if end := l.strangers.begin(from); end != nil {
+		if end := l.strangers.Begin(c); end != nil {
 			return &guardedConn{c, end}, nil
 		}
 		_ = c.Close() // the peer learns nothing more

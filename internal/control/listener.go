@@ -5,13 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/sources"
 )
 
 const (
@@ -46,7 +46,7 @@ type Listener struct {
 	running    context.Context
 	stop       context.CancelFunc
 	handshakes sync.WaitGroup
-	sources    sources
+	sources    sources.Counter
 	// ended is closed when Run has returned.
 	ended chan struct{}
 }
@@ -67,7 +67,8 @@ func New(l net.Listener, f Files, log *zap.Logger) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := &Listener{tcp: l, identity: id, log: log, services: map[string]*service{}, ended: make(chan struct{})}
+	all := &Listener{tcp: l, identity: id, log: log, services: map[string]*service{}, ended: make(chan struct{}),
+		sources: sources.Counter{MostOfSource: maxOfSource}}
 	all.running, all.stop = context.WithCancel(context.Background())
 	for _, name := range services() {
 		all.services[name] = &service{parent: all, accepted: make(chan net.Conn), closed: make(chan struct{})}
@@ -101,15 +102,15 @@ func (l *Listener) Run() error {
 		if tcp, ok := c.(*net.TCPConn); ok {
 			_ = tcp.SetKeepAliveConfig(keepAlive) // it fails only if the connection has ended
 		}
-		from := sourceOf(c)
-		if !l.sources.begin(from) {
+		end := l.sources.Begin(c)
+		if end == nil {
 			_ = c.Close() // the peer learns nothing more
 			continue
 		}
 		free <- struct{}{}
 		l.handshakes.Go(func() {
 			defer func() { <-free }()
-			l.pass(tls.Server(c, config), from)
+			l.pass(tls.Server(c, config), end)
 		})
 	}
 }
@@ -118,12 +119,13 @@ func (l *Listener) Run() error {
 // causes.
 const acceptPause = 50 * time.Millisecond
 
-// pass does the handshake and gives the connection to its service.
-func (l *Listener) pass(c *tls.Conn, from netip.Addr) {
+// pass does the handshake and gives the connection to its service. It calls end after the
+// handshake.
+func (l *Listener) pass(c *tls.Conn, end func()) {
 	ctx, cancel := context.WithTimeout(l.running, handshakeTimeout)
 	defer cancel()
 	err := c.HandshakeContext(ctx)
-	l.sources.end(from)
+	end()
 	if err != nil {
 		l.log.Warn("Envoy refused at control", zap.Stringer("address", c.RemoteAddr()), zap.Error(err))
 		_ = c.Close() // the peer has been told
