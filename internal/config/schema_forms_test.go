@@ -34,7 +34,7 @@ func textForms() map[string]string {
 		"base_url": `https?://[^\s/?#@]+(/[^\s?#]*)?`,
 		"variable": `[A-Za-z_][A-Za-z0-9_]*`,
 		"header":   `[` + letters + `_-]+`,
-		"origin":   `\*|[a-z][a-z0-9+.-]*://(\*\.)?([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:]+\])(:[1-9][0-9]{0,4})?`,
+		"origin":   `\*|` + strings.Trim(origin.String(), "^$"),
 		"time":     `[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9:.]+(Z|[+-][0-9]{2}:[0-9]{2}))?`,
 		"absolute": `/\S*`,
 		"ports":    `[0-9]{4,5} ?- ?[0-9]{4,5}`,

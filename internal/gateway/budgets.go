@@ -16,30 +16,26 @@ import (
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
-// spendingBudgets returns the budgets of the tenants and keys of the file.
-func spendingBudgets(c *config.Config) []usage.Budget {
+// spendingBudgets returns the budgets of the tenants and keys of the file, and of the keys of run
+// time.
+func spendingBudgets(c *config.Config, made []keys.Key) []usage.Budget {
 	var all []usage.Budget
-	add := func(tenant, key string, budgets []config.Budget) {
-		for _, b := range budgets {
-			all = append(all, usage.Budget{Tenant: tenant, Key: key, Per: usage.Span(b.Per), Of: usage.Measure(b.Of), Soft: b.Soft, Hard: b.Hard})
-		}
+	add := func(tenant, key string, b keys.Budget) {
+		all = append(all, usage.Budget{Tenant: tenant, Key: key, Per: usage.Span(b.Per), Of: usage.Measure(b.Of), Soft: b.Soft, Hard: b.Hard})
 	}
 	for _, t := range c.Tenants {
-		add(t.Name, "", t.Budgets)
+		for _, b := range t.Budgets {
+			add(t.Name, "", keys.Budget(b))
+		}
 		for _, k := range t.Keys {
-			add(t.Name, authz.KeyName(t.Name, authz.FileKeyID(k.Hash)), k.Budgets)
+			for _, b := range k.Budgets {
+				add(t.Name, authz.KeyName(t.Name, authz.FileKeyID(k.Hash)), keys.Budget(b))
+			}
 		}
 	}
-	return all
-}
-
-// runtimeBudgets returns the budgets of the keys of run time.
-func runtimeBudgets(made []keys.Key) []usage.Budget {
-	var all []usage.Budget
 	for _, k := range made {
 		for _, b := range k.Budgets {
-			all = append(all, usage.Budget{Tenant: k.Tenant, Key: authz.KeyName(k.Tenant, k.ID), Per: usage.Span(b.Per), Of: usage.Measure(b.Of),
-				Soft: b.Soft, Hard: b.Hard})
+			add(k.Tenant, authz.KeyName(k.Tenant, k.ID), b)
 		}
 	}
 	return all

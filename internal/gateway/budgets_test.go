@@ -19,7 +19,7 @@ func TestB3_BudgetsOfTheFile(t *testing.T) {
 	got := spendingBudgets(&config.Config{Tenants: []config.Tenant{{
 		Name: "acme", Budgets: []config.Budget{{Per: "day", Of: "tokens", Soft: 1}},
 		Keys: []config.Key{{Hash: hash, Budgets: []config.Budget{{Per: "month", Of: "cost", Hard: 2}}}},
-	}}})
+	}}}, nil)
 	want := []usage.Budget{{Tenant: "acme", Per: usage.PerDay, Of: usage.OfTokens, Soft: 1},
 		{Tenant: "acme", Key: "acme/12345678", Per: usage.PerMonth, Of: usage.OfCost, Hard: 2}}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -83,7 +83,7 @@ func (k *keyKeeper) apply() {
 // before the key is.
 func (k *keyKeeper) applyLocked() {
 	k.gateway.limits.setKeys(runtimeKeyLimits(k.made))
-	k.gateway.usage.SetBudgets(append(spendingBudgets(k.gateway.config()), runtimeBudgets(k.made)...))
+	k.gateway.usage.SetBudgets(spendingBudgets(k.gateway.config(), k.made))
 	k.gateway.auth.SetKeys(runtimeKeys(k.gateway.config(), k.made))
 }
 
@@ -110,24 +110,29 @@ func (a keyAdmin) List(ctx context.Context) []admin.Key {
 	for _, k := range a.g.keys.Store.List() {
 		list = append(list, a.runtimeKey(k))
 	}
-	budgets := keyBudgetUses(a.g.usage.Standings())
+	a.showBudgets(list)
 	used := a.g.keys.LastUsed(ctx)
 	for i := range list {
 		if at, ok := used[list[i].UsageKey]; ok {
 			list[i].LastUsed = &at
 		}
-		if all := budgets[list[i].UsageKey]; all != nil {
-			list[i].Budgets = all
-		}
 	}
 	return list
+}
+
+// showBudgets sets how far the budgets of keys are used.
+func (a keyAdmin) showBudgets(list []admin.Key) {
+	uses := keyBudgetUses(a.g.usage.Standings())
+	for i := range list {
+		list[i].Budgets = append([]admin.BudgetUse{}, uses[list[i].UsageKey]...) // not null in the answer
+	}
 }
 
 // fileKey returns a key of the file as the API shows it.
 func (a keyAdmin) fileKey(t config.Tenant, k config.Key) admin.Key {
 	id := authz.FileKeyID(k.Hash)
 	v := admin.Key{ID: id, UsageKey: authz.KeyName(t.Name, id), Tenant: t.Name, Name: k.Name, Models: shownModels(k.Models, t),
-		Limits: shownLimits(keys.Limits(k.Limits)), Quota: a.quota(t.Name, id, keys.Limits(k.Limits)), Budgets: []admin.BudgetUse{}, Source: admin.KeyOfFile}
+		Limits: shownLimits(keys.Limits(k.Limits)), Quota: a.quota(t.Name, id, keys.Limits(k.Limits)), Source: admin.KeyOfFile}
 	if !k.Expires.IsZero() {
 		v.Expires = &k.Expires
 	}
@@ -139,7 +144,7 @@ func (a keyAdmin) runtimeKey(k keys.Key) admin.Key {
 	tenants := a.g.config().Tenants
 	v := admin.Key{ID: k.ID, UsageKey: authz.KeyName(k.Tenant, k.ID), Tenant: k.Tenant, Name: k.Name, Prefix: authz.KeyPrefix(k.ID),
 		Created: &k.Created, Models: []string{},
-		Limits: shownLimits(k.Limits), Quota: a.quota(k.Tenant, k.ID, k.Limits), Budgets: []admin.BudgetUse{}, Source: admin.KeyOfRuntime}
+		Limits: shownLimits(k.Limits), Quota: a.quota(k.Tenant, k.ID, k.Limits), Source: admin.KeyOfRuntime}
 	if !k.Expires.IsZero() {
 		v.Expires = &k.Expires
 	}
@@ -213,11 +218,9 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	if err := a.g.keys.Add(ctx, k); err != nil {
 		return admin.Key{}, "", keysFault(err)
 	}
-	v := a.runtimeKey(k)
-	if all := keyBudgetUses(a.g.usage.Standings())[v.UsageKey]; all != nil {
-		v.Budgets = all
-	}
-	return v, made.Secret, nil
+	shown := []admin.Key{a.runtimeKey(k)}
+	a.showBudgets(shown)
+	return shown[0], made.Secret, nil
 }
 
 // maxKeyModels is the largest number of models that a key may name.
