@@ -117,6 +117,9 @@ func (k *checker) resolveVersion(at path, m *Model) (engines.Version, bool) {
 		k.faultf(where, "there is no engine %s; %s", quoted(m.Engine), suggest(m.Engine, known))
 		return engines.Version{}, false
 	}
+	if len(catalogue[i].Versions) == 0 {
+		return engines.Version{}, false // the engine itself has a fault
+	}
 	version, ok := catalogue[i].Resolve(m.Version)
 	if !ok {
 		var versions []string

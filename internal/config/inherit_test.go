@@ -49,3 +49,13 @@ func TestU13_OtherEnginesInheritNothing(t *testing.T) {
 		}
 	}
 }
+
+// TestU13_AnEngineWithoutVersionsIsOneFault: its models have no fault because of it.
+func TestU13_AnEngineWithoutVersionsIsOneFault(t *testing.T) {
+	t.Parallel()
+	want := []string{"1: engines[own].versions: required, and missing"}
+	got := faultsOf(t, "engines: [{name: own}]\nmodels: [{name: m, engine: own, task: text-generation}]")
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
