@@ -53,6 +53,18 @@ function show(page, state) {
   return page.route('**/api/v1/events', (route) => route.fulfill({ contentType: 'text/event-stream', body: `event: state\ndata: ${JSON.stringify(said)}\n\n` }));
 }
 
+/** checkAdvice: a command that the message of a condition names looks like code. */
+async function checkAdvice(browser) {
+  const condition = { type: 'BudgetReached', subject: 'acme', status: 'true', severity: 'warning', reason: 'Refused', message: 'Look at `sluice usage` now.', since: '2030-05-04T12:00:00Z' };
+  const page = await open(browser, `${url}/configuration`);
+  await show(page, { conditions: [condition] });
+  await page.goto(url);
+  await page.locator('.attention code', { hasText: /^sluice usage$/ }).waitFor({ timeout });
+  const words = await page.locator('.attention .why').innerText();
+  expect(words === 'Look at sluice usage now.', `a condition says: ${words}`);
+  await page.context().close();
+}
+
 /** Opens a view in a window of this width, after prepare has said what the API answers. */
 async function openWide(browser, path, width, prepare) {
   const page = await open(browser, `${url}/configuration`, { viewport: { width, height: 844 } });
@@ -193,6 +205,7 @@ async function checkReasoning(browser) {
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
+  await checkAdvice(browser);
   await checkServerOfSeveral(browser);
   await checkWidths(browser);
   await checkKeys(browser);

@@ -87,6 +87,13 @@ export function chip(node, words, t = tone(words)) {
   attr(node, 'data-tone', t);
 }
 
+/** Shows text in a node. What stands between backticks is code. */
+export function prose(node, words) {
+  if (node.words === words) return;
+  node.words = words;
+  node.replaceChildren(...words.split(/`([^`\n]+)`/).map((part, i) => (i % 2 === 1 ? el('code', { text: part }) : part)));
+}
+
 /** Makes a bar with a text such as "3 / 8". setLoad and setShare fill it. */
 export function makeLoad() {
   const bar = el('div', { class: 'bar', 'aria-hidden': 'true' }, el('i'));
@@ -108,10 +115,10 @@ export function setShare(node, share, words) {
   text(label, words);
 }
 
-/** Makes a list of facts. Rows are [name, value], where a value is text or a node; empty ones are left out. */
+/** Makes a list of facts. Rows are [name, value, class], where a value is text or a node; empty ones are left out. */
 export function facts(rows) {
   const shown = rows.filter((r) => r && r[1] !== '' && r[1] !== null && r[1] !== undefined);
-  return el('dl', { class: 'facts' }, shown.map(([name, value]) => el('div', {}, el('dt', { text: name }), el('dd', {}, value instanceof Node ? value : String(value)))));
+  return el('dl', { class: 'facts' }, shown.map(([name, value, style]) => el('div', { class: style }, el('dt', { text: name }), el('dd', {}, value instanceof Node ? value : String(value)))));
 }
 
 let panels = 0; // numbers the ids of headings

@@ -3,7 +3,7 @@
 
 import { el, text, attr, list, makeLoad, setShare } from './dom.js';
 import { held } from './table.js';
-import { duration, number, words } from './format.js';
+import { duration, number, short, words } from './format.js';
 
 /** Returns a budget as a limit. now is the gateway's clock in ms. */
 function budgetUse(b, now) {
@@ -35,7 +35,7 @@ export function showMostUsed(cell, t) {
   const all = uses(t, 0);
   const first = all.reduce((most, u) => (!most || share(u) > share(most) ? u : most), null);
   bar.firstChild.hidden = !first;
-  setShare(bar, first ? share(first) : 0, first ? `${number(first.used)} / ${number(first.limit)}` : '–');
+  setShare(bar, first ? share(first) : 0, first ? `${short(first.used)} / ${short(first.limit)}` : '–');
   attr(bar.firstChild, 'data-full', Boolean(first?.full));
   attr(cell, 'title', all.map((u) => `${u.name}: ${number(u.used)} of ${number(u.limit)}`).join('\n') || null);
 }

@@ -1,6 +1,6 @@
 // The conditions that need the operator's attention.
 
-import { el, list, makeChip, link, text } from '../dom.js';
+import { el, list, makeChip, link, prose } from '../dom.js';
 import { words } from '../format.js';
 
 /** Returns what needs attention: { what, why, severity, subject, type }. A normal start and a change that waits for a restart do not. */
@@ -29,7 +29,7 @@ export function makeAttention() {
     update(all) {
       node.hidden = all.length === 0;
       node.dataset.severity = all.some((c) => c.severity === 'error') ? 'error' : 'warning';
-      list(items, all, (c) => `${c.type} ${c.subject}\n${c.what}\n${c.severity}`, makeItem, (item, c) => text(item.why, c.why || 'The reason is unknown.'));
+      list(items, all, (c) => `${c.type} ${c.subject}\n${c.what}\n${c.severity}`, makeItem, (item, c) => prose(item.why, c.why || 'The reason is unknown.'));
     },
   };
 }

@@ -113,7 +113,7 @@ function replicaFacts([all, since]) {
     r.fetching && ['Weights', `${bytes(r.fetching.done)} of ${bytes(r.fetching.total)} fetched, ${bytes(r.fetching.per_second)}/s`],
     ['Responses', r.close_delimited ? 'have no length, so all requests are managed' : ''],
     ...(e ? engineFacts(e) : []),
-    ['Command', r.command && el('code', { class: 'wrap', text: r.command })],
+    ['Command', r.command && el('code', { class: 'wrap', text: r.command }), 'wide'],
   ]);
 }
 
