@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -120,4 +121,50 @@ func TestAClusterLingers(t *testing.T) {
 	expectAcks(t, s, "m=")
 	s.Set(mustBuild(t, Config{Listen: "127.0.0.1:1"}, fleet()))
 	c.ack(c.expect(clusterKind, "-model/m"))
+}
+
+// A second client of xDS on this host takes nothing from the Envoy of the host, unless it has a
+// whole configuration. When it ends, the Envoy of before counts again.
+func TestASecondClientOfThisHost(t *testing.T) {
+	t.Parallel()
+	s := newServed(t)
+	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80")))
+	envoy := s.connectAndAck(t, "m")
+	expectAcks(t, s, "m=a@10.0.0.1:80")
+	expectCounts := func(node string) {
+		t.Helper()
+		eventually(t, node+" counts", func() bool { return s.Status().NodeID == node && s.Status().Configured })
+		if calls := s.ackCalls(); calls != nil {
+			t.Errorf("OnAck was called with %q, and nothing has changed", calls)
+		}
+	}
+
+	reader := s.connect(t)
+	reader.node = "reader"
+	reader.ask(clusterKind, nil)
+	reader.expect(clusterKind, "model/m")
+	expectCounts("node")
+	s.Set(resourcesOf(t, ready("b", "10.0.0.2:80")))
+	envoy.ack(envoy.expect(endpointKind, "model/m"))
+	eventually(t, "b can be picked", func() bool { return slices.Contains(s.ackCalls(), "m=b@10.0.0.2:80") })
+	reader.hangUp()
+	eventually(t, "the reader has ended", func() bool { return s.Status().Envoys == 1 })
+	expectCounts("node")
+
+	// Messages on the older stream do not count while another Envoy does.
+	other := s.connectAs(t, "node-2", "m")
+	expectCounts("node-2")
+	s.Set(resourcesOf(t, ready("b", "10.0.0.2:80"), ready("c", "10.0.0.3:80")))
+	envoy.ack(envoy.expect(endpointKind, "model/m"))
+	envoy.expectNothing()
+	if calls := s.ackCalls(); calls != nil {
+		t.Errorf("OnAck was called with %q by an Envoy that was replaced", calls)
+	}
+	other.ack(other.expect(endpointKind, "model/m"))
+	expectAcks(t, s, "m=b@10.0.0.2:80,c@10.0.0.3:80")
+	other.hangUp()
+	expectCounts("node")
+	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80")))
+	envoy.ack(envoy.expect(endpointKind, "model/m"))
+	eventually(t, "a can be picked", func() bool { return slices.Contains(s.ackCalls(), "m=a@10.0.0.1:80") })
 }

@@ -19,9 +19,11 @@ import (
 // another host that breaks off has gone to another gateway. The last one counts until another one
 // comes.
 type acks struct {
-	// local is the newest stream of the Envoy of this host, open or closed; nil: there was none. It
-	// is that of a predecessor until another one has a whole configuration.
+	// local is the stream of the Envoy of this host that counts, open or closed; nil: there was
+	// none. It is that of a predecessor until another one has a whole configuration.
 	local *stream
+	// locals are the open streams of Envoys of this host, in the order in which they were opened.
+	locals []*stream
 	// remote are the open streams of Envoys of other hosts. last is the first of them, or the last
 	// one that has ended.
 	remote map[*stream]struct{}
@@ -63,27 +65,52 @@ func (s *Server) Inherit(routable map[string]map[string]netip.AddrPort) {
 // add adds an open stream. Until Envoy reports what it has, a stream that takes the place of
 // another one has what that one had.
 func (a *acks) add(st *stream) {
-	before := a.last
-	switch {
-	case st.remote == nil && a.local != nil && st.predecessor != a.local.predecessor:
-		return // one of them is a predecessor; see Server.count
-	case st.remote == nil:
-		before, a.local = a.local, st
-	case len(a.remote) == 0:
-		a.last = st
-		fallthrough
-	default:
-		a.remote[st] = struct{}{}
-		delete(a.left, st.remote.host())
+	if st.remote == nil {
+		a.addLocal(st)
+		return
 	}
-	if before != nil && (st == a.local || st == a.last) {
+	before := a.last
+	if len(a.remote) == 0 {
+		a.last = st
+	}
+	a.remote[st] = struct{}{}
+	delete(a.left, st.remote.host())
+	if before != nil && st == a.last {
 		st.acked, st.refused = maps.Clone(before.acked), before.refused
 	}
+}
+
+// addLocal adds an open stream of this host. It counts at once if the one that counted has ended.
+func (a *acks) addLocal(st *stream) {
+	before := a.local
+	open := slices.Contains(a.locals, before)
+	a.locals = append(a.locals, st)
+	if before != nil && st.predecessor != before.predecessor {
+		return // one of them is a predecessor; see Server.count
+	}
+	if before != nil {
+		st.acked, st.refused = maps.Clone(before.acked), before.refused
+	}
+	if !open {
+		a.local = st
+	}
+}
+
+// successor returns the stream of this host that counts when the one that counted has ended: the
+// last one that has a whole configuration, or none.
+func (a *acks) successor() *stream {
+	for _, st := range slices.Backward(a.locals) {
+		if st.counts && st.predecessor == a.local.predecessor {
+			return st
+		}
+	}
+	return nil
 }
 
 // end forgets a stream that has ended.
 func (a *acks) end(st *stream) {
 	if st.remote == nil {
+		a.locals = slices.DeleteFunc(a.locals, func(open *stream) bool { return open == st })
 		return
 	}
 	delete(a.remote, st)
@@ -198,8 +225,10 @@ func (s *Server) count(st *stream) {
 	s.ackMu.Lock()
 	defer s.ackMu.Unlock()
 	st.counts = true
-	if st.remote == nil && !st.predecessor && s.acks.local.predecessor {
-		s.acks.local = st
+	if st.remote == nil && (!st.predecessor || s.acks.local.predecessor) {
+		s.mu.Lock()
+		s.promoteLocked(st)
+		s.mu.Unlock()
 	}
 	s.tellAllLocked()
 }

@@ -97,14 +97,15 @@ func TestPredecessorIsToldLate(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)
 	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80")))
-	s.connectAs(t, "node-2", "m")
+	second := s.connectAs(t, "node-2", "m")
 	expectAcks(t, s, "m=a@10.0.0.1:80")
-	first := s.connect(t)
-	first.ask(clusterKind, nil)
-	first.expect(clusterKind, "model/m")
-	expectAcks(t, s, "m=")
+	first := s.connectAs(t, "node", "m")
+	eventually(t, "the first one counts", func() bool { return s.Status().NodeID == "node" })
+	s.Set(resourcesOf(t, ready("a", "10.0.0.1:80"), ready("b", "10.0.0.2:80")))
+	second.ack(second.expect(endpointKind, "model/m"))
+	first.expect(endpointKind, "model/m")
 	s.SetPredecessors([]string{"node"})
-	expectAcks(t, s, "m=a@10.0.0.1:80")
+	expectAcks(t, s, "m=a@10.0.0.1:80,b@10.0.0.2:80")
 }
 
 // The predecessor ends before its successor has a whole configuration. The successor counts then.

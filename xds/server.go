@@ -74,9 +74,9 @@ type Server struct {
 	// predecessors are the nodes of the Envoys of this host that were replaced, each with what all
 	// Envoys should have had at that moment; nil: that was before this process. Guarded by mu.
 	predecessors map[string]*Resources
-	// newestStream is the stream of the Envoy of this host that was opened last, open or closed. If
-	// there never was one, it is the last of another host. The status is about its Envoy. Guarded
-	// by mu.
+	// newestStream is the stream of the Envoy of this host that counts, open or closed, or that of
+	// its successor. If there never was one, it is the last of another host. The status is about
+	// its Envoy. Guarded by mu.
 	newestStream *stream
 	// status is the current Status without Connected. Guarded by mu.
 	status Status
@@ -304,20 +304,34 @@ func (s *Server) SetPredecessors(nodes []string) {
 func (s *Server) preferLocked(to *stream) {
 	for st := range s.streams {
 		if to.predecessor && st.remote == nil && !st.predecessor && st.counts {
-			s.acks.local, s.newestStream = st, st
+			s.promoteLocked(st)
 		}
 	}
+}
+
+// promoteLocked has the Envoy of a stream of this host count in the place of the one that counted.
+// The status is about it from now on. s.ackMu and s.mu are held.
+func (s *Server) promoteLocked(st *stream) {
+	s.acks.local = st
+	if s.newestStream == st {
+		return
+	}
+	s.newestStream = st
+	s.status.NodeID, s.status.EnvoyVersion, s.status.Configured = st.about.NodeID, st.about.EnvoyVersion, st.about.Configured
+	s.status.Certificate = cmp.Or(st.about.Certificate, s.status.Certificate)
 }
 
 // isNewestLocked reports whether the status is to be about a stream that is added. s.ackMu and s.mu
 // are held.
 func (s *Server) isNewestLocked(st *stream) bool {
-	before := s.newestStream
+	before, local := s.newestStream, s.acks.local
 	switch {
 	case before == nil || before.remote != nil:
 		return true
 	case st.remote != nil:
 		return false
+	case local != nil && local != st && local.predecessor == st.predecessor:
+		return false // the other one is open; see acks.addLocal
 	}
 	return !st.predecessor || before.predecessor
 }
@@ -353,8 +367,11 @@ func (s *Server) removeStream(st *stream) {
 	defer s.ackMu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
-	s.mu.Unlock()
 	s.acks.end(st)
+	if next := s.acks.successor(); st == s.acks.local && next != nil {
+		s.promoteLocked(next)
+	}
+	s.mu.Unlock()
 	s.tellAllLocked()
 }
 
@@ -382,10 +399,12 @@ func (s *Server) currentResources() *Resources {
 	return s.resources
 }
 
-// updateStatus calls change with s.mu held if st is the newest stream.
+// updateStatus calls change with s.mu held, for what the status says if it is about the Envoy of
+// the stream, and for the status itself if it is.
 func (s *Server) updateStatus(st *stream, change func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	change(&st.about)
 	if s.newestStream == st {
 		change(&s.status)
 	}

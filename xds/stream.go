@@ -13,7 +13,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/status"
 )
 
-// stream is the stream of one Envoy. All fields except changed belong to the goroutine in run.
+// stream is the stream of one Envoy. All fields without a guard belong to the goroutine in run.
 type stream struct {
 	server *Server
 	wire   discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer
@@ -21,6 +21,8 @@ type stream struct {
 	wake chan struct{}
 	// changed are the names that changed since the last flush. Guarded by Server.mu.
 	changed nameSet
+	// about has what the status says if it is about this Envoy. Guarded by Server.mu.
+	about Status
 
 	// remote is nil for the Envoy of this host. node is the id of its node.
 	remote *remote

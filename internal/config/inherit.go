@@ -24,6 +24,9 @@ func (k *checker) inheritVersions(at path, engine string, versions []EngineVersi
 			if !k.isSet(where.field("task_variables")) {
 				v.TaskVariables = ofTasks(v.TaskVariables, v.Tasks)
 			}
+			if k.isSet(where.field("schema")) {
+				k.fitInherited(where, v)
+			}
 		}
 		for _, field := range []string{"tasks", "command"} {
 			if !ok && !k.isSet(where.field(field)) && k.valid(where.field(field)) {
@@ -46,6 +49,46 @@ func (k *checker) inherit(at path, to, from reflect.Value) {
 			to.Field(i).Set(from.Field(i))
 		}
 	}
+}
+
+// fitInherited brings what the version inherits in line with the schema that the file gives it. at
+// is the path of the version. The variables that a task implies stay, because the engine does not
+// serve the task without them. The variable that sets the slots goes if no model can give it.
+func (k *checker) fitInherited(at path, v *EngineVersion) {
+	if !k.isSet(at.field("task_variables")) {
+		for _, implied := range v.TaskVariables {
+			for name := range implied {
+				v.Schema = withProperty(v.Schema, name, v.Base.Schema)
+			}
+		}
+	}
+	if k.isSet(at.field("slots").field("variable")) {
+		return
+	}
+	if name := v.Slots.Variable; v.Schema["additionalProperties"] != false {
+		v.Schema = withProperty(v.Schema, name, v.Base.Schema)
+	} else if propertiesOf(v.Schema)[name] == nil {
+		v.Slots.Variable = ""
+	}
+}
+
+// withProperty returns the schema, with the property of the other one if it has none of the name.
+func withProperty(schema map[string]any, name string, from map[string]any) map[string]any {
+	property, known := propertiesOf(from)[name]
+	if _, has := propertiesOf(schema)[name]; has || !known || schema == nil {
+		return schema
+	}
+	properties := map[string]any{name: property}
+	maps.Copy(properties, propertiesOf(schema))
+	schema = maps.Clone(schema)
+	schema["properties"] = properties
+	return schema
+}
+
+// propertiesOf returns the properties of a JSON Schema by name.
+func propertiesOf(schema map[string]any) map[string]any {
+	properties, _ := schema["properties"].(map[string]any)
+	return properties
 }
 
 // ofTasks returns the variables of those tasks that are in the list.

@@ -40,6 +40,37 @@ engines:
 	}
 }
 
+// TestU13_ASchemaOfTheFileFitsWhatIsInherited: a version whose schema knows fewer variables than
+// the built-in one is no fault, neither by the variable of the slots nor by those that a task
+// implies.
+func TestU13_ASchemaOfTheFileFitsWhatIsInherited(t *testing.T) {
+	t.Parallel()
+	const models = `
+models:
+  - {name: chat, engine: vllm, version: "0.11", source: {name: a/b}, variables: {gpu_memory_utilization: 0.9}}
+  - {name: vectors, engine: vllm, version: "0.11", task: embedding, source: {name: a/b}}
+`
+	const version = "engines:\n  - name: vllm\n    versions:\n      - version: \"0.11\"\n        schema: "
+	for schema, slots := range map[string]string{
+		"{type: object, properties: {gpu_memory_utilization: {type: number}}, additionalProperties: false}": "",
+		"{type: object, properties: {gpu_memory_utilization: {type: number}}}":                              "max_num_seqs",
+		"{properties: {max_num_seqs: {type: integer}, gpu_memory_utilization: {}}}":                         "max_num_seqs",
+	} {
+		c := parsed(t, version+schema+models)
+		v, _ := engines.Find(c.Catalogue(), "vllm", "0.11")
+		if v.Slots.Variable != slots || v.Slots.Default != 256 {
+			t.Errorf("%s: slots %+v, want the variable %q and 256", schema, v.Slots, slots)
+		}
+		if got := v.Complete(engines.Embedding, nil)["runner"]; got != "pooling" {
+			t.Errorf("%s: a model of vectors runs with runner %v", schema, got)
+		}
+	}
+	_, faults := parsedIn(t, t.TempDir(), version+"{type: object, additionalProperties: false}\n        slots: {variable: mine}\n")
+	if want := "slots.variable: the schema has no variable mine"; !strings.Contains(faults, want) {
+		t.Errorf("faults %q lack %q", faults, want)
+	}
+}
+
 func TestU13_OtherEnginesInheritNothing(t *testing.T) {
 	t.Parallel()
 	_, faults := parsedIn(t, t.TempDir(), "engines:\n  - name: own\n    versions:\n      - {version: 1, image: i}\n")

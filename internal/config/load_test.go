@@ -290,7 +290,8 @@ func TestExamplesLoad(t *testing.T) {
 	}
 }
 
-// TestQuickstart checks what the documents say about the file of the quick start.
+// TestQuickstart checks what the documents say about the file of the quick start. Requests that
+// name no model are for chat (R5).
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	c, err := Load("../../examples/quickstart/sluice.yaml")
@@ -299,6 +300,9 @@ func TestQuickstart(t *testing.T) {
 	}
 	if c.Auth.Mode != AuthNone || c.Listen != "127.0.0.1:8080" || c.Admin != "127.0.0.1:9090" || len(c.Models) != 2 {
 		t.Fatalf("%+v", c)
+	}
+	if c.DefaultModel != "chat" {
+		t.Errorf("the default model is %q", c.DefaultModel)
 	}
 	chat, embed := c.Models[0], c.Models[1]
 	if chat.Name != "chat" || chat.Engine != "sim" || chat.Replicas.Min != 3 || chat.Task != engines.TextGeneration {

@@ -67,6 +67,9 @@ func withDrained(c condition.Condition, s modelStanding, drained map[string]bool
 // missing replicas are starting is no fault. One that has none and whose replicas fail is an error.
 func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition {
 	message := fmt.Sprintf("Model %s has %d of %d replicas.", m.Name, usable, n)
+	if usable > n { // servers of others, or replicas that are about to stop
+		message = fmt.Sprintf("Model %s has %d replicas and needs %d.", m.Name, usable, n)
+	}
 	switch {
 	case usable >= n && n == 0:
 		return condition.OK(condition.ModelReady, m.Name, "ScaledToZero", message)

@@ -43,6 +43,7 @@ func TestO1_ModelCondition(t *testing.T) {
 		{0, 0, nil, condition.True, "", "ScaledToZero"},
 		{2, 2, []engines.State{engines.Ready, engines.Ready}, condition.True, "", "Ready"},
 		{1, 1, []engines.State{engines.Ready, engines.Failed}, condition.True, "", "Ready"},
+		{2, 1, []engines.State{engines.Ready, engines.Ready}, condition.True, "", "Ready"},
 		{0, 1, nil, condition.False, condition.Info, "Starting"},
 		{0, 1, []engines.State{engines.Starting}, condition.False, condition.Info, "Starting"},
 		{0, 1, []engines.State{engines.Pending}, condition.False, condition.Warning, "ReplicaPending"},
@@ -60,6 +61,9 @@ func TestO1_ModelCondition(t *testing.T) {
 		got := modelCondition(m, c.usable, c.needed)
 		if got.Status != c.status || got.Severity != c.severity || got.Reason != c.reason {
 			t.Errorf("%d of %d usable, %v: %+v", c.usable, c.needed, c.states, got)
+		}
+		if c.usable > c.needed && got.Message != "Model chat has 2 replicas and needs 1." {
+			t.Errorf("%d of %d usable: %s", c.usable, c.needed, got.Message)
 		}
 	}
 }

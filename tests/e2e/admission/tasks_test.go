@@ -81,9 +81,13 @@ func TestE2E_W1_W4_ScheduleAndComplete(t *testing.T) {
 		t.Fatalf("three tasks went to %v, the limits are a: 2, b: 1", seen)
 	}
 	for range 20 {
-		if d := scheduleTask(g, `{"estimated_tokens": 600}`); d.Wait == nil || *d.Wait < 1 || *d.Wait > 250 {
-			t.Fatalf("all slots are taken: %+v, want a wait up to 250 ms", d)
+		if d := scheduleTask(g, `{"estimated_tokens": 600}`); d.Wait == nil || *d.Wait < 100 || *d.Wait > 250 {
+			t.Fatalf("all slots are taken: %+v, want a wait of 100 to 250 ms", d)
 		}
+	}
+	// b lacks a slot and 200 tokens: the longer of the two waits counts.
+	if d := scheduleTask(g, `{"estimated_tokens": 600, "model": "b"}`); d.Wait == nil || *d.Wait < 5000 || *d.Wait > 20000 {
+		t.Errorf("%+v: b lacks 200 tokens at 1,000 a minute, besides a slot: some 12 s", d)
 	}
 	for i, d := range tasks {
 		if a := completeTask(g, d.Task); a.StatusCode != 200 || string(a.Content) != `{"ok":true}` {

@@ -135,7 +135,7 @@ func survives(t *testing.T, g *harness.Gateway, start func()) {
 	}
 }
 
-func TestE2E_X1_FloodFromOneSource(t *testing.T) {
+func TestE2E_B10_X1_FloodFromOneSource(t *testing.T) {
 	t.Parallel()
 	g := limited(t, small)
 	survives(t, g, func() { startFlood(t, g, 1700, "127.0.0.2") })

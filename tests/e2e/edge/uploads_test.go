@@ -118,8 +118,8 @@ func wantMetric(g *harness.Gateway, line string) error {
 	return nil
 }
 
-// TestE2E_X7_UploadsOfATenant: a tenant that may have two requests cannot send 40 bodies.
-func TestE2E_X7_UploadsOfATenant(t *testing.T) {
+// TestE2E_B10_X7_UploadsOfATenant: a tenant that may have two requests cannot send 40 bodies.
+func TestE2E_B10_X7_UploadsOfATenant(t *testing.T) {
 	t.Parallel()
 	keys, tenants := harness.TenantKeys("acme", "other")
 	tenants = strings.Replace(tenants, "{name: acme,", "{name: acme, limits: {max_concurrent_streams: 2},", 1)

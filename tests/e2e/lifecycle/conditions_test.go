@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -52,6 +54,59 @@ func TestE2E_O1_ReadyIsNotAMatterOfReplicas(t *testing.T) {
 	}
 	if err := g.TryGet("/readyz", new(struct{})); err != nil {
 		t.Errorf("the gateway is not ready: %v", err)
+	}
+}
+
+// TestE2E_B5_FaultsAreNamedWhereOperatorsLook: faults of every kind are in the conditions with what
+// to do, in the metrics and in `sluice status`. They go when the operator has mended them.
+func TestE2E_B5_FaultsAreNamedWhereOperatorsLook(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	good := "redis: " + redistest.URL(redis) + "\nmodels:\n  - {name: chat, engine: sim, replicas: {min: 1, max: 1}}\n"
+	stranger := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) { harness.ServeModelList(w, r, "chat") })
+	dead := fmt.Sprint("http://127.0.0.1:", testutil.FreePort(t))
+	faulty := good + `  - {name: broken, engine: sim, args: ["--fault", "exit"]}
+  - {name: away, launcher: upstream, upstreams: [` + dead + `]}
+upstreams: [` + stranger + `]
+orphan_grace: 61s
+`
+	g := harness.Start(t, good)
+	redis.Kill()
+	g.Configure(faulty)
+	type fault struct {
+		kind    condition.Type
+		subject string
+	}
+	faults := []fault{
+		{condition.RedisUnavailable, ""}, {condition.ReplicaFailed, "broken-0"}, {condition.ModelReady, "away"},
+		{condition.UpstreamUnreachable, dead}, {condition.NameClash, "chat"}, {condition.RestartRequired, ""},
+	}
+	check := func(f fault) {
+		c := g.AwaitCondition(f.kind, f.subject)
+		if c.Reason == "" || c.Message == "" || c.Since.IsZero() || c.Severity == "" {
+			t.Errorf("%s %s says too little: %+v", f.kind, f.subject, c)
+		}
+		series := fmt.Sprintf("sluice_condition{subject=%q,type=%q} 1\n", f.subject, f.kind)
+		harness.Eventually(t, series, func() error {
+			if !strings.Contains(metrics(t, g), series) {
+				return errors.New("the metrics lack it")
+			}
+			return nil
+		})
+		out, err := g.RunCommand("status", "-c", g.Config)
+		if err != nil || !strings.Contains(out, strings.TrimSpace(fmt.Sprint(f.kind, " ", f.subject))) {
+			t.Errorf("sluice status lacks %s %s: %v\n%s", f.kind, f.subject, err, out)
+		}
+	}
+	for _, f := range faults {
+		check(f)
+	}
+	g.Configure(faulty + "nonsense: true\n")
+	check(fault{condition.ConfigRejected, ""})
+	redis.Restart()
+	g.Configure(good)
+	for _, f := range append(faults, fault{condition.ConfigRejected, ""}) {
+		g.AwaitNoCondition(f.kind)
 	}
 }
 

@@ -26,7 +26,7 @@ func schedule(g *harness.Gateway, status int) *harness.Answer {
 
 // The state directory is full, the gateway is killed, and the next one adopts Envoy, the replicas
 // and the streams. It tells what is wrong, and serves all but tasks. Before, it ended everything.
-func TestE2E_X5_FullStateDirectory(t *testing.T) {
+func TestE2E_B10_X5_FullStateDirectory(t *testing.T) {
 	g := harness.Prepare(t, harness.SlowSims)
 	if err := os.Mkdir(g.Dir, 0o700); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ const mib = 1 << 20
 
 // Ten endless JSON answers of named requests are refused at their largest size, the gateway does
 // not grow by more than its budget allows, and it gives the memory back.
-func TestE2E_X7_EndlessAnswers(t *testing.T) {
+func TestE2E_B10_X7_EndlessAnswers(t *testing.T) {
 	t.Parallel()
 	upstream := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if harness.ServeModelList(w, r, "m") {
@@ -135,7 +135,7 @@ models:
 
 // A tenant of two streams has few sockets, others are not affected, and a socket without use is
 // closed with a reason.
-func TestE2E_X7_WebSockets(t *testing.T) {
+func TestE2E_B10_X7_WebSockets(t *testing.T) {
 	t.Parallel()
 	keys, text := harness.TenantKeys("acme", "other")
 	text = strings.Replace(text, "name: acme,", "name: acme, limits: {max_concurrent_streams: 2},", 1)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,6 +75,50 @@ models:
 		}
 		return nil
 	})
+}
+
+// TestE2E_S4_TheEngineIsFreeWithin100ms: an engine knows within 100 ms that the client of its
+// stream has left. The median counts, because a busy machine delays a single one.
+func TestE2E_S4_TheEngineIsFreeWithin100ms(t *testing.T) {
+	t.Parallel()
+	ended := make(chan time.Time, 1)
+	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "native", "managed") {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, `data: {"choices":[{"index":0,"delta":{"content":"one"}}]}`+"\n\n")
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		ended <- time.Now()
+	})
+	g := harness.Start(t, fmt.Sprintf(`
+models:
+  - {name: native, launcher: upstream, upstreams: [%q], stream: {mode: native}}
+  - {name: managed, launcher: upstream, upstreams: [%q], stream: {mode: managed}}
+`, url, url))
+	for _, model := range []string{"native", "managed"} {
+		var all []time.Duration
+		for range 15 {
+			ctx, leave := context.WithCancel(context.Background())
+			r, err := g.Open(ctx, harness.ChatPath, harness.ChatBody(model, true, 5, "wait"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.ReadFull(r.Body, make([]byte, 20))
+			left := time.Now()
+			leave()
+			r.Body.Close()
+			all = append(all, (<-ended).Sub(left))
+			g.AwaitIdle(model)
+		}
+		slices.Sort(all)
+		t.Logf("%s: %v in the middle, %v at most", model, all[len(all)/2], all[len(all)-1])
+		if all[len(all)/2] > 100*time.Millisecond {
+			t.Errorf("%s: half of the engines were freed after more than 100 ms: %v", model, all)
+		}
+	}
 }
 
 // A client that leaves a managed stream frees the engine, whatever the stream is at.
