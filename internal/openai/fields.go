@@ -69,6 +69,8 @@ func jsonField(e Endpoint, name []byte) field {
 		return imageField(name)
 	case e.Generates():
 		return textField(e, name)
+	case e == InputTokens:
+		return countField(name)
 	}
 	return fieldOther
 }
@@ -106,9 +108,9 @@ func textField(e Endpoint, name []byte) field {
 	case "system":
 		return only(fieldSystem, e == Messages)
 	case "input":
-		return only(fieldInput, e == Responses)
+		return only(fieldInput, e.OfResponses())
 	case "instructions":
-		return only(fieldInstructions, e == Responses)
+		return only(fieldInstructions, e.OfResponses())
 	case "tools":
 		return only(fieldTools, e != Completions)
 	case "functions":
@@ -116,11 +118,23 @@ func textField(e Endpoint, name []byte) field {
 	case "prompt_cache_key":
 		return fieldPromptCacheKey
 	case "previous_response_id":
-		return only(fieldPreviousResponse, e == Responses)
+		return only(fieldPreviousResponse, e.OfResponses())
 	case "cache_salt":
 		return fieldCacheSalt
 	case "conversation":
-		return only(fieldConversation, e == Responses)
+		return only(fieldConversation, e.OfResponses())
+	}
+	return fieldOther
+}
+
+// countField returns the field of a name in a request that counts the tokens of a response's input.
+// The prompt is not read, because the replica does not get it into its cache.
+func countField(name []byte) field {
+	switch string(name) {
+	case "previous_response_id":
+		return fieldPreviousResponse
+	case "conversation":
+		return fieldConversation
 	}
 	return fieldOther
 }

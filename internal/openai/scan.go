@@ -51,6 +51,7 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 		return Request{}, s.fault
 	}
 	s.req.promptBytes = len(body) - s.mediaBytes
+	s.req.Stream = s.req.Stream && !e.BesideResponses() // such an answer is never a stream
 	if s.unbounded {
 		s.req.MaxTokens = 0 // engines differ in which of several bounds they obey
 	}

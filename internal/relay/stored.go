@@ -21,13 +21,6 @@ var storedMethods = map[string][]string{
 	"/input_items": {http.MethodGet},
 }
 
-// responsesCalls are calls of OpenAI's Responses API below routes.StoredPath that name no response.
-// The gateway serves none of them, and says what a client can do.
-var responsesCalls = map[string]string{
-	"input_tokens": "To count tokens, send the text to /tokenize, or the conversation to /v1/messages/count_tokens.",
-	"compact":      "Shorten the conversation in the client.",
-}
-
 // serveStored serves /v1/responses/{id}, /cancel and /input_items: it has the replica answer that
 // has given the response. Such a request takes no slot and is not charged.
 func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
@@ -38,12 +31,7 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	}
 	id, err := url.PathUnescape(escaped)
 	methods, ok := storedMethods[sub]
-	advice, isCall := responsesCalls[rest]
 	switch {
-	case isCall && req.Method == http.MethodPost:
-		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
-			Message: "The gateway does not serve " + routes.StoredPath + rest + ". " + advice})
-		return
 	case err != nil || !ok || openai.CheckRequestID("response_id", id) != nil || id == "":
 		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
 		return

@@ -190,6 +190,8 @@ var table = []Route{
 	inference("/v1/chat/completions", "chat completions"),
 	inference("/v1/completions", "text completions"),
 	inference("/v1/responses", "responses"),
+	inference("/v1/responses/input_tokens", "the number of tokens of a response's input"),
+	inference("/v1/responses/compact", "a conversation in fewer tokens"),
 	inference("/v1/embeddings", "embeddings"),
 	inference("/v1/rerank", "ranks documents for a query", "/v2/rerank"),
 	inference("/v1/score", "scores pairs of texts"),
