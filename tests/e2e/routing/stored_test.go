@@ -57,6 +57,10 @@ func checkStored(g *harness.Gateway) {
 		}
 	}
 	do("POST", "/v1/responses/"+id+"/cancel", 200, `"did":"POST cancel"`)
+	if out, err := g.RunCommand("replicas", "drain", home, "-c", g.Config); err != nil {
+		g.T.Fatalf("%v\n%s", err, out)
+	}
+	do("GET", "/v1/responses/"+id, 200, `"did":"GET"`)
 	do("DELETE", "/v1/responses/"+id, 200, `"did":"DELETE"`)
 	do("GET", "/v1/responses/"+id, 404, "has no such response")
 	do("GET", "/v1/responses/resp_unknown", 404, `"code":"response_not_found"`)
