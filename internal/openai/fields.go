@@ -37,6 +37,7 @@ const (
 	// fieldConversation is refused.
 	fieldConversation
 	fieldSystem // of the Messages API
+	fieldBackground
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -123,6 +124,8 @@ func textField(e Endpoint, name []byte) field {
 		return fieldCacheSalt
 	case "conversation":
 		return only(fieldConversation, e.OfResponses())
+	case "background":
+		return only(fieldBackground, e == Responses)
 	}
 	return fieldOther
 }
@@ -228,6 +231,8 @@ func (f field) String() string {
 		return "size"
 	case fieldSystem:
 		return "system"
+	case fieldBackground:
+		return "background"
 	}
 	return ""
 }

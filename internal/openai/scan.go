@@ -210,6 +210,9 @@ func (s *scanner) hint(f field) {
 		}
 	case fieldSystem:
 		s.instructions()
+	case fieldBackground:
+		at := s.json.Value()
+		r.Background = string(s.body[at.From:at.To]) == "true"
 	case fieldSize:
 		r.imageTokens = imageTokens(wordText(&s.json))
 	default:

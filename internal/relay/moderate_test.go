@@ -239,6 +239,18 @@ func (h *harness) postFor(path string, stream bool) (status int, text string) {
 // postBody sends this body to the path.
 func (h *harness) postBody(path, contentType string, body []byte) (status int, text string) {
 	h.t.Helper()
+	response := h.open(path, contentType, body)
+	defer response.Body.Close()
+	b, err := io.ReadAll(response.Body)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return response.StatusCode, fmt.Sprint(response.Header, "\n", string(b))
+}
+
+// open sends this body to the path and returns the response with its body unread.
+func (h *harness) open(path, contentType string, body []byte) *http.Response {
+	h.t.Helper()
 	endpoint, _ := openai.EndpointOf(path)
 	scan, fault := openai.Scan(endpoint, contentType, body)
 	if fault != nil {
@@ -255,12 +267,7 @@ func (h *harness) postBody(path, contentType string, body []byte) (status int, t
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	defer response.Body.Close()
-	b, err := io.ReadAll(response.Body)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return response.StatusCode, fmt.Sprint(response.Header, "\n", string(b))
+	return response
 }
 
 func transcriptionForm() (contentType string, body []byte) {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
@@ -76,6 +77,48 @@ func TestR7_APinnedCallStaysAtItsReplica(t *testing.T) {
 	defer mu.Unlock()
 	if len(asked) != 2 || asked[0] != asked[1] || len(h.retries) > 0 {
 		t.Errorf("asked %q, retries for %q", asked, h.retries)
+	}
+}
+
+// The client of a response in the background is told its id before the first token, and can come
+// back to it from then on. No other replica generates the response again. A response that is not in
+// the background begins with its first token, because another replica may take over until then.
+func TestR7_TheIDOfABackgroundResponseComesAtOnce(t *testing.T) {
+	for _, background := range []bool{true, false} {
+		fail := make(chan struct{})
+		h := newHarness(t, options{replicas: 2, policy: Policy{TTFTTimeout: time.Minute}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				w.Header().Set("content-type", "application/json")
+				io.WriteString(w, `{"id":"resp_1","status":"queued"}`)
+				return
+			}
+			w.Header().Set("content-type", "text/event-stream")
+			io.WriteString(w, `data: {"type":"response.created","sequence_number":0,"response":{"id":"resp_1","status":"queued","output":[]}}`+"\n\n")
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-fail:
+			case <-r.Context().Done():
+			}
+		})})
+		if !background {
+			close(fail)
+			if status, text := h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","stream":true}`)); status != 502 || len(h.retries) != 1 {
+				t.Errorf("%d %s, retries for %q", status, text, h.retries)
+			}
+			continue
+		}
+		response := h.open("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","stream":true,"background":true}`))
+		defer response.Body.Close()
+		events := bufio.NewReader(response.Body)
+		if line, err := events.ReadString('\n'); err != nil || !strings.Contains(line, `"resp_1"`) {
+			t.Fatalf("%v: %q", err, line)
+		}
+		h.getStored("acme", 200, "queued")
+		close(fail)
+		rest, err := io.ReadAll(events)
+		if err != nil || !strings.Contains(string(rest), `"type":"response.failed"`) || !strings.Contains(string(rest), "upstream_truncated") || len(h.retries) > 0 {
+			t.Errorf("%v, retries for %q: %s", err, h.retries, rest)
+		}
 	}
 }
 
