@@ -214,8 +214,8 @@ var table = []Route{
 		Purpose: "resumes and cancels streams by their request id",
 	},
 	{
-		Name: StoredResponses, Path: StoredPath, Match: Below, Protocol: HTTP, Backend: RelayHandlers, Auth: ByExtAuthz, SmallBody: true,
-		Purpose: "reads, cancels and deletes responses that their replica keeps",
+		Name: StoredResponses, Path: StoredPath, Aliases: []string{"/responses/"}, Match: Below, Protocol: HTTP, Backend: RelayHandlers,
+		Auth: ByExtAuthz, SmallBody: true, Purpose: "reads, cancels and deletes responses that their replica keeps",
 	},
 	{
 		Name: GRPC, Path: GRPCPath, Match: Subtree, Protocol: OverGRPC, Backend: GRPCService, Auth: ByExtAuthz,

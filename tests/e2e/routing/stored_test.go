@@ -48,6 +48,7 @@ func checkStored(g *harness.Gateway) {
 	}
 	do("GET", "/v1/responses/"+id+"?include=x", 200, `"did":"GET  include=x"`)
 	do("GET", "/v1/responses/"+id+"/input_items", 200, `"did":"GET input_items"`)
+	do("GET", "/responses/"+id+"/input_items?limit=3", 200, `"did":"GET input_items limit=3"`)
 	for _, call := range []string{"input_tokens", "compact"} {
 		for _, other := range []string{"", "And then?"} {
 			a := g.Post("/v1/responses/"+call, fmt.Sprintf(`{"model":"m","input":%q,"previous_response_id":%q}`, other, id))
