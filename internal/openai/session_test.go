@@ -53,6 +53,12 @@ func TestR7_CallsBesideResponses(t *testing.T) {
 			t.Errorf("%s with a conversation: %v", e, fault)
 		}
 	}
+	for value, want := range map[string]bool{"true": true, "false": false, "null": false, `"true"`: false} {
+		r, fault := Scan(Responses, "application/json", []byte(`{"model":"m","input":"x","background":`+value+`}`))
+		if fault != nil || r.Background != want {
+			t.Errorf("background %s: %v, %v", value, fault, r.Background)
+		}
+	}
 	if !InputTokens.Free() || Compact.Free() {
 		t.Error("counting tokens costs tokens, or a compaction costs none")
 	}
