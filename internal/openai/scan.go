@@ -126,7 +126,7 @@ func (s *scanner) fields() {
 // isNew refuses a name that was there before: the gateway might read one of the two fields and the
 // engine the other. It also refuses too many names, because each is compared with all others.
 func (s *scanner) isNew(names [][]byte, name []byte, start int) bool {
-	if known, found := disguised(name); found {
+	if known, found := disguised(s.req.Endpoint, name); found {
 		s.fail(&Error{Code: CodeInvalidRequest, Param: known, Message: "A field of the request body is spelled like " +
 			known + " but for its case; engines may take it for that."})
 		return false
