@@ -88,6 +88,11 @@ func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 // run tries the replicas. It returns true when the generation was preempted and has to wait for
 // another ticket.
 func (f *failover) run() (preempted bool) {
+	if scan := &f.gen.call.Scan; f.rules != nil && scan.Background && !scan.Stream {
+		f.result.Fault = &openai.Error{Code: openai.CodeInvalidRequest, Param: "background",
+			Message: "Moderation rules apply to the model, so no response in the background could be read. Ask for a stream, or leave background out."}
+		return false
+	}
 	if d := f.ticket.MaxDuration; d > 0 {
 		defer time.AfterFunc(d, func() { f.gen.cancel(errTooLong) }).Stop()
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,6 +49,24 @@ func TestR7_CallsOfStoredResponses(t *testing.T) {
 		if response.StatusCode != want {
 			t.Errorf("%s: %d, want %d", path, response.StatusCode, want)
 		}
+	}
+}
+
+// A model with moderation rules generates no response in the background that its client could not
+// read. The events of a stream are moderated.
+func TestR7_NoModeratedResponseInTheBackground(t *testing.T) {
+	var asked atomic.Int32
+	h := newHarness(t, options{rules: literalRule("secret"), handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		writeEvents(w, `data: {"type":"response.completed","sequence_number":0,"response":{"id":"resp_1","status":"completed","output":[]}}`+"\n\n")
+	})})
+	status, text := h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","background":true}`))
+	if status != 400 || !strings.Contains(text, `"param":"background"`) || asked.Load() > 0 {
+		t.Errorf("%d %s, and the engine was asked %d times", status, text, asked.Load())
+	}
+	status, text = h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","background":true,"stream":true}`))
+	if status != 200 || !strings.Contains(text, "response.completed") {
+		t.Errorf("%d %s", status, text)
 	}
 }
 
