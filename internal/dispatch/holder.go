@@ -49,6 +49,14 @@ func keepsResponses(r *engines.Replica) bool {
 	return r.State == engines.Ready || r.State == engines.Draining || r.State == engines.Failed && r.Launcher == engines.Upstream
 }
 
+// MaxDuration returns the bound on the responses of a model; 0: there is none.
+func (d *Dispatcher) MaxDuration(model string) time.Duration {
+	if t, ok := d.table.Load().routes[model]; ok {
+		return t.policy.MaxDuration
+	}
+	return 0
+}
+
 // Permitting returns the names that permit a caller requests to a model: its own name and those of
 // its adapters.
 func (d *Dispatcher) Permitting(model string) []string {

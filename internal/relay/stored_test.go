@@ -159,6 +159,49 @@ func (h *harness) getStored(tenant string, status int, want string) {
 	}
 }
 
+// An engine that does not answer a request for a stored response, or not to the end, keeps nobody
+// waiting for longer than the model's responses may take.
+func TestR7_AStoredResponseHasAnEnd(t *testing.T) {
+	for _, begins := range []bool{false, true} {
+		h := newHarness(t, options{maxDuration: 300 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("content-type", "application/json")
+			if r.Method == http.MethodPost {
+				io.WriteString(w, `{"id":"resp_1","object":"response"}`)
+				return
+			}
+			if begins {
+				io.WriteString(w, `{"id":`)
+				_ = http.NewResponseController(w).Flush()
+			}
+			select {
+			case <-r.Context().Done():
+			case <-time.After(3 * time.Second):
+			}
+		})})
+		if status, text := h.postFor("/v1/responses", false); status != 200 {
+			t.Fatalf("%d %s", status, text)
+		}
+		began := time.Now()
+		if begins {
+			request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
+			request.Header.Set(headers.Tenant, "acme")
+			response, err := http.DefaultTransport.RoundTrip(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text, err := io.ReadAll(response.Body); err == nil {
+				t.Errorf("the answer %q is said to be whole", text)
+			}
+			response.Body.Close()
+		} else {
+			h.getStored("acme", 504, "upstream_timeout")
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("begins %v: it took %v", begins, took)
+		}
+	}
+}
+
 // A client that neither reads a stored response nor leaves is cut off, and its replica is free.
 func TestStoredResponseForAStalledClient(t *testing.T) {
 	left := make(chan struct{})
