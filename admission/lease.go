@@ -269,6 +269,19 @@ func (l *Lease) FirstToken() bool {
 	return true
 }
 
+// Keep says that the request may not be preempted any more, although it is still in prefill. It
+// returns false if the lease was preempted before.
+func (l *Lease) Keep() bool {
+	c := l.c
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	if l.preempted {
+		return false
+	}
+	l.endPreemptible()
+	return true
+}
+
 // Correct replaces the estimate by what the request has really cost: the buckets of its model and
 // its tenant get back the difference, or are charged it. The model's bucket owes one full bucket at
 // most, so that a tenant cannot close the model to others. The tenant's own owes up to 60. Only

@@ -105,6 +105,10 @@ func aliasRoute(c Config, row routes.Route, alias string) *route.Route {
 	path := row.Path
 	row.Path = alias
 	r := tableRoute(c, row)
+	if row.Match == routes.Below { // Envoy takes the whole path for the prefix of a regex
+		r.GetRoute().RegexRewrite = &matcher.RegexMatchAndSubstitute{Pattern: &matcher.RegexMatcher{Regex: "^" + alias}, Substitution: path}
+		return r
+	}
 	r.GetRoute().PrefixRewrite = path
 	return r
 }

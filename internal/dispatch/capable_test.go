@@ -12,14 +12,14 @@ import (
 func TestU18_EndpointsByTask(t *testing.T) {
 	t.Parallel()
 	for task, want := range map[engines.Task]string{
-		engines.TextGeneration:  "chat completions responses tokenize detokenize messages count_tokens ",
+		engines.TextGeneration:  "chat completions responses tokenize detokenize messages count_tokens input_tokens compact ",
 		engines.Embedding:       "embeddings rerank score tokenize detokenize ",
 		engines.Rerank:          "rerank score tokenize detokenize ",
 		engines.Transcription:   "transcriptions translations tokenize detokenize ",
 		engines.Speech:          "speech tokenize detokenize ",
 		engines.ImageGeneration: "images image_edits image_variations tokenize detokenize ",
 		"": "chat completions responses embeddings rerank score transcriptions translations speech images image_edits image_variations " +
-			"tokenize detokenize messages count_tokens ",
+			"tokenize detokenize messages count_tokens input_tokens compact ",
 	} {
 		var got string
 		for e := openai.Endpoint(0); e.String() != "unknown"; e++ {

@@ -321,3 +321,35 @@ func TestX2_ImagesAreNotFree(t *testing.T) {
 		t.Errorf("images have taught that 400 bytes of text are %d tokens", q.tokens.prompt)
 	}
 }
+
+// TestX2_ResponsesInTheBackgroundCostTheirEstimate: the answer to a request for a response in the
+// background tells its id alone. Its bytes say nothing of the response.
+func TestX2_ResponsesInTheBackgroundCostTheirEstimate(t *testing.T) {
+	t.Parallel()
+	var e estimator
+	usual := e.estimate(&Request{Tenant: "a", PromptBytes: 400})
+	for range 50 { // answers of 3,000 tokens are usual
+		e.correct(Response{Bytes: 12_000, Known: true, Prompt: 100, Completion: 3000}, usual)
+	}
+	want := e.estimate(&Request{Tenant: "a", PromptBytes: 400}).tokens
+	asked := &Request{Tenant: "a", PromptBytes: 400, Background: true}
+	q, queued := e.estimate(asked), Response{Bytes: 900}
+	if got := e.correct(queued, q); got != want.total() || want.output < 2000 {
+		t.Errorf("a response that is not there yet costs %d tokens, want %+v", got, want)
+	}
+	if c := e.costOf(queued, q); c.Usage.Completion != int64(want.output) || c.Finish != "" {
+		t.Errorf("the ledger has %+v", c)
+	}
+	if now := e.estimate(asked).tokens; now != want {
+		t.Errorf("it has taught that answers have %+v tokens, not %+v", now, want)
+	}
+	if got := e.correct(Response{Bytes: 9000, Known: true, Prompt: 100, Completion: 2000}, q); got != 2100 {
+		t.Errorf("with a usage it costs %d tokens", got)
+	}
+	if got := e.correct(Response{Stream: true, Bytes: 90_000, Completion: 5000}, q); got != want.prompt+5000 {
+		t.Errorf("a stream of 5,000 events costs %d tokens", got)
+	}
+	if got := e.correct(Response{Failed: true}, q); got != 0 {
+		t.Errorf("a refused one costs %d tokens", got)
+	}
+}

@@ -324,7 +324,10 @@ type Request struct {
 	NoOutput                                    bool
 	// Free says that the model computes nothing for the request. MediaOutput is what an answer of
 	// speech or images counts as, in tokens; 0 means that the answer is text.
-	Free        bool
+	Free bool
+	// Background says that the engine generates the response in the background, so that the answer
+	// may come before the response.
+	Background  bool
 	MediaOutput int
 	// TellsUsage says that an engine tells its token count in the answer without being asked.
 	TellsUsage bool
@@ -401,6 +404,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Choices:     scan.Generations(),
 		NoOutput:    scan.Endpoint.NoOutput(),
 		Free:        scan.Endpoint.Free(),
+		Background:  scan.Background,
 		MediaOutput: scan.MediaOutput(),
 		TellsUsage:  !scan.Stream || scan.IncludeUsage || !scan.Endpoint.Chunked(),
 		Endpoint:    scan.Endpoint,

@@ -122,6 +122,9 @@ type estimate struct {
 	// fixed says that the estimate stands unless the engine reports its usage, and teaches nothing:
 	// the bytes of the answer are no text.
 	fixed bool
+	// background says that the output is at least the estimate unless the engine reports its usage,
+	// because the answer may come before the response. Without a usage it teaches nothing.
+	background bool
 }
 
 // guessed returns how many tokens of the estimate are a guess of the answer.
@@ -137,7 +140,8 @@ func (q *estimate) guessed() int {
 func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1), fixed: r.Free || r.MediaOutput > 0}
+	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1), fixed: r.Free || r.MediaOutput > 0,
+		background: r.Background}
 	if r.Free {
 		return q
 	}
@@ -191,7 +195,7 @@ func plausible(r Response) Response {
 func (l *estimator) correct(r Response, q estimate) int {
 	r = plausible(r)
 	cost := l.cost(r, q)
-	if q.fixed || !r.Known && (r.Failed || q.tokens.output == 0) {
+	if q.fixed || !r.Known && (r.Failed || q.background || q.tokens.output == 0) {
 		return cost
 	}
 	l.mu.Lock()
@@ -230,12 +234,15 @@ func (l *estimator) cost(r Response, q estimate) int {
 	case q.tokens.output == 0, q.fixed:
 		return q.tokens.total()
 	}
-	return q.tokens.prompt + l.outputOf(r)
+	return q.tokens.prompt + l.outputOf(r, q)
 }
 
 // outputOf returns the tokens of a response that no engine has counted: its counted events, or else
-// what its bytes suggest.
-func (l *estimator) outputOf(r Response) int {
+// what its bytes suggest. Of a response in the background it is at least the estimate.
+func (l *estimator) outputOf(r Response, q estimate) int {
+	if q.background {
+		return max(q.tokens.output, int(r.Completion))
+	}
 	if r.Completion > 0 {
 		return int(r.Completion)
 	}
@@ -256,7 +263,7 @@ func (l *estimator) costOf(r Response, q estimate) (c request.Cost) {
 	if !r.Known {
 		c.Usage = l.usageOf(r, q)
 	}
-	if q.tokens.output > 0 && !q.fixed && !r.Failed {
+	if q.tokens.output > 0 && !q.fixed && !r.Failed && (r.Known || !q.background) {
 		c.Finish = "stop"
 		if bound := float64(q.maxOutput); bound > 0 && float64(c.Usage.Completion) >= lengthShare*bound {
 			c.Finish = "length"
@@ -276,7 +283,7 @@ func (l *estimator) usageOf(r Response, q estimate) (u request.Usage) {
 	case q.fixed:
 		u.Completion = int64(q.tokens.output)
 	default:
-		u.Completion = int64(l.outputOf(r))
+		u.Completion = int64(l.outputOf(r, q))
 	}
 	return u
 }

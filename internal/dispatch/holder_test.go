@@ -77,3 +77,42 @@ func TestR7_APinnedRequestHasOneReplica(t *testing.T) {
 		ticket.Release()
 	}
 }
+
+// TestR7_AReplicaWithoutNewRequestsKeepsItsResponses: a client may still read a response at a
+// replica that an operator has drained, that is scaled down, or that does not answer for now. A
+// replica that is started again has lost its responses.
+func TestR7_AReplicaWithoutNewRequestsKeepsItsResponses(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	s.put("m", replicas("a", "b")...)
+	home := s.respond(t, "acme", "resp_1")
+	check := func(when string, want bool) {
+		t.Helper()
+		if model, u, ok := s.Holder("acme", "resp_1"); ok != want || ok && (model != "m" || u.ID != home || u.Address == "") {
+			t.Errorf("%s: %v, %s %+v", when, ok, model, u)
+		}
+		if _, _, ok := s.Holder("stranger", "resp_1"); ok {
+			t.Errorf("%s: another tenant is told of the holder", when)
+		}
+	}
+	s.DrainReplica(home, true)
+	check("drained", true)
+	s.DrainReplica(home, false)
+	for _, c := range []struct {
+		state    engines.State
+		launcher engines.Launcher
+		want     bool
+	}{
+		{engines.Draining, engines.Local, true}, {engines.Failed, engines.Upstream, true}, {engines.Ready, engines.Local, true},
+		{engines.Failed, engines.Local, false}, {engines.Starting, engines.Local, false},
+	} {
+		list := replicas("a", "b")
+		for i := range list {
+			if list[i].ID == home {
+				list[i].State, list[i].Launcher = c.state, c.launcher
+			}
+		}
+		s.put("m", list...)
+		check(string(c.state)+" "+string(c.launcher), c.want)
+	}
+}

@@ -6,6 +6,22 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
+// TestR7_WayOfTheCallsBesideResponses: the relay serves the calls of the Responses API that engines
+// may lack, whatever the mode, so that it can tell the client.
+func TestR7_WayOfTheCallsBesideResponses(t *testing.T) {
+	t.Parallel()
+	for endpoint, want := range map[openai.Endpoint]way{openai.Responses: native, openai.InputTokens: managed, openai.Compact: managed} {
+		s := newStage(Policy{Way: WayPolicy{Mode: ModeNative}})
+		s.put("m", replicas("m-0")...)
+		s.rebuild()
+		r := newRequest("m", "k")
+		r.Endpoint = endpoint
+		if got := s.way(r).way; got != want {
+			t.Errorf("%s: %v, want %v", endpoint, got, want)
+		}
+	}
+}
+
 // TestB9_WayOfMessages: the relay translates requests to the Messages API for engines without the
 // route, whatever the mode, and Envoy sends them to those that have it.
 func TestB9_WayOfMessages(t *testing.T) {

@@ -120,6 +120,30 @@ func TestPreemption(t *testing.T) {
 	})
 }
 
+// A request whose replica has begun to work on its response in the background is not preempted,
+// although it has no token. It stays in prefill.
+func TestPreemptsNoResponseInTheBackground(t *testing.T) {
+	inStage(t, Policy{Strategy: LeastConnections, MaxPerReplica: 1, MaxPrefillPerReplica: 1}, func(t *testing.T, s stage, ctx context.Context) {
+		all := []*preemptible{s.send(ctx, admission.Batch)}
+		synctest.Wait()
+		all = append(all, s.send(ctx, admission.Batch))
+		synctest.Wait()
+		ticket := all[0].ticket.Load()
+		if !ticket.Keep() || !all[1].ticket.Load().Keep() {
+			t.Error("a request was preempted")
+		}
+		if !ticket.prefill {
+			t.Error("the request has left prefill without a token")
+		}
+		all = append(all, s.send(ctx, admission.Interactive))
+		synctest.Wait()
+		expect(t, "both are kept", all, "a 0", "b 0", "waits 0")
+		if !ticket.FirstToken() || ticket.prefill {
+			t.Error("the first token came too late, or has not ended prefill")
+		}
+	})
+}
+
 // One request is preempted three times and no more.
 func TestPreemptedThreeTimes(t *testing.T) {
 	inStage(t, Policy{Limits: admission.Limits{MaxConcurrent: 1}}, func(t *testing.T, s stage, ctx context.Context) {

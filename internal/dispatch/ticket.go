@@ -229,6 +229,10 @@ func (t *Ticket) FirstToken() bool {
 	return true
 }
 
+// Keep says that the request stays at its replica, although its first token has not come: it may
+// not be preempted any more. False means that it has already been preempted.
+func (t *Ticket) Keep() bool { return !t.preemptible || t.lease.Keep() }
+
 // Moved reports that Envoy's retry moved the request to another replica. The slot moves with it,
 // even past the replica's limit. An address that the route does not have changes nothing.
 func (t *Ticket) Moved(address string) {

@@ -112,6 +112,8 @@ var wayRules = []wayRule{
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.GRPC }},
 	{always: true, applies: func(q *wayQuestion) bool { return q.policy.RerankAPI && q.Endpoint == openai.Rerank }},
 	{always: true, applies: func(q *wayQuestion) bool { return q.Endpoint.OfMessages() && !q.policy.Messages.Has(q.Endpoint) }},
+	// Only the relay can tell the client that the engine lacks the call.
+	{always: true, applies: func(q *wayQuestion) bool { return q.Endpoint.BesideResponses() }},
 	// Only the relay notices that a response was cut which only the end of its connection ends.
 	{always: true, applies: func(q *wayQuestion) bool { return q.closeDelimited }},
 	// No answer may bypass moderation, streamed or not, of any endpoint.
@@ -172,7 +174,7 @@ type decision struct {
 // returns the error.
 func (d *Dispatcher) way(r *Request) (all decision) {
 	table := d.table.Load()
-	if !r.Stream && r.ID == "" && !table.special && !r.Endpoint.OfMessages() {
+	if !r.Stream && r.ID == "" && !table.special && !r.Endpoint.OfMessages() && !r.Endpoint.BesideResponses() {
 		return decision{} // only native is possible
 	}
 	table, c, fault := d.resolve(r)

@@ -55,7 +55,8 @@ var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},
 	{CodeModelNotCapable, 400,
-		"The endpoint does not serve the `task` of the model, such as embeddings of a model that generates text. No replica is started."},
+		"The endpoint does not serve the `task` of the model, such as embeddings of a model that generates text. No replica is started. " +
+			"Also 404 if the engine lacks `/v1/responses/input_tokens` or `/v1/responses/compact`."},
 	{CodeInvalidAPIKey, 401, "The API key, or what stands for it (`auth.mode`), is missing, unknown or revoked."},
 	{CodeExpiredAPIKey, 401, "The API key, or the token of the identity provider, was good and has expired."},
 	{CodeContentFilter, 403, "A moderation rule forbids the answer, and the answer has no `finish_reason` that could say so: a transcription, for example."},

@@ -26,6 +26,8 @@ const (
 	Detokenize                      // /detokenize
 	Messages                        // /v1/messages
 	CountTokens                     // /v1/messages/count_tokens
+	InputTokens                     // /v1/responses/input_tokens
+	Compact                         // /v1/responses/compact
 )
 
 // endpoints has the short name of each endpoint, as in a log line or a metric's label, and the path
@@ -47,6 +49,8 @@ var endpoints = [...]struct{ name, path string }{
 	Detokenize:      {"detokenize", "/detokenize"},
 	Messages:        {"messages", "/v1/messages"},
 	CountTokens:     {"count_tokens", "/v1/messages/count_tokens"},
+	InputTokens:     {"input_tokens", "/v1/responses/input_tokens"},
+	Compact:         {"compact", "/v1/responses/compact"},
 }
 
 // byPath has the endpoint of each path: that of the engines, and the aliases that clients may use.
@@ -107,12 +111,20 @@ func (e Endpoint) form() bool { return e.Transcribes() || e == ImageEdits || e =
 
 // Generates reports whether the endpoint generates text, so that the options which bound it apply.
 func (e Endpoint) Generates() bool {
-	return e == Chat || e == Completions || e == Responses || e == Messages
+	return e == Chat || e == Completions || e == Responses || e == Messages || e == Compact
 }
 
 // OfMessages reports whether the endpoint belongs to Anthropic's Messages API, whose errors have a
 // form of their own.
 func (e Endpoint) OfMessages() bool { return e == Messages || e == CountTokens }
+
+// OfResponses reports whether the endpoint belongs to the Responses API, so that a request may
+// continue a response.
+func (e Endpoint) OfResponses() bool { return e == Responses || e.BesideResponses() }
+
+// BesideResponses reports whether the endpoint is a call of the Responses API besides the creation
+// of a response. Many engines lack these calls.
+func (e Endpoint) BesideResponses() bool { return e == InputTokens || e == Compact }
 
 // Chunked reports whether the endpoint's streams are chunks with choices.
 func (e Endpoint) Chunked() bool { return e == Chat || e == Completions }
@@ -131,7 +143,9 @@ func (e Endpoint) NoOutput() bool {
 
 // Free reports whether the model computes nothing for the answer, so that a request costs no
 // tokens unless the engine reports some.
-func (e Endpoint) Free() bool { return e == Tokenize || e == Detokenize || e == CountTokens }
+func (e Endpoint) Free() bool {
+	return e == Tokenize || e == Detokenize || e == CountTokens || e == InputTokens
+}
 
 // CheckEncoding refuses a request whose body is encoded (gzip and the like). Sluice cannot route a
 // body that it cannot read, and a small body may unpack to a huge one. An empty value and

@@ -21,6 +21,8 @@ func TestEndpointOf(t *testing.T) {
 		"/detokenize":                 Detokenize,
 		"/v1/messages":                Messages,
 		"/messages/count_tokens":      CountTokens,
+		"/responses/input_tokens":     InputTokens,
+		"/v1/responses/compact":       Compact,
 		"/v1/chat/completions?":       Chat,
 		"/v1/embeddings?api=1&x=/v1/": Embeddings,
 	}

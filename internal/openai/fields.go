@@ -37,6 +37,7 @@ const (
 	// fieldConversation is refused.
 	fieldConversation
 	fieldSystem // of the Messages API
+	fieldBackground
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -69,6 +70,8 @@ func jsonField(e Endpoint, name []byte) field {
 		return imageField(name)
 	case e.Generates():
 		return textField(e, name)
+	case e == InputTokens:
+		return countField(name)
 	}
 	return fieldOther
 }
@@ -106,9 +109,9 @@ func textField(e Endpoint, name []byte) field {
 	case "system":
 		return only(fieldSystem, e == Messages)
 	case "input":
-		return only(fieldInput, e == Responses)
+		return only(fieldInput, e.OfResponses())
 	case "instructions":
-		return only(fieldInstructions, e == Responses)
+		return only(fieldInstructions, e.OfResponses())
 	case "tools":
 		return only(fieldTools, e != Completions)
 	case "functions":
@@ -116,11 +119,25 @@ func textField(e Endpoint, name []byte) field {
 	case "prompt_cache_key":
 		return fieldPromptCacheKey
 	case "previous_response_id":
-		return only(fieldPreviousResponse, e == Responses)
+		return only(fieldPreviousResponse, e.OfResponses())
 	case "cache_salt":
 		return fieldCacheSalt
 	case "conversation":
-		return only(fieldConversation, e == Responses)
+		return only(fieldConversation, e.OfResponses())
+	case "background":
+		return only(fieldBackground, e == Responses)
+	}
+	return fieldOther
+}
+
+// countField returns the field of a name in a request that counts the tokens of a response's input.
+// The prompt is not read, because the replica does not get it into its cache.
+func countField(name []byte) field {
+	switch string(name) {
+	case "previous_response_id":
+		return fieldPreviousResponse
+	case "conversation":
+		return fieldConversation
 	}
 	return fieldOther
 }
@@ -142,12 +159,19 @@ func partField(e Endpoint, name []byte) field {
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,
 // and returns that field's name. Many engines' JSON decoders ignore case, so that the engine would
 // obey a value that Scan has never checked. Fields that are read for routing alone do not count.
-func disguised(name []byte) (known string, found bool) {
+// Fields of the Responses API count that say which response a request continues, or whether the
+// engine goes on by itself.
+func disguised(e Endpoint, name []byte) (known string, found bool) {
 	if !bytes.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }) {
 		return "", false // lower case: spelled as it is read
 	}
 	for f := fieldOther + 1; f <= fieldMaxDuration; f++ {
 		if known := f.String(); bytes.EqualFold(name, []byte(known)) {
+			return known, true
+		}
+	}
+	for _, f := range [...]field{fieldPreviousResponse, fieldConversation, fieldBackground} {
+		if known := f.String(); bytes.EqualFold(name, []byte(known)) && jsonField(e, []byte(known)) == f {
 			return known, true
 		}
 	}
@@ -214,6 +238,8 @@ func (f field) String() string {
 		return "size"
 	case fieldSystem:
 		return "system"
+	case fieldBackground:
+		return "background"
 	}
 	return ""
 }

@@ -124,7 +124,7 @@ func (f *formScanner) part(start, i int) (next int) {
 	if next = i + length; length < 2 || string(content[length-2:length]) != "\r\n" {
 		return f.fail("has its boundary inside of a part", next)
 	}
-	if known, found := disguised(name); found {
+	if known, found := disguised(f.req.Endpoint, name); found {
 		f.fault = &Error{Code: CodeInvalidRequest, Param: known,
 			Message: "A part of the form is named like " + known + " but for its case; engines may take it for that."}
 		return next

@@ -240,11 +240,11 @@ func (s *scanner) content() text {
 func (s *scanner) output() (nested bool) {
 	c := s.json.Kind()
 	switch {
-	case s.req.Endpoint == Responses && c == '[':
+	case s.req.Endpoint.OfResponses() && c == '[':
 		for more := s.json.Open('['); more; more = s.json.More('[') {
 			s.part(typelessText)
 		}
-	case s.req.Endpoint == Responses && c == '{':
+	case s.req.Endpoint.OfResponses() && c == '{':
 		s.part(typelessText)
 	default:
 		s.json.Skip()

@@ -23,6 +23,9 @@ type Request struct {
 	// IncludeUsage reports whether the client wants the event with the token usage at the end of a
 	// stream (stream_options.include_usage; stream_include_usage for audio).
 	IncludeUsage bool
+	// Background asks for a response that the engine generates in the background (background of
+	// /v1/responses). A value that is no boolean is false, and the engine may refuse it.
+	Background bool
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
 	// max_completion_tokens and max_output_tokens. 0: no bound given, or one of them is -1.
 	MaxTokens int

@@ -51,6 +51,7 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 		return Request{}, s.fault
 	}
 	s.req.promptBytes = len(body) - s.mediaBytes
+	s.req.Stream = s.req.Stream && !e.BesideResponses() // such an answer is never a stream
 	if s.unbounded {
 		s.req.MaxTokens = 0 // engines differ in which of several bounds they obey
 	}
@@ -125,7 +126,7 @@ func (s *scanner) fields() {
 // isNew refuses a name that was there before: the gateway might read one of the two fields and the
 // engine the other. It also refuses too many names, because each is compared with all others.
 func (s *scanner) isNew(names [][]byte, name []byte, start int) bool {
-	if known, found := disguised(name); found {
+	if known, found := disguised(s.req.Endpoint, name); found {
 		s.fail(&Error{Code: CodeInvalidRequest, Param: known, Message: "A field of the request body is spelled like " +
 			known + " but for its case; engines may take it for that."})
 		return false
@@ -209,6 +210,9 @@ func (s *scanner) hint(f field) {
 		}
 	case fieldSystem:
 		s.instructions()
+	case fieldBackground:
+		at := s.json.Value()
+		r.Background = string(s.body[at.From:at.To]) == "true"
 	case fieldSize:
 		r.imageTokens = imageTokens(wordText(&s.json))
 	default:

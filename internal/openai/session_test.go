@@ -32,3 +32,34 @@ func TestB2_SessionIDIsCheckedAsRequestIDs(t *testing.T) {
 		}
 	}
 }
+
+// TestR7_CallsBesideResponses: a call of the Responses API finds the response that it continues, is
+// refused with a conversation, and streams nothing. To count tokens leaves nothing in a cache.
+func TestR7_CallsBesideResponses(t *testing.T) {
+	t.Parallel()
+	body := []byte(`{"model":"m","instructions":"Be brief.","input":"x","previous_response_id":"resp_1","stream":true,"max_output_tokens":7}`)
+	for e, want := range map[Endpoint]struct {
+		hasChain bool
+		tokens   int
+	}{InputTokens: {false, 0}, Compact: {true, 7}} {
+		r, fault := Scan(e, "application/json", body)
+		if fault != nil || r.Previous() != ResponseSession("resp_1") || r.Stream || r.MaxTokens != want.tokens {
+			t.Errorf("%s: %v, %+v", e, fault, r)
+		}
+		if hasChain := r.Chain(body, 2).Bytes > 0; hasChain != want.hasChain {
+			t.Errorf("%s has the beginning of a prompt: %v", e, hasChain)
+		}
+		if _, fault := Scan(e, "application/json", []byte(`{"model":"m","input":"x","conversation":"conv_1"}`)); fault == nil || fault.Param != "conversation" {
+			t.Errorf("%s with a conversation: %v", e, fault)
+		}
+	}
+	for value, want := range map[string]bool{"true": true, "false": false, "null": false, `"true"`: false} {
+		r, fault := Scan(Responses, "application/json", []byte(`{"model":"m","input":"x","background":`+value+`}`))
+		if fault != nil || r.Background != want {
+			t.Errorf("background %s: %v, %v", value, fault, r.Background)
+		}
+	}
+	if !InputTokens.Free() || Compact.Free() {
+		t.Error("counting tokens costs tokens, or a compaction costs none")
+	}
+}

@@ -123,6 +123,10 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 		f.refusal, f.refusedBy = answer, a.replica.ID
 		return reason
 	}
+	if a.gen.call.isLacking(answer) {
+		f.result.Fault = lackingFault(a.gen.call.Scan.Endpoint, answer)
+		return ""
+	}
 	if answer.Status < http.StatusMultipleChoices {
 		if err := a.gen.call.checkAnswer(mediaType(answer.Header), answer.Body); err != nil {
 			return a.fail(err)

@@ -88,6 +88,11 @@ func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 // run tries the replicas. It returns true when the generation was preempted and has to wait for
 // another ticket.
 func (f *failover) run() (preempted bool) {
+	if scan := &f.gen.call.Scan; f.rules != nil && scan.Background && !scan.Stream {
+		f.result.Fault = &openai.Error{Code: openai.CodeInvalidRequest, Param: "background",
+			Message: "Moderation rules apply to the model, so no response in the background could be read. Ask for a stream, or leave background out."}
+		return false
+	}
 	if d := f.ticket.MaxDuration; d > 0 {
 		defer time.AfterFunc(d, func() { f.gen.cancel(errTooLong) }).Stop()
 	}
@@ -205,6 +210,9 @@ type attempt struct {
 	sent time.Time
 	// firstTokenTimer abandons the attempt when it runs out. nil: there is no limit.
 	firstTokenTimer *time.Timer
+	// kept says that the attempt is committed and has no token yet. Only the generation's goroutine
+	// uses it.
+	kept bool
 	// decision decides once between the first token, which commits the attempt, and abandoning it.
 	decision atomic.Int32
 }
@@ -226,16 +234,35 @@ func (a *attempt) abandon(cause error) {
 
 func (a *attempt) isAbandoned() bool { return a.decision.Load() == abandoned }
 
-// commit decides that no other replica takes over. It returns false if the attempt was abandoned
-// before, or if another request has already been given its slot.
+// commit decides that no other replica takes over, because the response has begun. It returns false
+// if the attempt was abandoned before, or if another request has already been given its slot.
 func (a *attempt) commit() bool {
+	if !a.keep(a.failover.ticket.FirstToken) {
+		return false
+	}
+	if a.kept { // the first token comes after that
+		a.kept = false
+		return a.failover.ticket.FirstToken()
+	}
+	return true
+}
+
+// commitBeforeToken is commit for a response without a token so far, which stays in prefill.
+func (a *attempt) commitBeforeToken() bool {
+	a.kept = a.decision.Load() != committed && a.keep(a.failover.ticket.Keep)
+	return a.kept
+}
+
+// keep decides that no other replica takes over. tell tells the ticket, and returns false if
+// another request has already been given its slot.
+func (a *attempt) keep(tell func() bool) bool {
 	if a.decision.Load() == committed {
 		return true
 	}
 	if !a.decision.CompareAndSwap(undecided, committed) {
 		return false
 	}
-	if !a.failover.ticket.FirstToken() {
+	if !tell() {
 		a.decision.Store(abandoned)
 		a.cancel(errPreempted)
 		return false

@@ -177,7 +177,9 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 	}
 	s.timers.hasEvents = true
 	if !s.started && s.responseID == "" && s.failover.ticket.WantsResponseID() {
-		s.responseID = openai.ResponseID(e.Raw)
+		if s.responseID = openai.ResponseID(e.Raw); s.responseID != "" && s.gen.call.Scan.Background {
+			s.startInBackground()
+		}
 	}
 	if chunk.Token || !endpoint.Generates() { // any event of another endpoint is a part of the answer
 		s.recordToken(e)
@@ -251,6 +253,17 @@ func (s *engineStream) recordToken(e *sse.Event) {
 	s.start()
 }
 
+// startInBackground starts the stream of a response that the engine generates in the background.
+// The client needs the id of the response at once, to come back to it or to cancel it. Another
+// replica would generate a second response, and the engine would not end the first one.
+func (s *engineStream) startInBackground() {
+	if !s.attempt.commitBeforeToken() {
+		s.stopCause = errAbandoned
+		return
+	}
+	s.publishHeld()
+}
+
 // start commits the attempt and publishes the held events. If the attempt was abandoned before, it
 // sets stopCause instead.
 func (s *engineStream) start() {
@@ -261,6 +274,11 @@ func (s *engineStream) start() {
 		s.stopCause = errAbandoned
 		return
 	}
+	s.publishHeld()
+}
+
+// publishHeld publishes the held events of a stream that has just been committed.
+func (s *engineStream) publishHeld() {
 	s.started = true
 	if s.responseID != "" {
 		s.failover.ticket.LearnResponse(s.responseID)

@@ -37,7 +37,7 @@ func (r *Relay) routes(inference http.HandlerFunc) http.Handler {
 		switch {
 		case strings.HasPrefix(req.URL.Path, routes.StreamsPath):
 			r.serveStreams(w, req)
-		case strings.HasPrefix(req.URL.Path, routes.StoredPath):
+		case strings.HasPrefix(req.URL.Path, routes.StoredPath) && !isEndpoint(req.URL.EscapedPath()):
 			r.serveStored(w, req)
 		case strings.HasPrefix(req.URL.Path, "/v1/"), isEndpoint(req.URL.Path):
 			inference(w, req)

@@ -70,6 +70,8 @@ type options struct {
 	// memory is Config.Memory, and maxAnswer Config.MaxAnswer.
 	memory    *memory.Budget
 	maxAnswer int64
+	// maxDuration is that of the model.
+	maxDuration time.Duration
 }
 
 func newHarness(t testing.TB, o options) *harness {
@@ -97,7 +99,7 @@ func newHarness(t testing.TB, o options) *harness {
 	fleet.Set("test", part)
 	h.admission = admission.New(admission.Config{})
 	h.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: h.admission,
-		Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin}})
+		Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin, MaxDuration: o.maxDuration}})
 	h.dispatcher.SetRoutable("model/m", routable)
 	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Memory: o.memory, MemoryWait: 50 * time.Millisecond, MaxAnswer: o.maxAnswer, Retried: func(_, _, reason string) {
 		h.mu.Lock()

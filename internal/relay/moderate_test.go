@@ -111,23 +111,25 @@ var moderatedRoutes = map[string]struct {
 	"/v1/audio/transcriptions": {answers: [][]engineAnswer{anyAnswers, transcripts}},
 	"/v1/audio/translations":   {answers: [][]engineAnswer{anyAnswers, transcripts}},
 	// Sounds and images cannot be read, so a rule lets no answer of theirs pass.
-	"/v1/audio/speech":          {answers: [][]engineAnswer{anyAnswers}},
-	"/v1/images/generations":    {answers: [][]engineAnswer{anyAnswers}},
-	"/v1/images/edits":          {answers: [][]engineAnswer{anyAnswers}},
-	"/v1/images/variations":     {answers: [][]engineAnswer{anyAnswers}},
-	"/tokenize":                 {answers: [][]engineAnswer{anyAnswers}},
-	"/detokenize":               {answers: [][]engineAnswer{anyAnswers}},
-	"/v1/messages":              {answers: [][]engineAnswer{anyAnswers, messagesAnswers}},
-	"/v1/messages/count_tokens": {answers: [][]engineAnswer{anyAnswers}},
-	routes.RealtimePath:         {because: "its turns are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
-	routes.GRPCPath:             {because: "its calls are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
-	routes.StreamsPath:          {because: "it replays what was published: TestX4_ResumedStream"},
-	routes.StoredPath:           {because: "responses of models with rules are not read again: TestR7_StoredResponses"},
-	routes.ModelsPath:           {because: "no engine answers it"},
-	routes.HealthPath:           {because: "no engine answers it"},
-	routes.SchedulePath:         {because: "no engine answers it"},
-	routes.CompletePath:         {because: "no engine answers it"},
-	routes.RenewPath:            {because: "no engine answers it"},
+	"/v1/audio/speech":           {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/images/generations":     {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/images/edits":           {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/images/variations":      {answers: [][]engineAnswer{anyAnswers}},
+	"/tokenize":                  {answers: [][]engineAnswer{anyAnswers}},
+	"/detokenize":                {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/messages":               {answers: [][]engineAnswer{anyAnswers, messagesAnswers}},
+	"/v1/messages/count_tokens":  {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/responses/input_tokens": {answers: [][]engineAnswer{anyAnswers}},
+	"/v1/responses/compact":      {answers: [][]engineAnswer{anyAnswers, generatedAnswers}},
+	routes.RealtimePath:          {because: "its turns are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
+	routes.GRPCPath:              {because: "its calls are chats of this relay: TestE2E_X4_RealtimeAndGRPC"},
+	routes.StreamsPath:           {because: "it replays what was published: TestX4_ResumedStream"},
+	routes.StoredPath:            {because: "responses of models with rules are not read again: TestR7_StoredResponses"},
+	routes.ModelsPath:            {because: "no engine answers it"},
+	routes.HealthPath:            {because: "no engine answers it"},
+	routes.SchedulePath:          {because: "no engine answers it"},
+	routes.CompletePath:          {because: "no engine answers it"},
+	routes.RenewPath:             {because: "no engine answers it"},
 }
 
 func TestX4_EveryRoute(t *testing.T) {
@@ -237,6 +239,18 @@ func (h *harness) postFor(path string, stream bool) (status int, text string) {
 // postBody sends this body to the path.
 func (h *harness) postBody(path, contentType string, body []byte) (status int, text string) {
 	h.t.Helper()
+	response := h.open(path, contentType, body)
+	defer response.Body.Close()
+	b, err := io.ReadAll(response.Body)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return response.StatusCode, fmt.Sprint(response.Header, "\n", string(b))
+}
+
+// open sends this body to the path and returns the response with its body unread.
+func (h *harness) open(path, contentType string, body []byte) *http.Response {
+	h.t.Helper()
 	endpoint, _ := openai.EndpointOf(path)
 	scan, fault := openai.Scan(endpoint, contentType, body)
 	if fault != nil {
@@ -253,12 +267,7 @@ func (h *harness) postBody(path, contentType string, body []byte) (status int, t
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	defer response.Body.Close()
-	b, err := io.ReadAll(response.Body)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return response.StatusCode, fmt.Sprint(response.Header, "\n", string(b))
+	return response
 }
 
 func transcriptionForm() (contentType string, body []byte) {

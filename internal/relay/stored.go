@@ -2,11 +2,13 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -21,13 +23,6 @@ var storedMethods = map[string][]string{
 	"/input_items": {http.MethodGet},
 }
 
-// responsesCalls are calls of OpenAI's Responses API below routes.StoredPath that name no response.
-// The gateway serves none of them, and says what a client can do.
-var responsesCalls = map[string]string{
-	"input_tokens": "To count tokens, send the text to /tokenize, or the conversation to /v1/messages/count_tokens.",
-	"compact":      "Shorten the conversation in the client.",
-}
-
 // serveStored serves /v1/responses/{id}, /cancel and /input_items: it has the replica answer that
 // has given the response. Such a request takes no slot and is not charged.
 func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
@@ -38,12 +33,7 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 	}
 	id, err := url.PathUnescape(escaped)
 	methods, ok := storedMethods[sub]
-	advice, isCall := responsesCalls[rest]
 	switch {
-	case isCall && req.Method == http.MethodPost:
-		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
-			Message: "The gateway does not serve " + routes.StoredPath + rest + ". " + advice})
-		return
 	case err != nil || !ok || openai.CheckRequestID("response_id", id) != nil || id == "":
 		r.answerFault(w, req, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is nothing at this path."})
 		return
@@ -66,15 +56,28 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest,
 			"Moderation rules apply to the model %s, so its stored responses are not served.", model))
 	default:
-		r.passStored(w, req, rest, replica)
+		r.passStored(w, req, holder{rest: rest, replica: replica, limit: r.config.Dispatcher.MaxDuration(model)})
 	}
 }
 
+// holder is where a stored response is.
+type holder struct {
+	// rest is what follows routes.StoredPath in the path of the request.
+	rest    string
+	replica dispatch.Upstream
+	// limit bounds the answer; 0: nothing does.
+	limit time.Duration
+}
+
 // passStored passes a request for a stored response on to a replica, and its answer to the client.
-func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string, replica dispatch.Upstream) {
+func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) {
 	defer r.delayClose()()
 	ctx, cancel := context.WithCancelCause(req.Context())
 	defer cancel(nil)
+	if at.limit > 0 {
+		defer time.AfterFunc(at.limit, func() { cancel(errTooLong) }).Stop()
+	}
+	rest, replica := at.rest, at.replica
 	defer context.AfterFunc(r.ctx, func() { cancel(errClosing) })()
 	discardBody(w, req) // a cancel has no body that means anything
 	request, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
@@ -88,7 +91,11 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 		request.Host = replica.Host
 	}
 	response, err := r.send(request, replica, Policy{})
-	if err != nil {
+	switch {
+	case err != nil && errors.Is(context.Cause(ctx), errTooLong):
+		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamTimeout, "The engine that has the response did not answer in time."))
+		return
+	case err != nil:
 		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamError, "The engine that has the response could not be reached."))
 		return
 	}

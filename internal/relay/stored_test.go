@@ -1,12 +1,14 @@
 package relay
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,22 +35,38 @@ func TestR7_StoredResponses(t *testing.T) {
 	}
 }
 
-// input_tokens and compact are calls of OpenAI's Responses API, and not ids of responses.
-func TestR7_CallsThatAreNotServed(t *testing.T) {
+// A path below that of the responses is one of a stored response, unless it names another call.
+func TestR7_CallsOfStoredResponses(t *testing.T) {
 	h := newHarness(t, options{replicas: 1})
-	for path, want := range map[string]string{
-		"/v1/responses/input_tokens": "/tokenize", "/v1/responses/compact": "in the client", "/v1/responses/resp_1": "GET and DELETE requests only",
+	for path, want := range map[string]int{
+		"/v1/responses/resp_1": 405, "/v1/responses/resp_1/cancel": 404, "/v1/responses/input%5Ftokens": 405, "/v1/responses/a/b": 404,
 	} {
 		response, err := http.Post(h.url+path, "application/json", strings.NewReader(`{"model":"m","input":"x"}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := io.ReadAll(response.Body)
 		response.Body.Close()
-		status := response.StatusCode
-		if wantStatus := map[bool]int{true: 405, false: 404}[path == "/v1/responses/resp_1"]; err != nil || status != wantStatus || !strings.Contains(string(text), want) {
-			t.Errorf("%s: %v %d %s", path, err, status, text)
+		if response.StatusCode != want {
+			t.Errorf("%s: %d, want %d", path, response.StatusCode, want)
 		}
+	}
+}
+
+// A model with moderation rules generates no response in the background that its client could not
+// read. The events of a stream are moderated.
+func TestR7_NoModeratedResponseInTheBackground(t *testing.T) {
+	var asked atomic.Int32
+	h := newHarness(t, options{rules: literalRule("secret"), handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		writeEvents(w, `data: {"type":"response.completed","sequence_number":0,"response":{"id":"resp_1","status":"completed","output":[]}}`+"\n\n")
+	})})
+	status, text := h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","background":true}`))
+	if status != 400 || !strings.Contains(text, `"param":"background"`) || asked.Load() > 0 {
+		t.Errorf("%d %s, and the engine was asked %d times", status, text, asked.Load())
+	}
+	status, text = h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","background":true,"stream":true}`))
+	if status != 200 || !strings.Contains(text, "response.completed") {
+		t.Errorf("%d %s", status, text)
 	}
 }
 
@@ -81,6 +99,48 @@ func TestR7_APinnedCallStaysAtItsReplica(t *testing.T) {
 	}
 }
 
+// The client of a response in the background is told its id before the first token, and can come
+// back to it from then on. No other replica generates the response again. A response that is not in
+// the background begins with its first token, because another replica may take over until then.
+func TestR7_TheIDOfABackgroundResponseComesAtOnce(t *testing.T) {
+	for _, background := range []bool{true, false} {
+		fail := make(chan struct{})
+		h := newHarness(t, options{replicas: 2, policy: Policy{TTFTTimeout: time.Minute}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				w.Header().Set("content-type", "application/json")
+				io.WriteString(w, `{"id":"resp_1","status":"queued"}`)
+				return
+			}
+			w.Header().Set("content-type", "text/event-stream")
+			io.WriteString(w, `data: {"type":"response.created","sequence_number":0,"response":{"id":"resp_1","status":"queued","output":[]}}`+"\n\n")
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-fail:
+			case <-r.Context().Done():
+			}
+		})})
+		if !background {
+			close(fail)
+			if status, text := h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","stream":true}`)); status != 502 || len(h.retries) != 1 {
+				t.Errorf("%d %s, retries for %q", status, text, h.retries)
+			}
+			continue
+		}
+		response := h.open("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","stream":true,"background":true}`))
+		defer response.Body.Close()
+		events := bufio.NewReader(response.Body)
+		if line, err := events.ReadString('\n'); err != nil || !strings.Contains(line, `"resp_1"`) {
+			t.Fatalf("%v: %q", err, line)
+		}
+		h.getStored("acme", 200, "queued")
+		close(fail)
+		rest, err := io.ReadAll(events)
+		if err != nil || !strings.Contains(string(rest), `"type":"response.failed"`) || !strings.Contains(string(rest), "upstream_truncated") || len(h.retries) > 0 {
+			t.Errorf("%v, retries for %q: %s", err, h.retries, rest)
+		}
+	}
+}
+
 // getStored asks for the stored response of a tenant.
 func (h *harness) getStored(tenant string, status int, want string) {
 	h.t.Helper()
@@ -96,6 +156,49 @@ func (h *harness) getStored(tenant string, status int, want string) {
 	defer response.Body.Close()
 	if text, err := io.ReadAll(response.Body); err != nil || response.StatusCode != status || !strings.Contains(string(text), want) {
 		h.t.Errorf("%s: %v %d %s", tenant, err, response.StatusCode, text)
+	}
+}
+
+// An engine that does not answer a request for a stored response, or not to the end, keeps nobody
+// waiting for longer than the model's responses may take.
+func TestR7_AStoredResponseHasAnEnd(t *testing.T) {
+	for _, begins := range []bool{false, true} {
+		h := newHarness(t, options{maxDuration: 300 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("content-type", "application/json")
+			if r.Method == http.MethodPost {
+				io.WriteString(w, `{"id":"resp_1","object":"response"}`)
+				return
+			}
+			if begins {
+				io.WriteString(w, `{"id":`)
+				_ = http.NewResponseController(w).Flush()
+			}
+			select {
+			case <-r.Context().Done():
+			case <-time.After(3 * time.Second):
+			}
+		})})
+		if status, text := h.postFor("/v1/responses", false); status != 200 {
+			t.Fatalf("%d %s", status, text)
+		}
+		began := time.Now()
+		if begins {
+			request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
+			request.Header.Set(headers.Tenant, "acme")
+			response, err := http.DefaultTransport.RoundTrip(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text, err := io.ReadAll(response.Body); err == nil {
+				t.Errorf("the answer %q is said to be whole", text)
+			}
+			response.Body.Close()
+		} else {
+			h.getStored("acme", 504, "upstream_timeout")
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("begins %v: it took %v", begins, took)
+		}
 	}
 }
 

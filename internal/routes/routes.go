@@ -190,6 +190,8 @@ var table = []Route{
 	inference("/v1/chat/completions", "chat completions"),
 	inference("/v1/completions", "text completions"),
 	inference("/v1/responses", "responses"),
+	inference("/v1/responses/input_tokens", "the number of tokens of a response's input"),
+	inference("/v1/responses/compact", "a conversation in fewer tokens"),
 	inference("/v1/embeddings", "embeddings"),
 	inference("/v1/rerank", "ranks documents for a query", "/v2/rerank"),
 	inference("/v1/score", "scores pairs of texts"),
@@ -212,8 +214,8 @@ var table = []Route{
 		Purpose: "resumes and cancels streams by their request id",
 	},
 	{
-		Name: StoredResponses, Path: StoredPath, Match: Below, Protocol: HTTP, Backend: RelayHandlers, Auth: ByExtAuthz, SmallBody: true,
-		Purpose: "reads, cancels and deletes responses that their replica keeps",
+		Name: StoredResponses, Path: StoredPath, Aliases: []string{"/responses/"}, Match: Below, Protocol: HTTP, Backend: RelayHandlers,
+		Auth: ByExtAuthz, SmallBody: true, Purpose: "reads, cancels and deletes responses that their replica keeps",
 	},
 	{
 		Name: GRPC, Path: GRPCPath, Match: Subtree, Protocol: OverGRPC, Backend: GRPCService, Auth: ByExtAuthz,

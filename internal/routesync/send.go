@@ -13,7 +13,8 @@ type sender struct {
 	// looks is how often to look for changed waiting tokens until they stay at none.
 	looks int
 	// heartbeatAt, lookAt and placementsAt are when the next message of each kind may be sent.
-	heartbeatAt, lookAt, placementsAt time.Time
+	// responsesAt is placementsAt if there is a placement of a stored response.
+	heartbeatAt, lookAt, placementsAt, responsesAt time.Time
 	// batch is used for one message after the other.
 	batch *batch
 }
@@ -38,6 +39,8 @@ func (s *Sync) send(ctx context.Context) {
 			w.heartbeatAt = time.Now()
 		case <-wake:
 			w.looks = looksAfterPlacement
+		case <-s.hurry:
+			w.placementsAt = w.responsesAt
 		case <-timer.C:
 		}
 		w.sendDue(ctx, time.Now())
@@ -68,7 +71,7 @@ func (w *sender) sendDue(ctx context.Context, now time.Time) {
 		w.sendChanged(ctx)
 	}
 	if w.outbox.waits() && !now.Before(w.placementsAt) {
-		w.placementsAt = now.Add(placementsInterval)
+		w.placementsAt, w.responsesAt = now.Add(placementsInterval), now.Add(responsesInterval)
 		w.sendPlacements(ctx, now)
 	}
 }

@@ -4,7 +4,8 @@
 // A gateway tells the others two things:
 //
 //   - its placements: which replica was given which prompt, and so has it in its cache. They travel
-//     in batches, at most every 250 ms.
+//     in batches, at most every 250 ms. Which replica has a stored response is told at once, at
+//     most every 5 ms, because the request that continues the response may come to another gateway.
 //   - its waiting tokens: by replica, the uncached tokens of its requests that have no first token
 //     yet. It tells the changes at most every 25 ms, and all of them each second.
 //
@@ -49,6 +50,9 @@ const (
 	waitingInterval = 25 * time.Millisecond
 	// placementsInterval is the least time between two batches of placements.
 	placementsInterval = 250 * time.Millisecond
+	// responsesInterval is that time if one of the placements is of a stored response. Only the
+	// replica that has the response can serve the next request.
+	responsesInterval = 5 * time.Millisecond
 	// silence is how long nothing is heard of a gateway until it counts as gone. A subscription is
 	// made anew when nothing was received on it for as long, because a process hears itself, too.
 	silence = 3 * time.Second
@@ -117,9 +121,9 @@ type Sync struct {
 	counters
 	// subscribed says that this process hears the others. It sends nothing before.
 	subscribed atomic.Bool
-	// wake tells the sender of a placement, hello of a new subscription. Both have room for one
-	// element, so that a send never blocks.
-	wake, hello chan struct{}
+	// wake tells the sender of a placement, hurry of a placement of a stored response, hello of a
+	// new subscription. All have room for one element, so that a send never blocks.
+	wake, hurry, hello chan struct{}
 }
 
 // New returns a Sync. It does not connect.
@@ -133,7 +137,7 @@ func New(cfg Config) *Sync {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	s := &Sync{cfg: cfg, wake: make(chan struct{}, 1), hello: make(chan struct{}, 1)}
+	s := &Sync{cfg: cfg, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), hello: make(chan struct{}, 1)}
 	s.channel = "{" + cfg.Deployment + "}:routing:" + strconv.Itoa(database(cfg.Redis))
 	s.others.gateways = map[string]*remoteGateway{}
 	return s
@@ -162,6 +166,9 @@ func (s *Sync) Run(ctx context.Context) error {
 func (s *Sync) Placed(p dispatch.Placement) {
 	s.outbox.add(p, time.Now())
 	signal(s.wake)
+	if p.Owner != 0 {
+		signal(s.hurry)
+	}
 }
 
 // Stats returns the counters.

@@ -343,3 +343,31 @@ func TestB1_OthersAreNotTold(t *testing.T) {
 		g.stop()
 	}
 }
+
+// TestB1_R7_StoredResponsesAreToldAtOnce: the others hear of a stored response long before the next
+// batch of placements, which comes 250 ms after the last one.
+func TestB1_R7_StoredResponsesAreToldAtOnce(t *testing.T) {
+	t.Parallel()
+	all := startTogether(t, []*redistest.Server{redistest.Start(t)}, "a", "b")
+	heard := func(p dispatch.Placement) time.Duration {
+		began := time.Now()
+		all[0].Placed(p)
+		for !all[1].router.sessions()[p.Session] {
+			if time.Since(began) > 20*time.Second {
+				t.Fatalf("session %d was not heard of", p.Session)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		return time.Since(began)
+	}
+	soonest := time.Minute
+	for round := range uint64(8) {
+		heard(placement(2*round + 1))
+		response := placement(2*round + 2)
+		response.Owner = 7
+		soonest = min(soonest, heard(response))
+	}
+	if soonest > placementsInterval/2 {
+		t.Errorf("the others hear of a response after %v at the soonest", soonest)
+	}
+}

@@ -70,6 +70,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.Handle("POST /v1/chat/completions", e.handle((*handler).chat))
 	mux.Handle("POST /v1/completions", e.handle((*handler).completions))
 	mux.Handle("POST /v1/responses", e.handle((*handler).responses))
+	mux.Handle("POST /v1/responses/input_tokens", e.handle((*handler).inputTokens))
 	mux.Handle("POST /v1/embeddings", e.handle((*handler).embeddings))
 	mux.Handle("POST /v1/rerank", e.handle((*handler).rerank))
 	mux.Handle("POST /v1/score", e.handle((*handler).score))

@@ -80,11 +80,7 @@ func (h *handler) responses() error {
 	if err != nil {
 		return err
 	}
-	messages := []message(req.Input)
-	if req.Instructions != nil {
-		messages = append([]message{{Role: "system", Content: content(*req.Instructions)}}, messages...)
-	}
-	g := h.generate([]prompt{h.promptOf(req.CacheSalt, req.Tools, messages)}, h.engine.answers(q, 1, bounds))
+	g := h.generate([]prompt{h.promptOfResponse(&req)}, h.engine.answers(q, 1, bounds))
 	defer g.close()
 	r := &response{handler: h, req: &req, generation: g, id: h.newID("resp_"), created: time.Now().Unix()}
 	if req.Stream {
@@ -94,6 +90,27 @@ func (h *handler) responses() error {
 		return err
 	}
 	return h.sendJSON(r.object(r.status(), r.output()))
+}
+
+// inputTokens answers POST /v1/responses/input_tokens, as llama-server does.
+func (h *handler) inputTokens() error {
+	var req responsesRequest
+	if err := h.decodeBody(&req); err != nil {
+		return err
+	}
+	if _, _, err := h.checkResponses(&req); err != nil {
+		return err
+	}
+	return h.sendJSON(map[string]any{"object": "response.input_tokens", "input_tokens": h.promptOfResponse(&req).tokens})
+}
+
+// promptOfResponse returns the prompt of a request for a response.
+func (h *handler) promptOfResponse(req *responsesRequest) prompt {
+	messages := []message(req.Input)
+	if req.Instructions != nil {
+		messages = append([]message{{Role: "system", Content: content(*req.Instructions)}}, messages...)
+	}
+	return h.promptOf(req.CacheSalt, req.Tools, messages)
 }
 
 // checkResponses checks the request and returns its question and its limits.

@@ -1,4 +1,4 @@
-"""Checks with the official, unmodified Python client how streams of the Responses API end early.
+"""Checks with the official, unmodified Python client how streams of the Responses API end early, and its other calls.
 
     BASE_URL=http://127.0.0.1:8080/v1 MODEL=a FORBIDDEN=word API_KEY=sk-… responses.py
 
@@ -88,12 +88,28 @@ def check_failure():
     expect(error and error.code == "upstream_truncated", f"the client raises {error}")
 
 
+def check_input_tokens():
+    counted = client.responses.input_tokens.count(model=MODEL, input="Tell me of the sea.", instructions="Be brief.")
+    used = client.responses.create(model=MODEL, input="Tell me of the sea.", instructions="Be brief.").usage
+    expect(counted.object == "response.input_tokens" and counted.input_tokens == used.input_tokens, (counted, used))
+
+
+def check_compact():
+    try:
+        client.responses.compact(model=MODEL, input="Tell me of the sea.")
+    except openai.NotFoundError as e:
+        return expect(e.code == "model_not_capable" and "/v1/responses/compact" in e.message, e)
+    expect(False, "an engine that cannot compact has done it")
+
+
 CHECKS = {
     "time-out within a text": check_timeout_in_text,
     "time-out within a tool call": check_timeout_in_tool_call,
     "time-out before the first token": check_timeout_before_the_first_token,
     "moderation": check_moderation,
     "failure": check_failure,
+    "tokens of an input": check_input_tokens,
+    "a call that the engine lacks": check_compact,
 }
 
 

@@ -79,6 +79,7 @@ func TestE2E_N1_P3_T6_LlamaServerFromZeroByARequest(t *testing.T) {
 		{"a completion", "text", askCompletion},
 		{"embeddings", "embed", askEmbeddings},
 		{"reranking", "rank", askRerank},
+		{"the tokens of an input", "text", askInputTokens},
 	} {
 		if n := countServers(g, tt.model); n != 0 {
 			t.Fatalf("%s: %d engines run and nobody has asked", tt.what, n)
@@ -170,6 +171,26 @@ func ask(g *harness.Gateway, path, body string, into any) error {
 		return fmt.Errorf("%w: %s", err, a)
 	}
 	return nil
+}
+
+// askInputTokens has the tokens of an input counted. The prompt is that of askChat. A call that the
+// engine lacks is a 404.
+func askInputTokens(g *harness.Gateway) error {
+	var reply struct {
+		Object string
+		Tokens int `json:"input_tokens"`
+	}
+	if err := ask(g, "/v1/responses/input_tokens", `{"model":"text","input":"hello"}`, &reply); err != nil {
+		return err
+	}
+	if reply.Object != "response.input_tokens" || reply.Tokens != 3+len("hello") {
+		return fmt.Errorf("%+v", reply)
+	}
+	a, err := g.TryPost(context.Background(), "/v1/responses/compact", `{"model":"text","input":"hello"}`)
+	if err == nil && (a.StatusCode != 404 || !strings.Contains(string(a.Content), `"model_not_capable"`)) {
+		return fmt.Errorf("a compaction: %s", a)
+	}
+	return err
 }
 
 // askChat sends a chat and checks its usage. The prompt of the chat is a token for the beginning,

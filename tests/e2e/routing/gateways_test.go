@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -259,4 +260,42 @@ func TestE2E_B1_TheWaitingTokensOfAKilledGatewayAreForgotten(t *testing.T) {
 	}
 	leave()
 	<-left
+}
+
+// TestE2E_B1_R7_AnAgentContinuesItsResponseAtAnotherGateway: a client whose requests go to gateways
+// in turn continues a response soon after it has it. The other gateway knows by then
+// which replica has the response.
+func TestE2E_B1_R7_AnAgentContinuesItsResponseAtAnotherGateway(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"native", "managed"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			config := "redis: " + redistest.URL(redistest.Start(t)) + "\n" + responseStores(t, mode, "round_robin")
+			gateways := []*harness.Gateway{harness.Start(t, config), harness.Start(t, config)}
+			for _, g := range gateways {
+				g.AwaitReplicas("m", 4)
+			}
+			for _, g := range gateways {
+				g.AwaitLogged("gateway heard, placements shared with it", 1)
+			}
+			previous := ""
+			for turn := range 20 {
+				body := map[string]any{"model": "m", "input": "And then?"}
+				if previous != "" {
+					body["previous_response_id"] = previous
+				}
+				b, _ := json.Marshal(body)
+				headers := []string{"Accept-Encoding: identity"}
+				if mode == "managed" {
+					headers = append(headers, fmt.Sprint("Idempotency-Key: turn ", turn))
+				}
+				a := gateways[turn%2].Post("/v1/responses", string(b), headers...)
+				if a.StatusCode != 200 {
+					t.Fatalf("turn %d: %s", turn, a)
+				}
+				previous = responseID(t, a)
+				time.Sleep(120 * time.Millisecond) // a tool works
+			}
+		})
+	}
 }

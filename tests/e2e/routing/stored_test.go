@@ -48,7 +48,20 @@ func checkStored(g *harness.Gateway) {
 	}
 	do("GET", "/v1/responses/"+id+"?include=x", 200, `"did":"GET  include=x"`)
 	do("GET", "/v1/responses/"+id+"/input_items", 200, `"did":"GET input_items"`)
+	do("GET", "/responses/"+id+"/input_items?limit=3", 200, `"did":"GET input_items limit=3"`)
+	for _, call := range []string{"input_tokens", "compact"} {
+		for _, other := range []string{"", "And then?"} {
+			a := g.Post("/v1/responses/"+call, fmt.Sprintf(`{"model":"m","input":%q,"previous_response_id":%q}`, other, id))
+			if a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != home {
+				g.T.Errorf("%s of a response at %s, from %s: %s", call, home, a.Header.Get("X-Sluice-Replica"), a)
+			}
+		}
+	}
 	do("POST", "/v1/responses/"+id+"/cancel", 200, `"did":"POST cancel"`)
+	if out, err := g.RunCommand("replicas", "drain", home, "-c", g.Config); err != nil {
+		g.T.Fatalf("%v\n%s", err, out)
+	}
+	do("GET", "/v1/responses/"+id, 200, `"did":"GET"`)
 	do("DELETE", "/v1/responses/"+id, 200, `"did":"DELETE"`)
 	do("GET", "/v1/responses/"+id, 404, "has no such response")
 	do("GET", "/v1/responses/resp_unknown", 404, `"code":"response_not_found"`)
