@@ -55,6 +55,8 @@ const (
 	annotationRecalled = "sluice.dev/recalled"
 	// On a Deployment: how many of its pods had been placed when an old pod last made room.
 	annotationRoom = "sluice.dev/room-made"
+	// On a Deployment: the name of that old pod.
+	annotationRoomBy = "sluice.dev/room-made-by"
 )
 
 const (

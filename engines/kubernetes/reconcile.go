@@ -135,7 +135,7 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
 		deleting: d.DeletionTimestamp != nil, ordered: hasGroups(d)}
 	if made, err := strconv.Atoi(d.Annotations[annotationRoom]); err == nil {
-		read.roomMade = &made
+		read.roomMade, read.roomMadeBy = &made, d.Annotations[annotationRoomBy]
 	}
 	timeout, others := c.drainTimeoutOf(d), c.peers.live()
 	stuck := map[string]bool{} // leaders of groups that do not fit
