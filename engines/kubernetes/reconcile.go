@@ -38,6 +38,9 @@ func (c *cluster) reconcileLoop(ctx context.Context) {
 		if !c.isLeader() {
 			c.health.clear("write") // The errors now concern another gateway.
 			c.setWriteErrors(nil)
+			for name := range c.claims {
+				c.forgetClaim(name)
+			}
 		} else if c.mayWrite() {
 			soon, err := c.reconcile(ctx)
 			if soon {
