@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/usage"
 	"github.com/sluice-gateway/sluice/xds"
 )
 
@@ -106,5 +109,21 @@ func TestB10_FilesNearLimit(t *testing.T) {
 	}
 	if len(all) != 1 || all[0].Type != condition.FilesNearLimit || all[0].Status != condition.True {
 		t.Errorf("with a low limit: %+v", all)
+	}
+}
+
+// TestB3_DamagedUsageIsACondition: so is a damaged line in a file of the ledger, whoever wrote it.
+func TestB3_DamagedUsageIsACondition(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "own.jsonl"), []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ledger, err := usage.New(usage.Config{Dir: dir})
+	if ledger == nil || err == nil {
+		t.Fatal(err)
+	}
+	all := (&Gateway{usage: ledger}).usageConditions()
+	if len(all) != 1 || all[0].Type != condition.UsageDamaged || all[0].Subject != "own.jsonl" || !strings.Contains(all[0].Message, "damaged") {
+		t.Errorf("got %+v", all)
 	}
 }
