@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -18,10 +19,13 @@ import (
 // claimInterval is the time between two looks at the size of a claim.
 const claimInterval = 30 * time.Second
 
-// claimCheck is the size in bytes that a claim should have, and when this gateway last looked.
+// claimCheck is the size in bytes that a claim should have, and what this gateway saw last.
 type claimCheck struct {
 	size int64
 	at   time.Time
+	// uid is that of the claim; empty: there is none. It holds only if the API has answered.
+	uid      types.UID
+	answered bool
 }
 
 // claim returns the claim that the launcher makes for the weights.
@@ -41,21 +45,34 @@ func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
 	return c
 }
 
-// createClaim makes the claim, if the launcher has to and there is none. Under a quota that is used
-// up, the API refuses to make even a claim that is there. So a refusal counts only without one.
-func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.CreateOptions) error {
+// createClaim makes the claim, if the launcher has to and there is none, and returns its UID. Under
+// a quota that is used up, the API refuses to make even a claim that is there. So a refusal counts
+// only without one.
+func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.CreateOptions) (types.UID, error) {
 	if w.Size == 0 {
-		return nil
+		return "", nil
 	}
+	delete(c.claims, w.Claim) // what was seen before does not count
 	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
-	_, err := claims.Create(ctx, c.claim(w), options)
-	if err == nil || apierrors.IsAlreadyExists(err) {
-		return nil
+	made, err := claims.Create(ctx, c.claim(w), options)
+	if err == nil {
+		return made.UID, nil
 	}
-	if _, missing := claims.Get(ctx, w.Claim, metav1.GetOptions{}); missing == nil {
-		return nil
+	found, missing := claims.Get(ctx, w.Claim, metav1.GetOptions{})
+	switch {
+	case missing == nil:
+		return found.UID, nil
+	case apierrors.IsAlreadyExists(err):
+		return "", missing
 	}
-	return err
+	return "", err
+}
+
+// hasLost reports whether the claim into which a Job has fetched the weights is gone. Another claim
+// may have its name.
+func (c *cluster) hasLost(w Weights, j *batchv1.Job) bool {
+	seen, into := c.claims[w.Claim], j.Annotations[annotationClaim]
+	return w.Size > 0 && seen.answered && (seen.uid == "" || into != "" && into != string(seen.uid))
 }
 
 // enlargeClaims enlarges the claims that the launcher makes for these weights. What goes wrong is
@@ -77,8 +94,9 @@ func (c *cluster) enlargeClaims(ctx context.Context, needed map[string]*Weights,
 		if last.size == size && now.Sub(last.at) < claimInterval {
 			continue
 		}
-		c.claims[name] = claimCheck{size, now}
-		if err := c.enlargeClaim(ctx, name, size); err != nil {
+		uid, answered, err := c.enlargeClaim(ctx, name, size)
+		c.claims[name] = claimCheck{size, now, uid, answered}
+		if err != nil {
 			c.health.fail(enlarge(name), err)
 		} else {
 			c.health.clear(enlarge(name))
@@ -95,16 +113,21 @@ func (c *cluster) forgetClaim(name string) {
 	c.health.clear(enlarge(name))
 }
 
-// enlargeClaim enlarges a claim that is smaller than size bytes. Kubernetes enlarges only claims
-// that are bound. The error says why the claim cannot get the size, or why its volume has not.
-func (c *cluster) enlargeClaim(ctx context.Context, name string, size int64) error {
+// enlargeClaim enlarges a claim that is smaller than size bytes, and returns its UID. Kubernetes
+// enlarges only claims that are bound. answered is false if the API did not tell of the claim. The
+// error says why the claim cannot get the size, or why its volume has not.
+func (c *cluster) enlargeClaim(ctx context.Context, name string, size int64) (uid types.UID, answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
-	claim, err := claims.Get(ctx, name, metav1.GetOptions{})
+	claim, err := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return ignoreNotFound(err)
+		return "", apierrors.IsNotFound(err), ignoreNotFound(err)
 	}
+	return claim.UID, true, c.growClaim(ctx, claim, size)
+}
+
+// growClaim is enlargeClaim for the claim as it is now.
+func (c *cluster) growClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, size int64) error {
 	is, want := claim.Spec.Resources.Requests[corev1.ResourceStorage], resource.NewQuantity(size, resource.BinarySI)
 	if is.Cmp(*want) >= 0 || claim.Status.Phase != corev1.ClaimBound {
 		return resizeFault(claim)
@@ -114,14 +137,15 @@ func (c *cluster) enlargeClaim(ctx context.Context, name string, size int64) err
 	if err != nil {
 		return err
 	}
-	_, err = claims.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	claims := c.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
+	_, err = claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	switch {
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return nil // The next look sees the newer version.
 	case err != nil:
 		return fmt.Errorf("it stays at %s, and cache.size is %s: %w", is.String(), want, err)
 	}
-	c.Log.Info("claim enlarged", zap.String("claim", name), zap.Stringer("from", &is), zap.Stringer("to", want))
+	c.Log.Info("claim enlarged", zap.String("claim", claim.Name), zap.Stringer("from", &is), zap.Stringer("to", want))
 	return nil
 }
 

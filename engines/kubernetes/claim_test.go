@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 // TestU14_ModelsShareAClaimUnderAQuota: the claim of a cache is there for a second model, although
@@ -71,6 +73,38 @@ func TestU14_ALargerCacheSizeEnlargesTheClaim(t *testing.T) {
 	waitUntil(t, "the fault ends", func() bool { return told() == "" })
 	if size := s.claimSize("grows"); size != "3Gi" {
 		t.Errorf("the claim has shrunk to %s", size)
+	}
+}
+
+// TestU14_AClaimThatIsGoneIsFetchedInto: somebody has deleted the claim, as to move it to another
+// storage class. Its weights are fetched again, into the new claim.
+func TestU14_AClaimThatIsGoneIsFetchedInto(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	w := Weights{Claim: "c", Size: 1 << 30, Path: "/w", Link: "sluice/k", Image: "nothing:1", Repository: "org/model"}
+	set := func(desired int) { g.Set([]Model{engine("m", desired, func(m *Model) { m.Weights = &w })}) }
+	job := func() string {
+		return s.Kubectl(t, "get", "jobs", "-n", s.namespace, "-o", "jsonpath={.items[*].metadata.uid}")
+	}
+	set(1)
+	waitUntil(t, "the Job", func() bool { return len(s.weightsJobs(t)) == 1 })
+	s.completeJob(t, g.install.jobName(w))
+	g.waitServing("m", 1)
+	set(0)
+	g.waitReplicas("m", "none", func(all []engines.Replica) bool { return len(all) == 0 })
+	before := job()
+	s.Kubectl(t, "patch", "pvc", "c", "-n", s.namespace, "--type=merge", "-p", `{"metadata": {"finalizers": null}}`)
+	s.Kubectl(t, "delete", "pvc", "c", "-n", s.namespace)
+	set(1)
+	waitUntil(t, "another Job", func() bool { now := job(); return now != "" && now != before && len(strings.Fields(now)) == 1 })
+	if size := s.claimSize("c"); size != "1Gi" {
+		t.Errorf("the new claim has %s", size)
+	}
+	again := job()
+	s.completeJob(t, g.install.jobName(w))
+	g.waitServing("m", 1)
+	if job() != again {
+		t.Error("the weights are fetched without end")
 	}
 }
 

@@ -172,6 +172,8 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 		condition, since := jobEnd(j)
 		remove := !known && !keep
 		switch {
+		case condition == batchv1.JobComplete && w != nil && c.hasLost(*w, j):
+			remove = true
 		case condition == batchv1.JobComplete:
 			all.loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
@@ -211,13 +213,15 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	options := metav1.CreateOptions{FieldManager: fieldManager}
-	if err := c.createClaim(ctx, w, options); err != nil {
+	uid, err := c.createClaim(ctx, w, options)
+	if err != nil {
 		return err
 	}
 	job, err := c.loader(w)
 	if err != nil {
 		return err
 	}
+	job.Annotations[annotationClaim] = string(uid)
 	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, job, options)
 	if apierrors.IsAlreadyExists(err) {
 		return nil // The watch will show it.
