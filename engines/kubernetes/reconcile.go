@@ -89,8 +89,8 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		again, err := r.reconcile(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
-		if err != nil {
-			writeErrors[models[hash].Name] = err.Error()
+		if name := models[hash].Name; err != nil && name != "" { // else nobody wants the model any more
+			writeErrors[name] = err.Error()
 		}
 	}
 	c.setWriteErrors(writeErrors)
