@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,6 +140,9 @@ func TestNodeLostAndBack(t *testing.T) {
 	n.Set([]local.Model{model("chat", 1)}) // Another node replaces chat-0.
 	g.waitGone("chat-0")
 	g.waitState("chat-1", engines.Failed)
+	g.mu.Lock() // The other chat-0 has a request, for which the one of this node does not wait.
+	g.inFlight["chat-0"], g.elsewhere["chat-0"] = 1, netip.MustParseAddrPort("127.0.0.9:9")
+	g.mu.Unlock()
 	states := g.history()
 	plan.spawn(t)
 	if again := g.waitConnected("gpu-2"); again != n {
@@ -151,6 +155,7 @@ func TestNodeLostAndBack(t *testing.T) {
 	if strings.Contains(states(), "chat-0") {
 		t.Errorf("the fleet has shown the replica that another node replaces:\n%s", states())
 	}
+	g.setRequests("chat-0", 0)
 	n.Set([]local.Model{model("chat", 0, 1)})
 	if r := g.waitState("chat-0", engines.Ready); r.PID == pids[0] {
 		t.Error("the old process runs again")

@@ -92,15 +92,17 @@ type gateway struct {
 	stop func()
 
 	mu sync.Mutex
-	// inFlight holds requests by replica id. changes counts the calls of Changed. Guarded by mu.
-	inFlight map[string]int
-	changes  int
+	// inFlight holds requests by replica id. elsewhere says that they are at the replica of this
+	// address, if another one has the id too. changes counts the calls of Changed. Guarded by mu.
+	inFlight  map[string]int
+	elsewhere map[string]netip.AddrPort
+	changes   int
 }
 
 // newGateway returns a running gateway with the models "chat" and "embed".
 func newGateway(t *testing.T, lostAfter time.Duration) *gateway {
 	t.Helper()
-	g := &gateway{t: t, address: "127.0.0.1:0", inFlight: map[string]int{}}
+	g := &gateway{t: t, address: "127.0.0.1:0", inFlight: map[string]int{}, elsewhere: map[string]netip.AddrPort{}}
 	core, logs := observer.New(zap.DebugLevel)
 	g.logs = logs
 	g.config = ServerConfig{
@@ -149,9 +151,12 @@ func (g *gateway) start() {
 	g.t.Cleanup(g.stop)
 }
 
-func (g *gateway) requests(id string) int {
+func (g *gateway) requests(id string, address netip.AddrPort) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if at := g.elsewhere[id]; address.IsValid() && at.IsValid() && at != address {
+		return 0
+	}
 	return g.inFlight[id]
 }
 

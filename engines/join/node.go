@@ -507,13 +507,13 @@ func (n *Node) mayHaveReplicas() bool {
 	return !n.lost && (len(n.reported) > 0 || n.session != nil && !n.session.hasReported)
 }
 
-// replicaIDs returns the ids of the reported replicas.
-func (n *Node) replicaIDs() []string {
+// replicaAddresses returns the addresses of the reported replicas by their ids.
+func (n *Node) replicaAddresses() map[string]netip.AddrPort {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	ids := make([]string, len(n.reported))
-	for i, r := range n.reported {
-		ids[i] = r.ID
+	all := make(map[string]netip.AddrPort, len(n.reported))
+	for _, r := range n.reported {
+		all[r.ID] = r.Address
 	}
-	return ids
+	return all
 }

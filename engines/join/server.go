@@ -44,9 +44,10 @@ type ServerConfig struct {
 	Dir string
 	// Fleet gets the replicas of each node under the source "node/<name>".
 	Fleet *engines.Fleet
-	// InFlight returns how many requests a replica has. Nil means that replicas never wait for
-	// requests.
-	InFlight func(replicaID string) int
+	// InFlight returns how many requests the replica of this id at this address has. A node that
+	// was lost may report an id that another node has by then. Nil means that replicas never wait
+	// for requests.
+	InFlight func(replicaID string, address netip.AddrPort) int
 	// LostAfter is the silence after which a node is lost. 0 means 5 s. A node sends five
 	// heartbeats in this time.
 	LostAfter time.Duration
@@ -83,7 +84,7 @@ func (c ServerConfig) withDefaults() ServerConfig {
 		c.Labels = func(string) []string { return nil }
 	}
 	if c.InFlight == nil {
-		c.InFlight = func(string) int { return 0 }
+		c.InFlight = func(string, netip.AddrPort) int { return 0 }
 	}
 	if c.Addresses == nil {
 		c.Addresses = func(string) []netip.Prefix { return nil }

@@ -200,8 +200,8 @@ func (ses *session) send(ctx context.Context) error {
 // because the counts must be newer than Seen.
 func (ses *session) countRequests() inFlight {
 	now := inFlight{Seen: ses.settledSequence(time.Now()), Requests: map[string]int{}}
-	for _, id := range ses.node.replicaIDs() {
-		if n := ses.node.server.config.InFlight(id); n > 0 {
+	for id, address := range ses.node.replicaAddresses() {
+		if n := ses.node.server.config.InFlight(id, address); n > 0 {
 			now.Requests[id] = n
 		}
 	}

@@ -96,6 +96,8 @@ type cluster struct {
 	needsRoomSince map[string]time.Time
 	// applied holds what this gateway has applied last, by Deployment. Only reconcileLoop uses it.
 	applied map[string]appliedDeployment
+	// claims holds, by name, the claims whose size this gateway checks. Only reconcileLoop uses it.
+	claims map[string]claimCheck
 }
 
 // wanted is a model with its Deployment. If manifest is nil, the model is faulty or frozen and its
@@ -136,7 +138,7 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
-		applied: map[string]appliedDeployment{},
+		applied: map[string]appliedDeployment{}, claims: map[string]claimCheck{},
 	}
 	k.deployments = newWatchStore[*appsv1.Deployment](k.onWatchEvent("deployments"))
 	k.groupSets = newWatchStore[*appsv1.Deployment](k.onWatchEvent("leaderworkersets"))

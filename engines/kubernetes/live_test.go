@@ -146,6 +146,34 @@ func TestDrainTimeout(t *testing.T) {
 	waitUntil(t, "gone with a request that never ends", func() bool { return g.IsGone("m", "") })
 }
 
+// A model that is gone from the file has no condition of its own. That its Deployment cannot be
+// removed is a fault of the cluster.
+func TestARemovalThatIsRefusedIsToldOfTheCluster(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	g := s.gateway("g", nil)
+	g.Set([]Model{engine("m", 1)})
+	g.waitReady("m", 1)
+	s.Apply(t, s.namespace, fmt.Sprintf(`
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: %[1]s}
+spec:
+  matchConstraints: {resourceRules: [{apiGroups: [apps], apiVersions: [v1], operations: [DELETE], resources: [deployments]}]}
+  validations: [{expression: "false", message: "nothing is removed today"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: %[1]s}
+spec: {policyName: %[1]s, validationActions: [Deny], matchResources: {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}}}
+`, s.namespace))
+	defer s.Kubectl(t, "delete", "validatingadmissionpolicybinding", s.namespace)
+	g.Set(nil)
+	waitUntil(t, "the refusal is told", func() bool { return strings.Contains(g.Status().Clusters[0].Errors, "nothing is removed today") })
+	if blocked := g.Status().Blocked; len(blocked) > 0 {
+		t.Errorf("blocked are %v", blocked)
+	}
+}
+
 // weightsJobs returns the names and images of the Jobs that fetch weights.
 func (s *testNamespace) weightsJobs(t *testing.T) []string {
 	return strings.Fields(s.Kubectl(t, "get", "jobs", "-n", s.namespace, "-o", `jsonpath={range .items[*]}{.metadata.name}={..image} {end}`))

@@ -51,10 +51,14 @@ const (
 	annotationMade = "sluice.dev/made"
 	// On a Job that fetches weights: the hash of its container.
 	annotationLoader = "sluice.dev/loader"
+	// On a Job that fetches weights: the UID of the claim, if Sluice makes it.
+	annotationClaim = "sluice.dev/claim"
 	// On a Deployment: when a marked pod was last undrained.
 	annotationRecalled = "sluice.dev/recalled"
 	// On a Deployment: how many of its pods had been placed when an old pod last made room.
 	annotationRoom = "sluice.dev/room-made"
+	// On a Deployment: the name of that old pod.
+	annotationRoomBy = "sluice.dev/room-made-by"
 )
 
 const (

@@ -98,7 +98,7 @@ func (r modelReconciler) execute(ctx context.Context, a action) error {
 	case actionScale:
 		err = r.patchDeployment(ctx, a.deployment, map[string]any{"spec": map[string]any{"replicas": a.replicas}})
 	case actionRoom:
-		annotations := map[string]any{annotationRoom: strconv.Itoa(a.replicas)}
+		annotations := map[string]any{annotationRoom: strconv.Itoa(a.replicas), annotationRoomBy: a.pod}
 		err = r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	case actionDelete:
 		err = r.remove(ctx, a.deployment)

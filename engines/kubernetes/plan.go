@@ -19,9 +19,10 @@ type deployment struct {
 	// with the highest index, whatever its state is.
 	ordered bool
 	// roomMade is how many pods had been placed when an old pod last made room for this Deployment.
-	// It is nil if none has.
-	roomMade *int
-	pods     []pod
+	// It is nil if none has. roomMadeBy is the name of that pod, or "" if it is unknown.
+	roomMade   *int
+	roomMadeBy string
+	pods       []pod
 }
 
 // target is what a model shall have.
@@ -41,7 +42,7 @@ type actionKind string
 // Kinds of actions. actionCreate creates the current Deployment and actionScale changes its
 // replicas. actionDrain tells all gateways that the pod is no longer wanted, and actionUndrain
 // reverts that. actionMark makes the pod the first that its ReplicaSet deletes. actionRoom records
-// that an old pod makes room; its replicas are deployment.roomMade.
+// that an old pod makes room; its pod and replicas are deployment.roomMadeBy and roomMade.
 const (
 	actionCreate  actionKind = "create"
 	actionScale   actionKind = "scale"
@@ -70,6 +71,7 @@ type action struct {
 // that number serves. Old pods are drained as new pods become ready. If a new pod cannot be
 // scheduled, one old pod makes room. No further one does before a new pod is placed, so a template
 // that fits on no node costs one pod. A pod that is being removed is waited for, unless it is lost.
+// A lost pod has made no room.
 func plan(w target, all []deployment) (actions []action, needsRoom bool) {
 	p := planner{target: w}
 	for _, d := range all {
@@ -114,6 +116,7 @@ func (p *planner) drainOld() (keep int) {
 		for i := range c.pods {
 			switch o := &c.pods[i]; {
 			case o.lost: // It frees no room that a new pod could wait for.
+				p.forgetRoom(o.name)
 			case c.deleting || o.terminating || o.active() && o.draining != "":
 				leaving.add(*o, c.isBlocked(*o))
 			case !o.active():
@@ -137,9 +140,10 @@ func (p *planner) drainOld() (keep int) {
 
 // leavingPods counts the old pods that leave.
 type leavingPods struct {
-	// going is how many of them are being removed, and serving how many of those serve. blocked is
-	// how many wait for groups above them.
-	going, serving, blocked int
+	// going is how many of them are being removed. blocked is how many wait for groups above them.
+	going, blocked int
+	// serving is the name of one that is being removed and serves, or "".
+	serving string
 }
 
 func (l *leavingPods) add(o pod, blocked bool) {
@@ -148,7 +152,7 @@ func (l *leavingPods) add(o pod, blocked bool) {
 		l.blocked++
 		return
 	case o.rank == serving:
-		l.serving++
+		l.serving = cmp.Or(l.serving, o.name)
 	}
 	l.going++
 }
@@ -161,10 +165,21 @@ func (p *planner) recordRoom(leaving leavingPods) {
 		return
 	}
 	placed := c.placed()
-	makes := leaving.serving > 0 && c.unschedulable() && (c.roomMade == nil || *c.roomMade != placed)
+	makes := leaving.serving != "" && c.unschedulable() && (c.roomMade == nil || *c.roomMade != placed)
+	if makes {
+		c.roomMadeBy = leaving.serving
+	}
 	if makes || c.roomMade != nil && *c.roomMade > placed {
-		c.actions = append(c.actions, action{kind: actionRoom, deployment: c.name, replicas: placed})
+		c.actions = append(c.actions, action{kind: actionRoom, deployment: c.name, pod: c.roomMadeBy, replicas: placed})
 		c.roomMade = &placed
+	}
+}
+
+// forgetRoom forgets that the pod has made room. The record stays in the API until another pod
+// makes room, so that no second pod does because of one lost pod.
+func (p *planner) forgetRoom(pod string) {
+	if c := p.current; c != nil && c.roomMadeBy == pod {
+		c.roomMade, c.roomMadeBy = nil, ""
 	}
 }
 

@@ -133,7 +133,7 @@ func TestPlan(t *testing.T) {
 		{name: "new template: fewer wanted", desired: 1, replicas: -1, old: 3, oldPods: "x:r y:r z:r", want: "create new 1, drain z, drain y"},
 		{name: "new template: more wanted", desired: 4, replicas: 1, pods: "a:n", old: 2, oldPods: "x:r y:r", want: "scale new 2"},
 		{name: "new template: no room", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", want: "drain x"},
-		{name: "new template: room is being made", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd", want: "room new"},
+		{name: "new template: room is being made", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd", want: "room z"},
 		{name: "new template: room was made", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", needsRoom: true},
 		{name: "new template: no room, for a time", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
 			want: "drain x, scale new 2"},
@@ -142,7 +142,7 @@ func TestPlan(t *testing.T) {
 			want: "drain x, scale new 2"},
 		{name: "new template: a lost old pod that served made no room", desired: 1, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r y:rk",
 			want: "drain x"},
-		{name: "new template: that room is being made is recorded", desired: 3, replicas: 2, pods: "a:r b:u", old: 2, oldPods: "x:r z:rd", want: "room new 1"},
+		{name: "new template: that room is being made is recorded", desired: 3, replicas: 2, pods: "a:r b:u", old: 2, oldPods: "x:r z:rd", want: "room z 1"},
 		{name: "new template: it is recorded once", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:rd", roomMade: new(0)},
 		{name: "new template: a broken old pod makes no room", desired: 3, replicas: 1, pods: "a:u", old: 3, oldPods: "x:r y:r z:nd"},
 		{name: "new template: room was made, and is too little", desired: 2, replicas: 1, pods: "a:u", old: 1, oldPods: "x:r", makeRoom: true,
@@ -174,6 +174,27 @@ func TestPlan(t *testing.T) {
 		}
 		if diff := cmp.Diff(sorted(tt.want), sorted(formatActions(got))); diff != "" || needsRoom != tt.needsRoom {
 			t.Errorf("%s: needsRoom %v %s", tt.name, needsRoom, diff)
+		}
+	}
+}
+
+// A pod that makes room and dies with its node frees nothing. So another pod makes room instead,
+// but only one, also while the lost pod stays.
+func TestLostPodHasMadeNoRoom(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, oldPods, by, want string }{
+		{name: "the pod that made room is lost", oldPods: "x:r y:nk", by: "y", want: "drain x"},
+		{name: "the same, and another makes room", oldPods: "w:r x:rd y:nk", by: "y", want: "room x"},
+		{name: "the other one made room", oldPods: "w:r y:nk", by: "x"},
+		{name: "an earlier release has not told which pod made room", oldPods: "x:r y:nk"},
+		{name: "the pod that made room ends in time", oldPods: "x:r y:nt", by: "y"},
+	} {
+		got, _ := plan(target{current: "new", desired: 1}, []deployment{
+			{name: "old", replicas: 1, pods: pods(tt.oldPods)},
+			{name: "new", replicas: 1, roomMade: new(0), roomMadeBy: tt.by, pods: pods("a:u")},
+		})
+		if diff := cmp.Diff(tt.want, formatActions(got)); diff != "" {
+			t.Errorf("%s: %s", tt.name, diff)
 		}
 	}
 }

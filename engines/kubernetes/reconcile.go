@@ -38,6 +38,9 @@ func (c *cluster) reconcileLoop(ctx context.Context) {
 		if !c.isLeader() {
 			c.health.clear("write") // The errors now concern another gateway.
 			c.setWriteErrors(nil)
+			for name := range c.claims {
+				c.forgetClaim(name)
+			}
 		} else if c.mayWrite() {
 			soon, err := c.reconcile(ctx)
 			if soon {
@@ -86,8 +89,8 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		again, err := r.reconcile(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
-		if err != nil {
-			writeErrors[models[hash].Name] = err.Error()
+		if name := models[hash].Name; err != nil && name != "" { // else nobody wants the model any more
+			writeErrors[name] = err.Error()
 		}
 	}
 	c.setWriteErrors(writeErrors)
@@ -135,7 +138,7 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 	read := deployment{name: d.Name, created: d.CreationTimestamp.Time, replicas: specReplicas(d), statusReplicas: int(d.Status.Replicas),
 		deleting: d.DeletionTimestamp != nil, ordered: hasGroups(d)}
 	if made, err := strconv.Atoi(d.Annotations[annotationRoom]); err == nil {
-		read.roomMade = &made
+		read.roomMade, read.roomMadeBy = &made, d.Annotations[annotationRoomBy]
 	}
 	timeout, others := c.drainTimeoutOf(d), c.peers.live()
 	stuck := map[string]bool{} // leaders of groups that do not fit

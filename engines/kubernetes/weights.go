@@ -14,7 +14,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gateway/sluice/engines/podpatch"
@@ -37,7 +36,8 @@ const (
 // comparable.
 type Weights struct {
 	// Claim is the PersistentVolumeClaim of the namespace. If Size is not 0, the launcher makes it
-	// with this size in bytes and this storage class; an empty class is the cluster's default.
+	// with this size in bytes and this storage class; an empty class is the cluster's default. It
+	// enlarges a claim that is smaller, and shrinks none.
 	Claim        string
 	Size         int64
 	StorageClass string
@@ -136,23 +136,6 @@ func (w Weights) container() corev1.Container {
 	}
 }
 
-// claim returns the claim that the launcher makes for the weights.
-func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
-	c := &corev1.PersistentVolumeClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: w.Claim, Labels: in.labels()},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
-			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
-				corev1.ResourceStorage: *resource.NewQuantity(w.Size, resource.BinarySI),
-			}},
-		},
-	}
-	if w.StorageClass != "" {
-		c.Spec.StorageClassName = &w.StorageClass
-	}
-	return c
-}
-
 // loaders is what reconcileWeights knows of the Jobs that load weights, by their names.
 type loaders struct {
 	// loaded are those that have ended well.
@@ -182,12 +165,15 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 			needed[name] = nil
 		}
 	}
+	c.enlargeClaims(ctx, needed, now)
 	var errs []error
 	for _, j := range c.jobs.list(now) {
 		w, known := needed[j.Name]
 		condition, since := jobEnd(j)
 		remove := !known && !keep
 		switch {
+		case condition == batchv1.JobComplete && w != nil && c.hasLost(*w, j):
+			remove = true
 		case condition == batchv1.JobComplete:
 			all.loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
@@ -227,13 +213,15 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	options := metav1.CreateOptions{FieldManager: fieldManager}
-	if err := c.createClaim(ctx, w, options); err != nil {
+	uid, err := c.createClaim(ctx, w, options)
+	if err != nil {
 		return err
 	}
 	job, err := c.loader(w)
 	if err != nil {
 		return err
 	}
+	job.Annotations[annotationClaim] = string(uid)
 	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, job, options)
 	if apierrors.IsAlreadyExists(err) {
 		return nil // The watch will show it.
@@ -241,23 +229,6 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 	if err == nil {
 		c.jobs.recordWrite(made, "", time.Now())
 		c.Log.Info("weights being fetched", zap.String("job", name), zap.String("repository", w.Repository))
-	}
-	return err
-}
-
-// createClaim makes the claim, if the launcher has to and there is none. Under a quota that is used
-// up, the API refuses to make even a claim that is there. So a refusal counts only without one.
-func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.CreateOptions) error {
-	if w.Size == 0 {
-		return nil
-	}
-	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
-	_, err := claims.Create(ctx, c.claim(w), options)
-	if err == nil || apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	if _, missing := claims.Get(ctx, w.Claim, metav1.GetOptions{}); missing == nil {
-		return nil
 	}
 	return err
 }

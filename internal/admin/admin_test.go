@@ -64,9 +64,9 @@ func newConfig() Config {
 		NotReady: func() []string { return []string{"model chat has 1 of 3 replicas", "Envoy is starting"} },
 		ModelLoad: func(model string) ModelLoad {
 			if model != "chat" {
-				return ModelLoad{}
+				return ModelLoad{Usable: min(len(snapshot.Models[model].Replicas), 1)}
 			}
-			return ModelLoad{InFlight: 4, Queued: 2, QueuedBytes: 99,
+			return ModelLoad{Usable: 1, InFlight: 4, Queued: 2, QueuedBytes: 99,
 				Limits: Limits{Weight: 2, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 8, MaxQueue: 1000, QueueTimeout: time.Minute}}
 		},
 		ReplicaLoad: func(r engines.Replica) ReplicaLoad {
@@ -280,8 +280,25 @@ func TestModelState(t *testing.T) {
 		for _, s := range c.states {
 			m.Replicas = append(m.Replicas, engines.Replica{State: s})
 		}
-		if got := modelState(m); got != c.want {
+		if got := modelState(m, ModelLoad{Usable: len(m.Ready())}); got != c.want {
 			t.Errorf("%d replicas are desired and %v exist: state %s, want %s", c.desired, c.states, got, c.want)
+		}
+	}
+}
+
+// TestStateOfAModelWhoseReplicasGetNoRequests: replicas that are ready count once Envoy knows them.
+func TestStateOfAModelWhoseReplicasGetNoRequests(t *testing.T) {
+	t.Parallel()
+	m := &engines.ModelSnapshot{Model: engines.Model{Desired: 2}, Replicas: []engines.Replica{{State: engines.Ready}, {State: engines.Ready}}}
+	for want, load := range map[string]ModelLoad{
+		"starting": {}, "starting ": {DrainedReplicas: 1}, "degraded": {DrainedReplicas: 2}, "degraded ": {Usable: 1}, "ready": {Usable: 2},
+	} {
+		if got := modelState(m, load); got != strings.TrimSpace(want) {
+			t.Errorf("%+v: state %s, want %s", load, got, want)
+		}
+		h := &handler{Config: Config{ModelLoad: func(string) ModelLoad { return load }}}
+		if got := h.viewModel(m).Ready; got != load.Usable {
+			t.Errorf("%+v: %d are ready", load, got)
 		}
 	}
 }

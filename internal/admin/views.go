@@ -20,8 +20,12 @@ type ModelLoad struct {
 	// Scaled is the last change of the number of replicas that the model should have. Nil means
 	// that it never changed.
 	Scaled *Scaled
-	// Drained says that the model takes no new requests.
-	Drained bool
+	// Drained says that the model takes no new requests. DrainedReplicas is how many ready replicas
+	// an operator has drained.
+	Drained         bool
+	DrainedReplicas int
+	// Usable is how many ready replicas get requests: Envoy knows them, and they are not drained.
+	Usable int
 	// Scale are the bounds of the number of replicas. It is nil for a model that is not launched.
 	Scale *Scale
 }
@@ -340,10 +344,10 @@ func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
 		Task:        string(m.Task),
 		Launcher:    string(m.Launcher),
 		Discovered:  m.Discovered,
-		State:       modelState(m),
+		State:       modelState(m, load),
 		Desired:     m.Desired,
 		Replicas:    len(m.Replicas),
-		Ready:       len(m.Ready()),
+		Ready:       load.Usable,
 		InFlight:    load.InFlight,
 		Queued:      load.Queued,
 		QueuedBytes: load.QueuedBytes,
@@ -381,17 +385,19 @@ func modelFetch(m *engines.ModelSnapshot) *fetchView {
 	return nil
 }
 
-// modelState sums up the states of a model's replicas in one word: ready, degraded (fewer are ready
-// than desired, or one has failed), starting, draining, failed, or idle (the model has no replicas
-// and desires none).
-func modelState(m *engines.ModelSnapshot) string {
+// modelState sums up the states of a model's replicas in one word: ready, degraded (fewer get
+// requests than desired, or one has failed), starting, draining, failed, or idle (the model has no
+// replicas and desires none). A model starts while Envoy knows none of its ready replicas.
+func modelState(m *engines.ModelSnapshot, load ModelLoad) string {
 	count := map[engines.State]int{}
 	for i := range m.Replicas {
 		count[m.Replicas[i].State]++
 	}
 	ready, starting := count[engines.Ready], count[engines.Starting]+count[engines.Pending]
 	switch {
-	case ready > 0 && (ready < m.Desired || count[engines.Failed] > 0):
+	case load.Usable == 0 && ready > load.DrainedReplicas:
+		return "starting"
+	case ready > 0 && (load.Usable < max(m.Desired, 1) || count[engines.Failed] > 0):
 		return "degraded"
 	case ready > 0:
 		return "ready"

@@ -34,6 +34,7 @@ const (
 	CertificateFault     Type = "CertificateFault"
 	FilterUnavailable    Type = "FilterUnavailable"
 	HistoryDamaged       Type = "HistoryDamaged"
+	UsageDamaged         Type = "UsageDamaged"
 	BudgetReached        Type = "BudgetReached"
 
 	SigningKeysUnavailable Type = "SigningKeysUnavailable"
@@ -144,6 +145,9 @@ var types = []row{
 		"A tenant or a key has used as much as the soft or the hard bound of one of its `budgets`. " +
 			"Above the hard one its requests get 429 `insufficient_quota`.",
 		"Look at `sluice usage`. Raise the budget in the file, or wait until its day or month ends."},
+	{UsageDamaged, Warning, False, false,
+		"A file of the ledger of usage has damaged lines, or cannot be read. What they have counted may be missing in budgets and in answers about usage.",
+		"Check the disk of the state directory. A damaged file stays beside its new version, as `….damaged-TIME`. The condition ends with the next start."},
 	{HistoryDamaged, Warning, False, false,
 		"A file of the history is damaged and is not used. The history has a gap, and goes on in a new file.",
 		"Check the disk of the state directory. The condition ends with the next start."},

@@ -277,7 +277,8 @@ type Cache struct {
 	Claim string `yaml:"claim" form:"label"`
 	// StorageClass is the storage class of the claim that Sluice makes. Default: the cluster's.
 	StorageClass string `yaml:"storage_class"`
-	// Size is the size of the claim that Sluice makes. It is required without claim.
+	// Size is the size of the claim that Sluice makes. It is required without claim. A larger size
+	// enlarges the claim if its storage class permits that. A smaller one changes nothing.
 	Size Size `yaml:"size"`
 	// Path is where the volume is mounted. Default /var/cache/sluice/weights.
 	Path string `yaml:"path" default:"/var/cache/sluice/weights" form:"absolute"`

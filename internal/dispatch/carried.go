@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluice-gateway/sluice/admission"
 )
@@ -11,9 +12,10 @@ import (
 // because the earlier process keeps its leases there.
 type CarriedRequest struct {
 	dispatcher *Dispatcher
-	// model and counter say where the slot is.
+	// model and counter say where the slot is. The earlier process has not told the address.
 	model   string
 	counter *counter
+	here    *atomic.Int64
 	// lease is nil with shared state and for a request of a task.
 	lease *admission.Lease
 	once  sync.Once
@@ -25,7 +27,8 @@ func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c := &CarriedRequest{dispatcher: d, model: r.Model}
 	d.mu.Lock()
 	c.counter = d.counterLocked(r.Model, r.Replica)
-	c.counter.load.Add(1)
+	c.here = c.counter.at("")
+	c.counter.add(c.here, 1)
 	d.mu.Unlock()
 	if d.shared || r.SlotOnly {
 		return c
@@ -44,7 +47,7 @@ func (c *CarriedRequest) Correct(tokens int) {
 // Release frees the slot and the lease. Only the first call has an effect.
 func (c *CarriedRequest) Release() {
 	c.once.Do(func() {
-		c.counter.load.Add(-1)
+		c.counter.add(c.here, -1)
 		c.dispatcher.wakeOthers(c.counter, c.model)
 		if c.lease != nil {
 			c.lease.Release() // admits the next waiter of the model

@@ -137,9 +137,10 @@ func (d *Dispatcher) replicaLocked(p Policy, own *estimator, m *engines.ModelSna
 	since := c.setPickable(r.Address, now)
 	c.sharedID = d.sharedID(r)
 	most, from := limit(p, r, c.news.Load())
-	return replica{id: r.ID, address: r.Address.String(), cluster: clusterOf(r),
+	address := r.Address.String()
+	return replica{id: r.ID, address: address, cluster: clusterOf(r),
 		servedModel: m.NameAt(r), limit: most, limitFrom: from, maxPrefill: p.MaxPrefillPerReplica,
-		closeDelimited: d.isCloseDelimitedLocked(r), sharedID: c.sharedID, since: since, slot: own.slotLocked(r, c, since), counter: c}
+		closeDelimited: d.isCloseDelimitedLocked(r), sharedID: c.sharedID, since: since, slot: own.slotLocked(r, c, since), counter: c, here: c.at(address)}
 }
 
 // clusterOf returns the Envoy cluster of the replica.

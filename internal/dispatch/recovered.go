@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
@@ -52,6 +53,7 @@ type recoveredRequest struct {
 	// lease is nil while the shared state still has the old lease, and no log entry has named it.
 	lease   *admission.Lease
 	counter *counter
+	here    *atomic.Int64
 	// request is Envoy's id, empty until it is known.
 	request string
 }
@@ -97,11 +99,11 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 		d.recovered.held = map[Location][]recoveredRequest{}
 	}
 	for range n {
-		one := recoveredRequest{counter: c}
+		one := recoveredRequest{counter: c, here: c.at(at.Address)}
 		if !d.shared { // else the old lease in the shared state still counts
 			one.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
 		}
-		c.load.Add(1)
+		c.add(one.here, 1)
 		d.recovered.held[at] = append(d.recovered.held[at], one)
 	}
 }
@@ -331,7 +333,7 @@ func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) (on
 		d.recovered.held[at] = held
 	}
 	d.recovered.mu.Unlock()
-	one.counter.load.Add(-1)
+	one.counter.add(one.here, -1)
 	if one.lease != nil {
 		one.lease.Release()
 	}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -28,6 +29,8 @@ type replica struct {
 	// slot is the replica's slot in the prefix index of the model.
 	slot int
 	*counter
+	// here is the part of counter.load at the replica's address.
+	here *atomic.Int64
 }
 
 // sharedID returns the name of a replica among all gateways. It is "" for a process of this
@@ -49,6 +52,9 @@ func (d *Dispatcher) sharedID(r *engines.Replica) string {
 // counter counts the requests on a replica. It outlives routing tables, which share it.
 type counter struct {
 	load atomic.Int64
+	// byAddress holds the parts of load by address; "" is for requests whose address is not known.
+	// The map is guarded by Dispatcher.mu.
+	byAddress map[string]*atomic.Int64
 	// prefill counts the requests in load that are known to have no token yet.
 	prefill atomic.Int64
 	served  atomic.Uint64
@@ -74,6 +80,29 @@ type counter struct {
 	address netip.AddrPort
 	// sharedID is what Dispatcher.sharedID returned last; guarded by Dispatcher.mu
 	sharedID string
+}
+
+// maxIdleAddresses limits the addresses without requests of a counter. A replica has one address at
+// a time, and a local one gets another at each start.
+const maxIdleAddresses = 32
+
+// at returns the part of load at an address. Dispatcher.mu is held.
+func (c *counter) at(address string) *atomic.Int64 {
+	n := c.byAddress[address]
+	if n == nil {
+		if len(c.byAddress) >= maxIdleAddresses {
+			maps.DeleteFunc(c.byAddress, func(_ string, n *atomic.Int64) bool { return n.Load() == 0 })
+		}
+		n = new(atomic.Int64)
+		c.byAddress[address] = n
+	}
+	return n
+}
+
+// add adds n requests to the load. here is the part of it at their address.
+func (c *counter) add(here *atomic.Int64, n int64) {
+	c.load.Add(n)
+	here.Add(n)
 }
 
 // models returns the models that the replica may be picked for now, sorted.
@@ -157,9 +186,13 @@ func (r *replica) acquire(watched bool) bool {
 		}
 		return false
 	}
+	r.here.Add(1)
 	r.served.Add(1)
 	return true
 }
+
+// count adds n requests to the load of the replica.
+func (r *replica) count(n int64) { r.add(r.here, n) }
 
 // raise increments n unless n has reached the limit. A limit of 0 means none.
 func raise(n *atomic.Int64, limit int) bool {

@@ -252,7 +252,7 @@ func (d *Dispatcher) counterLocked(model, id string) *counter {
 		if own := d.estimators[model]; own != nil {
 			rates = own.rates
 		}
-		c = &counter{queue: predict.NewReplica(rates)}
+		c = &counter{queue: predict.NewReplica(rates), byAddress: map[string]*atomic.Int64{}}
 		d.takeEarlyNewsLocked(id, c)
 		d.counters[id] = c
 		d.unpickable[id] = model // until addModel

@@ -180,7 +180,7 @@ func (t *Ticket) releaseSlot() {
 		now := time.Now()
 		t.work.Leave(now)
 		t.route.replicas[t.replicaIndex].slotTime.observe(now.Sub(t.reservedAt))
-		t.route.replicas[t.replicaIndex].load.Add(-1)
+		t.route.replicas[t.replicaIndex].count(-1)
 	}
 }
 
@@ -245,13 +245,13 @@ func (t *Ticket) Moved(address string) {
 	cluster := t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
 	for i, r := range t.route.replicas {
 		if r.address == address && r.cluster == cluster {
-			r.load.Add(1)
+			r.count(1)
 			r.served.Add(1)
 			if t.endPrefillLocked() {
 				t.prefill = true
 				r.prefill.Add(1)
 			}
-			t.route.replicas[t.replicaIndex].load.Add(-1)
+			t.route.replicas[t.replicaIndex].count(-1)
 			t.unplaceLocked()
 			t.replicaIndex = i
 			t.moveWorkLocked()

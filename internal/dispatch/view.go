@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -60,6 +61,28 @@ func (d *Dispatcher) Load(replica string) int {
 		return int(c.load.Load())
 	}
 	return 0
+}
+
+// LoadAt is Load for the one replica of this id that is at the address. Two nodes may have a
+// replica of one id for a while, after one of them was lost and has come back. Requests whose
+// address is not known count for every address.
+func (d *Dispatcher) LoadAt(replica string, address netip.AddrPort) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := d.counters[replica]
+	switch {
+	case c == nil:
+		return 0
+	case !address.IsValid():
+		return int(c.load.Load())
+	}
+	total := int64(0)
+	for _, at := range []string{"", address.String()} {
+		if n := c.byAddress[at]; n != nil {
+			total += n.Load()
+		}
+	}
+	return int(total)
 }
 
 // ReplicaView is the traffic of one replica, for operators.

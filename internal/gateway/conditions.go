@@ -21,7 +21,7 @@ func (g *Gateway) watchConditions() {
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.rayConditions, g.nameConditions, g.versionConditions,
 		g.edgeConditions, g.certificateConditions, g.tokenConditions, g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
-		g.budgetConditions,
+		g.budgetConditions, g.usageConditions,
 	} {
 		g.conditions.AddSource(source)
 	}

@@ -1,6 +1,10 @@
 package gateway
 
 import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -9,7 +13,10 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/history"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/usage"
 	"github.com/sluice-gateway/sluice/xds"
 )
 
@@ -111,4 +118,51 @@ func TestB10_FilesNearLimit(t *testing.T) {
 	if len(all) != 1 || all[0].Type != condition.FilesNearLimit || all[0].Status != condition.True {
 		t.Errorf("with a low limit: %+v", all)
 	}
+}
+
+// TestB3_DamagedUsageIsACondition: so is a damaged line in a file of the ledger, whoever wrote it.
+func TestB3_DamagedUsageIsACondition(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "own.jsonl"), []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ledger, err := usage.New(usage.Config{Dir: dir})
+	if ledger == nil || err == nil {
+		t.Fatal(err)
+	}
+	all := (&Gateway{usage: ledger}).usageConditions()
+	if len(all) != 1 || all[0].Type != condition.UsageDamaged || all[0].Subject != "own.jsonl" || !strings.Contains(all[0].Message, "damaged") {
+		t.Errorf("got %+v", all)
+	}
+}
+
+// TestB10_WhatIsReadyHasOneTruth: Envoy knows no replica yet. The condition of the model, what the
+// operator is shown of it and the history all say that none is ready.
+func TestB10_WhatIsReadyHasOneTruth(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), parse(t, path, ""))
+	ready := func(id, address string) engines.Replica {
+		return engines.Replica{ID: id, Model: "found", State: engines.Ready, Launcher: engines.Upstream, Address: netip.MustParseAddrPort(address)}
+	}
+	g.fleet.Set("upstream", engines.Part{Models: []engines.Model{{Name: "found", Launcher: engines.Upstream, Discovered: true}},
+		Replicas: []engines.Replica{ready("a", "127.0.0.1:1"), ready("b", "127.0.0.1:2")}})
+	check := func(when string, n int) {
+		t.Helper()
+		eventually(t, when, func() bool { return g.modelLoad("found").Usable == n })
+		var told string
+		for _, c := range g.modelConditions() {
+			told = c.Message
+		}
+		if want := fmt.Sprintf("Model found has %d of 1 replicas.", n); told != want {
+			t.Errorf("%s: the condition says %q, want %q", when, told, want)
+		}
+		if v := g.sampleModel(g.fleet.Snapshot().Models["found"], nil); v[history.ReplicasReady] != float64(n) {
+			t.Errorf("%s: the history has %v", when, v[history.ReplicasReady])
+		}
+	}
+	check("Envoy knows none", 0)
+	g.dispatcher.SetRoutable(headers.ModelCluster("found"), map[string]netip.AddrPort{
+		"a": netip.MustParseAddrPort("127.0.0.1:1"), "b": netip.MustParseAddrPort("127.0.0.1:2")})
+	check("Envoy knows both", 2)
 }

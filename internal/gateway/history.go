@@ -80,12 +80,12 @@ func (g *Gateway) sampleModel(m *engines.ModelSnapshot, memory map[string]int64)
 	stats := g.admission.Stats(m.Name)
 	v[history.Queued], v[history.Running] = float64(stats.Queued), float64(stats.InFlight)
 	v[history.ReplicasWanted], v[history.ReplicasReady] = float64(m.Desired), 0
+	if view, ok := g.dispatcher.View(m.Name); ok {
+		v[history.ReplicasReady] = float64(view.Ready)
+	}
 	seen := map[string]bool{}
 	for i := range m.Replicas {
 		r := &m.Replicas[i]
-		if r.State == engines.Ready {
-			v[history.ReplicasReady]++
-		}
 		for _, uuid := range r.Devices() {
 			if used, ok := memory[uuid]; ok && !seen[uuid] { // replicas may share a GPU
 				seen[uuid] = true

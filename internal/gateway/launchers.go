@@ -82,7 +82,7 @@ func (g *Gateway) makeLaunchers() error {
 	if c.Control.Nodes != "" {
 		var err error
 		l.joined, err = join.NewServer(join.ServerConfig{
-			Dir: joinDir(g.dir.Path()), Fleet: g.fleet, InFlight: g.dispatcher.Load,
+			Dir: joinDir(g.dir.Path()), Fleet: g.fleet, InFlight: g.dispatcher.LoadAt,
 			DrainTimeout: c.DrainTimeout, Changed: l.nodes.Trigger, Labels: l.labels, Addresses: l.addresses,
 			OwnName: func() string { return l.local.Node().Name }, Log: g.log,
 		})

@@ -134,9 +134,9 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 	if !ok {
 		return admin.ModelLoad{}
 	}
-	drained, _ := g.dispatcher.Drained()
+	drained, drainedReplicas := g.dispatcher.Drained()
 	return admin.ModelLoad{
-		Drained: drained[model], Scale: g.launchers.scaleOf(model),
+		Usable: v.Ready, DrainedReplicas: g.countDrained(model, drainedReplicas), Drained: drained[model], Scale: g.launchers.scaleOf(model),
 		Scaled:   g.launchers.lastScaled(model),
 		InFlight: v.InFlight, Queued: v.Queued, QueuedBytes: v.QueuedBytes,
 		Limits: admin.Limits{
@@ -150,6 +150,19 @@ func (g *Gateway) modelLoad(model string) admin.ModelLoad {
 			QueueTimeout:               v.Policy.Limits.QueueTimeout,
 		},
 	}
+}
+
+// countDrained returns how many ready replicas of a model are among those that an operator has
+// drained.
+func (g *Gateway) countDrained(model string, drained map[string]bool) (n int) {
+	if m := g.fleet.Snapshot().Models[model]; m != nil && len(drained) > 0 {
+		for i := range m.Replicas {
+			if r := &m.Replicas[i]; r.State == engines.Ready && drained[r.ID] {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // replicaLoad returns the load that this gateway has put on a replica.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -36,6 +38,18 @@ func (g *Gateway) makeUsage() error {
 	g.usage = ledger
 	g.prices.Store(&map[string]usage.Prices{})
 	return nil
+}
+
+// usageConditions tells which files of the ledger are damaged or cannot be read.
+func (g *Gateway) usageConditions() (all []condition.Condition) {
+	if g.usage == nil {
+		return nil
+	}
+	for file, err := range g.usage.Faults() {
+		all = append(all, condition.Fault(condition.UsageDamaged, file, "NotRead",
+			fmt.Sprintf("The file usage/%s was not read as a whole: %s.", file, sentence(err.Error()))))
+	}
+	return all
 }
 
 // usageTimeout gives a round trip to Redis with many rows 5 s (redis.BackgroundTimeout). Only the

@@ -86,12 +86,15 @@ func readJournal(text []byte) (t table, damaged int) {
 		switch {
 		case err == nil:
 			t.of(k).Counts = counts
-		case part[len(part)-1] == '\n' && len(bytes.TrimSpace(part)) > 0:
+		case isWhole(part):
 			damaged++
 		}
 	}
 	return t, damaged
 }
+
+// isWhole reports whether a line has an end and is not empty.
+func isWhole(text []byte) bool { return text[len(text)-1] == '\n' && len(bytes.TrimSpace(text)) > 0 }
 
 // errLocked means that another process writes the journal.
 var errLocked = errors.New("another process writes this journal")
@@ -136,11 +139,16 @@ func keepDamaged(path string, damaged int) error {
 		return nil
 	}
 	aside := path + time.Now().UTC().Format(".damaged-20060102T150405.000Z")
-	err := fmt.Errorf("usage: journal %s has %d damaged lines; it is kept as %s", path, damaged, aside)
+	err := fmt.Errorf("%w; it is kept as %s", damagedLines(path, damaged), aside)
 	if linked := os.Link(path, aside); linked != nil {
 		err = errors.Join(err, linked)
 	}
 	return err
+}
+
+// damagedLines is the error of a journal with damaged lines.
+func damagedLines(path string, lines int) error {
+	return fmt.Errorf("usage: journal %s has %d damaged lines", path, lines)
 }
 
 // ageJournal makes days of old hours, and drops old days, in a journal that no process writes. It

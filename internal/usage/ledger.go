@@ -71,6 +71,8 @@ type Ledger struct {
 	failing bool
 
 	clock *clock
+	// opened is the error that came with the ledger.
+	opened error
 	// others are the journals of other writers. It has a lock of its own.
 	others otherJournals
 	// shared publishes the ledger; nil: it is not shared.
@@ -97,7 +99,18 @@ func New(c Config) (*Ledger, error) {
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)
 	}
+	l.opened = err
 	return l, err
+}
+
+// Faults returns what of the journals could not be read, by the names of their files. Damaged lines
+// stay told as long as the ledger lives.
+func (l *Ledger) Faults() map[string]error {
+	all := l.others.allFaults()
+	if l.opened != nil {
+		all[l.writer+journalSuffix] = l.opened
+	}
+	return all
 }
 
 // claimJournal opens a journal that no process writes, or a new one.
@@ -280,6 +293,7 @@ func (l *Ledger) sync() {
 // journal has ended, and a process that starts continues only one of them.
 func (l *Ledger) watchOthers(ctx context.Context) {
 	for now := time.Now(); ; {
+		l.others.look(l.writer) // before damaged lines go
 		l.ageOthers(now)
 		select {
 		case <-ctx.Done():

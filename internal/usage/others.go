@@ -29,6 +29,9 @@ type otherJournals struct {
 	// faults say why journals cannot be read, by their writers. That of the folder has no writer;
 	// guarded by mu.
 	faults map[string]error
+	// damaged is how many damaged lines were found, by the writers of the journals. They stay told
+	// although a journal is written anew without them; guarded by mu.
+	damaged map[string]int
 }
 
 // otherJournal is the journal of another writer, as it was read.
@@ -39,6 +42,8 @@ type otherJournal struct {
 	whole int64
 	last  []byte
 	table table
+	// damaged is the number of whole lines that cannot be read.
+	damaged int
 	// tallies are those of the table.
 	tallies tallies
 }
@@ -91,6 +96,7 @@ func (o *otherJournals) readLocked(own string) {
 		j, err := o.read[writer].again(o.path(writer), since)
 		if j != nil {
 			read[writer] = j
+			o.tellDamageLocked(writer, j.damaged)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another process has removed it
 			faults[writer] = err
@@ -98,6 +104,18 @@ func (o *otherJournals) readLocked(own string) {
 	}
 	o.read = read
 	o.reportLocked(faults)
+}
+
+// tellDamageLocked logs that a journal has damaged lines, and again if it has more. mu is held.
+func (o *otherJournals) tellDamageLocked(writer string, lines int) {
+	if lines <= o.damaged[writer] {
+		return
+	}
+	if o.damaged == nil {
+		o.damaged = map[string]int{}
+	}
+	o.damaged[writer] = lines
+	o.log.Error("journal of usage has damaged lines, which do not count", zap.String("journal", o.path(writer)), zap.Int("lines", lines))
 }
 
 // reportLocked keeps the faults, and logs each one when it comes and when it goes. mu is held.
@@ -113,6 +131,23 @@ func (o *otherJournals) reportLocked(faults map[string]error) {
 		}
 	}
 	o.faults = faults
+}
+
+// look reads what is new in the journals of all writers but own.
+func (o *otherJournals) look(own string) { o.tables(own, func(table) {}) }
+
+// allFaults returns what was wrong with the journals, by the names of their files.
+func (o *otherJournals) allFaults() map[string]error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := map[string]error{}
+	for writer, lines := range o.damaged {
+		all[filepath.Base(o.path(writer))] = damagedLines(o.path(writer), lines)
+	}
+	for writer, err := range o.faults {
+		all[filepath.Base(o.path(writer))] = err
+	}
+	return all
 }
 
 // missing says what the last answer lacked because journals could not be read.
@@ -215,8 +250,11 @@ func (j *otherJournal) added(file *os.File, info os.FileInfo) ([]byte, bool) {
 // again. Rows before the hour since are in no tally.
 func (j *otherJournal) add(text []byte, since int64) {
 	for part := range bytes.Lines(text) {
-		if k, counts, err := parseLine(part); err == nil {
+		switch k, counts, err := parseLine(part); {
+		case err == nil:
 			j.set(k, counts, since)
+		case isWhole(part):
+			j.damaged++
 		}
 	}
 	if whole := bytes.LastIndexByte(text, '\n') + 1; whole > 0 {

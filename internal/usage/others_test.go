@@ -128,6 +128,54 @@ func TestB3_AJournalThatCannotBeReadIsTold(t *testing.T) {
 	}
 }
 
+// TestB3_DamagedLinesOfAnEndedProcessAreTold: a ledger counts the good lines of the journal of an
+// ended process. It says once in its log that others are damaged, and goes on to say so when the
+// journal was written anew.
+func TestB3_DamagedLinesOfAnEndedProcessAreTold(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := open(t, dir)
+	core, logged := observer.New(zap.InfoLevel)
+	l, err := New(Config{Dir: dir, Log: zap.New(core)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spend(old, 700, 0)
+	flush(t, old)
+	text, err := os.ReadFile(old.journal.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spoiled := append(append([]byte("{}\n\n"), text...), text[:len(text)/2]...) // the last line has no end yet
+	if err := os.WriteFile(old.journal.path, spoiled, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string) {
+		t.Helper()
+		for range 2 {
+			l.others.look(l.writer)
+		}
+		if n := logged.FilterMessageSnippet("damaged lines").Len(); n != 1 {
+			t.Errorf("%s: logged %d times: %v", when, n, logged.All())
+		}
+		name := filepath.Base(old.journal.path)
+		if all := l.Faults(); len(all) != 1 || all[name] == nil || !strings.Contains(all[name].Error(), "has 1 damaged lines") {
+			t.Errorf("%s: the faults are %v", when, all)
+		}
+	}
+	check("at first")
+	if err := old.journal.compact(old.table); err != nil {
+		t.Fatal(err)
+	}
+	check("written anew")
+	if sums := l.others.counted(l.writer); len(sums) != 2 {
+		t.Errorf("read: %v", sums)
+	}
+	if next, err := New(Config{Dir: t.TempDir()}); err != nil || len(next.Faults()) != 0 {
+		t.Errorf("a new ledger has faults: %v, %v", err, next.Faults())
+	}
+}
+
 // TestB3_AFolderThatCannotBeListedTakesNothingAway: what was read of other journals counts while
 // the folder cannot be listed, as when the process has no file left.
 func TestB3_AFolderThatCannotBeListedTakesNothingAway(t *testing.T) {

@@ -174,6 +174,25 @@ func replaceFile(path string, data []byte) error {
 	return err
 }
 
+// checkLinks returns an error if the cache cannot have symbolic links, which a fetch makes only in
+// the end. Some file systems have none, such as exFAT, SMB and those over object storage.
+func (c *cache) checkLinks() error {
+	dir, err := os.MkdirTemp(c.dir, ".links-*")
+	if err != nil {
+		return diskFull(err, c.dir)
+	}
+	fresh := filepath.Join(dir, "fresh")
+	if err = os.Symlink("nothing", fresh); err == nil {
+		err = os.Rename(fresh, filepath.Join(dir, "link"))
+	}
+	err = errors.Join(err, os.RemoveAll(dir))
+	if err == nil || isDiskFull(err) {
+		return diskFull(err, c.dir)
+	}
+	return fmt.Errorf("%s cannot have the symbolic links by which a cache names its files; "+
+		"set cache_dir of the registry to another disk; on Kubernetes use another storage class for its cache: %w", c.dir, err)
+}
+
 // link links the blob of a file into the snapshot.
 func (c *cache) link(commit string, f File) error {
 	path := c.snapshot(commit, f.Path)

@@ -80,11 +80,13 @@ const makeRoom = "free space, or set cache_dir of the registry to another disk; 
 
 // diskFull says where the space is missing if that is the error.
 func diskFull(err error, dir string) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if isDiskFull(err) {
 		return fmt.Errorf("no room left in %s; %s: %w", dir, makeRoom, err)
 	}
 	return err
 }
+
+func isDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // newHash returns the hash by which the hub names the content.
 func (d *download) newHash() hash.Hash {

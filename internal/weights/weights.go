@@ -141,6 +141,9 @@ func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (s
 		return "", fmt.Errorf("weights of %s: %w", s.Repository, err)
 	}
 	defer release()
+	if err := cache.checkLinks(); err != nil {
+		return "", fmt.Errorf("weights of %s: %w", s.Repository, err)
+	}
 	if err := cache.record(s, listing); err != nil {
 		return "", err
 	}

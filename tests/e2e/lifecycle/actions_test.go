@@ -132,7 +132,7 @@ func TestE2E_O8_DrainsAndScalesOutliveRestarts(t *testing.T) {
 			}
 			return err
 		})
-		if err := printed(g, `(?m)^chat +ready, drained +2 +2 +2 +2 `, "models", "-c", g.Config); err != nil {
+		if err := printed(g, `(?m)^chat +degraded, drained +1 +2 +2 +2 `, "models", "-c", g.Config); err != nil {
 			t.Error(name, err)
 		}
 		if err := printed(g, `(?m)^chat-1 +chat +ready, drained `, "ps", "-c", g.Config); err != nil {

@@ -1,0 +1,161 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// claimInterval is the time between two looks at the size of a claim.
+const claimInterval = 30 * time.Second
+
+// claimCheck is the size in bytes that a claim should have, and what this gateway saw last.
+type claimCheck struct {
+	size int64
+	at   time.Time
+	// uid is that of the claim; empty: there is none. It holds only if the API has answered.
+	uid      types.UID
+	answered bool
+}
+
+// claim returns the claim that the launcher makes for the weights.
+func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
+	c := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: w.Claim, Labels: in.labels()},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: *resource.NewQuantity(w.Size, resource.BinarySI),
+			}},
+		},
+	}
+	if w.StorageClass != "" {
+		c.Spec.StorageClassName = &w.StorageClass
+	}
+	return c
+}
+
+// createClaim makes the claim, if the launcher has to and there is none, and returns its UID. Under
+// a quota that is used up, the API refuses to make even a claim that is there. So a refusal counts
+// only without one.
+func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.CreateOptions) (types.UID, error) {
+	if w.Size == 0 {
+		return "", nil
+	}
+	delete(c.claims, w.Claim) // what was seen before does not count
+	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
+	made, err := claims.Create(ctx, c.claim(w), options)
+	if err == nil {
+		return made.UID, nil
+	}
+	found, missing := claims.Get(ctx, w.Claim, metav1.GetOptions{})
+	switch {
+	case missing == nil:
+		return found.UID, nil
+	case apierrors.IsAlreadyExists(err):
+		return "", missing
+	}
+	return "", err
+}
+
+// hasLost reports whether the claim into which a Job has fetched the weights is gone. Another claim
+// may have its name.
+func (c *cluster) hasLost(w Weights, j *batchv1.Job) bool {
+	seen, into := c.claims[w.Claim], j.Annotations[annotationClaim]
+	return w.Size > 0 && seen.answered && (seen.uid == "" || into != "" && into != string(seen.uid))
+}
+
+// enlargeClaims enlarges the claims that the launcher makes for these weights. What goes wrong is
+// told as a fault of the cluster, because the pods can go on with the claim as it is.
+func (c *cluster) enlargeClaims(ctx context.Context, needed map[string]*Weights, now time.Time) {
+	sizes := map[string]int64{}
+	for _, w := range needed {
+		if w != nil && w.Size > 0 && c.isLeader() {
+			sizes[w.Claim] = max(sizes[w.Claim], w.Size)
+		}
+	}
+	for name := range c.claims {
+		if sizes[name] == 0 {
+			c.forgetClaim(name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(sizes)) {
+		size, last := sizes[name], c.claims[name]
+		if last.size == size && now.Sub(last.at) < claimInterval {
+			continue
+		}
+		uid, answered, err := c.enlargeClaim(ctx, name, size)
+		c.claims[name] = claimCheck{size, now, uid, answered}
+		if err != nil {
+			c.health.fail(enlarge(name), err)
+		} else {
+			c.health.clear(enlarge(name))
+		}
+	}
+}
+
+// enlarge is how a fault names the enlargement of a claim.
+func enlarge(claim string) string { return "enlarge the claim " + claim }
+
+// forgetClaim ends the checks of a claim, and what they have told.
+func (c *cluster) forgetClaim(name string) {
+	delete(c.claims, name)
+	c.health.clear(enlarge(name))
+}
+
+// enlargeClaim enlarges a claim that is smaller than size bytes, and returns its UID. Kubernetes
+// enlarges only claims that are bound. answered is false if the API did not tell of the claim. The
+// error says why the claim cannot get the size, or why its volume has not.
+func (c *cluster) enlargeClaim(ctx context.Context, name string, size int64) (uid types.UID, answered bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	claim, err := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", apierrors.IsNotFound(err), ignoreNotFound(err)
+	}
+	return claim.UID, true, c.growClaim(ctx, claim, size)
+}
+
+// growClaim is enlargeClaim for the claim as it is now.
+func (c *cluster) growClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, size int64) error {
+	is, want := claim.Spec.Resources.Requests[corev1.ResourceStorage], resource.NewQuantity(size, resource.BinarySI)
+	if is.Cmp(*want) >= 0 || claim.Status.Phase != corev1.ClaimBound {
+		return resizeFault(claim)
+	}
+	requests := map[string]any{string(corev1.ResourceStorage): want.String()}
+	patch, err := versionedPatch(map[string]any{"spec": map[string]any{"resources": map[string]any{"requests": requests}}}, claim)
+	if err != nil {
+		return err
+	}
+	claims := c.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
+	_, err = claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	switch {
+	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		return nil // The next look sees the newer version.
+	case err != nil:
+		return fmt.Errorf("it stays at %s, and cache.size is %s: %w", is.String(), want, err)
+	}
+	c.Log.Info("claim enlarged", zap.String("claim", claim.Name), zap.Stringer("from", &is), zap.Stringer("to", want))
+	return nil
+}
+
+// resizeFault returns why the volume of a claim could not be enlarged, or nil.
+func resizeFault(claim *corev1.PersistentVolumeClaim) error {
+	for _, is := range claim.Status.Conditions {
+		failed := is.Type == corev1.PersistentVolumeClaimControllerResizeError || is.Type == corev1.PersistentVolumeClaimNodeResizeError
+		if failed && is.Status == corev1.ConditionTrue {
+			return fmt.Errorf("its volume was not enlarged: %s", is.Message)
+		}
+	}
+	return nil
+}
