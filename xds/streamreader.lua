@@ -25,9 +25,10 @@ end
 
 local function filled(line, name) return after(line, name, '^%s*"([^"])') end
 
--- The type of an event of the Responses API.
+-- The type of an event of the Responses API. vLLM writes this member last, behind members of other
+-- objects with the same name.
 local function response_event(line)
-  return find(line, '"response.', 1, true) and after(line, '"type":', '^%s*"response%.([%w_.]+)"')
+  return find(line, '"response.', 1, true) and select(3, find(line, '"type":%s*"response%.([%w_.]+)"'))
 end
 
 local function is_token(line)
@@ -62,16 +63,27 @@ local function token(r, now)
   r.tokens, r.last = r.tokens + 1, now
 end
 
+local function end_response(r, event)
+  if event == "completed" then
+    r.ended, r.finish = 1, "stop"
+  elseif event == "incomplete" then
+    r.ended, r.finish = 1, "length"
+  end
+end
+
 local function read_line(r, line, now)
+  if sub(line, 1, 6) == "event:" then
+    r.event = select(3, find(line, "^event:%s*response%.([%w_.]+)"))
+    end_response(r, r.event) -- the data of this event has the whole answer, and may be too long
+    return
+  end
   if sub(line, 1, 5) ~= "data:" then return end
   if #line > SEARCHED then line = sub(line, 1, SEARCHED) end
-  local event = response_event(line)
+  local event = r.event or response_event(line)
+  r.event = nil
   if event then
-    if event == "completed" then
-      r.ended, r.finish = 1, "stop"
-    elseif event == "incomplete" then
-      r.ended, r.finish = 1, "length"
-    elseif sub(event, -6) == ".delta" and filled(line, '"delta":') then
+    end_response(r, event)
+    if sub(event, -6) == ".delta" and filled(line, '"delta":') then
       token(r, now)
     end
     return

@@ -278,6 +278,40 @@ func TestX20_TheOwnerOfARequestIDIsFound(t *testing.T) {
 	}
 }
 
+// A key is revoked if the newest process says so, and not because that process says nothing or does
+// not know the question.
+func TestX20_TheNewestProcessKnowsTheKeys(t *testing.T) {
+	dir := t.TempDir()
+	valid := func(tenant, key string) bool { return tenant == "acme" && key == "good" }
+	serve := func(name string, h http.Handler) (socket string) {
+		socket = filepath.Join(dir, name)
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+		go server.Serve(l)
+		t.Cleanup(func() { server.Close() })
+		return socket
+	}
+	newest, earlier := serve("newest", KinHandler(valid, http.NotFoundHandler())), serve("earlier", http.NotFoundHandler())
+	for _, test := range []struct {
+		socket, tenant, key string
+		want                bool
+	}{
+		{newest, "acme", "good", false}, {newest, "acme", "bad", true}, {newest, "other", "good", true},
+		{earlier, "acme", "bad", false}, {filepath.Join(dir, "gone"), "acme", "bad", false},
+	} {
+		if got := IsRevoked(t.Context(), test.socket, test.tenant, test.key); got != test.want {
+			t.Errorf("%+v: %t", test, got)
+		}
+	}
+	w := httptest.NewRecorder()
+	if fault := Forwarder("unix", newest, zap.NewNop())(w, httptest.NewRequest(http.MethodGet, "/v1/x", nil)); fault != nil || w.Code != http.StatusNotFound {
+		t.Errorf("a call: %d, %v", w.Code, fault)
+	}
+}
+
 // The other process answers as soon as it has the head of a request. The body, which the client
 // still sends, gets through, and so does the rest of the answer.
 func TestX20_AForwardedRequestIsAnsweredBeforeItsBodyIsRead(t *testing.T) {

@@ -107,3 +107,45 @@ func (p Process) owns(ctx context.Context, tenant, id string) bool {
 	_, _ = io.Copy(io.Discard, answer.Body)
 	return answer.StatusCode == http.StatusOK
 }
+
+// validPath is the path at which the newest process says whether a key is still valid.
+const validPath = "/valid"
+
+// validTimeout bounds the question whether a key is still valid. It is longer than a process may
+// take to read the signing keys of an identity provider again.
+const validTimeout = 2 * time.Second
+
+// KinHandler returns the handler of the socket at which the newest process serves its predecessors.
+// It says which keys are still valid, by the tenant and the digest of the key. All other requests
+// go to calls.
+func KinHandler(valid func(tenant, key string) bool, calls http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path != validPath:
+			calls.ServeHTTP(w, r)
+		case !valid(r.Header.Get(headers.Tenant), r.Header.Get(headers.Key)):
+			w.WriteHeader(http.StatusForbidden)
+		}
+	})
+}
+
+// IsRevoked asks the newest process, which listens on the socket, whether a key is not valid any
+// more. It is false if that process does not answer, or is of a release that does not know the
+// question.
+func IsRevoked(ctx context.Context, socket, tenant, key string) bool {
+	ctx, cancel := context.WithTimeout(ctx, validTimeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sluice"+validPath, nil)
+	if err != nil { // the address is a constant
+		panic(err)
+	}
+	r.Header.Set(headers.Tenant, tenant)
+	r.Header.Set(headers.Key, key)
+	answer, err := newTransport("unix", socket).RoundTrip(r)
+	if err != nil {
+		return false
+	}
+	defer answer.Body.Close()
+	_, _ = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode == http.StatusForbidden
+}

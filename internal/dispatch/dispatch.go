@@ -157,6 +157,9 @@ type Dispatcher struct {
 	mu sync.Mutex
 	// rules are the policies in force; guarded by mu
 	rules Rules
+	// leaving has the last policies of models that are no longer in the rules and still in the
+	// fleet; guarded by mu
+	leaving map[string]Policy
 	// special is the value of rules.special; guarded by mu
 	special bool
 	// rulesChanged says that the rules are not in the routing table yet. dirty lists the models
@@ -234,6 +237,7 @@ func New(c Config) *Dispatcher {
 		indexes:     prefix.NewBudget(indexBytes),
 		rates:       predict.NewModel(predict.DefaultRates),
 		rules:       Rules{Default: c.Default, Models: c.Models},
+		leaving:     map[string]Policy{},
 		dirty:       map[string]struct{}{},
 		routable:    map[string]map[string]netip.AddrPort{},
 		suspensions: map[string]*suspension{},
@@ -268,6 +272,7 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 func (d *Dispatcher) SetRules(r Rules) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.setLeavingLocked(r)
 	d.rules, d.rulesChanged, d.special = r, true, r.special()
 	d.admission.SetTenants(r.Tenants)
 	d.rebuildLocked()

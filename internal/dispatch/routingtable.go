@@ -83,6 +83,7 @@ func (d *Dispatcher) resolve(r *Request) (*routingTable, choice, *openai.Error) 
 func (d *Dispatcher) rebuildLocked() {
 	old := d.table.Load()
 	w := d.nextTableLocked(old)
+	d.forgetLeftLocked(w.snapshot)
 	changed := d.changedLocked(old, w.snapshot)
 	for name := range changed {
 		m, ok := w.snapshot.Models[name]
@@ -186,7 +187,34 @@ func (d *Dispatcher) policyLocked(model string) Policy {
 	if policy, ok := d.rules.Models[model]; ok {
 		return policy
 	}
+	if policy, ok := d.leaving[model]; ok {
+		return policy
+	}
 	return d.rules.Default
+}
+
+// setLeavingLocked keeps the policies of the models that the next rules do not name. The launcher
+// of such a model removes it from the fleet a moment later. Without its limits, all requests that
+// wait for it would go to its replicas in that moment.
+func (d *Dispatcher) setLeavingLocked(next Rules) {
+	for name, policy := range d.rules.Models {
+		if d.table.Load().routes[name] != nil {
+			d.leaving[name] = policy
+		}
+	}
+	maps.DeleteFunc(d.leaving, func(name string, _ Policy) bool {
+		_, stays := next.Models[name]
+		return stays
+	})
+}
+
+// forgetLeftLocked forgets the policies of models that have left the fleet, or that an upstream
+// offers now.
+func (d *Dispatcher) forgetLeftLocked(now *engines.Snapshot) {
+	maps.DeleteFunc(d.leaving, func(name string, _ Policy) bool {
+		m := now.Models[name]
+		return m == nil || m.Discovered
+	})
 }
 
 // poolsLocked sets the pools of admission if they have changed.

@@ -47,6 +47,9 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 		case now.Upgrade.At.After(before.Upgrade.At):
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
 		case now.Started.After(before.Started) && client.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
+			if now, err = askProcess(ctx, client); err != nil { // Envoy may have been adopted since the last answer
+				return err
+			}
 			return now.report(out, before)
 		}
 		select {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,5 +37,38 @@ func TestX20_AnotherGatewayAtTheAddress(t *testing.T) {
 	}
 	if len(signals) > 0 {
 		t.Error("a process was told to hand over")
+	}
+}
+
+// The new process may be ready a moment after it has answered for the first time, when it did not
+// know its Envoy yet. The command tells what it knows then.
+func TestX20_TheCommandTellsOfTheEnvoyThatIsAdopted(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, handOverSignal)
+	t.Cleanup(func() { signal.Stop(signals) })
+	var told, ready atomic.Bool
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		started, adopted, pid := 1, false, 7
+		switch {
+		case r.URL.Path == "/readyz":
+			ready.Store(true)
+			return
+		case told.Swap(true):
+			started, adopted = 2, ready.Load()
+			if !adopted {
+				pid = 0
+			}
+		}
+		fmt.Fprintf(w, `{"version":"v1","pid":%d,"started":"2026-01-01T00:00:0%dZ","envoy":{"pid":%d,"adopted":%t}}`, os.Getpid(), started, pid, adopted)
+	}))
+	t.Cleanup(gateway.Close)
+	path := t.TempDir()
+	claimed(t, path)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	client, out := adminclient.Client{Address: gateway.URL}, new(bytes.Buffer)
+	err := Restart(ctx, parse(t, path, ""), client, client, out)
+	if err != nil || !strings.Contains(out.String(), "adopted: Envoy (pid 7)") {
+		t.Errorf("the command printed %q, %v", out, err)
 	}
 }

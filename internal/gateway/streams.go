@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -64,10 +65,22 @@ func (g *Gateway) makeStreams() error {
 	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
 	s.realtime = g.makeRealtime()
-	s.realtime.Generator, s.realtime.Tenants, s.realtime.Watch = s.relay, g.auth.Caller, g.auth.Watch
+	s.realtime.Generator, s.realtime.Tenants, s.realtime.Watch = s.relay, g.auth.Caller, g.watchKey
 	s.realtime.Log, s.realtime.Memory, s.realtime.Requests = g.log, g.memory.budget, g.requests
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader, Alive: g.envoyOf}
 	return nil
+}
+
+// isValidKey reports whether a key, by its digest, belongs to the tenant now.
+func (g *Gateway) isValidKey(tenant, key string) bool { return g.auth.Watch(tenant, key)() }
+
+// watchKey is authz.Authenticator.Watch for connections that may outlast the service of this
+// process. A retired process does not read the configuration any more, so it asks its successor.
+func (g *Gateway) watchKey(tenant, key string) (valid func() bool) {
+	own := g.auth.Watch(tenant, key)
+	return func() bool {
+		return own() && !(g.decisions.Retired() && carry.IsRevoked(context.Background(), kinSocket(g.dir), tenant, key))
+	}
 }
 
 // allowsOrigin reports whether a page of another host may open WebSockets. Where callers need keys,
