@@ -195,7 +195,7 @@ func forwardedHeaders(from http.Header) http.Header {
 func passHeaders(to, from http.Header) {
 	for name, values := range from {
 		lower := strings.ToLower(name)
-		if !isHopByHop(lower) && lower != headers.Source && lower != headers.Replica && !headers.StripsFromEngines(lower) {
+		if !isHopByHop(lower) && !headers.StripsFromEngines(lower) {
 			to[name] = values
 		}
 	}
