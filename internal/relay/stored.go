@@ -93,6 +93,10 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, rest string
 		return
 	}
 	defer response.Body.Close()
+	if fault := refuseRedirect(response); fault != nil {
+		r.answerFault(w, req, fault)
+		return
+	}
 	h := w.Header()
 	passHeaders(h, response.Header)
 	h.Set(headers.Source, headers.SourceEngine)

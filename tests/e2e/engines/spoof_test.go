@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -50,4 +51,40 @@ func TestE2E_X14_EnginesDoNotSpeakAsTheGateway(t *testing.T) {
 		return nil
 	})
 	check("a stored response", g.Fetch("/v1/responses/resp_1"))
+}
+
+// TestE2E_X14_RedirectsOfEnginesEndAtTheGateway: the client of an engine that redirects gets an
+// error on each way, and no address that it would send its prompt to.
+func TestE2E_X14_RedirectsOfEnginesEndAtTheGateway(t *testing.T) {
+	t.Parallel()
+	var redirects atomic.Bool
+	g := harness.Start(t, fmt.Sprintf("models: [{name: m, launcher: upstream, upstreams: [%q]}]\n",
+		harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case harness.ServeModelList(w, r, "m"):
+			case redirects.Load():
+				http.Redirect(w, r, "http://127.0.0.1:1/elsewhere", http.StatusTemporaryRedirect)
+			default:
+				w.Header().Set("Content-Type", "application/json")
+				io.WriteString(w, `{"id":"resp_1","object":"response"}`)
+			}
+		})))
+	g.Post("/v1/responses", `{"model":"m","input":"x"}`)
+	harness.Eventually(t, "the response is known", func() error {
+		if a := g.Fetch("/v1/responses/resp_1"); a.StatusCode != http.StatusOK {
+			return fmt.Errorf("%v", a)
+		}
+		return nil
+	})
+	redirects.Store(true)
+	for way, a := range map[string]*harness.Answer{
+		"native":            g.Post(harness.ChatPath, harness.ChatBody("m", false, 1, "x")),
+		"a stream":          g.Post(harness.ChatPath, harness.ChatBody("m", true, 1, "x")),
+		"managed":           g.Post(harness.ChatPath, `{"model":"m","request_id":"one","messages":[]}`),
+		"a stored response": g.Fetch("/v1/responses/resp_1"),
+	} {
+		if a.StatusCode != http.StatusBadGateway || a.Code() != "upstream_error" || a.Header.Get("Location") != "" {
+			t.Errorf("%s: %v with the headers %v", way, a, a.Header)
+		}
+	}
 }
