@@ -2,10 +2,17 @@ package engines
 
 import "time"
 
+// llamaCppName is the name of llama.cpp in the catalogue.
+const llamaCppName = "llama-cpp"
+
+// CountsOneAnswer reports whether the usage that an engine tells is that of one answer alone, when
+// a request has several prompts or asks for several answers. The server of llama.cpp does so.
+func CountsOneAnswer(engine string) bool { return engine == llamaCppName }
+
 // llamaCpp is llama.cpp behind an HTTP server: its own in C++, and the one in Python that comes
 // with its binding.
 func llamaCpp() Engine {
-	return Engine{Name: "llama-cpp", Versions: []Version{llamaCppPython(), llamaServer().withTable("llama-cpp")}}
+	return Engine{Name: llamaCppName, Versions: []Version{llamaCppPython(), llamaServer().withTable("llama-cpp")}}
 }
 
 // llamaServer is llama-server, checked against 0.5.0-dev as vendored in llama-cpp-python 0.3.36. By

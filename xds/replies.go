@@ -81,6 +81,10 @@ func replies() []reply {
 			message: "the engine has switched to another protocol, which the request did not ask for",
 		},
 		{
+			when: detailsAre(redirectDetails), status: 502, code: "upstream_error", kind: "server_error", retry: true,
+			message: "the engine has answered with a redirect, which is not passed on",
+		},
+		{
 			// An engine may send interim responses (1xx) and then close the connection.
 			when:   detailsBegin("upstream_reset_before_response_started") + " || " + detailsBegin("upstream_reset_after_response_started"),
 			status: 502, code: "upstream_error", kind: "server_error", retry: true,

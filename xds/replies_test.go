@@ -20,6 +20,7 @@ func ownReplies(t *testing.T, g *gateway) {
 	g.settle(t, "r-silent", replica("r-silent-0", silent))
 	g.settle(t, "r-dropping", replica("r-dropping-0", dropping))
 	g.settle(t, "r-switching", replica("r-switching-0", switchingEngine(t)))
+	g.settle(t, "r-redirecting", replica("r-redirecting-0", rawEngine(t, "HTTP/1.1 307 Moved\r\nLocation: http://evil/\r\nContent-Length: 4\r\n\r\nevil")))
 	g.settle(t, "r-interim", replica("r-interim-0", rawEngine(t, "HTTP/1.1 102 Processing\r\n\r\n")))
 	decided := func(model string, more ...string) []string {
 		return append([]string{"x-test-cluster", "model/" + model, "x-test-list", "192.0.2.1:1"}, more...)
@@ -42,6 +43,8 @@ func ownReplies(t *testing.T, g *gateway) {
 		{"dropped after 1xx", post(decided("r-interim")...), 502, "upstream_error"},
 		{"unasked 101", post(decided("r-switching")...), 502, "upstream_error"},
 		{"unasked 101, streamed", post(decided("r-switching", "x-test-stream", "1")...), 502, "upstream_error"},
+		{"redirect", post(decided("r-redirecting")...), 502, "upstream_error"},
+		{"redirect, streamed", post(decided("r-redirecting", "x-test-stream", "1")...), 502, "upstream_error"},
 		{"timeout", post(decided("r-silent", "x-test-timeout", "50")...), 504, "upstream_timeout"},
 		{"client's timeout", post(decided("r-silent", "x-test-timeout", "50", "x-test-own-timeout", "1")...), 408, "request_timeout"},
 		{"client's timeout, streamed", post(decided("r-silent", "x-test-timeout", "50", "x-test-own-timeout", "1", "x-test-stream", "1")...), 408, "request_timeout"},

@@ -14,26 +14,33 @@ import (
 // that it decides, with the same details.
 const customResponseName = "envoy.filters.http.custom_response"
 
-// unaskedDetails are the details of the reply that replaces an unasked 101. See replies.
-const unaskedDetails = "unasked_protocol_switch"
+// The details of the replies that replace an unasked 101 and a redirect. See replies.
+const (
+	unaskedDetails  = "unasked_protocol_switch"
+	redirectDetails = "unasked_redirect"
+)
 
-// refuseUnasked replaces a response with status 101 by a 502. No request to an engine asks for
-// another protocol. Envoy takes such a 101 for a whole response and would pass it on. The client
-// would then treat what follows on its connection as the other protocol.
+// refuseUnasked replaces a response with status 101, and a redirect, by a 502. No request to an
+// engine asks for another protocol. Envoy takes such a 101 for a whole response, as no other status
+// below 200, and would pass it on. The client would then treat what follows on its connection as
+// the other protocol. A redirect would have the client send the prompt to another server, past the
+// gateway.
 func refuseUnasked() *customresponse.CustomResponse {
-	policy := &localresponse.LocalResponsePolicy{
-		StatusCode:                wrapperspb.UInt32(502),
-		ResponseCodeDetailsAction: &localresponse.LocalResponsePolicy_ResponseCodeDetails{ResponseCodeDetails: unaskedDetails},
-	}
-	replace := &match.Matcher_OnMatch{OnMatch: &match.Matcher_OnMatch_Action{
-		Action: &xdscore.TypedExtensionConfig{Name: "replace", TypedConfig: mustPack(policy)},
-	}}
+	refused := values{"1xx": replaceBy(unaskedDetails), "3xx": replaceBy(redirectDetails)}
 	return &customresponse.CustomResponse{CustomResponseMatcher: &match.Matcher{
 		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
-			Input: &xdscore.TypedExtensionConfig{Name: "status", TypedConfig: mustPack(&matcher.HttpResponseStatusCodeMatchInput{})},
+			Input: &xdscore.TypedExtensionConfig{Name: "status", TypedConfig: mustPack(&matcher.HttpResponseStatusCodeClassMatchInput{})},
 			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{
-				Map: map[string]*match.Matcher_OnMatch{"101": replace},
+				Map: refused,
 			}},
 		}},
 	}}
+}
+
+// replaceBy replaces a response by a 502 with the details.
+func replaceBy(details string) *match.Matcher_OnMatch {
+	return act("replace", &localresponse.LocalResponsePolicy{
+		StatusCode:                wrapperspb.UInt32(502),
+		ResponseCodeDetailsAction: &localresponse.LocalResponsePolicy_ResponseCodeDetails{ResponseCodeDetails: details},
+	})
 }

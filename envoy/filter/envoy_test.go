@@ -367,7 +367,8 @@ func (u *upstream) serve(w http.ResponseWriter, r *http.Request) {
 
 // says answers with the body of the request in two parts. Headers ask it for more.
 func (u *upstream) says(w http.ResponseWriter, r *http.Request, body []byte) {
-	for header, line := range map[string]string{"x-close": "200 OK", "x-switch": "101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade"} {
+	for header, line := range map[string]string{"x-close": "200 OK", "x-switch": "101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade",
+		"x-redirect": "308 Permanent Redirect\r\nLocation: http://evil/"} {
 		if r.Header.Get(header) == "" {
 			continue
 		}

@@ -196,17 +196,20 @@ func TestB6_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 }
 
 // TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused: the client of a decided request gets a 502 in the
-// place of a 101, and nothing of what follows it. The record has the 502.
+// place of a 101, and nothing of what follows it. The record has the 502. The same holds for a
+// redirect.
 func TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused(t *testing.T) {
 	b := up(t, options{})
-	c := b.send(t, "POST", "/says", "evil", "x-switch", "1")
-	f := b.next(t, frBody)
-	f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, nil, ""))
-	if a := want(t, c, 502); a.body != "" {
-		t.Errorf("the client got %q", a.body)
-	}
-	if r := b.next(t, frEnd).record(t); r.numbers[0] != 502 || r.list["details"] != "unasked_protocol_switch" {
-		t.Errorf("the record has %+v", r)
+	for header, details := range map[string]string{"x-switch": "unasked_protocol_switch", "x-redirect": "unasked_redirect"} {
+		c := b.send(t, "POST", "/says", "evil", header, "1")
+		f := b.next(t, frBody)
+		f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, nil, ""))
+		if a := want(t, c, 502); a.body != "" || a.header.Get("location") != "" {
+			t.Errorf("%s: the client got %q and %v", header, a.body, a.header)
+		}
+		if r := b.next(t, frEnd).record(t); r.numbers[0] != 502 || r.list["details"] != details {
+			t.Errorf("%s: the record has %+v", header, r)
+		}
 	}
 }
 

@@ -353,3 +353,27 @@ func TestX2_ResponsesInTheBackgroundCostTheirEstimate(t *testing.T) {
 		t.Errorf("a refused one costs %d tokens", got)
 	}
 }
+
+// TestX2_ACountOfOneAnswerIsNotThatOfAll: llama.cpp tells the usage of one answer alone when a
+// request asks for several, so their size tells what they have cost. Other engines count all.
+func TestX2_ACountOfOneAnswerIsNotThatOfAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			engine  string
+			answers int
+			partial bool
+		}{{"llama-cpp", 20, true}, {"llama-cpp", 1, false}, {"vllm", 20, false}, {"", 20, false}} {
+			s := limited(admission.TenantLimits{TokensPerMinute: 1_000_000})
+			s.SetEngineNews("a", EngineNews{Engine: c.engine, At: time.Now()})
+			r := newRequest("m", "k")
+			r.PromptBytes, r.Choices = 400, c.answers
+			ticket := s.must(t, r)
+			ticket.Release()
+			cost := ticket.Correct(Response{Known: true, Prompt: 5, Completion: 50, Bytes: 20_000})
+			charged := 1_000_000 - s.left("t").Tokens.Remaining
+			if cost.Partial != c.partial || cost.Usage.Known == c.partial || (charged > 1000) != c.partial {
+				t.Errorf("%d answers of %q: %+v, %d tokens were charged", c.answers, c.engine, cost, charged)
+			}
+		}
+	})
+}

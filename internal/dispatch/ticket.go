@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/predict"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -304,6 +305,10 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
+	partial := t.isPartialLocked(r)
+	if partial {
+		r.Known, r.Prompt, r.Completion, r.Cached = false, 0, 0, 0
+	}
 	silent := ""
 	if !already {
 		t.learnLocked(plausible(r))
@@ -320,7 +325,19 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		t.dispatcher.held.corrected(t, tokens)
 		t.lease.Correct(tokens)
 	}
-	return t.estimator.costOf(r, t.estimate)
+	cost := t.estimator.costOf(r, t.estimate)
+	cost.Partial = partial
+	return cost
+}
+
+// isPartialLocked reports whether the engine has counted one of several answers alone. t.mu must be
+// held.
+func (t *Ticket) isPartialLocked(r Response) bool {
+	if !r.Known || t.estimate.choices < 2 {
+		return false
+	}
+	news := t.route.replicas[t.replicaIndex].news.Load()
+	return news != nil && engines.CountsOneAnswer(news.Engine)
 }
 
 // wakeOthers makes the waiters of the other models that use the replica retry, because one of its

@@ -69,9 +69,12 @@ var fromClients = []Stripped{
 	{"expect", "asks for an answer that Envoy has given already", true},
 }
 
-// fromEngines is the table of the headers of engines that clients never get.
+// fromEngines is the table of the headers of engines that clients never get, beside those that
+// begin with a prefix of PrefixesFromEngines.
 var fromEngines = []Stripped{
 	{"server", "tells which engine serves", false},
+	{"x-powered-by", "tells which engine serves", false},
+	{"via", "tells what is between the gateway and the engine", false},
 	{"set-cookie", browserState, false},
 	{"set-cookie2", browserState, false},
 	{"clear-site-data", browserState, false},
@@ -140,8 +143,17 @@ func StrippedFromRelay() []string {
 	return slices.DeleteFunc(StrippedFromEngines(), func(name string) bool { return slices.Contains(own, name) })
 }
 
+// PrefixesFromEngines are the beginnings of the names of headers by which engines might speak as
+// the gateway, or tell an Envoy what to do. Clients never get such a header of an engine.
+func PrefixesFromEngines() []string { return []string{"x-sluice-", "x-envoy-"} }
+
 // StripsFromEngines reports whether clients never get a header of an engine. name is in lower case.
 func StripsFromEngines(name string) bool {
+	for _, prefix := range PrefixesFromEngines() {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
 	return slices.ContainsFunc(fromEngines, func(h Stripped) bool { return h.Name == name })
 }
 

@@ -18,8 +18,10 @@ const (
 	fieldMaxTokens
 	fieldMaxCompletionTokens
 	fieldMaxOutputTokens
+	fieldPredict // of llama.cpp, whose server obeys it before max_tokens
 	fieldChoices
 	fieldBestOf
+	fieldCompletions // of llama.cpp, whose server obeys it before n
 	fieldMessages
 	fieldInput
 	fieldInstructions
@@ -98,10 +100,14 @@ func textField(e Endpoint, name []byte) field {
 		return fieldMaxCompletionTokens
 	case "max_output_tokens":
 		return fieldMaxOutputTokens
+	case "n_predict":
+		return only(fieldPredict, e != Messages)
 	case "n":
 		return fieldChoices
 	case "best_of":
 		return fieldBestOf
+	case "n_cmpl":
+		return only(fieldCompletions, e != Messages)
 	case "prompt":
 		return only(fieldPrompt, e == Completions)
 	case "messages":
@@ -208,6 +214,10 @@ func (f field) String() string {
 		return "n"
 	case fieldBestOf:
 		return "best_of"
+	case fieldCompletions:
+		return "n_cmpl"
+	case fieldPredict:
+		return "n_predict"
 	case fieldMessages:
 		return "messages"
 	case fieldInput:

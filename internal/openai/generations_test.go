@@ -14,6 +14,8 @@ func TestX2_Generations(t *testing.T) {
 		`{"model":"m","prompt":"x"}`:                                           1,
 		`{"model":"m","prompt":"x","n":3}`:                                     3,
 		`{"model":"m","prompt":"x","n":2,"best_of":20}`:                        20,
+		`{"model":"m","prompt":"x","n":1,"n_cmpl":3}`:                          3, // llama.cpp obeys n_cmpl
+		`{"model":"m","prompt":"x","n_cmpl":2,"best_of":4}`:                    4,
 		`{"model":"m","prompt":["a","b","c","d"]}`:                             4,
 		`{"model":"m","prompt":["a","b"],"n":5}`:                               10,
 		`{"model":"m","prompt":[[1,2],[3]],"best_of":2}`:                       4,

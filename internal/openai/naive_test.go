@@ -158,7 +158,7 @@ func (r *Request) naiveField(m member) (ok bool) {
 		return true
 	}
 	switch m.name {
-	case "max_tokens", "max_completion_tokens", "max_output_tokens":
+	case "max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict":
 		n, ok = naiveInteger(m.value, -1, 1<<31-1)
 		if r.MaxTokens = max(r.MaxTokens, int(n)); n == -1 {
 			r.MaxTokens = math.MaxInt
@@ -274,8 +274,8 @@ func naiveStrip(body []byte) (rest []member, changed bool) {
 // means something.
 func naiveDisguise(name string) bool {
 	for _, known := range []string{"model", "stream", "stream_options", "stream_options.include_usage", "stream_include_usage", "max_tokens",
-		"max_completion_tokens", "max_output_tokens", "n", "messages", "input", "instructions", "prompt", "request_id", "timeout_ms",
-		"max_duration_ms"} {
+		"max_completion_tokens", "max_output_tokens", "n_predict", "n", "best_of", "n_cmpl", "messages", "input", "instructions", "prompt", "request_id",
+		"timeout_ms", "max_duration_ms"} {
 		if name != known && strings.EqualFold(name, known) {
 			return true
 		}

@@ -27,7 +27,8 @@ type Request struct {
 	// /v1/responses). A value that is no boolean is false, and the engine may refuse it.
 	Background bool
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
-	// max_completion_tokens and max_output_tokens. 0: no bound given, or one of them is -1.
+	// max_completion_tokens, max_output_tokens and n_predict. 0: no bound given, or one of them is
+	// -1.
 	MaxTokens int
 	// Choices is how many answers are generated (n). 0: not given, which means 1.
 	Choices int
@@ -58,7 +59,7 @@ type Request struct {
 	empty               bool
 	promptBytes         int       // see PromptBytes
 	mediaParts          int       // see MediaParts
-	bestOf              int       // best_of; 0: not given
+	bestOf              int       // the larger of best_of and n_cmpl; 0: neither is given
 	prompts             int       // of a completion with a list of prompts; 0: one
 	imageTokens         int       // of one image by its size; 0: no good size given
 	messages            []message // what the prompt consists of, in the body's order
@@ -114,8 +115,8 @@ func (r *Request) MediaParts() int { return r.mediaParts }
 // maxGenerations bounds Generations. More answers than that fit no limit anyway.
 const maxGenerations = 1 << 20
 
-// Generations returns how many answers the engine generates: n or best_of, whichever is more, for
-// each prompt. It is at least 1 and at most 1,048,576.
+// Generations returns how many answers the engine generates: the largest of n, best_of and n_cmpl,
+// for each prompt. It is at least 1 and at most 1,048,576.
 func (r *Request) Generations() int {
 	return min(max(r.Choices, r.bestOf, 1)*max(r.prompts, 1), maxGenerations)
 }

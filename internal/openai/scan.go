@@ -156,14 +156,14 @@ func (s *scanner) field(f field) {
 		r.Stream = s.boolean(f)
 	case fieldStreamOptions:
 		s.streamOptions()
-	case fieldMaxTokens, fieldMaxCompletionTokens, fieldMaxOutputTokens:
+	case fieldMaxTokens, fieldMaxCompletionTokens, fieldMaxOutputTokens, fieldPredict:
 		n := int(s.integer(f, noLimit, maxCount))
 		s.unbounded = s.unbounded || n == noLimit
 		r.MaxTokens = max(r.MaxTokens, n)
 	case fieldChoices:
 		r.Choices = int(s.integer(f, 0, maxCount))
-	case fieldBestOf:
-		r.bestOf = int(s.integer(f, 0, maxCount))
+	case fieldBestOf, fieldCompletions:
+		r.bestOf = max(r.bestOf, int(s.integer(f, 0, maxCount)))
 	case fieldPrompt:
 		s.prompts()
 	case fieldMessages:

@@ -234,6 +234,7 @@ func TestX14_WholeNumbers(t *testing.T) {
 		`"max_tokens":1.0`: {MaxTokens: 1}, `"max_tokens":1e3`: {MaxTokens: 1000}, `"max_tokens":1.5E1`: {MaxTokens: 15},
 		`"max_completion_tokens":20.000`: {MaxTokens: 20}, `"max_output_tokens":2147483647.0`: {MaxTokens: 2147483647},
 		`"max_tokens":5,"max_completion_tokens":-1`: {}, `"max_tokens":-1,"max_completion_tokens":5`: {},
+		`"max_tokens":1,"n_predict":50`: {MaxTokens: 50}, `"max_tokens":1,"n_predict":-1`: {}, // llama.cpp obeys n_predict
 		`"n":2.0`: {Choices: 2}, `"timeout_ms":1500.0`: {Timeout: 1500 * time.Millisecond}, `"max_duration_ms":2e3`: {MaxDuration: 2 * time.Second},
 	} {
 		r, fault := Scan(Chat, jsonType, []byte(`{"model":"m",`+fields+`}`))

@@ -161,6 +161,10 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 	if response.StatusCode < http.StatusOK {
 		return a.fail(errors.New("the engine wants to change the protocol"))
 	}
+	if fault := refuseRedirect(response); fault != nil {
+		f.result.Fault = fault
+		return ""
+	}
 	if err := decompress(response); err != nil {
 		return a.fail(err)
 	}

@@ -46,7 +46,7 @@ var anyAnswers = []engineAnswer{
 	{name: "error as text", status: 404, contentType: "text/plain", body: "no secret", part: "moderation rules"},
 	{name: "error as page", status: 500, contentType: "text/html", body: "<b>secret", part: "moderation rules"},
 	{name: "error, encoded", status: 400, encoding: "br", body: "secret", want: 502},
-	{name: "redirect", status: 302, body: "secret", contentType: "image/png", part: "moderation rules"},
+	{name: "redirect", status: 302, want: 502, body: "secret", contentType: "image/png", part: "redirect"},
 	{name: "events with another status", status: 201, contentType: "text/event-stream", body: "data: {\"note\":\"secret\"}\n\n", want: 502},
 }
 

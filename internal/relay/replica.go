@@ -195,10 +195,19 @@ func forwardedHeaders(from http.Header) http.Header {
 func passHeaders(to, from http.Header) {
 	for name, values := range from {
 		lower := strings.ToLower(name)
-		if !isHopByHop(lower) && lower != headers.Source && lower != headers.Replica && !headers.StripsFromEngines(lower) {
+		if !isHopByHop(lower) && !headers.StripsFromEngines(lower) {
 			to[name] = values
 		}
 	}
+}
+
+// refuseRedirect returns the error for a redirect of an engine, and nil for any other response. The
+// client would send its prompt to another server, past the gateway.
+func refuseRedirect(response *http.Response) *openai.Error {
+	if response.StatusCode < http.StatusMultipleChoices || response.StatusCode >= http.StatusBadRequest {
+		return nil
+	}
+	return openai.Errorf(openai.CodeUpstreamError, "The engine has answered with a redirect, which is not passed on.")
 }
 
 // isHopByHop reports whether a header, in lower case, belongs to one connection or to the gateway,

@@ -100,6 +100,10 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) 
 		return
 	}
 	defer response.Body.Close()
+	if fault := refuseRedirect(response); fault != nil {
+		r.answerFault(w, req, fault)
+		return
+	}
 	h := w.Header()
 	passHeaders(h, response.Header)
 	h.Set(headers.Source, headers.SourceEngine)

@@ -310,6 +310,9 @@ func (q *Summary) estimate(cost Cost) {
 	if !answered && !q.Abandoned || q.Route == RouteManaged {
 		return
 	}
+	if cost.Partial {
+		q.UsageKnown, q.CompletionTokens = false, 0
+	}
 	if !q.UsageKnown {
 		q.PromptTokens = cost.Usage.Prompt
 		if q.CompletionTokens == 0 {

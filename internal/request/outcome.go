@@ -59,9 +59,10 @@ func (o *Outcome) abandoned() bool {
 	return !o.Answered && o.Attempts > 0 && (o.Cause == CauseClient || o.Cause == CauseTimeout || o.Cause == CauseCancelled)
 }
 
-// Estimate fills in the tokens of a response that no engine has counted. A response that has failed
-// has used none.
+// Estimate fills in the tokens of a response that no engine has counted, or only in part. A
+// response that has failed has used none.
 func (o *Outcome) Estimate(c Cost) {
+	o.Usage.Known = o.Usage.Known && !c.Partial
 	if o.Usage.Known || !o.Answered && !o.abandoned() {
 		return
 	}

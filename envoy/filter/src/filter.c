@@ -227,11 +227,20 @@ static bool is_framing(span name, span value) {
   return equal(name, SPAN("content-length")) || equal(name, SPAN("transfer-encoding"));
 }
 
-/* response_head is what the headers of a response say: framed, that it has a length or is chunked, or has no body;
- * switching, that the engine has switched to another protocol. */
+/* response_head is what the headers of a response say: framed, that it has a length or is chunked, or has no body.
+ * refused says why the client must not get the response, in the words of its details. It is empty for others. */
 typedef struct {
-  bool framed, switching;
+  bool framed;
+  span refused;
 } response_head;
+
+/* refusal_of says why a client must not get a response of a status. Envoy would pass a 101 that nobody has asked for on
+ * as a whole response, and the client would treat what follows on its connection as the other protocol. A redirect
+ * would have the client send the prompt to another server, past the gateway. The listener has the words for both. */
+static span refusal_of(span status) {
+  if (equal(status, SPAN("101"))) return SPAN("unasked_protocol_switch");
+  return begins(status, SPAN("3")) ? SPAN("unasked_redirect") : SPAN("");
+}
 
 /* is_gateways reports whether only the gateway may give a response this header: what remains of the limits of a tenant,
  * and who has answered. */
@@ -243,14 +252,14 @@ static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
   header_set found = 0;
-  response_head head = {false, false};
+  response_head head = {false, SPAN("")};
   if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
   for (size_t i = 0; i < n; i++) {
     span name = {h[i].key, h[i].key_n};
     if (!(r->relayed || r->local) || !is_gateways(name)) found |= headers_find(&r->gate->response, name);
     span value = {h[i].value, h[i].value_n};
     head.framed = head.framed || is_framing(name, value);
-    head.switching = head.switching || (equal(name, SPAN(":status")) && equal(value, SPAN("101")));
+    if (equal(name, SPAN(":status"))) head.refused = refusal_of(value);
   }
   if (h != few) free(h);
   if (r->state == DECIDED) headers_remove(&r->gate->response, found, r->envoy, RESPONSE_HEADERS);
@@ -290,11 +299,10 @@ static void send_response(request *r, uint16_t status, pair *h, size_t n, span b
   CALL(http_send_response)(r->envoy, status, h, n, body, details);
 }
 
-/* refuse_switch replaces a 101 that nobody has asked for. Envoy would pass it on as a whole response, and the client
- * would treat what follows on its connection as the other protocol. The listener has the words for these details. */
-static int refuse_switch(request *r) {
+/* refuse replaces a response by a 502 with the details. */
+static int refuse(request *r, span details) {
   pair room[1];
-  send_response(r, 502, room, 0, SPAN(""), SPAN("unasked_protocol_switch"));
+  send_response(r, 502, room, 0, SPAN(""), details);
   return HEADERS_STOP;
 }
 
@@ -343,7 +351,7 @@ HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   request *r = filter;
   response_head head = read_headers(r);
   r->responding = true;
-  if (head.switching && r->state == DECIDED) return refuse_switch(r);
+  if (head.refused.n && r->state == DECIDED) return refuse(r, head.refused);
   r->unframed = !head.framed && !end;
   if (r->state == DECIDED) set_headers(r);
   if (r->reading) reading_begin(r->reading, envoy);
