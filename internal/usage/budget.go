@@ -41,6 +41,8 @@ type Budget struct {
 	// Soft is warned about, and Hard refused, in tokens or in the currency of the prices. 0: not
 	// so.
 	Soft, Hard float64
+	// Expires is when its key ends, and the budget with it. Zero: it does not end.
+	Expires time.Time
 }
 
 // Level says how far a budget is used.
@@ -152,7 +154,11 @@ func (l *Ledger) Verdict(tenant, key string) *Verdict {
 	return nil
 }
 
-// Standings returns how far all budgets are used, those of a tenant before those of its keys.
+// HasEnded reports whether the key of the budget has expired at a time.
+func (b *Budget) HasEnded(now time.Time) bool { return !b.Expires.IsZero() && !now.Before(b.Expires) }
+
+// Standings returns how far all budgets are used, those of a tenant before those of its keys. It
+// has the budgets of expired keys, too.
 func (l *Ledger) Standings() []Standing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
