@@ -136,7 +136,7 @@ const maxKeyConditions = 100
 
 // budgetConditions lists the budgets of which a bound is reached.
 func (g *Gateway) budgetConditions() []condition.Condition {
-	return budgetConditions(budgetsInForce(g.usage.Standings(), time.Now()))
+	return budgetConditions(budgetsInForce(g.usage.Reached(), time.Now()))
 }
 
 // budgetConditions lists the budgets of which a bound is reached: those of all tenants and of some

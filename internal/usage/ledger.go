@@ -60,6 +60,11 @@ type Ledger struct {
 	// counts; guarded by mu.
 	tallies   tallies
 	elsewhere map[tallyKey]tally
+	// wanted are the names of the tallies that the budgets count today; nil: they are to be found.
+	// counted is the number of changes of others that are in elsewhere; 0: elsewhere is to be made
+	// anew. Guarded by mu.
+	wanted  *wanted
+	counted int
 	// budgets are those in force; nil: there are none.
 	budgets atomic.Pointer[budgets]
 
