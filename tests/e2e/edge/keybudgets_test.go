@@ -16,7 +16,8 @@ import (
 // tenant are not bounded.
 func TestE2E_B3_B4_AKeyOfRunTimeHasABudget(t *testing.T) {
 	t.Parallel()
-	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) + small
+	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) +
+		strings.Replace(small, "engine: sim", "engine: sim\n    prices: {prompt: 1}", 1)
 	one, two := harness.Start(t, config), harness.Start(t, config)
 	made, id := newKeyBy(t, one, "--tokens-per-day", "100", "--cost-per-month", "5")
 	free, freeID := newKeyBy(t, one)
