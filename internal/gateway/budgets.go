@@ -63,7 +63,7 @@ func (g *Gateway) budgetOf(t *authz.Tenant) (reached string, fault *openai.Error
 	if tenant == nil && key == nil {
 		return "", nil
 	}
-	return budgetAnswer(tenant, key, time.Now())
+	return budgetAnswer(tenant, key, g.usage.Now())
 }
 
 // refuseByBudget is budgetOf for callers whose responses have no headers.

@@ -120,7 +120,7 @@ func (l *Ledger) SetBudgets(all []Budget) {
 		return
 	}
 	l.budgets.Store(&next)
-	l.evaluateLocked(time.Now())
+	l.evaluateLocked(l.Now())
 }
 
 // levelsLocked returns the levels of the budgets in force, so that a budget is logged once. mu is
@@ -350,7 +350,7 @@ func (l *Ledger) refreshBudgets(now time.Time) {
 // watchBudgets keeps the budgets up to date until ctx ends.
 func (l *Ledger) watchBudgets(ctx context.Context) {
 	for {
-		l.refreshBudgets(time.Now())
+		l.refreshBudgets(l.Now())
 		select {
 		case <-ctx.Done():
 			return

@@ -90,7 +90,7 @@ func (s *sharing) run(ctx context.Context) {
 			return
 		case <-publishing.C:
 			s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
-			s.ledger.refreshBudgets(time.Now())
+			s.ledger.refreshBudgets(s.ledger.Now())
 		case <-adopting.C:
 			s.adopt(ctx)
 			s.look(ctx)
@@ -279,7 +279,7 @@ func (l *Ledger) readAged(text []byte) (t table, sums tallies, damaged int) {
 func (s *sharing) readSpent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
 	defer cancel()
-	wanted := s.ledger.wantedTallies(time.Now())
+	wanted := s.ledger.wantedTallies(s.ledger.Now())
 	if len(wanted) == 0 {
 		return nil
 	}
