@@ -169,7 +169,11 @@ func TestCheck(t *testing.T) {
 	if fmt.Sprint(ok.GetHeadersToRemove()) != "[authorization x-api-key api-key]" {
 		t.Errorf("the credentials go on to the upstream: %v", ok.GetHeadersToRemove())
 	}
-	no := check(nil).GetDeniedResponse()
+	refused := check(nil)
+	if code := refused.GetDynamicMetadata().GetFields()["code"].GetStringValue(); code != "invalid_api_key" {
+		t.Errorf("the access log gets the code %q", code)
+	}
+	no := refused.GetDeniedResponse()
 	if no.GetStatus().GetCode() != 401 || !strings.Contains(no.GetBody(), `"code":"invalid_api_key"`) {
 		t.Errorf("refused with %v", no)
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -145,10 +146,12 @@ func grpcCode(e *openai.Error) codes.Code {
 	return codes.Unavailable
 }
 
-// refusal returns the answer that makes Envoy refuse a request with the status of e.
+// refusal returns the answer that makes Envoy refuse a request with the status of e. The access log
+// finds the code of e in the metadata.
 func refusal(e *openai.Error, body string, set ...*core.HeaderValueOption) *auth.CheckResponse {
 	return &auth.CheckResponse{
-		Status: &status.Status{Code: int32(codes.PermissionDenied), Message: strconv.Itoa(e.HTTPStatus())},
+		Status:          &status.Status{Code: int32(codes.PermissionDenied), Message: strconv.Itoa(e.HTTPStatus())},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{headers.MetadataCode: structpb.NewStringValue(string(e.Code))}},
 		HttpResponse: &auth.CheckResponse_DeniedResponse{DeniedResponse: &auth.DeniedHttpResponse{
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.HTTPStatus())},
 			Headers: set,

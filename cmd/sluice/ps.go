@@ -38,10 +38,14 @@ func newPSCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ps [--model NAME]",
 		Short: "List the replicas",
-		Args:  cobra.NoArgs,
+		Long: `List the replicas.
+
+On a terminal that is too narrow, the table leaves columns out and the reasons stand below it. Into a
+pipe or a file the table is whole.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var list replicaList
-			return flags.show(cmd, "/api/v1/replicas", &list, func(w io.Writer) { writeReplicas(w, list.ofModel(model)) })
+			return flags.show(cmd, "/api/v1/replicas", &list, func(w io.Writer) { writeReplicas(w, list.ofModel(model), terminalColumns(cmd)) })
 		},
 	}
 	flags.addFlags(c)
@@ -57,13 +61,25 @@ func (l replicaList) ofModel(name string) []replicaRow {
 	return slices.DeleteFunc(l.Replicas, func(r replicaRow) bool { return r.Model != name })
 }
 
-// writeReplicas writes the table of replicas.
-func writeReplicas(w io.Writer, replicas []replicaRow) {
+// writeReplicas writes the table of replicas for a terminal of so many columns; 0: for no terminal.
+// Where the table is too wide, the reasons stand below it, since they are long.
+func writeReplicas(w io.Writer, replicas []replicaRow, columns int) {
 	if len(replicas) == 0 {
 		fmt.Fprintln(w, "There is no replica.")
 		return
 	}
-	replicaTable(replicas).write(w)
+	t := replicaTable(replicas)
+	if t.isWithin(columns) {
+		t.write(w)
+		return
+	}
+	t.remove(slices.Index((*t)[0], "REASON"))
+	t.writeWithin(w, columns, "ADDRESS", "NODE", "SERVED", "RESTARTS", "FOR")
+	for _, r := range replicas {
+		if r.Reason != "" {
+			fmt.Fprintf(w, "%s: %s\n", printable(r.ID), printable(r.Reason))
+		}
+	}
 }
 
 // replicaTable returns the table of replicas.

@@ -71,11 +71,12 @@ func newRequestsCommand() *cobra.Command {
 		Long: `List the running and the last finished requests.
 
 With several filters a request must pass all of them. Filters look through all running and the last
-512 finished requests.`,
+512 finished requests. On a terminal that is too narrow, the table leaves columns out and cuts cells.
+Into a pipe or a file it is whole.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var list requestList
-			return flags.show(cmd, filters.path(limit), &list, func(w io.Writer) { list.write(w) })
+			return flags.show(cmd, filters.path(limit), &list, func(w io.Writer) { list.write(w, terminalColumns(cmd)) })
 		},
 	}
 	flags.addFlags(c)
@@ -88,8 +89,9 @@ With several filters a request must pass all of them. Filters look through all r
 	return c
 }
 
-// write writes the table of requests. A request that names no model is told by its path.
-func (l requestList) write(w io.Writer) {
+// write writes the table of requests for a terminal of so many columns; 0: for no terminal. A
+// request that names no model is told by its path.
+func (l requestList) write(w io.Writer, columns int) {
 	if len(l.Requests) == 0 {
 		fmt.Fprintln(w, "There is no request.")
 		return
@@ -110,7 +112,7 @@ func (l requestList) write(w io.Writer) {
 		t.add(q.RequestID, q.State, status, cmp.Or(q.Model, q.Path), q.Tenant, q.Route, milliseconds(q.QueuedMS), milliseconds(q.FirstByteMS),
 			milliseconds(q.DurationMS), tokens, q.Replica)
 	}
-	t.write(w)
+	t.writeWithin(w, columns, "QUEUED", "ROUTE", "TOKENS", "FIRST BYTE", "REPLICA", "TENANT", "DURATION")
 	if l.Running == 1 {
 		fmt.Fprintln(w, "1 request runs.")
 		return

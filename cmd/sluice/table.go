@@ -3,11 +3,26 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
+	"os"
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/sluice-gateway/sluice/internal/console"
 )
+
+// terminalColumns returns the width of the terminal that a command writes to. 0: it writes to a
+// pipe or a file.
+func terminalColumns(cmd *cobra.Command) int {
+	file, ok := cmd.OutOrStdout().(*os.File)
+	if !ok {
+		return 0
+	}
+	columns, _, _ := console.Size(file)
+	return columns
+}
 
 // columnGap is the space between two columns of a table.
 const columnGap = "  "
@@ -34,6 +49,24 @@ func (t *table) write(w io.Writer) {
 	for _, line := range t.lines(t.widths()) {
 		fmt.Fprintln(w, line)
 	}
+}
+
+// writeWithin writes the table within so many columns of a terminal, by fit. The cells of the first
+// column, which other commands take, stay whole. 0 columns: it writes the whole table.
+func (t *table) writeWithin(w io.Writer, columns int, spare ...string) {
+	if columns == 0 {
+		t.write(w)
+		return
+	}
+	for _, line := range t.fitFrom(1, columns, spare...) {
+		fmt.Fprintln(w, line)
+	}
+}
+
+// isWithin reports whether the whole table fits within so many columns of a terminal. 0 columns: it
+// does.
+func (t *table) isWithin(columns int) bool {
+	return columns == 0 || shrink(t.widths(), columns, math.MaxInt)
 }
 
 // lines returns the lines of the table with columns of these widths. Longer cells are cut.
@@ -86,10 +119,17 @@ const (
 
 // fit returns the lines of the table within a width of so many columns of the terminal. It cuts the
 // longest cells, and then leaves out the columns of these names, one after another.
-func (t *table) fit(most int, spare ...string) []string {
+func (t *table) fit(most int, spare ...string) []string { return t.fitFrom(0, most, spare...) }
+
+// fitFrom is fit that does not cut the cells of the columns before first.
+func (t *table) fitFrom(first, most int, spare ...string) []string {
 	for {
 		widths := t.widths()
-		if shrink(widths, most, fairWidth) {
+		if first > 0 {
+			most = max(most, widths[0])
+		}
+		cut := func(least int) bool { return shrinkFrom(first, widths, most, least) }
+		if cut(fairWidth) {
 			return t.lines(widths)
 		}
 		at := -1
@@ -97,7 +137,7 @@ func (t *table) fit(most int, spare ...string) []string {
 			at = slices.Index((*t)[0], spare[0])
 		}
 		if at < 0 {
-			shrink(widths, most, leastWidth)
+			cut(leastWidth)
 			lines := t.lines(widths)
 			for i, line := range lines {
 				lines[i] = console.Clip(line, most)
@@ -110,13 +150,16 @@ func (t *table) fit(most int, spare ...string) []string {
 
 // shrink makes the widest columns narrower, but not below least, until they fit into so many
 // columns of the terminal. It reports whether they do.
-func shrink(widths []int, most, least int) bool {
+func shrink(widths []int, most, least int) bool { return shrinkFrom(0, widths, most, least) }
+
+// shrinkFrom is shrink that leaves the columns before first as they are. There is a further column.
+func shrinkFrom(first int, widths []int, most, least int) bool {
 	for {
 		whole := len(columnGap) * (len(widths) - 1)
-		widest := 0
+		widest := first
 		for i, w := range widths {
 			whole += w
-			if w > widths[widest] {
+			if i > first && w > widths[widest] {
 				widest = i
 			}
 		}

@@ -114,7 +114,7 @@ func (v *topView) whole() string {
 	writeModels(&text, v.models.Models)
 	writeAttention(&text, v.conditions.Conditions)
 	fmt.Fprintln(&text)
-	writeReplicas(&text, v.replicas.Replicas)
+	writeReplicas(&text, v.replicas.Replicas, 0)
 	return text.String()
 }
 

@@ -122,8 +122,18 @@ func (c *Config) WrongBudget(b Budget) (field, message string) {
 		return "soft", "must not be above hard, which is " + strconv.FormatFloat(b.Hard, 'f', -1, 64)
 	case b.Per == "month" && c.Usage.DailyDays < 31:
 		return "per", fmt.Sprintf("is month, but usage.daily_days keeps %d days: a restart would forget the rest of the month", c.Usage.DailyDays)
+	case b.Of == "cost" && !c.HasPrices():
+		return "of", "is cost, but no model of the file has prices, so it would count nothing: give models prices, or bound tokens"
 	}
 	return "", ""
+}
+
+// HasPrices reports whether the tokens of any model cost something. A model of a custom resource
+// may come at any time, with prices.
+func (c *Config) HasPrices() bool {
+	return c.Kubernetes != nil && c.Kubernetes.CustomResources || slices.ContainsFunc(c.Models, func(m Model) bool {
+		return m.Prices.Prompt > 0 || m.Prices.Completion > 0 || m.Prices.Cached != nil && *m.Prices.Cached > 0
+	})
 }
 
 // maxKeyName is the length of the longest name of a key, in bytes.

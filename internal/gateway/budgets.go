@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,28 +18,39 @@ import (
 )
 
 // spendingBudgets returns the budgets of the tenants and keys of the file, and of the keys of run
-// time.
+// time. A key of run time whose tenant is not in the file is refused, so it has none.
 func spendingBudgets(c *config.Config, made []keys.Key) []usage.Budget {
 	var all []usage.Budget
-	add := func(tenant, key string, b keys.Budget) {
-		all = append(all, usage.Budget{Tenant: tenant, Key: key, Per: usage.Span(b.Per), Of: usage.Measure(b.Of), Soft: b.Soft, Hard: b.Hard})
+	add := func(b keys.Budget, tenant, key string, expires time.Time) {
+		all = append(all, usage.Budget{Tenant: tenant, Key: key, Per: usage.Span(b.Per), Of: usage.Measure(b.Of), Soft: b.Soft, Hard: b.Hard,
+			Expires: expires.UTC()})
 	}
+	tenants := map[string]bool{}
 	for _, t := range c.Tenants {
+		tenants[t.Name] = true
 		for _, b := range t.Budgets {
-			add(t.Name, "", keys.Budget(b))
+			add(keys.Budget(b), t.Name, "", time.Time{})
 		}
 		for _, k := range t.Keys {
 			for _, b := range k.Budgets {
-				add(t.Name, authz.KeyName(t.Name, authz.FileKeyID(k.Hash)), keys.Budget(b))
+				add(keys.Budget(b), t.Name, authz.KeyName(t.Name, authz.FileKeyID(k.Hash)), k.Expires)
 			}
 		}
 	}
 	for _, k := range made {
 		for _, b := range k.Budgets {
-			add(k.Tenant, authz.KeyName(k.Tenant, k.ID), b)
+			if tenants[k.Tenant] {
+				add(b, k.Tenant, authz.KeyName(k.Tenant, k.ID), k.Expires)
+			}
 		}
 	}
 	return all
+}
+
+// budgetsInForce returns how far the budgets are used that can refuse a request at a time. Those of
+// expired keys cannot.
+func budgetsInForce(all []usage.Standing, now time.Time) []usage.Standing {
+	return slices.DeleteFunc(all, func(s usage.Standing) bool { return s.HasEnded(now) })
 }
 
 // budgetOf says which budgets of a caller are reached, and refuses the request if one is used up.
@@ -51,7 +63,7 @@ func (g *Gateway) budgetOf(t *authz.Tenant) (reached string, fault *openai.Error
 	if tenant == nil && key == nil {
 		return "", nil
 	}
-	return budgetAnswer(tenant, key, time.Now())
+	return budgetAnswer(tenant, key, g.usage.Now())
 }
 
 // refuseByBudget is budgetOf for callers whose responses have no headers.
@@ -124,7 +136,7 @@ const maxKeyConditions = 100
 
 // budgetConditions lists the budgets of which a bound is reached.
 func (g *Gateway) budgetConditions() []condition.Condition {
-	return budgetConditions(g.usage.Standings())
+	return budgetConditions(budgetsInForce(g.usage.Reached(), time.Now()))
 }
 
 // budgetConditions lists the budgets of which a bound is reached: those of all tenants and of some
@@ -167,13 +179,11 @@ func budgetCondition(s *usage.Standing) condition.Condition {
 			s.Resets.Format(time.RFC3339)))
 }
 
-// budgetUses returns how far the budgets of a tenant and of its keys are used.
-func budgetUses(all []usage.Standing, tenant string) []admin.BudgetUse {
-	var uses []admin.BudgetUse
+// budgetUses returns how far budgets of tenants and of their keys are used, by tenant.
+func budgetUses(all []usage.Standing) map[string][]admin.BudgetUse {
+	uses := map[string][]admin.BudgetUse{}
 	for _, s := range all {
-		if s.Tenant == tenant {
-			uses = append(uses, budgetUse(s))
-		}
+		uses[s.Tenant] = append(uses[s.Tenant], budgetUse(s))
 	}
 	return uses
 }

@@ -8,8 +8,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/keys"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
@@ -24,6 +26,49 @@ func TestB3_BudgetsOfTheFile(t *testing.T) {
 		{Tenant: "acme", Key: "acme/12345678", Per: usage.PerMonth, Of: usage.OfCost, Hard: 2}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// The budgets of an expired key, and those of a key whose tenant has left the file, can refuse
+// nothing. They are in no condition, no metric and no list of a tenant's budgets.
+func TestB3_BudgetsOfKeysThatHaveEnded(t *testing.T) {
+	const file = "auth: {mode: keys}\nmodels: [{name: x, launcher: none}]\ntenants: [{name: acme, budgets: [{per: day, hard: 1}], keys: [" +
+		"{hash: 'sha256:1234567890abcdef1234567890abcdef1234567890abcdef1234567890abcdef', expires: 2001-01-01T00:00:00Z, budgets: [{per: day, hard: 1}]}]}]"
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), parse(t, path, file))
+	if err := g.applyFirst(); err != nil {
+		t.Fatal(err)
+	}
+	budget := []keys.Budget{{Per: "day", Of: "tokens", Hard: 1}}
+	future := time.Now().Add(time.Hour)
+	g.keys.changed([]keys.Key{
+		{ID: "gone", Tenant: "acme", Expires: time.Now().Add(-time.Hour), Budgets: budget}, {ID: "good", Tenant: "acme", Expires: future, Budgets: budget},
+		{ID: "orphan", Tenant: "left", Budgets: budget},
+	})
+	for key, tenant := range map[string]string{"gone": "acme", "good": "acme", "12345678": "acme", "orphan": "left"} {
+		g.usage.Add(usage.Subject{Tenant: tenant, Key: authz.KeyName(tenant, key)}, usage.OfRequest(1, 0, 1, true), time.Now())
+	}
+	var conditions, metrics, listed []string
+	for _, c := range g.budgetConditions() {
+		conditions = append(conditions, c.Subject)
+	}
+	for _, s := range g.gauges().Spending {
+		metrics = append(metrics, s.Tenant+" "+s.Key)
+	}
+	for _, tenant := range g.tenants() {
+		for _, b := range tenant.Budgets {
+			listed = append(listed, tenant.Name+" "+b.Key)
+		}
+	}
+	if diff := cmp.Diff([]string{"tenant acme, tokens per day", "key acme/good, tokens per day"}, conditions); diff != "" {
+		t.Error("conditions:", diff)
+	}
+	want := []string{"acme ", "acme acme/good"}
+	if diff := cmp.Diff(want, metrics); diff != "" {
+		t.Error("metrics:", diff)
+	}
+	if diff := cmp.Diff(want, listed); diff != "" {
+		t.Error("listed:", diff)
 	}
 }
 

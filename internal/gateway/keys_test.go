@@ -58,7 +58,7 @@ func TestB3_BudgetsOfANewKey(t *testing.T) {
 		}
 		return c
 	}
-	usual, short := parse("models: []"), parse("usage: {daily_days: 10}")
+	usual, short := parse("models: [{name: x, launcher: none, prices: {completion: 1}}]"), parse("usage: {daily_days: 10}")
 	for _, c := range []struct {
 		config *config.Config
 		asked  []admin.KeyBudget
@@ -72,6 +72,8 @@ func TestB3_BudgetsOfANewKey(t *testing.T) {
 		{usual, []admin.KeyBudget{{Per: "day", Hard: -1}}, "budgets[0] must not be below 0."},
 		{usual, []admin.KeyBudget{{Per: "day"}}, "budgets[0] needs soft, hard or both, above 0."},
 		{usual, []admin.KeyBudget{{Per: "day", Soft: 2, Hard: 1}}, "budgets[0].soft must not be above hard, which is 1."},
+		{short, []admin.KeyBudget{{Per: "day", Of: "cost", Hard: 1}},
+			"budgets[0].of is cost, but no model of the file has prices, so it would count nothing: give models prices, or bound tokens."},
 		{short, []admin.KeyBudget{{Per: "month", Hard: 1}}, "budgets[0].per is month, but usage.daily_days keeps 10 days: a restart would forget the rest of the month."},
 	} {
 		got, wrong := newBudgets(c.config, c.asked)

@@ -25,6 +25,7 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Dispatched: g.dispatched,
 		Retried:    g.metrics.Retried,
 		CostOf:     g.dispatcher.CostOfRecovered,
+		Lost:       g.dispatcher.ObserveRecovered,
 		Lives:      g.isHeard,
 		Used:       g.used,
 		Finished: []func(request.Summary){g.finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,

@@ -200,21 +200,23 @@ func told[T any](value T, known bool) *T {
 // that stands for callers without a key.
 func (g *Gateway) tenants() []admin.Tenant {
 	var list []admin.Tenant
+	uses := budgetUses(budgetsInForce(g.usage.Standings(), time.Now()))
 	for _, t := range g.watcher.Current().Tenants {
-		list = append(list, g.tenant(t))
+		list = append(list, g.tenant(t, uses[t.Name]))
 	}
 	if _, open := g.auth.Tenant(authz.Anyone); open {
-		list = append(list, g.tenant(config.Tenant{Name: authz.Anyone, Models: []string{"*"}, Priority: config.DefaultPriority, Weight: 1}))
+		list = append(list, g.tenant(config.Tenant{Name: authz.Anyone, Models: []string{"*"}, Priority: config.DefaultPriority, Weight: 1}, nil))
 	}
 	return list
 }
 
-func (g *Gateway) tenant(t config.Tenant) admin.Tenant {
+// tenant returns a tenant for the admin listener, with its budgets and those of its keys.
+func (g *Gateway) tenant(t config.Tenant, budgets []admin.BudgetUse) admin.Tenant {
 	l, now := g.limits.tenant(t), g.admission.Tenant(t.Name)
 	return admin.Tenant{
 		Name: t.Name, Models: t.Models, Keys: len(t.Keys), Priority: string(t.Priority),
 		InFlight: now.Running + now.Queued, Running: now.Running, Prefill: now.Prefill, Queued: now.Queued, Quota: tenantQuota(l, now),
-		Budgets: budgetUses(g.usage.Standings(), t.Name),
+		Budgets: budgets,
 		Limits: admin.TenantLimits{
 			Weight: l.Weight, RequestsPerMinute: l.RequestsPerMinute, TokensPerMinute: l.TokensPerMinute,
 			MaxConcurrentStreams: l.MaxConcurrent, MaxPrefill: l.MaxPrefill, MaxQueueBytes: l.MaxQueueBytes,
@@ -314,7 +316,7 @@ func (g *Gateway) gauges() telemetry.Gauges {
 		all.Shared = &telemetry.SharedGauges{Up: s.Up, Gateways: s.Gateways, Errors: uint64(s.Errors)}
 	}
 	all.Routing = g.routing.gauges()
-	for _, s := range g.usage.Standings() {
+	for _, s := range budgetsInForce(g.usage.Standings(), time.Now()) {
 		all.Spending = append(all.Spending, telemetry.SpendingGauges{Tenant: s.Tenant, Key: s.Key, Per: string(s.Per), Of: string(s.Of),
 			Used: s.Used, Soft: s.Soft, Hard: s.Hard})
 	}

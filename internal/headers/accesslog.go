@@ -29,6 +29,13 @@ const Metadata = "sluice"
 // response (envoy.data.ai.v3.TokenUsage).
 const MetadataUsage = "sluice_usage"
 
+// MetadataAuthz is the namespace in which Envoy keeps the metadata of an answer of ext_authz. A
+// refusal has the code of its error there, under MetadataCode.
+const (
+	MetadataAuthz = "envoy.filters.http.ext_authz"
+	MetadataCode  = "code"
+)
+
 // MetadataStream is the namespace of the dynamic metadata in which the reader of responses inside
 // Envoy reports what it has read. MetadataRead is its only field, and package xds has its format.
 const (

@@ -4,7 +4,7 @@
 //
 // A token that was verified once is known by its SHA-256 until it expires, so a request costs one
 // look into a map. Read verify.go (what a token must have), keys.go (how keys are read and read
-// again) and seen.go (the tokens that were verified).
+// again), search.go (how often tokens cause that) and seen.go (the tokens that were verified).
 package jwks
 
 import (

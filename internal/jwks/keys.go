@@ -64,6 +64,8 @@ type Verifier struct {
 	// is the number of tokens that wait for next or for one before. Guarded by mu.
 	next    *reading
 	waiting int
+	// search bounds the readings that tokens cause. Guarded by mu.
+	search search
 }
 
 // reading is one reading of the keys that tokens wait for.
@@ -128,6 +130,7 @@ func (v *Verifier) Set(c *Config) {
 	}
 	v.policy.Store(next)
 	v.read = time.Time{}
+	v.search.reset()
 	v.wake()
 }
 
@@ -176,12 +179,13 @@ func (v *Verifier) failed() bool {
 }
 
 // renew waits until the keys were read by a reading that has begun after the call, which comes a
-// pause after the one before. The error says that there was none in time, or that it has failed.
+// pause after the one before. The error says that there was none in time, or that it has failed. It
+// is errUnsigned if the provider was just found to have no key of this id.
 // renew calls onBlock before it waits, unless that is nil.
-func (v *Verifier) renew(onBlock func()) error {
-	r := v.join()
-	if r == nil {
-		return ErrNoKeys
+func (v *Verifier) renew(id string, onBlock func()) error {
+	r, err := v.join(id)
+	if err != nil {
+		return err
 	}
 	defer v.leave()
 	if onBlock != nil {
@@ -197,21 +201,38 @@ func (v *Verifier) renew(onBlock func()) error {
 	}
 }
 
-// join returns the next reading, and makes one if there is none. It returns nil if there is nothing
-// to wait for: the last reading has failed a moment ago, or too many tokens wait.
-func (v *Verifier) join() *reading {
+// join returns the next reading, and makes one if there is none. An error says that a token with
+// this id of a key has nothing to wait for: the provider was just found to have no such key, the
+// last reading has failed a moment ago, too many tokens wait, or they may cause no reading in time.
+func (v *Verifier) join(id string) (*reading, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	early := pause - time.Since(v.read)
-	if v.waiting == maxWaiting || v.running == nil && v.fault != nil && early > 0 {
-		return nil
+	now := time.Now()
+	if v.search.isMissing(id, now) {
+		return nil, errUnsigned
 	}
-	v.waiting++
+	early := pause - now.Sub(v.read)
+	if v.waiting == maxWaiting || v.running == nil && v.fault != nil && early > 0 {
+		return nil, ErrNoKeys
+	}
 	if v.next == nil {
+		early = max(early, v.search.wait(now))
+		if early > patience {
+			return nil, ErrNoKeys
+		}
+		v.search.spend(now)
 		v.next = &reading{done: make(chan struct{})}
 		go v.readFor(v.next, early)
 	}
-	return v.next
+	v.waiting++
+	return v.next, nil
+}
+
+// missed remembers that the keys that were just read have not signed a token with this id of a key.
+func (v *Verifier) missed(id string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.search.miss(id, time.Now())
 }
 
 func (v *Verifier) leave() {
@@ -285,6 +306,7 @@ func (v *Verifier) setLocked(p *policy, keys *keySet, err error, stopped bool) e
 		next := *p
 		next.keys = keys
 		v.policy.Store(&next)
+		v.search.reset()
 	}
 	return nil
 }

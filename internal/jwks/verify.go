@@ -31,7 +31,8 @@ var (
 
 // Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
 // contains the token. When no known key has signed the token, Verify has the keys read again and
-// waits 1.5 s for it at most. It calls onBlock before it waits, unless that is nil.
+// waits 1.5 s for it at most; search.go bounds how often. It calls onBlock before it waits, unless
+// that is nil.
 func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	p := v.policy.Load()
 	if p == nil {
@@ -90,12 +91,21 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 	if !errors.Is(err, errUnsigned) {
 		return e, err
 	}
-	fault := v.renew(onBlock) // a provider may use the id of a key again for a new one, or use no ids
+	if _, _, err := p.config.read(parsed, now); err != nil && p.keys != nil {
+		return e, errUnsigned // a new key would not make it good
+	}
+	id := parsed.Headers[0].KeyID
+	fault := v.renew(id, onBlock) // a provider may use the id of a key again for a new one, or use no ids
 	if p = v.policy.Load(); p == nil || p.keys == nil {
 		return entry{}, ErrNoKeys
 	}
-	if e, err = p.signed(parsed, now); errors.Is(err, errUnsigned) && fault != nil {
+	e, err = p.signed(parsed, now)
+	switch {
+	case !errors.Is(err, errUnsigned):
+	case fault != nil:
 		return entry{}, fault // the key may be a new one
+	default:
+		v.missed(id)
 	}
 	return e, err
 }

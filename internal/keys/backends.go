@@ -22,6 +22,10 @@ func File(path string) Backend { return &file{path: path} }
 type file struct {
 	path string
 	mu   sync.Mutex
+	// info is the file as it was read last, and keys are what it had; guarded by mu. info is nil
+	// when the file is to be read.
+	info os.FileInfo
+	keys []Key
 }
 
 func (f *file) Load(context.Context) ([]Key, error) {
@@ -30,19 +34,26 @@ func (f *file) Load(context.Context) ([]Key, error) {
 	return f.loadLocked()
 }
 
-// loadLocked reads the file. mu is held.
+// loadLocked reads the file, unless it is as it was. mu is held.
 func (f *file) loadLocked() ([]Key, error) {
-	text, err := os.ReadFile(f.path)
+	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
+		f.info, f.keys = nil, nil
 		return nil, nil
 	}
-	var all []Key
-	if err == nil {
-		if err = json.Unmarshal(text, &all); err != nil {
-			err = fmt.Errorf("%s is damaged: %w", f.path, err)
-		}
+	if err != nil || f.info != nil && os.SameFile(info, f.info) && info.Size() == f.info.Size() && info.ModTime().Equal(f.info.ModTime()) {
+		return f.keys, err
 	}
-	return all, err
+	text, err := os.ReadFile(f.path)
+	if err != nil {
+		return nil, err
+	}
+	var all []Key
+	if err = json.Unmarshal(text, &all); err != nil {
+		return nil, fmt.Errorf("%s is damaged: %w", f.path, err)
+	}
+	f.info, f.keys = info, all
+	return all, nil
 }
 
 func (f *file) Add(_ context.Context, k Key) error {
@@ -52,7 +63,7 @@ func (f *file) Add(_ context.Context, k Key) error {
 	if err != nil {
 		return err
 	}
-	return f.saveLocked(append(all, k))
+	return f.saveLocked(append(slices.Clone(all), k))
 }
 
 func (f *file) Remove(_ context.Context, id string) (bool, error) {
@@ -70,7 +81,10 @@ func (f *file) Remove(_ context.Context, id string) (bool, error) {
 }
 
 // saveLocked replaces the file. mu is held.
-func (f *file) saveLocked(all []Key) error { return replace(f.path, all) }
+func (f *file) saveLocked(all []Key) error {
+	f.info = nil
+	return replace(f.path, all)
+}
 
 // usesPath is the path of the file with the last uses, in seconds since 1970.
 func (f *file) usesPath() string { return strings.TrimSuffix(f.path, ".json") + ".used.json" }
@@ -132,14 +146,26 @@ const (
 )
 
 // Redis returns a Backend in Redis.
-func Redis(client redis.UniversalClient) Backend { return &shared{client} }
+func Redis(client redis.UniversalClient) Backend { return &shared{client: client} }
 
-type shared struct{ client redis.UniversalClient }
+type shared struct {
+	client redis.UniversalClient
+
+	mu sync.Mutex
+	// texts are what Redis had last, and keys what they say; guarded by mu.
+	texts []string
+	keys  []Key
+}
 
 func (r *shared) Load(ctx context.Context) ([]Key, error) {
 	texts, err := r.client.HVals(ctx, redisKeys).Result()
 	if err != nil {
 		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Equal(texts, r.texts) {
+		return r.keys, nil
 	}
 	var all []Key
 	for _, text := range texts {
@@ -149,6 +175,7 @@ func (r *shared) Load(ctx context.Context) ([]Key, error) {
 		}
 		all = append(all, k)
 	}
+	r.texts, r.keys = texts, all
 	return all, nil
 }
 

@@ -3,6 +3,7 @@ package keys
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -58,6 +59,41 @@ func TestB4_KeysAreStoredAndSharedAndRevoked(t *testing.T) {
 				t.Errorf("after the revocation: %v, %v", mine, err)
 			}
 		})
+	}
+}
+
+// Thousands of keys cost nearly nothing while they do not change. They are read all the time.
+func TestB4_ManyKeysCostNothingWhileNothingChanges(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys.json")
+	var many []Key
+	for i := range 1000 {
+		many = append(many, Key{ID: fmt.Sprint("k", i), Tenant: "acme"})
+	}
+	if err := replace(path, many); err != nil {
+		t.Fatal(err)
+	}
+	told := 0
+	s := New(Config{Backend: File(path), Apply: func(all []Key) { told = len(all) }, Log: zap.NewNop()})
+	read := func() {
+		if err := s.Read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	if n := testing.AllocsPerRun(10, read); n > 100 || told != 1000 {
+		t.Errorf("%v allocations, %d keys", n, told)
+	}
+	if err := replace(path, many[1:]); err != nil {
+		t.Fatal(err)
+	}
+	if read(); told != 999 {
+		t.Errorf("%d keys after another process has removed one", told)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if read(); told != 0 {
+		t.Errorf("%d keys without a file", told)
 	}
 }
 

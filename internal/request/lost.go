@@ -117,10 +117,14 @@ func (r *Record) endRecovered() {
 	r.logged, r.lost = true, true
 	e := *r.interim
 	e.Flags = "DC" // what Envoy writes of a request whose client's connection has ended
+	e.Interim = false
 	r.store.mu.Unlock()
 	var cost Cost
 	if r.store.subscribers.CostOf != nil {
 		cost = r.store.subscribers.CostOf(&e)
+	}
+	if r.store.subscribers.Lost != nil {
+		r.store.subscribers.Lost(&e)
 	}
 	r.store.mu.Lock()
 	q := &r.summary

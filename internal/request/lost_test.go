@@ -142,9 +142,11 @@ func TestE3_RecoveredRequestsOfADeadEnvoyCount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var used, finished []Summary
+		var lost []Entry
 		s := NewStore(4)
 		s.Subscribe(Subscribers{
 			CostOf:   func(e *Entry) Cost { return Cost{Usage: Usage{Prompt: e.BytesIn, Completion: e.BytesOut}} },
+			Lost:     func(e *Entry) { lost = append(lost, *e) },
 			Lives:    func(pid int) bool { return pid == 7 },
 			Used:     func(q *Summary) { used = append(used, *q) },
 			Finished: []func(Summary){func(q Summary) { finished = append(finished, q) }},
@@ -171,6 +173,9 @@ func TestE3_RecoveredRequestsOfADeadEnvoyCount(t *testing.T) {
 		if q.ID != "lost" || q.Tenant != "acme" || q.State != Done || q.Code != "gateway_unavailable" || q.Cause != CauseGateway ||
 			q.CompletionTokens != 40 || q.PromptTokens == 0 || q.UsageKnown || q.Duration < lateNews {
 			t.Errorf("%+v", q)
+		}
+		if len(lost) != 1 || lost[0].RequestID != "lost" || lost[0].Interim || lost[0].BytesOut != 40 || lost[0].Metadata["tenant"] != "acme" {
+			t.Errorf("the charge is corrected by %+v", lost)
 		}
 		tell("unanswered", 8, 0)
 		time.Sleep(lateNews + lostCheck)

@@ -48,6 +48,9 @@ type Subscribers struct {
 	Picked func(Summary)
 	// CostOf returns what a native request of before a restart has cost, by the entry that ends it.
 	CostOf func(*Entry) Cost
+	// Lost is told of each request of before a restart that ends without a final entry, because its
+	// Envoy has died. The entry says what is known of its end. nil: nobody is told.
+	Lost func(*Entry)
 	// Lives reports whether the Envoy with this pid runs, or may still be heard by another process.
 	Lives func(pid int) bool
 	// Used is told what each request has used, once, as soon as that is known: of a managed request

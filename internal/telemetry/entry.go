@@ -27,9 +27,9 @@ type record struct {
 	words *request.Words
 	// original and path are the path before and after Envoy has changed it.
 	original, path string
-	// usage, stream and own are messages of the metadata: what the response has cost, what Envoy
-	// has read of it, and what Sluice has attached to the request.
-	usage, stream, own []byte
+	// usage, stream, own and authz are messages of the metadata: what the response has cost, what
+	// Envoy has read of it, what Sluice has attached to the request, and what ext_authz has.
+	usage, stream, own, authz []byte
 	// firstSent is when the first byte was sent to the upstream.
 	firstSent time.Duration
 	// retryAfter is that header of the response. framed means that the response has a length.
@@ -70,6 +70,9 @@ func (r *record) complete() {
 	r.Path = request.CleanPath(asked)
 	r.Streamed = routes.IsStreamed(r.Route)
 	r.Metadata = plainValues(r.own, r.words)
+	if code := plainValues(r.authz, r.words)[headers.MetadataCode]; code != "" {
+		r.Details = headers.DetailsPrefix + code // as the details are where the filter or ext_proc refuses
+	}
 	if model, ok := headers.ClusterModel(r.Cluster); ok {
 		r.Model = model
 	}
@@ -135,6 +138,8 @@ func (r *record) metadata(field protowire.Number, content []byte, _ uint64) erro
 	switch {
 	case field == 1 && string(name) == headers.Metadata: // filter_metadata
 		r.own = value
+	case field == 1 && string(name) == headers.MetadataAuthz:
+		r.authz = value
 	case field == 1 && string(name) == headers.MetadataStream:
 		r.stream = value
 	case field == 2 && string(name) == headers.MetadataUsage: // typed_filter_metadata

@@ -116,6 +116,9 @@ func reference(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
 	}
+	if code := valuesByLibrary(common.GetMetadata().GetFilterMetadata()[headers.MetadataAuthz])[headers.MetadataCode]; code != "" {
+		e.Details = headers.DetailsPrefix + code
+	}
 	if e.Route == routes.Streams {
 		path, _, _ := strings.Cut(cmp.Or(asked.GetOriginalPath(), asked.GetPath()), "?")
 		e.ClientID, _, _ = routes.StreamID(path)

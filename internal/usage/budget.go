@@ -41,6 +41,8 @@ type Budget struct {
 	// Soft is warned about, and Hard refused, in tokens or in the currency of the prices. 0: not
 	// so.
 	Soft, Hard float64
+	// Expires is when its key ends, and the budget with it. Zero: it does not end.
+	Expires time.Time
 }
 
 // Level says how far a budget is used.
@@ -104,6 +106,7 @@ func (l *Ledger) SetBudgets(all []Budget) {
 	next := budgets{}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.wanted = nil
 	levels := l.levelsLocked()
 	for _, b := range all {
 		k := scopeKey{b.Tenant, b.Key}
@@ -117,7 +120,7 @@ func (l *Ledger) SetBudgets(all []Budget) {
 		return
 	}
 	l.budgets.Store(&next)
-	l.evaluateLocked(time.Now())
+	l.evaluateLocked(l.Now())
 }
 
 // levelsLocked returns the levels of the budgets in force, so that a budget is logged once. mu is
@@ -152,16 +155,34 @@ func (l *Ledger) Verdict(tenant, key string) *Verdict {
 	return nil
 }
 
-// Standings returns how far all budgets are used, those of a tenant before those of its keys.
+// HasEnded reports whether the key of the budget has expired at a time.
+func (b *Budget) HasEnded(now time.Time) bool { return !b.Expires.IsZero() && !now.Before(b.Expires) }
+
+// Standings returns how far all budgets are used, those of a tenant before those of its keys. It
+// has the budgets of expired keys, too.
 func (l *Ledger) Standings() []Standing {
+	return l.standings(func(*scope) bool { return true })
+}
+
+// Reached returns those of Standings of which a bound is reached. It costs little if they are few.
+func (l *Ledger) Reached() []Standing {
+	all := l.standings(func(s *scope) bool { return s.verdict.Load() != nil })
+	return slices.DeleteFunc(all, func(s Standing) bool { return s.Level == Within })
+}
+
+// standings returns how far the budgets of some scopes are used, in order.
+func (l *Ledger) standings(of func(*scope) bool) []Standing {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	var all []Standing
 	for _, s := range l.scopes() {
+		if !of(s) {
+			continue
+		}
 		for _, b := range s.budgets {
 			all = append(all, b.standing())
 		}
 	}
+	l.mu.Unlock()
 	slices.SortFunc(all, func(a, b Standing) int {
 		return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Key, b.Key),
 			strings.Compare(string(a.Per), string(b.Per)), strings.Compare(string(a.Of), string(b.Of)))
@@ -255,10 +276,27 @@ func (l *Ledger) judgeLocked(s Subject) {
 	}
 }
 
-// wantedTallies returns the tallies that the budgets in force count at a time, in order.
+// wanted are the tallies that the budgets in force count in one day. It is immutable.
+type wanted struct {
+	// began and ends bound the day.
+	began, ends time.Time
+	// names are in order.
+	names []tallyKey
+}
+
+// wantedTallies returns the tallies that the budgets in force count at a time, in order. The caller
+// must not change them. The day of the time and the budgets say what they are.
 func (l *Ledger) wantedTallies(now time.Time) []tallyKey {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.wantedLocked(now).names
+}
+
+// wantedLocked is wantedTallies with the day. mu is held.
+func (l *Ledger) wantedLocked(now time.Time) *wanted {
+	if l.wanted != nil && !now.Before(l.wanted.began) && now.Before(l.wanted.ends) {
+		return l.wanted
+	}
 	all := map[tallyKey]bool{}
 	for _, s := range l.scopes() {
 		for _, b := range s.budgets {
@@ -266,18 +304,34 @@ func (l *Ledger) wantedTallies(now time.Time) []tallyKey {
 			all[b.name] = true
 		}
 	}
-	return slices.SortedFunc(maps.Keys(all), func(a, b tallyKey) int {
+	names := slices.SortedFunc(maps.Keys(all), func(a, b tallyKey) int {
 		return cmp.Or(strings.Compare(a.period, b.period), strings.Compare(a.tenant, b.tenant), strings.Compare(a.key, b.key))
 	})
+	year, month, day := now.UTC().Date()
+	l.wanted = &wanted{time.Date(year, month, day, 0, 0, 0, 0, time.UTC), time.Date(year, month, day+1, 0, 0, 0, 0, time.UTC), names}
+	l.counted = 0
+	return l.wanted
 }
 
 // refreshBudgets brings the budgets up to date with the clock and with the other processes of this
-// folder.
+// folder. It is called all the time, so it does nothing when none of these has changed: there may
+// be thousands of budgets.
 func (l *Ledger) refreshBudgets(now time.Time) {
 	if len(l.scopes()) == 0 {
 		return
 	}
-	all := l.others.tallies(l.writer, l.wantedTallies(now))
+	changes := 1 + l.others.changes(l.writer)
+	if l.shared != nil {
+		changes += l.shared.changes()
+	}
+	l.mu.Lock()
+	wanted := l.wantedLocked(now)
+	known := l.counted == changes
+	l.mu.Unlock()
+	if known {
+		return
+	}
+	all := l.others.tallies(wanted.names)
 	if l.shared != nil {
 		for k, t := range l.shared.tallies() {
 			sum := all[k]
@@ -288,12 +342,15 @@ func (l *Ledger) refreshBudgets(now time.Time) {
 	defer l.mu.Unlock()
 	l.elsewhere = all
 	l.evaluateLocked(now)
+	if l.wanted == wanted { // else other budgets have come meanwhile
+		l.counted = changes
+	}
 }
 
 // watchBudgets keeps the budgets up to date until ctx ends.
 func (l *Ledger) watchBudgets(ctx context.Context) {
 	for {
-		l.refreshBudgets(time.Now())
+		l.refreshBudgets(l.Now())
 		select {
 		case <-ctx.Done():
 			return

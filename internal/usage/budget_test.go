@@ -198,6 +198,41 @@ func TestB3_ManyBudgetsOfSeveralGateways(t *testing.T) {
 	}
 }
 
+// Thousands of budgets cost a gateway nearly nothing while nothing changes. They are looked at all
+// the time.
+func TestB3_ManyBudgetsCostNothingWhileNothingChanges(t *testing.T) {
+	server := redistest.Start(t)
+	l, other := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	spend(other, 10, 0)
+	all := []Budget{monthly}
+	for n := range 20_000 {
+		all = append(all, Budget{Tenant: acme.Tenant, Key: "acme/" + strconv.Itoa(n), Per: PerDay, Of: OfTokens, Hard: 1})
+	}
+	l.SetBudgets(all)
+	look := func() {
+		publish(t, other)
+		if err := l.shared.readSpent(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.refreshBudgets(time.Now())
+		_ = l.Reached()
+	}
+	look()
+	if n := testing.AllocsPerRun(10, look); n > 1000 {
+		t.Errorf("%v allocations", n)
+	}
+	spend(other, 10, 0)
+	look()
+	if used := l.Standings()[0].Used; used != 0 {
+		t.Errorf("%v are used, want no cost", used)
+	}
+	spend(other, 10, 3)
+	look()
+	if all := l.Reached(); len(all) != 1 || all[0].Used != 3 {
+		t.Errorf("%+v", all)
+	}
+}
+
 // The budget of a key counts in an hour that has all the subjects that it may have, and afterwards.
 func TestB3_BudgetsInAFullHour(t *testing.T) {
 	dir := t.TempDir()

@@ -29,4 +29,5 @@
 // does so in its own journal and in those of processes that have ended. An hour has at most
 // maxSubjects subjects; the requests of further keys count under the key Other, but for those of
 // keys with budgets. While the clock of the machine is in doubt (clock.go), nothing is dropped.
+// A jump of that clock counts for new requests and for budgets once it has lasted (steady.go).
 package usage

@@ -60,6 +60,11 @@ type Ledger struct {
 	// counts; guarded by mu.
 	tallies   tallies
 	elsewhere map[tallyKey]tally
+	// wanted are the names of the tallies that the budgets count today; nil: they are to be found.
+	// counted is the number of changes of others that are in elsewhere; 0: elsewhere is to be made
+	// anew. Guarded by mu.
+	wanted  *wanted
+	counted int
 	// budgets are those in force; nil: there are none.
 	budgets atomic.Pointer[budgets]
 
@@ -70,7 +75,10 @@ type Ledger struct {
 	// failing says that the last write failed; guarded by writing.
 	failing bool
 
-	clock *clock
+	// clock says whether old rows may be dropped. steady says in which hour a request counts, and
+	// which day and month it is for budgets.
+	clock  *clock
+	steady *steadyClock
 	// opened is the error that came with the ledger.
 	opened error
 	// others are the journals of other writers. It has a lock of its own.
@@ -93,7 +101,7 @@ func New(c Config) (*Ledger, error) {
 	if j == nil {
 		return nil, err
 	}
-	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock,
+	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock, steady: newSteadyClock(),
 		tallies: talliesSince(t, talliedSince(clock.now())), others: otherJournals{dir: c.Dir, log: c.Log, clock: clock}}
 	l.writer, _ = writerOf(j.path)
 	if c.Redis != nil {
@@ -153,11 +161,16 @@ const maxKeptDays = 36_500
 // Writer returns the id of the journal of this process. It is the same after a restart.
 func (l *Ledger) Writer() string { return l.writer }
 
-// Add adds what one request has used to the hour of at.
+// Now returns the time by which budgets begin anew. A jump of the machine's clock counts once it
+// has lasted for settleTime.
+func (l *Ledger) Now() time.Time { return l.steady.now() }
+
+// Add adds what one request has used to the hour of at, which is by the machine's clock.
 func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 	if l == nil {
 		return
 	}
+	at = l.steady.correct(at)
 	l.mu.Lock()
 	r := l.rowLocked(rowKey{period{start: hourOf(at)}, s})
 	r.Add(c)

@@ -26,6 +26,8 @@ type otherJournals struct {
 	mu sync.Mutex
 	// read are the journals by their writers; guarded by mu.
 	read map[string]*otherJournal
+	// changed counts the changes of read; guarded by mu.
+	changed int
 	// faults say why journals cannot be read, by their writers. That of the folder has no writer;
 	// guarded by mu.
 	faults map[string]error
@@ -93,13 +95,22 @@ func (o *otherJournals) readLocked(own string) {
 		if writer == own {
 			continue
 		}
-		j, err := o.read[writer].again(o.path(writer), since)
+		before, info := o.read[writer], o.read[writer].lastInfo()
+		j, err := before.again(o.path(writer), since)
 		if j != nil {
 			read[writer] = j
 			o.tellDamageLocked(writer, j.damaged)
 		}
+		if j != before || j.lastInfo() != info {
+			o.changed++
+		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another process has removed it
 			faults[writer] = err
+		}
+	}
+	for writer := range o.read {
+		if read[writer] == nil {
+			o.changed++
 		}
 	}
 	o.read = read
@@ -205,6 +216,14 @@ func journalsIn(dir string) ([]string, error) {
 	return all, nil
 }
 
+// lastInfo returns the file as it was read; nil if it was never read.
+func (j *otherJournal) lastInfo() os.FileInfo {
+	if j == nil {
+		return nil
+	}
+	return j.info
+}
+
 // again returns the journal as it is now; nil if it was never read. It may change j. After an error
 // it is as it was read last. Rows before the hour since are in no tally.
 func (j *otherJournal) again(path string, since int64) (*otherJournal, error) {
@@ -273,12 +292,20 @@ func (j *otherJournal) set(k rowKey, c Counts, since int64) {
 	r.Counts = c
 }
 
-// tallies returns what the writers other than own have counted.
-func (o *otherJournals) tallies(own string, wanted []tallyKey) map[tallyKey]tally {
-	sums := map[tallyKey]tally{}
+// changes brings the journals of all writers but own up to date, and returns how often one of them
+// has changed.
+func (o *otherJournals) changes(own string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.readLocked(own)
+	return o.changed
+}
+
+// tallies returns what the journals have counted, as they were read last.
+func (o *otherJournals) tallies(wanted []tallyKey) map[tallyKey]tally {
+	sums := map[tallyKey]tally{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	for _, j := range o.read {
 		for _, k := range wanted {
 			if found := j.tallies[k]; found != nil {

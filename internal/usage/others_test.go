@@ -38,7 +38,8 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 		}
 		read := func(o *otherJournals) (tallies map[tallyKey]string, rows map[rowKey]Counts) {
 			tallies, rows = map[tallyKey]string{}, map[rowKey]Counts{}
-			for k, v := range o.tallies(next.writer, wanted) {
+			o.changes(next.writer)
+			for k, v := range o.tallies(wanted) {
 				tallies[k] = v.text()
 			}
 			o.tables(next.writer, func(t table) {

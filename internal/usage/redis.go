@@ -60,7 +60,7 @@ const (
 
 // record is what Redis has of a writer.
 type record struct {
-	// mark changes with each publication.
+	// mark changes with each publication of rows.
 	mark string
 	// at is when the writer was last heard of, by Redis' clock.
 	at    time.Time

@@ -60,6 +60,8 @@ type sharing struct {
 	mu sync.Mutex
 	// spent has the wanted tallies of other writers; guarded by mu.
 	spent map[string]map[tallyKey]tally
+	// changed counts the changes of spent; guarded by mu.
+	changed int
 	// seen are the writers that Redis has had, as it had them last; guarded by mu.
 	seen map[string]record
 }
@@ -88,7 +90,7 @@ func (s *sharing) run(ctx context.Context) {
 			return
 		case <-publishing.C:
 			s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
-			s.ledger.refreshBudgets(time.Now())
+			s.ledger.refreshBudgets(s.ledger.Now())
 		case <-adopting.C:
 			s.adopt(ctx)
 			s.look(ctx)
@@ -149,8 +151,7 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 	known = true
 	for first := true; first || len(rows) > 0; first = false {
 		n := min(len(rows), publishBatch)
-		s.sequence++
-		now := record{mark: s.session + "-" + strconv.Itoa(s.sequence), state: at}
+		now := record{mark: s.nextMark(writer, n), state: at}
 		if n < len(rows) {
 			now.state = partial
 		}
@@ -164,6 +165,16 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 		rows = rows[n:]
 	}
 	return known, nil
+}
+
+// nextMark returns the mark of a writer's next publication of n rows. One without rows keeps the
+// mark, so that others see that they need not read what the writer has spent.
+func (s *sharing) nextMark(writer string, n int) string {
+	if n == 0 && s.marks[writer] != "" {
+		return s.marks[writer]
+	}
+	s.sequence++
+	return s.session + "-" + strconv.Itoa(s.sequence)
 }
 
 // missing returns the rows of the days that Redis has not as the table has them.
@@ -268,7 +279,7 @@ func (l *Ledger) readAged(text []byte) (t table, sums tallies, damaged int) {
 func (s *sharing) readSpent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
 	defer cancel()
-	wanted := s.ledger.wantedTallies(time.Now())
+	wanted := s.ledger.wantedTallies(s.ledger.Now())
 	if len(wanted) == 0 {
 		return nil
 	}
@@ -310,6 +321,10 @@ func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tal
 	if s.spent == nil {
 		s.spent = map[string]map[tallyKey]tally{}
 	}
+	if len(spent) == 0 {
+		return
+	}
+	s.changed++
 	isWanted := make(map[tallyKey]bool, len(wanted))
 	for _, k := range wanted {
 		isWanted[k] = true
@@ -322,6 +337,13 @@ func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tal
 		maps.DeleteFunc(found, func(k tallyKey, _ tally) bool { return !isWanted[k] })
 		s.spent[writer] = found
 	}
+}
+
+// changes returns how often what other writers have spent has changed.
+func (s *sharing) changes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
 }
 
 // tallies returns the sums of what other writers have spent.

@@ -120,6 +120,12 @@ async function checkKeys(browser) {
     const room = await page.locator('tr[data-key] th').first().evaluate((th) => th.offsetWidth);
     expect(room >= 80, `the tenants of keys have ${room} pixels in a window of ${width}`);
     expect(await page.locator('tr[data-key] td:last-child', { hasText: 'Revoke' }).evaluate(whole), `the button that revokes a key is cut in a window of ${width}`);
+    if (width === 1280) {
+      const limits = page.locator('tr[data-key]').first().locator('td.w-limits .name, td.w-limits .sub');
+      expect((await limits.evaluateAll((lines) => lines.map((l) => l.scrollWidth <= l.clientWidth))).every(Boolean), 'the limits of a key are cut');
+      const tooltip = await limits.first().getAttribute('title');
+      expect(tooltip.includes('12,345 of 1,000,000 tok/min') && tooltip.includes('1,000 of 5,000 tok/day'), `the tooltip of limits is ${tooltip}`);
+    }
     const heights = await page.locator('tr[data-key]').evaluateAll((rows) => rows.map((r) => r.offsetHeight));
     expect(heights.every((h) => h <= 45), `the rows of keys are ${heights} pixels high in a window of ${width}`);
     await page.context().close();

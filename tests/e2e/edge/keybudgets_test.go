@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -15,7 +16,8 @@ import (
 // tenant are not bounded.
 func TestE2E_B3_B4_AKeyOfRunTimeHasABudget(t *testing.T) {
 	t.Parallel()
-	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) + small
+	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) +
+		strings.Replace(small, "engine: sim", "engine: sim\n    prices: {prompt: 1}", 1)
 	one, two := harness.Start(t, config), harness.Start(t, config)
 	made, id := newKeyBy(t, one, "--tokens-per-day", "100", "--cost-per-month", "5")
 	free, freeID := newKeyBy(t, one)
@@ -67,6 +69,15 @@ func TestE2E_B4_AKeyOfTheFileEnds(t *testing.T) {
 		t.Errorf("before its end: %v", a)
 	}
 	awaitStatus(t, g, "short", 401, "expired_api_key")
+	g.Fetch("/v1/models", "authorization: Bearer short") // ext_authz refuses it
+	harness.Eventually(t, "the code of what ext_authz has refused", func() error {
+		rows := g.AdminText("/api/v1/requests?limit=100")
+		if strings.Contains(rows, `"code":"invalid_api_key"`) || !strings.Contains(rows, `"path":"/v1/models"`) ||
+			!strings.Contains(rows, `"code":"expired_api_key"`) {
+			return errors.New(rows)
+		}
+		return nil
+	})
 	if time.Now().Before(end) {
 		t.Error("the key ended early")
 	}

@@ -2,7 +2,7 @@
 
 import { el, text, attr, redraw } from '../dom.js';
 import { makeTable, twoLines, clipped } from '../table.js';
-import { moment, number } from '../format.js';
+import { moment, number, short } from '../format.js';
 import { get, send } from '../api.js';
 import { ask, action, button, tell } from '../dialog.js';
 
@@ -46,7 +46,7 @@ function keyTable(place, changed) {
       { id: 'tenant', title: 'Tenant', class: 'clip', value: (k) => k.tenant, show: (cell, k) => twoLines(cell, k.tenant, k.name) },
       { id: 'id', title: 'Key', class: 'w-name clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
       { id: 'models', title: 'Models', class: 'p3 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
-      { id: 'limits', title: 'Limits', class: 'p2 w-model clip', show: showLimited },
+      { id: 'limits', title: 'Limits', class: 'p2 w-limits clip', show: showLimited },
       { id: 'used', title: 'Last used', class: 'w-model p2 clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
       { id: 'expires', title: 'Ends', class: 'w-model p3 clip', value: (k) => k.expires ?? '9', show: (cell, k) => twoLines(cell, k.expires ? moment(k.expires) : 'never', k.created ? `made ${moment(k.created).slice(0, 10)}` : '') },
       { id: 'act', title: 'Revoke', class: 'w-act', value: (k) => k.source, show: (cell, k) => redraw(cell, k.source, (source) => [source === 'runtime' ? revoke(k, changed) : 'in the file']) },
@@ -59,18 +59,22 @@ function usable(k) {
   return k.models.includes('*') ? 'all' : k.models.join(', ') || 'none';
 }
 
-/** Returns how much of each limit and budget of a key is used, in words. */
+/** Returns how much of each limit and budget of a key is used, in words, the most used first. */
 function limited(k) {
   const unit = { requests_per_minute: 'req/min', tokens_per_minute: 'tok/min', max_concurrent_streams: 'at once' };
-  const all = Object.entries(k.quota).map(([name, q]) => `${number(q.used)} of ${number(q.limit)} ${unit[name] ?? name}`);
-  for (const b of k.budgets) all.push(`${number(b.used)} of ${number(b.hard || b.soft)} ${b.of === 'tokens' ? 'tok' : b.of}/${b.per}`);
-  return all.length > 0 ? all : ['–'];
+  const all = Object.entries(k.quota).map(([name, q]) => ({ used: q.used, limit: q.limit, unit: unit[name] ?? name }));
+  for (const b of k.budgets) all.push({ used: b.used, limit: b.hard || b.soft, unit: `${b.of === 'tokens' ? 'tok' : b.of}/${b.per}` });
+  return all.sort((a, b) => b.used / b.limit - a.used / a.limit);
 }
 
-/** Shows how much of the limits of a key is used: the first on a line, the others on the second. */
+/** Shows how much of the limits of a key is used, on two lines. The tooltip has all, with all digits. */
 function showLimited(cell, k) {
-  const [first, ...others] = limited(k);
-  twoLines(cell, first, others.join(' · '));
+  const all = limited(k);
+  const words = (some) => some.map((u) => `${short(u.used)}/${short(u.limit)} ${u.unit}`).join(' · ');
+  const whole = all.map((u) => `${number(u.used)} of ${number(u.limit)} ${u.unit}`).join('\n');
+  const half = Math.ceil(all.length / 2);
+  twoLines(cell, words(all.slice(0, half)) || '–', words(all.slice(half)));
+  for (const line of cell.lines) attr(line, 'title', whole || null);
 }
 
 function revoke(k, changed) {

@@ -1,0 +1,70 @@
+package usage
+
+import (
+	"testing"
+	"time"
+)
+
+// machineClock is the clock of a machine that a test sets.
+type machineClock struct {
+	wall    time.Time
+	elapsed time.Duration
+}
+
+// pass lets time pass.
+func (m *machineClock) pass(d time.Duration) { m.wall, m.elapsed = m.wall.Add(d), m.elapsed+d }
+
+// steady has a ledger use the clock.
+func (m *machineClock) steady(l *Ledger) {
+	l.steady = &steadyClock{wall: m.wall, read: func() (time.Time, time.Duration) { return m.wall, m.elapsed }}
+}
+
+// A clock that is wrong for a moment, forward or back, changes no verdict and moves no usage into
+// another month. A clock that stays as it was set is believed.
+func TestB3_AClockThatJumpsForAMoment(t *testing.T) {
+	noon := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	for name, jump := range map[string]time.Duration{"forward": 40 * 24 * time.Hour, "back": -40 * 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			l, machine := open(t, t.TempDir()), &machineClock{wall: noon}
+			machine.steady(l)
+			l.SetBudgets([]Budget{monthly, daily})
+			spendNow := func(tokens int64) {
+				l.Add(acme, OfRequest(tokens, 0, 0, true), machine.wall)
+				l.refreshBudgets(l.Now())
+			}
+			spendNow(60)
+			machine.wall = machine.wall.Add(jump)
+			spendNow(39)
+			wantLevels(t, l, Within, Within)
+			spendNow(1) // it counts in the day in which it was used
+			wantLevels(t, l, Within, HardReached)
+			machine.pass(settleTime - time.Second)
+			spendNow(0)
+			wantLevels(t, l, Within, HardReached)
+			machine.wall = machine.wall.Add(-jump)
+			spendNow(0)
+			wantLevels(t, l, Within, HardReached)
+			machine.wall = machine.wall.Add(jump)
+			spendNow(0)
+			machine.pass(settleTime)
+			spendNow(1)
+			wantLevels(t, l, Within, Within)
+			if now := l.Now(); !now.Equal(machine.wall) {
+				t.Errorf("it is %v, want %v", now, machine.wall)
+			}
+		})
+	}
+}
+
+// A clock that is adjusted a little is believed at once.
+func TestB3_AClockThatIsAdjusted(t *testing.T) {
+	l, machine := open(t, t.TempDir()), &machineClock{wall: time.Date(2026, 11, 28, 23, 59, 30, 0, time.UTC)}
+	machine.steady(l)
+	for _, by := range []time.Duration{maxSlip, -maxSlip / 2, 0} {
+		machine.pass(time.Hour)
+		machine.wall = machine.wall.Add(by)
+		if now := l.Now(); !now.Equal(machine.wall) {
+			t.Errorf("it is %v, want %v", now, machine.wall)
+		}
+	}
+}
