@@ -10,9 +10,7 @@ import (
 	"maps"
 	"os"
 	"reflect"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -166,13 +164,13 @@ func (d *decoder) parseDocument(data []byte) *yaml.Node {
 		d.faultOnLine(1, nil, emptyFile)
 		return nil
 	case err != nil:
-		d.reportSyntax(err)
+		d.reportSyntax(data, err)
 		return nil
 	}
 	if err := decoder.Decode(&second); err == nil {
 		d.faultOnLine(second.Line, nil, "a second document begins here, and a file may hold only one: remove it")
 	} else if !errors.Is(err, io.EOF) {
-		d.reportSyntax(err)
+		d.reportSyntax(data, err)
 	}
 	root := document.Content[0]
 	if root.ShortTag() == "!!null" {
@@ -183,15 +181,11 @@ func (d *decoder) parseDocument(data []byte) *yaml.Node {
 	return root
 }
 
-// reportSyntax adds a fault for an error of the YAML parser, which writes the line into its text.
-func (d *decoder) reportSyntax(err error) {
+// reportSyntax adds a fault for an error of the YAML parser.
+func (d *decoder) reportSyntax(data []byte, err error) {
 	d.incomplete = true
-	message, line := strings.TrimPrefix(err.Error(), "yaml: "), 0
-	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(message); m != nil {
-		line, _ = strconv.Atoi(m[1])
-		message = message[len(m[0]):]
-	}
-	d.faultOnLine(line, nil, "not valid YAML: "+message)
+	line, message := explainSyntax(data, err)
+	d.faultOnLine(line, nil, message)
 }
 
 // ForUpstreams returns the configuration of a gateway in front of running servers, whose models are
