@@ -42,6 +42,7 @@ With -c FILE the gateway runs the models of the file. With --upstream URL it ser
 it discovers on these servers. Each server gets as many requests at once as it says, or as --slots
 says. Without all of these it runs the models of ./sluice.yaml if there is such a file, else the
 simulated models of the quick start.`,
+		Args: refuseFile,
 		RunE: func(cmd *cobra.Command, models []string) error { return up(cmd, g, flags, models) },
 	}
 	f := c.Flags()
