@@ -32,9 +32,9 @@ type ClaimedError struct {
 // Error implements error.
 func (e *ClaimedError) Error() string {
 	if e.PID == 0 {
-		return fmt.Sprintf("the state directory %s is in use by a process that is not visible from here", e.Dir)
+		return fmt.Sprintf("the state directory %s is in use by a process that is not visible from here: stop that gateway, or give this one a state_dir of its own", e.Dir)
 	}
-	return fmt.Sprintf("the state directory %s is in use by process %d", e.Dir, e.PID)
+	return fmt.Sprintf("the state directory %s is in use by process %d: stop that gateway, or give this one a state_dir of its own", e.Dir, e.PID)
 }
 
 // claimPath is the path of the lock file.
