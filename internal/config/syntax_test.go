@@ -2,6 +2,8 @@ package config
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -42,5 +44,29 @@ func TestSyntaxFaultsNameTheirLine(t *testing.T) {
 				t.Errorf("the fault is %q in line %d, want line %d and %q", f.Message, f.Line, c.line, c.hint)
 			}
 		})
+	}
+}
+
+// TestAdminAddressOfBrokenFiles checks that the address of the running gateway is found in a file
+// that is not valid YAML, and that none is guessed where the file may name another.
+func TestAdminAddressOfBrokenFiles(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"admin: 127.0.0.1:9191 # here\nmodels:\n\t- name: a\n":     "127.0.0.1:9191",
+		"models:\n  - {name: a\nadmin: \"127.0.0.1:9192\"\n":       "127.0.0.1:9192",
+		"models:\n\t- name: a\n":                                   "127.0.0.1:9090",
+		"{\"admin\": \"127.0.0.1:9191\", \"models\": [}":           "",
+		"admin: 127.0.0.1:1\nadmin: 127.0.0.1:2\nmodels:\n\t- a\n": "",
+		"admin: here\nmodels:\n\t- a\n":                            "",
+		"# only a comment\n":                                       "",
+		"":                                                         "",
+	} {
+		file := filepath.Join(t.TempDir(), "sluice.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := AdminAddress(file); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: the address is %q, %v, want %q", text, got, err, want)
+		}
 	}
 }
