@@ -108,3 +108,18 @@ func TestB10_FilesNearLimit(t *testing.T) {
 		t.Errorf("with a low limit: %+v", all)
 	}
 }
+
+// A replica that has failed for a known reason has a condition that says what to do about that.
+func TestO1_FailedReplicasSayWhatToDo(t *testing.T) {
+	for reason, want := range map[string]string{
+		`start vllm: exec: "vllm": executable file not found in $PATH`: "Install the engine where the replica runs",
+		"weights not fetched: 404":                                     "Correct the model's source",
+		"torch.cuda.OutOfMemoryError":                                  "Give the model more memory",
+		"exit status 1; its log is /tmp/chat-0.log":                    "",
+	} {
+		c := failedCondition("chat", &engines.Replica{ID: "chat-0", Reason: reason, Failure: engines.ClassifyFailure(reason)})
+		if !strings.HasPrefix(c.Action, want) || (c.Action == "") != (want == "") || !strings.Contains(c.Message, reason) {
+			t.Errorf("%s: the message is %q, the action %q, want %q", reason, c.Message, c.Action, want)
+		}
+	}
+}
