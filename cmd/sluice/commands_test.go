@@ -137,3 +137,11 @@ func TestO8_ActionsPrintJSON(t *testing.T) {
 		}
 	}
 }
+
+// Without a place for a temporary state directory, `sluice up` says what it needs.
+func TestO8_UpNeedsATemporaryDirectory(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
+	if _, err := temporaryStateDir(); err == nil || !strings.Contains(err.Error(), "set TMPDIR to a directory that this user may write") {
+		t.Errorf("the error is %v", err)
+	}
+}

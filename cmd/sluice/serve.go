@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -238,5 +239,8 @@ func temporaryStateDir() (string, error) {
 		return handed, nil
 	}
 	dir, err := os.MkdirTemp("", name)
-	return filepath.Join(dir, state), err
+	if err != nil {
+		return "", fmt.Errorf("temporary state directory: %w: set TMPDIR to a directory that this user may write, or name a file with a state_dir by -c", err)
+	}
+	return filepath.Join(dir, state), nil
 }
