@@ -104,8 +104,8 @@ func explainArgs(c *cobra.Command) {
 	}
 }
 
-// refuseFile returns an error if an argument is a configuration file and the command takes one by -c
-// alone.
+// refuseFile returns an error if an argument is a configuration file and the command takes one by
+// -c alone.
 func refuseFile(cmd *cobra.Command, args []string) error {
 	if cmd.Flags().Lookup("config") == nil {
 		return nil

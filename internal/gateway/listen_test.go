@@ -85,7 +85,8 @@ func TestX20_SocketsOfKilledProcessesAreRemoved(t *testing.T) {
 	}
 }
 
-// TestListenErrorsSayWhatToDo checks that the errors of listeners name the field and say what to do.
+// TestListenErrorsSayWhatToDo checks that the errors of listeners name the field and say what to
+// do.
 func TestListenErrorsSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
