@@ -66,7 +66,11 @@ func (a *adminAccess) address() (string, error) {
 	if err != nil || file == "" {
 		return defaultAdmin, err
 	}
-	return config.AdminAddress(file)
+	address, err := config.AdminAddress(file)
+	if err != nil {
+		return "", fmt.Errorf("%w\nso the file does not say where the gateway is: name it by --admin HOST:PORT", err)
+	}
+	return address, nil
 }
 
 // fileOrFound returns the file that a flag names. If the flag is empty, it returns foundFile if the

@@ -59,8 +59,31 @@ func TestO8_UnknownCommandsFail(t *testing.T) {
 	if _, err := execute(t, "keys", "revok"); err == nil || err.Error() != `sluice keys has no command "revok": use list, new, revoke` {
 		t.Errorf("the error is %v", err)
 	}
+	if _, err := execute(t, "models", "drian", "chat"); err == nil || err.Error() != `sluice models has no command "drian": use drain, restart, scale, undrain` {
+		t.Errorf("the error is %v", err)
+	}
 	if out, err := execute(t, "keys"); err != nil || !strings.Contains(out, "Make, list and revoke API keys") {
 		t.Errorf("without a name: %v, %q", err, out)
+	}
+}
+
+// Wrong arguments are answered by how the command is called.
+func TestO8_WrongArgumentsShowTheCommand(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"models drain":       "an argument is missing: the command is `sluice models drain MODEL [flags]`",
+		"models drain a b":   "\"b\" is one argument too many: the command is `sluice models drain MODEL [flags]`",
+		"ps extra":           "\"extra\" is one argument too many: the command is `sluice ps [--model NAME] [flags]`",
+		"admin token":        "an argument is missing: the command is `sluice admin token NAME [flags]`",
+		"requests cancel":    "an argument is missing: the command is `sluice requests cancel REQUEST [flags]`",
+		"import":             "an argument is missing: the command is `sluice import FILE [flags]`",
+		"status a.yaml":      `"a.yaml" is a configuration file: name it by -c a.yaml`,
+		"up ./a.yml":         `"./a.yml" is a configuration file: name it by -c ./a.yml`,
+		"envoy /usr/bin/nix": "\"/usr/bin/nix\" is one argument too many: the command is `sluice envoy [flags]`",
+	} {
+		if _, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want {
+			t.Errorf("sluice %s: the error is %v, want %s", args, err, want)
+		}
 	}
 }
 
@@ -112,5 +135,13 @@ func TestO8_ActionsPrintJSON(t *testing.T) {
 		if err != nil || out != "{\n  \"key\": \"sk-x\",\n  \"id\": \"1\",\n  \"min\": 1\n}\n" {
 			t.Errorf("%s: %v, %q", args, err, out)
 		}
+	}
+}
+
+// Without a place for a temporary state directory, `sluice up` says what it needs.
+func TestO8_UpNeedsATemporaryDirectory(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
+	if _, err := temporaryStateDir(); err == nil || !strings.Contains(err.Error(), "set TMPDIR to a directory that this user may write") {
+		t.Errorf("the error is %v", err)
 	}
 }

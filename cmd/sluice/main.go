@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -69,20 +70,70 @@ func newCommand() *cobra.Command {
 		newUsageCommand(),
 	)
 	for _, c := range root.Commands() {
+		explainArgs(c)
 		refuseUnknown(c)
 	}
 	return root
 }
 
+// explainArgs has this command, and those below it, say how they are called where their arguments
+// are wrong. Cobra only counts them.
+func explainArgs(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		explainArgs(sub)
+	}
+	check := c.Args
+	if check == nil {
+		return
+	}
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if check(cmd, args) == nil {
+			return nil
+		}
+		if err := refuseFile(cmd, args); err != nil {
+			return err
+		}
+		switch {
+		case len(args) == 0:
+			return fmt.Errorf("an argument is missing: the command is `%s`", cmd.UseLine())
+		case cmd.HasSubCommands():
+			return unknownCommand(cmd, args[0])
+		default:
+			return fmt.Errorf("%q is one argument too many: the command is `%s`", args[len(args)-1], cmd.UseLine())
+		}
+	}
+}
+
+// refuseFile returns an error if an argument is a configuration file and the command takes one by
+// -c alone.
+func refuseFile(cmd *cobra.Command, args []string) error {
+	if cmd.Flags().Lookup("config") == nil {
+		return nil
+	}
+	for _, arg := range args {
+		if ext := filepath.Ext(arg); ext == ".yaml" || ext == ".yml" {
+			return fmt.Errorf("%q is a configuration file: name it by -c %s", arg, arg)
+		}
+	}
+	return nil
+}
+
+// unknownCommand is the error of a name below a command that has no such command.
+func unknownCommand(cmd *cobra.Command, name string) error {
+	var names []string
+	for _, sub := range cmd.Commands() {
+		names = append(names, sub.Name())
+	}
+	return fmt.Errorf("%s has no command %q: use %s", cmd.CommandPath(), name, strings.Join(names, ", "))
+}
+
 // refuseUnknown has the groups of commands, this one and those below it, fail where a name below
 // them is unknown. Cobra prints their help and succeeds.
 func refuseUnknown(c *cobra.Command) {
-	var names []string
 	for _, sub := range c.Commands() {
 		refuseUnknown(sub)
-		names = append(names, sub.Name())
 	}
-	if len(names) == 0 || c.Runnable() {
+	if !c.HasSubCommands() || c.Runnable() {
 		return
 	}
 	c.Use += " COMMAND"
@@ -91,6 +142,6 @@ func refuseUnknown(c *cobra.Command) {
 		if len(args) == 0 {
 			return cmd.Help()
 		}
-		return fmt.Errorf("%s has no command %q: use %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
+		return unknownCommand(cmd, args[0])
 	}
 }

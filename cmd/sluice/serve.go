@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -42,6 +43,7 @@ With -c FILE the gateway runs the models of the file. With --upstream URL it ser
 it discovers on these servers. Each server gets as many requests at once as it says, or as --slots
 says. Without all of these it runs the models of ./sluice.yaml if there is such a file, else the
 simulated models of the quick start.`,
+		Args: refuseFile,
 		RunE: func(cmd *cobra.Command, models []string) error { return up(cmd, g, flags, models) },
 	}
 	f := c.Flags()
@@ -237,5 +239,8 @@ func temporaryStateDir() (string, error) {
 		return handed, nil
 	}
 	dir, err := os.MkdirTemp("", name)
-	return filepath.Join(dir, state), err
+	if err != nil {
+		return "", fmt.Errorf("temporary state directory: %w: set TMPDIR to a directory that this user may write, or name a file with a state_dir by -c", err)
+	}
+	return filepath.Join(dir, state), nil
 }

@@ -117,7 +117,11 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The replica's id in the URL has an invalid percent-encoding."))
 			return
 		}
+		hint := ""
 		for _, m := range h.Fleet().Models {
+			if m.Name == id {
+				hint = " It is a model: `sluice ps --model " + id + "` lists its replicas."
+			}
 			for i := range m.Replicas {
 				if m.Replicas[i].ID == id {
 					serve(w, r, m.Replicas[i])
@@ -125,7 +129,7 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 				}
 			}
 		}
-		writeError(w, notFound("There is no replica `"+id+"`."))
+		writeError(w, notFound("There is no replica `"+id+"`."+hint))
 	}
 }
 

@@ -87,6 +87,7 @@ func TestO8_Actions(t *testing.T) {
 		{"POST", "/api/v1/replicas/chat-0/drain", "", 200, `{"drained":true,"replica":"chat-0"}`, "replica chat-0"},
 		{"POST", "/api/v1/replicas/10.0.0.5%3A8000/undrain", "", 200, "", "unreplica 10.0.0.5:8000"},
 		{"POST", "/api/v1/replicas/chat-7/drain", "", 404, "no replica `chat-7`", ""},
+		{"GET", "/api/v1/replicas/chat/log", "", 404, "no replica `chat`. It is a model: `sluice ps --model chat` lists its replicas.", ""},
 		{"POST", "/api/v1/replicas/gone-0/undrain", "", 200, `{"drained":false,"replica":"gone-0"}`, "unreplica gone-0"},
 		{"POST", "/api/v1/replicas/chat-7/undrain", "", 404, "no replica `chat-7`", ""},
 		{"POST", "/api/v1/replicas/gone-0/drain", "", 404, "no replica `gone-0`", ""},

@@ -8,11 +8,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"reflect"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -36,19 +36,44 @@ func Load(path string) (*Config, error) {
 }
 
 // AdminAddress returns the field admin of the file with this name. It accepts a file with faults in
-// other fields, so that an operator reaches the running gateway while the file is being changed.
-// The error is Faults.
+// other fields, or in other lines if it is not valid YAML, so that an operator reaches the running
+// gateway while the file is being changed. The error is Faults.
 func AdminAddress(name string) (string, error) {
 	data, err := read(name)
 	if err != nil {
 		return "", unreadableFile(name, err)
 	}
 	d, c := newDecoder(name), &Config{}
-	d.decodeStruct(d.resolveAlias(d.parseDocument(data)), reflect.ValueOf(c).Elem(), nil)
+	root := d.parseDocument(data)
+	if root == nil && parseAll(data) != nil {
+		if address, ok := adminLine(data); ok {
+			return address, nil
+		}
+	}
+	d.decodeStruct(d.resolveAlias(root), reflect.ValueOf(c).Elem(), nil)
 	if d.incomplete || !d.valid(path{"admin"}) {
 		return "", d.faults
 	}
 	return c.Admin, nil
+}
+
+// adminField is a line that has the field admin of the first level.
+var adminField = regexp.MustCompile(`(?m)^admin:[ \t]+["']?([^\s"'#]+)`)
+
+// adminLine returns the field admin of a file that is not valid YAML, or its default if the word
+// does not occur in the file.
+func adminLine(data []byte) (address string, ok bool) {
+	switch lines := adminField.FindAllSubmatch(data, -1); {
+	case len(lines) == 1:
+		address = string(lines[0][1])
+		_, _, err := net.SplitHostPort(address)
+		return address, err == nil
+	case len(lines) == 0 && !bytes.Contains(data, []byte("admin")):
+		c, err := Parse("", []byte("{}"))
+		return c.Admin, err == nil
+	default:
+		return "", false
+	}
 }
 
 // unreadableFile returns the fault of a file that cannot be read.
@@ -166,13 +191,13 @@ func (d *decoder) parseDocument(data []byte) *yaml.Node {
 		d.faultOnLine(1, nil, emptyFile)
 		return nil
 	case err != nil:
-		d.reportSyntax(err)
+		d.reportSyntax(data, err)
 		return nil
 	}
 	if err := decoder.Decode(&second); err == nil {
 		d.faultOnLine(second.Line, nil, "a second document begins here, and a file may hold only one: remove it")
 	} else if !errors.Is(err, io.EOF) {
-		d.reportSyntax(err)
+		d.reportSyntax(data, err)
 	}
 	root := document.Content[0]
 	if root.ShortTag() == "!!null" {
@@ -183,15 +208,11 @@ func (d *decoder) parseDocument(data []byte) *yaml.Node {
 	return root
 }
 
-// reportSyntax adds a fault for an error of the YAML parser, which writes the line into its text.
-func (d *decoder) reportSyntax(err error) {
+// reportSyntax adds a fault for an error of the YAML parser.
+func (d *decoder) reportSyntax(data []byte, err error) {
 	d.incomplete = true
-	message, line := strings.TrimPrefix(err.Error(), "yaml: "), 0
-	if m := regexp.MustCompile(`^line (\d+): `).FindStringSubmatch(message); m != nil {
-		line, _ = strconv.Atoi(m[1])
-		message = message[len(m[0]):]
-	}
-	d.faultOnLine(line, nil, "not valid YAML: "+message)
+	line, message := explainSyntax(data, err)
+	d.faultOnLine(line, nil, message)
 }
 
 // ForUpstreams returns the configuration of a gateway in front of running servers, whose models are

@@ -36,7 +36,7 @@ func yamlCases() []ruleCase {
 		{"only comments", "# nothing\n---\n", []string{"3: " + emptyFile}},
 		{"nothing", "~", []string{"1: " + emptyFile}},
 		{"null", "models:\ntenants: ~\n", nil},
-		{"syntax", "a: b\n  c: d", []string{"2: not valid YAML: mapping values are not allowed in this context"}},
+		{"syntax", "a: b\n  c: d", []string{"2: not valid YAML: mapping values are not allowed in this context: the line is indented too far, its value has a colon and must be in quotes, or the line above lacks its colon"}},
 		{"two documents", "admin: 127.0.0.1:1\n---\nadmin: 127.0.0.1:2", []string{"2: a second document begins here, and a file may hold only one: remove it"}},
 		{"a list", "- a", []string{"1: must be a mapping, is a list"}},
 		{"merge key", "auth: &a {mode: keys}\nmodels: []\n<<: {}", []string{"3: merge keys (<<) are not supported: write the fields out"}},

@@ -114,6 +114,21 @@ func (r *Head) field(name string) *string {
 	return nil
 }
 
+// unknownURL is the error of a request that no endpoint serves. Clients that add /v1 to their base
+// URL themselves, such as Anthropic's, send it twice when the base URL ends in it.
+func unknownURL(method, path string) *openai.Error {
+	path, _, _ = strings.Cut(path, "?")
+	hint := ""
+	if strings.HasPrefix(path, "/v1/v1/") {
+		hint = ". The base URL of this client must not end in /v1."
+	}
+	if len(path) > 200 {
+		path = path[:200] + "…"
+	}
+	return &openai.Error{Code: openai.CodeInvalidRequest, Status: 404,
+		Message: "Unknown request URL: " + method + " " + strings.ToValidUTF8(path, "?") + hint}
+}
+
 // check validates the headers and sets the endpoint. It runs before Envoy reads the body.
 func (r *Head) check(maxBody int64) *openai.Error {
 	if r.repeated != "" {
@@ -121,12 +136,7 @@ func (r *Head) check(maxBody int64) *openai.Error {
 	}
 	endpoint, ok := openai.EndpointOf(r.path)
 	if !ok {
-		path, _, _ := strings.Cut(r.path, "?")
-		if len(path) > 200 {
-			path = path[:200] + "…"
-		}
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 404,
-			Message: "Unknown request URL: " + r.method + " " + strings.ToValidUTF8(path, "?")}
+		return unknownURL(r.method, r.path)
 	}
 	r.endpoint, r.enginePath = endpoint, endpoint.EnginePath(r.path)
 	if r.method != "POST" {

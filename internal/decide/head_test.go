@@ -19,3 +19,15 @@ func TestB10_HeadersSentTwice(t *testing.T) {
 		}
 	}
 }
+
+// A client whose base URL ends in /v1 although it adds /v1 itself learns what is wrong.
+func TestUnknownURLsTellOfVersionsThatAreThereTwice(t *testing.T) {
+	for path, want := range map[string]string{
+		"/v1/v1/messages?beta=true": "Unknown request URL: POST /v1/v1/messages. The base URL of this client must not end in /v1.",
+		"/v1/nothing?a=b":           "Unknown request URL: POST /v1/nothing",
+	} {
+		if got := (&Head{path: path, method: "POST"}).check(1 << 20); got == nil || got.Status != 404 || got.Message != want {
+			t.Errorf("%s: %+v, want %q", path, got, want)
+		}
+	}
+}

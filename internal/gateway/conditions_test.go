@@ -147,22 +147,37 @@ func TestB10_WhatIsReadyHasOneTruth(t *testing.T) {
 	}
 	g.fleet.Set("upstream", engines.Part{Models: []engines.Model{{Name: "found", Launcher: engines.Upstream, Discovered: true}},
 		Replicas: []engines.Replica{ready("a", "127.0.0.1:1"), ready("b", "127.0.0.1:2")}})
-	check := func(when string, n int) {
+	check := func(when string, n int, want string) {
 		t.Helper()
 		eventually(t, when, func() bool { return g.modelLoad("found").Usable == n })
 		var told string
 		for _, c := range g.modelConditions() {
 			told = c.Message
 		}
-		if want := fmt.Sprintf("Model found has %d of 1 replicas.", n); told != want {
+		if told != want {
 			t.Errorf("%s: the condition says %q, want %q", when, told, want)
 		}
 		if v := g.sampleModel(g.fleet.Snapshot().Models["found"], nil); v[history.ReplicasReady] != float64(n) {
 			t.Errorf("%s: the history has %v", when, v[history.ReplicasReady])
 		}
 	}
-	check("Envoy knows none", 0)
+	check("Envoy knows none", 0, "Model found has 0 of 1 replicas.")
 	g.dispatcher.SetRoutable(headers.ModelCluster("found"), map[string]netip.AddrPort{
 		"a": netip.MustParseAddrPort("127.0.0.1:1"), "b": netip.MustParseAddrPort("127.0.0.1:2")})
-	check("Envoy knows both", 2)
+	check("Envoy knows both", 2, "Model found has 2 replicas and needs 1.")
+}
+
+// A replica that has failed for a known reason has a condition that says what to do about that.
+func TestO1_FailedReplicasSayWhatToDo(t *testing.T) {
+	for reason, want := range map[string]string{
+		`start vllm: exec: "vllm": executable file not found in $PATH`: "Install the engine where the replica runs",
+		"weights not fetched: 404":                                     "Correct the model's source",
+		"torch.cuda.OutOfMemoryError":                                  "Give the model more memory",
+		"exit status 1; its log is /tmp/chat-0.log":                    "",
+	} {
+		c := failedCondition("chat", &engines.Replica{ID: "chat-0", Reason: reason, Failure: engines.ClassifyFailure(reason)})
+		if !strings.HasPrefix(c.Action, want) || (c.Action == "") != (want == "") || !strings.Contains(c.Message, reason) {
+			t.Errorf("%s: the message is %q, the action %q, want %q", reason, c.Message, c.Action, want)
+		}
+	}
 }

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -44,7 +43,7 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 	if tcp == nil {
 		var err error
 		if tcp, err = net.Listen("tcp", c.Listen); err != nil {
-			return nil, fmt.Errorf("control: %w", err)
+			return nil, explainListen("control.listen", err)
 		}
 	}
 	l, err := control.New(tcp, controlFiles(c), g.log)

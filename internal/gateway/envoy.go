@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -195,7 +194,7 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return explainListen("listen", err)
 	}
 	return l.Close()
 }

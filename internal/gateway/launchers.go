@@ -355,7 +355,7 @@ func (l *launchers) serveNodes(ctx context.Context, group *errgroup.Group) error
 func (l *launchers) listenForNodes(ctx context.Context) (net.Listener, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", l.config().Control.Nodes)
 	if err != nil {
-		return nil, fmt.Errorf("control: %w", err)
+		return nil, explainListen("control.nodes", err)
 	}
 	return listener, nil
 }

@@ -140,12 +140,26 @@ func listenOperators(name, address string, h http.Handler, inherited map[string]
 	if l == nil {
 		var err error
 		if l, err = net.Listen("tcp", address); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, explainListen(name, err)
 		}
 	}
 	s := newHTTPSocket(l, h, 10*time.Second)
 	s.address = address
 	return s, nil
+}
+
+// explainListen adds to the error of a listener what to do. field names the address in the file.
+func explainListen(field string, err error) error {
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return fmt.Errorf("%s: %w: `ss -ltnp` shows the program that listens there; end it, or set %s to another port", field, err, field)
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return fmt.Errorf("%s: %w: set %s to an address of this machine", field, err, field)
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%s: %w: set %s to a port from 1024, or allow the gateway's user lower ones", field, err, field)
+	default:
+		return fmt.Errorf("%s: %w", field, err)
+	}
 }
 
 // listenUnix listens on a socket of the state directory. It takes the path of a process that has

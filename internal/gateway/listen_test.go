@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 )
 
@@ -80,6 +81,25 @@ func TestX20_SocketsOfKilledProcessesAreRemoved(t *testing.T) {
 	for path, want := range map[string]bool{killed: false, carries: true, other: true} {
 		if _, err := os.Stat(path); (err == nil) != want {
 			t.Errorf("%s is there: %v, want %v", path, err == nil, want)
+		}
+	}
+}
+
+// TestListenErrorsSayWhatToDo checks that the errors of listeners name the field and say what to
+// do.
+func TestListenErrorsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	for address, want := range map[string]string{
+		taken.Addr().String(): "address already in use: `ss -ltnp` shows the program that listens there; end it, or set admin to another port",
+		"192.0.2.1:9090":      "cannot assign requested address: set admin to an address of this machine",
+	} {
+		if _, err := listenOperators("admin", address, nil, nil); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: the error is %v, want %s", address, err, want)
 		}
 	}
 }

@@ -35,9 +35,9 @@ func (g *Gateway) checkTakeOver(ctx context.Context, predecessor *helloMessage) 
 // It leaves out what the predecessor passes on or frees.
 func (g *Gateway) checkAddresses(ctx context.Context, predecessor *helloMessage) error {
 	c := g.options.Config
-	wanted := [][2]string{{"admin", c.Admin}, {"health", c.Health}, {"control", c.Control.Listen}}
+	wanted := [][2]string{{"admin", c.Admin}, {"health", c.Health}, {"control.listen", c.Control.Listen}}
 	if predecessor.Frees != nil {
-		wanted = append(wanted, [2]string{"control", c.Control.Nodes}, [2]string{"peers", c.Peers})
+		wanted = append(wanted, [2]string{"control.nodes", c.Control.Nodes}, [2]string{"peers", c.Peers})
 	}
 	for _, w := range wanted {
 		field, address := w[0], w[1]
@@ -46,7 +46,7 @@ func (g *Gateway) checkAddresses(ctx context.Context, predecessor *helloMessage)
 		}
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 		if err != nil {
-			return fmt.Errorf("%s: %w", field, err)
+			return explainListen(field, err)
 		}
 		if err := l.Close(); err != nil {
 			return fmt.Errorf("%s: %w", field, err)

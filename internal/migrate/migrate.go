@@ -86,6 +86,9 @@ func read(text []byte) ([]source, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
+		if err != nil && strings.Contains(err.Error(), "into map[string]interface {}") {
+			return nil, errors.New("the file is no mapping of YAML, as the files of LiteLLM, llama-swap and KubeAI are")
+		}
 		if err != nil {
 			return nil, fmt.Errorf("not valid YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 		}

@@ -403,6 +403,8 @@ func TestWhatCannotBeImported(t *testing.T) {
 	}{
 		"empty":          {"", "", "the file is empty"},
 		"no YAML":        {"", "a: b: c", "not valid YAML: mapping values are not allowed in this context"},
+		"of nginx":       {"", "upstream llm { server 10.0.0.1:8000; }\nserver { listen 80; }\n", "the file is no mapping of YAML"},
+		"a name twice":   {"", "model_list: []\nmodel_list: []", "already defined"},
 		"something else": {"", "services: {}", "the file is no configuration of LiteLLM, llama-swap or KubeAI"},
 		"an own file":    {"", "models: [{name: a}]", "the file is no configuration of"},
 		"no models":      {"", "model_list: []", "the file has no model as litellm names them"},

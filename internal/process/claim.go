@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 )
 
@@ -31,10 +32,11 @@ type ClaimedError struct {
 
 // Error implements error.
 func (e *ClaimedError) Error() string {
+	holder := "process " + strconv.Itoa(e.PID)
 	if e.PID == 0 {
-		return fmt.Sprintf("the state directory %s is in use by a process that is not visible from here", e.Dir)
+		holder = "a process that is not visible from here"
 	}
-	return fmt.Sprintf("the state directory %s is in use by process %d", e.Dir, e.PID)
+	return fmt.Sprintf("the state directory %s is in use by %s: stop that gateway, or give this one a state_dir of its own", e.Dir, holder)
 }
 
 // claimPath is the path of the lock file.

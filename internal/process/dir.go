@@ -62,7 +62,7 @@ func Open(path string, log Logger) (*Dir, error) {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("state directory: %w", makeFault(path, err))
 	}
 	// All paths to the directory must give the same sockets, so symbolic links are resolved.
 	if path, err = filepath.EvalSymlinks(path); err != nil {

@@ -42,6 +42,14 @@ func writeFault(dir string, err error) error {
 	return err
 }
 
+// makeFault adds to the error of making the state directory what the operator can do.
+func makeFault(dir string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: user %d may not make %s: make it for this user, or name another directory in state_dir", err, os.Geteuid(), dir)
+	}
+	return writeFault(dir, err)
+}
+
 // isFull reports whether a write found no room on its file system.
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 

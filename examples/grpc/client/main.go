@@ -1,7 +1,7 @@
 // Command client sends a prompt to a model by gRPC and prints the answer as it arrives. Users run
 // it to try the protocol llm.v1:
 //
-//	go run ./examples/grpc/client -model sim "Tell me about the sea"
+//	go run ./examples/grpc/client -model chat "Tell me about the sea"
 //
 // If the gateway requires a key, set the environment variable SLUICE_API_KEY.
 package main

@@ -6,9 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -96,6 +98,38 @@ func runDocumented(t *testing.T, g *harness.Gateway, bin, page, script string) {
 	c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%s: %v\n%s\n%s", page, err, script, out)
+	}
+}
+
+// namedModel matches a model in a command or a call of an example.
+var namedModel = regexp.MustCompile(`-model (\w+) |\bmodel="(\w+)"|^ .*\\?"model\\?": \\?"(\w+)`)
+
+// TestO11_ExamplesNameModelsThatThereAre checks that the commands of the examples that come without
+// a file of their own name models of the quick start.
+func TestO11_ExamplesNameModelsThatThereAre(t *testing.T) {
+	t.Parallel()
+	quickStart, err := config.Load(filepath.Join(testutil.Root(), "examples/quickstart/sluice.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, name := range []string{"grpc", "realtime"} {
+		text, err := os.ReadFile(filepath.Join(testutil.Root(), "examples", name, "README.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			for _, m := range namedModel.FindAllStringSubmatch(line, -1) {
+				found++
+				model := m[1] + m[2] + m[3]
+				if !slices.ContainsFunc(quickStart.Models, func(have config.Model) bool { return have.Name == model }) {
+					t.Errorf("examples/%s/README.md names the model %s, which the quick start has not", name, model)
+				}
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("only %d models are named", found)
 	}
 }
 
