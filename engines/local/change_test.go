@@ -304,8 +304,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// StopUnread waits for requests, but not for readers of older snapshots: their time, and the time for
-// requests, are an hour here.
+// StopUnread waits for requests, but not for readers of older snapshots: their time, and the time
+// for requests, are an hour here.
 func TestStopUnread(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
