@@ -8,8 +8,13 @@ RACE ?= -race
 # Their packages run one after another (-p 1), because the tests of one package already run in parallel.
 E2E = $(shell go list ./... | grep /tests/e2e/)
 # Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
-# Those of lifecycle take seven minutes and are left to test-ext-proc.
-E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines kubernetes nodes routing streams)
+# Where replicas run, starts and stops, and the operator's page are left to test-ext-proc.
+E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines routing streams)
+E2E_NO_REQUESTS = AdminPage|OnThePage|_O10_Page|O11_
+# Most tests wait for processes, and not for a processor. So go test runs more at a time than there are
+# processors: AT_ONCE tests of a package with gateways, and PACKAGES_AT_ONCE packages without gateways.
+AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
+PACKAGES_AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
 UNIT = $(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/)
@@ -48,17 +53,17 @@ run: envoy build
 
 # test runs all tests, with a real Envoy, a real llama.cpp, the official clients and a real browser.
 test: tools vet
-	go test $(RACE) -vet=off -timeout 10m $(UNIT)
+	go test $(RACE) -vet=off -timeout 15m -p $(PACKAGES_AT_ONCE) $(UNIT)
 	go test -vet=off $(VIRTUAL)
 	# Once more with net/http in the place of internal/http1, which tells a fault of ours from one of Envoy's.
 	SLUICE_HTTP1=std go test -vet=off ./internal/relay
 	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests through Envoy.
-	SLUICE_FILTER=module go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)
-	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -timeout 20m $(E2E_REQUESTS)
+	SLUICE_FILTER=module go test -vet=off -count=1 -p 1 -parallel $(AT_ONCE) -timeout 20m $(E2E)
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -parallel $(AT_ONCE) -timeout 20m -skip '$(E2E_NO_REQUESTS)' $(E2E_REQUESTS)
 
 # test-ext-proc runs all tests through Envoy with ext_proc, of which test runs a part.
 test-ext-proc: tools
-	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -timeout 20m $(E2E)
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -parallel $(AT_ONCE) -timeout 20m $(E2E)
 
 # test-vllm tests a real vLLM on the CPU. It is not part of test, because it downloads a gigabyte and
 # takes minutes.

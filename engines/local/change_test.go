@@ -304,6 +304,31 @@ func TestStop(t *testing.T) {
 	}
 }
 
+// StopUnread waits for requests, but not for readers of older snapshots: their time, and the time
+// for requests, are an hour here.
+func TestStopUnread(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	w.setLoad("chat-0", 1)
+	c := w.config()
+	c.DrainSettle, c.DrainTimeout = time.Hour, time.Hour
+	l := New(c)
+	l.Set([]Model{w.model("chat", 2)})
+	run(t, l)
+	all := w.awaitReady("chat", 2)
+	stopped := make(chan error, 1)
+	go func() { stopped <- l.StopUnread(context.Background()) }()
+	w.eventually("the idle one ends", func() bool { return !processRuns(all[1].PID) })
+	if !processRuns(all[0].PID) {
+		t.Error("a replica with a request was ended")
+	}
+	w.setLoad("chat-0", 0)
+	w.eventually("all end", func() bool { return len(w.dir.Records()) == 0 })
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestStopIsBounded(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)

@@ -238,7 +238,14 @@ func (l *Launcher) stopLoop() {
 // Stop drains all replicas, waits until each has finished its requests or until DrainTimeout or ctx
 // is over, and ends the processes. If Run is running, it returns nil first. If Run is called later,
 // it returns nil at once. The errors name the replicas that could not be stopped.
-func (l *Launcher) Stop(ctx context.Context) error {
+func (l *Launcher) Stop(ctx context.Context) error { return l.stopAll(ctx, l.config.DrainSettle) }
+
+// StopUnread is Stop for a caller that knows that nobody reads the fleet any more to send requests.
+// So it does not wait for DrainSettle. It still waits for the requests that the replicas have.
+func (l *Launcher) StopUnread(ctx context.Context) error { return l.stopAll(ctx, 0) }
+
+// stopAll drains all replicas, each at least for settle, and ends their processes.
+func (l *Launcher) stopAll(ctx context.Context, settle time.Duration) error {
 	l.stopLoop()
 	wanted := l.desired()
 	replicas := l.table.drainAll()
@@ -247,7 +254,7 @@ func (l *Launcher) Stop(ctx context.Context) error {
 	var stopping sync.WaitGroup
 	for i, r := range replicas {
 		stopping.Go(func() {
-			if err := r.shutdown(ctx, l.config.DrainTimeout); err != nil {
+			if err := r.shutdown(ctx, settle, l.config.DrainTimeout); err != nil {
 				errs[i] = fmt.Errorf("replica %s: %w", r.id, err)
 			}
 		})

@@ -89,7 +89,7 @@ func (r *runner) drainAndStop(ctx context.Context, s *stopRequest) bool {
 	if r.process != nil && r.served {
 		draining, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(s.cancelled, cancel)
-		r.drain(draining, orDefault(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout))
+		r.drain(draining, r.launcher.config.DrainSettle, orDefault(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout))
 		stop()
 		cancel()
 	}
@@ -100,24 +100,24 @@ func (r *runner) drainAndStop(ctx context.Context, s *stopRequest) bool {
 	return true
 }
 
-// shutdown waits at most the given time until the replica's requests are finished, and stops the
-// process.
-func (r *runner) shutdown(ctx context.Context, atMost time.Duration) error {
+// shutdown waits until the replica's requests are finished, at least and at most the given times,
+// and stops the process.
+func (r *runner) shutdown(ctx context.Context, settle, atMost time.Duration) error {
 	if r.process != nil && r.served {
-		r.drain(ctx, atMost)
+		r.drain(ctx, settle, atMost)
 	}
 	return r.stopProcess(ctx)
 }
 
-// drain returns when the replica has no requests, but not before DrainSettle: until then a reader
-// of an older snapshot may send it a request.
-func (r *runner) drain(ctx context.Context, atMost time.Duration) {
+// drain returns when the replica has no requests, but not before settle: until then a reader of an
+// older snapshot may send it a request.
+func (r *runner) drain(ctx context.Context, settle, atMost time.Duration) {
 	c := r.launcher.config
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	alive, cancel := whileAlive(ctx, r.process)
 	defer cancel()
-	wait(alive, c.DrainSettle)
+	wait(alive, settle)
 	for c.InFlight != nil && alive.Err() == nil && c.InFlight(r.id) > 0 {
 		wait(alive, drainPollInterval)
 	}

@@ -84,6 +84,7 @@ func underSanitizers(t *testing.T, name string, run func(t *testing.T, program, 
 // compile compiles a program with the stand-in for Envoy.
 func compile(t *testing.T, sanitizers, program string, more ...string) {
 	t.Helper()
+	onlyOnce(t)
 	args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-fsanitize=" + sanitizers, "-fno-sanitize-recover=all", "-o", program, "harness/envoy.c"}, more...)
 	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {

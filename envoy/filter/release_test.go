@@ -58,6 +58,7 @@ func releasedFilters(t *testing.T, zig string) string {
 // copyOfSources returns a directory with the sources of the filter, and what compiles them.
 func copyOfSources(t *testing.T) (root string) {
 	t.Helper()
+	onlyOnce(t)
 	root = t.TempDir()
 	for _, name := range []string{"scripts/lib.sh", "scripts/module.sh", "scripts/zig.sh", "envoy/filter/src"} {
 		to := filepath.Join(root, name)

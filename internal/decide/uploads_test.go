@@ -73,17 +73,17 @@ func TestX7_BodiesOfATenant(t *testing.T) {
 }
 
 func TestX7_BytesOfBodies(t *testing.T) {
-	u := newUploads(UploadLimits{MaxBytes: 160}, 100)
+	u := newUploads(UploadLimits{MaxBytes: 1600}, 1000)
 	for _, test := range []struct {
 		tenant string
 		length int64
 		fits   bool
 	}{
-		{"a", 100, true},
-		{"a", 21, false}, // three quarters for one tenant
-		{"a", 20, true},
-		{"b", 41, false},
-		{"b", 30, true},
+		{"a", 1000, true},
+		{"a", 210, false}, // three quarters for one tenant
+		{"a", 200, true},
+		{"b", 410, false},
+		{"b", 300, true},
 		{"b", -1, true}, // a sixteenth
 		{"b", 1, false},
 	} {
@@ -92,7 +92,7 @@ func TestX7_BytesOfBodies(t *testing.T) {
 			t.Errorf("%d bytes of %s: %v", test.length, test.tenant, fault)
 		}
 	}
-	if s := u.status(); s.Bytes != 160 || s.Count != 4 || s.Refused != 3 {
+	if s := u.status(); s.Bytes != 1600 || s.Count != 4 || s.Refused != 3 {
 		t.Errorf("%+v", s)
 	}
 	u = newUploads(UploadLimits{MaxBytes: 10}, 100)

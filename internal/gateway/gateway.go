@@ -475,7 +475,11 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	g.awaitEnvoys(unhurried, timeout)
 	failed := g.envoy.stop(ctx, timeout)
 	stopStreams()
-	failed = errors.Join(failed, g.launchers.stop(ctx))
+	stopOwn := g.launchers.local.Stop
+	if failed == nil && g.envoy.process != nil && g.sockets.remote == nil {
+		stopOwn = g.launchers.local.StopUnread // the only Envoy has ended, and the relay too
+	}
+	failed = errors.Join(failed, g.launchers.stop(ctx, stopOwn))
 	return errors.Join(failed, g.dir.EndAll(ctx, 5*time.Second))
 }
 

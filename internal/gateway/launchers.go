@@ -202,14 +202,14 @@ func (l *launchers) awaitFirstReports(ctx context.Context) {
 }
 
 // stop stops the replicas of all nodes at the same time, so that a slow node does not shorten the
-// time of another node.
-func (l *launchers) stop(ctx context.Context) error {
+// time of another node. stopOwn stops those of the gateway's own node.
+func (l *launchers) stop(ctx context.Context, stopOwn func(context.Context) error) error {
 	var failed [2]error
 	var stopping sync.WaitGroup
 	if l.joined != nil {
 		stopping.Go(func() { failed[0] = l.stopNodes(ctx) })
 	}
-	stopping.Go(func() { failed[1] = l.local.Stop(ctx) })
+	stopping.Go(func() { failed[1] = stopOwn(ctx) })
 	stopping.Wait()
 	return errors.Join(failed[:]...)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/internal/redistest"
@@ -295,5 +296,67 @@ func TestB4_AChangeIsInForceWithoutAReading(t *testing.T) {
 	}
 	if found, err := s.Remove(t.Context(), "one"); !found || err != nil || len(inForce) != 0 {
 		t.Errorf("revoked: %v, %v, %v", found, err, inForce)
+	}
+}
+
+// A gateway that could not read the keys yet puts none in force when one is made: the list would
+// lack the others, and so revoke them.
+func TestB4_AChangeBeforeTheFirstReadingRevokesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys.json")
+	if err := File(path).Add(t.Context(), Key{ID: "before"}); err != nil {
+		t.Fatal(err)
+	}
+	var inForce [][]Key
+	d := &deafBackend{Backend: File(path), down: true}
+	s := New(Config{Backend: d, Apply: func(all []Key) { inForce = append(inForce, all) }, Log: zap.NewNop()})
+	if err := s.Add(t.Context(), Key{ID: "new"}); err != nil || len(inForce) != 0 {
+		t.Errorf("%v, in force without a reading: %v", err, inForce)
+	}
+	d.down = false
+	if err := s.Read(t.Context()); err != nil || len(inForce) != 1 || len(inForce[0]) != 2 {
+		t.Errorf("%v, in force: %v", err, inForce)
+	}
+}
+
+// The oldest key is the first, whatever its id is. Of two keys of one moment the ids decide.
+func TestB4_KeysAreListedByAge(t *testing.T) {
+	b, now := File(filepath.Join(t.TempDir(), "keys.json")), time.Now().UTC()
+	for i, id := range []string{"c", "b", "a"} {
+		if err := b.Add(t.Context(), Key{ID: id, Created: now.Add(time.Duration(i/2) * time.Second)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := New(Config{Backend: b, Apply: func([]Key) {}, Log: zap.NewNop()})
+	if err := s.Read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if all := s.List(); len(all) != 3 || all[0].ID != "b" || all[1].ID != "c" || all[2].ID != "a" {
+		t.Errorf("the list is %v", all)
+	}
+}
+
+// The last of MaxKeys keys is made, and no more.
+func TestB4_NoMoreThanMaxKeys(t *testing.T) {
+	s := New(Config{Backend: File(filepath.Join(t.TempDir(), "keys.json")), Apply: func([]Key) {}, Log: zap.NewNop()})
+	for n, want := range map[int]error{MaxKeys - 1: nil, MaxKeys: ErrFull} {
+		s.keys = make([]Key, n)
+		if err := s.Add(t.Context(), Key{ID: "one"}); !errors.Is(err, want) {
+			t.Errorf("with %d keys: %v, want %v", n, err, want)
+		}
+	}
+}
+
+// Each time that the keys can no longer be read is logged once.
+func TestB4_EachFaultIsLoggedOnce(t *testing.T) {
+	core, logged := observer.New(zap.InfoLevel)
+	d := &deafBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json"))}
+	s := New(Config{Backend: d, Apply: func([]Key) {}, Log: zap.New(core)})
+	for times := 1; times <= 2; times++ {
+		for _, d.down = range []bool{true, true, false} {
+			_ = s.Read(t.Context())
+		}
+		if n := logged.FilterMessageSnippet("not read").Len(); n != times {
+			t.Errorf("%d faults were logged, want %d", n, times)
+		}
 	}
 }

@@ -46,8 +46,7 @@ func instructions(t *testing.T) [][]string {
 // root that is read-only, without capabilities, with the configuration of the manifests.
 func TestE2E_B11_TheContainer(t *testing.T) {
 	t.Parallel()
-	dist := filepath.Join(t.TempDir(), "dist")
-	makeDist(t, dist)
+	dist := sharedDist(t)
 	checkInstructions(t, dist)
 	root := layOut(t, dist)
 	url, key := configureContainer(t, root)

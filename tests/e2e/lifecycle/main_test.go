@@ -10,4 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) {
+	status := harness.Main(m)
+	os.RemoveAll(shared.dir)
+	os.Exit(status)
+}

@@ -188,7 +188,7 @@ models:
 	}
 	t.Cleanup(g.Stop)
 	g.Launch()
-	g.AwaitAdmin()
+	g.AwaitLogged(`"msg":"serving"`, 1) // Envoy listens, although no replica is ready
 	const shown = "loading with … and api_key=… from 10.9.8.7"
 	harness.Eventually(t, "the replica shows the line", func() error {
 		if r := g.Replicas()["chat-0"]; r.Reason != shown {
