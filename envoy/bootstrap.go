@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -45,6 +46,12 @@ const (
 	// watchdog_miss, which nothing else follows. Each thread wakes up twice in this time to show
 	// that it is not stuck. With Envoy's default of 200 ms an idle Envoy takes a quarter more CPU.
 	missTimeout = 5 * time.Second
+	// requestsPerRead is how many requests of one connection a worker begins before it turns to the
+	// other connections.
+	requestsPerRead = 16
+	// resetsJudgedFrom is from how many requests on a connection Envoy closes it if the client has
+	// reset half of them within their first second. Envoy's default is 500.
+	resetsJudgedFrom = 100
 	// maxSocketPath is the longest path in a sockaddr_un on Linux, without the final zero.
 	maxSocketPath = 107
 )
@@ -123,9 +130,23 @@ func newBootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			Address:               pipe(c.AdminSocket, 0o600),
 			IgnoreGlobalConnLimit: true,
 		},
+		LayeredRuntime:  resetGuards(),
 		OverloadManager: overload,
 		Watchdogs:       &bootstrapv3.Watchdogs{MainThreadWatchdog: rareWatchdog(), WorkerWatchdog: rareWatchdog()},
 	}, nil
+}
+
+// resetGuards bounds what a client costs that begins requests over HTTP/2 and resets them at once,
+// on many connections. Envoy keeps the memory of a reset stream until it has read from all
+// connections.
+func resetGuards() *bootstrapv3.LayeredRuntime {
+	values := &structpb.Struct{Fields: map[string]*structpb.Value{
+		"http.max_requests_per_io_cycle":              structpb.NewNumberValue(requestsPerRead),
+		"overload.premature_reset_total_stream_count": structpb.NewNumberValue(resetsJudgedFrom),
+	}}
+	return &bootstrapv3.LayeredRuntime{Layers: []*bootstrapv3.RuntimeLayer{{
+		Name: "sluice", LayerSpecifier: &bootstrapv3.RuntimeLayer_StaticLayer{StaticLayer: values},
+	}}}
 }
 
 // rareWatchdog looks for stuck threads as rarely as missTimeout allows. package envoy asks Envoy

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
