@@ -34,8 +34,9 @@ const (
 	maxQueue = 16 << 20
 	// maxObserved is how much of a response is read for its id. The filter sends as much at most.
 	maxObserved = 64 << 10
-	// drainTime bounds how long the last frames of a broken connection are read.
-	drainTime = 200 * time.Millisecond
+	// drainTime bounds how long the last frames of a broken connection are read. A busy machine
+	// takes long for many of them.
+	drainTime = time.Second
 	// refusalTime bounds how long a filter of another version may take to close its connection.
 	refusalTime = time.Second
 )

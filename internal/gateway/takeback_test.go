@@ -121,8 +121,8 @@ func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
 			return strings.Join(lines, "\n")
 		}, spoil: nothing, want: "admin: listen tcp " + address},
 		"health":              {change: add("health: " + address + "\n"), spoil: nothing, want: "health: listen tcp " + address},
-		"control.listen":      {change: add("control: {listen: '" + address + "'" + pair), spoil: nothing, want: "control: listen tcp " + address},
-		"control.nodes":       {change: add("control: {nodes: '" + address + "'}\n"), spoil: nothing, want: "control: listen tcp " + address},
+		"control.listen":      {change: add("control: {listen: '" + address + "'" + pair), spoil: nothing, want: "control.listen: listen tcp " + address},
+		"control.nodes":       {change: add("control: {nodes: '" + address + "'}\n"), spoil: nothing, want: "control.nodes: listen tcp " + address},
 		"control.certificate": {change: add("control: {listen: '" + free + "'" + pair), spoil: halveKey, want: "control: "},
 	} {
 		t.Run(name, func(t *testing.T) {
