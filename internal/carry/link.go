@@ -103,6 +103,13 @@ func (l *Link) Released(t *dispatch.Ticket) {
 	}
 }
 
+// Learned tells the successor which replica has responses of which this process has learned.
+func (l *Link) Learned(r dispatch.ReplicaResponses) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sendLocked(outgoing{message: message{Learned: &r}})
+}
+
 // sendLocked queues messages. l.mu is held.
 func (l *Link) sendLocked(all ...outgoing) {
 	l.unsent = append(l.unsent, all...)
@@ -179,7 +186,7 @@ func (l *Link) readOrders(conn net.Conn) {
 }
 
 // everything returns what a successor must be told that knows nothing yet: the requests that are
-// held, and the costs that no successor has been told.
+// held, and the costs and the responses that no successor has been told.
 func (l *Link) everything() []outgoing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -188,17 +195,23 @@ func (l *Link) everything() []outgoing {
 		all = append(all, outgoing{message: message{Hold: newHold(ref, r)}})
 	}
 	for _, o := range l.unsent {
-		if o.Correct == nil {
-			continue
-		}
-		if _, held := l.held[o.Correct.Ref]; held {
+		switch {
+		case o.Learned != nil:
 			all = append(all, o)
-		} else {
+		case o.Correct == nil:
+		case l.isHeldLocked(o.Correct.Ref):
+			all = append(all, o)
+		default:
 			all = append(all, o.released()...)
 		}
 	}
 	l.unsent = nil
 	return append(all, outgoing{message: message{Synced: true}})
+}
+
+func (l *Link) isHeldLocked(ref uint64) bool {
+	_, held := l.held[ref]
+	return held
 }
 
 // putBack keeps messages for the next connection that could not be sent.

@@ -125,6 +125,8 @@ func (s *Server) handle(p *predecessor, m *message) {
 		if r := p.held[m.Correct.Ref]; r != nil {
 			r.Correct(m.Correct.Tokens)
 		}
+	case m.Learned != nil:
+		s.dispatcher.RestoreResponses([]dispatch.ReplicaResponses{*m.Learned})
 	case m.Release != 0:
 		s.replace(p, m.Release, nil)
 	case m.Synced:

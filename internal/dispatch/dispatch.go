@@ -151,6 +151,8 @@ type Dispatcher struct {
 	held heldTickets
 	// retired says that another process dispatches from now on
 	retired atomic.Bool
+	// onResponse is told of each response that is learned; nil while nobody watches
+	onResponse atomic.Pointer[func(ReplicaResponses)]
 	// nextWoken rotates the models in wakeOthers when a slot was freed that none of them had
 	nextWoken atomic.Uint64
 
@@ -181,6 +183,8 @@ type Dispatcher struct {
 	counters map[string]*counter
 	// earlyNews are the news of replicas of the fleet that have no counter yet, by replica id.
 	earlyNews map[string]*EngineNews
+	// unplaced are restored responses whose replicas are not known yet; guarded by mu
+	unplaced []ReplicaResponses
 	// unpickable maps the ids of those counters whose replica may not be picked to the model that
 	// the replica had last; guarded by mu
 	unpickable map[string]string

@@ -136,6 +136,7 @@ func (d *Dispatcher) replicaLocked(p Policy, own *estimator, m *engines.ModelSna
 	c := d.counterLocked(r.Model, r.ID)
 	since := c.setPickable(r.Address, now)
 	c.sharedID = d.sharedID(r)
+	c.setRun(runOf(r))
 	most, from := limit(p, r, c.news.Load())
 	address := r.Address.String()
 	return replica{id: r.ID, address: address, cluster: clusterOf(r),

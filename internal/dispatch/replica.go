@@ -75,6 +75,8 @@ type counter struct {
 	silent atomic.Int32
 	// news is what the engine said last; nil: nothing.
 	news atomic.Pointer[EngineNews]
+	// run is the run of the engine that was pickable last; nil: none was.
+	run atomic.Pointer[run]
 	// since is when the replica became pickable at address; guarded by Dispatcher.mu
 	since   time.Time
 	address netip.AddrPort

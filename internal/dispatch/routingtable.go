@@ -105,6 +105,7 @@ func (d *Dispatcher) rebuildLocked() {
 	d.poolsLocked(old, w)
 	d.table.Store(w)
 	d.locateRecoveredLocked()
+	d.placeResponsesLocked()
 	for name := range changed {
 		if t := w.routes[name]; t != nil {
 			d.admission.RetryWaiters(name)

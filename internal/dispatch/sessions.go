@@ -40,6 +40,8 @@ type sessionTable struct {
 	used    int
 	// latest is the time of the last find; guarded by mu
 	latest time.Time
+	// changes counts how often a response was set or found; guarded by mu
+	changes uint64
 }
 
 // sessionID identifies a session in a table. The zero value identifies none.
@@ -94,6 +96,9 @@ func (p *sessionTable) lookUp(id sessionID, now time.Time) (x session, hasOther 
 		}
 		if set[i].owner == id.owner {
 			set[i].asked = at
+			if id.owner != 0 {
+				p.changes++
+			}
 			return set[i], false
 		}
 		hasOther = true
@@ -106,6 +111,14 @@ func (p *sessionTable) put(id sessionID, c *counter, history uint32, now time.Ti
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.latest = now
+	if id.owner != 0 {
+		p.changes++
+	}
+	p.setEntryLocked(p.roomLocked(id, now), session{sessionID: id, history: history, replica: c, asked: now.UnixNano()})
+}
+
+// roomLocked is entryLocked in a table that it has grown if it was too small.
+func (p *sessionTable) roomLocked(id sessionID, now time.Time) *session {
 	if 2*p.used >= len(p.entries) && len(p.entries) < maxEntries {
 		p.growLocked()
 	}
@@ -114,7 +127,7 @@ func (p *sessionTable) put(id sessionID, c *counter, history uint32, now time.Ti
 		p.resizeLocked(2 * len(p.entries))
 		entry = p.entryLocked(id)
 	}
-	p.setEntryLocked(entry, session{sessionID: id, history: history, replica: c, asked: now.UnixNano()})
+	return entry
 }
 
 // entryLocked returns the entry of the session, or else the one that the session replaces.
@@ -240,8 +253,10 @@ func (c choice) chooseByPrevious(r *Request, now time.Time) choice {
 }
 
 // placeResponseLocked records that the replica of the ticket has its response, and tells other
-// gateways. history are the tokens of the conversation up to the response. Ticket.mu is held.
+// gateways and the successor of this process. history are the tokens of the conversation up to the
+// response. Ticket.mu is held.
 func (t *Ticket) placeResponseLocked(history int) {
 	r := &t.route.replicas[t.replicaIndex]
 	t.place(r, Placement{Model: t.route.Name, Replica: r.sharedID, Session: t.response.key, Owner: t.response.owner, History: uint32(history)})
+	t.dispatcher.tellResponse(t.route.Name, r, session{sessionID: t.response, history: uint32(history), asked: time.Now().UnixNano()})
 }

@@ -116,6 +116,7 @@ type Gateway struct {
 	access    atomic.Pointer[admin.Access]
 	launchers *launchers
 	operator  *operator
+	responses *responseKeeper
 	envoy     *envoyLink
 	// guard is nil when someone else runs Envoy.
 	guard     *connections.Guard
@@ -328,6 +329,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 		g.log.Error("tasks of the earlier run recovered with faults", zap.Error(err))
 	}
 	g.operator.restore()
+	g.responses.restore()
 	if err := g.applyFirst(); err != nil {
 		return err
 	}
@@ -392,7 +394,7 @@ func (g *Gateway) countEarlierRequests(ctx context.Context, from *takeOver) erro
 // state directory.
 func (g *Gateway) managers(guard []string) []func(context.Context) error {
 	all := []func(context.Context) error{
-		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run, g.announce, g.operator.run,
+		g.followFleet, g.freeRecovered, g.watcher.Run, g.conditions.Run, g.watchState, g.news.Run, g.announce, g.operator.run, g.responses.run,
 		func(ctx context.Context) error { return g.dir.KeepGuard(ctx, guard) },
 	}
 	all = append(all, g.launchers.components()...)

@@ -73,7 +73,7 @@ func (g *Gateway) makeAdmission() error {
 		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced(),
 		Failed: g.failed, ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
 	k.dispatcher = g.dispatcher
-	g.limits = k
+	g.limits, g.responses = k, &responseKeeper{log: g.log, dir: g.dir, dispatcher: g.dispatcher}
 	return g.makeRemoteRouting()
 }
 

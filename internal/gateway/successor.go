@@ -219,6 +219,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	defer func() {
 		if err != nil {
 			g.dispatcher.WatchTickets(nil)
+			g.dispatcher.WatchResponses(nil)
 			g.successorRelay.Store(nil)
 			unlink()
 		}
@@ -226,6 +227,10 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	g.successorRelay.Store(new(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
 	g.dispatcher.WatchTickets(link)
+	g.dispatcher.WatchResponses(link.Learned)
+	for _, r := range g.responses.unsaved() { // after the watch, so that none is missed
+		link.Learned(r)
+	}
 	g.serving.Go(func() error { return link.Run(linking) })
 	if _, err := s.conn.receive(ctx, takeTimeout); err != nil { // Serving
 		return err

@@ -18,6 +18,9 @@ type responseStore struct {
 	mu    sync.Mutex
 	known map[string]bool
 	name  string
+	// asked is told of a request with the input of inputOfSlow, which waits for finish. They may be
+	// nil.
+	asked, finish chan struct{}
 }
 
 func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -43,6 +46,10 @@ func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"error":{"message":"%s is busy","type":"server_error","code":null,"param":null}}`, s.name)
 		return
 	}
+	if body.Input == inputOfSlow {
+		s.asked <- struct{}{}
+		<-s.finish
+	}
 	id, ok := s.add(body.PreviousID)
 	switch {
 	case !ok:
@@ -61,6 +68,9 @@ func (s *responseStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // inputOfBusy is the input that the server refuses which has the previous response.
 const inputOfBusy = "Be busy."
+
+// inputOfSlow is the input of a request that the server answers later.
+const inputOfSlow = "Be slow."
 
 // has reports whether the server has a response.
 func (s *responseStore) has(id string) bool {

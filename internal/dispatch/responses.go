@@ -1,0 +1,271 @@
+package dispatch
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/sluice-gateway/sluice/engines"
+)
+
+// Which replica has which response outlives the process: the next process gets what Responses
+// returns, from a file or from this process, and passes it to RestoreResponses. A response is found
+// again if its replica is, and if its engine has not been started anew since.
+
+// ReplicaResponses are responses that one replica has given, as another process of the gateway gets
+// them.
+type ReplicaResponses struct {
+	Model   string `json:"model"`
+	Replica string `json:"replica"`
+	// Run identifies the run of the engine, which takes its responses with it. It is empty for a
+	// server that someone else runs: nobody tells of its starts.
+	Run string `json:"run,omitempty"`
+	// Responses are records of recordSize bytes, little endian: the key and the owner of a
+	// sessionID, the history, and when the response was last used in Unix seconds.
+	Responses []byte `json:"responses"`
+}
+
+const (
+	// recordSize is the size of a record in ReplicaResponses.
+	recordSize = 8 + 4 + 4 + 4
+	// maxResponses bounds what Responses returns of the tables of all models.
+	maxResponses = 1 << 17
+)
+
+// appendRecord appends a session as a record.
+func appendRecord(b []byte, x *session) []byte {
+	b = binary.LittleEndian.AppendUint64(b, x.key)
+	b = binary.LittleEndian.AppendUint32(b, x.owner)
+	b = binary.LittleEndian.AppendUint32(b, x.history)
+	return binary.LittleEndian.AppendUint32(b, uint32(min(max(x.asked/int64(time.Second), 0), math.MaxUint32)))
+}
+
+// sessions returns the responses that are not forgotten at a time. They have no replica.
+func (r *ReplicaResponses) sessions(now time.Time) []session {
+	var all []session
+	for record := range slices.Chunk(r.Responses, recordSize) {
+		if len(record) < recordSize {
+			break
+		}
+		x := session{sessionID: sessionID{key: binary.LittleEndian.Uint64(record), owner: binary.LittleEndian.Uint32(record[8:])},
+			history: binary.LittleEndian.Uint32(record[12:])}
+		used := time.Unix(int64(binary.LittleEndian.Uint32(record[16:])), 0)
+		x.asked = min(used.UnixNano(), now.UnixNano()) // the clock may have been set back
+		if x.key != 0 && x.owner != 0 && now.UnixNano()-x.asked < int64(sessionTTL) {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// run is one run of the engine of a replica.
+type run struct {
+	replica string
+	// process is the zero value for a server that someone else runs.
+	process process
+}
+
+func runOf(r *engines.Replica) run {
+	if r.Launcher == engines.Upstream {
+		return run{replica: r.ID}
+	}
+	return run{r.ID, processOf(r)}
+}
+
+// text returns ReplicaResponses.Run.
+func (r *run) text() string {
+	if r.process == (process{}) {
+		return ""
+	}
+	return fmt.Sprintf("%s pid=%d restarts=%d", r.process.address, r.process.pid, r.process.restarts)
+}
+
+// setRun records which run of its engine the counter counts for.
+func (c *counter) setRun(r run) {
+	if before := c.run.Load(); before == nil || *before != r {
+		c.run.Store(&r)
+	}
+}
+
+// ResponsesChanged returns a number that changes when a response is learned or used.
+func (d *Dispatcher) ResponsesChanged() (sum uint64) {
+	for _, e := range d.allEstimators() {
+		e.sessions.mu.Lock()
+		sum += e.sessions.changes
+		e.sessions.mu.Unlock()
+	}
+	return sum
+}
+
+// allEstimators returns the estimators by model.
+func (d *Dispatcher) allEstimators() map[string]*estimator {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return maps.Clone(d.estimators)
+}
+
+// Responses returns the responses that were learned or used since a time, and those whose replicas
+// have not come back since the start. Of more than maxResponses it returns the latest.
+func (d *Dispatcher) Responses(since time.Time) []ReplicaResponses {
+	now := time.Now()
+	known := map[string][]session{}
+	for model, e := range d.allEstimators() {
+		known[model] = e.sessions.responses(since, now)
+	}
+	from := earliest(known, maxResponses)
+	all := d.unplacedResponses(now)
+	for model, sessions := range known {
+		all = appendReplicas(all, model, sessions, from)
+	}
+	return all
+}
+
+// earliest returns the time from which on no more than n of the sessions were used, in Unix
+// nanoseconds.
+func earliest(known map[string][]session, n int) int64 {
+	sum := 0
+	for _, sessions := range known {
+		sum += len(sessions)
+	}
+	if sum <= n {
+		return math.MinInt64
+	}
+	times := make([]int64, 0, sum)
+	for _, sessions := range known {
+		for i := range sessions {
+			times = append(times, sessions[i].asked)
+		}
+	}
+	slices.Sort(times)
+	return times[sum-n-1] + 1
+}
+
+// appendReplicas appends the responses of a model that were used from a time on.
+func appendReplicas(all []ReplicaResponses, model string, sessions []session, from int64) []ReplicaResponses {
+	places := map[*counter]int{} // indexes in all
+	for i := range sessions {
+		x := &sessions[i]
+		at := x.replica.run.Load()
+		if x.asked < from || at == nil {
+			continue
+		}
+		place, ok := places[x.replica]
+		if !ok {
+			place = len(all)
+			places[x.replica] = place
+			all = append(all, ReplicaResponses{Model: model, Replica: at.replica, Run: at.text()})
+		}
+		all[place].Responses = appendRecord(all[place].Responses, x)
+	}
+	return all
+}
+
+// unplacedResponses returns the responses whose replicas have not come back since the start. It
+// drops those that are forgotten by now.
+func (d *Dispatcher) unplacedResponses(now time.Time) []ReplicaResponses {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unplaced = slices.DeleteFunc(d.unplaced, func(r ReplicaResponses) bool { return len(r.sessions(now)) == 0 })
+	return slices.Clone(d.unplaced)
+}
+
+// RestoreResponses adds responses of which another process of the gateway has told. Those of a
+// replica that is not known yet wait for it, for as long as a response is remembered. Those of an
+// engine that was started anew are dropped.
+func (d *Dispatcher) RestoreResponses(told []ReplicaResponses) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.unplaced = append(d.unplaced, told...)
+	d.placeResponsesLocked()
+}
+
+// placeResponsesLocked adds the restored responses whose replicas are known by now.
+func (d *Dispatcher) placeResponsesLocked() {
+	if len(d.unplaced) == 0 {
+		return
+	}
+	now, models := time.Now(), d.table.Load().snapshot.Models
+	d.unplaced = slices.DeleteFunc(d.unplaced, func(told ReplicaResponses) bool {
+		m, e := models[told.Model], d.estimators[told.Model]
+		if m == nil || e == nil {
+			return false
+		}
+		i := slices.IndexFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == told.Replica })
+		if i < 0 {
+			return false
+		}
+		at := runOf(&m.Replicas[i])
+		if at.text() != told.Run {
+			return m.Replicas[i].State == engines.Ready // until then its launcher may not know the process
+		}
+		c := d.counterLocked(told.Model, told.Replica)
+		c.setRun(at)
+		for _, x := range told.sessions(now) {
+			x.replica = c
+			e.sessions.restore(x, now)
+		}
+		return true
+	})
+}
+
+// WatchResponses calls f with each response that is learned from now on, and with what is learned
+// of it later. f must be quick and must not call the Dispatcher. nil ends that.
+func (d *Dispatcher) WatchResponses(f func(ReplicaResponses)) {
+	if f == nil {
+		d.onResponse.Store(nil)
+		return
+	}
+	d.onResponse.Store(&f)
+}
+
+// tellResponse tells the watcher of a response.
+func (d *Dispatcher) tellResponse(model string, r *replica, x session) {
+	f, at := d.onResponse.Load(), r.run.Load()
+	if f == nil || at == nil {
+		return
+	}
+	(*f)(ReplicaResponses{Model: model, Replica: r.id, Run: at.text(), Responses: appendRecord(nil, &x)})
+}
+
+// scanStep is how many entries of a table are read at once, while picks of the model wait.
+const scanStep = 1 << 12
+
+// responses returns the responses that were learned or used since a time and are not forgotten. It
+// may miss one that is learned meanwhile.
+func (p *sessionTable) responses(since, now time.Time) (all []session) {
+	p.mu.Lock()
+	size, used := len(p.entries), p.used
+	p.mu.Unlock()
+	all = make([]session, 0, used)
+	for first, more := 0, true; more; first += scanStep {
+		p.mu.Lock()
+		if len(p.entries) != size { // the entries are in other places now
+			first, size, all = 0, len(p.entries), all[:0]
+		}
+		next := min(first+scanStep, size)
+		for i := first; i < next; i++ {
+			x := &p.entries[i]
+			if x.owner != 0 && x.isLiveAt(now.UnixNano()) && x.asked/int64(time.Second) >= since.Unix() {
+				all = append(all, *x)
+			}
+		}
+		p.mu.Unlock()
+		more = next < size
+	}
+	return all
+}
+
+// restore adds a session that was last used at a time before now. It replaces no session that was
+// used later.
+func (p *sessionTable) restore(x session, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.latest = now
+	p.changes++
+	if entry := p.roomLocked(x.sessionID, now); !entry.isLiveAt(now.UnixNano()) || entry.asked <= x.asked {
+		p.setEntryLocked(entry, x)
+	}
+}

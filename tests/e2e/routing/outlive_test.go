@@ -1,0 +1,132 @@
+package routing
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// TestE2E_R7_StoredResponsesOutliveTheGateway: after a hand-over, a kill and a stop, the gateway
+// still knows which replica has which response. So does the successor for a response that its
+// predecessor has begun and carries to its end.
+func TestE2E_R7_StoredResponsesOutliveTheGateway(t *testing.T) {
+	t.Parallel()
+	asked, finish := make(chan struct{}), make(chan struct{})
+	config := "models:\n  - name: m\n    launcher: upstream\n    admission: {max_per_replica: 16}\n    routing: {strategy: round_robin}\n    upstreams:\n"
+	for n := range 4 {
+		s := &responseStore{known: map[string]bool{}, name: fmt.Sprint("s", n), asked: asked, finish: finish}
+		config += fmt.Sprintf("      - {url: %q}\n", harness.StartUpstream(t, s.ServeHTTP))
+	}
+	g := harness.Start(t, config)
+	g.AwaitReplicas("m", 4)
+	homes := map[string]string{}
+	create := func(way, body string, headers ...string) {
+		a := g.Post("/v1/responses", body, headers...)
+		id := responseID(t, a)
+		homes[id] = a.Header.Get("X-Sluice-Replica")
+		if way == "native" {
+			awaitSession(g, id)
+		}
+	}
+	for n := range 4 {
+		create("native", `{"model":"m","input":"Hello."}`)
+		create("managed", `{"model":"m","input":"Hello.","stream":true}`, fmt.Sprint("Idempotency-Key: ", n))
+	}
+	carried := make(chan struct{})
+	go func() {
+		defer close(carried)
+		create("managed", fmt.Sprintf(`{"model":"m","input":%q,"stream":true}`, inputOfSlow), "Idempotency-Key: slow")
+	}()
+	<-asked
+	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	g.AwaitReady()
+	close(finish)
+	<-carried
+	checkHomes(g, "restart", homes)
+	create("native", `{"model":"m","input":"Hello."}`)
+	time.Sleep(5 * time.Second) // a kill loses what was learned in the last seconds
+	g.Kill()
+	g.Launch()
+	g.AwaitReady()
+	g.AwaitReadyReplicas("m", 4)
+	checkHomes(g, "kill", homes)
+	create("native", `{"model":"m","input":"Hello."}`)
+	g.Signal(syscall.SIGTERM)
+	<-g.Exited
+	g.Launch()
+	g.AwaitReady()
+	g.AwaitReadyReplicas("m", 4)
+	checkHomes(g, "stop", homes)
+}
+
+// checkHomes reads each response and continues it, both at the replica that has it.
+func checkHomes(g *harness.Gateway, after string, homes map[string]string) {
+	g.T.Helper()
+	different := map[string]bool{}
+	for id, home := range homes {
+		different[home] = true
+		request, err := http.NewRequest(http.MethodGet, g.URL+"/v1/responses/"+id, http.NoBody)
+		if err != nil {
+			g.T.Fatal(err)
+		}
+		if a := g.Do(harness.Client, request); a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != home || !strings.Contains(string(a.Content), id) {
+			g.T.Errorf("after the %s: GET of %s at %s, from %s: %s", after, id, home, a.Header.Get("X-Sluice-Replica"), a)
+		}
+		a := g.Post("/v1/responses", fmt.Sprintf(`{"model":"m","input":"And then?","previous_response_id":%q}`, id))
+		if a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != home {
+			g.T.Errorf("after the %s: %s at %s is continued at %s: %s", after, id, home, a.Header.Get("X-Sluice-Replica"), a)
+		}
+	}
+	if len(different) < 2 {
+		g.T.Errorf("all responses are at one replica, so this test shows nothing: %v", homes)
+	}
+}
+
+// TestE2E_R7_AdoptedReplicasKeepTheirResponses: a gateway that adopts replicas after a kill knows
+// their responses. A stop ends the replicas, and so their responses.
+func TestE2E_R7_AdoptedReplicasKeepTheirResponses(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.SlowSims)
+	homes := map[string]string{}
+	for range 4 {
+		a := g.Post("/v1/responses", `{"model":"chat","input":"Hello.","max_output_tokens":2}`)
+		homes[responseID(t, a)] = a.Header.Get("X-Sluice-Replica")
+	}
+	check := func(after string, known bool) {
+		t.Helper()
+		for id, home := range homes {
+			var p picked
+			body := fmt.Sprintf(`{"model":"chat","input":"And then?","previous_response_id":%q}`, id)
+			answer, err := http.Post(g.Admin+"/api/v1/models/chat/pick?tenant=anyone", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = json.NewDecoder(answer.Body).Decode(&p)
+			answer.Body.Close()
+			if err != nil || (p.Reason == "session") != known || known && p.Picked != home {
+				t.Errorf("after the %s: %s at %s is continued at %+v: %v", after, id, home, p, err)
+			}
+		}
+	}
+	time.Sleep(5 * time.Second) // a kill loses what was learned in the last seconds
+	check("creation", true)
+	g.Kill()
+	g.Launch()
+	g.AwaitReady()
+	g.AwaitReadyReplicas("chat", 3)
+	check("kill", true)
+	g.Signal(syscall.SIGTERM)
+	<-g.Exited
+	g.Launch()
+	g.AwaitReady()
+	g.AwaitReadyReplicas("chat", 3)
+	check("stop", false)
+}
