@@ -76,8 +76,8 @@ func newCommand() *cobra.Command {
 	return root
 }
 
-// explainArgs has this command, and those below it, say how they are called where their arguments
-// are wrong. Cobra only counts them.
+// explainArgs makes this command and those below it answer wrong arguments with their usage. The
+// errors of Cobra only count the arguments.
 func explainArgs(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		explainArgs(sub)

@@ -18,7 +18,7 @@ import (
 )
 
 // spendingBudgets returns the budgets of the tenants and keys of the file, and of the keys of run
-// time. A key of run time whose tenant is not in the file is refused, so it has none.
+// time. It omits those of keys whose tenant is not in the file, because such keys are refused.
 func spendingBudgets(c *config.Config, made []keys.Key) []usage.Budget {
 	var all []usage.Budget
 	add := func(b keys.Budget, tenant, key string, expires time.Time) {
