@@ -25,8 +25,8 @@ end
 
 local function filled(line, name) return after(line, name, '^%s*"([^"])') end
 
--- The type of an event of the Responses API. vLLM writes the member "type" of the event last, after
--- members "type" of objects inside the event.
+-- The type of an event of the Responses API. vLLM writes this member last, behind members of other
+-- objects with the same name.
 local function response_event(line)
   return find(line, '"response.', 1, true) and select(3, find(line, '"type":%s*"response%.([%w_.]+)"'))
 end
