@@ -182,3 +182,14 @@ func TestO8_UnknownHelpTopicsAndShellsFail(t *testing.T) {
 		}
 	}
 }
+
+// A wrong list of dimensions is refused by the name of the flag, before a gateway is asked.
+func TestO4_UsageRefusesWrongDimensions(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"x", "tenant,tenant", "tenant,", ""} {
+		want := "--by: \"" + by + "\" must be a list of tenant, key, model, hour, day and month, each at most once"
+		if _, err := execute(t, "usage", "--by", by, "--admin", "127.0.0.1:1"); err == nil || err.Error() != want {
+			t.Errorf("the error is %v, want %s", err, want)
+		}
+	}
+}
