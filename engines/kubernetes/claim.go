@@ -143,7 +143,7 @@ func (c *cluster) growClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
 		return nil // The next check sees the newer version.
 	case err != nil:
-		return fmt.Errorf("it stays at %s, and cache.size is %s: %w", is.String(), want, err)
+		return fmt.Errorf("the claim stays at %s although cache.size is %s: %w", is.String(), want, err)
 	}
 	c.Log.Info("claim enlarged", zap.String("claim", claim.Name), zap.Stringer("from", &is), zap.Stringer("to", want))
 	return nil
@@ -154,7 +154,7 @@ func resizeFault(claim *corev1.PersistentVolumeClaim) error {
 	for _, is := range claim.Status.Conditions {
 		failed := is.Type == corev1.PersistentVolumeClaimControllerResizeError || is.Type == corev1.PersistentVolumeClaimNodeResizeError
 		if failed && is.Status == corev1.ConditionTrue {
-			return fmt.Errorf("its volume was not enlarged: %s", is.Message)
+			return fmt.Errorf("the volume was not enlarged: %s", is.Message)
 		}
 	}
 	return nil

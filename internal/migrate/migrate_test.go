@@ -239,8 +239,8 @@ func TestServersElsewhereAreNoted(t *testing.T) {
 	}
 }
 
-// TestFieldsForPeopleAreNoted: llama-swap's fields that only people see, and its hidden models, have
-// no counterpart. A model that is not hidden needs no comment.
+// TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have no
+// counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
 	t.Parallel()
 	const hidden = "# unlisted: GET /v1/models lists each model that the tenant may use here\n"
@@ -418,7 +418,7 @@ func TestWhatCannotBeImported(t *testing.T) {
 	}{
 		"empty":          {"", "", "the file is empty"},
 		"no YAML":        {"", "a: b: c", "not valid YAML: mapping values are not allowed in this context"},
-		"of nginx":       {"", "upstream llm { server 10.0.0.1:8000; }\nserver { listen 80; }\n", "the file is no mapping of YAML"},
+		"of nginx":       {"", "upstream llm { server 10.0.0.1:8000; }\nserver { listen 80; }\n", "the file is not a YAML mapping"},
 		"a name twice":   {"", "model_list: []\nmodel_list: []", "already defined"},
 		"something else": {"", "services: {}", "the file is no configuration of LiteLLM, llama-swap or KubeAI"},
 		"an own file":    {"", "models: [{name: a}]", "the file is no configuration of"},

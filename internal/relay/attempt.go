@@ -90,7 +90,7 @@ func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 func (f *failover) run() (preempted bool) {
 	if scan := &f.gen.call.Scan; f.rules != nil && scan.Background && !scan.Stream {
 		f.result.Fault = &openai.Error{Code: openai.CodeInvalidRequest, Param: "background",
-			Message: "Moderation rules apply to the model, so no response in the background could be read. Ask for a stream, or leave background out."}
+			Message: "Moderation rules apply to the model, so nobody may read its stored responses: set stream to true, or leave background out."}
 		return false
 	}
 	if d := f.ticket.MaxDuration; d > 0 {
