@@ -239,8 +239,8 @@ func TestServersElsewhereAreNoted(t *testing.T) {
 	}
 }
 
-// TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have no
-// counterpart. A model that is not hidden needs no comment.
+// TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
+// no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
 	t.Parallel()
 	const hidden = "# unlisted: GET /v1/models lists each model that the tenant may use here\n"
