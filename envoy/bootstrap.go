@@ -49,8 +49,9 @@ const (
 	// requestsPerRead is how many requests of one connection a worker begins before it turns to the
 	// other connections.
 	requestsPerRead = 16
-	// resetsJudgedFrom is from how many requests on a connection Envoy closes it if the client has
-	// reset half of them within their first second. Envoy's default is 500.
+	// resetsJudgedFrom is the number of requests of a connection from which Envoy looks at resets.
+	// It closes the connection if the client has reset half of the requests within a second of
+	// their start. Envoy's default is 500.
 	resetsJudgedFrom = 100
 	// maxSocketPath is the longest path in a sockaddr_un on Linux, without the final zero.
 	maxSocketPath = 107

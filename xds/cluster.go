@@ -152,9 +152,9 @@ func socketAddress(host string, port uint16) *core.Address {
 
 // engineProtocol returns the protocol options for engines: HTTP/1.1 and a filter that removes
 // Sluice's own headers. The filter runs after the replica was picked. The route would remove the
-// headers too early, since override_host reads one of them. The filter also sees a response before
-// the router of Envoy does, which obeys some of the headers that it removes there. changes are
-// further changes of a request, and more are further filters.
+// headers too early, since override_host reads one of them. The filter also removes headers of a
+// response that Envoy's router would obey, before the router gets the response. changes are further
+// changes of a request, and more are further filters.
 func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) map[string]*anypb.Any {
 	var ofEngines []*mutation.HeaderMutation
 	for _, prefix := range headers.PrefixesFromEngines() {

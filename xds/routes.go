@@ -105,7 +105,7 @@ func aliasRoute(c Config, row routes.Route, alias string) *route.Route {
 	path := row.Path
 	row.Path = alias
 	r := tableRoute(c, row)
-	if row.Match == routes.Below { // Envoy takes the whole path for the prefix of a regex
+	if row.Match == routes.Below { // else prefix_rewrite replaces the whole path
 		r.GetRoute().RegexRewrite = &matcher.RegexMatchAndSubstitute{Pattern: &matcher.RegexMatcher{Regex: "^" + alias}, Substitution: path}
 		return r
 	}

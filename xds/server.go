@@ -74,9 +74,9 @@ type Server struct {
 	// predecessors are the nodes of the Envoys of this host that were replaced, each with what all
 	// Envoys should have had at that moment; nil: that was before this process. Guarded by mu.
 	predecessors map[string]*Resources
-	// newestStream is the stream of the Envoy of this host that counts, open or closed, or that of
-	// its successor. If there never was one, it is the last of another host. The status is about
-	// its Envoy. Guarded by mu.
+	// newestStream is the stream whose Envoy the status is about. It is the stream of this host
+	// that counts, open or closed, or the stream of its successor. If this host never had one, it
+	// is the last stream of another host. Guarded by mu.
 	newestStream *stream
 	// status is the current Status without Connected. Guarded by mu.
 	status Status
@@ -399,8 +399,8 @@ func (s *Server) currentResources() *Resources {
 	return s.resources
 }
 
-// updateStatus calls change with s.mu held, for what the status says if it is about the Envoy of
-// the stream, and for the status itself if it is.
+// updateStatus calls change, with s.mu held, for the status of the stream's own Envoy. It also
+// calls change for the status of the server if that is about this Envoy.
 func (s *Server) updateStatus(st *stream, change func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

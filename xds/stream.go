@@ -21,7 +21,7 @@ type stream struct {
 	wake chan struct{}
 	// changed are the names that changed since the last flush. Guarded by Server.mu.
 	changed nameSet
-	// about has what the status says if it is about this Envoy. Guarded by Server.mu.
+	// about is the status of this Envoy alone. Guarded by Server.mu.
 	about Status
 
 	// remote is nil for the Envoy of this host. node is the id of its node.

@@ -21,8 +21,8 @@ const (
 )
 
 // refuseUnasked replaces a response with status 101, and a redirect, by a 502. No request to an
-// engine asks for another protocol. Envoy takes such a 101 for a whole response, as no other status
-// below 200, and would pass it on. The client would then treat what follows on its connection as
+// engine asks for another protocol. Of all statuses below 200 Envoy takes only 101 for a whole
+// response, and would pass it on. The client would then treat what follows on its connection as
 // the other protocol. A redirect would have the client send the prompt to another server, past the
 // gateway.
 func refuseUnasked() *customresponse.CustomResponse {

@@ -68,7 +68,7 @@ func (a *adminAccess) address() (string, error) {
 	}
 	address, err := config.AdminAddress(file)
 	if err != nil {
-		return "", fmt.Errorf("%w\nso the file does not say where the gateway is: name it by --admin HOST:PORT", err)
+		return "", fmt.Errorf("%w\nso the address of the gateway is unknown: give it by --admin HOST:PORT", err)
 	}
 	return address, nil
 }

@@ -145,3 +145,51 @@ func TestO8_UpNeedsATemporaryDirectory(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// Every command refuses a wrong --log-level and --log-format, also one that logs nothing.
+func TestO8_WrongLogFlagsAreRefused(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"schema --log-level loud":    `log level "loud": want debug, info, warn or error`,
+		"keys list --log-format xml": `log format "xml": want auto, json or console`,
+	} {
+		if out, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want || out != "" {
+			t.Errorf("sluice %s: the error is %v, want %s", args, err, want)
+		}
+	}
+}
+
+// The commands that Cobra adds fail on unknown names, too.
+func TestO8_UnknownHelpTopicsAndShellsFail(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"completion nosuch":  `sluice completion has no command "nosuch": use bash, fish, powershell, zsh`,
+		"help nosuch":        `sluice has no command "nosuch": use `,
+		"help models nosuch": `sluice models has no command "nosuch": use drain, restart, scale, undrain`,
+	} {
+		if out, err := execute(t, strings.Fields(args)...); err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
+			t.Errorf("sluice %s: the error is %v, want %s", args, err, want)
+		}
+	}
+	for args, want := range map[string]string{
+		"help":          "An LLM inference gateway around Envoy",
+		"help models":   "sluice models",
+		"help keys new": "--tenant",
+		"completion":    "bash",
+	} {
+		if out, err := execute(t, strings.Fields(args)...); err != nil || !strings.Contains(out, want) {
+			t.Errorf("sluice %s: the error is %v, and it prints %.100q", args, err, out)
+		}
+	}
+}
+
+// A wrong list of dimensions is refused by the name of the flag, before a gateway is asked.
+func TestO4_UsageRefusesWrongDimensions(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"x", "tenant,tenant", "tenant,", ""} {
+		want := "--by: \"" + by + "\" must be a list of tenant, key, model, hour, day and month, each at most once"
+		if _, err := execute(t, "usage", "--by", by, "--admin", "127.0.0.1:1"); err == nil || err.Error() != want {
+			t.Errorf("the error is %v, want %s", err, want)
+		}
+	}
+}

@@ -58,6 +58,9 @@ func newCommand() *cobra.Command {
 		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			return telemetry.LoggerConfig{Level: g.logLevel, Format: g.logFormat}.Check()
+		},
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.logLevel, "log-level", "", "debug, info, warn or error (default info; warn where a gateway's console is shown)")
@@ -69,15 +72,32 @@ func newCommand() *cobra.Command {
 		newRequestsCommand(), newModelsCommand(), newReplicasCommand(), newLogsCommand(), newTopCommand(), newDoctorCommand(),
 		newUsageCommand(),
 	)
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		explainArgs(c)
 		refuseUnknown(c)
+		if c.Name() == "help" {
+			c.Run, c.RunE = nil, showHelp
+		}
 	}
 	return root
 }
 
-// explainArgs has this command, and those below it, say how they are called where their arguments
-// are wrong. Cobra only counts them.
+// showHelp prints the help of the command that the arguments name. The help command of Cobra
+// succeeds although there is no such command.
+func showHelp(c *cobra.Command, args []string) error {
+	of, rest, _ := c.Root().Find(args)
+	if len(rest) > 0 && of.HasSubCommands() {
+		return unknownCommand(of, rest[0])
+	}
+	of.InitDefaultHelpFlag()
+	of.InitDefaultVersionFlag()
+	return of.Help()
+}
+
+// explainArgs makes this command and those below it answer wrong arguments with their usage. The
+// errors of Cobra only count the arguments.
 func explainArgs(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		explainArgs(sub)
@@ -122,7 +142,9 @@ func refuseFile(cmd *cobra.Command, args []string) error {
 func unknownCommand(cmd *cobra.Command, name string) error {
 	var names []string
 	for _, sub := range cmd.Commands() {
-		names = append(names, sub.Name())
+		if !sub.Hidden {
+			names = append(names, sub.Name())
+		}
 	}
 	return fmt.Errorf("%s has no command %q: use %s", cmd.CommandPath(), name, strings.Join(names, ", "))
 }

@@ -61,8 +61,8 @@ func (l replicaList) ofModel(name string) []replicaRow {
 	return slices.DeleteFunc(l.Replicas, func(r replicaRow) bool { return r.Model != name })
 }
 
-// writeReplicas writes the table of replicas for a terminal of so many columns; 0: for no terminal.
-// Where the table is too wide, the reasons stand below it, since they are long.
+// writeReplicas writes the table of replicas for a terminal with this number of columns. 0 means
+// that the output is no terminal. If the table is too wide, the reasons stand below it.
 func writeReplicas(w io.Writer, replicas []replicaRow, columns int) {
 	if len(replicas) == 0 {
 		fmt.Fprintln(w, "There is no replica.")

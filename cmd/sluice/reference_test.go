@@ -89,10 +89,11 @@ func writeCommand(b *strings.Builder, c *cobra.Command) {
 }
 
 // visibleCommands returns the commands below c that are not hidden, each group before its commands.
+// It omits those of Cobra.
 func visibleCommands(c *cobra.Command) []*cobra.Command {
 	var all []*cobra.Command
 	for _, child := range c.Commands() {
-		if !child.Hidden {
+		if !child.Hidden && child.Name() != "help" && child.Name() != "completion" {
 			all = append(append(all, child), visibleCommands(child)...)
 		}
 	}

@@ -89,8 +89,8 @@ Into a pipe or a file it is whole.`,
 	return c
 }
 
-// write writes the table of requests for a terminal of so many columns; 0: for no terminal. A
-// request that names no model is told by its path.
+// write writes the table of requests for a terminal with this number of columns. 0 means that the
+// output is no terminal. A request that names no model shows its path.
 func (l requestList) write(w io.Writer, columns int) {
 	if len(l.Requests) == 0 {
 		fmt.Fprintln(w, "There is no request.")

@@ -51,8 +51,9 @@ func (t *table) write(w io.Writer) {
 	}
 }
 
-// writeWithin writes the table within so many columns of a terminal, by fit. The cells of the first
-// column, which other commands take, stay whole. 0 columns: it writes the whole table.
+// writeWithin writes the table within this number of columns of a terminal, as fit does. It never
+// cuts the cells of the first column, because operators give them to other commands. 0 means that
+// the output is no terminal: the table is written whole.
 func (t *table) writeWithin(w io.Writer, columns int, spare ...string) {
 	if columns == 0 {
 		t.write(w)
@@ -63,8 +64,8 @@ func (t *table) writeWithin(w io.Writer, columns int, spare ...string) {
 	}
 }
 
-// isWithin reports whether the whole table fits within so many columns of a terminal. 0 columns: it
-// does.
+// isWithin reports whether the whole table fits within this number of columns of a terminal. With
+// 0, which means no terminal, it does.
 func (t *table) isWithin(columns int) bool {
 	return columns == 0 || shrink(t.widths(), columns, math.MaxInt)
 }
@@ -121,7 +122,7 @@ const (
 // longest cells, and then leaves out the columns of these names, one after another.
 func (t *table) fit(most int, spare ...string) []string { return t.fitFrom(0, most, spare...) }
 
-// fitFrom is fit that does not cut the cells of the columns before first.
+// fitFrom is fit, but does not cut the cells of the columns before first.
 func (t *table) fitFrom(first, most int, spare ...string) []string {
 	for {
 		widths := t.widths()
@@ -152,7 +153,7 @@ func (t *table) fitFrom(first, most int, spare ...string) []string {
 // columns of the terminal. It reports whether they do.
 func shrink(widths []int, most, least int) bool { return shrinkFrom(0, widths, most, least) }
 
-// shrinkFrom is shrink that leaves the columns before first as they are. There is a further column.
+// shrinkFrom is shrink, but leaves the columns before first as they are. first must be a column.
 func shrinkFrom(first int, widths []int, most, least int) bool {
 	for {
 		whole := len(columnGap) * (len(widths) - 1)

@@ -51,6 +51,9 @@ A time is a span before now (-24h, -30m), a day (2026-11-23) or a time in RFC 33
 (2026-11-23T02:00:00Z). Usage is kept by the hour in UTC.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, ok := usage.ParseDimensions(by); !ok {
+				return fmt.Errorf("--by: %q %s", by, usage.DimensionsRule)
+			}
 			query := url.Values{"group_by": {by}}
 			for name, text := range map[string]string{"from": from, "to": to} {
 				value, err := usageTime(text)

@@ -16,14 +16,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// claimInterval is the time between two looks at the size of a claim.
+// claimInterval is the time between two checks of the size of a claim.
 const claimInterval = 30 * time.Second
 
 // claimCheck is the size in bytes that a claim should have, and what this gateway saw last.
 type claimCheck struct {
 	size int64
 	at   time.Time
-	// uid is that of the claim; empty: there is none. It holds only if the API has answered.
+	// uid is the UID of the claim; empty: there is no claim. It is known only if answered is true.
 	uid      types.UID
 	answered bool
 }
@@ -45,14 +45,14 @@ func (in install) claim(w Weights) *corev1.PersistentVolumeClaim {
 	return c
 }
 
-// createClaim makes the claim, if the launcher has to and there is none, and returns its UID. Under
-// a quota that is used up, the API refuses to make even a claim that is there. So a refusal counts
-// only without one.
+// createClaim returns the UID of the claim. It creates the claim if the launcher has to make it and
+// there is none. Under a used-up quota the API refuses also to create a claim that exists. So its
+// refusal counts only if there is no claim.
 func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.CreateOptions) (types.UID, error) {
 	if w.Size == 0 {
 		return "", nil
 	}
-	delete(c.claims, w.Claim) // what was seen before does not count
+	delete(c.claims, w.Claim) // the last check no longer holds
 	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
 	made, err := claims.Create(ctx, c.claim(w), options)
 	if err == nil {
@@ -75,8 +75,8 @@ func (c *cluster) hasLost(w Weights, j *batchv1.Job) bool {
 	return w.Size > 0 && seen.answered && (seen.uid == "" || into != "" && into != string(seen.uid))
 }
 
-// enlargeClaims enlarges the claims that the launcher makes for these weights. What goes wrong is
-// told as a fault of the cluster, because the pods can go on with the claim as it is.
+// enlargeClaims enlarges the claims that the launcher makes for these weights. An error becomes a
+// fault of the cluster, because the pods can still use the claim as it is.
 func (c *cluster) enlargeClaims(ctx context.Context, needed map[string]*Weights, now time.Time) {
 	sizes := map[string]int64{}
 	for _, w := range needed {
@@ -107,14 +107,14 @@ func (c *cluster) enlargeClaims(ctx context.Context, needed map[string]*Weights,
 // enlarge is how a fault names the enlargement of a claim.
 func enlarge(claim string) string { return "enlarge the claim " + claim }
 
-// forgetClaim ends the checks of a claim, and what they have told.
+// forgetClaim ends the checks of a claim and clears their fault.
 func (c *cluster) forgetClaim(name string) {
 	delete(c.claims, name)
 	c.health.clear(enlarge(name))
 }
 
 // enlargeClaim enlarges a claim that is smaller than size bytes, and returns its UID. Kubernetes
-// enlarges only claims that are bound. answered is false if the API did not tell of the claim. The
+// enlarges only claims that are bound. answered is false if the API did not answer. The
 // error says why the claim cannot get the size, or why its volume has not.
 func (c *cluster) enlargeClaim(ctx context.Context, name string, size int64) (uid types.UID, answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -141,9 +141,9 @@ func (c *cluster) growClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 	_, err = claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	switch {
 	case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
-		return nil // The next look sees the newer version.
+		return nil // The next check sees the newer version.
 	case err != nil:
-		return fmt.Errorf("it stays at %s, and cache.size is %s: %w", is.String(), want, err)
+		return fmt.Errorf("the claim stays at %s although cache.size is %s: %w", is.String(), want, err)
 	}
 	c.Log.Info("claim enlarged", zap.String("claim", claim.Name), zap.Stringer("from", &is), zap.Stringer("to", want))
 	return nil
@@ -154,7 +154,7 @@ func resizeFault(claim *corev1.PersistentVolumeClaim) error {
 	for _, is := range claim.Status.Conditions {
 		failed := is.Type == corev1.PersistentVolumeClaimControllerResizeError || is.Type == corev1.PersistentVolumeClaimNodeResizeError
 		if failed && is.Status == corev1.ConditionTrue {
-			return fmt.Errorf("its volume was not enlarged: %s", is.Message)
+			return fmt.Errorf("the volume was not enlarged: %s", is.Message)
 		}
 	}
 	return nil

@@ -67,7 +67,7 @@ func TestU14_ALargerCacheSizeEnlargesTheClaim(t *testing.T) {
 	waitUntil(t, "the claim is enlarged", func() bool { return s.claimSize("grows") == "3Gi" })
 	told := func() string { return g.Status().Clusters[0].Errors }
 	waitUntil(t, "the claim that cannot grow is told", func() bool {
-		return strings.Contains(told(), "enlarge the claim fixed: it stays at 1Gi, and cache.size is 2Gi: ") && strings.Contains(told(), "must support resize")
+		return strings.Contains(told(), "enlarge the claim fixed: the claim stays at 1Gi although cache.size is 2Gi: ") && strings.Contains(told(), "must support resize")
 	})
 	g.Set([]Model{cached("grows", 2), cached("fixed", 1)})
 	waitUntil(t, "the fault ends", func() bool { return told() == "" })

@@ -71,7 +71,7 @@ type action struct {
 // that number serves. Old pods are drained as new pods become ready. If a new pod cannot be
 // scheduled, one old pod makes room. No further one does before a new pod is placed, so a template
 // that fits on no node costs one pod. A pod that is being removed is waited for, unless it is lost.
-// A lost pod has made no room.
+// If the pod that made room is lost, another old pod may make room.
 func plan(w target, all []deployment) (actions []action, needsRoom bool) {
 	p := planner{target: w}
 	for _, d := range all {
@@ -142,7 +142,7 @@ func (p *planner) drainOld() (keep int) {
 type leavingPods struct {
 	// going is how many of them are being removed. blocked is how many wait for groups above them.
 	going, blocked int
-	// serving is the name of one that is being removed and serves, or "".
+	// serving is the name of a pod that is being removed and still serves requests, or "".
 	serving string
 }
 
@@ -175,8 +175,8 @@ func (p *planner) recordRoom(leaving leavingPods) {
 	}
 }
 
-// forgetRoom forgets that the pod has made room. The record stays in the API until another pod
-// makes room, so that no second pod does because of one lost pod.
+// forgetRoom forgets that the lost pod has made room. The Deployment's annotation keeps the name of
+// the pod until another pod makes room. So only one other pod makes room for a lost one.
 func (p *planner) forgetRoom(pod string) {
 	if c := p.current; c != nil && c.roomMadeBy == pod {
 		c.roomMade, c.roomMadeBy = nil, ""

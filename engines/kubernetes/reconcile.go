@@ -89,7 +89,7 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 		again, err := r.reconcile(ctx, hash)
 		soon = soon || again
 		errs = append(errs, err)
-		if name := models[hash].Name; err != nil && name != "" { // else nobody wants the model any more
+		if name := models[hash].Name; err != nil && name != "" { // a model that is not wanted has no name
 			writeErrors[name] = err.Error()
 		}
 	}

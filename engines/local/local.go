@@ -240,8 +240,8 @@ func (l *Launcher) stopLoop() {
 // it returns nil at once. The errors name the replicas that could not be stopped.
 func (l *Launcher) Stop(ctx context.Context) error { return l.stopAll(ctx, l.config.DrainSettle) }
 
-// StopUnread is Stop for a caller that knows that nobody reads the fleet any more to send requests.
-// So it does not wait for DrainSettle. It still waits for the requests that the replicas have.
+// StopUnread is Stop, but does not wait for DrainSettle. The caller knows that nothing sends new
+// requests to the replicas. StopUnread still waits for the requests that the replicas have.
 func (l *Launcher) StopUnread(ctx context.Context) error { return l.stopAll(ctx, 0) }
 
 // stopAll drains all replicas, each at least for settle, and ends their processes.

@@ -100,8 +100,8 @@ func (r *runner) drainAndStop(ctx context.Context, s *stopRequest) bool {
 	return true
 }
 
-// shutdown waits until the replica's requests are finished, at least and at most the given times,
-// and stops the process.
+// shutdown waits until the replica's requests are finished, at least for settle and at most for
+// atMost. Then it stops the process.
 func (r *runner) shutdown(ctx context.Context, settle, atMost time.Duration) error {
 	if r.process != nil && r.served {
 		r.drain(ctx, settle, atMost)

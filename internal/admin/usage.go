@@ -73,7 +73,7 @@ func usageQuestion(p url.Values, now time.Time) (q usage.Question, format string
 	}
 	var ok bool
 	if q.By, ok = dimensions(p.Get("group_by")); !ok {
-		return q, "", invalidUsage("group_by", "must be a list of tenant, key, model, hour, day and month, each at most once")
+		return q, "", invalidUsage("group_by", usage.DimensionsRule)
 	}
 	switch format = p.Get("format"); format {
 	case "", "json", "csv":
@@ -87,15 +87,7 @@ func dimensions(text string) ([]usage.Dimension, bool) {
 	if text == "" {
 		return []usage.Dimension{usage.ByTenant, usage.ByKey, usage.ByModel}, true
 	}
-	var by []usage.Dimension
-	for name := range strings.SplitSeq(text, ",") {
-		d := usage.Dimension(name)
-		if !slices.Contains(usage.Dimensions(), d) || slices.Contains(by, d) {
-			return nil, false
-		}
-		by = append(by, d)
-	}
-	return by, true
+	return usage.ParseDimensions(text)
 }
 
 func invalidUsage(param, what string) *openai.Error {

@@ -103,7 +103,7 @@ func (l *Link) Released(t *dispatch.Ticket) {
 	}
 }
 
-// Learned tells the successor which replica has responses of which this process has learned.
+// Learned tells the successor which replica has responses that this process has learned.
 func (l *Link) Learned(r dispatch.ReplicaResponses) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,6 +209,7 @@ func (l *Link) everything() []outgoing {
 	return append(all, outgoing{message: message{Synced: true}})
 }
 
+// isHeldLocked reports whether the request of this number is held. l.mu is held.
 func (l *Link) isHeldLocked(ref uint64) bool {
 	_, held := l.held[ref]
 	return held

@@ -33,7 +33,7 @@ type message struct {
 	Hello   *Process    `json:"hello,omitempty"`
 	Hold    *hold       `json:"hold,omitempty"`
 	Correct *correction `json:"correct,omitempty"`
-	// Learned says which replica has responses that the predecessor has learned of.
+	// Learned says which replica has responses that the predecessor has learned.
 	Learned *dispatch.ReplicaResponses `json:"learned,omitempty"`
 	// Release is the number of a request that the predecessor holds no more.
 	Release uint64 `json:"release,omitempty"`

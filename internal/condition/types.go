@@ -146,7 +146,7 @@ var types = []row{
 			"Above the hard one its requests get 429 `insufficient_quota`.",
 		"Look at `sluice usage`. Raise the budget in the file, or wait until its day or month ends."},
 	{UsageDamaged, Warning, False, false,
-		"A file of the ledger of usage has damaged lines, or cannot be read. What they have counted may be missing in budgets and in answers about usage.",
+		"A file of the ledger of usage has damaged lines, or cannot be read. Budgets and answers about usage may lack what these lines counted.",
 		"Check the disk of the state directory. A damaged file stays beside its new version, as `….damaged-TIME`. The condition ends with the next start."},
 	{HistoryDamaged, Warning, False, false,
 		"A file of the history is damaged and is not used. The history has a gap, and goes on in a new file.",

@@ -53,7 +53,7 @@ func (k *checker) inherit(at path, to, from reflect.Value) {
 
 // fitInherited brings what the version inherits in line with the schema that the file gives it. at
 // is the path of the version. The variables that a task implies stay, because the engine does not
-// serve the task without them. The variable that sets the slots goes if no model can give it.
+// serve the task without them. The variable that sets the slots is removed if no model can set it.
 func (k *checker) fitInherited(at path, v *EngineVersion) {
 	if !k.isSet(at.field("task_variables")) {
 		for _, implied := range v.TaskVariables {
@@ -72,7 +72,7 @@ func (k *checker) fitInherited(at path, v *EngineVersion) {
 	}
 }
 
-// withProperty returns the schema, with the property of the other one if it has none of the name.
+// withProperty returns the schema. If it lacks the property, the result has that of from.
 func withProperty(schema map[string]any, name string, from map[string]any) map[string]any {
 	property, known := propertiesOf(from)[name]
 	if _, has := propertiesOf(schema)[name]; has || !known || schema == nil {

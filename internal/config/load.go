@@ -60,8 +60,8 @@ func AdminAddress(name string) (string, error) {
 // adminField is a line that has the field admin of the first level.
 var adminField = regexp.MustCompile(`(?m)^admin:[ \t]+["']?([^\s"'#]+)`)
 
-// adminLine returns the field admin of a file that is not valid YAML, or its default if the word
-// does not occur in the file.
+// adminLine returns the field admin of a file that is not valid YAML. If the file does not contain
+// the word admin, it returns the default. ok is false if the file does not say it clearly.
 func adminLine(data []byte) (address string, ok bool) {
 	switch lines := adminField.FindAllSubmatch(data, -1); {
 	case len(lines) == 1:

@@ -28,8 +28,7 @@ var parserTexts = []string{
 	"did not find expected node content", "did not find expected <document start>",
 }
 
-// blockTexts are the errors whose line is that of the whole mapping or list, and those without a
-// line.
+// blockTexts are the errors without a line, and those with the line of the whole mapping or list.
 var blockTexts = []string{noKey, noIndicator, noAnchor}
 
 // syntaxHints say what to do about an error of the YAML parser. The first whose text begins the
@@ -72,9 +71,9 @@ func explainSyntax(data []byte, err error) (line int, message string) {
 	case slices.ContainsFunc(parserTexts, begins):
 		line++
 	case line == 0:
-		line = 1 // the parser tells no line of errors in the first one
+		line = 1 // the parser gives no line for an error in the first line
 	}
-	line = min(line, len(lines)) // an error at the end is told for the line after it
+	line = min(line, len(lines)) // the parser counts one more line for an error at the end
 	hint := ""
 	for _, h := range syntaxHints {
 		if begins(h.text) {
@@ -88,8 +87,8 @@ func explainSyntax(data []byte, err error) (line int, message string) {
 	return line, "not valid YAML: " + text + hint
 }
 
-// firstLineWith returns the number of the first line after which the beginning of the file has the
-// error. The parser has no error of a block before it reads the line at fault.
+// firstLineWith returns the number of the first line up to which the file has the error. The parser
+// finds an error of a block only when it reads the line at fault.
 func firstLineWith(data []byte, lines [][]byte, text string) int {
 	end := 0
 	ends := make([]int, len(lines))

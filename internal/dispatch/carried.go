@@ -12,7 +12,8 @@ import (
 // because the earlier process keeps its leases there.
 type CarriedRequest struct {
 	dispatcher *Dispatcher
-	// model and counter say where the slot is. The earlier process has not told the address.
+	// model and counter say where the slot is. here is the part of the counter for requests whose
+	// address is not known, because the earlier process does not tell it.
 	model   string
 	counter *counter
 	here    *atomic.Int64

@@ -23,7 +23,7 @@ func (d *Dispatcher) SetModel(scan *openai.Request, tenant *authz.Tenant) *opena
 		return nil
 	}
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",
-		Message: "model is missing, and there is no default_model for this API key: name one of the models that GET /v1/models lists."}
+		Message: "model is missing, and there is no default_model that the caller may use: name one of the models that GET /v1/models lists."}
 }
 
 // mayCall reports whether a model or pool has this name and is allowed.

@@ -43,6 +43,10 @@ func TestR5_DefaultModel(t *testing.T) {
 		if (fault == nil) != (test.want != "") || fault != nil && (fault.Param != "model" || fault.HTTPStatus() != 400) {
 			t.Errorf("%s: fault %v", name, fault)
 		}
+		const message = "model is missing, and there is no default_model that the caller may use: name one of the models that GET /v1/models lists."
+		if fault != nil && fault.Message != message {
+			t.Errorf("%s: the message is %q", name, fault.Message)
+		}
 		scan = openai.Request{Model: "named"}
 		if fault := s.SetModel(&scan, &authz.Tenant{}); fault != nil || scan.Model != "named" {
 			t.Errorf("%s: a named model became %q, %v", name, scan.Model, fault)

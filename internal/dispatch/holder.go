@@ -30,7 +30,8 @@ func (d *Dispatcher) Holder(tenant, responseID string) (model string, u Upstream
 	return "", Upstream{}, false
 }
 
-// unpicked returns the replica of the counter if it runs and may not be picked.
+// unpicked returns the replica of the counter if it may have its responses still. The replica need
+// not be one that may be picked.
 func (d *Dispatcher) unpicked(t *modelRoute, c *counter) (u Upstream, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -42,9 +43,9 @@ func (d *Dispatcher) unpicked(t *modelRoute, c *counter) (u Upstream, ok bool) {
 	return Upstream{}, false
 }
 
-// keepsResponses reports whether the replica has the responses that it had before. A server that
-// someone else runs may have them also if it does not answer for now. A replica that has to be
-// started has lost them.
+// keepsResponses reports whether the replica still has its responses. A server that someone else
+// runs may have them although it does not answer at the moment. A replica that must be started has
+// lost them.
 func keepsResponses(r *engines.Replica) bool {
 	return r.State == engines.Ready || r.State == engines.Draining || r.State == engines.Failed && r.Launcher == engines.Upstream
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// The rules of a removed model go before the model does. Its waiters are not let go by that: they
-// are refused when the model has gone. A model of this name that comes later has other limits.
+// The rules of a removed model go before the model does. Its waiters wait until the model has gone,
+// and are then refused. A model of this name that comes later has other limits.
 func TestTheLimitsOfARemovedModelHoldUntilItHasGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -11,17 +11,17 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Which replica has which response outlives the process: the next process gets what Responses
-// returns, from a file or from this process, and passes it to RestoreResponses. A response is found
-// again if its replica is, and if its engine has not been started anew since.
+// The next process of the gateway learns from this one which replica has which response. Responses
+// returns that knowledge, a file or a connection carries it, and RestoreResponses takes it. A
+// response is found again if its replica exists and its engine was not started again.
 
-// ReplicaResponses are responses that one replica has given, as another process of the gateway gets
-// them.
+// ReplicaResponses are responses that one replica has given. One process of the gateway passes them
+// to another.
 type ReplicaResponses struct {
 	Model   string `json:"model"`
 	Replica string `json:"replica"`
-	// Run identifies the run of the engine, which takes its responses with it. It is empty for a
-	// server that someone else runs: nobody tells of its starts.
+	// Run identifies the run of the engine, whose responses end with it. Run is empty for a server
+	// that someone else runs, because Sluice does not see when that server starts.
 	Run string `json:"run,omitempty"`
 	// Responses are records of recordSize bytes, little endian: the key and the owner of a
 	// sessionID, the history, and when the response was last used in Unix seconds.
@@ -43,7 +43,7 @@ func appendRecord(b []byte, x *session) []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(min(max(x.asked/int64(time.Second), 0), math.MaxUint32)))
 }
 
-// sessions returns the responses that are not forgotten at a time. They have no replica.
+// sessions returns the responses that are remembered at that time. Their field replica is nil.
 func (r *ReplicaResponses) sessions(now time.Time) []session {
 	var all []session
 	for record := range slices.Chunk(r.Responses, recordSize) {
@@ -107,8 +107,9 @@ func (d *Dispatcher) allEstimators() map[string]*estimator {
 	return maps.Clone(d.estimators)
 }
 
-// Responses returns the responses that were learned or used since a time, and those whose replicas
-// have not come back since the start. Of more than maxResponses it returns the latest.
+// Responses returns the responses that were learned or used since that time. It also returns the
+// restored responses whose replicas are not known yet. Of more than maxResponses it returns the
+// latest.
 func (d *Dispatcher) Responses(since time.Time) []ReplicaResponses {
 	now := time.Now()
 	known := map[string][]session{}
@@ -163,8 +164,8 @@ func appendReplicas(all []ReplicaResponses, model string, sessions []session, fr
 	return all
 }
 
-// unplacedResponses returns the responses whose replicas have not come back since the start. It
-// drops those that are forgotten by now.
+// unplacedResponses returns the restored responses whose replicas are not known yet. It drops those
+// that are no longer remembered.
 func (d *Dispatcher) unplacedResponses(now time.Time) []ReplicaResponses {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -172,9 +173,9 @@ func (d *Dispatcher) unplacedResponses(now time.Time) []ReplicaResponses {
 	return slices.Clone(d.unplaced)
 }
 
-// RestoreResponses adds responses of which another process of the gateway has told. Those of a
-// replica that is not known yet wait for it, for as long as a response is remembered. Those of an
-// engine that was started anew are dropped.
+// RestoreResponses adds responses that another process of the gateway has learned. If a replica is
+// not known yet, its responses wait until it is, as long as they are remembered. The responses of
+// an engine that was started again are dropped.
 func (d *Dispatcher) RestoreResponses(told []ReplicaResponses) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -211,8 +212,8 @@ func (d *Dispatcher) placeResponsesLocked() {
 	})
 }
 
-// WatchResponses calls f with each response that is learned from now on, and with what is learned
-// of it later. f must be quick and must not call the Dispatcher. nil ends that.
+// WatchResponses calls f with each response that is learned from now on, and again when more is
+// learned of it. f must be quick and must not call the Dispatcher. A nil f ends the calls.
 func (d *Dispatcher) WatchResponses(f func(ReplicaResponses)) {
 	if f == nil {
 		d.onResponse.Store(nil)
@@ -221,7 +222,7 @@ func (d *Dispatcher) WatchResponses(f func(ReplicaResponses)) {
 	d.onResponse.Store(&f)
 }
 
-// tellResponse tells the watcher of a response.
+// tellResponse calls the function of WatchResponses, if there is one, with a response.
 func (d *Dispatcher) tellResponse(model string, r *replica, x session) {
 	f, at := d.onResponse.Load(), r.run.Load()
 	if f == nil || at == nil {

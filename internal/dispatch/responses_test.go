@@ -33,8 +33,8 @@ func three() []engines.Replica {
 	}
 }
 
-// A process that was told of responses knows where they are as soon as it knows their replicas, and
-// tells them on even before. It tells no other tenant.
+// A process with restored responses finds them as soon as it knows their replicas. Even before that
+// it passes them to the next process. No other tenant finds them.
 func TestR7_ResponsesOutliveTheProcess(t *testing.T) {
 	t.Parallel()
 	first := newStage(Policy{Strategy: RoundRobin})
@@ -65,7 +65,7 @@ func TestR7_ResponsesOutliveTheProcess(t *testing.T) {
 }
 
 // An engine that was started anew has lost its responses. A server that someone else runs may be
-// known at another address. A replica that is not ready may still turn out to be the one of before.
+// known at another address. A replica that is not ready may still prove to be the former one.
 func TestR7_ResponsesEndWithTheirEngine(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -152,7 +152,7 @@ func TestR7_DamagedResponsesAreIgnored(t *testing.T) {
 	}
 }
 
-// Of too many responses the latest are told. Those that are told fit into the table again.
+// Of too many responses only the latest are returned, and those fit into the table again.
 func TestR7_TheLatestResponsesAreTold(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})
@@ -247,7 +247,7 @@ func BenchmarkResponses(b *testing.B) {
 	})
 }
 
-// Responses that are told while the table grows are all those of before, each once.
+// Responses returns each known response once, also while the table grows.
 func TestR7_ResponsesAreToldWhileTheTableGrows(t *testing.T) {
 	t.Parallel()
 	for range 20 {

@@ -117,7 +117,7 @@ func (p *sessionTable) put(id sessionID, c *counter, history uint32, now time.Ti
 	p.setEntryLocked(p.roomLocked(id, now), session{sessionID: id, history: history, replica: c, asked: now.UnixNano()})
 }
 
-// roomLocked is entryLocked in a table that it has grown if it was too small.
+// roomLocked is entryLocked, but first enlarges a table that is too small.
 func (p *sessionTable) roomLocked(id sessionID, now time.Time) *session {
 	if 2*p.used >= len(p.entries) && len(p.entries) < maxEntries {
 		p.growLocked()

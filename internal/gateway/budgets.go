@@ -18,7 +18,7 @@ import (
 )
 
 // spendingBudgets returns the budgets of the tenants and keys of the file, and of the keys of run
-// time. A key of run time whose tenant is not in the file is refused, so it has none.
+// time. It omits those of keys whose tenant is not in the file, because such keys are refused.
 func spendingBudgets(c *config.Config, made []keys.Key) []usage.Budget {
 	var all []usage.Budget
 	add := func(b keys.Budget, tenant, key string, expires time.Time) {
@@ -92,7 +92,7 @@ func budgetAnswer(tenant, key *usage.Verdict, now time.Time) (reached string, fa
 		return reached, nil
 	}
 	return reached, &openai.Error{Code: openai.CodeInsufficientQuota, RetryAfter: worst.Resets.Sub(now),
-		Message: fmt.Sprintf("%s is used up: %s of %s. It begins anew at %s.", budgetName(worst), amount(worst, worst.Used), amount(worst, worst.Hard),
+		Message: fmt.Sprintf("%s is used up: %s of %s. It begins anew at %s.", budgetName(worst), grouped(worst.Used), amount(worst, worst.Hard),
 			worst.Resets.Format(time.RFC3339)),
 		Header: map[string]string{headers.Budget: reached}}
 }
@@ -109,9 +109,19 @@ func budgetName(s *usage.Standing) string {
 // amount writes a number of tokens, or a cost.
 func amount(s *usage.Standing, v float64) string {
 	if s.Of == usage.OfTokens {
-		return strconv.FormatFloat(v, 'f', -1, 64) + " tokens"
+		return grouped(v) + " tokens"
 	}
-	return strconv.FormatFloat(v, 'f', -1, 64)
+	return grouped(v)
+}
+
+// grouped writes a number with a comma before each three digits: 102,556.
+func grouped(v float64) string {
+	text := strconv.FormatFloat(v, 'f', -1, 64)
+	whole, _, _ := strings.Cut(text, ".")
+	for at := len(whole) - 3; at > 0; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
 }
 
 // budgetText is a budget in the header headers.Budget.
@@ -175,7 +185,7 @@ func budgetCondition(s *usage.Standing) condition.Condition {
 			fmt.Sprintf("%s is at %s. Its soft bound is %s.", budgetName(s), amount(s, s.Used), amount(s, s.Soft)))
 	}
 	return condition.Fault(condition.BudgetReached, subject, "Hard",
-		fmt.Sprintf("%s is used up: %s of %s. Requests are refused until %s.", budgetName(s), amount(s, s.Used), amount(s, s.Hard),
+		fmt.Sprintf("%s is used up: %s of %s. Requests are refused until %s.", budgetName(s), grouped(s.Used), amount(s, s.Hard),
 			s.Resets.Format(time.RFC3339)))
 }
 

@@ -85,12 +85,32 @@ func TestB3_WhatABudgetAnswers(t *testing.T) {
 	both := text + ", key;per=day;of=tokens;used=12;hard=10;resets=2026-11-24T00:00:00Z"
 	reached, fault = budgetAnswer(&usage.Verdict{Reached: []usage.Standing{soft}}, &usage.Verdict{Reached: []usage.Standing{hard}, Hard: &hard}, now)
 	want := &openai.Error{Code: openai.CodeInsufficientQuota, RetryAfter: time.Hour, Header: map[string]string{headers.Budget: both},
-		Message: "The budget of API key acme/1 for this day is used up: 12 tokens of 10 tokens. It begins anew at 2026-11-24T00:00:00Z."}
+		Message: "The budget of API key acme/1 for this day is used up: 12 of 10 tokens. It begins anew at 2026-11-24T00:00:00Z."}
 	if diff := cmp.Diff(want, fault); diff != "" || reached != both {
 		t.Error(diff, reached)
 	}
 	if _, fault = budgetAnswer(nil, &usage.Verdict{Hard: &hard}, day); fault != nil {
 		t.Error("refused after the budget began anew")
+	}
+}
+
+// A condition tells the use and the bound with one unit, and long numbers in groups.
+func TestB3_AmountsOfBudgetConditions(t *testing.T) {
+	ends := time.Date(2026, 11, 24, 0, 0, 0, 0, time.UTC)
+	for _, test := range []struct {
+		s    usage.Standing
+		want string
+	}{
+		{usage.Standing{Budget: usage.Budget{Tenant: "acme", Per: usage.PerDay, Of: usage.OfTokens, Hard: 100_000}, Used: 102_556, Resets: ends, Level: usage.HardReached},
+			"The budget of tenant acme for this day is used up: 102,556 of 100,000 tokens. Requests are refused until 2026-11-24T00:00:00Z."},
+		{usage.Standing{Budget: usage.Budget{Tenant: "acme", Per: usage.PerDay, Of: usage.OfCost, Hard: 1000}, Used: 1234.56, Resets: ends, Level: usage.HardReached},
+			"The budget of tenant acme for this day is used up: 1,234.56 of 1,000. Requests are refused until 2026-11-24T00:00:00Z."},
+		{usage.Standing{Budget: usage.Budget{Tenant: "acme", Per: usage.PerMonth, Of: usage.OfTokens, Soft: 999}, Used: 1_000_000, Level: usage.SoftReached},
+			"The budget of tenant acme for this month is at 1,000,000 tokens. Its soft bound is 999 tokens."},
+	} {
+		if got := budgetCondition(&test.s).Message; got != test.want {
+			t.Errorf("the message is %q, want %q", got, test.want)
+		}
 	}
 }
 

@@ -105,17 +105,17 @@ func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
 	return false
 }
 
-// failedCondition is the condition of a replica that has failed. It says what to do about the class
-// of the failure.
+// failedCondition is the condition of a replica that has failed. Its action fits the class of the
+// failure.
 func failedCondition(model string, r *engines.Replica) condition.Condition {
 	c := condition.Fault(condition.ReplicaFailed, r.ID, "Failed", fmt.Sprintf("Replica %s of %s failed: %s.", r.ID, model, sentence(r.Reason)))
 	switch r.Failure {
 	case engines.NoProgram:
 		c.Action = "Install the engine where the replica runs, in the PATH of the process that starts it, or name an image that can be pulled."
 	case engines.NoWeights:
-		c.Action = "Correct the model's source, or give it the token and the files that it needs."
+		c.Action = "Correct the model's source, or give the model the token and the files that it needs."
 	case engines.GPUOutOfMemory, engines.OutOfMemory:
-		c.Action = "Give the model more memory by its resources, or have it need less by its variables."
+		c.Action = "Give the model more memory by its resources, or lower its need by its variables."
 	}
 	return c
 }

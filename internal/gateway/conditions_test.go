@@ -119,7 +119,7 @@ func TestB10_FilesNearLimit(t *testing.T) {
 	}
 }
 
-// TestB3_DamagedUsageIsACondition: so is a damaged line in a file of the ledger, whoever wrote it.
+// TestB3_DamagedUsageIsACondition: a damaged line in any file of the ledger is a condition.
 func TestB3_DamagedUsageIsACondition(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "own.jsonl"), []byte("{}\n"), 0o600); err != nil {

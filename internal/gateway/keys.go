@@ -193,7 +193,7 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 		return admin.Key{}, "", &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
 			Message: "auth.mode is " + string(c.Auth.Mode) + ", so no key is looked at."}
 	case !slices.ContainsFunc(c.Tenants, func(t config.Tenant) bool { return t.Name == asked.Tenant }):
-		return invalid("tenant", "tenant must be the name of a tenant of the file.")
+		return invalid("tenant", fmt.Sprintf("The file has no tenant %q: use the name of one of its tenants.", asked.Tenant))
 	case !config.ValidKeyName(asked.Name):
 		return invalid("name", "name must be at most 100 bytes and not begin with sk-, as a key does.")
 	case asked.Expires != nil && !asked.Expires.After(now):

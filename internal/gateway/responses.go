@@ -43,8 +43,9 @@ type responseKeeper struct {
 	log        *zap.Logger
 	dir        *process.Dir
 	dispatcher *dispatch.Dispatcher
-	// changes is dispatch.ResponsesChanged of what the file has, and savedAt is when that was
-	// read. failed says that the last write has failed. run uses them, and unsaved after its end.
+	// changes is what ResponsesChanged of the dispatcher was for the content of the file, and
+	// savedAt is when that content was read. failed says that the last write has failed. Only run
+	// uses these fields, and unsaved after the end of run.
 	changes uint64
 	savedAt time.Time
 	failed  bool
@@ -129,7 +130,7 @@ func readResponses(path string) (kept keptResponses, err error) {
 func (k *responseKeeper) unsaved() []dispatch.ReplicaResponses {
 	since := k.savedAt
 	if !since.IsZero() {
-		since = since.Add(-responsesInterval) // an earlier process may have told of one late
+		since = since.Add(-responsesInterval) // an earlier process may have sent one late
 	}
 	return k.dispatcher.Responses(since)
 }

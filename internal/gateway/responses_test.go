@@ -31,12 +31,12 @@ func newKeeper(t testing.TB, dir *process.Dir, responses int) *responseKeeper {
 	return k
 }
 
-// learn makes the process learn of a response.
+// learn has the process learn a response.
 func (k *responseKeeper) learn(n uint64) {
 	k.dispatcher.Place(dispatch.Placement{Model: "m", Replica: "m-0", Session: (n + 1) * 0x9e3779b97f4a7c15, Owner: 1})
 }
 
-// count returns of how many responses the process knows.
+// count returns the number of responses that the process knows.
 func (k *responseKeeper) count() (n int) {
 	for _, r := range k.dispatcher.Responses(time.Time{}) {
 		n += len(r.Responses) / 20

@@ -228,7 +228,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
 	g.dispatcher.WatchTickets(link)
 	g.dispatcher.WatchResponses(link.Learned)
-	for _, r := range g.responses.unsaved() { // after the watch, so that none is missed
+	for _, r := range g.responses.unsaved() { // after WatchResponses, so that no response is missed
 		link.Learned(r)
 	}
 	g.serving.Go(func() error { return link.Run(linking) })

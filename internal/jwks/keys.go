@@ -179,8 +179,8 @@ func (v *Verifier) failed() bool {
 }
 
 // renew waits until the keys were read by a reading that has begun after the call, which comes a
-// pause after the one before. The error says that there was none in time, or that it has failed. It
-// is errUnsigned if the provider was just found to have no key of this id.
+// pause after the one before. The error says that there was no reading in time, or that the reading
+// has failed. It is errUnsigned if the provider was just found to have no key of this id.
 // renew calls onBlock before it waits, unless that is nil.
 func (v *Verifier) renew(id string, onBlock func()) error {
 	r, err := v.join(id)
@@ -201,9 +201,9 @@ func (v *Verifier) renew(id string, onBlock func()) error {
 	}
 }
 
-// join returns the next reading, and makes one if there is none. An error says that a token with
-// this id of a key has nothing to wait for: the provider was just found to have no such key, the
-// last reading has failed a moment ago, too many tokens wait, or they may cause no reading in time.
+// join returns the next reading for a token with this id of a key, and starts one if there is none.
+// It returns errUnsigned if the provider was just found to have no such key. It returns ErrNoKeys
+// if the last reading has just failed, too many tokens wait, or the bucket of readings is empty.
 func (v *Verifier) join(id string) (*reading, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

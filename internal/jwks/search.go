@@ -11,20 +11,20 @@ const (
 	missingFor = 10 * time.Second
 	// maxMissing bounds the ids that are remembered as missing.
 	maxMissing = 1024
-	// readingEvery is the time in which tokens earn one reading, and maxReadings is the number of
-	// readings that they may have saved up. So made-up tokens cause few readings, and the first
-	// token of a new key causes one at once.
+	// readingEvery and maxReadings are a token bucket for the readings that tokens cause. The
+	// bucket gets one reading every readingEvery, and holds maxReadings at most. So made-up tokens
+	// cause few readings, and the first token of a new key causes one at once.
 	readingEvery = 10 * time.Second
 	maxReadings  = 10
 )
 
 // search bounds how often tokens that no known key has signed cause readings, and how long they
-// wait for one. It is not safe for concurrent use. The zero value has all readings saved up.
+// wait for one. It is not safe for concurrent use. The bucket of the zero value is full.
 type search struct {
-	// missing are the SHA-256 of the ids that the last readings have not found, with the time until
-	// which their tokens are refused.
+	// missing maps the SHA-256 of each id that the last readings have not found to the time until
+	// which its tokens are refused.
 	missing map[[sha256.Size]byte]time.Time
-	// spent is when all readings are saved up again.
+	// spent is when the bucket is full again.
 	spent time.Time
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// Made-up tokens cause few readings, and wait little. A token of a key that is new is accepted at
-// once when there was no flood, and in a moment after one.
+// Made-up tokens cause few readings and wait little. Without such tokens, the first token of a new
+// key is accepted at once. After many of them it is accepted a moment later.
 func TestO12_MadeUpTokens(t *testing.T) {
 	t.Parallel()
 	one, stranger := ecKey(t, "one"), ecKey(t, "stranger")

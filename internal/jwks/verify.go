@@ -31,8 +31,8 @@ var (
 
 // Verify returns what a token says. The error wraps ErrExpired, ErrInvalid or ErrNoKeys, and never
 // contains the token. When no known key has signed the token, Verify has the keys read again and
-// waits 1.5 s for it at most; search.go bounds how often. It calls onBlock before it waits, unless
-// that is nil.
+// waits 1.5 s for that at most. search.go bounds how often. Verify calls onBlock before it waits,
+// unless onBlock is nil.
 func (v *Verifier) Verify(token string, onBlock func()) (Identity, error) {
 	p := v.policy.Load()
 	if p == nil {
@@ -92,7 +92,7 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 		return e, err
 	}
 	if _, _, err := p.config.read(parsed, now); err != nil && p.keys != nil {
-		return e, errUnsigned // a new key would not make it good
+		return e, errUnsigned // the token is invalid whatever key has signed it
 	}
 	id := parsed.Headers[0].KeyID
 	fault := v.renew(id, onBlock) // a provider may use the id of a key again for a new one, or use no ids

@@ -22,8 +22,8 @@ func File(path string) Backend { return &file{path: path} }
 type file struct {
 	path string
 	mu   sync.Mutex
-	// info is the file as it was read last, and keys are what it had; guarded by mu. info is nil
-	// when the file is to be read.
+	// info describes the file at the last read, and keys are its content; guarded by mu. If info is
+	// nil, the next call reads the file.
 	info os.FileInfo
 	keys []Key
 }
@@ -34,7 +34,7 @@ func (f *file) Load(context.Context) ([]Key, error) {
 	return f.loadLocked()
 }
 
-// loadLocked reads the file, unless it is as it was. mu is held.
+// loadLocked reads the file if it has changed since the last read. mu is held.
 func (f *file) loadLocked() ([]Key, error) {
 	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +152,7 @@ type shared struct {
 	client redis.UniversalClient
 
 	mu sync.Mutex
-	// texts are what Redis had last, and keys what they say; guarded by mu.
+	// texts are the last answer of Redis, and keys are its parsed form; guarded by mu.
 	texts []string
 	keys  []Key
 }

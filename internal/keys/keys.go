@@ -110,7 +110,7 @@ type Store struct {
 	keys  []Key
 	read  bool
 	fault error
-	// loaded is what the backend returned last, if that is in force; guarded by mu.
+	// loaded is what the backend returned last, nil if it is not in force; guarded by mu.
 	loaded []Key
 
 	uses uses
@@ -214,7 +214,7 @@ func (s *Store) Read(ctx context.Context) error {
 	}
 	s.fault = nil
 	if s.read && len(all) > 0 && len(all) == len(s.loaded) && &all[0] == &s.loaded[0] {
-		return nil // thousands of keys are not compared all the time
+		return nil // nothing has changed, and there may be thousands of keys
 	}
 	s.loaded, all = all, slices.Clone(all)
 	slices.SortFunc(all, func(a, b Key) int {

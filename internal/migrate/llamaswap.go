@@ -99,7 +99,13 @@ func (c *llamaSwap) model(name string, s source) {
 	if stop := s.text("cmdStop"); stop != "" {
 		it.note("cmdStop %s: replicas are ended by SIGTERM here", stop)
 	}
-	s.drop("name", "description", "metadata", "sendLoadingState", "unloadTimeout", "unlisted")
+	if shown := s.text("name"); shown != "" {
+		it.note("name %s: a model has no other name for people here", shown)
+	}
+	if s.flag("unlisted") {
+		it.note("unlisted: GET /v1/models lists each model that the tenant may use here")
+	}
+	s.drop("sendLoadingState", "unloadTimeout")
 	it.noteRest("", s)
 	c.out.models = append(c.out.models, it)
 }

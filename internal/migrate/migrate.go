@@ -87,7 +87,7 @@ func read(text []byte) ([]source, error) {
 			break
 		}
 		if err != nil && strings.Contains(err.Error(), "into map[string]interface {}") {
-			return nil, errors.New("the file is no mapping of YAML, as the files of LiteLLM, llama-swap and KubeAI are")
+			return nil, errors.New("the file is not a YAML mapping: the files of LiteLLM, llama-swap and KubeAI are mappings")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("not valid YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))

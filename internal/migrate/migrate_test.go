@@ -239,6 +239,21 @@ func TestServersElsewhereAreNoted(t *testing.T) {
 	}
 }
 
+// TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
+// no counterpart. A model that is not hidden needs no comment.
+func TestFieldsForPeopleAreNoted(t *testing.T) {
+	t.Parallel()
+	const hidden = "# unlisted: GET /v1/models lists each model that the tenant may use here\n"
+	for model, tt := range map[string]struct{ has, hasNot []string }{
+		`unlisted: true`:                          {[]string{hidden}, nil},
+		`unlisted: false`:                         {nil, []string{hidden, "# unlisted"}},
+		`name: "The coder"`:                       {[]string{"# name The coder: a model has no other name for people here\n"}, nil},
+		`description: long, metadata: {owner: x}`: {[]string{"# description: no counterpart here\n", "# metadata: no counterpart here\n"}, nil},
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {cmd: 'vllm serve --port ${PORT}', "+model+"}}", tt.has, tt.hasNot)
+	}
+}
+
 // TestModelsOfOllamaKeepTheirNames: Ollama finds a model by its name, in its library or in a folder
 // of its own. Parameters of a URL are noted.
 func TestModelsOfOllamaKeepTheirNames(t *testing.T) {
@@ -403,7 +418,7 @@ func TestWhatCannotBeImported(t *testing.T) {
 	}{
 		"empty":          {"", "", "the file is empty"},
 		"no YAML":        {"", "a: b: c", "not valid YAML: mapping values are not allowed in this context"},
-		"of nginx":       {"", "upstream llm { server 10.0.0.1:8000; }\nserver { listen 80; }\n", "the file is no mapping of YAML"},
+		"of nginx":       {"", "upstream llm { server 10.0.0.1:8000; }\nserver { listen 80; }\n", "the file is not a YAML mapping"},
 		"a name twice":   {"", "model_list: []\nmodel_list: []", "already defined"},
 		"something else": {"", "services: {}", "the file is no configuration of LiteLLM, llama-swap or KubeAI"},
 		"an own file":    {"", "models: [{name: a}]", "the file is no configuration of"},

@@ -165,8 +165,7 @@ func partField(e Endpoint, name []byte) field {
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,
 // and returns that field's name. Many engines' JSON decoders ignore case, so that the engine would
 // obey a value that Scan has never checked. Fields that are read for routing alone do not count.
-// Fields of the Responses API count that say which response a request continues, or whether the
-// engine goes on by itself.
+// In the Responses API previous_response_id, conversation and background count, too.
 func disguised(e Endpoint, name []byte) (known string, found bool) {
 	if !bytes.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }) {
 		return "", false // lower case: spelled as it is read

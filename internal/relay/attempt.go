@@ -90,7 +90,7 @@ func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 func (f *failover) run() (preempted bool) {
 	if scan := &f.gen.call.Scan; f.rules != nil && scan.Background && !scan.Stream {
 		f.result.Fault = &openai.Error{Code: openai.CodeInvalidRequest, Param: "background",
-			Message: "Moderation rules apply to the model, so no response in the background could be read. Ask for a stream, or leave background out."}
+			Message: "Moderation rules apply to the model, so nobody may read its stored responses: set stream to true, or leave background out."}
 		return false
 	}
 	if d := f.ticket.MaxDuration; d > 0 {
@@ -214,7 +214,7 @@ type attempt struct {
 	sent time.Time
 	// firstTokenTimer abandons the attempt when it runs out. nil: there is no limit.
 	firstTokenTimer *time.Timer
-	// kept says that the attempt is committed and has no token yet. Only the generation's goroutine
+	// kept says that the attempt was committed without a token. Only the generation's goroutine
 	// uses it.
 	kept bool
 	// decision decides once between the first token, which commits the attempt, and abandoning it.
@@ -244,21 +244,21 @@ func (a *attempt) commit() bool {
 	if !a.keep(a.failover.ticket.FirstToken) {
 		return false
 	}
-	if a.kept { // the first token comes after that
+	if a.kept { // this is the first token of an attempt that was committed without one
 		a.kept = false
 		return a.failover.ticket.FirstToken()
 	}
 	return true
 }
 
-// commitBeforeToken is commit for a response without a token so far, which stays in prefill.
+// commitBeforeToken is commit before the first token. The request stays in prefill.
 func (a *attempt) commitBeforeToken() bool {
 	a.kept = a.decision.Load() != committed && a.keep(a.failover.ticket.Keep)
 	return a.kept
 }
 
-// keep decides that no other replica takes over. tell tells the ticket, and returns false if
-// another request has already been given its slot.
+// keep decides that no other replica takes over. tell passes the decision to the ticket. It returns
+// false if another request has already been given the slot.
 func (a *attempt) keep(tell func() bool) bool {
 	if a.decision.Load() == committed {
 		return true

@@ -35,7 +35,7 @@ func TestR7_StoredResponses(t *testing.T) {
 	}
 }
 
-// A path below that of the responses is one of a stored response, unless it names another call.
+// Each path below /v1/responses/ is that of a stored response, unless it names another call.
 func TestR7_CallsOfStoredResponses(t *testing.T) {
 	h := newHarness(t, options{replicas: 1})
 	for path, want := range map[string]int{

@@ -269,8 +269,8 @@ type Response struct {
 type Cost struct {
 	// Usage is estimated unless Known.
 	Usage Usage
-	// Partial says that the engine has counted a part of the answer alone. Usage stands in the
-	// place of its count then.
+	// Partial says that the engine has counted only a part of the answer. Usage then replaces that
+	// count.
 	Partial bool
 	// Finish is the likely reason for which a whole response has ended, stop or length; empty for a
 	// response without text.

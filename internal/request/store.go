@@ -48,8 +48,8 @@ type Subscribers struct {
 	Picked func(Summary)
 	// CostOf returns what a native request of before a restart has cost, by the entry that ends it.
 	CostOf func(*Entry) Cost
-	// Lost is told of each request of before a restart that ends without a final entry, because its
-	// Envoy has died. The entry says what is known of its end. nil: nobody is told.
+	// Lost is called for each request of before a restart that ends without a final entry, because
+	// its Envoy has died. The entry says what is known of its end. nil: nothing is called.
 	Lost func(*Entry)
 	// Lives reports whether the Envoy with this pid runs, or may still be heard by another process.
 	Lives func(pid int) bool

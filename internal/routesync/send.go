@@ -13,7 +13,7 @@ type sender struct {
 	// looks is how often to look for changed waiting tokens until they stay at none.
 	looks int
 	// heartbeatAt, lookAt and placementsAt are when the next message of each kind may be sent.
-	// responsesAt is placementsAt if there is a placement of a stored response.
+	// responsesAt replaces placementsAt if a placement is of a stored response.
 	heartbeatAt, lookAt, placementsAt, responsesAt time.Time
 	// batch is used for one message after the other.
 	batch *batch

@@ -28,7 +28,7 @@ type record struct {
 	// original and path are the path before and after Envoy has changed it.
 	original, path string
 	// usage, stream, own and authz are messages of the metadata: what the response has cost, what
-	// Envoy has read of it, what Sluice has attached to the request, and what ext_authz has.
+	// Envoy has read of it, and what Sluice and ext_authz have attached to the request.
 	usage, stream, own, authz []byte
 	// firstSent is when the first byte was sent to the upstream.
 	firstSent time.Duration
@@ -71,7 +71,7 @@ func (r *record) complete() {
 	r.Streamed = routes.IsStreamed(r.Route)
 	r.Metadata = plainValues(r.own, r.words)
 	if code := plainValues(r.authz, r.words)[headers.MetadataCode]; code != "" {
-		r.Details = headers.DetailsPrefix + code // as the details are where the filter or ext_proc refuses
+		r.Details = headers.DetailsPrefix + code // as in a refusal by the filter or ext_proc
 	}
 	if model, ok := headers.ClusterModel(r.Cluster); ok {
 		r.Model = model

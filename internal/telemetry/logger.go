@@ -47,6 +47,12 @@ func NewLogger(c LoggerConfig) (*zap.Logger, error) {
 	return log, err
 }
 
+// Check returns the error of NewLogger for a level or a format that does not exist.
+func (c LoggerConfig) Check() error {
+	_, err := newLogger(c, zapcore.AddSync(io.Discard))
+	return err
+}
+
 func newLogger(c LoggerConfig, w zapcore.WriteSyncer) (*zap.Logger, error) {
 	lowest, err := parseLevel(c.Level)
 	if err != nil {

@@ -284,8 +284,8 @@ type wanted struct {
 	names []tallyKey
 }
 
-// wantedTallies returns the tallies that the budgets in force count at a time, in order. The caller
-// must not change them. The day of the time and the budgets say what they are.
+// wantedTallies returns the names of the tallies that the budgets in force count at a time, in
+// order. They depend on the budgets and on the day alone. The caller must not change the slice.
 func (l *Ledger) wantedTallies(now time.Time) []tallyKey {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -314,8 +314,8 @@ func (l *Ledger) wantedLocked(now time.Time) *wanted {
 }
 
 // refreshBudgets brings the budgets up to date with the clock and with the other processes of this
-// folder. It is called all the time, so it does nothing when none of these has changed: there may
-// be thousands of budgets.
+// folder. It runs often and there may be thousands of budgets, so it does nothing if neither has
+// changed.
 func (l *Ledger) refreshBudgets(now time.Time) {
 	if len(l.scopes()) == 0 {
 		return

@@ -60,9 +60,9 @@ type Ledger struct {
 	// counts; guarded by mu.
 	tallies   tallies
 	elsewhere map[tallyKey]tally
-	// wanted are the names of the tallies that the budgets count today; nil: they are to be found.
-	// counted is the number of changes of others that are in elsewhere; 0: elsewhere is to be made
-	// anew. Guarded by mu.
+	// wanted are the names of the tallies that the budgets count today; nil: not computed yet.
+	// counted is the number of changes by other writers that elsewhere contains; 0: elsewhere must
+	// be computed again. Guarded by mu.
 	wanted  *wanted
 	counted int
 	// budgets are those in force; nil: there are none.
@@ -79,7 +79,7 @@ type Ledger struct {
 	// which day and month it is for budgets.
 	clock  *clock
 	steady *steadyClock
-	// opened is the error that came with the ledger.
+	// opened is the error that New returned with the ledger; nil: there was none.
 	opened error
 	// others are the journals of other writers. It has a lock of its own.
 	others otherJournals
@@ -111,8 +111,8 @@ func New(c Config) (*Ledger, error) {
 	return l, err
 }
 
-// Faults returns what of the journals could not be read, by the names of their files. Damaged lines
-// stay told as long as the ledger lives.
+// Faults returns by the name of the file why a journal could not be read completely. Damaged lines
+// are listed as long as the ledger lives.
 func (l *Ledger) Faults() map[string]error {
 	all := l.others.allFaults()
 	if l.opened != nil {
@@ -306,7 +306,7 @@ func (l *Ledger) sync() {
 // journal has ended, and a process that starts continues only one of them.
 func (l *Ledger) watchOthers(ctx context.Context) {
 	for now := time.Now(); ; {
-		l.others.look(l.writer) // before damaged lines go
+		l.others.look(l.writer) // before damaged lines are removed
 		l.ageOthers(now)
 		select {
 		case <-ctx.Done():

@@ -31,8 +31,8 @@ type otherJournals struct {
 	// faults say why journals cannot be read, by their writers. That of the folder has no writer;
 	// guarded by mu.
 	faults map[string]error
-	// damaged is how many damaged lines were found, by the writers of the journals. They stay told
-	// although a journal is written anew without them; guarded by mu.
+	// damaged is how many damaged lines were found, by the writers of the journals. A number stays
+	// when the journal is written again without these lines; guarded by mu.
 	damaged map[string]int
 }
 
@@ -117,7 +117,7 @@ func (o *otherJournals) readLocked(own string) {
 	o.reportLocked(faults)
 }
 
-// tellDamageLocked logs that a journal has damaged lines, and again if it has more. mu is held.
+// tellDamageLocked logs that a journal has damaged lines, and again when it has more. mu is held.
 func (o *otherJournals) tellDamageLocked(writer string, lines int) {
 	if lines <= o.damaged[writer] {
 		return

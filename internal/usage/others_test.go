@@ -130,8 +130,8 @@ func TestB3_AJournalThatCannotBeReadIsTold(t *testing.T) {
 }
 
 // TestB3_DamagedLinesOfAnEndedProcessAreTold: a ledger counts the good lines of the journal of an
-// ended process. It says once in its log that others are damaged, and goes on to say so when the
-// journal was written anew.
+// ended process. It logs once that other lines are damaged. Faults still names the journal after
+// the journal was written again.
 func TestB3_DamagedLinesOfAnEndedProcessAreTold(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

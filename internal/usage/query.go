@@ -3,6 +3,7 @@ package usage
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -23,6 +24,22 @@ const (
 func Dimensions() []Dimension {
 	return []Dimension{ByHour, ByDay, ByMonth, ByTenant, ByKey, ByModel}
 }
+
+// ParseDimensions reads a list of dimensions with commas. ok is false if one is unknown or is given
+// twice.
+func ParseDimensions(text string) (by []Dimension, ok bool) {
+	for name := range strings.SplitSeq(text, ",") {
+		d := Dimension(name)
+		if !slices.Contains(Dimensions(), d) || slices.Contains(by, d) {
+			return nil, false
+		}
+		by = append(by, d)
+	}
+	return by, true
+}
+
+// DimensionsRule says in words what ParseDimensions takes.
+const DimensionsRule = "must be a list of tenant, key, model, hour, day and month, each at most once"
 
 // Question asks what was used.
 type Question struct {

@@ -167,8 +167,8 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 	return known, nil
 }
 
-// nextMark returns the mark of a writer's next publication of n rows. One without rows keeps the
-// mark, so that others see that they need not read what the writer has spent.
+// nextMark returns the mark of a writer's next publication of n rows. A publication without rows
+// keeps the mark, so other gateways do not read the writer's tallies again.
 func (s *sharing) nextMark(writer string, n int) string {
 	if n == 0 && s.marks[writer] != "" {
 		return s.marks[writer]

@@ -8,14 +8,14 @@ import (
 const (
 	// settleTime is how long a jump of the machine's clock must last before it counts.
 	settleTime = 5 * time.Minute
-	// maxSlip is by how much the clock may be adjusted between two looks without a jump.
+	// maxSlip is the largest change of the clock between two readings that is no jump.
 	maxSlip = time.Minute
 )
 
 // steadyClock is the clock of the machine without its jumps, forward or back, until they have
-// lasted for settleTime. Until then it goes on from the time before the jump. So a clock that is
-// wrong for a moment moves no usage into another day or month, and no budget. It is safe for
-// concurrent use.
+// lasted for settleTime. Until then it continues from the time before the jump. So a clock that is
+// wrong for a moment moves neither usage nor budgets into another day or month. A steadyClock is
+// safe for concurrent use.
 type steadyClock struct {
 	// read returns the time by the machine's clock, and the time since a fixed moment by a clock
 	// that cannot be set.
@@ -25,8 +25,8 @@ type steadyClock struct {
 	// wall and elapsed are what read returned when the machine's clock was last believed.
 	wall    time.Time
 	elapsed time.Duration
-	// jumped is the elapsed time at which a jump was seen that does not count yet; nil: there is
-	// none.
+	// jumped is the elapsed time at which a jump was first read that does not count yet; nil: there
+	// is none.
 	jumped *time.Duration
 }
 
@@ -45,7 +45,7 @@ func (c *steadyClock) now() time.Time {
 	return now
 }
 
-// correct returns a time that was just read from the machine's clock as this clock has it.
+// correct converts a time that was just read from the machine's clock into a time of this clock.
 func (c *steadyClock) correct(wall time.Time) time.Time {
 	_, ahead := c.look()
 	return wall.Add(-ahead)

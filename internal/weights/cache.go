@@ -174,8 +174,8 @@ func replaceFile(path string, data []byte) error {
 	return err
 }
 
-// checkLinks returns an error if the cache cannot have symbolic links, which a fetch makes only in
-// the end. Some file systems have none, such as exFAT, SMB and those over object storage.
+// checkLinks returns an error if the file system of the cache has no symbolic links, as exFAT, SMB
+// and object storage often have not. A fetch makes its links only at the end.
 func (c *cache) checkLinks() error {
 	dir, err := os.MkdirTemp(c.dir, ".links-*")
 	if err != nil {

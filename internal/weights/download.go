@@ -86,6 +86,7 @@ func diskFull(err error, dir string) error {
 	return err
 }
 
+// isDiskFull reports whether the disk or a quota of it has no room left.
 func isDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // newHash returns the hash by which the hub names the content.

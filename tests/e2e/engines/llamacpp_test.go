@@ -173,8 +173,8 @@ func ask(g *harness.Gateway, path, body string, into any) error {
 	return nil
 }
 
-// askInputTokens has the tokens of an input counted. The prompt is that of askChat. A call that the
-// engine lacks is a 404.
+// askInputTokens asks the engine to count the tokens of an input. The prompt is that of askChat. A
+// call that the engine lacks is a 404.
 func askInputTokens(g *harness.Gateway) error {
 	var reply struct {
 		Object string
