@@ -95,7 +95,8 @@ type StartRequest struct {
 	// Bounds the whole answer, in milliseconds from when the request came. What is there by then ends with the finish_reason "length"; when
 	// nothing is, the status is DEADLINE_EXCEEDED. 0: no bound. The call's deadline holds as well.
 	TimeoutMs int32 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	// The model, a pool of models, or an alias. Without it here and in request, Sluice takes default_model, or the only model that the caller may use. An engine with one model may ignore it.
+	// The model, a pool of models, or an alias. Without it here and in request, Sluice takes default_model, or the only model that the caller
+	// may use. An engine with one model may ignore it.
 	Model string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
 	// A chat request of the OpenAI API (the body of POST /v1/chat/completions) as JSON, for what the fields above cannot say: tools, roles,
 	// stop, n, response_format. messages must be empty then, and what another field above says must not be in it again. Its members stream and
