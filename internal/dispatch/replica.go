@@ -93,7 +93,8 @@ func (c *counter) at(address string) *atomic.Int64 {
 	n := c.byAddress[address]
 	if n == nil {
 		if len(c.byAddress) >= maxIdleAddresses {
-			maps.DeleteFunc(c.byAddress, func(_ string, n *atomic.Int64) bool { return n.Load() == 0 })
+			now := c.address.String() // the routing table has the part at this one
+			maps.DeleteFunc(c.byAddress, func(at string, n *atomic.Int64) bool { return at != now && n.Load() == 0 })
 		}
 		n = new(atomic.Int64)
 		c.byAddress[address] = n

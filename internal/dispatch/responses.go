@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -169,8 +170,50 @@ func appendReplicas(all []ReplicaResponses, model string, sessions []session, fr
 func (d *Dispatcher) unplacedResponses(now time.Time) []ReplicaResponses {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.unplaced = slices.DeleteFunc(d.unplaced, func(r ReplicaResponses) bool { return len(r.sessions(now)) == 0 })
+	d.unplaced = merged(d.unplaced, now)
 	return slices.Clone(d.unplaced)
+}
+
+// merged returns each response once, as it was used last, and each run of an engine once. The
+// successor of a process is told of responses that it has also read from the file. Those that are
+// forgotten by now are dropped.
+func merged(told []ReplicaResponses, now time.Time) (all []ReplicaResponses) {
+	type place struct{ model, replica, run string }
+	places, live := map[place]int{}, [][]session{} // indexes in all, and what those have
+	for i := range told {
+		r := &told[i]
+		sessions := r.sessions(now)
+		if len(sessions) == 0 {
+			continue
+		}
+		at := place{r.Model, r.Replica, r.Run}
+		n, again := places[at]
+		if !again {
+			places[at] = len(all)
+			all, live = append(all, *r), append(live, sessions)
+			continue
+		}
+		live[n] = append(live[n], sessions...)
+		all[n].Responses = nil
+	}
+	for n := range all {
+		if all[n].Responses == nil {
+			all[n].Responses = recordsOf(live[n])
+		}
+	}
+	return all
+}
+
+// recordsOf returns the records of responses, each once, as it was used last.
+func recordsOf(all []session) (records []byte) {
+	slices.SortFunc(all, func(a, b session) int {
+		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.owner, b.owner), cmp.Compare(b.asked, a.asked))
+	})
+	all = slices.CompactFunc(all, func(a, b session) bool { return a.sessionID == b.sessionID })
+	for i := range all {
+		records = appendRecord(records, &all[i])
+	}
+	return records
 }
 
 // RestoreResponses adds responses that another process of the gateway has learned. If a replica is

@@ -64,6 +64,44 @@ func TestR7_ResponsesOutliveTheProcess(t *testing.T) {
 	}
 }
 
+// Responses whose replica stays away are told once each, however often the process is replaced:
+// each process reads them from the file and is told of them by the one before.
+func TestR7_UnplacedResponsesDoNotPileUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{Strategy: RoundRobin})
+		s.put("m", three()...)
+		homes := map[string]string{}
+		for n := range 6 {
+			id := fmt.Sprint("resp_", n)
+			homes[id] = s.respond(t, "acme", id)
+		}
+		count := func(told []ReplicaResponses) (n int) {
+			for _, r := range told {
+				n += len(r.Responses) / recordSize
+			}
+			return n
+		}
+		for range 5 {
+			time.Sleep(time.Minute)
+			file := s.Responses(time.Time{})
+			next := s.replaced()
+			next.RestoreResponses(file)
+			s = next
+		}
+		if told := s.Responses(time.Time{}); len(told) != 3 || count(told) != len(homes) {
+			t.Errorf("%d responses of %d replicas are told, want %d of 3", count(told), len(told), len(homes))
+		}
+		time.Sleep(50 * time.Minute) // 55 since they were learned
+		s.put("m", three()...)
+		for id, home := range homes {
+			if at := s.holderOf("acme", id); at != home {
+				t.Errorf("%s at %s is looked for at %q", id, home, at)
+			}
+		}
+	})
+}
+
 // An engine that was started anew has lost its responses. A server that someone else runs may be
 // known at another address. A replica that is not ready may still prove to be the former one.
 func TestR7_ResponsesEndWithTheirEngine(t *testing.T) {

@@ -64,4 +64,12 @@ func TestAddressesOfReplicasDoNotPileUp(t *testing.T) {
 	if n := len(s.counters["a"].byAddress); n > maxIdleAddresses {
 		t.Errorf("%d addresses", n)
 	}
+	for port := uint16(8000); len(s.counters["a"].byAddress) < maxIdleAddresses; port++ {
+		s.put("m", engines.Replica{ID: "a", Address: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), port)})
+	}
+	s.Carry(HeldRequest{Model: "m", Replica: "a"}).Release()
+	s.must(t, newRequest("m", "k"))
+	if n := s.LoadAt("a", s.counters["a"].address); n != 1 {
+		t.Errorf("%d requests where the replica is now, want 1", n)
+	}
 }

@@ -154,6 +154,10 @@ func (v *Verifier) Fault() (known bool, err error) {
 // Run reads the keys at once, at the interval of the configuration and after Set, until ctx ends.
 func (v *Verifier) Run(ctx context.Context) error {
 	for {
+		select {
+		case <-v.kick: // the reading that follows does what Set asks for
+		default:
+		}
 		wait := time.Hour
 		if p := v.policy.Load(); p != nil {
 			v.reread(ctx)

@@ -1,8 +1,10 @@
 package jwks
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -81,5 +83,24 @@ func TestO12_MissingIDsAreBounded(t *testing.T) {
 	}
 	if s.miss("new", now.Add(missingFor)); len(s.missing) != 1 {
 		t.Errorf("%d ids, want the new one", len(s.missing))
+	}
+}
+
+// A configuration that is there before Run costs one reading.
+func TestO12_TheFirstReadingIsOne(t *testing.T) {
+	t.Parallel()
+	var p provider
+	p.publish(ecKey(t, "one"))
+	server := httptest.NewServer(&p)
+	defer server.Close()
+	v := New(nil)
+	v.Set(&Config{URL: server.URL, Refresh: time.Hour})
+	ctx, stop := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	defer stop()
+	if err := v.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := p.reads.Load(); n != 1 {
+		t.Errorf("%d readings, want 1", n)
 	}
 }

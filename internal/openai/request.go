@@ -24,7 +24,7 @@ type Request struct {
 	// stream (stream_options.include_usage; stream_include_usage for audio).
 	IncludeUsage bool
 	// Background asks for a response that the engine generates in the background (background of
-	// /v1/responses). A value that is no boolean is false, and the engine may refuse it.
+	// /v1/responses).
 	Background bool
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
 	// max_completion_tokens, max_output_tokens and n_predict. 0: no bound given, or one of them is

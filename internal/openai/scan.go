@@ -154,6 +154,8 @@ func (s *scanner) field(f field) {
 		r.Model, r.modelAt = s.name(f, maxModel)
 	case fieldStream:
 		r.Stream = s.boolean(f)
+	case fieldBackground:
+		r.Background = s.boolean(f) // engines take "true", "on" and 1 for true
 	case fieldStreamOptions:
 		s.streamOptions()
 	case fieldMaxTokens, fieldMaxCompletionTokens, fieldMaxOutputTokens, fieldPredict:
@@ -210,9 +212,6 @@ func (s *scanner) hint(f field) {
 		}
 	case fieldSystem:
 		s.instructions()
-	case fieldBackground:
-		at := s.json.Value()
-		r.Background = string(s.body[at.From:at.To]) == "true"
 	case fieldSize:
 		r.imageTokens = imageTokens(wordText(&s.json))
 	default:

@@ -53,10 +53,16 @@ func TestR7_CallsBesideResponses(t *testing.T) {
 			t.Errorf("%s with a conversation: %v", e, fault)
 		}
 	}
-	for value, want := range map[string]bool{"true": true, "false": false, "null": false, `"true"`: false} {
+	for value, want := range map[string]bool{"true": true, "false": false, "null": false} {
 		r, fault := Scan(Responses, "application/json", []byte(`{"model":"m","input":"x","background":`+value+`}`))
 		if fault != nil || r.Background != want {
 			t.Errorf("background %s: %v, %v", value, fault, r.Background)
+		}
+	}
+	for _, value := range []string{`"true"`, "1", `"on"`} { // pydantic, and so vLLM, takes these for true
+		_, fault := Scan(Responses, "application/json", []byte(`{"model":"m","input":"x","background":`+value+`}`))
+		if fault == nil || fault.Param != "background" {
+			t.Errorf("background %s: %v", value, fault)
 		}
 	}
 	if !InputTokens.Free() || Compact.Free() {

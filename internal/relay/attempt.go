@@ -56,6 +56,8 @@ type failover struct {
 	// lastEvents are the events of the last replica that has reported an error before its first
 	// token. They are passed on if no other replica answers and none has refused.
 	lastEvents []byte
+	// isRefused says that lastEvents are the answer, so no replica has generated anything.
+	isRefused bool
 	// hidesUsage says that the relay has asked for the usage in each event and the client has not.
 	hidesUsage bool
 	// bytesRead counts the bytes of all responses.
@@ -185,7 +187,7 @@ func (f *failover) try(replica dispatch.Upstream) (reason string) {
 // response describes the engine's response, for the correction of the ticket's charge.
 func (f *failover) response() dispatch.Response {
 	u := f.result.Usage
-	failed := f.bytesRead == 0 || f.answer != nil && f.answer.Status >= http.StatusBadRequest
+	failed := f.bytesRead == 0 || f.isRefused || f.answer != nil && f.answer.Status >= http.StatusBadRequest
 	return dispatch.Response{Bytes: f.bytesRead, Stream: f.isStream, Failed: failed, Abandoned: failed && f.isAbandoned(),
 		Prompt: u.Prompt, Completion: u.Completion,
 		Cached: u.Cached, Known: u.Known, TTFT: f.prefill}

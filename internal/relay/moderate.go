@@ -160,6 +160,7 @@ func (s *engineStream) finishModeration() (allowed bool) {
 // publishLastEvents publishes the events of a replica that has reported an error before its first
 // token. If a rule applies to them, the client is told of the error without them.
 func (f *failover) publishLastEvents() {
+	f.isRefused = true
 	f.result.Answered, f.result.Told, f.result.Cause = true, true, causeEngine
 	if f.rules == nil {
 		f.gen.publishOwn(f.lastEvents)

@@ -138,3 +138,19 @@ func TestB3_UsageThatCannotBeRead(t *testing.T) {
 		}
 	}
 }
+
+// A stream that the engine refuses in its first event costs nothing, as an answer with that status.
+func TestB3_AStreamRefusedInAnEventCostsNothing(t *testing.T) {
+	for path, body := range map[string]string{
+		"/v1/chat/completions": hello,
+		"/v1/responses":        `{"model":"m","input":"x","stream":true,"background":true,"max_output_tokens":4000}`,
+	} {
+		h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			writeEvents(w, `data: {"type":"error","error":{"message":"no room","code":503}}`+"\n\n")
+		})})
+		h.postBody(path, "application/json", []byte(body))
+		if r := h.result(1); r.Usage.Prompt+r.Usage.Completion != 0 || r.Fault == nil {
+			t.Errorf("%s: %+v, %v", path, r.Usage, r.Fault)
+		}
+	}
+}
