@@ -361,6 +361,21 @@ func (a *Authenticator) Watch(tenant, proof string) (valid func() bool) {
 	}
 }
 
+// Rejects reports whether the key of this Proof does not belong to the tenant. It is false while
+// that cannot be known, because the keys of run time or those of an identity provider are yet to be
+// read. Rejects may block as Authenticate does.
+func (a *Authenticator) Rejects(tenant, proof string) bool {
+	unread := a.unread.Load() // before the policy, which has the keys when they are read
+	if p := a.policy.Load(); p != nil && p.tokens != nil {
+		t, fault := p.bearer(proof, nil)
+		if fault != nil {
+			return fault.Code != openai.CodeGatewayUnavailable
+		}
+		return t.Name != tenant
+	}
+	return !unread && !a.Watch(tenant, proof)()
+}
+
 // key returns the API key of the request. The error has the code invalid_api_key.
 func (c Credentials) key() (string, *openai.Error) {
 	if c.Authorization == "" {

@@ -108,6 +108,11 @@ func TestO12_Tokens(t *testing.T) {
 	if !a.Watch("acme", good)() || a.Watch("acme", bad)() || a.Watch("beta", good)() {
 		t.Error("only the token that was verified is valid, and only for its tenant")
 	}
+	for token, want := range map[string]bool{"acme": false, "early": false, "beta": true, "wrong": true, "expired": true} {
+		if got := a.Rejects("acme", token); got != want {
+			t.Errorf("%q is rejected: %t", token, got)
+		}
+	}
 }
 
 // seenTokens are tokens that one process has verified.

@@ -120,10 +120,17 @@ func TestB4_KeysThatAreNotReadYetAreNotRefused(t *testing.T) {
 			}
 		}
 	}
+	proof := a.Proof(authz.Credentials{APIKey: made.Secret})
 	a.SetUnread(true)
 	a.SetKeys(nil) // as a reload of the file does
+	if a.Rejects("acme", proof) {
+		t.Error("a key is rejected that may be read yet")
+	}
 	expect(map[string]openai.Code{made.Secret: openai.CodeGatewayUnavailable, "file": "", "other": openai.CodeInvalidAPIKey})
 	a.SetKeys([]authz.RuntimeKey{{KeyConfig: authz.KeyConfig{ID: made.ID, Hash: made.Hash}, Tenant: "acme"}})
 	a.SetUnread(false)
 	expect(map[string]openai.Code{made.Secret: "", unknown.Secret: openai.CodeInvalidAPIKey, "file": ""})
+	if a.Rejects("acme", proof) || !a.Rejects("beta", proof) || !a.Rejects("acme", a.Proof(authz.Credentials{APIKey: unknown.Secret})) {
+		t.Error("a key that was read belongs to its tenant alone, and another one to none")
+	}
 }

@@ -100,6 +100,9 @@ func (r modelReconciler) execute(ctx context.Context, a action) error {
 	case actionRoom:
 		annotations := map[string]any{annotationRoom: strconv.Itoa(a.replicas), annotationRoomBy: a.pod}
 		err = r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	case actionNoRoom:
+		annotations := map[string]any{annotationRoom: nil, annotationRoomBy: nil}
+		err = r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	case actionDelete:
 		err = r.remove(ctx, a.deployment)
 	case actionDrain:

@@ -43,6 +43,7 @@ type actionKind string
 // replicas. actionDrain tells all gateways that the pod is no longer wanted, and actionUndrain
 // reverts that. actionMark makes the pod the first that its ReplicaSet deletes. actionRoom records
 // that an old pod makes room; its pod and replicas are deployment.roomMadeBy and roomMade.
+// actionNoRoom removes this record.
 const (
 	actionCreate  actionKind = "create"
 	actionScale   actionKind = "scale"
@@ -51,6 +52,7 @@ const (
 	actionUndrain actionKind = "undrain"
 	actionMark    actionKind = "mark"
 	actionRoom    actionKind = "room"
+	actionNoRoom  actionKind = "no-room"
 )
 
 // action is one write to the API.
@@ -104,6 +106,8 @@ type planner struct {
 	// actions holds the creation of the current Deployment.
 	actions   []action
 	needsRoom bool
+	// forgotten is true if the pod that had made room is lost.
+	forgotten bool
 }
 
 // drainOld drains pods of the old Deployments and returns how many serving ones are kept for now.
@@ -169,17 +173,20 @@ func (p *planner) recordRoom(leaving leavingPods) {
 	if makes {
 		c.roomMadeBy = leaving.serving
 	}
-	if makes || c.roomMade != nil && *c.roomMade > placed {
+	switch {
+	case makes || c.roomMade != nil && *c.roomMade > placed:
 		c.actions = append(c.actions, action{kind: actionRoom, deployment: c.name, pod: c.roomMadeBy, replicas: placed})
 		c.roomMade = &placed
+	case p.forgotten:
+		c.actions = append(c.actions, action{kind: actionNoRoom, deployment: c.name})
 	}
 }
 
-// forgetRoom forgets that the lost pod has made room. The Deployment's annotation keeps the name of
-// the pod until another pod makes room. So only one other pod makes room for a lost one.
+// forgetRoom forgets that the lost pod has made room, in the API too. The pod may be gone before
+// another one makes room, and then nothing tells that it was lost.
 func (p *planner) forgetRoom(pod string) {
 	if c := p.current; c != nil && c.roomMadeBy == pod {
-		c.roomMade, c.roomMadeBy = nil, ""
+		c.roomMade, c.roomMadeBy, p.forgotten = nil, "", true
 	}
 }
 

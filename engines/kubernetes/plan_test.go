@@ -183,7 +183,7 @@ func TestPlan(t *testing.T) {
 func TestLostPodHasMadeNoRoom(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, oldPods, by, want string }{
-		{name: "the pod that made room is lost", oldPods: "x:r y:nk", by: "y", want: "drain x"},
+		{name: "the pod that made room is lost", oldPods: "x:r y:nk", by: "y", want: "drain x, no-room new"},
 		{name: "the same, and another makes room", oldPods: "w:r x:rd y:nk", by: "y", want: "room x"},
 		{name: "the other one made room", oldPods: "w:r y:nk", by: "x"},
 		{name: "an earlier release has not told which pod made room", oldPods: "x:r y:nk"},
@@ -195,6 +195,32 @@ func TestLostPodHasMadeNoRoom(t *testing.T) {
 		})
 		if diff := cmp.Diff(tt.want, formatActions(got)); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
+		}
+	}
+}
+
+// A lost pod may be gone from the API before another pod may make room. Nothing tells then that the
+// pod was lost, so its record must be gone, too.
+func TestLostPodThatIsGoneHasMadeNoRoom(t *testing.T) {
+	t.Parallel()
+	current := deployment{name: "new", replicas: 1, roomMade: new(0), roomMadeBy: "y", pods: pods("a:u")}
+	steps := []struct {
+		old      string
+		makeRoom bool
+		want     string
+	}{
+		{"x:r y:nk", false, "no-room new"},
+		{"x:r", true, "drain x, scale new 2"},
+	}
+	for _, step := range steps {
+		got, _ := plan(target{current: "new", desired: 2, makeRoom: step.makeRoom}, []deployment{
+			{name: "old", replicas: 1, pods: pods(step.old)}, current,
+		})
+		if diff := cmp.Diff(step.want, formatActions(got)); diff != "" {
+			t.Errorf("%s: %s", step.old, diff)
+		}
+		if slices.ContainsFunc(got, func(a action) bool { return a.kind == actionNoRoom }) {
+			current.roomMade, current.roomMadeBy = nil, ""
 		}
 	}
 }
@@ -268,7 +294,9 @@ func (w *simulation) execute(actions []action, desired int) {
 		case actionScale:
 			d.replicas = a.replicas
 		case actionRoom:
-			d.roomMade = &a.replicas
+			d.roomMade, d.roomMadeBy = &a.replicas, a.pod
+		case actionNoRoom:
+			d.roomMade, d.roomMadeBy = nil, ""
 		case actionDelete:
 			for _, p := range d.pods {
 				if p.active() && !p.marked {

@@ -19,6 +19,9 @@ const (
 	noIndicator = "did not find expected '-' indicator"
 	noToken     = "found character that cannot start any token"
 	noAnchor    = "unknown anchor"
+	tabBetween  = "found a tab character"
+	noUTF8      = "UTF-8"
+	noText      = "control characters are not allowed"
 )
 
 // parserTexts are the errors that yaml.v3 gives with a line counted from 0. It counts from 1 in the
@@ -28,7 +31,8 @@ var parserTexts = []string{
 	"did not find expected node content", "did not find expected <document start>",
 }
 
-// blockTexts are the errors without a line, and those with the line of the whole mapping or list.
+// blockTexts are the errors whose line is that of the whole mapping or list, and one without a
+// line. Errors of the encoding have no line either.
 var blockTexts = []string{noKey, noIndicator, noAnchor}
 
 // syntaxHints say what to do about an error of the YAML parser. The first whose text begins the
@@ -43,6 +47,8 @@ var syntaxHints = []struct{ text, hint string }{
 	{"could not find expected ':'", "a colon and a space must follow the name of a field"},
 	{"found unexpected end of stream", "a quote is not closed"},
 	{noToken, "a value that begins with %, @ or ` must be in quotes"},
+	{tabBetween, "a tab indents the line, and YAML takes only spaces"},
+	{noText, "the line has a character that is no text: remove it"},
 }
 
 // lineOfError matches the line in the text of an error of the YAML parser.
@@ -66,8 +72,10 @@ func explainSyntax(data []byte, err error) (line int, message string) {
 	lines := bytes.SplitAfter(bytes.TrimRight(data, "\r\n"), []byte("\n"))
 	begins := func(beginning string) bool { return strings.HasPrefix(text, beginning) }
 	switch {
-	case slices.ContainsFunc(blockTexts, begins):
+	case slices.ContainsFunc(blockTexts, begins), begins(noText), strings.Contains(text, noUTF8):
 		line = firstLineWith(data, lines, text)
+	case begins(tabBetween):
+		line = firstTabAfter(lines, line)
 	case slices.ContainsFunc(parserTexts, begins):
 		line++
 	case line == 0:
@@ -81,8 +89,11 @@ func explainSyntax(data []byte, err error) (line int, message string) {
 			break
 		}
 	}
-	if begins(noToken) && beginsWithTab(lines[line-1]) {
+	switch {
+	case begins(noToken) && beginsWithTab(lines[line-1]):
 		hint = ": a tab indents the line, and YAML takes only spaces"
+	case strings.Contains(text, noUTF8):
+		hint = ": save the file in the encoding UTF-8"
 	}
 	return line, "not valid YAML: " + text + hint
 }
@@ -104,6 +115,17 @@ func firstLineWith(data []byte, lines [][]byte, text string) int {
 		_, found := syntaxError(err)
 		return found == text
 	})
+}
+
+// firstTabAfter returns the number of the first line after the given one that a tab indents. The
+// parser tells the line of the value before it.
+func firstTabAfter(lines [][]byte, line int) int {
+	for i := line; i < len(lines); i++ {
+		if beginsWithTab(lines[i]) {
+			return i + 1
+		}
+	}
+	return max(line, 1)
 }
 
 // parseAll returns the first error of the YAML parser in any document of the text.
