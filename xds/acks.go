@@ -25,7 +25,7 @@ type acks struct {
 	// locals are the open streams of Envoys of this host, in the order in which they were opened.
 	locals []*stream
 	// remote are the open streams of Envoys of other hosts. last is the first of them, or the last
-	// one that has ended.
+	// one that has ended, if possible one whose Envoy has counted.
 	remote map[*stream]struct{}
 	last   *stream
 	// left says when the last stream from a host has ended. It lacks hosts with an open one.
@@ -114,8 +114,8 @@ func (a *acks) end(st *stream) {
 		return
 	}
 	delete(a.remote, st)
-	if len(a.remote) == 0 {
-		a.last = st
+	if len(a.remote) == 0 && (st.counts || !a.last.counts) {
+		a.last = st // else it had no time for a whole configuration
 	}
 	if host := st.remote.host(); !a.serves(host) {
 		a.left[host] = time.Now()

@@ -1,0 +1,29 @@
+package xds
+
+import (
+	"net/netip"
+	"testing"
+)
+
+// TestB11_AnEnvoyThatComesAndGoesTakesNoReplicas: an Envoy of another host that connects for a
+// moment, and ends after all others have gone, has acknowledged nothing. The replicas that the
+// others had may still be picked for their requests.
+func TestB11_AnEnvoyThatComesAndGoesTakesNoReplicas(t *testing.T) {
+	t.Parallel()
+	a, at := newAcks(), netip.MustParseAddrPort("192.0.2.1:80")
+	open := func(address string) *stream {
+		st := newStream(nil, nil)
+		st.remote = &remote{peer: address}
+		a.add(st)
+		return st
+	}
+	first := open("198.51.100.1:1")
+	first.counts = true
+	first.acked["model/m"] = &Resource{Name: "model/m", replicas: map[string]netip.AddrPort{"r": at}}
+	short := open("198.51.100.2:1")
+	a.end(first)
+	a.end(short)
+	if got := a.common("model/m"); got["r"] != at {
+		t.Errorf("the replicas that may be picked are %v", got)
+	}
+}
