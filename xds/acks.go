@@ -24,8 +24,9 @@ type acks struct {
 	local *stream
 	// locals are the open streams of Envoys of this host, in the order in which they were opened.
 	locals []*stream
-	// remote are the open streams of Envoys of other hosts. last is the first of them, or the last
-	// one that has ended, if possible one whose Envoy has counted.
+	// remote are the open streams of Envoys of other hosts. last says what may be picked while none
+	// of them counts: it is the last stream that has counted and has ended. Until there is one, it
+	// is the first that was opened, or the last that has ended.
 	remote map[*stream]struct{}
 	last   *stream
 	// left says when the last stream from a host has ended. It lacks hosts with an open one.
@@ -46,7 +47,7 @@ func (s *Server) Routable() map[string]map[string]netip.AddrPort {
 }
 
 // Inherit makes the replicas that an earlier process of this gateway could pick (Routable) those of
-// this one, until an Envoy connects. It is for a gateway whose Envoys run on other hosts: they may
+// this one, until an Envoy counts. It is for a gateway whose Envoys run on other hosts: they may
 // send requests here before their xDS comes here, or goes to another gateway. It does nothing once
 // an Envoy has connected.
 func (s *Server) Inherit(routable map[string]map[string]netip.AddrPort) {
@@ -56,6 +57,7 @@ func (s *Server) Inherit(routable map[string]map[string]netip.AddrPort) {
 		return
 	}
 	s.acks.last = newStream(s, nil)
+	s.acks.last.counts = true
 	for cluster, replicas := range routable {
 		s.acks.last.acked[cluster] = &Resource{Name: cluster, replicas: nonNil(replicas)}
 	}
@@ -69,15 +71,14 @@ func (a *acks) add(st *stream) {
 		a.addLocal(st)
 		return
 	}
-	before := a.last
-	if len(a.remote) == 0 {
+	if before := a.last; before != nil && len(a.remote) == 0 {
+		st.acked, st.refused = maps.Clone(before.acked), before.refused
+	}
+	if a.last == nil || !a.last.counts && len(a.remote) == 0 {
 		a.last = st
 	}
 	a.remote[st] = struct{}{}
 	delete(a.left, st.remote.host())
-	if before != nil && st == a.last {
-		st.acked, st.refused = maps.Clone(before.acked), before.refused
-	}
 }
 
 // addLocal adds an open stream of this host. It counts at once if the one that counted has ended.
@@ -114,8 +115,8 @@ func (a *acks) end(st *stream) {
 		return
 	}
 	delete(a.remote, st)
-	if len(a.remote) == 0 && (st.counts || !a.last.counts) {
-		a.last = st // else it had no time for a whole configuration
+	if st.counts || !a.last.counts && len(a.remote) == 0 {
+		a.last = st
 	}
 	if host := st.remote.host(); !a.serves(host) {
 		a.left[host] = time.Now()
