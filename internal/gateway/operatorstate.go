@@ -91,7 +91,7 @@ func readOperatorState(path string) (s operatorState, err error) {
 		return s, nil
 	}
 	if err == nil {
-		err = errors.Join(seal.Check(data), json.Unmarshal(data, &s))
+		err = seal.Unmarshal(data, &s)
 	}
 	return s, err
 }

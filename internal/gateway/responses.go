@@ -117,7 +117,7 @@ func readResponses(path string) (kept keptResponses, err error) {
 	case len(data) > maxResponsesFile:
 		return kept, fmt.Errorf("%s has more than %d bytes", path, maxResponsesFile)
 	}
-	if err := errors.Join(seal.Check(data), json.Unmarshal(data, &kept)); err != nil {
+	if err := seal.Unmarshal(data, &kept); err != nil {
 		return kept, err
 	}
 	if kept.Version != responsesVersion {

@@ -103,7 +103,7 @@ func readRecordFile(path string) (Record, []byte, error) {
 		return Record{}, nil, err
 	}
 	var r Record
-	if err := errors.Join(seal.Check(data), json.Unmarshal(data, &r)); err != nil {
+	if err := seal.Unmarshal(data, &r); err != nil {
 		return Record{}, nil, err
 	}
 	return r, data, nil

@@ -1,10 +1,10 @@
 // Package seal adds a checksum to a JSON object, so that a reader notices a damaged byte that
-// leaves valid JSON. Packages internal/process and admission use it for their files in the state
-// directory.
+// leaves valid JSON. What writes files in the state directory uses it.
 package seal
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -38,3 +38,6 @@ func Check(data []byte) error {
 	}
 	return nil
 }
+
+// Unmarshal parses an object and checks its checksum. The error has what is wrong with either.
+func Unmarshal(data []byte, v any) error { return errors.Join(Check(data), json.Unmarshal(data, v)) }

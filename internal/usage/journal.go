@@ -2,7 +2,6 @@ package usage
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -60,7 +59,7 @@ func appendLine(b []byte, r *row) []byte {
 // parseLine reads a line. The row may have fewer or more counts than this version knows.
 func parseLine(text []byte) (rowKey, Counts, error) {
 	var l line
-	if err := errors.Join(seal.Check(text), json.Unmarshal(text, &l)); err != nil {
+	if err := seal.Unmarshal(text, &l); err != nil {
 		return rowKey{}, Counts{}, err
 	}
 	if l.Sum == "" {
