@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -203,4 +204,75 @@ func TestU7_WrongFallsBecomeRare(t *testing.T) {
 		time.Sleep(62 * time.Second)
 		w.want(t, 1)
 	})
+}
+
+// The expected wait is that of the theory of queues: exact for one replica (Pollaczek and
+// Khinchine), and near Erlang's formula for more.
+func TestU7_ExpectedWaitIsThatOfAQueue(t *testing.T) {
+	t.Parallel()
+	const prefill = 0.4
+	for n := 1; n <= 16; n++ {
+		for _, share := range []float64{0.3, 0.5, 0.7, 0.8, 0.9, 0.95} {
+			busy := share * float64(n)
+			erlang := waitVariance * erlangC(n, busy) * prefill / (float64(n) - busy)
+			got := expectedWait(n, busy, prefill)
+			if diff := math.Abs(got - erlang); diff > 0.04*prefill+0.02*erlang || n == 1 && diff > 1e-9 {
+				t.Errorf("%d replicas, each busy %.0f %% of the time: a wait of %.4f s, Erlang says %.4f", n, 100*share, got, erlang)
+			}
+		}
+		if got := expectedWait(n, maxBusy*float64(n), prefill); !math.IsInf(got, 1) {
+			t.Errorf("%d replicas that are too busy: a wait of %f s", n, got)
+		}
+	}
+}
+
+// erlangC returns the share of arrivals that find all of n servers busy, when they offer the work of
+// busy servers.
+func erlangC(n int, busy float64) float64 {
+	sum, term := 0.0, 1.0
+	for k := range n {
+		sum += term
+		term *= busy / float64(k+1)
+	}
+	term *= float64(n) / (float64(n) - busy)
+	return term / (sum + term)
+}
+
+// The number of replicas that a target of a first token needs, computed by hand.
+func TestU7_NumbersForATargetOfAFirstToken(t *testing.T) {
+	t.Parallel()
+	st := &modelState{Model: Model{Max: 50}}
+	for _, c := range []struct {
+		name   string
+		target float64
+		load   Load
+		want   int
+	}{
+		// One replica: 1.5 · 0.5 s · 0.5 / 0.5 = 0.75 s of waiting.
+		{"one replica holds exactly the target", 1.25, Load{Running: 1, Ready: 1, Predicted: flow(1, 0, 0.5)}, 1},
+		{"a little stricter", 1.24, Load{Running: 1, Ready: 1, Predicted: flow(1, 0, 0.5)}, 2},
+		// At least a quarter of the target may be waited: 0.8 s of 3.2 s, although a prompt takes 3.2 s.
+		{"prompts as long as the target", 3.2, Load{Running: 1, Ready: 1, Predicted: flow(0.04, 0, 3.2)}, 1},
+		// What waits 10 s at each of 12 replicas is 120 s of work, two replicas for a minute.
+		{"what waits asks for two more", 1, Load{Running: 1, Ready: 12, Predicted: flow(2, 10, 0.5)}, 3},
+		{"what waits no longer than allowed asks for none", 1, Load{Running: 1, Ready: 600, Predicted: flow(0.1, 0.5, 0.5)}, 1},
+		{"the bound", 1, Load{Running: 1, Ready: 1, Predicted: flow(1000, 0, 0.5)}, 50},
+		{"requests that have ended", 1, Load{Ready: 1, Predicted: flow(1000, 0, 0.5)}, 0},
+		{"no request", 1, Load{Running: 1, Ready: 1}, 0},
+	} {
+		if got := st.neededForTTFT(c.load, c.target); got != c.want {
+			t.Errorf("%s: %d replicas, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestU7_MeanOfPredictions(t *testing.T) {
+	t.Parallel()
+	sum := flow(2, 0.5, 0.25).Add(flow(1, 2, 0.25))
+	if got := sum.mean(); got != 1250*time.Millisecond {
+		t.Errorf("the mean is %v", got)
+	}
+	if got := (Predicted{}).mean(); got != 0 {
+		t.Errorf("the mean of no request is %v", got)
+	}
 }
