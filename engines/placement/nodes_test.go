@@ -34,19 +34,23 @@ func TestPickNode(t *testing.T) {
 		want  Want
 		node  string
 	}{
-		"spread: the first of equals":             {[]Node{with("a", gpus(2)), with("b", gpus(2))}, one(Spread), "a"},
-		"spread is the default":                   {[]Node{with("a", gpus(2), taken("x-0", 1, "GPU-0")), with("b", gpus(2))}, one(""), "b"},
-		"spread: fewest replicas of the model":    {[]Node{with("a", gpus(4), taken("chat-0", 1, "GPU-0")), with("b", gpus(2), taken("x-0", 1, "GPU-0"))}, one(Spread), "b"},
-		"spread: the least used share":            {[]Node{with("a", gpus(2), taken("x-0", 1, "GPU-0")), with("b", gpus(4), taken("x-1", 1, "GPU-0"))}, one(Spread), "b"},
-		"spread: processors where GPUs are alike": {[]Node{with("a", gpus(1), taken("x-0", 0)), with("b", gpus(1))}, one(Spread), "b"},
-		"spread without GPUs: processors":         {[]Node{with("a", gpus(0), taken("x-0", 0)), with("b", gpus(2), taken("x-1", 1, "GPU-0"), taken("x-2", 0))}, cpu(Spread), "a"},
-		"spread without GPUs: not the GPUs":       {[]Node{with("a", gpus(1), taken("x-0", 0), taken("x-1", 0)), with("b", gpus(1), taken("x-2", 1, "GPU-0"))}, cpu(Spread), "b"},
-		"spread without resources: the number":    {[]Node{with("a", gpus(0), nothing("chat-0"), nothing("chat-1")), with("b", gpus(0), nothing("chat-2"))}, free(Spread), "b"},
-		"pack: the most used":                     {[]Node{with("a", gpus(4)), with("b", gpus(4), taken("x-0", 1, "GPU-0"))}, one(Pack), "b"},
-		"pack: the most used that fits":           {[]Node{with("a", gpus(2), taken("x-0", 1, "GPU-0")), with("b", gpus(1), taken("x-1", 1, "GPU-0"))}, one(Pack), "a"},
-		"pack without resources: the number":      {[]Node{with("a", gpus(1), taken("x-0", 1, "GPU-0")), with("b", gpus(0), nothing("chat-2"))}, free(Pack), "b"},
-		"lost ones are passed over":               {[]Node{with("a", gpus(0)), gone, with("b", gpus(1))}, one(Spread), "b"},
-		"a node that does not say what it has":    {[]Node{with("a", gpus(0), taken("x-0", 0)), with("b", engines.Node{}, taken("x-1", 0))}, cpu(Spread), "b"},
+		"spread: the first of equals":                  {[]Node{with("a", gpus(2)), with("b", gpus(2))}, one(Spread), "a"},
+		"spread is the default":                        {[]Node{with("a", gpus(2), taken("x-0", 1, "GPU-0")), with("b", gpus(2))}, one(""), "b"},
+		"spread: fewest replicas of the model":         {[]Node{with("a", gpus(4), taken("chat-0", 1, "GPU-0")), with("b", gpus(2), taken("x-0", 1, "GPU-0"))}, one(Spread), "b"},
+		"spread: the least used share":                 {[]Node{with("a", gpus(2), taken("x-0", 1, "GPU-0")), with("b", gpus(4), taken("x-1", 1, "GPU-0"))}, one(Spread), "b"},
+		"spread: processors where GPUs are alike":      {[]Node{with("a", gpus(1), taken("x-0", 0)), with("b", gpus(1))}, one(Spread), "b"},
+		"spread without GPUs: processors":              {[]Node{with("a", gpus(0), taken("x-0", 0)), with("b", gpus(2), taken("x-1", 1, "GPU-0"), taken("x-2", 0))}, cpu(Spread), "a"},
+		"spread without GPUs: not the GPUs":            {[]Node{with("a", gpus(1), taken("x-0", 0), taken("x-1", 0)), with("b", gpus(1), taken("x-2", 1, "GPU-0"))}, cpu(Spread), "b"},
+		"spread without resources: the number":         {[]Node{with("a", gpus(0), nothing("chat-0"), nothing("chat-1")), with("b", gpus(0), nothing("chat-2"))}, free(Spread), "b"},
+		"pack: the most used":                          {[]Node{with("a", gpus(4)), with("b", gpus(4), taken("x-0", 1, "GPU-0"))}, one(Pack), "b"},
+		"pack: the most used that fits":                {[]Node{with("a", gpus(2), taken("x-0", 1, "GPU-0")), with("b", gpus(1), taken("x-1", 1, "GPU-0"))}, one(Pack), "a"},
+		"pack without resources: the number":           {[]Node{with("a", gpus(1), taken("x-0", 1, "GPU-0")), with("b", gpus(0), nothing("chat-2"))}, free(Pack), "b"},
+		"pack: of equally used the one with the model": {[]Node{with("a", gpus(4), taken("x-0", 1, "GPU-0")), with("b", gpus(4), taken("chat-0", 1, "GPU-0"))}, one(Pack), "b"},
+		"pack without resources: then the most used":   {[]Node{with("a", gpus(0)), with("b", gpus(0), taken("x-0", 0))}, free(Pack), "b"},
+		"spread: memory where processors are alike":    {[]Node{with("a", gpus(0), Claim{ID: "x-0", Model: "x", Resources: engines.Resources{Memory: 1 << 30}}), with("b", gpus(0))}, cpu(Spread), "b"},
+		"pack: memory where processors are alike":      {[]Node{with("a", gpus(0)), with("b", gpus(0), Claim{ID: "x-0", Model: "x", Resources: engines.Resources{Memory: 1 << 30}})}, cpu(Pack), "b"},
+		"lost ones are passed over":                    {[]Node{with("a", gpus(0)), gone, with("b", gpus(1))}, one(Spread), "b"},
+		"a node that does not say what it has":         {[]Node{with("a", gpus(0), taken("x-0", 0)), with("b", engines.Node{}, taken("x-1", 0))}, cpu(Spread), "b"},
 	} {
 		node, missing := PickNodeOrExplain(c.nodes, c.want)
 		if node < 0 || c.nodes[node].Name != c.node || missing != "" {
