@@ -226,7 +226,7 @@ func hasErrorForm(body []byte) bool {
 func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 	f := a.failover
 	if f.rerank != nil {
-		body, ok := f.rerank.fromTEI(a.gen.call.Scan.Model, answer.Body)
+		body, ok := f.rerank.fromTEI(a.gen.call.Scan.Model, answer)
 		if !ok {
 			return openai.Errorf(openai.CodeUpstreamError, "The engine's answer is not an answer to a rerank request.")
 		}
