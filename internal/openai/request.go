@@ -106,10 +106,10 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 
 // PromptBytes returns how many bytes of the body may be text for the model: the base of an estimate
 // of its tokens. Parts of messages that are not text (images, audio, files) do not count, nor does
-// the file of an audio request.
+// the file of an audio request, nor do data URLs of media in a request that generates no text.
 func (r *Request) PromptBytes() int { return r.promptBytes }
 
-// MediaParts returns how many parts of messages are not text: images, audio, files.
+// MediaParts returns how many parts of messages, and data URLs, are not text: images, audio, files.
 func (r *Request) MediaParts() int { return r.mediaParts }
 
 // maxGenerations bounds Generations. More answers than that fit no limit anyway.
