@@ -98,7 +98,7 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 		return Request{}, Errorf(CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.",
 			len(body), maxSize)
 	}
-	if e.form() {
+	if e.form() && isMedia(contentType, mediaForm) {
 		return scanForm(e, contentType, body)
 	}
 	return scanJSON(e, body)
@@ -185,10 +185,13 @@ func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed 
 	return append(rewritten, body[from:]...), true
 }
 
+// isForm reports whether the body is a form.
+func (r *Request) isForm() bool { return r.delimiter > 0 }
+
 // modelText returns what Rewrite writes for the model: its name, or the whole field if the body has
 // none.
 func (r *Request) modelText(body []byte, model string) []byte {
-	if r.Endpoint.form() {
+	if r.isForm() {
 		if r.namesModel() {
 			return []byte(model)
 		}
