@@ -113,8 +113,8 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, r, 200, list)
 }
 
-// isOfAnthropic reports whether the client speaks Anthropic's API, whose clients send its version.
-func isOfAnthropic(r *http.Request) bool { return r.Header.Get("anthropic-version") != "" }
+// isOfAnthropic reports whether the client speaks Anthropic's API.
+func isOfAnthropic(r *http.Request) bool { return r.Header.Get(openai.VersionHeader) != "" }
 
 // get answers with one model or pool.
 func (c Config) get(w http.ResponseWriter, r *http.Request) {
@@ -207,11 +207,7 @@ func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) { 
 func (c Config) failFor(w http.ResponseWriter, r *http.Request, model string, e *openai.Error) {
 	c.Requests.AnsweredFor(r, model, e.HTTPStatus(), e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
-	body := e.Body
-	if isOfAnthropic(r) {
-		body = e.MessagesBody
-	}
-	e.AnswerWith(w, body())
+	e.AnswerWith(w, e.BodyFor(r.Header.Get(openai.VersionHeader)))
 }
 
 // answer answers the request of a caller.

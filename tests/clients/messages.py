@@ -94,6 +94,7 @@ def check_models():
     expect(MODEL in names, names)
     expect(client.models.retrieve(MODEL).display_name == MODEL, "another model")
     refused(anthropic.NotFoundError, lambda: client.models.retrieve("none"))
+    refused(anthropic.AuthenticationError, lambda: client.with_options(api_key="sk-none").models.list())
 
 
 def check_broken_stream():
