@@ -23,8 +23,9 @@ import (
 //
 // An allowed request continues without its credentials and with three headers: x-sluice-tenant (the
 // tenant's name), x-sluice-priority (its priority) and x-sluice-key (the digest of its key; for a
-// WebSocket, the Proof of its caller). A refused HTTP request gets the error in OpenAI's form. A
-// refused gRPC request gets a status and the error's message.
+// WebSocket, the Proof of its caller). A refused HTTP request gets the error in OpenAI's form, or
+// in Anthropic's if it has the version of that API. A refused gRPC request gets a status and the
+// error's message.
 type Server struct {
 	auth.UnimplementedAuthorizationServer
 	Authenticator *Authenticator
@@ -129,7 +130,7 @@ func denied(e *openai.Error, request map[string]string) *auth.CheckResponse {
 	if s := e.RetryAfterSeconds(); s != "" {
 		set = append(set, setHeader("retry-after", s))
 	}
-	return refusal(e, string(e.Body()), set...)
+	return refusal(e, string(e.BodyFor(request[openai.VersionHeader])), set...)
 }
 
 // grpcCode returns the gRPC status of an error. Without it Envoy would derive a status from the

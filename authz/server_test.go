@@ -100,6 +100,10 @@ func TestARefusedGRPCRequestGetsAStatus(t *testing.T) {
 			map[string]string{"authorization": "Bearer w", "content-type": "application/json"},
 			outcome{Refused: 401, Body: `{"error":{"message":"Incorrect API key provided.","type":"authentication_error","code":"invalid_api_key","param":null}}`},
 		},
+		"Anthropic's API": {
+			map[string]string{"x-api-key": "w", "anthropic-version": "2023-06-01"},
+			outcome{Refused: 401, Body: `{"type":"error","error":{"type":"authentication_error","message":"Incorrect API key provided.","code":"invalid_api_key"}}`},
+		},
 	} {
 		if d := cmp.Diff(c.want, outcomeOf(t, "/llm.v1.Inference/Stream", c.h)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", name, d)

@@ -129,6 +129,9 @@ func checkUsage(t *testing.T, g *gateway, a answer, want string) {
 	if u.GetExtractionStatus() == aidata.TokenUsage_COMPLETE && u.GetInputTokens() != nil {
 		got = fmt.Sprint(u.GetInputTokens().GetValue(), u.GetOutputTokens().GetValue())
 	}
+	if total := u.GetProviderTotalTokens(); u.GetExtractionStatus() == aidata.TokenUsage_COMPLETE && u.GetInputTokens() == nil && u.GetOutputTokens() == nil && total != nil {
+		got = fmt.Sprint(total.GetValue(), -1)
+	}
 	if got != want {
 		t.Errorf("usage %q, want %q: %v", got, want, &u)
 	}

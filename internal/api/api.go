@@ -107,8 +107,14 @@ func (c Config) list(w http.ResponseWriter, r *http.Request) {
 	for _, name := range slices.Compact(names) {
 		list.Data = append(list.Data, c.card(name))
 	}
+	if isOfAnthropic(r) {
+		list = list.ForAnthropic()
+	}
 	c.answer(w, r, 200, list)
 }
+
+// isOfAnthropic reports whether the client speaks Anthropic's API.
+func isOfAnthropic(r *http.Request) bool { return r.Header.Get(openai.VersionHeader) != "" }
 
 // get answers with one model or pool.
 func (c Config) get(w http.ResponseWriter, r *http.Request) {
@@ -122,7 +128,11 @@ func (c Config) get(w http.ResponseWriter, r *http.Request) {
 		c.fail(w, r, openai.ModelNotFound("model", r.PathValue("id")))
 		return
 	}
-	c.answer(w, r, 200, c.card(name))
+	card := c.card(name)
+	if isOfAnthropic(r) {
+		card = card.ForAnthropic()
+	}
+	c.answer(w, r, 200, card)
 }
 
 // resolve finds the model or pool that a client names. name is the name to authorize, and the id in
@@ -197,7 +207,7 @@ func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) { 
 func (c Config) failFor(w http.ResponseWriter, r *http.Request, model string, e *openai.Error) {
 	c.Requests.AnsweredFor(r, model, e.HTTPStatus(), e)
 	w.Header().Set(headers.Source, headers.SourceGateway)
-	e.Answer(w)
+	e.AnswerWith(w, e.BodyFor(r.Header.Get(openai.VersionHeader)))
 }
 
 // answer answers the request of a caller.

@@ -66,6 +66,37 @@ func TestR11_ListOfModels(t *testing.T) {
 	}
 }
 
+// A client of Anthropic's API, which sends its version, gets the fields and errors of that API.
+func TestR11_ModelsForAnthropic(t *testing.T) {
+	fleet := engines.NewFleet()
+	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "a", Launcher: engines.Upstream}, {Name: "b", Launcher: engines.Upstream}}})
+	h := api.New(api.Config{
+		Fleet:   fleet,
+		Allowed: func(tenant, _ string) func(string) bool { return func(string) bool { return tenant == "all" } },
+		Created: time.Unix(1700000000, 0),
+	})
+	card := func(name string) string {
+		return `{"id":"` + name + `","object":"model","created":1700000000,"owned_by":"sluice","state":"unavailable",` +
+			`"type":"model","display_name":"` + name + `","created_at":"2023-11-14T22:13:20Z"}`
+	}
+	for _, c := range []struct{ path, tenant, body string }{
+		{"/v1/models", "all", `{"object":"list","data":[` + card("a") + "," + card("b") + `],"has_more":false,"first_id":"a","last_id":"b"}`},
+		{"/v1/models", "", `{"object":"list","data":[],"has_more":false}`},
+		{"/v1/models/b", "all", card("b")},
+		{"/v1/models/none", "all", `{"type":"error","error":{"type":"not_found_error","message":"The model ` + "`none`" +
+			` does not exist, or this API key may not use it.","code":"model_not_found","param":"model"}}`},
+	} {
+		r := httptest.NewRequest("GET", c.path, nil)
+		r.Header.Set(headers.Tenant, c.tenant)
+		r.Header.Set("anthropic-version", "2023-06-01")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Body.String() != c.body {
+			t.Errorf("%s of %q: %s", c.path, c.tenant, w.Body)
+		}
+	}
+}
+
 func TestR11_StateOfAModel(t *testing.T) {
 	for want, m := range map[string]struct {
 		model    engines.Model

@@ -123,8 +123,9 @@ var wayRules = []wayRule{
 	// A request with a client's request id can be joined and resumed, streamed or not; only the
 	// relay does that.
 	{way: managed, applies: func(q *wayQuestion) bool { return q.ID != "" }, waits: isCold},
-	// A response without a stream has no events for the relay to read.
-	{way: native, applies: func(q *wayQuestion) bool { return !q.Stream }},
+	// A response without a stream has no events for the relay to read. Neither has speech, which
+	// engines stream as audio: the relay would gather all of it before the client gets any.
+	{way: native, applies: func(q *wayQuestion) bool { return !q.Stream || q.Endpoint == openai.Speech }},
 	// The operator demands it, or Envoy cannot do what the request or the model needs: end a stream
 	// in time with a proper last event, retry until the first token, or count tokens.
 	{way: managed, waits: isCold, applies: func(q *wayQuestion) bool {
@@ -168,6 +169,8 @@ type decision struct {
 	// waits is as in wayRule. patience is how long a nativeUntilWait request may wait.
 	waits    bool
 	patience time.Duration
+	// wanted says that the operator wants the stream native.
+	wanted bool
 }
 
 // way decides which way a request takes. A request that cannot be resolved is native: its dispatch
@@ -189,7 +192,7 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 		policy := m.policy.Way
 		q := wayQuestion{Request: r, policy: policy, cold: cold, slow: ttft > policy.patience(), closeDelimited: m.closeDelimited,
 			moderated: table.moderated != nil && table.moderated(m.Name, r.Tenant)}
-		one := decision{patience: policy.patience()}
+		one := decision{patience: policy.patience(), wanted: r.Stream && policy.Mode == ModeNative}
 		one.way, one.waits = q.decide()
 		if i == 0 || one.way == managed || all.way == native {
 			all = one
@@ -208,8 +211,8 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 // main thread has acknowledged it. Until then they may route all waiting requests to a cluster
 // without an endpoint. The ext_proc answer to a request that arrives later takes the workers
 // through two iterations first.
-func arrivedBefore(t *Ticket, r *Request, came time.Time, w way) bool {
-	return t.Age() < time.Since(came) && !(w == native && r.Stream)
+func arrivedBefore(t *Ticket, came time.Time, how decision) bool {
+	return t.Age() < time.Since(came) && !(how.way == native && how.wanted)
 }
 
 // Managed is a request that goes to the relay.
@@ -246,7 +249,7 @@ func (d *Dispatcher) DispatchOrHandOff(ctx context.Context, r *Request) (*Ticket
 	switch {
 	case fault != nil:
 		return nil, nil, fault
-	case arrivedBefore(ticket, r, came, how.way):
+	case arrivedBefore(ticket, came, how):
 		return nil, &Managed{Pending: Granted(ticket)}, nil
 	}
 	return ticket, nil, nil

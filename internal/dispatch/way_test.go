@@ -16,6 +16,7 @@ func TestWayRules(t *testing.T) {
 	stream, plain := &Request{Stream: true}, &Request{}
 	named := &Request{Stream: true, ID: "a"}
 	embedding := &Request{Endpoint: openai.Embeddings}
+	speech := &Request{Endpoint: openai.Speech, Stream: true}
 	for name, c := range map[string]struct {
 		q     wayQuestion
 		want  way
@@ -47,6 +48,9 @@ func TestWayRules(t *testing.T) {
 		"longest duration":             {wayQuestion{Request: &Request{Stream: true, MaxDuration: 1}}, managed, false},
 		"timeout, no stream":           {wayQuestion{Request: &Request{Timeout: 1}}, native, false},
 		"supervised":                   {wayQuestion{Request: stream, policy: WayPolicy{Supervised: true}}, managed, false},
+		"speech, slow":                 {wayQuestion{Request: speech, slow: true}, native, false},
+		"speech, managed":              {wayQuestion{Request: speech, policy: WayPolicy{Mode: ModeManaged}}, native, false},
+		"speech, moderated":            {wayQuestion{Request: speech, moderated: true}, managed, false},
 		"cold":                         {wayQuestion{Request: stream, cold: true}, managed, true},
 		"slow":                         {wayQuestion{Request: stream, slow: true}, managed, true},
 		"sampled":                      {wayQuestion{Request: stream, policy: WayPolicy{Sample: 1}}, managed, false},
@@ -131,6 +135,28 @@ func TestWaitIsHandedOff(t *testing.T) {
 		t.Error("the ticket was released")
 	}
 	ticket.Release()
+}
+
+// A request that came before its replica could be picked is managed, whatever its rules say, unless
+// the operator wants the stream native.
+func TestArrivedBefore(t *testing.T) {
+	for mode, want := range map[Mode]bool{ModeAuto: true, ModeNative: false} {
+		s := newStage(Policy{Way: WayPolicy{Mode: mode}})
+		s.put("m", replicas("a")...)
+		r := newRequest("m", "k")
+		r.Endpoint, r.Stream = openai.Speech, true
+		how, ticket := s.way(r), s.must(t, r)
+		if how.way != native {
+			t.Errorf("%s: way %d", mode, how.way)
+		}
+		if got := arrivedBefore(ticket, time.Now().Add(-time.Hour), how); got != want {
+			t.Errorf("%s: managed %t", mode, got)
+		}
+		if arrivedBefore(ticket, time.Now(), how) {
+			t.Errorf("%s: a request that came later is managed", mode)
+		}
+		ticket.Release()
+	}
 }
 
 // A place in the queue that is handed off, or what was granted to it meanwhile, can be given up.

@@ -96,7 +96,8 @@
 // header x-sluice-usage (headers.Usage) has the filter read the response while it passes. The
 // filter does not set these headers, so Envoy's own readers have no part in it. At the end, "usage"
 // has three numbers: tokens of the prompt, of the answer, and those of the prompt that came from
-// the cache, or -1. It is missing if the response has not come to its end, has another status than
+// the cache, or -1. A response that tells only the total has it for its prompt, and -1 for its
+// answer. "usage" is missing if the response has not come to its end, has another status than
 // 200 to 299, is compressed, tells no usage, or has a part that is no JSON. If the
 // value of the header asks for the stream too, "read" has what package xds describes for the Lua
 // reader (streamReaderSource).

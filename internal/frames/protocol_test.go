@@ -63,6 +63,20 @@ func TestB6_ARecordIsAnEntry(t *testing.T) {
 	}
 }
 
+// A usage without the tokens of the answer is a total.
+func TestB3_ARecordWithATotal(t *testing.T) {
+	_, path, all := entries(t, 3)
+	f := connect(t, path)
+	for _, text := range []string{"56 -1 -1", "-1 -1 -1", "-1 5 -1"} {
+		f.send(kindEnd, 0, 77, record("e-1", "usage", text))
+	}
+	for i, want := range []request.Usage{{Prompt: 56, Known: true, OnlyTotal: true}, {}, {}} {
+		if got := <-all; got.Usage != want {
+			t.Errorf("%d: %+v, want %+v", i, got.Usage, want)
+		}
+	}
+}
+
 // The beginning of a response is told until nobody wants more of it.
 func TestB6_TheBeginningOfAResponse(t *testing.T) {
 	d := decidetest.New(t, 1, decide.UploadLimits{})

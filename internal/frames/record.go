@@ -72,8 +72,9 @@ func setField(e *request.Entry, w *request.Words, name string, value []byte) {
 }
 
 // usageOf returns the usage of a response from its text: the tokens of the prompt, of the answer,
-// and those of the prompt that came from the cache, or -1 if that is not known. It returns the zero
-// value if the text is not as expected.
+// and those of the prompt that came from the cache, or -1 if that is not known. An answer of -1
+// means that the first number is the total. It returns the zero value if the text is not as
+// expected.
 func usageOf(text string) request.Usage {
 	var n [3]int64
 	fields := strings.Fields(text)
@@ -85,6 +86,9 @@ func usageOf(text string) request.Usage {
 		if n[i], err = strconv.ParseInt(f, 10, 64); err != nil || n[i] < -1 || n[i] > request.MaxTokens {
 			return request.Usage{}
 		}
+	}
+	if n[1] < 0 {
+		return request.TotalUsage(n[0])
 	}
 	return request.UsageOf(n[0], n[1], n[2])
 }

@@ -105,9 +105,19 @@ func (e Endpoint) String() string {
 	return "unknown"
 }
 
+// The media types of bodies.
+const (
+	mediaJSON = "application/json"
+	mediaForm = "multipart/form-data"
+)
+
 // form reports whether the endpoint accepts a form, because a file comes with the request. All
-// others accept JSON.
+// others accept JSON alone.
 func (e Endpoint) form() bool { return e.Transcribes() || e == ImageEdits || e == ImageVariations }
+
+// formOrJSON reports whether the endpoint accepts JSON besides a form: the images of an edit may be
+// URLs.
+func (e Endpoint) formOrJSON() bool { return e == ImageEdits }
 
 // Generates reports whether the endpoint generates text, so that the options which bound it apply.
 func (e Endpoint) Generates() bool {
@@ -158,19 +168,27 @@ func CheckEncoding(contentEncoding string) *Error {
 	return unsupported("The request body must not be encoded: send it without Content-Encoding.")
 }
 
-// CheckContentType compares the media type with the one that the endpoint accepts, and refuses a
-// text in another encoding than UTF-8. The fault has status 415. Scan checks the same; a caller
+// CheckContentType compares the media type with those that the endpoint accepts, and refuses a text
+// in another encoding than UTF-8. The fault has status 415. Scan checks the same; a caller
 // that has the headers before the body need not wait for the body.
 func CheckContentType(e Endpoint, contentType string) *Error {
-	want := "application/json"
-	if e.form() {
-		want = "multipart/form-data"
+	accepted, want := isMedia(contentType, mediaJSON), mediaJSON
+	switch {
+	case e.formOrJSON():
+		accepted, want = accepted || isMedia(contentType, mediaForm), mediaForm+" or "+mediaJSON
+	case e.form():
+		accepted, want = isMedia(contentType, mediaForm), mediaForm
 	}
-	media, _, _ := strings.Cut(contentType, ";")
-	if media != want && !strings.EqualFold(strings.Trim(media, " \t"), want) {
+	if !accepted {
 		return unsupported("The Content-Type of this request must be " + want + ".")
 	}
 	return CheckCharset(contentType)
+}
+
+// isMedia reports whether a Content-Type is of this media type.
+func isMedia(contentType, want string) bool {
+	media, _, _ := strings.Cut(contentType, ";")
+	return media == want || strings.EqualFold(strings.Trim(media, " \t"), want)
 }
 
 // CheckCharset refuses a Content-Type that names another charset than UTF-8, or names it in a way

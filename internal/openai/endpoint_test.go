@@ -1,6 +1,9 @@
 package openai
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestEndpointOf(t *testing.T) {
 	t.Parallel()
@@ -113,9 +116,16 @@ func TestContentType(t *testing.T) {
 		{Transcriptions, "application/json", false},
 		{Transcriptions, "multipart/mixed; boundary=x", false},
 		{Translations, "", false},
+		{ImageEdits, form + "; boundary=x", true},
+		{ImageEdits, "application/json", true},
+		{ImageEdits, "Application/JSON; charset=utf8", true},
+		{ImageEdits, "application/json; charset=latin1", false},
+		{ImageEdits, "text/plain", false},
+		{ImageEdits, "", false},
+		{ImageVariations, "application/json", false},
 	} {
 		body := `{"model":"m"}`
-		if c.endpoint.form() {
+		if c.endpoint.form() && !strings.Contains(strings.ToLower(c.contentType), "json") {
 			body = "--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--x--\r\n"
 		}
 		_, fault := Scan(c.endpoint, c.contentType, []byte(body))

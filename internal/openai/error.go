@@ -168,6 +168,18 @@ func (e *Error) MessagesBody() []byte {
 	return b
 }
 
+// VersionHeader is the header in which clients of Anthropic's API send its version.
+const VersionHeader = "anthropic-version"
+
+// BodyFor renders the error for a client that has sent this version of Anthropic's API: as
+// MessagesBody, or as Body if the version is empty. It is for paths that both APIs have.
+func (e *Error) BodyFor(version string) []byte {
+	if version != "" {
+		return e.MessagesBody()
+	}
+	return e.Body()
+}
+
 // MessagesType returns the type that the Messages API gives an error with this status.
 func MessagesType(status int) string {
 	switch status {

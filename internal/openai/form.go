@@ -47,7 +47,7 @@ func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
 // Pieces returns the pieces of the body between the delimiters of a form. A body that is no form is
 // one piece.
 func (r *Request) Pieces(body []byte) [][]byte {
-	if r.delimiter == 0 {
+	if !r.isForm() {
 		return [][]byte{body}
 	}
 	return bytes.Split(body, body[:r.delimiter])

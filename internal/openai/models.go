@@ -6,6 +6,11 @@ import "time"
 type ModelList struct {
 	Object string      `json:"object"`
 	Data   []ModelCard `json:"data"`
+	// What follows is of Anthropic's list, see ForAnthropic: whether there is another page, and the
+	// ids at the ends of this one.
+	HasMore *bool  `json:"has_more,omitempty"`
+	FirstID string `json:"first_id,omitempty"`
+	LastID  string `json:"last_id,omitempty"`
 }
 
 // ModelCard is one model of a ModelList, and the answer to GET /v1/models/{id}.
@@ -21,6 +26,30 @@ type ModelCard struct {
 	ContextLength int `json:"context_length,omitempty"`
 	// State says whether a request would be served at once; see internal/api. Empty: not known.
 	State string `json:"state,omitempty"`
+	// What follows is of Anthropic's card, see ForAnthropic. CreatedAt is Created by RFC 3339.
+	Type        string `json:"type,omitempty"`
+	DisplayName string `json:"display_name,omitempty"`
+	CreatedAt   string `json:"created_at,omitempty"`
+}
+
+// ForAnthropic returns the list with what clients of Anthropic's API expect besides. It has all
+// models on one page.
+func (l ModelList) ForAnthropic() ModelList {
+	l.HasMore = new(bool)
+	cards := make([]ModelCard, len(l.Data))
+	for i, card := range l.Data {
+		cards[i] = card.ForAnthropic()
+	}
+	if l.Data = cards; len(cards) > 0 {
+		l.FirstID, l.LastID = cards[0].ID, cards[len(cards)-1].ID
+	}
+	return l
+}
+
+// ForAnthropic returns the card with what clients of Anthropic's API expect besides.
+func (c ModelCard) ForAnthropic() ModelCard {
+	c.Type, c.DisplayName, c.CreatedAt = "model", c.ID, time.Unix(c.Created, 0).UTC().Format(time.RFC3339)
+	return c
 }
 
 // NewModelList returns a list. A list without cards is rendered as an empty list, not as null.

@@ -98,7 +98,7 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 		return Request{}, Errorf(CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.",
 			len(body), maxSize)
 	}
-	if e.form() {
+	if e.form() && isMedia(contentType, mediaForm) {
 		return scanForm(e, contentType, body)
 	}
 	return scanJSON(e, body)
@@ -106,10 +106,10 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 
 // PromptBytes returns how many bytes of the body may be text for the model: the base of an estimate
 // of its tokens. Parts of messages that are not text (images, audio, files) do not count, nor does
-// the file of an audio request.
+// the file of an audio request, nor do data URLs of media in a request that generates no text.
 func (r *Request) PromptBytes() int { return r.promptBytes }
 
-// MediaParts returns how many parts of messages are not text: images, audio, files.
+// MediaParts returns how many parts of messages, and data URLs, are not text: images, audio, files.
 func (r *Request) MediaParts() int { return r.mediaParts }
 
 // maxGenerations bounds Generations. More answers than that fit no limit anyway.
@@ -185,10 +185,13 @@ func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed 
 	return append(rewritten, body[from:]...), true
 }
 
+// isForm reports whether the body is a form.
+func (r *Request) isForm() bool { return r.delimiter > 0 }
+
 // modelText returns what Rewrite writes for the model: its name, or the whole field if the body has
 // none.
 func (r *Request) modelText(body []byte, model string) []byte {
-	if r.Endpoint.form() {
+	if r.isForm() {
 		if r.namesModel() {
 			return []byte(model)
 		}

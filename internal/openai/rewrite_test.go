@@ -46,6 +46,34 @@ func TestRewriteForm(t *testing.T) {
 	}
 }
 
+// An edit of images in JSON is read and written as JSON.
+func TestR12_EditOfImagesInJSON(t *testing.T) {
+	t.Parallel()
+	image := "data:image/png;base64," + strings.Repeat("QUJD", 1000)
+	body := `{"request_id":"a","model":"alias","images":[{"image_url":"` + image + `"}],"prompt":"a hat","n":2,"size":"512x512","stream":true}`
+	r, fault := Scan(ImageEdits, "application/json", []byte(body))
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	if !r.Stream || r.RequestID != "a" || r.Generations() != 2 || r.MediaOutput() != 512 || r.MediaParts() != 1 || r.PromptBytes() > 300 {
+		t.Errorf("%+v: %d answers, %d tokens, %d media, %d bytes of text", r, r.Generations(), r.MediaOutput(), r.MediaParts(), r.PromptBytes())
+	}
+	want := strings.Replace(strings.Replace(body, `"request_id":"a",`, "", 1), "alias", "m", 1)
+	if got, _ := r.Rewrite([]byte(body), "m"); string(got) != want {
+		t.Errorf("%s", got)
+	}
+	unnamed := `{"prompt":"a hat"}`
+	if r, fault = Scan(ImageEdits, "application/json", []byte(unnamed)); fault != nil {
+		t.Fatal(fault)
+	}
+	if got, _ := r.Rewrite([]byte(unnamed), "m"); string(got) != `{"model":"m","prompt":"a hat"}` {
+		t.Errorf("%s", got)
+	}
+	if pieces := r.Pieces([]byte(unnamed)); len(pieces) != 1 {
+		t.Errorf("%q", pieces)
+	}
+}
+
 // A body without a model gets the one that SetModel names, and stays JSON whatever else it has.
 func TestR5_RewriteNamesTheModel(t *testing.T) {
 	t.Parallel()

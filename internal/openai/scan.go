@@ -50,6 +50,9 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 	if s.fault != nil {
 		return Request{}, s.fault
 	}
+	if !e.Generates() { // the others have media in parts of messages
+		s.dataURLs()
+	}
 	s.req.promptBytes = len(body) - s.mediaBytes
 	s.req.Stream = s.req.Stream && !e.BesideResponses() // such an answer is never a stream
 	if s.unbounded {

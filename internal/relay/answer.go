@@ -226,7 +226,7 @@ func hasErrorForm(body []byte) bool {
 func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 	f := a.failover
 	if f.rerank != nil {
-		body, ok := f.rerank.fromTEI(a.gen.call.Scan.Model, answer.Body)
+		body, ok := f.rerank.fromTEI(a.gen.call.Scan.Model, answer)
 		if !ok {
 			return openai.Errorf(openai.CodeUpstreamError, "The engine's answer is not an answer to a rerank request.")
 		}
@@ -237,9 +237,12 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 	if f.result.Finish = chunk.Finish; len(chunk.Choices) > 0 {
 		f.result.Finish = string(chunk.Choices[len(chunk.Choices)-1].Finish)
 	}
-	if read && chunk.Told {
+	switch total := chunk.OnlyTotal(); {
+	case read && chunk.Told:
 		u := chunk.Usage
 		f.result.Usage = Usage{Prompt: u.Prompt, Completion: u.Completion, Cached: u.Cached, Known: true}
+	case read && total > 0 && a.gen.call.Scan.Endpoint.NoOutput():
+		f.result.Usage = Usage{Prompt: total, Known: true}
 	}
 	if f.rules != nil {
 		return a.moderateAnswer(answer)

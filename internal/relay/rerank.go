@@ -3,7 +3,9 @@ package relay
 import (
 	"cmp"
 	"encoding/json"
+	"net/http"
 	"slices"
+	"strconv"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -54,6 +56,29 @@ type rerankDocument struct {
 	Text string `json:"text"`
 }
 
+// rerankAnswer is an answer to a request to /v1/rerank.
+type rerankAnswer struct {
+	Model   string         `json:"model"`
+	Object  string         `json:"object"`
+	Results []rerankResult `json:"results"`
+	Usage   *rerankUsage   `json:"usage,omitempty"`
+}
+
+type rerankUsage struct {
+	Prompt int64 `json:"prompt_tokens"`
+	Total  int64 `json:"total_tokens"`
+}
+
+// teiUsage returns the usage that text-embeddings-inference tells in a header of its answer. nil:
+// there is none.
+func teiUsage(h http.Header) *rerankUsage {
+	tokens, err := strconv.ParseUint(h.Get("x-compute-tokens"), 10, 32)
+	if err != nil || tokens == 0 {
+		return nil
+	}
+	return &rerankUsage{Prompt: int64(tokens), Total: int64(tokens)}
+}
+
 // readRerank reads the body of a request to /v1/rerank.
 func readRerank(body []byte) (*rerankRequest, *openai.Error) {
 	r := new(rerankRequest)
@@ -92,9 +117,9 @@ func (r *rerankRequest) tei() []byte {
 
 // fromTEI translates an answer of text-embeddings-inference into an answer to /v1/rerank, with the
 // best document first. ok is false when the answer cannot be read.
-func (r *rerankRequest) fromTEI(model string, answer []byte) (body []byte, ok bool) {
+func (r *rerankRequest) fromTEI(model string, answer *Answer) (body []byte, ok bool) {
 	var scores []teiScore
-	if json.Unmarshal(answer, &scores) != nil {
+	if json.Unmarshal(answer.Body, &scores) != nil {
 		return nil, false
 	}
 	slices.SortStableFunc(scores, func(a, b teiScore) int { return cmp.Compare(b.Score, a.Score) })
@@ -112,10 +137,6 @@ func (r *rerankRequest) fromTEI(model string, answer []byte) (body []byte, ok bo
 		}
 		results = append(results, result)
 	}
-	b, err := json.Marshal(struct {
-		Model   string         `json:"model"`
-		Object  string         `json:"object"`
-		Results []rerankResult `json:"results"`
-	}{model, "list", results})
+	b, err := json.Marshal(rerankAnswer{model, "list", results, teiUsage(answer.Header)})
 	return b, err == nil
 }

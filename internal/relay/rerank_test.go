@@ -1,6 +1,10 @@
 package relay
 
-import "testing"
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
 
 func TestRerankInTheDialectOfTEI(t *testing.T) {
 	r, fault := readRerank([]byte(`{"model":"m","query":"q","documents":["a",{"text":"b"},"c"],"top_n":2,"raw_scores":true}`))
@@ -10,13 +14,20 @@ func TestRerankInTheDialectOfTEI(t *testing.T) {
 	if got, want := string(r.tei()), `{"query":"q","texts":["a","b","c"],"raw_scores":true}`; got != want {
 		t.Errorf("%s", got)
 	}
-	got, ok := r.fromTEI("m", []byte(`[{"index":2,"score":0.1},{"index":1,"score":0.9},{"index":0,"score":0.5}]`))
+	scores := &Answer{Body: []byte(`[{"index":2,"score":0.1},{"index":1,"score":0.9},{"index":0,"score":0.5}]`)}
+	got, ok := r.fromTEI("m", scores)
 	want := `{"model":"m","object":"list","results":[{"index":1,"relevance_score":0.9,"document":{"text":"b"}},{"index":0,"relevance_score":0.5,"document":{"text":"a"}}]}`
 	if !ok || string(got) != want {
 		t.Errorf("%s", got)
 	}
+	for header, want := range map[string]string{"31": `],"usage":{"prompt_tokens":31,"total_tokens":31}}`, "0": "]}", "-1": "]}", "99999999999": "]}", "x": "]}"} {
+		scores.Header = http.Header{"X-Compute-Tokens": {header}}
+		if got, ok := r.fromTEI("m", scores); !ok || !strings.HasSuffix(string(got), "}"+want) {
+			t.Errorf("%s tokens: %s", header, got)
+		}
+	}
 	for _, bad := range []string{`{"index":0}`, `[{"index":7,"score":1}]`, `nonsense`} {
-		if _, ok := r.fromTEI("m", []byte(bad)); ok {
+		if _, ok := r.fromTEI("m", &Answer{Body: []byte(bad)}); ok {
 			t.Errorf("%s is taken for an answer", bad)
 		}
 	}

@@ -139,6 +139,26 @@ func TestB3_UsageThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// The total is the prompt if an engine tells nothing else, and the endpoint has no output.
+func TestB3_UsageThatIsOnlyATotal(t *testing.T) {
+	for path, c := range map[string]struct {
+		body string
+		want Usage
+	}{
+		"/v1/rerank":           {`{"model":"m","query":"q","documents":["d"]}`, Usage{Prompt: 56, Known: true}},
+		"/v1/chat/completions": {strings.Replace(hello, `"stream":true,`, "", 1), Usage{}},
+	} {
+		h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("content-type", "application/json")
+			io.WriteString(w, `{"results":[],"choices":[{"index":0,"message":{"content":"a"}}],"usage":{"total_tokens":56}}`)
+		})})
+		h.postBody(path, "application/json", []byte(c.body))
+		if u := h.result(1).Usage; u.Known != c.want.Known || u.Known && u != c.want {
+			t.Errorf("%s: %+v, want %+v", path, u, c.want)
+		}
+	}
+}
+
 // A stream that the engine refuses in its first event costs nothing, as an answer with that status.
 func TestB3_AStreamRefusedInAnEventCostsNothing(t *testing.T) {
 	for path, body := range map[string]string{

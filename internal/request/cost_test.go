@@ -57,6 +57,30 @@ func TestB3_WhatIsToldAsUsed(t *testing.T) {
 	}
 }
 
+// A total without its parts is the prompt where there is no output. Elsewhere it is an estimate.
+func TestB3_UsageThatIsOnlyATotal(t *testing.T) {
+	cost := Cost{Usage: Usage{Prompt: 30, Completion: 7}}
+	for path, want := range map[string]Usage{
+		"/v1/rerank":           {Prompt: 56, Known: true},
+		"/embeddings?x":        {Prompt: 56, Known: true},
+		"/v1/chat/completions": cost.Usage,
+		"/elsewhere":           cost.Usage,
+	} {
+		s := NewStore(4)
+		var told []Usage
+		s.Subscribe(Subscribers{Used: func(q *Summary) { told = append(told, q.Usage()) }, CostOf: func(*Entry) Cost { return cost }})
+		e := final("1")
+		e.Path, e.Usage = path, TotalUsage(56)
+		s.Observe(e)
+		if len(told) != 1 || told[0] != want {
+			t.Errorf("%s: %+v, want %+v", path, told, want)
+		}
+	}
+	if u := TotalUsage(MaxTokens + 1); u != (Usage{}) {
+		t.Errorf("an absurd total is %+v", u)
+	}
+}
+
 // Observe tells whose request an entry is of: one that Begin has made a record of, or one that is
 // known from entries alone.
 func TestX19_ObserveTellsWhoseRequestItIs(t *testing.T) {

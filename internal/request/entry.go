@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // Entry is one entry of Envoy's access log in plain types. What Envoy did not send is zero. An
@@ -153,6 +154,17 @@ func (e *Entry) answeredByEngine() bool {
 // the request's time was over.
 func (e *Entry) abandoned() bool {
 	return e.Upstream != "" && e.FirstByte == 0 && !e.answeredByEngine() && hasAnyFlag(e.Flags, "DC", "DR", "DPE", "UT", "SI", "UMSDR", "DT")
+}
+
+// dropTotal drops a usage that tells the total alone, unless the endpoint has no output: then the
+// total is the prompt. Of other endpoints nobody knows the parts, whose prices differ.
+func (e *Entry) dropTotal() {
+	if !e.Usage.OnlyTotal {
+		return
+	}
+	if endpoint, ok := openai.EndpointOf(e.Path); !ok || !endpoint.NoOutput() {
+		e.Usage = Usage{}
+	}
 }
 
 // Response is what the entry tells of a native request's response.

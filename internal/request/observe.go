@@ -90,6 +90,7 @@ func (s *Store) addAttemptLocked(e *Entry) (reason string, hold Hold) {
 // becomes a finished one out of the entry alone.
 func (s *Store) observeRequest(e *Entry) (begun bool) {
 	var cost Cost
+	e.dropTotal()
 	begun, hold := s.holdOf(e)
 	switch {
 	case hold != nil:

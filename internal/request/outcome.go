@@ -87,6 +87,9 @@ type Usage struct {
 	// end. Else Completion counts the events that had something of the answer, or is an estimate;
 	// and Prompt is an estimate, or 0.
 	Known bool
+	// OnlyTotal says that the engine told the total alone, which is in Prompt. The counts are true
+	// of an endpoint without output.
+	OnlyTotal bool
 	// Cached counts those of Prompt that the engine had in its cache; 0 unless CachedKnown, because
 	// not every engine says.
 	Cached      int64
@@ -95,6 +98,14 @@ type Usage struct {
 
 // MaxTokens is more than any response can have; a greater count of an engine is ignored.
 const MaxTokens = 1 << 40
+
+// TotalUsage returns the usage of an engine that has told the total alone. It is the zero value if
+// that cannot be true.
+func TotalUsage(total int64) Usage {
+	u := UsageOf(total, 0, -1)
+	u.OnlyTotal = u.Known
+	return u
+}
 
 // UsageOf returns the usage that an engine has told. It is the zero value if a count cannot be
 // true. cached is not known if it is negative, or if it is more than prompt.

@@ -201,8 +201,11 @@ Limits of tokens charge a request by an estimate, and by the usage that the engi
 | text | what the tenant's answers usually have, at most the request's own bound |
 | vectors, scores | none |
 | ` + "`/tokenize`, `/detokenize`, `/v1/responses/input_tokens`" + ` | none, and the prompt counts nothing |
-| speech | 3 for each byte of the request: about 50 for a second of speech |
+| speech | 3 for each byte of the request without its media: about 50 for a second of speech |
 | images | 1,024 for each image (` + "`n`" + `) of 1024×1024, in proportion to the area that ` + "`size`" + ` names |
+
+An image, a sound or a video in a prompt counts as 512 tokens, whatever its size: a part of a message that is no text, or a
+data URL in Base64 anywhere in the JSON of a request that generates no text.
 
 An answer of speech or images without usage costs its estimate, whatever its size in bytes. A response in the background
 (` + "`background`" + `) costs its estimate, too, if its request is answered before the engine knows the usage.

@@ -25,7 +25,7 @@ func usageOfAny(packed []byte) request.Usage {
 // if there is none, if a part of it that is read here has a fault, or if Envoy has not read the
 // response to its end: the counts of such may be from the middle of a stream.
 func usageOf(serialized []byte) request.Usage {
-	var input, output, details []byte
+	var input, output, details, total []byte
 	var status aiv3.TokenUsage_ExtractionStatus
 	err := protofields.Each(serialized, func(field protowire.Number, content []byte, n uint64) error {
 		switch {
@@ -39,11 +39,16 @@ func usageOf(serialized []byte) request.Usage {
 			output = content
 		case field == 6: // input_token_details
 			details = content
+		case field == 8: // provider_total_tokens
+			total = content
 		}
 		return nil
 	})
-	if err != nil || status != aiv3.TokenUsage_COMPLETE || input == nil {
+	if err != nil || status != aiv3.TokenUsage_COMPLETE {
 		return request.Usage{}
+	}
+	if input == nil {
+		return totalUsage(output, total)
 	}
 	cached := int64(-1)
 	counted := protofields.Bytes(details, 1)
@@ -54,6 +59,14 @@ func usageOf(serialized []byte) request.Usage {
 		cached = int64(wrapped(counted)) // a number beyond int64 becomes negative, as one that cannot be true
 	}
 	return request.UsageOf(int64(wrapped(input)), int64(wrapped(output)), cached)
+}
+
+// totalUsage returns the usage of a response that does not tell the tokens of its prompt.
+func totalUsage(output, total []byte) request.Usage {
+	if output != nil || total == nil || !isMessage(total) {
+		return request.Usage{}
+	}
+	return request.TotalUsage(int64(wrapped(total)))
 }
 
 // isMessage reports whether b has the form of a message. Nothing is an empty message.

@@ -89,6 +89,14 @@ def check_errors():
     expect(late.response.headers.get("retry-after"), late.response.headers)
 
 
+def check_models():
+    names = [m.id for m in client.models.list() if m.type == "model" and m.display_name == m.id and m.created_at.year > 2000]
+    expect(MODEL in names, names)
+    expect(client.models.retrieve(MODEL).display_name == MODEL, "another model")
+    refused(anthropic.NotFoundError, lambda: client.models.retrieve("none"))
+    refused(anthropic.AuthenticationError, lambda: client.with_options(api_key="sk-none").models.list())
+
+
 def check_broken_stream():
     if not os.environ.get("FAULTS"):
         return

@@ -37,6 +37,7 @@ static const struct {
     [NAME_CACHED_TOKENS] = OF("cached_tokens"),
     [NAME_CACHE_READ] = OF("cache_read_input_tokens"),
     [NAME_CACHE_CREATION] = OF("cache_creation_input_tokens"),
+    [NAME_TOTAL_TOKENS] = OF("total_tokens"),
 #undef OF
 };
 

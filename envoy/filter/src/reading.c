@@ -24,8 +24,9 @@ enum { UNKNOWN = -1 };
 typedef struct {
   int64_t input, output, cached, written;
   int64_t other_input, other_output, other_cached;
+  int64_t total;
 } counts;
-static const counts no_counts = {UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN};
+static const counts no_counts = {UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN};
 
 /* seen is what was found in an event, or in a response that is no stream. */
 typedef struct {
@@ -140,6 +141,7 @@ static int64_t *count_of(counts *c, const json *j, bool of_messages) {
   case NAME_OUTPUT_TOKENS: return of_messages ? &c->output : &c->other_output;
   case NAME_CACHE_READ: return of_messages ? &c->cached : NULL;
   case NAME_CACHE_CREATION: return of_messages ? &c->written : NULL;
+  case NAME_TOTAL_TOKENS: return of_messages ? NULL : &c->total;
   }
   return NULL;
 }
@@ -155,12 +157,13 @@ static int64_t tokens_of(const json *j) {
   return i == end && n <= MOST_TOKENS ? n : UNKNOWN;
 }
 
-/* found_count takes a number. Another value in its place makes the usage unknown, but for null. */
+/* found_count takes a number. Another value in its place makes the usage unknown, but for null, and but for the total,
+ * which matters only where nothing else is told. */
 static void found_count(reading *r, const json *j, int what) {
   int64_t *to = count_of(&r->now.counts, j, r->of_messages);
   if (!to || (what == JSON_OTHER && j->text[0] == 'n')) return;
   *to = what == JSON_NUMBER ? tokens_of(j) : UNKNOWN;
-  r->now.malformed |= *to == UNKNOWN;
+  r->now.malformed |= *to == UNKNOWN && to != &r->now.counts.total;
 }
 
 static bool is_word(span s) {
@@ -223,6 +226,7 @@ static void end_of_json(reading *r) {
   add(&r->usage.output, c->output, c->other_output);
   add(&r->usage.cached, c->cached, c->other_cached);
   add(&r->usage.written, c->written, UNKNOWN);
+  add(&r->usage.total, c->total, UNKNOWN);
 }
 
 static int class_of(int64_t gap) {
@@ -367,14 +371,17 @@ void reading_end(reading *r) {
 }
 
 /* put_usage puts the numbers of tokens of the prompt, of the answer, and those of the prompt that came from the
- * cache. Without an end, or after a fault, those that were read may be too small. */
+ * cache. If the total alone is told, it stands for the prompt, and the answer is unknown. Without an end, or after a
+ * fault, those that were read may be too small. */
 static size_t put_usage(text *t, const reading *r) {
   counts c = r->usage;
   char s[3 * DECIMAL], digits[DECIMAL];
   size_t n = 0;
+  bool only_total = c.input == UNKNOWN && c.output == UNKNOWN;
+  if (only_total) c.input = c.total;
   if (!r->ended || !r->success || r->broken || c.input == UNKNOWN) return 0;
   if (r->of_messages) c.input += (c.cached > 0 ? c.cached : 0) + (c.written > 0 ? c.written : 0);
-  const int64_t numbers[] = {c.input, c.output > 0 ? c.output : 0, c.cached};
+  const int64_t numbers[] = {c.input, only_total ? UNKNOWN : c.output > 0 ? c.output : 0, c.cached};
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
     span d = decimal(digits, numbers[i]);
     if (n) s[n++] = ' ';

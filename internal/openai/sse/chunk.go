@@ -62,6 +62,7 @@ type Chunk struct {
 	cause     []byte // why such a response is incomplete
 	whole     bool   // the data is such a response, and no event
 	hasDelta  bool   // the event has a delta that is not empty
+	total     int64  // of a usage, in tokens; 0: none is told
 	oddCount  bool   // something else stands in the place of a number of tokens
 	json      jsonscan.Reader
 }
@@ -87,6 +88,14 @@ func (c *Chunk) Read(data []byte) bool {
 		c.Token = c.Token || c.Choices[i].Token
 	}
 	return true
+}
+
+// OnlyTotal returns the total of a usage that tells nothing else; 0: there is none such.
+func (c *Chunk) OnlyTotal() int64 {
+	if c.Told || c.oddCount || c.Usage != (Usage{}) {
+		return 0
+	}
+	return c.total
 }
 
 // OnlyError reports whether the data is an error and nothing else: neither choices nor a response
@@ -220,9 +229,19 @@ func (c *Chunk) usage() {
 			c.count(&c.Usage.Completion)
 		case "prompt_tokens_details", "input_tokens_details":
 			c.cached()
+		case "total_tokens":
+			c.readTotal()
 		default:
 			r.Skip()
 		}
+	}
+}
+
+// readTotal reads the total, which matters only where nothing else is told. So any value is
+// accepted.
+func (c *Chunk) readTotal() {
+	if n, ok := c.json.Int(); ok && n <= maxTokens {
+		c.total = n
 	}
 }
 

@@ -75,6 +75,30 @@ func TestChunk(t *testing.T) {
 }
 
 // What is no JSON object counts as nothing, whatever it begins with.
+func TestOnlyTotal(t *testing.T) {
+	for data, want := range map[string]int64{
+		`{"usage":{"total_tokens":7}}`:                         7,
+		`{"usage":{"total_tokens":7,"prompt_tokens":null}}`:    7,
+		`{"usage":{"total_tokens":7,"prompt_tokens":7}}`:       0,
+		`{"usage":{"total_tokens":7,"prompt_tokens":0}}`:       0,
+		`{"usage":{"total_tokens":7,"completion_tokens":3}}`:   0,
+		`{"usage":{"total_tokens":7,"prompt_tokens":"7"}}`:     0,
+		`{"usage":{"total_tokens":"7"}}`:                       0,
+		`{"usage":{"total_tokens":9999999999999}}`:             0,
+		`{"usage":{"prompt_tokens":7,"total_tokens":"seven"}}`: 0,
+		`{"total_tokens":7}`:                                   0,
+	} {
+		var c sse.Chunk
+		c.Read([]byte(data))
+		if got := c.OnlyTotal(); got != want {
+			t.Errorf("%s: %d, want %d", data, got, want)
+		}
+		if told := strings.Contains(data, `"prompt_tokens":7`) || strings.Contains(data, `"prompt_tokens":0`); c.Told != told {
+			t.Errorf("%s: told %t", data, c.Told)
+		}
+	}
+}
+
 func TestNotAChunk(t *testing.T) {
 	full := `{"choices":[{"index":0,"text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":1},"error":{}}`
 	bad := []string{"", "x", "[]", `"a"`, "null", full + "x", full + full, `{"error":}`, `{"a":1,"error"}`}

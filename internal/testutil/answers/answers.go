@@ -61,7 +61,7 @@ func zipped(t testing.TB, text string) string {
 }
 
 // Whole returns answers that are no streams. Want is their usage: tokens of the prompt and of the
-// answer.
+// answer, or the total and -1 if the engine tells nothing else.
 func Whole(t testing.TB) map[string]Answer {
 	one := func(body, want string) Answer {
 		return Answer{ContentType: JSON, Pieces: []string{body}, Want: want}
@@ -80,7 +80,7 @@ func Whole(t testing.TB) map[string]Answer {
 		"completion":       one(`{"object":"text_completion","choices":[{"text":"a"}],"usage":{"prompt_tokens":3,"completion_tokens":4}}`, "3 4"),
 		"embeddings":       one(`{"object":"list","data":[{"embedding":[0.1]}],"usage":{"prompt_tokens":7,"total_tokens":7}}`, "7 0"),
 		"score":            one(`{"data":[{"score":0.1}],"usage":{"prompt_tokens":7,"total_tokens":7,"completion_tokens":0}}`, "7 0"),
-		"rerank":           one(`{"results":[],"usage":{"total_tokens":7}}`, ""),
+		"rerank":           one(`{"results":[],"usage":{"total_tokens":7}}`, "7 -1"),
 		"responses":        one(`{"object":"response","output":[],"usage":{"input_tokens":5,"output_tokens":6,"total_tokens":11}}`, "5 6"),
 		"no usage":         one(`{"object":"chat.completion","choices":[]}`, ""),
 		"null":             one(`{"object":"chat.completion","choices":[],"usage":null}`, ""),
