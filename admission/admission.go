@@ -342,7 +342,7 @@ func (c *Controller) SetPools(pools map[string][]string) {
 	for name, models := range pools {
 		p := c.pools[name]
 		if p == nil {
-			p = &pool{name: name}
+			p = &pool{}
 			p.queue.pool = p
 			c.pools[name] = p
 		}
