@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -225,9 +226,7 @@ func (s *Store) prepareReports(epoch string, writes int64, gateways int) {
 		s.changes = append(s.changes, change{kind: leaseEnded, claim: claim, tokens: claim.Tokens, requests: 1})
 		delete(s.unanswered, id)
 	}
-	for id, h := range s.live {
-		s.unreported[id] = h
-	}
+	maps.Copy(s.unreported, s.live)
 }
 
 // restoreLevelsLocked is for a store that has lost its state. The levels of buckets come first, so
@@ -243,9 +242,7 @@ func (s *Store) restoreLevelsLocked() {
 	}
 	s.changes = append(append(first, s.batch.changes...), s.changes...)
 	s.batch = batch{}
-	for id, h := range s.tasks {
-		s.unreported[id] = h
-	}
+	maps.Copy(s.unreported, s.tasks)
 }
 
 // startSharing makes claims go to Redis again.
