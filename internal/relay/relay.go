@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"sync"
@@ -123,21 +124,13 @@ func New(c Config) *Relay {
 	if c.CloseDelimited == nil {
 		c.CloseDelimited = func(string, string) {}
 	}
-	if c.WriteTimeout == 0 {
-		c.WriteTimeout = time.Minute
-	}
-	if c.Patience == 0 {
-		c.Patience = 10 * time.Minute
-	}
+	c.WriteTimeout = cmp.Or(c.WriteTimeout, time.Minute)
+	c.Patience = cmp.Or(c.Patience, 10*time.Minute)
 	if c.ReplicaHeader == nil {
 		c.ReplicaHeader = func() bool { return true }
 	}
-	if c.MemoryWait == 0 {
-		c.MemoryWait = 5 * time.Second
-	}
-	if c.MaxAnswer == 0 {
-		c.MaxAnswer = defaultMaxAnswer
-	}
+	c.MemoryWait = cmp.Or(c.MemoryWait, 5*time.Second)
+	c.MaxAnswer = cmp.Or(c.MaxAnswer, defaultMaxAnswer)
 	r := &Relay{config: c, named: replay.NewRegistry[*generation](replay.RegistryConfig{})}
 	r.named.OnForget((*generation).release)
 	r.rules.Store(&Rules{})
