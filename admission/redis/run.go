@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -250,10 +251,7 @@ func (s *Store) startSharing() {
 	s.mu.Lock()
 	s.setSharedLocked(true)
 	gateways, subscriber := s.status.Gateways, s.subscriber
-	var waiting []string
-	for model := range s.served {
-		waiting = append(waiting, model)
-	}
+	waiting := slices.Collect(maps.Keys(s.served))
 	s.mu.Unlock()
 	s.cfg.Log.Info("redis connected, limits shared by all gateways", zap.Int("gateways", gateways))
 	if subscriber == nil {
