@@ -93,12 +93,15 @@ func TestStartOfARunningNameFails(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
+	if err := os.MkdirAll(d.LogFile("y"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for name, s := range map[string]Spec{
 		"no name":      {Command: []string{"true"}},
 		"no command":   {Name: "x"},
 		"no program":   {Name: "x", Command: []string{"/no/such/program"}},
 		"no directory": {Name: "x", Command: []string{"true"}, WorkDir: "/no/such/directory"},
-		"no log":       {Name: "x", Command: []string{"true"}, LogFile: "/dev/null/x"},
+		"no log":       {Name: "y", Command: []string{"true"}},
 	} {
 		if p, err := d.Start(s); err == nil {
 			t.Errorf("%s: started as %d", name, p.PID())
