@@ -76,12 +76,8 @@ func (o *Owner) uid() string {
 	return o.UID
 }
 
-type (
-	// Load is the work that gateways have for a model.
-	Load = engines.Load
-	// Predicted is the part of a Load that gateways have predicted.
-	Predicted = engines.Predicted
-)
+// Load is the work that gateways have for a model.
+type Load = engines.Load
 
 // hasSameManifest reports whether two models have the same Deployment apart from the number of
 // replicas.

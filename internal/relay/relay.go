@@ -38,7 +38,7 @@ type Config struct {
 	// end of its stream, at the latest. nil: nobody is told.
 	Gaps func(model string, gaps ...time.Duration)
 	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
-	Workers RoundTripper
+	Workers http.RoundTripper
 	// Budget refuses a call that comes by Generate because a budget of its caller is used up. nil:
 	// there are no budgets. ext_proc has asked for the calls that it offers.
 	Budget func(*authz.Tenant) *openai.Error
