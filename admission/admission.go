@@ -316,17 +316,6 @@ func (c *Controller) isClosedTo(a *arrival) bool {
 	return c.closed || a.task != nil && c.tasks.closed
 }
 
-// Limits returns the model's limits as they were set, and whether the model is known.
-func (c *Controller) Limits(model string) (Limits, bool) {
-	c.mu.Lock()
-	defer c.unlockAndRun()
-	g, ok := c.gates[model]
-	if !ok {
-		return Limits{}, false
-	}
-	return g.usage.limits, true
-}
-
 // SetPools replaces all pools; the values are their models. Waiters of a pool that is gone, or that
 // has no known model left, fail with ErrRemoved.
 func (c *Controller) SetPools(pools map[string][]string) {
@@ -342,7 +331,7 @@ func (c *Controller) SetPools(pools map[string][]string) {
 	for name, models := range pools {
 		p := c.pools[name]
 		if p == nil {
-			p = &pool{name: name}
+			p = &pool{}
 			p.queue.pool = p
 			c.pools[name] = p
 		}

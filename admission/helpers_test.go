@@ -133,3 +133,14 @@ func waitingBytesOf(c *Controller) int64 {
 	defer c.mu.Unlock()
 	return c.waitingBytes + c.newcomerBytes
 }
+
+// Limits returns the model's limits as they were set, and whether the model is known.
+func (c *Controller) Limits(model string) (Limits, bool) {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	g, ok := c.gates[model]
+	if !ok {
+		return Limits{}, false
+	}
+	return g.usage.limits, true
+}

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -209,10 +210,8 @@ func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Tim
 func (c *Controller) enqueueAtMember(w *waiter, now time.Time) {
 	p := w.homeQueue.pool
 	m := p.pick(w.cost, func(g *gate) bool {
-		for _, tried := range w.triedGates {
-			if g == tried {
-				return false
-			}
+		if slices.Contains(w.triedGates, g) {
+			return false
 		}
 		return g.canServe(&w.arrival) && !g.isHeld(w, now) && p.queue.bands[w.band].flows[w.Tenant] == nil &&
 			(g.inquiry.inFlight || g.wouldBeHead(c, &w.arrival, now))

@@ -5,7 +5,6 @@ package admission
 // cursor comes to it and it can serve, and never because a request asks. A member that cannot serve
 // keeps its deficit.
 type pool struct {
-	name        string
 	models      []string
 	memberships []*membership
 	// gatesWithFreeLease counts the members that have a free lease.

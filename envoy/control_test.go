@@ -24,10 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-const (
-	clusterType  = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
-	listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
-)
+const listenerType = "type.googleapis.com/envoy.config.listener.v3.Listener"
 
 // control is a minimal xDS server. It serves every Envoy one listener and one backend.
 type control struct {

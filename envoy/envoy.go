@@ -422,10 +422,8 @@ func (e *Envoy) recordExit(p *process.Process) {
 
 // sleep waits for d. It returns false if ctx ended or Stop was called before.
 func (e *Envoy) sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 	case <-e.stopped:

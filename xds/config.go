@@ -1,6 +1,7 @@
 package xds
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -82,24 +83,12 @@ const (
 
 // withDefaults replaces zero values by the defaults.
 func (c Config) withDefaults() Config {
-	if c.MaxBody == 0 {
-		c.MaxBody = DefaultMaxBody
-	}
-	if c.MaxDuration == 0 {
-		c.MaxDuration = DefaultMaxDuration
-	}
-	if c.HoldTimeout == 0 {
-		c.HoldTimeout = DefaultHoldTimeout
-	}
-	if c.MaxHeaders == 0 {
-		c.MaxHeaders = DefaultMaxHeaders
-	}
-	if c.MaxHeaderBytes == 0 {
-		c.MaxHeaderBytes = DefaultMaxHeaderBytes
-	}
-	if c.FirstRequest == 0 {
-		c.FirstRequest = DefaultFirstRequest
-	}
+	c.MaxBody = cmp.Or(c.MaxBody, DefaultMaxBody)
+	c.MaxDuration = cmp.Or(c.MaxDuration, DefaultMaxDuration)
+	c.HoldTimeout = cmp.Or(c.HoldTimeout, DefaultHoldTimeout)
+	c.MaxHeaders = cmp.Or(c.MaxHeaders, DefaultMaxHeaders)
+	c.MaxHeaderBytes = cmp.Or(c.MaxHeaderBytes, DefaultMaxHeaderBytes)
+	c.FirstRequest = cmp.Or(c.FirstRequest, DefaultFirstRequest)
 	return c
 }
 

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"maps"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -200,9 +201,7 @@ func (s *Store) hasChanges() bool {
 func (s *Store) renewLeases() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, h := range s.live {
-		s.unreported[id] = h
-	}
+	maps.Copy(s.unreported, s.live)
 	now := time.Now()
 	for id, h := range s.tasks {
 		if !now.Before(h.expires) {

@@ -3,6 +3,8 @@ package redis
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -225,9 +227,7 @@ func (s *Store) prepareReports(epoch string, writes int64, gateways int) {
 		s.changes = append(s.changes, change{kind: leaseEnded, claim: claim, tokens: claim.Tokens, requests: 1})
 		delete(s.unanswered, id)
 	}
-	for id, h := range s.live {
-		s.unreported[id] = h
-	}
+	maps.Copy(s.unreported, s.live)
 }
 
 // restoreLevelsLocked is for a store that has lost its state. The levels of buckets come first, so
@@ -243,9 +243,7 @@ func (s *Store) restoreLevelsLocked() {
 	}
 	s.changes = append(append(first, s.batch.changes...), s.changes...)
 	s.batch = batch{}
-	for id, h := range s.tasks {
-		s.unreported[id] = h
-	}
+	maps.Copy(s.unreported, s.tasks)
 }
 
 // startSharing makes claims go to Redis again.
@@ -253,10 +251,7 @@ func (s *Store) startSharing() {
 	s.mu.Lock()
 	s.setSharedLocked(true)
 	gateways, subscriber := s.status.Gateways, s.subscriber
-	var waiting []string
-	for model := range s.served {
-		waiting = append(waiting, model)
-	}
+	waiting := slices.Collect(maps.Keys(s.served))
 	s.mu.Unlock()
 	s.cfg.Log.Info("redis connected, limits shared by all gateways", zap.Int("gateways", gateways))
 	if subscriber == nil {
@@ -291,10 +286,8 @@ func (s *Store) disconnect() {
 }
 
 func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 }

@@ -23,9 +23,7 @@ const keysPath = "/api/v1/keys"
 type keyRow struct {
 	ID       string    `json:"id"`
 	UsageKey string    `json:"usage_key"`
-	Tenant   string    `json:"tenant"`
 	Name     string    `json:"name"`
-	Prefix   string    `json:"prefix"`
 	Created  time.Time `json:"created"`
 	Expires  time.Time `json:"expires"`
 	LastUsed time.Time `json:"last_used"`

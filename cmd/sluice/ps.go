@@ -23,7 +23,6 @@ type replicaRow struct {
 	Restarts int       `json:"restarts"`
 	Since    time.Time `json:"since"`
 	Reason   string    `json:"reason"`
-	GPUs     []string  `json:"gpus"`
 	Drained  bool      `json:"drained"`
 }
 

@@ -51,15 +51,14 @@ type predecessorRow struct {
 
 // modelRow is what commands show of a model.
 type modelRow struct {
-	Name     string   `json:"name"`
-	Aliases  []string `json:"aliases"`
-	Launcher string   `json:"launcher"`
-	State    string   `json:"state"`
-	Desired  int      `json:"desired"`
-	Ready    int      `json:"ready"`
-	InFlight int      `json:"in_flight"`
-	Queued   int      `json:"queued"`
-	Drained  bool     `json:"drained"`
+	Name     string `json:"name"`
+	Launcher string `json:"launcher"`
+	State    string `json:"state"`
+	Desired  int    `json:"desired"`
+	Ready    int    `json:"ready"`
+	InFlight int    `json:"in_flight"`
+	Queued   int    `json:"queued"`
+	Drained  bool   `json:"drained"`
 	Scale    *struct{ Min, Max int }
 }
 

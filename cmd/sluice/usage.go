@@ -32,11 +32,10 @@ type usageRow struct {
 
 // usageAnswer is the answer of /api/v1/usage.
 type usageAnswer struct {
-	From     time.Time  `json:"from"`
-	To       time.Time  `json:"to"`
-	Complete bool       `json:"complete"`
-	Missing  []string   `json:"missing"`
-	Usage    []usageRow `json:"usage"`
+	From    time.Time  `json:"from"`
+	To      time.Time  `json:"to"`
+	Missing []string   `json:"missing"`
+	Usage   []usageRow `json:"usage"`
 }
 
 func newUsageCommand() *cobra.Command {

@@ -290,7 +290,7 @@ func TestX9_ReplacementIsRepeatedUntilStored(t *testing.T) {
 	first.stop()
 	plan := g.agentPlan("n", "127.0.0.1", nodeDir(t))
 	dir := claimDir(t, plan.Dir)
-	defer dir.Release() //nolint:errcheck // the test ends
+	defer dir.Release()
 	second, err := NewAgent(plan.config(dir))
 	if err != nil {
 		t.Fatal(err)

@@ -285,7 +285,7 @@ func nodeDir(t *testing.T) string {
 		if err := dir.EndAll(context.Background(), 0); err != nil {
 			t.Error(err)
 		}
-		_ = dir.Release()
+		dir.Release()
 	})
 	return path
 }
@@ -327,7 +327,7 @@ func (p agentPlan) run(t *testing.T, change func(*AgentConfig)) *agent {
 	}
 	a, err := NewAgent(c)
 	if err != nil {
-		_ = dir.Release()
+		dir.Release()
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -335,7 +335,7 @@ func (p agentPlan) run(t *testing.T, change func(*AgentConfig)) *agent {
 	ended := make(chan struct{})
 	go func() { defer close(ended); running.end <- a.Run(ctx) }()
 	var once sync.Once
-	running.stop = func() { once.Do(func() { cancel(); <-ended; _ = dir.Release() }) }
+	running.stop = func() { once.Do(func() { cancel(); <-ended; dir.Release() }) }
 	t.Cleanup(running.stop)
 	return running
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -216,12 +217,7 @@ func (s *Server) checkSilence(last, now time.Time) {
 func (s *Server) Nodes() []*Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	nodes := make([]*Node, 0, len(s.nodes))
-	for _, n := range s.nodes {
-		nodes = append(nodes, n)
-	}
-	slices.SortFunc(nodes, func(a, b *Node) int { return strings.Compare(a.name, b.name) })
-	return nodes
+	return slices.SortedFunc(maps.Values(s.nodes), func(a, b *Node) int { return strings.Compare(a.name, b.name) })
 }
 
 // nodeByName returns the node of this name, and adds it if it is missing.

@@ -84,14 +84,12 @@ func (g guardedCredentials) Clone() credentials.TransportCredentials {
 func (s *Server) receiveFirst(ctx context.Context, receive func() error) error {
 	received, limit := make(chan error, 1), s.config.MessageTimeout
 	s.streamLoops.Go(func() { received <- receive() })
-	late := time.NewTimer(limit)
-	defer late.Stop()
 	select {
 	case err := <-received:
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-late.C:
+	case <-time.After(limit):
 		return status.Errorf(codes.DeadlineExceeded, "the call has sent no message for %s", limit)
 	}
 }

@@ -471,13 +471,5 @@ func (c *cluster) mayOwn(uid string) bool {
 }
 
 func (c *cluster) status() ClusterStatus {
-	s := ClusterStatus{
-		Context: c.location.context, Namespace: c.location.namespace, Synced: c.synced(), IsLeader: c.isLeader(),
-		Gateways: len(c.peers.live()) + 1,
-	}
-	if e := c.election.Load(); e != nil {
-		s.Leader = e.elector.GetLeader()
-	}
-	s.Reachable, s.Errors = c.health.state()
-	return s
+	return ClusterStatus{Context: c.location.context, Errors: c.health.problem()}
 }

@@ -43,7 +43,6 @@ spec:
 // StatefulSet of the leaders, and one of the workers for each leader, which owns it. When a pod is
 // deleted or restarts, it deletes the leader in the foreground, and with it the group.
 type groupsController struct {
-	t         *testing.T
 	client    kubernetes.Interface
 	groups    dynamic.ResourceInterface
 	namespace string
@@ -71,7 +70,7 @@ func (s *testNamespace) controlGroups() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	c := &groupsController{t: s.t, client: client, groups: objects.Resource(groupsResource()).Namespace(s.namespace), namespace: s.namespace}
+	c := &groupsController{client: client, groups: objects.Resource(groupsResource()).Namespace(s.namespace), namespace: s.namespace}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

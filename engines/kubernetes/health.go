@@ -14,8 +14,6 @@ type health struct {
 	log *zap.Logger
 
 	mu sync.Mutex
-	// reachable is true if the last write of the gateway's lease succeeded. Guarded by mu.
-	reachable bool
 	// errors holds error texts by the operation that failed. Guarded by mu.
 	errors map[string]string
 }
@@ -32,9 +30,6 @@ func (h *health) setReachable(err error) {
 	} else {
 		h.clear(renewLease)
 	}
-	h.mu.Lock()
-	h.reachable = err == nil
-	h.mu.Unlock()
 }
 
 func (h *health) fail(what string, err error) {
@@ -57,12 +52,13 @@ func (h *health) clear(what string) {
 	}
 }
 
-func (h *health) state() (reachable bool, problem string) {
+// problem returns the current errors, separated by "; ".
+func (h *health) problem() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var all []string
 	for _, what := range slices.Sorted(maps.Keys(h.errors)) {
 		all = append(all, what+": "+h.errors[what])
 	}
-	return h.reachable, strings.Join(all, "; ")
+	return strings.Join(all, "; ")
 }

@@ -436,7 +436,7 @@ func (l *Launcher) Status() Status {
 		maps.Copy(s.Blocked, c.blockedModels())
 	}
 	if home != "" {
-		own := ClusterStatus{Context: l.config.Context, Namespace: l.config.Namespace, Errors: home}
+		own := ClusterStatus{Context: l.config.Context, Errors: home}
 		s.Clusters = slices.Insert(s.Clusters, 0, own)
 	}
 	return s

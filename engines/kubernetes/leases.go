@@ -222,22 +222,18 @@ func (m *gatewayLease) run(ctx context.Context) {
 // waitNext waits until the next write is due: after pause or at a signal, but at least
 // minPublishInterval.
 func (m *gatewayLease) waitNext(ctx context.Context, pause time.Duration, wakeable bool) {
-	short := time.NewTimer(minPublishInterval)
-	defer short.Stop()
 	select {
 	case <-ctx.Done():
 		return
-	case <-short.C:
+	case <-time.After(minPublishInterval):
 	}
-	long := time.NewTimer(pause - minPublishInterval)
-	defer long.Stop()
 	wake := m.writeSignal
 	if !wakeable {
 		wake = nil
 	}
 	select {
 	case <-ctx.Done():
-	case <-long.C:
+	case <-time.After(pause - minPublishInterval):
 	case <-wake:
 	}
 }

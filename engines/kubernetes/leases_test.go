@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 func lease(name, version, says string, renewed time.Time) *coordinationv1.Lease {
@@ -38,7 +40,7 @@ func TestPeers(t *testing.T) {
 			t.Errorf("%d gateways are live, want %d: %s", len(p.live()), live, diff)
 		}
 	}
-	want(Load{Running: 3, Queued: 3, Admitted: 9, Predicted: Predicted{Requests: 3, TTFT: 5, Prefill: 3}}, 3)
+	want(Load{Running: 3, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 3, TTFT: 5, Prefill: 3}}, 3)
 	// b renews its lease, a does not. After 30 s by the test's clock a is dead, whatever its own
 	// clock says.
 	version := 1
@@ -53,7 +55,7 @@ func TestPeers(t *testing.T) {
 		t.Errorf("%v is returned as waiting again", waiting)
 	}
 	see(29*time.Second, "2")
-	want(Load{Running: 7, Queued: 3, Admitted: 9, Predicted: Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 2)
+	want(Load{Running: 7, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 2)
 	see(31*time.Second, "2")
 	want(Load{Running: 5}, 1)
 	see(42*time.Second, "2")
@@ -71,7 +73,7 @@ func TestPeers(t *testing.T) {
 	}
 	// A gateway that renews its lease again is live at once.
 	p.update([]*coordinationv1.Lease{lease("self", "new", "", start), lease("old", "2", busy, start)}, "self", start.Add(303*time.Second))
-	want(Load{Running: 2, Queued: 3, Admitted: 9, Predicted: Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 1)
+	want(Load{Running: 2, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 1)
 }
 
 // No gateway becomes dead while renewals cannot be seen: the API was stopped, its watch stood

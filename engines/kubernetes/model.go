@@ -76,12 +76,8 @@ func (o *Owner) uid() string {
 	return o.UID
 }
 
-type (
-	// Load is the work that gateways have for a model.
-	Load = engines.Load
-	// Predicted is the part of a Load that gateways have predicted.
-	Predicted = engines.Predicted
-)
+// Load is the work that gateways have for a model.
+type Load = engines.Load
 
 // hasSameManifest reports whether two models have the same Deployment apart from the number of
 // replicas.
@@ -117,18 +113,8 @@ type Status struct {
 
 // ClusterStatus is the state of one namespace of one cluster.
 type ClusterStatus struct {
-	// Context and Namespace are empty for the defaults.
-	Context, Namespace string
-	// Reachable is true if the last call of the API succeeded.
-	Reachable bool
-	// Synced is true once all objects were read.
-	Synced bool
-	// Leader is the identity of the leading gateway, or "" if unknown.
-	Leader string
-	// IsLeader is true if this gateway is the leader.
-	IsLeader bool
-	// Gateways is the number of live gateways, including this one.
-	Gateways int
+	// Context is empty for the default.
+	Context string
 	// Errors are the current errors, separated by "; ". Empty means none.
 	Errors string
 }

@@ -170,21 +170,17 @@ func newReflector(resource string, source cache.ListerWatcher, kind any, s cache
 // ends.
 func waitForSignal(ctx context.Context, signal <-chan struct{}, atMost time.Duration) {
 	pause(ctx, minLoopDelay)
-	timer := time.NewTimer(atMost)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-signal:
-	case <-timer.C:
+	case <-time.After(atMost):
 	}
 }
 
 // pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
-	case <-t.C:
+	case <-time.After(d):
 	}
 }

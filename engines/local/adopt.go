@@ -96,7 +96,7 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 		err = fmt.Errorf("it is the record of %s", ReplicaID(model, index))
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.Stop(context.Background(), l.config.StopGrace))
+		return nil, errors.Join(err, p.Stop(context.Background(), stopGrace))
 	}
 	drain, _ := time.ParseDuration(meta[metaDrain]) // an older record has no drain timeout
 	r := l.newRunner(Model{Model: engines.Model{Name: model}, DrainTimeout: drain}, index)

@@ -74,14 +74,6 @@ func newCgroups(dir *process.Dir, log *zap.Logger) *cgroups {
 	return c
 }
 
-// Limits says why replicas run without limits of CPU and memory. It returns "" if the limits hold,
-// and until a replica with limits has started.
-func (l *Launcher) Limits() string {
-	l.limits.mu.Lock()
-	defer l.limits.mu.Unlock()
-	return l.limits.fault
-}
-
 // create creates the cgroup of a replica that is about to start and returns its directory. It
 // returns "" for a replica that gets none.
 func (c *cgroups) create(id string, r engines.Resources) string {

@@ -43,8 +43,6 @@ type Config struct {
 	// DrainSettle is the minimum time for which a replica drains, because readers of an older
 	// snapshot may still send it requests. 0 means 1 s.
 	DrainSettle time.Duration
-	// StopGrace is the time between SIGTERM and SIGKILL. 0 means 10 s.
-	StopGrace time.Duration
 	// ProbeTimeout is how long a probe waits for its answer. 0 means 5 s.
 	ProbeTimeout time.Duration
 }
@@ -67,7 +65,6 @@ func (c Config) withDefaults() Config {
 	}{
 		{&c.DrainTimeout, 30 * time.Second},
 		{&c.DrainSettle, time.Second},
-		{&c.StopGrace, 10 * time.Second},
 		{&c.ProbeTimeout, 5 * time.Second},
 		{&c.ReadEvery, readInterval},
 	} {

@@ -126,11 +126,9 @@ func pauseAfter(took, every time.Duration) time.Duration {
 
 // awaitReading waits until it is time for the next reading.
 func (l *Launcher) awaitReading(ctx context.Context, took time.Duration) {
-	next := time.NewTimer(pauseAfter(took, l.config.ReadEvery))
-	defer next.Stop()
 	select {
 	case <-ctx.Done():
-	case <-next.C:
+	case <-time.After(pauseAfter(took, l.config.ReadEvery)):
 	case <-l.renew:
 	}
 }

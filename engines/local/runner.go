@@ -399,10 +399,8 @@ func whileAlive(ctx context.Context, p *process.Process) (context.Context, func(
 
 // wait returns after d, or when ctx ends.
 func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 }

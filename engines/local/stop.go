@@ -18,6 +18,8 @@ const (
 	// does not end.
 	firstStopRetry   = time.Second
 	longestStopRetry = time.Minute
+	// stopGrace is the time between SIGTERM and SIGKILL.
+	stopGrace = 10 * time.Second
 )
 
 // stopSignal tells a runner to stop its replica. The table requests the stop and may cancel it; the
@@ -145,7 +147,7 @@ func (r *runner) stopUntilGone(ctx context.Context, state engines.State) bool {
 // If that fails, the replica keeps them.
 func (r *runner) stopProcess(ctx context.Context) error {
 	if r.process != nil {
-		err := r.launcher.stop(r.process, ctx, r.launcher.config.StopGrace)
+		err := r.launcher.stop(r.process, ctx, stopGrace)
 		if err != nil && !errors.Is(err, process.ErrNotClaimed) {
 			return err
 		}

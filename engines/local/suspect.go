@@ -54,11 +54,9 @@ func (r *runner) reportHealthy(suspected bool) {
 // is suspected, which it returns.
 func (r *runner) awaitProbe(alive context.Context) (suspected bool) {
 	every := r.model.Load().healthInterval()
-	timer := time.NewTimer(every)
-	defer timer.Stop()
 	select {
 	case <-alive.Done():
-	case <-timer.C:
+	case <-time.After(every):
 	case <-r.suspected:
 		wait(alive, time.Until(r.suspectedAt.Add(min(suspectPause, every))))
 		r.suspectedAt = time.Now()

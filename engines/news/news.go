@@ -11,6 +11,7 @@
 package news
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"sync"
@@ -102,18 +103,10 @@ type Reader struct {
 
 // New returns a Reader. It starts nothing.
 func New(c Config) *Reader {
-	if c.Interval == 0 {
-		c.Interval = 2 * time.Second
-	}
-	if c.Pause == 0 {
-		c.Pause = time.Minute
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Second
-	}
-	if c.AtOnce == 0 {
-		c.AtOnce = 16
-	}
+	c.Interval = cmp.Or(c.Interval, 2*time.Second)
+	c.Pause = cmp.Or(c.Pause, time.Minute)
+	c.Timeout = cmp.Or(c.Timeout, time.Second)
+	c.AtOnce = cmp.Or(c.AtOnce, 16)
 	r := &Reader{Config: c, newClient: engines.NewClient, news: map[string]News{}}
 	r.book.Store(newBook(Known{}))
 	return r

@@ -200,12 +200,10 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 	if pause <= 0 {
 		return ctx.Err() == nil
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-timer.C:
+	case <-time.After(pause):
 		return true
 	}
 }

@@ -1,6 +1,7 @@
 package ray
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -84,9 +85,7 @@ func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	if c.Name == "" {
-		c.Name = "sluice"
-	}
+	c.Name = cmp.Or(c.Name, "sluice")
 	if c.InFlight == nil {
 		c.InFlight = func(string) int { return 0 }
 	}
@@ -101,9 +100,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.Lease = orDefault(c.Lease, defaultLease)
 	c.BackOff = c.BackOff.WithDefaults()
-	if c.RefusalsTolerated == 0 {
-		c.RefusalsTolerated = 30 * time.Second
-	}
+	c.RefusalsTolerated = cmp.Or(c.RefusalsTolerated, 30*time.Second)
 	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
 	c.DrainTimeout = orDefault(c.DrainTimeout, 30*time.Minute)
 	c.ProbeTimeout = orDefault(c.ProbeTimeout, 5*time.Second)

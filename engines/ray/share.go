@@ -21,11 +21,9 @@ func (l *Launcher) share(ctx context.Context) {
 
 // wait waits for d, for a token, or until ctx ends.
 func wait(ctx context.Context, d time.Duration, token <-chan struct{}) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	case <-token:
 	}
 }

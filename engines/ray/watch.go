@@ -199,11 +199,9 @@ func (w *watch) change(change func(r *replica)) {
 // pause waits until the next probe is due: after d, or when the replica is suspected, which it
 // returns.
 func (w *watch) pause(ctx context.Context, d time.Duration) (suspected bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	case <-w.suspected:
 		return true
 	}

@@ -13,6 +13,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"net"
@@ -139,12 +140,8 @@ func newServer(url string, pinned netip.AddrPort) *server {
 
 // New returns a Launcher. It starts nothing.
 func New(c Config) *Launcher {
-	if c.Interval == 0 {
-		c.Interval = 10 * time.Second
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 5 * time.Second
-	}
+	c.Interval = cmp.Or(c.Interval, 10*time.Second)
+	c.Timeout = cmp.Or(c.Timeout, 5*time.Second)
 	if c.Client == nil {
 		c.Client = engines.NewClient(nil)
 	}

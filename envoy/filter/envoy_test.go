@@ -29,10 +29,10 @@ func envoyBinary() string {
 // testbed is an Envoy with the filter, a peer that decides, and an upstream.
 type testbed struct {
 	*peer
-	url, admin string
-	upstream   *upstream
-	client     *http.Client
-	process    *os.Process
+	url      string
+	upstream *upstream
+	client   *http.Client
+	process  *os.Process
 }
 
 // options of the Envoy of a test. The zero value is what most tests want.
@@ -158,7 +158,6 @@ func up(t testing.TB, o options) *testbed {
 	}
 	b.start(t, o, file)
 	b.client = adminClient(filepath.Join(dir, "admin"))
-	b.admin = "http://admin"
 	b.waitForListener(t)
 	b.client = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 100}}
 	t.Cleanup(b.client.CloseIdleConnections)

@@ -54,7 +54,6 @@ func (f frame) list(t testing.TB, at int) map[string]string {
 // peerConn is one connection of the filter.
 type peerConn struct {
 	net.Conn
-	n int
 	// file is what came with the first frame. It is nil before.
 	file *os.File
 	// memory is what the filter shares, if the peer uses it.
@@ -251,7 +250,7 @@ func (p *peer) accept(l net.Listener) {
 			return
 		}
 		p.mu.Lock()
-		pc := &peerConn{Conn: c, n: len(p.conns)}
+		pc := &peerConn{Conn: c}
 		p.conns = append(p.conns, pc)
 		p.mu.Unlock()
 		p.wait.Go(func() { p.read(pc) })

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -156,7 +157,7 @@ func (e *Events) send(frame []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for w := range e.watchers {
-		if w.isJoining(e.joining) {
+		if slices.Contains(e.joining, w) {
 			continue
 		}
 		select {
@@ -166,15 +167,6 @@ func (e *Events) send(frame []byte) {
 			e.removeLocked(w)
 		}
 	}
-}
-
-func (w *watcher) isJoining(joining []*watcher) bool {
-	for _, j := range joining {
-		if j == w {
-			return true
-		}
-	}
-	return false
 }
 
 // run encodes events until nobody watches.

@@ -123,10 +123,8 @@ func (r Result) Utilisation(models []Model, tasks []Task) float64 {
 
 // sleep waits for d and reports whether ctx allowed it.
 func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

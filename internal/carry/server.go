@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -198,10 +199,7 @@ func (s *Server) Predecessors() []Predecessor {
 func (s *Server) Drain(timeout time.Duration) {
 	s.mu.Lock()
 	s.stopAt = time.Now().Add(timeout)
-	var all []*predecessor
-	for p := range s.predecessors {
-		all = append(all, p)
-	}
+	all := slices.Collect(maps.Keys(s.predecessors))
 	s.mu.Unlock()
 	for _, p := range all {
 		p.drain(timeout)

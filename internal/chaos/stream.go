@@ -51,7 +51,7 @@ func newTexts(o options) (*texts, error) {
 	if err != nil {
 		return nil, err
 	}
-	engine := &child{name: "reference", log: os.DevNull, command: []string{o.sluice, "sim", "--port", fmt.Sprint(ports[0]), "--name", "sim",
+	engine := &child{log: os.DevNull, command: []string{o.sluice, "sim", "--port", fmt.Sprint(ports[0]), "--name", "sim",
 		"--model", "managed", "--token-interval", "0", "--prefill-rate", "0"}}
 	if err := engine.start(); err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func newWorld(o options, f fault) (*world, error) {
 	if err != nil {
 		return w, err
 	}
-	w.redis = &child{name: "redis", log: w.path("redis.log"), env: clock,
+	w.redis = &child{log: w.path("redis.log"), env: clock,
 		command: []string{"redis-server", "--port", fmt.Sprint(w.redisPort), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no"}}
 	if err := os.WriteFile(w.path("clock"), []byte("0"), 0o600); err != nil {
 		return w, err
@@ -75,7 +75,7 @@ func newWorld(o options, f fault) (*world, error) {
 	if err := w.writeConfig(); err != nil {
 		return w, err
 	}
-	w.gateway = &child{name: "gateway", log: w.path("gateway.log"), command: []string{o.sluice, "up", "-c", w.path("sluice.yaml"), "--envoy", o.envoy}}
+	w.gateway = &child{log: w.path("gateway.log"), command: []string{o.sluice, "up", "-c", w.path("sluice.yaml"), "--envoy", o.envoy}}
 	if err := w.gateway.start(); err != nil {
 		return w, err
 	}
@@ -310,9 +310,9 @@ func (w *world) leftBehind(ctx context.Context) string {
 
 // child is a process of the world that can be killed and started again.
 type child struct {
-	name, log string
-	command   []string
-	env       []string
+	log     string
+	command []string
+	env     []string
 
 	cmd *exec.Cmd
 	// done is closed when the process has ended.

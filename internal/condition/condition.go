@@ -10,6 +10,7 @@ package condition
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -154,12 +155,7 @@ func (r *Registry) List() []Condition {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rememberLocked(now)
-	list := make([]Condition, 0, len(now))
-	for _, c := range now {
-		list = append(list, c)
-	}
-	slices.SortFunc(list, compare)
-	return list
+	return slices.SortedFunc(maps.Values(now), compare)
 }
 
 // Run looks at all sources once a second until ctx ends, so that Since is right and each change is

@@ -159,10 +159,8 @@ func (d *decoder) readJoined(root *yaml.Node, c *Config, itemObjects map[string]
 
 // specPath rewrites models[chat].replicas.max as spec.replicas.max.
 func specPath(path string) string {
-	if i := strings.IndexByte(path, ']'); i >= 0 {
-		return "spec" + path[i+1:]
-	}
-	return "spec"
+	_, field, _ := strings.Cut(path, "]")
+	return "spec" + field
 }
 
 // node returns the object as a list item of the file.

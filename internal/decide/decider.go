@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"sync/atomic"
 	"time"
 
@@ -66,12 +67,8 @@ type Decider struct {
 
 // New returns a Decider with the defaults of Config filled in.
 func New(c Config) *Decider {
-	if c.MaxBody == 0 {
-		c.MaxBody = defaultMaxBody
-	}
-	if c.Hold == 0 {
-		c.Hold = defaultHold
-	}
+	c.MaxBody = cmp.Or(c.MaxBody, defaultMaxBody)
+	c.Hold = cmp.Or(c.Hold, defaultHold)
 	if c.Requests == nil {
 		c.Requests = request.NewStore(1) // the tickets of running requests are found in it
 	}

@@ -33,12 +33,6 @@ func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
 	return m
 }
 
-// OfCaller reports whether m says only who has sent the request. Then it is the same for all
-// requests of the caller.
-func (m *Metadata) OfCaller() bool {
-	return m.Lease == "" && m.Quota.Requests.Limit <= 0 && m.Quota.Tokens.Limit <= 0 && m.Budget == ""
-}
-
 // All calls yield for each value of m.
 func (m *Metadata) All(yield func(name, value string) bool) {
 	for _, v := range [...]Header{

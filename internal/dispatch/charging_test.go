@@ -364,7 +364,7 @@ func TestX2_ACountOfOneAnswerIsNotThatOfAll(t *testing.T) {
 			partial bool
 		}{{"llama-cpp", 20, true}, {"llama-cpp", 1, false}, {"vllm", 20, false}, {"", 20, false}} {
 			s := limited(admission.TenantLimits{TokensPerMinute: 1_000_000})
-			s.SetEngineNews("a", EngineNews{Engine: c.engine, At: time.Now()})
+			s.SetEngineNews("a", EngineNews{Engine: c.engine})
 			r := newRequest("m", "k")
 			r.PromptBytes, r.Choices = 400, c.answers
 			ticket := s.must(t, r)

@@ -11,8 +11,6 @@ import (
 type EngineNews struct {
 	// Running and Waiting are numbers of requests.
 	Running, Waiting int
-	// KVUsage is the used share of the key-value cache, from 0 to 1.
-	KVUsage float64
 	// CacheTokens is how many tokens the prefix cache can hold.
 	CacheTokens int
 	// PrefillRate is how many tokens a second the engine has lately computed of prompts.
@@ -22,8 +20,6 @@ type EngineNews struct {
 	// Slots is how many requests the engine works on at once, and UsualSlots how many an engine of
 	// this kind usually does.
 	Slots, UsualSlots int
-	// At is when the engine said so.
-	At time.Time
 }
 
 // applyNewsLocked learns what the engine of a replica says of itself. Dispatcher.mu is held.

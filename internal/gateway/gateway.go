@@ -171,7 +171,7 @@ func Run(ctx context.Context, o Options) error {
 	dir, err := process.Open(o.Config.StateDir, o.Log)
 	if err == nil && from == nil {
 		if err = dir.Claim(ctx); err == nil {
-			defer dir.Release() //nolint:errcheck // the process ends anyway
+			defer dir.Release()
 		}
 	}
 	var g *Gateway

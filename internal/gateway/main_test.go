@@ -103,7 +103,7 @@ func claimed(t *testing.T, path string) *process.Dir {
 	if err := dir.Claim(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { dir.Release() })
+	t.Cleanup(dir.Release)
 	return dir
 }
 

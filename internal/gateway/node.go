@@ -67,7 +67,7 @@ func RunNode(ctx context.Context, flags NodeOptions) error {
 	if err := dir.Claim(ctx); err != nil {
 		return err
 	}
-	defer dir.Release() //nolint:errcheck // the process ends anyway
+	defer dir.Release()
 	n, err := newNode(log, dir, flags)
 	if err != nil {
 		return err

@@ -145,7 +145,7 @@ func (g *Gateway) isDrained(replica string) bool {
 // tellNews tells the dispatcher what the engine of a replica says.
 func (g *Gateway) tellNews(replica string, n news.News) {
 	g.dispatcher.SetEngineNews(replica, dispatch.EngineNews{
-		Running: max(0, n.Running), Waiting: max(0, n.Waiting), KVUsage: max(0, n.KVUsage), CacheTokens: n.CacheTokens,
-		PrefillRate: n.PrefillRate, Engine: n.Engine, Slots: n.Slots, UsualSlots: n.UsualSlots, At: n.At,
+		Running: max(0, n.Running), Waiting: max(0, n.Waiting), CacheTokens: n.CacheTokens,
+		PrefillRate: n.PrefillRate, Engine: n.Engine, Slots: n.Slots, UsualSlots: n.UsualSlots,
 	})
 }

@@ -18,8 +18,7 @@ type part struct {
 
 // plan is a configuration that every part has accepted and that no part runs yet.
 type plan struct {
-	config *config.Config
-	steps  []step
+	steps []step
 }
 
 // step puts one part's share of a plan in force.
@@ -30,7 +29,7 @@ type step struct {
 
 // newPlan has every part prepare for c. The error joins what the parts refused, each with its name.
 func newPlan(parts []part, c *config.Config) (*plan, error) {
-	p := &plan{config: c}
+	p := &plan{}
 	var refused []error
 	for _, part := range parts {
 		commit, err := part.prepare(c)

@@ -200,7 +200,8 @@ func (g *Gateway) pause() error {
 		err = errors.Join(err, g.streams.peers.Move(context.Background()))
 	}
 	g.admission.CloseTasks() // the successor would not see a later change
-	return errors.Join(err, g.dir.Release())
+	g.dir.Release()
+	return err
 }
 
 // giveOver has the successor take over, tells it what this process holds, and retires. On an error
@@ -372,7 +373,7 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 	if err := g.dir.Claim(ctx); err != nil {
 		return err
 	}
-	defer g.dir.Release() //nolint:errcheck // the process ends anyway
+	defer g.dir.Release()
 	return g.run(ctx, from)
 }
 

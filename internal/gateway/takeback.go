@@ -50,9 +50,7 @@ func (g *Gateway) takeBack(ctx context.Context, why error) (*successor, error) {
 		if g.toldToStop(ctx, pauseAfter(failed)) {
 			return nil, errors.Join(errToldToStop, why)
 		}
-		if err := g.dir.Release(); err != nil {
-			return nil, errors.Join(why, err)
-		}
+		g.dir.Release()
 	}
 }
 

@@ -24,7 +24,6 @@ import (
 type restarted struct {
 	*Gateway
 	replica  int
-	first    *config.Config
 	stop     func()
 	returned <-chan error
 }
@@ -49,7 +48,7 @@ func restart(t *testing.T, fields string, change func(text string) string, start
 	path := t.TempDir()
 	file, text := filepath.Join(path, "sluice.yaml"), listeners(t)+"state_dir: "+filepath.Join(path, "state")+oneReplica+fields
 	c := load(t, file, text)
-	r := &restarted{Gateway: newGateway(t, claimed(t, c.StateDir), c), first: c}
+	r := &restarted{Gateway: newGateway(t, claimed(t, c.StateDir), c)}
 	r.startNext = func(ctx context.Context) (*successor, error) { return startNext(ctx, r.Gateway) }
 	r.stop, r.returned = runs(t, r.Gateway)
 	eventually(t, "the replica is ready", func() bool { return pidOf(r.Gateway, "chat") != 0 })

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -345,10 +347,7 @@ func (r *reader) fail(err error) {
 	if r.Broken = true; r.overdue != nil {
 		r.overdue.Stop()
 	}
-	var all []*Stream
-	for _, s := range r.streams {
-		all = append(all, s)
-	}
+	all := slices.Collect(maps.Values(r.streams))
 	r.room.Broadcast()
 	r.mu.Unlock()
 	for _, s := range all {

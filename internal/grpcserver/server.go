@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -133,11 +135,7 @@ func (s *Server) close(flag *bool) []*conn {
 	for l := range s.listeners {
 		_ = l.Close()
 	}
-	all := make([]*conn, 0, len(s.conns))
-	for c := range s.conns {
-		all = append(all, c)
-	}
-	return all
+	return slices.Collect(maps.Keys(s.conns))
 }
 
 // forget removes a connection that has ended.

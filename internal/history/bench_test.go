@@ -50,5 +50,5 @@ func BenchmarkSample(b *testing.B) {
 		}
 		n++
 	}
-	b.ReportMetric(float64(s.Bytes())/float64(n), "bytes/sample")
+	b.ReportMetric(float64(bytesOf(&s.total)+bytesOf(&s.models))/float64(n), "bytes/sample")
 }

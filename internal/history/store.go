@@ -126,16 +126,3 @@ func (s *Store) fail(err error) {
 		s.config.OnError(fmt.Errorf("history: %w", err))
 	}
 }
-
-// Bytes returns the length of all samples in memory.
-func (s *Store) Bytes() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all int64
-	for _, a := range []*archive{&s.total, &s.models} {
-		for _, h := range a.hours {
-			all += h.bytes
-		}
-	}
-	return all
-}

@@ -118,7 +118,7 @@ func TestLikeNetHTTP(t *testing.T) {
 		handlers[r.URL.Path[1:]](w, r)
 	}
 	ours := startServer(t, handler, nil)
-	theirs := &testServer{t: t, path: filepath.Join(t.TempDir(), "s")}
+	theirs := &testServer{path: filepath.Join(t.TempDir(), "s")}
 	l, err := net.Listen("unix", theirs.path)
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,6 @@ import (
 
 // testServer is a Server on a Unix socket.
 type testServer struct {
-	t      testing.TB
 	server *Server
 	path   string
 	served chan error
@@ -30,7 +29,7 @@ func startServer(t testing.TB, handler http.HandlerFunc, change func(*Server)) *
 	if change != nil {
 		change(s)
 	}
-	w := &testServer{t: t, server: s, path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1)}
+	w := &testServer{server: s, path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1)}
 	l, err := net.Listen("unix", w.path)
 	if err != nil {
 		t.Fatal(err)

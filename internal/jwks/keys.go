@@ -195,12 +195,10 @@ func (v *Verifier) renew(id string, onBlock func()) error {
 	if onBlock != nil {
 		onBlock()
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
 	case <-r.done:
 		return r.fault
-	case <-timer.C:
+	case <-time.After(patience):
 		return ErrNoKeys
 	}
 }
@@ -248,12 +246,10 @@ func (v *Verifier) leave() {
 // readFor reads the keys for the tokens that wait, after a pause. A reading that is under way has
 // begun before they came, so another one follows it.
 func (v *Verifier) readFor(r *reading, early time.Duration) {
-	timer := time.NewTimer(early)
-	defer timer.Stop()
 	select {
 	case <-r.done: // Run has read them
 		return
-	case <-timer.C:
+	case <-time.After(early):
 	}
 	for {
 		v.reread(context.Background())

@@ -275,12 +275,10 @@ func (p *pod) sleepBeforeStop(ctx context.Context, running *process, d time.Dura
 		running.wait(ctx, min(time.Second, d))
 		return min(time.Second, d)
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-running.done:
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	case grace := <-p.hurry:
 		running.wait(ctx, min(time.Second, grace))
 	}
@@ -315,11 +313,9 @@ func (p *pod) isStopping() bool {
 
 // pause waits for d, or until the pod shall stop.
 func (p *pod) pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-p.stopping:
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 }

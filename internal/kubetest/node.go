@@ -197,10 +197,8 @@ func (c *Cluster) Logs(name string) string {
 
 // pause waits for pollInterval or until ctx ends.
 func pause(ctx context.Context) {
-	timer := time.NewTimer(pollInterval)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(pollInterval):
 	}
 }

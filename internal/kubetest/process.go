@@ -80,12 +80,10 @@ func (p *process) kill() {
 
 // wait waits until the process has ended, at most for d or until ctx ends.
 func (p *process) wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(d):
 	}
 }
 

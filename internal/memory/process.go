@@ -30,8 +30,6 @@ func SetLimit(limit int64) (inForce int64, byEnvironment bool) {
 // the budget was used much more than it is now, and while the process has little to do.
 type Monitor struct {
 	Budget *Budget
-	// Interval is the time between two measurements. 0: 2 s.
-	Interval time.Duration
 
 	inUse atomic.Int64
 	// room is what Reserve has reserved. Nobody reads or writes it.
@@ -45,7 +43,8 @@ type Monitor struct {
 }
 
 const (
-	defaultInterval = 2 * time.Second
+	// interval is the time between two measurements.
+	interval = 2 * time.Second
 	// garbageRoom is how many bytes of garbage Go may keep at least. Go itself collects after as
 	// many bytes as the live heap has, which are few in a gateway without long streams. It then
 	// collects several times a second.
@@ -82,10 +81,6 @@ func (m *Monitor) Reserve() {
 
 // Run measures until ctx ends.
 func (m *Monitor) Run(ctx context.Context) error {
-	interval := m.Interval
-	if interval <= 0 {
-		interval = defaultInterval
-	}
 	for {
 		m.measure()
 		select {

@@ -68,7 +68,7 @@ func TestB1_RatesAreLearned(t *testing.T) {
 			if mean := errors / float64(n); mean > 0.15 {
 				t.Errorf("predictions are wrong by %.0f %% in the mean", 100*mean)
 			}
-			if rate := 1 / r.Rates().Token; rate < 2000 || rate > 4500 {
+			if rate := 1 / r.rates.Token; rate < 2000 || rate > 4500 {
 				t.Errorf("learned %.0f tokens a second of 3000", rate)
 			}
 		})

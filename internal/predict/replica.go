@@ -307,13 +307,6 @@ func (r *Replica) Pending() float64 {
 	return r.pending
 }
 
-// Rates returns the learned rates.
-func (r *Replica) Rates() Rates {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.rates
-}
-
 // SetRemote sets the tokens that wait at the replica for another gateway's requests. 0 forgets the
 // gateway.
 func (r *Replica) SetRemote(now time.Time, gateway string, tokens float64) {

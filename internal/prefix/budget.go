@@ -44,10 +44,6 @@ func NewBudget(bytes int) *Budget {
 	return b
 }
 
-// Entries returns how many runs of beginnings the budget has room for, each counted once for each
-// replica.
-func (b *Budget) Entries() int { return b.entries.limit }
-
 // fairShare returns how many entries so many slots may keep while others want room.
 func (b *Budget) fairShare(slots int) int {
 	return int(int64(b.entries.limit) * int64(slots) / max(b.slots.Load(), 1))

@@ -121,7 +121,7 @@ func (d *Dir) claimed() bool {
 
 // Release releases the claim. The processes continue to run and are no longer watched. Releasing an
 // unclaimed directory does nothing.
-func (d *Dir) Release() error {
+func (d *Dir) Release() {
 	d.mu.Lock()
 	claim, watched := d.claim, d.watched
 	d.claim, d.watched = nil, map[string]*Process{}
@@ -138,5 +138,4 @@ func (d *Dir) Release() error {
 		claim.release()
 		claim.close()
 	}
-	return nil
 }

@@ -272,13 +272,7 @@ func (d *Dir) endPreviousLocked(name string) error {
 // startLocked starts a process and writes its record with d.mu held, so that other methods never
 // see a running process without a record.
 func (d *Dir) startLocked(s Spec) (*Process, error) {
-	r := Record{Name: s.Name, Purpose: s.Purpose, Command: s.Command, Meta: maps.Clone(s.Meta), LogFile: s.LogFile, Cgroup: s.Cgroup, Token: newToken()}
-	if r.LogFile == "" {
-		r.LogFile = logPath(s.Name)
-	}
-	if !filepath.IsAbs(r.LogFile) {
-		r.LogFile = filepath.Join(d.path, r.LogFile)
-	}
+	r := Record{Name: s.Name, Purpose: s.Purpose, Command: s.Command, Meta: maps.Clone(s.Meta), LogFile: d.LogFile(s.Name), Cgroup: s.Cgroup, Token: newToken()}
 	logFile, end, err := d.openLog(r.LogFile)
 	if err != nil {
 		return nil, err

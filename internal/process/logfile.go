@@ -213,8 +213,9 @@ func tail(path string, o tailOptions) []string {
 	return lines
 }
 
-// LogFile returns the path of the log of the process with this name. The file may not exist.
-func (d *Dir) LogFile(name string) string { return filepath.Join(d.path, logPath(name)) }
-
-// logPath returns the path of a process's log in the directory.
-func logPath(name string) string { return filepath.Join("logs", fileName(name)+".log") }
+// LogFile returns the path of the log of the process with this name, to which its stdout and stderr
+// are appended. A log of more than 10 MiB is rotated at the start and by RotateLogs. The file may
+// not exist.
+func (d *Dir) LogFile(name string) string {
+	return filepath.Join(d.path, "logs", fileName(name)+".log")
+}

@@ -30,13 +30,11 @@ func lines(size int) []byte {
 func TestLogRotationAtTheStart(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
-	path := filepath.Join(d.Path(), "big.log")
-	if err := os.WriteFile(path, lines(maxLogBytes+1), 0o600); err != nil {
+	path := d.LogFile("l")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, lines(maxLogBytes+1), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	s := script("l", "echo line")
-	s.LogFile = "big.log"
-	wait(t, start(t, d, s))
+	wait(t, start(t, d, script("l", "echo line")))
 	if now, err := os.ReadFile(path); err != nil || string(now) != "line\n" {
 		t.Errorf("the new log = %q, %v", now, err)
 	}
@@ -225,17 +223,15 @@ func TestX5_ALogThatFillsTheDiskIsRotated(t *testing.T) {
 func TestALogThatCannotBeRotatedStopsNoStart(t *testing.T) {
 	t.Parallel()
 	d := claimedDir(t)
-	path := filepath.Join(d.Path(), "big.log")
-	if err := os.WriteFile(path, lines(maxLogBytes+1), 0o600); err != nil {
+	path := d.LogFile("l")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, lines(maxLogBytes+1), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	// A folder is in the place of the copy.
 	if err := os.MkdirAll(filepath.Join(path+".new", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s := script("l", "echo line")
-	s.LogFile = "big.log"
-	p := start(t, d, s)
+	p := start(t, d, script("l", "echo line"))
 	wait(t, p)
 	if got := p.Tail(2); !slices.Equal(got, []string{"line"}) {
 		t.Errorf("the log of the start ends with %q", got)

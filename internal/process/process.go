@@ -58,10 +58,6 @@ type Spec struct {
 	Redactor *redact.Redactor
 	// WorkDir is the working directory of the process. Empty means that of Sluice.
 	WorkDir string
-	// LogFile is the file to which stdout and stderr are appended. Empty means logs/<name>.log in
-	// the state directory. A relative path is relative to the state directory. A file of more than
-	// 10 MiB is rotated at the start and by RotateLogs.
-	LogFile string
 	// Cgroup is the directory of the cgroup (version 2) in which the process and its descendants
 	// start. Empty means the cgroup of Sluice.
 	Cgroup string

@@ -172,11 +172,9 @@ func (c *Cluster) Nodes() (map[string]string, error) {
 
 // Job is a job as Ray tells of it.
 type Job struct {
-	ID         string            `json:"submission_id"`
-	Status     string            `json:"status"`
-	Entrypoint string            `json:"entrypoint"`
-	NodeID     string            `json:"driver_node_id"`
-	Metadata   map[string]string `json:"metadata"`
+	ID       string            `json:"submission_id"`
+	Status   string            `json:"status"`
+	Metadata map[string]string `json:"metadata"`
 }
 
 // Jobs lists the jobs that have metadata, as all of Sluice's have. Ray may list a job once more

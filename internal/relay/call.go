@@ -51,7 +51,7 @@ type Call struct {
 	// that Envoy has died, nobody tells how the call has ended. nil: not known.
 	Alive func() bool
 	// Entry is told what becomes of the call. nil: nobody is.
-	Entry Entry
+	Entry request.Follower
 
 	// memory is the reservation for Body. nil: there is none.
 	memory *memory.Hold

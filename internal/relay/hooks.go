@@ -8,11 +8,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// RoundTripper sends a request to a replica.
-type RoundTripper interface {
-	RoundTrip(*http.Request) (*http.Response, error)
-}
-
 // Peers are the remote gateways that share state with this gateway. A client's request id belongs
 // to the gateway that runs the request.
 type Peers interface {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"sync"
@@ -37,7 +38,7 @@ type Config struct {
 	// end of its stream, at the latest. nil: nobody is told.
 	Gaps func(model string, gaps ...time.Duration)
 	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
-	Workers RoundTripper
+	Workers http.RoundTripper
 	// Budget refuses a call that comes by Generate because a budget of its caller is used up. nil:
 	// there are no budgets. ext_proc has asked for the calls that it offers.
 	Budget func(*authz.Tenant) *openai.Error
@@ -123,21 +124,13 @@ func New(c Config) *Relay {
 	if c.CloseDelimited == nil {
 		c.CloseDelimited = func(string, string) {}
 	}
-	if c.WriteTimeout == 0 {
-		c.WriteTimeout = time.Minute
-	}
-	if c.Patience == 0 {
-		c.Patience = 10 * time.Minute
-	}
+	c.WriteTimeout = cmp.Or(c.WriteTimeout, time.Minute)
+	c.Patience = cmp.Or(c.Patience, 10*time.Minute)
 	if c.ReplicaHeader == nil {
 		c.ReplicaHeader = func() bool { return true }
 	}
-	if c.MemoryWait == 0 {
-		c.MemoryWait = 5 * time.Second
-	}
-	if c.MaxAnswer == 0 {
-		c.MaxAnswer = defaultMaxAnswer
-	}
+	c.MemoryWait = cmp.Or(c.MemoryWait, 5*time.Second)
+	c.MaxAnswer = cmp.Or(c.MaxAnswer, defaultMaxAnswer)
 	r := &Relay{config: c, named: replay.NewRegistry[*generation](replay.RegistryConfig{})}
 	r.named.OnForget((*generation).release)
 	r.rules.Store(&Rules{})

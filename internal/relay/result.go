@@ -2,9 +2,6 @@ package relay
 
 import "github.com/sluice-gateway/sluice/internal/request"
 
-// Entry is told what becomes of one call.
-type Entry = request.Follower
-
 // Result is how a call has ended.
 type Result = request.Outcome
 

@@ -15,7 +15,6 @@ func (h *handler) speak() error {
 	var req struct {
 		Model string `json:"model"`
 		Input string `json:"input"`
-		Voice string `json:"voice"`
 	}
 	if err := h.decodeBody(&req); err != nil {
 		return err

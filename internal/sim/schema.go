@@ -3,6 +3,7 @@ package sim
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -133,19 +134,16 @@ func (s sampler) object(b *bytes.Buffer, m map[string]any, depth int) {
 // memberNames returns the members to fill in: the required ones in their order, else all in
 // alphabetical order.
 func memberNames(m, properties map[string]any) []string {
+	required, ok := m["required"].([]any)
+	if !ok {
+		return slices.Sorted(maps.Keys(properties))
+	}
 	var names []string
-	if required, ok := m["required"].([]any); ok {
-		for _, v := range required {
-			if name, ok := v.(string); ok {
-				names = append(names, name)
-			}
+	for _, v := range required {
+		if name, ok := v.(string); ok {
+			names = append(names, name)
 		}
-		return names
 	}
-	for name := range properties {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	return names
 }
 

@@ -164,10 +164,8 @@ func (q *queuedWriter) linger(ctx context.Context) {
 	if wait > sinkLinger*9/10 {
 		return
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(wait):
 	case <-q.wake: // many lines wait
 	case <-ctx.Done():
 	}

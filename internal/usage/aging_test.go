@@ -156,7 +156,7 @@ func TestB3_AnEmptyJournalGoesOnceRedisKnows(t *testing.T) {
 	if n := len(journals(t, dir)); n != 1 {
 		t.Errorf("%d journals, want 1", n)
 	}
-	if all, _, err := next.shared.remote.writers(t.Context()); err != nil || all[old.Writer()].state != closed {
+	if all, _, err := next.shared.remote.writers(t.Context()); err != nil || all[old.writer].state != closed {
 		t.Errorf("%+v, %v", all, err)
 	}
 	wantRequests(t, 0, next)

@@ -160,7 +160,7 @@ func TestB3_BudgetsOfSeveralGateways(t *testing.T) {
 	a = shared(t, dirs[0], server)
 	a.SetBudgets([]Budget{monthly, daily})
 	wantLevels(t, a, Within, Within)
-	if err := server.Client().HDel(t.Context(), keyPrefix+"writers", b.Writer()).Err(); err != nil { // as a day later
+	if err := server.Client().HDel(t.Context(), keyPrefix+"writers", b.writer).Err(); err != nil { // as a day later
 		t.Fatal(err)
 	}
 	if err := read(a); err != nil {

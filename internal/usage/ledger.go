@@ -158,9 +158,6 @@ func (l *Ledger) keep() Keep {
 // maxKeptDays is for how long a ledger keeps rows that nobody bounds.
 const maxKeptDays = 36_500
 
-// Writer returns the id of the journal of this process. It is the same after a restart.
-func (l *Ledger) Writer() string { return l.writer }
-
 // Now returns the time by which budgets begin anew. A jump of the machine's clock counts once it
 // has lasted for settleTime.
 func (l *Ledger) Now() time.Time { return l.steady.now() }

@@ -80,8 +80,8 @@ func TestB3_WhatWasFlushedSurvivesAKill(t *testing.T) {
 	if diff := cmp.Diff(want, total(t, again)); diff != "" {
 		t.Error(diff)
 	}
-	if again.Writer() != l.Writer() {
-		t.Errorf("the writer was %s and is %s", l.Writer(), again.Writer())
+	if again.writer != l.writer {
+		t.Errorf("the writer was %s and is %s", l.writer, again.writer)
 	}
 	again.Add(acme, OfRequest(1, 0, 1, true), noon)
 	if n := total(t, again).Requests; n != 3 {
@@ -194,7 +194,7 @@ func TestB3_TwoProcessesCountBesideEachOther(t *testing.T) {
 	old.Add(acme, OfRequest(1, 0, 1, true), noon)
 	flush(t, old)
 	next := open(t, dir)
-	if old.Writer() == next.Writer() {
+	if old.writer == next.writer {
 		t.Fatal("both have one journal")
 	}
 	next.Add(acme, OfRequest(10, 0, 10, true), noon)

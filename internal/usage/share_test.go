@@ -106,7 +106,7 @@ func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
 	})
 	t.Run("an emptied Redis", func(t *testing.T) {
 		server.Client().FlushAll(t.Context())
-		if x := ask(t, b); x.Complete || !strings.Contains(strings.Join(x.Missing, ""), "has lost the usage of gateway "+a.Writer()) {
+		if x := ask(t, b); x.Complete || !strings.Contains(strings.Join(x.Missing, ""), "has lost the usage of gateway "+a.writer) {
 			t.Errorf("%+v", x)
 		}
 		publish(t, b)
@@ -140,8 +140,8 @@ func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
 		a.mu.Unlock()
 		add(a, 2)
 		publish(t, a)
-		last := a.shared.marks[a.Writer()]
-		again := publication{writer: a.Writer(), last: last, now: record{mark: last, state: whole}, expires: time.Now().Add(time.Hour), changes: late}
+		last := a.shared.marks[a.writer]
+		again := publication{writer: a.writer, last: last, now: record{mark: last, state: whole}, expires: time.Now().Add(time.Hour), changes: late}
 		if _, err := a.shared.remote.publish(t.Context(), again); err != nil {
 			t.Fatal(err)
 		}
@@ -172,8 +172,8 @@ func TestB3_WhatADeadProcessHasLeft(t *testing.T) {
 	}
 	client := server.Client()
 	stale := time.Now().Add(-time.Minute).UnixMilli()
-	client.HSet(t.Context(), keyPrefix+"writers", old.Writer(), fmt.Sprintf("m %d whole host", stale))
-	if x := ask(t, other); x.Complete || x.AsOf.UnixMilli() != stale || !strings.Contains(x.Missing[0], old.Writer()+" on host has published nothing for 1m") {
+	client.HSet(t.Context(), keyPrefix+"writers", old.writer, fmt.Sprintf("m %d whole host", stale))
+	if x := ask(t, other); x.Complete || x.AsOf.UnixMilli() != stale || !strings.Contains(x.Missing[0], old.writer+" on host has published nothing for 1m") {
 		t.Errorf("%+v", x)
 	}
 	kill(old)
@@ -229,7 +229,7 @@ func TestB3_RunPublishes(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantRequests(t, 753, b)
-	if all, _, err := b.shared.remote.writers(t.Context()); err != nil || all[a.Writer()].state != closed {
+	if all, _, err := b.shared.remote.writers(t.Context()); err != nil || all[a.writer].state != closed {
 		t.Errorf("%+v, %v", all, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -119,9 +120,7 @@ func (c *client) get(ctx context.Context, method, address string, header http.He
 	}
 	r.Header.Set("User-Agent", "sluice")
 	r.Header.Set("Accept-Encoding", "identity") // sizes and hashes are those of the file
-	for name, values := range header {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, header)
 	response, err := c.http.Do(r)
 	if err != nil {
 		return nil, withoutQuery(err)

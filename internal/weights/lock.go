@@ -51,12 +51,10 @@ func sameFile(f *os.File, path string) bool {
 
 // sleep pauses. It returns the error of ctx if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	}
 }

@@ -82,13 +82,14 @@ func (s Source) cacheDir() (string, error) {
 	return filepath.Join(home, ".cache", "huggingface", "hub"), nil
 }
 
+// parallel is how many files of one repository are fetched at once.
+const parallel = 4
+
 // Fetcher fetches weights. The zero value is ready to use, from any goroutine.
 type Fetcher struct {
 	// Transport sends the requests. nil means a transport of its own that uses the proxy of the
 	// environment.
 	Transport http.RoundTripper
-	// Parallel is how many files of one repository are fetched at once. 0 means 4.
-	Parallel int
 	// Every is the interval between two reports. 0 means 1 s.
 	Every time.Duration
 	// Pause is how long a fetch waits after its first failure in a row. The pause doubles after
@@ -102,7 +103,6 @@ type Fetcher struct {
 	Stall time.Duration
 }
 
-func (f *Fetcher) parallel() int        { return cmp.Or(f.Parallel, 4) }
 func (f *Fetcher) every() time.Duration { return cmp.Or(f.Every, time.Second) }
 func (f *Fetcher) pause() time.Duration { return cmp.Or(f.Pause, time.Second) }
 func (f *Fetcher) stall() time.Duration { return cmp.Or(f.Stall, time.Minute) }
@@ -159,7 +159,7 @@ func (f *Fetcher) fetchAll(ctx context.Context, hub *client, c *cache, selection
 	stop := meter.run(f.every(), report)
 	defer stop()
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(f.parallel())
+	group.SetLimit(parallel)
 	for i, file := range selection.Files {
 		group.Go(func() error {
 			d := download{fetcher: f, hub: hub, cache: c, file: file, commit: selection.commit, count: meter.counter(i), working: &meter.working}

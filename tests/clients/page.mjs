@@ -316,7 +316,7 @@ async function checkViewer(page) {
 
 /** Writes a picture of a view for the documents, if they have one of it. */
 async function picture(page, name) {
-  if (!SCREENSHOTS || !['overview', 'model', 'request', 'playground'].includes(name)) return;
+  if (!SCREENSHOTS || !['overview', 'playground'].includes(name)) return;
   await page.emulateMedia({ reducedMotion: 'reduce' });
   await page.screenshot({ path: `${SCREENSHOTS}/page-${name}.png` });
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"sync"
@@ -173,13 +174,8 @@ func (s *store) get(name string) (entry, bool) {
 // list returns all entries, sorted by name.
 func (s *store) list() []entry {
 	s.mu.Lock()
-	list := make([]entry, 0, len(s.entries))
-	for _, e := range s.entries {
-		list = append(list, e)
-	}
-	s.mu.Unlock()
-	slices.SortFunc(list, func(a, b entry) int { return cmp.Compare(a.Name, b.Name) })
-	return list
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Values(s.entries), func(a, b entry) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // all returns all objects, sorted by name, and whether the store is synced.

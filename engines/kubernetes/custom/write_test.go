@@ -46,15 +46,15 @@ type calls struct {
 }
 
 type call struct {
-	name, data, subresource string
-	at                      time.Time
+	name, data string
+	at         time.Time
 }
 
-func (c *calls) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, sub ...string) (
+func (c *calls) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (
 	*unstructured.Unstructured, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.made = append(c.made, call{name, string(data), strings.Join(sub, ""), time.Now()})
+	c.made = append(c.made, call{name, string(data), time.Now()})
 	if c.fail == nil {
 		return nil, nil
 	}

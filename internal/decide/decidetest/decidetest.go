@@ -55,10 +55,7 @@ func (a Answer) Values() map[string]string {
 
 // Noted returns the dynamic metadata that an answer sets.
 func (a Answer) Noted() map[string]string {
-	all := map[string]string{}
-	for name, value := range a.Metadata.All {
-		all[name] = value
-	}
+	all := maps.Collect(a.Metadata.All)
 	maps.Copy(all, a.Other)
 	return all
 }

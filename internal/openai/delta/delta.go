@@ -52,9 +52,8 @@ type Delta struct {
 
 // Reader reads one event after the other. The zero Reader is ready. It is for one goroutine.
 type Reader struct {
-	deltas   []Delta
-	finished []int
-	event    event
+	deltas []Delta
+	event  event
 	// whole says that the data is a whole answer.
 	whole bool
 	texts // of the last event
@@ -79,7 +78,7 @@ func (r *Reader) Read(data []byte) (deltas []Delta, ok bool) {
 	}
 	r.members()
 	if !r.json.Valid() {
-		r.deltas, r.finished = r.deltas[:0], r.finished[:0]
+		r.deltas = r.deltas[:0]
 		return nil, false
 	}
 	r.responses()
@@ -104,12 +103,8 @@ func (k Kind) rank() int {
 	return int(k)
 }
 
-// Finished returns the indexes of the choices that the last event has finished, by a finish_reason
-// or by the end of a response. It is valid until the next Read.
-func (r *Reader) Finished() []int { return r.finished }
-
 func (r *Reader) reset(data []byte) {
-	r.deltas, r.finished, r.event = r.deltas[:0], r.finished[:0], event{}
+	r.deltas, r.event = r.deltas[:0], event{}
 	r.texts.reset(data)
 }
 
@@ -160,7 +155,7 @@ func (r *Reader) choices() {
 
 // choice reads a choice at the given position of the list. Its index may come after its delta.
 func (r *Reader) choice(index int) {
-	first, finished := len(r.deltas), false
+	first := len(r.deltas)
 	for more := r.json.Open('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "index":
@@ -175,17 +170,12 @@ func (r *Reader) choice(index int) {
 			}
 		case "text":
 			r.add(Text, r.text())
-		case "finish_reason":
-			finished = len(r.text()) > 0
 		default:
 			r.json.Skip()
 		}
 	}
 	for i := first; i < len(r.deltas); i++ {
 		r.deltas[i].Choice = index
-	}
-	if finished {
-		r.finished = append(r.finished, index)
 	}
 }
 
@@ -362,8 +352,6 @@ func (r *Reader) responses() {
 			d.Tool = r.event.output
 			r.push(d)
 		}
-	case "completed", "incomplete", "failed":
-		r.finished = append(r.finished, 0)
 	}
 }
 

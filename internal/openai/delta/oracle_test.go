@@ -68,7 +68,7 @@ func number(v any) int {
 }
 
 // oracle reads an event as delta.Reader should.
-func oracle(data []byte) (out []said, finished []int) {
+func oracle(data []byte) (out []said) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
 	var typ, text, itemType string
@@ -78,8 +78,7 @@ func oracle(data []byte) (out []said, finished []int) {
 		switch m.name {
 		case "choices":
 			for i, c := range list(m.value) {
-				s, f := oracleChoice(i, obj(c))
-				out, finished = append(out, s...), append(finished, f...)
+				out = append(out, oracleChoice(i, obj(c))...)
 			}
 		case "type":
 			typ = str(m.value)
@@ -106,10 +105,8 @@ func oracle(data []byte) (out []said, finished []int) {
 	case typ == "response.output_item.added" && strings.HasSuffix(itemType, "_call") && item.ID+item.Name != "":
 		item.Tool = output
 		out = append(out, item)
-	case typ == "response.completed", typ == "response.incomplete", typ == "response.failed":
-		finished = append(finished, 0)
 	}
-	return out, finished
+	return out
 }
 
 // last is the text of the last member with that name.
@@ -122,14 +119,11 @@ func last(o object, name string) (text string) {
 	return text
 }
 
-func oracleChoice(index int, c object) (out []said, finished []int) {
-	finish := ""
+func oracleChoice(index int, c object) (out []said) {
 	for _, m := range c {
 		switch m.name {
 		case "index":
 			index = number(m.value)
-		case "finish_reason":
-			finish = str(m.value)
 		case "text":
 			out = append(out, oracleContent(delta.Text, str(m.value))...)
 		case "delta":
@@ -139,10 +133,7 @@ func oracleChoice(index int, c object) (out []said, finished []int) {
 	for i := range out {
 		out[i].Choice = index
 	}
-	if finish != "" {
-		finished = []int{index}
-	}
-	return out, finished
+	return out
 }
 
 func oracleDelta(o object) (out []said) {

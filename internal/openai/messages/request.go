@@ -3,6 +3,7 @@ package messages
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -95,9 +96,7 @@ func (o *Options) translate(fields object) *openai.Error {
 	for _, name := range dropped {
 		delete(fields, name)
 	}
-	for name, value := range chat {
-		fields[name] = value
-	}
+	maps.Copy(fields, chat)
 	o.Stops = stopsOf(fields["stop"])
 	return nil
 }

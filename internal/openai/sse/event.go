@@ -1,9 +1,6 @@
 package sse
 
-import (
-	"bytes"
-	"time"
-)
+import "bytes"
 
 // Event is what stands between two blank lines of a stream. Its slices belong to the [Scanner] and
 // are valid until the next call of the scanner.
@@ -22,8 +19,6 @@ type Event struct {
 	// Error is the value of the last error line. Older servers of llama.cpp tell of an error by
 	// such a line, without data.
 	Error []byte
-	// Retry is the value of the last retry line, at most about 11 days; 0: none.
-	Retry time.Duration
 	// Cut reports whether the stream has ended inside this event. Clients that follow the standard
 	// ignore such an event.
 	Cut bool
@@ -105,10 +100,6 @@ func (e *Event) field(line, joined []byte) []byte {
 		if bytes.IndexByte(value, 0) < 0 {
 			e.ID, e.HasID = value, true
 		}
-	case "retry":
-		if d, ok := millis(value); ok {
-			e.Retry = d
-		}
 	}
 	return joined
 }
@@ -125,19 +116,6 @@ func (e *Event) addData(value, joined []byte) []byte {
 	joined = append(append(joined, '\n'), value...)
 	e.Data = joined
 	return joined
-}
-
-// millis reads a number of milliseconds, which must be decimal digits alone.
-func millis(digits []byte) (time.Duration, bool) {
-	const limit = 1_000_000_000
-	n := 0
-	for _, c := range digits {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = min(n*10+int(c-'0'), limit)
-	}
-	return time.Duration(n) * time.Millisecond, len(digits) > 0
 }
 
 // breakAt returns the offset of the first CR or LF at or after i, and len(b) when there is none. lf

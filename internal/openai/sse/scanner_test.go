@@ -8,7 +8,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -66,10 +65,9 @@ func TestScanner(t *testing.T) {
 		"error line":    {"error: x\n\n", []sse.Event{{Raw: []byte("error: x\n\n"), Error: []byte("x")}}},
 		"all fields": {
 			"id: 7\nevent: e\nretry: 1500\ndata: x\n\n",
-			[]sse.Event{{Raw: []byte("id: 7\nevent: e\nretry: 1500\ndata: x\n\n"), Data: []byte("x"), Type: []byte("e"), ID: []byte("7"), HasID: true, Retry: 1500 * time.Millisecond}},
+			[]sse.Event{{Raw: []byte("id: 7\nevent: e\nretry: 1500\ndata: x\n\n"), Data: []byte("x"), Type: []byte("e"), ID: []byte("7"), HasID: true}},
 		},
-		"bad id and retry":  {"id: a\x00b\nretry: 1s\nretry:\n\n", []sse.Event{{Raw: []byte("id: a\x00b\nretry: 1s\nretry:\n\n")}}},
-		"endless retry":     {"retry: 99999999999999999999\n\n", []sse.Event{{Raw: []byte("retry: 99999999999999999999\n\n"), Retry: 1_000_000 * time.Second}}},
+		"bad id":            {"id: a\x00b\n\n", []sse.Event{{Raw: []byte("id: a\x00b\n\n")}}},
 		"empty id":          {"id\n\n", []sse.Event{{Raw: []byte("id\n\n"), HasID: true}}},
 		"blank lines":       {"\n\r\n", []sse.Event{{Raw: []byte("\n")}, {Raw: []byte("\r\n")}}},
 		"cut":               {"data: x\n", []sse.Event{{Raw: []byte("data: x\n"), Data: []byte("x"), Cut: true}}},

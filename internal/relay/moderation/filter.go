@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"slices"
 
 	"github.com/sluice-gateway/sluice/internal/openai/leaves"
 )
@@ -294,10 +295,8 @@ func (f *Filter) judgeSame(l *leaves.Leaf) (rule int) {
 }
 
 func (f *Filter) remove(r removal) {
-	for _, has := range f.removed {
-		if has == r {
-			return
-		}
+	if slices.Contains(f.removed, r) {
+		return
 	}
 	f.removed = append(f.removed, r)
 }

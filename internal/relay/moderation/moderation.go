@@ -145,9 +145,4 @@ func New(rules []Rule) *Set {
 	return s
 }
 
-// Empty reports whether the rules forbid nothing, so that no filter is needed.
-func (s *Set) Empty() bool {
-	return !s.hasLiterals() && len(s.machines) == 0 && len(s.hooks) == 0
-}
-
 func (s *Set) hasLiterals() bool { return !s.exact.empty() || !s.folded.empty() }

@@ -67,11 +67,9 @@ type Config struct {
 	// ID names this process among all gateways, and must not have named another process before: at
 	// most 64 of the same characters. Empty: random.
 	ID string
-	// Listen is the host:port where Serve listens when it is given no listener.
+	// Listen is the host:port where Serve listens when it is given no listener, and at which other
+	// gateways reach this one: one address, not all addresses of the host.
 	Listen string
-	// Advertise is the host:port at which other gateways reach this one. Empty: the address that
-	// Serve listens on, which must then be one address and not all addresses of the host.
-	Advertise string
 	// Expiry is how long a gateway counts as alive after it has renewed its record, which it does
 	// three times in this time. 0 or less: 15 s.
 	Expiry time.Duration
@@ -181,20 +179,10 @@ func (c *Config) complete() error {
 		return errors.New("there must be a Redis")
 	case !namePattern.MatchString(c.Deployment) || !isID(c.ID):
 		return errors.New("a deployment and a gateway are named by letters, digits, '.', '_' and '-', a gateway by 64 at most")
-	case c.Advertise != "":
-		return checkAdvertised(c.Advertise)
 	case c.Listen != "":
 		return checkDialable(c.Listen)
 	}
 	return nil
-}
-
-// checkAdvertised returns an error if no other gateway could dial the address.
-func checkAdvertised(address string) error {
-	if _, port, err := net.SplitHostPort(address); err != nil || port == "" || port == "0" {
-		return fmt.Errorf("%q is no host:port that other gateways could dial", address)
-	}
-	return checkDialable(address)
 }
 
 // checkDialable returns an error if the address stands for all addresses of a host.

@@ -16,22 +16,19 @@ func TestConfig(t *testing.T) {
 	t.Parallel()
 	some := &wire{}
 	for want, cfg := range map[string]Config{
-		"must be a Redis":                         {},
-		"deployment":                              {Redis: some, Deployment: "a b"},
-		"by 64 at most":                           {Redis: some, ID: strings.Repeat("x", 65)},
-		"named by":                                {Redis: some, ID: "a/b"},
-		`"10.0.0.1" is no host:port that other`:   {Redis: some, Advertise: "10.0.0.1"},
-		`"10.0.0.1:0" is no host:port that other`: {Redis: some, Advertise: "10.0.0.1:0"},
-		`"0.0.0.0:7" is all addresses`:            {Redis: some, Advertise: "0.0.0.0:7"},
-		`":7" is all addresses`:                   {Redis: some, Listen: ":7"},
-		`"[::]:7" is all addresses`:               {Redis: some, Listen: "[::]:7"},
-		`"x" is no host:port`:                     {Redis: some, Listen: "x"},
+		"must be a Redis":           {},
+		"deployment":                {Redis: some, Deployment: "a b"},
+		"by 64 at most":             {Redis: some, ID: strings.Repeat("x", 65)},
+		"named by":                  {Redis: some, ID: "a/b"},
+		`":7" is all addresses`:     {Redis: some, Listen: ":7"},
+		`"[::]:7" is all addresses`: {Redis: some, Listen: "[::]:7"},
+		`"x" is no host:port`:       {Redis: some, Listen: "x"},
 	} {
 		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v; want %s", err, want)
 		}
 	}
-	for _, cfg := range []Config{{}, {Listen: "127.0.0.1:0"}, {Listen: ":7", Advertise: "gateway-1.example:7"}, {Deployment: strings.Repeat("x", 100), ID: "a.b-c_D"}} {
+	for _, cfg := range []Config{{}, {Listen: "127.0.0.1:0"}, {Deployment: strings.Repeat("x", 100), ID: "a.b-c_D"}} {
 		cfg.Redis = some
 		if _, err := New(cfg); err != nil {
 			t.Error(err)
@@ -63,9 +60,6 @@ func TestServeListens(t *testing.T) {
 		t.Error(err)
 	} else {
 		conn.Close()
-	}
-	if p := serve(Config{Listen: ":0", Advertise: "gateway-1.example:7"}, nil); p.ownAddress() != "gateway-1.example:7" {
-		t.Errorf("it advertises %q", p.ownAddress())
 	}
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {

@@ -43,12 +43,9 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 			return fmt.Errorf("peers: %w", err)
 		}
 	}
-	address := p.cfg.Advertise
-	if address == "" {
-		address = l.Addr().String()
-		if err := checkDialable(address); err != nil {
-			return errors.Join(fmt.Errorf("peers: %w", err), l.Close())
-		}
+	address := l.Addr().String()
+	if err := checkDialable(address); err != nil {
+		return errors.Join(fmt.Errorf("peers: %w", err), l.Close())
 	}
 	p.setListener(l)
 	server := &http.Server{

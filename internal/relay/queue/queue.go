@@ -16,6 +16,7 @@
 package queue
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"sync"
@@ -101,15 +102,9 @@ const keptSlots = 64
 
 // New returns an empty queue.
 func New(l Limits) *Queue {
-	if l.MergeAfter == 0 {
-		l.MergeAfter = DefaultMergeAfter
-	}
-	if l.MaxEvents == 0 {
-		l.MaxEvents = DefaultMaxEvents
-	}
-	if l.MaxBytes == 0 {
-		l.MaxBytes = DefaultMaxBytes
-	}
+	l.MergeAfter = cmp.Or(l.MergeAfter, DefaultMergeAfter)
+	l.MaxEvents = cmp.Or(l.MaxEvents, DefaultMaxEvents)
+	l.MaxBytes = cmp.Or(l.MaxBytes, DefaultMaxBytes)
 	return &Queue{limits: l, ready: make(chan struct{}, 1), hold: l.Memory.Hold(memory.Queues)}
 }
 

@@ -49,7 +49,7 @@ func TestNative(t *testing.T) {
 	t.Parallel()
 	s := newSink(t)
 	var own trace.SpanContext
-	s.traced(t, Config{Service: "gate", Version: "1.2.3", Headers: map[string]string{"authorization": "Bearer x"}}, func(tracer *Tracer) {
+	s.traced(t, Config{Version: "1.2.3", Headers: map[string]string{"authorization": "Bearer x"}}, func(tracer *Tracer) {
 		header, sampled := tracer.Inject(clients)
 		var ok bool
 		own, ok = parse(header)
@@ -81,7 +81,7 @@ func TestNative(t *testing.T) {
 			t.Errorf("%s is of another trace", span.GetName())
 		}
 	}
-	about := map[string]any{"service.name": "gate", "service.version": "1.2.3"}
+	about := map[string]any{"service.name": "sluice", "service.version": "1.2.3"}
 	if diff := cmp.Diff(about, s.resource); diff != "" || s.header.Get("Authorization") != "Bearer x" || s.header.Get("Content-Encoding") != "gzip" {
 		t.Errorf("headers %v, resource (-want +got)\n%s", s.header, diff)
 	}

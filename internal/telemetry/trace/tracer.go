@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,9 +24,8 @@ type Config struct {
 	// Sample is the share, from 0 to 1, of the requests without a client's trace that are traced.
 	// If the client has a trace, its sampled flag decides.
 	Sample float64
-	// Service is the service name in the collector; empty means "sluice". Version is Sluice's
-	// version, and may be empty.
-	Service, Version string
+	// Version is Sluice's version, and may be empty.
+	Version string
 	// Log gets a line when the collector cannot be reached, and when it can be reached again; nil
 	// means none.
 	Log *zap.Logger
@@ -79,7 +77,7 @@ func New(c Config) (*Tracer, error) {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
-	about := []attribute.KeyValue{attribute.String("service.name", cmp.Or(c.Service, "sluice"))}
+	about := []attribute.KeyValue{attribute.String("service.name", "sluice")}
 	if c.Version != "" {
 		about = append(about, attribute.String("service.version", c.Version))
 	}

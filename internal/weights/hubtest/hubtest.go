@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -135,12 +136,7 @@ func (h *Hub) Leaked() []string {
 }
 
 func (r *Repository) paths() []string {
-	var paths []string
-	for path := range r.Files {
-		paths = append(paths, path)
-	}
-	slices.Sort(paths)
-	return paths
+	return slices.Sorted(maps.Keys(r.Files))
 }
 
 // serve is the hub itself.

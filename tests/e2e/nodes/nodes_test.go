@@ -23,7 +23,6 @@ import (
 // joinedNode is a running `sluice node`. It stands for a machine with an address of its own.
 type joinedNode struct {
 	*harness.Gateway // used only to start, stop and observe processes
-	name             string
 }
 
 // lastNodeAddress counts the loopback addresses that stand for nodes.
@@ -74,7 +73,7 @@ func joinNode(t *testing.T, control, token, name string) *joinedNode {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	h := &joinedNode{Gateway: &harness.Gateway{T: t, Dir: filepath.Join(dir, "state")}, name: name}
+	h := &joinedNode{Gateway: &harness.Gateway{T: t, Dir: filepath.Join(dir, "state")}}
 	h.Command = []string{"node", "--join", control, "--token", token, "--name", name, "--address", nextNodeAddress(), "--state-dir", h.Dir, "--drain-timeout", "5s"}
 	if h.Log, err = os.Create(filepath.Join(dir, "node.log")); err != nil {
 		t.Fatal(err)
