@@ -1,4 +1,5 @@
--- The heartbeat of a gateway.
+-- The heartbeat of a gateway. It is also published: a gateway that hears no heartbeat, not even its
+-- own, subscribes again.
 --
 -- ARGV: prefix; gateway; epoch; writes that it has seen; ms that the gateway then counts as live;
 -- number of models, and for each: its name, the number of tenants, and their names.
@@ -14,6 +15,7 @@ if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } en
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '(' .. whole(now_ms + alive), '+inf') -- the clock was ahead
+publish('H', gateway, '')
 local served = {}
 for _ = 1, num() do
   local key, tenants = P .. 'served:' .. arg(), {}

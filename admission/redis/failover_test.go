@@ -1,0 +1,46 @@
+package redis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// TestEventsOfANewMaster: after the address of Redis has moved to another server, gateways hear each
+// other there, although the subscriptions at the old server are still open.
+func TestEventsOfANewMaster(t *testing.T) {
+	t.Parallel()
+	before, after := redistest.Start(t), redistest.Start(t)
+	address := redistest.Front(before)
+	var all []*Store
+	for _, name := range []string{"gw0", "gw1"} {
+		s, err := New(Config{URL: address.URL(), Gateway: name, Timeout: 500 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runStore(t, s)
+		all = append(all, s)
+	}
+	bothShare := func() bool { return all[0].Status().Up && all[1].Status().Up && all[1].Gateways() == 2 }
+	eventually(t, "both share the old server", bothShare)
+	heard := &recordingSubscriber{}
+	all[1].Subscribe(heard)
+	address.Move(after)
+	if err := before.Client().ClientKillByFilter(t.Context(), "TYPE", "normal").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "both share the new server", func() bool {
+		n, _ := after.Client().ZCard(t.Context(), "{sluice}:gateways").Result()
+		return n == 2 && bothShare()
+	})
+	eventually(t, "one hears what the other releases", func() bool {
+		if acquire(all[0], limited("a", 1))[0].Reason == admission.Granted {
+			acquire(all[1], limited("b", 1))
+			all[0].Release("a", 0, false)
+		}
+		time.Sleep(20 * time.Millisecond) // the time that an event takes at most
+		return heard.freed("chat") > 0
+	})
+}
