@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// TestEventsOfANewMaster: after the address of Redis has moved to another server, gateways hear each
-// other there, although the subscriptions at the old server are still open.
+// TestEventsOfANewMaster: after the address of Redis has moved to another server, gateways hear
+// each other there, although the subscriptions at the old server are still open.
 func TestEventsOfANewMaster(t *testing.T) {
 	t.Parallel()
 	before, after := redistest.Start(t), redistest.Start(t)
