@@ -348,6 +348,19 @@ local function forget(id, declared)
   call('DEL', key)
 end
 
+-- A tenant may be a key that ends, and nobody tells the store. So the record of a tenant expires
+-- TENANT_MS after its last write, when its buckets have long been full, and the counts of tokens
+-- served begin anew beyond SERVED_MOST tenants: only their differences matter.
+local TENANT_MS = 604800000
+local SERVED_MOST = 20000
+
+-- serve counts the tokens that tenants were granted of a model.
+local function serve(m)
+  local key = P .. 'served:' .. m.name
+  if call('HLEN', key) > SERVED_MOST then call('DEL', key) end
+  for _, t in ipairs(m.tenant_list) do call('HINCRBY', key, t, whole(m.tenants[t])) end
+end
+
 -- save writes what the script has decided.
 local function save()
   for _, s in ipairs(set_list) do
@@ -373,10 +386,11 @@ local function save()
     if r.in_flight ~= r.was then write('in_flight', r.in_flight) end
     if r.tenant_list and #r.tenant_list > 0 then
       write('deficit', r.deficit)
-      for _, t in ipairs(r.tenant_list) do
-        call('HINCRBY', P .. 'served:' .. r.name, t, whole(r.tenants[t]))
-      end
+      serve(r)
     end
-    if #words > 0 then call('HSET', r.key, unpack(words)) end
+    if #words > 0 then
+      call('HSET', r.key, unpack(words))
+      if not r.tenants then call('PEXPIRE', r.key, TENANT_MS) end
+    end
   end
 end

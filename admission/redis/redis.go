@@ -42,8 +42,8 @@
 //	file_model:<m>, file_tenant:<t>   hash: the limits of the file
 //	limits, limits_version            set of the keys of all records; their version
 //	runtime:<m>                       hash: token bucket, in_flight, deficit (tokens served)
-//	served:<m>                        hash: tokens served, by tenant
-//	tenant_runtime:<t>                hash: token bucket, request bucket
+//	served:<m>                        hash: tokens served, by tenant; begins anew when it is large
+//	tenant_runtime:<t>                hash: token bucket, request bucket; expires after a week
 //	leases:<m>, tenant_leases:<t>     sorted set: lease ids by expiry in ms
 //	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
