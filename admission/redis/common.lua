@@ -27,10 +27,16 @@ local function pause_left(ready)
   return math.max(left, 0)
 end
 
--- The hash epoch counts what gateways write. A store that has counted less than a gateway has seen
--- has come back from an older snapshot.
+-- The hash epoch counts what gateways write, and has the count at the last write of each gateway. A
+-- store in which that is less than the gateway has seen has come back from an older snapshot. The
+-- count of all would not tell: others may have written as much since.
+local function last_write(gateway) return 'by:' .. gateway end
 local function has_lost(counted, seen) return (tonumber(counted or nil) or 0) < seen end
-local function count_write() return call('HINCRBY', P .. 'epoch', 'writes', 1) end
+local function count_write(gateway)
+  local count = call('HINCRBY', P .. 'epoch', 'writes', 1)
+  call('HSET', P .. 'epoch', last_write(gateway), whole(count))
+  return count
+end
 
 local cursor = 1
 local function arg() cursor = cursor + 1; return ARGV[cursor] end

@@ -44,3 +44,50 @@ func TestEventsOfANewMaster(t *testing.T) {
 		return heard.freed("chat") > 0
 	})
 }
+
+// TestAWriteThatANewMasterLacks: of the writes of one gateway, the last one is lost, and another
+// gateway writes as much before the first one is back. The first one notices it all the same.
+func TestAWriteThatANewMasterLacks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var all []*Store
+	for _, name := range []string{"gw0", "gw1"} {
+		s, err := New(Config{URL: redistest.URL(server), Gateway: name, Timeout: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.redis.Close() })
+		joinNow(t, s)
+		all = append(all, s)
+	}
+	if err := server.Client().Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	made := limited("task", 4)
+	made.Task = &admission.TaskClaim{Key: "key", Lease: time.Minute, Lifetime: time.Hour}
+	answer := make(chan []admission.Verdict, 1)
+	all[1].Acquire([]admission.Claim{made}, func(v []admission.Verdict) { answer <- v })
+	if err := all[1].sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantReasons(t, <-answer, admission.Granted)
+	server.Kill()
+	server.Restart()
+	for _, s := range all {
+		s.markUnavailable(errReply)
+		joinNow(t, s)
+	}
+	if _, err := all[1].Task(t.Context(), "acme", "task"); err != nil {
+		t.Error("the task that was lost:", err)
+	}
+}
+
+// joinNow makes a store share that no Run serves.
+func joinNow(t *testing.T, s *Store) {
+	t.Helper()
+	eventually(t, "it shares", func() bool {
+		pause := s.rejoin(t.Context())
+		time.Sleep(pause)
+		return pause == 0
+	})
+}

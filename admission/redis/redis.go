@@ -156,7 +156,7 @@ type Store struct {
 	version string
 	// epoch is the known epoch; "" before the first.
 	epoch string
-	// writes is how many writes the store has counted in the epoch, as last seen.
+	// writes is how many writes the store had counted in the epoch at the last one of this process.
 	writes int64
 	// offset is Redis' clock minus our monotonic clock, in microseconds.
 	offset int64
