@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -90,4 +91,25 @@ func joinNow(t *testing.T, s *Store) {
 		time.Sleep(pause)
 		return pause == 0
 	})
+}
+
+// TestFailoverOfACluster: gateways share again soon after a master of a cluster has died and its
+// replica has taken its place.
+func TestFailoverOfACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.Cluster(t)
+	replica := redistest.Replica(t, cluster)
+	s := stores(t, 1, Config{}, cluster...)[0]
+	wantReasons(t, acquire(s, limited("a", 1)), admission.Granted)
+	eventually(t, "the replica has the lease", func() bool {
+		info, err := replica.Client().Info(t.Context(), "keyspace").Result()
+		return err == nil && strings.Contains(info, "db0:keys=")
+	})
+	cluster[0].Kill()
+	eventually(t, "the store is lost", func() bool { return !s.Status().Up })
+	eventually(t, "the store is shared again", func() bool { return s.Status().Up })
+	wantReasons(t, acquire(s, limited("b", 1)), admission.ModelConcurrency)
+	s.Release("a", 0, false)
+	wantReasons(t, acquire(s, limited("b", 1)), admission.Granted)
+	time.Sleep(1100 * time.Millisecond) // the library may be dialling the dead server
 }

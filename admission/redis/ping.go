@@ -8,7 +8,6 @@ import (
 	"time"
 
 	client "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 )
 
 // Pong is what Ping has found out about a Redis.
@@ -40,9 +39,7 @@ func Ping(ctx context.Context, url string) (Pong, error) {
 		return Pong{}, err
 	}
 	setTimeouts(o, time.Second)
-	// What the library would print to stderr is also returned as an error.
-	client.SetLogger(&logging.VoidLogger{})
-	c := client.NewUniversalClient(o)
+	c := connect(o)
 	defer c.Close() //nolint:errcheck // what was written expires by itself
 	for _, key := range pingKeys {
 		err := pingScript.Run(ctx, c, []string{key}).Err()

@@ -70,7 +70,6 @@ import (
 	"time"
 
 	client "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -218,12 +217,10 @@ func New(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	setTimeouts(options, cfg.Timeout)
-	// What the library would print to stderr is also returned as an error.
-	client.SetLogger(&logging.VoidLogger{})
 	return &Store{
 		cfg:        cfg,
 		prefix:     "{" + cfg.Deployment + "}:",
-		redis:      client.NewUniversalClient(options),
+		redis:      connect(options),
 		started:    time.Now(),
 		wake:       make(chan struct{}, 1),
 		status:     Status{Mode: "alone", Since: time.Now(), Gateways: 1},
