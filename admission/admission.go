@@ -465,19 +465,14 @@ func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 	}
 }
 
-// waitersOf returns the tenant's waiters, the youngest first.
+// waitersOf returns the tenant's waiters, the youngest first. It takes time for these waiters, and
+// not for those of other tenants: a reload may change the limits of thousands of tenants.
 func (c *Controller) waitersOf(t *tenant) []*waiter {
 	var found []*waiter
 	collect := func(q *queue) {
 		for b := range q.bands {
-			f := q.bands[b].flows[t.name]
-			if f == nil {
-				continue
-			}
-			for w := q.bands[b].arrivals.first; w != nil; w = w.links[arrivalOrder].next {
-				if w.flow == f {
-					found = append(found, w)
-				}
+			if f := q.bands[b].flows[t.name]; f != nil {
+				found = f.appendWaiters(found)
 			}
 		}
 	}

@@ -77,6 +77,19 @@ type flow struct {
 	next, prev *flow
 }
 
+// appendWaiters appends the waiters of the flow, the returned ones included.
+func (f *flow) appendWaiters(to []*waiter) []*waiter {
+	for w := f.band.returned.first; w != nil; w = w.links[flowOrder].next {
+		if w.flow == f {
+			to = append(to, w)
+		}
+	}
+	for w := f.waiters.first; w != nil; w = w.links[flowOrder].next {
+		to = append(to, w)
+	}
+	return to
+}
+
 // ring is a circle of flows. cursor is the flow of the current visit; new flows are added before
 // it.
 type ring struct {

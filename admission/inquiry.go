@@ -64,8 +64,30 @@ type inquiry struct {
 	nobodyPasses bool
 	// backoff is for reasons that end at an unknown time.
 	backoff backoff
-	// remoteLeases is the number of leases of other gateways, as last seen.
+	// remoteLeases is the number of leases of other gateways, as last seen at remoteSeenAt.
 	remoteLeases int
+	remoteSeenAt time.Time
+}
+
+// remoteMemory is how long this gateway, while it decides alone, leaves room for the leases of
+// other gateways that it last saw. It is as long as the leases of a gateway that was killed count
+// by default. After that each gateway has its share, whatever it held before.
+const remoteMemory = 75 * time.Second
+
+// seeRemote records how many leases of the model there are over all gateways; own are those of this
+// gateway. 0 or less means that the answer did not say.
+func (i *inquiry) seeRemote(all, own int, now time.Time) {
+	if all > 0 {
+		i.remoteLeases, i.remoteSeenAt = max(all-own, 0), now
+	}
+}
+
+// remembersRemote returns remoteLeases, or 0 if they were seen too long ago.
+func (i *inquiry) remembersRemote(now time.Time) int {
+	if now.Sub(i.remoteSeenAt) >= remoteMemory {
+		return 0
+	}
+	return i.remoteLeases
 }
 
 func (i *inquiry) isHeld(w *waiter, now time.Time) bool {

@@ -466,6 +466,30 @@ func TestSharedUnavailableKeepsOff(t *testing.T) {
 	})
 }
 
+// TestSharedUnavailableForLong: what other gateways held when the store was lost bounds this
+// gateway for a time only. Then it has its share, as they have.
+func TestSharedUnavailableForLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		l := admission.Limits{MaxConcurrent: 6, QueueTimeout: time.Hour}
+		s, other := newTestGateway(t, store, l), newTestGateway(t, store, l)
+		for range 5 {
+			other.wantAdmitted(other.start(t.Context(), admission.Request{}), time.Millisecond)
+		}
+		s.wantAdmitted(s.start(t.Context(), admission.Request{}), time.Millisecond)
+		s.change(func() { s.down, s.live = true, 2 })
+		lost := time.Now()
+		second, third, fourth := s.start(t.Context(), admission.Request{}), s.start(t.Context(), admission.Request{}), s.start(t.Context(), admission.Request{})
+		s.wantWaiting(second, third, fourth)
+		time.Sleep(time.Until(lost.Add(76 * time.Second)))
+		s.wantWaiting(fourth)
+		if second.state().lease == nil || third.state().lease == nil {
+			t.Error("a share of 3 is not granted 76 s after the store was lost")
+		}
+	})
+}
+
 // TestSharedLeaveWhileAsking: a waiter that is cancelled during an inquiry returns at once, and
 // what it is granted is given back.
 func TestSharedLeaveWhileAsking(t *testing.T) {

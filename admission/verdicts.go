@@ -114,8 +114,8 @@ func (c *Controller) admitWaiter(g *gate, w *waiter, v *Verdict, now time.Time) 
 		claim := c.claimForLease(l, w.task, w.Tokens)
 		claim.ReplicaLimit = w.slot.Limit
 		c.shared.ReportLease(claim)
-	} else if v.ModelInUse > 0 {
-		g.inquiry.remoteLeases = max(v.ModelInUse-g.usage.leases, 0)
+	} else {
+		g.inquiry.seeRemote(v.ModelInUse, g.usage.leases, now)
 	}
 	w.decide(l, nil)
 }
@@ -130,7 +130,7 @@ func (l *Lease) forgiveDebt() {
 }
 
 // decideAlone is this gateway's own verdict while the shared state does not answer. It uses its
-// part of every limit, and of the model's concurrency no more than the other gateways were last
+// part of every limit, and of the model's concurrency no more than the other gateways were lately
 // seen to leave. A repeated call finds the task of the first if this gateway has admitted it.
 func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 	t := w.tenant
@@ -174,7 +174,7 @@ func (c *Controller) localVerdict(g *gate, w *waiter, now time.Time) (Reason, ti
 	limits := g.usage.limits
 	concurrent := c.shareOf(limits.MaxConcurrent)
 	if concurrent > 0 {
-		concurrent = max(min(concurrent, limits.MaxConcurrent-g.inquiry.remoteLeases), 1)
+		concurrent = max(min(concurrent, limits.MaxConcurrent-g.inquiry.remembersRemote(now)), 1)
 	}
 	switch {
 	case w.needsLease() && isReached(t.running, c.shareOf(t.limits.MaxConcurrent)):
@@ -242,9 +242,7 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 		if v.Reason != Stale {
 			w.staleVerdicts = 0
 		}
-		if v.ModelInUse > 0 {
-			g.inquiry.remoteLeases = max(v.ModelInUse-g.usage.leases, 0)
-		}
+		g.inquiry.seeRemote(v.ModelInUse, g.usage.leases, now)
 		if err := c.endOfWait(g, w, v, now); err != nil {
 			c.countWaiter(w, -1)
 			w.decide(nil, err)

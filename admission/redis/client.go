@@ -19,7 +19,22 @@ func NewClient(url string, timeout time.Duration) (client.UniversalClient, error
 		timeout = defaultTimeout
 	}
 	setTimeouts(options, timeout)
-	// what it would print to stderr is also returned as an error
+	return connect(options), nil
+}
+
+// stateInterval is how old the client's knowledge of a cluster may be: which server has which keys.
+// The default of the library is a minute. For so long a gateway would ask a master that has died,
+// although a replica has taken its place.
+const stateInterval = time.Second
+
+// connect returns a client with these options. It connects when it is used.
+func connect(o *client.UniversalOptions) client.UniversalClient {
+	// What the library would print to stderr is also returned as an error.
 	client.SetLogger(&logging.VoidLogger{})
-	return client.NewUniversalClient(options), nil
+	if !o.IsClusterMode {
+		return client.NewUniversalClient(o)
+	}
+	cluster := o.Cluster()
+	cluster.ClusterStateReloadInterval = stateInterval
+	return client.NewClusterClient(cluster)
 }

@@ -27,10 +27,16 @@ local function pause_left(ready)
   return math.max(left, 0)
 end
 
--- The hash epoch counts what gateways write. A store that has counted less than a gateway has seen
--- has come back from an older snapshot.
+-- The hash epoch counts what gateways write, and has the count at the last write of each gateway. A
+-- store in which that is less than the gateway has seen has come back from an older snapshot. The
+-- count of all would not tell: others may have written as much since.
+local function last_write(gateway) return 'by:' .. gateway end
 local function has_lost(counted, seen) return (tonumber(counted or nil) or 0) < seen end
-local function count_write() return call('HINCRBY', P .. 'epoch', 'writes', 1) end
+local function count_write(gateway)
+  local count = call('HINCRBY', P .. 'epoch', 'writes', 1)
+  call('HSET', P .. 'epoch', last_write(gateway), whole(count))
+  return count
+end
 
 local cursor = 1
 local function arg() cursor = cursor + 1; return ARGV[cursor] end
@@ -348,6 +354,19 @@ local function forget(id, declared)
   call('DEL', key)
 end
 
+-- A tenant may be a key that ends, and nobody tells the store. So the record of a tenant expires
+-- TENANT_MS after its last write, when its buckets have long been full, and the counts of tokens
+-- served begin anew beyond SERVED_MOST tenants: only their differences matter.
+local TENANT_MS = 604800000
+local SERVED_MOST = 20000
+
+-- serve counts the tokens that tenants were granted of a model.
+local function serve(m)
+  local key = P .. 'served:' .. m.name
+  if call('HLEN', key) > SERVED_MOST then call('DEL', key) end
+  for _, t in ipairs(m.tenant_list) do call('HINCRBY', key, t, whole(m.tenants[t])) end
+end
+
 -- save writes what the script has decided.
 local function save()
   for _, s in ipairs(set_list) do
@@ -373,10 +392,11 @@ local function save()
     if r.in_flight ~= r.was then write('in_flight', r.in_flight) end
     if r.tenant_list and #r.tenant_list > 0 then
       write('deficit', r.deficit)
-      for _, t in ipairs(r.tenant_list) do
-        call('HINCRBY', P .. 'served:' .. r.name, t, whole(r.tenants[t]))
-      end
+      serve(r)
     end
-    if #words > 0 then call('HSET', r.key, unpack(words)) end
+    if #words > 0 then
+      call('HSET', r.key, unpack(words))
+      if not r.tenants then call('PEXPIRE', r.key, TENANT_MS) end
+    end
   end
 end

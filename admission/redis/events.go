@@ -5,31 +5,44 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	client "github.com/redis/go-redis/v9"
 )
+
+// silence is how long a subscription may receive nothing. This gateway publishes each of its own
+// heartbeats, so a subscription that receives nothing for longer is dead, or at a server that is no
+// longer the master.
+const silence = 5 * heartbeatEvery
 
 // receiveEvents handles what other gateways publish, until ctx ends. Events that are missed while
 // Redis is away are made up for by asking again.
 func (s *Store) receiveEvents(ctx context.Context) {
 	for ctx.Err() == nil {
-		subscription := s.redis.Subscribe(ctx, s.prefix+"events")
-		// A read that waits ignores its context.
-		ended := context.AfterFunc(ctx, func() { _ = subscription.Close() })
-		for {
-			message, err := subscription.ReceiveMessage(ctx)
-			if err != nil {
-				break
-			}
+		s.listen(ctx)
+		sleep(ctx, probeEvery)
+	}
+}
+
+// listen subscribes and handles events until the subscription is broken or silent.
+func (s *Store) listen(ctx context.Context) {
+	subscription := s.redis.Subscribe(ctx, s.prefix+"events")
+	defer subscription.Close() //nolint:errcheck // it is broken or no longer needed
+	// A read that waits ignores its context.
+	defer context.AfterFunc(ctx, func() { _ = subscription.Close() })()
+	for {
+		received, err := subscription.ReceiveTimeout(ctx, silence)
+		if err != nil {
+			return
+		}
+		if message, ok := received.(*client.Message); ok {
 			s.handleEvent(message.Payload)
 		}
-		ended()
-		_ = subscription.Close() // it is broken or no longer needed
-		sleep(ctx, probeEvery)
 	}
 }
 
 // handleEvent handles one message: a letter for its kind, the length of the sender's name, a colon,
 // that name, and the rest. F: capacity of the model may be free. E: the task has ended. N: the task
-// was renewed.
+// was renewed. H: a heartbeat, which has served its purpose when it is received.
 func (s *Store) handleEvent(message string) {
 	if message == "" {
 		return

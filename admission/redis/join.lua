@@ -1,6 +1,6 @@
 -- A gateway joins, after its start or after an outage.
 --
--- ARGV: prefix; gateway; the epoch that it knew ('' for none); writes that it has seen in it; 1 if
+-- ARGV: prefix; gateway; the epoch that it knew ('' for none); writes at its last one in it; 1 if
 -- it has nothing to report; ms that the gateway then counts as live; 1 if it returns after an
 -- outage; when it was told to share again (0: not yet); ms that a lease lasts.
 --
@@ -17,7 +17,7 @@ local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), a
 local lease_ms = num()
 local YOUNG, RETURN = 5000000, 600000
 
-local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', 'writes', 'lease')
+local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', last_write(gateway), 'lease')
 local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
 if not id or known == id and has_lost(state[4], seen) then
   id, born, ready = whole(now) .. '-' .. gateway, now, fresh and now or now + PAUSE
@@ -39,5 +39,13 @@ if returning and (at == 0 or at > now + RETURN) then
 end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
+-- Each start of a gateway has a name of its own, so the last writes of those that are gone are
+-- removed when there are many.
+if call('HLEN', P .. 'epoch') > 200 then
+  for _, field in ipairs(call('HKEYS', P .. 'epoch')) do
+    local name = string.match(field, '^by:(.*)$')
+    if name and not call('ZSCORE', P .. 'gateways', name) then call('HDEL', P .. 'epoch', field) end
+  end
+end
 return { 'ok', now, id, math.max(pause_left(ready), at - now), at, call('ZCARD', P .. 'gateways'),
-  call('GET', P .. 'limits_version') or '', count_write() }
+  call('GET', P .. 'limits_version') or '', count_write(gateway) }

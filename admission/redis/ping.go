@@ -2,31 +2,82 @@ package redis
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
 )
 
-// Ping asks the Redis of a URL for signs of life. It returns how long the fastest of three took on
-// an open connection. The error says why there is none.
-func Ping(ctx context.Context, url string) (took time.Duration, err error) {
+// Pong is what Ping has found out about a Redis.
+type Pong struct {
+	// Took is how long the fastest of three calls took on an open connection.
+	Took time.Duration
+	// Evicts is the policy by which Redis drops keys when its memory is full. "" means that Redis
+	// drops none, or that it does not tell its policy to this user.
+	Evicts string
+}
+
+// ErrRefused means that a Redis answers, but does not take what gateways write.
+var ErrRefused = errors.New("it refuses what gateways write")
+
+// pingKeys are one key of each part of the state that gateways share: the limits, the usage, and
+// the keys of run time. In a cluster each may be at another server.
+var pingKeys = []string{"{" + defaultDeployment + "}:ping", "{sluice:usage}:ping", "sluice:keys:ping"}
+
+// pingScript writes one key, as all scripts of gateways do. A replica of Redis, a Redis whose
+// memory is full, and a user without the rights refuse it, although they answer to other calls.
+var pingScript = client.NewScript(`return redis.call('SET', KEYS[1], '1', 'PX', 1000)`)
+
+// Ping asks the Redis of a URL for signs of life, and whether it takes what gateways write. The
+// error says why not; errors.Is finds ErrRefused in that of a Redis that answers. What Ping writes
+// expires after a second.
+func Ping(ctx context.Context, url string) (Pong, error) {
 	o, err := parseURL(url)
 	if err != nil {
-		return 0, err
+		return Pong{}, err
 	}
 	setTimeouts(o, time.Second)
-	c := client.NewUniversalClient(o)
-	defer c.Close() //nolint:errcheck // nothing was written
-	const calls = 4 // the first one connects
-	for i := range calls {
-		began := time.Now()
-		// One key is at one server of a cluster.
-		if err := c.Exists(ctx, "{"+defaultDeployment+"}:epoch").Err(); err != nil {
-			return 0, err
+	c := connect(o)
+	defer c.Close() //nolint:errcheck // what was written expires by itself
+	for _, key := range pingKeys {
+		err := pingScript.Run(ctx, c, []string{key}).Err()
+		var answer client.Error
+		if errors.As(err, &answer) {
+			return Pong{}, fmt.Errorf("%w: %w", ErrRefused, err)
 		}
-		if this := time.Since(began); i <= 1 || this < took {
-			took = this
+		if err != nil {
+			return Pong{}, err
 		}
 	}
-	return took, nil
+	p := Pong{Evicts: evictionPolicy(ctx, c)}
+	const calls = 3
+	for i := range calls {
+		began := time.Now()
+		if err := c.Exists(ctx, pingKeys[0]).Err(); err != nil { // one key is at one server of a cluster
+			return Pong{}, err
+		}
+		if this := time.Since(began); i == 0 || this < p.Took {
+			p.Took = this
+		}
+	}
+	return p, nil
+}
+
+// evictionPolicy returns Pong.Evicts.
+func evictionPolicy(ctx context.Context, c client.UniversalClient) string {
+	text, err := c.Info(ctx, "memory").Result()
+	if err != nil {
+		return "" // the user may not ask
+	}
+	values := map[string]string{}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		values[name] = value
+	}
+	if values["maxmemory"] == "0" || values["maxmemory_policy"] == "noeviction" {
+		return ""
+	}
+	return values["maxmemory_policy"]
 }

@@ -42,8 +42,8 @@
 //	file_model:<m>, file_tenant:<t>   hash: the limits of the file
 //	limits, limits_version            set of the keys of all records; their version
 //	runtime:<m>                       hash: token bucket, in_flight, deficit (tokens served)
-//	served:<m>                        hash: tokens served, by tenant
-//	tenant_runtime:<t>                hash: token bucket, request bucket
+//	served:<m>                        hash: tokens served, by tenant; begins anew when it is large
+//	tenant_runtime:<t>                hash: token bucket, request bucket; expires after a week
 //	leases:<m>, tenant_leases:<t>     sorted set: lease ids by expiry in ms
 //	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
@@ -70,7 +70,6 @@ import (
 	"time"
 
 	client "github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -156,7 +155,7 @@ type Store struct {
 	version string
 	// epoch is the known epoch; "" before the first.
 	epoch string
-	// writes is how many writes the store has counted in the epoch, as last seen.
+	// writes is how many writes the store had counted in the epoch at the last one of this process.
 	writes int64
 	// offset is Redis' clock minus our monotonic clock, in microseconds.
 	offset int64
@@ -218,12 +217,10 @@ func New(cfg Config) (*Store, error) {
 		return nil, err
 	}
 	setTimeouts(options, cfg.Timeout)
-	// What the library would print to stderr is also returned as an error.
-	client.SetLogger(&logging.VoidLogger{})
 	return &Store{
 		cfg:        cfg,
 		prefix:     "{" + cfg.Deployment + "}:",
-		redis:      client.NewUniversalClient(options),
+		redis:      connect(options),
 		started:    time.Now(),
 		wake:       make(chan struct{}, 1),
 		status:     Status{Mode: "alone", Since: time.Now(), Gateways: 1},

@@ -4,7 +4,7 @@
 -- ARGV:
 --   prefix      of all keys
 --   epoch       that the gateway knows
---   seen        writes that it has seen in this epoch
+--   seen        writes at the last one of the gateway in this epoch
 --   not_after   time after which the script must do nothing
 --   gateway     id of the gateway
 --   seq         number of the batch of changes; 0 means that there is none
@@ -37,9 +37,9 @@ local epoch, seen, not_after, gateway, seq = arg(), num(), num(), arg(), num()
 local version, lease_ms, claims_at = arg(), num(), num()
 
 if now > not_after then return { 'late', now } end
-local state = call('HMGET', P .. 'epoch', 'id', 'ready', 'writes', 'lease')
+local state = call('HMGET', P .. 'epoch', 'id', 'ready', last_write(gateway), 'lease')
 if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } end
-local writes = count_write()
+local writes = count_write(gateway)
 longest = math.max(lease_ms, tonumber(state[4] or nil) or 0)
 
 local changes = {}

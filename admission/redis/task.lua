@@ -1,4 +1,4 @@
--- What any gateway may do with a task. ARGV: prefix; gateway; writes that it has seen; verb; tenant;
+-- What any gateway may do with a task. ARGV: prefix; gateway; writes at its last one; verb; tenant;
 -- id (for find: its key); number. The number is 0 for get and find, for end the cost by the caller's
 -- word (-1: unknown), and ms for renew.
 --
@@ -9,7 +9,7 @@
 --   { 'ok', now, model, tokens, ms left, id }
 
 local gateway, seen, verb, tenant, id, number = arg(), num(), arg(), arg(), arg(), num()
-local state = call('HMGET', P .. 'epoch', 'ready', 'writes')
+local state = call('HMGET', P .. 'epoch', 'ready', last_write(gateway))
 if not state[1] or pause_left(state[1]) > 0 or has_lost(state[2], seen) then return { 'wait', now } end
 if verb == 'find' then
   id = call('GET', task_key(tenant, id)) or ''

@@ -1,6 +1,7 @@
 // Package doctor tries what the check of a configuration file cannot know: whether programs are
 // there, ports are free, directories can be written, replicas have room, and Redis, upstreams and
-// Ray answer. The command `sluice doctor` uses it. It changes nothing.
+// Ray answer. The command `sluice doctor` uses it. It changes nothing, but for keys in Redis that
+// expire after a second.
 package doctor
 
 import (
@@ -307,24 +308,38 @@ func (e *examination) room(node engines.Node) {
 	}
 }
 
-// redis looks whether Redis answers, and in time.
+// redis looks whether Redis answers, in time, and takes and keeps what gateways write.
 func (e *examination) redis(ctx context.Context) {
 	if e.Config.Redis == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	took, err := redis.Ping(ctx, e.Config.Redis)
+	pong, err := redis.Ping(ctx, e.Config.Redis)
 	if err != nil {
-		e.fault("redis", err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone")
+		e.redisFault(err)
 		return
 	}
-	says := fmt.Sprintf("answers after %.1f ms", took.Seconds()*1000)
-	if limit := e.Config.RedisTimeout; took > limit {
+	says := fmt.Sprintf("answers after %.1f ms", pong.Took.Seconds()*1000)
+	limit := e.Config.RedisTimeout
+	switch {
+	case pong.Took > limit:
 		e.warn("redis", says, fmt.Sprintf("set redis_timeout (%v) to more, or each gateway limits alone", limit))
-		return
+	case pong.Evicts != "":
+		e.warn("redis", "drops keys when its memory is full: maxmemory-policy is "+pong.Evicts,
+			"set maxmemory-policy to noeviction, or limits may be exceeded, and usage and keys of run time may be lost")
+	default:
+		e.ok("redis", says)
 	}
-	e.ok("redis", says)
+}
+
+// redisFault says why gateways cannot use Redis. A Redis that refuses to be written to is running.
+func (e *examination) redisFault(err error) {
+	hint := "start Redis, or correct the URL; until it answers, each gateway limits alone"
+	if errors.Is(err, redis.ErrRefused) {
+		hint = "name a Redis to which this user may write, and all addresses of a cluster; until then, each gateway limits alone"
+	}
+	e.fault("redis", err.Error(), hint)
 }
 
 // servers looks whether the servers of others answer.

@@ -140,6 +140,46 @@ func TestExamineSlowRedis(t *testing.T) {
 	}
 }
 
+// TestExamineRedisThatCannotBeUsed: a Redis that answers and does not keep what gateways write.
+func TestExamineRedisThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	single := func(setup ...any) string {
+		server := redistest.Start(t)
+		if len(setup) > 0 {
+			if err := server.Client().Do(ctx, setup...).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return redistest.URL(server)
+	}
+	withUser := func(rules ...any) string {
+		url := single(append([]any{"ACL", "SETUSER", "sluice", "on", ">secret"}, rules...)...)
+		return strings.Replace(url, "redis://", "redis://sluice:secret@", 1)
+	}
+	for name, c := range map[string]struct {
+		url        string
+		want       Level
+		says, hint string
+	}{
+		"as it is":            {single(), OK, "answers after", ""},
+		"rules of the docs":   {withUser("~{sluice}:*", "~{sluice:usage}:*", "~sluice:keys*", "&{sluice}:*", "+@all", "-@admin", "-@dangerous"), OK, "answers after", ""},
+		"memory without end":  {single("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"), OK, "answers after", ""},
+		"it drops keys":       {single("CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"), Warning, "maxmemory-policy is allkeys-lru", "noeviction"},
+		"its memory is full":  {single("CONFIG", "SET", "maxmemory", "1"), Fault, "OOM", "may write"},
+		"a replica":           {single("REPLICAOF", "127.0.0.1", "1"), Fault, "READONLY", "may write"},
+		"a user who reads":    {withUser("~*", "+@read"), Fault, "NOPERM", "may write"},
+		"one of a cluster":    {redistest.URL(redistest.Cluster(t)[0]), Fault, "MOVED", "all addresses of a cluster"},
+		"nobody listens here": {"redis://127.0.0.1:1", Fault, "refused", "start Redis"},
+	} {
+		e := &examination{Options: Options{Config: &config.Config{Redis: c.url, RedisTimeout: 10 * time.Second}}}
+		e.redis(ctx)
+		if len(e.found) != 1 || e.found[0].Level != c.want || !strings.Contains(e.found[0].Says, c.says) || !strings.Contains(e.found[0].Hint, c.hint) {
+			t.Errorf("%s: %+v", name, e.found)
+		}
+	}
+}
+
 // of returns the findings about one thing.
 func of(all []Finding, what string) []Finding {
 	var some []Finding

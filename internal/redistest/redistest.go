@@ -72,6 +72,29 @@ func Cluster(t testing.TB) []*Server {
 	return servers
 }
 
+// Replica starts a replica of the first server of a cluster. It returns when the replica has the
+// data of that server, whose place it takes if the server dies.
+func Replica(t testing.TB, cluster []*Server) *Server {
+	t.Helper()
+	s, master := start(t, true), cluster[0]
+	c := s.Client()
+	host, port, _ := net.SplitHostPort(master.Addr)
+	s.must(c.Do(t.Context(), "CLUSTER", "MEET", host, port, master.busPort).Err())
+	id, err := master.Client().Do(t.Context(), "CLUSTER", "MYID").Text()
+	s.must(err)
+	s.waitFor("the replica knows its master", func() bool { return c.ClusterReplicate(t.Context(), id).Err() == nil })
+	s.waitFor("the replica has the data, and all know it", func() bool {
+		info, err := c.Info(t.Context(), "replication").Result()
+		known := err == nil && strings.Contains(info, "master_link_status:up")
+		for _, member := range cluster {
+			nodes, err := member.Client().ClusterNodes(t.Context()).Result()
+			known = known && err == nil && strings.Contains(nodes, "slave "+id)
+		}
+		return known
+	})
+	return s
+}
+
 // URL returns the URL of the server, or of the cluster that the servers form.
 func URL(servers ...*Server) string {
 	var addresses []string

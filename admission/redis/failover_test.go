@@ -1,0 +1,117 @@
+package redis
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// TestEventsOfANewMaster: after the address of Redis has moved to another server, gateways hear
+// each other there, although the subscriptions at the old server are still open.
+func TestEventsOfANewMaster(t *testing.T) {
+	t.Parallel()
+	before, after := redistest.Start(t), redistest.Start(t)
+	address := redistest.Front(before)
+	var all []*Store
+	for _, name := range []string{"gw0", "gw1"} {
+		s, err := New(Config{URL: address.URL(), Gateway: name, Timeout: 500 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runStore(t, s)
+		all = append(all, s)
+	}
+	bothShare := func() bool { return all[0].Status().Up && all[1].Status().Up && all[1].Gateways() == 2 }
+	eventually(t, "both share the old server", bothShare)
+	heard := &recordingSubscriber{}
+	all[1].Subscribe(heard)
+	address.Move(after)
+	if err := before.Client().ClientKillByFilter(t.Context(), "TYPE", "normal").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "both share the new server", func() bool {
+		n, _ := after.Client().ZCard(t.Context(), "{sluice}:gateways").Result()
+		return n == 2 && bothShare()
+	})
+	eventually(t, "one hears what the other releases", func() bool {
+		if acquire(all[0], limited("a", 1))[0].Reason == admission.Granted {
+			acquire(all[1], limited("b", 1))
+			all[0].Release("a", 0, false)
+		}
+		time.Sleep(20 * time.Millisecond) // the time that an event takes at most
+		return heard.freed("chat") > 0
+	})
+}
+
+// TestAWriteThatANewMasterLacks: of the writes of one gateway, the last one is lost, and another
+// gateway writes as much before the first one is back. The first one notices it all the same.
+func TestAWriteThatANewMasterLacks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var all []*Store
+	for _, name := range []string{"gw0", "gw1"} {
+		s, err := New(Config{URL: redistest.URL(server), Gateway: name, Timeout: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.redis.Close() })
+		joinNow(t, s)
+		all = append(all, s)
+	}
+	if err := server.Client().Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	made := limited("task", 4)
+	made.Task = &admission.TaskClaim{Key: "key", Lease: time.Minute, Lifetime: time.Hour}
+	answer := make(chan []admission.Verdict, 1)
+	all[1].Acquire([]admission.Claim{made}, func(v []admission.Verdict) { answer <- v })
+	if err := all[1].sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantReasons(t, <-answer, admission.Granted)
+	server.Kill()
+	server.Restart()
+	for _, s := range all {
+		s.markUnavailable(errReply)
+		joinNow(t, s)
+	}
+	if _, err := all[1].Task(t.Context(), "acme", "task"); err != nil {
+		t.Error("the task that was lost:", err)
+	}
+}
+
+// joinNow makes a store share that no Run serves.
+func joinNow(t *testing.T, s *Store) {
+	t.Helper()
+	eventually(t, "it shares", func() bool {
+		pause := s.rejoin(t.Context())
+		time.Sleep(pause)
+		return pause == 0
+	})
+}
+
+// TestFailoverOfACluster: gateways share again soon after a master of a cluster has died and its
+// replica has taken its place.
+func TestFailoverOfACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.Cluster(t)
+	replica := redistest.Replica(t, cluster)
+	s := stores(t, 1, Config{}, cluster...)[0]
+	wantReasons(t, acquire(s, limited("a", 1)), admission.Granted)
+	eventually(t, "the replica has the lease", func() bool {
+		info, err := replica.Client().Info(t.Context(), "keyspace").Result()
+		return err == nil && strings.Contains(info, "db0:keys=")
+	})
+	cluster[0].Kill()
+	eventually(t, "the store is lost", func() bool { return !s.Status().Up })
+	eventually(t, "the store is shared again", func() bool { return s.Status().Up })
+	wantReasons(t, acquire(s, limited("b", 1)), admission.ModelConcurrency)
+	s.Release("a", 0, false)
+	wantReasons(t, acquire(s, limited("b", 1)), admission.Granted)
+	// A goroutine of the library may dial the dead server once a second, until the server answers.
+	cluster[0].Restart()
+	time.Sleep(2 * time.Second)
+}

@@ -1,0 +1,48 @@
+package admission
+
+import (
+	"testing"
+	"time"
+)
+
+// TestWaitersOfATenantAreFoundAmongMany: finding the waiters of one tenant takes no longer when
+// others have many. A reload finds those of each tenant while all requests wait for the lock.
+func TestWaitersOfATenantAreFoundAmongMany(t *testing.T) {
+	few, many := findingTime(t, 10), findingTime(t, 50_000)
+	if most := 100 * few; many > most {
+		t.Errorf("%v beside 10 waiters of others, %v beside 50,000, want at most %v", few, many, most)
+	}
+}
+
+// findingTime returns how long it takes to find the waiters of one tenant beside others. It is the
+// shortest time of some.
+func findingTime(t *testing.T, others int) time.Duration {
+	t.Helper()
+	c := New(Config{})
+	c.SetLimits("chat", Limits{MaxConcurrent: 1, MaxQueue: 1 << 20, QueueTimeout: time.Hour})
+	for i := range others {
+		askOnce(t, c, Request{Model: "chat", Tenant: name("tenant", i%1000)})
+		if i%(others/2) == 0 {
+			askOnce(t, c, Request{Model: "chat", Tenant: "acme"})
+		}
+	}
+	shortest := time.Hour
+	for range 100 {
+		began := time.Now()
+		found := c.waitersOf(c.tenants["acme"])
+		shortest = min(shortest, time.Since(began))
+		if len(found) != 2 || found[0].arrived.Before(found[1].arrived) {
+			t.Fatalf("found %d waiters, want two, the youngest first", len(found))
+		}
+	}
+	return shortest
+}
+
+// askOnce makes a request ask, which then waits unless it is the first.
+func askOnce(t *testing.T, c *Controller, r Request) {
+	t.Helper()
+	a := newArrival(r)
+	if _, _, err := c.admitOrEnqueue(&a); err != nil {
+		t.Fatal(err)
+	}
+}
