@@ -97,10 +97,15 @@ func (r *record) complete() {
 	}
 }
 
-// trustID gives a request that Envoy could not read the id of its answer.
+// trustID gives a request that Envoy could not read the id of its answer. Envoy gives each request
+// its own x-request-id just before it looks for the route. An id without a route is a header of the
+// client, which may name another request.
 func (r *record) trustID() {
-	if r.RequestID == "" {
+	switch {
+	case r.RequestID == "":
 		r.RequestID = r.answeredID
+	case r.Route == "":
+		r.RequestID = ""
 	}
 }
 

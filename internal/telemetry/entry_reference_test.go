@@ -92,8 +92,11 @@ func flagsByLibrary(f *datav3.ResponseFlags) string {
 // idByLibrary returns the id that Envoy gave to the request, or to its answer.
 func idByLibrary(in *datav3.HTTPAccessLogEntry) string {
 	id := in.GetRequest().GetRequestId()
-	if id == "" {
+	switch {
+	case id == "":
 		return in.GetResponse().GetResponseHeaders()[headers.RequestID]
+	case in.GetCommonProperties().GetRouteName() == "":
+		return ""
 	}
 	return id
 }

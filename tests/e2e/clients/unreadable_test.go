@@ -70,3 +70,25 @@ func TestE2E_P2_RequestsThatEnvoyCannotReadHaveAnID(t *testing.T) {
 		})
 	}
 }
+
+// A request without a host keeps the x-request-id of its client in Envoy. That id ends no other
+// request, and names none.
+func TestE2E_B6_AClientCannotEndARequestByItsID(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 200ms", 1))
+	body := harness.ChatBody("chat", true, 30, "hello")
+	response := sendRaw(t, g, fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+	id := response.Header.Get("X-Request-Id")
+	sendRaw(t, g, "GET /v1/models HTTP/1.1\r\nx-request-id: "+id+"\r\n\r\n")
+	sendRaw(t, g, "GARBAGE\r\n\r\n") // its record comes after the other one
+	harness.Eventually(t, "both are in the list", func() error {
+		all, err := listedRequests(g)
+		if err == nil && len(all) < 3 {
+			err = fmt.Errorf("listed are %v", all)
+		}
+		if all[id] == 400 {
+			t.Fatalf("the client has ended its stream: %v", all)
+		}
+		return err
+	})
+}
