@@ -63,8 +63,8 @@ func newKeysCommand() *cobra.Command {
 	return k
 }
 
-// write writes the table of keys for a terminal with this number of columns. 0 means that the output
-// is no terminal.
+// write writes the table of keys for a terminal with this number of columns. 0 means that the
+// output is no terminal.
 func (l keyList) write(w io.Writer, columns int) {
 	if len(l.Keys) == 0 {
 		fmt.Fprintln(w, "There is no key.")

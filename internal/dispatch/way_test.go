@@ -206,8 +206,8 @@ func TestHandoff(t *testing.T) {
 	}
 }
 
-// While a model of a gRPC engine leaves, the relay still speaks to it: it no longer is in the rules,
-// and its replicas still are in the fleet.
+// While a model of a gRPC engine leaves, the relay still speaks to it: it no longer is in the
+// rules, and its replicas still are in the fleet.
 func TestWayOfAModelThatLeaves(t *testing.T) {
 	s := newStage(Policy{})
 	s.SetRules(Rules{Models: map[string]Policy{"m": {Way: WayPolicy{GRPC: true}}}})

@@ -115,8 +115,8 @@ func (c *llamaSwap) model(name string, s source) {
 	c.out.models = append(c.out.models, it)
 }
 
-// noteUnlikeHere notes the fields of the file or of a model that ask for something which Sluice does
-// in another way.
+// noteUnlikeHere notes the fields of the file or of a model that ask for something which Sluice
+// does in another way.
 func noteUnlikeHere(note func(format string, args ...any), s source) {
 	if s.flag("sendLoadingState") {
 		note("sendLoadingState: a stream that waits for a replica gets heartbeats with the phase of the start here, and no text in its reasoning")

@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// freeMappings are mappings whose keys are names that someone has chosen, and what Kubernetes itself
-// writes into an object.
+// freeMappings are mappings whose keys are names that someone has chosen, and what Kubernetes
+// itself writes into an object.
 var freeMappings = []string{"macros", "models", "peers", "selectors", "pins", "metadata", "env", "extra_headers", "environment_variables",
 	"model_group_alias", "model_alias_map", "status", "labels", "annotations"}
 
