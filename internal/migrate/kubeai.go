@@ -239,9 +239,9 @@ func kubeAIAdapters(it *item, adapters []source) (variables map[string]any) {
 func kubeAIRouting(it *item, s source) {
 	hash := s.mapping("prefixHash")
 	switch strategy := s.text("strategy"); strategy {
-	case "":
 	default:
 		it.note("loadBalancing.strategy %s: the default here is prefix", strategy)
+	case "":
 	case "LeastLoad":
 		it.set("routing", flow("strategy", "least_connections"))
 	case "PrefixHash":
