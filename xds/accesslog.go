@@ -35,7 +35,9 @@ func requestLog(c Config) []*accesslog.AccessLog {
 		flush, only = rareFlushInterval, untold()
 	}
 	common.BufferFlushInterval = durationpb.New(flush)
-	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{CommonConfig: common}, only)}
+	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{
+		CommonConfig: common, AdditionalResponseHeadersToLog: []string{headers.RequestID}, // see newRequestID
+	}, only)}
 }
 
 // attemptLog configures the log of attempts.

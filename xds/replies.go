@@ -192,12 +192,20 @@ func sourceIsGateway() *core.HeaderValueOption {
 	return setHeader(headers.Source, headers.SourceGateway)
 }
 
+// newRequestID is the id of a request that Envoy could not read far enough to give it one. The log
+// of requests has this header, so the id finds the request there.
+func newRequestID() *core.HeaderValueOption {
+	h := setHeader(headers.RequestID, "%UNIQUE_ID%")
+	h.AppendAction = core.HeaderValueOption_ADD_IF_ABSENT
+	return h
+}
+
 // mapper returns the reply in the form of Envoy's configuration.
 func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
 		Filter:             celFilter(r.when),
 		BodyFormatOverride: r.format(),
-		HeadersToAdd:       []*core.HeaderValueOption{sourceIsGateway()},
+		HeadersToAdd:       []*core.HeaderValueOption{sourceIsGateway(), newRequestID()},
 	}
 	if r.status != 0 {
 		m.StatusCode = wrapperspb.UInt32(r.status)

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
 // execute runs the program with arguments, and returns what it prints.
@@ -191,5 +193,18 @@ func TestO4_UsageRefusesWrongDimensions(t *testing.T) {
 		if _, err := execute(t, "usage", "--by", by, "--admin", "127.0.0.1:1"); err == nil || err.Error() != want {
 			t.Errorf("the error is %v, want %s", err, want)
 		}
+	}
+}
+
+// Someone who fetches weights without a network is told so at once, and not after the last try.
+func TestFetchTellsOfAHubThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	var text strings.Builder
+	show := progressLines(&text)
+	for _, trouble := range []string{"", "next try in 1s: connection refused", "next try in 2s: connection refused"} {
+		show(weights.Progress{Trouble: trouble})
+	}
+	if got := strings.Count(text.String(), "connection refused\n"); got != 2 {
+		t.Errorf("%d of 2 failures are told:\n%s", got, &text)
 	}
 }

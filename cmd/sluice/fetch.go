@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -68,18 +69,27 @@ func (f fetchFlags) run(ctx context.Context) (string, error) {
 		}
 		defer stop()
 	}
-	logged := time.Time{}
+	show := progressLines(os.Stderr)
 	path, err := new(weights.Fetcher).Fetch(ctx, f.source, func(p weights.Progress) {
 		progress.Store(&p)
-		if now := time.Now(); now.Sub(logged) >= 10*time.Second {
-			logged = now
-			fmt.Fprintln(os.Stderr, p)
-		}
+		show(p)
 	})
 	if err != nil || f.link == "" {
 		return path, err
 	}
 	return f.linkTo(path)
+}
+
+// progressLines returns a func that writes the progress each 10 s. It writes at once that the hub
+// does not answer, because the tries after that take a while.
+func progressLines(w io.Writer) func(weights.Progress) {
+	logged := time.Time{}
+	return func(p weights.Progress) {
+		if now := time.Now(); now.Sub(logged) >= 10*time.Second || p.Trouble != "" {
+			logged = now
+			fmt.Fprintln(w, p)
+		}
+	}
 }
 
 // linkTo makes the link and returns the path of what an engine loads, through the link.

@@ -49,7 +49,7 @@ func newKeysCommand() *cobra.Command {
 			Use: "list", Short: "List the keys, those of the file and those made at run time", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				var list keyList
-				return flags.show(cmd, keysPath, &list, func(w io.Writer) { list.write(w) })
+				return flags.show(cmd, keysPath, &list, func(w io.Writer) { list.write(w, terminalColumns(cmd)) })
 			},
 		},
 		&cobra.Command{
@@ -61,8 +61,9 @@ func newKeysCommand() *cobra.Command {
 	return k
 }
 
-// write writes the table of keys.
-func (l keyList) write(w io.Writer) {
+// write writes the table of keys for a terminal with this number of columns. 0 means that the
+// output is no terminal.
+func (l keyList) write(w io.Writer, columns int) {
 	if len(l.Keys) == 0 {
 		fmt.Fprintln(w, "There is no key.")
 		return
@@ -71,7 +72,7 @@ func (l keyList) write(w io.Writer) {
 	for _, k := range l.Keys {
 		t.add(k.UsageKey, k.Name, strings.Join(k.Models, ","), k.limits(), keyTime(k.Created), keyTime(k.Expires), keyTime(k.LastUsed), k.Source)
 	}
-	t.write(w)
+	t.writeWithin(w, columns, "SOURCE", "CREATED", "LAST USED", "MODELS", "NAME", "EXPIRES")
 }
 
 // limits returns the limits of a key in words.

@@ -31,7 +31,7 @@ func newModelsCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var list modelList
-			return flags.show(cmd, "/api/v1/models", &list, func(w io.Writer) { writeModels(w, list.Models) })
+			return flags.show(cmd, "/api/v1/models", &list, func(w io.Writer) { writeModels(w, list.Models, terminalColumns(cmd)) })
 		},
 	}
 	flags.addFlags(models)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -96,6 +97,20 @@ func (l requestList) write(w io.Writer, columns int) {
 		fmt.Fprintln(w, "There is no request.")
 		return
 	}
+	t := l.table()
+	if !t.isWithin(columns) {
+		t.joinStates()
+	}
+	t.writeWithin(w, columns, "QUEUED", "ROUTE", "TOKENS", "FIRST BYTE", "REPLICA", "TENANT", "DURATION")
+	if l.Running == 1 {
+		fmt.Fprintln(w, "1 request runs.")
+		return
+	}
+	fmt.Fprintf(w, "%d requests run.\n", l.Running)
+}
+
+// table returns the table of requests with all columns.
+func (l requestList) table() *table {
 	t := newTable("REQUEST", "STATE", "STATUS", "MODEL OR PATH", "TENANT", "ROUTE", "QUEUED", "FIRST BYTE", "DURATION", "TOKENS", "REPLICA")
 	for _, q := range l.Requests {
 		status := strconv.Itoa(q.Status)
@@ -112,10 +127,17 @@ func (l requestList) write(w io.Writer, columns int) {
 		t.add(q.RequestID, q.State, status, cmp.Or(q.Model, q.Path), q.Tenant, q.Route, milliseconds(q.QueuedMS), milliseconds(q.FirstByteMS),
 			milliseconds(q.DurationMS), tokens, q.Replica)
 	}
-	t.writeWithin(w, columns, "QUEUED", "ROUTE", "TOKENS", "FIRST BYTE", "REPLICA", "TENANT", "DURATION")
-	if l.Running == 1 {
-		fmt.Fprintln(w, "1 request runs.")
-		return
+	return t
+}
+
+// joinStates makes the columns STATE and STATUS one: a finished request shows its status, and any
+// other one its state.
+func (t *table) joinStates() {
+	state, status := slices.Index((*t)[0], "STATE"), slices.Index((*t)[0], "STATUS")
+	for _, row := range (*t)[1:] {
+		if row[state] == "done" && row[status] != "-" {
+			row[state] = row[status]
+		}
 	}
-	fmt.Fprintf(w, "%d requests run.\n", l.Running)
+	t.remove(status)
 }

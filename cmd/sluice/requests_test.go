@@ -83,3 +83,40 @@ func TestO8_TablesFitTheTerminal(t *testing.T) {
 		}
 	}
 }
+
+// A terminal of 80 columns shows how long a request took and what became of it.
+func TestO8_RequestsShowTheirDurationOn80Columns(t *testing.T) {
+	t.Parallel()
+	const id = "0b8c4766-437a-421f-9e6b-5a83702869f3"
+	list := requestList{Requests: []requestRow{
+		{RequestID: id, State: "done", Status: 429, Code: "tenant_queue_timeout", Model: "meta-llama-3.1-70b-instruct", Tenant: "a-tenant", DurationMS: 30012},
+		{RequestID: id, State: "streaming", Status: 200, Model: "chat", DurationMS: 421},
+		{RequestID: id, State: "done", Status: 200, Model: "chat", DurationMS: 77},
+	}}
+	for _, columns := range []int{80, 100, 140} {
+		var out bytes.Buffer
+		list.write(&out, columns)
+		want := `(?s)^REQUEST +STATE .* DURATION.*\n\S+ +429 tenant.* 30.01s.*\n\S+ +streaming .* 421ms.*\n\S+ +200 +chat .* 77ms`
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("%d columns:\n%s", columns, &out)
+		}
+	}
+}
+
+// The tables of models and keys fit a terminal of 80 columns. That of usage shows whole numbers.
+func TestO8_OtherTablesOn80Columns(t *testing.T) {
+	t.Parallel()
+	var models, keys, usage bytes.Buffer
+	writeModels(&models, []modelRow{{Name: "meta-llama-3.1-70b-instruct", State: "ready", Launcher: "kubernetes"}}, 80)
+	keyList{Keys: []keyRow{{UsageKey: "a-tenant-of-the-file/0649943b", Name: "the laptop of someone", Models: []string{"*"}, Source: "runtime"}}}.write(&keys, 80)
+	for line := range strings.Lines(models.String() + keys.String()) {
+		if console.Columns(strings.TrimSpace(line)) > 80 {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+	answer := usageAnswer{Usage: []usageRow{{Tenant: "acme", Key: "acme/0649943b", Model: "meta-llama-3.1-70b", Requests: 12345678, PromptTokens: 1234567890123, CompletionTokens: 98765432109, Cost: 1234567.8}}}
+	answer.write(&usage, []string{"tenant", "key", "model"}, 80)
+	if want := `(?s)^KEY +MODEL +REQUESTS +PROMPT +COMPLETION +COST\nacme/0649943b .* 1234567890123 +98765432109 +1234567.8000\n`; !regexp.MustCompile(want).MatchString(usage.String()) {
+		t.Errorf("%s", &usage)
+	}
+}

@@ -114,7 +114,7 @@ func statusText(cmd *cobra.Command, client adminclient.Client, s gatewayStatus, 
 	}
 	s.write(w)
 	fmt.Fprintln(w)
-	writeModels(w, models.Models)
+	writeModels(w, models.Models, terminalColumns(cmd))
 	writeAttention(w, attention.Conditions)
 	return nil
 }
@@ -169,14 +169,18 @@ func writePredecessors(w io.Writer, all []predecessorRow) {
 	}
 }
 
-// writeModels writes the table of models.
-func writeModels(w io.Writer, models []modelRow) {
+// writeModels writes the table of models for a terminal with this number of columns. 0 means that
+// the output is no terminal.
+func writeModels(w io.Writer, models []modelRow, columns int) {
 	if len(models) == 0 {
 		fmt.Fprintln(w, "There is no model.")
 		return
 	}
-	modelTable(models).write(w)
+	modelTable(models).writeWithin(w, columns, spareOfModels()...)
 }
+
+// spareOfModels returns the columns that a narrow table of models leaves out, the first one first.
+func spareOfModels() []string { return []string{"LAUNCHER", "MAX", "MIN", "WANTED"} }
 
 // modelTable returns the table of models.
 func modelTable(models []modelRow) *table {

@@ -119,7 +119,8 @@ const (
 )
 
 // fit returns the lines of the table within a width of so many columns of the terminal. It cuts the
-// longest cells, and then leaves out the columns of these names, one after another.
+// longest cells, and then leaves out the columns of these names, one after another. It leaves out
+// the last of them only if cells of leastWidth do not fit either.
 func (t *table) fit(most int, spare ...string) []string { return t.fitFrom(0, most, spare...) }
 
 // fitFrom is fit, but does not cut the cells of the columns before first.
@@ -130,7 +131,7 @@ func (t *table) fitFrom(first, most int, spare ...string) []string {
 			most = max(most, widths[0])
 		}
 		cut := func(least int) bool { return shrinkFrom(first, widths, most, least) }
-		if cut(fairWidth) {
+		if cut(fairWidth) || len(spare) == 1 && cut(leastWidth) {
 			return t.lines(widths)
 		}
 		at := -1
@@ -168,6 +169,16 @@ func shrinkFrom(first int, widths []int, most, least int) bool {
 			return whole <= most
 		}
 		widths[widest]--
+	}
+}
+
+// leaveOut leaves out the columns of these names, one after another, until the whole table fits
+// within this number of columns of a terminal. It cuts no cell.
+func (t *table) leaveOut(columns int, spare ...string) {
+	for ; len(spare) > 0 && !t.isWithin(columns); spare = spare[1:] {
+		if at := slices.Index((*t)[0], spare[0]); at >= 0 {
+			t.remove(at)
+		}
 	}
 }
 

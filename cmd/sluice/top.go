@@ -111,7 +111,7 @@ func (v *topView) whole() string {
 	var text bytes.Buffer
 	v.status.write(&text)
 	fmt.Fprintln(&text)
-	writeModels(&text, v.models.Models)
+	writeModels(&text, v.models.Models, 0)
 	writeAttention(&text, v.conditions.Conditions)
 	fmt.Fprintln(&text)
 	writeReplicas(&text, v.replicas.Replicas, 0)
@@ -128,7 +128,7 @@ func (v *topView) fit(columns, rows int) []string {
 	sections := []section{
 		{lines: strings.Split(strings.TrimSpace(status.String()), "\n")},
 		{lines: attentionLines(v.conditions.Conditions), noun: "condition", see: "sluice status"},
-		{head: 1, lines: modelTable(models).fit(columns, "MAX", "MIN", "LAUNCHER", "WANTED"), noun: "model", see: "sluice status"},
+		{head: 1, lines: modelTable(models).fit(columns, spareOfModels()...), noun: "model", see: "sluice status"},
 		{head: 1, lines: replicaTable(replicas).fit(columns, "ADDRESS", "NODE", "SERVED", "RESTARTS", "FOR"), noun: "replica", see: "sluice ps"},
 	}
 	sections = slices.DeleteFunc(sections, func(s section) bool { return len(s.lines) == s.head })

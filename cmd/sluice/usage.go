@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -68,7 +69,7 @@ A time is a span before now (-24h, -30m), a day (2026-11-23) or a time in RFC 33
 			}
 			var answer usageAnswer
 			return flags.show(cmd, "/api/v1/usage?"+query.Encode(), &answer, func(w io.Writer) {
-				answer.write(w, strings.Split(by, ","))
+				answer.write(w, strings.Split(by, ","), terminalColumns(cmd))
 				flags.writeBudgets(cmd, w)
 			})
 		},
@@ -134,6 +135,7 @@ func (v *viewFlags) writeBudgets(cmd *cobra.Command, w io.Writer) {
 	}
 	if rows > 0 {
 		fmt.Fprintln(w)
+		t.leaveOut(terminalColumns(cmd), "ENDS", "REACHED")
 		t.write(w)
 	}
 }
@@ -166,8 +168,10 @@ func usageTime(text string) (string, error) {
 	return "", fmt.Errorf("%q is no time: use -24h, 2026-11-23 or 2026-11-23T02:00:00Z", text)
 }
 
-// write writes the table of an answer that is grouped by these dimensions.
-func (a *usageAnswer) write(w io.Writer, by []string) {
+// write writes the table of an answer that is grouped by these dimensions, for a terminal with this
+// number of columns. 0 means that the output is no terminal. No cell is cut, because a number that
+// is cut would be another number.
+func (a *usageAnswer) write(w io.Writer, by []string, columns int) {
 	defer func() {
 		for _, missing := range a.Missing {
 			fmt.Fprintln(w, "Not complete:", missing)
@@ -177,11 +181,11 @@ func (a *usageAnswer) write(w io.Writer, by []string) {
 		fmt.Fprintln(w, "Nothing was used in this period.")
 		return
 	}
-	var columns []string
+	var groups []string
 	for _, name := range by {
-		columns = append(columns, strings.ToUpper(name))
+		groups = append(groups, strings.ToUpper(name))
 	}
-	t := newTable(append(columns, "REQUESTS", "ESTIMATED", "PROMPT", "CACHED", "COMPLETION", "COST")...)
+	t := newTable(append(groups, "REQUESTS", "ESTIMATED", "PROMPT", "CACHED", "COMPLETION", "COST")...)
 	for _, r := range a.Usage {
 		names := map[string]string{"hour": r.Hour, "day": r.Day, "month": r.Month, "tenant": r.Tenant, "key": r.Key, "model": r.Model}
 		var cells []any
@@ -191,6 +195,10 @@ func (a *usageAnswer) write(w io.Writer, by []string) {
 		t.add(append(cells, r.Requests, r.EstimatedRequests, r.PromptTokens, r.CachedTokens, r.CompletionTokens,
 			strconv.FormatFloat(r.Cost, 'f', 4, 64))...)
 	}
+	if slices.Contains(by, "key") {
+		t.leaveOut(columns, "TENANT") // the name of a key begins with its tenant
+	}
+	t.leaveOut(columns, "ESTIMATED", "CACHED")
 	t.write(w)
 	fmt.Fprintf(w, "From %s to %s.\n", a.From.Format(time.RFC3339), a.To.Format(time.RFC3339))
 }

@@ -15,7 +15,7 @@ func (k *checker) checkTenants() {
 		tenant, at := &k.config.Tenants[i], path{"tenants"}.item(i)
 		names = append(names, named{tenant.Name, at.field("name")})
 		k.checkName(at.field("name"), tenant.Name)
-		k.checkBudgets(at.field("budgets"), tenant.Budgets)
+		k.checkBudgets(at.field("budgets"), tenant.Budgets, tenant.Models)
 		keys = append(keys, k.checkKeys(at.field("keys"), tenant, models)...)
 		for j, model := range tenant.Models {
 			k.checkModelName(at.field("models").item(j), model, models)
@@ -33,7 +33,7 @@ func (k *checker) checkKeys(at path, tenant *Tenant, models []string) []named {
 	for i := range tenant.Keys {
 		key, where := &tenant.Keys[i], at.item(i)
 		k.checkKeyPriority(where.field("priority"), key, tenant.Priority)
-		k.checkBudgets(where.field("budgets"), key.Budgets)
+		k.checkBudgets(where.field("budgets"), key.Budgets, tenant.Models, key.Models)
 		if !ValidKeyName(key.Name) {
 			k.faultf(where.field("name"), "must be at most %d bytes and not begin with sk-, as a key does", maxKeyName)
 		}
@@ -95,13 +95,14 @@ func (c *Config) Permits(name string) []string {
 }
 
 // checkBudgets checks that each budget bounds something, and something that no other one does.
-func (k *checker) checkBudgets(at path, all []Budget) {
+// lists are the lists of models of who has the budgets, as for WrongBudget.
+func (k *checker) checkBudgets(at path, all []Budget, lists ...[]string) {
 	for i, b := range all {
 		where := at.item(i)
 		if !k.valid(where) || !k.valid(where.field("soft")) || !k.valid(where.field("hard")) {
 			continue
 		}
-		if field, message := k.config.WrongBudget(b); field != "" {
+		if field, message := k.config.WrongBudget(b, lists...); field != "" {
 			k.faultf(where.field(field), "%s", message)
 		} else if message != "" {
 			k.faultf(where, "%s", message)
@@ -114,7 +115,9 @@ func (k *checker) checkBudgets(at path, all []Budget) {
 
 // WrongBudget says what is wrong with a budget whose fields have values that they may have, and in
 // which field; an empty field stands for the whole budget. An empty message: nothing is wrong.
-func (c *Config) WrongBudget(b Budget) (field, message string) {
+// lists are the lists of models of who has the budget: the tenant's, and the key's. An empty list
+// leaves every model.
+func (c *Config) WrongBudget(b Budget, lists ...[]string) (field, message string) {
 	switch {
 	case b.Soft == 0 && b.Hard == 0:
 		return "", "needs soft, hard or both, above 0"
@@ -122,17 +125,24 @@ func (c *Config) WrongBudget(b Budget) (field, message string) {
 		return "soft", "must not be above hard, which is " + strconv.FormatFloat(b.Hard, 'f', -1, 64)
 	case b.Per == "month" && c.Usage.DailyDays < 31:
 		return "per", fmt.Sprintf("is month, but usage.daily_days keeps %d days: a restart would forget the rest of the month", c.Usage.DailyDays)
-	case b.Of == "cost" && !c.HasPrices():
+	case b.Of == "cost" && !c.hasPrices():
 		return "of", "is cost, but no model of the file has prices, so it would count nothing: give models prices, or bound tokens"
+	case b.Of == "cost" && !c.hasPrices(lists...):
+		return "of", "is cost, but no model that the tenant or key may use has prices, so it would count nothing: give one of them prices, or bound tokens"
 	}
 	return "", ""
 }
 
-// HasPrices reports whether the tokens of any model cost something. A model of a custom resource
-// may come at any time, with prices.
-func (c *Config) HasPrices() bool {
+// hasPrices reports whether the tokens of any model cost something that each of the lists permits.
+// An empty list permits every model here: a tenant that has been shut out keeps its budgets. A
+// model of a custom resource may come at any time, with prices.
+func (c *Config) hasPrices(lists ...[]string) bool {
 	return c.Kubernetes != nil && c.Kubernetes.CustomResources || slices.ContainsFunc(c.Models, func(m Model) bool {
-		return m.Prices.Prompt > 0 || m.Prices.Completion > 0 || m.Prices.Cached != nil && *m.Prices.Cached > 0
+		priced := m.Prices.Prompt > 0 || m.Prices.Completion > 0 || m.Prices.Cached != nil && *m.Prices.Cached > 0
+		return priced && slices.ContainsFunc(c.Permits(m.Name), func(name string) bool {
+			forbids := func(list []string) bool { return len(list) > 0 && !c.MayUse(list, name) }
+			return !slices.ContainsFunc(lists, forbids)
+		})
 	})
 }
 

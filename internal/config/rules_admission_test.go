@@ -73,6 +73,8 @@ func redisCases() []ruleCase {
 
 // tenantCases are the cases about tenants, their keys and limits.
 func tenantCases() []ruleCase {
+	const twoModels = "models: [{name: free, launcher: none}, {name: dear, launcher: none, aliases: [d], adapters: [lora], prices: {completion: 1}}]"
+	const counts = "is cost, but no model that the tenant or key may use has prices, so it would count nothing: give one of them prices, or bound tokens"
 	const hash = "must be sha256: and 64 hex digits, the hash that `sluice keys new` prints, never a key itself"
 	raised := func(tenant, key string) []string {
 		return []string{fmt.Sprintf("1: tenants[a].keys[0].priority: must be %s, which is the priority of the tenant, or lower, is %s: "+
@@ -103,6 +105,11 @@ func tenantCases() []ruleCase {
 		{"budgets", "models: [{name: m, launcher: none, prices: {completion: 1}}]\ntenants: [{name: a, budgets: [{per: day, soft: 1000}, {per: day, of: cost, hard: 0.5}], keys: [{budgets: [{per: month, soft: 1, hard: 1}], hash: " + ones + "}]}]", nil},
 		{"a budget of cost without prices", "models: [{name: m, launcher: none, prices: {prompt: 0}}]\ntenants: [{name: a, budgets: [{per: day, of: cost, hard: 5}]}]",
 			[]string{"2: tenants[a].budgets[0].of: is cost, but no model of the file has prices, so it would count nothing: give models prices, or bound tokens"}},
+		{"budgets of cost of who may use only models without prices", twoModels + "\ntenants: [{name: a, models: [free], budgets: [{per: day, of: cost, hard: 5}]}, " +
+			"{name: b, keys: [{models: [free], budgets: [{per: day, of: cost, hard: 5}], hash: " + ones + "}]}]",
+			[]string{"2: tenants[a].budgets[0].of: " + counts, "2: tenants[b].keys[0].budgets[0].of: " + counts}},
+		{"budgets of cost of who may use a model with prices", twoModels + "\ntenants: [{name: a, models: [lora], budgets: [{per: day, of: cost, hard: 5}]}, " +
+			"{name: b, models: [d], keys: [{models: [\"*\"], budgets: [{per: day, of: cost, hard: 5}], hash: " + ones + "}]}, {name: out, models: [], budgets: [{per: day, of: cost, hard: 5}]}]", nil},
 		{"a budget of cost where prices may come", "kubernetes: {custom_resources: true}\ntenants: [{name: a, budgets: [{per: day, of: cost, hard: 5}]}]", nil},
 		{"a budget of nothing", "tenants: [{name: a, budgets: [{per: day}]}]", []string{"1: tenants[a].budgets[0]: needs soft, hard or both, above 0"}},
 		{"a budget without a span", "tenants: [{name: a, budgets: [{soft: 1}]}]", []string{"1: tenants[a].budgets[0].per: required, and missing"}},

@@ -1,9 +1,12 @@
 package dispatch
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -110,5 +113,40 @@ func TestR12_CostOfMedia(t *testing.T) {
 	}
 	if text := e.estimate(&Request{Tenant: "a", PromptBytes: 4000}); text.tokens != (tokenCount{1000, expectedOutput}) {
 		t.Errorf("images have taught about texts: %+v", text.tokens)
+	}
+}
+
+// A field that asks an upstream for other models than that of the request is refused. Engines that
+// Sluice starts ignore it.
+func TestX14_FieldsThatAskForOtherModels(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	s.put("own", replicas("own-0")...)
+	s.fleet.Set("models", engines.Part{
+		Models:   []engines.Model{{Name: "up", Launcher: engines.Upstream}},
+		Replicas: []engines.Replica{{ID: "up-0", Model: "up", State: engines.Ready, Launcher: engines.Upstream}}})
+	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"own", "up"}, "far": {"up"}}})
+	s.rebuild()
+	for _, model := range []string{"own", "mixed"} {
+		r := newRequest(model, "k")
+		r.OtherModels = "models"
+		ticket, fault := s.Dispatch(t.Context(), r)
+		if fault != nil || ticket.Model != "own" {
+			t.Errorf("%s: %v", model, fault)
+			continue
+		}
+		ticket.Release()
+	}
+	if r := NewRequest(Caller{Tenant: &authz.Tenant{}}, &openai.Request{OtherModels: "models"}, nil); r.OtherModels != "models" {
+		t.Errorf("the field of the body is lost: %q", r.OtherModels)
+	}
+	for _, model := range []string{"up", "far"} {
+		r := newRequest(model, "k")
+		r.OtherModels = "fallbacks"
+		ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
+		defer end()
+		if _, fault := s.Dispatch(ctx, r); fault == nil || fault.HTTPStatus() != 400 || fault.Param != "fallbacks" {
+			t.Errorf("%s: %v", model, fault)
+		}
 	}
 }

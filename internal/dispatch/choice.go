@@ -35,6 +35,8 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 			Message: "The model `" + m.Name + "` is served elsewhere: Sluice only admits tasks for it, by POST /schedule."}
 	case !t.isCapable(r.Endpoint):
 		return choice{}, t.notCapable("The model `"+m.Name+"`", r.Endpoint)
+	case t.obeys(r.OtherModels):
+		return choice{}, errOtherModels("the model `"+m.Name+"`", r.OtherModels)
 	case w.drained[m.Name]:
 		return choice{}, errDrained("the model `" + m.Name + "`")
 	case !t.serves():
@@ -61,7 +63,7 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	usable := false
 	var incapable *modelRoute
 	c := choice{pool: r.Model}
-	served, elsewhere, drained := false, false, false
+	served, elsewhere, drained, obeys := false, false, false, false
 	for _, name := range models {
 		if !mayUse(r.Allowed, name) {
 			continue
@@ -73,6 +75,10 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		}
 		if t.Launcher != engines.None && !t.isCapable(r.Endpoint) {
 			incapable = t
+			continue
+		}
+		if t.obeys(r.OtherModels) {
+			obeys = true
 			continue
 		}
 		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
@@ -87,6 +93,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		return choice{}, openai.ModelNotFound("model", r.Model)
 	case len(c.members) > 0:
 		return c, nil
+	case obeys && !served:
+		return choice{}, errOtherModels("the pool `"+r.Model+"`", r.OtherModels)
 	case incapable != nil && !served:
 		return choice{}, incapable.notCapable("The pool `"+r.Model+"`", r.Endpoint)
 	case elsewhere && !served:
@@ -97,6 +105,19 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		return choice{}, errDrained("the pool `" + r.Model + "`")
 	}
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
+}
+
+// obeys reports whether the model's server may obey a field that asks for other models. Upstreams
+// such as OpenRouter and LiteLLM would serve models that the caller may not use, and that no budget
+// counts.
+func (t *modelRoute) obeys(otherModels string) bool {
+	return otherModels != "" && t.Launcher == engines.Upstream
+}
+
+// errOtherModels refuses a field that asks for other models. who is the model or pool.
+func errOtherModels(who, field string) *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Param: field,
+		Message: "The field " + field + " asks for other models than " + who + ", whose server may obey it. Leave it out: a pool is served by several models."}
 }
 
 // serves reports whether a request may be dispatched to the model, now or when a replica comes.

@@ -338,6 +338,8 @@ type Request struct {
 	// may come before the response.
 	Background  bool
 	MediaOutput int
+	// OtherModels is openai.Request.OtherModels.
+	OtherModels string
 	// TellsUsage says that an engine tells its token count in the answer without being asked.
 	TellsUsage bool
 	// Endpoint and Stream say what the client asked for.
@@ -414,6 +416,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		NoOutput:    scan.Endpoint.NoOutput(),
 		Free:        scan.Endpoint.Free(),
 		Background:  scan.Background,
+		OtherModels: scan.OtherModels,
 		MediaOutput: scan.MediaOutput(),
 		TellsUsage:  !scan.Stream || scan.IncludeUsage || !scan.Endpoint.Chunked(),
 		Endpoint:    scan.Endpoint,

@@ -28,6 +28,8 @@ type Ticket struct {
 	BoundByRoute bool
 	// FailOver are the statuses of a replica after which the next one is tried.
 	FailOver failover.Statuses
+	// GRPC and RerankAPI are those of the model's WayPolicy, which a model that leaves keeps.
+	GRPC, RerankAPI bool
 
 	dispatcher *Dispatcher
 	lease      *admission.Lease
@@ -94,6 +96,7 @@ func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
 	t.estimator.admitted.Add(1)
 	t.FailOver, t.BoundByRoute = t.route.policy.FailOver, t.route.policy.BoundByRoute
+	t.GRPC, t.RerankAPI = t.route.policy.Way.GRPC, t.route.policy.Way.RerankAPI
 	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(r.Model) {
 		t.Served = r.Model
 	}

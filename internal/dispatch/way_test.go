@@ -231,3 +231,16 @@ func TestHandoff(t *testing.T) {
 		t.Error("a cancelled offer was claimed")
 	}
 }
+
+// While a model of a gRPC engine leaves, the relay still speaks to it: it no longer is in the
+// rules, and its replicas still are in the fleet.
+func TestWayOfAModelThatLeaves(t *testing.T) {
+	s := newStage(Policy{})
+	s.SetRules(Rules{Models: map[string]Policy{"m": {Way: WayPolicy{GRPC: true}}}})
+	s.put("m", replicas("a")...)
+	s.SetRules(Rules{})
+	ticket, m, fault := s.DispatchOrHandOff(t.Context(), newRequest("m", "x"))
+	if m == nil {
+		t.Errorf("the request is native: %v, %v", ticket, fault)
+	}
+}

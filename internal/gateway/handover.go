@@ -106,11 +106,32 @@ type stops struct {
 	told bool
 }
 
-// catchStops returns the signals to stop that come from now on.
+// catchStops returns the signals to stop that come from now on. They are read until the process
+// ends.
 func catchStops() stops {
-	signals := make(chan os.Signal, 8)
+	signals, merged := make(chan os.Signal, 8), make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	return stops{signals: signals}
+	go mergeStops(signals, merged)
+	return stops{signals: merged}
+}
+
+// oneStop is how long after a signal to stop another one is the same stop: timeout(1) signals its
+// command and then the group of the command, and wrappers pass on a Ctrl-C that their command got,
+// too. It is shorter than the time between two signals of a follower, see process.Dir.Pass.
+const oneStop = 25 * time.Millisecond
+
+// mergeStops passes signals on, and makes one of those that are the same stop.
+func mergeStops(signals <-chan os.Signal, merged chan<- os.Signal) {
+	var last time.Time
+	for s := range signals {
+		if now := time.Now(); now.Sub(last) > oneStop {
+			last = now
+			select {
+			case merged <- s:
+			default: // eight stops wait already
+			}
+		}
+	}
 }
 
 // sameStop is how long after the beginning of a drain a signal may be the one for which the drain

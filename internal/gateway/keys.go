@@ -205,7 +205,7 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	if wrong := wrongLimit(asked.Limits); wrong != "" {
 		return invalid(wrong, wrong+" must be a whole number between 0, which is no limit, and the largest one of a tenant.")
 	}
-	budgets, wrong := newBudgets(c, asked.Budgets)
+	budgets, wrong := newBudgets(c, asked)
 	if wrong != "" {
 		return invalid("budgets", wrong)
 	}
@@ -232,12 +232,7 @@ func wrongModel(c *config.Config, asked admin.NewKey) string {
 	if len(asked.Models) > maxKeyModels {
 		return fmt.Sprintf("models must not be more than %d names.", maxKeyModels)
 	}
-	var permitted []string // the models of the tenant
-	for _, t := range c.Tenants {
-		if t.Name == asked.Tenant {
-			permitted = t.Models
-		}
-	}
+	permitted := tenantModels(c, asked.Tenant)
 	for _, name := range asked.Models {
 		switch known := c.HasModel(name); {
 		case name == "*":
@@ -253,6 +248,16 @@ func wrongModel(c *config.Config, asked admin.NewKey) string {
 	return ""
 }
 
+// tenantModels returns the list of models of a tenant of the file.
+func tenantModels(c *config.Config, tenant string) []string {
+	for _, t := range c.Tenants {
+		if t.Name == tenant {
+			return t.Models
+		}
+	}
+	return nil
+}
+
 // wrongLimit returns the name of a limit of a new key that is out of its bounds; empty: none is.
 func wrongLimit(asked admin.KeyLimits) string {
 	l := keyLimits(keys.Limits(asked))
@@ -265,8 +270,8 @@ func wrongLimit(asked admin.KeyLimits) string {
 }
 
 // newBudgets returns the budgets of a new key, or says what is wrong with them.
-func newBudgets(c *config.Config, asked []admin.KeyBudget) (all []keys.Budget, wrong string) {
-	for i, b := range asked {
+func newBudgets(c *config.Config, asked admin.NewKey) (all []keys.Budget, wrong string) {
+	for i, b := range asked.Budgets {
 		b.Of = cmp.Or(b.Of, string(usage.OfTokens))
 		switch {
 		case b.Per != string(usage.PerDay) && b.Per != string(usage.PerMonth):
@@ -278,7 +283,7 @@ func newBudgets(c *config.Config, asked []admin.KeyBudget) (all []keys.Budget, w
 		case slices.ContainsFunc(all, func(o keys.Budget) bool { return o.Per == b.Per && o.Of == b.Of }):
 			return nil, fmt.Sprintf("budgets has two of %s per %s: give one of them both soft and hard.", b.Of, b.Per)
 		}
-		if field, message := c.WrongBudget(config.Budget(b)); message != "" {
+		if field, message := c.WrongBudget(config.Budget(b), tenantModels(c, asked.Tenant), asked.Models); message != "" {
 			return nil, strings.TrimSuffix(fmt.Sprintf("budgets[%d].%s", i, field), ".") + " " + message + "."
 		}
 		all = append(all, keys.Budget(b))

@@ -76,13 +76,37 @@ func TestB3_BudgetsOfANewKey(t *testing.T) {
 			"budgets[0].of is cost, but no model of the file has prices, so it would count nothing: give models prices, or bound tokens."},
 		{short, []admin.KeyBudget{{Per: "month", Hard: 1}}, "budgets[0].per is month, but usage.daily_days keeps 10 days: a restart would forget the rest of the month."},
 	} {
-		got, wrong := newBudgets(c.config, c.asked)
+		got, wrong := newBudgets(c.config, admin.NewKey{Budgets: c.asked})
 		if wrong != c.want || wrong == "" && len(got) != len(c.asked) {
 			t.Errorf("%v: %v, %q, want %q", c.asked, got, wrong, c.want)
 		}
 	}
-	if got, _ := newBudgets(usual, []admin.KeyBudget{{Per: "day", Hard: 1}}); got[0].Of != "tokens" {
+	if got, _ := newBudgets(usual, admin.NewKey{Budgets: []admin.KeyBudget{{Per: "day", Hard: 1}}}); got[0].Of != "tokens" {
 		t.Errorf("without of: %v", got)
+	}
+}
+
+// A budget of cost of a new key is refused if no model that the key may use has prices.
+func TestB4_ABudgetOfCostOfAKeyWithoutPrices(t *testing.T) {
+	c, err := config.Parse("sluice.yaml", []byte(`models: [{name: dear, launcher: none, prices: {completion: 1}}, {name: free, launcher: none}]
+tenants: [{name: all}, {name: poor, models: [free]}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, asked := range []struct {
+		key   admin.NewKey
+		wrong bool
+	}{
+		{admin.NewKey{Tenant: "all"}, false},
+		{admin.NewKey{Tenant: "all", Models: []string{"free", "dear"}}, false},
+		{admin.NewKey{Tenant: "all", Models: []string{"free"}}, true},
+		{admin.NewKey{Tenant: "poor"}, true},
+		{admin.NewKey{Tenant: "poor", Models: []string{"*"}}, true},
+	} {
+		asked.key.Budgets = []admin.KeyBudget{{Per: "day", Of: "cost", Hard: 1}}
+		if _, wrong := newBudgets(c, asked.key); (wrong != "") != asked.wrong {
+			t.Errorf("%s %v: %q", asked.key.Tenant, asked.key.Models, wrong)
+		}
 	}
 }
 

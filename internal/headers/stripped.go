@@ -21,6 +21,7 @@ const (
 	otherRequest = "names another path or method than the one that was authorized"
 	otherClient  = "claims an address or name that a server may trust"
 	credential   = "holds a credential of the client, which is for the gateway alone"
+	otherWorker  = "chooses a worker inside the engine, past the pick of the gateway"
 	otherServer  = "makes a proxy in front of the gateway serve something else"
 	ownLimits    = "tells the limits of another server than the gateway"
 	otherPages   = "lets pages of other origins read the answer, which is for the field cors to say"
@@ -66,6 +67,8 @@ var fromClients = []Stripped{
 	{"x-api-key", credential, true},
 	{"api-key", credential, true},
 	{IdempotencyKey, "is an option for the gateway", true},
+	{"x-data-parallel-rank", otherWorker, false},
+	{"x-smg-target-worker", otherWorker, false},
 	{"expect", "asks for an answer that Envoy has given already", true},
 }
 

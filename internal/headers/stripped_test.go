@@ -24,7 +24,8 @@ func TestX14_StrippedTables(t *testing.T) {
 			seen[h.Name] = true
 		}
 	}
-	for _, name := range []string{"x-original-url", "x-http-method-override", "x-rewrite-url", "cookie", "authorization", "x-api-key", "api-key"} {
+	for _, name := range []string{"x-original-url", "x-http-method-override", "x-rewrite-url", "cookie", "authorization", "x-api-key", "api-key",
+		"x-data-parallel-rank", "x-smg-target-worker"} {
 		if !IsStripped(name) || slices.Contains(Early(), name) == slices.Contains(Late(), name) {
 			t.Errorf("%s reaches engines", name)
 		}

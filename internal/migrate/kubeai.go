@@ -225,6 +225,7 @@ func kubeAIAdapters(it *item, adapters []source) (variables map[string]any) {
 		if !strings.HasPrefix(address, "hf://") {
 			it.note("adapter %s at %s: mount it, and write its path into lora_modules here", name, address)
 		}
+		it.noteRest("adapters.", a)
 	}
 	if len(names) == 0 {
 		return nil
@@ -237,7 +238,10 @@ func kubeAIAdapters(it *item, adapters []source) (variables map[string]any) {
 // kubeAIRouting sets which replica gets a request.
 func kubeAIRouting(it *item, s source) {
 	hash := s.mapping("prefixHash")
-	switch s.text("strategy") {
+	switch strategy := s.text("strategy"); strategy {
+	default:
+		it.note("loadBalancing.strategy %s: the default here is prefix", strategy)
+	case "":
 	case "LeastLoad":
 		it.set("routing", flow("strategy", "least_connections"))
 	case "PrefixHash":
@@ -252,6 +256,8 @@ func kubeAIRouting(it *item, s source) {
 		it.note("PrefixHash is chwbl here; the default, prefix, predicts the first token and is usually better")
 	}
 	hash.drop("prefixCharLength")
+	it.noteRest("loadBalancing.prefixHash.", hash)
+	it.noteRest("loadBalancing.", s)
 }
 
 // ownArgs returns the arguments that may be passed on: those that Sluice sets itself are left out.

@@ -113,7 +113,8 @@ func newLiteLLMGroups(o *output) *liteLLMGroups {
 // add adds one entry of model_list.
 func (g *liteLLMGroups) add(deployment source) {
 	name := deployment.text("model_name")
-	p := deployment.mapping("litellm_params")
+	p, info := deployment.mapping("litellm_params"), deployment.mapping("model_info")
+	g.out.noteRest("model "+name+": ", deployment)
 	own := cmp.Or(p.text("base_url"), p.text("api_base"))
 	provider, served := liteLLMProvider(p.text("model"), p.text("custom_llm_provider"))
 	if provider == "" && (own != "" || openAIModel.MatchString(served)) {
@@ -134,6 +135,7 @@ func (g *liteLLMGroups) add(deployment source) {
 		upstream.noteAll(warnings)
 		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
 		upstream.noteRest("litellm_params.", p)
+		upstream.noteRest("model_info.", info)
 		g.out.upstreams = append(g.out.upstreams, upstream)
 		return
 	}
@@ -143,7 +145,7 @@ func (g *liteLLMGroups) add(deployment source) {
 		upstream.set("model", served)
 	}
 	m.upstreams = append(m.upstreams, upstream)
-	m.describe(upstream.text("url"), p, deployment.mapping("model_info"))
+	m.describe(upstream.text("url"), p, info)
 }
 
 // openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone

@@ -18,6 +18,8 @@ import (
 const (
 	// llamaSwapTimeout is llama-swap's default of healthCheckTimeout.
 	llamaSwapTimeout = 120
+	// stopGrace is how long a replica has to end, in seconds, here and by default in llama-swap.
+	stopGrace = 10
 	// maxCommand bounds a command while macros are replaced in it, in bytes.
 	maxCommand = 1 << 20
 	// forever is the cooldown of a model that is never stopped for want of requests.
@@ -45,6 +47,7 @@ func convertLlamaSwap(o *output, file source) {
 	hooks := file.mapping("hooks")
 	startup := hooks.mapping("on_startup")
 	c.preload = startup.list("preload")
+	o.noteRest("hooks.on_startup.", startup)
 	models := file.mapping("models")
 	for _, name := range models.rest() {
 		c.model(name, models.mapping(name))
@@ -52,12 +55,14 @@ func convertLlamaSwap(o *output, file source) {
 	c.peers(file.mapping("peers"))
 	c.selectors(file.mapping("selectors"))
 	c.keys(file.list("apiKeys"))
-	if len(file.mapping("groups"))+len(file.mapping("routing")) > 0 || len(o.models) > 1 {
+	routing := file.mapping("routing")
+	if len(file.mapping("groups"))+len(file.mapping("matrix"))+len(routing.mapping("router")) > 0 || len(o.models) > 1 {
 		o.note("llama-swap runs one model, or one group, at a time. Models run side by side here, and an idle one makes room (evict: idle) " +
 			"if resources say what each needs: set resources.memory or resources.gpu of each model here")
 	}
-	file.drop("startPort", "logLevel", "logTimeFormat", "logToStdout", "metricsMaxInMemory", "captureBuffer", "ui", "performance", "sendLoadingState",
-		"includeAliasesInList", "unloadTimeout")
+	file.drop("startPort", "logLevel", "logTimeFormat", "logToStdout", "metricsMaxInMemory", "captureBuffer", "ui", "performance")
+	noteUnlikeHere(o.note, file)
+	o.noteRest("routing.", routing)
 	o.noteRest("hooks.", hooks)
 	o.noteRest("", file)
 }
@@ -105,9 +110,23 @@ func (c *llamaSwap) model(name string, s source) {
 	if s.flag("unlisted") {
 		it.note("unlisted: GET /v1/models lists each model that the tenant may use here")
 	}
-	s.drop("sendLoadingState", "unloadTimeout")
+	noteUnlikeHere(it.note, s)
 	it.noteRest("", s)
 	c.out.models = append(c.out.models, it)
+}
+
+// noteUnlikeHere notes the fields of the file or of a model that ask for something which Sluice
+// does in another way.
+func noteUnlikeHere(note func(format string, args ...any), s source) {
+	if s.flag("sendLoadingState") {
+		note("sendLoadingState: a stream that waits for a replica gets heartbeats with the phase of the start here, and no text in its reasoning")
+	}
+	if s.flag("includeAliasesInList") {
+		note("includeAliasesInList: GET /v1/models lists models without their aliases here")
+	}
+	if n, ok := s.number("unloadTimeout"); ok && n != stopGrace {
+		note("unloadTimeout %v: a replica has %d s to end after SIGTERM here", n, stopGrace)
+	}
 }
 
 // lifetime sets when replicas are started and stopped.

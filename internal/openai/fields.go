@@ -40,6 +40,7 @@ const (
 	fieldConversation
 	fieldSystem // of the Messages API
 	fieldBackground
+	fieldOtherModels // see Request.OtherModels
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -68,6 +69,8 @@ func jsonField(e Endpoint, name []byte) field {
 	switch {
 	case f != fieldOther:
 		return f
+	case otherModels(name) != "":
+		return fieldOtherModels
 	case e.Draws():
 		return imageField(name)
 	case e.Generates():
@@ -76,6 +79,18 @@ func jsonField(e Endpoint, name []byte) field {
 		return countField(name)
 	}
 	return fieldOther
+}
+
+// otherModels returns the name of a field by which a server is asked for other models than that of
+// the field model, in any case: OpenRouter obeys models and route, LiteLLM the others. It is empty
+// for any other name.
+func otherModels(name []byte) string {
+	for _, known := range [...]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"} {
+		if bytes.EqualFold(name, []byte(known)) {
+			return known
+		}
+	}
+	return ""
 }
 
 // imageField returns the field of a name in a request for images, as JSON or as a form.

@@ -154,6 +154,11 @@ func (r *Request) naiveField(m member) (ok bool) {
 		r.MaxDuration = time.Duration(n) * time.Millisecond
 		return ok
 	}
+	for _, known := range []string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"} {
+		if strings.EqualFold(m.name, known) && string(m.value) != "null" {
+			r.OtherModels = known
+		}
+	}
 	if r.Endpoint != Chat && r.Endpoint != Completions && r.Endpoint != Responses {
 		return true
 	}

@@ -107,7 +107,13 @@ func (s *scanner) fields() {
 		}
 		names = append(names, name)
 		f := jsonField(s.req.Endpoint, name)
-		s.field(f)
+		switch {
+		case f != fieldOtherModels:
+			s.field(f)
+		case !s.json.Null():
+			s.req.OtherModels = otherModels(name)
+			s.json.Skip()
+		}
 		before := end
 		end = s.json.Pos()
 		more = s.json.More('{')

@@ -72,7 +72,7 @@ type failover struct {
 // newFailover prepares the attempts of a ticket and reports which replica comes first.
 func (g *generation) newFailover(t *dispatch.Ticket, p *preemption) *failover {
 	rules := g.relay.rules.Load()
-	f := &failover{gen: g, ticket: t, policy: rules.policy(t.Model), rules: rules.moderated(t.Model, g.call.Tenant.Name), preemption: p}
+	f := &failover{gen: g, ticket: t, policy: rules.policyOf(t), rules: rules.moderated(t.Model, g.call.Tenant.Name), preemption: p}
 	f.result.Model, f.result.Replica, f.result.Held = t.Model, t.Replica(), time.Since(g.call.Received)
 	g.status.enter(Prefill, nil)
 	g.status.admitted(f.result, t.Quota())

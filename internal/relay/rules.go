@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
 // Policy says how the calls of one model are carried.
 type Policy struct {
-	// Heartbeat is the interval after indexes a stream without events gets a heartbeat. 0: 15 s.
+	// Heartbeat is the interval after which a stream without events gets a heartbeat. 0: 15 s.
 	Heartbeat time.Duration
 	// EmptyChunks says that heartbeats are chunks without content, for clients that cannot read
 	// comments.
@@ -93,6 +94,17 @@ func (r *Rules) policy(model string) Policy {
 		return p
 	}
 	return r.Default
+}
+
+// policyOf returns the policy of the model of a ticket. The rules no longer name a model that has
+// been removed. Its replicas answer what waits for them, and still speak as they did.
+func (r *Rules) policyOf(t *dispatch.Ticket) Policy {
+	p := r.policy(t.Model)
+	p.GRPC = p.GRPC || t.GRPC
+	if t.RerankAPI {
+		p.Rerank = RerankTEI
+	}
+	return p
 }
 
 // moderated returns the compiled rules for a model's answers to a tenant. nil: there are none.

@@ -32,9 +32,10 @@ type record struct {
 	usage, stream, own, authz []byte
 	// firstSent is when the first byte was sent to the upstream.
 	firstSent time.Duration
-	// retryAfter is that header of the response. framed means that the response has a length.
-	retryAfter string
-	framed     bool
+	// retryAfter is that header of the response, answeredID its x-request-id. framed means that the
+	// response has a length.
+	retryAfter, answeredID string
+	framed                 bool
 }
 
 // newEntry reads a record of the named log. The error says that b is none.
@@ -83,6 +84,7 @@ func (r *record) complete() {
 	if r.LastByte > 0 {
 		r.UpstreamDuration = max(0, r.LastByte-r.firstSent)
 	}
+	r.trustID()
 	if r.Interim {
 		return
 	}
@@ -92,6 +94,18 @@ func (r *record) complete() {
 	case headers.LogAttempts:
 		r.RetryAfter = openai.ParseRetryAfter(r.retryAfter, time.Now())
 		r.CloseDelimited = isCloseDelimited(r.Status, r.framed)
+	}
+}
+
+// trustID gives a request that Envoy could not read the id of its answer. Envoy gives each request
+// its own x-request-id just before it looks for the route. An id without a route is a header of the
+// client, which may name another request.
+func (r *record) trustID() {
+	switch {
+	case r.RequestID == "":
+		r.RequestID = r.answeredID
+	case r.Route == "":
+		r.RequestID = ""
 	}
 }
 
@@ -195,6 +209,8 @@ func (r *record) response(field protowire.Number, content []byte, n uint64) erro
 			r.retryAfter = string(value)
 		case "content-length", "transfer-encoding":
 			r.framed = true
+		case headers.RequestID:
+			r.answeredID = string(value)
 		}
 	case field == 6 && content != nil: // response_code_details
 		r.Details = r.words.Of(content)

@@ -89,13 +89,25 @@ func flagsByLibrary(f *datav3.ResponseFlags) string {
 	return strings.Join(all, ",")
 }
 
+// idByLibrary returns the id that Envoy gave to the request, or to its answer.
+func idByLibrary(in *datav3.HTTPAccessLogEntry) string {
+	id := in.GetRequest().GetRequestId()
+	switch {
+	case id == "":
+		return in.GetResponse().GetResponseHeaders()[headers.RequestID]
+	case in.GetCommonProperties().GetRouteName() == "":
+		return ""
+	}
+	return id
+}
+
 // reference is newEntry by the protobuf library.
 func reference(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	common, asked, response := in.GetCommonProperties(), in.GetRequest(), in.GetResponse()
 	e := request.Entry{
 		Log:       log,
 		Interim:   interim(common.GetAccessLogType()),
-		RequestID: asked.GetRequestId(),
+		RequestID: idByLibrary(in),
 		Method:    method(asked.GetRequestMethod()),
 		Path:      request.CleanPath(cmp.Or(asked.GetOriginalPath(), asked.GetPath())), // what the client asked for
 		Protocol:  protocol(in.GetProtocolVersion()),

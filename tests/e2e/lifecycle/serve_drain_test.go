@@ -125,6 +125,6 @@ func TestE2E_E4_ASecondSignalEndsServeAtOnce(t *testing.T) {
 	heldStream(g)
 	g.Signal(syscall.SIGTERM)
 	g.AwaitLogged("drain started", 1)
-	g.Signal(syscall.SIGTERM)
+	signalAgain(g)
 	awaitExit(g)
 }

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -282,8 +281,7 @@ func TestE2E_X20_TwoSIGTERMsDuringARestartEndEverythingAtOnce(t *testing.T) {
 			}()
 			g.AwaitLogged(moment, 1)
 			g.Signal(syscall.SIGTERM)
-			time.Sleep(10 * time.Millisecond) // two signals of one kind at once are one
-			g.Signal(syscall.SIGTERM)
+			signalAgain(g)
 			<-command
 			awaitExit(g)
 			if !strings.Contains(g.LogText(), "second stop requested") {
