@@ -377,3 +377,35 @@ func TestX2_ACountOfOneAnswerIsNotThatOfAll(t *testing.T) {
 		}
 	})
 }
+
+// TestX2_TheUsageOfAResponseInTheBackgroundIsChargedOnce: an engine may tell the usage before or
+// after the request has ended, and before or after the id of the response is known.
+func TestX2_TheUsageOfAResponseInTheBackgroundIsChargedOnce(t *testing.T) {
+	const learn, correct, known, tell = "learn", "correct", "known", "tell"
+	for _, steps := range [][]string{
+		{learn, correct, tell, tell, learn, tell}, {correct, learn, tell}, {learn, tell, correct}, {learn, tell, known},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
+			r := sized("", 400)
+			r.Background, r.Endpoint = true, openai.Responses
+			ticket := s.must(t, r)
+			ticket.Release()
+			for _, step := range steps {
+				switch step {
+				case learn:
+					ticket.LearnResponse("resp_1")
+				case correct:
+					ticket.Correct(Response{Bytes: 900})
+				case known:
+					ticket.Correct(Response{Known: true, Prompt: 1000, Completion: 30_000})
+				case tell:
+					s.TellUsage(r.Tenant, "resp_1", request.UsageOf(1000, 30_000, 0))
+				}
+			}
+			if left := s.left("t").Tokens.Remaining; left != 69_000 || s.AwaitsUsage(r.Tenant, "resp_1") {
+				t.Errorf("%q: %d tokens are left; the usage is awaited: %v", steps, left, s.AwaitsUsage(r.Tenant, "resp_1"))
+			}
+		})
+	}
+}

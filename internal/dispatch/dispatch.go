@@ -151,6 +151,8 @@ type Dispatcher struct {
 	held heldTickets
 	// retired says that another process dispatches from now on
 	retired atomic.Bool
+	// late are the responses whose usage is told later
+	late lateCharges
 	// onResponse is told of each response that is learned; nil while nobody watches
 	onResponse atomic.Pointer[func(ReplicaResponses)]
 	// nextWoken rotates the models in wakeOthers when a slot was freed that none of them had

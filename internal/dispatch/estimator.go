@@ -211,11 +211,16 @@ func (l *estimator) correct(r Response, q estimate) int {
 		completion = int64(cost - q.tokens.prompt)
 	}
 	if completion > 0 {
-		each := min(float64(completion)/float64(q.choices), maxLearned)
-		l.output.add(each)
-		l.ofLocked(q.tenant).add(each)
+		l.learnLengthLocked(completion, &q)
 	}
 	return cost
+}
+
+// learnLengthLocked learns how long the answers of a response were, in tokens.
+func (l *estimator) learnLengthLocked(completion int64, q *estimate) {
+	each := min(float64(completion)/float64(q.choices), maxLearned)
+	l.output.add(each)
+	l.ofLocked(q.tenant).add(each)
 }
 
 // cost returns the real number of tokens of a request. The engine's count decides; without one, the

@@ -78,6 +78,9 @@ type Ticket struct {
 	// response is the session of requests that continue the response; the zero value: its id is not
 	// known. Guarded by mu.
 	response sessionID
+	// late is the charge of a response in the background whose usage may be told later; nil: there
+	// is none. Guarded by mu.
+	late *lateCharge
 }
 
 // measureEvery is the interval, in requests, at which the engine's token count is looked for
@@ -326,7 +329,7 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		t.lease.Correct(tokens)
 	}
 	cost := t.estimator.costOf(r, t.estimate)
-	cost.Partial = partial
+	cost.Partial, cost.Late = partial, t.lateUsage(r)
 	return cost
 }
 

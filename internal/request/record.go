@@ -298,7 +298,7 @@ func (q *Summary) applyOutcome(o *Outcome) {
 	}
 	q.FinishReason, q.Cause, q.Attempts = o.Finish, o.Cause, o.Attempts
 	q.setUsage(o.usage())
-	q.UsedApart = o.UsedElsewhere
+	q.UsedApart, q.Late = o.UsedElsewhere, o.Late
 	q.Abandoned = o.abandoned()
 	q.FirstByte, q.Decode = o.TTFT, o.Decode
 	if !o.Answered || o.Cause != "" || o.Fault != nil {
