@@ -120,6 +120,9 @@ type Config struct {
 	OnPlaced func(Placement)
 	// Failed is told of a replica that is Silent, with the reason in words. It may be nil.
 	Failed func(model, replica string, kind Failure, reason string)
+	// Doubted is told of a replica that has told a usage that cannot be true, at most once a
+	// minute. It must not block. It may be nil.
+	Doubted func(model, replica string, prompt, completion int64)
 }
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
@@ -131,6 +134,7 @@ type Dispatcher struct {
 	host      string
 	onPlaced  func(Placement)
 	failed    func(model, replica string, kind Failure, reason string)
+	doubted   func(model, replica string, prompt, completion int64)
 	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
 	explains, unsampled bool
 	// indexes bounds the memory of all prefix indexes
@@ -238,6 +242,7 @@ func New(c Config) *Dispatcher {
 		host:        c.Host,
 		onPlaced:    c.OnPlaced,
 		failed:      c.Failed,
+		doubted:     c.Doubted,
 		explains:    c.ExplainPicks,
 		unsampled:   c.NoSamples,
 		indexes:     prefix.NewBudget(indexBytes),

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"sync"
+	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -19,6 +20,8 @@ type lateCharge struct {
 	lease     *admission.Lease
 	estimator *estimator
 	estimate  estimate
+	// since is when the replica began with the response.
+	since time.Time
 	// late is told the usage.
 	late request.LateUsage
 	// over says that the usage is not awaited any more; guarded by lateCharges.mu
@@ -93,7 +96,7 @@ func (t *Ticket) awaitUsageLocked() {
 }
 
 func (t *Ticket) newLateCharge() *lateCharge {
-	return &lateCharge{lease: t.lease, estimator: t.estimator, estimate: t.estimate}
+	return &lateCharge{lease: t.lease, estimator: t.estimator, estimate: t.estimate, since: t.reservedAt}
 }
 
 // lateUsage returns where the usage of the response is told later, or was told before. nil: the
@@ -123,14 +126,15 @@ func (d *Dispatcher) AwaitsUsage(tenant, responseID string) bool {
 	return d.late.has(responseOf(tenant, openai.ResponseSession(responseID)))
 }
 
-// TellUsage tells what a response has used that has ended. If it was charged its estimate, its model
-// and its tenant are charged the usage instead, once.
+// TellUsage tells what a response has used that has ended. If it was charged its estimate, its
+// model and its tenant are charged the usage instead, once.
 func (d *Dispatcher) TellUsage(tenant, responseID string, u request.Usage) {
-	if !plausible(Response{Known: u.Known, Prompt: u.Prompt, Completion: u.Completion}).Known {
+	r := plausible(Response{Known: u.Known, Prompt: u.Prompt, Completion: u.Completion})
+	if !r.Known {
 		return
 	}
 	c := d.late.take(responseOf(tenant, openai.ResponseSession(responseID)))
-	if c == nil {
+	if c == nil || !c.estimate.believes(r, time.Since(c.since)) {
 		return
 	}
 	c.late.Tell(u)

@@ -308,20 +308,25 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
-	partial := t.isPartialLocked(r)
-	if partial {
+	at := &t.route.replicas[t.replicaIndex]
+	told, partial := r, t.isPartialLocked(r)
+	doubted := !t.estimate.believes(r, time.Since(t.reservedAt))
+	if partial || doubted {
 		r.Known, r.Prompt, r.Completion, r.Cached = false, 0, 0, 0
 	}
 	silent := ""
 	if !already {
 		t.learnLocked(plausible(r))
 		if t.noteSilenceLocked(r) {
-			silent = t.route.replicas[t.replicaIndex].id
+			silent = at.id
 		}
 	}
 	t.mu.Unlock()
 	if silent != "" && t.dispatcher.failed != nil {
 		t.dispatcher.failed(t.Model, silent, Silent, silentReason)
+	}
+	if doubted && !already {
+		t.dispatcher.doubt(t.Model, at, told)
 	}
 	if !already {
 		tokens := t.estimator.correct(r, t.estimate)
@@ -329,7 +334,7 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		t.lease.Correct(tokens)
 	}
 	cost := t.estimator.costOf(r, t.estimate)
-	cost.Partial, cost.Late = partial, t.lateUsage(r)
+	cost.Partial, cost.Doubted, cost.Late = partial, doubted, t.lateUsage(r)
 	return cost
 }
 

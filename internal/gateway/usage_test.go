@@ -67,8 +67,8 @@ func TestB3_WhatCounts(t *testing.T) {
 	}
 }
 
-// TestB3_ALateUsageReplacesTheEstimate: the ledger has the usage of a response in the background, in
-// whichever order the end of the request and the usage come.
+// TestB3_ALateUsageReplacesTheEstimate: the ledger has the usage of a response in the background,
+// in whichever order the end of the request and the usage come.
 func TestB3_ALateUsageReplacesTheEstimate(t *testing.T) {
 	for _, usageFirst := range []bool{false, true} {
 		ledger, err := usage.New(usage.Config{Dir: t.TempDir()})

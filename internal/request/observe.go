@@ -307,6 +307,9 @@ func (q *Summary) setReading(e *Entry) {
 // estimate fills in what nobody has read of a native response.
 func (q *Summary) estimate(cost Cost) {
 	q.Late = cmp.Or(q.Late, cost.Late)
+	if cost.Doubted {
+		q.setUsage(Usage{})
+	}
 	answered := q.Source == headers.SourceEngine && q.Route == RouteNative && q.Status < 300
 	if !answered && !q.Abandoned || q.Route == RouteManaged {
 		return

@@ -65,6 +65,10 @@ func (o *Outcome) abandoned() bool {
 // response that has failed has used none.
 func (o *Outcome) Estimate(c Cost) {
 	o.Late = c.Late
+	if c.Doubted {
+		o.Usage = c.Usage
+		return
+	}
 	o.Usage.Known = o.Usage.Known && !c.Partial
 	if o.Usage.Known || !o.Answered && !o.abandoned() {
 		return

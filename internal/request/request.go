@@ -274,6 +274,8 @@ type Cost struct {
 	// Partial says that the engine has counted only a part of the answer. Usage then replaces that
 	// count.
 	Partial bool
+	// Doubted says that the usage that the engine has told cannot be true. Usage then replaces it.
+	Doubted bool
 	// Finish is the likely reason for which a whole response has ended, stop or length; empty for a
 	// response without text.
 	Finish string
