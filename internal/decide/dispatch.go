@@ -72,9 +72,11 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record,
 		Done: func() {
 			record.Close(nil)
-			if !d.Retired() { // else Envoy's access log goes to another process
-				record.Lose(alive)
+			if d.Retired() { // Envoy's access log goes to another process
+				record.EndElsewhere()
+				return
 			}
+			record.Lose(alive)
 		},
 		Claimed: x.envoy.Claimed,
 	}

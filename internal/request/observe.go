@@ -131,6 +131,7 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	if r != nil && r.lost {
 		return Summary{}, false
 	}
+	again := r != nil && r.elsewhere
 	if e.RequestID == "" || r != nil && r.logged {
 		r = nil // nothing to join with, or a second request of the same id
 	}
@@ -140,6 +141,7 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	}
 	if r == nil {
 		r = s.adoptLocked(e, true)
+		r.again = again
 	}
 	r.logged = true
 	if !e.byRelay() { // else the relay tells of its retries
@@ -168,7 +170,7 @@ func (r *Record) joinLocked(e *Entry, cost Cost) Summary {
 	}
 	switch {
 	case r.element == nil:
-	case r.logOnly && isProbe(e.Path, e.Status):
+	case r.again, r.logOnly && isProbe(e.Path, e.Status):
 		r.store.dropLocked(r)
 	default:
 		r.store.finishLocked(r)

@@ -41,6 +41,9 @@ type Record struct {
 	closedAt                   time.Time
 	// lost: it has ended without a final entry, because its Envoy has died. It counts as logged.
 	lost bool
+	// elsewhere: it has ended at another process. again: it is listed already, because another
+	// process has told of its end.
+	elsewhere, again bool
 	// failures counts the failed attempts; failure is why the last one failed, until it is seen to
 	// be repeated.
 	failures int
@@ -242,6 +245,25 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 		r.store.finishLocked(r)
 	}
 	return hold, Summary{}, false
+}
+
+// EndElsewhere tells Subscribers.Elsewhere, after Close, how a managed request has ended, as far as
+// this process knows. It does nothing if the final entry of Envoy's log has come.
+func (r *Record) EndElsewhere() {
+	if r == nil || r.store.subscribers.Elsewhere == nil {
+		return
+	}
+	r.store.mu.Lock()
+	q, ended := r.summary, r.closed && !r.logged && r.outcome != nil
+	if ended {
+		q.Status = cmp.Or(q.Status, r.outcome.status())
+		q.applyOutcome(r.outcome)
+		q.Cause = q.DisconnectCause()
+	}
+	r.store.mu.Unlock()
+	if ended {
+		r.store.subscribers.Elsewhere(q)
+	}
 }
 
 // joinHeldLocked joins the log entry that came too soon; false when there is none.

@@ -122,8 +122,8 @@ type Summary struct {
 	// Abandoned says that a replica was at work on the request, and had not begun to answer, when
 	// the client left or the time was over; or that Envoy has died meanwhile.
 	Abandoned bool
-	// Late is Cost.Late.
-	Late *LateUsage
+	// Late is Cost.Late. Other processes are not told of it.
+	Late *LateUsage `json:"-"`
 	// Cause says who ended a stream before its end: CauseClient and so on; empty: nobody did, or
 	// the response was no stream.
 	Cause string
