@@ -191,6 +191,9 @@ type Dispatcher struct {
 	earlyNews map[string]*EngineNews
 	// unplaced are restored responses whose replicas are not known yet; guarded by mu
 	unplaced []ReplicaResponses
+	// unplacedChanges counts the calls of RestoreResponses that have left some of them; guarded by
+	// mu
+	unplacedChanges uint64
 	// unpickable maps the ids of those counters whose replica may not be picked to the model that
 	// the replica had last; guarded by mu
 	unpickable map[string]string
