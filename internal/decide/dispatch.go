@@ -73,7 +73,8 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 		Done: func() {
 			record.Close(nil)
 			if d.Retired() { // Envoy's access log goes to another process
-				record.EndElsewhere()
+				d.open.Add(1) // this process does not end meanwhile
+				record.EndElsewhere(alive, func() { d.open.Add(-1) })
 				return
 			}
 			record.Lose(alive)

@@ -247,10 +247,41 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 	return hold, Summary{}, false
 }
 
-// EndElsewhere tells Subscribers.Elsewhere, after Close, how a managed request has ended, as far as
-// this process knows. It does nothing if the final entry of Envoy's log has come.
-func (r *Record) EndElsewhere() {
-	if r == nil || r.store.subscribers.Elsewhere == nil {
+// deathTime is how long an Envoy that is being killed may still run after its connections have
+// broken.
+const deathTime = time.Second / 2
+
+// EndElsewhere tells, after Close, that the final entry of a managed request goes to another
+// process. If the request has not ended well and its Envoy has died, no entry goes anywhere: the
+// request ends here without one. alive is as of Lose. done is called when nothing more is to be
+// done here, maybe from another goroutine.
+func (r *Record) EndElsewhere(alive func() bool, done func()) {
+	if r == nil {
+		done()
+		return
+	}
+	r.store.mu.Lock()
+	whole := r.outcome.isWhole()
+	r.store.mu.Unlock()
+	if whole || alive == nil {
+		r.tellElsewhere()
+		done()
+		return
+	}
+	time.AfterFunc(deathTime, func() {
+		defer done()
+		if alive() {
+			r.tellElsewhere()
+		} else {
+			r.endLost(nil)
+		}
+	})
+}
+
+// tellElsewhere tells Subscribers.Elsewhere how a managed request has ended, as far as this process
+// knows. It does nothing if the final entry of Envoy's log has come here.
+func (r *Record) tellElsewhere() {
+	if r.store.subscribers.Elsewhere == nil {
 		return
 	}
 	r.store.mu.Lock()
