@@ -35,6 +35,8 @@ type Lease struct {
 	task         bool
 	released     bool
 	corrected    bool
+	// cost is what Correct was told last, in tokens; 0 unless corrected.
+	cost int64
 	// correction is what Correct found before Release. Release reports it to the shared state.
 	correction int64
 	// preemptible is the lease's entry among the preemption candidates; nil means that the lease
@@ -302,14 +304,41 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 		c.correctLease(l.key, actual)
 	}
 	l.endPreemptible() // the cost is known, so the response has begun
-	correction := int64(l.tokens) - int64(min(actual, maxTokens))
+	l.cost = int64(min(actual, maxTokens))
+	c.chargeCorrection(l, int64(l.tokens)-l.cost)
+}
+
+// CorrectAgain replaces the cost that Correct was told by one that is known better now. It does
+// nothing before Correct, and for a preempted lease. A cost below 0 is unknown and changes nothing.
+// CorrectAgain may be called before Release or after.
+func (l *Lease) CorrectAgain(actual int) {
+	l.c.mu.Lock()
+	defer l.c.unlockAndRun()
+	l.c.correctLeaseAgain(l, actual)
+}
+
+func (c *Controller) correctLeaseAgain(l *Lease, actual int) {
+	if actual < 0 || !l.corrected || l.preempted {
+		return
+	}
+	if l.key != nil {
+		c.correctLeaseAgain(l.key, actual)
+	}
+	before := l.cost
+	l.cost = int64(min(actual, maxTokens))
+	c.chargeCorrection(l, before-l.cost)
+}
+
+// chargeCorrection gives the tokens of a correction back to the buckets of the lease, or charges
+// them if the number is negative.
+func (c *Controller) chargeCorrection(l *Lease, correction int64) {
 	back := correction
 	switch {
 	case l.underTask != "":
 		back, _ = l.account.spend(-correction, 0)
 		back = -back
 	case l.task:
-		back = l.account.settle(int64(l.tokens) - correction)
+		back = l.account.settle(l.cost)
 	}
 	now := time.Now()
 	for _, b := range []*bucket{&l.gate.usage.bucket, &l.tenant.tokens} {
@@ -323,7 +352,7 @@ func (c *Controller) correctLease(l *Lease, actual int) {
 	if c.shared != nil && l.released {
 		c.afterUnlock = append(c.afterUnlock, func() { c.shared.Correct(l.gate.model, l.tenant.name, l.underTask, correction) })
 	} else {
-		l.correction = correction
+		l.correction += correction
 	}
 	if back > 0 {
 		l.gate.inquiry.clearHold() // the tokens that were missing may be there now

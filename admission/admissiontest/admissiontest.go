@@ -36,6 +36,7 @@ func Run(t *testing.T, open func(t *testing.T) *admission.Controller) {
 		"tenant prefill":   tenantPrefill,
 		"settle":           correction,
 		"settle wakes":     correctionAdmitsWaiters,
+		"settle again":     correctionAgain,
 		"close":            closing,
 		"X20 close tasks":  closingTasks,
 		"order":            order,
@@ -393,6 +394,37 @@ func correctionAdmitsWaiters(b *suite) {
 	waiting := b.startAdmit(admission.Request{Tokens: 500, Timeout: 2 * time.Minute})
 	first.Release()
 	first.Correct(50)
+	b.wantAdmitted(waiting)
+}
+
+// correctionAgain: a cost that is known late replaces the first one, of a lease that is released
+// and of one that is not.
+func correctionAgain(b *suite) {
+	b.SetLimits("chat", admission.Limits{TokensPerMinute: 6000})
+	first := b.admit(admission.Request{Tokens: 1000})
+	first.CorrectAgain(6000) // it has no cost to replace
+	first.Correct(6000)
+	first.CorrectAgain(2000)
+	first.CorrectAgain(-1)
+	first.Release()
+	second := b.admit(admission.Request{Tokens: 1000})
+	second.Correct(5000)
+	second.Release()
+	second.CorrectAgain(500)
+	b.eventually("the costs are 2000 and 500", func() bool {
+		ctx, cancel := context.WithTimeout(b.ctx(), 300*time.Millisecond)
+		defer cancel()
+		lease, err := b.Admit(ctx, admission.Request{Model: "chat", Tokens: 3400})
+		if err == nil {
+			lease.Correct(0)
+			lease.Release()
+		}
+		return err == nil
+	})
+	second.CorrectAgain(4000)
+	waiting := b.startAdmit(admission.Request{Tokens: 2000, Timeout: 2 * time.Minute})
+	b.wantWaiting(waiting)
+	second.CorrectAgain(0)
 	b.wantAdmitted(waiting)
 }
 

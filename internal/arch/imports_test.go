@@ -23,7 +23,7 @@ var allowed = map[string]string{
 	"internal/testutil/answers": "",
 	"internal/raytest":          "internal/redistest internal/testutil",
 	"internal/scale":            "",
-	"internal/carry":            "internal/dispatch internal/headers internal/lack internal/openai",
+	"internal/carry":            "internal/dispatch internal/headers internal/lack internal/openai internal/request",
 	"internal/adminclient":      "",
 	"scripts/sbom":              "",
 	"internal/condition":        "internal/beat",

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
@@ -68,6 +69,12 @@ func serve(t *testing.T, d *dispatch.Dispatcher, path string) (s *Server, stop f
 func serveOn(t *testing.T, d *dispatch.Dispatcher, l net.Listener) (s *Server, stop func()) {
 	t.Helper()
 	s = NewServer(d, zap.NewNop())
+	return s, serveServer(t, s, l)
+}
+
+// serveServer runs a successor on the listener until stop is called.
+func serveServer(t *testing.T, s *Server, l net.Listener) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx, l) }()
@@ -79,7 +86,7 @@ func serveOn(t *testing.T, d *dispatch.Dispatcher, l net.Listener) (s *Server, s
 		ended <- nil
 	}
 	t.Cleanup(stop)
-	return s, stop
+	return stop
 }
 
 // link connects the process of d to the path until unlink is called. Orders to drain arrive at the
@@ -238,7 +245,7 @@ func TestX20_TheOwnerOfARequestIDIsFound(t *testing.T) {
 	answer := func(text string) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte(text + r.URL.RequestURI())) })
 	}
-	own := &http.Server{Handler: Handler(owns, answer("offered "), answer("called ")), ReadHeaderTimeout: time.Minute}
+	own := &http.Server{Handler: Handler(owns, request.NewStore(0), answer("offered "), answer("called ")), ReadHeaderTimeout: time.Minute}
 	l, err := net.Listen("unix", filepath.Join(dir, "own.sock"))
 	if err != nil {
 		t.Fatal(err)

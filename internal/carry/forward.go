@@ -7,12 +7,14 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // Forwarder returns a func that has another process of this gateway answer a request, over the
@@ -65,13 +67,17 @@ const ownsPath = "/owns"
 const askTimeout = time.Second
 
 // Handler returns the handler of a predecessor's own socket. It says which request ids the process
-// has (owns). Requests with an offer of this process go to offered, all others to calls.
-func Handler(owns func(tenant, id string) bool, offered, calls http.Handler) http.Handler {
+// has (owns), and what is known of its requests. Requests with an offer of this process go to
+// offered, all others to calls.
+func Handler(owns func(tenant, id string) bool, requests *request.Store, offered, calls http.Handler) http.Handler {
+	known := recordsHandler(requests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
 		switch {
 		case r.Header.Get(headers.Handoff) != "":
 			offered.ServeHTTP(w, r)
+		case r.URL.Path == recordsPath, strings.HasPrefix(r.URL.Path, recordPath):
+			known.ServeHTTP(w, r)
 		case r.URL.Path != ownsPath:
 			calls.ServeHTTP(w, r)
 		case !owns(q.Get("tenant"), q.Get("id")):

@@ -37,6 +37,8 @@ type Link struct {
 	last uint64
 	// unsent are the messages that the successor has not been sent yet; guarded by mu
 	unsent []outgoing
+	// sending says that messages are being sent; guarded by mu
+	sending bool
 }
 
 // outgoing is a message for the successor.
@@ -163,6 +165,7 @@ func (l *Link) serve(ctx context.Context, conn net.Conn) error {
 				return err
 			}
 		}
+		l.sent()
 		select {
 		case <-ctx.Done():
 			return errors.New("the connection has ended")
@@ -196,7 +199,7 @@ func (l *Link) everything() []outgoing {
 	}
 	for _, o := range l.unsent {
 		switch {
-		case o.Learned != nil:
+		case o.Learned != nil, o.Ended != nil:
 			all = append(all, o)
 		case o.Correct == nil:
 		case l.isHeldLocked(o.Correct.Ref):
@@ -205,7 +208,7 @@ func (l *Link) everything() []outgoing {
 			all = append(all, o.released()...)
 		}
 	}
-	l.unsent = nil
+	l.unsent, l.sending = nil, true
 	return append(all, outgoing{message: message{Synced: true}})
 }
 
@@ -226,8 +229,15 @@ func (l *Link) takeUnsent() []outgoing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := l.unsent
-	l.unsent = nil
+	l.unsent, l.sending = nil, true
 	return all
+}
+
+// sent says that everything was sent that was taken to be sent.
+func (l *Link) sent() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sending = false
 }
 
 // Held returns the number of requests that this process holds.

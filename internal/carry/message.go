@@ -12,6 +12,7 @@
 package carry
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -35,6 +36,9 @@ type message struct {
 	Correct *correction `json:"correct,omitempty"`
 	// Learned says which replica has responses that the predecessor has learned.
 	Learned *dispatch.ReplicaResponses `json:"learned,omitempty"`
+	// Ended is the request.Summary of a request that has ended at the predecessor. It is not read
+	// with the message: its fields are those of the predecessor's release.
+	Ended json.RawMessage `json:"ended,omitempty"`
 	// Release is the number of a request that the predecessor holds no more.
 	Release uint64 `json:"release,omitempty"`
 	// Synced says that all requests that are held have been told.

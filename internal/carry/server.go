@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/lack"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // acceptPause is how long the server waits after an accept that failed, as without file
@@ -22,6 +23,10 @@ const acceptPause = 50 * time.Millisecond
 
 // Server counts what the predecessors of this process hold.
 type Server struct {
+	// Ended is told of each request that has ended at a predecessor. It is set before Serve. nil:
+	// nobody is told.
+	Ended func(request.Summary)
+
 	dispatcher *dispatch.Dispatcher
 	log        *zap.Logger
 
@@ -128,6 +133,8 @@ func (s *Server) handle(p *predecessor, m *message) {
 		}
 	case m.Learned != nil:
 		s.dispatcher.RestoreResponses([]dispatch.ReplicaResponses{*m.Learned})
+	case m.Ended != nil:
+		s.ended(m.Ended)
 	case m.Release != 0:
 		s.replace(p, m.Release, nil)
 	case m.Synced:

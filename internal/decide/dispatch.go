@@ -72,9 +72,12 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record,
 		Done: func() {
 			record.Close(nil)
-			if !d.Retired() { // else Envoy's access log goes to another process
-				record.Lose(alive)
+			if d.Retired() { // Envoy's access log goes to another process
+				d.open.Add(1) // this process does not end meanwhile
+				record.EndElsewhere(alive, func() { d.open.Add(-1) })
+				return
 			}
+			record.Lose(alive)
 		},
 		Claimed: x.envoy.Claimed,
 	}

@@ -377,3 +377,73 @@ func TestX2_ACountOfOneAnswerIsNotThatOfAll(t *testing.T) {
 		}
 	})
 }
+
+// TestX2_TheUsageOfAResponseInTheBackgroundIsChargedOnce: an engine may tell the usage before or
+// after the request has ended, and before or after the id of the response is known.
+func TestX2_TheUsageOfAResponseInTheBackgroundIsChargedOnce(t *testing.T) {
+	const learn, correct, known, tell = "learn", "correct", "known", "tell"
+	for _, steps := range [][]string{
+		{learn, correct, tell, tell, learn, tell}, {correct, learn, tell}, {learn, tell, correct}, {learn, tell, known},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
+			r := sized("", 400)
+			r.Background, r.Endpoint = true, openai.Responses
+			ticket := s.must(t, r)
+			ticket.Release()
+			for _, step := range steps {
+				switch step {
+				case learn:
+					ticket.LearnResponse("resp_1")
+				case correct:
+					ticket.Correct(Response{Bytes: 900})
+				case known:
+					ticket.Correct(Response{Known: true, Prompt: 1000, Completion: 30_000})
+				case tell:
+					s.TellUsage(r.Tenant, "resp_1", request.UsageOf(1000, 30_000, 0))
+				}
+			}
+			if left := s.left("t").Tokens.Remaining; left != 69_000 || s.AwaitsUsage(r.Tenant, "resp_1") {
+				t.Errorf("%q: %d tokens are left; the usage is awaited: %v", steps, left, s.AwaitsUsage(r.Tenant, "resp_1"))
+			}
+		})
+	}
+}
+
+// TestX2_AUsageThatCannotBeTrueIsNotCharged: an engine that tells more tokens than can be closes
+// nobody's bucket. What it has sent is estimated from its size.
+func TestX2_AUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
+	for _, c := range []struct {
+		told    Response
+		charged int
+	}{
+		{Response{Bytes: 900, Known: true, Prompt: 100, Completion: 1 << 31}, 325},
+		{Response{Bytes: 900, Known: true, Prompt: 1 << 31, Completion: 5}, 325},
+		{Response{Bytes: 900, Known: true, Prompt: 100, Completion: firstCompletion + 1}, 325},
+		{Response{Bytes: 900, Known: true, Prompt: 5000, Completion: firstCompletion}, 5000 + firstCompletion},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := limited(admission.TenantLimits{TokensPerMinute: 1_000_000})
+			var doubts int
+			s.Dispatcher.doubted = func(model, replica string, prompt, completion int64) {
+				doubts++
+				if model != "m" || replica != "a" || prompt != c.told.Prompt || completion != c.told.Completion {
+					t.Errorf("told of %s, %s, %d, %d", model, replica, prompt, completion)
+				}
+			}
+			for n := range 2 {
+				ticket := s.must(t, sized("", 400))
+				cost := ticket.Correct(c.told)
+				ticket.Release()
+				charged := 1_000_000 - int(s.left("t").Tokens.Remaining)
+				known := cost.Usage.Known
+				if n == 0 && charged != c.charged || known != (c.charged > 1000) || cost.Doubted == known {
+					t.Errorf("%+v: %d tokens are charged, want %d; %+v", c.told, charged, c.charged, cost)
+				}
+			}
+			if want := 1; c.charged < 1000 && doubts != want {
+				t.Errorf("%+v: told of %d times", c.told, doubts)
+			}
+		})
+	}
+}

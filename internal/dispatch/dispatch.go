@@ -120,6 +120,9 @@ type Config struct {
 	OnPlaced func(Placement)
 	// Failed is told of a replica that is Silent, with the reason in words. It may be nil.
 	Failed func(model, replica string, kind Failure, reason string)
+	// Doubted is told of a replica that has told a usage that cannot be true, at most once a
+	// minute. It must not block. It may be nil.
+	Doubted func(model, replica string, prompt, completion int64)
 }
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
@@ -131,6 +134,7 @@ type Dispatcher struct {
 	host      string
 	onPlaced  func(Placement)
 	failed    func(model, replica string, kind Failure, reason string)
+	doubted   func(model, replica string, prompt, completion int64)
 	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
 	explains, unsampled bool
 	// indexes bounds the memory of all prefix indexes
@@ -151,6 +155,8 @@ type Dispatcher struct {
 	held heldTickets
 	// retired says that another process dispatches from now on
 	retired atomic.Bool
+	// late are the responses whose usage is told later
+	late lateCharges
 	// onResponse is told of each response that is learned; nil while nobody watches
 	onResponse atomic.Pointer[func(ReplicaResponses)]
 	// nextWoken rotates the models in wakeOthers when a slot was freed that none of them had
@@ -185,6 +191,9 @@ type Dispatcher struct {
 	earlyNews map[string]*EngineNews
 	// unplaced are restored responses whose replicas are not known yet; guarded by mu
 	unplaced []ReplicaResponses
+	// unplacedChanges counts the calls of RestoreResponses that have left some of them; guarded by
+	// mu
+	unplacedChanges uint64
 	// unpickable maps the ids of those counters whose replica may not be picked to the model that
 	// the replica had last; guarded by mu
 	unpickable map[string]string
@@ -236,6 +245,7 @@ func New(c Config) *Dispatcher {
 		host:        c.Host,
 		onPlaced:    c.OnPlaced,
 		failed:      c.Failed,
+		doubted:     c.Doubted,
 		explains:    c.ExplainPicks,
 		unsampled:   c.NoSamples,
 		indexes:     prefix.NewBudget(indexBytes),

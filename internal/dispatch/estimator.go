@@ -119,6 +119,8 @@ type estimate struct {
 	tokens               tokenCount
 	// maxOutput is the client's bound on the output, in tokens; 0 means none.
 	maxOutput int
+	// mostPrompt is the greatest prompt that an engine can make of the request, in tokens.
+	mostPrompt int64
 	// fixed says that the estimate stands unless the engine reports its usage, and teaches nothing:
 	// the bytes of the answer are no text.
 	fixed bool
@@ -141,7 +143,7 @@ func (l *estimator) estimate(r *Request) estimate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	q := estimate{tenant: r.Tenant, promptBytes: r.PromptBytes, choices: max(r.Choices, 1), fixed: r.Free || r.MediaOutput > 0,
-		background: r.Background}
+		background: r.Background, mostPrompt: mostPrompt(r)}
 	if r.Free {
 		return q
 	}
@@ -211,11 +213,16 @@ func (l *estimator) correct(r Response, q estimate) int {
 		completion = int64(cost - q.tokens.prompt)
 	}
 	if completion > 0 {
-		each := min(float64(completion)/float64(q.choices), maxLearned)
-		l.output.add(each)
-		l.ofLocked(q.tenant).add(each)
+		l.learnLengthLocked(completion, &q)
 	}
 	return cost
+}
+
+// learnLengthLocked learns how long the answers of a response were, in tokens.
+func (l *estimator) learnLengthLocked(completion int64, q *estimate) {
+	each := min(float64(completion)/float64(q.choices), maxLearned)
+	l.output.add(each)
+	l.ofLocked(q.tenant).add(each)
 }
 
 // cost returns the real number of tokens of a request. The engine's count decides; without one, the

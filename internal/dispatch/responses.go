@@ -32,7 +32,8 @@ type ReplicaResponses struct {
 const (
 	// recordSize is the size of a record in ReplicaResponses.
 	recordSize = 8 + 4 + 4 + 4
-	// maxResponses bounds what Responses returns of the tables of all models.
+	// maxResponses bounds what Responses returns of the tables of all models, and of the restored
+	// responses whose replicas are not known yet.
 	maxResponses = 1 << 17
 )
 
@@ -98,7 +99,9 @@ func (d *Dispatcher) ResponsesChanged() (sum uint64) {
 		sum += e.sessions.changes
 		e.sessions.mu.Unlock()
 	}
-	return sum
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return sum + d.unplacedChanges
 }
 
 // allEstimators returns the estimators by model.
@@ -170,8 +173,29 @@ func appendReplicas(all []ReplicaResponses, model string, sessions []session, fr
 func (d *Dispatcher) unplacedResponses(now time.Time) []ReplicaResponses {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.unplaced = merged(d.unplaced, now)
+	d.unplaced = latest(merged(d.unplaced, now), maxResponses, now)
 	return slices.Clone(d.unplaced)
+}
+
+// latest returns the n responses of told that were used last, or all of them. told has each once.
+func latest(told []ReplicaResponses, n int, now time.Time) []ReplicaResponses {
+	known := map[string][]session{}
+	for i := range told {
+		known[told[i].Model] = append(known[told[i].Model], told[i].sessions(now)...)
+	}
+	from := earliest(known, n)
+	if from == math.MinInt64 {
+		return told
+	}
+	var last []ReplicaResponses
+	for _, r := range told {
+		kept := slices.DeleteFunc(r.sessions(now), func(x session) bool { return x.asked < from })
+		if len(kept) > 0 {
+			r.Responses = recordsOf(kept)
+			last = append(last, r)
+		}
+	}
+	return last
 }
 
 // merged returns each response once, as it was used last, and each run of an engine once. The
@@ -224,6 +248,9 @@ func (d *Dispatcher) RestoreResponses(told []ReplicaResponses) {
 	defer d.mu.Unlock()
 	d.unplaced = append(d.unplaced, told...)
 	d.placeResponsesLocked()
+	if len(d.unplaced) > 0 {
+		d.unplacedChanges++
+	}
 }
 
 // placeResponsesLocked adds the restored responses whose replicas are known by now.

@@ -258,6 +258,36 @@ func TestR7_ChangesOfResponses(t *testing.T) {
 	}
 }
 
+// TestR7_ResponsesOfAbsentReplicasAreKept: what another process tells of a replica that this one
+// does not know yet is a change that is to be written. The latest of too many are kept.
+func TestR7_ResponsesOfAbsentReplicasAreKept(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	absent := func(replica string, first, n int) ReplicaResponses {
+		r := ReplicaResponses{Model: "m", Replica: replica}
+		for i := range n {
+			used := now.Add(time.Duration(first+i-maxResponses) * 20 * time.Millisecond)
+			r.Responses = appendRecord(r.Responses, &session{sessionID: sessionID{key: uint64(first + i + 1), owner: 1}, asked: used.UnixNano()})
+		}
+		return r
+	}
+	s := newStage(Policy{})
+	s.put("m", replicas("a")...)
+	before := s.ResponsesChanged()
+	s.RestoreResponses([]ReplicaResponses{absent("x", 0, 1000)})
+	if s.ResponsesChanged() == before {
+		t.Error("the responses of an absent replica are no change")
+	}
+	s.RestoreResponses([]ReplicaResponses{absent("y", 1000, maxResponses-500)})
+	kept := map[string]int{}
+	for _, r := range s.Responses(time.Time{}) {
+		kept[r.Replica] += len(r.Responses) / recordSize
+	}
+	if sum := kept["x"] + kept["y"]; sum > maxResponses || sum < maxResponses-100 || kept["y"] != maxResponses-500 {
+		t.Errorf("kept %v, want the last %d", kept, maxResponses)
+	}
+}
+
 // BenchmarkResponses measures what 30,000 responses at 8 replicas cost.
 func BenchmarkResponses(b *testing.B) {
 	s := newStage(Policy{})

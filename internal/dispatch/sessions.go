@@ -218,6 +218,7 @@ func (t *Ticket) LearnResponse(id string) {
 		return
 	}
 	t.response = responseOf(t.estimate.tenant, openai.ResponseSession(id))
+	t.awaitUsageLocked()
 	t.placeResponseLocked(t.estimate.tokens.total())
 }
 

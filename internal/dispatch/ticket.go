@@ -80,6 +80,9 @@ type Ticket struct {
 	// response is the session of requests that continue the response; the zero value: its id is not
 	// known. Guarded by mu.
 	response sessionID
+	// late is the charge of a response in the background whose usage may be told later; nil: there
+	// is none. Guarded by mu.
+	late *lateCharge
 }
 
 // measureEvery is the interval, in requests, at which the engine's token count is looked for
@@ -308,20 +311,25 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
-	partial := t.isPartialLocked(r)
-	if partial {
+	at := &t.route.replicas[t.replicaIndex]
+	told, partial := r, t.isPartialLocked(r)
+	doubted := !t.estimate.believes(r, time.Since(t.reservedAt))
+	if partial || doubted {
 		r.Known, r.Prompt, r.Completion, r.Cached = false, 0, 0, 0
 	}
 	silent := ""
 	if !already {
 		t.learnLocked(plausible(r))
 		if t.noteSilenceLocked(r) {
-			silent = t.route.replicas[t.replicaIndex].id
+			silent = at.id
 		}
 	}
 	t.mu.Unlock()
 	if silent != "" && t.dispatcher.failed != nil {
 		t.dispatcher.failed(t.Model, silent, Silent, silentReason)
+	}
+	if doubted && !already {
+		t.dispatcher.doubt(t.Model, at, told)
 	}
 	if !already {
 		tokens := t.estimator.correct(r, t.estimate)
@@ -329,7 +337,7 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		t.lease.Correct(tokens)
 	}
 	cost := t.estimator.costOf(r, t.estimate)
-	cost.Partial = partial
+	cost.Partial, cost.Doubted, cost.Late = partial, doubted, t.lateUsage(r)
 	return cost
 }
 

@@ -152,7 +152,9 @@ type Gateway struct {
 	upgrade upgradeState
 	// link, successorRelay and drainOrders are for a retired process. successorRelay has the
 	// successor answer what Envoy has sent to this process by mistake; nil: there is none.
-	link           *carry.Link
+	link *carry.Link
+	// endedTo is told of each request that ends, after the hand-over; nil: nobody is.
+	endedTo        atomic.Pointer[carry.Link]
 	successorRelay atomic.Pointer[relay.Forwarder]
 	drainOrders    chan time.Duration
 }
@@ -247,6 +249,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.watchConditions()
 	g.startNext = g.startSuccessor
 	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
+	g.carried.Ended = g.requests.AddEnded
 	return g, nil
 }
 

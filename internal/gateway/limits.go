@@ -71,7 +71,7 @@ func (g *Gateway) makeAdmission() error {
 	// The policies come with the first configuration that is put in force.
 	g.dispatcher = dispatch.New(dispatch.Config{Fleet: g.fleet, Admission: g.admission, Host: host,
 		Demand: func(model string) { g.launchers.demand(model) }, Shared: k.shared != nil, OnPlaced: g.onPlaced(),
-		Failed: g.failed, ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
+		Failed: g.failed, Doubted: g.doubted, ExplainPicks: g.log.Core().Enabled(zap.DebugLevel), NoSamples: !samples()})
 	k.dispatcher = g.dispatcher
 	g.limits, g.responses = k, &responseKeeper{log: g.log, dir: g.dir, dispatcher: g.dispatcher}
 	return g.makeRemoteRouting()

@@ -105,7 +105,7 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 		path    string
 		handler http.Handler
 	}{
-		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.streams.relay.Handler(), calls)},
+		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.requests, g.streams.relay.Handler(), calls)},
 		{&s.kin, kinSocket(g.dir), carry.KinHandler(g.isValidKey, calls)},
 		{&s.api, bootstrap(g.dir).APISocket, models},
 	} {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/news"
 	"github.com/sluice-gateway/sluice/internal/config"
@@ -28,7 +30,8 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Lost:       g.dispatcher.ObserveRecovered,
 		Lives:      g.isHeard,
 		Used:       g.used,
-		Finished: []func(request.Summary){g.finished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
+		Elsewhere:  g.tellSuccessor,
+		Finished: []func(request.Summary){g.finished, g.tellSuccessor, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
 			g.streams.tracer.Native},
 		FinishedDelay: finishedDelay,
 		Picked:        telemetry.PickLog(g.log),
@@ -134,6 +137,12 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 	case engines.Ray:
 		g.launchers.ray.Suspect(replica)
 	}
+}
+
+// doubted logs that a replica has told a usage that cannot be true.
+func (g *Gateway) doubted(model, replica string, prompt, completion int64) {
+	g.log.Warn("usage of an engine not believed, its responses are charged by their size", zap.String("model", model),
+		zap.String("replica", replica), zap.Int64("prompt_tokens", prompt), zap.Int64("completion_tokens", completion))
 }
 
 // isDrained reports whether an operator has drained the replica.

@@ -26,7 +26,9 @@ type operator struct {
 	dir        *process.Dir
 	dispatcher *dispatch.Dispatcher
 	requests   *request.Store
-	launchers  *launchers
+	// cancelCarried cancels a request that an earlier process carries, as request.Store.Cancel.
+	cancelCarried func(id string) error
+	launchers     *launchers
 	// work gives run what takes long.
 	work chan func(context.Context)
 
@@ -43,7 +45,8 @@ type operator struct {
 
 func newOperator(g *Gateway, l *launchers) *operator {
 	return &operator{log: g.log, dir: g.dir, dispatcher: g.dispatcher, requests: g.requests, launchers: l,
-		work: make(chan func(context.Context)), unsaved: make(chan struct{}, 1), restarting: map[string]bool{}}
+		cancelCarried: func(id string) error { return g.carried.Cancel(id) },
+		work:          make(chan func(context.Context)), unsaved: make(chan struct{}, 1), restarting: map[string]bool{}}
 }
 
 // run does what takes long, and writes a state again that could not be written, until ctx ends.
@@ -115,7 +118,13 @@ func (o *operator) SetScale(model string, to *admin.Bounds) (admin.Scale, *opena
 
 // CancelRequest implements admin.Actions.
 func (o *operator) CancelRequest(id string) *openai.Error {
-	switch err := o.requests.Cancel(id); {
+	err := o.requests.Cancel(id)
+	if err != nil {
+		if kept := o.cancelCarried(id); !errors.Is(kept, request.ErrNotRunning) {
+			err = kept
+		}
+	}
+	switch {
 	case errors.Is(err, request.ErrNotRunning):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
 			Message: fmt.Sprintf("No request with the id `%s` runs. The id is request_id in the list of requests, not the client's own.", id)}

@@ -32,6 +32,8 @@ const (
 	// settleTime is how long a retired process stays at least: Envoy may still send a request on a
 	// connection before it knows that it should open a new one.
 	settleTime = time.Second
+	// flushTimeout bounds the time in which the successor is told of the last requests.
+	flushTimeout = time.Second
 )
 
 // retire leaves everything to the successor but the streams that this process carries. Requests
@@ -114,6 +116,8 @@ func (g *Gateway) carryOn(ctx context.Context, s *successor) error {
 	}
 	g.awaitIdle(own, ended)
 	g.log.Info("last stream has ended")
+	g.requests.TellFinished()
+	g.link.Flush(flushTimeout)
 	g.sockets.stop()
 	if err := g.serving.stop(); err != nil {
 		g.log.Error("component failed after the hand-over", zap.Error(err))

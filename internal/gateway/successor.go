@@ -221,6 +221,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 		if err != nil {
 			g.dispatcher.WatchTickets(nil)
 			g.dispatcher.WatchResponses(nil)
+			g.endedTo.Store(nil)
 			g.successorRelay.Store(nil)
 			unlink()
 		}
@@ -229,6 +230,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
 	g.dispatcher.WatchTickets(link)
 	g.dispatcher.WatchResponses(link.Learned)
+	g.tellEnded(link)
 	for _, r := range g.responses.unsaved() { // after WatchResponses, so that no response is missed
 		link.Learned(r)
 	}

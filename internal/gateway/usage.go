@@ -79,8 +79,15 @@ func (g *Gateway) used(q *request.Summary) {
 	}
 	whole := q.UsageKnown && q.Cause == "" // else the engine may have done more than it has told
 	counts := usage.OfRequest(q.PromptTokens, q.CachedTokens, q.CompletionTokens, whole)
-	counts.Charge((*g.prices.Load())[q.Model])
-	g.usage.Add(usage.Subject{Tenant: q.Tenant, Key: q.Key, Model: q.Model}, counts, time.Now())
+	prices, at := (*g.prices.Load())[q.Model], time.Now()
+	counts.Charge(prices)
+	subject := usage.Subject{Tenant: q.Tenant, Key: q.Key, Model: q.Model}
+	g.usage.Add(subject, counts, at)
+	q.Late.Await(func(u request.Usage) {
+		known := usage.OfRequest(u.Prompt, u.Cached, u.Completion, u.Known)
+		known.Charge(prices)
+		g.usage.Add(subject, known.Minus(counts), at)
+	})
 }
 
 // modelPrices returns the prices of all models that have some.

@@ -66,3 +66,34 @@ func TestB3_WhatCounts(t *testing.T) {
 		}
 	}
 }
+
+// TestB3_ALateUsageReplacesTheEstimate: the ledger has the usage of a response in the background,
+// in whichever order the end of the request and the usage come.
+func TestB3_ALateUsageReplacesTheEstimate(t *testing.T) {
+	for _, usageFirst := range []bool{false, true} {
+		ledger, err := usage.New(usage.Config{Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := &Gateway{usage: ledger}
+		g.prices.Store(&map[string]usage.Prices{"m": {Prompt: 1e6, Cached: 1e6, Completion: 2e6}})
+		q := &request.Summary{Tenant: "t", Model: "m", Source: headers.SourceEngine, Status: 200, Attempts: 1,
+			PromptTokens: 20, CompletionTokens: 256, Late: new(request.LateUsage)}
+		told := request.UsageOf(10, 3, 4)
+		if usageFirst {
+			q.Late.Tell(told)
+		}
+		g.used(q)
+		q.Late.Tell(told)
+		q.Late.Tell(request.UsageOf(99, 99, 0))
+		a, err := ledger.Query(t.Context(), usage.Question{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := usage.OfRequest(10, 4, 3, true)
+		want.Charge(usage.Prices{Prompt: 1e6, Cached: 1e6, Completion: 2e6})
+		if len(a.Items) != 1 || a.Items[0].Counts != want {
+			t.Errorf("usage first %v: %+v, want %+v", usageFirst, a.Items, want)
+		}
+	}
+}

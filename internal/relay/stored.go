@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
@@ -56,7 +57,11 @@ func (r *Relay) serveStored(w http.ResponseWriter, req *http.Request) {
 		r.answerFault(w, req, openai.Errorf(openai.CodeInvalidRequest,
 			"Moderation rules apply to the model %s, so its stored responses are not served.", model))
 	default:
-		r.passStored(w, req, holder{rest: rest, replica: replica, limit: r.config.Dispatcher.MaxDuration(model)})
+		at := holder{rest: rest, replica: replica, limit: r.config.Dispatcher.MaxDuration(model)}
+		if r.config.Dispatcher.AwaitsUsage(tenant, id) {
+			at.told = func(u request.Usage) { r.config.Dispatcher.TellUsage(tenant, id, u) }
+		}
+		r.passStored(w, req, at)
 	}
 }
 
@@ -67,6 +72,9 @@ type holder struct {
 	replica dispatch.Upstream
 	// limit bounds the answer; 0: nothing does.
 	limit time.Duration
+	// told is called with the usage of the response if the answer tells it; nil: nobody waits for
+	// it.
+	told func(request.Usage)
 }
 
 // passStored passes a request for a stored response on to a replica, and its answer to the client.
@@ -80,17 +88,17 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) 
 	rest, replica := at.rest, at.replica
 	defer context.AfterFunc(r.ctx, func() { cancel(errClosing) })()
 	discardBody(w, req) // a cancel has no body that means anything
-	request, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
+	call, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
 	if err != nil { // the path and the address were parsed before
 		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called."))
 		return
 	}
-	request.Header = forwardedHeaders(req.Header)
-	setReplicaHeaders(request.Header, replica)
+	call.Header = forwardedHeaders(req.Header)
+	setReplicaHeaders(call.Header, replica)
 	if replica.Host != "" {
-		request.Host = replica.Host
+		call.Host = replica.Host
 	}
-	response, err := r.send(request, replica, Policy{})
+	response, err := r.send(call, replica, Policy{})
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), errTooLong):
 		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamTimeout, "The engine that has the response did not answer in time."))
@@ -111,7 +119,9 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) 
 		h.Set(headers.Replica, replica.ID)
 	}
 	w.WriteHeader(response.StatusCode)
-	if !copyFlushed(r.timed(w), response.Body) {
+	body, release := r.readUsage(response, at.told)
+	defer release()
+	if !copyFlushed(r.timed(w), body) {
 		panic(http.ErrAbortHandler) // so that the client sees that the answer is not whole
 	}
 }

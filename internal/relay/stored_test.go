@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // A stored response is read at the replica that has given it, by its tenant alone. A model with
@@ -141,15 +143,55 @@ func TestR7_TheIDOfABackgroundResponseComesAtOnce(t *testing.T) {
 	}
 }
 
+// TestX2_AResponseInTheBackgroundCostsWhatItHasUsed: whoever reads the response first after its end
+// lets its engine tell the usage. The request is then charged that instead of its estimate, once.
+func TestX2_AResponseInTheBackgroundCostsWhatItHasUsed(t *testing.T) {
+	const ended = `{"id":"resp_1","object":"response","status":"completed","usage":{"input_tokens":1000,"output_tokens":30000,"total_tokens":31000}}`
+	for name, asked := range map[string]struct{ media, text string }{
+		"a document": {"application/json", ended},
+		"events":     {"text/event-stream", `data: {"type":"response.completed","sequence_number":9,"response":` + ended + "}\n\n"},
+	} {
+		var done atomic.Bool
+		h := newHarness(t, options{limits: admission.Limits{TokensPerMinute: 100_000}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("content-type", "application/json")
+			if r.Method == http.MethodPost || !done.Load() {
+				io.WriteString(w, `{"id":"resp_1","object":"response","status":"queued","usage":null}`)
+				return
+			}
+			w.Header().Set("content-type", asked.media)
+			io.WriteString(w, asked.text)
+		})})
+		h.postBody("/v1/responses", "application/json", []byte(`{"model":"m","input":"x","background":true}`))
+		charged := func() float64 { return 100_000 - h.admission.Stats("m").Tokens }
+		estimate := h.result(1).Usage
+		h.getStored("acme", 200, "queued")
+		if now := charged(); now > 1000 || estimate.Known || estimate.Completion == 0 {
+			t.Errorf("%s: %+v, and %v tokens are charged at first", name, estimate, now)
+		}
+		done.Store(true)
+		h.getStored("stranger", 404, "response_not_found")
+		var used []request.Usage
+		h.result(1).Late.Await(func(u request.Usage) { used = append(used, u) })
+		h.getStored("acme", 200, `"completed"`)
+		h.getStored("acme", 200, `"completed"`)
+		if now := charged(); now < 25_000 || now > 31_000 { // the bucket fills meanwhile
+			t.Errorf("%s: %v tokens are charged in the end", name, now)
+		}
+		if len(used) != 1 || !used[0].Known || used[0].Prompt != 1000 || used[0].Completion != 30_000 {
+			t.Errorf("%s: told %+v", name, used)
+		}
+	}
+}
+
 // getStored asks for the stored response of a tenant.
 func (h *harness) getStored(tenant string, status int, want string) {
 	h.t.Helper()
-	request, err := http.NewRequestWithContext(h.t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
+	get, err := http.NewRequestWithContext(h.t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	request.Header.Set(headers.Tenant, tenant)
-	response, err := http.DefaultTransport.RoundTrip(request)
+	get.Header.Set(headers.Tenant, tenant)
+	response, err := http.DefaultTransport.RoundTrip(get)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -183,9 +225,9 @@ func TestR7_AStoredResponseHasAnEnd(t *testing.T) {
 		}
 		began := time.Now()
 		if begins {
-			request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
-			request.Header.Set(headers.Tenant, "acme")
-			response, err := http.DefaultTransport.RoundTrip(request)
+			get, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, h.url+"/v1/responses/resp_1", http.NoBody)
+			get.Header.Set(headers.Tenant, "acme")
+			response, err := http.DefaultTransport.RoundTrip(get)
 			if err != nil {
 				t.Fatal(err)
 			}

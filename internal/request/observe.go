@@ -132,6 +132,7 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	if r != nil && r.lost {
 		return Summary{}, false
 	}
+	again := r != nil && r.elsewhere
 	if e.RequestID == "" || r != nil && r.logged {
 		r = nil // nothing to join with, or a second request of the same id
 	}
@@ -141,6 +142,7 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	}
 	if r == nil {
 		r = s.adoptLocked(e, true)
+		r.again = again
 	}
 	r.logged = true
 	if !e.byRelay() { // else the relay tells of its retries
@@ -169,7 +171,7 @@ func (r *Record) joinLocked(e *Entry, cost Cost) Summary {
 	}
 	switch {
 	case r.element == nil:
-	case r.logOnly && isProbe(e.Path, e.Status):
+	case r.again, r.logOnly && isProbe(e.Path, e.Status):
 		r.store.dropLocked(r)
 	default:
 		r.store.finishLocked(r)
@@ -307,6 +309,10 @@ func (q *Summary) setReading(e *Entry) {
 
 // estimate fills in what nobody has read of a native response.
 func (q *Summary) estimate(cost Cost) {
+	q.Late = cmp.Or(q.Late, cost.Late)
+	if cost.Doubted {
+		q.setUsage(Usage{})
+	}
 	answered := q.Source == headers.SourceEngine && q.Route == RouteNative && q.Status < 300
 	if !answered && !q.Abandoned || q.Route == RouteManaged {
 		return

@@ -27,6 +27,8 @@ type Outcome struct {
 	// request: another process counts it, or the generation does at its end.
 	Usage         Usage
 	UsedElsewhere bool
+	// Late is Cost.Late.
+	Late *LateUsage
 	// Attempts is how many replicas were tried.
 	Attempts int
 	// Answered says that bytes of an engine reached the client.
@@ -62,6 +64,11 @@ func (o *Outcome) abandoned() bool {
 // Estimate fills in the tokens of a response that no engine has counted, or only in part. A
 // response that has failed has used none.
 func (o *Outcome) Estimate(c Cost) {
+	o.Late = c.Late
+	if c.Doubted {
+		o.Usage = c.Usage
+		return
+	}
 	o.Usage.Known = o.Usage.Known && !c.Partial
 	if o.Usage.Known || !o.Answered && !o.abandoned() {
 		return

@@ -41,6 +41,9 @@ type Record struct {
 	closedAt                   time.Time
 	// lost: it has ended without a final entry, because its Envoy has died. It counts as logged.
 	lost bool
+	// elsewhere: it has ended at another process. again: it is listed already, because another
+	// process has told of its end.
+	elsewhere, again bool
 	// failures counts the failed attempts; failure is why the last one failed, until it is seen to
 	// be repeated.
 	failures int
@@ -244,6 +247,56 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 	return hold, Summary{}, false
 }
 
+// deathTime is how long an Envoy that is being killed may still run after its connections have
+// broken.
+const deathTime = time.Second / 2
+
+// EndElsewhere tells, after Close, that the final entry of a managed request goes to another
+// process. If the request has not ended well and its Envoy has died, no entry goes anywhere: the
+// request ends here without one. alive is as of Lose. done is called when nothing more is to be
+// done here, maybe from another goroutine.
+func (r *Record) EndElsewhere(alive func() bool, done func()) {
+	if r == nil {
+		done()
+		return
+	}
+	r.store.mu.Lock()
+	whole := r.outcome.isWhole()
+	r.store.mu.Unlock()
+	if whole || alive == nil {
+		r.tellElsewhere()
+		done()
+		return
+	}
+	time.AfterFunc(deathTime, func() {
+		defer done()
+		if alive() {
+			r.tellElsewhere()
+		} else {
+			r.endLost(nil)
+		}
+	})
+}
+
+// tellElsewhere tells Subscribers.Elsewhere how a managed request has ended, as far as this process
+// knows. It does nothing if the final entry of Envoy's log has come here.
+func (r *Record) tellElsewhere() {
+	if r.store.subscribers.Elsewhere == nil {
+		return
+	}
+	r.store.mu.Lock()
+	q, ended := r.summary, r.closed && !r.logged && r.outcome != nil
+	if ended {
+		q.Status = cmp.Or(q.Status, r.outcome.status())
+		q.applyOutcome(r.outcome)
+		q.Cause = q.DisconnectCause()
+	}
+	r.store.mu.Unlock()
+	if ended {
+		r.store.subscribers.Elsewhere(q)
+	}
+}
+
 // joinHeldLocked joins the log entry that came too soon; false when there is none.
 func (r *Record) joinHeldLocked() (Summary, bool) {
 	if r.entry == nil {
@@ -298,7 +351,7 @@ func (q *Summary) applyOutcome(o *Outcome) {
 	}
 	q.FinishReason, q.Cause, q.Attempts = o.Finish, o.Cause, o.Attempts
 	q.setUsage(o.usage())
-	q.UsedApart = o.UsedElsewhere
+	q.UsedApart, q.Late = o.UsedElsewhere, o.Late
 	q.Abandoned = o.abandoned()
 	q.FirstByte, q.Decode = o.TTFT, o.Decode
 	if !o.Answered || o.Cause != "" || o.Fault != nil {

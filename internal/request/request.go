@@ -122,6 +122,8 @@ type Summary struct {
 	// Abandoned says that a replica was at work on the request, and had not begun to answer, when
 	// the client left or the time was over; or that Envoy has died meanwhile.
 	Abandoned bool
+	// Late is Cost.Late. Other processes are not told of it.
+	Late *LateUsage `json:"-"`
 	// Cause says who ended a stream before its end: CauseClient and so on; empty: nobody did, or
 	// the response was no stream.
 	Cause string
@@ -272,9 +274,14 @@ type Cost struct {
 	// Partial says that the engine has counted only a part of the answer. Usage then replaces that
 	// count.
 	Partial bool
+	// Doubted says that the usage that the engine has told cannot be true. Usage then replaces it.
+	Doubted bool
 	// Finish is the likely reason for which a whole response has ended, stop or length; empty for a
 	// response without text.
 	Finish string
+	// Late is where the engine tells the usage of a response in the background later; nil: nobody
+	// waits for it.
+	Late *LateUsage
 }
 
 // Hold is what a native request holds at its model and its replica until it ends: the dispatcher's

@@ -58,6 +58,9 @@ type Subscribers struct {
 	// before Finished. It is also told of requests that have used nothing. It must not keep the
 	// Summary.
 	Used func(*Summary)
+	// Elsewhere is told of each managed request that has ended here and whose final entry goes to
+	// another process.
+	Elsewhere func(Summary)
 	// Finished are told of every request that has ended, once, at most FinishedDelay later. 0: at
 	// once.
 	Finished      []func(Summary)
@@ -189,6 +192,33 @@ func (s *Store) List(limit int) (all []Summary, running int) {
 		all = append(all, r.summary)
 	}
 	return all, running
+}
+
+// AddEnded adds a request that has ended at another process of the gateway, which has told its own
+// subscribers. A request that the store knows already is not added again. Envoy's log may have told
+// this process, too, of a request that the relay of the other one has carried. That entry knows no
+// model, so q replaces it, whichever comes first.
+func (s *Store) AddEnded(q Summary) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if q.ID != "" {
+		if known := s.anyLocked(func(r *Record) bool { return r.summary.ID == q.ID }); known != nil {
+			if known.element == nil && known.summary.Model == "" {
+				known.summary = q
+			}
+			return
+		}
+	}
+	r := &Record{store: s, summary: q, logOnly: true, closed: true, logged: true, elsewhere: true, waitingSince: q.Started, closedAt: time.Now()}
+	r.element = s.running.PushBack(r)
+	s.finishLocked(r)
+	if q.ID != "" {
+		s.byID[q.ID] = r
+		s.awaitLocked(r)
+	}
 }
 
 // Running returns the number of requests that run, and how many of them are streams. It walks all

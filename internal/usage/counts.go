@@ -15,7 +15,8 @@ type Subject struct {
 // Other is the key of the requests whose own keys do not fit into the ledger.
 const Other = "other"
 
-// Counts is what requests have used. Every field only grows.
+// Counts is what requests have used. Requests only grows. The other fields become smaller when a
+// request has used less than was estimated, or when its usage is no longer an estimate.
 type Counts struct {
 	// Requests counts the requests that an engine has answered or worked for. EstimatedRequests
 	// counts those among them whose tokens no engine has told.
@@ -91,6 +92,15 @@ func (c *Counts) Add(o Counts) {
 	c.EstimatedPromptTokens += o.EstimatedPromptTokens
 	c.EstimatedCompletionTokens += o.EstimatedCompletionTokens
 	c.Cost += o.Cost
+}
+
+// Minus returns c without o.
+func (c *Counts) Minus(o Counts) Counts {
+	var left [fieldCount]int64
+	for i, v := range c.values() {
+		left[i] = v - o.values()[i]
+	}
+	return ofValues(left)
 }
 
 // maxCounted is more tokens than any request has. A count of an engine beyond it is a mistake.

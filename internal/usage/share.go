@@ -127,11 +127,12 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 	l.mu.Unlock()
 	var err error
 	if s.compare {
-		rows, err = s.missing(ctx, l.writer, func(read func(table)) {
+		lacking, failed := s.missing(ctx, l.writer, func(read func(table)) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			read(l.table)
 		})
+		rows, err = union(rows, lacking), failed
 	}
 	known := false
 	if err == nil {
@@ -142,7 +143,33 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 		})
 	}
 	s.compare = !known
+	if err != nil {
+		l.markChanged(rows)
+	}
 	return err
+}
+
+// union returns the rows of both lists, each once.
+func union(a, b []rowKey) []rowKey {
+	seen := make(map[rowKey]bool, len(a)+len(b))
+	return slices.DeleteFunc(slices.Concat(a, b), func(k rowKey) bool {
+		again := seen[k]
+		seen[k] = true
+		return again
+	})
+}
+
+// markChanged has rows published again. A row that has changed and counts no more requests than
+// before is not found by comparing.
+func (l *Ledger) markChanged(rows []rowKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range rows {
+		if r := l.table[k.period][k.Subject]; r != nil && !r.changed {
+			r.changed = true
+			l.changed = append(l.changed, k)
+		}
+	}
 }
 
 // publishRows publishes rows of a writer. changes returns what is to be written of some of them.
@@ -313,8 +340,8 @@ func (s *sharing) readSpent(ctx context.Context) error {
 	return nil
 }
 
-// keepSpent keeps what writers have spent. Tallies only grow: a smaller one comes from a Redis that
-// was emptied.
+// keepSpent keeps what writers have spent. A smaller tally comes from a Redis that was emptied. If
+// the tally of a writer has become smaller, Redis keeps the larger one until it has grown again.
 func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tally) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -233,3 +233,25 @@ func TestB3_RunPublishes(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 }
+
+// TestB3_ASmallerCountIsPublished: a request that has used less than was estimated changes a row
+// that counts no more requests than before. Redis has the row in the end, also if Redis did not
+// answer first.
+func TestB3_ASmallerCountIsPublished(t *testing.T) {
+	server := redistest.Start(t)
+	l, other := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	estimated, known := OfRequest(10, 0, 200, false), OfRequest(8, 0, 3, true)
+	at := time.Now()
+	l.Add(acme, estimated, at)
+	publish(t, l)
+	l.Add(acme, known.Minus(estimated), at)
+	dead, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := l.shared.publish(dead, whole); err == nil {
+		t.Error("it was published to a Redis that did not answer")
+	}
+	publish(t, l)
+	if a := ask(t, other); len(a.Items) != 1 || a.Items[0].Counts != known {
+		t.Errorf("another gateway answers %+v, want %+v", a.Items, known)
+	}
+}

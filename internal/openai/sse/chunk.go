@@ -102,6 +102,19 @@ func (c *Chunk) OnlyTotal() int64 {
 // of the Responses API, which tells its own error.
 func (c *Chunk) OnlyError() bool { return c.Error && !c.whole && len(c.Choices) == 0 }
 
+// EndsResponse reports whether the data is a response of the Responses API that has ended, or the
+// event that ends one. The engine counts no more tokens of it.
+func (c *Chunk) EndsResponse() bool {
+	if !c.whole {
+		return c.Last || string(c.eventType) == "response.failed"
+	}
+	switch string(c.state) {
+	case "completed", "incomplete", "failed", "cancelled":
+		return true
+	}
+	return false
+}
+
 func (c *Chunk) members() {
 	r := &c.json
 	for more := r.Open('{'); more; more = r.More('{') {

@@ -96,6 +96,7 @@ func TestE2E_X20_CarriedRequestsCountForLimits(t *testing.T) {
 		if a := g.Post(harness.ChatPath, harness.ChatBody("chat", false, 2, "more"), key); a.StatusCode != 429 {
 			t.Errorf("a third stream: %s", a)
 		}
+		awaitListed(g, "streaming")
 	}
 	for _, r := range streams {
 		b, err := io.ReadAll(r.Body)
@@ -108,9 +109,36 @@ func TestE2E_X20_CarriedRequestsCountForLimits(t *testing.T) {
 	}
 	g.AwaitIdle("chat")
 	g.AwaitIdle("managed")
+	awaitListed(g, "done")
 	if a := g.Post(harness.ChatPath, harness.ChatBody("chat", false, 2, "more"), key); a.StatusCode != 200 {
 		t.Errorf("after the streams: %s", a)
 	}
+}
+
+// awaitListed waits until the list of requests has a good one of each of the two models, in the
+// state.
+func awaitListed(g *harness.Gateway, state string) {
+	g.T.Helper()
+	harness.Eventually(g.T, "the requests are listed as "+state, func() error {
+		var answer struct {
+			Requests []struct {
+				Model, Tenant, State, Code string
+			}
+		}
+		if err := g.TryGet("/api/v1/requests", &answer); err != nil {
+			return err
+		}
+		listed := map[string]int{}
+		for _, r := range answer.Requests {
+			if r.State == state && r.Tenant == "acme" && r.Code == "" {
+				listed[r.Model]++
+			}
+		}
+		if listed["chat"] != 1 || listed["managed"] != 1 {
+			return fmt.Errorf("listed %v of %+v", listed, answer)
+		}
+		return nil
+	})
 }
 
 // Requests of all ways that wait in a queue are answered, although the process that they wait in is

@@ -79,6 +79,9 @@ func (s *responseStore) has(id string) bool {
 	return s.known[id]
 }
 
+// storedTokens are the tokens that a store tells of a response that is read.
+const storedTokens = 1_000_000
+
 // serveStored answers with the name of the server, if it has the response.
 func (s *responseStore) serveStored(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
@@ -93,7 +96,8 @@ func (s *responseStore) serveStored(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodDelete {
 		delete(s.known, id)
 	}
-	fmt.Fprintf(w, `{"id":%q,"server":%q,"did":%q}`, id, s.name, strings.TrimSpace(r.Method+" "+sub+" "+r.URL.RawQuery))
+	fmt.Fprintf(w, `{"id":%q,"object":"response","status":"completed","server":%q,"did":%q,"usage":{"input_tokens":7,"output_tokens":%d}}`,
+		id, s.name, strings.TrimSpace(r.Method+" "+sub+" "+r.URL.RawQuery), storedTokens)
 }
 
 // add adds a response that continues an earlier one; empty: none. It returns the id of the new one;

@@ -30,6 +30,25 @@ func TestE2E_R7_StoredResponses(t *testing.T) {
 	}
 }
 
+// awaitStoredUsage waits until the ledger has what one response in the background has used, once.
+func awaitStoredUsage(g *harness.Gateway) {
+	g.T.Helper()
+	harness.Eventually(g.T, "the usage is that of the response", func() error {
+		var answer struct {
+			Usage []struct {
+				CompletionTokens int64 `json:"completion_tokens"`
+			} `json:"usage"`
+		}
+		if err := g.TryGet("/api/v1/usage", &answer); err != nil {
+			return err
+		}
+		if len(answer.Usage) != 1 || answer.Usage[0].CompletionTokens/storedTokens != 1 {
+			return fmt.Errorf("%+v", answer)
+		}
+		return nil
+	})
+}
+
 // checkStored uses a stored response in all ways.
 func checkStored(g *harness.Gateway) {
 	answer := g.Post("/v1/responses", `{"model":"m","input":"keep this","store":true,"background":true}`, "Idempotency-Key: keep this")
@@ -47,6 +66,8 @@ func checkStored(g *harness.Gateway) {
 		}
 	}
 	do("GET", "/v1/responses/"+id+"?include=x", 200, `"did":"GET  include=x"`)
+	do("GET", "/v1/responses/"+id, 200, `"did":"GET"`)
+	awaitStoredUsage(g)
 	do("GET", "/v1/responses/"+id+"/input_items", 200, `"did":"GET input_items"`)
 	do("GET", "/responses/"+id+"/input_items?limit=3", 200, `"did":"GET input_items limit=3"`)
 	for _, call := range []string{"input_tokens", "compact"} {

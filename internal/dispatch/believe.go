@@ -1,0 +1,57 @@
+package dispatch
+
+import "time"
+
+// An engine with a fault may tell any number of tokens. A number that cannot be true is not
+// charged: it would keep the tenant waiting for an hour, or use up its budget. The bounds are so
+// wide that no engine exceeds them that counts.
+
+const (
+	// addedPrompt bounds the tokens that an engine adds to the text of a prompt, by its template
+	// and by tools of its own, and those of an image, a sound or a file. addedHistory bounds those
+	// of the conversation that a request continues.
+	addedPrompt  = 1 << 20
+	addedHistory = 1 << 23
+	// firstCompletion and completionRate bound the tokens of one answer: those that may come at
+	// once, and those of each second.
+	firstCompletion = 1 << 17
+	completionRate  = 1 << 16
+)
+
+// mostPrompt returns the greatest prompt that an engine can make of a request, in tokens. No token
+// is shorter than a byte. A request for scores has its query read with each of its texts.
+func mostPrompt(r *Request) int64 {
+	bytes := int64(max(r.PromptBytes, 0))
+	if r.NoOutput {
+		bytes = min(bytes+1024, 1<<20)
+		bytes *= bytes
+	}
+	most := bytes + int64(1+max(r.MediaParts, 0))*addedPrompt
+	if r.Previous != "" {
+		most += addedHistory
+	}
+	return min(most*int64(max(r.Choices, 1)), maxCounted)
+}
+
+// believes reports whether the usage that the engine has told of a response can be true, after the
+// replica was at work on it for so long. A usage that nobody has told is believed.
+func (q *estimate) believes(r Response, took time.Duration) bool {
+	if !r.Known {
+		return true
+	}
+	each := int64(firstCompletion + completionRate*max(took, 0).Seconds())
+	return r.Prompt <= q.mostPrompt && r.Completion <= each*int64(max(q.choices, 1))
+}
+
+// doubtInterval is the time after which Config.Doubted is called again for a replica.
+const doubtInterval = time.Minute
+
+// doubt tells Config.Doubted of a usage that cannot be true.
+func (d *Dispatcher) doubt(model string, at *replica, r Response) {
+	now := time.Now()
+	last := at.doubtedAt.Load()
+	if d.doubted == nil || last != 0 && now.UnixNano()-last < int64(doubtInterval) || !at.doubtedAt.CompareAndSwap(last, now.UnixNano()) {
+		return
+	}
+	d.doubted(model, at.id, r.Prompt, r.Completion)
+}

@@ -1,0 +1,62 @@
+package gateway
+
+import (
+	"slices"
+
+	"github.com/sluice-gateway/sluice/internal/carry"
+	"github.com/sluice-gateway/sluice/internal/request"
+)
+
+// listRequests returns the requests of this process and those that earlier processes carry, as
+// request.Store.List does.
+func (g *Gateway) listRequests(limit int) (all []request.Summary, running int) {
+	own, running := g.requests.List(limit)
+	carried, more := g.carried.Requests(limit)
+	if len(carried) == 0 {
+		return own, running + more
+	}
+	known := make(map[string]bool, len(carried))
+	for i := range carried {
+		known[carried[i].ID] = true
+	}
+	first := slices.IndexFunc(own, func(q request.Summary) bool { return q.State == request.Done })
+	if first < 0 {
+		first = len(own)
+	}
+	// Envoy's log may tell this process, too, of a request that an earlier process carries.
+	mine := slices.DeleteFunc(slices.Clone(own[:first]), func(q request.Summary) bool { return known[q.ID] })
+	running += more - (first - len(mine))
+	all = slices.Concat(mine, carried)
+	slices.SortStableFunc(all, func(a, b request.Summary) int { return b.Started.Compare(a.Started) })
+	if limit > 0 && len(all) > limit {
+		all = all[:limit]
+	}
+	return append(all, own[first:]...), running
+}
+
+// findRequest returns a request of this process, or of an earlier one that carries it.
+func (g *Gateway) findRequest(id string) (request.Detail, bool) {
+	if found, ok := g.requests.Find(id); ok {
+		return found, true
+	}
+	return g.carried.Request(id)
+}
+
+// tellEnded tells the successor of the last requests that have ended, and of each that ends from
+// now on.
+func (g *Gateway) tellEnded(to *carry.Link) {
+	g.endedTo.Store(to)
+	all, _ := g.requests.List(0)
+	for _, q := range slices.Backward(all) { // the oldest first
+		if q.State == request.Done {
+			to.Ended(q)
+		}
+	}
+}
+
+// tellSuccessor tells the successor, if there is one, of a request that has ended.
+func (g *Gateway) tellSuccessor(q request.Summary) {
+	if to := g.endedTo.Load(); to != nil {
+		to.Ended(q)
+	}
+}
