@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -67,6 +68,7 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 		if fault != nil {
 			return fault
 		}
+		texts = slices.DeleteFunc(texts, func(text string) bool { return openai.IsAttribution([]byte(text)) })
 		if len(texts) > 0 {
 			all = append(all, chatMessage{Role: "system", Content: join(texts)})
 		}

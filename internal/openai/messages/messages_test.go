@@ -43,6 +43,11 @@ func TestB9_Requests(t *testing.T) {
 			"user":"u","ignore_eos":true,"messages":[{"role":"system","content":"a\nb"},{"role":"user","content":"hi"}],
 			"response_format":{"type":"json_schema","json_schema":{"name":"output","strict":true,"schema":{"type":"object"}}}}`,
 		},
+		"the attribution of Claude Code": {
+			`{"max_tokens":9,"system":[{"type":"text","text":"x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli;"},{"type":"text","text":"a"}],
+			"messages":[{"role":"user","content":"hi"}]}`,
+			`{"max_tokens":9,"messages":[{"role":"system","content":"a"},{"role":"user","content":"hi"}]}`,
+		},
 		"tools": {
 			`{"max_tokens":9,"tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}],"tool_choice":{"type":"any","disable_parallel_tool_use":true},
 			"messages":[{"role":"user","content":"hi"},
