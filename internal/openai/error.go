@@ -206,8 +206,19 @@ func (e *Error) EventData() []byte {
 	return render(o)
 }
 
-func render(o errorObject) []byte {
-	b, err := json.Marshal(map[string]errorObject{"error": o})
+// ResponsesEventData is EventData in the form of the Responses API: an event of the type error with
+// a sequence number, which also has the members that OpenAI documents for it.
+func (e *Error) ResponsesEventData(sequence int64) []byte {
+	o, retryable := e.object(), e.Retryable()
+	o.Retryable, o.RetryAfter = &retryable, e.RetryAfterMillis()
+	return marshal(map[string]any{"type": "error", "sequence_number": sequence,
+		"code": o.Code, "message": o.Message, "param": o.Param, "error": o})
+}
+
+func render(o errorObject) []byte { return marshal(map[string]errorObject{"error": o}) }
+
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
 	if err != nil { // strings and numbers always marshal
 		panic(err)
 	}
