@@ -89,10 +89,10 @@ func (e *Error) RetryAfterSeconds() string {
 	return strconv.FormatInt(int64((e.retryAfter()+time.Second-1)/time.Second), 10)
 }
 
-// MustNotRepeat reports whether a client must not repeat the request by itself. OpenAI's do so after
-// 408, 409 and 429, and Claude Code also after 401: the key is wrong, the client's own timeout ended
-// the request, its request id is in use, or its budget is used up. A repeated request would generate
-// all of it again, or meet the same error.
+// MustNotRepeat reports whether a client must not repeat the request by itself. OpenAI's clients do
+// so after 408, 409 and 429, and Claude Code also after 401. The key is wrong, the client's own
+// timeout ended the request, its request id is in use, or its budget is used up. A repeated request
+// would generate all of it again, or meet the same error.
 func (e *Error) MustNotRepeat() bool {
 	switch e.HTTPStatus() {
 	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict:
