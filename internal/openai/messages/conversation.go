@@ -137,9 +137,9 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 }
 
 // appendMessages appends the translation of a message. A system message at the beginning belongs to
-// the system prompt. The template of many models, such as Qwen's, refuses a system message anywhere
-// else. So the text of such a message goes to the user's turn before it, in the tags in which Claude
-// Code itself writes it for servers that know no such messages.
+// the system prompt. The templates of many models, such as Qwen's, refuse a system message anywhere
+// else. So the text of such a message goes to the user's turn before it. It stands in the tags in
+// which Claude Code itself writes it for servers that know no such messages.
 func appendMessages(all, some []chatMessage) []chatMessage {
 	if len(some) == 0 || some[0].Role != "system" {
 		return append(all, some...)
