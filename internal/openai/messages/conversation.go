@@ -158,11 +158,12 @@ func appendMessages(all, some []chatMessage) []chatMessage {
 	if last.Role != "user" {
 		return append(all, chatMessage{Role: "user", Content: text})
 	}
-	switch before := last.Content.(type) {
+	switch content := last.Content.(type) {
 	case string:
-		last.Content = join([]string{before, text})
+		last.Content = join([]string{content, text})
 	case []part:
-		last.Content = append(before, part{Type: "text", Text: text})
+		content = append(content, part{Type: "text", Text: text})
+		last.Content = content
 	}
 	return all
 }
