@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strings"
 	"testing"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	auth "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -176,6 +178,11 @@ func TestCheck(t *testing.T) {
 	no := refused.GetDeniedResponse()
 	if no.GetStatus().GetCode() != 401 || !strings.Contains(no.GetBody(), `"code":"invalid_api_key"`) {
 		t.Errorf("refused with %v", no)
+	}
+	if !slices.ContainsFunc(no.GetHeaders(), func(h *core.HeaderValueOption) bool {
+		return h.GetHeader().GetKey() == "x-should-retry" && (h.GetHeader().GetValue() == "false" || string(h.GetHeader().GetRawValue()) == "false")
+	}) {
+		t.Errorf("clients may repeat the request: %v", no.GetHeaders())
 	}
 }
 

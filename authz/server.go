@@ -130,6 +130,9 @@ func denied(e *openai.Error, request map[string]string) *auth.CheckResponse {
 	if s := e.RetryAfterSeconds(); s != "" {
 		set = append(set, setHeader("retry-after", s))
 	}
+	if e.MustNotRepeat() {
+		set = append(set, setHeader(headers.ShouldRetry, "false"))
+	}
 	return refusal(e, string(e.BodyFor(request[openai.VersionHeader])), set...)
 }
 

@@ -71,7 +71,7 @@ const (
 	// RequestID is Envoy's own id of a request. Sluice never takes it for the client's id of a
 	// request, since clients cannot choose it.
 	RequestID = "x-request-id"
-	// ShouldRetry is "false" on an error after which OpenAI's clients would repeat the request by
+	// ShouldRetry is "false" on an error after which some clients would repeat the request by
 	// themselves although they should not.
 	ShouldRetry = "x-should-retry"
 	// OriginalPath is Envoy's own header with the path of a request before Envoy changed the path

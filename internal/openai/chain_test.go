@@ -276,6 +276,9 @@ func TestB1_PromptsShareBeginnings(t *testing.T) {
 	system := `{"role":"system","content":"` + long + `"}`
 	chat := func(rest string) string { return `{"model":"m","messages":[` + rest + `]}` }
 	tools := `"tools":[{"type":"function","function":{"name":"f"}}]` // 45 bytes of tools
+	attributed := func(hash, rest string) string {
+		return `{"model":"m","system":[{"type":"text","text":"x-anthropic-billing-header: cch=` + hash + `;"},{"type":"text","text":"` + long + `"}],"messages":[` + rest + `]}`
+	}
 	image := func(url string) string {
 		return `{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + url + `"}},{"type":"text","text":"what?"}]}`
 	}
@@ -310,6 +313,7 @@ func TestB1_PromptsShareBeginnings(t *testing.T) {
 		"a string is a message": {Responses, `{"model":"m","input":"one","instructions":"` + long + `"}`,
 			`{"model":"m","instructions":"` + long + `","input":[{"role":"user","content":"one"},{"type":"function_call","name":"f"}]}`, 1023},
 		"another response before": {Responses, `{"model":"m","input":"` + long + `"}`, `{"model":"m","input":"` + long + `","previous_response_id":"r"}`, 0},
+		"another attribution":     {Messages, attributed("1", `{"role":"user","content":"one"}`), attributed("22", `{"role":"user","content":"one"}`), 1023},
 		"embeddings have no cache": {Embeddings, `{"model":"m","input":"` + long + `","messages":[` + system + `]}`,
 			`{"model":"m","input":"` + long + `","messages":[` + system + `]}`, 0},
 	} {

@@ -89,12 +89,16 @@ func (e *Error) RetryAfterSeconds() string {
 	return strconv.FormatInt(int64((e.retryAfter()+time.Second-1)/time.Second), 10)
 }
 
-// MustNotRepeat reports whether a client must not repeat the request by itself, which OpenAI's do
-// after 408, 409 and 429: the client's own timeout ended the request, its request id is in use, or
-// its budget is used up. A repeated request would generate all of it again, or meet the same error.
+// MustNotRepeat reports whether a client must not repeat the request by itself. OpenAI's clients do
+// so after 408, 409 and 429, and Claude Code also after 401. The key is wrong, the client's own
+// timeout ended the request, its request id is in use, or its budget is used up. A repeated request
+// would generate all of it again, or meet the same error.
 func (e *Error) MustNotRepeat() bool {
-	status := e.HTTPStatus()
-	return e.Code == CodeInsufficientQuota || status == http.StatusRequestTimeout || status == http.StatusConflict
+	switch e.HTTPStatus() {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusConflict:
+		return true
+	}
+	return e.Code == CodeInsufficientQuota
 }
 
 func (e *Error) retryAfter() time.Duration {
@@ -214,8 +218,19 @@ func (e *Error) EventData() []byte {
 	return render(o)
 }
 
-func render(o errorObject) []byte {
-	b, err := json.Marshal(map[string]errorObject{"error": o})
+// ResponsesEventData is EventData in the form of the Responses API: an event of the type error with
+// a sequence number, which also has the members that OpenAI documents for it.
+func (e *Error) ResponsesEventData(sequence int64) []byte {
+	o, retryable := e.object(), e.Retryable()
+	o.Retryable, o.RetryAfter = &retryable, e.RetryAfterMillis()
+	return marshal(map[string]any{"type": "error", "sequence_number": sequence,
+		"code": o.Code, "message": o.Message, "param": o.Param, "error": o})
+}
+
+func render(o errorObject) []byte { return marshal(map[string]errorObject{"error": o}) }
+
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
 	if err != nil { // strings and numbers always marshal
 		panic(err)
 	}

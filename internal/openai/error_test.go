@@ -121,6 +121,7 @@ func TestR6_ShouldRetry(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[Code]string{
 		CodeRequestTimeout: "false", CodeClientTooSlow: "false", CodeRequestIDConflict: "false",
+		CodeInvalidAPIKey: "false", CodeExpiredAPIKey: "false", CodeInsufficientQuota: "false",
 		CodeRateLimited: "", CodeNoReplica: "", CodeUpstreamError: "", CodeInvalidRequest: "",
 	} {
 		w := httptest.NewRecorder()

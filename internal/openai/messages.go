@@ -326,7 +326,7 @@ func partText(r *jsonscan.Reader, none typeless) (t text, media bool) {
 			word := string(wordText(r))
 			isText, media = isTextType(word), isMediaType(word)
 		case "text":
-			t = stringText(r)
+			t = partString(r)
 		case "source":
 			plain = isPlainSource(r)
 		case "content":
@@ -376,16 +376,31 @@ func isMediaType(word string) bool {
 // stringText reads any value and returns where the text of a string stands. Any other value has
 // none.
 func stringText(r *jsonscan.Reader) text {
+	t, _ := readString(r)
+	return t
+}
+
+// partString is stringText for the text of a part. An attribution is an empty text.
+func partString(r *jsonscan.Reader) text {
+	t, raw := readString(r)
+	if IsAttribution(raw) {
+		t.end = t.start
+	}
+	return t
+}
+
+// readString is stringText, and also returns the text as it stands.
+func readString(r *jsonscan.Reader) (t text, raw []byte) {
 	raw, ok := r.RawText()
 	if !ok {
-		return text{}
+		return text{}, nil
 	}
 	form := formPlain
 	if r.Escaped() {
 		form = formEscaped
 	}
 	end := r.Pos() - len(`"`)
-	return textAt(end-len(raw), end, form)
+	return textAt(end-len(raw), end, form), raw
 }
 
 // rawText reads any value and returns where it stands.

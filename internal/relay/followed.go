@@ -62,6 +62,7 @@ func (s *engineStream) publishEnd(end lifecycle.End) {
 		out = sse.AppendData(out, e.Data)
 	}
 	s.gen.publishOwn(out)
+	s.gen.nextSequence.Store(s.response.Sequence())
 }
 
 // responseUsage is the usage of a response of the Responses API.

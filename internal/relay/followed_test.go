@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
@@ -34,6 +35,16 @@ func TestR1_BrokenOffResponse(t *testing.T) {
 		_, text := h.post("/v1/responses")
 		if done := strings.Count(text, ".done\""); done != c.done || strings.Count(text, `"type":"response.failed"`) != 1 || endingOf(text) != "error" {
 			t.Errorf("%s: %d done events: %s", name, done, text[max(0, len(text)-1000):])
+		}
+		var last struct {
+			Type, Message  string
+			SequenceNumber int `json:"sequence_number"`
+			Error          struct{ Code string }
+		}
+		event, data, _ := strings.Cut(text[strings.LastIndex(text, "event: "):], "\ndata: ")
+		if err := json.Unmarshal([]byte(data), &last); err != nil || event != "event: error" || last.Type != "error" || last.Message == "" ||
+			last.Error.Code != "upstream_truncated" || last.SequenceNumber != strings.Count(text, "\ndata: ")+strings.Count(text[:6], "data: ")-1 {
+			t.Errorf("%s: %v: the last event is no error of the Responses API: %s %s", name, err, event, data)
 		}
 		h.waitIdle()
 		if n := budget.Used(memory.Replays); n != 0 {

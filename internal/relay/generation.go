@@ -57,6 +57,9 @@ type generation struct {
 	answer   *Answer
 	done     chan struct{}
 	result   Result
+	// nextSequence is the sequence number of the event after the last one of a response of the
+	// Responses API that has failed. 0: it has not failed.
+	nextSequence atomic.Int64
 	// moved says that the call waited in vain, because the successor carries it now. It is set
 	// before done is closed.
 	moved bool

@@ -134,14 +134,26 @@ func (a *Answer) eventError() *openai.Error {
 	return a.engineError()
 }
 
-// appendError appends an event with an error to the buffer.
+// appendError appends an event with an error to the buffer, as the last event of the stream.
 func (s *httpSink) appendError(e *openai.Error) {
 	s.takeBuffer()
-	if s.translator != nil {
+	switch {
+	case s.translator != nil:
 		s.buffer = messages.AppendError(s.buffer, e)
-		return
+	case s.call.Scan.Endpoint == openai.Responses:
+		s.buffer = sse.AppendData(append(s.buffer, "event: error\n"...), e.ResponsesEventData(s.nextSequence()))
+	default:
+		s.buffer = sse.AppendData(s.buffer, e.EventData())
 	}
-	s.buffer = sse.AppendData(s.buffer, e.EventData())
+}
+
+// nextSequence returns the sequence number of an event that follows the last one of a response of
+// the Responses API. It is 0 if the response has not failed.
+func (s *httpSink) nextSequence() int64 {
+	if s.gen == nil {
+		return 0
+	}
+	return s.gen.nextSequence.Load()
 }
 
 // Event implements Sink.

@@ -65,7 +65,7 @@ func (r *Response) Events(end End) []Event {
 		response["error"] = end.Error
 	}
 	w.add(end.Status, object{"response": response})
-	r.ended, r.begin, r.items, r.kept = true, nil, nil, 0
+	r.ended, r.begin, r.items, r.kept, r.sequence = true, nil, nil, 0, w.sequence
 	return w.events
 }
 

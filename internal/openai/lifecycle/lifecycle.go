@@ -106,6 +106,9 @@ func (r *Response) See(data []byte) {
 	}
 }
 
+// Sequence returns the sequence number of the event after the last one.
+func (r *Response) Sequence() int64 { return r.sequence }
+
 // Ended reports whether the response has ended.
 func (r *Response) Ended() bool { return r.ended }
 

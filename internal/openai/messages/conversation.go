@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -67,6 +68,7 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 		if fault != nil {
 			return fault
 		}
+		texts = slices.DeleteFunc(texts, func(text string) bool { return openai.IsAttribution([]byte(text)) })
 		if len(texts) > 0 {
 			all = append(all, chatMessage{Role: "system", Content: join(texts)})
 		}
@@ -76,7 +78,7 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 	fault := elements("messages", fields["messages"], form, func(at string, decode func(any) error) *openai.Error {
 		messages++
 		some, fault := chatMessages(at, decode)
-		all = append(all, some...)
+		all = appendMessages(all, some)
 		return fault
 	})
 	switch {
@@ -127,8 +129,43 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 		return nil, fault
 	case m.Role == "assistant":
 		return assistantMessage(at+".content", blocks)
+	case m.Role == "system":
+		texts, fault := textsOf(at+".content", blocks)
+		return []chatMessage{{Role: "system", Content: join(texts)}}, fault
 	}
-	return userMessages(at+".content", m.Role, blocks)
+	return userMessages(at+".content", blocks)
+}
+
+// appendMessages appends the translation of a message. A system message at the beginning belongs to
+// the system prompt. The templates of many models, such as Qwen's, refuse a system message anywhere
+// else. So the text of such a message goes to the user's turn before it. It stands in the tags in
+// which Claude Code itself writes it for servers that know no such messages.
+func appendMessages(all, some []chatMessage) []chatMessage {
+	if len(some) == 0 || some[0].Role != "system" {
+		return append(all, some...)
+	}
+	text, _ := some[0].Content.(string)
+	if len(all) == 0 {
+		return some
+	}
+	last := &all[len(all)-1]
+	if last.Role == "system" { // the first, because any later one has become text of the user
+		before, _ := last.Content.(string)
+		last.Content = join([]string{before, text})
+		return all
+	}
+	text = "<system-reminder>\n" + text + "\n</system-reminder>"
+	if last.Role != "user" {
+		return append(all, chatMessage{Role: "user", Content: text})
+	}
+	switch content := last.Content.(type) {
+	case string:
+		last.Content = join([]string{content, text})
+	case []part:
+		content = append(content, part{Type: "text", Text: text})
+		last.Content = content
+	}
+	return all
 }
 
 // readBlocks reads a content: a string, which is one block of text, or a list of blocks.
@@ -189,7 +226,7 @@ func unsupported(at string, i int, kind string) *openai.Error {
 
 // userMessages translates a message of the user. Each result of a tool is a message of its own,
 // before the rest. Images in results go into the rest, because a result is a text in a chat.
-func userMessages(at, role string, blocks []block) (all []chatMessage, fault *openai.Error) {
+func userMessages(at string, blocks []block) (all []chatMessage, fault *openai.Error) {
 	var parts []part
 	for i, b := range blocks {
 		if b.Type != "tool_result" {
@@ -207,7 +244,7 @@ func userMessages(at, role string, blocks []block) (all []chatMessage, fault *op
 		all, parts = append(all, result), append(parts, images...)
 	}
 	if len(parts) > 0 || len(all) == 0 {
-		all = append(all, chatMessage{Role: role, Content: contentOf(parts)})
+		all = append(all, chatMessage{Role: "user", Content: contentOf(parts)})
 	}
 	return all, nil
 }

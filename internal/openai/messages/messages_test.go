@@ -43,6 +43,25 @@ func TestB9_Requests(t *testing.T) {
 			"user":"u","ignore_eos":true,"messages":[{"role":"system","content":"a\nb"},{"role":"user","content":"hi"}],
 			"response_format":{"type":"json_schema","json_schema":{"name":"output","strict":true,"schema":{"type":"object"}}}}`,
 		},
+		"the attribution of Claude Code": {
+			`{"max_tokens":9,"system":[{"type":"text","text":"x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli;"},{"type":"text","text":"a"}],
+			"messages":[{"role":"user","content":"hi"}]}`,
+			`{"max_tokens":9,"messages":[{"role":"system","content":"a"},{"role":"user","content":"hi"}]}`,
+		},
+		"system messages": {
+			`{"max_tokens":9,"system":"a","messages":[{"role":"system","content":[{"type":"text","text":"b"}]},{"role":"user","content":"hi"},{"role":"system","content":"c"},
+			{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t"}]},{"role":"system","content":"d"},
+			{"role":"assistant","content":"x"},{"role":"user","content":[{"type":"text","text":"y"},{"type":"text","text":"z"}]},{"role":"system","content":"e"}]}`,
+			`{"max_tokens":9,"messages":[{"role":"system","content":"a\nb"},{"role":"user","content":"hi\n<system-reminder>\nc\n</system-reminder>"},
+			{"role":"assistant","content":null,"tool_calls":[{"id":"t","type":"function","function":{"name":"f","arguments":"{}"}}]},
+			{"role":"tool","content":"","tool_call_id":"t"},{"role":"user","content":"<system-reminder>\nd\n</system-reminder>"},
+			{"role":"assistant","content":"x"},{"role":"user","content":[{"type":"text","text":"y"},{"type":"text","text":"z"},
+			{"type":"text","text":"<system-reminder>\ne\n</system-reminder>"}]}]}`,
+		},
+		"a system message without a system prompt": {
+			`{"max_tokens":9,"messages":[{"role":"system","content":"b"},{"role":"user","content":"hi"}]}`,
+			`{"max_tokens":9,"messages":[{"role":"system","content":"b"},{"role":"user","content":"hi"}]}`,
+		},
 		"tools": {
 			`{"max_tokens":9,"tools":[{"name":"f","description":"d","input_schema":{"type":"object"}}],"tool_choice":{"type":"any","disable_parallel_tool_use":true},
 			"messages":[{"role":"user","content":"hi"},
@@ -106,6 +125,7 @@ func TestB9_RefusedRequests(t *testing.T) {
 		`{"max_tokens":1,"tools":[{"name":"f"}],"messages":[{"role":"user","content":"x"}]}`:                  "tools.0.input_schema",
 		`{"max_tokens":1,"tools":[{"name":"f","input_schema":7}],"messages":[{"role":"user","content":"x"}]}`: "tools.0.input_schema",
 		`{"max_tokens":1,"tool_choice":{"type":"tool"},"messages":[{"role":"user","content":"x"}]}`:           "tool_choice.name",
+		`{"max_tokens":1,"messages":[{"role":"system","content":[{"type":"image"}]}]}`:                        "messages.0.content.0.type",
 		user(`[{"type":"search_result"}]`):                                                                                "messages.0.content.0.type",
 		user(`[{"type":"document","source":{"type":"base64","data":"x"}}]`):                                               "messages.0.content.0.source.type",
 		user(`[{"type":"image","source":{"type":"file","file_id":"x"}}]`):                                                 "messages.0.content.0.source.type",

@@ -143,3 +143,20 @@ func TestE2E_B9_Frameworks(t *testing.T) {
 		})
 	}
 }
+
+// TestE2E_B9_AISDK lets the AI SDK speak to a model on each way. A fault that the relay tells of
+// reaches it as that fault alone.
+func TestE2E_B9_AISDK(t *testing.T) {
+	t.Parallel()
+	modules := filepath.Join(testutil.Root(), ".tools", "node", "node_modules")
+	testutil.Tool(t, "node/node_modules/ai")
+	key := authz.NewKey()
+	g := harness.Start(t, strings.ReplaceAll(messagesModels(t, key), "prefill_rate: 0", "prefill_rate: 0, token_interval: 1ms"))
+	for model, faults := range map[string]string{"native": "", "managed": "1"} {
+		t.Run(model, func(t *testing.T) {
+			harness.RunScript(t, []string{"node", filepath.Join(testutil.Root(), "tests/clients/aisdk.mjs")}, map[string]string{
+				"BASE_URL": g.URL, "API_KEY": key.Secret, "MODEL": model, "EMBED_MODEL": "embed", "FAULTS": faults, "NODE_MODULES": modules})
+		})
+		g.AwaitIdle(model)
+	}
+}
