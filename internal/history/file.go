@@ -207,15 +207,22 @@ func openWriter(path string, size int64) (*writer, error) {
 	return &writer{f, size}, nil
 }
 
-// createWriter makes a file with content, and opens it for further records.
+// nextSuffix ends the name of a file that replaces another one when it is complete.
+const nextSuffix = ".new"
+
+// createWriter makes a file with content, and opens it for further records. A file that is there
+// already stays as it is until the new one is complete, as on a full disk.
 func createWriter(path string, content []byte) (*writer, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path+nextSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	w := &writer{file: f}
-	if err := w.write(content); err != nil {
-		return nil, errors.Join(err, f.Close())
+	if err = w.write(content); err == nil {
+		err = os.Rename(path+nextSuffix, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path+nextSuffix))
 	}
 	return w, nil
 }
