@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -211,8 +212,12 @@ func openWriter(path string, size int64) (*writer, error) {
 const nextSuffix = ".new"
 
 // createWriter makes a file with content, and opens it for further records. A file that is there
-// already stays as it is until the new one is complete, as on a full disk.
+// already stays as it is until the new one is complete, as on a full disk. createWriter makes the
+// directory of the file if it is missing.
 func createWriter(path string, content []byte) (*writer, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
 	f, err := os.OpenFile(path+nextSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err

@@ -299,18 +299,21 @@ func TestB8_AStartWithAWrongClock(t *testing.T) {
 
 func TestB8_AFileThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
-	s := New(Config{Dir: dir}) // the directory does not exist
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // no directory can be made there
+		t.Fatal(err)
+	}
+	s := New(Config{Dir: dir})
 	for i := range 2 {
 		if err := s.Add(noon.Add(time.Duration(i)*Step), sampleOf("chat", float64(i+1))); err == nil {
 			t.Error("no error")
 		}
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	fill(t, s, "chat", noon.Add(2*Step), 1)
+	fill(t, s, "chat", noon.Add(2*Step), 1) // the store makes the directory itself
 	again, _ := open(t, dir, noon.Add(time.Minute), 0)
 	if got := queued(again, "chat", noon, 3); got != "1 2 1" {
-		t.Errorf("values after the directory was there: %s", got)
+		t.Errorf("values after the directory could be made: %s", got)
 	}
 }
