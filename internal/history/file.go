@@ -119,7 +119,10 @@ func (h *hour) appendEntry(b []byte, slot int, model string, values *Values) []b
 // load adds the records of a file. good is how many bytes of it are whole records: what follows was
 // being written when the process was killed. The error is errDamaged; what comes before the damage
 // has been added.
-func (h *hour) load(data []byte) (good int, err error) {
+func (h *hour) load(data []byte) (good int, err error) { return h.loadBefore(data, slotsPerHour) }
+
+// loadBefore is load of the samples before a slot.
+func (h *hour) loadBefore(data []byte, slot int) (good int, err error) {
 	if len(data) < len(header) {
 		return 0, nil
 	}
@@ -137,11 +140,21 @@ func (h *hour) load(data []byte) (good int, err error) {
 			return good, nil
 		}
 		content := rest[lengthBytes : lengthBytes+length]
+		if length >= 2 && int(binary.LittleEndian.Uint16(content)) >= slot && slot < slotsPerHour {
+			return good, nil
+		}
 		if binary.LittleEndian.Uint64(rest[lengthBytes+length:]) != xxhash.Sum64(content) || !h.loadRecord(content) {
 			return good, errDamaged
 		}
 		good += lengthBytes + length + sumBytes
 	}
+}
+
+// before returns the samples of the hour before a slot.
+func (h *hour) before(slot int) *hour {
+	earlier := newHour(h.number)
+	_, _ = earlier.loadBefore(h.encode(), slot) // what encode returns is not damaged
+	return earlier
 }
 
 // loadRecord adds the content of a record, and reports whether it was one.
