@@ -189,7 +189,7 @@ func TestX5_JournalOnAFullDisk(t *testing.T) {
 
 // A step of the machine's clock after a restart ends no task: the times that were read from the
 // journal are on the clock that nobody sets, as those of new tasks.
-func TestR1_RecoveredTasksOutliveAStepOfTheClock(t *testing.T) {
+func TestX13_RecoveredTasksOutliveAStepOfTheClock(t *testing.T) {
 	content, tasks := journalOf(t)
 	c, _, err := recovered(t, content)
 	if err != nil {
