@@ -73,7 +73,7 @@ func known(t testing.TB, c *Controller, tasks []Task) int {
 		if err != nil {
 			continue
 		}
-		if n++; got.Model != task.Model || got.Tokens != task.Tokens || !got.Expires.Equal(task.Expires) {
+		if n++; got.Model != task.Model || got.Tokens != task.Tokens || !got.Expires.Round(0).Equal(task.Expires.Round(0)) {
 			t.Errorf("task %+v came back as %+v", task, got)
 		}
 	}
@@ -185,4 +185,24 @@ func TestX5_JournalOnAFullDisk(t *testing.T) {
 		t.Error(err)
 	}
 	again.taskJournal.file.Close()
+}
+
+// A step of the machine's clock after a restart ends no task: the times that were read from the
+// journal are on the clock that nobody sets, as those of new tasks.
+func TestX13_RecoveredTasksOutliveAStepOfTheClock(t *testing.T) {
+	content, tasks := journalOf(t)
+	c, _, err := recovered(t, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, before := range tasks {
+		for _, at := range []time.Time{c.tasks.byID[before.ID].Expires, c.tasks.byID[before.ID].Until} {
+			if !strings.Contains(at.String(), " m=") { // it has no reading of the steady clock
+				t.Errorf("task %s: %s follows the clock of the machine", before.ID, at)
+			}
+		}
+		if d := c.tasks.byID[before.ID].Expires.Sub(before.Expires).Abs(); d > time.Second {
+			t.Errorf("task %s: expires %s later than before", before.ID, d)
+		}
+	}
 }

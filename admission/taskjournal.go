@@ -273,11 +273,17 @@ func readJournal(text []byte) (live, ended []journalEntry, bad []int) {
 	return live, ended, bad
 }
 
+// steady returns a time that was read from a file as one that a later step of the machine's clock
+// does not move.
+func steady(t, now time.Time) time.Time { return now.Add(t.Sub(now)) }
+
 // restoreEnd remembers the key of a task that was completed.
 func (c *Controller) restoreEnd(e journalEntry) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
-	if now := time.Now(); e.Ended.After(now) { // the clock has gone back
+	now := time.Now()
+	e.Ended = steady(e.Ended, now)
+	if e.Ended.After(now) { // the clock has gone back
 		e.Ended = now
 	}
 	c.tasks.rememberEnd(taskKey{e.Tenant, e.Key}, e.ID, e.Ended)
@@ -294,6 +300,7 @@ func (c *Controller) restoreTask(e journalEntry) {
 	if e.Until.IsZero() { // a version wrote it that did not bound the lifetime of tasks
 		e.Until = now.Add(defaultTaskLifetime)
 	}
+	e.Expires, e.Until = steady(e.Expires, now), steady(e.Until, now)
 	l := c.recoverLease(c.findOrCreateGate(e.Model), RecoveredRequest{Tenant: e.Tenant, ID: e.ID, Tokens: int(e.Tokens)}, now)
 	l.task, l.account = true, &account{estimate: int64(l.tokens), lease: l}
 	l.tenant.tasks++

@@ -71,16 +71,17 @@ func run(o options) error {
 // chaos runs the selected faults, one world after the other, and prints and writes the table. It
 // fails when a world cannot be made or a fault cannot be brought about.
 func chaos(ctx context.Context, o options) error {
+	chosen, err := choose(o.only)
+	if err != nil {
+		return err
+	}
 	texts, err := newTexts(o)
 	if err != nil {
 		return err
 	}
 	fmt.Println(tableHead)
 	var rows []string
-	for _, f := range faults {
-		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), f.name) {
-			continue
-		}
+	for _, f := range chosen {
 		r, err := runFault(ctx, o, texts, f)
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.name, err)
@@ -92,6 +93,27 @@ func chaos(ctx context.Context, o options) error {
 		return nil
 	}
 	return writeReport(o, rows)
+}
+
+// choose returns the faults with these names, separated by commas, in the order of the table. Empty
+// means all. A name that no fault has is an error: else a slip would leave the table empty.
+func choose(only string) ([]fault, error) {
+	if only == "" {
+		return faults, nil
+	}
+	wanted := strings.Split(only, ",")
+	var chosen []fault
+	for _, f := range faults {
+		if slices.Contains(wanted, f.name) {
+			chosen = append(chosen, f)
+		}
+	}
+	for _, name := range wanted {
+		if !slices.ContainsFunc(faults, func(f fault) bool { return f.name == name }) {
+			return nil, fmt.Errorf("-only: no fault is called %q; internal/chaos/faults.go has the names", name)
+		}
+	}
+	return chosen, nil
 }
 
 // runFault makes a world, puts it under load, brings the fault about, and waits until all is as

@@ -134,7 +134,7 @@ var types = []row{
 		"Raise `realtime.max_sockets`, or lower `realtime.per_tenant` or `realtime.idle`."},
 	{StateNotWritable, Error, False, true,
 		"The state directory cannot be written. Running requests and replicas go on.",
-		"Free space on its file system, or give the gateway the right to write there."},
+		"Free space on its file system, or give the gateway the right to write there. If its files were removed, stop the gateway and start it again."},
 	{SigningKeysUnavailable, Error, False, false,
 		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before. A token that none of them has signed gets 503.",
 		"Check the address or the file in `auth.jwt`. Sluice tries again each second."},

@@ -255,6 +255,23 @@ func TestX1_RunStops(t *testing.T) {
 	}
 }
 
+// TestX1_TheStatusNamesWhoCameSinceTheCount checks that the status has the source of connections
+// that were admitted after a count that found none.
+func TestX1_TheStatusNamesWhoCameSinceTheCount(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{PerSource: 90})
+	g.count(0, map[netip.Addr]int{})
+	if n := g.admitted(anna, 2); n != 2 {
+		t.Fatalf("%d of 2 connections admitted", n)
+	}
+	if n := g.admitted(bert, 88); n != 88 {
+		t.Fatalf("%d of 88 connections admitted", n)
+	}
+	if s := g.Status(); s.Open != 90 || s.Source != bert || s.Most != 88 {
+		t.Errorf("status %+v", s)
+	}
+}
+
 // TestX1_FullIsFull checks that an Envoy which allows more than the file does now is held to the
 // file's number.
 func TestX1_FullIsFull(t *testing.T) {

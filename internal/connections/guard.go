@@ -86,8 +86,8 @@ type Mode struct {
 
 // Status describes the connections to an operator.
 type Status struct {
-	// Open is the number of connections at the last count, and Limit how many there may be. A Limit
-	// of 0 means that it is not known.
+	// Open is the number of connections at the last count and of those that were admitted since.
+	// Limit is how many there may be. A Limit of 0 means that it is not known.
 	Open, Limit int
 	// Source has the most connections: Most. It is the zero Addr while there are none.
 	Source netip.Addr
@@ -258,6 +258,9 @@ func (g *Guard) admit(client netip.Addr) bool {
 	}
 	g.sources[source]++
 	g.status.Open++
+	if have := g.sources[source]; have > g.status.Most {
+		g.status.Source, g.status.Most = source, have
+	}
 	g.admitted = true
 	return true
 }

@@ -42,7 +42,8 @@ func appendRecord(b []byte, x *session) []byte {
 	b = binary.LittleEndian.AppendUint64(b, x.key)
 	b = binary.LittleEndian.AppendUint32(b, x.owner)
 	b = binary.LittleEndian.AppendUint32(b, x.history)
-	return binary.LittleEndian.AppendUint32(b, uint32(min(max(x.asked/int64(time.Second), 0), math.MaxUint32)))
+	asked := (x.asked + clockStep(time.Now())) / int64(time.Second)
+	return binary.LittleEndian.AppendUint32(b, uint32(min(max(asked, 0), math.MaxUint32)))
 }
 
 // sessions returns the responses that are remembered at that time. Their field replica is nil.
@@ -55,8 +56,8 @@ func (r *ReplicaResponses) sessions(now time.Time) []session {
 		x := session{sessionID: sessionID{key: binary.LittleEndian.Uint64(record), owner: binary.LittleEndian.Uint32(record[8:])},
 			history: binary.LittleEndian.Uint32(record[12:])}
 		used := time.Unix(int64(binary.LittleEndian.Uint32(record[16:])), 0)
-		x.asked = min(used.UnixNano(), now.UnixNano()) // the clock may have been set back
-		if x.key != 0 && x.owner != 0 && now.UnixNano()-x.asked < int64(sessionTTL) {
+		x.asked = min(used.UnixNano()-clockStep(now), steadyNanos(now)) // the clock may have been set back
+		if x.key != 0 && x.owner != 0 && steadyNanos(now)-x.asked < int64(sessionTTL) {
 			all = append(all, x)
 		}
 	}
@@ -128,8 +129,7 @@ func (d *Dispatcher) Responses(since time.Time) []ReplicaResponses {
 	return all
 }
 
-// earliest returns the time from which on no more than n of the sessions were used, in Unix
-// nanoseconds.
+// earliest returns the time from which on no more than n of the sessions were used, by steadyNanos.
 func earliest(known map[string][]session, n int) int64 {
 	sum := 0
 	for _, sessions := range known {
@@ -319,7 +319,7 @@ func (p *sessionTable) responses(since, now time.Time) (all []session) {
 		next := min(first+scanStep, size)
 		for i := first; i < next; i++ {
 			x := &p.entries[i]
-			if x.owner != 0 && x.isLiveAt(now.UnixNano()) && x.asked/int64(time.Second) >= since.Unix() {
+			if x.owner != 0 && x.isLiveAt(steadyNanos(now)) && x.asked/int64(time.Second) >= steadyNanos(since)/int64(time.Second) {
 				all = append(all, *x)
 			}
 		}
@@ -336,7 +336,7 @@ func (p *sessionTable) restore(x session, now time.Time) {
 	defer p.mu.Unlock()
 	p.latest = now
 	p.changes++
-	if entry := p.roomLocked(x.sessionID, now); !entry.isLiveAt(now.UnixNano()) || entry.asked <= x.asked {
+	if entry := p.roomLocked(x.sessionID, now); !entry.isLiveAt(steadyNanos(now)) || entry.asked <= x.asked {
 		p.setEntryLocked(entry, x)
 	}
 }

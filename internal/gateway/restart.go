@@ -44,9 +44,9 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
-		case now.Upgrade.At.After(before.Upgrade.At):
+		case now.is(before) && !now.Upgrade.At.Equal(before.Upgrade.At):
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
-		case now.Started.After(before.Started) && client.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
+		case !now.is(before) && client.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
 			if now, err = askProcess(ctx, client); err != nil { // Envoy may have been adopted since the last answer
 				return err
 			}
@@ -102,6 +102,12 @@ type runningProcess struct {
 		At           time.Time           `json:"failed_at"`
 		Predecessors []admin.Predecessor `json:"predecessors"`
 	} `json:"upgrade"`
+}
+
+// is reports whether both are the same process. Which of two started later does not count: the clock
+// may have been set back.
+func (p runningProcess) is(other runningProcess) bool {
+	return p.PID == other.PID && p.Started.Equal(other.Started)
 }
 
 // String names the process to an operator.

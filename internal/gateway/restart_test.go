@@ -72,3 +72,39 @@ func TestX20_TheCommandTellsOfTheEnvoyThatIsAdopted(t *testing.T) {
 		t.Errorf("the command printed %q, %v", out, err)
 	}
 }
+
+// The clock of the machine may have been set back since the process that is replaced has started,
+// or since its last restart that failed.
+func TestX20_ARestartAfterTheClockWasSetBack(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, handOverSignal)
+	t.Cleanup(func() { signal.Stop(signals) })
+	for name, test := range map[string]struct{ answer, want string }{
+		"it succeeds": {`{"version":"v1","pid":7,"started":"2026-01-01T00:00:00Z"}`, ""},
+		"it fails": {fmt.Sprintf(`{"version":"v1","pid":%d,"started":"2026-01-02T00:00:00Z","upgrade":{"failed":"no room","failed_at":"2026-01-01T00:00:00Z"}}`,
+			os.Getpid()), "no room"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var told atomic.Bool
+			gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/readyz" || told.Swap(true) {
+					_, _ = w.Write([]byte(test.answer))
+					return
+				}
+				fmt.Fprintf(w, `{"version":"v1","pid":%d,"started":"2026-01-02T00:00:00Z","upgrade":{"failed_at":"2026-01-02T00:00:00Z"}}`, os.Getpid())
+			}))
+			t.Cleanup(gateway.Close)
+			path := t.TempDir()
+			claimed(t, path)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			client := adminclient.Client{Address: gateway.URL}
+			switch err := Restart(ctx, parse(t, path, ""), client, client, new(bytes.Buffer)); {
+			case test.want == "" && err != nil:
+				t.Error(err)
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("%v, want %s", err, test.want)
+			}
+		})
+	}
+}

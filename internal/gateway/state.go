@@ -2,12 +2,14 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 const (
@@ -24,8 +26,7 @@ func (g *Gateway) watchState(ctx context.Context) error {
 		wait := stateCheckInterval
 		if err := g.dir.CheckWritable(); err != nil {
 			wait = stateRetryInterval
-			g.conditions.Set(condition.StateNotWritable, "", "WriteFailed", fmt.Sprintf(
-				"Nothing can be written in the state directory: %v. /schedule refuses tasks, and no process can be started.", err))
+			g.reportState(err)
 		} else {
 			g.conditions.Clear(condition.StateNotWritable, "")
 		}
@@ -35,6 +36,18 @@ func (g *Gateway) watchState(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// reportState sets the condition about a fault of the state directory.
+func (g *Gateway) reportState(err error) {
+	if errors.Is(err, process.ErrRemoved) {
+		g.conditions.Set(condition.StateNotWritable, "", "Removed", fmt.Sprintf(
+			"The files of the state directory %s were removed or replaced while the gateway ran. Envoy does not find the sockets of the "+
+				"gateway there, so requests get 503, and what the gateway writes now is lost.", g.dir.Path()))
+		return
+	}
+	g.conditions.Set(condition.StateNotWritable, "", "WriteFailed", fmt.Sprintf(
+		"Nothing can be written in the state directory: %v. /schedule refuses tasks, and no process can be started.", err))
 }
 
 // stop ends a gateway that was told to stop, which ctx tells, or of which a component has failed.

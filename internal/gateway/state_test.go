@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -78,6 +80,35 @@ func TestX5_StateNotWritable(t *testing.T) {
 			t.Errorf("condition %+v although writing works again", c)
 		}
 	})
+}
+
+// The condition tells that somebody has removed the files of the directory, although new ones can
+// be written there.
+func TestX5_RemovedStateDirectory(t *testing.T) {
+	for name, remove := range map[string]func(path string) error{
+		"the files": func(path string) error { return os.Remove(filepath.Join(path, "claim.lock")) },
+		"all":       os.RemoveAll,
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := t.TempDir()
+			g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
+			synctest.Test(t, func(t *testing.T) {
+				go g.watchState(t.Context()) //nolint:errcheck // nil
+				synctest.Wait()
+				if c := conditionOf(g, condition.StateNotWritable); c.Status != condition.False {
+					t.Errorf("condition %+v before", c)
+				}
+				if err := remove(path); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(stateCheckInterval)
+				synctest.Wait()
+				if c := conditionOf(g, condition.StateNotWritable); c.Reason != "Removed" || !strings.Contains(c.Message, path) {
+					t.Errorf("condition %+v after the files were removed", c)
+				}
+			})
+		})
+	}
 }
 
 func TestX13_ConditionsOfAnEnvoyThatDoesNotAnswer(t *testing.T) {

@@ -22,8 +22,7 @@ type archive struct {
 	out *writer
 	// buffer is used again for each record.
 	buffer []byte
-	// back counts the samples, one after the other, that are more than an hour older than the last
-	// hour.
+	// back counts the samples, one after the other, that are older than the last one.
 	back int
 }
 
@@ -100,7 +99,7 @@ func (a *archive) loadFile(path string, number int64, current bool) error {
 // add adds a sample. It does nothing if the archive has a sample of that moment or of a later one.
 // The sample is in memory even if the error tells that it could not be written.
 func (a *archive) add(m moment, models map[string]Values) error {
-	h, err := a.hourFor(m.hour())
+	h, err := a.hourFor(m)
 	if h == nil || m.slot() < h.next {
 		return err
 	}
@@ -125,16 +124,17 @@ func (a *archive) write(h *hour) (err error) {
 	return err
 }
 
-// hourFor returns the hour of that number, and begins it if it is new; nil if it is over. It drops
-// hours that are far ahead, which are those of a wrong clock.
-func (a *archive) hourFor(number int64) (h *hour, err error) {
-	if n := len(a.hours); n > 0 && a.hours[n-1].number > number+1 {
+// hourFor returns the hour of a moment, and begins it if it is new; nil if it is over. It drops
+// samples that are ahead for long, which are those of a wrong clock.
+func (a *archive) hourFor(m moment) (h *hour, err error) {
+	number := m.hour()
+	if n := len(a.hours); n > 0 && a.hours[n-1].isAfter(m) {
 		a.back++
 	} else {
 		a.back = 0
 	}
 	if a.back >= trusted {
-		err = a.dropAfter(number + 1)
+		err = a.dropFrom(m)
 	}
 	if n := len(a.hours); n > 0 {
 		switch last := a.hours[n-1]; {
@@ -151,12 +151,17 @@ func (a *archive) hourFor(number int64) (h *hour, err error) {
 	return h, errors.Join(err, a.closeFile())
 }
 
-// dropAfter drops the hours after one, with their files.
-func (a *archive) dropAfter(number int64) error {
+// dropFrom drops the samples from a moment on. It removes the files of the hours after it. The next
+// sample writes the file of its own hour anew.
+func (a *archive) dropFrom(m moment) error {
 	var failed []error
-	for n := len(a.hours); n > 0 && a.hours[n-1].number > number; n-- {
+	for n := len(a.hours); n > 0 && a.hours[n-1].number > m.hour(); n-- {
 		failed = append(failed, a.closeFile(), a.removeFile(a.hours[n-1]))
 		a.hours = a.hours[:n-1]
+	}
+	if n := len(a.hours); n > 0 && a.hours[n-1].isAfter(m) {
+		failed = append(failed, a.closeFile())
+		a.hours[n-1] = a.hours[n-1].before(m.slot())
 	}
 	return errors.Join(failed...)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -118,7 +119,10 @@ func (h *hour) appendEntry(b []byte, slot int, model string, values *Values) []b
 // load adds the records of a file. good is how many bytes of it are whole records: what follows was
 // being written when the process was killed. The error is errDamaged; what comes before the damage
 // has been added.
-func (h *hour) load(data []byte) (good int, err error) {
+func (h *hour) load(data []byte) (good int, err error) { return h.loadBefore(data, slotsPerHour) }
+
+// loadBefore is load of the samples before a slot.
+func (h *hour) loadBefore(data []byte, slot int) (good int, err error) {
 	if len(data) < len(header) {
 		return 0, nil
 	}
@@ -136,11 +140,21 @@ func (h *hour) load(data []byte) (good int, err error) {
 			return good, nil
 		}
 		content := rest[lengthBytes : lengthBytes+length]
+		if length >= 2 && int(binary.LittleEndian.Uint16(content)) >= slot && slot < slotsPerHour {
+			return good, nil
+		}
 		if binary.LittleEndian.Uint64(rest[lengthBytes+length:]) != xxhash.Sum64(content) || !h.loadRecord(content) {
 			return good, errDamaged
 		}
 		good += lengthBytes + length + sumBytes
 	}
+}
+
+// before returns the samples of the hour before a slot.
+func (h *hour) before(slot int) *hour {
+	earlier := newHour(h.number)
+	_, _ = earlier.loadBefore(h.encode(), slot) // what encode returns is not damaged
+	return earlier
 }
 
 // loadRecord adds the content of a record, and reports whether it was one.
@@ -207,15 +221,26 @@ func openWriter(path string, size int64) (*writer, error) {
 	return &writer{f, size}, nil
 }
 
-// createWriter makes a file with content, and opens it for further records.
+// nextSuffix ends the name of a file that replaces another one when it is complete.
+const nextSuffix = ".new"
+
+// createWriter makes a file with content, and opens it for further records. A file that is there
+// already stays as it is until the new one is complete, as on a full disk. createWriter makes the
+// directory of the file if it is missing.
 func createWriter(path string, content []byte) (*writer, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path+nextSuffix, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	w := &writer{file: f}
-	if err := w.write(content); err != nil {
-		return nil, errors.Join(err, f.Close())
+	if err = w.write(content); err == nil {
+		err = os.Rename(path+nextSuffix, path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path+nextSuffix))
 	}
 	return w, nil
 }

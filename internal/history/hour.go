@@ -139,6 +139,11 @@ func (h *hour) samples() (n int) {
 	return n
 }
 
+// isAfter reports whether the hour has, or is of, a later sample than one of that moment.
+func (h *hour) isAfter(m moment) bool {
+	return h.number > m.hour() || h.number == m.hour() && h.next > m.slot()+1
+}
+
 // close gives back the room for further samples.
 func (h *hour) close() {
 	for i := range h.tracks {

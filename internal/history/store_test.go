@@ -275,6 +275,26 @@ func TestB8_AClockThatWasWrong(t *testing.T) {
 	}
 }
 
+// A clock that is set back by less than two hours, as where the machine's own clock had the local
+// time, costs the samples of five minutes too, and no earlier ones of the same hour.
+func TestB8_AClockThatIsSetBack(t *testing.T) {
+	for _, ahead := range []time.Duration{10 * time.Minute, 40 * time.Minute, time.Hour, 110 * time.Minute} {
+		dir := t.TempDir()
+		s, _ := open(t, dir, noon, 0)
+		fill(t, s, "chat", noon, 3)
+		fill(t, s, "chat", noon.Add(time.Minute+ahead), 4)
+		later := noon.Add(2 * time.Minute)
+		fill(t, s, "chat", later, trusted+2)
+		for _, when := range []string{"in memory", "in the files"} {
+			got := queued(s, "chat", noon, 4) + ", " + queued(s, "chat", later.Add((trusted-1)*Step), 3)
+			if got != "1 2 3 null, 30 31 32" {
+				t.Errorf("%v, %s: %s", ahead, when, got)
+			}
+			s, _ = open(t, dir, later.Add((trusted+2)*Step), 0)
+		}
+	}
+}
+
 // A start with a wrong clock, such as one before the machine has asked for the time, costs no
 // samples either. Those that follow the right clock join the ones of before.
 func TestB8_AStartWithAWrongClock(t *testing.T) {
@@ -299,18 +319,21 @@ func TestB8_AStartWithAWrongClock(t *testing.T) {
 
 func TestB8_AFileThatCannotBeWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
-	s := New(Config{Dir: dir}) // the directory does not exist
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // no directory can be made there
+		t.Fatal(err)
+	}
+	s := New(Config{Dir: dir})
 	for i := range 2 {
 		if err := s.Add(noon.Add(time.Duration(i)*Step), sampleOf("chat", float64(i+1))); err == nil {
 			t.Error("no error")
 		}
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	fill(t, s, "chat", noon.Add(2*Step), 1)
+	fill(t, s, "chat", noon.Add(2*Step), 1) // the store makes the directory itself
 	again, _ := open(t, dir, noon.Add(time.Minute), 0)
 	if got := queued(again, "chat", noon, 3); got != "1 2 1" {
-		t.Errorf("values after the directory was there: %s", got)
+		t.Errorf("values after the directory could be made: %s", got)
 	}
 }

@@ -14,10 +14,36 @@ import (
 // systems.
 const probeSize = 4096
 
+// ErrRemoved means that the directory or its files were removed while this process had claimed it.
+var ErrRemoved = errors.New("the files of the directory were removed or replaced")
+
+// checkKept returns ErrRemoved if the file of the claim is not at its path any more. It returns nil
+// if this process has not claimed the directory.
+func (d *Dir) checkKept() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.claim == nil {
+		return nil
+	}
+	var held, there unix.Stat_t
+	if err := unix.Fstat(d.claim.fd, &held); err != nil {
+		return err
+	}
+	err := unix.Stat(d.claim.path, &there)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && (there.Dev != held.Dev || there.Ino != held.Ino) {
+		return ErrRemoved
+	}
+	return nil // what keeps the file from being seen keeps others from being written
+}
+
 // CheckWritable tries whether files can be written in the directory: it writes a small file and
-// removes it. The error says what is wrong, with the free bytes, and what to do. Any number of
+// removes it. The error says what is wrong, with the free bytes, and what to do. The error is
+// ErrRemoved if files could be written, and would not be those of this process. Any number of
 // goroutines may call it, one after the other.
 func (d *Dir) CheckWritable() error {
+	if err := d.checkKept(); err != nil {
+		return err
+	}
 	path := filepath.Join(d.path, "writable.probe")
 	err := os.WriteFile(path, make([]byte, probeSize), 0o600)
 	if errRemove := os.Remove(path); err == nil && !errors.Is(errRemove, fs.ErrNotExist) {

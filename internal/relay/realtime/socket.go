@@ -63,7 +63,9 @@ type socket struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	closed chan struct{}
-	// lastReceived is when the client has sent something last, in nanoseconds since the epoch.
+	// made is when the socket was made. lastReceived is when the client has sent something last, in
+	// nanoseconds since then: a Unix time would follow a clock that is set.
+	made         time.Time
 	lastReceived atomic.Int64
 	pinging      atomic.Bool
 	pings        sync.WaitGroup
@@ -78,7 +80,7 @@ type socket struct {
 }
 
 func newSocket(limits Limits) *socket {
-	s := &socket{limits: limits, closed: make(chan struct{})}
+	s := &socket{limits: limits, closed: make(chan struct{}), made: time.Now()}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.encoder = json.NewEncoder(&s.buf)
 	s.encoder.SetEscapeHTML(false)
@@ -183,12 +185,17 @@ func (s *socket) receive(to chan<- []byte) {
 	}
 }
 
-func (s *socket) recordReceived() { s.lastReceived.Store(time.Now().UnixNano()) }
+func (s *socket) recordReceived() { s.lastReceived.Store(int64(time.Since(s.made))) }
+
+// isSilent reports whether the client has sent nothing for so long.
+func (s *socket) isSilent(now time.Time, long time.Duration) bool {
+	return now.Sub(s.made)-time.Duration(s.lastReceived.Load()) >= long
+}
 
 // ping pings a client that has been silent for so long, and stops the socket if the client does not
 // answer. It does not wait.
 func (s *socket) ping(silent time.Duration) {
-	if time.Now().UnixNano()-s.lastReceived.Load() < int64(silent) || !s.pinging.CompareAndSwap(false, true) {
+	if !s.isSilent(time.Now(), silent) || !s.pinging.CompareAndSwap(false, true) {
 		return
 	}
 	s.pings.Go(func() {
