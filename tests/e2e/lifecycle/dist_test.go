@@ -186,6 +186,20 @@ func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
 	}
 }
 
+// TestTheUnitIsStartedUntilItRuns: systemd does not give up when the first starts fail at once, as
+// they do while a package index, a name server or the API of Kubernetes cannot be reached yet.
+func TestTheUnitIsStartedUntilItRuns(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(testutil.Root(), "packaging", "sluice.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit, service, _ := strings.Cut(string(text), "\n[Service]\n") // systemd knows this limit in [Unit] alone
+	if !slices.Contains(strings.Split(unit, "\n"), "StartLimitIntervalSec=0") || !slices.Contains(strings.Split(service, "\n"), "Restart=on-failure") {
+		t.Error("the unit lacks StartLimitIntervalSec=0 or Restart=on-failure: five failed starts in ten seconds are its end")
+	}
+}
+
 // TestPurgeLeavesNothing: the package leaves its data when it is removed, and takes them and the
 // secrets along when it is purged. Files of others in its folder stay.
 func TestPurgeLeavesNothing(t *testing.T) {
