@@ -29,11 +29,19 @@ var chartValues = map[string]string{
 	"tls and keys":   "{tls: {secret: clients, clientCA: true}, envFrom: [{secretRef: {name: upstream-keys}}], secretFiles: {hub: hub-token}}",
 	"peers":          `{peers: {enabled: true}, adminIngress: {enabled: false}, config: {redis: "redis://redis:6379/0"}}`,
 	"redis":          `{replicas: 2, configKind: Secret, config: {redis: "redis://:secret@redis:6379/0"}}`,
-	"all envoys":     "{fullnameOverride: llm, tls: {secret: clients}, envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}}",
+	"all envoys":     chartEnvoys,
 	"page and rules": chartPage,
 	"long name":      "{fullnameOverride: chat-service-production}",
 	"own file":       "{existingConfig: mine, rbac: {create: false}, crds: {install: false}, networkPolicy: {enabled: false}, podDisruptionBudget: {enabled: false}}",
 }
+
+const chartEnvoys = `
+fullnameOverride: llm
+tls: {secret: clients}
+envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}
+serviceMonitor: {enabled: true}
+prometheusRule: {enabled: true}
+`
 
 const chartPage = `
 config:
@@ -389,6 +397,38 @@ func TestE2E_B11_PodsReachEachOther(t *testing.T) {
 		}
 	}
 	t.Errorf("the port is closed: %+v", policy.Spec.Ingress)
+}
+
+// TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert: with Envoys in pods of their own a gateway that has none
+// is normal, and only a release without any is an alert. With its own Envoy each gateway has one.
+func TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"all envoys":     "sum by (job, namespace, service) (sluice_envoys) == 0",
+		"page and rules": "sluice_envoys == 0",
+	} {
+		var rules struct {
+			Spec struct {
+				Groups []struct {
+					Rules []struct{ Alert, Expr string }
+				}
+			}
+		}
+		for key, o := range readObjects(t, renderChart(t, chartValues[values])) {
+			if strings.HasPrefix(key, "PrometheusRule/") {
+				remarshal(t, o, &rules)
+			}
+		}
+		found := map[string]string{}
+		for _, group := range rules.Spec.Groups {
+			for _, r := range group.Rules {
+				found[r.Alert] = r.Expr
+			}
+		}
+		if got := found["SluiceEnvoyGone"]; got != want || found["SluiceGatewayDown"] != `up{job="sluice"} == 0` {
+			t.Errorf("%s: the alert is %q, want %q", values, got, want)
+		}
+	}
 }
 
 // remarshal reads an object of the API into a struct.
