@@ -41,6 +41,7 @@ tls: {secret: clients}
 envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}
 serviceMonitor: {enabled: true}
 prometheusRule: {enabled: true}
+imagePullSecrets: [{name: registry}]
 `
 
 const chartPage = `
@@ -399,8 +400,9 @@ func TestE2E_B11_PodsReachEachOther(t *testing.T) {
 	t.Errorf("the port is closed: %+v", policy.Spec.Ingress)
 }
 
-// TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert: with Envoys in pods of their own a gateway that has none
-// is normal, and only a release without any is an alert. With its own Envoy each gateway has one.
+// TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert: with Envoys in pods of their own a gateway that has
+// none is normal, and only a release without any is an alert. With its own Envoy each gateway has
+// one.
 func TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
@@ -427,6 +429,28 @@ func TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert(t *testing.T) {
 		}
 		if got := found["SluiceEnvoyGone"]; got != want || found["SluiceGatewayDown"] != `up{job="sluice"} == 0` {
 			t.Errorf("%s: the alert is %q, want %q", values, got, want)
+		}
+	}
+}
+
+// TestE2E_B11_AllPodsMayPullImages: the Envoys in pods of their own get the secrets of a registry,
+// too.
+func TestE2E_B11_AllPodsMayPullImages(t *testing.T) {
+	t.Parallel()
+	objects := readObjects(t, renderChart(t, chartValues["all envoys"]))
+	for _, name := range []string{"llm", "llm-envoy"} {
+		var deployment struct {
+			Spec struct {
+				Template struct {
+					Spec struct {
+						ImagePullSecrets []struct{ Name string } `yaml:"imagePullSecrets"`
+					}
+				}
+			}
+		}
+		remarshal(t, objects["Deployment/"+name], &deployment)
+		if secrets := deployment.Spec.Template.Spec.ImagePullSecrets; len(secrets) != 1 || secrets[0].Name != "registry" {
+			t.Errorf("%s pulls with %v", name, secrets)
 		}
 	}
 }
