@@ -50,6 +50,7 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 		t.Errorf("version: %s", text)
 	}
 	checkBill(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".cdx.json"))
+	checkLicences(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH), filepath.Join(root, "usr/share/doc/sluice"))
 	checkChart(t, filepath.Join(first, "sluice-9.9.9.tgz"))
 	checkUnit(t, root, dir)
 	runPackaged(t, program)
@@ -123,6 +124,41 @@ func checkBill(t *testing.T, path string) {
 	}
 	if !strings.Contains(string(text), `"sluice-filter-`+runtime.GOARCH+`.so"`) {
 		t.Errorf("no filter: %.300s", text)
+	}
+}
+
+// checkLicences checks that the archive of the release and the documents of the package have the
+// licences of all modules of the bill, as these licences ask.
+func checkLicences(t *testing.T, release, documents string) {
+	t.Helper()
+	const name = "LICENSES-OF-OTHERS.txt"
+	var bill struct {
+		Components []struct{ Type, Name, Version string }
+	}
+	text, err := os.ReadFile(release + ".cdx.json")
+	if err == nil {
+		err = json.Unmarshal(text, &bill)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	packaged, err := os.ReadFile(filepath.Join(documents, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	licences := output(t, "tar", "-xzOf", release+".tar.gz", filepath.Base(release)+"/"+name)
+	if licences != string(packaged) || strings.Contains(licences, testutil.Root()) {
+		t.Error("the archive and the package have other licences, or name folders of this machine")
+	}
+	for _, c := range bill.Components {
+		if c.Type == "library" && c.Name != "std" && !strings.Contains(licences, "\n"+c.Name+" "+c.Version+"\n") {
+			t.Errorf("the licence of %s %s is missing", c.Name, c.Version)
+		}
+	}
+	for _, want := range []string{"\nGo's standard library\n", "\nuplot\n", "Redistributions in binary form", "Permission is hereby granted"} {
+		if !strings.Contains(licences, want) {
+			t.Errorf("the licences lack %q", want)
+		}
 	}
 }
 
