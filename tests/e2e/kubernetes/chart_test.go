@@ -323,6 +323,12 @@ func TestE2E_B11_TheChartIsInstalled(t *testing.T) {
 		t.Errorf("left: %s", got)
 	}
 	k.Kubectl(t, "get", "crd", "inferencemodels.sluice.dev")
+	// The custom resources name the release that made them. Another one must be told to take them.
+	if _, err := helm(t, env, "install", "other", chartFolder(), "--namespace", "llm"); err == nil || !strings.Contains(err.Error(), "invalid ownership metadata") {
+		t.Errorf("another release: %v", err)
+	}
+	run("install", "other", chartFolder(), "--take-ownership")
+	run("upgrade", "other", chartFolder(), "--reset-then-reuse-values")
 }
 
 // TestE2E_B11_AReleaseMayHaveANumberAsItsName: labels are text, also where the name of the release
@@ -452,6 +458,16 @@ func TestE2E_B11_AllPodsMayPullImages(t *testing.T) {
 		if secrets := deployment.Spec.Template.Spec.ImagePullSecrets; len(secrets) != 1 || secrets[0].Name != "registry" {
 			t.Errorf("%s pulls with %v", name, secrets)
 		}
+	}
+}
+
+// TestE2E_B11_ValuesOfAnEarlierChart: `helm upgrade --reuse-values` gives the chart the values of
+// the release before, defaults included. They lack what later charts have brought, so that is off.
+func TestE2E_B11_ValuesOfAnEarlierChart(t *testing.T) {
+	t.Parallel()
+	want := readObjects(t, renderChart(t, "{}"))
+	if d := cmp.Diff(want, readObjects(t, renderChart(t, "{peers: null}"))); d != "" {
+		t.Errorf("with defaults (-) and with the values of an earlier chart (+):\n%s", d)
 	}
 }
 
