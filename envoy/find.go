@@ -68,11 +68,28 @@ func (f finder) find(flag string) (string, error) {
 // errNone says that Find has found no Envoy.
 var errNone = errors.New("no Envoy found: put envoy on the PATH, or name the binary with --envoy or $" + EnvVar)
 
-// FindOrFetch returns what Find finds. If there is none, it fetches the tested Envoy. tell gets a
-// line before it does.
-func FindOrFetch(ctx context.Context, flag string, tell func(what string)) (string, error) {
-	path, err := Find(flag)
+// FindKept returns what Find finds, or the tested Envoy that FindOrFetch has fetched before. If
+// there is neither, the path is empty, and fetches says that FindOrFetch would fetch one.
+func FindKept(flag string) (path string, fetches bool, err error) {
+	path, err = Find(flag)
 	if !errors.Is(err, errNone) {
+		return path, false, err
+	}
+	f, err := newFetcher(nil)
+	if err != nil {
+		return "", false, err
+	}
+	if isProgram(f.path()) {
+		return f.path(), false, nil
+	}
+	return "", true, nil
+}
+
+// FindOrFetch returns what FindKept finds. If there is none, it fetches the tested Envoy. tell gets
+// a line before it does.
+func FindOrFetch(ctx context.Context, flag string, tell func(what string)) (string, error) {
+	path, fetches, err := FindKept(flag)
+	if !fetches {
 		return path, err
 	}
 	f, err := newFetcher(tell)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program in
 # an archive, a Debian package and a software bill of materials; the Helm chart; and the checksums of
-# all. Each program contains the filter for Envoy of its architecture, which zig compiles. The same
+# all. Archive and package have the licences of what the program contains of others. Each program contains the filter for Envoy of its architecture, which zig compiles. The same
 # commit gives the same bytes, with the same release of Go and dpkg. $COMPRESSION is the level of xz for
 # the packages (default 6). Tests use 1, which is quick.
 set -euo pipefail
@@ -14,6 +14,7 @@ export SOURCE_DATE_EPOCH
 umask 022
 command -v dpkg-deb >/dev/null || { echo "dpkg-deb is needed: on Debian apt-get install dpkg" >&2; exit 1; }
 
+others=LICENSES-OF-OTHERS.txt # the licences of what the program contains
 debian_version=$(scripts/debian-version.sh "$version")
 
 mkdir -p "$dist"
@@ -26,16 +27,17 @@ archive() {
   tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work" -c "$2" | gzip -n >"$dist/$1"
 }
 
-# package ARCH PROGRAM: writes the Debian package.
+# package ARCH FOLDER: writes the Debian package of what the folder of the archive has.
 package() {
   local root=$work/deb-$1
-  install -D -m 755 "$2" "$root/usr/bin/sluice"
+  install -D -m 755 "$2/sluice" "$root/usr/bin/sluice"
   install -D -m 644 packaging/sluice.service "$root/usr/lib/systemd/system/sluice.service"
   install -D -m 644 packaging/sysusers.conf "$root/usr/lib/sysusers.d/sluice.conf"
   install -D -m 644 examples/quickstart/sluice.yaml "$root/etc/sluice/sluice.yaml"
   # Commands of an operator find the gateway by this directory, without the environment of the unit.
   printf '\nstate_dir: /var/lib/sluice\n' >>"$root/etc/sluice/sluice.yaml"
   install -D -m 644 LICENSE "$root/usr/share/doc/sluice/copyright"
+  install -m 644 "$2/$others" "$root/usr/share/doc/sluice/$others"
   install -D -m 755 -t "$root/DEBIAN" packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm
   echo /etc/sluice/sluice.yaml >"$root/DEBIAN/conffiles"
   cat >"$root/DEBIAN/control" <<END
@@ -88,8 +90,9 @@ for arch in ${ARCHS:-amd64 arm64}; do
   CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/overlay.json" -tags grpcnotrace \
     -ldflags "-s -w -buildid= -X main.release=$version" -o "$work/$folder/sluice" ./cmd/sluice
   cp LICENSE README.md CHANGELOG.md "$work/$folder/"
+  go run ./scripts/licences -arch "$arch" internal/admin/page/lib/uplot.LICENSE >"$work/$folder/$others"
   archive "$folder.tar.gz" "$folder"
-  package "$arch" "$work/$folder/sluice"
+  package "$arch" "$work/$folder"
   go run ./scripts/sbom -version "$version" -filter "$work/filter/sluice-filter-$arch.so" "$work/$folder/sluice" >"$dist/$folder.cdx.json"
 done
 (cd "$dist" && sha256sum sluice* >SHA256SUMS)

@@ -26,6 +26,7 @@ var allowed = map[string]string{
 	"internal/carry":            "internal/dispatch internal/headers internal/lack internal/openai internal/request",
 	"internal/adminclient":      "",
 	"scripts/sbom":              "",
+	"scripts/licences":          "",
 	"internal/condition":        "internal/beat",
 	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/process internal/redistest internal/weights",
 	"internal/loglines":         "internal/redact",

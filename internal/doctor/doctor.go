@@ -108,9 +108,14 @@ func Examine(ctx context.Context, o Options) []Finding {
 
 // envoy looks for the binary and its version.
 func (e *examination) envoy(ctx context.Context) {
-	path, err := envoy.Find(e.Envoy)
-	if err != nil {
+	path, fetches, err := envoy.FindKept(e.Envoy)
+	switch {
+	case err != nil:
 		e.fault("Envoy", err.Error(), "install Envoy "+e.TestedEnvoy+", or name the binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
+		return
+	case fetches:
+		e.warn("Envoy", "there is none here yet, and `sluice up` fetches Envoy "+e.TestedEnvoy+" when it starts",
+			"run `sluice envoy` to fetch it now; `sluice serve` needs none")
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 4*tryTimeout)

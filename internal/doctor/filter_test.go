@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
@@ -48,5 +49,36 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 	e := &examination{Options: Options{Envoy: loads, TestedEnvoy: "1.41.0", Filter: compiled}}
 	if e.envoy(t.Context()); len(of(e.found, "filter")) != 0 {
 		t.Errorf("the filter is tried with another version of Envoy: %+v", e.found)
+	}
+}
+
+// TestO6_DoctorFindsTheEnvoyThatUpRuns: an Envoy that `sluice up` has fetched is found, and one
+// that it would fetch is no fault.
+func TestO6_DoctorFindsTheEnvoyThatUpRuns(t *testing.T) {
+	tools := t.TempDir()
+	t.Chdir(t.TempDir())
+	for name, value := range map[string]string{"SLUICE_ENVOY": "", "PATH": "", "SLUICE_TOOLS": tools} {
+		t.Setenv(name, value)
+	}
+	look := func(o Options) Finding {
+		t.Helper()
+		o.TestedEnvoy = envoy.TestedVersion
+		e := &examination{Options: o}
+		e.envoy(t.Context())
+		return of(e.found, "Envoy")[0]
+	}
+	if f := look(Options{}); f.Level != Warning || !strings.Contains(f.Says, "`sluice up` fetches Envoy") {
+		t.Errorf("nothing is fetched yet: %+v", f)
+	}
+	kept := filepath.Join(tools, "envoy-"+envoy.TestedVersion)
+	text := "#!/bin/sh\necho envoy version: 0/" + envoy.TestedVersion + "/Clean/RELEASE/BoringSSL\n"
+	if err := os.WriteFile(kept, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if f := look(Options{}); f.Level != OK || !strings.Contains(f.Says, kept) {
+		t.Errorf("one was fetched: %+v", f)
+	}
+	if f := look(Options{Envoy: "/none"}); f.Level != Fault {
+		t.Errorf("the flag is wrong: %+v", f)
 	}
 }

@@ -29,11 +29,20 @@ var chartValues = map[string]string{
 	"tls and keys":   "{tls: {secret: clients, clientCA: true}, envFrom: [{secretRef: {name: upstream-keys}}], secretFiles: {hub: hub-token}}",
 	"peers":          `{peers: {enabled: true}, adminIngress: {enabled: false}, config: {redis: "redis://redis:6379/0"}}`,
 	"redis":          `{replicas: 2, configKind: Secret, config: {redis: "redis://:secret@redis:6379/0"}}`,
-	"all envoys":     "{fullnameOverride: llm, tls: {secret: clients}, envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}}",
+	"all envoys":     chartEnvoys,
 	"page and rules": chartPage,
 	"long name":      "{fullnameOverride: chat-service-production}",
 	"own file":       "{existingConfig: mine, rbac: {create: false}, crds: {install: false}, networkPolicy: {enabled: false}, podDisruptionBudget: {enabled: false}}",
 }
+
+const chartEnvoys = `
+fullnameOverride: llm
+tls: {secret: clients}
+envoys: {enabled: true, serverName: gateways.llm, clientName: envoy.llm}
+serviceMonitor: {enabled: true}
+prometheusRule: {enabled: true}
+imagePullSecrets: [{name: registry}]
+`
 
 const chartPage = `
 config:
@@ -314,6 +323,12 @@ func TestE2E_B11_TheChartIsInstalled(t *testing.T) {
 		t.Errorf("left: %s", got)
 	}
 	k.Kubectl(t, "get", "crd", "inferencemodels.sluice.dev")
+	// The custom resources name the release that made them. Another one must be told to take them.
+	if _, err := helm(t, env, "install", "other", chartFolder(), "--namespace", "llm"); err == nil || !strings.Contains(err.Error(), "invalid ownership metadata") {
+		t.Errorf("another release: %v", err)
+	}
+	run("install", "other", chartFolder(), "--take-ownership")
+	run("upgrade", "other", chartFolder(), "--reset-then-reuse-values")
 }
 
 // TestE2E_B11_AReleaseMayHaveANumberAsItsName: labels are text, also where the name of the release
@@ -389,6 +404,71 @@ func TestE2E_B11_PodsReachEachOther(t *testing.T) {
 		}
 	}
 	t.Errorf("the port is closed: %+v", policy.Spec.Ingress)
+}
+
+// TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert: with Envoys in pods of their own a gateway that has
+// none is normal, and only a release without any is an alert. With its own Envoy each gateway has
+// one.
+func TestE2E_B11_AGatewayWithoutEnvoysIsNoAlert(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"all envoys":     "sum by (job, namespace, service) (sluice_envoys) == 0",
+		"page and rules": "sluice_envoys == 0",
+	} {
+		var rules struct {
+			Spec struct {
+				Groups []struct {
+					Rules []struct{ Alert, Expr string }
+				}
+			}
+		}
+		for key, o := range readObjects(t, renderChart(t, chartValues[values])) {
+			if strings.HasPrefix(key, "PrometheusRule/") {
+				remarshal(t, o, &rules)
+			}
+		}
+		found := map[string]string{}
+		for _, group := range rules.Spec.Groups {
+			for _, r := range group.Rules {
+				found[r.Alert] = r.Expr
+			}
+		}
+		if got := found["SluiceEnvoyGone"]; got != want || found["SluiceGatewayDown"] != `up{job="sluice"} == 0` {
+			t.Errorf("%s: the alert is %q, want %q", values, got, want)
+		}
+	}
+}
+
+// TestE2E_B11_AllPodsMayPullImages: the Envoys in pods of their own get the secrets of a registry,
+// too.
+func TestE2E_B11_AllPodsMayPullImages(t *testing.T) {
+	t.Parallel()
+	objects := readObjects(t, renderChart(t, chartValues["all envoys"]))
+	for _, name := range []string{"llm", "llm-envoy"} {
+		var deployment struct {
+			Spec struct {
+				Template struct {
+					Spec struct {
+						ImagePullSecrets []struct{ Name string } `yaml:"imagePullSecrets"`
+					}
+				}
+			}
+		}
+		remarshal(t, objects["Deployment/"+name], &deployment)
+		if secrets := deployment.Spec.Template.Spec.ImagePullSecrets; len(secrets) != 1 || secrets[0].Name != "registry" {
+			t.Errorf("%s pulls with %v", name, secrets)
+		}
+	}
+}
+
+// TestE2E_B11_ValuesOfAnEarlierChart: `helm upgrade --reuse-values` gives the chart the values of
+// the release before, defaults included. They lack what later charts have brought, so that is off.
+func TestE2E_B11_ValuesOfAnEarlierChart(t *testing.T) {
+	t.Parallel()
+	want := readObjects(t, renderChart(t, "{}"))
+	if d := cmp.Diff(want, readObjects(t, renderChart(t, "{peers: null}"))); d != "" {
+		t.Errorf("with defaults (-) and with the values of an earlier chart (+):\n%s", d)
+	}
 }
 
 // remarshal reads an object of the API into a struct.

@@ -66,13 +66,16 @@ func TestE2E_B11_TheContainer(t *testing.T) {
 func checkInstructions(t *testing.T, dist string) {
 	t.Helper()
 	stages, copies := map[string]bool{}, 0
-	var user, entrypoint string
+	var user, entrypoint, runs string
 	for _, words := range instructions(t) {
 		switch words[0] {
 		case "FROM":
+			runs = "" // those of the last stage count
 			if len(words) == 4 {
 				stages[words[3]] = true
 			}
+		case "RUN":
+			runs += strings.Join(words[1:], " ")
 		case "COPY":
 			if from, ok := strings.CutPrefix(words[1], "--from="); ok {
 				if !stages[from] {
@@ -95,6 +98,10 @@ func checkInstructions(t *testing.T, dist string) {
 	}
 	if user != containerUser+":"+containerUser || copies != 1 || entrypoint != `["tini", "--", "sluice"]` {
 		t.Errorf("user %s, %d copies, entry point %s", user, copies, entrypoint)
+	}
+	// A volume of Docker's gets its owner from this directory. Without it the owner is root.
+	if !strings.Contains(runs, "install -d -m 0700 -o "+containerUser+" -g "+containerUser+" /var/lib/sluice") {
+		t.Errorf("no /var/lib/sluice for the user is made by %s", runs)
 	}
 }
 

@@ -50,6 +50,7 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 		t.Errorf("version: %s", text)
 	}
 	checkBill(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".cdx.json"))
+	checkLicences(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH), filepath.Join(root, "usr/share/doc/sluice"))
 	checkChart(t, filepath.Join(first, "sluice-9.9.9.tgz"))
 	checkUnit(t, root, dir)
 	runPackaged(t, program)
@@ -126,6 +127,41 @@ func checkBill(t *testing.T, path string) {
 	}
 }
 
+// checkLicences checks that the archive of the release and the documents of the package have the
+// licences of all modules of the bill, as these licences ask.
+func checkLicences(t *testing.T, release, documents string) {
+	t.Helper()
+	const name = "LICENSES-OF-OTHERS.txt"
+	var bill struct {
+		Components []struct{ Type, Name, Version string }
+	}
+	text, err := os.ReadFile(release + ".cdx.json")
+	if err == nil {
+		err = json.Unmarshal(text, &bill)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	packaged, err := os.ReadFile(filepath.Join(documents, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	licences := output(t, "tar", "-xzOf", release+".tar.gz", filepath.Base(release)+"/"+name)
+	if licences != string(packaged) || strings.Contains(licences, testutil.Root()) {
+		t.Error("the archive and the package have other licences, or name folders of this machine")
+	}
+	for _, c := range bill.Components {
+		if c.Type == "library" && c.Name != "std" && !strings.Contains(licences, "\n"+c.Name+" "+c.Version+"\n") {
+			t.Errorf("the licence of %s %s is missing", c.Name, c.Version)
+		}
+	}
+	for _, want := range []string{"\nGo's standard library\n", "\nuplot\n", "Redistributions in binary form", "Permission is hereby granted"} {
+		if !strings.Contains(licences, want) {
+			t.Errorf("the licences lack %q", want)
+		}
+	}
+}
+
 // checkChart checks that Helm renders the packed chart, with the image of the release and without
 // links out of the archive.
 func checkChart(t *testing.T, path string) {
@@ -183,6 +219,20 @@ func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
 	}
 	if strings.Contains(string(unit), "\nRestrictNamespaces=") {
 		t.Error("the unit has RestrictNamespaces, which forbids clone3: no replica can start in a control group of its own")
+	}
+}
+
+// TestTheUnitIsStartedUntilItRuns: systemd does not give up when the first starts fail at once, as
+// they do while a package index, a name server or the API of Kubernetes cannot be reached yet.
+func TestTheUnitIsStartedUntilItRuns(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(testutil.Root(), "packaging", "sluice.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit, service, _ := strings.Cut(string(text), "\n[Service]\n") // systemd knows this limit in [Unit] alone
+	if !slices.Contains(strings.Split(unit, "\n"), "StartLimitIntervalSec=0") || !slices.Contains(strings.Split(service, "\n"), "Restart=on-failure") {
+		t.Error("the unit lacks StartLimitIntervalSec=0 or Restart=on-failure: five failed starts in ten seconds are its end")
 	}
 }
 

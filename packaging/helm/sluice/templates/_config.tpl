@@ -59,10 +59,10 @@ root and the name of the file. */}}
 {{- if and .Values.tls.secret (hasKey $c "tls") -}}
   {{- fail "tls.secret writes config.tls: remove config.tls" -}}
 {{- end -}}
-{{- if and .Values.peers.enabled (hasKey $c "peers") -}}
+{{- if and (.Values.peers).enabled (hasKey $c "peers") -}}
   {{- fail "peers.enabled gives each pod its own address: remove config.peers" -}}
 {{- end -}}
-{{- if and .Values.peers.enabled (not $c.redis) (not .Values.existingConfig) -}}
+{{- if and (.Values.peers).enabled (not $c.redis) (not .Values.existingConfig) -}}
   {{- fail "peers.enabled needs config.redis, by which gateways find each other" -}}
 {{- end -}}
 {{- if and $c.peers (not .Values.existingConfig) -}}
