@@ -65,8 +65,8 @@ type session struct {
 // started is a time of this process, with which steadyNanos begins.
 var started = time.Now()
 
-// steadyNanos returns a time in nanoseconds by a clock that nobody sets. It is the Unix time as long
-// as nobody has set the clock of the machine since this process has started.
+// steadyNanos returns a time in nanoseconds by a clock that nobody sets. It is the Unix time as
+// long as nobody has set the clock of the machine since this process has started.
 func steadyNanos(t time.Time) int64 { return started.UnixNano() + int64(t.Sub(started)) }
 
 // clockStep returns by how much the clock of the machine was ahead of steadyNanos at a time.

@@ -215,7 +215,8 @@ func withClockSet(t time.Time, by time.Duration) time.Time {
 	return t
 }
 
-// Sessions are kept for an hour of running time, also when the clock of the machine is set meanwhile.
+// Sessions are kept for an hour of running time, also when the clock of the machine is set
+// meanwhile.
 func TestR7_SessionsOutliveAClockThatIsSet(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -104,8 +104,8 @@ type runningProcess struct {
 	} `json:"upgrade"`
 }
 
-// is reports whether both are the same process. Which of two started later does not count: the clock
-// may have been set back.
+// is reports whether both are the same process. Which of two started later does not count: the
+// clock may have been set back.
 func (p runningProcess) is(other runningProcess) bool {
 	return p.PID == other.PID && p.Started.Equal(other.Started)
 }

@@ -226,8 +226,8 @@ func TestU7_ExpectedWaitIsThatOfAQueue(t *testing.T) {
 	}
 }
 
-// erlangC returns the share of arrivals that find all of n servers busy, when they offer the work of
-// busy servers.
+// erlangC returns the share of arrivals that find all of n servers busy, when they offer the work
+// of busy servers.
 func erlangC(n int, busy float64) float64 {
 	sum, term := 0.0, 1.0
 	for k := range n {
@@ -251,7 +251,7 @@ func TestU7_NumbersForATargetOfAFirstToken(t *testing.T) {
 		// One replica: 1.5 · 0.5 s · 0.5 / 0.5 = 0.75 s of waiting.
 		{"one replica holds exactly the target", 1.25, Load{Running: 1, Ready: 1, Predicted: flow(1, 0, 0.5)}, 1},
 		{"a little stricter", 1.24, Load{Running: 1, Ready: 1, Predicted: flow(1, 0, 0.5)}, 2},
-		// At least a quarter of the target may be waited: 0.8 s of 3.2 s, although a prompt takes 3.2 s.
+		// At least a quarter of the target may be waited: 0.8 s of 3.2 s.
 		{"prompts as long as the target", 3.2, Load{Running: 1, Ready: 1, Predicted: flow(0.04, 0, 3.2)}, 1},
 		// What waits 10 s at each of 12 replicas is 120 s of work, two replicas for a minute.
 		{"what waits asks for two more", 1, Load{Running: 1, Ready: 12, Predicted: flow(2, 10, 0.5)}, 3},
