@@ -442,3 +442,51 @@ func BenchmarkChoose(b *testing.B) {
 		c.Choose(candidates, loads)
 	}
 }
+
+// TestB1_CostsByHand: what a request costs at a replica, computed by hand.
+func TestB1_CostsByHand(t *testing.T) {
+	ms := time.Millisecond
+	f := overview{maxLoad: 8, queued: 2, own: 100 * ms}
+	x := Candidate{TTFT: 300 * ms, Own: 200 * ms, Load: 10, Queued: 5}
+	// Three requests beyond the bound cost 30 ms. The own 200 ms delay 2 + 0.1 · 5 others.
+	if got := f.full(&x); got != 830*ms {
+		t.Errorf("a request costs %v by itself, want 830ms", got)
+	}
+	// 100 ms are computed again, and delay as many.
+	if got := f.again(&x); got != 350*ms {
+		t.Errorf("%v are for what another replica has, want 350ms", got)
+	}
+	for waited, want := range map[time.Duration]time.Duration{0: 830 * ms, 100 * ms: 730 * ms, time.Hour: 480 * ms} {
+		f.waited = waited
+		if got := f.cost(&x); got != want {
+			t.Errorf("others have waited %v: a cost of %v, want %v", waited, got, want)
+		}
+	}
+	if got := within(200*ms, 0.25, 50*ms); got != 300*ms {
+		t.Errorf("a quarter and 50 ms more than 200 ms are %v", got)
+	}
+	if !(&Candidate{Matched: 4, TTFT: ms}).holdsMore(&Candidate{Matched: 4, TTFT: 2 * ms}) || (&Candidate{Matched: 4}).holdsMore(&Candidate{Matched: 4}) {
+		t.Error("of replicas that have as much, the faster one does not win")
+	}
+	for doubt, want := range map[float64]float64{0: 1, 0.5: 0.25, 1: 0.0025} {
+		if got := (&Sample{Doubt: doubt}).weight(); math.Abs(got-want) > 1e-12 {
+			t.Errorf("a sample of which %v is a guess counts %v, want %v", doubt, got, want)
+		}
+	}
+}
+
+// TestB1_QueuedRequests: what other gateways and other clients have waiting counts in requests of
+// the usual length.
+func TestB1_QueuedRequests(t *testing.T) {
+	r := NewReplica(NewModel(PrefillRate(1000)))
+	r.SetRemote(start, "a", 10*minTokens)
+	if got := r.Predict(start, 0, 500).Queued; got != 10 {
+		t.Errorf("%v requests wait before any length is known, want 10", got)
+	}
+	r.Begin(start, 0, 4*minTokens)
+	r.SetForeign(start, 16*minTokens, 3)
+	// One of this gateway, and (10 + 16) / 4 of others.
+	if got := r.Predict(start, 1, 500).Queued; got != 7.5 {
+		t.Errorf("%v requests wait, want 7.5", got)
+	}
+}
