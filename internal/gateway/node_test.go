@@ -59,6 +59,9 @@ func oneSimulated() []local.Model {
 
 // A node whose hand-over fails, because its program is away, goes on with its replicas.
 func TestX20_ANodeGoesOnAfterAFailedHandOver(t *testing.T) {
+	own := os.Args[0]
+	os.Args[0] = filepath.Join(t.TempDir(), "sluice")
+	defer func() { os.Args[0] = own }()
 	server, address, token, fleet := serveOneNode(t, "far")
 	core, logs := observer.New(zap.InfoLevel)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -79,9 +82,6 @@ func TestX20_ANodeGoesOnAfterAFailedHandOver(t *testing.T) {
 	eventually(t, "the replica is ready", func() bool { return replica().PID != 0 })
 	before := replica().PID
 
-	own := os.Args[0]
-	os.Args[0] = filepath.Join(t.TempDir(), "sluice")
-	defer func() { os.Args[0] = own }()
 	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
 		t.Fatal(err)
 	}

@@ -208,7 +208,9 @@ An image, a sound or a video in a prompt counts as 512 tokens, whatever its size
 data URL in Base64 anywhere in the JSON of a request that generates no text.
 
 An answer of speech or images without usage costs its estimate, whatever its size in bytes. A response in the background
-(` + "`background`" + `) costs its estimate, too, if its request is answered before the engine knows the usage.
+(` + "`background`" + `) costs its estimate, too, if its request is answered before the engine knows the usage. When the response has ended and someone
+reads it, or its events, or cancels it, the engine's usage replaces the estimate in limits, budgets and the ledger, once. Metrics and the log
+keep the estimate. So do limits and ledger if the response is read at another gateway or after a restart of this one.
 `)
 	return b.String()
 }
