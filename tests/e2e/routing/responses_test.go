@@ -79,8 +79,9 @@ func (s *responseStore) has(id string) bool {
 	return s.known[id]
 }
 
-// storedTokens are the tokens that a store tells of a response that is read.
-const storedTokens = 1_000_000
+// storedTokens are the tokens that a store tells of a response that is read: more than all others
+// together, and as many as an engine may have generated at once.
+const storedTokens = 100_000
 
 // serveStored answers with the name of the server, if it has the response.
 func (s *responseStore) serveStored(w http.ResponseWriter, r *http.Request) {
