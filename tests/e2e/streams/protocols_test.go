@@ -343,7 +343,10 @@ moderation:
 	}
 	g.AwaitIdle("m")
 	harness.Eventually(t, "the engine is free", func() error { return checkIdle(g.Replicas()["m-0"].Address) })
-	if !strings.Contains(g.AdminText("/metrics"), `stream_disconnects_total{cause="moderation"} 3`) {
-		t.Error("moderation is not in the metrics")
-	}
+	harness.Eventually(t, "three streams that moderation ended are in the metrics", func() error {
+		if n := g.Metric(`stream_disconnects_total{cause="moderation"}`); n != 3 {
+			return fmt.Errorf("%v", n)
+		}
+		return nil
+	})
 }
