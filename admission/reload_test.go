@@ -73,6 +73,34 @@ func tokensAheadTime(t *testing.T, others int) time.Duration {
 	return shortest
 }
 
+// TestAPoolArrivalLooksAtModelsThatCanServeIt: a request that waits for a pool takes no longer when
+// thousands wait which one of the pool's models cannot serve.
+func TestAPoolArrivalLooksAtModelsThatCanServeIt(t *testing.T) {
+	few, many := poolArrivalTime(t, 10), poolArrivalTime(t, 2000)
+	if most := 50 * few; many > most {
+		t.Errorf("%v beside 10 tenants, %v beside 2,000, want at most %v", few, many, most)
+	}
+}
+
+// poolArrivalTime returns how long a request takes to join the queue of a pool in which other
+// tenants wait. It is the shortest time of some.
+func poolArrivalTime(t *testing.T, others int) time.Duration {
+	t.Helper()
+	c := New(Config{})
+	c.SetLimits("large", Limits{MaxConcurrent: 1, MaxQueue: 1 << 20, QueueTimeout: time.Hour})
+	c.SetLimits("small", Limits{TokensPerMinute: 50})
+	c.SetPools(map[string][]string{"auto": {"large", "small"}})
+	shortest := time.Hour
+	for i := range 8 * others {
+		began := time.Now()
+		askOnce(t, c, Request{Pool: "auto", Tenant: name("tenant", i%others), Tokens: 100})
+		if i >= 7*others {
+			shortest = min(shortest, time.Since(began))
+		}
+	}
+	return shortest
+}
+
 // askOnce makes a request ask, which then waits unless it is the first.
 func askOnce(t *testing.T, c *Controller, r Request) {
 	t.Helper()
