@@ -206,6 +206,9 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 	c.countWaiter(w, 1)
 	headMayHaveChanged := evicted || a.Preempted // another waiter may be the head now
 	for _, g := range q.gates() {
+		if !headMayHaveChanged && !g.canServe(&w.arrival) {
+			continue // to find its head takes long if it can serve few of the waiters of a pool
+		}
 		switch head, _ := g.head(c, now); {
 		case w.state == stateDecided:
 		case head == w && g.waiterCount() == 1 && !a.Preempted: // reserveDirectly has just tried it

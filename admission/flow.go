@@ -75,6 +75,8 @@ type flow struct {
 	// The neighbours in the band's ring, or among the tenant's parked flows. nil means that the
 	// flow is in neither.
 	next, prev *flow
+	// ringWeight is the weight with which the ring counts the flow.
+	ringWeight int64
 }
 
 // appendWaiters appends the waiters of the flow, the returned ones included.
@@ -91,14 +93,17 @@ func (f *flow) appendWaiters(to []*waiter) []*waiter {
 }
 
 // ring is a circle of flows. cursor is the flow of the current visit; new flows are added before
-// it.
+// it. weights is the sum of the weights that the flows had when they were added.
 type ring struct {
-	cursor *flow
-	length int
+	cursor  *flow
+	length  int
+	weights int64
 }
 
 func (r *ring) add(f *flow) {
 	r.length++
+	f.ringWeight = f.tenant.limits.weight()
+	r.weights += f.ringWeight
 	if r.cursor == nil {
 		f.next, f.prev, r.cursor = f, f, f
 		return
@@ -109,6 +114,7 @@ func (r *ring) add(f *flow) {
 
 func (r *ring) remove(f *flow) {
 	r.length--
+	r.weights -= f.ringWeight
 	if r.length == 0 {
 		r.cursor = nil
 	} else {

@@ -38,6 +38,69 @@ func findingTime(t *testing.T, others int) time.Duration {
 	return shortest
 }
 
+// TestTokensAheadAreKnownAmongMany: what a refused waiter is told takes no longer when many tenants
+// wait. A lower limit of tokens refuses thousands while all requests wait for the lock.
+func TestTokensAheadAreKnownAmongMany(t *testing.T) {
+	few, many := tokensAheadTime(t, 10), tokensAheadTime(t, 10_000)
+	if most := 100 * few; many > most {
+		t.Errorf("%v beside 10 tenants, %v beside 10,000, want at most %v", few, many, most)
+	}
+}
+
+// tokensAheadTime returns how long it takes to find out 100 times what goes before a waiter beside
+// those of other tenants. It is the shortest time of some.
+func tokensAheadTime(t *testing.T, others int) time.Duration {
+	t.Helper()
+	c := New(Config{})
+	c.SetLimits("chat", Limits{MaxConcurrent: 1, MaxQueue: 1 << 20, QueueTimeout: time.Hour})
+	askOnce(t, c, Request{Model: "chat"})
+	for i := range others {
+		askOnce(t, c, Request{Model: "chat", Tenant: name("tenant", i), Tokens: 10})
+	}
+	askOnce(t, c, Request{Model: "chat", Tenant: "acme", Tokens: 10})
+	acme := c.tenants["acme"]
+	g, w := c.gates["chat"], c.waitersOf(acme)[0]
+	shortest := time.Hour
+	for range 100 {
+		began := time.Now()
+		for range 100 {
+			if n := g.tokensAheadLikely(acme, &w.arrival, 0); n != int64(10+10*others) {
+				t.Fatalf("%d tokens beside %d tenants", n, others)
+			}
+		}
+		shortest = min(shortest, time.Since(began))
+	}
+	return shortest
+}
+
+// TestAPoolArrivalLooksAtModelsThatCanServeIt: a request that waits for a pool takes no longer when
+// thousands wait which one of the pool's models cannot serve.
+func TestAPoolArrivalLooksAtModelsThatCanServeIt(t *testing.T) {
+	few, many := poolArrivalTime(t, 10), poolArrivalTime(t, 2000)
+	if most := 50 * few; many > most {
+		t.Errorf("%v beside 10 tenants, %v beside 2,000, want at most %v", few, many, most)
+	}
+}
+
+// poolArrivalTime returns how long a request takes to join the queue of a pool in which other
+// tenants wait. It is the shortest time of some.
+func poolArrivalTime(t *testing.T, others int) time.Duration {
+	t.Helper()
+	c := New(Config{})
+	c.SetLimits("large", Limits{MaxConcurrent: 1, MaxQueue: 1 << 20, QueueTimeout: time.Hour})
+	c.SetLimits("small", Limits{TokensPerMinute: 50})
+	c.SetPools(map[string][]string{"auto": {"large", "small"}})
+	shortest := time.Hour
+	for i := range 8 * others {
+		began := time.Now()
+		askOnce(t, c, Request{Pool: "auto", Tenant: name("tenant", i%others), Tokens: 100})
+		if i >= 7*others {
+			shortest = min(shortest, time.Since(began))
+		}
+	}
+	return shortest
+}
+
 // askOnce makes a request ask, which then waits unless it is the first.
 func askOnce(t *testing.T, c *Controller, r Request) {
 	t.Helper()

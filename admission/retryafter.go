@@ -103,17 +103,16 @@ func (g *gate) tokensAheadAtLeast(a *arrival, ahead int64) int64 {
 // tokensAheadLikely adds what the fair shares of other tenants of the band take until then.
 func (g *gate) tokensAheadLikely(t *tenant, a *arrival, ahead int64) int64 {
 	b := &g.queue.bands[a.band]
-	others, weights := b.tokens, int64(0)
-	for f, n := b.ring.cursor, 0; n < b.ring.length; f, n = f.next, n+1 {
-		weights += f.tenant.limits.weight()
-	}
+	others, weights := b.tokens, b.ring.weights
 	if f := b.flows[a.Tenant]; f != nil {
 		others -= f.tokens
-		weights -= t.limits.weight()
+		if f.next != nil && !f.parked {
+			weights -= f.ringWeight
+		}
 	}
 	// The product of a weight and tokens may be too large for an int64.
 	mine := float64(ahead + a.needTokens)
-	return g.tokensAheadAtLeast(a, ahead) + int64(min(float64(others), mine*float64(max(weights, 0))/float64(t.limits.weight())))
+	return g.tokensAheadAtLeast(a, ahead) + int64(min(float64(others), mine*float64(weights)/float64(t.limits.weight())))
 }
 
 // postponement is how long a request that does not wait should stay away. For each model that it

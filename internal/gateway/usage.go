@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
@@ -77,7 +78,9 @@ func (g *Gateway) used(q *request.Summary) {
 	if !countsUsage(q) {
 		return
 	}
-	whole := q.UsageKnown && q.Cause == "" // else the engine may have done more than it has told
+	endpoint, _ := openai.EndpointOf(q.Path)
+	told := q.UsageKnown || endpoint.Free() && !q.IsEstimated() // there is nothing to tell
+	whole := told && q.Cause == ""                              // else the engine may have done more than it has told
 	counts := usage.OfRequest(q.PromptTokens, q.CachedTokens, q.CompletionTokens, whole)
 	prices, at := (*g.prices.Load())[q.Model], time.Now()
 	counts.Charge(prices)

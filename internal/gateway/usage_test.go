@@ -97,3 +97,27 @@ func TestB3_ALateUsageReplacesTheEstimate(t *testing.T) {
 		}
 	}
 }
+
+// TestB3_TokenizingIsNoEstimate: the model computes nothing for these requests, so that there are
+// no tokens which the engine has not told.
+func TestB3_TokenizingIsNoEstimate(t *testing.T) {
+	ledger, err := usage.New(usage.Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Gateway{usage: ledger}
+	g.prices.Store(&map[string]usage.Prices{})
+	answered := request.Summary{Tenant: "t", Model: "m", Source: headers.SourceEngine, Status: 200, Attempts: 1, Late: new(request.LateUsage)}
+	for _, path := range []string{"/tokenize", "/v1/detokenize", "/v1/messages/count_tokens?beta=true", "/v1/audio/speech"} {
+		q := answered
+		q.Path = path
+		g.used(&q)
+	}
+	a, err := ledger.Query(t.Context(), usage.Question{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (usage.Counts{Requests: 4, EstimatedRequests: 1}); len(a.Items) != 1 || a.Items[0].Counts != want {
+		t.Errorf("%+v, want %+v", a.Items, want)
+	}
+}

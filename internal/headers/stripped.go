@@ -22,6 +22,7 @@ const (
 	otherClient  = "claims an address or name that a server may trust"
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherWorker  = "chooses a worker inside the engine, past the pick of the gateway"
+	otherAccount = "names the account that pays, which goes with the key that the gateway sends to the upstream"
 	otherServer  = "makes a proxy in front of the gateway serve something else"
 	ownLimits    = "tells the limits of another server than the gateway"
 	otherPages   = "lets pages of other origins read the answer, which is for the field cors to say"
@@ -69,6 +70,9 @@ var fromClients = []Stripped{
 	{IdempotencyKey, "is an option for the gateway", true},
 	{"x-data-parallel-rank", otherWorker, false},
 	{"x-smg-target-worker", otherWorker, false},
+	{"openai-organization", otherAccount, false},
+	{"openai-project", otherAccount, false},
+	{"x-goog-user-project", otherAccount, false},
 	{"expect", "asks for an answer that Envoy has given already", true},
 }
 

@@ -25,12 +25,12 @@ func TestX14_StrippedTables(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"x-original-url", "x-http-method-override", "x-rewrite-url", "cookie", "authorization", "x-api-key", "api-key",
-		"x-data-parallel-rank", "x-smg-target-worker"} {
+		"x-data-parallel-rank", "x-smg-target-worker", "openai-organization", "openai-project"} {
 		if !IsStripped(name) || slices.Contains(Early(), name) == slices.Contains(Late(), name) {
 			t.Errorf("%s reaches engines", name)
 		}
 	}
-	for _, name := range []string{"content-type", "accept", "traceparent", "user-agent", "x-forwarded-for", "openai-organization"} {
+	for _, name := range []string{"content-type", "accept", "traceparent", "user-agent", "x-forwarded-for", "anthropic-version"} {
 		if IsStripped(name) {
 			t.Errorf("%s does not reach engines", name)
 		}

@@ -2,6 +2,7 @@ package keys
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -138,12 +139,18 @@ func replace(path string, value any) error {
 	return os.Rename(path+".new", path)
 }
 
-// redisKeys is the hash with the keys by their ids. redisUses is the sorted set with their names by
-// their last uses.
+// redisKeys is the hash with the keys by their ids. redisVersion changes with each change of that
+// hash; its braces put both on the same node of a cluster. redisUses is the sorted set with the
+// names of the keys by their last uses.
 const (
-	redisKeys = "sluice:keys"
-	redisUses = "sluice:keys:used"
+	redisKeys    = "sluice:keys"
+	redisVersion = "sluice:keys:version{sluice:keys}"
+	redisUses    = "sluice:keys:used"
 )
+
+// rereadInterval is how often the keys are read although their version is the same. Gateways of
+// earlier releases change the keys and not the version.
+const rereadInterval = 10 * time.Second
 
 // Redis returns a Backend in Redis.
 func Redis(client redis.UniversalClient) Backend { return &shared{client: client} }
@@ -152,31 +159,65 @@ type shared struct {
 	client redis.UniversalClient
 
 	mu sync.Mutex
-	// texts are the last answer of Redis, and keys are its parsed form; guarded by mu.
-	texts []string
-	keys  []Key
+	// texts are the last answer of Redis, and keys are its parsed form. Redis had the version just
+	// before that answer, which came at readAt. All are guarded by mu.
+	texts   []string
+	keys    []Key
+	version string
+	readAt  time.Time
 }
 
+// Load implements Backend. There may be thousands of keys, so it reads them only if they may have
+// changed.
 func (r *shared) Load(ctx context.Context) ([]Key, error) {
-	texts, err := r.client.HVals(ctx, redisKeys).Result()
+	version, count, err := r.askVersion(ctx)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slices.Equal(texts, r.texts) {
+	if version != "" && version == r.version && count == len(r.texts) && time.Since(r.readAt) < rereadInterval {
 		return r.keys, nil
 	}
-	var all []Key
-	for _, text := range texts {
-		var k Key
-		if err := json.Unmarshal([]byte(text), &k); err != nil {
-			return nil, fmt.Errorf("a key in Redis is damaged: %w", err)
-		}
-		all = append(all, k)
+	texts, err := r.client.HVals(ctx, redisKeys).Result()
+	if err != nil {
+		return nil, err
 	}
-	r.texts, r.keys = texts, all
-	return all, nil
+	if !slices.Equal(texts, r.texts) {
+		var all []Key
+		for _, text := range texts {
+			var k Key
+			if err := json.Unmarshal([]byte(text), &k); err != nil {
+				return nil, fmt.Errorf("a key in Redis is damaged: %w", err)
+			}
+			all = append(all, k)
+		}
+		r.texts, r.keys = texts, all
+	}
+	r.version, r.readAt = version, time.Now()
+	return r.keys, nil
+}
+
+// askVersion returns the version of the keys, and how many there are. If Redis has no version, the
+// result is empty, and Redis gets one. If it takes none, the keys are read each time.
+func (r *shared) askVersion(ctx context.Context) (version string, count int, err error) {
+	pipe := r.client.Pipeline()
+	asked, counted := pipe.Get(ctx, redisVersion), pipe.HLen(ctx, redisKeys)
+	if _, err = pipe.Exec(ctx); errors.Is(err, redis.Nil) {
+		err = counted.Err()
+		_ = r.client.SetNX(ctx, redisVersion, rand.Text(), 0).Err()
+	}
+	return asked.Val(), int(counted.Val()), err
+}
+
+// change changes the keys together with their version.
+func (r *shared) change(ctx context.Context, do func(redis.Pipeliner)) error {
+	_, err := r.client.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
+		do(pipe)
+		pipe.Set(ctx, redisVersion, rand.Text(), 0)
+		return nil
+	})
+	return err
 }
 
 func (r *shared) Add(ctx context.Context, k Key) error {
@@ -184,12 +225,13 @@ func (r *shared) Add(ctx context.Context, k Key) error {
 	if err != nil {
 		return err
 	}
-	return r.client.HSet(ctx, redisKeys, k.ID, text).Err()
+	return r.change(ctx, func(pipe redis.Pipeliner) { pipe.HSet(ctx, redisKeys, k.ID, text) })
 }
 
 func (r *shared) Remove(ctx context.Context, id string) (bool, error) {
-	n, err := r.client.HDel(ctx, redisKeys, id).Result()
-	return n > 0, err
+	var removed *redis.IntCmd
+	err := r.change(ctx, func(pipe redis.Pipeliner) { removed = pipe.HDel(ctx, redisKeys, id) })
+	return removed.Val() > 0, err
 }
 
 // LoadUses implements Backend.

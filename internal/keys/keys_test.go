@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,6 +96,71 @@ func TestB4_ManyKeysCostNothingWhileNothingChanges(t *testing.T) {
 	}
 	if read(); told != 0 {
 		t.Errorf("%d keys without a file", told)
+	}
+}
+
+// TestB4_ManyKeysInRedisAreReadOnce: while the keys do not change, Redis is not asked for all of
+// them. A change of another gateway is noticed, also of one of an earlier release, which does not
+// change the version, and so is the loss of all keys.
+func TestB4_ManyKeysInRedisAreReadOnce(t *testing.T) {
+	open := backends(t)["redis"]
+	mine, other := open(), open()
+	client := other.(*shared).client
+	reads := func() string {
+		_, rest, _ := strings.Cut(client.Info(t.Context(), "commandstats").Val(), "cmdstat_hvals:calls=")
+		calls, _, _ := strings.Cut(rest, ",")
+		return calls
+	}
+	wantKeys := func(when string, n int) {
+		t.Helper()
+		for range 3 {
+			if all, err := mine.Load(t.Context()); err != nil || len(all) != n {
+				t.Errorf("%s: %v, %v", when, all, err)
+			}
+		}
+		before := reads()
+		if _, err := mine.Load(t.Context()); err != nil || reads() != before {
+			t.Errorf("%s: the keys are read again, %v", when, err)
+		}
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantKeys("none", 0)
+	check(other.Add(t.Context(), Key{ID: "one", Tenant: "acme"}))
+	check(other.Add(t.Context(), Key{ID: "two", Tenant: "acme"}))
+	wantKeys("two", 2)
+	_, err := other.Remove(t.Context(), "one")
+	check(err)
+	check(other.Add(t.Context(), Key{ID: "three", Tenant: "acme"}))
+	wantKeys("one in the place of another", 2)
+	check(client.HDel(t.Context(), redisKeys, "two").Err())
+	wantKeys("removed without a version", 1)
+	check(client.FlushAll(t.Context()).Err())
+	wantKeys("lost", 0)
+}
+
+// TestB4_KeysInACluster: a key and the version of the keys are changed at one node together.
+func TestB4_KeysInACluster(t *testing.T) {
+	client, err := redis.NewClient(redistest.URL(redistest.Cluster(t)...), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	mine, other := Redis(client), Redis(client)
+	for _, id := range []string{"one", "two"} {
+		if err := other.Add(t.Context(), Key{ID: id, Tenant: "acme"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, err := other.Remove(t.Context(), "one"); !found || err != nil {
+		t.Fatal(found, err)
+	}
+	if all, err := mine.Load(t.Context()); err != nil || len(all) != 1 || all[0].ID != "two" {
+		t.Errorf("%v, %v", all, err)
 	}
 }
 

@@ -1,10 +1,12 @@
 package relay
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -175,6 +177,10 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.stopCause = errMalformed
 		return
 	}
+	if chunk.Error && endpoint == openai.Responses && !isTyped(e.Data) {
+		s.handleUntypedError(e.Data)
+		return
+	}
 	s.timers.hasEvents = true
 	if !s.started && s.responseID == "" && s.failover.ticket.WantsResponseID() {
 		if s.responseID = openai.ResponseID(e.Raw); s.responseID != "" && s.gen.call.Scan.Background {
@@ -200,9 +206,26 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.moderate(e, last && (e.IsDone() || chunk.Last || len(s.tracker.Unfinished()) == 0))
 	}
 	if chunk.Error && s.stopCause == nil {
-		s.reported = statusOfError(e.Data)
+		s.reported = cmp.Or(s.reported, statusOfError(e.Data))
 		s.stopCause = errReported // no event after an error matters, not even an end marker
 	}
+}
+
+// isTyped reports whether an error has the type of an event of the Responses API.
+func isTyped(data []byte) bool {
+	var event struct{ Type string }
+	return json.Unmarshal(data, &event) == nil && (event.Type == "error" || strings.HasPrefix(event.Type, "response."))
+}
+
+// handleUntypedError handles an error that an engine reports in a stream of the Responses API as in
+// a chat. Clients of the Responses API tell events apart by their type, so the error gets one.
+func (s *engineStream) handleUntypedError(data []byte) {
+	s.reported = statusOfError(data)
+	typed := openai.ReportedError(data).ResponsesEventData(s.response.Sequence())
+	eachEvent(sse.AppendData([]byte("event: error\n"), typed), func(own *sse.Event) bool {
+		s.handleEvent(own)
+		return true
+	})
 }
 
 // errorEventOf returns an event with the error that an engine has told in an error line. Clients

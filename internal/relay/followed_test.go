@@ -83,3 +83,29 @@ func TestR3_ManagedResponsesHaveAFinishReason(t *testing.T) {
 		}
 	}
 }
+
+// An engine's error reaches a client of the Responses API as an event with a type, before and after
+// the first token. An error that has a type stays as it is.
+func TestR1_ErrorOfEngineHasAType(t *testing.T) {
+	const untyped = `{"error":{"message":"out of memory","type":"server_error","code":400}}`
+	const typed = `{"type":"error","code":"server_error","message":"out of memory","param":null,"sequence_number":3}`
+	for name, c := range map[string]struct {
+		events []string
+		want   string
+	}{
+		"after the first token":  {append(responseEvents(10), "data: "+untyped+"\n\n"), `"sequence_number":3`},
+		"before the first token": {[]string{responseEvents(10)[0], "data: " + untyped + "\n\n"}, `"message":"out of memory"`},
+		"older form":             {append(responseEvents(10), `data: {"object":"error","message":"out of memory","type":"X","code":400}`+"\n\n"), `"sequence_number":3`},
+		"with a type":            {append(responseEvents(10), "event: error\ndata: "+typed+"\n\n"), typed},
+	} {
+		h := newHarness(t, options{handler: engineThatSends(c.events...)})
+		_, text := h.post("/v1/responses")
+		begin, last := text[:strings.LastIndex(text, "event: ")], text[strings.LastIndex(text, "event: "):]
+		event, data, _ := strings.Cut(strings.TrimSpace(last), "\ndata: ")
+		var read struct{ Type, Message string }
+		if err := json.Unmarshal([]byte(data), &read); err != nil || event != "event: error" || read.Type != "error" || read.Message != "out of memory" ||
+			!strings.Contains(data, c.want) || strings.Contains(begin, "out of memory") {
+			t.Errorf("%s: %v: %s", name, err, text)
+		}
+	}
+}

@@ -218,6 +218,9 @@ func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool),
 			fault = r.config.Dispatcher.SetModel(&c.Scan, c.Tenant)
 		}
 		if fault == nil {
+			fault = r.checkBudget(c.Tenant)
+		}
+		if fault == nil {
 			fault = r.reserve(req.Context(), c, c.memorySize())
 		}
 		if fault != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
@@ -152,8 +153,8 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		}()
 		call.Entry = record
 	}
-	if fault == nil && r.config.Budget != nil {
-		fault = r.config.Budget(call.Tenant)
+	if fault == nil && !r.isRetired() { // the successor knows the budgets in force
+		fault = r.checkBudget(call.Tenant)
 	}
 	if fault == nil {
 		fault = r.reserve(ctx, &call, len(call.Body))
@@ -168,6 +169,14 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		return
 	}
 	r.carry(ctx, &call, nil, subscription{sink: sink, after: noEvent})
+}
+
+// checkBudget refuses a call of a tenant or a key whose budget is used up.
+func (r *Relay) checkBudget(t *authz.Tenant) *openai.Error {
+	if r.config.Budget == nil {
+		return nil
+	}
+	return r.config.Budget(t)
 }
 
 // carry starts or joins the generation of the call, subscribes to it, and reports the result. It

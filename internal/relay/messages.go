@@ -184,6 +184,6 @@ func (t *translator) answer(a *Answer) *Answer {
 	if ok {
 		return &Answer{Status: a.Status, Header: a.Header, Body: body}
 	}
-	fault := openai.Errorf(openai.CodeUpstreamError, "The engine's answer is no chat completion, or lacks its usage.")
+	fault := openai.Errorf(openai.CodeUpstreamError, "The engine's answer is no chat completion, was broken off, or lacks its usage.")
 	return &Answer{Status: fault.HTTPStatus(), Header: a.Header, Body: fault.MessagesBody()}
 }

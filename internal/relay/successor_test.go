@@ -219,3 +219,32 @@ func TestX20_WaitingMessagesMove(t *testing.T) {
 		t.Errorf("moved %s\nasked %s", moved, asked)
 	}
 }
+
+// A turn of a WebSocket at a process that was replaced is judged by the budgets of its successor. A
+// reload has changed them there alone.
+func TestX20_TheSuccessorKnowsTheBudgets(t *testing.T) {
+	usedUp := func(*authz.Tenant) *openai.Error {
+		return openai.Errorf(openai.CodeInsufficientQuota, "It is used up.")
+	}
+	for name, c := range map[string]struct {
+		old, next func(*authz.Tenant) *openai.Error
+		want      openai.Code
+	}{
+		"raised":  {old: usedUp},
+		"lowered": {next: usedUp, want: openai.CodeInsufficientQuota},
+	} {
+		old, next := newHarness(t, options{}), newHarness(t, options{})
+		old.relay.config.Budget, next.relay.config.Budget = c.old, c.next
+		old.relay.Retire(forwarderTo(t, next))
+		old.dispatcher.Retire()
+		sink := new(recordingSink)
+		old.relay.Generate(t.Context(), old.newCall(hello), sink)
+		var code openai.Code
+		if sink.result.Fault != nil {
+			code = sink.result.Fault.Code
+		}
+		if code != c.want || c.want == "" && sink.result.Finish == "" {
+			t.Errorf("%s: %+v, want %q", name, sink.result, c.want)
+		}
+	}
+}

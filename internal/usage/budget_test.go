@@ -188,7 +188,7 @@ func TestB3_ManyBudgetsOfSeveralGateways(t *testing.T) {
 	gone := tallyKey{"acme", "acme/gone", "2026-11-28"}
 	s := &sharing{spent: map[string]map[tallyKey]tally{"other": {gone: {tokens: 1}, wanted[0]: {tokens: 2}}}}
 	start := time.Now()
-	s.keepSpent(wanted, map[string]map[tallyKey]tally{"other": found})
+	s.keepSpent(wanted, map[string]map[tallyKey]tally{"other": found}, nil)
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}

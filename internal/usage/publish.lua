@@ -2,9 +2,10 @@
 -- the writer, its last mark, its new mark, its state, the name of its gateway, when the lists of
 -- writers expire; then for each hash its kind, its period, when it expires, and the number of its
 -- fields, followed by the fields and their values. A value begins with a number that only grows, so
--- a value that comes late or twice changes nothing. The field # has the sum of these numbers. If
--- Redis has another mark than the last one, rows may be missing, and the state is partial. The
--- answer is 1 if Redis has the last mark, else 0.
+-- a value that comes late or twice changes nothing. A tally (kind spent) can also become smaller: it
+-- is written if Redis has the last mark, because the call is not late then. The field # has the sum
+-- of the first numbers. If Redis has another mark than the last one, rows may be missing, and the
+-- state is partial. The answer is 1 if Redis has the last mark, else 0.
 local prefix, writer = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local before = redis.call('HGET', prefix .. 'writers', writer) or ' '
@@ -20,7 +21,7 @@ while ARGV[i] do
   for _ = 1, fields do
     local field, value = ARGV[i], ARGV[i + 1]
     local grown = first(value) - first(redis.call('HGET', key, field) or nil)
-    if grown >= 0 then
+    if grown >= 0 or known and kind == 'spent' then
       redis.call('HSET', key, field, value)
       more = more + grown
     end

@@ -247,7 +247,7 @@ func (r *remote) addWriters(ctx context.Context, wanted []tallyKey, to map[strin
 	return nil
 }
 
-// spent returns tallies of writers.
+// spent returns the tallies of writers that Redis has.
 func (r *remote) spent(ctx context.Context, wanted []tallyKey, writers []string) (map[string]map[tallyKey]tally, error) {
 	if len(writers) == 0 {
 		return nil, nil
@@ -272,7 +272,9 @@ func (r *remote) spent(ctx context.Context, wanted []tallyKey, writers []string)
 		all[writer] = map[tallyKey]tally{}
 		for period, found := range periods {
 			for i, text := range found.Val() {
-				all[writer][names[period][i]] = parseTally(text)
+				if text != nil {
+					all[writer][names[period][i]] = parseTally(text)
+				}
 			}
 		}
 	}

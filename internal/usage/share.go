@@ -204,6 +204,15 @@ func (s *sharing) nextMark(writer string, n int) string {
 	return s.session + "-" + strconv.Itoa(s.sequence)
 }
 
+// isLater reports whether a mark is of a later publication of the same process as another mark.
+func isLater(mark, than string) bool {
+	session, number, _ := strings.Cut(mark, "-")
+	sessionBefore, numberBefore, _ := strings.Cut(than, "-")
+	now, _ := strconv.Atoi(number) // Redis may have something else in the place of a mark
+	before, _ := strconv.Atoi(numberBefore)
+	return session == sessionBefore && now > before
+}
+
 // missing returns the rows of the days that Redis has not as the table has them.
 func (s *sharing) missing(ctx context.Context, writer string, with func(func(table))) (rows []rowKey, err error) {
 	var periods []period
@@ -334,15 +343,16 @@ func (s *sharing) readSpent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.keepSpent(wanted, spent)
+	s.keepSpent(wanted, spent, marks)
 	maps.Copy(s.read, marks)
 	s.wanted = wanted
 	return nil
 }
 
-// keepSpent keeps what writers have spent. A smaller tally comes from a Redis that was emptied. If
-// the tally of a writer has become smaller, Redis keeps the larger one until it has grown again.
-func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tally) {
+// keepSpent keeps what writers have spent, by their marks. A tally is smaller than before if a
+// request has used less than was estimated, or because Redis was emptied or has lost publications.
+// Only a later publication of the same process makes a tally smaller.
+func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tally, marks map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.spent == nil {
@@ -357,9 +367,11 @@ func (s *sharing) keepSpent(wanted []tallyKey, spent map[string]map[tallyKey]tal
 		isWanted[k] = true
 	}
 	for writer, found := range spent {
+		later := isLater(marks[writer], s.read[writer])
 		for k, before := range s.spent[writer] {
-			now := found[k]
-			found[k] = tally{max(before.tokens, now.tokens), max(before.cost, now.cost)}
+			if now, there := found[k]; !there || !later {
+				found[k] = tally{max(before.tokens, now.tokens), max(before.cost, now.cost)}
+			}
 		}
 		maps.DeleteFunc(found, func(k tallyKey, _ tally) bool { return !isWanted[k] })
 		s.spent[writer] = found

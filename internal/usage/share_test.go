@@ -255,3 +255,38 @@ func TestB3_ASmallerCountIsPublished(t *testing.T) {
 		t.Errorf("another gateway answers %+v, want %+v", a.Items, known)
 	}
 }
+
+// A budget at other gateways counts what a corrected request has used, and no more its estimate.
+// Redis that was emptied, or has lost the last publications, makes no tally smaller.
+func TestB3_ASmallerCountIsInBudgetsElsewhere(t *testing.T) {
+	server := redistest.Start(t)
+	l, other := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	budget := Budget{Tenant: acme.Tenant, Per: PerDay, Of: OfTokens, Hard: 100}
+	other.SetBudgets([]Budget{budget})
+	wantUsed := func(when string, want float64) {
+		t.Helper()
+		if err := other.shared.readSpent(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		other.refreshBudgets(time.Now())
+		if all := other.Standings(); len(all) != 1 || all[0].Used != want {
+			t.Errorf("%s: another gateway counts %+v, want %v", when, all, want)
+		}
+	}
+	estimated, known := OfRequest(10, 0, 200, false), OfRequest(8, 0, 3, true)
+	at := time.Now()
+	l.Add(acme, estimated, at)
+	publish(t, l)
+	wantUsed("estimated", 210)
+	l.Add(acme, known.Minus(estimated), at)
+	publish(t, l)
+	wantUsed("corrected", 11)
+	server.Client().FlushAll(t.Context())
+	l.Add(Subject{Tenant: "else"}, known, at)
+	if err := l.shared.publish(t.Context(), whole); err != nil { // it has the other tenant alone
+		t.Fatal(err)
+	}
+	wantUsed("emptied", 11)
+	publish(t, l)
+	wantUsed("published again", 11)
+}

@@ -147,8 +147,8 @@ type outMessage struct {
 }
 
 // FromChat translates the answer to a chat into the answer to the request that ToChat or
-// CountToChat has translated. ok is false if the answer is none to a chat, or lacks the usage that
-// was asked for.
+// CountToChat has translated. ok is false if the answer is none to a chat, was broken off by the
+// engine, or lacks the usage that was asked for.
 func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	var c completion
 	if json.Unmarshal(body, &c) != nil || len(c.Choices) == 0 {
@@ -161,6 +161,9 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 		return marshal(map[string]openai.Integer{"input_tokens": c.Usage.Prompt}), true
 	}
 	choice := c.Choices[0]
+	if choice.isFailure() {
+		return nil, false
+	}
 	m := newMessage(string(c.ID), c.Model)
 	said := choice.Message
 	// Some engines send the same reasoning by both names.
@@ -211,6 +214,10 @@ func inputOf(arguments string) json.RawMessage {
 	}
 	return marshal(map[string]string{"arguments": arguments})
 }
+
+// isFailure reports whether the engine has broken the answer off. The Messages API has no
+// stop_reason for that.
+func (f Finish) isFailure() bool { return f.Reason == "abort" || f.Reason == "error" }
 
 // stop returns the stop_reason and the stop_sequence of an answer, which may call tools. stops are
 // the client's stop sequences. Engines say "stop" also after a tool that the client has forced, and

@@ -223,7 +223,7 @@ func TestB9_Answers(t *testing.T) {
 		}
 		equalJSON(t, name, got, c.want)
 	}
-	for _, none := range []string{`[]`, `{}`, `{"choices":[]}`} {
+	for _, none := range []string{`[]`, `{}`, `{"choices":[]}`, `{"choices":[{"message":{"content":"h"},"finish_reason":"abort"}]}`} {
 		if got, ok := FromChat([]byte(none), Options{}); ok {
 			t.Errorf("%s is an answer: %s", none, got)
 		}
@@ -324,6 +324,12 @@ func TestB9_Streams(t *testing.T) {
 	const want = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"out of memory\",\"code\":\"upstream_error\"}}\n\n"
 	if !strings.HasSuffix(got, want) {
 		t.Errorf("an error: %s", got)
+	}
+	for _, reason := range []string{"abort", "error"} {
+		got = translateAll(Options{}, delta(`{"content":"x"}`), `{"choices":[{"index":0,"delta":{},"finish_reason":"`+reason+`"}]}`, `[DONE]`)
+		if !strings.Contains(got, `"type":"error","error":{"type":"api_error"`) || strings.Contains(got, "message_stop") {
+			t.Errorf("finish_reason %s: %s", reason, got)
+		}
 	}
 	got = translateAll(Options{}, `{"error":{"message":"too long","code":400}}`)
 	if want := `data: {"type":"error","error":{"type":"invalid_request_error","message":"too long","code":"invalid_request"}}`; !strings.Contains(got, want) {

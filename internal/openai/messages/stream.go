@@ -166,6 +166,10 @@ func (s *Stream) readFinish(data []byte, reason string) {
 // end appends the end of the stream.
 func (s *Stream) end() {
 	s.ended = true
+	if s.finish.isFailure() {
+		s.dst = AppendError(s.dst, openai.Errorf(openai.CodeUpstreamError, "The engine has broken its answer off."))
+		return
+	}
 	s.begin(nil)
 	s.openWaiting(true)
 	s.closeBlock()

@@ -55,12 +55,15 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: debugLogger(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
-			ofMessages := endpoint.OfMessages() || answer.Header.Get(headers.Messages) != ""
+			form := endpoint
+			if answer.Header.Get(headers.Messages) != "" {
+				form = openai.Messages
+			}
 			answer.Header.Del(headers.Messages)
 			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
 				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
 				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream",
-					ofMessages: ofMessages, cut: &cut}
+					form: form, cut: &cut}
 			}
 			return nil
 		},
@@ -191,8 +194,8 @@ type responseBody struct {
 	ctx context.Context
 	// isEventStream says that the answer is a stream of events.
 	isEventStream bool
-	// ofMessages says that the error event has the form of the Messages API.
-	ofMessages bool
+	// form is the endpoint in whose form the error event is. Zero: that of chats.
+	form openai.Endpoint
 	// cut is set when the stream broke off and an error event was added.
 	cut *error
 	// tail holds the last bytes that were read, at most four.
@@ -216,12 +219,19 @@ func (e *responseBody) Read(b []byte) (int, error) {
 	}
 	*e.cut = err
 	fault := openai.Errorf(openai.CodeGatewayUnavailable, "The gateway that runs this request has gone.")
-	event := sse.AppendData(nil, fault.EventData())
-	if e.ofMessages {
-		event = messages.AppendError(nil, fault)
-	}
-	e.errorEvent = bytes.NewReader(event)
+	e.errorEvent = bytes.NewReader(appendError(nil, fault, e.form))
 	return n, nil
+}
+
+// appendError appends the event that ends a stream of an endpoint with an error.
+func appendError(dst []byte, fault *openai.Error, form openai.Endpoint) []byte {
+	switch {
+	case form.OfMessages():
+		return messages.AppendError(dst, fault)
+	case form == openai.Responses:
+		return sse.AppendData(append(dst, "event: error\n"...), fault.ResponsesEventData(0))
+	}
+	return sse.AppendData(dst, fault.EventData())
 }
 
 // isBetweenEvents reports whether the last event was read to its end.
