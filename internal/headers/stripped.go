@@ -22,6 +22,7 @@ const (
 	otherClient  = "claims an address or name that a server may trust"
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherWorker  = "chooses a worker inside the engine, past the pick of the gateway"
+	engineField  = "sets a field of the request inside the engine, past the check of the body"
 	otherServer  = "makes a proxy in front of the gateway serve something else"
 	ownLimits    = "tells the limits of another server than the gateway"
 	otherPages   = "lets pages of other origins read the answer, which is for the field cors to say"
@@ -69,6 +70,15 @@ var fromClients = []Stripped{
 	{IdempotencyKey, "is an option for the gateway", true},
 	{"x-data-parallel-rank", otherWorker, false},
 	{"x-smg-target-worker", otherWorker, false},
+	{"x-vllm-priority", "jumps the queue inside the engine", false},
+	{"x-override-rid", engineField, false},
+	{"x-override-priority", engineField, false},
+	{"x-override-conversation-id", engineField, false},
+	{"x-override-bootstrap-host", engineField, false},
+	{"x-override-bootstrap-port", engineField, false},
+	{"x-override-bootstrap-room", engineField, false},
+	{"x-override-routed-dp-rank", engineField, false},
+	{"x-override-disagg-prefill-dp-rank", engineField, false},
 	{"expect", "asks for an answer that Envoy has given already", true},
 }
 

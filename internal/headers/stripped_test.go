@@ -25,7 +25,7 @@ func TestX14_StrippedTables(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"x-original-url", "x-http-method-override", "x-rewrite-url", "cookie", "authorization", "x-api-key", "api-key",
-		"x-data-parallel-rank", "x-smg-target-worker"} {
+		"x-data-parallel-rank", "x-smg-target-worker", "x-vllm-priority", "x-override-rid"} {
 		if !IsStripped(name) || slices.Contains(Early(), name) == slices.Contains(Late(), name) {
 			t.Errorf("%s reaches engines", name)
 		}
