@@ -40,6 +40,7 @@ const (
 	fieldGuarded        // see Request.Guarded
 	fieldTemplateKwargs // of the template of chats
 	fieldEngineArgs     // of vLLM
+	fieldItems          // what is embedded or ranked
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -80,6 +81,8 @@ func jsonField(e Endpoint, name []byte) field {
 		return textField(e, name)
 	case e == InputTokens:
 		return countField(name)
+	case e == Embeddings || e == Rerank:
+		return itemsField(name)
 	}
 	return fieldOther
 }
@@ -138,6 +141,15 @@ func textField(e Endpoint, name []byte) field {
 		return only(fieldConversation, e.OfResponses())
 	case "background":
 		return only(fieldBackground, e == Responses)
+	}
+	return fieldOther
+}
+
+// itemsField returns the field of a name in a request for embeddings or ranks.
+func itemsField(name []byte) field {
+	switch string(name) {
+	case "input", "documents", "query":
+		return fieldItems
 	}
 	return fieldOther
 }

@@ -148,6 +148,52 @@ func isLower(name []byte) bool {
 	return true
 }
 
+// maxItemDepth is how deep the parts of an item are inside of the field: in a list of items, each a
+// list of parts, or an object with a list of parts as its content.
+const maxItemDepth = 4
+
+// items reads what is embedded or ranked: texts, lists of tokens, objects with the URLs of media, or
+// parts as in messages. It notes the URLs that name local files. Engines accept no list that begins
+// with a token and has anything else.
+func (s *scanner) items(depth int) {
+	c := s.json.Kind()
+	switch {
+	case depth == 0 || c != '[' && c != '{' || beginsWithNumber(s.body[s.json.Pos():]):
+		s.json.Skip()
+	case c == '[':
+		for more := s.json.Open('['); more; more = s.json.More('[') {
+			s.items(depth - 1)
+		}
+	default:
+		local := false
+		for more := s.json.Open('{'); more; more = s.json.More('{') {
+			switch string(s.json.Name()) {
+			case "image", "image_url", "video", "video_url", "audio", "audio_url":
+				readURL(&s.json, &local)
+			case "content":
+				s.items(depth - 1)
+			default:
+				s.json.Skip()
+			}
+		}
+		s.noteLocal(local)
+	}
+}
+
+// beginsWithNumber reports whether the first element of a list is a number, or that of its first
+// list.
+func beginsWithNumber(list []byte) bool {
+	list = bytes.TrimLeft(list, " \t\r\n[")
+	return len(list) > 0 && '0' <= list[0] && list[0] <= '9'
+}
+
+// noteLocal notes that a part names a local file, if local is true.
+func (s *scanner) noteLocal(local bool) {
+	if local {
+		s.req.Guarded |= guardOf([]byte(localMedia))
+	}
+}
+
 // readURL reads the URL of a part of a message, a string or an object with a field url, and sets
 // local, unless that is nil, if the URL names a local file.
 func readURL(r *jsonscan.Reader, local *bool) {

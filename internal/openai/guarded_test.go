@@ -59,6 +59,10 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 				`{"model":"m","input":[{"type":"function_call_output","output":[{"type":"input_image","image_url":"%s"}]}]}`},
 			Messages: {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
 				`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}]}`},
+			Embeddings: {`{"model":"m","input":[{"text":"a.png"},{"image":"%s"}]}`, `{"model":"m","input":{"video":"%s"}}`,
+				`{"model":"m","input":[{"content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},
+			Rerank: {`{"model":"m","query":[{"type":"image_url","image_url":{"url":"%s"}}],"documents":["/a.png"]}`,
+				`{"model":"m","query":"/a.png","documents":["a",[{"type":"text","text":"/a"},{"type":"video_url","video_url":{"url":"%s"}}]]}`},
 		} {
 			for _, body := range bodies {
 				body = strings.ReplaceAll(body, "%s", strings.ReplaceAll(url, `\`, `\`))
@@ -67,6 +71,20 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Lists of texts and of tokens name no files.
+func TestX14_ItemsWithoutFiles(t *testing.T) {
+	t.Parallel()
+	for _, input := range []string{`"/a.png"`, `["/a.png","b"]`, `[1,2,3]`, ` [ [ 1 , 2],[3]]`, `[]`, `[[]]`, `{}`, `null`, `[null,["/a",{"x":"/a"}]]`, `-1`} {
+		r, fault := Scan(Embeddings, "application/json", []byte(`{"input":`+input+`,"model":"m"}`))
+		if fault != nil || r.Guarded != 0 || r.Model != "m" {
+			t.Errorf("%s: %b, %v", input, r.Guarded, fault)
+		}
+	}
+	if _, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[{"image":"/a"}`)); fault == nil {
+		t.Error("half a body passes")
 	}
 }
 
@@ -125,7 +143,7 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
-- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video in a message whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
 
 ## Permit a field
 

@@ -263,9 +263,7 @@ func (s *scanner) part(t typeless) {
 	case part.form == formNested:
 		eachMedia(s.body, part, s.media, &local)
 	}
-	if local {
-		s.req.Guarded |= guardOf([]byte(localMedia))
-	}
+	s.noteLocal(local)
 }
 
 // media counts a part that is no text for the model.

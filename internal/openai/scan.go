@@ -219,6 +219,8 @@ func (s *scanner) hint(f field) {
 		}
 	case fieldSystem:
 		s.instructions()
+	case fieldItems:
+		s.items(maxItemDepth)
 	case fieldTemplateKwargs:
 		s.guardMembers(guardsOfTemplate)
 	case fieldEngineArgs:
