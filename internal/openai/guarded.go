@@ -58,7 +58,7 @@ var guarded = []Guarded{
 	{"session_params", ofSGLang, "continues a session inside the engine, which may be that of another client"},
 	{"custom_logit_processor", ofSGLang, "is code, which the engine runs"},
 	{"chat_template", ofVLLMAndSGLang, template},
-	{localMedia, ofSGLang, "names a file of the engine's machine as an image, a sound or a video, which the engine opens"},
+	{localMedia, []string{"sglang", "llama-cpp"}, "names a file of the engine's machine as an image, a sound or a video, which the engine opens"},
 }
 
 // localMedia is no field. It stands for the URLs of parts of messages that name local files.
@@ -221,7 +221,8 @@ func readURL(r *jsonscan.Reader, local *bool) {
 const maxPath = 6 * 4096
 
 // isLocalFile reports whether a string names a file: by a URL with the scheme file, or by a path,
-// which neither is a URL with another scheme nor has only the characters of base64.
+// which neither is a URL with another scheme nor has only the characters of base64. Python also
+// takes <URL:file:///a> for such a URL.
 func isLocalFile(raw []byte, escaped bool) bool {
 	if len(raw) > maxPath {
 		return false
@@ -230,13 +231,24 @@ func isLocalFile(raw []byte, escaped bool) bool {
 		raw, _ = jsonscan.Unescape(nil, raw)
 	}
 	raw = bytes.TrimSpace(raw)
-	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok && !bytes.ContainsAny(scheme, "/.") {
-		return bytes.EqualFold(scheme, []byte("file"))
+	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok {
+		return !isScheme(scheme) || bytes.EqualFold(scheme, []byte("file")) || bytes.EqualFold(scheme, []byte("url"))
 	}
 	if bytes.HasPrefix(raw, []byte("/9j/")) { // a JPEG in base64
 		raw = raw[1:]
 	}
 	return len(raw) > 0 && (raw[0] == '/' || bytes.IndexByte(raw, '.') >= 0)
+}
+
+// isScheme reports whether a text has the form of the scheme of a URL.
+func isScheme(text []byte) bool {
+	for i, c := range text {
+		letter := 'a' <= c|0x20 && c|0x20 <= 'z'
+		if !letter && (i == 0 || !('0' <= c && c <= '9' || c == '+' || c == '.' || c == '-')) {
+			return false
+		}
+	}
+	return len(text) > 0
 }
 
 // guard reads the value of a guarded field. null asks for nothing, and so does -1, by which clients

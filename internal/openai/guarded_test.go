@@ -48,6 +48,7 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 	for url, want := range map[string]Guards{
 		"file:///etc/a.png": local, "FILE:/a": local, "/data/tenant/a.png": local, "a.png": local, "../a.jpg": local, "/dev/zero": local,
 		`\u0066ile:///a`: local, `\/a\/b`: local, " /a": local, "": 0,
+		"URL:file:///a.png": local, "<file:///a.png>": local, `\\u001cfile:///a.png`: local, "/a:b": local, ":": local, "s3+x://a/b.png": 0,
 		"https://example.com/a.png": 0, "http://10.0.0.1/a.png": 0, "gs://bucket/a.png": 0, "data:image/png;base64,iVBORw0KGgo=": 0,
 		"data:,a.png": 0, "iVBORw0KGgo/+=": 0, "/9j/4AAQSkZJRgABAQ==": 0, "/9j/a.png": local, strings.Repeat("a/", 20000): 0,
 	} {
@@ -102,7 +103,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"}) != each {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
-	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot"}) {
+	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media"}) {
 		t.Errorf("%b %b", GuardsOf("ollama"), GuardsOf("llama-cpp"))
 	}
 	// What clients send in daily life is in no row.
@@ -162,7 +163,7 @@ These fields pass, because clients use them every day, or because engines ignore
 | what a client may do | by | what you can do |
 | --- | --- | --- |
 | make the engine fetch a URL of the client's choice, also one inside your network | ` + "`image_url`, `video_url`, `audio_url`" + ` with ` + "`http:` or `https:`" + ` | Let the network stop it: engines need no way to other hosts while they serve, and none to the addresses of the cloud's metadata. Recent releases of vLLM and SGLang have ` + "`allowed_media_domains`" + `. llama.cpp and text-generation-inference fetch too. Ollama does not |
-| read files below a directory | ` + "`file:`" + ` URLs, if ` + "`allowed_local_media_path`" + ` of vLLM or ` + "`media_path`" + ` of llama.cpp is set | Do not set it, or give the directory nothing but what all tenants may see |
+| read files below a directory | ` + "`file:`" + ` URLs, if ` + "`allowed_local_media_path`" + ` of vLLM is set, or ` + "`media_path`" + ` of llama.cpp, which also needs ` + "`permit_fields: [local_media]`" + ` | Do not set it, or give the directory nothing but what all tenants may see |
 | go before others in the engine | ` + "`priority`" + `, if ` + "`scheduling_policy: priority`" + ` of vLLM or ` + "`enable_priority_scheduling`" + ` of SGLang is set | Do not set it. The gateway has [priorities](limits.md) of its own |
 | let the engine call tools | ` + "`tools`" + ` of ` + "`/v1/responses`" + ` of the types ` + "`mcp`, `web_search_preview` and `code_interpreter`" + `, if a tool server of vLLM or SGLang is set | Give it tools that every tenant may use. The engines call the servers of their own settings, and not the URL of a request |
 | use much memory or time | ` + "`mm_processor_kwargs`, `media_io_kwargs`, `structured_outputs`, `grammar`, `regex`, `prompt_logprobs`, `n_probs`" + ` | Keep engines up to date, and bound them: ` + "`limit_mm_per_prompt`, `max_logprobs`" + ` of vLLM. Replicas are started again after a crash |
