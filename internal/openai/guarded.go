@@ -149,10 +149,10 @@ func isLower(name []byte) bool {
 }
 
 // maxItemDepth is how deep the parts of an item are inside of the field: in a list of items, each a
-// list of parts, or an object with a list of parts as its content.
+// list of parts or an object with a list of parts as its content.
 const maxItemDepth = 4
 
-// items reads what is embedded or ranked: texts, lists of tokens, objects with the URLs of media, or
+// items reads what is embedded or ranked: texts, lists of tokens, objects with URLs of media, or
 // parts as in messages. It notes the URLs that name local files. Engines accept no list that begins
 // with a token and has anything else.
 func (s *scanner) items(depth int) {
