@@ -2,6 +2,7 @@ package config
 
 import (
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 func TestCatalogue(t *testing.T) {
@@ -106,7 +108,7 @@ func TestU17_FaultsOfDiscoveredSettings(t *testing.T) {
 		"discovered: {stream: {mode: native, resume: 1s}}":      "1: discovered.stream.resume: has no effect with mode: native; remove it",
 		"discovered: {admission: {queue_timeout: 1h}}":          "1: discovered.admission.queue_timeout: must be at most 55m0s, is 1h0m0s: Envoy holds a request for an hour at most",
 		"discovered: {unhealthy_on: []}":                        "1: discovered.unhealthy_on: must name at least one of connect, reset, 5xx, 503, is empty",
-		"discovered: {slots: 3}":                                "1: discovered.slots: unknown field; known are routing, admission, stream, unhealthy_on, fail_over_on",
+		"discovered: {slots: 3}":                                "1: discovered.slots: unknown field; known are routing, admission, stream, unhealthy_on, fail_over_on, permit_fields",
 		"upstreams: [{url: http://h, models: ['a b', 'q*/*']}]": `1: upstreams[0].models[0]: must be a name, in which * stands for any characters, is "a b"`,
 		"models: [{name: a, launcher: upstream, upstreams: [{url: http://h, models: [a]}]}]": "1: models[a].upstreams[0].models: " +
 			"has no effect with the upstreams of a model; remove it",
@@ -170,6 +172,21 @@ func TestWarnings(t *testing.T) {
 	} {
 		if got := parsed(t, file).Warnings(); len(got) != want {
 			t.Errorf("%s: %q", file, got)
+		}
+	}
+}
+
+// The fields that permit_fields takes are the guarded ones.
+func TestX14_PermitFieldsAreTheGuardedOnes(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for _, g := range openai.GuardedFields() {
+		names = append(names, g.Name)
+	}
+	for _, section := range []any{Model{}, Discovered{}} {
+		field, _ := reflect.TypeOf(section).FieldByName("PermitFields")
+		if got := field.Tag.Get("oneof"); got != strings.Join(names, ",") {
+			t.Errorf("%T: %s", section, got)
 		}
 	}
 }

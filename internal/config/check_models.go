@@ -121,7 +121,7 @@ func refusedFields(launcher engines.Launcher) []string {
 	case engines.Upstream:
 		return append(launchFields(), "cold_start")
 	case engines.None:
-		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "routing", "stream")
+		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "permit_fields", "routing", "stream")
 	}
 	return nil
 }

@@ -22,6 +22,9 @@ type Discovered struct {
 	// FailOverOn lists the statuses after which a request is sent to another server of its model.
 	// Default: all.
 	FailOverOn []StatusClass `yaml:"fail_over_on" oneof:"429,503,5xx"`
+	// PermitFields are fields of requests that clients may use although they are refused for what
+	// they make the engine do, see docs/bodies.md. Default: none.
+	PermitFields []string `yaml:"permit_fields" oneof:"models,route,fallbacks,context_window_fallbacks,content_policy_fallbacks,kv_transfer_params,ec_transfer_params,bootstrap_host,bootstrap_port,bootstrap_room,disagg_prefill_dp_rank,routed_dp_rank,data_parallel_rank,id_slot,lora_path,lora,rid,session_params,custom_logit_processor,chat_template,local_media"`
 
 	// StrategySet tells that the file has a strategy, which then holds for every engine.
 	StrategySet bool `yaml:"-"`
@@ -38,6 +41,7 @@ func (d Discovered) model() Model {
 	m.Launcher = engines.Upstream
 	m.Replicas, m.Protocol, m.RerankAPI = Replicas{}, ProtocolHTTP, RerankOpenAI
 	m.Routing, m.Admission, m.Stream, m.UnhealthyOn, m.FailOverOn = d.Routing, d.Admission, d.Stream, d.UnhealthyOn, d.FailOverOn
+	m.PermitFields = d.PermitFields
 	return m
 }
 

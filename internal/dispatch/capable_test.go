@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,37 +117,46 @@ func TestR12_CostOfMedia(t *testing.T) {
 	}
 }
 
-// A field that asks an upstream for other models than that of the request is refused. Engines that
-// Sluice starts ignore it.
-func TestX14_FieldsThatAskForOtherModels(t *testing.T) {
+// A guarded field is refused where a server may obey it: at upstreams, at engines that do, and at
+// launched models that an upstream has joined. Engines that ignore it serve the request. A field
+// that the operator permits passes.
+func TestX14_GuardedFieldsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})
 	s.put("own", replicas("own-0")...)
+	s.put("sglang", replicas("sglang-0")...)
+	s.put("shared", engines.Replica{ID: "shared-0"}, engines.Replica{ID: "far-0", Launcher: engines.Upstream})
+	s.put("free", engines.Replica{ID: "free-0", Launcher: engines.Upstream})
 	s.fleet.Set("models", engines.Part{
 		Models:   []engines.Model{{Name: "up", Launcher: engines.Upstream}},
 		Replicas: []engines.Replica{{ID: "up-0", Model: "up", State: engines.Ready, Launcher: engines.Upstream}}})
-	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"own", "up"}, "far": {"up"}}})
+	permitted := openai.NewGuards([]string{"rid", "models"})
+	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"up", "own"}, "far": {"up", "shared"}}, Models: map[string]Policy{
+		"sglang": {Guards: openai.GuardsOf("sglang")}, "free": {Permitted: permitted}}})
 	s.rebuild()
-	for _, model := range []string{"own", "mixed"} {
-		r := newRequest(model, "k")
-		r.OtherModels = "models"
-		ticket, fault := s.Dispatch(t.Context(), r)
-		if fault != nil || ticket.Model != "own" {
-			t.Errorf("%s: %v", model, fault)
-			continue
-		}
-		ticket.Release()
-	}
-	if r := NewRequest(Caller{Tenant: &authz.Tenant{}}, &openai.Request{OtherModels: "models"}, nil); r.OtherModels != "models" {
-		t.Errorf("the field of the body is lost: %q", r.OtherModels)
-	}
-	for _, model := range []string{"up", "far"} {
-		r := newRequest(model, "k")
-		r.OtherModels = "fallbacks"
-		ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
-		defer end()
-		if _, fault := s.Dispatch(ctx, r); fault == nil || fault.HTTPStatus() != 400 || fault.Param != "fallbacks" {
-			t.Errorf("%s: %v", model, fault)
+	for model, refused := range map[string][]string{
+		"own": nil, "mixed": nil, "up": {"models", "rid", "lora"}, "far": {"models", "rid", "lora"}, "shared": {"models", "rid", "lora"},
+		"sglang": {"rid"}, "free": {"lora"},
+	} {
+		for _, field := range []string{"models", "rid", "lora"} {
+			r := newRequest(model, "k")
+			scanned := &openai.Request{Model: model, Guarded: openai.NewGuards([]string{field})}
+			r.Guarded = NewRequest(Caller{Tenant: &authz.Tenant{}}, scanned, nil).Guarded
+			ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
+			ticket, fault := s.Dispatch(ctx, r)
+			end()
+			switch {
+			case !slices.Contains(refused, field) && fault != nil:
+				t.Errorf("%s of %s: %v", field, model, fault)
+			case slices.Contains(refused, field) && (fault == nil || fault.HTTPStatus() != 400 || fault.Param != field):
+				t.Errorf("%s of %s passes: %v", field, model, fault)
+			}
+			if fault == nil {
+				if model == "mixed" && ticket.Model != "own" {
+					t.Errorf("%s of a pool goes to %s", field, ticket.Model)
+				}
+				ticket.Release()
+			}
 		}
 	}
 }

@@ -35,8 +35,8 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 			Message: "The model `" + m.Name + "` is served elsewhere: Sluice only admits tasks for it, by POST /schedule."}
 	case !t.isCapable(r.Endpoint):
 		return choice{}, t.notCapable("The model `"+m.Name+"`", r.Endpoint)
-	case t.obeys(r.OtherModels):
-		return choice{}, errOtherModels("the model `"+m.Name+"`", r.OtherModels)
+	case t.refused(r.Guarded) != 0:
+		return choice{}, errGuarded("the model `"+m.Name+"`", t.refused(r.Guarded))
 	case w.drained[m.Name]:
 		return choice{}, errDrained("the model `" + m.Name + "`")
 	case !t.serves():
@@ -63,7 +63,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	usable := false
 	var incapable *modelRoute
 	c := choice{pool: r.Model}
-	served, elsewhere, drained, obeys := false, false, false, false
+	served, elsewhere, drained := false, false, false
+	var refused openai.Guards
 	for _, name := range models {
 		if !mayUse(r.Allowed, name) {
 			continue
@@ -77,8 +78,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 			incapable = t
 			continue
 		}
-		if t.obeys(r.OtherModels) {
-			obeys = true
+		if fields := t.refused(r.Guarded); fields != 0 {
+			refused |= fields
 			continue
 		}
 		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
@@ -93,8 +94,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		return choice{}, openai.ModelNotFound("model", r.Model)
 	case len(c.members) > 0:
 		return c, nil
-	case obeys && !served:
-		return choice{}, errOtherModels("the pool `"+r.Model+"`", r.OtherModels)
+	case refused != 0 && !served:
+		return choice{}, errGuarded("the pool `"+r.Model+"`", refused)
 	case incapable != nil && !served:
 		return choice{}, incapable.notCapable("The pool `"+r.Model+"`", r.Endpoint)
 	case elsewhere && !served:
@@ -107,17 +108,22 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }
 
-// obeys reports whether the model's server may obey a field that asks for other models. Upstreams
-// such as OpenRouter and LiteLLM would serve models that the caller may not use, and that no budget
-// counts.
-func (t *modelRoute) obeys(otherModels string) bool {
-	return otherModels != "" && t.Launcher == engines.Upstream
+// refused returns which of the guarded fields of a request the model refuses: those that one of its
+// servers may obey and that clients may not use. Nobody knows what serves at an upstream.
+func (t *modelRoute) refused(fields openai.Guards) openai.Guards {
+	guards := t.policy.Guards
+	if t.joined || t.Launcher == engines.Upstream {
+		guards = openai.AllGuards()
+	}
+	return fields & guards &^ t.policy.Permitted
 }
 
-// errOtherModels refuses a field that asks for other models. who is the model or pool.
-func errOtherModels(who, field string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: field,
-		Message: "The field " + field + " asks for other models than " + who + ", whose server may obey it. Leave it out: a pool is served by several models."}
+// errGuarded refuses a request with guarded fields, of which it names the first. who is the model
+// or pool.
+func errGuarded(who string, fields openai.Guards) *openai.Error {
+	field := fields.First()
+	return &openai.Error{Code: openai.CodeInvalidRequest, Param: field.Name,
+		Message: "Clients of " + who + " may not use " + field.Title() + ", which " + field.Why + ". Leave it out; only an operator can permit it (permit_fields)."}
 }
 
 // serves reports whether a request may be dispatched to the model, now or when a replica comes.

@@ -90,6 +90,10 @@ type Policy struct {
 	Way WayPolicy
 	// Lacks are the endpoints that the model's engine does not have although its task is theirs.
 	Lacks openai.EndpointSet
+	// Guards are the fields of requests that the engine of a launched model obeys and that are
+	// refused. Servers of upstreams may obey all such fields. Permitted are those that clients may
+	// use all the same.
+	Guards, Permitted openai.Guards
 	// Limits of the model.
 	Limits admission.Limits
 }
@@ -348,8 +352,8 @@ type Request struct {
 	// may come before the response.
 	Background  bool
 	MediaOutput int
-	// OtherModels is openai.Request.OtherModels.
-	OtherModels string
+	// Guarded is openai.Request.Guarded.
+	Guarded openai.Guards
 	// TellsUsage says that an engine tells its token count in the answer without being asked.
 	TellsUsage bool
 	// Endpoint and Stream say what the client asked for.
@@ -426,7 +430,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		NoOutput:    scan.Endpoint.NoOutput(),
 		Free:        scan.Endpoint.Free(),
 		Background:  scan.Background,
-		OtherModels: scan.OtherModels,
+		Guarded:     scan.Guarded,
 		MediaOutput: scan.MediaOutput(),
 		TellsUsage:  !scan.Stream || scan.IncludeUsage || !scan.Endpoint.Chunked(),
 		Endpoint:    scan.Endpoint,

@@ -23,6 +23,8 @@ type modelRoute struct {
 	strategy *strategy
 	ring     *ringhash.Ring
 	replicas []replica // in the order of the ring's ids
+	// joined says that one of the replicas is a server of upstreams.
+	joined bool
 	// closeDelimited says that one of the replicas ends responses by closing their connections.
 	closeDelimited bool
 	// mixed says that the replicas are in several clusters of Envoy.
@@ -92,6 +94,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	for i := range m.Replicas {
 		r := &m.Replicas[i]
 		t.mayServe = true
+		t.joined = t.joined || r.Launcher == engines.Upstream
 		t.starting = t.starting || r.State == engines.Starting || r.State == engines.Pending
 		switch {
 		case r.State == engines.Failed:

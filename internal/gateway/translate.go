@@ -155,6 +155,8 @@ func policy(m config.Model, longest time.Duration) dispatch.Policy {
 		FailOver:                   failOver(m.FailOverOn),
 		Way:                        wayPolicy(m),
 		Lacks:                      lacks(m.Routes),
+		Guards:                     guards(m.Engine),
+		Permitted:                  openai.NewGuards(m.PermitFields),
 	}
 }
 
@@ -176,6 +178,14 @@ func lacks(routes []config.Route) (set openai.EndpointSet) {
 		}
 	}
 	return set
+}
+
+// guards returns the guarded fields that an engine obeys. An engine of the file may be any.
+func guards(engine string) openai.Guards {
+	if !slices.ContainsFunc(engines.Builtin(), func(e engines.Engine) bool { return e.Name == engine }) {
+		engine = ""
+	}
+	return openai.GuardsOf(engine)
 }
 
 // messagesRoutes returns the endpoints of the Messages API that replicas with these routes have.

@@ -23,6 +23,9 @@ const (
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherWorker  = "chooses a worker inside the engine, past the pick of the gateway"
 	otherAccount = "names the account that pays, which goes with the key that the gateway sends to the upstream"
+	engineField  = "sets a field of the request inside the engine, past the check of the body"
+	otherHost    = "makes a proxy before the engine connect to a host that the client names"
+	otherQueue   = "jumps the queue inside the engine"
 	otherServer  = "makes a proxy in front of the gateway serve something else"
 	ownLimits    = "tells the limits of another server than the gateway"
 	otherPages   = "lets pages of other origins read the answer, which is for the field cors to say"
@@ -73,6 +76,32 @@ var fromClients = []Stripped{
 	{"openai-organization", otherAccount, false},
 	{"openai-project", otherAccount, false},
 	{"x-goog-user-project", otherAccount, false},
+	{"x-vllm-priority", otherQueue, false},
+	{"x-override-rid", engineField, false},
+	{"x-override-priority", engineField, false},
+	{"x-override-conversation-id", engineField, false},
+	{"x-override-bootstrap-host", engineField, false},
+	{"x-override-bootstrap-port", engineField, false},
+	{"x-override-bootstrap-room", engineField, false},
+	{"x-override-routed-dp-rank", engineField, false},
+	{"x-override-disagg-prefill-dp-rank", engineField, false},
+	{"x-prefiller-host-port", otherHost, false},
+	{"x-llm-d-prefiller-host-port", otherHost, false},
+	{"x-encoder-hosts-ports", otherHost, false},
+	{"x-llm-d-encoder-hosts-ports", otherHost, false},
+	{"x-kv-cache-source-host-port", otherHost, false},
+	{"x-llm-d-kv-cache-source-host-port", otherHost, false},
+	{"x-data-parallel-host-port", otherHost, false},
+	{"x-worker-instance-id", otherWorker, false},
+	{"x-prefill-instance-id", otherWorker, false},
+	{"x-dp-rank", otherWorker, false},
+	{"x-prefill-dp-rank", otherWorker, false},
+	{"x-dynamo-worker-instance-id", otherWorker, false},
+	{"x-dynamo-prefill-instance-id", otherWorker, false},
+	{"x-dynamo-dp-rank", otherWorker, false},
+	{"x-dynamo-prefill-dp-rank", otherWorker, false},
+	{"x-dynamo-request-priority", otherQueue, false},
+	{"x-dynamo-request-strict-priority", otherQueue, false},
 	{"expect", "asks for an answer that Envoy has given already", true},
 }
 

@@ -196,6 +196,6 @@ func (c *chaining) nested(t text) {
 		c.Text(c.body[from:media.start])
 		c.Media(prefix.Digest(c.body[media.start:media.end]))
 		from = media.end
-	})
+	}, nil)
 	c.Text(c.body[from:t.end])
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
-var update = flag.Bool("update", false, "write docs/errors.md")
+var update = flag.Bool("update", false, "write docs/errors.md and docs/bodies.md")
 
 // Every code has one row, every row has a code, and the rows are in the order of their status.
 func TestEachCodeIsOneRow(t *testing.T) {

@@ -1,9 +1,6 @@
 package openai
 
-import (
-	"bytes"
-	"unicode/utf8"
-)
+import "bytes"
 
 // field is a field of a request that Scan interprets.
 type field uint8
@@ -40,7 +37,10 @@ const (
 	fieldConversation
 	fieldSystem // of the Messages API
 	fieldBackground
-	fieldOtherModels // see Request.OtherModels
+	fieldGuarded        // see Request.Guarded
+	fieldTemplateKwargs // of the template of chats
+	fieldEngineArgs     // of vLLM
+	fieldItems          // what is embedded or ranked
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -69,28 +69,22 @@ func jsonField(e Endpoint, name []byte) field {
 	switch {
 	case f != fieldOther:
 		return f
-	case otherModels(name) != "":
-		return fieldOtherModels
+	case guardOf(name) != 0:
+		return fieldGuarded
+	case string(name) == "chat_template_kwargs":
+		return fieldTemplateKwargs
+	case string(name) == "vllm_xargs":
+		return fieldEngineArgs
 	case e.Draws():
 		return imageField(name)
 	case e.Generates():
 		return textField(e, name)
 	case e == InputTokens:
 		return countField(name)
+	case e == Embeddings || e == Rerank:
+		return itemsField(name)
 	}
 	return fieldOther
-}
-
-// otherModels returns the name of a field by which a server is asked for other models than that of
-// the field model, in any case: OpenRouter obeys models and route, LiteLLM the others. It is empty
-// for any other name.
-func otherModels(name []byte) string {
-	for _, known := range [...]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"} {
-		if bytes.EqualFold(name, []byte(known)) {
-			return known
-		}
-	}
-	return ""
 }
 
 // imageField returns the field of a name in a request for images, as JSON or as a form.
@@ -151,6 +145,15 @@ func textField(e Endpoint, name []byte) field {
 	return fieldOther
 }
 
+// itemsField returns the field of a name in a request for embeddings or ranks.
+func itemsField(name []byte) field {
+	switch string(name) {
+	case "input", "documents", "query":
+		return fieldItems
+	}
+	return fieldOther
+}
+
 // countField returns the field of a name in a request that counts the tokens of a response's input.
 // The prompt is not read, because the replica does not get it into its cache.
 func countField(name []byte) field {
@@ -182,8 +185,8 @@ func partField(e Endpoint, name []byte) field {
 // obey a value that Scan has never checked. Fields that are read for routing alone do not count.
 // In the Responses API previous_response_id, conversation and background count, too.
 func disguised(e Endpoint, name []byte) (known string, found bool) {
-	if !bytes.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf || 'A' <= r && r <= 'Z' }) {
-		return "", false // lower case: spelled as it is read
+	if isLower(name) {
+		return "", false // spelled as it is read
 	}
 	for f := fieldOther + 1; f <= fieldMaxDuration; f++ {
 		if known := f.String(); bytes.EqualFold(name, []byte(known)) {

@@ -255,13 +255,15 @@ func (s *scanner) output() (nested bool) {
 
 // part reads one part of a content list, and counts what of it is no text for the model.
 func (s *scanner) part(t typeless) {
-	part, media := partText(&s.json, t)
+	local := false
+	part, media := readPart(&s.json, t, &local)
 	switch {
 	case media:
 		s.media(part)
 	case part.form == formNested:
-		eachMedia(s.body, part, s.media)
+		eachMedia(s.body, part, s.media, &local)
 	}
+	s.noteLocal(local)
 }
 
 // media counts a part that is no text for the model.
@@ -271,13 +273,13 @@ func (s *scanner) media(part text) {
 }
 
 // eachMedia tells of the parts inside of a valid formNested that are no text for the model: those
-// of the content of a tool's result, or of its output.
-func eachMedia(body []byte, t text, found func(media text)) {
+// of the content of a tool's result, or of its output. local is that of readPart.
+func eachMedia(body []byte, t text, found func(media text), local *bool) {
 	var r jsonscan.Reader
 	r.Reset(body)
 	r.Seek(int(t.start))
 	part := func() {
-		if part, media := partText(&r, typelessText); media {
+		if part, media := readPart(&r, typelessText, local); media {
 			found(part)
 		}
 	}
@@ -315,6 +317,12 @@ const typelessMedia, typelessText typeless = true, false
 // none and typeless says so. A part of an unknown type may be text in a field that is not known
 // here. A part with a list of parts as its content is formNested.
 func partText(r *jsonscan.Reader, none typeless) (t text, media bool) {
+	return readPart(r, none, nil)
+}
+
+// readPart is partText. It also sets local, unless that is nil, for a part whose URL of an image, a
+// sound, a video or a document names a file of the engine's machine.
+func readPart(r *jsonscan.Reader, none typeless, local *bool) (t text, media bool) {
 	if r.Kind() != '{' {
 		return rawText(r), false
 	}
@@ -328,7 +336,9 @@ func partText(r *jsonscan.Reader, none typeless) (t text, media bool) {
 		case "text":
 			t = partString(r)
 		case "source":
-			plain = isPlainSource(r)
+			plain = isPlainSource(r, local)
+		case "image_url", "video_url", "audio_url", "file_url", "image", "video", "audio":
+			readURL(r, local)
 		case "content":
 			nested = r.Kind() == '['
 			r.Skip()
@@ -343,16 +353,19 @@ func partText(r *jsonscan.Reader, none typeless) (t text, media bool) {
 }
 
 // isPlainSource reads the source of an image or a document of the Messages API, which may be any
-// value. It reports whether the source is plain text.
-func isPlainSource(r *jsonscan.Reader) (plain bool) {
+// value. It reports whether the source is plain text. local is that of readPart.
+func isPlainSource(r *jsonscan.Reader, local *bool) (plain bool) {
 	if r.Kind() != '{' {
 		r.Skip()
 		return false
 	}
 	for more := r.Open('{'); more; more = r.More('{') {
-		if string(r.Name()) == "type" {
+		switch string(r.Name()) {
+		case "type":
 			plain = string(wordText(r)) == "text"
-		} else {
+		case "url":
+			readURL(r, local)
+		default:
 			r.Skip()
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -154,9 +155,15 @@ func (r *Request) naiveField(m member) (ok bool) {
 		r.MaxDuration = time.Duration(n) * time.Millisecond
 		return ok
 	}
-	for _, known := range []string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"} {
-		if strings.EqualFold(m.name, known) && string(m.value) != "null" {
-			r.OtherModels = known
+	for i, g := range GuardedFields() {
+		asks := func(m member) bool {
+			return strings.EqualFold(m.name, g.Name) && string(m.value) != "null" && string(m.value) != "-1"
+		}
+		list, _ := members(m.value)
+		within := slices.Contains([]string{"chat_template_kwargs: chat_template", "vllm_xargs: kv_transfer_params",
+			"vllm_xargs: ec_transfer_params"}, m.name+": "+g.Name)
+		if asks(m) || within && slices.ContainsFunc(list, asks) {
+			r.Guarded |= 1 << i
 		}
 	}
 	if r.Endpoint != Chat && r.Endpoint != Completions && r.Endpoint != Responses {

@@ -26,9 +26,9 @@ type Request struct {
 	// Background asks for a response that the engine generates in the background (background of
 	// /v1/responses).
 	Background bool
-	// OtherModels is a field that asks for other models than Model, such as models or fallbacks.
-	// Empty: there is none. Most engines ignore such fields. Some upstreams obey them.
-	OtherModels string
+	// Guarded are the fields by which the client would make some engines do what is not for clients
+	// to decide. Other engines ignore such fields.
+	Guarded Guards
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
 	// max_completion_tokens, max_output_tokens and n_predict. 0: no bound given, or one of them is
 	// -1.

@@ -107,12 +107,10 @@ func (s *scanner) fields() {
 		}
 		names = append(names, name)
 		f := jsonField(s.req.Endpoint, name)
-		switch {
-		case f != fieldOtherModels:
+		if f == fieldGuarded {
+			s.guard(guardOf(name))
+		} else {
 			s.field(f)
-		case !s.json.Null():
-			s.req.OtherModels = otherModels(name)
-			s.json.Skip()
 		}
 		before := end
 		end = s.json.Pos()
@@ -221,6 +219,12 @@ func (s *scanner) hint(f field) {
 		}
 	case fieldSystem:
 		s.instructions()
+	case fieldItems:
+		s.items(maxItemDepth)
+	case fieldTemplateKwargs:
+		s.guardMembers(guardsOfTemplate)
+	case fieldEngineArgs:
+		s.guardMembers(guardsOfArguments)
 	case fieldSize:
 		r.imageTokens = imageTokens(wordText(&s.json))
 	default:

@@ -52,7 +52,7 @@ func TestScanFields(t *testing.T) {
 		{"zero", `{"model":"m","timeout_ms":0,"max_tokens":0}`, Request{Model: "m"}},
 		{"same names further in", `{"model":"m","x":{"model":1,"model":2,"stream":"no"},"tools":[{"model":"other"}]}`,
 			Request{Model: "m"}},
-		{"names that are near", `{"models":"x","mode":1,"model":"m","streams":7,"User":"u"}`, Request{Model: "m", OtherModels: "models"}},
+		{"names that are near", `{"models":"x","mode":1,"model":"m","streams":7,"User":"u"}`, Request{Model: "m", Guarded: NewGuards([]string{"models"})}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,286 @@
+package openai
+
+import (
+	"bytes"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
+)
+
+// Guarded is a field of a JSON body by which a client would make an engine do what is not for
+// clients to decide, in a fleet that several tenants share.
+type Guarded struct {
+	// Name is the name of the field.
+	Name string
+	// Engines are the engines of the catalogue whose servers obey the field. Empty: only servers
+	// that are no engines do, such as other gateways.
+	Engines []string
+	// Why says what the field does, in a phrase that begins with a verb.
+	Why string
+}
+
+// Reasons that several fields have.
+const (
+	otherModels  = "asks for other models than the field model names"
+	otherHost    = "makes the engine connect to a host that the client names"
+	otherReplica = "chooses a worker inside the engine, past the pick of the gateway"
+	otherAdapter = "chooses an adapter, past the models that the caller may use"
+	template     = "is a program, which the engine runs without a limit of time while other requests wait"
+)
+
+var (
+	ofVLLM          = []string{"vllm"}
+	ofSGLang        = []string{"sglang"}
+	ofLlamaCpp      = []string{"llama-cpp"}
+	ofVLLMAndSGLang = []string{"vllm", "sglang"}
+)
+
+// guarded is the table of guarded fields.
+var guarded = []Guarded{
+	{"models", nil, otherModels},
+	{"route", nil, otherModels},
+	{"fallbacks", nil, otherModels},
+	{"context_window_fallbacks", nil, otherModels},
+	{"content_policy_fallbacks", nil, otherModels},
+	{"kv_transfer_params", ofVLLM, otherHost},
+	{"ec_transfer_params", ofVLLM, otherHost},
+	{"bootstrap_host", ofSGLang, otherHost},
+	{"bootstrap_port", ofSGLang, otherHost},
+	{"bootstrap_room", ofSGLang, otherHost},
+	{"disagg_prefill_dp_rank", ofSGLang, otherReplica},
+	{"routed_dp_rank", ofSGLang, otherReplica},
+	{"data_parallel_rank", ofSGLang, otherReplica},
+	{"id_slot", ofLlamaCpp, "chooses a slot inside the engine, whose cache another client uses"},
+	{"lora_path", ofSGLang, otherAdapter},
+	{"lora", ofLlamaCpp, otherAdapter},
+	{"rid", ofSGLang, "names the request inside the engine: when it ends early, the engine also ends all others whose names begin so"},
+	{"session_params", ofSGLang, "continues a session inside the engine, which may be that of another client"},
+	{"custom_logit_processor", ofSGLang, "is code, which the engine runs"},
+	{"chat_template", ofVLLMAndSGLang, template},
+	{localMedia, []string{"sglang", "llama-cpp"}, "names a file of the engine's machine as an image, a sound or a video, which the engine opens"},
+}
+
+// localMedia is no field. It stands for the URLs of parts of messages that name local files.
+const localMedia = "local_media"
+
+// Title names the field within a sentence.
+func (g Guarded) Title() string {
+	if g.Name == localMedia {
+		return "the URL of a local file (" + localMedia + ")"
+	}
+	return "the field " + g.Name
+}
+
+// GuardedFields returns the table of guarded fields.
+func GuardedFields() []Guarded { return slices.Clone(guarded) }
+
+// Guards is a set of guarded fields: a bit for each row of the table.
+type Guards uint32
+
+// NewGuards returns the set of the guarded fields with these names. It ignores other names.
+func NewGuards(names []string) (set Guards) {
+	for _, name := range names {
+		set |= guardOf([]byte(name))
+	}
+	return set
+}
+
+// GuardsOf returns the guarded fields that the servers of an engine obey. engine is a name of the
+// catalogue, or empty for one that is not in the catalogue, which may be any of its engines.
+func GuardsOf(engine string) (set Guards) {
+	for i, g := range guarded {
+		if len(g.Engines) > 0 && engine == "" || slices.Contains(g.Engines, engine) {
+			set |= 1 << i
+		}
+	}
+	return set
+}
+
+// AllGuards returns the set of all guarded fields.
+func AllGuards() Guards { return 1<<len(guarded) - 1 }
+
+// First returns the first field of a set that is not empty.
+func (g Guards) First() Guarded {
+	i := 0
+	for ; g>>i&1 == 0; i++ {
+	}
+	return guarded[i]
+}
+
+// guardsByLength has the indexes of the rows of the table by the length of the name.
+var guardsByLength = func() (rows [32][]uint8) {
+	for i, g := range guarded {
+		rows[len(g.Name)] = append(rows[len(g.Name)], uint8(i))
+	}
+	return rows
+}()
+
+// guardOf returns the set of the guarded field that a name is, in any case, and otherwise the empty
+// set.
+func guardOf(name []byte) Guards {
+	if isLower(name) {
+		if len(name) < len(guardsByLength) {
+			for _, i := range guardsByLength[len(name)] {
+				if string(name) == guarded[i].Name {
+					return 1 << i
+				}
+			}
+		}
+		return 0
+	}
+	for i, g := range guarded {
+		if bytes.EqualFold(name, []byte(g.Name)) {
+			return 1 << i
+		}
+	}
+	return 0
+}
+
+// isLower reports whether a name has neither capitals nor characters outside of ASCII, of which
+// some are the same as letters but for their case.
+func isLower(name []byte) bool {
+	for _, c := range name {
+		if c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' {
+			return false
+		}
+	}
+	return true
+}
+
+// maxItemDepth is how deep the parts of an item are inside of the field: in a list of items, each a
+// list of parts or an object with a list of parts as its content.
+const maxItemDepth = 4
+
+// items reads what is embedded or ranked: texts, lists of tokens, objects with URLs of media, or
+// parts as in messages. It notes the URLs that name local files. Engines accept no list that begins
+// with a token and has anything else.
+func (s *scanner) items(depth int) {
+	c := s.json.Kind()
+	switch {
+	case depth == 0 || c != '[' && c != '{' || beginsWithNumber(s.body[s.json.Pos():]):
+		s.json.Skip()
+	case c == '[':
+		for more := s.json.Open('['); more; more = s.json.More('[') {
+			s.items(depth - 1)
+		}
+	default:
+		local := false
+		for more := s.json.Open('{'); more; more = s.json.More('{') {
+			switch string(s.json.Name()) {
+			case "image", "image_url", "video", "video_url", "audio", "audio_url":
+				readURL(&s.json, &local)
+			case "content":
+				s.items(depth - 1)
+			default:
+				s.json.Skip()
+			}
+		}
+		s.noteLocal(local)
+	}
+}
+
+// beginsWithNumber reports whether the first element of a list is a number, or that of its first
+// list.
+func beginsWithNumber(list []byte) bool {
+	list = bytes.TrimLeft(list, " \t\r\n[")
+	return len(list) > 0 && '0' <= list[0] && list[0] <= '9'
+}
+
+// noteLocal notes that a part names a local file, if local is true.
+func (s *scanner) noteLocal(local bool) {
+	if local {
+		s.req.Guarded |= guardOf([]byte(localMedia))
+	}
+}
+
+// readURL reads the URL of a part of a message, a string or an object with a field url, and sets
+// local, unless that is nil, if the URL names a local file.
+func readURL(r *jsonscan.Reader, local *bool) {
+	switch c := r.Kind(); {
+	case local == nil:
+		r.Skip()
+	case c == '"':
+		raw, _ := r.RawText()
+		*local = *local || isLocalFile(raw, r.Escaped())
+	case c == '{':
+		for more := r.Open('{'); more; more = r.More('{') {
+			if string(r.Name()) == "url" && r.Kind() == '"' {
+				readURL(r, local)
+			} else {
+				r.Skip()
+			}
+		}
+	default:
+		r.Skip()
+	}
+}
+
+// maxPath is how many bytes a path may have as JSON may write it: Linux allows 4,096, and an escape
+// takes at most six bytes for one.
+const maxPath = 6 * 4096
+
+// isLocalFile reports whether a string names a file: by a URL with the scheme file, or by a path,
+// which neither is a URL with another scheme nor has only the characters of base64. Python also
+// takes <URL:file:///a> for such a URL.
+func isLocalFile(raw []byte, escaped bool) bool {
+	if len(raw) > maxPath {
+		return false
+	}
+	if escaped {
+		raw, _ = jsonscan.Unescape(nil, raw)
+	}
+	raw = bytes.TrimSpace(raw)
+	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok {
+		return !isScheme(scheme) || bytes.EqualFold(scheme, []byte("file")) || bytes.EqualFold(scheme, []byte("url"))
+	}
+	if bytes.HasPrefix(raw, []byte("/9j/")) { // a JPEG in base64
+		raw = raw[1:]
+	}
+	return len(raw) > 0 && (raw[0] == '/' || bytes.IndexByte(raw, '.') >= 0)
+}
+
+// isScheme reports whether a text has the form of the scheme of a URL.
+func isScheme(text []byte) bool {
+	for i, c := range text {
+		letter := 'a' <= c|0x20 && c|0x20 <= 'z'
+		if !letter && (i == 0 || !('0' <= c && c <= '9' || c == '+' || c == '.' || c == '-')) {
+			return false
+		}
+	}
+	return len(text) > 0
+}
+
+// guard reads the value of a guarded field. null asks for nothing, and so does -1, by which clients
+// of llama.cpp let the server choose the slot.
+func (s *scanner) guard(field Guards) {
+	if s.json.Null() {
+		return
+	}
+	at := s.json.Value()
+	if string(s.body[at.From:at.To]) != "-1" {
+		s.req.Guarded |= field
+	}
+}
+
+// guardMembers reads the value of a field whose members engines obey as they do fields of the body.
+// Only those in the set within count.
+func (s *scanner) guardMembers(within Guards) {
+	if s.json.Kind() != '{' {
+		s.json.Skip()
+		return
+	}
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		if field := guardOf(s.json.Name()) & within; field != 0 {
+			s.guard(field)
+		} else {
+			s.json.Skip()
+		}
+	}
+}
+
+// The members that count of the fields chat_template_kwargs and vllm_xargs.
+var (
+	guardsOfTemplate  = NewGuards([]string{"chat_template"})
+	guardsOfArguments = NewGuards([]string{"kv_transfer_params", "ec_transfer_params"})
+)

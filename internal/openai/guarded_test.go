@@ -1,0 +1,172 @@
+package openai
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+// A guarded field is found, in any case, and inside of the objects whose members engines obey. null
+// asks for nothing.
+func TestX14_GuardedFieldsAreFound(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string][]string{
+		`{"model":"m","models":["a","b"],"messages":[]}`:                                      {"models"},
+		`{"model":"m","messages":[],"Fallbacks":["a"]}`:                                       {"fallbacks"},
+		`{"model":"m","messages":[],"\u0072oute":"fallback"}`:                                 {"route"},
+		`{"model":"m","context_window_fallbacks":[{"m":["a"]}],"stream":true}`:                {"context_window_fallbacks"},
+		`{"model":"m","content_policy_fallbacks":{},"stream":true}`:                           {"content_policy_fallbacks"},
+		`{"model":"m","models":null,"route": null ,"stream":true}`:                            nil,
+		`{"model":"m","metadata":{"models":["a"]},"input":"x","routes":1}`:                    nil,
+		`{"model":"m","rid":"a","kv_transfer_params":{"remote_host":"h"}}`:                    {"rid", "kv_transfer_params"},
+		`{"model":"m","RI\u0044":"a","custom_logit_proce\u017f\u017for":"x"}`:                 {"rid", "custom_logit_processor"},
+		`{"model":"m","id_slot":0}`:                                                           {"id_slot"},
+		`{"model":"m","id_slot":-1}`:                                                          nil,
+		`{"model":"m","chat_template_kwargs":{"enable_thinking":false,"chat_template":"{}"}}`: {"chat_template"},
+		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:               nil,
+		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:              nil,
+		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:           {"kv_transfer_params"},
+		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:   nil,
+	} {
+		for _, e := range []Endpoint{Chat, Responses, Embeddings, Messages, Tokenize} {
+			r, fault := Scan(e, "application/json", []byte(body))
+			if fault != nil || r.Guarded != NewGuards(want) || r.Model != "m" {
+				t.Errorf("%v %s: %b, %v", e, body, r.Guarded, fault)
+			}
+		}
+	}
+}
+
+// A part that names a local file is found, wherever engines look for media. URLs of the web, data
+// and base64 pass.
+func TestX14_LocalFilesAreFound(t *testing.T) {
+	t.Parallel()
+	local := NewGuards([]string{"local_media"})
+	for url, want := range map[string]Guards{
+		"file:///etc/a.png": local, "FILE:/a": local, "/data/tenant/a.png": local, "a.png": local, "../a.jpg": local, "/dev/zero": local,
+		`\u0066ile:///a`: local, `\/a\/b`: local, " /a": local, "": 0,
+		"URL:file:///a.png": local, "<file:///a.png>": local, `\\u001cfile:///a.png`: local, "/a:b": local, ":": local, "s3+x://a/b.png": 0,
+		"https://example.com/a.png": 0, "http://10.0.0.1/a.png": 0, "gs://bucket/a.png": 0, "data:image/png;base64,iVBORw0KGgo=": 0,
+		"data:,a.png": 0, "iVBORw0KGgo/+=": 0, "/9j/4AAQSkZJRgABAQ==": 0, "/9j/a.png": local, strings.Repeat("a/", 20000): 0,
+	} {
+		for e, bodies := range map[Endpoint][]string{
+			Chat: {`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"/a.png"},{"type":"image_url","image_url":{"detail":"low","url":"%s"}}]}]}`,
+				`{"model":"m","messages":[{"content":[{"video_url":{"url":"%s"},"type":"video_url"}],"role":"user"}]}`,
+				`{"model":"m","messages":[{"role":"user","content":[{"type":"audio_url","audio_url":"%s"}]}]}`},
+			Responses: {`{"model":"m","input":[{"role":"user","content":[{"type":"input_image","image_url":"%s"}]}]}`,
+				`{"model":"m","input":[{"type":"function_call_output","output":[{"type":"input_image","image_url":"%s"}]}]}`},
+			Messages: {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
+				`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}]}`},
+			Embeddings: {`{"model":"m","input":[{"text":"a.png"},{"image":"%s"}]}`, `{"model":"m","input":{"video":"%s"}}`,
+				`{"model":"m","input":[{"content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},
+			Rerank: {`{"model":"m","query":[{"type":"image_url","image_url":{"url":"%s"}}],"documents":["/a.png"]}`,
+				`{"model":"m","query":"/a.png","documents":["a",[{"type":"text","text":"/a"},{"type":"video_url","video_url":{"url":"%s"}}]]}`},
+		} {
+			for _, body := range bodies {
+				body = strings.ReplaceAll(body, "%s", strings.ReplaceAll(url, `\`, `\`))
+				if r, fault := Scan(e, "application/json", []byte(body)); fault != nil || r.Guarded != want {
+					t.Errorf("%v %.200s: %b, %v", e, body, r.Guarded, fault)
+				}
+			}
+		}
+	}
+}
+
+// Lists of texts and of tokens name no files.
+func TestX14_ItemsWithoutFiles(t *testing.T) {
+	t.Parallel()
+	for _, input := range []string{`"/a.png"`, `["/a.png","b"]`, `[1,2,3]`, ` [ [ 1 , 2],[3]]`, `[]`, `[[]]`, `{}`, `null`, `[null,["/a",{"x":"/a"}]]`, `-1`} {
+		r, fault := Scan(Embeddings, "application/json", []byte(`{"input":`+input+`,"model":"m"}`))
+		if fault != nil || r.Guarded != 0 || r.Model != "m" {
+			t.Errorf("%s: %b, %v", input, r.Guarded, fault)
+		}
+	}
+	if _, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[{"image":"/a"}`)); fault == nil {
+		t.Error("half a body passes")
+	}
+}
+
+// Each field of the table is found, and each has an engine or is one that other gateways obey.
+func TestX14_TableOfGuardedFields(t *testing.T) {
+	t.Parallel()
+	var each Guards
+	for i, g := range GuardedFields() {
+		set := NewGuards([]string{g.Name})
+		if set != 1<<i || set.First().Name != g.Name || g.Why == "" {
+			t.Errorf("%s: %b", g.Name, set)
+		}
+		each |= set
+	}
+	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"}) != each {
+		t.Errorf("%b of %b", each, AllGuards())
+	}
+	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media"}) {
+		t.Errorf("%b %b", GuardsOf("ollama"), GuardsOf("llama-cpp"))
+	}
+	// What clients send in daily life is in no row.
+	for _, name := range []string{"model", "messages", "tools", "metadata", "user", "store", "service_tier", "priority", "cache_salt", "prompt_cache_key",
+		"safety_identifier", "chat_template_kwargs", "top_k", "min_p", "seed", "extra_body", "provider", "keep_alive", "options", "thinking", "session_id"} {
+		if slices.ContainsFunc(GuardedFields(), func(g Guarded) bool { return g.Name == name }) {
+			t.Errorf("%s is refused", name)
+		}
+	}
+}
+
+// TestX14_GuardedDocument holds docs/bodies.md to the table.
+func TestX14_GuardedDocument(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	b.WriteString(`# Fields of a body that clients may not use
+
+This page is generated from ` + "`internal/openai/guarded.go`" + ` (` + "`go test ./internal/openai -run GuardedDocument -update`" + `). [headers.md](headers.md) has the headers.
+
+Engines take more fields than OpenAI's API has. By some of them a client makes the engine do what is not for clients to decide, where several tenants
+share it: connect to another host, read a file, run code, end the requests of others. Some are for a router or another engine, which trusts
+its network. Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `. The error names the field, and the engine never gets the request.
+
+| field | engine that obeys it | what the field does |
+| --- | --- | --- |
+`)
+	for _, g := range GuardedFields() {
+		engines := strings.Join(g.Engines, ", ")
+		if engines == "" {
+			engines = "none; OpenRouter or LiteLLM as an upstream"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | It %s. |\n", g.Name, engines, g.Why)
+	}
+	b.WriteString(`
+- An engine of the catalogue that ignores a field gets it: the request passes as it is.
+- Nobody knows what serves at an upstream, so models with ` + "`launcher: upstream`" + `, discovered models, and models that an upstream has joined refuse all rows. Engines of the field ` + "`engines`" + `
+  refuse all rows but those without an engine.
+- A [pool](configuration.md) serves the request by those of its models that do not refuse it.
+- ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
+- ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
+- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
+
+## Permit a field
+
+` + "`permit_fields`" + ` of a model lists fields that its clients may use all the same, and ` + "`discovered.permit_fields`" + ` those of discovered models. Only do that if you trust every
+client of the model with what the row says.
+
+` + "```yaml" + `
+models:
+  - {name: chat, engine: vllm, source: {name: Qwen/Qwen3-8B}, permit_fields: [chat_template], variables: {trust_request_chat_template: true}}
+` + "```" + `
+
+## What engines still do for clients
+
+These fields pass, because clients use them every day, or because engines ignore them unless you change a setting. Look at the right column before strangers may call.
+
+| what a client may do | by | what you can do |
+| --- | --- | --- |
+| make the engine fetch a URL of the client's choice, also one inside your network | ` + "`image_url`, `video_url`, `audio_url`" + ` with ` + "`http:` or `https:`" + ` | Let the network stop it: engines need no way to other hosts while they serve, and none to the addresses of the cloud's metadata. Recent releases of vLLM and SGLang have ` + "`allowed_media_domains`" + `. llama.cpp and text-generation-inference fetch too. Ollama does not |
+| read files below a directory | ` + "`file:`" + ` URLs, if ` + "`allowed_local_media_path`" + ` of vLLM is set, or ` + "`media_path`" + ` of llama.cpp, which also needs ` + "`permit_fields: [local_media]`" + ` | Do not set it, or give the directory nothing but what all tenants may see |
+| go before others in the engine | ` + "`priority`" + `, if ` + "`scheduling_policy: priority`" + ` of vLLM or ` + "`enable_priority_scheduling`" + ` of SGLang is set | Do not set it. The gateway has [priorities](limits.md) of its own |
+| let the engine call tools | ` + "`tools`" + ` of ` + "`/v1/responses`" + ` of the types ` + "`mcp`, `web_search_preview` and `code_interpreter`" + `, if a tool server of vLLM or SGLang is set | Give it tools that every tenant may use. The engines call the servers of their own settings, and not the URL of a request |
+| use much memory or time | ` + "`mm_processor_kwargs`, `media_io_kwargs`, `structured_outputs`, `grammar`, `regex`, `prompt_logprobs`, `n_probs`" + ` | Keep engines up to date, and bound them: ` + "`limit_mm_per_prompt`, `max_logprobs`" + ` of vLLM. Replicas are started again after a crash |
+`)
+	testutil.Golden(t, "../../docs/bodies.md", b.String(), *update)
+}

@@ -1,0 +1,80 @@
+package edge
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/tests/e2e/harness"
+)
+
+// TestE2E_X14_FieldsThatAreNotForClients sends the fields by which a client would make an engine
+// connect elsewhere, run code or harm the requests of others. No engine gets such a request, on
+// native or managed ways, whatever its endpoint. What an operator permits passes, and so does what
+// clients send in daily life.
+func TestE2E_X14_FieldsThatAreNotForClients(t *testing.T) {
+	t.Parallel()
+	var served atomic.Pointer[string]
+	upstream := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "native", "managed", "free") {
+			return
+		}
+		body, _ := io.ReadAll(r.Body)
+		served.Store(new(string(body)))
+		if strings.Contains(string(body), `"stream":true`) {
+			w.Header().Set("content-type", "text/event-stream")
+			fmt.Fprint(w, `data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+			return
+		}
+		w.Header().Set("content-type", "application/json")
+		fmt.Fprint(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}]}`)
+	})
+	g := harness.Start(t, fmt.Sprintf(`
+auth: {mode: none}
+models:
+  - {name: native, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: native}}
+  - {name: managed, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}}
+  - {name: free, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}, permit_fields: [rid, chat_template]}
+`, upstream))
+	post := func(model, path, fields string) *harness.Answer {
+		served.Store(nil)
+		return g.Post(path, fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"x"}],"max_tokens":1,%s}`, model, fields))
+	}
+	fields := []string{`"chat_template_kwargs":{"chat_template":"{{ x }}"}`, `"vllm_xargs":{"kv_transfer_params":"x"}`}
+	names := []string{"chat_template", "kv_transfer_params"}
+	for _, field := range openai.GuardedFields() {
+		fields, names = append(fields, fmt.Sprintf("%q:[1]", field.Name)), append(names, field.Name)
+	}
+	for i, field := range fields {
+		for _, model := range []string{"native", "managed", "free"} {
+			for _, path := range []string{"/v1/chat/completions", "/v1/messages"} {
+				permitted := model == "free" && (names[i] == "rid" || names[i] == "chat_template")
+				a := post(model, path, field+`,"stream":true`)
+				switch got := served.Load(); {
+				case permitted && (a.StatusCode != 200 || got == nil || path == "/v1/chat/completions" && !strings.Contains(*got, field)):
+					t.Errorf("%s of %s at %s is permitted: %v", field, model, path, a)
+				case !permitted && (a.StatusCode != 400 || got != nil || !strings.Contains(string(a.Content), names[i])):
+					t.Errorf("%s of %s at %s: %v", field, model, path, a)
+				}
+			}
+		}
+	}
+	for _, model := range []string{"native", "managed", "free"} {
+		served.Store(nil)
+		a := g.Post("/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///a.png"}}]}]}`)
+		if a.StatusCode != 400 || served.Load() != nil || !strings.Contains(string(a.Content), "local file") {
+			t.Errorf("a local file, %s: %v", model, a)
+		}
+	}
+	const daily = `"user":"u","metadata":{"models":"a"},"priority":0,"seed":-1,"top_k":-1,"id_slot":-1,"cache_salt":"s","lora":null,` +
+		`"chat_template_kwargs":{"enable_thinking":false},"vllm_xargs":{"a":1},"extra_body":{"rid":"x"}`
+	for _, model := range []string{"native", "managed"} {
+		if a := post(model, "/v1/chat/completions", daily); a.StatusCode != 200 {
+			t.Errorf("%s: %v", model, a)
+		}
+	}
+}
