@@ -16,6 +16,8 @@ const (
 	// once, and those of each second.
 	firstCompletion = 1 << 17
 	completionRate  = 1 << 16
+	// mostAnswers is how many answers a request may have of which nobody knows the number.
+	mostAnswers = 128
 )
 
 // mostPrompt returns the greatest prompt that an engine can make of a request, in tokens. No token
@@ -41,6 +43,21 @@ func (q *estimate) believes(r Response, took time.Duration) bool {
 	}
 	each := int64(firstCompletion + completionRate*max(took, 0).Seconds())
 	return r.Prompt <= q.mostPrompt && r.Completion <= each*int64(max(q.choices, 1))
+}
+
+// believed returns what is known of a response without a usage that cannot be true, and whether the
+// engine has told such a usage.
+func (q *estimate) believed(r Response, took time.Duration) (_ Response, doubted bool) {
+	if q.believes(r, took) {
+		return r, false
+	}
+	return untold(r), true
+}
+
+// untold returns what is known of a response without the usage that its engine has told.
+func untold(r Response) Response {
+	r.Known, r.Prompt, r.Completion, r.Cached = false, 0, 0, 0
+	return r
 }
 
 // doubtInterval is the time after which Config.Doubted is called again for a replica.

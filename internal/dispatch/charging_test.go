@@ -258,6 +258,25 @@ func TestX19_RecoveredRequestsAreCharged(t *testing.T) {
 	}
 }
 
+// TestX2_ARecoveredUsageThatCannotBeTrueIsNotCharged: an engine that tells more tokens than can be
+// closes nobody's bucket after a restart either.
+func TestX2_ARecoveredUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
+	for _, told := range []request.Usage{{Known: true, Prompt: 10, Completion: 1 << 31}, {Known: true, Prompt: 1 << 31, Completion: 10}} {
+		s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
+		entry := request.Entry{Log: headers.LogRequests, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1", Status: 200, BytesIn: 4000,
+			BytesOut: 400, Path: "/v1/chat/completions", Duration: time.Minute, Usage: told,
+			Metadata: map[string]string{headers.MetadataTenant: "t"}}
+		cost := s.CostOfRecovered(&entry)
+		if !cost.Doubted || cost.Usage.Known || cost.Usage.Prompt != 1000 || cost.Usage.Completion != 100 {
+			t.Errorf("%+v of %+v", cost, told)
+		}
+		s.ObserveRecovered(&entry)
+		if left := s.left("t").Tokens.Remaining; left < 98_900 || left > 99_000 {
+			t.Errorf("%+v: %d tokens are left of 100,000 after a request of 1,100", told, left)
+		}
+	}
+}
+
 // The buckets of a new process have not charged what an earlier process carries, so its real cost
 // is charged in full.
 func TestX19_CarriedRequestsAreCharged(t *testing.T) {
