@@ -9,7 +9,8 @@ import "time"
 const (
 	// addedPrompt bounds the tokens that an engine adds to the text of a prompt, by its template
 	// and by tools of its own, and those of an image, a sound or a file. addedHistory bounds those
-	// of the conversation that a request continues.
+	// of the conversation that a request continues, and those of the turns in which an engine calls
+	// tools itself: its prompt is then the sum of the prompts of all turns.
 	addedPrompt  = 1 << 20
 	addedHistory = 1 << 23
 	// firstCompletion and completionRate bound the tokens of one answer: those that may come at
@@ -29,7 +30,7 @@ func mostPrompt(r *Request) int64 {
 		bytes *= bytes
 	}
 	most := bytes + int64(1+max(r.MediaParts, 0))*addedPrompt
-	if r.Previous != "" {
+	if r.Previous != "" || r.Endpoint.OfResponses() || r.Endpoint.OfMessages() {
 		most += addedHistory
 	}
 	return min(most*int64(max(r.Choices, 1)), maxCounted)

@@ -466,3 +466,18 @@ func TestX2_AUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
 		})
 	}
 }
+
+// TestX2_ThePromptsOfAllTurnsAreCharged: an engine that calls tools itself tells the sum of the
+// prompts of its turns.
+func TestX2_ThePromptsOfAllTurnsAreCharged(t *testing.T) {
+	for endpoint, believed := range map[openai.Endpoint]bool{openai.Responses: true, openai.Messages: true, openai.Chat: false} {
+		s := limited(admission.TenantLimits{TokensPerMinute: 10_000_000})
+		r := sized("", 400)
+		r.Endpoint = endpoint
+		ticket := s.must(t, r)
+		ticket.Release()
+		if cost := ticket.Correct(Response{Known: true, Prompt: 3_000_000, Completion: 20_000}); cost.Doubted == believed {
+			t.Errorf("%v: %+v", endpoint, cost)
+		}
+	}
+}
