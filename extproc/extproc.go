@@ -153,22 +153,22 @@ func (e *exchange) send(a *decide.Answer) error {
 // HalfClose implements grpcserver.Handler.
 func (e *exchange) HalfClose() { e.stream.Finish(codes.OK, "") }
 
-// End implements grpcserver.Handler. The stream may have ended because Envoy has died.
+// End implements grpcserver.Handler. The stream may have ended because Envoy has died. A successor
+// gets the access log, so a retired process does not know which requests have ended before.
 func (e *exchange) End() {
 	if e.passed != nil {
 		e.passed.cancel()
 	}
-	e.Lose()
+	e.Lose(e.server.Retired)
 }
 
-// Alive implements decide.Envoy. A successor gets the access log, so this process does not know
-// then which requests have ended before.
+// Alive implements decide.Envoy.
 func (e *exchange) Alive() func() bool {
 	s, pid := e.server, e.pid
-	if pid == 0 || s.Lives == nil || s.successor.Load() != nil {
+	if pid == 0 || s.Lives == nil {
 		return nil
 	}
-	return func() bool { return s.successor.Load() != nil || s.Lives(pid) }
+	return func() bool { return s.Lives(pid) }
 }
 
 // Context implements decide.Envoy.

@@ -176,11 +176,14 @@ func (x *Exchange) End() {
 }
 
 // Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
-// Envoy; see request.Record.
-func (x *Exchange) Lose() {
-	record := x.record
+// Envoy; see request.Record. elsewhere reports whether another process is told how the request
+// ends.
+func (x *Exchange) Lose(elsewhere func() bool) {
+	record, alive := x.record, x.envoy.Alive()
 	x.End()
-	record.Lose(x.envoy.Alive())
+	if alive != nil && !elsewhere() {
+		record.Lose(func() bool { return elsewhere() || alive() })
+	}
 }
 
 // uncount has the exchange count as open no more. Further calls do nothing.
