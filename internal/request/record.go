@@ -279,13 +279,14 @@ func (r *Record) EndElsewhere(alive func() bool, done func()) {
 }
 
 // tellElsewhere tells Subscribers.Elsewhere how a managed request has ended, as far as this process
-// knows. It does nothing if the final entry of Envoy's log has come here.
+// knows. It does nothing if the final entry of Envoy's log has come here, and for a request on a
+// connection, of which none comes.
 func (r *Record) tellElsewhere() {
 	if r.store.subscribers.Elsewhere == nil {
 		return
 	}
 	r.store.mu.Lock()
-	q, ended := r.summary, r.closed && !r.logged && r.outcome != nil
+	q, ended := r.summary, r.closed && !r.logged && r.outcome != nil && !r.onConnection
 	if ended {
 		q.Status = cmp.Or(q.Status, r.outcome.status())
 		q.applyOutcome(r.outcome)
