@@ -176,14 +176,17 @@ func (x *Exchange) End() {
 }
 
 // Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
-// Envoy; see request.Record. elsewhere reports whether another process is told how the request
-// ends.
-func (x *Exchange) Lose(elsewhere func() bool) {
-	record, alive := x.record, x.envoy.Alive()
-	x.End()
-	if alive != nil && !elsewhere() {
-		record.Lose(func() bool { return elsewhere() || alive() })
+// Envoy; see request.Record.
+func (x *Exchange) Lose() {
+	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	if !d.Retired() {
+		x.End()
+		record.Lose(alive)
+		return
 	}
+	d.open.Add(1) // this process does not end meanwhile
+	x.End()
+	record.EndElsewhere(alive, func() { d.open.Add(-1) })
 }
 
 // uncount has the exchange count as open no more. Further calls do nothing.

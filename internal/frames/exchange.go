@@ -95,11 +95,10 @@ func (x *exchange) end() {
 	}
 }
 
-// lose is end for a request that Envoy has not told again after its connection had broken. The
-// filter tells the end of a request to the process that has decided it.
+// lose is end for a request that Envoy has not told again after its connection had broken.
 func (x *exchange) lose() {
 	if x.close() {
-		x.Lose(func() bool { return false })
+		x.Lose()
 	}
 }
 

@@ -70,3 +70,38 @@ func TestE3_X20_AStreamOfAReplacedProcessHasItsLine(t *testing.T) {
 		})
 	}
 }
+
+// TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged: the connection of a native request has broken
+// at a process that was replaced. The process ends the request if its Envoy has died. Its successor
+// may know the request by periodic entries of Envoy's log, and counts it no more.
+func TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged(t *testing.T) {
+	t.Parallel()
+	for _, alive := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := &hold{cost: Cost{Usage: Usage{Prompt: 70}}}
+			_, r, used, finished := lostStore(h)
+			done := make(chan struct{})
+			r.EndElsewhere(func() bool { return alive }, func() { close(done) })
+			<-done
+			if alive {
+				if len(*used)+len(*finished)+len(h.corrected) != 0 {
+					t.Errorf("its Envoy lives, and it has ended: %+v, %+v", *used, *finished)
+				}
+				return
+			}
+			if len(*used) != 1 || len(*finished) != 1 || len(h.corrected) != 1 || (*used)[0].PromptTokens != 70 {
+				t.Fatalf("used %+v, finished %+v, corrected %+v", *used, *finished, h.corrected)
+			}
+			next, told := NewStore(0), 0
+			next.Subscribe(Subscribers{Used: func(*Summary) { told++ }, Finished: []func(Summary){func(Summary) { told++ }},
+				Lives: func(int) bool { return false }})
+			next.Observe(Entry{Log: headers.LogRequests, Interim: true, RequestID: "a", Model: "chat", PID: 7})
+			next.AddEnded((*finished)[0])
+			time.Sleep(2 * (lateNews + lostCheck))
+			synctest.Wait()
+			if all, running := next.List(0); running != 0 || len(all) != 1 || all[0].Code != "gateway_unavailable" || told != 0 {
+				t.Errorf("told %d times, %d run, listed %+v", told, running, all)
+			}
+		})
+	}
+}

@@ -252,18 +252,17 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 const deathTime = time.Second / 2
 
 // EndElsewhere tells, after Close, that the final entry of a managed request goes to another
-// process. If the request has not ended well and its Envoy has died, no entry goes anywhere: the
-// request ends here without one. alive is as of Lose. done is called when nothing more is to be
-// done here, maybe from another goroutine.
+// process, or that the connection of a native request to Envoy has broken. If the request has not
+// ended well and its Envoy has died, no entry goes anywhere: the request ends here without one.
+// alive is as of Lose. done is called when nothing more is to be done here, maybe from another
+// goroutine.
 func (r *Record) EndElsewhere(alive func() bool, done func()) {
 	if r == nil {
 		done()
 		return
 	}
-	r.store.mu.Lock()
-	whole := r.outcome.isWhole()
-	r.store.mu.Unlock()
-	if whole || alive == nil {
+	hold, awaited := r.awaited()
+	if !awaited || alive == nil {
 		r.tellElsewhere()
 		done()
 		return
@@ -273,7 +272,7 @@ func (r *Record) EndElsewhere(alive func() bool, done func()) {
 		if alive() {
 			r.tellElsewhere()
 		} else {
-			r.endLost(nil)
+			r.endLost(hold) // the record may have forgotten its hold
 		}
 	})
 }
