@@ -291,6 +291,31 @@ func TestX19_CarriedRequestsAreCharged(t *testing.T) {
 	}
 }
 
+// TestX20_ACarriedRequestCountsOnce: Envoy's log may tell a new process of a request that an
+// earlier process carries, while it runs and when it has ended.
+func TestX20_ACarriedRequestCountsOnce(t *testing.T) {
+	s := limited(admission.TenantLimits{MaxConcurrent: 2, TokensPerMinute: 10_000})
+	carried := s.Carry(HeldRequest{Model: "m", Replica: "a", Tenant: "t"})
+	entry := request.Entry{Log: headers.LogRequests, Interim: true, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1",
+		Metadata: map[string]string{headers.MetadataTenant: "t"}}
+	for range 2 {
+		s.ObserveRecovered(&entry)
+	}
+	if v, _ := s.View("m"); v.InFlight != 1 || v.Loads["a"] != 1 {
+		t.Errorf("while it runs: %+v", v)
+	}
+	s.must(t, newRequest("m", "k")).Release()
+	entry.Interim, entry.Status, entry.Usage = false, 200, request.Usage{Known: true, Prompt: 3000, Completion: 4000}
+	s.ObserveRecovered(&entry)
+	carried.Release()
+	if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 {
+		t.Errorf("when it has ended: %+v", v)
+	}
+	if left := s.left("t").Tokens.Remaining; left > 3000 {
+		t.Errorf("%d of 10,000 tokens are left after a request of 7,000", left)
+	}
+}
+
 // A request that could not be counted at the start is counted as soon as the access log tells of
 // it.
 func TestX19_UncountedRequestsAreCountedWhenTheLogTells(t *testing.T) {

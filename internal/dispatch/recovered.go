@@ -124,8 +124,9 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 
 // IdentifyRecovered assigns an id and a tenant to one of the recovered requests. A request at a
 // known replica that was not counted is counted now: Envoy may not have answered when it was asked
-// how many there are. A request at a location without a known replica is named, and identified when
-// the replica is known. IdentifyRecovered does nothing for a request that is identified already.
+// how many there are. One that an earlier process carries (Carry) is counted already. A request at
+// a location without a known replica is named, and identified when the replica is known.
+// IdentifyRecovered does nothing for a request that is identified already.
 func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,7 +198,11 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) bool {
 		if at == nil {
 			return false
 		}
-		d.recoverLocked(r.Location, d.counterLocked(r.Model, at.ID), 1)
+		c := d.counterLocked(r.Model, at.ID)
+		if c.at("").Load() > 0 { // an earlier process carries requests there, and this is one of them
+			return true
+		}
+		d.recoverLocked(r.Location, c, 1)
 		held = d.recovered.held[r.Location]
 		i = len(held) - 1
 	}
