@@ -75,9 +75,9 @@ func TestX20_WaitingCallsMove(t *testing.T) {
 	}
 }
 
-// TestE3_X20_ACallOfAReplacedProcessEndsOnce: a gRPC call begins its record in the relay, and its log
-// entry goes to the successor. The successor is told how the call has ended. If the Envoy of the
-// call has died there is no entry, and the call ends here.
+// TestE3_X20_ACallOfAReplacedProcessEndsOnce: a gRPC call begins its record in the relay, and its
+// log entry goes to the successor. The successor is told how the call has ended. If the Envoy of
+// the call has died there is no entry, and the call ends here.
 func TestE3_X20_ACallOfAReplacedProcessEndsOnce(t *testing.T) {
 	for _, lives := range []bool{true, false} {
 		h := newHarness(t, options{handler: engineThatHangs(roleEvent, tokenEvent("a"))})

@@ -71,9 +71,9 @@ func TestE3_X20_AStreamOfAReplacedProcessHasItsLine(t *testing.T) {
 	}
 }
 
-// TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged: the connection of a native request has broken
-// at a process that was replaced. The process ends the request if its Envoy has died. Its successor
-// may know the request by periodic entries of Envoy's log, and counts it no more.
+// TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged: the connection of a native request has
+// broken at a process that was replaced. The process ends the request if its Envoy has died. Its
+// successor may know the request by periodic entries of Envoy's log, and counts it no more.
 func TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged(t *testing.T) {
 	t.Parallel()
 	for _, alive := range []bool{false, true} {
