@@ -41,9 +41,11 @@ type Record struct {
 	closedAt                   time.Time
 	// lost: it has ended without a final entry, because its Envoy has died. It counts as logged.
 	lost bool
-	// elsewhere: it has ended at another process. again: it is listed already, because another
-	// process has told of its end.
-	elsewhere, again bool
+	// elsewhere: it has ended at another process.
+	elsewhere bool
+	// told is the listed record of a request that has ended at another process, while its log entry
+	// is joined; nil for other requests.
+	told *Record
 	// failures counts the failed attempts; failure is why the last one failed, until it is seen to
 	// be repeated.
 	failures int
@@ -252,26 +254,24 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 const deathTime = time.Second / 2
 
 // EndElsewhere tells, after Close, that the final entry of a managed request goes to another
-// process, or that the connection of a native request to Envoy has broken. If the request has not
-// ended well and its Envoy has died, no entry goes anywhere: the request ends here without one.
-// alive is as of Lose. done is called when nothing more is to be done here, maybe from another
-// goroutine.
+// process, which is told at once what this process knows, or that the connection of a native
+// request to Envoy has broken. If the request has not ended well and its Envoy has died, no entry
+// goes anywhere: the request ends here without one. alive is as of Lose. done is called when
+// nothing more is to be done here, maybe from another goroutine.
 func (r *Record) EndElsewhere(alive func() bool, done func()) {
 	if r == nil {
 		done()
 		return
 	}
+	r.tellElsewhere()
 	hold, awaited := r.awaited()
 	if !awaited || alive == nil {
-		r.tellElsewhere()
 		done()
 		return
 	}
 	time.AfterFunc(deathTime, func() {
 		defer done()
-		if alive() {
-			r.tellElsewhere()
-		} else {
+		if !alive() {
 			r.endLost(hold) // the record may have forgotten its hold
 		}
 	})
