@@ -72,6 +72,8 @@ type exchange struct {
 	first []byte
 	// passed is the exchange at the successor. It is nil if this process decides.
 	passed *passed
+	// halfClosed means that Envoy has ended the exchange.
+	halfClosed bool
 }
 
 // Message implements grpcserver.Handler.
@@ -151,24 +153,32 @@ func (e *exchange) send(a *decide.Answer) error {
 }
 
 // HalfClose implements grpcserver.Handler.
-func (e *exchange) HalfClose() { e.stream.Finish(codes.OK, "") }
+func (e *exchange) HalfClose() {
+	e.halfClosed = true
+	e.stream.Finish(codes.OK, "")
+}
 
-// End implements grpcserver.Handler. The stream may have ended because Envoy has died.
+// End implements grpcserver.Handler. The stream may have ended because Envoy has died. A successor
+// gets the access log, so a retired process does not know which requests have ended before: it asks
+// only for the Envoy of a stream that has broken off.
 func (e *exchange) End() {
 	if e.passed != nil {
 		e.passed.cancel()
 	}
+	if e.halfClosed && e.server.Retired() {
+		e.Exchange.End()
+		return
+	}
 	e.Lose()
 }
 
-// Alive implements decide.Envoy. A successor gets the access log, so this process does not know
-// then which requests have ended before.
+// Alive implements decide.Envoy.
 func (e *exchange) Alive() func() bool {
 	s, pid := e.server, e.pid
-	if pid == 0 || s.Lives == nil || s.successor.Load() != nil {
+	if pid == 0 || s.Lives == nil {
 		return nil
 	}
-	return func() bool { return s.successor.Load() != nil || s.Lives(pid) }
+	return func() bool { return s.Lives(pid) }
 }
 
 // Context implements decide.Envoy.

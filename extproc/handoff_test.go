@@ -144,6 +144,42 @@ func TestEndsWhenTheRelayHasTheRequest(t *testing.T) {
 	}
 }
 
+// A process that was replaced gets no log entry of a request that its relay carries. When the Envoy
+// of the request has died, no process gets one, and the request ends in that process.
+func TestE3_X20_AManagedRequestOfAReplacedProcessEndsWithItsEnvoy(t *testing.T) {
+	for _, lives := range []bool{false, true} {
+		r := newFull(t)
+		finished, elsewhere := make(chan request.Summary, 1), make(chan request.Summary, 1)
+		r.Requests.Subscribe(request.Subscribers{
+			Finished:  []func(request.Summary){func(q request.Summary) { finished <- q }},
+			Elsewhere: func(q request.Summary) { elsewhere <- q },
+		})
+		r.Lives = func(int) bool { return lives }
+		e, token := r.handOff()
+		ctx, leave := context.WithCancel(t.Context())
+		var client sync.WaitGroup
+		client.Go(func() { r.sendToRelay(ctx, token) })
+		e.awaitEnd()
+		r.awaitQueued(1)
+		next, _ := newServer(t)
+		r.Retire(serveMethod(t, next.Open))
+		leave()
+		client.Wait()
+		select {
+		case q := <-finished:
+			if lives || q.Cause != request.CauseGateway {
+				t.Errorf("its Envoy lives: %v, and it has ended here: %+v", lives, q)
+			}
+		case q := <-elsewhere:
+			if !lives || q.Cause != request.CauseClient && q.Cause != request.CauseCancelled {
+				t.Errorf("its Envoy lives: %v, and it has ended elsewhere: %+v", lives, q)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("nobody was told of its end")
+		}
+	}
+}
+
 // Before the relay has claimed the request, only the exchange reports that the client has left.
 func TestClientLeavesBeforeTheRelayHasTheRequest(t *testing.T) {
 	for name, leave := range map[string]func(*envoy){

@@ -178,9 +178,15 @@ func (x *Exchange) End() {
 // Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
 // Envoy; see request.Record.
 func (x *Exchange) Lose() {
-	record := x.record
+	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	if !d.Retired() {
+		x.End()
+		record.Lose(alive)
+		return
+	}
+	d.open.Add(1) // this process does not end meanwhile
 	x.End()
-	record.Lose(x.envoy.Alive())
+	record.EndElsewhere(alive, func() { d.open.Add(-1) })
 }
 
 // uncount has the exchange count as open no more. Further calls do nothing.

@@ -9,13 +9,16 @@ import "time"
 const (
 	// addedPrompt bounds the tokens that an engine adds to the text of a prompt, by its template
 	// and by tools of its own, and those of an image, a sound or a file. addedHistory bounds those
-	// of the conversation that a request continues.
+	// of the conversation that a request continues, and those of the turns in which an engine calls
+	// tools itself: its prompt is then the sum of the prompts of all turns.
 	addedPrompt  = 1 << 20
 	addedHistory = 1 << 23
 	// firstCompletion and completionRate bound the tokens of one answer: those that may come at
 	// once, and those of each second.
 	firstCompletion = 1 << 17
 	completionRate  = 1 << 16
+	// mostAnswers is how many answers a request may have of which nobody knows the number.
+	mostAnswers = 128
 )
 
 // mostPrompt returns the greatest prompt that an engine can make of a request, in tokens. No token
@@ -27,7 +30,7 @@ func mostPrompt(r *Request) int64 {
 		bytes *= bytes
 	}
 	most := bytes + int64(1+max(r.MediaParts, 0))*addedPrompt
-	if r.Previous != "" {
+	if r.Previous != "" || r.Endpoint.OfResponses() || r.Endpoint.OfMessages() {
 		most += addedHistory
 	}
 	return min(most*int64(max(r.Choices, 1)), maxCounted)
@@ -41,6 +44,21 @@ func (q *estimate) believes(r Response, took time.Duration) bool {
 	}
 	each := int64(firstCompletion + completionRate*max(took, 0).Seconds())
 	return r.Prompt <= q.mostPrompt && r.Completion <= each*int64(max(q.choices, 1))
+}
+
+// believed returns what is known of a response without a usage that cannot be true, and whether the
+// engine has told such a usage.
+func (q *estimate) believed(r Response, took time.Duration) (_ Response, doubted bool) {
+	if q.believes(r, took) {
+		return r, false
+	}
+	return untold(r), true
+}
+
+// untold returns what is known of a response without the usage that its engine has told.
+func untold(r Response) Response {
+	r.Known, r.Prompt, r.Completion, r.Cached = false, 0, 0, 0
+	return r
 }
 
 // doubtInterval is the time after which Config.Doubted is called again for a replica.

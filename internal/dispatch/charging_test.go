@@ -258,6 +258,25 @@ func TestX19_RecoveredRequestsAreCharged(t *testing.T) {
 	}
 }
 
+// TestX2_ARecoveredUsageThatCannotBeTrueIsNotCharged: an engine that tells more tokens than can be
+// closes nobody's bucket after a restart either.
+func TestX2_ARecoveredUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
+	for _, told := range []request.Usage{{Known: true, Prompt: 10, Completion: 1 << 31}, {Known: true, Prompt: 1 << 31, Completion: 10}} {
+		s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
+		entry := request.Entry{Log: headers.LogRequests, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1", Status: 200, BytesIn: 4000,
+			BytesOut: 400, Path: "/v1/chat/completions", Duration: time.Minute, Usage: told,
+			Metadata: map[string]string{headers.MetadataTenant: "t"}}
+		cost := s.CostOfRecovered(&entry)
+		if !cost.Doubted || cost.Usage.Known || cost.Usage.Prompt != 1000 || cost.Usage.Completion != 100 {
+			t.Errorf("%+v of %+v", cost, told)
+		}
+		s.ObserveRecovered(&entry)
+		if left := s.left("t").Tokens.Remaining; left < 98_900 || left > 99_000 {
+			t.Errorf("%+v: %d tokens are left of 100,000 after a request of 1,100", told, left)
+		}
+	}
+}
+
 // The buckets of a new process have not charged what an earlier process carries, so its real cost
 // is charged in full.
 func TestX19_CarriedRequestsAreCharged(t *testing.T) {
@@ -269,6 +288,31 @@ func TestX19_CarriedRequestsAreCharged(t *testing.T) {
 	carried.Release()
 	if left := s.left("t").Tokens.Remaining; left < 900 || left > 910 {
 		t.Errorf("%d of 10,000 tokens are left after requests of 9,000 and 100", left)
+	}
+}
+
+// TestX20_ACarriedRequestCountsOnce: Envoy's log may tell a new process of a request that an
+// earlier process carries, while it runs and when it has ended.
+func TestX20_ACarriedRequestCountsOnce(t *testing.T) {
+	s := limited(admission.TenantLimits{MaxConcurrent: 2, TokensPerMinute: 10_000})
+	carried := s.Carry(HeldRequest{Model: "m", Replica: "a", Tenant: "t"})
+	entry := request.Entry{Log: headers.LogRequests, Interim: true, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1",
+		Metadata: map[string]string{headers.MetadataTenant: "t"}}
+	for range 2 {
+		s.ObserveRecovered(&entry)
+	}
+	if v, _ := s.View("m"); v.InFlight != 1 || v.Loads["a"] != 1 {
+		t.Errorf("while it runs: %+v", v)
+	}
+	s.must(t, newRequest("m", "k")).Release()
+	entry.Interim, entry.Status, entry.Usage = false, 200, request.Usage{Known: true, Prompt: 3000, Completion: 4000}
+	s.ObserveRecovered(&entry)
+	carried.Release()
+	if v, _ := s.View("m"); v.InFlight != 0 || v.Loads["a"] != 0 {
+		t.Errorf("when it has ended: %+v", v)
+	}
+	if left := s.left("t").Tokens.Remaining; left > 3000 {
+		t.Errorf("%d of 10,000 tokens are left after a request of 7,000", left)
 	}
 }
 
@@ -445,5 +489,20 @@ func TestX2_AUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
 				t.Errorf("%+v: told of %d times", c.told, doubts)
 			}
 		})
+	}
+}
+
+// TestX2_ThePromptsOfAllTurnsAreCharged: an engine that calls tools itself tells the sum of the
+// prompts of its turns.
+func TestX2_ThePromptsOfAllTurnsAreCharged(t *testing.T) {
+	for endpoint, believed := range map[openai.Endpoint]bool{openai.Responses: true, openai.Messages: true, openai.Chat: false} {
+		s := limited(admission.TenantLimits{TokensPerMinute: 10_000_000})
+		r := sized("", 400)
+		r.Endpoint = endpoint
+		ticket := s.must(t, r)
+		ticket.Release()
+		if cost := ticket.Correct(Response{Known: true, Prompt: 3_000_000, Completion: 20_000}); cost.Doubted == believed {
+			t.Errorf("%v: %+v", endpoint, cost)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
@@ -42,10 +43,23 @@ type RecoveredRequest struct {
 	// Key is the name of the key that made the request; empty: none, or not known.
 	Key    string
 	Tokens int
-	// Response describes the response, and BodyBytes is the size of the request's body. Only
-	// EndRecovered reads them.
-	Response  Response
-	BodyBytes int
+	// end is what is known of its end.
+	end recoveredEnd
+}
+
+// recoveredEnd is what Envoy's access log tells of the end of a request from before a restart.
+type recoveredEnd struct {
+	response Response
+	// took is how long the request lasted, body the size of its body. noOutput says that its
+	// endpoint has no output.
+	took     time.Duration
+	body     int
+	noOutput bool
+}
+
+func endOf(e *request.Entry) recoveredEnd {
+	endpoint, _ := openai.EndpointOf(e.Path)
+	return recoveredEnd{response: e.Response(), took: e.Duration, body: int(e.BytesIn), noOutput: endpoint.NoOutput()}
 }
 
 // recoveredRequest is one request that is counted at its replica.
@@ -110,8 +124,9 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 
 // IdentifyRecovered assigns an id and a tenant to one of the recovered requests. A request at a
 // known replica that was not counted is counted now: Envoy may not have answered when it was asked
-// how many there are. A request at a location without a known replica is named, and identified when
-// the replica is known. IdentifyRecovered does nothing for a request that is identified already.
+// how many there are. One that an earlier process carries (Carry) is counted already. A request at
+// a location without a known replica is named, and identified when the replica is known.
+// IdentifyRecovered does nothing for a request that is identified already.
 func (d *Dispatcher) IdentifyRecovered(r RecoveredRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -183,7 +198,11 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) bool {
 		if at == nil {
 			return false
 		}
-		d.recoverLocked(r.Location, d.counterLocked(r.Model, at.ID), 1)
+		c := d.counterLocked(r.Model, at.ID)
+		if c.at("").Load() > 0 { // an earlier process carries requests there, and this is one of them
+			return true
+		}
+		d.recoverLocked(r.Location, c, 1)
 		held = d.recovered.held[r.Location]
 		i = len(held) - 1
 	}
@@ -246,8 +265,9 @@ func (d *Dispatcher) EndRecovered(r RecoveredRequest) {
 		lease.Release()
 	}
 	if r.Tenant != "" { // else the entry comes from a version that did not tell whose request it was
-		l, q := d.recoveredEstimate(r.Model, r.Tenant, r.BodyBytes, false)
-		lease.Correct(l.cost(r.Response, q))
+		l, q := d.recoveredEstimate(r.Model, r.Tenant, &r.end)
+		response, _ := q.believed(r.end.response, r.end.took)
+		lease.Correct(l.cost(response, q))
 	}
 }
 
@@ -276,17 +296,22 @@ func (d *Dispatcher) endIdentified(r RecoveredRequest) *admission.Lease {
 // CostOfRecovered returns what a request of before a restart has cost, by its final entry in
 // Envoy's access log.
 func (d *Dispatcher) CostOfRecovered(e *request.Entry) request.Cost {
-	endpoint, _ := openai.EndpointOf(e.Path)
-	l, q := d.recoveredEstimate(e.Model, e.Metadata[headers.MetadataTenant], int(e.BytesIn), endpoint.NoOutput())
-	return l.costOf(e.Response(), q)
+	at := endOf(e)
+	l, q := d.recoveredEstimate(e.Model, e.Metadata[headers.MetadataTenant], &at)
+	response, doubted := q.believed(at.response, at.took)
+	cost := l.costOf(response, q)
+	cost.Doubted = doubted
+	return cost
 }
 
 // recoveredEstimate returns the estimator of a recovered request's model, and an estimate of the
 // request. The estimate of before the restart is gone, so the size of the body stands for the
-// prompt.
-func (d *Dispatcher) recoveredEstimate(model, tenant string, body int, noOutput bool) (*estimator, estimate) {
+// prompt. Nobody knows how many answers the request has, and whether it continues a conversation.
+func (d *Dispatcher) recoveredEstimate(model, tenant string, at *recoveredEnd) (*estimator, estimate) {
 	l := d.estimatorOf(model)
-	return l, l.estimate(&Request{Tenant: tenant, PromptBytes: body, NoOutput: noOutput})
+	q := l.estimate(&Request{Tenant: tenant, PromptBytes: at.body, NoOutput: at.noOutput})
+	q.mostPrompt, q.choices = q.mostPrompt+addedHistory, mostAnswers
+	return l, q
 }
 
 // estimatorOf returns the estimator of a model. It is a new one for a model that is not known.
@@ -308,7 +333,7 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 if the entry has no metadata
 	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
 		Tenant: e.Metadata[headers.MetadataTenant], Key: e.Metadata[headers.MetadataKey], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
-		Response: e.Response(), BodyBytes: int(e.BytesIn)}
+		end: endOf(e)}
 	if e.Interim {
 		d.IdentifyRecovered(r)
 		return

@@ -313,9 +313,9 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.corrected = true
 	at := &t.route.replicas[t.replicaIndex]
 	told, partial := r, t.isPartialLocked(r)
-	doubted := !t.estimate.believes(r, time.Since(t.reservedAt))
-	if partial || doubted {
-		r.Known, r.Prompt, r.Completion, r.Cached = false, 0, 0, 0
+	r, doubted := t.estimate.believed(r, time.Since(t.reservedAt))
+	if partial {
+		r = untold(r)
 	}
 	silent := ""
 	if !already {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/sluice-gateway/sluice/internal/nonblock"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 // envoyCredentials are the credentials of a gRPC server on a unix socket. They encrypt nothing.
@@ -38,8 +39,8 @@ type envoyProcess struct {
 // AuthType implements credentials.AuthInfo.
 func (envoyProcess) AuthType() string { return "insecure" }
 
-// envoyOf returns a function that reports whether the Envoy that a gRPC request came through may
-// still tell how the request ended. nil: not known.
+// envoyOf returns a function that reports whether the Envoy runs that a gRPC request came through.
+// nil: not known.
 func (g *Gateway) envoyOf(ctx context.Context) (alive func() bool) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
@@ -49,5 +50,5 @@ func (g *Gateway) envoyOf(ctx context.Context) (alive func() bool) {
 	if e.pid == 0 {
 		return nil
 	}
-	return func() bool { return g.isHeard(e.pid) }
+	return func() bool { return process.Runs(e.pid) }
 }

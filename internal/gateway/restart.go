@@ -44,7 +44,7 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
-		case now.is(before) && !now.Upgrade.At.Equal(before.Upgrade.At):
+		case now.PID == pid && !now.Upgrade.At.Equal(before.Upgrade.At): // it may have taken its own place
 			return fmt.Errorf("the new process did not take over, %s goes on: %s", before, now.Upgrade.Failed)
 		case !now.is(before) && client.Call(ctx, http.MethodGet, "/readyz", nil, nil) == nil:
 			if now, err = askProcess(ctx, client); err != nil { // Envoy may have been adopted since the last answer

@@ -81,6 +81,9 @@ func TestX20_ARestartAfterTheClockWasSetBack(t *testing.T) {
 	t.Cleanup(func() { signal.Stop(signals) })
 	for name, test := range map[string]struct{ answer, want string }{
 		"it succeeds": {`{"version":"v1","pid":7,"started":"2026-01-01T00:00:00Z"}`, ""},
+		"the old process takes over again": {
+			fmt.Sprintf(`{"version":"v1","pid":%d,"started":"2026-01-01T00:00:00Z","upgrade":{"failed":"no room","failed_at":"2026-01-01T00:00:00Z"}}`,
+				os.Getpid()), "no room"},
 		"it fails": {fmt.Sprintf(`{"version":"v1","pid":%d,"started":"2026-01-02T00:00:00Z","upgrade":{"failed":"no room","failed_at":"2026-01-01T00:00:00Z"}}`,
 			os.Getpid()), "no room"},
 	} {

@@ -149,7 +149,11 @@ func (r *Relay) Generate(ctx context.Context, c *Call, sink Sink) {
 		record := r.config.Requests.Begin(arrival)
 		defer func() {
 			record.Close(nil)
-			record.Lose(c.Alive)
+			if r.isRetired() { // Envoy's access log goes to another process
+				record.EndElsewhere(c.Alive, r.delayClose())
+			} else {
+				record.Lose(c.Alive)
+			}
 		}()
 		call.Entry = record
 	}

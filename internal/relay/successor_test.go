@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
 
@@ -73,6 +75,38 @@ func TestX20_WaitingCallsMove(t *testing.T) {
 	}
 }
 
+// TestE3_X20_ACallOfAReplacedProcessEndsOnce: a gRPC call begins its record in the relay, and its
+// log entry goes to the successor. The successor is told how the call has ended. If the Envoy of
+// the call has died there is no entry, and the call ends here.
+func TestE3_X20_ACallOfAReplacedProcessEndsOnce(t *testing.T) {
+	for _, lives := range []bool{true, false} {
+		h := newHarness(t, options{handler: engineThatHangs(roleEvent, tokenEvent("a"))})
+		h.relay.config.Requests = request.NewStore(10)
+		told := make(chan string, 2)
+		h.relay.config.Requests.Subscribe(request.Subscribers{
+			Finished:  []func(request.Summary){func(q request.Summary) { told <- "finished " + q.Model }},
+			Elsewhere: func(q request.Summary) { told <- "elsewhere " + q.Model },
+		})
+		call := h.newCall(hello)
+		call.Entry, call.Alive = nil, func() bool { return lives }
+		ctx, leave := context.WithCancel(t.Context())
+		var client sync.WaitGroup
+		client.Go(func() { h.relay.Generate(ctx, call, new(recordingSink)) })
+		for h.admission.Stats("m").InFlight == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		h.relay.Retire(nil)
+		leave()
+		client.Wait()
+		if text, want := <-told, map[bool]string{true: "elsewhere m", false: "finished m"}[lives]; text != want {
+			t.Errorf("its Envoy lives: %v: %s", lives, text)
+		}
+		for h.relay.Carries() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
 // A transcription that waits moves as it is: its body is a form, and its events do not tell their
 // end. Its timeout goes on.
 func TestX20_WaitingFormMoves(t *testing.T) {
@@ -92,17 +126,17 @@ func TestX20_WaitingFormMoves(t *testing.T) {
 	path := openai.Transcriptions.Path()
 	token := old.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: acme, Priority: admission.Default, Path: path, Scan: scan,
 		Received: time.Now().Add(-30 * time.Minute), Record: old})
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, old.url+path, strings.NewReader(form))
+	sent, err := http.NewRequestWithContext(t.Context(), http.MethodPost, old.url+path, strings.NewReader(form))
 	if err != nil {
 		t.Fatal(err)
 	}
-	request.Header.Set("content-type", contentType)
-	request.Header.Set(headers.Handoff, token)
+	sent.Header.Set("content-type", contentType)
+	sent.Header.Set(headers.Handoff, token)
 	var status int
 	var text string
 	var client sync.WaitGroup
 	client.Go(func() {
-		response, err := http.DefaultTransport.RoundTrip(request)
+		response, err := http.DefaultTransport.RoundTrip(sent)
 		if err != nil {
 			t.Error(err)
 			return
@@ -132,9 +166,9 @@ func TestX20_WaitingFormMoves(t *testing.T) {
 func TestX20_MovedCallHasTheTimeThatIsLeft(t *testing.T) {
 	c := newHarness(t, options{}).newCall(helloWith(`"max_duration_ms":3600000`))
 	c.Received = time.Now().Add(-30 * time.Minute)
-	request := setCall(httptest.NewRequestWithContext(t.Context(), http.MethodPost, c.Path, http.NoBody), c)
-	request.Header.Set("content-type", "application/json")
-	moved, fault := callOfPeer(request, func(string, string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
+	sent := setCall(httptest.NewRequestWithContext(t.Context(), http.MethodPost, c.Path, http.NoBody), c)
+	sent.Header.Set("content-type", "application/json")
+	moved, fault := callOfPeer(sent, func(string, string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
 	if fault != nil {
 		t.Fatal(fault)
 	}
@@ -145,7 +179,7 @@ func TestX20_MovedCallHasTheTimeThatIsLeft(t *testing.T) {
 		t.Errorf("%s has become %s", c.Body, moved.Body)
 	}
 	c.Received = time.Now().Add(-2 * time.Hour)
-	if left := setCall(request, c).Header.Get(headers.TimeLeft); left != "1" {
+	if left := setCall(sent, c).Header.Get(headers.TimeLeft); left != "1" {
 		t.Errorf("%s ms are left after the time is over", left)
 	}
 }

@@ -16,7 +16,7 @@ func (g *generation) leaveUsage(result Result) Result {
 		return result
 	}
 	<-g.done
-	result.Usage = g.result.Usage
+	result.Usage, result.Late = g.result.Usage, g.result.Late
 	return result
 }
 

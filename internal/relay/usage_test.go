@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
@@ -172,5 +173,16 @@ func TestB3_AStreamRefusedInAnEventCostsNothing(t *testing.T) {
 		if r := h.result(1); r.Usage.Prompt+r.Usage.Completion != 0 || r.Fault == nil {
 			t.Errorf("%s: %+v, %v", path, r.Usage, r.Fault)
 		}
+	}
+}
+
+// TestX2_TheLateUsageOfAResponseWhoseClientLeavesIsAwaited: the client of a named request leaves at
+// the moment at which the generation ends, so its own result lacks what the generation knows.
+func TestX2_TheLateUsageOfAResponseWhoseClientLeavesIsAwaited(t *testing.T) {
+	g := &generation{done: make(chan struct{}), result: Result{Usage: Usage{Prompt: 5}, Late: new(request.LateUsage)}}
+	g.countedBy.Store(countedByStarter)
+	close(g.done)
+	if result := g.leaveUsage(Result{Cause: causeClient}); result.Late != g.result.Late || result.Usage != g.result.Usage {
+		t.Errorf("%+v", result)
 	}
 }

@@ -5,7 +5,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // TestX20_ARequestOfAnotherProcessIsListedOnce: the other process and Envoy's log both tell of a
@@ -42,11 +45,11 @@ func TestE3_X20_AStreamOfAReplacedProcessHasItsLine(t *testing.T) {
 		alive               func() bool
 		finished, elsewhere int
 	}{
-		"Envoy has died":   {cut, func() bool { return false }, 1, 0},
+		"Envoy has died":   {cut, func() bool { return false }, 1, 1},
 		"the client left":  {cut, func() bool { return true }, 0, 1},
 		"nobody can tell":  {cut, nil, 0, 1},
 		"it is whole":      {Outcome{Model: "m", Answered: true}, func() bool { return false }, 0, 1},
-		"it had no answer": {Outcome{Model: "m", Cause: CauseClient}, func() bool { return false }, 1, 0},
+		"it had no answer": {Outcome{Model: "m", Cause: CauseClient}, func() bool { return false }, 1, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var finished, elsewhere []Summary
@@ -66,6 +69,80 @@ func TestE3_X20_AStreamOfAReplacedProcessHasItsLine(t *testing.T) {
 			}
 			if len(finished) == 1 && (finished[0].Model != "m" || finished[0].Cause != CauseGateway || finished[0].State != Done) {
 				t.Errorf("%s: %+v", name, finished[0])
+			}
+		})
+	}
+}
+
+// TestO5_X20_AManagedStreamOfAReplacedProcessIsCounted: the log entry of a managed stream knows
+// neither its model nor its tokens. The process that was replaced has told them before.
+func TestO5_X20_AManagedStreamOfAReplacedProcessIsCounted(t *testing.T) {
+	t.Parallel()
+	broken := whole()
+	broken.Fault, broken.Cause = openai.Errorf(openai.CodeUpstreamError, "It broke."), CauseEngine
+	for _, o := range []Outcome{whole(), broken} {
+		old, told, own := NewStore(0), Summary{}, []Summary{}
+		old.Subscribe(Subscribers{Elsewhere: func(q Summary) { told = q }})
+		alone := NewStore(0)
+		finish := subscribed(alone, func(q Summary) { own = append(own, q) })
+		for _, s := range []*Store{old, alone} {
+			r := s.Begin(Arrival{ID: "a", ClientID: "mine", Tenant: "acme", Model: "chat", Stream: true, Bytes: 9})
+			r.SetDispatched("chat", "chat-1", 400*time.Millisecond)
+			r.SetOutcome(o)
+			r.Close(nil)
+			if s == old {
+				r.EndElsewhere(nil, func() {})
+			}
+		}
+		finish(relayed("a"))
+		next, counted := NewStore(0), []Summary{}
+		observe := subscribed(next, func(q Summary) { counted = append(counted, q) })
+		next.AddEnded(told)
+		observe(relayed("a"))
+		all, running := next.List(0)
+		if len(counted) != 1 || len(all) != 1 || running != 0 {
+			t.Fatalf("told of %+v, listed %+v, %d run", counted, all, running)
+		}
+		if diff := cmp.Diff(counted, all); diff != "" {
+			t.Error("not as it is listed: ", diff)
+		}
+		counted[0].Started = own[0].Started // each process has its own record
+		if diff := cmp.Diff(own, counted); diff != "" {
+			t.Error("not as a process counts its own: ", diff)
+		}
+	}
+}
+
+// TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged: the connection of a native request has
+// broken at a process that was replaced. The process ends the request if its Envoy has died. Its
+// successor may know the request by periodic entries of Envoy's log, and counts it no more.
+func TestE3_X20_ANativeStreamOfAReplacedProcessIsCharged(t *testing.T) {
+	t.Parallel()
+	for _, alive := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := &hold{cost: Cost{Usage: Usage{Prompt: 70}}}
+			_, r, used, finished := lostStore(h)
+			done := make(chan struct{})
+			r.EndElsewhere(func() bool { return alive }, func() { close(done) })
+			<-done
+			if alive {
+				if len(*used)+len(*finished)+len(h.corrected) != 0 {
+					t.Errorf("its Envoy lives, and it has ended: %+v, %+v", *used, *finished)
+				}
+				return
+			}
+			if len(*used) != 1 || len(*finished) != 1 || len(h.corrected) != 1 || (*used)[0].PromptTokens != 70 {
+				t.Fatalf("used %+v, finished %+v, corrected %+v", *used, *finished, h.corrected)
+			}
+			next, told := NewStore(0), 0
+			next.Subscribe(Subscribers{Used: func(*Summary) { told++ }, Finished: []func(Summary){func(Summary) { told++ }},
+				Lives: func(int) bool { return false }})
+			next.Observe(Entry{Log: headers.LogRequests, Interim: true, RequestID: "a", Model: "chat", PID: 7})
+			next.AddEnded((*finished)[0])
+			time.Sleep(2 * (lateNews + lostCheck))
+			synctest.Wait()
+			if all, running := next.List(0); running != 0 || len(all) != 1 || all[0].Code != "gateway_unavailable" || told != 0 {
+				t.Errorf("told %d times, %d run, listed %+v", told, running, all)
 			}
 		})
 	}

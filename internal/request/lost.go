@@ -21,11 +21,8 @@ func (r *Record) Lose(alive func() bool) {
 	if r == nil || alive == nil {
 		return
 	}
-	r.store.mu.Lock()
-	hold, awaited := r.hold, r.closed && !r.logged && !r.outcome.isWhole()
-	refused := r.hold == nil && r.outcome == nil && r.summary.Code != ""
-	r.store.mu.Unlock()
-	if !awaited || refused {
+	hold, awaited := r.awaited()
+	if !awaited {
 		return
 	}
 	time.AfterFunc(lostCheck, func() {
@@ -33,6 +30,15 @@ func (r *Record) Lose(alive func() bool) {
 			r.endLost(hold) // the record may have forgotten its hold
 		}
 	})
+}
+
+// awaited returns what a request holds that was closed, and whether only its final entry can tell
+// how it has ended.
+func (r *Record) awaited() (hold Hold, awaited bool) {
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	refused := r.hold == nil && r.outcome == nil && r.summary.Code != ""
+	return r.hold, r.closed && !r.logged && !r.outcome.isWhole() && !refused
 }
 
 // endLost ends a request whose Envoy has died, unless its final entry has come. An entry that comes

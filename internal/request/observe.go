@@ -132,7 +132,10 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	if r != nil && r.lost {
 		return Summary{}, false
 	}
-	again := r != nil && r.elsewhere
+	var told *Record
+	if r != nil && r.elsewhere {
+		told = r
+	}
 	if e.RequestID == "" || r != nil && r.logged {
 		r = nil // nothing to join with, or a second request of the same id
 	}
@@ -142,7 +145,9 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	}
 	if r == nil {
 		r = s.adoptLocked(e, true)
-		r.again = again
+		if r.told = told; told != nil && e.byRelay() {
+			r.summary, r.outcome = told.summary, told.summary.outcome()
+		}
 	}
 	r.logged = true
 	if !e.byRelay() { // else the relay tells of its retries
@@ -171,7 +176,12 @@ func (r *Record) joinLocked(e *Entry, cost Cost) Summary {
 	}
 	switch {
 	case r.element == nil:
-	case r.again, r.logOnly && isProbe(e.Path, e.Status):
+	case r.told != nil:
+		if r.outcome != nil {
+			r.told.summary = *q
+		}
+		r.store.dropLocked(r)
+	case r.logOnly && isProbe(e.Path, e.Status):
 		r.store.dropLocked(r)
 	default:
 		r.store.finishLocked(r)

@@ -3,6 +3,7 @@ package request
 import (
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -53,6 +54,16 @@ func (o *Outcome) status() int {
 		return 200
 	}
 	return o.Fault.HTTPStatus()
+}
+
+// outcome returns the Outcome of a managed request of which another process has told.
+func (q *Summary) outcome() *Outcome {
+	o := &Outcome{Model: q.Model, Replica: q.Replica, Finish: q.FinishReason, Cause: q.Cause, TTFT: q.FirstByte, Held: q.Waited, Decode: q.Decode,
+		Usage: q.Usage(), UsedElsewhere: q.UsedApart, Attempts: q.Attempts, Answered: q.Source == headers.SourceEngine}
+	if q.Code != "" {
+		o.Fault = &openai.Error{Code: openai.Code(q.Code)}
+	}
+	return o
 }
 
 // abandoned reports whether the client left or the time was over when a replica was at work and had

@@ -41,9 +41,11 @@ type Record struct {
 	closedAt                   time.Time
 	// lost: it has ended without a final entry, because its Envoy has died. It counts as logged.
 	lost bool
-	// elsewhere: it has ended at another process. again: it is listed already, because another
-	// process has told of its end.
-	elsewhere, again bool
+	// elsewhere: it has ended at another process.
+	elsewhere bool
+	// told is the listed record of a request that has ended at another process, while its log entry
+	// is joined; nil for other requests.
+	told *Record
 	// failures counts the failed attempts; failure is why the last one failed, until it is seen to
 	// be repeated.
 	failures int
@@ -252,40 +254,38 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 const deathTime = time.Second / 2
 
 // EndElsewhere tells, after Close, that the final entry of a managed request goes to another
-// process. If the request has not ended well and its Envoy has died, no entry goes anywhere: the
-// request ends here without one. alive is as of Lose. done is called when nothing more is to be
-// done here, maybe from another goroutine.
+// process, which is told at once what this process knows, or that the connection of a native
+// request to Envoy has broken. If the request has not ended well and its Envoy has died, no entry
+// goes anywhere: the request ends here without one. alive is as of Lose. done is called when
+// nothing more is to be done here, maybe from another goroutine.
 func (r *Record) EndElsewhere(alive func() bool, done func()) {
 	if r == nil {
 		done()
 		return
 	}
-	r.store.mu.Lock()
-	whole := r.outcome.isWhole()
-	r.store.mu.Unlock()
-	if whole || alive == nil {
-		r.tellElsewhere()
+	r.tellElsewhere()
+	hold, awaited := r.awaited()
+	if !awaited || alive == nil {
 		done()
 		return
 	}
 	time.AfterFunc(deathTime, func() {
 		defer done()
-		if alive() {
-			r.tellElsewhere()
-		} else {
-			r.endLost(nil)
+		if !alive() {
+			r.endLost(hold) // the record may have forgotten its hold
 		}
 	})
 }
 
 // tellElsewhere tells Subscribers.Elsewhere how a managed request has ended, as far as this process
-// knows. It does nothing if the final entry of Envoy's log has come here.
+// knows. It does nothing if the final entry of Envoy's log has come here, and for a request on a
+// connection, of which none comes.
 func (r *Record) tellElsewhere() {
 	if r.store.subscribers.Elsewhere == nil {
 		return
 	}
 	r.store.mu.Lock()
-	q, ended := r.summary, r.closed && !r.logged && r.outcome != nil
+	q, ended := r.summary, r.closed && !r.logged && r.outcome != nil && !r.onConnection
 	if ended {
 		q.Status = cmp.Or(q.Status, r.outcome.status())
 		q.applyOutcome(r.outcome)

@@ -194,10 +194,11 @@ func (s *Store) List(limit int) (all []Summary, running int) {
 	return all, running
 }
 
-// AddEnded adds a request that has ended at another process of the gateway, which has told its own
-// subscribers. A request that the store knows already is not added again. Envoy's log may have told
-// this process, too, of a request that the relay of the other one has carried. That entry knows no
-// model, so q replaces it, whichever comes first.
+// AddEnded adds a request that has ended at another process of the gateway. A request that the
+// store knows already is not added again. Envoy's log may tell this process of the end of a request
+// that the relay of the other one has carried. The entry knows no model: it joins q if q has come
+// before, and else q replaces it in the list. A request that runs by periodic entries of the log
+// has ended.
 func (s *Store) AddEnded(q Summary) {
 	if s == nil {
 		return
@@ -206,8 +207,12 @@ func (s *Store) AddEnded(q Summary) {
 	defer s.mu.Unlock()
 	if q.ID != "" {
 		if known := s.anyLocked(func(r *Record) bool { return r.summary.ID == q.ID }); known != nil {
-			if known.element == nil && known.summary.Model == "" {
+			switch {
+			case known.elsewhere, known.element == nil && known.summary.Model == "":
 				known.summary = q
+			case known.element != nil && known.logOnly:
+				known.summary, known.logged, known.lost = q, true, true
+				s.finishLocked(known)
 			}
 			return
 		}
