@@ -48,6 +48,10 @@ func TestB9_Requests(t *testing.T) {
 			"messages":[{"role":"user","content":"hi"}]}`,
 			`{"max_tokens":9,"messages":[{"role":"system","content":"a"},{"role":"user","content":"hi"}]}`,
 		},
+		"an attribution that is joined with the prompt": {
+			`{"max_tokens":9,"system":"x-anthropic-billing-header: cch=1;\na","messages":[{"role":"user","content":"hi"}]}`,
+			`{"max_tokens":9,"messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1;\na"},{"role":"user","content":"hi"}]}`,
+		},
 		"system messages": {
 			`{"max_tokens":9,"system":"a","messages":[{"role":"system","content":[{"type":"text","text":"b"}]},{"role":"user","content":"hi"},{"role":"system","content":"c"},
 			{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t"}]},{"role":"system","content":"d"},
