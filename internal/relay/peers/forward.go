@@ -55,12 +55,14 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: debugLogger(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
-			ofMessages := endpoint.OfMessages() || answer.Header.Get(headers.Messages) != ""
+			if answer.Header.Get(headers.Messages) != "" {
+				endpoint = openai.Messages
+			}
 			answer.Header.Del(headers.Messages)
 			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
 				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
 				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream",
-					ofMessages: ofMessages, cut: &cut}
+					endpoint: endpoint, cut: &cut}
 			}
 			return nil
 		},
@@ -191,8 +193,8 @@ type responseBody struct {
 	ctx context.Context
 	// isEventStream says that the answer is a stream of events.
 	isEventStream bool
-	// ofMessages says that the error event has the form of the Messages API.
-	ofMessages bool
+	// endpoint says which form the error event has.
+	endpoint openai.Endpoint
 	// cut is set when the stream broke off and an error event was added.
 	cut *error
 	// tail holds the last bytes that were read, at most four.
@@ -216,12 +218,19 @@ func (e *responseBody) Read(b []byte) (int, error) {
 	}
 	*e.cut = err
 	fault := openai.Errorf(openai.CodeGatewayUnavailable, "The gateway that runs this request has gone.")
-	event := sse.AppendData(nil, fault.EventData())
-	if e.ofMessages {
-		event = messages.AppendError(nil, fault)
-	}
-	e.errorEvent = bytes.NewReader(event)
+	e.errorEvent = bytes.NewReader(errorEvent(e.endpoint, fault))
 	return n, nil
+}
+
+// errorEvent returns the event with an error at the end of a stream of the endpoint.
+func errorEvent(e openai.Endpoint, fault *openai.Error) []byte {
+	switch {
+	case e.OfMessages():
+		return messages.AppendError(nil, fault)
+	case e == openai.Responses: // nobody here counts its events, so the error has the number 0
+		return sse.AppendData([]byte("event: error\n"), fault.ResponsesEventData(0))
+	}
+	return sse.AppendData(nil, fault.EventData())
 }
 
 // isBetweenEvents reports whether the last event was read to its end.
