@@ -107,17 +107,17 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }
 
-// obeys reports whether the model's server may obey a field that asks for other models. Upstreams
-// such as OpenRouter and LiteLLM would serve models that the caller may not use, and that no budget
-// counts.
+// obeys reports whether the model's server may obey a field or parameter that asks for other
+// models. Upstreams such as OpenRouter and LiteLLM would serve models that the caller may not use,
+// and that no budget counts.
 func (t *modelRoute) obeys(otherModels string) bool {
 	return otherModels != "" && t.Launcher == engines.Upstream
 }
 
-// errOtherModels refuses a field that asks for other models. who is the model or pool.
+// errOtherModels refuses a field or parameter that asks for other models. who is the model or pool.
 func errOtherModels(who, field string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: field,
-		Message: "The field " + field + " asks for other models than " + who + ", whose server may obey it. Leave it out: a pool is served by several models."}
+		Message: "`" + field + "` asks for other models than " + who + ", whose server may obey it. Leave it out: a pool is served by several models."}
 }
 
 // serves reports whether a request may be dispatched to the model, now or when a replica comes.

@@ -22,3 +22,15 @@ func TestX14_FieldsThatAskForOtherModels(t *testing.T) {
 		}
 	}
 }
+
+// A parameter of the query that asks for another model is found, however it is written.
+func TestX14_QueriesThatAskForAnotherModel(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]string{"?model=secret": "model", "?beta=true&%6dodel=secret": "model", "?MODEL": "model",
+		"?models=a&xmodel=b&a=model": "", "?%zz=1": "", "?": "", "": ""} {
+		r := Request{Model: "m"}
+		if r.ReadQuery("/v1/chat/completions" + query); r.OtherModels != want || r.Model != "m" {
+			t.Errorf("%q: %q", query, r.OtherModels)
+		}
+	}
+}

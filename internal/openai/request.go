@@ -3,7 +3,9 @@ package openai
 import (
 	"cmp"
 	"encoding/json"
+	"net/url"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -26,8 +28,9 @@ type Request struct {
 	// Background asks for a response that the engine generates in the background (background of
 	// /v1/responses).
 	Background bool
-	// OtherModels is a field that asks for other models than Model, such as models or fallbacks.
-	// Empty: there is none. Most engines ignore such fields. Some upstreams obey them.
+	// OtherModels is a field that asks for other models than Model, such as models or fallbacks, or
+	// a parameter of the query (see ReadQuery). Empty: there is none. Most engines ignore such
+	// fields. Some upstreams obey them.
 	OtherModels string
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
 	// max_completion_tokens, max_output_tokens and n_predict. 0: no bound given, or one of them is
@@ -105,6 +108,19 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 		return scanForm(e, contentType, body)
 	}
 	return scanJSON(e, body)
+}
+
+// ReadQuery reads the query of the path that the client asks for. Engines get the query as it is.
+// LiteLLM obeys the parameter model of a query in the place of the field model.
+func (r *Request) ReadQuery(path string) {
+	const model = "model"
+	_, query, _ := strings.Cut(path, "?")
+	for parameter := range strings.SplitSeq(query, "&") {
+		name, _, _ := strings.Cut(parameter, "=")
+		if name, err := url.QueryUnescape(name); err == nil && strings.EqualFold(name, model) {
+			r.OtherModels = model
+		}
+	}
 }
 
 // PromptBytes returns how many bytes of the body may be text for the model: the base of an estimate
