@@ -32,6 +32,9 @@ type chatMessage struct {
 	Reasoning  string     `json:"reasoning_content,omitempty"`
 	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
 	ToolCallID string     `json:"tool_call_id,omitempty"`
+
+	// more are the contents of further messages that belong to this one.
+	more []any
 }
 
 type toolCall struct {
@@ -87,6 +90,9 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 	case messages == 0:
 		return openai.Invalid("messages", form)
 	}
+	for i := range all {
+		all[i].unite()
+	}
 	chat["messages"] = marshal(all)
 	return nil
 }
@@ -141,31 +147,40 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 // else. So the text of such a message goes to the user's turn before it. It stands in the tags in
 // which Claude Code itself writes it for servers that know no such messages.
 func appendMessages(all, some []chatMessage) []chatMessage {
-	if len(some) == 0 || some[0].Role != "system" {
+	if len(all) == 0 || len(some) == 0 || some[0].Role != "system" {
 		return append(all, some...)
 	}
-	text, _ := some[0].Content.(string)
-	if len(all) == 0 {
-		return some
+	m, last := some[0], &all[len(all)-1]
+	if last.Role != "system" { // a system message that is not the first has become text of the user
+		text, _ := m.Content.(string)
+		m = chatMessage{Role: "user", Content: "<system-reminder>\n" + text + "\n</system-reminder>"}
 	}
-	last := &all[len(all)-1]
-	if last.Role == "system" { // the first, because any later one has become text of the user
-		before, _ := last.Content.(string)
-		last.Content = join([]string{before, text})
-		return all
+	if last.Role != m.Role {
+		return append(all, m)
 	}
-	text = "<system-reminder>\n" + text + "\n</system-reminder>"
-	if last.Role != "user" {
-		return append(all, chatMessage{Role: "user", Content: text})
-	}
-	switch content := last.Content.(type) {
-	case string:
-		last.Content = join([]string{content, text})
-	case []part:
-		content = append(content, part{Type: "text", Text: text})
-		last.Content = content
-	}
+	last.more = append(last.more, m.Content)
 	return all
+}
+
+// unite makes one content of those that belong to the message. It reads each of them once, because a
+// body may have 100,000.
+func (m *chatMessage) unite() {
+	if len(m.more) == 0 {
+		return
+	}
+	var texts []string
+	var parts []part
+	for _, content := range slices.Insert(m.more, 0, m.Content) {
+		switch content := content.(type) {
+		case string:
+			texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
+		case []part:
+			parts = append(parts, content...)
+		}
+	}
+	if m.Content = parts; len(texts) == len(parts) {
+		m.Content = join(texts)
+	}
 }
 
 // readBlocks reads a content: a string, which is one block of text, or a list of blocks.
