@@ -142,28 +142,35 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 	return userMessages(at+".content", blocks)
 }
 
-// appendMessages appends the translation of a message. A system message at the beginning belongs to
-// the system prompt. The templates of many models, such as Qwen's, refuse a system message anywhere
-// else. So the text of such a message goes to the user's turn before it. It stands in the tags in
-// which Claude Code itself writes it for servers that know no such messages.
+// appendMessages appends the translation of a message. Messages of the user that follow each other
+// are one turn, as in the Messages API: the templates of some models, such as Gemma's, refuse two.
+//
+// A system message at the beginning belongs to the system prompt. The templates of many models,
+// such as Qwen's, refuse a system message anywhere else. So the text of such a message goes to the
+// user's turn. It stands in the tags in which Claude Code itself writes it for servers that know no
+// such messages.
 func appendMessages(all, some []chatMessage) []chatMessage {
-	if len(all) == 0 || len(some) == 0 || some[0].Role != "system" {
-		return append(all, some...)
+	for _, m := range some {
+		if len(all) == 0 {
+			all = append(all, m)
+			continue
+		}
+		last := &all[len(all)-1]
+		if m.Role == "system" && last.Role != "system" {
+			text, _ := m.Content.(string)
+			m = chatMessage{Role: "user", Content: "<system-reminder>\n" + text + "\n</system-reminder>"}
+		}
+		if last.Role == m.Role && (m.Role == "user" || m.Role == "system") {
+			last.more = append(last.more, m.Content)
+		} else {
+			all = append(all, m)
+		}
 	}
-	m, last := some[0], &all[len(all)-1]
-	if last.Role != "system" { // a system message that is not the first has become text of the user
-		text, _ := m.Content.(string)
-		m = chatMessage{Role: "user", Content: "<system-reminder>\n" + text + "\n</system-reminder>"}
-	}
-	if last.Role != m.Role {
-		return append(all, m)
-	}
-	last.more = append(last.more, m.Content)
 	return all
 }
 
-// unite makes one content of those that belong to the message. It reads each of them once, because a
-// body may have 100,000.
+// unite makes one content of those that belong to the message. It reads each of them once, because
+// a body may have 100,000.
 func (m *chatMessage) unite() {
 	if len(m.more) == 0 {
 		return
@@ -173,6 +180,9 @@ func (m *chatMessage) unite() {
 	for _, content := range slices.Insert(m.more, 0, m.Content) {
 		switch content := content.(type) {
 		case string:
+			if content == "" {
+				continue
+			}
 			texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
 		case []part:
 			parts = append(parts, content...)
