@@ -119,4 +119,10 @@ func TestO8_OtherTablesOn80Columns(t *testing.T) {
 	if want := `(?s)^KEY +MODEL +REQUESTS +PROMPT +COMPLETION +COST\nacme/0649943b .* 1234567890123 +98765432109 +1234567.8000\n`; !regexp.MustCompile(want).MatchString(usage.String()) {
 		t.Errorf("%s", &usage)
 	}
+	usage.Reset()
+	answer.Usage = append(answer.Usage, usageRow{Tenant: "by-a-proxy", Model: "meta-llama-3.1-70b", Requests: 1})
+	answer.write(&usage, []string{"tenant", "key", "model"}, 80)
+	if !strings.Contains(usage.String(), "\nby-a-proxy  ") {
+		t.Errorf("nobody sees whose row has no key:\n%s", &usage)
+	}
 }

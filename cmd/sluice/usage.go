@@ -168,6 +168,10 @@ func usageTime(text string) (string, error) {
 	return "", fmt.Errorf("%q is no time: use -24h, 2026-11-23 or 2026-11-23T02:00:00Z", text)
 }
 
+// hidesTenant reports whether the key does not tell the tenant. The names of keys begin with their
+// tenants, but callers whom a proxy or a provider names have no key.
+func (r usageRow) hidesTenant() bool { return !strings.HasPrefix(r.Key, r.Tenant+"/") }
+
 // write writes the table of an answer that is grouped by these dimensions, for a terminal with this
 // number of columns. 0 means that the output is no terminal. No cell is cut, because a number that
 // is cut would be another number.
@@ -195,8 +199,8 @@ func (a *usageAnswer) write(w io.Writer, by []string, columns int) {
 		t.add(append(cells, r.Requests, r.EstimatedRequests, r.PromptTokens, r.CachedTokens, r.CompletionTokens,
 			strconv.FormatFloat(r.Cost, 'f', 4, 64))...)
 	}
-	if slices.Contains(by, "key") {
-		t.leaveOut(columns, "TENANT") // the name of a key begins with its tenant
+	if slices.Contains(by, "key") && !slices.ContainsFunc(a.Usage, usageRow.hidesTenant) {
+		t.leaveOut(columns, "TENANT")
 	}
 	t.leaveOut(columns, "ESTIMATED", "CACHED")
 	t.write(w)

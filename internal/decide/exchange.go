@@ -148,6 +148,7 @@ func (x *Exchange) Body(body []byte) *Answer {
 	}
 	r := &x.head
 	scan, fault := openai.Scan(r.endpoint, r.contentType, body)
+	scan.ReadQuery(r.path)
 	if fault == nil {
 		fault = r.mergeOptions(&scan)
 	}

@@ -312,8 +312,9 @@ func TestB1_PromptsShareBeginnings(t *testing.T) {
 		"a response": {Responses, `{"model":"m","input":"one","instructions":"` + long + `"}`, `{"model":"m","instructions":"` + long + `","input":"two"}`, 1020},
 		"a string is a message": {Responses, `{"model":"m","input":"one","instructions":"` + long + `"}`,
 			`{"model":"m","instructions":"` + long + `","input":[{"role":"user","content":"one"},{"type":"function_call","name":"f"}]}`, 1023},
-		"another response before": {Responses, `{"model":"m","input":"` + long + `"}`, `{"model":"m","input":"` + long + `","previous_response_id":"r"}`, 0},
-		"another attribution":     {Messages, attributed("1", `{"role":"user","content":"one"}`), attributed("22", `{"role":"user","content":"one"}`), 1023},
+		"another response before":              {Responses, `{"model":"m","input":"` + long + `"}`, `{"model":"m","input":"` + long + `","previous_response_id":"r"}`, 0},
+		"another attribution":                  {Messages, attributed("1", `{"role":"user","content":"one"}`), attributed("22", `{"role":"user","content":"one"}`), 1023},
+		"another prompt behind an attribution": {Messages, attributed(`1;\n`+long, ""), attributed(`1;\n`+strings.ToUpper(long), ""), 0},
 		"embeddings have no cache": {Embeddings, `{"model":"m","input":"` + long + `","messages":[` + system + `]}`,
 			`{"model":"m","input":"` + long + `","messages":[` + system + `]}`, 0},
 	} {

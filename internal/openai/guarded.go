@@ -43,6 +43,7 @@ var guarded = []Guarded{
 	{"fallbacks", nil, otherModels},
 	{"context_window_fallbacks", nil, otherModels},
 	{"content_policy_fallbacks", nil, otherModels},
+	{queryModel, nil, otherModels},
 	{"kv_transfer_params", ofVLLM, otherHost},
 	{"ec_transfer_params", ofVLLM, otherHost},
 	{"bootstrap_host", ofSGLang, otherHost},
@@ -61,13 +62,20 @@ var guarded = []Guarded{
 	{localMedia, []string{"sglang", "llama-cpp"}, "names a file of the engine's machine as an image, a sound or a video, which the engine opens"},
 }
 
-// localMedia is no field. It stands for the URLs of parts of messages that name local files.
-const localMedia = "local_media"
+const (
+	// localMedia is no field. It stands for the URLs of parts of messages that name local files.
+	localMedia = "local_media"
+	// queryModel is no field. It stands for the parameter model of the query.
+	queryModel = "query_model"
+)
 
 // Title names the field within a sentence.
 func (g Guarded) Title() string {
-	if g.Name == localMedia {
+	switch g.Name {
+	case localMedia:
 		return "the URL of a local file (" + localMedia + ")"
+	case queryModel:
+		return "the parameter model of the query (" + queryModel + ")"
 	}
 	return "the field " + g.Name
 }

@@ -100,7 +100,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 		}
 		each |= set
 	}
-	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks"}) != each {
+	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks", queryModel}) != each {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
 	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media"}) {
@@ -145,6 +145,7 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
 - ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 
 ## Permit a field
 
@@ -169,4 +170,16 @@ These fields pass, because clients use them every day, or because engines ignore
 | use much memory or time | ` + "`mm_processor_kwargs`, `media_io_kwargs`, `structured_outputs`, `grammar`, `regex`, `prompt_logprobs`, `n_probs`" + ` | Keep engines up to date, and bound them: ` + "`limit_mm_per_prompt`, `max_logprobs`" + ` of vLLM. Replicas are started again after a crash |
 `)
 	testutil.Golden(t, "../../docs/bodies.md", b.String(), *update)
+}
+
+// A parameter of the query that asks for another model is found, however it is written.
+func TestX14_QueriesThatAskForAnotherModel(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]bool{"?model=secret": true, "?beta=true&%6dodel=secret": true, "?MODEL": true,
+		"?models=a&xmodel=b&a=model": false, "?%zz=1": false, "?": false, "": false} {
+		r := Request{Model: "m"}
+		if r.ReadQuery("/v1/chat/completions" + query); (r.Guarded == guardOf([]byte(queryModel))) != want || r.Model != "m" {
+			t.Errorf("%q: %v", query, r.Guarded)
+		}
+	}
 }

@@ -3,7 +3,9 @@ package openai
 import (
 	"cmp"
 	"encoding/json"
+	"net/url"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -27,7 +29,7 @@ type Request struct {
 	// /v1/responses).
 	Background bool
 	// Guarded are the fields by which the client would make some engines do what is not for clients
-	// to decide. Other engines ignore such fields.
+	// to decide. Other engines ignore such fields. ReadQuery adds what the query has.
 	Guarded Guards
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
 	// max_completion_tokens, max_output_tokens and n_predict. 0: no bound given, or one of them is
@@ -105,6 +107,19 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 		return scanForm(e, contentType, body)
 	}
 	return scanJSON(e, body)
+}
+
+// ReadQuery reads the query of the path that the client asks for. Engines get the query as it is.
+// LiteLLM obeys the parameter model of a query in the place of the field model.
+func (r *Request) ReadQuery(path string) {
+	const model = "model"
+	_, query, _ := strings.Cut(path, "?")
+	for parameter := range strings.SplitSeq(query, "&") {
+		name, _, _ := strings.Cut(parameter, "=")
+		if name, err := url.QueryUnescape(name); err == nil && strings.EqualFold(name, model) {
+			r.Guarded |= guardOf([]byte(queryModel))
+		}
+	}
 }
 
 // PromptBytes returns how many bytes of the body may be text for the model: the base of an estimate

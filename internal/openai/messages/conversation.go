@@ -32,6 +32,9 @@ type chatMessage struct {
 	Reasoning  string     `json:"reasoning_content,omitempty"`
 	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
 	ToolCallID string     `json:"tool_call_id,omitempty"`
+
+	// more are the contents of further messages that belong to this one.
+	more []any
 }
 
 type toolCall struct {
@@ -87,6 +90,9 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 	case messages == 0:
 		return openai.Invalid("messages", form)
 	}
+	for i := range all {
+		all[i].unite()
+	}
 	chat["messages"] = marshal(all)
 	return nil
 }
@@ -136,36 +142,55 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 	return userMessages(at+".content", blocks)
 }
 
-// appendMessages appends the translation of a message. A system message at the beginning belongs to
-// the system prompt. The templates of many models, such as Qwen's, refuse a system message anywhere
-// else. So the text of such a message goes to the user's turn before it. It stands in the tags in
-// which Claude Code itself writes it for servers that know no such messages.
+// appendMessages appends the translation of a message. Messages of the user that follow each other
+// are one turn, as in the Messages API: the templates of some models, such as Gemma's, refuse two.
+//
+// A system message at the beginning belongs to the system prompt. The templates of many models,
+// such as Qwen's, refuse a system message anywhere else. So the text of such a message goes to the
+// user's turn. It stands in the tags in which Claude Code itself writes it for servers that know no
+// such messages.
 func appendMessages(all, some []chatMessage) []chatMessage {
-	if len(some) == 0 || some[0].Role != "system" {
-		return append(all, some...)
-	}
-	text, _ := some[0].Content.(string)
-	if len(all) == 0 {
-		return some
-	}
-	last := &all[len(all)-1]
-	if last.Role == "system" { // the first, because any later one has become text of the user
-		before, _ := last.Content.(string)
-		last.Content = join([]string{before, text})
-		return all
-	}
-	text = "<system-reminder>\n" + text + "\n</system-reminder>"
-	if last.Role != "user" {
-		return append(all, chatMessage{Role: "user", Content: text})
-	}
-	switch content := last.Content.(type) {
-	case string:
-		last.Content = join([]string{content, text})
-	case []part:
-		content = append(content, part{Type: "text", Text: text})
-		last.Content = content
+	for _, m := range some {
+		if len(all) == 0 {
+			all = append(all, m)
+			continue
+		}
+		last := &all[len(all)-1]
+		if m.Role == "system" && last.Role != "system" {
+			text, _ := m.Content.(string)
+			m = chatMessage{Role: "user", Content: "<system-reminder>\n" + text + "\n</system-reminder>"}
+		}
+		if last.Role == m.Role && (m.Role == "user" || m.Role == "system") {
+			last.more = append(last.more, m.Content)
+		} else {
+			all = append(all, m)
+		}
 	}
 	return all
+}
+
+// unite makes one content of those that belong to the message. It reads each of them once, because
+// a body may have 100,000.
+func (m *chatMessage) unite() {
+	if len(m.more) == 0 {
+		return
+	}
+	var texts []string
+	var parts []part
+	for _, content := range slices.Insert(m.more, 0, m.Content) {
+		switch content := content.(type) {
+		case string:
+			if content == "" {
+				continue
+			}
+			texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
+		case []part:
+			parts = append(parts, content...)
+		}
+	}
+	if m.Content = parts; len(texts) == len(parts) {
+		m.Content = join(texts)
+	}
 }
 
 // readBlocks reads a content: a string, which is one block of text, or a list of blocks.

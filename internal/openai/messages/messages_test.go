@@ -48,6 +48,10 @@ func TestB9_Requests(t *testing.T) {
 			"messages":[{"role":"user","content":"hi"}]}`,
 			`{"max_tokens":9,"messages":[{"role":"system","content":"a"},{"role":"user","content":"hi"}]}`,
 		},
+		"an attribution that is joined with the prompt": {
+			`{"max_tokens":9,"system":"x-anthropic-billing-header: cch=1;\na","messages":[{"role":"user","content":"hi"}]}`,
+			`{"max_tokens":9,"messages":[{"role":"system","content":"x-anthropic-billing-header: cch=1;\na"},{"role":"user","content":"hi"}]}`,
+		},
 		"system messages": {
 			`{"max_tokens":9,"system":"a","messages":[{"role":"system","content":[{"type":"text","text":"b"}]},{"role":"user","content":"hi"},{"role":"system","content":"c"},
 			{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t"}]},{"role":"system","content":"d"},
@@ -57,6 +61,14 @@ func TestB9_Requests(t *testing.T) {
 			{"role":"tool","content":"","tool_call_id":"t"},{"role":"user","content":"<system-reminder>\nd\n</system-reminder>"},
 			{"role":"assistant","content":"x"},{"role":"user","content":[{"type":"text","text":"y"},{"type":"text","text":"z"},
 			{"type":"text","text":"<system-reminder>\ne\n</system-reminder>"}]}]}`,
+		},
+		"turns of the user that follow each other": {
+			`{"max_tokens":9,"messages":[{"role":"user","content":"a"},{"role":"user","content":[]},{"role":"user","content":[{"type":"text","text":"b"}]},
+			{"role":"assistant","content":"x"},{"role":"system","content":"c"},{"role":"user","content":[{"type":"image","source":{"type":"url","url":"http://i"}}]},{"role":"user","content":"d"},
+			{"role":"assistant","content":"y"},{"role":"assistant","content":"z"},{"role":"user","content":[]},{"role":"user","content":[{"type":"image","source":{"type":"url","url":"http://i"}}]}]}`,
+			`{"max_tokens":9,"messages":[{"role":"user","content":"a\nb"},{"role":"assistant","content":"x"},
+			{"role":"user","content":[{"type":"text","text":"<system-reminder>\nc\n</system-reminder>"},{"type":"image_url","image_url":{"url":"http://i"}},{"type":"text","text":"d"}]},
+			{"role":"assistant","content":"y"},{"role":"assistant","content":"z"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://i"}}]}]}`,
 		},
 		"a system message without a system prompt": {
 			`{"max_tokens":9,"messages":[{"role":"system","content":"b"},{"role":"user","content":"hi"}]}`,

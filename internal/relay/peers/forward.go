@@ -55,15 +55,14 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: debugLogger(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
-			form := endpoint
 			if answer.Header.Get(headers.Messages) != "" {
-				form = openai.Messages
+				endpoint = openai.Messages
 			}
 			answer.Header.Del(headers.Messages)
 			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
 				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
 				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream",
-					form: form, cut: &cut}
+					endpoint: endpoint, cut: &cut}
 			}
 			return nil
 		},
@@ -194,8 +193,8 @@ type responseBody struct {
 	ctx context.Context
 	// isEventStream says that the answer is a stream of events.
 	isEventStream bool
-	// form is the endpoint in whose form the error event is. Zero: that of chats.
-	form openai.Endpoint
+	// endpoint says which form the error event has.
+	endpoint openai.Endpoint
 	// cut is set when the stream broke off and an error event was added.
 	cut *error
 	// tail holds the last bytes that were read, at most four.
@@ -219,19 +218,19 @@ func (e *responseBody) Read(b []byte) (int, error) {
 	}
 	*e.cut = err
 	fault := openai.Errorf(openai.CodeGatewayUnavailable, "The gateway that runs this request has gone.")
-	e.errorEvent = bytes.NewReader(appendError(nil, fault, e.form))
+	e.errorEvent = bytes.NewReader(errorEvent(e.endpoint, fault))
 	return n, nil
 }
 
-// appendError appends the event that ends a stream of an endpoint with an error.
-func appendError(dst []byte, fault *openai.Error, form openai.Endpoint) []byte {
+// errorEvent returns the event with an error at the end of a stream of the endpoint.
+func errorEvent(e openai.Endpoint, fault *openai.Error) []byte {
 	switch {
-	case form.OfMessages():
-		return messages.AppendError(dst, fault)
-	case form == openai.Responses:
-		return sse.AppendData(append(dst, "event: error\n"...), fault.ResponsesEventData(0))
+	case e.OfMessages():
+		return messages.AppendError(nil, fault)
+	case e == openai.Responses: // nobody here counts its events, so the error has the number 0
+		return sse.AppendData([]byte("event: error\n"), fault.ResponsesEventData(0))
 	}
-	return sse.AppendData(dst, fault.EventData())
+	return sse.AppendData(nil, fault.EventData())
 }
 
 // isBetweenEvents reports whether the last event was read to its end.

@@ -253,23 +253,26 @@ func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
 	}
 }
 
-// A client of the Responses API gets the error event of that API.
-func TestR1_ForwardedResponseBreaksOff(t *testing.T) {
+// A client of the Responses API gets an event of the type error, which its schema of events has.
+func TestS8_ForwardedResponsesBreakOff(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
-	const begun = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{}}\n\n"
+	const begun = "event: response.created\ndata: {\"type\":\"response.created\"}\n\n"
 	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "text/event-stream")
 		io.WriteString(w, begun)
 		http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}))
-	b := start(t, c, nil, nil)
-	answer := b.ask(t.Context(), t, a.ID(), "/v1/responses")
+	answer := start(t, c, nil, nil).ask(t.Context(), t, a.ID(), "/v1/responses")
 	body, err := io.ReadAll(answer.Body)
 	rest, ok := strings.CutPrefix(string(body), begun+"event: error\ndata: ")
-	var event struct{ Type, Code string }
-	if fault := json.Unmarshal([]byte(rest), &event); err != nil || !ok || fault != nil || event.Type != "error" || event.Code != "gateway_unavailable" {
+	var event struct {
+		Type, Code, Message string
+		Sequence            *int64 `json:"sequence_number"`
+	}
+	if fault := json.Unmarshal([]byte(rest), &event); err != nil || !ok || fault != nil || event.Type != "error" ||
+		event.Code != "gateway_unavailable" || event.Message == "" || event.Sequence == nil {
 		t.Errorf("%q, %v", body, err)
 	}
 }

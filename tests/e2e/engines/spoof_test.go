@@ -88,3 +88,27 @@ func TestE2E_X14_RedirectsOfEnginesEndAtTheGateway(t *testing.T) {
 		}
 	}
 }
+
+// TestE2E_X14_AQueryAsksAnUpstreamForNoOtherModel: LiteLLM obeys the parameter model of a query in
+// the place of the model that the gateway has checked. Other parameters reach the engine.
+func TestE2E_X14_AQueryAsksAnUpstreamForNoOtherModel(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Pointer[string]
+	g := harness.Start(t, fmt.Sprintf("models: [{name: m, launcher: upstream, upstreams: [%q]}]\n",
+		harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+			if harness.ServeModelList(w, r, "m") {
+				return
+			}
+			asked.Store(&r.RequestURI)
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(w, `{"choices":[]}`)
+		})))
+	for _, body := range []string{harness.ChatBody("m", false, 1, "x"), `{"model":"m","request_id":"one","messages":[]}`} {
+		if a := g.Post(harness.ChatPath+"?beta=1&%6Dodel=secret", body); a.StatusCode != http.StatusBadRequest || asked.Load() != nil {
+			t.Errorf("%s: %v", body, a)
+		}
+	}
+	if a := g.Post(harness.ChatPath+"?beta=1", harness.ChatBody("m", false, 1, "x")); a.StatusCode != http.StatusOK || *asked.Load() != harness.ChatPath+"?beta=1" {
+		t.Errorf("%v for %s", a, *asked.Load())
+	}
+}
