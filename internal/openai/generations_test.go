@@ -11,20 +11,20 @@ import (
 func TestX2_Generations(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]int{
-		`{"model":"m","prompt":"x"}`:                                           1,
-		`{"model":"m","prompt":"x","n":3}`:                                     3,
-		`{"model":"m","prompt":"x","n":2,"best_of":20}`:                        20,
-		`{"model":"m","prompt":"x","n":1,"n_cmpl":3}`:                          3, // llama.cpp obeys n_cmpl
-		`{"model":"m","prompt":"x","n_cmpl":2,"best_of":4}`:                    4,
-		`{"model":"m","prompt":["a","b","c","d"]}`:                             4,
-		`{"model":"m","prompt":["a","b"],"n":5}`:                               10,
-		`{"model":"m","prompt":[[1,2],[3]],"best_of":2}`:                       4,
-		`{"model":"m","prompt":[1,2,3]}`:                                       1,
-		`{"model":"m","prompt":[],"best_of":null}`:                             1,
-		`{"model":"m","prompt":[1,"a","b"],"n":2}`:                             4,
-		`{"model":"m","prompt":[1,[2],[3]],"n":3}`:                             6,
-		`{"model":"m","prompt":[1,{"a":["b"]}],"n":3}`:                         3,
-		`{"model":"m","prompt":["a","b"],"n":2147483647,"best_of":2147483647}`: 1 << 20,
+		`{"model":"m","prompt":"x"}`:                               1,
+		`{"model":"m","prompt":"x","n":3}`:                         3,
+		`{"model":"m","prompt":"x","n":2,"best_of":20}`:            20,
+		`{"model":"m","prompt":"x","n":1,"n_cmpl":3}`:              3, // llama.cpp obeys n_cmpl
+		`{"model":"m","prompt":"x","n_cmpl":2,"best_of":4}`:        4,
+		`{"model":"m","prompt":["a","b","c","d"]}`:                 4,
+		`{"model":"m","prompt":["a","b"],"n":5}`:                   10,
+		`{"model":"m","prompt":[[1,2],[3]],"best_of":2}`:           4,
+		`{"model":"m","prompt":[1,2,3]}`:                           1,
+		`{"model":"m","prompt":[],"best_of":null}`:                 1,
+		`{"model":"m","prompt":[1,"a","b"],"n":2}`:                 4,
+		`{"model":"m","prompt":[1,[2],[3]],"n":3}`:                 6,
+		`{"model":"m","prompt":[1,{"a":["b"]}],"n":3}`:             3,
+		`{"model":"m","prompt":["a","b"],"n":8192,"best_of":8192}`: 1 << 14,
 	} {
 		r, fault := Scan(Completions, "application/json", []byte(body))
 		if fault != nil || r.Generations() != want {
@@ -36,17 +36,37 @@ func TestX2_Generations(t *testing.T) {
 	}
 }
 
+// A request may not ask for so many answers that an engine spends its memory on them.
+func TestX14_TooManyAnswers(t *testing.T) {
+	t.Parallel()
+	for body, param := range map[string]string{
+		`"prompt":"x","n":16385`: "n", `"prompt":"x","n":2147483647`: "n", `"prompt":["a","b"],"n":8193`: "n", `"prompt":"x","n":2,"best_of":16385`: "n",
+		`"prompt":"x","n_cmpl":16385`: "n",
+	} {
+		if _, fault := Scan(Completions, "application/json", []byte(`{"model":"m",`+body+`}`)); fault == nil || fault.Param != param || fault.Code != CodeInvalidRequest {
+			t.Errorf("%s: %v", body, fault)
+		}
+	}
+	if _, fault := Scan(Completions, "application/json", []byte(`{"model":"m","prompt":["a"`+strings.Repeat(`,"a"`, 20000)+`]}`)); fault != nil {
+		t.Errorf("many prompts: %v", fault)
+	}
+	form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\nContent-Disposition: form-data; name=\"n\"\r\n\r\n99999\r\n--b--\r\n"
+	if _, fault := Scan(ImageEdits, "multipart/form-data; boundary=b", []byte(form)); fault == nil || fault.Param != "n" {
+		t.Errorf("form: %v", fault)
+	}
+}
+
 // A response has n choices for each prompt, however many the engine generates to choose from.
 func TestX2_Answers(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]int{
-		`{"model":"m","prompt":"x"}`:                      0,
-		`{"model":"m","prompt":["a"]}`:                    0,
-		`{"model":"m","prompt":"x","n":3,"best_of":20}`:   3,
-		`{"model":"m","prompt":["a","b"],"best_of":20}`:   2,
-		`{"model":"m","prompt":["a","b"],"n":5}`:          10,
-		`{"model":"m","prompt":["a","b"],"n":2147483647}`: 1 << 20,
-		`{"model":"m","prompt":[1,2,3],"n":2147483647}`:   1 << 20,
+		`{"model":"m","prompt":"x"}`:                    0,
+		`{"model":"m","prompt":["a"]}`:                  0,
+		`{"model":"m","prompt":"x","n":3,"best_of":20}`: 3,
+		`{"model":"m","prompt":["a","b"],"best_of":20}`: 2,
+		`{"model":"m","prompt":["a","b"],"n":5}`:        10,
+		`{"model":"m","prompt":["a","b"],"n":8192}`:     1 << 14,
+		`{"model":"m","prompt":[1,2,3],"n":16384}`:      1 << 14,
 	} {
 		if r, fault := Scan(Completions, "application/json", []byte(body)); fault != nil || r.Answers() != want {
 			t.Errorf("%s: %d answers, want %d (%v)", body, r.Answers(), want, fault)

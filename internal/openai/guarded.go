@@ -2,7 +2,9 @@ package openai
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
+	"strconv"
 	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
@@ -18,6 +20,8 @@ type Guarded struct {
 	Engines []string
 	// Why says what the field does, in a phrase that begins with a verb.
 	Why string
+	// Above: only numbers above it count. 0: every value does.
+	Above int
 }
 
 // Reasons that several fields have.
@@ -26,6 +30,7 @@ const (
 	otherHost    = "makes the engine connect to a host that the client names"
 	otherReplica = "chooses a worker inside the engine, past the pick of the gateway"
 	otherAdapter = "chooses an adapter, past the models that the caller may use"
+	memory       = "is how many tokens the server makes room for at once, while other requests wait"
 	template     = "is a program, which the engine runs without a limit of time while other requests wait"
 )
 
@@ -38,29 +43,34 @@ var (
 
 // guarded is the table of guarded fields.
 var guarded = []Guarded{
-	{"models", nil, otherModels},
-	{"route", nil, otherModels},
-	{"fallbacks", nil, otherModels},
-	{"context_window_fallbacks", nil, otherModels},
-	{"content_policy_fallbacks", nil, otherModels},
-	{queryModel, nil, otherModels},
-	{"kv_transfer_params", ofVLLM, otherHost},
-	{"ec_transfer_params", ofVLLM, otherHost},
-	{"bootstrap_host", ofSGLang, otherHost},
-	{"bootstrap_port", ofSGLang, otherHost},
-	{"bootstrap_room", ofSGLang, otherHost},
-	{"disagg_prefill_dp_rank", ofSGLang, otherReplica},
-	{"routed_dp_rank", ofSGLang, otherReplica},
-	{"data_parallel_rank", ofSGLang, otherReplica},
-	{"id_slot", ofLlamaCpp, "chooses a slot inside the engine, whose cache another client uses"},
-	{"lora_path", ofSGLang, otherAdapter},
-	{"lora", ofLlamaCpp, otherAdapter},
-	{"rid", ofSGLang, "names the request inside the engine: when it ends early, the engine also ends all others whose names begin so"},
-	{"session_params", ofSGLang, "continues a session inside the engine, which may be that of another client"},
-	{"custom_logit_processor", ofSGLang, "is code, which the engine runs"},
-	{"chat_template", ofVLLMAndSGLang, template},
-	{localMedia, []string{"sglang", "llama-cpp"}, "names a file of the engine's machine as an image, a sound or a video, which the engine opens"},
+	{"models", nil, otherModels, 0},
+	{"route", nil, otherModels, 0},
+	{"fallbacks", nil, otherModels, 0},
+	{"context_window_fallbacks", nil, otherModels, 0},
+	{"content_policy_fallbacks", nil, otherModels, 0},
+	{queryModel, nil, otherModels, 0},
+	{"kv_transfer_params", ofVLLM, otherHost, 0},
+	{"ec_transfer_params", ofVLLM, otherHost, 0},
+	{"bootstrap_host", ofSGLang, otherHost, 0},
+	{"bootstrap_port", ofSGLang, otherHost, 0},
+	{"bootstrap_room", ofSGLang, otherHost, 0},
+	{"disagg_prefill_dp_rank", ofSGLang, otherReplica, 0},
+	{"routed_dp_rank", ofSGLang, otherReplica, 0},
+	{"data_parallel_rank", ofSGLang, otherReplica, 0},
+	{"id_slot", ofLlamaCpp, "chooses a slot inside the engine, whose cache another client uses", 0},
+	{"lora_path", ofSGLang, otherAdapter, 0},
+	{"lora", ofLlamaCpp, otherAdapter, 0},
+	{"rid", ofSGLang, "names the request inside the engine: when it ends early, the engine also ends all others whose names begin so", 0},
+	{"session_params", ofSGLang, "continues a session inside the engine, which may be that of another client", 0},
+	{"custom_logit_processor", ofSGLang, "is code, which the engine runs", 0},
+	{"chat_template", ofVLLMAndSGLang, template, 0},
+	{localMedia, []string{"sglang", "llama-cpp"}, "names a file of the engine's machine as an image, a sound or a video, which the engine opens", 0},
+	{"repeat_last_n", ofLlamaCpp, memory, maxWindow},
+	{"dry_penalty_last_n", ofLlamaCpp, memory, maxWindow},
 }
+
+// maxWindow is more tokens than any context has.
+const maxWindow = 1 << 20
 
 const (
 	// localMedia is no field. It stands for the URLs of parts of messages that name local files.
@@ -76,6 +86,9 @@ func (g Guarded) Title() string {
 		return "the URL of a local file (" + localMedia + ")"
 	case queryModel:
 		return "the parameter model of the query (" + queryModel + ")"
+	}
+	if g.Above > 0 {
+		return fmt.Sprintf("the field %s above %d", g.Name, g.Above)
 	}
 	return "the field " + g.Name
 }
@@ -266,7 +279,13 @@ func (s *scanner) guard(field Guards) {
 		return
 	}
 	at := s.json.Value()
-	if string(s.body[at.From:at.To]) != "-1" {
+	value := s.body[at.From:at.To]
+	if above := field.First().Above; above > 0 {
+		if n, _ := strconv.ParseFloat(string(value), 64); n <= float64(above) {
+			return
+		}
+	}
+	if string(value) != "-1" {
 		s.req.Guarded |= field
 	}
 }

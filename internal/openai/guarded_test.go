@@ -23,6 +23,8 @@ func TestX14_GuardedFieldsAreFound(t *testing.T) {
 		`{"model":"m","metadata":{"models":["a"]},"input":"x","routes":1}`:                    nil,
 		`{"model":"m","rid":"a","kv_transfer_params":{"remote_host":"h"}}`:                    {"rid", "kv_transfer_params"},
 		`{"model":"m","RI\u0044":"a","custom_logit_proce\u017f\u017for":"x"}`:                 {"rid", "custom_logit_processor"},
+		`{"model":"m","repeat_last_n":2147483647,"dry_penalty_last_n":1e9}`:                   {"repeat_last_n", "dry_penalty_last_n"},
+		`{"model":"m","repeat_last_n":131072,"dry_penalty_last_n":"2147483647"}`:              nil,
 		`{"model":"m","id_slot":0}`:                                                           {"id_slot"},
 		`{"model":"m","id_slot":-1}`:                                                          nil,
 		`{"model":"m","chat_template_kwargs":{"enable_thinking":false,"chat_template":"{}"}}`: {"chat_template"},
@@ -103,7 +105,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks", queryModel}) != each {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
-	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media"}) {
+	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media", "repeat_last_n", "dry_penalty_last_n"}) {
 		t.Errorf("%b %b", GuardsOf("ollama"), GuardsOf("llama-cpp"))
 	}
 	// What clients send in daily life is in no row.
@@ -135,7 +137,11 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 		if engines == "" {
 			engines = "none; OpenRouter or LiteLLM as an upstream"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | It %s. |\n", g.Name, engines, g.Why)
+		name := "`" + g.Name + "`"
+		if g.Above > 0 {
+			name += fmt.Sprintf(" above %d", g.Above)
+		}
+		fmt.Fprintf(&b, "| %s | %s | It %s. |\n", name, engines, g.Why)
 	}
 	b.WriteString(`
 - An engine of the catalogue that ignores a field gets it: the request passes as it is.
@@ -144,6 +150,7 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
+- A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
 - ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 

@@ -19,7 +19,7 @@ func TestR12_MediaOutput(t *testing.T) {
 		{Images, `{"model":"m","prompt":"x","size":"9999999x1"}`, 1024},
 		{Images, `{"model":"m","prompt":"x","size":"0x-1"}`, 1024},
 		{Images, `{"model":"m","prompt":"x","size":{}}`, 1024},
-		{Images, `{"model":"m","n":2000000000,"size":"8192x8192"}`, maxGenerations},
+		{Images, `{"model":"m","n":16384,"size":"8192x8192"}`, maxGenerations},
 		{Speech, `{"model":"m","input":"abc"}`, 81},
 	} {
 		r, fault := Scan(c.endpoint, "application/json", []byte(c.body))

@@ -7,6 +7,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -157,7 +158,8 @@ func (r *Request) naiveField(m member) (ok bool) {
 	}
 	for i, g := range GuardedFields() {
 		asks := func(m member) bool {
-			return strings.EqualFold(m.name, g.Name) && string(m.value) != "null" && string(m.value) != "-1"
+			n, _ := strconv.ParseFloat(string(m.value), 64)
+			return strings.EqualFold(m.name, g.Name) && string(m.value) != "null" && string(m.value) != "-1" && (g.Above == 0 || n > float64(g.Above))
 		}
 		list, _ := members(m.value)
 		within := slices.Contains([]string{"chat_template_kwargs: chat_template", "vllm_xargs: kv_transfer_params",
@@ -179,7 +181,7 @@ func (r *Request) naiveField(m member) (ok bool) {
 	case "n":
 		n, ok = naiveInteger(m.value, 0, 1<<31-1)
 		r.Choices = int(n)
-		return ok
+		return ok && n <= maxAnswers
 	case "stream_options":
 		list, isObject := members(m.value)
 		for _, o := range list {

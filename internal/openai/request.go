@@ -3,6 +3,7 @@ package openai
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -86,6 +87,7 @@ const (
 	maxModel     = 256     // bytes
 	maxRequestID = 256     // bytes
 	maxCount     = 1<<31 - 1
+	maxAnswers   = 1 << 14 // answers to one request with n or best_of
 	maxMillis    = int64(24 * time.Hour / time.Millisecond)
 )
 
@@ -103,10 +105,24 @@ func Scan(e Endpoint, contentType string, body []byte) (Request, *Error) {
 		return Request{}, Errorf(CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.",
 			len(body), maxSize)
 	}
+	scan := scanJSON
 	if e.form() && isMedia(contentType, mediaForm) {
-		return scanForm(e, contentType, body)
+		scan = func(e Endpoint, body []byte) (Request, *Error) { return scanForm(e, contentType, body) }
 	}
-	return scanJSON(e, body)
+	r, fault := scan(e, body)
+	if fault == nil {
+		fault = r.checkAnswers()
+	}
+	return r, fault
+}
+
+// checkAnswers refuses a request for so many answers that an engine would spend its memory on the
+// list of them. vLLM has the same bound; SGLang has none, and a small request ends its server.
+func (r *Request) checkAnswers() *Error {
+	if n := max(r.Choices, r.bestOf); n > 1 && n*max(r.prompts, 1) > maxAnswers {
+		return fieldChoices.invalid(fmt.Sprintf("is too large: all prompts of a request together may get %d answers by n, best_of or n_cmpl", maxAnswers))
+	}
+	return nil
 }
 
 // ReadQuery reads the query of the path that the client asks for. Engines get the query as it is.

@@ -47,7 +47,11 @@ models:
 	fields := []string{`"chat_template_kwargs":{"chat_template":"{{ x }}"}`, `"vllm_xargs":{"kv_transfer_params":"x"}`}
 	names := []string{"chat_template", "kv_transfer_params"}
 	for _, field := range openai.GuardedFields() {
-		fields, names = append(fields, fmt.Sprintf("%q:[1]", field.Name)), append(names, field.Name)
+		value := "[1]"
+		if field.Above > 0 {
+			value = fmt.Sprint(field.Above + 1)
+		}
+		fields, names = append(fields, fmt.Sprintf("%q:%s", field.Name, value)), append(names, field.Name)
 	}
 	for i, field := range fields {
 		for _, model := range []string{"native", "managed", "free"} {
@@ -70,7 +74,12 @@ models:
 			t.Errorf("a local file, %s: %v", model, a)
 		}
 	}
-	const daily = `"user":"u","metadata":{"models":"a"},"priority":0,"seed":-1,"top_k":-1,"id_slot":-1,"cache_salt":"s","lora":null,` +
+	for _, model := range []string{"native", "managed"} {
+		if a := post(model, "/v1/chat/completions", `"n":2000000000`); a.StatusCode != 400 || served.Load() != nil {
+			t.Errorf("two billion answers, %s: %v", model, a)
+		}
+	}
+	const daily = `"user":"u","metadata":{"models":"a"},"priority":0,"seed":-1,"top_k":-1,"id_slot":-1,"repeat_last_n":64,"cache_salt":"s","lora":null,` +
 		`"chat_template_kwargs":{"enable_thinking":false},"vllm_xargs":{"a":1},"extra_body":{"rid":"x"}`
 	for _, model := range []string{"native", "managed"} {
 		if a := post(model, "/v1/chat/completions", daily); a.StatusCode != 200 {
