@@ -35,8 +35,8 @@ type modelList struct {
 	names []string
 	// listed are the names of all items, sorted.
 	listed []string
-	// askedAs are the names by which requests reach those models that have another name there than in
-	// the list, by the name in the list.
+	// askedAs are the names by which requests reach those models that have another name there than
+	// in the list, by the name in the list.
 	askedAs map[string]string
 	refused RefusedNames
 	// absent says that the server has no list of models. names are then those that it told of

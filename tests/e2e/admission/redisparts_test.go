@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// TestE2E_B5_ARedisThatRefusesAPart: the user of Redis may write the limits, and neither the keys of
-// run time nor the usage. In a cluster, a master that is away has the same effect. The gateway
+// TestE2E_B5_ARedisThatRefusesAPart: the user of Redis may write the limits, and neither the keys
+// of run time nor the usage. In a cluster, a master that is away has the same effect. The gateway
 // serves, and says what it does not share.
 func TestE2E_B5_ARedisThatRefusesAPart(t *testing.T) {
 	t.Parallel()
