@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -68,6 +69,36 @@ func TestFleetTellsOfChangesOnly(t *testing.T) {
 	<-changed
 	if now := f.Snapshot(); now.Version != old.Version+1 || len(old.Models["m"].Replicas) != 1 {
 		t.Errorf("version %d after %d; the old snapshot has %d replicas", now.Version, old.Version, len(old.Models["m"].Replicas))
+	}
+}
+
+// TestFleetTellsOfEachFieldOfAModel: a reload may change one field of a model and none of its
+// replicas.
+func TestFleetTellsOfEachFieldOfAModel(t *testing.T) {
+	f := engines.NewFleet()
+	models := reflect.TypeFor[engines.Model]()
+	f.Set("a", engines.Part{Models: []engines.Model{{Name: "m"}}})
+	for i := range models.NumField() {
+		field := models.Field(i)
+		if field.Name == "Name" {
+			continue
+		}
+		m := engines.Model{Name: "m"}
+		switch v := reflect.ValueOf(&m).Elem().Field(i); v.Kind() {
+		case reflect.String:
+			v.SetString("other")
+		case reflect.Int:
+			v.SetInt(7)
+		case reflect.Bool:
+			v.SetBool(true)
+		default:
+			v.Set(reflect.ValueOf([]string{"other"}))
+		}
+		f.Set("a", engines.Part{Models: []engines.Model{m}})
+		if got := f.Snapshot().Models["m"].Model; !reflect.DeepEqual(got, m) {
+			t.Errorf("after a change of %s the fleet has %+v", field.Name, got)
+		}
+		f.Set("a", engines.Part{Models: []engines.Model{{Name: "m"}}})
 	}
 }
 

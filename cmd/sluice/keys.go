@@ -37,6 +37,8 @@ type keyRow struct {
 // keyList is the answer of the list of keys.
 type keyList struct {
 	Keys []keyRow `json:"keys"`
+	// Fault says why the list lacks keys, or has those of before; empty: it is right.
+	Fault string `json:"fault"`
 }
 
 func newKeysCommand() *cobra.Command {
@@ -64,8 +66,13 @@ func newKeysCommand() *cobra.Command {
 // write writes the table of keys for a terminal with this number of columns. 0 means that the
 // output is no terminal.
 func (l keyList) write(w io.Writer, columns int) {
+	if l.Fault != "" {
+		fmt.Fprintln(w, l.Fault)
+	}
 	if len(l.Keys) == 0 {
-		fmt.Fprintln(w, "There is no key.")
+		if l.Fault == "" {
+			fmt.Fprintln(w, "There is no key.")
+		}
 		return
 	}
 	t := newTable("KEY", "NAME", "MODELS", "LIMITS", "CREATED", "EXPIRES", "LAST USED", "SOURCE")

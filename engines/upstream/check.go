@@ -34,7 +34,10 @@ type checkResult struct {
 type modelList struct {
 	names []string
 	// listed are the names of all items, sorted.
-	listed  []string
+	listed []string
+	// askedAs are the names by which requests reach those models that have another name there than
+	// in the list, by the name in the list.
+	askedAs map[string]string
 	refused RefusedNames
 	// absent says that the server has no list of models. names are then those that it told of
 	// elsewhere.
@@ -223,14 +226,20 @@ func parseModels(r io.Reader) (list modelList, err error) {
 	}
 	var names []string
 	var skipped RefusedNames
+	askedAs := map[string]string{}
 	for _, item := range listed.Data {
-		if name := itemName(item); name != "" {
-			names = append(names, name)
-		} else {
+		name := itemName(item)
+		if name == "" {
 			skipped.skip(item)
+			continue
+		}
+		names = append(names, name)
+		if base := baseInSGLang(item); base != "" {
+			askedAs[name] = base + ":" + name
 		}
 	}
 	list = newModelList(names)
+	list.askedAs = askedAs
 	list.refused.Malformed, list.refused.FirstMalformed = skipped.Malformed, skipped.FirstMalformed
 	return list, nil
 }
@@ -252,6 +261,20 @@ func itemName(item json.RawMessage) string {
 		}
 	}
 	return ""
+}
+
+// baseInSGLang returns the base model of an item that is a LoRA adapter of SGLang; "" for all other
+// items. SGLang lists an adapter by its own name, and knows it in requests as base:adapter. It
+// answers a request for the listed name with the base model, without an error.
+func baseInSGLang(item json.RawMessage) string {
+	var fields struct {
+		OwnedBy string `json:"owned_by"`
+		Parent  string `json:"parent"`
+	}
+	if json.Unmarshal(item, &fields) != nil || fields.OwnedBy != "sglang" {
+		return ""
+	}
+	return fields.Parent
 }
 
 // newModelList separates the names that models can have from the others. It keeps and changes

@@ -172,35 +172,73 @@ func (l *Launcher) RefusedNames() []RefusedNames {
 	return all
 }
 
-// Unlisted is a name that the configuration gives a model on a server, and that the server does not
-// list.
-type Unlisted struct{ Model, Name, Server string }
+// Unlisted is a name by which requests ask a server for a model or an adapter of the configuration,
+// and that the server does not list.
+type Unlisted struct {
+	Model, Name, Server string
+	// Adapter says that the name is that of an adapter of the model.
+	Adapter bool
+	// AskedAs is the name by which the server knows the adapter in requests; "" if it is not known.
+	AskedAs string
+}
+
+// Subject names the condition.
+func (u Unlisted) Subject() string {
+	if u.Adapter {
+		return u.Name + " at " + u.Server
+	}
+	return u.Model + " at " + u.Server
+}
 
 // Message says what the server does not list.
 func (u Unlisted) Message() string {
+	switch {
+	case u.AskedAs != "":
+		return fmt.Sprintf("The server %s lists the adapter %s of the model %s, but knows it in requests as %s alone. It answers them with the model.",
+			u.Server, strconv.Quote(u.Name), u.Model, strconv.Quote(u.AskedAs))
+	case u.Adapter:
+		return fmt.Sprintf("The server %s does not list the adapter %s of the model %s.", u.Server, strconv.Quote(u.Name), u.Model)
+	}
 	return fmt.Sprintf("The server %s does not list %s, which is the name of the model %s there.", u.Server, strconv.Quote(u.Name), u.Model)
 }
 
-// Unlisted returns the names of models that healthy servers do not list, in the order of the
-// configuration. Only names that the configuration gives for a server are looked for.
+// Unlisted returns the names of models and adapters that healthy servers do not list, in the order
+// of the configuration. Only names that the configuration gives for a server, and adapters, are
+// looked for.
 func (l *Launcher) Unlisted() []Unlisted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []Unlisted
 	servers := l.byURLLocked()
 	for _, m := range l.desired.Models {
-		for _, url := range slices.Sorted(maps.Keys(m.Names)) {
+		for _, url := range slices.Sorted(slices.Values(m.URLs)) {
 			for _, s := range servers[url] {
-				if !s.checked || s.fault != "" || s.list.absent {
-					continue
-				}
-				if _, listed := slices.BinarySearch(s.list.listed, m.Names[url]); !listed {
-					all = append(all, Unlisted{m.Name, m.Names[url], s.key})
+				if s.checked && s.fault == "" && !s.list.absent {
+					all = append(all, s.unlisted(&m)...)
 				}
 			}
 		}
 	}
 	return all
+}
+
+// unlisted returns what a server does not list of a model of the configuration.
+func (s *server) unlisted(m *Model) (all []Unlisted) {
+	if name := m.Names[s.url]; name != "" && !s.list.has(name) {
+		all = append(all, Unlisted{Model: m.Name, Name: name, Server: s.key})
+	}
+	for _, adapter := range m.Adapters {
+		if askedAs := s.list.askedAs[adapter]; askedAs != "" || !s.list.has(adapter) {
+			all = append(all, Unlisted{Model: m.Name, Name: adapter, Server: s.key, Adapter: true, AskedAs: askedAs})
+		}
+	}
+	return all
+}
+
+// has reports whether the list has a name, or a model that requests reach by it.
+func (l *modelList) has(name string) bool {
+	_, listed := slices.BinarySearch(l.listed, name)
+	return listed || slices.Contains(slices.Collect(maps.Values(l.askedAs)), name)
 }
 
 // nameOn returns the name that the configuration gives a model on a server; "" if it gives none.

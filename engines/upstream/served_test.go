@@ -1,6 +1,9 @@
 package upstream
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -35,6 +38,69 @@ func TestU4_NamesOnServers(t *testing.T) {
 	}
 	unlisted := []Unlisted{{Model: "pretty", Name: "Qwen/Qwen2.5-7B", Server: d.URL}}
 	if diff := cmp.Diff(unlisted, l.Unlisted()); diff != "" {
+		t.Errorf("not listed (-want +got):\n%s", diff)
+	}
+}
+
+// serveList returns the URL of a server whose list of models is the JSON.
+func serveList(t *testing.T, list string) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, list) }))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestU4_AnAdapterOfSGLangIsAskedForWithItsBase: SGLang lists an adapter by its own name, and
+// answers a request for that name with the base model.
+func TestU4_AnAdapterOfSGLangIsAskedForWithItsBase(t *testing.T) {
+	list := func(owner string) string {
+		return `{"data":[{"id":"base","owned_by":"` + owner + `"},{"id":"sql","owned_by":"` + owner + `","parent":"base"}]}`
+	}
+	sglang, vllm := serveList(t, list("sglang")), serveList(t, list("vllm"))
+	l, fleet := newTestLauncher(t, Desired{
+		Models: []Model{{Model: engines.Model{Name: "pretty", Launcher: engines.Upstream}, URLs: []string{sglang, vllm},
+			Names: map[string]string{sglang: "sql", vllm: "sql"}}},
+		Discover: discover(sglang, vllm),
+	})
+	l.CheckOnce(t.Context())
+	served := map[string]string{}
+	for _, model := range []string{"base", "sql", "pretty"} {
+		m := fleet.Snapshot().Models[model]
+		for i := range m.Replicas {
+			served[model+" at "+m.Replicas[i].ID] = m.NameAt(&m.Replicas[i])
+		}
+	}
+	want := map[string]string{
+		"base at " + replicaID(sglang): "base", "sql at " + replicaID(sglang): "base:sql", "pretty at " + replicaID(sglang): "base:sql",
+		"base at " + replicaID(vllm): "base", "sql at " + replicaID(vllm): "sql", "pretty at " + replicaID(vllm): "sql",
+	}
+	if diff := cmp.Diff(want, served); diff != "" {
+		t.Errorf("names (-want +got):\n%s", diff)
+	}
+	if unlisted := l.Unlisted(); len(unlisted) > 0 {
+		t.Errorf("not listed: %+v", unlisted)
+	}
+}
+
+// TestU4_AdaptersThatAServerDoesNotList: a server that has not loaded an adapter of the file, or
+// knows it by another name, is told.
+func TestU4_AdaptersThatAServerDoesNotList(t *testing.T) {
+	all := serveList(t, `{"data":[{"id":"base"},{"id":"sql","parent":"base"},{"id":"base:sql"}]}`)
+	none := serveList(t, `{"data":[{"id":"base"}]}`)
+	sglang := serveList(t, `{"data":[{"id":"base","owned_by":"sglang"},{"id":"sql","owned_by":"sglang","parent":"base"}]}`)
+	l, _ := newTestLauncher(t, Desired{Models: []Model{{
+		Model: engines.Model{Name: "base", Launcher: engines.Upstream, Adapters: []string{"sql", "base:sql"}}, URLs: []string{all, none, sglang},
+	}}})
+	l.CheckOnce(t.Context())
+	got := map[string]bool{}
+	for _, u := range l.Unlisted() {
+		got[u.Message()] = true
+	}
+	want := map[string]bool{
+		"The server " + none + ` does not list the adapter "sql" of the model base.`:                                                                         true,
+		"The server " + none + ` does not list the adapter "base:sql" of the model base.`:                                                                    true,
+		"The server " + sglang + ` lists the adapter "sql" of the model base, but knows it in requests as "base:sql" alone. It answers them with the model.`: true,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("not listed (-want +got):\n%s", diff)
 	}
 }

@@ -356,7 +356,8 @@ func (l *Launcher) publishLocked() {
 				known[name] = true
 				part.Models = append(part.Models, engines.Model{Name: name, Launcher: engines.Upstream, Discovered: true})
 			}
-			r := s.replica(name, l.desired.nameOn(name, s.url))
+			served := l.desired.nameOn(name, s.url)
+			r := s.replica(name, cmp.Or(s.list.askedAs[cmp.Or(served, name)], served))
 			r.Slots = l.desired.Settings[s.url].Slots
 			part.Replicas = append(part.Replicas, r)
 		}

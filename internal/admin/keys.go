@@ -82,8 +82,9 @@ type NewKey struct {
 
 // Keys makes, lists and revokes keys.
 type Keys interface {
-	// List returns all keys, those of the file first.
-	List(ctx context.Context) []Key
+	// List returns all keys, those of the file first. fault says why those of run time cannot be
+	// read now; it is empty if they can.
+	List(ctx context.Context) (all []Key, fault string)
 	// New makes a key and returns the key itself, which is stored nowhere.
 	New(ctx context.Context, k NewKey) (key Key, secret string, fault *openai.Error)
 	// Revoke ends a key that was made at run time.
@@ -91,7 +92,12 @@ type Keys interface {
 }
 
 func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"keys": h.Keys.List(r.Context())})
+	var answer struct {
+		Keys  []Key  `json:"keys"`
+		Fault string `json:"fault,omitempty"`
+	}
+	answer.Keys, answer.Fault = h.Keys.List(r.Context())
+	writeJSON(w, http.StatusOK, answer)
 }
 
 // maxNewKey is the size of the largest body that makes a key in bytes: it may name many models.

@@ -56,6 +56,7 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 		k.faultf(where, "has no effect with launcher: %s; remove it, or set launcher: upstream", m.Launcher)
 	}
 	k.checkServedModel(at.field("served_model"), m.ServedModel)
+	k.checkAdapters(at.field("adapters"), m)
 	k.checkReplicas(at.field("replicas"), &m.Replicas)
 	k.checkScaleTarget(at, m)
 	k.checkResources(at, m)
@@ -88,6 +89,20 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 		k.faultf(at.field("variables"), "give no environment for engine %s: %v", engineTitle(m), err)
 	}
 	return version, before == len(k.faults)
+}
+
+// checkAdapters checks the names of adapters on SGLang. It answers a request for an adapter without
+// the name of a model before it with the model, without an error.
+func (k *checker) checkAdapters(at path, m *Model) {
+	if m.Engine != "sglang" {
+		return
+	}
+	for i, adapter := range m.Adapters {
+		if !strings.Contains(adapter, ":") {
+			k.faultf(at.item(i), "must be written as %s, because SGLang knows an adapter in requests only by the model and the adapter",
+				quoted(m.Name+":"+adapter))
+		}
+	}
 }
 
 // engineTitle returns the engine and version of a model for messages.

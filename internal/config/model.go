@@ -16,7 +16,8 @@ type Model struct {
 	// Adapters are the LoRA adapters that the model's engine serves, by the names that the engine
 	// knows. Clients request an adapter like a model; the model's replicas serve it within the
 	// model's limits. The engine must be configured for its adapters: vllm by the variable
-	// lora_modules.
+	// lora_modules, sglang by lora_paths. SGLang knows an adapter in requests as MODEL:ADAPTER, so
+	// that is the name here.
 	Adapters []string `yaml:"adapters" form:"name"`
 	// Task is the task of the model. Default: the first task that its engine serves; unknown for
 	// launcher upstream.

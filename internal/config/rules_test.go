@@ -104,6 +104,8 @@ func modelCases() []ruleCase {
 		{"alias taken", sims + ", aliases: [b, b, a]}]", []string{
 			"1: models[a].aliases[1]: b is already used by models[a].aliases[0] on line 1: choose another name",
 			"1: models[a].aliases[2]: a is already used by models[a].name on line 1: choose another name"}},
+		{"adapters of SGLang", "models: [{name: a, engine: sglang, source: {name: org/a}, adapters: [sql, 'a:prose']}, {name: b, engine: vllm, source: {name: org/b}, adapters: [law]}]",
+			[]string{"1: models[a].adapters[0]: must be written as a:sql, because SGLang knows an adapter in requests only by the model and the adapter"}},
 		{"no engine", "models: [{name: a}]", []string{"1: models[a].engine: required with launcher: local, and missing; known are sim, vllm, sglang, llama-cpp, ollama, tei, faster-whisper"}},
 		{"unknown engine", "models: [{name: a, engine: llamacpp}]", []string{"1: models[a].engine: there is no engine llamacpp; did you mean llama-cpp?"}},
 		{"newer version", sims + ", version: '7.5'}]", nil},

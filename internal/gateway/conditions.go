@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/xds"
 )
@@ -201,8 +202,31 @@ func (g *Gateway) nodeConditions() []condition.Condition {
 	return all
 }
 
-// sharedConditions tells whether Redis answers, if the gateway uses it.
-func (g *Gateway) sharedConditions() []condition.Condition { return redisConditions(g.limits.status()) }
+// redisSettles is how long after an outage of Redis all parts that use it notice that it is back.
+const redisSettles = 10 * time.Second
+
+// sharedConditions tells whether Redis answers, if the gateway uses it, and whether keys and usage
+// are read and written where gateways share them.
+func (g *Gateway) sharedConditions() []condition.Condition {
+	s := g.limits.status()
+	all := redisConditions(s)
+	if len(all) > 0 || s.Configured && time.Since(s.Since) < redisSettles {
+		return all // it tells of everything in Redis, also while the parts notice that Redis is back
+	}
+	if read, err := g.keys.Fault(); err != nil && g.config().Auth.Mode == config.AuthKeys {
+		what := "Those of before stay in force."
+		if !read {
+			what = "Callers with such keys get 503."
+		}
+		all = append(all, condition.Fault(condition.KeysUnavailable, "", "NotRead",
+			fmt.Sprintf("The keys of run time cannot be read: %s. %s", sentence(err.Error()), what)))
+	}
+	if err := g.usage.Unshared(); err != nil {
+		all = append(all, condition.Fault(condition.UsageNotShared, "", "NotPublished",
+			fmt.Sprintf("This gateway and the others do not tell each other their usage: %s.", sentence(err.Error()))))
+	}
+	return all
+}
 
 // redisConditions tells whether Redis answers. A call that fails leaves its error, so without one
 // the gateway has only begun to ask.
@@ -211,7 +235,7 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 		return nil
 	}
 	c := condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
-		fmt.Sprintf("Redis does not answer: %s. This gateway enforces its share of the limits. If Redis is only slow, raise redis_timeout.",
+		fmt.Sprintf("Redis does not answer as this gateway needs: %s. This gateway enforces its share of the limits. If Redis is only slow, raise redis_timeout.",
 			sentence(s.LastError)))
 	if s.LastError == "" {
 		c.Reason, c.Severity = "Starting", condition.Info

@@ -100,8 +100,8 @@ func (k *keyKeeper) run(ctx context.Context) error {
 type keyAdmin struct{ g *Gateway }
 
 // List implements admin.Keys.
-func (a keyAdmin) List(ctx context.Context) []admin.Key {
-	list := []admin.Key{}
+func (a keyAdmin) List(ctx context.Context) (list []admin.Key, fault string) {
+	list = []admin.Key{}
 	for _, t := range a.g.config().Tenants {
 		for _, k := range t.Keys {
 			list = append(list, a.fileKey(t, k))
@@ -117,7 +117,10 @@ func (a keyAdmin) List(ctx context.Context) []admin.Key {
 			list[i].LastUsed = &at
 		}
 	}
-	return list
+	if _, err := a.g.keys.Fault(); err != nil {
+		fault = fmt.Sprintf("The keys of run time cannot be read: %s.", sentence(err.Error()))
+	}
+	return list, fault
 }
 
 // showBudgets sets how far the budgets of keys are used.
@@ -304,10 +307,14 @@ func (a keyAdmin) freshKey() authz.Key {
 
 // Revoke implements admin.Keys.
 func (a keyAdmin) Revoke(ctx context.Context, id string) (admin.Key, *openai.Error) {
-	for _, k := range a.List(ctx) {
+	all, fault := a.List(ctx)
+	for _, k := range all {
 		if k.ID == id || k.UsageKey == id {
 			return a.revoke(ctx, k)
 		}
+	}
+	if fault != "" {
+		return admin.Key{}, openai.Errorf(openai.CodeGatewayUnavailable, "%s No key with this id is known.", fault)
 	}
 	return admin.Key{}, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is no key with this id."}
 }

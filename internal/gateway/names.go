@@ -18,7 +18,7 @@ func (g *Gateway) nameConditions() []condition.Condition {
 		all = append(all, condition.Fault(condition.NamesRefused, r.Server, "InvalidNames", r.Message()))
 	}
 	for _, u := range g.launchers.upstream.Unlisted() {
-		all = append(all, condition.Fault(condition.ModelNotListed, u.Model+" at "+u.Server, "NotListed", u.Message()))
+		all = append(all, condition.Fault(condition.ModelNotListed, u.Subject(), "NotListed", u.Message()))
 	}
 	return append(all, g.launchers.resources.nameConditions()...)
 }

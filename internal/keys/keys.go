@@ -126,6 +126,14 @@ func (s *Store) List() []Key {
 	return slices.Clone(s.keys)
 }
 
+// Fault returns why the keys could not be read the last time, and whether they have been read
+// before. A nil error means that they were read.
+func (s *Store) Fault() (read bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.read, s.fault
+}
+
 // Add stores a key, which is good at this gateway at once and at others within a second. The error
 // may be ErrFull.
 func (s *Store) Add(ctx context.Context, k Key) error {

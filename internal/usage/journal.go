@@ -107,8 +107,8 @@ func openJournal(path string) (*journal, table, error) {
 	}
 	t, damaged := readJournal(text)
 	err = keepDamaged(path, damaged)
-	if failed := j.compact(t); failed != nil {
-		err = errors.Join(err, failed, j.endLine(text))
+	if j.compact(t) != nil { // as on a full disk: everything was read, and lines can follow
+		err = errors.Join(err, j.endLine(text))
 	}
 	return j, t, err
 }

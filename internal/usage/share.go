@@ -48,8 +48,6 @@ type sharing struct {
 	compare bool
 	// adopted are the journals of dead processes that were published, as they were then.
 	adopted map[string]os.FileInfo
-	// failing says that the last publication failed.
-	failing bool
 	// silentAfter is the constant of that name, but for tests.
 	silentAfter time.Duration
 
@@ -58,6 +56,8 @@ type sharing struct {
 	read   map[string]string
 
 	mu sync.Mutex
+	// fault is why the last publication failed, nil if it did not; guarded by mu.
+	fault error
 	// spent has the wanted tallies of other writers; guarded by mu.
 	spent map[string]map[tallyKey]tally
 	// changed counts the changes of spent; guarded by mu.
@@ -98,16 +98,31 @@ func (s *sharing) run(ctx context.Context) {
 	}
 }
 
-// report logs the first of several failures, and their end.
+// report keeps why the last publication failed, and logs the first of several failures and their
+// end.
 func (s *sharing) report(err error) {
 	log := s.ledger.cfg.Log
+	s.mu.Lock()
+	failing := s.fault != nil
+	s.fault = err
+	s.mu.Unlock()
 	switch {
-	case err != nil && !s.failing:
+	case err != nil && !failing:
 		log.Warn("usage not published, other gateways do not count it until it can be", zap.Error(err))
-	case err == nil && s.failing:
+	case err == nil && failing:
 		log.Info("usage published again")
 	}
-	s.failing = err != nil
+}
+
+// Unshared returns why the other gateways do not learn what this one counts, or the other way
+// round. It returns nil if they do, and for a ledger that is not shared.
+func (l *Ledger) Unshared() error {
+	if l == nil || l.shared == nil {
+		return nil
+	}
+	l.shared.mu.Lock()
+	defer l.shared.mu.Unlock()
+	return l.shared.fault
 }
 
 // publish publishes the rows that have changed, and that the writer is then in the state at. After
@@ -254,7 +269,7 @@ func (s *sharing) adopt(ctx context.Context) {
 		return // reading the journals reports it
 	}
 	for writer := range writers {
-		if writer == s.ledger.writer || s.failing {
+		if writer == s.ledger.writer || s.ledger.Unshared() != nil {
 			continue
 		}
 		path := s.ledger.others.path(writer)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -366,4 +367,37 @@ func TestE2E_O11_TheExampleOfKeysRuns(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestE2E_B4_KeysThatCannotBeRead: the file of the keys is damaged before a start. The gateway does
+// not claim that a key does not exist, and says what is wrong until the file is readable.
+func TestE2E_B4_KeysThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme}]\n"+small)
+	key, id := newKeyBy(t, g)
+	g.Kill()
+	file := filepath.Join(g.Dir, "keys.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text[:len(text)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.Launch()
+	g.AwaitReady()
+	awaitStatus(t, g, key, 503, "gateway_unavailable")
+	g.AwaitCondition(condition.KeysUnavailable, "")
+	admin := strings.TrimPrefix(g.Admin, "http://")
+	if out, err := g.RunCommand("keys", "list", "--admin", admin); err != nil || !strings.Contains(out, "cannot be read") || strings.Contains(out, "There is no key") {
+		t.Errorf("the list: %s, %v", out, err)
+	}
+	if out, err := g.RunCommand("keys", "revoke", id, "--admin", admin); err == nil || !strings.Contains(out, "cannot be read") {
+		t.Errorf("revoking: %s, %v", out, err)
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	awaitStatus(t, g, key, 200, "")
+	g.AwaitNoCondition(condition.KeysUnavailable)
 }
