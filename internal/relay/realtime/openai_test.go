@@ -67,6 +67,11 @@ func TestR8_Conversation(t *testing.T) {
 	if _, done = c.seen("response.done"); !strings.Contains(done.raw, `"reason":"max_output_tokens"`) {
 		t.Errorf("%s", done.raw)
 	}
+	c.send(newAnswer)
+	g.engine.next(t).finish("abort") // the engine has broken it off
+	if _, done = c.seen("response.done"); !strings.Contains(done.raw, `"status":"failed"`) || !strings.Contains(done.raw, `"code":"upstream_error"`) {
+		t.Errorf("%s", done.raw)
+	}
 }
 
 // A tool call is answered by an item, and the client itself begins the next response. An item that

@@ -252,7 +252,7 @@ func (o *openAIEvents) end(status string, details, usage any) {
 	o.id, o.output = "", nil
 }
 
-// final ends a response that was successful, cut short or cancelled.
+// final ends a response that was successful, cut short, cancelled or broken off by its engine.
 func (o *openAIEvents) final(m *finalMessage) {
 	status, reason, finish := "completed", "", ""
 	if m.Finish != nil {
@@ -270,7 +270,16 @@ func (o *openAIEvents) final(m *finalMessage) {
 	if reason != "" {
 		details = fields{"type": status, "reason": reason}
 	}
+	if finish == "abort" || finish == "error" {
+		fault := openai.Errorf(openai.CodeUpstreamError, "The engine has broken its answer off.")
+		status, details = "failed", failedDetails(fault.Type(), string(fault.Code), fault.Message)
+	}
 	o.end(status, details, usageView(&m.Usage))
+}
+
+// failedDetails are the details of a response that has failed.
+func failedDetails(kind, code, message string) fields {
+	return fields{"type": "failed", "error": fields{"type": kind, "code": code, "message": message}}
 }
 
 // usageView returns a usage as the client sees it.
@@ -291,7 +300,7 @@ func (o *openAIEvents) failed(m *errorMessage) {
 	var read struct{ Type, Code, Message string }
 	_ = json.Unmarshal(m.Error, &read) // it was just made
 	if m.RequestID != "" && m.RequestID == o.id {
-		o.end("failed", fields{"type": "failed", "error": fields{"type": read.Type, "code": read.Code, "message": read.Message}}, nil)
+		o.end("failed", failedDetails(read.Type, read.Code, read.Message), nil)
 	}
 	o.emit("error", fields{"error": m.Error})
 }
