@@ -39,6 +39,8 @@ type message struct {
 	// Ended is the request.Summary of a request that has ended at the predecessor. It is not read
 	// with the message: its fields are those of the predecessor's release.
 	Ended json.RawMessage `json:"ended,omitempty"`
+	// Counts says that only the predecessor has counted the request of Ended, and just now.
+	Counts bool `json:"counts,omitempty"`
 	// Release is the number of a request that the predecessor holds no more.
 	Release uint64 `json:"release,omitempty"`
 	// Synced says that all requests that are held have been told.

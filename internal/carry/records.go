@@ -59,15 +59,16 @@ func recordsHandler(s *request.Store) http.Handler {
 	return mux
 }
 
-// Ended tells the successor of a request that has ended.
-func (l *Link) Ended(q request.Summary) {
+// Ended tells the successor of a request that has ended. counts says that the successor is to count
+// it in its metrics, because nobody can ask this process for its own.
+func (l *Link) Ended(q request.Summary, counts bool) {
 	text, err := json.Marshal(q)
 	if err != nil { // it has text, numbers and times alone
 		panic(err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.sendLocked(outgoing{message: message{Ended: text}})
+	l.sendLocked(outgoing{message: message{Ended: text, Counts: counts}})
 }
 
 // flushInterval is how often Flush looks.
@@ -87,10 +88,10 @@ func (l *Link) Flush(timeout time.Duration) {
 
 // ended tells Server.Ended of a request that has ended at a predecessor. A predecessor of another
 // release may tell what this one cannot read.
-func (s *Server) ended(text json.RawMessage) {
+func (s *Server) ended(text json.RawMessage, counts bool) {
 	var q request.Summary
 	if s.Ended != nil && json.Unmarshal(text, &q) == nil {
-		s.Ended(q)
+		s.Ended(q, counts)
 	}
 }
 

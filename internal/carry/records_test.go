@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ func TestX20_TheSuccessorListsCarriedRequests(t *testing.T) {
 	old.Begin(request.Arrival{ID: "2", Model: "m", OnConnection: true})
 
 	l := NewLink(path, Process{Instance: "a", Socket: own}, func(time.Duration) {}, zap.NewNop())
-	old.Subscribe(request.Subscribers{Finished: []func(request.Summary){l.Ended}})
+	old.Subscribe(request.Subscribers{Finished: []func(request.Summary){func(q request.Summary) { l.Ended(q, true) }}})
 	ctx, cancel := context.WithCancel(t.Context())
 	unlinked := make(chan error, 1)
 	go func() { unlinked <- l.Run(ctx) }()
@@ -44,7 +45,13 @@ func TestX20_TheSuccessorListsCarriedRequests(t *testing.T) {
 		<-unlinked
 	}()
 	successor := NewServer(newDispatcher(), zap.NewNop())
-	successor.Ended = next.AddEnded
+	var counted atomic.Int32
+	successor.Ended = func(q request.Summary, counts bool) {
+		next.AddEnded(q)
+		if counts {
+			counted.Add(1)
+		}
+	}
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -79,10 +86,10 @@ func TestX20_TheSuccessorListsCarriedRequests(t *testing.T) {
 
 	record.Close(nil)
 	l.Flush(10 * time.Second)
-	l.Ended(request.Summary{ID: "1"}) // it is known already
+	l.Ended(request.Summary{ID: "1"}, false) // it is known already
 	testutil.Eventually(t, "the request has ended", func() bool {
 		all, running := next.List(0)
-		return running == 0 && len(all) == 1 && all[0].ID == "1" && all[0].Tenant == "acme" && all[0].State == request.Done
+		return running == 0 && len(all) == 1 && all[0].ID == "1" && all[0].Tenant == "acme" && all[0].State == request.Done && counted.Load() == 1
 	})
 	if all, running := successor.Requests(0); running != 1 || len(all) != 1 {
 		t.Errorf("%d run: %+v", running, all)

@@ -23,9 +23,9 @@ const acceptPause = 50 * time.Millisecond
 
 // Server counts what the predecessors of this process hold.
 type Server struct {
-	// Ended is told of each request that has ended at a predecessor. It is set before Serve. nil:
-	// nobody is told.
-	Ended func(request.Summary)
+	// Ended is told of each request that has ended at a predecessor, and whether its metrics are to
+	// be counted here. It is set before Serve. nil: nobody is told.
+	Ended func(q request.Summary, counts bool)
 
 	dispatcher *dispatch.Dispatcher
 	log        *zap.Logger
@@ -134,7 +134,7 @@ func (s *Server) handle(p *predecessor, m *message) {
 	case m.Learned != nil:
 		s.dispatcher.RestoreResponses([]dispatch.ReplicaResponses{*m.Learned})
 	case m.Ended != nil:
-		s.ended(m.Ended)
+		s.ended(m.Ended, m.Counts)
 	case m.Release != 0:
 		s.replace(p, m.Release, nil)
 	case m.Synced:

@@ -49,14 +49,32 @@ func (g *Gateway) tellEnded(to *carry.Link) {
 	all, _ := g.requests.List(0)
 	for _, q := range slices.Backward(all) { // the oldest first
 		if q.State == request.Done {
-			to.Ended(q)
+			to.Ended(q, false)
 		}
 	}
 }
 
-// tellSuccessor tells the successor, if there is one, of a request that has ended.
-func (g *Gateway) tellSuccessor(q request.Summary) {
+// tellElsewhere tells the successor, if there is one, of a request that has ended here and whose
+// log entry goes to the successor.
+func (g *Gateway) tellElsewhere(q request.Summary) {
 	if to := g.endedTo.Load(); to != nil {
-		to.Ended(q)
+		to.Ended(q, false)
+	}
+}
+
+// tellFinished tells the successor, if there is one, of a request that has ended.
+func (g *Gateway) tellFinished(q request.Summary) {
+	if to := g.endedTo.Load(); to != nil {
+		to.Ended(q, true)
+	}
+}
+
+// addEnded adds a request that has ended at an earlier process. counts says that the metrics and
+// the history of this process are to count it.
+func (g *Gateway) addEnded(q request.Summary, counts bool) {
+	g.requests.AddEnded(q)
+	if counts {
+		g.finished(q)
+		g.traffic.Finished(q)
 	}
 }

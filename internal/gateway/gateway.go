@@ -249,7 +249,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.watchConditions()
 	g.startNext = g.startSuccessor
 	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
-	g.carried.Ended = g.requests.AddEnded
+	g.carried.Ended = g.addEnded
 	return g, nil
 }
 

@@ -110,6 +110,15 @@ func TestE2E_X20_CarriedRequestsCountForLimits(t *testing.T) {
 	g.AwaitIdle("chat")
 	g.AwaitIdle("managed")
 	awaitListed(g, "done")
+	harness.Eventually(t, "the requests of old processes are in the metrics", func() error {
+		for _, model := range []string{"chat", "managed"} {
+			series := fmt.Sprintf(`sluice_requests_total{code="200",model=%q,source="engine"}`, model)
+			if n := g.Metric(series); n != 1 {
+				return fmt.Errorf("%s is %v", series, n)
+			}
+		}
+		return nil
+	})
 	if a := g.Post(harness.ChatPath, harness.ChatBody("chat", false, 2, "more"), key); a.StatusCode != 200 {
 		t.Errorf("after the streams: %s", a)
 	}
