@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // TestBoundByRoute: the routes of Envoy have the longest bound of all models. A request to a model
@@ -36,6 +37,24 @@ func TestModerationOfAPool(t *testing.T) {
 	for model, want := range map[string]bool{"a": true, "b": true, "c": false} {
 		if got := rules.Moderated(model, "anyone"); got != want {
 			t.Errorf("the answers of %s are moderated: %t, want %t", model, got, want)
+		}
+	}
+}
+
+// An engine of the catalogue refuses the fields that it obeys, and an engine of the file those that
+// any engine does.
+func TestX14_GuardsOfEngines(t *testing.T) {
+	t.Parallel()
+	for engine, want := range map[string]openai.Guards{"vllm": openai.GuardsOf("vllm"), "ollama": 0, "own": openai.GuardsOf(""), "": openai.GuardsOf("")} {
+		if got := guards(engine); got != want {
+			t.Errorf("%q: %b, want %b", engine, got, want)
+		}
+	}
+	for _, g := range openai.GuardedFields() {
+		for _, engine := range g.Engines {
+			if !builtinEngines()[engine] {
+				t.Errorf("%s of %s, which is no engine of the catalogue", g.Name, engine)
+			}
 		}
 	}
 }
