@@ -463,11 +463,17 @@ func TestE2E_B11_AllPodsMayPullImages(t *testing.T) {
 
 // TestE2E_B11_ValuesOfAnEarlierChart: `helm upgrade --reuse-values` gives the chart the values of
 // the release before, defaults included. They lack what later charts have brought, so that is off.
+// An Envoy that drained for no time would cut all streams when a listener changes.
 func TestE2E_B11_ValuesOfAnEarlierChart(t *testing.T) {
 	t.Parallel()
-	want := readObjects(t, renderChart(t, "{}"))
-	if d := cmp.Diff(want, readObjects(t, renderChart(t, "{peers: null}"))); d != "" {
-		t.Errorf("with defaults (-) and with the values of an earlier chart (+):\n%s", d)
+	for values, earlier := range map[string]string{
+		"{}":        "{peers: null}",
+		chartEnvoys: strings.Replace(chartEnvoys, "envoys: {", "envoys: {drainSeconds: null, ", 1) + "peers: null\n",
+	} {
+		want := readObjects(t, renderChart(t, values))
+		if d := cmp.Diff(want, readObjects(t, renderChart(t, earlier))); d != "" {
+			t.Errorf("with defaults (-) and with the values of an earlier chart (+):\n%s", d)
+		}
 	}
 }
 
