@@ -90,7 +90,7 @@ var allowed = map[string]string{
 	"internal/routesync":         "internal/dispatch internal/prefix",
 	"internal/seal":              "",
 	"internal/sim":               "api/llm/v1 internal/openai internal/openai/messages",
-	"internal/config":            "engines engines/podpatch internal/beat internal/certificates internal/headers internal/jwks internal/openai internal/weights",
+	"internal/config":            "engines engines/podpatch internal/beat internal/certificates internal/headers internal/jwks internal/lack internal/openai internal/weights",
 	"internal/migrate":           "authz engines internal/redact",
 	"internal/telemetry":         "internal/beat internal/condition internal/grpcserver internal/headers internal/openai internal/protofields internal/request internal/routes",
 	"internal/telemetry/trace":   "internal/request",

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/beat"
+	"github.com/sluice-gateway/sluice/internal/lack"
 )
 
 // WatcherConfig holds what a Watcher needs.
@@ -124,11 +125,14 @@ func (w *Watcher) Run(ctx context.Context) error {
 }
 
 // poll reads the file, and loads its content if it is the same as at the last read and is new or
-// must be tried again.
+// must be tried again. A machine that lacks files or memory for a read changes nothing.
 func (w *Watcher) poll() {
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
 	data, err := read(w.config.Current.File)
+	if lack.IsOwn(err) {
+		return // this says nothing of the file
+	}
 	id := contentID(data, err)
 	settled := id == w.lastRead
 	w.lastRead = id

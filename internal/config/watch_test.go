@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -172,6 +173,38 @@ func TestWatcherKeepsTheConfigurationInForce(t *testing.T) {
 		w.write(twoModels)
 		w.polls(2)
 		w.expect("a file again", []int{2}, []string{wrongFault, " cannot be read: no such file or directory"})
+	})
+}
+
+// TestWatcherDoesNotBlameTheFile: a process without descriptors can read no file. The file in force
+// is not called a refused one. The test is not parallel, because no other test may need a
+// descriptor meanwhile.
+func TestWatcherDoesNotBlameTheFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, oneModel)
+		w.run()
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}); err != nil {
+			t.Fatal(err)
+		}
+		_, failed := os.Open(w.file)
+		w.polls(15)
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(failed, unix.EMFILE) {
+			t.Fatalf("there were descriptors: %v", failed)
+		}
+		w.expect("without descriptors", nil, nil)
+		if status := w.Status(); len(status.Faults) > 0 {
+			t.Errorf("faults: %v", status.Faults)
+		}
+		w.write(twoModels)
+		w.polls(2)
+		w.expect("with descriptors", []int{2}, nil)
 	})
 }
 
