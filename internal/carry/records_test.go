@@ -86,7 +86,7 @@ func TestX20_TheSuccessorListsCarriedRequests(t *testing.T) {
 
 	record.Close(nil)
 	l.Flush(10 * time.Second)
-	l.Ended(request.Summary{ID: "1"}, false) // it is known already
+	l.Ended(request.Summary{ID: "1", Tenant: "acme", State: request.Done}, false) // it is known already
 	testutil.Eventually(t, "the request has ended", func() bool {
 		all, running := next.List(0)
 		return running == 0 && len(all) == 1 && all[0].ID == "1" && all[0].Tenant == "acme" && all[0].State == request.Done && counted.Load() == 1
