@@ -277,5 +277,6 @@ func (m *ModelSnapshot) equal(o *ModelSnapshot) bool {
 
 func sameModel(a, b *Model) bool {
 	return a.Name == b.Name && slices.Equal(a.Aliases, b.Aliases) && slices.Equal(a.Adapters, b.Adapters) && a.Task == b.Task && a.Launcher == b.Launcher &&
-		a.Discovered == b.Discovered && a.ServedModel == b.ServedModel && a.ContextLength == b.ContextLength && a.Desired == b.Desired && a.MaxReplicas == b.MaxReplicas
+		a.Discovered == b.Discovered && a.ServedModel == b.ServedModel && a.ContextLength == b.ContextLength &&
+		a.Desired == b.Desired && a.MaxReplicas == b.MaxReplicas
 }

@@ -114,8 +114,10 @@ var types = []row{
 		"A discovered server lists models under names that cannot be used, items without a name, or too many models. Sluice serves the other models.",
 		"Correct the names at the server."},
 	{ModelNotListed, Warning, False, false,
-		"A server does not list a model under the name that the file gives for it there, or an adapter of the model. The server gets requests for it all the same.",
-		"Correct `model` at that entry of the model's `upstreams`, the name in `adapters`, or the name at the server. Load the adapter at each server of the model."},
+		"A server does not list a model under the name that the file gives for it there, or an adapter of the model. " +
+			"The server gets requests for it all the same.",
+		"Correct `model` at that entry of the model's `upstreams`, the name in `adapters`, or the name at the server. " +
+			"Load the adapter at each server of the model."},
 	{VersionNotListed, Info, False, false,
 		"The file names a release of an engine that the catalogue does not list. The model has the variables of the newest version below it.",
 		"Pass flags that are newer than that version in `args`, or define the version under `engines`."},
@@ -141,12 +143,16 @@ var types = []row{
 		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before. A token that none of them has signed gets 503.",
 		"Check the address or the file in `auth.jwt`. Sluice tries again each second."},
 	{KeysUnavailable, Error, False, false,
-		"The keys of run time cannot be read, although Redis answers if there is one. Keys that were read before stay in force, also those that were revoked since. " +
+		"The keys of run time cannot be read, although Redis answers if there is one. " +
+			"Keys that were read before stay in force, also those that were revoked since. " +
 			"Before the first reading, callers with such keys get 503.",
-		"Give the user of `redis` the rights to the keys `sluice:keys*`, or correct the damaged key there. Without `redis`, correct or remove `keys.json` in the state directory. Sluice tries again by itself."},
+		"Give the user of `redis` the rights to the keys `sluice:keys*`, or correct the damaged key there. " +
+			"Without `redis`, correct or remove `keys.json` in the state directory. Sluice tries again by itself."},
 	{UsageNotShared, Warning, False, false,
-		"Gateways that share `redis` do not tell each other their usage, although Redis answers. Each counts `budgets` by its own requests and by what it knew of the others.",
-		"Give the user of `redis` the rights to the keys `{sluice:usage}:*`, and look whether all masters of the cluster answer. Sluice tries again by itself."},
+		"Gateways that share `redis` do not tell each other their usage, although Redis answers. " +
+			"Each counts `budgets` by its own requests and by what it knew of the others.",
+		"Give the user of `redis` the rights to the keys `{sluice:usage}:*`, and look whether all masters of the cluster answer. " +
+			"Sluice tries again by itself."},
 	{CertificateFault, Error, False, false,
 		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
 		"Replace the files of `tls`. Sluice reads them again by itself."},

@@ -2,7 +2,6 @@ package config
 
 import (
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/engines"
-	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 func TestCatalogue(t *testing.T) {
@@ -172,21 +170,6 @@ func TestWarnings(t *testing.T) {
 	} {
 		if got := parsed(t, file).Warnings(); len(got) != want {
 			t.Errorf("%s: %q", file, got)
-		}
-	}
-}
-
-// The fields that permit_fields takes are the guarded ones.
-func TestX14_PermitFieldsAreTheGuardedOnes(t *testing.T) {
-	t.Parallel()
-	var names []string
-	for _, g := range openai.GuardedFields() {
-		names = append(names, g.Name)
-	}
-	for _, section := range []any{Model{}, Discovered{}} {
-		field, _ := reflect.TypeOf(section).FieldByName("PermitFields")
-		if got := field.Tag.Get("oneof"); got != strings.Join(names, ",") {
-			t.Errorf("%T: %s", section, got)
 		}
 	}
 }

@@ -24,7 +24,7 @@ type Discovered struct {
 	FailOverOn []StatusClass `yaml:"fail_over_on" oneof:"429,503,5xx"`
 	// PermitFields are fields of requests that clients may use although they are refused for what
 	// they make the engine do, see docs/bodies.md. Default: none.
-	PermitFields []string `yaml:"permit_fields" oneof:"models,route,fallbacks,context_window_fallbacks,content_policy_fallbacks,kv_transfer_params,ec_transfer_params,bootstrap_host,bootstrap_port,bootstrap_room,disagg_prefill_dp_rank,routed_dp_rank,data_parallel_rank,id_slot,lora_path,lora,rid,session_params,custom_logit_processor,chat_template,local_media,repeat_last_n,dry_penalty_last_n"`
+	PermitFields []GuardedField `yaml:"permit_fields"`
 
 	// StrategySet tells that the file has a strategy, which then holds for every engine.
 	StrategySet bool `yaml:"-"`

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // Model is a model that clients request by name.
@@ -134,7 +135,7 @@ type Model struct {
 	FailOverOn []StatusClass `yaml:"fail_over_on" oneof:"429,503,5xx"`
 	// PermitFields are fields of requests that clients may use although they are refused for what
 	// they make the engine do, see docs/bodies.md. Default: none.
-	PermitFields []string `yaml:"permit_fields" oneof:"models,route,fallbacks,context_window_fallbacks,content_policy_fallbacks,kv_transfer_params,ec_transfer_params,bootstrap_host,bootstrap_port,bootstrap_room,disagg_prefill_dp_rank,routed_dp_rank,data_parallel_rank,id_slot,lora_path,lora,rid,session_params,custom_logit_processor,chat_template,local_media,repeat_last_n,dry_penalty_last_n"`
+	PermitFields []GuardedField `yaml:"permit_fields"`
 	// Routing says which replica gets a request.
 	Routing Routing `yaml:"routing"`
 	// Admission says when a request may start.
@@ -315,4 +316,17 @@ type Stream struct {
 	// Sample is the share of the streams, from 0 to 1, that mode auto makes managed only to measure
 	// the times between their tokens. Default 0.
 	Sample float64 `yaml:"sample" min:"0" form:"share"`
+}
+
+// GuardedField is a field of requests that clients may not use unless the file permits it, see
+// openai.Guarded.
+type GuardedField string
+
+// allowedValues implements enumerated.
+func (GuardedField) allowedValues() []string {
+	var all []string
+	for _, g := range openai.GuardedFields() {
+		all = append(all, g.Name)
+	}
+	return all
 }

@@ -123,7 +123,8 @@ func (t *modelRoute) refused(fields openai.Guards) openai.Guards {
 func errGuarded(who string, fields openai.Guards) *openai.Error {
 	field := fields.First()
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: field.Name,
-		Message: "Clients of " + who + " may not use " + field.Title() + ", which " + field.Why + ". Leave it out; only an operator can permit it (permit_fields)."}
+		Message: "Clients of " + who + " may not use " + field.Title() + ", which " + field.Why +
+			". Leave it out; only an operator can permit it (permit_fields)."}
 }
 
 // serves reports whether a request may be dispatched to the model, now or when a replica comes.

@@ -235,8 +235,8 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 		return nil
 	}
 	c := condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
-		fmt.Sprintf("Redis does not answer as this gateway needs: %s. This gateway enforces its share of the limits. If Redis is only slow, raise redis_timeout.",
-			sentence(s.LastError)))
+		fmt.Sprintf("Redis does not answer as this gateway needs: %s. This gateway enforces its share of the limits. "+
+			"If Redis is only slow, raise redis_timeout.", sentence(s.LastError)))
 	if s.LastError == "" {
 		c.Reason, c.Severity = "Starting", condition.Info
 		c.Message = "Redis has been asked and has not answered yet. Until then this gateway enforces its share of the limits."

@@ -92,7 +92,7 @@ func (k *keyHash) gather(t text) {
 	if t.form == formParts {
 		var r jsonscan.Reader
 		for more := k.open(&r, t); more; more = r.More('[') {
-			part, _ := partText(&r, typelessMedia)
+			part, _ := partText(&r)
 			all = k.appendText(all, part)
 		}
 	} else {
@@ -121,7 +121,7 @@ func (k *keyHash) addParts(t text) {
 	var r jsonscan.Reader // Scan has validated the body
 	count, size := 0, 0
 	for more := k.open(&r, t); more; more = r.More('[') {
-		part, _ := partText(&r, typelessMedia)
+		part, _ := partText(&r)
 		size += k.size(part)
 		if count < len(known) {
 			known[count] = part
@@ -137,7 +137,7 @@ func (k *keyHash) addParts(t text) {
 	}
 	n := 0
 	for more := k.open(&r, t); more; more = r.More('[') {
-		if part, _ := partText(&r, typelessMedia); n >= len(known) {
+		if part, _ := partText(&r); n >= len(known) {
 			k.write(part)
 		}
 		n++

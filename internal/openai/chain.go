@@ -176,7 +176,7 @@ func (c *chaining) text(t text) {
 	r.Reset(c.body)
 	r.Seek(int(t.start))
 	for more := r.Open('['); more; more = r.More('[') {
-		part, media := partText(&r, typelessMedia)
+		part, media := partText(&r)
 		raw := c.body[part.start:part.end]
 		switch {
 		case media:

@@ -100,7 +100,7 @@ func GuardedFields() []Guarded { return slices.Clone(guarded) }
 type Guards uint32
 
 // NewGuards returns the set of the guarded fields with these names. It ignores other names.
-func NewGuards(names []string) (set Guards) {
+func NewGuards[S ~string](names []S) (set Guards) {
 	for _, name := range names {
 		set |= guardOf([]byte(name))
 	}

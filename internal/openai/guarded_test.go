@@ -49,7 +49,7 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 	local := NewGuards([]string{"local_media"})
 	for url, want := range map[string]Guards{
 		"file:///etc/a.png": local, "FILE:/a": local, "/data/tenant/a.png": local, "a.png": local, "../a.jpg": local, "/dev/zero": local,
-		`\u0066ile:///a`: local, `\/a\/b`: local, " /a": local, "": 0,
+		`\u0066ile:///a`: local, `\/a\/b`: local, `\u0020/a`: local, "": 0,
 		"URL:file:///a.png": local, "<file:///a.png>": local, `\\u001cfile:///a.png`: local, "/a:b": local, ":": local, "s3+x://a/b.png": 0,
 		"https://example.com/a.png": 0, "http://10.0.0.1/a.png": 0, "gs://bucket/a.png": 0, "data:image/png;base64,iVBORw0KGgo=": 0,
 		"data:,a.png": 0, "iVBORw0KGgo/+=": 0, "/9j/4AAQSkZJRgABAQ==": 0, "/9j/a.png": local, strings.Repeat("a/", 20000): 0,
@@ -68,7 +68,7 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 				`{"model":"m","query":"/a.png","documents":["a",[{"type":"text","text":"/a"},{"type":"video_url","video_url":{"url":"%s"}}]]}`},
 		} {
 			for _, body := range bodies {
-				body = strings.ReplaceAll(body, "%s", strings.ReplaceAll(url, `\`, `\`))
+				body = strings.ReplaceAll(body, "%s", url)
 				if r, fault := Scan(e, "application/json", []byte(body)); fault != nil || r.Guarded != want {
 					t.Errorf("%v %.200s: %b, %v", e, body, r.Guarded, fault)
 				}

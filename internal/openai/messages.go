@@ -312,16 +312,17 @@ type typeless bool
 
 const typelessMedia, typelessText typeless = true, false
 
-// partText reads one part of a content list: the text of a part that is text, the JSON of any
-// other. media says that the part is no text for the model: it has one of the types of media, or
-// none and typeless says so. A part of an unknown type may be text in a field that is not known
-// here. A part with a list of parts as its content is formNested.
-func partText(r *jsonscan.Reader, none typeless) (t text, media bool) {
-	return readPart(r, none, nil)
+// partText reads one part of the content of a message, see readPart.
+func partText(r *jsonscan.Reader) (t text, media bool) {
+	return readPart(r, typelessMedia, nil)
 }
 
-// readPart is partText. It also sets local, unless that is nil, for a part whose URL of an image, a
-// sound, a video or a document names a file of the engine's machine.
+// readPart reads one part of a content list: the text of a part that is text, the JSON of any
+// other. media says that the part is no text for the model: it has one of the types of media, or
+// none and typeless says so. A part of an unknown type may be text in a field that is not known
+// here. A part with a list of parts as its content is formNested. readPart sets local, unless that
+// is nil, for a part whose URL of an image, a sound, a video or a document names a file of the
+// engine's machine.
 func readPart(r *jsonscan.Reader, none typeless, local *bool) (t text, media bool) {
 	if r.Kind() != '{' {
 		return rawText(r), false
