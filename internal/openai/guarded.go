@@ -48,7 +48,9 @@ var guarded = []Guarded{
 	{"fallbacks", nil, otherModels, 0},
 	{"context_window_fallbacks", nil, otherModels, 0},
 	{"content_policy_fallbacks", nil, otherModels, 0},
+	{"router_settings_override", nil, otherModels, 0},
 	{queryModel, nil, otherModels, 0},
+	{extraBody, nil, "has fields that the server puts in the place of those that the gateway has checked", 0},
 	{"kv_transfer_params", ofVLLM, otherHost, 0},
 	{"ec_transfer_params", ofVLLM, otherHost, 0},
 	{"bootstrap_host", ofSGLang, otherHost, 0},
@@ -77,6 +79,8 @@ const (
 	localMedia = "local_media"
 	// queryModel is no field. It stands for the parameter model of the query.
 	queryModel = "query_model"
+	// extraBody is a field whose members LiteLLM puts over the body that it sends on.
+	extraBody = "extra_body"
 )
 
 // Title names the field within a sentence.
@@ -278,6 +282,10 @@ func (s *scanner) guard(field Guards) {
 	if s.json.Null() {
 		return
 	}
+	if field == guardOfExtraBody {
+		s.extraBody()
+		return
+	}
 	at := s.json.Value()
 	value := s.body[at.From:at.To]
 	if above := field.First().Above; above > 0 {
@@ -305,6 +313,41 @@ func (s *scanner) guardMembers(within Guards) {
 		}
 	}
 }
+
+// extraBody reads the value of the field extra_body. The field counts if one of its members is a
+// guarded field, the model, or what the model is to read. Other members pass.
+func (s *scanner) extraBody() {
+	if s.json.Kind() != '{' {
+		s.json.Skip()
+		return
+	}
+	outside := s.req.Guarded
+	s.req.Guarded = 0
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		name := s.json.Name()
+		switch jsonField(s.req.Endpoint, name) {
+		case fieldGuarded:
+			s.guard(guardOf(name))
+		case fieldTemplateKwargs:
+			s.guardMembers(guardsOfTemplate)
+		case fieldEngineArgs:
+			s.guardMembers(guardsOfArguments)
+		case fieldModel, fieldMessages, fieldInput, fieldPrompt, fieldItems:
+			if !s.json.Null() {
+				s.req.Guarded |= guardOfExtraBody
+				s.json.Skip()
+			}
+		default:
+			s.json.Skip()
+		}
+	}
+	if s.req.Guarded != 0 {
+		outside |= guardOfExtraBody
+	}
+	s.req.Guarded = outside
+}
+
+var guardOfExtraBody = guardOf([]byte(extraBody))
 
 // The members that count of the fields chat_template_kwargs and vllm_xargs.
 var (

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -31,8 +32,20 @@ func TestX14_GuardedFieldsAreFound(t *testing.T) {
 		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:               nil,
 		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:              nil,
 		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:           {"kv_transfer_params"},
+		`{"model":"m","router_settings_override":{"fallbacks":[{"m":["a"]}]}}`:                {"router_settings_override"},
+		`{"model":"m","extra_body":{"top_k":1,"model":"secret"}}`:                             {"extra_body"},
+		`{"model":"m","extra_body":{"mod\u0065l":"secret"},"seed":1}`:                         {"extra_body"},
+		`{"model":"m","extra_body":{"fallbacks":["a"],"rid":"x"}}`:                            {"extra_body"},
+		`{"model":"m","rid":"x","extra_body":{"chat_template_kwargs":{"chat_template":"a"}}}`: {"rid", "extra_body"},
+		`{"model":"m","extra_body":{"vllm_xargs":{"kv_transfer_params":1}},"seed":1}`:         {"extra_body"},
+		`{"model":"m","extra_body":{"model":null,"id_slot":-1,"metadata":{"model":"a"}}}`:     nil,
+		`{"model":"m","extra_body":{"top_k":1,"chat_template_kwargs":{"a":1}},"seed":1}`:      nil,
+		`{"model":"m","extra_body":["model"],"seed":1}`:                                       nil,
 		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:   nil,
 	} {
+		if n := bits.OnesCount32(uint32(NewGuards(want))); n != len(want) {
+			t.Errorf("%s: the table has %d of %q", body, n, want)
+		}
 		for _, e := range []Endpoint{Chat, Responses, Embeddings, Messages, Tokenize} {
 			r, fault := Scan(e, "application/json", []byte(body))
 			if fault != nil || r.Guarded != NewGuards(want) || r.Model != "m" {
@@ -102,7 +115,8 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 		}
 		each |= set
 	}
-	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks", queryModel}) != each {
+	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks",
+		"router_settings_override", "extra_body", queryModel}) != each {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
 	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media", "repeat_last_n", "dry_penalty_last_n"}) {
@@ -110,7 +124,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 	}
 	// What clients send in daily life is in no row.
 	for _, name := range []string{"model", "messages", "tools", "metadata", "user", "store", "service_tier", "priority", "cache_salt", "prompt_cache_key",
-		"safety_identifier", "chat_template_kwargs", "top_k", "min_p", "seed", "extra_body", "provider", "keep_alive", "options", "thinking", "session_id"} {
+		"safety_identifier", "chat_template_kwargs", "top_k", "min_p", "seed", "provider", "keep_alive", "options", "thinking", "session_id"} {
 		if slices.ContainsFunc(GuardedFields(), func(g Guarded) bool { return g.Name == name }) {
 			t.Errorf("%s is refused", name)
 		}
@@ -150,6 +164,7 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
+- ` + "`extra_body` counts only with a member that is in the table, or with `model`, `messages`, `input` or `prompt`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
 - ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
