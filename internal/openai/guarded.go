@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
@@ -245,25 +246,42 @@ func readURL(r *jsonscan.Reader, local *bool) {
 // takes at most six bytes for one.
 const maxPath = 6 * 4096
 
-// isLocalFile reports whether a string names a file: by a URL with the scheme file, or by a path,
-// which neither is a URL with another scheme nor has only the characters of base64. Python also
-// takes <URL:file:///a> for such a URL.
+// isLocalFile reports whether a string names a file: by a URL with one of the localSchemes, or by a
+// path, which neither is a URL with another scheme nor has only the characters of base64.
 func isLocalFile(raw []byte, escaped bool) bool {
 	if len(raw) > maxPath {
-		return false
+		return isLongLocalFile(raw)
 	}
 	if escaped {
 		raw, _ = jsonscan.Unescape(nil, raw)
 	}
 	raw = bytes.TrimSpace(raw)
 	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok {
-		return !isScheme(scheme) || bytes.EqualFold(scheme, []byte("file")) || bytes.EqualFold(scheme, []byte("url"))
+		last := scheme[bytes.LastIndexByte(scheme, '+')+1:] // hls+file:///a
+		return !isScheme(scheme) || slices.Contains(localSchemes, strings.ToLower(string(last)))
 	}
 	if bytes.HasPrefix(raw, []byte("/9j/")) { // a JPEG in base64
 		raw = raw[1:]
 	}
 	return len(raw) > 0 && (raw[0] == '/' || bytes.IndexByte(raw, '.') >= 0)
 }
+
+// isLongLocalFile is isLocalFile for a string that is no path for its length, as it stands in JSON.
+// A URL of a file may have a long query, which engines ignore. Other long strings are data URLs,
+// URLs of the web, or base64, in which some clients write a slash with a backslash.
+func isLongLocalFile(raw []byte) bool {
+	for _, other := range [...]string{"data:", "https:", "http:"} {
+		if bytes.EqualFold(raw[:len(other)], []byte(other)) {
+			return false
+		}
+	}
+	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u`))
+}
+
+// localSchemes are the schemes of URLs that name local files. Python also takes <URL:file:///a> for
+// such a URL. FFmpeg opens files by all of the others, and SGLang has it open the URLs of videos
+// whose path is that of a file.
+var localSchemes = []string{"file", "url", "async", "cache", "concat", "concatf", "crypto", "fd", "pipe", "subfile", "unix"}
 
 // isScheme reports whether a text has the form of the scheme of a URL.
 func isScheme(text []byte) bool {

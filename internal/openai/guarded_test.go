@@ -63,9 +63,12 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 	for url, want := range map[string]Guards{
 		"file:///etc/a.png": local, "FILE:/a": local, "/data/tenant/a.png": local, "a.png": local, "../a.jpg": local, "/dev/zero": local,
 		`\u0066ile:///a`: local, `\/a\/b`: local, `\u0020/a`: local, "": 0,
+		"async:/data/a.mp4": local, "Cache:///data/a.mp4": local, "concat:a|b": local, "hls+file:///a": local, "subfile,,start,1,end,0,,:/a": local,
 		"URL:file:///a.png": local, "<file:///a.png>": local, `\\u001cfile:///a.png`: local, "/a:b": local, ":": local, "s3+x://a/b.png": 0,
 		"https://example.com/a.png": 0, "http://10.0.0.1/a.png": 0, "gs://bucket/a.png": 0, "data:image/png;base64,iVBORw0KGgo=": 0,
 		"data:,a.png": 0, "iVBORw0KGgo/+=": 0, "/9j/4AAQSkZJRgABAQ==": 0, "/9j/a.png": local, strings.Repeat("a/", 20000): 0,
+		"file:///a?" + strings.Repeat("x", maxPath): local, `file\u003a///a?` + strings.Repeat("x", maxPath): local, "file://" + strings.Repeat("x", maxPath) + "/a": local,
+		`data:image\/png;base64,` + strings.Repeat(`\/`, maxPath): 0, strings.Repeat(`A\/`, maxPath): 0, "https://a/?" + strings.Repeat("b=file:&", maxPath): 0,
 	} {
 		for e, bodies := range map[Endpoint][]string{
 			Chat: {`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"/a.png"},{"type":"image_url","image_url":{"detail":"low","url":"%s"}}]}]}`,
@@ -166,7 +169,7 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
 - ` + "`extra_body` counts only with a member that is in the table, or with `model`, `messages`, `input` or `prompt`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
-- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. URLs with other schemes, data URLs and base64 pass.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 
 ## Permit a field
