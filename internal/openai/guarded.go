@@ -220,8 +220,9 @@ func (s *scanner) noteLocal(local bool) {
 	}
 }
 
-// readURL reads the URL of a part of a message, a string or an object with a field url, and sets
-// local, unless that is nil, if the URL names a local file.
+// readURL reads the URL of a part of a message, a string or an object with a field url or data, and
+// sets local, unless that is nil, if the URL names a local file. Sounds and videos have data, which
+// llama.cpp also takes for a URL. A base64 text there may begin with a slash.
 func readURL(r *jsonscan.Reader, local *bool) {
 	switch c := r.Kind(); {
 	case local == nil:
@@ -231,10 +232,9 @@ func readURL(r *jsonscan.Reader, local *bool) {
 		*local = *local || isLocalFile(raw, r.Escaped())
 	case c == '{':
 		for more := r.Open('{'); more; more = r.More('{') {
-			if string(r.Name()) == "url" && r.Kind() == '"' {
-				readURL(r, local)
-			} else {
-				r.Skip()
+			name := string(r.Name())
+			if raw, ok := r.RawText(); ok && (name == "url" || name == "data" && mayBeURL(raw)) {
+				*local = *local || isLocalFile(raw, r.Escaped())
 			}
 		}
 	default:
@@ -275,6 +275,11 @@ func isLongLocalFile(raw []byte) bool {
 			return false
 		}
 	}
+	return mayBeURL(raw)
+}
+
+// mayBeURL reports whether a string, as it stands in JSON, has a colon, maybe as an escape.
+func mayBeURL(raw []byte) bool {
 	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u`))
 }
 

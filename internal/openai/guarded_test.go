@@ -93,6 +93,24 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 	}
 }
 
+// The data of a sound or a video may be a URL, too, and base64 that begins with a slash is none.
+func TestX14_DataThatNameLocalFilesAreFound(t *testing.T) {
+	t.Parallel()
+	local := NewGuards([]string{"local_media"})
+	for data, want := range map[string]Guards{
+		`"format":"wav","data":"file:///a.wav"`: local, `"url":"file:///a.wav"`: local, `"data":"file\u003a///a.wav"`: local,
+		`"data":"//uQxAAA","format":"mp3"`: 0, `"data":"\/\/uQxAAA"`: 0, `"data":"UklGRg=="`: 0, `"data":"data:audio/wav;base64,UklGRg=="`: 0,
+		`"data":"https://a/b.wav"`: 0, `"data":{"url":"file:///a"}`: 0,
+	} {
+		for _, kind := range []string{"input_audio", "input_video"} {
+			body := `{"model":"m","messages":[{"role":"user","content":[{"type":"` + kind + `","` + kind + `":{` + data + `}}]}]}`
+			if r, fault := Scan(Chat, "application/json", []byte(body)); fault != nil || r.Guarded != want {
+				t.Errorf("%s: %b, %v", body, r.Guarded, fault)
+			}
+		}
+	}
+}
+
 // Lists of texts and of tokens name no files.
 func TestX14_ItemsWithoutFiles(t *testing.T) {
 	t.Parallel()
