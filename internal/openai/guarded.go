@@ -175,12 +175,16 @@ func isLower(name []byte) bool {
 }
 
 // maxItemDepth is how deep the parts of an item are inside of the field: in a list of items, each a
-// list of parts or an object with a list of parts as its content.
-const maxItemDepth = 4
+// list of parts or an object with a list of parts as its content. A part may be the result of a
+// tool, which has a list of parts, too.
+const maxItemDepth = 6
 
-// items reads what is embedded or ranked: texts, lists of tokens, objects with URLs of media, or
-// parts as in messages. It notes the URLs that name local files. Engines accept no list that begins
-// with a token and has anything else.
+// itemURLs are the fields of items that have URLs of media.
+var itemURLs = []string{"image", "image_url", "video", "video_url", "audio", "audio_url"}
+
+// items reads what is embedded or ranked, or whose tokens are counted: texts, lists of tokens,
+// objects with URLs of media, messages, or parts as in messages. It notes the URLs that name local
+// files. Engines accept no list that begins with a token and has anything else.
 func (s *scanner) items(depth int) {
 	c := s.json.Kind()
 	switch {
@@ -193,10 +197,12 @@ func (s *scanner) items(depth int) {
 	default:
 		local := false
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			switch string(s.json.Name()) {
-			case "image", "image_url", "video", "video_url", "audio", "audio_url":
+			switch name := string(s.json.Name()); {
+			case slices.Contains(itemURLs, name):
 				readURL(&s.json, &local)
-			case "content":
+			case name == "source" && s.req.Endpoint == CountTokens: // a document to rank may have any
+				isPlainSource(&s.json, &local)
+			case name == "content":
 				s.items(depth - 1)
 			default:
 				s.json.Skip()

@@ -78,6 +78,8 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 				`{"model":"m","input":[{"type":"function_call_output","output":[{"type":"input_image","image_url":"%s"}]}]}`},
 			Messages: {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
 				`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}]}`},
+			CountTokens: {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
+				`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}]}`},
 			Embeddings: {`{"model":"m","input":[{"text":"a.png"},{"image":"%s"}]}`, `{"model":"m","input":{"video":"%s"}}`,
 				`{"model":"m","input":[{"content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},
 			Rerank: {`{"model":"m","query":[{"type":"image_url","image_url":{"url":"%s"}}],"documents":["/a.png"]}`,
@@ -114,7 +116,7 @@ func TestX14_DataThatNameLocalFilesAreFound(t *testing.T) {
 // Lists of texts and of tokens name no files.
 func TestX14_ItemsWithoutFiles(t *testing.T) {
 	t.Parallel()
-	for _, input := range []string{`"/a.png"`, `["/a.png","b"]`, `[1,2,3]`, ` [ [ 1 , 2],[3]]`, `[]`, `[[]]`, `{}`, `null`, `[null,["/a",{"x":"/a"}]]`, `-1`} {
+	for _, input := range []string{`"/a.png"`, `["/a.png","b"]`, `[1,2,3]`, ` [ [ 1 , 2],[3]]`, `[]`, `[[]]`, `{}`, `null`, `[null,["/a",{"x":"/a","source":{"url":"/a"}}]]`, `-1`} {
 		r, fault := Scan(Embeddings, "application/json", []byte(`{"input":`+input+`,"model":"m"}`))
 		if fault != nil || r.Guarded != 0 || r.Model != "m" {
 			t.Errorf("%s: %b, %v", input, r.Guarded, fault)
