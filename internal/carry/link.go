@@ -199,7 +199,7 @@ func (l *Link) everything() []outgoing {
 	}
 	for _, o := range l.unsent {
 		switch {
-		case o.Learned != nil, o.Ended != nil:
+		case o.Learned != nil, o.Ended != nil, o.Used != nil:
 			all = append(all, o)
 		case o.Correct == nil:
 		case l.isHeldLocked(o.Correct.Ref):

@@ -41,6 +41,9 @@ type message struct {
 	Ended json.RawMessage `json:"ended,omitempty"`
 	// Counts says that only the predecessor has counted the request of Ended, and just now.
 	Counts bool `json:"counts,omitempty"`
+	// Used is the request.Summary of a request whose tokens the predecessor has counted apart from
+	// its end, and just now. It is read as Ended is.
+	Used json.RawMessage `json:"used,omitempty"`
 	// Release is the number of a request that the predecessor holds no more.
 	Release uint64 `json:"release,omitempty"`
 	// Synced says that all requests that are held have been told.

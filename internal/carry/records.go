@@ -62,13 +62,25 @@ func recordsHandler(s *request.Store) http.Handler {
 // Ended tells the successor of a request that has ended. counts says that the successor is to count
 // it in its metrics, because nobody can ask this process for its own.
 func (l *Link) Ended(q request.Summary, counts bool) {
+	l.send(message{Ended: textOf(q), Counts: counts})
+}
+
+// Used tells the successor of tokens that this process counts apart from the end of a request. The
+// successor is to count them, too.
+func (l *Link) Used(q request.Summary) { l.send(message{Used: textOf(q)}) }
+
+func (l *Link) send(m message) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sendLocked(outgoing{message: m})
+}
+
+func textOf(q request.Summary) json.RawMessage {
 	text, err := json.Marshal(q)
 	if err != nil { // it has text, numbers and times alone
 		panic(err)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sendLocked(outgoing{message: message{Ended: text, Counts: counts}})
+	return text
 }
 
 // flushInterval is how often Flush looks.
@@ -86,13 +98,11 @@ func (l *Link) Flush(timeout time.Duration) {
 	}
 }
 
-// ended tells Server.Ended of a request that has ended at a predecessor. A predecessor of another
-// release may tell what this one cannot read.
-func (s *Server) ended(text json.RawMessage, counts bool) {
-	var q request.Summary
-	if s.Ended != nil && json.Unmarshal(text, &q) == nil {
-		s.Ended(q, counts)
-	}
+// readSummary reads what a predecessor tells of a request. A predecessor of another release may tell
+// what this one cannot read.
+func readSummary(text json.RawMessage) (q request.Summary, ok bool) {
+	err := json.Unmarshal(text, &q)
+	return q, err == nil
 }
 
 // Requests returns the running requests of all predecessors, the newest first, and their number. At

@@ -26,6 +26,9 @@ type Server struct {
 	// Ended is told of each request that has ended at a predecessor, and whether its metrics are to
 	// be counted here. It is set before Serve. nil: nobody is told.
 	Ended func(q request.Summary, counts bool)
+	// Used is told of the tokens that a predecessor has counted apart from the end of a request. See
+	// request.Summary.UsedApart. It is set as Ended is.
+	Used func(q request.Summary)
 
 	dispatcher *dispatch.Dispatcher
 	log        *zap.Logger
@@ -134,7 +137,13 @@ func (s *Server) handle(p *predecessor, m *message) {
 	case m.Learned != nil:
 		s.dispatcher.RestoreResponses([]dispatch.ReplicaResponses{*m.Learned})
 	case m.Ended != nil:
-		s.ended(m.Ended, m.Counts)
+		if q, ok := readSummary(m.Ended); ok && s.Ended != nil {
+			s.Ended(q, m.Counts)
+		}
+	case m.Used != nil:
+		if q, ok := readSummary(m.Used); ok && s.Used != nil {
+			s.Used(q)
+		}
 	case m.Release != 0:
 		s.replace(p, m.Release, nil)
 	case m.Synced:

@@ -78,3 +78,17 @@ func (g *Gateway) addEnded(q request.Summary, counts bool) {
 		g.traffic.Finished(q)
 	}
 }
+
+// tellUsed tells the successor, if there is one, of tokens that are counted apart from the end of
+// their request.
+func (g *Gateway) tellUsed(q request.Summary) {
+	if to := g.endedTo.Load(); to != nil {
+		to.Used(q)
+	}
+}
+
+// addUsed counts such tokens in the metrics and the history of this process.
+func (g *Gateway) addUsed(q request.Summary) {
+	g.metrics.Used(&q)
+	g.traffic.Used(&q)
+}

@@ -72,8 +72,8 @@ func (g *Gateway) queryUsage(ctx context.Context, q usage.Question) (usage.Answe
 // told of it only here. See request.Subscribers.
 func (g *Gateway) used(q *request.Summary) {
 	if q.UsedApart {
-		g.metrics.Used(q)
-		g.traffic.Used(q)
+		g.addUsed(*q)
+		g.tellUsed(*q)
 	}
 	if !countsUsage(q) {
 		return

@@ -40,7 +40,7 @@ const (
 	fieldGuarded        // see Request.Guarded
 	fieldTemplateKwargs // of the template of chats
 	fieldEngineArgs     // of vLLM
-	fieldItems          // what is embedded or ranked
+	fieldItems          // what is embedded or ranked, or whose tokens are counted
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -83,6 +83,8 @@ func jsonField(e Endpoint, name []byte) field {
 		return countField(name)
 	case e == Embeddings || e == Rerank:
 		return itemsField(name)
+	case e == CountTokens:
+		return only(fieldItems, string(name) == "messages")
 	}
 	return fieldOther
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
@@ -48,7 +49,9 @@ var guarded = []Guarded{
 	{"fallbacks", nil, otherModels, 0},
 	{"context_window_fallbacks", nil, otherModels, 0},
 	{"content_policy_fallbacks", nil, otherModels, 0},
+	{"router_settings_override", nil, otherModels, 0},
 	{queryModel, nil, otherModels, 0},
+	{extraBody, nil, "has fields that the server puts in the place of those that the gateway has checked", 0},
 	{"kv_transfer_params", ofVLLM, otherHost, 0},
 	{"ec_transfer_params", ofVLLM, otherHost, 0},
 	{"bootstrap_host", ofSGLang, otherHost, 0},
@@ -77,6 +80,8 @@ const (
 	localMedia = "local_media"
 	// queryModel is no field. It stands for the parameter model of the query.
 	queryModel = "query_model"
+	// extraBody is a field whose members LiteLLM puts over the body that it sends on.
+	extraBody = "extra_body"
 )
 
 // Title names the field within a sentence.
@@ -170,12 +175,16 @@ func isLower(name []byte) bool {
 }
 
 // maxItemDepth is how deep the parts of an item are inside of the field: in a list of items, each a
-// list of parts or an object with a list of parts as its content.
-const maxItemDepth = 4
+// list of parts or an object with a list of parts as its content. A part may be the result of a
+// tool, which has a list of parts, too.
+const maxItemDepth = 6
 
-// items reads what is embedded or ranked: texts, lists of tokens, objects with URLs of media, or
-// parts as in messages. It notes the URLs that name local files. Engines accept no list that begins
-// with a token and has anything else.
+// itemURLs are the fields of items that have URLs of media.
+var itemURLs = []string{"image", "image_url", "video", "video_url", "audio", "audio_url"}
+
+// items reads what is embedded or ranked, or whose tokens are counted: texts, lists of tokens,
+// objects with URLs of media, messages, or parts as in messages. It notes the URLs that name local
+// files. Engines accept no list that begins with a token and has anything else.
 func (s *scanner) items(depth int) {
 	c := s.json.Kind()
 	switch {
@@ -188,10 +197,12 @@ func (s *scanner) items(depth int) {
 	default:
 		local := false
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			switch string(s.json.Name()) {
-			case "image", "image_url", "video", "video_url", "audio", "audio_url":
+			switch name := string(s.json.Name()); {
+			case slices.Contains(itemURLs, name):
 				readURL(&s.json, &local)
-			case "content":
+			case name == "source" && s.req.Endpoint == CountTokens: // a document to rank may have any
+				isPlainSource(&s.json, &local)
+			case name == "content":
 				s.items(depth - 1)
 			default:
 				s.json.Skip()
@@ -215,8 +226,9 @@ func (s *scanner) noteLocal(local bool) {
 	}
 }
 
-// readURL reads the URL of a part of a message, a string or an object with a field url, and sets
-// local, unless that is nil, if the URL names a local file.
+// readURL reads the URL of a part of a message, a string or an object with a field url or data, and
+// sets local, unless that is nil, if the URL names a local file. Sounds and videos have data, which
+// llama.cpp also takes for a URL. A base64 text there may begin with a slash.
 func readURL(r *jsonscan.Reader, local *bool) {
 	switch c := r.Kind(); {
 	case local == nil:
@@ -226,10 +238,9 @@ func readURL(r *jsonscan.Reader, local *bool) {
 		*local = *local || isLocalFile(raw, r.Escaped())
 	case c == '{':
 		for more := r.Open('{'); more; more = r.More('{') {
-			if string(r.Name()) == "url" && r.Kind() == '"' {
-				readURL(r, local)
-			} else {
-				r.Skip()
+			name := string(r.Name())
+			if raw, ok := r.RawText(); ok && (name == "url" || name == "data" && mayBeURL(raw)) {
+				*local = *local || isLocalFile(raw, r.Escaped())
 			}
 		}
 	default:
@@ -241,25 +252,47 @@ func readURL(r *jsonscan.Reader, local *bool) {
 // takes at most six bytes for one.
 const maxPath = 6 * 4096
 
-// isLocalFile reports whether a string names a file: by a URL with the scheme file, or by a path,
-// which neither is a URL with another scheme nor has only the characters of base64. Python also
-// takes <URL:file:///a> for such a URL.
+// isLocalFile reports whether a string names a file: by a URL with one of the localSchemes, or by a
+// path, which neither is a URL with another scheme nor has only the characters of base64.
 func isLocalFile(raw []byte, escaped bool) bool {
 	if len(raw) > maxPath {
-		return false
+		return isLongLocalFile(raw)
 	}
 	if escaped {
 		raw, _ = jsonscan.Unescape(nil, raw)
 	}
 	raw = bytes.TrimSpace(raw)
 	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok {
-		return !isScheme(scheme) || bytes.EqualFold(scheme, []byte("file")) || bytes.EqualFold(scheme, []byte("url"))
+		last := scheme[bytes.LastIndexByte(scheme, '+')+1:] // hls+file:///a
+		return !isScheme(scheme) || slices.Contains(localSchemes, strings.ToLower(string(last)))
 	}
 	if bytes.HasPrefix(raw, []byte("/9j/")) { // a JPEG in base64
 		raw = raw[1:]
 	}
 	return len(raw) > 0 && (raw[0] == '/' || bytes.IndexByte(raw, '.') >= 0)
 }
+
+// isLongLocalFile is isLocalFile for a string that is no path for its length, as it stands in JSON.
+// A URL of a file may have a long query, which engines ignore. Other long strings are data URLs,
+// URLs of the web, or base64, in which some clients write a slash with a backslash.
+func isLongLocalFile(raw []byte) bool {
+	for _, other := range [...]string{"data:", "https:", "http:"} {
+		if bytes.EqualFold(raw[:len(other)], []byte(other)) {
+			return false
+		}
+	}
+	return mayBeURL(raw)
+}
+
+// mayBeURL reports whether a string, as it stands in JSON, has a colon, maybe as an escape.
+func mayBeURL(raw []byte) bool {
+	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u`))
+}
+
+// localSchemes are the schemes of URLs that name local files. Python also takes <URL:file:///a> for
+// such a URL. FFmpeg opens files by all of the others, and SGLang has it open the URLs of videos
+// whose path is that of a file.
+var localSchemes = []string{"file", "url", "async", "cache", "concat", "concatf", "crypto", "fd", "pipe", "subfile", "unix"}
 
 // isScheme reports whether a text has the form of the scheme of a URL.
 func isScheme(text []byte) bool {
@@ -276,6 +309,10 @@ func isScheme(text []byte) bool {
 // of llama.cpp let the server choose the slot.
 func (s *scanner) guard(field Guards) {
 	if s.json.Null() {
+		return
+	}
+	if field == guardOfExtraBody {
+		s.extraBody()
 		return
 	}
 	at := s.json.Value()
@@ -305,6 +342,41 @@ func (s *scanner) guardMembers(within Guards) {
 		}
 	}
 }
+
+// extraBody reads the value of the field extra_body. The field counts if one of its members is a
+// guarded field, the model, or what the model is to read. Other members pass.
+func (s *scanner) extraBody() {
+	if s.json.Kind() != '{' {
+		s.json.Skip()
+		return
+	}
+	outside := s.req.Guarded
+	s.req.Guarded = 0
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		name := s.json.Name()
+		switch jsonField(s.req.Endpoint, name) {
+		case fieldGuarded:
+			s.guard(guardOf(name))
+		case fieldTemplateKwargs:
+			s.guardMembers(guardsOfTemplate)
+		case fieldEngineArgs:
+			s.guardMembers(guardsOfArguments)
+		case fieldModel, fieldMessages, fieldInput, fieldPrompt, fieldItems:
+			if !s.json.Null() {
+				s.req.Guarded |= guardOfExtraBody
+				s.json.Skip()
+			}
+		default:
+			s.json.Skip()
+		}
+	}
+	if s.req.Guarded != 0 {
+		outside |= guardOfExtraBody
+	}
+	s.req.Guarded = outside
+}
+
+var guardOfExtraBody = guardOf([]byte(extraBody))
 
 // The members that count of the fields chat_template_kwargs and vllm_xargs.
 var (

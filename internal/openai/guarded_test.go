@@ -2,6 +2,7 @@ package openai
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -31,8 +32,20 @@ func TestX14_GuardedFieldsAreFound(t *testing.T) {
 		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:               nil,
 		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:              nil,
 		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:           {"kv_transfer_params"},
+		`{"model":"m","router_settings_override":{"fallbacks":[{"m":["a"]}]}}`:                {"router_settings_override"},
+		`{"model":"m","extra_body":{"top_k":1,"model":"secret"}}`:                             {"extra_body"},
+		`{"model":"m","extra_body":{"mod\u0065l":"secret"},"seed":1}`:                         {"extra_body"},
+		`{"model":"m","extra_body":{"fallbacks":["a"],"rid":"x"}}`:                            {"extra_body"},
+		`{"model":"m","rid":"x","extra_body":{"chat_template_kwargs":{"chat_template":"a"}}}`: {"rid", "extra_body"},
+		`{"model":"m","extra_body":{"vllm_xargs":{"kv_transfer_params":1}},"seed":1}`:         {"extra_body"},
+		`{"model":"m","extra_body":{"model":null,"id_slot":-1,"metadata":{"model":"a"}}}`:     nil,
+		`{"model":"m","extra_body":{"top_k":1,"chat_template_kwargs":{"a":1}},"seed":1}`:      nil,
+		`{"model":"m","extra_body":["model"],"seed":1}`:                                       nil,
 		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:   nil,
 	} {
+		if n := bits.OnesCount32(uint32(NewGuards(want))); n != len(want) {
+			t.Errorf("%s: the table has %d of %q", body, n, want)
+		}
 		for _, e := range []Endpoint{Chat, Responses, Embeddings, Messages, Tokenize} {
 			r, fault := Scan(e, "application/json", []byte(body))
 			if fault != nil || r.Guarded != NewGuards(want) || r.Model != "m" {
@@ -50,9 +63,12 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 	for url, want := range map[string]Guards{
 		"file:///etc/a.png": local, "FILE:/a": local, "/data/tenant/a.png": local, "a.png": local, "../a.jpg": local, "/dev/zero": local,
 		`\u0066ile:///a`: local, `\/a\/b`: local, `\u0020/a`: local, "": 0,
+		"async:/data/a.mp4": local, "Cache:///data/a.mp4": local, "concat:a|b": local, "hls+file:///a": local, "subfile,,start,1,end,0,,:/a": local,
 		"URL:file:///a.png": local, "<file:///a.png>": local, `\\u001cfile:///a.png`: local, "/a:b": local, ":": local, "s3+x://a/b.png": 0,
 		"https://example.com/a.png": 0, "http://10.0.0.1/a.png": 0, "gs://bucket/a.png": 0, "data:image/png;base64,iVBORw0KGgo=": 0,
 		"data:,a.png": 0, "iVBORw0KGgo/+=": 0, "/9j/4AAQSkZJRgABAQ==": 0, "/9j/a.png": local, strings.Repeat("a/", 20000): 0,
+		"file:///a?" + strings.Repeat("x", maxPath): local, `file\u003a///a?` + strings.Repeat("x", maxPath): local, "file://" + strings.Repeat("x", maxPath) + "/a": local,
+		`data:image\/png;base64,` + strings.Repeat(`\/`, maxPath): 0, strings.Repeat(`A\/`, maxPath): 0, "https://a/?" + strings.Repeat("b=file:&", maxPath): 0,
 	} {
 		for e, bodies := range map[Endpoint][]string{
 			Chat: {`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"/a.png"},{"type":"image_url","image_url":{"detail":"low","url":"%s"}}]}]}`,
@@ -61,6 +77,8 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 			Responses: {`{"model":"m","input":[{"role":"user","content":[{"type":"input_image","image_url":"%s"}]}]}`,
 				`{"model":"m","input":[{"type":"function_call_output","output":[{"type":"input_image","image_url":"%s"}]}]}`},
 			Messages: {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
+				`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}]}`},
+			CountTokens: {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
 				`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}]}`},
 			Embeddings: {`{"model":"m","input":[{"text":"a.png"},{"image":"%s"}]}`, `{"model":"m","input":{"video":"%s"}}`,
 				`{"model":"m","input":[{"content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},
@@ -77,10 +95,28 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 	}
 }
 
+// The data of a sound or a video may be a URL, too, and base64 that begins with a slash is none.
+func TestX14_DataThatNameLocalFilesAreFound(t *testing.T) {
+	t.Parallel()
+	local := NewGuards([]string{"local_media"})
+	for data, want := range map[string]Guards{
+		`"format":"wav","data":"file:///a.wav"`: local, `"url":"file:///a.wav"`: local, `"data":"file\u003a///a.wav"`: local,
+		`"data":"//uQxAAA","format":"mp3"`: 0, `"data":"\/\/uQxAAA"`: 0, `"data":"UklGRg=="`: 0, `"data":"data:audio/wav;base64,UklGRg=="`: 0,
+		`"data":"https://a/b.wav"`: 0, `"data":{"url":"file:///a"}`: 0,
+	} {
+		for _, kind := range []string{"input_audio", "input_video"} {
+			body := `{"model":"m","messages":[{"role":"user","content":[{"type":"` + kind + `","` + kind + `":{` + data + `}}]}]}`
+			if r, fault := Scan(Chat, "application/json", []byte(body)); fault != nil || r.Guarded != want {
+				t.Errorf("%s: %b, %v", body, r.Guarded, fault)
+			}
+		}
+	}
+}
+
 // Lists of texts and of tokens name no files.
 func TestX14_ItemsWithoutFiles(t *testing.T) {
 	t.Parallel()
-	for _, input := range []string{`"/a.png"`, `["/a.png","b"]`, `[1,2,3]`, ` [ [ 1 , 2],[3]]`, `[]`, `[[]]`, `{}`, `null`, `[null,["/a",{"x":"/a"}]]`, `-1`} {
+	for _, input := range []string{`"/a.png"`, `["/a.png","b"]`, `[1,2,3]`, ` [ [ 1 , 2],[3]]`, `[]`, `[[]]`, `{}`, `null`, `[null,["/a",{"x":"/a","source":{"url":"/a"}}]]`, `-1`} {
 		r, fault := Scan(Embeddings, "application/json", []byte(`{"input":`+input+`,"model":"m"}`))
 		if fault != nil || r.Guarded != 0 || r.Model != "m" {
 			t.Errorf("%s: %b, %v", input, r.Guarded, fault)
@@ -102,7 +138,8 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 		}
 		each |= set
 	}
-	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks", queryModel}) != each {
+	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks",
+		"router_settings_override", "extra_body", queryModel}) != each {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
 	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media", "repeat_last_n", "dry_penalty_last_n"}) {
@@ -110,7 +147,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 	}
 	// What clients send in daily life is in no row.
 	for _, name := range []string{"model", "messages", "tools", "metadata", "user", "store", "service_tier", "priority", "cache_salt", "prompt_cache_key",
-		"safety_identifier", "chat_template_kwargs", "top_k", "min_p", "seed", "extra_body", "provider", "keep_alive", "options", "thinking", "session_id"} {
+		"safety_identifier", "chat_template_kwargs", "top_k", "min_p", "seed", "provider", "keep_alive", "options", "thinking", "session_id"} {
 		if slices.ContainsFunc(GuardedFields(), func(g Guarded) bool { return g.Name == name }) {
 			t.Errorf("%s is refused", name)
 		}
@@ -150,8 +187,9 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
+- ` + "`extra_body` counts only with a member that is in the table, or with `model`, `messages`, `input` or `prompt`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
-- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + ` or is a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. URLs with other schemes, data URLs and base64 pass.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 
 ## Permit a field

@@ -338,7 +338,7 @@ func readPart(r *jsonscan.Reader, none typeless, local *bool) (t text, media boo
 			t = partString(r)
 		case "source":
 			plain = isPlainSource(r, local)
-		case "image_url", "video_url", "audio_url", "file_url", "image", "video", "audio":
+		case "image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "input_video":
 			readURL(r, local)
 		case "content":
 			nested = r.Kind() == '['

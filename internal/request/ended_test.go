@@ -35,6 +35,25 @@ func TestX20_ARequestOfAnotherProcessIsListedOnce(t *testing.T) {
 	}
 }
 
+// TestX20_TheEntryOfANativeRequestCompletesWhatIsTold: a native request is over at the old process
+// when the new one takes over, and Envoy's log entry of it comes after that. The old process does
+// not know how the request has ended.
+func TestX20_TheEntryOfANativeRequestCompletesWhatIsTold(t *testing.T) {
+	t.Parallel()
+	old, next := NewStore(0), NewStore(0)
+	r := old.Begin(Arrival{ID: "1", ClientID: "mine", Tenant: "acme", Model: "m"})
+	r.SetNative(nil, "m", "m-1", 0)
+	r.Close(nil)
+	told, _ := old.List(0)
+	next.AddEnded(told[0])
+	next.Observe(Entry{Log: headers.LogRequests, RequestID: "1", Model: "m", Replica: "m-1", Upstream: "127.0.0.1:1", Attempts: 1, Status: 200,
+		Path: "/v1/chat/completions", Details: "via_upstream", Usage: UsageOf(7, 3, 0), Metadata: map[string]string{headers.MetadataTenant: "acme"}})
+	all, running := next.List(0)
+	if running != 0 || len(all) != 1 || all[0].Status != 200 || all[0].PromptTokens != 7 || all[0].Tenant != "acme" || all[0].ClientID != "mine" {
+		t.Errorf("%d run, listed %+v", running, all)
+	}
+}
+
 // TestE3_X20_AStreamOfAReplacedProcessHasItsLine: the log entry of a managed stream goes to the
 // successor of its process. If its Envoy has died there is none, and the request ends where it is.
 func TestE3_X20_AStreamOfAReplacedProcessHasItsLine(t *testing.T) {

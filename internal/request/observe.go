@@ -145,8 +145,11 @@ func (s *Store) addLocked(e *Entry, cost Cost) (q Summary, ended bool) {
 	}
 	if r == nil {
 		r = s.adoptLocked(e, true)
-		if r.told = told; told != nil && e.byRelay() {
-			r.summary, r.outcome = told.summary, told.summary.outcome()
+		if r.told = told; told.lacksEnd() || told != nil && e.byRelay() {
+			r.summary = told.summary
+		}
+		if told != nil && e.byRelay() {
+			r.outcome = told.summary.outcome()
 		}
 	}
 	r.logged = true
@@ -177,7 +180,7 @@ func (r *Record) joinLocked(e *Entry, cost Cost) Summary {
 	switch {
 	case r.element == nil:
 	case r.told != nil:
-		if r.outcome != nil {
+		if r.outcome != nil || r.told.lacksEnd() {
 			r.told.summary = *q
 		}
 		r.store.dropLocked(r)
@@ -188,6 +191,10 @@ func (r *Record) joinLocked(e *Entry, cost Cost) Summary {
 	}
 	return *q
 }
+
+// lacksEnd reports whether the other process that has told of a request does not know how it has
+// ended, because no log entry had come there.
+func (r *Record) lacksEnd() bool { return r != nil && r.summary.Status == 0 }
 
 // addInterimLocked takes the figures so far. A running request that Sluice does not know is one of
 // before its restart.

@@ -197,8 +197,8 @@ func (s *Store) List(limit int) (all []Summary, running int) {
 // AddEnded adds a request that has ended at another process of the gateway. A request that the
 // store knows already is not added again. Envoy's log may tell this process of the end of a request
 // that the relay of the other one has carried. The entry knows no model: it joins q if q has come
-// before, and else q replaces it in the list. A request that runs by periodic entries of the log
-// has ended.
+// before, and else q replaces it in the list. The entry of a native request joins q if the other
+// process had none. A request that runs by periodic entries of the log has ended.
 func (s *Store) AddEnded(q Summary) {
 	if s == nil {
 		return

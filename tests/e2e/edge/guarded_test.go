@@ -51,6 +51,9 @@ models:
 		if field.Above > 0 {
 			value = fmt.Sprint(field.Above + 1)
 		}
+		if field.Name == "extra_body" {
+			value = `{"model":"secret"}`
+		}
 		fields, names = append(fields, fmt.Sprintf("%q:%s", field.Name, value)), append(names, field.Name)
 	}
 	for i, field := range fields {
@@ -80,7 +83,7 @@ models:
 		}
 	}
 	const daily = `"user":"u","metadata":{"models":"a"},"priority":0,"seed":-1,"top_k":-1,"id_slot":-1,"repeat_last_n":64,"cache_salt":"s","lora":null,` +
-		`"chat_template_kwargs":{"enable_thinking":false},"vllm_xargs":{"a":1},"extra_body":{"rid":"x"}`
+		`"chat_template_kwargs":{"enable_thinking":false},"vllm_xargs":{"a":1},"extra_body":{"top_k":1}`
 	for _, model := range []string{"native", "managed"} {
 		if a := post(model, "/v1/chat/completions", daily); a.StatusCode != 200 {
 			t.Errorf("%s: %v", model, a)
