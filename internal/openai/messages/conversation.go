@@ -33,8 +33,8 @@ type chatMessage struct {
 	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
 	ToolCallID string     `json:"tool_call_id,omitempty"`
 
-	// more are the contents of further messages that belong to this one.
-	more []any
+	// more are further messages that belong to this one.
+	more []chatMessage
 }
 
 type toolCall struct {
@@ -142,8 +142,9 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 	return userMessages(at+".content", blocks)
 }
 
-// appendMessages appends the translation of a message. Messages of the user that follow each other
+// appendMessages appends the translation of a message. Messages of one role that follow each other
 // are one turn, as in the Messages API: the templates of some models, such as Gemma's, refuse two.
+// The results of tools come first in a turn of the user, because they answer the message before it.
 //
 // A system message at the beginning belongs to the system prompt. The templates of many models,
 // such as Qwen's, refuse a system message anywhere else. So the text of such a message goes to the
@@ -160,35 +161,46 @@ func appendMessages(all, some []chatMessage) []chatMessage {
 			text, _ := m.Content.(string)
 			m = chatMessage{Role: "user", Content: "<system-reminder>\n" + text + "\n</system-reminder>"}
 		}
-		if last.Role == m.Role && (m.Role == "user" || m.Role == "system") {
-			last.more = append(last.more, m.Content)
-		} else {
+		switch {
+		case m.Role == "tool" && last.Role == "user":
+			all = slices.Insert(all, len(all)-1, m)
+		case m.Role != "tool" && m.Role == last.Role:
+			last.more = append(last.more, m)
+		default:
 			all = append(all, m)
 		}
 	}
 	return all
 }
 
-// unite makes one content of those that belong to the message. It reads each of them once, because
-// a body may have 100,000.
+// unite makes one message of those that belong to it. It reads each of them once, because a body
+// may have 100,000.
 func (m *chatMessage) unite() {
 	if len(m.more) == 0 {
 		return
 	}
-	var texts []string
+	var texts, thoughts []string
 	var parts []part
-	for _, content := range slices.Insert(m.more, 0, m.Content) {
-		switch content := content.(type) {
+	var calls []toolCall
+	for _, one := range slices.Insert(m.more, 0, *m) {
+		switch content := one.Content.(type) {
 		case string:
-			if content == "" {
-				continue
+			if content != "" {
+				texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
 			}
-			texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
 		case []part:
 			parts = append(parts, content...)
 		}
+		if one.Reasoning != "" {
+			thoughts = append(thoughts, one.Reasoning)
+		}
+		calls = append(calls, one.ToolCalls...)
 	}
-	if m.Content = parts; len(texts) == len(parts) {
+	m.Reasoning, m.ToolCalls, m.Content = join(thoughts), calls, parts
+	switch {
+	case len(parts) == 0 && len(calls) > 0:
+		m.Content = nil
+	case len(texts) == len(parts):
 		m.Content = join(texts)
 	}
 }

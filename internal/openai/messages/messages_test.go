@@ -68,7 +68,23 @@ func TestB9_Requests(t *testing.T) {
 			{"role":"assistant","content":"y"},{"role":"assistant","content":"z"},{"role":"user","content":[]},{"role":"user","content":[{"type":"image","source":{"type":"url","url":"http://i"}}]}]}`,
 			`{"max_tokens":9,"messages":[{"role":"user","content":"a\nb"},{"role":"assistant","content":"x"},
 			{"role":"user","content":[{"type":"text","text":"<system-reminder>\nc\n</system-reminder>"},{"type":"image_url","image_url":{"url":"http://i"}},{"type":"text","text":"d"}]},
-			{"role":"assistant","content":"y"},{"role":"assistant","content":"z"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://i"}}]}]}`,
+			{"role":"assistant","content":"y\nz"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://i"}}]}]}`,
+		},
+		"a turn of the model in several messages": {
+			`{"max_tokens":9,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"thinking","thinking":"h"},{"type":"tool_use","id":"t","name":"f"}]},
+			{"role":"assistant","content":[{"type":"thinking","thinking":"m"},{"type":"tool_use","id":"u","name":"g"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t"}]}]}`,
+			`{"max_tokens":9,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"reasoning_content":"h\nm","tool_calls":[
+			{"id":"t","type":"function","function":{"name":"f","arguments":"{}"}},{"id":"u","type":"function","function":{"name":"g","arguments":"{}"}}]},
+			{"role":"tool","content":"","tool_call_id":"t"}]}`,
+		},
+		"results of tools in several messages": {
+			`{"max_tokens":9,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f"},{"type":"tool_use","id":"u","name":"g"}]},
+			{"role":"system","content":"b"},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"1"},{"type":"text","text":"c"}]},
+			{"role":"user","content":[{"type":"tool_result","tool_use_id":"u","content":"2"},{"type":"text","text":"d"}]}]}`,
+			`{"max_tokens":9,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[
+			{"id":"t","type":"function","function":{"name":"f","arguments":"{}"}},{"id":"u","type":"function","function":{"name":"g","arguments":"{}"}}]},
+			{"role":"tool","content":"1","tool_call_id":"t"},{"role":"tool","content":"2","tool_call_id":"u"},
+			{"role":"user","content":"<system-reminder>\nb\n</system-reminder>\nc\nd"}]}`,
 		},
 		"a system message without a system prompt": {
 			`{"max_tokens":9,"messages":[{"role":"system","content":"b"},{"role":"user","content":"hi"}]}`,
