@@ -235,8 +235,8 @@ func (s *server) unlisted(m *Model) (all []Unlisted) {
 	return all
 }
 
-// has reports whether the list has a name, or an adapter of SGLang that requests reach by it. SGLang
-// reads what follows the first colon, and obeys no name of a model before it.
+// has reports whether the list has a name, or an adapter of SGLang that requests reach by it.
+// SGLang reads what follows the first colon, and obeys no name of a model before it.
 func (l *modelList) has(name string) bool {
 	_, listed := slices.BinarySearch(l.listed, name)
 	_, adapter, _ := strings.Cut(name, ":")
