@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // block is one block of the content of a message: text, an image, a call of a tool, its result, or
@@ -23,6 +25,77 @@ type block struct {
 	ToolUseID string          `json:"tool_use_id"`
 	Content   json.RawMessage `json:"content"`
 	Thinking  string          `json:"thinking"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler, see unmarshalSpelled.
+func (b *block) UnmarshalJSON(raw []byte) error {
+	type plain block
+	return unmarshalSpelled(raw, (*plain)(b), "type", "text", "source", "id", "name", "input", "tool_use_id", "content", "thinking")
+}
+
+// source is where an image or a document is.
+type source struct {
+	Type      string `json:"type"`
+	MediaType string `json:"media_type"`
+	Data      string `json:"data"`
+	URL       string `json:"url"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler, see unmarshalSpelled.
+func (s *source) UnmarshalJSON(raw []byte) error {
+	type plain source
+	return unmarshalSpelled(raw, (*plain)(s), "type", "media_type", "data", "url")
+}
+
+// message is a message of the Messages API.
+type message struct {
+	Role    string          `json:"role"`
+	Content json.RawMessage `json:"content"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler, see unmarshalSpelled.
+func (m *message) UnmarshalJSON(raw []byte) error {
+	type plain message
+	return unmarshalSpelled(raw, (*plain)(m), "role", "content")
+}
+
+// misspelled is the error for a field that is spelled like the one that it names, but for its case.
+type misspelled string
+
+func (m misspelled) Error() string { return string(m) + " is spelled in another case" }
+
+// unmarshalSpelled reads an object whose fields these are. encoding/json would also read a field
+// that is spelled in another case, such as URL. The scan of the request does not know such a field,
+// and so nobody would have judged what it holds.
+func unmarshalSpelled(raw []byte, into any, fields ...string) error {
+	var r jsonscan.Reader
+	r.Reset(raw)
+	if r.Kind() == '{' {
+		for more := r.Open('{'); more; more = r.More('{') {
+			name := r.Name()
+			for _, field := range fields {
+				if string(name) != field && strings.EqualFold(string(name), field) {
+					return misspelled(field)
+				}
+			}
+			r.Skip()
+		}
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// readFault is the fault of a value at a place that cannot be read. form says what is wrong with
+// the value if no field of it is.
+func readFault(at string, err error, form string) *openai.Error {
+	var wrong *json.UnmarshalTypeError
+	var spelled misspelled
+	switch {
+	case errors.As(err, &spelled):
+		return openai.Invalid(at+"."+string(spelled), "must be spelled in lower case")
+	case errors.As(err, &wrong) && wrong.Field != "":
+		return openai.Invalid(at+"."+wrong.Field, "must be a string")
+	}
+	return openai.Invalid(at, form)
 }
 
 // chatMessage is a message of a chat.
@@ -119,12 +192,9 @@ func elements(at string, list json.RawMessage, form string, read func(at string,
 
 // chatMessages translates a message.
 func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Error) {
-	var m struct {
-		Role    string          `json:"role"`
-		Content json.RawMessage `json:"content"`
-	}
-	if decode(&m) != nil {
-		return nil, openai.Invalid(at, "must be an object with a role and a content")
+	var m message
+	if err := decode(&m); err != nil {
+		return nil, readFault(at, err, "must be an object with a role and a content")
 	}
 	if m.Role != "user" && m.Role != "system" && m.Role != "assistant" {
 		return nil, openai.Invalid(at+".role", "must be user or assistant")
@@ -224,11 +294,7 @@ func readBlocks(at string, raw json.RawMessage) ([]block, *openai.Error) {
 // read reads a block, which has all that its type needs.
 func (b *block) read(at string, decode func(any) error) *openai.Error {
 	if err := decode(b); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) && wrong.Field != "" {
-			return openai.Invalid(at+"."+wrong.Field, "must be a string")
-		}
-		return openai.Invalid(at, "must be an object")
+		return readFault(at, err, "must be an object")
 	}
 	switch {
 	case b.Type == "":
@@ -311,14 +377,11 @@ func toolResult(at string, b block) (m chatMessage, images []part, fault *openai
 
 // partOf translates a block that the user may send beside the results of tools.
 func partOf(at string, i int, b block) (part, *openai.Error) {
-	var source struct {
-		Type      string `json:"type"`
-		MediaType string `json:"media_type"`
-		Data      string `json:"data"`
-		URL       string `json:"url"`
-	}
-	if len(b.Source) > 0 && json.Unmarshal(b.Source, &source) != nil {
-		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source", at, i), "must be an object")
+	var source source
+	if len(b.Source) > 0 {
+		if err := json.Unmarshal(b.Source, &source); err != nil {
+			return part{}, readFault(fmt.Sprintf("%s.%d.source", at, i), err, "must be an object")
+		}
 	}
 	switch {
 	case b.Type == "text":
