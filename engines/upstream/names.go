@@ -235,10 +235,12 @@ func (s *server) unlisted(m *Model) (all []Unlisted) {
 	return all
 }
 
-// has reports whether the list has a name, or a model that requests reach by it.
+// has reports whether the list has a name, or an adapter of SGLang that requests reach by it.
+// SGLang reads what follows the first colon, and obeys no name of a model before it.
 func (l *modelList) has(name string) bool {
 	_, listed := slices.BinarySearch(l.listed, name)
-	return listed || slices.Contains(slices.Collect(maps.Values(l.askedAs)), name)
+	_, adapter, _ := strings.Cut(name, ":")
+	return listed || l.askedAs[adapter] != ""
 }
 
 // nameOn returns the name that the configuration gives a model on a server; "" if it gives none.

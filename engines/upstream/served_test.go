@@ -81,6 +81,27 @@ func TestU4_AnAdapterOfSGLangIsAskedForWithItsBase(t *testing.T) {
 	}
 }
 
+// TestU4_AnAdapterOfSGLangHasAnyModelBeforeIt: SGLang reads of MODEL:ADAPTER the adapter alone, so
+// servers that know the model by different names serve an adapter under one name.
+func TestU4_AnAdapterOfSGLangHasAnyModelBeforeIt(t *testing.T) {
+	list := func(base string) string {
+		return serveList(t, `{"data":[{"id":"`+base+`","owned_by":"sglang"},{"id":"sql","owned_by":"sglang","parent":"`+base+`"}]}`)
+	}
+	a, b := list("org/base"), list("/models/base")
+	l, _ := newTestLauncher(t, Desired{Models: []Model{{
+		Model: engines.Model{Name: "base", Launcher: engines.Upstream, Adapters: []string{"base:sql", "base:other"}}, URLs: []string{a, b},
+	}}})
+	l.CheckOnce(t.Context())
+	for _, u := range l.Unlisted() {
+		if u.Name != "base:other" {
+			t.Error(u.Message())
+		}
+	}
+	if got := len(l.Unlisted()); got != 2 {
+		t.Errorf("%d adapters are not listed, want one at each server", got)
+	}
+}
+
 // TestU4_AdaptersThatAServerDoesNotList: a server that has not loaded an adapter of the file, or
 // knows it by another name, is told.
 func TestU4_AdaptersThatAServerDoesNotList(t *testing.T) {

@@ -57,7 +57,7 @@ var allowed = map[string]string{
 	"internal/relay/replay":     "internal/memory internal/relay/queue internal/openai/sse",
 	"internal/openai/delta":     "internal/openai/jsonscan",
 	"internal/openai/lifecycle": "internal/openai/jsonscan",
-	"internal/openai/messages":  "internal/openai internal/openai/delta internal/openai/sse",
+	"internal/openai/messages":  "internal/openai internal/openai/delta internal/openai/jsonscan internal/openai/sse",
 	"internal/memory":           "internal/beat",
 	"internal/processors":       "internal/beat",
 	"internal/openai/leaves":    "internal/openai/jsonscan",

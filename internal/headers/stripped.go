@@ -76,6 +76,7 @@ var fromClients = []Stripped{
 	{"openai-organization", otherAccount, false},
 	{"openai-project", otherAccount, false},
 	{"x-goog-user-project", otherAccount, false},
+	{"x-hf-bill-to", otherAccount, false},
 	{"x-vllm-priority", otherQueue, false},
 	{"x-override-rid", engineField, false},
 	{"x-override-priority", engineField, false},

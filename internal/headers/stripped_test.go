@@ -25,7 +25,7 @@ func TestX14_StrippedTables(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"x-original-url", "x-http-method-override", "x-rewrite-url", "cookie", "authorization", "x-api-key", "api-key",
-		"x-data-parallel-rank", "x-smg-target-worker", "openai-organization", "openai-project", "x-vllm-priority", "x-override-rid",
+		"x-data-parallel-rank", "x-smg-target-worker", "openai-organization", "openai-project", "x-hf-bill-to", "x-vllm-priority", "x-override-rid",
 		"x-prefiller-host-port"} {
 		if !IsStripped(name) || slices.Contains(Early(), name) == slices.Contains(Late(), name) {
 			t.Errorf("%s reaches engines", name)

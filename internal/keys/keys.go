@@ -213,8 +213,11 @@ func (s *Store) Read(ctx context.Context) error {
 	all, err := s.load(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return err // the caller has gone, which says nothing of the keys
+	}
 	if err != nil {
-		if s.fault == nil && !errors.Is(ctx.Err(), context.Canceled) {
+		if s.fault == nil {
 			s.Log.Error("keys of run time not read, those of before stay", zap.Error(err))
 		}
 		s.fault = err

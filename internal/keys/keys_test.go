@@ -426,3 +426,18 @@ func TestB4_EachFaultIsLoggedOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestB4_ACallerThatGoesIsNoFault: whoever has made a key may leave before the keys are read again.
+// That is no reason to say that they cannot be read.
+func TestB4_ACallerThatGoesIsNoFault(t *testing.T) {
+	d := &deafBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json")), down: true}
+	s := New(Config{Backend: d, Apply: func([]Key) {}, Log: zap.NewNop()})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Add(ctx, Key{ID: "one", Tenant: "acme"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Fault(); err != nil {
+		t.Error(err)
+	}
+}

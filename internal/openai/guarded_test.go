@@ -162,9 +162,9 @@ func TestX14_GuardedDocument(t *testing.T) {
 
 This page is generated from ` + "`internal/openai/guarded.go`" + ` (` + "`go test ./internal/openai -run GuardedDocument -update`" + `). [headers.md](headers.md) has the headers.
 
-Engines take more fields than OpenAI's API has. By some of them a client makes the engine do what is not for clients to decide, where several tenants
-share it: connect to another host, read a file, run code, end the requests of others. Some are for a router or another engine, which trusts
-its network. Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `. The error names the field, and the engine never gets the request.
+Engines take more fields than OpenAI's API has. Some of them make the engine connect to another host, read a file, run code or end the requests of others. That
+is not for clients to decide where several tenants share the engine. Other fields are for a router or another engine, and the engine trusts whoever sends them.
+Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `. The error names the field, and the engine never gets the request.
 
 | field | engine that obeys it | what the field does |
 | --- | --- | --- |
@@ -182,8 +182,8 @@ its network. Sluice refuses a request with such a field with 400 ` + "`invalid_r
 	}
 	b.WriteString(`
 - An engine of the catalogue that ignores a field gets it: the request passes as it is.
-- Nobody knows what serves at an upstream, so models with ` + "`launcher: upstream`" + `, discovered models, and models that an upstream has joined refuse all rows. Engines of the field ` + "`engines`" + `
-  refuse all rows but those without an engine.
+- Nobody knows what serves at an upstream, so models with ` + "`launcher: upstream`" + `, discovered models, and models that an upstream has joined refuse all rows.
+- An engine that the file adds under ` + "`engines`" + ` may obey anything, so its models refuse all rows but those with "none".
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `

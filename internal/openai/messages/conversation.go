@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // block is one block of the content of a message: text, an image, a call of a tool, its result, or
@@ -25,6 +27,77 @@ type block struct {
 	Thinking  string          `json:"thinking"`
 }
 
+// UnmarshalJSON implements json.Unmarshaler, see unmarshalSpelled.
+func (b *block) UnmarshalJSON(raw []byte) error {
+	type plain block
+	return unmarshalSpelled(raw, (*plain)(b), "type", "text", "source", "id", "name", "input", "tool_use_id", "content", "thinking")
+}
+
+// source is where an image or a document is.
+type source struct {
+	Type      string `json:"type"`
+	MediaType string `json:"media_type"`
+	Data      string `json:"data"`
+	URL       string `json:"url"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler, see unmarshalSpelled.
+func (s *source) UnmarshalJSON(raw []byte) error {
+	type plain source
+	return unmarshalSpelled(raw, (*plain)(s), "type", "media_type", "data", "url")
+}
+
+// message is a message of the Messages API.
+type message struct {
+	Role    string          `json:"role"`
+	Content json.RawMessage `json:"content"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler, see unmarshalSpelled.
+func (m *message) UnmarshalJSON(raw []byte) error {
+	type plain message
+	return unmarshalSpelled(raw, (*plain)(m), "role", "content")
+}
+
+// misspelled is the error for a field that is spelled like the one that it names, but for its case.
+type misspelled string
+
+func (m misspelled) Error() string { return string(m) + " is spelled in another case" }
+
+// unmarshalSpelled reads an object whose fields these are. encoding/json would also read a field
+// that is spelled in another case, such as URL. The scan of the request does not know such a field,
+// and so nobody would have judged what it holds.
+func unmarshalSpelled(raw []byte, into any, fields ...string) error {
+	var r jsonscan.Reader
+	r.Reset(raw)
+	if r.Kind() == '{' {
+		for more := r.Open('{'); more; more = r.More('{') {
+			name := r.Name()
+			for _, field := range fields {
+				if string(name) != field && strings.EqualFold(string(name), field) {
+					return misspelled(field)
+				}
+			}
+			r.Skip()
+		}
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// readFault is the fault of a value at a place that cannot be read. form says what is wrong with
+// the value if no field of it is.
+func readFault(at string, err error, form string) *openai.Error {
+	var wrong *json.UnmarshalTypeError
+	var spelled misspelled
+	switch {
+	case errors.As(err, &spelled):
+		return openai.Invalid(at+"."+string(spelled), "must be spelled in lower case")
+	case errors.As(err, &wrong) && wrong.Field != "":
+		return openai.Invalid(at+"."+wrong.Field, "must be a string")
+	}
+	return openai.Invalid(at, form)
+}
+
 // chatMessage is a message of a chat.
 type chatMessage struct {
 	Role       string     `json:"role"`
@@ -33,8 +106,8 @@ type chatMessage struct {
 	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
 	ToolCallID string     `json:"tool_call_id,omitempty"`
 
-	// more are the contents of further messages that belong to this one.
-	more []any
+	// more are further messages that belong to this one.
+	more []chatMessage
 }
 
 type toolCall struct {
@@ -119,12 +192,9 @@ func elements(at string, list json.RawMessage, form string, read func(at string,
 
 // chatMessages translates a message.
 func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Error) {
-	var m struct {
-		Role    string          `json:"role"`
-		Content json.RawMessage `json:"content"`
-	}
-	if decode(&m) != nil {
-		return nil, openai.Invalid(at, "must be an object with a role and a content")
+	var m message
+	if err := decode(&m); err != nil {
+		return nil, readFault(at, err, "must be an object with a role and a content")
 	}
 	if m.Role != "user" && m.Role != "system" && m.Role != "assistant" {
 		return nil, openai.Invalid(at+".role", "must be user or assistant")
@@ -142,8 +212,9 @@ func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Err
 	return userMessages(at+".content", blocks)
 }
 
-// appendMessages appends the translation of a message. Messages of the user that follow each other
+// appendMessages appends the translation of a message. Messages of one role that follow each other
 // are one turn, as in the Messages API: the templates of some models, such as Gemma's, refuse two.
+// The results of tools come first in a turn of the user, because they answer the message before it.
 //
 // A system message at the beginning belongs to the system prompt. The templates of many models,
 // such as Qwen's, refuse a system message anywhere else. So the text of such a message goes to the
@@ -160,35 +231,46 @@ func appendMessages(all, some []chatMessage) []chatMessage {
 			text, _ := m.Content.(string)
 			m = chatMessage{Role: "user", Content: "<system-reminder>\n" + text + "\n</system-reminder>"}
 		}
-		if last.Role == m.Role && (m.Role == "user" || m.Role == "system") {
-			last.more = append(last.more, m.Content)
-		} else {
+		switch {
+		case m.Role == "tool" && last.Role == "user":
+			all = slices.Insert(all, len(all)-1, m)
+		case m.Role != "tool" && m.Role == last.Role:
+			last.more = append(last.more, m)
+		default:
 			all = append(all, m)
 		}
 	}
 	return all
 }
 
-// unite makes one content of those that belong to the message. It reads each of them once, because
-// a body may have 100,000.
+// unite makes one message of those that belong to it. It reads each of them once, because a body
+// may have 100,000.
 func (m *chatMessage) unite() {
 	if len(m.more) == 0 {
 		return
 	}
-	var texts []string
+	var texts, thoughts []string
 	var parts []part
-	for _, content := range slices.Insert(m.more, 0, m.Content) {
-		switch content := content.(type) {
+	var calls []toolCall
+	for _, one := range slices.Insert(m.more, 0, *m) {
+		switch content := one.Content.(type) {
 		case string:
-			if content == "" {
-				continue
+			if content != "" {
+				texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
 			}
-			texts, parts = append(texts, content), append(parts, part{Type: "text", Text: content})
 		case []part:
 			parts = append(parts, content...)
 		}
+		if one.Reasoning != "" {
+			thoughts = append(thoughts, one.Reasoning)
+		}
+		calls = append(calls, one.ToolCalls...)
 	}
-	if m.Content = parts; len(texts) == len(parts) {
+	m.Reasoning, m.ToolCalls, m.Content = join(thoughts), calls, parts
+	switch {
+	case len(parts) == 0 && len(calls) > 0:
+		m.Content = nil
+	case len(texts) == len(parts):
 		m.Content = join(texts)
 	}
 }
@@ -212,11 +294,7 @@ func readBlocks(at string, raw json.RawMessage) ([]block, *openai.Error) {
 // read reads a block, which has all that its type needs.
 func (b *block) read(at string, decode func(any) error) *openai.Error {
 	if err := decode(b); err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) && wrong.Field != "" {
-			return openai.Invalid(at+"."+wrong.Field, "must be a string")
-		}
-		return openai.Invalid(at, "must be an object")
+		return readFault(at, err, "must be an object")
 	}
 	switch {
 	case b.Type == "":
@@ -299,14 +377,11 @@ func toolResult(at string, b block) (m chatMessage, images []part, fault *openai
 
 // partOf translates a block that the user may send beside the results of tools.
 func partOf(at string, i int, b block) (part, *openai.Error) {
-	var source struct {
-		Type      string `json:"type"`
-		MediaType string `json:"media_type"`
-		Data      string `json:"data"`
-		URL       string `json:"url"`
-	}
-	if len(b.Source) > 0 && json.Unmarshal(b.Source, &source) != nil {
-		return part{}, openai.Invalid(fmt.Sprintf("%s.%d.source", at, i), "must be an object")
+	var source source
+	if len(b.Source) > 0 {
+		if err := json.Unmarshal(b.Source, &source); err != nil {
+			return part{}, readFault(fmt.Sprintf("%s.%d.source", at, i), err, "must be an object")
+		}
 	}
 	switch {
 	case b.Type == "text":
