@@ -171,6 +171,7 @@ func (l *Ledger) Add(s Subject, c Counts, at time.Time) {
 	l.mu.Lock()
 	r := l.rowLocked(rowKey{period{start: hourOf(at)}, s})
 	r.Add(c)
+	r.corrected = r.corrected || c.Requests == 0
 	if r.tallies[0] == nil {
 		r.tallies = l.tallies.of(r.key)
 	}

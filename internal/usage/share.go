@@ -228,7 +228,8 @@ func isLater(mark, than string) bool {
 	return session == sessionBefore && now > before
 }
 
-// missing returns the rows of the days that Redis has not as the table has them.
+// missing returns the rows of the days that Redis has not as the table has them, and the corrected
+// ones: Redis may have them as they were before, with as many requests.
 func (s *sharing) missing(ctx context.Context, writer string, with func(func(table))) (rows []rowKey, err error) {
 	var periods []period
 	with(func(t table) { periods = slices.Collect(maps.Keys(t)) })
@@ -250,12 +251,13 @@ func (s *sharing) missing(ctx context.Context, writer string, with func(func(tab
 	}
 	s.marks[writer] = there.mark
 	for _, p := range periods {
-		if day := dayOf(p.start).start; there.days[day] == days[day] && there.hours[day] >= hours[day] {
-			continue
-		}
+		day := dayOf(p.start).start
+		same := there.days[day] == days[day] && there.hours[day] >= hours[day]
 		with(func(t table) {
-			for s := range t[p] {
-				rows = append(rows, rowKey{p, s})
+			for s, r := range t[p] {
+				if !same || r.corrected {
+					rows = append(rows, rowKey{p, s})
+				}
 			}
 		})
 	}

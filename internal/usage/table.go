@@ -50,6 +50,8 @@ type row struct {
 	head string
 	// changed says that the row has changed since it was last published to other gateways.
 	changed bool
+	// corrected says that the row has changed without a further request.
+	corrected bool
 	// tallies are those that the row counts in; nil until the row changes.
 	tallies rowTallies
 	// dirty says that the row has changed since it was last written.
