@@ -98,8 +98,8 @@ func (l *Link) Flush(timeout time.Duration) {
 	}
 }
 
-// readSummary reads what a predecessor tells of a request. A predecessor of another release may tell
-// what this one cannot read.
+// readSummary reads what a predecessor tells of a request. A predecessor of another release may
+// tell what this one cannot read.
 func readSummary(text json.RawMessage) (q request.Summary, ok bool) {
 	err := json.Unmarshal(text, &q)
 	return q, err == nil

@@ -26,8 +26,8 @@ type Server struct {
 	// Ended is told of each request that has ended at a predecessor, and whether its metrics are to
 	// be counted here. It is set before Serve. nil: nobody is told.
 	Ended func(q request.Summary, counts bool)
-	// Used is told of the tokens that a predecessor has counted apart from the end of a request. See
-	// request.Summary.UsedApart. It is set as Ended is.
+	// Used is told of the tokens that a predecessor has counted apart from the end of a request.
+	// See request.Summary.UsedApart. It is set as Ended is.
 	Used func(q request.Summary)
 
 	dispatcher *dispatch.Dispatcher
