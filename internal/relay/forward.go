@@ -252,6 +252,7 @@ func callOfPeer(req *http.Request, tenant func(name, key string) (*authz.Tenant,
 	if fault != nil {
 		return nil, fault
 	}
+	scan.ReadQuery(req.URL.RequestURI())
 	if id := req.Header.Get(headers.IdempotencyKey); id != "" {
 		scan.RequestID = id
 	}
