@@ -284,9 +284,10 @@ func isLongLocalFile(raw []byte) bool {
 	return mayBeURL(raw)
 }
 
-// mayBeURL reports whether a string, as it stands in JSON, has a colon, maybe as an escape.
+// mayBeURL reports whether a string, as it stands in JSON, has a colon, maybe as an escape. Base64
+// has none, although .NET writes its plus signs as escapes.
 func mayBeURL(raw []byte) bool {
-	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u`))
+	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u003a`)) || bytes.Contains(raw, []byte(`\u003A`))
 }
 
 // localSchemes are the schemes of URLs that name local files. Python also takes <URL:file:///a> for

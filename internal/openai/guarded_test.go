@@ -67,6 +67,7 @@ func TestX14_LocalFilesAreFound(t *testing.T) {
 		"URL:file:///a.png": local, "<file:///a.png>": local, `\\u001cfile:///a.png`: local, "/a:b": local, ":": local, "s3+x://a/b.png": 0,
 		"https://example.com/a.png": 0, "http://10.0.0.1/a.png": 0, "gs://bucket/a.png": 0, "data:image/png;base64,iVBORw0KGgo=": 0,
 		"data:,a.png": 0, "iVBORw0KGgo/+=": 0, "/9j/4AAQSkZJRgABAQ==": 0, "/9j/a.png": local, strings.Repeat("a/", 20000): 0,
+		strings.Repeat(`a\u002Bb/`, maxPath):        0, // base64 by .NET
 		"file:///a?" + strings.Repeat("x", maxPath): local, `file\u003a///a?` + strings.Repeat("x", maxPath): local, "file://" + strings.Repeat("x", maxPath) + "/a": local,
 		`data:image\/png;base64,` + strings.Repeat(`\/`, maxPath): 0, strings.Repeat(`A\/`, maxPath): 0, "https://a/?" + strings.Repeat("b=file:&", maxPath): 0,
 	} {
@@ -101,7 +102,7 @@ func TestX14_DataThatNameLocalFilesAreFound(t *testing.T) {
 	local := NewGuards([]string{"local_media"})
 	for data, want := range map[string]Guards{
 		`"format":"wav","data":"file:///a.wav"`: local, `"url":"file:///a.wav"`: local, `"data":"file\u003a///a.wav"`: local,
-		`"data":"//uQxAAA","format":"mp3"`: 0, `"data":"\/\/uQxAAA"`: 0, `"data":"UklGRg=="`: 0, `"data":"data:audio/wav;base64,UklGRg=="`: 0,
+		`"data":"//uQxAAA","format":"mp3"`: 0, `"data":"\/\/uQxAAA"`: 0, `"data":"//uQ\u002BAAA"`: 0, `"data":"UklGRg=="`: 0, `"data":"data:audio/wav;base64,UklGRg=="`: 0,
 		`"data":"https://a/b.wav"`: 0, `"data":{"url":"file:///a"}`: 0,
 	} {
 		for _, kind := range []string{"input_audio", "input_video"} {
