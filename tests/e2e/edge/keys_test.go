@@ -243,7 +243,7 @@ func awaitKey(t *testing.T, g *harness.Gateway, id string) {
 func TestE2E_B4_AKeyHasLimitsOfItsOwn(t *testing.T) {
 	t.Parallel()
 	config := "\nauth: {mode: keys}\ntenants: [{name: acme, limits: {requests_per_minute: 1000}, keys: [{hash: '" + authz.HashKey("fixed") +
-		"', limits: {requests_per_minute: 2}}]}]\nredis: " + redistest.URL(redistest.Start(t)) + small
+		"', limits: {requests_per_minute: 2}}]}]\nredis: " + redistest.URL(redistest.Start(t)) + "\nredis_timeout: 500ms" + small
 	one, two := harness.Start(t, config), harness.Start(t, config)
 	made, id := newKeyBy(t, one, "--requests-per-minute", "2")
 	free, freeID := newKeyBy(t, one)
@@ -288,7 +288,7 @@ func TestE2E_B4_AKeyHasLimitsOfItsOwn(t *testing.T) {
 // refuses the key. The end of the stream, or of its client, gives the place back.
 func TestE2E_B4_AKeyHasRequestsAtOnceOfItsOwn(t *testing.T) {
 	t.Parallel()
-	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) + small
+	config := "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: " + redistest.URL(redistest.Start(t)) + "\nredis_timeout: 500ms" + small
 	one, two := harness.Start(t, config), harness.Start(t, config)
 	key, id := newKeyBy(t, one, "--max-concurrent", "1")
 	awaitKey(t, two, id)
