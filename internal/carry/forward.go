@@ -98,20 +98,8 @@ func (s *Server) Find(ctx context.Context, tenant, id string) (Process, bool) {
 
 // owns asks a predecessor whether it has the request id. One that does not answer has not.
 func (p Process) owns(ctx context.Context, tenant, id string) bool {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	question := url.URL{Scheme: "http", Host: "sluice", Path: ownsPath, RawQuery: url.Values{"tenant": {tenant}, "id": {id}}.Encode()}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, question.String(), nil)
-	if err != nil {
-		return false
-	}
-	answer, err := newTransport("unix", p.Socket).RoundTrip(r)
-	if err != nil {
-		return false
-	}
-	defer answer.Body.Close()
-	_, _ = io.Copy(io.Discard, answer.Body)
-	return answer.StatusCode == http.StatusOK
+	query := url.Values{"tenant": {tenant}, "id": {id}}.Encode()
+	return p.ask(ctx, http.MethodGet, ownsPath+"?"+query, nil) == http.StatusOK
 }
 
 // validPath is the path at which the newest process says whether a key is still valid.

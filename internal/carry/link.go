@@ -106,10 +106,12 @@ func (l *Link) Released(t *dispatch.Ticket) {
 }
 
 // Learned tells the successor which replica has responses that this process has learned.
-func (l *Link) Learned(r dispatch.ReplicaResponses) {
+func (l *Link) Learned(r dispatch.ReplicaResponses) { l.send(message{Learned: &r}) }
+
+func (l *Link) send(m message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.sendLocked(outgoing{message: message{Learned: &r}})
+	l.sendLocked(outgoing{message: m})
 }
 
 // sendLocked queues messages. l.mu is held.

@@ -69,12 +69,6 @@ func (l *Link) Ended(q request.Summary, counts bool) {
 // successor is to count them, too.
 func (l *Link) Used(q request.Summary) { l.send(message{Used: textOf(q)}) }
 
-func (l *Link) send(m message) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sendLocked(outgoing{message: m})
-}
-
 func textOf(q request.Summary) json.RawMessage {
 	text, err := json.Marshal(q)
 	if err != nil { // it has text, numbers and times alone
@@ -113,7 +107,7 @@ func (s *Server) Requests(limit int) (all []request.Summary, running int) {
 	for _, p := range s.Predecessors() {
 		asked.Go(func() {
 			var found records
-			if p.ask(http.MethodGet, recordsPath+"?limit="+strconv.Itoa(limit), &found) != http.StatusOK {
+			if p.ask(context.Background(), http.MethodGet, recordsPath+"?limit="+strconv.Itoa(limit), &found) != http.StatusOK {
 				return
 			}
 			mu.Lock()
@@ -129,7 +123,7 @@ func (s *Server) Requests(limit int) (all []request.Summary, running int) {
 // Request returns a request of a predecessor by its id.
 func (s *Server) Request(id string) (found request.Detail, ok bool) {
 	for _, p := range s.Predecessors() {
-		if id != "" && p.ask(http.MethodGet, recordPath+url.PathEscape(id), &found) == http.StatusOK {
+		if id != "" && p.ask(context.Background(), http.MethodGet, recordPath+url.PathEscape(id), &found) == http.StatusOK {
 			return found, true
 		}
 	}
@@ -140,7 +134,7 @@ func (s *Server) Request(id string) (found request.Detail, ok bool) {
 func (s *Server) Cancel(id string) error {
 	err := request.ErrNotRunning
 	for _, p := range s.Predecessors() {
-		switch p.ask(http.MethodDelete, recordPath+url.PathEscape(id), nil) {
+		switch p.ask(context.Background(), http.MethodDelete, recordPath+url.PathEscape(id), nil) {
 		case http.StatusOK:
 			return nil
 		case http.StatusConflict:
@@ -152,8 +146,8 @@ func (s *Server) Cancel(id string) error {
 
 // ask has a predecessor answer a question about its requests, at most for askTimeout. The answer is
 // read into to, unless that is nil. The status is 0 if the process does not answer.
-func (p Process) ask(method, path string, to any) (status int) {
-	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+func (p Process) ask(ctx context.Context, method, path string, to any) (status int) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, "http://sluice"+path, http.NoBody)
 	if err != nil {
