@@ -72,12 +72,7 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record,
 		Done: func() {
 			record.Close(nil)
-			if d.Retired() { // Envoy's access log goes to another process
-				d.open.Add(1) // this process does not end meanwhile
-				record.EndElsewhere(alive, func() { d.open.Add(-1) })
-				return
-			}
-			record.Lose(alive)
+			d.lose(record, alive)
 		},
 		Claimed: x.envoy.Claimed,
 	}

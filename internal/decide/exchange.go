@@ -180,13 +180,20 @@ func (x *Exchange) End() {
 // Envoy; see request.Record.
 func (x *Exchange) Lose() {
 	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	d.open.Add(1) // a retired process does not end meanwhile
+	defer d.open.Add(-1)
+	x.End()
+	d.lose(record, alive)
+}
+
+// lose has a record end by what Envoy tells, or when Envoy is not alive. Envoy's access log goes to
+// the successor of a retired process.
+func (d *Decider) lose(record *request.Record, alive func() bool) {
 	if !d.Retired() {
-		x.End()
 		record.Lose(alive)
 		return
 	}
 	d.open.Add(1) // this process does not end meanwhile
-	x.End()
 	record.EndElsewhere(alive, func() { d.open.Add(-1) })
 }
 
