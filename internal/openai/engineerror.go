@@ -156,3 +156,12 @@ func (e *engineErrorReader) merged() EngineError {
 	said.Status = cmp.Or(said.Status, e.outer.Status)
 	return said
 }
+
+// BrokenOff returns the fault of an answer that its engine has broken off, as the finish reason
+// says. nil: the engine has not.
+func BrokenOff(finish string) *Error {
+	if finish != "abort" && finish != "error" {
+		return nil
+	}
+	return Errorf(CodeUpstreamError, "The engine has broken its answer off.")
+}

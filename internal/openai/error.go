@@ -212,19 +212,23 @@ func MessagesType(status int) string {
 
 // EventData renders the error for a stream that has started: as Body, with "retryable", and with
 // "retry_after_ms" if the error is retryable.
-func (e *Error) EventData() []byte {
-	o, retryable := e.object(), e.Retryable()
-	o.Retryable, o.RetryAfter = &retryable, e.RetryAfterMillis()
-	return render(o)
+func (e *Error) EventData() []byte { return render(e.eventObject()) }
+
+// AppendResponsesEvent appends the error as an event of a stream of the Responses API: of the type
+// error, with a sequence number and with the members that OpenAI documents for it beside those of
+// EventData.
+func (e *Error) AppendResponsesEvent(dst []byte, sequence int64) []byte {
+	o := e.eventObject()
+	data := marshal(map[string]any{"type": "error", "sequence_number": sequence,
+		"code": o.Code, "message": o.Message, "param": o.Param, "error": o})
+	dst = append(append(dst, "event: error\ndata: "...), data...)
+	return append(dst, "\n\n"...)
 }
 
-// ResponsesEventData is EventData in the form of the Responses API: an event of the type error with
-// a sequence number, which also has the members that OpenAI documents for it.
-func (e *Error) ResponsesEventData(sequence int64) []byte {
+func (e *Error) eventObject() errorObject {
 	o, retryable := e.object(), e.Retryable()
 	o.Retryable, o.RetryAfter = &retryable, e.RetryAfterMillis()
-	return marshal(map[string]any{"type": "error", "sequence_number": sequence,
-		"code": o.Code, "message": o.Message, "param": o.Param, "error": o})
+	return o
 }
 
 func render(o errorObject) []byte { return marshal(map[string]errorObject{"error": o}) }

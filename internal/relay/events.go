@@ -221,8 +221,8 @@ func isTyped(data []byte) bool {
 // a chat. Clients of the Responses API tell events apart by their type, so the error gets one.
 func (s *engineStream) handleUntypedError(data []byte) {
 	s.reported = statusOfError(data)
-	typed := openai.ReportedError(data).ResponsesEventData(s.response.Sequence())
-	eachEvent(sse.AppendData([]byte("event: error\n"), typed), func(own *sse.Event) bool {
+	typed := openai.ReportedError(data).AppendResponsesEvent(nil, s.response.Sequence())
+	eachEvent(typed, func(own *sse.Event) bool {
 		s.handleEvent(own)
 		return true
 	})

@@ -141,7 +141,7 @@ func (s *httpSink) appendError(e *openai.Error) {
 	case s.translator != nil:
 		s.buffer = messages.AppendError(s.buffer, e)
 	case s.call.Scan.Endpoint == openai.Responses:
-		s.buffer = sse.AppendData(append(s.buffer, "event: error\n"...), e.ResponsesEventData(s.nextSequence()))
+		s.buffer = e.AppendResponsesEvent(s.buffer, s.nextSequence())
 	default:
 		s.buffer = sse.AppendData(s.buffer, e.EventData())
 	}

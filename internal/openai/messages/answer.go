@@ -161,7 +161,7 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 		return marshal(map[string]openai.Integer{"input_tokens": c.Usage.Prompt}), true
 	}
 	choice := c.Choices[0]
-	if choice.isFailure() {
+	if openai.BrokenOff(choice.Reason) != nil { // the Messages API has no stop_reason for that
 		return nil, false
 	}
 	m := newMessage(string(c.ID), c.Model)
@@ -214,10 +214,6 @@ func inputOf(arguments string) json.RawMessage {
 	}
 	return marshal(map[string]string{"arguments": arguments})
 }
-
-// isFailure reports whether the engine has broken the answer off. The Messages API has no
-// stop_reason for that.
-func (f Finish) isFailure() bool { return f.Reason == "abort" || f.Reason == "error" }
 
 // stop returns the stop_reason and the stop_sequence of an answer, which may call tools. stops are
 // the client's stop sequences. Engines say "stop" also after a tool that the client has forced, and

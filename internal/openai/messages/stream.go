@@ -166,8 +166,8 @@ func (s *Stream) readFinish(data []byte, reason string) {
 // end appends the end of the stream.
 func (s *Stream) end() {
 	s.ended = true
-	if s.finish.isFailure() {
-		s.dst = AppendError(s.dst, openai.Errorf(openai.CodeUpstreamError, "The engine has broken its answer off."))
+	if fault := openai.BrokenOff(s.finish.Reason); fault != nil {
+		s.dst = AppendError(s.dst, fault)
 		return
 	}
 	s.begin(nil)

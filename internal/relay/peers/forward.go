@@ -228,7 +228,7 @@ func errorEvent(e openai.Endpoint, fault *openai.Error) []byte {
 	case e.OfMessages():
 		return messages.AppendError(nil, fault)
 	case e == openai.Responses: // nobody here counts its events, so the error has the number 0
-		return sse.AppendData([]byte("event: error\n"), fault.ResponsesEventData(0))
+		return fault.AppendResponsesEvent(nil, 0)
 	}
 	return sse.AppendData(nil, fault.EventData())
 }

@@ -270,8 +270,7 @@ func (o *openAIEvents) final(m *finalMessage) {
 	if reason != "" {
 		details = fields{"type": status, "reason": reason}
 	}
-	if finish == "abort" || finish == "error" {
-		fault := openai.Errorf(openai.CodeUpstreamError, "The engine has broken its answer off.")
+	if fault := openai.BrokenOff(finish); fault != nil {
 		status, details = "failed", failedDetails(fault.Type(), string(fault.Code), fault.Message)
 	}
 	o.end(status, details, usageView(&m.Usage))
