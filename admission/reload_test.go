@@ -26,16 +26,11 @@ func findingTime(t *testing.T, others int) time.Duration {
 			askOnce(t, c, Request{Model: "chat", Tenant: "acme"})
 		}
 	}
-	shortest := time.Hour
-	for range 100 {
-		began := time.Now()
-		found := c.waitersOf(c.tenants["acme"])
-		shortest = min(shortest, time.Since(began))
-		if len(found) != 2 || found[0].arrived.Before(found[1].arrived) {
+	return shortest(100, func() {
+		if found := c.waitersOf(c.tenants["acme"]); len(found) != 2 || found[0].arrived.Before(found[1].arrived) {
 			t.Fatalf("found %d waiters, want two, the youngest first", len(found))
 		}
-	}
-	return shortest
+	})
 }
 
 // TestTokensAheadAreKnownAmongMany: what a refused waiter is told takes no longer when many tenants
@@ -60,17 +55,13 @@ func tokensAheadTime(t *testing.T, others int) time.Duration {
 	askOnce(t, c, Request{Model: "chat", Tenant: "acme", Tokens: 10})
 	acme := c.tenants["acme"]
 	g, w := c.gates["chat"], c.waitersOf(acme)[0]
-	shortest := time.Hour
-	for range 100 {
-		began := time.Now()
+	return shortest(100, func() {
 		for range 100 {
 			if n := g.tokensAheadLikely(acme, &w.arrival, 0); n != int64(10+10*others) {
 				t.Fatalf("%d tokens beside %d tenants", n, others)
 			}
 		}
-		shortest = min(shortest, time.Since(began))
-	}
-	return shortest
+	})
 }
 
 // TestAPoolArrivalLooksAtModelsThatCanServeIt: a request that waits for a pool takes no longer when
@@ -90,15 +81,26 @@ func poolArrivalTime(t *testing.T, others int) time.Duration {
 	c.SetLimits("large", Limits{MaxConcurrent: 1, MaxQueue: 1 << 20, QueueTimeout: time.Hour})
 	c.SetLimits("small", Limits{TokensPerMinute: 50})
 	c.SetPools(map[string][]string{"auto": {"large", "small"}})
-	shortest := time.Hour
-	for i := range 8 * others {
-		began := time.Now()
+	i := 0
+	arrive := func() {
 		askOnce(t, c, Request{Pool: "auto", Tenant: name("tenant", i%others), Tokens: 100})
-		if i >= 7*others {
-			shortest = min(shortest, time.Since(began))
-		}
+		i++
 	}
-	return shortest
+	for range 7 * others {
+		arrive()
+	}
+	return shortest(others, arrive)
+}
+
+// shortest returns the shortest time of n calls.
+func shortest(n int, call func()) time.Duration {
+	least := time.Hour
+	for range n {
+		began := time.Now()
+		call()
+		least = min(least, time.Since(began))
+	}
+	return least
 }
 
 // askOnce makes a request ask, which then waits unless it is the first.
