@@ -2,6 +2,7 @@ package engines
 
 import (
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -143,11 +144,13 @@ func positive(value any) (int, bool) {
 // Serves reports whether this version serves the task.
 func (v Version) Serves(t Task) bool { return slices.Contains(v.Tasks, t) }
 
-// Builtin returns the built-in engines: the catalogue without the engines of a configuration. The
-// caller owns the result.
-func Builtin() []Engine {
+// Builtin returns the built-in engines: the catalogue without the engines of a configuration. All
+// callers share them, because making their schemas takes milliseconds. Nobody may change them.
+func Builtin() []Engine { return builtin() }
+
+var builtin = sync.OnceValue(func() []Engine {
 	return []Engine{sim(), vllm(), sglang(), llamaCpp(), ollama(), tei(), fasterWhisper()}
-}
+})
 
 // Find finds the table for a release of an engine in a catalogue; see Engine.Resolve.
 func Find(catalogue []Engine, engine, version string) (Version, bool) {

@@ -25,7 +25,7 @@ func (c *Config) catalogueFor(m Model) []engines.Engine {
 
 // catalogue returns the built-in engines, overridden and extended by own.
 func catalogue(own []Engine) []engines.Engine {
-	catalogue := engines.Builtin()
+	catalogue := slices.Clone(engines.Builtin())
 	for _, e := range own {
 		i := slices.IndexFunc(catalogue, func(known engines.Engine) bool { return known.Name == e.Name })
 		if i < 0 {
@@ -39,8 +39,9 @@ func catalogue(own []Engine) []engines.Engine {
 	return catalogue
 }
 
-// withVersion replaces the version of the same name by v, or appends v.
+// withVersion returns the versions with v in the place of the one of the same name, or behind them.
 func withVersion(versions []engines.Version, v engines.Version) []engines.Version {
+	versions = slices.Clone(versions) // the built-in ones are shared
 	i := slices.IndexFunc(versions, func(known engines.Version) bool { return known.Version == v.Version })
 	if i < 0 {
 		return append(versions, v)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -48,6 +49,21 @@ models:
 	}
 	if c.Models[0].Task != engines.Rerank {
 		t.Errorf("the only task of the engine was not taken: %q", c.Models[0].Task)
+	}
+}
+
+// TestEnginesOfAFileAreItsOwn checks that a file that overrides built-in versions, and adds to what
+// they say, changes them for nobody else.
+func TestEnginesOfAFileAreItsOwn(t *testing.T) {
+	t.Parallel()
+	before := fmt.Sprint(engines.Builtin())
+	parsed(t, `
+engines:
+  - {name: sim, versions: [{version: "1", tasks: [rerank], command: [mine]}, {version: "2", env: {A: b}}]}
+  - {name: llama-cpp, versions: [{version: "0.3", schema: {type: object, properties: {own: {type: string}}}}, {version: "7", tasks: [embedding]}]}
+`)
+	if fmt.Sprint(engines.Builtin()) != before {
+		t.Error("the built-in engines have changed")
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -183,21 +182,11 @@ func lacks(routes []config.Route) (set openai.EndpointSet) {
 
 // guards returns the guarded fields that an engine obeys. An engine of the file may be any.
 func guards(engine string) openai.Guards {
-	if !builtinEngines()[engine] {
+	if !slices.ContainsFunc(engines.Builtin(), func(e engines.Engine) bool { return e.Name == engine }) {
 		engine = ""
 	}
 	return openai.GuardsOf(engine)
 }
-
-// builtinEngines returns the names of the engines of the catalogue that the file has not added. To
-// make the catalogue for each model would take longer than the rest of its policy.
-var builtinEngines = sync.OnceValue(func() map[string]bool {
-	names := map[string]bool{}
-	for _, e := range engines.Builtin() {
-		names[e.Name] = true
-	}
-	return names
-})
 
 // messagesRoutes returns the endpoints of the Messages API that replicas with these routes have.
 func messagesRoutes(routes []config.Route) (set openai.EndpointSet) {

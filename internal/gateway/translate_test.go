@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"slices"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -52,7 +54,7 @@ func TestX14_GuardsOfEngines(t *testing.T) {
 	}
 	for _, g := range openai.GuardedFields() {
 		for _, engine := range g.Engines {
-			if !builtinEngines()[engine] {
+			if !slices.ContainsFunc(engines.Builtin(), func(e engines.Engine) bool { return e.Name == engine }) {
 				t.Errorf("%s of %s, which is no engine of the catalogue", g.Name, engine)
 			}
 		}
