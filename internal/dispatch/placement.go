@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -79,7 +78,7 @@ func (l *estimator) dropSlotsLocked(m *engines.ModelSnapshot) {
 		return
 	}
 	for id, s := range l.slots {
-		if !slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id }) {
+		if m.Replica(id) == nil {
 			l.index.Release(s.slot)
 			delete(l.slots, id)
 		}

@@ -23,17 +23,13 @@ func (t *Ticket) wouldFreeSlot() bool {
 	if !held || !ok {
 		return false
 	}
-	for _, r := range now.replicas {
-		if r.counter == counter {
-			return r.isFreeWithoutOne(prefill)
-		}
-	}
-	return false // the replica may no longer be picked
+	i := now.indexOf(counter)
+	return i >= 0 && now.replicas[i].isFreeWithoutOne(prefill)
 }
 
 // isFreeWithoutOne reports whether the replica has a free slot when one request fewer runs on it.
 // prefill says whether that request is in prefill.
-func (r replica) isFreeWithoutOne(prefill bool) bool {
+func (r *replica) isFreeWithoutOne(prefill bool) bool {
 	n := r.prefill.Load()
 	if prefill {
 		n--

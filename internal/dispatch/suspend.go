@@ -174,10 +174,8 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 		return nil, nil
 	}
 	t := d.table.Load().routes[c.models()[0]]
-	for i := range t.source.Replicas {
-		if r := &t.source.Replicas[i]; r.ID == id {
-			return r, t
-		}
+	if r := t.source.Replica(id); r != nil {
+		return r, t
 	}
 	return nil, nil
 }
