@@ -17,7 +17,7 @@ func (t *Ticket) onPreempt(preempt func()) func() {
 // the model. Admission calls it with Controller.mu held.
 func (t *Ticket) wouldFreeSlot() bool {
 	t.mu.Lock()
-	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.route.replicas[t.replicaIndex].counter
+	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.replicaLocked().counter
 	t.mu.Unlock()
 	now, ok := t.dispatcher.table.Load().routes[model]
 	if !held || !ok {

@@ -41,7 +41,7 @@ const silentReason = "left several requests in a row without an answer"
 // noteSilenceLocked notes whether the replica has answered the request. It returns whether the
 // replica is Silent. Ticket.mu is held.
 func (t *Ticket) noteSilenceLocked(r Response) bool {
-	c := t.route.replicas[t.replicaIndex].counter
+	c := t.replicaLocked().counter
 	switch {
 	case r.Lost: // it may have been answered
 	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:

@@ -20,7 +20,7 @@ type Upstream struct {
 // it refuses. A request that only one replica can take has one.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
-	route, cluster := t.route, t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
+	route, cluster := t.route, t.replicaLocked().cluster // a retry stays in the cluster
 	t.mu.Unlock()
 	list, endpoints := make([]Upstream, 0, 1+fallbacks), t.endpoints
 	if !t.HasFallback() {
