@@ -46,8 +46,6 @@ func setField(e *request.Entry, w *request.Words, name string, value []byte) {
 		e.Method = w.Of(value)
 	case "path":
 		e.Path = request.CleanPath(string(value))
-	case "protocol":
-		e.Protocol = w.Of(value)
 	case "route":
 		e.Route = w.Of(value)
 	case "details":
