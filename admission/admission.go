@@ -163,13 +163,8 @@ func (c *Controller) SetLimits(model string, l Limits) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
 	now := time.Now()
-	g, known := c.gates[model]
-	if !known {
-		g = c.findOrCreateGate(model)
-		delete(c.retired, model)
-		g.closed = false
-		c.gates[model] = g
-	}
+	_, known := c.gates[model]
+	g := c.openGate(model)
 	if l != g.usage.limits || !known {
 		g.usage.limits = l
 		g.usage.bucket.resize(c.shareOf(l.TokensPerMinute), now)
@@ -179,6 +174,15 @@ func (c *Controller) SetLimits(model string, l Limits) {
 		c.refuseHopelessWaiters(g, now)
 	}
 	c.admitWaiters(g, now)
+}
+
+// openGate returns the model's gate, which it opens if it is closed.
+func (c *Controller) openGate(model string) *gate {
+	g := c.findOrCreateGate(model)
+	delete(c.retired, model)
+	g.closed = false
+	c.gates[model] = g
+	return g
 }
 
 // findOrCreateGate returns the model's gate, a retired one included, or creates a gate that is
@@ -358,7 +362,7 @@ func (c *Controller) linkPool(p *pool) {
 	kept := map[string]*membership{}
 	for _, m := range p.memberships {
 		kept[m.gate.model] = m
-		m.gate.memberships = withoutMembership(m.gate.memberships, m)
+		m.gate.memberships = slices.DeleteFunc(m.gate.memberships, func(other *membership) bool { return other == m })
 	}
 	p.memberships, p.minWeight, p.gatesWithFreeLease = nil, maxWeight, 0
 	for _, model := range p.models {
@@ -384,16 +388,6 @@ func (c *Controller) linkPool(p *pool) {
 	}
 }
 
-func withoutMembership(members []*membership, m *membership) []*membership {
-	kept := members[:0]
-	for _, other := range members {
-		if other != m {
-			kept = append(kept, other)
-		}
-	}
-	return kept
-}
-
 // SetTenants replaces the limits of all tenants, and of all keys by their KeyTenant. A tenant that
 // is not in the map has no limits. A change takes effect at once, also for waiters: those beyond
 // the new limits are refused, the youngest first.
@@ -404,7 +398,7 @@ func (c *Controller) SetTenants(limits map[string]TenantLimits) {
 	for name := range limits {
 		c.tenant(name)
 		if strings.HasPrefix(name, KeyTenant("")) {
-			c.openKeyGate()
+			c.openGate(keyGate)
 		}
 	}
 	for name, t := range c.tenants {
@@ -459,7 +453,7 @@ func (c *Controller) refuseOverLimits(t *tenant, now time.Time) {
 			c.refuse(w, c.refusal(w.queue, t, TenantStreams, now))
 		case c.shared == nil:
 			if reason, wait := t.overdraft(now); reason != Granted {
-				c.refuse(w, &Refused{Reason: reason, RetryAfter: t.returns.reserve(wait, now), Quota: c.quota(t, now)})
+				c.refuse(w, c.refusalUntil(t, reason, wait, now))
 			}
 		}
 	}
@@ -505,12 +499,13 @@ func (c *Controller) Stats(model string) Stats {
 	if !ok {
 		return Stats{Tokens: -1}
 	}
+	asked, askedBytes := g.inquiry.waiting()
 	return Stats{
 		InFlight:       g.usage.leases,
-		Queued:         g.queue.length + g.inquiry.waitingCount(),
+		Queued:         g.queue.length + asked,
 		AtTenantLimits: g.queue.parkedCount(),
 		LacksTokens:    g.lacksTokens(),
-		QueuedBytes:    g.queue.bytes + g.inquiry.waitingBytes(),
+		QueuedBytes:    g.queue.bytes + askedBytes,
 		Tokens:         g.usage.bucket.tokens(time.Now()),
 		Share:          g.usage.leases + g.inquiry.remoteLeases,
 	}

@@ -161,7 +161,7 @@ func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time
 		return nil
 	}
 	if reason, wait := t.shortage(a, now); reason != Granted {
-		return &Refused{Reason: reason, RetryAfter: t.returns.reserve(wait, now), Quota: c.quota(t, now)}
+		return c.refusalUntil(t, reason, wait, now)
 	}
 	return nil
 }

@@ -129,7 +129,7 @@ func (s *fakeStore) decideLocked(c admission.Claim) admission.Verdict {
 	tokens := s.bucketLocked("model "+c.Model, c.Limits.TokensPerMinute)
 	own := s.bucketLocked("tenant "+c.Tenant, c.TenantLimits.TokensPerMinute)
 	requests := s.bucketLocked("requests "+c.Tenant, c.TenantLimits.RequestsPerMinute)
-	v := admission.Verdict{ModelInUse: model, ReplicaInUse: replica}
+	v := admission.Verdict{ModelInUse: model}
 	task, under := s.leases[c.UnderTask], c.UnderTask != ""
 	account := s.accounts[c.UnderTask]
 	needTokens, needRequests := s.excessLocked(c.UnderTask, c.Tokens, 1)

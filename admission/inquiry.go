@@ -179,32 +179,23 @@ func (i *inquiry) tokenWait(a *arrival, now time.Time) time.Duration {
 	return max(i.heldUntil.Sub(now), 0)
 }
 
-// waitingCount and waitingBytes count the waiters of the inquiry that are no newcomers.
-func (i *inquiry) waitingCount() int {
-	n := 0
+// waiting returns the number of the inquiry's waiters that are no newcomers, and the sum of their
+// Request.Bytes.
+func (i *inquiry) waiting() (n int, bytes int64) {
 	for _, w := range i.waiters {
 		if !w.newcomer && !w.cancelled {
 			n++
+			bytes += int64(w.Bytes)
 		}
 	}
-	return n
-}
-
-func (i *inquiry) waitingBytes() int64 {
-	n := int64(0)
-	for _, w := range i.waiters {
-		if !w.newcomer && !w.cancelled {
-			n += int64(w.Bytes)
-		}
-	}
-	return n
+	return n, bytes
 }
 
 // enqueueShared enqueues a request as a newcomer. It waits only if the answer of the shared state
 // makes it.
 func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Time) (*waiter, error) {
-	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && a.needsLease() && !a.Preempted {
-		return nil, &Refused{Reason: t.deniedReason, RetryAfter: t.returns.reserve(max(t.deniedUntil.Sub(now), 0), now), Quota: c.quota(t, now)}
+	if t.isDenied(a) && !a.Preempted {
+		return nil, c.refusalUntil(t, t.deniedReason, t.deniedUntil.Sub(now), now)
 	}
 	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.newcomerBytes >= c.maxQueueBytes) {
 		return nil, c.refusal(q, t, QueueFull, now)
@@ -404,8 +395,8 @@ func (c *Controller) checkNewcomer(q *queue, w *waiter, now time.Time) error {
 	if w.Preempted {
 		return c.checkQueueRoom(q, t, &w.arrival, now)
 	}
-	if t.deniedReason != Granted && t.deniedReason != TenantPrefill && w.needsLease() {
-		return &Refused{Reason: t.deniedReason, RetryAfter: t.returns.reserve(max(t.deniedUntil.Sub(now), 0), now), Quota: c.quota(t, now)}
+	if t.isDenied(&w.arrival) {
+		return c.refusalUntil(t, t.deniedReason, t.deniedUntil.Sub(now), now)
 	}
 	if g := q.gate; g != nil && !w.noWait && g.isHeld(w, now) && now.Add(g.inquiry.tokenWait(&w.arrival, now)).After(w.deadline) {
 		return &Refused{Reason: ModelTokens, RetryAfter: g.returns.reserve(g.inquiry.tokenWait(&w.arrival, now), now), Quota: c.quota(t, now)}

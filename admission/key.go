@@ -30,17 +30,6 @@ const (
 	twinOfTask = ".k"
 )
 
-// openKeyGate makes the gate of the leases of keys. mu is held.
-func (c *Controller) openKeyGate() {
-	if c.gates[keyGate] != nil {
-		return
-	}
-	g := c.findOrCreateGate(keyGate)
-	delete(c.retired, keyGate)
-	g.closed = false
-	c.gates[keyGate] = g
-}
-
 // keyHasLimits reports whether the key has limits of its own now.
 func (c *Controller) keyHasLimits(key string) bool {
 	if key == "" {

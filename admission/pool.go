@@ -1,5 +1,7 @@
 package admission
 
+import "slices"
+
 // pool is a set of models of which any may serve a request. While several members have room, they
 // share the tokens by deficit round robin: a member gets a credit of weight × quantum when the
 // cursor comes to it and it can serve, and never because a request asks. A member that cannot serve
@@ -54,8 +56,10 @@ func (p *pool) pick(cost int64, canServe, reserve func(*gate) bool) *membership 
 		}
 		m, answer := p.memberships[p.cursor], &answers[p.cursor]
 		if *answer == unasked {
-			*answer = answerOf(canServe(m.gate))
-			unableCount += int(*answer & 1)
+			if *answer = yes; !canServe(m.gate) {
+				*answer = no
+				unableCount++
+			}
 		}
 		credit := p.credit(m)
 		switch {
@@ -83,13 +87,6 @@ const (
 	yes
 )
 
-func answerOf(ok bool) memberAnswer {
-	if ok {
-		return yes
-	}
-	return no
-}
-
 func (p *pool) nextMember() { p.cursor, p.credited = p.cursor+1, false }
 
 // credit is what a visit of m would add now.
@@ -103,22 +100,12 @@ func (p *pool) credit(m *membership) int64 {
 }
 
 func (p *pool) hasMember(g *gate) bool {
-	for _, m := range p.memberships {
-		if m.gate == g {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.memberships, func(m *membership) bool { return m.gate == g })
 }
 
 // fits reports whether the bucket of any member can ever hold what the request needs.
 func (p *pool) fits(a *arrival) bool {
-	for _, m := range p.memberships {
-		if a.fits(m.gate.usage.limits.TokensPerMinute) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.memberships, func(m *membership) bool { return a.fits(m.gate.usage.limits.TokensPerMinute) })
 }
 
 // tokensPerMinute returns the greatest limit of the pool's models; 0: one has none.

@@ -72,6 +72,11 @@ func (c *Controller) refusal(q *queue, t *tenant, reason Reason, now time.Time) 
 	return &Refused{Reason: reason, RetryAfter: spread(wait), Quota: c.quota(t, now)}
 }
 
+// refusalUntil makes the error for a limit of the tenant that has room after wait.
+func (c *Controller) refusalUntil(t *tenant, reason Reason, wait time.Duration, now time.Time) *Refused {
+	return &Refused{Reason: reason, RetryAfter: t.returns.reserve(max(wait, 0), now), Quota: c.quota(t, now)}
+}
+
 // checkTokenWait returns why a request would wait in vain for the model's tokens. left is how long
 // it may wait, ahead is the tokens of its own tenant before it. The waiters of other tenants may
 // give up, so they only make RetryAfter longer.

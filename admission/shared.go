@@ -114,9 +114,8 @@ type Verdict struct {
 	// Wait is how long the tokens or the request will be missing, if nobody else is charged. 0
 	// means an unknown time.
 	Wait time.Duration
-	// ModelInUse and ReplicaInUse count the leases of the model and of the replica over all
-	// gateways, the new one included.
-	ModelInUse, ReplicaInUse int
+	// ModelInUse counts the leases of the model over all gateways, the new one included.
+	ModelInUse int
 	// Quota is that of the tenant after the claim.
 	Quota Quota
 	// Task is the earlier task that the key of the claim has found. Its ID differs from the

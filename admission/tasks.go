@@ -303,27 +303,9 @@ func (c *Controller) retryAfterTimeout(a *arrival) time.Duration {
 // returned and the lease is released. If that one was completed meanwhile, registerTask fails with
 // ErrTaskEnded.
 func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
-	c.mu.Lock()
-	if c.tasks.hasEnded(t.Tenant, t.key, time.Now()) {
-		c.endLease(t.lease, false)
-		c.unlockAndRun()
-		return Task{}, 0, ErrTaskEnded
+	if other, err := c.addTask(t); other.ID != "" || err != nil {
+		return other, 0, err
 	}
-	if other := c.tasks.findByKey(t.Tenant, t.key, time.Now()); other != nil && (c.shared == nil || other.lease.grantedAlone || t.lease.grantedAlone) {
-		c.endLease(t.lease, false)
-		c.unlockAndRun()
-		return other.Task, 0, nil
-	}
-	if same := c.tasks.byID[t.ID]; same != nil { // a repeated call of a key with limits has its id
-		t.lease.unknownToShared = true
-		c.endLease(t.lease, false)
-		found := same.Task
-		c.unlockAndRun()
-		return found, 0, nil
-	}
-	c.tasks.add(t)
-	c.setExpiryTimer()
-	c.unlockAndRun()
 	if err := c.taskJournal.append(c, journalEntry{Op: opAdd, Task: t.Task, Key: t.key}); err != nil {
 		c.mu.Lock()
 		defer c.unlockAndRun()
@@ -334,6 +316,29 @@ func (c *Controller) registerTask(t *task) (Task, time.Duration, error) {
 		return Task{}, 0, err
 	}
 	return c.answerCallsOfKey(t), 0, nil
+}
+
+// addTask adds a task, or releases its lease and returns what registerTask returns then.
+func (c *Controller) addTask(t *task) (other Task, err error) {
+	c.mu.Lock()
+	defer c.unlockAndRun()
+	now := time.Now()
+	found, same := c.tasks.findByKey(t.Tenant, t.key, now), c.tasks.byID[t.ID]
+	switch {
+	case c.tasks.hasEnded(t.Tenant, t.key, now):
+		err = ErrTaskEnded
+	case found != nil && (c.shared == nil || found.lease.grantedAlone || t.lease.grantedAlone):
+		other = found.Task
+	case same != nil: // a repeated call of a key with limits has its id
+		t.lease.unknownToShared = true
+		other = same.Task
+	default:
+		c.tasks.add(t)
+		c.setExpiryTimer()
+		return Task{}, nil
+	}
+	c.endLease(t.lease, false)
+	return other, err
 }
 
 // answerCallsOfKey gives a new task to the calls with its key that wait, and returns the task. With

@@ -79,6 +79,12 @@ func (t *tenant) isAtLimit(a *arrival) bool {
 		a.Preempted && a.needsLease() && isReached(t.running, t.limits.MaxConcurrent)
 }
 
+// isDenied reports whether the shared state has denied the tenant a limit that refuses the request.
+// TenantPrefill makes requests wait.
+func (t *tenant) isDenied(a *arrival) bool {
+	return t.deniedReason != Granted && t.deniedReason != TenantPrefill && a.needsLease()
+}
+
 // concernedBy reports whether the limit of a tenant that reason names bounds the request.
 func (a *arrival) concernedBy(reason Reason) bool {
 	switch reason {

@@ -34,6 +34,20 @@ func (s *Snapshot) Resolve(name string) (*ModelSnapshot, bool) {
 	return m, ok
 }
 
+// Replica returns the replica with this id; nil: there is none, or m is nil. The caller must not
+// change the replica.
+func (m *ModelSnapshot) Replica(id string) *Replica {
+	if m == nil {
+		return nil
+	}
+	for i := range m.Replicas {
+		if m.Replicas[i].ID == id {
+			return &m.Replicas[i]
+		}
+	}
+	return nil
+}
+
 // Ready returns the model's replicas that may serve.
 func (m *ModelSnapshot) Ready() []Replica {
 	ready := make([]Replica, 0, len(m.Replicas))

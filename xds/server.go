@@ -100,8 +100,6 @@ type Status struct {
 	// Certificate is the chain of the listener's certificate that Envoy acknowledged last, in PEM.
 	// It is empty if this process did not send it.
 	Certificate string
-	// Pushes counts the responses that were sent.
-	Pushes uint64
 	// Nacks counts the responses that any Envoy refused. If a response with several resources is
 	// refused, it counts once, and each bad resource that is then refused alone counts once.
 	Nacks uint64

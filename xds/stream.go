@@ -260,7 +260,6 @@ func (st *stream) send(k resourceKind, sub *subscription, r response) error {
 	}
 	sub.pending[nonce] = r
 	st.withdrawUncertain(k, r)
-	st.server.updateStatus(st, func(s *Status) { s.Pushes++ })
 	return st.wire.Send(message)
 }
 

@@ -170,10 +170,6 @@ func (o *oracle) call(claims []admission.Claim) []admission.Verdict {
 			v.Reason, v.Wait = o.decide(c)
 		}
 		v.ModelInUse = o.count(func(x admission.Claim) bool { return x.Model == c.Model })
-		v.ReplicaInUse = 0
-		if c.Replica != "" {
-			v.ReplicaInUse = o.count(func(x admission.Claim) bool { return x.Replica == c.Replica })
-		}
 		t := c.TenantLimits
 		v.Quota.Requests = o.allowance('r', c.Tenant, t.RequestsPerMinute)
 		v.Quota.Tokens = o.allowance('t', c.Tenant, t.TokensPerMinute)

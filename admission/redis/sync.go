@@ -138,14 +138,14 @@ func (s *Store) applyVerdicts(parts []callPart, f *claimTable, r reply) error {
 }
 
 // verdictSize is the number of integers in one verdict.
-const verdictSize = 8
+const verdictSize = 7
 
 func verdict(c admission.Claim, n []int64) admission.Verdict {
 	return admission.Verdict{
-		Reason: admission.Reason(n[0]), Wait: micros(n[1]), ModelInUse: int(n[2]), ReplicaInUse: int(n[3]),
+		Reason: admission.Reason(n[0]), Wait: micros(n[1]), ModelInUse: int(n[2]),
 		Quota: admission.Quota{
-			Requests: allowance(clampLimit(int64(c.TenantLimits.RequestsPerMinute)), n[4], n[5]),
-			Tokens:   allowance(clampLimit(int64(c.TenantLimits.TokensPerMinute)), n[6], n[7]),
+			Requests: allowance(clampLimit(int64(c.TenantLimits.RequestsPerMinute)), n[3], n[4]),
+			Tokens:   allowance(clampLimit(int64(c.TenantLimits.TokensPerMinute)), n[5], n[6]),
 		},
 	}
 }

@@ -25,11 +25,10 @@
 --   { 'wait', now, us }           nothing is granted for so long after the store was emptied
 --   { 'stale', now }              the store has limits of another version
 --   { 'ok', now, verdicts, tasks, levels, writes }
--- verdicts has eight numbers for each claim: reason, wait, leases of the model, leases of the
--- replica, then remaining and reset of the tenant's requests and of its tokens. tasks has an entry
--- for each claim that found an earlier task: index from 0, id, model, tokens, ms left. levels has
--- the tokens of each model's bucket, then for each tenant those of its token bucket and of its
--- request bucket.
+-- verdicts has seven numbers for each claim: reason, wait, leases of the model, then remaining and
+-- reset of the tenant's requests and of its tokens. tasks has an entry for each claim that found an
+-- earlier task: index from 0, id, model, tokens, ms left. levels has the tokens of each model's
+-- bucket, then for each tenant those of its token bucket and of its request bucket.
 --
 -- limitsLua in script.go generates REASON, MODEL_LIMITS and TENANT_LIMITS from the table of limits.
 
@@ -292,16 +291,12 @@ local marks = {}    -- keys that mark has set in this call
 local function mark(c, reason)
   if not marks.any then call('SET', P .. 'waiting', '1', 'PX', 2000) end
   marks.any = true
-  if reason == REASON.MODEL_CONCURRENCY or reason == REASON.MODEL_TOKENS or reason == REASON.REPLICA_FULL then
-    local key = P .. 'waiting:' .. c.m.name
-    if not marks[key] then call('SET', key, '1', 'PX', 2000) end
-    marks[key] = true
-  else
-    local key = P .. 'waiting_tenant:' .. c.t.name
-    call('SADD', key, c.m.name)
-    if not marks[key] then call('PEXPIRE', key, 2000) end
-    marks[key] = true
-  end
+  local of_model = reason == REASON.MODEL_CONCURRENCY or reason == REASON.MODEL_TOKENS or reason == REASON.REPLICA_FULL
+  local key = of_model and P .. 'waiting:' .. c.m.name or P .. 'waiting_tenant:' .. c.t.name
+  if not of_model then call('SADD', key, c.m.name) end
+  if marks[key] then return end
+  marks[key] = true
+  if of_model then call('SET', key, '1', 'PX', 2000) else call('PEXPIRE', key, 2000) end
 end
 
 -- has_lease tells whether the claim's id holds a lease already.
@@ -351,7 +346,6 @@ for i = 1, count do
   verdicts[#verdicts + 1] = reason
   verdicts[#verdicts + 1] = w
   verdicts[#verdicts + 1] = c.m.state.leases.used
-  verdicts[#verdicts + 1] = c.slots and c.slots.used or 0
   append_quota(verdicts, c.t.request_bucket)
   append_quota(verdicts, c.t.token_bucket)
   if task then tasks[#tasks + 1] = { i - 1, task[1], task[2], task[3], task[4] } end

@@ -118,14 +118,6 @@ func (c *requestCounts) inFlight(id string) int {
 // publishes that a replica drains before it asks for its requests.
 func (c *requestCounts) isDraining(id string) bool {
 	model := id[:max(strings.LastIndexByte(id, '-'), 0)]
-	m, ok := c.fleet.Snapshot().Models[model]
-	if !ok {
-		return true
-	}
-	for _, r := range m.Replicas {
-		if r.ID == id {
-			return r.State == engines.Draining
-		}
-	}
-	return true
+	r := c.fleet.Snapshot().Models[model].Replica(id)
+	return r == nil || r.State == engines.Draining
 }

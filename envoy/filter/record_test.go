@@ -166,7 +166,7 @@ func compare(t *testing.T, name string, r record, e *datav3.HTTPAccessLogEntry) 
 		path = asked.GetPath()
 	}
 	for key, value := range map[string]string{
-		"method": asked.GetRequestMethod().String(), "path": path, "id": asked.GetRequestId(), "protocol": "HTTP/1.1",
+		"method": asked.GetRequestMethod().String(), "path": path, "id": asked.GetRequestId(),
 		"route": common.GetRouteName(), "details": response.GetResponseCodeDetails(), "upstream": upstream,
 		"cluster": common.GetUpstreamCluster(), "replica": tag(common, "replica"),
 	} {

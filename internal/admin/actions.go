@@ -122,11 +122,9 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 			if m.Name == id {
 				hint = " It is a model: `sluice ps --model " + id + "` lists its replicas."
 			}
-			for i := range m.Replicas {
-				if m.Replicas[i].ID == id {
-					serve(w, r, m.Replicas[i])
-					return
-				}
+			if found := m.Replica(id); found != nil {
+				serve(w, r, *found)
+				return
 			}
 		}
 		writeError(w, notFound("There is no replica `"+id+"`."+hint))

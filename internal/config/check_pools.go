@@ -91,6 +91,24 @@ func (k *checker) poolNames() []string {
 	return names
 }
 
+// Model returns the model with this name.
+func (c *Config) Model(name string) (m Model, ok bool) {
+	i := slices.IndexFunc(c.Models, func(m Model) bool { return m.Name == name })
+	if i < 0 {
+		return Model{}, false
+	}
+	return c.Models[i], true
+}
+
+// Tenant returns the tenant with this name.
+func (c *Config) Tenant(name string) (t Tenant, ok bool) {
+	i := slices.IndexFunc(c.Tenants, func(t Tenant) bool { return t.Name == name })
+	if i < 0 {
+		return Tenant{}, false
+	}
+	return c.Tenants[i], true
+}
+
 // HasModel reports whether a model of the file has this name, alias or adapter, or a pool has this
 // name.
 func (c *Config) HasModel(name string) bool {

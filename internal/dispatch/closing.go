@@ -21,7 +21,8 @@ func ClosesOf(e *request.Entry) bool { return e.CloseDelimited && e.Model != "" 
 // record belongs to one run of the replica's process. That of an upstream, whose process nobody
 // knows, lasts as long as the upstream keeps its address.
 func (d *Dispatcher) LearnCloseDelimited(model, replica string) {
-	if t := d.table.Load().routes[model]; t == nil || t.knowsCloseDelimited(replica) {
+	t := d.table.Load().routes[model]
+	if known := t.replica(replica); t == nil || known != nil && known.closeDelimited {
 		return // the relay comes here for each response
 	}
 	d.mu.Lock()
@@ -36,16 +37,6 @@ func (d *Dispatcher) LearnCloseDelimited(model, replica string) {
 		d.dirty[user] = struct{}{}
 	}
 	d.rebuildLocked()
-}
-
-// knowsCloseDelimited reports whether the route knows that the replica answers in this way.
-func (t *modelRoute) knowsCloseDelimited(id string) bool {
-	for _, r := range t.replicas {
-		if r.id == id {
-			return r.closeDelimited
-		}
-	}
-	return false
 }
 
 // CloseDelimited returns the replicas that are known to answer in this way, by id, with their

@@ -54,7 +54,7 @@ func (d *Dispatcher) DrainReplica(id string, drained bool) {
 	}
 	d.drains.replicas = with(d.drains.replicas, id, drained)
 	for name, m := range d.fleet.Snapshot().Models {
-		if has(m, id) {
+		if m.Replica(id) != nil {
 			d.dirty[name] = struct{}{}
 		}
 	}
@@ -72,10 +72,6 @@ func (d *Dispatcher) forgetAbsentLocked() {
 		}
 	}
 	d.drains.replicas = present
-}
-
-func has(m *engines.ModelSnapshot, id string) bool {
-	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id })
 }
 
 // Drained returns the drained models and the drained replicas, by name and id. The caller must not

@@ -2,33 +2,14 @@ package dispatch
 
 import "time"
 
-// Forecast is what dispatch knows of a request before the request is sent.
-type Forecast struct {
-	// Exists says that the model or pool exists, that the tenant may use it, and that it may be
-	// dispatched to. If it is false, the other fields are zero, and Dispatch returns the reason.
-	Exists bool
-	// Models are the names of the models that the request may go to: one model, or those of a pool.
-	// The caller owns the slice.
-	Models []string
-	// Cold says that no replica of these models is ready, and that one has to be started.
-	Cold bool
-	// TTFT is the usual time to the first token of a prompt of this length, counted from when the
-	// request leaves for a replica. For several models it is the longest. 0 means not known.
-	TTFT time.Duration
-}
-
-// Forecast returns the forecast of a request and changes nothing. It reads the Model, Allowed,
-// Tenant and PromptBytes of the request.
-func (d *Dispatcher) Forecast(r *Request) Forecast {
+// FirstModel returns the model that a request may go to, or the first of a pool. It is empty for a
+// request that Dispatch would refuse. It reads the Model, the Endpoint and Allowed of the request.
+func (d *Dispatcher) FirstModel(r *Request) string {
 	_, c, fault := d.resolve(r)
 	if fault != nil {
-		return Forecast{}
+		return ""
 	}
-	f := Forecast{Exists: true, Models: make([]string, len(c.members)), Cold: c.starts(), TTFT: c.firstToken(r.PromptBytes)}
-	for i, t := range c.members {
-		f.Models[i] = t.Name
-	}
-	return f
+	return c.members[0].Name
 }
 
 // firstToken returns the usual time to the first token of a prompt of so many bytes. For several

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -21,7 +20,8 @@ func (s stage) teach(t *testing.T, prompt, cached int64, ttft time.Duration) {
 }
 
 func (s stage) foreseen(tokens int) time.Duration {
-	return s.Forecast(&Request{Model: "m", PromptBytes: tokens * bytesPerPromptToken}).TTFT
+	_, c, _ := s.resolve(&Request{Model: "m"})
+	return c.firstToken(tokens * bytesPerPromptToken)
 }
 
 func between(t *testing.T, what string, got, least, most time.Duration) {
@@ -93,26 +93,27 @@ func TestForesightIsNeverNegative(t *testing.T) {
 	between(t, "far beyond", s.foreseen(1<<40), longestTTFT, longestTTFT)
 }
 
-func TestForesight(t *testing.T) {
+func TestFirstModel(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("m", replicas("a")...)
 	s.put("n", engines.Replica{ID: "n1", State: engines.Starting})
 	s.SetRules(Rules{Pools: map[string][]string{"auto": {"m", "n", "gone"}}})
 	forbidden := func(string) bool { return false }
 	for name, c := range map[string]struct {
-		r    Request
-		want Forecast
+		r      Request
+		want   string
+		starts bool
 	}{
-		"a model":         {Request{Model: "m"}, Forecast{Exists: true, Models: []string{"m"}}},
-		"by its alias":    {Request{Model: "m-alias"}, Forecast{Exists: true, Models: []string{"m"}}},
-		"one that starts": {Request{Model: "n"}, Forecast{Exists: true, Models: []string{"n"}, Cold: true}},
-		"a pool":          {Request{Model: "auto"}, Forecast{Exists: true, Models: []string{"m", "n"}}},
-		"unknown":         {Request{Model: "x"}, Forecast{}},
-		"forbidden":       {Request{Model: "m", Allowed: forbidden}, Forecast{}},
+		"a model":         {Request{Model: "m"}, "m", false},
+		"by its alias":    {Request{Model: "m-alias"}, "m", false},
+		"one that starts": {Request{Model: "n"}, "n", true},
+		"a pool":          {Request{Model: "auto"}, "m", false},
+		"unknown":         {Request{Model: "x"}, "", false},
+		"forbidden":       {Request{Model: "m", Allowed: forbidden}, "", false},
 	} {
-		got := s.Forecast(&c.r)
-		if !slices.Equal(got.Models, c.want.Models) || got.Exists != c.want.Exists || got.Cold != c.want.Cold || got.TTFT != 0 {
-			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		_, models, _ := s.resolve(&c.r)
+		if got := s.FirstModel(&c.r); got != c.want || models.starts() != c.starts {
+			t.Errorf("%s: %q, which starts: %v", name, got, models.starts())
 		}
 	}
 }

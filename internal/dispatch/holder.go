@@ -18,10 +18,8 @@ func (d *Dispatcher) Holder(tenant, responseID string) (model string, u Upstream
 		if !found {
 			continue
 		}
-		for _, r := range t.replicas {
-			if r.counter == known.replica {
-				return t.Name, t.upstream(r), true
-			}
+		if i := t.indexOf(known.replica); i >= 0 {
+			return t.Name, t.upstream(t.replicas[i]), true
 		}
 		if u, ok = d.unpicked(t, known.replica); ok {
 			return t.Name, u, true

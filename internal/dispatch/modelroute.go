@@ -46,6 +46,39 @@ type modelRoute struct {
 	warmAt  time.Time
 }
 
+// replica returns the replica that may be picked and has this id; nil: there is none, or t is nil.
+func (t *modelRoute) replica(id string) *replica {
+	if t == nil {
+		return nil
+	}
+	for i := range t.replicas {
+		if t.replicas[i].id == id {
+			return &t.replicas[i]
+		}
+	}
+	return nil
+}
+
+// indexOf returns the index of the replica with this counter; -1: the replica may not be picked.
+func (t *modelRoute) indexOf(c *counter) int {
+	for i := range t.replicas {
+		if t.replicas[i].counter == c {
+			return i
+		}
+	}
+	return -1
+}
+
+// indexAt returns the index of the replica at an address in a cluster; -1: there is none.
+func (t *modelRoute) indexAt(address, cluster string) int {
+	for i := range t.replicas {
+		if r := &t.replicas[i]; r.address == address && r.cluster == cluster {
+			return i
+		}
+	}
+	return -1
+}
+
 // isAdapter reports whether the name is that of an adapter of the model.
 func (t *modelRoute) isAdapter(name string) bool { return slices.Contains(t.Adapters, name) }
 

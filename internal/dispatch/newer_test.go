@@ -18,8 +18,8 @@ func TestE3_AModelOfTheFleetIsKnownAtOnce(t *testing.T) {
 		s.fleet.Set(name, engines.Part{Models: []engines.Model{{Name: name, Launcher: launcher, Desired: 1}}})
 	}
 	add("a", engines.Local)
-	if f := s.Forecast(newRequest("a", "")); !f.Exists {
-		t.Errorf("a forecast does not know the model: %+v", f)
+	if first := s.FirstModel(newRequest("a", "")); first != "a" {
+		t.Errorf("the model is not known, but %q", first)
 	}
 	add("b", engines.Local)
 	if _, wait, fault := s.Begin(t.Context(), newRequest("b", "")); fault != nil || wait == nil {

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -79,7 +78,7 @@ func (l *estimator) dropSlotsLocked(m *engines.ModelSnapshot) {
 		return
 	}
 	for id, s := range l.slots {
-		if !slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id }) {
+		if m.Replica(id) == nil {
 			l.index.Release(s.slot)
 			delete(l.slots, id)
 		}
@@ -107,7 +106,7 @@ func (t *Ticket) placeLocked() {
 	if !t.route.isCacheAware() {
 		return
 	}
-	r := &t.route.replicas[t.replicaIndex]
+	r := t.replicaLocked()
 	p := Placement{Model: t.route.Name, Replica: r.sharedID, Chain: t.prompt.chain, Session: t.prompt.session.key}
 	if p.Chain.Bytes == 0 && p.Session == 0 {
 		return
@@ -138,7 +137,7 @@ func (t *modelRoute) record(r *replica, p *Placement) {
 // is held.
 func (t *Ticket) unplaceLocked() {
 	if t.route.isCacheAware() && t.prompt.chain.Bytes > 0 {
-		t.route.estimator.index.Drop(t.route.replicas[t.replicaIndex].slot, &t.prompt.chain, int(t.matched))
+		t.route.estimator.index.Drop(t.replicaLocked().slot, &t.prompt.chain, int(t.matched))
 	}
 }
 
@@ -147,7 +146,7 @@ func (t *Ticket) unplaceLocked() {
 func (t *Ticket) moveWorkLocked() {
 	now := time.Now()
 	t.work.Leave(now)
-	r := &t.route.replicas[t.replicaIndex]
+	r := t.replicaLocked()
 	t.work = r.queue.Begin(now, int(r.load.Load())-1, t.prompt.tokens)
 }
 
@@ -166,7 +165,7 @@ func (t *Ticket) learnLocked(r Response) {
 	t.work.End(now, outcome)
 	if told && t.prompt.chain.Bytes > 0 && t.route.isCacheAware() {
 		cached := float64(t.prompt.chain.Bytes) * float64(min(r.Cached, r.Prompt)) / float64(r.Prompt)
-		l.index.Correct(t.route.replicas[t.replicaIndex].slot, int(t.matched), int(cached))
+		l.index.Correct(t.replicaLocked().slot, int(t.matched), int(cached))
 	}
 	if t.response.key != 0 && r.Known {
 		t.placeResponseLocked(int(r.Prompt + r.Completion))

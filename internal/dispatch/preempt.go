@@ -17,23 +17,19 @@ func (t *Ticket) onPreempt(preempt func()) func() {
 // the model. Admission calls it with Controller.mu held.
 func (t *Ticket) wouldFreeSlot() bool {
 	t.mu.Lock()
-	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.route.replicas[t.replicaIndex].counter
+	held, prefill, model, counter := t.held, t.prefill, t.route.Name, t.replicaLocked().counter
 	t.mu.Unlock()
 	now, ok := t.dispatcher.table.Load().routes[model]
 	if !held || !ok {
 		return false
 	}
-	for _, r := range now.replicas {
-		if r.counter == counter {
-			return r.isFreeWithoutOne(prefill)
-		}
-	}
-	return false // the replica may no longer be picked
+	i := now.indexOf(counter)
+	return i >= 0 && now.replicas[i].isFreeWithoutOne(prefill)
 }
 
 // isFreeWithoutOne reports whether the replica has a free slot when one request fewer runs on it.
 // prefill says whether that request is in prefill.
-func (r replica) isFreeWithoutOne(prefill bool) bool {
+func (r *replica) isFreeWithoutOne(prefill bool) bool {
 	n := r.prefill.Load()
 	if prefill {
 		n--

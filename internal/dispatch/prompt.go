@@ -180,11 +180,6 @@ func (t *modelRoute) findPrevious(f *forecasts, p *prompt, now time.Time) {
 	f.wasKnown, f.pinned, f.history = true, f.session >= 0, known.history
 }
 
-// indexOf returns the index of the replica with this counter; -1: the replica is gone.
-func (t *modelRoute) indexOf(c *counter) int {
-	return slices.IndexFunc(t.replicas, func(r replica) bool { return r.counter == c })
-}
-
 // raiseWarming raises the loads and the predicted times of the replicas that warm up: their caches
 // are empty, and their engines may still compile. The time rises at first by what prompts wait at
 // the warm replicas on average. The increase falls linearly to 0.

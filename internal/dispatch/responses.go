@@ -264,13 +264,13 @@ func (d *Dispatcher) placeResponsesLocked() {
 		if m == nil || e == nil {
 			return false
 		}
-		i := slices.IndexFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == told.Replica })
-		if i < 0 {
+		r := m.Replica(told.Replica)
+		if r == nil {
 			return false
 		}
-		at := runOf(&m.Replicas[i])
+		at := runOf(r)
 		if at.text() != told.Run {
-			return m.Replicas[i].State == engines.Ready // until then its launcher may not know the process
+			return r.State == engines.Ready // until then its launcher may not know the process
 		}
 		c := d.counterLocked(told.Model, told.Replica)
 		c.setRun(at)

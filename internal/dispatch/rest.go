@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -42,14 +43,9 @@ func (d *Dispatcher) Rest(replica string, retryAfter time.Duration) {
 		}
 	}
 	for _, model := range c.models() {
-		for _, r := range routes[model].replicas {
-			if r.counter == c {
-				if retryAfter == 0 {
-					retryAfter = defaultRest
-				}
-				d.markFull(r, min(retryAfter, maxRest))
-				return
-			}
+		if i := routes[model].indexOf(c); i >= 0 {
+			d.markFull(routes[model].replicas[i], min(cmp.Or(retryAfter, defaultRest), maxRest))
+			return
 		}
 	}
 }

@@ -303,8 +303,7 @@ func (d *Dispatcher) dropCountersLocked(s *engines.Snapshot) {
 }
 
 func named(s *engines.Snapshot, model, id string) bool {
-	m, ok := s.Models[model]
-	return ok && slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.ID == id })
+	return s.Models[model].Replica(id) != nil
 }
 
 // cursorLocked returns the cursor and the estimator of a model, which outlive routing tables.

@@ -267,7 +267,7 @@ func (c choice) chooseByPrevious(r *Request, now time.Time) choice {
 // gateways and the successor of this process. history are the tokens of the conversation up to the
 // response. Ticket.mu is held.
 func (t *Ticket) placeResponseLocked(history int) {
-	r := &t.route.replicas[t.replicaIndex]
+	r := t.replicaLocked()
 	t.place(r, Placement{Model: t.route.Name, Replica: r.sharedID, Session: t.response.key, Owner: t.response.owner, History: uint32(history)})
 	t.dispatcher.tellResponse(t.route.Name, r, session{sessionID: t.response, history: uint32(history), asked: steadyNanos(time.Now())})
 }

@@ -41,7 +41,7 @@ const silentReason = "left several requests in a row without an answer"
 // noteSilenceLocked notes whether the replica has answered the request. It returns whether the
 // replica is Silent. Ticket.mu is held.
 func (t *Ticket) noteSilenceLocked(r Response) bool {
-	c := t.route.replicas[t.replicaIndex].counter
+	c := t.replicaLocked().counter
 	switch {
 	case r.Lost: // it may have been answered
 	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:
@@ -174,10 +174,8 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 		return nil, nil
 	}
 	t := d.table.Load().routes[c.models()[0]]
-	for i := range t.source.Replicas {
-		if r := &t.source.Replicas[i]; r.ID == id {
-			return r, t
-		}
+	if r := t.source.Replica(id); r != nil {
+		return r, t
 	}
 	return nil, nil
 }

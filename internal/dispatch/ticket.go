@@ -96,29 +96,32 @@ func (t *Ticket) granted(lease *admission.Lease, r *Request) {
 	if charged := lease.Tokens(); charged < t.estimate.tokens.total() && t.estimate.guessed() > 0 {
 		t.estimate.tokens.output = max(charged-t.estimate.tokens.prompt, 1)
 	}
+	t.mu.Lock()
 	t.Model, t.MaxDuration, t.estimator = t.route.Name, t.route.policy.MaxDuration, t.route.estimator
 	t.estimator.admitted.Add(1)
 	t.FailOver, t.BoundByRoute = t.route.policy.FailOver, t.route.policy.BoundByRoute
 	t.GRPC, t.RerankAPI = t.route.policy.Way.GRPC, t.route.policy.Way.RerankAPI
-	if t.Served = t.route.replicas[t.replicaIndex].servedModel; t.route.isAdapter(r.Model) {
+	if t.Served = t.replicaLocked().servedModel; t.route.isAdapter(r.Model) {
 		t.Served = r.Model
 	}
 	t.measure = r.TellsUsage || t.route.policy.Limits.TokensPerMinute > 0 ||
 		t.dispatcher.tenant(t.estimate.tenant).TokensPerMinute > 0 ||
 		t.apiKey != "" && t.dispatcher.tenant(admission.KeyTenant(t.apiKey)).TokensPerMinute > 0 ||
 		t.estimator.asked.Add(1)%measureEvery == 1
-	t.mu.Lock()
 	t.placeLocked()
 	t.estimator.recent.Add(time.Now(), t.work.TTFT, t.work.Own)
 	t.mu.Unlock()
 	t.dispatcher.held.add(t)
 }
 
+// replicaLocked returns the replica that the slot is on. t.mu is held.
+func (t *Ticket) replicaLocked() *replica { return &t.route.replicas[t.replicaIndex] }
+
 // Cluster returns the Envoy cluster of the picked replica and of all others in Endpoints.
 func (t *Ticket) Cluster() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.route.replicas[t.replicaIndex].cluster
+	return t.replicaLocked().cluster
 }
 
 // Endpoints returns a list of addresses, ip:port,ip:port: the picked replica, then those that Envoy
@@ -158,14 +161,14 @@ func (t *Ticket) HasFallback() bool {
 func (t *Ticket) Replica() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.route.replicas[t.replicaIndex].id
+	return t.replicaLocked().id
 }
 
 // Age returns how long the replica has been pickable, at most since the process started.
 func (t *Ticket) Age() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return time.Since(t.route.replicas[t.replicaIndex].since)
+	return time.Since(t.replicaLocked().since)
 }
 
 // setSlot records the pick; its slot is already acquired, and the request is in the replica's
@@ -186,8 +189,9 @@ func (t *Ticket) releaseSlot() {
 		t.endPrefillLocked()
 		now := time.Now()
 		t.work.Leave(now)
-		t.route.replicas[t.replicaIndex].slotTime.observe(now.Sub(t.reservedAt))
-		t.route.replicas[t.replicaIndex].count(-1)
+		r := t.replicaLocked()
+		r.slotTime.observe(now.Sub(t.reservedAt))
+		r.count(-1)
 	}
 }
 
@@ -197,7 +201,7 @@ func (t *Ticket) endPrefillLocked() bool {
 	was := t.prefill
 	if was {
 		t.prefill = false
-		t.route.replicas[t.replicaIndex].prefill.Add(-1)
+		t.replicaLocked().prefill.Add(-1)
 	}
 	return was
 }
@@ -208,7 +212,7 @@ func (t *Ticket) endPrefillLocked() bool {
 func (t *Ticket) returnSlot() {
 	t.releaseSlot()
 	t.mu.Lock()
-	replica, model := t.route.replicas[t.replicaIndex].counter, t.route.Name
+	replica, model := t.replicaLocked().counter, t.route.Name
 	t.mu.Unlock()
 	t.dispatcher.wakeOthers(replica, model)
 }
@@ -225,7 +229,7 @@ func (t *Ticket) FirstToken() bool {
 	was := t.held && t.endPrefillLocked()
 	var replica *counter
 	if was {
-		replica = t.route.replicas[t.replicaIndex].counter
+		replica = t.replicaLocked().counter
 	}
 	t.mu.Unlock()
 	if was {
@@ -243,44 +247,46 @@ func (t *Ticket) Keep() bool { return !t.preemptible || t.lease.Keep() }
 // Moved reports that Envoy's retry moved the request to another replica. The slot moves with it,
 // even past the replica's limit. An address that the route does not have changes nothing.
 func (t *Ticket) Moved(address string) {
-	t.mu.Lock()
-	if !t.held || t.route.replicas[t.replicaIndex].address == address {
-		t.mu.Unlock()
+	from := t.moveTo(address)
+	if from == nil {
 		return
 	}
-	from := t.route.replicas[t.replicaIndex].counter
-	cluster := t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
-	for i, r := range t.route.replicas {
-		if r.address == address && r.cluster == cluster {
-			r.count(1)
-			r.served.Add(1)
-			if t.endPrefillLocked() {
-				t.prefill = true
-				r.prefill.Add(1)
-			}
-			t.route.replicas[t.replicaIndex].count(-1)
-			t.unplaceLocked()
-			t.replicaIndex = i
-			t.moveWorkLocked()
-			t.placeLocked()
-			break
-		}
+	t.lease.MoveSlot(t.sharedReplica) // before anybody asks for the slot that is free
+	t.dispatcher.held.moved(t)
+	t.dispatcher.wakeOthers(from, t.Model)
+	t.dispatcher.admission.RetryWaiters(t.Model)
+}
+
+// moveTo moves the slot to the replica at an address. It returns the counter of the replica that
+// had the slot before, and nil if nothing changes.
+func (t *Ticket) moveTo(address string) (from *counter) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.replicaLocked()
+	i := t.route.indexAt(address, before.cluster) // a retry stays in the cluster
+	if !t.held || i < 0 || i == t.replicaIndex {
+		return nil
 	}
-	to := t.route.replicas[t.replicaIndex].counter
-	t.mu.Unlock()
-	if to != from {
-		t.lease.MoveSlot(t.sharedReplica) // before anybody asks for the slot that is free
-		t.dispatcher.held.moved(t)
-		t.dispatcher.wakeOthers(from, t.Model)
-		t.dispatcher.admission.RetryWaiters(t.Model)
+	to := &t.route.replicas[i]
+	to.count(1)
+	to.served.Add(1)
+	if t.endPrefillLocked() {
+		t.prefill = true
+		to.prefill.Add(1)
 	}
+	before.count(-1)
+	t.unplaceLocked()
+	t.replicaIndex = i
+	t.moveWorkLocked()
+	t.placeLocked()
+	return before.counter
 }
 
 // sharedReplica returns the sharedID of the replica that the slot is on.
 func (t *Ticket) sharedReplica() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.route.replicas[t.replicaIndex].sharedID
+	return t.replicaLocked().sharedID
 }
 
 // Release releases the lease, the slot and the ids. Only the first call has an effect.
@@ -291,7 +297,7 @@ func (t *Ticket) Release() {
 		return
 	}
 	t.released = true
-	replica, preempted := t.route.replicas[t.replicaIndex].counter, t.preempted
+	replica, preempted := t.replicaLocked().counter, t.preempted
 	t.mu.Unlock()
 
 	t.dispatcher.held.remove(t)
@@ -311,7 +317,7 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
 	already := t.corrected
 	t.corrected = true
-	at := &t.route.replicas[t.replicaIndex]
+	at := t.replicaLocked()
 	told, partial := r, t.isPartialLocked(r)
 	r, doubted := t.estimate.believed(r, time.Since(t.reservedAt))
 	if partial {
@@ -347,7 +353,7 @@ func (t *Ticket) isPartialLocked(r Response) bool {
 	if !r.Known || t.estimate.choices < 2 {
 		return false
 	}
-	news := t.route.replicas[t.replicaIndex].news.Load()
+	news := t.replicaLocked().news.Load()
 	return news != nil && engines.CountsOneAnswer(news.Engine)
 }
 

@@ -103,6 +103,6 @@ func (h *heldTickets) corrected(t *Ticket, tokens int) {
 func (t *Ticket) heldRequest() HeldRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return HeldRequest{Model: t.Model, Replica: t.route.replicas[t.replicaIndex].id, Tenant: t.estimate.tenant, APIKey: t.apiKey,
+	return HeldRequest{Model: t.Model, Replica: t.replicaLocked().id, Tenant: t.estimate.tenant, APIKey: t.apiKey,
 		SlotOnly: t.slotOnly}
 }

@@ -20,18 +20,15 @@ type Upstream struct {
 // it refuses. A request that only one replica can take has one.
 func (t *Ticket) Upstreams() []Upstream {
 	t.mu.Lock()
-	route, cluster := t.route, t.route.replicas[t.replicaIndex].cluster // a retry stays in the cluster
+	route, cluster := t.route, t.replicaLocked().cluster // a retry stays in the cluster
 	t.mu.Unlock()
 	list, endpoints := make([]Upstream, 0, 1+fallbacks), t.endpoints
 	if !t.HasFallback() {
 		endpoints, _, _ = strings.Cut(endpoints, ",")
 	}
 	for address := range strings.SplitSeq(endpoints, ",") {
-		for _, r := range route.replicas {
-			if r.address == address && r.cluster == cluster {
-				list = append(list, route.upstream(r))
-				break
-			}
+		if i := route.indexAt(address, cluster); i >= 0 {
+			list = append(list, route.upstream(route.replicas[i]))
 		}
 	}
 	return list
@@ -41,11 +38,8 @@ func (t *Ticket) Upstreams() []Upstream {
 // picked.
 func (t *modelRoute) upstream(r replica) Upstream {
 	u := Upstream{ID: r.id, Address: r.address}
-	for i := range t.source.Replicas {
-		if from := &t.source.Replicas[i]; from.ID == r.id {
-			u.Host, u.Transport = from.Host, from.Transport
-			break
-		}
+	if from := t.source.Replica(r.id); from != nil {
+		u.Host, u.Transport = from.Host, from.Transport
 	}
 	return u
 }

@@ -2,11 +2,9 @@ package dispatch
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
-	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
@@ -108,14 +106,10 @@ type ReplicaView struct {
 // be picked.
 func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	t := d.table.Load().routes[model]
-	if t != nil {
-		for _, r := range t.replicas {
-			if r.id == id {
-				v := r.view()
-				v.Limit, v.LimitFrom, v.CloseDelimited = r.limit, r.limitFrom, r.closeDelimited
-				return v
-			}
-		}
+	if r := t.replica(id); r != nil {
+		v := r.view()
+		v.Limit, v.LimitFrom, v.CloseDelimited = r.limit, r.limitFrom, r.closeDelimited
+		return v
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -124,7 +118,10 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 		return ReplicaView{}
 	}
 	v := c.view()
-	if r := t.known(id); r != nil { // such as one that is drained
+	if t == nil {
+		return v
+	}
+	if r := t.source.Replica(id); r != nil { // such as one that is drained
 		v.Limit, v.LimitFrom = limit(t.policy, r, c.news.Load())
 		v.CloseDelimited = d.isCloseDelimitedLocked(r)
 	}
@@ -134,16 +131,4 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 // view returns what is counted of the replica.
 func (c *counter) view() ReplicaView {
 	return ReplicaView{Load: int(c.load.Load()), Prefill: int(c.prefill.Load()), Queued: c.queue.Queued(time.Now()), Served: c.served.Load()}
-}
-
-// known returns a replica that the fleet has, also if it may not be picked; nil: there is none.
-func (t *modelRoute) known(id string) *engines.Replica {
-	if t == nil {
-		return nil
-	}
-	i := slices.IndexFunc(t.source.Replicas, func(r engines.Replica) bool { return r.ID == id })
-	if i < 0 {
-		return nil
-	}
-	return &t.source.Replicas[i]
 }

@@ -84,11 +84,11 @@
 //	byte to upstream, beginning (since 1970)
 //
 // The list has strings under these names, where known: "method" and "path" (as the client has sent
-// them, at most 1 KiB of each), "id" (x-request-id), "protocol", "route", "details", "flags"
-// (Envoy's short names with commas), "upstream" (address and port), "cluster", "replica" (metadata
-// of the host), "usage" and "read" (see below), "unframed" ("1": only the end of its connection
-// ends the response), and every string of the dynamic metadata of the namespace "sluice", with "@"
-// before its name, but for those that begin with "x-".
+// them, at most 1 KiB of each), "id" (x-request-id), "route", "details", "flags" (Envoy's short
+// names with commas), "upstream" (address and port), "cluster", "replica" (metadata of the host),
+// "usage" and "read" (see below), "unframed" ("1": only the end of its connection ends the
+// response), and every string of the dynamic metadata of the namespace "sluice", with "@" before
+// its name, but for those that begin with "x-". Names that the gateway does not know are ignored.
 //
 // # What is read of a response
 //

@@ -29,7 +29,7 @@ func record(id string, more ...string) []byte {
 	for _, n := range []int64{200, 140, 1000, 2, 5000, 3000, 4900, 100, 1_900_000_000_000_000} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(n))
 	}
-	return append(b, list(append([]string{"id", id, "method", "POST", "path", "/v1/chat/completions?key=secret", "protocol", "HTTP/1.1", "route", "stream",
+	return append(b, list(append([]string{"id", id, "method", "POST", "path", "/v1/chat/completions?key=secret", "route", "stream",
 		"details", "via_upstream", "flags", "UF,URX", "upstream", "127.0.0.1:9000", "cluster", "model/org/m", "replica", "m-0", "@tenant", "acme"}, more...)...)...)
 }
 
@@ -47,7 +47,7 @@ func TestB6_ARecordIsAnEntry(t *testing.T) {
 	f := connect(t, path)
 	f.send(kindEnd, 0, 77, record("e-1", "usage", "7 11 3", "read", "2 30 1900000000000000 1900000000001000 1 stop 5:1", "unknown", "x"))
 	want := request.Entry{
-		Log: headers.LogRequests, PID: os.Getpid(), RequestID: "e-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/1.1", Route: "stream", Status: 200,
+		Log: headers.LogRequests, PID: os.Getpid(), RequestID: "e-1", Method: "POST", Path: "/v1/chat/completions", Route: "stream", Status: 200,
 		Details: "via_upstream", Flags: "UF,URX", Upstream: "127.0.0.1:9000", Cluster: "model/org/m", Model: "org/m", Replica: "m-0", Attempts: 2, Streamed: true,
 		Metadata: map[string]string{"tenant": "acme"}, BytesIn: 140, BytesOut: 1000, Start: time.UnixMicro(1_900_000_000_000_000).UTC(),
 		Usage:    request.Usage{Prompt: 7, Completion: 11, Cached: 3, Known: true, CachedKnown: true},
@@ -395,7 +395,7 @@ func FuzzRecord(f *testing.F) {
 		p, q := payload{rest: b}, payload{rest: b}
 		e, live := entryOf(&p, &w), liveOf(&q, time.Unix(1<<31, 0), &w)
 		size := 0
-		for _, s := range []string{e.RequestID, e.Method, e.Protocol, e.Route, e.Details, e.Flags, e.Upstream, e.Cluster, e.Replica} {
+		for _, s := range []string{e.RequestID, e.Method, e.Route, e.Details, e.Flags, e.Upstream, e.Cluster, e.Replica} {
 			size += len(s)
 		}
 		if size > len(b) || !live.Interim || live.Start.After(time.Unix(1<<31, 0)) || e.Duration < 0 || e.UpstreamDuration < 0 {

@@ -29,12 +29,17 @@ func entryOf(p *payload, w *request.Words) request.Entry {
 	if began := number(); began > 0 {
 		e.Start = time.UnixMicro(began).UTC()
 	}
-	p.pairs(func(name string, value []byte) { setField(&e, w, name, value) })
+	readList(&e, p, w)
+	return e
+}
+
+// readList sets the fields of an entry that the list of a record tells.
+func readList(e *request.Entry, p *payload, w *request.Words) {
+	p.pairs(func(name string, value []byte) { setField(e, w, name, value) })
 	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
 	}
 	e.Streamed = routes.IsStreamed(e.Route)
-	return e
 }
 
 // setField sets the field of an entry that has this name in a record.
@@ -46,8 +51,6 @@ func setField(e *request.Entry, w *request.Words, name string, value []byte) {
 		e.Method = w.Of(value)
 	case "path":
 		e.Path = request.CleanPath(string(value))
-	case "protocol":
-		e.Protocol = w.Of(value)
 	case "route":
 		e.Route = w.Of(value)
 	case "details":
@@ -118,11 +121,7 @@ func setMetadata(e *request.Entry, w *request.Words, name string, value []byte) 
 func liveOf(p *payload, now time.Time, w *request.Words) request.Entry {
 	e := request.Entry{Log: headers.LogRequests, Interim: true}
 	e.Start = now.Add(-time.Duration(min(p.uint64(), uint64(maxAge/time.Microsecond))) * time.Microsecond)
-	p.pairs(func(name string, value []byte) { setField(&e, w, name, value) })
-	if model, ok := headers.ClusterModel(e.Cluster); ok {
-		e.Model = model
-	}
-	e.Streamed = routes.IsStreamed(e.Route)
+	readList(&e, p, w)
 	return e
 }
 

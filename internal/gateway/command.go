@@ -16,11 +16,10 @@ import (
 // address, quoted for a shell and without secrets. self is the path of this program. The result is
 // empty for a replica without an address, and for one of a model that is not launched.
 func replicaCommand(c *config.Config, self string, r engines.Replica) string {
-	i := slices.IndexFunc(c.Models, func(m config.Model) bool { return m.Name == r.Model })
-	if i < 0 || !c.Models[i].Launched() || !r.Address.IsValid() {
+	m, ok := c.Model(r.Model)
+	if !ok || !m.Launched() || !r.Address.IsValid() {
 		return ""
 	}
-	m := c.Models[i]
 	version, launch := c.Launch(m)
 	launch.Sluice, launch.Host, launch.Port = self, r.Address.Addr().String(), int(r.Address.Port())
 	if m.Launcher == engines.Kubernetes || m.Launcher == engines.Ray {

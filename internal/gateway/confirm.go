@@ -62,7 +62,8 @@ func (g *Gateway) keeps(next *config.Config, m *engines.ModelSnapshot) bool {
 	if m.Discovered && len(next.Upstreams) > 0 || g.launchers.resources.owner(m.Name) != nil {
 		return true
 	}
-	return slices.ContainsFunc(next.Models, func(n config.Model) bool { return n.Name == m.Name })
+	_, named := next.Model(m.Name)
+	return named
 }
 
 // checkFound returns an error if the file of a start has none of the models whose replicas run on

@@ -70,13 +70,12 @@ func (g *Gateway) replacedModels(now, next *config.Config) map[string]bool {
 		}
 	}
 	for _, m := range next.Models {
-		i := slices.IndexFunc(now.Models, func(o config.Model) bool { return o.Name == m.Name })
-		if i < 0 || m.Launcher != engines.Kubernetes && m.Launcher != engines.Ray {
+		old, ok := now.Model(m.Name)
+		if !ok || m.Launcher != engines.Kubernetes && m.Launcher != engines.Ray {
 			continue
 		}
-		oldVersion, oldLaunch := now.Launch(now.Models[i])
+		oldVersion, oldLaunch := now.Launch(old)
 		version, launch := next.Launch(m)
-		old := now.Models[i]
 		if !reflect.DeepEqual([]any{oldVersion, oldLaunch, old.Env, old.Secrets, old.Resources, old.Pod, old.Hosts},
 			[]any{version, launch, m.Env, m.Secrets, m.Resources, m.Pod, m.Hosts}) {
 			replaced[m.Name] = true

@@ -144,15 +144,14 @@ func (a keyAdmin) fileKey(t config.Tenant, k config.Key) admin.Key {
 
 // runtimeKey returns a key of run time as the API shows it.
 func (a keyAdmin) runtimeKey(k keys.Key) admin.Key {
-	tenants := a.g.config().Tenants
 	v := admin.Key{ID: k.ID, UsageKey: authz.KeyName(k.Tenant, k.ID), Tenant: k.Tenant, Name: k.Name, Prefix: authz.KeyPrefix(k.ID),
 		Created: &k.Created, Models: []string{},
 		Limits: shownLimits(k.Limits), Quota: a.quota(k.Tenant, k.ID, k.Limits), Source: admin.KeyOfRuntime}
 	if !k.Expires.IsZero() {
 		v.Expires = &k.Expires
 	}
-	if i := slices.IndexFunc(tenants, func(t config.Tenant) bool { return t.Name == k.Tenant }); i >= 0 {
-		v.Models = shownModels(k.Models, tenants[i])
+	if t, ok := a.g.config().Tenant(k.Tenant); ok {
+		v.Models = shownModels(k.Models, t)
 	}
 	return v
 }
@@ -191,11 +190,12 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	invalid := func(param, message string) (admin.Key, string, *openai.Error) {
 		return admin.Key{}, "", &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: message}
 	}
+	_, known := c.Tenant(asked.Tenant)
 	switch {
 	case c.Auth.Mode != config.AuthKeys:
 		return admin.Key{}, "", &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
 			Message: "auth.mode is " + string(c.Auth.Mode) + ", so no key is looked at."}
-	case !slices.ContainsFunc(c.Tenants, func(t config.Tenant) bool { return t.Name == asked.Tenant }):
+	case !known:
 		return invalid("tenant", fmt.Sprintf("The file has no tenant %q: use the name of one of its tenants.", asked.Tenant))
 	case !config.ValidKeyName(asked.Name):
 		return invalid("name", "name must be at most 100 bytes and not begin with sk-, as a key does.")
@@ -235,7 +235,7 @@ func wrongModel(c *config.Config, asked admin.NewKey) string {
 	if len(asked.Models) > maxKeyModels {
 		return fmt.Sprintf("models must not be more than %d names.", maxKeyModels)
 	}
-	permitted := tenantModels(c, asked.Tenant)
+	tenant, _ := c.Tenant(asked.Tenant)
 	for _, name := range asked.Models {
 		switch known := c.HasModel(name); {
 		case name == "*":
@@ -244,21 +244,11 @@ func wrongModel(c *config.Config, asked admin.NewKey) string {
 		case c.DiscoversModels():
 		case !known:
 			return fmt.Sprintf("There is no model or pool %q.", name)
-		case !c.MayUse(permitted, name):
+		case !c.MayUse(tenant.Models, name):
 			return fmt.Sprintf("The tenant %s may not use %q, so its key may not either: add it to models of the tenant in the file.", asked.Tenant, name)
 		}
 	}
 	return ""
-}
-
-// tenantModels returns the list of models of a tenant of the file.
-func tenantModels(c *config.Config, tenant string) []string {
-	for _, t := range c.Tenants {
-		if t.Name == tenant {
-			return t.Models
-		}
-	}
-	return nil
 }
 
 // wrongLimit returns the name of a limit of a new key that is out of its bounds; empty: none is.
@@ -274,6 +264,7 @@ func wrongLimit(asked admin.KeyLimits) string {
 
 // newBudgets returns the budgets of a new key, or says what is wrong with them.
 func newBudgets(c *config.Config, asked admin.NewKey) (all []keys.Budget, wrong string) {
+	tenant, _ := c.Tenant(asked.Tenant)
 	for i, b := range asked.Budgets {
 		b.Of = cmp.Or(b.Of, string(usage.OfTokens))
 		switch {
@@ -286,7 +277,7 @@ func newBudgets(c *config.Config, asked admin.NewKey) (all []keys.Budget, wrong 
 		case slices.ContainsFunc(all, func(o keys.Budget) bool { return o.Per == b.Per && o.Of == b.Of }):
 			return nil, fmt.Sprintf("budgets has two of %s per %s: give one of them both soft and hard.", b.Of, b.Per)
 		}
-		if field, message := c.WrongBudget(config.Budget(b), tenantModels(c, asked.Tenant), asked.Models); message != "" {
+		if field, message := c.WrongBudget(config.Budget(b), tenant.Models, asked.Models); message != "" {
 			return nil, strings.TrimSuffix(fmt.Sprintf("budgets[%d].%s", i, field), ".") + " " + message + "."
 		}
 		all = append(all, keys.Budget(b))

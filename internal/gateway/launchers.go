@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -253,25 +254,20 @@ func (n *ownNode) Node() (engines.Node, bool) {
 	return node, node.Name != ""
 }
 
-// labels returns the labels that the configuration gives to a node.
-func (l *launchers) labels(node string) []string {
-	for _, n := range l.config().Nodes {
-		if n.Name == node {
-			return n.Labels
-		}
+// nodeOf returns what the configuration says of a node; the zero value: nothing.
+func (l *launchers) nodeOf(name string) (node config.Node) {
+	all := l.config().Nodes
+	if i := slices.IndexFunc(all, func(n config.Node) bool { return n.Name == name }); i >= 0 {
+		node = all[i]
 	}
-	return nil
+	return node
 }
 
+// labels returns the labels that the configuration gives to a node.
+func (l *launchers) labels(node string) []string { return l.nodeOf(node).Labels }
+
 // addresses returns the addresses that the configuration lists for the replicas of a node.
-func (l *launchers) addresses(node string) []netip.Prefix {
-	for _, n := range l.config().Nodes {
-		if n.Name == node {
-			return n.Ranges
-		}
-	}
-	return nil
-}
+func (l *launchers) addresses(node string) []netip.Prefix { return l.nodeOf(node).Ranges }
 
 // joinedNodes lists the nodes that have joined.
 func (l *launchers) joinedNodes() []nodes.Node {

@@ -3,7 +3,6 @@ package gateway
 import (
 	"net/http"
 	"os"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -93,8 +92,7 @@ func loaded(before, after *engines.Snapshot) []engines.Replica {
 			continue
 		}
 		for _, r := range m.Replicas {
-			was := slices.IndexFunc(old.Replicas, func(o engines.Replica) bool { return o.ID == r.ID })
-			if r.State == engines.Ready && was >= 0 && r.LoadTime > 0 && old.Replicas[was].LoadTime != r.LoadTime {
+			if was := old.Replica(r.ID); r.State == engines.Ready && was != nil && r.LoadTime > 0 && was.LoadTime != r.LoadTime {
 				all = append(all, r)
 			}
 		}

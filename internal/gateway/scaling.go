@@ -101,12 +101,11 @@ func (l *launchers) withOverrides(c *config.Config) *config.Config {
 
 // scaleOf returns the bounds of a model's number of replicas; nil if it is not launched.
 func (l *launchers) scaleOf(model string) *admin.Scale {
-	c := l.config()
-	i := slices.IndexFunc(c.Models, func(m config.Model) bool { return m.Name == model })
-	if i < 0 || !c.Models[i].Launched() {
+	m, ok := l.config().Model(model)
+	if !ok || !m.Launched() {
 		return nil
 	}
-	file := admin.Bounds{Min: c.Models[i].Replicas.Min, Max: c.Models[i].Replicas.Max}
+	file := admin.Bounds{Min: m.Replicas.Min, Max: m.Replicas.Max}
 	l.overridesMu.Lock()
 	defer l.overridesMu.Unlock()
 	if own, ok := l.overrides[model]; ok {

@@ -1,6 +1,10 @@
 package relay
 
-import "github.com/sluice-gateway/sluice/internal/openai/sse"
+import (
+	"iter"
+
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
+)
 
 // eventList holds copies of events, the oldest first. The zero value is empty.
 type eventList struct {
@@ -36,10 +40,12 @@ func (l *eventList) removeFirst(n int) []byte {
 // raw returns the events, one after the other.
 func (l *eventList) raw() []byte { return l.bytes }
 
-// eachEvent calls do with each event of raw until do returns false.
-func eachEvent(raw []byte, do func(*sse.Event) (more bool)) {
-	var s sse.Scanner
-	s.Feed(raw)
-	for s.Next() && do(s.Event()) {
+// eventsOf returns the events of raw. Each is valid until the next one.
+func eventsOf(raw []byte) iter.Seq[*sse.Event] {
+	return func(yield func(*sse.Event) bool) {
+		var s sse.Scanner
+		s.Feed(raw)
+		for s.Next() && yield(s.Event()) {
+		}
 	}
 }

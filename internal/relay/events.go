@@ -161,10 +161,9 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.cutInEvent = true
 		return // a client that follows the standard would ignore it
 	case e.IsComment() && len(e.Error) > 0:
-		eachEvent(errorEventOf(e.Error), func(own *sse.Event) bool {
+		for own := range eventsOf(errorEventOf(e.Error)) {
 			s.handleEvent(own)
-			return true
-		})
+		}
 		return
 	case e.IsComment():
 		if s.started && s.filter == nil { // rules do not read comments
@@ -222,10 +221,9 @@ func isTyped(data []byte) bool {
 func (s *engineStream) handleUntypedError(data []byte) {
 	s.reported = statusOfError(data)
 	typed := openai.ReportedError(data).AppendResponsesEvent(nil, s.response.Sequence())
-	eachEvent(typed, func(own *sse.Event) bool {
+	for own := range eventsOf(typed) {
 		s.handleEvent(own)
-		return true
-	})
+	}
 }
 
 // errorEventOf returns an event with the error that an engine has told in an error line. Clients
@@ -308,10 +306,11 @@ func (s *engineStream) publishHeld() {
 	}
 	held := s.held
 	s.held = nil
-	eachEvent(held, func(e *sse.Event) bool {
-		s.moderate(e, false)
-		return s.stopCause == nil
-	})
+	for e := range eventsOf(held) {
+		if s.moderate(e, false); s.stopCause != nil {
+			return
+		}
+	}
 }
 
 // publish gives an event to all subscribers. When they have gone, or the only one was too slow, it

@@ -13,7 +13,11 @@ import (
 
 // publishOwn publishes events that Sluice itself has made.
 func (g *generation) publishOwn(raw []byte) {
-	eachEvent(raw, func(e *sse.Event) bool { return g.broadcast.Publish(e) == nil }) // else there is no subscriber left
+	for e := range eventsOf(raw) {
+		if g.broadcast.Publish(e) != nil {
+			return // there is no subscriber left
+		}
+	}
 }
 
 // publishFinal ends the stream as an engine would: every choice that goes on gets this finish
@@ -58,15 +62,14 @@ func (s *engineStream) publishFinal(reason string) {
 func (s *engineStream) unfinishedChoices() []int {
 	indexes := s.tracker.Unfinished()
 	var c sse.Chunk
-	eachEvent(s.withheld.raw(), func(e *sse.Event) (more bool) {
+	for e := range eventsOf(s.withheld.raw()) {
 		c.Read(e.Data)
 		for _, choice := range c.Choices {
 			if at := int(choice.Index); len(choice.Finish) > 0 && at >= 0 && !slices.Contains(indexes, at) {
 				indexes = append(indexes, at)
 			}
 		}
-		return true
-	})
+	}
 	if s.filter != nil {
 		indexes = slices.DeleteFunc(indexes, s.filter.HasTold)
 	}

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -136,12 +137,8 @@ func (g *generation) leaveTrace(result Result) {
 
 // policyOf returns the policy of the model that the call names, or of the first model of a pool.
 func (r *Relay) policyOf(c *Call) Policy {
-	rules := r.rules.Load()
-	f := r.config.Dispatcher.Forecast(&dispatch.Request{Model: c.Scan.Model, Endpoint: c.Scan.Endpoint, Tenant: c.Tenant.Name, Allowed: c.Tenant.Allows})
-	if len(f.Models) > 0 {
-		return rules.policy(f.Models[0])
-	}
-	return rules.policy(c.Scan.Model)
+	first := r.config.Dispatcher.FirstModel(&dispatch.Request{Model: c.Scan.Model, Endpoint: c.Scan.Endpoint, Allowed: c.Tenant.Allows})
+	return r.rules.Load().policy(cmp.Or(first, c.Scan.Model))
 }
 
 // Cancel implements request.Canceller. It ends the generation for all its subscribers.

@@ -67,14 +67,11 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	c := callOfOffer(offer)
 	c.Header = forwardedHeaders(req.Header)
 	if fault := r.reserve(req.Context(), c, c.memorySize()); fault != nil {
-		cancelPending(offer.Pending)
-		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+		r.refuseHTTP(w, c, offer.Pending, Result{Fault: fault})
 		return
 	}
 	if c.Body, ok = readBody(w, req, c.Scan.Size); !ok {
-		c.memory.Release()
-		cancelPending(offer.Pending)
-		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
+		r.refuseHTTP(w, c, offer.Pending, Result{Fault: openai.Errorf(openai.CodeInvalidRequest, "The request body did not arrive."), Cause: causeClient})
 		return
 	}
 	r.serveCall(w, req, c, offer.Pending)
@@ -114,9 +111,7 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 		c.Path = withoutAfter(c.Path)
 	}
 	if fault != nil {
-		c.memory.Release()
-		cancelPending(pending)
-		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+		r.refuseHTTP(w, c, pending, Result{Fault: fault})
 		return
 	}
 	if owner, mine := r.claimID(req.Context(), c); !mine && req.Header.Get(headers.Forwarded) == "" {
@@ -129,9 +124,7 @@ func (r *Relay) serveCall(w http.ResponseWriter, req *http.Request, c *Call, pen
 		if c.isNamed() {
 			r.releaseID(c.key(), nil)
 		}
-		c.memory.Release()
-		cancelPending(pending)
-		r.refuse(c, r.newHTTPSink(w, c), Result{Fault: fault})
+		r.refuseHTTP(w, c, pending, Result{Fault: fault})
 		return
 	}
 	r.carry(req.Context(), c, pending, subscription{sink: r.newHTTPSink(w, c), after: after, foreseen: c.Foreseen})
@@ -263,6 +256,14 @@ func (r *Relay) refuse(c *Call, sink Sink, result Result) {
 	if c.Entry != nil {
 		c.Entry.SetOutcome(result)
 	}
+}
+
+// refuseHTTP is refuse for a call that came by HTTP. It gives back the memory of the call, and
+// cancels its pending dispatch, which may be nil.
+func (r *Relay) refuseHTTP(w http.ResponseWriter, c *Call, pending *dispatch.Pending, result Result) {
+	c.memory.Release()
+	cancelPending(pending)
+	r.refuse(c, r.newHTTPSink(w, c), result)
 }
 
 // cancelPending cancels a dispatch that has begun; nil: there is none.

@@ -86,10 +86,11 @@ func (s *engineStream) stopIfEnded() {
 // publishWithheld publishes the withheld events, except the last keep of them.
 func (s *engineStream) publishWithheld(keep int) {
 	if n := s.withheld.len() - keep; n > 0 {
-		eachEvent(s.withheld.removeFirst(n), func(e *sse.Event) bool {
-			s.publishJudged(e)
-			return s.stopCause == nil
-		})
+		for e := range eventsOf(s.withheld.removeFirst(n)) {
+			if s.publishJudged(e); s.stopCause != nil {
+				return
+			}
+		}
 	}
 }
 
@@ -97,12 +98,14 @@ func (s *engineStream) publishWithheld(keep int) {
 // stream. The events of which nothing may be sent stay.
 func (s *engineStream) publishAllowed() {
 	all := slices.Clone(s.withheld.removeFirst(s.withheld.len()))
-	eachEvent(all, func(e *sse.Event) bool {
+	for e := range eventsOf(all) {
 		if !s.publishJudged(e) {
 			s.withheld.add(e.Raw)
 		}
-		return s.stopCause == nil
-	})
+		if s.stopCause != nil {
+			return
+		}
+	}
 }
 
 // publishJudged publishes an event as far as the rules allow it, and reports whether anything of it
@@ -125,10 +128,11 @@ func (s *engineStream) publishJudged(e *sse.Event) (sent bool) {
 	if typed {
 		raw = append(append(append(raw, "event: "...), e.Type...), '\n')
 	}
-	eachEvent(sse.AppendData(raw, data), func(e *sse.Event) bool {
-		s.publish(e)
-		return s.stopCause == nil
-	})
+	for e := range eventsOf(sse.AppendData(raw, data)) {
+		if s.publish(e); s.stopCause != nil {
+			break
+		}
+	}
 	return true
 }
 
@@ -167,13 +171,14 @@ func (f *failover) publishLastEvents() {
 		return
 	}
 	filter, out, allowed := f.rules.NewFilter(), []byte(nil), true
-	eachEvent(f.lastEvents, func(e *sse.Event) bool {
+	for e := range eventsOf(f.lastEvents) {
 		v := filter.Check(f.gen.ctx, e.Data)
 		data, send := filter.Rewrite(filter.Events(), e.Data)
-		allowed = send && !v.Ended && v.Action < moderation.Block
+		if allowed = send && !v.Ended && v.Action < moderation.Block; !allowed {
+			break
+		}
 		out = sse.AppendData(out, data)
-		return allowed
-	})
+	}
 	if allowed && !filter.Finish(f.gen.ctx).Ended {
 		f.gen.publishOwn(out)
 		return

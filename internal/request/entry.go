@@ -29,8 +29,6 @@ type Entry struct {
 	// ClientID is the client's own id of the stream that a request to resume or cancel names in its
 	// path; empty for all others.
 	ClientID string
-	// Protocol is HTTP/1.0, HTTP/1.1, HTTP/2 or HTTP/3, the client's side.
-	Protocol string
 	// Route is the name of Envoy's route; empty when Envoy looked none up.
 	Route string
 

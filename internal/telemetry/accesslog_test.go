@@ -88,7 +88,7 @@ func TestAccessLogOverGRPC(t *testing.T) {
 	}
 
 	whole := request.Entry{
-		Log: headers.LogRequests, RequestID: "id-1", Method: "POST", Path: "/v1/chat/completions", Protocol: "HTTP/2", Route: "stream",
+		Log: headers.LogRequests, RequestID: "id-1", Method: "POST", Path: "/v1/chat/completions", Route: "stream",
 		Status: 200, Details: "via_upstream", Upstream: "127.0.0.1:41001", Cluster: "model/org/chat", Model: "org/chat", Replica: "chat-1",
 		Attempts: 2, Streamed: true, Metadata: map[string]string{"tenant": "acme", "cost": "1200", "held": "true"},
 		BytesIn: 512, BytesOut: 9000, Start: began, Duration: 2 * time.Second,

@@ -42,12 +42,10 @@ type record struct {
 func newEntry(log string, b []byte, known *request.Words) (request.Entry, error) {
 	r := record{words: known}
 	r.Log = log
-	err := protofields.Each(b, func(field protowire.Number, content []byte, n uint64) error {
+	err := protofields.Each(b, func(field protowire.Number, content []byte, _ uint64) error {
 		switch {
 		case field == 1 && content != nil:
 			return protofields.Each(content, r.common)
-		case field == 2 && content == nil:
-			r.Protocol = protocol(datav3.HTTPAccessLogEntry_HTTPVersion(n))
 		case field == 3 && content != nil:
 			return protofields.Each(content, r.asked)
 		case field == 4 && content != nil:
@@ -299,20 +297,6 @@ func method(m corev3.RequestMethod) string {
 		return ""
 	}
 	return corev3.RequestMethod_name[int32(m)]
-}
-
-func protocol(v datav3.HTTPAccessLogEntry_HTTPVersion) string {
-	switch v {
-	case datav3.HTTPAccessLogEntry_HTTP10:
-		return "HTTP/1.0"
-	case datav3.HTTPAccessLogEntry_HTTP11:
-		return "HTTP/1.1"
-	case datav3.HTTPAccessLogEntry_HTTP2:
-		return "HTTP/2"
-	case datav3.HTTPAccessLogEntry_HTTP3:
-		return "HTTP/3"
-	}
-	return ""
 }
 
 // address renders an Address like netip.AddrPort does; empty for anything but ip and port.

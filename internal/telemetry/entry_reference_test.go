@@ -110,7 +110,6 @@ func reference(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 		RequestID: idByLibrary(in),
 		Method:    method(asked.GetRequestMethod()),
 		Path:      request.CleanPath(cmp.Or(asked.GetOriginalPath(), asked.GetPath())), // what the client asked for
-		Protocol:  protocol(in.GetProtocolVersion()),
 		Route:     common.GetRouteName(),
 		Status:    int(response.GetResponseCode().GetValue()),
 		Details:   response.GetResponseCodeDetails(),

@@ -144,7 +144,6 @@ void put_record(text *t, const request *r) {
   n += put_header(t, envoy, SPAN("method"), SPAN(":method"));
   n += put_path(t, envoy);
   n += put_header(t, envoy, SPAN("id"), SPAN("x-request-id"));
-  n += put_attribute(t, envoy, SPAN("protocol"), ATTRIBUTE_PROTOCOL);
   n += put_attribute(t, envoy, SPAN("details"), ATTRIBUTE_DETAILS);
   n += put_flags(t, envoy);
   n += put_place(t, envoy);
