@@ -154,8 +154,9 @@ var types = []row{
 		"Give the user of `redis` the rights to the keys `{sluice:usage}:*`, and look whether all masters of the cluster answer. " +
 			"Sluice tries again by itself."},
 	{CertificateFault, Error, False, false,
-		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
-		"Replace the files of `tls`. Sluice reads them again by itself."},
+		"The certificate of `listen`, or the one that the gateway shows to `redis`, ends within a week, or its files cannot be used as they are now. " +
+			"New connections get the last usable one.",
+		"Replace the files of `tls` or `redis`. Sluice reads them again by itself."},
 	{BudgetReached, Warning, False, false,
 		"A tenant or a key has used as much as the soft or the hard bound of one of its `budgets`. " +
 			"Above the hard one its requests get 429 `insufficient_quota`.",

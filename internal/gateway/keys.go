@@ -41,8 +41,8 @@ func (g *Gateway) makeKeys() error {
 	k := &keyKeeper{gateway: g}
 	g.keys = k
 	backend := keys.File(filepath.Join(g.dir.Path(), "keys.json"))
-	if c := g.options.Config; c.Redis != "" {
-		client, err := redis.NewClient(c.Redis, c.RedisTimeout)
+	if g.redis != nil {
+		client, err := redis.NewClient(*g.redis, g.options.Config.RedisTimeout)
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ func backends(t *testing.T) map[string]func() Backend {
 	return map[string]func() Backend{
 		"file": func() Backend { return File(path) },
 		"redis": func() Backend {
-			client, err := redis.NewClient(url, 0)
+			client, err := redis.NewClient(redis.Server{URL: url}, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +145,7 @@ func TestB4_ManyKeysInRedisAreReadOnce(t *testing.T) {
 
 // TestB4_KeysInACluster: a key and the version of the keys are changed at one node together.
 func TestB4_KeysInACluster(t *testing.T) {
-	client, err := redis.NewClient(redistest.URL(redistest.Cluster(t)...), 0)
+	client, err := redis.NewClient(redis.Server{URL: redistest.URL(redistest.Cluster(t)...)}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
