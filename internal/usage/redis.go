@@ -117,6 +117,21 @@ func (r *remote) writers(ctx context.Context) (map[string]record, time.Time, err
 	return records, now.Val(), nil
 }
 
+// roll is what Redis tells of all writers at one moment.
+type roll struct {
+	writers map[string]record
+	// at is the moment by Redis' clock; zero if Redis did not answer.
+	at time.Time
+	// err is why Redis did not answer.
+	err error
+}
+
+// call calls the roll.
+func (r *remote) call(ctx context.Context) (found roll) {
+	found.writers, found.at, found.err = r.writers(ctx)
+	return found
+}
+
 // forget drops the record of a writer. Its rows stay.
 func (r *remote) forget(ctx context.Context, writer string) error {
 	return r.client.HDel(ctx, keyPrefix+"writers", writer).Err()

@@ -472,34 +472,37 @@ func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
 	return all
 }
 
-// remoteUsage adds the usage of the other gateways to an answer.
-func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, sums *groups) {
-	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
-	defer cancel()
-	own := s.ledger.others.counted(s.ledger.writer)
-	err := s.remote.rows(ctx, s.daysOf(from, to), own, func(k rowKey, c Counts) { sums.addRow(k, c, from, to) })
-	var all map[string]record
-	var now time.Time
-	if err == nil {
-		all, now, err = s.remote.writers(ctx)
+// remoteUsage adds the usage of the other gateways to an answer. before is the roll from before:
+// the rows that are read after it have at least what it tells.
+func (s *sharing) remoteUsage(ctx context.Context, before roll, a *Answer, sums *groups) {
+	own, after := s.ledger.others.counted(s.ledger.writer), before
+	if before.err == nil {
+		after.err = s.remote.rows(ctx, s.daysOf(sums, before.at), own, sums.addRow)
 	}
-	if err != nil {
+	if after.err == nil {
+		after = s.remote.call(ctx)
+	}
+	if after.err != nil {
 		a.AsOf = time.Time{}
-		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err))
+		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", after.err))
 		return
 	}
-	a.Missing = append(a.Missing, s.remember(all, now)...)
-	for writer, r := range all {
-		if r.state == closed || own[writer] || now.Sub(r.at) > goneAfter {
+	s.remember(before.writers, before.at)
+	a.Missing = append(a.Missing, s.remember(after.writers, after.at)...)
+	for writer, r := range after.writers {
+		if was, known := before.writers[writer]; known && r.state != partial {
+			r = was
+		}
+		if r.state == closed || own[writer] || before.at.Sub(r.at) > goneAfter {
 			continue
 		}
 		if a.AsOf.IsZero() || r.at.Before(a.AsOf) {
 			a.AsOf = r.at.UTC()
 		}
-		switch silent := now.Sub(r.at).Round(time.Second); {
+		switch silent := before.at.Sub(r.at).Round(time.Second); {
 		case r.state == partial:
 			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has not published all of its usage yet.", writer, r.name))
-		case silent >= s.silentAfter && hourOf(r.at) < to:
+		case silent >= s.silentAfter && hourOf(r.at) < sums.to:
 			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has published nothing for %s.", writer, r.name, silent))
 		}
 	}
@@ -537,11 +540,12 @@ func (s *sharing) look(ctx context.Context) {
 	}
 }
 
-// daysOf returns the days of a period for which a ledger may have rows.
-func (s *sharing) daysOf(from, to int64) (days []int64) {
+// daysOf returns the days of the sums for which a ledger may have rows. redis is the time by Redis'
+// clock. The clock of another gateway may be ahead of that of this machine.
+func (s *sharing) daysOf(sums *groups, redis time.Time) (days []int64) {
 	now := s.ledger.clock.now()
-	first := max(dayOf(from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
-	for day := first; day < min(to, hourOf(now)+hoursPerDay); day += hoursPerDay {
+	first := max(dayOf(sums.from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
+	for day := first; day < min(sums.to, hourOf(later(now, redis))+hoursPerDay); day += hoursPerDay {
 		days = append(days, day)
 	}
 	return days

@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -41,5 +42,43 @@ func TestB3_ASlowLinkCarriesAllInTheEnd(t *testing.T) {
 	other := shared(t, t.TempDir(), server)
 	if got := ask(t, other, ByTenant).Items; len(got) != 1 || got[0].Requests != rows {
 		t.Errorf("another gateway answers %+v, want %d requests", got, rows)
+	}
+}
+
+// ahead is a hook for a client that sees the clock of Redis ahead of that of the machine.
+type ahead time.Duration
+
+func (a ahead) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a ahead) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (a ahead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		err := next(ctx, commands)
+		for _, c := range commands {
+			if told, ok := c.(*redis.TimeCmd); ok && err == nil {
+				told.SetVal(told.Val().Add(time.Duration(a)))
+			}
+		}
+		return err
+	}
+}
+
+// TestB3_AClockThatIsBehind: the clock of a gateway is three days behind that of Redis and of the
+// other gateways. Its answers have the usage of the others all the same, with and without an end.
+func TestB3_AClockThatIsBehind(t *testing.T) {
+	t.Parallel()
+	const behind = 72 * time.Hour
+	server := redistest.Start(t)
+	other, l := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	l.shared.remote.client.AddHook(ahead(behind))
+	now := time.Now().Add(behind)
+	other.Add(acme, OfRequest(1, 0, 1, true), now)
+	publish(t, other, l)
+	for name, to := range map[string]time.Time{"to now": {}, "to a time": now.Add(time.Minute)} {
+		a, err := l.Query(t.Context(), Question{From: now.Add(-time.Hour), To: to})
+		if err != nil || !a.Complete || len(a.Items) != 1 || a.Items[0].Requests != 1 || a.To.Before(now) {
+			t.Errorf("%s: %+v, %v; want the request of the other gateway", name, a, err)
+		}
 	}
 }
