@@ -213,13 +213,8 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 	if len(all) > 0 || s.Configured && time.Since(s.Since) < redisSettles {
 		return all // it tells of everything in Redis, also while the parts notice that Redis is back
 	}
-	if read, err := g.keys.Fault(); err != nil && g.config().Auth.Mode == config.AuthKeys {
-		what := "Those of before stay in force."
-		if !read {
-			what = "Callers with such keys get 503."
-		}
-		all = append(all, condition.Fault(condition.KeysUnavailable, "", "NotRead",
-			fmt.Sprintf("The keys of run time cannot be read: %s. %s", sentence(err.Error()), what)))
+	if g.config().Auth.Mode == config.AuthKeys {
+		all = append(all, g.keys.conditions()...)
 	}
 	if err := g.usage.Unshared(); err != nil {
 		all = append(all, condition.Fault(condition.UsageNotShared, "", "NotPublished",
