@@ -228,3 +228,26 @@ func TestURLs(t *testing.T) {
 		}
 	}
 }
+
+// TestDamagedLimits: a limit in Redis that is no number leaves the others in force, and gateways go
+// on sharing.
+func TestDamagedLimits(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.redis.Close() })
+	good := limits.Record{Values: limits.Values{"requests_per_minute": 1}, File: limits.Values{}}
+	if saved, err := s.Save(t.Context(), limits.Records{"tenant/a": good, "tenant/b": good}, ""); !saved || err != nil {
+		t.Fatal(saved, err)
+	}
+	if err := server.Client().HSet(t.Context(), "{sluice}:tenant:b", "requests_per_minute", "many").Err(); err != nil {
+		t.Fatal(err)
+	}
+	records, _, err := s.Load(t.Context())
+	if err != nil || len(records) != 1 || records["tenant/a"].Values["requests_per_minute"] != 1 {
+		t.Errorf("%v, %v", records, err)
+	}
+}

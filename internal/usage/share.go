@@ -475,9 +475,9 @@ func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
 // remoteUsage adds the usage of the other gateways to an answer. before is the roll from before:
 // the rows that are read after it have at least what it tells.
 func (s *sharing) remoteUsage(ctx context.Context, before roll, a *Answer, sums *groups) {
-	own, after := s.ledger.others.counted(s.ledger.writer), before
+	own, after, damaged := s.ledger.others.counted(s.ledger.writer), before, 0
 	if before.err == nil {
-		after.err = s.remote.rows(ctx, s.daysOf(sums, before.at), own, sums.addRow)
+		damaged, after.err = s.remote.rows(ctx, s.daysOf(sums, before.at), own, sums.addRow)
 	}
 	if after.err == nil {
 		after = s.remote.call(ctx)
@@ -486,6 +486,12 @@ func (s *sharing) remoteUsage(ctx context.Context, before roll, a *Answer, sums 
 		a.AsOf = time.Time{}
 		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", after.err))
 		return
+	}
+	switch {
+	case damaged == 1:
+		a.Missing = append(a.Missing, "1 row of another gateway is damaged in Redis.")
+	case damaged > 1:
+		a.Missing = append(a.Missing, fmt.Sprintf("%d rows of other gateways are damaged in Redis.", damaged))
 	}
 	s.remember(before.writers, before.at)
 	a.Missing = append(a.Missing, s.remember(after.writers, after.at)...)

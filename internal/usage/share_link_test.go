@@ -82,3 +82,32 @@ func TestB3_AClockThatIsBehind(t *testing.T) {
 		}
 	}
 }
+
+// TestB3_ADamagedRowHidesNoOther: rows in Redis that cannot be read are missing in the answers of
+// other gateways, and nothing else is. Their writer writes them again with the next request.
+func TestB3_ADamagedRowHidesNoOther(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	writer, l := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	now, second := time.Now(), Subject{Tenant: "second"}
+	writer.Add(acme, OfRequest(1, 0, 1, true), now)
+	writer.Add(second, OfRequest(1, 0, 1, true), now)
+	publish(t, writer, l)
+	client := server.Client()
+	for _, kind := range []string{kindHours, kindDays} {
+		key := hashKey(kind, now.UTC().Format(time.DateOnly), writer.writer)
+		for field := range client.HGetAll(t.Context(), key).Val() {
+			if strings.Contains(field, "second") {
+				client.HSet(t.Context(), key, field, "x")
+			}
+		}
+	}
+	if a := ask(t, l, ByTenant); len(a.Items) != 1 || a.Complete || !strings.HasPrefix(a.Missing[0], "1 row of") {
+		t.Errorf("%+v, want one row, and that another one is missing", a)
+	}
+	writer.Add(second, OfRequest(1, 0, 1, true), now)
+	publish(t, writer)
+	if a := ask(t, l, ByTenant); len(a.Items) != 2 || !a.Complete {
+		t.Errorf("%+v, want both rows", a)
+	}
+}
