@@ -81,9 +81,9 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
 	defer cancel()
-	now, others := time.Now(), roll{}
+	now, others := time.Now(), listing{}
 	if l.shared != nil {
-		others = l.shared.remote.call(ctx)
+		others = l.shared.remote.list(ctx)
 		now = later(now, others.at)
 	}
 	if q.To.IsZero() {

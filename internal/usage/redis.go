@@ -116,8 +116,8 @@ func (r *remote) writers(ctx context.Context) (map[string]record, time.Time, err
 	return records, now.Val(), nil
 }
 
-// roll is what Redis tells of all writers at one moment.
-type roll struct {
+// listing is what Redis tells of all writers at one moment.
+type listing struct {
 	writers map[string]record
 	// at is the moment by Redis' clock; zero if Redis did not answer.
 	at time.Time
@@ -125,8 +125,8 @@ type roll struct {
 	err error
 }
 
-// call calls the roll.
-func (r *remote) call(ctx context.Context) (found roll) {
+// list returns what Redis tells of all writers now.
+func (r *remote) list(ctx context.Context) (found listing) {
 	found.writers, found.at, found.err = r.writers(ctx)
 	return found
 }

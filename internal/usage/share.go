@@ -472,15 +472,15 @@ func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
 	return all
 }
 
-// remoteUsage adds the usage of the other gateways to an answer. before is the roll from before:
-// the rows that are read after it have at least what it tells.
-func (s *sharing) remoteUsage(ctx context.Context, before roll, a *Answer, sums *groups) {
+// remoteUsage adds the usage of the other gateways to an answer. before is what Redis told of the
+// writers before: the rows that are read after it have at least that.
+func (s *sharing) remoteUsage(ctx context.Context, before listing, a *Answer, sums *groups) {
 	own, after, damaged := s.ledger.others.counted(s.ledger.writer), before, 0
 	if before.err == nil {
 		damaged, after.err = s.remote.rows(ctx, s.daysOf(sums, before.at), own, sums.addRow)
 	}
 	if after.err == nil {
-		after = s.remote.call(ctx)
+		after = s.remote.list(ctx)
 	}
 	if after.err != nil {
 		a.AsOf = time.Time{}
