@@ -53,7 +53,8 @@ func (e *examination) redisFault(err error) {
 	hint := "start Redis, or correct the URL; until it answers, each gateway limits alone"
 	switch {
 	case errors.Is(err, redis.ErrSentinels):
-		hint = "start the sentinels, or correct their addresses in url, and master, username and password of sentinel; until one tells the master, each gateway limits alone"
+		hint = "start the sentinels, or correct their addresses in url, and master, username and password of sentinel; " +
+			"until one tells the master, each gateway limits alone"
 	case errors.Is(err, redis.ErrRefused):
 		hint = "name a Redis to which this user may write, and all addresses of a cluster; until then, each gateway limits alone"
 	}
