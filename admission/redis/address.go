@@ -1,6 +1,8 @@
 package redis
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -11,17 +13,46 @@ import (
 
 	client "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/sluice-gateway/sluice/internal/certificates"
 )
 
-const defaultPort = "6379"
+// Server is a Redis, and how gateways connect to it.
+type Server struct {
+	// URL is redis://[user:password@]host:port[/db], or rediss:// for TLS. Several hosts
+	// (host:port,host:port) are nodes of one Redis Cluster, or the sentinels. It is never logged.
+	URL string
+	// Sentinel says which master the hosts of URL guard; nil: they are no sentinels.
+	Sentinel *Sentinel
+	// Certificates are the own certificate and the authorities for TLS; nil: there is no
+	// certificate, and the authorities are those of the system.
+	Certificates *certificates.Follower
+	// ServerName is the name for which the certificate of every server is checked. "": the host
+	// that was dialled.
+	ServerName string
+}
+
+// Sentinel names a master that sentinels guard.
+type Sentinel struct {
+	// Master is the name by which the sentinels know the master.
+	Master string
+	// Username and Password are for the sentinels alone. "": none is needed.
+	Username, Password string
+}
+
+// The ports of a URL without one.
+const (
+	defaultPort         = "6379"
+	defaultSentinelPort = "26379"
+)
 
 // errURL does not quote the URL, which may hold a password.
 var errURL = errors.New("redis: the URL must be redis://[user:password@]host:port[,host:port…][/db] or rediss://…")
 
-// parseURL reads a URL with one or more hosts. Package net/url knows only one host, so parseURL
-// takes the others out first.
-func parseURL(text string) (*client.UniversalOptions, error) {
-	scheme, rest, ok := strings.Cut(text, "://")
+// options reads the URL, which has one or more hosts. Package net/url knows only one host, so
+// options takes the others out first.
+func (s Server) options() (*client.UniversalOptions, error) {
+	scheme, rest, ok := strings.Cut(s.URL, "://")
 	if !ok {
 		return nil, errURL
 	}
@@ -35,29 +66,29 @@ func parseURL(text string) (*client.UniversalOptions, error) {
 		user, authority = authority[:at+1], authority[at+1:]
 	}
 	hosts := strings.Split(authority, ",")
-	o := &client.UniversalOptions{IsClusterMode: len(hosts) > 1}
+	o := &client.UniversalOptions{IsClusterMode: len(hosts) > 1 && s.Sentinel == nil}
+	port := defaultPort
+	if s.Sentinel != nil {
+		o.MasterName, o.SentinelUsername, o.SentinelPassword = s.Sentinel.Master, s.Sentinel.Username, s.Sentinel.Password
+		port = defaultSentinelPort
+	}
 	var u *url.URL
 	for _, host := range hosts {
 		var err error
 		if u, err = url.Parse(scheme + "://" + user + host + path); err != nil || u.Hostname() == "" {
 			return nil, errURL
 		}
-		port := u.Port()
-		if port == "" {
-			port = defaultPort
-		}
-		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), port))
+		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), port)))
 	}
-	return o, setOptions(u, o)
+	return o, s.setOptions(u, o)
 }
 
-// setOptions sets all options but the addresses.
-func setOptions(u *url.URL, o *client.UniversalOptions) error {
+// setOptions sets the options that are the same for all hosts.
+func (s Server) setOptions(u *url.URL, o *client.UniversalOptions) error {
 	switch u.Scheme {
 	case "redis":
 	case "rediss":
-		// Without a ServerName, each connection verifies the name that was dialled.
-		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		o.Dialer = s.dialTLS
 	default:
 		return errURL
 	}
@@ -78,6 +109,26 @@ func setOptions(u *url.URL, o *client.UniversalOptions) error {
 	}
 	return nil
 }
+
+// dialTLS connects to a server with the certificates of now. Connections that are open keep theirs.
+func (s Server) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName}
+	if s.Certificates != nil {
+		now := s.Certificates.Current(time.Now())
+		c.RootCAs = now.CAs
+		if now.Pair.Leaf != nil {
+			c.Certificates = []tls.Certificate{now.Pair}
+		}
+	}
+	d := &net.Dialer{Timeout: longestDial, KeepAliveConfig: keepAlive}
+	return (&tls.Dialer{NetDialer: d, Config: c}).DialContext(ctx, network, address)
+}
+
+// longestDial bounds a connection that no call waits for, such as that of a subscription.
+const longestDial = 5 * time.Second
+
+// keepAlive notices within 45 s that the host of a silent server is gone.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // BackgroundTimeout returns the timeout of calls that no request waits for. timeout is
 // Config.Timeout. It is 20 times that, because connecting may take several round trips, but at most

@@ -8,10 +8,13 @@ import (
 	"strconv"
 	"strings"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/internal/limits"
 )
 
-// Load implements limits.Backend.
+// Load implements limits.Backend. A damaged record is left out: the limits of the file hold for its
+// model or tenant, and the others are in force.
 func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 	value, err := s.run(ctx, loadScript, BackgroundTimeout(s.cfg.Timeout), []any{s.prefix})
 	if err != nil {
@@ -33,7 +36,8 @@ func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 			r.File, err = parseValues(list[i+2])
 		}
 		if err != nil {
-			return nil, "", fmt.Errorf("redis: limits of %s: %w", key, err)
+			s.cfg.Log.Error("limits of run time damaged in redis, those of the file hold", zap.String("of", key), zap.Error(err))
+			continue
 		}
 		records[key] = r
 	}

@@ -21,7 +21,7 @@ var _ admission.Shared = (*Store)(nil)
 
 func newBackend(t testing.TB, servers ...*redistest.Server) *Store {
 	t.Helper()
-	s, err := New(Config{URL: redistest.URL(servers...), Timeout: time.Second})
+	s, err := New(Config{Server: Server{URL: redistest.URL(servers...)}, Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestChangedLimits(t *testing.T) {
 	save(t, other, limits.Records{"model/chat": {Values: limits.Values{"max_concurrent_requests": 1}}}, "", true)
 	var most atomic.Int64
 	var s *Store
-	s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
 		records, version, err := s.Load(ctx)
 		most.Store(records["model/chat"].Values["max_concurrent_requests"])
 		return version, err
@@ -154,7 +154,7 @@ func TestOverridesAreShared(t *testing.T) {
 	file := map[string]limits.Values{"model/chat": {"weight": 1, "max_concurrent_requests": 8, "max_tokens_per_minute": 0}}
 	open := func() *limits.Overrides {
 		var overrides *limits.Overrides
-		s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
+		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
 			err := overrides.Reload(ctx)
 			return overrides.Version(), err
 		}})
@@ -206,7 +206,7 @@ func TestURLs(t *testing.T) {
 		"redis://:secret@h?password=what": "",
 		"secret":                          "",
 	} {
-		o, err := parseURL(url)
+		o, err := Server{URL: url}.options()
 		if want == "" {
 			if err == nil {
 				t.Errorf("%s was taken", url)
@@ -223,8 +223,31 @@ func TestURLs(t *testing.T) {
 		if o.Password != "" {
 			who = o.Username + "/" + o.Password
 		}
-		if got := fmt.Sprint(o.Addrs, " ", o.DB, " ", who, " ", o.IsClusterMode, " ", o.TLSConfig != nil); got != want {
+		if got := fmt.Sprint(o.Addrs, " ", o.DB, " ", who, " ", o.IsClusterMode, " ", o.Dialer != nil); got != want {
 			t.Errorf("%s: %s, want %s", url, got, want)
 		}
+	}
+}
+
+// TestDamagedLimits: a limit in Redis that is no number leaves the others in force, and gateways go
+// on sharing.
+func TestDamagedLimits(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.redis.Close() })
+	good := limits.Record{Values: limits.Values{"requests_per_minute": 1}, File: limits.Values{}}
+	if saved, err := s.Save(t.Context(), limits.Records{"tenant/a": good, "tenant/b": good}, ""); !saved || err != nil {
+		t.Fatal(saved, err)
+	}
+	if err := server.Client().HSet(t.Context(), "{sluice}:tenant:b", "requests_per_minute", "many").Err(); err != nil {
+		t.Fatal(err)
+	}
+	records, _, err := s.Load(t.Context())
+	if err != nil || len(records) != 1 || records["tenant/a"].Values["requests_per_minute"] != 1 {
+		t.Errorf("%v, %v", records, err)
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 )
 
-// NewClient returns a Redis client for packages that keep other things in the same Redis. url and
-// timeout are as in Config. The client repeats no call by itself. It connects when it is used; the
-// caller closes it. The error contains no secret.
-func NewClient(url string, timeout time.Duration) (client.UniversalClient, error) {
-	options, err := parseURL(url)
+// NewClient returns a Redis client for packages that keep other things in the same Redis. server
+// and timeout are as in Config. The client repeats no call by itself. It connects when it is used;
+// the caller closes it. The error contains no secret.
+func NewClient(server Server, timeout time.Duration) (client.UniversalClient, error) {
+	options, err := server.options()
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func connect(o *client.UniversalOptions) client.UniversalClient {
 	// What the library would print to stderr is also returned as an error.
 	client.SetLogger(&logging.VoidLogger{})
 	if !o.IsClusterMode {
-		return client.NewUniversalClient(o)
+		return client.NewUniversalClient(o) // one that asks the sentinels if there is a MasterName
 	}
 	cluster := o.Cluster()
 	cluster.ClusterStateReloadInterval = stateInterval

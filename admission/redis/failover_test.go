@@ -17,7 +17,7 @@ func TestEventsOfANewMaster(t *testing.T) {
 	address := redistest.Front(before)
 	var all []*Store
 	for _, name := range []string{"gw0", "gw1"} {
-		s, err := New(Config{URL: address.URL(), Gateway: name, Timeout: 500 * time.Millisecond})
+		s, err := New(Config{Server: Server{URL: address.URL()}, Gateway: name, Timeout: 500 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestAWriteThatANewMasterLacks(t *testing.T) {
 	server := redistest.Start(t)
 	var all []*Store
 	for _, name := range []string{"gw0", "gw1"} {
-		s, err := New(Config{URL: redistest.URL(server), Gateway: name, Timeout: 2 * time.Second})
+		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: name, Timeout: 2 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -201,7 +201,7 @@ func TestOracle(t *testing.T) {
 			t.Parallel()
 			url, seen := redistest.URL(start(t)...), map[admission.Reason]int{}
 			for seed := range uint64(3) {
-				cfg := Config{URL: url, Gateway: fmt.Sprint("oracle", seed), Deployment: fmt.Sprint("d", seed),
+				cfg := Config{Server: Server{URL: url}, Gateway: fmt.Sprint("oracle", seed), Deployment: fmt.Sprint("d", seed),
 					Lease: 300 * time.Millisecond, Timeout: time.Second}
 				s, err := New(cfg)
 				if err != nil {

@@ -63,7 +63,7 @@ func TestManyCallers(t *testing.T) {
 func TestTooLate(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second})
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestSlowForOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	var refreshed atomic.Int64
-	far, err := New(Config{URL: redistest.Slow(server, 150*time.Millisecond), Gateway: "far", Timeout: 50 * time.Millisecond,
+	far, err := New(Config{Server: Server{URL: redistest.Slow(server, 150*time.Millisecond)}, Gateway: "far", Timeout: 50 * time.Millisecond,
 		Refresh: func(context.Context) (string, error) {
 			refreshed.Add(1)
 			return "changed", nil
@@ -251,7 +251,7 @@ func TestFirstStart(t *testing.T) {
 	t.Parallel()
 	for _, leases := range []int{0, 1} {
 		server := redistest.Start(t)
-		s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second})
+		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -273,7 +273,7 @@ func TestReturnTogether(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	open := func(returning bool) (*Store, time.Duration) {
-		s, err := New(Config{URL: redistest.URL(server), Timeout: 100 * time.Millisecond})
+		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: 100 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -309,7 +309,7 @@ func TestReturnTogether(t *testing.T) {
 func TestCallersAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s, err := New(Config{URL: redistest.URL(server), Timeout: time.Second})
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,7 +389,7 @@ func TestStopWhileRedisHangs(t *testing.T) {
 				server = redistest.Start(t)
 				url = redistest.URL(server)
 			}
-			s, err := New(Config{URL: url, Timeout: 500 * time.Millisecond})
+			s, err := New(Config{Server: Server{URL: url}, Timeout: 500 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}

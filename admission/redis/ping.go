@@ -17,7 +17,12 @@ type Pong struct {
 	// Evicts is the policy by which Redis drops keys when its memory is full. "" means that Redis
 	// drops none, or that it does not tell its policy to this user.
 	Evicts string
+	// Silent are the sentinels that do not tell the master, with the reasons. Others do.
+	Silent []error
 }
+
+// ErrSentinels means that no sentinel tells where the master is.
+var ErrSentinels = errors.New("no sentinel tells where the master is")
 
 // ErrRefused means that a Redis answers, but does not take what gateways write.
 var ErrRefused = errors.New("it refuses what gateways write")
@@ -30,15 +35,19 @@ var pingKeys = []string{"{" + defaultDeployment + "}:ping", "{sluice:usage}:ping
 // memory is full, and a user without the rights refuse it, although they answer to other calls.
 var pingScript = client.NewScript(`return redis.call('SET', KEYS[1], '1', 'PX', 1000)`)
 
-// Ping asks the Redis of a URL for signs of life, and whether it takes what gateways write. The
-// error says why not; errors.Is finds ErrRefused in that of a Redis that answers. What Ping writes
-// expires after a second.
-func Ping(ctx context.Context, url string) (Pong, error) {
-	o, err := parseURL(url)
+// Ping asks a Redis and all of its sentinels for signs of life, and whether the Redis takes what
+// gateways write. The error says why not; errors.Is finds ErrSentinels in it, or ErrRefused in that
+// of a Redis that answers. What Ping writes expires after a second.
+func Ping(ctx context.Context, server Server) (Pong, error) {
+	o, err := server.options()
 	if err != nil {
 		return Pong{}, err
 	}
 	setTimeouts(o, time.Second)
+	silent := askSentinels(ctx, o)
+	if len(silent) > 0 && len(silent) == len(o.Addrs) {
+		return Pong{}, fmt.Errorf("%w: %w", ErrSentinels, errors.Join(silent...))
+	}
 	c := connect(o)
 	defer c.Close() //nolint:errcheck // what was written expires by itself
 	for _, key := range pingKeys {
@@ -51,7 +60,7 @@ func Ping(ctx context.Context, url string) (Pong, error) {
 			return Pong{}, err
 		}
 	}
-	p := Pong{Evicts: evictionPolicy(ctx, c)}
+	p := Pong{Evicts: evictionPolicy(ctx, c), Silent: silent}
 	const calls = 3
 	for i := range calls {
 		began := time.Now()
@@ -63,6 +72,27 @@ func Ping(ctx context.Context, url string) (Pong, error) {
 		}
 	}
 	return p, nil
+}
+
+// askSentinels asks each sentinel where the master is. It returns an error for each that does not
+// tell, and nothing if the servers are no sentinels.
+func askSentinels(ctx context.Context, o *client.UniversalOptions) (silent []error) {
+	if o.MasterName == "" {
+		return nil
+	}
+	for _, address := range o.Addrs {
+		c := client.NewSentinelClient(&client.Options{Addr: address, Username: o.SentinelUsername, Password: o.SentinelPassword, Dialer: o.Dialer,
+			MaxRetries: -1, DialerRetries: 1, DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, DisableIdentity: true})
+		err := c.GetMasterAddrByName(ctx, o.MasterName).Err()
+		_ = c.Close() // nothing was changed
+		if errors.Is(err, client.Nil) {
+			err = fmt.Errorf("it knows no master %q", o.MasterName)
+		}
+		if err != nil {
+			silent = append(silent, fmt.Errorf("sentinel %s: %w", address, err))
+		}
+	}
+	return silent
 }
 
 // evictionPolicy returns Pong.Evicts.

@@ -77,9 +77,8 @@ import (
 
 // Config is what New needs.
 type Config struct {
-	// URL is redis://[user:password@]host:port[/db], or rediss:// for TLS. Several hosts
-	// (host:port,host:port) are nodes of one Redis Cluster. It is never logged.
-	URL string
+	// Server is where the state is.
+	Server
 	// Deployment separates deployments in one Redis. It consists of letters, digits, '.', '_' and
 	// '-'. "" means "sluice".
 	Deployment string
@@ -212,7 +211,7 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	options, err := parseURL(cfg.URL)
+	options, err := cfg.options()
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ import (
 // way with a part of a call. The call is answered once.
 func TestLostDuringASync(t *testing.T) {
 	t.Parallel()
-	s, err := New(Config{URL: "redis://127.0.0.1:1"})
+	s, err := New(Config{Server: Server{URL: "redis://127.0.0.1:1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestTaskOfARestartedGateway(t *testing.T) {
 	t.Parallel()
 	server, journal := redistest.Start(t), filepath.Join(t.TempDir(), "tasks")
 	begin := func(gateway string) (*admission.Controller, func()) {
-		return startJournaled(t, Config{URL: redistest.URL(server), Timeout: 2 * time.Second, Gateway: gateway}, journal,
+		return startJournaled(t, Config{Server: Server{URL: redistest.URL(server)}, Timeout: 2 * time.Second, Gateway: gateway}, journal,
 			map[string]admission.TenantLimits{"acme": {TokensPerMinute: 600}})
 	}
 	before, stop := begin("before")
@@ -229,7 +229,7 @@ func TestTaskRenewedElsewhere(t *testing.T) {
 	t.Parallel()
 	server, journal := redistest.Start(t), filepath.Join(t.TempDir(), "tasks")
 	begin := func(gateway, journal string) (*admission.Controller, func()) {
-		return startJournaled(t, Config{URL: redistest.URL(server), Timeout: 500 * time.Millisecond, Gateway: gateway}, journal, nil)
+		return startJournaled(t, Config{Server: Server{URL: redistest.URL(server)}, Timeout: 500 * time.Millisecond, Gateway: gateway}, journal, nil)
 	}
 	own, stop := begin("own", journal)
 	other, _ := begin("other", "")
@@ -285,7 +285,7 @@ func TestLeasesOfAClockThatWentBack(t *testing.T) {
 		t.Errorf("%d gateways", n)
 	}
 
-	long, err := New(Config{URL: redistest.URL(server), Gateway: "long", Lease: time.Hour, Timeout: 500 * time.Millisecond})
+	long, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: "long", Lease: time.Hour, Timeout: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -177,7 +177,7 @@ func TestExpiryAndRenewal(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	all := stores(t, 1, Config{Lease: time.Second}, server)
-	dying, err := New(Config{URL: redistest.URL(server), Gateway: "dying", Lease: time.Second, Timeout: 500 * time.Millisecond})
+	dying, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: "dying", Lease: time.Second, Timeout: 500 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,10 +65,10 @@ func usageQuestion(p url.Values, now time.Time) (q usage.Question, format string
 	if q.From, fault = readMoment(p, "from", now, now.Add(-defaultUsagePeriod)); fault != nil {
 		return q, "", fault
 	}
-	if q.To, fault = readMoment(p, "to", now, now); fault != nil {
+	if q.To, fault = readMoment(p, "to", now, time.Time{}); fault != nil {
 		return q, "", fault
 	}
-	if q.To.Before(q.From) {
+	if !q.To.IsZero() && q.To.Before(q.From) {
 		return q, "", invalidUsage("to", "must not be before from")
 	}
 	var ok bool

@@ -1,6 +1,7 @@
-// Package certificates reads the certificates of a TLS server from PEM files, and reads them again
-// when the files change. Package internal/control uses it for Envoys of other hosts, and package
-// internal/gateway for the clients of Envoy's listener.
+// Package certificates reads the certificates of a TLS server or client from PEM files, and reads
+// them again when the files change. Package internal/control uses it for Envoys of other hosts,
+// package internal/gateway for the clients of Envoy's listener, and package admission/redis for
+// connections to Redis.
 package certificates
 
 import (
@@ -21,34 +22,34 @@ const Recheck = time.Second
 
 // Files are the paths of PEM files.
 type Files struct {
-	// Cert and Key are the certificate of the server and its key.
+	// Cert and Key are the own certificate and its key. Empty: a client shows none.
 	Cert, Key string
-	// ClientCA are the authorities that sign the certificates of clients. Empty: a client needs no
-	// certificate.
-	ClientCA string
+	// CA are the authorities that sign the certificates of the other side. Empty: a client needs no
+	// certificate, and that of a server is signed by an authority of the system.
+	CA string
 	// ForEnvoy tells that Envoy serves with the files. Envoy accepts less than Go does.
 	ForEnvoy bool
 }
 
 // Content is what Files contain. A Content is immutable.
 type Content struct {
-	// Cert, Key and ClientCA are the texts of the files. ClientCA may be empty.
-	Cert, Key, ClientCA string
-	// Pair is the certificate with its key. Its Leaf is set.
+	// Cert, Key and CA are the texts of the files. Empty: there is no file.
+	Cert, Key, CA string
+	// Pair is the certificate with its key. Its Leaf is set; nil: there is no certificate.
 	Pair tls.Certificate
-	// ClientCAs has the certificates of ClientCA. It is nil without ClientCA.
-	ClientCAs *x509.CertPool
+	// CAs has the certificates of CA. It is nil without CA.
+	CAs *x509.CertPool
 }
 
 // Read reads the files. It fails if a file cannot be read, the key is not that of the certificate,
-// ClientCA has no certificate, or the files are for Envoy, which would refuse them. The error never
+// CA has no certificate, or the files are for Envoy, which would refuse them. The error never
 // contains the key.
 func Read(f Files) (*Content, error) {
 	var c Content
 	for _, file := range []struct {
 		path string
 		text *string
-	}{{f.Cert, &c.Cert}, {f.Key, &c.Key}, {f.ClientCA, &c.ClientCA}} {
+	}{{f.Cert, &c.Cert}, {f.Key, &c.Key}, {f.CA, &c.CA}} {
 		if file.path == "" {
 			continue
 		}
@@ -60,21 +61,23 @@ func Read(f Files) (*Content, error) {
 			return nil, fmt.Errorf("%s is not in PEM format", file.path)
 		}
 	}
-	var err error
-	if c.Pair, err = tls.X509KeyPair([]byte(c.Cert), []byte(c.Key)); err != nil {
-		return nil, fmt.Errorf("%s with %s: %w", f.Cert, f.Key, err)
+	if f.Cert != "" {
+		var err error
+		if c.Pair, err = tls.X509KeyPair([]byte(c.Cert), []byte(c.Key)); err != nil {
+			return nil, fmt.Errorf("%s with %s: %w", f.Cert, f.Key, err)
+		}
 	}
 	if f.ForEnvoy {
 		if err := checkForEnvoy(f, &c); err != nil {
 			return nil, err
 		}
 	}
-	if f.ClientCA == "" {
+	if f.CA == "" {
 		return &c, nil
 	}
-	c.ClientCAs = x509.NewCertPool()
-	if !c.ClientCAs.AppendCertsFromPEM([]byte(c.ClientCA)) {
-		return nil, fmt.Errorf("%s holds no certificate", f.ClientCA)
+	c.CAs = x509.NewCertPool()
+	if !c.CAs.AppendCertsFromPEM([]byte(c.CA)) {
+		return nil, fmt.Errorf("%s holds no certificate", f.CA)
 	}
 	return &c, nil
 }
@@ -83,7 +86,7 @@ func Read(f Files) (*Content, error) {
 // concurrent use.
 type Follower struct {
 	files Files
-	// subject names the listener in log messages.
+	// subject says in log messages whose they are.
 	subject string
 	log     *zap.Logger
 
@@ -104,7 +107,7 @@ type stamp struct {
 	size     int64
 }
 
-// Follow reads the files for the first time. subject names the listener in log messages.
+// Follow reads the files for the first time. subject says in log messages whose they are.
 func Follow(f Files, subject string, log *zap.Logger) (*Follower, error) {
 	c := &Follower{files: f, subject: subject, log: log}
 	c.stamps, _ = c.look()
@@ -141,7 +144,11 @@ func (c *Follower) Current(now time.Time) *Content {
 		return c.current
 	}
 	c.current, c.stamps, c.fault = next, stamps, nil
-	c.log.Info("certificates read again", zap.String("of", c.subject), zap.Time("valid_until", next.Pair.Leaf.NotAfter))
+	fields := []zap.Field{zap.String("of", c.subject)}
+	if next.Pair.Leaf != nil {
+		fields = append(fields, zap.Time("valid_until", next.Pair.Leaf.NotAfter))
+	}
+	c.log.Info("certificates read again", fields...)
 	return c.current
 }
 
@@ -156,7 +163,7 @@ func (c *Follower) Fault() error {
 // look returns the stamps of all files.
 func (c *Follower) look() ([]stamp, error) {
 	var all []stamp
-	for _, file := range []string{c.files.Cert, c.files.Key, c.files.ClientCA} {
+	for _, file := range []string{c.files.Cert, c.files.Key, c.files.CA} {
 		if file == "" {
 			continue
 		}

@@ -16,7 +16,7 @@ func files(t *testing.T, a *testutil.Authority) (Files, string) {
 	dir := t.TempDir()
 	a.Issue(t, dir, "server", "gateway.example")
 	a.Write(t, filepath.Join(dir, "ca.crt"))
-	return Files{Cert: filepath.Join(dir, "server.crt"), Key: filepath.Join(dir, "server.key"), ClientCA: filepath.Join(dir, "ca.crt")}, dir
+	return Files{Cert: filepath.Join(dir, "server.crt"), Key: filepath.Join(dir, "server.key"), CA: filepath.Join(dir, "ca.crt")}, dir
 }
 
 func TestU16_FilesAreReadAgainOnlyWhenTheyAreWhole(t *testing.T) {
@@ -60,7 +60,7 @@ func TestO12_FilesThatCannotBeUsed(t *testing.T) {
 	for name, f := range map[string]Files{
 		"no file":               {Cert: "none", Key: good.Key},
 		"the key of another":    {Cert: good.Cert, Key: other.Key},
-		"the key as a CA":       {Cert: good.Cert, Key: good.Key, ClientCA: good.Key},
+		"the key as a CA":       {Cert: good.Cert, Key: good.Key, CA: good.Key},
 		"the certificate twice": {Cert: good.Cert, Key: good.Cert},
 	} {
 		if _, err := Follow(f, "listen", zap.NewNop()); err == nil {
@@ -68,7 +68,7 @@ func TestO12_FilesThatCannotBeUsed(t *testing.T) {
 		}
 	}
 	c, err := Read(Files{Cert: good.Cert, Key: good.Key})
-	if err != nil || c.ClientCAs != nil || c.Pair.Leaf == nil {
+	if err != nil || c.CAs != nil || c.Pair.Leaf == nil {
 		t.Errorf("without client_ca: %v, %v", c, err)
 	}
 }

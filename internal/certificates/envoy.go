@@ -24,7 +24,7 @@ func checkForEnvoy(f Files, c *Content) error {
 	if reason := checkLeaf(c.Pair.Leaf); reason != "" {
 		return fmt.Errorf("%s %s", f.Cert, reason)
 	}
-	for _, file := range []struct{ path, text string }{{f.Cert, c.Cert}, {f.ClientCA, c.ClientCA}} {
+	for _, file := range []struct{ path, text string }{{f.Cert, c.Cert}, {f.CA, c.CA}} {
 		if !isWhole(file.text) {
 			return fmt.Errorf("%s has a PEM block that is cut short or damaged, and Envoy refuses the whole file: replace or remove it", file.path)
 		}

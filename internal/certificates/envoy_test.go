@@ -76,7 +76,7 @@ func rsaKey(t *testing.T, bits int) crypto.Signer {
 func TestO12_WhatEnvoyWouldRefuseChangesNothing(t *testing.T) {
 	t.Parallel()
 	good, _ := files(t, testutil.NewAuthority(t, "authority"))
-	whole := readText(t, good.ClientCA)
+	whole := readText(t, good.CA)
 	cut := whole[:len(whole)/2]
 	damaged := "-----BEGIN CERTIFICATE-----\nMIIBAAAA\n-----END CERTIFICATE-----\n"
 	staple := pkix.Extension{Id: mustStaple, Value: []byte{0x30, 3, 2, 1, 5}}
@@ -90,14 +90,14 @@ func TestO12_WhatEnvoyWouldRefuseChangesNothing(t *testing.T) {
 		"P-224":         {func(f Files) { writeSelfSigned(t, f, ecdsaKey(t, elliptic.P224())) }, "server.crt has an ECDSA key of the curve P-224"},
 		"2040 bits":     {func(f Files) { writeSelfSigned(t, f, rsaKey(t, 2040)) }, "server.crt has an RSA key of 2040 bits"},
 		"must-staple":   {func(f Files) { writeSelfSigned(t, f, ecdsaKey(t, elliptic.P256()), staple) }, "server.crt asks for OCSP stapling"},
-		"a text":        {func(f Files) { writeText(t, f.ClientCA, "one\n"+whole+"two\n"+whole) }, ""},
-		"a cut CA":      {func(f Files) { writeText(t, f.ClientCA, whole+cut) }, "ca.crt has a PEM block that is cut short"},
-		"a cut CA, one": {func(f Files) { writeText(t, f.ClientCA, cut+"\n"+whole) }, "ca.crt has a PEM block that is cut short"},
-		"a damaged CA":  {func(f Files) { writeText(t, f.ClientCA, whole+damaged) }, "ca.crt has a PEM block that is cut short"},
-		"another kind":  {func(f Files) { writeText(t, f.ClientCA, whole+"-----BEGIN A-----\n!!!\n-----END A-----\n") }, "ca.crt has a PEM block that is cut short"},
-		"the old name":  {func(f Files) { writeText(t, f.ClientCA, strings.ReplaceAll(damaged, "CERT", "X509 CERT")+whole) }, "ca.crt has a PEM block that is cut short"},
-		"a key":         {func(f Files) { writeText(t, f.ClientCA, whole+readText(t, f.Key)) }, ""},
-		"a CA with headers": {func(f Files) { writeText(t, f.ClientCA, whole+strings.Replace(whole, "-----\n", "-----\nA: b\n\n", 1)) },
+		"a text":        {func(f Files) { writeText(t, f.CA, "one\n"+whole+"two\n"+whole) }, ""},
+		"a cut CA":      {func(f Files) { writeText(t, f.CA, whole+cut) }, "ca.crt has a PEM block that is cut short"},
+		"a cut CA, one": {func(f Files) { writeText(t, f.CA, cut+"\n"+whole) }, "ca.crt has a PEM block that is cut short"},
+		"a damaged CA":  {func(f Files) { writeText(t, f.CA, whole+damaged) }, "ca.crt has a PEM block that is cut short"},
+		"another kind":  {func(f Files) { writeText(t, f.CA, whole+"-----BEGIN A-----\n!!!\n-----END A-----\n") }, "ca.crt has a PEM block that is cut short"},
+		"the old name":  {func(f Files) { writeText(t, f.CA, strings.ReplaceAll(damaged, "CERT", "X509 CERT")+whole) }, "ca.crt has a PEM block that is cut short"},
+		"a key":         {func(f Files) { writeText(t, f.CA, whole+readText(t, f.Key)) }, ""},
+		"a CA with headers": {func(f Files) { writeText(t, f.CA, whole+strings.Replace(whole, "-----\n", "-----\nA: b\n\n", 1)) },
 			"ca.crt has a PEM block that is cut short"},
 	} {
 		f, _ := files(t, testutil.NewAuthority(t, "authority"))

@@ -39,6 +39,7 @@ const (
 
 	SigningKeysUnavailable Type = "SigningKeysUnavailable"
 	KeysUnavailable        Type = "KeysUnavailable"
+	RedisLostData          Type = "RedisLostData"
 	UsageNotShared         Type = "UsageNotShared"
 )
 
@@ -143,19 +144,25 @@ var types = []row{
 		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before. A token that none of them has signed gets 503.",
 		"Check the address or the file in `auth.jwt`. Sluice tries again each second."},
 	{KeysUnavailable, Error, False, false,
-		"The keys of run time cannot be read, although Redis answers if there is one. " +
+		"The keys of run time, or some of them, cannot be read, although Redis answers if there is one. " +
 			"Keys that were read before stay in force, also those that were revoked since. " +
 			"Before the first reading, callers with such keys get 503.",
-		"Give the user of `redis` the rights to the keys `sluice:keys*`, or correct the damaged key there. " +
+		"Give the user of `redis` the rights to the keys `sluice:keys*`. Revoke a damaged key, and make a new one. " +
 			"Without `redis`, correct or remove `keys.json` in the state directory. Sluice tries again by itself."},
+	{RedisLostData, Warning, False, false,
+		"Redis came back without changes of the keys of run time that this gateway knew: it was emptied, or it came back from an older snapshot. " +
+			"The gateway has written the keys again as it knew them, those that were revoked not. The condition ends after an hour.",
+		"Find out who has emptied `redis`, and turn on its persistence. Look whether all keys are there (`sluice keys list`), " +
+			"and set limits again that were changed at run time."},
 	{UsageNotShared, Warning, False, false,
 		"Gateways that share `redis` do not tell each other their usage, although Redis answers. " +
 			"Each counts `budgets` by its own requests and by what it knew of the others.",
 		"Give the user of `redis` the rights to the keys `{sluice:usage}:*`, and look whether all masters of the cluster answer. " +
 			"Sluice tries again by itself."},
 	{CertificateFault, Error, False, false,
-		"The certificate of `listen` ends within a week, or its files cannot be used as they are now. New connections get the last usable one.",
-		"Replace the files of `tls`. Sluice reads them again by itself."},
+		"The certificate of `listen`, or the one that the gateway shows to `redis`, ends within a week, or its files cannot be used as they are now. " +
+			"New connections get the last usable one.",
+		"Replace the files of `tls` or `redis`. Sluice reads them again by itself."},
 	{BudgetReached, Warning, False, false,
 		"A tenant or a key has used as much as the soft or the hard bound of one of its `budgets`. " +
 			"Above the hard one its requests get 429 `insufficient_quota`.",

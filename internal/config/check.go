@@ -23,6 +23,7 @@ type checker struct {
 // check finds the faults of c that concern several fields and completes c. d has decoded c.
 func check(d *decoder, c *Config) {
 	k := &checker{decoder: d, config: c, versionValid: map[string]bool{}}
+	k.checkRedis()
 	k.checkListeners()
 	k.checkConnections()
 	k.checkMemory()
@@ -35,7 +36,6 @@ func check(d *decoder, c *Config) {
 	k.checkRay()
 	k.checkUnique(append(k.checkModels(), k.checkPools()...))
 	k.checkDefaultModel(path{"default_model"})
-	k.checkRedis(path{"redis"}, c.Redis)
 	k.checkTenants()
 	k.checkModeration()
 	k.checkTracing()

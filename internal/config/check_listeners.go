@@ -61,7 +61,7 @@ func (k *checker) checkPeers(others ...netip.AddrPort) {
 	address, ok := k.checkAddress(at, &k.config.Peers)
 	switch {
 	case !ok || !k.checkOverlap(at, address, others):
-	case k.config.Redis == "" && k.valid(path{"redis"}):
+	case k.config.Redis == nil && k.valid(path{"redis"}):
 		k.faultf(at, "has no effect without redis, by which gateways find each other: set redis, or remove peers")
 	case address.Addr().IsUnspecified():
 		k.faultf(at, "must be the address that the other gateways reach this one by, is %s, which is all addresses", address)

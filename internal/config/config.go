@@ -90,11 +90,9 @@ type Config struct {
 	// LogRequests says whether finished requests are logged. The value false means the same as
 	// access_log: {to: off}. Default true.
 	LogRequests bool `yaml:"log_requests" default:"true" restart:"true"`
-	// Redis is the URL of the Redis in which several gateways share their limits, leases and tasks:
-	// redis://user:password@host:6379/0, or rediss:// for TLS. Several hosts, as in
-	// redis://a:6379,b:6379,c:6379, name a Redis Cluster, which has no database number. Default:
-	// empty, this gateway shares nothing.
-	Redis string `yaml:"redis" restart:"true" form:"redis"`
+	// Redis is the Redis in which several gateways share their limits, leases and tasks. A URL
+	// alone is its field url. Default: absent, this gateway shares nothing.
+	Redis *Redis `yaml:"redis" restart:"true"`
 	// RedisTimeout is how long a request waits for one answer of redis. A gateway that gets none in
 	// this time decides without the others until Redis answers again. A Redis of another zone, or a
 	// busy one, needs more than the default. Calls that no request waits for have 20 times as long,

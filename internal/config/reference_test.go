@@ -232,6 +232,8 @@ func wordOf(t reflect.Type, tag reflect.StructTag) string {
 		return "URL or mapping"
 	case reflect.TypeFor[Control]():
 		return "host:port or mapping"
+	case reflect.TypeFor[Redis]():
+		return "URL of Redis or mapping"
 	}
 	switch t.Kind() {
 	case reflect.Struct:

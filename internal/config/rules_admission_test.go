@@ -18,7 +18,7 @@ func redisCases() []ruleCase {
 		once     = "1: redis: must name each host once"
 		password = "1: redis: must give the password as user:password@ or :password@, with %XX for each of / ? # @ and % in it"
 		database = "1: redis: must end with the host and port, or with the number of a database such as /0"
-		cluster  = "1: redis: must have no database number with several hosts, because a Redis Cluster has none"
+		cluster  = "1: redis: must have no database number with several hosts, because a Redis Cluster has none; hosts of sentinels need sentinel"
 	)
 	urls := map[string]string{
 		"":                                  "",
@@ -67,6 +67,29 @@ func redisCases() []ruleCase {
 			c.want = []string{want}
 		}
 		cases = append(cases, c)
+	}
+	for _, c := range [][2]string{
+		{`{url: "redis://a,b:1/2", sentinel: {master: m}}`, ""},
+		{`{url: "rediss://u:p@a,b", server_name: h, sentinel: {master: m, username: u, password: secret}}`, ""},
+		{`{url: redis://h}`, ""},
+		{`{url: ""}`, "1: redis.url: needs url, such as redis://127.0.0.1:6379/0"},
+		{`{sentinel: {master: m}}`, "1: redis: needs url, such as redis://127.0.0.1:6379/0"},
+		{`{url: http://h}`, strings.Replace(scheme, "redis:", "redis.url:", 1)},
+		{`{url: "redis://a,b/2"}`, strings.Replace(cluster, "redis:", "redis.url:", 1)},
+		{`{url: "redis://a,a:26379", sentinel: {master: m}}`, strings.Replace(once, "redis:", "redis.url:", 1)},
+		{`{url: redis://h, sentinel: {}}`, "1: redis.sentinel.master: required, and missing"},
+		{`{url: redis://h, sentinel: {master: ""}}`, "1: redis.sentinel.master: must be the name of the master in the configuration of the sentinels, is empty"},
+		{`{url: redis://h, sentinel: {master: m, username: u}}`, "1: redis.sentinel.username: has no effect without a password: set password, or remove username"},
+		{`{url: redis://h, ca: ca.crt}`, "1: redis.ca: has no effect without TLS: begin url with rediss://, or remove ca"},
+		{`{url: redis://h, server_name: h}`, "1: redis.server_name: has no effect without TLS: begin url with rediss://, or remove server_name"},
+		{`{url: rediss://h, key: a.key}`, "1: redis.key: needs cert as well: a certificate and its key belong together"},
+		{`{url: rediss://h, cert: a.crt}`, "1: redis.cert: needs key as well: a certificate and its key belong together"},
+	} {
+		one := ruleCase{name: "redis " + c[0], file: "redis: " + c[0]}
+		if c[1] != "" {
+			one.want = []string{c[1]}
+		}
+		cases = append(cases, one)
 	}
 	return cases
 }

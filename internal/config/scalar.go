@@ -34,6 +34,10 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 			d.decodeControl(n, control, at)
 			return
 		}
+		if redis, ok := v.Addr().Interface().(*Redis); ok {
+			d.decodeRedis(n, redis, at)
+			return
+		}
 		if moment, ok := v.Addr().Interface().(*time.Time); ok {
 			d.decodeTime(n, moment, at)
 			return

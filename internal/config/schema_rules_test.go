@@ -86,6 +86,11 @@ func rulesOf(t reflect.Type) []any {
 	case reflect.TypeFor[Control]():
 		return []any{object{"if": has("listen"), "then": has("cert", "key"),
 			"else": without("cert", "key", "client_ca", "allowed", "addresses", "advertise", "server_name")}}
+	case reflect.TypeFor[Redis]():
+		plain := object{"properties": object{"url": object{"pattern": "^redis://"}}}
+		return []any{has("url"), object{"properties": object{"url": object{"minLength": 1}}}, when(plain, without("cert", "key", "ca", "server_name")), when(has("cert"), has("key")), when(has("key"), has("cert"))}
+	case reflect.TypeFor[Sentinel]():
+		return []any{object{"properties": object{"master": object{"minLength": 1}}}, when(has("username"), has("password"))}
 	case reflect.TypeFor[AdminAuth]():
 		return []any{one(has("tokens"), has("trusted_header"))}
 	case reflect.TypeFor[TrustedHeader]():

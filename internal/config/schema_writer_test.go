@@ -134,7 +134,7 @@ func (w schemaWriter) structure(t reflect.Type) object {
 // value returns the schema of a field of type t.
 func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	switch t {
-	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream](), reflect.TypeFor[Control]():
+	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream](), reflect.TypeFor[Control](), reflect.TypeFor[Redis]():
 		return object{"anyOf": []any{text(t.Field(0).Tag), w.structure(t)}}
 	case reflect.TypeFor[time.Duration]():
 		return duration(tag)

@@ -22,7 +22,7 @@ type TLS struct {
 
 // Files returns the paths of the files.
 func (t *TLS) Files() certificates.Files {
-	return certificates.Files{Cert: t.Cert, Key: t.Key, ClientCA: t.ClientCA, ForEnvoy: true}
+	return certificates.Files{Cert: t.Cert, Key: t.Key, CA: t.ClientCA, ForEnvoy: true}
 }
 
 // checkTLS reads the certificates of listen once, so that a wrong one is a fault of the file.
@@ -51,7 +51,7 @@ func (k *checker) checkTLS() {
 		return
 	}
 	pair := t.Files()
-	pair.ClientCA = ""
+	pair.CA = ""
 	if _, err := certificates.Read(pair); err != nil {
 		k.faultf(at.field("cert"), "cannot be used: %v", err)
 		return

@@ -100,3 +100,31 @@ func TestO12_TLSFaults(t *testing.T) {
 		}
 	}
 }
+
+// TestRedisCertificates: the files of redis are read once, so that a wrong one is a fault of the
+// file.
+func TestRedisCertificates(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	a := testutil.NewAuthority(t, "authority")
+	a.Write(t, filepath.Join(dir, "ca.crt"))
+	a.Issue(t, dir, "one")
+	a.Issue(t, dir, "two")
+	for files, want := range map[string]string{
+		"ca: ca.crt": "",
+		"ca: ca.crt, cert: one.crt, key: one.key": "",
+		"ca: one.key":                 "redis.ca: cannot be used",
+		"ca: none":                    "redis.ca: cannot be used",
+		"cert: none, key: one.key":    "redis.cert: cannot be read",
+		"cert: one.crt, key: two.key": "redis.cert: cannot be used",
+	} {
+		c, err := Parse(filepath.Join(dir, "sluice.yaml"), []byte("redis: {url: rediss://h, "+files+"}"))
+		if want == "" {
+			if err != nil || c.Redis.CA != filepath.Join(dir, "ca.crt") {
+				t.Errorf("%s: %v", files, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", files, err, want)
+		}
+	}
+}

@@ -16,7 +16,7 @@ import (
 type Files struct {
 	certificates.Files
 	// Allowed are the DNS names or URIs of which the certificate of a client must have one. Empty:
-	// every certificate of ClientCA is accepted.
+	// every certificate of CA is accepted.
 	Allowed []string
 }
 
@@ -60,8 +60,8 @@ func (i *identity) get(now time.Time) *tls.Config {
 	}
 	// Without tickets every connection proves its identity by the certificates of now.
 	next := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{content.Pair}, SessionTicketsDisabled: true}
-	if content.ClientCAs != nil {
-		next.ClientAuth, next.ClientCAs = tls.RequireAndVerifyClientCert, content.ClientCAs
+	if content.CAs != nil {
+		next.ClientAuth, next.ClientCAs = tls.RequireAndVerifyClientCert, content.CAs
 		if len(i.allowed) > 0 {
 			next.VerifyConnection = i.checkName
 		}

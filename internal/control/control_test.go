@@ -54,7 +54,7 @@ func serve(t *testing.T, change func(*Files)) *served {
 	s := &served{dir: t.TempDir(), authority: testutil.NewAuthority(t, "authority")}
 	s.authority.Issue(t, s.dir, "server", "gateway.example")
 	s.authority.Write(t, filepath.Join(s.dir, "ca.crt"))
-	files := Files{Files: certificates.Files{Cert: filepath.Join(s.dir, "server.crt"), Key: filepath.Join(s.dir, "server.key"), ClientCA: filepath.Join(s.dir, "ca.crt")}}
+	files := Files{Files: certificates.Files{Cert: filepath.Join(s.dir, "server.crt"), Key: filepath.Join(s.dir, "server.key"), CA: filepath.Join(s.dir, "ca.crt")}}
 	if change != nil {
 		change(&files)
 	}
@@ -250,7 +250,7 @@ func TestU16_WhoIsLetIn(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
 	}
-	open := serve(t, func(f *Files) { f.ClientCA = "" })
+	open := serve(t, func(f *Files) { f.CA = "" })
 	if _, err := open.ask(open.client(t, nil, "")); err != nil {
 		t.Errorf("without client_ca: %v", err)
 	}

@@ -21,7 +21,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
 	"github.com/sluice-gateway/sluice/envoy"
@@ -311,40 +310,6 @@ func (e *examination) room(node engines.Node) {
 			lacks("gpu", fmt.Sprintf("%g GPUs", r.GPU), strconv.Itoa(has))
 		}
 	}
-}
-
-// redis looks whether Redis answers, in time, and takes and keeps what gateways write.
-func (e *examination) redis(ctx context.Context) {
-	if e.Config.Redis == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
-	defer cancel()
-	pong, err := redis.Ping(ctx, e.Config.Redis)
-	if err != nil {
-		e.redisFault(err)
-		return
-	}
-	says := fmt.Sprintf("answers after %.1f ms", pong.Took.Seconds()*1000)
-	limit := e.Config.RedisTimeout
-	switch {
-	case pong.Took > limit:
-		e.warn("redis", says, fmt.Sprintf("set redis_timeout (%v) to more, or each gateway limits alone", limit))
-	case pong.Evicts != "":
-		e.warn("redis", "drops keys when its memory is full: maxmemory-policy is "+pong.Evicts,
-			"set maxmemory-policy to noeviction, or limits may be exceeded, and usage and keys of run time may be lost")
-	default:
-		e.ok("redis", says)
-	}
-}
-
-// redisFault says why gateways cannot use Redis. A Redis that refuses to be written to is running.
-func (e *examination) redisFault(err error) {
-	hint := "start Redis, or correct the URL; until it answers, each gateway limits alone"
-	if errors.Is(err, redis.ErrRefused) {
-		hint = "name a Redis to which this user may write, and all addresses of a cluster; until then, each gateway limits alone"
-	}
-	e.fault("redis", err.Error(), hint)
 }
 
 // servers looks whether the servers of others answer.

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -132,7 +133,7 @@ func TestExamineSlowRedis(t *testing.T) {
 	t.Parallel()
 	url := redistest.Slow(redistest.Start(t), 100*time.Millisecond)
 	for timeout, want := range map[time.Duration]Level{50 * time.Millisecond: Warning, 10 * time.Second: OK} {
-		e := &examination{Options: Options{Config: &config.Config{Redis: url, RedisTimeout: timeout}}}
+		e := &examination{Options: Options{Config: &config.Config{Redis: &config.Redis{URL: url}, RedisTimeout: timeout}}}
 		e.redis(t.Context())
 		if len(e.found) != 1 || e.found[0].Level != want || !strings.Contains(e.found[0].Says, "answers after 1") || (want == Warning) != strings.Contains(e.found[0].Hint, "redis_timeout") {
 			t.Errorf("redis_timeout %v: %+v", timeout, e.found)
@@ -172,7 +173,7 @@ func TestExamineRedisThatCannotBeUsed(t *testing.T) {
 		"one of a cluster":    {redistest.URL(redistest.Cluster(t)[0]), Fault, "MOVED", "all addresses of a cluster"},
 		"nobody listens here": {"redis://127.0.0.1:1", Fault, "refused", "start Redis"},
 	} {
-		e := &examination{Options: Options{Config: &config.Config{Redis: c.url, RedisTimeout: 10 * time.Second}}}
+		e := &examination{Options: Options{Config: &config.Config{Redis: &config.Redis{URL: c.url}, RedisTimeout: 10 * time.Second}}}
 		e.redis(ctx)
 		if len(e.found) != 1 || e.found[0].Level != c.want || !strings.Contains(e.found[0].Says, c.says) || !strings.Contains(e.found[0].Hint, c.hint) {
 			t.Errorf("%s: %+v", name, e.found)
@@ -189,4 +190,34 @@ func of(all []Finding, what string) []Finding {
 		}
 	}
 	return some
+}
+
+// TestExamineSentinels: the doctor tells which sentinels do not know the master, and which files of
+// redis cannot be used.
+func TestExamineSentinels(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	g.Sentinels[1].Kill()
+	known := config.Sentinel{Master: redistest.MasterName, Username: redistest.SentinelUser, Password: redistest.SentinelPassword}
+	wrong := known
+	wrong.Password = "wrong"
+	for name, c := range map[string]struct {
+		redis      config.Redis
+		want       []Level
+		says, hint string
+	}{
+		"one is dead":    {config.Redis{URL: g.URL(), Sentinel: &known}, []Level{Warning, OK}, "sentinel " + g.Sentinels[1].Addr, "other sentinels serve"},
+		"wrong password": {config.Redis{URL: g.URL(), Sentinel: &wrong}, []Level{Fault}, "WRONGPASS", "password of sentinel"},
+		"no such file":   {config.Redis{URL: "rediss://h", CA: "/none/ca.crt"}, []Level{Fault}, "/none/ca.crt", "ca of redis"},
+	} {
+		e := &examination{Options: Options{Config: &config.Config{Redis: &c.redis, RedisTimeout: 10 * time.Second}}}
+		e.redis(t.Context())
+		var levels []Level
+		for _, f := range e.found {
+			levels = append(levels, f.Level)
+		}
+		if !slices.Equal(levels, c.want) || !strings.Contains(e.found[0].Says, c.says) || !strings.Contains(e.found[0].Hint, c.hint) {
+			t.Errorf("%s: %+v", name, e.found)
+		}
+	}
 }

@@ -21,7 +21,8 @@ func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.rayConditions, g.nameConditions, g.versionConditions,
-		g.edgeConditions, g.certificateConditions, g.tokenConditions, g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
+		g.edgeConditions, g.certificateConditions, g.redisCertificateConditions, g.tokenConditions,
+		g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
 		g.budgetConditions, g.usageConditions,
 	} {
 		g.conditions.AddSource(source)
@@ -213,13 +214,8 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 	if len(all) > 0 || s.Configured && time.Since(s.Since) < redisSettles {
 		return all // it tells of everything in Redis, also while the parts notice that Redis is back
 	}
-	if read, err := g.keys.Fault(); err != nil && g.config().Auth.Mode == config.AuthKeys {
-		what := "Those of before stay in force."
-		if !read {
-			what = "Callers with such keys get 503."
-		}
-		all = append(all, condition.Fault(condition.KeysUnavailable, "", "NotRead",
-			fmt.Sprintf("The keys of run time cannot be read: %s. %s", sentence(err.Error()), what)))
+	if g.config().Auth.Mode == config.AuthKeys {
+		all = append(all, g.keys.conditions()...)
 	}
 	if err := g.usage.Unshared(); err != nil {
 		all = append(all, condition.Fault(condition.UsageNotShared, "", "NotPublished",

@@ -58,7 +58,7 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 
 // controlFiles returns the files of the listener of Envoys of other hosts.
 func controlFiles(c config.Control) control.Files {
-	return control.Files{Files: certificates.Files{Cert: c.Cert, Key: c.Key, ClientCA: c.ClientCA}, Allowed: c.Allowed}
+	return control.Files{Files: certificates.Files{Cert: c.Cert, Key: c.Key, CA: c.ClientCA}, Allowed: c.Allowed}
 }
 
 // serveElsewhere runs the servers for Envoys of other hosts in the scope until it ends.

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/news"
@@ -110,6 +111,8 @@ type Gateway struct {
 	// discovered are the discovered models that have limits. They belong to start, and then to
 	// followFleet.
 	discovered []string
+	// redis says how to connect to Redis; nil: there is none.
+	redis *redis.Server
 	// routing is nil without Redis.
 	routing *remoteRouting
 	// access says who may use the admin listener. It holds nil while everybody may.
@@ -212,6 +215,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.settings.file = cmp.Or(o.file, o.Config)
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
 	g.makeHistory()
+	if err := g.makeRedis(); err != nil {
+		return nil, err
+	}
 	if err := errors.Join(g.makeUsage(), g.makeAdmission()); err != nil {
 		return nil, err
 	}

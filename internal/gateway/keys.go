@@ -12,11 +12,14 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/keys"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -33,6 +36,10 @@ type keyKeeper struct {
 	mu sync.Mutex
 	// made are the keys as the Store last told them. Guarded by mu.
 	made []keys.Key
+	// restoredAt is when this gateway last wrote keys again that Redis had lost, and restoredCount
+	// how many there were. Guarded by mu.
+	restoredAt    time.Time
+	restoredCount int
 }
 
 // makeKeys makes the store of keys: in Redis if the configuration names one, else in the state
@@ -41,12 +48,12 @@ func (g *Gateway) makeKeys() error {
 	k := &keyKeeper{gateway: g}
 	g.keys = k
 	backend := keys.File(filepath.Join(g.dir.Path(), "keys.json"))
-	if c := g.options.Config; c.Redis != "" {
-		client, err := redis.NewClient(c.Redis, c.RedisTimeout)
+	if g.redis != nil {
+		client, err := redis.NewClient(*g.redis, g.options.Config.RedisTimeout)
 		if err != nil {
 			return err
 		}
-		backend, k.close = keys.Redis(client), client.Close
+		backend, k.close = keys.Redis(client, k.restored), client.Close
 	}
 	g.auth.SetUnread(true)
 	k.Store = keys.New(keys.Config{Backend: backend, Apply: k.changed, Used: g.auth.LastUsed, Log: g.log})
@@ -60,6 +67,49 @@ func (k *keyKeeper) changed(made []keys.Key) {
 	k.made = made
 	k.applyLocked()
 	k.gateway.auth.SetUnread(false)
+}
+
+// restored records that Redis had lost changes of the keys, which this gateway has written again.
+func (k *keyKeeper) restored(count int) {
+	k.gateway.log.Error("keys of run time written to Redis again, which had lost changes of them", zap.Int("keys", count))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.restoredAt, k.restoredCount = time.Now(), count
+}
+
+// restoredShown is how long the condition RedisLostData stands after the keys were written again.
+const restoredShown = time.Hour
+
+// conditions tells whether the keys can be read, and whether Redis has lost some.
+func (k *keyKeeper) conditions() (all []condition.Condition) {
+	k.mu.Lock()
+	at, count := k.restoredAt, k.restoredCount
+	k.mu.Unlock()
+	if time.Since(at) < restoredShown {
+		all = append(all, condition.Fault(condition.RedisLostData, "", "KeysRestored",
+			fmt.Sprintf("Redis had lost changes of the keys of run time. At %s this gateway wrote them again as it knew them, %d in all.",
+				at.UTC().Format(time.RFC3339), count)))
+	}
+	read, err := k.Fault()
+	var damaged *keys.Damaged
+	switch {
+	case err == nil:
+		return all
+	case errors.As(err, &damaged):
+		c := condition.Fault(condition.KeysUnavailable, "", "Damaged", fmt.Sprintf("These keys of run time are %s. "+
+			"A gateway that knew such a key keeps it as it was. At any other one its callers get 401. Revoke it, and make a new one.", err))
+		c.Severity = condition.Warning
+		return append(all, c)
+	case read:
+		return append(all, keysNotRead(err, "Those of before stay in force."))
+	}
+	return append(all, keysNotRead(err, "Callers with such keys get 503."))
+}
+
+// keysNotRead is the condition that no key can be read.
+func keysNotRead(err error, effect string) condition.Condition {
+	return condition.Fault(condition.KeysUnavailable, "", "NotRead",
+		fmt.Sprintf("The keys of run time cannot be read: %s. %s", sentence(err.Error()), effect))
 }
 
 // firstRead is how long a start waits for the keys of run time.
@@ -117,7 +167,12 @@ func (a keyAdmin) List(ctx context.Context) (list []admin.Key, fault string) {
 			list[i].LastUsed = &at
 		}
 	}
-	if _, err := a.g.keys.Fault(); err != nil {
+	_, err := a.g.keys.Fault()
+	var damaged *keys.Damaged
+	switch {
+	case errors.As(err, &damaged):
+		fault = fmt.Sprintf("Some keys of run time are %s.", err)
+	case err != nil:
 		fault = fmt.Sprintf("The keys of run time cannot be read: %s.", sentence(err.Error()))
 	}
 	return list, fault
@@ -304,8 +359,13 @@ func (a keyAdmin) Revoke(ctx context.Context, id string) (admin.Key, *openai.Err
 			return a.revoke(ctx, k)
 		}
 	}
-	if fault != "" {
-		return admin.Key{}, openai.Errorf(openai.CodeGatewayUnavailable, "%s No key with this id is known.", fault)
+	if fault != "" { // the store may have it all the same
+		switch found, err := a.g.keys.Remove(ctx, id); {
+		case found:
+			return admin.Key{ID: id, Models: []string{}, Source: admin.KeyOfRuntime}, nil
+		case err != nil:
+			return admin.Key{}, openai.Errorf(openai.CodeGatewayUnavailable, "%s No key with this id is known.", fault)
+		}
 	}
 	return admin.Key{}, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is no key with this id."}
 }

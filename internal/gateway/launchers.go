@@ -95,7 +95,7 @@ func (g *Gateway) makeLaunchers() error {
 		l.makeKubernetes(*c.Kubernetes, g.reapply)
 	}
 	if c.Ray != nil {
-		if err := l.makeRay(c); err != nil {
+		if err := l.makeRay(c, g.redis); err != nil {
 			return err
 		}
 	}

@@ -57,8 +57,8 @@ func (g *Gateway) makeAdmission() error {
 		TaskJournal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
 	k := &limitKeeper{log: g.log, fleet: g.fleet, committed: committed{first: c}}
 	backend := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
-	if c.Redis != "" {
-		store, err := redis.New(redis.Config{URL: c.Redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,
+	if g.redis != nil {
+		store, err := redis.New(redis.Config{Server: *g.redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,
 			Timeout: c.RedisTimeout, Refresh: k.refresh, Log: g.log})
 		if err != nil {
 			return err

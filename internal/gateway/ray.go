@@ -19,15 +19,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
-// makeRay makes the launcher of jobs on Ray. With a Redis, gateways of the same ray.name share it.
-func (l *launchers) makeRay(c *config.Config) error {
+// makeRay makes the launcher of jobs on Ray. With a Redis (server is not nil), gateways of the same
+// ray.name share it.
+func (l *launchers) makeRay(c *config.Config, server *redis.Server) error {
 	section := ray.Config{
 		Address: c.Ray.Address, Token: c.Ray.Token, Name: c.Ray.Name, Identity: rayIdentity(c.StateDir),
 		Ports: ray.Ports{First: c.Ray.FirstPort, Last: c.Ray.LastPort}, Fleet: l.fleet, InFlight: l.dispatcher.Load, Load: l.reportedLoad,
 		OnFound: l.keepFound, OnDemand: l.scaler.ReportDemand, OnHealthy: l.dispatcher.EndSuspension, Log: l.log,
 	}
-	if c.Redis != "" {
-		client, err := redis.NewClient(c.Redis, c.RedisTimeout)
+	if server != nil {
+		client, err := redis.NewClient(*server, c.RedisTimeout)
 		if err != nil {
 			return err
 		}

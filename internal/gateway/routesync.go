@@ -24,7 +24,7 @@ type remoteRouting struct {
 // onPlaced returns what the dispatcher calls for each placement; nil: the configuration names no
 // Redis.
 func (g *Gateway) onPlaced() func(dispatch.Placement) {
-	if g.options.Config.Redis == "" {
+	if g.redis == nil {
 		return nil
 	}
 	return func(p dispatch.Placement) { g.routing.sync.Placed(p) }
@@ -32,11 +32,10 @@ func (g *Gateway) onPlaced() func(dispatch.Placement) {
 
 // makeRemoteRouting makes remoteRouting if the configuration names a Redis.
 func (g *Gateway) makeRemoteRouting() error {
-	c := g.options.Config
-	if c.Redis == "" {
+	if g.redis == nil {
 		return nil
 	}
-	client, err := redis.NewClient(c.Redis, c.RedisTimeout)
+	client, err := redis.NewClient(*g.redis, g.options.Config.RedisTimeout)
 	if err != nil {
 		return err
 	}

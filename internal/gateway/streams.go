@@ -196,7 +196,7 @@ func (g *Gateway) makePeers() error {
 	if c.Peers == "" {
 		return nil
 	}
-	client, err := redis.NewClient(c.Redis, c.RedisTimeout)
+	client, err := redis.NewClient(*g.redis, c.RedisTimeout)
 	if err != nil {
 		return err
 	}

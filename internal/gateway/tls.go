@@ -22,7 +22,7 @@ func (e *envoyLink) listenerTLS() xds.TLS {
 		return xds.TLS{}
 	}
 	c := e.certificates.Current(time.Now())
-	return xds.TLS{Certificate: c.Cert, Key: c.Key, ClientCA: c.ClientCA}
+	return xds.TLS{Certificate: c.Cert, Key: c.Key, ClientCA: c.CA}
 }
 
 // followCertificates tells Envoy of every change of the certificate of the listener, until ctx
@@ -79,7 +79,9 @@ func (g *Gateway) certificateConditions() []condition.Condition {
 	if served := g.envoy.servedEnd.Load(); served != nil {
 		end = *served
 	}
-	return certificateConditions(g.envoy.certificates.Fault(), endOf(g.envoy.server.Status().Certificate, end), now)
+	shown := shownCertificate{subject: "listen", files: "tls", refusing: "clients refuse it",
+		end: endOf(g.envoy.server.Status().Certificate, end)}
+	return shown.conditions(g.envoy.certificates.Fault(), now)
 }
 
 // endOf returns the end of the certificate of a chain that Envoy has acknowledged. If the chain is
@@ -112,22 +114,33 @@ func (g *Gateway) tokenConditions() []condition.Condition {
 	return []condition.Condition{c}
 }
 
-// certificateConditions are the conditions of a certificate that ends at a time and whose files
-// have a fault or none.
-func certificateConditions(fault error, end, now time.Time) []condition.Condition {
+// shownCertificate is a certificate that the gateway or its Envoy shows to others.
+type shownCertificate struct {
+	// subject is the field that the conditions are about, and files is the section with the files.
+	subject, files string
+	// refusing says what happens after its end.
+	refusing string
+	// end is when it ends; zero: there is no certificate.
+	end time.Time
+}
+
+// conditions are those of a certificate whose files have a fault or none.
+func (c shownCertificate) conditions(fault error, now time.Time) []condition.Condition {
 	if fault != nil {
-		return []condition.Condition{condition.Fault(condition.CertificateFault, "listen", "NotReadable",
-			fmt.Sprintf("The files of tls cannot be used, so the certificate of before stays: %s.", sentence(fault.Error())))}
+		return []condition.Condition{condition.Fault(condition.CertificateFault, c.subject, "NotReadable",
+			fmt.Sprintf("The files of %s cannot be used, so the certificate of before stays: %s.", c.files, sentence(fault.Error())))}
 	}
-	c := condition.Fault(condition.CertificateFault, "listen", "EndsSoon",
-		fmt.Sprintf("The certificate of listen ends at %s.", end.Format(time.RFC3339)))
-	switch left := end.Sub(now); {
+	end := c.end.Format(time.RFC3339)
+	told := condition.Fault(condition.CertificateFault, c.subject, "EndsSoon", fmt.Sprintf("The certificate of %s ends at %s.", c.subject, end))
+	switch left := c.end.Sub(now); {
+	case c.end.IsZero():
+		return nil
 	case left <= 0:
-		c.Reason, c.Message = "Ended", fmt.Sprintf("The certificate of listen has ended at %s, so clients refuse it.", end.Format(time.RFC3339))
+		told.Reason, told.Message = "Ended", fmt.Sprintf("The certificate of %s has ended at %s, so %s.", c.subject, end, c.refusing)
 	case left < certificateWarning:
-		c.Severity = condition.Warning
+		told.Severity = condition.Warning
 	default:
 		return nil
 	}
-	return []condition.Condition{c}
+	return []condition.Condition{told}
 }

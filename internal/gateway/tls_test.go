@@ -22,7 +22,7 @@ func TestO12_TheWarningIsAboutTheCertificateInForce(t *testing.T) {
 	}
 	read := now.Add(2 * certificateWarning)
 	for served, warned := range map[string]bool{string(chain): true, "# a line\n" + string(chain): true, "": false, "no certificate": false} {
-		all := certificateConditions(nil, endOf(served, read), now)
+		all := shownCertificate{subject: "listen", end: endOf(served, read)}.conditions(nil, now)
 		if (len(all) == 1) != warned || warned && (all[0].Reason != "EndsSoon" || all[0].Severity != condition.Warning) {
 			t.Errorf("%.20q: %+v", served, all)
 		}

@@ -22,8 +22,8 @@ import (
 // makeUsage opens the ledger in the state directory.
 func (g *Gateway) makeUsage() error {
 	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log}
-	if o := g.options.Config; o.Redis != "" {
-		client, err := redis.NewClient(o.Redis, usageTimeout)
+	if g.redis != nil {
+		client, err := redis.NewClient(*g.redis, usageTimeout)
 		if err != nil {
 			return err
 		}

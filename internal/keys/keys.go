@@ -64,7 +64,7 @@ var ErrFull = errors.New("there are 10000 keys already: revoke those that are no
 // Backend stores keys by their ids.
 type Backend interface {
 	// Load returns all keys. While they do not change, it may return the same slice again. The
-	// caller must not change it.
+	// caller must not change it. With an error *Damaged it returns the keys that can be read.
 	Load(ctx context.Context) ([]Key, error)
 	// Add stores a key.
 	Add(ctx context.Context, k Key) error
@@ -110,6 +110,8 @@ type Store struct {
 	keys  []Key
 	read  bool
 	fault error
+	// damaged says which keys cannot be read although the others can; guarded by mu.
+	damaged error
 	// loaded is what the backend returned last, nil if it is not in force; guarded by mu.
 	loaded []Key
 
@@ -127,10 +129,13 @@ func (s *Store) List() []Key {
 }
 
 // Fault returns why the keys could not be read the last time, and whether they have been read
-// before. A nil error means that they were read.
+// before. A nil error means that they were read, and an error *Damaged that all but some were.
 func (s *Store) Fault() (read bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.fault == nil {
+		return s.read, s.damaged
+	}
 	return s.read, s.fault
 }
 
@@ -216,14 +221,18 @@ func (s *Store) Read(ctx context.Context) error {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return err // the caller has gone, which says nothing of the keys
 	}
-	if err != nil {
+	var damaged *Damaged
+	if err != nil && !errors.As(err, &damaged) {
 		if s.fault == nil {
 			s.Log.Error("keys of run time not read, those of before stay", zap.Error(err))
 		}
 		s.fault = err
 		return err
 	}
-	s.fault = nil
+	if err != nil && (s.damaged == nil || s.damaged.Error() != err.Error()) {
+		s.Log.Error("keys of run time damaged, the others are in force", zap.Strings("ids", damaged.IDs))
+	}
+	s.fault, s.damaged = nil, err
 	if s.read && len(all) > 0 && len(all) == len(s.loaded) && &all[0] == &s.loaded[0] {
 		return nil // nothing has changed, and there may be thousands of keys
 	}

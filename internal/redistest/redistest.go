@@ -1,5 +1,5 @@
-// Package redistest starts real Redis servers for tests: one server, or a cluster of three masters.
-// Tests of shared admission and of several gateways use it.
+// Package redistest starts real Redis servers for tests: one server, a cluster of three masters, or
+// a master and a replica with sentinels. Tests of shared admission and of several gateways use it.
 //
 // The servers listen on free ports of 127.0.0.1 and write no data to disk. They end with the test,
 // or with its process if the process dies.
@@ -36,6 +36,13 @@ type Server struct {
 	cluster bool
 	busPort int
 	process *exec.Cmd
+	// sentinel is the configuration of a sentinel; empty: the server is none. password is that of
+	// the default user; empty: it has none.
+	sentinel, password string
+	// tls has the certificates of the server and of its clients; nil: it speaks without TLS.
+	// options are further options of redis-server.
+	tls     *Certificates
+	options []string
 }
 
 // Start starts a Redis server without persistence.
@@ -107,10 +114,16 @@ func URL(servers ...*Server) string {
 // start starts a server, as a member of a cluster or alone.
 func start(t testing.TB, cluster bool) *Server {
 	t.Helper()
+	return (&Server{cluster: cluster}).start(t)
+}
+
+// start starts the server.
+func (s *Server) start(t testing.TB) *Server {
+	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		testutil.Missing(t, "redis-server")
 	}
-	s := &Server{t: t, dir: t.TempDir(), cluster: cluster}
+	s.t, s.dir = t, t.TempDir()
 	var err error
 	for range 3 { // another process may have taken the free port meanwhile
 		s.Addr = "127.0.0.1:" + strconv.Itoa(testutil.FreePort(t))
@@ -126,11 +139,9 @@ func start(t testing.TB, cluster bool) *Server {
 
 // launch starts the process and waits until it answers.
 func (s *Server) launch() error {
-	_, port, _ := net.SplitHostPort(s.Addr)
-	args := []string{"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--appendonly", "no", "--daemonize", "no"}
-	if s.cluster {
-		args = append(args, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000",
-			"--cluster-port", strconv.Itoa(s.busPort))
+	args, err := s.args()
+	if err != nil {
+		return err
 	}
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -156,6 +167,30 @@ func (s *Server) launch() error {
 			return fmt.Errorf("redis-server did not become ready: %s", text)
 		}
 	}
+}
+
+// args returns the options of the process. A sentinel has a file with its configuration, which it
+// writes again itself.
+func (s *Server) args() ([]string, error) {
+	_, port, _ := net.SplitHostPort(s.Addr)
+	args := []string{"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--daemonize", "no"}
+	if s.tls != nil {
+		args = append(args, "--port", "0", "--tls-port", port, "--tls-replication", "yes", "--tls-auth-clients", "yes",
+			"--tls-cert-file", s.tls.cert(), "--tls-key-file", s.tls.key(), "--tls-ca-cert-file", s.tls.CA())
+	}
+	if s.sentinel != "" {
+		file := filepath.Join(s.dir, "sentinel.conf")
+		return append([]string{file, "--sentinel"}, args...), os.WriteFile(file, []byte(s.sentinel), 0o600)
+	}
+	args = append(args, "--save", "", "--appendonly", "no")
+	if s.password != "" {
+		args = append(args, "--requirepass", s.password, "--masterauth", s.password)
+	}
+	if s.cluster {
+		args = append(args, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000",
+			"--cluster-port", strconv.Itoa(s.busPort))
+	}
+	return append(args, s.options...), nil
 }
 
 // runs tells whether the process has not ended.
@@ -199,7 +234,11 @@ func (s *Server) signal(sig os.Signal) {
 // Client returns a new client of the server. It is closed at the end of the test. It does not
 // retry.
 func (s *Server) Client() *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
+	o := &redis.Options{Addr: s.Addr, MaxRetries: -1, Password: s.password}
+	if s.tls != nil {
+		o.TLSConfig = s.tls.config(s.t)
+	}
+	c := redis.NewClient(o)
 	s.t.Cleanup(func() { _ = c.Close() })
 	return c
 }

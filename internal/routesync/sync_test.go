@@ -84,7 +84,7 @@ type gateway struct {
 
 func start(t testing.TB, name string, servers []*redistest.Server, change func(*Config)) *gateway {
 	t.Helper()
-	client, err := store.NewClient(redistest.URL(servers...), 0)
+	client, err := store.NewClient(store.Server{URL: redistest.URL(servers...)}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestB1_WaitingTokensReachTheOtherGateways(t *testing.T) {
 // However often the tokens change, there is one message in each interval.
 func TestB1_ChangedWaitingTokensAreCoalesced(t *testing.T) {
 	t.Parallel()
-	client, err := store.NewClient("redis://127.0.0.1:1", 0) // nothing listens there
+	client, err := store.NewClient(store.Server{URL: "redis://127.0.0.1:1"}, 0) // nothing listens there
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +321,7 @@ func TestB1_OthersAreNotTold(t *testing.T) {
 	server := redistest.Start(t)
 	servers := []*redistest.Server{server}
 	a := start(t, "a", servers, nil)
-	database, err := store.NewClient(redistest.URL(server)+"/1", 0)
+	database, err := store.NewClient(store.Server{URL: redistest.URL(server) + "/1"}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

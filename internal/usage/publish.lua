@@ -11,7 +11,8 @@ local time = redis.call('TIME')
 local before = redis.call('HGET', prefix .. 'writers', writer) or ' '
 local known = string.match(before, '^[^ ]*') == ARGV[3]
 
-local function first(value) return tonumber(string.match(value or '0', '^%d+')) end
+-- first returns the first number of a value; 0 for a value that is absent or damaged.
+local function first(value) return tonumber(string.match(value or '', '^%d+') or '0') end
 
 local i = 8
 while ARGV[i] do

@@ -44,7 +44,8 @@ const DimensionsRule = "must be a list of tenant, key, model, hour, day and mont
 // Question asks what was used.
 type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
-	// its hour, or of its day where only days are kept, and To as the end of its hour.
+	// its hour, or of its day where only days are kept, and To as the end of its hour. A zero To is
+	// now, by the clock of the machine or of Redis, whichever is ahead.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
@@ -78,40 +79,57 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 // Query answers a question. A request is in the answer as soon as Add has counted it. What an
 // answer has of this ledger is in the journal before, so that a kill does not take it back.
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
+	defer cancel()
+	now, others := time.Now(), listing{}
+	if l.shared != nil {
+		others = l.shared.remote.list(ctx)
+		now = later(now, others.at)
+	}
+	if q.To.IsZero() {
+		q.To = later(now, q.From)
+	}
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
-	sums := newGroups(q.By)
 	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
-	l.others.tables(l.writer, func(t table) { sums.addTable(t, first, to) })
+	sums := &groups{by: q.By, from: first, to: to, sums: map[string]*Item{}}
+	l.others.tables(l.writer, sums.addTable)
 	l.mu.Lock()
-	sums.addTable(l.table, first, to)
+	sums.addTable(l.table)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
 	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
 	if l.shared != nil {
-		l.shared.remoteUsage(ctx, first, to, &a, sums)
+		l.shared.remoteUsage(ctx, others, &a, sums)
 	}
 	a.Items, a.Complete = sums.items(), len(a.Missing) == 0
 	return a, nil
 }
 
-// groups adds up rows by the values of some dimensions.
-type groups struct {
-	by   []Dimension
-	sums map[string]*Item
+// later returns the later one of two times.
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
-func newGroups(by []Dimension) *groups { return &groups{by: by, sums: map[string]*Item{}} }
+// groups adds up the rows of the hours from from to before to, by the values of some dimensions.
+type groups struct {
+	by       []Dimension
+	from, to int64
+	sums     map[string]*Item
+}
 
-// addTable adds the rows of the hours from from to before to. A day counts if it has one of them.
-func (g *groups) addTable(t table, from, to int64) {
+// addTable adds the rows of the hours. A day counts if it has one of them.
+func (g *groups) addTable(t table) {
 	for k, r := range t.all {
-		g.addRow(k, r.Counts, from, to)
+		g.addRow(k, r.Counts)
 	}
 }
 
-// addRow adds a row if its hour or day has one of the hours from from to before to.
-func (g *groups) addRow(k rowKey, c Counts, from, to int64) {
-	if k.end() > from && k.start < to {
+// addRow adds a row if its hour or day has one of the hours.
+func (g *groups) addRow(k rowKey, c Counts) {
+	if k.end() > g.from && k.start < g.to {
 		g.add(k, c)
 	}
 }

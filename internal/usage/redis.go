@@ -5,7 +5,6 @@ import (
 	_ "embed" // for the script
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -117,6 +116,21 @@ func (r *remote) writers(ctx context.Context) (map[string]record, time.Time, err
 	return records, now.Val(), nil
 }
 
+// listing is what Redis tells of all writers at one moment.
+type listing struct {
+	writers map[string]record
+	// at is the moment by Redis' clock; zero if Redis did not answer.
+	at time.Time
+	// err is why Redis did not answer.
+	err error
+}
+
+// list returns what Redis tells of all writers now.
+func (r *remote) list(ctx context.Context) (found listing) {
+	found.writers, found.at, found.err = r.writers(ctx)
+	return found
+}
+
 // forget drops the record of a writer. Its rows stay.
 func (r *remote) forget(ctx context.Context, writer string) error {
 	return r.client.HDel(ctx, keyPrefix+"writers", writer).Err()
@@ -154,15 +168,15 @@ func (r *remote) sums(ctx context.Context, writer string, days []int64) (sums, e
 // readBatch is the number of hashes that are read in one round trip.
 const readBatch = 200
 
-// rows yields the rows of all writers but own in some days.
-func (r *remote) rows(ctx context.Context, days []int64, own map[string]bool, yield func(rowKey, Counts)) error {
+// rows yields the rows of all writers but own in some days. It returns how many rows are damaged.
+func (r *remote) rows(ctx context.Context, days []int64, own map[string]bool, yield func(rowKey, Counts)) (damaged int, err error) {
 	hashes, err := r.hashes(ctx, days, own)
 	for len(hashes) > 0 && err == nil {
-		n := min(len(hashes), readBatch)
-		err = r.readHashes(ctx, hashes[:n], yield)
-		hashes = hashes[n:]
+		n, more := min(len(hashes), readBatch), 0
+		more, err = r.readHashes(ctx, hashes[:n], yield)
+		hashes, damaged = hashes[n:], damaged+more
 	}
-	return err
+	return damaged, err
 }
 
 // hash names the rows of a writer in a day.
@@ -196,7 +210,8 @@ func (r *remote) hashes(ctx context.Context, days []int64, own map[string]bool) 
 }
 
 // readHashes yields the rows of hashes: those of hours, or of the day when the hours have expired.
-func (r *remote) readHashes(ctx context.Context, hashes []hash, yield func(rowKey, Counts)) error {
+// It returns how many rows are damaged.
+func (r *remote) readHashes(ctx context.Context, hashes []hash, yield func(rowKey, Counts)) (damaged int, err error) {
 	pipe := r.client.Pipeline()
 	hours, days := make([]*redis.MapStringStringCmd, len(hashes)), make([]*redis.MapStringStringCmd, len(hashes))
 	for i, h := range hashes {
@@ -204,7 +219,7 @@ func (r *remote) readHashes(ctx context.Context, hashes []hash, yield func(rowKe
 		days[i] = pipe.HGetAll(ctx, hashKey(kindDays, dayName(h.day), h.writer))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return err
+		return 0, err
 	}
 	for i := range hashes {
 		rows := hours[i].Val()
@@ -217,12 +232,13 @@ func (r *remote) readHashes(ctx context.Context, hashes []hash, yield func(rowKe
 			}
 			k, c, err := parseRow(head, counts)
 			if err != nil {
-				return fmt.Errorf("usage: the row %q in Redis: %w", head, err)
+				damaged++
+				continue
 			}
 			yield(k, c)
 		}
 	}
-	return nil
+	return damaged, nil
 }
 
 // addWriters adds the writers that have tallies among those wanted, with an empty mark.

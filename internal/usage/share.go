@@ -19,13 +19,15 @@ import (
 const (
 	// shareInterval is how often rows that have changed are published to other gateways.
 	shareInterval = 500 * time.Millisecond
-	// shareTimeout bounds one publication, and shareReadTimeout an answer.
+	// shareTimeout bounds one call that publishes, and shareReadTimeout an answer.
 	shareTimeout     = 2 * time.Second
 	shareReadTimeout = 10 * time.Second
 	// adoptInterval is how often journals are looked for whose process has died.
 	adoptInterval = 5 * time.Second
-	// publishBatch is the number of rows that are published in one call.
+	// publishBatch is the number of rows that are published in one call. It is halved after each
+	// call that fails, down to smallBatch, so that a slow link carries a call within shareTimeout.
 	publishBatch = 200
+	smallBatch   = 10
 	// silentAfter is how long after its last publication a gateway counts as silent: an answer then
 	// lacks what it has counted since. goneAfter later it counts as gone.
 	silentAfter = 3 * time.Second
@@ -48,8 +50,10 @@ type sharing struct {
 	compare bool
 	// adopted are the journals of dead processes that were published, as they were then.
 	adopted map[string]os.FileInfo
-	// silentAfter is the constant of that name, but for tests.
-	silentAfter time.Duration
+	// batch is the number of rows of the next call.
+	batch int
+	// silentAfter and timeout are the constants silentAfter and shareTimeout, but for tests.
+	silentAfter, timeout time.Duration
 
 	// wanted are the tallies that were read, and read the marks of the writers when they were.
 	wanted []tallyKey
@@ -69,7 +73,8 @@ type sharing struct {
 func newSharing(l *Ledger, client redis.UniversalClient) *sharing {
 	host, _ := os.Hostname()
 	return &sharing{ledger: l, remote: remote{client, strings.ReplaceAll(host, " ", "-")}, session: randomName(),
-		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{}, silentAfter: silentAfter, seen: map[string]record{}}
+		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{}, silentAfter: silentAfter,
+		timeout: shareTimeout, batch: publishBatch, seen: map[string]record{}}
 }
 
 // run publishes until ctx ends, and then says that the writer is closed.
@@ -83,10 +88,7 @@ func (s *sharing) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			s.report(s.publish(context.WithoutCancel(ctx), closed))
-			if s.compare { // redis was emptied
-				s.report(s.publish(context.WithoutCancel(ctx), closed))
-			}
+			s.close(context.WithoutCancel(ctx))
 			return
 		case <-publishing.C:
 			s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
@@ -95,6 +97,17 @@ func (s *sharing) run(ctx context.Context) {
 			s.adopt(ctx)
 			s.look(ctx)
 		}
+	}
+}
+
+// close publishes what is left, and that the writer is closed. What does not fit into the time is
+// published by the next process of the folder.
+func (s *sharing) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	s.report(s.publish(ctx, closed))
+	if s.compare { // redis was emptied
+		s.report(s.publish(ctx, closed))
 	}
 }
 
@@ -126,10 +139,9 @@ func (l *Ledger) Unshared() error {
 }
 
 // publish publishes the rows that have changed, and that the writer is then in the state at. After
-// an error, and when Redis has lost the last publication, the next call compares everything.
+// an error the next call goes on with the rows that are left. When Redis has lost the last
+// publication, the next call compares everything.
 func (s *sharing) publish(ctx context.Context, at state) error {
-	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
-	defer cancel()
 	l := s.ledger
 	l.mu.Lock()
 	rows := l.changed
@@ -140,27 +152,25 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 		}
 	}
 	l.mu.Unlock()
-	var err error
 	if s.compare {
-		lacking, failed := s.missing(ctx, l.writer, func(read func(table)) {
+		lacking, err := s.missing(ctx, l.writer, func(read func(table)) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			read(l.table)
 		})
-		rows, err = union(rows, lacking), failed
+		if err != nil {
+			l.markChanged(rows)
+			return err
+		}
+		rows = union(rows, lacking)
 	}
-	known := false
-	if err == nil {
-		known, err = s.publishRows(ctx, l.writer, at, rows, func(keys []rowKey) []change {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return l.table.changes(keys, l.keep(), l.tallies)
-		})
-	}
+	known, left, err := s.publishRows(ctx, l.writer, at, rows, func(keys []rowKey) []change {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.table.changes(keys, l.keep(), l.tallies)
+	})
 	s.compare = !known
-	if err != nil {
-		l.markChanged(rows)
-	}
+	l.markChanged(left)
 	return err
 }
 
@@ -188,25 +198,37 @@ func (l *Ledger) markChanged(rows []rowKey) {
 }
 
 // publishRows publishes rows of a writer. changes returns what is to be written of some of them.
-// known says that Redis has had all earlier publications.
-func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows []rowKey, changes func([]rowKey) []change) (known bool, err error) {
+// known says that Redis has had all earlier publications, and left are the rows that it may lack
+// after an error.
+func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows []rowKey,
+	changes func([]rowKey) []change,
+) (known bool, left []rowKey, err error) {
 	known = true
 	for first := true; first || len(rows) > 0; first = false {
-		n := min(len(rows), publishBatch)
+		n := min(len(rows), s.batch)
 		now := record{mark: s.nextMark(writer, n), state: at}
 		if n < len(rows) {
 			now.state = partial
 		}
-		had, err := s.remote.publish(ctx, publication{writer: writer, last: s.marks[writer], now: now,
+		had, err := s.publishOnce(ctx, publication{writer: writer, last: s.marks[writer], now: now,
 			expires: time.Now().Add(s.ledger.keep().days()), changes: changes(rows[:n])})
 		if err != nil {
-			return false, err
+			s.batch = max(s.batch/2, smallBatch)
+			return known, rows, err
 		}
 		known = known && had
+		s.batch = min(2*s.batch, publishBatch)
 		s.marks[writer] = now.mark
 		rows = rows[n:]
 	}
-	return known, nil
+	return known, nil, nil
+}
+
+// publishOnce makes one call that publishes.
+func (s *sharing) publishOnce(ctx context.Context, p publication) (known bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	return s.remote.publish(ctx, p)
 }
 
 // nextMark returns the mark of a writer's next publication of n rows. A publication without rows
@@ -245,6 +267,8 @@ func (s *sharing) missing(ctx context.Context, writer string, with func(func(tab
 			}
 		})
 	}
+	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
+	defer cancel()
 	there, err := s.remote.sums(ctx, writer, slices.Collect(maps.Keys(days)))
 	if err != nil {
 		return nil, err
@@ -288,8 +312,6 @@ func (s *sharing) adopt(ctx context.Context) {
 // adoptOne publishes the journal of a writer, unless a process writes it. It removes a journal
 // without rows.
 func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
-	defer cancel()
 	file, err := os.Open(path)
 	if err != nil {
 		return err
@@ -307,7 +329,7 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	if err != nil {
 		return err
 	}
-	known, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep(), sums) })
+	known, _, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep(), sums) })
 	if err == nil && !known {
 		err = errors.New("redis was emptied meanwhile")
 	}
@@ -450,34 +472,43 @@ func (t table) changes(keys []rowKey, keep Keep, sums tallies) []change {
 	return all
 }
 
-// remoteUsage adds the usage of the other gateways to an answer.
-func (s *sharing) remoteUsage(ctx context.Context, from, to int64, a *Answer, sums *groups) {
-	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
-	defer cancel()
-	own := s.ledger.others.counted(s.ledger.writer)
-	err := s.remote.rows(ctx, s.daysOf(from, to), own, func(k rowKey, c Counts) { sums.addRow(k, c, from, to) })
-	var all map[string]record
-	var now time.Time
-	if err == nil {
-		all, now, err = s.remote.writers(ctx)
+// remoteUsage adds the usage of the other gateways to an answer. before is what Redis told of the
+// writers before: the rows that are read after it have at least that.
+func (s *sharing) remoteUsage(ctx context.Context, before listing, a *Answer, sums *groups) {
+	own, after, damaged := s.ledger.others.counted(s.ledger.writer), before, 0
+	if before.err == nil {
+		damaged, after.err = s.remote.rows(ctx, s.daysOf(sums, before.at), own, sums.addRow)
 	}
-	if err != nil {
+	if after.err == nil {
+		after = s.remote.list(ctx)
+	}
+	if after.err != nil {
 		a.AsOf = time.Time{}
-		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", err))
+		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", after.err))
 		return
 	}
-	a.Missing = append(a.Missing, s.remember(all, now)...)
-	for writer, r := range all {
-		if r.state == closed || own[writer] || now.Sub(r.at) > goneAfter {
+	switch {
+	case damaged == 1:
+		a.Missing = append(a.Missing, "1 row of another gateway is damaged in Redis.")
+	case damaged > 1:
+		a.Missing = append(a.Missing, fmt.Sprintf("%d rows of other gateways are damaged in Redis.", damaged))
+	}
+	s.remember(before.writers, before.at)
+	a.Missing = append(a.Missing, s.remember(after.writers, after.at)...)
+	for writer, r := range after.writers {
+		if was, known := before.writers[writer]; known && r.state != partial {
+			r = was
+		}
+		if r.state == closed || own[writer] || before.at.Sub(r.at) > goneAfter {
 			continue
 		}
 		if a.AsOf.IsZero() || r.at.Before(a.AsOf) {
 			a.AsOf = r.at.UTC()
 		}
-		switch silent := now.Sub(r.at).Round(time.Second); {
+		switch silent := before.at.Sub(r.at).Round(time.Second); {
 		case r.state == partial:
 			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has not published all of its usage yet.", writer, r.name))
-		case silent >= s.silentAfter && hourOf(r.at) < to:
+		case silent >= s.silentAfter && hourOf(r.at) < sums.to:
 			a.Missing = append(a.Missing, fmt.Sprintf("Gateway %s on %s has published nothing for %s.", writer, r.name, silent))
 		}
 	}
@@ -515,11 +546,12 @@ func (s *sharing) look(ctx context.Context) {
 	}
 }
 
-// daysOf returns the days of a period for which a ledger may have rows.
-func (s *sharing) daysOf(from, to int64) (days []int64) {
+// daysOf returns the days of the sums for which a ledger may have rows. redis is the time by Redis'
+// clock. The clock of another gateway may be ahead of that of this machine.
+func (s *sharing) daysOf(sums *groups, redis time.Time) (days []int64) {
 	now := s.ledger.clock.now()
-	first := max(dayOf(from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
-	for day := first; day < min(to, hourOf(now)+hoursPerDay); day += hoursPerDay {
+	first := max(dayOf(sums.from).start, dayOf(hourOf(now.Add(-s.ledger.keep().days()))).start)
+	for day := first; day < min(sums.to, hourOf(later(now, redis))+hoursPerDay); day += hoursPerDay {
 		days = append(days, day)
 	}
 	return days

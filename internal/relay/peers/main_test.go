@@ -75,7 +75,7 @@ func client(t *testing.T, servers ...*redistest.Server) redis.UniversalClient {
 }
 
 func newClient(url string) (redis.UniversalClient, error) {
-	return store.NewClient(url, 10*time.Second)
+	return store.NewClient(store.Server{URL: url}, 10*time.Second)
 }
 
 // start starts a gateway. change may change its configuration; h answers what others pass on, nil:

@@ -401,3 +401,35 @@ func TestE2E_B4_KeysThatCannotBeRead(t *testing.T) {
 	awaitStatus(t, g, key, 200, "")
 	g.AwaitNoCondition(condition.KeysUnavailable)
 }
+
+// TestE2E_B4_KeysOutliveAnEmptiedRedis: FLUSHALL takes no key of run time, and a condition tells of
+// it. A damaged key can be revoked.
+func TestE2E_B4_KeysOutliveAnEmptiedRedis(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	g := harness.Start(t, "\nauth: {mode: keys}\ntenants: [{name: acme}]\nredis: "+redistest.URL(redis)+small)
+	key, id := newKeyBy(t, g)
+	awaitStatus(t, g, key, 200, "")
+	client := redis.Client()
+	if err := client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, "the key is in Redis again", func() error { return client.HGet(t.Context(), "sluice:keys", id).Err() })
+	if c := g.AwaitCondition(condition.RedisLostData, ""); c.Reason != "KeysRestored" {
+		t.Errorf("%+v", c)
+	}
+	awaitStatus(t, g, key, 200, "")
+	if err := client.HSet(t.Context(), "sluice:keys", "bad", "{").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if c := g.AwaitCondition(condition.KeysUnavailable, ""); c.Reason != "Damaged" || !strings.Contains(c.Message, "bad") {
+		t.Errorf("%+v", c)
+	}
+	admin := strings.TrimPrefix(g.Admin, "http://")
+	for _, revoked := range []string{id, "bad"} {
+		if out, err := g.RunCommand("keys", "revoke", revoked, "--admin", admin); err != nil {
+			t.Error(out, err)
+		}
+	}
+	awaitStatus(t, g, key, 401, "invalid_api_key")
+}

@@ -1,0 +1,162 @@
+package redis
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/certificates"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
+)
+
+// guarded returns how to connect to servers with sentinels.
+func guarded(g *redistest.Guarded) Server {
+	return Server{URL: g.URL(), Sentinel: &Sentinel{redistest.MasterName, redistest.SentinelUser, redistest.SentinelPassword}}
+}
+
+// TestFailoverBySentinels: the host of the master dies, with the sentinel that the gateways ask.
+// The gateways share again at the master that the other sentinels choose. It has the leases, and
+// one gateway hears there what the other one releases.
+func TestFailoverBySentinels(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]*redistest.Certificates{"plain": nil, "TLS": redistest.NewCertificates(t)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := redistest.Sentinels(t, c)
+			server := guarded(g)
+			if c != nil {
+				server.Certificates = follow(t, c, zap.NewNop())
+			}
+			var all []*Store
+			for _, name := range []string{"gw0", "gw1"} {
+				s, err := New(Config{Server: server, Gateway: name, Timeout: 500 * time.Millisecond})
+				if err != nil {
+					t.Fatal(err)
+				}
+				runStore(t, s)
+				all = append(all, s)
+			}
+			bothShare := func() bool {
+				return all[0].Status().Up && all[1].Status().Up && all[0].Gateways() == 2 && all[1].Gateways() == 2
+			}
+			eventually(t, "both share", bothShare)
+			wantReasons(t, acquire(all[0], limited("a", 1)), admission.Granted)
+			replica := g.Servers[1].Client()
+			eventually(t, "the replica has the lease", func() bool {
+				n, err := replica.ZCard(t.Context(), "{sluice}:leases:chat").Result()
+				return err == nil && n == 1
+			})
+			heard := &recordingSubscriber{}
+			all[1].Subscribe(heard)
+			dead := g.Sentinels[max(g.Used(t), 0)]
+			g.Servers[0].Pause() // no connection is closed, as when a host dies
+			dead.Pause()
+			defer dead.Resume()
+			defer g.Servers[0].Resume()
+			eventually(t, "Redis is lost", func() bool { return !all[0].Status().Up && !all[1].Status().Up })
+			eventually(t, "both share the new master", func() bool {
+				n, _ := replica.ZCard(t.Context(), "{sluice}:gateways").Result()
+				return n == 2 && bothShare()
+			})
+			wantReasons(t, acquire(all[1], limited("b", 1)), admission.ModelConcurrency)
+			all[0].Release("a", 0, false)
+			eventually(t, "one hears what the other releases", func() bool {
+				if acquire(all[0], limited("c", 1))[0].Reason == admission.Granted {
+					acquire(all[1], limited("d", 1))
+					all[0].Release("c", 0, false)
+				}
+				time.Sleep(20 * time.Millisecond) // the time that an event takes at most
+				return heard.freed("chat") > 0
+			})
+		})
+	}
+}
+
+// follow follows the certificate client of the folder, which it issues, and the authority.
+func follow(t *testing.T, c *redistest.Certificates, log *zap.Logger) *certificates.Follower {
+	t.Helper()
+	c.Authority.Issue(t, c.Dir, "client")
+	f, err := certificates.Follow(certificates.Files{Cert: filepath.Join(c.Dir, "client.crt"), Key: filepath.Join(c.Dir, "client.key"), CA: c.CA()}, "redis", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// TestClientCertificates: a Redis that demands a certificate gets that of the files, and a new one
+// after a change of the files. A client without one is refused.
+func TestClientCertificates(t *testing.T) {
+	t.Parallel()
+	files := redistest.NewCertificates(t)
+	server := redistest.StartTLS(t, files)
+	core, logs := observer.New(zap.InfoLevel)
+	s := Server{URL: strings.Replace(redistest.URL(server), "redis://", "rediss://", 1), Certificates: follow(t, files, zap.New(core))}
+	ping := func(s Server) error {
+		_, err := Ping(t.Context(), s)
+		return err
+	}
+	if err := ping(s); err != nil {
+		t.Fatal(err)
+	}
+	other := s
+	other.ServerName = "another"
+	if err := ping(other); err == nil || !strings.Contains(err.Error(), "another") {
+		t.Errorf("with another server name: %v", err)
+	}
+	// Another authority than that of the server signs the client's certificate, and then again the
+	// one that the server trusts.
+	testutil.NewAuthority(t, "wrong").Issue(t, files.Dir, "client")
+	eventually(t, "the wrong certificate is shown", func() bool { return ping(s) != nil })
+	files.Authority.Issue(t, files.Dir, "client")
+	eventually(t, "the right certificate is shown", func() bool { return ping(s) == nil })
+	if logs.FilterMessage("certificates read again").Len() < 2 {
+		t.Errorf("the log does not tell of the changes: %v", logs.All())
+	}
+	if err := os.Remove(filepath.Join(files.Dir, "client.key")); err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(s); err != nil {
+		t.Errorf("without its key the certificate of before is not shown: %v", err)
+	}
+	alone, err := certificates.Follow(certificates.Files{CA: files.CA()}, "redis", zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Certificates = alone
+	if err := ping(s); err == nil {
+		t.Error("a client without a certificate was let in")
+	}
+}
+
+// TestPingSentinels: Ping says which sentinels do not tell the master, and why.
+func TestPingSentinels(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	s := guarded(g)
+	if p, err := Ping(t.Context(), s); err != nil || len(p.Silent) > 0 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for want, sentinel := range map[string]Sentinel{
+		"WRONGPASS":                  {redistest.MasterName, redistest.SentinelUser, "wrong"},
+		"NOAUTH":                     {Master: redistest.MasterName},
+		`it knows no master "other"`: {"other", redistest.SentinelUser, redistest.SentinelPassword},
+	} {
+		wrong := s
+		wrong.Sentinel = &sentinel
+		if _, err := Ping(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), ErrSentinels.Error()) ||
+			!strings.Contains(err.Error(), g.Sentinels[0].Addr) {
+			t.Errorf("want %s: %v", want, err)
+		}
+	}
+	g.Sentinels[1].Kill()
+	if p, err := Ping(t.Context(), s); err != nil || len(p.Silent) != 1 || !strings.Contains(p.Silent[0].Error(), g.Sentinels[1].Addr) {
+		t.Errorf("one sentinel is dead: %+v, %v", p, err)
+	}
+}

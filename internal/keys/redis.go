@@ -1,0 +1,217 @@
+package keys
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed" // for the scripts
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// redisKeys is the hash with the keys by their ids. redisVersion changes with each change of that
+// hash; its braces put both on the same node of a cluster. redisUses is the sorted set with the
+// names of the keys by their last uses.
+const (
+	redisKeys    = "sluice:keys"
+	redisVersion = "sluice:keys:version{sluice:keys}"
+	redisUses    = "sluice:keys:used"
+)
+
+// firstVersion begins the version that a reader gives to keys without one. Every change makes a
+// higher one.
+const firstVersion = "0-"
+
+var (
+	//go:embed change.lua
+	changeLua    string
+	changeScript = redis.NewScript(changeLua)
+	//go:embed restore.lua
+	restoreLua    string
+	restoreScript = redis.NewScript(restoreLua)
+)
+
+// rereadInterval is how often the keys are read although their version is the same. Gateways of
+// earlier releases change the keys and not the version.
+const rereadInterval = 10 * time.Second
+
+// Redis returns a Backend in Redis. It remembers the keys that it has read, and writes them again
+// if Redis has lost changes of them; restored is then told how many keys there are. restored may be
+// nil.
+func Redis(client redis.UniversalClient, restored func(count int)) Backend {
+	return &shared{client: client, restored: restored}
+}
+
+type shared struct {
+	client   redis.UniversalClient
+	restored func(count int)
+
+	mu sync.Mutex
+	// texts are the last answer of Redis by the ids of the keys, and keys are its parsed form.
+	// Redis had the version just before that answer, which came at readAt. damaged says which texts
+	// cannot be parsed. All are guarded by mu.
+	texts   map[string]string
+	keys    []Key
+	damaged error
+	version string
+	readAt  time.Time
+}
+
+// Damaged is the error of a Load that returns all keys but some.
+type Damaged struct {
+	// IDs are the ids of the keys that cannot be read.
+	IDs []string
+}
+
+func (d *Damaged) Error() string {
+	return "damaged in Redis: " + strings.Join(d.IDs, ", ")
+}
+
+// Load implements Backend. There may be thousands of keys, so it reads them only if they may have
+// changed.
+func (r *shared) Load(ctx context.Context) ([]Key, error) {
+	version, count, err := r.askVersion(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if isOlder(version, r.version) {
+		if err := r.restoreLocked(ctx); err != nil {
+			return nil, fmt.Errorf("redis has lost changes of the keys, and does not take them again: %w", err)
+		}
+		if version, count, err = r.askVersion(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if version != "" && version == r.version && count == len(r.texts) && time.Since(r.readAt) < rereadInterval {
+		return r.keys, r.damaged
+	}
+	texts, err := r.client.HGetAll(ctx, redisKeys).Result()
+	if err != nil {
+		return nil, err
+	}
+	if !maps.Equal(texts, r.texts) {
+		r.parseLocked(texts)
+	}
+	r.version, r.readAt = version, time.Now()
+	return r.keys, r.damaged
+}
+
+// parseLocked parses the texts of keys. A text that is damaged leaves the key as it was before.
+func (r *shared) parseLocked(texts map[string]string) {
+	before := make(map[string]Key, len(r.keys))
+	for _, k := range r.keys {
+		before[k.ID] = k
+	}
+	var all []Key
+	var damaged []string
+	for id, text := range texts {
+		var k Key
+		if err := json.Unmarshal([]byte(text), &k); err != nil || k.ID != id {
+			damaged = append(damaged, id)
+			if k = before[id]; k.ID == "" {
+				continue
+			}
+		}
+		all = append(all, k)
+	}
+	r.texts, r.keys, r.damaged = texts, all, nil
+	if len(damaged) > 0 {
+		slices.Sort(damaged)
+		r.damaged = &Damaged{IDs: damaged}
+	}
+}
+
+// isOlder reports whether a version that Redis has is older than one that it had before. Versions
+// of earlier releases have no number and are never compared.
+func isOlder(version, before string) bool {
+	number := func(version string) (int64, error) {
+		digits, _, _ := strings.Cut(version, "-")
+		return strconv.ParseInt(digits, 10, 64)
+	}
+	known, err := number(before)
+	if err != nil || version == "" {
+		return err == nil && known > 0
+	}
+	now, err := number(version)
+	return err == nil && now < known
+}
+
+// restoreLocked writes the keys as they were read last, unless another gateway has written newer
+// ones meanwhile. mu is held.
+func (r *shared) restoreLocked(ctx context.Context) error {
+	args := make([]any, 0, 1+2*len(r.texts))
+	args = append(args, r.version)
+	for id, text := range r.texts {
+		args = append(args, id, text)
+	}
+	written, err := restoreScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, args...).Bool()
+	if err == nil && written && r.restored != nil {
+		r.restored(len(r.texts))
+	}
+	return err
+}
+
+// askVersion returns the version of the keys, and how many there are. If Redis has no version, the
+// result is empty, and Redis gets one. If it takes none, the keys are read each time.
+func (r *shared) askVersion(ctx context.Context) (version string, count int, err error) {
+	pipe := r.client.Pipeline()
+	asked, counted := pipe.Get(ctx, redisVersion), pipe.HLen(ctx, redisKeys)
+	if _, err = pipe.Exec(ctx); errors.Is(err, redis.Nil) {
+		err = counted.Err()
+		_ = r.client.SetNX(ctx, redisVersion, firstVersion+rand.Text(), 0).Err()
+	}
+	return asked.Val(), int(counted.Val()), err
+}
+
+// change changes one key together with the version. It reports whether a key was added or removed.
+func (r *shared) change(ctx context.Context, id string, text ...any) (bool, error) {
+	args := append([]any{rand.Text(), id}, text...)
+	return changeScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, args...).Bool()
+}
+
+func (r *shared) Add(ctx context.Context, k Key) error {
+	text, err := json.Marshal(k)
+	if err == nil {
+		_, err = r.change(ctx, k.ID, text)
+	}
+	return err
+}
+
+func (r *shared) Remove(ctx context.Context, id string) (bool, error) { return r.change(ctx, id) }
+
+// LoadUses implements Backend.
+func (r *shared) LoadUses(ctx context.Context) (map[string]time.Time, error) {
+	found, err := r.client.ZRangeWithScores(ctx, redisUses, 0, -1).Result()
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]time.Time, len(found))
+	for _, z := range found {
+		if key, ok := z.Member.(string); ok {
+			all[key] = time.Unix(int64(z.Score), 0).UTC()
+		}
+	}
+	return all, nil
+}
+
+// SaveUses implements Backend.
+func (r *shared) SaveUses(ctx context.Context, uses map[string]time.Time) error {
+	add := redis.ZAddArgs{GT: true}
+	for key, at := range uses {
+		add.Members = append(add.Members, redis.Z{Member: key, Score: float64(at.Unix())})
+	}
+	if err := r.client.ZAddArgs(ctx, redisUses, add).Err(); err != nil {
+		return err
+	}
+	return r.client.ZRemRangeByRank(ctx, redisUses, 0, -maxUses-1).Err()
+}

@@ -1,0 +1,147 @@
+package keys
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// remembering is a store of one gateway, with the ids that are in force there.
+type remembering struct {
+	*Store
+	ids      []string
+	restored []int
+}
+
+func remember(c goredis.UniversalClient) *remembering {
+	r := &remembering{}
+	backend := Redis(c, func(count int) { r.restored = append(r.restored, count) })
+	r.Store = New(Config{Backend: backend, Log: zap.NewNop(), Apply: func(all []Key) {
+		r.ids = nil
+		for _, k := range all {
+			r.ids = append(r.ids, k.ID)
+		}
+	}})
+	return r
+}
+
+// want fails unless the keys are in force at the gateway after it has read.
+func (r *remembering) want(t *testing.T, when string, ids ...string) {
+	t.Helper()
+	if err := r.Read(t.Context()); err != nil || !slices.Equal(r.ids, ids) {
+		t.Errorf("%s: %v, %v, want %v", when, r.ids, err, ids)
+	}
+}
+
+func (r *remembering) must(t *testing.T, id string, add bool) {
+	t.Helper()
+	var err error
+	if add {
+		err = r.Add(t.Context(), Key{ID: id, Hash: "sha256:" + id, Tenant: "acme", Created: time.Now()})
+	} else if _, err = r.Remove(t.Context(), id); err == nil {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestB4_ADamagedKeyBlocksNoOther: one entry in Redis that cannot be read leaves all other keys in
+// force, at gateways that have read before and at new ones. All keys can be revoked, it too.
+func TestB4_ADamagedKeyBlocksNoOther(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	a := remember(c)
+	for _, id := range []string{"one", "two", "three"} {
+		a.must(t, id, true)
+	}
+	if err := c.HSet(t.Context(), redisKeys, "two", "{", "four", `{"id":"five"}`).Err(); err != nil {
+		t.Fatal(err)
+	}
+	b := remember(c)
+	b.want(t, "a new gateway", "one", "three")
+	a.want(t, "one that knew it", "one", "two", "three")
+	for _, s := range []*remembering{a, b} {
+		var damaged *Damaged
+		if read, err := s.Fault(); !read || !errors.As(err, &damaged) || !slices.Equal(damaged.IDs, []string{"four", "two"}) {
+			t.Errorf("%v, %v, want two and four", read, err)
+		}
+	}
+	b.must(t, "one", false)
+	b.must(t, "two", false)
+	b.must(t, "four", false)
+	for _, s := range []*remembering{a, b} {
+		s.want(t, "after the revocations", "three")
+		if _, err := s.Fault(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestB4_AnEmptiedRedisLosesNoKey: gateways write the keys again that they remember. A key that was
+// revoked does not come back, although a gateway remembers it that has not heard of that.
+func TestB4_AnEmptiedRedisLosesNoKey(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	stale, b := remember(c), remember(c)
+	stale.must(t, "one", true)
+	stale.must(t, "two", true)
+	b.want(t, "both", "one", "two")
+	b.must(t, "one", false)
+	b.must(t, "three", true)
+	if err := c.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	fresh := remember(c)
+	fresh.want(t, "a gateway that remembers nothing")
+	stale.want(t, "one that remembers too much", "one", "two")
+	b.want(t, "one that knows everything", "two", "three")
+	stale.want(t, "the first one again", "two", "three")
+	fresh.want(t, "the new one", "two", "three")
+	if len(fresh.restored) != 0 || !slices.Equal(stale.restored, []int{2}) || !slices.Equal(b.restored, []int{2}) {
+		t.Errorf("restored %v, %v and %v", fresh.restored, stale.restored, b.restored)
+	}
+	fresh.must(t, "four", true)
+	for _, s := range []*remembering{stale, b, fresh} {
+		s.want(t, "after a change", "two", "three", "four")
+	}
+}
+
+// TestB4_AnOlderSnapshotRevivesNoKey: Redis comes back from a snapshot that has a revoked key and
+// lacks a new one.
+func TestB4_AnOlderSnapshotRevivesNoKey(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	a := remember(c)
+	a.must(t, "one", true)
+	snapshot := map[string]string{}
+	for _, key := range []string{redisKeys, redisVersion} {
+		snapshot[key] = c.Dump(t.Context(), key).Val()
+	}
+	a.must(t, "two", true)
+	a.must(t, "one", false)
+	for key, text := range snapshot {
+		if err := c.RestoreReplace(t.Context(), key, 0, text).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.want(t, "after the snapshot", "two")
+	remember(c).want(t, "a new gateway", "two")
+	// An earlier release gives the keys a version without a number.
+	if err := c.Set(t.Context(), redisVersion, "EARLIER", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.HDel(t.Context(), redisKeys, "two").Err(); err != nil {
+		t.Fatal(err)
+	}
+	a.want(t, "after an earlier release has revoked it")
+	if !slices.Equal(a.restored, []int{1}) {
+		t.Errorf("restored %v", a.restored)
+	}
+}

@@ -1,0 +1,113 @@
+package usage
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// TestB3_ASlowLinkCarriesAllInTheEnd: after Redis was emptied, all rows together take longer than
+// one call may. Each publication goes on where the last one has stopped.
+func TestB3_ASlowLinkCarriesAllInTheEnd(t *testing.T) {
+	t.Parallel()
+	const rows = 3000
+	server := redistest.Start(t)
+	l := shared(t, t.TempDir(), server)
+	address := strings.TrimPrefix(redistest.Slow(server, 20*time.Millisecond), "redis://")
+	slow := redis.NewClient(&redis.Options{Addr: address, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1})
+	t.Cleanup(func() { _ = slow.Close() })
+	l.shared.remote.client = slow
+	for i := range rows {
+		l.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i%500), Model: fmt.Sprint("m", i/500)}, OfRequest(1, 0, 1, true), time.Now())
+	}
+	l.shared.timeout = 150 * time.Millisecond // less than the calls take together, more than one takes
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		err := l.shared.publish(t.Context(), whole)
+		if err == nil && !l.shared.compare {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not published: %v", err)
+		}
+	}
+	if n, err := server.Client().Keys(t.Context(), keyPrefix+"hours:*").Result(); err != nil || len(n) != 1 {
+		t.Fatal(n, err)
+	}
+	other := shared(t, t.TempDir(), server)
+	if got := ask(t, other, ByTenant).Items; len(got) != 1 || got[0].Requests != rows {
+		t.Errorf("another gateway answers %+v, want %d requests", got, rows)
+	}
+}
+
+// ahead is a hook for a client that sees the clock of Redis ahead of that of the machine.
+type ahead time.Duration
+
+func (a ahead) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a ahead) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (a ahead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		err := next(ctx, commands)
+		for _, c := range commands {
+			if told, ok := c.(*redis.TimeCmd); ok && err == nil {
+				told.SetVal(told.Val().Add(time.Duration(a)))
+			}
+		}
+		return err
+	}
+}
+
+// TestB3_AClockThatIsBehind: the clock of a gateway is three days behind that of Redis and of the
+// other gateways. Its answers have the usage of the others all the same, with and without an end.
+func TestB3_AClockThatIsBehind(t *testing.T) {
+	t.Parallel()
+	const behind = 72 * time.Hour
+	server := redistest.Start(t)
+	other, l := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	l.shared.remote.client.AddHook(ahead(behind))
+	now := time.Now().Add(behind)
+	other.Add(acme, OfRequest(1, 0, 1, true), now)
+	publish(t, other, l)
+	for name, to := range map[string]time.Time{"to now": {}, "to a time": now.Add(time.Minute)} {
+		a, err := l.Query(t.Context(), Question{From: now.Add(-time.Hour), To: to})
+		if err != nil || !a.Complete || len(a.Items) != 1 || a.Items[0].Requests != 1 || a.To.Before(now) {
+			t.Errorf("%s: %+v, %v; want the request of the other gateway", name, a, err)
+		}
+	}
+}
+
+// TestB3_ADamagedRowHidesNoOther: rows in Redis that cannot be read are missing in the answers of
+// other gateways, and nothing else is. Their writer writes them again with the next request.
+func TestB3_ADamagedRowHidesNoOther(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	writer, l := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	now, second := time.Now(), Subject{Tenant: "second"}
+	writer.Add(acme, OfRequest(1, 0, 1, true), now)
+	writer.Add(second, OfRequest(1, 0, 1, true), now)
+	publish(t, writer, l)
+	client := server.Client()
+	for _, kind := range []string{kindHours, kindDays} {
+		key := hashKey(kind, now.UTC().Format(time.DateOnly), writer.writer)
+		for field := range client.HGetAll(t.Context(), key).Val() {
+			if strings.Contains(field, "second") {
+				client.HSet(t.Context(), key, field, "x")
+			}
+		}
+	}
+	if a := ask(t, l, ByTenant); len(a.Items) != 1 || a.Complete || !strings.HasPrefix(a.Missing[0], "1 row of") {
+		t.Errorf("%+v, want one row, and that another one is missing", a)
+	}
+	writer.Add(second, OfRequest(1, 0, 1, true), now)
+	publish(t, writer)
+	if a := ask(t, l, ByTenant); len(a.Items) != 2 || !a.Complete {
+		t.Errorf("%+v, want both rows", a)
+	}
+}
