@@ -297,6 +297,36 @@ func (h *harness) startMessagesWith(field string) {
 	}
 }
 
+// An answer that the engine has broken off is an error for a client of the Messages API, and for
+// the record of the request too. A client of chats reads the finish reason itself.
+func TestB9_MessagesThatAreBrokenOffHaveFailed(t *testing.T) {
+	whole := `{"object":"chat.completion","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"abort"}],` +
+		`"usage":{"prompt_tokens":5,"completion_tokens":1}}`
+	for _, c := range []struct {
+		path   string
+		stream bool
+		failed bool
+		cause  string
+	}{{"/v1/messages", true, true, causeEngine}, {"/v1/messages", false, true, ""}, {"/v1/chat/completions", true, false, ""}, {"/v1/chat/completions", false, false, ""}} {
+		engine := engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "abort"), doneEvent)
+		if !c.stream {
+			engine = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("content-type", "application/json")
+				_, _ = io.WriteString(w, whole)
+			})
+		}
+		h := newHarness(t, options{handler: engine})
+		_, text := h.postFor(c.path, c.stream)
+		r := h.result(1)
+		if told := strings.Contains(text, `"type":"error"`); told != c.failed || (r.Code() == "upstream_error") != c.failed || r.Cause != c.cause {
+			t.Errorf("%+v: code %q, cause %q: %s", c, r.Code(), r.Cause, text)
+		}
+		if r.Finish != "abort" || r.Usage.Completion != 1 {
+			t.Errorf("%+v: %+v", c, r)
+		}
+	}
+}
+
 // The owner of a stream tells another gateway that its client reads the Messages API. It tells no
 // client.
 func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
