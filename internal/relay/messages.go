@@ -80,6 +80,14 @@ func (c *Call) clientOptions() *messages.Options {
 	return c.movedOptions
 }
 
+// clientEndpoint returns the endpoint whose form the client of the call reads.
+func (c *Call) clientEndpoint() openai.Endpoint {
+	if c.clientOptions() != nil {
+		return openai.Messages
+	}
+	return c.Scan.Endpoint
+}
+
 // formatOptions returns the value of headers.Messages for the options. parseOptions reads it.
 func formatOptions(o *messages.Options) string {
 	switch {

@@ -327,16 +327,15 @@ func TestB9_MessagesThatAreBrokenOffHaveFailed(t *testing.T) {
 	}
 }
 
-// The owner of a stream tells another gateway that its client reads the Messages API. It tells no
-// client.
-func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
+// The owner of a stream tells another gateway in which form the client of the stream reads errors.
+// It tells no client.
+func TestB9_ResumedStreamsNameTheirForm(t *testing.T) {
 	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
 	h.startMessages()
 	h.sendAndRead(hello, "id: chat")
-	for _, c := range []struct {
-		id, from string
-		named    bool
-	}{{"r", "other", true}, {"r", "", false}, {"r", headers.ForwardedByProcess, false}, {"chat", "other", false}} {
+	for _, c := range []struct{ id, from, form string }{
+		{"r", "other", "/v1/messages"}, {"r", "", ""}, {"r", headers.ForwardedByProcess, ""}, {"chat", "other", "/v1/chat/completions"},
+	} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/streams/"+c.id, nil)
 		request.Header.Set(headers.Tenant, "acme")
 		if c.from != "" {
@@ -344,7 +343,7 @@ func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		h.peerHandler().ServeHTTP(w, request)
-		if named := w.Header().Get(headers.Messages) != ""; w.Code != http.StatusOK || named != c.named {
+		if form := w.Header().Get(headers.Resumed); w.Code != http.StatusOK || form != c.form {
 			t.Errorf("%+v: %d %v", c, w.Code, w.Header())
 		}
 	}
