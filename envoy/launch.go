@@ -284,8 +284,10 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	}
 	if err != nil {
 		e.setAdopted(p)
-		e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
-			zap.String("difference", reason), zap.Error(err))
+		if ctx.Err() == nil { // else this gateway ends or hands over, and the next one replaces the Envoy
+			e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
+				zap.String("difference", reason), zap.Error(err))
+		}
 		return true
 	}
 	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),

@@ -1,10 +1,14 @@
 package envoy
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap/zapcore"
 )
 
 func TestComplaint(t *testing.T) {
@@ -37,5 +41,33 @@ func TestArguments(t *testing.T) {
 	want = []string{"--config-path", "/b.json", "--disable-hot-restart", "--drain-time-s", "2", "--log-level", "warn", "--component-log-level", "misc:error", "--concurrency", "3"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("a drain time is rounded up (-want +got):\n%s", d)
+	}
+}
+
+// A gateway that ends while it checks a new bootstrap leaves the running Envoy to the next gateway,
+// and tells of no fault.
+func TestX20_AnEndDuringTheCheckIsNoFault(t *testing.T) {
+	t.Parallel()
+	b := newTestbed(t)
+	first, stop := b.live(t)
+	pid, program := first.Status().PID, b.config.Binary
+	b.restart(t, stop)
+	checks := filepath.Join(t.TempDir(), "checks")
+	b.config.Binary = filepath.Join(t.TempDir(), "envoy")
+	script := fmt.Sprintf("#!/bin/sh\n[ $1 = --mode ] || exec %s \"$@\"\ntouch %s\nexec sleep 60\n", program, checks)
+	if err := os.WriteFile(b.config.Binary, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b.config.Concurrency++
+	_, stop = b.run(t)
+	eventually(t, func() error {
+		_, err := os.Stat(checks)
+		return err
+	})
+	if err := stop(); err != nil || !runs(pid) {
+		t.Errorf("%v, the Envoy runs: %v", err, runs(pid))
+	}
+	if n := b.logs.FilterLevelExact(zapcore.ErrorLevel).Len(); n > 0 {
+		t.Errorf("%d errors: %v", n, b.logs.FilterLevelExact(zapcore.ErrorLevel).All())
 	}
 }

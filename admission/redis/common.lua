@@ -29,9 +29,10 @@ end
 
 -- The hash epoch counts what gateways write, and has the count at the last write of each gateway. A
 -- store in which that is less than the gateway has seen has come back from an older snapshot. The
--- count of all would not tell: others may have written as much since.
+-- count of all would not tell: others may have written as much since. Where the last write of the
+-- gateway was removed, forgotten stands for it: the count when some were removed last (join.lua).
 local function last_write(gateway) return 'by:' .. gateway end
-local function has_lost(counted, seen) return (tonumber(counted or nil) or 0) < seen end
+local function has_lost(counted, forgotten, seen) return (tonumber(counted or forgotten or nil) or 0) < seen end
 local function count_write(gateway)
   local count = call('HINCRBY', P .. 'epoch', 'writes', 1)
   call('HSET', P .. 'epoch', last_write(gateway), whole(count))

@@ -10,8 +10,8 @@
 -- served has the tokens that each of the tenants was granted of the model, in the order of ARGV.
 
 local gateway, epoch, seen, alive = arg(), arg(), num(), num()
-local state = call('HMGET', P .. 'epoch', 'id', 'ready', last_write(gateway))
-if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } end
+local state = call('HMGET', P .. 'epoch', 'id', 'ready', last_write(gateway), 'forgotten')
+if state[1] ~= epoch or has_lost(state[3], state[4], seen) then return { 'epoch', now } end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '(' .. whole(now_ms + alive), '+inf') -- the clock was ahead

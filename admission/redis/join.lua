@@ -17,9 +17,9 @@ local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), a
 local lease_ms = num()
 local YOUNG, RETURN = 5000000, 600000
 
-local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', last_write(gateway), 'lease')
+local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', last_write(gateway), 'lease', 'forgotten')
 local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
-if not id or known == id and has_lost(state[4], seen) then
+if not id or known == id and has_lost(state[4], state[6], seen) then
   id, born, ready = whole(now) .. '-' .. gateway, now, fresh and now or now + PAUSE
   call('HSET', P .. 'epoch', 'id', id, 'born', whole(born), 'ready', whole(ready))
 elseif not fresh and known ~= id and known ~= '' and ready == born and now - born < YOUNG then
@@ -40,8 +40,9 @@ end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
 -- Each start of a gateway has a name of its own, so the last writes of those that are gone are
--- removed when there are many.
+-- removed when there are many. One that was silent may come back.
 if call('HLEN', P .. 'epoch') > 200 then
+  call('HSET', P .. 'epoch', 'forgotten', call('HGET', P .. 'epoch', 'writes') or '0')
   for _, field in ipairs(call('HKEYS', P .. 'epoch')) do
     local name = string.match(field, '^by:(.*)$')
     if name and not call('ZSCORE', P .. 'gateways', name) then call('HDEL', P .. 'epoch', field) end

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
+
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
@@ -40,5 +42,40 @@ func TestNothingIsLeftOfTenantsThatAreGone(t *testing.T) {
 	wantReasons(t, acquire(s, claim), admission.Granted)
 	if n := c.HLen(t.Context(), "{sluice}:served:chat").Val(); n != 1 {
 		t.Errorf("tokens served are counted for %d tenants, want them counted anew", n)
+	}
+}
+
+// TestASilentGatewayThatIsForgottenComesBack: a join removes the last writes of silent gateways
+// when there are many. For a gateway that comes back, the store has lost nothing. A store of an
+// older snapshot has.
+func TestASilentGatewayThatIsForgottenComesBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, c := stores(t, 1, Config{}, server)[0], server.Client()
+	run := func(script *client.Script, args ...any) reply {
+		r, err := s.runTimed(t.Context(), script, time.Second, append([]any{s.prefix}, args...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	join := func(gateway string) reply { return run(joinScript, gateway, "", 0, "1", 0, "0", 0, 1000) } // it counts as live for 0 ms
+	joined := join("silent")
+	epoch, seen := joined.rest[0], joined.rest[5].(int64)
+	for i := range 200 {
+		if err := c.HSet(t.Context(), "{sluice}:epoch", fmt.Sprint("by:ended", i), 1).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	join("another")
+	if c.HExists(t.Context(), "{sluice}:epoch", "by:silent").Val() {
+		t.Fatal("the last write of the silent gateway was kept")
+	}
+	heartbeat := func(seen int64) string { return run(heartbeatScript, "silent", epoch, seen, 1000, 0).status }
+	if later := heartbeat(seen + 1000); later != "epoch" {
+		t.Errorf("a store without writes that were seen answers %q", later)
+	}
+	if again := heartbeat(seen); again != "ok" {
+		t.Errorf("the heartbeat after the silence is answered with %q", again)
 	}
 }

@@ -36,8 +36,8 @@ local epoch, seen, not_after, gateway, seq = arg(), num(), num(), arg(), num()
 local version, lease_ms, claims_at = arg(), num(), num()
 
 if now > not_after then return { 'late', now } end
-local state = call('HMGET', P .. 'epoch', 'id', 'ready', last_write(gateway), 'lease')
-if state[1] ~= epoch or has_lost(state[3], seen) then return { 'epoch', now } end
+local state = call('HMGET', P .. 'epoch', 'id', 'ready', last_write(gateway), 'lease', 'forgotten')
+if state[1] ~= epoch or has_lost(state[3], state[5], seen) then return { 'epoch', now } end
 local writes = count_write(gateway)
 longest = math.max(lease_ms, tonumber(state[4] or nil) or 0)
 

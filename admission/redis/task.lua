@@ -9,8 +9,8 @@
 --   { 'ok', now, model, tokens, ms left, id }
 
 local gateway, seen, verb, tenant, id, number = arg(), num(), arg(), arg(), arg(), num()
-local state = call('HMGET', P .. 'epoch', 'ready', last_write(gateway))
-if not state[1] or pause_left(state[1]) > 0 or has_lost(state[2], seen) then return { 'wait', now } end
+local state = call('HMGET', P .. 'epoch', 'ready', last_write(gateway), 'forgotten')
+if not state[1] or pause_left(state[1]) > 0 or has_lost(state[2], state[3], seen) then return { 'wait', now } end
 if verb == 'find' then
   id = call('GET', task_key(tenant, id)) or ''
   if id == 'ended' then return { 'ended', now } end

@@ -201,7 +201,7 @@ func (l *Link) everything() []outgoing {
 	}
 	for _, o := range l.unsent {
 		switch {
-		case o.Learned != nil, o.Ended != nil, o.Used != nil:
+		case o.Learned != nil, o.Ended != nil, o.Used != nil, o.Retried != nil:
 			all = append(all, o)
 		case o.Correct == nil:
 		case l.isHeldLocked(o.Correct.Ref):

@@ -44,6 +44,8 @@ type message struct {
 	// Used is the request.Summary of a request whose tokens the predecessor has counted apart from
 	// its end, and just now. It is read as Ended is.
 	Used json.RawMessage `json:"used,omitempty"`
+	// Retried tells of an attempt that the predecessor has seen repeated at another replica.
+	Retried *retry `json:"retried,omitempty"`
 	// Release is the number of a request that the predecessor holds no more.
 	Release uint64 `json:"release,omitempty"`
 	// Synced says that all requests that are held have been told.
@@ -58,6 +60,13 @@ type hold struct {
 	Tenant   string `json:"tenant"`
 	SlotOnly bool   `json:"slot_only,omitempty"`
 	APIKey   string `json:"api_key,omitempty"`
+}
+
+// retry is an attempt for a tenant that was repeated at another replica of a model.
+type retry struct {
+	Model  string `json:"model"`
+	Tenant string `json:"tenant"`
+	Reason string `json:"reason"`
 }
 
 // correction says what a held request has really cost, in tokens.

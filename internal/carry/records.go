@@ -69,6 +69,12 @@ func (l *Link) Ended(q request.Summary, counts bool) {
 // successor is to count them, too.
 func (l *Link) Used(q request.Summary) { l.send(message{Used: textOf(q)}) }
 
+// Retried tells the successor of an attempt that was repeated at another replica of a model, which
+// the successor is to count in its metrics.
+func (l *Link) Retried(model, tenant, reason string) {
+	l.send(message{Retried: &retry{model, tenant, reason}})
+}
+
 func textOf(q request.Summary) json.RawMessage {
 	text, err := json.Marshal(q)
 	if err != nil { // it has text, numbers and times alone

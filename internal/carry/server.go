@@ -29,6 +29,9 @@ type Server struct {
 	// Used is told of the tokens that a predecessor has counted apart from the end of a request.
 	// See request.Summary.UsedApart. It is set as Ended is.
 	Used func(q request.Summary)
+	// Retried is told of each attempt that a predecessor has repeated at another replica. It is
+	// set as Ended is.
+	Retried func(model, tenant, reason string)
 
 	dispatcher *dispatch.Dispatcher
 	log        *zap.Logger
@@ -143,6 +146,10 @@ func (s *Server) handle(p *predecessor, m *message) {
 	case m.Used != nil:
 		if q, ok := readSummary(m.Used); ok && s.Used != nil {
 			s.Used(q)
+		}
+	case m.Retried != nil:
+		if s.Retried != nil {
+			s.Retried(m.Retried.Model, m.Retried.Tenant, m.Retried.Reason)
 		}
 	case m.Release != 0:
 		s.replace(p, m.Release, nil)

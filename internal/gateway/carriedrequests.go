@@ -92,3 +92,11 @@ func (g *Gateway) addUsed(q request.Summary) {
 	g.metrics.Used(&q)
 	g.traffic.Used(&q)
 }
+
+// retried counts an attempt that was repeated, also at the successor if there is one.
+func (g *Gateway) retried(model, tenant, reason string) {
+	g.metrics.Retried(model, tenant, reason)
+	if to := g.endedTo.Load(); to != nil {
+		to.Retried(model, tenant, reason)
+	}
+}

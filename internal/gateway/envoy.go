@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
@@ -183,8 +185,16 @@ func (e *envoyLink) logFaultsLocked(next *xds.Resources) {
 	}
 }
 
+const (
+	// closePatience is how long an Envoy that was killed may still have its port. The kernel closes
+	// its sockets when the last of its threads has ended.
+	closePatience = 2 * time.Second
+	// closeInterval is how often checkListen looks meanwhile.
+	closeInterval = 20 * time.Millisecond
+)
+
 // checkListen returns an error when another program listens on the address for clients. An Envoy of
-// an earlier run may listen there.
+// an earlier run may listen there, and one that is just ending is waited for.
 func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	if e.process == nil {
 		return nil
@@ -192,11 +202,15 @@ func (e *envoyLink) checkListen(ctx context.Context, address string) error {
 	if e.runsAlready() {
 		return nil
 	}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return explainListen("listen", err)
+	for until := time.Now().Add(closePatience); ; time.Sleep(closeInterval) {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		switch {
+		case err == nil:
+			return l.Close()
+		case !errors.Is(err, unix.EADDRINUSE) || time.Now().After(until) || ctx.Err() != nil:
+			return explainListen("listen", err)
+		}
 	}
-	return l.Close()
 }
 
 // runsAlready reports whether the state directory has an Envoy of an earlier run.

@@ -255,7 +255,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.watchConditions()
 	g.startNext = g.startSuccessor
 	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
-	g.carried.Ended, g.carried.Used = g.addEnded, g.addUsed
+	g.carried.Ended, g.carried.Used, g.carried.Retried = g.addEnded, g.addUsed, g.metrics.Retried
 	return g, nil
 }
 

@@ -7,6 +7,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/envoy"
 )
 
 // A child process that gets a copy of a listener takes nothing from it: Accept of the original can
@@ -101,5 +104,28 @@ func TestListenErrorsSayWhatToDo(t *testing.T) {
 		if _, err := listenOperators("admin", address, nil, nil); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: the error is %v, want %s", address, err, want)
 		}
+	}
+}
+
+// The port of an Envoy that was killed is taken until the kernel has closed its sockets. A start
+// waits for that, and names a program that keeps the port.
+func TestX20_AStartWaitsForThePortOfAKilledEnvoy(t *testing.T) {
+	t.Parallel()
+	link := &envoyLink{process: new(envoy.Envoy), dir: claimed(t, t.TempDir())}
+	ending, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(5*closeInterval, func() { _ = ending.Close() })
+	if err := link.checkListen(t.Context(), ending.Addr().String()); err != nil {
+		t.Errorf("the port was given back: %v", err)
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	if err := link.checkListen(t.Context(), taken.Addr().String()); err == nil || !strings.Contains(err.Error(), "address already in use") {
+		t.Errorf("another program has the port: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ func (g *Gateway) subscribers() request.Subscribers {
 	}
 	return request.Subscribers{
 		Dispatched: g.dispatched,
-		Retried:    g.metrics.Retried,
+		Retried:    g.retried,
 		CostOf:     g.dispatcher.CostOfRecovered,
 		Lost:       g.dispatcher.ObserveRecovered,
 		Lives:      g.isHeard,

@@ -31,9 +31,11 @@ const (
 	// nothing for any length of time, see relay.Call.Patient.
 	Patient = "x-sluice-patient"
 	// Messages is on chats that another process of the gateway has translated from requests to the
-	// Messages API. Its value has the options of the translation, see relay.Call. A gateway also
-	// sets it on the response to another gateway whose client resumes a stream of the Messages API.
+	// Messages API. Its value has the options of the translation, see relay.Call.
 	Messages = "x-sluice-messages"
+	// Resumed is on responses to another gateway whose client resumes a stream. It is the path of
+	// the request that has started the stream, which tells the form of its errors.
+	Resumed = "x-sluice-resumed"
 	// TimeLeft is on requests that another gateway or process has forwarded. It is what is left of
 	// the field max_duration_ms of the body, in milliseconds.
 	TimeLeft = "x-sluice-time-left-ms"

@@ -2,7 +2,6 @@ package history
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -48,7 +47,7 @@ func (a *archive) load(now int64) (damaged []string, err error) {
 	for _, entry := range entries { // in the order of their names, which is that of time
 		number, ok := fileHour(a.kind, entry.Name())
 		if !ok {
-			failed = append(failed, a.removeOldDamaged(entry, now))
+			failed = append(failed, a.removeLeftover(entry.Name(), now))
 			continue
 		}
 		path := filepath.Join(a.dir, entry.Name())
@@ -67,11 +66,14 @@ func (a *archive) load(now int64) (damaged []string, err error) {
 	return damaged, errors.Join(failed...)
 }
 
-// removeOldDamaged removes a damaged file of before the last 24 hours.
-func (a *archive) removeOldDamaged(entry fs.DirEntry, now int64) error {
-	name, ok := strings.CutSuffix(entry.Name(), damagedSuffix)
-	if number, isOurs := fileHour(a.kind, name); ok && isOurs && number <= now-kept {
-		return remove(filepath.Join(a.dir, entry.Name()))
+// removeLeftover removes a damaged file of before the last 24 hours, and a file that a crash has
+// kept from replacing another one.
+func (a *archive) removeLeftover(file string, now int64) error {
+	name, isNext := strings.CutSuffix(file, nextSuffix)
+	name, isDamaged := strings.CutSuffix(name, damagedSuffix)
+	number, isOurs := fileHour(a.kind, name)
+	if isOurs && (isNext || isDamaged && number <= now-kept) {
+		return remove(filepath.Join(a.dir, file))
 	}
 	return nil
 }

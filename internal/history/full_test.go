@@ -59,3 +59,29 @@ func TestB8_AFullDiskKeepsTheHour(t *testing.T) {
 		t.Errorf("when there is room again: %s", got)
 	}
 }
+
+// A process that is killed while it writes a file again leaves the new one behind. The next start
+// removes it, and nothing else.
+func TestB8_AFileThatACrashHasLeftIsRemoved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s, _ := open(t, dir, noon, 0)
+	fill(t, s, "chat", noon, 2)
+	left := filepath.Join(dir, fileName("models", momentOf(noon).hour())+nextSuffix)
+	foreign := filepath.Join(dir, "notes"+nextSuffix)
+	for _, path := range []string{left, foreign} {
+		if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again, _ := open(t, dir, noon.Add(time.Hour), 0)
+	if got := queued(again, "chat", noon, 2); got != "1 2" {
+		t.Errorf("read again: %s", got)
+	}
+	if _, err := os.Stat(left); err == nil {
+		t.Error("the file is kept for ever")
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Errorf("the file of somebody else: %v", err)
+	}
+}

@@ -244,6 +244,9 @@ func (a *attempt) processAnswer(answer *Answer) *openai.Error {
 	case read && total > 0 && a.gen.call.Scan.Endpoint.NoOutput():
 		f.result.Usage = Usage{Prompt: total, Known: true}
 	}
+	if fault := a.gen.call.brokenOff(f.result.Finish); fault != nil {
+		return fault
+	}
 	if f.rules != nil {
 		return a.moderateAnswer(answer)
 	}

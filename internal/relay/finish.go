@@ -81,6 +81,10 @@ func (s *engineStream) finishComplete() (reason string) {
 	if s.stopCause != nil {
 		return s.finishStopped()
 	}
+	if fault := s.gen.call.brokenOff(s.failover.result.Finish); fault != nil {
+		s.setFault(causeEngine, fault)
+		s.failover.result.Told = true // by the translation of the last event
+	}
 	return ""
 }
 

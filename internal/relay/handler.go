@@ -329,8 +329,9 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 		return
 	}
 	sink := r.newHTTPSink(w, g.call)
-	if sink.translator = translatorOfReturn(g.call); sink.translator != nil && isOfGateway(req) {
-		w.Header().Set(headers.Messages, movedPlain)
+	sink.translator = translatorOfReturn(g.call)
+	if isOfGateway(req) {
+		w.Header().Set(headers.Resumed, g.call.clientEndpoint().Path())
 	}
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
 		r.forwardMoved(req.Context(), &Call{}, g, nil, sink)

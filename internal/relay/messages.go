@@ -55,6 +55,15 @@ func (c *Call) translate() *openai.Error {
 	return nil
 }
 
+// brokenOff returns the error that a client of the Messages API gets in the place of an answer with
+// this finish reason. nil: it gets none. Clients of other APIs read the finish reason themselves.
+func (c *Call) brokenOff(finish string) *openai.Error {
+	if c.clientOptions() == nil {
+		return nil
+	}
+	return openai.BrokenOff(finish)
+}
+
 // Values of headers.Messages.
 const (
 	movedPlain    = "1"
@@ -69,6 +78,14 @@ func (c *Call) clientOptions() *messages.Options {
 		return &c.original.options
 	}
 	return c.movedOptions
+}
+
+// clientEndpoint returns the endpoint whose form the client of the call reads.
+func (c *Call) clientEndpoint() openai.Endpoint {
+	if c.clientOptions() != nil {
+		return openai.Messages
+	}
+	return c.Scan.Endpoint
 }
 
 // formatOptions returns the value of headers.Messages for the options. parseOptions reads it.

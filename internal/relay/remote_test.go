@@ -297,16 +297,45 @@ func (h *harness) startMessagesWith(field string) {
 	}
 }
 
-// The owner of a stream tells another gateway that its client reads the Messages API. It tells no
-// client.
-func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
+// An answer that the engine has broken off is an error for a client of the Messages API, and for
+// the record of the request too. A client of chats reads the finish reason itself.
+func TestB9_MessagesThatAreBrokenOffHaveFailed(t *testing.T) {
+	whole := `{"object":"chat.completion","choices":[{"index":0,"message":{"content":"x"},"finish_reason":"abort"}],` +
+		`"usage":{"prompt_tokens":5,"completion_tokens":1}}`
+	for _, c := range []struct {
+		path   string
+		stream bool
+		failed bool
+		cause  string
+	}{{"/v1/messages", true, true, causeEngine}, {"/v1/messages", false, true, ""}, {"/v1/chat/completions", true, false, ""}, {"/v1/chat/completions", false, false, ""}} {
+		engine := engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "abort"), doneEvent)
+		if !c.stream {
+			engine = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("content-type", "application/json")
+				_, _ = io.WriteString(w, whole)
+			})
+		}
+		h := newHarness(t, options{handler: engine})
+		_, text := h.postFor(c.path, c.stream)
+		r := h.result(1)
+		if told := strings.Contains(text, `"type":"error"`); told != c.failed || (r.Code() == "upstream_error") != c.failed || r.Cause != c.cause {
+			t.Errorf("%+v: code %q, cause %q: %s", c, r.Code(), r.Cause, text)
+		}
+		if r.Finish != "abort" || r.Usage.Completion != 1 {
+			t.Errorf("%+v: %+v", c, r)
+		}
+	}
+}
+
+// The owner of a stream tells another gateway in which form the client of the stream reads errors.
+// It tells no client.
+func TestB9_ResumedStreamsNameTheirForm(t *testing.T) {
 	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
 	h.startMessages()
 	h.sendAndRead(hello, "id: chat")
-	for _, c := range []struct {
-		id, from string
-		named    bool
-	}{{"r", "other", true}, {"r", "", false}, {"r", headers.ForwardedByProcess, false}, {"chat", "other", false}} {
+	for _, c := range []struct{ id, from, form string }{
+		{"r", "other", "/v1/messages"}, {"r", "", ""}, {"r", headers.ForwardedByProcess, ""}, {"chat", "other", "/v1/chat/completions"},
+	} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/streams/"+c.id, nil)
 		request.Header.Set(headers.Tenant, "acme")
 		if c.from != "" {
@@ -314,7 +343,7 @@ func TestB9_ResumedMessagesNameTheirForm(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		h.peerHandler().ServeHTTP(w, request)
-		if named := w.Header().Get(headers.Messages) != ""; w.Code != http.StatusOK || named != c.named {
+		if form := w.Header().Get(headers.Resumed); w.Code != http.StatusOK || form != c.form {
 			t.Errorf("%+v: %d %v", c, w.Code, w.Header())
 		}
 	}

@@ -171,12 +171,17 @@ func (r *Record) SetUsage(u Usage) {
 		return
 	}
 	r.store.mu.Lock()
-	defer r.store.mu.Unlock()
 	if r.outcome == nil {
+		r.store.mu.Unlock()
 		return
 	}
 	r.outcome.Usage = u // Envoy's log entry, which may still come, joins the outcome once more
 	r.summary.setUsage(r.outcome.usage())
+	q, closed := r.summary, r.closed
+	r.store.mu.Unlock()
+	if tell := r.store.subscribers.Elsewhere; closed && tell != nil {
+		tell(q)
+	}
 }
 
 // setOutcome returns how the request has ended, whether what it has used is to be told, and whether

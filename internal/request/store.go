@@ -59,7 +59,7 @@ type Subscribers struct {
 	// Summary.
 	Used func(*Summary)
 	// Elsewhere is told of each managed request that has ended here and whose final entry goes to
-	// another process.
+	// another process, and again when the usage of an ended request is known.
 	Elsewhere func(Summary)
 	// Finished are told of every request that has ended, once, at most FinishedDelay later. 0: at
 	// once.
@@ -208,6 +208,8 @@ func (s *Store) AddEnded(q Summary) {
 	if q.ID != "" {
 		if known := s.anyLocked(func(r *Record) bool { return r.summary.ID == q.ID }); known != nil {
 			switch {
+			case known.elsewhere && known.summary.Status != 0 && q.Status == 0: // the entry has joined it
+				known.summary.setUsage(q.Usage())
 			case known.elsewhere, known.element == nil && known.summary.Model == "":
 				known.summary = q
 			case known.element != nil && known.logOnly:

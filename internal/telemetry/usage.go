@@ -63,7 +63,7 @@ func usageOf(serialized []byte) request.Usage {
 
 // totalUsage returns the usage of a response that does not tell the tokens of its prompt.
 func totalUsage(output, total []byte) request.Usage {
-	if output != nil || total == nil || !isMessage(total) {
+	if total == nil || !isMessage(total) || !isMessage(output) || wrapped(output) != 0 {
 		return request.Usage{}
 	}
 	return request.TotalUsage(int64(wrapped(total)))

@@ -95,6 +95,9 @@ func TestBrokenUsage(t *testing.T) {
 		"broken output":          {"\x1a\x02\x08\x07\x22\x02\x08\x8b\x48\x01", request.Usage{}},
 		"broken details":         {counts + "\x32\x02\x0a\xe6", request.Usage{}},
 		"broken number in them":  {counts + "\x32\x03\x0a\x01\x08", request.Usage{}},
+		"a total":                {"\x42\x02\x08\x07\x48\x01", request.TotalUsage(7)},
+		"a total and no output":  {"\x22\x00\x42\x02\x08\x07\x48\x01", request.TotalUsage(7)},
+		"a total, broken output": {"\x22\x02\x08\x8b\x42\x02\x08\x07\x48\x01", request.Usage{}},
 		"numbers in their place": {counts + "\x18\x01\x20\x01\x30\x01", whole},
 	} {
 		if got := usageOf([]byte(c.serialized)); got != c.want {

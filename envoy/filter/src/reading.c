@@ -371,13 +371,13 @@ void reading_end(reading *r) {
 }
 
 /* put_usage puts the numbers of tokens of the prompt, of the answer, and those of the prompt that came from the
- * cache. If the total alone is told, it stands for the prompt, and the answer is unknown. Without an end, or after a
- * fault, those that were read may be too small. */
+ * cache. If the total is told alone or with an answer of 0, it stands for the prompt, and the answer is unknown.
+ * Without an end, or after a fault, those that were read may be too small. */
 static size_t put_usage(text *t, const reading *r) {
   counts c = r->usage;
   char s[3 * DECIMAL], digits[DECIMAL];
   size_t n = 0;
-  bool only_total = c.input == UNKNOWN && c.output == UNKNOWN;
+  bool only_total = c.input == UNKNOWN && c.output <= 0;
   if (only_total) c.input = c.total;
   if (!r->ended || !r->success || r->broken || c.input == UNKNOWN) return 0;
   if (r->of_messages) c.input += (c.cached > 0 ? c.cached : 0) + (c.written > 0 ? c.written : 0);

@@ -55,10 +55,10 @@ func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *o
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { rewrite(pr, owner) }, Transport: p.transport, FlushInterval: -1, ErrorLog: debugLogger(p.cfg.Log),
 		ModifyResponse: func(answer *http.Response) error {
-			if answer.Header.Get(headers.Messages) != "" {
-				endpoint = openai.Messages
+			if resumed, ok := openai.EndpointOf(answer.Header.Get(headers.Resumed)); ok {
+				endpoint = resumed
 			}
-			answer.Header.Del(headers.Messages)
+			answer.Header.Del(headers.Resumed)
 			if answer.StatusCode != http.StatusSwitchingProtocols { // its body is a connection
 				kind, _, _ := mime.ParseMediaType(answer.Header.Get("content-type"))
 				answer.Body = &responseBody{ReadCloser: answer.Body, ctx: ctx, isEventStream: kind == "text/event-stream",

@@ -228,7 +228,7 @@ func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
 	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("content-type", "text/event-stream")
 		if r.URL.Path != "/v1/messages" {
-			w.Header().Set(headers.Messages, "1")
+			w.Header().Set(headers.Resumed, "/v1/messages")
 		}
 		io.WriteString(w, begun)
 		http.NewResponseController(w).Flush()
@@ -247,7 +247,7 @@ func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
 			event.Error.Type != "overloaded_error" || event.Error.Code != "gateway_unavailable" {
 			t.Errorf("%s: %q, %v", path, body, err)
 		}
-		if answer.Header.Get(headers.Messages) != "" {
+		if answer.Header.Get(headers.Resumed) != "" {
 			t.Errorf("%s: the client gets %v", path, answer.Header)
 		}
 	}
@@ -258,13 +258,24 @@ func TestS8_ForwardedResponsesBreakOff(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))
 	const begun = "event: response.created\ndata: {\"type\":\"response.created\"}\n\n"
-	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("content-type", "text/event-stream")
+		if r.URL.Path != "/v1/responses" {
+			w.Header().Set(headers.Resumed, "/v1/responses")
+		}
 		io.WriteString(w, begun)
 		http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}))
-	answer := start(t, c, nil, nil).ask(t.Context(), t, a.ID(), "/v1/responses")
+	b := start(t, c, nil, nil)
+	for _, path := range []string{"/v1/responses", "/v1/streams/r?after=2"} {
+		checkResponsesBreakOff(t, b.ask(t.Context(), t, a.ID(), path), begun)
+	}
+}
+
+// checkResponsesBreakOff checks that an answer ends with an error event after what has begun it.
+func checkResponsesBreakOff(t *testing.T, answer *http.Response, begun string) {
+	t.Helper()
 	body, err := io.ReadAll(answer.Body)
 	rest, ok := strings.CutPrefix(string(body), begun+"event: error\ndata: ")
 	var event struct {

@@ -81,6 +81,7 @@ func Whole(t testing.TB) map[string]Answer {
 		"embeddings":       one(`{"object":"list","data":[{"embedding":[0.1]}],"usage":{"prompt_tokens":7,"total_tokens":7}}`, "7 0"),
 		"score":            one(`{"data":[{"score":0.1}],"usage":{"prompt_tokens":7,"total_tokens":7,"completion_tokens":0}}`, "7 0"),
 		"rerank":           one(`{"results":[],"usage":{"total_tokens":7}}`, "7 -1"),
+		"rerank, 0 made":   one(`{"results":[],"usage":{"completion_tokens":0,"total_tokens":7}}`, "7 -1"),
 		"responses":        one(`{"object":"response","output":[],"usage":{"input_tokens":5,"output_tokens":6,"total_tokens":11}}`, "5 6"),
 		"no usage":         one(`{"object":"chat.completion","choices":[]}`, ""),
 		"null":             one(`{"object":"chat.completion","choices":[],"usage":null}`, ""),

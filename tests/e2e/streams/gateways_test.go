@@ -136,8 +136,8 @@ func TestE2E_B9_MessagesOfAGatewayThatHasGone(t *testing.T) {
 		if _, err := io.ReadFull(r.Body, make([]byte, 1000)); err != nil {
 			t.Fatal(err)
 		}
-		if name := r.Header.Get(headers.Messages); name != "" {
-			t.Errorf("%s has the header %s", path, headers.Messages)
+		if name := r.Header.Get(headers.Resumed); name != "" {
+			t.Errorf("%s has the header %s", path, headers.Resumed)
 		}
 		return r.Body
 	}
