@@ -54,7 +54,7 @@ function upstreamTable(place) {
       { id: 'state', title: 'State', class: 'w-state', value: (u) => u.state, show: (cell, u) => chip(held(cell, makeChip), u.state) },
       { id: 'serves', title: 'Serves', class: 'clip', value: (u) => u.serves.length, show: (cell, u) => clipped(cell, u.serves.join(', ') || 'nothing') },
       { id: 'seen', title: 'Seen there', class: 'p2 clip', show: (cell, u) => clipped(cell, seenAt(u)) },
-      { id: 'since', title: 'Since', class: 'num w-since p2', value: (u) => u.since ?? '', show: (cell, u) => clipped(cell, ago(u.since, table.now)) },
+      { id: 'since', title: 'Since', class: 'num w-since p2', value: (u) => (u.since ? Date.parse(u.since) : 0), show: (cell, u) => clipped(cell, ago(u.since, table.now)) },
     ],
   });
   return table;
