@@ -22,9 +22,9 @@ export function replicaTable(place, withModel = true) {
     mark: (node, r) => { attr(node, 'data-replica', r.id); attr(node, 'data-state', r.state); },
     columns: [
       { id: 'id', title: 'Replica', value: (r) => r.id, show: (cell, r) => twoLines(cell, r.id, r.reason && lastLine(r.reason), pathOf('replicas', r.id), withModel ? r.model : '') },
-      withModel && { id: 'model', title: 'Model', class: 'w-model p2 clip', value: (r) => r.model, show: (cell, r) => clipped(cell, r.model) },
+      withModel && { id: 'model', title: 'Model', class: 'p2 clip', value: (r) => r.model, show: (cell, r) => clipped(cell, r.model) },
       { id: 'state', title: 'State', class: 'w-state', value: (r) => r.state, show: (cell, r) => showState(cell, r) },
-      { id: 'load', title: 'Load', class: 'w-load', value: maxLoad, show: (cell, r) => setLoad(held(cell, makeLoad), r.in_flight, r.max, r.in_flight) },
+      { id: 'load', title: 'Load', class: 'w-load w-busy', value: maxLoad, show: (cell, r) => setLoad(held(cell, makeLoad), r.in_flight, r.max, r.in_flight) },
       { id: 'served', title: 'Served', class: 'num w-small p2', value: (r) => r.served, show: (cell, r) => figure(cell, r.served) },
       { id: 'restarts', title: 'Restarts', class: 'num w-small p3', value: (r) => r.restarts, show: (cell, r) => figure(cell, r.restarts) },
       { id: 'address', title: 'Address', class: 'w-address p4 clip', value: (r) => r.address, show: (cell, r) => clipped(cell, r.address) },
