@@ -85,9 +85,11 @@ export function model(place) {
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));
       showModelState(state, m);
-      faults.update(attention(s.conditions, null).filter((c) => c.subject === m.name));
+      const own = s.replicas.filter((r) => r.model === m.name);
+      const subjects = new Set([m.name, ...own.map((r) => r.id)]);
+      faults.update(attention(s.conditions, null).filter((c) => subjects.has(c.subject)));
       redraw(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
-      replicas.update(s.replicas.filter((r) => r.model === m.name));
+      replicas.update(own);
       requests.update(s.requests.filter((q) => q.model === m.name));
     },
     close: history.close,
