@@ -65,7 +65,8 @@ func withDrained(c condition.Condition, s modelStanding, drained map[string]bool
 }
 
 // modelCondition is the condition of a model that has usable replicas and needs n. A model whose
-// missing replicas are starting is no fault. One that has none and whose replicas fail is an error.
+// missing replicas start for the first time is no fault. One that has none and whose replicas fail
+// is an error.
 func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition {
 	message := fmt.Sprintf("Model %s has %d of %d replicas.", m.Name, usable, n)
 	if usable > n { // servers of others, or replicas that are about to stop
@@ -79,9 +80,9 @@ func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition
 	}
 	c := condition.Fault(condition.ModelReady, m.Name, "Starting", message)
 	switch {
-	case anyReplica(m, engines.Failed) && usable == 0:
+	case anyFailing(m) && usable == 0:
 		c.Reason, c.Severity = "ReplicaFailed", condition.Error
-	case anyReplica(m, engines.Failed):
+	case anyFailing(m):
 		c.Reason, c.Severity = "ReplicaFailed", condition.Warning
 	case anyWithoutRoom(m):
 		c.Reason, c.Severity = "ReplicaPending", condition.Warning
@@ -97,37 +98,42 @@ func anyWithoutRoom(m *engines.ModelSnapshot) bool {
 	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.State == engines.Pending && r.Reason != "" })
 }
 
-func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
-	for i := range m.Replicas {
-		if m.Replicas[i].State == state {
-			return true
-		}
-	}
-	return false
+func anyFailing(m *engines.ModelSnapshot) bool {
+	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return isFailing(&r) })
 }
 
-// failedCondition is the condition of a replica that has failed. Its action fits the class of the
+// isFailing reports whether a replica has failed, or starts again and was not ready since. A
+// replica whose weights arrive does not fail: the next try has less to fetch.
+func isFailing(r *engines.Replica) bool {
+	return r.State == engines.Failed || r.State == engines.Starting && r.FailedStarts > 0 && r.Fetch.Rate == 0
+}
+
+// failedCondition is the condition of a replica that is failing. Its action fits the class of the
 // failure.
 func failedCondition(model string, r *engines.Replica) condition.Condition {
-	c := condition.Fault(condition.ReplicaFailed, r.ID, "Failed", fmt.Sprintf("Replica %s of %s failed: %s.", r.ID, model, sentence(r.Reason)))
+	message := fmt.Sprintf("Replica %s of %s failed: %s.", r.ID, model, sentence(r.Reason))
+	if r.State == engines.Starting {
+		message = fmt.Sprintf("Replica %s of %s starts again after failed starts: %d. The fault was that %s.", r.ID, model, r.FailedStarts, r.Failure.Meaning())
+	}
+	c := condition.Fault(condition.ReplicaFailed, r.ID, "Failed", message)
 	switch r.Failure {
 	case engines.NoProgram:
 		c.Action = "Install the engine where the replica runs, in the PATH of the process that starts it, or name an image that can be pulled."
 	case engines.NoWeights:
-		c.Action = "Correct the model's source, or give the model the token and the files that it needs."
+		c.Action = "Correct the model's source, give the model the token and the files that it needs, or give the machine a way to the hub."
 	case engines.GPUOutOfMemory, engines.OutOfMemory:
 		c.Action = "Give the model more memory by its resources, or lower its need by its variables."
 	}
 	return c
 }
 
-// replicaConditions lists the replicas that have failed, get no requests or answer without a
+// replicaConditions lists the replicas that are failing, get no requests or answer without a
 // length, and the models whose replicas fit on no node.
 func (g *Gateway) replicaConditions() []condition.Condition {
 	var all []condition.Condition
 	for name, m := range g.fleet.Snapshot().Models {
 		for i := range m.Replicas {
-			if r := &m.Replicas[i]; r.State == engines.Failed && r.Launcher != engines.Upstream {
+			if r := &m.Replicas[i]; isFailing(r) && r.Launcher != engines.Upstream {
 				all = append(all, failedCondition(name, r))
 			}
 		}
