@@ -183,7 +183,7 @@ func (q question) get(ctx context.Context, path, what string) (*http.Response, e
 	q.transport.SetHeaders(req.Header)
 	resp, err := q.Do(req)
 	if err != nil {
-		return nil, withoutURL(err)
+		return nil, readable(withoutURL(err), q.base)
 	}
 	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
 		return resp, nil
@@ -304,7 +304,7 @@ func withoutURL(err error) error {
 		if wrapped.Timeout() {
 			return errTimeout
 		}
-		return certificateError(wrapped.Err)
+		return wrapped.Err
 	}
 	return err
 }
