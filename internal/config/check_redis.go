@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// passwordEncoding is the fault of a password that is not written as URLs have it.
+const passwordEncoding = "must give the password as user:password@ or :password@, with %%XX for each of / ? # @ and %% in it"
+
 // checkRedis checks the URL of Redis. It may contain a password, so no message repeats any part of
 // it. A URL cannot have several hosts, so each host is checked in a URL of its own.
 func (k *checker) checkRedis(at path, text string) {
@@ -21,12 +24,16 @@ func (k *checker) checkRedis(at path, text string) {
 	if end < 0 {
 		end = len(rest)
 	}
+	if strings.Contains(rest[end:], "@") {
+		k.faultf(at, passwordEncoding)
+		return
+	}
 	user, hosts, given := cutLast(rest[:end], "@")
 	if !given {
 		user, hosts = "", user
 	}
 	if given && !validUserInfo(user) {
-		k.faultf(at, "must give the password as user:password@ or :password@, with %%XX for each of / ? # @ and %% in it")
+		k.faultf(at, passwordEncoding)
 	}
 	servers := strings.Split(hosts, ",")
 	if !k.checkRedisHosts(at, scheme, servers) {
