@@ -340,11 +340,17 @@ func (e *examination) redis(ctx context.Context) {
 
 // redisFault says why gateways cannot use Redis. A Redis that refuses to be written to is running.
 func (e *examination) redisFault(err error) {
-	hint := "start Redis, or correct the URL; until it answers, each gateway limits alone"
-	if errors.Is(err, redis.ErrRefused) {
+	says, hint := err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone"
+	switch {
+	case redis.IsAboutPassword(says):
+		hint = "correct the user and the password in the URL; until then, each gateway limits alone"
+	case errors.Is(err, redis.ErrRefused):
 		hint = "name a Redis to which this user may write, and all addresses of a cluster; until then, each gateway limits alone"
+	case errors.Is(err, context.DeadlineExceeded):
+		says = fmt.Sprintf("does not answer within %v", tryTimeout)
+		hint = "start Redis, or correct the URL: rediss:// if Redis speaks TLS, and redis:// if it does not; until it answers, each gateway limits alone"
 	}
-	e.fault("redis", err.Error(), hint)
+	e.fault("redis", says, hint)
 }
 
 // servers looks whether the servers of others answer.

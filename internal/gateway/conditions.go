@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
@@ -247,6 +248,10 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 		c.Reason, c.Severity = "Starting", condition.Info
 		c.Message = "Redis has been asked and has not answered yet. Until then this gateway enforces its share of the limits."
 	}
+	case redis.IsAboutPassword(s.LastError):
+		c.Reason = "WrongPassword"
+		c.Message = fmt.Sprintf("Redis refuses this gateway: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
+		c.Action = "Correct the user and the password in `redis`, and run `sluice restart`."
 	return []condition.Condition{c}
 }
 

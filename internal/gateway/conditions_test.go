@@ -95,6 +95,10 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	if len(all) != 1 || all[0].Severity == condition.Info || all[0].Reason != "NoAnswer" {
 		t.Errorf("%+v", all)
 	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "WRONGPASS invalid username-password pair or user is disabled."})
+	if len(all) != 1 || all[0].Reason != "WrongPassword" || !strings.HasPrefix(all[0].Action, "Correct the user and the password") || strings.Contains(all[0].Message, "slow") {
+		t.Errorf("%+v", all)
+	}
 }
 
 // TestB10_FilesNearLimit: a gateway with hardly a descriptor left says so, and goes back to normal.
