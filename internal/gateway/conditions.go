@@ -244,14 +244,15 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 	c := condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
 		fmt.Sprintf("Redis does not answer as this gateway needs: %s. This gateway enforces its share of the limits. "+
 			"If Redis is only slow, raise redis_timeout.", sentence(s.LastError)))
-	if s.LastError == "" {
+	switch {
+	case s.LastError == "":
 		c.Reason, c.Severity = "Starting", condition.Info
 		c.Message = "Redis has been asked and has not answered yet. Until then this gateway enforces its share of the limits."
-	}
 	case redis.IsAboutPassword(s.LastError):
 		c.Reason = "WrongPassword"
 		c.Message = fmt.Sprintf("Redis refuses this gateway: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
 		c.Action = "Correct the user and the password in `redis`, and run `sluice restart`."
+	}
 	return []condition.Condition{c}
 }
 
@@ -289,13 +290,17 @@ func rejectedConditions(refused []xds.Nack) []condition.Condition {
 		if n.Envoy != "" {
 			who = "The Envoy " + n.Envoy
 		}
-		message := fmt.Sprintf("%s refused the %s %s: %s.", who, n.Type, n.Resource, sentence(n.Message))
+		message := fmt.Sprintf("%s refused the %s %s: %s.", who, n.Type, n.Resource, sentence(strings.TrimSpace(n.Message)))
 		for _, other := range refused[i+1:] {
 			if same(other) {
 				message += fmt.Sprintf(" The Envoy %s refused it, too.", other.Envoy)
 			}
 		}
-		all = append(all, condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack", message))
+		c := condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack", message)
+		if strings.Contains(n.Message, "Address already in use") {
+			c.Action = "End the program that listens there, which `ss -ltnp` shows, and start the gateway again; or set `listen` to another port."
+		}
+		all = append(all, c)
 	}
 	return all
 }

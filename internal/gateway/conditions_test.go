@@ -34,6 +34,10 @@ func TestWhatEnvoysRefuseNamesThem(t *testing.T) {
 	if want := "Envoy refused the cluster model/m: no good. The Envoy b at 10.0.0.2 refused it, too."; got[0].Message != want {
 		t.Errorf("%q, want %q", got[0].Message, want)
 	}
+	taken := xds.Nack{Type: "listener", Resource: "sluice", Message: "cannot bind '127.0.0.1:8080': Address already in use\n"}
+	if c := rejectedConditions([]xds.Nack{taken})[0]; strings.Contains(c.Message, "\n") || !strings.HasPrefix(c.Action, "End the program that listens there") {
+		t.Errorf("%q, %q", c.Message, c.Action)
+	}
 	if !strings.HasPrefix(got[1].Message, "The Envoy a at 10.0.0.1 refused the cluster model/n") {
 		t.Errorf("%q", got[1].Message)
 	}
@@ -91,12 +95,12 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	if len(all) != 1 || all[0].Severity != condition.Info || all[0].Reason != "Starting" || strings.Contains(all[0].Message, "does not answer") {
 		t.Errorf("%+v", all)
 	}
-	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "no answer within 50ms"})
-	if len(all) != 1 || all[0].Severity == condition.Info || all[0].Reason != "NoAnswer" {
-		t.Errorf("%+v", all)
-	}
 	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "WRONGPASS invalid username-password pair or user is disabled."})
 	if len(all) != 1 || all[0].Reason != "WrongPassword" || !strings.HasPrefix(all[0].Action, "Correct the user and the password") || strings.Contains(all[0].Message, "slow") {
+		t.Errorf("%+v", all)
+	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "no answer within 50ms"})
+	if len(all) != 1 || all[0].Severity == condition.Info || all[0].Reason != "NoAnswer" {
 		t.Errorf("%+v", all)
 	}
 }
