@@ -302,11 +302,14 @@ func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 		return p.bearer(key, c.OnBlock)
 	}
 	k, fault := p.lookup(sha256.Sum256([]byte(key)))
-	if fault != nil {
-		if unread && fault.Code == openai.CodeInvalidAPIKey && strings.HasPrefix(key, keyPrefix) {
-			fault = openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has not been able to read the keys of run time yet.")
-		}
+	switch {
+	case fault == nil:
+	case fault.Code != openai.CodeInvalidAPIKey:
 		return nil, fault
+	case unread && strings.HasPrefix(key, keyPrefix):
+		return nil, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has not been able to read the keys of run time yet.")
+	default:
+		return nil, unknownKey(key)
 	}
 	k.use()
 	return k.tenant, nil

@@ -136,6 +136,26 @@ func TestNewKey(t *testing.T) {
 	}
 }
 
+// A refused key says what is wrong with its text, as far as the text alone shows that.
+func TestAWrongKeySaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	a := policy(t, authz.Config{Tenants: []authz.TenantConfig{tenant("acme", "k")}})
+	k := authz.NewKey()
+	for text, want := range map[string]string{
+		"sk-of-another-service":             "Incorrect API key provided.",
+		k.Secret:                            "Incorrect API key provided. It was revoked, or another gateway has made it.",
+		k.Secret[:len(k.Secret)-1]:          "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",
+		`"` + k.Secret + `"`:                "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",
+		k.Secret[:20] + " " + k.Secret[20:]: "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",
+		"sk-sluice-":                        "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",
+		k.Hash:                              "Incorrect API key provided. It is the hash of a key: send the key itself.",
+	} {
+		if _, fault := a.Authenticate(authz.Credentials{Authorization: "Bearer " + text}); fault == nil || fault.Message != want || fault.Code != openai.CodeInvalidAPIKey {
+			t.Errorf("%.12s… is answered with %v, want %q", text, fault, want)
+		}
+	}
+}
+
 // hasChecksum reports whether the text begins as a key does and ends with the CRC-32 of what comes
 // before it. A secret scanner can check a key in this way.
 func hasChecksum(secret string) bool {

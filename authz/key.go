@@ -52,6 +52,12 @@ func checksum(text string) string {
 	return keyText.EncodeToString(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE([]byte(text))))
 }
 
+// isWhole reports whether a text is a key that NewKey can have made: its checksum is right.
+func isWhole(text string) bool {
+	at := len(text) - len(checksum(""))
+	return at > 0 && strings.HasPrefix(text, keyPrefix) && checksum(text[:at]) == text[at:]
+}
+
 // FileKeyID returns the id of a key of the configuration file: the first hex digits of its hash. It
 // stays the same as long as the key does. A malformed hash gives an id too.
 func FileKeyID(hash string) string {

@@ -3,6 +3,7 @@ package authz
 import (
 	"cmp"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -66,6 +67,21 @@ func (p *policy) lookup(d digest) (*keyEntry, *openai.Error) {
 		return nil, openai.Errorf(openai.CodeExpiredAPIKey, "The API key has expired. Ask the operator of the gateway for a new one.")
 	}
 	return k, nil
+}
+
+// unknownKey returns the error for a key that nobody has. It says what is wrong with the text as
+// far as the text alone shows that.
+func unknownKey(text string) *openai.Error {
+	hint := ""
+	switch {
+	case strings.HasPrefix(text, hashPrefix):
+		hint = " It is the hash of a key: send the key itself."
+	case isWhole(text):
+		hint = " It was revoked, or another gateway has made it."
+	case strings.Contains(text, keyPrefix):
+		hint = " It is cut or mistyped, or something stands before or behind it: copy it again."
+	}
+	return openai.Errorf(openai.CodeInvalidAPIKey, "Incorrect API key provided.%s", hint)
 }
 
 // keyOf returns the tenant's key whose digest has these hex digits; nil if the tenant has no such

@@ -83,7 +83,7 @@ func (c FailureClass) Meaning() string {
 	case OutOfMemory:
 		return "the engine has too little memory"
 	case NoWeights:
-		return "the engine cannot read the weights"
+		return "the weights cannot be fetched or read"
 	case BadArguments:
 		return "the engine does not accept its arguments"
 	case NoProgram:

@@ -27,6 +27,11 @@ var ErrSentinels = errors.New("no sentinel tells where the master is")
 // ErrRefused means that a Redis answers, but does not take what gateways write.
 var ErrRefused = errors.New("it refuses what gateways write")
 
+// IsAboutPassword reports whether an error says that Redis wants another user or another password.
+func IsAboutPassword(reason string) bool {
+	return strings.Contains(reason, "WRONGPASS") || strings.Contains(reason, "NOAUTH")
+}
+
 // pingKeys are one key of each part of the state that gateways share: the limits, the usage, and
 // the keys of run time. In a cluster each may be at another server.
 var pingKeys = []string{"{" + defaultDeployment + "}:ping", "{sluice:usage}:ping", "sluice:keys:ping"}

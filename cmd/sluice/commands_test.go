@@ -73,15 +73,17 @@ func TestO8_UnknownCommandsFail(t *testing.T) {
 func TestO8_WrongArgumentsShowTheCommand(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"models drain":       "an argument is missing: the command is `sluice models drain MODEL [flags]`",
-		"models drain a b":   "\"b\" is one argument too many: the command is `sluice models drain MODEL [flags]`",
-		"ps extra":           "\"extra\" is one argument too many: the command is `sluice ps [--model NAME] [flags]`",
-		"admin token":        "an argument is missing: the command is `sluice admin token NAME [flags]`",
-		"requests cancel":    "an argument is missing: the command is `sluice requests cancel REQUEST [flags]`",
-		"import":             "an argument is missing: the command is `sluice import FILE [flags]`",
-		"status a.yaml":      `"a.yaml" is a configuration file: name it by -c a.yaml`,
-		"up ./a.yml":         `"./a.yml" is a configuration file: name it by -c ./a.yml`,
-		"envoy /usr/bin/nix": "\"/usr/bin/nix\" is one argument too many: the command is `sluice envoy [flags]`",
+		"models drain":             "an argument is missing: the command is `sluice models drain MODEL [flags]`",
+		"models drain a b":         "\"b\" is one argument too many: the command is `sluice models drain MODEL [flags]`",
+		"ps extra":                 "\"extra\" is one argument too many: the command is `sluice ps [--model NAME] [flags]`",
+		"admin token":              "an argument is missing: the command is `sluice admin token NAME [flags]`",
+		"requests cancel":          "an argument is missing: the command is `sluice requests cancel REQUEST [flags]`",
+		"import":                   "an argument is missing: the command is `sluice import FILE [flags]`",
+		"status a.yaml":            `"a.yaml" is a configuration file: name it by -c a.yaml`,
+		"up ./a.yml":               `"./a.yml" is a configuration file: name it by -c ./a.yml`,
+		"reload -c a --admin b":    "--admin and --config exclude each other: give one of them",
+		"reload --force --dry-run": "--dry-run and --force exclude each other: give one of them",
+		"envoy /usr/bin/nix":       "\"/usr/bin/nix\" is one argument too many: the command is `sluice envoy [flags]`",
 	} {
 		if _, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want {
 			t.Errorf("sluice %s: the error is %v, want %s", args, err, want)

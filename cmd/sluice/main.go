@@ -108,7 +108,7 @@ func explainArgs(c *cobra.Command) {
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if check(cmd, args) == nil {
-			return nil
+			return exclusiveFlags(cmd)
 		}
 		if err := refuseFile(cmd, args); err != nil {
 			return err
@@ -122,6 +122,21 @@ func explainArgs(c *cobra.Command) {
 			return fmt.Errorf("%q is one argument too many: the command is `%s`", args[len(args)-1], cmd.UseLine())
 		}
 	}
+}
+
+// exclusiveFlags returns an error if flags are given that exclude each other. Cobra's own error is
+// about a group with a set flag.
+func exclusiveFlags(cmd *cobra.Command) error {
+	err := cmd.ValidateFlagGroups()
+	if err == nil {
+		return nil
+	}
+	_, given, found := strings.Cut(err.Error(), "; [")
+	given, _, ended := strings.Cut(given, "] were all set")
+	if !found || !ended {
+		return err
+	}
+	return fmt.Errorf("--%s exclude each other: give one of them", strings.Join(strings.Fields(given), " and --"))
 }
 
 // refuseFile returns an error if an argument is a configuration file and the command takes one by

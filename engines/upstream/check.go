@@ -39,6 +39,8 @@ type modelList struct {
 	// in the list, by the name in the list.
 	askedAs map[string]string
 	refused RefusedNames
+	// strict says that the server refuses requests for names that it does not list.
+	strict bool
 	// absent says that the server has no list of models. names are then those that it told of
 	// elsewhere.
 	absent bool
@@ -183,7 +185,7 @@ func (q question) get(ctx context.Context, path, what string) (*http.Response, e
 	q.transport.SetHeaders(req.Header)
 	resp, err := q.Do(req)
 	if err != nil {
-		return nil, withoutURL(err)
+		return nil, readable(withoutURL(err), q.base)
 	}
 	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
 		return resp, nil
@@ -227,6 +229,7 @@ func parseModels(r io.Reader) (list modelList, err error) {
 	var names []string
 	var skipped RefusedNames
 	askedAs := map[string]string{}
+	strict := false
 	for _, item := range listed.Data {
 		name := itemName(item)
 		if name == "" {
@@ -234,12 +237,16 @@ func parseModels(r io.Reader) (list modelList, err error) {
 			continue
 		}
 		names = append(names, name)
-		if base := baseInSGLang(item); base != "" {
-			askedAs[name] = base + ":" + name
+		owner, parent := ownerOf(item)
+		if owner == "sglang" && parent != "" {
+			// SGLang lists an adapter by its own name, and knows it in requests as base:adapter. It
+			// answers a request for the listed name with the base model, without an error.
+			askedAs[name] = parent + ":" + name
 		}
+		strict = strict || owner == "vllm" || owner == "sluice-sim"
 	}
 	list = newModelList(names)
-	list.askedAs = askedAs
+	list.askedAs, list.strict = askedAs, strict
 	list.refused.Malformed, list.refused.FirstMalformed = skipped.Malformed, skipped.FirstMalformed
 	return list, nil
 }
@@ -263,18 +270,17 @@ func itemName(item json.RawMessage) string {
 	return ""
 }
 
-// baseInSGLang returns the base model of an item that is a LoRA adapter of SGLang; "" for all other
-// items. SGLang lists an adapter by its own name, and knows it in requests as base:adapter. It
-// answers a request for the listed name with the base model, without an error.
-func baseInSGLang(item json.RawMessage) string {
+// ownerOf returns which engine an item of a list says that it is of, and the base model of an item
+// that is a LoRA adapter; "" if it does not say so.
+func ownerOf(item json.RawMessage) (owner, parent string) {
 	var fields struct {
 		OwnedBy string `json:"owned_by"`
 		Parent  string `json:"parent"`
 	}
-	if json.Unmarshal(item, &fields) != nil || fields.OwnedBy != "sglang" {
-		return ""
+	if json.Unmarshal(item, &fields) != nil {
+		return "", ""
 	}
-	return fields.Parent
+	return fields.OwnedBy, fields.Parent
 }
 
 // newModelList separates the names that models can have from the others. It keeps and changes
@@ -304,7 +310,7 @@ func withoutURL(err error) error {
 		if wrapped.Timeout() {
 			return errTimeout
 		}
-		return certificateError(wrapped.Err)
+		return wrapped.Err
 	}
 	return err
 }

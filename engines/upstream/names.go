@@ -203,8 +203,8 @@ func (u Unlisted) Message() string {
 }
 
 // Unlisted returns the names of models and adapters that healthy servers do not list, in the order
-// of the configuration. Only names that the configuration gives for a server, and adapters, are
-// looked for.
+// of the configuration. A model without a name of its own for a server is looked for at
+// servers that refuse unlisted names: others, such as llama-server, answer requests for any name.
 func (l *Launcher) Unlisted() []Unlisted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -224,7 +224,11 @@ func (l *Launcher) Unlisted() []Unlisted {
 
 // unlisted returns what a server does not list of a model of the configuration.
 func (s *server) unlisted(m *Model) (all []Unlisted) {
-	if name := m.Names[s.url]; name != "" && !s.list.has(name) {
+	name := m.Names[s.url]
+	if name == "" && s.list.strict {
+		name = m.Name
+	}
+	if name != "" && !s.list.has(name) {
 		all = append(all, Unlisted{Model: m.Name, Name: name, Server: s.key})
 	}
 	for _, adapter := range m.Adapters {

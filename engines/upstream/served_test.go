@@ -42,6 +42,23 @@ func TestU4_NamesOnServers(t *testing.T) {
 	}
 }
 
+// TestU4_NamesThatVLLMDoesNotList: vLLM refuses requests for names that it does not list, so a
+// model of the file that it does not list is told. Servers such as llama-server answer for any
+// name.
+func TestU4_NamesThatVLLMDoesNotList(t *testing.T) {
+	t.Parallel()
+	vllm := serveList(t, `{"data":[{"id":"Qwen/Qwen2.5-7B","owned_by":"vllm"}]}`)
+	llama := serveList(t, `{"data":[{"id":"qwen.gguf","owned_by":"llamacpp"}]}`)
+	l, _ := newTestLauncher(t, Desired{Models: []Model{
+		{Model: engines.Model{Name: "qwen", Launcher: engines.Upstream}, URLs: []string{vllm, llama}},
+		{Model: engines.Model{Name: "Qwen/Qwen2.5-7B", Launcher: engines.Upstream}, URLs: []string{vllm}},
+	}})
+	l.CheckOnce(t.Context())
+	if diff := cmp.Diff([]Unlisted{{Model: "qwen", Name: "qwen", Server: vllm}}, l.Unlisted()); diff != "" {
+		t.Errorf("not listed (-want +got):\n%s", diff)
+	}
+}
+
 // serveList returns the URL of a server whose list of models is the JSON.
 func serveList(t *testing.T, list string) string {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, list) }))

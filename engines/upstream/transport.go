@@ -2,13 +2,17 @@ package upstream
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/sluice-gateway/sluice/engines"
 )
@@ -93,13 +97,40 @@ func (l *Launcher) clientFor(t *engines.Transport) *http.Client {
 	return engines.NewClient(t)
 }
 
-// certificateError replaces the error of a rejected certificate by a readable one.
-func certificateError(err error) error {
+// readable replaces errors of TLS and of connections by ones that say what to do. base is the URL
+// of the server.
+func readable(err error, base string) error {
 	var refused *tls.CertificateVerificationError
-	if !errors.As(err, &refused) {
-		return err
+	secure := strings.HasPrefix(base, "https:")
+	switch {
+	case errors.As(err, &refused):
+		return errors.New("its certificate is not trusted: " + certificateFault(refused.Err))
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return errors.New("it answers without TLS: write http:// in its URL")
+	case !secure && hasClosed(err):
+		return fmt.Errorf("it closed the connection without an answer: write https:// in its URL if it speaks TLS (%w)", err)
 	}
-	return errors.New("its certificate is not trusted: " + strings.TrimPrefix(refused.Err.Error(), "x509: "))
+	return err
+}
+
+// hasClosed reports whether a server has closed the connection before it answered. A server may do
+// so before the request is written, for which net/http has an error without a name.
+func hasClosed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		strings.HasSuffix(err.Error(), "server closed idle connection")
+}
+
+// certificateFault says why a certificate was rejected.
+func certificateFault(err error) string {
+	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, &unknown):
+		return "this machine does not know who has signed it: name the file with that authority in ca_file"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return strings.TrimPrefix(err.Error(), "x509: ") + ": renew it, or set the clock of this machine"
+	}
+	return strings.TrimPrefix(err.Error(), "x509: ")
 }
 
 // baseURL returns the URL without a trailing "/v1" or slash.

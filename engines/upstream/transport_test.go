@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -47,7 +48,7 @@ func TestCheckWithTLSAndKey(t *testing.T) {
 	}{
 		"as it should be":        {Access{Headers: bearer("secret"), CA: ca}, ""},
 		"any certificate":        {Access{Headers: bearer("secret"), InsecureSkipVerify: true}, ""},
-		"not the system's":       {Access{Headers: bearer("secret")}, "its certificate is not trusted: "},
+		"not the system's":       {Access{Headers: bearer("secret")}, "its certificate is not trusted: this machine does not know who has signed it: name the file with that authority in ca_file"},
 		"not this authority's":   {Access{Headers: bearer("secret"), CA: "none"}, "its certificate is not trusted: "},
 		"another key":            {Access{Headers: bearer("wrong"), CA: ca}, "its list of models answered 401: check the key that the gateway sends"},
 		"no key, and it says so": {Access{CA: ca}, "its list of models answered 401"},
@@ -70,6 +71,35 @@ func TestCheckWithTLSAndKey(t *testing.T) {
 				t.Errorf("a replica shows its secrets: %s, %v", text, err)
 			}
 		})
+	}
+}
+
+// A URL with the wrong scheme says so.
+func TestCheckWithTheWrongScheme(t *testing.T) {
+	t.Parallel()
+	list := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"data":[{"id":"m"}]}`) }
+	plain := httptest.NewServer(http.HandlerFunc(list))
+	defer plain.Close()
+	closing, err := net.Listen("tcp", "127.0.0.1:0") // as Python's servers do that speak TLS
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closing.Close()
+	go func() {
+		for c, err := closing.Accept(); err == nil; c, err = closing.Accept() {
+			c.Close()
+		}
+	}()
+	for url, want := range map[string]string{
+		strings.Replace(plain.URL, "http:", "https:", 1): "it answers without TLS: write http:// in its URL",
+		"http://" + closing.Addr().String():              "it closed the connection without an answer: write https:// in its URL if it speaks TLS",
+	} {
+		l, fleet := newTestLauncher(t, Desired{Models: []Model{{Model: engines.Model{Name: "m"}, URLs: []string{url}}},
+			Access: map[string]Access{url: {}}})
+		l.CheckOnce(t.Context())
+		if r := fleet.Snapshot().Models["m"].Replicas[0]; r.State != engines.Failed || !strings.HasPrefix(r.Reason, want) {
+			t.Errorf("%s: %s: %s", url, r.State, r.Reason)
+		}
 	}
 }
 

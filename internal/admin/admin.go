@@ -244,7 +244,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	route, ok := h.find(r.URL.EscapedPath())
 	if !ok {
-		writeError(w, notFound("Unknown admin URL."))
+		message := "Unknown admin URL."
+		if strings.HasPrefix(r.URL.Path, "/v1/") {
+			message += " This is the listener for operators. Clients call the address of `listen`."
+		}
+		writeError(w, notFound(message))
 		return
 	}
 	caller, fault := h.admit(r)

@@ -198,6 +198,7 @@ func TestAPI(t *testing.T) {
 		{"/api/v1/models/chat/pick?key=bad", 503, "{\"error\":{\"message\":\"The model `chat` has no replica.\",\"type\":\"server_error\",\"code\":\"no_replica\",\"param\":null}}"},
 		{"/api/v1/models/nope/limits", 404, "{\"error\":{\"message\":\"The model `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"model_not_found\",\"param\":null}}"},
 		{"/api/v1/models/chat", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
+		{"/v1/models", 404, `{"error":{"message":"Unknown admin URL. This is the listener for operators. Clients call the address of ` + "`listen`" + `.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"/nothing", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"/api/v1/requests?limit=x", 400, `{"error":{"message":"limit is \"x\": it must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},
 		{"/api/v1/requests?limit=1001", 400, `{"error":{"message":"limit is \"1001\": it must be a number from 1 to 1000.","type":"invalid_request_error","code":"invalid_request","param":"limit"}}`},

@@ -84,7 +84,7 @@ func TestR11_ModelsForAnthropic(t *testing.T) {
 		{"/v1/models", "", `{"object":"list","data":[],"has_more":false}`},
 		{"/v1/models/b", "all", card("b")},
 		{"/v1/models/none", "all", `{"type":"error","error":{"type":"not_found_error","message":"The model ` + "`none`" +
-			` does not exist, or this API key may not use it.","code":"model_not_found","param":"model"}}`},
+			` does not exist, or this API key may not use it. GET /v1/models lists what it may use.","code":"model_not_found","param":"model"}}`},
 	} {
 		r := httptest.NewRequest("GET", c.path, nil)
 		r.Header.Set(headers.Tenant, c.tenant)

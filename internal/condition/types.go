@@ -116,8 +116,8 @@ var types = []row{
 		"Correct the names at the server."},
 	{ModelNotListed, Warning, False, false,
 		"A server does not list a model under the name that the file gives for it there, or an adapter of the model. " +
-			"The server gets requests for it all the same.",
-		"Correct `model` at that entry of the model's `upstreams`, the name in `adapters`, or the name at the server. " +
+			"vLLM is also asked whether it lists the model under its own name. The server gets requests for it all the same.",
+		"Set or correct `model` at that entry of the model's `upstreams`, the name in `adapters`, or the name at the server. " +
 			"Load the adapter at each server of the model."},
 	{VersionNotListed, Info, False, false,
 		"The file names a release of an engine that the catalogue does not list. The model has the variables of the newest version below it.",

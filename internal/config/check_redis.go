@@ -9,6 +9,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/certificates"
 )
 
+// passwordEncoding is the fault of a password that is not written as URLs have it.
+const passwordEncoding = "must give the password as user:password@ or :password@, with %%XX for each of / ? # @ and %% in it"
+
 // checkRedis checks the section redis. One without a URL is none.
 func (k *checker) checkRedis() {
 	r, at := k.config.Redis, path{"redis"}
@@ -88,12 +91,16 @@ func (k *checker) checkRedisURL(at path, text string, guarded bool) {
 	if end < 0 {
 		end = len(rest)
 	}
+	if strings.Contains(rest[end:], "@") {
+		k.faultf(at, passwordEncoding)
+		return
+	}
 	user, hosts, given := cutLast(rest[:end], "@")
 	if !given {
 		user, hosts = "", user
 	}
 	if given && !validUserInfo(user) {
-		k.faultf(at, "must give the password as user:password@ or :password@, with %%XX for each of / ? # @ and %% in it")
+		k.faultf(at, passwordEncoding)
 	}
 	servers := strings.Split(hosts, ",")
 	port := "6379"

@@ -140,7 +140,7 @@ func (d *decoder) resolveAlias(n *yaml.Node) *yaml.Node {
 func (d *decoder) decodeStruct(n *yaml.Node, v reflect.Value, at path) {
 	entries := map[string]*yaml.Node{}
 	if n != nil {
-		entries = d.mappingEntries(n, at)
+		entries = d.mappingEntries(n, at, fieldNames(v.Type())...)
 		d.reportUnknown(n, entries, v.Type(), at)
 	}
 	mapping := n != nil && n.Kind == yaml.MappingNode
@@ -204,11 +204,16 @@ func defaultNode(tag reflect.StructTag) *yaml.Node {
 }
 
 // mappingEntries returns the values of a mapping by key. A field whose value is null counts as
-// absent.
-func (d *decoder) mappingEntries(n *yaml.Node, at path) map[string]*yaml.Node {
+// absent. fields are those that the mapping may have, for the message about another kind of value;
+// none means any.
+func (d *decoder) mappingEntries(n *yaml.Node, at path, fields ...string) map[string]*yaml.Node {
 	entries := map[string]*yaml.Node{}
 	if n.Kind != yaml.MappingNode {
-		d.faultf(at, "must be a mapping, is %s", describe(n))
+		example := ""
+		if len(fields) > 0 {
+			example = " such as {" + strings.Join(fields[:min(2, len(fields))], ": …, ") + ": …}"
+		}
+		d.faultf(at, "must be a mapping%s, is %s", example, describe(n))
 		return entries
 	}
 	first := map[string]int{}
@@ -247,14 +252,32 @@ func (d *decoder) keyText(key *yaml.Node, at path) (string, bool) {
 	return "", false
 }
 
-// reportUnknown reports the entries that the struct t has no field for.
-func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t reflect.Type, at path) {
-	var known []string
+// fieldNames returns the names of the fields of the struct t.
+func fieldNames(t reflect.Type) []string {
+	var names []string
 	for i := range t.NumField() {
 		if name := t.Field(i).Tag.Get("yaml"); name != "-" {
-			known = append(known, name)
+			names = append(names, name)
 		}
 	}
+	return names
+}
+
+// fieldBelow returns the path of a field of this name in one of the structs within the struct t; ""
+// if there is none.
+func fieldBelow(t reflect.Type, name string) string {
+	for i := range t.NumField() {
+		within, above := t.Field(i).Type, t.Field(i).Tag.Get("yaml")
+		if within.Kind() == reflect.Struct && above != "-" && name != "" && slices.Contains(fieldNames(within), name) {
+			return above + "." + name
+		}
+	}
+	return ""
+}
+
+// reportUnknown reports the entries that the struct t has no field for.
+func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t reflect.Type, at path) {
+	known := fieldNames(t)
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		name := n.Content[i].Value
 		if _, ok := entries[name]; !ok || slices.Contains(known, name) {
@@ -265,6 +288,10 @@ func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t r
 			d.faultf(field, "%s", notSupported(what))
 			continue
 		}
+		if below := fieldBelow(t, name); below != "" {
+			d.faultf(field, "unknown field; did you mean %s?", below)
+			continue
+		}
 		d.faultf(field, "unknown field; %s", suggest(name, known))
 	}
 }
@@ -272,7 +299,11 @@ func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t r
 // decodeList reads a sequence into a slice.
 func (d *decoder) decodeList(n *yaml.Node, v reflect.Value, at path, r rules) {
 	if n.Kind != yaml.SequenceNode {
-		d.faultf(at, "must be a list, is %s", describe(n))
+		hint := "write [ ] around it"
+		if n.Kind == yaml.MappingNode {
+			hint = "begin each item with a hyphen and a space"
+		}
+		d.faultf(at, "must be a list, is %s: %s", describe(n), hint)
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -78,7 +79,11 @@ func adminLine(data []byte) (address string, ok bool) {
 
 // unreadableFile returns the fault of a file that cannot be read.
 func unreadableFile(path string, err error) Faults {
-	return Faults{{File: path, Message: "cannot be read: " + reasonOf(err)}}
+	reason := reasonOf(err)
+	if errors.Is(err, fs.ErrPermission) {
+		reason += fmt.Sprintf(": user %d needs the right to read it, and to enter its folders", os.Geteuid())
+	}
+	return Faults{{File: path, Message: "cannot be read: " + reason}}
 }
 
 // read returns the content of the file at path, up to maxFile.

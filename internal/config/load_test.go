@@ -2,9 +2,11 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -194,6 +196,10 @@ func TestLoadWithoutAFile(t *testing.T) {
 		if c != nil || !errors.As(err, &faults) || err.Error() != want {
 			t.Errorf("%v, %v", c, err)
 		}
+	}
+	refused := unreadableFile("sluice.yaml", &os.PathError{Op: "open", Path: "sluice.yaml", Err: syscall.EACCES}).Error()
+	if want := fmt.Sprintf("permission denied: user %d needs the right to read it", os.Geteuid()); !strings.Contains(refused, want) {
+		t.Errorf("a file of another user: %s, want %s", refused, want)
 	}
 	large := filepath.Join(t.TempDir(), "large.yaml")
 	if err := os.WriteFile(large, make([]byte, maxFile+1), 0o600); err != nil {

@@ -70,7 +70,7 @@ func TestUpstreamFaults(t *testing.T) {
 		{"a user in the URL of a mapping", "upstreams:\n- api_key_env: SLUICE_TEST_KEY\n  url: https://secret@h", []string{
 			"3: upstreams[0].url: must not hold a user or password: name the environment variable that holds the key in api_key_env"}},
 		{"no URL", "upstreams: [{api_key_env: SLUICE_TEST_KEY}]", []string{"1: upstreams[0].url: required, and missing"}},
-		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping, is a list"}},
+		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping such as {url: …, model: …}, is a list"}},
 		{"a key itself", "upstreams: [{url: http://h, api_key: sk-secret}]", []string{
 			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots, resolve, health"}},
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{

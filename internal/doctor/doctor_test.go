@@ -1,6 +1,9 @@
 package doctor
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/redistest"
@@ -125,6 +129,23 @@ func TestExamineRoom(t *testing.T) {
 	e.found = nil
 	if e.room(node); len(e.found) > 0 {
 		t.Errorf("another node may have room, and doctor says %+v", e.found)
+	}
+}
+
+// TestExamineRedisSaysWhatToDo: the advice about a Redis fits its answer.
+func TestExamineRedisSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[string]error{
+		"correct the user and the password":  fmt.Errorf("%w: WRONGPASS invalid username-password pair", redis.ErrRefused),
+		"name a Redis to which this user":    fmt.Errorf("%w: READONLY You can't write against a read only replica", redis.ErrRefused),
+		"rediss:// if Redis speaks TLS":      context.DeadlineExceeded,
+		"start Redis, or correct the URL; u": errors.New("connection refused"),
+	} {
+		e := &examination{}
+		e.redisFault(err)
+		if len(e.found) != 1 || !strings.Contains(e.found[0].Hint, want) || strings.Contains(e.found[0].Says, "context deadline") {
+			t.Errorf("%v: %+v", err, e.found)
+		}
 	}
 }
 

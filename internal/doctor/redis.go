@@ -50,13 +50,17 @@ func (e *examination) redis(ctx context.Context) {
 
 // redisFault says why gateways cannot use Redis. A Redis that refuses to be written to is running.
 func (e *examination) redisFault(err error) {
-	hint := "start Redis, or correct the URL; until it answers, each gateway limits alone"
+	says, hint := err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone"
 	switch {
 	case errors.Is(err, redis.ErrSentinels):
-		hint = "start the sentinels, or correct their addresses in url, and master, username and password of sentinel; " +
-			"until one tells the master, each gateway limits alone"
+		hint = "start the sentinels, or correct their addresses in url, and master, username and password of sentinel; until one tells the master, each gateway limits alone"
+	case redis.IsAboutPassword(says):
+		hint = "correct the user and the password in the URL; until then, each gateway limits alone"
 	case errors.Is(err, redis.ErrRefused):
 		hint = "name a Redis to which this user may write, and all addresses of a cluster; until then, each gateway limits alone"
+	case errors.Is(err, context.DeadlineExceeded):
+		says = fmt.Sprintf("does not answer within %v", tryTimeout)
+		hint = "start Redis, or correct the URL: rediss:// if Redis speaks TLS, and redis:// if it does not; until it answers, each gateway limits alone"
 	}
-	e.fault("redis", err.Error(), hint)
+	e.fault("redis", says, hint)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
@@ -66,7 +67,8 @@ func withDrained(c condition.Condition, s modelStanding, drained map[string]bool
 }
 
 // modelCondition is the condition of a model that has usable replicas and needs n. A model whose
-// missing replicas are starting is no fault. One that has none and whose replicas fail is an error.
+// missing replicas start for the first time is no fault. One that has none and whose replicas fail
+// is an error.
 func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition {
 	message := fmt.Sprintf("Model %s has %d of %d replicas.", m.Name, usable, n)
 	if usable > n { // servers of others, or replicas that are about to stop
@@ -80,9 +82,9 @@ func modelCondition(m *engines.ModelSnapshot, usable, n int) condition.Condition
 	}
 	c := condition.Fault(condition.ModelReady, m.Name, "Starting", message)
 	switch {
-	case anyReplica(m, engines.Failed) && usable == 0:
+	case anyFailing(m) && usable == 0:
 		c.Reason, c.Severity = "ReplicaFailed", condition.Error
-	case anyReplica(m, engines.Failed):
+	case anyFailing(m):
 		c.Reason, c.Severity = "ReplicaFailed", condition.Warning
 	case anyWithoutRoom(m):
 		c.Reason, c.Severity = "ReplicaPending", condition.Warning
@@ -98,37 +100,42 @@ func anyWithoutRoom(m *engines.ModelSnapshot) bool {
 	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return r.State == engines.Pending && r.Reason != "" })
 }
 
-func anyReplica(m *engines.ModelSnapshot, state engines.State) bool {
-	for i := range m.Replicas {
-		if m.Replicas[i].State == state {
-			return true
-		}
-	}
-	return false
+func anyFailing(m *engines.ModelSnapshot) bool {
+	return slices.ContainsFunc(m.Replicas, func(r engines.Replica) bool { return isFailing(&r) })
 }
 
-// failedCondition is the condition of a replica that has failed. Its action fits the class of the
+// isFailing reports whether a replica has failed, or starts again and was not ready since. A
+// replica whose weights arrive does not fail: the next try has less to fetch.
+func isFailing(r *engines.Replica) bool {
+	return r.State == engines.Failed || r.State == engines.Starting && r.FailedStarts > 0 && r.Fetch.Rate == 0
+}
+
+// failedCondition is the condition of a replica that is failing. Its action fits the class of the
 // failure.
 func failedCondition(model string, r *engines.Replica) condition.Condition {
-	c := condition.Fault(condition.ReplicaFailed, r.ID, "Failed", fmt.Sprintf("Replica %s of %s failed: %s.", r.ID, model, sentence(r.Reason)))
+	message := fmt.Sprintf("Replica %s of %s failed: %s.", r.ID, model, sentence(r.Reason))
+	if r.State == engines.Starting {
+		message = fmt.Sprintf("Replica %s of %s starts again after failed starts: %d. The fault was that %s.", r.ID, model, r.FailedStarts, r.Failure.Meaning())
+	}
+	c := condition.Fault(condition.ReplicaFailed, r.ID, "Failed", message)
 	switch r.Failure {
 	case engines.NoProgram:
 		c.Action = "Install the engine where the replica runs, in the PATH of the process that starts it, or name an image that can be pulled."
 	case engines.NoWeights:
-		c.Action = "Correct the model's source, or give the model the token and the files that it needs."
+		c.Action = "Correct the model's source, give the model the token and the files that it needs, or give the machine a way to the hub."
 	case engines.GPUOutOfMemory, engines.OutOfMemory:
 		c.Action = "Give the model more memory by its resources, or lower its need by its variables."
 	}
 	return c
 }
 
-// replicaConditions lists the replicas that have failed, get no requests or answer without a
+// replicaConditions lists the replicas that are failing, get no requests or answer without a
 // length, and the models whose replicas fit on no node.
 func (g *Gateway) replicaConditions() []condition.Condition {
 	var all []condition.Condition
 	for name, m := range g.fleet.Snapshot().Models {
 		for i := range m.Replicas {
-			if r := &m.Replicas[i]; r.State == engines.Failed && r.Launcher != engines.Upstream {
+			if r := &m.Replicas[i]; isFailing(r) && r.Launcher != engines.Upstream {
 				all = append(all, failedCondition(name, r))
 			}
 		}
@@ -233,9 +240,14 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 	c := condition.Fault(condition.RedisUnavailable, "", "NoAnswer",
 		fmt.Sprintf("Redis does not answer as this gateway needs: %s. This gateway enforces its share of the limits. "+
 			"If Redis is only slow, raise redis_timeout.", sentence(s.LastError)))
-	if s.LastError == "" {
+	switch {
+	case s.LastError == "":
 		c.Reason, c.Severity = "Starting", condition.Info
 		c.Message = "Redis has been asked and has not answered yet. Until then this gateway enforces its share of the limits."
+	case redis.IsAboutPassword(s.LastError):
+		c.Reason = "WrongPassword"
+		c.Message = fmt.Sprintf("Redis refuses this gateway: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
+		c.Action = "Correct the user and the password in `redis`, and run `sluice restart`."
 	}
 	return []condition.Condition{c}
 }
@@ -274,13 +286,17 @@ func rejectedConditions(refused []xds.Nack) []condition.Condition {
 		if n.Envoy != "" {
 			who = "The Envoy " + n.Envoy
 		}
-		message := fmt.Sprintf("%s refused the %s %s: %s.", who, n.Type, n.Resource, sentence(n.Message))
+		message := fmt.Sprintf("%s refused the %s %s: %s.", who, n.Type, n.Resource, sentence(strings.TrimSpace(n.Message)))
 		for _, other := range refused[i+1:] {
 			if same(other) {
 				message += fmt.Sprintf(" The Envoy %s refused it, too.", other.Envoy)
 			}
 		}
-		all = append(all, condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack", message))
+		c := condition.Fault(condition.EnvoyRejectedConfig, n.Resource, "Nack", message)
+		if strings.Contains(n.Message, "Address already in use") {
+			c.Action = "End the program that listens there, which `ss -ltnp` shows, and start the gateway again; or set `listen` to another port."
+		}
+		all = append(all, c)
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +33,10 @@ func TestWhatEnvoysRefuseNamesThem(t *testing.T) {
 	}
 	if want := "Envoy refused the cluster model/m: no good. The Envoy b at 10.0.0.2 refused it, too."; got[0].Message != want {
 		t.Errorf("%q, want %q", got[0].Message, want)
+	}
+	taken := xds.Nack{Type: "listener", Resource: "sluice", Message: "cannot bind '127.0.0.1:8080': Address already in use\n"}
+	if c := rejectedConditions([]xds.Nack{taken})[0]; strings.Contains(c.Message, "\n") || !strings.HasPrefix(c.Action, "End the program that listens there") {
+		t.Errorf("%q, %q", c.Message, c.Action)
 	}
 	if !strings.HasPrefix(got[1].Message, "The Envoy a at 10.0.0.1 refused the cluster model/n") {
 		t.Errorf("%q", got[1].Message)
@@ -88,6 +93,10 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	}
 	all = redisConditions(admin.SharedStatus{Configured: true})
 	if len(all) != 1 || all[0].Severity != condition.Info || all[0].Reason != "Starting" || strings.Contains(all[0].Message, "does not answer") {
+		t.Errorf("%+v", all)
+	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "WRONGPASS invalid username-password pair or user is disabled."})
+	if len(all) != 1 || all[0].Reason != "WrongPassword" || !strings.HasPrefix(all[0].Action, "Correct the user and the password") || strings.Contains(all[0].Message, "slow") {
 		t.Errorf("%+v", all)
 	}
 	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "no answer within 50ms"})
@@ -166,6 +175,40 @@ func TestB10_WhatIsReadyHasOneTruth(t *testing.T) {
 	check("Envoy knows both", 2, "Model found has 2 replicas and needs 1.")
 }
 
+// A replica that starts again after failed starts still needs attention, also while it starts.
+// Otherwise the fault of a replica that fails after minutes of loading would show for seconds.
+func TestO1_AReplicaThatStartsAgainIsNotCured(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), parse(t, path, ""))
+	again := engines.Replica{ID: "chat-0", State: engines.Starting, Reason: "loading", FailedStarts: 2, Failure: engines.NoWeights}
+	fetching := again
+	fetching.Fetch.Rate = 1
+	for _, c := range []struct {
+		replica  engines.Replica
+		severity condition.Severity
+		faults   []string
+	}{
+		{again, condition.Error, []string{"Replica chat-0 of chat starts again after failed starts: 2. The fault was that the weights cannot be fetched or read."}},
+		{fetching, condition.Info, nil},
+		{engines.Replica{ID: "chat-0", State: engines.Starting}, condition.Info, nil},
+	} {
+		m := &engines.ModelSnapshot{Model: engines.Model{Name: "chat"}, Replicas: []engines.Replica{c.replica}}
+		if got := modelCondition(m, 0, 1); got.Severity != c.severity {
+			t.Errorf("%+v: the condition of the model is %+v", c.replica, got)
+		}
+		c.replica.Model = "chat"
+		g.fleet.Set("test", engines.Part{Models: []engines.Model{m.Model}, Replicas: []engines.Replica{c.replica}})
+		var faults []string
+		for _, got := range g.replicaConditions() {
+			faults = append(faults, got.Message)
+		}
+		if !slices.Equal(faults, c.faults) {
+			t.Errorf("%+v: the conditions of replicas are %q", c.replica, faults)
+		}
+	}
+}
+
 // A replica that has failed for a known reason has a condition that says what to do about that.
 func TestO1_FailedReplicasSayWhatToDo(t *testing.T) {
 	for reason, want := range map[string]string{
@@ -174,7 +217,7 @@ func TestO1_FailedReplicasSayWhatToDo(t *testing.T) {
 		"torch.cuda.OutOfMemoryError":                                  "Give the model more memory",
 		"exit status 1; its log is /tmp/chat-0.log":                    "",
 	} {
-		c := failedCondition("chat", &engines.Replica{ID: "chat-0", Reason: reason, Failure: engines.ClassifyFailure(reason)})
+		c := failedCondition("chat", &engines.Replica{ID: "chat-0", State: engines.Failed, Reason: reason, Failure: engines.ClassifyFailure(reason)})
 		if !strings.HasPrefix(c.Action, want) || (c.Action == "") != (want == "") || !strings.Contains(c.Message, reason) {
 			t.Errorf("%s: the message is %q, the action %q, want %q", reason, c.Message, c.Action, want)
 		}

@@ -53,8 +53,8 @@ func ModelNotFound(param, name string) *Error {
 	if len(name) > longest {
 		name = name[:longest] + "…"
 	}
-	return &Error{Code: CodeModelNotFound, Param: param,
-		Message: "The " + param + " `" + strings.ToValidUTF8(name, "?") + "` does not exist, or this API key may not use it."}
+	return &Error{Code: CodeModelNotFound, Param: param, Message: "The " + param + " `" + strings.ToValidUTF8(name, "?") +
+		"` does not exist, or this API key may not use it. GET /v1/models lists what it may use."}
 }
 
 // Error implements error.

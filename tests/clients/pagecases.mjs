@@ -208,6 +208,75 @@ async function checkReasoning(browser) {
   await page.context().close();
 }
 
+const modelOf = (name, more = {}) => ({
+  name, aliases: [], task: 'text-generation', launcher: 'local', discovered: false, state: 'ready', desired: 1, replicas: 1, ready: 1, in_flight: 0, queued: 0, queued_bytes: 0, weight: 1,
+  limits: { weight: 1, max_concurrent_requests: 0, max_tokens_per_minute: 0, max_per_replica: 0, max_prefill_per_replica: 0, max_queue: 1000, queue_timeout: '1m', patched: [], file: {} }, scale: null, ...more,
+});
+
+/** checkNames: a phone shows names that differ at their ends only, and how many requests a model has. */
+async function checkNames(browser) {
+  const models = [modelOf('team-0/model-00-instruct', { in_flight: 3, queued: 2 }), modelOf('team-0/model-05-instruct')];
+  const page = await openWide(browser, '/models', 390, (p) => show(p, { models, replicas: [served('chat', { id: '127.0.0.100:18200' })] }));
+  const names = page.locator('tr[data-model] th .name');
+  await names.nth(1).waitFor({ timeout });
+  expect((await names.evaluateAll((all) => all.map((n) => n.scrollWidth <= n.clientWidth))).every(Boolean), 'the names of models are cut on a phone');
+  const load = await page.locator('tr[data-model] th .narrow').first().innerText();
+  expect(load.startsWith('3 in flight · 2 queued'), `below the name of a model stands ${load}`);
+  await page.setViewportSize({ width: 640, height: 844 }); // 1280 pixels at a zoom of 200 %
+  expect(await page.locator('#view thead th', { hasText: 'Queued' }).isVisible(), 'a window of 640 pixels does not show how many requests wait');
+  expect(await page.locator('tr[data-model] th .narrow').first().isHidden(), 'a window of 640 pixels tells the requests of a model twice');
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.goto(`${url}/replicas`);
+  const id = page.locator('tr[data-replica] th .name');
+  await id.waitFor({ timeout });
+  expect(await id.evaluate(whole), 'the address of a replica is cut on a phone');
+  await page.context().close();
+}
+
+/** checkOrder: names are ordered by the numbers in them. */
+async function checkOrder(browser) {
+  const replicas = ['chat-10', 'chat-9', 'chat-1'].map((id) => ({ ...replica(0), id }));
+  const page = await openWide(browser, '/replicas', 1280, (p) => show(p, { replicas }));
+  await page.locator('tr[data-replica]').nth(2).waitFor({ timeout });
+  const ids = await page.locator('tr[data-replica] th .name').allInnerTexts();
+  expect(String(ids) === 'chat-1,chat-9,chat-10', `the order of replicas is ${ids}`);
+  await page.context().close();
+}
+
+/** checkFailing: the pages of a model and of its replica tell what to do about the replica's fault. */
+async function checkFailing(browser) {
+  const failed = { ...replica(0), id: 'chat-0', model: 'chat', state: 'failed', reason: 'exit status 1' };
+  const condition = { type: 'ReplicaFailed', subject: 'chat-0', status: 'true', severity: 'error', reason: 'Failed', message: 'Replica chat-0 of chat failed: exit status 1. Read its log.', since: '2030-05-04T12:00:00Z' };
+  const state = { models: [modelOf('a'), modelOf('chat', { state: 'failed', ready: 0 })], replicas: [failed], conditions: [condition] };
+  const page = await openWide(browser, '/models/chat', 1280, (p) => show(p, state));
+  for (const path of ['/models/chat', '/replicas/chat-0']) {
+    await page.goto(url + path);
+    await page.locator('.attention', { hasText: 'Read its log.' }).waitFor({ timeout });
+  }
+  expect(await page.locator('pre.reason').isHidden(), 'the page of a replica tells its fault twice');
+  await page.goto(`${url}/models/a`);
+  await page.locator('h1', { hasText: '/ a' }).waitFor({ timeout });
+  await page.locator('.card', { hasText: 'Launcher' }).waitFor({ timeout });
+  expect(await page.locator('.attention').isHidden(), 'the page of a model tells the fault of another');
+  await page.context().close();
+}
+
+/** checkChoice: the playground and the routing begin with a model that is ready. */
+async function checkChoice(browser) {
+  const models = [modelOf('broken', { state: 'failed', ready: 0 }), modelOf('chat')];
+  const page = await openWide(browser, '/models', 1280, (p) => show(p, { models }));
+  for (const path of ['/playground', '/routing', '/routing?model=none']) {
+    await page.goto(url + path);
+    const select = page.locator('#view select').first();
+    await select.locator('option').nth(1).waitFor({ state: 'attached', timeout });
+    expect(await select.inputValue() === 'chat', `${path} begins with the model ${await select.inputValue()}`);
+  }
+  await page.goto(`${url}/playground?model=broken`);
+  await page.locator('#view select option').nth(1).waitFor({ state: 'attached', timeout });
+  expect(await page.locator('#view select').first().inputValue() === 'broken', 'the playground does not begin with the model of its URL');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -219,5 +288,9 @@ await run(async (browser) => {
   await checkSizes(browser);
   await checkOvertaken(browser);
   await checkReasoning(browser);
+  await checkNames(browser);
+  await checkOrder(browser);
+  await checkFailing(browser);
+  await checkChoice(browser);
 });
 end();

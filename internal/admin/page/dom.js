@@ -57,6 +57,14 @@ export function list(parent, items, key, make, update = () => {}) {
   }
 }
 
+/** Fills a select with models. It first shows the model of the name wanted, else the first one that is ready. */
+export function chooseFrom(select, models, wanted) {
+  const first = select.options.length === 0;
+  list(select, models, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }));
+  if (first) select.value = (models.find((m) => m.name === wanted) ?? models.find((m) => m.state === 'ready'))?.name;
+  if (select.selectedIndex < 0) select.selectedIndex = 0;
+}
+
 /** Replaces the children of a node if what they show has changed. what is any JSON value. */
 export function redraw(node, what, make) {
   const key = JSON.stringify(what);

@@ -8,13 +8,16 @@ import { number } from './format.js';
 const rowHeight = 44; // pixels, as in style.css
 const margin = 8; // rows outside of the visible part that have nodes
 
+// Orders texts by the numbers in them: chat-2 comes before chat-10.
+const texts = new Intl.Collator('en', { numeric: true });
+
 let tables = 0; // numbers the ids
 
 /**
  * Makes a table. Its options:
  *   label     what the rows are, for screen readers
- *   columns   { id, title, class, value, show }: value(row) is what the column is ordered by; without it the
- *             column has no order. show(cell, row) fills a cell. The first column is the row's header.
+ *   columns   { id, title, class, value, show }: value(row) is what the column is ordered by, a number or a
+ *             text; without it the column has no order. show(cell, row) fills a cell. The first column is the row's header.
  *   key       returns the key of a row, which stays the same
  *   href      returns the path that a click on the row or Enter goes to; optional
  *   words     returns the texts that the filter searches; without it there is no filter
@@ -144,6 +147,7 @@ class Table {
     const values = new Map(rows.map((r) => [r, column.value(r)]));
     return rows.sort((a, b) => {
       const [x, y] = [values.get(a), values.get(b)];
+      if (typeof x === 'string' && typeof y === 'string') return sign * texts.compare(x, y);
       return x === y ? 0 : x > y ? sign : -sign;
     });
   }

@@ -47,8 +47,8 @@ function keyTable(place, changed) {
       { id: 'id', title: 'Key', class: 'w-name clip', value: (k) => k.id, show: (cell, k) => twoLines(cell, k.id, k.prefix ? `${k.prefix}…` : 'of the file') },
       { id: 'models', title: 'Models', class: 'p3 clip', value: (k) => k.models.join(), show: (cell, k) => clipped(cell, usable(k)) },
       { id: 'limits', title: 'Limits', class: 'p2 w-limits clip', show: showLimited },
-      { id: 'used', title: 'Last used', class: 'w-model p2 clip', value: (k) => k.last_used ?? '', show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
-      { id: 'expires', title: 'Ends', class: 'w-model p3 clip', value: (k) => k.expires ?? '9', show: (cell, k) => twoLines(cell, k.expires ? moment(k.expires) : 'never', k.created ? `made ${moment(k.created).slice(0, 10)}` : '') },
+      { id: 'used', title: 'Last used', class: 'w-model p2 clip', value: (k) => (k.last_used ? Date.parse(k.last_used) : 0), show: (cell, k) => text(cell, k.last_used ? moment(k.last_used) : 'never') },
+      { id: 'expires', title: 'Ends', class: 'w-model p3 clip', value: (k) => (k.expires ? Date.parse(k.expires) : Infinity), show: (cell, k) => twoLines(cell, k.expires ? moment(k.expires) : 'never', k.created ? `made ${moment(k.created).slice(0, 10)}` : '') },
       { id: 'act', title: 'Revoke', class: 'w-act', value: (k) => k.source, show: (cell, k) => redraw(cell, k.source, (source) => [source === 'runtime' ? revoke(k, changed) : 'in the file']) },
     ],
   });

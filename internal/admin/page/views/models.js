@@ -20,11 +20,11 @@ export function modelTable(place) {
     empty: 'No models. Add one to the configuration file, or name an upstream.',
     mark: (node, m) => attr(node, 'data-model', m.name),
     columns: [
-      { id: 'name', title: 'Model', value: (m) => m.name, show: (cell, m) => twoLines(cell, m.name, about(m), pathOf('models', m.name)) },
+      { id: 'name', title: 'Model', value: (m) => m.name, show: (cell, m) => twoLines(cell, m.name, about(m), pathOf('models', m.name), load(m)) },
       { id: 'state', title: 'State', class: 'w-state', value: (m) => m.state, show: showState },
       { id: 'ready', title: 'Ready', class: 'num w-small p2', value: (m) => m.ready, show: (cell, m) => text(cell, m.desired > 0 ? `${m.ready} / ${m.desired}` : m.ready) },
-      { id: 'running', title: 'In flight', class: 'num w-small', value: (m) => m.in_flight, show: (cell, m) => figure(cell, m.in_flight) },
-      { id: 'queued', title: 'Queued', class: 'num w-small', value: (m) => m.queued, show: (cell, m) => figure(cell, m.queued) },
+      { id: 'running', title: 'In flight', class: 'num w-small p1', value: (m) => m.in_flight, show: (cell, m) => figure(cell, m.in_flight) },
+      { id: 'queued', title: 'Queued', class: 'num w-small p1', value: (m) => m.queued, show: (cell, m) => figure(cell, m.queued) },
       { id: 'limits', title: 'Limits', class: 'p2 w-limits clip', show: (cell, m) => showLimits(cell, 'models', m.limits) },
     ],
   });
@@ -39,6 +39,11 @@ function showModelState(node, m) {
   if (m.drained) chip(node, 'drained');
   else if (m.fetching) chip(node, `loading ${percent(m.fetching.done / m.fetching.total)}`, 'busy');
   else chip(node, m.state);
+}
+
+/** Says how many requests a model has, for windows without room for these columns. */
+function load(m) {
+  return [m.in_flight > 0 && `${number(m.in_flight)} in flight`, m.queued > 0 && `${number(m.queued)} queued`].filter(Boolean).join(' · ');
 }
 
 function about(m) {
@@ -80,9 +85,11 @@ export function model(place) {
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));
       showModelState(state, m);
-      faults.update(attention(s.conditions, null).filter((c) => c.subject === m.name));
+      const own = s.replicas.filter((r) => r.model === m.name);
+      const subjects = new Set([m.name, ...own.map((r) => r.id)]);
+      faults.update(attention(s.conditions, null).filter((c) => subjects.has(c.subject)));
       redraw(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
-      replicas.update(s.replicas.filter((r) => r.model === m.name));
+      replicas.update(own);
       requests.update(s.requests.filter((q) => q.model === m.name));
     },
     close: history.close,

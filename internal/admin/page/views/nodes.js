@@ -32,7 +32,7 @@ function nodeCard(n) {
   };
   return el('section', { class: 'card', 'data-node': n.name }, el('h2', {}, n.name, n.lost ? makeChip('does not answer', 'bad') : makeChip('answers', 'ok')),
     facts([['Labels', n.labels.join(', ')], ['CPUs assigned', load(n.cpus.total, n.cpus.placed, number)],
-      ['Memory assigned', load(n.memory.total, n.memory.placed, bytes)], ['Fault', n.reason]]),
+      ['Memory assigned', load(n.memory.total, n.memory.placed, bytes)], ['GPUs', n.reason && (n.gpus.length > 0 ? n.reason : `none: ${n.reason}`)]]),
     n.gpus.length > 0 && el('ul', { class: 'gpus', 'aria-label': count(n.gpus.length, 'GPU') }, n.gpus.map(gpuItem)));
 }
 
@@ -50,14 +50,18 @@ function upstreamTable(place) {
     words: (u) => [u.url, u.address, u.state, ...u.serves], empty: 'No servers.',
     mark: (node, u) => attr(node, 'data-upstream', u.replica),
     columns: [
-      { id: 'server', title: 'Server', value: (u) => u.url, show: (cell, u) => twoLines(cell, u.url, u.reason || u.address, pathOf('replicas', u.replica)) },
+      { id: 'server', title: 'Server', value: (u) => u.url, show: (cell, u) => twoLines(cell, u.url, u.reason || u.address, pathOf('replicas', u.replica), serves(u)) },
       { id: 'state', title: 'State', class: 'w-state', value: (u) => u.state, show: (cell, u) => chip(held(cell, makeChip), u.state) },
-      { id: 'serves', title: 'Serves', class: 'clip', value: (u) => u.serves.length, show: (cell, u) => clipped(cell, u.serves.join(', ') || 'nothing') },
+      { id: 'serves', title: 'Serves', class: 'p2 clip', value: (u) => u.serves.length, show: (cell, u) => clipped(cell, serves(u)) },
       { id: 'seen', title: 'Seen there', class: 'p2 clip', show: (cell, u) => clipped(cell, seenAt(u)) },
-      { id: 'since', title: 'Since', class: 'num w-since p2', value: (u) => u.since ?? '', show: (cell, u) => clipped(cell, ago(u.since, table.now)) },
+      { id: 'since', title: 'Since', class: 'num w-since p2', value: (u) => (u.since ? Date.parse(u.since) : 0), show: (cell, u) => clipped(cell, ago(u.since, table.now)) },
     ],
   });
   return table;
+}
+
+function serves(u) {
+  return u.serves.join(', ') || 'nothing';
 }
 
 /** Says what a server lists, and why it does not serve all of that. */

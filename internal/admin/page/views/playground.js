@@ -1,7 +1,7 @@
 // The playground: a chat with a model, and the request that it sends as curl and as Python. The API passes
 // the request on to the clients' listener, where it meets the same checks and limits as any other.
 
-import { el, text, list, link, panel } from '../dom.js';
+import { el, text, chooseFrom, link, panel } from '../dom.js';
 import { duration, number, clientsURL } from '../format.js';
 import { errorOf, get } from '../api.js';
 import { operates } from '../session.js';
@@ -72,10 +72,7 @@ function makeSettings(place) {
     node: el('section', { class: 'card form', 'aria-label': 'Settings' }, field('Model', model), field('Key of a tenant', secret), field('System prompt', system),
       el('div', { class: 'pair' }, field('At most tokens', tokens), field('Temperature', temperature))),
     update(s) {
-      const before = model.value;
-      list(model, s.models.filter((m) => m.task === '' || m.task === 'text-generation'), (m) => m.name, (m) => el('option', { value: m.name, text: m.name }));
-      if (before === '' && wanted) model.value = wanted;
-      if (model.selectedIndex < 0) model.selectedIndex = 0;
+      chooseFrom(model, s.models.filter((m) => m.task === '' || m.task === 'text-generation'), wanted);
     },
     body(messages) {
       const all = system.value.trim() ? [{ role: 'system', content: system.value }, ...messages] : messages;

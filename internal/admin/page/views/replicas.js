@@ -4,6 +4,7 @@ import { el, text, attr, chip, link, panel, facts, redraw, makeChip, makeLoad, s
 import { makeTable, twoLines, figure, held, clipped } from '../table.js';
 import { number, percent, bytes, ago, duration, lastLine, short } from '../format.js';
 import { requestTable } from './requests.js';
+import { attention, makeAttention } from './conditions.js';
 import { action } from '../dialog.js';
 import { makeLog } from './log.js';
 
@@ -22,9 +23,9 @@ export function replicaTable(place, withModel = true) {
     mark: (node, r) => { attr(node, 'data-replica', r.id); attr(node, 'data-state', r.state); },
     columns: [
       { id: 'id', title: 'Replica', value: (r) => r.id, show: (cell, r) => twoLines(cell, r.id, r.reason && lastLine(r.reason), pathOf('replicas', r.id), withModel ? r.model : '') },
-      withModel && { id: 'model', title: 'Model', class: 'w-model p2 clip', value: (r) => r.model, show: (cell, r) => clipped(cell, r.model) },
+      withModel && { id: 'model', title: 'Model', class: 'p2 clip', value: (r) => r.model, show: (cell, r) => clipped(cell, r.model) },
       { id: 'state', title: 'State', class: 'w-state', value: (r) => r.state, show: (cell, r) => showState(cell, r) },
-      { id: 'load', title: 'Load', class: 'w-load', value: maxLoad, show: (cell, r) => setLoad(held(cell, makeLoad), r.in_flight, r.max, r.in_flight) },
+      { id: 'load', title: 'Load', class: 'w-load w-busy', value: maxLoad, show: (cell, r) => setLoad(held(cell, makeLoad), r.in_flight, r.max, r.in_flight) },
       { id: 'served', title: 'Served', class: 'num w-small p2', value: (r) => r.served, show: (cell, r) => figure(cell, r.served) },
       { id: 'restarts', title: 'Restarts', class: 'num w-small p3', value: (r) => r.restarts, show: (cell, r) => figure(cell, r.restarts) },
       { id: 'address', title: 'Address', class: 'w-address p4 clip', value: (r) => r.address, show: (cell, r) => clipped(cell, r.address) },
@@ -61,6 +62,7 @@ export function replicas(place) {
 export function replica({ name }) {
   const state = makeChip('loading');
   const tools = el('div', { class: 'tools' });
+  const faults = makeAttention();
   const reason = el('pre', { class: 'reason', hidden: true });
   const about = el('div', { class: 'card' });
   const requests = requestTable(null);
@@ -70,14 +72,16 @@ export function replica({ name }) {
     title: name, needs: ['requests'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/replicas', text: 'Replicas' }), ' / ', name), state, tools),
-      gone, reason, about, log.node, panel('Last requests', requests.tools, requests.node)),
+      gone, faults.node, reason, about, log.node, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const all = s.replicas.filter((r) => r.id === name);
       gone.hidden = all.length > 0 || !s.known;
       if (all.length === 0) return;
       showReplicaState(state, all[0]);
       redraw(tools, Boolean(all[0].drained), (drained) => actions(name, drained));
-      reason.hidden = all[0].reason === '';
+      const own = attention(s.conditions, null).filter((c) => c.subject === name);
+      faults.update(own);
+      reason.hidden = all[0].reason === '' || own.some((c) => c.type === 'ReplicaFailed'); // which has the reason in it
       text(reason, all[0].reason);
       attr(reason, 'data-state', all[0].state);
       redraw(about, [all, ago(all[0].since, s.now)], replicaFacts);

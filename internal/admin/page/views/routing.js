@@ -1,6 +1,6 @@
 // Routing: how the replicas of one model look to a request, and where a given request would go.
 
-import { el, text, attr, list, makeLoad, setShare, panel } from '../dom.js';
+import { el, text, attr, list, chooseFrom, makeLoad, setShare, panel } from '../dom.js';
 import { number, duration, percent } from '../format.js';
 import { get, send } from '../api.js';
 import { keep } from '../router.js';
@@ -8,18 +8,14 @@ import { keep } from '../router.js';
 export function routing(place) {
   const model = el('select', { id: 'routed-model', change: () => (keep({ model: model.value }), replicas.read()) });
   const replicas = makeReplicas(() => model.value);
-  let wanted = place.query.get('model');
+  const wanted = place.query.get('model');
   return {
     title: 'Routing',
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', { text: 'Routing' }), el('label', { class: 'inline' }, 'Model ', model)),
       replicas.node, makeQuestion(() => model.value)),
     update(s) {
-      list(model, s.models, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }));
-      if (wanted !== null && s.models.length > 0) {
-        if (s.models.some((m) => m.name === wanted)) model.value = wanted;
-        wanted = null;
-      }
+      chooseFrom(model, s.models, wanted);
       replicas.read();
     },
   };
