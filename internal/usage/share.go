@@ -48,8 +48,8 @@ type sharing struct {
 	compare bool
 	// adopted are the journals of dead processes that were published, as they were then.
 	adopted map[string]os.FileInfo
-	// silentAfter is the constant of that name, but for tests.
-	silentAfter time.Duration
+	// silentAfter and timeout are silentAfter and shareTimeout, but for tests.
+	silentAfter, timeout time.Duration
 
 	// wanted are the tallies that were read, and read the marks of the writers when they were.
 	wanted []tallyKey
@@ -69,7 +69,8 @@ type sharing struct {
 func newSharing(l *Ledger, client redis.UniversalClient) *sharing {
 	host, _ := os.Hostname()
 	return &sharing{ledger: l, remote: remote{client, strings.ReplaceAll(host, " ", "-")}, session: randomName(),
-		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{}, silentAfter: silentAfter, seen: map[string]record{}}
+		marks: map[string]string{}, compare: true, adopted: map[string]os.FileInfo{},
+		silentAfter: silentAfter, timeout: shareTimeout, seen: map[string]record{}}
 }
 
 // run publishes until ctx ends, and then says that the writer is closed.
@@ -128,7 +129,7 @@ func (l *Ledger) Unshared() error {
 // publish publishes the rows that have changed, and that the writer is then in the state at. After
 // an error, and when Redis has lost the last publication, the next call compares everything.
 func (s *sharing) publish(ctx context.Context, at state) error {
-	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	l := s.ledger
 	l.mu.Lock()
@@ -330,7 +331,7 @@ func (l *Ledger) readAged(text []byte) (t table, sums tallies, damaged int) {
 // readSpent reads the tallies of other writers that the budgets count. What Redis has lost stays as
 // it was known.
 func (s *sharing) readSpent(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	wanted := s.ledger.wantedTallies(s.ledger.Now())
 	if len(wanted) == 0 {
@@ -501,7 +502,7 @@ func (s *sharing) remember(all map[string]record, now time.Time) (lost []string)
 
 // look remembers which writers Redis has, and has it forget those that are gone. Their rows stay.
 func (s *sharing) look(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	all, now, err := s.remote.writers(ctx)
 	if err != nil {
