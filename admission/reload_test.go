@@ -3,6 +3,8 @@ package admission
 import (
 	"testing"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestWaitersOfATenantAreFoundAmongMany: finding the waiters of one tenant takes no longer when
@@ -26,7 +28,7 @@ func findingTime(t *testing.T, others int) time.Duration {
 			askOnce(t, c, Request{Model: "chat", Tenant: "acme"})
 		}
 	}
-	return shortest(100, func() {
+	return shortest(t, 100, func() {
 		if found := c.waitersOf(c.tenants["acme"]); len(found) != 2 || found[0].arrived.Before(found[1].arrived) {
 			t.Fatalf("found %d waiters, want two, the youngest first", len(found))
 		}
@@ -55,7 +57,7 @@ func tokensAheadTime(t *testing.T, others int) time.Duration {
 	askOnce(t, c, Request{Model: "chat", Tenant: "acme", Tokens: 10})
 	acme := c.tenants["acme"]
 	g, w := c.gates["chat"], c.waitersOf(acme)[0]
-	return shortest(100, func() {
+	return shortest(t, 100, func() {
 		for range 100 {
 			if n := g.tokensAheadLikely(acme, &w.arrival, 0); n != int64(10+10*others) {
 				t.Fatalf("%d tokens beside %d tenants", n, others)
@@ -89,16 +91,15 @@ func poolArrivalTime(t *testing.T, others int) time.Duration {
 	for range 7 * others {
 		arrive()
 	}
-	return shortest(others, arrive)
+	return shortest(t, others, arrive)
 }
 
-// shortest returns the shortest time of n calls.
-func shortest(n int, call func()) time.Duration {
+// shortest returns the shortest time of a processor that one of n calls takes.
+func shortest(t *testing.T, n int, call func()) time.Duration {
+	t.Helper()
 	least := time.Hour
 	for range n {
-		began := time.Now()
-		call()
-		least = min(least, time.Since(began))
+		least = min(least, testutil.ProcessorTime(t, call))
 	}
 	return least
 }
