@@ -509,6 +509,15 @@ func TestB1_QueuedRequests(t *testing.T) {
 	if got := r.Predict(start, 1, 500).Queued; got != 7.5 {
 		t.Errorf("%v requests wait, want 7.5", got)
 	}
+	const more = 100
+	for range more {
+		w := r.Begin(start, 1, 8*minTokens)
+		w.Leave(start)
+	}
+	usual := 8 - (8-4)*math.Pow(memory, more) // in minTokens
+	if got, want := r.Predict(start, 1, 500).Queued, 1+(10+16)/usual; math.Abs(got-want) > 0.01 {
+		t.Errorf("%v requests wait after longer ones, want %v", got, want)
+	}
 	if now, later := r.Queued(start), r.Queued(start.Add(time.Hour)); now != 1 || later != 0 {
 		t.Errorf("%d requests of this gateway wait now and %d in an hour, want 1 and none", now, later)
 	}
