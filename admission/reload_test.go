@@ -16,8 +16,8 @@ func TestWaitersOfATenantAreFoundAmongMany(t *testing.T) {
 	}
 }
 
-// findingTime returns how long it takes to find the waiters of one tenant 100 times beside others. It
-// is the shortest time of some.
+// findingTime returns how long it takes to find the waiters of one tenant 100 times beside others.
+// It is the shortest time of some.
 func findingTime(t *testing.T, others int) time.Duration {
 	t.Helper()
 	c := New(Config{})

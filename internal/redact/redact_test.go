@@ -112,8 +112,8 @@ func TestX15_TextHidesWhatProgramsPrint(t *testing.T) {
 	}
 }
 
-// The time that Text takes grows with the length of the text, and no faster. Garbage collection makes
-// single measurements longer, so the least one of each length counts, until they agree.
+// The time that Text takes grows with the length of the text, and no faster. Garbage collection
+// makes single measurements longer, so the least one of each length counts, until they agree.
 func TestX15_TextIsLinear(t *testing.T) {
 	t.Parallel()
 	for _, part := range []string{"key=[", "tokens=[", `key=["`, `key="\"`, `key=[\"`, `key=['a',"`, `key=["key=[",`, "key='", "--key [", "keykey", `key=[",'`, `key=\"`, `key\":[\"`,
