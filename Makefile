@@ -1,5 +1,5 @@
-# Sluice is built and run on Linux with Go, python3 with pip (Envoy comes as a Python package), and
-# curl. The tests also need node and npm, a C++ compiler with cmake, Chromium, Redis, nginx,
+# Sluice is built and run on Linux with bash, Go, python3 with pip (Envoy comes as a Python package),
+# and curl. The tests also need node and npm, a C++ compiler with cmake, Chromium, Redis, nginx,
 # HAProxy and promtool. The scripts install missing programs if they may run apt-get. If not, they name them.
 
 # RACE is the flag for the race detector, which needs a C compiler. `make test RACE=` tests without it.

@@ -189,7 +189,8 @@ func (s *served) connectAndAck(t testing.TB, models ...string) *client {
 	return s.connectAs(t, "node", models...)
 }
 
-// connectAs is connectAndAck for the Envoy of a node.
+// connectAs is connectAndAck for the Envoy of a node. The server has handled every acknowledgement
+// when connectAs returns, so the Envoy counts.
 func (s *served) connectAs(t testing.TB, node string, models ...string) *client {
 	t.Helper()
 	c := s.connect(t)
@@ -207,6 +208,7 @@ func (s *served) connectAs(t testing.TB, node string, models ...string) *client 
 	c.ack(r)
 	c.ask(listenerKind, nil)
 	c.ack(c.expect(listenerKind, resourceName))
+	c.expectNothing() // it acknowledges the route
 	c.expectNothing()
 	return c
 }

@@ -1,5 +1,6 @@
 // Package arch holds the tests of the repository's form: which package may import which, what
-// comments look like, and what does not belong into git. `go test` runs it; no package imports it.
+// comments look like, what does not belong into git, and what texts that are no code must name.
+// `go test` runs it; no package imports it.
 package arch_test
 
 import (

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -137,7 +138,11 @@ func (s *stream) readOnce(ctx context.Context, method, url, content string) erro
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		done, err := s.line(lines.Bytes())
-		if done || err != nil {
+		if done { // what is left is the end of the body; without it the connection could not be used again
+			_, err = io.Copy(io.Discard, resp.Body)
+			return err
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -276,9 +276,29 @@ func TestB1_OtherGatewaysCount(t *testing.T) {
 		t.Errorf("%.0f tokens of this gateway wait, want none", got)
 	}
 	r.SetRemote(start, "a", 0)
-	r.SetForeign(start, 50, 2)
-	if got := r.Predict(start, 0, 500).Waiting; got != 350 {
-		t.Errorf("%.0f tokens wait, want 350", got)
+	if len(r.gateways) != 1 {
+		t.Errorf("the gateways %v are kept, want b alone", r.gateways)
+	}
+	r.SetRemote(start, "c", 1)
+	r.SetForeign(start, 49, 2)
+	if got := r.Predict(start, 0, 500); got.Waiting != 350 || got.Own != 500*time.Millisecond {
+		t.Errorf("%.0f tokens wait, want 350; the own ones take %v, want 500 ms", got.Waiting, got.Own)
+	}
+}
+
+// TestB1_OthersWhoGenerateCount: a request takes longer beside requests that generate, those of
+// other clients too. What an engine has told of others holds for 15 s.
+func TestB1_OthersWhoGenerateCount(t *testing.T) {
+	r := NewReplica(NewModel(Rates{Token: 0.001, Decode: 0.0005}))
+	r.SetForeign(start, 500, 2)
+	for _, c := range []struct {
+		after time.Duration
+		load  int
+		want  time.Duration
+	}{{0, 0, 3 * time.Second}, {0, 2, 4500 * time.Millisecond}, {15 * time.Second, 0, 3 * time.Second}, {16 * time.Second, 0, time.Second}} {
+		if got := r.Predict(start.Add(c.after), c.load, 1000).TTFT.Round(time.Millisecond); got != c.want {
+			t.Errorf("after %v, beside 2 of others and %d: %v, want %v", c.after, c.load, got, c.want)
+		}
 	}
 }
 
@@ -488,5 +508,17 @@ func TestB1_QueuedRequests(t *testing.T) {
 	// One of this gateway, and (10 + 16) / 4 of others.
 	if got := r.Predict(start, 1, 500).Queued; got != 7.5 {
 		t.Errorf("%v requests wait, want 7.5", got)
+	}
+	const more = 100
+	for range more {
+		w := r.Begin(start, 1, 8*minTokens)
+		w.Leave(start)
+	}
+	usual := 8 - (8-4)*math.Pow(memory, more) // in minTokens
+	if got, want := r.Predict(start, 1, 500).Queued, 1+(10+16)/usual; math.Abs(got-want) > 0.01 {
+		t.Errorf("%v requests wait after longer ones, want %v", got, want)
+	}
+	if now, later := r.Queued(start), r.Queued(start.Add(time.Hour)); now != 1 || later != 0 {
+		t.Errorf("%d requests of this gateway wait now and %d in an hour, want 1 and none", now, later)
 	}
 }

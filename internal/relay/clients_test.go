@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // A client whose body came in chunks of no told length is noticed when it leaves, too.
@@ -360,13 +361,13 @@ func TestS3_PatientClientsDoNotWaitForOthers(t *testing.T) {
 		pieces = append(pieces, tokenEvent(strings.Repeat("x", 4000)))
 	}
 	pieces = append(pieces, finishEvent("", "stop"), doneEvent)
-	for _, otherIsPatient := range []bool{false, true} {
+	for otherIsPatient, patience := range map[bool]time.Duration{false: time.Minute, true: time.Second} {
 		begin := make(chan struct{})
 		h := newHarness(t, options{policy: Policy{Resume: time.Minute, Heartbeat: time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			<-begin
 			writeEvents(w, pieces...)
 		})})
-		h.relay.config.Patience = 100 * time.Millisecond
+		h.relay.config.Patience = patience
 		call := h.newCall(hello)
 		call.Scan.RequestID, call.Patient = "r", true
 		events, first := 0, funcSink{ended: make(chan Result, 1)}
@@ -387,7 +388,7 @@ func TestS3_PatientClientsDoNotWaitForOthers(t *testing.T) {
 			if r.Fault != nil || r.Finish != "stop" || events < count {
 				t.Errorf("the other is patient: %t: %d events, %+v", otherIsPatient, events, r)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(testutil.Patience):
 			t.Errorf("the other is patient: %t: the call is held up", otherIsPatient)
 		}
 		leave()

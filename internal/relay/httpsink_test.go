@@ -1,15 +1,14 @@
 package relay
 
 import (
-	"bytes"
-	"fmt"
+	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
+	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -66,35 +65,56 @@ func TestBuffersOfSinks(t *testing.T) {
 	}
 }
 
-// A client that reads all the time gets an event that takes longer than one write may.
+// slowWriter is a response whose client reads a byte in a microsecond. It accepts nothing at once.
+type slowWriter struct {
+	*httptest.ResponseRecorder
+	deadline time.Time
+}
+
+// TryWrite implements tryWriter.
+func (w *slowWriter) TryWrite([]byte) (whole bool, err error) { return false, http1.ErrFull }
+
+// SetWriteDeadline is for http.ResponseController.
+func (w *slowWriter) SetWriteDeadline(t time.Time) error {
+	w.deadline = t
+	return nil
+}
+
+// Write implements http.ResponseWriter.
+func (w *slowWriter) Write(b []byte) (int, error) {
+	time.Sleep(time.Duration(len(b)) * time.Microsecond)
+	if !time.Now().Before(w.deadline) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return w.ResponseRecorder.Write(b)
+}
+
+// A client that reads all the time gets an event that takes longer than one write may, and has as
+// long for the end of the response.
 func TestLargeEventForASlowClient(t *testing.T) {
-	large := tokenEvent(strings.Repeat("x", 3<<20)) // less than may wait for a client
-	h := newHarness(t, options{write: 200 * time.Millisecond, handler: engineThatSends(roleEvent, tokenEvent("a"), large, finishEvent("", "stop"), doneEvent)})
-	socket := filepath.Join(t.TempDir(), "relay.sock") // unlike TCP, it takes little at once
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http1.Server{Handler: h.relay.Handler(), Other: &http.Server{Handler: h.relay.Handler(), ReadHeaderTimeout: time.Minute}}
-	go server.Serve(l) //nolint:errcheck // it ends when it is closed
-	defer server.Close()
-	client, err := net.Dial("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	fmt.Fprintf(client, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
-		headers.Handoff, h.offer(hello, "", "/v1/chat/completions"), len(hello), hello)
-	var all []byte
-	for buffer := make([]byte, 32<<10); ; time.Sleep(5 * time.Millisecond) {
-		n, err := io.ReadFull(client, buffer)
-		if all = append(all, buffer[:n]...); err != nil {
-			break
+	synctest.Test(t, func(t *testing.T) {
+		const timeout = 100 * time.Millisecond
+		w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+		s := &httpSink{w: w, inline: w, controller: http.NewResponseController(w), call: &Call{}, writeTimeout: timeout}
+		large := []byte(tokenEvent(strings.Repeat("x", 3<<20)))
+		s.Append(large, 0)
+		if whole, err := s.TryFlush(); whole || err != nil {
+			t.Errorf("while the client accepts nothing: %t, %v", whole, err)
 		}
-	}
-	if !bytes.HasSuffix(all, []byte("0\r\n\r\n")) || bytes.Contains(all, []byte("client_too_slow")) || len(all) < len(large) {
-		t.Errorf("%d bytes, which end with %q", len(all), all[max(0, len(all)-300):])
-	}
+		if err := s.Flush(); err != nil {
+			t.Errorf("the rest of an inline write: %v", err)
+		}
+		if err := errors.Join(s.Event(large, 1), s.Flush()); err != nil {
+			t.Errorf("an event that has waited: %v", err)
+		}
+		time.Sleep(timeout)
+		if err := s.Finish(Result{}); err != nil || time.Until(w.deadline) != timeout {
+			t.Errorf("at the end: %v, %v are left", err, time.Until(w.deadline))
+		}
+		if n := w.Body.Len(); n != 2*len(large) {
+			t.Errorf("the client has %d bytes, want %d", n, 2*len(large))
+		}
+	})
 }
 
 // A client of the Messages API that has not asked for the reasoning gets heartbeats while the model

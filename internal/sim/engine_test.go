@@ -182,7 +182,6 @@ func TestClientDisconnects(t *testing.T) {
 		}()
 		testutil.Eventually(t, "one more request", state(1, i))
 	}
-	start := time.Now()
 	if _, body := s.get("/sim/state"); !strings.HasPrefix(body, `{"running":1,"waiting":2,"loaded":true`) {
 		t.Errorf("state: %s", body)
 	}
@@ -192,9 +191,6 @@ func TestClientDisconnects(t *testing.T) {
 	testutil.Eventually(t, "the next is running", state(1, 0))
 	leave[2]()
 	testutil.Eventually(t, "all have left", state(0, 0))
-	if took := time.Since(start); took > time.Second { // a few milliseconds on an idle machine
-		t.Errorf("the slots were free after %v", took)
-	}
 	_, metrics := s.get("/metrics")
 	for _, line := range []string{
 		`vllm:request_success_total{engine="0",finished_reason="abort",model_name="sim"} 3`,

@@ -352,7 +352,7 @@ func (l *Ledger) readAged(text []byte) (t table, sums tallies, damaged int) {
 // readSpent reads the tallies of other writers that the budgets count. What Redis has lost stays as
 // it was known.
 func (s *sharing) readSpent(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	wanted := s.ledger.wantedTallies(s.ledger.Now())
 	if len(wanted) == 0 {
@@ -532,7 +532,7 @@ func (s *sharing) remember(all map[string]record, now time.Time) (lost []string)
 
 // look remembers which writers Redis has, and has it forget those that are gone. Their rows stay.
 func (s *sharing) look(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	all, now, err := s.remote.writers(ctx)
 	if err != nil {

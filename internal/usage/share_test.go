@@ -23,7 +23,7 @@ func shared(t *testing.T, dir string, server *redistest.Server) *Ledger {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { kill(l) })
-	l.shared.silentAfter = time.Minute // only the tests publish, and a machine may be slow
+	l.shared.silentAfter, l.shared.timeout = time.Minute, time.Minute // only the tests publish, and a machine may be slow
 	return l
 }
 

@@ -140,7 +140,7 @@ func TestTheClientLeaves(t *testing.T) {
 	}
 }
 
-// TestAClientThatDoesNotRead: it is given up, and finds out why when it reads on in time.
+// TestAClientThatDoesNotRead: it is given up.
 func TestAClientThatDoesNotRead(t *testing.T) {
 	t.Parallel() // its close frame has 5 s
 	g := newGateway(t, func(h *Handler) { h.Limits.Write = 200 * time.Millisecond })
@@ -148,16 +148,15 @@ func TestAClientThatDoesNotRead(t *testing.T) {
 	c.send(hello)
 	r := g.engine.next(t)
 	word := strings.Repeat("x", 1<<20)
-	var err error
-	for i := 0; err == nil && i < 256; i++ {
-		err = within(t, r.event(chunk(`{"content":"`+word+`"}`)))
+	for i := 0; r.ctx.Err() == nil && i < 256; i++ {
+		select {
+		case <-r.event(chunk(`{"content":"` + word + `"}`)):
+		case <-r.ctx.Done(): // it may have come between two events
+		}
 	}
 	var fault *openai.Error
-	if !errors.As(err, &fault) || fault.Code != openai.CodeClientTooSlow {
-		t.Fatalf("error %v", err)
-	}
-	if errors.As(r.left(), &fault) && fault.Code != openai.CodeClientTooSlow {
-		t.Errorf("cause %v", context.Cause(r.ctx))
+	if err := r.left(); !errors.As(err, &fault) || fault.Code != openai.CodeClientTooSlow {
+		t.Errorf("cause %v", err)
 	}
 }
 

@@ -6,11 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -98,81 +96,5 @@ func runDocumented(t *testing.T, g *harness.Gateway, bin, page, script string) {
 	c.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%s: %v\n%s\n%s", page, err, script, out)
-	}
-}
-
-// namedModel matches a model in a command or a call of an example.
-var namedModel = regexp.MustCompile(`-model (\w+) |\bmodel="(\w+)"|^ .*\\?"model\\?": \\?"(\w+)`)
-
-// TestO11_ExamplesNameModelsThatThereAre checks that the commands of the examples that come without
-// a file of their own name models of the quick start.
-func TestO11_ExamplesNameModelsThatThereAre(t *testing.T) {
-	t.Parallel()
-	quickStart, err := config.Load(filepath.Join(testutil.Root(), "examples/quickstart/sluice.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := 0
-	for _, name := range []string{"grpc", "realtime"} {
-		text, err := os.ReadFile(filepath.Join(testutil.Root(), "examples", name, "README.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(text)) {
-			for _, m := range namedModel.FindAllStringSubmatch(line, -1) {
-				found++
-				model := m[1] + m[2] + m[3]
-				if !slices.ContainsFunc(quickStart.Models, func(have config.Model) bool { return have.Name == model }) {
-					t.Errorf("examples/%s/README.md names the model %s, which the quick start has not", name, model)
-				}
-			}
-		}
-	}
-	if found < 5 {
-		t.Errorf("only %d models are named", found)
-	}
-}
-
-// firstCell matches the code in the first cells of a row: the name of a condition or, behind its
-// status, the code of an error.
-var firstCell = regexp.MustCompile("(?m)^\\| (?:[0-9]+ \\| )?`(\\w+)` \\|")
-
-// readDoc returns a page of docs.
-func readDoc(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(testutil.Root(), "docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// TestO11_TroubleshootNamesEachCodeAndCondition checks that the page has each error code and each
-// condition of the generated lists.
-func TestO11_TroubleshootNamesEachCodeAndCondition(t *testing.T) {
-	t.Parallel()
-	page := readDoc(t, "troubleshoot.md")
-	for _, list := range []string{"errors.md", "conditions.md"} {
-		rows := firstCell.FindAllStringSubmatch(readDoc(t, list), -1)
-		if len(rows) < 20 {
-			t.Fatalf("%s: only %d rows", list, len(rows))
-		}
-		for _, row := range rows {
-			if !strings.Contains(page, "`"+row[1]+"`") {
-				t.Errorf("docs/troubleshoot.md does not name %s of %s", row[1], list)
-			}
-		}
-	}
-}
-
-// TestO11_IndexNamesEachDocument checks that docs/README.md links to each page of docs.
-func TestO11_IndexNamesEachDocument(t *testing.T) {
-	t.Parallel()
-	index := readDoc(t, "README.md")
-	for _, page := range docPages(t) {
-		name, err := filepath.Rel(filepath.Join(testutil.Root(), "docs"), page)
-		if err == nil && !strings.HasPrefix(name, "..") && name != "README.md" && !strings.Contains(index, "]("+name+")") {
-			t.Errorf("docs/README.md does not name %s", name)
-		}
 	}
 }

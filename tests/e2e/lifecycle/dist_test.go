@@ -200,42 +200,6 @@ func checkUnit(t *testing.T, root, dir string) {
 	output(t, "systemd-analyze", "security", "--offline=true", "--threshold=33", path)
 }
 
-// TestTheUnitKeepsWhatReplicasUse: the end of the gateway deletes nothing that replicas use which
-// outlive it, systemd can start the next gateway beside them, and /tmp can be written.
-func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
-	t.Parallel()
-	unit, err := os.ReadFile(filepath.Join(testutil.Root(), "packaging", "sluice.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(string(unit), "\n")
-	for _, line := range []string{"KillMode=process", "DelegateSubgroup=sluice", "ReadWritePaths=/tmp /var/tmp", "RemoveIPC=no"} {
-		if !slices.Contains(lines, line) {
-			t.Errorf("the unit has no line %s", line)
-		}
-	}
-	if slices.Contains(lines, "PrivateTmp=yes") {
-		t.Error("the unit has PrivateTmp=yes: a crash of the gateway deletes the files of its replicas")
-	}
-	if strings.Contains(string(unit), "\nRestrictNamespaces=") {
-		t.Error("the unit has RestrictNamespaces, which forbids clone3: no replica can start in a control group of its own")
-	}
-}
-
-// TestTheUnitIsStartedUntilItRuns: systemd does not give up when the first starts fail at once, as
-// they do while a package index, a name server or the API of Kubernetes cannot be reached yet.
-func TestTheUnitIsStartedUntilItRuns(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile(filepath.Join(testutil.Root(), "packaging", "sluice.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	unit, service, _ := strings.Cut(string(text), "\n[Service]\n") // systemd knows this limit in [Unit] alone
-	if !slices.Contains(strings.Split(unit, "\n"), "StartLimitIntervalSec=0") || !slices.Contains(strings.Split(service, "\n"), "Restart=on-failure") {
-		t.Error("the unit lacks StartLimitIntervalSec=0 or Restart=on-failure: five failed starts in ten seconds are its end")
-	}
-}
-
 // TestPurgeLeavesNothing: the package leaves its data when it is removed, and takes them and the
 // secrets along when it is purged. Files of others in its folder stay.
 func TestPurgeLeavesNothing(t *testing.T) {

@@ -324,42 +324,6 @@ func TestS17_RulesHold(t *testing.T) {
 	}
 }
 
-// conditionRow is a row of the table of docs/conditions.md.
-var conditionRow = regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (error|warning|info) \\|")
-
-// TestS17_EveryConditionAlerts: each condition that an operator must act on is named by an alert,
-// and no alert names a type that does not exist.
-func TestS17_EveryConditionAlerts(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile(filepath.Join(testutil.Root(), "docs", "conditions.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	severity := map[string]string{}
-	for _, m := range conditionRow.FindAllStringSubmatch(string(page), -1) {
-		severity[m[1]] = m[2]
-	}
-	if len(severity) < 20 {
-		t.Fatalf("docs/conditions.md: only %v", severity)
-	}
-	named := map[string]int{}
-	for _, r := range readRules(t) {
-		for _, m := range regexp.MustCompile(`type=~?"([^"]+)"`).FindAllStringSubmatch(r.Expr, -1) {
-			for kind := range strings.SplitSeq(m[1], "|") {
-				if severity[kind] == "" || severity[kind] == "info" {
-					t.Errorf("%s names %s, which is no condition of an operator", r.Alert, kind)
-				}
-				named[kind]++
-			}
-		}
-	}
-	for kind, s := range severity {
-		if s != "info" && named[kind] != 1 {
-			t.Errorf("%d alerts name %s (%s), want 1", named[kind], kind, s)
-		}
-	}
-}
-
 // TestS17_DashboardsAreWhole: Grafana can import the dashboards. Each query is valid, uses the
 // variable of the data source and only variables that exist, and no panel covers another one.
 func TestS17_DashboardsAreWhole(t *testing.T) {
