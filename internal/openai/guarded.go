@@ -307,7 +307,8 @@ func isScheme(text []byte) bool {
 }
 
 // guard reads the value of a guarded field. null asks for nothing, and so does -1, by which clients
-// of llama.cpp let the server choose the slot.
+// of llama.cpp let the server choose the slot. An empty list, object or string asks other gateways
+// for nothing. Engines may take it for a value: an empty lora of llama.cpp turns all adapters off.
 func (s *scanner) guard(field Guards) {
 	if s.json.Null() {
 		return
@@ -317,15 +318,20 @@ func (s *scanner) guard(field Guards) {
 		return
 	}
 	at := s.json.Value()
-	value := s.body[at.From:at.To]
-	if above := field.First().Above; above > 0 {
-		if n, _ := strconv.ParseFloat(string(value), 64); n <= float64(above) {
+	value, row := s.body[at.From:at.To], field.First()
+	if row.Above > 0 {
+		if n, _ := strconv.ParseFloat(string(value), 64); n <= float64(row.Above) {
 			return
 		}
 	}
-	if string(value) != "-1" {
+	if string(value) != "-1" && (len(row.Engines) > 0 || !isEmpty(value)) {
 		s.req.Guarded |= field
 	}
+}
+
+// isEmpty reports whether valid JSON is an empty list, object or string.
+func isEmpty(value []byte) bool {
+	return len(value) >= 2 && value[0] != '-' && (value[0] < '0' || value[0] > '9') && len(bytes.TrimSpace(value[1:len(value)-1])) == 0
 }
 
 // guardMembers reads the value of a field whose members engines obey as they do fields of the body.

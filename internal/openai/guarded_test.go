@@ -15,33 +15,35 @@ import (
 func TestX14_GuardedFieldsAreFound(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string][]string{
-		`{"model":"m","models":["a","b"],"messages":[]}`:                                      {"models"},
-		`{"model":"m","messages":[],"Fallbacks":["a"]}`:                                       {"fallbacks"},
-		`{"model":"m","messages":[],"\u0072oute":"fallback"}`:                                 {"route"},
-		`{"model":"m","context_window_fallbacks":[{"m":["a"]}],"stream":true}`:                {"context_window_fallbacks"},
-		`{"model":"m","content_policy_fallbacks":{},"stream":true}`:                           {"content_policy_fallbacks"},
-		`{"model":"m","models":null,"route": null ,"stream":true}`:                            nil,
-		`{"model":"m","metadata":{"models":["a"]},"input":"x","routes":1}`:                    nil,
-		`{"model":"m","rid":"a","kv_transfer_params":{"remote_host":"h"}}`:                    {"rid", "kv_transfer_params"},
-		`{"model":"m","RI\u0044":"a","custom_logit_proce\u017f\u017for":"x"}`:                 {"rid", "custom_logit_processor"},
-		`{"model":"m","repeat_last_n":2147483647,"dry_penalty_last_n":1e9}`:                   {"repeat_last_n", "dry_penalty_last_n"},
-		`{"model":"m","repeat_last_n":131072,"dry_penalty_last_n":"2147483647"}`:              nil,
-		`{"model":"m","id_slot":0}`:                                                           {"id_slot"},
-		`{"model":"m","id_slot":-1}`:                                                          nil,
-		`{"model":"m","chat_template_kwargs":{"enable_thinking":false,"chat_template":"{}"}}`: {"chat_template"},
-		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:               nil,
-		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:              nil,
-		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:           {"kv_transfer_params"},
-		`{"model":"m","router_settings_override":{"fallbacks":[{"m":["a"]}]}}`:                {"router_settings_override"},
-		`{"model":"m","extra_body":{"top_k":1,"model":"secret"}}`:                             {"extra_body"},
-		`{"model":"m","extra_body":{"mod\u0065l":"secret"},"seed":1}`:                         {"extra_body"},
-		`{"model":"m","extra_body":{"fallbacks":["a"],"rid":"x"}}`:                            {"extra_body"},
-		`{"model":"m","rid":"x","extra_body":{"chat_template_kwargs":{"chat_template":"a"}}}`: {"rid", "extra_body"},
-		`{"model":"m","extra_body":{"vllm_xargs":{"kv_transfer_params":1}},"seed":1}`:         {"extra_body"},
-		`{"model":"m","extra_body":{"model":null,"id_slot":-1,"metadata":{"model":"a"}}}`:     nil,
-		`{"model":"m","extra_body":{"top_k":1,"chat_template_kwargs":{"a":1}},"seed":1}`:      nil,
-		`{"model":"m","extra_body":["model"],"seed":1}`:                                       nil,
-		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:   nil,
+		`{"model":"m","models":["a","b"],"messages":[]}`:                                       {"models"},
+		`{"model":"m","messages":[],"Fallbacks":["a"]}`:                                        {"fallbacks"},
+		`{"model":"m","messages":[],"\u0072oute":"fallback"}`:                                  {"route"},
+		`{"model":"m","context_window_fallbacks":[{"m":["a"]}],"stream":true}`:                 {"context_window_fallbacks"},
+		`{"model":"m","content_policy_fallbacks":{"a":1},"stream":true}`:                       {"content_policy_fallbacks"},
+		`{"model":"m","models":[],"route":"","fallbacks":[ ],"router_settings_override":{}}`:   nil,
+		`{"model":"m","models":0,"fallbacks":[""],"route":true,"bootstrap_host":"","lora":[]}`: {"models", "route", "fallbacks", "bootstrap_host", "lora"},
+		`{"model":"m","models":null,"route": null ,"stream":true}`:                             nil,
+		`{"model":"m","metadata":{"models":["a"]},"input":"x","routes":1}`:                     nil,
+		`{"model":"m","rid":"a","kv_transfer_params":{"remote_host":"h"}}`:                     {"rid", "kv_transfer_params"},
+		`{"model":"m","RI\u0044":"a","custom_logit_proce\u017f\u017for":"x"}`:                  {"rid", "custom_logit_processor"},
+		`{"model":"m","repeat_last_n":2147483647,"dry_penalty_last_n":1e9}`:                    {"repeat_last_n", "dry_penalty_last_n"},
+		`{"model":"m","repeat_last_n":131072,"dry_penalty_last_n":"2147483647"}`:               nil,
+		`{"model":"m","id_slot":0}`:                                                            {"id_slot"},
+		`{"model":"m","id_slot":-1}`:                                                           nil,
+		`{"model":"m","chat_template_kwargs":{"enable_thinking":false,"chat_template":"{}"}}`:  {"chat_template"},
+		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:                nil,
+		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:               nil,
+		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:            {"kv_transfer_params"},
+		`{"model":"m","router_settings_override":{"fallbacks":[{"m":["a"]}]}}`:                 {"router_settings_override"},
+		`{"model":"m","extra_body":{"top_k":1,"model":"secret"}}`:                              {"extra_body"},
+		`{"model":"m","extra_body":{"mod\u0065l":"secret"},"seed":1}`:                          {"extra_body"},
+		`{"model":"m","extra_body":{"fallbacks":["a"],"rid":"x"}}`:                             {"extra_body"},
+		`{"model":"m","rid":"x","extra_body":{"chat_template_kwargs":{"chat_template":"a"}}}`:  {"rid", "extra_body"},
+		`{"model":"m","extra_body":{"vllm_xargs":{"kv_transfer_params":1}},"seed":1}`:          {"extra_body"},
+		`{"model":"m","extra_body":{"model":null,"id_slot":-1,"metadata":{"model":"a"}}}`:      nil,
+		`{"model":"m","extra_body":{"top_k":1,"chat_template_kwargs":{"a":1}},"seed":1}`:       nil,
+		`{"model":"m","extra_body":["model"],"seed":1}`:                                        nil,
+		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:    nil,
 	} {
 		if n := bits.OnesCount32(uint32(NewGuards(want))); n != len(want) {
 			t.Errorf("%s: the table has %d of %q", body, n, want)
@@ -186,7 +188,7 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 - Nobody knows what serves at an upstream, so models with ` + "`launcher: upstream`" + `, discovered models, and models that an upstream has joined refuse all rows.
 - An engine that the file adds under ` + "`engines`" + ` may obey anything, so its models refuse all rows but those with "none".
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
-- ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
+- ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server. An empty list, object or string passes, too, where no engine obeys the field." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
 - ` + "`extra_body` counts only with a member that is in the table, or with `model`, `messages`, `input` or `prompt`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
