@@ -125,17 +125,18 @@ func TestX14_GuardedFieldsAreRefused(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("own", replicas("own-0")...)
 	s.put("sglang", replicas("sglang-0")...)
+	s.put("strict", replicas("strict-0", "strict-1", "strict-2")...)
 	s.put("shared", engines.Replica{ID: "shared-0"}, engines.Replica{ID: "far-0", Launcher: engines.Upstream})
 	s.put("free", engines.Replica{ID: "free-0", Launcher: engines.Upstream})
 	s.fleet.Set("models", engines.Part{
 		Models:   []engines.Model{{Name: "up", Launcher: engines.Upstream}},
 		Replicas: []engines.Replica{{ID: "up-0", Model: "up", State: engines.Ready, Launcher: engines.Upstream}}})
 	permitted := openai.NewGuards([]string{"rid", "models"})
-	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"up", "own"}, "far": {"up", "shared"}}, Models: map[string]Policy{
-		"sglang": {Guards: openai.GuardsOf("sglang")}, "free": {Permitted: permitted}}})
+	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"up", "own"}, "far": {"up", "shared"}, "wide": {"strict", "own"}}, Models: map[string]Policy{
+		"sglang": {Guards: openai.GuardsOf("sglang")}, "strict": {Guards: openai.AllGuards()}, "free": {Permitted: permitted}}})
 	s.rebuild()
 	for model, refused := range map[string][]string{
-		"own": nil, "mixed": nil, "up": {"models", "rid", "lora"}, "far": {"models", "rid", "lora"}, "shared": {"models", "rid", "lora"},
+		"own": nil, "mixed": nil, "wide": nil, "up": {"models", "rid", "lora"}, "far": {"models", "rid", "lora"}, "shared": {"models", "rid", "lora"},
 		"sglang": {"rid"}, "free": {"lora"},
 	} {
 		for _, field := range []string{"models", "rid", "lora"} {
@@ -152,7 +153,7 @@ func TestX14_GuardedFieldsAreRefused(t *testing.T) {
 				t.Errorf("%s of %s passes: %v", field, model, fault)
 			}
 			if fault == nil {
-				if model == "mixed" && ticket.Model != "own" {
+				if (model == "mixed" || model == "wide") && ticket.Model != "own" {
 					t.Errorf("%s of a pool goes to %s", field, ticket.Model)
 				}
 				ticket.Release()

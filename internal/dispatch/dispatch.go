@@ -537,7 +537,8 @@ func (d *Dispatcher) reportWait(c choice, r *Request) {
 func (d *Dispatcher) serves(model string, r *Request) bool {
 	w := d.table.Load()
 	t, ok := w.routes[model]
-	return ok && !w.drained[model] && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, t.PermittedAs(r.Model))
+	return ok && !w.drained[model] && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, t.PermittedAs(r.Model)) &&
+		t.refused(r.Guarded) == 0
 }
 
 // tenant returns the limits of a tenant.
