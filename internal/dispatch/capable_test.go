@@ -117,6 +117,53 @@ func TestR12_CostOfMedia(t *testing.T) {
 	}
 }
 
+// Media of a host that is not permitted are refused, by all models of a pool or by those that do not
+// permit the host. What only llama.cpp takes for a host counts where a server may be llama.cpp.
+func TestX14_MediaOfOtherHostsAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	hosts := func(list ...string) openai.MediaHosts {
+		h, _ := openai.ParseMediaHosts(list)
+		return h
+	}
+	models := map[string]Policy{"none": {}, "public": {MediaHosts: hosts("public")}, "any": {MediaHosts: hosts("*")},
+		"llama": {MediaHosts: hosts("public"), Guards: openai.GuardsOf("llama-cpp")}}
+	for name := range models {
+		s.put(name, replicas(name+"-0")...)
+	}
+	s.SetRules(Rules{FirstPool: "pool", Pools: map[string][]string{"pool": {"none", "public"}}, Models: models})
+	s.rebuild()
+	for body, permitted := range map[string][]string{
+		`"data:image/png;base64,AA"`:            {"none", "public", "any", "llama", "pool"},
+		`"https://example.com/a.png"`:           {"public", "any", "llama", "pool"},
+		`"http://169.254.169.254/latest/"`:      {"any"},
+		`"https://example.com/a@10.0.0.1/b"`:    {"public", "any", "pool"},
+		`"https://example.com/a@example.com/b"`: {"public", "any", "llama", "pool"},
+	} {
+		for _, model := range []string{"none", "public", "any", "llama", "pool"} {
+			text := []byte(`{"model":"` + model + `","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":` + body + `}}]}]}`)
+			scan, fault := openai.Scan(openai.Chat, "application/json", text)
+			if fault != nil {
+				t.Fatal(fault)
+			}
+			ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
+			r := NewRequest(Caller{Tenant: &authz.Tenant{}}, &scan, text)
+			r.Allowed = nil
+			ticket, fault := s.Dispatch(ctx, r)
+			end()
+			if ok := slices.Contains(permitted, model); ok != (fault == nil) || !ok && (fault.HTTPStatus() != 400 || fault.Param != "image_url") {
+				t.Errorf("%s of %s: %v", body, model, fault)
+			}
+			if fault == nil {
+				if model == "pool" && body != `"data:image/png;base64,AA"` && ticket.Model != "public" {
+					t.Errorf("%s goes to %s", body, ticket.Model)
+				}
+				ticket.Release()
+			}
+		}
+	}
+}
+
 // A guarded field is refused where a server may obey it: at upstreams, at engines that do, and at
 // launched models that an upstream has joined. Engines that ignore it serve the request. A field
 // that the operator permits passes.

@@ -68,6 +68,7 @@ func checkScan(t *testing.T, e Endpoint, body []byte) (taken bool) {
 		return false
 	}
 	got.Guarded &^= NewGuards([]string{localMedia}) // the naive scan reads no parts
+	got.MediaURLs = nil
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Request{})); diff != "" {
 		t.Fatalf("%v %q:\n%s", e, body, diff)
 	}

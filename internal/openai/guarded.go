@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"unicode/utf8"
-
-	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // Guarded is a field of a JSON body by which a client would make an engine do what is not for
@@ -179,12 +176,9 @@ func isLower(name []byte) bool {
 // tool, which has a list of parts, too.
 const maxItemDepth = 6
 
-// itemURLs are the fields of items that have URLs of media.
-var itemURLs = []string{"image", "image_url", "video", "video_url", "audio", "audio_url"}
-
-// items reads what is embedded or ranked, or whose tokens are counted: texts, lists of tokens,
-// objects with URLs of media, messages, or parts as in messages. It notes the URLs that name local
-// files. Engines accept no list that begins with a token and has anything else.
+// items reads what is embedded, ranked or scored, or whose tokens are counted: texts, lists of
+// tokens, objects with URLs of media, messages, or parts as in messages. Engines accept no list
+// that begins with a token and has anything else.
 func (s *scanner) items(depth int) {
 	c := s.json.Kind()
 	switch {
@@ -195,20 +189,19 @@ func (s *scanner) items(depth int) {
 			s.items(depth - 1)
 		}
 	default:
-		local := false
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			switch name := string(s.json.Name()); {
-			case slices.Contains(itemURLs, name):
-				readURL(&s.json, &local)
-			case name == "source" && s.req.Endpoint == CountTokens: // a document to rank may have any
-				isPlainSource(&s.json, &local)
-			case name == "content":
+			name := s.json.Name()
+			switch field := urlField(name); {
+			case field != "":
+				s.found.read(&s.json, field)
+			case string(name) == "source" && s.req.Endpoint == CountTokens: // other items may have any
+				isPlainSource(&s.json, &s.found)
+			case string(name) == "content" || string(name) == "output":
 				s.items(depth - 1)
 			default:
 				s.json.Skip()
 			}
 		}
-		s.noteLocal(local)
 	}
 }
 
@@ -217,93 +210,6 @@ func (s *scanner) items(depth int) {
 func beginsWithNumber(list []byte) bool {
 	list = bytes.TrimLeft(list, " \t\r\n[")
 	return len(list) > 0 && '0' <= list[0] && list[0] <= '9'
-}
-
-// noteLocal notes that a part names a local file, if local is true.
-func (s *scanner) noteLocal(local bool) {
-	if local {
-		s.req.Guarded |= guardOf([]byte(localMedia))
-	}
-}
-
-// readURL reads the URL of a part of a message, a string or an object with a field url or data, and
-// sets local, unless that is nil, if the URL names a local file. Sounds and videos have data, which
-// llama.cpp also takes for a URL. A base64 text there may begin with a slash.
-func readURL(r *jsonscan.Reader, local *bool) {
-	switch c := r.Kind(); {
-	case local == nil:
-		r.Skip()
-	case c == '"':
-		raw, _ := r.RawText()
-		*local = *local || isLocalFile(raw, r.Escaped())
-	case c == '{':
-		for more := r.Open('{'); more; more = r.More('{') {
-			name := string(r.Name())
-			if raw, ok := r.RawText(); ok && (name == "url" || name == "data" && mayBeURL(raw)) {
-				*local = *local || isLocalFile(raw, r.Escaped())
-			}
-		}
-	default:
-		r.Skip()
-	}
-}
-
-// maxPath is how many bytes a path may have as JSON may write it: Linux allows 4,096, and an escape
-// takes at most six bytes for one.
-const maxPath = 6 * 4096
-
-// isLocalFile reports whether a string names a file: by a URL with one of the localSchemes, or by a
-// path, which neither is a URL with another scheme nor has only the characters of base64.
-func isLocalFile(raw []byte, escaped bool) bool {
-	if len(raw) > maxPath {
-		return isLongLocalFile(raw)
-	}
-	if escaped {
-		raw, _ = jsonscan.Unescape(nil, raw)
-	}
-	raw = bytes.TrimSpace(raw)
-	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok {
-		last := scheme[bytes.LastIndexByte(scheme, '+')+1:] // hls+file:///a
-		return !isScheme(scheme) || slices.Contains(localSchemes, strings.ToLower(string(last)))
-	}
-	if bytes.HasPrefix(raw, []byte("/9j/")) { // a JPEG in base64
-		raw = raw[1:]
-	}
-	return len(raw) > 0 && (raw[0] == '/' || bytes.IndexByte(raw, '.') >= 0)
-}
-
-// isLongLocalFile is isLocalFile for a string that is no path for its length, as it stands in JSON.
-// A URL of a file may have a long query, which engines ignore. Other long strings are data URLs,
-// URLs of the web, or base64, in which some clients write a slash with a backslash.
-func isLongLocalFile(raw []byte) bool {
-	for _, other := range [...]string{"data:", "https:", "http:"} {
-		if bytes.EqualFold(raw[:len(other)], []byte(other)) {
-			return false
-		}
-	}
-	return mayBeURL(raw)
-}
-
-// mayBeURL reports whether a string, as it stands in JSON, has a colon, maybe as an escape. Base64
-// has none, although .NET writes its plus signs as escapes.
-func mayBeURL(raw []byte) bool {
-	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u003a`)) || bytes.Contains(raw, []byte(`\u003A`))
-}
-
-// localSchemes are the schemes of URLs that name local files. Python also takes <URL:file:///a> for
-// such a URL. FFmpeg opens files by all of the others, and SGLang has it open the URLs of videos
-// whose path is that of a file.
-var localSchemes = []string{"file", "url", "async", "cache", "concat", "concatf", "crypto", "fd", "pipe", "subfile", "unix"}
-
-// isScheme reports whether a text has the form of the scheme of a URL.
-func isScheme(text []byte) bool {
-	for i, c := range text {
-		letter := 'a' <= c|0x20 && c|0x20 <= 'z'
-		if !letter && (i == 0 || !('0' <= c && c <= '9' || c == '+' || c == '.' || c == '-')) {
-			return false
-		}
-	}
-	return len(text) > 0
 }
 
 // guard reads the value of a guarded field. null asks for nothing, and so does -1, by which clients

@@ -205,13 +205,42 @@ models:
   - {name: chat, engine: vllm, source: {name: Qwen/Qwen3-8B}, permit_fields: [chat_template], variables: {trust_request_chat_template: true}}
 ` + "```" + `
 
+## Media that engines fetch
+
+vLLM, SGLang, llama.cpp and text-generation-inference fetch the images, sounds and videos that a request names by a URL, from wherever the URL points. So a client
+could have an engine ask what only your network reaches: the metadata of a cloud with its credentials, or the admin listeners of a cluster. ` + "`media_hosts`" + ` of a model,
+and ` + "`discovered.media_hosts`" + `, say from which hosts media may come. The gateway answers another request with 400 ` + "`invalid_request`" + `, which names the field and the host.
+
+` + "```yaml" + `
+models:
+  - {name: chat, engine: vllm, source: {name: Qwen/Qwen2.5-VL-7B-Instruct}, media_hosts: [public, "minio.storage:9000"]}
+` + "```" + `
+
+| rule | permits |
+| --- | --- |
+| ` + "`public`" + ` | the hosts of the internet: names below a domain of the public suffix list, and addresses that are global. Not names of one word, names such as ` + "`redis.default.svc`, `metadata.google.internal` or `printer.local`" + `, or addresses that are private, local to a link, of this machine, or reserved |
+| ` + "`images.example.com`, `10.0.0.5`, `[fd00::5]`" + ` | this host; with ` + "`:9000`" + ` only this port of it |
+| ` + "`*.example.com`" + ` | the hosts below the domain, and not the domain itself; also with a port |
+| ` + "`10.0.0.0/8`" + ` | URLs that have an address of the range in the place of a name |
+| ` + "`*`" + ` | every URL, also one that the gateway cannot read |
+
+- The default is ` + "`[public]`" + `: images of the internet pass, as they did before, and what is inside your network does not. ` + "`[]`" + ` permits data URLs alone.
+- The rule holds at all endpoints, for realtime turns, gRPC and batches: parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, items to be embedded, ranked, scored or counted, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
+- A URL counts only if all readers of URLs find the same host in it. So ` + "`http://user@host/`, `http://127.1/`, `http:host`" + ` and hosts with escapes or other characters than ASCII are refused. llama.cpp takes what follows an ` + "`@`" + ` in the path for the host, so this one must be permitted, too, where a server may be llama.cpp: write ` + "`%40`" + `.
+- A URL of a bucket, such as ` + "`gs://photos/a.png`" + `, has the name of the bucket as its host. The rule ` + "`photos`" + ` permits it.
+
+**What the gateway cannot see.** It reads the URL and never connects to it. The engine looks up the name afterwards, so a name of the internet whose address is one of yours passes
+` + "`public`" + `. An engine also follows redirects of a host that is permitted. And a cluster may give a name of the internet a meaning of its own: ` + "`redis.dev`" + ` is the service redis of the namespace dev.
+Against all three, list the hosts in the place of ` + "`public`" + `, switch off redirects (` + "`VLLM_MEDIA_URL_ALLOW_REDIRECTS=0`" + ` of vLLM), and let a network policy keep engines from the addresses of the
+cloud's metadata and from other services. ` + "`allowed_media_domains`" + ` of vLLM and SGLang adds a check at the engine. A provider behind an upstream fetches from its own network, where your hosts are out of reach.
+
 ## What engines still do for clients
 
 These fields pass, because clients use them every day, or because engines ignore them unless you change a setting. Look at the right column before strangers may call.
 
 | what a client may do | by | what you can do |
 | --- | --- | --- |
-| make the engine fetch a URL of the client's choice, also one inside your network | ` + "`image_url`, `video_url`, `audio_url`" + ` with ` + "`http:` or `https:`" + ` | Let the network stop it: engines need no way to other hosts while they serve, and none to the addresses of the cloud's metadata. Recent releases of vLLM and SGLang have ` + "`allowed_media_domains`" + `. llama.cpp and text-generation-inference fetch too. Ollama does not |
+| make the engine fetch a URL of the internet | the fields for [media](#media-that-engines-fetch) | Set ` + "`media_hosts`" + ` of the model |
 | read files below a directory | ` + "`file:`" + ` URLs, if ` + "`allowed_local_media_path`" + ` of vLLM is set, or ` + "`media_path`" + ` of llama.cpp, which also needs ` + "`permit_fields: [local_media]`" + ` | Do not set it, or give the directory nothing but what all tenants may see |
 | go before others in the engine | ` + "`priority`" + `, if ` + "`scheduling_policy: priority`" + ` of vLLM or ` + "`enable_priority_scheduling`" + ` of SGLang is set | Do not set it. The gateway has [priorities](limits.md) of its own |
 | let the engine call tools | ` + "`tools`" + ` of ` + "`/v1/responses`" + ` of the types ` + "`mcp`, `web_search_preview` and `code_interpreter`" + `, if a tool server of vLLM or SGLang is set | Give it tools that every tenant may use. The engines call the servers of their own settings, and not the URL of a request |

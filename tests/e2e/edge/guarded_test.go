@@ -38,7 +38,7 @@ auth: {mode: none}
 models:
   - {name: native, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: native}}
   - {name: managed, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}}
-  - {name: free, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}, permit_fields: [rid, chat_template]}
+  - {name: free, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}, permit_fields: [rid, chat_template], media_hosts: [images.lan]}
 `, upstream))
 	post := func(model, path, fields string) *harness.Answer {
 		served.Store(nil)
@@ -75,6 +75,19 @@ models:
 		a := g.Post("/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///a.png"}}]}]}`)
 		if a.StatusCode != 400 || served.Load() != nil || !strings.Contains(string(a.Content), "local file") {
 			t.Errorf("a local file, %s: %v", model, a)
+		}
+	}
+	for _, model := range []string{"native", "managed", "free"} {
+		for url, permitted := range map[string]bool{"https://example.com/a.png": model != "free", "http://images.lan:81/a.png": model == "free",
+			"http://169.254.169.254/latest/meta-data": false, "http://127.0.0.1:9901/quitquitquit": false, "https://example.com/a@redis/b": false} {
+			served.Store(nil)
+			a := g.Post("/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"`+url+`"}}]}]}`)
+			switch got := served.Load(); {
+			case permitted && (a.StatusCode != 200 || got == nil):
+				t.Errorf("%s of %s: %v", url, model, a)
+			case !permitted && (a.StatusCode != 400 || got != nil || !strings.Contains(string(a.Content), "image_url")):
+				t.Errorf("%s of %s passes: %v", url, model, a)
+			}
 		}
 	}
 	for _, model := range []string{"native", "managed"} {
