@@ -117,8 +117,8 @@ func TestR12_CostOfMedia(t *testing.T) {
 	}
 }
 
-// Media of a host that is not permitted are refused, by all models of a pool or by those that do not
-// permit the host. What only llama.cpp takes for a host counts where a server may be llama.cpp.
+// Media of a host that is not permitted are refused, by all models of a pool or by those that do
+// not permit the host. What only llama.cpp takes for a host counts where a server may be llama.cpp.
 func TestX14_MediaOfOtherHostsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})

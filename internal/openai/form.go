@@ -137,6 +137,9 @@ func (f *formScanner) part(start, i int) (next int) {
 	}
 	id := partField(f.req.Endpoint, name)
 	f.field(id, content[:length-2], isFile)
+	if guard := guardOf(bytes.TrimSuffix(name, []byte("[]"))); guard != 0 && guard.First().Above == 0 && length > 2 {
+		f.req.Guarded |= guard // LiteLLM takes the parts of a form for fields
+	}
 	if source := sourceField(name); source != "" && !isFile {
 		f.found.add(source, content[:length-2], false)
 	}

@@ -27,6 +27,8 @@ const (
 	otherModels  = "asks for other models than the field model names"
 	otherHost    = "makes the engine connect to a host that the client names"
 	otherReplica = "chooses a worker inside the engine, past the pick of the gateway"
+	otherAccount = "names another account or key than that of the upstream"
+	storedFiles  = "reads files that the account of the upstream has stored, which may be those of others"
 	otherAdapter = "chooses an adapter, past the models that the caller may use"
 	memory       = "is how many tokens the server makes room for at once, while other requests wait"
 	template     = "is a program, which the engine runs without a limit of time while other requests wait"
@@ -48,6 +50,22 @@ var guarded = []Guarded{
 	{"content_policy_fallbacks", nil, otherModels, 0},
 	{"router_settings_override", nil, otherModels, 0},
 	{queryModel, nil, otherModels, 0},
+	{"preset", nil, otherModels, 0},
+	{"prompt_id", nil, otherModels, 0},
+	{pluginsField, nil, otherModels, 0},
+	{providerOptions, nil, "asks Vercel's gateway for other models than the field model names, or for another account", 0},
+	{"custom_llm_provider", nil, "chooses another provider than the operator", 0},
+	{"api_base", nil, otherHost, 0},
+	{"base_url", nil, otherHost, 0},
+	{"user_config", nil, otherHost, 0},
+	{"data_sources", nil, otherHost, 0},
+	{"mcp_servers", nil, otherHost, 0},
+	{"api_key", nil, otherAccount, 0},
+	{"vector_store_ids", nil, storedFiles, 0},
+	{"container", nil, storedFiles, 0},
+	{storedFile, nil, storedFiles, 0},
+	{hostedTools, nil, "lets the upstream connect to a host that the client names, use another model, or read files of its account", 0},
+	{nvext, nil, otherReplica, 0},
 	{extraBody, nil, "has fields that the server puts in the place of those that the gateway has checked", 0},
 	{"kv_transfer_params", ofVLLM, otherHost, 0},
 	{"ec_transfer_params", ofVLLM, otherHost, 0},
@@ -88,6 +106,10 @@ func (g Guarded) Title() string {
 		return "the URL of a local file (" + localMedia + ")"
 	case queryModel:
 		return "the parameter model of the query (" + queryModel + ")"
+	case storedFile:
+		return "the id of a stored file (" + storedFile + ")"
+	case hostedTools:
+		return "such a tool of the upstream (" + hostedTools + ")"
 	}
 	if g.Above > 0 {
 		return fmt.Sprintf("the field %s above %d", g.Name, g.Above)
@@ -99,7 +121,7 @@ func (g Guarded) Title() string {
 func GuardedFields() []Guarded { return slices.Clone(guarded) }
 
 // Guards is a set of guarded fields: a bit for each row of the table.
-type Guards uint32
+type Guards uint64
 
 // NewGuards returns the set of the guarded fields with these names. It ignores other names.
 func NewGuards[S ~string](names []S) (set Guards) {
@@ -219,8 +241,14 @@ func (s *scanner) guard(field Guards) {
 	if s.json.Null() {
 		return
 	}
-	if field == guardOfExtraBody {
+	switch name := field.First().Name; name {
+	case extraBody:
 		s.extraBody()
+		return
+	case pluginsField, nvext, providerOptions:
+		if s.asksByMembers(name) {
+			s.req.Guarded |= field
+		}
 		return
 	}
 	at := s.json.Value()
@@ -257,7 +285,8 @@ func (s *scanner) guardMembers(within Guards) {
 }
 
 // extraBody reads the value of the field extra_body. The field counts if one of its members is a
-// guarded field, the model, or what the model is to read. Other members pass.
+// guarded field, or one that the gateway reads in the body: the model, what the model is to read,
+// bounds of the output, the number of answers. Other members pass.
 func (s *scanner) extraBody() {
 	if s.json.Kind() != '{' {
 		s.json.Skip()
@@ -274,13 +303,15 @@ func (s *scanner) extraBody() {
 			s.guardMembers(guardsOfTemplate)
 		case fieldEngineArgs:
 			s.guardMembers(guardsOfArguments)
-		case fieldModel, fieldMessages, fieldInput, fieldPrompt, fieldItems:
+		case fieldTools:
+			s.readTools()
+		case fieldOther, fieldFunctions, fieldPromptCacheKey, fieldCacheSalt, fieldSize:
+			s.json.Skip()
+		default: // the gateway has read the field of the body itself
 			if !s.json.Null() {
 				s.req.Guarded |= guardOfExtraBody
 				s.json.Skip()
 			}
-		default:
-			s.json.Skip()
 		}
 	}
 	if s.req.Guarded != 0 {

@@ -45,7 +45,7 @@ func TestX14_GuardedFieldsAreFound(t *testing.T) {
 		`{"model":"m","extra_body":["model"],"seed":1}`:                                        nil,
 		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:    nil,
 	} {
-		if n := bits.OnesCount32(uint32(NewGuards(want))); n != len(want) {
+		if n := bits.OnesCount64(uint64(NewGuards(want))); n != len(want) {
 			t.Errorf("%s: the table has %d of %q", body, n, want)
 		}
 		for _, e := range []Endpoint{Chat, Responses, Embeddings, Messages, Tokenize} {
@@ -141,8 +141,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 		}
 		each |= set
 	}
-	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks",
-		"router_settings_override", "extra_body", queryModel}) != each {
+	if each != AllGuards() || GuardsOf("")&NewGuards([]string{"models", "extra_body", nvext, hostedTools, storedFile, queryModel}) != 0 {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
 	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media", "repeat_last_n", "dry_penalty_last_n"}) {
@@ -175,7 +174,7 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 	for _, g := range GuardedFields() {
 		engines := strings.Join(g.Engines, ", ")
 		if engines == "" {
-			engines = "none; OpenRouter or LiteLLM as an upstream"
+			engines = "none; another gateway or a provider as an upstream"
 		}
 		name := "`" + g.Name + "`"
 		if g.Above > 0 {
@@ -190,9 +189,11 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server. An empty list, object or string passes, too, where no engine obeys the field." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
-- ` + "`extra_body` counts only with a member that is in the table, or with `model`, `messages`, `input` or `prompt`. LiteLLM puts its members in the place of the fields of the body." + `
+- ` + "`extra_body` counts only with a member that is in the table, or with one that the gateway reads, such as `model`, `messages`, `n` or `max_tokens`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
 - ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`file_id`" + ` counts in parts of messages, such as ` + "`input_file`" + `. ` + "`hosted_tools`" + ` stands for a tool with ` + "`server_url`, `connector_id`, `vector_store_ids`, `model`" + `, a container by its id or with files, and for tools of OpenRouter that use other models. Functions and tools such as ` + "`web_search`" + ` pass.
+- ` + "`plugins`" + ` passes with ` + "`web`, `file-parser`, `response-healing`, `context-compression` and `moderation`" + ` alone, ` + "`providerOptions`" + ` without ` + "`models` and `byok` of `gateway`" + `, and ` + "`nvext`" + ` with members that leave the routing to Dynamo. Parts of a form count as fields do.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 
 ## Permit a field
@@ -243,6 +244,7 @@ These fields pass, because clients use them every day, or because engines ignore
 | make the engine fetch a URL of the internet | the fields for [media](#media-that-engines-fetch) | Set ` + "`media_hosts`" + ` of the model |
 | read files below a directory | ` + "`file:`" + ` URLs, if ` + "`allowed_local_media_path`" + ` of vLLM is set, or ` + "`media_path`" + ` of llama.cpp, which also needs ` + "`permit_fields: [local_media]`" + ` | Do not set it, or give the directory nothing but what all tenants may see |
 | go before others in the engine | ` + "`priority`" + `, if ` + "`scheduling_policy: priority`" + ` of vLLM or ` + "`enable_priority_scheduling`" + ` of SGLang is set | Do not set it. The gateway has [priorities](limits.md) of its own |
+| choose among the providers of the model that it names | ` + "`provider`" + ` of OpenRouter, ` + "`providerOptions.gateway.order`" + ` of Vercel | Choose in the settings of the account which providers it may use, and at what price |
 | let the engine call tools | ` + "`tools`" + ` of ` + "`/v1/responses`" + ` of the types ` + "`mcp`, `web_search_preview` and `code_interpreter`" + `, if a tool server of vLLM or SGLang is set | Give it tools that every tenant may use. The engines call the servers of their own settings, and not the URL of a request |
 | use much memory or time | ` + "`mm_processor_kwargs`, `media_io_kwargs`, `structured_outputs`, `grammar`, `regex`, `prompt_logprobs`, `n_probs`" + ` | Keep engines up to date, and bound them: ` + "`limit_mm_per_prompt`, `max_logprobs`" + ` of vLLM. Replicas are started again after a crash |
 `)

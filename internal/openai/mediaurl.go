@@ -25,9 +25,10 @@ type MediaURL struct {
 
 // mediaURLs is what a scan finds in fields for the URLs of media.
 type mediaURLs struct {
-	// local says that a URL names a file of the engine's machine.
-	local bool
-	urls  []MediaURL
+	// local says that a URL names a file of the engine's machine, stored that a part has the id of
+	// a stored file.
+	local, stored bool
+	urls          []MediaURL
 }
 
 // maxMediaURLs bounds the URLs of media of a request, of which one after another from the same host
@@ -41,6 +42,9 @@ func (r *Request) noteMedia(m *mediaURLs) *Error {
 	}
 	if m.local {
 		r.Guarded |= guardOf([]byte(localMedia))
+	}
+	if m.stored {
+		r.Guarded |= guardOf([]byte(storedFile))
 	}
 	return nil
 }
@@ -114,12 +118,24 @@ func (m *mediaURLs) read(r *jsonscan.Reader, field string) {
 				if raw, _ := r.RawText(); mayBeURL(raw) {
 					m.add(field, raw, r.Escaped())
 				}
+			case storedFile:
+				m.readID(r)
 			default:
 				r.Skip()
 			}
 		}
 	default:
 		r.Skip()
+	}
+}
+
+// readID reads the value of a field for the id of a stored file.
+func (m *mediaURLs) readID(r *jsonscan.Reader) {
+	if !r.Null() {
+		r.Skip()
+		if m != nil {
+			m.stored = true
+		}
 	}
 }
 

@@ -175,9 +175,12 @@ func (s *scanner) instructions() {
 
 // tools reads the tools that the model may call. They are kept as they stand.
 func (s *scanner) tools() {
-	if !s.json.Null() {
-		s.keep(message{text: rawText(&s.json), lane: laneTools})
+	if s.json.Null() {
+		return
 	}
+	start := s.json.Pos()
+	s.readTools()
+	s.keep(message{text: textAt(start, s.json.Pos(), formRaw), lane: laneTools})
 }
 
 func (s *scanner) keep(m message) {
@@ -335,6 +338,8 @@ func readPart(r *jsonscan.Reader, none typeless, urls *mediaURLs) (t text, media
 			t = partString(r)
 		case "source":
 			plain = isPlainSource(r, urls)
+		case storedFile:
+			urls.readID(r)
 		case "content":
 			nested = r.Kind() == '['
 			r.Skip()
@@ -361,6 +366,8 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 			plain = string(wordText(r)) == "text"
 		case "url":
 			urls.read(r, "source")
+		case storedFile:
+			urls.readID(r)
 		default:
 			r.Skip()
 		}

@@ -12,6 +12,54 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
+// TestE2E_X14_HeadersForOtherGateways sends the headers by which a client would choose the
+// provider, the host or the account at a gateway behind an upstream. The upstream gets those of the
+// file alone.
+func TestE2E_X14_HeadersForOtherGateways(t *testing.T) {
+	t.Parallel()
+	var served atomic.Pointer[http.Header]
+	upstream := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "native", "managed") {
+			return
+		}
+		served.Store(new(r.Header))
+		w.Header().Set("content-type", "application/json")
+		fmt.Fprint(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}]}`)
+	})
+	g := harness.Start(t, fmt.Sprintf(`
+auth: {mode: none}
+models:
+  - {name: native, launcher: upstream, upstreams: [{url: "%[1]s", headers: {x-portkey-config: own}}], stream: {mode: native}}
+  - {name: managed, launcher: upstream, upstreams: [{url: "%[1]s", headers: {x-portkey-config: own}}], stream: {mode: managed}}
+`, upstream))
+	for _, model := range []string{"native", "managed"} {
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+"/v1/chat/completions",
+			strings.NewReader(`{"model":"`+model+`","messages":[{"role":"user","content":"x"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := []string{"x-portkey-config", "x-portkey-custom-host", "cf-aig-byok-alias", "x-bf-vk", "x-pass-x-api-key", "helicone-target-url", "x-litellm-api-key"}
+		for _, name := range names {
+			q.Header.Set(name, "of-the-client")
+		}
+		q.Header.Set("content-type", "application/json")
+		a, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Body.Close()
+		got := served.Load()
+		if a.StatusCode != 200 || got == nil || got.Get("x-portkey-config") != "own" {
+			t.Fatalf("%s: %s, %v", model, a.Status, got)
+		}
+		for _, name := range names {
+			if got.Get(name) == "of-the-client" {
+				t.Errorf("%s: the upstream gets %s", model, name)
+			}
+		}
+	}
+}
+
 // TestE2E_X14_FieldsThatAreNotForClients sends the fields by which a client would make an engine
 // connect elsewhere, run code or harm the requests of others. No engine gets such a request, on
 // native or managed ways, whatever its endpoint. What an operator permits passes, and so does what
