@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -215,6 +216,7 @@ func (s *scanner) items(depth int) {
 			name := s.json.Name()
 			switch field := urlField(name); {
 			case field != "":
+				s.found.anyDocument = s.req.Endpoint == Rerank && !strings.HasSuffix(field, "_url")
 				s.found.read(&s.json, field)
 			case string(name) == "source" && s.req.Endpoint == CountTokens: // other items may have any
 				isPlainSource(&s.json, &s.found)

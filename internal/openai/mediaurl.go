@@ -29,6 +29,9 @@ type mediaURLs struct {
 	// a stored file.
 	local, stored bool
 	urls          []MediaURL
+	// anyDocument says that the field may be that of any document, whose image is often the name
+	// of a file somewhere else. Only a text that begins with a slash or a dot is a path then.
+	anyDocument bool
 }
 
 // maxMediaURLs bounds the URLs of media of a request, of which one after another from the same host
@@ -158,7 +161,7 @@ func (m *mediaURLs) add(field string, raw []byte, escaped bool) {
 	scheme, rest, isURL := bytes.Cut(text, []byte(":"))
 	switch {
 	case !isURL:
-		m.local = m.local || isPath(text)
+		m.local = m.local || isPath(text) && (!m.anyDocument || text[0] == '/' || text[0] == '.')
 	case !isScheme(scheme):
 		m.local = true
 		m.keep(MediaURL{Field: field})

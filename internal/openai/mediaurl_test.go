@@ -75,6 +75,20 @@ func TestX14_MediaURLsAreFound(t *testing.T) {
 	}
 }
 
+// The image of a document to be ranked may be the name of a file somewhere else.
+func TestX14_DocumentsNameFiles(t *testing.T) {
+	t.Parallel()
+	for image, want := range map[string]bool{"photo.jpg": false, "photos/a.jpg": false, "/etc/a.jpg": true, "../a.jpg": true, "file:///a.jpg": true} {
+		r, fault := Scan(Rerank, "application/json", []byte(`{"model":"m","query":"x","documents":[{"text":"a","image":"`+image+`"}]}`))
+		if fault != nil || (r.Guarded == guardOf([]byte(localMedia))) != want {
+			t.Errorf("%s: %b, %v", image, r.Guarded, fault)
+		}
+	}
+	if r, _ := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[{"image":"photo.jpg"}]}`)); r.Guarded != guardOf([]byte(localMedia)) {
+		t.Error("an image to be embedded may be a file of the engine")
+	}
+}
+
 // A host counts only if all readers of URLs find the same one.
 func TestX14_HostsOfMediaURLs(t *testing.T) {
 	t.Parallel()
