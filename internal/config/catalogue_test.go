@@ -122,7 +122,8 @@ func TestU17_FaultsOfDiscoveredSettings(t *testing.T) {
 		"discovered: {stream: {mode: native, resume: 1s}}":      "1: discovered.stream.resume: has no effect with mode: native; remove it",
 		"discovered: {admission: {queue_timeout: 1h}}":          "1: discovered.admission.queue_timeout: must be at most 55m0s, is 1h0m0s: Envoy holds a request for an hour at most",
 		"discovered: {unhealthy_on: []}":                        "1: discovered.unhealthy_on: must name at least one of connect, reset, 5xx, 503, is empty",
-		"discovered: {slots: 3}":                                "1: discovered.slots: unknown field; known are routing, admission, stream, unhealthy_on, fail_over_on, permit_fields",
+		"discovered: {media_hosts: [public, 'http://a']}":       `1: discovered.media_hosts[1]: must be public, *, or a host as in images.example.com, *.example.com, 10.0.0.5, [fd00::5]:9000 or 10.0.0.0/8, is http://a`,
+		"discovered: {slots: 3}":                                "1: discovered.slots: unknown field; known are routing, admission, stream, unhealthy_on, fail_over_on, permit_fields, media_hosts",
 		"upstreams: [{url: http://h, models: ['a b', 'q*/*']}]": `1: upstreams[0].models[0]: must be a name, in which * stands for any characters, is "a b"`,
 		"models: [{name: a, launcher: upstream, upstreams: [{url: http://h, models: [a]}]}]": "1: models[a].upstreams[0].models: " +
 			"has no effect with the upstreams of a model; remove it",

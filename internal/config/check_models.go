@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // checkModels checks every model and fills in what depends on other fields. It returns the names,
@@ -20,6 +21,7 @@ func (k *checker) checkModels() []named {
 		k.setFailOverOn(at, m)
 		k.checkColdStart(at, m)
 		k.checkWait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
+		k.checkMediaHosts(at, m.MediaHosts)
 		switch m.Launcher {
 		case engines.Local:
 			k.checkLocalModel(at, m)
@@ -121,7 +123,8 @@ func refusedFields(launcher engines.Launcher) []string {
 	case engines.Upstream:
 		return append(launchFields(), "cold_start")
 	case engines.None:
-		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "permit_fields", "routing", "stream")
+		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "permit_fields", "media_hosts", "routing",
+			"stream")
 	}
 	return nil
 }
@@ -129,6 +132,15 @@ func refusedFields(launcher engines.Launcher) []string {
 // replicaLimits are the fields of admission that limit one replica.
 func replicaLimits() []string {
 	return []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica"}
+}
+
+// checkMediaHosts checks the rules for the hosts of media.
+func (k *checker) checkMediaHosts(at path, list []string) {
+	for i, text := range list {
+		if _, err := openai.ParseMediaHosts([]string{text}); err != nil {
+			k.faultf(at.field("media_hosts").item(i), "%v, is %s", err, quoted(text))
+		}
+	}
 }
 
 // setFailOverOn sets the default of fail_over_on.

@@ -25,6 +25,9 @@ type Discovered struct {
 	// PermitFields are fields of requests that clients may use although they are refused for what
 	// they make the engine do, see docs/bodies.md. Default: none.
 	PermitFields []GuardedField `yaml:"permit_fields"`
+	// MediaHosts lists from which hosts clients may have the servers fetch images, sounds, videos
+	// and documents. Default: [public].
+	MediaHosts []string `yaml:"media_hosts"`
 
 	// StrategySet tells that the file has a strategy, which then holds for every engine.
 	StrategySet bool `yaml:"-"`
@@ -41,7 +44,7 @@ func (d Discovered) model() Model {
 	m.Launcher = engines.Upstream
 	m.Replicas, m.Protocol, m.RerankAPI = Replicas{}, ProtocolHTTP, RerankOpenAI
 	m.Routing, m.Admission, m.Stream, m.UnhealthyOn, m.FailOverOn = d.Routing, d.Admission, d.Stream, d.UnhealthyOn, d.FailOverOn
-	m.PermitFields = d.PermitFields
+	m.PermitFields, m.MediaHosts = d.PermitFields, d.MediaHosts
 	return m
 }
 
@@ -54,6 +57,7 @@ func (k *checker) checkDiscovered(at path, d *Discovered) {
 	k.checkUnhealthyOn(at, &m)
 	k.setFailOverOn(at, &m)
 	k.checkWait(at.field("admission").field("queue_timeout"), m.Admission.QueueTimeout)
+	k.checkMediaHosts(at, m.MediaHosts)
 	d.Routing, d.UnhealthyOn, d.FailOverOn = m.Routing, m.UnhealthyOn, m.FailOverOn
 	d.StrategySet = k.isSet(at.field("routing").field("strategy"))
 }

@@ -147,7 +147,8 @@ func TestEveryField(t *testing.T) {
 				Resources: &Resources{CPU: 1.5, Memory: 16 << 30, GPU: 0.5}, Hosts: 1, Placement: Pack, Evict: EvictIdle,
 				Prices:      Prices{Prompt: 0.15, Cached: new(0.05), Completion: 0.6},
 				UnhealthyOn: []Failure{FailConnect, Fail503}, FailOverOn: []StatusClass{Status429}, PermitFields: []GuardedField{"chat_template", "rid"},
-				Variables: map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStart: ColdStart{Wait: time.Minute, LoadTimeout: 30 * time.Minute, Stall: 5 * time.Minute}, ColdStartTimeout: time.Minute,
+				MediaHosts: []string{"public", "*.images.lan:9000", "10.0.0.0/8"},
+				Variables:  map[string]any{"dtype": "half"}, Env: map[string]string{"HOME": "/models", "N": "010"}, Cooldown: 5 * time.Minute, ColdStart: ColdStart{Wait: time.Minute, LoadTimeout: 30 * time.Minute, Stall: 5 * time.Minute}, ColdStartTimeout: time.Minute,
 				Routing: Routing{Strategy: CHWBL, VirtualNodesPerReplica: 50, LoadFactor: 2, MaxUserMessagesForCache: 1},
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
@@ -175,7 +176,7 @@ func TestEveryField(t *testing.T) {
 		Discovered: Discovered{
 			Routing:   Routing{Strategy: LeastConnections, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Second, MaxUserMessagesForCache: 2},
 			Admission: Admission{Weight: 2, MaxPerReplica: 3, MaxQueue: 1000, QueueTimeout: time.Minute}, Stream: streamWith(StreamNative, time.Hour),
-			UnhealthyOn: []Failure{FailConnect}, FailOverOn: []StatusClass{Status503}, PermitFields: []GuardedField{"models"}, StrategySet: true,
+			UnhealthyOn: []Failure{FailConnect}, FailOverOn: []StatusClass{Status503}, PermitFields: []GuardedField{"models"}, MediaHosts: []string{}, StrategySet: true,
 		},
 		Pools: []Pool{{Name: "any", Models: []string{"chat", "discovered", "elsewhere"}}},
 		File:  "testdata/full.yaml",

@@ -136,6 +136,11 @@ type Model struct {
 	// PermitFields are fields of requests that clients may use although they are refused for what
 	// they make the engine do, see docs/bodies.md. Default: none.
 	PermitFields []GuardedField `yaml:"permit_fields"`
+	// MediaHosts lists from which hosts clients may have the model's servers fetch images, sounds,
+	// videos and documents: public (the hosts of the internet), * (every URL), a host, *.domain, an
+	// address or a range of addresses. A host, a domain and an address may have a port. An empty
+	// list permits data URLs alone. See docs/bodies.md. Default: [public].
+	MediaHosts []string `yaml:"media_hosts"`
 	// Routing says which replica gets a request.
 	Routing Routing `yaml:"routing"`
 	// Admission says when a request may start.

@@ -166,7 +166,7 @@ func TestO7_SchemaRefusesFieldsOfOtherLaunchers(t *testing.T) {
 		"engine": "sim", "version": `"1"`, "source": "{name: a}", "cluster": "a", "replicas": "{min: 1}", "scale": "{target: {running: 1}}", "resources": "{cpu: 1}",
 		"gpu_resource": "a", "hosts": "2", "placement": "pack", "evict": "idle", "variables": "{}", "args": "[a]", "env": "{A: b}", "env_from": "{files: [a]}",
 		"secrets": "{A: b/c}", "pod": "{}", "profiles": "[a]", "cooldown": "1m", "upstreams": `["http://a"]`, "cold_start": "{wait: 1s}", "cold_start_timeout": "1s",
-		"unhealthy_on": "[connect]", "fail_over_on": "[503]", "permit_fields": "[rid]", "routing": "{strategy: chwbl}", "stream": "{mode: managed}",
+		"unhealthy_on": "[connect]", "fail_over_on": "[503]", "permit_fields": "[rid]", "media_hosts": "[public]", "routing": "{strategy: chwbl}", "stream": "{mode: managed}",
 	}
 	models := map[string]string{"local": "engine: sim", "kubernetes": "engine: vllm, source: {name: a}", "ray": "engine: vllm, source: {name: a}",
 		"upstream": `upstreams: ["http://b"]`, "none": ""}

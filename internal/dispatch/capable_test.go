@@ -117,6 +117,53 @@ func TestR12_CostOfMedia(t *testing.T) {
 	}
 }
 
+// Media of a host that is not permitted are refused, by all models of a pool or by those that do
+// not permit the host. What only llama.cpp takes for a host counts where a server may be llama.cpp.
+func TestX14_MediaOfOtherHostsAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	hosts := func(list ...string) openai.MediaHosts {
+		h, _ := openai.ParseMediaHosts(list)
+		return h
+	}
+	models := map[string]Policy{"none": {}, "public": {MediaHosts: hosts("public")}, "any": {MediaHosts: hosts("*")},
+		"llama": {MediaHosts: hosts("public"), Guards: openai.GuardsOf("llama-cpp")}}
+	for name := range models {
+		s.put(name, replicas(name+"-0")...)
+	}
+	s.SetRules(Rules{FirstPool: "pool", Pools: map[string][]string{"pool": {"none", "public"}}, Models: models})
+	s.rebuild()
+	for body, permitted := range map[string][]string{
+		`"data:image/png;base64,AA"`:            {"none", "public", "any", "llama", "pool"},
+		`"https://example.com/a.png"`:           {"public", "any", "llama", "pool"},
+		`"http://169.254.169.254/latest/"`:      {"any"},
+		`"https://example.com/a@10.0.0.1/b"`:    {"public", "any", "pool"},
+		`"https://example.com/a@example.com/b"`: {"public", "any", "llama", "pool"},
+	} {
+		for _, model := range []string{"none", "public", "any", "llama", "pool"} {
+			text := []byte(`{"model":"` + model + `","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":` + body + `}}]}]}`)
+			scan, fault := openai.Scan(openai.Chat, "application/json", text)
+			if fault != nil {
+				t.Fatal(fault)
+			}
+			ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
+			r := NewRequest(Caller{Tenant: &authz.Tenant{}}, &scan, text)
+			r.Allowed = nil
+			ticket, fault := s.Dispatch(ctx, r)
+			end()
+			if ok := slices.Contains(permitted, model); ok != (fault == nil) || !ok && (fault.HTTPStatus() != 400 || fault.Param != "image_url") {
+				t.Errorf("%s of %s: %v", body, model, fault)
+			}
+			if fault == nil {
+				if model == "pool" && body != `"data:image/png;base64,AA"` && ticket.Model != "public" {
+					t.Errorf("%s goes to %s", body, ticket.Model)
+				}
+				ticket.Release()
+			}
+		}
+	}
+}
+
 // A guarded field is refused where a server may obey it: at upstreams, at engines that do, and at
 // launched models that an upstream has joined. Engines that ignore it serve the request. A field
 // that the operator permits passes.
@@ -125,17 +172,18 @@ func TestX14_GuardedFieldsAreRefused(t *testing.T) {
 	s := newStage(Policy{})
 	s.put("own", replicas("own-0")...)
 	s.put("sglang", replicas("sglang-0")...)
+	s.put("strict", replicas("strict-0", "strict-1", "strict-2")...)
 	s.put("shared", engines.Replica{ID: "shared-0"}, engines.Replica{ID: "far-0", Launcher: engines.Upstream})
 	s.put("free", engines.Replica{ID: "free-0", Launcher: engines.Upstream})
 	s.fleet.Set("models", engines.Part{
 		Models:   []engines.Model{{Name: "up", Launcher: engines.Upstream}},
 		Replicas: []engines.Replica{{ID: "up-0", Model: "up", State: engines.Ready, Launcher: engines.Upstream}}})
 	permitted := openai.NewGuards([]string{"rid", "models"})
-	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"up", "own"}, "far": {"up", "shared"}}, Models: map[string]Policy{
-		"sglang": {Guards: openai.GuardsOf("sglang")}, "free": {Permitted: permitted}}})
+	s.SetRules(Rules{FirstPool: "mixed", Pools: map[string][]string{"mixed": {"up", "own"}, "far": {"up", "shared"}, "wide": {"strict", "own"}}, Models: map[string]Policy{
+		"sglang": {Guards: openai.GuardsOf("sglang")}, "strict": {Guards: openai.AllGuards()}, "free": {Permitted: permitted}}})
 	s.rebuild()
 	for model, refused := range map[string][]string{
-		"own": nil, "mixed": nil, "up": {"models", "rid", "lora"}, "far": {"models", "rid", "lora"}, "shared": {"models", "rid", "lora"},
+		"own": nil, "mixed": nil, "wide": nil, "up": {"models", "rid", "lora"}, "far": {"models", "rid", "lora"}, "shared": {"models", "rid", "lora"},
 		"sglang": {"rid"}, "free": {"lora"},
 	} {
 		for _, field := range []string{"models", "rid", "lora"} {
@@ -152,7 +200,7 @@ func TestX14_GuardedFieldsAreRefused(t *testing.T) {
 				t.Errorf("%s of %s passes: %v", field, model, fault)
 			}
 			if fault == nil {
-				if model == "mixed" && ticket.Model != "own" {
+				if (model == "mixed" || model == "wide") && ticket.Model != "own" {
 					t.Errorf("%s of a pool goes to %s", field, ticket.Model)
 				}
 				ticket.Release()

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -35,8 +36,11 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 			Message: "The model `" + m.Name + "` is served elsewhere: Sluice only admits tasks for it, by POST /schedule."}
 	case !t.isCapable(r.Endpoint):
 		return choice{}, t.notCapable("The model `"+m.Name+"`", r.Endpoint)
-	case t.refused(r.Guarded) != 0:
-		return choice{}, errGuarded("the model `"+m.Name+"`", t.refused(r.Guarded))
+	}
+	if fault := t.refuses(r, "model", m.Name); fault != nil {
+		return choice{}, fault
+	}
+	switch {
 	case w.drained[m.Name]:
 		return choice{}, errDrained("the model `" + m.Name + "`")
 	case !t.serves():
@@ -64,7 +68,7 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	var incapable *modelRoute
 	c := choice{pool: r.Model}
 	served, elsewhere, drained := false, false, false
-	var refused openai.Guards
+	var refused *openai.Error
 	for _, name := range models {
 		if !mayUse(r.Allowed, name) {
 			continue
@@ -78,8 +82,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 			incapable = t
 			continue
 		}
-		if fields := t.refused(r.Guarded); fields != 0 {
-			refused |= fields
+		if fault := t.refuses(r, "pool", r.Model); fault != nil {
+			refused = cmp.Or(refused, fault)
 			continue
 		}
 		served, elsewhere = served || t.Launcher != engines.None, elsewhere || t.Launcher == engines.None
@@ -94,8 +98,8 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 		return choice{}, openai.ModelNotFound("model", r.Model)
 	case len(c.members) > 0:
 		return c, nil
-	case refused != 0 && !served:
-		return choice{}, errGuarded("the pool `"+r.Model+"`", refused)
+	case refused != nil && !served:
+		return choice{}, refused
 	case incapable != nil && !served:
 		return choice{}, incapable.notCapable("The pool `"+r.Model+"`", r.Endpoint)
 	case elsewhere && !served:
@@ -108,24 +112,31 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }
 
-// refused returns which of the guarded fields of a request the model refuses: those that one of its
-// servers may obey and that clients may not use. Nobody knows what serves at an upstream.
-func (t *modelRoute) refused(fields openai.Guards) openai.Guards {
+// refuses returns the error for a request that asks for what clients of the model may not have: a
+// guarded field that one of its servers may obey, or media of a host that is not permitted. Nobody
+// knows what serves at an upstream. The request names the model or pool of this name. nil: the
+// request asks for nothing of that kind.
+func (t *modelRoute) refuses(r *Request, kind, name string) *openai.Error {
 	guards := t.policy.Guards
 	if t.joined || t.Launcher == engines.Upstream {
 		guards = openai.AllGuards()
 	}
-	return fields & guards &^ t.policy.Permitted
+	if fields := r.Guarded & guards &^ t.policy.Permitted; fields != 0 {
+		field := fields.First()
+		return &openai.Error{Code: openai.CodeInvalidRequest, Param: field.Name,
+			Message: "Clients of the " + kind + " `" + name + "` may not use " + field.Title() + ", which " + field.Why +
+				". Leave it out; only an operator can permit it (permit_fields)."}
+	}
+	if u, refused := t.policy.MediaHosts.Refused(r.MediaURLs, guards&likeLlamaCpp != 0); refused {
+		return &openai.Error{Code: openai.CodeInvalidRequest, Param: u.Field,
+			Message: "Clients of the " + kind + " `" + name + "` may not have media fetched from " + u.String() + " (field " + u.Field +
+				"). Send the media as a data URL; only an operator can permit the host (media_hosts)."}
+	}
+	return nil
 }
 
-// errGuarded refuses a request with guarded fields, of which it names the first. who is the model
-// or pool.
-func errGuarded(who string, fields openai.Guards) *openai.Error {
-	field := fields.First()
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: field.Name,
-		Message: "Clients of " + who + " may not use " + field.Title() + ", which " + field.Why +
-			". Leave it out; only an operator can permit it (permit_fields)."}
-}
+// likeLlamaCpp are fields that only servers obey which may be those of llama.cpp.
+var likeLlamaCpp = openai.NewGuards([]string{"id_slot"})
 
 // serves reports whether a request may be dispatched to the model, now or when a replica comes.
 func (t *modelRoute) serves() bool {

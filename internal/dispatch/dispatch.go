@@ -94,6 +94,8 @@ type Policy struct {
 	// refused. Servers of upstreams may obey all such fields. Permitted are those that clients may
 	// use all the same.
 	Guards, Permitted openai.Guards
+	// MediaHosts are the hosts from which clients may have the model's servers fetch media.
+	MediaHosts openai.MediaHosts
 	// Limits of the model.
 	Limits admission.Limits
 }
@@ -352,8 +354,9 @@ type Request struct {
 	// may come before the response.
 	Background  bool
 	MediaOutput int
-	// Guarded is openai.Request.Guarded.
-	Guarded openai.Guards
+	// Guarded and MediaURLs are those of openai.Request.
+	Guarded   openai.Guards
+	MediaURLs []openai.MediaURL
 	// TellsUsage says that an engine tells its token count in the answer without being asked.
 	TellsUsage bool
 	// Endpoint and Stream say what the client asked for.
@@ -431,6 +434,7 @@ func NewRequest(c Caller, scan *openai.Request, body []byte) *Request {
 		Free:        scan.Endpoint.Free(),
 		Background:  scan.Background,
 		Guarded:     scan.Guarded,
+		MediaURLs:   scan.MediaURLs,
 		MediaOutput: scan.MediaOutput(),
 		TellsUsage:  !scan.Stream || scan.IncludeUsage || !scan.Endpoint.Chunked(),
 		Endpoint:    scan.Endpoint,
@@ -537,7 +541,8 @@ func (d *Dispatcher) reportWait(c choice, r *Request) {
 func (d *Dispatcher) serves(model string, r *Request) bool {
 	w := d.table.Load()
 	t, ok := w.routes[model]
-	return ok && !w.drained[model] && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, t.PermittedAs(r.Model))
+	return ok && !w.drained[model] && t.serves() && t.isCapable(r.Endpoint) && mayUse(r.Allowed, t.PermittedAs(r.Model)) &&
+		t.refuses(r, "pool", r.Model) == nil
 }
 
 // tenant returns the limits of a tenant.

@@ -157,7 +157,18 @@ func policy(m config.Model, longest time.Duration) dispatch.Policy {
 		Lacks:                      lacks(m.Routes),
 		Guards:                     guards(m.Engine),
 		Permitted:                  openai.NewGuards(m.PermitFields),
+		MediaHosts:                 mediaHosts(m.MediaHosts),
 	}
+}
+
+// mediaHosts returns the hosts of media that a checked list of rules permits. nil stands for the
+// default.
+func mediaHosts(list []string) openai.MediaHosts {
+	if list == nil {
+		list = []string{openai.PublicHosts}
+	}
+	hosts, _ := openai.ParseMediaHosts(list)
+	return hosts
 }
 
 // coldStartWait returns Policy.ColdStart of a wait in the file, where 0 means not to wait.

@@ -138,6 +138,13 @@ var fromEngines = []Stripped{
 	{Budget, ownLimits, false},
 }
 
+// PrefixesFromClients are the beginnings of the names of headers by which a client would choose the
+// provider, its host, the model or the account at a gateway behind an upstream: Portkey, Helicone,
+// Cloudflare, Bifrost and LiteLLM. LiteLLM sends a header on without the prefix x-pass-.
+func PrefixesFromClients() []string {
+	return []string{"x-portkey-", "helicone-", "cf-aig-", "x-bf-", "x-litellm-", "x-pass-"}
+}
+
 // FromClients returns the table of the headers of clients that engines never get.
 func FromClients() []Stripped { return slices.Clone(fromClients) }
 
@@ -196,6 +203,11 @@ func StripsFromEngines(name string) bool {
 
 // IsStripped reports whether engines never get a header of a client. name is in lower case.
 func IsStripped(name string) bool {
+	for _, prefix := range PrefixesFromClients() {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
 	return slices.ContainsFunc(fromClients, func(h Stripped) bool { return h.Name == name })
 }
 

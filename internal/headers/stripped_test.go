@@ -31,6 +31,12 @@ func TestX14_StrippedTables(t *testing.T) {
 			t.Errorf("%s reaches engines", name)
 		}
 	}
+	for _, name := range []string{"x-portkey-config", "x-portkey-custom-host", "cf-aig-byok-alias", "x-bf-vk", "x-pass-x-api-key", "helicone-target-url",
+		"x-litellm-api-key"} {
+		if !IsStripped(name) {
+			t.Errorf("%s reaches engines", name)
+		}
+	}
 	for _, name := range []string{"content-type", "accept", "traceparent", "user-agent", "x-forwarded-for", "anthropic-version"} {
 		if IsStripped(name) {
 			t.Errorf("%s does not reach engines", name)
@@ -52,7 +58,8 @@ func document() []byte {
 	b.WriteString("# Headers that do not cross the gateway\n\n" +
 		"This page is generated from `internal/headers/stripped.go` (`go test ./internal/headers -update`).\n\n" +
 		"## Of clients\n\nEngines never get these headers of a client, nor any header whose name has an underscore or begins with\n" +
-		"`x-envoy-` or `x-sluice-`. The headers that the file sets for an upstream are added afterwards, so they may have\n" +
+		"`x-envoy-`, `x-sluice-`, `" + strings.Join(PrefixesFromClients(), "`, `") + "`. The last six would choose\n" +
+		"the provider, its host, the model or the account at another gateway: Portkey, Helicone, Cloudflare, Bifrost or LiteLLM. The headers that the file sets for an upstream are added afterwards, so they may have\n" +
 		"these names. The address of the client is in `x-forwarded-for`, to which Envoy adds it.\n\n" +
 		"| header | why | read by the gateway |\n| --- | --- | --- |\n")
 	for _, h := range FromClients() {

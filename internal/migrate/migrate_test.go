@@ -254,6 +254,17 @@ func TestFieldsForPeopleAreNoted(t *testing.T) {
 	}
 }
 
+// TestNotesStayComments: a value with any line break of YAML stays within its comment.
+func TestNotesStayComments(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{`\r`, `\r\n`, `\n`, `\N`, `\L`, `\P`} {
+		convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'vllm serve --port ${PORT}', name: "The`+end+`coder: 1"}}`,
+			[]string{"# name The coder: 1: a model"}, []string{"\r", "\u0085", "\u2028", "\u2029"})
+		convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'vllm serve --port ${PORT}'}}`+"\n"+`"a`+end+`b": {c: 1}`,
+			[]string{"# a b: no counterpart here"}, []string{"\r", "\u0085", "\u2028", "\u2029"})
+	}
+}
+
 // TestModelsOfOllamaKeepTheirNames: Ollama finds a model by its name, in its library or in a folder
 // of its own. Parameters of a URL are noted.
 func TestModelsOfOllamaKeepTheirNames(t *testing.T) {

@@ -107,7 +107,7 @@ func (o *output) file(kind Kind) (File, error) {
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "# Made by sluice import from a configuration of %s. Comments with \"here\" name what has to be done by hand.\n", kind)
 	for _, note := range o.notes {
-		fmt.Fprintf(&text, "# %s\n", strings.ReplaceAll(note, "\n", " "))
+		fmt.Fprintf(&text, "# %s\n", lineBreaks.Replace(note))
 	}
 	text.WriteByte('\n')
 	encoder := yaml.NewEncoder(&text)
@@ -126,9 +126,12 @@ type item struct {
 
 func newItem() *item { return &item{node: &yaml.Node{Kind: yaml.MappingNode}} }
 
+// lineBreaks replaces what ends a line of YAML: what follows would be no comment any more.
+var lineBreaks = strings.NewReplacer("\r\n", " ", "\n", " ", "\r", " ", "\u0085", " ", "\u2028", " ", "\u2029", " ")
+
 // note adds a comment above the mapping.
 func (i *item) note(format string, args ...any) {
-	i.notes = append(i.notes, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", " "))
+	i.notes = append(i.notes, lineBreaks.Replace(fmt.Sprintf(format, args...)))
 }
 
 // noteAll adds comments above the mapping.

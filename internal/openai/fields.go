@@ -1,6 +1,9 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+	"slices"
+)
 
 // field is a field of a request that Scan interprets.
 type field uint8
@@ -40,7 +43,8 @@ const (
 	fieldGuarded        // see Request.Guarded
 	fieldTemplateKwargs // of the template of chats
 	fieldEngineArgs     // of vLLM
-	fieldItems          // what is embedded or ranked, or whose tokens are counted
+	fieldItems          // what is embedded, ranked or scored, or whose tokens are counted
+	fieldMedia          // URLs of media, see sourceField
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -81,12 +85,10 @@ func jsonField(e Endpoint, name []byte) field {
 		return textField(e, name)
 	case e == InputTokens:
 		return countField(name)
-	case e == Embeddings || e == Rerank:
-		return itemsField(name)
-	case e == CountTokens:
-		return only(fieldItems, string(name) == "messages")
+	case e == Speech:
+		return only(fieldMedia, sourceField(name) != "")
 	}
-	return fieldOther
+	return only(fieldItems, isItems(e, string(name)))
 }
 
 // imageField returns the field of a name in a request for images, as JSON or as a form.
@@ -97,7 +99,7 @@ func imageField(name []byte) field {
 	case "size":
 		return fieldSize
 	}
-	return fieldOther
+	return only(fieldMedia, sourceField(name) != "")
 }
 
 // textField returns the field of a name in a request for text.
@@ -147,19 +149,31 @@ func textField(e Endpoint, name []byte) field {
 	return fieldOther
 }
 
-// itemsField returns the field of a name in a request for embeddings or ranks.
-func itemsField(name []byte) field {
-	switch string(name) {
-	case "input", "documents", "query":
-		return fieldItems
+// isItems reports whether a request that generates nothing has items in the field of this name.
+func isItems(e Endpoint, name string) bool {
+	switch e {
+	case Embeddings:
+		return name == "input" || name == "messages"
+	case Rerank:
+		return name == "documents" || name == "query"
+	case Score:
+		return slices.Contains(scoreFields, name)
+	case Tokenize, CountTokens:
+		return name == "messages"
 	}
-	return fieldOther
+	return false
 }
 
+// scoreFields are the fields that have what is scored, by the names that they have at vLLM and
+// SGLang.
+var scoreFields = []string{"text_1", "text_2", "data_1", "data_2", "queries", "documents", "query", "items"}
+
 // countField returns the field of a name in a request that counts the tokens of a response's input.
-// The prompt is not read, because the replica does not get it into its cache.
+// The prompt is not kept, because the replica does not get it into its cache.
 func countField(name []byte) field {
 	switch string(name) {
+	case "input":
+		return fieldItems
 	case "previous_response_id":
 		return fieldPreviousResponse
 	case "conversation":
@@ -176,10 +190,11 @@ func partField(e Endpoint, name []byte) field {
 	case "prompt":
 		return fieldPrompt
 	}
-	if f := commonField(name); f != fieldOther || !e.Draws() {
-		return f
+	f := commonField(name)
+	if f == fieldOther && e.Draws() {
+		f = imageField(name)
 	}
-	return imageField(name)
+	return only(f, f != fieldMedia)
 }
 
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,

@@ -26,6 +26,7 @@ type formScanner struct {
 	dash  []byte // "--" and the boundary
 	req   Request
 	seen  uint32 // bit set of fields
+	found mediaURLs
 	fault *Error
 }
 
@@ -37,7 +38,9 @@ func scanForm(e Endpoint, contentType string, body []byte) (Request, *Error) {
 	}
 	f := formScanner{body: body, dash: []byte("--" + boundary)}
 	f.req.Endpoint, f.req.Size, f.req.delimiter = e, len(body), uint32(len(f.dash))
-	f.parts()
+	if f.parts(); f.fault == nil {
+		f.fault = f.req.noteMedia(&f.found)
+	}
 	if f.fault != nil {
 		return Request{}, f.fault
 	}
@@ -134,6 +137,12 @@ func (f *formScanner) part(start, i int) (next int) {
 	}
 	id := partField(f.req.Endpoint, name)
 	f.field(id, content[:length-2], isFile)
+	if guard := guardOf(bytes.TrimSuffix(name, []byte("[]"))); guard != 0 && guard.First().Above == 0 && length > 2 {
+		f.req.Guarded |= guard // LiteLLM takes the parts of a form for fields
+	}
+	if source := sourceField(name); source != "" && !isFile {
+		f.found.add(source, content[:length-2], false)
+	}
 	if id == fieldModel {
 		f.req.modelAt = jsonscan.Span{From: i, To: next - 2}
 	}

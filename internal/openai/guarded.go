@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // Guarded is a field of a JSON body by which a client would make an engine do what is not for
@@ -30,6 +28,8 @@ const (
 	otherModels  = "asks for other models than the field model names"
 	otherHost    = "makes the engine connect to a host that the client names"
 	otherReplica = "chooses a worker inside the engine, past the pick of the gateway"
+	otherAccount = "names another account or key than that of the upstream"
+	storedFiles  = "reads files that the account of the upstream has stored, which may be those of others"
 	otherAdapter = "chooses an adapter, past the models that the caller may use"
 	memory       = "is how many tokens the server makes room for at once, while other requests wait"
 	template     = "is a program, which the engine runs without a limit of time while other requests wait"
@@ -51,6 +51,22 @@ var guarded = []Guarded{
 	{"content_policy_fallbacks", nil, otherModels, 0},
 	{"router_settings_override", nil, otherModels, 0},
 	{queryModel, nil, otherModels, 0},
+	{"preset", nil, otherModels, 0},
+	{"prompt_id", nil, otherModels, 0},
+	{pluginsField, nil, otherModels, 0},
+	{providerOptions, nil, "asks Vercel's gateway for other models than the field model names, or for another account", 0},
+	{"custom_llm_provider", nil, "chooses another provider than the operator", 0},
+	{"api_base", nil, otherHost, 0},
+	{"base_url", nil, otherHost, 0},
+	{"user_config", nil, otherHost, 0},
+	{"data_sources", nil, otherHost, 0},
+	{"mcp_servers", nil, otherHost, 0},
+	{"api_key", nil, otherAccount, 0},
+	{"vector_store_ids", nil, storedFiles, 0},
+	{"container", nil, storedFiles, 0},
+	{storedFile, nil, storedFiles, 0},
+	{hostedTools, nil, "lets the upstream connect to a host that the client names, use another model, or read files of its account", 0},
+	{nvext, nil, otherReplica, 0},
 	{extraBody, nil, "has fields that the server puts in the place of those that the gateway has checked", 0},
 	{"kv_transfer_params", ofVLLM, otherHost, 0},
 	{"ec_transfer_params", ofVLLM, otherHost, 0},
@@ -91,6 +107,10 @@ func (g Guarded) Title() string {
 		return "the URL of a local file (" + localMedia + ")"
 	case queryModel:
 		return "the parameter model of the query (" + queryModel + ")"
+	case storedFile:
+		return "the id of a stored file (" + storedFile + ")"
+	case hostedTools:
+		return "such a tool of the upstream (" + hostedTools + ")"
 	}
 	if g.Above > 0 {
 		return fmt.Sprintf("the field %s above %d", g.Name, g.Above)
@@ -102,7 +122,7 @@ func (g Guarded) Title() string {
 func GuardedFields() []Guarded { return slices.Clone(guarded) }
 
 // Guards is a set of guarded fields: a bit for each row of the table.
-type Guards uint32
+type Guards uint64
 
 // NewGuards returns the set of the guarded fields with these names. It ignores other names.
 func NewGuards[S ~string](names []S) (set Guards) {
@@ -179,12 +199,9 @@ func isLower(name []byte) bool {
 // tool, which has a list of parts, too.
 const maxItemDepth = 6
 
-// itemURLs are the fields of items that have URLs of media.
-var itemURLs = []string{"image", "image_url", "video", "video_url", "audio", "audio_url"}
-
-// items reads what is embedded or ranked, or whose tokens are counted: texts, lists of tokens,
-// objects with URLs of media, messages, or parts as in messages. It notes the URLs that name local
-// files. Engines accept no list that begins with a token and has anything else.
+// items reads what is embedded, ranked or scored, or whose tokens are counted: texts, lists of
+// tokens, objects with URLs of media, messages, or parts as in messages. Engines accept no list
+// that begins with a token and has anything else.
 func (s *scanner) items(depth int) {
 	c := s.json.Kind()
 	switch {
@@ -195,20 +212,20 @@ func (s *scanner) items(depth int) {
 			s.items(depth - 1)
 		}
 	default:
-		local := false
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			switch name := string(s.json.Name()); {
-			case slices.Contains(itemURLs, name):
-				readURL(&s.json, &local)
-			case name == "source" && s.req.Endpoint == CountTokens: // a document to rank may have any
-				isPlainSource(&s.json, &local)
-			case name == "content":
+			name := s.json.Name()
+			switch field := urlField(name); {
+			case field != "":
+				s.found.anyDocument = s.req.Endpoint == Rerank && !strings.HasSuffix(field, "_url")
+				s.found.read(&s.json, field)
+			case string(name) == "source" && s.req.Endpoint == CountTokens: // other items may have any
+				isPlainSource(&s.json, &s.found)
+			case string(name) == "content" || string(name) == "output":
 				s.items(depth - 1)
 			default:
 				s.json.Skip()
 			}
 		}
-		s.noteLocal(local)
 	}
 }
 
@@ -219,113 +236,38 @@ func beginsWithNumber(list []byte) bool {
 	return len(list) > 0 && '0' <= list[0] && list[0] <= '9'
 }
 
-// noteLocal notes that a part names a local file, if local is true.
-func (s *scanner) noteLocal(local bool) {
-	if local {
-		s.req.Guarded |= guardOf([]byte(localMedia))
-	}
-}
-
-// readURL reads the URL of a part of a message, a string or an object with a field url or data, and
-// sets local, unless that is nil, if the URL names a local file. Sounds and videos have data, which
-// llama.cpp also takes for a URL. A base64 text there may begin with a slash.
-func readURL(r *jsonscan.Reader, local *bool) {
-	switch c := r.Kind(); {
-	case local == nil:
-		r.Skip()
-	case c == '"':
-		raw, _ := r.RawText()
-		*local = *local || isLocalFile(raw, r.Escaped())
-	case c == '{':
-		for more := r.Open('{'); more; more = r.More('{') {
-			name := string(r.Name())
-			if raw, ok := r.RawText(); ok && (name == "url" || name == "data" && mayBeURL(raw)) {
-				*local = *local || isLocalFile(raw, r.Escaped())
-			}
-		}
-	default:
-		r.Skip()
-	}
-}
-
-// maxPath is how many bytes a path may have as JSON may write it: Linux allows 4,096, and an escape
-// takes at most six bytes for one.
-const maxPath = 6 * 4096
-
-// isLocalFile reports whether a string names a file: by a URL with one of the localSchemes, or by a
-// path, which neither is a URL with another scheme nor has only the characters of base64.
-func isLocalFile(raw []byte, escaped bool) bool {
-	if len(raw) > maxPath {
-		return isLongLocalFile(raw)
-	}
-	if escaped {
-		raw, _ = jsonscan.Unescape(nil, raw)
-	}
-	raw = bytes.TrimSpace(raw)
-	if scheme, _, ok := bytes.Cut(raw, []byte(":")); ok {
-		last := scheme[bytes.LastIndexByte(scheme, '+')+1:] // hls+file:///a
-		return !isScheme(scheme) || slices.Contains(localSchemes, strings.ToLower(string(last)))
-	}
-	if bytes.HasPrefix(raw, []byte("/9j/")) { // a JPEG in base64
-		raw = raw[1:]
-	}
-	return len(raw) > 0 && (raw[0] == '/' || bytes.IndexByte(raw, '.') >= 0)
-}
-
-// isLongLocalFile is isLocalFile for a string that is no path for its length, as it stands in JSON.
-// A URL of a file may have a long query, which engines ignore. Other long strings are data URLs,
-// URLs of the web, or base64, in which some clients write a slash with a backslash.
-func isLongLocalFile(raw []byte) bool {
-	for _, other := range [...]string{"data:", "https:", "http:"} {
-		if bytes.EqualFold(raw[:len(other)], []byte(other)) {
-			return false
-		}
-	}
-	return mayBeURL(raw)
-}
-
-// mayBeURL reports whether a string, as it stands in JSON, has a colon, maybe as an escape. Base64
-// has none, although .NET writes its plus signs as escapes.
-func mayBeURL(raw []byte) bool {
-	return bytes.IndexByte(raw, ':') >= 0 || bytes.Contains(raw, []byte(`\u003a`)) || bytes.Contains(raw, []byte(`\u003A`))
-}
-
-// localSchemes are the schemes of URLs that name local files. Python also takes <URL:file:///a> for
-// such a URL. FFmpeg opens files by all of the others, and SGLang has it open the URLs of videos
-// whose path is that of a file.
-var localSchemes = []string{"file", "url", "async", "cache", "concat", "concatf", "crypto", "fd", "pipe", "subfile", "unix"}
-
-// isScheme reports whether a text has the form of the scheme of a URL.
-func isScheme(text []byte) bool {
-	for i, c := range text {
-		letter := 'a' <= c|0x20 && c|0x20 <= 'z'
-		if !letter && (i == 0 || !('0' <= c && c <= '9' || c == '+' || c == '.' || c == '-')) {
-			return false
-		}
-	}
-	return len(text) > 0
-}
-
 // guard reads the value of a guarded field. null asks for nothing, and so does -1, by which clients
-// of llama.cpp let the server choose the slot.
+// of llama.cpp let the server choose the slot. An empty list, object or string asks other gateways
+// for nothing. Engines may take it for a value: an empty lora of llama.cpp turns all adapters off.
 func (s *scanner) guard(field Guards) {
 	if s.json.Null() {
 		return
 	}
-	if field == guardOfExtraBody {
+	switch name := field.First().Name; name {
+	case extraBody:
 		s.extraBody()
+		return
+	case pluginsField, nvext, providerOptions:
+		if s.asksByMembers(name) {
+			s.req.Guarded |= field
+		}
 		return
 	}
 	at := s.json.Value()
-	value := s.body[at.From:at.To]
-	if above := field.First().Above; above > 0 {
-		if n, _ := strconv.ParseFloat(string(value), 64); n <= float64(above) {
+	value, row := s.body[at.From:at.To], field.First()
+	if row.Above > 0 {
+		if n, _ := strconv.ParseFloat(string(value), 64); n <= float64(row.Above) {
 			return
 		}
 	}
-	if string(value) != "-1" {
+	if string(value) != "-1" && (len(row.Engines) > 0 || !isEmpty(value)) {
 		s.req.Guarded |= field
 	}
+}
+
+// isEmpty reports whether valid JSON is an empty list, object or string.
+func isEmpty(value []byte) bool {
+	return len(value) >= 2 && value[0] != '-' && (value[0] < '0' || value[0] > '9') && len(bytes.TrimSpace(value[1:len(value)-1])) == 0
 }
 
 // guardMembers reads the value of a field whose members engines obey as they do fields of the body.
@@ -345,7 +287,8 @@ func (s *scanner) guardMembers(within Guards) {
 }
 
 // extraBody reads the value of the field extra_body. The field counts if one of its members is a
-// guarded field, the model, or what the model is to read. Other members pass.
+// guarded field, or one that the gateway reads in the body: the model, what the model is to read,
+// bounds of the output, the number of answers. Other members pass.
 func (s *scanner) extraBody() {
 	if s.json.Kind() != '{' {
 		s.json.Skip()
@@ -362,13 +305,15 @@ func (s *scanner) extraBody() {
 			s.guardMembers(guardsOfTemplate)
 		case fieldEngineArgs:
 			s.guardMembers(guardsOfArguments)
-		case fieldModel, fieldMessages, fieldInput, fieldPrompt, fieldItems:
+		case fieldTools:
+			s.readTools()
+		case fieldOther, fieldFunctions, fieldPromptCacheKey, fieldCacheSalt, fieldSize:
+			s.json.Skip()
+		default: // the gateway has read the field of the body itself
 			if !s.json.Null() {
 				s.req.Guarded |= guardOfExtraBody
 				s.json.Skip()
 			}
-		default:
-			s.json.Skip()
 		}
 	}
 	if s.req.Guarded != 0 {

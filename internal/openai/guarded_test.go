@@ -15,35 +15,37 @@ import (
 func TestX14_GuardedFieldsAreFound(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string][]string{
-		`{"model":"m","models":["a","b"],"messages":[]}`:                                      {"models"},
-		`{"model":"m","messages":[],"Fallbacks":["a"]}`:                                       {"fallbacks"},
-		`{"model":"m","messages":[],"\u0072oute":"fallback"}`:                                 {"route"},
-		`{"model":"m","context_window_fallbacks":[{"m":["a"]}],"stream":true}`:                {"context_window_fallbacks"},
-		`{"model":"m","content_policy_fallbacks":{},"stream":true}`:                           {"content_policy_fallbacks"},
-		`{"model":"m","models":null,"route": null ,"stream":true}`:                            nil,
-		`{"model":"m","metadata":{"models":["a"]},"input":"x","routes":1}`:                    nil,
-		`{"model":"m","rid":"a","kv_transfer_params":{"remote_host":"h"}}`:                    {"rid", "kv_transfer_params"},
-		`{"model":"m","RI\u0044":"a","custom_logit_proce\u017f\u017for":"x"}`:                 {"rid", "custom_logit_processor"},
-		`{"model":"m","repeat_last_n":2147483647,"dry_penalty_last_n":1e9}`:                   {"repeat_last_n", "dry_penalty_last_n"},
-		`{"model":"m","repeat_last_n":131072,"dry_penalty_last_n":"2147483647"}`:              nil,
-		`{"model":"m","id_slot":0}`:                                                           {"id_slot"},
-		`{"model":"m","id_slot":-1}`:                                                          nil,
-		`{"model":"m","chat_template_kwargs":{"enable_thinking":false,"chat_template":"{}"}}`: {"chat_template"},
-		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:               nil,
-		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:              nil,
-		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:           {"kv_transfer_params"},
-		`{"model":"m","router_settings_override":{"fallbacks":[{"m":["a"]}]}}`:                {"router_settings_override"},
-		`{"model":"m","extra_body":{"top_k":1,"model":"secret"}}`:                             {"extra_body"},
-		`{"model":"m","extra_body":{"mod\u0065l":"secret"},"seed":1}`:                         {"extra_body"},
-		`{"model":"m","extra_body":{"fallbacks":["a"],"rid":"x"}}`:                            {"extra_body"},
-		`{"model":"m","rid":"x","extra_body":{"chat_template_kwargs":{"chat_template":"a"}}}`: {"rid", "extra_body"},
-		`{"model":"m","extra_body":{"vllm_xargs":{"kv_transfer_params":1}},"seed":1}`:         {"extra_body"},
-		`{"model":"m","extra_body":{"model":null,"id_slot":-1,"metadata":{"model":"a"}}}`:     nil,
-		`{"model":"m","extra_body":{"top_k":1,"chat_template_kwargs":{"a":1}},"seed":1}`:      nil,
-		`{"model":"m","extra_body":["model"],"seed":1}`:                                       nil,
-		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:   nil,
+		`{"model":"m","models":["a","b"],"messages":[]}`:                                       {"models"},
+		`{"model":"m","messages":[],"Fallbacks":["a"]}`:                                        {"fallbacks"},
+		`{"model":"m","messages":[],"\u0072oute":"fallback"}`:                                  {"route"},
+		`{"model":"m","context_window_fallbacks":[{"m":["a"]}],"stream":true}`:                 {"context_window_fallbacks"},
+		`{"model":"m","content_policy_fallbacks":{"a":1},"stream":true}`:                       {"content_policy_fallbacks"},
+		`{"model":"m","models":[],"route":"","fallbacks":[ ],"router_settings_override":{}}`:   nil,
+		`{"model":"m","models":0,"fallbacks":[""],"route":true,"bootstrap_host":"","lora":[]}`: {"models", "route", "fallbacks", "bootstrap_host", "lora"},
+		`{"model":"m","models":null,"route": null ,"stream":true}`:                             nil,
+		`{"model":"m","metadata":{"models":["a"]},"input":"x","routes":1}`:                     nil,
+		`{"model":"m","rid":"a","kv_transfer_params":{"remote_host":"h"}}`:                     {"rid", "kv_transfer_params"},
+		`{"model":"m","RI\u0044":"a","custom_logit_proce\u017f\u017for":"x"}`:                  {"rid", "custom_logit_processor"},
+		`{"model":"m","repeat_last_n":2147483647,"dry_penalty_last_n":1e9}`:                    {"repeat_last_n", "dry_penalty_last_n"},
+		`{"model":"m","repeat_last_n":131072,"dry_penalty_last_n":"2147483647"}`:               nil,
+		`{"model":"m","id_slot":0}`:                                                            {"id_slot"},
+		`{"model":"m","id_slot":-1}`:                                                           nil,
+		`{"model":"m","chat_template_kwargs":{"enable_thinking":false,"chat_template":"{}"}}`:  {"chat_template"},
+		`{"model":"m","chat_template_kwargs":{"chat_template":null,"rid":"a"}}`:                nil,
+		`{"model":"m","chat_template_kwargs":"chat_template","vllm_xargs":null}`:               nil,
+		`{"model":"m","vllm_xargs":{"kv_transfer_params":"a","chat_template":"a"}}`:            {"kv_transfer_params"},
+		`{"model":"m","router_settings_override":{"fallbacks":[{"m":["a"]}]}}`:                 {"router_settings_override"},
+		`{"model":"m","extra_body":{"top_k":1,"model":"secret"}}`:                              {"extra_body"},
+		`{"model":"m","extra_body":{"mod\u0065l":"secret"},"seed":1}`:                          {"extra_body"},
+		`{"model":"m","extra_body":{"fallbacks":["a"],"rid":"x"}}`:                             {"extra_body"},
+		`{"model":"m","rid":"x","extra_body":{"chat_template_kwargs":{"chat_template":"a"}}}`:  {"rid", "extra_body"},
+		`{"model":"m","extra_body":{"vllm_xargs":{"kv_transfer_params":1}},"seed":1}`:          {"extra_body"},
+		`{"model":"m","extra_body":{"model":null,"id_slot":-1,"metadata":{"model":"a"}}}`:      nil,
+		`{"model":"m","extra_body":{"top_k":1,"chat_template_kwargs":{"a":1}},"seed":1}`:       nil,
+		`{"model":"m","extra_body":["model"],"seed":1}`:                                        nil,
+		`{"model":"m","user":"u","seed":-1,"priority":3,"cache_salt":"s","session_id":"s"}`:    nil,
 	} {
-		if n := bits.OnesCount32(uint32(NewGuards(want))); n != len(want) {
+		if n := bits.OnesCount64(uint64(NewGuards(want))); n != len(want) {
 			t.Errorf("%s: the table has %d of %q", body, n, want)
 		}
 		for _, e := range []Endpoint{Chat, Responses, Embeddings, Messages, Tokenize} {
@@ -139,8 +141,7 @@ func TestX14_TableOfGuardedFields(t *testing.T) {
 		}
 		each |= set
 	}
-	if each != AllGuards() || GuardsOf("")|NewGuards([]string{"models", "route", "fallbacks", "context_window_fallbacks", "content_policy_fallbacks",
-		"router_settings_override", "extra_body", queryModel}) != each {
+	if each != AllGuards() || GuardsOf("")&NewGuards([]string{"models", "extra_body", nvext, hostedTools, storedFile, queryModel}) != 0 {
 		t.Errorf("%b of %b", each, AllGuards())
 	}
 	if GuardsOf("ollama") != 0 || GuardsOf("llama-cpp") != NewGuards([]string{"lora", "id_slot", "local_media", "repeat_last_n", "dry_penalty_last_n"}) {
@@ -173,7 +174,7 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 	for _, g := range GuardedFields() {
 		engines := strings.Join(g.Engines, ", ")
 		if engines == "" {
-			engines = "none; OpenRouter or LiteLLM as an upstream"
+			engines = "none; another gateway or a provider as an upstream"
 		}
 		name := "`" + g.Name + "`"
 		if g.Above > 0 {
@@ -186,11 +187,13 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 - Nobody knows what serves at an upstream, so models with ` + "`launcher: upstream`" + `, discovered models, and models that an upstream has joined refuse all rows.
 - An engine that the file adds under ` + "`engines`" + ` may obey anything, so its models refuse all rows but those with "none".
 - A [pool](configuration.md) serves the request by those of its models that do not refuse it.
-- ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server." + `
+- ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server. An empty list, object or string passes, too, where no engine obeys the field." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
-- ` + "`extra_body` counts only with a member that is in the table, or with `model`, `messages`, `input` or `prompt`. LiteLLM puts its members in the place of the fields of the body." + `
+- ` + "`extra_body` counts only with a member that is in the table, or with one that the gateway reads, such as `model`, `messages`, `n` or `max_tokens`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
-- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. An ` + "`image`" + ` of a document to be ranked may be the name of a file without a path. URLs with other schemes, data URLs and base64 pass.
+- ` + "`file_id`" + ` counts in parts of messages, such as ` + "`input_file`" + `. ` + "`hosted_tools`" + ` stands for a tool with ` + "`server_url`, `connector_id`, `vector_store_ids`, `model`" + `, a container by its id or with files, and for tools of OpenRouter that use other models. Functions and tools such as ` + "`web_search`" + ` pass.
+- ` + "`plugins`" + ` passes with ` + "`web`, `file-parser`, `response-healing`, `context-compression` and `moderation`" + ` alone, ` + "`providerOptions`" + ` without ` + "`models` and `byok` of `gateway`" + `, and ` + "`nvext`" + ` with members that leave the routing to Dynamo. Parts of a form count as fields do.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 
 ## Permit a field
@@ -203,15 +206,45 @@ models:
   - {name: chat, engine: vllm, source: {name: Qwen/Qwen3-8B}, permit_fields: [chat_template], variables: {trust_request_chat_template: true}}
 ` + "```" + `
 
+## Media that engines fetch
+
+vLLM, SGLang, llama.cpp and text-generation-inference fetch the images, sounds and videos that a request names by a URL, from wherever the URL points. So a client
+could have an engine ask what only your network reaches: the metadata of a cloud with its credentials, or the admin listeners of a cluster. ` + "`media_hosts`" + ` of a model,
+and ` + "`discovered.media_hosts`" + `, say from which hosts media may come. The gateway answers another request with 400 ` + "`invalid_request`" + `, which names the field and the host.
+
+` + "```yaml" + `
+models:
+  - {name: chat, engine: vllm, source: {name: Qwen/Qwen2.5-VL-7B-Instruct}, media_hosts: [public, "minio.storage:9000"]}
+` + "```" + `
+
+| rule | permits |
+| --- | --- |
+| ` + "`public`" + ` | the hosts of the internet: names below a domain of the public suffix list, and addresses that are global. Not names of one word, names such as ` + "`redis.default.svc`, `metadata.google.internal` or `printer.local`" + `, or addresses that are private, local to a link, of this machine, or reserved |
+| ` + "`images.example.com`, `10.0.0.5`, `[fd00::5]`" + ` | this host; with ` + "`:9000`" + ` only this port of it |
+| ` + "`*.example.com`" + ` | the hosts below the domain, and not the domain itself; also with a port |
+| ` + "`10.0.0.0/8`" + ` | URLs that have an address of the range in the place of a name |
+| ` + "`*`" + ` | every URL, also one that the gateway cannot read |
+
+- The default is ` + "`[public]`" + `: images of the internet pass, as they did before, and what is inside your network does not. ` + "`[]`" + ` permits data URLs alone.
+- The rule holds at all endpoints, for realtime turns, gRPC and batches: parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, items to be embedded, ranked, scored or counted, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
+- A URL counts only if all readers of URLs find the same host in it. So ` + "`http://user@host/`, `http://127.1/`, `http:host`" + ` and hosts with escapes or other characters than ASCII are refused. llama.cpp takes what follows an ` + "`@`" + ` in the path for the host, so this one must be permitted, too, where a server may be llama.cpp: write ` + "`%40`" + `.
+- A URL of a bucket, such as ` + "`gs://photos/a.png`" + `, has the name of the bucket as its host. The rule ` + "`photos`" + ` permits it.
+
+**What the gateway cannot see.** It reads the URL and never connects to it. The engine looks up the name afterwards, so a name of the internet whose address is one of yours passes
+` + "`public`" + `. An engine also follows redirects of a host that is permitted. And a cluster may give a name of the internet a meaning of its own: ` + "`redis.dev`" + ` is the service redis of the namespace dev.
+Against all three, list the hosts in the place of ` + "`public`" + `, switch off redirects (` + "`VLLM_MEDIA_URL_ALLOW_REDIRECTS=0`" + ` of vLLM), and let a network policy keep engines from the addresses of the
+cloud's metadata and from other services. ` + "`allowed_media_domains`" + ` of vLLM and SGLang adds a check at the engine. A provider behind an upstream fetches from its own network, where your hosts are out of reach.
+
 ## What engines still do for clients
 
 These fields pass, because clients use them every day, or because engines ignore them unless you change a setting. Look at the right column before strangers may call.
 
 | what a client may do | by | what you can do |
 | --- | --- | --- |
-| make the engine fetch a URL of the client's choice, also one inside your network | ` + "`image_url`, `video_url`, `audio_url`" + ` with ` + "`http:` or `https:`" + ` | Let the network stop it: engines need no way to other hosts while they serve, and none to the addresses of the cloud's metadata. Recent releases of vLLM and SGLang have ` + "`allowed_media_domains`" + `. llama.cpp and text-generation-inference fetch too. Ollama does not |
+| make the engine fetch a URL of the internet | the fields for [media](#media-that-engines-fetch) | Set ` + "`media_hosts`" + ` of the model |
 | read files below a directory | ` + "`file:`" + ` URLs, if ` + "`allowed_local_media_path`" + ` of vLLM is set, or ` + "`media_path`" + ` of llama.cpp, which also needs ` + "`permit_fields: [local_media]`" + ` | Do not set it, or give the directory nothing but what all tenants may see |
 | go before others in the engine | ` + "`priority`" + `, if ` + "`scheduling_policy: priority`" + ` of vLLM or ` + "`enable_priority_scheduling`" + ` of SGLang is set | Do not set it. The gateway has [priorities](limits.md) of its own |
+| choose among the providers of the model that it names | ` + "`provider`" + ` of OpenRouter, ` + "`providerOptions.gateway.order`" + ` of Vercel | Choose in the settings of the account which providers it may use, and at what price |
 | let the engine call tools | ` + "`tools`" + ` of ` + "`/v1/responses`" + ` of the types ` + "`mcp`, `web_search_preview` and `code_interpreter`" + `, if a tool server of vLLM or SGLang is set | Give it tools that every tenant may use. The engines call the servers of their own settings, and not the URL of a request |
 | use much memory or time | ` + "`mm_processor_kwargs`, `media_io_kwargs`, `structured_outputs`, `grammar`, `regex`, `prompt_logprobs`, `n_probs`" + ` | Keep engines up to date, and bound them: ` + "`limit_mm_per_prompt`, `max_logprobs`" + ` of vLLM. Replicas are started again after a crash |
 `)

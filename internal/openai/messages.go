@@ -175,9 +175,12 @@ func (s *scanner) instructions() {
 
 // tools reads the tools that the model may call. They are kept as they stand.
 func (s *scanner) tools() {
-	if !s.json.Null() {
-		s.keep(message{text: rawText(&s.json), lane: laneTools})
+	if s.json.Null() {
+		return
 	}
+	start := s.json.Pos()
+	s.readTools()
+	s.keep(message{text: textAt(start, s.json.Pos(), formRaw), lane: laneTools})
 }
 
 func (s *scanner) keep(m message) {
@@ -255,15 +258,13 @@ func (s *scanner) output() (nested bool) {
 
 // part reads one part of a content list, and counts what of it is no text for the model.
 func (s *scanner) part(t typeless) {
-	local := false
-	part, media := readPart(&s.json, t, &local)
+	part, media := readPart(&s.json, t, &s.found)
 	switch {
 	case media:
 		s.media(part)
 	case part.form == formNested:
-		eachMedia(s.body, part, s.media, &local)
+		eachMedia(s.body, part, s.media, &s.found)
 	}
-	s.noteLocal(local)
 }
 
 // media counts a part that is no text for the model.
@@ -273,13 +274,13 @@ func (s *scanner) media(part text) {
 }
 
 // eachMedia tells of the parts inside of a valid formNested that are no text for the model: those
-// of the content of a tool's result, or of its output. local is that of readPart.
-func eachMedia(body []byte, t text, found func(media text), local *bool) {
+// of the content of a tool's result, or of its output. urls is that of readPart.
+func eachMedia(body []byte, t text, found func(media text), urls *mediaURLs) {
 	var r jsonscan.Reader
 	r.Reset(body)
 	r.Seek(int(t.start))
 	part := func() {
-		if part, media := readPart(&r, typelessText, local); media {
+		if part, media := readPart(&r, typelessText, urls); media {
 			found(part)
 		}
 	}
@@ -320,31 +321,30 @@ func partText(r *jsonscan.Reader) (t text, media bool) {
 // readPart reads one part of a content list: the text of a part that is text, the JSON of any
 // other. media says that the part is no text for the model: it has one of the types of media, or
 // none and typeless says so. A part of an unknown type may be text in a field that is not known
-// here. A part with a list of parts as its content is formNested. readPart sets local, unless that
-// is nil, for a part whose URL of an image, a sound, a video or a document names a file of the
-// engine's machine.
-func readPart(r *jsonscan.Reader, none typeless, local *bool) (t text, media bool) {
+// here. A part with a list of parts as its content is formNested. readPart adds the URLs of images,
+// sounds, videos and documents to urls, unless that is nil.
+func readPart(r *jsonscan.Reader, none typeless, urls *mediaURLs) (t text, media bool) {
 	if r.Kind() != '{' {
 		return rawText(r), false
 	}
 	start := r.Pos()
 	isText, media, plain, nested := false, bool(none), false, false
 	for more := r.Open('{'); more; more = r.More('{') {
-		switch string(r.Name()) {
+		switch name := r.Name(); string(name) {
 		case "type":
 			word := string(wordText(r))
 			isText, media = isTextType(word), isMediaType(word)
 		case "text":
 			t = partString(r)
 		case "source":
-			plain = isPlainSource(r, local)
-		case "image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "input_video":
-			readURL(r, local)
+			plain = isPlainSource(r, urls)
+		case storedFile:
+			urls.readID(r)
 		case "content":
 			nested = r.Kind() == '['
 			r.Skip()
 		default:
-			r.Skip()
+			urls.read(r, urlField(name))
 		}
 	}
 	if isText && t.form != formNone {
@@ -354,8 +354,8 @@ func readPart(r *jsonscan.Reader, none typeless, local *bool) (t text, media boo
 }
 
 // isPlainSource reads the source of an image or a document of the Messages API, which may be any
-// value. It reports whether the source is plain text. local is that of readPart.
-func isPlainSource(r *jsonscan.Reader, local *bool) (plain bool) {
+// value. It reports whether the source is plain text. urls is that of readPart.
+func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 	if r.Kind() != '{' {
 		r.Skip()
 		return false
@@ -365,7 +365,9 @@ func isPlainSource(r *jsonscan.Reader, local *bool) (plain bool) {
 		case "type":
 			plain = string(wordText(r)) == "text"
 		case "url":
-			readURL(r, local)
+			urls.read(r, "source")
+		case storedFile:
+			urls.readID(r)
 		default:
 			r.Skip()
 		}

@@ -159,7 +159,8 @@ func (r *Request) naiveField(m member) (ok bool) {
 	for i, g := range GuardedFields() {
 		asks := func(m member) bool {
 			n, _ := strconv.ParseFloat(string(m.value), 64)
-			return strings.EqualFold(m.name, g.Name) && string(m.value) != "null" && string(m.value) != "-1" && (g.Above == 0 || n > float64(g.Above))
+			empty := len(g.Engines) == 0 && slices.Contains([]string{"[]", "{}", `""`}, strings.ReplaceAll(string(m.value), " ", ""))
+			return strings.EqualFold(m.name, g.Name) && !empty && string(m.value) != "null" && string(m.value) != "-1" && (g.Above == 0 || n > float64(g.Above))
 		}
 		list, _ := members(m.value)
 		within := slices.Contains([]string{"chat_template_kwargs: chat_template", "vllm_xargs: kv_transfer_params",

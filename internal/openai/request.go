@@ -32,6 +32,9 @@ type Request struct {
 	// Guarded are the fields by which the client would make some engines do what is not for clients
 	// to decide. Other engines ignore such fields. ReadQuery adds what the query has.
 	Guarded Guards
+	// MediaURLs are the URLs in the fields for media that the engine may fetch. Data URLs, base64
+	// and paths of files are none.
+	MediaURLs []MediaURL
 	// MaxTokens bounds the output, in tokens per choice: the largest of max_tokens,
 	// max_completion_tokens, max_output_tokens and n_predict. 0: no bound given, or one of them is
 	// -1.

@@ -22,6 +22,7 @@ type scanner struct {
 	mediaBytes int // bytes of content parts that are not text
 	// unbounded says that one of the bounds of the output is noLimit.
 	unbounded bool
+	found     mediaURLs
 }
 
 // scanJSON reads a JSON body.
@@ -46,6 +47,9 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 	}
 	if s.fault == nil && !s.json.Valid() {
 		s.fault = jsonFault(s.json.Fault())
+	}
+	if s.fault == nil {
+		s.fault = s.req.noteMedia(&s.found)
 	}
 	if s.fault != nil {
 		return Request{}, s.fault
@@ -107,9 +111,12 @@ func (s *scanner) fields() {
 		}
 		names = append(names, name)
 		f := jsonField(s.req.Endpoint, name)
-		if f == fieldGuarded {
+		switch f {
+		case fieldGuarded:
 			s.guard(guardOf(name))
-		} else {
+		case fieldMedia:
+			s.sources(sourceField(name), maxItemDepth)
+		default:
 			s.field(f)
 		}
 		before := end

@@ -50,7 +50,7 @@ func TestScanFields(t *testing.T) {
 		{"own options", `{"request_id":"a-1","timeout_ms":1500,"model":"m","max_duration_ms":86400000}`,
 			Request{Model: "m", RequestID: "a-1", Timeout: 1500 * time.Millisecond, MaxDuration: 24 * time.Hour}},
 		{"zero", `{"model":"m","timeout_ms":0,"max_tokens":0}`, Request{Model: "m"}},
-		{"same names further in", `{"model":"m","x":{"model":1,"model":2,"stream":"no"},"tools":[{"model":"other"}]}`,
+		{"same names further in", `{"model":"m","x":{"model":1,"model":2,"stream":"no"},"tools":[{"function":{"model":"other"}}]}`,
 			Request{Model: "m"}},
 		{"names that are near", `{"models":"x","mode":1,"model":"m","streams":7,"User":"u"}`, Request{Model: "m", Guarded: NewGuards([]string{"models"})}},
 	} {

@@ -12,6 +12,54 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
+// TestE2E_X14_HeadersForOtherGateways sends the headers by which a client would choose the
+// provider, the host or the account at a gateway behind an upstream. The upstream gets those of the
+// file alone.
+func TestE2E_X14_HeadersForOtherGateways(t *testing.T) {
+	t.Parallel()
+	var served atomic.Pointer[http.Header]
+	upstream := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "native", "managed") {
+			return
+		}
+		served.Store(new(r.Header))
+		w.Header().Set("content-type", "application/json")
+		fmt.Fprint(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}]}`)
+	})
+	g := harness.Start(t, fmt.Sprintf(`
+auth: {mode: none}
+models:
+  - {name: native, launcher: upstream, upstreams: [{url: "%[1]s", headers: {x-portkey-config: own}}], stream: {mode: native}}
+  - {name: managed, launcher: upstream, upstreams: [{url: "%[1]s", headers: {x-portkey-config: own}}], stream: {mode: managed}}
+`, upstream))
+	for _, model := range []string{"native", "managed"} {
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+"/v1/chat/completions",
+			strings.NewReader(`{"model":"`+model+`","messages":[{"role":"user","content":"x"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := []string{"x-portkey-config", "x-portkey-custom-host", "cf-aig-byok-alias", "x-bf-vk", "x-pass-x-api-key", "helicone-target-url", "x-litellm-api-key"}
+		for _, name := range names {
+			q.Header.Set(name, "of-the-client")
+		}
+		q.Header.Set("content-type", "application/json")
+		a, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Body.Close()
+		got := served.Load()
+		if a.StatusCode != 200 || got == nil || got.Get("x-portkey-config") != "own" {
+			t.Fatalf("%s: %s, %v", model, a.Status, got)
+		}
+		for _, name := range names {
+			if got.Get(name) == "of-the-client" {
+				t.Errorf("%s: the upstream gets %s", model, name)
+			}
+		}
+	}
+}
+
 // TestE2E_X14_FieldsThatAreNotForClients sends the fields by which a client would make an engine
 // connect elsewhere, run code or harm the requests of others. No engine gets such a request, on
 // native or managed ways, whatever its endpoint. What an operator permits passes, and so does what
@@ -38,7 +86,7 @@ auth: {mode: none}
 models:
   - {name: native, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: native}}
   - {name: managed, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}}
-  - {name: free, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}, permit_fields: [rid, chat_template]}
+  - {name: free, launcher: upstream, upstreams: ["%[1]s"], stream: {mode: managed}, permit_fields: [rid, chat_template], media_hosts: [images.lan]}
 `, upstream))
 	post := func(model, path, fields string) *harness.Answer {
 		served.Store(nil)
@@ -75,6 +123,19 @@ models:
 		a := g.Post("/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///a.png"}}]}]}`)
 		if a.StatusCode != 400 || served.Load() != nil || !strings.Contains(string(a.Content), "local file") {
 			t.Errorf("a local file, %s: %v", model, a)
+		}
+	}
+	for _, model := range []string{"native", "managed", "free"} {
+		for url, permitted := range map[string]bool{"https://example.com/a.png": model != "free", "http://images.lan:81/a.png": model == "free",
+			"http://169.254.169.254/latest/meta-data": false, "http://127.0.0.1:9901/quitquitquit": false, "https://example.com/a@redis/b": false} {
+			served.Store(nil)
+			a := g.Post("/v1/chat/completions", `{"model":"`+model+`","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"`+url+`"}}]}]}`)
+			switch got := served.Load(); {
+			case permitted && (a.StatusCode != 200 || got == nil):
+				t.Errorf("%s of %s: %v", url, model, a)
+			case !permitted && (a.StatusCode != 400 || got != nil || !strings.Contains(string(a.Content), "image_url")):
+				t.Errorf("%s of %s passes: %v", url, model, a)
+			}
 		}
 	}
 	for _, model := range []string{"native", "managed"} {

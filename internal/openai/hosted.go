@@ -1,0 +1,144 @@
+package openai
+
+import (
+	"slices"
+	"strings"
+)
+
+// Rows of the table of guarded fields whose values are looked into.
+const (
+	// storedFile is no field. It stands for the id of a file in a part of a message.
+	storedFile = "file_id"
+	// hostedTools is no field. It stands for tools of the field tools that the upstream runs.
+	hostedTools     = "hosted_tools"
+	pluginsField    = "plugins"
+	providerOptions = "providerOptions"
+	nvext           = "nvext"
+)
+
+var (
+	// harmlessPlugins are those of OpenRouter that bring no other model into a request.
+	harmlessPlugins = []string{"web", "file-parser", "response-healing", "context-compression", "moderation"}
+	// harmlessExtensions are the members of Dynamo's nvext that do not say where a request goes,
+	// how urgent it is, or what its prompt is.
+	harmlessExtensions = []string{"greed_sampling", "use_raw_prompt", "annotations", "max_thinking_tokens", "extra_fields", "ignore_eos", "top_k",
+		"repetition_penalty", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "guided_decoding_backend"}
+	// harmlessTools are OpenRouter's own tools that use no other model.
+	harmlessTools = []string{"openrouter:web_search", "openrouter:web_fetch", "openrouter:datetime"}
+)
+
+// asksByMembers reads the value of a guarded field that counts only with some members.
+func (s *scanner) asksByMembers(name string) (asks bool) {
+	switch {
+	case name == pluginsField && s.json.Kind() == '[':
+		for more := s.json.Open('['); more; more = s.json.More('[') {
+			asks = s.asksPlugin() || asks
+		}
+	case name != pluginsField && s.json.Kind() == '{':
+		for more := s.json.Open('{'); more; more = s.json.More('{') {
+			switch member := string(s.json.Name()); {
+			case name == nvext && slices.Contains(harmlessExtensions, member) || name == providerOptions && member != "gateway":
+				s.json.Skip()
+			case name == providerOptions && s.json.Kind() == '{':
+				asks = s.hasMember("models", "byok") || asks
+			case !s.json.Null():
+				asks = true
+				s.json.Skip()
+			}
+		}
+	default:
+		s.json.Skip()
+		return true
+	}
+	return asks
+}
+
+// asksPlugin reads a plugin of OpenRouter and reports whether it may bring another model.
+func (s *scanner) asksPlugin() bool {
+	if s.json.Kind() != '{' {
+		s.json.Skip()
+		return true
+	}
+	harmless := false
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		if string(s.json.Name()) == "id" {
+			harmless = slices.Contains(harmlessPlugins, string(wordText(&s.json)))
+		} else {
+			s.json.Skip()
+		}
+	}
+	return !harmless
+}
+
+// hasMember reads an object and reports whether it has one of these members with a value other than
+// null.
+func (s *scanner) hasMember(names ...string) (has bool) {
+	for more := s.json.Open('{'); more; more = s.json.More('{') {
+		switch named := slices.Contains(names, string(s.json.Name())); {
+		case !named:
+			s.json.Skip()
+		case !s.json.Null():
+			has = true
+			s.json.Skip()
+		}
+	}
+	return has
+}
+
+// functionTool is how most tools begin. The rest of such a tool is skipped at once.
+const functionTool = `{"type":"function","function":`
+
+// readTools reads the tools that the model may call. Functions are for the client to run, and other
+// tools for the upstream.
+func (s *scanner) readTools() {
+	if s.json.Kind() != '[' {
+		s.json.Skip()
+		return
+	}
+	for more := s.json.Open('['); more; more = s.json.More('[') {
+		if s.json.Kind() != '{' {
+			s.json.Skip()
+		} else if s.isHostedTool() {
+			s.req.Guarded |= guardOf([]byte(hostedTools))
+		}
+	}
+}
+
+// isHostedTool reads a tool and reports whether it reaches what its client may not reach: a host by
+// server_url or connector_id, another model, stored files, or a container of others.
+func (s *scanner) isHostedTool() (hosted bool) {
+	start := s.json.Pos()
+	more := false
+	if strings.HasPrefix(string(s.body[start:min(len(s.body), start+len(functionTool))]), functionTool) {
+		s.json.Enter(start + len(functionTool))
+		s.json.Skip()
+		more = s.json.More('{')
+	} else {
+		more = s.json.Open('{')
+	}
+	for ; more; more = s.json.More('{') {
+		switch string(s.json.Name()) {
+		case "type":
+			word := string(wordText(&s.json))
+			hosted = hosted || strings.HasPrefix(word, "openrouter:") && !slices.Contains(harmlessTools, word)
+		case "server_url", "connector_id", "vector_store_ids", "model":
+			if !s.json.Null() {
+				hosted = true
+				s.json.Skip()
+			}
+		case "container", "environment":
+			switch s.json.Kind() {
+			case '{':
+				hosted = s.hasMember("file_ids", "container_id", "id") || hosted
+			case '"':
+				hosted = true
+				s.json.Skip()
+			default:
+				s.json.Skip()
+			}
+		default:
+			s.json.Skip()
+		}
+	}
+	return hosted
+}

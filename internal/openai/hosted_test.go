@@ -1,0 +1,66 @@
+package openai
+
+import "testing"
+
+// What reaches another model, host or file through a provider or another gateway is found, and what
+// clients of these send every day passes.
+func TestX14_HostedTools(t *testing.T) {
+	t.Parallel()
+	const none = ""
+	for field, want := range map[string]string{
+		`"tools":[{"type":"function","function":{"name":"a","parameters":{"server_url":"x"}}},{"type":"mcp","server_label":"a","server_url":"http://a"}]`: hostedTools,
+		`"tools":[{"server_url":"http:\u002f/a","type":"m\u0063p"}]`:                                                                                      hostedTools,
+		`"tools":[{"type":"function","function":{"name":"a"},"server_url":"http://a","type":"mcp"}]`:                                                      hostedTools,
+		`"tools":[{"type":"mcp","connector_id":"connector_gmail"}]`:                                                                                       hostedTools,
+		`"tools":[{"type":"file_search","vector_store_ids":["vs_1"]}]`:                                                                                    hostedTools,
+		`"tools":[{"type":"code_interpreter","container":"cntr_1"}]`:                                                                                      hostedTools,
+		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file-1"]}}]`:                                                         hostedTools,
+		`"tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"c"}}]`:                                                      hostedTools,
+		`"tools":[{"type":"image_generation","model":"gpt-image-2"}]`:                                                                                     hostedTools,
+		`"tools":[{"type":"openrouter:fusion"}]`:                                                                                                          hostedTools,
+		`"extra_body":{"tools":[{"type":"mcp","server_url":"http://a"}]}`:                                                                                 extraBody,
+		`"tools":[{"type":"function","function":{"name":"a"}},{"type":"web_search"},{"type":"openrouter:web_search"},{"type":"local_shell"},7]`:           none,
+		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":null}},{"type":"custom","name":"a","server_url":null}]`:                none,
+		`"tools":[{"name":"a","input_schema":{"type":"object","properties":{"model":{}}}},{"type":"web_search_20250305","name":"web_search"}]`:            none,
+		`"tools":{"server_url":"a"}`: none, `"tools":[]`: none,
+
+		`"plugins":[{"id":"auto-router","allowed_models":["*"]}]`: pluginsField, `"plugins":[{"id":"web"},{"id":"fusion"}]`: pluginsField, `"plugins":["web"]`: pluginsField,
+		`"plugins":{"id":"web"}`: pluginsField, `"plugins":[{"id":"web","engine":"exa"},{"id":"file-parser"},{"id":"response-healing"}]`: none, `"plugins":[]`: none,
+		`"providerOptions":{"gateway":{"models":["a"]}}`: providerOptions, `"providerOptions":{"gateway":{"byok":{}}}`: providerOptions, `"providerOptions":{"gateway":1}`: providerOptions,
+		`"providerOptions":{"gateway":{"order":["a"],"models":null},"openai":{"models":["a"]}}`: none,
+		`"nvext":{"backend_instance_id":7}`:                                                     nvext, `"nvext":{"agent_hints":{"priority":9}}`: nvext, `"nvext":{"x":1}`: nvext,
+		`"nvext":{"annotations":["token_ids"],"dp_rank":null}`: none, `"nvext":null`: none,
+		`"preset":"a"`: "preset", `"api_base":"http://a"`: "api_base", `"base_url":"http://a"`: "base_url", `"mcp_servers":[{"url":"http://a"}]`: "mcp_servers",
+		`"data_sources":[{"type":"azure_search"}]`: "data_sources", `"container":"c"`: "container", `"api_key":"k"`: "api_key", `"mcp_servers":[],"container":null,"api_key":""`: none,
+
+		`"extra_body":{"n":9}`: extraBody, `"extra_body":{"max_tokens":9}`: extraBody, `"extra_body":{"best_of":9}`: extraBody, `"extra_body":{"api_base":"http://a"}`: extraBody,
+		`"extra_body":{"n":null,"top_k":1,"tools":[{"type":"function"}]}`: none,
+	} {
+		body := `{"model":"m",` + field + `,"messages":[]}`
+		r, fault := Scan(Chat, jsonType, []byte(body))
+		if fault != nil || r.Guarded != guardOf([]byte(want)) {
+			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
+		}
+	}
+	for e, body := range map[Endpoint]string{
+		Responses: `{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"file-1"}]}]}`,
+		Messages:  `{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"file","file_id":"file_1"}}]}]}`,
+		Chat:      `{"model":"m","messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}}]}]}`,
+	} {
+		if r, fault := Scan(e, jsonType, []byte(body)); fault != nil || r.Guarded != guardOf([]byte(storedFile)) {
+			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
+		}
+	}
+}
+
+// LiteLLM takes the parts of a form for fields, too, with or without brackets.
+func TestX14_GuardedPartsOfForms(t *testing.T) {
+	t.Parallel()
+	for part, want := range map[string]string{`"fallbacks[]"=a`: "fallbacks", `"API_BASE"=http://a`: "api_base", `"extra_body"={"n":1}`: extraBody,
+		`"models"=`: "", `"metadata"=models`: "", `"repeat_last_n"=1`: "", `"timestamp_granularities[]"=word`: ""} {
+		r, fault := Scan(Transcriptions, formType, []byte(formOf(`"model"=w`, part)))
+		if fault != nil || r.Guarded != guardOf([]byte(want)) {
+			t.Errorf("%s: %b, %v", part, r.Guarded, fault)
+		}
+	}
+}
