@@ -78,19 +78,11 @@ func (d *Damaged) Error() string {
 // Load implements Backend. There may be thousands of keys, so it reads them only if they may have
 // changed.
 func (r *shared) Load(ctx context.Context) ([]Key, error) {
-	version, count, err := r.askVersion(ctx)
-	if err != nil {
-		return nil, err
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if isOlder(version, r.version) {
-		if err := r.restoreLocked(ctx); err != nil {
-			return nil, fmt.Errorf("redis has lost changes of the keys, and does not take them again: %w", err)
-		}
-		if version, count, err = r.askVersion(ctx); err != nil {
-			return nil, err
-		}
+	version, count, err := r.versionLocked(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if version != "" && version == r.version && count == len(r.texts) && time.Since(r.readAt) < rereadInterval {
 		return r.keys, r.damaged
@@ -104,6 +96,18 @@ func (r *shared) Load(ctx context.Context) ([]Key, error) {
 	}
 	r.version, r.readAt = version, time.Now()
 	return r.keys, r.damaged
+}
+
+// versionLocked is askVersion of a Redis that has the keys again if it had lost them. mu is held.
+func (r *shared) versionLocked(ctx context.Context) (version string, count int, err error) {
+	version, count, err = r.askVersion(ctx)
+	if err != nil || !isOlder(version, r.version) {
+		return version, count, err
+	}
+	if err := r.restoreLocked(ctx); err != nil {
+		return "", 0, fmt.Errorf("redis has lost changes of the keys, and does not take them again: %w", err)
+	}
+	return r.askVersion(ctx)
 }
 
 // parseLocked parses the texts of keys. A text that is damaged leaves the key as it was before.
@@ -174,7 +178,13 @@ func (r *shared) askVersion(ctx context.Context) (version string, count int, err
 }
 
 // change changes one key together with the version. It reports whether a key was added or removed.
+// What Redis has lost is written again before, because the new version is the highest one.
 func (r *shared) change(ctx context.Context, id string, text ...any) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, _, err := r.versionLocked(ctx); err != nil {
+		return false, err
+	}
 	args := append([]any{rand.Text(), id}, text...)
 	return changeScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, args...).Bool()
 }
