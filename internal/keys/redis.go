@@ -26,8 +26,8 @@ const (
 	redisUses    = "sluice:keys:used"
 )
 
-// firstVersion begins the version that a reader gives to keys without one. Every change makes a
-// higher one.
+// firstVersion begins the version that a reader gives to keys without one: there are none yet, or
+// Redis has lost them. Every change makes a higher one.
 const firstVersion = "0-"
 
 var (
@@ -101,7 +101,7 @@ func (r *shared) Load(ctx context.Context) ([]Key, error) {
 // versionLocked is askVersion of a Redis that has the keys again if it had lost them. mu is held.
 func (r *shared) versionLocked(ctx context.Context) (version string, count int, err error) {
 	version, count, err = r.askVersion(ctx)
-	if err != nil || !isOlder(version, r.version) {
+	if err != nil || !r.hasLostLocked(version) {
 		return version, count, err
 	}
 	if err := r.restoreLocked(ctx); err != nil {
@@ -135,19 +135,25 @@ func (r *shared) parseLocked(texts map[string]string) {
 	}
 }
 
-// isOlder reports whether a version that Redis has is older than one that it had before. Versions
-// of earlier releases have no number and are never compared.
-func isOlder(version, before string) bool {
-	number := func(version string) (int64, error) {
-		digits, _, _ := strings.Cut(version, "-")
-		return strconv.ParseInt(digits, 10, 64)
+// hasLostLocked reports whether Redis has lost keys or revocations that were read last: its version
+// is older, or it was begun anew. A version of an earlier release has no number and may be newer
+// than any other one. mu is held.
+func (r *shared) hasLostLocked(version string) bool {
+	now, before := numberOf(version), numberOf(r.version)
+	if version == "" || now == 0 { // a version is never removed
+		return r.version != "" && version != r.version && (before > 0 || len(r.texts) > 0)
 	}
-	known, err := number(before)
-	if err != nil || version == "" {
-		return err == nil && known > 0
+	return now > 0 && now < before
+}
+
+// numberOf returns the number of a version; -1 if it has none.
+func numberOf(version string) int64 {
+	digits, _, _ := strings.Cut(version, "-")
+	number, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return -1
 	}
-	now, err := number(version)
-	return err == nil && now < known
+	return number
 }
 
 // restoreLocked writes the keys as they were read last, unless another gateway has written newer

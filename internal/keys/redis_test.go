@@ -168,6 +168,34 @@ func TestB4_AChangeOfAnEmptiedRedisLosesNoKey(t *testing.T) {
 	}
 }
 
+// TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis: no key was made or revoked since the upgrade,
+// so the version has no number.
+func TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	for _, version := range []string{"EARLIER", firstVersion + "FIRST"} {
+		remember(c).must(t, "one", true)
+		if err := c.Set(t.Context(), redisVersion, version, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		a, b, fresh := remember(c), remember(c), remember(c)
+		a.want(t, "before", "one")
+		b.want(t, "before", "one")
+		if err := c.FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		fresh.want(t, "a gateway that remembers nothing")
+		for _, s := range []*remembering{a, b, fresh, a} {
+			s.want(t, version, "one")
+		}
+		b.must(t, "one", false)
+		a.want(t, version+", revoked")
+		if !slices.Equal(a.restored, []int{1}) || len(b.restored)+len(fresh.restored) != 0 {
+			t.Errorf("%s: restored %v, %v and %v", version, a.restored, b.restored, fresh.restored)
+		}
+	}
+}
+
 // snapshot is what Redis had of the keys.
 type snapshot map[string]string
 
