@@ -1,6 +1,7 @@
 package request
 
 import (
+	"cmp"
 	"bytes"
 	"container/list"
 	"sync"
@@ -197,8 +198,8 @@ func (s *Store) List(limit int) (all []Summary, running int) {
 // AddEnded adds a request that has ended at another process of the gateway. A request that the
 // store knows already is not added again. Envoy's log may tell this process of the end of a request
 // that the relay of the other one has carried. The entry knows no model: it joins q if q has come
-// before, and else q replaces it in the list. The entry of a native request joins q if the other
-// process had none. A request that runs by periodic entries of the log has ended.
+// before, and else q joins it. The entry of a native request joins q if the other process had none.
+// A request that runs by periodic entries of the log has ended.
 func (s *Store) AddEnded(q Summary) {
 	if s == nil {
 		return
@@ -210,8 +211,11 @@ func (s *Store) AddEnded(q Summary) {
 			switch {
 			case known.elsewhere && known.summary.Status != 0 && q.Status == 0: // the entry has joined it
 				known.summary.setUsage(q.Usage())
-			case known.elsewhere, known.element == nil && known.summary.Model == "":
+			case known.elsewhere:
 				known.summary = q
+			case known.element == nil && known.summary.Model == "":
+				q.takeEnd(&known.summary)
+				known.summary, known.elsewhere = q, true
 			case known.element != nil && known.logOnly:
 				known.summary, known.logged, known.lost = q, true, true
 				s.finishLocked(known)
@@ -226,6 +230,13 @@ func (s *Store) AddEnded(q Summary) {
 		s.byID[q.ID] = r
 		s.awaitLocked(r)
 	}
+}
+
+// takeEnd takes what only Envoy's log entry tells of a managed request.
+func (q *Summary) takeEnd(entry *Summary) {
+	q.Method, q.Path, q.Status = entry.Method, entry.Path, cmp.Or(entry.Status, q.Status)
+	q.Flags, q.Details, q.Duration = entry.Flags, entry.Details, entry.Duration
+	q.BytesIn, q.BytesOut = max(q.BytesIn, entry.BytesIn), entry.BytesOut
 }
 
 // Running returns the number of requests that run, and how many of them are streams. It walks all
