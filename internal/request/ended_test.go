@@ -78,6 +78,25 @@ func TestX20_TheUsageThatComesLastIsTold(t *testing.T) {
 	}
 }
 
+// TestX20_ARequestThatTheListHasForgottenStaysForgotten: the usage of a request comes when later ones
+// have pushed it out of the list.
+func TestX20_ARequestThatTheListHasForgottenStaysForgotten(t *testing.T) {
+	t.Parallel()
+	s, began := NewStore(2), time.Now()
+	ended := func(id string, after time.Duration) Summary {
+		return Summary{ID: id, Model: "m", State: Done, Status: 200, Started: began.Add(after), Duration: time.Second}
+	}
+	first := ended("1", 0)
+	for _, q := range []Summary{first, ended("2", time.Minute), ended("3", 2*time.Minute)} {
+		s.AddEnded(q)
+	}
+	first.setUsage(UsageOf(7, 3, 0))
+	s.AddEnded(first)
+	if all, running := s.List(0); running != 0 || len(all) != 2 || all[0].ID != "3" || all[1].ID != "2" {
+		t.Errorf("%d run, listed %+v", running, all)
+	}
+}
+
 // TestE3_X20_AStreamOfAReplacedProcessHasItsLine: the log entry of a managed stream goes to the
 // successor of its process. If its Envoy has died there is none, and the request ends where it is.
 func TestE3_X20_AStreamOfAReplacedProcessHasItsLine(t *testing.T) {

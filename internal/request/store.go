@@ -1,8 +1,8 @@
 package request
 
 import (
-	"cmp"
 	"bytes"
+	"cmp"
 	"container/list"
 	"sync"
 	"time"
@@ -223,6 +223,9 @@ func (s *Store) AddEnded(q Summary) {
 			return
 		}
 	}
+	if oldest := s.finished[s.next]; oldest != nil && q.ended().Before(oldest.summary.ended()) {
+		return // it was pushed out of the list before its usage was known
+	}
 	r := &Record{store: s, summary: q, logOnly: true, closed: true, logged: true, elsewhere: true, waitingSince: q.Started, closedAt: time.Now()}
 	r.element = s.running.PushBack(r)
 	s.finishLocked(r)
@@ -231,6 +234,9 @@ func (s *Store) AddEnded(q Summary) {
 		s.awaitLocked(r)
 	}
 }
+
+// ended returns when a finished request has ended.
+func (q *Summary) ended() time.Time { return q.Started.Add(q.Duration) }
 
 // takeEnd takes what only Envoy's log entry tells of a managed request.
 func (q *Summary) takeEnd(entry *Summary) {
