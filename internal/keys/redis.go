@@ -55,9 +55,10 @@ type shared struct {
 	restored func(count int)
 
 	mu sync.Mutex
-	// texts are the last answer of Redis by the ids of the keys, and keys are its parsed form.
-	// Redis had the version just before that answer, which came at readAt. damaged says which texts
-	// cannot be parsed. All are guarded by mu.
+	// texts are the last answer of Redis by the ids of the keys, with the changes of this gateway
+	// since, and keys are their parsed form. Redis had the version just before that answer, which
+	// came at readAt, or with the last such change. damaged says which texts cannot be parsed. All
+	// are guarded by mu.
 	texts   map[string]string
 	keys    []Key
 	damaged error
@@ -183,27 +184,40 @@ func (r *shared) askVersion(ctx context.Context) (version string, count int, err
 	return asked.Val(), int(counted.Val()), err
 }
 
-// change changes one key together with the version. It reports whether a key was added or removed.
-// What Redis has lost is written again before, because the new version is the highest one.
-func (r *shared) change(ctx context.Context, id string, text ...any) (bool, error) {
+// change changes one key together with the version: it gets a text, or is removed if that is empty.
+// It reports whether a key was added or removed. What Redis has lost is written again before,
+// because the new version is the highest one.
+func (r *shared) change(ctx context.Context, id, text string) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, _, err := r.versionLocked(ctx); err != nil {
 		return false, err
 	}
-	args := append([]any{rand.Text(), id}, text...)
-	return changeScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, args...).Bool()
+	answer, err := changeScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, rand.Text(), id, text).StringSlice()
+	if err != nil {
+		return false, err
+	}
+	if before := answer[1]; before == r.version && before != "" {
+		texts := map[string]string{}
+		maps.Copy(texts, r.texts)
+		if texts[id] = text; text == "" {
+			delete(texts, id)
+		}
+		r.parseLocked(texts)
+		r.version = answer[2]
+	}
+	return answer[0] == "1", nil
 }
 
 func (r *shared) Add(ctx context.Context, k Key) error {
 	text, err := json.Marshal(k)
 	if err == nil {
-		_, err = r.change(ctx, k.ID, text)
+		_, err = r.change(ctx, k.ID, string(text))
 	}
 	return err
 }
 
-func (r *shared) Remove(ctx context.Context, id string) (bool, error) { return r.change(ctx, id) }
+func (r *shared) Remove(ctx context.Context, id string) (bool, error) { return r.change(ctx, id, "") }
 
 // LoadUses implements Backend.
 func (r *shared) LoadUses(ctx context.Context) (map[string]time.Time, error) {

@@ -168,6 +168,37 @@ func TestB4_AChangeOfAnEmptiedRedisLosesNoKey(t *testing.T) {
 	}
 }
 
+// TestB4_ARevocationIsRememberedBeforeAReading: Redis loses its data just after it has taken two
+// changes, before their gateway has read the keys again. Another gateway's change came between.
+func TestB4_ARevocationIsRememberedBeforeAReading(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	a, b := remember(c), remember(c)
+	a.want(t, "at first")
+	a.want(t, "when there is a version")
+	for _, id := range []string{"one", "two"} {
+		a.must(t, id, true)
+	}
+	b.want(t, "before", "one", "two")
+	for _, id := range []string{"one", "none"} {
+		if _, err := a.Backend.Remove(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Backend.Add(t.Context(), Key{ID: "three", Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	a.want(t, "after the loss", "two", "three")
+	b.must(t, "two", false)
+	if err := a.Backend.Add(t.Context(), Key{ID: "four", Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	a.want(t, "after changes of both", "three", "four")
+}
+
 // TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis: no key was made or revoked since the upgrade,
 // so the version has no number.
 func TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis(t *testing.T) {
