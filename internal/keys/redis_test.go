@@ -139,8 +139,9 @@ func TestB4_AnOlderSnapshotRevivesNoKey(t *testing.T) {
 	}
 }
 
-// TestB4_AChangeOfAnEmptiedRedisLosesNoKey: the first call to a Redis that was emptied, or that came
-// back from an older snapshot, makes or revokes a key. The change counts, and so do those before.
+// TestB4_AChangeOfAnEmptiedRedisLosesNoKey: the first call to a Redis that was emptied, or that
+// came back from an older snapshot, makes or revokes a key. The change counts, and so do those
+// before.
 func TestB4_AChangeOfAnEmptiedRedisLosesNoKey(t *testing.T) {
 	t.Parallel()
 	c := redistest.Start(t).Client()
@@ -231,6 +232,7 @@ func TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis(t *testing.T) {
 type snapshot map[string]string
 
 func snapshotOf(t *testing.T, c goredis.UniversalClient) snapshot {
+	t.Helper()
 	s := snapshot{}
 	for _, key := range []string{redisKeys, redisVersion} {
 		s[key] = c.Dump(t.Context(), key).Val()

@@ -78,8 +78,8 @@ func TestX20_TheUsageThatComesLastIsTold(t *testing.T) {
 	}
 }
 
-// TestX20_ARequestThatTheListHasForgottenStaysForgotten: the usage of a request comes when later ones
-// have pushed it out of the list.
+// TestX20_ARequestThatTheListHasForgottenStaysForgotten: the usage of a request comes when later
+// ones have pushed it out of the list.
 func TestX20_ARequestThatTheListHasForgottenStaysForgotten(t *testing.T) {
 	t.Parallel()
 	s, began := NewStore(2), time.Now()

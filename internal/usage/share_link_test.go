@@ -83,8 +83,8 @@ func TestB3_AClockThatIsBehind(t *testing.T) {
 	}
 }
 
-// TestB3_ADamagedSumKeepsNothingBack: a writer publishes also where the sum of its requests in Redis
-// is no number.
+// TestB3_ADamagedSumKeepsNothingBack: a writer publishes also where the sum of its requests in
+// Redis is no number.
 func TestB3_ADamagedSumKeepsNothingBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
