@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
@@ -49,9 +50,11 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 		return Pong{}, err
 	}
 	setTimeouts(o, time.Second)
-	silent := askSentinels(ctx, o)
-	if len(silent) > 0 && len(silent) == len(o.Addrs) {
-		return Pong{}, fmt.Errorf("%w: %w", ErrSentinels, errors.Join(silent...))
+	var silent []error
+	if o.MasterName != "" {
+		if o.Addrs, silent = askSentinels(ctx, o); len(o.Addrs) == 0 {
+			return Pong{}, fmt.Errorf("%w: %w", ErrSentinels, errors.Join(silent...))
+		}
 	}
 	c := connect(o)
 	defer c.Close() //nolint:errcheck // what was written expires by itself
@@ -79,25 +82,40 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 	return p, nil
 }
 
-// askSentinels asks each sentinel where the master is. It returns an error for each that does not
-// tell, and nothing if the servers are no sentinels.
-func askSentinels(ctx context.Context, o *client.UniversalOptions) (silent []error) {
-	if o.MasterName == "" {
-		return nil
+// sentinelTimeout is how long a sentinel may take to tell where the master is.
+const sentinelTimeout = time.Second
+
+// askSentinels asks all sentinels at once where the master is. It returns the addresses of those
+// that tell it, and an error for each other one.
+func askSentinels(ctx context.Context, o *client.UniversalOptions) (telling []string, silent []error) {
+	ctx, cancel := context.WithTimeout(ctx, sentinelTimeout)
+	defer cancel()
+	faults := make([]error, len(o.Addrs))
+	var asked sync.WaitGroup
+	for i, address := range o.Addrs {
+		asked.Go(func() { faults[i] = askSentinel(ctx, o, address) })
 	}
-	for _, address := range o.Addrs {
-		c := client.NewSentinelClient(&client.Options{Addr: address, Username: o.SentinelUsername, Password: o.SentinelPassword, Dialer: o.Dialer,
-			MaxRetries: -1, DialerRetries: 1, DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, DisableIdentity: true})
-		err := c.GetMasterAddrByName(ctx, o.MasterName).Err()
-		_ = c.Close() // nothing was changed
-		if errors.Is(err, client.Nil) {
-			err = fmt.Errorf("it knows no master %q", o.MasterName)
-		}
-		if err != nil {
-			silent = append(silent, fmt.Errorf("sentinel %s: %w", address, err))
+	asked.Wait()
+	for i, address := range o.Addrs {
+		if faults[i] == nil {
+			telling = append(telling, address)
+		} else {
+			silent = append(silent, fmt.Errorf("sentinel %s: %w", address, faults[i]))
 		}
 	}
-	return silent
+	return telling, silent
+}
+
+// askSentinel returns why a sentinel does not tell where the master is.
+func askSentinel(ctx context.Context, o *client.UniversalOptions, address string) error {
+	c := client.NewSentinelClient(&client.Options{Addr: address, Username: o.SentinelUsername, Password: o.SentinelPassword, Dialer: o.Dialer,
+		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true, DisableIdentity: true})
+	defer c.Close() //nolint:errcheck // nothing was changed
+	err := c.GetMasterAddrByName(ctx, o.MasterName).Err()
+	if errors.Is(err, client.Nil) {
+		return fmt.Errorf("it knows no master %q", o.MasterName)
+	}
+	return err
 }
 
 // evictionPolicy returns Pong.Evicts.

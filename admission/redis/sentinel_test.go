@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -158,5 +159,23 @@ func TestPingSentinels(t *testing.T) {
 	g.Sentinels[1].Kill()
 	if p, err := Ping(t.Context(), s); err != nil || len(p.Silent) != 1 || !strings.Contains(p.Silent[0].Error(), g.Sentinels[1].Addr) {
 		t.Errorf("one sentinel is dead: %+v, %v", p, err)
+	}
+}
+
+// TestPingHangingSentinels: sentinels that accept a connection and say nothing do not use up the
+// time for the others.
+func TestPingHangingSentinels(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	s := guarded(g)
+	for _, silent := range g.Sentinels[:2] {
+		silent.Pause()
+		defer silent.Resume()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+	defer cancel()
+	p, err := Ping(ctx, s)
+	if err != nil || len(p.Silent) != 2 {
+		t.Errorf("%+v, %v", p, err)
 	}
 }

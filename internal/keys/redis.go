@@ -26,8 +26,8 @@ const (
 	redisUses    = "sluice:keys:used"
 )
 
-// firstVersion begins the version that a reader gives to keys without one. Every change makes a
-// higher one.
+// firstVersion begins the version that a reader gives to keys without one: there are none yet, or
+// Redis has lost them. Every change makes a higher one.
 const firstVersion = "0-"
 
 var (
@@ -55,9 +55,10 @@ type shared struct {
 	restored func(count int)
 
 	mu sync.Mutex
-	// texts are the last answer of Redis by the ids of the keys, and keys are its parsed form.
-	// Redis had the version just before that answer, which came at readAt. damaged says which texts
-	// cannot be parsed. All are guarded by mu.
+	// texts are the last answer of Redis by the ids of the keys, with the changes of this gateway
+	// since, and keys are their parsed form. Redis had the version just before that answer, which
+	// came at readAt, or with the last such change. damaged says which texts cannot be parsed. All
+	// are guarded by mu.
 	texts   map[string]string
 	keys    []Key
 	damaged error
@@ -78,19 +79,11 @@ func (d *Damaged) Error() string {
 // Load implements Backend. There may be thousands of keys, so it reads them only if they may have
 // changed.
 func (r *shared) Load(ctx context.Context) ([]Key, error) {
-	version, count, err := r.askVersion(ctx)
-	if err != nil {
-		return nil, err
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if isOlder(version, r.version) {
-		if err := r.restoreLocked(ctx); err != nil {
-			return nil, fmt.Errorf("redis has lost changes of the keys, and does not take them again: %w", err)
-		}
-		if version, count, err = r.askVersion(ctx); err != nil {
-			return nil, err
-		}
+	version, count, err := r.versionLocked(ctx)
+	if err != nil {
+		return nil, err
 	}
 	if version != "" && version == r.version && count == len(r.texts) && time.Since(r.readAt) < rereadInterval {
 		return r.keys, r.damaged
@@ -104,6 +97,18 @@ func (r *shared) Load(ctx context.Context) ([]Key, error) {
 	}
 	r.version, r.readAt = version, time.Now()
 	return r.keys, r.damaged
+}
+
+// versionLocked is askVersion of a Redis that has the keys again if it had lost them. mu is held.
+func (r *shared) versionLocked(ctx context.Context) (version string, count int, err error) {
+	version, count, err = r.askVersion(ctx)
+	if err != nil || !r.hasLostLocked(version) {
+		return version, count, err
+	}
+	if err := r.restoreLocked(ctx); err != nil {
+		return "", 0, fmt.Errorf("redis has lost changes of the keys, and does not take them again: %w", err)
+	}
+	return r.askVersion(ctx)
 }
 
 // parseLocked parses the texts of keys. A text that is damaged leaves the key as it was before.
@@ -131,19 +136,25 @@ func (r *shared) parseLocked(texts map[string]string) {
 	}
 }
 
-// isOlder reports whether a version that Redis has is older than one that it had before. Versions
-// of earlier releases have no number and are never compared.
-func isOlder(version, before string) bool {
-	number := func(version string) (int64, error) {
-		digits, _, _ := strings.Cut(version, "-")
-		return strconv.ParseInt(digits, 10, 64)
+// hasLostLocked reports whether Redis has lost keys or revocations that were read last: its version
+// is older, or it was begun anew. A version of an earlier release has no number and may be newer
+// than any other one. mu is held.
+func (r *shared) hasLostLocked(version string) bool {
+	now, before := numberOf(version), numberOf(r.version)
+	if version == "" || now == 0 { // a version is never removed
+		return r.version != "" && version != r.version && (before > 0 || len(r.texts) > 0)
 	}
-	known, err := number(before)
-	if err != nil || version == "" {
-		return err == nil && known > 0
+	return now > 0 && now < before
+}
+
+// numberOf returns the number of a version; -1 if it has none.
+func numberOf(version string) int64 {
+	digits, _, _ := strings.Cut(version, "-")
+	number, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return -1
 	}
-	now, err := number(version)
-	return err == nil && now < known
+	return number
 }
 
 // restoreLocked writes the keys as they were read last, unless another gateway has written newer
@@ -173,21 +184,40 @@ func (r *shared) askVersion(ctx context.Context) (version string, count int, err
 	return asked.Val(), int(counted.Val()), err
 }
 
-// change changes one key together with the version. It reports whether a key was added or removed.
-func (r *shared) change(ctx context.Context, id string, text ...any) (bool, error) {
-	args := append([]any{rand.Text(), id}, text...)
-	return changeScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, args...).Bool()
+// change changes one key together with the version: it gets a text, or is removed if that is empty.
+// It reports whether a key was added or removed. What Redis has lost is written again before,
+// because the new version is the highest one.
+func (r *shared) change(ctx context.Context, id, text string) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, _, err := r.versionLocked(ctx); err != nil {
+		return false, err
+	}
+	answer, err := changeScript.Run(ctx, r.client, []string{redisKeys, redisVersion}, rand.Text(), id, text).StringSlice()
+	if err != nil {
+		return false, err
+	}
+	if before := answer[1]; before == r.version && before != "" {
+		texts := map[string]string{}
+		maps.Copy(texts, r.texts)
+		if texts[id] = text; text == "" {
+			delete(texts, id)
+		}
+		r.parseLocked(texts)
+		r.version = answer[2]
+	}
+	return answer[0] == "1", nil
 }
 
 func (r *shared) Add(ctx context.Context, k Key) error {
 	text, err := json.Marshal(k)
 	if err == nil {
-		_, err = r.change(ctx, k.ID, text)
+		_, err = r.change(ctx, k.ID, string(text))
 	}
 	return err
 }
 
-func (r *shared) Remove(ctx context.Context, id string) (bool, error) { return r.change(ctx, id) }
+func (r *shared) Remove(ctx context.Context, id string) (bool, error) { return r.change(ctx, id, "") }
 
 // LoadUses implements Backend.
 func (r *shared) LoadUses(ctx context.Context) (map[string]time.Time, error) {

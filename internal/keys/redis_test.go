@@ -120,17 +120,10 @@ func TestB4_AnOlderSnapshotRevivesNoKey(t *testing.T) {
 	c := redistest.Start(t).Client()
 	a := remember(c)
 	a.must(t, "one", true)
-	snapshot := map[string]string{}
-	for _, key := range []string{redisKeys, redisVersion} {
-		snapshot[key] = c.Dump(t.Context(), key).Val()
-	}
+	snapshot := snapshotOf(t, c)
 	a.must(t, "two", true)
 	a.must(t, "one", false)
-	for key, text := range snapshot {
-		if err := c.RestoreReplace(t.Context(), key, 0, text).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	snapshot.restore(t, c)
 	a.want(t, "after the snapshot", "two")
 	remember(c).want(t, "a new gateway", "two")
 	// An earlier release gives the keys a version without a number.
@@ -143,5 +136,115 @@ func TestB4_AnOlderSnapshotRevivesNoKey(t *testing.T) {
 	a.want(t, "after an earlier release has revoked it")
 	if !slices.Equal(a.restored, []int{1}) {
 		t.Errorf("restored %v", a.restored)
+	}
+}
+
+// TestB4_AChangeOfAnEmptiedRedisLosesNoKey: the first call to a Redis that was emptied, or that
+// came back from an older snapshot, makes or revokes a key. The change counts, and so do those
+// before.
+func TestB4_AChangeOfAnEmptiedRedisLosesNoKey(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	a, b := remember(c), remember(c)
+	a.must(t, "one", true)
+	snapshot := snapshotOf(t, c)
+	for _, id := range []string{"two", "three"} {
+		a.must(t, id, true)
+	}
+	a.must(t, "one", false)
+	b.want(t, "before", "two", "three")
+	if err := c.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := b.Remove(t.Context(), "two"); !found || err != nil {
+		t.Errorf("revoked: %v, %v", found, err)
+	}
+	for _, s := range []*remembering{a, b, remember(c)} {
+		s.want(t, "after the revocation", "three")
+	}
+	snapshot.restore(t, c)
+	b.must(t, "four", true)
+	for _, s := range []*remembering{a, b, remember(c)} {
+		s.want(t, "after the new key", "three", "four")
+	}
+}
+
+// TestB4_ARevocationIsRememberedBeforeAReading: Redis loses its data just after it has taken two
+// changes, before their gateway has read the keys again. Another gateway's change came between.
+func TestB4_ARevocationIsRememberedBeforeAReading(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	a, b := remember(c), remember(c)
+	a.want(t, "at first")
+	a.want(t, "when there is a version")
+	for _, id := range []string{"one", "two"} {
+		a.must(t, id, true)
+	}
+	b.want(t, "before", "one", "two")
+	for _, id := range []string{"one", "none"} {
+		if _, err := a.Backend.Remove(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Backend.Add(t.Context(), Key{ID: "three", Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	a.want(t, "after the loss", "two", "three")
+	b.must(t, "two", false)
+	if err := a.Backend.Add(t.Context(), Key{ID: "four", Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	a.want(t, "after changes of both", "three", "four")
+}
+
+// TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis: no key was made or revoked since the upgrade,
+// so the version has no number.
+func TestB4_KeysOfAnEarlierReleaseOutliveAnEmptiedRedis(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	for _, version := range []string{"EARLIER", firstVersion + "FIRST"} {
+		remember(c).must(t, "one", true)
+		if err := c.Set(t.Context(), redisVersion, version, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		a, b, fresh := remember(c), remember(c), remember(c)
+		a.want(t, "before", "one")
+		b.want(t, "before", "one")
+		if err := c.FlushAll(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		fresh.want(t, "a gateway that remembers nothing")
+		for _, s := range []*remembering{a, b, fresh, a} {
+			s.want(t, version, "one")
+		}
+		b.must(t, "one", false)
+		a.want(t, version+", revoked")
+		if !slices.Equal(a.restored, []int{1}) || len(b.restored)+len(fresh.restored) != 0 {
+			t.Errorf("%s: restored %v, %v and %v", version, a.restored, b.restored, fresh.restored)
+		}
+	}
+}
+
+// snapshot is what Redis had of the keys.
+type snapshot map[string]string
+
+func snapshotOf(t *testing.T, c goredis.UniversalClient) snapshot {
+	t.Helper()
+	s := snapshot{}
+	for _, key := range []string{redisKeys, redisVersion} {
+		s[key] = c.Dump(t.Context(), key).Val()
+	}
+	return s
+}
+
+func (s snapshot) restore(t *testing.T, c goredis.UniversalClient) {
+	t.Helper()
+	for key, text := range s {
+		if err := c.RestoreReplace(t.Context(), key, 0, text).Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

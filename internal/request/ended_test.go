@@ -56,28 +56,44 @@ func TestX20_TheEntryOfANativeRequestCompletesWhatIsTold(t *testing.T) {
 
 // TestX20_TheUsageThatComesLastIsTold: a named generation goes on at a replaced process after its
 // client has left. The list of the new process shows what it has used, and how Envoy has ended the
-// request, whose log entry comes before or after that.
+// request, whose log entry comes before, between or after what the replaced process tells.
 func TestX20_TheUsageThatComesLastIsTold(t *testing.T) {
 	t.Parallel()
-	for _, entryFirst := range []bool{false, true} {
+	for entryAt := range 3 {
 		old, next := NewStore(0), NewStore(0)
 		old.Subscribe(Subscribers{Elsewhere: next.AddEnded})
 		r := old.Begin(Arrival{ID: "1", Tenant: "acme", Model: "m", Stream: true})
 		r.SetOutcome(Outcome{Model: "m", Cause: CauseClient, Answered: true, UsedElsewhere: true})
 		r.Close(nil)
-		r.EndElsewhere(nil, func() {})
-		entry := Entry{Log: headers.LogRequests, RequestID: "1", Cluster: headers.RelayCluster, Status: 200, BytesOut: 9}
-		if entryFirst {
-			next.Observe(entry)
-		}
-		r.SetUsage(UsageOf(7, 3, 0))
-		if !entryFirst {
-			next.Observe(entry)
+		for step, tell := range []func(){func() { r.EndElsewhere(nil, func() {}) }, func() { r.SetUsage(UsageOf(7, 3, 0)) }, func() {}} {
+			if step == entryAt {
+				next.Observe(Entry{Log: headers.LogRequests, RequestID: "1", Cluster: headers.RelayCluster, Status: 200, BytesOut: 9})
+			}
+			tell()
 		}
 		all, running := next.List(0)
 		if running != 0 || len(all) != 1 || all[0].Status != 200 || all[0].BytesOut != 9 || all[0].CompletionTokens != 3 || all[0].Model != "m" {
-			t.Errorf("entry first %v: %d run, listed %+v", entryFirst, running, all)
+			t.Errorf("entry at %d: %d run, listed %+v", entryAt, running, all)
 		}
+	}
+}
+
+// TestX20_ARequestThatTheListHasForgottenStaysForgotten: the usage of a request comes when later
+// ones have pushed it out of the list.
+func TestX20_ARequestThatTheListHasForgottenStaysForgotten(t *testing.T) {
+	t.Parallel()
+	s, began := NewStore(2), time.Now()
+	ended := func(id string, after time.Duration) Summary {
+		return Summary{ID: id, Model: "m", State: Done, Status: 200, Started: began.Add(after), Duration: time.Second}
+	}
+	first := ended("1", 0)
+	for _, q := range []Summary{first, ended("2", time.Minute), ended("3", 2*time.Minute)} {
+		s.AddEnded(q)
+	}
+	first.setUsage(UsageOf(7, 3, 0))
+	s.AddEnded(first)
+	if all, running := s.List(0); running != 0 || len(all) != 2 || all[0].ID != "3" || all[1].ID != "2" {
+		t.Errorf("%d run, listed %+v", running, all)
 	}
 }
 

@@ -2,6 +2,7 @@ package request
 
 import (
 	"bytes"
+	"cmp"
 	"container/list"
 	"sync"
 	"time"
@@ -197,8 +198,8 @@ func (s *Store) List(limit int) (all []Summary, running int) {
 // AddEnded adds a request that has ended at another process of the gateway. A request that the
 // store knows already is not added again. Envoy's log may tell this process of the end of a request
 // that the relay of the other one has carried. The entry knows no model: it joins q if q has come
-// before, and else q replaces it in the list. The entry of a native request joins q if the other
-// process had none. A request that runs by periodic entries of the log has ended.
+// before, and else q joins it. The entry of a native request joins q if the other process had none.
+// A request that runs by periodic entries of the log has ended.
 func (s *Store) AddEnded(q Summary) {
 	if s == nil {
 		return
@@ -210,14 +211,20 @@ func (s *Store) AddEnded(q Summary) {
 			switch {
 			case known.elsewhere && known.summary.Status != 0 && q.Status == 0: // the entry has joined it
 				known.summary.setUsage(q.Usage())
-			case known.elsewhere, known.element == nil && known.summary.Model == "":
+			case known.elsewhere:
 				known.summary = q
+			case known.element == nil && known.summary.Model == "":
+				q.takeEnd(&known.summary)
+				known.summary, known.elsewhere = q, true
 			case known.element != nil && known.logOnly:
 				known.summary, known.logged, known.lost = q, true, true
 				s.finishLocked(known)
 			}
 			return
 		}
+	}
+	if oldest := s.finished[s.next]; oldest != nil && q.ended().Before(oldest.summary.ended()) {
+		return // it was pushed out of the list before its usage was known
 	}
 	r := &Record{store: s, summary: q, logOnly: true, closed: true, logged: true, elsewhere: true, waitingSince: q.Started, closedAt: time.Now()}
 	r.element = s.running.PushBack(r)
@@ -226,6 +233,16 @@ func (s *Store) AddEnded(q Summary) {
 		s.byID[q.ID] = r
 		s.awaitLocked(r)
 	}
+}
+
+// ended returns when a finished request has ended.
+func (q *Summary) ended() time.Time { return q.Started.Add(q.Duration) }
+
+// takeEnd takes what only Envoy's log entry tells of a managed request.
+func (q *Summary) takeEnd(entry *Summary) {
+	q.Method, q.Path, q.Status = entry.Method, entry.Path, cmp.Or(entry.Status, q.Status)
+	q.Flags, q.Details, q.Duration = entry.Flags, entry.Details, entry.Duration
+	q.BytesIn, q.BytesOut = max(q.BytesIn, entry.BytesIn), entry.BytesOut
 }
 
 // Running returns the number of requests that run, and how many of them are streams. It walks all

@@ -28,7 +28,7 @@ while ARGV[i] do
     end
     i = i + 2
   end
-  redis.call('HINCRBY', key, '#', string.format('%.0f', more))
+  redis.call('HSET', key, '#', string.format('%.0f', first(redis.call('HGET', key, '#') or nil) + more))
   redis.call('EXPIREAT', key, expires)
   redis.call('SADD', prefix .. 'by:' .. period, writer)
   redis.call('EXPIREAT', prefix .. 'by:' .. period, ARGV[7])

@@ -83,6 +83,26 @@ func TestB3_AClockThatIsBehind(t *testing.T) {
 	}
 }
 
+// TestB3_ADamagedSumKeepsNothingBack: a writer publishes also where the sum of its requests in
+// Redis is no number.
+func TestB3_ADamagedSumKeepsNothingBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	writer, l := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	now := time.Now()
+	for i := range 2 {
+		writer.Add(acme, OfRequest(1, 0, 1, true), now)
+		writer.Add(Subject{Tenant: "second"}, OfRequest(1, 0, 1, true), now.Add(-24*time.Hour))
+		publish(t, writer, l)
+		if a := ask(t, l, ByTenant); len(a.Items) != 2 || a.Items[0].Requests != int64(i+1) || a.Items[1].Requests != int64(i+1) {
+			t.Errorf("%+v, want %d requests of both", a, i+1)
+		}
+		for _, kind := range []string{kindHours, kindDays} {
+			server.Client().HSet(t.Context(), hashKey(kind, now.UTC().Format(time.DateOnly), writer.writer), sumField, "x")
+		}
+	}
+}
+
 // TestB3_ADamagedRowHidesNoOther: rows in Redis that cannot be read are missing in the answers of
 // other gateways, and nothing else is. Their writer writes them again with the next request.
 func TestB3_ADamagedRowHidesNoOther(t *testing.T) {
