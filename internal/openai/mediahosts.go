@@ -166,8 +166,10 @@ var notPublic = func() (all []netip.Prefix) {
 // String names the host for people.
 func (u MediaURL) String() string {
 	switch {
+	case u.Host == "" && u.BehindAt:
+		return "what is behind the @ of a path, which some servers take for the host (write the @ as %40)"
 	case u.Host == "":
-		return "a URL in a form that servers read in different ways"
+		return "a URL whose host servers read in different ways (name it in ASCII, without a user, escapes or short forms of addresses)"
 	case u.BehindAt:
 		return "the host " + u.Host + ", which some servers find behind the @ of a path (write it as %40)"
 	}
