@@ -129,7 +129,10 @@ func (rule hostRule) permits(u MediaURL, address netip.Addr) bool {
 // word, those of a cluster such as redis.default.svc and those of the metadata of a cloud are not.
 func isPublicName(name string) bool {
 	suffix, managed := publicsuffix.PublicSuffix(name)
-	if top := name[strings.LastIndexByte(name, '.')+1:]; top == "arpa" || top == "onion" {
+	switch top := name[strings.LastIndexByte(name, '.')+1:]; {
+	case top == "arpa" || top == "onion":
+		return false
+	case name == "metadata.goog" || name == "metadata.tencentyun.com": // within the clouds of Google and Tencent
 		return false
 	}
 	return name != suffix && (managed || strings.Contains(suffix, "."))

@@ -150,7 +150,7 @@ func TestX14_MediaHosts(t *testing.T) {
 		return h
 	}
 	public := "example.com a.b.example.co.uk bucket.s3.amazonaws.com user.github.io 8.8.8.8 [2606:4700::1]"
-	inside := "localhost redis redis.default redis.default.svc redis.default.svc.cluster.local metadata.google.internal printer.local a.lan router.home.arpa " +
+	inside := "localhost redis redis.default redis.default.svc redis.default.svc.cluster.local metadata.google.internal metadata.goog metadata.tencentyun.com printer.local a.lan router.home.arpa " +
 		"127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.100.100.200 168.63.129.16 192.0.0.192 0.0.0.0 224.0.0.1 255.255.255.255 " +
 		"[::1] [::] [fd00:ec2::254] [fe80::1] [64:ff9b::a9fe:a9fe] [2002:7f00:1::] [2001:db8::1] [::ffff:10.0.0.1] com"
 	refuses := func(h MediaHosts, host string) bool {
