@@ -29,13 +29,15 @@ type mediaURLs struct {
 	// a stored file.
 	local, stored bool
 	urls          []MediaURL
+	// kept has the URLs if there are several.
+	kept map[MediaURL]bool
 	// anyDocument says that the field may be that of any document, whose image is often the name
 	// of a file somewhere else. Only a text that begins with a slash or a dot is a path then.
 	anyDocument bool
 }
 
-// maxMediaURLs bounds the URLs of media of a request, of which one after another from the same host
-// counts once. A small body may have a URL for each 30 bytes.
+// maxMediaURLs bounds the URLs of media of a request, of which those from the same host count once.
+// A small body may have a URL for each 30 bytes.
 const maxMediaURLs = 1024
 
 // noteMedia takes over what a scan has found.
@@ -193,10 +195,17 @@ func (m *mediaURLs) addHosts(field, scheme string, rest []byte) {
 	}
 }
 
-// keep keeps a URL unless it is like the one before, or there are too many.
+// keep keeps a URL unless it is like an earlier one, or there are too many.
 func (m *mediaURLs) keep(u MediaURL) {
-	if n := len(m.urls); n == 0 || n <= maxMediaURLs && m.urls[n-1] != u {
-		m.urls = append(m.urls, u)
+	n := len(m.urls)
+	if n > maxMediaURLs || n > 0 && m.urls[n-1] == u || m.kept[u] {
+		return
+	}
+	if n == 1 {
+		m.kept = map[MediaURL]bool{m.urls[0]: true}
+	}
+	if m.urls = append(m.urls, u); n > 0 {
+		m.kept[u] = true
 	}
 }
 

@@ -124,14 +124,19 @@ func TestX14_HostsOfMediaURLs(t *testing.T) {
 func TestX14_MediaOfManyHosts(t *testing.T) {
 	t.Parallel()
 	for n, fails := range map[int]bool{maxMediaURLs: false, maxMediaURLs + 1: true, 20 * maxMediaURLs: true} {
-		var same, other strings.Builder
+		var same, turns, other strings.Builder
 		for i := range n {
 			fmt.Fprintf(&same, `,{"image":"http://a.b/%d"}`, i)
+			fmt.Fprintf(&turns, `,{"image":"http://a%d.b/"}`, i%3)
 			fmt.Fprintf(&other, `,{"image":"http://a%d.b/"}`, i)
 		}
 		r, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+same.String()[1:]+`]}`))
 		if fault != nil || len(r.MediaURLs) != 1 {
 			t.Errorf("%d URLs of one host: %d, %v", n, len(r.MediaURLs), fault)
+		}
+		r, fault = Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+turns.String()[1:]+`]}`))
+		if fault != nil || len(r.MediaURLs) != 3 {
+			t.Errorf("%d URLs of three hosts in turn: %d, %v", n, len(r.MediaURLs), fault)
 		}
 		if _, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+other.String()[1:]+`]}`)); (fault != nil) != fails {
 			t.Errorf("%d hosts: %v", n, fault)
