@@ -139,6 +139,12 @@ func (s *scanner) isHostedTool() (hosted bool) {
 			default:
 				s.json.Skip()
 			}
+		case "input_image_mask":
+			if s.json.Kind() == '{' {
+				hosted = s.hasMember(storedFile) || hosted
+			} else {
+				s.json.Skip()
+			}
 		default:
 			s.json.Skip()
 		}

@@ -32,6 +32,9 @@ func TestX14_HostedTools(t *testing.T) {
 		`"providerOptions":{"gateway":{"order":["a"],"models":null},"openai":{"models":["a"]}}`: none, `"providerOptions":{"gateway":{"models":[],"byok":{}}}`: none,
 		`"nvext":{"backend_instance_id":7}`: nvext, `"nvext":{"agent_hints":{"priority":9}}`: nvext, `"nvext":{"x":1}`: nvext,
 		`"nvext":{"annotations":["token_ids"],"dp_rank":null}`: none, `"nvext":null`: none,
+		`"model_list":[{"model_name":"m","litellm_params":{"api_base":"http://a"}}]`: "model_list", `"deployment_id":"a"`: "deployment_id",
+		`"litellm_credential_name":"a"`: "litellm_credential_name", `"tools":[{"type":"image_generation","input_image_mask":{"file_id":"file-1"}}]`: hostedTools,
+		`"tools":[{"type":"image_generation","input_image_mask":{"image_url":"data:,"}}]`: none,
 		`"preset":"a"`: "preset", `"api_base":"http://a"`: "api_base", `"base_url":"http://a"`: "base_url", `"mcp_servers":[{"url":"http://a"}]`: "mcp_servers",
 		`"data_sources":[{"type":"azure_search"}]`: "data_sources", `"container":"c"`: "container", `"api_key":"k"`: "api_key", `"mcp_servers":[],"container":null,"api_key":""`: none,
 
@@ -40,7 +43,7 @@ func TestX14_HostedTools(t *testing.T) {
 	} {
 		body := `{"model":"m",` + field + `,"messages":[]}`
 		r, fault := Scan(Chat, jsonType, []byte(body))
-		if fault != nil || r.Guarded != guardOf([]byte(want)) {
+		if fault != nil || r.Guarded != guardOf([]byte(want)) || want != none && r.Guarded == 0 {
 			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
 		}
 	}
