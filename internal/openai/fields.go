@@ -200,7 +200,8 @@ func partField(e Endpoint, name []byte) field {
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,
 // and returns that field's name. Many engines' JSON decoders ignore case, so that the engine would
 // obey a value that Scan has never checked. Fields that are read for routing alone do not count.
-// In the Responses API previous_response_id, conversation and background count, too.
+// Tools and what may have URLs of media do, and in the Responses API previous_response_id,
+// conversation and background.
 func disguised(e Endpoint, name []byte) (known string, found bool) {
 	if isLower(name) {
 		return "", false // spelled as it is read
@@ -215,7 +216,20 @@ func disguised(e Endpoint, name []byte) (known string, found bool) {
 			return known, true
 		}
 	}
+	folded := lower(name)
+	switch jsonField(e, folded) {
+	case fieldTools, fieldItems, fieldMedia:
+		return string(folded), true
+	}
 	return "", false
+}
+
+// lower returns a name in lower case, by which decoders that ignore case would find it.
+func lower(name []byte) []byte {
+	if isLower(name) {
+		return name
+	}
+	return bytes.ToLower(bytes.ToUpper(name)) // the long s becomes an S, and the sign for Kelvin a k
 }
 
 func only(f field, applies bool) field {

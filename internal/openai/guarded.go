@@ -216,7 +216,7 @@ func (s *scanner) items(depth int) {
 		}
 	default:
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			name := s.json.Name()
+			name := lower(s.json.Name())
 			switch field := urlField(name); {
 			case field != "":
 				s.found.anyDocument = s.req.Endpoint == Rerank && !strings.HasSuffix(field, "_url")

@@ -74,7 +74,7 @@ func (s *scanner) asksPlugin() bool {
 // for something.
 func (s *scanner) hasMember(names ...string) (has bool) {
 	for more := s.json.Open('{'); more; more = s.json.More('{') {
-		if slices.Contains(names, string(s.json.Name())) {
+		if slices.Contains(names, string(lower(s.json.Name()))) {
 			has = s.asks() || has
 		} else {
 			s.json.Skip()
@@ -124,7 +124,7 @@ func (s *scanner) isHostedTool() (hosted bool) {
 		more = s.json.Open('{')
 	}
 	for ; more; more = s.json.More('{') {
-		switch name := string(s.json.Name()); name {
+		switch name := string(lower(s.json.Name())); name {
 		case "type":
 			word := string(wordText(&s.json))
 			hosted = hosted || strings.HasPrefix(word, "openrouter:") && !slices.Contains(harmlessTools, word)

@@ -58,8 +58,9 @@ func (r *Request) noteMedia(m *mediaURLs) *Error {
 var urlFields = [...]string{"image", "image_url", "video", "video_url", "audio", "audio_url", "file", "file_url", "document_url",
 	"input_audio", "input_video"}
 
-// urlField returns the field of urlFields with this name; empty for other names.
+// urlField returns the field of urlFields with this name, in any case; empty for other names.
 func urlField(name []byte) string {
+	name = lower(name)
 	for _, field := range urlFields {
 		if string(name) == field {
 			return field
@@ -69,12 +70,13 @@ func urlField(name []byte) string {
 }
 
 // sourceField returns the name of a field of a request for images or speech that has the images to
-// be changed or the voice to be imitated; empty for other names. The names are those of OpenAI and
-// of the servers of vLLM and SGLang for images and speech. In a form they may end with [].
+// be changed or the voice to be imitated, in any case; empty for other names. The names are those
+// of OpenAI, of the servers of vLLM and SGLang for images and speech, and of LocalAI. In a form they
+// may end with [].
 func sourceField(name []byte) string {
-	name = bytes.TrimSuffix(name, []byte("[]"))
+	name = lower(bytes.TrimSuffix(name, []byte("[]")))
 	for _, field := range [...]string{"image", "images", "image_url", "mask", "mask_url", "url", "reference_url", "file_url", "video", "audio",
-		"ref_audio", "reference_audio", "references"} {
+		"ref_audio", "reference_audio", "references", "file", "files", "ref_images"} {
 		if string(name) == field {
 			return field
 		}
@@ -115,7 +117,7 @@ func (m *mediaURLs) read(r *jsonscan.Reader, field string) {
 		m.add(field, raw, r.Escaped())
 	case c == '{':
 		for more := r.Open('{'); more; more = r.More('{') {
-			switch string(r.Name()) {
+			switch string(lower(r.Name())) {
 			case "url", "file_url":
 				raw, _ := r.RawText()
 				m.add(field, raw, r.Escaped())

@@ -40,7 +40,7 @@ var mediaBodies = map[Endpoint]map[string][]string{
 	},
 	Score:      {"image_url": {`{"model":"m","text_1":"http://text/","text_2":{"content":[{"type":"image_url","image_url":{"url":"%s"}}]}}`}},
 	Tokenize:   {"image_url": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`}},
-	Images:     {"image": {`{"model":"m","prompt":"http://text/","image":"%s"}`, `{"model":"m","prompt":"x","image":["%s"]}`}},
+	Images:     {"file": {`{"model":"m","prompt":"x","file":"%s"}`}, "ref_images": {`{"model":"m","prompt":"x","ref_images":["%s"]}`}, "image": {`{"model":"m","prompt":"http://text/","image":"%s"}`, `{"model":"m","prompt":"x","image":["%s"]}`}},
 	ImageEdits: {"image_url": {`{"model":"m","prompt":"x","images":[{"image_url":"%s"}]}`}, "mask": {`{"model":"m","prompt":"x","mask":"%s"}`}},
 	Speech:     {"ref_audio": {`{"model":"m","input":"http://text/","voice":"x","ref_audio":"%s"}`}},
 }
@@ -72,6 +72,38 @@ func TestX14_MediaURLsAreFound(t *testing.T) {
 		if fault != nil || got != want {
 			t.Errorf("the part %s: %+v, %v", name, r.MediaURLs, fault)
 		}
+	}
+}
+
+// Decoders of JSON that ignore case, as Go's does, find URLs by names in other spellings, too.
+func TestX14_DisguisedMediaURLs(t *testing.T) {
+	t.Parallel()
+	for body, e := range map[string]Endpoint{
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","Image_URL":{"url":"%s"}}]}]}`: Chat,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"URL":"%s"}}]}]}`: Chat,
+		`{"model":"m","messages":[{"role":"user","content":"","Content":[{"image_url":{"url":"%s"}}]}]}`:       Chat,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"Url":"%s"}}]}]}`:        Messages,
+		`{"model":"m","input":[{"CONTENT":[{"VIDEO":"%s"}]}]}`:                                                 Embeddings,
+		`{"model":"m","prompt":"x","images":[{"IMAGE_URL":"%s"}]}`:                                             ImageEdits,
+	} {
+		r, fault := Scan(e, jsonType, []byte(strings.ReplaceAll(body, "%s", "http://a.example.com/")))
+		if fault != nil || len(r.MediaURLs) != 1 || r.MediaURLs[0].Host != "a.example.com" {
+			t.Errorf("%s: %+v, %v", body, r.MediaURLs, fault)
+		}
+	}
+	for body, e := range map[string]Endpoint{
+		`{"model":"m","MESSAGES":[]}`:                                  Embeddings,
+		`{"model":"m","prompt":"x","Image":"http://a/"}`:               Images,
+		`{"model":"m","query":"x","document\u017f":[]}`:                Rerank,
+		`{"model":"m","input":"x","voice":"x","Ref_Audio":"http://a"}`: Speech,
+		`{"model":"m","messages":[],"Tools":[]}`:                       Chat,
+	} {
+		if _, fault := Scan(e, jsonType, []byte(body)); fault == nil || !strings.Contains(fault.Message, "but for its case") {
+			t.Errorf("%s: %v", body, fault)
+		}
+	}
+	if r, _ := Scan(Chat, jsonType, []byte(`{"model":"m","messages":[],"tools":[{"type":"mcp","Server_Url":"http://a"}]}`)); r.Guarded != guardOf([]byte(hostedTools)) {
+		t.Errorf("a tool: %b", r.Guarded)
 	}
 }
 

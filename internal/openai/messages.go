@@ -96,7 +96,7 @@ func (s *scanner) message(all bool) {
 		more = s.json.Open('{')
 	}
 	for ; more; more = s.json.More('{') {
-		switch string(s.json.Name()) {
+		switch name := s.json.Name(); string(name) {
 		case "role":
 			m.role, item = s.role(), false
 		case "content":
@@ -109,7 +109,11 @@ func (s *scanner) message(all bool) {
 		case "output":
 			nested = s.output()
 		default:
-			s.json.Skip()
+			if string(lower(name)) == "content" { // for decoders that ignore case
+				s.content()
+			} else {
+				s.json.Skip()
+			}
 		}
 	}
 	m.keyed = m.role == roleUser || m.role == roleSystem && s.req.Endpoint == Chat
@@ -361,7 +365,7 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 		return false
 	}
 	for more := r.Open('{'); more; more = r.More('{') {
-		switch string(r.Name()) {
+		switch string(lower(r.Name())) {
 		case "type":
 			plain = string(wordText(r)) == "text"
 		case "url":
