@@ -48,9 +48,11 @@ func TestX14_HostedTools(t *testing.T) {
 		}
 	}
 	for e, body := range map[Endpoint]string{
-		Responses: `{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"file-1"}]}]}`,
-		Messages:  `{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"file","file_id":"file_1"}}]}]}`,
-		Chat:      `{"model":"m","messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}}]}]}`,
+		Responses:  `{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"file-1"}]}]}`,
+		Messages:   `{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"file","file_id":"file_1"}}]}]}`,
+		Chat:       `{"model":"m","messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}}]}]}`,
+		ImageEdits: `{"model":"m","prompt":"x","images":[{"image_url":"data:,"},{"file_id":"file-1"}]}`,
+		Images:     `{"model":"m","prompt":"x","mask":{"file_id":"file-1"}}`,
 	} {
 		if r, fault := Scan(e, jsonType, []byte(body)); fault != nil || r.Guarded != guardOf([]byte(storedFile)) {
 			t.Errorf("%s: %b, %v", body, r.Guarded, fault)

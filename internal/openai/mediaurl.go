@@ -85,7 +85,7 @@ func sourceField(name []byte) string {
 }
 
 // sources reads the value of a field of a request for images or speech: a URL, or a list of URLs
-// and of objects that have URLs.
+// and of objects that have URLs or ids of stored files.
 func (s *scanner) sources(field string, depth int) {
 	r := &s.json
 	switch c := r.Kind(); {
@@ -95,7 +95,11 @@ func (s *scanner) sources(field string, depth int) {
 		}
 	case c == '{' && depth > 0:
 		for more := r.Open('{'); more; more = r.More('{') {
-			s.sources(sourceField(r.Name()), depth-1)
+			if name := r.Name(); string(lower(name)) == storedFile {
+				s.found.readID(r)
+			} else {
+				s.sources(sourceField(name), depth-1)
+			}
 		}
 	case c == '"' && field != "":
 		raw, _ := r.RawText()
