@@ -218,6 +218,8 @@ func (s *scanner) items(depth int) {
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
 			name := lower(s.json.Name())
 			switch field := urlField(name); {
+			case field == "file" && s.req.Endpoint == Rerank: // says where a document is from
+				s.json.Skip()
 			case field != "":
 				s.found.anyDocument = s.req.Endpoint == Rerank && !strings.HasSuffix(field, "_url")
 				s.found.read(&s.json, field)

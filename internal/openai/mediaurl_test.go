@@ -116,6 +116,12 @@ func TestX14_DocumentsNameFiles(t *testing.T) {
 			t.Errorf("%s: %b, %v", image, r.Guarded, fault)
 		}
 	}
+	for _, file := range []string{"/docs/a.pdf", `C:\\docs\\a.pdf`, "http://wiki/a"} { // no reranker fetches it
+		r, fault := Scan(Rerank, jsonType, []byte(`{"model":"m","query":"x","documents":[{"text":"a","file":"`+file+`"}]}`))
+		if fault != nil || r.Guarded != 0 || len(r.MediaURLs) > 0 {
+			t.Errorf("the file %s: %b, %v, %v", file, r.Guarded, r.MediaURLs, fault)
+		}
+	}
 	if r, _ := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[{"image":"photo.jpg"}]}`)); r.Guarded != guardOf([]byte(localMedia)) {
 		t.Error("an image to be embedded may be a file of the engine")
 	}
