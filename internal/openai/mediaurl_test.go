@@ -27,9 +27,11 @@ var mediaBodies = map[Endpoint]map[string][]string{
 		"file_url": {`{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_url":"%s"}]}]}`},
 	},
 	InputTokens: {"image_url": {`{"model":"m","input":[{"role":"user","content":[{"type":"input_image","image_url":"%s"}]}]}`}},
-	Messages: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
+	Messages: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}}]}]}`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
 		`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"document","source":{"type":"url","url":"%s"}}]}]}]}`}},
-	CountTokens: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`}},
+	CountTokens: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"url":"%s"}}]}}]}]}`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`}},
 	Embeddings: {
 		"image":     {`{"model":"m","input":["http://text/",{"image":"%s"}]}`, `{"model":"m","input":{"image":"%s"}}`},
 		"image_url": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},

@@ -370,6 +370,8 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 			plain = string(wordText(r)) == "text"
 		case "url":
 			urls.read(r, "source")
+		case "content":
+			sourceContent(r, urls)
 		case storedFile:
 			urls.readID(r)
 		default:
@@ -377,6 +379,18 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 		}
 	}
 	return plain
+}
+
+// sourceContent reads the content of a document of the Messages API, which may be a list of parts.
+// urls is that of readPart.
+func sourceContent(r *jsonscan.Reader, urls *mediaURLs) {
+	if r.Kind() != '[' {
+		r.Skip()
+		return
+	}
+	for more := r.Open('['); more; more = r.More('[') {
+		readPart(r, typelessText, urls)
+	}
 }
 
 func isTextType(word string) bool {
