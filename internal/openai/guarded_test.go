@@ -226,7 +226,7 @@ models:
 | ` + "`*`" + ` | every URL, also one that the gateway cannot read |
 
 - The default is ` + "`[public]`" + `: images of the internet pass, as they did before, and what is inside your network does not. ` + "`[]`" + ` permits data URLs alone.
-- The rule holds at all endpoints, for realtime turns, gRPC and batches: parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, items to be embedded, ranked, scored or counted, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
+- The rule holds at all endpoints, for realtime turns, gRPC and batches: parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, items to be embedded, ranked, scored or counted, the texts of ` + "`input`" + ` with the field ` + "`modality`" + ` of Infinity, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
 - A URL counts only if all readers of URLs find the same host in it. So ` + "`http://user@host/`, `http://127.1/`, `http:host`" + ` and hosts with escapes or other characters than ASCII are refused. llama.cpp takes what follows an ` + "`@`" + ` in the path for the host, so this one must be permitted, too, where a server may be llama.cpp: write ` + "`%40`" + `.
 - A URL of a bucket, such as ` + "`gs://photos/a.png`" + `, has the name of the bucket as its host. The rule ` + "`photos`" + ` permits it.
 

@@ -33,6 +33,7 @@ var mediaBodies = map[Endpoint]map[string][]string{
 	CountTokens: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"url":"%s"}}]}}]}]}`,
 		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`}},
 	Embeddings: {
+		"input":     {`{"model":"m","input":["%s"],"modality":"image"}`, `{"modality":"audio","model":"m","input":"%s","messages":[]}`},
 		"image":     {`{"model":"m","input":["http://text/",{"image":"%s"}]}`, `{"model":"m","input":{"image":"%s"}}`},
 		"image_url": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},
 	},
@@ -106,6 +107,17 @@ func TestX14_DisguisedMediaURLs(t *testing.T) {
 	}
 	if r, _ := Scan(Chat, jsonType, []byte(`{"model":"m","messages":[],"tools":[{"type":"mcp","Server_Url":"http://a"}]}`)); r.Guarded != guardOf([]byte(hostedTools)) {
 		t.Errorf("a tool: %b", r.Guarded)
+	}
+}
+
+// The texts to be embedded are URLs only if Infinity is told so.
+func TestX14_TextsToBeEmbedded(t *testing.T) {
+	t.Parallel()
+	for _, modality := range []string{`"text"`, "null", `""`, "7"} {
+		r, fault := Scan(Embeddings, jsonType, []byte(`{"model":"m","input":["http://a/"],"modality":`+modality+`}`))
+		if fault != nil || len(r.MediaURLs) > 0 {
+			t.Errorf("%s: %+v, %v", modality, r.MediaURLs, fault)
+		}
 	}
 }
 
