@@ -83,25 +83,30 @@ func parseHostRule(text string) (hostRule, error) {
 // Refused returns the first of the URLs that the rules do not permit. likeLlamaCpp says that the
 // engine may look for the host as llama.cpp does.
 func (h *MediaHosts) Refused(urls []MediaURL, likeLlamaCpp bool) (u MediaURL, refused bool) {
-	if h.any {
+	if h.any || len(urls) == 0 {
 		return MediaURL{}, false
 	}
+	var rules []hostRule
+	for text := range strings.FieldsSeq(h.rules) {
+		rule, _ := parseHostRule(text) // ParseMediaHosts has read it
+		rules = append(rules, rule)
+	}
 	for _, u := range urls {
-		if (!u.BehindAt || likeLlamaCpp) && !h.permits(u) {
+		if (!u.BehindAt || likeLlamaCpp) && !h.permits(rules, u) {
 			return u, true
 		}
 	}
 	return MediaURL{}, false
 }
 
-func (h *MediaHosts) permits(u MediaURL) bool {
+func (h *MediaHosts) permits(rules []hostRule, u MediaURL) bool {
 	if u.Host == "" {
 		return false
 	}
 	address, err := netip.ParseAddr(u.Host)
 	isAddress := err == nil
-	for text := range strings.FieldsSeq(h.rules) {
-		if rule, err := parseHostRule(text); err == nil && rule.permits(u, address) {
+	for _, rule := range rules {
+		if rule.permits(u, address) {
 			return true
 		}
 	}

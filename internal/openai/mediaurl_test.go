@@ -258,3 +258,22 @@ func TestX14_MediaHosts(t *testing.T) {
 		}
 	}
 }
+
+// The rules are read once for a request, and not again for each of its URLs.
+func TestX14_ManyRulesForManyURLs(t *testing.T) {
+	var list []string
+	for i := range 50 {
+		list = append(list, fmt.Sprintf("*.cdn%d.example.com:443", i))
+	}
+	h, err := ParseMediaHosts(append(list, "public"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	urls := make([]MediaURL, maxMediaURLs)
+	for i := range urls {
+		urls[i] = MediaURL{Field: "image", Host: "a.example.org", Port: 443}
+	}
+	if n := testing.AllocsPerRun(2, func() { h.Refused(urls, true) }); n > 4*maxMediaURLs {
+		t.Errorf("%v allocations for %d URLs", n, len(urls))
+	}
+}
