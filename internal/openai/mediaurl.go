@@ -71,8 +71,8 @@ func urlField(name []byte) string {
 
 // sourceField returns the name of a field of a request for images or speech that has the images to
 // be changed or the voice to be imitated, in any case; empty for other names. The names are those
-// of OpenAI, of the servers of vLLM and SGLang for images and speech, and of LocalAI. In a form they
-// may end with [].
+// of OpenAI, of the servers of vLLM and SGLang for images and speech, and of LocalAI. In a form
+// they may end with [].
 func sourceField(name []byte) string {
 	name = lower(bytes.TrimSuffix(name, []byte("[]")))
 	for _, field := range [...]string{"image", "images", "image_url", "mask", "mask_url", "url", "reference_url", "file_url", "video", "audio",
