@@ -113,7 +113,7 @@ func (g Guarded) Title() string {
 	case storedFile:
 		return "the id of a stored file (" + storedFile + ")"
 	case hostedTools:
-		return "such a tool of the upstream (" + hostedTools + ")"
+		return "a tool of the field tools that names a host, a model, files or a container (" + hostedTools + ")"
 	}
 	if g.Above > 0 {
 		return fmt.Sprintf("the field %s above %d", g.Name, g.Above)

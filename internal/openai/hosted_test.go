@@ -60,6 +60,15 @@ func TestX14_HostedTools(t *testing.T) {
 	}
 }
 
+// The refusal of a tool says in which field the tool is, and how it can be told from others.
+func TestX14_TitleOfHostedTools(t *testing.T) {
+	t.Parallel()
+	const want = "a tool of the field tools that names a host, a model, files or a container (hosted_tools)"
+	if title := guardOf([]byte(hostedTools)).First().Title(); title != want {
+		t.Errorf("%s", title)
+	}
+}
+
 // LiteLLM takes the parts of a form for fields, too, with or without brackets.
 func TestX14_GuardedPartsOfForms(t *testing.T) {
 	t.Parallel()
