@@ -151,25 +151,20 @@ func socketAddress(host string, port uint16) *core.Address {
 }
 
 // engineProtocol returns the protocol options for engines: HTTP/1.1 and a filter that removes
-// Sluice's own headers, and those of clients with a prefix that another gateway would obey. The
-// filter runs after the replica was picked. The route would remove the headers too early, since
-// override_host reads one of them. The filter also removes headers of a response that Envoy's
-// router would obey, before the router gets the response. changes are further changes of a request,
-// and more are further filters.
+// Sluice's own headers. The filter runs after the replica was picked. The route would remove the
+// headers too early, since override_host reads one of them. The filter also removes headers of a
+// response that Envoy's router would obey, before the router gets the response. changes are further
+// changes of a request, and more are further filters.
 func engineProtocol(changes []*mutation.HeaderMutation, more []*hcm.HttpFilter) map[string]*anypb.Any {
-	ofClients := []*mutation.HeaderMutation{
-		removePrefix("x-sluice-"), removeHeader(headers.Endpoint), removeHeader("x-envoy-external-address"),
-	}
-	for _, prefix := range headers.PrefixesFromClients() {
-		ofClients = append(ofClients, removePrefix(prefix))
-	}
 	var ofEngines []*mutation.HeaderMutation
 	for _, prefix := range headers.PrefixesFromEngines() {
 		ofEngines = append(ofEngines, removePrefix(prefix))
 	}
 	filters := []*hcm.HttpFilter{
 		httpFilter("envoy.filters.http.header_mutation", &headermutation.HeaderMutation{Mutations: &headermutation.Mutations{
-			RequestMutations:  append(ofClients, changes...),
+			RequestMutations: append([]*mutation.HeaderMutation{
+				removePrefix("x-sluice-"), removeHeader(headers.Endpoint), removeHeader("x-envoy-external-address"),
+			}, changes...),
 			ResponseMutations: ofEngines,
 		}}),
 	}

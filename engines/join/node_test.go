@@ -486,12 +486,10 @@ func TestX9_RecordsThatCouldNotBeWritten(t *testing.T) {
 	n := g.waitConnected("a")
 	path := recordsPath(g.config.Dir)
 	eventually(t, "records", func() bool { _, err := os.Stat(path); return err == nil })
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(path+"/full", 0o700); err != nil { // the write fails, as on a full disk
-		t.Fatal(err)
-	}
+	eventually(t, "a folder in the way, so that the write fails as on a full disk", func() bool {
+		_ = os.Remove(path) // the gateway may write it again before there is a folder
+		return os.MkdirAll(path+"/full", 0o700) == nil
+	})
 	n.Set([]local.Model{model("chat", 0)})
 	eventually(t, "the failure", func() bool { return hasLogged(g.logs, "records of nodes not saved, Sluice tries again") })
 	if err := os.RemoveAll(path); err != nil {

@@ -123,8 +123,8 @@ func refusedFields(launcher engines.Launcher) []string {
 	case engines.Upstream:
 		return append(launchFields(), "cold_start")
 	case engines.None:
-		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "permit_fields", "media_hosts", "routing",
-			"stream")
+		return append(launchFields(), "upstreams", "cold_start", "cold_start_timeout", "unhealthy_on", "fail_over_on", "permit_fields", "media_hosts",
+			"routing", "stream")
 	}
 	return nil
 }

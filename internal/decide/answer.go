@@ -50,13 +50,13 @@ func (a *Answer) set(name, value string) { a.Set = append(a.Set, Header{name, va
 // proceed is the answer to most headers. It must not be changed.
 var proceed = &Answer{Kind: Continue}
 
-// continueWithout returns the answer with which Envoy goes on with a request, without the header of
-// that name. An empty name is no header.
-func continueWithout(name string) *Answer {
-	if name == "" {
+// continueWithout returns the answer with which Envoy goes on with a request, without the headers of
+// these names.
+func continueWithout(names []string) *Answer {
+	if len(names) == 0 {
 		return proceed
 	}
-	return &Answer{Kind: Continue, Remove: []string{name}}
+	return &Answer{Kind: Continue, Remove: names}
 }
 
 // departure says how a request leaves for its replica.

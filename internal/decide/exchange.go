@@ -133,7 +133,7 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 	if fault := x.beginUpload(); fault != nil {
 		return x.refuse(fault)
 	}
-	return continueWithout(x.head.trusted)
+	return continueWithout(x.head.unsent())
 }
 
 // Body scans the body of the request and has the request dispatched. The caller must not change the

@@ -33,6 +33,9 @@ type Head struct {
 	// repeated is the name of a header that the client sent more than once. Such a request is
 	// refused, since two readers could choose different values.
 	repeated string
+	// steering are the names of the headers by which the client would steer a gateway behind an
+	// upstream.
+	steering []string
 	// empty are the names of the headers whose field is empty although the client has sent them.
 	empty []string
 	// count is the number of all headers, and bytes the size of their names and values.
@@ -48,6 +51,9 @@ func (r *Head) Add(name string, value []byte) {
 	r.bytes += len(name) + len(value)
 	field := r.field(name)
 	if field == nil {
+		if headers.SteersGateways(name) {
+			r.steering = append(r.steering, strings.Clone(name))
+		}
 		return
 	}
 	if (*field != "" || slices.Contains(r.empty, name)) && field != &r.traceparent && field != &r.credentials.ForwardedFor {
@@ -112,6 +118,14 @@ func (r *Head) field(name string) *string {
 		return &r.credentials.User
 	}
 	return nil
+}
+
+// unsent returns the names of the headers that end here and that no route of Envoy removes.
+func (r *Head) unsent() []string {
+	if r.trusted == "" {
+		return r.steering
+	}
+	return append(r.steering, r.trusted)
 }
 
 // unknownURL is the error of a request that no endpoint serves. Clients that add /v1 to their base

@@ -53,7 +53,8 @@ func (e *examination) redisFault(err error) {
 	says, hint := err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone"
 	switch {
 	case errors.Is(err, redis.ErrSentinels):
-		hint = "start the sentinels, or correct their addresses in url, and master, username and password of sentinel; until one tells the master, each gateway limits alone"
+		hint = "start the sentinels, or correct their addresses in url, and master, username and password of sentinel; " +
+			"until one tells the master, each gateway limits alone"
 	case redis.IsAboutPassword(says):
 		hint = "correct the user and the password in the URL; until then, each gateway limits alone"
 	case errors.Is(err, redis.ErrRefused):

@@ -138,11 +138,21 @@ var fromEngines = []Stripped{
 	{Budget, ownLimits, false},
 }
 
-// PrefixesFromClients are the beginnings of the names of headers by which a client would choose the
+// prefixesFromClients are the beginnings of the names of headers by which a client would choose the
 // provider, its host, the model or the account at a gateway behind an upstream: Portkey, Helicone,
 // Cloudflare, Bifrost and LiteLLM. LiteLLM sends a header on without the prefix x-pass-.
-func PrefixesFromClients() []string {
-	return []string{"x-portkey-", "helicone-", "cf-aig-", "x-bf-", "x-litellm-", "x-pass-"}
+var prefixesFromClients = [...]string{"x-portkey-", "helicone-", "cf-aig-", "x-bf-", "x-litellm-", "x-pass-"}
+
+// SteersGateways reports whether a header of a client has such a beginning. name is in lower case.
+// The decision about a request removes these headers: a list of Envoy's would look through all
+// headers of each request once for each beginning.
+func SteersGateways(name string) bool {
+	for i := range prefixesFromClients {
+		if strings.HasPrefix(name, prefixesFromClients[i]) {
+			return true
+		}
+	}
+	return false
 }
 
 // FromClients returns the table of the headers of clients that engines never get.
@@ -203,12 +213,7 @@ func StripsFromEngines(name string) bool {
 
 // IsStripped reports whether engines never get a header of a client. name is in lower case.
 func IsStripped(name string) bool {
-	for _, prefix := range PrefixesFromClients() {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(fromClients, func(h Stripped) bool { return h.Name == name })
+	return SteersGateways(name) || slices.ContainsFunc(fromClients, func(h Stripped) bool { return h.Name == name })
 }
 
 // CanNameCallers reports whether a proxy may name callers in a header of clients: Sluice reads it

@@ -58,7 +58,7 @@ func document() []byte {
 	b.WriteString("# Headers that do not cross the gateway\n\n" +
 		"This page is generated from `internal/headers/stripped.go` (`go test ./internal/headers -update`).\n\n" +
 		"## Of clients\n\nEngines never get these headers of a client, nor any header whose name has an underscore or begins with\n" +
-		"`x-envoy-`, `x-sluice-`, `" + strings.Join(PrefixesFromClients(), "`, `") + "`. The last six would choose\n" +
+		"`x-envoy-`, `x-sluice-`, `" + strings.Join(prefixesFromClients[:], "`, `") + "`. The last six would choose\n" +
 		"the provider, its host, the model or the account at another gateway: Portkey, Helicone, Cloudflare, Bifrost or LiteLLM. The headers that the file sets for an upstream are added afterwards, so they may have\n" +
 		"these names. The address of the client is in `x-forwarded-for`, to which Envoy adds it.\n\n" +
 		"| header | why | read by the gateway |\n| --- | --- | --- |\n")

@@ -54,7 +54,7 @@ models:
   - {name: m, launcher: upstream, upstreams: [`+harness.StartUpstream(t, engine)+`]}
   - {name: keyed, launcher: upstream, upstreams: [{url: `+harness.StartUpstream(t, engine)+`, api_key_env: SLUICE_TEST_HEADER_KEY, headers: {cookie: of-the-file}}]}
 `)
-	sent := []string{"X-Of-The-Client: kept", "x_original_url: /admin"}
+	sent := []string{"X-Of-The-Client: kept", "x_original_url: /admin", "X-Portkey-Config: evil", "Helicone-Target-Url: evil", "x-pass-cookie: evil"}
 	for _, h := range headers.FromClients() {
 		// The first two have effects of their own, and the last means the same as x-api-key.
 		if h.Name != headers.IdempotencyKey && h.Name != "expect" && h.Name != "api-key" {
@@ -79,7 +79,8 @@ models:
 				t.Errorf("%s: the engine gets %s: %q, want %q", name, h.Name, value, want)
 			}
 		}
-		if h := *got.Load(); h.Get("x-of-the-client") != "kept" || h.Get("x_original_url") != "" || h.Get("x-sluice-cluster") != "" {
+		if h := *got.Load(); h.Get("x-of-the-client") != "kept" || h.Get("x_original_url") != "" || h.Get("x-sluice-cluster") != "" ||
+			h.Get("x-portkey-config") != "" || h.Get("helicone-target-url") != "" || h.Get("x-pass-cookie") != "" {
 			t.Errorf("%s: the engine gets %v", name, h)
 		}
 		for _, h := range headers.FromEngines() {
