@@ -143,7 +143,7 @@ func TestAWrongKeySaysWhatIsWrong(t *testing.T) {
 	k := authz.NewKey()
 	for text, want := range map[string]string{
 		"sk-of-another-service":             "Incorrect API key provided.",
-		k.Secret:                            "Incorrect API key provided. It was revoked, or another gateway has made it.",
+		k.Secret:                            "Incorrect API key provided. It was revoked, its hash is not in the file of this gateway, or another gateway has made it.",
 		k.Secret[:len(k.Secret)-1]:          "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",
 		`"` + k.Secret + `"`:                "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",
 		k.Secret[:20] + " " + k.Secret[20:]: "Incorrect API key provided. It is cut or mistyped, or something stands before or behind it: copy it again.",

@@ -77,7 +77,7 @@ func unknownKey(text string) *openai.Error {
 	case strings.HasPrefix(text, hashPrefix):
 		hint = " It is the hash of a key: send the key itself."
 	case isWhole(text):
-		hint = " It was revoked, or another gateway has made it."
+		hint = " It was revoked, its hash is not in the file of this gateway, or another gateway has made it."
 	case strings.Contains(text, keyPrefix):
 		hint = " It is cut or mistyped, or something stands before or behind it: copy it again."
 	}

@@ -63,7 +63,8 @@ var types = []row{
 	{ModelReady, Warning, True, false,
 		"The model has fewer usable replicas than it needs now. A model that is starting is Info.", ""},
 	{ReplicaFailed, Error, False, false,
-		"The replica has ended or does not get ready. Sluice starts it again after a pause.",
+		"The replica has ended or does not get ready. Sluice starts it again after a pause. " +
+			"After a failed start the condition stays until the replica is ready.",
 		"Read the last lines of the replica's log, and correct the model's variables or resources."},
 	{ReplicaSuspended, Warning, False, false,
 		"Requests have failed at the replica, so it gets no new ones for a while.",

@@ -50,8 +50,8 @@ func (a *Answer) set(name, value string) { a.Set = append(a.Set, Header{name, va
 // proceed is the answer to most headers. It must not be changed.
 var proceed = &Answer{Kind: Continue}
 
-// continueWithout returns the answer with which Envoy goes on with a request, without the headers of
-// these names.
+// continueWithout returns the answer with which Envoy goes on with a request, without the headers
+// of these names.
 func continueWithout(names []string) *Answer {
 	if len(names) == 0 {
 		return proceed

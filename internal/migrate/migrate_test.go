@@ -254,14 +254,15 @@ func TestFieldsForPeopleAreNoted(t *testing.T) {
 	}
 }
 
-// TestNotesStayComments: a value with any line break of YAML stays within its comment.
+// TestNotesStayComments: a value with any line break of YAML, or with a character that YAML has
+// nowhere, stays within its comment.
 func TestNotesStayComments(t *testing.T) {
 	t.Parallel()
-	for _, end := range []string{`\r`, `\r\n`, `\n`, `\N`, `\L`, `\P`} {
+	for _, end := range []string{`\r`, `\r\n`, `\n`, `\N`, `\L`, `\P`, `\e`, `\a`, `\x7f`} {
 		convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'vllm serve --port ${PORT}', name: "The`+end+`coder: 1"}}`,
-			[]string{"# name The coder: 1: a model"}, []string{"\r", "\u0085", "\u2028", "\u2029"})
+			[]string{"# name The coder: 1: a model"}, []string{"\r", "\u0085", "\u2028", "\u2029", "\a", "\x1b", "\x7f"})
 		convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'vllm serve --port ${PORT}'}}`+"\n"+`"a`+end+`b": {c: 1}`,
-			[]string{"# a b: no counterpart here"}, []string{"\r", "\u0085", "\u2028", "\u2029"})
+			[]string{"# a b: no counterpart here"}, []string{"\r", "\u0085", "\u2028", "\u2029", "\a", "\x1b", "\x7f"})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"unicode"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -107,7 +108,7 @@ func (o *output) file(kind Kind) (File, error) {
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "# Made by sluice import from a configuration of %s. Comments with \"here\" name what has to be done by hand.\n", kind)
 	for _, note := range o.notes {
-		fmt.Fprintf(&text, "# %s\n", lineBreaks.Replace(note))
+		fmt.Fprintf(&text, "# %s\n", comment(note))
 	}
 	text.WriteByte('\n')
 	encoder := yaml.NewEncoder(&text)
@@ -126,12 +127,20 @@ type item struct {
 
 func newItem() *item { return &item{node: &yaml.Node{Kind: yaml.MappingNode}} }
 
-// lineBreaks replaces what ends a line of YAML: what follows would be no comment any more.
-var lineBreaks = strings.NewReplacer("\r\n", " ", "\n", " ", "\r", " ", "\u0085", " ", "\u2028", " ", "\u2029", " ")
+// comment returns a text that stays within its comment: without what ends a line of YAML, and
+// without the control characters that YAML has nowhere.
+func comment(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, strings.ReplaceAll(text, "\r\n", "\n"))
+}
 
 // note adds a comment above the mapping.
 func (i *item) note(format string, args ...any) {
-	i.notes = append(i.notes, lineBreaks.Replace(fmt.Sprintf(format, args...)))
+	i.notes = append(i.notes, comment(fmt.Sprintf(format, args...)))
 }
 
 // noteAll adds comments above the mapping.

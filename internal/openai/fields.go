@@ -45,6 +45,8 @@ const (
 	fieldEngineArgs     // of vLLM
 	fieldItems          // what is embedded, ranked or scored, or whose tokens are counted
 	fieldMedia          // URLs of media, see sourceField
+	fieldEmbedded       // what is embedded
+	fieldModality       // of Infinity: whether what is embedded are URLs
 )
 
 // own reports whether the field is an option of Sluice's own, which engines do not see.
@@ -88,7 +90,7 @@ func jsonField(e Endpoint, name []byte) field {
 	case e == Speech:
 		return only(fieldMedia, sourceField(name) != "")
 	}
-	return only(fieldItems, isItems(e, string(name)))
+	return itemsField(e, string(name))
 }
 
 // imageField returns the field of a name in a request for images, as JSON or as a form.
@@ -149,19 +151,19 @@ func textField(e Endpoint, name []byte) field {
 	return fieldOther
 }
 
-// isItems reports whether a request that generates nothing has items in the field of this name.
-func isItems(e Endpoint, name string) bool {
-	switch e {
-	case Embeddings:
-		return name == "input" || name == "messages"
-	case Rerank:
-		return name == "documents" || name == "query"
-	case Score:
-		return slices.Contains(scoreFields, name)
-	case Tokenize, CountTokens:
-		return name == "messages"
+// itemsField returns the field of a name in a request that generates nothing.
+func itemsField(e Endpoint, name string) field {
+	switch {
+	case e == Embeddings && name == "input":
+		return fieldEmbedded
+	case e == Embeddings && name == "modality":
+		return fieldModality
+	case e == Embeddings || e == Tokenize || e == CountTokens:
+		return only(fieldItems, name == "messages")
+	case e == Rerank:
+		return only(fieldItems, name == "documents" || name == "query")
 	}
-	return false
+	return only(fieldItems, e == Score && slices.Contains(scoreFields, name))
 }
 
 // scoreFields are the fields that have what is scored, by the names that they have at vLLM and
@@ -200,7 +202,8 @@ func partField(e Endpoint, name []byte) field {
 // disguised reports whether a name is spelled like a field that Scan interprets but for its case,
 // and returns that field's name. Many engines' JSON decoders ignore case, so that the engine would
 // obey a value that Scan has never checked. Fields that are read for routing alone do not count.
-// In the Responses API previous_response_id, conversation and background count, too.
+// Tools and what may have URLs of media do, and in the Responses API previous_response_id,
+// conversation and background.
 func disguised(e Endpoint, name []byte) (known string, found bool) {
 	if isLower(name) {
 		return "", false // spelled as it is read
@@ -215,7 +218,20 @@ func disguised(e Endpoint, name []byte) (known string, found bool) {
 			return known, true
 		}
 	}
+	folded := lower(name)
+	switch jsonField(e, folded) {
+	case fieldTools, fieldItems, fieldMedia, fieldEmbedded:
+		return string(folded), true
+	}
 	return "", false
+}
+
+// lower returns a name in lower case, by which decoders that ignore case would find it.
+func lower(name []byte) []byte {
+	if isLower(name) {
+		return name
+	}
+	return bytes.ToLower(bytes.ToUpper(name)) // the long s becomes an S, and the sign for Kelvin a k
 }
 
 func only(f field, applies bool) field {

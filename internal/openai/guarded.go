@@ -55,13 +55,16 @@ var guarded = []Guarded{
 	{"prompt_id", nil, otherModels, 0},
 	{pluginsField, nil, otherModels, 0},
 	{providerOptions, nil, "asks Vercel's gateway for other models than the field model names, or for another account", 0},
+	{"deployment_id", nil, otherModels, 0},
 	{"custom_llm_provider", nil, "chooses another provider than the operator", 0},
 	{"api_base", nil, otherHost, 0},
 	{"base_url", nil, otherHost, 0},
 	{"user_config", nil, otherHost, 0},
+	{"model_list", nil, otherHost, 0},
 	{"data_sources", nil, otherHost, 0},
 	{"mcp_servers", nil, otherHost, 0},
 	{"api_key", nil, otherAccount, 0},
+	{"litellm_credential_name", nil, otherAccount, 0},
 	{"vector_store_ids", nil, storedFiles, 0},
 	{"container", nil, storedFiles, 0},
 	{storedFile, nil, storedFiles, 0},
@@ -110,7 +113,7 @@ func (g Guarded) Title() string {
 	case storedFile:
 		return "the id of a stored file (" + storedFile + ")"
 	case hostedTools:
-		return "such a tool of the upstream (" + hostedTools + ")"
+		return "a tool of the field tools that names a host, a model, files or a container (" + hostedTools + ")"
 	}
 	if g.Above > 0 {
 		return fmt.Sprintf("the field %s above %d", g.Name, g.Above)
@@ -213,8 +216,10 @@ func (s *scanner) items(depth int) {
 		}
 	default:
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			name := s.json.Name()
+			name := lower(s.json.Name())
 			switch field := urlField(name); {
+			case field == "file" && s.req.Endpoint == Rerank: // says where a document is from
+				s.json.Skip()
 			case field != "":
 				s.found.anyDocument = s.req.Endpoint == Rerank && !strings.HasSuffix(field, "_url")
 				s.found.read(&s.json, field)

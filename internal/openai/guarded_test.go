@@ -191,8 +191,8 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
 - ` + "`extra_body` counts only with a member that is in the table, or with one that the gateway reads, such as `model`, `messages`, `n` or `max_tokens`. LiteLLM puts its members in the place of the fields of the body." + `
 - A request may ask for at most 16,384 answers over all its prompts, by ` + "`n`, `best_of` or `n_cmpl`" + `, at every engine.
-- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. An ` + "`image`" + ` of a document to be ranked may be the name of a file without a path. URLs with other schemes, data URLs and base64 pass.
-- ` + "`file_id`" + ` counts in parts of messages, such as ` + "`input_file`" + `. ` + "`hosted_tools`" + ` stands for a tool with ` + "`server_url`, `connector_id`, `vector_store_ids`, `model`" + `, a container by its id or with files, and for tools of OpenRouter that use other models. Functions and tools such as ` + "`web_search`" + ` pass.
+- ` + "`local_media`" + ` is no field. It stands for an image, a sound or a video, in a message or in what is embedded or ranked, whose URL has the scheme ` + "`file`" + `, a scheme of FFmpeg for files such as ` + "`async` or `concat`" + `, or is a path. An ` + "`image`" + ` of a document to be ranked may be the name of a file without a path, and its ` + "`file`" + ` anything. URLs with other schemes, data URLs and base64 pass.
+- ` + "`file_id`" + ` counts in parts of messages, such as ` + "`input_file`" + `, and among images to be edited. ` + "`hosted_tools`" + ` stands for a tool with ` + "`server_url`, `connector_id`, `vector_store_ids`, `model`" + `, a container by its id or with files, a mask that is a stored file, and for tools of OpenRouter that use other models. Functions and tools such as ` + "`web_search`" + ` pass.
 - ` + "`plugins`" + ` passes with ` + "`web`, `file-parser`, `response-healing`, `context-compression` and `moderation`" + ` alone, ` + "`providerOptions`" + ` without ` + "`models` and `byok` of `gateway`" + `, and ` + "`nvext`" + ` with members that leave the routing to Dynamo. Parts of a form count as fields do.
 - ` + "`query_model`" + ` is no field either. It stands for the parameter ` + "`model`" + ` of the query, which LiteLLM obeys in the place of the field.
 
@@ -226,13 +226,14 @@ models:
 | ` + "`*`" + ` | every URL, also one that the gateway cannot read |
 
 - The default is ` + "`[public]`" + `: images of the internet pass, as they did before, and what is inside your network does not. ` + "`[]`" + ` permits data URLs alone.
-- The rule holds at all endpoints, for realtime turns, gRPC and batches: parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, items to be embedded, ranked, scored or counted, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
+- The rule holds at all endpoints, for realtime turns, gRPC and batches: parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, items to be embedded, ranked, scored or counted, the texts of ` + "`input`" + ` with the field ` + "`modality`" + ` of Infinity, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
 - A URL counts only if all readers of URLs find the same host in it. So ` + "`http://user@host/`, `http://127.1/`, `http:host`" + ` and hosts with escapes or other characters than ASCII are refused. llama.cpp takes what follows an ` + "`@`" + ` in the path for the host, so this one must be permitted, too, where a server may be llama.cpp: write ` + "`%40`" + `.
 - A URL of a bucket, such as ` + "`gs://photos/a.png`" + `, has the name of the bucket as its host. The rule ` + "`photos`" + ` permits it.
 
 **What the gateway cannot see.** It reads the URL and never connects to it. The engine looks up the name afterwards, so a name of the internet whose address is one of yours passes
 ` + "`public`" + `. An engine also follows redirects of a host that is permitted. And a cluster may give a name of the internet a meaning of its own: ` + "`redis.dev`" + ` is the service redis of the namespace dev.
-Against all three, list the hosts in the place of ` + "`public`" + `, switch off redirects (` + "`VLLM_MEDIA_URL_ALLOW_REDIRECTS=0`" + ` of vLLM), and let a network policy keep engines from the addresses of the
+text-generation-inference also fetches an image that a text names as ` + "`![](http://host/a.png)`" + `, which the gateway does not look for.
+Against the first three, list the hosts in the place of ` + "`public`" + `, switch off redirects (` + "`VLLM_MEDIA_URL_ALLOW_REDIRECTS=0`" + ` of vLLM), and let a network policy keep engines from the addresses of the
 cloud's metadata and from other services. ` + "`allowed_media_domains`" + ` of vLLM and SGLang adds a check at the engine. A provider behind an upstream fetches from its own network, where your hosts are out of reach.
 
 ## What engines still do for clients

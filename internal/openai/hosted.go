@@ -70,19 +70,26 @@ func (s *scanner) asksPlugin() bool {
 	return !harmless
 }
 
-// hasMember reads an object and reports whether it has one of these members with a value other than
-// null.
+// hasMember reads an object and reports whether it has one of these members with a value that asks
+// for something.
 func (s *scanner) hasMember(names ...string) (has bool) {
 	for more := s.json.Open('{'); more; more = s.json.More('{') {
-		switch named := slices.Contains(names, string(s.json.Name())); {
-		case !named:
-			s.json.Skip()
-		case !s.json.Null():
-			has = true
+		if slices.Contains(names, string(lower(s.json.Name()))) {
+			has = s.asks() || has
+		} else {
 			s.json.Skip()
 		}
 	}
 	return has
+}
+
+// asks reads a value and reports whether it asks for something: null and what is empty do not.
+func (s *scanner) asks() bool {
+	if s.json.Null() {
+		return false
+	}
+	at := s.json.Value()
+	return !isEmpty(s.body[at.From:at.To])
 }
 
 // functionTool is how most tools begin. The rest of such a tool is skipped at once.
@@ -117,23 +124,25 @@ func (s *scanner) isHostedTool() (hosted bool) {
 		more = s.json.Open('{')
 	}
 	for ; more; more = s.json.More('{') {
-		switch string(s.json.Name()) {
+		switch name := string(lower(s.json.Name())); name {
 		case "type":
 			word := string(wordText(&s.json))
 			hosted = hosted || strings.HasPrefix(word, "openrouter:") && !slices.Contains(harmlessTools, word)
 		case "server_url", "connector_id", "vector_store_ids", "model":
-			if !s.json.Null() {
-				hosted = true
-				s.json.Skip()
-			}
-		case "container", "environment":
+			hosted = s.asks() || hosted
+		case "container", "environment": // the environment of a screen is a word such as browser
 			switch s.json.Kind() {
 			case '{':
 				hosted = s.hasMember("file_ids", "container_id", "id") || hosted
 			case '"':
-				hosted = true
-				s.json.Skip()
+				hosted = s.asks() && name == "container" || hosted
 			default:
+				s.json.Skip()
+			}
+		case "input_image_mask":
+			if s.json.Kind() == '{' {
+				hosted = s.hasMember(storedFile) || hosted
+			} else {
 				s.json.Skip()
 			}
 		default:

@@ -8,28 +8,33 @@ func TestX14_HostedTools(t *testing.T) {
 	t.Parallel()
 	const none = ""
 	for field, want := range map[string]string{
-		`"tools":[{"type":"function","function":{"name":"a","parameters":{"server_url":"x"}}},{"type":"mcp","server_label":"a","server_url":"http://a"}]`: hostedTools,
-		`"tools":[{"server_url":"http:\u002f/a","type":"m\u0063p"}]`:                                                                                      hostedTools,
-		`"tools":[{"type":"function","function":{"name":"a"},"server_url":"http://a","type":"mcp"}]`:                                                      hostedTools,
-		`"tools":[{"type":"mcp","connector_id":"connector_gmail"}]`:                                                                                       hostedTools,
-		`"tools":[{"type":"file_search","vector_store_ids":["vs_1"]}]`:                                                                                    hostedTools,
-		`"tools":[{"type":"code_interpreter","container":"cntr_1"}]`:                                                                                      hostedTools,
-		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file-1"]}}]`:                                                         hostedTools,
-		`"tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"c"}}]`:                                                      hostedTools,
-		`"tools":[{"type":"image_generation","model":"gpt-image-2"}]`:                                                                                     hostedTools,
-		`"tools":[{"type":"openrouter:fusion"}]`:                                                                                                          hostedTools,
-		`"extra_body":{"tools":[{"type":"mcp","server_url":"http://a"}]}`:                                                                                 extraBody,
-		`"tools":[{"type":"function","function":{"name":"a"}},{"type":"web_search"},{"type":"openrouter:web_search"},{"type":"local_shell"},7]`:           none,
-		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":null}},{"type":"custom","name":"a","server_url":null}]`:                none,
-		`"tools":[{"name":"a","input_schema":{"type":"object","properties":{"model":{}}}},{"type":"web_search_20250305","name":"web_search"}]`:            none,
+		`"tools":[{"type":"function","function":{"name":"a","parameters":{"server_url":"x"}}},{"type":"mcp","server_label":"a","server_url":"http://a"}]`:              hostedTools,
+		`"tools":[{"server_url":"http:\u002f/a","type":"m\u0063p"}]`:                                                                                                   hostedTools,
+		`"tools":[{"type":"function","function":{"name":"a"},"server_url":"http://a","type":"mcp"}]`:                                                                   hostedTools,
+		`"tools":[{"type":"mcp","connector_id":"connector_gmail"}]`:                                                                                                    hostedTools,
+		`"tools":[{"type":"file_search","vector_store_ids":["vs_1"]}]`:                                                                                                 hostedTools,
+		`"tools":[{"type":"code_interpreter","container":"cntr_1"}]`:                                                                                                   hostedTools,
+		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":["file-1"]}}]`:                                                                      hostedTools,
+		`"tools":[{"type":"shell","environment":{"type":"container_reference","container_id":"c"}}]`:                                                                   hostedTools,
+		`"tools":[{"type":"image_generation","model":"gpt-image-2"}]`:                                                                                                  hostedTools,
+		`"tools":[{"type":"openrouter:fusion"}]`:                                                                                                                       hostedTools,
+		`"extra_body":{"tools":[{"type":"mcp","server_url":"http://a"}]}`:                                                                                              extraBody,
+		`"tools":[{"type":"function","function":{"name":"a"}},{"type":"web_search"},{"type":"openrouter:web_search"},{"type":"local_shell"},7]`:                        none,
+		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":null}},{"type":"custom","name":"a","server_url":null}]`:                             none,
+		`"tools":[{"name":"a","input_schema":{"type":"object","properties":{"model":{}}}},{"type":"web_search_20250305","name":"web_search"}]`:                         none,
+		`"tools":[{"type":"computer_use_preview","display_width":1024,"display_height":768,"environment":"browser"}]`:                                                  none,
+		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":[]}},{"type":"file_search","vector_store_ids":[ ]},{"type":"mcp","server_url":""}]`: none,
 		`"tools":{"server_url":"a"}`: none, `"tools":[]`: none,
 
 		`"plugins":[{"id":"auto-router","allowed_models":["*"]}]`: pluginsField, `"plugins":[{"id":"web"},{"id":"fusion"}]`: pluginsField, `"plugins":["web"]`: pluginsField,
 		`"plugins":{"id":"web"}`: pluginsField, `"plugins":[{"id":"web","engine":"exa"},{"id":"file-parser"},{"id":"response-healing"}]`: none, `"plugins":[]`: none,
-		`"providerOptions":{"gateway":{"models":["a"]}}`: providerOptions, `"providerOptions":{"gateway":{"byok":{}}}`: providerOptions, `"providerOptions":{"gateway":1}`: providerOptions,
-		`"providerOptions":{"gateway":{"order":["a"],"models":null},"openai":{"models":["a"]}}`: none,
-		`"nvext":{"backend_instance_id":7}`:                                                     nvext, `"nvext":{"agent_hints":{"priority":9}}`: nvext, `"nvext":{"x":1}`: nvext,
+		`"providerOptions":{"gateway":{"models":["a"]}}`: providerOptions, `"providerOptions":{"gateway":{"byok":{"a":[]}}}`: providerOptions, `"providerOptions":{"gateway":1}`: providerOptions,
+		`"providerOptions":{"gateway":{"order":["a"],"models":null},"openai":{"models":["a"]}}`: none, `"providerOptions":{"gateway":{"models":[],"byok":{}}}`: none,
+		`"nvext":{"backend_instance_id":7}`: nvext, `"nvext":{"agent_hints":{"priority":9}}`: nvext, `"nvext":{"x":1}`: nvext,
 		`"nvext":{"annotations":["token_ids"],"dp_rank":null}`: none, `"nvext":null`: none,
+		`"model_list":[{"model_name":"m","litellm_params":{"api_base":"http://a"}}]`: "model_list", `"deployment_id":"a"`: "deployment_id",
+		`"litellm_credential_name":"a"`: "litellm_credential_name", `"tools":[{"type":"image_generation","input_image_mask":{"file_id":"file-1"}}]`: hostedTools,
+		`"tools":[{"type":"image_generation","input_image_mask":{"image_url":"data:,"}}]`: none,
 		`"preset":"a"`: "preset", `"api_base":"http://a"`: "api_base", `"base_url":"http://a"`: "base_url", `"mcp_servers":[{"url":"http://a"}]`: "mcp_servers",
 		`"data_sources":[{"type":"azure_search"}]`: "data_sources", `"container":"c"`: "container", `"api_key":"k"`: "api_key", `"mcp_servers":[],"container":null,"api_key":""`: none,
 
@@ -38,18 +43,29 @@ func TestX14_HostedTools(t *testing.T) {
 	} {
 		body := `{"model":"m",` + field + `,"messages":[]}`
 		r, fault := Scan(Chat, jsonType, []byte(body))
-		if fault != nil || r.Guarded != guardOf([]byte(want)) {
+		if fault != nil || r.Guarded != guardOf([]byte(want)) || want != none && r.Guarded == 0 {
 			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
 		}
 	}
 	for e, body := range map[Endpoint]string{
-		Responses: `{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"file-1"}]}]}`,
-		Messages:  `{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"file","file_id":"file_1"}}]}]}`,
-		Chat:      `{"model":"m","messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}}]}]}`,
+		Responses:  `{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_id":"file-1"}]}]}`,
+		Messages:   `{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"file","file_id":"file_1"}}]}]}`,
+		Chat:       `{"model":"m","messages":[{"role":"user","content":[{"type":"file","file":{"file_id":"file-1"}}]}]}`,
+		ImageEdits: `{"model":"m","prompt":"x","images":[{"image_url":"data:,"},{"file_id":"file-1"}]}`,
+		Images:     `{"model":"m","prompt":"x","mask":{"file_id":"file-1"}}`,
 	} {
 		if r, fault := Scan(e, jsonType, []byte(body)); fault != nil || r.Guarded != guardOf([]byte(storedFile)) {
 			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
 		}
+	}
+}
+
+// The refusal of a tool says in which field the tool is, and how it can be told from others.
+func TestX14_TitleOfHostedTools(t *testing.T) {
+	t.Parallel()
+	const want = "a tool of the field tools that names a host, a model, files or a container (hosted_tools)"
+	if title := guardOf([]byte(hostedTools)).First().Title(); title != want {
+		t.Errorf("%s", title)
 	}
 }
 

@@ -83,25 +83,30 @@ func parseHostRule(text string) (hostRule, error) {
 // Refused returns the first of the URLs that the rules do not permit. likeLlamaCpp says that the
 // engine may look for the host as llama.cpp does.
 func (h *MediaHosts) Refused(urls []MediaURL, likeLlamaCpp bool) (u MediaURL, refused bool) {
-	if h.any {
+	if h.any || len(urls) == 0 {
 		return MediaURL{}, false
 	}
+	var rules []hostRule
+	for text := range strings.FieldsSeq(h.rules) {
+		rule, _ := parseHostRule(text) // ParseMediaHosts has read it
+		rules = append(rules, rule)
+	}
 	for _, u := range urls {
-		if (!u.BehindAt || likeLlamaCpp) && !h.permits(u) {
+		if (!u.BehindAt || likeLlamaCpp) && !h.permits(rules, u) {
 			return u, true
 		}
 	}
 	return MediaURL{}, false
 }
 
-func (h *MediaHosts) permits(u MediaURL) bool {
+func (h *MediaHosts) permits(rules []hostRule, u MediaURL) bool {
 	if u.Host == "" {
 		return false
 	}
 	address, err := netip.ParseAddr(u.Host)
 	isAddress := err == nil
-	for text := range strings.FieldsSeq(h.rules) {
-		if rule, err := parseHostRule(text); err == nil && rule.permits(u, address) {
+	for _, rule := range rules {
+		if rule.permits(u, address) {
 			return true
 		}
 	}
@@ -129,7 +134,10 @@ func (rule hostRule) permits(u MediaURL, address netip.Addr) bool {
 // word, those of a cluster such as redis.default.svc and those of the metadata of a cloud are not.
 func isPublicName(name string) bool {
 	suffix, managed := publicsuffix.PublicSuffix(name)
-	if top := name[strings.LastIndexByte(name, '.')+1:]; top == "arpa" || top == "onion" {
+	switch top := name[strings.LastIndexByte(name, '.')+1:]; {
+	case top == "arpa" || top == "onion":
+		return false
+	case name == "metadata.goog" || name == "metadata.tencentyun.com": // within the clouds of Google and Tencent
 		return false
 	}
 	return name != suffix && (managed || strings.Contains(suffix, "."))
@@ -166,8 +174,10 @@ var notPublic = func() (all []netip.Prefix) {
 // String names the host for people.
 func (u MediaURL) String() string {
 	switch {
+	case u.Host == "" && u.BehindAt:
+		return "what is behind the @ of a path, which some servers take for the host (write the @ as %40)"
 	case u.Host == "":
-		return "a URL in a form that servers read in different ways"
+		return "a URL whose host servers read in different ways (name it in ASCII, without a user, escapes or short forms of addresses)"
 	case u.BehindAt:
 		return "the host " + u.Host + ", which some servers find behind the @ of a path (write it as %40)"
 	}

@@ -29,13 +29,15 @@ type mediaURLs struct {
 	// a stored file.
 	local, stored bool
 	urls          []MediaURL
+	// kept has the URLs if there are several.
+	kept map[MediaURL]bool
 	// anyDocument says that the field may be that of any document, whose image is often the name
 	// of a file somewhere else. Only a text that begins with a slash or a dot is a path then.
 	anyDocument bool
 }
 
-// maxMediaURLs bounds the URLs of media of a request, of which one after another from the same host
-// counts once. A small body may have a URL for each 30 bytes.
+// maxMediaURLs bounds the URLs of media of a request, of which those from the same host count once.
+// A small body may have a URL for each 30 bytes.
 const maxMediaURLs = 1024
 
 // noteMedia takes over what a scan has found.
@@ -56,8 +58,9 @@ func (r *Request) noteMedia(m *mediaURLs) *Error {
 var urlFields = [...]string{"image", "image_url", "video", "video_url", "audio", "audio_url", "file", "file_url", "document_url",
 	"input_audio", "input_video"}
 
-// urlField returns the field of urlFields with this name; empty for other names.
+// urlField returns the field of urlFields with this name, in any case; empty for other names.
 func urlField(name []byte) string {
+	name = lower(name)
 	for _, field := range urlFields {
 		if string(name) == field {
 			return field
@@ -67,12 +70,13 @@ func urlField(name []byte) string {
 }
 
 // sourceField returns the name of a field of a request for images or speech that has the images to
-// be changed or the voice to be imitated; empty for other names. The names are those of OpenAI and
-// of the servers of vLLM and SGLang for images and speech. In a form they may end with [].
+// be changed or the voice to be imitated, in any case; empty for other names. The names are those
+// of OpenAI, of the servers of vLLM and SGLang for images and speech, and of LocalAI. In a form
+// they may end with [].
 func sourceField(name []byte) string {
-	name = bytes.TrimSuffix(name, []byte("[]"))
+	name = lower(bytes.TrimSuffix(name, []byte("[]")))
 	for _, field := range [...]string{"image", "images", "image_url", "mask", "mask_url", "url", "reference_url", "file_url", "video", "audio",
-		"ref_audio", "reference_audio", "references"} {
+		"ref_audio", "reference_audio", "references", "file", "files", "ref_images"} {
 		if string(name) == field {
 			return field
 		}
@@ -81,7 +85,7 @@ func sourceField(name []byte) string {
 }
 
 // sources reads the value of a field of a request for images or speech: a URL, or a list of URLs
-// and of objects that have URLs.
+// and of objects that have URLs or ids of stored files.
 func (s *scanner) sources(field string, depth int) {
 	r := &s.json
 	switch c := r.Kind(); {
@@ -91,7 +95,11 @@ func (s *scanner) sources(field string, depth int) {
 		}
 	case c == '{' && depth > 0:
 		for more := r.Open('{'); more; more = r.More('{') {
-			s.sources(sourceField(r.Name()), depth-1)
+			if name := r.Name(); string(lower(name)) == storedFile {
+				s.found.readID(r)
+			} else {
+				s.sources(sourceField(name), depth-1)
+			}
 		}
 	case c == '"' && field != "":
 		raw, _ := r.RawText()
@@ -113,7 +121,7 @@ func (m *mediaURLs) read(r *jsonscan.Reader, field string) {
 		m.add(field, raw, r.Escaped())
 	case c == '{':
 		for more := r.Open('{'); more; more = r.More('{') {
-			switch string(r.Name()) {
+			switch string(lower(r.Name())) {
 			case "url", "file_url":
 				raw, _ := r.RawText()
 				m.add(field, raw, r.Escaped())
@@ -193,10 +201,17 @@ func (m *mediaURLs) addHosts(field, scheme string, rest []byte) {
 	}
 }
 
-// keep keeps a URL unless it is like the one before, or there are too many.
+// keep keeps a URL unless it is like an earlier one, or there are too many.
 func (m *mediaURLs) keep(u MediaURL) {
-	if n := len(m.urls); n == 0 || n <= maxMediaURLs && m.urls[n-1] != u {
-		m.urls = append(m.urls, u)
+	n := len(m.urls)
+	if n > maxMediaURLs || n > 0 && m.urls[n-1] == u || m.kept[u] {
+		return
+	}
+	if n == 1 {
+		m.kept = map[MediaURL]bool{m.urls[0]: true}
+	}
+	if m.urls = append(m.urls, u); n > 0 {
+		m.kept[u] = true
 	}
 }
 

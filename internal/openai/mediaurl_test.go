@@ -27,10 +27,13 @@ var mediaBodies = map[Endpoint]map[string][]string{
 		"file_url": {`{"model":"m","input":[{"role":"user","content":[{"type":"input_file","file_url":"%s"}]}]}`},
 	},
 	InputTokens: {"image_url": {`{"model":"m","input":[{"role":"user","content":[{"type":"input_image","image_url":"%s"}]}]}`}},
-	Messages: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
+	Messages: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}}]}]}`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`,
 		`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"document","source":{"type":"url","url":"%s"}}]}]}]}`}},
-	CountTokens: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`}},
+	CountTokens: {"source": {`{"model":"m","messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":[{"type":"image","source":{"url":"%s"}}]}}]}]}`,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"type":"url","url":"%s"}}]}]}`}},
 	Embeddings: {
+		"input":     {`{"model":"m","input":["%s"],"modality":"image"}`, `{"modality":"audio","model":"m","input":"%s","messages":[]}`},
 		"image":     {`{"model":"m","input":["http://text/",{"image":"%s"}]}`, `{"model":"m","input":{"image":"%s"}}`},
 		"image_url": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`},
 	},
@@ -40,7 +43,7 @@ var mediaBodies = map[Endpoint]map[string][]string{
 	},
 	Score:      {"image_url": {`{"model":"m","text_1":"http://text/","text_2":{"content":[{"type":"image_url","image_url":{"url":"%s"}}]}}`}},
 	Tokenize:   {"image_url": {`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%s"}}]}]}`}},
-	Images:     {"image": {`{"model":"m","prompt":"http://text/","image":"%s"}`, `{"model":"m","prompt":"x","image":["%s"]}`}},
+	Images:     {"file": {`{"model":"m","prompt":"x","file":"%s"}`}, "ref_images": {`{"model":"m","prompt":"x","ref_images":["%s"]}`}, "image": {`{"model":"m","prompt":"http://text/","image":"%s"}`, `{"model":"m","prompt":"x","image":["%s"]}`}},
 	ImageEdits: {"image_url": {`{"model":"m","prompt":"x","images":[{"image_url":"%s"}]}`}, "mask": {`{"model":"m","prompt":"x","mask":"%s"}`}},
 	Speech:     {"ref_audio": {`{"model":"m","input":"http://text/","voice":"x","ref_audio":"%s"}`}},
 }
@@ -75,6 +78,49 @@ func TestX14_MediaURLsAreFound(t *testing.T) {
 	}
 }
 
+// Decoders of JSON that ignore case, as Go's does, find URLs by names in other spellings, too.
+func TestX14_DisguisedMediaURLs(t *testing.T) {
+	t.Parallel()
+	for body, e := range map[string]Endpoint{
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","Image_URL":{"url":"%s"}}]}]}`: Chat,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"URL":"%s"}}]}]}`: Chat,
+		`{"model":"m","messages":[{"role":"user","content":"","Content":[{"image_url":{"url":"%s"}}]}]}`:       Chat,
+		`{"model":"m","messages":[{"role":"user","content":[{"type":"image","source":{"Url":"%s"}}]}]}`:        Messages,
+		`{"model":"m","input":[{"CONTENT":[{"VIDEO":"%s"}]}]}`:                                                 Embeddings,
+		`{"model":"m","prompt":"x","images":[{"IMAGE_URL":"%s"}]}`:                                             ImageEdits,
+	} {
+		r, fault := Scan(e, jsonType, []byte(strings.ReplaceAll(body, "%s", "http://a.example.com/")))
+		if fault != nil || len(r.MediaURLs) != 1 || r.MediaURLs[0].Host != "a.example.com" {
+			t.Errorf("%s: %+v, %v", body, r.MediaURLs, fault)
+		}
+	}
+	for body, e := range map[string]Endpoint{
+		`{"model":"m","MESSAGES":[]}`:                                  Embeddings,
+		`{"model":"m","prompt":"x","Image":"http://a/"}`:               Images,
+		`{"model":"m","query":"x","document\u017f":[]}`:                Rerank,
+		`{"model":"m","input":"x","voice":"x","Ref_Audio":"http://a"}`: Speech,
+		`{"model":"m","messages":[],"Tools":[]}`:                       Chat,
+	} {
+		if _, fault := Scan(e, jsonType, []byte(body)); fault == nil || !strings.Contains(fault.Message, "but for its case") {
+			t.Errorf("%s: %v", body, fault)
+		}
+	}
+	if r, _ := Scan(Chat, jsonType, []byte(`{"model":"m","messages":[],"tools":[{"type":"mcp","Server_Url":"http://a"}]}`)); r.Guarded != guardOf([]byte(hostedTools)) {
+		t.Errorf("a tool: %b", r.Guarded)
+	}
+}
+
+// The texts to be embedded are URLs only if Infinity is told so.
+func TestX14_TextsToBeEmbedded(t *testing.T) {
+	t.Parallel()
+	for _, modality := range []string{`"text"`, "null", `""`, "7"} {
+		r, fault := Scan(Embeddings, jsonType, []byte(`{"model":"m","input":["http://a/"],"modality":`+modality+`}`))
+		if fault != nil || len(r.MediaURLs) > 0 {
+			t.Errorf("%s: %+v, %v", modality, r.MediaURLs, fault)
+		}
+	}
+}
+
 // The image of a document to be ranked may be the name of a file somewhere else.
 func TestX14_DocumentsNameFiles(t *testing.T) {
 	t.Parallel()
@@ -82,6 +128,12 @@ func TestX14_DocumentsNameFiles(t *testing.T) {
 		r, fault := Scan(Rerank, "application/json", []byte(`{"model":"m","query":"x","documents":[{"text":"a","image":"`+image+`"}]}`))
 		if fault != nil || (r.Guarded == guardOf([]byte(localMedia))) != want {
 			t.Errorf("%s: %b, %v", image, r.Guarded, fault)
+		}
+	}
+	for _, file := range []string{"/docs/a.pdf", `C:\\docs\\a.pdf`, "http://wiki/a"} { // no reranker fetches it
+		r, fault := Scan(Rerank, jsonType, []byte(`{"model":"m","query":"x","documents":[{"text":"a","file":"`+file+`"}]}`))
+		if fault != nil || r.Guarded != 0 || len(r.MediaURLs) > 0 {
+			t.Errorf("the file %s: %b, %v, %v", file, r.Guarded, r.MediaURLs, fault)
 		}
 	}
 	if r, _ := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[{"image":"photo.jpg"}]}`)); r.Guarded != guardOf([]byte(localMedia)) {
@@ -124,14 +176,19 @@ func TestX14_HostsOfMediaURLs(t *testing.T) {
 func TestX14_MediaOfManyHosts(t *testing.T) {
 	t.Parallel()
 	for n, fails := range map[int]bool{maxMediaURLs: false, maxMediaURLs + 1: true, 20 * maxMediaURLs: true} {
-		var same, other strings.Builder
+		var same, turns, other strings.Builder
 		for i := range n {
 			fmt.Fprintf(&same, `,{"image":"http://a.b/%d"}`, i)
+			fmt.Fprintf(&turns, `,{"image":"http://a%d.b/"}`, i%3)
 			fmt.Fprintf(&other, `,{"image":"http://a%d.b/"}`, i)
 		}
 		r, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+same.String()[1:]+`]}`))
 		if fault != nil || len(r.MediaURLs) != 1 {
 			t.Errorf("%d URLs of one host: %d, %v", n, len(r.MediaURLs), fault)
+		}
+		r, fault = Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+turns.String()[1:]+`]}`))
+		if fault != nil || len(r.MediaURLs) != 3 {
+			t.Errorf("%d URLs of three hosts in turn: %d, %v", n, len(r.MediaURLs), fault)
 		}
 		if _, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+other.String()[1:]+`]}`)); (fault != nil) != fails {
 			t.Errorf("%d hosts: %v", n, fault)
@@ -150,7 +207,7 @@ func TestX14_MediaHosts(t *testing.T) {
 		return h
 	}
 	public := "example.com a.b.example.co.uk bucket.s3.amazonaws.com user.github.io 8.8.8.8 [2606:4700::1]"
-	inside := "localhost redis redis.default redis.default.svc redis.default.svc.cluster.local metadata.google.internal printer.local a.lan router.home.arpa " +
+	inside := "localhost redis redis.default redis.default.svc redis.default.svc.cluster.local metadata.google.internal metadata.goog metadata.tencentyun.com printer.local a.lan router.home.arpa " +
 		"127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.100.100.200 168.63.129.16 192.0.0.192 0.0.0.0 224.0.0.1 255.255.255.255 " +
 		"[::1] [::] [fd00:ec2::254] [fe80::1] [64:ff9b::a9fe:a9fe] [2002:7f00:1::] [2001:db8::1] [::ffff:10.0.0.1] com"
 	refuses := func(h MediaHosts, host string) bool {
@@ -191,9 +248,32 @@ func TestX14_MediaHosts(t *testing.T) {
 	if u, refused := h.Refused(behind, true); !refused || !strings.Contains(u.String(), "redis") {
 		t.Errorf("the host that llama.cpp finds is permitted: %v", u)
 	}
+	r, fault := Scan(Chat, jsonType, []byte(`{"model":"m","messages":[{"role":"user","content":[{"image_url":"https://cdn.example.com/npm/a@1.0/b.png"}]}]}`))
+	if u, refused := h.Refused(r.MediaURLs, true); fault != nil || !refused || !strings.Contains(u.String(), "%40") {
+		t.Errorf("the refusal of a version in a path is for %v", u)
+	}
 	for _, bad := range strings.Split("|a b|*.|*|http://a|a/b|10.0.0.1/8|a:b|*.10.0.0.1:x|Public|::ffff:10.0.0.0/104|user@a", "|") {
 		if _, err := ParseMediaHosts([]string{bad}); (err == nil) != (bad == "*") {
 			t.Errorf("the rule %q: %v", bad, err)
 		}
+	}
+}
+
+// The rules are read once for a request, and not again for each of its URLs.
+func TestX14_ManyRulesForManyURLs(t *testing.T) {
+	var list []string
+	for i := range 50 {
+		list = append(list, fmt.Sprintf("*.cdn%d.example.com:443", i))
+	}
+	h, err := ParseMediaHosts(append(list, "public"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	urls := make([]MediaURL, maxMediaURLs)
+	for i := range urls {
+		urls[i] = MediaURL{Field: "image", Host: "a.example.org", Port: 443}
+	}
+	if n := testing.AllocsPerRun(2, func() { h.Refused(urls, true) }); n > 4*maxMediaURLs {
+		t.Errorf("%v allocations for %d URLs", n, len(urls))
 	}
 }

@@ -96,7 +96,7 @@ func (s *scanner) message(all bool) {
 		more = s.json.Open('{')
 	}
 	for ; more; more = s.json.More('{') {
-		switch string(s.json.Name()) {
+		switch name := s.json.Name(); string(name) {
 		case "role":
 			m.role, item = s.role(), false
 		case "content":
@@ -109,7 +109,11 @@ func (s *scanner) message(all bool) {
 		case "output":
 			nested = s.output()
 		default:
-			s.json.Skip()
+			if string(lower(name)) == "content" { // for decoders that ignore case
+				s.content()
+			} else {
+				s.json.Skip()
+			}
 		}
 	}
 	m.keyed = m.role == roleUser || m.role == roleSystem && s.req.Endpoint == Chat
@@ -361,11 +365,13 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 		return false
 	}
 	for more := r.Open('{'); more; more = r.More('{') {
-		switch string(r.Name()) {
+		switch string(lower(r.Name())) {
 		case "type":
 			plain = string(wordText(r)) == "text"
 		case "url":
 			urls.read(r, "source")
+		case "content":
+			sourceContent(r, urls)
 		case storedFile:
 			urls.readID(r)
 		default:
@@ -373,6 +379,18 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 		}
 	}
 	return plain
+}
+
+// sourceContent reads the content of a document of the Messages API, which may be a list of parts.
+// urls is that of readPart.
+func sourceContent(r *jsonscan.Reader, urls *mediaURLs) {
+	if r.Kind() != '[' {
+		r.Skip()
+		return
+	}
+	for more := r.Open('['); more; more = r.More('[') {
+		readPart(r, typelessText, urls)
+	}
 }
 
 func isTextType(word string) bool {

@@ -23,6 +23,8 @@ type scanner struct {
 	// unbounded says that one of the bounds of the output is noLimit.
 	unbounded bool
 	found     mediaURLs
+	embedded  int  // offset of what is embedded; 0: there is none
+	areURLs   bool // whether the texts that are embedded are URLs
 }
 
 // scanJSON reads a JSON body.
@@ -49,6 +51,10 @@ func scanJSON(e Endpoint, body []byte) (Request, *Error) {
 		s.fault = jsonFault(s.json.Fault())
 	}
 	if s.fault == nil {
+		if s.areURLs && s.embedded > 0 {
+			s.json.Seek(s.embedded)
+			s.sources("input", maxItemDepth)
+		}
 		s.fault = s.req.noteMedia(&s.found)
 	}
 	if s.fault != nil {
@@ -228,6 +234,12 @@ func (s *scanner) hint(f field) {
 		s.instructions()
 	case fieldItems:
 		s.items(maxItemDepth)
+	case fieldEmbedded:
+		s.embedded = s.json.Pos()
+		s.items(maxItemDepth)
+	case fieldModality:
+		word := wordText(&s.json)
+		s.areURLs = len(word) > 0 && string(word) != "text"
 	case fieldTemplateKwargs:
 		s.guardMembers(guardsOfTemplate)
 	case fieldEngineArgs:
