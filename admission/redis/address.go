@@ -13,6 +13,7 @@ import (
 
 	client "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/certificates"
 )
@@ -30,6 +31,14 @@ type Server struct {
 	// ServerName is the name for which the certificate of every server is checked. "": the host
 	// that was dialled.
 	ServerName string
+}
+
+// Follow reads the files of Certificates for the first time. There are none if f names no file.
+func (s *Server) Follow(f certificates.Files, log *zap.Logger) (err error) {
+	if f != (certificates.Files{}) {
+		s.Certificates, err = certificates.Follow(f, "redis", log)
+	}
+	return err
 }
 
 // Sentinel names a master that sentinels guard.

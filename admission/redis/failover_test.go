@@ -36,10 +36,17 @@ func TestEventsOfANewMaster(t *testing.T) {
 		n, _ := after.Client().ZCard(t.Context(), "{sluice}:gateways").Result()
 		return n == 2 && bothShare()
 	})
+	waitUntilHeard(t, all, heard, "a", "b")
+}
+
+// waitUntilHeard waits until the second store hears what the first one releases. granted and
+// waiting are the ids of their leases.
+func waitUntilHeard(t *testing.T, all []*Store, heard *recordingSubscriber, granted, waiting string) {
+	t.Helper()
 	eventually(t, "one hears what the other releases", func() bool {
-		if acquire(all[0], limited("a", 1))[0].Reason == admission.Granted {
-			acquire(all[1], limited("b", 1))
-			all[0].Release("a", 0, false)
+		if acquire(all[0], limited(granted, 1))[0].Reason == admission.Granted {
+			acquire(all[1], limited(waiting, 1))
+			all[0].Release(granted, 0, false)
 		}
 		time.Sleep(20 * time.Millisecond) // the time that an event takes at most
 		return heard.freed("chat") > 0

@@ -68,14 +68,7 @@ func TestFailoverBySentinels(t *testing.T) {
 			})
 			wantReasons(t, acquire(all[1], limited("b", 1)), admission.ModelConcurrency)
 			all[0].Release("a", 0, false)
-			eventually(t, "one hears what the other releases", func() bool {
-				if acquire(all[0], limited("c", 1))[0].Reason == admission.Granted {
-					acquire(all[1], limited("d", 1))
-					all[0].Release("c", 0, false)
-				}
-				time.Sleep(20 * time.Millisecond) // the time that an event takes at most
-				return heard.freed("chat") > 0
-			})
+			waitUntilHeard(t, all, heard, "c", "d")
 		})
 	}
 }

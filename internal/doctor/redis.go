@@ -8,7 +8,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
-	"github.com/sluice-gateway/sluice/internal/certificates"
 )
 
 // redis looks whether Redis answers, in time, and takes and keeps what gateways write.
@@ -20,12 +19,9 @@ func (e *examination) redis(ctx context.Context) {
 	defer cancel()
 	c := e.Config.Redis
 	server := redis.Server{URL: c.URL, Sentinel: (*redis.Sentinel)(c.Sentinel), ServerName: c.ServerName}
-	if files := c.Files(); files != (certificates.Files{}) {
-		var err error
-		if server.Certificates, err = certificates.Follow(files, "redis", zap.NewNop()); err != nil {
-			e.fault("redis", err.Error(), "correct cert, key and ca of redis")
-			return
-		}
+	if err := server.Follow(c.Files(), zap.NewNop()); err != nil {
+		e.fault("redis", err.Error(), "correct cert, key and ca of redis")
+		return
 	}
 	pong, err := redis.Ping(ctx, server)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
-	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/condition"
 )
 
@@ -15,11 +14,7 @@ func (g *Gateway) makeRedis() error {
 		return nil
 	}
 	g.redis = &redis.Server{URL: c.URL, Sentinel: (*redis.Sentinel)(c.Sentinel), ServerName: c.ServerName}
-	var err error
-	if files := c.Files(); files != (certificates.Files{}) {
-		g.redis.Certificates, err = certificates.Follow(files, "redis", g.log)
-	}
-	return err
+	return g.redis.Follow(c.Files(), g.log)
 }
 
 // redisCertificateConditions tells whether the files of redis can be used, and for how long.

@@ -2,14 +2,13 @@ package redistest
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/certificates"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
@@ -40,17 +39,11 @@ func (c *Certificates) key() string { return filepath.Join(c.Dir, "redis.key") }
 // config returns what a client of the tests needs.
 func (c *Certificates) config(t testing.TB) *tls.Config {
 	t.Helper()
-	pair, err := tls.LoadX509KeyPair(c.cert(), c.key())
+	content, err := certificates.Read(certificates.Files{Cert: c.cert(), Key: c.key(), CA: c.CA()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(c.CA())
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text)
-	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, RootCAs: roots}
+	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{content.Pair}, RootCAs: content.CAs}
 }
 
 // StartTLS starts a server that speaks TLS alone, and demands a certificate of its clients.
