@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -84,6 +87,24 @@ func awaitLedger(t *testing.T, g *harness.Gateway, estimates int) {
 	})
 }
 
+// awaitWritten waits until the journal of the ledger has a row of a tenant and a model. A kill loses
+// what was counted a moment before. The rows that were counted before this row are written, too.
+func awaitWritten(t *testing.T, g *harness.Gateway, tenant, model string) {
+	t.Helper()
+	row := regexp.MustCompile(fmt.Sprintf(`"tenant":%q,"key":"[^"]*","model":%q`, tenant, model))
+	harness.Eventually(t, "the ledger is written", func() error {
+		journals, err := filepath.Glob(filepath.Join(g.Dir, "usage", "*.jsonl"))
+		for _, path := range journals {
+			text, failed := os.ReadFile(path)
+			if row.Match(text) {
+				return nil
+			}
+			err = errors.Join(err, failed)
+		}
+		return errors.Join(err, fmt.Errorf("%d journals have no row of %s and %s", len(journals), tenant, model))
+	})
+}
+
 // ledgerModels are two models of two replicas each, whose streams are native and managed.
 const ledgerModels = `
 auth: {mode: keys}
@@ -126,6 +147,8 @@ func TestE2E_B3_O4_LedgerAgainstTheEngines(t *testing.T) {
 	}
 	must(t, g.Post("/v1/embeddings", `{"model":"embed","input":["one two","three"]}`, acme))
 	awaitLedger(t, g, estimates)
+	must(t, g.Post("/v1/embeddings", `{"model":"embed","input":"the last of all"}`, beta))
+	awaitWritten(t, g, "beta", "embed")
 	surviveKill(t, g, acme)
 	awaitLedger(t, g, estimates)
 	must(t, g.Post(harness.ChatPath, harness.ChatBody("native", false, 5, "afterwards"), beta))
@@ -143,7 +166,7 @@ func TestE2E_B3_O4_LedgerAgainstTheEngines(t *testing.T) {
 		}
 	}
 	table, err := g.RunCommand("usage", "-c", g.Config, "--by", "tenant,model")
-	if err != nil || strings.Count(table, "\n") != 7 || !strings.Contains(table, "beta") {
+	if err != nil || strings.Count(table, "\n") != 8 || !strings.Contains(table, "beta") {
 		t.Errorf("%v\n%s", err, table)
 	}
 }
