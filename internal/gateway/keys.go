@@ -96,10 +96,7 @@ func (k *keyKeeper) conditions() (all []condition.Condition) {
 	case err == nil:
 		return all
 	case errors.As(err, &damaged):
-		c := condition.Fault(condition.KeysUnavailable, "", "Damaged", fmt.Sprintf("These keys of run time are %s. "+
-			"A gateway that knew such a key keeps it as it was. At any other one its callers get 401. Revoke it, and make a new one.", err))
-		c.Severity = condition.Warning
-		return append(all, c)
+		return append(all, condition.Fault(condition.KeysDamaged, "", "NotReadable", fmt.Sprintf("These keys of run time are %s.", err)))
 	case read:
 		return append(all, keysNotRead(err, "Those of before stay in force."))
 	}
