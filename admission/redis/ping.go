@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +42,35 @@ var pingKeys = []string{"{" + defaultDeployment + "}:ping", "{sluice:usage}:ping
 // memory is full, and a user without the rights refuse it, although they answer to other calls.
 var pingScript = client.NewScript(`return redis.call('SET', KEYS[1], '1', 'PX', 1000)`)
 
+// pingChannel is a channel by which gateways could tell each other something.
+const pingChannel = "{" + defaultDeployment + "}:ping"
+
+// remedies are what an operator does about answers of Redis that have one of these words.
+var remedies = []struct {
+	words  []string
+	remedy string
+}{
+	{[]string{"READONLY", "NOREPLICAS", "MASTERDOWN"}, "Name the master in `redis`, or its sentinels, and look whether it has its replicas."},
+	{[]string{"OOM "}, "Give Redis more memory (`maxmemory`), or remove what others keep there."},
+	{[]string{"MISCONF"}, "Look at the log of Redis: it cannot write to its disk."},
+	{[]string{"MOVED", "CROSSSLOT"}, "Redis is a cluster: name several of its nodes in `redis`, with commas between them. One name may stand there twice."},
+	{[]string{"CLUSTERDOWN"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master."},
+	{[]string{"NOPERM", "ACL failure", "The user executing the script"},
+		"Give the user of `redis` the rights that docs/several-gateways.md lists. `ACL LOG` of Redis names what it refuses."},
+	{[]string{"WRONGTYPE"}, "Another program has written to a key of the gateways: find it, give it another database, and remove its key."},
+}
+
+// Remedy returns what an operator does about an answer of Redis. "" means that nothing special is
+// known. IsAboutPassword finds those about a password.
+func Remedy(answer string) string {
+	for _, r := range remedies {
+		if slices.ContainsFunc(r.words, func(word string) bool { return strings.Contains(answer, word) }) {
+			return r.remedy
+		}
+	}
+	return ""
+}
+
 // Ping asks a Redis and all of its sentinels for signs of life, and whether the Redis takes what
 // gateways write. The error says why not; errors.Is finds ErrSentinels in it, or ErrRefused in that
 // of a Redis that answers. What Ping writes expires after a second.
@@ -68,6 +98,9 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 			return Pong{}, err
 		}
 	}
+	if err := hear(ctx, c); err != nil {
+		return Pong{}, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
 	p := Pong{Evicts: evictionPolicy(ctx, c), Silent: silent}
 	const calls = 3
 	for i := range calls {
@@ -80,6 +113,16 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 		}
 	}
 	return p, nil
+}
+
+// hear returns why gateways cannot tell each other something.
+func hear(ctx context.Context, c client.UniversalClient) error {
+	subscription := c.Subscribe(ctx, pingChannel)
+	defer subscription.Close() //nolint:errcheck // nothing is heard
+	if _, err := subscription.Receive(ctx); err != nil {
+		return err
+	}
+	return c.Publish(ctx, pingChannel, "").Err()
 }
 
 // sentinelTimeout is how long a sentinel may take to tell where the master is.

@@ -105,8 +105,10 @@ func (k *keyKeeper) conditions() (all []condition.Condition) {
 
 // keysNotRead is the condition that no key can be read.
 func keysNotRead(err error, effect string) condition.Condition {
-	return condition.Fault(condition.KeysUnavailable, "", "NotRead",
+	c := condition.Fault(condition.KeysUnavailable, "", "NotRead",
 		fmt.Sprintf("The keys of run time cannot be read: %s. %s", sentence(err.Error()), effect))
+	c.Action = redis.Remedy(err.Error())
+	return c
 }
 
 // firstRead is how long a start waits for the keys of run time.
