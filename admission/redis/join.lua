@@ -52,5 +52,6 @@ if call('HLEN', P .. 'epoch') > 200 then
     if name and not call('ZSCORE', P .. 'gateways', name) then call('HDEL', P .. 'epoch', field) end
   end
 end
+publish('H', gateway, '') -- else a gateway that may not publish would share until its next heartbeat
 return { 'ok', now, id, math.max(pause_left(ready), at - now), at, call('ZCARD', P .. 'gateways'),
   call('GET', P .. 'limits_version') or '', count_write(gateway) }
