@@ -158,7 +158,7 @@ var types = []row{
 		"Redis came back without changes of the keys of run time that this gateway knew: it was emptied, or it came back from an older snapshot. " +
 			"The gateway has written the keys again as it knew them, those that were revoked not. The condition ends after an hour.",
 		"Find out who has emptied `redis`, and turn on its persistence. Look whether all keys are there (`sluice keys list`), " +
-			"and set limits again that were changed at run time."},
+			"and all limits that were changed at run time."},
 	{UsageNotShared, Warning, False, false,
 		"Gateways that share `redis` do not tell each other their usage, although Redis answers. " +
 			"Each counts `budgets` by its own requests and by what it knew of the others.",
