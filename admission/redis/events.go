@@ -26,8 +26,8 @@ func (s *Store) receiveEvents(ctx context.Context) {
 	}
 }
 
-// listen subscribes and handles events until the subscription is broken or silent. It reports whether
-// Redis has refused the subscription, and logs that unless the one before was refused too.
+// listen subscribes and handles events until the subscription is broken or silent. It reports
+// whether Redis has refused the subscription, and logs that unless the one before was refused too.
 func (s *Store) listen(ctx context.Context, refused bool) bool {
 	subscription := s.redis.Subscribe(ctx, s.prefix+"events")
 	defer subscription.Close() //nolint:errcheck // it is broken or no longer needed

@@ -170,8 +170,8 @@ func TestB4_AChangeOfAnEmptiedRedisLosesNoKey(t *testing.T) {
 }
 
 // TestB4_ALostHashOfKeysIsWrittenAgain: Redis has dropped the keys and not their version, by itself
-// or by hand. A gateway that remembers them writes them again, before a reading and before a change.
-// No key comes back that was revoked.
+// or by hand. A gateway that remembers them writes them again, before it reads and before it makes
+// a change. No key comes back that was revoked.
 func TestB4_ALostHashOfKeysIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	c := redistest.Start(t).Client()

@@ -172,8 +172,8 @@ func (o *Overrides) Patch(ctx context.Context, key string, changes map[string]*i
 	return e, nil
 }
 
-// Reload reads what other gateways have changed. If the backend has lost changes, Reload stores what
-// is known here.
+// Reload reads what other gateways have changed. If the backend has lost changes, Reload stores
+// what is known here.
 func (o *Overrides) Reload(ctx context.Context) error {
 	if err := o.lock(ctx); err != nil {
 		return err
