@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
@@ -19,7 +18,8 @@ type Pong struct {
 	// Evicts is the policy by which Redis drops keys when its memory is full. "" means that Redis
 	// drops none, or that it does not tell its policy to this user.
 	Evicts string
-	// Silent are the sentinels that do not tell the master, with the reasons. Others do.
+	// Silent are the sentinels that do not tell the master, or another one than most, with the reasons.
+	// Others do.
 	Silent []error
 }
 
@@ -82,7 +82,7 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 	setTimeouts(o, time.Second)
 	var silent []error
 	if o.MasterName != "" {
-		if o.Addrs, silent = askSentinels(ctx, o); len(o.Addrs) == 0 {
+		if o.Addrs, silent = usableSentinels(ctx, o); len(o.Addrs) == 0 {
 			return Pong{}, fmt.Errorf("%w: %w", ErrSentinels, errors.Join(silent...))
 		}
 	}
@@ -123,42 +123,6 @@ func hear(ctx context.Context, c client.UniversalClient) error {
 		return err
 	}
 	return c.Publish(ctx, pingChannel, "").Err()
-}
-
-// sentinelTimeout is how long a sentinel may take to tell where the master is.
-const sentinelTimeout = time.Second
-
-// askSentinels asks all sentinels at once where the master is. It returns the addresses of those
-// that tell it, and an error for each other one.
-func askSentinels(ctx context.Context, o *client.UniversalOptions) (telling []string, silent []error) {
-	ctx, cancel := context.WithTimeout(ctx, sentinelTimeout)
-	defer cancel()
-	faults := make([]error, len(o.Addrs))
-	var asked sync.WaitGroup
-	for i, address := range o.Addrs {
-		asked.Go(func() { faults[i] = askSentinel(ctx, o, address) })
-	}
-	asked.Wait()
-	for i, address := range o.Addrs {
-		if faults[i] == nil {
-			telling = append(telling, address)
-		} else {
-			silent = append(silent, fmt.Errorf("sentinel %s: %w", address, faults[i]))
-		}
-	}
-	return telling, silent
-}
-
-// askSentinel returns why a sentinel does not tell where the master is.
-func askSentinel(ctx context.Context, o *client.UniversalOptions, address string) error {
-	c := client.NewSentinelClient(&client.Options{Addr: address, Username: o.SentinelUsername, Password: o.SentinelPassword, Dialer: o.Dialer,
-		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true, DisableIdentity: true})
-	defer c.Close() //nolint:errcheck // nothing was changed
-	err := c.GetMasterAddrByName(ctx, o.MasterName).Err()
-	if errors.Is(err, client.Nil) {
-		return fmt.Errorf("it knows no master %q", o.MasterName)
-	}
-	return err
 }
 
 // evictionPolicy returns Pong.Evicts.

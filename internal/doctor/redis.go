@@ -33,7 +33,7 @@ func (e *examination) redis(ctx context.Context) {
 	says := fmt.Sprintf("answers after %.1f ms", pong.Took.Seconds()*1000)
 	limit := e.Config.RedisTimeout
 	for _, silent := range pong.Silent {
-		e.warn("redis", silent.Error(), "start it, or correct url and sentinel of redis; the other sentinels serve until then")
+		e.warn("redis", silent.Error(), "start it, connect it with the others, or correct url and sentinel of redis; the other sentinels serve until then")
 	}
 	switch {
 	case pong.Took > limit:
