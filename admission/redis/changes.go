@@ -216,8 +216,8 @@ func (s *Store) hasChanges() bool {
 	return s.batch.seq > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
-// renewLeases marks all leases for the next report, and forgets expired tasks, old levels, and ended
-// leases that no snapshot can have any more.
+// renewLeases marks all leases for the next report, and forgets expired tasks, old levels, and
+// ended leases that no snapshot can have any more.
 func (s *Store) renewLeases() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

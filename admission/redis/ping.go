@@ -18,8 +18,8 @@ type Pong struct {
 	// Evicts is the policy by which Redis drops keys when its memory is full. "" means that Redis
 	// drops none, or that it does not tell its policy to this user.
 	Evicts string
-	// Silent are the sentinels that do not tell the master, or another one than most, with the reasons.
-	// Others do.
+	// Silent are the sentinels that do not tell the master, or another one than most, with the
+	// reasons. Others do.
 	Silent []error
 }
 

@@ -231,8 +231,8 @@ func (s *Store) prepareReports(epoch string, writes int64, gateways int) {
 }
 
 // restoreLevelsLocked is for a store that has lost its state. The levels of buckets come first, so
-// that what is owed is taken from them. Leases that have ended since an older snapshot end again. The old state may have counted the last batch; the new one
-// counts it in any case.
+// that what is owed is taken from them. Leases that have ended since an older snapshot end again.
+// The old state may have counted the last batch; the new one counts it in any case.
 func (s *Store) restoreLevelsLocked() {
 	var first []change
 	now := time.Now()
