@@ -3,7 +3,9 @@ package migrate
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -45,12 +47,17 @@ func (o *output) reserve(value any) {
 }
 
 // keyVariable returns the environment variable for the key of a server of this name. Different keys
-// have different variables.
+// have different variables, and a key that several models have has one.
 func (o *output) keyVariable(name, key string) string {
+	for _, variable := range slices.Sorted(maps.Keys(o.keys)) {
+		if o.keys[variable] == key {
+			return variable
+		}
+	}
 	base := variableName(name) + "_API_KEY"
 	variable := base
 	for n := 2; ; n++ {
-		if held, ok := o.keys[variable]; !ok || held == key {
+		if _, ok := o.keys[variable]; !ok {
 			o.keys[variable] = key
 			return variable
 		}
@@ -157,12 +164,20 @@ func (i *item) noteRest(where string, s source) {
 	}
 }
 
-// text returns the value of a field that is a scalar; empty if it is missing.
-func (i *item) text(key string) string {
+// field returns the value of a field; nil if it is missing.
+func (i *item) field(key string) *yaml.Node {
 	for k := 0; k+1 < len(i.node.Content); k += 2 {
 		if i.node.Content[k].Value == key {
-			return i.node.Content[k+1].Value
+			return i.node.Content[k+1]
 		}
+	}
+	return nil
+}
+
+// text returns the value of a field that is a scalar; empty if it is missing.
+func (i *item) text(key string) string {
+	if value := i.field(key); value != nil {
+		return value.Value
 	}
 	return ""
 }

@@ -1,0 +1,43 @@
+package migrate_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/migrate"
+)
+
+// TestConvertedFilesAreAccepted: Sluice accepts what becomes of files that other gateways accept. The
+// environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
+func TestConvertedFilesAreAccepted(t *testing.T) {
+	for _, variable := range []string{"KEY_A", "KEY_B", "FIRST_API_KEY"} {
+		t.Setenv(variable, "x")
+	}
+	for name, tt := range map[string]struct {
+		kind migrate.Kind
+		text string
+		has  []string
+	}{
+		"models of one server with one key": {migrate.LiteLLM, `
+model_list:
+  - {model_name: first, litellm_params: {model: openai/a, api_key: sk-1}}
+  - {model_name: second, litellm_params: {model: openai/b, api_key: sk-1}}
+`, []string{"put it into $FIRST_API_KEY here"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file, err := migrate.Convert(tt.kind, []byte(tt.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := config.Parse("testdata/f", []byte(file.Text)); err != nil {
+				t.Errorf("Sluice refuses it: %v\n%s", err, file.Text)
+			}
+			for _, want := range tt.has {
+				if !strings.Contains(file.Text, want) {
+					t.Errorf("no %q in\n%s", want, file.Text)
+				}
+			}
+		})
+	}
+}
