@@ -24,6 +24,18 @@ model_list:
   - {model_name: first, litellm_params: {model: openai/a, api_key: sk-1}}
   - {model_name: second, litellm_params: {model: openai/b, api_key: sk-1}}
 `, []string{"put it into $FIRST_API_KEY here"}},
+		"deployments of one server": {migrate.LiteLLM, `
+model_list:
+  - {model_name: chat, litellm_params: {model: openai/a, api_key: os.environ/KEY_A, tpm: 100}}
+  - {model_name: chat, litellm_params: {model: openai/b, api_key: os.environ/KEY_A, rpm: 5}}
+  - {model_name: chat, litellm_params: {model: openai/a, api_key: os.environ/KEY_B}}
+  - {model_name: other, litellm_params: {model: openai/other, api_key: os.environ/KEY_B}}
+  - {model_name: "openai/*", litellm_params: {model: "openai/*", api_key: os.environ/KEY_A}}
+  - {model_name: "*", litellm_params: {model: "openai/*", api_key: os.environ/KEY_B}}
+`, []string{
+			"another deployment at https://api.openai.com, which serves b:", "another deployment at https://api.openai.com, which serves a:",
+			"https://api.openai.com had another key", "max_tokens_per_minute: 100", "*: https://api.openai.com is in the list of upstreams once here",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, err := migrate.Convert(tt.kind, []byte(tt.text))

@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"regexp"
@@ -86,6 +87,8 @@ type liteLLMGroups struct {
 	out    *output
 	names  []string
 	models map[string]*liteLLMModel
+	// servers hold what the file says first of each server, by its URL.
+	servers map[string]*item
 }
 
 // liteLLMModel is a model with the servers that serve it.
@@ -107,7 +110,7 @@ type liteLLMLimit struct {
 }
 
 func newLiteLLMGroups(o *output) *liteLLMGroups {
-	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}}
+	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}, servers: map[string]*item{}}
 }
 
 // add adds one entry of model_list.
@@ -130,8 +133,13 @@ func (g *liteLLMGroups) add(deployment source) {
 		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
 		return
 	}
-	upstream, warnings := g.upstream(name, base, provider, p)
+	upstream, warnings := g.once(g.upstream(name, base, provider, p))
+	address := upstream.text("url")
 	if strings.Contains(name, "*") {
+		if lists(g.out.upstreams, address) {
+			g.out.note("%s: %s is in the list of upstreams once here, with all that it lists", name, address)
+			return
+		}
 		upstream.noteAll(warnings)
 		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
 		upstream.noteRest("litellm_params.", p)
@@ -140,12 +148,40 @@ func (g *liteLLMGroups) add(deployment source) {
 		return
 	}
 	m := g.model(name)
+	if lists(m.upstreams, address) {
+		m.item.note("another deployment at %s, which serves %s: a server is called by one name and one key for a model here", address, cmp.Or(served, name))
+		return
+	}
 	m.item.noteAll(warnings)
 	if served != m.name && served != "" {
 		upstream.set("model", served)
 	}
 	m.upstreams = append(m.upstreams, upstream)
-	m.describe(upstream.text("url"), p, info)
+	m.describe(address, p, info)
+}
+
+// lists reports whether one of the servers has this URL.
+func lists(servers []*item, address string) bool {
+	return slices.ContainsFunc(servers, func(s *item) bool { return s.text("url") == address })
+}
+
+// once returns a server, or the one of the same URL that the file has named before: a server has the
+// same settings in all models.
+func (g *liteLLMGroups) once(upstream *item, warnings []string) (server *item, all []string) {
+	address := upstream.text("url")
+	first := g.servers[address]
+	if first == nil {
+		first = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(upstream.node.Content)}}
+		g.servers[address] = first
+		return upstream, warnings
+	}
+	was, _ := yaml.Marshal(first.node)
+	is, _ := yaml.Marshal(upstream.node)
+	if bytes.Equal(was, is) {
+		return upstream, warnings
+	}
+	server = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(first.node.Content)}}
+	return server, []string{address + " had another key or other headers here: a server has the same in all models, so it has those of the first"}
 }
 
 // openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone

@@ -67,9 +67,9 @@ model_list:
   - {model_name: chat, litellm_params: {model: openai/a, api_key: sk-1}}
   - {model_name: chat, litellm_params: {model: groq/b, api_key: gsk-2}}
   - {model_name: Chat, litellm_params: {model: deepseek/c, api_key: sk-1}}
-  - {model_name: 4o, litellm_params: {model: openai/d, api_key: sk-4}}
-  - {model_name: own, litellm_params: {model: openai/e, api_key: sk-5}}
-  - {model_name: other, litellm_params: {model: openai/f, api_key: os.environ/OWN_API_KEY}}
+  - {model_name: 4o, litellm_params: {model: openai/d, api_key: sk-4, api_base: "http://d"}}
+  - {model_name: own, litellm_params: {model: openai/e, api_key: sk-5, api_base: "http://e"}}
+  - {model_name: other, litellm_params: {model: openai/f, api_key: os.environ/OWN_API_KEY, api_base: "http://f"}}
 `, []string{
 			"the key of https://api.openai.com was in the file: put it into $CHAT_API_KEY here",
 			"the key of https://api.groq.com/openai was in the file: put it into $CHAT_API_KEY_2 here",
