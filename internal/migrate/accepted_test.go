@@ -36,6 +36,19 @@ model_list:
 			"another deployment at https://api.openai.com, which serves b:", "another deployment at https://api.openai.com, which serves a:",
 			"https://api.openai.com had another key", "max_tokens_per_minute: 100", "*: https://api.openai.com is in the list of upstreams once here",
 		}},
+		"aliases that are models": {migrate.LiteLLM, `
+model_list:
+  - {model_name: gpt-4, litellm_params: {model: openai/gpt-4, api_key: os.environ/KEY_A}}
+  - {model_name: gpt-5, litellm_params: {model: openai/gpt-5, api_key: os.environ/KEY_A}}
+router_settings: {model_group_alias: {gpt-4: gpt-5, best: gpt-5}}
+litellm_settings: {model_alias_map: {best: gpt-4}}
+`, []string{"the alias gpt-4 is left out: it stands for gpt-4 here", "the alias best is left out: it stands for gpt-4 here"}},
+		"models with the name that their engine loads": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: phi4}
+spec: {features: [TextGeneration], url: "ollama://phi4", engine: OLlama, maxReplicas: 1}
+`, []string{"name: phi4"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, err := migrate.Convert(tt.kind, []byte(tt.text))

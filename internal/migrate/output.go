@@ -93,8 +93,32 @@ func (o *output) noteRest(where string, s source) {
 
 func (o *output) isEmpty() bool { return len(o.models)+len(o.upstreams) == 0 }
 
+// dropTakenAliases removes the aliases that already stand for a model: an alias is one model here.
+func (o *output) dropTakenAliases() {
+	owners := map[string]*item{}
+	for _, named := range slices.Concat(o.models, o.pools) {
+		owners[named.text("name")] = named
+	}
+	for _, model := range o.models {
+		aliases := model.field("aliases")
+		if aliases == nil {
+			continue
+		}
+		aliases.Content = slices.DeleteFunc(aliases.Content, func(alias *yaml.Node) bool {
+			owner := owners[alias.Value]
+			if owner == nil {
+				owners[alias.Value] = model
+			} else if owner != model {
+				model.note("the alias %s is left out: it stands for %s here", alias.Value, owner.text("name"))
+			}
+			return owner != nil
+		})
+	}
+}
+
 // file returns the finished file.
 func (o *output) file(kind Kind) (File, error) {
+	o.dropTakenAliases()
 	root := o.settings
 	open := len(o.notes)
 	for _, list := range []struct {
