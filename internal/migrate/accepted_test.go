@@ -49,6 +49,28 @@ kind: Model
 metadata: {name: phi4}
 spec: {features: [TextGeneration], url: "ollama://phi4", engine: OLlama, maxReplicas: 1}
 `, []string{"name: phi4"}},
+		"two models that Ollama loads by one name": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: one}
+spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 1}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: two}
+spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 3}
+`, []string{"Model two is an alias of this one here", "aliases: [one, two]"}},
+		"adapters that the engine cannot load": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: one}
+spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 1, adapters: [{name: a, url: "hf://x/a"}]}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: two}
+spec: {features: [TextGeneration], url: "hf://x/b", engine: VLLM, maxReplicas: 1, adapters: [{id: c, url: "hf://x/c"}]}
+`, []string{`adapter "a" at hf://x/a:`, `adapter "" at hf://x/c:`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, err := migrate.Convert(tt.kind, []byte(tt.text))

@@ -91,6 +91,16 @@ func (o *output) noteRest(where string, s source) {
 	}
 }
 
+// model returns the model of this name; nil if there is none.
+func (o *output) model(name string) *item {
+	for _, model := range o.models {
+		if model.text("name") == name {
+			return model
+		}
+	}
+	return nil
+}
+
 func (o *output) isEmpty() bool { return len(o.models)+len(o.upstreams) == 0 }
 
 // dropTakenAliases removes the aliases that already stand for a model: an alias is one model here.
