@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -176,11 +177,21 @@ func withPort(command []string, proxy string) []string {
 	if err != nil || u.Port() == "" {
 		return command
 	}
+	port := u.Port()
+	isTold := func(word string) bool { return word == port || strings.HasSuffix(word, "="+port) }
+	inside := port // of a container: the port that its program is told, or has by itself
+	if slices.ContainsFunc(command, isTold) {
+		inside = portTemplate
+	}
+	published := regexp.MustCompile("(^|[=:])" + port + ":" + port + "$")
 	for i, word := range command {
-		if name, value, ok := strings.Cut(word, "="); ok && value == u.Port() {
-			command[i] = name + "=" + portTemplate
-		} else if rest, ok := strings.CutPrefix(word, u.Port()); ok && (rest == "" || strings.HasPrefix(rest, ":")) {
-			command[i] = portTemplate + rest
+		switch {
+		case published.MatchString(word):
+			command[i] = strings.TrimSuffix(word, port+":"+port) + portTemplate + ":" + inside
+		case isTold(word):
+			command[i] = strings.TrimSuffix(word, port) + portTemplate
+		case strings.HasPrefix(word, port+":"):
+			command[i] = portTemplate + strings.TrimPrefix(word, port)
 		}
 	}
 	return command

@@ -239,6 +239,23 @@ func TestServersElsewhereAreNoted(t *testing.T) {
 	}
 }
 
+// TestContainersPublishTheirPort: the port that a container publishes is the one that Sluice calls,
+// and the port inside is the one at which its program listens.
+func TestContainersPublishTheirPort(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{
+		"docker run -p 9100:9100 image llama-server --port 9100": "[docker, run, -p, '{{.Port}}:{{.Port}}', image, llama-server, --port, '{{.Port}}']",
+		"docker run -p 9100:9100 -e PORT=9100 image":             "[docker, run, -p, '{{.Port}}:{{.Port}}', -e, 'PORT={{.Port}}', image]",
+		"docker run -p 127.0.0.1:9100:9100 image --port=9100":    "[docker, run, -p, '127.0.0.1:{{.Port}}:{{.Port}}', image, '--port={{.Port}}']",
+		"docker run --publish=9100:9100 image --port 9100":       "[docker, run, '--publish={{.Port}}:{{.Port}}', image, --port, '{{.Port}}']",
+		"docker run -p 9100:9100 image":                          "[docker, run, -p, '{{.Port}}:9100', image]",
+		"docker run -p 9100:8080 image --port 8080":              "[docker, run, -p, '{{.Port}}:8080', image, --port, \"8080\"]",
+		"docker run -p 19100:9100 image --port 9100":             "[docker, run, -p, '19100:9100', image, --port, '{{.Port}}']",
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {proxy: 'http://127.0.0.1:9100', cmd: '"+command+"'}}", []string{"command: " + want + "\n"}, nil)
+	}
+}
+
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
 // no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
