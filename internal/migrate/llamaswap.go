@@ -33,6 +33,7 @@ type llamaSwap struct {
 	macros  map[string]string
 	timeout float64
 	ttl     float64
+	// preload are the names of models that are started at once, without those converted already.
 	preload []string
 	// folders are the registries by their path.
 	folders map[string]string
@@ -52,6 +53,9 @@ func convertLlamaSwap(o *output, file source) {
 	models := file.mapping("models")
 	for _, name := range models.rest() {
 		c.model(name, models.mapping(name))
+	}
+	for _, name := range c.preload {
+		o.note("hooks.on_startup.preload %s: no model of models has that name here", name)
 	}
 	c.peers(file.mapping("peers"))
 	c.selectors(file.mapping("selectors"))
@@ -73,7 +77,8 @@ func (c *llamaSwap) model(name string, s source) {
 	it := newItem()
 	valid := it.validName("name", name)
 	it.set("name", valid)
-	if aliases := s.list("aliases"); len(aliases) > 0 {
+	aliases := s.list("aliases")
+	if len(aliases) > 0 {
 		it.set("aliases", validAliases(it, aliases))
 	}
 	own := macrosOf(s.mapping("macros"))
@@ -94,7 +99,7 @@ func (c *llamaSwap) model(name string, s source) {
 	} else {
 		c.ownEngine(it, valid, command, check)
 	}
-	c.lifetime(it, name, s)
+	c.lifetime(it, append(aliases, name), s)
 	c.environment(it, s.list("env"), func(text string) string { return c.expand(text, name, own) })
 	if n, ok := s.number("concurrencyLimit"); ok && n > 0 {
 		it.set("admission", flow("max_per_replica", int64(n)))
@@ -130,12 +135,16 @@ func noteUnlikeHere(note func(format string, args ...any), s source) {
 	}
 }
 
-// lifetime sets when replicas are started and stopped.
-func (c *llamaSwap) lifetime(it *item, name string, s source) {
+// lifetime sets when replicas of a model, which has these names, are started and stopped.
+func (c *llamaSwap) lifetime(it *item, names []string, s source) {
 	least := 0
-	if slices.Contains(c.preload, name) {
-		least = 1
-	}
+	c.preload = slices.DeleteFunc(c.preload, func(preloaded string) bool {
+		isThis := slices.Contains(names, preloaded)
+		if isThis {
+			least = 1
+		}
+		return isThis
+	})
 	it.set("replicas", flow("min", least, "max", 1))
 	it.set("evict", "idle")
 	ttl, ok := s.number("ttl")

@@ -256,6 +256,17 @@ func TestContainersPublishTheirPort(t *testing.T) {
 	}
 }
 
+// TestPreloadedModelsAreStarted: a model may be preloaded by an alias, and a name that is none of a
+// model is noted.
+func TestPreloadedModelsAreStarted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LlamaSwap, `
+models: {a: {cmd: "x ${PORT}", aliases: [b, c]}, d: {cmd: "x ${PORT}"}}
+hooks: {on_startup: {preload: [c, other]}}
+`, []string{"aliases: [b, c]\n    task: text-generation\n    engine: a\n    replicas: {min: 1, max: 1}", "replicas: {min: 0, max: 1}",
+		"# hooks.on_startup.preload other: no model of models has that name here\n"}, []string{"preload c"})
+}
+
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
 // no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
