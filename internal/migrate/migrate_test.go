@@ -267,6 +267,12 @@ hooks: {on_startup: {preload: [c, other]}}
 		"# hooks.on_startup.preload other: no model of models has that name here\n"}, []string{"preload c"})
 }
 
+// TestFilesWithPeersAloneAreKnown: llama-swap may have no model of its own.
+func TestFilesWithPeersAloneAreKnown(t *testing.T) {
+	t.Parallel()
+	convert(t, "", `peers: {lab: {proxy: "http://one", models: [a]}}`, []string{"url: 'http://one'"}, nil)
+}
+
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
 // no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
@@ -462,6 +468,7 @@ func TestWhatCannotBeImported(t *testing.T) {
 		"a name twice":   {"", "model_list: []\nmodel_list: []", "already defined"},
 		"something else": {"", "services: {}", "the file is no configuration of LiteLLM, llama-swap or KubeAI"},
 		"an own file":    {"", "models: [{name: a}]", "the file is no configuration of"},
+		"values of Helm": {"", "models: {catalog: {llama: {enabled: true, engine: VLLM}}}", "the file is no configuration of"},
 		"no models":      {"", "model_list: []", "the file has no model as litellm names them"},
 		"a wrong kind":   {migrate.KubeAI, "model_list: []", "the file has no model as kubeai names them"},
 		"no kind":        {"nginx", "model_list: []", `unknown kind "nginx": use one of [litellm llama-swap kubeai]`},
