@@ -36,6 +36,12 @@ model_list:
 			"another deployment at https://api.openai.com, which serves b:", "another deployment at https://api.openai.com, which serves a:",
 			"https://api.openai.com had another key", "max_tokens_per_minute: 100", "*: https://api.openai.com is in the list of upstreams once here",
 		}},
+		"keys that another tool fills in": {migrate.LiteLLM, `
+model_list:
+  - {model_name: a, litellm_params: {model: openai/a, api_key: "${KEY_A}"}}
+  - {model_name: b, litellm_params: {model: openai/b, api_key: $KEY_A}}
+general_settings: {master_key: "${MASTER_KEY:-sk-1234}"}
+`, []string{"api_key_env: KEY_A", "the master key was in $MASTER_KEY"}},
 		"aliases that are models": {migrate.LiteLLM, `
 model_list:
   - {model_name: gpt-4, litellm_params: {model: openai/gpt-4, api_key: os.environ/KEY_A}}

@@ -367,10 +367,16 @@ func (g *liteLLMGroups) headers(name, address string, extra source) (headers map
 	return headers, warnings
 }
 
+// filledIn matches a value that a tool such as envsubst, Compose or Helm replaces by a variable.
+var filledIn = regexp.MustCompile(`^\$\{?([A-Za-z_]\w*)(:?-[^}]*)?\}?$`)
+
 // liteLLMValue returns a value of LiteLLM, or the name of the environment variable that has it.
 func liteLLMValue(v string) (value, variable string) {
 	if name, ok := strings.CutPrefix(v, environmentReference); ok {
 		return "", name
+	}
+	if match := filledIn.FindStringSubmatch(v); match != nil {
+		return "", match[1]
 	}
 	return v, ""
 }
