@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ var compatible = map[string]string{
 	"ollama": "http://127.0.0.1:11434", "ollama_chat": "http://127.0.0.1:11434",
 	"groq": "https://api.groq.com/openai", "together_ai": "https://api.together.xyz", "deepseek": "https://api.deepseek.com",
 	"mistral": "https://api.mistral.ai", "openrouter": "https://openrouter.ai/api", "fireworks_ai": "https://api.fireworks.ai/inference",
-	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai", "deepinfra": "https://api.deepinfra.com/v1/openai",
+	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai",
 	"cerebras": "https://api.cerebras.ai", "sambanova": "https://api.sambanova.ai",
 }
 
@@ -33,7 +34,7 @@ var usualKeys = map[string]string{
 	"openai": "OPENAI_API_KEY", "text-completion-openai": "OPENAI_API_KEY", "custom_openai": "OPENAI_API_KEY",
 	"litellm_proxy": "LITELLM_PROXY_API_KEY", "groq": "GROQ_API_KEY", "together_ai": "TOGETHERAI_API_KEY", "deepseek": "DEEPSEEK_API_KEY",
 	"mistral": "MISTRAL_API_KEY", "openrouter": "OPENROUTER_API_KEY", "fireworks_ai": "FIREWORKS_AI_API_KEY", "nvidia_nim": "NVIDIA_NIM_API_KEY",
-	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
+	"xai": "XAI_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
 }
 
 // noKey are values that stand for no key.
@@ -130,7 +131,7 @@ func (g *liteLLMGroups) add(deployment source) {
 	base, known := compatible[provider]
 	base = cmp.Or(own, base)
 	if !known || base == "" {
-		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
+		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API below /v1", name, provider)
 		return
 	}
 	upstream, warnings := g.once(g.upstream(name, base, provider, p))
@@ -322,6 +323,8 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	}
 	if provider == "ollama" || provider == "ollama_chat" {
 		address = strings.TrimSuffix(address, "/api")
+	} else if base != compatible[provider] && hasOtherPath(base) {
+		warnings = append(warnings, "LiteLLM calls "+address+"/chat/completions, and Sluice "+address+"/v1/chat/completions: see here whether the server knows that")
 	}
 	upstream.set("url", address)
 	key, variable := liteLLMValue(p.text("api_key"))
@@ -344,6 +347,12 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 		upstream.set("headers", headers)
 	}
 	return upstream, append(warnings, more...)
+}
+
+// hasOtherPath reports whether the address of a server has a path that does not end with /v1.
+func hasOtherPath(address string) bool {
+	u, err := url.Parse(address)
+	return err == nil && u.Host != "" && strings.Trim(u.Path, "/") != "" && !strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), "/v1")
 }
 
 // headers returns the headers of a server, without the values of those that name a secret. warnings

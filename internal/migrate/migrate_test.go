@@ -273,6 +273,26 @@ func TestFilesWithPeersAloneAreKnown(t *testing.T) {
 	convert(t, "", `peers: {lab: {proxy: "http://one", models: [a]}}`, []string{"url: 'http://one'"}, nil)
 }
 
+// TestOtherPathsAreNoted: LiteLLM calls a server below the whole path of its address, and Sluice
+// below /v1.
+func TestOtherPathsAreNoted(t *testing.T) {
+	t.Parallel()
+	const gemini = "https://generativelanguage.googleapis.com/v1beta/openai"
+	for params, note := range map[string]string{
+		"model: openai/a, api_base: " + gemini + "/":         "# LiteLLM calls " + gemini + "/chat/completions, and Sluice " + gemini + "/v1/chat/completions: see here",
+		"model: deepinfra/a":                                 "# model m at provider deepinfra: no counterpart here",
+		"model: groq/a":                                      "",
+		"model: hosted_vllm/a, api_base: http://one":         "",
+		"model: hosted_vllm/a, api_base: http://one/a/v1/":   "",
+		"model: ollama/a, api_base: http://one/api":          "",
+		"model: openai/a, api_base: os.environ/URL_OF_A":     "",
+		"model: openai/a, api_base: 'http://one/v1?key=abc'": "",
+	} {
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {"+params+"}}, {model_name: n, litellm_params: {model: gpt-5}}]",
+			[]string{note}, map[bool][]string{true: {"LiteLLM calls"}}[note == ""])
+	}
+}
+
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
 // no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
