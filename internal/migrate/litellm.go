@@ -324,7 +324,8 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	if provider == "ollama" || provider == "ollama_chat" {
 		address = strings.TrimSuffix(address, "/api")
 	} else if base != compatible[provider] && hasOtherPath(base) {
-		warnings = append(warnings, "LiteLLM calls "+address+"/chat/completions, and Sluice "+address+"/v1/chat/completions: see here whether the server knows that")
+		warnings = append(warnings, "LiteLLM calls "+address+"/chat/completions, and Sluice "+
+			address+"/v1/chat/completions: see here whether the server knows that")
 	}
 	upstream.set("url", address)
 	key, variable := liteLLMValue(p.text("api_key"))

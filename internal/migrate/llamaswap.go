@@ -116,9 +116,23 @@ func (c *llamaSwap) model(name string, s source) {
 	if s.flag("unlisted") {
 		it.note("unlisted: GET /v1/models lists each model that the tenant may use here")
 	}
+	noteFilters(it, s.mapping("filters"), append(aliases, name), func(text string) string { return c.expand(text, name, own) })
 	noteUnlikeHere(it.note, s)
 	it.noteRest("", s)
 	c.out.models = append(c.out.models, it)
+}
+
+// noteFilters notes what llama-swap changes in the requests of a model, which has these names. It
+// also serves a model by other names for which it sets parameters.
+func noteFilters(it *item, filters source, names []string, expand func(string) string) {
+	for _, asked := range filters.mapping("setParamsByID").rest() {
+		hint := ""
+		if asked = expand(asked); !slices.Contains(names, asked) {
+			hint = ", and it is no name of the model: write it into aliases if clients ask for it"
+		}
+		it.note("filters.setParamsByID %s: requests for this name get no parameters here%s", asked, hint)
+	}
+	it.noteRest("filters.", filters)
 }
 
 // noteUnlikeHere notes the fields of the file or of a model that ask for something which Sluice

@@ -293,6 +293,14 @@ func TestOtherPathsAreNoted(t *testing.T) {
 	}
 }
 
+// TestNamesWithParametersAreNoted: llama-swap serves a model by the names for which it sets
+// parameters, too.
+func TestNamesWithParametersAreNoted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'x ${PORT}', filters: {stripParams: top_p, setParamsByID: {"${MODEL_ID}:high": {effort: high}, m: {effort: low}}}}}`,
+		[]string{"# filters.setParamsByID m:high: requests for this name get no parameters here, and it is no name of the model", "# filters.setParamsByID m: requests for this name get no parameters here\n", "# filters.stripParams: no counterpart here"}, nil)
+}
+
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
 // no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {
