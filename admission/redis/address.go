@@ -89,7 +89,13 @@ func (s Server) options() (*client.UniversalOptions, error) {
 		}
 		o.Addrs = append(o.Addrs, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), port)))
 	}
-	return o, s.setOptions(u, o)
+	if err := s.setOptions(u, o); err != nil {
+		return nil, err
+	}
+	if s.Sentinel != nil {
+		countVotes(o)
+	}
+	return o, nil
 }
 
 // setOptions sets the options that are the same for all hosts.

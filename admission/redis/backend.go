@@ -85,6 +85,18 @@ func (s *Store) Save(ctx context.Context, changed limits.Records, version string
 	return value == int64(1), nil
 }
 
+// HasLost implements limits.Backend. A version is a number that only grows (save.lua).
+func (s *Store) HasLost(version, earlier string) bool {
+	return version == "" || versionNumber(version) < versionNumber(earlier)
+}
+
+// versionNumber returns the number at the beginning of a version; 0 if there is none.
+func versionNumber(version string) int64 {
+	digits, _, _ := strings.Cut(version, "+") // package limits appends that
+	n, _ := strconv.ParseInt(digits, 10, 64)
+	return n
+}
+
 func appendValues(args []any, v limits.Values) []any {
 	args = append(args, 2*len(v))
 	for _, field := range slices.Sorted(maps.Keys(v)) {

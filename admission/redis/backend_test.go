@@ -146,45 +146,89 @@ func TestChangedLimits(t *testing.T) {
 	}
 }
 
+// sharedOverrides returns limits of the file, with overrides in the server, of a gateway that runs.
+func sharedOverrides(t *testing.T, server *redistest.Server) *limits.Overrides {
+	t.Helper()
+	var overrides *limits.Overrides
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
+		err := overrides.Reload(ctx)
+		return overrides.Version(), err
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overrides = limits.New(limits.Config{Backend: s})
+	file := map[string]limits.Values{"model/chat": {"weight": 1, "max_concurrent_requests": 8, "max_tokens_per_minute": 0}}
+	if err := overrides.Sync(t.Context(), file, nil); err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, s)
+	eventually(t, "it is up", func() bool { return s.Status().Up })
+	return overrides
+}
+
+// override sets a limit at run time.
+func override(t *testing.T, o *limits.Overrides, value int64) {
+	t.Helper()
+	if _, err := o.Patch(t.Context(), "model/chat", map[string]*int64{"max_concurrent_requests": &value}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func holds(o *limits.Overrides, want int64) bool {
+	e, ok := o.Get("model/chat")
+	return ok && e.Values["max_concurrent_requests"] == want
+}
+
 // TestOverridesAreShared: a limit that an operator changes at one gateway is in force at the other
 // after a heartbeat. The change survives both gateways.
 func TestOverridesAreShared(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	file := map[string]limits.Values{"model/chat": {"weight": 1, "max_concurrent_requests": 8, "max_tokens_per_minute": 0}}
-	open := func() *limits.Overrides {
-		var overrides *limits.Overrides
-		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: time.Second, Refresh: func(ctx context.Context) (string, error) {
-			err := overrides.Reload(ctx)
-			return overrides.Version(), err
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		overrides = limits.New(limits.Config{Backend: s})
-		if err := overrides.Sync(t.Context(), file, nil); err != nil {
-			t.Fatal(err)
-		}
-		runStore(t, s)
-		eventually(t, "it is up", func() bool { return s.Status().Up })
-		return overrides
-	}
-	holds := func(b *limits.Overrides, want int64) bool {
-		e, ok := b.Get("model/chat")
-		return ok && e.Values["max_concurrent_requests"] == want
-	}
-	one, two := open(), open()
-	three := int64(3)
-	if _, err := one.Patch(t.Context(), "model/chat", map[string]*int64{"max_concurrent_requests": &three}); err != nil {
-		t.Fatal(err)
-	}
+	one, two := sharedOverrides(t, server), sharedOverrides(t, server)
+	override(t, one, 3)
 	eventually(t, "the other one has it", func() bool { return holds(two, 3) })
-	if !holds(open(), 3) {
+	if !holds(sharedOverrides(t, server), 3) {
 		t.Error("a new gateway does not have it")
 	}
 	got := server.Client().HGet(t.Context(), "{sluice}:model:chat", "max_concurrent_requests").Val()
 	if got != "3" {
 		t.Errorf("in Redis it is %q", got)
+	}
+}
+
+// TestOverridesOutliveALoss: a limit that was set at run time is written again to a Redis that was
+// emptied, or that came back from an older snapshot.
+func TestOverridesOutliveALoss(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := server.Client()
+	one, two := sharedOverrides(t, server), sharedOverrides(t, server)
+	override(t, one, 4)
+	eventually(t, "the other one has it", func() bool { return holds(two, 4) })
+	if err := c.Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	override(t, one, 3)
+	eventually(t, "the other one has it", func() bool { return holds(two, 3) })
+	version := c.Get(t.Context(), "{sluice}:limits_version").Val()
+	for name, lose := range map[string]func(){
+		"emptied": func() {
+			if err := c.FlushAll(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"snapshot": func() { server.Kill(); server.Restart() },
+	} {
+		lose()
+		eventually(t, name+": both have asked Redis since", func() bool {
+			return one.Version() != version && one.Version() == two.Version()
+		})
+		if !holds(one, 3) || !holds(two, 3) || !holds(sharedOverrides(t, server), 3) {
+			one, _ := one.Get("model/chat")
+			t.Errorf("%s: %v", name, one.Values)
+		}
+		version = one.Version()
 	}
 }
 

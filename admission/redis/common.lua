@@ -18,6 +18,13 @@ local now_ms = floor(now / 1000)
 -- whole formats a number as digits. tostring would round it to 14 digits and write an exponent.
 local function whole(x) return string.format('%.0f', x) end
 
+-- number reads what whole has written. The result is nil for anything else: nobody has written it, or
+-- it is damaged. Damage must not make the scripts fail, because each later one would fail as well.
+local function number(text)
+  local n = tonumber(text or nil)
+  if n and n == floor(n) and math.abs(n) < 9007199254740992 then return n end
+end
+
 -- PAUSE is how long nothing is granted after the store was emptied. pause_left returns how much of
 -- it is left, until the time ready. A longer one is of a clock that has gone back, and is over.
 local PAUSE = 2000000
@@ -83,7 +90,7 @@ local function row(key, fields)
   if not r then
     r = { key = key, buckets = {} }
     local values = call('HMGET', key, unpack(fields))
-    for i, field in ipairs(fields) do r[field] = tonumber(values[i] or nil) end
+    for i, field in ipairs(fields) do r[field] = number(values[i]) end
     rows[key] = r
     row_list[#row_list + 1] = r
   end
@@ -144,11 +151,12 @@ local function resize(b, limit)
 end
 
 -- bucket returns a bucket of a row. limit is its size now; nil means the size that it had. A new
--- bucket is full. Without a size, the result is nil.
+-- bucket is full, and so is one of which a number is missing. Without a size, the result is nil.
 local function bucket(r, what, limit, deep)
   local b = r.buckets[what]
   if not b then
     b = { deep = deep, size = r[what .. '_limit'], tokens = r[what], units = r[what .. '_units'], at = r[what .. '_at'] }
+    if not (b.size and b.size > 0 and b.tokens and b.units and b.at) then b = { deep = deep } end
     if b.size then refill(b) end
     r.buckets[what] = b
   end
@@ -194,7 +202,7 @@ end
 local function account_of(task)
   for _, key in ipairs({ P .. 'task:' .. task, P .. 'account:' .. task }) do
     local v = call('HMGET', key, 'tokens', 'used', 'requests')
-    if v[1] then return { key = key, estimate = tonumber(v[1]), used = tonumber(v[2] or '0'), requests = tonumber(v[3] or '0') } end
+    if v[1] then return { key = key, estimate = number(v[1]) or 0, used = number(v[2]) or 0, requests = number(v[3]) or 0 } end
   end
 end
 
@@ -349,7 +357,7 @@ local function forget(id, declared)
   call('SET', P .. 'ended:' .. id, '1', 'PX', left)
   if v[3] then
     local account = P .. 'account:' .. id
-    call('HSET', account, 'tokens', whole(declared), 'used', v[3], 'requests', v[4])
+    call('HSET', account, 'tokens', whole(declared), 'used', whole(number(v[3]) or 0), 'requests', whole(number(v[4]) or 0))
     call('PEXPIRE', account, left)
   end
   call('DEL', key)
@@ -365,7 +373,10 @@ local SERVED_MOST = 20000
 local function serve(m)
   local key = P .. 'served:' .. m.name
   if call('HLEN', key) > SERVED_MOST then call('DEL', key) end
-  for _, t in ipairs(m.tenant_list) do call('HINCRBY', key, t, whole(m.tenants[t])) end
+  for _, t in ipairs(m.tenant_list) do
+    local count = redis.pcall('HINCRBY', key, t, whole(m.tenants[t]))
+    if type(count) == 'table' then call('HSET', key, t, whole(m.tenants[t])) end -- it was damaged
+  end
 end
 
 -- save writes what the script has decided.

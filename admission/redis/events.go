@@ -2,11 +2,13 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
 )
 
 // silence is how long a subscription may receive nothing. This gateway publishes each of its own
@@ -17,23 +19,30 @@ const silence = 5 * heartbeatEvery
 // receiveEvents handles what other gateways publish, until ctx ends. Events that are missed while
 // Redis is away are made up for by asking again.
 func (s *Store) receiveEvents(ctx context.Context) {
+	refused := false
 	for ctx.Err() == nil {
-		s.listen(ctx)
+		refused = s.listen(ctx, refused)
 		sleep(ctx, probeEvery)
 	}
 }
 
-// listen subscribes and handles events until the subscription is broken or silent.
-func (s *Store) listen(ctx context.Context) {
+// listen subscribes and handles events until the subscription is broken or silent. It reports
+// whether Redis has refused the subscription, and logs that unless the one before was refused too.
+func (s *Store) listen(ctx context.Context, refused bool) bool {
 	subscription := s.redis.Subscribe(ctx, s.prefix+"events")
 	defer subscription.Close() //nolint:errcheck // it is broken or no longer needed
 	// A read that waits ignores its context.
 	defer context.AfterFunc(ctx, func() { _ = subscription.Close() })()
 	for {
 		received, err := subscription.ReceiveTimeout(ctx, silence)
-		if err != nil {
-			return
+		var answer client.Error
+		if errors.As(err, &answer) && !refused {
+			s.cfg.Log.Error("redis refuses a subscription, what other gateways free or end is noticed late", zap.Error(err))
 		}
+		if err != nil {
+			return answer != nil
+		}
+		refused = false
 		if message, ok := received.(*client.Message); ok {
 			s.handleEvent(message.Payload)
 		}

@@ -20,7 +20,7 @@ local served = {}
 for _ = 1, num() do
   local key, tenants = P .. 'served:' .. arg(), {}
   for i = 1, num() do tenants[i] = arg() end
-  for _, v in ipairs(call('HMGET', key, unpack(tenants))) do served[#served + 1] = tonumber(v or '0') end
+  for _, v in ipairs(call('HMGET', key, unpack(tenants))) do served[#served + 1] = number(v) or 0 end
 end
 return { 'ok', now, call('ZCARD', P .. 'gateways'), pause_left(state[2]),
   call('GET', P .. 'limits_version') or '', served, count_write(gateway) }

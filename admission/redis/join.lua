@@ -17,8 +17,12 @@ local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), a
 local lease_ms = num()
 local YOUNG, RETURN = 5000000, 600000
 
-local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', last_write(gateway), 'lease', 'forgotten')
-local id, born, ready = state[1], tonumber(state[2] or nil), tonumber(state[3] or nil)
+local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', last_write(gateway), 'lease', 'forgotten', 'writes')
+local id, born, ready = state[1], number(state[2]), number(state[3])
+if id and not (born and ready and (not state[7] or number(state[7]))) then -- it is damaged
+  call('DEL', P .. 'epoch')
+  id = nil
+end
 if not id or known == id and has_lost(state[4], state[6], seen) then
   id, born, ready = whole(now) .. '-' .. gateway, now, fresh and now or now + PAUSE
   call('HSET', P .. 'epoch', 'id', id, 'born', whole(born), 'ready', whole(ready))
@@ -26,7 +30,7 @@ elseif not fresh and known ~= id and known ~= '' and ready == born and now - bor
   ready = now + PAUSE
   call('HSET', P .. 'epoch', 'ready', whole(ready))
 end
-if lease_ms > (tonumber(state[5] or nil) or 0) then call('HSET', P .. 'epoch', 'lease', whole(lease_ms)) end
+if lease_ms > (number(state[5]) or 0) then call('HSET', P .. 'epoch', 'lease', whole(lease_ms)) end
 -- All gateways that were without the store share again at one moment, when each had time to report
 -- what it admitted alone. A moment that is too far away is of a clock that has gone back since.
 local function is_near(moment) return moment > now and moment <= now + RETURN end
@@ -48,5 +52,6 @@ if call('HLEN', P .. 'epoch') > 200 then
     if name and not call('ZSCORE', P .. 'gateways', name) then call('HDEL', P .. 'epoch', field) end
   end
 end
+publish('H', gateway, '') -- else a gateway that may not publish would share until its next heartbeat
 return { 'ok', now, id, math.max(pause_left(ready), at - now), at, call('ZCARD', P .. 'gateways'),
   call('GET', P .. 'limits_version') or '', count_write(gateway) }

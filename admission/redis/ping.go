@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
@@ -18,7 +18,8 @@ type Pong struct {
 	// Evicts is the policy by which Redis drops keys when its memory is full. "" means that Redis
 	// drops none, or that it does not tell its policy to this user.
 	Evicts string
-	// Silent are the sentinels that do not tell the master, with the reasons. Others do.
+	// Silent are the sentinels that do not tell the master, or another one than most, with the reasons.
+	// Others do.
 	Silent []error
 }
 
@@ -41,6 +42,35 @@ var pingKeys = []string{"{" + defaultDeployment + "}:ping", "{sluice:usage}:ping
 // memory is full, and a user without the rights refuse it, although they answer to other calls.
 var pingScript = client.NewScript(`return redis.call('SET', KEYS[1], '1', 'PX', 1000)`)
 
+// pingChannel is a channel by which gateways could tell each other something.
+const pingChannel = "{" + defaultDeployment + "}:ping"
+
+// remedies are what an operator does about answers of Redis that have one of these words.
+var remedies = []struct {
+	words  []string
+	remedy string
+}{
+	{[]string{"READONLY", "NOREPLICAS", "MASTERDOWN"}, "Name the master in `redis`, or its sentinels, and look whether it has its replicas."},
+	{[]string{"OOM "}, "Give Redis more memory (`maxmemory`), or remove what others keep there."},
+	{[]string{"MISCONF"}, "Look at the log of Redis: it cannot write to its disk."},
+	{[]string{"MOVED", "CROSSSLOT"}, "Redis is a cluster: name several of its nodes in `redis`, with commas between them. One name may stand there twice."},
+	{[]string{"CLUSTERDOWN"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master."},
+	{[]string{"NOPERM", "ACL failure", "The user executing the script"},
+		"Give the user of `redis` the rights that docs/several-gateways.md lists. `ACL LOG` of Redis names what it refuses."},
+	{[]string{"WRONGTYPE"}, "Another program has written to a key of the gateways: find it, give it another database, and remove its key."},
+}
+
+// Remedy returns what an operator does about an answer of Redis. "" means that nothing special is
+// known. IsAboutPassword finds those about a password.
+func Remedy(answer string) string {
+	for _, r := range remedies {
+		if slices.ContainsFunc(r.words, func(word string) bool { return strings.Contains(answer, word) }) {
+			return r.remedy
+		}
+	}
+	return ""
+}
+
 // Ping asks a Redis and all of its sentinels for signs of life, and whether the Redis takes what
 // gateways write. The error says why not; errors.Is finds ErrSentinels in it, or ErrRefused in that
 // of a Redis that answers. What Ping writes expires after a second.
@@ -52,7 +82,7 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 	setTimeouts(o, time.Second)
 	var silent []error
 	if o.MasterName != "" {
-		if o.Addrs, silent = askSentinels(ctx, o); len(o.Addrs) == 0 {
+		if o.Addrs, silent = usableSentinels(ctx, o); len(o.Addrs) == 0 {
 			return Pong{}, fmt.Errorf("%w: %w", ErrSentinels, errors.Join(silent...))
 		}
 	}
@@ -68,6 +98,9 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 			return Pong{}, err
 		}
 	}
+	if err := hear(ctx, c); err != nil {
+		return Pong{}, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
 	p := Pong{Evicts: evictionPolicy(ctx, c), Silent: silent}
 	const calls = 3
 	for i := range calls {
@@ -82,40 +115,14 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 	return p, nil
 }
 
-// sentinelTimeout is how long a sentinel may take to tell where the master is.
-const sentinelTimeout = time.Second
-
-// askSentinels asks all sentinels at once where the master is. It returns the addresses of those
-// that tell it, and an error for each other one.
-func askSentinels(ctx context.Context, o *client.UniversalOptions) (telling []string, silent []error) {
-	ctx, cancel := context.WithTimeout(ctx, sentinelTimeout)
-	defer cancel()
-	faults := make([]error, len(o.Addrs))
-	var asked sync.WaitGroup
-	for i, address := range o.Addrs {
-		asked.Go(func() { faults[i] = askSentinel(ctx, o, address) })
+// hear returns why gateways cannot tell each other something.
+func hear(ctx context.Context, c client.UniversalClient) error {
+	subscription := c.Subscribe(ctx, pingChannel)
+	defer subscription.Close() //nolint:errcheck // nothing is heard
+	if _, err := subscription.Receive(ctx); err != nil {
+		return err
 	}
-	asked.Wait()
-	for i, address := range o.Addrs {
-		if faults[i] == nil {
-			telling = append(telling, address)
-		} else {
-			silent = append(silent, fmt.Errorf("sentinel %s: %w", address, faults[i]))
-		}
-	}
-	return telling, silent
-}
-
-// askSentinel returns why a sentinel does not tell where the master is.
-func askSentinel(ctx context.Context, o *client.UniversalOptions, address string) error {
-	c := client.NewSentinelClient(&client.Options{Addr: address, Username: o.SentinelUsername, Password: o.SentinelPassword, Dialer: o.Dialer,
-		MaxRetries: -1, DialerRetries: 1, ContextTimeoutEnabled: true, DisableIdentity: true})
-	defer c.Close() //nolint:errcheck // nothing was changed
-	err := c.GetMasterAddrByName(ctx, o.MasterName).Err()
-	if errors.Is(err, client.Nil) {
-		return fmt.Errorf("it knows no master %q", o.MasterName)
-	}
-	return err
+	return c.Publish(ctx, pingChannel, "").Err()
 }
 
 // evictionPolicy returns Pong.Evicts.

@@ -24,5 +24,5 @@ while cursor < #ARGV do
   end
   write(P .. 'file_' .. kind .. ':' .. name)
 end
-call('SET', P .. 'limits_version', whole(math.max(now, (tonumber(current) or 0) + 1)))
+call('SET', P .. 'limits_version', whole(math.max(now, (number(current) or 0) + 1)))
 return 1

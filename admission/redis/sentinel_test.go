@@ -73,6 +73,54 @@ func TestFailoverBySentinels(t *testing.T) {
 	}
 }
 
+// TestASentinelThatIsCutOff: a gateway asks a sentinel that never hears of a new master. It shares
+// at the one that the other sentinels tell, also while the old one is a replica that answers. Ping
+// says which sentinel is wrong.
+func TestASentinelThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	others := g.Sentinels
+	cutOff := g.CutOff(t)
+	server := guarded(g)
+	var fronts []*redistest.Address
+	for _, s := range others { // at first nobody else is asked
+		front := redistest.Front(cutOff)
+		fronts = append(fronts, front)
+		server.URL = strings.Replace(server.URL, s.Addr, strings.TrimPrefix(front.URL(), "redis://"), 1)
+	}
+	s, err := New(Config{Server: server, Timeout: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, s)
+	eventually(t, "it shares", func() bool { return s.Status().Up })
+	for i, front := range fronts {
+		front.Move(others[i])
+	}
+	g.Servers[0].Pause()
+	replica := g.Servers[1].Client()
+	shares := func() bool {
+		n, _ := replica.ZCard(t.Context(), "{sluice}:gateways").Result()
+		info, _ := replica.Info(t.Context(), "replication").Result()
+		return n > 0 && strings.Contains(info, "role:master") && s.Status().Up
+	}
+	eventually(t, "it shares the new master", shares)
+	g.Servers[0].Resume()
+	eventually(t, "the old master is a replica", func() bool {
+		info, _ := g.Servers[0].Client().Info(t.Context(), "replication").Result()
+		return strings.Contains(info, "master_link_status:up")
+	})
+	if err := replica.ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has lost the new master", func() bool { return s.Status().Errors > 0 && !s.Status().Up })
+	eventually(t, "it shares the new master again", shares)
+	p, err := Ping(t.Context(), guarded(g))
+	if err != nil || len(p.Silent) != 1 || !strings.Contains(p.Silent[0].Error(), g.Servers[0].Addr) {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
 // follow follows the certificate client of the folder, which it issues, and the authority.
 func follow(t *testing.T, c *redistest.Certificates, log *zap.Logger) *certificates.Follower {
 	t.Helper()

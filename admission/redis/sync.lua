@@ -39,7 +39,7 @@ if now > not_after then return { 'late', now } end
 local state = call('HMGET', P .. 'epoch', 'id', 'ready', last_write(gateway), 'lease', 'forgotten')
 if state[1] ~= epoch or has_lost(state[3], state[5], seen) then return { 'epoch', now } end
 local writes = count_write(gateway)
-longest = math.max(lease_ms, tonumber(state[4] or nil) or 0)
+longest = math.max(lease_ms, number(state[4]) or 0)
 
 local changes = {}
 
@@ -60,8 +60,9 @@ function changes.R()
   if task == 1 then
     local v = call('HMGET', P .. 'task:' .. id, 'tokens', 'used')
     if v[1] then
-      declared = tonumber(v[1]) - back
-      back = refund(tonumber(v[1]), tonumber(v[2] or '0'), declared)
+      local estimate = number(v[1]) or 0
+      declared = estimate - back
+      back = refund(estimate, number(v[2]) or 0, declared)
     elseif call('EXISTS', P .. 'ended:' .. id) == 1 then
       back, unused = 0, 0 -- another gateway has ended it, with what it gave back
     end
@@ -140,7 +141,7 @@ end
 
 if seq > 0 then
   local done = P .. 'seq:' .. gateway
-  if seq > tonumber(call('GET', done) or '0') then
+  if seq > (number(call('GET', done)) or 0) then
     while cursor + 1 < claims_at do changes[arg()]() end
     call('SET', done, whole(seq), 'PX', 86400000)
     announce(gateway)
@@ -279,7 +280,7 @@ local function found_task(c)
   local id = call('GET', task_key(c.t.name, c.key))
   if not id or id == 'ended' then return id or nil end
   local v = call('HMGET', P .. 'task:' .. id, 'model', 'tokens')
-  if v[1] then return { id, v[1], tonumber(v[2]), call('PTTL', P .. 'task:' .. id) } end
+  if v[1] then return { id, v[1], number(v[2]) or 0, call('PTTL', P .. 'task:' .. id) } end
 end
 
 local granted = {}  -- ids granted by this call, whose sets save writes at the end

@@ -8,7 +8,7 @@
 --   { 'ended', now }    the task of the key was completed a short time ago
 --   { 'ok', now, model, tokens, ms left, id }
 
-local gateway, seen, verb, tenant, id, number = arg(), num(), arg(), arg(), arg(), num()
+local gateway, seen, verb, tenant, id, given = arg(), num(), arg(), arg(), arg(), num()
 local state = call('HMGET', P .. 'epoch', 'ready', last_write(gateway), 'forgotten')
 if not state[1] or pause_left(state[1]) > 0 or has_lost(state[2], state[3], seen) then return { 'wait', now } end
 if verb == 'find' then
@@ -18,23 +18,24 @@ end
 local key = P .. 'task:' .. id
 local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key', 'used', 'until')
 if not v[1] or v[2] ~= tenant then return { 'unknown', now } end
+local tokens, used = number(v[3]) or 0, number(v[6]) or 0
 -- Redis may expire the record a millisecond late, so the expiry of the lease counts.
 local expiry = call('ZSCORE', P .. 'leases:' .. v[1], id)
 if not expiry or tonumber(expiry) <= now_ms then return { 'unknown', now } end
 
 if verb == 'end' then
-  forget(id, number >= 0 and number or tonumber(v[3]))
+  forget(id, given >= 0 and given or tokens)
   if running(id) == 0 then release(id, v[1], tenant, v[4], false) end
-  adjust(v[1], tenant, refund(tonumber(v[3]), tonumber(v[6] or '0'), number >= 0 and number or nil), 0)
+  adjust(v[1], tenant, refund(tokens, used, given >= 0 and given or nil), 0)
   announce('') -- this gateway is told too: the task may be another's
   save()
   publish('E', gateway, id)
 elseif verb == 'renew' then
-  local until_ms = tonumber(v[7] or nil) or now_ms + 14400000 -- an older version has not kept it
-  number = math.min(number, until_ms - now_ms)
-  hold(id, { model = v[1], tenant = tenant, replica = v[4] }, now_ms + number)
-  record(id, { model = v[1], tenant = tenant, tokens = tonumber(v[3]), replica = v[4], key = v[5], until_ms = until_ms }, number)
+  local until_ms = number(v[7]) or now_ms + 14400000 -- an older version has not kept it
+  given = math.min(given, until_ms - now_ms)
+  hold(id, { model = v[1], tenant = tenant, replica = v[4] }, now_ms + given)
+  record(id, { model = v[1], tenant = tenant, tokens = tokens, replica = v[4], key = v[5], until_ms = until_ms }, given)
   save()
-  publish('N', gateway, whole(number) .. ':' .. id)
+  publish('N', gateway, whole(given) .. ':' .. id)
 end
-return { 'ok', now, v[1], tonumber(v[3]), math.max(call('PTTL', key), 0), id }
+return { 'ok', now, v[1], tokens, math.max(call('PTTL', key), 0), id }

@@ -39,6 +39,7 @@ const (
 
 	SigningKeysUnavailable Type = "SigningKeysUnavailable"
 	KeysUnavailable        Type = "KeysUnavailable"
+	KeysDamaged            Type = "KeysDamaged"
 	RedisLostData          Type = "RedisLostData"
 	UsageNotShared         Type = "UsageNotShared"
 )
@@ -145,16 +146,19 @@ var types = []row{
 		"The signing keys of `auth.jwt` cannot be read. Tokens are verified with the keys of before. A token that none of them has signed gets 503.",
 		"Check the address or the file in `auth.jwt`. Sluice tries again each second."},
 	{KeysUnavailable, Error, False, false,
-		"The keys of run time, or some of them, cannot be read, although Redis answers if there is one. " +
+		"The keys of run time cannot be read, although Redis answers if there is one. " +
 			"Keys that were read before stay in force, also those that were revoked since. " +
 			"Before the first reading, callers with such keys get 503.",
-		"Give the user of `redis` the rights to the keys `sluice:keys*`. Revoke a damaged key, and make a new one. " +
+		"Give the user of `redis` the rights to the keys `sluice:keys*`. " +
 			"Without `redis`, correct or remove `keys.json` in the state directory. Sluice tries again by itself."},
+	{KeysDamaged, Warning, False, false,
+		"Some keys of run time are damaged in Redis. A gateway that knew such a key keeps it as it was. At any other one its callers get 401.",
+		"Revoke the key (`sluice keys revoke ID`), and make a new one. Find out who else writes to `redis`."},
 	{RedisLostData, Warning, False, false,
 		"Redis came back without changes of the keys of run time that this gateway knew: it was emptied, or it came back from an older snapshot. " +
 			"The gateway has written the keys again as it knew them, those that were revoked not. The condition ends after an hour.",
 		"Find out who has emptied `redis`, and turn on its persistence. Look whether all keys are there (`sluice keys list`), " +
-			"and set limits again that were changed at run time."},
+			"and all limits that were changed at run time."},
 	{UsageNotShared, Warning, False, false,
 		"Gateways that share `redis` do not tell each other their usage, although Redis answers. " +
 			"Each counts `budgets` by its own requests and by what it knew of the others.",

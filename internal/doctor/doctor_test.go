@@ -137,7 +137,7 @@ func TestExamineRedisSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	for want, err := range map[string]error{
 		"correct the user and the password":  fmt.Errorf("%w: WRONGPASS invalid username-password pair", redis.ErrRefused),
-		"name a Redis to which this user":    fmt.Errorf("%w: READONLY You can't write against a read only replica", redis.ErrRefused),
+		"name the master in `redis`":         fmt.Errorf("%w: READONLY You can't write against a read only replica", redis.ErrRefused),
 		"rediss:// if Redis speaks TLS":      context.DeadlineExceeded,
 		"start Redis, or correct the URL; u": errors.New("connection refused"),
 	} {
@@ -188,10 +188,13 @@ func TestExamineRedisThatCannotBeUsed(t *testing.T) {
 		"rules of the docs":   {withUser("~{sluice}:*", "~{sluice:usage}:*", "~sluice:keys*", "&{sluice}:*", "+@all", "-@admin", "-@dangerous"), OK, "answers after", ""},
 		"memory without end":  {single("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"), OK, "answers after", ""},
 		"it drops keys":       {single("CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"), Warning, "maxmemory-policy is allkeys-lru", "noeviction"},
-		"its memory is full":  {single("CONFIG", "SET", "maxmemory", "1"), Fault, "OOM", "may write"},
-		"a replica":           {single("REPLICAOF", "127.0.0.1", "1"), Fault, "READONLY", "may write"},
-		"a user who reads":    {withUser("~*", "+@read"), Fault, "NOPERM", "may write"},
-		"one of a cluster":    {redistest.URL(redistest.Cluster(t)[0]), Fault, "MOVED", "all addresses of a cluster"},
+		"its memory is full":  {single("CONFIG", "SET", "maxmemory", "1"), Fault, "OOM", "maxmemory"},
+		"a replica":           {single("REPLICAOF", "127.0.0.1", "1"), Fault, "READONLY", "name the master"},
+		"a user who reads":    {withUser("~*", "+@read"), Fault, "NOPERM", "ACL LOG"},
+		"who does not write":  {withUser("~*", "&*", "+@all", "-set"), Fault, "can't run this command", "ACL LOG"},
+		"who hears nothing":   {withUser("~*", "&*", "+@all", "-subscribe"), Fault, "NOPERM", "ACL LOG"},
+		"who has no channel":  {withUser("~*", "resetchannels", "+@all"), Fault, "NOPERM", "ACL LOG"},
+		"one of a cluster":    {redistest.URL(redistest.Cluster(t)[0]), Fault, "MOVED", "name several of its nodes"},
 		"nobody listens here": {"redis://127.0.0.1:1", Fault, "refused", "start Redis"},
 	} {
 		e := &examination{Options: Options{Config: &config.Config{Redis: &config.Redis{URL: c.url}, RedisTimeout: 10 * time.Second}}}

@@ -1,9 +1,11 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -31,7 +33,7 @@ func (e *examination) redis(ctx context.Context) {
 	says := fmt.Sprintf("answers after %.1f ms", pong.Took.Seconds()*1000)
 	limit := e.Config.RedisTimeout
 	for _, silent := range pong.Silent {
-		e.warn("redis", silent.Error(), "start it, or correct url and sentinel of redis; the other sentinels serve until then")
+		e.warn("redis", silent.Error(), "start it, connect it with the others, or correct url and sentinel of redis; the other sentinels serve until then")
 	}
 	switch {
 	case pong.Took > limit:
@@ -54,7 +56,8 @@ func (e *examination) redisFault(err error) {
 	case redis.IsAboutPassword(says):
 		hint = "correct the user and the password in the URL; until then, each gateway limits alone"
 	case errors.Is(err, redis.ErrRefused):
-		hint = "name a Redis to which this user may write, and all addresses of a cluster; until then, each gateway limits alone"
+		remedy := cmp.Or(redis.Remedy(says), "Name a Redis to which this user may write.")
+		hint = strings.ToLower(remedy[:1]) + strings.TrimSuffix(remedy[1:], ".") + "; until then, each gateway limits alone"
 	case errors.Is(err, context.DeadlineExceeded):
 		says = fmt.Sprintf("does not answer within %v", tryTimeout)
 		hint = "start Redis, or correct the URL: rediss:// if Redis speaks TLS, and redis:// if it does not; until it answers, each gateway limits alone"

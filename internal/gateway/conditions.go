@@ -225,8 +225,10 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 		all = append(all, g.keys.conditions()...)
 	}
 	if err := g.usage.Unshared(); err != nil {
-		all = append(all, condition.Fault(condition.UsageNotShared, "", "NotPublished",
-			fmt.Sprintf("This gateway and the others do not tell each other their usage: %s.", sentence(err.Error()))))
+		c := condition.Fault(condition.UsageNotShared, "", "NotPublished",
+			fmt.Sprintf("This gateway and the others do not tell each other their usage: %s.", sentence(err.Error())))
+		c.Action = redis.Remedy(err.Error())
+		all = append(all, c)
 	}
 	return all
 }
@@ -248,6 +250,9 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 		c.Reason = "WrongPassword"
 		c.Message = fmt.Sprintf("Redis refuses this gateway: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
 		c.Action = "Correct the user and the password in `redis`, and run `sluice restart`."
+	case redis.Remedy(s.LastError) != "":
+		c.Reason, c.Action = "Refused", redis.Remedy(s.LastError)
+		c.Message = fmt.Sprintf("Redis refuses what this gateway needs: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
 	}
 	return []condition.Condition{c}
 }

@@ -96,10 +96,7 @@ func (k *keyKeeper) conditions() (all []condition.Condition) {
 	case err == nil:
 		return all
 	case errors.As(err, &damaged):
-		c := condition.Fault(condition.KeysUnavailable, "", "Damaged", fmt.Sprintf("These keys of run time are %s. "+
-			"A gateway that knew such a key keeps it as it was. At any other one its callers get 401. Revoke it, and make a new one.", err))
-		c.Severity = condition.Warning
-		return append(all, c)
+		return append(all, condition.Fault(condition.KeysDamaged, "", "NotReadable", fmt.Sprintf("These keys of run time are %s.", err)))
 	case read:
 		return append(all, keysNotRead(err, "Those of before stay in force."))
 	}
@@ -108,8 +105,10 @@ func (k *keyKeeper) conditions() (all []condition.Condition) {
 
 // keysNotRead is the condition that no key can be read.
 func keysNotRead(err error, effect string) condition.Condition {
-	return condition.Fault(condition.KeysUnavailable, "", "NotRead",
+	c := condition.Fault(condition.KeysUnavailable, "", "NotRead",
 		fmt.Sprintf("The keys of run time cannot be read: %s. %s", sentence(err.Error()), effect))
+	c.Action = redis.Remedy(err.Error())
+	return c
 }
 
 // firstRead is how long a start waits for the keys of run time.

@@ -102,7 +102,7 @@ func (r *shared) Load(ctx context.Context) ([]Key, error) {
 // versionLocked is askVersion of a Redis that has the keys again if it had lost them. mu is held.
 func (r *shared) versionLocked(ctx context.Context) (version string, count int, err error) {
 	version, count, err = r.askVersion(ctx)
-	if err != nil || !r.hasLostLocked(version) {
+	if err != nil || !r.hasLostLocked(version, count) {
 		return version, count, err
 	}
 	if err := r.restoreLocked(ctx); err != nil {
@@ -137,9 +137,13 @@ func (r *shared) parseLocked(texts map[string]string) {
 }
 
 // hasLostLocked reports whether Redis has lost keys or revocations that were read last: its version
-// is older, or it was begun anew. A version of an earlier release has no number and may be newer
-// than any other one. mu is held.
-func (r *shared) hasLostLocked(version string) bool {
+// is older, or it was begun anew, or all keys have gone without a change of the version. A gateway
+// of an earlier release may have removed one key so. A version of such a release has no number and
+// may be newer than any other one. mu is held.
+func (r *shared) hasLostLocked(version string, count int) bool {
+	if version == r.version && count == 0 && len(r.texts) > 1 {
+		return true
+	}
 	now, before := numberOf(version), numberOf(r.version)
 	if version == "" || now == 0 { // a version is never removed
 		return r.version != "" && version != r.version && (before > 0 || len(r.texts) > 0)

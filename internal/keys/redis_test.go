@@ -169,6 +169,39 @@ func TestB4_AChangeOfAnEmptiedRedisLosesNoKey(t *testing.T) {
 	}
 }
 
+// TestB4_ALostHashOfKeysIsWrittenAgain: Redis has dropped the keys and not their version, by itself
+// or by hand. A gateway that remembers them writes them again, before it reads and before it makes
+// a change. No key comes back that was revoked.
+func TestB4_ALostHashOfKeysIsWrittenAgain(t *testing.T) {
+	t.Parallel()
+	c := redistest.Start(t).Client()
+	a, b := remember(c), remember(c)
+	for _, id := range []string{"one", "two", "three"} {
+		a.must(t, id, true)
+	}
+	drop := func() {
+		if err := c.Del(t.Context(), redisKeys).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop()
+	b.want(t, "a gateway that remembers nothing")
+	a.want(t, "one that knows them", "one", "two", "three")
+	b.want(t, "the other one", "one", "two", "three")
+	drop()
+	b.must(t, "one", false)
+	for _, s := range []*remembering{a, b, remember(c)} {
+		s.want(t, "after a revocation", "two", "three")
+	}
+	b.must(t, "two", false)
+	b.must(t, "three", false)
+	a.want(t, "all are revoked")
+	b.want(t, "all are revoked")
+	if !slices.Equal(a.restored, []int{3}) || !slices.Equal(b.restored, []int{3}) {
+		t.Errorf("restored %v and %v", a.restored, b.restored)
+	}
+}
+
 // TestB4_ARevocationIsRememberedBeforeAReading: Redis loses its data just after it has taken two
 // changes, before their gateway has read the keys again. Another gateway's change came between.
 func TestB4_ARevocationIsRememberedBeforeAReading(t *testing.T) {

@@ -40,12 +40,15 @@ type Records map[string]Record
 // Backend stores records. Its methods are safe for concurrent use.
 type Backend interface {
 	// Load returns all records and their version. Every change makes another version. "" means that
-	// nothing was saved yet, or that all was lost. The caller may change what Load returns.
+	// nothing is stored. The caller may change what Load returns.
 	Load(context.Context) (Records, string, error)
 	// Save changes the given records and leaves the others, if the stored version is still this
 	// one. A record with nil Values is deleted. False without an error means that the version was
 	// another. After an error the change may be stored or not.
 	Save(ctx context.Context, changed Records, version string) (bool, error)
+	// HasLost reports whether what is stored as this version lacks changes that an earlier version
+	// had.
+	HasLost(version, earlier string) bool
 }
 
 // Entry is what is in force for one model or tenant. The maps are shared: callers must not change

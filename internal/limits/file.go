@@ -115,6 +115,9 @@ func (f *fileBackend) Save(ctx context.Context, changed Records, version string)
 	return true, nil
 }
 
+// HasLost implements Backend. The versions of the file have no order.
+func (f *fileBackend) HasLost(version, _ string) bool { return version == "" }
+
 // replace writes the file anew. The caller holds the lock of the file.
 func (f *fileBackend) replace(data []byte) error {
 	temporary := f.path + ".tmp"

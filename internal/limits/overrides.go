@@ -172,7 +172,7 @@ func (o *Overrides) Patch(ctx context.Context, key string, changes map[string]*i
 	return e, nil
 }
 
-// Reload reads what other gateways have changed. If the backend has lost everything, Reload stores
+// Reload reads what other gateways have changed. If the backend has lost changes, Reload stores
 // what is known here.
 func (o *Overrides) Reload(ctx context.Context) error {
 	if err := o.lock(ctx); err != nil {
@@ -205,8 +205,8 @@ func (o *Overrides) update(ctx context.Context, change func(Records)) error {
 			return err
 		}
 		next := kept.clone()
-		if version == "" && len(o.records) > 0 {
-			next = o.records.clone() // the backend has lost everything
+		if len(o.records) > 0 && o.backend.HasLost(version, o.Version()) {
+			next = o.records.clone()
 		}
 		replaced := o.reconcile(next)
 		if change != nil {
@@ -347,6 +347,8 @@ func (m *memoryBackend) Save(_ context.Context, changed Records, version string)
 	m.saves++
 	return true, nil
 }
+
+func (m *memoryBackend) HasLost(version, _ string) bool { return version == "" }
 
 // apply makes the changes of a Save.
 func (r Records) apply(changed Records) {

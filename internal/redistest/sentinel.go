@@ -96,6 +96,20 @@ func Sentinels(t testing.TB, c *Certificates) *Guarded {
 	return g
 }
 
+// CutOff starts one more sentinel that knows the master of now. It reaches neither the servers nor
+// the other sentinels, and so never hears of another master.
+func (g *Guarded) CutOff(t testing.TB) *Server {
+	t.Helper()
+	master := g.Servers[0]
+	host, port, _ := net.SplitHostPort(master.Addr)
+	conf := fmt.Sprintf("sentinel monitor %[1]s %[2]s %[3]s 2\nsentinel auth-pass %[1]s wrong\nrequirepass %[4]s\n"+
+		"user %[5]s on >%[4]s allchannels -@all +subscribe +ping +sentinel|get-master-addr-by-name +sentinel|sentinels\n",
+		MasterName, host, port, SentinelPassword, SentinelUser)
+	s := (&Server{sentinel: conf, password: SentinelPassword, tls: master.tls}).start(t)
+	g.Sentinels = append(g.Sentinels, s)
+	return s
+}
+
 // URL returns the URL of the sentinels, with the password of the master.
 func (g *Guarded) URL() string {
 	scheme := "redis://"

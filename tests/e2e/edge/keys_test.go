@@ -422,7 +422,7 @@ func TestE2E_B4_KeysOutliveAnEmptiedRedis(t *testing.T) {
 	if err := client.HSet(t.Context(), "sluice:keys", "bad", "{").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if c := g.AwaitCondition(condition.KeysUnavailable, ""); c.Reason != "Damaged" || !strings.Contains(c.Message, "bad") {
+	if c := g.AwaitCondition(condition.KeysDamaged, ""); c.Severity != condition.Warning || !strings.Contains(c.Message, "bad") {
 		t.Errorf("%+v", c)
 	}
 	admin := strings.TrimPrefix(g.Admin, "http://")

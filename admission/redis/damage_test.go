@@ -1,0 +1,73 @@
+package redis
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/redistest"
+)
+
+// TestDamagedNumbers: a text that is no number, wherever scripts keep one, neither stops the
+// sharing nor outlives the next write.
+func TestDamagedNumbers(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{Timeout: 2 * time.Second}, server)
+	c := server.Client()
+	count := 0
+	claim := func() admission.Claim {
+		count++
+		x := limited(fmt.Sprint(count), 100)
+		x.Tokens, x.Limits.TokensPerMinute = 10, 60_000
+		x.TenantLimits = admission.TenantLimits{TokensPerMinute: 60_000, RequestsPerMinute: 6000}
+		return x
+	}
+	// use calls what reads and writes the numbers, at both gateways.
+	use := func() {
+		for _, s := range all {
+			task := claim()
+			task.Task = &admission.TaskClaim{Key: task.ID, Lease: time.Minute, Lifetime: time.Hour}
+			for _, x := range []admission.Claim{claim(), task} {
+				eventually(t, "it shares", func() bool { return acquire(s, x)[0].Reason == admission.Granted })
+			}
+			s.Correct("chat", "acme", task.ID, 3)
+			s.Release(fmt.Sprint(count), 5, false)
+		}
+		wantError(t, all[1].EndTask(t.Context(), "acme", fmt.Sprint(count-3), 7), nil) // the task of the other gateway
+		eventually(t, "nothing is left to report", func() bool { return !all[0].hasChanges() && !all[1].hasChanges() })
+	}
+	use()
+	for _, damaged := range []string{"x", "inf", "nan", "-0.5e300"} {
+		for _, key := range c.Keys(t.Context(), "*").Val() {
+			switch c.Type(t.Context(), key).Val() {
+			case "hash":
+				for field := range c.HGetAll(t.Context(), key).Val() {
+					switch field {
+					case "id", "model", "tenant", "replica", "key": // no numbers
+					default:
+						c.HSet(t.Context(), key, field, damaged)
+					}
+				}
+			case "string":
+				if err := c.SetArgs(t.Context(), key, damaged, goredis.SetArgs{KeepTTL: true}).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		use()
+		for _, key := range []string{"runtime:chat", "tenant_runtime:acme", "served:chat", "epoch"} {
+			for field, text := range c.HGetAll(t.Context(), "{sluice}:"+key).Val() {
+				if text == damaged {
+					t.Errorf("%q stays in %s of %s", damaged, field, key)
+				}
+			}
+		}
+		if t.Failed() {
+			t.Fatal(all[0].Status().LastError)
+		}
+	}
+}
