@@ -277,6 +277,15 @@ async function checkChoice(browser) {
   await page.context().close();
 }
 
+/** checkPatched: limits that were changed at run time make the list of models no wider than its window. */
+async function checkPatched(browser) {
+  const limits = { ...modelOf('').limits, max_concurrent_requests: 4, max_tokens_per_minute: 1_200_000, weight: 5, patched: ['max_tokens_per_minute', 'weight'] };
+  const page = await openWide(browser, '/models', 1280, (p) => show(p, { models: [modelOf('chat', { limits })] }));
+  await page.locator('.patched').first().waitFor({ timeout });
+  await fits(page, 'the models with changed limits');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -292,5 +301,6 @@ await run(async (browser) => {
   await checkOrder(browser);
   await checkFailing(browser);
   await checkChoice(browser);
+  await checkPatched(browser);
 });
 end();
