@@ -286,6 +286,21 @@ async function checkPatched(browser) {
   await page.context().close();
 }
 
+/** checkBurst: an answer that comes at once has no rate. */
+async function checkBurst(browser) {
+  const page = await open(browser, `${url}/playground`);
+  const event = `data: ${JSON.stringify({ choices: [{ delta: { content: 'a' } }] })}\n\n`;
+  await page.route('**/api/v1/playground', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${event}${event}data: [DONE]\n\n` }));
+  await page.evaluate(() => { performance.now = () => 7; });
+  await page.getByLabel('Message').fill('Hello');
+  await page.keyboard.press('Enter');
+  await page.getByRole('button', { name: 'Stop' }).waitFor({ state: 'hidden', timeout });
+  await page.locator('.bubble.assistant').getByText('aa').waitFor({ timeout });
+  const figures = await page.locator('.bubble.assistant .sub').innerText();
+  expect(!/∞|NaN/.test(figures), `the figures of an answer are: ${figures}`);
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -302,5 +317,6 @@ await run(async (browser) => {
   await checkFailing(browser);
   await checkChoice(browser);
   await checkPatched(browser);
+  await checkBurst(browser);
 });
 end();

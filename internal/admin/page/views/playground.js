@@ -144,7 +144,7 @@ async function refused(answer) {
 }
 
 function tellFigures(node, { first, tokens, finish }, whole) {
-  const rate = tokens > 1 ? `${number(Math.round((tokens - 1) / ((whole - first) / 1000)))} chunks/s` : '';
+  const rate = tokens > 1 && whole > first ? `${number(Math.round((tokens - 1) / ((whole - first) / 1000)))} chunks/s` : '';
   text(node.figures, [first && `first token ${duration(first)}`, rate, finish && `finish: ${finish}`, duration(whole)].filter(Boolean).join(' · '));
 }
 
