@@ -286,6 +286,14 @@ async function checkPatched(browser) {
   await page.context().close();
 }
 
+/** checkAnnounced: one condition is announced as one. */
+async function checkAnnounced(browser) {
+  const condition = { type: 'BudgetReached', subject: 'acme', status: 'true', severity: 'warning', reason: 'Refused', message: 'Refused.', since: '2030-05-04T12:00:00Z' };
+  const page = await openWide(browser, '/', 1280, (p) => show(p, { conditions: [condition] }));
+  await page.locator('#announce', { hasText: /^1 thing needs attention$/ }).waitFor({ state: 'attached', timeout });
+  await page.context().close();
+}
+
 /** checkBurst: an answer that comes at once has no rate. */
 async function checkBurst(browser) {
   const page = await open(browser, `${url}/playground`);
@@ -317,6 +325,7 @@ await run(async (browser) => {
   await checkFailing(browser);
   await checkChoice(browser);
   await checkPatched(browser);
+  await checkAnnounced(browser);
   await checkBurst(browser);
 });
 end();

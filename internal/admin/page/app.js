@@ -1,7 +1,7 @@
 // The page's frame: the header, the menu, and the view of the browser's URL.
 
 import { el, text, attr, chip } from './dom.js';
-import { span, ago } from './format.js';
+import { span, ago, count } from './format.js';
 import { route, current } from './router.js';
 import { state, start, want } from './store.js';
 import { session } from './session.js';
@@ -80,7 +80,7 @@ function show() {
   const title = typeof view?.title === 'function' ? view.title() : view?.title;
   const mark = state.lost ? '(!) ' : faults.length > 0 ? `(${faults.length}) ` : '';
   document.title = `${mark}${title} · Sluice`;
-  text($('announce'), faults.length === 0 ? '' : `${faults.length} things need attention`);
+  text($('announce'), faults.length === 0 ? '' : count(faults.length, 'thing needs attention', 'things need attention'));
   if (state.status) view?.update?.(state);
 }
 
