@@ -286,6 +286,40 @@ async function checkPatched(browser) {
   await page.context().close();
 }
 
+/** checkUnread: the page does not say that something is not there before it has read it. */
+async function checkUnread(browser) {
+  let answerAll;
+  const late = new Promise((resolve) => { answerAll = resolve; });
+  const page = await open(browser, `${url}/configuration`);
+  for (const path of ['**/api/v1/requests?*', '**/api/v1/tenants', '**/api/v1/nodes']) await page.route(path, (route) => late.then(() => route.continue()));
+  const denials = ['does not know this request', 'No tenants', 'No node runs replicas'];
+  for (const path of ['/requests/request-5', '/tenants', '/nodes']) {
+    await page.evaluate((to) => {
+      history.pushState(null, '', to);
+      for (const event of ['navigate', 'state']) document.dispatchEvent(new Event(event));
+    }, path);
+    const said = await page.locator('#view').innerText();
+    for (const words of denials) expect(!said.includes(words), `${path} says before it has read anything: ${said}`);
+  }
+  answerAll();
+  await page.getByText('No node runs replicas.').waitFor({ timeout });
+  await page.context().close();
+}
+
+/** checkRefusedEvents: a page that gets no events says why, and not that there are no models. */
+async function checkRefusedEvents(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  await answer(page, '**/api/v1/events', { error: { message: 'As many clients read as may.' } }, 429);
+  await page.goto(`${url}/models`);
+  await page.locator('#offline', { hasText: 'As many clients read as may.' }).waitFor({ timeout });
+  expect(!(await page.locator('#view').innerText()).includes('No models'), 'a page without events says that there are no models');
+  await page.unroute('**/api/v1/events');
+  await page.locator('tr[data-model]').first().waitFor({ timeout });
+  expect(await page.locator('#offline').isHidden(), 'the page says that it gets no events, and it does');
+  await page.context().close();
+  forgive(/status of 429/);
+}
+
 /** checkAnnounced: one condition is announced as one. */
 async function checkAnnounced(browser) {
   const condition = { type: 'BudgetReached', subject: 'acme', status: 'true', severity: 'warning', reason: 'Refused', message: 'Refused.', since: '2030-05-04T12:00:00Z' };
@@ -325,6 +359,8 @@ await run(async (browser) => {
   await checkFailing(browser);
   await checkChoice(browser);
   await checkPatched(browser);
+  await checkUnread(browser);
+  await checkRefusedEvents(browser);
   await checkAnnounced(browser);
   await checkBurst(browser);
 });

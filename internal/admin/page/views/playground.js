@@ -46,7 +46,7 @@ export function playground(place) {
   question.addEventListener('input', show);
   form.node.addEventListener('input', show);
   return {
-    title: 'Playground',
+    title: 'Playground', needs: ['live'],
     node: el('div', { class: 'stack' }, el('h1', { text: 'Playground' }), el('div', { class: 'split' },
       el('div', { class: 'panel chat' }, talk, ask), el('div', { class: 'stack' }, form.node, code.node))),
     update(s) {

@@ -120,7 +120,7 @@ export function request({ name }) {
       candidates.node),
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
-      gone.hidden = Boolean(q) || !s.known;
+      gone.hidden = Boolean(q);
       if (!q) return;
       chip(state, ...outcome(q));
       redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);
