@@ -346,6 +346,43 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	}
 }
 
+// TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames: Kubernetes takes 123 as the name of a Secret, and
+// an Ingress may have a host for all names of a domain.
+func TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames(t *testing.T) {
+	t.Parallel()
+	const values = `{existingConfig: "123", tls: {secret: "123"}, secretFiles: {a: "123"}, serviceAccount: {name: "123"},
+  config: {admin: "0.0.0.0:9090"}, adminIngress: {enabled: true, host: "*.example.com", className: "123", tlsSecret: "123"},
+  envoys: {enabled: true, secret: "123", gatewaySecret: "123"}}`
+	found := 0
+	var look func(path string, value any)
+	look = func(path string, value any) {
+		switch v := value.(type) {
+		case object:
+			for name, member := range v {
+				look(path+"."+name, member)
+			}
+		case []any:
+			for _, member := range v {
+				look(path, member)
+			}
+		case string:
+			if v == "123" || v == "*.example.com" {
+				found++
+			}
+		case int:
+			if v == 123 {
+				t.Errorf("%s is a number", path)
+			}
+		}
+	}
+	for name, o := range readObjects(t, renderChart(t, values)) {
+		look(name, o)
+	}
+	if found < 12 {
+		t.Errorf("the names are found %d times", found)
+	}
+}
+
 // TestE2E_B11_PodsReachEachOther: with peers.enabled each pod has its own address for the others,
 // of either family, and the network lets the gateways alone reach it.
 func TestE2E_B11_PodsReachEachOther(t *testing.T) {
