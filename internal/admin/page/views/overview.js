@@ -41,7 +41,7 @@ function makeFigures() {
   };
 }
 
-export function sum(rows, field) {
+function sum(rows, field) {
   return rows.reduce((n, row) => n + row[field], 0);
 }
 
