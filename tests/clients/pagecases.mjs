@@ -277,12 +277,14 @@ async function checkChoice(browser) {
   await page.context().close();
 }
 
-/** checkPatched: limits that were changed at run time make the list of models no wider than its window. */
+/** checkPatched: limits that were changed at run time make the list of models no wider than its window. The tooltip has all. */
 async function checkPatched(browser) {
   const limits = { ...modelOf('').limits, max_concurrent_requests: 4, max_tokens_per_minute: 1_200_000, weight: 5, patched: ['max_tokens_per_minute', 'weight'] };
   const page = await openWide(browser, '/models', 1280, (p) => show(p, { models: [modelOf('chat', { limits })] }));
   await page.locator('.patched').first().waitFor({ timeout });
   await fits(page, 'the models with changed limits');
+  const tooltip = await page.locator('tr[data-model] td.w-limits').getAttribute('title');
+  expect(tooltip === '4 at once · 1,200,000 tokens/min · weight 5 · queue 1,000 for 1m', `the tooltip of limits is ${tooltip}`);
   await page.context().close();
 }
 
