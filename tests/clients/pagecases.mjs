@@ -345,6 +345,16 @@ async function checkBurst(browser) {
   await page.context().close();
 }
 
+/** checkURLs: a URL with words that the page does not write shows the rows all the same. */
+async function checkURLs(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  for (const path of ['/models?sort=limits', '/requests?show=constructor', '/requests?sort=-nothing']) {
+    await page.goto(url + path);
+    await page.locator('#view tbody:not(.spacer) tr').first().waitFor({ timeout }).catch(() => { throw new Error(`${path} shows no rows`); });
+  }
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -365,5 +375,6 @@ await run(async (browser) => {
   await checkRefusedEvents(browser);
   await checkAnnounced(browser);
   await checkBurst(browser);
+  await checkURLs(browser);
 });
 end();
