@@ -346,8 +346,8 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	}
 }
 
-// TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames: Kubernetes takes 123 as the name of a Secret, and
-// an Ingress may have a host for all names of a domain.
+// TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames: Kubernetes takes 123 as the name of a Secret,
+// and an Ingress may have a host for all names of a domain.
 func TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames(t *testing.T) {
 	t.Parallel()
 	const values = `{existingConfig: "123", tls: {secret: "123"}, secretFiles: {a: "123"}, serviceAccount: {name: "123"},
