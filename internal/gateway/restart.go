@@ -41,7 +41,7 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 			now, err = askProcess(ctx, client)
 		}
 		switch {
-		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
+		case err != nil && dir.Holder() == 0 && !process.Runs(pid): // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
 		case now.PID == pid && !now.Upgrade.At.Equal(before.Upgrade.At): // it may have taken its own place
