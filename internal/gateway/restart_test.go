@@ -43,6 +43,22 @@ func TestX20_AnotherGatewayAtTheAddress(t *testing.T) {
 	}
 }
 
+// TestX20_AnotherStateDirInTheFile: the gateway runs on the directory of before, so a restart says
+// that it cannot move it.
+func TestX20_AnotherStateDirInTheFile(t *testing.T) {
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"version":"v1","pid":7}`))
+	}))
+	t.Cleanup(gateway.Close)
+	path := t.TempDir()
+	client := adminclient.Client{Address: gateway.URL}
+	err := Restart(t.Context(), parse(t, path, ""), client, client, new(bytes.Buffer))
+	if want := "no gateway runs on the state directory " + path + "; the one that answers at " + gateway.URL + ", v1 (pid 7), has another: "; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 // The new process may be ready a moment after it has answered for the first time, when it did not
 // know its Envoy yet. The command tells what it knows then.
 func TestX20_TheCommandTellsOfTheEnvoyThatIsAdopted(t *testing.T) {
