@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -101,16 +104,29 @@ func FindOrFetch(ctx context.Context, flag string, tell func(what string)) (stri
 
 // checked returns the absolute path of a program that the setting source names.
 func (f finder) checked(path, source string) (string, error) {
-	if !isProgram(path) {
-		return "", fmt.Errorf("no Envoy at %s, which %s names: name another one, or none for Sluice to fetch Envoy %s", path, source, TestedVersion)
+	if err := programFault(path); err != nil {
+		return "", fmt.Errorf("no Envoy can be run at %s, which %s names: %w: name another one, or none for Sluice to fetch Envoy %s",
+			path, source, err, TestedVersion)
 	}
 	return filepath.Abs(path)
 }
 
-// isProgram reports whether path is an executable file.
-func isProgram(path string) bool {
+// isProgram reports whether path is a file that this user may execute.
+func isProgram(path string) bool { return programFault(path) == nil }
+
+// programFault returns why path is no file that this user may execute.
+func programFault(path string) error {
 	st, err := os.Stat(path)
-	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
+	fault := new(fs.PathError)
+	switch {
+	case errors.As(err, &fault):
+		return fault.Err // without the path
+	case err != nil:
+		return err
+	case !st.Mode().IsRegular():
+		return errors.New("it is not a file")
+	}
+	return unix.Access(path, unix.X_OK)
 }
 
 // versionPattern finds the version in the output of `envoy --version`.
