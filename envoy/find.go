@@ -72,7 +72,7 @@ func (f finder) find(flag string) (string, error) {
 var errNone = errors.New("no Envoy found: put envoy on the PATH, or name the binary with --envoy or $" + EnvVar)
 
 // FindKept returns what Find finds, or the tested Envoy that FindOrFetch has fetched before. If
-// there is neither, the path is empty, and fetches says that FindOrFetch would fetch one.
+// there is neither, fetches says that FindOrFetch would fetch one to the path.
 func FindKept(flag string) (path string, fetches bool, err error) {
 	path, err = Find(flag)
 	if !errors.Is(err, errNone) {
@@ -82,10 +82,7 @@ func FindKept(flag string) (path string, fetches bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	if isProgram(f.path()) {
-		return f.path(), false, nil
-	}
-	return "", true, nil
+	return f.path(), !isProgram(f.path()), nil
 }
 
 // FindOrFetch returns what FindKept finds. If there is none, it fetches the tested Envoy. tell gets

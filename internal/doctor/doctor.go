@@ -113,6 +113,11 @@ func (e *examination) envoy(ctx context.Context) {
 		e.fault("Envoy", err.Error(), "install Envoy "+e.TestedEnvoy+", or name the binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
 		return
 	case fetches:
+		if _, err := writable(filepath.Dir(path)); err != nil {
+			e.fault("Envoy", "there is none here, and "+err.Error(),
+				"set $SLUICE_TOOLS to a folder that this user may write, or name a binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
+			return
+		}
 		e.warn("Envoy", "there is none here yet, and `sluice up` fetches Envoy "+e.TestedEnvoy+" when it starts",
 			"run `sluice envoy` to fetch it now; `sluice serve` needs none")
 		return
@@ -179,24 +184,9 @@ func (e *examination) openFiles() {
 
 // directory looks whether a directory can be written by nobody else, or made.
 func (e *examination) directory(what, path string) {
-	at := path
-	for {
-		info, err := os.Stat(at)
-		if err == nil && !info.IsDir() {
-			e.fault(what, at+" is not a directory", "remove it, or set "+what+" to another path")
-			return
-		}
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at) {
-			e.fault(what, err.Error(), "set "+what+" to a path that the gateway's user can write")
-			return
-		}
-		at = filepath.Dir(at)
-	}
-	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
-		e.fault(what, at+" cannot be written: "+err.Error(), "change its owner, or set "+what+" to another path")
+	at, err := writable(path)
+	if err != nil {
+		e.fault(what, err.Error(), "change its owner, or set "+what+" to a path that the gateway's user can write")
 		return
 	}
 	if at != path {
@@ -208,6 +198,27 @@ func (e *examination) directory(what, path string) {
 		return
 	}
 	e.ok(what, path+" can be written")
+}
+
+// writable returns the directory, or else the nearest one above it that exists. The error says why
+// this user can write nothing there.
+func writable(path string) (at string, err error) {
+	at = path
+	info, err := os.Stat(at)
+	for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
+		at = filepath.Dir(at)
+		info, err = os.Stat(at)
+	}
+	switch {
+	case err != nil:
+		return at, err
+	case !info.IsDir():
+		return at, errors.New(at + " is not a directory")
+	}
+	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+		return at, fmt.Errorf("%s cannot be written: %w", at, err)
+	}
+	return at, nil
 }
 
 // ports looks whether the addresses of the listeners are free.
