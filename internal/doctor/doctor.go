@@ -1,7 +1,7 @@
 // Package doctor tries what the check of a configuration file cannot know: whether programs are
-// there, ports are free, directories can be written, replicas have room, and Redis, upstreams and
-// Ray answer. The command `sluice doctor` uses it. It changes nothing, but for keys in Redis that
-// expire after a second.
+// there, ports are free, directories can be written, replicas have room, the hub has the weights,
+// and Redis, upstreams and Ray answer. The command `sluice doctor` uses it. It changes nothing, but
+// for keys in Redis that expire after a second.
 package doctor
 
 import (
@@ -100,6 +100,7 @@ func Examine(ctx context.Context, o Options) []Finding {
 		node.GPUs = nil // there may be more of them
 	}
 	e.room(node)
+	e.weights(ctx)
 	e.redis(ctx)
 	e.servers(ctx)
 	return e.found
