@@ -237,7 +237,8 @@ func writable(path string) (at string, err error) {
 // ports looks whether the addresses of the listeners are free.
 func (e *examination) ports(ctx context.Context) {
 	c := e.Config
-	running := e.answers(ctx, "http://"+adminclient.DialAddress(c.Admin)+"/healthz") == nil
+	gateway := adminclient.Client{Address: c.Admin, Patience: tryTimeout}
+	running := gateway.Call(ctx, http.MethodGet, "/healthz", nil, nil) == nil
 	for _, l := range []struct{ field, address string }{
 		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"peers", c.Peers},
 		{"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
@@ -375,23 +376,4 @@ func (e *examination) server(ctx context.Context, what, address, hint string) {
 	}
 	_ = conn.Close()
 	e.ok(what, address+" accepts connections")
-}
-
-// answers returns nil if a GET on the URL succeeds.
-func (e *examination) answers(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close() //nolint:errcheck // the body is not read
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(resp.Status)
-	}
-	return nil
 }
