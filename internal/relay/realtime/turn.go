@@ -242,7 +242,7 @@ const finishCancelled = "cancelled"
 
 // isCutShort reports whether the answer was not finished, so that its tool calls cannot be made.
 func isCutShort(finish string) bool {
-	return finish == "length" || finish == "content_filter" || finish == finishCancelled
+	return finish == "length" || finish == "content_filter" || finish == finishCancelled || openai.BrokenOff(finish) != nil
 }
 
 // usage returns what the turn has used.
