@@ -81,7 +81,6 @@ func TestE2E_X20_S10_GRPCCallsAreJoinedAtTheOldProcess(t *testing.T) {
 		t.Errorf("%d generations", n)
 	}
 	g.AwaitIdle("managed")
-	awaitOneGateway(g)
 }
 
 // backgroundStore is an upstream that generates responses in the background. The stream of a
