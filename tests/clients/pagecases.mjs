@@ -28,6 +28,8 @@ async function checkRefusedKey(browser) {
   await page.getByLabel('Message').fill('Hello');
   await page.keyboard.press('Enter');
   await page.locator('#login').waitFor({ timeout });
+  const below = await page.locator('#login label code').evaluate((c) => c.offsetTop - c.closest('label').offsetTop);
+  expect(below < 10, `a part of the label of the login stands ${below} pixels below the other`);
   await page.context().close();
   forgive(/status of 401/);
 }
