@@ -346,8 +346,8 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	}
 }
 
-// TestE2E_B11_AReleaseMayHaveADotInItsName: Helm takes a dot in the name of a release. The name of a
-// Service has none.
+// TestE2E_B11_AReleaseMayHaveADotInItsName: Helm takes a dot in the name of a release. The name of
+// a Service has none.
 func TestE2E_B11_AReleaseMayHaveADotInItsName(t *testing.T) {
 	t.Parallel()
 	out, err := helm(t, nil, "template", "llm.prod", chartFolder(), "--values", writeValues(t, chartValues["envoys"]))
