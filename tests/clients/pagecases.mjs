@@ -28,6 +28,8 @@ async function checkRefusedKey(browser) {
   await page.getByLabel('Message').fill('Hello');
   await page.keyboard.press('Enter');
   await page.locator('#login').waitFor({ timeout });
+  const below = await page.locator('#login label code').evaluate((c) => c.offsetTop - c.closest('label').offsetTop);
+  expect(below < 10, `a part of the label of the login stands ${below} pixels below the other`);
   await page.context().close();
   forgive(/status of 401/);
 }
@@ -355,6 +357,37 @@ async function checkURLs(browser) {
   await page.context().close();
 }
 
+/** checkPause: after a click on Pause the page stays as it is: it has no stream, and nothing is read. */
+async function checkPause(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  await page.addInitScript(() => {
+    window.streams = [];
+    const [Stream, every] = [window.EventSource, window.setInterval];
+    window.EventSource = class extends Stream { constructor(of) { super(of); window.streams.push(this); } };
+    window.setInterval = (call, ms) => every(call, ms / 50);
+  });
+  let reads = 0;
+  let follows = false;
+  for (const path of ['**/api/v1/keys', '**/api/v1/usage?*']) await page.route(path, (route) => (reads++, route.fulfill({ json: { keys: [], usage: [] } })));
+  await page.route('**/log?*', () => { follows = true; }); // it has no end
+  page.on('requestfailed', (r) => { if (r.url().includes('/log?')) follows = false; });
+  for (const path of ['/keys', '/usage', '/replicas/model-0001-0']) {
+    await page.goto(url + path);
+    await page.waitForFunction(() => window.streams.length > 0, null, { timeout });
+    await page.getByRole('button', { name: 'Pause' }).click();
+    expect(await page.evaluate(() => window.streams.every((s) => s.readyState === EventSource.CLOSED)), `${path} has a stream of events during a pause`);
+    await page.waitForTimeout(300);
+    const before = reads;
+    await page.waitForTimeout(1000);
+    expect(reads === before, `${path} reads during a pause`);
+    expect(!follows, 'the log goes on during a pause');
+    if (path.startsWith('/replicas')) await page.locator('.panel', { hasText: 'Log' }).getByText('The page is paused.').waitFor({ timeout });
+    await page.getByRole('button', { name: 'Paused' }).click();
+    await page.waitForFunction(() => window.streams.at(-1).readyState === EventSource.OPEN, null, { timeout });
+  }
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -376,5 +409,6 @@ await run(async (browser) => {
   await checkAnnounced(browser);
   await checkBurst(browser);
   await checkURLs(browser);
+  await checkPause(browser);
 });
 end();

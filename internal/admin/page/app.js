@@ -3,7 +3,7 @@
 import { el, text, attr, chip } from './dom.js';
 import { span, ago, count } from './format.js';
 import { route, current } from './router.js';
-import { state, start, want } from './store.js';
+import { state, start, want, pause } from './store.js';
 import { session } from './session.js';
 import { attention } from './views/conditions.js';
 import { overview } from './views/overview.js';
@@ -108,8 +108,8 @@ function open(on) {
   $('nav').classList.toggle('open', on);
 }
 
-function pause() {
-  state.paused = !state.paused;
+function pressed() {
+  pause();
   attr($('pause'), 'aria-pressed', String(state.paused));
   text($('pause'), state.paused ? 'Paused' : 'Pause');
 }
@@ -130,7 +130,7 @@ document.addEventListener('navigate', navigate);
 document.addEventListener('session', navigate);
 document.addEventListener('keydown', shortcut);
 $('menu').addEventListener('click', () => open($('menu').getAttribute('aria-expanded') !== 'true'));
-$('pause').addEventListener('click', pause);
+$('pause').addEventListener('click', pressed);
 document.querySelector('.skip').addEventListener('click', (event) => (event.preventDefault(), $('main').focus()));
 await session();
 await navigate();

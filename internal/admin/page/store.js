@@ -135,8 +135,34 @@ export async function refresh() {
   tell();
 }
 
+/**
+ * Reports whether the page shows what changes: somebody sees it, and has not paused it. The event
+ * looking tells when that changes.
+ */
+export function looking() {
+  return !state.paused && !document.hidden;
+}
+
+function looked() {
+  listen(looking());
+  document.dispatchEvent(new Event('looking'));
+}
+
+/** Pauses the page, or ends the pause. */
+export function pause() {
+  state.paused = !state.paused;
+  looked();
+}
+
+/** Reads now, and then every ms while the page shows what changes. Returns a func that ends that. */
+export function poll(read, ms) {
+  const timer = setInterval(() => looking() && read(), ms);
+  read();
+  return () => clearInterval(timer);
+}
+
 async function tick() {
-  const on = !state.paused && !document.hidden && (await session());
+  const on = looking() && (await session());
   listen(on);
   if (on) await refresh();
   setTimeout(tick, every);
@@ -144,7 +170,7 @@ async function tick() {
 
 /** Begins to read. */
 export function start() {
-  document.addEventListener('visibilitychange', () => listen(!document.hidden && !state.paused));
+  document.addEventListener('visibilitychange', looked);
   document.addEventListener('unauthorized', () => listen(false));
   tick();
 }

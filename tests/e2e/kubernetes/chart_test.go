@@ -346,6 +346,24 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	}
 }
 
+// TestE2E_B11_AReleaseMayHaveADotInItsName: Helm takes a dot in the name of a release. The name of
+// a Service has none.
+func TestE2E_B11_AReleaseMayHaveADotInItsName(t *testing.T) {
+	t.Parallel()
+	out, err := helm(t, nil, "template", "llm.prod", chartFolder(), "--values", writeValues(t, chartValues["envoys"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"Service/llm-prod-sluice", "Service/llm-prod-sluice-control"} {
+		if readObjects(t, out)[name] == nil {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	if strings.Contains(out, "llm.prod-sluice") {
+		t.Error("a name has a dot")
+	}
+}
+
 // TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames: Kubernetes takes 123 as the name of a Secret,
 // and an Ingress may have a host for all names of a domain.
 func TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames(t *testing.T) {
