@@ -31,6 +31,7 @@ var failureSigns = []struct {
 	class FailureClass
 }{
 	{"weights not fetched", NoWeights},
+	{"program of the engine: ", NoProgram},
 	{"cuda out of memory", GPUOutOfMemory},
 	{"hip out of memory", GPUOutOfMemory},
 	{"cudamalloc failed: out of memory", GPUOutOfMemory},

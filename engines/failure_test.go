@@ -10,6 +10,7 @@ func TestU9_ClassifyFailure(t *testing.T) {
 		"was killed: it used more than its 2 GiB of memory":                                                                                               OutOfMemory,
 		"keeps ending: exit code 137, OOMKilled":                                                                                                          OutOfMemory,
 		`start vllm: exec: "vllm": executable file not found in $PATH`:                                                                                    NoProgram,
+		`program of the engine: exec: "/opt/vllm/bin/vllm": stat /opt/vllm/bin/vllm: no such file or directory`:                                           NoProgram,
 		"exit status 2; its log ends: vllm: error: unrecognized arguments: --no-such":                                                                     BadArguments,
 		"exit status 1; its log ends: OSError: x/y is not a local folder and is not a valid model identifier":                                             NoWeights,
 		"not ready after 30m0s: probe /health answers 503":                                                                                                TooSlow,

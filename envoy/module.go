@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -45,7 +46,10 @@ func CheckFilter(ctx context.Context, binary, dir, path string) error {
 	if err = errors.Join(err, os.Remove(file)); err != nil {
 		return err
 	}
-	if refused != "" {
+	switch {
+	case strings.Contains(refused, "failed to map segment"): // ld.so(8), where mmap(2) has failed with EPERM
+		return fmt.Errorf("envoy does not load %s, because the file system there is mounted with noexec: name a state_dir on another one", path)
+	case refused != "":
 		return fmt.Errorf("envoy does not load %s: %s", path, refused)
 	}
 	return nil

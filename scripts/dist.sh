@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program in
-# an archive, a Debian package and a software bill of materials; the Helm chart; and the checksums of
-# all. Archive and package have the licences of what the program contains of others. Each program contains the filter for Envoy of its architecture, which zig compiles. The same
-# commit gives the same bytes, with the same release of Go and dpkg. $COMPRESSION is the level of xz for
-# the packages (default 6). Tests use 1, which is quick.
+# Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program
+# in an archive, a Debian package and a software bill of materials; the Helm chart; and the checksums
+# of all. Archive and package have the licences of what the program contains of others. Each program
+# contains the filter for Envoy of its architecture, which zig compiles. The same commit gives the same
+# bytes, with the same release of Go and dpkg. $COMPRESSION is the level of xz for the packages
+# (default 6). Tests use 1, which is quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${VERSION:-$(git describe --tags --always --dirty)}

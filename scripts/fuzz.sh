@@ -11,6 +11,7 @@ for package in $(go list ./...); do
   done
 done
 case $time in
+  *h) seconds=$((${time%h} * 3600)) ;;
   *m) seconds=$((${time%m} * 60)) ;;
   *) seconds=${time%s} ;;
 esac

@@ -247,9 +247,14 @@ func gatewayRetries(c Config) *route.RetryPolicy {
 		RetryOn: unsent, NumRetries: wrapperspb.UInt32(otherGateways), HostSelectionRetryMaxAttempts: gatewayPicks,
 		RetryPriority: &route.RetryPolicy_RetryPriority{Name: retryPriorityName,
 			ConfigType: &route.RetryPolicy_RetryPriority_TypedConfig{TypedConfig: mustPack(otherPriorities())}},
-		RetryHostPredicate: []*route.RetryPolicy_RetryHostPredicate{{Name: retryHostName,
-			ConfigType: &route.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: mustPack(&previoushosts.PreviousHostsPredicate{})}}},
+		RetryHostPredicate: skipTriedHosts(),
 	}
+}
+
+// skipTriedHosts has each attempt of a request go to a host that has had none of the others.
+func skipTriedHosts() []*route.RetryPolicy_RetryHostPredicate {
+	return []*route.RetryPolicy_RetryHostPredicate{{Name: retryHostName,
+		ConfigType: &route.RetryPolicy_RetryHostPredicate_TypedConfig{TypedConfig: mustPack(&previoushosts.PreviousHostsPredicate{})}}}
 }
 
 const (

@@ -7,7 +7,6 @@ import (
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	route "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	previoushosts "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -166,12 +165,7 @@ func retryPolicy() *route.RetryPolicy {
 		RetryBackOff: &route.RetryPolicy_RetryBackOff{
 			BaseInterval: durationpb.New(retryBackOff), MaxInterval: durationpb.New(retryBackOffMax),
 		},
-		RetryHostPredicate: []*route.RetryPolicy_RetryHostPredicate{{
-			Name: "envoy.retry_host_predicates.previous_hosts",
-			ConfigType: &route.RetryPolicy_RetryHostPredicate_TypedConfig{
-				TypedConfig: mustPack(&previoushosts.PreviousHostsPredicate{}),
-			},
-		}},
+		RetryHostPredicate:            skipTriedHosts(),
 		HostSelectionRetryMaxAttempts: hostSelectionRetries,
 	}
 }

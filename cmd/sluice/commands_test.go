@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/weights"
@@ -46,6 +47,20 @@ func TestB11_BootstrapSaysTheDrainTime(t *testing.T) {
 		out, said, err := executeBoth(t, "bootstrap", "-c", file)
 		if err != nil || !json.Valid([]byte(out)) || !strings.Contains(said, "--drain-time-s "+want+"\n") {
 			t.Errorf("%q: %v, prints %.80q, says %q", model, err, out, said)
+		}
+	}
+}
+
+// A gateway cannot read a pipe again, for a reload or a restart.
+func TestO8_APipeIsNoFileOfAGateway(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"up", "serve"} {
+		if _, err := execute(t, command, "-c", pipe); err == nil || !strings.HasPrefix(err.Error(), pipe+" is a pipe") {
+			t.Errorf("%s: %v", command, err)
 		}
 	}
 }

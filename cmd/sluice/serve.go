@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -80,7 +81,7 @@ func (f upFlags) check(cmd *cobra.Command, models []string) error {
 
 // up runs `sluice up`.
 func up(cmd *cobra.Command, g *globals, flags upFlags, models []string) error {
-	if err := flags.check(cmd, models); err != nil {
+	if err := errors.Join(flags.check(cmd, models), refusePipe(flags.file)); err != nil {
 		return err
 	}
 	if flags.models.print {
@@ -130,6 +131,9 @@ func newServeCommand(g *globals) *cobra.Command {
 		Short: "Run the gateway beside an Envoy that someone else runs (see bootstrap)",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refusePipe(file); err != nil {
+				return err
+			}
 			c, err := loadOrFound(cmd, file)
 			if err == nil {
 				c, err = withAddresses(cmd, c)
@@ -150,6 +154,15 @@ func newServeCommand(g *globals) *cobra.Command {
 	addPeersFlag(c)
 	addForceFlag(c, &force)
 	return c
+}
+
+// refusePipe returns an error for a file that can be read once alone: a gateway reads its file when
+// it changes, and so does the process that a restart starts.
+func refusePipe(file string) error {
+	if info, err := os.Stat(file); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+		return nil //nolint:nilerr // the reading of the file says what is wrong
+	}
+	return fmt.Errorf("%s is a pipe, and a gateway reads its file again later: write a file, and name it by -c", file)
 }
 
 // withAddresses returns the configuration with the addresses of the flags --listen, --admin and

@@ -140,3 +140,23 @@ func TestU19_FetchThatFails(t *testing.T) {
 	hub.Put("org/tiny", hubtest.Repository{Files: map[string][]byte{"tiny.gguf": make([]byte, 1<<10)}})
 	w.awaitReady("chat", 1)
 }
+
+// TestU19_ProgramBeforeTheWeights: a replica whose program is missing says so, and fetches nothing.
+func TestU19_ProgramBeforeTheWeights(t *testing.T) {
+	t.Parallel()
+	hub := hubtest.New(t)
+	hub.Put("org/tiny", hubtest.Repository{Files: map[string][]byte{"tiny.gguf": make([]byte, 1<<10)}})
+	w := newFixture(t)
+	l := New(w.config())
+	m := w.fetching(hub, 1)
+	m.Version.Command[0] = filepath.Join(t.TempDir(), "bin", "no-engine")
+	l.Set([]Model{m})
+	run(t, l)
+	w.eventually("it has failed", func() bool { return w.replica("chat-0").FailedStarts >= 1 })
+	if r := w.replica("chat-0"); r.Failure != engines.NoProgram || !strings.Contains(r.Reason, "bin/no-engine: no such file or directory") {
+		t.Errorf("it is %s: %s", r.Failure, r.Reason)
+	}
+	if requests := hub.Requests(); len(requests) > 0 {
+		t.Errorf("the hub was asked: %q", requests)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"time"
 
@@ -54,6 +55,19 @@ func (m Model) launchAt(at netip.AddrPort) engines.Launch {
 
 // render returns the command line of a replica that listens at the address.
 func (m Model) render(at netip.AddrPort) ([]string, error) { return m.Version.Render(m.launchAt(at)) }
+
+// programFault returns why the program of the engine cannot be started. It is empty if the program
+// is there.
+func (m Model) programFault() string {
+	command, err := m.render(netip.AddrPortFrom(loopback(), 1))
+	if err != nil || len(command) == 0 {
+		return "" // the start says what is wrong
+	}
+	if _, err := exec.LookPath(command[0]); err != nil {
+		return "program of the engine: " + err.Error()
+	}
+	return ""
+}
 
 // environment returns the environment of a replica that listens at the address: what the launcher
 // passes on of its own (inherited), overridden by the engine's, overridden by the model's.

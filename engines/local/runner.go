@@ -140,6 +140,9 @@ func (r *runner) keepRunning(ctx context.Context, s *stopRequest) {
 // returns why the replica failed. If ctx has ended, the result means nothing.
 func (r *runner) runProcess(running context.Context) string {
 	if r.process == nil {
+		if fault := r.model.Load().programFault(); fault != "" { // before weights are fetched, which may take hours
+			return fault
+		}
 		if fault := r.fetchWeights(running); fault != "" {
 			return fault
 		}

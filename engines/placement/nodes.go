@@ -111,7 +111,7 @@ func explain(nodes []Node, w Want) string {
 		if !n.Lost {
 			_, missing = PickDevices(n.Node, n.Claims, w)
 		}
-		if len(nodes) > 1 {
+		if len(nodes) > 1 || n.Lost {
 			missing = n.Name + ": " + missing
 		}
 		lacks = append(lacks, missing)

@@ -74,7 +74,7 @@ func TestPickNodeOrExplainSaysWhatIsMissing(t *testing.T) {
 	}{
 		"no node":     {nil, "there is no node"},
 		"its own":     {[]Node{busy}, "needs 2 GPUs, 1 of 2 is free: GPU 0 has x-0"},
-		"lost":        {[]Node{gone}, "does not answer"},
+		"lost":        {[]Node{gone}, "gpu-3: does not answer"},
 		"several":     {[]Node{busy, gone, with("gpu-2", gpus(0))}, "gpu-1: needs 2 GPUs, 1 of 2 is free: GPU 0 has x-0; gpu-3: does not answer; gpu-2: needs 2 GPUs, this node has none"},
 		"not all":     {many, strings.Repeat("?", 4) + "and nothing on 8 more nodes"},
 		"five of all": {many[:5], strings.Repeat("?", 5)},

@@ -28,7 +28,8 @@ func (g *guard) check(r *http.Request) *openai.Error {
 	// Browsers always send a Host header. HTTP/1.0 clients may omit it, but they are not browsers.
 	if g.loopback && r.Host != "" && !loopback(hostname(r.Host)) {
 		return refusal(http.StatusForbidden,
-			"The admin listener is on a loopback address and answers only under localhost, 127.0.0.1 or [::1].")
+			"The admin listener is on a loopback address and answers only under localhost, 127.0.0.1 or [::1]: "+
+				"a proxy before it must send `Host: localhost`.")
 	}
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return nil

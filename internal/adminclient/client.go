@@ -137,7 +137,7 @@ func (c Client) send(ctx context.Context, method, path string, body any) (*http.
 	if err != nil {
 		return nil, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := c.http().Do(req)
 	switch {
 	case ctx.Err() != nil:
 		if err == nil {
@@ -196,9 +196,30 @@ func (c Client) request(ctx context.Context, method, path string, body any) (*ht
 	return req, nil
 }
 
+// isURL reports whether the address is a URL.
+func (c Client) isURL() bool {
+	return strings.HasPrefix(c.Address, "http://") || strings.HasPrefix(c.Address, "https://")
+}
+
+// direct calls listeners without the proxy that the environment names for the web.
+var direct = func() *http.Client {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.Proxy = nil
+	return &http.Client{Transport: t}
+}()
+
+// http returns the client that calls the address. A listener is near, so its token and its answers
+// pass no proxy of the environment. A URL may be one of the web.
+func (c Client) http() *http.Client {
+	if c.isURL() {
+		return http.DefaultClient
+	}
+	return direct
+}
+
 // base returns the URL of the listener without a slash at its end.
 func (c Client) base() string {
-	if strings.HasPrefix(c.Address, "http://") || strings.HasPrefix(c.Address, "https://") {
+	if c.isURL() {
 		return strings.TrimSuffix(c.Address, "/")
 	}
 	return "http://" + DialAddress(c.Address)

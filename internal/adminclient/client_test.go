@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,23 @@ func TestO8_SilentGateway(t *testing.T) {
 	}
 	if got := (Client{}).patience(); got != 30*time.Second {
 		t.Errorf("the default is %v", got)
+	}
+}
+
+// TestO8_ProxyOfTheEnvironment: a listener is called directly. A URL is called as the environment
+// says.
+func TestO8_ProxyOfTheEnvironment(t *testing.T) {
+	transport := http.DefaultTransport.(*http.Transport)
+	before := transport.Proxy
+	t.Cleanup(func() { transport.Proxy = before; transport.CloseIdleConnections() })
+	transport.Proxy = func(*http.Request) (*url.URL, error) { return nil, errors.New("the proxy is away") }
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }))
+	t.Cleanup(server.Close)
+	if err := (Client{Address: server.Listener.Addr().String()}).Call(t.Context(), http.MethodGet, "/", nil, nil); err != nil {
+		t.Errorf("by HOST:PORT: %v", err)
+	}
+	if err := (Client{Address: server.URL}).Call(t.Context(), http.MethodGet, "/", nil, nil); err == nil || !strings.Contains(err.Error(), "the proxy is away") {
+		t.Errorf("by URL: %v", err)
 	}
 }
 

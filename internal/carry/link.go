@@ -23,6 +23,10 @@ const (
 // Link tells the successor what this process holds. It is the watcher of the dispatcher's tickets.
 // NewLink makes it, and Run connects it.
 type Link struct {
+	// Begun is told of the first bytes of the response of a request that this process may hold. It
+	// is set before Run, and must be quick. nil: nobody is told.
+	Begun func(id string, begin []byte)
+
 	socket string
 	self   Process
 	drain  func(time.Duration)
@@ -186,6 +190,9 @@ func (l *Link) readOrders(conn net.Conn) {
 		}
 		if o.Drain != nil {
 			l.drain(*o.Drain)
+		}
+		if o.Begun != nil && l.Begun != nil {
+			l.Begun(o.Begun.ID, o.Begun.Bytes)
 		}
 	}
 }

@@ -79,6 +79,14 @@ type correction struct {
 type order struct {
 	// Drain is how long the predecessor may carry its streams on, because the gateway stops.
 	Drain *time.Duration `json:"drain_ns,omitempty"`
+	// Begun says that the response of a request has begun which the predecessor may hold.
+	Begun *begun `json:"begun,omitempty"`
+}
+
+// begun has the first bytes of a response, which Envoy's observer filter tells the successor.
+type begun struct {
+	ID    string `json:"id"`
+	Bytes []byte `json:"bytes"`
 }
 
 func newHold(ref uint64, r dispatch.HeldRequest) *hold {

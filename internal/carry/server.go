@@ -1,6 +1,7 @@
 package carry
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/lack"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -229,9 +231,37 @@ func (s *Server) Drain(timeout time.Duration) {
 	}
 }
 
-// drain tells the predecessor to drain. A predecessor that is gone needs no telling.
+// drain tells the predecessor to drain.
 func (p *predecessor) drain(timeout time.Duration) {
 	timeout = max(timeout, 0)
+	p.tell(order{Drain: &timeout})
+}
+
+// tell sends an order. A predecessor that is gone needs no telling.
+func (p *predecessor) tell(o order) {
 	_ = p.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
-	_ = json.NewEncoder(p.conn).Encode(order{Drain: &timeout})
+	_ = json.NewEncoder(p.conn).Encode(o)
+}
+
+// minBegun is from how many bytes on the beginning of a response shows of which API it is.
+const minBegun = 128
+
+// Begun tells the predecessors that the response of a request has begun with these bytes, which
+// this process does not know. It returns true if a longer beginning may say more: the id of a
+// response of the Responses API, or its first token. The caller may then call again with that.
+func (s *Server) Begun(id string, begin []byte) (wantsMore bool) {
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.predecessors))
+	s.mu.Unlock()
+	if len(all) == 0 || id == "" {
+		return false
+	}
+	stored := bytes.Contains(begin, []byte(`"response`))
+	if len(begin) < minBegun && !stored || stored && openai.ResponseID(begin) == "" {
+		return true
+	}
+	for _, p := range all {
+		p.tell(order{Begun: &begun{id, begin}})
+	}
+	return stored && begin[0] != '{' && !bytes.Contains(begin, []byte(`.delta"`))
 }

@@ -99,7 +99,7 @@ var types = []row{
 		"Correct the file. `sluice check FILE` shows the same faults."},
 	{RestartRequired, Info, False, true,
 		"Fields of the file have new values that take effect at the next start.",
-		"Run `sluice restart`."},
+		"Run `sluice restart`. For another `state_dir` stop the gateway and start it again."},
 	{UpgradeFailed, Warning, False, true,
 		"The last restart for an upgrade has failed. The process before it goes on with everything.",
 		"Correct what the message names, and run `sluice restart` again."},

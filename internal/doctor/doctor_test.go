@@ -77,6 +77,24 @@ models:
 	}
 }
 
+// TestExaminePlaceOfEnvoy: an Envoy that is to be fetched needs a folder.
+func TestExaminePlaceOfEnvoy(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	t.Setenv("SLUICE_ENVOY", "")
+	for tools, want := range map[string]Level{"new": Warning, "file/tools": Fault} {
+		t.Setenv("SLUICE_TOOLS", filepath.Join(dir, tools))
+		e := &examination{}
+		e.envoy(t.Context())
+		if len(e.found) != 1 || e.found[0].Level != want || (want == Fault) != strings.Contains(e.found[0].Hint, "$SLUICE_TOOLS") {
+			t.Errorf("%s: %+v, want %s", tools, e.found, want)
+		}
+	}
+}
+
 // What the start of a gateway refuses is a fault: a directory that others can write, and an address
 // for peers that another program has.
 func TestExamineWhatAStartRefuses(t *testing.T) {

@@ -27,6 +27,7 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 	}
 	loads := standIn("loads", `grep -q compiled "$file"`)
 	refuses := standIn("refuses", `echo "[error] wrong ABI"; exit 1`)
+	noexec := standIn("noexec", `echo "[error] Failed to load dynamic module: $file: failed to map segment from shared object"; exit 1`)
 	compiled := []byte("compiled")
 	for name, test := range map[string]struct {
 		o     Options
@@ -35,10 +36,11 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 	}{
 		"loaded":              {Options{Envoy: loads, Filter: compiled, AskedBy: config.FilterAuto}, OK, "Envoy loads Sluice's filter"},
 		"refused":             {Options{Envoy: refuses, Filter: compiled, AskedBy: config.FilterAuto}, Warning, "wrong ABI"},
+		"mounted with noexec": {Options{Envoy: noexec, Filter: compiled, AskedBy: config.FilterAuto}, Warning, "name a state_dir on another"},
 		"not in this program": {Options{Envoy: loads, AskedBy: config.FilterModule}, Warning, "built without the filter"},
 		"not wanted":          {Options{Envoy: refuses, Filter: compiled, AskedBy: config.FilterExtProc}, OK, "ext_proc asks Sluice"},
 	} {
-		test.o.TestedEnvoy = "1.40.0"
+		test.o.TestedEnvoy, test.o.Config = "1.40.0", &config.Config{StateDir: filepath.Join(dir, "new", "state")}
 		e := &examination{Options: test.o}
 		e.envoy(t.Context())
 		found := of(e.found, "filter")
@@ -49,6 +51,29 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 	e := &examination{Options: Options{Envoy: loads, TestedEnvoy: "1.41.0", Filter: compiled}}
 	if e.envoy(t.Context()); len(of(e.found, "filter")) != 0 {
 		t.Errorf("the filter is tried with another version of Envoy: %+v", e.found)
+	}
+}
+
+// The filter is tried where a gateway has it: in the state directory, or where that can be made. A
+// folder for temporary files that cannot be written is no fault of Envoy's.
+func TestO6_WhereTheFilterIsTried(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "none"))
+	dir := t.TempDir()
+	for _, state := range []string{dir, filepath.Join(dir, "new", "state")} {
+		e := &examination{Options: Options{Config: &config.Config{StateDir: state}, Filter: []byte("compiled")}}
+		file, err := e.writeFilter()
+		if err != nil || filepath.Dir(filepath.Dir(file)) != dir {
+			t.Errorf("%s: %s, %v", state, file, err)
+		}
+	}
+	plain := filepath.Join(dir, "plain")
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := &examination{Options: Options{Config: &config.Config{StateDir: filepath.Join(plain, "state")}, Filter: []byte("compiled")}}
+	e.filter(t.Context(), "/bin/true")
+	if len(e.found) != 1 || !strings.Contains(e.found[0].Says, "cannot be tried") || !strings.Contains(e.found[0].Hint, "TMPDIR") {
+		t.Errorf("%+v", e.found)
 	}
 }
 

@@ -107,10 +107,12 @@ type stops struct {
 }
 
 // catchStops returns the signals to stop that come from now on. They are read until the process
-// ends.
+// ends. A log that nobody reads any more does not end the process from now on: a Ctrl-C of
+// `sluice up 2>&1 | tee log` ends tee first.
 func catchStops() stops {
 	signals, merged := make(chan os.Signal, 8), make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // not ignored, because engines would inherit that
 	go mergeStops(signals, merged)
 	return stops{signals: merged}
 }

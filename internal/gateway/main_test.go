@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,8 @@ import (
 )
 
 // TestMain lets the test binary stand in for the program that a gateway starts: it is the guard and
-// the simulated engine when it is called as "sluice guard" and "sluice sim" are.
+// the simulated engine when it is called as "sluice guard" and "sluice sim" are. As "holder" it is a
+// gateway that dies when it is to hand over, and as "logger" one that logs a line and ends.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -26,6 +28,12 @@ func TestMain(m *testing.M) {
 			runGuard(os.Args[2:])
 		case "sim":
 			runEngine(os.Args[2:])
+		case "holder":
+			runHolder(os.Args[2])
+		case "logger":
+			catchStops()
+			fmt.Fprintln(os.Stderr, "a line that nobody reads")
+			os.Exit(0)
 		}
 	}
 	os.Exit(m.Run())
@@ -59,6 +67,19 @@ func runEngine(args []string) {
 	exitWith(err)
 	exitWith(sim.New(sim.Config{Models: []string{model}, TokenInterval: time.Millisecond}).Run(context.Background(), l))
 	os.Exit(0)
+}
+
+// runHolder claims a state directory, says so, and ends without a successor when it is told to hand
+// over.
+func runHolder(path string) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, handOverSignal)
+	dir, err := process.Open(path, zap.NewNop())
+	exitWith(err)
+	exitWith(dir.Claim(context.Background()))
+	fmt.Println("claimed")
+	<-signals
+	os.Exit(1)
 }
 
 func exitWith(err error) {

@@ -30,6 +30,7 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Lives:      g.isHeard,
 		Used:       g.used,
 		Elsewhere:  g.tellElsewhere,
+		Begun:      func(id string, begin []byte) bool { return g.carried.Begun(id, begin) },
 		Finished: []func(request.Summary){g.finished, g.tellFinished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
 			g.streams.tracer.Native},
 		FinishedDelay: finishedDelay,

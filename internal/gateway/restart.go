@@ -41,7 +41,7 @@ func Restart(ctx context.Context, c *config.Config, running, next adminclient.Cl
 			now, err = askProcess(ctx, client)
 		}
 		switch {
-		case err != nil && dir.Holder() == 0 && syscall.Kill(pid, 0) != nil: // it waits for its successor otherwise
+		case err != nil && dir.Holder() == 0 && !process.Runs(pid): // it waits for its successor otherwise
 			return errors.New("the gateway has stopped during the restart")
 		case err != nil: // the listener changes hands
 		case now.PID == pid && !now.Upgrade.At.Equal(before.Upgrade.At): // it may have taken its own place
@@ -71,7 +71,7 @@ func askHolder(ctx context.Context, dir *process.Dir, running adminclient.Client
 		pid, claimed := dir.AwaitHolder(ctx)
 		switch {
 		case !claimed:
-			return runningProcess{}, errors.New("no gateway runs on the state directory " + dir.Path())
+			return runningProcess{}, notRunning(ctx, dir, running)
 		case pid == 0: // a signal to process 0 would reach the caller's own group
 			return runningProcess{}, &process.ClaimedError{Dir: dir.Path()}
 		}
@@ -84,6 +84,16 @@ func askHolder(ctx context.Context, dir *process.Dir, running adminclient.Client
 				running.Address, p, pid, dir.Path())
 		}
 	}
+}
+
+// notRunning returns the error of a restart whose state directory no gateway has claimed. The file
+// may name another directory than the one that the gateway was started with.
+func notRunning(ctx context.Context, dir *process.Dir, running adminclient.Client) error {
+	what := "no gateway runs on the state directory " + dir.Path()
+	if p, err := askProcess(ctx, running); err == nil {
+		return fmt.Errorf("%s; the one that answers at %s, %s, has another: a new state_dir needs a stop and a start", what, running.Address, p)
+	}
+	return errors.New(what)
 }
 
 // runningProcess is what the admin API says of the process that serves the gateway.

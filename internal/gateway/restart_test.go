@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/adminclient"
+	"github.com/sluice-gateway/sluice/internal/process"
 )
 
 // TestX20_AnotherGatewayAtTheAddress: a restart whose address belongs to another gateway says so.
@@ -37,6 +40,22 @@ func TestX20_AnotherGatewayAtTheAddress(t *testing.T) {
 	}
 	if len(signals) > 0 {
 		t.Error("a process was told to hand over")
+	}
+}
+
+// TestX20_AnotherStateDirInTheFile: the gateway runs on the directory of before, so a restart says
+// that it cannot move it.
+func TestX20_AnotherStateDirInTheFile(t *testing.T) {
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"version":"v1","pid":7}`))
+	}))
+	t.Cleanup(gateway.Close)
+	path := t.TempDir()
+	client := adminclient.Client{Address: gateway.URL}
+	err := Restart(t.Context(), parse(t, path, ""), client, client, new(bytes.Buffer))
+	if want := "no gateway runs on the state directory " + path + "; the one that answers at " + gateway.URL + ", v1 (pid 7), has another: "; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
 
@@ -109,5 +128,38 @@ func TestX20_ARestartAfterTheClockWasSetBack(t *testing.T) {
 				t.Errorf("%v, want %s", err, test.want)
 			}
 		})
+	}
+}
+
+// A gateway that dies instead of handing over may wait to be reaped for a long time, as in a
+// container whose first process reaps nothing. The command does not wait for it.
+func TestX20_TheGatewayDiesAndIsNotReaped(t *testing.T) {
+	path := t.TempDir()
+	holder := exec.Command(os.Args[0], "holder", path)
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() }) // Wait reaps it
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("the holder said %q: %v", line, err)
+	}
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if !process.Runs(holder.Process.Pid) {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		fmt.Fprintf(w, `{"version":"v1","pid":%d}`, holder.Process.Pid)
+	}))
+	t.Cleanup(gateway.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	client := adminclient.Client{Address: gateway.URL}
+	err = Restart(ctx, parse(t, path, ""), client, client, new(bytes.Buffer))
+	if want := "the gateway has stopped during the restart"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -27,4 +28,21 @@ func TestE4_SignalsAtOnceAreOneStop(t *testing.T) {
 		}
 		close(signals)
 	})
+}
+
+// A gateway whose log nobody reads any more goes on, and stops in order: otherwise its Envoy would
+// keep the port until the guard ends it.
+func TestE4_ALogThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = reader.Close()
+	defer writer.Close()
+	logger := exec.Command(os.Args[0], "logger")
+	logger.Stderr = writer
+	if err := logger.Run(); err != nil {
+		t.Error(err)
+	}
 }

@@ -228,6 +228,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	}()
 	g.successorRelay.Store(new(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
+	link.Begun = func(id string, begin []byte) { g.requests.FirstToken(id, begin) }
 	g.dispatcher.WatchTickets(link)
 	g.dispatcher.WatchResponses(link.Learned)
 	g.tellEnded(link)

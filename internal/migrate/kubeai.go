@@ -65,6 +65,11 @@ func kubeAIModel(o *output, object source) {
 	address, query, _ := strings.Cut(spec.text("url"), "?")
 	parameters := parametersOf(query)
 	loaded := loadedByName(it, engine, address, parameters)
+	if twin := o.model(loaded); twin != nil {
+		twin.field("aliases").Content = append(twin.field("aliases").Content, &yaml.Node{Kind: yaml.ScalarNode, Value: name})
+		twin.note("Model %s is an alias of this one here, because both load %s: its other fields are left out", name, loaded)
+		return
+	}
 	if loaded != "" {
 		it.set("name", loaded)
 		it.set("aliases", []string{name})
@@ -90,7 +95,7 @@ func kubeAIModel(o *output, object source) {
 	}
 	kubeAIResources(it, spec.text("resourceProfile"))
 	kubeAIReplicas(it, spec)
-	more := kubeAIAdapters(it, spec.mappings("adapters"))
+	more := kubeAIAdapters(it, engine, spec.mappings("adapters"))
 	it.setArguments(engineOf[engine], task, ownArgs(it, spec.list("args")), more)
 	if env := spec.mapping("env"); len(env) > 0 {
 		it.set("env", map[string]any(env))
@@ -216,10 +221,14 @@ func kubeAIPod(it *item, spec source) {
 }
 
 // kubeAIAdapters sets the LoRA adapters of a model on vLLM, and returns the variables for them.
-func kubeAIAdapters(it *item, adapters []source) (variables map[string]any) {
+func kubeAIAdapters(it *item, engine string, adapters []source) (variables map[string]any) {
 	var names, modules []string
 	for _, a := range adapters {
 		name, address := a.text("name"), a.text("url")
+		if engine != "VLLM" || name == "" {
+			it.note("adapter %q at %s: it needs a name, and an engine that loads adapters by their names here", name, address)
+			continue
+		}
 		names = append(names, name)
 		modules = append(modules, name+"="+strings.TrimPrefix(address, "hf://"))
 		if !strings.HasPrefix(address, "hf://") {

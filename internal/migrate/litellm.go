@@ -1,8 +1,10 @@
 package migrate
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,7 +24,7 @@ var compatible = map[string]string{
 	"ollama": "http://127.0.0.1:11434", "ollama_chat": "http://127.0.0.1:11434",
 	"groq": "https://api.groq.com/openai", "together_ai": "https://api.together.xyz", "deepseek": "https://api.deepseek.com",
 	"mistral": "https://api.mistral.ai", "openrouter": "https://openrouter.ai/api", "fireworks_ai": "https://api.fireworks.ai/inference",
-	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai", "deepinfra": "https://api.deepinfra.com/v1/openai",
+	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai",
 	"cerebras": "https://api.cerebras.ai", "sambanova": "https://api.sambanova.ai",
 }
 
@@ -32,7 +34,7 @@ var usualKeys = map[string]string{
 	"openai": "OPENAI_API_KEY", "text-completion-openai": "OPENAI_API_KEY", "custom_openai": "OPENAI_API_KEY",
 	"litellm_proxy": "LITELLM_PROXY_API_KEY", "groq": "GROQ_API_KEY", "together_ai": "TOGETHERAI_API_KEY", "deepseek": "DEEPSEEK_API_KEY",
 	"mistral": "MISTRAL_API_KEY", "openrouter": "OPENROUTER_API_KEY", "fireworks_ai": "FIREWORKS_AI_API_KEY", "nvidia_nim": "NVIDIA_NIM_API_KEY",
-	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
+	"xai": "XAI_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
 }
 
 // noKey are values that stand for no key.
@@ -86,6 +88,8 @@ type liteLLMGroups struct {
 	out    *output
 	names  []string
 	models map[string]*liteLLMModel
+	// servers hold what the file says first of each server, by its URL.
+	servers map[string]*item
 }
 
 // liteLLMModel is a model with the servers that serve it.
@@ -107,7 +111,7 @@ type liteLLMLimit struct {
 }
 
 func newLiteLLMGroups(o *output) *liteLLMGroups {
-	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}}
+	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}, servers: map[string]*item{}}
 }
 
 // add adds one entry of model_list.
@@ -127,11 +131,16 @@ func (g *liteLLMGroups) add(deployment source) {
 	base, known := compatible[provider]
 	base = cmp.Or(own, base)
 	if !known || base == "" {
-		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
+		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API below /v1", name, provider)
 		return
 	}
-	upstream, warnings := g.upstream(name, base, provider, p)
+	upstream, warnings := g.once(g.upstream(name, base, provider, p))
+	address := upstream.text("url")
 	if strings.Contains(name, "*") {
+		if lists(g.out.upstreams, address) {
+			g.out.note("%s: %s is in the list of upstreams once here, with all that it lists", name, address)
+			return
+		}
 		upstream.noteAll(warnings)
 		upstream.note("%s: here Sluice serves all that this server lists, by the names that it lists, or those of its models: list", name)
 		upstream.noteRest("litellm_params.", p)
@@ -140,12 +149,40 @@ func (g *liteLLMGroups) add(deployment source) {
 		return
 	}
 	m := g.model(name)
+	if lists(m.upstreams, address) {
+		m.item.note("another deployment at %s, which serves %s: a server is called by one name and one key for a model here", address, cmp.Or(served, name))
+		return
+	}
 	m.item.noteAll(warnings)
 	if served != m.name && served != "" {
 		upstream.set("model", served)
 	}
 	m.upstreams = append(m.upstreams, upstream)
-	m.describe(upstream.text("url"), p, info)
+	m.describe(address, p, info)
+}
+
+// lists reports whether one of the servers has this URL.
+func lists(servers []*item, address string) bool {
+	return slices.ContainsFunc(servers, func(s *item) bool { return s.text("url") == address })
+}
+
+// once returns a server, or the one of the same URL that the file has named before: a server has the
+// same settings in all models.
+func (g *liteLLMGroups) once(upstream *item, warnings []string) (server *item, all []string) {
+	address := upstream.text("url")
+	first := g.servers[address]
+	if first == nil {
+		first = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(upstream.node.Content)}}
+		g.servers[address] = first
+		return upstream, warnings
+	}
+	was, _ := yaml.Marshal(first.node)
+	is, _ := yaml.Marshal(upstream.node)
+	if bytes.Equal(was, is) {
+		return upstream, warnings
+	}
+	server = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(first.node.Content)}}
+	return server, []string{address + " had another key or other headers here: a server has the same in all models, so it has those of the first"}
 }
 
 // openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone
@@ -286,6 +323,9 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	}
 	if provider == "ollama" || provider == "ollama_chat" {
 		address = strings.TrimSuffix(address, "/api")
+	} else if base != compatible[provider] && hasOtherPath(base) {
+		warnings = append(warnings, "LiteLLM calls "+address+"/chat/completions, and Sluice "+
+			address+"/v1/chat/completions: see here whether the server knows that")
 	}
 	upstream.set("url", address)
 	key, variable := liteLLMValue(p.text("api_key"))
@@ -310,6 +350,12 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	return upstream, append(warnings, more...)
 }
 
+// hasOtherPath reports whether the address of a server has a path that does not end with /v1.
+func hasOtherPath(address string) bool {
+	u, err := url.Parse(address)
+	return err == nil && u.Host != "" && strings.Trim(u.Path, "/") != "" && !strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), "/v1")
+}
+
 // headers returns the headers of a server, without the values of those that name a secret. warnings
 // say which environment variables are to have values.
 func (g *liteLLMGroups) headers(name, address string, extra source) (headers map[string]string, warnings []string) {
@@ -331,10 +377,16 @@ func (g *liteLLMGroups) headers(name, address string, extra source) (headers map
 	return headers, warnings
 }
 
+// filledIn matches a value that a tool such as envsubst, Compose or Helm replaces by a variable.
+var filledIn = regexp.MustCompile(`^\$\{?([A-Za-z_]\w*)(:?-[^}]*)?\}?$`)
+
 // liteLLMValue returns a value of LiteLLM, or the name of the environment variable that has it.
 func liteLLMValue(v string) (value, variable string) {
 	if name, ok := strings.CutPrefix(v, environmentReference); ok {
 		return "", name
+	}
+	if match := filledIn.FindStringSubmatch(v); match != nil {
+		return "", match[1]
 	}
 	return v, ""
 }

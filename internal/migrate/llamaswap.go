@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/url"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +33,7 @@ type llamaSwap struct {
 	macros  map[string]string
 	timeout float64
 	ttl     float64
+	// preload are the names of models that are started at once, without those converted already.
 	preload []string
 	// folders are the registries by their path.
 	folders map[string]string
@@ -51,6 +53,9 @@ func convertLlamaSwap(o *output, file source) {
 	models := file.mapping("models")
 	for _, name := range models.rest() {
 		c.model(name, models.mapping(name))
+	}
+	for _, name := range c.preload {
+		o.note("hooks.on_startup.preload %s: no model of models has that name here", name)
 	}
 	c.peers(file.mapping("peers"))
 	c.selectors(file.mapping("selectors"))
@@ -72,7 +77,8 @@ func (c *llamaSwap) model(name string, s source) {
 	it := newItem()
 	valid := it.validName("name", name)
 	it.set("name", valid)
-	if aliases := s.list("aliases"); len(aliases) > 0 {
+	aliases := s.list("aliases")
+	if len(aliases) > 0 {
 		it.set("aliases", validAliases(it, aliases))
 	}
 	own := macrosOf(s.mapping("macros"))
@@ -93,7 +99,7 @@ func (c *llamaSwap) model(name string, s source) {
 	} else {
 		c.ownEngine(it, valid, command, check)
 	}
-	c.lifetime(it, name, s)
+	c.lifetime(it, append(aliases, name), s)
 	c.environment(it, s.list("env"), func(text string) string { return c.expand(text, name, own) })
 	if n, ok := s.number("concurrencyLimit"); ok && n > 0 {
 		it.set("admission", flow("max_per_replica", int64(n)))
@@ -110,9 +116,23 @@ func (c *llamaSwap) model(name string, s source) {
 	if s.flag("unlisted") {
 		it.note("unlisted: GET /v1/models lists each model that the tenant may use here")
 	}
+	noteFilters(it, s.mapping("filters"), append(aliases, name), func(text string) string { return c.expand(text, name, own) })
 	noteUnlikeHere(it.note, s)
 	it.noteRest("", s)
 	c.out.models = append(c.out.models, it)
+}
+
+// noteFilters notes what llama-swap changes in the requests of a model, which has these names. It
+// also serves a model by other names for which it sets parameters.
+func noteFilters(it *item, filters source, names []string, expand func(string) string) {
+	for _, asked := range filters.mapping("setParamsByID").rest() {
+		hint := ""
+		if asked = expand(asked); !slices.Contains(names, asked) {
+			hint = ", and it is no name of the model: write it into aliases if clients ask for it"
+		}
+		it.note("filters.setParamsByID %s: requests for this name get no parameters here%s", asked, hint)
+	}
+	it.noteRest("filters.", filters)
 }
 
 // noteUnlikeHere notes the fields of the file or of a model that ask for something which Sluice
@@ -129,12 +149,16 @@ func noteUnlikeHere(note func(format string, args ...any), s source) {
 	}
 }
 
-// lifetime sets when replicas are started and stopped.
-func (c *llamaSwap) lifetime(it *item, name string, s source) {
+// lifetime sets when replicas of a model, which has these names, are started and stopped.
+func (c *llamaSwap) lifetime(it *item, names []string, s source) {
 	least := 0
-	if slices.Contains(c.preload, name) {
-		least = 1
-	}
+	c.preload = slices.DeleteFunc(c.preload, func(preloaded string) bool {
+		isThis := slices.Contains(names, preloaded)
+		if isThis {
+			least = 1
+		}
+		return isThis
+	})
 	it.set("replicas", flow("min", least, "max", 1))
 	it.set("evict", "idle")
 	ttl, ok := s.number("ttl")
@@ -176,11 +200,21 @@ func withPort(command []string, proxy string) []string {
 	if err != nil || u.Port() == "" {
 		return command
 	}
+	port := u.Port()
+	isTold := func(word string) bool { return word == port || strings.HasSuffix(word, "="+port) }
+	inside := port // of a container: the port that its program is told, or has by itself
+	if slices.ContainsFunc(command, isTold) {
+		inside = portTemplate
+	}
+	published := regexp.MustCompile("(^|[=:])" + port + ":" + port + "$")
 	for i, word := range command {
-		if name, value, ok := strings.Cut(word, "="); ok && value == u.Port() {
-			command[i] = name + "=" + portTemplate
-		} else if rest, ok := strings.CutPrefix(word, u.Port()); ok && (rest == "" || strings.HasPrefix(rest, ":")) {
-			command[i] = portTemplate + rest
+		switch {
+		case published.MatchString(word):
+			command[i] = strings.TrimSuffix(word, port+":"+port) + portTemplate + ":" + inside
+		case isTold(word):
+			command[i] = strings.TrimSuffix(word, port) + portTemplate
+		case strings.HasPrefix(word, port+":"):
+			command[i] = portTemplate + strings.TrimPrefix(word, port)
 		}
 	}
 	return command

@@ -111,10 +111,22 @@ func detect(documents []source) (Kind, error) {
 	if _, ok := first["model_list"].([]any); ok {
 		return LiteLLM, nil
 	}
-	if _, ok := first["models"].(map[string]any); ok {
+	if isLlamaSwap(first) {
 		return LlamaSwap, nil
 	}
 	return "", ErrUnknownKind
+}
+
+// isLlamaSwap reports whether a document has a model with a command, or peers.
+func isLlamaSwap(s source) bool {
+	models, _ := s["models"].(map[string]any)
+	for _, model := range models {
+		if fields, ok := model.(map[string]any); ok && fields["cmd"] != nil {
+			return true
+		}
+	}
+	_, ok := s["peers"].(map[string]any)
+	return ok
 }
 
 // validName returns name in a form that Sluice accepts, and whether it had to be changed.

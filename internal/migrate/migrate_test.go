@@ -67,9 +67,9 @@ model_list:
   - {model_name: chat, litellm_params: {model: openai/a, api_key: sk-1}}
   - {model_name: chat, litellm_params: {model: groq/b, api_key: gsk-2}}
   - {model_name: Chat, litellm_params: {model: deepseek/c, api_key: sk-1}}
-  - {model_name: 4o, litellm_params: {model: openai/d, api_key: sk-4}}
-  - {model_name: own, litellm_params: {model: openai/e, api_key: sk-5}}
-  - {model_name: other, litellm_params: {model: openai/f, api_key: os.environ/OWN_API_KEY}}
+  - {model_name: 4o, litellm_params: {model: openai/d, api_key: sk-4, api_base: "http://d"}}
+  - {model_name: own, litellm_params: {model: openai/e, api_key: sk-5, api_base: "http://e"}}
+  - {model_name: other, litellm_params: {model: openai/f, api_key: os.environ/OWN_API_KEY, api_base: "http://f"}}
 `, []string{
 			"the key of https://api.openai.com was in the file: put it into $CHAT_API_KEY here",
 			"the key of https://api.groq.com/openai was in the file: put it into $CHAT_API_KEY_2 here",
@@ -237,6 +237,68 @@ func TestServersElsewhereAreNoted(t *testing.T) {
 	} {
 		convert(t, migrate.LlamaSwap, "models: {m: {"+model+"}}", tt.has, tt.hasNot)
 	}
+}
+
+// TestContainersPublishTheirPort: the port that a container publishes is the one that Sluice calls,
+// and the port inside is the one at which its program listens.
+func TestContainersPublishTheirPort(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{
+		"docker run -p 9100:9100 image llama-server --port 9100": "[docker, run, -p, '{{.Port}}:{{.Port}}', image, llama-server, --port, '{{.Port}}']",
+		"docker run -p 9100:9100 -e PORT=9100 image":             "[docker, run, -p, '{{.Port}}:{{.Port}}', -e, 'PORT={{.Port}}', image]",
+		"docker run -p 127.0.0.1:9100:9100 image --port=9100":    "[docker, run, -p, '127.0.0.1:{{.Port}}:{{.Port}}', image, '--port={{.Port}}']",
+		"docker run --publish=9100:9100 image --port 9100":       "[docker, run, '--publish={{.Port}}:{{.Port}}', image, --port, '{{.Port}}']",
+		"docker run -p 9100:9100 image":                          "[docker, run, -p, '{{.Port}}:9100', image]",
+		"docker run -p 9100:8080 image --port 8080":              "[docker, run, -p, '{{.Port}}:8080', image, --port, \"8080\"]",
+		"docker run -p 19100:9100 image --port 9100":             "[docker, run, -p, '19100:9100', image, --port, '{{.Port}}']",
+	} {
+		convert(t, migrate.LlamaSwap, "models: {m: {proxy: 'http://127.0.0.1:9100', cmd: '"+command+"'}}", []string{"command: " + want + "\n"}, nil)
+	}
+}
+
+// TestPreloadedModelsAreStarted: a model may be preloaded by an alias, and a name that is none of a
+// model is noted.
+func TestPreloadedModelsAreStarted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LlamaSwap, `
+models: {a: {cmd: "x ${PORT}", aliases: [b, c]}, d: {cmd: "x ${PORT}"}}
+hooks: {on_startup: {preload: [c, other]}}
+`, []string{"aliases: [b, c]\n    task: text-generation\n    engine: a\n    replicas: {min: 1, max: 1}", "replicas: {min: 0, max: 1}",
+		"# hooks.on_startup.preload other: no model of models has that name here\n"}, []string{"preload c"})
+}
+
+// TestFilesWithPeersAloneAreKnown: llama-swap may have no model of its own.
+func TestFilesWithPeersAloneAreKnown(t *testing.T) {
+	t.Parallel()
+	convert(t, "", `peers: {lab: {proxy: "http://one", models: [a]}}`, []string{"url: 'http://one'"}, nil)
+}
+
+// TestOtherPathsAreNoted: LiteLLM calls a server below the whole path of its address, and Sluice
+// below /v1.
+func TestOtherPathsAreNoted(t *testing.T) {
+	t.Parallel()
+	const gemini = "https://generativelanguage.googleapis.com/v1beta/openai"
+	for params, note := range map[string]string{
+		"model: openai/a, api_base: " + gemini + "/":         "# LiteLLM calls " + gemini + "/chat/completions, and Sluice " + gemini + "/v1/chat/completions: see here",
+		"model: deepinfra/a":                                 "# model m at provider deepinfra: no counterpart here",
+		"model: groq/a":                                      "",
+		"model: hosted_vllm/a, api_base: http://one":         "",
+		"model: hosted_vllm/a, api_base: http://one/a/v1/":   "",
+		"model: ollama/a, api_base: http://one/api":          "",
+		"model: openai/a, api_base: os.environ/URL_OF_A":     "",
+		"model: openai/a, api_base: 'http://one/v1?key=abc'": "",
+	} {
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {"+params+"}}, {model_name: n, litellm_params: {model: gpt-5}}]",
+			[]string{note}, map[bool][]string{true: {"LiteLLM calls"}}[note == ""])
+	}
+}
+
+// TestNamesWithParametersAreNoted: llama-swap serves a model by the names for which it sets
+// parameters, too.
+func TestNamesWithParametersAreNoted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'x ${PORT}', filters: {stripParams: top_p, setParamsByID: {"${MODEL_ID}:high": {effort: high}, m: {effort: low}}}}}`,
+		[]string{"# filters.setParamsByID m:high: requests for this name get no parameters here, and it is no name of the model", "# filters.setParamsByID m: requests for this name get no parameters here\n", "# filters.stripParams: no counterpart here"}, nil)
 }
 
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
@@ -434,6 +496,7 @@ func TestWhatCannotBeImported(t *testing.T) {
 		"a name twice":   {"", "model_list: []\nmodel_list: []", "already defined"},
 		"something else": {"", "services: {}", "the file is no configuration of LiteLLM, llama-swap or KubeAI"},
 		"an own file":    {"", "models: [{name: a}]", "the file is no configuration of"},
+		"values of Helm": {"", "models: {catalog: {llama: {enabled: true, engine: VLLM}}}", "the file is no configuration of"},
 		"no models":      {"", "model_list: []", "the file has no model as litellm names them"},
 		"a wrong kind":   {migrate.KubeAI, "model_list: []", "the file has no model as kubeai names them"},
 		"no kind":        {"nginx", "model_list: []", `unknown kind "nginx": use one of [litellm llama-swap kubeai]`},

@@ -3,7 +3,9 @@ package migrate
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -45,12 +47,17 @@ func (o *output) reserve(value any) {
 }
 
 // keyVariable returns the environment variable for the key of a server of this name. Different keys
-// have different variables.
+// have different variables, and a key that several models have has one.
 func (o *output) keyVariable(name, key string) string {
+	for _, variable := range slices.Sorted(maps.Keys(o.keys)) {
+		if o.keys[variable] == key {
+			return variable
+		}
+	}
 	base := variableName(name) + "_API_KEY"
 	variable := base
 	for n := 2; ; n++ {
-		if held, ok := o.keys[variable]; !ok || held == key {
+		if _, ok := o.keys[variable]; !ok {
 			o.keys[variable] = key
 			return variable
 		}
@@ -84,10 +91,44 @@ func (o *output) noteRest(where string, s source) {
 	}
 }
 
+// model returns the model of this name; nil if there is none.
+func (o *output) model(name string) *item {
+	for _, model := range o.models {
+		if model.text("name") == name {
+			return model
+		}
+	}
+	return nil
+}
+
 func (o *output) isEmpty() bool { return len(o.models)+len(o.upstreams) == 0 }
+
+// dropTakenAliases removes the aliases that already stand for a model: an alias is one model here.
+func (o *output) dropTakenAliases() {
+	owners := map[string]*item{}
+	for _, named := range slices.Concat(o.models, o.pools) {
+		owners[named.text("name")] = named
+	}
+	for _, model := range o.models {
+		aliases := model.field("aliases")
+		if aliases == nil {
+			continue
+		}
+		aliases.Content = slices.DeleteFunc(aliases.Content, func(alias *yaml.Node) bool {
+			owner := owners[alias.Value]
+			if owner == nil {
+				owners[alias.Value] = model
+			} else if owner != model {
+				model.note("the alias %s is left out: it stands for %s here", alias.Value, owner.text("name"))
+			}
+			return owner != nil
+		})
+	}
+}
 
 // file returns the finished file.
 func (o *output) file(kind Kind) (File, error) {
+	o.dropTakenAliases()
 	root := o.settings
 	open := len(o.notes)
 	for _, list := range []struct {
@@ -157,12 +198,20 @@ func (i *item) noteRest(where string, s source) {
 	}
 }
 
-// text returns the value of a field that is a scalar; empty if it is missing.
-func (i *item) text(key string) string {
+// field returns the value of a field; nil if it is missing.
+func (i *item) field(key string) *yaml.Node {
 	for k := 0; k+1 < len(i.node.Content); k += 2 {
 		if i.node.Content[k].Value == key {
-			return i.node.Content[k+1].Value
+			return i.node.Content[k+1]
 		}
+	}
+	return nil
+}
+
+// text returns the value of a field that is a scalar; empty if it is missing.
+func (i *item) text(key string) string {
+	if value := i.field(key); value != nil {
+		return value.Value
 	}
 	return ""
 }

@@ -40,6 +40,7 @@ const (
 	fieldConversation
 	fieldSystem // of the Messages API
 	fieldBackground
+	fieldStoredPrompt   // of the Responses API
 	fieldGuarded        // see Request.Guarded
 	fieldTemplateKwargs // of the template of chats
 	fieldEngineArgs     // of vLLM
@@ -124,6 +125,9 @@ func textField(e Endpoint, name []byte) field {
 	case "n_cmpl":
 		return only(fieldCompletions, e != Messages)
 	case "prompt":
+		if e.OfResponses() {
+			return fieldStoredPrompt
+		}
 		return only(fieldPrompt, e == Completions)
 	case "messages":
 		return only(fieldMessages, e == Chat || e == Messages)

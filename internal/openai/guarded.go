@@ -30,6 +30,7 @@ const (
 	otherReplica = "chooses a worker inside the engine, past the pick of the gateway"
 	otherAccount = "names another account or key than that of the upstream"
 	storedFiles  = "reads files that the account of the upstream has stored, which may be those of others"
+	storedAgent  = "asks an agent that the account of the upstream has stored, with its model, tools and files"
 	otherAdapter = "chooses an adapter, past the models that the caller may use"
 	memory       = "is how many tokens the server makes room for at once, while other requests wait"
 	template     = "is a program, which the engine runs without a limit of time while other requests wait"
@@ -67,7 +68,11 @@ var guarded = []Guarded{
 	{"litellm_credential_name", nil, otherAccount, 0},
 	{"vector_store_ids", nil, storedFiles, 0},
 	{"container", nil, storedFiles, 0},
+	{"cached_content", nil, storedFiles, 0},
 	{storedFile, nil, storedFiles, 0},
+	{storedPrompt, nil, "uses a prompt that the account of the upstream has stored, with the model, the tools and the files of that prompt", 0},
+	{"agent", nil, storedAgent, 0},
+	{"agent_reference", nil, storedAgent, 0},
 	{hostedTools, nil, "lets the upstream connect to a host that the client names, use another model, or read files of its account", 0},
 	{nvext, nil, otherReplica, 0},
 	{extraBody, nil, "has fields that the server puts in the place of those that the gateway has checked", 0},
@@ -112,6 +117,8 @@ func (g Guarded) Title() string {
 		return "the parameter model of the query (" + queryModel + ")"
 	case storedFile:
 		return "the id of a stored file (" + storedFile + ")"
+	case storedPrompt:
+		return "the id of a stored prompt in the field prompt (" + storedPrompt + ")"
 	case hostedTools:
 		return "a tool of the field tools that names a host, a model, files or a container (" + hostedTools + ")"
 	}
@@ -303,6 +310,10 @@ func (s *scanner) extraBody() {
 	s.req.Guarded = 0
 	for more := s.json.Open('{'); more; more = s.json.More('{') {
 		name := s.json.Name()
+		if string(name) == "google" { // where Google's API has fields of its own
+			s.guardMembers(guardsOfGoogle)
+			continue
+		}
 		switch jsonField(s.req.Endpoint, name) {
 		case fieldGuarded:
 			s.guard(guardOf(name))
@@ -333,4 +344,5 @@ var guardOfExtraBody = guardOf([]byte(extraBody))
 var (
 	guardsOfTemplate  = NewGuards([]string{"chat_template"})
 	guardsOfArguments = NewGuards([]string{"kv_transfer_params", "ec_transfer_params"})
+	guardsOfGoogle    = NewGuards([]string{"cached_content"})
 )

@@ -9,6 +9,8 @@ import (
 const (
 	// storedFile is no field. It stands for the id of a file in a part of a message.
 	storedFile = "file_id"
+	// storedPrompt is no field. It stands for the id of the field prompt of the Responses API.
+	storedPrompt = "stored_prompt"
 	// hostedTools is no field. It stands for tools of the field tools that the upstream runs.
 	hostedTools     = "hosted_tools"
 	pluginsField    = "plugins"
@@ -74,13 +76,42 @@ func (s *scanner) asksPlugin() bool {
 // for something.
 func (s *scanner) hasMember(names ...string) (has bool) {
 	for more := s.json.Open('{'); more; more = s.json.More('{') {
-		if slices.Contains(names, string(lower(s.json.Name()))) {
+		switch name := string(lower(s.json.Name())); {
+		case !slices.Contains(names, name):
+			s.json.Skip()
+		case name == "skills":
+			has = s.hasStoredSkill() || has
+		default:
 			has = s.asks() || has
+		}
+	}
+	return has
+}
+
+// hasStoredSkill reads the skills of a container and reports whether one is a skill that the
+// account of the upstream has stored. Others are in the request, or on the machine of the client.
+func (s *scanner) hasStoredSkill() (has bool) {
+	if s.json.Kind() != '[' {
+		s.json.Skip()
+		return false
+	}
+	for more := s.json.Open('['); more; more = s.json.More('[') {
+		if s.json.Kind() == '{' {
+			has = s.hasMember("skill_id") || has
 		} else {
 			s.json.Skip()
 		}
 	}
 	return has
+}
+
+// storedPrompt reads the field prompt of the Responses API.
+func (s *scanner) storedPrompt() {
+	if s.json.Kind() != '{' {
+		s.json.Skip()
+	} else if s.hasMember("id") {
+		s.req.Guarded |= guardOf([]byte(storedPrompt))
+	}
 }
 
 // asks reads a value and reports whether it asks for something: null and what is empty do not.
@@ -128,20 +159,20 @@ func (s *scanner) isHostedTool() (hosted bool) {
 		case "type":
 			word := string(wordText(&s.json))
 			hosted = hosted || strings.HasPrefix(word, "openrouter:") && !slices.Contains(harmlessTools, word)
-		case "server_url", "connector_id", "vector_store_ids", "model":
+		case "server_url", "connector_id", "vector_store_ids", "library_ids", "collection_ids", "model":
 			hosted = s.asks() || hosted
 		case "container", "environment": // the environment of a screen is a word such as browser
 			switch s.json.Kind() {
 			case '{':
-				hosted = s.hasMember("file_ids", "container_id", "id") || hosted
+				hosted = s.hasMember("file_ids", "container_id", "id", "skills") || hosted
 			case '"':
 				hosted = s.asks() && name == "container" || hosted
 			default:
 				s.json.Skip()
 			}
-		case "input_image_mask":
+		case "input_image_mask", "retrieval": // the latter is that of GLM
 			if s.json.Kind() == '{' {
-				hosted = s.hasMember(storedFile) || hosted
+				hosted = s.hasMember(storedFile, "knowledge_id") || hosted
 			} else {
 				s.json.Skip()
 			}

@@ -24,6 +24,11 @@ func TestX14_HostedTools(t *testing.T) {
 		`"tools":[{"name":"a","input_schema":{"type":"object","properties":{"model":{}}}},{"type":"web_search_20250305","name":"web_search"}]`:                         none,
 		`"tools":[{"type":"computer_use_preview","display_width":1024,"display_height":768,"environment":"browser"}]`:                                                  none,
 		`"tools":[{"type":"code_interpreter","container":{"type":"auto","file_ids":[]}},{"type":"file_search","vector_store_ids":[ ]},{"type":"mcp","server_url":""}]`: none,
+		`"tools":[{"type":"document_library","library_ids":["l"]}]`:                                                                                                    hostedTools,
+		`"tools":[{"type":"collections_search","collection_ids":["c"]}]`:                                                                                               hostedTools,
+		`"tools":[{"type":"retrieval","retrieval":{"knowledge_id":"1"}}]`:                                                                                              hostedTools,
+		`"tools":[{"type":"shell","environment":{"type":"container_auto","skills":[{"type":"skill_reference","skill_id":"s"}]}}]`:                                      hostedTools,
+		`"tools":[{"type":"shell","environment":{"type":"local","skills":[{"name":"a","path":"/a"},7]}},{"type":"retrieval","retrieval":{}},{"retrieval":7}]`:          none,
 		`"tools":{"server_url":"a"}`: none, `"tools":[]`: none,
 
 		`"plugins":[{"id":"auto-router","allowed_models":["*"]}]`: pluginsField, `"plugins":[{"id":"web"},{"id":"fusion"}]`: pluginsField, `"plugins":["web"]`: pluginsField,
@@ -39,7 +44,9 @@ func TestX14_HostedTools(t *testing.T) {
 		`"data_sources":[{"type":"azure_search"}]`: "data_sources", `"container":"c"`: "container", `"api_key":"k"`: "api_key", `"mcp_servers":[],"container":null,"api_key":""`: none,
 
 		`"extra_body":{"n":9}`: extraBody, `"extra_body":{"max_tokens":9}`: extraBody, `"extra_body":{"best_of":9}`: extraBody, `"extra_body":{"api_base":"http://a"}`: extraBody,
-		`"extra_body":{"n":null,"top_k":1,"tools":[{"type":"function"}]}`: none,
+		`"extra_body":{"n":null,"top_k":1,"tools":[{"type":"function"}],"google":{"thinking_config":{}}}`: none,
+		`"extra_body":{"google":{"cached_content":"cachedContents/1"}}`:                                   extraBody, `"cached_content":"cachedContents/1"`: "cached_content",
+		`"agent":{"type":"agent_reference","name":"a"}`: "agent", `"agent_reference":{"name":"a"}`: "agent_reference", `"prompt":{"id":"pmpt_1"}`: none,
 	} {
 		body := `{"model":"m",` + field + `,"messages":[]}`
 		r, fault := Scan(Chat, jsonType, []byte(body))
@@ -57,6 +64,21 @@ func TestX14_HostedTools(t *testing.T) {
 		if r, fault := Scan(e, jsonType, []byte(body)); fault != nil || r.Guarded != guardOf([]byte(storedFile)) {
 			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
 		}
+	}
+}
+
+// A prompt that the account of an upstream has stored is found where OpenAI's API has one.
+func TestX14_StoredPrompts(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]string{`"prompt":{"id":"pmpt_1","version":"2"}`: storedPrompt, `"prompt":{"variables":{},"ID":"pmpt_1"}`: storedPrompt,
+		`"prompt":null`: "", `"prompt":{"id":null}`: "", `"prompt":"id"`: "", `"extra_body":{"prompt":{"id":"pmpt_1"}}`: extraBody} {
+		r, fault := Scan(Responses, jsonType, []byte(`{"model":"m",`+body+`,"input":"x"}`))
+		if fault != nil || r.Guarded != guardOf([]byte(want)) {
+			t.Errorf("%s: %b, %v", body, r.Guarded, fault)
+		}
+	}
+	if r, fault := Scan(Completions, jsonType, []byte(`{"model":"m","prompt":{"id":"pmpt_1"}}`)); fault != nil || r.Guarded != 0 {
+		t.Errorf("a completion: %b, %v", r.Guarded, fault)
 	}
 }
 

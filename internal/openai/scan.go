@@ -232,6 +232,8 @@ func (s *scanner) hint(f field) {
 		}
 	case fieldSystem:
 		s.instructions()
+	case fieldStoredPrompt:
+		s.storedPrompt()
 	case fieldItems:
 		s.items(maxItemDepth)
 	case fieldEmbedded:

@@ -108,6 +108,10 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) 
 		return
 	}
 	defer response.Body.Close()
+	if response.StatusCode < http.StatusOK { // the body is the connection
+		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamError, "The engine that has the response wants to change the protocol."))
+		return
+	}
 	if fault := refuseRedirect(response); fault != nil {
 		r.answerFault(w, req, fault)
 		return

@@ -55,6 +55,24 @@ func TestR7_CallsOfStoredResponses(t *testing.T) {
 	}
 }
 
+// An engine that wants to change the protocol has not answered. The client is told so.
+func TestR7_NoProtocolSwitchForAStoredResponse(t *testing.T) {
+	h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			w.Header().Set("connection", "upgrade")
+			w.Header().Set("upgrade", "other")
+			w.WriteHeader(http.StatusSwitchingProtocols)
+			return
+		}
+		w.Header().Set("content-type", "application/json")
+		io.WriteString(w, `{"id":"resp_1","object":"response"}`)
+	})})
+	if status, text := h.postFor("/v1/responses", false); status != 200 {
+		t.Fatalf("%d %s", status, text)
+	}
+	h.getStored("acme", 502, "wants to change the protocol")
+}
+
 // A model with moderation rules generates no response in the background that its client could not
 // read. The events of a stream are moderated.
 func TestR7_NoModeratedResponseInTheBackground(t *testing.T) {

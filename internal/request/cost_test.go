@@ -39,6 +39,7 @@ func TestB3_WhatIsToldAsUsed(t *testing.T) {
 		"of before a restart":       {native(false, final("1")), cost.Usage},
 		"nobody waited":             {native(true, left), cost.Usage},
 		"managed":                   {managed(Outcome{Answered: true, Attempts: 1, Usage: Usage{Completion: 9}}), Usage{Prompt: 30, Completion: 9}},
+		"managed, false cache":      {managed(Outcome{Answered: true, Attempts: 1, Usage: Usage{Prompt: 1, Completion: 2, Cached: 3, Known: true}}), Usage{Prompt: 1, Completion: 2, Known: true}},
 		"managed, counted":          {managed(Outcome{Answered: true, Attempts: 1, Usage: Usage{Prompt: 1, Completion: 2, Known: true}}), Usage{Prompt: 1, Completion: 2, Known: true, CachedKnown: true}},
 		"managed, nobody waited":    {managed(Outcome{Attempts: 1, Cause: CauseClient}), cost.Usage},
 		"managed, an engine failed": {managed(Outcome{Attempts: 1, Cause: CauseEngine}), Usage{}},

@@ -89,10 +89,13 @@ func (o *Outcome) Estimate(c Cost) {
 }
 
 // usage is Usage as it is counted. An engine that told the relay its counts told the cached tokens
-// too.
+// too, unless they are more than the prompt: see UsageOf.
 func (o *Outcome) usage() Usage {
 	u := o.Usage
 	u.CachedKnown = u.CachedKnown || u.Known
+	if u.Cached > u.Prompt {
+		u.Cached, u.CachedKnown = 0, false
+	}
 	return u
 }
 

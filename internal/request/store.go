@@ -45,6 +45,9 @@ type Subscribers struct {
 	// Retried is told why Envoy repeated an attempt for a tenant at another replica of a model:
 	// ReasonConnect and so on.
 	Retried func(model, tenant, reason string)
+	// Begun is told what FirstToken is told of a request that the store does not know, and returns
+	// what FirstToken returns. nil: nobody is told.
+	Begun func(id string, begin []byte) (wantsMore bool)
 	// Picked is told of each request whose replica was picked, with its Prediction.
 	Picked func(Summary)
 	// CostOf returns what a native request of before a restart has cost, by the entry that ends it.
@@ -125,7 +128,8 @@ func (s *Store) Begin(a Arrival) *Record {
 
 // FirstToken tells that the response of a native request has begun with these bytes. It returns
 // true if the request wants the id of the response or its first token, and the bytes do not have
-// both. The caller may then call again with a longer beginning. An id that is not known is ignored.
+// both. The caller may then call again with a longer beginning. Of an id that is not known
+// Subscribers.Begun is told.
 func (s *Store) FirstToken(id string, begin []byte) (wantsMore bool) {
 	if s == nil {
 		return false
@@ -133,11 +137,15 @@ func (s *Store) FirstToken(id string, begin []byte) (wantsMore bool) {
 	s.mu.Lock()
 	var hold Hold
 	ended, stream := false, false
-	if r := s.byID[id]; r != nil {
+	r := s.byID[id]
+	if r != nil {
 		hold, ended, stream = r.hold, r.closed, r.summary.Stream
 	}
 	s.mu.Unlock()
-	if hold == nil {
+	switch {
+	case r == nil && s.subscribers.Begun != nil:
+		return s.subscribers.Begun(id, begin)
+	case hold == nil:
 		return false
 	}
 	if !hold.WantsResponseID() {

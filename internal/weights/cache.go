@@ -103,6 +103,16 @@ func (c *cache) listing(commit string) (*Listing, bool) {
 	return &l, true
 }
 
+// Fetched returns the path of what an engine loads, if all of it is in the cache. A fetch then asks
+// the hub nothing.
+func Fetched(s Source) (path string, ok bool) {
+	c, err := openCache(s)
+	if err != nil {
+		return "", false
+	}
+	return c.complete(s)
+}
+
 // complete returns the path of what an engine loads, if all of it is in the cache: of the commit
 // from which it was fetched, or else of the one that the revision is.
 func (c *cache) complete(s Source) (string, bool) {

@@ -28,6 +28,8 @@ async function checkRefusedKey(browser) {
   await page.getByLabel('Message').fill('Hello');
   await page.keyboard.press('Enter');
   await page.locator('#login').waitFor({ timeout });
+  const below = await page.locator('#login label code').evaluate((c) => c.offsetTop - c.closest('label').offsetTop);
+  expect(below < 10, `a part of the label of the login stands ${below} pixels below the other`);
   await page.context().close();
   forgive(/status of 401/);
 }
@@ -277,6 +279,115 @@ async function checkChoice(browser) {
   await page.context().close();
 }
 
+/** checkPatched: limits that were changed at run time make the list of models no wider than its window. The tooltip has all. */
+async function checkPatched(browser) {
+  const limits = { ...modelOf('').limits, max_concurrent_requests: 4, max_tokens_per_minute: 1_200_000, weight: 5, patched: ['max_tokens_per_minute', 'weight'] };
+  const page = await openWide(browser, '/models', 1280, (p) => show(p, { models: [modelOf('chat', { limits })] }));
+  await page.locator('.patched').first().waitFor({ timeout });
+  await fits(page, 'the models with changed limits');
+  const tooltip = await page.locator('tr[data-model] td.w-limits').getAttribute('title');
+  expect(tooltip === '4 at once · 1,200,000 tokens/min · weight 5 · queue 1,000 for 1m', `the tooltip of limits is ${tooltip}`);
+  await page.context().close();
+}
+
+/** checkUnread: the page does not say that something is not there before it has read it. */
+async function checkUnread(browser) {
+  let answerAll;
+  const late = new Promise((resolve) => { answerAll = resolve; });
+  const page = await open(browser, `${url}/configuration`);
+  for (const path of ['**/api/v1/requests?*', '**/api/v1/tenants', '**/api/v1/nodes']) await page.route(path, (route) => late.then(() => route.continue()));
+  const denials = ['does not know this request', 'No tenants', 'No node runs replicas'];
+  for (const path of ['/requests/request-5', '/tenants', '/nodes']) {
+    await page.evaluate((to) => {
+      history.pushState(null, '', to);
+      for (const event of ['navigate', 'state']) document.dispatchEvent(new Event(event));
+    }, path);
+    const said = await page.locator('#view').innerText();
+    for (const words of denials) expect(!said.includes(words), `${path} says before it has read anything: ${said}`);
+  }
+  answerAll();
+  await page.getByText('No node runs replicas.').waitFor({ timeout });
+  await page.context().close();
+}
+
+/** checkRefusedEvents: a page that gets no events says why, and not that there are no models. */
+async function checkRefusedEvents(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  await answer(page, '**/api/v1/events', { error: { message: 'As many clients read as may.' } }, 429);
+  await page.goto(`${url}/models`);
+  await page.locator('#offline', { hasText: 'As many clients read as may.' }).waitFor({ timeout });
+  expect(!(await page.locator('#view').innerText()).includes('No models'), 'a page without events says that there are no models');
+  await page.unroute('**/api/v1/events');
+  await page.locator('tr[data-model]').first().waitFor({ timeout });
+  expect(await page.locator('#offline').isHidden(), 'the page says that it gets no events, and it does');
+  await page.context().close();
+  forgive(/status of 429/);
+}
+
+/** checkAnnounced: one condition is announced as one. */
+async function checkAnnounced(browser) {
+  const condition = { type: 'BudgetReached', subject: 'acme', status: 'true', severity: 'warning', reason: 'Refused', message: 'Refused.', since: '2030-05-04T12:00:00Z' };
+  const page = await openWide(browser, '/', 1280, (p) => show(p, { conditions: [condition] }));
+  await page.locator('#announce', { hasText: /^1 thing needs attention$/ }).waitFor({ state: 'attached', timeout });
+  await page.context().close();
+}
+
+/** checkBurst: an answer that comes at once has no rate. */
+async function checkBurst(browser) {
+  const page = await open(browser, `${url}/playground`);
+  const event = `data: ${JSON.stringify({ choices: [{ delta: { content: 'a' } }] })}\n\n`;
+  await page.route('**/api/v1/playground', (route) => route.fulfill({ contentType: 'text/event-stream', body: `${event}${event}data: [DONE]\n\n` }));
+  await page.evaluate(() => { performance.now = () => 7; });
+  await page.getByLabel('Message').fill('Hello');
+  await page.keyboard.press('Enter');
+  await page.getByRole('button', { name: 'Stop' }).waitFor({ state: 'hidden', timeout });
+  await page.locator('.bubble.assistant').getByText('aa').waitFor({ timeout });
+  const figures = await page.locator('.bubble.assistant .sub').innerText();
+  expect(!/∞|NaN/.test(figures), `the figures of an answer are: ${figures}`);
+  await page.context().close();
+}
+
+/** checkURLs: a URL with words that the page does not write shows the rows all the same. */
+async function checkURLs(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  for (const path of ['/models?sort=limits', '/requests?show=constructor', '/requests?sort=-nothing']) {
+    await page.goto(url + path);
+    await page.locator('#view tbody:not(.spacer) tr').first().waitFor({ timeout }).catch(() => { throw new Error(`${path} shows no rows`); });
+  }
+  await page.context().close();
+}
+
+/** checkPause: after a click on Pause the page stays as it is: it has no stream, and nothing is read. */
+async function checkPause(browser) {
+  const page = await open(browser, `${url}/configuration`);
+  await page.addInitScript(() => {
+    window.streams = [];
+    const [Stream, every] = [window.EventSource, window.setInterval];
+    window.EventSource = class extends Stream { constructor(of) { super(of); window.streams.push(this); } };
+    window.setInterval = (call, ms) => every(call, ms / 50);
+  });
+  let reads = 0;
+  let follows = false;
+  for (const path of ['**/api/v1/keys', '**/api/v1/usage?*']) await page.route(path, (route) => (reads++, route.fulfill({ json: { keys: [], usage: [] } })));
+  await page.route('**/log?*', () => { follows = true; }); // it has no end
+  page.on('requestfailed', (r) => { if (r.url().includes('/log?')) follows = false; });
+  for (const path of ['/keys', '/usage', '/replicas/model-0001-0']) {
+    await page.goto(url + path);
+    await page.waitForFunction(() => window.streams.length > 0, null, { timeout });
+    await page.getByRole('button', { name: 'Pause' }).click();
+    expect(await page.evaluate(() => window.streams.every((s) => s.readyState === EventSource.CLOSED)), `${path} has a stream of events during a pause`);
+    await page.waitForTimeout(300);
+    const before = reads;
+    await page.waitForTimeout(1000);
+    expect(reads === before, `${path} reads during a pause`);
+    expect(!follows, 'the log goes on during a pause');
+    if (path.startsWith('/replicas')) await page.locator('.panel', { hasText: 'Log' }).getByText('The page is paused.').waitFor({ timeout });
+    await page.getByRole('button', { name: 'Paused' }).click();
+    await page.waitForFunction(() => window.streams.at(-1).readyState === EventSource.OPEN, null, { timeout });
+  }
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -292,5 +403,12 @@ await run(async (browser) => {
   await checkOrder(browser);
   await checkFailing(browser);
   await checkChoice(browser);
+  await checkPatched(browser);
+  await checkUnread(browser);
+  await checkRefusedEvents(browser);
+  await checkAnnounced(browser);
+  await checkBurst(browser);
+  await checkURLs(browser);
+  await checkPause(browser);
 });
 end();

@@ -93,6 +93,9 @@ bool CALL(network_filter_drain_read_buffer)(void *filter, size_t n);
 void CALL(network_filter_write)(void *filter, span data, bool end);
 void CALL(network_filter_close)(void *filter, int kind);
 
+/* ANY marks a parameter that a hook does not use. */
+#define ANY __attribute__((unused))
+
 /* Hooks that Envoy calls. HOOK makes one visible to Envoy. */
 #define HOOK(type, name) __attribute__((visibility("default"))) type envoy_dynamic_module_on_##name
 HOOK(const char *, program_init)(void);

@@ -21,7 +21,7 @@ static void grow_slots(channel *l) {
   l->slots_n = n;
 }
 
-/* enrol gives r an id on a connection. It fails with a million requests at once. */
+/* enrol gives r an id on a connection. It fails with half a million requests at once. */
 static bool enrol(channel *l, request *r, connection *c) {
   if (l->free_n == 0 && l->slots_n >= NO_SLOT / 2) return false;
   if (l->free_n == 0) grow_slots(l);
@@ -265,8 +265,6 @@ void channel_drop(channel *l, request *r) {
   else channel_flush(l);
 }
 
-static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
-
 static void start(channel *l) {
   sigset_t all, before;
   pthread_attr_t a;
@@ -290,11 +288,8 @@ channel *channel_of(gates *g, uint32_t worker) {
   l->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (l->wake < 0) abort();
   l->current = connection_new(l);
-  pthread_mutex_lock(&making);
   start(l);
-  g->links[worker] = l;
-  pthread_mutex_unlock(&making);
-  return l;
+  return g->links[worker] = l;
 }
 
 /* channel_close frees a channel without requests, after its thread has ended. */

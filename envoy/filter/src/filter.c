@@ -21,7 +21,6 @@
  *   is read there is final, and equal to what an access log says.
  * - continue_decoding, send_response and reset_stream may destroy the filter before they return. */
 #include "filter.h"
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -30,8 +29,6 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static gates *all;
 static uint64_t random_number;
-
-static bool equal(span a, span b) { return a.n == b.n && memcmp(a.p, b.p, a.n) == 0; }
 
 /* instance returns the number that this process chose when Envoy loaded the filter. */
 uint64_t instance(void) { return random_number; }
@@ -53,7 +50,7 @@ void count(gates *g, int which) {
 /* gates_of returns the entry of a socket; the lock is held. */
 static gates *gates_of(span path) {
   for (gates *g = all; g; g = g->next)
-    if (strlen(g->path) == path.n && memcmp(g->path, path.p, path.n) == 0) return g;
+    if (equal((span){g->path, strlen(g->path)}, path)) return g;
   gates *g = allocate(sizeof *g);
   memcpy(g->path, path.p, path.n);
   g->next = all;
@@ -67,8 +64,9 @@ static void gates_close(gates *g) {
   free(g);
 }
 
-/* gates_use returns the entry of a socket for one more configuration. */
+/* gates_use returns the entry of a socket for one more configuration. Null: it is not the absolute path of a socket. */
 gates *gates_use(span path) {
+  if (path.n == 0 || path.n >= sizeof all->path || path.p[0] != '/' || memchr(path.p, 0, path.n)) return NULL;
   pthread_mutex_lock(&lock);
   gates *g = gates_of(path);
   g->uses++;
@@ -99,16 +97,9 @@ static span next_line(span *rest) {
 
 /* read_list reads a line of the configuration that lists headers. */
 static bool read_list(gate *g, span line) {
-  static const struct {
-    span word;
-    size_t place;
-  } lists[] = {{{"unread ", 7}, offsetof(gate, unread)}, {{"response ", 9}, offsetof(gate, response)}};
-  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-    span word = lists[i].word;
-    if (line.n > word.n && memcmp(line.p, word.p, word.n) == 0)
-      return headers_read((header_list *)(void *)((char *)g + lists[i].place), (span){line.p + word.n, line.n - word.n});
-  }
-  return false;
+  const span unread = SPAN("unread "), response = SPAN("response ");
+  if (begins(line, unread)) return headers_read(&g->unread, (span){line.p + unread.n, line.n - unread.n});
+  return begins(line, response) && headers_read(&g->response, (span){line.p + response.n, line.n - response.n});
 }
 
 static void gate_free(gate *g) {
@@ -116,36 +107,33 @@ static void gate_free(gate *g) {
   free(g);
 }
 
-/* gate_new reads the configuration: the absolute path of the gateway's socket, then a line for each list of headers
- * that do not cross the gateway. A line is unread or response, and the names. Another line would be another version
- * of the protocol, because a running Envoy keeps its filter. */
-static gate *gate_new(span config, span *path) {
-  gate *g = allocate(sizeof *g);
+static bool define_counters(gate *g) {
+  static const span names[COUNTS] = {{"sluice_connections_made", 23}, {"sluice_connections_lost", 23}, {"sluice_undecided", 16}};
+  for (int i = 0; i < COUNTS; i++)
+    if (CALL(http_filter_config_define_counter)(g->envoy, names[i], NULL, 0, &g->counters[i]) != 0) return false;
+  return true;
+}
+
+/* read_config reads the configuration: the path of the gateway's socket, then a line for each list of headers that do
+ * not cross the gateway. A line is unread or response, and the names. Another line would be another version of the
+ * protocol, because a running Envoy keeps its filter. */
+static bool read_config(gate *g, span config) {
   g->config = allocate(config.n + 1);
   if (config.n) memcpy(g->config, config.p, config.n);
-  span rest = {g->config, config.n};
-  *path = next_line(&rest);
-  bool good = path->n > 0 && path->n < sizeof all->path && path->p[0] == '/' && !memchr(config.p, 0, config.n);
-  while (good && rest.n) good = read_list(g, next_line(&rest));
-  if (good) return g;
-  gate_free(g);
-  return NULL;
+  span rest = {g->config, config.n}, path = next_line(&rest);
+  while (rest.n)
+    if (!read_list(g, next_line(&rest))) return false;
+  return define_counters(g) && (g->owner = gates_use(path));
 }
 
 HOOK(void *, http_filter_config_new)(void *envoy, span name, span config) {
-  static const span counters[COUNTS] = {{"sluice_connections_made", 23}, {"sluice_connections_lost", 23}, {"sluice_undecided", 16}};
-  span path;
+  gate *g = allocate(sizeof *g);
   (void)name;
-  gate *g = gate_new(config, &path);
-  if (!g) return NULL;
   g->envoy = envoy;
-  for (int i = 0; i < COUNTS; i++) {
-    if (CALL(http_filter_config_define_counter)(envoy, counters[i], NULL, 0, &g->counters[i]) != 0) {
-      gate_free(g);
-      return NULL;
-    }
+  if (!read_config(g, config)) {
+    gate_free(g);
+    return NULL;
   }
-  g->owner = gates_use(path);
   pthread_mutex_lock(&lock);
   g->next = g->owner->first;
   g->owner->first = g;
@@ -327,7 +315,7 @@ static void name_source(request *r) {
   const span source = SPAN("x-sluice-source"), engine = SPAN("engine"), name = SPAN("x-sluice-replica");
   span replica;
   if (!r->local) CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, source, engine);
-  if (r->nameless || !CALL(http_get_metadata_string)(r->envoy, METADATA_HOST, SPAN("sluice"), SPAN("replica"), &replica)) return;
+  if (r->nameless || !replica_of(r->envoy, &replica)) return;
   CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, name, replica);
 }
 
@@ -570,7 +558,6 @@ HOOK(int, http_filter_local_reply)(void *envoy, void *filter, uint32_t status, s
 }
 
 /* Envoy loads no module that lacks one of its hooks. This filter has no use for the following ones. */
-#define ANY __attribute__((unused))
 HOOK(void, http_filter_http_callout_done)(ANY void *a, ANY void *b, ANY uint64_t c, ANY int d, ANY pair *e, ANY size_t f, ANY span *g, ANY size_t h) {}
 HOOK(void, http_filter_http_stream_headers)(ANY void *a, ANY void *b, ANY uint64_t c, ANY pair *d, ANY size_t e, ANY bool f) {}
 HOOK(void, http_filter_http_stream_data)(ANY void *a, ANY void *b, ANY uint64_t c, ANY const span *d, ANY size_t e, ANY bool f) {}

@@ -3,6 +3,7 @@
 #define SLUICE_FILTER_H
 #include "abi.h"
 #include <pthread.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -27,6 +28,11 @@ enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1, FLAG_NAMELESS = 2 };
 #define LARGE_ANSWER ((size_t)32 << 10)
 /* SILENCE is how long a request waits for a word before Welcome has told it, in milliseconds. */
 #define SILENCE 2000
+
+#define SPAN(s) ((span){(s), sizeof(s) - 1})
+static inline bool begins(span s, span with) { return s.n >= with.n && memcmp(s.p, with.p, with.n) == 0; }
+static inline bool ends(span s, span with) { return s.n >= with.n && memcmp(s.p + s.n - with.n, with.p, with.n) == 0; }
+static inline bool equal(span a, span b) { return a.n == b.n && begins(a, b); }
 
 /* text is memory that grows. Only the thread that fills it uses it. */
 typedef struct {
@@ -107,8 +113,8 @@ enum {
   IN_ARRAY = 255, /* in the place of a name: the value is in an array */
 };
 
-/* What json_read finds. Of an object and an array it finds the beginning. */
-enum { JSON_STRING, JSON_NUMBER, JSON_DONE, JSON_OTHER, JSON_OBJECT, JSON_ARRAY };
+/* What json_read finds. Of an object it finds the beginning. */
+enum { JSON_STRING, JSON_NUMBER, JSON_DONE, JSON_OTHER, JSON_OBJECT };
 
 /* json is a JSON text of which a part was read. */
 enum { DEPTHS = 256 };
@@ -247,7 +253,6 @@ span decimal(char *room, int64_t v);
 enum { FEW = 16 };
 size_t chunks_of(void *envoy, int kind, span **out);
 int64_t now_ms(void);
-#define SPAN(s) ((span){(s), sizeof(s) - 1})
 
 /* queue.c */
 void write_head(char *at, int type, int flags, uint64_t id, size_t n);
@@ -300,6 +305,7 @@ void headers_remove(const header_list *l, header_set found, void *envoy, int kin
 void put_headers(text *t, const request *r);
 void put_record(text *t, const request *r);
 void put_live(text *t, const request *r);
+bool replica_of(void *envoy, span *out);
 
 /* json.c */
 void json_init(void);
@@ -311,7 +317,6 @@ bool json_is_whole(const json *j);
 size_t before(const char *p, size_t n, char a, char b);
 
 /* reading.c */
-bool begins(span s, span with);
 void reading_init(void);
 reading *reading_new(span wanted);
 void reading_begin(reading *r, void *envoy);

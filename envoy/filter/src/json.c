@@ -103,7 +103,7 @@ static void open_container(json *j, bool array, json_found *found, void *of) {
     j->bad = true;
     return;
   }
-  found(of, j, array ? JSON_ARRAY : JSON_OBJECT);
+  if (!array) found(of, j, JSON_OBJECT);
   j->names[j->depth] = array ? IN_ARRAY : NAME_OTHER;
   j->state = array ? VALUE_OR_END : NAME_OR_END;
 }

@@ -113,10 +113,8 @@ void queue_free(queue *q) {
 /* body_iov describes what is left of a body. Only the worker of the request may call it. */
 static int body_iov(piece *p, channel *l, struct iovec *v, int max) {
   int n = 0;
-  size_t skip = 0, left = p->left;
-  if (p->at < HEAD) left -= HEAD - p->at;
-  if (p->at < HEAD) v[n++] = (struct iovec){p->bytes + p->at, HEAD - p->at};
-  else skip = p->at - HEAD;
+  size_t head = p->at < HEAD ? HEAD - p->at : 0, skip = p->at + head - HEAD, left = p->left - head;
+  if (head) v[n++] = (struct iovec){p->bytes + p->at, head};
   size_t have = CALL(http_get_body_chunks_size)(p->body->envoy, BUFFERED_REQUEST_BODY);
   if (have > l->chunks_cap) {
     free(l->chunks);

@@ -77,17 +77,14 @@ void reading_init(void) {
   for (int i = 0; i < CLASSES; i++, end *= 1.02) ends_of_classes[i] = end;
 }
 
-bool begins(span s, span with) { return s.n >= with.n && memcmp(s.p, with.p, with.n) == 0; }
-
 /* is_kind compares the beginning of a value whose letters may be large. */
 static bool is_kind(span s, span with) { return s.n >= with.n && strncasecmp(s.p, with.p, with.n) == 0; }
 
 /* reading_new returns a reader for a value of the header x-sluice-usage. */
 reading *reading_new(span wanted) {
-  span and_stream = SPAN("+stream");
   reading *r = allocate(sizeof *r);
   r->of_messages = begins(wanted, SPAN("messages"));
-  r->of_stream = wanted.n > and_stream.n && memcmp(wanted.p + wanted.n - and_stream.n, and_stream.p, and_stream.n) == 0;
+  r->of_stream = ends(wanted, SPAN("+stream"));
   return r;
 }
 
@@ -175,13 +172,12 @@ static bool is_word(span s) {
 }
 
 static void found_type(seen *s, span type) {
-  span delta = SPAN(".delta");
-  s->end |= type.n == 12 && begins(type, SPAN("message_stop"));
+  s->end |= equal(type, SPAN("message_stop"));
   s->responses |= begins(type, SPAN("response."));
-  s->completed |= type.n == 18 && begins(type, SPAN("response.completed"));
-  s->incomplete |= type.n == 19 && begins(type, SPAN("response.incomplete"));
-  s->failed |= type.n == 15 && begins(type, SPAN("response.failed"));
-  s->is_delta |= type.n > delta.n && memcmp(type.p + type.n - delta.n, delta.p, delta.n) == 0;
+  s->completed |= equal(type, SPAN("response.completed"));
+  s->incomplete |= equal(type, SPAN("response.incomplete"));
+  s->failed |= equal(type, SPAN("response.failed"));
+  s->is_delta |= ends(type, SPAN(".delta"));
 }
 
 static void found_string(seen *s, const json *j) {

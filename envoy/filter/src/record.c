@@ -88,10 +88,15 @@ static size_t put_path(text *t, void *envoy) {
   return put_header(t, envoy, path, SPAN("x-envoy-original-path")) || put_header(t, envoy, path, SPAN(":path"));
 }
 
-static size_t put_metadata_string(text *t, void *envoy, span name, int source, span ns, span key) {
+/* replica_of says which replica has the request, if its endpoint names one. */
+bool replica_of(void *envoy, span *out) {
+  return CALL(http_get_metadata_string)(envoy, METADATA_HOST, SPAN("sluice"), SPAN("replica"), out);
+}
+
+static size_t put_replica(text *t, void *envoy) {
   span v;
-  if (!CALL(http_get_metadata_string)(envoy, source, ns, key, &v) || v.n == 0) return 0;
-  put_pair(t, name, v);
+  if (!replica_of(envoy, &v) || v.n == 0) return 0;
+  put_pair(t, SPAN("replica"), v);
   return 1;
 }
 
@@ -121,8 +126,7 @@ static void put_time(text *t, int64_t ns) { put_u64(t, (uint64_t)(ns < 0 ? -1 : 
 /* put_place puts where Envoy has sent a request. The headers that say so are gone by then: the routes remove them. */
 static size_t put_place(text *t, void *envoy) {
   return put_attribute(t, envoy, SPAN("route"), ATTRIBUTE_ROUTE) + put_attribute(t, envoy, SPAN("upstream"), ATTRIBUTE_UPSTREAM) +
-         put_attribute(t, envoy, SPAN("cluster"), ATTRIBUTE_CLUSTER) +
-         put_metadata_string(t, envoy, SPAN("replica"), METADATA_HOST, SPAN("sluice"), SPAN("replica"));
+         put_attribute(t, envoy, SPAN("cluster"), ATTRIBUTE_CLUSTER) + put_replica(t, envoy);
 }
 
 /* put_record puts the record of a request that has ended. Its values are final in the hook

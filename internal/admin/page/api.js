@@ -43,6 +43,16 @@ export async function send(method, path, body = {}) {
   return said === '' ? null : JSON.parse(said);
 }
 
+/** Returns why the API refuses to be read at a path; '' if it does not. */
+export async function refusal(path) {
+  try {
+    (await call(path, {})).body.cancel();
+    return '';
+  } catch (e) {
+    return e.message;
+  }
+}
+
 async function call(path, options) {
   let answer;
   try {

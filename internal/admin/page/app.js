@@ -1,9 +1,9 @@
 // The page's frame: the header, the menu, and the view of the browser's URL.
 
 import { el, text, attr, chip } from './dom.js';
-import { span, ago } from './format.js';
+import { span, ago, count } from './format.js';
 import { route, current } from './router.js';
-import { state, start, want } from './store.js';
+import { state, start, want, pause } from './store.js';
 import { session } from './session.js';
 import { attention } from './views/conditions.js';
 import { overview } from './views/overview.js';
@@ -20,8 +20,9 @@ import { keys } from './views/keys.js';
 
 const $ = (id) => document.getElementById(id);
 
-// A view is a func of a place. It returns { title, node, needs, update, close }: needs are the names for
-// want of store.js, update is called with the state after each change, close at the end.
+// A view is a func of a place. It returns { title, node, needs, update, close }. needs are names for
+// want of store.js. When all of these have come, update is called with the state after each change.
+// close is called at the end.
 const pages = [
   ['Overview', '', overview],
   ['Models', 'models', models, model],
@@ -80,8 +81,8 @@ function show() {
   const title = typeof view?.title === 'function' ? view.title() : view?.title;
   const mark = state.lost ? '(!) ' : faults.length > 0 ? `(${faults.length}) ` : '';
   document.title = `${mark}${title} · Sluice`;
-  text($('announce'), faults.length === 0 ? '' : `${faults.length} things need attention`);
-  if (state.status) view?.update?.(state);
+  text($('announce'), faults.length === 0 ? '' : count(faults.length, 'thing needs attention', 'things need attention'));
+  if (['status', ...(view?.needs ?? [])].every((name) => state.known.has(name))) view?.update?.(state);
 }
 
 function header() {
@@ -95,7 +96,7 @@ function header() {
 
 function connection() {
   const fault = state.lost
-    ? `Sluice has not answered for ${ago(state.lost.toISOString(), Date.now())}. This is the last known state.` : state.fault;
+    ? `Sluice has not answered for ${ago(state.lost.toISOString(), Date.now())}. This is the last known state.` : state.fault || state.refused;
   text($('offline'), fault);
   $('offline').hidden = fault === '';
   $('view').classList.toggle('stale', state.lost !== null);
@@ -107,8 +108,8 @@ function open(on) {
   $('nav').classList.toggle('open', on);
 }
 
-function pause() {
-  state.paused = !state.paused;
+function pressed() {
+  pause();
   attr($('pause'), 'aria-pressed', String(state.paused));
   text($('pause'), state.paused ? 'Paused' : 'Pause');
 }
@@ -129,7 +130,7 @@ document.addEventListener('navigate', navigate);
 document.addEventListener('session', navigate);
 document.addEventListener('keydown', shortcut);
 $('menu').addEventListener('click', () => open($('menu').getAttribute('aria-expanded') !== 'true'));
-$('pause').addEventListener('click', pause);
+$('pause').addEventListener('click', pressed);
 document.querySelector('.skip').addEventListener('click', (event) => (event.preventDefault(), $('main').focus()));
 await session();
 await navigate();

@@ -1,6 +1,6 @@
 // Limits: how the tables show them, and the dialog that changes them at run time.
 
-import { el, redraw } from './dom.js';
+import { el, attr, redraw } from './dom.js';
 import { number, bytes } from './format.js';
 import { send } from './api.js';
 import { ask, button, tell } from './dialog.js';
@@ -53,9 +53,14 @@ function parts(kind, limits) {
   return all;
 }
 
-/** Shows limits in a cell, and marks those that differ from the file. DOM nodes are kept while nothing changes. */
+/**
+ * Shows limits in a cell, which may clip them, and marks those that differ from the file. DOM nodes are
+ * kept while nothing changes.
+ */
 export function showLimits(cell, kind, limits) {
-  show(cell, parts(kind, limits));
+  const all = parts(kind, limits);
+  show(cell, all);
+  attr(cell, 'title', all.map(({ words }) => words).join(' · ') || null);
 }
 
 export function showWeight(cell, limits) {

@@ -1,18 +1,21 @@
 // What the page knows of the gateway, kept up to date while somebody looks at it. Models, replicas,
 // conditions and finished requests come by one stream of events; the rest is read while a view needs it.
 
-import { get } from './api.js';
+import { get, refusal } from './api.js';
 import { session } from './session.js';
 
 const every = 2000; // ms between two reads
 const again = 3000; // ms until the stream is opened again after the gateway has refused it
 const maxRequests = 10_000; // finished requests that the page remembers
 
-/** What the page knows. now is the gateway's clock in ms. lost: since when the gateway has not answered. */
+/**
+ * What the page knows. now is the gateway's clock in ms. lost: since when the gateway has not
+ * answered. refused: why the gateway sends no events.
+ */
 export const state = {
   status: null, models: [], replicas: [], conditions: [], requests: [], running: 0,
-  tenants: [], nodes: [], upstreams: [], pools: [], now: Date.now(), lost: null, fault: '', paused: false,
-  known: false, // whether models, replicas and conditions have come
+  tenants: [], nodes: [], upstreams: [], pools: [], now: Date.now(), lost: null, fault: '', refused: '', paused: false,
+  known: new Set(), // what has come: the names of readers, and live for what comes by the stream of events
 };
 
 let needs = new Set(); // the names of what the view in sight reads besides the status
@@ -47,7 +50,8 @@ const kinds = [
 const heard = {
   state: (said) => {
     kinds.forEach((kind) => kind.update(said));
-    state.known = true;
+    state.known.add('live');
+    state.refused = '';
   },
   requests: ({ requests }) => remember(requests),
   sample: () => document.dispatchEvent(new Event('sample')), // the charts read the history
@@ -70,8 +74,14 @@ function listen(on) {
       tell();
     });
   }
-  // A stream that was refused does not come back by itself. The reason shows when the status is read.
-  stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && setTimeout(() => events === stream && listen(false), again));
+  stream.addEventListener('error', () => stream.readyState === EventSource.CLOSED && refused(stream));
+}
+
+/** Tells why a stream was refused, and has it opened again: it does not come back by itself. */
+async function refused(stream) {
+  state.refused = await refusal('/api/v1/events');
+  tell();
+  setTimeout(() => events === stream && listen(false), again);
 }
 
 /** Adds finished requests to those that are known, and forgets the oldest. */
@@ -100,7 +110,10 @@ const readers = {
   ...Object.fromEntries(['tenants', 'nodes', 'upstreams', 'pools'].map((name) => [name, async () => { state[name] = (await get(`/api/v1/${name}`))[name]; }])),
 };
 
-/** Sets what the view in sight needs: any of requests, tenants, nodes, upstreams and pools. Resolves when it is there. */
+/**
+ * Sets what the view in sight needs: any of live, which are models, replicas and conditions, and of
+ * requests, tenants, nodes, upstreams and pools. Resolves when what is read is there.
+ */
 export function want(names) {
   needs = new Set(names);
   return refresh();
@@ -109,7 +122,11 @@ export function want(names) {
 /** Reads what the view needs. */
 export async function refresh() {
   try {
-    await Promise.all(['status', ...needs].map((name) => readers[name]()));
+    const names = Object.keys(readers).filter((name) => name === 'status' || needs.has(name));
+    await Promise.all(names.map(async (name) => {
+      await readers[name]();
+      state.known.add(name);
+    }));
     Object.assign(state, { now: get.now, lost: null, fault: '' });
   } catch (e) {
     if (e.status === 0) Object.assign(state, { lost: state.lost ?? new Date(), fault: e.message });
@@ -118,8 +135,34 @@ export async function refresh() {
   tell();
 }
 
+/**
+ * Reports whether the page shows what changes: somebody sees it, and has not paused it. The event
+ * looking tells when that changes.
+ */
+export function looking() {
+  return !state.paused && !document.hidden;
+}
+
+function looked() {
+  listen(looking());
+  document.dispatchEvent(new Event('looking'));
+}
+
+/** Pauses the page, or ends the pause. */
+export function pause() {
+  state.paused = !state.paused;
+  looked();
+}
+
+/** Reads now, and then every ms while the page shows what changes. Returns a func that ends that. */
+export function poll(read, ms) {
+  const timer = setInterval(() => looking() && read(), ms);
+  read();
+  return () => clearInterval(timer);
+}
+
 async function tick() {
-  const on = !state.paused && !document.hidden && (await session());
+  const on = looking() && (await session());
   listen(on);
   if (on) await refresh();
   setTimeout(tick, every);
@@ -127,7 +170,7 @@ async function tick() {
 
 /** Begins to read. */
 export function start() {
-  document.addEventListener('visibilitychange', () => listen(!document.hidden && !state.paused));
+  document.addEventListener('visibilitychange', looked);
   document.addEventListener('unauthorized', () => listen(false));
   tick();
 }

@@ -142,7 +142,7 @@ class Table {
 
   ordered(rows) {
     const column = this.columns.find((c) => c.id === this.order.replace(/^-/, ''));
-    if (!column) return rows;
+    if (!column?.value) return rows;
     const sign = this.order.startsWith('-') ? -1 : 1;
     const values = new Map(rows.map((r) => [r, column.value(r)]));
     return rows.sort((a, b) => {

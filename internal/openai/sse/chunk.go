@@ -49,7 +49,8 @@ type Chunk struct {
 	// length or content_filter. Empty: the response goes on, or it is of another API.
 	Finish string
 	// HasUsage reports whether there is a usage, and Told whether its counts can be believed: that
-	// of the prompt is there, and none is something else than a number of tokens.
+	// of the prompt is there, none is something else than a number of tokens, and an engine has
+	// counted them.
 	HasUsage, Told bool
 	Usage          Usage
 	// UsageAt is where the usage of a chunk stands in the data. The zero Span: it has none.
@@ -63,7 +64,7 @@ type Chunk struct {
 	whole     bool   // the data is such a response, and no event
 	hasDelta  bool   // the event has a delta that is not empty
 	total     int64  // of a usage, in tokens; 0: none is told
-	oddCount  bool   // something else stands in the place of a number of tokens
+	oddCount  bool   // something else than a count of an engine stands in the place of one
 	json      jsonscan.Reader
 }
 
@@ -244,6 +245,9 @@ func (c *Chunk) usage() {
 			c.cached()
 		case "total_tokens":
 			c.readTotal()
+		case "estimated": // another Sluice says that no engine has counted the tokens
+			estimated, _ := r.Bool()
+			c.oddCount = c.oddCount || estimated
 		default:
 			r.Skip()
 		}

@@ -177,11 +177,15 @@ func finishOf(f *pb.FinalResult, choice int) string {
 
 // usageOf returns the usage as JSON.
 func usageOf(f *pb.FinalResult) []byte {
-	b, err := json.Marshal(map[string]any{
+	u := map[string]any{
 		"prompt_tokens": f.GetInputTokens(), "completion_tokens": f.GetOutputTokens(),
 		"total_tokens":          int64(f.GetInputTokens()) + int64(f.GetOutputTokens()),
 		"prompt_tokens_details": map[string]int32{"cached_tokens": f.GetCachedTokens()},
-	})
+	}
+	if f.GetEstimated() {
+		u["estimated"] = true
+	}
+	b, err := json.Marshal(u)
 	if err != nil { // numbers always marshal
 		panic(err)
 	}

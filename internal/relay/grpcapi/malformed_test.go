@@ -70,3 +70,25 @@ func TestR9_ErrorsOfWorkersHaveACode(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// A worker that has not counted the tokens says so. Its 0 tokens of the prompt are no usage.
+func TestB3_EstimatedUsageOfWorkersIsNone(t *testing.T) {
+	for _, estimated := range []bool{false, true} {
+		url := script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
+			if err := out.Send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: &pb.TokenDelta{Text: "a"}}}); err != nil {
+				return err
+			}
+			return out.Send(&pb.StreamChunk{Payload: &pb.StreamChunk_Final{Final: &pb.FinalResult{OutputTokens: 1, Estimated: estimated}}})
+		})
+		const asked = `"messages":[{"role":"user","content":"a"}]}`
+		_, stream := must(t, workers(t), url, `{"stream":true,"stream_options":{"include_usage":true},`+asked, http.StatusOK)
+		_, whole := must(t, workers(t), url, `{`+asked, http.StatusOK)
+		events := data(t, stream)
+		for _, text := range []string{events[len(events)-2], whole} {
+			var chunk sse.Chunk
+			if !chunk.Read([]byte(text)) || !chunk.HasUsage || chunk.Told == estimated {
+				t.Errorf("estimated %v: told %v by %s", estimated, chunk.Told, text)
+			}
+		}
+	}
+}

@@ -28,8 +28,11 @@ type toolCall struct {
 	answer json.RawMessage
 }
 
+// maxCalls bounds the tool calls of one turn, and its texts that end within a character.
+const maxCalls = 1024
+
 // findOrAdd returns the call with this index, and adds it if there is none. An engine may omit the
-// id or use it twice.
+// id or use it twice. nil: there are too many calls.
 func (c *toolCalls) findOrAdd(index int, id, name []byte) *toolCall {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,6 +43,9 @@ func (c *toolCalls) findOrAdd(index int, id, name []byte) *toolCall {
 			}
 			return call
 		}
+	}
+	if len(c.list) == maxCalls {
+		return nil
 	}
 	call := &toolCall{index: index, id: string(id), name: string(name)}
 	if call.id == "" || c.findLocked(call.id) != nil {

@@ -2,6 +2,7 @@ package realtime
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -324,6 +325,48 @@ func TestAnswersAreBounded(t *testing.T) {
 	if text := len(turn.answer.text); !turn.tooLarge || text > 5 {
 		t.Errorf("%d bytes kept, lost %v", text, turn.tooLarge)
 	}
+}
+
+// TestX7_AnswersToOpenAIClientsAreBounded: the last events of a response repeat its text, so a
+// response ends when it has become too large for the conversation.
+func TestX7_AnswersToOpenAIClientsAreBounded(t *testing.T) {
+	for _, choice := range []string{"0", "1"} { // the second one was not asked for
+		g := newGateway(t, func(h *Handler) { h.Limits.Conversation = 400 })
+		c := g.dial(t)
+		c.send(userItem)
+		c.seen("conversation.item.done")
+		c.send(`{"type":"response.create","response":{"model":"m"}}`)
+		r := g.engine.next(t)
+		long := `{"choices":[{"index":` + choice + `,"delta":{"content":"` + strings.Repeat("x", 500) + `"}}]}`
+		if err := within(t, r.event(long)); err == nil {
+			t.Errorf("choice %s: the engine goes on", choice)
+		}
+		r.finish("stop")
+		if _, done := c.seen("response.done"); !strings.Contains(done.raw, `"status":"failed"`) || !strings.Contains(done.raw, `"code":"request_too_large"`) {
+			t.Errorf("choice %s: %s", choice, done.raw)
+		}
+	}
+}
+
+// TestX7_ToolCallsAreBounded: an engine that makes calls without end is left.
+func TestX7_ToolCallsAreBounded(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	c.send(hello)
+	r := g.engine.next(t)
+	var err error
+	for n := 0; err == nil && n <= maxCalls; n++ {
+		event := r.event(chunk(fmt.Sprintf(`{"tool_calls":[{"index":%d,"id":"c%d","function":{"name":"f"}}]}`, n, n)))
+		if n < maxCalls {
+			c.expect("tool_call")
+		}
+		err = within(t, event)
+	}
+	if err == nil {
+		t.Error("the engine goes on")
+	}
+	r.finish("stop")
+	c.fault("upstream_error")
 }
 
 // TestR5_StartWithoutAModel: the request of the turn names none, and the relay names one.

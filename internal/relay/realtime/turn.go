@@ -117,6 +117,10 @@ func (t *turn) deliver(d *delta.Delta) error {
 	var message any
 	if d.Kind == delta.ToolCall {
 		call := t.calls.findOrAdd(d.Tool, d.ID, d.Name)
+		if call == nil {
+			t.fault = openai.Errorf(openai.CodeUpstreamError, "The engine makes more than %d tool calls.", maxCalls)
+			return t.fault
+		}
 		message = toolCallMessage{Type: "tool_call", RequestID: t.id, ID: call.id, Index: d.Tool, Name: call.name, Arguments: text, Choice: d.Choice}
 	} else {
 		message = tokenMessage{Type: "token", RequestID: t.id, Delta: text, Choice: d.Choice, Kind: kindOf(d.Kind)}
@@ -125,7 +129,10 @@ func (t *turn) deliver(d *delta.Delta) error {
 		return err
 	}
 	t.sent++
-	t.record(d, text)
+	if t.record(d, text); t.tooLarge && t.socket.openAI.active.Load() { // its last events repeat the answer
+		t.fault = tooLarge()
+		return t.fault
+	}
 	return nil
 }
 
@@ -158,22 +165,22 @@ func (t *turn) completeText(d *delta.Delta) string {
 			break
 		}
 	}
-	if cut < len(text) {
+	if cut < len(text) && len(t.incomplete) < maxCalls {
 		if t.incomplete == nil {
 			t.incomplete = map[textKey][]byte{}
 		}
 		t.incomplete[at] = bytes.Clone(text[cut:])
+		text = text[:cut]
 	}
-	return string(text[:cut])
+	return string(text)
 }
 
 // record records what was sent, for the conversation, which has one choice.
 func (t *turn) record(d *delta.Delta, text string) {
-	if d.Choice != 0 || t.tooLarge {
-		return
-	}
 	if t.bytesLeft -= len(text); t.bytesLeft < 0 {
 		t.tooLarge = true
+	}
+	if d.Choice != 0 || t.tooLarge {
 		return
 	}
 	switch d.Kind {
@@ -242,7 +249,7 @@ const finishCancelled = "cancelled"
 
 // isCutShort reports whether the answer was not finished, so that its tool calls cannot be made.
 func isCutShort(finish string) bool {
-	return finish == "length" || finish == "content_filter" || finish == finishCancelled
+	return finish == "length" || finish == "content_filter" || finish == finishCancelled || openai.BrokenOff(finish) != nil
 }
 
 // usage returns what the turn has used.

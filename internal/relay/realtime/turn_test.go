@@ -240,20 +240,22 @@ func TestCallsThatWereAnsweredEarly(t *testing.T) {
 
 // TestCallsThatWereCutShort are not made: their arguments have no end.
 func TestCallsThatWereCutShort(t *testing.T) {
-	g := newGateway(t, nil)
-	c := g.dial(t)
-	c.send(hello)
-	r := g.engine.next(t)
-	r.say("well")
-	r.delta(`{"tool_calls":[{"index":0,"id":"c0","function":{"name":"f","arguments":"{\"a"}}]}`)
-	r.finish("length")
-	c.tokens("well")
-	c.expect("tool_call")
-	c.final("length")
-	c.send(`{"type":"start","message":{"role":"user","content":"on"}}`)
-	want := `{"role":"user","content":"hi"}` + "\n" + `{"role":"assistant","content":"well"}` + "\n" + `{"role":"user","content":"on"}`
-	if diff := cmp.Diff(want, g.engine.next(t).conversation()); diff != "" {
-		t.Errorf("conversation (-want +got):\n%s", diff)
+	for _, finish := range []string{"length", "content_filter", "abort", "error"} {
+		g := newGateway(t, nil)
+		c := g.dial(t)
+		c.send(hello)
+		r := g.engine.next(t)
+		r.say("well")
+		r.delta(`{"tool_calls":[{"index":0,"id":"c0","function":{"name":"f","arguments":"{\"a"}}]}`)
+		r.finish(finish)
+		c.tokens("well")
+		c.expect("tool_call")
+		c.final(finish)
+		c.send(`{"type":"start","message":{"role":"user","content":"on"}}`)
+		want := `{"role":"user","content":"hi"}` + "\n" + `{"role":"assistant","content":"well"}` + "\n" + `{"role":"user","content":"on"}`
+		if diff := cmp.Diff(want, g.engine.next(t).conversation()); diff != "" {
+			t.Errorf("%s: conversation (-want +got):\n%s", finish, diff)
+		}
 	}
 }
 

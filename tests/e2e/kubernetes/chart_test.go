@@ -346,6 +346,61 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	}
 }
 
+// TestE2E_B11_AReleaseMayHaveADotInItsName: Helm takes a dot in the name of a release. The name of
+// a Service has none.
+func TestE2E_B11_AReleaseMayHaveADotInItsName(t *testing.T) {
+	t.Parallel()
+	out, err := helm(t, nil, "template", "llm.prod", chartFolder(), "--values", writeValues(t, chartValues["envoys"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"Service/llm-prod-sluice", "Service/llm-prod-sluice-control"} {
+		if readObjects(t, out)[name] == nil {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	if strings.Contains(out, "llm.prod-sluice") {
+		t.Error("a name has a dot")
+	}
+}
+
+// TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames: Kubernetes takes 123 as the name of a Secret,
+// and an Ingress may have a host for all names of a domain.
+func TestE2E_B11_ObjectsOfTheUserMayHaveNumbersAsNames(t *testing.T) {
+	t.Parallel()
+	const values = `{existingConfig: "123", tls: {secret: "123"}, secretFiles: {a: "123"}, serviceAccount: {name: "123"},
+  config: {admin: "0.0.0.0:9090"}, adminIngress: {enabled: true, host: "*.example.com", className: "123", tlsSecret: "123"},
+  envoys: {enabled: true, secret: "123", gatewaySecret: "123"}}`
+	found := 0
+	var look func(path string, value any)
+	look = func(path string, value any) {
+		switch v := value.(type) {
+		case object:
+			for name, member := range v {
+				look(path+"."+name, member)
+			}
+		case []any:
+			for _, member := range v {
+				look(path, member)
+			}
+		case string:
+			if v == "123" || v == "*.example.com" {
+				found++
+			}
+		case int:
+			if v == 123 {
+				t.Errorf("%s is a number", path)
+			}
+		}
+	}
+	for name, o := range readObjects(t, renderChart(t, values)) {
+		look(name, o)
+	}
+	if found < 12 {
+		t.Errorf("the names are found %d times", found)
+	}
+}
+
 // TestE2E_B11_PodsReachEachOther: with peers.enabled each pod has its own address for the others,
 // of either family, and the network lets the gateways alone reach it.
 func TestE2E_B11_PodsReachEachOther(t *testing.T) {
@@ -494,26 +549,27 @@ func remarshal(t *testing.T, from object, to any) {
 func TestE2E_B11_TheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
-		"{replica: 2}":                                           "additional properties 'replica' not allowed",
-		"{replicas: two}":                                        "'/replicas': got string, want integer",
-		"{configKind: Foo}":                                      "'/configKind': value must be one of 'ConfigMap', 'Secret'",
-		"{service: {port: 99999}}":                               "'/service/port': maximum",
-		"{envoys: {replica: 2}}":                                 "'/envoys': additional properties 'replica' not allowed",
-		"{config: {state_dir: /tmp}}":                            "'/config/state_dir': value must be '/var/lib/sluice/state'",
-		"{config: {listen: '8080'}}":                             "'/config/listen'",
-		"{config: {admin: '0.0.0.0:9090'}}":                      "config.admin is 0.0.0.0:9090, which other pods reach: set config.admin_auth",
-		"{config: {redis: 'redis://:pw@redis:6379'}}":            "config.redis has a password: set configKind to Secret",
-		"{adminIngress: {enabled: true, host: a.b}}":             "adminIngress needs its host, and config.admin off loopback",
-		"{envoys: {enabled: true}, config: {control: {}}}":       "envoys.enabled writes config.control",
-		"{tls: {secret: a}, config: {tls: {}}}":                  "tls.secret writes config.tls",
-		"{peers: {enabled: true}}":                               "peers.enabled needs config.redis",
-		"{config: {peers: '10.0.0.1:9445'}}":                     "config.peers is 10.0.0.1:9445, which only one pod can be: remove it, and set peers.enabled",
-		"{config: {drain_timeout: 10m}}":                         "terminationGracePeriodSeconds is 330, and a pod needs 10 s before and config.drain_timeout, 10m, so that its streams are not cut: set 610 or more",
-		"{envoys: {enabled: true}, config: {drain_timeout: 6m}}": "is 330, and a pod needs config.drain_timeout, 6m, so that its streams are not cut: set 360 or more",
-		"{tls: {clientCA: true}}":                                "tls.clientCA needs tls.secret",
-		"{secretFiles: {'a/b': c}}":                              "'a/b' does not match",
-		"{podDisruptionBudget: {maxUnavailable: half}}":          "'/podDisruptionBudget/maxUnavailable'",
-		"{serviceMonitor: {enabled: true, interval: soon}}":      "'/serviceMonitor/interval'",
+		"{replica: 2}":                                                       "additional properties 'replica' not allowed",
+		"{replicas: two}":                                                    "'/replicas': got string, want integer",
+		"{configKind: Foo}":                                                  "'/configKind': value must be one of 'ConfigMap', 'Secret'",
+		"{service: {port: 99999}}":                                           "'/service/port': maximum",
+		"{envoys: {replica: 2}}":                                             "'/envoys': additional properties 'replica' not allowed",
+		"{config: {state_dir: /tmp}}":                                        "'/config/state_dir': value must be '/var/lib/sluice/state'",
+		"{config: {listen: '8080'}}":                                         "'/config/listen'",
+		"{config: {admin: '0.0.0.0:9090'}}":                                  "config.admin is 0.0.0.0:9090, which other pods reach: set config.admin_auth",
+		"{config: {redis: 'redis://:pw@redis:6379'}}":                        "config.redis has a password: set configKind to Secret",
+		"{adminIngress: {enabled: true, host: a.b}}":                         "adminIngress needs its host, and config.admin off loopback",
+		"{envoys: {enabled: true}, config: {control: {}}}":                   "envoys.enabled writes config.control",
+		"{tls: {secret: a}, config: {tls: {}}}":                              "tls.secret writes config.tls",
+		"{peers: {enabled: true}}":                                           "peers.enabled needs config.redis",
+		"{config: {peers: '10.0.0.1:9445'}}":                                 "config.peers is 10.0.0.1:9445, which only one pod can be: remove it, and set peers.enabled",
+		"{config: {drain_timeout: 10m}}":                                     "terminationGracePeriodSeconds is 330, and a pod needs 10 s before and config.drain_timeout, 10m, so that its streams are not cut: set 610 or more",
+		"{envoys: {enabled: true}, config: {drain_timeout: 6m}}":             "is 330, and a pod needs config.drain_timeout, 6m, so that its streams are not cut: set 360 or more",
+		"{config: {drain_timeout: null}, terminationGracePeriodSeconds: 35}": "is 35, and a pod needs 10 s before and config.drain_timeout, 30s, so that its streams are not cut: set 40 or more",
+		"{tls: {clientCA: true}}":                                            "tls.clientCA needs tls.secret",
+		"{secretFiles: {'a/b': c}}":                                          "'a/b' does not match",
+		"{podDisruptionBudget: {maxUnavailable: half}}":                      "'/podDisruptionBudget/maxUnavailable'",
+		"{serviceMonitor: {enabled: true, interval: soon}}":                  "'/serviceMonitor/interval'",
 	} {
 		_, err := helm(t, nil, "template", "sluice", chartFolder(), "--values", writeValues(t, values))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -87,8 +87,9 @@ func awaitLedger(t *testing.T, g *harness.Gateway, estimates int) {
 	})
 }
 
-// awaitWritten waits until the journal of the ledger has a row of a tenant and a model. A kill loses
-// what was counted a moment before. The rows that were counted before this row are written, too.
+// awaitWritten waits until the journal of the ledger has a row of a tenant and a model. A kill
+// loses what was counted a moment before. The rows that were counted before this row are written,
+// too.
 func awaitWritten(t *testing.T, g *harness.Gateway, tenant, model string) {
 	t.Helper()
 	row := regexp.MustCompile(fmt.Sprintf(`"tenant":%q,"key":"[^"]*","model":%q`, tenant, model))

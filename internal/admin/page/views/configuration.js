@@ -9,7 +9,7 @@ export function configuration() {
   const state = makeChip('loading');
   const tools = el('div', { class: 'tools' });
   const about = el('div', { class: 'card' });
-  const faults = el('section', { class: 'panel attention', 'aria-label': 'Faults of the newest file' });
+  const faults = el('section', { class: 'panel attention', 'aria-label': 'Faults of the newest file', hidden: true });
   const pools = el('div', { class: 'pools' });
   const pooled = panel('Pools', null, pools);
   return {

@@ -5,6 +5,7 @@ import { makeTable, twoLines, clipped } from '../table.js';
 import { moment, number, short } from '../format.js';
 import { get, send } from '../api.js';
 import { ask, action, button, tell } from '../dialog.js';
+import { poll } from '../store.js';
 
 const limits = [['requests_per_minute', 'Requests per minute'], ['tokens_per_minute', 'Tokens per minute'], ['max_concurrent_streams', 'Requests at once']];
 const budgets = [
@@ -26,14 +27,12 @@ export function keys(place) {
     }
   };
   const table = keyTable(place, read);
-  const timer = setInterval(() => !document.hidden && read(), every);
-  read();
   return {
     title: 'Keys', needs: ['tenants'],
     node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Keys' }), tools, table.tools),
       fault, el('div', { class: 'panel' }, table.node)),
     update: (s) => redraw(tools, s.tenants.map((t) => t.name), (tenants) => [button('New key', () => make(tenants, read))]),
-    close: () => clearInterval(timer),
+    close: poll(read, every),
   };
 }
 

@@ -2,6 +2,7 @@
 
 import { el, text, panel } from '../dom.js';
 import { failure } from '../api.js';
+import { looking } from '../store.js';
 
 const tail = 500; // lines at first
 const most = 3000; // lines that the page keeps
@@ -10,8 +11,8 @@ const again = 2000; // milliseconds until an interrupted log is read again
 /** Makes the panel of the log of a replica. */
 export function makeLog(id) {
   const lines = el('pre', { class: 'log', tabindex: '0', role: 'log', 'aria-label': `Log of ${id}` });
-  const note = el('p', { class: 'empty', text: 'No lines.' });
-  const search = el('input', { type: 'search', class: 'filter', placeholder: 'Search', 'aria-label': 'Search the log', autocomplete: 'off', spellcheck: 'false', maxlength: '200', change: () => (clear(), open()) });
+  const note = el('p', { class: 'empty' });
+  const search = el('input', { type: 'search', class: 'filter', placeholder: 'Search', 'aria-label': 'Search the log', autocomplete: 'off', spellcheck: 'false', maxlength: '200', change: () => (lines.replaceChildren(), seen()) });
   let reading = null; // the AbortController of the call
 
   const say = (words) => { text(note, words); note.hidden = words === ''; lines.hidden = words !== ''; };
@@ -22,10 +23,6 @@ export function makeLog(id) {
     lines.append(...more.map((line) => el('span', { text: `${line}\n` })));
     while (lines.childElementCount > most) lines.firstElementChild.remove();
     if (below) lines.scrollTop = lines.scrollHeight;
-  };
-  const clear = () => {
-    lines.replaceChildren();
-    say('No lines.');
   };
   /** Reads the log until it ends. The first lines replace those of a reading before. */
   const follow = async (signal) => {
@@ -41,7 +38,6 @@ export function makeLog(id) {
   };
   /** Reads the log, and again when the reading was interrupted, as by a restart of Sluice. */
   const open = async () => {
-    reading?.abort();
     const mine = new AbortController();
     reading = mine;
     while (!mine.signal.aborted) {
@@ -56,14 +52,17 @@ export function makeLog(id) {
     }
   };
   // A browser has few connections to one host for all its tabs. A tab that nobody sees keeps none.
-  const seen = () => (document.hidden ? reading?.abort() : open());
-  document.addEventListener('visibilitychange', seen);
-  clear();
+  const seen = () => {
+    reading?.abort();
+    if (lines.childElementCount === 0) say(looking() ? 'No lines.' : 'The page is paused.');
+    if (looking()) open();
+  };
+  document.addEventListener('looking', seen);
   seen();
   return {
     node: panel('Log', search, lines, note),
     close: () => {
-      document.removeEventListener('visibilitychange', seen);
+      document.removeEventListener('looking', seen);
       reading?.abort();
     },
   };

@@ -54,7 +54,7 @@ function about(m) {
 export function models(place) {
   const table = modelTable(place);
   return {
-    title: 'Models',
+    title: 'Models', needs: ['live'],
     node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Models' }), table.tools), el('div', { class: 'panel' }, table.node)),
     update: (s) => table.update(s.models),
   };
@@ -73,14 +73,14 @@ export function model(place) {
   const gone = el('p', { class: 'banner', hidden: true, text: 'This model does not exist any more.' });
   let shown = null;
   return {
-    title: name, needs: ['requests'],
+    title: name, needs: ['live', 'requests'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/models', text: 'Models' }), ' / ', name), state, tools),
       gone, faults.node, about, history.node,
       panel('Replicas', replicas.tools, replicas.node), panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
-      gone.hidden = Boolean(m) || !s.known;
+      gone.hidden = Boolean(m);
       if (!m) return;
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));

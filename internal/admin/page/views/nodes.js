@@ -6,7 +6,7 @@ import { number, bytes, ago, count } from '../format.js';
 
 export function nodes(place) {
   const cards = el('div', { class: 'cards two' });
-  const none = el('p', { class: 'muted', text: 'No node runs replicas.' });
+  const none = el('p', { class: 'muted', hidden: true, text: 'No node runs replicas.' });
   const servers = upstreamTable(place);
   const others = panel('Servers of others', servers.tools, servers.node);
   return {

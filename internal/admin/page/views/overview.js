@@ -13,7 +13,7 @@ export function overview(place) {
   const history = makeHistory('', place);
   const system = el('div', { class: 'cards' });
   return {
-    title: 'Overview',
+    title: 'Overview', needs: ['live'],
     node: el('div', { class: 'stack' }, el('h1', { class: 'unseen', text: 'Overview' }), faults.node, figures.node, history.node,
       panel('Models', table.tools, table.node), system),
     update(s) {
@@ -41,7 +41,7 @@ function makeFigures() {
   };
 }
 
-export function sum(rows, field) {
+function sum(rows, field) {
   return rows.reduce((n, row) => n + row[field], 0);
 }
 

@@ -46,7 +46,7 @@ export function playground(place) {
   question.addEventListener('input', show);
   form.node.addEventListener('input', show);
   return {
-    title: 'Playground',
+    title: 'Playground', needs: ['live'],
     node: el('div', { class: 'stack' }, el('h1', { text: 'Playground' }), el('div', { class: 'split' },
       el('div', { class: 'panel chat' }, talk, ask), el('div', { class: 'stack' }, form.node, code.node))),
     update(s) {
@@ -144,7 +144,7 @@ async function refused(answer) {
 }
 
 function tellFigures(node, { first, tokens, finish }, whole) {
-  const rate = tokens > 1 ? `${number(Math.round((tokens - 1) / ((whole - first) / 1000)))} chunks/s` : '';
+  const rate = tokens > 1 && whole > first ? `${number(Math.round((tokens - 1) / ((whole - first) / 1000)))} chunks/s` : '';
   text(node.figures, [first && `first token ${duration(first)}`, rate, finish && `finish: ${finish}`, duration(whole)].filter(Boolean).join(' · '));
 }
 

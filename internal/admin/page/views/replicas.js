@@ -52,7 +52,7 @@ function runs(r) {
 export function replicas(place) {
   const table = replicaTable(place);
   return {
-    title: 'Replicas',
+    title: 'Replicas', needs: ['live'],
     node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Replicas' }), table.tools), el('div', { class: 'panel' }, table.node)),
     update: (s) => table.update(s.replicas),
   };
@@ -69,13 +69,13 @@ export function replica({ name }) {
   const log = makeLog(name);
   const gone = el('p', { class: 'banner', hidden: true, text: 'This replica does not exist any more.' });
   return {
-    title: name, needs: ['requests'],
+    title: name, needs: ['live', 'requests'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/replicas', text: 'Replicas' }), ' / ', name), state, tools),
       gone, faults.node, reason, about, log.node, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const all = s.replicas.filter((r) => r.id === name);
-      gone.hidden = all.length > 0 || !s.known;
+      gone.hidden = all.length > 0;
       if (all.length === 0) return;
       showReplicaState(state, all[0]);
       redraw(tools, Boolean(all[0].drained), (drained) => actions(name, drained));

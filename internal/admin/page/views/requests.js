@@ -69,8 +69,8 @@ const kinds = { all: () => true, running: (q) => q.state !== 'done', failed };
 export function requests(place) {
   const table = requestTable(place);
   const kind = el('select', { 'aria-label': 'Show', change: () => (keep({ show: kind.value === 'all' ? '' : kind.value }), update()) },
-    ['all', 'running', 'failed'].map((k) => el('option', { value: k, text: `${k[0].toUpperCase()}${k.slice(1)}` })));
-  kind.value = place.query.get('show') in kinds ? place.query.get('show') : 'all';
+    Object.keys(kinds).map((k) => el('option', { value: k, text: `${k[0].toUpperCase()}${k.slice(1)}` })));
+  kind.value = Object.hasOwn(kinds, place.query.get('show')) ? place.query.get('show') : 'all';
   const running = el('span', { class: 'muted' });
   let last = null;
   const update = () => last && table.update(last.requests.filter(kinds[kind.value]));
@@ -120,7 +120,7 @@ export function request({ name }) {
       candidates.node),
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
-      gone.hidden = Boolean(q) || !s.known;
+      gone.hidden = Boolean(q);
       if (!q) return;
       chip(state, ...outcome(q));
       redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);

@@ -10,7 +10,7 @@ export function routing(place) {
   const replicas = makeReplicas(() => model.value);
   const wanted = place.query.get('model');
   return {
-    title: 'Routing',
+    title: 'Routing', needs: ['live'],
     node: el('div', { class: 'stack' },
       el('div', { class: 'title' }, el('h1', { text: 'Routing' }), el('label', { class: 'inline' }, 'Model ', model)),
       replicas.node, makeQuestion(() => model.value)),

@@ -59,7 +59,7 @@ export function tenant({ name }) {
       gone, about, used, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const t = s.tenants.find((x) => x.name === name);
-      gone.hidden = Boolean(t) || s.tenants.length === 0;
+      gone.hidden = Boolean(t);
       if (!t) return;
       shown = t;
       if (!tools.firstChild) tools.append(editButton('tenants', name, () => shown) ?? '');

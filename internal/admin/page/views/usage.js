@@ -5,6 +5,7 @@ import { makeTable, figure, twoLines } from '../table.js';
 import { number, short, moment } from '../format.js';
 import { latest } from '../api.js';
 import { keep } from '../router.js';
+import { poll } from '../store.js';
 
 const periods = [['Last 24 hours', '-86400'], ['Last 7 days', `${-7 * 86400}`], ['Last 30 days', `${-30 * 86400}`]];
 const groups = [['Tenant, key and model', 'tenant,key,model'], ['Tenant', 'tenant'], ['Model', 'model'], ['Tenant and day', 'tenant,day']];
@@ -34,13 +35,11 @@ export function usage(place) {
       fault.hidden = false;
     }
   };
-  const timer = setInterval(() => !document.hidden && read(), 30_000);
-  read();
   return {
     title: 'Usage',
     node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Usage' }), el('div', { class: 'tools' }, from, by, csv), table.tools),
       fault, sums, el('div', { class: 'panel' }, table.node), about),
-    close: () => clearInterval(timer),
+    close: poll(read, 30_000),
   };
 }
 

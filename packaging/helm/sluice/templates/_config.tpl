@@ -68,7 +68,7 @@ root and the name of the file. */}}
 {{- if and $c.peers (not .Values.existingConfig) -}}
   {{- fail (printf "config.peers is %s, which only one pod can be: remove it, and set peers.enabled" $c.peers) -}}
 {{- end -}}
-{{- $drain := $c.drain_timeout | default "" | toString -}}
+{{- $drain := $c.drain_timeout | default "30s" | toString -}}
 {{- $now := now -}}
 {{- $needed := sub (date_modify $drain $now | unixEpoch) (unixEpoch $now) | add (.Values.envoys.enabled | ternary 0 10) -}}
 {{- if and (not .Values.existingConfig) (lt (int64 .Values.terminationGracePeriodSeconds) $needed) -}}

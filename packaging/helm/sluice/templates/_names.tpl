@@ -1,14 +1,14 @@
-{{/* The name of all objects. */}}
+{{/* The name of all objects. A Service takes no dot. */}}
 {{- define "sluice.name" -}}
 {{- $name := .Values.fullnameOverride | default (contains "sluice" .Release.Name | ternary .Release.Name (printf "%s-sluice" .Release.Name)) -}}
-{{- $name | trunc 50 | trimSuffix "-" -}}
+{{- $name | replace "." "-" | trunc 50 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* The name of the installation, kubernetes.name. Sluice takes at most 20 characters and no dot. */}}
+{{/* The name of the installation, kubernetes.name. Sluice takes at most 20 characters. */}}
 {{- define "sluice.installation" -}}
 {{- $name := include "sluice.name" . -}}
-{{- if or (gt (len $name) 20) (contains "." $name) -}}
-{{- printf "%s-%s" ($name | replace "." "-" | trunc 13 | trimSuffix "-") (sha256sum $name | trunc 6) -}}
+{{- if gt (len $name) 20 -}}
+{{- printf "%s-%s" ($name | trunc 13 | trimSuffix "-") (sha256sum $name | trunc 6) -}}
 {{- else -}}
 {{- $name -}}
 {{- end -}}

@@ -1,0 +1,96 @@
+package migrate_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/migrate"
+)
+
+// TestConvertedFilesAreAccepted: Sluice accepts what becomes of files that other gateways accept. The
+// environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
+func TestConvertedFilesAreAccepted(t *testing.T) {
+	for _, variable := range []string{"KEY_A", "KEY_B", "FIRST_API_KEY"} {
+		t.Setenv(variable, "x")
+	}
+	for name, tt := range map[string]struct {
+		kind migrate.Kind
+		text string
+		has  []string
+	}{
+		"models of one server with one key": {migrate.LiteLLM, `
+model_list:
+  - {model_name: first, litellm_params: {model: openai/a, api_key: sk-1}}
+  - {model_name: second, litellm_params: {model: openai/b, api_key: sk-1}}
+`, []string{"put it into $FIRST_API_KEY here"}},
+		"deployments of one server": {migrate.LiteLLM, `
+model_list:
+  - {model_name: chat, litellm_params: {model: openai/a, api_key: os.environ/KEY_A, tpm: 100}}
+  - {model_name: chat, litellm_params: {model: openai/b, api_key: os.environ/KEY_A, rpm: 5}}
+  - {model_name: chat, litellm_params: {model: openai/a, api_key: os.environ/KEY_B}}
+  - {model_name: other, litellm_params: {model: openai/other, api_key: os.environ/KEY_B}}
+  - {model_name: "openai/*", litellm_params: {model: "openai/*", api_key: os.environ/KEY_A}}
+  - {model_name: "*", litellm_params: {model: "openai/*", api_key: os.environ/KEY_B}}
+`, []string{
+			"another deployment at https://api.openai.com, which serves b:", "another deployment at https://api.openai.com, which serves a:",
+			"https://api.openai.com had another key", "max_tokens_per_minute: 100", "*: https://api.openai.com is in the list of upstreams once here",
+		}},
+		"keys that another tool fills in": {migrate.LiteLLM, `
+model_list:
+  - {model_name: a, litellm_params: {model: openai/a, api_key: "${KEY_A}"}}
+  - {model_name: b, litellm_params: {model: openai/b, api_key: $KEY_A}}
+general_settings: {master_key: "${MASTER_KEY:-sk-1234}"}
+`, []string{"api_key_env: KEY_A", "the master key was in $MASTER_KEY"}},
+		"aliases that are models": {migrate.LiteLLM, `
+model_list:
+  - {model_name: gpt-4, litellm_params: {model: openai/gpt-4, api_key: os.environ/KEY_A}}
+  - {model_name: gpt-5, litellm_params: {model: openai/gpt-5, api_key: os.environ/KEY_A}}
+router_settings: {model_group_alias: {gpt-4: gpt-5, best: gpt-5}}
+litellm_settings: {model_alias_map: {best: gpt-4}}
+`, []string{"the alias gpt-4 is left out: it stands for gpt-4 here", "the alias best is left out: it stands for gpt-4 here"}},
+		"models with the name that their engine loads": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: phi4}
+spec: {features: [TextGeneration], url: "ollama://phi4", engine: OLlama, maxReplicas: 1}
+`, []string{"name: phi4"}},
+		"two models that Ollama loads by one name": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: one}
+spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 1}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: two}
+spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 3}
+`, []string{"Model two is an alias of this one here", "aliases: [one, two]"}},
+		"adapters that the engine cannot load": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: one}
+spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 1, adapters: [{name: a, url: "hf://x/a"}]}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: two}
+spec: {features: [TextGeneration], url: "hf://x/b", engine: VLLM, maxReplicas: 1, adapters: [{id: c, url: "hf://x/c"}]}
+`, []string{`adapter "a" at hf://x/a:`, `adapter "" at hf://x/c:`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file, err := migrate.Convert(tt.kind, []byte(tt.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := config.Parse("testdata/f", []byte(file.Text)); err != nil {
+				t.Errorf("Sluice refuses it: %v\n%s", err, file.Text)
+			}
+			for _, want := range tt.has {
+				if !strings.Contains(file.Text, want) {
+					t.Errorf("no %q in\n%s", want, file.Text)
+				}
+			}
+		})
+	}
+}
