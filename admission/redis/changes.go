@@ -2,6 +2,7 @@ package redis
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -178,15 +179,33 @@ func (s *Store) nextBatch() batch {
 	return b
 }
 
+// endedLease is a lease that has ended at the time at.
+type endedLease struct {
+	id, model, tenant, replica, underTask string
+	prefill                               bool
+	at                                    time.Time
+}
+
+// change ends the lease once more, at a store that may have it again. It charges nothing.
+func (e endedLease) change() change {
+	return change{kind: leaseEnded, claim: admission.Claim{ID: e.id, Model: e.model, Tenant: e.tenant, Replica: e.replica,
+		UnderTask: e.underTask, Prefill: e.prefill}}
+}
+
 // confirmBatch is called when the batch has its answer.
 func (s *Store) confirmBatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now()
 	for _, c := range s.batch.changes {
+		if c.kind == leaseEnded && c.claim.Task == nil {
+			s.ended = append(s.ended, endedLease{c.claim.ID, c.claim.Model, c.claim.Tenant, c.claim.Replica, c.claim.UnderTask, c.claim.Prefill, now})
+		}
 		if h := s.tasks[c.claim.ID]; c.kind == leaseAlive && h != nil {
 			h.inStore = true
 		}
 	}
+	s.ended = s.ended[max(len(s.ended)-endedLimit, 0):]
 	s.batch = batch{}
 }
 
@@ -197,7 +216,8 @@ func (s *Store) hasChanges() bool {
 	return s.batch.seq > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
-// renewLeases marks all leases for the next report, and forgets expired tasks and old levels.
+// renewLeases marks all leases for the next report, and forgets expired tasks, old levels, and
+// ended leases that no snapshot can have any more.
 func (s *Store) renewLeases() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,6 +228,8 @@ func (s *Store) renewLeases() {
 			delete(s.tasks, id)
 		}
 	}
+	expired, _ := slices.BinarySearchFunc(s.ended, now.Add(-s.cfg.Lease), func(e endedLease, t time.Time) int { return e.at.Compare(t) })
+	s.ended = slices.Delete(s.ended, 0, expired)
 	for name, l := range s.levels {
 		if l.at(now) >= l.size {
 			delete(s.levels, name)

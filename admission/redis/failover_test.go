@@ -90,6 +90,46 @@ func TestAWriteThatANewMasterLacks(t *testing.T) {
 	}
 }
 
+// TestAReleaseThatANewMasterLacks: a lease that has ended holds nothing at a new master that still
+// has it.
+func TestAReleaseThatANewMasterLacks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: "gw0", Timeout: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.redis.Close() })
+	joinNow(t, s)
+	sync := func(claims ...admission.Claim) []admission.Verdict {
+		answer := make(chan []admission.Verdict, 1)
+		s.Acquire(claims, func(v []admission.Verdict) { answer <- v })
+		if err := s.sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return <-answer
+	}
+	wantReasons(t, sync(limited("a", 2), limited("kept", 2)), admission.Granted, admission.Granted)
+	if err := server.Client().Save(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.Release("a", 0, false)
+	wantReasons(t, sync(limited("b", 2)), admission.Granted)
+	s.Release("b", 0, false)
+	server.Kill()
+	server.Restart()
+	s.markUnavailable(errReply)
+	joinNow(t, s)
+	wantReasons(t, sync(limited("c", 2), limited("d", 2)), admission.Granted, admission.ModelConcurrency)
+	if len(s.ended) != 2 {
+		t.Fatalf("remembered: %v", s.ended)
+	}
+	s.ended[0].at = time.Now().Add(-2 * s.cfg.Lease)
+	if s.renewLeases(); len(s.ended) != 1 {
+		t.Errorf("remembered after its lease: %v", s.ended)
+	}
+}
+
 // joinNow makes a store share that no Run serves.
 func joinNow(t *testing.T, s *Store) {
 	t.Helper()

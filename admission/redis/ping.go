@@ -18,8 +18,8 @@ type Pong struct {
 	// Evicts is the policy by which Redis drops keys when its memory is full. "" means that Redis
 	// drops none, or that it does not tell its policy to this user.
 	Evicts string
-	// Silent are the sentinels that do not tell the master, or another one than most, with the reasons.
-	// Others do.
+	// Silent are the sentinels that do not tell the master, or another one than most, with the
+	// reasons. Others do.
 	Silent []error
 }
 
@@ -54,9 +54,10 @@ var remedies = []struct {
 	{[]string{"OOM "}, "Give Redis more memory (`maxmemory`), or remove what others keep there."},
 	{[]string{"MISCONF"}, "Look at the log of Redis: it cannot write to its disk."},
 	{[]string{"MOVED", "CROSSSLOT"}, "Redis is a cluster: name several of its nodes in `redis`, with commas between them. One name may stand there twice."},
-	{[]string{"CLUSTERDOWN"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master."},
+	{[]string{"CLUSTERDOWN", "TRYAGAIN", "non local key"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master, or is just moved."},
 	{[]string{"NOPERM", "ACL failure", "The user executing the script"},
 		"Give the user of `redis` the rights that docs/several-gateways.md lists. `ACL LOG` of Redis names what it refuses."},
+	{[]string{"lost its state"}, "If this comes again, find out who empties Redis, and set its `maxmemory-policy` to noeviction."},
 	{[]string{"WRONGTYPE"}, "Another program has written to a key of the gateways: find it, give it another database, and remove its key."},
 }
 

@@ -31,8 +31,8 @@
 //
 // When Redis comes back empty or from an older snapshot, the first gateway that notices begins a
 // new epoch. Nothing is granted during its first two seconds. In this time all gateways report
-// their leases, and how full the buckets were when they last saw them. What has ended since the
-// snapshot counts until its lease ends.
+// their leases, the latest leases that have ended, and how full the buckets were when they last saw
+// them. A task that has ended since the snapshot counts until its lease ends.
 //
 // # Keys
 //
@@ -129,6 +129,8 @@ const (
 	// queueLimit bounds the changes that wait for Redis. The oldest are dropped; their leases
 	// expire by themselves.
 	queueLimit = 1 << 16
+	// endedLimit bounds Store.ended.
+	endedLimit = 1 << 13
 )
 
 // Store is the state in Redis that gateways share. It is safe for concurrent use. While Run does
@@ -171,6 +173,9 @@ type Store struct {
 	unreported map[string]*heldLease
 	// unanswered are claims that were sent and got no answer.
 	unanswered map[string]admission.Claim
+	// ended are the leases that have ended while they could still be in an older snapshot of the
+	// store, the oldest first.
+	ended []endedLease
 	// levels are the levels of buckets as last seen.
 	levels map[bucketName]level
 	// served is what this process was granted, by model and tenant, while both have claims.

@@ -231,8 +231,8 @@ func (s *Store) prepareReports(epoch string, writes int64, gateways int) {
 }
 
 // restoreLevelsLocked is for a store that has lost its state. The levels of buckets come first, so
-// that what is owed is taken from them. The old state may have counted the last batch; the new one
-// counts it in any case.
+// that what is owed is taken from them. Leases that have ended since an older snapshot end again.
+// The old state may have counted the last batch; the new one counts it in any case.
 func (s *Store) restoreLevelsLocked() {
 	var first []change
 	now := time.Now()
@@ -241,6 +241,10 @@ func (s *Store) restoreLevelsLocked() {
 			first = append(first, change{kind: bucketLevel, bucket: name, level: l})
 		}
 	}
+	for _, e := range s.ended {
+		first = append(first, e.change())
+	}
+	s.ended = nil // until the store has taken them
 	s.changes = append(append(first, s.batch.changes...), s.changes...)
 	s.batch = batch{}
 	maps.Copy(s.unreported, s.tasks)

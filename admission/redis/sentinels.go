@@ -14,7 +14,8 @@ import (
 const (
 	// sentinelTimeout is how long a sentinel may take to tell where the master is.
 	sentinelTimeout = time.Second
-	// votesEvery is the least time between two questions to all sentinels. Answers count for votesLast.
+	// votesEvery is the least time between two questions to all sentinels. Answers count for
+	// votesLast.
 	votesEvery = time.Second
 	votesLast  = 10 * time.Second
 )

@@ -156,6 +156,7 @@ func TestExamineRedisSaysWhatToDo(t *testing.T) {
 	for want, err := range map[string]error{
 		"correct the user and the password":  fmt.Errorf("%w: WRONGPASS invalid username-password pair", redis.ErrRefused),
 		"name the master in `redis`":         fmt.Errorf("%w: READONLY You can't write against a read only replica", redis.ErrRefused),
+		"or is just moved; until then":       fmt.Errorf("%w: ERR Script attempted to access a non local key in a cluster node", redis.ErrRefused),
 		"rediss:// if Redis speaks TLS":      context.DeadlineExceeded,
 		"start Redis, or correct the URL; u": errors.New("connection refused"),
 	} {

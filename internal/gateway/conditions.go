@@ -252,7 +252,7 @@ func redisConditions(s admin.SharedStatus) []condition.Condition {
 		c.Action = "Correct the user and the password in `redis`, and run `sluice restart`."
 	case redis.Remedy(s.LastError) != "":
 		c.Reason, c.Action = "Refused", redis.Remedy(s.LastError)
-		c.Message = fmt.Sprintf("Redis refuses what this gateway needs: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
+		c.Message = fmt.Sprintf("Redis does not answer as this gateway needs: %s. This gateway enforces its share of the limits.", sentence(s.LastError))
 	}
 	return []condition.Condition{c}
 }

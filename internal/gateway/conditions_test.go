@@ -103,6 +103,10 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	if len(all) != 1 || all[0].Reason != "Refused" || !strings.HasPrefix(all[0].Action, "Name the master") || strings.Contains(all[0].Message, "slow") {
 		t.Errorf("%+v", all)
 	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "redis: the store has lost its state"})
+	if len(all) != 1 || !strings.Contains(all[0].Action, "noeviction") {
+		t.Errorf("%+v", all)
+	}
 	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "no answer within 50ms"})
 	if len(all) != 1 || all[0].Severity == condition.Info || all[0].Reason != "NoAnswer" {
 		t.Errorf("%+v", all)

@@ -111,16 +111,24 @@ func (r *shared) versionLocked(ctx context.Context) (version string, count int, 
 	return r.askVersion(ctx)
 }
 
-// parseLocked parses the texts of keys. A text that is damaged leaves the key as it was before.
+// parseLocked parses the texts of keys that have changed. A text that is damaged leaves the key as
+// it was before.
 func (r *shared) parseLocked(texts map[string]string) {
 	before := make(map[string]Key, len(r.keys))
 	for _, k := range r.keys {
 		before[k.ID] = k
 	}
+	var was *Damaged
+	errors.As(r.damaged, &was)
 	var all []Key
 	var damaged []string
 	for id, text := range texts {
-		var k Key
+		k, known := before[id]
+		if known && text == r.texts[id] && (was == nil || !slices.Contains(was.IDs, id)) {
+			all = append(all, k)
+			continue
+		}
+		k = Key{}
 		if err := json.Unmarshal([]byte(text), &k); err != nil || k.ID != id {
 			damaged = append(damaged, id)
 			if k = before[id]; k.ID == "" {

@@ -74,6 +74,11 @@ func TestB4_ADamagedKeyBlocksNoOther(t *testing.T) {
 		}
 	}
 	b.must(t, "one", false)
+	var damaged *Damaged
+	a.want(t, "after another change", "two", "three")
+	if _, err := a.Fault(); !errors.As(err, &damaged) || len(damaged.IDs) != 2 {
+		t.Errorf("after another change: %v, want two and four", err)
+	}
 	b.must(t, "two", false)
 	b.must(t, "four", false)
 	for _, s := range []*remembering{a, b} {
