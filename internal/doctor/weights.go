@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
-// weights looks whether the hub has what Sluice fetches for each model, and whether there is a place
-// for it, unless it is here already. With nodes, another machine may fetch it.
+// weights looks whether the hub has what Sluice fetches for each model, and whether a folder
+// can take it, unless it is here already. With nodes, another machine may fetch it.
 func (e *examination) weights(ctx context.Context) {
 	if e.Config.Control.Nodes != "" {
 		return
