@@ -112,6 +112,10 @@ func replies() []reply {
 			message: "HTTP/1.0 is not served, because there a broken stream looks like a complete one: use HTTP/1.1 or HTTP/2",
 		},
 		{
+			when: detailsAre("upgrade_failed"), code: "invalid_request", kind: "invalid_request_error",
+			message: "nothing at this URL changes the protocol: a WebSocket is at /v1/realtime",
+		},
+		{
 			when: "response.code == 431", code: "headers_too_large", kind: "invalid_request_error",
 			message: "the request has too many headers, or they are too large",
 		},

@@ -66,7 +66,7 @@ func ownReplies(t *testing.T, g *gateway) {
 		if test.status == 408 || test.status == 502 || test.status == 503 || test.status == 504 {
 			want["retry-after"] = "1"
 		}
-		if test.status == 426 && !strings.Contains(string(test.got.body), "use HTTP/1.1") {
+		if says := map[int]string{426: "use HTTP/1.1", 403: "a WebSocket is at /v1/realtime"}[test.status]; !strings.Contains(string(test.got.body), says) {
 			t.Errorf("%s: %s", test.name, test.got.body)
 		}
 		checkHeaders(t, test.got.Header, want)

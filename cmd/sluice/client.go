@@ -84,8 +84,8 @@ func fileOrFound(flag string) (string, error) {
 		return foundFile, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
-	default:
-		return "", err
+	default: // such as that this user may not enter the working directory
+		return "", fmt.Errorf("./%s is looked for: %w: go to another folder, or name a file by -c FILE", foundFile, err)
 	}
 }
 

@@ -51,6 +51,17 @@ func TestB11_BootstrapSaysTheDrainTime(t *testing.T) {
 	}
 }
 
+// A command that cannot look for ./sluice.yaml says what to do, as in the folder of another user.
+func TestO8_AFileThatCannotBeLookedFor(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.Symlink(foundFile, foundFile); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := execute(t, "status"); err == nil || !strings.Contains(err.Error(), "name a file by -c FILE") {
+		t.Errorf("%v, want it to say what to do", err)
+	}
+}
+
 // A gateway cannot read a pipe again, for a reload or a restart.
 func TestO8_APipeIsNoFileOfAGateway(t *testing.T) {
 	t.Parallel()

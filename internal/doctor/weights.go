@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
-// weights looks whether the hub has what Sluice fetches for each model, unless it is here already.
-// With nodes, another machine may fetch it.
+// weights looks whether the hub has what Sluice fetches for each model, and whether a folder
+// can take it, unless it is here already. With nodes, another machine may fetch it.
 func (e *examination) weights(ctx context.Context) {
 	if e.Config.Control.Nodes != "" {
 		return
@@ -23,6 +23,14 @@ func (e *examination) weights(ctx context.Context) {
 		what := "weights of model " + m.Name
 		if path, ok := weights.Fetched(*source); ok {
 			e.ok(what, path)
+			continue
+		}
+		dir, err := source.Dir()
+		if err == nil {
+			_, err = writable(dir)
+		}
+		if err != nil {
+			e.fault(what, err.Error(), "set cache_dir of the registry to a folder that the gateway's user can write")
 			continue
 		}
 		says, err := askHub(ctx, *source)

@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -57,6 +59,15 @@ models:
 		"weights of model none": {Level: Fault, Says: "no such repository", Hint: "registry of kind directory"},
 		"weights of model file": {Level: Fault, Says: "holds no file \"other.gguf\"; it holds tiny.gguf"},
 	})
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range examine(hub.URL, filepath.Join(file, "cache")) {
+		if f.Level != Fault || !strings.Contains(f.Hint, "cache_dir") {
+			t.Errorf("without a folder for weights: %+v", f)
+		}
+	}
 	check(examine("http://127.0.0.1:1", dir), map[string]Finding{
 		"weights of model here": {Level: OK, Says: path}, // nobody is asked
 		"weights of model tiny": {Level: Fault, Says: "connection refused", Hint: "HTTPS_PROXY"},

@@ -19,8 +19,8 @@ import (
 )
 
 // TestMain lets the test binary stand in for the program that a gateway starts: it is the guard and
-// the simulated engine when it is called as "sluice guard" and "sluice sim" are. As "holder" it is a
-// gateway that dies when it is to hand over, and as "logger" one that logs a line and ends.
+// the simulated engine when it is called as "sluice guard" and "sluice sim" are. As "holder" it is
+// a gateway that dies when it is to hand over, and as "logger" one that logs a line and ends.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {

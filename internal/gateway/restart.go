@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
+	"os"
 	"syscall"
 	"time"
 
@@ -19,6 +21,9 @@ import (
 // is ready, and prints what has changed to out. running is where the gateway answers now, and next
 // where it answers by the file. The error says why the old process goes on.
 func Restart(ctx context.Context, c *config.Config, running, next adminclient.Client, out io.Writer) error {
+	if _, err := os.Stat(c.StateDir); errors.Is(err, fs.ErrNotExist) { // Open would make it, maybe for another user than the gateway's
+		return notRunning(ctx, c.StateDir, running)
+	}
 	dir, err := process.Open(c.StateDir, nil)
 	if err != nil {
 		return err
@@ -71,7 +76,7 @@ func askHolder(ctx context.Context, dir *process.Dir, running adminclient.Client
 		pid, claimed := dir.AwaitHolder(ctx)
 		switch {
 		case !claimed:
-			return runningProcess{}, notRunning(ctx, dir, running)
+			return runningProcess{}, notRunning(ctx, dir.Path(), running)
 		case pid == 0: // a signal to process 0 would reach the caller's own group
 			return runningProcess{}, &process.ClaimedError{Dir: dir.Path()}
 		}
@@ -88,8 +93,8 @@ func askHolder(ctx context.Context, dir *process.Dir, running adminclient.Client
 
 // notRunning returns the error of a restart whose state directory no gateway has claimed. The file
 // may name another directory than the one that the gateway was started with.
-func notRunning(ctx context.Context, dir *process.Dir, running adminclient.Client) error {
-	what := "no gateway runs on the state directory " + dir.Path()
+func notRunning(ctx context.Context, dir string, running adminclient.Client) error {
+	what := "no gateway runs on the state directory " + dir
 	if p, err := askProcess(ctx, running); err == nil {
 		return fmt.Errorf("%s; the one that answers at %s, %s, has another: a new state_dir needs a stop and a start", what, running.Address, p)
 	}

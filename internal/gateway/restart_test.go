@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,12 +51,18 @@ func TestX20_AnotherStateDirInTheFile(t *testing.T) {
 		_, _ = w.Write([]byte(`{"version":"v1","pid":7}`))
 	}))
 	t.Cleanup(gateway.Close)
-	path := t.TempDir()
+	made := t.TempDir()
+	absent := filepath.Join(made, "absent")
 	client := adminclient.Client{Address: gateway.URL}
-	err := Restart(t.Context(), parse(t, path, ""), client, client, new(bytes.Buffer))
-	if want := "no gateway runs on the state directory " + path + "; the one that answers at " + gateway.URL + ", v1 (pid 7), has another: "; err == nil ||
-		!strings.Contains(err.Error(), want) {
-		t.Errorf("%v, want %s", err, want)
+	for _, path := range []string{made, absent} {
+		err := Restart(t.Context(), parse(t, path, ""), client, client, new(bytes.Buffer))
+		want := "no gateway runs on the state directory " + path + "; the one that answers at " + gateway.URL + ", v1 (pid 7), has another: "
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err := os.Stat(absent); err == nil {
+		t.Error("the command has made the state directory")
 	}
 }
 

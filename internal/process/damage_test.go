@@ -208,7 +208,8 @@ func TestX13_StateDirectoryOfOthersIsRefused(t *testing.T) {
 	if err := os.Chown(path, 12345, -1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path, nil); err == nil || !strings.Contains(err.Error(), "belongs to user 12345") {
+	if _, err := Open(path, nil); err == nil || !strings.Contains(err.Error(), "belongs to user 12345") ||
+		!strings.Contains(err.Error(), "`sudo -u '#12345'`") {
 		t.Errorf("error %v does not name the owner", err)
 	}
 }

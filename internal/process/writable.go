@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -98,8 +100,13 @@ func CheckPrivate(path string) error {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d, and Sluice runs as user %d: `chown %d %s`, or name a directory in state_dir that does not exist yet",
-			path, st.Uid, os.Geteuid(), os.Geteuid(), path)
+		name := strconv.Itoa(int(st.Uid))
+		as := "#" + name
+		if owner, err := user.LookupId(name); err == nil {
+			name, as = owner.Username, owner.Username
+		}
+		return fmt.Errorf("%s belongs to user %s, and this runs as user %d: run it as that user (`sudo -u '%s'`), or name a directory in state_dir "+
+			"that does not exist yet; if no gateway of that user is left, `chown -R %d %s`", path, name, os.Geteuid(), as, os.Geteuid(), path)
 	}
 	if mode := fs.FileMode(st.Mode).Perm(); mode&0o022 != 0 {
 		return fmt.Errorf("%s has mode %04o, so other users can make Sluice end processes: `chmod 700 %s`, or name a new directory in state_dir",

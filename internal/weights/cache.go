@@ -27,7 +27,7 @@ func openCache(s Source) (*cache, error) {
 	if !ValidPath(s.revision()) {
 		return nil, fmt.Errorf("%q is no revision", s.revision())
 	}
-	dir, err := s.cacheDir()
+	dir, err := s.Dir()
 	if err != nil {
 		return nil, err
 	}

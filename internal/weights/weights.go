@@ -67,8 +67,8 @@ func (s Source) endpoint() string {
 
 func (s Source) revision() string { return cmp.Or(s.Revision, DefaultRevision) }
 
-// cacheDir returns the directory of the cache.
-func (s Source) cacheDir() (string, error) {
+// Dir returns the directory of the cache.
+func (s Source) Dir() (string, error) {
 	if dir := cmp.Or(s.CacheDir, os.Getenv("HF_HUB_CACHE")); dir != "" {
 		return filepath.Abs(dir)
 	}
