@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net/url"
@@ -16,6 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/relay/grpcapi"
 	"github.com/sluice-gateway/sluice/internal/relay/moderation"
@@ -56,7 +58,7 @@ func (g *Gateway) makeStreams() error {
 	parts := relay.Config{
 		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Rest: g.dispatcher.Rest,
 		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.retried, Gaps: g.observeGaps, Budget: g.refuseByBudget, MayUse: g.mayUse,
-		Workers: new(grpcapi.Workers), ReplicaHeader: replicaHeader, Log: g.log, Memory: g.memory.budget, MaxAnswer: g.memory.maxAnswer,
+		Workers: newWorkers, ReplicaHeader: replicaHeader, Log: g.log, Memory: g.memory.budget, MaxAnswer: g.memory.maxAnswer,
 	}
 	if s.tracer != nil {
 		parts.StartTrace = s.startTrace
@@ -70,6 +72,9 @@ func (g *Gateway) makeStreams() error {
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader, Alive: g.envoyOf}
 	return nil
 }
+
+// newWorkers implements relay.Config.Workers.
+func newWorkers(settings *tls.Config) http1.Client { return &grpcapi.Workers{TLS: settings} }
 
 // isValidKey tells a predecessor whether a key belongs to the tenant now. A key that this process
 // cannot judge yet is valid: the predecessor knows it.

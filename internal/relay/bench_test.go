@@ -2,11 +2,14 @@ package relay
 
 import (
 	"bytes"
+	"crypto/tls"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gateway/sluice/internal/http1"
 )
 
 // recordedEngine is an engine without a network. Its answer is there at once, a few events at a
@@ -19,6 +22,9 @@ func (e recordedEngine) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, ContentLength: -1,
 		Body: io.NopCloser(&smallReads{bytes.NewReader(e.answer)})}, nil
 }
+
+// CloseIdleConnections implements http1.Client.
+func (recordedEngine) CloseIdleConnections() {}
 
 // smallReads reads a little at a time, as events come from an engine.
 type smallReads struct{ from *bytes.Reader }
@@ -41,7 +47,7 @@ func BenchmarkRelay(b *testing.B) {
 			const events = 10_000
 			answer := []byte(roleEvent + strings.Repeat(tokenEvent("word "), events) + finishEvent("", "stop") + doneEvent)
 			t := newHarness(b, options{policy: Policy{GRPC: true}, handler: http.NotFoundHandler()})
-			t.relay.config.Workers = recordedEngine{answer}
+			t.relay.config.Workers = func(*tls.Config) http1.Client { return recordedEngine{answer} }
 			b.ReportAllocs()
 			for b.Loop() {
 				t.sendWithoutSocket(id)

@@ -156,6 +156,8 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 	switch {
 	case s.tracker.Done() && (s.sentDone || !e.IsDone()):
 		return // an event after the end of the stream means nothing
+	case e.IsDone() && endpoint == openai.Responses && s.tracker.Outcome() == sse.Truncated:
+		return // an end marker ends no response, which has an event of its own for that
 	case e.Cut:
 		s.tracker.See(e)
 		s.cutInEvent = true

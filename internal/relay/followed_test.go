@@ -25,13 +25,20 @@ func TestR1_BrokenOffResponse(t *testing.T) {
 	for name, c := range map[string]struct {
 		length, limit int
 		done          int
+		// marked says that the engine sends an end marker, which ends chats.
+		marked bool
 	}{
 		"short":     {length: 10, done: 2},
+		"marked":    {length: 10, done: 2, marked: true},
 		"long":      {length: maxFollowedBytes + 1},
 		"no memory": {length: 200 << 10, limit: 320 << 10},
 	} {
 		budget := memory.NewBudget(int64(c.limit))
-		h := newHarness(t, options{handler: engineThatSends(responseEvents(c.length)...), memory: budget})
+		events := responseEvents(c.length)
+		if c.marked {
+			events = append(events, doneEvent)
+		}
+		h := newHarness(t, options{handler: engineThatSends(events...), memory: budget})
 		_, text := h.post("/v1/responses")
 		if done := strings.Count(text, ".done\""); done != c.done || strings.Count(text, `"type":"response.failed"`) != 1 || endingOf(text) != "error" {
 			t.Errorf("%s: %d done events: %s", name, done, text[max(0, len(text)-1000):])

@@ -3,6 +3,7 @@ package relay
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
@@ -37,8 +39,9 @@ type Config struct {
 	// Gaps is called with times between two tokens, for a part of the calls. Each comes before the
 	// end of its stream, at the latest. nil: nobody is told.
 	Gaps func(model string, gaps ...time.Duration)
-	// Workers calls the replicas that speak llm.v1 instead of HTTP. nil: there are none.
-	Workers http.RoundTripper
+	// Workers makes the client that calls replicas which speak llm.v1 instead of HTTP, with the
+	// settings of TLS of their transport. nil: there are no such replicas.
+	Workers func(*tls.Config) http1.Client
 	// Budget refuses a call that comes by Generate because a budget of its caller is used up. nil:
 	// there are no budgets. ext_proc has asked for the calls that it offers.
 	Budget func(*authz.Tenant) *openai.Error
@@ -79,9 +82,9 @@ type Config struct {
 
 // Relay carries managed streams. New makes one, and it serves until Close.
 type Relay struct {
-	config  Config
-	rules   atomic.Pointer[Rules]
-	clients replicaClients
+	config           Config
+	rules            atomic.Pointer[Rules]
+	clients, workers replicaClients
 	// named are the generations of named calls.
 	named *replay.Registry[*generation]
 	// streamsRead counts the streams of replicas, to observe the token gaps of some.
@@ -155,6 +158,7 @@ func (r *Relay) Close(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	r.clients.close()
+	r.workers.close()
 }
 
 // delayClose makes Close wait until release is called, because a client must still be told how its

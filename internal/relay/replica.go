@@ -24,8 +24,8 @@ const (
 	idleTimeout    = 4 * time.Second
 )
 
-// replicaClients has one HTTP client for each transport to replicas. The zero value is ready to
-// use.
+// replicaClients has one client of a protocol for each transport to replicas. The zero value is
+// ready to use.
 type replicaClients struct {
 	mu sync.Mutex
 	// byTransport has the client of each transport; nil is plain HTTP. mu guards it.
@@ -45,17 +45,20 @@ const clientIdleTimeout = 10 * time.Minute
 
 // send sends the request to the replica.
 func (r *Relay) send(request *http.Request, replica dispatch.Upstream, p Policy) (*http.Response, error) {
-	client := r.config.Workers
-	if !p.GRPC || client == nil {
-		client = r.clients.get(replica.Transport)
+	var client http1.Client
+	if workers := r.config.Workers; p.GRPC && workers != nil {
+		client = r.workers.get(replica.Transport, workers)
+	} else {
+		client = r.clients.get(replica.Transport, newHTTPClient)
 	}
 	response, err := client.RoundTrip(request)
 	request.Body, request.GetBody = nil, nil // so that a long prompt is not held with the request
 	return response, err
 }
 
-// get returns the client of a transport, and makes it if there is none.
-func (c *replicaClients) get(t *engines.Transport) http1.Client {
+// get returns the client of a transport. If there is none, newClient makes it with the settings of
+// TLS that the transport has; nil: none.
+func (c *replicaClients) get(t *engines.Transport, newClient func(*tls.Config) http1.Client) http1.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known := c.byTransport[t]
@@ -64,7 +67,7 @@ func (c *replicaClients) get(t *engines.Transport) http1.Client {
 		if c.byTransport == nil {
 			c.byTransport = map[*engines.Transport]*replicaClient{}
 		}
-		known = &replicaClient{transport: newClient(t).Client()}
+		known = &replicaClient{transport: newClient(tlsOf(t))}
 		c.byTransport[t] = known
 	}
 	known.lastUsed = time.Now()
@@ -88,20 +91,24 @@ func (c *replicaClients) close() {
 	c.dropUnusedLocked(0)
 }
 
-// newClient returns an HTTP client for a transport; nil is plain HTTP.
-func newClient(t *engines.Transport) *http1.Transport {
-	client := &http1.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: idleTimeout}
+// newHTTPClient returns an HTTP client. settings are those of TLS.
+func newHTTPClient(settings *tls.Config) http1.Client {
+	return (&http1.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: idleTimeout, TLS: settings}).Client()
+}
+
+// tlsOf returns the settings of TLS of a transport. nil: it has no TLS.
+func tlsOf(t *engines.Transport) *tls.Config {
 	if t == nil || t.TLS == nil {
-		return client
+		return nil
 	}
-	client.TLS = &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
+	settings := &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
 		InsecureSkipVerify: t.TLS.Unchecked} //nolint:gosec // the configuration says so of this server
 	if t.TLS.CA != "" {
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM([]byte(t.TLS.CA))
-		client.TLS.RootCAs = pool
+		settings.RootCAs = pool
 	}
-	return client
+	return settings
 }
 
 // newRequest returns the request to a replica: the client's, with the model's own name, and in the

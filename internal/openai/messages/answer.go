@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
 // completion is what is read of the answer to a chat.
@@ -24,13 +25,29 @@ type completion struct {
 		} `json:"message"`
 		Finish
 	}] `json:"choices"`
-	Usage *struct {
-		Prompt     openai.Integer `json:"prompt_tokens"`
-		Completion openai.Integer `json:"completion_tokens"`
-		Details    *struct {
-			Cached openai.Integer `json:"cached_tokens"`
-		} `json:"prompt_tokens_details"`
-	} `json:"usage"`
+	// Usage is a chatUsage. An answer is whole whatever stands there.
+	Usage json.RawMessage `json:"usage"`
+}
+
+// chatUsage is the usage of a chat.
+type chatUsage struct {
+	Prompt     count `json:"prompt_tokens"`
+	Completion count `json:"completion_tokens"`
+	Details    struct {
+		Cached count `json:"cached_tokens"`
+	} `json:"prompt_tokens_details"`
+}
+
+// count is a number of tokens. Any other value, and a negative number, is 0.
+type count int64
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (c *count) UnmarshalJSON(raw []byte) error {
+	var n openai.Integer
+	if json.Unmarshal(raw, &n) == nil && n > 0 {
+		*c = count(n)
+	}
+	return nil
 }
 
 // calledTool is a tool call of an answer.
@@ -154,11 +171,10 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	if json.Unmarshal(body, &c) != nil || len(c.Choices) == 0 {
 		return nil, false
 	}
+	var u chatUsage
+	_ = json.Unmarshal(c.Usage, &u) // what is no usage has no counts
 	if o.Counts {
-		if c.Usage == nil {
-			return nil, false
-		}
-		return marshal(map[string]openai.Integer{"input_tokens": c.Usage.Prompt}), true
+		return marshal(map[string]count{"input_tokens": u.Prompt}), u.Prompt > 0
 	}
 	choice := c.Choices[0]
 	if openai.BrokenOff(choice.Reason) != nil { // the Messages API has no stop_reason for that
@@ -180,13 +196,7 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 		})
 	}
 	m.StopReason, m.StopSequence = choice.stop(len(said.ToolCalls) > 0, o.Stops)
-	if u := c.Usage; u != nil {
-		m.Usage = usage{Input: int64(u.Prompt), Output: int64(u.Completion)}
-		if u.Details != nil {
-			m.Usage.Cached = int64(min(u.Details.Cached, u.Prompt))
-			m.Usage.Input -= m.Usage.Cached
-		}
-	}
+	m.Usage = usageOf(sse.Usage{Prompt: int64(u.Prompt), Completion: int64(u.Completion), Cached: int64(u.Details.Cached)})
 	return marshal(m), true
 }
 

@@ -246,6 +246,13 @@ func TestB9_Answers(t *testing.T) {
 			`{` + head + `"content":[{"type":"tool_use","id":"a","name":"f","input":{"x":[1]}},{"type":"tool_use","id":"toolu_1_1","name":"g","input":{}},
 			{"type":"tool_use","id":"7","name":"h","input":{}}],"stop_reason":"tool_use","stop_sequence":null,
 			"usage":{"input_tokens":1,"cache_read_input_tokens":2,"output_tokens":1}}`, Options{}},
+		"no usage": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],
+			"usage":{"prompt_tokens":"3","completion_tokens":2,"prompt_tokens_details":[]}}`,
+			`{` + head + `"content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn","stop_sequence":null,
+			"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":2}}`, Options{}},
+		"a list for a usage": {`{"id":"1","model":"m","choices":[{"message":{"content":"hi"},"finish_reason":"stop"}],"usage":[-1]}`,
+			`{` + head + `"content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn","stop_sequence":null,
+			"usage":{"input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}`, Options{}},
 		"count": {`{"choices":[{}],"usage":{"prompt_tokens":10}}`, `{"input_tokens":10}`, Options{Counts: true}},
 	} {
 		got, ok := FromChat([]byte(c.chat), c.o)
@@ -260,8 +267,10 @@ func TestB9_Answers(t *testing.T) {
 			t.Errorf("%s is an answer: %s", none, got)
 		}
 	}
-	if got, ok := FromChat([]byte(`{"choices":[{}]}`), Options{Counts: true}); ok {
-		t.Errorf("a count without usage: %s", got)
+	for _, none := range []string{`{"choices":[{}]}`, `{"choices":[{}],"usage":{"prompt_tokens":-3}}`} {
+		if got, ok := FromChat([]byte(none), Options{Counts: true}); ok {
+			t.Errorf("a count without usage: %s", got)
+		}
 	}
 }
 
@@ -337,7 +346,8 @@ func TestB9_Streams(t *testing.T) {
 		delta(`{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}`),
 		delta(`{"tool_calls":[{"index":1,"id":"t2","type":"function","function":{"name":"g","arguments":""}}]}`),
 		`{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}`,
-		`{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}}`, `[DONE]`, `[DONE]`,
+		`{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}}`,
+		`{"choices":[],"usage":{"prompt_tokens":"7"}}`, `[DONE]`, `[DONE]`,
 	}
 	if diff := cmp.Diff(wantStream, translateAll(Options{Thinking: true}, events...)); diff != "" {
 		t.Error(diff)

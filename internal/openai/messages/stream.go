@@ -93,8 +93,8 @@ func (s *Stream) event(e *sse.Event) {
 		return
 	}
 	s.begin(e.Data)
-	if s.chunk.HasUsage {
-		s.usage = s.chunk.Usage
+	if u := s.chunk.Usage; s.chunk.HasUsage { // engines count up
+		s.usage = sse.Usage{Prompt: max(s.usage.Prompt, u.Prompt), Completion: max(s.usage.Completion, u.Completion), Cached: max(s.usage.Cached, u.Cached)}
 	}
 	deltas, _ := s.deltas.Read(e.Data) // it was read as JSON before
 	for i := range deltas {

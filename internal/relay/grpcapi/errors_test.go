@@ -127,7 +127,12 @@ func TestEngineAnswers(t *testing.T) {
 			t.Errorf("trailers %v", trailer)
 		}
 	}
-	_, _, err := listen(as(t.Context()), client(t, answer(503, "")), hello)
+	long := strings.Repeat("ü", 100_000)
+	_, _, err := listen(as(t.Context()), client(t, answer(400, `{"error":{"message":"`+long+`","type":"`+long+`","code":"`+long+`","param":"`+long+`"}}`)), hello)
+	if e, _ := pb.ErrorOf(err); e.GetCode() != 400 || proto.Size(e) > 20<<10 || !strings.HasPrefix(long, e.GetMessage()) {
+		t.Errorf("an error of %d bytes: %.200v", proto.Size(e), err)
+	}
+	_, _, err = listen(as(t.Context()), client(t, answer(503, "")), hello)
 	if e, _ := pb.ErrorOf(err); !e.GetRetryable() || e.GetRetryAfterMs() != 2000 || status.Code(err) != codes.Unavailable {
 		t.Errorf("%v, details %v", err, e)
 	}

@@ -222,9 +222,16 @@ func (s *sink) sendFinal(r *relay.Result) error {
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Final{Final: f}})
 }
 
+// maxErrorText bounds each text of an error, in bytes. An error is in the trailers of a call twice,
+// and proxies accept some ten KiB of those. Engines may quote the whole request.
+const maxErrorText = 4 << 10
+
 // refuse reports an error: in a chunk if chunks were sent before, and in the status that it
 // returns.
 func (s *sink) refuse(e *pb.Error) error {
+	for _, text := range []*string{&e.Message, &e.Type, &e.Name, &e.Param} {
+		*text = strings.ToValidUTF8((*text)[:min(len(*text), maxErrorText)], "")
+	}
 	if s.hasSent {
 		if err := s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Error{Error: e}}); err != nil {
 			return err

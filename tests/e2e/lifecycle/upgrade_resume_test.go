@@ -19,7 +19,7 @@ import (
 )
 
 // namedCall starts or joins a gRPC call with a request id. The func reads the call to its end.
-func namedCall(g *harness.Gateway, ctx context.Context, id string, tokens int) (first string, rest func() (string, error)) {
+func namedCall(ctx context.Context, g *harness.Gateway, id string, tokens int) (first string, rest func() (string, error)) {
 	g.T.Helper()
 	conn, err := grpc.NewClient(strings.TrimPrefix(g.URL, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -59,13 +59,13 @@ func namedCall(g *harness.Gateway, ctx context.Context, id string, tokens int) (
 func TestE2E_X20_S10_GRPCCallsAreJoinedAtTheOldProcess(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(upgradeModels, "{mode: managed}", "{mode: managed, resume: 30s}", 1))
-	_, rest := namedCall(g, t.Context(), "kept", 300)
+	_, rest := namedCall(t.Context(), g, "kept", 300)
 	left, leave := context.WithCancel(t.Context())
-	namedCall(g, left, "left", 300)
+	namedCall(left, g, "left", 300)
 	restart(g)
 	leave()
-	_, joined := namedCall(g, t.Context(), "kept", 300)
-	_, again := namedCall(g, t.Context(), "left", 300)
+	_, joined := namedCall(t.Context(), g, "kept", 300)
+	_, again := namedCall(t.Context(), g, "left", 300)
 	texts := map[string]int{}
 	for name, read := range map[string]func() (string, error){"the first client": rest, "the one that joins": joined, "the one that comes back": again} {
 		text, err := read()
