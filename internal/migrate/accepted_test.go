@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/migrate"
 )
 
-// TestConvertedFilesAreAccepted: Sluice accepts what becomes of files that other gateways accept. The
-// environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
+// TestConvertedFilesAreAccepted: Sluice accepts what becomes of files that other gateways accept.
+// The environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
 func TestConvertedFilesAreAccepted(t *testing.T) {
 	for _, variable := range []string{"KEY_A", "KEY_B", "FIRST_API_KEY"} {
 		t.Setenv(variable, "x")

@@ -166,8 +166,8 @@ func lists(servers []*item, address string) bool {
 	return slices.ContainsFunc(servers, func(s *item) bool { return s.text("url") == address })
 }
 
-// once returns a server, or the one of the same URL that the file has named before: a server has the
-// same settings in all models.
+// once returns a server, or the one of the same URL that the file has named before: a server has
+// the same settings in all models.
 func (g *liteLLMGroups) once(upstream *item, warnings []string) (server *item, all []string) {
 	address := upstream.text("url")
 	first := g.servers[address]
