@@ -96,7 +96,7 @@ func kubeAIModel(o *output, object source) {
 	kubeAIResources(it, spec.text("resourceProfile"))
 	kubeAIReplicas(it, spec)
 	more := kubeAIAdapters(it, engine, spec.mappings("adapters"))
-	it.setArguments(engineOf[engine], task, ownArgs(it, spec.list("args")), more)
+	it.setArguments(engineOf[engine], task, spec.list("args"), more)
 	if env := spec.mapping("env"); len(env) > 0 {
 		it.set("env", map[string]any(env))
 	}
@@ -267,21 +267,4 @@ func kubeAIRouting(it *item, s source) {
 	hash.drop("prefixCharLength")
 	it.noteRest("loadBalancing.prefixHash.", hash)
 	it.noteRest("loadBalancing.", s)
-}
-
-// ownArgs returns the arguments that may be passed on: those that Sluice sets itself are left out.
-func ownArgs(it *item, args []string) (left []string) {
-	for i := 0; i < len(args); i++ {
-		name, _, joined := strings.Cut(args[i], "=")
-		switch name {
-		case "--port", "--host", "--served-model-name", "--model", "--api-key":
-			it.note("argument %s: Sluice sets it itself here", name)
-			if !joined && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
-				i++
-			}
-			continue
-		}
-		left = append(left, args[i])
-	}
-	return left
 }
