@@ -14,14 +14,19 @@ func isKubeAIModel(s source) bool {
 	return strings.HasPrefix(version, "kubeai.org/") && s["kind"] == "Model"
 }
 
-// isList reports whether a document is a list of objects of KubeAI, as kubectl get -o yaml prints.
-func isList(s source) bool {
-	items, _ := s["items"].([]any)
-	if len(items) == 0 {
-		return false
+// objectsOf returns the objects of documents, which may be lists as kubectl get -o yaml prints.
+func objectsOf(documents []source) (objects []source) {
+	for _, document := range documents {
+		items, isList := document["items"].([]any)
+		if !isList {
+			objects = append(objects, document)
+		}
+		for _, item := range items {
+			object, _ := item.(map[string]any)
+			objects = append(objects, source(object))
+		}
 	}
-	first, _ := items[0].(map[string]any)
-	return isKubeAIModel(first)
+	return objects
 }
 
 // engineOf and taskOf are Sluice's words for those of KubeAI.
@@ -39,18 +44,11 @@ var byHand = []struct{ name, todo string }{
 
 // convertKubeAI converts Model objects of KubeAI to models with launcher kubernetes.
 func convertKubeAI(o *output, documents []source) {
-	for _, document := range documents {
-		switch {
-		case isKubeAIModel(document):
-			kubeAIModel(o, document)
-		case isList(document):
-			for _, m := range document.mappings("items") {
-				if isKubeAIModel(m) {
-					kubeAIModel(o, m)
-				}
-			}
-		default:
-			o.note("an object of kind %v: not converted here", document["kind"])
+	for _, object := range objectsOf(documents) {
+		if isKubeAIModel(object) {
+			kubeAIModel(o, object)
+		} else {
+			o.note("an object of kind %v: not converted here", object["kind"])
 		}
 	}
 	o.settings.set("kubernetes", flow())
