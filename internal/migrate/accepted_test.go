@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/migrate"
 )
 
-// TestConvertedFilesAreAccepted: Sluice accepts what becomes of files that other gateways accept. The
-// environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
+// TestConvertedFilesAreAccepted: Sluice accepts what becomes of files that other gateways accept.
+// The environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
 func TestConvertedFilesAreAccepted(t *testing.T) {
 	for _, variable := range []string{"KEY_A", "KEY_B", "FIRST_API_KEY"} {
 		t.Setenv(variable, "x")
@@ -42,6 +42,9 @@ model_list:
   - {model_name: b, litellm_params: {model: openai/b, api_key: $KEY_A}}
 general_settings: {master_key: "${MASTER_KEY:-sk-1234}"}
 `, []string{"api_key_env: KEY_A", "the master key was in $MASTER_KEY"}},
+		"arguments of Sluice's own": {migrate.LlamaSwap, `
+models: {m: {cmd: "llama-server --no-webui --models-dir /models --reuse-port -hf org/m --port ${PORT} --new on"}}
+`, []string{"# argument --models-dir: Sluice sets it itself here", "# argument --reuse-port: ", "args: [--new, \"on\"]"}},
 		"aliases that are models": {migrate.LiteLLM, `
 model_list:
   - {model_name: gpt-4, litellm_params: {model: openai/gpt-4, api_key: os.environ/KEY_A}}

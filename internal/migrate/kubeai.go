@@ -14,14 +14,19 @@ func isKubeAIModel(s source) bool {
 	return strings.HasPrefix(version, "kubeai.org/") && s["kind"] == "Model"
 }
 
-// isList reports whether a document is a list of objects of KubeAI, as kubectl get -o yaml prints.
-func isList(s source) bool {
-	items, _ := s["items"].([]any)
-	if len(items) == 0 {
-		return false
+// objectsOf returns the objects of documents, which may be lists as kubectl get -o yaml prints.
+func objectsOf(documents []source) (objects []source) {
+	for _, document := range documents {
+		items, isList := document["items"].([]any)
+		if !isList {
+			objects = append(objects, document)
+		}
+		for _, item := range items {
+			object, _ := item.(map[string]any)
+			objects = append(objects, source(object))
+		}
 	}
-	first, _ := items[0].(map[string]any)
-	return isKubeAIModel(first)
+	return objects
 }
 
 // engineOf and taskOf are Sluice's words for those of KubeAI.
@@ -39,18 +44,11 @@ var byHand = []struct{ name, todo string }{
 
 // convertKubeAI converts Model objects of KubeAI to models with launcher kubernetes.
 func convertKubeAI(o *output, documents []source) {
-	for _, document := range documents {
-		switch {
-		case isKubeAIModel(document):
-			kubeAIModel(o, document)
-		case isList(document):
-			for _, m := range document.mappings("items") {
-				if isKubeAIModel(m) {
-					kubeAIModel(o, m)
-				}
-			}
-		default:
-			o.note("an object of kind %v: not converted here", document["kind"])
+	for _, object := range objectsOf(documents) {
+		if isKubeAIModel(object) {
+			kubeAIModel(o, object)
+		} else {
+			o.note("an object of kind %v: not converted here", object["kind"])
 		}
 	}
 	o.settings.set("kubernetes", flow())
@@ -96,7 +94,7 @@ func kubeAIModel(o *output, object source) {
 	kubeAIResources(it, spec.text("resourceProfile"))
 	kubeAIReplicas(it, spec)
 	more := kubeAIAdapters(it, engine, spec.mappings("adapters"))
-	it.setArguments(engineOf[engine], task, ownArgs(it, spec.list("args")), more)
+	it.setArguments(engineOf[engine], task, spec.list("args"), more)
 	if env := spec.mapping("env"); len(env) > 0 {
 		it.set("env", map[string]any(env))
 	}
@@ -267,21 +265,4 @@ func kubeAIRouting(it *item, s source) {
 	hash.drop("prefixCharLength")
 	it.noteRest("loadBalancing.prefixHash.", hash)
 	it.noteRest("loadBalancing.", s)
-}
-
-// ownArgs returns the arguments that may be passed on: those that Sluice sets itself are left out.
-func ownArgs(it *item, args []string) (left []string) {
-	for i := 0; i < len(args); i++ {
-		name, _, joined := strings.Cut(args[i], "=")
-		switch name {
-		case "--port", "--host", "--served-model-name", "--model", "--api-key":
-			it.note("argument %s: Sluice sets it itself here", name)
-			if !joined && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
-				i++
-			}
-			continue
-		}
-		left = append(left, args[i])
-	}
-	return left
 }

@@ -120,7 +120,12 @@ func (g *liteLLMGroups) add(deployment source) {
 	p, info := deployment.mapping("litellm_params"), deployment.mapping("model_info")
 	g.out.noteRest("model "+name+": ", deployment)
 	own := cmp.Or(p.text("base_url"), p.text("api_base"))
-	provider, served := liteLLMProvider(p.text("model"), p.text("custom_llm_provider"))
+	asked, custom := p.text("model"), p.text("custom_llm_provider")
+	if _, variable := liteLLMValue(asked); variable != "" {
+		g.out.note("model %s: the server was asked for $%s, so add the model by hand here", name, variable)
+		return
+	}
+	provider, served := liteLLMProvider(asked, custom)
 	if provider == "" && (own != "" || openAIModel.MatchString(served)) {
 		provider = "openai"
 	}
@@ -166,8 +171,8 @@ func lists(servers []*item, address string) bool {
 	return slices.ContainsFunc(servers, func(s *item) bool { return s.text("url") == address })
 }
 
-// once returns a server, or the one of the same URL that the file has named before: a server has the
-// same settings in all models.
+// once returns a server, or the one of the same URL that the file has named before: a server has
+// the same settings in all models.
 func (g *liteLLMGroups) once(upstream *item, warnings []string) (server *item, all []string) {
 	address := upstream.text("url")
 	first := g.servers[address]
@@ -208,7 +213,11 @@ func (g *liteLLMGroups) model(name string) *liteLLMModel {
 	m := g.models[name]
 	if m == nil {
 		m = &liteLLMModel{item: newItem()}
-		m.name = m.item.validName("name", name)
+		plain, variable := liteLLMValue(name)
+		if variable != "" {
+			m.item.note("the name was in $%s: write it here", variable)
+		}
+		m.name = m.item.validName("name", cmp.Or(plain, variable))
 		m.item.set("name", m.name)
 		g.models[name], g.names = m, append(g.names, name)
 	}

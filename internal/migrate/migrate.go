@@ -104,7 +104,7 @@ func read(text []byte) ([]source, error) {
 
 // detect finds the kind by fields that only one kind has.
 func detect(documents []source) (Kind, error) {
-	if slices.ContainsFunc(documents, isKubeAIModel) || slices.ContainsFunc(documents, isList) {
+	if slices.ContainsFunc(objectsOf(documents), isKubeAIModel) {
 		return KubeAI, nil
 	}
 	first := documents[0]

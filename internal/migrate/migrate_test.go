@@ -301,6 +301,26 @@ func TestNamesWithParametersAreNoted(t *testing.T) {
 		[]string{"# filters.setParamsByID m:high: requests for this name get no parameters here, and it is no name of the model", "# filters.setParamsByID m: requests for this name get no parameters here\n", "# filters.stripParams: no counterpart here"}, nil)
 }
 
+// TestNamesInVariablesAreNoted: LiteLLM takes each text of a deployment from the environment, the
+// names of models too.
+func TestNamesInVariablesAreNoted(t *testing.T) {
+	t.Parallel()
+	convert(t, migrate.LiteLLM, `
+model_list:
+  - {model_name: os.environ/BIG_MODEL, litellm_params: {model: openai/a, api_base: "http://one"}}
+  - {model_name: small, litellm_params: {model: os.environ/SMALL_MODEL, api_base: "http://one"}}
+`, []string{"# the name was in $BIG_MODEL: write it here", "- name: BIG_MODEL\n", "# model small: the server was asked for $SMALL_MODEL, so add the model by hand here"}, []string{"os.environ"})
+}
+
+// TestOtherObjectsAreNoted: a file or a list of Models may have other objects, in any order.
+func TestOtherObjectsAreNoted(t *testing.T) {
+	t.Parallel()
+	const objects = `{apiVersion: v1, kind: Service}, {apiVersion: kubeai.org/v1, kind: Model, metadata: {name: m}, spec: {url: "hf://a/b", engine: VLLM}}`
+	has := []string{"# an object of kind Service: not converted here\n", "- name: m\n"}
+	convert(t, "", "{apiVersion: v1, kind: List, items: ["+objects+"]}", has, nil)
+	convert(t, "", strings.ReplaceAll(objects, "}, {", "}\n---\n{"), has, nil)
+}
+
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have
 // no counterpart. A model that is not hidden needs no comment.
 func TestFieldsForPeopleAreNoted(t *testing.T) {

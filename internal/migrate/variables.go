@@ -26,9 +26,27 @@ func (i *item) setArguments(engine, task string, args []string, more map[string]
 	if len(variables) > 0 {
 		i.set("variables", variables)
 	}
-	if len(left) > 0 {
+	if left = i.withoutOwned(engine, left); len(left) > 0 {
 		i.set("args", left)
 	}
+}
+
+// withoutOwned returns the arguments of an engine without those that Sluice sets itself, and their
+// values.
+func (i *item) withoutOwned(engine string, args []string) (left []string) {
+	version, _ := engines.Find(engines.Builtin(), engine, "")
+	for k := 0; k < len(args); k++ {
+		if len(version.CheckArgs(args[k:k+1])) == 0 {
+			left = append(left, args[k])
+			continue
+		}
+		name, _, joined := strings.Cut(args[k], "=")
+		i.note("argument %s: Sluice sets it itself here", name)
+		if !joined && k+1 < len(args) && !isFlagName(args[k+1]) {
+			k++
+		}
+	}
+	return left
 }
 
 // variablesOf divides the arguments of an engine: those that the engine has variables for, with
