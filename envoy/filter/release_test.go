@@ -35,8 +35,7 @@ func TestB6_ReleasedFiltersAreReproducibleAndNeedOnlyLibc(t *testing.T) {
 }
 
 // releasedFilters compiles the filter for all architectures in a new copy of its sources, and
-// returns the directory of the result. Without a variable that names another cache, zig uses that of
-// the user.
+// returns the directory of the result. zig uses the cache of the user, or that of a variable.
 func releasedFilters(t *testing.T, zig string, variables ...string) string {
 	t.Helper()
 	root, store := copyOfSources(t), t.TempDir()
