@@ -13,7 +13,8 @@ E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines routing s
 E2E_NO_REQUESTS = AdminPage|OnThePage|_O10_Page|O11_
 # Most tests wait for processes, and not for a processor. So go test runs more at a time than there are
 # processors: AT_ONCE tests of a package with gateways, and PACKAGES_AT_ONCE packages without gateways.
-AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
+# A test with a gateway uses a processor for about a third of its time.
+AT_ONCE ?= $(shell expr 3 '*' $$(nproc))
 PACKAGES_AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)

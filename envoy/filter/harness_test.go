@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -63,11 +64,8 @@ func TestB6_X14_ConfigurationsOfTheFilter(t *testing.T) {
 
 // underSanitizers runs a program of harness under each sanitizer.
 func underSanitizers(t *testing.T, name string, run func(t *testing.T, program, socket string)) {
-	sources, err := filepath.Glob("src/*.c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, sanitizers := range []string{"address,undefined", "thread"} {
+	t.Parallel()
+	for sanitizers := range objects {
 		t.Run(sanitizers, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "harness") // short, for the path of the socket
 			if err != nil {
@@ -75,37 +73,82 @@ func underSanitizers(t *testing.T, name string, run func(t *testing.T, program, 
 			}
 			defer os.RemoveAll(dir)
 			program := filepath.Join(dir, name)
-			compile(t, sanitizers, program, append(sources, "harness/"+name+".c")...)
+			link(t, sanitizers, program, compiled(t, sanitizers), "harness/"+name+".c")
 			run(t, program, filepath.Join(dir, "s"))
 		})
 	}
 }
 
-// compile compiles a program with the stand-in for Envoy.
-func compile(t *testing.T, sanitizers, program string, more ...string) {
+// objects has a function for each choice of sanitizers. It compiles the filter and the stand-in for
+// Envoy, which all programs of harness have in common, and returns the object files.
+var objects = map[string]func() ([]string, error){
+	"address,undefined": sync.OnceValues(func() ([]string, error) { return compileObjects("address,undefined") }),
+	"thread":            sync.OnceValues(func() ([]string, error) { return compileObjects("thread") }),
+}
+
+func compileObjects(sanitizers string) ([]string, error) {
+	sources, err := filepath.Glob("src/*.c")
+	if err != nil {
+		return nil, err
+	}
+	sources = append(sources, "harness/envoy.c")
+	for i, source := range sources {
+		if sources[i], err = filepath.Abs(source); err != nil {
+			return nil, err
+		}
+	}
+	dir := filepath.Join(workDir, sanitizers)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := cc(dir, sanitizers, append(sources, "-c")...); err != nil {
+		return nil, err
+	}
+	return filepath.Glob(filepath.Join(dir, "*.o"))
+}
+
+// link makes a program of objects and sources.
+func link(t *testing.T, sanitizers, program string, objects []string, more ...string) {
+	t.Helper()
+	if err := cc("", sanitizers, slices.Concat(objects, more, []string{"-o", program})...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// compiled returns the object files of the filter and of the stand-in for Envoy.
+func compiled(t *testing.T, sanitizers string) []string {
 	t.Helper()
 	onlyOnce(t)
-	args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
-		"-fsanitize=" + sanitizers, "-fno-sanitize-recover=all", "-o", program, "harness/envoy.c"}, more...)
-	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	files, err := objects[sanitizers]()
+	if err != nil {
+		t.Fatal(err)
 	}
+	return files
+}
+
+// cc runs the C compiler in a directory.
+func cc(dir, sanitizers string, more ...string) error {
+	c := exec.Command("cc", append([]string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
+		"-fsanitize=" + sanitizers, "-fno-sanitize-recover=all"}, more...)...)
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil {
+		return &buildError{out, err}
+	}
+	return nil
 }
 
 // TestB6_WhatFuzzingFoundIsHarmless repeats the inputs with which `make fuzz` reaches all it
 // reaches of the filter.
 func TestB6_WhatFuzzingFoundIsHarmless(t *testing.T) {
+	t.Parallel()
 	corpus, err := os.ReadFile("harness/corpus.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	sources, err := filepath.Glob("src/*.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	const sanitizers = "address,undefined"
 	program := filepath.Join(t.TempDir(), "fuzz")
-	sources = slices.DeleteFunc(sources, func(f string) bool { return f == "src/thread.c" }) // the target includes it
-	compile(t, "address,undefined", program, append(sources, "-DREPLAY", "harness/fuzz.c")...)
+	target := slices.DeleteFunc(slices.Clone(compiled(t, sanitizers)), func(f string) bool { return filepath.Base(f) == "thread.o" }) // the target includes it
+	link(t, sanitizers, program, target, "-DREPLAY", "harness/fuzz.c")
 	replay := exec.Command(program)
 	replay.Stdin = bytes.NewReader(corpus)
 	out, err := replay.CombinedOutput()

@@ -24,6 +24,7 @@ func TestB6_B12_AnswersToTheThreads(t *testing.T) {
 	if os.Getenv(answersVariable) != "" {
 		return // this is that run
 	}
+	t.Parallel()
 	again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestB6|^TestB12", "-test.skip=Sanitizers|Fuzzing|Inlet|Release|AnswersToTheThreads")
 	again.Env = append(os.Environ(), answersVariable+"="+throughThread)
 	if out, err := again.CombinedOutput(); err != nil {

@@ -13,38 +13,38 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	var err error
+	if workDir, err = os.MkdirTemp("", "sluice-filter"); err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(moduleDir)
+		os.RemoveAll(workDir)
 		os.Exit(code)
 	}))
 }
 
-// moduleDir has the compiled filter, if a test has needed it.
-var moduleDir string
+// workDir has what is compiled once for several tests.
+var workDir string
 
 // name is the name by which the tests make Envoy load the module. Its file is called lib + name +
 // .so.
 const name = "sluice-filter"
 
 // testTimeout bounds every wait. It is long enough for a busy machine.
-const testTimeout = time.Minute
+const testTimeout = 3 * time.Minute
 
 // modules returns a directory with the filter, compiled once for all tests.
 func modules(t testing.TB) string {
 	t.Helper()
-	dir, err := compiled()
+	dir, err := module()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
-var compiled = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "sluice-filter")
-	if err != nil {
-		return "", err
-	}
-	moduleDir = dir
+var module = sync.OnceValues(func() (string, error) {
+	dir := filepath.Join(workDir, "module")
 	build := exec.Command("../../scripts/module.sh")
 	build.Env = append(os.Environ(), "OUT="+dir)
 	if out, err := build.CombinedOutput(); err != nil {
