@@ -69,6 +69,22 @@ kind: Model
 metadata: {name: two}
 spec: {features: [TextGeneration], url: "ollama://gemma2:2b", engine: OLlama, maxReplicas: 3}
 `, []string{"Model two is an alias of this one here", "aliases: [one, two]"}},
+		"models that load something else by one name": {migrate.KubeAI, `
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: phi4}
+spec: {features: [TextGeneration], url: "hf://x/b", engine: VLLM, maxReplicas: 1}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: one}
+spec: {features: [TextGeneration], url: "ollama://phi4", engine: OLlama, maxReplicas: 1}
+---
+apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: phi4, namespace: other}
+spec: {features: [TextGeneration], url: "hf://x/c", engine: VLLM, maxReplicas: 1}
+`, []string{"Model one is left out: another model is called phi4 here", "Model phi4 is left out: another model is called phi4 here"}},
 		"adapters that the engine cannot load": {migrate.KubeAI, `
 apiVersion: kubeai.org/v1
 kind: Model

@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"cmp"
 	"net/url"
 	"strconv"
 	"strings"
@@ -63,16 +64,20 @@ func kubeAIModel(o *output, object source) {
 	address, query, _ := strings.Cut(spec.text("url"), "?")
 	parameters := parametersOf(query)
 	loaded := loadedByName(it, engine, address, parameters)
-	if twin := o.model(loaded); twin != nil {
-		twin.field("aliases").Content = append(twin.field("aliases").Content, &yaml.Node{Kind: yaml.ScalarNode, Value: name})
+	served := cmp.Or(loaded, name)
+	if twin := o.model(served); twin != nil {
+		aliases := twin.field("aliases")
+		if loaded == "" || aliases == nil || twin.text("engine") != engineOf[engine] {
+			o.note("Model %s is left out: another model is called %s here, and is not the same", name, served)
+			return
+		}
+		aliases.Content = append(aliases.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: name})
 		twin.note("Model %s is an alias of this one here, because both load %s: its other fields are left out", name, loaded)
 		return
 	}
+	it.set("name", served)
 	if loaded != "" {
-		it.set("name", loaded)
 		it.set("aliases", []string{name})
-	} else {
-		it.set("name", name)
 	}
 	it.noteRest("the url's parameter ", parameters)
 	task := ""
