@@ -143,7 +143,7 @@ func TestO8_FollowAFile(t *testing.T) {
 		}
 		f.Close()
 	}
-	write(0, "old\nlast\nha")
+	write(0, "older\nlast\nha")
 	ctx, cancel := context.WithCancel(t.Context())
 	var out lockedBuffer
 	ended := make(chan error, 1)
@@ -151,8 +151,10 @@ func TestO8_FollowAFile(t *testing.T) {
 	out.await(t, "last\n")
 	write(os.O_APPEND, "lf\nnew\n")
 	out.await(t, "last\nhalf\nnew\n")
+	write(os.O_APPEND, "newer\n") // each line comes once
+	out.await(t, "last\nhalf\nnew\nnewer\n")
 	write(os.O_TRUNC, "again\n")
-	out.await(t, "last\nhalf\nnew\nagain\n")
+	out.await(t, "last\nhalf\nnew\nnewer\nagain\n")
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
