@@ -98,6 +98,18 @@ func TestX1_Count(t *testing.T) {
 			}
 			want[netip.MustParseAddr(source)]++
 		}
+		if listen.Addr().Is4() { // another server has the same port at another address
+			other, err := net.Listen("tcp", fmt.Sprint("127.0.0.2:", listen.Port()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			c, err := net.Dial("tcp", other.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
 		got, err := Count(listen)
 		if err != nil {
 			t.Fatal(err)
@@ -111,7 +123,7 @@ func TestX1_Count(t *testing.T) {
 func TestX1_Source(t *testing.T) {
 	t.Parallel()
 	for client, want := range map[string]string{
-		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
+		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2:ffff:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
 	} {
 		if got := Source(netip.MustParseAddr(client)); got != netip.MustParseAddr(want) {
 			t.Errorf("source of %s is %s, want %s", client, got, want)
@@ -357,8 +369,8 @@ func TestX1_FewSocketsAreNotCounted(t *testing.T) {
 // of this machine come and go, so it takes many.
 func TestX1_SocketTotal(t *testing.T) {
 	const many = 200
-	for _, address := range []string{"127.0.0.1:0", "[::]:0"} {
-		l, err := net.Listen("tcp", address)
+	for _, at := range []struct{ listen, client string }{{"127.0.0.1:0", "127.0.0.1:"}, {"[::]:0", "127.0.0.1:"}, {"[::]:0", "[::1]:"}} {
+		l, err := net.Listen("tcp", at.listen)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +381,7 @@ func TestX1_SocketTotal(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range many {
-			c, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", listen.Port()))
+			c, err := net.Dial("tcp", fmt.Sprint(at.client, listen.Port()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -381,8 +393,33 @@ func TestX1_SocketTotal(t *testing.T) {
 			defer accepted.Close()
 		}
 		if after, err := socketTotal(listen); err != nil || after < before+many/2 {
-			t.Errorf("%s: %d sockets before and %d after %d connections, %v", address, before, after, many, err)
+			t.Errorf("%v: %d sockets before and %d after %d connections, %v", at, before, after, many, err)
 		}
+	}
+}
+
+// TestX1_CountingKeepsNoDescriptor checks that what the guard does each second leaves nothing open.
+func TestX1_CountingKeepsNoDescriptor(t *testing.T) { // alone: others open descriptors
+	const many = 5
+	listen := netip.MustParseAddrPort("127.0.0.1:80")
+	open := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := open()
+	for range many {
+		if _, err := Count(listen); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := socketTotal(listen); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := open(); after >= before+many {
+		t.Errorf("%d descriptors before and %d after %d counts", before, after, many)
 	}
 }
 
