@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -215,6 +216,9 @@ func TestX1_NearTheLimitASourceHasItsShare(t *testing.T) {
 		t.Errorf("pressure %s while the guard acts", got)
 	}
 	g.count(calm, map[netip.Addr]int{anna: 10, bert: 10})
+	if got := g.pressure(t); len(g.modes) != 2 || got != "0.80" { // Envoy learns of the mode before
+		t.Errorf("modes %v and pressure %s when the guard stops to act", g.modes, got)
+	}
 	g.count(time.Second, map[netip.Addr]int{anna: 10, bert: 10})
 	if got := g.pressure(t); len(g.modes) != 2 || g.modes[1] != (Mode{}) || got != "0.20" {
 		t.Errorf("modes %v and pressure %s after the flood", g.modes, got)
@@ -257,6 +261,48 @@ func TestX1_UncountedConnections(t *testing.T) {
 	}
 }
 
+// TestX1_RunCountsEachSecond checks that the guard counts at once and then each second, and that
+// counts that take long have pauses between them.
+func TestX1_RunCountsEachSecond(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]int{0: 600, time.Second: 600 / (1 + restFactor)} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newTestGuard(t, Config{})
+			counts := 0
+			g.Guard.Count = func(netip.AddrPort) (map[netip.Addr]int, error) {
+				time.Sleep(took)
+				counts++
+				return map[netip.Addr]int{anna: 1}, nil
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			if err := g.Run(ctx); err != nil || counts < want-1 || counts > want+1 || g.Status().Open != 1 {
+				t.Errorf("%d counts of %v in 10 minutes, want %d; %v", counts, took, want, err)
+			}
+		})
+	}
+}
+
+// TestX1_TheKernelCountsForAGuard checks that a guard without functions of its own asks the kernel.
+func TestX1_TheKernelCountsForAGuard(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	g := New(Config{Listen: l.Addr().(*net.TCPAddr).AddrPort(), Limit: func() int { return 100 }, Log: zap.NewNop()})
+	g.look(time.Now())
+	if s := g.Status(); s.Open != 1 || s.Err != nil || g.total < 1 {
+		t.Errorf("status %+v with %d sockets", s, g.total)
+	}
+}
+
 func TestX1_RunStops(t *testing.T) {
 	t.Parallel()
 	g := newTestGuard(t, Config{})
@@ -281,6 +327,19 @@ func TestX1_TheStatusNamesWhoCameSinceTheCount(t *testing.T) {
 	}
 	if s := g.Status(); s.Open != 90 || s.Source != bert || s.Most != 88 {
 		t.Errorf("status %+v", s)
+	}
+}
+
+// TestX1_UnknownLimit checks that the guard only counts while it does not know the limit.
+func TestX1_UnknownLimit(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{Limit: func() int { return 0 }})
+	g.count(0, map[netip.Addr]int{anna: 1000})
+	if n := g.admitted(anna, 3); n != 3 || len(g.modes) != 0 || g.Status().Near() || g.Status().Open != 1003 {
+		t.Errorf("%d of 3 admitted, modes %v, status %+v", n, g.modes, g.Status())
+	}
+	if _, err := os.ReadFile(g.PressureFile); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a pressure was written: %v", err)
 	}
 }
 
