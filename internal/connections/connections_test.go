@@ -343,6 +343,62 @@ func TestX1_UnknownLimit(t *testing.T) {
 	}
 }
 
+// TestX1_ThePressureIsWrittenWhenItChanges checks that Envoy, which watches the file, hears of each
+// change once, and of one that could not be written later.
+func TestX1_ThePressureIsWrittenWhenItChanges(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{})
+	g.PressureFile = filepath.Join(filepath.Dir(g.PressureFile), "folder", "pressure")
+	g.count(0, map[netip.Addr]int{anna: 10})
+	if err := os.Mkdir(filepath.Dir(g.PressureFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 10})
+	if got := g.pressure(t); got != "0.10" {
+		t.Errorf("pressure %s after a failed write", got)
+	}
+	if err := os.Remove(g.PressureFile); err != nil {
+		t.Fatal(err)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 10})
+	if _, err := os.Stat(g.PressureFile); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the same pressure was written again: %v", err)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 11})
+	if got := g.pressure(t); got != "0.11" {
+		t.Errorf("pressure %s after a change", got)
+	}
+}
+
+// TestX1_QuestionsWithoutASource checks that only the entry that names the source counts.
+func TestX1_QuestionsWithoutASource(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{PerSource: 1})
+	g.count(0, map[netip.Addr]int{anna: 1})
+	for _, e := range []*common.RateLimitDescriptor_Entry{{Key: "other", Value: anna.String()}, {Key: "source", Value: "nobody"}, {Key: "source", Value: anna.String()}} {
+		r := &ratelimit.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{e}}}}
+		answer, err := (&service{guard: g.Guard}).ShouldRateLimit(t.Context(), r)
+		refused := answer.GetOverallCode() == ratelimit.RateLimitResponse_OVER_LIMIT
+		if err != nil || refused != (e.GetKey() == "source" && e.GetValue() == anna.String()) {
+			t.Errorf("%v: refused %v, %v", e, refused, err)
+		}
+	}
+	if s := g.Status(); s.Open != 1 || s.Refused != 1 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// TestX1_OfTwoLargestSourcesTheFirstIsNamed checks that the status does not change by itself.
+func TestX1_OfTwoLargestSourcesTheFirstIsNamed(t *testing.T) {
+	t.Parallel()
+	sources := map[netip.Addr]int{anna: 3, bert: 3, clara: 2}
+	for range 50 {
+		if source, n := largest(sources); source != anna || n != 3 {
+			t.Fatalf("%s with %d", source, n)
+		}
+	}
+}
+
 // TestX1_FullIsFull checks that an Envoy which allows more than the file does now is held to the
 // file's number.
 func TestX1_FullIsFull(t *testing.T) {
