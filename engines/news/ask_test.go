@@ -158,6 +158,8 @@ func TestU10_OnlyKnownEngines(t *testing.T) {
 		"no metrics":                {Launcher: engines.Upstream, Address: server(t, nil)},
 		"metrics of something else": {Launcher: engines.Upstream, Address: server(t, map[string]string{"/metrics": "nginx_up 1\n"})},
 		"a launched engine without": {Launcher: engines.Local, Model: "silent", Address: server(t, nil)},
+		"one that shows others":     {Launcher: engines.Local, Model: "silent", Address: server(t, map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")})},
+		"a launched model unknown":  {Launcher: engines.Local, Model: "new", Address: server(t, map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")})},
 	} {
 		if a := askOnce(t, r, replica); !a.absent || a.news.Fault == "" || a.news.Running != -1 || !a.news.At.IsZero() {
 			t.Errorf("%s: %+v, absent %v", name, a.news, a.absent)

@@ -2,10 +2,13 @@ package news
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -93,4 +96,30 @@ func TestU1_ASlowDocumentIsNotAbsent(t *testing.T) {
 	if len(told) != 1 || told[0] != "llama-cpp" {
 		t.Errorf("told %q", told)
 	}
+}
+
+// TestU1_AServerWithoutMetricsIsAskedRarely: once a document has revealed the engine, metrics are
+// not asked for again, and documents once a minute.
+func TestU1_AServerWithoutMetricsIsAskedRarely(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, _ := fleetOf(1)
+		r := newFakeReader(&fakeServers{}, Config{Fleet: fleet})
+		asked := map[string]int{}
+		r.newClient = func(*engines.Transport) *http.Client {
+			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+				asked[q.URL.Path]++
+				if q.URL.Path != "/props" {
+					return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}, nil
+				}
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(`{"total_slots":4}`))}, nil
+			})}
+		}
+		stop := start(r)
+		time.Sleep(10 * time.Minute)
+		stop()
+		if n := asked["/props"]; asked["/metrics"] != 1 || n < 5 || n > 12 {
+			t.Errorf("asked in ten minutes: %v", asked)
+		}
+	})
 }
