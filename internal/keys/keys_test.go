@@ -189,6 +189,59 @@ func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	}
 }
 
+// A file is read again when it was replaced or changed, also by one of the same size or time.
+func TestB4_EachChangeOfTheFileIsNoticed(t *testing.T) {
+	path, then := filepath.Join(t.TempDir(), "keys.json"), time.Now().Add(-time.Hour)
+	change := func(at, id string, when time.Time) {
+		if err := errors.Join(os.WriteFile(at, []byte(`[{"id":"`+id+`"}]`), 0o600), os.Chtimes(at, when, when)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := File(path)
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"at first", func() { change(path, "a", then) }, "a"},
+		{"another time", func() { change(path, "b", then.Add(time.Second)) }, "b"},
+		{"another size", func() { change(path, "cc", then.Add(time.Second)) }, "cc"},
+		{"another file", func() {
+			change(path+"-next", "dd", then.Add(time.Second))
+			if err := os.Rename(path+"-next", path); err != nil {
+				t.Fatal(err)
+			}
+		}, "dd"},
+	} {
+		step.do()
+		if all, err := b.Load(t.Context()); err != nil || len(all) != 1 || all[0].ID != step.want {
+			t.Errorf("%s: %v, %v", step.what, all, err)
+		}
+	}
+}
+
+// A folder that cannot be reached has not lost its keys.
+func TestB4_AFileThatCannotBeFoundRevokesNothing(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "folder")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var told []Key
+	s := New(Config{Backend: File(filepath.Join(folder, "keys.json")), Apply: func(all []Key) { told = all }, Log: zap.NewNop()})
+	if err := s.Add(t.Context(), Key{ID: "one"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(folder, folder+"-away"), os.WriteFile(folder, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Read(t.Context()); err == nil || len(told) != 1 {
+		t.Errorf("%v, in force: %v", err, told)
+	}
+	if found, err := s.Remove(t.Context(), "one"); found || err == nil || len(told) != 1 {
+		t.Errorf("a revocation that was not stored: %v, %v, in force: %v", found, err, told)
+	}
+}
+
 // hangingBackend answers no Load until release is closed, also when the context ends.
 type hangingBackend struct {
 	Backend

@@ -32,6 +32,7 @@ func TestX14_HostedTools(t *testing.T) {
 		`"tools":{"server_url":"a"}`: none, `"tools":[]`: none,
 
 		`"plugins":[{"id":"auto-router","allowed_models":["*"]}]`: pluginsField, `"plugins":[{"id":"web"},{"id":"fusion"}]`: pluginsField, `"plugins":["web"]`: pluginsField,
+		`"plugins":[{"id":"fusion"},{"id":"web"}]`: pluginsField, `"nvext":[{"id":"web"}]`: nvext,
 		`"plugins":{"id":"web"}`: pluginsField, `"plugins":[{"id":"web","engine":"exa"},{"id":"file-parser"},{"id":"response-healing"}]`: none, `"plugins":[]`: none,
 		`"providerOptions":{"gateway":{"models":["a"]}}`: providerOptions, `"providerOptions":{"gateway":{"byok":{"a":[]}}}`: providerOptions, `"providerOptions":{"gateway":1}`: providerOptions,
 		`"providerOptions":{"gateway":{"order":["a"],"models":null},"openai":{"models":["a"]}}`: none, `"providerOptions":{"gateway":{"models":[],"byok":{}}}`: none,

@@ -179,6 +179,9 @@ func TestB3_ADamagedLineIsNotBelieved(t *testing.T) {
 		t.Fatalf("a damaged journal was not reported: %v", err)
 	}
 	defer kill(again)
+	if all := again.Faults(); len(all) != 1 || all[filepath.Base(l.journal.path)] == nil {
+		t.Errorf("the faults are %v", all)
+	}
 	if n := total(t, again).PromptTokens; n != 7 {
 		t.Errorf("%d tokens of the good line", n)
 	}
@@ -386,6 +389,35 @@ func TestB3_RunWritesWhatIsCounted(t *testing.T) {
 	if got := total(t, open(t, dir)); got.Requests != 8000 || got.CompletionTokens != 24000 {
 		t.Errorf("%+v", got)
 	}
+}
+
+// TestB3_NoFolder: a ledger without a place for its journal does not begin.
+func TestB3_NoFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := New(Config{Dir: dir}); l != nil || err == nil {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+// TestB3_RunFollowsOthersInBudgets: what another process of the folder counts reaches the budgets.
+func TestB3_RunFollowsOthersInBudgets(t *testing.T) {
+	dir := t.TempDir()
+	other, l := open(t, dir), open(t, dir)
+	l.SetBudgets([]Budget{monthly})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = l.Run(ctx) })
+	spend(other, 1, 5)
+	flush(t, other)
+	for end := time.Now().Add(30 * time.Second); level(l, acme.Tenant, "") != HardReached && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	running.Wait()
+	wantLevels(t, l, HardReached, Within)
 }
 
 func BenchmarkAdd(b *testing.B) {
