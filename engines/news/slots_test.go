@@ -123,3 +123,34 @@ func TestU1_AServerWithoutMetricsIsAskedRarely(t *testing.T) {
 		}
 	})
 }
+
+// TestU10_DocumentsAreReadRarely: metrics are read every two seconds, a document once a minute, and
+// one that the server does not have every ten minutes.
+func TestU10_DocumentsAreReadRarely(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, _ := fleetOf(1)
+		pages := map[string]string{"/metrics": recorded(t, "llama-server.prom"), "/props": `{"default_generation_settings":{"n_ctx":1024},"total_slots":2}`}
+		r := newFakeReader(&fakeServers{}, Config{Fleet: fleet})
+		asked := map[string]int{}
+		r.newClient = func(*engines.Transport) *http.Client {
+			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+				asked[q.URL.Path]++
+				text, ok := pages[q.URL.Path]
+				if !ok {
+					return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}, nil
+				}
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
+			})}
+		}
+		defer start(r)()
+		for _, want := range [][2]int{{9, 11}, {1, 2}} {
+			clear(asked)
+			time.Sleep(10 * time.Minute)
+			if n := asked["/props"]; asked["/metrics"] < 270 || n < want[0] || n > want[1] {
+				t.Errorf("asked in ten minutes: %v, want %v for the document", asked, want)
+			}
+			delete(pages, "/props")
+		}
+	})
+}
