@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -184,8 +185,31 @@ func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.Read(t.Context()), s.Add(t.Context(), Key{ID: "two"})); err == nil || len(told) != 1 || len(s.List()) != 1 {
+	if err := s.Read(t.Context()); err == nil || len(told) != 1 || len(s.List()) != 1 {
 		t.Errorf("%v, %v", told, err)
+	}
+	err := s.Add(t.Context(), Key{ID: "two"})
+	if found, failed := s.Remove(t.Context(), "one"); err == nil || found || failed == nil || len(told) != 1 {
+		t.Errorf("a new key: %v; a revocation: %v, %v; in force: %v", err, found, failed, told)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "{" {
+		t.Errorf("the file, which somebody may repair, has become %q, %v", text, err)
+	}
+}
+
+// A key that a full disk does not take is not made, and the others stay.
+func TestB4_AFullDiskLosesNoKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys.json")
+	var told []Key
+	s := New(Config{Backend: File(path), Apply: func(all []Key) { told = all }, Log: zap.NewNop()})
+	if err := errors.Join(s.Add(t.Context(), Key{ID: "one"}), os.Symlink("/dev/full", path+".new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Add(t.Context(), Key{ID: "two"}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
+	}
+	if err := s.Read(t.Context()); err != nil || len(told) != 1 || told[0].ID != "one" {
+		t.Errorf("%v, in force: %v", err, told)
 	}
 }
 
@@ -236,6 +260,9 @@ func TestB4_AFileThatCannotBeFoundRevokesNothing(t *testing.T) {
 	}
 	if err := s.Read(t.Context()); err == nil || len(told) != 1 {
 		t.Errorf("%v, in force: %v", err, told)
+	}
+	if read, err := s.Fault(); !read || err == nil {
+		t.Errorf("the fault is %v, read before: %v", err, read)
 	}
 	if found, err := s.Remove(t.Context(), "one"); found || err == nil || len(told) != 1 {
 		t.Errorf("a revocation that was not stored: %v, %v, in force: %v", found, err, told)
