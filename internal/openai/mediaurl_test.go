@@ -252,7 +252,7 @@ func TestX14_MediaHosts(t *testing.T) {
 	if u, refused := h.Refused(r.MediaURLs, true); fault != nil || !refused || !strings.Contains(u.String(), "%40") {
 		t.Errorf("the refusal of a version in a path is for %v", u)
 	}
-	for _, bad := range strings.Split("|a b|*.|*|http://a|a/b|10.0.0.1/8|a:b|*.10.0.0.1:x|Public|::ffff:10.0.0.0/104|user@a", "|") {
+	for _, bad := range strings.Split("|a b|*.|*|http://a|a/b|10.0.0.1/8|a:b|*.10.0.0.1:x|*.10.0.0.1|*.10.0.0.1:80|Public|::ffff:10.0.0.0/104|user@a", "|") {
 		if _, err := ParseMediaHosts([]string{bad}); (err == nil) != (bad == "*") {
 			t.Errorf("the rule %q: %v", bad, err)
 		}
