@@ -521,3 +521,45 @@ func TestB4_ACallerThatGoesIsNoFault(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Run follows the changes of other gateways, and stores the uses of keys every few seconds and when
+// it ends.
+func TestB4_RunFollowsChangesAndStoresUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path, use := filepath.Join(t.TempDir(), "keys.json"), time.Unix(6000, 0).UTC()
+		var told []Key
+		s := New(Config{Backend: File(path), Apply: func(all []Key) { told = all }, Log: zap.NewNop(),
+			Used: func() map[string]time.Time { return map[string]time.Time{"acme/one": use} }})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- s.Run(ctx) }()
+		for i, id := range []string{"one", "two", "three"} {
+			if err := File(path).Add(t.Context(), Key{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(interval)
+			synctest.Wait()
+			if len(told) != i+1 {
+				t.Errorf("%d keys after another gateway has made %s", len(told), id)
+			}
+		}
+		wantUse := func(when string) {
+			t.Helper()
+			if all, err := File(path).LoadUses(t.Context()); err != nil || !all["acme/one"].Equal(use) {
+				t.Errorf("%s: the stored uses are %v, %v", when, all, err)
+			}
+		}
+		for range 2 {
+			use = use.Add(time.Minute)
+			time.Sleep(flushInterval)
+			synctest.Wait()
+			wantUse("while it runs")
+		}
+		use = use.Add(time.Minute)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		wantUse("at the end")
+	})
+}
