@@ -198,6 +198,10 @@ func TestU10_ServersAreCalledAsTheirTransportSays(t *testing.T) {
 	if n := ask(func(*engines.Transport) {}); n.Running != 7 {
 		t.Errorf("%+v", n)
 	}
+	plain := engines.Transport{Prefix: "/llm"}
+	if n := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, map[string]string{"/llm/metrics": page}), Transport: &plain}).news; n.Running != 7 {
+		t.Errorf("without TLS: %+v", n)
+	}
 	if n := ask(func(c *engines.Transport) { c.Headers = nil }); n.Fault != "/metrics answered 401" {
 		t.Errorf("without the key: %+v", n)
 	}

@@ -124,6 +124,15 @@ func TestU1_AServerWithoutMetricsIsAskedRarely(t *testing.T) {
 	})
 }
 
+// body is the body of an answer that tells when it is closed.
+type body struct {
+	io.Reader
+	onClose func()
+}
+
+// Close implements io.Closer.
+func (b body) Close() error { b.onClose(); return nil }
+
 // TestU10_DocumentsAreReadRarely: metrics are read every two seconds, a document once a minute, and
 // one that the server does not have every ten minutes.
 func TestU10_DocumentsAreReadRarely(t *testing.T) {
@@ -132,15 +141,17 @@ func TestU10_DocumentsAreReadRarely(t *testing.T) {
 		fleet, _ := fleetOf(1)
 		pages := map[string]string{"/metrics": recorded(t, "llama-server.prom"), "/props": `{"default_generation_settings":{"n_ctx":1024},"total_slots":2}`}
 		r := newFakeReader(&fakeServers{}, Config{Fleet: fleet})
-		asked := map[string]int{}
+		asked, open := map[string]int{}, 0
 		r.newClient = func(*engines.Transport) *http.Client {
 			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
 				asked[q.URL.Path]++
 				text, ok := pages[q.URL.Path]
+				open++
+				answer := &http.Response{StatusCode: http.StatusOK, Body: body{strings.NewReader(text), func() { open-- }}}
 				if !ok {
-					return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}, nil
+					answer.StatusCode = http.StatusNotFound
 				}
-				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
+				return answer, nil
 			})}
 		}
 		defer start(r)()
@@ -151,6 +162,9 @@ func TestU10_DocumentsAreReadRarely(t *testing.T) {
 				t.Errorf("asked in ten minutes: %v, want %v for the document", asked, want)
 			}
 			delete(pages, "/props")
+		}
+		if open > 0 {
+			t.Errorf("%d answers were not closed", open)
 		}
 	})
 }
