@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -388,6 +389,74 @@ func TestB3_RunWritesWhatIsCounted(t *testing.T) {
 	kill(l)
 	if got := total(t, open(t, dir)); got.Requests != 8000 || got.CompletionTokens != 24000 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// What cannot be written, neither at the end of the journal nor as a new one, is written later.
+func TestB3_AFailedCompactionLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.Add(acme, OfRequest(1, 0, 1, true), noon)
+	kill(l)
+	if err := os.Mkdir(l.journal.path+nextSuffix, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if l.Flush() == nil {
+			t.Error("a journal was written without a file")
+		}
+	}
+	if err := os.Remove(l.journal.path + nextSuffix); err != nil {
+		t.Fatal(err)
+	}
+	flush(t, l)
+	kill(l)
+	if n := total(t, open(t, dir)).Requests; n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// Run writes what was counted soon, although nobody asks for it.
+func TestB3_RunWritesSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, t.TempDir())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		for n := range int64(3) {
+			l.Add(acme, OfRequest(1, 0, 1, true), time.Now())
+			l.Add(Subject{Tenant: "other"}, OfRequest(1, 0, 1, true), time.Now())
+			time.Sleep(groupInterval)
+			synctest.Wait()
+			text, err := os.ReadFile(l.journal.path)
+			rows, damaged := readJournal(text)
+			if got := rows.row(rowKey{period{start: hourOf(time.Now())}, acme}).Requests; err != nil || damaged > 0 || got != n+1 {
+				t.Errorf("the journal has %d requests, want %d; %v", got, n+1, err)
+			}
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// The bound of an hour holds for what is counted, too.
+func TestB3_AnHourCountsABoundedNumberOfKeys(t *testing.T) {
+	l := open(t, t.TempDir())
+	for n := range maxSubjects + 5 {
+		l.Add(Subject{"acme", fmt.Sprint(n), "chat"}, OfRequest(1, 0, 1, true), noon)
+	}
+	rows := l.table[period{start: hourOf(noon)}]
+	if other := rows[Subject{"acme", Other, "chat"}]; len(rows) != maxSubjects+1 || other == nil || other.Requests != 5 {
+		t.Errorf("%d rows, and %+v of others", len(rows), other)
+	}
+}
+
+// A ledger that does not exist counts nothing.
+func TestB3_NoLedger(t *testing.T) {
+	var l *Ledger
+	l.Add(acme, OfRequest(1, 0, 1, true), noon)
+	if err := l.Run(t.Context()); err != nil || l.Unshared() != nil {
+		t.Errorf("%v, %v", err, l.Unshared())
 	}
 }
 
