@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -437,6 +438,50 @@ func TestB3_RunWritesSoon(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// Run repeats a write that has failed, although nothing more is counted.
+func TestB3_RunRepeatsAFailedWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, t.TempDir())
+		kill(l)
+		next := l.journal.path + nextSuffix
+		if err := os.Mkdir(next, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		l.Add(acme, OfRequest(1, 0, 1, true), time.Now())
+		time.Sleep(groupInterval)
+		synctest.Wait()
+		if err := os.Remove(next); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(retryInterval)
+		synctest.Wait()
+		text, err := os.ReadFile(l.journal.path)
+		if rows, _ := readJournal(text); err != nil || len(rows) != 1 {
+			t.Errorf("the journal is %q, %v", text, err)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+func TestB3_DimensionsOfAQuestion(t *testing.T) {
+	for text, want := range map[string][]Dimension{
+		"tenant": {ByTenant}, "model,key,hour": {ByModel, ByKey, ByHour}, "": nil, "tenant,": nil, "tenant,tenant": nil, "week": nil, "Tenant": nil,
+	} {
+		if by, ok := ParseDimensions(text); ok != (want != nil) || !slices.Equal(by, want) {
+			t.Errorf("%q: %v, %v", text, by, ok)
+		}
+	}
+	for _, d := range Dimensions() {
+		if by, ok := ParseDimensions(string(d)); !ok || len(by) != 1 || !strings.Contains(DimensionsRule, string(d)) {
+			t.Errorf("%s: %v, %v", d, by, ok)
+		}
+	}
 }
 
 // The bound of an hour holds for what is counted, too.
