@@ -253,8 +253,8 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run updates a model when a request waits for it, and each model every usualInterval, until ctx ends.
-// It then returns nil.
+// Run updates a model when a request waits for it, and each model every usualInterval, until ctx
+// ends. It then returns nil.
 func (s *Scaler) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
