@@ -365,8 +365,8 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	return upstream, append(warnings, more...)
 }
 
-// splitAPI splits an address before its last step, and before a /v1 that precedes it: a url does not
-// end with /v1 beside an api_path.
+// splitAPI splits an address before its last step, and before each /v1 that precedes that step: a
+// url does not end with /v1 beside an api_path.
 func splitAPI(address string) (base, api string) {
 	at := strings.LastIndexByte(address, '/')
 	for strings.HasSuffix(address[:at], "/v1") {
