@@ -1,9 +1,14 @@
 package redis
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -38,4 +43,30 @@ func TestRightsOfAUser(t *testing.T) {
 	if logs.FilterMessageSnippet("refuses a subscription").Len() != 1 {
 		t.Errorf("log: %v", logs.All())
 	}
+}
+
+// TestASubscriptionWithoutAnAnswer: a Redis that falls silent has refused nothing.
+func TestASubscriptionWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := client.NewUniversalClient(&client.UniversalOptions{Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, server.Addr)
+		return withoutSubscriptions{conn}, err
+	}})
+	t.Cleanup(func() { _ = c.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := markRefusal(hear(ctx, c)); err == nil || errors.Is(err, ErrRefused) {
+		t.Error(err)
+	}
+}
+
+// withoutSubscriptions is a connection to a Redis that gets no subscription.
+type withoutSubscriptions struct{ net.Conn }
+
+func (c withoutSubscriptions) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("subscribe")) {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
 }
