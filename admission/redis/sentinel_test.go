@@ -121,6 +121,27 @@ func TestASentinelThatIsCutOff(t *testing.T) {
 	}
 }
 
+// TestMostTold: as many sentinels tell one master as another. The answer is always the same then.
+func TestMostTold(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		told        []string
+		given, want string
+	}{
+		{[]string{"a", "b", "b"}, "a", "b"},
+		{[]string{"a", "b", "c", "d"}, "", "a"},
+		{[]string{"a", "b", "c", "d"}, "c", "c"},
+		{[]string{"", "", "a"}, "", "a"},
+		{[]string{"", ""}, "", ""},
+	} {
+		for range 20 { // the order of a map is random
+			if got := mostTold(test.told, test.given); got != test.want {
+				t.Errorf("%q, %q: %q, want %q", test.told, test.given, got, test.want)
+			}
+		}
+	}
+}
+
 // follow follows the certificate client of the folder, which it issues, and the authority.
 func follow(t *testing.T, c *redistest.Certificates, log *zap.Logger) *certificates.Follower {
 	t.Helper()
