@@ -90,17 +90,12 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 	c := connect(o)
 	defer c.Close() //nolint:errcheck // what was written expires by itself
 	for _, key := range pingKeys {
-		err := pingScript.Run(ctx, c, []string{key}).Err()
-		var answer client.Error
-		if errors.As(err, &answer) {
-			return Pong{}, fmt.Errorf("%w: %w", ErrRefused, err)
-		}
-		if err != nil {
-			return Pong{}, err
+		if err := pingScript.Run(ctx, c, []string{key}).Err(); err != nil {
+			return Pong{}, markRefusal(err)
 		}
 	}
 	if err := hear(ctx, c); err != nil {
-		return Pong{}, fmt.Errorf("%w: %w", ErrRefused, err)
+		return Pong{}, markRefusal(err)
 	}
 	p := Pong{Evicts: evictionPolicy(ctx, c), Silent: silent}
 	const calls = 3
@@ -114,6 +109,15 @@ func Ping(ctx context.Context, server Server) (Pong, error) {
 		}
 	}
 	return p, nil
+}
+
+// markRefusal wraps ErrRefused around an error that Redis has answered.
+func markRefusal(err error) error {
+	var answer client.Error
+	if errors.As(err, &answer) {
+		return fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	return err
 }
 
 // hear returns why gateways cannot tell each other something.

@@ -1,9 +1,14 @@
 package redis
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -35,7 +40,31 @@ func TestRightsOfAUser(t *testing.T) {
 	}
 	rights("+publish")
 	eventually(t, "it shares", func() bool { return s.Status().Up })
-	if logs.FilterMessageSnippet("refuses a subscription").Len() != 1 {
-		t.Errorf("log: %v", logs.All())
+	eventually(t, "the log tells once of the subscription", func() bool { return logs.FilterMessageSnippet("refuses a subscription").Len() == 1 })
+}
+
+// TestASubscriptionWithoutAnAnswer: a Redis that falls silent has refused nothing.
+func TestASubscriptionWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	c := client.NewUniversalClient(&client.UniversalOptions{Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, server.Addr)
+		return withoutSubscriptions{conn}, err
+	}})
+	t.Cleanup(func() { _ = c.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := markRefusal(hear(ctx, c)); err == nil || errors.Is(err, ErrRefused) {
+		t.Error(err)
 	}
+}
+
+// withoutSubscriptions is a connection to a Redis that gets no subscription.
+type withoutSubscriptions struct{ net.Conn }
+
+func (c withoutSubscriptions) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("subscribe")) {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
 }

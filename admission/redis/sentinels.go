@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,8 +29,8 @@ type votes struct {
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu sync.Mutex
-	// told has the number of sentinels that tell an address, at the time askedAt; guarded by mu.
-	told    map[string]int
+	// told are the addresses that the sentinels tell, at the time askedAt; guarded by mu.
+	told    []string
 	askedAt time.Time
 }
 
@@ -61,7 +62,7 @@ func (v *votes) most(address string) string {
 		v.askedAt = time.Now()
 		go v.ask()
 	}
-	if v.told[address] == 0 {
+	if !slices.Contains(v.told, address) {
 		return address // a sentinel, or a master that no sentinel told
 	}
 	return mostTold(v.told, address)
@@ -72,28 +73,23 @@ func (v *votes) ask() {
 	masters, _ := askSentinels(context.Background(), v.options)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.told = count(masters)
+	v.told = masters
 }
 
-func count(masters []string) map[string]int {
-	told := map[string]int{}
-	for _, address := range masters {
-		if address != "" {
-			told[address]++
+// mostTold returns the address that most sentinels tell. Of several it returns the given one, or
+// else the first. A sentinel without an answer tells "".
+func mostTold(told []string, address string) string {
+	count := map[string]int{}
+	for _, other := range told {
+		count[other]++
+	}
+	count[""] = 0
+	for _, other := range told {
+		if count[other] > count[address] {
+			address = other
 		}
 	}
-	return told
-}
-
-// mostTold returns the address that more sentinels tell than any other, else the given one.
-func mostTold(told map[string]int, address string) string {
-	best := address
-	for other, n := range told {
-		if n > told[best] {
-			best = other
-		}
-	}
-	return best
+	return address
 }
 
 // askSentinels asks all sentinels at once where the master is. It returns the address that each of
@@ -129,13 +125,13 @@ func askSentinel(ctx context.Context, o *client.UniversalOptions, address string
 // tell, and an error for each other one.
 func usableSentinels(ctx context.Context, o *client.UniversalOptions) (telling []string, silent []error) {
 	masters, faults := askSentinels(ctx, o)
-	master := mostTold(count(masters), "")
+	master := mostTold(masters, "")
 	for i, address := range o.Addrs {
 		switch {
 		case faults[i] != nil:
 			silent = append(silent, fmt.Errorf("sentinel %s: %w", address, faults[i]))
 		case masters[i] != master:
-			silent = append(silent, fmt.Errorf("sentinel %s: it tells the master %s, and more of them tell %s", address, masters[i], master))
+			silent = append(silent, fmt.Errorf("sentinel %s: it tells the master %s, and others tell %s", address, masters[i], master))
 		default:
 			telling = append(telling, address)
 		}

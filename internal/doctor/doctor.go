@@ -167,10 +167,7 @@ func (e *examination) filter(ctx context.Context, envoyPath string) {
 // writeFilter writes the filter into a new folder on the file system from which a gateway has it
 // loaded, or where that cannot be written, into one for temporary files.
 func (e *examination) writeFilter() (file string, err error) {
-	parent, err := writable(e.Config.StateDir)
-	if err != nil {
-		parent = ""
-	}
+	parent, _ := writable(e.Config.StateDir)
 	dir, err := os.MkdirTemp(parent, "sluice-doctor-")
 	if err != nil {
 		dir, err = os.MkdirTemp("", "sluice-doctor-")
