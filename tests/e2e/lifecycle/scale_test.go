@@ -139,8 +139,9 @@ func TestE2E_P4_AModelThatDoesNotStartInTime(t *testing.T) {
 	}
 }
 
-// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: hundreds of requests come about when the
-// replica goes. Every one is answered, and none was tried at a replica that refused it or broke off.
+// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: hundreds of requests come about when
+// the replica goes. Every one is answered, and none was tried at a replica that refused it or broke
+// off.
 func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	t.Parallel()
 	const models, tries = 25, 24
@@ -153,7 +154,7 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	for m := range models {
 		callers.Go(func() {
 			for range tries {
-				// Around the cooldown, the second in which the replica drains, and the end of its process.
+				// Around the cooldown, the second of the drain, and the end of the process.
 				time.Sleep(100*time.Millisecond + rand.N(1700*time.Millisecond))
 				a, err := g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody(fmt.Sprint("m", m), false, 2, "Hello"))
 				if err != nil || a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != fmt.Sprintf("m%d-0", m) {
