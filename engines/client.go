@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -26,6 +27,18 @@ func NewClient(t *Transport) *http.Client {
 			TLSClientConfig: config},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+// Path returns the path at the server of a request for a path such as /v1/models. The Transport may
+// be nil.
+func (t *Transport) Path(path string) string {
+	if t == nil {
+		return path
+	}
+	if below, ok := strings.CutPrefix(path, "/v1/"); ok && t.API != "" {
+		path = strings.TrimSuffix(t.API, "/") + "/" + below
+	}
+	return t.Prefix + path
 }
 
 // SetHeaders sets the headers of the Transport, which may be nil, on a request.

@@ -195,6 +195,10 @@ type Transport struct {
 	// Prefix precedes the path of every request. It begins with a slash and does not end with one,
 	// or is empty.
 	Prefix string
+	// API stands in the place of /v1 in the path of every request, for servers that have OpenAI's
+	// API elsewhere. It begins with a slash and does not end with one, but for / alone, which
+	// removes /v1. Empty means /v1.
+	API string
 	// Headers are set on every request and replace those of the client. Authorization may be among
 	// them.
 	Headers []Header

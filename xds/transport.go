@@ -49,30 +49,39 @@ func requestChanges(t *engines.Transport) (changes []*mutation.HeaderMutation, m
 		}
 		changes = append(changes, setRequestHeader(strings.ToLower(h.Name), escapeFormat(h.Value)))
 	}
-	if t.Prefix != "" {
-		if !strings.HasPrefix(t.Prefix, "/") || !isHeaderText(t.Prefix) {
-			return nil, nil, errors.New("the path of its URL cannot be the beginning of a path")
+	for _, part := range []string{t.Prefix, t.API} {
+		if part != "" && (part[0] != '/' || !isHeaderText(part)) {
+			return nil, nil, errors.New("the path of its URL or of its API cannot be a part of a path")
 		}
+	}
+	if t.Prefix != "" || t.API != "" {
 		more = append(more, httpFilter("envoy.filters.http.lua", &lua.Lua{DefaultSourceCode: &core.DataSource{
-			Specifier: &core.DataSource_InlineString{InlineString: fmt.Sprintf(prefixScript, luaText(t.Prefix))},
+			Specifier: &core.DataSource_InlineString{InlineString: pathScript(t)},
 		}}))
 	}
 	return changes, more, nil
 }
 
-// prefixScript puts the prefix before the path. It is a script because Envoy's filters that change
-// headers refuse :path, and a route, which may rewrite the path, does not depend on the cluster.
-// The script stores the original path in a header, so that a second attempt does not add the prefix
-// again. Clients cannot forge that header.
-const prefixScript = `function envoy_on_request(handle)
+// pathScript makes of a path what engines.Transport.Path makes of it. It is a script because
+// Envoy's filters that change headers refuse :path, and a route, which may rewrite the path, does
+// not depend on the cluster. The script stores the original path in a header, so that a second
+// attempt does not change the path again. Clients cannot forge that header.
+func pathScript(t *engines.Transport) string {
+	api := ""
+	if t.API != "" {
+		api = `    if path:sub(1, 4) == "/v1/" then path = ` + luaText(strings.TrimSuffix(t.API, "/")) + ` .. path:sub(4) end
+`
+	}
+	return `function envoy_on_request(handle)
   local headers = handle:headers()
   if headers:get("` + headers.OriginalPath + `") == nil then
     local path = headers:get(":path")
     headers:add("` + headers.OriginalPath + `", path)
-    headers:replace(":path", %s .. path)
+` + api + `    headers:replace(":path", ` + luaText(t.Prefix) + ` .. path)
   end
 end
 `
+}
 
 // luaText returns a Lua string literal with every byte as its number.
 func luaText(text string) string {

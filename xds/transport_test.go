@@ -240,15 +240,17 @@ func TestTransports(t *testing.T) {
 		"name":  {Group: "name", TLS: &engines.TLS{ServerName: "other.example", CA: ca}},
 		"other": {Group: "other", TLS: &engines.TLS{ServerName: "example.com", CA: otherCA(t)}},
 		"any":   {Group: "any", TLS: &engines.TLS{ServerName: "other.example", Unchecked: true}},
+		"api":   {Group: "api", Prefix: "/a", API: "/v1%25/openai"},
+		"root":  {Group: "root", API: "/"},
 	}
 	named := func(r engines.Replica, host string) engines.Replica {
 		r.Host = host
 		return r
 	}
 	all := []engines.Replica{named(replica("plain-0", plain), "plain.example"),
-		by(ways["any"], replica("any", secure)), by(ways["ip"], replica("ip", secure)),
+		by(ways["any"], replica("any", secure)), by(ways["api"], replica("api-0", drops)), by(ways["api"], replica("api-1", keyed)), by(ways["ip"], replica("ip", secure)),
 		named(by(ways["key"], replica("key-0", drops)), "zero.example"), named(by(ways["key"], replica("key-1", keyed)), "one.example:81"),
-		by(ways["name"], replica("name", secure)), by(ways["other"], replica("other", secure)), by(ways["tls"], replica("tls", secure))}
+		by(ways["name"], replica("name", secure)), by(ways["other"], replica("other", secure)), by(ways["root"], replica("root", plain)), by(ways["tls"], replica("tls", secure))}
 	g.settle(t, "m", all...)
 
 	if r, code := send(t, "", plain.String()); code != 200 || r != (request{"plain", chatPath + "?a=%2Fb", "plain.example", "", ""}) {
@@ -259,6 +261,12 @@ func TestTransports(t *testing.T) {
 	want := request{"keyed", "/50%25/openai" + chatPath + "?a=%2Fb", "one.example:81", "Bearer " + secret, chatPath + "?a=%2Fb"}
 	if r, code := send(t, "key", list(drops, keyed)); code != 200 || r != want {
 		t.Errorf("key and path: %d\n%+v, want\n%+v", code, r, want)
+	}
+	for group, path := range map[string]string{"api": "/a/v1%25/openai/chat/completions?a=%2Fb", "root": "/chat/completions?a=%2Fb"} {
+		first := map[string]string{"api": list(drops, keyed), "root": plain.String()}[group]
+		if r, code := send(t, group, first); code != 200 || r.Path != path || r.Original != chatPath+"?a=%2Fb" {
+			t.Errorf("%s: %d %+v", group, code, r)
+		}
 	}
 	for group, code := range map[string]int{"tls": 200, "ip": 200, "any": 200, "name": 502, "other": 502} {
 		if r, got := send(t, group, secure.String()); got != code || got == 200 && (r.Engine != "secure" || r.Authorization != "") {

@@ -254,14 +254,11 @@ func (r *Reader) fetch(ctx context.Context, a *asked, path string, read func(io.
 
 // newRequest makes a GET to a replica, as its Transport says.
 func newRequest(ctx context.Context, r *engines.Replica, path string) (*http.Request, error) {
-	base := "http://" + r.Address.String()
-	if t := r.Transport; t != nil {
-		if t.TLS != nil {
-			base = "https://" + r.Address.String()
-		}
-		base += t.Prefix
+	scheme := "http://"
+	if t := r.Transport; t != nil && t.TLS != nil {
+		scheme = "https://"
 	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, base+path, nil)
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+r.Address.String()+r.Transport.Path(path), nil)
 	if err != nil {
 		return nil, err
 	}

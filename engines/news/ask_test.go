@@ -158,6 +158,8 @@ func TestU10_OnlyKnownEngines(t *testing.T) {
 		"no metrics":                {Launcher: engines.Upstream, Address: server(t, nil)},
 		"metrics of something else": {Launcher: engines.Upstream, Address: server(t, map[string]string{"/metrics": "nginx_up 1\n"})},
 		"a launched engine without": {Launcher: engines.Local, Model: "silent", Address: server(t, nil)},
+		"one that shows others":     {Launcher: engines.Local, Model: "silent", Address: server(t, map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")})},
+		"a launched model unknown":  {Launcher: engines.Local, Model: "new", Address: server(t, map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")})},
 	} {
 		if a := askOnce(t, r, replica); !a.absent || a.news.Fault == "" || a.news.Running != -1 || !a.news.At.IsZero() {
 			t.Errorf("%s: %+v, absent %v", name, a.news, a.absent)
@@ -195,6 +197,10 @@ func TestU10_ServersAreCalledAsTheirTransportSays(t *testing.T) {
 	}
 	if n := ask(func(*engines.Transport) {}); n.Running != 7 {
 		t.Errorf("%+v", n)
+	}
+	plain := engines.Transport{Prefix: "/llm"}
+	if n := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, map[string]string{"/llm/metrics": page}), Transport: &plain}).news; n.Running != 7 {
+		t.Errorf("without TLS: %+v", n)
 	}
 	if n := ask(func(c *engines.Transport) { c.Headers = nil }); n.Fault != "/metrics answered 401" {
 		t.Errorf("without the key: %+v", n)

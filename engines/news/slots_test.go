@@ -2,10 +2,13 @@ package news
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -93,4 +96,75 @@ func TestU1_ASlowDocumentIsNotAbsent(t *testing.T) {
 	if len(told) != 1 || told[0] != "llama-cpp" {
 		t.Errorf("told %q", told)
 	}
+}
+
+// TestU1_AServerWithoutMetricsIsAskedRarely: once a document has revealed the engine, metrics are
+// not asked for again, and documents once a minute.
+func TestU1_AServerWithoutMetricsIsAskedRarely(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, _ := fleetOf(1)
+		r := newFakeReader(&fakeServers{}, Config{Fleet: fleet})
+		asked := map[string]int{}
+		r.newClient = func(*engines.Transport) *http.Client {
+			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+				asked[q.URL.Path]++
+				if q.URL.Path != "/props" {
+					return &http.Response{StatusCode: http.StatusNotFound, Body: http.NoBody}, nil
+				}
+				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(`{"total_slots":4}`))}, nil
+			})}
+		}
+		stop := start(r)
+		time.Sleep(10 * time.Minute)
+		stop()
+		if n := asked["/props"]; asked["/metrics"] != 1 || n < 5 || n > 12 {
+			t.Errorf("asked in ten minutes: %v", asked)
+		}
+	})
+}
+
+// body is the body of an answer that tells when it is closed.
+type body struct {
+	io.Reader
+	onClose func()
+}
+
+// Close implements io.Closer.
+func (b body) Close() error { b.onClose(); return nil }
+
+// TestU10_DocumentsAreReadRarely: metrics are read every two seconds, a document once a minute, and
+// one that the server does not have every ten minutes.
+func TestU10_DocumentsAreReadRarely(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, _ := fleetOf(1)
+		pages := map[string]string{"/metrics": recorded(t, "llama-server.prom"), "/props": `{"default_generation_settings":{"n_ctx":1024},"total_slots":2}`}
+		r := newFakeReader(&fakeServers{}, Config{Fleet: fleet})
+		asked, open := map[string]int{}, 0
+		r.newClient = func(*engines.Transport) *http.Client {
+			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+				asked[q.URL.Path]++
+				text, ok := pages[q.URL.Path]
+				open++
+				answer := &http.Response{StatusCode: http.StatusOK, Body: body{strings.NewReader(text), func() { open-- }}}
+				if !ok {
+					answer.StatusCode = http.StatusNotFound
+				}
+				return answer, nil
+			})}
+		}
+		defer start(r)()
+		for _, want := range [][2]int{{9, 11}, {1, 2}} {
+			clear(asked)
+			time.Sleep(10 * time.Minute)
+			if n := asked["/props"]; asked["/metrics"] < 270 || n < want[0] || n > want[1] {
+				t.Errorf("asked in ten minutes: %v, want %v for the document", asked, want)
+			}
+			delete(pages, "/props")
+		}
+		if open > 0 {
+			t.Errorf("%d answers were not closed", open)
+		}
+	})
 }

@@ -24,6 +24,8 @@ type Access struct {
 	// CA holds PEM certificates. One of them must have signed the server's certificate. Empty means
 	// the certificates that the system trusts.
 	CA string
+	// API is the path of OpenAI's API below the URL. Empty means /v1.
+	API string
 	// InsecureSkipVerify accepts every certificate of the server.
 	InsecureSkipVerify bool
 }
@@ -35,14 +37,14 @@ func (a Access) transport(base string) *engines.Transport {
 	if err != nil {
 		return nil // The check reports the error.
 	}
-	t := &engines.Transport{Prefix: u.EscapedPath()}
+	t := &engines.Transport{Prefix: u.EscapedPath(), API: a.API}
 	if u.Scheme == "https" {
 		t.TLS = &engines.TLS{ServerName: u.Hostname(), CA: a.CA, Unchecked: a.InsecureSkipVerify}
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Headers)) {
 		t.Headers = append(t.Headers, engines.Header{Name: name, Value: a.Headers[name]})
 	}
-	if t.TLS == nil && t.Prefix == "" && len(t.Headers) == 0 {
+	if t.TLS == nil && t.Prefix == "" && t.API == "" && len(t.Headers) == 0 {
 		return nil
 	}
 	return t
@@ -53,7 +55,7 @@ func isSameTransport(a, b *engines.Transport) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Prefix == b.Prefix && slices.Equal(a.Headers, b.Headers) && (a.TLS == nil) == (b.TLS == nil) && (a.TLS == nil || *a.TLS == *b.TLS)
+	return a.Prefix == b.Prefix && a.API == b.API && slices.Equal(a.Headers, b.Headers) && (a.TLS == nil) == (b.TLS == nil) && (a.TLS == nil || *a.TLS == *b.TLS)
 }
 
 // transportsOf returns the transport of every URL. present are the servers until now, by URL. A URL

@@ -75,6 +75,33 @@ func TestCheckWithTLSAndKey(t *testing.T) {
 }
 
 // A URL with the wrong scheme says so.
+// A server may have OpenAI's API below another path than /v1.
+func TestCheckOfAnAPIElsewhere(t *testing.T) {
+	var asked []string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch asked = append(asked, r.URL.Path); r.URL.Path {
+		case "/a/v1beta/openai/models":
+			fmt.Fprint(w, `{"data":[{"id":"chat"}]}`)
+		case "/a/ok":
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	t.Cleanup(s.Close)
+	url := s.URL + "/a"
+	l, fleet := newTestLauncher(t, Desired{Models: []Model{{Model: engines.Model{Name: "chat"}, URLs: []string{url}}},
+		Access: map[string]Access{url: {API: "/v1beta/openai"}}, Settings: map[string]Settings{url: {HealthPath: "/ok"}}})
+	l.CheckOnce(t.Context())
+	expectStates(t, fleet, map[string]states{"chat": {replicaID(url): engines.Ready}})
+	if d := cmp.Diff([]string{"/a/ok", "/a/v1beta/openai/models"}, asked); d != "" {
+		t.Error(d)
+	}
+	l.Set(Desired{Models: []Model{{Model: engines.Model{Name: "chat"}, URLs: []string{url}}},
+		Access: map[string]Access{url: {API: "/"}}, Settings: map[string]Settings{url: {HealthPath: "/no"}}})
+	l.CheckOnce(t.Context())
+	expectStates(t, fleet, map[string]states{"chat": {replicaID(url): engines.Failed}})
+}
+
 func TestCheckWithTheWrongScheme(t *testing.T) {
 	t.Parallel()
 	list := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"data":[{"id":"m"}]}`) }

@@ -62,6 +62,7 @@ func (k *checker) checkUpstream(at path, u *Upstream) bool {
 		return false
 	}
 	before := len(k.faults)
+	k.checkAPIPath(at.field("api_path"), u)
 	parsed, ok := k.normalizeURL(where, u)
 	if !ok {
 		return false
@@ -87,6 +88,20 @@ func (k *checker) checkProbePath(at path, text string) {
 	}
 }
 
+// checkAPIPath checks where a server has OpenAI's API. Without a fault, /v1 becomes empty.
+func (k *checker) checkAPIPath(at path, u *Upstream) {
+	if !k.isSet(at) || !k.valid(at) || u.APIPath == "/" {
+		return
+	}
+	u.APIPath = strings.TrimSuffix(u.APIPath, "/")
+	switch {
+	case u.APIPath == "" || u.APIPath[0] != '/' || !plainPath(u.APIPath):
+		k.faultf(at, "must be a path such as /v1beta/openai: letters, digits and _ - . / : @ + ~ only, without empty steps, . and ..")
+	case u.APIPath == "/v1":
+		u.APIPath = ""
+	}
+}
+
 // normalizeURL checks the URL of u and rewrites it as scheme://host:port and the path without /v1.
 func (k *checker) normalizeURL(at path, u *Upstream) (*url.URL, bool) {
 	parsed, err := url.Parse(u.URL)
@@ -103,7 +118,11 @@ func (k *checker) normalizeURL(at path, u *Upstream) (*url.URL, bool) {
 		k.faultf(at, "must not hold a user or password: name the environment variable that holds the key in api_key_env")
 		return nil, false
 	}
-	prefix := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(parsed.EscapedPath(), "/"), "/v1"), "/")
+	prefix, ends := strings.CutSuffix(strings.TrimSuffix(parsed.EscapedPath(), "/"), "/v1")
+	if prefix = strings.TrimSuffix(prefix, "/"); ends && u.APIPath != "" {
+		k.faultf(at, "must not end with /v1 beside api_path, which stands in its place")
+		return nil, false
+	}
 	if !plainPath(prefix) {
 		k.faultf(at, "must have a path of letters, digits and _ - . / : @ + ~ only, without empty steps, . and ..")
 		return nil, false

@@ -153,7 +153,7 @@ func TestEveryField(t *testing.T) {
 				Admission: Admission{Weight: 3, MaxConcurrentRequests: 64, MaxTokensPerMinute: 600000, MaxPerReplica: 4, MaxPrefillPerReplica: 2,
 					MaxQueue: 10, QueueTimeout: time.Second},
 				Stream: streamWith(StreamNative, time.Hour)},
-			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000", Resolve: ResolveFirst}, {URL: "http://gpu-1:80", Resolve: ResolveFirst},
+			{Name: "fast", Launcher: engines.Upstream, Protocol: ProtocolHTTP, RerankAPI: RerankOpenAI, Upstreams: []Upstream{{URL: "http://10.0.0.5:8000", Resolve: ResolveFirst}, {URL: "http://gpu-1:80", APIPath: "/v1beta/openai", Resolve: ResolveFirst},
 				{URL: "https://gpu-2:443/api", Headers: map[string]string{"X-Team": "a"}, RequestHeaders: map[string]string{"x-team": "a"}, InsecureSkipVerify: true, Resolve: ResolveFirst}}, Hosts: 1, Placement: Spread, Evict: EvictNever, Cooldown: 5 * time.Minute, ColdStart: defaultColdStart,
 				UnhealthyOn: []Failure{FailConnect, FailReset, Fail5xx, Fail503}, FailOverOn: allStatuses,
 				Routing:   Routing{Strategy: RoundRobin, VirtualNodesPerReplica: 100, LoadFactor: 1.25, SlowStart: time.Minute, MaxUserMessagesForCache: 2},

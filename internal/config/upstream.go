@@ -25,6 +25,9 @@ type Upstream struct {
 	// Requests to the server have it in their bodies. A request is not tried again at a server with
 	// another name. It is for the upstreams of a model. Default: the model's own name.
 	Model string `yaml:"model"`
+	// APIPath is where the server has OpenAI's API, below the path of url, such as /v1beta/openai.
+	// "/" is the path of url itself. Default: /v1.
+	APIPath string `yaml:"api_path" form:"absolute"`
 	// APIKeyEnv is the name of the environment variable that holds the server's key. The key is
 	// sent as "Authorization: Bearer …" with every request. Default: empty, no key is sent.
 	APIKeyEnv string `yaml:"api_key_env" form:"variable"`

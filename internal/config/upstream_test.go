@@ -53,6 +53,9 @@ upstreams: [{url: http://h/v1}, https://h/openai2]
 	}
 }
 
+// noAPIPath is the fault of an api_path that is no path.
+const noAPIPath = "must be a path such as /v1beta/openai: letters, digits and _ - . / : @ + ~ only, without empty steps, . and .."
+
 // TestUpstreamFaults checks faults of upstreams: each has its line, and none shows a secret.
 func TestUpstreamFaults(t *testing.T) {
 	t.Setenv("SLUICE_TEST_KEY", "sk-secret")
@@ -72,7 +75,7 @@ func TestUpstreamFaults(t *testing.T) {
 		{"no URL", "upstreams: [{api_key_env: SLUICE_TEST_KEY}]", []string{"1: upstreams[0].url: required, and missing"}},
 		{"a list", "upstreams: [[http://h]]", []string{"1: upstreams[0]: must be a mapping such as {url: …, model: …}, is a list"}},
 		{"a key itself", "upstreams: [{url: http://h, api_key: sk-secret}]", []string{
-			"1: upstreams[0].api_key: unknown field; known are url, model, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots, resolve, health"}},
+			"1: upstreams[0].api_key: unknown field; known are url, model, api_path, api_key_env, headers, ca_file, insecure_skip_verify, join, models, slots, resolve, health"}},
 		{"a key for a name", "upstreams:\n- url: http://h\n  api_key_env: sk-secret", []string{
 			"3: upstreams[0].api_key_env: must be the name of an environment variable, never a key itself"}},
 		{"not set", "upstreams:\n- url: http://h\n  api_key_env: SLUICE_TEST_secret\n  headers:\n    x: a${SLUICE_TEST_secret}", []string{
@@ -112,6 +115,12 @@ func TestUpstreamFaults(t *testing.T) {
 		{"paths of probes", "upstreams:\n- {url: http://h:1, health: {path: health}}\n- {url: http://h:2, health: {path: '/a b'}}\n- {url: http://h:3, health: {path: '/ok?deep=1'}}", []string{
 			"2: upstreams[0].health.path: must be a path that begins with /, such as /health, is health",
 			`3: upstreams[1].health.path: must be a path that begins with /, such as /health, is "/a b"`}},
+		{"paths of APIs", "upstreams:\n- {url: http://h:1, api_path: v1beta}\n- {url: http://h:2, api_path: /a//b}\n- {url: http://h:3, api_path: '/a?b'}\n- {url: http://h:4/v1/, api_path: /openai}\n- {url: http://h:5, api_path: ''}\n- {url: http://h:6/v1, api_path: /v1}", []string{
+			"2: upstreams[0].api_path: " + noAPIPath, "3: upstreams[1].api_path: " + noAPIPath, "4: upstreams[2].api_path: " + noAPIPath,
+			"5: upstreams[3].url: must not end with /v1 beside api_path, which stands in its place", "6: upstreams[4].api_path: " + noAPIPath}},
+		{"one server with two APIs", "upstreams:\n- http://h\n- {url: http://h, api_path: /v1}\n- {url: http://h, api_path: /}", []string{
+			"3: upstreams[1]: the same server is on line 2, at upstreams[0]: remove one of them",
+			"4: upstreams[2]: the same server is on line 2, at upstreams[0]: remove one of them"}},
 		{"join for a server of a model", "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, join: true}]}]", []string{
 			"1: models[a].upstreams[0].join: has no effect with the upstreams of a model; remove it"}},
 		{"one server in two ways", "models:\n- {name: a, launcher: upstream, upstreams: [http://h, http://i]}\n- {name: b, launcher: upstream, upstreams: [http://i, {url: http://h, headers: {x: secret}}]}", []string{

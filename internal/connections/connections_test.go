@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -98,6 +99,18 @@ func TestX1_Count(t *testing.T) {
 			}
 			want[netip.MustParseAddr(source)]++
 		}
+		if listen.Addr().Is4() { // another server has the same port at another address
+			other, err := net.Listen("tcp", fmt.Sprint("127.0.0.2:", listen.Port()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			c, err := net.Dial("tcp", other.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
 		got, err := Count(listen)
 		if err != nil {
 			t.Fatal(err)
@@ -111,7 +124,7 @@ func TestX1_Count(t *testing.T) {
 func TestX1_Source(t *testing.T) {
 	t.Parallel()
 	for client, want := range map[string]string{
-		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
+		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2:ffff:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
 	} {
 		if got := Source(netip.MustParseAddr(client)); got != netip.MustParseAddr(want) {
 			t.Errorf("source of %s is %s, want %s", client, got, want)
@@ -203,6 +216,9 @@ func TestX1_NearTheLimitASourceHasItsShare(t *testing.T) {
 		t.Errorf("pressure %s while the guard acts", got)
 	}
 	g.count(calm, map[netip.Addr]int{anna: 10, bert: 10})
+	if got := g.pressure(t); len(g.modes) != 2 || got != "0.80" { // Envoy learns of the mode before
+		t.Errorf("modes %v and pressure %s when the guard stops to act", g.modes, got)
+	}
 	g.count(time.Second, map[netip.Addr]int{anna: 10, bert: 10})
 	if got := g.pressure(t); len(g.modes) != 2 || g.modes[1] != (Mode{}) || got != "0.20" {
 		t.Errorf("modes %v and pressure %s after the flood", g.modes, got)
@@ -245,6 +261,48 @@ func TestX1_UncountedConnections(t *testing.T) {
 	}
 }
 
+// TestX1_RunCountsEachSecond checks that the guard counts at once and then each second, and that
+// counts that take long have pauses between them.
+func TestX1_RunCountsEachSecond(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]int{0: 600, time.Second: 600 / (1 + restFactor)} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newTestGuard(t, Config{})
+			counts := 0
+			g.Guard.Count = func(netip.AddrPort) (map[netip.Addr]int, error) {
+				time.Sleep(took)
+				counts++
+				return map[netip.Addr]int{anna: 1}, nil
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			if err := g.Run(ctx); err != nil || counts < want-1 || counts > want+1 || g.Status().Open != 1 {
+				t.Errorf("%d counts of %v in 10 minutes, want %d; %v", counts, took, want, err)
+			}
+		})
+	}
+}
+
+// TestX1_TheKernelCountsForAGuard checks that a guard without functions of its own asks the kernel.
+func TestX1_TheKernelCountsForAGuard(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	g := New(Config{Listen: l.Addr().(*net.TCPAddr).AddrPort(), Limit: func() int { return 100 }, Log: zap.NewNop()})
+	g.look(time.Now())
+	if s := g.Status(); s.Open != 1 || s.Err != nil || g.total < 1 {
+		t.Errorf("status %+v with %d sockets", s, g.total)
+	}
+}
+
 func TestX1_RunStops(t *testing.T) {
 	t.Parallel()
 	g := newTestGuard(t, Config{})
@@ -269,6 +327,75 @@ func TestX1_TheStatusNamesWhoCameSinceTheCount(t *testing.T) {
 	}
 	if s := g.Status(); s.Open != 90 || s.Source != bert || s.Most != 88 {
 		t.Errorf("status %+v", s)
+	}
+}
+
+// TestX1_UnknownLimit checks that the guard only counts while it does not know the limit.
+func TestX1_UnknownLimit(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{Limit: func() int { return 0 }})
+	g.count(0, map[netip.Addr]int{anna: 1000})
+	if n := g.admitted(anna, 3); n != 3 || len(g.modes) != 0 || g.Status().Near() || g.Status().Open != 1003 {
+		t.Errorf("%d of 3 admitted, modes %v, status %+v", n, g.modes, g.Status())
+	}
+	if _, err := os.ReadFile(g.PressureFile); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a pressure was written: %v", err)
+	}
+}
+
+// TestX1_ThePressureIsWrittenWhenItChanges checks that Envoy, which watches the file, hears of each
+// change once, and of one that could not be written later.
+func TestX1_ThePressureIsWrittenWhenItChanges(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{})
+	g.PressureFile = filepath.Join(filepath.Dir(g.PressureFile), "folder", "pressure")
+	g.count(0, map[netip.Addr]int{anna: 10})
+	if err := os.Mkdir(filepath.Dir(g.PressureFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 10})
+	if got := g.pressure(t); got != "0.10" {
+		t.Errorf("pressure %s after a failed write", got)
+	}
+	if err := os.Remove(g.PressureFile); err != nil {
+		t.Fatal(err)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 10})
+	if _, err := os.Stat(g.PressureFile); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the same pressure was written again: %v", err)
+	}
+	g.count(time.Second, map[netip.Addr]int{anna: 11})
+	if got := g.pressure(t); got != "0.11" {
+		t.Errorf("pressure %s after a change", got)
+	}
+}
+
+// TestX1_QuestionsWithoutASource checks that only the entry that names the source counts.
+func TestX1_QuestionsWithoutASource(t *testing.T) {
+	t.Parallel()
+	g := newTestGuard(t, Config{PerSource: 1})
+	g.count(0, map[netip.Addr]int{anna: 1})
+	for _, e := range []*common.RateLimitDescriptor_Entry{{Key: "other", Value: anna.String()}, {Key: "source", Value: "nobody"}, {Key: "source", Value: anna.String()}} {
+		r := &ratelimit.RateLimitRequest{Descriptors: []*common.RateLimitDescriptor{{Entries: []*common.RateLimitDescriptor_Entry{e}}}}
+		answer, err := (&service{guard: g.Guard}).ShouldRateLimit(t.Context(), r)
+		refused := answer.GetOverallCode() == ratelimit.RateLimitResponse_OVER_LIMIT
+		if err != nil || refused != (e.GetKey() == "source" && e.GetValue() == anna.String()) {
+			t.Errorf("%v: refused %v, %v", e, refused, err)
+		}
+	}
+	if s := g.Status(); s.Open != 1 || s.Refused != 1 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// TestX1_OfTwoLargestSourcesTheFirstIsNamed checks that the status does not change by itself.
+func TestX1_OfTwoLargestSourcesTheFirstIsNamed(t *testing.T) {
+	t.Parallel()
+	sources := map[netip.Addr]int{anna: 3, bert: 3, clara: 2}
+	for range 50 {
+		if source, n := largest(sources); source != anna || n != 3 {
+			t.Fatalf("%s with %d", source, n)
+		}
 	}
 }
 
@@ -357,8 +484,8 @@ func TestX1_FewSocketsAreNotCounted(t *testing.T) {
 // of this machine come and go, so it takes many.
 func TestX1_SocketTotal(t *testing.T) {
 	const many = 200
-	for _, address := range []string{"127.0.0.1:0", "[::]:0"} {
-		l, err := net.Listen("tcp", address)
+	for _, at := range []struct{ listen, client string }{{"127.0.0.1:0", "127.0.0.1:"}, {"[::]:0", "127.0.0.1:"}, {"[::]:0", "[::1]:"}} {
+		l, err := net.Listen("tcp", at.listen)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,7 +496,7 @@ func TestX1_SocketTotal(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range many {
-			c, err := net.Dial("tcp", fmt.Sprint("127.0.0.1:", listen.Port()))
+			c, err := net.Dial("tcp", fmt.Sprint(at.client, listen.Port()))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -381,8 +508,33 @@ func TestX1_SocketTotal(t *testing.T) {
 			defer accepted.Close()
 		}
 		if after, err := socketTotal(listen); err != nil || after < before+many/2 {
-			t.Errorf("%s: %d sockets before and %d after %d connections, %v", address, before, after, many, err)
+			t.Errorf("%v: %d sockets before and %d after %d connections, %v", at, before, after, many, err)
 		}
+	}
+}
+
+// TestX1_CountingKeepsNoDescriptor checks that what the guard does each second leaves nothing open.
+func TestX1_CountingKeepsNoDescriptor(t *testing.T) { // alone: others open descriptors
+	const many = 5
+	listen := netip.MustParseAddrPort("127.0.0.1:80")
+	open := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := open()
+	for range many {
+		if _, err := Count(listen); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := socketTotal(listen); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := open(); after >= before+many {
+		t.Errorf("%d descriptors before and %d after %d counts", before, after, many)
 	}
 }
 

@@ -41,6 +41,11 @@ func TestR9_StatusesOfTheRule(t *testing.T) {
 			}
 		}
 	}
+	for set, usual := range map[Statuses]bool{0: true, AllStatuses: true, EveryBit: true, NoStatus: false, OnTooMany: false, OnTooMany | OnServerError: false} {
+		if set.Usual() != usual {
+			t.Errorf("%b: Envoy's routes follow it by themselves: %v", set, !usual)
+		}
+	}
 	if ReasonOf(429) != TooMany || ReasonOf(503) != ServerError || ReasonOf(404) != "" {
 		t.Error("reasons of statuses")
 	}

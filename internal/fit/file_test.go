@@ -36,7 +36,14 @@ func TestB7_TheFileIsValid(t *testing.T) {
 	var aliases []string
 	for i, m := range c.Models {
 		aliases = append(aliases, strings.Join(m.Aliases, " "))
-		if w := c.Weights(m); choices[i].Ollama == "" && (w == nil || w.Repository != choices[i].Repository || w.File != choices[i].File) {
+		if r := m.Resources; (r != nil) != (choices[i].GPUs > 0) || r != nil && r.GPU != float64(choices[i].GPUs) {
+			t.Errorf("%s has the resources %+v", m.Name, r)
+		}
+		if w := c.Weights(m); choices[i].Ollama != "" {
+			if w != nil {
+				t.Errorf("%s fetches %+v", m.Name, w)
+			}
+		} else if w == nil || w.Repository != choices[i].Repository || w.File != choices[i].File {
 			t.Errorf("%s fetches %+v", m.Name, w)
 		}
 		if m.Task != choices[i].Task || m.Engine != choices[i].Engine {
@@ -46,7 +53,13 @@ func TestB7_TheFileIsValid(t *testing.T) {
 	if diff := cmp.Diff([]string{"chat-GGUF", "embed-GGUF", "large", "", "vectors", ""}, aliases); diff != "" {
 		t.Errorf("aliases (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]any{"parallel": 4, "ctx_size": 8192}, c.Models[0].Variables); diff != "" {
-		t.Errorf("variables (-want +got):\n%s", diff)
+	for i, want := range []map[string]any{
+		{"parallel": 4, "ctx_size": 8192},
+		{"parallel": 4, "ctx_size": 32768, "batch_size": 2048, "ubatch_size": 2048},
+		nil,
+	} {
+		if diff := cmp.Diff(want, c.Models[i].Variables); diff != "" {
+			t.Errorf("variables of %s (-want +got):\n%s", c.Models[i].Name, diff)
+		}
 	}
 }

@@ -61,6 +61,8 @@ func TestB7_ChosenEngine(t *testing.T) {
 		{"GGUF on a CPU", machine(16, 0, "llama-server", "vllm", "ollama"), ggufFiles, "text-generation", "",
 			Choice{Engine: "llama-cpp", File: "m-Q4_K_M.gguf"}, "Q4_K_M is small and loses little"},
 		{"too little memory for Q4_K_M", machine(5, 0, "llama-server"), ggufFiles, "", "", Choice{Engine: "llama-cpp", File: "m-Q2_K.gguf"}, "of those that fit the best"},
+		{"no Q4_K_M", machine(64, 0, "llama-server"), map[string]int64{"m-Q2_K.gguf": 3000}, "", "", Choice{Engine: "llama-cpp", File: "m-Q2_K.gguf"}, "of those that there are the best"},
+		{"an unknown memory", machine(0, 0, "llama-server"), ggufFiles, "", "", Choice{Engine: "llama-cpp", File: "m-Q4_K_M.gguf"}, "loses little"},
 		{"a quantisation by name", machine(64, 0, "llama-server"), ggufFiles, "", "q8_0", Choice{Engine: "llama-cpp", File: "m-Q8_0.gguf"}, "as asked for"},
 		{"a file by name", machine(64, 0, "llama-server"), both, "", "m-Q4_K_M.gguf", Choice{Engine: "llama-cpp", File: "m-Q4_K_M.gguf"}, "as asked for"},
 		{"only Ollama", machine(16, 0, "ollama"), ggufFiles, "", "", Choice{Engine: "ollama", File: "m-Q4_K_M.gguf"}, ""},
@@ -112,6 +114,7 @@ func TestB7_WhatIsMissing(t *testing.T) {
 		{"no GPU", machine(64, 0, "python:sglang"), tensors, "", "", []string{"sglang (/bin/python:sglang) needs a GPU, and none is free"}},
 		{"too large", machine(3, 0, "llama-server"), ggufFiles, "", "", []string{"llama-cpp needs about 3.9 GiB for the smallest file (m-Q2_K.gguf), and there are 2.7 GiB of memory"}},
 		{"too large for two GPUs", machine(256, 2, "vllm"), huge, "", "", []string{"vllm needs about 73.5 GiB for 58.6 GiB of weights, and there are GPUs with 24.0 GiB and 24.0 GiB, "}},
+		{"too large for eight of many GPUs", machine(1024, 16, "vllm"), map[string]int64{"config.json": 0, "a.safetensors": 200_000}, "", "", []string{"vllm needs about 244.4 GiB"}},
 		{"no such quantisation", machine(16, 0, "llama-server"), ggufFiles, "", "Q9_0", []string{`it holds no "Q9_0"; it holds m-Q4_K_M.gguf, m-Q8_0.gguf, m-Q2_K.gguf, m-F16.gguf`}},
 		{"a file of safetensors", machine(16, 0, "llama-server"), tensors, "", "model.safetensors", []string{`it holds no GGUF file, of which "model.safetensors" could be one; leave it out`}},
 		{"no weights", machine(16, 0, "llama-server"), map[string]int64{"README.md": 1}, "", "", []string{"it holds neither GGUF files nor safetensors"}},
@@ -123,6 +126,9 @@ func TestB7_WhatIsMissing(t *testing.T) {
 		if !errors.As(err, &missing) || !strings.HasPrefix(err.Error(), "hf:org/model cannot run here:\n  ") {
 			t.Errorf("%s: %v", tt.what, err)
 			continue
+		}
+		if strings.Contains(err.Error(), "other programs") {
+			t.Errorf("%s: %v", tt.what, err)
 		}
 		for _, want := range tt.want {
 			if !strings.Contains(err.Error(), want) {
@@ -157,8 +163,9 @@ func TestB7_AGPUThatOthersUse(t *testing.T) {
 	if c, err := m.Choose(r, repository("", tensors)); err != nil || c.GPUs != 1 {
 		t.Errorf("the free GPU: %+v, %v", c, err)
 	}
-	if c, err := m.Choose(r, repository("", tensors)); err == nil {
-		t.Errorf("the GPU in use: %+v", c)
+	c, err = m.Choose(r, repository("", tensors))
+	if want := "there are 0 B of memory (other programs hold 3.0 GiB of 24.0 GiB of GPU 0)"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the GPU in use: %+v, %v", c, err)
 	}
 }
 
@@ -177,6 +184,18 @@ func TestB7_SeveralModels(t *testing.T) {
 	}
 	if third, err := m.Choose(r, repository("", ggufFiles)); err == nil {
 		t.Errorf("the third has no room: %+v", third)
+	}
+}
+
+// TestB7_TaskByArchitecture: the hub may not tell the task.
+func TestB7_TaskByArchitecture(t *testing.T) {
+	t.Parallel()
+	for architecture, want := range map[string]engines.Task{"": engines.TextGeneration, "llama": engines.TextGeneration, "nomic-bert": engines.Embedding} {
+		l := repository("", ggufFiles)
+		l.Architecture = architecture
+		if c, err := machine(64, 0, "llama-server").Choose(Reference{}, l); err != nil || c.Task != want {
+			t.Errorf("%q: %s, %v", architecture, c.Task, err)
+		}
 	}
 }
 

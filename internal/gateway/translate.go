@@ -385,7 +385,7 @@ func urls(servers []config.Upstream) []string {
 // the configuration guarantees that a URL has the same settings everywhere.
 func describeServers(d *upstream.Desired, servers []config.Upstream) {
 	for _, s := range servers {
-		d.Access[s.URL] = upstream.Access{Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
+		d.Access[s.URL] = upstream.Access{API: s.APIPath, Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
 		d.Settings[s.URL] = upstream.Settings{Slots: s.Slots, HealthPath: s.Health.Path, ResolveAll: s.Resolve == config.ResolveAll}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -184,8 +185,87 @@ func TestB4_ADamagedFileRevokesNothing(t *testing.T) {
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.Read(t.Context()), s.Add(t.Context(), Key{ID: "two"})); err == nil || len(told) != 1 || len(s.List()) != 1 {
+	if err := s.Read(t.Context()); err == nil || len(told) != 1 || len(s.List()) != 1 {
 		t.Errorf("%v, %v", told, err)
+	}
+	err := s.Add(t.Context(), Key{ID: "two"})
+	if found, failed := s.Remove(t.Context(), "one"); err == nil || found || failed == nil || len(told) != 1 {
+		t.Errorf("a new key: %v; a revocation: %v, %v; in force: %v", err, found, failed, told)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "{" {
+		t.Errorf("the file, which somebody may repair, has become %q, %v", text, err)
+	}
+}
+
+// A key that a full disk does not take is not made, and the others stay.
+func TestB4_AFullDiskLosesNoKey(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys.json")
+	var told []Key
+	s := New(Config{Backend: File(path), Apply: func(all []Key) { told = all }, Log: zap.NewNop()})
+	if err := errors.Join(s.Add(t.Context(), Key{ID: "one"}), os.Symlink("/dev/full", path+".new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Add(t.Context(), Key{ID: "two"}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a full disk: %v", err)
+	}
+	if err := s.Read(t.Context()); err != nil || len(told) != 1 || told[0].ID != "one" {
+		t.Errorf("%v, in force: %v", err, told)
+	}
+}
+
+// A file is read again when it was replaced or changed, also by one of the same size or time.
+func TestB4_EachChangeOfTheFileIsNoticed(t *testing.T) {
+	path, then := filepath.Join(t.TempDir(), "keys.json"), time.Now().Add(-time.Hour)
+	change := func(at, id string, when time.Time) {
+		if err := errors.Join(os.WriteFile(at, []byte(`[{"id":"`+id+`"}]`), 0o600), os.Chtimes(at, when, when)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := File(path)
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"at first", func() { change(path, "a", then) }, "a"},
+		{"another time", func() { change(path, "b", then.Add(time.Second)) }, "b"},
+		{"another size", func() { change(path, "cc", then.Add(time.Second)) }, "cc"},
+		{"another file", func() {
+			change(path+"-next", "dd", then.Add(time.Second))
+			if err := os.Rename(path+"-next", path); err != nil {
+				t.Fatal(err)
+			}
+		}, "dd"},
+	} {
+		step.do()
+		if all, err := b.Load(t.Context()); err != nil || len(all) != 1 || all[0].ID != step.want {
+			t.Errorf("%s: %v, %v", step.what, all, err)
+		}
+	}
+}
+
+// A folder that cannot be reached has not lost its keys.
+func TestB4_AFileThatCannotBeFoundRevokesNothing(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "folder")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var told []Key
+	s := New(Config{Backend: File(filepath.Join(folder, "keys.json")), Apply: func(all []Key) { told = all }, Log: zap.NewNop()})
+	if err := s.Add(t.Context(), Key{ID: "one"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(folder, folder+"-away"), os.WriteFile(folder, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Read(t.Context()); err == nil || len(told) != 1 {
+		t.Errorf("%v, in force: %v", err, told)
+	}
+	if read, err := s.Fault(); !read || err == nil {
+		t.Errorf("the fault is %v, read before: %v", err, read)
+	}
+	if found, err := s.Remove(t.Context(), "one"); found || err == nil || len(told) != 1 {
+		t.Errorf("a revocation that was not stored: %v, %v, in force: %v", found, err, told)
 	}
 }
 
@@ -440,4 +520,46 @@ func TestB4_ACallerThatGoesIsNoFault(t *testing.T) {
 	if _, err := s.Fault(); err != nil {
 		t.Error(err)
 	}
+}
+
+// Run follows the changes of other gateways, and stores the uses of keys every few seconds and when
+// it ends.
+func TestB4_RunFollowsChangesAndStoresUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path, use := filepath.Join(t.TempDir(), "keys.json"), time.Unix(6000, 0).UTC()
+		var told []Key
+		s := New(Config{Backend: File(path), Apply: func(all []Key) { told = all }, Log: zap.NewNop(),
+			Used: func() map[string]time.Time { return map[string]time.Time{"acme/one": use} }})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- s.Run(ctx) }()
+		for i, id := range []string{"one", "two", "three"} {
+			if err := File(path).Add(t.Context(), Key{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(interval)
+			synctest.Wait()
+			if len(told) != i+1 {
+				t.Errorf("%d keys after another gateway has made %s", len(told), id)
+			}
+		}
+		wantUse := func(when string) {
+			t.Helper()
+			if all, err := File(path).LoadUses(t.Context()); err != nil || !all["acme/one"].Equal(use) {
+				t.Errorf("%s: the stored uses are %v, %v", when, all, err)
+			}
+		}
+		for range 2 {
+			use = use.Add(time.Minute)
+			time.Sleep(flushInterval)
+			synctest.Wait()
+			wantUse("while it runs")
+		}
+		use = use.Add(time.Minute)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		wantUse("at the end")
+	})
 }

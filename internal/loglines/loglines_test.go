@@ -3,11 +3,15 @@ package loglines
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/redact"
@@ -64,12 +68,63 @@ func TestO8_LastLines(t *testing.T) {
 			t.Errorf("%+v: %v, %q, want %q", test.q, err, out.String(), test.want)
 		}
 	}
+	long := strings.Repeat("é", maxLine)
+	for line, want := range map[string]string{"windows\r\n": "windows", "\ta\x07b \n": "\tab", " \r\n": "", long[:maxLine]: long[:maxLine],
+		long: long[:maxLine] + "…", "a" + long: "a" + long[:maxLine-2] + "…"} {
+		if got, ok := (Query{}).Filter(line, nil); got != want || ok != (want != "") {
+			t.Errorf("the line %.20q: %.20q of %d bytes, %v", line, got, len(got), ok)
+		}
+	}
 	var out strings.Builder
 	if err := CopyFile(t.Context(), &out, path+"-none", Query{Tail: 1}, nil); err != nil || out.Len() > 0 {
 		t.Error("a file that does not exist:", err, out.String())
 	}
 	if err := (Query{Search: "two"}).Copy(&out, strings.NewReader("one\ntwo\nhalf two"), nil); err != nil || out.String() != "two\nhalf two\n" {
 		t.Errorf("a stream: %v, %q", err, out.String())
+	}
+}
+
+// writerFunc is an io.Writer of a function.
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Whoever reads a log learns that it cannot be read. A copy ends when nobody takes its lines.
+func TestO8_FaultsOfACopy(t *testing.T) {
+	t.Parallel()
+	gone := writerFunc(func([]byte) (int, error) { return 0, io.ErrClosedPipe })
+	path := filepath.Join(t.TempDir(), "log")
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	write("old\n")
+	for _, follow := range []bool{false, true} {
+		q := Query{Tail: 1, Follow: follow}
+		if err := CopyFile(t.Context(), io.Discard, t.TempDir(), q, nil); !errors.Is(err, syscall.EISDIR) {
+			t.Errorf("a folder, followed %v: %v", follow, err)
+		}
+		if err := CopyFile(t.Context(), gone, path, q, nil); !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("the last line, followed %v: %v", follow, err)
+		}
+	}
+	lines := 0
+	leaves := writerFunc(func(p []byte) (int, error) {
+		if lines++; lines > 1 {
+			return 0, io.ErrClosedPipe
+		}
+		write("old\nnew\n")
+		return len(p), nil
+	})
+	if err := CopyFile(t.Context(), leaves, path, Query{Tail: 1, Follow: true}, nil); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a line that comes: %v", err)
+	}
+	if err := (Query{}).Copy(gone, strings.NewReader("one\n"), nil); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a stream: %v", err)
+	}
+	if err := (Query{}).Copy(io.Discard, iotest.ErrReader(io.ErrNoProgress), nil); !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("a stream that fails: %v", err)
 	}
 }
 
@@ -88,7 +143,7 @@ func TestO8_FollowAFile(t *testing.T) {
 		}
 		f.Close()
 	}
-	write(0, "old\nlast\nha")
+	write(0, "older\nlast\nha")
 	ctx, cancel := context.WithCancel(t.Context())
 	var out lockedBuffer
 	ended := make(chan error, 1)
@@ -96,8 +151,10 @@ func TestO8_FollowAFile(t *testing.T) {
 	out.await(t, "last\n")
 	write(os.O_APPEND, "lf\nnew\n")
 	out.await(t, "last\nhalf\nnew\n")
+	write(os.O_APPEND, "newer\n") // each line comes once
+	out.await(t, "last\nhalf\nnew\nnewer\n")
 	write(os.O_TRUNC, "again\n")
-	out.await(t, "last\nhalf\nnew\nagain\n")
+	out.await(t, "last\nhalf\nnew\nnewer\nagain\n")
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -36,6 +36,13 @@ model_list:
 			"another deployment at https://api.openai.com, which serves b:", "another deployment at https://api.openai.com, which serves a:",
 			"https://api.openai.com had another key", "max_tokens_per_minute: 100", "*: https://api.openai.com is in the list of upstreams once here",
 		}},
+		"APIs below other paths": {migrate.LiteLLM, `
+model_list:
+  - {model_name: a, litellm_params: {model: deepinfra/a, api_key: os.environ/KEY_A}}
+  - {model_name: b, litellm_params: {model: gemini/b, api_key: os.environ/KEY_B}}
+  - {model_name: c, litellm_params: {model: zai/c, api_key: os.environ/KEY_A}}
+  - {model_name: d, litellm_params: {model: openai/d, api_base: "https://api.z.ai/api/coding/paas/v4", api_key: os.environ/KEY_B}}
+`, []string{"api_path: /v1/openai", "api_path: /openai", "api_path: /v4"}},
 		"keys that another tool fills in": {migrate.LiteLLM, `
 model_list:
   - {model_name: a, litellm_params: {model: openai/a, api_key: "${KEY_A}"}}

@@ -22,9 +22,10 @@ var compatible = map[string]string{
 	"hosted_vllm": "", "vllm": "", "custom_openai": "", "openai_like": "", "llamafile": "", "lm_studio": "",
 	"xinference": "", "litellm_proxy": "", "infinity": "", "docker_model_runner": "",
 	"ollama": "http://127.0.0.1:11434", "ollama_chat": "http://127.0.0.1:11434",
-	"groq": "https://api.groq.com/openai", "together_ai": "https://api.together.xyz", "deepseek": "https://api.deepseek.com",
-	"mistral": "https://api.mistral.ai", "openrouter": "https://openrouter.ai/api", "fireworks_ai": "https://api.fireworks.ai/inference",
-	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai",
+	"groq": "https://api.groq.com/openai/v1", "together_ai": "https://api.together.xyz", "deepseek": "https://api.deepseek.com",
+	"mistral": "https://api.mistral.ai", "openrouter": "https://openrouter.ai/api/v1", "fireworks_ai": "https://api.fireworks.ai/inference/v1",
+	"nvidia_nim": "https://integrate.api.nvidia.com", "xai": "https://api.x.ai", "deepinfra": "https://api.deepinfra.com/v1/openai",
+	"gemini": "https://generativelanguage.googleapis.com/v1beta/openai", "zai": "https://api.z.ai/api/paas/v4",
 	"cerebras": "https://api.cerebras.ai", "sambanova": "https://api.sambanova.ai",
 }
 
@@ -34,7 +35,7 @@ var usualKeys = map[string]string{
 	"openai": "OPENAI_API_KEY", "text-completion-openai": "OPENAI_API_KEY", "custom_openai": "OPENAI_API_KEY",
 	"litellm_proxy": "LITELLM_PROXY_API_KEY", "groq": "GROQ_API_KEY", "together_ai": "TOGETHERAI_API_KEY", "deepseek": "DEEPSEEK_API_KEY",
 	"mistral": "MISTRAL_API_KEY", "openrouter": "OPENROUTER_API_KEY", "fireworks_ai": "FIREWORKS_AI_API_KEY", "nvidia_nim": "NVIDIA_NIM_API_KEY",
-	"xai": "XAI_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
+	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "gemini": "GEMINI_API_KEY", "zai": "ZAI_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
 }
 
 // noKey are values that stand for no key.
@@ -136,7 +137,7 @@ func (g *liteLLMGroups) add(deployment source) {
 	base, known := compatible[provider]
 	base = cmp.Or(own, base)
 	if !known || base == "" {
-		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API below /v1", name, provider)
+		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
 		return
 	}
 	upstream, warnings := g.once(g.upstream(name, base, provider, p))
@@ -330,19 +331,24 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 	if warning != "" {
 		warnings = append(warnings, warning)
 	}
+	usualAddress, _ := plainAddress(compatible[provider])
+	isUsual := address == usualAddress
+	api := ""
 	if provider == "ollama" || provider == "ollama_chat" {
 		address = strings.TrimSuffix(address, "/api")
-	} else if base != compatible[provider] && hasOtherPath(base) {
-		warnings = append(warnings, "LiteLLM calls "+address+"/chat/completions, and Sluice "+
-			address+"/v1/chat/completions: see here whether the server knows that")
+	} else if hasOtherPath(base) {
+		address, api = splitAPI(address)
 	}
 	upstream.set("url", address)
+	if api != "" {
+		upstream.set("api_path", api)
+	}
 	key, variable := liteLLMValue(p.text("api_key"))
 	usual := usualKeys[provider]
 	switch {
 	case variable != "":
 		upstream.set("api_key_env", variable)
-	case key == "" && usual != "" && address == compatible[provider]:
+	case key == "" && usual != "" && isUsual:
 		upstream.set("api_key_env", usual)
 		warnings = append(warnings, address+" had no api_key: it gets the value of $"+usual+" here")
 	case key == "" && usual != "":
@@ -357,6 +363,16 @@ func (g *liteLLMGroups) upstream(name, base, provider string, p source) (upstrea
 		upstream.set("headers", headers)
 	}
 	return upstream, append(warnings, more...)
+}
+
+// splitAPI splits an address before its last step, and before each /v1 that precedes that step: a
+// url does not end with /v1 beside an api_path.
+func splitAPI(address string) (base, api string) {
+	at := strings.LastIndexByte(address, '/')
+	for strings.HasSuffix(address[:at], "/v1") {
+		at -= len("/v1")
+	}
+	return address[:at], address[at:]
 }
 
 // hasOtherPath reports whether the address of a server has a path that does not end with /v1.

@@ -273,52 +273,31 @@ func TestFilesWithPeersAloneAreKnown(t *testing.T) {
 	convert(t, "", `peers: {lab: {proxy: "http://one", models: [a]}}`, []string{"url: 'http://one'"}, nil)
 }
 
-// TestOtherPathsAreNoted: LiteLLM calls a server below the whole path of its address, and Sluice
-// below /v1.
-func TestOtherPathsAreNoted(t *testing.T) {
+// TestAPIsBelowOtherPaths: LiteLLM calls a server below the whole path of its address.
+func TestAPIsBelowOtherPaths(t *testing.T) {
 	t.Parallel()
-	const gemini = "https://generativelanguage.googleapis.com/v1beta/openai"
-	for params, note := range map[string]string{
-		"model: openai/a, api_base: " + gemini + "/":         "# LiteLLM calls " + gemini + "/chat/completions, and Sluice " + gemini + "/v1/chat/completions: see here",
-		"model: deepinfra/a":                                 "# model m at provider deepinfra: no counterpart here",
-		"model: groq/a":                                      "",
-		"model: hosted_vllm/a, api_base: http://one":         "",
-		"model: hosted_vllm/a, api_base: http://one/a/v1/":   "",
-		"model: ollama/a, api_base: http://one/api":          "",
-		"model: openai/a, api_base: os.environ/URL_OF_A":     "",
-		"model: openai/a, api_base: 'http://one/v1?key=abc'": "",
+	for params, want := range map[string][2]string{
+		"model: openai/a, api_base: https://h/v1beta/openai/": {"https://h/v1beta", "/openai"},
+		"model: openai/a, api_base: https://h/openai":         {"https://h", "/openai"},
+		"model: gemini/a":     {"https://generativelanguage.googleapis.com/v1beta", "/openai"},
+		"model: deepinfra/a":  {"https://api.deepinfra.com", "/v1/openai"},
+		"model: zai/a":        {"https://api.z.ai/api/paas", "/v4"},
+		"model: groq/a":       {"https://api.groq.com/openai", ""},
+		"model: openrouter/a": {"https://openrouter.ai/api", ""},
+		"model: hosted_vllm/a, api_base: http://one":           {"http://one", ""},
+		"model: hosted_vllm/a, api_base: http://one/a/v1/":     {"http://one/a", ""},
+		"model: ollama/a, api_base: http://one/api":            {"http://one", ""},
+		"model: openai/a, api_base: os.environ/URL_OF_A":       {"http://url-of-a:8000", ""},
+		"model: openai/a, api_base: 'http://one/v1?key=abc'":   {"http://one", ""},
+		"model: openai/a, api_base: 'http://one/b/c?key=abc'":  {"http://one/b", "/c"},
+		"model: openai/a, api_base: http://one/v1/v1/openai/x": {"http://one/v1/v1/openai", "/x"},
 	} {
-		convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {"+params+"}}, {model_name: n, litellm_params: {model: gpt-5}}]",
-			[]string{note}, map[bool][]string{true: {"LiteLLM calls"}}[note == ""])
+		text, without := "- url: "+want[0]+"\n        api_path: "+want[1]+"\n", []string(nil)
+		if want[1] == "" {
+			text, without = want[0], []string{"api_path"}
+		}
+		convert(t, migrate.LiteLLM, "model_list: [{model_name: m, litellm_params: {"+params+"}}]", []string{text}, without)
 	}
-}
-
-// TestNamesWithParametersAreNoted: llama-swap serves a model by the names for which it sets
-// parameters, too.
-func TestNamesWithParametersAreNoted(t *testing.T) {
-	t.Parallel()
-	convert(t, migrate.LlamaSwap, `models: {m: {cmd: 'x ${PORT}', filters: {stripParams: top_p, setParamsByID: {"${MODEL_ID}:high": {effort: high}, m: {effort: low}}}}}`,
-		[]string{"# filters.setParamsByID m:high: requests for this name get no parameters here, and it is no name of the model", "# filters.setParamsByID m: requests for this name get no parameters here\n", "# filters.stripParams: no counterpart here"}, nil)
-}
-
-// TestNamesInVariablesAreNoted: LiteLLM takes each text of a deployment from the environment, the
-// names of models too.
-func TestNamesInVariablesAreNoted(t *testing.T) {
-	t.Parallel()
-	convert(t, migrate.LiteLLM, `
-model_list:
-  - {model_name: os.environ/BIG_MODEL, litellm_params: {model: openai/a, api_base: "http://one"}}
-  - {model_name: small, litellm_params: {model: os.environ/SMALL_MODEL, api_base: "http://one"}}
-`, []string{"# the name was in $BIG_MODEL: write it here", "- name: BIG_MODEL\n", "# model small: the server was asked for $SMALL_MODEL, so add the model by hand here"}, []string{"os.environ"})
-}
-
-// TestOtherObjectsAreNoted: a file or a list of Models may have other objects, in any order.
-func TestOtherObjectsAreNoted(t *testing.T) {
-	t.Parallel()
-	const objects = `{apiVersion: v1, kind: Service}, {apiVersion: kubeai.org/v1, kind: Model, metadata: {name: m}, spec: {url: "hf://a/b", engine: VLLM}}`
-	has := []string{"# an object of kind Service: not converted here\n", "- name: m\n"}
-	convert(t, "", "{apiVersion: v1, kind: List, items: ["+objects+"]}", has, nil)
-	convert(t, "", strings.ReplaceAll(objects, "}, {", "}\n---\n{"), has, nil)
 }
 
 // TestFieldsForPeopleAreNoted: fields of llama-swap that only people see, and hidden models, have

@@ -28,6 +28,8 @@ func TestR12_MediaAreNoText(t *testing.T) {
 		"a text that begins like it": {Embeddings, `{"model":"m","input":"data: ` + data + `"}`, 0},
 		"a document":                 {Embeddings, `{"model":"m","input":"data:text/plain;base64,` + data + `"}`, 0},
 		"no base64":                  {Embeddings, `{"model":"m","input":"data:image/png,` + data + `"}`, 0},
+		"a text with backslashes":    {Embeddings, `{"model":"m","input":"\\\"data:image/png;base64,` + data + `"}`, 0},
+		"no type":                    {Embeddings, `{"model":"m","input":"data:images;base64,` + data + `"}`, 0},
 		"a quote in it":              {Embeddings, `{"model":"m","input":"data:image/png;base64,\"` + data + `"}`, 0},
 	} {
 		r, fault := Scan(c.endpoint, "application/json", []byte(c.body))
@@ -42,6 +44,17 @@ func TestR12_MediaAreNoText(t *testing.T) {
 		}
 		if c.endpoint == Speech && r.MediaOutput() > 500 {
 			t.Errorf("%s: %d tokens of speech", name, r.MediaOutput())
+		}
+	}
+}
+
+// The text beside media counts, before and after them.
+func TestR12_MediaBesideText(t *testing.T) {
+	image, text := `"data:image/png;base64,`+strings.Repeat("QUJD", 10_000)+`"`, `"`+strings.Repeat("word ", 2000)+`"`
+	for _, input := range []string{text + "," + image, image + "," + text, image + "," + text + "," + image} {
+		r, fault := Scan(Embeddings, "application/json", []byte(`{"model":"m","input":[`+input+`]}`))
+		if n := r.PromptBytes(); fault != nil || n < 10_000 || n > 10_100 {
+			t.Errorf("%d bytes of text, want about 10,000 (%v)", n, fault)
 		}
 	}
 }

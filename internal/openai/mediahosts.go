@@ -25,7 +25,8 @@ type MediaHosts struct {
 
 // hostRule permits a host, the hosts below a domain, or a range of addresses.
 type hostRule struct {
-	// name is that of a host, or of a domain if it begins with a dot. Empty: addresses counts.
+	// name is a host or an address as in MediaURL, or a domain if it begins with a dot. Empty:
+	// addresses counts.
 	name      string
 	addresses netip.Prefix
 	// port is the only port that is permitted. 0: every port is.
@@ -68,10 +69,8 @@ func parseHostRule(text string) (hostRule, error) {
 	}
 	name, below := strings.CutPrefix(text, "*.")
 	host, port := hostPort(name)
-	if address, err := netip.ParseAddr(host); err == nil && !below {
-		return hostRule{addresses: netip.PrefixFrom(address, address.BitLen()), port: port}, nil
-	}
-	if host == "" || host == PublicHosts {
+	_, err := netip.ParseAddr(host)
+	if isAddress := err == nil; host == "" || host == PublicHosts || below && isAddress { // no host is below an address
 		return hostRule{}, errNoHostRule
 	}
 	if below {

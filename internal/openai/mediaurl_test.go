@@ -158,7 +158,7 @@ func TestX14_HostsOfMediaURLs(t *testing.T) {
 		"http://user@host/": unreadable, "http://a:b@c/": unreadable, `http://a\\@b/`: unreadable, `http:\\\\a/`: unreadable, "http:a/b": unreadable, "http:///a": unreadable,
 		"http://": unreadable, "http://a?b/": unreadable, "http://a#b/": unreadable, "http://127.1/": unreadable, "http://2130706433/": unreadable,
 		"http://0x7f.0.0.1/": unreadable, "http://0177.0.0.1/": unreadable, "http://1.2.3.4.5/": unreadable, "http://a..b/": unreadable, "http://.a/": unreadable,
-		"http://%31/": unreadable, "http://ａ/": unreadable, "http://a b/": unreadable, "http://a:/": unreadable, "http://a:0/": unreadable, "http://a:65536/": unreadable,
+		"http://%31/": unreadable, "http://ａ/": unreadable, "http://a b/": unreadable, "http://a:/": unreadable, "http://a:0/": unreadable, "http://a:65536/": unreadable, "http://a:000080/": unreadable,
 		"http://a:+80/": unreadable, "http://[::1": unreadable, "http://[::1]x/": unreadable, "http://[fe80::1%25eth0]/": unreadable, "http://[10.0.0.1]/": unreadable,
 		`ht\ntp://a/`: unreadable, "mailto:a": unreadable, "http://" + strings.Repeat("a", 254) + "/": unreadable, "http://a/" + strings.Repeat("b", maxPath): unreadable,
 
@@ -168,6 +168,59 @@ func TestX14_HostsOfMediaURLs(t *testing.T) {
 		r, fault := Scan(Chat, "application/json", []byte(`{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"`+url+`"}}]}]}`))
 		if diff := cmp.Diff(want, r.MediaURLs, cmp.Transformer("", func(u MediaURL) string { return fmt.Sprintf("%#v", u) })); diff != "" || fault != nil {
 			t.Errorf("%.100q: %v %s", url, fault, diff)
+		}
+	}
+}
+
+// What follows a local file, in any field, does not hide it.
+func TestX14_ALocalFileIsNotHidden(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("b", maxPath)
+	for _, other := range []string{"iVBORw0KGgo", "http://a/", "http://a/" + long, "data:,", "x:y"} {
+		for _, images := range []string{`{"image":"/etc/a"},{"image":"` + other + `"}`, `{"image":"` + other + `"},{"image":"/etc/a"}`} {
+			r, fault := Scan(Embeddings, jsonType, []byte(`{"model":"m","input":[`+images+`]}`))
+			if fault != nil || r.Guarded != guardOf([]byte(localMedia)) {
+				t.Errorf("%.60s: %b, %v", images, r.Guarded, fault)
+			}
+		}
+	}
+	for url, want := range map[string]string{"http://a/" + long: "", "HTTPS://a/" + long: "", "file:///a/" + long: localMedia} {
+		r, fault := Scan(Embeddings, jsonType, []byte(`{"model":"m","input":[{"image":"`+url+`"}]}`))
+		if fault != nil || r.Guarded != guardOf([]byte(want)) || len(r.MediaURLs) != 1 {
+			t.Errorf("%.20s: %b, %+v, %v", url, r.Guarded, r.MediaURLs, fault)
+		}
+	}
+}
+
+// Values that are no URLs are none, and the rest of the body is read.
+func TestX14_ValuesThatAreNoURLs(t *testing.T) {
+	t.Parallel()
+	for body, e := range map[string]Endpoint{
+		`"prompt":"x","image":7`: Images, `"prompt":"x","image":[7,null,[],{}]`: Images, `"prompt":"x","image":null`: Images,
+		`"prompt":"x","image":[{"note":"http://a/","image_url":7}]`: Images, `"prompt":"x","mask":{"file_id":null}`: Images,
+		`"messages":[{"role":"user","content":[{"image_url":7},{"image_url":[]},{"image_url":null},{"image_url":{"detail":"http://a/","url":null}}]}]`: Chat,
+		`"messages":[{"role":"user","content":[{"file":{"file_id":null,"file_data":"data:,"}}]}]`:                                                      Chat,
+	} {
+		r, fault := Scan(e, jsonType, []byte(`{`+body+`,"model":"m"}`))
+		if fault != nil || len(r.MediaURLs) != 0 || r.Guarded != 0 || r.Model != "m" {
+			t.Errorf("%s: %+v, %b, %q, %v", body, r.MediaURLs, r.Guarded, r.Model, fault)
+		}
+	}
+	for _, colon := range []string{":", `\u003a`, `\u003A`} {
+		r, fault := Scan(Chat, jsonType, []byte(`{"model":"m","messages":[{"role":"user","content":[{"input_audio":{"data":"http`+colon+`//a/"}}]}]}`))
+		if fault != nil || len(r.MediaURLs) != 1 || r.MediaURLs[0].Host != "a" {
+			t.Errorf("data with %s: %+v, %v", colon, r.MediaURLs, fault)
+		}
+	}
+}
+
+// A scheme is a letter, and then letters, digits and three signs (RFC 3986, section 3.1).
+func TestX14_SchemesOfMediaURLs(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{"a": true, "z": true, "A": true, "Z": true, "a0": true, "a9": true, "a+b": true, "a.b": true, "ms-appx": true,
+		"": false, "0a": false, "9a": false, "+a": false, ".a": false, "-a": false, "a_b": false, "a/": false, "a;b": false, "a[": false, "a{": false, "a@": false, "a`": false, "é": false, "a b": false} {
+		if isScheme([]byte(text)) != want {
+			t.Errorf("%q is a scheme: %v", text, !want)
 		}
 	}
 }
@@ -207,7 +260,7 @@ func TestX14_MediaHosts(t *testing.T) {
 		return h
 	}
 	public := "example.com a.b.example.co.uk bucket.s3.amazonaws.com user.github.io 8.8.8.8 [2606:4700::1]"
-	inside := "localhost redis redis.default redis.default.svc redis.default.svc.cluster.local metadata.google.internal metadata.goog metadata.tencentyun.com printer.local a.lan router.home.arpa " +
+	inside := "localhost redis redis.default redis.default.svc redis.default.svc.cluster.local metadata.google.internal metadata.goog metadata.tencentyun.com printer.local a.onion a.lan router.home.arpa " +
 		"127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.100.100.200 168.63.129.16 192.0.0.192 0.0.0.0 224.0.0.1 255.255.255.255 " +
 		"[::1] [::] [fd00:ec2::254] [fe80::1] [64:ff9b::a9fe:a9fe] [2002:7f00:1::] [2001:db8::1] [::ffff:10.0.0.1] com"
 	refuses := func(h MediaHosts, host string) bool {
@@ -252,7 +305,7 @@ func TestX14_MediaHosts(t *testing.T) {
 	if u, refused := h.Refused(r.MediaURLs, true); fault != nil || !refused || !strings.Contains(u.String(), "%40") {
 		t.Errorf("the refusal of a version in a path is for %v", u)
 	}
-	for _, bad := range strings.Split("|a b|*.|*|http://a|a/b|10.0.0.1/8|a:b|*.10.0.0.1:x|Public|::ffff:10.0.0.0/104|user@a", "|") {
+	for _, bad := range strings.Split("|a b|*.|*|http://a|a/b|10.0.0.1/8|a:b|*.10.0.0.1:x|*.10.0.0.1|*.10.0.0.1:80|Public|::ffff:10.0.0.0/104|user@a", "|") {
 		if _, err := ParseMediaHosts([]string{bad}); (err == nil) != (bad == "*") {
 			t.Errorf("the rule %q: %v", bad, err)
 		}

@@ -141,12 +141,10 @@ func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*
 // urlOf returns the URL of a path at a replica.
 func urlOf(replica dispatch.Upstream, path, query string) string {
 	scheme := "http://"
-	if t := replica.Transport; t != nil {
-		path = t.Prefix + path
-		if t.TLS != nil {
-			scheme = "https://"
-		}
+	if t := replica.Transport; t != nil && t.TLS != nil {
+		scheme = "https://"
 	}
+	path = replica.Transport.Path(path)
 	if query != "" {
 		path += "?" + query
 	}

@@ -37,7 +37,8 @@ type modelState struct {
 }
 
 // interval returns the time between two updates of the model.
-func (st *modelState) interval(usual time.Duration) time.Duration {
+func (st *modelState) interval() time.Duration {
+	usual := usualInterval
 	if st.Min == st.Max {
 		return usual
 	}

@@ -73,16 +73,15 @@ type Config struct {
 	Load func(model string) Load
 	// Apply is called without a lock when a number has changed. It reads the numbers with Desired.
 	Apply func()
-	// Interval is the time between two updates of a model. 0 means 30 s. A model with a shorter
-	// cooldown is updated twice per cooldown, a model with a Target each second.
-	Interval time.Duration
 	// Log receives the changes. Nil means no log.
 	Log *zap.Logger
 }
 
 const (
 	defaultCooldown = 5 * time.Minute
-	defaultInterval = 30 * time.Second
+	// usualInterval is the time between two updates of a model. A model with a shorter cooldown is
+	// updated twice per cooldown, a model with a Target each second.
+	usualInterval = 30 * time.Second
 	// minInterval is the shortest interval that short cooldowns can cause.
 	minInterval = 100 * time.Millisecond
 	// recheckDelay is the time after a change until the next update. A new replica may then tell
@@ -111,9 +110,6 @@ type Scaler struct {
 
 // New returns a Scaler without models. It starts nothing.
 func New(c Config) *Scaler {
-	if c.Interval <= 0 {
-		c.Interval = defaultInterval
-	}
 	if c.Log == nil {
 		c.Log = zap.NewNop()
 	}
@@ -257,8 +253,8 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Run updates a model when a request waits for it, and each model every Interval, until ctx ends.
-// It then returns nil.
+// Run updates a model when a request waits for it, and each model every usualInterval, until ctx
+// ends. It then returns nil.
 func (s *Scaler) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -304,7 +300,7 @@ func (s *Scaler) updateModel(name string, load Load, now time.Time) (Change, boo
 	}
 	before := st.desired
 	st.apply(load, now)
-	st.due = now.Add(st.interval(s.config.Interval))
+	st.due = now.Add(st.interval())
 	if st.desired == before {
 		return Change{}, false
 	}
@@ -329,11 +325,11 @@ func (s *Scaler) takeDue(now time.Time) []string {
 	return names
 }
 
-// nextDue returns when the next model is due, at most Interval from now.
+// nextDue returns when the next model is due, at most usualInterval from now.
 func (s *Scaler) nextDue(now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := now.Add(s.config.Interval)
+	next := now.Add(usualInterval)
 	for _, st := range s.models {
 		if st.due.Before(next) {
 			next = st.due

@@ -171,6 +171,13 @@ func TestDemandUpdatesItsModelOnly(t *testing.T) {
 		if updates["a"] != a+5 || updates["b"] != b {
 			t.Errorf("%d updates of a, %d of b; want 5 and none", updates["a"]-a, updates["b"]-b)
 		}
+		mu.Unlock()
+		s.ReportDemand("b")
+		synctest.Wait()
+		mu.Lock()
+		if updates["a"] != a+5 || updates["b"] != b+1 {
+			t.Errorf("%d updates of a, %d of b; want no more of a, and one", updates["a"]-a, updates["b"]-b)
+		}
 		a, b = updates["a"], updates["b"]
 		mu.Unlock()
 		time.Sleep(time.Minute)

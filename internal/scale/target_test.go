@@ -272,6 +272,9 @@ func TestU7_MeanOfPredictions(t *testing.T) {
 	if got := sum.mean(); got != 1250*time.Millisecond {
 		t.Errorf("the mean is %v", got)
 	}
+	if sum.Requests != 3 || sum.Prefill != 0.75 {
+		t.Errorf("the sum is %+v", sum)
+	}
 	if got := (Predicted{}).mean(); got != 0 {
 		t.Errorf("the mean of no request is %v", got)
 	}

@@ -278,3 +278,85 @@ func TestB3_BudgetsOfAClockThatGoesBack(t *testing.T) {
 	l.refreshBudgets(now)
 	wantLevels(t, l, HardReached, HardReached)
 }
+
+// Budgets that come later in the day count what other processes have used before.
+func TestB3_NewBudgetsCountWhatOthersHaveUsed(t *testing.T) {
+	dir := t.TempDir()
+	other, l := open(t, dir), open(t, dir)
+	spend(other, 100, 1.5)
+	flush(t, other)
+	l.SetBudgets([]Budget{monthly})
+	l.refreshBudgets(time.Now())
+	wantLevels(t, l, SoftReached, Within)
+	l.SetBudgets([]Budget{monthly, daily})
+	l.refreshBudgets(time.Now())
+	wantLevels(t, l, SoftReached, HardReached)
+}
+
+// A tenant may have several budgets. That of its refusal is the one that ends last.
+func TestB3_SeveralBudgetsOfATenant(t *testing.T) {
+	l := open(t, t.TempDir())
+	day := Budget{Tenant: acme.Tenant, Per: PerDay, Of: OfTokens, Hard: 100}
+	tokens := Budget{Tenant: acme.Tenant, Per: PerMonth, Of: OfTokens, Soft: 1000}
+	for _, all := range [][]Budget{{monthly, day, tokens}, {tokens, day, monthly}} {
+		l.SetBudgets(all)
+		if n := len(l.Standings()); n != 3 {
+			t.Errorf("%d budgets, want 3", n)
+		}
+	}
+	spend(l, 100, 2)
+	v := l.Verdict(acme.Tenant, "")
+	if v == nil || v.Hard == nil || v.Hard.Per != PerMonth || len(v.Reached) != 2 {
+		t.Fatalf("%+v", v)
+	}
+	want := []Level{HardReached, HardReached, Within} // the order is day, month by cost, month by tokens
+	for i, s := range l.Standings() {
+		if s.Level != want[i] {
+			t.Errorf("budget %d: %+v", i, s)
+		}
+	}
+	if n := len(l.Reached()); n != 2 {
+		t.Errorf("%d budgets are reached, want 2", n)
+	}
+}
+
+// The budget of a key ends with its key. A ledger that does not exist has no budgets.
+func TestB3_BudgetsEndWithTheirKeys(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		expires time.Time
+		want    bool
+	}{{time.Time{}, false}, {now.Add(1), false}, {now, true}, {now.Add(-1), true}} {
+		if b := (Budget{Expires: c.expires}); b.HasEnded(now) != c.want {
+			t.Errorf("a key that ends %v after now: %v", c.expires.Sub(now), !c.want)
+		}
+	}
+	if v := (*Ledger)(nil).Verdict(acme.Tenant, ""); v != nil {
+		t.Errorf("%+v", v)
+	}
+}
+
+// A day and a month begin and end by UTC, whatever zone the time is in.
+func TestB3_PeriodsOfBudgets(t *testing.T) {
+	now := time.Date(2026, 12, 31, 20, 0, 0, 0, time.FixedZone("", -5*3600)) // 1 January in UTC
+	for per, want := range map[Span]struct {
+		name   string
+		resets time.Time
+	}{
+		PerDay:   {"2027-01-01", time.Date(2027, 1, 2, 0, 0, 0, 0, time.UTC)},
+		PerMonth: {"2027-01", time.Date(2027, 2, 1, 0, 0, 0, 0, time.UTC)},
+	} {
+		b := &budgetState{Budget: Budget{Tenant: "acme", Per: per}}
+		b.begin(now)
+		if s := b.standing(); b.name != (tallyKey{"acme", "", want.name}) || !s.Resets.Equal(want.resets) || !b.began.Equal(time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)) {
+			t.Errorf("a %s: %+v from %v to %v", per, b.name, b.began, s.Resets)
+		}
+		b.own, b.elsewhere = &tally{tokens: 5}, tally{tokens: 7}
+		if b.begin(now.Add(time.Hour)); b.standing().Used != 12 {
+			t.Errorf("a %s an hour later: %+v", per, b.standing())
+		}
+		if b.begin(now.AddDate(0, 2, 0)); b.standing().Used != 0 {
+			t.Errorf("the next %s begins with %v", per, b.standing().Used)
+		}
+	}
+}

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -179,6 +181,9 @@ func TestB3_ADamagedLineIsNotBelieved(t *testing.T) {
 		t.Fatalf("a damaged journal was not reported: %v", err)
 	}
 	defer kill(again)
+	if all := again.Faults(); len(all) != 1 || all[filepath.Base(l.journal.path)] == nil {
+		t.Errorf("the faults are %v", all)
+	}
 	if n := total(t, again).PromptTokens; n != 7 {
 		t.Errorf("%d tokens of the good line", n)
 	}
@@ -386,6 +391,147 @@ func TestB3_RunWritesWhatIsCounted(t *testing.T) {
 	if got := total(t, open(t, dir)); got.Requests != 8000 || got.CompletionTokens != 24000 {
 		t.Errorf("%+v", got)
 	}
+}
+
+// What cannot be written, neither at the end of the journal nor as a new one, is written later.
+func TestB3_AFailedCompactionLosesNothing(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	l.Add(acme, OfRequest(1, 0, 1, true), noon)
+	kill(l)
+	if err := os.Mkdir(l.journal.path+nextSuffix, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if l.Flush() == nil {
+			t.Error("a journal was written without a file")
+		}
+	}
+	if err := os.Remove(l.journal.path + nextSuffix); err != nil {
+		t.Fatal(err)
+	}
+	flush(t, l)
+	kill(l)
+	if n := total(t, open(t, dir)).Requests; n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// Run writes what was counted soon, although nobody asks for it.
+func TestB3_RunWritesSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, t.TempDir())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		for n := range int64(3) {
+			l.Add(acme, OfRequest(1, 0, 1, true), time.Now())
+			l.Add(Subject{Tenant: "other"}, OfRequest(1, 0, 1, true), time.Now())
+			time.Sleep(groupInterval)
+			synctest.Wait()
+			text, err := os.ReadFile(l.journal.path)
+			rows, damaged := readJournal(text)
+			if got := rows.row(rowKey{period{start: hourOf(time.Now())}, acme}).Requests; err != nil || damaged > 0 || got != n+1 {
+				t.Errorf("the journal has %d requests, want %d; %v", got, n+1, err)
+			}
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// Run repeats a write that has failed, although nothing more is counted.
+func TestB3_RunRepeatsAFailedWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := open(t, t.TempDir())
+		kill(l)
+		next := l.journal.path + nextSuffix
+		if err := os.Mkdir(next, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		l.Add(acme, OfRequest(1, 0, 1, true), time.Now())
+		time.Sleep(groupInterval)
+		synctest.Wait()
+		if err := os.Remove(next); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(retryInterval)
+		synctest.Wait()
+		text, err := os.ReadFile(l.journal.path)
+		if rows, _ := readJournal(text); err != nil || len(rows) != 1 {
+			t.Errorf("the journal is %q, %v", text, err)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+func TestB3_DimensionsOfAQuestion(t *testing.T) {
+	for text, want := range map[string][]Dimension{
+		"tenant": {ByTenant}, "model,key,hour": {ByModel, ByKey, ByHour}, "": nil, "tenant,": nil, "tenant,tenant": nil, "week": nil, "Tenant": nil,
+	} {
+		if by, ok := ParseDimensions(text); ok != (want != nil) || !slices.Equal(by, want) {
+			t.Errorf("%q: %v, %v", text, by, ok)
+		}
+	}
+	for _, d := range Dimensions() {
+		if by, ok := ParseDimensions(string(d)); !ok || len(by) != 1 || !strings.Contains(DimensionsRule, string(d)) {
+			t.Errorf("%s: %v, %v", d, by, ok)
+		}
+	}
+}
+
+// The bound of an hour holds for what is counted, too.
+func TestB3_AnHourCountsABoundedNumberOfKeys(t *testing.T) {
+	l := open(t, t.TempDir())
+	for n := range maxSubjects + 5 {
+		l.Add(Subject{"acme", fmt.Sprint(n), "chat"}, OfRequest(1, 0, 1, true), noon)
+	}
+	rows := l.table[period{start: hourOf(noon)}]
+	if other := rows[Subject{"acme", Other, "chat"}]; len(rows) != maxSubjects+1 || other == nil || other.Requests != 5 {
+		t.Errorf("%d rows, and %+v of others", len(rows), other)
+	}
+}
+
+// A ledger that does not exist counts nothing.
+func TestB3_NoLedger(t *testing.T) {
+	var l *Ledger
+	l.Add(acme, OfRequest(1, 0, 1, true), noon)
+	if err := l.Run(t.Context()); err != nil || l.Unshared() != nil {
+		t.Errorf("%v, %v", err, l.Unshared())
+	}
+}
+
+// TestB3_NoFolder: a ledger without a place for its journal does not begin.
+func TestB3_NoFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := New(Config{Dir: dir}); l != nil || err == nil {
+		t.Errorf("%v, %v", l, err)
+	}
+}
+
+// TestB3_RunFollowsOthersInBudgets: what another process of the folder counts reaches the budgets.
+func TestB3_RunFollowsOthersInBudgets(t *testing.T) {
+	dir := t.TempDir()
+	other, l := open(t, dir), open(t, dir)
+	l.SetBudgets([]Budget{monthly})
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = l.Run(ctx) })
+	spend(other, 1, 5)
+	flush(t, other)
+	for end := time.Now().Add(30 * time.Second); level(l, acme.Tenant, "") != HardReached && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	running.Wait()
+	wantLevels(t, l, HardReached, Within)
 }
 
 func BenchmarkAdd(b *testing.B) {

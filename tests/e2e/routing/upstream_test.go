@@ -204,6 +204,39 @@ models:
 	checkSecretKept(g, "sk-secret")
 }
 
+// A server may have OpenAI's API below another path than /v1. Both ways of streams, and models that
+// are discovered, find it there.
+func TestE2E_T6_UpstreamsWithTheirAPIElsewhere(t *testing.T) {
+	t.Parallel()
+	const api = "/v1beta/openai"
+	up := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		switch path, below := strings.CutPrefix(r.URL.Path, api); {
+		case below && path == "/models":
+			io.WriteString(w, `{"data":[{"id":"m"}]}`)
+		case below && path == "/chat/completions":
+			io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"`+r.URL.RequestURI()+`"},"finish_reason":"stop"}]}`)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	server := "{url: " + up + ", api_path: " + api + "}"
+	g := harness.Start(t, fmt.Sprintf(`
+models:
+  - {name: native, launcher: upstream, upstreams: [%[1]s], stream: {mode: native}}
+  - {name: managed, launcher: upstream, upstreams: [%[1]s], stream: {mode: managed}}
+upstreams: [%[1]s]
+`, server))
+	for _, model := range []string{"m", "native", "managed"} {
+		harness.Eventually(t, "the model answers", func() error {
+			a := g.Post(harness.ChatPath+"?a=1", harness.ChatBody(model, false, 1, "hello"))
+			if a.StatusCode != 200 || !strings.Contains(string(a.Content), api+"/chat/completions") {
+				return fmt.Errorf("%s: %s", model, a)
+			}
+			return nil
+		})
+	}
+}
+
 // A discovered server by TLS that the system trusts; and its requests go on when Sluice has died
 // and come back.
 func TestE2E_T1_T6_DiscoveredByTLSOverARestart(t *testing.T) {
