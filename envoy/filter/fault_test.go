@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -142,6 +143,29 @@ func TestB6_AGatewayThatIsSilentCosts503AfterTheTimeOfWelcome(t *testing.T) {
 	f.decide() // too late
 	c = b.send(t, "POST", "/", "x")
 	b.next(t, frBody).decide()
+	want(t, c, 200)
+}
+
+// An Envoy that stood still for longer than the time of Welcome, as on a machine that had no
+// processor for it, reads what the gateway has said meanwhile before it gives a request up.
+func TestB6_AnEnvoyThatStoodStillReadsBeforeItGivesUp(t *testing.T) {
+	const silence = 5 * time.Second
+	b := up(t, options{})
+	b.silence = uint32(silence.Milliseconds())
+	c := b.send(t, "POST", "/", "x")
+	f := b.next(t, frBody)
+	if err := b.process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it stands still", func() bool {
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.process.Pid))
+		return strings.Contains(string(status), "State:\tT")
+	})
+	f.decide()
+	time.Sleep(silence)
+	if err := b.process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
 	want(t, c, 200)
 }
 

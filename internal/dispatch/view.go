@@ -51,8 +51,11 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	return v, true
 }
 
-// Load returns the number of requests on a replica; 0 for an unknown one.
+// Load returns the number of requests on a replica; 0 for an unknown one. A launcher stops a
+// draining replica without requests. So no request that comes later goes there, also while Run has
+// not followed the fleet yet.
 func (d *Dispatcher) Load(replica string) int {
+	d.current()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if c := d.counters[replica]; c != nil {
@@ -65,6 +68,7 @@ func (d *Dispatcher) Load(replica string) int {
 // replica of one id for a while, after one of them was lost and has come back. Requests whose
 // address is not known count for every address.
 func (d *Dispatcher) LoadAt(replica string, address netip.AddrPort) int {
+	d.current()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.counters[replica]

@@ -22,6 +22,26 @@ func TestViewCountsEveryRequest(t *testing.T) {
 	}
 }
 
+// TestReplicaWithoutLoadGetsNoRequest: a launcher stops a draining replica that has no requests. It
+// may ask before Run has followed the fleet.
+func TestReplicaWithoutLoadGetsNoRequest(t *testing.T) {
+	t.Parallel()
+	for name, load := range map[string]func(stage) int{
+		"Load":   func(s stage) int { return s.Load("a") },
+		"LoadAt": func(s stage) int { return s.LoadAt("a", netip.AddrPort{}) },
+	} {
+		s := newStage(Policy{})
+		s.put("m", replicas("a")...)
+		s.fleet.Set("test-m", engines.Part{Models: []engines.Model{{Name: "m"}}, Replicas: []engines.Replica{{ID: "a", Model: "m", State: engines.Draining}}})
+		if n := load(s); n != 0 {
+			t.Errorf("%s: %d requests", name, n)
+		}
+		if v, _ := s.View("m"); v.Ready != 0 {
+			t.Errorf("%s: the replica may get requests", name)
+		}
+	}
+}
+
 // TestLoadOfTwoReplicasOfOneID: a node that was lost has streams on a replica whose id another node
 // has by then. Each replica has its own requests.
 func TestLoadOfTwoReplicasOfOneID(t *testing.T) {

@@ -133,7 +133,8 @@
 // A request that hears nothing for the time of Welcome after its body was sent (2 s until Welcome)
 // goes on undecided, and finds only the route to a cluster that does not exist. So does each
 // request that no connection can take. A connection that breaks ends the waits of its undecided
-// requests in the same way. Requests that are decided run on.
+// requests in the same way. The thread reads what has come before it ends a wait, because Envoy may
+// have stood still meanwhile. Requests that are decided run on.
 // If they end while there is no connection, the filter sends Live and End of them later. The Ends
 // that wait on a connection that breaks leave over the next one. The filter keeps at most 1 MiB of
 // such frames. Those that the socket has taken and no gateway has read are lost. A connection that

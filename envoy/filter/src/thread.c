@@ -210,6 +210,7 @@ static void reap(channel *l) {
   }
 }
 
+/* look_for_silence gives up what has heard nothing until now. The thread has read since then. */
 static void look_for_silence(channel *l, int64_t now) {
   for (request *r = l->asked, *next; r; r = next) {
     next = r->next;
@@ -257,17 +258,20 @@ static void turn(channel *l) {
   uint64_t drained;
   pthread_mutex_lock(&l->lock);
   int64_t now = now_ms();
-  look_for_silence(l, now);
   reap(l);
   if (l->current->fd < 0) channel_connect(l, false);
   int n = collect(l, v, of, MOST), ms = sleep_ms(l, now);
   pthread_mutex_unlock(&l->lock);
-  if (poll(v, (nfds_t)n, ms) <= 0) return;
-  if (v[0].revents && read(l->wake, &drained, sizeof drained) < 0) return;
-  for (int i = 1; i < n; i++) {
-    if (v[i].revents & POLLOUT) writable(l, of[i]);
-    if (v[i].revents & (POLLIN | POLLHUP | POLLERR)) receive(l, of[i]);
+  if (poll(v, (nfds_t)n, ms) > 0) {
+    if (v[0].revents && read(l->wake, &drained, sizeof drained) < 0) return;
+    for (int i = 1; i < n; i++) {
+      if (v[i].revents & POLLOUT) writable(l, of[i]);
+      if (v[i].revents & (POLLIN | POLLHUP | POLLERR)) receive(l, of[i]);
+    }
   }
+  pthread_mutex_lock(&l->lock);
+  look_for_silence(l, now);
+  pthread_mutex_unlock(&l->lock);
 }
 
 void *channel_thread(void *arg) {

@@ -223,7 +223,7 @@ func (s *sink) sendFinal(r *relay.Result) error {
 }
 
 // maxErrorText bounds each text of an error, in bytes. An error is in the trailers of a call twice,
-// and proxies accept some ten KiB of those. Engines may quote the whole request.
+// and Envoy accepts 60 KiB of trailers. Engines may quote the whole request.
 const maxErrorText = 4 << 10
 
 // refuse reports an error: in a chunk if chunks were sent before, and in the status that it

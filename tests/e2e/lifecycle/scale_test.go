@@ -2,10 +2,8 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -141,30 +139,28 @@ func TestE2E_P4_AModelThatDoesNotStartInTime(t *testing.T) {
 	}
 }
 
-// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: a thousand requests come about when the
-// replica goes. Every one is answered, none was tried at a replica that refused it or broke off,
-// and none was answered by a replica that was on its way out when it came.
+// TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled: hundreds of requests come about when
+// the replica goes. Every one is answered, and none was tried at a replica that refused it or broke
+// off.
 func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	t.Parallel()
-	const models, tries = 25, 40
+	const models, tries = 25, 24
 	config := "models:"
 	for m := range models {
 		config += fmt.Sprintf(elastic, fmt.Sprint("m", m), 1, "200ms", "0s", 8)
 	}
 	g := harness.Start(t, config)
 	var callers sync.WaitGroup
-	asked := make([][]time.Time, models) // when each try began and ended, in turn
 	for m := range models {
 		callers.Go(func() {
 			for range tries {
-				time.Sleep(100*time.Millisecond + rand.N(500*time.Millisecond)) // around the cooldown, and the leaving after it
-				began := time.Now()
+				// Around the cooldown, the second of the drain, and the end of the process.
+				time.Sleep(100*time.Millisecond + rand.N(1700*time.Millisecond))
 				a, err := g.TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody(fmt.Sprint("m", m), false, 2, "Hello"))
 				if err != nil || a.StatusCode != 200 || a.Header.Get("X-Sluice-Replica") != fmt.Sprintf("m%d-0", m) {
 					t.Errorf("%v %v", a, err)
 					return
 				}
-				asked[m] = append(asked[m], began, time.Now())
 			}
 		})
 	}
@@ -175,53 +171,12 @@ func TestE2E_P5_RequestsDuringDeletionAreNeitherLostNorMisled(t *testing.T) {
 	if retries := metricSum(g, "stream_retries_total"); retries != 0 {
 		t.Errorf("%v attempts met a replica that did not serve them", retries)
 	}
-	deletions := 0
-	for m, times := range asked {
-		if len(times) == 0 {
-			continue // its first failed
-		}
-		lives := replicaLives(g, fmt.Sprintf("m%d-0", m))
-		deletions += len(lives)
-		for i := 0; i+1 < len(times); i += 2 {
-			if !slices.ContainsFunc(lives, func(l replicaLife) bool { return l.ready.Before(times[i+1]) && times[i].Add(-logLead).Before(l.left) }) {
-				t.Errorf("m%d: a request from %v to %v was served while no replica was ready: %v", m, times[i], times[i+1], lives)
-			}
-		}
-	}
-	t.Logf("%d tries met %d deletions", models*tries, deletions)
-	if deletions < 2*models {
+	log := g.LogText()
+	drains, ends := strings.Count(log, `"state":"draining"`), strings.Count(log, `"replica stopped"`)
+	t.Logf("%d tries met %d drains and %d ends of processes", models*tries, drains, ends)
+	if drains < 2*models || ends <= models {
 		t.Error("hardly a replica went: the test has met no deletion")
 	}
-}
-
-// replicaLife is the period in which a replica received requests: from ready until it was drained.
-type replicaLife struct{ ready, left time.Time }
-
-// logLead is how much earlier than a change its line in the log may be: the dispatcher learns of it
-// after that, which takes a while on a busy machine.
-const logLead = 100 * time.Millisecond
-
-// replicaLives returns the periods, read from the log, in which the replica was ready.
-func replicaLives(g *harness.Gateway, replica string) []replicaLife {
-	g.T.Helper()
-	var lives []replicaLife
-	for text := range strings.Lines(g.LogText()) {
-		var line struct {
-			Time           time.Time
-			Replica, State string
-		}
-		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			g.T.Fatalf("%v in %q", err, text)
-		}
-		switch {
-		case line.Replica != replica:
-		case line.State == "ready":
-			lives = append(lives, replicaLife{ready: line.Time})
-		case line.State == "draining" && len(lives) > 0:
-			lives[len(lives)-1].left = line.Time
-		}
-	}
-	return lives
 }
 
 // metricSum returns the sum of a metric over all its labels.

@@ -129,7 +129,11 @@ func (s *backgroundStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // stream sends the events of a response from one on.
 func (s *backgroundStore) stream(w http.ResponseWriter, r *http.Request, id string, from int) {
-	defer context.AfterFunc(r.Context(), s.changed.Broadcast)()
+	defer context.AfterFunc(r.Context(), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.changed.Broadcast()
+	})()
 	w.Header().Set("content-type", "text/event-stream")
 	for n := from; n <= lastEvent; n++ {
 		s.mu.Lock()
