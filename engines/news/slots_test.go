@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -141,13 +142,17 @@ func TestU10_DocumentsAreReadRarely(t *testing.T) {
 		fleet, _ := fleetOf(1)
 		pages := map[string]string{"/metrics": recorded(t, "llama-server.prom"), "/props": `{"default_generation_settings":{"n_ctx":1024},"total_slots":2}`}
 		r := newFakeReader(&fakeServers{}, Config{Fleet: fleet})
-		asked, open := map[string]int{}, 0
+		var mu sync.Mutex
+		asked, open := map[string]int{}, 0 // they and pages are guarded by mu
+		closed := func() { mu.Lock(); open--; mu.Unlock() }
 		r.newClient = func(*engines.Transport) *http.Client {
 			return &http.Client{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+				mu.Lock()
+				defer mu.Unlock()
 				asked[q.URL.Path]++
 				text, ok := pages[q.URL.Path]
 				open++
-				answer := &http.Response{StatusCode: http.StatusOK, Body: body{strings.NewReader(text), func() { open-- }}}
+				answer := &http.Response{StatusCode: http.StatusOK, Body: body{strings.NewReader(text), closed}}
 				if !ok {
 					answer.StatusCode = http.StatusNotFound
 				}
@@ -156,12 +161,17 @@ func TestU10_DocumentsAreReadRarely(t *testing.T) {
 		}
 		defer start(r)()
 		for _, want := range [][2]int{{9, 11}, {1, 2}} {
+			mu.Lock()
 			clear(asked)
+			mu.Unlock()
 			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			mu.Lock()
 			if n := asked["/props"]; asked["/metrics"] < 270 || n < want[0] || n > want[1] {
 				t.Errorf("asked in ten minutes: %v, want %v for the document", asked, want)
 			}
 			delete(pages, "/props")
+			mu.Unlock()
 		}
 		if open > 0 {
 			t.Errorf("%d answers were not closed", open)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -526,10 +527,12 @@ func TestB4_ACallerThatGoesIsNoFault(t *testing.T) {
 // it ends.
 func TestB4_RunFollowsChangesAndStoresUses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path, use := filepath.Join(t.TempDir(), "keys.json"), time.Unix(6000, 0).UTC()
+		path, use := filepath.Join(t.TempDir(), "keys.json"), new(atomic.Pointer[time.Time])
+		setUse := func(at int64) { use.Store(new(time.Unix(at, 0).UTC())) }
+		setUse(6000)
 		var told []Key
 		s := New(Config{Backend: File(path), Apply: func(all []Key) { told = all }, Log: zap.NewNop(),
-			Used: func() map[string]time.Time { return map[string]time.Time{"acme/one": use} }})
+			Used: func() map[string]time.Time { return map[string]time.Time{"acme/one": *use.Load()} }})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- s.Run(ctx) }()
@@ -545,17 +548,17 @@ func TestB4_RunFollowsChangesAndStoresUses(t *testing.T) {
 		}
 		wantUse := func(when string) {
 			t.Helper()
-			if all, err := File(path).LoadUses(t.Context()); err != nil || !all["acme/one"].Equal(use) {
+			if all, err := File(path).LoadUses(t.Context()); err != nil || !all["acme/one"].Equal(*use.Load()) {
 				t.Errorf("%s: the stored uses are %v, %v", when, all, err)
 			}
 		}
-		for range 2 {
-			use = use.Add(time.Minute)
+		for _, at := range []int64{6060, 6120} {
+			setUse(at)
 			time.Sleep(flushInterval)
 			synctest.Wait()
 			wantUse("while it runs")
 		}
-		use = use.Add(time.Minute)
+		setUse(6180)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
