@@ -481,7 +481,7 @@ func TestX1_FewSocketsAreNotCounted(t *testing.T) {
 }
 
 // TestX1_SocketTotal checks that the kernel's number has the sockets of a listener. Other sockets
-// of this machine come and go, so it takes many.
+// of this machine come and go, so the number says little beyond that.
 func TestX1_SocketTotal(t *testing.T) {
 	const many = 200
 	for _, at := range []struct{ listen, client string }{{"127.0.0.1:0", "127.0.0.1:"}, {"[::]:0", "127.0.0.1:"}, {"[::]:0", "[::1]:"}} {
@@ -491,10 +491,6 @@ func TestX1_SocketTotal(t *testing.T) {
 		}
 		defer l.Close()
 		listen := l.Addr().(*net.TCPAddr).AddrPort()
-		before, err := socketTotal(listen)
-		if err != nil {
-			t.Fatal(err)
-		}
 		for range many {
 			c, err := net.Dial("tcp", fmt.Sprint(at.client, listen.Port()))
 			if err != nil {
@@ -507,8 +503,8 @@ func TestX1_SocketTotal(t *testing.T) {
 			}
 			defer accepted.Close()
 		}
-		if after, err := socketTotal(listen); err != nil || after < before+many/2 {
-			t.Errorf("%v: %d sockets before and %d after %d connections, %v", at, before, after, many, err)
+		if after, err := socketTotal(listen); err != nil || after < many {
+			t.Errorf("%v: %d sockets with %d connections, %v", at, after, many, err)
 		}
 	}
 }
