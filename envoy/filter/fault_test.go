@@ -133,7 +133,7 @@ func TestB6_AnEndInTheQueueOfAConnectionThatBreaksIsToldToTheNextOne(t *testing.
 
 func TestB6_AGatewayThatIsSilentCosts503AfterTheTimeOfWelcome(t *testing.T) {
 	b := up(t, options{})
-	b.silence = 100
+	b.silence = 1000 // the second request has this time for its decision
 	c := b.send(t, "POST", "/", "x")
 	f := b.next(t, frBody)
 	want(t, c, 503)
@@ -171,13 +171,13 @@ func TestB6_AnEnvoyThatStoodStillReadsBeforeItGivesUp(t *testing.T) {
 
 func TestB6_WaitKeepsARequestUntilItsOwnTime(t *testing.T) {
 	b := up(t, options{})
-	b.silence = 100
+	b.silence = 1000 // both requests have this time for their Wait
 	c, d := b.send(t, "POST", "/", "x"), b.send(t, "POST", "/", "y")
 	for range 2 {
 		f := b.next(t, frBody)
 		ms := uint32(600_000)
 		if string(f.payload) == "y" {
-			ms = 300
+			ms = 1500
 		}
 		f.conn.send(frWait, 0, f.id, binary.LittleEndian.AppendUint32(nil, ms))
 		if string(f.payload) == "x" {

@@ -188,17 +188,24 @@ func TestE2E_X20_R7_BackgroundResponsesOutliveARestart(t *testing.T) {
 				<-s.asked
 				return answered
 			}
+			body := func(answered chan *http.Response) io.ReadCloser {
+				r := <-answered
+				if r == nil {
+					t.FailNow()
+				}
+				return r.Body
+			}
 			left, leave := context.WithCancel(t.Context())
 			named := ask(left, `"request_id":"named",`)
 			s.answer <- struct{}{}
-			readUntil(t, (<-named).Body, "resp_1")
+			readUntil(t, body(named), "resp_1")
 			late := ask(t.Context(), "")
 			restart(g)
 			leave()
 			s.answer <- struct{}{}
-			r := <-late
-			defer r.Body.Close()
-			readUntil(t, r.Body, "resp_2")
+			r := body(late)
+			defer r.Close()
+			readUntil(t, r, "resp_2")
 			for _, id := range []string{"resp_1", "resp_2"} {
 				harness.Eventually(t, id+" is found", func() error {
 					if a := g.Fetch("/v1/responses/" + id); a.StatusCode != 200 {
@@ -208,7 +215,7 @@ func TestE2E_X20_R7_BackgroundResponsesOutliveARestart(t *testing.T) {
 				})
 				s.setEvents(id, lastEvent)
 			}
-			if text, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(text), "response.completed") {
+			if text, err := io.ReadAll(r); err != nil || !strings.Contains(string(text), "response.completed") {
 				t.Errorf("%v: %s", err, text)
 			}
 			if a := g.Fetch("/v1/responses/resp_2?stream=true&starting_after=3"); !strings.Contains(string(a.Content), `"sequence_number":5`) {
