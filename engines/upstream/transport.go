@@ -55,7 +55,8 @@ func isSameTransport(a, b *engines.Transport) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Prefix == b.Prefix && a.API == b.API && slices.Equal(a.Headers, b.Headers) && (a.TLS == nil) == (b.TLS == nil) && (a.TLS == nil || *a.TLS == *b.TLS)
+	return a.Prefix == b.Prefix && a.API == b.API && slices.Equal(a.Headers, b.Headers) &&
+		(a.TLS == nil) == (b.TLS == nil) && (a.TLS == nil || *a.TLS == *b.TLS)
 }
 
 // transportsOf returns the transport of every URL. present are the servers until now, by URL. A URL

@@ -35,7 +35,8 @@ var usualKeys = map[string]string{
 	"openai": "OPENAI_API_KEY", "text-completion-openai": "OPENAI_API_KEY", "custom_openai": "OPENAI_API_KEY",
 	"litellm_proxy": "LITELLM_PROXY_API_KEY", "groq": "GROQ_API_KEY", "together_ai": "TOGETHERAI_API_KEY", "deepseek": "DEEPSEEK_API_KEY",
 	"mistral": "MISTRAL_API_KEY", "openrouter": "OPENROUTER_API_KEY", "fireworks_ai": "FIREWORKS_AI_API_KEY", "nvidia_nim": "NVIDIA_NIM_API_KEY",
-	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "gemini": "GEMINI_API_KEY", "zai": "ZAI_API_KEY", "cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
+	"xai": "XAI_API_KEY", "deepinfra": "DEEPINFRA_API_KEY", "gemini": "GEMINI_API_KEY", "zai": "ZAI_API_KEY",
+	"cerebras": "CEREBRAS_API_KEY", "sambanova": "SAMBANOVA_API_KEY",
 }
 
 // noKey are values that stand for no key.
