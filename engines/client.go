@@ -13,20 +13,36 @@ import (
 // could disclose a server's key to another server. It closes idle connections after 4 s, before
 // vLLM's server does.
 func NewClient(t *Transport) *http.Client {
-	var config *tls.Config
-	if t != nil && t.TLS != nil {
-		// The configuration file may allow an unchecked certificate.
-		config = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.TLS.ServerName, InsecureSkipVerify: t.TLS.Unchecked}
-		if t.TLS.CA != "" {
-			config.RootCAs = x509.NewCertPool()
-			config.RootCAs.AppendCertsFromPEM([]byte(t.TLS.CA))
-		}
-	}
 	return &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
-			TLSClientConfig: config},
+			TLSClientConfig: t.TLSConfig()},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+// TLSConfig returns the settings of TLS for calls of servers with this Transport, which may be nil.
+// The result is nil if they speak no TLS.
+func (t *Transport) TLSConfig() *tls.Config {
+	if t == nil || t.TLS == nil {
+		return nil
+	}
+	// The configuration file may allow an unchecked certificate.
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.TLS.ServerName, InsecureSkipVerify: t.TLS.Unchecked}
+	if t.TLS.CA != "" {
+		config.RootCAs = x509.NewCertPool()
+		config.RootCAs.AppendCertsFromPEM([]byte(t.TLS.CA))
+	}
+	return config
+}
+
+// URL returns the URL of a path such as /v1/models at the server with an address. The Transport may
+// be nil.
+func (t *Transport) URL(address, path string) string {
+	scheme := "http://"
+	if t != nil && t.TLS != nil {
+		scheme = "https://"
+	}
+	return scheme + address + t.Path(path)
 }
 
 // Path returns the path at the server of a request for a path such as /v1/models. The Transport may

@@ -254,11 +254,7 @@ func (r *Reader) fetch(ctx context.Context, a *asked, path string, read func(io.
 
 // newRequest makes a GET to a replica, as its Transport says.
 func newRequest(ctx context.Context, r *engines.Replica, path string) (*http.Request, error) {
-	scheme := "http://"
-	if t := r.Transport; t != nil && t.TLS != nil {
-		scheme = "https://"
-	}
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+r.Address.String()+r.Transport.Path(path), nil)
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.Transport.URL(r.Address.String(), path), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -164,17 +163,11 @@ func isRedirect(err error) bool {
 	return errors.As(err, &s) && s.code >= 300 && s.code < 400
 }
 
-// requestURL is the URL of a path: with the address, which Envoy will call too, in the place of the
-// host name.
-func (q question) requestURL(path string) string {
-	scheme, _, _ := strings.Cut(q.base, "://")
-	return scheme + "://" + q.address.String() + q.transport.Path(path)
-}
-
-// get sends a GET for the path below the server's base URL. An answer without success is an error,
-// which calls the path what. The caller closes the body.
+// get sends a GET for the path below the server's base URL, to the address that Envoy will call
+// too. An answer without success is an error, which calls the path what. The caller closes the
+// body.
 func (q question) get(ctx context.Context, path, what string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, q.requestURL(path), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, q.transport.URL(q.address.String(), path), nil)
 	if err != nil {
 		return nil, err
 	}

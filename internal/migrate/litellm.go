@@ -189,7 +189,7 @@ func (g *liteLLMGroups) once(upstream *item, warnings []string) (server *item, a
 		return upstream, warnings
 	}
 	server = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(first.node.Content)}}
-	return server, []string{address + " had another key or other headers here: a server has the same in all models, so it has those of the first"}
+	return server, []string{address + " had another key, other headers or another path here: a server has the same in all models, so it has those of the first"}
 }
 
 // openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"net/http"
 	"strconv"
 	"strings"
@@ -67,7 +66,7 @@ func (c *replicaClients) get(t *engines.Transport, newClient func(*tls.Config) h
 		if c.byTransport == nil {
 			c.byTransport = map[*engines.Transport]*replicaClient{}
 		}
-		known = &replicaClient{transport: newClient(tlsOf(t))}
+		known = &replicaClient{transport: newClient(t.TLSConfig())}
 		c.byTransport[t] = known
 	}
 	known.lastUsed = time.Now()
@@ -94,21 +93,6 @@ func (c *replicaClients) close() {
 // newHTTPClient returns an HTTP client. settings are those of TLS.
 func newHTTPClient(settings *tls.Config) http1.Client {
 	return (&http1.Transport{DialTimeout: connectTimeout, TLSHandshakeTimeout: 2 * connectTimeout, IdleTimeout: idleTimeout, TLS: settings}).Client()
-}
-
-// tlsOf returns the settings of TLS of a transport. nil: it has no TLS.
-func tlsOf(t *engines.Transport) *tls.Config {
-	if t == nil || t.TLS == nil {
-		return nil
-	}
-	settings := &tls.Config{ServerName: t.TLS.ServerName, MinVersion: tls.VersionTLS12,
-		InsecureSkipVerify: t.TLS.Unchecked} //nolint:gosec // the configuration says so of this server
-	if t.TLS.CA != "" {
-		pool := x509.NewCertPool()
-		pool.AppendCertsFromPEM([]byte(t.TLS.CA))
-		settings.RootCAs = pool
-	}
-	return settings
 }
 
 // newRequest returns the request to a replica: the client's, with the model's own name, and in the
@@ -140,15 +124,10 @@ func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*
 
 // urlOf returns the URL of a path at a replica.
 func urlOf(replica dispatch.Upstream, path, query string) string {
-	scheme := "http://"
-	if t := replica.Transport; t != nil && t.TLS != nil {
-		scheme = "https://"
-	}
-	path = replica.Transport.Path(path)
 	if query != "" {
 		path += "?" + query
 	}
-	return scheme + replica.Address + path
+	return replica.Transport.URL(replica.Address, path)
 }
 
 // setReplicaHeaders sets the headers that a replica gets in every request.
