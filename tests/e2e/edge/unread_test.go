@@ -28,7 +28,9 @@ func TestE2E_X7_UnreadRefusalsTakeNoPlace(t *testing.T) {
 	}
 	t.Cleanup(func() { c.Close() })
 	const requests = 460 // more than a gateway with 1,500 files carries
-	sendUnread(t, c, requests)
+	if _, err := unread(t, requests).WriteTo(c); err != nil {
+		t.Fatal(err)
+	}
 	awaitHeads(t, c, requests)
 	for range 5 {
 		q := chat(t, g, harness.ChatBody("chat", false, 2, "x"))
@@ -44,8 +46,8 @@ func TestE2E_X7_UnreadRefusalsTakeNoPlace(t *testing.T) {
 	}
 }
 
-// sendUnread sends requests without a key by HTTP/2, and lets Envoy send no byte of a body.
-func sendUnread(t *testing.T, c net.Conn, requests int) {
+// unread gives requests without a key by HTTP/2, of which Envoy may send no byte of a body back.
+func unread(t *testing.T, requests int) *bytes.Buffer {
 	t.Helper()
 	var out, block bytes.Buffer
 	framer, encoder := http2.NewFramer(&out, nil), hpack.NewEncoder(&block)
@@ -65,9 +67,7 @@ func sendUnread(t *testing.T, c net.Conn, requests int) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := out.WriteTo(c); err != nil {
-		t.Fatal(err)
-	}
+	return &out
 }
 
 // awaitHeads reads until the heads of so many responses have come. Their bodies wait in Envoy.
