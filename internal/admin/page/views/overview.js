@@ -37,6 +37,9 @@ function makeFigures() {
       const up = s.replicas.filter((r) => r.state === 'ready').length;
       [number(sum(s.models, 'in_flight')), number(sum(s.models, 'queued')), `${number(ready)} / ${number(s.models.length)}`, `${number(up)} / ${number(s.replicas.length)}`]
         .forEach((v, i) => text(cells[i].firstChild, v));
+      // A model that may have no replicas is well without them.
+      const idle = s.models.filter((m) => m.state === 'idle').length;
+      text(cells[2].lastChild, idle > 0 ? `models ready, ${number(idle)} idle` : names[2]);
     },
   };
 }
