@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -140,7 +141,7 @@ func (o *outages) awaitRefusals() {
 
 // sendOne sends a small request, one of 64 KB, a stream, or one that its client aborts.
 func (o *outages) sendOne(i int64) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testutil.Patience)
 	defer cancel()
 	body, stream := harness.ChatBody("chat", false, 1, fmt.Sprint("question ", i)), i%4 == 2
 	switch i % 4 {
