@@ -2,6 +2,7 @@ package streams
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -100,10 +101,28 @@ func (o *outages) await(sent int64) {
 }
 
 // outage waits for some load, opens streams, and lets the gateway have a fault. The streams are
-// whole.
+// whole. Before they begin, they may be refused as other requests are.
 func (o *outages) outage(fault func()) {
 	o.await(o.sent.Load() + 200)
-	running := o.OpenStreams(5, 400)
+	var running, begun sync.WaitGroup
+	for i := range 5 {
+		begun.Add(1)
+		running.Go(func() {
+			begins := sync.OnceFunc(begun.Done)
+			defer begins()
+			err := errors.New("not begun")
+			for end := time.Now().Add(testutil.Patience); err != nil && time.Now().Before(end); {
+				err = o.ReadStream(fmt.Sprint("conversation ", i), 400, begins)
+				if err != nil && !strings.HasPrefix(err.Error(), "503") {
+					break
+				}
+			}
+			if err != nil {
+				o.T.Errorf("stream %d: %v", i, err)
+			}
+		})
+	}
+	begun.Wait()
 	fault()
 	running.Wait()
 }
