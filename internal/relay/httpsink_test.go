@@ -136,8 +136,8 @@ func TestS2_HeartbeatsWhileTheModelReasons(t *testing.T) {
 	}
 }
 
-// After the end marker a client gets no heartbeat while its engine keeps the response open. One that
-// is a chunk would follow the end of the stream.
+// After the end marker a client gets no heartbeat while its engine keeps the response open. One
+// that is a chunk would follow the end of the stream.
 func TestS2_NoHeartbeatFollowsTheEnd(t *testing.T) {
 	h := newHarness(t, options{policy: Policy{Heartbeat: 20 * time.Millisecond, EmptyChunks: true}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writeEvents(w, roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)

@@ -109,8 +109,8 @@ func TestE2E_P2_ErrorsAreOpenAIs(t *testing.T) {
 	})
 }
 
-// answerTo sends a request until it has an answer. Envoy closes the connection of a body that is too
-// large a second after the refusal, whether or not a client on a busy machine has read it by then.
+// answerTo sends a request until it has an answer. Envoy closes the connection of a body that is
+// too large a second after the refusal, whether or not the client has read it by then.
 func answerTo(t *testing.T, send func() (*harness.Answer, error)) (a *harness.Answer) {
 	t.Helper()
 	harness.Eventually(t, "an answer", func() (err error) {

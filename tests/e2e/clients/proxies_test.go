@@ -143,8 +143,8 @@ backend envoy
 `, idle.Milliseconds(), strings.Join(options, "\n  ")), "haproxy", "-db", "-f")
 }
 
-// lockstep is an engine that sends the next token of a stream when its client has the one before. So
-// a stream stops if something holds its tokens back.
+// lockstep is an engine that sends the next token of a stream when its client has the one before.
+// So a stream stops if something holds its tokens back.
 type lockstep struct {
 	url string
 	got sync.Map // the text of a request → a channel with a value for each token that its client has

@@ -71,8 +71,8 @@ func manyStreams(t *testing.T, request func() *http.Request) (served, refused in
 		for range 500 {
 			all.Go(func() {
 				answer, body, err := fetch(client, request())
-				// A connection to the engine has two seconds to open, which are too few now and then on a busy
-				// machine. Clients repeat such a request.
+				// A connection to the engine has two seconds to open, which are too few now and
+				// then on a busy machine. Clients repeat such a request.
 				for n := 0; n < 5 && err == nil && answer.StatusCode == http.StatusBadGateway; n++ {
 					answer, body, err = fetch(client, request())
 				}

@@ -126,8 +126,8 @@ func TestE2E_B10_X7_UploadsOfATenant(t *testing.T) {
 	g := harness.Start(t, "\nauth: {mode: keys}\n"+tenants+small)
 	release := make(chan struct{})
 	answers := make(chan *harness.Answer, 40)
-	// Over HTTP/1.1 Envoy closes the connection of a refused body a second later, whether or not the
-	// client has read the refusal by then.
+	// Over HTTP/1.1 Envoy closes the connection of a refused body a second later, whether or not
+	// the client has read the refusal by then.
 	client := &http.Client{Transport: &http.Transport{Protocols: new(http.Protocols)}}
 	client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)
 	t.Cleanup(client.CloseIdleConnections)
