@@ -322,7 +322,10 @@ func (s *engineStream) publish(e *sse.Event) {
 		s.failover.result.Answered = true
 		s.gen.status.update(func(r *Result) { r.Answered = true })
 	}
-	s.sentDone = s.sentDone || e.IsDone()
+	if e.IsDone() {
+		s.sentDone = true
+		s.gen.sentDone.Store(true)
+	}
 	if s.gen.call.Scan.Endpoint == openai.Responses {
 		s.response.follow(e)
 	}

@@ -136,6 +136,18 @@ func TestS2_HeartbeatsWhileTheModelReasons(t *testing.T) {
 	}
 }
 
+// After the end marker a client gets no heartbeat while its engine keeps the response open. One
+// that is a chunk would follow the end of the stream.
+func TestS2_NoHeartbeatFollowsTheEnd(t *testing.T) {
+	h := newHarness(t, options{policy: Policy{Heartbeat: 20 * time.Millisecond, EmptyChunks: true}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		writeEvents(w, roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)
+		<-r.Context().Done() // after lingerTimeout
+	})})
+	if _, text := h.post("/v1/chat/completions"); !strings.HasSuffix(text, doneEvent) {
+		t.Errorf("the stream does not end with its end marker: %s", text)
+	}
+}
+
 // An engine may answer a request for speech or images with a whole answer although the client has
 // asked for a stream. A heartbeat before such an answer would promise events. After the first
 // event of the engine there are heartbeats.

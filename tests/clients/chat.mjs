@@ -18,7 +18,7 @@ const OpenAI = require('openai');
 const { version } = JSON.parse(readFileSync(packages + '/openai/package.json', 'utf8'));
 
 const skipped = (process.env.SKIP ?? '').split(',');
-const options = { baseURL: BASE_URL, maxRetries: 0, timeout: 60_000 };
+const options = { baseURL: BASE_URL, maxRetries: 0, timeout: 90_000 };
 const messages = [{ role: 'user', content: 'Hello, who are you?' }];
 const tools = [{
   type: 'function',

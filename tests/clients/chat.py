@@ -23,7 +23,7 @@ AUDIO_MODEL = os.environ.get("AUDIO_MODEL", MODEL)
 BUSY_MODEL = os.environ.get("BUSY_MODEL", "")
 SKIP = os.environ.get("SKIP", "").split(",")
 
-OPTIONS = {"base_url": BASE_URL, "max_retries": 0, "timeout": 60}
+OPTIONS = {"base_url": BASE_URL, "max_retries": 0, "timeout": 90}
 MESSAGES = [{"role": "user", "content": "Hello, who are you?"}]
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather",

@@ -13,7 +13,7 @@ const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools
 const require = createRequire(packages + '/');
 const Anthropic = require('@anthropic-ai/sdk').default;
 
-const options = { baseURL: BASE_URL, apiKey: API_KEY, maxRetries: 0, timeout: 60_000 };
+const options = { baseURL: BASE_URL, apiKey: API_KEY, maxRetries: 0, timeout: 90_000 };
 const client = new Anthropic(options);
 const messages = [{ role: 'user', content: 'Tell me of the sea.' }];
 const weather = [{ role: 'user', content: 'Use a tool to find the weather in Lisbon.' }];

@@ -18,7 +18,7 @@ TOOLS = [{"name": "get_weather", "description": "The weather of a city",
 WEATHER = [{"role": "user", "content": "Use a tool to find the weather in Lisbon."}]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-client = anthropic.Anthropic(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"], max_retries=0, timeout=60)
+client = anthropic.Anthropic(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"], max_retries=0, timeout=90)
 
 
 def expect(holds, what):

@@ -9,7 +9,7 @@
 // With ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. With
 // VIEWER_TOKEN it then logs in with the role viewer, which sees no action. API_KEY is the key for the
 // playground. FILE is the content of the configuration file. SCREENSHOTS is a directory: the script writes pictures of the views to it. More settings:
-// CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 20000), NODE_MODULES (the
+// CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 90000), NODE_MODULES (the
 // directory of playwright-core, default .tools/node/node_modules of this repository).
 import { accessible, expect, faults, fits, forgive, open, run, timeout, visit } from './pagelib.mjs';
 
@@ -145,7 +145,7 @@ async function checkHistory(page) {
   await visit(page, 'Overview');
   // The first samples of a gateway may be from before its first request.
   const chart = page.getByRole('img', { name: /^Requests per second: all [\d.]+ now, at most [\d.]*[1-9]/ });
-  await chart.waitFor({ timeout: 3 * timeout }).catch(() => { throw new Error('the charts never had a sample with requests'); });
+  await chart.waitFor({ timeout }).catch(() => { throw new Error('the charts never had a sample with requests'); });
   const most = Number((await chart.getAttribute('aria-label')).match(/at most ([\d.]+)/)[1]);
   const { series } = await api('/api/v1/history?from=-3600&step=10');
   const known = Math.max(...series.find((s) => s.name === 'requests_per_second').values);

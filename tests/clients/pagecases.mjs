@@ -205,7 +205,7 @@ async function checkReasoning(browser) {
   await page.keyboard.press('Enter');
   const said = page.locator('.bubble.assistant');
   await said.getByText('It is 7.').waitFor({ timeout });
-  expect(await said.locator('.thoughts').innerText({ timeout: 1000 }) === 'Let me think.', 'the playground does not show what the model thinks');
+  expect(await said.locator('.thoughts').innerText() === 'Let me think.', 'the playground does not show what the model thinks');
   await accessible(page, 'a chat with a model that thinks');
   await page.context().close();
 }

@@ -3,7 +3,7 @@ import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
 const { CHROMIUM = '/usr/bin/chromium' } = process.env;
-export const timeout = Number(process.env.TIMEOUT ?? 20_000);
+export const timeout = Number(process.env.TIMEOUT ?? 90_000);
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const load = createRequire(packages + '/');
 const { chromium } = load('playwright-core');
@@ -24,6 +24,7 @@ export function forgive(pattern) {
 /** Opens a page of a URL and records its faults. */
 export async function open(browser, url, options = {}) {
   const context = await browser.newContext({ bypassCSP: false, ...options });
+  context.setDefaultTimeout(timeout);
   const page = await context.newPage();
   page.on('console', (m) => ['error', 'warning'].includes(m.type()) && faults.push(`console: ${m.text()}`));
   page.on('pageerror', (e) => faults.push(`uncaught: ${e.message}`));

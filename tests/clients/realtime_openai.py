@@ -126,7 +126,7 @@ async def main():
     print("openai for Python", openai.__version__, flush=True)
     for name, check in CHECKS.items():
         try:
-            await asyncio.wait_for(check(), 60)
+            await asyncio.wait_for(check(), 90)
         except Exception as e:
             sys.exit(f"FAILED {name}: {type(e).__name__}: {e}")
         print("ok", name, flush=True)

@@ -12,7 +12,7 @@ import { expect, runChecks } from './checks.mjs';
 const { BASE_URL, API_KEY, MODEL, FORBIDDEN } = process.env;
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const OpenAI = createRequire(packages + '/')('openai');
-const client = new OpenAI({ apiKey: API_KEY, baseURL: BASE_URL, maxRetries: 0, timeout: 60_000 });
+const client = new OpenAI({ apiKey: API_KEY, baseURL: BASE_URL, maxRetries: 0, timeout: 90_000 });
 const tools = [{ type: 'function', name: 'get_weather', parameters: {
   type: 'object', properties: { city: { type: 'string' } }, required: ['city'],
 } }];
@@ -44,13 +44,13 @@ function incomplete({ last, built, error }, reason) {
 }
 
 async function checkTimeout() {
-  const end = await ended('stall=8:30s', { input: 'Tell me of the sea.', timeout_ms: 1500 });
+  const end = await ended('stall=8:1m', { input: 'Tell me of the sea.', timeout_ms: 4000 });
   incomplete(end, 'max_output_tokens');
   expect(end.text && end.built.output[0].content[0].text === end.text, end.built);
 }
 
 async function checkToolCall() {
-  const end = await ended('stall=5:30s', { input: 'Use a tool to find the weather in Lisbon.', tools, timeout_ms: 1500 });
+  const end = await ended('stall=5:1m', { input: 'Use a tool to find the weather in Lisbon.', tools, timeout_ms: 4000 });
   incomplete(end, 'max_output_tokens');
   expect(end.last.output[0].type === 'function_call' && end.last.output[0].arguments === end.built.output[0].arguments, end);
 }

@@ -15,7 +15,7 @@ MODEL, FORBIDDEN = os.environ["MODEL"], os.environ["FORBIDDEN"]
 TOOLS = [{"type": "function", "name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]
 
-client = openai.OpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"], max_retries=0, timeout=60)
+client = openai.OpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"], max_retries=0, timeout=90)
 
 
 def expect(holds, what):
@@ -58,13 +58,13 @@ def incomplete(events, reason):
 
 
 def check_timeout_in_text():
-    events, error = ended("stall=8:30s", 1500, input="Tell me of the sea.")
+    events, error = ended("stall=8:1m", 4000, input="Tell me of the sea.")
     final = incomplete(events, "max_output_tokens")
     expect(not error and final.output_text and final.output[0].status == "incomplete", final)
 
 
 def check_timeout_in_tool_call():
-    events, _ = ended("stall=5:30s", 1500, input="Use a tool to find the weather in Lisbon.", tools=TOOLS)
+    events, _ = ended("stall=5:1m", 4000, input="Use a tool to find the weather in Lisbon.", tools=TOOLS)
     call = incomplete(events, "max_output_tokens").output[0]
     written = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
     expect(call.type == "function_call" and call.status == "incomplete" and call.arguments == written, call)

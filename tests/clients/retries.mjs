@@ -16,7 +16,7 @@ const client = new OpenAI({ baseURL: BASE_URL, apiKey: 'none', maxRetries: 2, fe
 
 for (const option of ['timeout_ms', 'max_duration_ms']) {
   attempts = 0;
-  const request = { model: MODEL, max_tokens: 1000, ignore_eos: true, messages: [{ role: 'user', content: 'x' }], [option]: 200 };
+  const request = { model: MODEL, max_tokens: 1000, ignore_eos: true, messages: [{ role: 'user', content: 'x' }], [option]: 4000 };
   const fault = await client.chat.completions.create(request).catch((e) => e);
   if (fault.status !== 408 || attempts !== 1) {
     console.log(`${option}: status ${fault.status} after ${attempts} attempts, want 408 after one`);

@@ -200,8 +200,9 @@ func (s *socket) ping(silent time.Duration) {
 	}
 	s.pings.Go(func() {
 		defer s.pinging.Store(false)
-		// A client that reads slowly receives the ping after everything that was sent before.
-		ctx, cancel := context.WithTimeout(s.ctx, max(silent, s.limits.Write))
+		// A client that reads slowly receives the ping after everything that was sent before. The
+		// end of the connection ends the wait.
+		ctx, cancel := context.WithTimeout(context.Background(), max(silent, s.limits.Write))
 		defer cancel()
 		if s.conn.Ping(ctx) != nil {
 			s.stop(closeNoPong)

@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -214,6 +217,64 @@ func TestALivingPeer(t *testing.T) {
 	r.say("still there")
 	if err := within(t, got); err != nil {
 		t.Error(err)
+	}
+}
+
+// heldPings is a listener whose connections hold a ping of the gateway until a channel is closed.
+type heldPings struct {
+	net.Listener
+	began   chan struct{}
+	release <-chan struct{}
+}
+
+func (l *heldPings) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return &heldPing{Conn: c, of: l, closed: make(chan struct{})}, err
+}
+
+// heldPing is a connection of heldPings.
+type heldPing struct {
+	net.Conn
+	of     *heldPings
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *heldPing) Write(b []byte) (int, error) {
+	if b[0] == 0x89 { // the first byte of a ping
+		close(c.of.began)
+		select {
+		case <-c.of.release:
+		case <-c.closed:
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *heldPing) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// TestS9_AStopWaitsForAPing: a socket that is stopped while the gateway pings its client is closed
+// with the code of the reason.
+func TestS9_AStopWaitsForAPing(t *testing.T) {
+	g := newGateway(t, func(h *Handler) { h.Heartbeat = always(20 * time.Millisecond) })
+	release := make(chan struct{})
+	server := httptest.NewUnstartedServer(g.Handler)
+	held := &heldPings{Listener: server.Listener, began: make(chan struct{}), release: release}
+	server.Listener = held
+	server.Start()
+	t.Cleanup(server.Close)
+	c := g.dialWith(t, server.URL+"/v1/realtime", nil)
+	within(t, held.began)
+	var stopped context.Context
+	g.each(func(s *session) { stopped = s.socket.ctx })
+	go g.Close(t.Context())
+	within(t, stopped.Done())
+	time.AfterFunc(50*time.Millisecond, func() { close(release) }) // a connection that is dropped is closed by then
+	if code := c.closed(); code != websocket.StatusGoingAway {
+		t.Errorf("closed with %d", code)
 	}
 }
 

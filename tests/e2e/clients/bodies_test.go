@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -84,7 +85,7 @@ func refusal(t *testing.T, g *harness.Gateway, contentType string) string {
 	}
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: %s\r\nContent-Length: 1000\r\n\r\n{", harness.ChatPath, address, contentType)
-	conn.SetReadDeadline(time.Now().Add(time.Minute))
+	conn.SetReadDeadline(time.Now().Add(testutil.Patience))
 	line, err := bufio.NewReader(conn).ReadString('\n')
 	if err != nil {
 		t.Error(err)

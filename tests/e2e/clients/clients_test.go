@@ -33,7 +33,7 @@ models:
   - name: busy
     launcher: upstream
     upstreams: [`+harness.StartHeldUpstream(t).URL+`]
-    admission: {max_concurrent_requests: 1, max_queue: 1, queue_timeout: 60s}
+    admission: {max_concurrent_requests: 1, max_queue: 1, queue_timeout: 50m}
 `)
 	// The model busy stays as full as can be, so that the clients meet a RateLimitError.
 	ctx, leave := context.WithCancel(context.Background())

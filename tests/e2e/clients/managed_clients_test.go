@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
@@ -32,7 +31,7 @@ models:
     engine: sim
     launcher: local
     variables: {prefill_rate: 0, token_interval: 10ms}
-    stream: {mode: auto, heartbeat: 200ms}
+    stream: {mode: auto, heartbeat: 200ms, resume: 10m}
 `)
 	return g, map[string]string{
 		"BASE_URL": g.URL + "/v1", "API_KEY": keys["acme"], "MANAGED_MODEL": "managed", "AUTO_MODEL": "auto",
@@ -144,7 +143,7 @@ func grpcurl(t *testing.T, target, key string) {
 // status 0.
 func commandOutput(t *testing.T, command ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testutil.Patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput()
 	if err != nil {

@@ -3,13 +3,17 @@ package clients
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -139,80 +143,101 @@ backend envoy
 `, idle.Milliseconds(), strings.Join(options, "\n  ")), "haproxy", "-db", "-f")
 }
 
-// checkOneByOne fails the test if the pieces of a stream arrived in bursts, because a proxy held
-// them back. The engine waits 100 ms between tokens. At least so many pauses must lie between the
-// pieces. A busy machine has fewer pauses than the engine made.
-func checkOneByOne(t *testing.T, came []time.Time, pauses int) {
+// lockstep is an engine that sends the next token of a stream when its client has the one before.
+// So a stream stops if something holds its tokens back.
+type lockstep struct {
+	url string
+	got sync.Map // the text of a request → a channel with a value for each token that its client has
+}
+
+// steps is the number of tokens of each stream.
+const steps = 10
+
+// startLockstep starts such an engine. It runs until the test ends.
+func startLockstep(t *testing.T) *lockstep {
 	t.Helper()
-	if len(came) < 10 {
-		t.Fatalf("only %d pieces came", len(came))
-	}
-	apart := 0
-	for i := range came[1:] {
-		if came[i+1].Sub(came[i]) > 20*time.Millisecond {
-			apart++
+	l := new(lockstep)
+	l.url = harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "native", "auto", "managed") {
+			return
 		}
-	}
-	if whole := came[len(came)-1].Sub(came[0]); apart < pauses || whole < time.Second {
-		t.Errorf("of %d pieces within %v only %d came after a pause, want %d", len(came), whole, apart, pauses)
-	}
+		var asked struct{ Messages []struct{ Content string } }
+		if body, err := io.ReadAll(r.Body); err != nil || json.Unmarshal(body, &asked) != nil || len(asked.Messages) != 1 {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("content-type", "text/event-stream")
+		for i := range steps {
+			fmt.Fprintf(w, `data: {"choices":[{"index":0,"delta":{"content":"w%d "}}]}`+"\n\n", i)
+			w.(http.Flusher).Flush()
+			select {
+			case <-l.of(asked.Messages[0].Content):
+			case <-r.Context().Done():
+				return
+			}
+		}
+		io.WriteString(w, `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+	})
+	return l
 }
 
-// eventTimes returns the times at which the events of the engine arrived.
-func eventTimes(all []harness.Event) (came []time.Time) {
-	for _, e := range all {
-		if e.Data != "" {
-			came = append(came, e.At)
-		}
-	}
-	return came
+// of returns the channel of the request with that text.
+func (l *lockstep) of(text string) chan struct{} {
+	c, _ := l.got.LoadOrStore(text, make(chan struct{}, steps))
+	return c.(chan struct{})
 }
 
-// steadySims has a native and a managed model whose engines wait 100 ms between tokens.
-const steadySims = `
-models:
-  - name: native
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 0, token_interval: 100ms}
-    stream: {mode: native}
-  - name: auto
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 0, token_interval: 100ms}
-  - name: managed
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 0, token_interval: 100ms}
-    stream: {mode: managed, heartbeat: 300ms}
-`
+// read reads a stream to its end. It fails the test if the tokens do not come one by one, or if the
+// stream is not whole.
+func (l *lockstep) read(t *testing.T, text string, stream io.Reader) {
+	t.Helper()
+	n, last := 0, ""
+	lines := bufio.NewScanner(stream)
+	for lines.Scan() {
+		if strings.HasPrefix(lines.Text(), "data: ") {
+			last = lines.Text()
+		}
+		if strings.Contains(last, `"content":"w`) && last == lines.Text() {
+			n++
+			l.of(text) <- struct{}{}
+		}
+	}
+	if err := lines.Err(); err != nil || n != steps || last != "data: [DONE]" {
+		t.Errorf("%d of %d tokens came, the last line is %q: %v", n, steps, last, err)
+	}
+}
 
 // No proxy that people put in front holds a stream back, nor does a client that reads as it comes.
 func TestE2E_S1_S9_ProxiesPassEventsOneByOne(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, steadySims)
-	for name, p := range map[string]struct {
-		way    *harness.Gateway
-		pauses int
-	}{
-		"nginx":            {startNginx(g), 10},
-		"HAProxy":          {startHAProxy(g, 30*time.Second), 4}, // there are six or seven
-		"HAProxy no-delay": {startHAProxy(g, 30*time.Second, "option http-no-delay"), 10},
+	engine := startLockstep(t)
+	g := harness.Start(t, fmt.Sprintf(`
+models:
+  - {name: native, launcher: upstream, task: text-generation, upstreams: [%[1]q], stream: {mode: native}}
+  - {name: auto, launcher: upstream, task: text-generation, upstreams: [%[1]q]}
+  - {name: managed, launcher: upstream, task: text-generation, upstreams: [%[1]q], stream: {mode: managed}}
+`, engine.url))
+	for name, way := range map[string]*harness.Gateway{
+		"nginx":            startNginx(g),
+		"HAProxy":          startHAProxy(g, testutil.Patience),
+		"HAProxy no-delay": startHAProxy(g, testutil.Patience, "option http-no-delay"),
 	} {
-		way := p.way
 		for _, model := range []string{"native", "auto", "managed"} {
 			t.Run(name+" "+model, func(t *testing.T) {
 				t.Parallel()
-				_, all := inSubtest(way, t).Stream(harness.ChatPath, harness.ChatBody(model, true, 20, name))
-				if _, finish := harness.StreamedText(t, all); finish != "length" || all[len(all)-1].Data != "[DONE]" {
-					t.Errorf("finished with %q, last %q", finish, all[len(all)-1].Data)
+				ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+				defer cancel()
+				r, err := way.Open(ctx, harness.ChatPath, harness.ChatBody(model, true, 20, t.Name()))
+				if err != nil || r.StatusCode != http.StatusOK {
+					t.Fatal(r, err)
 				}
-				checkOneByOne(t, eventTimes(all), p.pauses)
+				defer r.Body.Close()
+				engine.read(t, t.Name(), r.Body)
 			})
 		}
 		t.Run(name+" WebSocket", func(t *testing.T) {
 			t.Parallel()
-			socketBehind(t, way)
+			socketBehind(t, way, engine)
 		})
 		t.Run(name+" error", func(t *testing.T) {
 			t.Parallel()
@@ -224,32 +249,30 @@ func TestE2E_S1_S9_ProxiesPassEventsOneByOne(t *testing.T) {
 	for _, model := range []string{"native", "managed"} {
 		t.Run("curl "+model, func(t *testing.T) {
 			t.Parallel()
-			checkOneByOne(t, curlTimes(t, g.URL+harness.ChatPath, harness.ChatBody(model, true, 20, "curl")), 10)
+			readByCurl(t, g.URL+harness.ChatPath, harness.ChatBody(model, true, 20, t.Name()), engine)
 		})
 	}
 }
 
 // socketBehind checks that the tokens of a response on a WebSocket arrive one by one.
-func socketBehind(t *testing.T, way *harness.Gateway) {
+func socketBehind(t *testing.T, way *harness.Gateway, engine *lockstep) {
 	ws := inSubtest(way, t).Realtime("")
-	harness.SendMessage(t, ws, harness.Message{"type": "start", "model": "auto", "messages": []harness.Message{{"role": "user", "content": "hello"}},
-		"params": harness.Message{"max_tokens": 20, "ignore_eos": true}})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	harness.SendMessage(t, ws, harness.Message{"type": "start", "model": "auto", "messages": []harness.Message{{"role": "user", "content": t.Name()}}})
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
-	var came []time.Time
-	for {
+	for n := 0; ; {
 		var m harness.Message
 		if err := wsjson.Read(ctx, ws, &m); err != nil {
-			t.Fatal(err)
+			t.Fatalf("after %d of %d tokens: %v", n, steps, err)
 		}
 		switch m["type"] {
 		case "token":
-			came = append(came, time.Now())
+			n++
+			engine.of(t.Name()) <- struct{}{}
 		case "final":
-			if m["finish_reason"] != "length" {
-				t.Errorf("%v", m)
+			if n != steps || m["finish_reason"] != "stop" {
+				t.Errorf("%d of %d tokens, then %v", n, steps, m)
 			}
-			checkOneByOne(t, came, 10)
 			return
 		case "error":
 			t.Fatalf("%v", m)
@@ -257,10 +280,10 @@ func socketBehind(t *testing.T, way *harness.Gateway) {
 	}
 }
 
-// curlTimes returns the times at which `curl -N` printed the events of a stream.
-func curlTimes(t *testing.T, url, body string) (came []time.Time) {
+// readByCurl reads a stream that `curl -N` prints.
+func readByCurl(t *testing.T, url, body string, engine *lockstep) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "curl", "-sSN", "--fail", "-H", "content-type: application/json", "-d", body, url)
 	cmd.Stderr = os.Stderr
@@ -271,60 +294,53 @@ func curlTimes(t *testing.T, url, body string) (came []time.Time) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	last := ""
-	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if strings.HasPrefix(lines.Text(), "data: ") {
-			last, came = lines.Text(), append(came, time.Now())
-		}
+	engine.read(t, t.Name(), out)
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
 	}
-	if err := cmd.Wait(); err != nil || last != "data: [DONE]" {
-		t.Fatalf("%v, last %q", err, last)
-	}
-	return came
 }
 
 // A load balancer that cuts what is silent cuts a long prefill, unless heartbeats come in between.
-// The figures stand for ones ten times as large: 20 s of patience, a prefill of 80 s, a heartbeat
-// every 5 s.
+// The engine is silent until the balancer has cut a stream without heartbeats that began later.
 func TestE2E_S2_P4_HeartbeatsKeepAStreamThroughAProxy(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, `
+	speak := make(chan struct{})
+	engine := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if harness.ServeModelList(w, r, "native", "managed") {
+			return
+		}
+		io.Copy(io.Discard, r.Body)
+		select {
+		case <-speak:
+			w.Header().Set("content-type", "text/event-stream")
+			io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"length"}]}`+"\n\ndata: [DONE]\n\n")
+		case <-r.Context().Done():
+		}
+	})
+	g := harness.Start(t, fmt.Sprintf(`
 models:
-  - name: native
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 50, token_interval: 1ms}
-    stream: {mode: native}
-  - name: managed
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 50, token_interval: 1ms}
-    stream: {mode: managed, heartbeat: 500ms}
-`)
-	way := startHAProxy(g, 2*time.Second)
-	body := func(model string) string { return harness.ChatBody(model, true, 5, strings.Repeat("word ", 400)) }
-	t.Run("with heartbeats", func(t *testing.T) {
-		t.Parallel()
-		began := time.Now()
-		_, all := inSubtest(way, t).Stream(harness.ChatPath, body("managed"))
-		if _, finish := harness.StreamedText(t, all); finish != "length" || all[len(all)-1].Data != "[DONE]" {
-			t.Errorf("finished with %q, last %q", finish, all[len(all)-1].Data)
-		}
-		if first := eventTimes(all)[0].Sub(began); first < 4*time.Second || len(harness.Comments(all)) < 6 {
-			t.Errorf("%d heartbeats in %v of prefill are no test", len(harness.Comments(all)), first)
-		}
-	})
-	t.Run("without", func(t *testing.T) {
-		t.Parallel()
-		r, err := way.Open(t.Context(), harness.ChatPath, body("native"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Body.Close()
-		all, err := harness.ReadEvents(r.Body)
-		if r.StatusCode == 200 && err == nil {
-			t.Errorf("the stream of %d events was not cut", len(all))
-		}
-	})
-	t.Cleanup(func() { g.AwaitIdle("managed"); g.AwaitIdle("native") })
+  - {name: native, launcher: upstream, task: text-generation, upstreams: [%[1]q], stream: {mode: native}}
+  - {name: managed, launcher: upstream, task: text-generation, upstreams: [%[1]q], stream: {mode: managed, heartbeat: 500ms}}
+`, engine))
+	way := startHAProxy(g, 5*time.Second)
+	managed, err := way.Open(t.Context(), harness.ChatPath, harness.ChatBody("managed", true, 5, "x"))
+	if err != nil || managed.StatusCode != http.StatusOK {
+		t.Fatal(managed, err)
+	}
+	defer managed.Body.Close()
+	native, err := way.Open(t.Context(), harness.ChatPath, harness.ChatBody("native", true, 5, "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer native.Body.Close()
+	if all, err := harness.ReadEvents(native.Body); native.StatusCode == http.StatusOK && err == nil {
+		t.Errorf("the stream of %d events without heartbeats was not cut", len(all))
+	}
+	close(speak)
+	all, err := harness.ReadEvents(managed.Body)
+	if err != nil || len(all) == 0 || all[len(all)-1].Data != "[DONE]" || len(harness.Comments(all)) == 0 {
+		t.Errorf("a stream with heartbeats: %v, %v", all, err)
+	}
+	g.AwaitIdle("managed")
+	g.AwaitIdle("native")
 }

@@ -1,7 +1,9 @@
 package edge
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -89,9 +92,32 @@ func ask(client *http.Client, g *harness.Gateway) error {
 	return nil
 }
 
+// keepAsking makes one request after the other with a client until stop, which returns the error of
+// one that failed.
+func keepAsking(client *http.Client, g *harness.Gateway) (stop func() error) {
+	over, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil {
+			select {
+			case <-over:
+				failed <- nil
+				return
+			default:
+				err = ask(client, g)
+			}
+		}
+		failed <- err
+	}()
+	return sync.OnceValue(func() error {
+		close(over)
+		return <-failed
+	})
+}
+
 // newClient returns a client with a connection of its own.
 func newClient(t *testing.T) *http.Client {
-	c := &http.Client{Transport: &http.Transport{}, Timeout: 10 * time.Second}
+	c := &http.Client{Transport: &http.Transport{}, Timeout: testutil.Patience}
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
@@ -113,18 +139,24 @@ func survives(t *testing.T, g *harness.Gateway, start func()) {
 	connected := newClient(t)
 	harness.Eventually(t, "a request before the flood", func() error { return ask(connected, g) })
 	running := g.OpenStreams(5, 1000)
+	stop := keepAsking(connected, g) // a connection without a request is closed when connections are scarce
+	defer func() { _ = stop() }()
 	start()
 	if c := g.AwaitCondition(condition.ConnectionsNearLimit, ""); !strings.Contains(c.Message, "connections; 127.") {
 		t.Errorf("the condition lacks its numbers: %+v", c)
 	}
-	if err := ask(connected, g); err != nil {
+	if err := errors.Join(stop(), ask(connected, g)); err != nil {
 		t.Errorf("a client that was connected before the flood: %v", err)
 	}
 	if err := g.TryGet("/readyz", new(struct{})); err != nil {
 		t.Errorf("the gateway is not ready in the flood: %v", err)
 	}
 	for range 20 {
-		harness.Eventually(t, "a new client is served in the flood", func() error { return ask(newClient(t), g) })
+		harness.Eventually(t, "a new client is served in the flood", func() error {
+			c := newClient(t)
+			c.Timeout = 10 * time.Second // then it connects anew
+			return ask(c, g)
+		})
 	}
 	if !strings.Contains(g.EnvoyAdmin("/server_info"), "LIVE") {
 		t.Error("Envoy's admin interface does not answer in the flood")
@@ -161,18 +193,14 @@ func TestE2E_X1_IdleConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, "connections: {first_request: 1s}\n"+small)
 	address := strings.TrimPrefix(g.URL, "http://")
-	used, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var used net.Conn
+	harness.Eventually(t, "a connection has had a request", func() (err error) { // not one that was closed before its request came
+		if used, err = net.Dial("tcp", address); err == nil {
+			err = listModels(used)
+		}
+		return err
+	})
 	defer used.Close()
-	request := "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-	if _, err := io.WriteString(used, request); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := used.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
 	for _, text := range []string{"", "POST /v1/ch"} {
 		c, err := net.Dial("tcp", address)
 		if err != nil {
@@ -182,17 +210,28 @@ func TestE2E_X1_IdleConnectionIsClosed(t *testing.T) {
 		if _, err := io.WriteString(c, text); err != nil {
 			t.Fatal(err)
 		}
-		_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
+		_ = c.SetReadDeadline(time.Now().Add(testutil.Patience))
 		if n, err := c.Read(make([]byte, 1)); n != 0 || isTimeout(err) {
 			t.Errorf("a connection that sent %q: %d bytes, %v", text, n, err)
 		}
 	}
-	if _, err := io.WriteString(used, request); err != nil {
-		t.Fatalf("a connection that has had a request was closed: %v", err)
-	}
-	if n, err := used.Read(make([]byte, 1)); n != 1 {
+	if err := listModels(used); err != nil {
 		t.Errorf("a connection that has had a request was closed: %v", err)
 	}
+}
+
+// listModels asks for the list of models on a connection and reads the whole answer.
+func listModels(c net.Conn) error {
+	_ = c.SetReadDeadline(time.Now().Add(testutil.Patience))
+	if _, err := io.WriteString(c, "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		return err
+	}
+	a, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, a.Body)
+	return err
 }
 
 func isTimeout(err error) bool {
@@ -221,9 +260,9 @@ func TestE2E_X1_IdleTimeShrinks(t *testing.T) {
 		idle = append(idle, c)
 	}
 	for _, c := range idle {
-		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+		_ = c.SetReadDeadline(time.Now().Add(testutil.Patience))
 		if _, err := io.Copy(io.Discard, c); isTimeout(err) {
-			t.Error("a connection is open after a minute, although connections are scarce")
+			t.Error("a connection stays open, although connections are scarce")
 		}
 	}
 	harness.Eventually(t, "a request afterwards", func() error { return ask(newClient(t), g) })

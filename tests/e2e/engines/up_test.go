@@ -47,9 +47,7 @@ func TestE2E_B7_UpFromTheHub(t *testing.T) {
 		"hf:org/tiny-GGUF\n  engine   llama-cpp (", "weights  " + tinyFile, "task     text-generation: the hub says text-generation",
 		"weights  embed-f16.gguf", "as asked for", "task     embedding: the hub says sentence-similarity", "curl -N " + g.URL + "/v1/chat/completions",
 	} {
-		if !strings.Contains(g.LogText(), want) {
-			t.Errorf("it does not say %q", want)
-		}
+		g.AwaitLogged(want, 1)
 	}
 	var chat struct {
 		Choices []struct{ Message struct{ Content string } }

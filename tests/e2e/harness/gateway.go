@@ -21,7 +21,7 @@ import (
 
 // RunCommand runs a command of the program to its end and returns its output.
 func (g *Gateway) RunCommand(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testutil.Patience)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, Program(), args...).CombinedOutput()
 	return string(out), err
@@ -187,8 +187,8 @@ func (g *Gateway) Stop() {
 	g.Process.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-g.Exited:
-	case <-time.After(60 * time.Second):
-		g.T.Error("Sluice did not stop within 60 s")
+	case <-time.After(testutil.Patience):
+		g.T.Errorf("Sluice did not stop within %v", testutil.Patience)
 		g.dump()                               // before the goroutines, which leave no room for the rest
 		for pid, line := range g.Processes() { // its programs tell where their goroutines are
 			if strings.HasPrefix(line, Program()) {

@@ -27,7 +27,7 @@ const (
 	directoryMark = "LC_SLUICE_E2E_DIR="
 
 	// orphanPatience is how long Main waits for the last processes to exit.
-	orphanPatience = 10 * time.Second
+	orphanPatience = testutil.Patience
 )
 
 // program is the path of the built program. Main sets it before the first test runs.

@@ -21,7 +21,7 @@ func RunScript(t *testing.T, command []string, settings map[string]string) {
 	if _, err := exec.LookPath(command[0]); err != nil {
 		testutil.Missing(t, command[0])
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = os.Environ()

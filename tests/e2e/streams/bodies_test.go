@@ -82,7 +82,7 @@ func TestE2E_T5_OwnOptionsAreRemovedAndNothingElse(t *testing.T) {
 		bodies <- string(b)
 		json.NewEncoder(w).Encode(map[string]any{"headers": r.Header, "length": r.ContentLength})
 	})+"]\n")
-	a := g.Post("/v1/chat/completions", `{"model":"m", "request_id":"r-1", "timeout_ms": 60000, "x": [1 , 2] ,"max_duration_ms":9000}`,
+	a := g.Post("/v1/chat/completions", `{"model":"m", "request_id":"r-1", "timeout_ms": 60000, "x": [1 , 2] ,"max_duration_ms":600000}`,
 		"Authorization: Bearer hush", "X-Api-Key: hush")
 	if got := <-bodies; got != `{"model":"m", "x": [1 , 2] }` && got != `{"model":"m", "x": [1 , 2]}` {
 		t.Errorf("the engine got %s", got)

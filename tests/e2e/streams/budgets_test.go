@@ -112,6 +112,12 @@ models:
 	if a := g.Post(harness.ChatPath, large(7*mib)); a.StatusCode != 503 || a.Header.Get("retry-after") == "" || a.Code() != "gateway_unavailable" {
 		t.Errorf("%s %v", a, a.Header)
 	}
+	harness.Eventually(t, "the engine has both bodies", func() error { // one that it still reads is not yet counted
+		if n := u.Running.Load(); n != 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
 	cancel()
 	held.Wait()
 	harness.Eventually(t, "the bodies are forgotten", func() error {
@@ -139,7 +145,8 @@ func TestE2E_B10_X7_WebSockets(t *testing.T) {
 	t.Parallel()
 	keys, text := harness.TenantKeys("acme", "other")
 	text = strings.Replace(text, "name: acme,", "name: acme, limits: {max_concurrent_streams: 2},", 1)
-	g := harness.Start(t, "\nauth: {mode: keys}\nrealtime: {idle: 2s}\n"+text+`
+	// No socket may be idle for too long before all are open.
+	g := harness.Start(t, "\nauth: {mode: keys}\nrealtime: {idle: 15s}\n"+text+`
 models:
   - {name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 1ms}}
 `)

@@ -82,7 +82,7 @@ func TestE2E_B6_TheFilterDecides(t *testing.T) {
 func TestE2E_B6_StreamsOutliveTheGatewayThatTheFilterAsks(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, filtered)
-	running := g.OpenStreams(20, 200)
+	running := g.OpenStreams(20, 500) // which run until after the next start
 	var waiting sync.WaitGroup
 	for range 3 {
 		waiting.Go(func() {
@@ -114,9 +114,13 @@ func TestE2E_B6_B12_AnswersGoToTheWorkers(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, filtered)
 	running := g.OpenStreams(4, 100)
-	if n := inlets(g); n == 0 {
-		t.Error("no worker is answered directly")
+	direct := func() error {
+		if inlets(g) == 0 {
+			return errors.New("no worker is")
+		}
+		return nil
 	}
+	harness.Eventually(t, "workers are answered directly", direct)
 	g.Kill()
 	harness.Eventually(t, "the connections of the gateway that has ended are closed", func() error {
 		if n := inlets(g); n != 0 {
@@ -127,9 +131,7 @@ func TestE2E_B6_B12_AnswersGoToTheWorkers(t *testing.T) {
 	g.Launch()
 	g.AwaitReady()
 	g.OpenStreams(4, 5).Wait()
-	if n := inlets(g); n == 0 {
-		t.Error("no worker is answered directly by the gateway that has adopted Envoy")
-	}
+	harness.Eventually(t, "workers are answered directly by the gateway that has adopted Envoy", direct)
 	running.Wait()
 	g.AwaitIdle("chat")
 }
@@ -314,12 +316,24 @@ func countsWithoutEnvoyBy(t *testing.T, configuration string, open func(context.
 	if n := g.Metric(`stream_disconnects_total{cause="client"}`); n != 0 {
 		t.Errorf("%v streams are said to have been left by their client", n)
 	}
-	if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
-		t.Errorf("the usage lacks the stream: %s", used)
-	}
-	if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"code":"gateway_unavailable"`) {
-		t.Errorf("the list of requests does not say why the stream has ended: %s", rows)
-	}
+	awaitUsed(g)
+	harness.Eventually(t, "the list of requests says why the stream has ended", func() error {
+		if rows := g.AdminText("/api/v1/requests?limit=5"); !strings.Contains(rows, `"code":"gateway_unavailable"`) {
+			return errors.New(rows)
+		}
+		return nil
+	})
+}
+
+// awaitUsed waits until the usage has one request.
+func awaitUsed(g *harness.Gateway) {
+	g.T.Helper()
+	harness.Eventually(g.T, "the usage has the stream", func() error {
+		if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
+			return errors.New(used)
+		}
+		return nil
+	})
 }
 
 // A stream that ran before a restart of the gateway counts too when its Envoy is killed then.
@@ -352,9 +366,7 @@ func TestE2E_B6_E3_AnAdoptedStreamOfAKilledEnvoyCounts(t *testing.T) {
 				}
 				return nil
 			})
-			if used := g.AdminText("/api/v1/usage"); !strings.Contains(used, `"requests":1`) {
-				t.Errorf("the usage lacks the stream: %s", used)
-			}
+			awaitUsed(g)
 		})
 	}
 }
@@ -459,8 +471,11 @@ func TestE2E_B6_AnotherVersionOfEnvoyIsServedByExtProc(t *testing.T) {
 	})
 	g.AwaitReady()
 	chat("module", "1.40.0")
-	if files, err := filepath.Glob(filepath.Join(g.Dir, "filter-*.so")); err != nil || len(files) != 1 || files[0] == old {
-		t.Errorf("%v: %v", files, err)
-	}
+	harness.Eventually(t, "only the file of the new filter is left", func() error {
+		if files, err := filepath.Glob(filepath.Join(g.Dir, "filter-*.so")); err != nil || len(files) != 1 || files[0] == old {
+			return fmt.Errorf("%v: %w", files, err)
+		}
+		return nil
+	})
 	g.AwaitIdle("chat")
 }

@@ -35,7 +35,7 @@ models:
 redis: %s
 redis_timeout: 500ms
 models:
-  - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 2s, heartbeat: 1s}}
+  - {name: m, launcher: upstream, upstreams: ["http://%s"], admission: {max_per_replica: 100}, stream: {resume: 10m, heartbeat: 1s}}
 `, redistest.URL(redis), third.Replicas()["m-0"].Address))
 		t.Cleanup(g.Stop)
 		// as the pods of one Deployment, which have one file
@@ -238,7 +238,7 @@ func TestE2E_X20_RestartAmongGateways(t *testing.T) {
 	t.Parallel()
 	_, gateways := twoGateways(t)
 	a, b := gateways[0], gateways[1]
-	body := withFields(harness.ChatBody("m", true, 400, "across"), `"request_id":"y"`)
+	body := withFields(harness.ChatBody("m", true, 1500, "across"), `"request_id":"y"`) // it runs until after the restart
 	r, err := a.Open(context.Background(), harness.ChatPath, body)
 	if err != nil {
 		t.Fatal(err)

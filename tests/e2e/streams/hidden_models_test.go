@@ -7,14 +7,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket/wsjson"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/sluice-gateway/sluice/authz"
-
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -68,7 +67,7 @@ func askers() map[string]asker {
 		"realtime": func(t *testing.T, g *harness.Gateway, key, model string) string {
 			ws := g.Realtime(key)
 			harness.SendMessage(t, ws, harness.Message{"type": "start", "model": model, "messages": []harness.Message{{"role": "user", "content": "x"}}})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 			defer cancel()
 			var m harness.Message
 			if err := wsjson.Read(ctx, ws, &m); err != nil {

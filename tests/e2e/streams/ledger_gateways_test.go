@@ -121,11 +121,11 @@ func TestE2E_B3_O4_LedgerOfTwoGatewaysAgainstTheEngines(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("SLUICE_LEDGER_REQUESTS")); err == nil {
 		requests = n
 	}
-	keys, tenants := harness.TenantKeys("acme", "beta", "gamma")
+	keys, tenants := harness.TenantKeys("acme", "beta", "gamma", "last")
 	third, two := ledgerGateways(t, tenants)
 	m := &mix{t: t, fails: third.Replicas()["chat-0"].Address}
-	for _, key := range keys {
-		m.keys = append(m.keys, "authorization: Bearer "+key)
+	for _, name := range []string{"acme", "beta", "gamma"} {
+		m.keys = append(m.keys, "authorization: Bearer "+keys[name])
 	}
 	begun := time.Now()
 	agree := func() {
@@ -143,6 +143,8 @@ func TestE2E_B3_O4_LedgerOfTwoGatewaysAgainstTheEngines(t *testing.T) {
 	}
 	m.sendAll(0, requests/2, two[0], two[1])
 	agree()
+	must(t, two[0].Post("/v1/embeddings", `{"model":"embed","input":"the last of all"}`, "authorization: Bearer "+keys["last"]))
+	awaitWritten(t, two[0], "last", "embed")
 	var beside sync.WaitGroup
 	beside.Go(func() { m.sendAll(requests/2, requests*3/4, two[1]) })
 	surviveKill(t, two[0], m.keys[0])

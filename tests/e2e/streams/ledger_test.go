@@ -179,7 +179,7 @@ func TestE2E_B3_NamedStreamsOfClientsThatLeave(t *testing.T) {
 	keys, tenants := harness.TenantKeys("acme")
 	g := harness.Start(t, `
 auth: {mode: keys}
-models: [{name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}}]
+models: [{name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 20ms}, stream: {resume: 10m}}]
 `+tenants)
 	acme := "authorization: Bearer " + keys["acme"]
 	for _, name := range []string{"resumed", "left"} {
@@ -193,9 +193,12 @@ models: [{name: m, engine: sim, launcher: local, variables: {prefill_rate: 0, to
 	if told, _ := counted(t, g); told.Requests != 2 || told.CompletionTokens != 80 {
 		t.Errorf("%+v", told)
 	}
-	if n := g.Metric(`sluice_tokens_total{kind="completion",model="m",tenant="acme"}`); n != 80 {
-		t.Errorf("%v tokens in the metrics", n)
-	}
+	harness.Eventually(t, "the metrics have the tokens", func() error {
+		if n := g.Metric(`sluice_tokens_total{kind="completion",model="m",tenant="acme"}`); n != 80 {
+			return fmt.Errorf("%v tokens", n)
+		}
+		return nil
+	})
 	harness.Eventually(t, "the records have ended with their tokens", func() error {
 		var list struct {
 			Running  int

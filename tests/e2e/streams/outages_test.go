@@ -2,6 +2,7 @@ package streams
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -99,10 +101,28 @@ func (o *outages) await(sent int64) {
 }
 
 // outage waits for some load, opens streams, and lets the gateway have a fault. The streams are
-// whole.
+// whole. Before they begin, they may be refused as other requests are.
 func (o *outages) outage(fault func()) {
 	o.await(o.sent.Load() + 200)
-	running := o.OpenStreams(5, 400)
+	var running, begun sync.WaitGroup
+	for i := range 5 {
+		begun.Add(1)
+		running.Go(func() {
+			begins := sync.OnceFunc(begun.Done)
+			defer begins()
+			err := errors.New("not begun")
+			for end := time.Now().Add(testutil.Patience); err != nil && time.Now().Before(end); {
+				err = o.ReadStream(fmt.Sprint("conversation ", i), 400, begins)
+				if err != nil && !strings.HasPrefix(err.Error(), "503") {
+					break
+				}
+			}
+			if err != nil {
+				o.T.Errorf("stream %d: %v", i, err)
+			}
+		})
+	}
+	begun.Wait()
 	fault()
 	running.Wait()
 }
@@ -140,7 +160,7 @@ func (o *outages) awaitRefusals() {
 
 // sendOne sends a small request, one of 64 KB, a stream, or one that its client aborts.
 func (o *outages) sendOne(i int64) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testutil.Patience)
 	defer cancel()
 	body, stream := harness.ChatBody("chat", false, 1, fmt.Sprint("question ", i)), i%4 == 2
 	switch i % 4 {

@@ -30,7 +30,7 @@ models:
     engine: sim
     launcher: local
     variables: {prefill_rate: 0, token_interval: 5ms}
-    stream: {resume: 2s}
+    stream: {resume: 10m}
 `
 
 // A start that is repeated joins the stream that runs, or replays the one that has ended. There is
@@ -187,7 +187,7 @@ func cutAndResume(g *harness.Gateway, id string, random *rand.Rand) ([]byte, err
 // client leaves, and no longer.
 func TestE2E_S4_S7_CancelAndGrace(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, resumable)
+	g := harness.Start(t, strings.Replace(resumable, "resume: 10m", "resume: 5s", 1))
 	open := func(id string) *http.Response {
 		r, err := g.Open(context.Background(), harness.ChatPath, withFields(harness.ChatBody("m", true, 100000, id), `"request_id":"`+id+`"`))
 		if err != nil {
@@ -227,20 +227,34 @@ func TestE2E_S4_S7_CancelAndGrace(t *testing.T) {
 	}
 	defer again.Body.Close()
 	first := make([]byte, 6)
-	io.ReadFull(again.Body, first)
-	time.Sleep(2500 * time.Millisecond) // longer than the grace
-	if string(first) != "id: 1\n" || g.Model("m").InFlight != 1 {
-		t.Errorf("%q, %+v", first, g.Model("m"))
+	if _, err := io.ReadFull(again.Body, first); err != nil || string(first) != "id: 1\n" {
+		t.Errorf("%q: %v", first, err)
 	}
-	g.Post("/v1/streams/c/cancel", "")
+	later := open("d") // its grace ends after that of the other one
+	later.Body.Close()
+	harness.Eventually(t, "the stream that was left later has ended", func() error {
+		if m := g.Model("m"); m.InFlight > 1 {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+	if a := g.Post("/v1/streams/c/cancel", ""); a.StatusCode != 200 {
+		t.Errorf("cancel of the one that was saved: %s", a)
+	}
+	if rest, err := io.ReadAll(again.Body); err != nil || !bytes.Contains(rest, []byte(`"code":"cancelled"`)) {
+		t.Errorf("the stream that was saved ended before its cancel: %v, %s", err, rest[max(0, len(rest)-300):])
+	}
 	g.AwaitIdle("m")
 	var list struct{ Requests []map[string]any }
 	if err := json.Unmarshal([]byte(g.AdminText("/api/v1/requests?limit=20")), &list); err != nil || len(list.Requests) == 0 {
 		t.Errorf("%v", err)
 	}
-	if metrics := g.AdminText("/metrics"); !strings.Contains(metrics, `stream_disconnects_total{cause="cancelled"} 1`) { // the other one's client had left
-		t.Errorf("no cancelled streams in the metrics")
-	}
+	harness.Eventually(t, "the cancelled stream is in the metrics", func() error { // the other one's client had left
+		if n := g.Metric(`stream_disconnects_total{cause="cancelled"}`); n != 1 {
+			return fmt.Errorf("%v are", n)
+		}
+		return nil
+	})
 }
 
 // A tenant's request ids are its own.

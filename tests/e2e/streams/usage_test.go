@@ -1,6 +1,7 @@
 package streams
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -24,7 +25,7 @@ models:
   - {name: guessed, engine: silent, launcher: local}
 `)
 	for model, estimated := range map[string]bool{"counted": false, "guessed": true} {
-		body := strings.Replace(harness.ChatBody(model, true, 100, "hello"), "{", `{"timeout_ms":600,`, 1)
+		body := strings.Replace(harness.ChatBody(model, true, 100, "hello"), "{", `{"timeout_ms":5000,`, 1)
 		answer := g.Post(harness.ChatPath, body, "x-sim-fault: stall=6:1m")
 		text := string(answer.Content)
 		if strings.Count(text, `"usage":{`) != 1 || strings.Contains(text, `"estimated":true`) != estimated || !strings.Contains(text, `"finish_reason":"length"`) {
@@ -38,12 +39,12 @@ models:
 				Estimated bool   `json:"estimated"`
 			} `json:"requests"`
 		}
-		harness.Eventually(t, "the request is in the list", func() error {
+		harness.Eventually(t, "the request of "+model+" is in the list", func() error {
 			g.Get("/api/v1/requests?limit=1", &list)
+			if len(list.Requests) != 1 || list.Requests[0].Model != model || list.Requests[0].TokensOut < 3 || list.Requests[0].Estimated != estimated {
+				return fmt.Errorf("%+v", list)
+			}
 			return nil
 		})
-		if len(list.Requests) != 1 || list.Requests[0].Model != model || list.Requests[0].TokensOut < 3 || list.Requests[0].Estimated != estimated {
-			t.Errorf("%s: %+v", model, list)
-		}
 	}
 }
