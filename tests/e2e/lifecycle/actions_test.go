@@ -132,11 +132,8 @@ func TestE2E_O8_DrainsAndScalesOutliveRestarts(t *testing.T) {
 			}
 			return err
 		})
-		if err := printed(g, `(?m)^chat +degraded, drained +1 +2 +2 +2 `, "models", "-c", g.Config); err != nil {
-			t.Error(name, err)
-		}
-		if err := printed(g, `(?m)^chat-1 +chat +ready, drained `, "ps", "-c", g.Config); err != nil {
-			t.Error(name, err)
+		for command, want := range map[string]string{"models": `(?m)^chat +degraded, drained +1 +2 +2 +2 `, "ps": `(?m)^chat-1 +chat +ready, drained `} {
+			harness.Eventually(t, command+" after "+name, func() error { return printed(g, want, command, "-c", g.Config) })
 		}
 	}
 	do(g, "POST", "/api/v1/models/chat/undrain", "", 200)
@@ -206,7 +203,7 @@ models:
 `)
 	for _, way := range []string{"native", "managed", "queued"} {
 		t.Run(way, func(t *testing.T) {
-			body := harness.ChatBody("chat", true, 1000, "x")
+			body := harness.ChatBody("chat", true, 100_000, "x")
 			if way == "managed" {
 				body = `{"request_id":"mine",` + body[1:]
 			}
@@ -235,8 +232,8 @@ models:
 				t.Errorf("the stream ended with %v: %.2000s", err, rest)
 			}
 			g.AwaitIdle("chat")
-			do(g, "POST", "/api/v1/requests/"+id+"/cancel", "", 404)
 			harness.Eventually(t, "the list says so", func() error { return listedAs(g, id, "cancelled") })
+			do(g, "POST", "/api/v1/requests/"+id+"/cancel", "", 404)
 		})
 	}
 }
@@ -279,7 +276,7 @@ func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 20ms", 1))
 	answered := make(chan *harness.Answer, 1)
-	go func() { answered <- g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2000, "x")) }()
+	go func() { answered <- g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 100_000, "x")) }()
 	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
 	if a := <-answered; a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
 		t.Errorf("the request was answered %v %v", a, a.Header)
@@ -305,7 +302,7 @@ func TestE2E_O8_Restart(t *testing.T) {
 		}
 	}
 	before = g.Replicas()
-	running = g.OpenStreams(6, 100)
+	running = g.OpenStreams(6, 300) // the restart cannot have ended when it is asked for again
 	if out, err := g.RunCommand("models", "restart", "chat", "-c", g.Config); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
