@@ -131,7 +131,8 @@ func TestE2E_S11_PriorityOvertakesAndEvicts(t *testing.T) {
 		go func() {
 			a, err := g.TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"`+prompt+`"}`, append(more, key[tenant])...)
 			if err != nil {
-				t.Error(err)
+				t.Errorf("%s: %v", prompt, err)
+				a = &harness.Answer{Response: new(http.Response)}
 			}
 			answers <- a
 		}()
