@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -61,7 +62,9 @@ func Start(t testing.TB, path string) *Cluster {
 	redis := redistest.Start(t)
 	c := &Cluster{t: t, dir: dir, gcsPort: testutil.FreePort(t), dashboard: testutil.FreePort(t), nodes: map[string]*exec.Cmd{}}
 	c.Address = "http://127.0.0.1:" + strconv.Itoa(c.dashboard)
+	// A busy machine may need longer than the 30 s after which Ray gives up a node that starts.
 	c.env = append(os.Environ(), mark+dir, "PATH="+path+":"+os.Getenv("PATH"), "RAY_REDIS_ADDRESS="+redis.Addr,
+		"RAY_raylet_start_wait_time_s=300", "RAY_gcs_server_request_timeout_seconds=300",
 		"RAY_USAGE_STATS_ENABLED=0", "RAY_num_prestart_python_workers=0", "RAY_enable_worker_prestart=false",
 		"RAY_gcs_rpc_server_reconnect_timeout_s=120", "RAY_external_storage_namespace=test")
 	t.Cleanup(c.end)
@@ -69,11 +72,17 @@ func Start(t testing.TB, path string) *Cluster {
 	return c
 }
 
+// starting is held while a head or a node starts. On a machine with few processors, several that
+// start at a time take longer than one after the other.
+var starting sync.Mutex
+
 // StartHead starts the head, which runs no jobs. It returns when the head answers and, after
 // KillHead, takes jobs. A head that was started soon after another was killed may take the dead one
 // for the head, and then finds no agent for any job: it is started once more.
 func (c *Cluster) StartHead() {
 	c.t.Helper()
+	starting.Lock()
+	defer starting.Unlock()
 	again := c.head != nil
 	c.launchHead()
 	for range 3 {
@@ -106,7 +115,7 @@ func (c *Cluster) takesJobs() bool {
 	return true
 }
 
-// launchHead starts the head and waits until it answers.
+// launchHead starts the head and waits until it answers and is a node.
 func (c *Cluster) launchHead() {
 	c.t.Helper()
 	// Ray refuses to start a head while this file names a head that nodes still ask for.
@@ -115,8 +124,17 @@ func (c *Cluster) launchHead() {
 		"--dashboard-port="+strconv.Itoa(c.dashboard), "--port="+strconv.Itoa(c.gcsPort), "--temp-dir="+filepath.Join(c.dir, "s"),
 		"--disable-usage-stats")
 	c.count = max(c.count, 1)
-	testutil.EventuallyNil(c.t, "the head answers", func() error {
-		_, err := c.Nodes()
+	c.awaitAlive("head")
+}
+
+// awaitAlive waits until the cluster has a node.
+func (c *Cluster) awaitAlive(name string) {
+	c.t.Helper()
+	testutil.EventuallyNil(c.t, "the cluster has "+name, func() error {
+		nodes, err := c.Nodes()
+		if err == nil && nodes[name] != "ALIVE" {
+			err = fmt.Errorf("only %v", nodes)
+		}
 		return err
 	})
 }
@@ -124,23 +142,15 @@ func (c *Cluster) launchHead() {
 // KillHead kills the processes of the head.
 func (c *Cluster) KillHead() { c.kill(c.head) }
 
-// AddNode starts a node and waits until the cluster has it. It retries once, because Ray gives a
-// node 30 s to start, which a busy machine may exceed.
+// AddNode starts a node and waits until the cluster has it.
 func (c *Cluster) AddNode(name string, cpus, gpus int) {
 	c.t.Helper()
-	for range 2 {
-		c.count++
-		node := c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
-			"--num-gpus="+strconv.Itoa(gpus), fmt.Sprintf("--node-ip-address=127.0.0.%d", c.count+1))
-		c.nodes[name] = node
-		for until := time.Now().Add(50 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
-			if nodes, err := c.Nodes(); err == nil && nodes[name] == "ALIVE" {
-				return
-			}
-		}
-		c.kill(node)
-	}
-	c.t.Fatalf("node %s did not join: %s", name, c.logs())
+	starting.Lock()
+	defer starting.Unlock()
+	c.count++
+	c.nodes[name] = c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
+		"--num-gpus="+strconv.Itoa(gpus), fmt.Sprintf("--node-ip-address=127.0.0.%d", c.count+1))
+	c.awaitAlive(name)
 }
 
 // KillNode kills the processes of a node. Its jobs end soon after.
@@ -242,8 +252,11 @@ func (c *Cluster) launch(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// kill kills the process group of a node.
+// kill kills the process group of a node, unless that was done before.
 func (c *Cluster) kill(node *exec.Cmd) {
+	if node.ProcessState != nil {
+		return // another group may have its number
+	}
 	_ = syscall.Kill(-node.Process.Pid, syscall.SIGKILL) // it may have ended
 	_ = node.Wait()                                      // it was killed
 }

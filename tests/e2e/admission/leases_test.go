@@ -57,11 +57,15 @@ models:
 		<-ended
 	}
 	g.AwaitIdle("chat")
-	for id, r := range g.Replicas() {
-		if r.InFlight != 0 {
-			t.Errorf("%s still has %d", id, r.InFlight)
+	harness.Eventually(t, "no slot is held", func() error {
+		all := g.Replicas()
+		for _, r := range all {
+			if r.InFlight != 0 {
+				return fmt.Errorf("%+v", all)
+			}
 		}
-	}
+		return nil
+	})
 	if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, "after all")); a.StatusCode != 200 {
 		t.Errorf("%s", a)
 	}

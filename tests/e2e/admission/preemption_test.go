@@ -1,9 +1,13 @@
 package admission
 
 import (
-	"context"
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -12,67 +16,137 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
+// prefilling is an upstream with one model. It answers each request when the test lets it go on,
+// first by a token and then by the rest.
+type prefilling struct {
+	tokens, ends chan struct{}
+
+	mu      sync.Mutex
+	prompts []string // of all requests so far
+}
+
+func (p *prefilling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if harness.ServeModelList(w, r, "m") {
+		return
+	}
+	var body struct{ Messages []struct{ Content string } }
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	p.mu.Lock()
+	p.prompts = append(p.prompts, body.Messages[0].Content)
+	p.mu.Unlock()
+	w.Header().Set("Content-Type", "text/event-stream")
+	for _, step := range []struct {
+		when chan struct{}
+		text string
+	}{
+		{p.tokens, `data: {"choices":[{"index":0,"delta":{"content":"a"}}]}` + "\n\n"},
+		{p.ends, `data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}` + "\n\ndata: [DONE]\n\n"},
+	} {
+		if http.NewResponseController(w).Flush() != nil {
+			return
+		}
+		select {
+		case <-step.when:
+		case <-r.Context().Done():
+			return
+		}
+		fmt.Fprint(w, step.text)
+	}
+}
+
+// awaitPrompts waits until the engine has got these requests and no other.
+func (p *prefilling) awaitPrompts(t *testing.T, want ...string) {
+	t.Helper()
+	harness.Eventually(t, fmt.Sprint("the engine has got ", want), func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if !slices.Equal(p.prompts, want) {
+			return fmt.Errorf("it has got %v", p.prompts)
+		}
+		return nil
+	})
+}
+
+// readStream sends a chat and reads its stream, which must be whole. It closes begun at the first
+// token, or when there is none.
+func readStream(g *harness.Gateway, prompt, key string, begun chan struct{}) error {
+	begin := sync.OnceFunc(func() { close(begun) })
+	defer begin()
+	r, err := g.Open(g.T.Context(), harness.ChatPath, harness.ChatBody("m", true, 10, prompt), key)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	var text []byte
+	for lines := bufio.NewReader(r.Body); ; {
+		line, err := lines.ReadBytes('\n')
+		if text = append(text, line...); bytes.Contains(line, []byte(`"content"`)) {
+			begin()
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("%w after %s", err, text)
+		}
+	}
+	if err := harness.CheckWholeStream(text); err != nil {
+		return fmt.Errorf("%s: %w: %s", r.Status, err, text)
+	}
+	return nil
+}
+
 // A request that is more urgent takes the place of one that has no token yet, whose client notices
 // nothing but time. One that has begun to answer is left alone.
 func TestE2E_S11_UrgentRequestPushesOutPrefill(t *testing.T) {
 	t.Parallel()
+	engine := &prefilling{tokens: make(chan struct{}), ends: make(chan struct{})}
 	tenants, key := tenantsOf(map[string]string{"people": ", priority: interactive", "night": ", priority: batch"})
-	g := harness.Start(t, tenants+`
+	g := harness.Start(t, tenants+fmt.Sprintf(`
 models:
   - name: m
-    engine: sim
-    launcher: local
-    variables: {prefill_rate: 100, token_interval: 10ms, max_num_seqs: 1}
-    admission: {max_concurrent_requests: 1}
+    launcher: upstream
+    upstreams: [%s]
+    admission: {max_concurrent_requests: 1, max_per_replica: 4}
     stream: {mode: managed, heartbeat: 500ms}
-`)
-	as := func(name string) string { return key[name] }
-	var order []string
-	var mu sync.Mutex
-	first := func(name string) {
-		mu.Lock()
-		order = append(order, name)
-		mu.Unlock()
+`, harness.StartUpstream(t, engine.ServeHTTP)))
+	var clients sync.WaitGroup
+	ask := func(tenant, prompt string) (begun chan struct{}) {
+		begun = make(chan struct{})
+		clients.Go(func() {
+			if err := readStream(g, prompt, key[tenant], begun); err != nil {
+				t.Errorf("%s: %v", prompt, err)
+			}
+		})
+		return begun
 	}
-	var both sync.WaitGroup
-	both.Go(func() { // some three seconds of prefill
-		_, all := g.Stream(harness.ChatPath, harness.ChatBody("m", true, 10, strings.Repeat("night ", 300)), as("night"))
-		if text, finish := harness.StreamedText(t, all); finish != "length" || text == "" {
-			t.Errorf("pushed out, and then: %v", all)
-		}
-		first("night")
-	})
-	harness.Eventually(t, "the night's request is at the engine", func() error {
-		if n := g.Generations("m-0"); n != 1 {
-			return fmt.Errorf("%d", n)
+	begun := ask("night", "long")
+	engine.awaitPrompts(t, "long")
+	ask("people", "quick")
+	engine.awaitPrompts(t, "long", "quick")
+	g.AwaitQueued("m", 1) // the one that was pushed out
+	engine.tokens <- struct{}{}
+	engine.ends <- struct{}{}
+	engine.awaitPrompts(t, "long", "quick", "long")
+	harness.Eventually(t, "the preemption is in the metrics", func() error {
+		if !strings.Contains(g.AdminText("/metrics"), `stream_retries_total{reason="preempted"} 1`) {
+			return errors.New("the metrics lack it")
 		}
 		return nil
 	})
-	_, all := g.Stream(harness.ChatPath, harness.ChatBody("m", true, 10, "quick"), as("people"))
-	if _, finish := harness.StreamedText(t, all); finish != "length" {
-		t.Errorf("%v", all)
-	}
-	first("people")
-	both.Wait()
-	if !slices.Equal(order, []string{"people", "night"}) || g.Generations("m-0") != 3 {
-		t.Errorf("ended in the order %v, with %d requests at the engine", order, g.Generations("m-0"))
-	}
-	if !strings.Contains(g.AdminText("/metrics"), `stream_retries_total{reason="preempted"} 1`) {
-		t.Error("the preemption is not in the metrics")
-	}
 	// In decode it stays.
-	r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody("m", true, 200, "decode"), as("night"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Body.Close()
-	io.ReadFull(r.Body, make([]byte, 1000))
-	if _, all := g.Stream(harness.ChatPath, harness.ChatBody("m", true, 5, "waits"), as("people")); len(all) == 0 {
-		t.Error("nothing")
-	}
-	rest, err := harness.ReadEvents(r.Body)
-	if err != nil || rest[len(rest)-1].Data != "[DONE]" || g.Generations("m-0") != 5 {
-		t.Errorf("%v: %v; %d requests", err, rest[len(rest)-1:], g.Generations("m-0"))
-	}
+	engine.tokens <- struct{}{}
+	<-begun
+	ask("people", "waits")
+	g.AwaitQueued("m", 1)
+	engine.awaitPrompts(t, "long", "quick", "long")
+	engine.ends <- struct{}{}
+	engine.awaitPrompts(t, "long", "quick", "long", "waits")
+	engine.tokens <- struct{}{}
+	engine.ends <- struct{}{}
+	clients.Wait()
 	g.AwaitIdle("m")
 }

@@ -23,6 +23,15 @@ import (
 type slowEngine struct {
 	url                    string
 	running, most, started atomic.Int64
+	// held is closed when the engine may answer; nil: it may.
+	held atomic.Pointer[chan struct{}]
+}
+
+// hold makes the engine answer nothing until open is called, which may be called again.
+func (s *slowEngine) hold() (open func()) {
+	held := make(chan struct{})
+	s.held.Store(&held)
+	return sync.OnceFunc(func() { close(held) })
 }
 
 func startSlowEngine(t *testing.T, takes time.Duration) *slowEngine {
@@ -36,6 +45,13 @@ func startSlowEngine(t *testing.T, takes time.Duration) *slowEngine {
 		defer s.running.Add(-1)
 		s.started.Add(1)
 		for most := s.most.Load(); n > most && !s.most.CompareAndSwap(most, n); most = s.most.Load() {
+		}
+		if held := s.held.Load(); held != nil {
+			select {
+			case <-*held:
+			case <-r.Context().Done():
+				return
+			}
 		}
 		select {
 		case <-time.After(takes):
@@ -72,17 +88,43 @@ func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
 		g.AwaitSharedState(true, 3)
 	}
 	var all sync.WaitGroup
-	for i := range callers {
-		all.Go(func() {
-			a, err := gateways[i%3].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`)
-			if err != nil || a.StatusCode != 200 {
-				t.Errorf("%v %v", a, err)
+	// ask sends n requests to the gateways in turn, and lets the engine answer when as many run as
+	// may and the others wait.
+	ask := func(n, limit int) error {
+		up.most.Store(0)
+		open := up.hold()
+		defer all.Wait()
+		defer open()
+		for i := range n {
+			all.Go(func() {
+				a, err := gateways[i%3].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`)
+				if err != nil || a.StatusCode != 200 {
+					t.Errorf("%v %v", a, err)
+				}
+			})
+		}
+		harness.Eventually(t, "each request runs or waits", func() error {
+			waiting := 0
+			for _, g := range gateways {
+				waiting += g.Model("m").Queued
 			}
+			if running := int(up.running.Load()); running == 0 || running+waiting != n {
+				return fmt.Errorf("%d run and %d wait of %d", running, waiting, n)
+			}
+			return nil
 		})
+		if running := up.running.Load(); running != int64(limit) {
+			return fmt.Errorf("%d requests at once over three gateways, want exactly %d", running, limit)
+		}
+		open()
+		all.Wait()
+		if most := up.most.Load(); most != int64(limit) {
+			return fmt.Errorf("%d requests at once over three gateways, want %d at most", most, limit)
+		}
+		return nil
 	}
-	all.Wait()
-	if most := up.most.Load(); most != limit {
-		t.Errorf("%d requests at once over three gateways, want exactly %d", most, limit)
+	if err := ask(callers, limit); err != nil {
+		t.Error(err)
 	}
 	for _, g := range gateways {
 		g.AwaitIdle("m")
@@ -91,17 +133,7 @@ func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
 		if a := patchLimits(gateways[0], "/api/v1/models/m/limits", `{"max_concurrent_requests": 5}`); a.StatusCode != 200 {
 			t.Fatal(a)
 		}
-		round := func() error {
-			up.most.Store(0)
-			for i := range 60 {
-				all.Go(func() { gateways[i%3].TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"x"}`) })
-			}
-			all.Wait()
-			if most := up.most.Load(); most != 5 {
-				return fmt.Errorf("%d at once after the limit was patched to 5 at one of three gateways", most)
-			}
-			return nil
-		}
+		round := func() error { return ask(60, 5) }
 		harness.Eventually(t, "the others have heard of it", round)
 		if err := round(); err != nil {
 			t.Error(err)
@@ -173,8 +205,8 @@ func TestE2E_W5_ARedisThatStopsCostsNoRequest(t *testing.T) {
 	const limit = 10
 	up := startSlowEngine(t, 20*time.Millisecond)
 	redis := redistest.Start(t)
-	a, b := harness.Start(t, sharedConfig(redistest.URL(redis), up.url, limit)), harness.Start(t, sharedConfig(redistest.URL(redis), up.url, limit))
-	gateways := []*harness.Gateway{a, b}
+	config := patient + sharedConfig(redistest.URL(redis), up.url, limit)
+	gateways := []*harness.Gateway{harness.Start(t, config), harness.Start(t, config)}
 	for _, g := range gateways {
 		g.AwaitSharedState(true, 2)
 	}
@@ -240,8 +272,10 @@ func TestE2E_W6_LeasesOfStreamsOutliveTheirGateway(t *testing.T) {
 	t.Parallel()
 	up := harness.StartHeldUpstream(t)
 	redis := redistest.Start(t)
-	a, b := harness.Start(t, sharedConfig(redistest.URL(redis), up.URL, 3)), harness.Start(t, sharedConfig(redistest.URL(redis), up.URL, 3))
+	config := patient + sharedConfig(redistest.URL(redis), up.URL, 3)
+	a, b := harness.Start(t, config), harness.Start(t, config)
 	a.AwaitSharedState(true, 2)
+	b.AwaitSharedState(true, 2)
 	ask := func(g *harness.Gateway) {
 		r, err := g.Open(context.Background(), "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
 		if err != nil {

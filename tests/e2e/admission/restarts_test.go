@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -37,11 +38,22 @@ func TestE2E_W5_AnEmptiedRedisMakesNobodyTheOnlyGateway(t *testing.T) {
 	// that it has to tell.
 	b.Signal(syscall.SIGSTOP)
 	redis.Restart()
-	for range 100 {
+	asks := func() {
 		if scheduleTask(a, `{"estimated_tokens": 1}`).Task != "" {
 			held[a]++
 		}
-		time.Sleep(10 * time.Millisecond) // the time within which it asks Redis a few times
+	}
+	client := redis.Client()
+	harness.Eventually(t, "the first one has told Redis of itself", func() error {
+		asks()
+		if n := client.ZCard(t.Context(), "{sluice}:gateways").Val(); n == 0 {
+			return errors.New("Redis knows of no gateway")
+		}
+		return nil
+	})
+	for range 2 * limit { // as it hears what Redis answers
+		asks()
+		time.Sleep(10 * time.Millisecond)
 	}
 	b.Signal(syscall.SIGCONT)
 	a.AwaitSharedState(true, 2)
@@ -56,7 +68,7 @@ func TestE2E_W6_AStopAnswersWhoWaits(t *testing.T) {
 	t.Parallel()
 	up := harness.StartHeldUpstream(t)
 	g := harness.Start(t, fmt.Sprintf(`
-drain_timeout: 2s
+drain_timeout: 10m
 models:
   - {name: task, launcher: none, admission: {max_concurrent_requests: 1}}
   - {name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 1}}
@@ -93,6 +105,7 @@ models:
 	g.AwaitQueued("m", 1)
 	g.Signal(syscall.SIGTERM)
 	all.Wait()
+	leave()
 	<-g.Exited // a second signal would end it at once, and leave the rest to the guard
 }
 

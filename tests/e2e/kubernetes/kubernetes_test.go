@@ -121,17 +121,20 @@ func TestE2E_N4_P2_KubernetesCreateScaleBreakDelete(t *testing.T) {
 	g.AwaitReady()
 	k.awaitOutput("Ready 3/3", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")
 	g.AwaitReady()
-	served := map[string]bool{}
-	for i := range 12 {
-		a := g.Post("/v1/chat/completions", harness.ChatBody("chat", i%2 == 0, 2, "Hello"))
-		if a.StatusCode != 200 {
-			t.Fatal(a)
+	harness.Eventually(t, "all three serve", func() error { // Envoy knows the last one a moment later
+		served := map[string]bool{}
+		for i := range 12 {
+			a := g.Post("/v1/chat/completions", harness.ChatBody("chat", i%2 == 0, 2, "Hello"))
+			if a.StatusCode != 200 {
+				t.Fatal(a)
+			}
+			served[a.Header.Get("X-Sluice-Replica")] = true
 		}
-		served[a.Header.Get("X-Sluice-Replica")] = true
-	}
-	if len(served) != 3 {
-		t.Errorf("served by %v", served)
-	}
+		if len(served) != 3 {
+			return fmt.Errorf("served by %v", served)
+		}
+		return nil
+	})
 
 	k.apply("typo", `replicas: {min: 1, max: 1}, variables: {max_num_seq: 8}`)
 	k.awaitOutput("False", "get", "im", "typo", "-o", `jsonpath={.status.conditions[?(@.type=="Accepted")].status}`)
@@ -177,7 +180,7 @@ func TestE2E_N4_S4_DeletedWhileAStreamRuns(t *testing.T) {
 	k.apply("chat", `replicas: {min: 1, max: 1}, variables: {token_interval: 20ms}`)
 	k.awaitOutput("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
 	g.AwaitReady()
-	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", true, 300, "Hello")) // six seconds
+	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", true, 1000, "Hello")) // twenty seconds
 	if err != nil || r.StatusCode != 200 {
 		t.Fatal(r, err)
 	}
@@ -198,9 +201,17 @@ func TestE2E_P4_P5_TwoGatewaysMakeOneDeployment(t *testing.T) {
 	t.Parallel()
 	k := newKubernetes(t)
 	gateways := []*harness.Gateway{k.start(""), k.start("")}
-	k.apply("chat", `replicas: {min: 0, max: 1}, cooldown: 3s, `+fastVariables)
+	k.apply("chat", `replicas: {min: 0, max: 1}, cooldown: 3s, `+slowVariables)
 	k.awaitOutput("Idle", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
-	var callers sync.WaitGroup
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var callers, holder sync.WaitGroup
+	holder.Go(func() { // keeps the pod until the test has looked at it
+		if r, err := gateways[0].Open(ctx, "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "Hello")); err == nil {
+			<-ctx.Done()
+			r.Body.Close()
+		}
+	})
 	for i := range 100 {
 		callers.Go(func() {
 			a, err := gateways[i%2].TryPost(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", i%3 == 0, 3, fmt.Sprint("question ", i)))
@@ -216,6 +227,8 @@ func TestE2E_P4_P5_TwoGatewaysMakeOneDeployment(t *testing.T) {
 	if got := k.kubectl("get", "deployments", "-o", "jsonpath={.items[*].metadata.generation}"); got != "1" && got != "2" {
 		t.Errorf("Deployments by generation: %q", got)
 	}
+	leave()
+	holder.Wait()
 	// The gateway that does not lead wakes it too, and the death of the one that does stops
 	// nothing.
 	k.awaitOutput("Idle", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
@@ -298,11 +311,11 @@ func TestE2E_N5_N4_ANodeOfKubernetesIsLost(t *testing.T) {
 
 const slowVariables = `variables: {prefill_rate: 0, token_interval: 20ms}`
 
-// stream opens a stream, which lasts six seconds with slowVariables. The returned function reads
+// stream opens a stream, which lasts twelve seconds with slowVariables. The returned function reads
 // the stream to its end.
 func (k *kubernetes) stream(g *harness.Gateway, model string) (finish func()) {
 	k.t.Helper()
-	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody(model, true, 300, "Hello"))
+	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody(model, true, 600, "Hello"))
 	if err != nil || r.StatusCode != 200 {
 		k.t.Fatal(r, err)
 	}
@@ -386,7 +399,7 @@ func TestE2E_N4_S4_RestartWithAStreamAtAPod(t *testing.T) {
 	k.apply("chat", `replicas: {min: 1, max: 1}, variables: {prefill_rate: 0, token_interval: 40ms}`)
 	k.awaitOutput("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")
 	g.AwaitReady()
-	finish := k.stream(g, "chat") // twelve seconds
+	finish := k.stream(g, "chat") // 24 seconds
 	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
 		t.Fatal(err, out)
 	}

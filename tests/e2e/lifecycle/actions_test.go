@@ -132,11 +132,8 @@ func TestE2E_O8_DrainsAndScalesOutliveRestarts(t *testing.T) {
 			}
 			return err
 		})
-		if err := printed(g, `(?m)^chat +degraded, drained +1 +2 +2 +2 `, "models", "-c", g.Config); err != nil {
-			t.Error(name, err)
-		}
-		if err := printed(g, `(?m)^chat-1 +chat +ready, drained `, "ps", "-c", g.Config); err != nil {
-			t.Error(name, err)
+		for command, want := range map[string]string{"models": `(?m)^chat +degraded, drained +1 +2 +2 +2 `, "ps": `(?m)^chat-1 +chat +ready, drained `} {
+			harness.Eventually(t, command+" after "+name, func() error { return printed(g, want, command, "-c", g.Config) })
 		}
 	}
 	do(g, "POST", "/api/v1/models/chat/undrain", "", 200)
@@ -206,7 +203,7 @@ models:
 `)
 	for _, way := range []string{"native", "managed", "queued"} {
 		t.Run(way, func(t *testing.T) {
-			body := harness.ChatBody("chat", true, 1000, "x")
+			body := harness.ChatBody("chat", true, 100_000, "x")
 			if way == "managed" {
 				body = `{"request_id":"mine",` + body[1:]
 			}
@@ -214,8 +211,7 @@ models:
 			id := runningID(g, "streaming")
 			var waiting chan *harness.Answer
 			if way == "queued" {
-				waiting = make(chan *harness.Answer, 1)
-				go func() { waiting <- g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 1, "x")) }()
+				waiting = post(g, harness.ChatBody("chat", false, 1, "x"))
 				id = runningID(g, "queued")
 			}
 			if out, err := g.RunCommand("requests", "cancel", id, "-c", g.Config); err != nil || !strings.Contains(out, "is cancelled") {
@@ -235,10 +231,25 @@ models:
 				t.Errorf("the stream ended with %v: %.2000s", err, rest)
 			}
 			g.AwaitIdle("chat")
-			do(g, "POST", "/api/v1/requests/"+id+"/cancel", "", 404)
 			harness.Eventually(t, "the list says so", func() error { return listedAs(g, id, "cancelled") })
+			do(g, "POST", "/api/v1/requests/"+id+"/cancel", "", 404)
 		})
 	}
+}
+
+// post sends a request and does not wait for its answer. If there is none, the test fails, and the
+// channel gets an answer without a status.
+func post(g *harness.Gateway, body string) chan *harness.Answer {
+	answered := make(chan *harness.Answer, 1)
+	go func() {
+		a, err := g.TryPost(g.T.Context(), harness.ChatPath, body)
+		if err != nil {
+			g.T.Error(err)
+			a = &harness.Answer{Response: new(http.Response)}
+		}
+		answered <- a
+	}()
+	return answered
 }
 
 // openStream sends a request for a stream and reads the beginning of the stream.
@@ -278,8 +289,7 @@ func listedAs(g *harness.Gateway, id, code string) error {
 func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 20ms", 1))
-	answered := make(chan *harness.Answer, 1)
-	go func() { answered <- g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2000, "x")) }()
+	answered := post(g, harness.ChatBody("chat", false, 100_000, "x"))
 	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
 	if a := <-answered; a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
 		t.Errorf("the request was answered %v %v", a, a.Header)
@@ -305,7 +315,7 @@ func TestE2E_O8_Restart(t *testing.T) {
 		}
 	}
 	before = g.Replicas()
-	running = g.OpenStreams(6, 100)
+	running = g.OpenStreams(6, 300) // the restart cannot have ended when it is asked for again
 	if out, err := g.RunCommand("models", "restart", "chat", "-c", g.Config); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -48,7 +48,7 @@ func TestE2E_U8_TheLoadOutlivesTheWait(t *testing.T) {
 // or not, and starts the replica.
 func TestE2E_U8_AnswersAtOnce(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, fmt.Sprintf(coldSim, "{wait: 0s}", "2s"))
+	g := harness.Start(t, fmt.Sprintf(coldSim, "{wait: 0s}", "5s"))
 	for _, stream := range []bool{false, true} {
 		a := g.Post("/v1/chat/completions", harness.ChatBody("m", stream, 1, "Hello"))
 		if a.StatusCode != 503 || a.Code() != "cold_start_timeout" || a.Header.Get("Retry-After") == "" {

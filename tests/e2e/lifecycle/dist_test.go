@@ -290,7 +290,7 @@ func runPackaged(t *testing.T, program string) {
 			if err != nil {
 				t.Errorf("it ends with %v", err)
 			}
-		case <-time.After(time.Minute):
+		case <-time.After(testutil.Patience):
 			_ = cmd.Process.Kill()
 			t.Error("it does not end")
 		}

@@ -222,7 +222,7 @@ func moveEveryMetric(g *harness.Gateway, key string) {
 		send(200, body("native", 8), key, "x-session-id: s")
 		send(200, body("managed", 8), key)
 	}
-	first, err := g.Open(g.T.Context(), "/v1/chat/completions", body("native", 1000), key, "x-session-id: s")
+	first, err := g.Open(g.T.Context(), "/v1/chat/completions", body("native", 100_000), key, "x-session-id: s")
 	if err != nil {
 		g.T.Fatal(err)
 	}

@@ -51,6 +51,19 @@ func envoysOf(g *harness.Gateway) envoys {
 	return s.Envoy
 }
 
+// awaitPredecessor waits until the admin API lists one predecessor, whose requests the gateway has
+// counted then. It returns all Envoys.
+func awaitPredecessor(g *harness.Gateway) (now envoys) {
+	g.T.Helper()
+	harness.Eventually(g.T, "a predecessor is listed", func() error {
+		if now = envoysOf(g); len(now.Predecessors) != 1 {
+			return fmt.Errorf("%+v", now)
+		}
+		return nil
+	})
+	return now
+}
+
 // Streams of all kinds run on over two restarts that each replace Envoy, while small requests are
 // served, half of them on new connections. The streams count until they end. The Envoys that were
 // replaced are gone then.
@@ -116,15 +129,15 @@ func TestE2E_X20_E4_AReplacedEnvoyCutsNothing(t *testing.T) {
 // Envoys: the stream goes on, its request counts, and new requests are served. A stop drains both.
 func TestE2E_X20_E3_APredecessorIsAdopted(t *testing.T) {
 	g := harness.Start(t, harness.SlowSims)
-	streams := g.OpenStreams(10, 300)
+	streams := g.OpenStreams(10, 900) // eighteen seconds, for a restart, a kill and a start
 	makeEnvoyDiffer(g)
 	restart(g)
-	second := envoysOf(g)
+	second := awaitPredecessor(g)
 	g.Kill()
 	g.Launch()
 	g.AwaitReady()
-	now := envoysOf(g)
-	if !now.Adopted || now.PID != second.PID || len(now.Predecessors) != 1 || now.Predecessors[0].PID != second.Predecessors[0].PID {
+	now := awaitPredecessor(g)
+	if !now.Adopted || now.PID != second.PID || now.Predecessors[0].PID != second.Predecessors[0].PID {
 		t.Errorf("Envoys %+v, before the kill %+v", now, second)
 	}
 	if got := g.Model("chat").InFlight; got != 10 {

@@ -136,7 +136,7 @@ func TestE2E_X13_DamagedStateDirectory(t *testing.T) {
 // An Envoy that is stopped answers nothing. It is told and replaced, and the replicas stay.
 func TestE2E_X13_StoppedEnvoyIsReplaced(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, "envoy: {hang_timeout: 1s}"+harness.SlowSims)
+	g := harness.Start(t, "envoy: {hang_timeout: 3s}"+harness.SlowSims)
 	before := processIDs(g)
 	if err := syscall.Kill(before["envoy"], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -26,10 +27,18 @@ func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
 	awaitExit(g)
 }
 
-// signalAgain sends a second SIGTERM. One that comes at once would be the same stop.
+// signalAgain sends another SIGTERM until the gateway has taken one for a second stop. On a busy
+// machine the gateway may read two of them at one time, and takes them for the same stop then.
 func signalAgain(g *harness.Gateway) {
-	time.Sleep(50 * time.Millisecond)
-	g.Signal(syscall.SIGTERM)
+	g.T.Helper()
+	harness.Eventually(g.T, "the gateway has taken a second signal", func() error {
+		time.Sleep(50 * time.Millisecond)             // one that comes at once is the same stop
+		_ = g.Process.Process.Signal(syscall.SIGTERM) // it may have ended
+		if !strings.Contains(g.LogText(), "second stop requested") {
+			return errors.New(g.LogText())
+		}
+		return nil
+	})
 }
 
 // startBusy starts a gateway with a stream for which a drain waits half an hour.
@@ -75,7 +84,7 @@ func mustHaveAdopted(g *harness.Gateway, before map[string]int) {
 func mustBeUnavailable(g *harness.Gateway) {
 	g.T.Helper()
 	for _, path := range []string{"/v1/chat/completions", "/v1/models"} {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 		defer cancel()
 		method := map[bool]string{true: http.MethodGet, false: http.MethodPost}[path == "/v1/models"]
 		req, _ := http.NewRequestWithContext(ctx, method, g.URL+path, strings.NewReader(harness.ChatBody("chat", false, 1, "x")))
@@ -285,8 +294,8 @@ func TestE2E_E3_EnvoyKilledComesBack(t *testing.T) {
 
 func TestE2E_E3_LimitsHoldOverARestart(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims+"    admission: {max_concurrent_requests: 12, queue_timeout: 100ms}\n")
-	running := g.OpenStreams(12, 250)
+	g := harness.Start(t, strings.Replace(harness.SlowSims, "20ms", "100ms", 1)+"    admission: {max_concurrent_requests: 12, queue_timeout: 100ms}\n")
+	running := g.OpenStreams(12, 150) // fifteen seconds, for a start
 	g.Kill()
 	g.Launch()
 	g.AwaitReady()

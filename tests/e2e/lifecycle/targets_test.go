@@ -74,7 +74,7 @@ func TestE2E_U7_TTFTTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
     engine: sim
     replicas: {min: 0, max: 2}
     scale: {target: {ttft: 300ms}}
-    cooldown: 1s
+    cooldown: 3s
     variables: {prefill_rate: 2000, token_interval: 1ms, batch_slowdown: 0, max_num_seqs: 64}
 `)
 	if a := g.Post("/v1/chat/completions", harness.ChatBody("m", true, 1, "Hello")); a.StatusCode != 200 {

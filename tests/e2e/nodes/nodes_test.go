@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/testutil"
@@ -178,17 +177,20 @@ func TestE2E_N4_HostsJoinAndRunReplicas(t *testing.T) {
 	joinNewNode(g, at, "gpu-2")
 	awaitReplicasOn(g, map[string]int{hostname(t): 1, "gpu-1": 1, "gpu-2": 1})
 	g.AwaitReady()
-	served := map[string]bool{}
-	for i := range 12 {
-		a := g.Post("/v1/chat/completions", harness.ChatBody("chat", i%2 == 0, 3, "Hello"))
-		if a.StatusCode != 200 {
-			t.Fatal(a)
+	harness.Eventually(t, "all three serve", func() error { // Envoy knows the last one a moment later
+		served := map[string]bool{}
+		for i := range 12 {
+			a := g.Post("/v1/chat/completions", harness.ChatBody("chat", i%2 == 0, 3, "Hello"))
+			if a.StatusCode != 200 {
+				t.Fatal(a)
+			}
+			served[a.Header.Get("X-Sluice-Replica")] = true
 		}
-		served[a.Header.Get("X-Sluice-Replica")] = true
-	}
-	if len(served) != 3 {
-		t.Errorf("served by %v", served)
-	}
+		if len(served) != 3 {
+			return fmt.Errorf("served by %v", served)
+		}
+		return nil
+	})
 	token := joinToken(g, "gpu-3")
 	wrong := joinNode(t, at, token[:len(token)-4]+"AAAA", "gpu-3")
 	harness.Eventually(t, "a wrong token is refused", func() error {
@@ -376,20 +378,19 @@ func TestE2E_P3_EvictIdleButNeverBusy(t *testing.T) {
 		t.Fatal(r, err)
 	}
 	defer r.Body.Close()
-	began := time.Now()
 	a := g.Post("/v1/chat/completions", harness.ChatBody("b", false, 2, "Hello"))
 	if a.StatusCode != 200 {
 		t.Error(a)
+	}
+	if r, there := g.Replicas()["a-0"]; there && r.State == "ready" {
+		t.Errorf("b did not take the place of a: %+v", r)
 	}
 	body, err := io.ReadAll(r.Body)
 	if err == nil {
 		err = harness.CheckWholeStream(body)
 	}
 	if err != nil {
-		t.Errorf("the busy model's stream: %v", err)
-	}
-	if time.Since(began) < time.Second {
-		t.Error("the busy model was not waited for")
+		t.Errorf("the busy model was not waited for, its stream: %v", err)
 	}
 }
 
@@ -409,7 +410,7 @@ func TestE2E_P3_AModelComesBackWithItsReplica(t *testing.T) {
 	g := harness.Start(t, both)
 	g.AwaitReadyReplicas("m", 1)
 	pid := g.Replicas()["m-0"].PID
-	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("m", true, 500, "Hello")) // ten seconds
+	r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("m", true, 1000, "Hello")) // twenty seconds
 	if err != nil || r.StatusCode != 200 {
 		t.Fatal(r, err)
 	}
@@ -422,10 +423,9 @@ func TestE2E_P3_AModelComesBackWithItsReplica(t *testing.T) {
 		return nil
 	})
 	g.Configure(both)
-	began := time.Now()
 	g.AwaitReadyReplicas("m", 1)
-	if took := time.Since(began); took > 5*time.Second || g.Replicas()["m-0"].PID != pid {
-		t.Errorf("it came back after %v: %+v", took, g.Replicas())
+	if r := g.Replicas()["m-0"]; r.PID != pid {
+		t.Errorf("it had the process %d and came back with %+v", pid, r)
 	}
 	body, err := io.ReadAll(r.Body)
 	if err == nil {

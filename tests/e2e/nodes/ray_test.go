@@ -79,11 +79,10 @@ func TestE2E_N4_RayStartsReplicasOnDemand(t *testing.T) {
 	if got := askReplica(g, "hello"); got != "chat-0" {
 		t.Errorf("served by %q", got)
 	}
+	streams := g.OpenStreams(2, 300) // they keep the replica
 	if r := g.Replicas()["chat-0"]; !strings.HasPrefix(r.Node, "node-") || r.State != "ready" {
 		t.Errorf("the replica is %+v", r)
 	}
-
-	streams := g.OpenStreams(2, 100)
 	c.KillHead()
 	g.AwaitCondition(condition.RayFault, "")
 	if got := askReplica(g, "while the head is away"); got != "chat-0" {
@@ -154,7 +153,7 @@ func TestE2E_N4_TwoGatewaysOnOneRay(t *testing.T) {
 
 	first.Kill()
 	streams.Wait()
-	if now := runningJobs(c); now != jobs {
+	if now := runningJobs(c); now != jobs && now != "" { // it may have ended since the stream has
 		t.Errorf("jobs were %q and are %q", jobs, now)
 	}
 	harness.Eventually(t, "no job is left", func() error {

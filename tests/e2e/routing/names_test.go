@@ -56,9 +56,12 @@ upstreams: [%s, %s]
 			t.Errorf("%s was answered by %v, want %q alone", model, at, want)
 		}
 	}
-	if at := servers(g, "free"); at["thief"] == 0 || at["twin"] == 0 {
-		t.Errorf("free was answered by %v, want both servers", at)
-	}
+	harness.Eventually(t, "both servers answer", func() error {
+		if at := servers(g, "free"); at["thief"] == 0 || at["twin"] == 0 {
+			return fmt.Errorf("free was answered by %v", at)
+		}
+		return nil
+	})
 	id := strings.TrimPrefix(thief, "http://")
 	for name, owner := range map[string]string{"bound": "a model", "chat": "a model", "default-chat": "another name of the model chat", "auto": "a pool"} {
 		c := g.AwaitCondition(condition.NameClash, name)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,7 +54,7 @@ func TestE2E_R7_StoredResponsesOutliveTheGateway(t *testing.T) {
 	<-carried
 	checkHomes(g, "restart", homes)
 	create("native", `{"model":"m","input":"Hello."}`)
-	time.Sleep(5 * time.Second) // a kill loses what was learned in the last seconds
+	awaitKept(g, `{"model":"m","input":"One more."}`)
 	g.Kill()
 	g.Launch()
 	g.AwaitReady()
@@ -65,6 +67,32 @@ func TestE2E_R7_StoredResponsesOutliveTheGateway(t *testing.T) {
 	g.AwaitReady()
 	g.AwaitReadyReplicas("m", 4)
 	checkHomes(g, "stop", homes)
+}
+
+// awaitKept waits until a kill loses none of the responses that the gateway knows. body asks for
+// one more response, so the gateway writes its file of responses again. A write that had begun
+// before may lack some, so a second one is waited for.
+func awaitKept(g *harness.Gateway, body string) {
+	g.T.Helper()
+	written := func() time.Time {
+		info, err := os.Stat(filepath.Join(g.Dir, "responses.json"))
+		if err != nil {
+			return time.Time{}
+		}
+		return info.ModTime()
+	}
+	for range 2 {
+		before := written()
+		if a := g.Post("/v1/responses", body); a.StatusCode != 200 {
+			g.T.Fatal(a)
+		}
+		harness.Eventually(g.T, "the responses are written", func() error {
+			if written().Equal(before) {
+				return fmt.Errorf("the file is of %v", before)
+			}
+			return nil
+		})
+	}
 }
 
 // checkHomes reads each response and continues it, both at the replica that has it.
@@ -100,33 +128,37 @@ func TestE2E_R7_AdoptedReplicasKeepTheirResponses(t *testing.T) {
 		a := g.Post("/v1/responses", `{"model":"chat","input":"Hello.","max_output_tokens":2}`)
 		homes[responseID(t, a)] = a.Header.Get("X-Sluice-Replica")
 	}
-	check := func(after string, known bool) {
-		t.Helper()
+	check := func(known bool) error {
 		for id, home := range homes {
 			var p picked
 			body := fmt.Sprintf(`{"model":"chat","input":"And then?","previous_response_id":%q}`, id)
 			answer, err := http.Post(g.Admin+"/api/v1/models/chat/pick?tenant=anyone", "application/json", strings.NewReader(body))
 			if err != nil {
-				t.Fatal(err)
+				return err
 			}
 			err = json.NewDecoder(answer.Body).Decode(&p)
 			answer.Body.Close()
 			if err != nil || (p.Reason == "session") != known || known && p.Picked != home {
-				t.Errorf("after the %s: %s at %s is continued at %+v: %v", after, id, home, p, err)
+				return fmt.Errorf("%s at %s is continued at %+v: %w", id, home, p, err)
 			}
 		}
+		return nil
 	}
-	time.Sleep(5 * time.Second) // a kill loses what was learned in the last seconds
-	check("creation", true)
+	harness.Eventually(t, "the gateway knows the responses", func() error { return check(true) })
+	awaitKept(g, `{"model":"chat","input":"One more.","max_output_tokens":2}`)
 	g.Kill()
 	g.Launch()
 	g.AwaitReady()
 	g.AwaitReadyReplicas("chat", 3)
-	check("kill", true)
+	if err := check(true); err != nil {
+		t.Errorf("after the kill: %v", err)
+	}
 	g.Signal(syscall.SIGTERM)
 	<-g.Exited
 	g.Launch()
 	g.AwaitReady()
 	g.AwaitReadyReplicas("chat", 3)
-	check("stop", false)
+	if err := check(false); err != nil {
+		t.Errorf("after the stop: %v", err)
+	}
 }

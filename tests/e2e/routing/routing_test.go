@@ -51,7 +51,7 @@ func TestE2E_N7_AHotKeySpreads(t *testing.T) {
 	open := make(chan struct{})
 	for range 90 {
 		running.Go(func() {
-			r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", true, 1000, "the same prompt"))
+			r, err := g.Open(context.Background(), "/v1/chat/completions", harness.ChatBody("chat", true, 100_000, "the same prompt"))
 			if err != nil {
 				t.Error(err)
 				return
@@ -164,7 +164,7 @@ models:
   - name: m
     launcher: upstream
     upstreams: [%s]
-    admission: {max_per_replica: 1, max_queue: 1, queue_timeout: 1s}
+    admission: {max_per_replica: 1, max_queue: 1, queue_timeout: 5s}
 `, up.URL))
 	body := `{"model":"m","prompt":"x","stream":true}`
 	r, err := g.Open(context.Background(), "/v1/completions", body)
@@ -172,26 +172,23 @@ models:
 		t.Fatal(err)
 	}
 	defer r.Body.Close()
-	answers := make(chan *harness.Answer, 2)
-	for range 2 {
-		go func() {
-			a, err := g.TryPost(context.Background(), "/v1/completions", body)
-			if err != nil {
-				t.Error(err)
-			}
-			answers <- a
-		}()
-	}
-	codes := map[string]int{}
-	for range 2 {
-		a := <-answers
-		codes[a.Code()] = a.StatusCode
+	refused := make(chan string, 2)
+	ask := func() {
+		a, err := g.TryPost(context.Background(), "/v1/completions", body)
+		if err != nil {
+			refused <- err.Error()
+			return
+		}
 		if a.Header.Get("Retry-After") == "" {
 			t.Errorf("no Retry-After: %s", a)
 		}
+		refused <- fmt.Sprint(a.StatusCode, " ", a.Code())
 	}
-	if codes["queue_full"] != 429 || codes["queue_timeout"] != 503 {
-		t.Errorf("got %v", codes)
+	go ask()
+	g.AwaitQueued("m", 1)
+	ask()
+	if first, second := <-refused, <-refused; first != "429 queue_full" || second != "503 queue_timeout" {
+		t.Errorf("refused with %s, then with %s", first, second)
 	}
 	up.Release <- struct{}{}
 	io.Copy(io.Discard, r.Body)
@@ -250,12 +247,20 @@ func TestE2E_T4_UnhealthyOn5xx(t *testing.T) {
 	var sick atomic.Bool
 	var failed atomic.Int64
 	sick.Store(true)
+	healed := make(chan struct{})
 	well := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if !harness.ServeModelList(w, r, "m") {
 			fmt.Fprint(w, "fine")
 		}
 	})
 	ill := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if failed.Load() > 0 && r.Method == http.MethodGet { // a good look would bring it back at once
+			select {
+			case <-healed:
+			case <-r.Context().Done():
+				return
+			}
+		}
 		if harness.ServeModelList(w, r, "m") {
 			return
 		}
@@ -279,6 +284,7 @@ func TestE2E_T4_UnhealthyOn5xx(t *testing.T) {
 				return nil
 			})
 			sick.Store(false) // the next look, which is good, brings it back
+			close(healed)
 		}
 	}
 	if n := failed.Load(); n != 1 {
@@ -318,11 +324,12 @@ func TestE2E_E3_FirstRequestsNeverSee503(t *testing.T) {
 		burst.Wait()
 	}
 	// The same for a cluster whose only replica went away and comes back.
-	if err := syscall.Kill(-g.Replicas()["new-0-0"].PID, syscall.SIGKILL); err != nil {
+	killed := g.Replicas()["new-0-0"].PID
+	if err := syscall.Kill(-killed, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	harness.Eventually(t, "gone", func() error {
-		if r := g.Replicas()["new-0-0"]; r.State == "ready" {
+		if r := g.Replicas()["new-0-0"]; r.State == "ready" && r.PID == killed {
 			return fmt.Errorf("%+v", r)
 		}
 		return nil

@@ -73,6 +73,26 @@ func served(g *harness.Gateway, model string, n int) (order []string) {
 	return order
 }
 
+// servedApart is served for a model on which so many requests are held. It sends a request when the
+// ones before have freed their slots.
+func servedApart(g *harness.Gateway, model string, n, held int) (order []string) {
+	g.T.Helper()
+	for range n {
+		order = append(order, served(g, model, 1)...)
+		harness.Eventually(g.T, "the slot is free", func() error {
+			running, all := 0, g.Replicas()
+			for _, r := range all {
+				running += r.InFlight
+			}
+			if running != held {
+				return fmt.Errorf("%+v", all)
+			}
+			return nil
+		})
+	}
+	return order
+}
+
 // hold sends a request that is held, and calls then when it has been answered.
 func hold(g *harness.Gateway, model string, callers *sync.WaitGroup) {
 	callers.Go(func() {
@@ -143,18 +163,23 @@ models:
 	case busy = <-all["b"].held:
 	case busy = <-all["c"].held:
 	}
-	n := count(served(g, "m", 20))
+	n := count(servedApart(g, "m", 20, 1))
 	if n[busy] != 0 || slices.Max(slices.Collect(maps.Values(n))) != 10 {
 		t.Errorf("%s has a request, and of the next 20 the replicas get %v", busy, n)
 	}
 	all[busy].free <- struct{}{}
 	callers.Wait()
-	g.AwaitIdle("m")
+	harness.Eventually(t, "its slot is free", func() error {
+		if r := g.Replicas()[strings.TrimPrefix(all[busy].url, "http://")]; r.InFlight != 0 {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
 	// Now nobody has a request, and the one that was busy has served 1 and the others 10 each.
-	if n = count(served(g, "m", 9)); n[busy] != 9 {
+	if n = count(servedApart(g, "m", 9, 0)); n[busy] != 9 {
 		t.Errorf("%s has served the fewest, and of the next 9 the replicas get %v", busy, n)
 	}
-	if n = count(served(g, "m", 30)); len(n) != 3 || slices.Max(slices.Collect(maps.Values(n))) != 10 {
+	if n = count(servedApart(g, "m", 30, 0)); len(n) != 3 || slices.Max(slices.Collect(maps.Values(n))) != 10 {
 		t.Errorf("all have served ten, and of the next 30 the replicas get %v", n)
 	}
 }
