@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 var update = goflag.Bool("update", false, "write golden files anew")
@@ -348,9 +350,7 @@ func TestOllamaScript(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			folder := t.TempDir()
-			if err := os.WriteFile(filepath.Join(folder, "ollama"), []byte(fakeOllama), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testutil.WriteProgram(t, filepath.Join(folder, "ollama"), fakeOllama)
 			tt.launch.Host, tt.launch.Port = "127.0.0.1", 9001
 			version, _ := Find(Builtin(), "ollama", "")
 			command, env := rendered(t, version, tt.launch)
