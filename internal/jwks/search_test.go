@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // Made-up tokens cause few readings and wait little. Without such tokens, the first token of a new
@@ -95,9 +97,13 @@ func TestO12_TheFirstReadingIsOne(t *testing.T) {
 	defer server.Close()
 	v := New(nil)
 	v.Set(&Config{URL: server.URL, Refresh: time.Hour})
-	ctx, stop := context.WithTimeout(context.Background(), 500*time.Millisecond)
-	defer stop()
-	if err := v.Run(ctx); err != nil {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- v.Run(ctx) }()
+	testutil.Eventually(t, "the keys are read", func() bool { return p.reads.Load() > 0 })
+	time.Sleep(300 * time.Millisecond) // that nothing more is read shows only in time
+	stop()
+	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 	if n := p.reads.Load(); n != 1 {
