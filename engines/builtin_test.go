@@ -388,8 +388,7 @@ func alone(t *testing.T, run *exec.Cmd) (string, error) {
 	run.Stdout, run.Stderr = writer, writer
 	result := run.Run()
 	_ = writer.Close()
-	const patience = 10 * time.Second
-	if err := reader.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := reader.SetReadDeadline(time.Now().Add(testutil.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	output, err := io.ReadAll(reader)

@@ -24,6 +24,8 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	"go.uber.org/goleak"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -447,7 +449,7 @@ func TestO12_AnotherPlaceDuringAReading(t *testing.T) {
 		if known, _ := v.Fault(); known {
 			return
 		}
-		if time.Since(began) > 10*time.Second {
+		if time.Since(began) > testutil.Patience {
 			t.Fatal("the keys of the new place are not read")
 		}
 	}
