@@ -26,8 +26,8 @@ func TestO12_MadeUpTokens(t *testing.T) {
 		_, err := v.Verify(token, nil)
 		return err
 	}
-	// atOnce fails unless 100 tokens get the error, and some of them at once. A busy machine may hold
-	// up others.
+	// atOnce fails unless 100 tokens get the error, some of them at once. A busy machine may hold
+	// others up.
 	atOnce := func(what string, want error, token func(i int) string) {
 		t.Helper()
 		soonest := time.Hour
