@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 var update = goflag.Bool("update", false, "write golden files anew")
@@ -348,9 +350,7 @@ func TestOllamaScript(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			folder := t.TempDir()
-			if err := os.WriteFile(filepath.Join(folder, "ollama"), []byte(fakeOllama), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testutil.WriteProgram(t, filepath.Join(folder, "ollama"), fakeOllama)
 			tt.launch.Host, tt.launch.Port = "127.0.0.1", 9001
 			version, _ := Find(Builtin(), "ollama", "")
 			command, env := rendered(t, version, tt.launch)
@@ -388,8 +388,7 @@ func alone(t *testing.T, run *exec.Cmd) (string, error) {
 	run.Stdout, run.Stderr = writer, writer
 	result := run.Run()
 	_ = writer.Close()
-	const patience = 10 * time.Second
-	if err := reader.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := reader.SetReadDeadline(time.Now().Add(testutil.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	output, err := io.ReadAll(reader)

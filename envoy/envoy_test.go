@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestRunBecomesLive(t *testing.T) {
@@ -179,9 +180,7 @@ func TestX20_ABrokenBinaryKeepsTheRunningEnvoy(t *testing.T) {
 	pid, program := first.Status().PID, b.config.Binary
 	b.restart(t, stop)
 	b.config.Binary = filepath.Join(t.TempDir(), "envoy")
-	if err := os.WriteFile(b.config.Binary, []byte("#!/bin/sh\nexit 1\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testutil.WriteProgram(t, b.config.Binary, "#!/bin/sh\nexit 1\n")
 	e, _ := b.live(t)
 	if s, n := e.Status(), b.logs.FilterMessageSnippet("running envoy kept").Len(); s.PID != pid || !s.Adopted || s.Version != "1.40.0" || n != 1 {
 		t.Errorf("status %+v, logged %d times that the Envoy is kept", s, n)

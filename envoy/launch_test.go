@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestComplaint(t *testing.T) {
@@ -55,9 +57,7 @@ func TestX20_AnEndDuringTheCheckIsNoFault(t *testing.T) {
 	checks := filepath.Join(t.TempDir(), "checks")
 	b.config.Binary = filepath.Join(t.TempDir(), "envoy")
 	script := fmt.Sprintf("#!/bin/sh\n[ $1 = --mode ] || exec %s \"$@\"\ntouch %s\nexec sleep 60\n", program, checks)
-	if err := os.WriteFile(b.config.Binary, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testutil.WriteProgram(t, b.config.Binary, script)
 	b.config.Concurrency++
 	_, stop = b.run(t)
 	eventually(t, func() error {

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 }
 
 // testTimeout bounds every wait. It is long enough for a busy machine.
-const testTimeout = 30 * time.Second
+const testTimeout = testutil.Patience
 
 // binary returns the path of the real Envoy that the tests run: $SLUICE_ENVOY, else the one that
 // "make envoy" installed.

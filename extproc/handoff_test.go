@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // newRelayed returns a newServer with a relay, and this policy for the model m.
@@ -94,14 +95,10 @@ func (r *relayed) awaitQueued(n int) {
 	})
 }
 
-// until waits up to ten seconds for a condition.
+// until waits for a condition.
 func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for begun := time.Now(); !holds(); time.Sleep(time.Millisecond) {
-		if time.Since(begun) > 10*time.Second {
-			t.Fatal("not within ten seconds: " + what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // awaitEnd waits until the exchange has ended.
@@ -112,7 +109,7 @@ func (e *envoy) awaitEnd() {
 		if err != nil {
 			e.t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(testutil.Patience):
 		e.t.Fatal("the exchange goes on")
 	}
 }

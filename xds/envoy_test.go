@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // envoyBinary returns the Envoy that the tests run: $SLUICE_ENVOY, else the pinned one.
@@ -80,7 +82,7 @@ func startEnvoy(t testing.TB, dir string) *envoyProcess {
 	})
 	admin := filepath.Join(dir, "admin.sock")
 	e := &envoyProcess{dir: dir, pid: cmd.Process.Pid, admin: &http.Client{
-		Timeout: 5 * time.Second,
+		Timeout: testTimeout,
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", admin)
 		}},
@@ -159,7 +161,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 }
 
 // testTimeout bounds every wait. It is long enough for a busy machine.
-const testTimeout = 30 * time.Second
+const testTimeout = testutil.Patience
 
 type dict = map[string]any
 

@@ -12,12 +12,13 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // testPatience bounds every wait for a condition.
-const testPatience = 30 * time.Second
+const testPatience = testutil.Patience
 
 // stores runs n stores on the servers. Their timeouts are long, because the machine of a test may
 // be busy.

@@ -22,12 +22,13 @@ import (
 	"github.com/sluice-gateway/sluice/engines/local"
 	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 const (
 	// waitLimit is how long a test waits for something that normally happens soon. It is long
 	// because the machine may be busy.
-	waitLimit = 30 * time.Second
+	waitLimit = testutil.Patience
 	// roleKey makes the test binary run as an engine or an agent. agentKey holds the agent's
 	// configuration.
 	roleKey  = "JOIN_TEST_ROLE"
@@ -102,7 +103,7 @@ type gateway struct {
 // newGateway returns a running gateway with the models "chat" and "embed".
 func newGateway(t *testing.T, lostAfter time.Duration) *gateway {
 	t.Helper()
-	g := &gateway{t: t, address: "127.0.0.1:0", inFlight: map[string]int{}, elsewhere: map[string]netip.AddrPort{}}
+	g := &gateway{t: t, address: fmt.Sprint("127.0.0.1:", testutil.FreePort(t)), inFlight: map[string]int{}, elsewhere: map[string]netip.AddrPort{}}
 	core, logs := observer.New(zap.DebugLevel)
 	g.logs = logs
 	g.config = ServerConfig{

@@ -31,6 +31,7 @@ func fullMessages() (order, report) {
 	m.Weights = &weights.Source{Repository: "org/name", Revision: "v1", File: "a.gguf", GGUF: true, Endpoint: "https://hub", CacheDir: "/cache", Token: "t"}
 	m.Resources = &engines.Resources{CPU: 1.5, Memory: 1 << 34, GPU: 0.5}
 	m.Placement, m.Cluster, m.EvictIdle = local.Pack, "fast", true
+	m.StartTimeout, m.DrainTimeout = 30*time.Second, 30*time.Second
 	o := order{LostAfter: time.Second, Assignment: &assignment{Models: []local.Model{m}, Stop: time.Minute, Restarts: map[string]string{"chat-0": "x"}},
 		InFlight: &inFlight{Seen: 7, Requests: map[string]int{"chat-0": 2}},
 		Logs:     []logRequest{{ID: "y", Replica: "chat-0", Tail: 5, Search: "error", Follow: true}}}

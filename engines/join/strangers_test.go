@@ -35,7 +35,7 @@ func TestX9_ACallWithoutAMessageEnds(t *testing.T) {
 	}{
 		"join": {stranger, joinMethod}, "renew": {node, renewMethod}, "run": {node, runMethod}, "log": {node, logMethod},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 		stream, err := call.conn.NewStream(ctx, runStreamDesc(), call.method)
 		if err == nil {
 			err = stream.RecvMsg(new(order))

@@ -23,22 +23,26 @@ func TestU8_Stall(t *testing.T) {
 			w.tell("loading")
 			w.tell(what)
 			c := w.config()
-			c.BackOff = supervise.BackOff{First: time.Hour, Max: time.Hour}
+			c.BackOff = supervise.BackOff{First: time.Second, Max: time.Second} // long enough to be seen
 			l := New(c)
 			m := w.model("chat", 1)
 			m.StartTimeout, m.StartStall = time.Hour, 1500*time.Millisecond
 			l.Set([]Model{m})
 			run(t, l)
 			if !gone {
-				w.eventually("it logs for three times as long as it may be silent", func() bool { return lines(w.replica("chat-0").Reason) >= 45 })
-				if r := w.replica("chat-0"); r.State != engines.Starting {
-					t.Errorf("it is %s: %s", r.State, r.Reason)
-				}
+				w.eventually("it logs for three times as long as it may be silent", func() bool {
+					r := w.replica("chat-0")
+					return r.State == engines.Starting && lines(r.Reason) >= 45
+				})
 				return
 			}
-			w.eventually("it fails", func() bool { return w.replica("chat-0").State == engines.Failed })
-			r := w.replica("chat-0")
-			if !strings.HasPrefix(r.Reason, "no progress for 1.5s: probe /health answers 503") || r.Failure != engines.TooSlow || r.FailedStarts != 1 || r.NextStart.IsZero() {
+			// On a busy machine the process may not even listen in that time. It starts again then.
+			var r engines.Replica
+			w.eventually("it fails, and says why", func() bool {
+				r = w.replica("chat-0")
+				return r.State == engines.Failed && strings.HasPrefix(r.Reason, "no progress for 1.5s: probe /health answers 503")
+			})
+			if r.Failure != engines.TooSlow || r.FailedStarts == 0 || r.NextStart.IsZero() {
 				t.Errorf("%+v", r)
 			}
 		})

@@ -18,10 +18,11 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/supervise"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // patience is how long a test waits for something that happens soon on a busy machine.
-const patience = 30 * time.Second
+const patience = testutil.Patience
 
 func TestMain(m *testing.M) {
 	if os.Getenv("LOCAL_TEST_ENGINE") == "" {

@@ -1,7 +1,6 @@
 package local
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -9,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestB11_GPUsOfAStaticProgram: a program without cgo reads the GPUs from nvidia-smi.
@@ -33,9 +33,7 @@ END
 ;;
 esac
 `
-	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.WriteProgram(t, program, script)
 	node, err := smi{program}.Read()
 	if err != nil {
 		t.Fatal(err)
@@ -52,9 +50,7 @@ esac
 	if node, err = (smi{program + "-none"}).Read(); err == nil || len(node.GPUs) > 0 || node.CPUs == 0 {
 		t.Errorf("without a driver: %+v, %v", node, err)
 	}
-	if err := os.WriteFile(program, []byte("#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.WriteProgram(t, program, "#!/bin/sh\necho NVIDIA-SMI has failed; exit 9\n")
 	if _, err := (smi{program}).Read(); err == nil || !strings.Contains(err.Error(), "NVIDIA-SMI has failed") {
 		t.Errorf("a driver that fails: %v", err)
 	}

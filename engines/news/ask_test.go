@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // catalogue returns the built-in engines as the gateway gives them to a Reader.
@@ -96,7 +97,7 @@ func TestU10_WhatEnginesTell(t *testing.T) {
 			if !ok {
 				t.Fatal("no such version")
 			}
-			r := New(Config{Fleet: engines.NewFleet()})
+			r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 			r.Set(Known{Models: map[string]Engine{"chat": {Name: tt.engine, Metrics: version.Metrics, UsualSlots: tt.want.UsualSlots}}, Engines: catalogue()})
 			tt.want.Engine = tt.engine
 			for _, launcher := range []engines.Launcher{engines.Local, engines.Upstream} {
@@ -135,7 +136,7 @@ func TestU10_PrefillRate(t *testing.T) {
 func TestU10_PrefillRateOfAnEngine(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{"/metrics": recorded(t, "sglang-0.5.prom")}
-	r := New(Config{Fleet: engines.NewFleet()})
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 	r.Set(Known{Engines: catalogue()})
 	a := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, texts)})
 	texts["/metrics"] = strings.NewReplacer(
@@ -152,7 +153,7 @@ func TestU10_PrefillRateOfAnEngine(t *testing.T) {
 // TestU10_OnlyKnownEngines: a server without metrics, or with those of something else, has no news.
 func TestU10_OnlyKnownEngines(t *testing.T) {
 	t.Parallel()
-	r := New(Config{Fleet: engines.NewFleet()})
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 	r.Set(Known{Models: map[string]Engine{"silent": {Name: "ollama"}}, Engines: catalogue()})
 	for name, replica := range map[string]engines.Replica{
 		"no metrics":                {Launcher: engines.Upstream, Address: server(t, nil)},
@@ -186,7 +187,7 @@ func TestU10_ServersAreCalledAsTheirTransportSays(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	r := New(Config{Fleet: engines.NewFleet()})
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 	r.Set(Known{Engines: catalogue()})
 	transport := engines.Transport{Prefix: "/llm", TLS: &engines.TLS{ServerName: "example.com", CA: pemOf(s)},
 		Headers: []engines.Header{{Name: "Authorization", Value: "Bearer k"}}}
@@ -216,7 +217,7 @@ func TestU10_ServersAreCalledAsTheirTransportSays(t *testing.T) {
 // TestU10_BadMetrics: whatever a server answers is a fault with a reason, or a number in bounds.
 func TestU10_BadMetrics(t *testing.T) {
 	t.Parallel()
-	patient := New(Config{Fleet: engines.NewFleet(), Timeout: time.Minute})
+	patient := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 	patient.Set(Known{Engines: catalogue()})
 	hang := make(chan struct{})
 	defer close(hang)
@@ -266,7 +267,7 @@ func TestU10_BadMetrics(t *testing.T) {
 func TestU10_AnotherEngineBehindTheSameAddress(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")}
-	r := New(Config{Fleet: engines.NewFleet()})
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 	r.Set(Known{Engines: catalogue()})
 	a := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, texts)})
 	if a.news.Engine != "vllm" {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // pemOf returns the certificate of a test server.
@@ -89,7 +90,7 @@ func BenchmarkAsk(b *testing.B) {
 		w.Write(text) //nolint:errcheck // the client sees it
 	}))
 	defer s.Close()
-	r := New(Config{Fleet: engines.NewFleet()})
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 	r.Set(Known{Engines: catalogue()})
 	a := &asked{replica: engines.Replica{Launcher: engines.Upstream, Address: addressOf(s)}, client: engines.NewClient(nil), news: silence()}
 	defer a.client.CloseIdleConnections()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestU1_ServersWithoutMetricsTellTheirSlots: a server that shows no metrics is recognised by a
@@ -40,7 +41,7 @@ func TestU1_ServersWithoutMetricsTellTheirSlots(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := New(Config{Fleet: engines.NewFleet()})
+			r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience})
 			r.Set(Known{Engines: catalogue()})
 			a := askOnce(t, r, engines.Replica{Launcher: engines.Upstream, Address: server(t, tt.texts)})
 			for _, when := range []string{"first", "again"} {
@@ -59,7 +60,7 @@ func TestU1_ReplacedServersAreForgotten(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{"/metrics": recorded(t, "vllm-0.32.prom")}
 	var told []string
-	r := New(Config{Fleet: engines.NewFleet(), Tell: func(_ string, n News) { told = append(told, n.Engine) }})
+	r := New(Config{Fleet: engines.NewFleet(), Timeout: testutil.Patience, Tell: func(_ string, n News) { told = append(told, n.Engine) }})
 	r.Set(Known{Engines: catalogue()})
 	a := askOnce(t, r, engines.Replica{ID: "a", Launcher: engines.Upstream, Address: server(t, texts)})
 	r.publish(a)
@@ -91,7 +92,9 @@ func TestU1_ASlowDocumentIsNotAbsent(t *testing.T) {
 	r := New(Config{Fleet: engines.NewFleet(), Timeout: 100 * time.Millisecond, Tell: func(_ string, n News) { told = append(told, n.Engine) }})
 	r.Set(Known{Engines: catalogue()})
 	for _, is := range []bool{true, false} {
-		slow.Store(is)
+		if slow.Store(is); !is {
+			r.Timeout = testutil.Patience
+		}
 		r.publish(askOnce(t, r, engines.Replica{ID: "a", Launcher: engines.Upstream, Address: addressOf(s)}))
 	}
 	if len(told) != 1 || told[0] != "llama-cpp" {

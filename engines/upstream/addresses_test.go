@@ -19,6 +19,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // nameServer is a DNS server on UDP that knows one name.
@@ -163,7 +164,7 @@ func TestU5_OneServerPerAddress(t *testing.T) {
 	}, "127.0.0.2", "127.0.0.3", "127.0.0.4")
 	url := "http://engines.test:" + port
 	fleet := engines.NewFleet()
-	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 2 * time.Second, Resolver: resolver})
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: testutil.Patience, Resolver: resolver})
 	t.Cleanup(l.Client.CloseIdleConnections)
 	desired := Desired{Discover: discover(url), Models: []Model{{Model: engines.Model{Name: "mine"}, URLs: []string{url}}},
 		Settings: map[string]Settings{url: {ResolveAll: true, Slots: 7}}}
@@ -227,7 +228,7 @@ func TestU5_NameOfServersWithTLS(t *testing.T) {
 	}, "127.0.0.2", "127.0.0.3")
 	url := "https://example.com:" + port + "/api"
 	fleet := engines.NewFleet()
-	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 2 * time.Second, Resolver: resolver})
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: testutil.Patience, Resolver: resolver})
 	l.Set(Desired{Discover: discover(url), Access: map[string]Access{url: {CA: ca, Headers: bearer("k")}}, Settings: map[string]Settings{url: {ResolveAll: true}}})
 	l.CheckOnce(t.Context())
 	for _, r := range fleet.Snapshot().Models["chat"].Replicas {
@@ -256,7 +257,7 @@ func TestU5_AllAddressesChange(t *testing.T) {
 	}, "127.0.0.2", "127.0.0.4")
 	url := "http://engines.test:" + port
 	fleet := engines.NewFleet()
-	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 10 * time.Second, Resolver: resolver})
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: testutil.Patience, Resolver: resolver})
 	t.Cleanup(l.Client.CloseIdleConnections)
 	l.Set(Desired{Discover: discover(url), Settings: map[string]Settings{url: {ResolveAll: true}}})
 	l.CheckOnce(t.Context())

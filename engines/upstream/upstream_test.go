@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // testServer is an HTTP server whose list of models, status and path a test can change.
@@ -53,7 +54,7 @@ func (e *testServer) id() string { return strings.TrimPrefix(e.URL, "http://") }
 func newTestLauncher(t *testing.T, d Desired) (*Launcher, *engines.Fleet) {
 	t.Helper()
 	fleet := engines.NewFleet()
-	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: 2 * time.Second})
+	l := New(Config{Fleet: fleet, Log: zap.NewNop(), Timeout: testutil.Patience})
 	t.Cleanup(l.Client.CloseIdleConnections)
 	l.Set(d)
 	return l, fleet
@@ -165,7 +166,7 @@ func TestRunChecksAgain(t *testing.T) {
 
 func await(t *testing.T, f *engines.Fleet, ok func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(testutil.Patience)
 	for {
 		_, changed := f.Watch()
 		if ok() {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/testutil"
@@ -64,7 +65,8 @@ func TestR7_X20_ThePredecessorIsToldHowItsResponsesBegin(t *testing.T) {
 func TestR7_X20_TheSuccessorKnowsLearnedResponses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "carry.sock")
 	old, next, last := newDispatcher(), newDispatcher(), newDispatcher()
-	l := NewLink(path, Process{Instance: "a"}, func(time.Duration) {}, zap.NewNop())
+	core, logs := observer.New(zap.DebugLevel)
+	l := NewLink(path, Process{Instance: "a"}, func(time.Duration) {}, zap.New(core))
 	old.WatchResponses(l.Learned)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -87,9 +89,10 @@ func TestR7_X20_TheSuccessorKnowsLearnedResponses(t *testing.T) {
 	knows(next, 0)
 	ticket.LearnResponse("resp_1")
 	knows(next, 1)
+	before := logs.Len()
 	stop()
 	ticket.LearnResponse("resp_2")
-	time.Sleep(3 * reconnectPause) // the connection has ended
+	testutil.Eventually(t, "the connection has ended", func() bool { return logs.Len() > before })
 	ticket.LearnResponse("resp_3")
 	serve(t, last, path)
 	knows(last, 3)

@@ -94,6 +94,7 @@ func TestSteerLosesNoConnection(t *testing.T) {
 				s.serve(&serving)
 			}
 			end := make(chan struct{})
+			var visits sync.RWMutex
 			for range 4 {
 				visiting.Go(func() {
 					for {
@@ -102,9 +103,11 @@ func TestSteerLosesNoConnection(t *testing.T) {
 							return
 						case <-time.After(100 * time.Microsecond): // else a fast machine runs out of ports
 						}
+						visits.RLock()
 						if err := visit(to); err != nil {
 							t.Error(err)
 						}
+						visits.RUnlock()
 					}
 				})
 			}
@@ -117,8 +120,9 @@ func TestSteerLosesNoConnection(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(50 * time.Millisecond) // connections that were being made
+				visits.Lock() // connections that were being made have been accepted
 				before := total(older)
+				visits.Unlock()
 				for range 50 {
 					if err := visit(to); err != nil {
 						t.Error(err)

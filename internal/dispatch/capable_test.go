@@ -5,11 +5,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestU18_EndpointsByTask: which endpoints a model of each task serves.
@@ -146,7 +146,7 @@ func TestX14_MediaOfOtherHostsAreRefused(t *testing.T) {
 			if fault != nil {
 				t.Fatal(fault)
 			}
-			ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, end := context.WithTimeout(t.Context(), testutil.Patience)
 			r := NewRequest(Caller{Tenant: &authz.Tenant{}}, &scan, text)
 			r.Allowed = nil
 			ticket, fault := s.Dispatch(ctx, r)
@@ -190,7 +190,7 @@ func TestX14_GuardedFieldsAreRefused(t *testing.T) {
 			r := newRequest(model, "k")
 			scanned := &openai.Request{Model: model, Guarded: openai.NewGuards([]string{field})}
 			r.Guarded = NewRequest(Caller{Tenant: &authz.Tenant{}}, scanned, nil).Guarded
-			ctx, end := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, end := context.WithTimeout(t.Context(), testutil.Patience)
 			ticket, fault := s.Dispatch(ctx, r)
 			end()
 			switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // gateway is a dispatcher that shares its state with others.
@@ -56,9 +57,9 @@ func startGateway(t *testing.T, server *redistest.Server, name string, servers .
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(testutil.Patience); !holds(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 30s: %s", what)
+			t.Fatalf("not within %v: %s", testutil.Patience, what)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // The filter is tried with the Envoy that will load it. What keeps it from being used is a warning,
@@ -20,9 +21,7 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 		path := filepath.Join(dir, name)
 		text := "#!/bin/sh\n[ \"$1\" = --version ] && echo envoy version: 0/1.40.0/Clean/RELEASE/BoringSSL && exit\n" +
 			"file=$(sed -n 's/.*\"filename\":\"\\([^\"]*\\)\".*/\\1/p' \"$4\")\n" + check + "\n"
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testutil.WriteProgram(t, path, text)
 		return path
 	}
 	loads := standIn("loads", `grep -q compiled "$file"`)
@@ -97,9 +96,7 @@ func TestO6_DoctorFindsTheEnvoyThatUpRuns(t *testing.T) {
 	}
 	kept := filepath.Join(tools, "envoy-"+envoy.TestedVersion)
 	text := "#!/bin/sh\necho envoy version: 0/" + envoy.TestedVersion + "/Clean/RELEASE/BoringSSL\n"
-	if err := os.WriteFile(kept, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.WriteProgram(t, kept, text)
 	if f := look(Options{}); f.Level != OK || !strings.Contains(f.Says, kept) {
 		t.Errorf("one was fetched: %+v", f)
 	}

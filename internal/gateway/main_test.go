@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/sim"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestMain lets the test binary stand in for the program that a gateway starts: it is the guard and
@@ -141,7 +142,7 @@ func newGateway(t *testing.T, dir *process.Dir, c *config.Config) *Gateway {
 // eventually waits until the condition holds.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(testutil.Patience)
 	for !condition() {
 		if time.Now().After(deadline) {
 			t.Fatalf("still not so after 30 s: %s", what)

@@ -14,10 +14,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestX20_AnotherGatewayAtTheAddress: a restart whose address belongs to another gateway says so.
@@ -32,7 +32,7 @@ func TestX20_AnotherGatewayAtTheAddress(t *testing.T) {
 	t.Cleanup(other.Close)
 	path := t.TempDir()
 	claimed(t, path)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	client := adminclient.Client{Address: other.URL}
 	err := Restart(ctx, parse(t, path, ""), client, client, new(bytes.Buffer))
@@ -90,7 +90,7 @@ func TestX20_TheCommandTellsOfTheEnvoyThatIsAdopted(t *testing.T) {
 	t.Cleanup(gateway.Close)
 	path := t.TempDir()
 	claimed(t, path)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	client, out := adminclient.Client{Address: gateway.URL}, new(bytes.Buffer)
 	err := Restart(ctx, parse(t, path, ""), client, client, out)
@@ -125,7 +125,7 @@ func TestX20_ARestartAfterTheClockWasSetBack(t *testing.T) {
 			t.Cleanup(gateway.Close)
 			path := t.TempDir()
 			claimed(t, path)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 			defer cancel()
 			client := adminclient.Client{Address: gateway.URL}
 			switch err := Restart(ctx, parse(t, path, ""), client, client, new(bytes.Buffer)); {
@@ -162,7 +162,7 @@ func TestX20_TheGatewayDiesAndIsNotReaped(t *testing.T) {
 		fmt.Fprintf(w, `{"version":"v1","pid":%d}`, holder.Process.Pid)
 	}))
 	t.Cleanup(gateway.Close)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	client := adminclient.Client{Address: gateway.URL}
 	err = Restart(ctx, parse(t, path, ""), client, client, new(bytes.Buffer))

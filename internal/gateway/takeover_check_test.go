@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/carry"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // A new process does not take over with an Envoy that does not run. A Gateway that goes back keeps
@@ -16,9 +17,7 @@ import (
 func TestX20_ABrokenEnvoyChangesNothing(t *testing.T) {
 	t.Parallel()
 	path, binary := t.TempDir(), filepath.Join(t.TempDir(), "envoy")
-	if err := os.WriteFile(binary, []byte("#!/bin/sh\nexit 1\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testutil.WriteProgram(t, binary, "#!/bin/sh\nexit 1\n")
 	c := parse(t, path, "")
 	g, err := New(claimed(t, path), Options{Config: c, Envoy: binary, Log: zap.NewNop()})
 	if err != nil {

@@ -202,8 +202,13 @@ func TestContextEnds(t *testing.T) {
 func TestContextEndsWhileConnecting(t *testing.T) {
 	silent := startEngine(t, func(_ *net.TCPConn, in *bufio.Reader) { io.Copy(io.Discard, in) })
 	why := errors.New("enough")
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, why)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		for silent.taken.Load() == 0 && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		cancel(why)
+	}()
 	c := transport(t)
 	if _, err := c.RoundTrip(postIn(ctx, t, strings.Replace(silent.url, "http", "https", 1), "{}")); !errors.Is(err, why) {
 		t.Error(err)

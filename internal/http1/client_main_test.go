@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait of the tests, so that a test which fails ends.
-const patience = 20 * time.Second
+const patience = testutil.Patience
 
 // engine is a server that runs a script on each connection and then closes the connection.
 type engine struct {

@@ -53,6 +53,19 @@ func (w *testServer) dial(t testing.TB) *peer {
 	return &peer{t: t, UnixConn: c.(*net.UnixConn), in: bufio.NewReader(c)}
 }
 
+// inTime sends a text on new connections until the server answers. On a busy machine a text may
+// come when the server has given its connection up.
+func (w *testServer) inTime(t testing.TB, text string) (p *peer) {
+	t.Helper()
+	eventually(t, "the server answers", func() bool {
+		p = w.dial(t)
+		_, _ = io.WriteString(p.UnixConn, text)
+		_, err := p.in.Peek(1)
+		return err == nil
+	})
+	return p
+}
+
 func (w *testServer) transport(t testing.TB) *http.Transport {
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", w.path)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // Made-up tokens cause few readings and wait little. Without such tokens, the first token of a new
@@ -20,44 +22,48 @@ func TestO12_MadeUpTokens(t *testing.T) {
 	p.publish(one)
 	v := start(t, &p, nil)
 	eventually(t, v, sign(t, one, jose.ES256, nil))
-	verify := func(token string) (time.Duration, error) {
-		begin := time.Now()
+	verify := func(token string) error {
 		_, err := v.Verify(token, nil)
-		return time.Since(begin), err
+		return err
+	}
+	// atOnce fails unless 100 tokens get the error, some of them at once. A busy machine may hold
+	// others up.
+	atOnce := func(what string, want error, token func(i int) string) {
+		t.Helper()
+		soonest := time.Hour
+		for i := range 100 {
+			next := token(i)
+			begin := time.Now()
+			err := verify(next)
+			soonest = min(soonest, time.Since(begin))
+			if !errors.Is(err, want) || i > 4 && soonest > 500*time.Millisecond {
+				t.Fatalf("%s: token %d: %v; the soonest answer took %v", what, i, err, soonest)
+			}
+		}
 	}
 	other := map[string]any{"iss": "https://other.example"}
 	before := p.reads.Load()
-	if took, err := verify(sign(t, stranger, jose.ES256, other)); !errors.Is(err, ErrInvalid) || p.reads.Load() != before {
-		t.Errorf("a token of another provider took %v and %d readings: %v", took, p.reads.Load()-before, err)
+	if err := verify(sign(t, stranger, jose.ES256, other)); !errors.Is(err, ErrInvalid) || p.reads.Load() != before {
+		t.Errorf("a token of another provider took %d readings: %v", p.reads.Load()-before, err)
 	}
 	made := sign(t, stranger, jose.ES256, nil)
-	if _, err := verify(made); !errors.Is(err, ErrInvalid) {
-		t.Error(err)
-	}
+	testutil.Eventually(t, "the keys are read, and the token's is not among them", func() bool { return errors.Is(verify(made), ErrInvalid) })
 	before = p.reads.Load()
-	for range 100 {
-		if took, err := verify(made); !errors.Is(err, ErrInvalid) || took > 500*time.Millisecond {
-			t.Fatalf("the id is known to be missing, and its token took %v: %v", took, err)
-		}
-	}
+	atOnce("an id that is known to be missing", ErrInvalid, func(int) string { return made })
 	if n := p.reads.Load() - before; n != 0 {
 		t.Errorf("%d readings for an id that was just missing", n)
 	}
 	two := ecKey(t, "two")
 	p.publish(one, two)
-	if _, err := verify(sign(t, two, jose.ES256, nil)); err != nil {
-		t.Errorf("a key that is new: %v", err)
-	}
+	accepts(t, v, sign(t, two, jose.ES256, nil)) // a key that is new
 	v.mu.Lock()
 	v.search.spent = time.Now().Add(maxReadings * readingEvery) // as after a flood
 	v.mu.Unlock()
 	before = p.reads.Load()
-	for i := range 100 {
+	atOnce("a flood", ErrNoKeys, func(i int) string {
 		stranger.KeyID = fmt.Sprint("made-up", i)
-		if took, err := verify(sign(t, stranger, jose.ES256, nil)); !errors.Is(err, ErrNoKeys) || took > 500*time.Millisecond {
-			t.Fatalf("a token of a flood took %v: %v", took, err)
-		}
-	}
+		return sign(t, stranger, jose.ES256, nil)
+	})
 	if n := p.reads.Load() - before; n != 0 {
 		t.Errorf("%d readings during a flood", n)
 	}
@@ -66,9 +72,7 @@ func TestO12_MadeUpTokens(t *testing.T) {
 	v.mu.Unlock()
 	three := ecKey(t, "three")
 	p.publish(one, three)
-	if _, err := verify(sign(t, three, jose.ES256, nil)); err != nil {
-		t.Errorf("a key that is new, after a flood: %v", err)
-	}
+	accepts(t, v, sign(t, three, jose.ES256, nil)) // a key that is new, after a flood
 }
 
 // The ids that are remembered as missing are bounded.
@@ -95,9 +99,13 @@ func TestO12_TheFirstReadingIsOne(t *testing.T) {
 	defer server.Close()
 	v := New(nil)
 	v.Set(&Config{URL: server.URL, Refresh: time.Hour})
-	ctx, stop := context.WithTimeout(context.Background(), 500*time.Millisecond)
-	defer stop()
-	if err := v.Run(ctx); err != nil {
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- v.Run(ctx) }()
+	testutil.Eventually(t, "the keys are read", func() bool { return p.reads.Load() > 0 })
+	time.Sleep(300 * time.Millisecond) // that nothing more is read shows only in time
+	stop()
+	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 	if n := p.reads.Load(); n != 1 {

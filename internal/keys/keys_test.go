@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // backends returns a function for each kind of backend that opens the same keys again.
@@ -299,7 +300,7 @@ func TestB4_AHangingBackendBlocksNeitherListsNorStops(t *testing.T) {
 		t.Helper()
 		select {
 		case <-done:
-		case <-time.After(10 * time.Second):
+		case <-time.After(testutil.Patience):
 			t.Fatalf("%s still waits for the backend", what)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/redact"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // lockedBuffer is a bytes.Buffer for two goroutines.
@@ -32,7 +33,7 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 // await waits until the text has come.
 func (l *lockedBuffer) await(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testutil.Patience); ; time.Sleep(10 * time.Millisecond) {
 		l.mu.Lock()
 		now := l.b.String()
 		l.mu.Unlock()

@@ -16,11 +16,13 @@ import (
 	"time"
 
 	"golang.org/x/net/nettest"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // patience bounds what must happen, and moment is how long a test watches that nothing happens.
 const (
-	patience = 30 * time.Second
+	patience = testutil.Patience
 	moment   = 50 * time.Millisecond
 )
 

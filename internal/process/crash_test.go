@@ -233,7 +233,7 @@ func TestGuardEndsWhatNobodyClaims(t *testing.T) {
 
 func TestGuardLeavesWhatIsClaimedInTime(t *testing.T) {
 	t.Parallel()
-	const grace = time.Second
+	const grace = 3 * time.Second // the claim must come in this time
 	path := stateDir(t)
 	gateway := startGateway(t, gatewayPlan{Dir: path, Grace: grace, Start: []Spec{sleeper("a")}})
 	guard := awaitGuard(t, path)

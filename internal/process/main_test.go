@@ -26,7 +26,7 @@ import (
 const roleKey = "PROCESS_TEST_ROLE"
 
 // testTimeout bounds every wait. It is long enough for a busy machine.
-const testTimeout = 20 * time.Second
+const testTimeout = testutil.Patience
 
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleKey) {

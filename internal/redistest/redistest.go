@@ -24,7 +24,7 @@ import (
 )
 
 // waitLimit is how long a server may take to start or to reach a state.
-const waitLimit = 30 * time.Second
+const waitLimit = testutil.Patience
 
 // Server is one Redis server. Its methods fail the test on an error.
 type Server struct {

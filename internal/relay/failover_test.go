@@ -209,7 +209,7 @@ func TestR9_TheEnginesAnswerIsPassedOn(t *testing.T) {
 // A timeout ends all choices that the client has asked for, also when the engine has sent nothing.
 func TestX6_TimeoutEndsEveryChoice(t *testing.T) {
 	h := newHarness(t, options{handler: faultFirst("hang", 1)})
-	body := strings.Replace(hello, `"stream":true`, `"stream":true,"n":3,"timeout_ms":30`, 1)
+	body := strings.Replace(hello, `"stream":true`, `"stream":true,"n":3,"timeout_ms":500`, 1)
 	_, text := h.sendAndRead(body)
 	if n := strings.Count(text, `"finish_reason":"length"`); n != 3 {
 		t.Errorf("%d of 3 choices have ended: %s", n, text)

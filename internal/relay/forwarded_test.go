@@ -89,7 +89,16 @@ func TestB3_TheUsageOfForwardedRequests(t *testing.T) {
 // and also if their clients leave. The process before counts none of them.
 func TestX20_TheUsageOfRequestsThatMove(t *testing.T) {
 	whole := `{"model":"m","ignore_eos":true,"max_tokens":10,"messages":[{"role":"user","content":"hello"}]}`
-	old := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, engine: sim.Config{TokenInterval: 30 * time.Millisecond}})
+	moved := make(chan struct{})
+	old := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		writeEvents(w, roleEvent, tokenEvent("a"))
+		select {
+		case <-moved:
+		case <-r.Context().Done():
+		}
+		writeEvents(w, finishEvent("", "stop"), doneEvent)
+	})})
 	next := newHarness(t, options{engine: sim.Config{TokenInterval: 20 * time.Millisecond}})
 	l := keepLedger(next)
 	var clients sync.WaitGroup
@@ -112,6 +121,7 @@ func TestX20_TheUsageOfRequestsThatMove(t *testing.T) {
 	old.waitQueued(3)
 	old.relay.Retire(forwarderTo(t, next))
 	old.dispatcher.Retire()
+	close(moved)
 	clients.Wait()
 	testutil.Eventually(t, "all have an outcome", func() bool {
 		old.mu.Lock()

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/sim"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -170,7 +171,7 @@ func (h *harness) SetOutcome(r Result) {
 // result waits for the n-th result, counted from 1.
 func (h *harness) result(n int) Result {
 	h.t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testutil.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		h.mu.Lock()
 		if len(h.results) >= n {
 			defer h.mu.Unlock()
@@ -242,7 +243,7 @@ func (h *harness) sendAndRead(body string, more ...string) (int, string) {
 func (h *harness) waitIdle() {
 	h.t.Helper()
 	busy := 0
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testutil.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		busy = 0
 		for i := range h.engines {
 			busy += h.dispatcher.Load(fmt.Sprint("m-", i))

@@ -117,6 +117,18 @@ func TestLargeEventForASlowClient(t *testing.T) {
 	})
 }
 
+// The whole of a large answer is not one write, either.
+func TestLargeAnswerForASlowClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &slowWriter{ResponseRecorder: httptest.NewRecorder()}
+		s := &httpSink{w: w, inline: w, controller: http.NewResponseController(w), call: &Call{}, writeTimeout: 100 * time.Millisecond}
+		large := []byte(`{"text":"` + strings.Repeat("x", 8<<20) + `"}`)
+		if err := s.Answer(&Answer{Status: http.StatusOK, Body: large}); err != nil || w.Body.Len() != len(large) {
+			t.Errorf("the client has %d of %d bytes: %v", w.Body.Len(), len(large), err)
+		}
+	})
+}
+
 // A client of the Messages API that has not asked for the reasoning gets heartbeats while the model
 // reasons, although events come all the time.
 func TestS2_HeartbeatsWhileTheModelReasons(t *testing.T) {

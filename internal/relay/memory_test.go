@@ -15,12 +15,13 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // awaitMemory waits until nothing of the budget is in use.
 func (h *harness) awaitMemory(b *memory.Budget) {
 	h.t.Helper()
-	for end := time.Now().Add(20 * time.Second); b.Total() != 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testutil.Patience); b.Total() != 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			h.t.Fatalf("%d bytes are still in use: requests %d, answers %d, queues %d, replays %d", b.Total(),
 				b.Used(memory.Requests), b.Used(memory.Answers), b.Used(memory.Queues), b.Used(memory.Replays))
@@ -173,7 +174,7 @@ func TestX7_ForwardedBodiesAreCounted(t *testing.T) {
 	if !b.Reserve(memory.Requests, 4<<20-10) {
 		t.Fatal("the budget is full")
 	}
-	ctx, leave = context.WithTimeout(t.Context(), time.Second)
+	ctx, leave = context.WithTimeout(t.Context(), testutil.Patience)
 	defer leave()
 	if status := forward(ctx); status != 503 {
 		t.Errorf("without memory: %d", status)

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // fakePeers are Peers to which every request id belongs. The function answers.
@@ -231,17 +232,28 @@ func (h *harness) peerHandler() http.Handler {
 	return h.relay.PeerHandler(func(string, string) (*authz.Tenant, bool) { return acme, true }, 1<<20)
 }
 
+// leavingWriter is a response whose client leaves when it has begun.
+type leavingWriter struct {
+	*httptest.ResponseRecorder
+	leave context.CancelFunc
+}
+
+// Write implements http.ResponseWriter.
+func (w *leavingWriter) Write(b []byte) (int, error) {
+	defer w.leave()
+	return w.ResponseRecorder.Write(b)
+}
+
 // A client whose request another gateway has forwarded gets heartbeats of the form that it has
 // asked for.
 func TestForwardedClientHasItsHeartbeats(t *testing.T) {
 	h := newHarness(t, options{handler: engineThatHangs(), policy: Policy{Heartbeat: 20 * time.Millisecond}})
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx, leave := context.WithTimeout(t.Context(), testutil.Patience)
 	request := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/chat/completions", strings.NewReader(hello))
 	request.Header.Set("content-type", "application/json")
 	request.Header.Set(headers.Tenant, "acme")
 	request.Header.Set(headers.Heartbeat, headers.HeartbeatChunk)
-	w := httptest.NewRecorder()
+	w := &leavingWriter{httptest.NewRecorder(), leave}
 	h.peerHandler().ServeHTTP(w, request)
 	if text := w.Body.String(); !strings.HasPrefix(text, "data: "+heartbeatPrefix) {
 		t.Errorf("%q", text)
@@ -475,7 +487,7 @@ func TestForwardForAStalledClient(t *testing.T) {
 		fmt.Fprintf(client, "%sHost: x\r\n%s: acme\r\n\r\n%s", head, headers.Tenant, hello)
 		select {
 		case <-ended:
-		case <-time.After(5 * time.Second):
+		case <-time.After(testutil.Patience):
 			t.Errorf("%.50q: the answer is still written", head)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // Nobody sees the first token of an answer that is no stream: it makes room for nobody. A stream
@@ -63,7 +64,7 @@ func TestWhoMakesRoom(t *testing.T) {
 // waitQueued waits until n requests are queued.
 func (h *harness) waitQueued(n int) {
 	h.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testutil.Patience); ; time.Sleep(time.Millisecond) {
 		waiting := h.admission.Stats("m").Queued
 		switch {
 		case waiting == n:

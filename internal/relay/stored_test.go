@@ -224,7 +224,7 @@ func (h *harness) getStored(tenant string, status int, want string) {
 // waiting for longer than the model's responses may take.
 func TestR7_AStoredResponseHasAnEnd(t *testing.T) {
 	for _, begins := range []bool{false, true} {
-		h := newHarness(t, options{maxDuration: 300 * time.Millisecond, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := newHarness(t, options{maxDuration: time.Second, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("content-type", "application/json")
 			if r.Method == http.MethodPost {
 				io.WriteString(w, `{"id":"resp_1","object":"response"}`)
@@ -286,7 +286,7 @@ func TestStoredResponseForAStalledClient(t *testing.T) {
 	fmt.Fprintf(client, "GET /v1/responses/resp_1 HTTP/1.1\r\nHost: x\r\n%s: acme\r\n\r\n", headers.Tenant)
 	select {
 	case <-left:
-	case <-time.After(10 * time.Second):
+	case <-time.After(testutil.Patience):
 		t.Error("the replica still writes")
 	}
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
-	"github.com/sluice-gateway/sluice/internal/sim"
 )
 
 // forwarderTo returns a Forwarder to the handler for other processes of a relay.
@@ -46,7 +45,16 @@ func forwarderTo(t *testing.T, h *harness) Forwarder {
 // When a process retires, calls that wait move to its successor, with and without a request id. A
 // stream that has begun stays to its end, and later calls go to the successor.
 func TestX20_WaitingCallsMove(t *testing.T) {
-	slow := options{limits: admission.Limits{MaxConcurrent: 1}, engine: sim.Config{TokenInterval: 50 * time.Millisecond}}
+	moved := make(chan struct{})
+	slow := options{limits: admission.Limits{MaxConcurrent: 1}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		writeEvents(w, roleEvent, tokenEvent("a"))
+		select {
+		case <-moved:
+		case <-r.Context().Done():
+		}
+		writeEvents(w, finishEvent("", "stop"), doneEvent)
+	})}
 	old, next := newHarness(t, slow), newHarness(t, options{})
 	var clients sync.WaitGroup
 	answers := make([]string, 5)
@@ -64,6 +72,7 @@ func TestX20_WaitingCallsMove(t *testing.T) {
 	old.relay.Retire(forwarderTo(t, next))
 	old.dispatcher.Retire()
 	ask(4)
+	close(moved)
 	clients.Wait()
 	for i, a := range answers {
 		if !strings.HasSuffix(a, "data: [DONE]\n\n") || strings.Contains(a, `"error"`) {

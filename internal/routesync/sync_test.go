@@ -353,7 +353,7 @@ func TestB1_R7_StoredResponsesAreToldAtOnce(t *testing.T) {
 		began := time.Now()
 		all[0].Placed(p)
 		for !all[1].router.sessions()[p.Session] {
-			if time.Since(began) > 20*time.Second {
+			if time.Since(began) > testutil.Patience {
 				t.Fatalf("session %d was not heard of", p.Session)
 			}
 			time.Sleep(time.Millisecond)

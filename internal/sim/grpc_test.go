@@ -256,12 +256,20 @@ func TestGRPCCutFreesTheSlot(t *testing.T) {
 
 func TestGRPCDeadline(t *testing.T) {
 	e, client := newClient(t, tokenPerHour)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	list, err := readChunks(ctx, client, &llmv1.StartRequest{Messages: []string{"hello"}})
-	if status.Code(err) != codes.DeadlineExceeded || len(list) != 1 {
-		t.Errorf("%d chunks, then %v", len(list), err)
-	}
+	within := 50 * time.Millisecond
+	testutil.EventuallyNil(t, "a token comes before the deadline, and nothing more", func() error {
+		within *= 2 // a busy machine needs longer
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		list, err := readChunks(ctx, client, &llmv1.StartRequest{Messages: []string{"hello"}})
+		if status.Code(err) != codes.DeadlineExceeded || len(list) > 1 {
+			t.Fatalf("%d chunks, then %v", len(list), err)
+		}
+		if len(list) == 0 {
+			return err
+		}
+		return nil
+	})
 	testutil.Eventually(t, "the slot is free", func() bool { return e.State().Running == 0 })
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // noon is the moment at which the tests count.
@@ -526,7 +528,7 @@ func TestB3_RunFollowsOthersInBudgets(t *testing.T) {
 	running.Go(func() { _ = l.Run(ctx) })
 	spend(other, 1, 5)
 	flush(t, other)
-	for end := time.Now().Add(30 * time.Second); level(l, acme.Tenant, "") != HardReached && time.Now().Before(end); {
+	for end := time.Now().Add(testutil.Patience); level(l, acme.Tenant, "") != HardReached && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestB3_ASlowLinkCarriesAllInTheEnd: after Redis was emptied, all rows together take longer than
@@ -27,7 +28,7 @@ func TestB3_ASlowLinkCarriesAllInTheEnd(t *testing.T) {
 		l.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i%500), Model: fmt.Sprint("m", i/500)}, OfRequest(1, 0, 1, true), time.Now())
 	}
 	l.shared.timeout = 150 * time.Millisecond // less than the calls take together, more than one takes
-	for deadline := time.Now().Add(30 * time.Second); ; {
+	for deadline := time.Now().Add(testutil.Patience); ; {
 		err := l.shared.publish(t.Context(), whole)
 		if err == nil && !l.shared.compare {
 			break

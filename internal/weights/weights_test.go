@@ -221,7 +221,7 @@ func TestU19_AListingThatStandsStillIsAskedForAgain(t *testing.T) {
 	defer front.Close()
 	f, s := fetcher(), source(t, hub)
 	f.Stall, s.Endpoint = 150*time.Millisecond, front.URL
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	if l, err := f.List(ctx, s); err != nil || len(l.Files) != 2 {
 		t.Errorf("%+v, %v", l, err)
@@ -430,7 +430,7 @@ func TestTwoFetchesShareOneDisk(t *testing.T) {
 	get := func(name string, report func(weights.Progress)) error {
 		asked := s
 		asked.Repository = name
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 		defer cancel()
 		_, err := fetcher().Fetch(ctx, asked, report)
 		return err

@@ -18,12 +18,13 @@ import (
 	store "github.com/sluice-gateway/sluice/admission/redis"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 const (
 	// soon is how long a test waits for something that happens soon, on a machine that is busy with
 	// other things.
-	soon = 30 * time.Second
+	soon = testutil.Patience
 	// short is an Expiry for tests that wait until it is over.
 	short = time.Second
 )

@@ -18,6 +18,8 @@ import (
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // sink is a collector: it speaks OTLP over HTTP and keeps what it is sent.
@@ -105,7 +107,7 @@ func running(t *testing.T, tracer *Tracer, do func(*Tracer)) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(testutil.Patience):
 		t.Fatal("it does not end")
 	}
 }
