@@ -7,11 +7,11 @@
 -- of a token. A bucket of n tokens per minute gains n units in each microsecond. Tokens and units
 -- stay whole and below 2^53, so no rounding adds a token.
 
-local call, floor, ceil = redis.call, math.floor, math.ceil
+local floor, ceil = math.floor, math.ceil
 local P = ARGV[1]
 local UNITS = 60000000
 
-local time = call('TIME')
+local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_ms = floor(now / 1000)
 

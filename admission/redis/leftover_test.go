@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	client "github.com/redis/go-redis/v9"
-
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
@@ -81,7 +79,7 @@ func TestASilentGatewayThatIsForgottenComesBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s, c := stores(t, 1, Config{}, server)[0], server.Client()
-	run := func(script *client.Script, args ...any) reply {
+	run := func(script *script, args ...any) reply {
 		r, err := s.runTimed(t.Context(), script, time.Second, append([]any{s.prefix}, args...))
 		if err != nil {
 			t.Fatal(err)
