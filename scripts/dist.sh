@@ -70,6 +70,15 @@ chart() {
 }
 chart
 
+# document FILE: writes a document of the archive. Its relative links lead to the repository, because
+# the archive has no other documents.
+document() {
+  local repository=sluice-gateway/sluice commit
+  commit=$(git rev-parse HEAD)
+  sed -E -e "s|(!\[[^]]*\]\()([^):]+)\)|\1https://raw.githubusercontent.com/$repository/$commit/\2)|g" \
+    -e "s|\]\(([^):#]+)([)#])|](https://github.com/$repository/blob/$commit/\1\2|g" "$1"
+}
+
 # overlay ARCH: has go build find the compiled filter of this release where `make module` puts it, and no
 # filter of another architecture.
 overlay() {
@@ -90,7 +99,9 @@ for arch in ${ARCHS:-amd64 arm64}; do
   echo "building $folder"
   CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/overlay.json" -tags grpcnotrace \
     -ldflags "-s -w -buildid= -X main.release=$version" -o "$work/$folder/sluice" ./cmd/sluice
-  cp LICENSE README.md CHANGELOG.md "$work/$folder/"
+  cp LICENSE "$work/$folder/"
+  document README.md >"$work/$folder/README.md"
+  document CHANGELOG.md >"$work/$folder/CHANGELOG.md"
   go run ./scripts/licences -arch "$arch" internal/admin/page/lib/uplot.LICENSE >"$work/$folder/$others"
   archive "$folder.tar.gz" "$folder"
   package "$arch" "$work/$folder"

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -51,6 +52,7 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 	}
 	checkBill(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".cdx.json"))
 	checkLicences(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH), filepath.Join(root, "usr/share/doc/sluice"))
+	checkLinks(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".tar.gz"))
 	checkChart(t, filepath.Join(first, "sluice-9.9.9.tgz"))
 	checkUnit(t, root, dir)
 	runPackaged(t, program)
@@ -124,6 +126,23 @@ func checkBill(t *testing.T, path string) {
 	}
 	if !strings.Contains(string(text), `"sluice-filter-`+runtime.GOARCH+`.so"`) {
 		t.Errorf("no filter: %.300s", text)
+	}
+}
+
+// checkLinks checks that no link in a document of the archive leads to a file beside it.
+func checkLinks(t *testing.T, archive string) {
+	t.Helper()
+	for _, name := range []string{"README.md", "CHANGELOG.md"} {
+		text := output(t, "tar", "-xzOf", archive, "--wildcards", "*/"+name)
+		links := regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(text, -1)
+		for _, link := range links {
+			if !strings.HasPrefix(link[1], "https://") && !strings.HasPrefix(link[1], "http://") && !strings.HasPrefix(link[1], "#") {
+				t.Errorf("a link of %s leads to %s", name, link[1])
+			}
+		}
+		if !strings.Contains(text, "](https://github.com/sluice-gateway/sluice/blob/") {
+			t.Errorf("%s has no link to a document", name)
+		}
 	}
 }
 
