@@ -60,9 +60,8 @@ END
 
 # chart: writes the Helm chart. Its files are those that the links of packaging/helm lead to.
 chart() {
-  # The version of a chart is a semantic version.
-  local chart_version=${version#v}
-  [[ $chart_version =~ ^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$ ]] || chart_version=0.0.0-g$chart_version
+  local chart_version
+  chart_version=$(scripts/chart-version.sh "$version")
   mkdir "$work/chart"
   cp -RL packaging/helm/sluice "$work/chart/sluice"
   sed -i -e "s/^version: .*/version: $chart_version/" -e "s/^appVersion: .*/appVersion: \"$version\"/" "$work/chart/sluice/Chart.yaml"
