@@ -114,8 +114,8 @@ func replies() []reply {
 			message: "HTTP/1.0 is not served, because there a broken stream looks like a complete one: use HTTP/1.1 or HTTP/2",
 		},
 		{
-			// Clients of the WebSocket mode of OpenAI's Responses API send the request by HTTP after a 426.
-			// After other errors some of them first try the WebSocket again.
+			// Clients of the WebSocket mode of OpenAI's Responses API send the request by HTTP
+			// after a 426. After other errors some of them first try the WebSocket again.
 			when: detailsAre("upgrade_failed") + " && " + responsesPath, status: 426, code: "invalid_request", kind: "invalid_request_error",
 			message: "the WebSocket mode of the Responses API is not served: send the request by POST",
 		},

@@ -82,7 +82,8 @@ type reply struct {
 	rest   []any
 }
 
-// run calls a script within a timeout. A key of another type would stop the sharing of all gateways.
+// run calls a script within a timeout. A key of another type would stop the sharing of all
+// gateways.
 func (s *Store) run(ctx context.Context, script *script, timeout time.Duration, args []any) (any, error) {
 	return within(ctx, timeout, func(ctx context.Context) (any, error) {
 		keys := []string{s.prefix + "epoch"}

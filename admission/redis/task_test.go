@@ -166,8 +166,8 @@ func TestForeignTaskFrees(t *testing.T) {
 	eventually(t, "it is told", func() bool { return heard.freed("chat") > 0 })
 }
 
-// TestARenewalAtTheEndOfATask: a task whose time is over is not renewed, although Redis still has its
-// record, and a request still holds its lease.
+// TestARenewalAtTheEndOfATask: a task whose time is over is not renewed, although Redis still has
+// its record, and a request may still hold its lease.
 func TestARenewalAtTheEndOfATask(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -1,7 +1,7 @@
 // Package doctor tries what the check of a configuration file cannot know: whether programs are
 // there, ports are free, directories can be written, replicas have room, the hub has the weights,
-// and Redis, upstreams, Ray and the identity provider answer. The command `sluice doctor` uses it. It changes nothing, but
-// for keys in Redis that expire after a second.
+// and Redis, upstreams, Ray and the identity provider answer. The command `sluice doctor` uses it.
+// It changes nothing, but for keys in Redis that expire after a second.
 package doctor
 
 import (
@@ -65,9 +65,9 @@ type Options struct {
 }
 
 const (
-	// tryTimeout is how long each try may take, and triesAtOnce how many servers are asked at a time.
+	// tryTimeout is how long each try may take.
 	tryTimeout  = 3 * time.Second
-	triesAtOnce = 16
+	triesAtOnce = 16 // servers that are asked at a time
 	// fewFiles is the limit of open files below which a busy gateway runs out of them.
 	fewFiles = 65_536
 )
