@@ -60,15 +60,23 @@ END
 
 # chart: writes the Helm chart. Its files are those that the links of packaging/helm lead to.
 chart() {
-  # The version of a chart is a semantic version.
-  local chart_version=${version#v}
-  [[ $chart_version =~ ^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$ ]] || chart_version=0.0.0-g$chart_version
+  local chart_version
+  chart_version=$(scripts/chart-version.sh "$version")
   mkdir "$work/chart"
   cp -RL packaging/helm/sluice "$work/chart/sluice"
   sed -i -e "s/^version: .*/version: $chart_version/" -e "s/^appVersion: .*/appVersion: \"$version\"/" "$work/chart/sluice/Chart.yaml"
   tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -C "$work/chart" -c sluice | gzip -n >"$dist/sluice-$chart_version.tgz"
 }
 chart
+
+# document FILE: writes a document of the archive. Its relative links lead to the repository, because
+# the archive has no other documents.
+document() {
+  local repository=sluice-gateway/sluice commit
+  commit=$(git rev-parse HEAD)
+  sed -E -e "s|(!\[[^]]*\]\()([^):]+)\)|\1https://raw.githubusercontent.com/$repository/$commit/\2)|g" \
+    -e "s|\]\(([^):#]+)([)#])|](https://github.com/$repository/blob/$commit/\1\2|g" "$1"
+}
 
 # overlay ARCH: has go build find the compiled filter of this release where `make module` puts it, and no
 # filter of another architecture.
@@ -90,7 +98,9 @@ for arch in ${ARCHS:-amd64 arm64}; do
   echo "building $folder"
   CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -buildvcs=false -overlay "$work/overlay.json" -tags grpcnotrace \
     -ldflags "-s -w -buildid= -X main.release=$version" -o "$work/$folder/sluice" ./cmd/sluice
-  cp LICENSE README.md CHANGELOG.md "$work/$folder/"
+  cp LICENSE "$work/$folder/"
+  document README.md >"$work/$folder/README.md"
+  document CHANGELOG.md >"$work/$folder/CHANGELOG.md"
   go run ./scripts/licences -arch "$arch" internal/admin/page/lib/uplot.LICENSE >"$work/$folder/$others"
   archive "$folder.tar.gz" "$folder"
   package "$arch" "$work/$folder"

@@ -45,6 +45,8 @@ const (
 	toGRPC   = `xds.route_name == "` + routes.GRPC + `"`
 	// onUndecided is true for requests that Sluice has not decided.
 	onUndecided = `xds.route_name == "` + routes.Undecided + `"`
+	// responsesPath is true for requests to /v1/responses itself, with and without /v1.
+	responsesPath = `(request.url_path == "/v1/responses" || request.url_path == "/responses")`
 	// messagesPath is true for requests to the Messages API, with and without /v1.
 	messagesPath = `(request.path.startsWith("/v1/messages") || request.path.startsWith("/messages"))`
 	// hasClientTimeout is true on the routes of requests whose client set the timeout.
@@ -110,6 +112,12 @@ func replies() []reply {
 		{
 			when: detailsAre("low_version"), code: "invalid_request", kind: "invalid_request_error",
 			message: "HTTP/1.0 is not served, because there a broken stream looks like a complete one: use HTTP/1.1 or HTTP/2",
+		},
+		{
+			// Clients of the WebSocket mode of OpenAI's Responses API send the request by HTTP
+			// after a 426. After other errors some of them first try the WebSocket again.
+			when: detailsAre("upgrade_failed") + " && " + responsesPath, status: 426, code: "invalid_request", kind: "invalid_request_error",
+			message: "the WebSocket mode of the Responses API is not served: send the request by POST",
 		},
 		{
 			when: detailsAre("upgrade_failed"), code: "invalid_request", kind: "invalid_request_error",

@@ -25,6 +25,7 @@ func ownReplies(t *testing.T, g *gateway) {
 	decided := func(model string, more ...string) []string {
 		return append([]string{"x-test-cluster", "model/" + model, "x-test-list", "192.0.2.1:1"}, more...)
 	}
+	const webSocket = "Host: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
 	post := func(pairs ...string) answer { return g.do(t, http.MethodPost, chatPath, []byte("{}"), pairs...) }
 	for _, test := range []struct {
 		name   string
@@ -55,6 +56,9 @@ func ownReplies(t *testing.T, g *gateway) {
 		{"bad path", g.raw(t, "GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n"), 400, "invalid_request"},
 		{"CONNECT", g.raw(t, "CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n"), 403, "invalid_request"},
 		{"upgrade", g.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), 403, "invalid_request"},
+		{"WebSocket of responses", g.raw(t, "GET /v1/responses?x=1 HTTP/1.1\r\n"+webSocket), 426, "invalid_request"},
+		{"WebSocket of responses, without /v1", g.raw(t, "GET /responses HTTP/1.1\r\n"+webSocket), 426, "invalid_request"},
+		{"WebSocket of chats", g.raw(t, "GET "+chatPath+" HTTP/1.1\r\n"+webSocket), 403, "invalid_request"},
 		{"transfer encoding", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: x\r\n\r\n"), 400, "invalid_request"},
 		{"smuggling", g.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n"), 400, "invalid_request"},
 		{"headers too large", g.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nx: "+strings.Repeat("x", 200_000)+"\r\n\r\n"), 431, "headers_too_large"},
@@ -66,7 +70,11 @@ func ownReplies(t *testing.T, g *gateway) {
 		if test.status == 408 || test.status == 502 || test.status == 503 || test.status == 504 {
 			want["retry-after"] = "1"
 		}
-		if says := map[int]string{426: "use HTTP/1.1", 403: "a WebSocket is at /v1/realtime"}[test.status]; !strings.Contains(string(test.got.body), says) {
+		says := map[int]string{426: "use HTTP/1.1", 403: "a WebSocket is at /v1/realtime"}[test.status]
+		if strings.Contains(test.name, "of responses") {
+			says = "send the request by POST"
+		}
+		if !strings.Contains(string(test.got.body), says) {
 			t.Errorf("%s: %s", test.name, test.got.body)
 		}
 		checkHeaders(t, test.got.Header, want)

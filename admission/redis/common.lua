@@ -7,11 +7,11 @@
 -- of a token. A bucket of n tokens per minute gains n units in each microsecond. Tokens and units
 -- stay whole and below 2^53, so no rounding adds a token.
 
-local call, floor, ceil = redis.call, math.floor, math.ceil
+local floor, ceil = math.floor, math.ceil
 local P = ARGV[1]
 local UNITS = 60000000
 
-local time = call('TIME')
+local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_ms = floor(now / 1000)
 
@@ -261,6 +261,16 @@ local function announce(gateway)
   end
 end
 
+-- put adds a lease to a set, or renews it there, and returns 1 if it is new. keep has save let the
+-- set live for so many ms, or for TENANT_MS: nobody looks at the set of a name that is gone.
+local TENANT_MS = 604800000
+local kept = {}
+local function keep(key, ms) kept[key] = math.max(kept[key] or TENANT_MS, ms) end
+local function put(key, expiry, id)
+  keep(key, expiry - now_ms)
+  return call('ZADD', key, expiry, id)
+end
+
 -- running counts the requests of a task that hold a slot.
 local function running(task) return call('ZCOUNT', P .. 'task_requests:' .. task, '(' .. whole(now_ms), '+inf') end
 
@@ -281,11 +291,11 @@ end
 local function hold(id, c, expiry)
   local m = model(c.model)
   expiry = whole(expiry)
-  local added = call('ZADD', m.lease_key, expiry, id)
+  local added = put(m.lease_key, expiry, id)
   m.in_flight = m.in_flight + added
-  call('ZADD', P .. 'tenant_leases:' .. c.tenant, expiry, id)
-  if c.prefill then call('ZADD', P .. 'prefill:' .. c.tenant, expiry, id) end
-  if c.replica ~= '' then call('ZADD', P .. 'replica:' .. c.replica, expiry, id) end
+  put(P .. 'tenant_leases:' .. c.tenant, expiry, id)
+  if c.prefill then put(P .. 'prefill:' .. c.tenant, expiry, id) end
+  if c.replica ~= '' then put(P .. 'replica:' .. c.replica, expiry, id) end
   return added == 1
 end
 
@@ -295,11 +305,11 @@ local function hold_request(id, c, expiry)
   local key, text = P .. 'task_requests:' .. c.under, whole(expiry)
   local added = call('ZADD', key, text, id)
   call('PEXPIREAT', key, text)
-  if c.prefill then call('ZADD', P .. 'prefill:' .. c.tenant, text, id) end
-  if c.replica ~= '' then call('ZADD', P .. 'replica:' .. c.replica, text, id) end
+  if c.prefill then put(P .. 'prefill:' .. c.tenant, text, id) end
+  if c.replica ~= '' then put(P .. 'replica:' .. c.replica, text, id) end
   for _, set in ipairs({ P .. 'leases:' .. c.model, P .. 'tenant_leases:' .. c.tenant }) do
     local ends = call('ZSCORE', set, c.under)
-    if ends and tonumber(ends) < expiry then call('ZADD', set, text, c.under) end
+    if ends and tonumber(ends) < expiry then put(set, text, c.under) end
   end
   return added == 1
 end
@@ -366,7 +376,6 @@ end
 -- A tenant may be a key that ends, and nobody tells the store. So the record of a tenant expires
 -- TENANT_MS after its last write, when its buckets have long been full, and the counts of tokens
 -- served begin anew beyond SERVED_MOST tenants: only their differences matter.
-local TENANT_MS = 604800000
 local SERVED_MOST = 20000
 
 -- serve counts the tokens that tenants were granted of a model.
@@ -386,6 +395,7 @@ local function save()
       call('ZADD', s.key, unpack(s.add, i, math.min(i + 999, #s.add)))
     end
   end
+  for key, ms in pairs(kept) do call('PEXPIRE', key, whole(ms)) end
   for _, r in ipairs(row_list) do
     local words = {}
     local function write(field, value)

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -70,6 +71,57 @@ func TestDamagedNumbers(t *testing.T) {
 					t.Errorf("%q stays in %s of %s", damaged, field, key)
 				}
 			}
+		}
+		if t.Failed() {
+			t.Fatal(all[0].Status().LastError)
+		}
+	}
+}
+
+// TestKeysOfAnotherType: a key that somebody has overwritten with a value of another type neither
+// stops the sharing nor stays.
+func TestKeysOfAnotherType(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{Timeout: 2 * time.Second}, server)
+	c, ctx := server.Client(), t.Context()
+	claim := func(id string) admission.Claim {
+		x := limited(id, 100)
+		x.Replica, x.ReplicaLimit, x.Prefill = "chat-0", 100, true
+		x.Tokens, x.Limits.TokensPerMinute = 10, 60_000
+		x.TenantLimits = admission.TenantLimits{TokensPerMinute: 60_000, MaxConcurrent: 100, MaxPrefill: 100}
+		return x
+	}
+	first := claim("task")
+	first.Task = &admission.TaskClaim{Key: "key", Lease: time.Minute, Lifetime: time.Hour}
+	wantReasons(t, acquire(all[0], first, claim("a")), admission.Granted, admission.Granted)
+	for i, key := range c.Keys(ctx, "*").Val() {
+		kind, err := c.Type(ctx, key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kind == "string" {
+			err = c.Watch(ctx, func(tx *goredis.Tx) error { // at once: a gateway may write the key meanwhile
+				_, err := tx.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+					p.Del(ctx, key)
+					return p.HSet(ctx, key, "x", 1).Err()
+				})
+				return err
+			})
+		} else {
+			err = c.Set(ctx, key, "x", 0).Err()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, s := range all {
+			x := claim(fmt.Sprint(i, "-", n))
+			eventually(t, "it shares without "+key, func() bool { return acquire(s, x)[0].Reason == admission.Granted })
+			_, err := s.FindTask(ctx, "acme", "key")
+			if err != nil && !errors.Is(err, admission.ErrUnknownTask) && !errors.Is(err, admission.ErrUnavailable) {
+				t.Errorf("without %s: %v", key, err)
+			}
+			s.Release(x.ID, 0, false)
 		}
 		if t.Failed() {
 			t.Fatal(all[0].Status().LastError)

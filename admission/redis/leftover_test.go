@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	client "github.com/redis/go-redis/v9"
-
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
@@ -45,6 +43,35 @@ func TestNothingIsLeftOfTenantsThatAreGone(t *testing.T) {
 	}
 }
 
+// TestNothingIsLeftOfLeasesThatNobodyEnds: a gateway may die with leases of tenants, replicas and
+// models that nobody asks for again. Their sets expire.
+func TestNothingIsLeftOfLeasesThatNobodyEnds(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, c := stores(t, 1, Config{}, server)[0], server.Client()
+	claim := func(id, under string) admission.Claim {
+		return admission.Claim{ID: id, Model: "chat", Tenant: "acme", Prefill: true, Replica: "chat-0", UnderTask: under,
+			Limits: admission.Limits{MaxConcurrent: 10}, TenantLimits: admission.TenantLimits{MaxConcurrent: 10, MaxPrefill: 10}}
+	}
+	wantReasons(t, acquire(s, task("t", "", 10*time.Minute), claim("a", ""), claim("b", "")), admission.Granted, admission.Granted, admission.Granted)
+	wantReasons(t, acquire(s, claim("c", "t")), admission.Granted)
+	s.MoveSlot("b", "chat-1")
+	sets := []string{"leases:chat", "tenant_leases:acme", "prefill:acme", "replica:chat-0", "replica:chat-1", "task_requests:t"}
+	eventually(t, "each set expires, and not before its last lease", func() bool {
+		for _, set := range sets {
+			last, err := c.ZRevRangeWithScores(t.Context(), "{sluice}:"+set, 0, 0).Result()
+			if err != nil || len(last) == 0 {
+				return false
+			}
+			left := c.PTTL(t.Context(), "{sluice}:"+set).Val()
+			if left <= 0 || time.Now().Add(left+time.Second).UnixMilli() < int64(last[0].Score) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // TestASilentGatewayThatIsForgottenComesBack: a join removes the last writes of silent gateways
 // when there are many. For a gateway that comes back, the store has lost nothing. A store of an
 // older snapshot has.
@@ -52,7 +79,7 @@ func TestASilentGatewayThatIsForgottenComesBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s, c := stores(t, 1, Config{}, server)[0], server.Client()
-	run := func(script *client.Script, args ...any) reply {
+	run := func(script *script, args ...any) reply {
 		r, err := s.runTimed(t.Context(), script, time.Second, append([]any{s.prefix}, args...))
 		if err != nil {
 			t.Fatal(err)

@@ -57,6 +57,8 @@
 //	epoch, return                     the epoch; the agreed moment after an outage
 //	events                            channel
 //
+// A set of leases expires a week after its last write, or later with a lease that lasts longer.
+//
 // Nothing but a task's own key follows a name, and the name's length is before it, so no two names
 // make the same key.
 package redis

@@ -85,7 +85,7 @@ end
 function changes.M()
   local id, name, from, to = arg(), arg(), arg(), arg()
   if from ~= '' and call('ZREM', P .. 'replica:' .. from, id) == 1 then free('model', name) end
-  if to ~= '' then call('ZADD', P .. 'replica:' .. to, whole(now_ms + lease_ms), id) end
+  if to ~= '' then put(P .. 'replica:' .. to, whole(now_ms + lease_ms), id) end
 end
 
 -- F: a request has had its first token.
@@ -237,6 +237,7 @@ end
 -- join_set counts a lease in its set. save writes the set.
 local function join_set(s, id, expiry)
   s.used = s.used + 1
+  keep(s.key, expiry - now_ms)
   s.add[#s.add + 1] = expiry
   s.add[#s.add + 1] = id
 end

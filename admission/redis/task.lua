@@ -33,6 +33,7 @@ if verb == 'end' then
 elseif verb == 'renew' then
   local until_ms = number(v[7]) or now_ms + 14400000 -- an older version has not kept it
   given = math.min(given, until_ms - now_ms)
+  if given < 1 then return { 'unknown', now } end -- its last request alone holds its lease
   hold(id, { model = v[1], tenant = tenant, replica = v[4] }, now_ms + given)
   record(id, { model = v[1], tenant = tenant, tokens = tokens, replica = v[4], key = v[5], until_ms = until_ms }, given)
   save()

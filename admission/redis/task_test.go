@@ -166,6 +166,21 @@ func TestForeignTaskFrees(t *testing.T) {
 	eventually(t, "it is told", func() bool { return heard.freed("chat") > 0 })
 }
 
+// TestARenewalAtTheEndOfATask: a task whose time is over is not renewed, although Redis still has
+// its record, and a request may still hold its lease.
+func TestARenewalAtTheEndOfATask(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	wantReasons(t, acquire(s, task("a", "k", time.Minute)), admission.Granted)
+	until := server.Client().Time(t.Context()).Val().UnixMilli()
+	if err := server.Client().HSet(t.Context(), "{sluice}:task:a", "until", until).Err(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.RenewTask(t.Context(), "acme", "a", time.Minute)
+	wantError(t, err, admission.ErrUnknownTask)
+}
+
 // TestReleasedTask: a task that was released unused leaves nothing behind.
 func TestReleasedTask(t *testing.T) {
 	t.Parallel()

@@ -18,8 +18,8 @@ func newDoctorCommand() *cobra.Command {
 	var file, binary string
 	c := &cobra.Command{
 		Use:   "doctor [-c FILE]",
-		Short: "Try what only trying shows: programs, ports, directories, weights, Redis, upstreams, GPUs and Envoy",
-		Long: `Try what only trying shows: programs, ports, directories, weights, Redis, upstreams, GPUs and Envoy.
+		Short: "Try what only trying shows: programs, ports, directories, weights, Redis, upstreams, signing keys, GPUs and Envoy",
+		Long: `Try what only trying shows: programs, ports, directories, weights, Redis, upstreams, signing keys, GPUs and Envoy.
 
 Each line is ok, warning or fault. The command fails if there is a fault. It changes nothing. While
 a gateway runs with the file, its own ports are in use, and doctor says so.`,

@@ -29,7 +29,7 @@ var allowed = map[string]string{
 	"scripts/sbom":              "",
 	"scripts/licences":          "",
 	"internal/condition":        "internal/beat",
-	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/process internal/redistest internal/weights internal/weights/hubtest",
+	"internal/doctor":           "admission/redis engines engines/local envoy internal/adminclient internal/config internal/jwks internal/process internal/redistest internal/weights internal/weights/hubtest",
 	"internal/loglines":         "internal/redact",
 	"internal/console":          "",
 	"internal/redact":           "",

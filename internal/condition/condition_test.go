@@ -25,7 +25,7 @@ func document() string {
 	b.WriteString(`# Conditions
 
 A condition is a named state of the gateway. ` + "`GET /api/v1/conditions`" + ` of the admin listener lists all conditions, those that need
-attention first. The page shows them, and the metric ` + "`sluice_condition{type,subject}`" + ` is 1 for each condition that needs attention and
+attention first. The page shows them, and the metric ` + "`sluice_condition{type,subject,severity}`" + ` is 1 for each condition that needs attention and
 0 for the others. ` + "`/readyz`" + ` is another matter: it only says whether this gateway can take requests.
 
 This page is generated from ` + "`internal/condition/types.go`" + ` (` + "`go test ./internal/condition -update`" + `).

@@ -1,7 +1,7 @@
 // Package doctor tries what the check of a configuration file cannot know: whether programs are
 // there, ports are free, directories can be written, replicas have room, the hub has the weights,
-// and Redis, upstreams and Ray answer. The command `sluice doctor` uses it. It changes nothing, but
-// for keys in Redis that expire after a second.
+// and Redis, upstreams, Ray and the identity provider answer. The command `sluice doctor` uses it.
+// It changes nothing, but for keys in Redis that expire after a second.
 package doctor
 
 import (
@@ -15,10 +15,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -26,6 +28,7 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
@@ -63,7 +66,8 @@ type Options struct {
 
 const (
 	// tryTimeout is how long each try may take.
-	tryTimeout = 3 * time.Second
+	tryTimeout  = 3 * time.Second
+	triesAtOnce = 16 // servers that are asked at a time
 	// fewFiles is the limit of open files below which a busy gateway runs out of them.
 	fewFiles = 65_536
 )
@@ -72,6 +76,27 @@ const (
 type examination struct {
 	Options
 	found []Finding
+	// patience replaces tryTimeout for the hub; 0 does not. Tests set it.
+	patience time.Duration
+}
+
+// each calls try for the numbers below n, several at a time. Each call has an examination of its
+// own, and the findings of all are in the order of the numbers.
+func (e *examination) each(n int, try func(e *examination, i int)) {
+	parts := make([]examination, n)
+	var running errgroup.Group
+	running.SetLimit(triesAtOnce)
+	for i := range parts {
+		parts[i] = examination{Options: e.Options, patience: e.patience}
+		running.Go(func() error {
+			try(&parts[i], i)
+			return nil
+		})
+	}
+	_ = running.Wait() // no try returns an error
+	for _, part := range parts {
+		e.found = append(e.found, part.found...)
+	}
 }
 
 func (e *examination) ok(what, says string) {
@@ -92,6 +117,7 @@ func Examine(ctx context.Context, o Options) []Finding {
 	e.envoy(ctx)
 	e.openFiles()
 	e.directory("state_dir", o.Config.StateDir)
+	e.accessLog()
 	e.ports(ctx)
 	e.programs()
 	node, err := local.NewInventory().Read()
@@ -102,6 +128,7 @@ func Examine(ctx context.Context, o Options) []Finding {
 	e.room(node)
 	e.weights(ctx)
 	e.redis(ctx)
+	e.signingKeys(ctx)
 	e.servers(ctx)
 	return e.found
 }
@@ -231,6 +258,51 @@ func writable(path string) (at string, err error) {
 	return at, nil
 }
 
+// accessLog looks whether the file of the access log can be written, or made.
+func (e *examination) accessLog() {
+	const what = "access_log.path"
+	path := e.Config.AccessLog.Path
+	if path == "" {
+		return
+	}
+	says := path + " can be written"
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		says = path + " can be made"
+		if err = unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK); err != nil { // a gateway makes no folder for it
+			err = fmt.Errorf("%s cannot be made in its folder: %w", path, err)
+		}
+	case err == nil && info.IsDir():
+		err = errors.New(path + " is a directory")
+	case err == nil:
+		if err = unix.Access(path, unix.W_OK); err != nil {
+			err = fmt.Errorf("%s cannot be written: %w", path, err)
+		}
+	}
+	if err != nil {
+		e.fault(what, err.Error(), "make the folder, or set access_log.path to a file that the gateway's user can write; a gateway does not start with it")
+		return
+	}
+	e.ok(what, says)
+}
+
+// signingKeys reads the keys of the identity provider.
+func (e *examination) signingKeys(ctx context.Context) {
+	if e.Config.Auth.JWT == nil || e.Config.Auth.JWT.JWKSURL == "" { // the check of the file has read jwks_file
+		return
+	}
+	const what = "auth.jwt.jwks_url"
+	url := e.Config.Auth.JWT.JWKSURL
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	if err := jwks.ReadURL(ctx, url); err != nil {
+		e.fault(what, err.Error(), "start the identity provider, or correct the URL; a token gets 503 until its keys can be read")
+		return
+	}
+	e.ok(what, url+" has keys")
+}
+
 // ports looks whether the addresses of the listeners are free.
 func (e *examination) ports(ctx context.Context) {
 	c := e.Config
@@ -341,12 +413,14 @@ func (e *examination) servers(ctx context.Context) {
 	for _, m := range e.Config.Models {
 		all = append(all[:len(all):len(all)], m.Upstreams...)
 	}
-	for _, u := range all {
-		if !seen[u.URL] {
-			seen[u.URL] = true
-			e.server(ctx, "upstream", u.URL, "start the server, or correct the URL; its models are not served meanwhile")
-		}
-	}
+	all = slices.DeleteFunc(slices.Clone(all), func(u config.Upstream) bool {
+		again := seen[u.URL]
+		seen[u.URL] = true
+		return again
+	})
+	e.each(len(all), func(e *examination, i int) {
+		e.server(ctx, "upstream", all[i].URL, "start the server, or correct the URL; its models are not served meanwhile")
+	})
 	if e.Config.Ray != nil {
 		e.server(ctx, "ray", e.Config.Ray.Address, "start Ray's head, or correct ray.address; no job starts meanwhile")
 	}

@@ -1,11 +1,13 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
@@ -15,42 +17,45 @@ func (e *examination) weights(ctx context.Context) {
 	if e.Config.Control.Nodes != "" {
 		return
 	}
-	for _, m := range e.Config.Models {
-		source := e.Config.Weights(m)
-		if source == nil {
-			continue
-		}
-		what := "weights of model " + m.Name
-		if path, ok := weights.Fetched(*source); ok {
-			e.ok(what, path)
-			continue
-		}
-		dir, err := source.Dir()
-		if err == nil {
-			_, err = writable(dir)
-		}
-		if err != nil {
-			e.fault(what, err.Error(), "set cache_dir of the registry to a folder that the gateway's user can write")
-			continue
-		}
-		says, err := askHub(ctx, *source)
-		if err != nil {
-			e.fault(what, err.Error(), "no replica of the model starts until then; a network without the hub needs HTTPS_PROXY, "+
-				"endpoint of the registry, or a registry of kind directory")
-			continue
-		}
-		e.ok(what, says)
+	e.each(len(e.Config.Models), func(e *examination, i int) { e.weightsOf(ctx, e.Config.Models[i]) })
+}
+
+// weightsOf looks for the weights of a model.
+func (e *examination) weightsOf(ctx context.Context, m config.Model) {
+	source := e.Config.Weights(m)
+	if source == nil {
+		return
 	}
+	what := "weights of model " + m.Name
+	if path, ok := weights.Fetched(*source); ok {
+		e.ok(what, path)
+		return
+	}
+	dir, err := source.Dir()
+	if err == nil {
+		_, err = writable(dir)
+	}
+	if err != nil {
+		e.fault(what, err.Error(), "set cache_dir of the registry to a folder that the gateway's user can write")
+		return
+	}
+	says, err := askHub(ctx, *source, cmp.Or(e.patience, tryTimeout))
+	if err != nil {
+		e.fault(what, err.Error(), "no replica of the model starts until then; a network without the hub needs HTTPS_PROXY, "+
+			"endpoint of the registry, or a registry of kind directory")
+		return
+	}
+	e.ok(what, says)
 }
 
 // askHub asks the hub what it has of the weights, once.
-func askHub(ctx context.Context, source weights.Source) (says string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+func askHub(ctx context.Context, source weights.Source, timeout time.Duration) (says string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	fetcher := weights.Fetcher{Patience: time.Nanosecond}
 	listing, err := fetcher.List(ctx, source)
 	if errors.Is(err, context.DeadlineExceeded) {
-		return "", fmt.Errorf("the hub does not answer within %v", tryTimeout)
+		return "", fmt.Errorf("the hub does not answer within %v", timeout)
 	}
 	if err != nil {
 		return "", err

@@ -1,10 +1,15 @@
 package doctor
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/weights"
@@ -74,4 +79,39 @@ models:
 		"weights of model none": {Level: Fault, Says: "connection refused"},
 		"weights of model file": {Level: Fault, Says: "connection refused"},
 	})
+}
+
+// TestHubIsAskedAtOnce: the hub is asked for several models at a time, so that a hub that does not
+// answer costs the time of one try.
+func TestHubIsAskedAtOnce(t *testing.T) {
+	t.Parallel()
+	const models = triesAtOnce
+	var asked atomic.Int32
+	all := make(chan struct{})
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == models {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-r.Context().Done():
+		}
+		http.Error(w, "none", http.StatusNotFound)
+	}))
+	t.Cleanup(hub.Close)
+	text := "registries:\n  - {name: hub, kind: huggingface, fetch: true, endpoint: \"" + hub.URL + "\", cache_dir: \"" + t.TempDir() + "\"}\nmodels:\n"
+	for i := range models {
+		text += fmt.Sprintf("  - {name: m%d, engine: llama-cpp, source: {registry: hub, name: org/m%d}}\n", i, i)
+	}
+	c, err := config.Parse("test", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &examination{Options: Options{Config: c}, patience: time.Minute}
+	e.weights(t.Context())
+	for i := range models {
+		if len(e.found) != models || e.found[i].What != fmt.Sprint("weights of model m", i) || strings.Contains(e.found[i].Says, "does not answer") {
+			t.Fatalf("%+v, want the findings in the order of the models, and each asked beside the others", e.found)
+		}
+	}
 }

@@ -342,10 +342,20 @@ func (g *Gateway) fileConditions() []condition.Condition {
 		all = append(all, condition.Fault(condition.ConfigRejected, "", reason, s.Faults.Error()+"."))
 	}
 	if len(s.NeedsRestart) > 0 {
-		all = append(all, condition.Fault(condition.RestartRequired, "", "FieldsChanged",
-			fmt.Sprintf("%s: the new values of %s take effect at the next start.", s.Path, strings.Join(s.NeedsRestart, ", "))))
+		all = append(all, restartCondition(s))
 	}
 	return all
+}
+
+// restartCondition names the fields of the file that wait for a restart.
+func restartCondition(s config.Status) condition.Condition {
+	c := condition.Fault(condition.RestartRequired, "", "FieldsChanged",
+		fmt.Sprintf("%s has new values of %s, and the gateway still runs with the old ones.", s.Path, strings.Join(s.NeedsRestart, ", ")))
+	c.Action = "Run `sluice restart`: running requests go on."
+	if slices.Contains(s.NeedsRestart, "state_dir") {
+		c.Action = "Stop the gateway and start it again: `sluice restart` cannot change `state_dir`."
+	}
+	return c
 }
 
 // kubernetesConditions lists the faults of clusters, of models there and of custom resources.

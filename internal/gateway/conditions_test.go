@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/condition"
+	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/history"
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -40,6 +41,19 @@ func TestWhatEnvoysRefuseNamesThem(t *testing.T) {
 	}
 	if !strings.HasPrefix(got[1].Message, "The Envoy a at 10.0.0.1 refused the cluster model/n") {
 		t.Errorf("%q", got[1].Message)
+	}
+}
+
+func TestO1_RestartCondition(t *testing.T) {
+	for fields, action := range map[string]string{
+		"orphan_grace":            "Run `sluice restart`: running requests go on.",
+		"orphan_grace, state_dir": "Stop the gateway and start it again: `sluice restart` cannot change `state_dir`.",
+	} {
+		c := restartCondition(config.Status{Path: "/etc/sluice.yaml", NeedsRestart: strings.Split(fields, ", ")})
+		want := "/etc/sluice.yaml has new values of " + fields + ", and the gateway still runs with the old ones."
+		if c.Message != want || c.Action != action {
+			t.Errorf("%q, %q; want %q, %q", c.Message, c.Action, want, action)
+		}
 	}
 }
 

@@ -137,13 +137,25 @@ func (p runningProcess) report(out io.Writer, before runningProcess) error {
 		text += fmt.Sprintf("replaced: Envoy %s (pid %d) → %s (pid %d)\n", before.Envoy.Version, before.Envoy.PID, p.Envoy.Version, p.Envoy.PID)
 	}
 	for _, old := range p.Upgrade.Predecessors {
-		text += fmt.Sprintf("carried on: %d requests by %s (pid %d), until they end\n", old.Requests, old.Version, old.PID)
+		text += carriedOn(old, "")
 	}
 	for _, old := range p.Envoy.Predecessors {
-		text += fmt.Sprintf("carried on: %d requests by Envoy %s (pid %d), until they end\n", old.Requests, old.Version, old.PID)
+		text += carriedOn(old, "Envoy ")
 	}
 	_, err := io.WriteString(out, text)
 	return err
+}
+
+// carriedOn returns the line about the requests of a process that was replaced. It is empty if the
+// process has none.
+func carriedOn(old admin.Predecessor, program string) string {
+	switch old.Requests {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("carried on: 1 request by %s%s (pid %d), until it ends\n", program, old.Version, old.PID)
+	}
+	return fmt.Sprintf("carried on: %d requests by %s%s (pid %d), until they end\n", old.Requests, program, old.Version, old.PID)
 }
 
 // askProcess asks which process serves the gateway.

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/adminclient"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/testutil"
@@ -96,6 +97,22 @@ func TestX20_TheCommandTellsOfTheEnvoyThatIsAdopted(t *testing.T) {
 	err := Restart(ctx, parse(t, path, ""), client, client, out)
 	if err != nil || !strings.Contains(out.String(), "adopted: Envoy (pid 7)") {
 		t.Errorf("the command printed %q, %v", out, err)
+	}
+}
+
+// The command names the processes that still carry requests, and no others.
+func TestX20_TheCommandTellsWhoCarriesRequests(t *testing.T) {
+	var now runningProcess
+	now.Upgrade.Predecessors = []admin.Predecessor{{Version: "v1", PID: 1, Requests: 0}, {Version: "v2", PID: 2, Requests: 1}}
+	now.Envoy.Predecessors = []admin.Predecessor{{Version: "1.40.0", PID: 3, Requests: 0}, {Version: "1.40.1", PID: 4, Requests: 2}}
+	var out strings.Builder
+	if err := now.report(&out, runningProcess{}); err != nil {
+		t.Fatal(err)
+	}
+	_, got, _ := strings.Cut(out.String(), "\n")
+	want := "carried on: 1 request by v2 (pid 2), until it ends\ncarried on: 2 requests by Envoy 1.40.1 (pid 4), until they end\n"
+	if got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

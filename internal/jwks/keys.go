@@ -362,6 +362,12 @@ func ReadFile(path string) error {
 	return err
 }
 
+// ReadURL reads the keys that a provider publishes. The error says why they cannot be used.
+func ReadURL(ctx context.Context, url string) error {
+	_, err := load(ctx, Config{URL: url})
+	return err
+}
+
 // parse reads a key set. It leaves out keys that sign no tokens of the accepted kinds. A set
 // without any key is an error.
 func parse(r io.Reader) (*keySet, error) {

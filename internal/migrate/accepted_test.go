@@ -58,7 +58,7 @@ model_list:
   - {model_name: gpt-5, litellm_params: {model: openai/gpt-5, api_key: os.environ/KEY_A}}
 router_settings: {model_group_alias: {gpt-4: gpt-5, best: gpt-5}}
 litellm_settings: {model_alias_map: {best: gpt-4}}
-`, []string{"the alias gpt-4 is left out: it stands for gpt-4 here", "the alias best is left out: it stands for gpt-4 here"}},
+`, []string{"the alias gpt-4 is left out: a model or a pool has this name here", "the alias best is left out: it is an alias of gpt-4 here"}},
 		"models with the name that their engine loads": {migrate.KubeAI, `
 apiVersion: kubeai.org/v1
 kind: Model

@@ -81,7 +81,30 @@ func variableName(name string) string {
 
 // note adds a comment to the head of the file.
 func (o *output) note(format string, args ...any) {
-	o.notes = append(o.notes, fmt.Sprintf(format, args...))
+	o.notes = append(o.notes, sprintf(format, args...))
+}
+
+// sprintf is fmt.Sprintf, but for lists and mappings of the other configuration: it writes these as
+// YAML has them on one line.
+func sprintf(format string, args ...any) string {
+	for k, arg := range args {
+		switch arg.(type) {
+		case []any, map[string]any:
+			text, _ := yaml.Marshal(inline(arg))
+			args[k] = strings.TrimSpace(string(text))
+		}
+	}
+	return fmt.Sprintf(format, args...)
+}
+
+// inline returns the node of a value, which has a list or a mapping on one line.
+func inline(value any) *yaml.Node {
+	node := new(yaml.Node)
+	_ = node.Encode(value) // texts, numbers, and lists and maps of them: they always encode
+	if node.Kind != yaml.ScalarNode {
+		node.Style = yaml.FlowStyle
+	}
+	return node
 }
 
 // noteRest notes the fields of a mapping that are left.
@@ -119,7 +142,11 @@ func (o *output) dropTakenAliases() {
 			if owner == nil {
 				owners[alias.Value] = model
 			} else if owner != model {
-				model.note("the alias %s is left out: it stands for %s here", alias.Value, owner.text("name"))
+				owned := "it is an alias of " + owner.text("name")
+				if owner.text("name") == alias.Value {
+					owned = "a model or a pool has this name"
+				}
+				model.note("the alias %s is left out: %s here", alias.Value, owned)
 			}
 			return owner != nil
 		})
@@ -181,7 +208,7 @@ func comment(text string) string {
 
 // note adds a comment above the mapping.
 func (i *item) note(format string, args ...any) {
-	i.notes = append(i.notes, comment(fmt.Sprintf(format, args...)))
+	i.notes = append(i.notes, comment(sprintf(format, args...)))
 }
 
 // noteAll adds comments above the mapping.
@@ -224,11 +251,7 @@ func (i *item) set(key string, value any) {
 		node, ok = it.node, true
 	}
 	if !ok {
-		node = new(yaml.Node)
-		_ = node.Encode(value) // texts, numbers, and lists and maps of them: they always encode
-		if node.Kind != yaml.ScalarNode {
-			node.Style = yaml.FlowStyle
-		}
+		node = inline(value)
 	}
 	i.node.Content = append(i.node.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key}, node)
 }

@@ -51,7 +51,8 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 		placements: desc("sluice_route_placements_total", "Placements of prompts in these messages, by result: sent, received, dropped.", "result"),
 		sentBytes:  desc("sluice_route_sent_bytes_total", "Size of the messages for routing that this gateway has sent."),
 
-		condition:  desc("sluice_condition", "1 while the condition needs attention, else 0. docs/conditions.md lists the types.", "type", "subject"),
+		condition: desc("sluice_condition", "1 while the condition needs attention, else 0. docs/conditions.md lists the types.",
+			"type", "subject", "severity"),
 		desired:    desc("sluice_model_desired_replicas", "Replicas that the scaling wants the model to have.", "model"),
 		modelReady: desc("sluice_model_ready", "1 while the model has the replicas that it needs now, else 0.", "model"),
 
@@ -237,7 +238,7 @@ func (c *gaugeCollector) collectConditions(all []condition.Condition, gauge func
 		if one.Normal() {
 			attention = 0
 		}
-		gauge(c.condition, attention, string(one.Type), one.Subject)
+		gauge(c.condition, attention, string(one.Type), one.Subject, string(one.Severity))
 		if one.Type == condition.ModelReady {
 			gauge(c.modelReady, 1-attention, one.Subject)
 		}

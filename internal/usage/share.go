@@ -91,13 +91,18 @@ func (s *sharing) run(ctx context.Context) {
 			s.close(context.WithoutCancel(ctx))
 			return
 		case <-publishing.C:
-			s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
-			s.ledger.refreshBudgets(s.ledger.Now())
+			s.exchange(ctx)
 		case <-adopting.C:
 			s.adopt(ctx)
 			s.look(ctx)
 		}
 	}
+}
+
+// exchange publishes what this process has counted, and reads what the others have.
+func (s *sharing) exchange(ctx context.Context) {
+	s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
+	s.ledger.refreshBudgets(s.ledger.Now())
 }
 
 // close publishes what is left, and that the writer is closed. What does not fit into the time is
@@ -309,8 +314,8 @@ func (s *sharing) adopt(ctx context.Context) {
 	}
 }
 
-// adoptOne publishes the journal of a writer, unless a process writes it. It removes a journal
-// without rows.
+// adoptOne publishes the journal of a writer, unless a process writes it. Between two calls it
+// publishes the own rows. It removes a journal without rows.
 func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -329,7 +334,10 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	if err != nil {
 		return err
 	}
-	known, _, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change { return t.changes(keys, s.ledger.keep(), sums) })
+	known, _, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change {
+		s.exchange(ctx) // a long journal takes minutes on a slow link, and the own rows do not wait for it
+		return t.changes(keys, s.ledger.keep(), sums)
+	})
 	if err == nil && !known {
 		err = errors.New("redis was emptied meanwhile")
 	}

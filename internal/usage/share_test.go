@@ -184,6 +184,22 @@ func TestB3_WhatADeadProcessHasLeft(t *testing.T) {
 	wantRequests(t, 6, next, other)
 }
 
+// The publication of a dead process's journal may need many calls. What the own process counts does
+// not wait for their end.
+func TestB3_OwnRowsDoNotWaitForAJournal(t *testing.T) {
+	server := redistest.Start(t)
+	dir := t.TempDir()
+	old, other := shared(t, dir, server), shared(t, t.TempDir(), server)
+	next := shared(t, dir, server)
+	add(old, 2)
+	flush(t, old)
+	kill(old)
+	publish(t, next)
+	add(next, 4)
+	next.shared.adopt(t.Context())
+	wantRequests(t, 9, other)
+}
+
 // Everything in Redis expires.
 func TestB3_RowsInRedisExpire(t *testing.T) {
 	server := redistest.Start(t)

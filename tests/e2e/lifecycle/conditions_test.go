@@ -39,11 +39,11 @@ func TestE2E_O1_ReadyIsNotAMatterOfReplicas(t *testing.T) {
 		t.Errorf("the model that is starting: %+v", c)
 	}
 	for series, want := range map[string]string{
-		`sluice_model_ready{model="chat"}`:                                    "1",
-		`sluice_model_ready{model="dead"}`:                                    "0",
-		`sluice_condition{subject="dead",type="ModelReady"}`:                  "1",
-		`sluice_condition{subject="",type="StateNotWritable"}`:                "0",
-		`sluice_condition{subject="` + dead + `",type="UpstreamUnreachable"}`: "1",
+		`sluice_model_ready{model="chat"}`:                                                       "1",
+		`sluice_model_ready{model="dead"}`:                                                       "0",
+		`sluice_condition{severity="error",subject="dead",type="ModelReady"}`:                    "1",
+		`sluice_condition{severity="info",subject="",type="StateNotWritable"}`:                   "0",
+		`sluice_condition{severity="warning",subject="` + dead + `",type="UpstreamUnreachable"}`: "1",
 	} {
 		harness.Eventually(t, series, func() error {
 			if line := series + " " + want + "\n"; !strings.Contains(metrics(t, g), line) {
@@ -86,7 +86,7 @@ orphan_grace: 61s
 		if c.Reason == "" || c.Message == "" || c.Since.IsZero() || c.Severity == "" {
 			t.Errorf("%s %s says too little: %+v", f.kind, f.subject, c)
 		}
-		series := fmt.Sprintf("sluice_condition{subject=%q,type=%q} 1\n", f.subject, f.kind)
+		series := fmt.Sprintf("sluice_condition{severity=%q,subject=%q,type=%q} 1\n", c.Severity, f.subject, f.kind)
 		harness.Eventually(t, series, func() error {
 			if !strings.Contains(metrics(t, g), series) {
 				return errors.New("the metrics lack it")

@@ -66,7 +66,7 @@ func TestE2E_B11_TheContainer(t *testing.T) {
 func checkInstructions(t *testing.T, dist string) {
 	t.Helper()
 	stages, copies := map[string]bool{}, 0
-	var user, entrypoint, runs string
+	var user, entrypoint, runs, all string
 	for _, words := range instructions(t) {
 		switch words[0] {
 		case "FROM":
@@ -76,6 +76,7 @@ func checkInstructions(t *testing.T, dist string) {
 			}
 		case "RUN":
 			runs += strings.Join(words[1:], " ")
+			all += runs
 		case "COPY":
 			if from, ok := strings.CutPrefix(words[1], "--from="); ok {
 				if !stages[from] {
@@ -98,6 +99,11 @@ func checkInstructions(t *testing.T, dist string) {
 	}
 	if user != containerUser+":"+containerUser || copies != 1 || entrypoint != `["tini", "--", "sluice"]` {
 		t.Errorf("user %s, %d copies, entry point %s", user, copies, entrypoint)
+	}
+	for _, file := range []string{"LICENSE", "NOTICE"} { // of the Envoy in the image
+		if !strings.Contains(all, "/out/usr/share/doc/envoy/"+file) {
+			t.Errorf("the image has no %s of Envoy", file)
+		}
 	}
 	// A volume of Docker's gets its owner from this directory. Without it the owner is root.
 	if !strings.Contains(runs, "install -d -m 0700 -o "+containerUser+" -g "+containerUser+" /var/lib/sluice") {

@@ -1,13 +1,16 @@
 package lifecycle
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -51,6 +54,7 @@ func TestE2E_B11_ThePackageRuns(t *testing.T) {
 	}
 	checkBill(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".cdx.json"))
 	checkLicences(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH), filepath.Join(root, "usr/share/doc/sluice"))
+	checkLinks(t, filepath.Join(first, "sluice-v9.9.9-linux-"+runtime.GOARCH+".tar.gz"))
 	checkChart(t, filepath.Join(first, "sluice-9.9.9.tgz"))
 	checkUnit(t, root, dir)
 	runPackaged(t, program)
@@ -124,6 +128,23 @@ func checkBill(t *testing.T, path string) {
 	}
 	if !strings.Contains(string(text), `"sluice-filter-`+runtime.GOARCH+`.so"`) {
 		t.Errorf("no filter: %.300s", text)
+	}
+}
+
+// checkLinks checks that no link in a document of the archive leads to a file beside it.
+func checkLinks(t *testing.T, archive string) {
+	t.Helper()
+	for _, name := range []string{"README.md", "CHANGELOG.md"} {
+		text := output(t, "tar", "-xzOf", archive, "--wildcards", "*/"+name)
+		links := regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(text, -1)
+		for _, link := range links {
+			if !strings.HasPrefix(link[1], "https://") && !strings.HasPrefix(link[1], "http://") && !strings.HasPrefix(link[1], "#") {
+				t.Errorf("a link of %s leads to %s", name, link[1])
+			}
+		}
+		if !strings.Contains(text, "](https://github.com/sluice-gateway/sluice/blob/") {
+			t.Errorf("%s has no link to a document", name)
+		}
 	}
 }
 
@@ -270,6 +291,49 @@ func TestVersionsOfPackagesSort(t *testing.T) {
 		}
 		before = now
 	}
+}
+
+// TestVersionsOfChartsSort: helm takes a later release for an upgrade, also after a pre-release and
+// after commits without a tag.
+func TestVersionsOfChartsSort(t *testing.T) {
+	t.Parallel()
+	before := ""
+	for _, version := range []string{
+		"c30974aa-dirty", "v1.2.0-rc.1", "v1.2.0-rc.1-3-g0abcdef", "v1.2.0-rc.2", "v1.2.0", "v1.2.0-5-g9abcdef", "v1.2.0-12-g0abcdef-dirty", "v1.2.1-rc.1", "v1.2.1",
+	} {
+		now := strings.TrimSpace(output(t, filepath.Join(testutil.Root(), "scripts", "chart-version.sh"), version))
+		if before != "" && compareSemantic(before, now) >= 0 {
+			t.Errorf("%s does not sort before %s", before, now)
+		}
+		before = now
+	}
+}
+
+// compareSemantic compares two semantic versions by the rules of https://semver.org.
+func compareSemantic(a, b string) int {
+	numberOf := func(text string) (n int, isNumber bool) {
+		n, err := strconv.Atoi(text)
+		return n, err == nil
+	}
+	identifiers := func(a, b string) int {
+		return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(a, b string) int {
+			x, numeric := numberOf(a)
+			y, alsoNumeric := numberOf(b)
+			switch {
+			case numeric && alsoNumeric:
+				return cmp.Compare(x, y)
+			case numeric != alsoNumeric: // a number is before a text
+				return map[bool]int{true: -1, false: 1}[numeric]
+			}
+			return cmp.Compare(a, b)
+		})
+	}
+	release, pre, isPre := strings.Cut(a, "-")
+	otherRelease, otherPre, otherIsPre := strings.Cut(b, "-")
+	if c := identifiers(release, otherRelease); c != 0 || isPre != otherIsPre {
+		return cmp.Or(c, map[bool]int{true: -1, false: 1}[isPre])
+	}
+	return identifiers(pre, otherPre)
 }
 
 // runPackaged runs a gateway of the program with an empty environment, and chats.
