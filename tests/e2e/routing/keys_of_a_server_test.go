@@ -20,8 +20,9 @@ type keyring struct {
 	// status is what the server answers to chats with a key; 0 is 200. 401 is its answer to all
 	// requests with the key. Guarded by mu.
 	status map[string]int
-	// served counts the chats by key and path; guarded by mu
-	served map[string]int
+	// served counts the chats by key and path, and refused those with status; guarded by mu
+	served  map[string]int
+	refused int
 }
 
 func startKeyring(t *testing.T) *keyring {
@@ -38,6 +39,7 @@ func startKeyring(t *testing.T) *keyring {
 		case strings.HasSuffix(r.URL.Path, "/models"):
 			io.WriteString(w, `{"data":[{"id":"m"}]}`)
 		case status != 0:
+			k.refused++
 			w.Header().Set("Retry-After", "10")
 			w.WriteHeader(status)
 		default:
@@ -112,9 +114,9 @@ func (k *keyring) awaitServed(g *harness.Gateway, n int, body, want string) {
 	})
 }
 
-// TestE2E_T6_TwoKeysAtOneServer: a model uses both keys of one server. A key that the server refuses
-// gets no more requests, and those of the other key go on. A reload that adds a server changes no
-// name, and no key is shown.
+// TestE2E_T6_TwoKeysAtOneServer: a model uses both keys of one server. A key that the server
+// refuses gets no more requests, and those of the other key go on. A reload that adds a server
+// changes no name, and no key is shown.
 func TestE2E_T6_TwoKeysAtOneServer(t *testing.T) {
 	k, g := startKeyed(t)
 	id := strings.TrimPrefix(k.URL, "http://")
@@ -176,5 +178,24 @@ func TestE2E_T6_ALimitedKeyRests(t *testing.T) {
 	}
 	if refused == 0 || k.counts() != "map[b/v1:10]" {
 		t.Errorf("the limited key has refused %d requests, served: %s", refused, k.counts())
+	}
+}
+
+// TestE2E_R9_T6_TheRelayGoesToTheOtherKey: a managed request that a key's limit refuses is served
+// by the other key of the server, and its client does not notice.
+func TestE2E_R9_T6_TheRelayGoesToTheOtherKey(t *testing.T) {
+	k, g := startKeyed(t)
+	k.awaitServed(g, 10, ways["managed stream"], "map[a/v1:5 b/v1:5]")
+	k.setStatus("a", http.StatusTooManyRequests)
+	for range 10 {
+		a := g.Post(harness.ChatPath, ways["managed stream"])
+		if by := a.Header.Get("X-Sluice-Replica"); a.StatusCode != 200 || !strings.HasSuffix(by, "#SLUICE_TEST_KEY_B") {
+			t.Fatalf("%s by %s", a, by)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if served := fmt.Sprint(k.served); k.refused == 0 || served != "map[b/v1:10]" {
+		t.Errorf("the limited key has refused %d requests, served: %s", k.refused, served)
 	}
 }
