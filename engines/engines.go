@@ -106,7 +106,8 @@ const (
 // next Snapshot.
 type Replica struct {
 	// ID is stable over restarts. It is "<model>-<n>" for local replicas, the name of the pod on
-	// Kubernetes, and host:port, with the path if there is one, for upstreams.
+	// Kubernetes, and host:port for upstreams, with the path if there is one, and with a # and a
+	// further name for the second server of a URL.
 	ID      string
 	Model   string
 	State   State
@@ -187,8 +188,8 @@ func (r Replica) Group() string {
 // Transports share nothing in Envoy, so that the secrets of one never reach another. A Transport is
 // immutable, holds secrets, and prints only its group.
 type Transport struct {
-	// Group is a name for all replicas with the same Transport. It reveals no secret, and contains
-	// no # and no =.
+	// Group is a name for all replicas with the same Transport. It reveals no secret, contains no
+	// =, and does not begin with #.
 	Group string
 	// TLS is nil for servers without TLS.
 	TLS *TLS

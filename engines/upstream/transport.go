@@ -141,13 +141,18 @@ func baseURL(base string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(base, "/"), "/v1"), "/")
 }
 
-// replicaID returns the id of the server's replica: host, port and the path if there is one.
+// replicaID returns the id of the server's replica: host, port, the path if there is one, and what
+// tells it from other servers of the URL.
 func replicaID(base string) string {
 	u, err := url.Parse(baseURL(base))
 	if err != nil {
 		return base
 	}
-	return hostPort(base) + u.EscapedPath()
+	id := hostPort(base) + u.EscapedPath()
+	if u.Fragment != "" {
+		id += "#" + u.Fragment
+	}
+	return id
 }
 
 // hostPort returns the host as in the URL and the port, which defaults to the scheme's.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -203,9 +204,56 @@ func TestReplicaID(t *testing.T) {
 		"http://h:80/openai/v1":           {"h:80/openai", "h"},
 		"https://h:80/a/b/":               {"h:80/a/b", "h:80"},
 		"https://[::1]:443":               {"[::1]:443", "[::1]"},
+		"https://h:443#KEY_B":             {"h:443#KEY_B", "h"},
+		"http://h:80/a#2":                 {"h:80/a#2", "h"},
 	} {
 		if id, name := replicaID(url), hostHeader(url); id != want[0] || name != want[1] {
 			t.Errorf("%s is %s at %s, want %v", url, id, name, want)
 		}
+	}
+}
+
+// TestT6_KeysOfOneServer: two keys at one URL are two servers, of which each has its own health,
+// slots, names of models and group. No name shows a key.
+func TestT6_KeysOfOneServer(t *testing.T) {
+	var refusesA atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if key := r.Header.Get("Authorization"); key != "Bearer sk-a" && key != "Bearer sk-b" || key == "Bearer sk-a" && refusesA.Load() || r.URL.Path != "/api/v1/models" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprint(w, `{"data":[{"id":"chat"}]}`)
+	}))
+	t.Cleanup(s.Close)
+	a, b := s.URL+"/api", s.URL+"/api#KEY_B"
+	l, fleet := newTestLauncher(t, Desired{
+		Models:   []Model{{Model: engines.Model{Name: "mine"}, URLs: []string{a, b}, Names: map[string]string{b: "chat"}}},
+		Discover: discover(a, b),
+		Access:   map[string]Access{a: {Headers: bearer("sk-a")}, b: {Headers: bearer("sk-b")}},
+		Settings: map[string]Settings{a: {Slots: 1}, b: {Slots: 2}},
+	})
+	l.CheckOnce(t.Context())
+	id, other := replicaID(a), replicaID(a)+"#KEY_B"
+	both := states{id: engines.Ready, other: engines.Ready}
+	expectStates(t, fleet, map[string]states{"mine": both, "chat": both})
+	if d := cmp.Diff(map[string]string{id: id, other: other + "=chat"}, groupsOf(fleet, "mine")); d != "" {
+		t.Error(d)
+	}
+	for i, r := range fleet.Snapshot().Models["mine"].Replicas {
+		if r.Slots != i+1 || r.Host != strings.TrimPrefix(s.URL, "http://") || r.Transport.Prefix != "/api" {
+			t.Errorf("%+v", r)
+		}
+	}
+	l.RecordFailure(other, "mine", "answered 500")
+	expectStates(t, fleet, map[string]states{"mine": {id: engines.Ready, other: engines.Failed}, "chat": both})
+	refusesA.Store(true)
+	l.CheckOnce(t.Context())
+	left := states{id: engines.Failed, other: engines.Ready}
+	expectStates(t, fleet, map[string]states{"mine": left, "chat": left})
+	if f := l.Faults(); len(f) != 1 || f[a].Reason != "its list of models answered 401: check the key that the gateway sends" {
+		t.Errorf("faults: %+v", f)
+	}
+	if text := fmt.Sprintf("%+v %+v", l.Servers(), fleet.Snapshot().Models["mine"].Replicas); strings.Contains(text, "sk-") {
+		t.Errorf("a key is shown: %s", text)
 	}
 }

@@ -76,7 +76,7 @@ func (c *Config) Warnings() []string {
 	}
 	for _, u := range c.servers() {
 		if u.InsecureSkipVerify {
-			warnings = append(warnings, u.URL+" has insecure_skip_verify: anyone on the network path can read and change everything; set ca_file instead")
+			warnings = append(warnings, u.Server()+" has insecure_skip_verify: anyone on the network path can read and change everything; set ca_file instead")
 		}
 	}
 	return warnings
@@ -110,14 +110,14 @@ func (c *Config) expiredKeys(now time.Time) []string {
 	return warnings
 }
 
-// servers returns the upstreams of the file and of its models, each once, sorted by URL.
+// servers returns the upstreams of the file and of its models, each once, sorted by name.
 func (c *Config) servers() []Upstream {
 	all := slices.Clone(c.Upstreams)
 	for _, m := range c.Models {
 		all = append(all, m.Upstreams...)
 	}
-	slices.SortStableFunc(all, func(a, b Upstream) int { return strings.Compare(a.URL, b.URL) })
-	return slices.CompactFunc(all, func(a, b Upstream) bool { return a.URL == b.URL })
+	slices.SortStableFunc(all, func(a, b Upstream) int { return strings.Compare(a.Server(), b.Server()) })
+	return slices.CompactFunc(all, func(a, b Upstream) bool { return a.Server() == b.Server() })
 }
 
 // Change is a part of the file that differs in another one.

@@ -13,8 +13,8 @@ import (
 type checker struct {
 	*decoder
 	config *Config
-	// knownUpstreams are the upstreams of all lists checked so far, by serverID.
-	knownUpstreams map[string]knownUpstream
+	// knownUpstreams are the servers of all lists checked so far, by serverID, in their order.
+	knownUpstreams map[string][]knownUpstream
 	// versionValid remembers, by engine and version, whether a version that a model names has no
 	// fault. A check takes about a millisecond, and a thousand models may name the same version.
 	versionValid map[string]bool
@@ -34,16 +34,16 @@ func check(d *decoder, c *Config) {
 	k.checkKubernetes()
 	k.checkProfiles()
 	k.checkRay()
+	for i := range c.Upstreams {
+		k.rejectSet(path{"upstreams"}.item(i).field("model"), "the upstreams of the file")
+	}
+	k.checkUpstreams(path{"upstreams"}, c.Upstreams) // before the models, as those of custom resources name no server of the file
 	k.checkUnique(append(k.checkModels(), k.checkPools()...))
 	k.checkDefaultModel(path{"default_model"})
 	k.checkTenants()
 	k.checkModeration()
 	k.checkTracing()
 	k.checkAccessLog()
-	for i := range c.Upstreams {
-		k.rejectSet(path{"upstreams"}.item(i).field("model"), "the upstreams of the file")
-	}
-	k.checkUpstreams(path{"upstreams"}, c.Upstreams)
 	k.checkDiscovered(path{"discovered"}, &c.Discovered)
 }
 

@@ -28,27 +28,55 @@ func (k *checker) checkUpstreams(at path, list []Upstream) {
 		if !k.checkUpstream(where, u) {
 			continue
 		}
-		id := serverID(u.URL)
+		first, id := k.firstOf(u, where), serverID(u.Server())
+		inList := slices.ContainsFunc(servers, func(s named) bool { return s.name == id })
 		servers = append(servers, named{id, where})
-		if other, known := k.knownUpstreams[id]; known && !other.isSameServer(*u) {
-			k.faultf(where, "the same server is%s at %s, with other settings: give it the same ones here", k.onLine(other.at), k.display(other.at))
+		if !inList && !first.hasSettingsOf(*u) {
+			k.faultf(where, "the same server is%s at %s, with other settings: give it the same ones here", k.onLine(first.at), k.display(first.at))
 		}
 	}
 	k.checkRepeated(servers, "server")
-	if k.knownUpstreams == nil {
-		k.knownUpstreams = map[string]knownUpstream{}
-	}
-	for i := range list {
-		if id := serverID(list[i].URL); k.valid(at.item(i)) {
-			k.knownUpstreams[id] = knownUpstream{list[i], at.item(i)}
-		}
-	}
 }
 
-// isSameServer reports whether both entries call the server in the same way. Join, Model and Models
-// are not about the server: they say what its models are for this entry.
-func (u knownUpstream) isSameServer(other Upstream) bool {
+// firstOf sets u.Variant and returns the first entry of that server, which may be u.
+func (k *checker) firstOf(u *Upstream, at path) knownUpstream {
+	id := serverID(u.URL)
+	known := k.knownUpstreams[id]
+	for _, first := range known {
+		if first.isSameServer(u) {
+			u.Variant = first.Variant
+			return first
+		}
+	}
+	isTaken := func() bool {
+		return slices.ContainsFunc(known, func(o knownUpstream) bool { return o.Variant == u.Variant })
+	}
+	if isTaken() {
+		u.Variant = cmp.Or(u.APIKeyEnv, "2")
+	}
+	for n := 2; isTaken(); n++ {
+		u.Variant = strings.TrimPrefix(u.APIKeyEnv+"-"+strconv.Itoa(n), "-")
+	}
+	if k.knownUpstreams == nil {
+		k.knownUpstreams = map[string][]knownUpstream{}
+	}
+	first := knownUpstream{*u, at}
+	k.knownUpstreams[id] = append(known, first)
+	return first
+}
+
+// isSameServer reports whether both entries are of one server. Servers of one URL differ in what
+// their requests have: a key, headers, or the path of the API. A port has only one scheme.
+func (u knownUpstream) isSameServer(other *Upstream) bool {
+	return u.URL != other.URL || u.APIPath == other.APIPath && maps.Equal(u.RequestHeaders, other.RequestHeaders)
+}
+
+// hasSettingsOf reports whether both entries of a server call it in the same way. Join, Model and
+// Models are not about the server: they say what its models are for this entry. APIKeyEnv and
+// Headers may be written in several ways.
+func (u knownUpstream) hasSettingsOf(other Upstream) bool {
 	other.Join, other.Model, other.Models = u.Join, u.Model, u.Models
+	other.APIKeyEnv, other.Headers = u.APIKeyEnv, u.Headers
 	return reflect.DeepEqual(u.Upstream, other)
 }
 
@@ -149,8 +177,8 @@ func plainPath(prefix string) bool {
 	return strings.Trim(prefix, engines.NameCharacters+"~") == "" && !slices.ContainsFunc(steps, special)
 }
 
-// serverID identifies a server: host, port and path of its URL. The scheme is left out, as one port
-// cannot serve both.
+// serverID identifies the servers of a URL: host, port and path. The scheme is left out, as one
+// port cannot serve both.
 func serverID(base string) string {
 	_, rest, _ := strings.Cut(base, "://")
 	return rest

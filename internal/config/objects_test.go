@@ -14,7 +14,7 @@ import (
 const fileOfObjects = `
 auth: {mode: none}
 listen: 127.0.0.1:8080
-upstreams: [{url: "http://a:1", headers: {X-Team: a}}]
+upstreams: [{url: "http://a:1", slots: 2}]
 kubernetes: {}
 models:
   - {name: own, engine: sim, task: embedding}
@@ -126,7 +126,7 @@ func TestObjectsAtFault(t *testing.T) {
 		"hangs: spec.engine: there is no engine broken",
 		"here: spec: launcher must be kubernetes, upstream or none in a custom resource, is local",
 		"thief: spec: upstreams must be URLs alone in a custom resource, and api_key_env is only allowed in the file: remove it",
-		"other-way: upstreams[0]: the same server is at models[other-way]",
+		"other-way: spec.upstreams[0]: the same server is on line 4, at upstreams[0], with other settings",
 		"roams: spec: cluster is not allowed in a custom resource",
 		"list: spec: must be a JSON object",
 		"empty: spec.engine: required with launcher: kubernetes",

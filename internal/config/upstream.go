@@ -20,6 +20,8 @@ import (
 type Upstream struct {
 	// URL is the URL of the server: http:// or https://, host, port, and the path of its API with
 	// or without /v1, such as https://api.example.com/openai/v1. It holds no user and no password.
+	// Entries of one URL with other keys, other headers or another api_path are servers of their
+	// own.
 	URL string `yaml:"url" required:"true" form:"base_url"`
 	// Model is the name under which this server knows the model, such as Qwen/Qwen2.5-7B-Instruct.
 	// Requests to the server have it in their bodies. A request is not tried again at a server with
@@ -59,11 +61,23 @@ type Upstream struct {
 	// Health says how Sluice finds out that the server is alive.
 	Health UpstreamHealth `yaml:"health"`
 
+	// Variant tells the server from the first one of its URL, which has another key, other headers
+	// or another path of its API. It holds no secret. It is empty for the first one.
+	Variant string `yaml:"-"`
 	// RequestHeaders are Headers with the environment variables filled in, and the authorization
 	// header made of APIKeyEnv, by names in lower case. They contain secrets. nil: none.
 	RequestHeaders map[string]string `yaml:"-"`
 	// CA is the content of CAFile.
 	CA string `yaml:"-"`
+}
+
+// Server is the name of the server, in the form of a URL: its URL, with the Variant as the
+// fragment.
+func (u *Upstream) Server() string {
+	if u.Variant == "" {
+		return u.URL
+	}
+	return u.URL + "#" + u.Variant
 }
 
 // Resolve says which addresses of a host name are servers.

@@ -118,12 +118,15 @@ func TestUpstreamFaults(t *testing.T) {
 		{"paths of APIs", "upstreams:\n- {url: http://h:1, api_path: v1beta}\n- {url: http://h:2, api_path: /a//b}\n- {url: http://h:3, api_path: '/a?b'}\n- {url: http://h:4/v1/, api_path: /openai}\n- {url: http://h:5, api_path: ''}\n- {url: http://h:6/v1, api_path: /v1}", []string{
 			"2: upstreams[0].api_path: " + noAPIPath, "3: upstreams[1].api_path: " + noAPIPath, "4: upstreams[2].api_path: " + noAPIPath,
 			"5: upstreams[3].url: must not end with /v1 beside api_path, which stands in its place", "6: upstreams[4].api_path: " + noAPIPath}},
-		{"one server with two APIs", "upstreams:\n- http://h\n- {url: http://h, api_path: /v1}\n- {url: http://h, api_path: /}", []string{
-			"3: upstreams[1]: the same server is on line 2, at upstreams[0]: remove one of them",
-			"4: upstreams[2]: the same server is on line 2, at upstreams[0]: remove one of them"}},
+		{"one API twice", "upstreams:\n- http://h\n- {url: http://h, api_path: /v1}", []string{
+			"3: upstreams[1]: the same server is on line 2, at upstreams[0]: remove one of them"}},
+		{"one key twice", "upstreams:\n- http://h\n- {url: http://h, api_key_env: SLUICE_TEST_KEY}\n- {url: http://h, headers: {authorization: 'Bearer ${SLUICE_TEST_KEY}'}}", []string{
+			"4: upstreams[2]: the same server is on line 3, at upstreams[1]: remove one of them"}},
+		{"two schemes of one port", "upstreams: [{url: http://h:443, headers: {x: secret}}]\nmodels: [{name: a, launcher: upstream, upstreams: [https://h]}]", []string{
+			"2: models[a].upstreams[0]: the same server is on line 1, at upstreams[0], with other settings: give it the same ones here"}},
 		{"join for a server of a model", "models: [{name: a, launcher: upstream, upstreams: [{url: http://h, join: true}]}]", []string{
 			"1: models[a].upstreams[0].join: has no effect with the upstreams of a model; remove it"}},
-		{"one server in two ways", "models:\n- {name: a, launcher: upstream, upstreams: [http://h, http://i]}\n- {name: b, launcher: upstream, upstreams: [http://i, {url: http://h, headers: {x: secret}}]}", []string{
+		{"one server in two ways", "models:\n- {name: a, launcher: upstream, upstreams: [http://h, http://i]}\n- {name: b, launcher: upstream, upstreams: [http://i, {url: http://h, slots: 2}]}", []string{
 			"3: models[b].upstreams[1]: the same server is on line 2, at models[a].upstreams[0], with other settings: give it the same ones here"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -138,15 +141,15 @@ func TestUpstreamFaults(t *testing.T) {
 	}
 }
 
-// TestX3_JoinIsOfTheEntry: join may differ between two entries of the same server, and its headers
+// TestX3_JoinIsOfTheEntry: join may differ between two entries of the same server, and its slots
 // may not.
 func TestX3_JoinIsOfTheEntry(t *testing.T) {
 	c := parsed(t, "models: [{name: a, launcher: upstream, upstreams: [http://h]}]\nupstreams: [{url: http://h, join: true}, http://i]")
 	if !c.Upstreams[0].Join || c.Upstreams[1].Join || c.Models[0].Upstreams[0].Join {
 		t.Errorf("%+v, %+v", c.Upstreams, c.Models[0].Upstreams)
 	}
-	got := faultsOf(t, "models: [{name: a, launcher: upstream, upstreams: [http://h]}]\nupstreams: [{url: http://h, join: true, headers: {x: y}}]")
-	want := []string{"2: upstreams[0]: the same server is on line 1, at models[a].upstreams[0], with other settings: give it the same ones here"}
+	got := faultsOf(t, "models: [{name: a, launcher: upstream, upstreams: [http://h]}]\nupstreams: [{url: http://h, join: true, slots: 2}]")
+	want := []string{"1: models[a].upstreams[0]: the same server is on line 2, at upstreams[0], with other settings: give it the same ones here"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -161,5 +164,77 @@ func TestU4_ModelIsOfTheEntry(t *testing.T) {
 		if got := c.Models[i].Upstreams[0].Model; got != want {
 			t.Errorf("model %d is %q there, want %q", i, got, want)
 		}
+	}
+}
+
+// TestT6_ServersOfOneURL: entries of one URL with other keys, headers or paths of the API are
+// servers of their own. Each entry names its server in the same way in all lists. The first server
+// of the file has the name that it has alone, and no name has a value of a key or header.
+func TestT6_ServersOfOneURL(t *testing.T) {
+	for name, value := range map[string]string{"SLUICE_TEST_A": "sk-secret-a", "SLUICE_TEST_B": "sk-secret-b", "SLUICE_TEST_B2": "sk-secret-b"} {
+		t.Setenv(name, value)
+	}
+	const file = `
+models:
+  - name: m
+    launcher: upstream
+    upstreams:
+      - {url: https://h, api_key_env: SLUICE_TEST_B, slots: 2}
+      - {url: https://h, api_key_env: SLUICE_TEST_A, slots: 1, model: other}
+      - https://h
+      - {url: https://h, headers: {x-org: secret}}
+      - {url: https://h, api_key_env: SLUICE_TEST_A, headers: {x-org: secret}}
+      - {url: https://h, api_key_env: SLUICE_TEST_A, api_path: /v2}
+      - {url: https://h/other, api_key_env: SLUICE_TEST_A}
+  - name: n
+    launcher: upstream
+    upstreams:
+      - {url: https://h, api_path: /v2, api_key_env: SLUICE_TEST_A}
+      - {url: https://h, api_key_env: SLUICE_TEST_B2, slots: 2}
+upstreams:
+  - {url: https://h:443/v1, api_key_env: SLUICE_TEST_A, slots: 1, join: true}
+`
+	c := parsed(t, file)
+	names := func(list []Upstream) (all []string) {
+		for i := range list {
+			all = append(all, list[i].Server())
+		}
+		return all
+	}
+	h := "https://h:443"
+	want := [][]string{
+		{h + "#SLUICE_TEST_B", h, h + "#2", h + "#3", h + "#SLUICE_TEST_A", h + "#SLUICE_TEST_A-2", h + "/other"},
+		{h + "#SLUICE_TEST_A-2", h + "#SLUICE_TEST_B"}, {h},
+	}
+	if d := cmp.Diff(want, [][]string{names(c.Models[0].Upstreams), names(c.Models[1].Upstreams), names(c.Upstreams)}); d != "" {
+		t.Error(d)
+	}
+	more := parsed(t, file+"  - {url: https://h, headers: {x-org: another}}\n")
+	if d := cmp.Diff([]string{h, h + "#2"}, names(more.Upstreams)); d != "" {
+		t.Error(d)
+	}
+}
+
+// TestT6_AnObjectRenamesNoServerOfTheFile: the model of a custom resource may have the URL of a
+// server of the file, which keeps its name and its key.
+func TestT6_AnObjectRenamesNoServerOfTheFile(t *testing.T) {
+	t.Setenv("SLUICE_TEST_A", "sk-secret-a")
+	const own = "models: [{name: own, launcher: upstream, upstreams: [{url: http://b:1, api_key_env: SLUICE_TEST_A}]}]\n"
+	c, faults := withObjects(t, "auth: {mode: none}\nlisten: 127.0.0.1:8080\nkubernetes: {}\n"+own+"upstreams: [{url: http://a:1, api_key_env: SLUICE_TEST_A}]\n",
+		Object{Name: "guest", Spec: []byte(`{"launcher":"upstream","upstreams":["http://a:1","http://b:1"]}`)})
+	if len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	guest := c.Models[1].Upstreams
+	for got, want := range map[string]string{
+		c.Upstreams[0].Server(): "http://a:1", c.Models[0].Upstreams[0].Server(): "http://b:1",
+		guest[0].Server(): "http://a:1#2", guest[1].Server(): "http://b:1#2",
+	} {
+		if got != want {
+			t.Errorf("a server is %s, want %s", got, want)
+		}
+	}
+	if guest[0].RequestHeaders != nil || guest[1].RequestHeaders != nil {
+		t.Error("the custom resource has a key of the file")
 	}
 }

@@ -58,6 +58,8 @@ func (d *Dispatcher) slotAt(r replica) admission.Slot {
 // expectation is what is expected of a request that goes to its replica.
 type expectation struct {
 	Prediction
+	// pinned says that no other replica can serve the request.
+	pinned  bool
 	work    predict.Work
 	matched int32
 	at      time.Time
@@ -70,7 +72,7 @@ func (t *modelRoute) expect(p *pickInput, q *prompt, i int, now time.Time) (e ex
 		uncached, e.matched = f.uncached[i], f.matched[i]
 	}
 	r := &t.replicas[i]
-	e.at = now
+	e.at, e.pinned = now, f.pinned
 	e.work = r.queue.Begin(now, int(r.load.Load())-1, uncached)
 	e.Prediction = Prediction{TTFT: e.work.TTFT, Reason: string(p.why)}
 	if t.isCacheAware() && q.chain.Bytes > 0 {

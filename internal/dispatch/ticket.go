@@ -58,10 +58,13 @@ type Ticket struct {
 	listed         bool
 
 	mu sync.Mutex
-	// route and replicaIndex say on which replica the slot is; guarded by mu
-	route        *modelRoute
-	replicaIndex int
-	held         bool
+	// route and replicaIndex say on which replica the slot is, and picked on which it was first;
+	// guarded by mu
+	route                *modelRoute
+	replicaIndex, picked int
+	held                 bool
+	// pinned says that no other replica can serve the request; guarded by mu
+	pinned bool
 	// prefill says that the slot is held and there is no token yet. released and corrected say that
 	// Release and Correct were called; guarded by mu
 	prefill, released, corrected bool
@@ -177,6 +180,7 @@ func (t *Ticket) setSlot(route *modelRoute, replicaIndex int, endpoints string, 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.route, t.replicaIndex, t.endpoints, t.held, t.prefill = route, replicaIndex, endpoints, true, t.watch
+	t.picked, t.pinned = replicaIndex, expected.pinned
 	t.work, t.prediction, t.matched, t.reservedAt = expected.work, expected.Prediction, expected.matched, expected.at
 }
 
@@ -247,7 +251,17 @@ func (t *Ticket) Keep() bool { return !t.preemptible || t.lease.Keep() }
 // Moved reports that Envoy's retry moved the request to another replica. The slot moves with it,
 // even past the replica's limit. An address that the route does not have changes nothing.
 func (t *Ticket) Moved(address string) {
-	from := t.moveTo(address)
+	t.move(func() int { return t.route.indexAt(address, t.replicaLocked().cluster) }) // Envoy's retry stays in the cluster
+}
+
+// MovedTo reports that the request has moved to a replica of Upstreams, as Moved does.
+func (t *Ticket) MovedTo(id string) {
+	t.move(func() int { return slices.IndexFunc(t.route.replicas, func(r replica) bool { return r.id == id }) })
+}
+
+// move moves the slot to the replica of this index, which is negative for none.
+func (t *Ticket) move(indexLocked func() int) {
+	from := t.moveTo(indexLocked)
 	if from == nil {
 		return
 	}
@@ -257,13 +271,12 @@ func (t *Ticket) Moved(address string) {
 	t.dispatcher.admission.RetryWaiters(t.Model)
 }
 
-// moveTo moves the slot to the replica at an address. It returns the counter of the replica that
-// had the slot before, and nil if nothing changes.
-func (t *Ticket) moveTo(address string) (from *counter) {
+// moveTo moves the slot to the replica of an index. It returns the counter of the replica that had
+// the slot before, and nil if nothing changes.
+func (t *Ticket) moveTo(indexLocked func() int) (from *counter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	before := t.replicaLocked()
-	i := t.route.indexAt(address, before.cluster) // a retry stays in the cluster
+	before, i := t.replicaLocked(), indexLocked()
 	if !t.held || i < 0 || i == t.replicaIndex {
 		return nil
 	}

@@ -327,7 +327,7 @@ func needs(m config.Model) *engines.Resources {
 func upstreams(c *config.Config) upstream.Desired {
 	d := upstream.Desired{Reserved: reservedNames(c), Access: map[string]upstream.Access{}, Settings: map[string]upstream.Settings{}}
 	for _, s := range c.Upstreams {
-		d.Discover = append(d.Discover, upstream.Discovered{URL: s.URL, Join: s.Join, Models: s.Models})
+		d.Discover = append(d.Discover, upstream.Discovered{URL: s.Server(), Join: s.Join, Models: s.Models})
 	}
 	describeServers(&d, c.Upstreams)
 	for _, m := range c.Models {
@@ -358,7 +358,7 @@ func reservedNames(c *config.Config) map[string]upstream.Reserved {
 	return all
 }
 
-// servedNames returns the names of a model on servers that know it by another one, by URL.
+// servedNames returns the names of a model on servers that know it by another one, by server.
 func servedNames(m config.Model) map[string]string {
 	var names map[string]string
 	for _, s := range m.Upstreams {
@@ -368,7 +368,7 @@ func servedNames(m config.Model) map[string]string {
 		if names == nil {
 			names = map[string]string{}
 		}
-		names[s.URL] = s.Model
+		names[s.Server()] = s.Model
 	}
 	return names
 }
@@ -376,17 +376,17 @@ func servedNames(m config.Model) map[string]string {
 func urls(servers []config.Upstream) []string {
 	var all []string
 	for _, s := range servers {
-		all = append(all, s.URL)
+		all = append(all, s.Server())
 	}
 	return all
 }
 
-// describeServers sets how the servers are called and what is known of them, by URL. The check of
-// the configuration guarantees that a URL has the same settings everywhere.
+// describeServers sets how the servers are called and what is known of them, by name. The check of
+// the configuration guarantees that a server has the same settings everywhere.
 func describeServers(d *upstream.Desired, servers []config.Upstream) {
 	for _, s := range servers {
-		d.Access[s.URL] = upstream.Access{API: s.APIPath, Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
-		d.Settings[s.URL] = upstream.Settings{Slots: s.Slots, HealthPath: s.Health.Path, ResolveAll: s.Resolve == config.ResolveAll}
+		d.Access[s.Server()] = upstream.Access{API: s.APIPath, Headers: s.RequestHeaders, CA: s.CA, InsecureSkipVerify: s.InsecureSkipVerify}
+		d.Settings[s.Server()] = upstream.Settings{Slots: s.Slots, HealthPath: s.Health.Path, ResolveAll: s.Resolve == config.ResolveAll}
 	}
 }
 

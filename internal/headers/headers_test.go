@@ -7,7 +7,7 @@ func TestClusterModel(t *testing.T) {
 	t.Parallel()
 	seen := map[string]string{}
 	for _, model := range []string{"chat", "org/a:b", "a#b", "a#", "##", "#a", "a##b:80", ""} {
-		for _, group := range []string{"", "h:443", "h:443/openai", "b"} {
+		for _, group := range []string{"", "h:443", "h:443/openai", "h:443#KEY", "b"} {
 			cluster := GroupCluster(model, group)
 			if got, ok := ClusterModel(cluster); !ok || got != model {
 				t.Errorf("%q is of model %q, %t; want %q", cluster, got, ok, model)

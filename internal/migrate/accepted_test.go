@@ -12,7 +12,7 @@ import (
 // The environment variables KEY_A, KEY_B and FIRST_API_KEY are set.
 func TestConvertedFilesAreAccepted(t *testing.T) {
 	for _, variable := range []string{"KEY_A", "KEY_B", "FIRST_API_KEY"} {
-		t.Setenv(variable, "x")
+		t.Setenv(variable, "x"+variable)
 	}
 	for name, tt := range map[string]struct {
 		kind migrate.Kind
@@ -33,9 +33,17 @@ model_list:
   - {model_name: "openai/*", litellm_params: {model: "openai/*", api_key: os.environ/KEY_A}}
   - {model_name: "*", litellm_params: {model: "openai/*", api_key: os.environ/KEY_B}}
 `, []string{
-			"another deployment at https://api.openai.com, which serves b:", "another deployment at https://api.openai.com, which serves a:",
-			"https://api.openai.com had another key", "max_tokens_per_minute: 100", "*: https://api.openai.com is in the list of upstreams once here",
+			"another deployment at https://api.openai.com, which serves b:", "tpm 100 of https://api.openai.com: other servers of the model have no such limit",
+			"- url: https://api.openai.com\n        api_key_env: KEY_A\n        model: a\n      - url: https://api.openai.com\n        api_key_env: KEY_B\n        model: a\n",
+			"- url: https://api.openai.com\n    api_key_env: KEY_A\n  # *: here", "  - url: https://api.openai.com\n    api_key_env: KEY_B\n",
 		}},
+		"one server with other headers and paths": {migrate.LiteLLM, `
+model_list:
+  - {model_name: chat, litellm_params: {model: openai/chat, api_base: "http://h:1", extra_headers: {x-org: one}}}
+  - {model_name: chat, litellm_params: {model: openai/chat, api_base: "http://h:1", extra_headers: {x-org: two}}}
+  - {model_name: chat, litellm_params: {model: openai/chat, api_base: "http://h:1", extra_headers: {x-org: two}}}
+  - {model_name: chat, litellm_params: {model: openai/chat, api_base: "http://h:1/v2"}}
+`, []string{"x-org: one", "x-org: two", "api_path: /v2", "another deployment at http://h:1, which serves chat:"}},
 		"APIs below other paths": {migrate.LiteLLM, `
 model_list:
   - {model_name: a, litellm_params: {model: deepinfra/a, api_key: os.environ/KEY_A}}

@@ -90,8 +90,6 @@ type liteLLMGroups struct {
 	out    *output
 	names  []string
 	models map[string]*liteLLMModel
-	// servers hold what the file says first of each server, by its URL.
-	servers map[string]*item
 }
 
 // liteLLMModel is a model with the servers that serve it.
@@ -113,7 +111,7 @@ type liteLLMLimit struct {
 }
 
 func newLiteLLMGroups(o *output) *liteLLMGroups {
-	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}, servers: map[string]*item{}}
+	return &liteLLMGroups{out: o, models: map[string]*liteLLMModel{}}
 }
 
 // add adds one entry of model_list.
@@ -141,10 +139,10 @@ func (g *liteLLMGroups) add(deployment source) {
 		g.out.note("model %s at provider %s: no counterpart here, Sluice calls servers that speak OpenAI's API", name, provider)
 		return
 	}
-	upstream, warnings := g.once(g.upstream(name, base, provider, p))
+	upstream, warnings := g.upstream(name, base, provider, p)
 	address := upstream.text("url")
 	if strings.Contains(name, "*") {
-		if lists(g.out.upstreams, address) {
+		if lists(g.out.upstreams, upstream) {
 			g.out.note("%s: %s is in the list of upstreams once here, with all that it lists", name, address)
 			return
 		}
@@ -156,8 +154,8 @@ func (g *liteLLMGroups) add(deployment source) {
 		return
 	}
 	m := g.model(name)
-	if lists(m.upstreams, address) {
-		m.item.note("another deployment at %s, which serves %s: a server is called by one name and one key for a model here", address, cmp.Or(served, name))
+	if lists(m.upstreams, upstream) {
+		m.item.note("another deployment at %s, which serves %s: a server is called by one name for a model here", address, cmp.Or(served, name))
 		return
 	}
 	m.item.noteAll(warnings)
@@ -168,28 +166,18 @@ func (g *liteLLMGroups) add(deployment source) {
 	m.describe(address, p, info)
 }
 
-// lists reports whether one of the servers has this URL.
-func lists(servers []*item, address string) bool {
-	return slices.ContainsFunc(servers, func(s *item) bool { return s.text("url") == address })
-}
-
-// once returns a server, or the one of the same URL that the file has named before: a server has
-// the same settings in all models.
-func (g *liteLLMGroups) once(upstream *item, warnings []string) (server *item, all []string) {
-	address := upstream.text("url")
-	first := g.servers[address]
-	if first == nil {
-		first = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(upstream.node.Content)}}
-		g.servers[address] = first
-		return upstream, warnings
-	}
-	was, _ := yaml.Marshal(first.node)
-	is, _ := yaml.Marshal(upstream.node)
-	if bytes.Equal(was, is) {
-		return upstream, warnings
-	}
-	server = &item{node: &yaml.Node{Kind: yaml.MappingNode, Content: slices.Clone(first.node.Content)}}
-	return server, []string{address + " had another key, other headers or another path here: a server has the same in all models, so it has those of the first"}
+// lists reports whether one of the servers has the URL of a server, and its key, headers and path.
+func lists(servers []*item, server *item) bool {
+	return slices.ContainsFunc(servers, func(s *item) bool {
+		for _, field := range []string{"url", "api_path", "api_key_env"} {
+			if s.text(field) != server.text(field) {
+				return false
+			}
+		}
+		was, _ := yaml.Marshal(s.field("headers"))
+		is, _ := yaml.Marshal(server.field("headers"))
+		return bytes.Equal(was, is)
+	})
 }
 
 // openAIModel matches the names of OpenAI's own models. LiteLLM finds the provider of a name alone

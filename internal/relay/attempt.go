@@ -101,7 +101,7 @@ func (f *failover) run() (preempted bool) {
 	replicas := f.ticket.Upstreams()
 	for i, replica := range replicas {
 		if i > 0 {
-			f.ticket.Moved(replica.Address)
+			f.ticket.MovedTo(replica.ID)
 		}
 		f.gen.attempts++
 		f.result.Replica, f.result.Attempts = replica.ID, f.gen.attempts
