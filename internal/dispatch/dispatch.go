@@ -131,18 +131,26 @@ type Config struct {
 	Doubted func(model, replica string, prompt, completion int64)
 }
 
+func (c Config) withDefaults() Config {
+	if c.Demand == nil {
+		c.Demand = func(string) {}
+	}
+	if c.OnPlaced == nil {
+		c.OnPlaced = func(Placement) {}
+	}
+	if c.Failed == nil {
+		c.Failed = func(string, string, Failure, string) {}
+	}
+	if c.Doubted == nil {
+		c.Doubted = func(string, string, int64, int64) {}
+	}
+	return c
+}
+
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
 type Dispatcher struct {
-	fleet     *engines.Fleet
-	admission *admission.Controller
-	shared    bool
-	demand    func(model string)
-	host      string
-	onPlaced  func(Placement)
-	failed    func(model, replica string, kind Failure, reason string)
-	doubted   func(model, replica string, prompt, completion int64)
-	// explains is Config.ExplainPicks, unsampled is Config.NoSamples
-	explains, unsampled bool
+	// config never changes. Its policies are only the first ones.
+	config Config
 	// indexes bounds the memory of all prefix indexes
 	indexes *prefix.Budget
 	// rates are those of replicas of unknown models
@@ -244,16 +252,7 @@ func (r *Rules) special() bool {
 // New returns a Dispatcher that knows the fleet as it is now and no replica as routable.
 func New(c Config) *Dispatcher {
 	d := &Dispatcher{
-		fleet:       c.Fleet,
-		admission:   c.Admission,
-		shared:      c.Shared,
-		demand:      c.Demand,
-		host:        c.Host,
-		onPlaced:    c.OnPlaced,
-		failed:      c.Failed,
-		doubted:     c.Doubted,
-		explains:    c.ExplainPicks,
-		unsampled:   c.NoSamples,
+		config:      c.withDefaults(),
 		indexes:     prefix.NewBudget(indexBytes),
 		rates:       predict.NewModel(predict.DefaultRates),
 		rules:       Rules{Default: c.Default, Models: c.Models},
@@ -278,7 +277,7 @@ func New(c Config) *Dispatcher {
 // Run keeps the routing table up to date with the fleet until ctx ends. Its error is nil.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	for {
-		_, changed := d.fleet.Watch()
+		_, changed := d.config.Fleet.Watch()
 		d.rebuild()
 		select {
 		case <-ctx.Done():
@@ -294,7 +293,7 @@ func (d *Dispatcher) SetRules(r Rules) {
 	defer d.mu.Unlock()
 	d.setLeavingLocked(r)
 	d.rules, d.rulesChanged, d.special = r, true, r.special()
-	d.admission.SetTenants(r.Tenants)
+	d.config.Admission.SetTenants(r.Tenants)
 	d.rebuildLocked()
 }
 
@@ -460,7 +459,7 @@ func (d *Dispatcher) Dispatch(ctx context.Context, r *Request) (*Ticket, *openai
 // them. Tickets stay until they are released.
 func (d *Dispatcher) Retire() {
 	d.retired.Store(true)
-	d.admission.Close()
+	d.config.Admission.Close()
 }
 
 // Retired reports whether Retire was called.
@@ -525,10 +524,8 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 
 // reportWait reports to the scaler and to the caller that the request is about to wait.
 func (d *Dispatcher) reportWait(c choice, r *Request) {
-	if d.demand != nil {
-		for _, t := range c.members {
-			d.demand(t.Name)
-		}
+	for _, t := range c.members {
+		d.config.Demand(t.Name)
 	}
 	if r.OnWait != nil {
 		r.OnWait()
