@@ -100,8 +100,6 @@ type Gateway struct {
 	events  *admin.Events
 	// news asks the replicas how busy their engines are.
 	news *news.Reader
-	// draining is true from the beginning of drain on.
-	draining atomic.Bool
 	// drainUntil is when a drain ends the requests that still run; nil before a drain.
 	drainUntil atomic.Pointer[time.Time]
 
@@ -470,7 +468,6 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 // have ended or after the timeout, and then the replicas of all nodes. An Envoy that someone else
 // runs has the same time. On a second signal drain stops all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
-	g.draining.Store(true)
 	until := time.Now().Add(timeout)
 	g.drainUntil.Store(&until)
 	g.conditions.Mute()

@@ -90,7 +90,7 @@ func (g *Gateway) status() admin.Status {
 // many replicas a model has is no such reason: see modelConditions.
 func (g *Gateway) notReady() []string {
 	var missing []string
-	if g.draining.Load() {
+	if g.drainUntil.Load() != nil {
 		missing = append(missing, "the gateway is draining")
 	}
 	if g.envoy.process != nil {
