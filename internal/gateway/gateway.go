@@ -106,9 +106,6 @@ type Gateway struct {
 	settings settings
 	watcher  *config.Watcher
 	limits   *limitKeeper
-	// discovered are the discovered models that have limits. They belong to start, and then to
-	// followFleet.
-	discovered []string
 	// redis says how to connect to Redis; nil: there is none.
 	redis *redis.Server
 	// routing is nil without Redis.
@@ -346,7 +343,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
 	g.launchers.watchRay(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
-	g.limitDiscovered(g.fleet.Snapshot()) // the first requests find the limits of run time in force
+	g.limits.discover(g.fleet.Snapshot()) // the first requests find the limits of run time in force
 	g.envoy.resolveGateways(ctx)
 	if err := g.envoy.push(); err != nil {
 		return err
@@ -433,15 +430,6 @@ func (g *Gateway) watchFirst(context.Context) error {
 	return nil
 }
 
-// limitDiscovered gives limits to the discovered models, which can then be changed at run time. It
-// does so when other models were discovered than before.
-func (g *Gateway) limitDiscovered(s *engines.Snapshot) {
-	if now := discoveredModels(s); !slices.Equal(g.discovered, now) {
-		g.discovered = now
-		g.limits.sync()
-	}
-}
-
 // followFleet tells Envoy of every change of the fleet until ctx ends, and gives discovered models
 // their limits.
 func (g *Gateway) followFleet(ctx context.Context) error {
@@ -452,7 +440,7 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 			g.metrics.Loaded(r.Model, r.LoadTime)
 		}
 		last = snapshot
-		g.limitDiscovered(snapshot)
+		g.limits.discover(snapshot)
 		if err := g.envoy.push(); err != nil {
 			g.log.Error("Envoy was not told of a changed fleet", zap.Error(err))
 		}
@@ -489,18 +477,6 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	}
 	failed = errors.Join(failed, g.launchers.stop(ctx, stopOwn))
 	return errors.Join(failed, g.dir.EndAll(ctx, 5*time.Second))
-}
-
-// discoveredModels lists the models that the file does not name, sorted.
-func discoveredModels(s *engines.Snapshot) []string {
-	var names []string
-	for name, m := range s.Models {
-		if m.Discovered {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // knownModel reports whether a model or a pool has this name. The metrics use it, so that clients
