@@ -39,7 +39,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/processors"
-	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/internal/usage"
@@ -138,23 +137,13 @@ type Gateway struct {
 	logging *scope
 	sockets *sockets
 
-	// startNext starts the successor of a hand-over: startSuccessor, unless a test replaces it.
-	startNext func(context.Context) (*successor, error)
 	// first is the process that the supervisor of the gateway knows. instance is random.
 	first    int
 	instance string
 	// carried counts what predecessors hold; predecessors runs its server.
 	carried      *carry.Server
 	predecessors *scope
-	// upgrade says what became of the last hand-over.
-	upgrade upgradeState
-	// link, successorRelay and drainOrders are for a retired process. successorRelay has the
-	// successor answer what Envoy has sent to this process by mistake; nil: there is none.
-	link *carry.Link
-	// endedTo is told of each request that ends, after the hand-over; nil: nobody is.
-	endedTo        atomic.Pointer[carry.Link]
-	successorRelay atomic.Pointer[relay.Forwarder]
-	drainOrders    chan time.Duration
+	succession   succession
 }
 
 // Run makes a gateway in the state directory of its configuration and runs it until ctx ends or the
@@ -204,7 +193,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), tokens: jwks.New(o.Log), requests: request.NewStore(0),
-		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), drainOrders: make(chan time.Duration, 1),
+		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), succession: succession{drainOrders: make(chan time.Duration, 1)},
 	}
 	g.accessLog.OnEntry = g.observe
 	g.settings.file = cmp.Or(o.file, o.Config)
@@ -248,7 +237,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		},
 	})
 	g.watchConditions()
-	g.startNext = g.startSuccessor
+	g.succession.start = g.startSuccessor
 	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
 	g.carried.Ended, g.carried.Used, g.carried.Retried = g.addEnded, g.addUsed, g.metrics.Retried
 	return g, nil
@@ -300,7 +289,7 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 		if err == nil {
 			return g.carryOn(ctx, s)
 		}
-		g.upgrade.fail(err)
+		g.succession.failure.note(err)
 		if errors.Is(err, errToldToStop) {
 			stop()
 		}
