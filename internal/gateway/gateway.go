@@ -65,7 +65,7 @@ type Options struct {
 	Console *console.Console
 }
 
-// Gateway is one Sluice process with its Envoy. New makes it and starts nothing; Run runs it.
+// Gateway is one Sluice process with its Envoy. New makes it and starts nothing; run runs it.
 type Gateway struct {
 	options Options
 	log     *zap.Logger
@@ -250,18 +250,13 @@ func newInstance() string {
 	return hex.EncodeToString(random[:])
 }
 
-// Run runs the gateway in its state directory, which this process has claimed. It returns when the
-// gateway has drained; in a process that was started first also when a later process has. The error
-// is ErrHandedOver when another process serves the gateway.
-func (g *Gateway) Run(ctx context.Context) error {
-	g.signals, g.stops = catchSignals(), catchStops()
-	return g.run(ctx, nil)
-}
-
 // run starts the parts in the order of their dependencies. It first adopts existing processes, so
 // that Envoy's first configuration is complete. It then opens the listeners, and then starts the
 // components that keep the parts up to date. from is the hand-over that started this gateway; nil:
 // there was none.
+//
+// run returns when the gateway has drained; in a process that was started first also when a later
+// process has. The error is ErrHandedOver when another process serves the gateway.
 func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	signalled := ctx // it ends with the first signal of g.stops
 	ctx, stop := context.WithCancel(ctx)

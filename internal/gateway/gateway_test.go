@@ -116,7 +116,7 @@ func runs(t *testing.T, g *Gateway) (stop func(), returned <-chan error) {
 	done := make(chan error, 1)
 	go func() {
 		defer close(done)
-		done <- g.Run(ctx)
+		done <- runGateway(ctx, g)
 	}()
 	t.Cleanup(func() {
 		cancel()
