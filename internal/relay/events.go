@@ -390,7 +390,6 @@ func (t *engineTimers) pause() {
 	}
 }
 
-// stop stops all timers.
 func (t *engineTimers) stop() {
 	t.pause()
 	if t.linger != nil {

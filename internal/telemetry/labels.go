@@ -76,7 +76,6 @@ func (s *labelSet) sweep(exists map[string]bool, grace bool) (removed []string) 
 	return removed
 }
 
-// remove removes the values that match.
 func (s *labelSet) remove(match func(value string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
