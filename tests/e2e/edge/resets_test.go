@@ -27,8 +27,8 @@ func TestE2E_X1_RequestsThatAreResetAtOnceEndTheirConnection(t *testing.T) {
 	}
 	t.Cleanup(func() { c.Close() })
 	const requests = 150
-	// One write has all, so that Envoy reads a reset before it has answered: a request with an answer
-	// is none that was reset at once.
+	// One write has all, so that Envoy reads a reset before it has answered: a request with an
+	// answer is none that was reset at once.
 	sent := unread(t, requests)
 	framer := http2.NewFramer(sent, nil)
 	for i := range requests {
