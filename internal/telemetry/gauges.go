@@ -113,11 +113,11 @@ func (s samples) counter(d *prometheus.Desc, n float64, labels ...string) {
 // Collect implements prometheus.Collector.
 func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	var g Gauges
-	if c.metrics.gauges != nil {
-		g = c.metrics.gauges()
+	if c.metrics.config.Gauges != nil {
+		g = c.metrics.config.Gauges()
 	}
 	to := samples(out)
-	to.gauge(c.build, 1, c.metrics.version, g.Envoy)
+	to.gauge(c.build, 1, c.metrics.config.Version, g.Envoy)
 	to.counter(c.nacks, float64(g.XDSNacks))
 	to.gauge(c.envoys, float64(g.Envoys))
 	for name, m := range c.byLabel(g.Models) {

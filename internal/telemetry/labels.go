@@ -100,10 +100,10 @@ const sweepEvery = time.Second
 // otherwise stay and keep new ones out. With grace a series is in one more scrape after its name
 // has gone, so that its last increase is seen.
 func (m *Metrics) sweep(grace bool) {
-	if m.names == nil {
+	if m.config.Names == nil {
 		return
 	}
-	names := m.names()
+	names := m.config.Names()
 	m.sweeping.Lock()
 	defer m.sweeping.Unlock()
 	m.cache.forget() // a series or a label that it has may go
