@@ -130,7 +130,6 @@ func (c *Controller) recoverLease(g *gate, r RecoveredRequest, now time.Time) *L
 	return l
 }
 
-// newLeaseID returns the id of a new lease.
 func (c *Controller) newLeaseID() string {
 	c.lastLeaseID++
 	return c.gateway + "-" + strconv.FormatUint(c.lastLeaseID, 36)

@@ -198,59 +198,67 @@ func (c *Controller) recordDenials(g *gate, batch []*waiter, verdicts []Verdict,
 	var denied []*waiter
 	var pause time.Duration // one step of the backoff for each answer
 	for i, w := range batch {
-		if w.state != stateDenied {
-			continue
+		if w.state == stateDenied && c.recordDenial(g, w, &verdicts[i], &pause, now) {
+			denied = append(denied, w)
 		}
-		v := &verdicts[i]
-		switch v.Reason {
-		case ModelConcurrency, ReplicaFull:
-			if v.Reason == ReplicaFull && w.slot.OnFull != nil {
-				break // ReserveSlot knows it now, and finds another replica or none
-			}
-			if pause == 0 {
-				pause = g.inquiry.backoff.next()
-			}
-			if g.inquiry.hold(v.Reason, bands-1, now, pause) {
-				g.blockedOnTokens = nil
-			}
-		case ModelTokens:
-			if g.inquiry.hold(v.Reason, w.band, now, max(v.Wait, time.Millisecond)) {
-				g.blockedOnTokens, g.inquiry.lackingTokens = w, w.needTokens
-			}
-		case TaskEnded, TaskBusy:
-			if v.Reason == TaskBusy && w.busy.tries < maxBusyTries {
-				c.askAgain(g, w, v)
-				continue
-			}
-			c.countWaiter(w, -1)
-			w.decide(nil, v.Reason.fails())
-			continue
-		case Stale:
-			if w.staleVerdicts++; w.staleVerdicts > maxStaleVerdicts {
-				w.staleVerdicts = 0
-				g.inquiry.hold(v.Reason, bands-1, now, minRetryWait)
-			}
-		default:
-			if c.recordTenantDenial(w, v, now) {
-				continue
-			}
-		}
-		if g.inquiry.passedHold(w, v.Reason, now) {
-			g.inquiry.holdAll(v.Reason, now)
-			g.blockedOnTokens = nil
-		}
-		if v.Reason != Stale {
-			w.staleVerdicts = 0
-		}
-		g.inquiry.seeRemote(v.ModelInUse, g.usage.leases, now)
-		if err := c.endOfWait(g, w, v, now); err != nil {
-			c.countWaiter(w, -1)
-			w.decide(nil, err)
-			continue
-		}
-		denied = append(denied, w)
 	}
 	return denied
+}
+
+// recordDenial records why a waiter was denied, and reports whether the waiter goes on waiting in
+// its place. pause is the backoff of the gate, which the first denial that needs it sets.
+func (c *Controller) recordDenial(g *gate, w *waiter, v *Verdict, pause *time.Duration, now time.Time) bool {
+	switch v.Reason {
+	case ModelConcurrency, ReplicaFull:
+		if v.Reason == ReplicaFull && w.slot.OnFull != nil {
+			break // ReserveSlot knows it now, and finds another replica or none
+		}
+		if *pause == 0 {
+			*pause = g.inquiry.backoff.next()
+		}
+		if g.inquiry.hold(v.Reason, bands-1, now, *pause) {
+			g.blockedOnTokens = nil
+		}
+	case ModelTokens:
+		if g.inquiry.hold(v.Reason, w.band, now, max(v.Wait, time.Millisecond)) {
+			g.blockedOnTokens, g.inquiry.lackingTokens = w, w.needTokens
+		}
+	case TaskEnded, TaskBusy:
+		if v.Reason == TaskBusy && w.busy.tries < maxBusyTries {
+			c.askAgain(g, w, v)
+			return false
+		}
+		c.fail(w, v.Reason.fails())
+		return false
+	case Stale:
+		if w.staleVerdicts++; w.staleVerdicts > maxStaleVerdicts {
+			w.staleVerdicts = 0
+			g.inquiry.hold(v.Reason, bands-1, now, minRetryWait)
+		}
+	default:
+		if c.recordTenantDenial(w, v, now) {
+			return false
+		}
+	}
+	if g.inquiry.passedHold(w, v.Reason, now) {
+		g.inquiry.holdAll(v.Reason, now)
+		g.blockedOnTokens = nil
+	}
+	if v.Reason != Stale {
+		w.staleVerdicts = 0
+	}
+	g.inquiry.seeRemote(v.ModelInUse, g.usage.leases, now)
+	if err := c.endOfWait(g, w, v, now); err != nil {
+		c.fail(w, err)
+		return false
+	}
+	return true
+}
+
+// fail ends the waiting of a waiter that was denied.
+func (c *Controller) fail(w *waiter, err error) {
+	c.countWaiter(w, -1)
+	w.decide(nil, err)
 }
 
 // askAgain requeues a waiter of a task that was busy, after a pause. The request of the task before
@@ -261,8 +269,7 @@ func (c *Controller) askAgain(g *gate, w *waiter, v *Verdict) {
 		defer c.unlockAndRun()
 		now := time.Now()
 		if err := c.endOfWait(g, w, v, now); err != nil {
-			c.countWaiter(w, -1)
-			w.decide(nil, err)
+			c.fail(w, err)
 			return
 		}
 		w.homeQueue.requeue(w, !w.tenant.isAtLimit(&w.arrival))
@@ -281,8 +288,7 @@ func (c *Controller) recordTenantDenial(w *waiter, v *Verdict, now time.Time) bo
 		if wait > 0 {
 			err.RetryAfter = t.returns.reserve(wait, now)
 		}
-		c.countWaiter(w, -1)
-		w.decide(nil, err)
+		c.fail(w, err)
 		return true
 	}
 	if wait <= 0 {

@@ -97,7 +97,6 @@ func (p *policy) keyOf(tenant, digits string) *keyEntry {
 	return nil
 }
 
-// addKey adds a key of a tenant.
 func (p *policy) addKey(t *Tenant, c KeyConfig) error {
 	d, err := parseHash(c.Hash)
 	if err != nil {

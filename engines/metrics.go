@@ -136,7 +136,6 @@ func parseDocument(text string) (Place, error) {
 	return place, nil
 }
 
-// check returns the faults of the metrics.
 func (m Metrics) check() []Fault {
 	var faults []Fault
 	needsPath := m.Path != ""

@@ -120,7 +120,6 @@ func (b *overloadBuilder) action(name string, config proto.Message, triggers ...
 	b.manager.Actions = append(b.manager.Actions, action)
 }
 
-// pack packs a message.
 func (b *overloadBuilder) pack(m proto.Message) *anypb.Any {
 	packed, err := anypb.New(m)
 	if err != nil && b.err == nil {

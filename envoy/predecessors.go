@@ -268,7 +268,6 @@ func (e *Envoy) noteClosed(p *process.Process) {
 	}
 }
 
-// hasEnded reports whether a process has ended.
 func hasEnded(p *process.Process) bool {
 	select {
 	case <-p.Done():

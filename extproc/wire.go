@@ -143,13 +143,11 @@ func eachHeader(b []byte, yield func(name string, value []byte)) error {
 	})
 }
 
-// appendBytes appends a field of bytes.
 func appendBytes[B ~string | ~[]byte](out []byte, field protowire.Number, content B) []byte {
 	out = protowire.AppendVarint(protowire.AppendTag(out, field, protowire.BytesType), uint64(len(content)))
 	return append(out, content...)
 }
 
-// appendNumber appends a field with a number.
 func appendNumber(out []byte, field protowire.Number, n uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(out, field, protowire.VarintType), n)
 }

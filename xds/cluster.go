@@ -81,7 +81,6 @@ func replicaPolicy() *cluster.LoadBalancingPolicy {
 	})
 }
 
-// lbPolicy returns a load balancing policy.
 func lbPolicy(name string, m validatedMessage) *cluster.LoadBalancingPolicy {
 	return &cluster.LoadBalancingPolicy{Policies: []*cluster.LoadBalancingPolicy_Policy{{
 		TypedExtensionConfig: extension(name, m),

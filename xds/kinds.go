@@ -32,7 +32,6 @@ func (k resourceKind) typeURL() string {
 		resource.ListenerType, resource.RouteType}[k]
 }
 
-// kindOf returns the kind with a type URL.
 func kindOf(typeURL string) (resourceKind, bool) {
 	for k := range kindCount {
 		if k.typeURL() == typeURL {

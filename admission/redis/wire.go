@@ -26,7 +26,6 @@ type limitSet struct {
 	values [maxSharedLimits]int64
 }
 
-// value returns the value of the limit with this name.
 func (s *limitSet) value(name string, limits []admission.Limit) int64 {
 	for i := range limits {
 		if limits[i].Name == name {

@@ -81,7 +81,6 @@ func writeReplicas(w io.Writer, replicas []replicaRow, columns int) {
 	}
 }
 
-// replicaTable returns the table of replicas.
 func replicaTable(replicas []replicaRow) *table {
 	t := newTable("REPLICA", "MODEL", "STATE", "FOR", "RUNNING", "SERVED", "RESTARTS", "ADDRESS", "NODE", "REASON")
 	for _, r := range replicas {

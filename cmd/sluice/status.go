@@ -182,7 +182,6 @@ func writeModels(w io.Writer, models []modelRow, columns int) {
 // spareOfModels returns the columns that a narrow table of models leaves out, the first one first.
 func spareOfModels() []string { return []string{"LAUNCHER", "MAX", "MIN", "WANTED"} }
 
-// modelTable returns the table of models.
 func modelTable(models []modelRow) *table {
 	t := newTable("MODEL", "STATE", "READY", "WANTED", "MIN", "MAX", "RUNNING", "QUEUED", "LAUNCHER")
 	for _, m := range models {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -199,34 +200,16 @@ func (c *cluster) run(ctx context.Context) {
 			c.elect(outlasting)
 		}
 	})
-	kinds := map[string]func(watchTarget){
-		"deployments": func(w watchTarget) {
-			w.client, w.kind = c.client.AppsV1().RESTClient(), &appsv1.Deployment{}
-			watchObjects(ctx, w, c.deployments, c.failure("watch deployments"))
-		},
-		"poddisruptionbudgets": func(w watchTarget) {
-			w.client, w.kind = c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}
-			watchObjects(ctx, w, c.budgets, c.failure("watch poddisruptionbudgets"))
-		},
-		"jobs": func(w watchTarget) {
-			w.client, w.kind = c.client.BatchV1().RESTClient(), &batchv1.Job{}
-			watchObjects(ctx, w, c.jobs, c.failure("watch jobs"))
-		},
-		"pods": func(w watchTarget) {
-			w.client, w.kind = c.client.CoreV1().RESTClient(), &corev1.Pod{}
-			watchObjects(ctx, w, c.pods, c.failure("watch pods"))
-		},
-		"leases": func(w watchTarget) {
-			w.client, w.kind = c.client.CoordinationV1().RESTClient(), &coordinationv1.Lease{}
-			w.selector += "," + labelRole + "=" + roleGateway
-			watchObjects(ctx, w, c.leases, c.failure("watch leases"))
-		},
+	ours := selector(c.labels())
+	watch := func(resource, selector string, client rest.Interface, kind any, store cache.ReflectorStore) {
+		w := watchTarget{client: client, resource: resource, namespace: c.location.namespace, selector: selector, kind: kind}
+		working.Go(func() { watchObjects(ctx, w, store, c.failure("watch "+resource)) })
 	}
-	for kind, watch := range kinds {
-		working.Go(func() {
-			watch(watchTarget{resource: kind, namespace: c.location.namespace, selector: selector(c.labels())})
-		})
-	}
+	watch("deployments", ours, c.client.AppsV1().RESTClient(), &appsv1.Deployment{}, c.deployments)
+	watch("poddisruptionbudgets", ours, c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}, c.budgets)
+	watch("jobs", ours, c.client.BatchV1().RESTClient(), &batchv1.Job{}, c.jobs)
+	watch("pods", ours, c.client.CoreV1().RESTClient(), &corev1.Pod{}, c.pods)
+	watch("leases", ours+","+labelRole+"="+roleGateway, c.client.CoordinationV1().RESTClient(), &coordinationv1.Lease{}, c.leases)
 	working.Go(func() { c.watchGroups(ctx) })
 	working.Go(func() { c.observeLoop(ctx) })
 	working.Go(func() { c.loaderLoop(ctx) })

@@ -76,7 +76,6 @@ func (d driver) devices(index int) ([]engines.GPU, error) {
 	return []engines.GPU{whole}, err
 }
 
-// has reports whether the driver has a function.
 func (d driver) has(function string) bool {
 	return d.library.Extensions().LookupSymbol(function) == nil
 }

@@ -48,14 +48,12 @@ func (s *stopSignal) reset() {
 	s.next = r
 }
 
-// current returns the current request.
 func (s *stopSignal) current() *stopRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next
 }
 
-// request requests the stop.
 func (s *stopSignal) request() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -55,7 +55,6 @@ func pageFiles() map[string]http.Handler {
 	return files
 }
 
-// pageFile returns the handler of a file.
 func pageFile(body []byte, mediaType string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", mediaType)

@@ -168,7 +168,6 @@ func (s *state) whole() []byte {
 	return append(s.append(nil, true, s.models.list(), s.replicas.list(), s.conditions.list()), '}')
 }
 
-// list returns all objects.
 func (o *objects) list() [][]byte {
 	all := make([][]byte, len(o.order))
 	for i, one := range o.order {

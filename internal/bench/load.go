@@ -108,7 +108,6 @@ func (v variant) post(ctx context.Context, body, fault string) (*http.Response, 
 	return resp, nil
 }
 
-// milliseconds returns d in milliseconds.
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // processTimes is the CPU time of the processes so far, in nanoseconds.

@@ -140,7 +140,6 @@ func bench(ctx context.Context, o options) error {
 	return nil
 }
 
-// each returns a figure of all costs.
 func each(costs []cpuCost, figure func(cpuCost) float64) []float64 {
 	all := make([]float64, len(costs))
 	for i, c := range costs {

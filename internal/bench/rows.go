@@ -115,7 +115,6 @@ func (r row) plan() wire.Plan {
 // messageBytes is the greatest length of a message in a long prompt.
 const messageBytes = 4 << 10
 
-// request returns a request of the row for a model.
 func (r row) request(model string) *wire.Request {
 	return wire.NewRequest("/v1/chat/completions", benchKey, r.body(model))
 }

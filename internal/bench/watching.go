@@ -172,7 +172,6 @@ func (s *steadyLoad) fault() error {
 	return nil
 }
 
-// end ends the load by cancel.
 func (s *steadyLoad) end(cancel func()) {
 	cancel()
 	s.running.Wait()

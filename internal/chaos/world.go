@@ -395,7 +395,6 @@ func awaitTCP(address string) error {
 	return err
 }
 
-// lastLines returns the last n lines of a text.
 func lastLines(text []byte, n int) string {
 	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

@@ -35,7 +35,6 @@ func (k *checker) checkEngines() {
 	}
 }
 
-// checkVersions checks the versions of one engine.
 func (k *checker) checkVersions(at path, versions []EngineVersion) {
 	var names []named
 	for i, version := range versions {

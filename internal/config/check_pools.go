@@ -82,7 +82,6 @@ func (k *checker) isServedElsewhere(name string) bool {
 	return len(members) > 0 && !slices.ContainsFunc(members, served)
 }
 
-// poolNames returns the names of all pools.
 func (k *checker) poolNames() []string {
 	var names []string
 	for _, p := range k.config.Pools {

@@ -203,7 +203,6 @@ func (k *checker) modelNames() []string {
 	return names
 }
 
-// tenantNames returns the names of all tenants.
 func (k *checker) tenantNames() []string {
 	var names []string
 	for _, t := range k.config.Tenants {

@@ -5,10 +5,7 @@ import (
 	"crypto/x509"
 	"net"
 	"net/netip"
-	"reflect"
 	"strconv"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // Control says where nodes and Envoys of other hosts reach the gateway.
@@ -42,15 +39,6 @@ type Control struct {
 	// ServerName is the name for which Envoys check the certificate of every gateway. Default: the
 	// first DNS name of cert, else its first address.
 	ServerName string `yaml:"server_name"`
-}
-
-// decodeControl reads a Control: a mapping, or the address for nodes alone.
-func (d *decoder) decodeControl(n *yaml.Node, c *Control, at path) {
-	if n.Kind == yaml.ScalarNode {
-		d.decodeScalar(n, reflect.ValueOf(&c.Nodes).Elem(), at, rules{})
-		return
-	}
-	d.decodeStruct(n, reflect.ValueOf(c).Elem(), at)
 }
 
 // checkControl checks the addresses for nodes and for Envoys. others are the other listeners; an

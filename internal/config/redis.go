@@ -1,12 +1,6 @@
 package config
 
-import (
-	"reflect"
-
-	"go.yaml.in/yaml/v3"
-
-	"github.com/sluice-gateway/sluice/internal/certificates"
-)
+import "github.com/sluice-gateway/sluice/internal/certificates"
 
 // Redis says where gateways meet. In the file it is a mapping, or the URL alone.
 type Redis struct {
@@ -46,13 +40,4 @@ type Sentinel struct {
 // Files returns the paths of the files.
 func (r *Redis) Files() certificates.Files {
 	return certificates.Files{Cert: r.Cert, Key: r.Key, CA: r.CA}
-}
-
-// decodeRedis reads a Redis: a mapping, or the URL alone.
-func (d *decoder) decodeRedis(n *yaml.Node, r *Redis, at path) {
-	if n.Kind == yaml.ScalarNode {
-		d.decodeScalar(n, reflect.ValueOf(&r.URL).Elem(), at, rules{})
-		return
-	}
-	d.decodeStruct(n, reflect.ValueOf(r).Elem(), at)
 }

@@ -22,27 +22,20 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 		v.Set(reflect.New(v.Type().Elem()))
 		d.decodeValue(n, v.Elem(), at, r)
 	case reflect.Struct:
-		if key, ok := v.Addr().Interface().(*Key); ok {
-			d.decodeKey(n, key, at)
-			return
+		switch to := v.Addr().Interface().(type) {
+		case *Key:
+			d.decodeKey(n, to, at)
+		case *time.Time:
+			d.decodeTime(n, to, at)
+		case *Upstream:
+			d.decodeShort(n, v, &to.URL, at)
+		case *Redis:
+			d.decodeShort(n, v, &to.URL, at)
+		case *Control:
+			d.decodeShort(n, v, &to.Nodes, at)
+		default:
+			d.decodeStruct(n, v, at)
 		}
-		if upstream, ok := v.Addr().Interface().(*Upstream); ok {
-			d.decodeUpstream(n, upstream, at)
-			return
-		}
-		if control, ok := v.Addr().Interface().(*Control); ok {
-			d.decodeControl(n, control, at)
-			return
-		}
-		if redis, ok := v.Addr().Interface().(*Redis); ok {
-			d.decodeRedis(n, redis, at)
-			return
-		}
-		if moment, ok := v.Addr().Interface().(*time.Time); ok {
-			d.decodeTime(n, moment, at)
-			return
-		}
-		d.decodeStruct(n, v, at)
 	case reflect.Slice:
 		d.decodeList(n, v, at, r)
 	case reflect.Map:
@@ -54,6 +47,15 @@ func (d *decoder) decodeValue(n *yaml.Node, v reflect.Value, at path, r rules) {
 	default:
 		d.decodeScalar(n, v, at, r)
 	}
+}
+
+// decodeShort reads a struct: a mapping, or the value of one of its fields alone.
+func (d *decoder) decodeShort(n *yaml.Node, v reflect.Value, alone *string, at path) {
+	if n.Kind == yaml.ScalarNode {
+		d.decodeScalar(n, reflect.ValueOf(alone).Elem(), at, rules{})
+		return
+	}
+	d.decodeStruct(n, v, at)
 }
 
 // keyFields returns the names of the fields of a Key.

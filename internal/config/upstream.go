@@ -5,15 +5,12 @@ import (
 	"errors"
 	"io"
 	"os"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // Upstream is a server that someone else runs. In the file it is a mapping, or the URL alone.
@@ -122,15 +119,6 @@ func (k *checker) checkServedModel(at path, name string) {
 	if fault := servedModelFault(name); fault != "" {
 		k.faultf(at, "%s", fault)
 	}
-}
-
-// decodeUpstream reads an Upstream: a mapping, or the URL alone.
-func (d *decoder) decodeUpstream(n *yaml.Node, u *Upstream, at path) {
-	if n.Kind == yaml.ScalarNode {
-		d.decodeScalar(n, reflect.ValueOf(&u.URL).Elem(), at, rules{})
-		return
-	}
-	d.decodeStruct(n, reflect.ValueOf(u).Elem(), at)
 }
 
 // maxCertificatesSize is the size of the largest file of certificates that is read, in bytes.

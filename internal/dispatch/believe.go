@@ -68,8 +68,8 @@ const doubtInterval = time.Minute
 func (d *Dispatcher) doubt(model string, at *replica, r Response) {
 	now := time.Now()
 	last := at.doubtedAt.Load()
-	if d.doubted == nil || last != 0 && now.UnixNano()-last < int64(doubtInterval) || !at.doubtedAt.CompareAndSwap(last, now.UnixNano()) {
+	if last != 0 && now.UnixNano()-last < int64(doubtInterval) || !at.doubtedAt.CompareAndSwap(last, now.UnixNano()) {
 		return
 	}
-	d.doubted(model, at.id, r.Prompt, r.Completion)
+	d.config.Doubted(model, at.id, r.Prompt, r.Completion)
 }

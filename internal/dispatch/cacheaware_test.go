@@ -155,7 +155,7 @@ func TestB1_EnginesOfOthersCount(t *testing.T) {
 func TestB1_WhatOtherGatewaysTell(t *testing.T) {
 	var told []Placement
 	fleet := newStage(Policy{LoadFloor: 8})
-	fleet.onPlaced = func(p Placement) { told = append(told, p) }
+	fleet.config.OnPlaced = func(p Placement) { told = append(told, p) }
 	fleet.put("m", replicas("a", "b", "c", "d")...)
 	other := newStage(Policy{LoadFloor: 8})
 	other.put("m", replicas("a", "b", "c", "d")...)

@@ -66,7 +66,7 @@ func TestO10_FewPicksAreExplained(t *testing.T) {
 		if n := explained(); n != explainedPerSecond {
 			t.Errorf("%d picks are explained a second later", n)
 		}
-		s.explains = true
+		s.config.ExplainPicks = true
 		if n := explained(); n != 3*explainedPerSecond {
 			t.Errorf("%d picks are explained where all are", n)
 		}

@@ -42,7 +42,7 @@ func TestU18_EndpointsByTask(t *testing.T) {
 func TestU18_NotCapable(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})
-	s.demand = func(model string) { t.Errorf("%s is to be started", model) }
+	s.config.Demand = func(model string) { t.Errorf("%s is to be started", model) }
 	s.put("plain", replicas("plain-0")...)
 	s.fleet.Set("models", engines.Part{Models: []engines.Model{
 		{Name: "chat", Task: engines.TextGeneration, Launcher: engines.Local, MaxReplicas: 1},

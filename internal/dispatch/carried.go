@@ -31,10 +31,10 @@ func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c.here = c.counter.at("")
 	c.counter.add(c.here, 1)
 	d.mu.Unlock()
-	if d.shared || r.SlotOnly {
+	if d.config.Shared || r.SlotOnly {
 		return c
 	}
-	c.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.APIKey})
+	c.lease = d.config.Admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.APIKey})
 	return c
 }
 
@@ -54,6 +54,6 @@ func (c *CarriedRequest) Release() {
 			c.lease.Release() // admits the next waiter of the model
 			return
 		}
-		c.dispatcher.admission.RetryWaiters(c.model)
+		c.dispatcher.config.Admission.RetryWaiters(c.model)
 	})
 }

@@ -51,7 +51,7 @@ func (s stage) serve(t *testing.T, r *Request) bool {
 	return true
 }
 
-func (s stage) left(tenant string) admission.Quota { return s.admission.Tenant(tenant).Quota }
+func (s stage) left(tenant string) admission.Quota { return s.config.Admission.Tenant(tenant).Quota }
 
 func TestX2_ATaskOfOneTokenPassesNoLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -469,7 +469,7 @@ func TestX2_AUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := limited(admission.TenantLimits{TokensPerMinute: 1_000_000})
 			var doubts int
-			s.Dispatcher.doubted = func(model, replica string, prompt, completion int64) {
+			s.Dispatcher.config.Doubted = func(model, replica string, prompt, completion int64) {
 				doubts++
 				if model != "m" || replica != "a" || prompt != c.told.Prompt || completion != c.told.Completion {
 					t.Errorf("told of %s, %s, %d, %d", model, replica, prompt, completion)

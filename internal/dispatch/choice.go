@@ -52,7 +52,7 @@ func (w *routingTable) resolve(r *Request) (choice, *openai.Error) {
 // OwnName returns the own name of the model that a client names, under which its requests count. A
 // name that is not of one model, such as that of a pool, stays as it is.
 func (d *Dispatcher) OwnName(asked string) string {
-	if m, ok := d.fleet.Snapshot().Resolve(asked); ok {
+	if m, ok := d.config.Fleet.Snapshot().Resolve(asked); ok {
 		return m.Name
 	}
 	return asked

@@ -50,9 +50,7 @@ func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 	}
 	for _, t := range c.members {
 		t.estimator.refused.Add(1)
-		if d.demand != nil {
-			d.demand(t.Name)
-		}
+		d.config.Demand(t.Name)
 	}
 	now := time.Now()
 	if fault := c.keepsFailing(c.title(), now); fault != nil {

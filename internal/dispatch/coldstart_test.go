@@ -29,7 +29,7 @@ func TestU8_NoWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{ColdStart: NoWait})
 		demanded := 0
-		s.demand = func(string) { demanded++ }
+		s.config.Demand = func(string) { demanded++ }
 		s.put("m", engines.Replica{ID: "a", State: engines.Starting, Since: time.Now()})
 		s.wantRefusal(t, openai.CodeColdStartTimeout, unknownStart, "is being started")
 		if v, _ := s.View("m"); v.Refused != 1 || demanded != 1 || v.Queued != 0 {
@@ -137,7 +137,7 @@ func TestU9_APoolWhoseModelsAllFail(t *testing.T) {
 		synctest.Wait()
 		s.put("m", failed)
 		synctest.Wait()
-		if n := s.admission.PoolStats("p").Queued; n != 1 {
+		if n := s.config.Admission.PoolStats("p").Queued; n != 1 {
 			t.Fatalf("%d wait while one model may start, want 1: %+v", n, <-waited)
 		}
 		failed.ID, failed.NextStart = "b", time.Now().Add(5*time.Second)

@@ -53,7 +53,7 @@ func (d *Dispatcher) DrainReplica(id string, drained bool) {
 		d.forgetAbsentLocked()
 	}
 	d.drains.replicas = with(d.drains.replicas, id, drained)
-	for name, m := range d.fleet.Snapshot().Models {
+	for name, m := range d.config.Fleet.Snapshot().Models {
 		if m.Replica(id) != nil {
 			d.dirty[name] = struct{}{}
 		}
@@ -64,7 +64,7 @@ func (d *Dispatcher) DrainReplica(id string, drained bool) {
 // forgetAbsentLocked forgets the drains of replicas that the fleet does not have.
 func (d *Dispatcher) forgetAbsentLocked() {
 	present := map[string]bool{}
-	for _, m := range d.fleet.Snapshot().Models {
+	for _, m := range d.config.Fleet.Snapshot().Models {
 		for i := range m.Replicas {
 			if id := m.Replicas[i].ID; d.drains.replicas[id] {
 				present[id] = true
@@ -88,7 +88,7 @@ func (d *Dispatcher) SetDrained(models, replicas map[string]bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.drains = drains{models, replicas}
-	for name := range d.fleet.Snapshot().Models {
+	for name := range d.config.Fleet.Snapshot().Models {
 		d.dirty[name] = struct{}{}
 	}
 	d.rebuildLocked()

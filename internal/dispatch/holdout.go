@@ -53,7 +53,7 @@ func (t *modelRoute) holdOut(p *pickInput, i int, ticket *Ticket, now time.Time)
 			hold := min(holdPatience*wait, maxHold)
 			ticket.holdUntil = now.Add(hold)
 			d, model := ticket.dispatcher, t.Name
-			time.AfterFunc(hold+time.Millisecond, func() { d.admission.RetryWaiters(model) })
+			time.AfterFunc(hold+time.Millisecond, func() { d.config.Admission.RetryWaiters(model) })
 		}
 		return true
 	}

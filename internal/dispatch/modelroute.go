@@ -79,7 +79,6 @@ func (t *modelRoute) indexAt(address, cluster string) int {
 	return -1
 }
 
-// isAdapter reports whether the name is that of an adapter of the model.
 func (t *modelRoute) isAdapter(name string) bool { return slices.Contains(t.Adapters, name) }
 
 // cold reports whether a request has to wait until a replica has been started.

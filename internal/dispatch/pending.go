@@ -54,7 +54,7 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 		t.releaseIDs()
 		return nil, nil, d.explain(ctx, c, r, err)
 	}
-	lease, wait, err := d.admission.Begin(d.admissionRequest(c, r, t))
+	lease, wait, err := d.config.Admission.Begin(d.admissionRequest(c, r, t))
 	switch {
 	case err != nil:
 		t.releaseIDs()

@@ -118,8 +118,8 @@ func (t *Ticket) placeLocked() {
 // replica that they may have as well.
 func (t *Ticket) place(r *replica, p Placement) {
 	t.route.record(r, &p)
-	if t.dispatcher.onPlaced != nil && p.Replica != "" {
-		t.dispatcher.onPlaced(p)
+	if p.Replica != "" {
+		t.dispatcher.config.OnPlaced(p)
 	}
 }
 

@@ -40,7 +40,7 @@ const (
 // candidatesToExplain returns how many candidates of a pick among so many replicas are recorded.
 func (d *Dispatcher) candidatesToExplain(replicas int, now time.Time) int {
 	switch {
-	case d.explains:
+	case d.config.ExplainPicks:
 		return replicas
 	case d.explained.acquire(now, explainedPerSecond):
 		return min(replicas, maxExplained)

@@ -39,7 +39,7 @@ func (w *Wait) Progress(d *Dispatcher) WaitProgress {
 	w.mu.Lock()
 	c := d.table.Load().refresh(w.choice)
 	w.mu.Unlock()
-	p := WaitProgress{Position: d.admission.Position(&w.handle)}
+	p := WaitProgress{Position: d.config.Admission.Position(&w.handle)}
 	if p.Starting = len(c.members) > 0 && c.starts(); p.Starting {
 		p.Note, p.Public = c.note()
 	}

@@ -114,8 +114,8 @@ func (d *Dispatcher) recoverLocked(at Location, c *counter, n int) {
 	}
 	for range n {
 		one := recoveredRequest{counter: c, here: c.at(at.Address)}
-		if !d.shared { // else the old lease in the shared state still counts
-			one.lease = d.admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
+		if !d.config.Shared { // else the old lease in the shared state still counts
+			one.lease = d.config.Admission.RecoverRequest(admission.RecoveredRequest{Model: at.Model})
 		}
 		c.add(one.here, 1)
 		d.recovered.held[at] = append(d.recovered.held[at], one)
@@ -217,14 +217,14 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) bool {
 // recoverLease returns the lease of an identified request, with its slot for the other gateways.
 // The buckets of a gateway without shared state have forgotten what the request was charged.
 func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
-	if !d.shared {
+	if !d.config.Shared {
 		r.Tokens = 0
 	}
 	recovered := admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens}
 	if at := d.replicaAt(r.Location); at != nil {
 		recovered.Replica = d.sharedID(at)
 	}
-	return d.admission.RecoverRequest(recovered)
+	return d.config.Admission.RecoverRequest(recovered)
 }
 
 // LimitRecovered sets how many recovered requests may remain at some locations, and releases the
@@ -396,7 +396,7 @@ func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {
 
 // replicaAt returns the replica at a location; nil: none is known.
 func (d *Dispatcher) replicaAt(at Location) *engines.Replica {
-	m, ok := d.fleet.Snapshot().Models[at.Model]
+	m, ok := d.config.Fleet.Snapshot().Models[at.Model]
 	if !ok {
 		return nil
 	}

@@ -43,8 +43,8 @@ func (d *Dispatcher) sharedID(r *engines.Replica) string {
 		return ""
 	case r.Launcher == engines.Ray:
 		return r.ID + "@" + r.Address.String()
-	case r.Launcher == engines.Upstream && r.Address.Addr().IsLoopback() && d.host != "":
-		return r.ID + "@" + d.host
+	case r.Launcher == engines.Upstream && r.Address.Addr().IsLoopback() && d.config.Host != "":
+		return r.ID + "@" + d.config.Host
 	}
 	return r.ID
 }

@@ -49,7 +49,7 @@ func (d *Dispatcher) slotAt(r replica) admission.Slot {
 		return admission.Slot{}
 	}
 	slot := admission.Slot{Replica: r.sharedID, Limit: r.limit}
-	if d.shared {
+	if d.config.Shared {
 		slot.OnFull = func() { d.markFull(r, fullFor) }
 	}
 	return slot

@@ -37,7 +37,6 @@ const (
 	maxResponses = 1 << 17
 )
 
-// appendRecord appends a session as a record.
 func appendRecord(b []byte, x *session) []byte {
 	b = binary.LittleEndian.AppendUint64(b, x.key)
 	b = binary.LittleEndian.AppendUint32(b, x.owner)

@@ -52,12 +52,12 @@ func (d *Dispatcher) rebuild() {
 // current returns a routing table of the present fleet. Run follows each change of the fleet too,
 // but some time later: until then the fleet may show a model that the last table does not have.
 func (d *Dispatcher) current() *routingTable {
-	if w := d.table.Load(); w.snapshot == d.fleet.Snapshot() {
+	if w := d.table.Load(); w.snapshot == d.config.Fleet.Snapshot() {
 		return w
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.table.Load().snapshot != d.fleet.Snapshot() {
+	if d.table.Load().snapshot != d.config.Fleet.Snapshot() {
 		d.rebuildLocked()
 	}
 	return d.table.Load()
@@ -96,7 +96,7 @@ func (d *Dispatcher) rebuildLocked() {
 		w.routes[name] = t
 		d.updateUsersLocked(name, old.routes[name], t)
 		if before := old.routes[name]; before == nil || before.policy.Limits != t.policy.Limits {
-			d.admission.SetLimits(name, t.policy.Limits)
+			d.config.Admission.SetLimits(name, t.policy.Limits)
 		}
 	}
 	for _, t := range w.routes {
@@ -108,13 +108,13 @@ func (d *Dispatcher) rebuildLocked() {
 	d.placeResponsesLocked()
 	for name := range changed {
 		if t := w.routes[name]; t != nil {
-			d.admission.RetryWaiters(name)
+			d.config.Admission.RetryWaiters(name)
 			if t.failing != nil {
-				d.admission.RefuseWaiters(name, errKeepsFailing)
+				d.config.Admission.RefuseWaiters(name, errKeepsFailing)
 			}
 			continue
 		}
-		d.admission.Remove(name)
+		d.config.Admission.Remove(name)
 		delete(d.cursors, name)
 		d.estimators[name].close()
 		delete(d.estimators, name)
@@ -139,14 +139,14 @@ func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[strin
 			waits = waits || !t.refusesCold()
 		}
 		if failing && !waits {
-			d.admission.RefusePoolWaiters(pool, errKeepsFailing)
+			d.config.Admission.RefusePoolWaiters(pool, errKeepsFailing)
 		}
 	}
 }
 
 // nextTableLocked returns the next table, with the model routes of the old one.
 func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
-	w := &routingTable{snapshot: d.fleet.Snapshot(), routes: maps.Clone(old.routes),
+	w := &routingTable{snapshot: d.config.Fleet.Snapshot(), routes: maps.Clone(old.routes),
 		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease, taskLifetime: d.rules.TaskLifetime,
 		moderated: d.rules.Moderated, special: d.special, drained: d.drains.models, defaultModel: d.rules.DefaultModel}
 	if w.routes == nil {
@@ -230,7 +230,7 @@ func (d *Dispatcher) poolsLocked(old, w *routingTable) {
 		w.admissionPools = map[string][]string{everyModel: slices.Sorted(maps.Keys(w.routes))}
 	}
 	if !maps.EqualFunc(w.admissionPools, old.admissionPools, slices.Equal) {
-		d.admission.SetPools(w.admissionPools)
+		d.config.Admission.SetPools(w.admissionPools)
 	}
 }
 

@@ -108,5 +108,5 @@ func (s *sampler) acquire(stream bool, credit *sampleCredit, now time.Time) bool
 // AcquireSample reports whether Envoy is to read the response of the request, which goes to its
 // replica natively. The caller must then have it read.
 func (t *Ticket) AcquireSample(stream bool) bool {
-	return !t.dispatcher.unsampled && t.estimator.sampler.acquire(stream, &t.dispatcher.samples, time.Now())
+	return !t.dispatcher.config.NoSamples && t.estimator.sampler.acquire(stream, &t.dispatcher.samples, time.Now())
 }

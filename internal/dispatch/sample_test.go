@@ -88,7 +88,7 @@ func TestR3_NoSamples(t *testing.T) {
 	t.Parallel()
 	for _, none := range []bool{false, true} {
 		s := newStage(Policy{})
-		s.unsampled = none
+		s.config.NoSamples = none
 		s.put("m", replicas("a")...)
 		ticket := s.must(t, ask(t, nil, "hello"))
 		if got := ticket.AcquireSample(true); got == none {

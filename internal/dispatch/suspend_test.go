@@ -177,7 +177,7 @@ func TestE3_RequestsOfADeadEnvoyAreNoSilence(t *testing.T) {
 		s := newStage(Policy{})
 		s.put("m", replicas("a")...)
 		var failures []string
-		s.failed = func(_, replica string, _ Failure, _ string) { failures = append(failures, replica) }
+		s.config.Failed = func(_, replica string, _ Failure, _ string) { failures = append(failures, replica) }
 		for i := range 2 * silentInARow {
 			ticket := s.must(t, newRequest("m", "x"))
 			time.Sleep(silentAfter)

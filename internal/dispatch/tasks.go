@@ -40,7 +40,7 @@ func (d *Dispatcher) Schedule(ctx context.Context, r TaskRequest) (admission.Tas
 	}
 	// A call may wait for minutes, in which operators drain models and put them back.
 	ask.Allowed = func(model string) bool { return !d.table.Load().drained[model] && mayUse(r.Allowed, model) }
-	task, wait, err := d.admission.Schedule(ctx, ask)
+	task, wait, err := d.config.Admission.Schedule(ctx, ask)
 	if err != nil {
 		return admission.Task{}, 0, explainTask(ctx, ask, err)
 	}
@@ -128,7 +128,7 @@ func explainTask(ctx context.Context, ask admission.TaskRequest, err error) *ope
 // below what its requests have used. Below 0 means that the caller does not know. It returns false
 // if the tenant has no such task.
 func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, declared int) (bool, *openai.Error) {
-	return taskExists(d.admission.Complete(ctx, tenant, id, declared))
+	return taskExists(d.config.Admission.Complete(ctx, tenant, id, declared))
 }
 
 // Renew extends the lease of a task and returns its new length, which is shorter than
@@ -136,7 +136,7 @@ func (d *Dispatcher) Complete(ctx context.Context, tenant, id string, declared i
 // task.
 func (d *Dispatcher) Renew(ctx context.Context, tenant, id string) (time.Duration, bool, *openai.Error) {
 	lease := d.table.Load().taskLease
-	task, err := d.admission.Renew(ctx, tenant, id, lease)
+	task, err := d.config.Admission.Renew(ctx, tenant, id, lease)
 	if left := time.Until(task.Expires); left < lease-renewalDelay {
 		lease = max(left, 0)
 	}
@@ -181,7 +181,7 @@ func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice
 	if len(r.Task) > maxTaskID {
 		return c, noSuchTask()
 	}
-	task, err := d.admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
+	task, err := d.config.Admission.Renew(ctx, r.Tenant, r.Task, w.taskLease)
 	if errors.Is(err, admission.ErrNotRecorded) {
 		err = nil // the lease holds; only a restart of this gateway would shorten it
 	}

@@ -239,7 +239,7 @@ func (t *Ticket) FirstToken() bool {
 	if was {
 		t.lease.FirstToken() // only the first call has an effect
 		t.dispatcher.wakeOthers(replica, t.Model)
-		t.dispatcher.admission.RetryWaiters(t.Model)
+		t.dispatcher.config.Admission.RetryWaiters(t.Model)
 	}
 	return true
 }
@@ -268,7 +268,7 @@ func (t *Ticket) move(indexLocked func() int) {
 	t.lease.MoveSlot(t.sharedReplica) // before anybody asks for the slot that is free
 	t.dispatcher.held.moved(t)
 	t.dispatcher.wakeOthers(from, t.Model)
-	t.dispatcher.admission.RetryWaiters(t.Model)
+	t.dispatcher.config.Admission.RetryWaiters(t.Model)
 }
 
 // moveTo moves the slot to the replica of an index. It returns the counter of the replica that had
@@ -344,8 +344,8 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		}
 	}
 	t.mu.Unlock()
-	if silent != "" && t.dispatcher.failed != nil {
-		t.dispatcher.failed(t.Model, silent, Silent, silentReason)
+	if silent != "" {
+		t.dispatcher.config.Failed(t.Model, silent, Silent, silentReason)
 	}
 	if doubted && !already {
 		t.dispatcher.doubt(t.Model, at, told)
@@ -381,7 +381,7 @@ func (d *Dispatcher) wakeOthers(replica *counter, had string) {
 	}
 	for n := range users {
 		if model := users[(at+1+n)%len(users)]; model != had {
-			d.admission.RetryWaiters(model)
+			d.config.Admission.RetryWaiters(model)
 		}
 	}
 }

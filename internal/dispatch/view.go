@@ -37,7 +37,7 @@ func (d *Dispatcher) View(model string) (View, bool) {
 	if !ok {
 		return View{}, false
 	}
-	v := View{Stats: d.admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.admitted.Load(),
+	v := View{Stats: d.config.Admission.Stats(model), Policy: t.policy, Loads: map[string]int{}, Admitted: t.estimator.admitted.Load(),
 		Refused: t.estimator.refused.Load()}
 	v.PerReplica, v.Ready, v.Failing = t.policy.MaxPerReplica, len(t.replicas), t.failing != nil
 	v.Predicted = t.estimator.recent.Flow(time.Now())

@@ -33,8 +33,8 @@ const (
 // goes to the next replica of the list.
 const RouteRetries = 3
 
-// Rule is one row of the table.
-type Rule struct {
+// rule is one row of the table.
+type rule struct {
 	// Reason is one of the constants above.
 	Reason string
 	// What the replica did, for people.
@@ -52,7 +52,7 @@ type Rule struct {
 }
 
 // rules is the table.
-var rules = []Rule{
+var rules = []rule{
 	{Reason: Connect, What: "accepts no connection within 2 s", Envoy: "connect-failure,refused-stream", Managed: "the same",
 		Then: "counts for `unhealthy_on: connect`"},
 	{Reason: Reset, What: "closes the connection, or answers what is no HTTP, before its headers", Envoy: "reset",
@@ -67,9 +67,6 @@ var rules = []Rule{
 		Then: "nothing"},
 	{Reason: Preempted, What: "serves a request that has to give its slot to a more urgent one", Managed: "the request queues again", Then: "nothing"},
 }
-
-// Rules returns the table. The caller must not change it.
-func Rules() []Rule { return rules }
 
 // Reasons lists the reasons, each once.
 func Reasons() []string {

@@ -83,7 +83,7 @@ func table() string {
 	b.WriteString("| the replica | reason | native | managed, and engines with `protocol: grpc` | `fail_over_on` | the replica then |\n")
 	b.WriteString("| --- | --- | --- | --- | --- | --- |\n")
 	names := map[Statuses]string{OnTooMany: "`429`", OnUnavailable: "`503`", OnServerError: "`5xx`"}
-	for _, r := range Rules() {
+	for _, r := range rules {
 		native := "no"
 		if r.Envoy != "" || r.Statuses != 0 {
 			native = "yes"

@@ -51,27 +51,8 @@ type conn struct {
 	socket net.Conn
 	// pid is the process of the filter's Envoy; 0: not known.
 	pid int
-	// input reads the socket. Only the reader uses it.
-	input io.Reader
 	// number orders the connections of the server as they were accepted. Server.start sets it.
 	number uint64
-
-	mu sync.Mutex
-	// live has the requests that have not ended, by their ids. Guarded by mu.
-	live map[uint64]*exchange
-	// Queue is the write side. Guarded by mu.
-	outgoing.Queue
-	// inlet is where answers are written, if it is not the socket. Guarded by mu.
-	inlet net.Conn
-	// greeted means that Hello has come. Only the reader uses it.
-	greeted bool
-	// passed is the file that came with Hello, until Hello is handled. Only the reader uses it.
-	passed *os.File
-	// shared is the memory of the filter. It is nil if the connection has none. The reader sets it,
-	// when Hello comes. Others read it with mu held.
-	shared *shared
-	// words are the texts of the records of before. Only the reader uses it.
-	words request.Words
 	// worker is whose connection it is. It is set by Hello. Guarded by Server.mu.
 	worker worker
 	// failed has one caller of fail end the connection. Others wait for it. life ends then, by end.
@@ -80,6 +61,29 @@ type conn struct {
 	end    context.CancelFunc
 	// draining means that only what the filter tells of the end of requests is still read.
 	draining atomic.Bool
+
+	// Only the reader uses the fields down to mu.
+
+	// input reads the socket.
+	input io.Reader
+	// greeted means that Hello has come.
+	greeted bool
+	// passed is the file that came with Hello, until Hello is handled.
+	passed *os.File
+	// words are the texts of the records of before.
+	words request.Words
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// live has the requests that have not ended, by their ids.
+	live map[uint64]*exchange
+	// Queue is the write side.
+	outgoing.Queue
+	// inlet is where answers are written, if it is not the socket.
+	inlet net.Conn
+	// shared is the memory of the filter. It is nil if the connection has none. The reader sets it,
+	// when Hello comes, so that it alone reads it without mu.
+	shared *shared
 }
 
 func newConn(s *Server, socket net.Conn) *conn {

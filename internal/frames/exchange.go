@@ -234,7 +234,6 @@ type requestContext struct {
 	over bool
 }
 
-// end ends the context.
 func (c *requestContext) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

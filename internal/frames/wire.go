@@ -134,7 +134,6 @@ func (p *payload) pairs(yield func(name string, value []byte)) {
 	}
 }
 
-// appendPair appends a pair.
 func appendPair(out []byte, name, value string) []byte {
 	out = binary.LittleEndian.AppendUint16(out, uint16(len(name)))
 	out = append(out, 0, 0)
@@ -142,7 +141,6 @@ func appendPair(out []byte, name, value string) []byte {
 	return append(append(out, name...), value...)
 }
 
-// appendWelcome appends a Welcome.
 func appendWelcome(out []byte, wait uint32, shares bool) []byte {
 	from := len(out)
 	out = begin(out, kindWelcome, 0, 0)
@@ -166,13 +164,11 @@ func flagOf(b bool) byte {
 	return 0
 }
 
-// appendWait appends a Wait.
 func appendWait(out []byte, id uint64, milliseconds uint32) []byte {
 	from := len(out)
 	return end(binary.LittleEndian.AppendUint32(begin(out, kindWait, 0, id), milliseconds), from)
 }
 
-// appendJoin appends a Join.
 func appendJoin(out []byte, number uint64) []byte {
 	from := len(out)
 	return end(binary.LittleEndian.AppendUint64(begin(out, kindJoin, 0, 0), number), from)
@@ -213,7 +209,6 @@ func appendAnswer(out []byte, id uint64, a *decide.Answer, flags uint8, remove [
 	return end(append(out, a.Body...), from)
 }
 
-// appendReply appends a Reply.
 func appendReply(out []byte, id uint64, a *decide.Answer) []byte {
 	from := len(out)
 	out = begin(out, kindReply, 0, id)

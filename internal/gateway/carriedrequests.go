@@ -45,7 +45,7 @@ func (g *Gateway) findRequest(id string) (request.Detail, bool) {
 // tellEnded tells the successor of the last requests that have ended, and of each that ends from
 // now on.
 func (g *Gateway) tellEnded(to *carry.Link) {
-	g.endedTo.Store(to)
+	g.succession.link.Store(to)
 	all, _ := g.requests.List(0)
 	for _, q := range slices.Backward(all) { // the oldest first
 		if q.State == request.Done {
@@ -57,14 +57,14 @@ func (g *Gateway) tellEnded(to *carry.Link) {
 // tellElsewhere tells the successor, if there is one, of a request that has ended here and whose
 // log entry goes to the successor.
 func (g *Gateway) tellElsewhere(q request.Summary) {
-	if to := g.endedTo.Load(); to != nil {
+	if to := g.succession.link.Load(); to != nil {
 		to.Ended(q, false)
 	}
 }
 
 // tellFinished tells the successor, if there is one, of a request that has ended.
 func (g *Gateway) tellFinished(q request.Summary) {
-	if to := g.endedTo.Load(); to != nil {
+	if to := g.succession.link.Load(); to != nil {
 		to.Ended(q, true)
 	}
 }
@@ -82,7 +82,7 @@ func (g *Gateway) addEnded(q request.Summary, counts bool) {
 // tellUsed tells the successor, if there is one, of tokens that are counted apart from the end of
 // their request.
 func (g *Gateway) tellUsed(q request.Summary) {
-	if to := g.endedTo.Load(); to != nil {
+	if to := g.succession.link.Load(); to != nil {
 		to.Used(q)
 	}
 }
@@ -96,7 +96,7 @@ func (g *Gateway) addUsed(q request.Summary) {
 // retried counts an attempt that was repeated, also at the successor if there is one.
 func (g *Gateway) retried(model, tenant, reason string) {
 	g.metrics.Retried(model, tenant, reason)
-	if to := g.endedTo.Load(); to != nil {
+	if to := g.succession.link.Load(); to != nil {
 		to.Retried(model, tenant, reason)
 	}
 }

@@ -27,7 +27,7 @@ func TestO5_X20_TokensCountedApartReachTheNewProcess(t *testing.T) {
 	old, next := &Gateway{traffic: history.NewTraffic(known)}, &Gateway{traffic: history.NewTraffic(known)}
 	path := filepath.Join(t.TempDir(), "carry.sock")
 	link := carry.NewLink(path, carry.Process{}, func(time.Duration) {}, zap.NewNop())
-	old.endedTo.Store(link)
+	old.succession.link.Store(link)
 	old.used(&request.Summary{Model: "m", UsedApart: true, CompletionTokens: 7}) // before the two are connected
 	old.retried("m", "acme", request.ReasonConnect)
 	server := carry.NewServer(nil, zap.NewNop())

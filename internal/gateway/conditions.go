@@ -32,7 +32,7 @@ func (g *Gateway) watchConditions() {
 
 // upgradeConditions tells whether the last restart for an upgrade has failed.
 func (g *Gateway) upgradeConditions() []condition.Condition {
-	failed, at := g.upgrade.last()
+	failed, at := g.succession.failure.last()
 	if failed == "" {
 		return []condition.Condition{condition.OK(condition.UpgradeFailed, "", "AsExpected", "")}
 	}

@@ -115,7 +115,7 @@ func TestX10_AStartWithAShrunkenFileEndsNothing(t *testing.T) {
 	}
 	defer dir.EndAll(t.Context(), 0) //nolint:errcheck // the test is over
 	g := newGateway(t, dir, configOf(t, path, "acme", "other", "5"))
-	err = g.Run(t.Context())
+	err = runGateway(t.Context(), g)
 	if err == nil || !strings.Contains(err.Error(), "(chat)") || !strings.Contains(err.Error(), "--force") {
 		t.Errorf("Run = %v, want what is wrong and what to do", err)
 	}

@@ -45,7 +45,6 @@ func (g *Gateway) planReload(content []byte) (admin.ReloadPlan, error) {
 	return plan, nil
 }
 
-// replicaIDs returns the ids of a model's replicas.
 func (g *Gateway) replicaIDs(model string) []string {
 	var ids []string
 	if m, ok := g.fleet.Snapshot().Models[model]; ok {

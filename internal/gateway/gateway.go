@@ -39,7 +39,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/processors"
-	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
 	"github.com/sluice-gateway/sluice/internal/usage"
@@ -66,7 +65,7 @@ type Options struct {
 	Console *console.Console
 }
 
-// Gateway is one Sluice process with its Envoy. New makes it and starts nothing; Run runs it.
+// Gateway is one Sluice process with its Envoy. New makes it and starts nothing; run runs it.
 type Gateway struct {
 	options Options
 	log     *zap.Logger
@@ -100,17 +99,12 @@ type Gateway struct {
 	events  *admin.Events
 	// news asks the replicas how busy their engines are.
 	news *news.Reader
-	// draining is true from the beginning of drain on.
-	draining atomic.Bool
 	// drainUntil is when a drain ends the requests that still run; nil before a drain.
 	drainUntil atomic.Pointer[time.Time]
 
 	settings settings
 	watcher  *config.Watcher
 	limits   *limitKeeper
-	// discovered are the discovered models that have limits. They belong to start, and then to
-	// followFleet.
-	discovered []string
 	// redis says how to connect to Redis; nil: there is none.
 	redis *redis.Server
 	// routing is nil without Redis.
@@ -143,23 +137,13 @@ type Gateway struct {
 	logging *scope
 	sockets *sockets
 
-	// startNext starts the successor of a hand-over: startSuccessor, unless a test replaces it.
-	startNext func(context.Context) (*successor, error)
 	// first is the process that the supervisor of the gateway knows. instance is random.
 	first    int
 	instance string
 	// carried counts what predecessors hold; predecessors runs its server.
 	carried      *carry.Server
 	predecessors *scope
-	// upgrade says what became of the last hand-over.
-	upgrade upgradeState
-	// link, successorRelay and drainOrders are for a retired process. successorRelay has the
-	// successor answer what Envoy has sent to this process by mistake; nil: there is none.
-	link *carry.Link
-	// endedTo is told of each request that ends, after the hand-over; nil: nobody is.
-	endedTo        atomic.Pointer[carry.Link]
-	successorRelay atomic.Pointer[relay.Forwarder]
-	drainOrders    chan time.Duration
+	succession   succession
 }
 
 // Run makes a gateway in the state directory of its configuration and runs it until ctx ends or the
@@ -209,7 +193,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), tokens: jwks.New(o.Log), requests: request.NewStore(0),
-		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), drainOrders: make(chan time.Duration, 1),
+		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), succession: succession{drainOrders: make(chan time.Duration, 1)},
 	}
 	g.accessLog.OnEntry = g.observe
 	g.settings.file = cmp.Or(o.file, o.Config)
@@ -253,7 +237,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		},
 	})
 	g.watchConditions()
-	g.startNext = g.startSuccessor
+	g.succession.start = g.startSuccessor
 	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
 	g.carried.Ended, g.carried.Used, g.carried.Retried = g.addEnded, g.addUsed, g.metrics.Retried
 	return g, nil
@@ -266,18 +250,13 @@ func newInstance() string {
 	return hex.EncodeToString(random[:])
 }
 
-// Run runs the gateway in its state directory, which this process has claimed. It returns when the
-// gateway has drained; in a process that was started first also when a later process has. The error
-// is ErrHandedOver when another process serves the gateway.
-func (g *Gateway) Run(ctx context.Context) error {
-	g.signals, g.stops = catchSignals(), catchStops()
-	return g.run(ctx, nil)
-}
-
 // run starts the parts in the order of their dependencies. It first adopts existing processes, so
 // that Envoy's first configuration is complete. It then opens the listeners, and then starts the
 // components that keep the parts up to date. from is the hand-over that started this gateway; nil:
 // there was none.
+//
+// run returns when the gateway has drained; in a process that was started first also when a later
+// process has. The error is ErrHandedOver when another process serves the gateway.
 func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	signalled := ctx // it ends with the first signal of g.stops
 	ctx, stop := context.WithCancel(ctx)
@@ -305,7 +284,7 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 		if err == nil {
 			return g.carryOn(ctx, s)
 		}
-		g.upgrade.fail(err)
+		g.succession.failure.note(err)
 		if errors.Is(err, errToldToStop) {
 			stop()
 		}
@@ -348,7 +327,7 @@ func (g *Gateway) start(ctx context.Context, from *takeOver) error {
 	g.launchers.watchKubernetes(g.managing.ctx, g.managing.Group)
 	g.launchers.watchRay(g.managing.ctx, g.managing.Group)
 	g.launchers.awaitFirstReports(ctx)
-	g.limitDiscovered(g.fleet.Snapshot()) // the first requests find the limits of run time in force
+	g.limits.discover(g.fleet.Snapshot()) // the first requests find the limits of run time in force
 	g.envoy.resolveGateways(ctx)
 	if err := g.envoy.push(); err != nil {
 		return err
@@ -435,15 +414,6 @@ func (g *Gateway) watchFirst(context.Context) error {
 	return nil
 }
 
-// limitDiscovered gives limits to the discovered models, which can then be changed at run time. It
-// does so when other models were discovered than before.
-func (g *Gateway) limitDiscovered(s *engines.Snapshot) {
-	if now := discoveredModels(s); !slices.Equal(g.discovered, now) {
-		g.discovered = now
-		g.limits.sync()
-	}
-}
-
 // followFleet tells Envoy of every change of the fleet until ctx ends, and gives discovered models
 // their limits.
 func (g *Gateway) followFleet(ctx context.Context) error {
@@ -454,7 +424,7 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 			g.metrics.Loaded(r.Model, r.LoadTime)
 		}
 		last = snapshot
-		g.limitDiscovered(snapshot)
+		g.limits.discover(snapshot)
 		if err := g.envoy.push(); err != nil {
 			g.log.Error("Envoy was not told of a changed fleet", zap.Error(err))
 		}
@@ -470,7 +440,6 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 // have ended or after the timeout, and then the replicas of all nodes. An Envoy that someone else
 // runs has the same time. On a second signal drain stops all at once.
 func (g *Gateway) drain(timeout time.Duration) error {
-	g.draining.Store(true)
 	until := time.Now().Add(timeout)
 	g.drainUntil.Store(&until)
 	g.conditions.Mute()
@@ -492,18 +461,6 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	}
 	failed = errors.Join(failed, g.launchers.stop(ctx, stopOwn))
 	return errors.Join(failed, g.dir.EndAll(ctx, 5*time.Second))
-}
-
-// discoveredModels lists the models that the file does not name, sorted.
-func discoveredModels(s *engines.Snapshot) []string {
-	var names []string
-	for name, m := range s.Models {
-		if m.Discovered {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // knownModel reports whether a model or a pool has this name. The metrics use it, so that clients

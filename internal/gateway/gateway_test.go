@@ -116,7 +116,7 @@ func runs(t *testing.T, g *Gateway) (stop func(), returned <-chan error) {
 	done := make(chan error, 1)
 	go func() {
 		defer close(done)
-		done <- g.Run(ctx)
+		done <- runGateway(ctx, g)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -191,7 +191,7 @@ func handOverOf(t *testing.T, startNext func(ctx context.Context, g *Gateway) (*
 	t.Helper()
 	path := t.TempDir()
 	g = newGateway(t, claimed(t, path), parse(t, path, oneReplica))
-	g.startNext = func(ctx context.Context) (*successor, error) { return startNext(ctx, g) }
+	g.succession.start = func(ctx context.Context) (*successor, error) { return startNext(ctx, g) }
 	stop, returned = runs(t, g)
 	eventually(t, "the replica is ready", func() bool { return pidOf(g, "chat") != 0 })
 	replica = pidOf(g, "chat")
@@ -270,7 +270,7 @@ func failsLate(context.Context, *Gateway) (*successor, error) {
 func TestX20_AProcessThatFailsLateIsReplaced(t *testing.T) {
 	g, replica, stop, returned := handOverOf(t, failsLate)
 	eventually(t, "a Gateway of this process has taken over", func() bool { return g.dispatcher.Retired() })
-	if failed, _ := g.upgrade.last(); !strings.Contains(failed, "out of memory") {
+	if failed, _ := g.succession.failure.last(); !strings.Contains(failed, "out of memory") {
 		t.Errorf("the reason is %q", failed)
 	}
 	if !alive(replica) || g.dir.Holder() != os.Getpid() {

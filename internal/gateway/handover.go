@@ -7,12 +7,15 @@ import (
 	"os/exec"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/process"
+	"github.com/sluice-gateway/sluice/internal/relay"
 )
 
 // handOverSignal makes a gateway start the binary that is now at its path beside itself and leave
@@ -64,27 +67,41 @@ func (g *Gateway) await(ctx context.Context, stop func()) (handOver bool) {
 	}
 }
 
-// upgradeState says what became of the last hand-over of a process. The zero value says that there
-// was none.
-type upgradeState struct {
-	mu sync.Mutex
-	// failed and at say why and when the last hand-over has failed; guarded by mu
-	failed string
-	at     time.Time
+// succession is what a Gateway has to do with its successors.
+type succession struct {
+	// start starts the successor of a hand-over: Gateway.startSuccessor, unless a test replaces it.
+	start func(context.Context) (*successor, error)
+	// failure is that of the last hand-over.
+	failure handOverFailure
+	// link tells the successor what this process holds, and relay has the successor answer what
+	// Envoy has sent here by mistake. They are nil until a successor takes over.
+	link  atomic.Pointer[carry.Link]
+	relay atomic.Pointer[relay.Forwarder]
+	// drainOrders has the successor's order to end the streams of this process.
+	drainOrders chan time.Duration
 }
 
-// fail records that a hand-over has failed.
-func (u *upgradeState) fail(why error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.failed, u.at = why.Error(), time.Now()
+// handOverFailure says why the last hand-over of a process has failed. The zero value says that
+// there was none, or that it has not failed.
+type handOverFailure struct {
+	mu sync.Mutex
+	// why and at are guarded by mu.
+	why string
+	at  time.Time
+}
+
+// note records that a hand-over has failed.
+func (f *handOverFailure) note(why error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.why, f.at = why.Error(), time.Now()
 }
 
 // last returns why and when the last hand-over has failed; empty: none has.
-func (u *upgradeState) last() (failed string, at time.Time) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.failed, u.at
+func (f *handOverFailure) last() (why string, at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.why, f.at
 }
 
 // execSelf executes this program's path in this process with its arguments, its environment and the

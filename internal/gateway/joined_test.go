@@ -98,7 +98,7 @@ func TestX20_AGatewayWithoutASuccessorStopsTheReplicasOfNodes(t *testing.T) {
 		"tls: {cert: "+filepath.Join(certificates, "server.crt")+", key: "+key+"}\nauth: {mode: none}\n"+
 		"models: [{name: chat, task: text-generation, engine: sim, cluster: far, replicas: {min: 1, max: 1}}]\n")
 	g := newGateway(t, claimed(t, path), c)
-	g.startNext = func(ctx context.Context) (*successor, error) {
+	g.succession.start = func(ctx context.Context) (*successor, error) {
 		if err := os.Remove(key); err != nil {
 			return nil, err
 		}
@@ -111,7 +111,7 @@ func TestX20_AGatewayWithoutASuccessorStopsTheReplicasOfNodes(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), handOverSignal); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a try has failed", func() bool { failed, _ := g.upgrade.last(); return strings.Contains(failed, "server.key") })
+	eventually(t, "a try has failed", func() bool { failed, _ := g.succession.failure.last(); return strings.Contains(failed, "server.key") })
 	stop()
 	if err := <-returned; err != nil || alive(replica) {
 		t.Errorf("the stop: %v, replica alive: %v", err, alive(replica))

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,10 @@ type limitKeeper struct {
 	shared *redis.Store
 	// overrides joins the limits of the file with those set at run time.
 	overrides *limits.Overrides
+
+	// discovered are the discovered models that have limits. They belong to Gateway.start, and then
+	// to Gateway.followFleet.
+	discovered []string
 
 	// syncing is held while the limits of the file are read and handed to overrides, so that an
 	// older file never follows a newer one.
@@ -227,6 +232,27 @@ func (k *limitKeeper) sync() {
 		k.log.Error("overrides of limits not read, some may not be in force", zap.Error(err))
 	}
 	k.enforce()
+}
+
+// discover gives limits to the discovered models, which can then be changed at run time. It does so
+// when other models were discovered than before.
+func (k *limitKeeper) discover(s *engines.Snapshot) {
+	if now := discoveredModels(s); !slices.Equal(k.discovered, now) {
+		k.discovered = now
+		k.sync()
+	}
+}
+
+// discoveredModels lists the models that the file does not name, sorted.
+func discoveredModels(s *engines.Snapshot) []string {
+	var names []string
+	for name, m := range s.Models {
+		if m.Discovered {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // refresh puts the limits in force that another gateway has changed. It returns their version.

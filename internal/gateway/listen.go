@@ -266,7 +266,7 @@ func (g *Gateway) relayHandler() http.Handler {
 			streams.ServeHTTP(w, r)
 			return
 		}
-		if g.successorRelay.Load() == nil || !g.elsewhere(w, r) {
+		if g.succession.relay.Load() == nil || !g.elsewhere(w, r) {
 			g.streams.realtime.ServeHTTP(w, r)
 		}
 	})

@@ -150,3 +150,9 @@ func eventually(t *testing.T, what string, condition func() bool) {
 		time.Sleep(5 * time.Millisecond)
 	}
 }
+
+// runGateway runs a gateway in its state directory, which the test has claimed.
+func runGateway(ctx context.Context, g *Gateway) error {
+	g.signals, g.stops = catchSignals(), catchStops()
+	return g.run(ctx, nil)
+}

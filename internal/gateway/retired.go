@@ -67,7 +67,7 @@ func (g *Gateway) elsewhere(w http.ResponseWriter, r *http.Request) bool {
 		return false
 	}
 	var to relay.Forwarder
-	if successor := g.successorRelay.Load(); successor != nil {
+	if successor := g.succession.relay.Load(); successor != nil {
 		to = *successor
 	} else if made := dispatch.ProcessOf(r.Header.Get(headers.Handoff)); made != "" {
 		for _, p := range g.carried.Predecessors() {
@@ -86,7 +86,7 @@ func (g *Gateway) elsewhere(w http.ResponseWriter, r *http.Request) bool {
 // orderDrain makes a retired process end its streams within the time. It does not block.
 func (g *Gateway) orderDrain(timeout time.Duration) {
 	select {
-	case g.drainOrders <- timeout:
+	case g.succession.drainOrders <- timeout:
 	default: // an order waits already
 	}
 }
@@ -98,7 +98,7 @@ func (g *Gateway) carryOn(ctx context.Context, s *successor) error {
 	defer s.conn.Close()
 	isFirst := g.first == os.Getpid() && s.result == nil
 	g.log.Info("new process serves, this one carries its streams to their end",
-		zap.Int("requests", g.link.Held()), zap.Duration("at_most", g.config().UpgradeTimeout))
+		zap.Int("requests", g.succession.link.Load().Held()), zap.Duration("at_most", g.config().UpgradeTimeout))
 	passing, end := context.WithCancel(context.Background())
 	defer end()
 	own, ended := ctx, make(chan struct{})
@@ -117,7 +117,7 @@ func (g *Gateway) carryOn(ctx context.Context, s *successor) error {
 	g.awaitIdle(own, ended)
 	g.log.Info("last stream has ended")
 	g.requests.TellFinished()
-	g.link.Flush(flushTimeout)
+	g.succession.link.Load().Flush(flushTimeout)
 	g.sockets.stop()
 	if err := g.serving.stop(); err != nil {
 		g.log.Error("component failed after the hand-over", zap.Error(err))
@@ -158,7 +158,7 @@ func (g *Gateway) awaitIdle(ctx context.Context, ended <-chan struct{}) {
 		case <-late.C:
 			g.log.Warn("streams ended, because upgrade_timeout is over")
 			drain(handOverPatience)
-		case timeout := <-g.drainOrders:
+		case timeout := <-g.succession.drainOrders:
 			drain(timeout)
 		case <-ended:
 			ended = nil

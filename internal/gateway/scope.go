@@ -21,7 +21,6 @@ func newScope(ctx context.Context) *scope {
 	return &scope{group, ctx, end}
 }
 
-// run runs components in the scope.
 func (s *scope) run(components []func(context.Context) error) {
 	for _, component := range components {
 		s.Go(func() error { return component(s.ctx) })

@@ -46,7 +46,7 @@ func TestX5_AFailedStartLeavesWhatItHasAdopted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := g.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "/no/such/envoy") {
+		if err := runGateway(t.Context(), g); err == nil || !strings.Contains(err.Error(), "/no/such/envoy") {
 			t.Errorf("Run = %v, want the fault of the component", err)
 		}
 		if adopted && !alive(pid) {

@@ -90,7 +90,7 @@ func (g *Gateway) status() admin.Status {
 // many replicas a model has is no such reason: see modelConditions.
 func (g *Gateway) notReady() []string {
 	var missing []string
-	if g.draining.Load() {
+	if g.drainUntil.Load() != nil {
 		missing = append(missing, "the gateway is draining")
 	}
 	if g.envoy.process != nil {
@@ -121,7 +121,7 @@ func needed(m *engines.ModelSnapshot, least int) int {
 // upgradeStatus tells of the processes before this one.
 func (g *Gateway) upgradeStatus() admin.UpgradeStatus {
 	var s admin.UpgradeStatus
-	s.Failed, s.FailedAt = g.upgrade.last()
+	s.Failed, s.FailedAt = g.succession.failure.last()
 	for _, p := range g.carried.Predecessors() {
 		s.Predecessors = append(s.Predecessors, admin.Predecessor{PID: p.PID, Version: p.Version, Requests: p.Requests})
 	}

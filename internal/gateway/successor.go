@@ -59,7 +59,7 @@ type successor struct {
 // if it fails then, takeBack has a new Gateway in this process take over.
 func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 	g.log.Info("hand-over started")
-	s, err := g.startNext(ctx)
+	s, err := g.succession.start(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -221,12 +221,12 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 		if err != nil {
 			g.dispatcher.WatchTickets(nil)
 			g.dispatcher.WatchResponses(nil)
-			g.endedTo.Store(nil)
-			g.successorRelay.Store(nil)
+			g.succession.link.Store(nil)
+			g.succession.relay.Store(nil)
 			unlink()
 		}
 	}()
-	g.successorRelay.Store(new(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
+	g.succession.relay.Store(new(relay.Forwarder(carry.Forwarder("unix", relaySocket(g.dir), g.log))))
 	link := carry.NewLink(carrySocket(g.dir), g.describe(), g.orderDrain, g.log)
 	link.Begun = func(id string, begin []byte) { g.requests.FirstToken(id, begin) }
 	g.dispatcher.WatchTickets(link)
@@ -239,7 +239,6 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 	if _, err := s.conn.receive(ctx, takeTimeout); err != nil { // Serving
 		return err
 	}
-	g.link = link
 	return g.retire()
 }
 

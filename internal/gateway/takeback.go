@@ -38,7 +38,7 @@ var errToldToStop = errors.New("the gateway was told to stop")
 func (g *Gateway) takeBack(ctx context.Context, why error) (*successor, error) {
 	for failed := 1; ; failed++ {
 		g.log.Error("new process did not take over, this one takes its place", zap.Error(why))
-		g.upgrade.fail(why)
+		g.succession.failure.note(why)
 		s, err := g.replaceSuccessor(context.WithoutCancel(ctx)) // a Gateway that was told to stop first takes over, too
 		if err == nil {
 			return s, nil
@@ -108,7 +108,7 @@ func (g *Gateway) startGateway(ctx context.Context, o Options) (*successor, erro
 		return nil, errors.Join(err, closeFiles(listeners))
 	}
 	next.first, next.signals, next.stops = g.first, g.signals, g.stops
-	next.upgrade.failed, next.upgrade.at = g.upgrade.last()
+	next.succession.failure.why, next.succession.failure.at = g.succession.failure.last()
 	next.access.Store(g.access.Load())
 	ours, theirs := net.Pipe()
 	from := &takeOver{conn: newHandOverConn(theirs), files: func(int) []*os.File { return listeners }}

@@ -49,7 +49,7 @@ func restart(t *testing.T, fields string, change func(text string) string, start
 	file, text := filepath.Join(path, "sluice.yaml"), listeners(t)+"state_dir: "+filepath.Join(path, "state")+oneReplica+fields
 	c := load(t, file, text)
 	r := &restarted{Gateway: newGateway(t, claimed(t, c.StateDir), c)}
-	r.startNext = func(ctx context.Context) (*successor, error) { return startNext(ctx, r.Gateway) }
+	r.succession.start = func(ctx context.Context) (*successor, error) { return startNext(ctx, r.Gateway) }
 	r.stop, r.returned = runs(t, r.Gateway)
 	eventually(t, "the replica is ready", func() bool { return pidOf(r.Gateway, "chat") != 0 })
 	r.replica = pidOf(r.Gateway, "chat")
@@ -131,8 +131,8 @@ func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
 			r := restart(t, "", c.change, func(ctx context.Context, g *Gateway) (*successor, error) {
 				return startChanged(ctx, g, c.spoil)
 			})
-			eventually(t, "the restart has failed", func() bool { failed, _ := r.upgrade.last(); return failed != "" })
-			if failed, _ := r.upgrade.last(); !strings.HasPrefix(failed, c.want) {
+			eventually(t, "the restart has failed", func() bool { failed, _ := r.succession.failure.last(); return failed != "" })
+			if failed, _ := r.succession.failure.last(); !strings.HasPrefix(failed, c.want) {
 				t.Errorf("the reason is %q, want %q", failed, c.want)
 			}
 			if r.managing.ctx.Err() != nil || r.dispatcher.Retired() || !alive(r.replica) || r.dir.Holder() != os.Getpid() {
@@ -151,7 +151,7 @@ func TestX20_AFaultOfWhatCountsEarlierProcessesKeepsNoSuccessorAway(t *testing.T
 		return startChanged(ctx, g, func() error { return nil })
 	})
 	eventually(t, "the next Gateway has taken over", func() bool { return r.dispatcher.Retired() })
-	if failed, _ := r.upgrade.last(); failed != "" {
+	if failed, _ := r.succession.failure.last(); failed != "" {
 		t.Errorf("a restart has failed: %s", failed)
 	}
 	r.stop()
@@ -208,7 +208,7 @@ func TestX20_AGatewayWithoutASuccessorStops(t *testing.T) {
 				}
 				return failsLate(ctx, g)
 			})
-			eventually(t, "a try has failed", func() bool { failed, _ := r.upgrade.last(); return strings.Contains(failed, "server.key") })
+			eventually(t, "a try has failed", func() bool { failed, _ := r.succession.failure.last(); return strings.Contains(failed, "server.key") })
 			if !alive(r.replica) || r.dispatcher.Retired() {
 				t.Error("the gateway does not serve")
 			}

@@ -18,7 +18,6 @@ type streamContext struct {
 	over bool
 }
 
-// end ends the context.
 func (c *streamContext) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

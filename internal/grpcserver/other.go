@@ -31,7 +31,6 @@ func (r *reader) serveHTTP(s *Stream) {
 	})
 }
 
-// request returns the request of a stream.
 func (r *reader) request(s *Stream) *http.Request {
 	path := r.field(":path")
 	target, err := url.ParseRequestURI(path)

@@ -91,7 +91,6 @@ func (r *reader) run() {
 	r.read()
 }
 
-// addField adds a header to fields.
 func (in *input) addField(f hpack.HeaderField) {
 	if in.size += int(f.Size()); in.size <= maxHeaderList {
 		in.fields = append(in.fields, f)

@@ -58,7 +58,6 @@ func readFrameHead(b []byte) frameHead {
 		binary.BigEndian.Uint32(b[5:]) &^ (1 << 31)}
 }
 
-// appendFrameHead appends the head of a frame.
 func appendFrameHead(out []byte, h frameHead) []byte {
 	out = append(out, byte(h.length>>16), byte(h.length>>8), byte(h.length), byte(h.kind), byte(h.flags))
 	return binary.BigEndian.AppendUint32(out, h.stream)

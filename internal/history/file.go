@@ -262,7 +262,6 @@ func fileName(kind string, number int64) string {
 	return kind + "-" + time.Unix(number*3600, 0).UTC().Format(fileTime) + ".history"
 }
 
-// fileHour returns the hour of a file by its name.
 func fileHour(kind, name string) (number int64, ok bool) {
 	t, err := time.Parse(kind+"-"+fileTime+".history", name)
 	return t.Unix() / 3600, err == nil

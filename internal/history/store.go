@@ -120,7 +120,6 @@ func (s *Store) close() {
 	s.fail(errors.Join(s.total.closeFile(), s.models.closeFile()))
 }
 
-// fail reports an error.
 func (s *Store) fail(err error) {
 	if err != nil && s.config.OnError != nil {
 		s.config.OnError(fmt.Errorf("history: %w", err))

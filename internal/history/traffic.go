@@ -95,7 +95,6 @@ func isError(q *request.Summary) bool {
 	return q.Status == 429 || q.Status >= 500
 }
 
-// of returns the counts of a model.
 func (t *Traffic) of(model string) *counts {
 	t.mu.RLock()
 	c := t.models[model]

@@ -41,7 +41,6 @@ func encode(v float64) code {
 	return min(code(exponent<<mantissaBits|mantissa), unknown-1)
 }
 
-// value returns the value of a code.
 func (c code) value() float64 {
 	switch c {
 	case unknown:
@@ -53,7 +52,6 @@ func (c code) value() float64 {
 	return math.Ldexp(1+float64(mantissa)/(1<<mantissaBits), exponent-1)
 }
 
-// encodeAll returns the codes of values.
 func encodeAll(v *Values) (codes [seriesCount]code) {
 	for i := range v {
 		codes[i] = encode(v[i])

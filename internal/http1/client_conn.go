@@ -227,7 +227,6 @@ func (e *roundTrip) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readAfterEnd returns the error of a read after the end of the round trip.
 func (e *roundTrip) readAfterEnd(state int32) error {
 	switch state {
 	case tripBroken:

@@ -205,7 +205,6 @@ func (p *pod) reportEnd(ctx context.Context, exit *corev1.ContainerStateTerminat
 	}
 }
 
-// runOnce runs the container once.
 func (p *pod) runOnce(ctx context.Context, c command, restarts int32) *corev1.ContainerStateTerminated {
 	running, err := c.start(p.dir)
 	if err != nil {

@@ -198,7 +198,6 @@ func liteLLMProvider(model, custom string) (provider, served string) {
 	return provider, served
 }
 
-// model returns the model of this name.
 func (g *liteLLMGroups) model(name string) *liteLLMModel {
 	m := g.models[name]
 	if m == nil {

@@ -291,7 +291,6 @@ func (c *llamaSwap) file(it *item, file string) {
 	it.set("source", flow("registry", name, "name", path.Base(file)))
 }
 
-// ownEngine makes an engine of a command.
 func (c *llamaSwap) ownEngine(it *item, name string, command []string, check string) {
 	engine := newItem()
 	engine.set("name", name)

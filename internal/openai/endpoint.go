@@ -185,7 +185,6 @@ func CheckContentType(e Endpoint, contentType string) *Error {
 	return CheckCharset(contentType)
 }
 
-// isMedia reports whether a Content-Type is of this media type.
 func isMedia(contentType, want string) bool {
 	media, _, _ := strings.Cut(contentType, ";")
 	return media == want || strings.EqualFold(strings.Trim(media, " \t"), want)

@@ -79,11 +79,10 @@ func (b *Budget) reclaim(self *Index) bool {
 	return false
 }
 
-// node is what an arena keeps: a struct with a link to another node, and with a key for a table.
+// node is what an arena keeps: a struct with a link to another node.
 type node[T any] interface {
 	*T
 	link() *uint32
-	key() uint64
 }
 
 // arena gives nodes by number, so that nodes hold no pointers and the garbage collector has nothing

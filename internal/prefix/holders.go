@@ -60,7 +60,6 @@ type spill struct {
 }
 
 func (s *spill) link() *uint32 { return &s.next }
-func (s *spill) key() uint64   { return 0 } // spills are in no table
 
 // find returns the number of the group whose shortest beginning has a hash, and 0 if there is none.
 func (x *Index) find(hash uint64) uint32 {

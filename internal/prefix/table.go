@@ -12,11 +12,17 @@ var bucketSeed = rand.Uint64()
 // table finds nodes by their keys. It is a hash table that grows and shrinks by one bucket at a
 // time (linear hashing, Litwin 1980), so that no request waits for a whole table to be copied. It
 // has between one bucket for each node and one for two. The nodes of a bucket are linked.
-type table[T any, P node[T]] struct {
+type table[T any, P keyed[T]] struct {
 	arena  *arena[T, P]
 	chunks []*[chunkSize]uint32 // the first node of each bucket
 	size   uint32               // buckets, at least 1
 	nodes  uint32
+}
+
+// keyed is a node of a table.
+type keyed[T any] interface {
+	node[T]
+	key() uint64
 }
 
 func (t *table[T, P]) init(a *arena[T, P]) {

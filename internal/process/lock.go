@@ -71,7 +71,6 @@ func (l *lockFile) acquire(role string) error {
 // padded to this size, so that a full disk does not keep a new holder from writing it.
 const holderSize = 256
 
-// writeHolder writes the holder.
 func (l *lockFile) writeHolder(h lockHolder) {
 	data, err := json.Marshal(h)
 	if err != nil {

@@ -117,7 +117,6 @@ func start(t testing.TB, cluster bool) *Server {
 	return (&Server{cluster: cluster}).start(t)
 }
 
-// start starts the server.
 func (s *Server) start(t testing.TB) *Server {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {

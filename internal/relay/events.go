@@ -162,15 +162,8 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 		s.tracker.See(e)
 		s.cutInEvent = true
 		return // a client that follows the standard would ignore it
-	case e.IsComment() && len(e.Error) > 0:
-		for own := range eventsOf(errorEventOf(e.Error)) {
-			s.handleEvent(own)
-		}
-		return
 	case e.IsComment():
-		if s.started && s.filter == nil { // rules do not read comments
-			s.publish(e)
-		}
+		s.handleComment(e)
 		return
 	}
 	chunk := s.tracker.See(e)
@@ -191,9 +184,25 @@ func (s *engineStream) handleEvent(e *sse.Event) {
 	if chunk.Token || !endpoint.Generates() { // any event of another endpoint is a part of the answer
 		s.recordToken(e)
 	}
-	if s.stopCause != nil || s.isInjectedUsage(chunk) {
-		return
+	if s.stopCause == nil && !s.isInjectedUsage(chunk) {
+		s.pass(e, chunk)
 	}
+}
+
+// handleComment handles a comment, which engines send as heartbeats, and some to tell an error.
+func (s *engineStream) handleComment(e *sse.Event) {
+	switch {
+	case len(e.Error) > 0:
+		for own := range eventsOf(errorEventOf(e.Error)) {
+			s.handleEvent(own)
+		}
+	case s.started && s.filter == nil: // rules do not read comments
+		s.publish(e)
+	}
+}
+
+// pass holds an event of the answer until the first token, or publishes it.
+func (s *engineStream) pass(e *sse.Event, chunk *sse.Chunk) {
 	last := e.IsDone() || chunk.Last || finishesChoice(chunk)
 	if last {
 		s.gaps.flush()
@@ -384,7 +393,6 @@ func (t *engineTimers) pause() {
 	}
 }
 
-// stop stops all timers.
 func (t *engineTimers) stop() {
 	t.pause()
 	if t.linger != nil {

@@ -65,7 +65,6 @@ type tryWriter interface {
 	TryWrite(b []byte) (whole bool, err error)
 }
 
-// newHTTPSink returns a sink for a response to the call.
 func (r *Relay) newHTTPSink(w http.ResponseWriter, c *Call) *httpSink {
 	s := &httpSink{w: w, controller: http.NewResponseController(w), call: c, showReplica: r.config.ReplicaHeader(),
 		writeTimeout: r.config.WriteTimeout, numbersEvents: c.isNamed(), translator: translatorOf(c)}

@@ -42,7 +42,6 @@ type replicaClient struct {
 // probably left the configuration by then.
 const clientIdleTimeout = 10 * time.Minute
 
-// send sends the request to the replica.
 func (r *Relay) send(request *http.Request, replica dispatch.Upstream, p Policy) (*http.Response, error) {
 	var client http1.Client
 	if workers := r.config.Workers; p.GRPC && workers != nil {

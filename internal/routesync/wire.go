@@ -73,7 +73,6 @@ func appendText(b []byte, text string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
 }
 
-// appendWaiting appends waiting tokens.
 func appendWaiting(b []byte, tokens map[string]int64) []byte {
 	b = binary.AppendUvarint(b, uint64(len(tokens)))
 	for replica, n := range tokens {

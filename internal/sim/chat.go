@@ -224,7 +224,6 @@ func (h *handler) chatAnswers(req *chatRequest) ([]answer, error) {
 	return h.engine.answers(q, n, bounds), nil
 }
 
-// answers returns n answers to a question.
 func (e *Engine) answers(q question, n int, bounds limits) []answer {
 	list := make([]answer, n)
 	for i := range list {

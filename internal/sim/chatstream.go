@@ -38,18 +38,17 @@ func chunkHead(id, object, model string) []byte {
 }
 
 // run sends the headers and the whole stream.
-func (s *chatStream) run() error {
-	if err := s.handler.startEvents(); err != nil {
-		return err
-	}
-	if err := s.generation.stream(s.handler.r.Context(), s); err != nil {
-		return err
-	}
-	return s.handler.endStream(s.options, s.head, s.generation)
-}
+func (s *chatStream) run() error { return s.handler.stream(s.generation, s, s.options, s.head) }
 
-// endStream sends the usage if the request asked for it, and the end marker.
-func (h *handler) endStream(opts *sampling, head []byte, g *generation) error {
+// stream sends the headers, the chunks of a generation, its usage if the request asked for it, and
+// the end marker. head is the beginning of every event.
+func (h *handler) stream(g *generation, chunks sink, opts *sampling, head []byte) error {
+	if err := h.startEvents(); err != nil {
+		return err
+	}
+	if err := g.stream(h.r.Context(), chunks); err != nil {
+		return err
+	}
 	if opts.StreamOptions.IncludeUsage {
 		b := slices.Concat(head, []byte(`],"usage":`))
 		if err := h.sendEvent(append(appendUsage(b, g.usage()), "}\n\n"...)); err != nil {

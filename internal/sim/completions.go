@@ -137,15 +137,7 @@ type completionStream struct {
 }
 
 // run sends the headers and the whole stream.
-func (s *completionStream) run() error {
-	if err := s.handler.startEvents(); err != nil {
-		return err
-	}
-	if err := s.generation.stream(s.handler.r.Context(), s); err != nil {
-		return err
-	}
-	return s.handler.endStream(s.options, s.head, s.generation)
-}
+func (s *completionStream) run() error { return s.handler.stream(s.generation, s, s.options, s.head) }
 
 // token implements sink.
 func (s *completionStream) token(n, i int) error {

@@ -120,7 +120,6 @@ func ParseFault(text string) (Fault, error) {
 	return f, nil
 }
 
-// parseFaultPart parses one fault.
 func parseFaultPart(part string) (faultPart, error) {
 	name, value, given := strings.Cut(part, "=")
 	m := faultPart{kind: faultKind(name), afterEvents: -1}

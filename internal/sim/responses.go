@@ -104,7 +104,6 @@ func (h *handler) inputTokens() error {
 	return h.sendJSON(map[string]any{"object": "response.input_tokens", "input_tokens": h.promptOfResponse(&req).tokens})
 }
 
-// promptOfResponse returns the prompt of a request for a response.
 func (h *handler) promptOfResponse(req *responsesRequest) prompt {
 	messages := []message(req.Input)
 	if req.Instructions != nil {
@@ -113,7 +112,6 @@ func (h *handler) promptOfResponse(req *responsesRequest) prompt {
 	return h.promptOf(req.CacheSalt, req.Tools, messages)
 }
 
-// checkResponses checks the request and returns its question and its limits.
 func (h *handler) checkResponses(req *responsesRequest) (question, limits, error) {
 	var bounds limits
 	if err := h.checkModel(req.Model); err != nil {

@@ -28,7 +28,6 @@ type openItem struct {
 	text strings.Builder
 }
 
-// newResponseStream returns the stream of a response.
 func newResponseStream(r *response) *responseStream {
 	return &responseStream{response: r, index: -1, output: []any{}}
 }
@@ -163,7 +162,6 @@ func (s *responseStream) withContentIndex(event map[string]any) map[string]any {
 	return s.withIndex(event)
 }
 
-// sendEvent sends an event.
 func (s *responseStream) sendEvent(name string, event map[string]any) error {
 	event["type"], event["sequence_number"] = name, s.sequenceNumber
 	s.sequenceNumber++

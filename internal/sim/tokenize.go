@@ -13,7 +13,6 @@ type vocabulary struct {
 	tokens []string
 }
 
-// idsOf returns the ids of tokens.
 func (v *vocabulary) idsOf(tokens []string) []int {
 	v.mu.Lock()
 	defer v.mu.Unlock()

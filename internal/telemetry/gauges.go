@@ -12,6 +12,7 @@ import (
 // gaugeCollector reads all gauges at each scrape. No gauge is counted up and down, so none can
 // drift.
 type gaugeCollector struct {
+	all                                              []*prometheus.Desc // of Describe
 	metrics                                          *Metrics
 	inFlight, queued, replicas, nacks, envoys, build *prometheus.Desc
 	poolModel                                        *prometheus.Desc
@@ -27,10 +28,12 @@ type gaugeCollector struct {
 }
 
 func newGaugeCollector(m *Metrics) *gaugeCollector {
+	var all []*prometheus.Desc
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
+		all = append(all, prometheus.NewDesc(name, help, labels, nil))
+		return all[len(all)-1]
 	}
-	return &gaugeCollector{
+	c := &gaugeCollector{
 		metrics:  m,
 		inFlight: desc("sluice_in_flight", "Requests that run on replicas now.", "model"),
 		queued:   desc("sluice_queued", "Requests that wait for admission or for a replica now, by model.", "model"),
@@ -75,6 +78,8 @@ func newGaugeCollector(m *Metrics) *gaugeCollector {
 
 		gpuMemory: desc("sluice_gpu_memory_bytes", "Memory of a GPU in bytes: installed (total), and used by all programs (used).", "uuid", "kind"),
 	}
+	c.all = all
+	return c
 }
 
 // maxSpending is the largest number of budgets that the metrics have.
@@ -90,106 +95,113 @@ func shownSpending(all []SpendingGauges) []SpendingGauges {
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.inFlight, c.queued, c.poolModel, c.replicas, c.nacks, c.envoys, c.build, c.running, c.waiting, c.up,
-		c.gateways, c.errors, c.gpuMemory,
-		c.messages, c.placements, c.sentBytes,
-		c.condition, c.modelReady, c.desired, c.used, c.limit, c.refused, c.spent, c.bound,
-		c.engine.running, c.engine.waiting, c.engine.kvUsage, c.restarts} {
+	for _, d := range c.all {
 		out <- d
 	}
+}
+
+// samples are where the values of a scrape go.
+type samples chan<- prometheus.Metric
+
+func (s samples) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (s samples) counter(d *prometheus.Desc, n float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, n, labels...)
 }
 
 // Collect implements prometheus.Collector.
 func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	var g Gauges
-	if c.metrics.gauges != nil {
-		g = c.metrics.gauges()
+	if c.metrics.config.Gauges != nil {
+		g = c.metrics.config.Gauges()
 	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	gauge(c.build, 1, c.metrics.version, g.Envoy)
-	out <- prometheus.MustNewConstMetric(c.nacks, prometheus.CounterValue, float64(g.XDSNacks))
-	out <- prometheus.MustNewConstMetric(c.envoys, prometheus.GaugeValue, float64(g.Envoys))
+	to := samples(out)
+	to.gauge(c.build, 1, c.metrics.config.Version, g.Envoy)
+	to.counter(c.nacks, float64(g.XDSNacks))
+	to.gauge(c.envoys, float64(g.Envoys))
 	for name, m := range c.byLabel(g.Models) {
-		gauge(c.inFlight, float64(m.InFlight), name)
-		gauge(c.queued, float64(m.Queued), name)
+		to.gauge(c.inFlight, float64(m.InFlight), name)
+		to.gauge(c.queued, float64(m.Queued), name)
 		if m.Launched {
-			gauge(c.desired, float64(m.Desired), name)
+			to.gauge(c.desired, float64(m.Desired), name)
 		}
 		for state, n := range m.Replicas {
-			gauge(c.replicas, float64(n), name, state)
+			to.gauge(c.replicas, float64(n), name, state)
 		}
 	}
-	c.collectPools(g.Pools, gauge)
+	c.collectPools(g.Pools, to)
 	for name, t := range c.tenantsByLabel(g.Tenants) {
-		gauge(c.running, float64(t.Running), name)
-		gauge(c.waiting, float64(t.Queued), name)
+		to.gauge(c.running, float64(t.Running), name)
+		to.gauge(c.waiting, float64(t.Queued), name)
 	}
-	c.collectConditions(g.Conditions, gauge)
-	c.collectEngines(g.Engines, gauge)
+	c.collectConditions(g.Conditions, to)
+	c.collectEngines(g.Engines, to)
 	for _, r := range g.Restarts[:min(len(g.Restarts), maxEngines)] {
 		if model := c.metrics.models.admit(r.Model); model != Other {
-			out <- prometheus.MustNewConstMetric(c.restarts, prometheus.CounterValue, float64(r.Count), model, r.Replica)
+			to.counter(c.restarts, float64(r.Count), model, r.Replica)
 		}
 	}
-	for _, b := range g.Budgets {
-		gauge(c.used, float64(b.Used), b.Name)
-		gauge(c.limit, float64(b.Limit), b.Name)
-		out <- prometheus.MustNewConstMetric(c.refused, prometheus.CounterValue, float64(b.Refused), b.Name)
-	}
-	for _, b := range shownSpending(g.Spending) {
-		gauge(c.spent, b.Used, b.Tenant, b.Key, b.Per, b.Of)
-		for bound, v := range map[string]float64{"soft": b.Soft, "hard": b.Hard} {
-			if v > 0 {
-				gauge(c.bound, v, b.Tenant, b.Key, b.Per, b.Of, bound)
-			}
-		}
-	}
+	c.collectBudgets(&g, to)
 	for _, gpu := range g.GPUs {
-		gauge(c.gpuMemory, float64(gpu.Total), gpu.UUID, "total")
-		gauge(c.gpuMemory, float64(gpu.Used), gpu.UUID, "used")
+		to.gauge(c.gpuMemory, float64(gpu.Total), gpu.UUID, "total")
+		to.gauge(c.gpuMemory, float64(gpu.Used), gpu.UUID, "used")
 	}
 	if s := g.Shared; s != nil {
 		up := 0.0
 		if s.Up {
 			up = 1
 		}
-		gauge(c.up, up)
-		gauge(c.gateways, float64(s.Gateways))
-		out <- prometheus.MustNewConstMetric(c.errors, prometheus.CounterValue, float64(s.Errors))
+		to.gauge(c.up, up)
+		to.gauge(c.gateways, float64(s.Gateways))
+		to.counter(c.errors, float64(s.Errors))
 	}
-	c.collectRouting(g.Routing, out)
+	c.collectRouting(g.Routing, to)
+}
+
+// collectBudgets reports the budgets of the gateway, and those of tenants and keys.
+func (c *gaugeCollector) collectBudgets(g *Gauges, to samples) {
+	for _, b := range g.Budgets {
+		to.gauge(c.used, float64(b.Used), b.Name)
+		to.gauge(c.limit, float64(b.Limit), b.Name)
+		to.counter(c.refused, float64(b.Refused), b.Name)
+	}
+	for _, b := range shownSpending(g.Spending) {
+		to.gauge(c.spent, b.Used, b.Tenant, b.Key, b.Per, b.Of)
+		for bound, v := range map[string]float64{"soft": b.Soft, "hard": b.Hard} {
+			if v > 0 {
+				to.gauge(c.bound, v, b.Tenant, b.Key, b.Per, b.Of, bound)
+			}
+		}
+	}
 }
 
 // collectPools reports the models of pools. Names beyond the cap of labels are left out, because
 // other says neither which pool nor which model.
-func (c *gaugeCollector) collectPools(pools map[string][]string, gauge func(*prometheus.Desc, float64, ...string)) {
+func (c *gaugeCollector) collectPools(pools map[string][]string, to samples) {
 	for name, models := range pools {
 		pool := c.metrics.models.admit(name)
 		for _, m := range models {
 			if model := c.metrics.models.admit(m); pool != Other && model != Other {
-				gauge(c.poolModel, 1, pool, model)
+				to.gauge(c.poolModel, 1, pool, model)
 			}
 		}
 	}
 }
 
 // collectRouting reports what gateways have told each other for routing.
-func (c *gaugeCollector) collectRouting(g *RoutingGauges, out chan<- prometheus.Metric) {
+func (c *gaugeCollector) collectRouting(g *RoutingGauges, to samples) {
 	if g == nil {
 		return
 	}
-	count := func(d *prometheus.Desc, n uint64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
-	}
 	for result, n := range g.Messages {
-		count(c.messages, n, result)
+		to.counter(c.messages, float64(n), result)
 	}
 	for result, n := range g.Placements {
-		count(c.placements, n, result)
+		to.counter(c.placements, float64(n), result)
 	}
-	count(c.sentBytes, g.SentBytes)
+	to.counter(c.sentBytes, float64(g.SentBytes))
 }
 
 // tenantsByLabel sums the tenants that share the label Other because there are more tenants than
@@ -232,15 +244,15 @@ func (c *gaugeCollector) byLabel(models []ModelGauges) map[string]ModelGauges {
 const maxConditions = 2000
 
 // collectConditions reports the conditions, and for each model whether it is ready.
-func (c *gaugeCollector) collectConditions(all []condition.Condition, gauge func(*prometheus.Desc, float64, ...string)) {
+func (c *gaugeCollector) collectConditions(all []condition.Condition, to samples) {
 	for i := range all[:min(len(all), maxConditions)] {
 		one, attention := &all[i], 1.0
 		if one.Normal() {
 			attention = 0
 		}
-		gauge(c.condition, attention, string(one.Type), one.Subject, string(one.Severity))
+		to.gauge(c.condition, attention, string(one.Type), one.Subject, string(one.Severity))
 		if one.Type == condition.ModelReady {
-			gauge(c.modelReady, 1-attention, one.Subject)
+			to.gauge(c.modelReady, 1-attention, one.Subject)
 		}
 	}
 }
@@ -253,7 +265,7 @@ const maxEngines = 2000
 
 // collectEngines reports what engines say of themselves. Models beyond the cap of labels are left
 // out, because a sum over replicas of several models would say nothing.
-func (c *gaugeCollector) collectEngines(all []EngineGauges, gauge func(*prometheus.Desc, float64, ...string)) {
+func (c *gaugeCollector) collectEngines(all []EngineGauges, to samples) {
 	for _, e := range all[:min(len(all), maxEngines)] {
 		model := c.metrics.models.admit(e.Model)
 		if model == Other {
@@ -261,7 +273,7 @@ func (c *gaugeCollector) collectEngines(all []EngineGauges, gauge func(*promethe
 		}
 		tell := func(d *prometheus.Desc, value float64) {
 			if value >= 0 {
-				gauge(d, value, model, e.Replica)
+				to.gauge(d, value, model, e.Replica)
 			}
 		}
 		tell(c.engine.running, float64(e.Running))

@@ -76,7 +76,6 @@ func (s *labelSet) sweep(exists map[string]bool, grace bool) (removed []string) 
 	return removed
 }
 
-// remove removes the values that match.
 func (s *labelSet) remove(match func(value string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,10 +100,10 @@ const sweepEvery = time.Second
 // otherwise stay and keep new ones out. With grace a series is in one more scrape after its name
 // has gone, so that its last increase is seen.
 func (m *Metrics) sweep(grace bool) {
-	if m.names == nil {
+	if m.config.Names == nil {
 		return
 	}
-	names := m.names()
+	names := m.config.Names()
 	m.sweeping.Lock()
 	defer m.sweeping.Unlock()
 	m.cache.forget() // a series or a label that it has may go

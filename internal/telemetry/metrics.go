@@ -145,14 +145,11 @@ type ModelGauges struct {
 // Metrics are Sluice's Prometheus metrics, on a registry of their own. Make them with NewMetrics.
 // The methods are safe for concurrent use and do nothing on a nil *Metrics.
 type Metrics struct {
-	known     func(string) bool
+	config    MetricsConfig
 	models    labelSet
 	upstreams labelSet
 	tenants   labelSet
 	reasons   labelSet
-	gauges    func() Gauges
-	names     func() Names
-	version   string
 	registry  *prometheus.Registry
 	// vectors are all metrics with labels.
 	vectors []vector
@@ -219,10 +216,7 @@ func NewMetrics(c MetricsConfig) *Metrics {
 		c.MaxUpstreams = defaultMaxUpstreams
 	}
 	m := &Metrics{
-		known:     c.KnownModel,
-		gauges:    c.Gauges,
-		names:     c.Names,
-		version:   c.Version,
+		config:    c,
 		registry:  prometheus.NewRegistry(),
 		models:    labelSet{max: c.MaxModels},
 		tenants:   labelSet{max: c.MaxModels},
@@ -424,7 +418,7 @@ func (m *Metrics) model(name string) string {
 	if name == "" {
 		return ""
 	}
-	if m.known != nil && !m.known(name) {
+	if m.config.KnownModel != nil && !m.config.KnownModel(name) {
 		return Other
 	}
 	return m.models.admit(name)

@@ -97,7 +97,6 @@ func (l *jsonLine) begin(at time.Time) {
 	*l = append(*l, `","logger":"request","msg":"finished"`...)
 }
 
-// end ends the line.
 func (l *jsonLine) end() { *l = append(*l, '}', '\n') }
 
 func (l *jsonLine) name(name string) {

@@ -50,7 +50,6 @@ type line struct {
 	Sum    string  `json:"sum"`
 }
 
-// appendLine appends the line of a row.
 func appendLine(b []byte, r *row) []byte {
 	open := r.appendTo(append([]byte(nil), r.head...))
 	return append(append(b, seal.Add(append(open, "]}"...))...), '\n')
@@ -69,7 +68,6 @@ func parseLine(text []byte) (rowKey, Counts, error) {
 	return k, counts, nil
 }
 
-// row returns the row of a line.
 func (l *line) row() (rowKey, Counts) {
 	var values [fieldCount]int64
 	copy(values[:], l.Counts)

@@ -134,7 +134,6 @@ func (g *groups) addRow(k rowKey, c Counts) {
 	}
 }
 
-// add adds a row to its group.
 func (g *groups) add(k rowKey, c Counts) {
 	values := make([]string, len(g.by))
 	name := ""

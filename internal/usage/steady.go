@@ -39,7 +39,6 @@ func newSteadyClock() *steadyClock {
 	}, wall: start.Round(0)}
 }
 
-// now returns the time.
 func (c *steadyClock) now() time.Time {
 	now, _ := c.look()
 	return now

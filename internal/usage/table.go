@@ -107,7 +107,6 @@ func (t table) day(day int64, s Subject) (sum Counts) {
 	return sum
 }
 
-// all yields all rows.
 func (t table) all(yield func(rowKey, *row) bool) {
 	for p, rows := range t {
 		for s, r := range rows {

@@ -61,7 +61,6 @@ func (a tallies) of(k rowKey) (found rowTallies) {
 	return found
 }
 
-// add adds counts to the tallies of a row.
 func (r *rowTallies) add(c Counts) {
 	for _, t := range r {
 		if t != nil {

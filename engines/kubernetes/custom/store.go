@@ -163,7 +163,6 @@ func (s *store) parse(raw *unstructured.Unstructured) entry {
 	}}
 }
 
-// get returns the entry of this name.
 func (s *store) get(name string) (entry, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -202,7 +202,6 @@ func (p *Path) output(parent *Path) {
 // tokens makes p log probabilities, or what else repeats a text.
 func (p *Path) tokens() { p.role, p.rules, p.Class, p.rank = roleSpare, rulesTokens, Tokens, rankLast }
 
-// describeChoiceMember describes a member of a choice.
 func describeChoiceMember(c *Path) {
 	c.rules, c.Class, c.rank = rulesNone, Brief, rankLast
 	switch c.name {

@@ -109,7 +109,6 @@ func (w *writer) closeItem(it *item) {
 	it.done = marshal(whole)
 }
 
-// closeText closes a text and returns it as JSON.
 func (w *writer) closeText(it *item, t *text) json.RawMessage {
 	value := quoted(t.value)
 	if t.done {

@@ -37,7 +37,6 @@ type waitingBlock struct {
 // size returns what the block counts of maxWaiting: its texts, and what it takes besides them.
 func (w *waitingBlock) size() int { return 256 + len(w.head.ID) + len(w.head.Name) + len(w.text) }
 
-// add adds a delta to its block.
 func (s *Stream) add(kind blockKind, d *delta.Delta) {
 	switch {
 	case s.open == kind && s.openTool == d.Tool:

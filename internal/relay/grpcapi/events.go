@@ -60,7 +60,6 @@ func (e *eventBody) Close() error {
 	return nil
 }
 
-// nextChunk returns the next chunk.
 func (e *eventBody) nextChunk() (*pb.StreamChunk, error) {
 	if first := e.first; first != nil {
 		e.first = nil
@@ -136,7 +135,6 @@ func toolCallJSON(t *pb.ToolCall) []byte {
 	return append(append(append(b, `"arguments":`...), quoteJSON(t.GetArguments())...), "}}"...)
 }
 
-// renderChunk renders a chunk of one choice.
 func (e *eventBody) renderChunk(choice int, delta, finish string) {
 	b := append(append(e.buf, "data: "...), e.eventPrefix...)
 	b = strconv.AppendInt(append(b, `{"index":`...), int64(choice), 10)

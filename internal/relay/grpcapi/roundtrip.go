@@ -232,7 +232,6 @@ func isFromLibrary(err error) bool {
 	return strings.HasPrefix(status.Convert(err).Message(), "grpc: ")
 }
 
-// hasDeadline reports whether the call has a deadline.
 func (c *call) hasDeadline() bool {
 	_, ok := c.ctx.Deadline()
 	return ok
@@ -285,7 +284,6 @@ func errorResponse(to *http.Request, e *pb.Error) *http.Response {
 	return r
 }
 
-// newResponse returns a response to a request.
 func newResponse(to *http.Request, code int, contentType string, body io.ReadCloser) *http.Response {
 	return &http.Response{
 		Status: strconv.Itoa(code) + " " + http.StatusText(code), StatusCode: code, Proto: "HTTP/2.0", ProtoMajor: 2,

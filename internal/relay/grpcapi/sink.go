@@ -89,7 +89,6 @@ func (s *sink) sendDeltas(deltas []delta.Delta) error {
 	return nil
 }
 
-// recordFinish records the finish reason of a choice.
 func (s *sink) recordFinish(choice int, reason string) {
 	if reason == "" || choice < 0 || choice >= maxChoices {
 		return
@@ -100,7 +99,6 @@ func (s *sink) recordFinish(choice int, reason string) {
 	s.finishes[choice] = reason
 }
 
-// sendDelta sends one delta.
 func (s *sink) sendDelta(d *delta.Delta) error {
 	s.calls.Resolve(d)
 	text := s.completeText(textOf{d.Choice, d.Tool, d.Kind}, d.Text)
@@ -186,7 +184,6 @@ func (s *sink) Heartbeat(p relay.Progress) error {
 // clamp returns n as an int32 that is not negative.
 func clamp(n int64) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
-// send sends a chunk.
 func (s *sink) send(c *pb.StreamChunk) error {
 	s.hasSent = true
 	c.RequestId = s.id

@@ -52,7 +52,6 @@ func (e *eventBody) readWhole() ([]byte, error) {
 	}
 }
 
-// add adds a delta.
 func (s *choiceBuilder) add(d *pb.TokenDelta) {
 	if t := d.GetToolCall(); t != nil {
 		s.addToolCall(t)

@@ -301,7 +301,6 @@ func (f *Filter) remove(r removal) {
 	f.removed = append(f.removed, r)
 }
 
-// textOf returns the text of a leaf.
 func (f *Filter) textOf(l *leaves.Leaf) *text {
 	id := l.Path.ID
 	for id >= len(f.byPath) {

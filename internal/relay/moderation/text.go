@@ -154,7 +154,6 @@ func (f *Filter) scan(t *text, b []byte, end bool) (rest []byte, rule int) {
 	return nil, -1
 }
 
-// addRune adds one rune to the text.
 func (f *Filter) addRune(t *text, r rune, size int) (rule int) {
 	for i, run := range f.runs {
 		moved, matched := run.next(t.threads[i], t.prev, r, t.bytes)

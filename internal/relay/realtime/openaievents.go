@@ -15,7 +15,6 @@ type fields = map[string]any
 // event is an event of OpenAI's protocol, which goes to the client as it is.
 type event struct{ members fields }
 
-// newEvent returns an event.
 func newEvent(kind string, members fields) event {
 	members["type"] = kind
 	return event{members}

@@ -77,7 +77,6 @@ func (t *turn) Event(raw []byte, _ uint64) error {
 	return nil
 }
 
-// readError reads an error that an event reports.
 func (t *turn) readError(e *sse.Event) {
 	if bytes.Contains(e.Data, []byte(`"error"`)) || string(e.Type) == "error" {
 		if chunk := new(sse.Chunk); chunk.Read(e.Data) && chunk.Error || string(e.Type) == "error" {
