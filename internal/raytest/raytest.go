@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -106,9 +107,15 @@ func (c *Cluster) takesJobs() bool {
 	return true
 }
 
+// starting is locked while a head or a node starts. Ray gives each of them 30 s. Several that start
+// at the same time may exceed that on a busy machine.
+var starting sync.Mutex
+
 // launchHead starts the head and waits until it answers.
 func (c *Cluster) launchHead() {
 	c.t.Helper()
+	starting.Lock()
+	defer starting.Unlock()
 	// Ray refuses to start a head while this file names a head that nodes still ask for.
 	_ = os.Remove(filepath.Join(c.dir, "s", "ray_current_cluster"))
 	c.head = c.launch("head", "--head", "--num-gpus=0", "--num-cpus=0", "--node-ip-address="+headIP, "--dashboard-host=127.0.0.1",
@@ -128,6 +135,8 @@ func (c *Cluster) KillHead() { c.kill(c.head) }
 // node 30 s to start, which a busy machine may exceed.
 func (c *Cluster) AddNode(name string, cpus, gpus int) {
 	c.t.Helper()
+	starting.Lock()
+	defer starting.Unlock()
 	for range 2 {
 		c.count++
 		node := c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
