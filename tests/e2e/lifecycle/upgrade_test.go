@@ -11,7 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket"
 	"github.com/coder/websocket/wsjson"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -135,7 +135,7 @@ func (l *load) stream(model, id string, begun func()) (string, error) {
 
 // turn asks for one turn on a WebSocket and reads it to its end.
 func (l *load) turn(ws *websocket.Conn, begun func()) (text string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testutil.Patience)
 	defer cancel()
 	start := harness.Message{"type": "start", "model": "managed", "messages": []harness.Message{{"role": "user", "content": "tell me a story"}},
 		"params": harness.Message{"max_tokens": l.tokens, "ignore_eos": true}}
