@@ -31,8 +31,8 @@ func TenantKeys(names ...string) (keys map[string]string, text string) {
 	return keys, text
 }
 
-// LastingSims is SlowSims with replicas that need 100 seconds for LastingTokens tokens. A test keeps
-// streams as long as it needs them and ends them by FinishAnswers.
+// LastingSims is SlowSims with replicas that need 100 seconds for LastingTokens tokens. A test
+// keeps streams as long as it needs them and ends them by FinishAnswers.
 var LastingSims = Lasting(SlowSims)
 
 // LastingTokens is the number of tokens of an answer that lasts.

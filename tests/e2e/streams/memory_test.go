@@ -19,8 +19,8 @@ import (
 // measures ten thousand.
 const mostPerStream = 100_000
 
-// Streams that wait for a token are cheap. The gateway collects garbage at a tenth above what lives,
-// so that little of it is counted.
+// Streams that wait for a token are cheap. The gateway collects garbage at a tenth above what
+// lives, so that little of it is counted.
 func TestE2E_S1_IdleStreamsAreSmall(t *testing.T) {
 	t.Parallel()
 	const streams = 1000
