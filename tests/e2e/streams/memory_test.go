@@ -40,7 +40,7 @@ models:
     upstreams: [%q]
     admission: {max_concurrent_requests: 10000, max_per_replica: 10000}
     stream: {mode: managed}
-`, url))
+`, url), "GOGC=10")
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	first := make([]byte, 20)
