@@ -120,7 +120,7 @@ func (c *Cluster) launchHead() {
 	_ = os.Remove(filepath.Join(c.dir, "s", "ray_current_cluster"))
 	c.head = c.launch("head", "--head", "--num-gpus=0", "--num-cpus=0", "--node-ip-address="+headIP, "--dashboard-host=127.0.0.1",
 		"--dashboard-port="+strconv.Itoa(c.dashboard), "--port="+strconv.Itoa(c.gcsPort), "--temp-dir="+filepath.Join(c.dir, "s"),
-		"--disable-usage-stats")
+		"--disable-usage-stats", "--no-monitor") // nothing scales the cluster
 	c.count = max(c.count, 1)
 	testutil.EventuallyNil(c.t, "the head answers", func() error {
 		_, err := c.Nodes()
@@ -235,7 +235,7 @@ func (c *Cluster) call(method, path string, body []byte, answer any) error {
 func (c *Cluster) launch(name string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	args = append([]string{"start", "--block", "--node-name=" + name, "--object-store-memory=80000000",
-		"--min-worker-port=0", "--max-worker-port=0",
+		"--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false",
 		"--dashboard-agent-listen-port=" + strconv.Itoa(testutil.FreePort(c.t))}, args...)
 	cmd := exec.Command(filepath.Join(testutil.Tool(c.t, "ray"), "bin", "ray"), args...)
 	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
