@@ -5,16 +5,18 @@
 # RACE is the flag for the race detector, which needs a C compiler. `make test RACE=` tests without it.
 RACE ?= -race
 # The tests with real Envoys and whole gateways measure time, so they run without the race detector.
-# Their packages run one after another (-p 1), because the tests of one package already run in parallel.
-E2E = $(shell go list ./... | grep /tests/e2e/)
+# Two packages run at a time: one uses the processors while the other is built, or waits for its last test.
+# The first packages are those that take longest.
+E2E = ./tests/e2e/lifecycle $(filter-out %/lifecycle,$(shell go list ./... | grep /tests/e2e/))
+E2E_AT_ONCE = -p 2 -parallel $(AT_ONCE)
 # Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
 # Where replicas run, starts and stops, and the operator's page are left to test-ext-proc.
-E2E_REQUESTS = $(addprefix ./tests/e2e/,admission clients edge engines routing streams)
+E2E_REQUESTS = $(addprefix ./tests/e2e/,streams edge clients routing admission engines)
 E2E_NO_REQUESTS = AdminPage|OnThePage|_O10_Page|O11_
 # Most tests wait for processes, and not for a processor. So go test runs more at a time than there are
-# processors: AT_ONCE tests of a package with gateways, and PACKAGES_AT_ONCE packages without gateways.
+# processors: AT_ONCE tests of each package with gateways, and PACKAGES_AT_ONCE packages without gateways.
 # A test with a gateway uses a processor for about a third of its time.
-AT_ONCE ?= $(shell expr 3 '*' $$(nproc))
+AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 PACKAGES_AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
@@ -59,12 +61,12 @@ test: tools vet
 	# Once more with net/http in the place of internal/http1, which tells a fault of ours from one of Envoy's.
 	SLUICE_HTTP1=std go test -vet=off ./internal/relay
 	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests through Envoy.
-	SLUICE_FILTER=module go test -vet=off -count=1 -p 1 -parallel $(AT_ONCE) -timeout 20m $(E2E)
-	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -parallel $(AT_ONCE) -timeout 20m -skip '$(E2E_NO_REQUESTS)' $(E2E_REQUESTS)
+	SLUICE_FILTER=module go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m $(E2E)
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m -skip '$(E2E_NO_REQUESTS)' $(E2E_REQUESTS)
 
 # test-ext-proc runs all tests through Envoy with ext_proc, of which test runs a part.
 test-ext-proc: tools
-	SLUICE_FILTER=ext_proc go test -vet=off -count=1 -p 1 -parallel $(AT_ONCE) -timeout 20m $(E2E)
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m $(E2E)
 
 # test-vllm tests a real vLLM on the CPU. It is not part of test, because it downloads a gigabyte and
 # takes minutes.

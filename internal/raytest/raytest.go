@@ -115,14 +115,20 @@ func (c *Cluster) takesJobs() bool {
 	return true
 }
 
-// launchHead starts the head and waits until it answers and is a node.
+// starting is locked while a head or a node starts. Ray gives each of them 30 s. Several that start
+// at the same time may exceed that on a busy machine.
+var starting sync.Mutex
+
+// launchHead starts the head and waits until it answers.
 func (c *Cluster) launchHead() {
 	c.t.Helper()
+	starting.Lock()
+	defer starting.Unlock()
 	// Ray refuses to start a head while this file names a head that nodes still ask for.
 	_ = os.Remove(filepath.Join(c.dir, "s", "ray_current_cluster"))
 	c.head = c.launch("head", "--head", "--num-gpus=0", "--num-cpus=0", "--node-ip-address="+headIP, "--dashboard-host=127.0.0.1",
 		"--dashboard-port="+strconv.Itoa(c.dashboard), "--port="+strconv.Itoa(c.gcsPort), "--temp-dir="+filepath.Join(c.dir, "s"),
-		"--disable-usage-stats")
+		"--disable-usage-stats", "--no-monitor") // nothing scales the cluster
 	c.count = max(c.count, 1)
 	c.awaitAlive("head")
 }
@@ -147,10 +153,19 @@ func (c *Cluster) AddNode(name string, cpus, gpus int) {
 	c.t.Helper()
 	starting.Lock()
 	defer starting.Unlock()
-	c.count++
-	c.nodes[name] = c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
-		"--num-gpus="+strconv.Itoa(gpus), fmt.Sprintf("--node-ip-address=127.0.0.%d", c.count+1))
-	c.awaitAlive(name)
+	for range 2 {
+		c.count++
+		node := c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
+			"--num-gpus="+strconv.Itoa(gpus), fmt.Sprintf("--node-ip-address=127.0.0.%d", c.count+1))
+		c.nodes[name] = node
+		for until := time.Now().Add(50 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+			if nodes, err := c.Nodes(); err == nil && nodes[name] == "ALIVE" {
+				return
+			}
+		}
+		c.kill(node)
+	}
+	c.t.Fatalf("node %s did not join: %s", name, c.logs())
 }
 
 // KillNode kills the processes of a node. Its jobs end soon after.
@@ -236,7 +251,7 @@ func (c *Cluster) call(method, path string, body []byte, answer any) error {
 func (c *Cluster) launch(name string, args ...string) *exec.Cmd {
 	c.t.Helper()
 	args = append([]string{"start", "--block", "--node-name=" + name, "--object-store-memory=80000000",
-		"--min-worker-port=0", "--max-worker-port=0",
+		"--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false",
 		"--dashboard-agent-listen-port=" + strconv.Itoa(testutil.FreePort(c.t))}, args...)
 	cmd := exec.Command(filepath.Join(testutil.Tool(c.t, "ray"), "bin", "ray"), args...)
 	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

@@ -182,6 +182,23 @@ func (e *Engine) handleSetFault(w http.ResponseWriter, r *http.Request) {
 	e.handleGetFault(w, r)
 }
 
+// handleSetPace answers POST /sim/pace.
+func (e *Engine) handleSetPace(w http.ResponseWriter, r *http.Request) {
+	var setting struct {
+		TokenInterval string `json:"token_interval"`
+	}
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&setting)
+	if err == nil {
+		var interval time.Duration
+		if interval, err = time.ParseDuration(setting.TokenInterval); err == nil {
+			e.scheduler.setInterval(max(interval, 0))
+		}
+	}
+	if err != nil {
+		badRequest("token_interval", "%v", err).writeTo(w)
+	}
+}
+
 // respond sends a value as JSON. No fault applies to it.
 func respond(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")

@@ -14,7 +14,8 @@
 //	TokenInterval × (1 + BatchSlowdown × (decoding − 1))
 //
 // A client that disconnects frees its slot at once. With all speeds at zero, every answer is
-// complete immediately.
+// complete immediately. POST /sim/pace {"token_interval":"0s"} changes TokenInterval, also for
+// requests that are running. Tests so keep streams until they have seen what they wait for.
 //
 // # Memory
 //

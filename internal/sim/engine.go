@@ -94,6 +94,7 @@ func (e *Engine) routes() *http.ServeMux {
 	mux.HandleFunc("GET /sim/usage", e.handleUsage)
 	mux.HandleFunc("GET /sim/fault", e.handleGetFault)
 	mux.HandleFunc("POST /sim/fault", e.handleSetFault)
+	mux.HandleFunc("POST /sim/pace", e.handleSetPace)
 	mux.Handle("/", e.handle(func(*handler) error {
 		return &apiError{status: http.StatusNotFound, kind: "NotFoundError", message: "Not Found"}
 	}))

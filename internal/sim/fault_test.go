@@ -300,6 +300,28 @@ func (n *idleListener) Accept() (net.Conn, error) { <-n.closed; return nil, net.
 func (n *idleListener) Addr() net.Addr            { return &net.TCPAddr{} }
 func (n *idleListener) Close() error              { close(n.closed); return nil }
 
+// TestPace: a stream that takes an hour ends when the pace is set.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, Config{TokenInterval: time.Hour})
+	r := s.post("/v1/chat/completions", chatBody("x", `,"stream":true,"max_tokens":50,"ignore_eos":true`))
+	for _, body := range []string{`{`, `{"token_interval":"fast"}`, `{}`} {
+		if r := s.post("/sim/pace", body); r.StatusCode != 400 {
+			t.Errorf("%s: status %d", body, r.StatusCode)
+		}
+	}
+	if n := s.engine.State().Running; n != 1 {
+		t.Errorf("%d requests run after wrong settings", n)
+	}
+	if r := s.post("/sim/pace", `{"token_interval":"0s"}`); r.StatusCode != 200 {
+		t.Errorf("status %d", r.StatusCode)
+	}
+	body, err := io.ReadAll(r.Body)
+	if n := strings.Count(string(body), `"content":`); err != nil || n < 50 || !strings.HasSuffix(string(body), "data: [DONE]\n\n") {
+		t.Errorf("the stream: %v, %d tokens: %s", err, n, body)
+	}
+}
+
 func TestActiveFault(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, Config{})

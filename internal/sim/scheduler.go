@@ -171,6 +171,16 @@ func (s *scheduler) cancelLocked(q *sequence, now time.Time) {
 	s.metrics.aborted.Inc()
 }
 
+// setInterval changes the length of a step with one sequence. The present step ends now. Without an
+// interval the running sequences are complete at once.
+func (s *scheduler) setInterval(interval time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	s.interval, s.nextStepAt = interval, now
+	s.advanceLocked(now)
+}
+
 // clearCache empties the prefix cache.
 func (s *scheduler) clearCache() {
 	s.mu.Lock()

@@ -193,6 +193,29 @@ func TestAsFastAsPossible(t *testing.T) {
 	})
 }
 
+// TestThePaceChanges: a running request continues with the new interval, and without one it is
+// complete at once.
+func TestThePaceChanges(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestScheduler(millisecondConfig)
+		q := b.add(prompt{tokens: 20}, 1000)
+		go func() {
+			time.Sleep(45 * time.Millisecond)
+			b.setInterval(100 * time.Millisecond)
+			time.Sleep(200 * time.Millisecond)
+			b.setInterval(0)
+		}()
+		got := b.tokenTimes(q)
+		compareTimes(t, "the first tokens", got[:8], []int{20, 30, 40, 45, 145, 245, 245, 245})
+		if len(got) != 1000 || got[999] != 245 {
+			t.Errorf("%d tokens, the last at %d", len(got), got[len(got)-1])
+		}
+		b.setInterval(time.Second) // nothing runs
+		compareTimes(t, "tokens of the next", b.tokenTimes(b.add(prompt{}, 2)), []int{245, 1245})
+	})
+}
+
 // TestNoCatchUpAfterStandstill checks that the batch continues from now after a standstill.
 func TestNoCatchUpAfterStandstill(t *testing.T) {
 	t.Parallel()

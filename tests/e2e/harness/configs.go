@@ -2,6 +2,7 @@ package harness
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/sluice-gateway/sluice/authz"
 )
@@ -28,6 +29,18 @@ func TenantKeys(names ...string) (keys map[string]string, text string) {
 		text += fmt.Sprintf("  - {name: %s, keys: [%q]}\n", name, key.Hash)
 	}
 	return keys, text
+}
+
+// LastingSims is SlowSims with replicas that need 100 seconds for LastingTokens tokens. A test
+// keeps streams as long as it needs them and ends them by FinishAnswers.
+var LastingSims = Lasting(SlowSims)
+
+// LastingTokens is the number of tokens of an answer that lasts.
+const LastingTokens = 1000
+
+// Lasting returns the configuration with 100 ms for each token instead of 20 ms.
+func Lasting(config string) string {
+	return strings.ReplaceAll(config, "token_interval: 20ms", "token_interval: 100ms")
 }
 
 // SlowSims is a configuration with three simulated replicas. Each token takes 20 ms.

@@ -36,6 +36,7 @@ type Gateway struct {
 	Dir, Config string        // the state directory, and the path of the configuration
 	Binary      string        // the path of the program; empty: Program()
 	Command     []string      // the program's arguments
+	Env         []string      // added to the environment of the program, as NAME=value
 	Files       int           // the limit of open files of the program; 0: that of the test
 	Process     *exec.Cmd     // the process that Launch started last
 	Exited      chan struct{} // closed when Process has exited
@@ -63,11 +64,12 @@ func Prepare(t *testing.T, config string) *Gateway {
 	return g
 }
 
-// Start runs `sluice up` with the configuration and waits until it is ready. The gateway is stopped
-// when the test ends.
-func Start(t *testing.T, config string) *Gateway {
+// Start runs `sluice up` with the configuration and waits until it is ready. env is added to its
+// environment. The gateway is stopped when the test ends.
+func Start(t *testing.T, config string, env ...string) *Gateway {
 	t.Helper()
 	g := Prepare(t, config)
+	g.Env = env
 	t.Cleanup(g.Stop)
 	g.Launch()
 	g.AwaitReady()
@@ -122,6 +124,7 @@ func (g *Gateway) command() *exec.Cmd {
 	}
 	cmd.Env = append(os.Environ(), "SLUICE_FILTER="+cmp.Or(os.Getenv("SLUICE_FILTER"), "ext_proc"), directoryMark+g.Dir, "SLUICE_ENVOY="+testutil.Tool(g.T, "envoy"),
 		"PATH="+filepath.Join(testutil.Root(), ".tools")+":"+os.Getenv("PATH"))
+	cmd.Env = append(cmd.Env, g.Env...)
 	return cmd
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -20,14 +21,23 @@ type Streams struct {
 	faults []error
 }
 
+// openings is how many streams OpenStreams opens at the same time. A gateway refuses requests that
+// it cannot decide in time, as thousands at once on a busy machine.
+const openings = 100
+
 // OpenStreams opens n streams of that many tokens each, of the model chat. It returns when each
 // stream has its first byte.
 func (g *Gateway) OpenStreams(n, tokens int) *Streams {
 	s := &Streams{t: g.T}
 	s.begun.Add(n)
+	opening := make(chan struct{}, openings)
 	for i := range n {
+		opening <- struct{}{}
 		s.group.Go(func() {
-			begun := sync.OnceFunc(s.begun.Done)
+			begun := sync.OnceFunc(func() {
+				<-opening
+				s.begun.Done()
+			})
 			defer begun()
 			if err := g.ReadStream(fmt.Sprint("conversation ", i), tokens, begun); err != nil {
 				s.mu.Lock()
@@ -65,6 +75,21 @@ func (g *Gateway) ReadStream(text string, tokens int, begun func()) error {
 		return fmt.Errorf("only %d of %d tokens", n, tokens)
 	}
 	return CheckWholeStream(rest)
+}
+
+// FinishAnswers has simulated replicas generate the rest of their answers at once.
+func FinishAnswers(t testing.TB, replicas map[string]Replica) {
+	t.Helper()
+	for id, replica := range replicas {
+		r, err := http.Post("http://"+replica.Address+"/sim/pace", "application/json", strings.NewReader(`{"token_interval":"0s"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != 200 {
+			t.Fatalf("%s: %s", id, r.Status)
+		}
+	}
 }
 
 // Wait waits until all streams have ended. The test fails if one of them was not whole.

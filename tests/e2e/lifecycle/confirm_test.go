@@ -76,9 +76,9 @@ func TestE2E_X10_AFileThatRemovesEverythingIsHeldBack(t *testing.T) {
 // and streams to the next start.
 func TestE2E_X10_AStartWithoutAFileEndsNothing(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims)
+	g := harness.Start(t, harness.LastingSims)
 	before := processIDs(g)
-	running := g.OpenStreams(20, 600)
+	running := g.OpenStreams(20, harness.LastingTokens)
 	g.Kill()
 	whole, err := os.ReadFile(g.Config)
 	if err != nil {
@@ -106,5 +106,6 @@ func TestE2E_X10_AStartWithoutAFileEndsNothing(t *testing.T) {
 	g.Launch()
 	g.AwaitReady()
 	mustHaveAdopted(g, before)
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 }

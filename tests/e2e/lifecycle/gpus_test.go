@@ -12,9 +12,9 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// useDriver makes gateways load a stand-in for NVIDIA's driver library. The result writes what the
-// driver tells: a line for each GPU, see testdata/nvml.c.
-func useDriver(t *testing.T) (tell func(lines ...string)) {
+// useDriver makes a stand-in for NVIDIA's driver library. A gateway with the environment env loads
+// it. tell writes what the driver tells: a line for each GPU, see testdata/nvml.c.
+func useDriver(t *testing.T) (env []string, tell func(lines ...string)) {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -25,9 +25,7 @@ func useDriver(t *testing.T) (tell func(lines ...string)) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	list := filepath.Join(folder, "gpus")
-	t.Setenv("LD_LIBRARY_PATH", folder)
-	t.Setenv("FAKE_NVML", list)
-	return func(lines ...string) {
+	return []string{"LD_LIBRARY_PATH=" + folder, "FAKE_NVML=" + list}, func(lines ...string) {
 		if err := os.WriteFile(list, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +50,8 @@ func devicesOf(t *testing.T, g *harness.Gateway, id string) string {
 // TestE2E_N8_U12_ReplicasGetTheGPUsThatTheDriverTells: whole, several and shared GPUs, none that
 // another program fills, and one that is lost.
 func TestE2E_N8_U12_ReplicasGetTheGPUsThatTheDriverTells(t *testing.T) {
-	tell := useDriver(t)
+	t.Parallel()
+	env, tell := useDriver(t)
 	tell("GPU-a 80 70 0", "GPU-b 80 1 0", "GPU-c 80 1 0", "GPU-d 80 1 0", "GPU-e 80 1 0")
 	g := harness.Start(t, `orphan_grace: 60s
 models:
@@ -62,7 +61,7 @@ models:
   - {name: right, engine: sim, resources: {gpu: 0.5}, placement: pack}
   - {name: none, engine: sim, resources: {cpu: 0.1}}
   - {name: more, engine: sim, resources: {gpu: 1}, replicas: {min: 0, max: 1}, cold_start_timeout: 1s}
-`)
+`, env...)
 	holds := map[string]string{}
 	for _, model := range []string{"pair", "whole", "left", "right", "none"} {
 		if a := g.Post("/v1/chat/completions", harness.ChatBody(model, false, 2, "hello")); a.StatusCode != 200 {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -68,10 +69,11 @@ func awaitPredecessor(g *harness.Gateway) (now envoys) {
 // served, half of them on new connections. The streams count until they end. The Envoys that were
 // replaced are gone then.
 func TestE2E_X20_E4_AReplacedEnvoyCutsNothing(t *testing.T) {
+	t.Parallel()
 	n := upgradeStreams()
-	g := harness.Start(t, upgradeModels)
+	g := harness.Start(t, harness.Lasting(upgradeModels))
 	first := envoysOf(g).PID
-	l := &load{Gateway: g, tokens: 700, texts: map[string]string{}}
+	l := &load{Gateway: g, tokens: harness.LastingTokens, texts: map[string]string{}}
 	small, fresh := startFlow(g, 3), startFlow(g, 3, "Connection: close")
 	l.run("native stream", n, func(_ int, begun func()) (string, error) { return l.stream("chat", "", begun) })
 	l.run("managed stream", n, func(i int, begun func()) (string, error) { return l.stream("managed", fmt.Sprint("story-", i), begun) })
@@ -106,6 +108,7 @@ func TestE2E_X20_E4_AReplacedEnvoyCutsNothing(t *testing.T) {
 		})
 		old = append(old, now.PID)
 	}
+	harness.FinishAnswers(t, g.Replicas())
 	l.running.Wait()
 	t.Logf("%d and %d small requests", small.stop(), fresh.stop())
 	harness.Client.CloseIdleConnections()
@@ -128,8 +131,9 @@ func TestE2E_X20_E4_AReplacedEnvoyCutsNothing(t *testing.T) {
 // A gateway that is killed while a predecessor of Envoy runs is followed by one that adopts both
 // Envoys: the stream goes on, its request counts, and new requests are served. A stop drains both.
 func TestE2E_X20_E3_APredecessorIsAdopted(t *testing.T) {
-	g := harness.Start(t, harness.SlowSims)
-	streams := g.OpenStreams(10, 900) // eighteen seconds, for a restart, a kill and a start
+	t.Parallel()
+	g := harness.Start(t, harness.LastingSims)
+	running, replicas := g.OpenStreams(10, harness.LastingTokens), g.Replicas()
 	makeEnvoyDiffer(g)
 	restart(g)
 	second := awaitPredecessor(g)
@@ -146,6 +150,9 @@ func TestE2E_X20_E3_APredecessorIsAdopted(t *testing.T) {
 	if a := g.Post(harness.ChatPath, harness.ChatBody("chat", false, 2, "new")); a.StatusCode != 200 {
 		t.Error(a)
 	}
+	g.Signal(syscall.SIGTERM)
+	g.AwaitLogged("drain started", 1)
+	harness.FinishAnswers(t, replicas)
+	running.Wait()
 	g.Stop()
-	streams.Wait()
 }

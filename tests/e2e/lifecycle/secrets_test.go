@@ -19,9 +19,7 @@ import (
 // The keys in the environment of the gateway reach Envoy, the guard and the engines only as far as
 // the file says so.
 func TestE2E_X11_ChildrenDoNotInheritKeys(t *testing.T) {
-	for name, value := range map[string]string{"OPENAI_API_KEY": "sk-upstream-key", "AWS_SECRET_ACCESS_KEY": "aws", "HF_TOKEN": "hf_gateway_token"} {
-		t.Setenv(name, value)
-	}
+	t.Parallel()
 	g := harness.Prepare(t, `
 models:
   - {name: plain, engine: sim}
@@ -30,6 +28,7 @@ models:
     env: {LEVEL: debug}
     env_from: {variables: [HF_TOKEN], files: [given.env]}
 `)
+	g.Env = []string{"OPENAI_API_KEY=sk-upstream-key", "AWS_SECRET_ACCESS_KEY=aws", "HF_TOKEN=hf_gateway_token"}
 	if err := os.WriteFile(filepath.Join(filepath.Dir(g.Config), "given.env"), []byte("# of this model\nOWN_KEY=own-secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,8 @@ func schedule(g *harness.Gateway, status int) *harness.Answer {
 // The state directory is full, the gateway is killed, and the next one adopts Envoy, the replicas
 // and the streams. It tells what is wrong, and serves all but tasks. Before, it ended everything.
 func TestE2E_B10_X5_FullStateDirectory(t *testing.T) {
-	g := harness.Prepare(t, harness.SlowSims)
+	t.Parallel()
+	g := harness.Prepare(t, harness.LastingSims)
 	if err := os.Mkdir(g.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,7 @@ func TestE2E_B10_X5_FullStateDirectory(t *testing.T) {
 	g.Launch()
 	g.AwaitReady()
 	before := processIDs(g)
-	running := g.OpenStreams(30, 400)
+	running := g.OpenStreams(30, harness.LastingTokens)
 	schedule(g, 200)
 	free := testutil.FillDisk(t, g.Dir)
 	if c := g.AwaitCondition(condition.StateNotWritable, ""); !strings.Contains(c.Message, "of 4194304 bytes") {
@@ -59,15 +60,17 @@ func TestE2E_B10_X5_FullStateDirectory(t *testing.T) {
 	free()
 	g.AwaitNoCondition(condition.StateNotWritable)
 	schedule(g, 200)
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 	mustHaveAdopted(g, before)
 }
 
 // On a read-only file system no gateway starts, and what runs goes on until there is one.
 func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
-	g := harness.Start(t, harness.SlowSims)
+	t.Parallel()
+	g := harness.Start(t, harness.LastingSims)
 	before := processIDs(g)
-	running := g.OpenStreams(30, 400)
+	running := g.OpenStreams(30, harness.LastingTokens)
 	g.Kill()
 	writable := testutil.ReadOnly(t, g.Dir)
 	g.Launch()
@@ -84,6 +87,7 @@ func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
 	g.Launch()
 	g.AwaitReady()
 	mustHaveAdopted(g, before)
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 }
 
@@ -104,9 +108,9 @@ func TestE2E_X13_StateDirectoryOfOthersIsRefused(t *testing.T) {
 // start adopts Envoy, the replicas and the streams.
 func TestE2E_X13_DamagedStateDirectory(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims)
+	g := harness.Start(t, harness.LastingSims)
 	before := processIDs(g)
-	running := g.OpenStreams(30, 1200)
+	running := g.OpenStreams(30, harness.LastingTokens)
 	schedule(g, 200)
 	for _, name := range []string{"id", "claim.lock", "guard.lock", "envoy.json", "tasks.jsonl", "limits.json",
 		"processes/envoy.json", "processes/envoy.json.copy", "processes/replica%2Fchat-0.json"} {
@@ -129,6 +133,7 @@ func TestE2E_X13_DamagedStateDirectory(t *testing.T) {
 	if kept, _ := filepath.Glob(filepath.Join(g.Dir, "tasks.jsonl.damaged-*")); len(kept) != 1 {
 		t.Errorf("damaged journals: %v", kept)
 	}
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 	g.AwaitIdle("chat")
 }

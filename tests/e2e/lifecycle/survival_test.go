@@ -104,27 +104,29 @@ func mustBeUnavailable(g *harness.Gateway) {
 
 func TestE2E_E3_KillDuringNativeStreamsAndAdoption(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims)
+	g := harness.Start(t, harness.LastingSims)
 	before := processIDs(g)
-	running := g.OpenStreams(100, 250)
+	running := g.OpenStreams(100, harness.LastingTokens)
 	g.Kill()
 	mustBeUnavailable(g)
 	g.Launch()
 	g.AwaitReady()
 	mustHaveAdopted(g, before)
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 }
 
 func TestE2E_E3_HandOverRestart(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, harness.SlowSims)
+	g := harness.Start(t, harness.LastingSims)
 	before := processIDs(g)
-	running := g.OpenStreams(30, 250)
+	running := g.OpenStreams(30, harness.LastingTokens)
 	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	g.AwaitReady()
 	mustHaveAdopted(g, before)
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 }
 
@@ -224,14 +226,16 @@ func TestE2E_N5_ReplicaKilledIsOutAndBack(t *testing.T) {
 }
 
 func TestE2E_E3_TwoThousandStreams(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("heavy")
 	}
-	g := harness.Start(t, strings.NewReplacer("token_interval: 20ms", "token_interval: 1s").Replace(harness.SlowSims))
+	g := harness.Start(t, strings.NewReplacer("token_interval: 20ms", "token_interval: 10s").Replace(harness.SlowSims))
 	running := g.OpenStreams(2000, 20)
 	if m := g.Model("chat"); m.InFlight != 2000 {
 		t.Errorf("in flight: %d", m.InFlight)
 	}
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 	g.AwaitIdle("chat")
 	if out := envoyStats(g, "overflow"); out != "" {
@@ -294,8 +298,8 @@ func TestE2E_E3_EnvoyKilledComesBack(t *testing.T) {
 
 func TestE2E_E3_LimitsHoldOverARestart(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, strings.Replace(harness.SlowSims, "20ms", "100ms", 1)+"    admission: {max_concurrent_requests: 12, queue_timeout: 100ms}\n")
-	running := g.OpenStreams(12, 150) // fifteen seconds, for a start
+	g := harness.Start(t, harness.LastingSims+"    admission: {max_concurrent_requests: 12, queue_timeout: 100ms}\n")
+	running := g.OpenStreams(12, harness.LastingTokens)
 	g.Kill()
 	g.Launch()
 	g.AwaitReady()
@@ -310,6 +314,7 @@ func TestE2E_E3_LimitsHoldOverARestart(t *testing.T) {
 	if a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, "one too many")); a.Code() != "queue_timeout" {
 		t.Errorf("the limit of 12 did not outlive the restart: %s", a)
 	}
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 	g.AwaitIdle("chat")
 }

@@ -80,11 +80,11 @@ func TestE2E_X20_CarriedRequestsCountForLimits(t *testing.T) {
 	t.Parallel()
 	keys, tenants := harness.TenantKeys("acme")
 	tenants = strings.Replace(tenants, "name: acme,", "name: acme, limits: {max_concurrent_streams: 2},", 1)
-	g := harness.Start(t, "\nauth: {mode: keys}\n"+tenants+upgradeModels)
+	g := harness.Start(t, "\nauth: {mode: keys}\n"+tenants+harness.Lasting(upgradeModels))
 	key := "Authorization: Bearer " + keys["acme"]
 	var streams []*http.Response
 	for _, model := range []string{"chat", "managed"} {
-		r, err := g.Open(t.Context(), harness.ChatPath, harness.ChatBody(model, true, 1000, "count"), key) // twenty seconds, for two restarts
+		r, err := g.Open(t.Context(), harness.ChatPath, harness.ChatBody(model, true, harness.LastingTokens, "count"), key)
 		if err != nil || r.StatusCode != 200 {
 			t.Fatal(r, err)
 		}
@@ -98,6 +98,7 @@ func TestE2E_X20_CarriedRequestsCountForLimits(t *testing.T) {
 		}
 		awaitListed(g, "streaming")
 	}
+	harness.FinishAnswers(t, g.Replicas())
 	for _, r := range streams {
 		b, err := io.ReadAll(r.Body)
 		if err == nil {
@@ -154,8 +155,8 @@ func awaitListed(g *harness.Gateway, state string) {
 // replaced twice.
 func TestE2E_X20_WaitingRequestsMove(t *testing.T) {
 	t.Parallel()
-	limit := "    admission: {max_concurrent_requests: 1, queue_timeout: 60s}\n"
-	g := harness.Start(t, strings.ReplaceAll(upgradeModels, "    stream:", limit+"    stream:"))
+	limit := "    admission: {max_concurrent_requests: 1, queue_timeout: 5m}\n"
+	g := harness.Start(t, strings.ReplaceAll(harness.Lasting(upgradeModels), "    stream:", limit+"    stream:"))
 	var running sync.WaitGroup
 	ask := func(what, body string) {
 		running.Go(func() {
@@ -174,7 +175,7 @@ func TestE2E_X20_WaitingRequestsMove(t *testing.T) {
 	for _, model := range []string{"chat", "managed"} {
 		first := make(chan struct{})
 		running.Go(func() {
-			r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody(model, true, 1000, "first"))
+			r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody(model, true, harness.LastingTokens, "first"))
 			close(first)
 			if err != nil {
 				t.Error(err)
@@ -205,6 +206,7 @@ func TestE2E_X20_WaitingRequestsMove(t *testing.T) {
 	})
 	restart(g)
 	restart(g)
+	harness.FinishAnswers(t, g.Replicas())
 	running.Wait()
 	g.AwaitIdle("chat")
 	g.AwaitIdle("managed")

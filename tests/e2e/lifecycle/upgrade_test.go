@@ -135,7 +135,7 @@ func (l *load) stream(model, id string, begun func()) (string, error) {
 
 // turn asks for one turn on a WebSocket and reads it to its end.
 func (l *load) turn(ws *websocket.Conn, begun func()) (text string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testutil.Patience)
 	defer cancel()
 	start := harness.Message{"type": "start", "model": "managed", "messages": []harness.Message{{"role": "user", "content": "tell me a story"}},
 		"params": harness.Message{"max_tokens": l.tokens, "ignore_eos": true}}
@@ -236,10 +236,11 @@ func (f *flow) stop() int64 {
 // Streams of all kinds run over three restarts in a row to the end that they would have had, while
 // small requests are served. The streams count until they end, and the old processes are gone then.
 func TestE2E_X20_RestartsCutNothing(t *testing.T) {
+	t.Parallel()
 	n := upgradeStreams()
-	g := harness.Start(t, upgradeModels)
+	g := harness.Start(t, harness.Lasting(upgradeModels))
 	before := processIDs(g)
-	l := &load{Gateway: g, tokens: 500, texts: map[string]string{}}
+	l := &load{Gateway: g, tokens: harness.LastingTokens, texts: map[string]string{}}
 	small := startFlow(g, 4)
 	l.run("native stream", n, func(_ int, begun func()) (string, error) { return l.stream("chat", "", begun) })
 	l.run("managed stream", n, func(i int, begun func()) (string, error) {
@@ -265,6 +266,7 @@ func TestE2E_X20_RestartsCutNothing(t *testing.T) {
 			t.Errorf("%d native requests count after the restart, want %d", got, n)
 		}
 	}
+	harness.FinishAnswers(t, g.Replicas())
 	l.running.Wait()
 	t.Logf("%d small requests", small.stop())
 	mustHaveAdopted(g, before)

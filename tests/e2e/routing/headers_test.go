@@ -35,6 +35,7 @@ func answer(w http.ResponseWriter, body string) {
 // TestE2E_X14_HeadersStopAtTheGateway: headers that name another request, claim another client or
 // hold credentials reach no engine; headers that act on browsers and proxies reach no client.
 func TestE2E_X14_HeadersStopAtTheGateway(t *testing.T) {
+	t.Parallel()
 	var got atomic.Pointer[http.Header]
 	engine := func(w http.ResponseWriter, r *http.Request) {
 		if harness.ServeModelList(w, r, "m", "keyed") {
@@ -48,12 +49,11 @@ func TestE2E_X14_HeadersStopAtTheGateway(t *testing.T) {
 		w.Header().Set("X-Of-The-Engine", "kept")
 		answer(w, string(body))
 	}
-	t.Setenv("SLUICE_TEST_HEADER_KEY", "the-files-key")
 	g := harness.Start(t, `
 models:
   - {name: m, launcher: upstream, upstreams: [`+harness.StartUpstream(t, engine)+`]}
   - {name: keyed, launcher: upstream, upstreams: [{url: `+harness.StartUpstream(t, engine)+`, api_key_env: SLUICE_TEST_HEADER_KEY, headers: {cookie: of-the-file}}]}
-`)
+`, "SLUICE_TEST_HEADER_KEY=the-files-key")
 	sent := []string{"X-Of-The-Client: kept", "x_original_url: /admin", "X-Portkey-Config: evil", "Helicone-Target-Url: evil", "x-pass-cookie: evil"}
 	for _, h := range headers.FromClients() {
 		// The first two have effects of their own, and the last means the same as x-api-key.

@@ -151,9 +151,8 @@ func strangersCA(t *testing.T) string {
 }
 
 func TestE2E_T1_T6_UpstreamsWithTLSAndKeys(t *testing.T) {
+	t.Parallel()
 	const key, other = "sk-secret-%REQ(:path)%-1", "sk-secret-2"
-	t.Setenv("SLUICE_TEST_KEY", key)
-	t.Setenv("SLUICE_TEST_OTHER", other)
 	plain, plainURL, _ := startProvider(t, false, "", "")
 	secure, secureURL, ca := startProvider(t, true, "/openai", "Bearer "+key)
 	keyed, keyedURL, _ := startProvider(t, false, "", other)
@@ -169,7 +168,7 @@ models:
       - {url: %s, ca_file: %s}
     routing: {strategy: round_robin}
     admission: {max_per_replica: 8}
-`, plainURL, secureURL, ca, keyedURL, refusedURL, strangersCA(t)))
+`, plainURL, secureURL, ca, keyedURL, refusedURL, strangersCA(t)), "SLUICE_TEST_KEY="+key, "SLUICE_TEST_OTHER="+other)
 	all := []*provider{plain, secure, keyed}
 	harness.Eventually(t, "three are ready, one is not trusted", func() error {
 		replicas := g.Replicas()
@@ -240,9 +239,9 @@ upstreams: [%[1]s]
 // A discovered server by TLS that the system trusts; and its requests go on when Sluice has died
 // and come back.
 func TestE2E_T1_T6_DiscoveredByTLSOverARestart(t *testing.T) {
+	t.Parallel()
 	secure, url, ca := startProvider(t, true, "", "")
-	t.Setenv("SSL_CERT_FILE", ca) // the system's list
-	g := harness.Start(t, "upstreams: ["+url+"]\n")
+	g := harness.Start(t, "upstreams: ["+url+"]\n", "SSL_CERT_FILE="+ca) // the system's list
 	ask := func() {
 		t.Helper()
 		harness.Eventually(t, "the model is there", func() error {

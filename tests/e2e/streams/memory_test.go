@@ -19,10 +19,10 @@ import (
 // measures ten thousand.
 const mostPerStream = 100_000
 
-// Streams that wait for a token are cheap. The test is not parallel: its gateway collects garbage
-// at a tenth above what lives, so that little of it is counted.
+// Streams that wait for a token are cheap. The gateway collects garbage at a tenth above what
+// lives, so that little of it is counted.
 func TestE2E_S1_IdleStreamsAreSmall(t *testing.T) {
-	t.Setenv("GOGC", "10")
+	t.Parallel()
 	const streams = 1000
 	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if harness.ServeModelList(w, r, "m") {
@@ -40,7 +40,7 @@ models:
     upstreams: [%q]
     admission: {max_concurrent_requests: 10000, max_per_replica: 10000}
     stream: {mode: managed}
-`, url))
+`, url), "GOGC=10")
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
 	first := make([]byte, 20)
