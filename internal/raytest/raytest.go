@@ -72,17 +72,11 @@ func Start(t testing.TB, path string) *Cluster {
 	return c
 }
 
-// starting is held while a head or a node starts. On a machine with few processors, several that
-// start at a time take longer than one after the other.
-var starting sync.Mutex
-
 // StartHead starts the head, which runs no jobs. It returns when the head answers and, after
 // KillHead, takes jobs. A head that was started soon after another was killed may take the dead one
 // for the head, and then finds no agent for any job: it is started once more.
 func (c *Cluster) StartHead() {
 	c.t.Helper()
-	starting.Lock()
-	defer starting.Unlock()
 	again := c.head != nil
 	c.launchHead()
 	for range 3 {
@@ -115,8 +109,8 @@ func (c *Cluster) takesJobs() bool {
 	return true
 }
 
-// starting is locked while a head or a node starts. Ray gives each of them 30 s. Several that start
-// at the same time may exceed that on a busy machine.
+// starting is locked while a head or a node starts. On a machine with few processors, several that
+// start at a time take longer than one after the other.
 var starting sync.Mutex
 
 // launchHead starts the head and waits until it answers.
