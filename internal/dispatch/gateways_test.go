@@ -57,11 +57,7 @@ func startGateway(t *testing.T, server *redistest.Server, name string, servers .
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(testutil.Patience); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", testutil.Patience, what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // awaitGateways waits until the gateways share their state.

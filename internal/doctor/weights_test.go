@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -88,13 +89,15 @@ func TestHubIsAskedAtOnce(t *testing.T) {
 	const models = triesAtOnce
 	var asked atomic.Int32
 	all := make(chan struct{})
+	release := sync.OnceFunc(func() { close(all) })
 	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if asked.Add(1) == models {
-			close(all)
+			release()
 		}
 		select {
 		case <-all:
 		case <-r.Context().Done():
+			release() // one try that waits in vain is enough
 		}
 		http.Error(w, "none", http.StatusNotFound)
 	}))

@@ -142,13 +142,7 @@ func newGateway(t *testing.T, dir *process.Dir, c *config.Config) *Gateway {
 // eventually waits until the condition holds.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(testutil.Patience)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("still not so after 30 s: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	testutil.Eventually(t, what, condition)
 }
 
 // runGateway runs a gateway in its state directory, which the test has claimed.

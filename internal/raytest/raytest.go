@@ -113,7 +113,7 @@ func (c *Cluster) takesJobs() bool {
 // start at a time take longer than one after the other.
 var starting sync.Mutex
 
-// launchHead starts the head and waits until it answers.
+// launchHead starts the head and waits until it answers and is a node.
 func (c *Cluster) launchHead() {
 	c.t.Helper()
 	starting.Lock()
@@ -147,19 +147,10 @@ func (c *Cluster) AddNode(name string, cpus, gpus int) {
 	c.t.Helper()
 	starting.Lock()
 	defer starting.Unlock()
-	for range 2 {
-		c.count++
-		node := c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
-			"--num-gpus="+strconv.Itoa(gpus), fmt.Sprintf("--node-ip-address=127.0.0.%d", c.count+1))
-		c.nodes[name] = node
-		for until := time.Now().Add(50 * time.Second); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
-			if nodes, err := c.Nodes(); err == nil && nodes[name] == "ALIVE" {
-				return
-			}
-		}
-		c.kill(node)
-	}
-	c.t.Fatalf("node %s did not join: %s", name, c.logs())
+	c.count++
+	c.nodes[name] = c.launch(name, "--address="+net.JoinHostPort(headIP, strconv.Itoa(c.gcsPort)), "--num-cpus="+strconv.Itoa(cpus),
+		"--num-gpus="+strconv.Itoa(gpus), fmt.Sprintf("--node-ip-address=127.0.0.%d", c.count+1))
+	c.awaitAlive(name)
 }
 
 // KillNode kills the processes of a node. Its jobs end soon after.

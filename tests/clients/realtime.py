@@ -91,8 +91,9 @@ async def check_pause(socket):
     await say(socket, start(300))
     await hear(socket, "token", 3)
     await say(socket, {"type": "pause"})
-    while (await hear(socket, "heartbeat"))[-1]["phase"] != "paused":
-        pass  # tokens that were on their way
+    async with asyncio.timeout(PATIENCE):
+        while (await hear(socket, "heartbeat"))[-1]["phase"] != "paused":
+            pass  # tokens that were on their way
     expect([m.get("phase") for m in await hear(socket, "heartbeat")] == ["paused"], "tokens come in a pause")
     await say(socket, {"type": "resume"})
     heard = await hear(socket, "final")

@@ -171,11 +171,7 @@ func TestNonsenseOfWorkers(t *testing.T) {
 
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(testutil.Patience); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never came true: %s", what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 func TestCancellationReachesTheEngine(t *testing.T) {

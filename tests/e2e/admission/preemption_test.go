@@ -3,6 +3,7 @@ package admission
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +13,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -23,6 +26,7 @@ type prefilling struct {
 
 	mu      sync.Mutex
 	prompts []string // of all requests so far
+	running int
 }
 
 func (p *prefilling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -36,7 +40,13 @@ func (p *prefilling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	p.prompts = append(p.prompts, body.Messages[0].Content)
+	p.running++
 	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.running--
+	}()
 	w.Header().Set("Content-Type", "text/event-stream")
 	for _, step := range []struct {
 		when chan struct{}
@@ -57,14 +67,25 @@ func (p *prefilling) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// awaitPrompts waits until the engine has got these requests and no other.
+// advance lets the request that runs go on by one step.
+func advance(t *testing.T, step chan struct{}) {
+	t.Helper()
+	select {
+	case step <- struct{}{}:
+	case <-time.After(testutil.Patience):
+		t.Fatal("no request waits for this step")
+	}
+}
+
+// awaitPrompts waits until the engine has got these requests and no other, and runs the last one
+// alone.
 func (p *prefilling) awaitPrompts(t *testing.T, want ...string) {
 	t.Helper()
 	harness.Eventually(t, fmt.Sprint("the engine has got ", want), func() error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if !slices.Equal(p.prompts, want) {
-			return fmt.Errorf("it has got %v", p.prompts)
+		if !slices.Equal(p.prompts, want) || p.running != 1 {
+			return fmt.Errorf("it has got %v, and runs %d", p.prompts, p.running)
 		}
 		return nil
 	})
@@ -75,7 +96,9 @@ func (p *prefilling) awaitPrompts(t *testing.T, want ...string) {
 func readStream(g *harness.Gateway, prompt, key string, begun chan struct{}) error {
 	begin := sync.OnceFunc(func() { close(begun) })
 	defer begin()
-	r, err := g.Open(g.T.Context(), harness.ChatPath, harness.ChatBody("m", true, 10, prompt), key)
+	ctx, cancel := context.WithTimeout(g.T.Context(), 2*testutil.Patience)
+	defer cancel()
+	r, err := g.Open(ctx, harness.ChatPath, harness.ChatBody("m", true, 10, prompt), key)
 	if err != nil {
 		return err
 	}
@@ -128,8 +151,8 @@ models:
 	ask("people", "quick")
 	engine.awaitPrompts(t, "long", "quick")
 	g.AwaitQueued("m", 1) // the one that was pushed out
-	engine.tokens <- struct{}{}
-	engine.ends <- struct{}{}
+	advance(t, engine.tokens)
+	advance(t, engine.ends)
 	engine.awaitPrompts(t, "long", "quick", "long")
 	harness.Eventually(t, "the preemption is in the metrics", func() error {
 		if !strings.Contains(g.AdminText("/metrics"), `stream_retries_total{reason="preempted"} 1`) {
@@ -138,15 +161,15 @@ models:
 		return nil
 	})
 	// In decode it stays.
-	engine.tokens <- struct{}{}
+	advance(t, engine.tokens)
 	<-begun
 	ask("people", "waits")
 	g.AwaitQueued("m", 1)
 	engine.awaitPrompts(t, "long", "quick", "long")
-	engine.ends <- struct{}{}
+	advance(t, engine.ends)
 	engine.awaitPrompts(t, "long", "quick", "long", "waits")
-	engine.tokens <- struct{}{}
-	engine.ends <- struct{}{}
+	advance(t, engine.tokens)
+	advance(t, engine.ends)
 	clients.Wait()
 	g.AwaitIdle("m")
 }

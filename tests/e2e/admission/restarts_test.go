@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -38,22 +38,26 @@ func TestE2E_W5_AnEmptiedRedisMakesNobodyTheOnlyGateway(t *testing.T) {
 	// that it has to tell.
 	b.Signal(syscall.SIGSTOP)
 	redis.Restart()
-	asks := func() {
+	client := redis.Client()
+	var joined int64 // when the first one has told Redis of itself, in µs by the clock of Redis
+	harness.Eventually(t, "the first one has told Redis of itself", func() (err error) {
 		if scheduleTask(a, `{"estimated_tokens": 1}`).Task != "" {
 			held[a]++
 		}
-	}
-	client := redis.Client()
-	harness.Eventually(t, "the first one has told Redis of itself", func() error {
-		asks()
-		if n := client.ZCard(t.Context(), "{sluice}:gateways").Val(); n == 0 {
-			return errors.New("Redis knows of no gateway")
-		}
-		return nil
+		joined, err = client.HGet(t.Context(), "{sluice}:epoch", "born").Int64()
+		return err
 	})
-	for range 2 * limit { // as it hears what Redis answers
-		asks()
-		time.Sleep(10 * time.Millisecond)
+	// It may share again after 600 ms, and the other one has two seconds. A task that is granted
+	// later than that says nothing.
+	for since := int64(0); since < 900_000; time.Sleep(10 * time.Millisecond) {
+		granted := scheduleTask(a, `{"estimated_tokens": 1}`).Task != ""
+		now, err := client.Time(t.Context()).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if since = now.UnixMicro() - joined; granted && since < 1_500_000 {
+			held[a]++
+		}
 	}
 	b.Signal(syscall.SIGCONT)
 	a.AwaitSharedState(true, 2)
@@ -71,13 +75,15 @@ func TestE2E_W6_AStopAnswersWhoWaits(t *testing.T) {
 drain_timeout: 10m
 models:
   - {name: task, launcher: none, admission: {max_concurrent_requests: 1}}
-  - {name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 1}}
+  - {name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 1, queue_timeout: 10m}}
 `, up.URL))
 	admitTask(g, `{"estimated_tokens": 1, "model": "task"}`)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	defer cancel()
 	var all sync.WaitGroup
 	ask := func(path, body string) {
 		all.Go(func() {
-			r, err := g.TryPost(context.Background(), path, body)
+			r, err := g.TryPost(ctx, path, body)
 			if err != nil {
 				t.Errorf("%s: no answer at all: %v", path, err)
 			} else if r.StatusCode != 200 && (r.StatusCode != 503 || r.Header.Get("retry-after") == "") {

@@ -323,18 +323,20 @@ models:
   - {name: managed, launcher: upstream, task: text-generation, upstreams: [%[1]q], stream: {mode: managed, heartbeat: 500ms}}
 `, engine))
 	way := startHAProxy(g, 5*time.Second)
-	managed, err := way.Open(t.Context(), harness.ChatPath, harness.ChatBody("managed", true, 5, "x"))
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	defer cancel()
+	managed, err := way.Open(ctx, harness.ChatPath, harness.ChatBody("managed", true, 5, "x"))
 	if err != nil || managed.StatusCode != http.StatusOK {
 		t.Fatal(managed, err)
 	}
 	defer managed.Body.Close()
-	native, err := way.Open(t.Context(), harness.ChatPath, harness.ChatBody("native", true, 5, "x"))
+	native, err := way.Open(ctx, harness.ChatPath, harness.ChatBody("native", true, 5, "x"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer native.Body.Close()
-	if all, err := harness.ReadEvents(native.Body); native.StatusCode == http.StatusOK && err == nil {
-		t.Errorf("the stream of %d events without heartbeats was not cut", len(all))
+	if all, err := harness.ReadEvents(native.Body); native.StatusCode == http.StatusOK && err == nil || ctx.Err() != nil {
+		t.Fatalf("the stream of %d events without heartbeats was not cut", len(all))
 	}
 	close(speak)
 	all, err := harness.ReadEvents(managed.Body)

@@ -203,7 +203,7 @@ models:
 `)
 	for _, way := range []string{"native", "managed", "queued"} {
 		t.Run(way, func(t *testing.T) {
-			body := harness.ChatBody("chat", true, 100_000, "x")
+			body := harness.ChatBody("chat", true, 5000, "x")
 			if way == "managed" {
 				body = `{"request_id":"mine",` + body[1:]
 			}
@@ -289,7 +289,7 @@ func listedAs(g *harness.Gateway, id, code string) error {
 func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 20ms", 1))
-	answered := post(g, harness.ChatBody("chat", false, 100_000, "x"))
+	answered := post(g, harness.ChatBody("chat", false, 5000, "x"))
 	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
 	if a := <-answered; a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
 		t.Errorf("the request was answered %v %v", a, a.Header)

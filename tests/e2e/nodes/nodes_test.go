@@ -382,6 +382,9 @@ func TestE2E_P3_EvictIdleButNeverBusy(t *testing.T) {
 	if a.StatusCode != 200 {
 		t.Error(a)
 	}
+	if n := g.Model("a").InFlight; n != 0 {
+		t.Errorf("b was served while a had %d requests", n)
+	}
 	if r, there := g.Replicas()["a-0"]; there && r.State == "ready" {
 		t.Errorf("b did not take the place of a: %+v", r)
 	}

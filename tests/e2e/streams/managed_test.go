@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -115,12 +116,14 @@ models:
 	}
 	t.Run("queue", func(t *testing.T) {
 		t.Parallel()
-		first, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody("queued", true, 100_000, "one"))
+		ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+		defer cancel()
+		first, err := g.Open(ctx, harness.ChatPath, harness.ChatBody("queued", true, 100_000, "one"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer first.Body.Close()
-		r, err := g.Open(context.Background(), harness.ChatPath, harness.ChatBody("queued", true, 5, "two"))
+		r, err := g.Open(ctx, harness.ChatPath, harness.ChatBody("queued", true, 5, "two"))
 		if err != nil {
 			t.Fatal(err)
 		}

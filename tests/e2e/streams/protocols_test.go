@@ -104,10 +104,13 @@ models:
 	harness.SendMessage(t, ws, harness.Message{"type": "start", "request_id": "d", "messages": user("long"), "params": harness.Message{"max_tokens": 100000}})
 	readMessages(t, ws, "token")
 	harness.SendMessage(t, ws, harness.Message{"type": "pause"})
-	for phase := any(nil); phase != "paused"; { // tokens that were on their way
+	harness.Eventually(t, "the pause has begun", func() error { // tokens that were on their way
 		all = readMessages(t, ws, "heartbeat")
-		phase = all[len(all)-1]["phase"]
-	}
+		if last := all[len(all)-1]; last["phase"] != "paused" {
+			return fmt.Errorf("%v", last)
+		}
+		return nil
+	})
 	if more := readMessages(t, ws, "heartbeat"); len(more) != 1 {
 		t.Errorf("paused: %v", more)
 	}
