@@ -11,6 +11,16 @@ local floor, ceil = math.floor, math.ceil
 local P = ARGV[1]
 local UNITS = 60000000
 
+-- call is redis.call, but for a key that has another type than the command takes. Such a key is
+-- damaged, as a number may be: it is removed, and the command finds none. A script that failed there
+-- would have done a part of its work, which no later run could complete.
+local function call(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
+  return redis.call(command, key, ...)
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_ms = floor(now / 1000)

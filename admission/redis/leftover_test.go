@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
+
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
@@ -79,7 +81,7 @@ func TestASilentGatewayThatIsForgottenComesBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s, c := stores(t, 1, Config{}, server)[0], server.Client()
-	run := func(script *script, args ...any) reply {
+	run := func(script *client.Script, args ...any) reply {
 		r, err := s.runTimed(t.Context(), script, time.Second, append([]any{s.prefix}, args...))
 		if err != nil {
 			t.Fatal(err)
