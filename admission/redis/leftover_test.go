@@ -55,8 +55,9 @@ func TestNothingIsLeftOfLeasesThatNobodyEnds(t *testing.T) {
 		return admission.Claim{ID: id, Model: "chat", Tenant: "acme", Prefill: true, Replica: "chat-0", UnderTask: under,
 			Limits: admission.Limits{MaxConcurrent: 10}, TenantLimits: admission.TenantLimits{MaxConcurrent: 10, MaxPrefill: 10}}
 	}
-	wantReasons(t, acquire(s, task("t", "", 10*time.Minute), claim("a", ""), claim("b", "")), admission.Granted, admission.Granted, admission.Granted)
+	wantReasons(t, acquire(s, task("t", "", 10*24*time.Hour), claim("a", ""), claim("b", "")), admission.Granted, admission.Granted, admission.Granted)
 	wantReasons(t, acquire(s, claim("c", "t")), admission.Granted)
+	wantReasons(t, acquire(s, claim("d", "")), admission.Granted) // it ends long before the task
 	s.MoveSlot("b", "chat-1")
 	sets := []string{"leases:chat", "tenant_leases:acme", "prefill:acme", "replica:chat-0", "replica:chat-1", "task_requests:t"}
 	eventually(t, "each set expires, and not before its last lease", func() bool {
