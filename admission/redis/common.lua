@@ -11,6 +11,16 @@ local floor, ceil = math.floor, math.ceil
 local P = ARGV[1]
 local UNITS = 60000000
 
+-- call is redis.call, but for a key that has another type than the command takes. Such a key is
+-- damaged, as a number may be: it is removed, and the command finds none. A script that failed there
+-- would have done a part of its work, which no later run could complete.
+local function call(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if string.find(reply.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
+  return redis.call(command, key, ...)
+end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local now_ms = floor(now / 1000)
@@ -262,8 +272,9 @@ local function announce(gateway)
 end
 
 -- put adds a lease to a set, or renews it there, and returns 1 if it is new. keep has save let the
--- set live for so many ms, or for TENANT_MS: nobody looks at the set of a name that is gone.
-local TENANT_MS = 604800000
+-- set live for at least so many ms, and for TENANT_MS: nobody looks at the set of a name that is gone.
+-- save sets the expiry a day later, so that it has to do so once a day, and never sets it earlier.
+local TENANT_MS, DAY_MS = 604800000, 86400000
 local kept = {}
 local function keep(key, ms) kept[key] = math.max(kept[key] or TENANT_MS, ms) end
 local function put(key, expiry, id)
@@ -395,7 +406,9 @@ local function save()
       call('ZADD', s.key, unpack(s.add, i, math.min(i + 999, #s.add)))
     end
   end
-  for key, ms in pairs(kept) do call('PEXPIRE', key, whole(ms)) end
+  for key, ms in pairs(kept) do
+    if call('PTTL', key) < ms then call('PEXPIRE', key, whole(ms + DAY_MS)) end
+  end
   for _, r in ipairs(row_list) do
     local words = {}
     local function write(field, value)

@@ -128,3 +128,27 @@ func TestKeysOfAnotherType(t *testing.T) {
 		}
 	}
 }
+
+// TestAKeyOfAnotherTypeCostsNoTokens: a script that meets a key of another type does all of its
+// work once. The tokens of a lease come back, although another key of the lease is damaged.
+func TestAKeyOfAnotherTypeCostsNoTokens(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s, c := stores(t, 1, Config{Timeout: 2 * time.Second}, server)[0], server.Client()
+	claim := limited("", 100)
+	claim.Replica, claim.ReplicaLimit, claim.Prefill, claim.Tokens = "chat-0", 100, true, 60
+	claim.TenantLimits = admission.TenantLimits{TokensPerMinute: 60, MaxConcurrent: 100, MaxPrefill: 100}
+	for i, key := range []string{"tenant_leases:acme", "prefill:acme", "replica:chat-0", "runtime:chat", "served:chat"} {
+		claim.ID = fmt.Sprint(i)
+		wantReasons(t, acquire(s, claim), admission.Granted) // all tokens of a minute
+		if err := c.Set(t.Context(), s.prefix+key, "x", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.Release(claim.ID, 60, false)
+		claim.ID += "-again"
+		if v := acquire(s, claim)[0]; v.Reason != admission.Granted {
+			t.Fatalf("with %s of another type the tokens did not come back: %+v", key, v)
+		}
+		s.Release(claim.ID, 60, false)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
+
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
@@ -53,8 +55,9 @@ func TestNothingIsLeftOfLeasesThatNobodyEnds(t *testing.T) {
 		return admission.Claim{ID: id, Model: "chat", Tenant: "acme", Prefill: true, Replica: "chat-0", UnderTask: under,
 			Limits: admission.Limits{MaxConcurrent: 10}, TenantLimits: admission.TenantLimits{MaxConcurrent: 10, MaxPrefill: 10}}
 	}
-	wantReasons(t, acquire(s, task("t", "", 10*time.Minute), claim("a", ""), claim("b", "")), admission.Granted, admission.Granted, admission.Granted)
+	wantReasons(t, acquire(s, task("t", "", 10*24*time.Hour), claim("a", ""), claim("b", "")), admission.Granted, admission.Granted, admission.Granted)
 	wantReasons(t, acquire(s, claim("c", "t")), admission.Granted)
+	wantReasons(t, acquire(s, claim("d", "")), admission.Granted) // it ends long before the task
 	s.MoveSlot("b", "chat-1")
 	sets := []string{"leases:chat", "tenant_leases:acme", "prefill:acme", "replica:chat-0", "replica:chat-1", "task_requests:t"}
 	eventually(t, "each set expires, and not before its last lease", func() bool {
@@ -79,7 +82,7 @@ func TestASilentGatewayThatIsForgottenComesBack(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s, c := stores(t, 1, Config{}, server)[0], server.Client()
-	run := func(script *script, args ...any) reply {
+	run := func(script *client.Script, args ...any) reply {
 		r, err := s.runTimed(t.Context(), script, time.Second, append([]any{s.prefix}, args...))
 		if err != nil {
 			t.Fatal(err)

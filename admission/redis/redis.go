@@ -57,7 +57,8 @@
 //	epoch, return                     the epoch; the agreed moment after an outage
 //	events                            channel
 //
-// A set of leases expires a week after its last write, or later with a lease that lasts longer.
+// A set of leases lives for a week after its last write, and as long as its last lease. It expires
+// up to a day later.
 //
 // Nothing but a task's own key follows a name, and the name's length is before it, so no two names
 // make the same key.

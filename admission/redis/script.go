@@ -30,24 +30,14 @@ var (
 	loadLua string
 	//go:embed save.lua
 	saveLua string
-	//go:embed mend.lua
-	mendLua string
 
-	syncScript      = newScript(limitsLua() + commonLua + syncLua)
-	joinScript      = newScript(commonLua + joinLua)
-	heartbeatScript = newScript(commonLua + heartbeatLua)
-	taskScript      = newScript(commonLua + taskLua)
-	loadScript      = newScript(commonLua + loadLua)
-	saveScript      = newScript(commonLua + saveLua)
+	syncScript      = client.NewScript(limitsLua() + commonLua + syncLua)
+	joinScript      = client.NewScript(commonLua + joinLua)
+	heartbeatScript = client.NewScript(commonLua + heartbeatLua)
+	taskScript      = client.NewScript(commonLua + taskLua)
+	loadScript      = client.NewScript(commonLua + loadLua)
+	saveScript      = client.NewScript(commonLua + saveLua)
 )
-
-// script is a script of this package. mending does the same as usual, and removes each key that has
-// another type than a command takes.
-type script struct{ usual, mending *client.Script }
-
-func newScript(text string) *script {
-	return &script{usual: client.NewScript("local call = redis.call\n" + text), mending: client.NewScript(mendLua + text)}
-}
 
 // limitsLua is the part of the sync script that is generated from admission.LimitTable: REASON has
 // the numbers of the reasons by their names; MODEL_LIMITS and TENANT_LIMITS are the names of the
@@ -82,16 +72,10 @@ type reply struct {
 	rest   []any
 }
 
-// run calls a script within a timeout. A key of another type would stop the sharing of all
-// gateways.
-func (s *Store) run(ctx context.Context, script *script, timeout time.Duration, args []any) (any, error) {
+// run calls a script within a timeout.
+func (s *Store) run(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (any, error) {
 	return within(ctx, timeout, func(ctx context.Context) (any, error) {
-		keys := []string{s.prefix + "epoch"}
-		value, err := script.usual.Run(ctx, s.redis, keys, args...).Result()
-		if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
-			return script.mending.Run(ctx, s.redis, keys, args...).Result()
-		}
-		return value, err
+		return script.Run(ctx, s.redis, []string{s.prefix + "epoch"}, args...).Result()
 	})
 }
 
@@ -126,7 +110,7 @@ func within(ctx context.Context, timeout time.Duration, ask func(context.Context
 
 // runTimed calls a script that answers with a status and Redis' time, and learns the offset of
 // Redis' clock from it.
-func (s *Store) runTimed(ctx context.Context, script *script, timeout time.Duration, args []any) (reply, error) {
+func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (reply, error) {
 	sent := time.Since(s.started)
 	value, err := s.run(ctx, script, timeout, args)
 	if err != nil {

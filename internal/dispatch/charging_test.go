@@ -237,7 +237,7 @@ func TestX2_RenewalsEndWithTheLifetime(t *testing.T) {
 func TestX19_RecoveredRequestsAreCharged(t *testing.T) {
 	s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
 	at := "127.0.0.1:9000"
-	s.Recover(map[Location]int{{"m", at}: 1})
+	s.Recover(map[Location]int{{Model: "m", Address: at}: 1})
 	entry := request.Entry{Log: headers.LogRequests, Model: "m", Upstream: at, RequestID: "1", Status: 200, BytesIn: 4000,
 		Metadata: map[string]string{headers.MetadataTenant: "t", headers.MetadataTokens: "500"}}
 	entry.Usage = request.Usage{Known: true, Prompt: 3000, Completion: 4000}

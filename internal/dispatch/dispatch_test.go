@@ -353,8 +353,8 @@ func (s *stage) recoveredRequest() int {
 // Who tells of a replica may be late: a pod is known when Kubernetes has been read.
 func TestInheritWhereNoReplicaIsKnownYet(t *testing.T) {
 	s := newStage(Policy{})
-	at := Location{"m", "127.0.0.1:9000"}
-	s.Recover(map[Location]int{at: 3, {"m", "127.0.0.1:1"}: 2})
+	at := Location{Model: "m", Address: "127.0.0.1:9000"}
+	s.Recover(map[Location]int{at: 3, {Model: "m", Address: "127.0.0.1:1"}: 2})
 	s.EndRecovered(RecoveredRequest{Location: at, Request: "1"})
 	if counted, unlocated := s.RecoveredCount(); counted != 0 || unlocated != 4 {
 		t.Fatalf("%d and %d", counted, unlocated)
@@ -379,7 +379,7 @@ func TestInheritBeforeTheFleetIsFollowed(t *testing.T) {
 		Replicas: []engines.Replica{{ID: "a", Model: "m", State: engines.Ready, Launcher: engines.Upstream,
 			Address: netip.MustParseAddrPort("127.0.0.1:9000")}},
 	})
-	s.Recover(map[Location]int{{"m", "127.0.0.1:9000"}: 3})
+	s.Recover(map[Location]int{{Model: "m", Address: "127.0.0.1:9000"}: 3})
 	if n, _ := s.RecoveredCount(); n != 3 {
 		t.Errorf("recoveredRequest %d of 3", n)
 	}
@@ -436,8 +436,8 @@ func TestRequestsOfBeforeARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{Limits: admission.Limits{MaxConcurrent: 3, QueueTimeout: time.Second}})
 		s.put("m", replicas("a", "b")...)
-		at := Location{"m", "127.0.0.1:9000"}
-		s.Recover(map[Location]int{at: 3, {"m", "10.0.0.1:1"}: 5}) // the latter is nobody's
+		at := Location{Model: "m", Address: "127.0.0.1:9000"}
+		s.Recover(map[Location]int{at: 3, {Model: "m", Address: "10.0.0.1:1"}: 5}) // the latter is nobody's
 		if v, _ := s.View("m"); v.InFlight != 3 || v.Loads["a"] != 3 || s.recoveredRequest() != 8 {
 			t.Errorf("%+v", v)
 		}

@@ -29,8 +29,9 @@ type recoveredRequests struct {
 	named map[Location]map[string]RecoveredRequest
 }
 
-// Location is a replica as Envoy names it: a model, and an address (ip:port).
-type Location struct{ Model, Address string }
+// Location is a replica as Envoy names it: a model, an address (ip:port), and a cluster. The
+// servers of one URL have one address, and each has a cluster of its own.
+type Location struct{ Model, Address, Cluster string }
 
 // RecoveredRequest is what Envoy's access log reports of a request from before a restart.
 type RecoveredRequest struct {
@@ -331,7 +332,7 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 		return
 	}
 	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 if the entry has no metadata
-	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream}, Request: e.RequestID,
+	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream, Cluster: e.Cluster}, Request: e.RequestID,
 		Tenant: e.Metadata[headers.MetadataTenant], Key: e.Metadata[headers.MetadataKey], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
 		end: endOf(e)}
 	if e.Interim {
@@ -394,16 +395,17 @@ func (d *Dispatcher) RecoveredCount() (counted, unlocated int) {
 	return counted, unlocated
 }
 
-// replicaAt returns the replica at a location; nil: none is known.
-func (d *Dispatcher) replicaAt(at Location) *engines.Replica {
+// replicaAt returns the replica at a location; nil: none is known. A replica may have changed its
+// cluster since, so any one at the address is better than none.
+func (d *Dispatcher) replicaAt(at Location) (found *engines.Replica) {
 	m, ok := d.config.Fleet.Snapshot().Models[at.Model]
 	if !ok {
 		return nil
 	}
 	for i := range m.Replicas {
-		if m.Replicas[i].Address.String() == at.Address {
-			return &m.Replicas[i]
+		if r := &m.Replicas[i]; r.Address.String() == at.Address && (found == nil || clusterOf(r) == at.Cluster) {
+			found = r
 		}
 	}
-	return nil
+	return found
 }

@@ -1,14 +1,17 @@
 package dispatch
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 // acme9000 is a request of acme, which may have one at a time, at a replica that is not known yet.
 func acme9000(id string) RecoveredRequest {
-	return RecoveredRequest{Location: Location{"m", "127.0.0.1:9000"}, Request: id, Tenant: "acme"}
+	return RecoveredRequest{Location: Location{Model: "m", Address: "127.0.0.1:9000"}, Request: id, Tenant: "acme"}
 }
 
 // restarted is a gateway after a restart, to which so many requests at that replica were counted.
@@ -107,5 +110,41 @@ func TestX19_NoMoreRequestsAreNamedThanRun(t *testing.T) {
 	s.Recover(map[Location]int{at: 1})
 	if s.recoveredRequest() != 2 {
 		t.Errorf("%d requests, and 2 are named", s.recoveredRequest())
+	}
+}
+
+// TestRecoveredRequestsOfTwoKeysAtOneServer: two servers of one URL have one address. Each has
+// the slots of its own requests, also of those that only the log tells of, and of those in a
+// cluster that it has left.
+func TestRecoveredRequestsOfTwoKeysAtOneServer(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{})
+	at := func(group string) Location {
+		return Location{Model: "m", Address: "127.0.0.1:9000", Cluster: headers.GroupCluster("m", group)}
+	}
+	a, b, gone := at("h:443"), at("h:443#B"), at("h:443#OLD")
+	s.Recover(map[Location]int{a: 1, b: 2})
+	s.IdentifyRecovered(RecoveredRequest{Location: b, Request: "b1", Tenant: "acme"})
+	list := replicas("h:443", "h:443#B")
+	for i := range list {
+		list[i].Address, list[i].Transport = netip.MustParseAddrPort(a.Address), &engines.Transport{Group: list[i].ID}
+	}
+	s.put("m", list...)
+	want := func(when string, first, second int) {
+		t.Helper()
+		if s.Load("h:443") != first || s.Load("h:443#B") != second {
+			t.Errorf("%s: loads %d and %d, want %d and %d", when, s.Load("h:443"), s.Load("h:443#B"), first, second)
+		}
+	}
+	want("Envoy has told", 1, 2)
+	s.EndRecovered(RecoveredRequest{Location: b, Request: "b1", Tenant: "acme"})
+	want("one of b has ended", 1, 1)
+	s.LimitRecovered(map[Location]int{a: 1, b: 0})
+	want("Envoy has no more of b", 1, 0)
+	s.IdentifyRecovered(RecoveredRequest{Location: b, Request: "b3", Tenant: "acme"})
+	want("the log has told of one more", 1, 1)
+	s.IdentifyRecovered(RecoveredRequest{Location: gone, Request: "c", Tenant: "acme"})
+	if s.Load("h:443")+s.Load("h:443#B") != 3 {
+		t.Error("a request in a cluster of before does not count")
 	}
 }

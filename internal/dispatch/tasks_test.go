@@ -207,7 +207,7 @@ func TestWhoseTheRequestsOfBeforeARestartAre(t *testing.T) {
 		s := newStage(Policy{Limits: admission.Limits{QueueTimeout: time.Second}})
 		s.put("m", replicas("a")...)
 		s.SetRules(Rules{Tenants: map[string]admission.TenantLimits{"acme": {MaxConcurrent: 2}}})
-		at := Location{"m", "127.0.0.1:9000"}
+		at := Location{Model: "m", Address: "127.0.0.1:9000"}
 		s.Recover(map[Location]int{at: 3})
 		for range 3 { // entries come again and again
 			s.IdentifyRecovered(RecoveredRequest{Location: at, Request: "1", Tenant: "acme", Tokens: 5})

@@ -60,7 +60,7 @@ func TestLoadOfTwoReplicasOfOneID(t *testing.T) {
 	s.put("m", engines.Replica{ID: "a", Address: after})
 	first, second := s.must(t, newRequest("m", "k")), s.must(t, newRequest("m", "k"))
 	check("three run", 1, 2, 3)
-	s.Recover(map[Location]int{{"m", after.String()}: 1})
+	s.Recover(map[Location]int{{Model: "m", Address: after.String()}: 1})
 	check("one is recovered", 1, 3, 4)
 	carried := s.Carry(HeldRequest{Model: "m", Replica: "a"}) // at either of both
 	check("one is carried", 2, 4, 5)

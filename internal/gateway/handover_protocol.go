@@ -56,10 +56,11 @@ type takeMessage struct {
 	Routable map[string]map[string]netip.AddrPort `json:"routable,omitempty"`
 }
 
-// recoveredAt is a number of recovered requests at one address.
+// recoveredAt is a number of recovered requests at one location.
 type recoveredAt struct {
 	Model    string `json:"model"`
 	Address  string `json:"address"`
+	Cluster  string `json:"cluster"`
 	Requests int    `json:"requests"`
 }
 

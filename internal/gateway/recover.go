@@ -120,8 +120,7 @@ func (g *Gateway) activeRequests(ctx context.Context) (counts map[dispatch.Locat
 		for cluster, endpoints := range clusters {
 			if model, ok := headers.ClusterModel(cluster); ok {
 				for address, n := range endpoints {
-					// A server that is called in several ways is in several clusters.
-					counts[dispatch.Location{Model: model, Address: address}] += n
+					counts[dispatch.Location{Model: model, Address: address, Cluster: cluster}] += n
 				}
 			}
 		}

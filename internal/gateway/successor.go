@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
@@ -246,7 +248,7 @@ func (g *Gateway) giveOver(ctx context.Context, s *successor) (err error) {
 func (g *Gateway) handed() *takeMessage {
 	m := &takeMessage{Predecessors: 1 + len(g.carried.Predecessors()), Routable: g.envoy.server.Routable()}
 	for at, n := range g.dispatcher.RecoveredAt() {
-		m.Recovered = append(m.Recovered, recoveredAt{at.Model, at.Address, n})
+		m.Recovered = append(m.Recovered, recoveredAt{at.Model, at.Address, at.Cluster, n})
 	}
 	return m
 }
@@ -383,7 +385,8 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 func (t *takeOver) recover(d *dispatch.Dispatcher) {
 	running := map[dispatch.Location]int{}
 	for _, r := range t.take.Recovered {
-		running[dispatch.Location{Model: r.Model, Address: r.Address}] = r.Requests
+		cluster := cmp.Or(r.Cluster, headers.ModelCluster(r.Model)) // an earlier release does not tell it
+		running[dispatch.Location{Model: r.Model, Address: r.Address, Cluster: cluster}] = r.Requests
 	}
 	d.Recover(running)
 }
