@@ -90,15 +90,7 @@ func TestB3_TheUsageOfForwardedRequests(t *testing.T) {
 func TestX20_TheUsageOfRequestsThatMove(t *testing.T) {
 	whole := `{"model":"m","ignore_eos":true,"max_tokens":10,"messages":[{"role":"user","content":"hello"}]}`
 	moved := make(chan struct{})
-	old := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		writeEvents(w, roleEvent, tokenEvent("a"))
-		select {
-		case <-moved:
-		case <-r.Context().Done():
-		}
-		writeEvents(w, finishEvent("", "stop"), doneEvent)
-	})})
+	old := newHarness(t, options{limits: admission.Limits{MaxConcurrent: 1}, handler: engineThatWaits(moved)})
 	next := newHarness(t, options{engine: sim.Config{TokenInterval: 20 * time.Millisecond}})
 	l := keepLedger(next)
 	var clients sync.WaitGroup

@@ -42,11 +42,9 @@ func forwarderTo(t *testing.T, h *harness) Forwarder {
 	}
 }
 
-// When a process retires, calls that wait move to its successor, with and without a request id. A
-// stream that has begun stays to its end, and later calls go to the successor.
-func TestX20_WaitingCallsMove(t *testing.T) {
-	moved := make(chan struct{})
-	slow := options{limits: admission.Limits{MaxConcurrent: 1}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// engineThatWaits returns an engine whose streams have a token, and end when moved is closed.
+func engineThatWaits(moved <-chan struct{}) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		writeEvents(w, roleEvent, tokenEvent("a"))
 		select {
@@ -54,7 +52,14 @@ func TestX20_WaitingCallsMove(t *testing.T) {
 		case <-r.Context().Done():
 		}
 		writeEvents(w, finishEvent("", "stop"), doneEvent)
-	})}
+	})
+}
+
+// When a process retires, calls that wait move to its successor, with and without a request id. A
+// stream that has begun stays to its end, and later calls go to the successor.
+func TestX20_WaitingCallsMove(t *testing.T) {
+	moved := make(chan struct{})
+	slow := options{limits: admission.Limits{MaxConcurrent: 1}, handler: engineThatWaits(moved)}
 	old, next := newHarness(t, slow), newHarness(t, options{})
 	var clients sync.WaitGroup
 	answers := make([]string, 5)

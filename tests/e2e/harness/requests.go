@@ -22,6 +22,26 @@ func (g *Gateway) Post(path, body string, headers ...string) *Answer {
 	return a
 }
 
+// AwaitServing waits until so many replicas of the model chat serve requests. Envoy knows a replica
+// a moment after it is ready.
+func (g *Gateway) AwaitServing(replicas int) {
+	g.T.Helper()
+	Eventually(g.T, "replicas serve", func() error {
+		served := map[string]bool{}
+		for i := range 4 * replicas {
+			a := g.Post("/v1/chat/completions", ChatBody("chat", i%2 == 0, 2, "Hello"))
+			if a.StatusCode != http.StatusOK {
+				g.T.Fatal(a)
+			}
+			served[a.Header.Get("X-Sluice-Replica")] = true
+		}
+		if len(served) != replicas {
+			return fmt.Errorf("served by %v", served)
+		}
+		return nil
+	})
+}
+
 // Answer is a response with its whole body.
 type Answer struct {
 	*http.Response

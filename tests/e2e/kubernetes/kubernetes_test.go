@@ -121,20 +121,7 @@ func TestE2E_N4_P2_KubernetesCreateScaleBreakDelete(t *testing.T) {
 	g.AwaitReady()
 	k.awaitOutput("Ready 3/3", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")
 	g.AwaitReady()
-	harness.Eventually(t, "all three serve", func() error { // Envoy knows the last one a moment later
-		served := map[string]bool{}
-		for i := range 12 {
-			a := g.Post("/v1/chat/completions", harness.ChatBody("chat", i%2 == 0, 2, "Hello"))
-			if a.StatusCode != 200 {
-				t.Fatal(a)
-			}
-			served[a.Header.Get("X-Sluice-Replica")] = true
-		}
-		if len(served) != 3 {
-			return fmt.Errorf("served by %v", served)
-		}
-		return nil
-	})
+	g.AwaitServing(3)
 
 	k.apply("typo", `replicas: {min: 1, max: 1}, variables: {max_num_seq: 8}`)
 	k.awaitOutput("False", "get", "im", "typo", "-o", `jsonpath={.status.conditions[?(@.type=="Accepted")].status}`)

@@ -177,20 +177,7 @@ func TestE2E_N4_HostsJoinAndRunReplicas(t *testing.T) {
 	joinNewNode(g, at, "gpu-2")
 	awaitReplicasOn(g, map[string]int{hostname(t): 1, "gpu-1": 1, "gpu-2": 1})
 	g.AwaitReady()
-	harness.Eventually(t, "all three serve", func() error { // Envoy knows the last one a moment later
-		served := map[string]bool{}
-		for i := range 12 {
-			a := g.Post("/v1/chat/completions", harness.ChatBody("chat", i%2 == 0, 3, "Hello"))
-			if a.StatusCode != 200 {
-				t.Fatal(a)
-			}
-			served[a.Header.Get("X-Sluice-Replica")] = true
-		}
-		if len(served) != 3 {
-			return fmt.Errorf("served by %v", served)
-		}
-		return nil
-	})
+	g.AwaitServing(3)
 	token := joinToken(g, "gpu-3")
 	wrong := joinNode(t, at, token[:len(token)-4]+"AAAA", "gpu-3")
 	harness.Eventually(t, "a wrong token is refused", func() error {

@@ -67,8 +67,7 @@ func (k *keyring) counts() string {
 
 // startKeyed starts a gateway whose model m has two keys at one server.
 func startKeyed(t *testing.T) (k *keyring, g *harness.Gateway) {
-	t.Setenv("SLUICE_TEST_KEY_A", "sk-secret-a")
-	t.Setenv("SLUICE_TEST_KEY_B", "sk-secret-b")
+	t.Parallel()
 	k = startKeyring(t)
 	g = harness.Start(t, fmt.Sprintf(`
 models:
@@ -79,7 +78,7 @@ models:
       - {url: %[1]s, api_key_env: SLUICE_TEST_KEY_B}
     routing: {strategy: round_robin}
     admission: {max_per_replica: 8}
-`, k.URL))
+`, k.URL), "SLUICE_TEST_KEY_A=sk-secret-a", "SLUICE_TEST_KEY_B=sk-secret-b")
 	return k, g
 }
 
