@@ -242,22 +242,22 @@ func (g *group) bound(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithDeadline(ctx, g.heldUntil)
 }
 
-// isStranger reports whether a gateway was never in the group. A gateway that was not known when it
-// was first asked for is a stranger only if a later exchange did not bring it.
-func (g *group) isStranger(gateway string) bool {
+// isStranger reports whether a gateway was never in the group. It is not sure of one that was not
+// known when it was first asked for, until a later exchange has come.
+func (g *group) isStranger(gateway string) (stranger, sure bool) {
 	if g == nil {
-		return true
+		return true, true
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.known[gateway] {
-		return false
+		return false, true
 	}
 	asked, again := g.strangers[gateway]
 	if !again {
 		g.strangers[gateway] = time.Now()
 	}
-	return again && g.answered.After(asked)
+	return true, again && g.answered.After(asked)
 }
 
 // writersJobs returns record.Jobs of another gateway that is the writer; nil if it is not known.

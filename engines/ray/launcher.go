@@ -158,6 +158,9 @@ type Launcher struct {
 	// fault says why Ray cannot be used, and rival names another gateway that writes. Both are
 	// empty if all is well. Guarded by mu.
 	fault, rival string
+	// unsure says that a job is of a gateway of which the group has not heard yet: it may be a
+	// rival's. Guarded by mu.
+	unsure bool
 	// refused says why Ray has refused the last call, and refusedSince when it began to refuse. The
 	// former is empty if Ray has taken the last call. Guarded by mu.
 	refused      string
@@ -313,7 +316,7 @@ func (l *Launcher) reportFound(term uint64) {
 
 // mayWriteLocked reports whether this gateway may start and stop jobs now. mu is held.
 func (l *Launcher) mayWriteLocked() bool {
-	return l.rival == "" && l.setsBeforeFound != nil && l.setCount > *l.setsBeforeFound && l.group.heldTerm() == l.foundTerm &&
+	return l.rival == "" && !l.unsure && l.setsBeforeFound != nil && l.setCount > *l.setsBeforeFound && l.group.heldTerm() == l.foundTerm &&
 		l.group.mayWrite()
 }
 

@@ -109,7 +109,7 @@ func (l *Launcher) observe(ctx context.Context, jobs []rayJob, nodes []rayNode) 
 // stale. mu is held.
 func (l *Launcher) newestLocked(jobs []rayJob) map[key]rayJob {
 	newest, ours, superseded, rival := map[key]rayJob{}, map[string]bool{}, map[string]bool{}, ""
-	l.stale = nil
+	l.stale, l.unsure = nil, false
 	for _, j := range jobs {
 		meta, ok := decodeMetadata(j.Metadata)
 		if !ok || meta.install != l.config.Name {
@@ -117,8 +117,13 @@ func (l *Launcher) newestLocked(jobs []rayJob) map[key]rayJob {
 		}
 		if l.setsBeforeFound == nil || l.ours[j.SubmissionID] || meta.gateway == l.config.Identity {
 			ours[j.SubmissionID] = true
-		} else if !j.hasEnded() && l.group.isStranger(meta.gateway) {
-			rival = meta.gateway
+		} else if !j.hasEnded() {
+			switch stranger, sure := l.group.isStranger(meta.gateway); {
+			case !sure:
+				l.unsure = true
+			case stranger:
+				rival = meta.gateway
+			}
 		}
 		if l.superseded[j.SubmissionID] {
 			superseded[j.SubmissionID] = true
