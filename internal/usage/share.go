@@ -83,7 +83,7 @@ func (s *sharing) run(ctx context.Context) {
 	publishing, adopting := time.NewTicker(shareInterval), time.NewTicker(adoptInterval)
 	defer publishing.Stop()
 	defer adopting.Stop()
-	s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
+	s.exchange(ctx)
 	s.adopt(ctx)
 	for {
 		select {

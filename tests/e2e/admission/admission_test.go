@@ -128,14 +128,8 @@ func TestE2E_S11_PriorityOvertakesAndEvicts(t *testing.T) {
 	g := harness.Start(t, tenants+fmt.Sprintf(oneSlot, up.URL, 3))
 	answers := make(chan *harness.Answer, 10)
 	ask := func(tenant, prompt string, more ...string) {
-		go func() {
-			a, err := g.TryPost(context.Background(), "/v1/completions", `{"model":"m","prompt":"`+prompt+`"}`, append(more, key[tenant])...)
-			if err != nil {
-				t.Errorf("%s: %v", prompt, err)
-				a = &harness.Answer{Response: new(http.Response)}
-			}
-			answers <- a
-		}()
+		answer := g.PostLater("/v1/completions", `{"model":"m","prompt":"`+prompt+`"}`, append(more, key[tenant])...)
+		go func() { answers <- <-answer }()
 	}
 	ask("night", "first")
 	harness.Eventually(t, "the slot is taken", func() error {

@@ -22,6 +22,21 @@ func (g *Gateway) Post(path, body string, headers ...string) *Answer {
 	return a
 }
 
+// PostLater sends JSON as Post does, and does not wait for its answer. If there is none, the test
+// fails, and the channel gets an answer without a status.
+func (g *Gateway) PostLater(path, body string, headers ...string) <-chan *Answer {
+	answered := make(chan *Answer, 1)
+	go func() {
+		a, err := g.TryPost(g.T.Context(), path, body, headers...)
+		if err != nil {
+			g.T.Errorf("%s: %v", body, err)
+			a = &Answer{Response: new(http.Response)}
+		}
+		answered <- a
+	}()
+	return answered
+}
+
 // AwaitServing waits until so many replicas of the model chat serve requests. Envoy knows a replica
 // a moment after it is ready.
 func (g *Gateway) AwaitServing(replicas int) {

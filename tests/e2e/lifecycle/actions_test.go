@@ -209,9 +209,9 @@ models:
 			}
 			first := openStream(t, g, body)
 			id := runningID(g, "streaming")
-			var waiting chan *harness.Answer
+			var waiting <-chan *harness.Answer
 			if way == "queued" {
-				waiting = post(g, harness.ChatBody("chat", false, 1, "x"))
+				waiting = g.PostLater(harness.ChatPath, harness.ChatBody("chat", false, 1, "x"))
 				id = runningID(g, "queued")
 			}
 			if out, err := g.RunCommand("requests", "cancel", id, "-c", g.Config); err != nil || !strings.Contains(out, "is cancelled") {
@@ -235,21 +235,6 @@ models:
 			do(g, "POST", "/api/v1/requests/"+id+"/cancel", "", 404)
 		})
 	}
-}
-
-// post sends a request and does not wait for its answer. If there is none, the test fails, and the
-// channel gets an answer without a status.
-func post(g *harness.Gateway, body string) chan *harness.Answer {
-	answered := make(chan *harness.Answer, 1)
-	go func() {
-		a, err := g.TryPost(g.T.Context(), harness.ChatPath, body)
-		if err != nil {
-			g.T.Error(err)
-			a = &harness.Answer{Response: new(http.Response)}
-		}
-		answered <- a
-	}()
-	return answered
 }
 
 // openStream sends a request for a stream and reads the beginning of the stream.
@@ -289,7 +274,7 @@ func listedAs(g *harness.Gateway, id, code string) error {
 func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 20ms", 1))
-	answered := post(g, harness.ChatBody("chat", false, 5000, "x"))
+	answered := g.PostLater(harness.ChatPath, harness.ChatBody("chat", false, 5000, "x"))
 	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
 	if a := <-answered; a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
 		t.Errorf("the request was answered %v %v", a, a.Header)
