@@ -168,7 +168,6 @@ func cloned(m map[string]*Model) map[string]*Model {
 	return maps.Clone(m)
 }
 
-// removeModel removes a model and its faults.
 func (r *Resources) removeModel(name string) {
 	if m := r.Models[name]; m != nil {
 		delete(r.byCluster, m.Cluster.Name)

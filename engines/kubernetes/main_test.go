@@ -183,7 +183,6 @@ func idsIn(all []engines.Replica, state engines.State) []string {
 	return ids
 }
 
-// waitUntil waits until holds returns true.
 func waitUntil(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitLimit); !holds(); {

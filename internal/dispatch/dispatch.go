@@ -416,7 +416,6 @@ func (d *Dispatcher) serves(model string, r *Request) bool {
 		t.refuses(r, "pool", r.Model) == nil
 }
 
-// tenant returns the limits of a tenant.
 func (d *Dispatcher) tenant(name string) admission.TenantLimits {
 	return d.table.Load().tenants[name]
 }

@@ -153,7 +153,6 @@ func (o *output) dropTakenAliases() {
 	}
 }
 
-// file returns the finished file.
 func (o *output) file(kind Kind) (File, error) {
 	o.dropTakenAliases()
 	root := o.settings

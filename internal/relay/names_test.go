@@ -35,7 +35,6 @@ func (h *harness) getStream(method, path string) (status int, header http.Header
 	return r.StatusCode, r.Header, string(all)
 }
 
-// countRequests returns an engine that counts its requests.
 func countRequests(n *atomic.Int64, engine http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.Add(1)

@@ -122,7 +122,6 @@ func run(t *testing.T, kubeconfig, namespace string, leads bool) *gateway {
 	return g
 }
 
-// until waits until is returns true.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(waitLimit); !is(); time.Sleep(20 * time.Millisecond) {

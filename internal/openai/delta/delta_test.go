@@ -27,7 +27,6 @@ func read(r *delta.Reader, data string) (out []said, ok bool) {
 	return out, ok
 }
 
-// chat is a chunk with one choice.
 func chat(choice string) string {
 	return `{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[` + choice + `],"usage":null}`
 }

@@ -2,7 +2,6 @@ package delta
 
 import "github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 
-// texts reads the strings of one JSON text.
 type texts struct {
 	json jsonscan.Reader
 	data []byte
