@@ -8,8 +8,6 @@ type texts struct {
 	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
 	// valid in the old array.
 	buf []byte
-	// halves describes the string that text read last.
-	halves jsonscan.Halves
 }
 
 func (s *texts) reset(data []byte) {
@@ -24,12 +22,11 @@ func (s *texts) text() []byte {
 	if !ok {
 		return nil
 	}
-	s.halves = jsonscan.Halves{}
 	if !s.json.Escaped() {
 		return raw
 	}
 	start := len(s.buf)
-	s.buf, s.halves = jsonscan.Unescape(s.buf, raw)
+	s.buf, _ = jsonscan.Unescape(s.buf, raw)
 	return s.buf[start:len(s.buf):len(s.buf)]
 }
 
