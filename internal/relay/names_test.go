@@ -137,11 +137,7 @@ func TestLeftCallIsForgotten(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	h.result(2)
-	for end := time.Now().Add(testutil.Patience); h.relay.named.Len() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d names are still known", h.relay.named.Len())
-		}
-	}
+	testutil.Eventually(t, "no name is known", func() bool { return h.relay.named.Len() == 0 })
 }
 
 // Names may hold what paths do not like.
