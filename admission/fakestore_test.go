@@ -388,7 +388,6 @@ func (g *fakeShared) RenewTask(ctx context.Context, tenant, id string, lease tim
 // Subscribe implements admission.Shared.
 func (g *fakeShared) Subscribe(l admission.Subscriber) { g.subscriber = l }
 
-// leaseCount is the number of leases in the store.
 func (s *fakeStore) leaseCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -342,7 +342,6 @@ func (g *gate) unheldPassing(head *waiter, now time.Time) *waiter {
 	return nil
 }
 
-// claimForWaiter is what the waiter asks of the model.
 func (c *Controller) claimForWaiter(g *gate, w *waiter) Claim {
 	return Claim{
 		ID: w.id, Model: g.model, Tenant: w.Tenant, Limits: g.usage.limits, TenantLimits: w.tenant.limits, Tokens: int64(w.Tokens),

@@ -43,7 +43,6 @@ func (l *preemptibleLeases) remove(p *preemptionCandidate) {
 	p.older, p.younger = nil, nil
 }
 
-// makePreemptible adds the lease to the candidates.
 func (l *Lease) makePreemptible(a *arrival) {
 	l.preemptible = &preemptionCandidate{lease: l, band: a.band, onPreempt: a.Unlocked.OnPreempt, wouldFreeSlot: a.Locked.WouldFreeSlot}
 	l.gate.preemptible[a.band].add(l.preemptible)

@@ -30,7 +30,6 @@ func newTestGateway(t *testing.T, s *fakeStore, l admission.Limits) *testGateway
 	return &testGateway{c, g, t}
 }
 
-// admitCall is one Admit.
 type admitCall struct {
 	mu  sync.Mutex
 	now callState // guarded by mu

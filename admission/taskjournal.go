@@ -145,7 +145,6 @@ func (j *taskJournal) reopenLocked(torn bool) {
 	j.file = file
 }
 
-// taskExists reports whether the task has not ended.
 func (c *Controller) taskExists(id string) bool {
 	c.mu.Lock()
 	defer c.unlockAndRun()

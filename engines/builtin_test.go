@@ -22,7 +22,6 @@ import (
 
 var update = goflag.Bool("update", false, "write golden files anew")
 
-// launchOf returns a typical Launch.
 func launchOf(task Task) Launch {
 	return Launch{Name: "chat", Model: "org/model", Registry: "huggingface", Task: task, Host: "127.0.0.1", Port: 9001, Sluice: "sluice"}
 }

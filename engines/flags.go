@@ -138,7 +138,6 @@ func joined(items []any) (string, error) {
 	return strings.Join(all, ","), nil
 }
 
-// itemWords formats the items of a list.
 func itemWords(items []any) ([]string, error) {
 	all := make([]string, len(items))
 	for i, item := range items {

@@ -48,17 +48,6 @@ func (m *ModelSnapshot) Replica(id string) *Replica {
 	return nil
 }
 
-// Ready returns the model's replicas that may serve.
-func (m *ModelSnapshot) Ready() []Replica {
-	ready := make([]Replica, 0, len(m.Replicas))
-	for _, r := range m.Replicas {
-		if r.State == Ready {
-			ready = append(ready, r)
-		}
-	}
-	return ready
-}
-
 // Fleet holds every model with its replicas. Each source (a launcher, the configuration) owns a
 // Part and replaces it as a whole. Readers get the Snapshot without a lock.
 type Fleet struct {

@@ -160,7 +160,6 @@ func (m Metrics) check() []Fault {
 	return faults
 }
 
-// checkSign returns what is wrong with the sign.
 func (m Metrics) checkSign() error {
 	if m.Sign == "" {
 		return nil

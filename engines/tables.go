@@ -73,7 +73,6 @@ func (v Version) withTable(engine string) Version {
 	return v
 }
 
-// environmentNames returns the names in Env.
 func (v Version) environmentNames() []string { return slices.Collect(maps.Keys(v.Env)) }
 
 // schema returns the JSON Schema of a row.

@@ -172,15 +172,7 @@ func runs(pid int) bool {
 // eventually calls try until it returns no error.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()
-	deadline := time.Now().Add(testTimeout)
-	err := try()
-	for err != nil && time.Now().Before(deadline) {
-		time.Sleep(5 * time.Millisecond)
-		err = try()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.EventuallyNil(t, "what is tried", try)
 }
 
 // address returns the URL of Envoy's one listener.

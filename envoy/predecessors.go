@@ -165,7 +165,6 @@ func timeOf(text string) time.Time {
 	return t
 }
 
-// reportPredecessors calls Config.OnPredecessors.
 func (e *Envoy) reportPredecessors() {
 	if e.cfg.OnPredecessors == nil {
 		return

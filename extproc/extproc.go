@@ -139,7 +139,6 @@ func (e *exchange) body(content []byte, m *message) {
 	}
 }
 
-// send queues an answer.
 func (e *exchange) send(a *decide.Answer) error {
 	return e.stream.Send(func(out []byte) []byte {
 		switch a.Kind {

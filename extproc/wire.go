@@ -217,7 +217,6 @@ func appendGo(out []byte, a *decide.Answer) []byte {
 	})
 }
 
-// appendEntry appends a field of a Struct.
 func appendEntry(out []byte, name string, value func(out []byte) []byte) []byte {
 	return nest(out, 1, func(out []byte) []byte { return nest(appendBytes(out, fieldKey, name), fieldValue, value) })
 }

@@ -40,7 +40,6 @@ func requestLog(c Config) []*accesslog.AccessLog {
 	}, only)}
 }
 
-// attemptLog configures the log of attempts.
 func attemptLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)

@@ -149,7 +149,6 @@ func (s *Server) HasLeft(host string) bool {
 	return left && time.Since(at) > settled
 }
 
-// counted returns the streams whose Envoys count.
 func (a *acks) counted() []*stream {
 	var all []*stream
 	for st := range a.remote {
@@ -207,7 +206,6 @@ func nonNil(m map[string]netip.AddrPort) map[string]netip.AddrPort {
 	return m
 }
 
-// commonReplicas returns what is in both maps.
 func commonReplicas(a, b map[string]netip.AddrPort) map[string]netip.AddrPort {
 	if maps.Equal(a, b) {
 		return a

@@ -57,7 +57,7 @@ func sample() *engines.Snapshot {
 
 func mustBuild(t testing.TB, c Config, s *engines.Snapshot) *Resources {
 	t.Helper()
-	r, err := Build(c, s)
+	r, err := (*Resources)(nil).Rebuild(c, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestConfigFaults(t *testing.T) {
 		{Listen: ":1", MaxBody: -1}, {Listen: ":1", MaxBody: 1 << 33}, {Listen: ":1", MaxDuration: -1}, {Listen: ":1", HoldTimeout: -1},
 		{Listen: ":1", RelaySocket: "relay.sock"}, {Listen: ":1", GRPCSocket: "/" + strings.Repeat("x", 107)},
 	} {
-		if r, err := Build(c, fleet()); err == nil || r != nil {
+		if r, err := (*Resources)(nil).Rebuild(c, fleet()); err == nil || r != nil {
 			t.Errorf("%+v was accepted", c)
 		}
 	}
@@ -384,7 +384,7 @@ func TestConfigFaults(t *testing.T) {
 }
 
 func TestAModelThatIsOnlyAdmittedIsNotEnvoysConcern(t *testing.T) {
-	r, err := Build(Config{Listen: "127.0.0.1:1"}, fleet(
+	r, err := (*Resources)(nil).Rebuild(Config{Listen: "127.0.0.1:1"}, fleet(
 		&engines.ModelSnapshot{Model: engines.Model{Name: "here", Launcher: engines.Local}},
 		&engines.ModelSnapshot{Model: engines.Model{Name: "elsewhere", Launcher: engines.None}}))
 	if err != nil || r.Models["here"] == nil || r.Models["elsewhere"] != nil {

@@ -242,7 +242,7 @@ func fleetOf(t testing.TB, models map[string][]string) *Resources {
 		}
 		s.Models[name] = m
 	}
-	r, err := Build(Config{Listen: "127.0.0.1:0"}, s)
+	r, err := (*Resources)(nil).Rebuild(Config{Listen: "127.0.0.1:0"}, s)
 	if err != nil {
 		t.Fatal(err)
 	}

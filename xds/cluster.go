@@ -116,7 +116,6 @@ func fromADS() *core.ConfigSource {
 	}
 }
 
-// newAssignment returns the endpoints of a cluster.
 func newAssignment(name string, ready []endpoint) *endpointv3.ClusterLoadAssignment {
 	assignment := &endpointv3.ClusterLoadAssignment{ClusterName: name}
 	if len(ready) == 0 {

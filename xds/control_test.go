@@ -66,7 +66,6 @@ func newGateway(t testing.TB, c Config, alter func(*Resources)) *gateway {
 	return newGatewayIn(t, shortDir(t), c, alter)
 }
 
-// newGatewayIn is newGateway with its sockets in dir.
 func newGatewayIn(t testing.TB, dir string, c Config, alter func(*Resources)) *gateway {
 	t.Helper()
 	g := &gateway{
@@ -389,7 +388,6 @@ func (l *logReceiver) wait(t testing.TB, requestID string) *accesslog.HTTPAccess
 	return found[0]
 }
 
-// replica returns a ready replica at the address of a listener.
 func replica(id string, address net.Addr) engines.Replica {
 	return engines.Replica{ID: id, State: engines.Ready, Address: address.(*net.TCPAddr).AddrPort()}
 }

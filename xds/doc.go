@@ -1,7 +1,7 @@
 // Package xds turns the fleet into Envoy's configuration and serves it. Package internal/gateway
 // uses Resources to build the configuration and Server to send it to Envoy.
 //
-// Build is a pure function: equal Configs and fleets give equal bytes. Server speaks the
+// Rebuild is a pure function: equal Configs and fleets give equal bytes. Server speaks the
 // incremental (delta) form of Envoy's aggregated discovery service (ADS). It knows for each
 // resource whether Envoy has acknowledged it.
 //

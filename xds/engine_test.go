@@ -196,7 +196,6 @@ func (a answer) saw(t testing.TB) seen {
 	return s
 }
 
-// code returns the code of the error.
 func (a answer) code(t testing.TB) string {
 	t.Helper()
 	var e struct {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
@@ -148,16 +147,9 @@ func (e *envoyProcess) stat(t testing.TB, name string) string {
 	return strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(page), name+":"))
 }
 
-// eventually waits for a condition that other goroutines or processes make true.
-func eventually(t testing.TB, what string, condition func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(testTimeout)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatal("waited in vain until ", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // testTimeout bounds every wait. It is long enough for a busy machine.

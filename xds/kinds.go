@@ -44,7 +44,6 @@ func kindOf(typeURL string) (resourceKind, bool) {
 // nameSet is a set of resource names for each kind. The zero value is empty.
 type nameSet [kindCount]map[string]struct{}
 
-// put adds a name.
 func (n *nameSet) put(k resourceKind, name string) {
 	if n[k] == nil {
 		n[k] = map[string]struct{}{}
@@ -52,7 +51,6 @@ func (n *nameSet) put(k resourceKind, name string) {
 	n[k][name] = struct{}{}
 }
 
-// add adds all names of another set.
 func (n *nameSet) add(more nameSet) {
 	for k := range kindCount {
 		for name := range more[k] {
@@ -100,7 +98,6 @@ func (r *Resources) find(k resourceKind, name string) *Resource {
 	return nil
 }
 
-// all returns the names of all resources of a kind.
 func (r *Resources) all(k resourceKind) map[string]struct{} {
 	var n nameSet
 	switch k {

@@ -57,7 +57,7 @@ func TestO12_EnvoysElsewhereGetTheCertificate(t *testing.T) {
 func TestO12_HalfACertificateIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, half := range []TLS{{Certificate: "c"}, {Key: "k"}, {ClientCA: "a"}} {
-		if _, err := Build(Config{Listen: "127.0.0.1:1", TLS: half}, sample()); err == nil {
+		if _, err := (*Resources)(nil).Rebuild(Config{Listen: "127.0.0.1:1", TLS: half}, sample()); err == nil {
 			t.Errorf("%+v was accepted", half)
 		}
 	}

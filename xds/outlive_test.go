@@ -23,7 +23,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
-// alterListener changes the connection manager.
 func alterListener(t testing.TB, r *Resources, change func(*hcm.HttpConnectionManager)) {
 	t.Helper()
 	l := proto.Clone(r.Listener.Message).(*listener.Listener)

@@ -140,7 +140,6 @@ func noAnswer() string {
 		" || " + detailsBegin("upstream_reset_after_response_started") + ")"
 }
 
-// malformed is the reply to an invalid request.
 func malformed(when string, status uint32) reply {
 	return reply{
 		when: when, status: status, code: "invalid_request", kind: "invalid_request_error",
@@ -231,7 +230,6 @@ func (r reply) mapper() *hcm.ResponseMapper {
 	return m
 }
 
-// format returns the format of the body.
 func (r reply) format() *core.SubstitutionFormatString {
 	if r.plain {
 		text := &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: r.message}}

@@ -124,15 +124,9 @@ func (f Fault) Error() string {
 // Unwrap returns the cause.
 func (f Fault) Unwrap() error { return f.Err }
 
-// Build builds the resources of a fleet from nothing. It returns an error only if the Config is
-// invalid; faults of single models are in Faults. A gateway uses Rebuild. Build is for callers
-// without earlier resources, such as tools and tests.
-func Build(c Config, s *engines.Snapshot) (*Resources, error) {
-	return (*Resources)(nil).Rebuild(c, s)
-}
-
-// Rebuild returns the same resources as Build. It shares all unchanged resources with r, so that
-// its cost is that of the models that changed. r may be nil.
+// Rebuild returns the resources of a fleet. It shares all unchanged resources with r, so that its
+// cost is that of the models that changed. r may be nil. It returns an error only if the Config is
+// invalid; faults of single models are in Faults.
 func (r *Resources) Rebuild(c Config, s *engines.Snapshot) (*Resources, error) {
 	if r == nil {
 		r = &Resources{snapshot: &engines.Snapshot{}}
@@ -168,7 +162,6 @@ func cloned(m map[string]*Model) map[string]*Model {
 	return maps.Clone(m)
 }
 
-// removeModel removes a model and its faults.
 func (r *Resources) removeModel(name string) {
 	if m := r.Models[name]; m != nil {
 		delete(r.byCluster, m.Cluster.Name)

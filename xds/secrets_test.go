@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
-// refusedNames lists the names of the refused resources.
 func refusedNames(s Status) []string {
 	var names []string
 	for _, n := range s.Refused {

@@ -161,7 +161,6 @@ func (st *stream) handleRequest(request *discovery.DeltaDiscoveryRequest) error 
 	return nil
 }
 
-// versionOf returns the version of the Envoy.
 func versionOf(node *core.Node) string {
 	v := node.GetUserAgentBuildVersion().GetVersion()
 	return fmt.Sprintf("%d.%d.%d", v.GetMajorNumber(), v.GetMinorNumber(), v.GetPatch())

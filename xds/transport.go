@@ -94,7 +94,6 @@ func luaText(text string) string {
 	return b.String()
 }
 
-// setRequestHeader replaces a header of the request.
 func setRequestHeader(name, value string) *mutation.HeaderMutation {
 	return &mutation.HeaderMutation{Action: &mutation.HeaderMutation_Append{Append: setHeader(name, value)}}
 }

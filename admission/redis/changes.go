@@ -179,7 +179,6 @@ func (s *Store) nextBatch() batch {
 	return b
 }
 
-// endedLease is a lease that has ended at the time at.
 type endedLease struct {
 	id, model, tenant, replica, underTask string
 	prefill                               bool

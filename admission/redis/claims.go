@@ -57,7 +57,6 @@ func (c *call) skipBlocked() {
 	}
 }
 
-// addVerdict adds the verdict of the next claim.
 func (c *call) addVerdict(v admission.Verdict) {
 	model := c.claims[len(c.verdicts)].Model
 	c.verdicts = append(c.verdicts, v)

@@ -261,7 +261,6 @@ func (s *Store) Status() Status {
 	return s.status
 }
 
-// setSharedLocked changes the mode.
 func (s *Store) setSharedLocked(shared bool) {
 	s.shared, s.resuming = shared, false
 	s.status.Up, s.status.Mode, s.status.Since = shared, "alone", time.Now()

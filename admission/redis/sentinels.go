@@ -68,7 +68,6 @@ func (v *votes) most(address string) string {
 	return mostTold(v.told, address)
 }
 
-// ask asks all sentinels.
 func (v *votes) ask() {
 	masters, _ := askSentinels(context.Background(), v.options)
 	v.mu.Lock()

@@ -60,11 +60,7 @@ func runStore(t testing.TB, s *Store) (stop func()) {
 
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(testPatience); !holds(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", testPatience, what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // acquire calls Acquire and waits for the verdicts.

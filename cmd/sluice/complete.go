@@ -32,7 +32,6 @@ func complete[T any](access *adminAccess, path string, names func(T) []string) c
 	}
 }
 
-// completeModels completes names of models.
 func (a *adminAccess) completeModels() completion {
 	return complete(a, "/api/v1/models", func(l modelList) (names []string) {
 		for _, m := range l.Models {
@@ -42,7 +41,6 @@ func (a *adminAccess) completeModels() completion {
 	})
 }
 
-// completeReplicas completes ids of replicas.
 func (a *adminAccess) completeReplicas() completion {
 	return complete(a, "/api/v1/replicas", func(l replicaList) (names []string) {
 		for _, r := range l.Replicas {

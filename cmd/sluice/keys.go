@@ -82,7 +82,6 @@ func (l keyList) write(w io.Writer, columns int) {
 	t.writeWithin(w, columns, "SOURCE", "CREATED", "LAST USED", "MODELS", "NAME", "EXPIRES")
 }
 
-// limits returns the limits of a key in words.
 func (k keyRow) limits() string {
 	var all []string
 	for _, l := range [...]struct{ name, unit string }{

@@ -127,7 +127,6 @@ func newReplicasCommand() *cobra.Command {
 // replicaPath is the path of one replica in the admin API.
 const replicaPath = "/api/v1/replicas/%s/"
 
-// newCancelCommand returns the command that cancels a request.
 func newCancelCommand(flags *viewFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel REQUEST",

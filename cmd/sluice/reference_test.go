@@ -38,7 +38,6 @@ func TestO11_EachCommandSaysWhatItDoes(t *testing.T) {
 	}
 }
 
-// commandReference returns the page of all commands.
 func commandReference() string {
 	root := newCommand()
 	var b strings.Builder

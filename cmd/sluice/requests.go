@@ -109,7 +109,6 @@ func (l requestList) write(w io.Writer, columns int) {
 	fmt.Fprintf(w, "%d requests run.\n", l.Running)
 }
 
-// table returns the table of requests with all columns.
 func (l requestList) table() *table {
 	t := newTable("REQUEST", "STATE", "STATUS", "MODEL OR PATH", "TENANT", "ROUTE", "QUEUED", "FIRST BYTE", "DURATION", "TOKENS", "REPLICA")
 	for _, q := range l.Requests {

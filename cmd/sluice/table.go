@@ -30,7 +30,6 @@ const columnGap = "  "
 // table is a table for a terminal. Its first row has the names of the columns.
 type table [][]string
 
-// newTable returns a table with these columns.
 func newTable(columns ...string) *table { return &table{columns} }
 
 // add adds a row. An empty cell is shown as a dash.

@@ -384,13 +384,9 @@ func kill(cmd *exec.Cmd) {
 	_ = cmd.Wait()
 }
 
-func eventually(t *testing.T, what string, condition func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(waitLimit); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not happen in time: %s", what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 func isProcessRunning(pid int) bool {

@@ -311,7 +311,6 @@ func (s *Server) setStopped(stopped bool) {
 	s.stopped = stopped
 }
 
-// namesWithReplicas returns the names of the nodes that may have replicas.
 func namesWithReplicas(nodes []*Node) []string {
 	var names []string
 	for _, n := range nodes {

@@ -129,7 +129,6 @@ func (c *cluster) workloads(now time.Time) []*appsv1.Deployment {
 	return append(c.deployments.list(now), c.groupSets.list(now)...)
 }
 
-// storeOf returns the store of the kind of d.
 func (c *cluster) storeOf(d *appsv1.Deployment) *watchStore[*appsv1.Deployment] {
 	if hasGroups(d) {
 		return c.groupSets

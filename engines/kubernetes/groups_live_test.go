@@ -260,7 +260,6 @@ func (s *testNamespace) checkRestart(g *gateway, leader string) {
 	waitUntil(s.t, "with its worker", func() bool { return len(s.groupPods("m")) == 2 })
 }
 
-// groupPods returns the names of the pods of a model.
 func (s *testNamespace) groupPods(model string) []string {
 	s.t.Helper()
 	out := s.Kubectl(s.t, "get", "pods", "-n", s.namespace, "-o", "name", "-l", labelModel+"="+hashPrefix(model, 16))

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -73,9 +74,9 @@ func (c Config) withDefaults() Config {
 		host, _ := os.Hostname() // An error is ignored: the random part makes the identity unique.
 		c.Identity = host + "-" + rand.Text()[:8]
 	}
-	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
-	c.DrainTimeout = orDefault(c.DrainTimeout, 30*time.Minute)
-	c.Renew = max(orDefault(c.Renew, 10*time.Second), time.Second)
+	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Minute)
+	c.Renew = max(cmp.Or(c.Renew, 10*time.Second), time.Second)
 	return c
 }
 

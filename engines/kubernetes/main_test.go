@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
 
@@ -183,15 +185,9 @@ func idsIn(all []engines.Replica, state engines.State) []string {
 	return ids
 }
 
-// waitUntil waits until holds returns true.
-func waitUntil(t *testing.T, what string, holds func() bool) {
+func waitUntil(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(waitLimit); !holds(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not happen in time: %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // waitReplicas waits until holds returns true for the model's replicas, and returns them.

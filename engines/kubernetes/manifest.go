@@ -153,7 +153,7 @@ func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	delete(d.Spec.Template.Labels, labelDeployment)
 	d.Name = in.deploymentName(m.Name, d.Spec.Template, longestName(d))
 	d.Namespace, d.GenerateName = "", ""
-	annotations[annotationDrain] = orDefault(m.DrainTimeout, in.drainTimeout).String()
+	annotations[annotationDrain] = cmp.Or(m.DrainTimeout, in.drainTimeout).String()
 	mergeInto(&d.Labels, labels)
 	mergeInto(&d.Annotations, annotations)
 	d.OwnerReferences = nil
@@ -279,7 +279,7 @@ func (m Model) container() (corev1.Container, error) {
 	}
 	c.ReadinessProbe = probe(readiness(m.Version), time.Second)
 	if c.StartupProbe = probe(m.Version.Ready, time.Second); c.StartupProbe != nil {
-		start := orDefault(m.StartTimeout, defaultStartTimeout).Seconds()
+		start := cmp.Or(m.StartTimeout, defaultStartTimeout).Seconds()
 		c.StartupProbe.TerminationGracePeriodSeconds = new(int64(restartGraceSeconds))
 		c.StartupProbe.FailureThreshold = int32(max(1, math.Ceil(start/float64(c.StartupProbe.PeriodSeconds))))
 	}
@@ -347,7 +347,7 @@ func probe(p engines.Probe, standard time.Duration) *corev1.Probe {
 	if p.Path == "" {
 		return nil
 	}
-	every := math.Ceil(orDefault(p.Every, standard).Seconds())
+	every := math.Ceil(cmp.Or(p.Every, standard).Seconds())
 	return &corev1.Probe{
 		ProbeHandler:     corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: p.Path, Port: intstr.FromInt32(enginePort)}},
 		PeriodSeconds:    int32(max(1, every)),
@@ -420,11 +420,4 @@ func (in install) setScheduling(m Model, pod *corev1.PodSpec) {
 			near(100, own), near(50, &metav1.LabelSelector{MatchLabels: in.labels()}),
 		},
 	}}
-}
-
-func orDefault(d, standard time.Duration) time.Duration {
-	if d <= 0 {
-		return standard
-	}
-	return d
 }

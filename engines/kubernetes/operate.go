@@ -64,7 +64,6 @@ func (l *Launcher) Log(ctx context.Context, w io.Writer, id string, q loglines.Q
 	return nil
 }
 
-// podOf returns the pod of a replica with its cluster.
 func (l *Launcher) podOf(id string) (*cluster, *corev1.Pod, error) {
 	l.mu.Lock()
 	clusters := l.clusters

@@ -108,7 +108,6 @@ func (in install) loader(w Weights) (*batchv1.Job, error) {
 	return j, err
 }
 
-// container returns the container of a loader.
 func (w Weights) container() corev1.Container {
 	command := []string{"sluice", "fetch", w.Repository, "--cache-dir", w.Path, "--link", w.Link, "--listen", ":" + strconv.Itoa(loaderPort)}
 	for flag, value := range map[string]string{"--endpoint": w.Endpoint, "--revision": w.Revision, "--file": w.File} {

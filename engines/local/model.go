@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -148,20 +149,13 @@ func (m Model) slots() int {
 	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
 }
 
-func (m Model) startTimeout() time.Duration { return orDefault(m.StartTimeout, defaultStartTimeout) }
-func (m Model) startStall() time.Duration   { return orDefault(m.StartStall, defaultStartStall) }
+func (m Model) startTimeout() time.Duration { return cmp.Or(m.StartTimeout, defaultStartTimeout) }
+func (m Model) startStall() time.Duration   { return cmp.Or(m.StartStall, defaultStartStall) }
 func (m Model) readyInterval() time.Duration {
-	return orDefault(m.Version.Ready.Every, defaultReadyInterval)
+	return cmp.Or(m.Version.Ready.Every, defaultReadyInterval)
 }
 func (m Model) healthInterval() time.Duration {
-	return orDefault(m.Version.Health.Every, defaultHealthInterval)
-}
-
-func orDefault(d, standard time.Duration) time.Duration {
-	if d <= 0 {
-		return standard
-	}
-	return d
+	return cmp.Or(m.Version.Health.Every, defaultHealthInterval)
 }
 
 // pending returns the replica as it is before its first start.

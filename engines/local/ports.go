@@ -49,14 +49,12 @@ func (p *ports) keep(port uint16) {
 	p.taken[port] = true
 }
 
-// release gives the port back.
 func (p *ports) release(port uint16) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.taken, port)
 }
 
-// occupied reports whether the address is in use.
 func occupied(address netip.AddrPort) bool {
 	listener, err := net.Listen("tcp", address.String())
 	if err != nil {

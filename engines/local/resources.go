@@ -88,7 +88,6 @@ func (t *table) missingDevices(r engines.Replica) string {
 	return "its GPU is missing: " + strings.Join(gone, ", ")
 }
 
-// name returns the name of this node.
 func (t *table) name() string {
 	if t.node != nil && t.node.Name != "" {
 		return t.node.Name

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -89,7 +90,7 @@ func (r *runner) drainAndStop(ctx context.Context, s *stopRequest) bool {
 	if r.process != nil && r.served {
 		draining, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(s.cancelled, cancel)
-		r.drain(draining, r.launcher.config.DrainSettle, orDefault(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout))
+		r.drain(draining, r.launcher.config.DrainSettle, cmp.Or(r.model.Load().DrainTimeout, r.launcher.config.DrainTimeout))
 		stop()
 		cancel()
 	}

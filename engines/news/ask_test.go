@@ -57,7 +57,6 @@ func recorded(t *testing.T, name string) string {
 	return string(data)
 }
 
-// askOnce asks a replica once.
 func askOnce(t *testing.T, r *Reader, replica engines.Replica) *asked {
 	t.Helper()
 	a := &asked{replica: replica, client: engines.NewClient(replica.Transport), news: silence()}

@@ -23,7 +23,6 @@ type rounds struct {
 	asking int
 }
 
-// target is a replica that is asked.
 type target struct {
 	asked
 	due time.Time

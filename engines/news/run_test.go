@@ -58,7 +58,6 @@ func (f *fakeServers) count(host string) int {
 	return f.asked[host]
 }
 
-// newFakeReader returns a Reader whose replicas are fake.
 func newFakeReader(f *fakeServers, c Config) *Reader {
 	f.asked = map[string]int{}
 	r := New(c)

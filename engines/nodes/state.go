@@ -103,7 +103,6 @@ type observation struct {
 	shrinkingPaused bool
 }
 
-// replicaID returns the id of a model's replica.
 func replicaID(model string, index int) string { return model + "-" + strconv.Itoa(index) }
 
 // replicaIndex returns the number in a replica's id, or -1 if replicaID does not make such an id.

@@ -217,7 +217,6 @@ func missingGPUs(node engines.Node, claims []Claim, all []deviceUsage, w Want) s
 	return text
 }
 
-// because returns the reason in parentheses.
 func because(reason string) string {
 	if reason == "" {
 		return ""

@@ -1,6 +1,7 @@
 package ray
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (l *Launcher) unitLocked(k key, r *replica, m desiredModel, now time.Time) 
 			timeout = m.DrainTimeout
 		}
 		waited := now.Sub(r.draining)
-		u.drained = waited >= orDefault(timeout, l.config.DrainTimeout) ||
+		u.drained = waited >= cmp.Or(timeout, l.config.DrainTimeout) ||
 			waited >= l.config.DrainSettle && u.requests == 0 && l.group.haveDrained(r.job, r.drainID)
 	}
 	return u

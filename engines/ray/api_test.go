@@ -90,7 +90,6 @@ func (s *stub) set(change func([]rayJob) []rayJob) {
 	s.jobs = change(s.jobs)
 }
 
-// list returns the list of jobs.
 func (s *stub) list() []rayJob {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -69,7 +69,6 @@ func (s *stub) servingAt(port int) {
 	}
 }
 
-// ids returns the ids of the jobs in the list.
 func (s *stub) ids() (all []string) {
 	for _, j := range s.list() {
 		all = append(all, j.SubmissionID)

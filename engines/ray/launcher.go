@@ -98,20 +98,13 @@ func (c Config) withDefaults() Config {
 	if c.OnDemand == nil {
 		c.OnDemand = func(string) {}
 	}
-	c.Lease = orDefault(c.Lease, defaultLease)
+	c.Lease = cmp.Or(c.Lease, defaultLease)
 	c.BackOff = c.BackOff.WithDefaults()
 	c.RefusalsTolerated = cmp.Or(c.RefusalsTolerated, 30*time.Second)
-	c.DrainSettle = orDefault(c.DrainSettle, time.Second)
-	c.DrainTimeout = orDefault(c.DrainTimeout, 30*time.Minute)
-	c.ProbeTimeout = orDefault(c.ProbeTimeout, 5*time.Second)
+	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Minute)
+	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, 5*time.Second)
 	return c
-}
-
-func orDefault(d, standard time.Duration) time.Duration {
-	if d <= 0 {
-		return standard
-	}
-	return d
 }
 
 // Launcher runs models as jobs of a Ray cluster and reports them as replicas. Its methods may be

@@ -30,7 +30,6 @@ type unit struct {
 	requests                               int
 }
 
-// actionKind is what an action does.
 type actionKind string
 
 const (

@@ -1,6 +1,7 @@
 package ray
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -64,7 +65,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 	bad := 0
 	for ctx.Err() == nil {
-		pause := orDefault(w.model().Version.Health.Every, defaultHealthInterval)
+		pause := cmp.Or(w.model().Version.Health.Every, defaultHealthInterval)
 		if bad > 0 {
 			pause = min(pause, retryInterval)
 		}
@@ -112,7 +113,7 @@ func (w *watch) awaitReady(ctx context.Context) bool {
 			})
 			return true
 		}
-		if limit := orDefault(m.StartTimeout, defaultStartTimeout); time.Since(began) >= limit && w.launcher.group.mayWrite() {
+		if limit := cmp.Or(m.StartTimeout, defaultStartTimeout); time.Since(began) >= limit && w.launcher.group.mayWrite() {
 			lines := w.log(ctx, m)
 			w.change(func(r *replica) {
 				r.lost = time.Now()
@@ -128,7 +129,7 @@ func (w *watch) awaitReady(ctx context.Context) bool {
 				w.change(func(r *replica) { r.show(engines.Starting, lines[len(lines)-1]) })
 			}
 		}
-		w.pause(ctx, orDefault(m.Version.Ready.Every, defaultReadyInterval))
+		w.pause(ctx, cmp.Or(m.Version.Ready.Every, defaultReadyInterval))
 	}
 	return false
 }

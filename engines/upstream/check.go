@@ -16,7 +16,6 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// checkResult is the result of one check of a server.
 type checkResult struct {
 	startedAt time.Time
 	address   netip.AddrPort
@@ -184,7 +183,6 @@ func (q question) get(ctx context.Context, path, what string) (*http.Response, e
 	return nil, statusError{what, resp.StatusCode}
 }
 
-// fetchModels returns the list of models at the path.
 func (q question) fetchModels(ctx context.Context, path string) (list modelList, err error) {
 	resp, err := q.get(ctx, path, "its list of models")
 	if err != nil {

@@ -22,7 +22,6 @@ type Discovered struct {
 	Models []string
 }
 
-// serves reports whether a model of the server is to be served.
 func (d *Discovered) serves(model string) bool {
 	return len(d.Models) == 0 || slices.ContainsFunc(d.Models, func(pattern string) bool { return matches(pattern, model) })
 }

@@ -274,7 +274,6 @@ func (l *Launcher) checkEnded(s *server) {
 	}
 }
 
-// questions returns what each server is to be asked.
 func (l *Launcher) questions() map[*server]question {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -286,7 +285,6 @@ func (l *Launcher) questions() map[*server]question {
 	return all
 }
 
-// applyResult applies the result of a check.
 func (l *Launcher) applyResult(s *server, seen checkResult) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

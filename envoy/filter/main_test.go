@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"go.uber.org/goleak"
 )
 
@@ -60,12 +62,7 @@ type buildError struct {
 
 func (e *buildError) Error() string { return e.err.Error() + "\n" + string(e.out) }
 
-// eventually waits until ok returns true.
-func eventually(t testing.TB, what string, ok func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(testTimeout); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("timed out: ", what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }

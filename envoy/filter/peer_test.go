@@ -51,7 +51,6 @@ func (f frame) list(t testing.TB, at int) map[string]string {
 	return m
 }
 
-// peerConn is one connection of the filter.
 type peerConn struct {
 	net.Conn
 	// file is what came with the first frame. It is nil before.

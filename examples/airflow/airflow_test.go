@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -125,11 +127,7 @@ func (b *testEnv) solved() []string {
 
 func (b *testEnv) until(what string, holds func() bool) {
 	b.Helper()
-	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			b.Fatalf("it did not happen in time: %s", what)
-		}
-	}
+	testutil.Eventually(b, what, holds)
 }
 
 // check checks the final state: n tasks have their answers, no limit was exceeded, and no lease is

@@ -277,11 +277,14 @@ func TestModelState(t *testing.T) {
 		{0, []engines.State{engines.Draining, engines.Stopped}, "draining"},
 		{0, []engines.State{engines.Stopped}, "idle"},
 	} {
-		m := &engines.ModelSnapshot{Model: engines.Model{Desired: c.desired}}
+		m, usable := &engines.ModelSnapshot{Model: engines.Model{Desired: c.desired}}, 0
 		for _, s := range c.states {
 			m.Replicas = append(m.Replicas, engines.Replica{State: s})
+			if s == engines.Ready {
+				usable++
+			}
 		}
-		if got := modelState(m, ModelLoad{Usable: len(m.Ready())}); got != c.want {
+		if got := modelState(m, ModelLoad{Usable: usable}); got != c.want {
 			t.Errorf("%d replicas are desired and %v exist: state %s, want %s", c.desired, c.states, got, c.want)
 		}
 	}

@@ -102,7 +102,6 @@ func (h *handler) models(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]modelView{"models": h.modelViews()})
 }
 
-// modelViews shows all models.
 func (h *handler) modelViews() []modelView {
 	views := []modelView{}
 	for _, m := range sorted(h.Fleet()) {
@@ -115,7 +114,6 @@ func (h *handler) replicas(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string][]replicaView{"replicas": h.replicaViews()})
 }
 
-// replicaViews shows all replicas.
 func (h *handler) replicaViews() []replicaView {
 	views := []replicaView{}
 	for _, m := range sorted(h.Fleet()) {

@@ -67,7 +67,6 @@ func newPatchable() (Config, limitStore) {
 	return c, k
 }
 
-// patch sends a PATCH with body to path.
 func patch(c Config, path, body string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest("PATCH", path, strings.NewReader(body))

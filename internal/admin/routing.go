@@ -63,7 +63,6 @@ type PickReplica struct {
 	Predicted time.Duration
 }
 
-// pickReplicaView shows a replica of a pick.
 type pickReplicaView struct {
 	ID             string  `json:"id"`
 	Load           int     `json:"load"`
@@ -83,7 +82,6 @@ type pickOrderView struct {
 	Candidate bool   `json:"candidate"`
 }
 
-// pickView shows a pick.
 type pickView struct {
 	Model        string            `json:"model"`
 	Position     string            `json:"position"` // hexadecimal, because a JSON number cannot hold every uint64
@@ -261,7 +259,6 @@ type recentView struct {
 	predicted, real []time.Duration
 }
 
-// recent sums up requests.
 func recent(all []request.Summary, of func(*request.Summary) bool) recentView {
 	v := recentView{Picks: map[string]int{}, Moves: map[string]int{}}
 	for i := range all {

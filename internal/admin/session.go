@@ -118,7 +118,6 @@ func (h *handler) login(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, sessionView{token.Name, token.Role, "login"})
 }
 
-// logout removes the cookie.
 func (h *handler) logout(w http.ResponseWriter, r *http.Request) {
 	http.SetCookie(w, h.cookie(r, "", -1))
 	writeJSON(w, http.StatusOK, map[string]bool{"logged_out": true})

@@ -173,7 +173,6 @@ type Pool struct {
 	Queued int `json:"queued"`
 }
 
-// modelView shows a model.
 type modelView struct {
 	Name        string     `json:"name"`
 	Aliases     []string   `json:"aliases"`
@@ -198,7 +197,6 @@ type modelView struct {
 	Scale   *Scale `json:"scale,omitempty"`
 }
 
-// tenantView shows a tenant.
 type tenantView struct {
 	Tenant
 	Weight int              `json:"weight"`
@@ -305,7 +303,6 @@ func modelState(m *engines.ModelSnapshot, load ModelLoad) string {
 	return "idle"
 }
 
-// replicaView shows a replica.
 type replicaView struct {
 	ID    string `json:"id"`
 	Model string `json:"model"`

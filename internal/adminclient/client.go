@@ -196,7 +196,6 @@ func (c Client) request(ctx context.Context, method, path string, body any) (*ht
 	return req, nil
 }
 
-// isURL reports whether the address is a URL.
 func (c Client) isURL() bool {
 	return strings.HasPrefix(c.Address, "http://") || strings.HasPrefix(c.Address, "https://")
 }

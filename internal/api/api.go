@@ -200,7 +200,6 @@ func stateOf(m *engines.ModelSnapshot) string {
 	return stateUnavailable
 }
 
-// fail answers a request with an error.
 func (c Config) fail(w http.ResponseWriter, r *http.Request, e *openai.Error) { c.failFor(w, r, "", e) }
 
 // failFor answers a request for a model or a pool with an error.
@@ -221,7 +220,6 @@ func (c Config) answerFor(w http.ResponseWriter, r *http.Request, model string, 
 	writeJSON(w, status, v)
 }
 
-// writeJSON writes an answer as JSON.
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -82,7 +82,6 @@ func parseObject(body []byte, known map[string]fieldParser) *openai.Error {
 	return nil
 }
 
-// checkObject returns an error if the body is not one JSON object.
 func checkObject(body []byte) *openai.Error {
 	text := bytes.Trim(body, " \t\r\n")
 	switch {
@@ -98,7 +97,6 @@ func checkObject(body []byte) *openai.Error {
 	return nil
 }
 
-// notJSON returns the error of a body that is not JSON.
 func notJSON() *openai.Error {
 	return openai.Errorf(openai.CodeInvalidRequest, "The request body is not valid JSON.")
 }

@@ -140,7 +140,6 @@ func ceilMillis(d time.Duration) int64 {
 	return ms
 }
 
-// readSchedule parses a call of /schedule.
 func readSchedule(w http.ResponseWriter, r *http.Request) (ScheduleRequest, *openai.Error) {
 	request := ScheduleRequest{Tenant: r.Header.Get(headers.Tenant), Key: r.Header.Get(headers.Key), Priority: r.Header.Get(headers.Priority)}
 	var tokens, wait *int64

@@ -42,7 +42,6 @@ func (p goPackage) allFiles() []string {
 	return slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles, p.IgnoredGoFiles)
 }
 
-// listPackages returns all packages of the module.
 func listPackages(t *testing.T) []goPackage {
 	t.Helper()
 	fields := "ImportPath,Name,Dir,Imports,GoFiles,TestGoFiles,XTestGoFiles,IgnoredGoFiles"
@@ -62,7 +61,6 @@ func listPackages(t *testing.T) []goPackage {
 	}
 }
 
-// parseFile parses one file of a package with its comments.
 func parseFile(t *testing.T, fset *token.FileSet, p goPackage, name string) *ast.File {
 	t.Helper()
 	f, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.ParseComments|parser.SkipObjectResolution)

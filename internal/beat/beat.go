@@ -17,7 +17,6 @@ func Until(period time.Duration) time.Duration { return until(time.Now(), period
 // several channels keeps it until it has received from it, because a new one may miss the beat.
 func After(period time.Duration) <-chan time.Time { return time.After(Until(period)) }
 
-// until is Until at a time.
 func until(now time.Time, period time.Duration) time.Duration {
 	return now.Truncate(period).Add(period).Sub(now)
 }

@@ -160,7 +160,6 @@ func (b *testbed) counted(pid int) (float64, error) {
 	return total, nil
 }
 
-// totalOf returns the instructions of a profile.
 func totalOf(profile string) (float64, error) {
 	for line := range strings.Lines(profile) {
 		if text, ok := strings.CutPrefix(line, "totals: "); ok {

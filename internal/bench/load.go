@@ -22,7 +22,6 @@ type workload struct {
 	eventPause time.Duration
 }
 
-// requestBody returns the body of the n-th request of a worker.
 func (l workload) requestBody(model string, worker, n int) string {
 	options := ""
 	if l.stream && model == "sim" {

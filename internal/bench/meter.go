@@ -36,7 +36,6 @@ type load struct {
 // spreadOfBegins is the time in which all clients of a load send their first request.
 const spreadOfBegins = 200 * time.Millisecond
 
-// startLoad starts the clients of a row.
 func startLoad(ctx context.Context, r row, col column) (*load, error) {
 	l := &load{row: r}
 	for n := range r.clients {

@@ -92,7 +92,6 @@ func observedPairs() []observedPair {
 	}
 }
 
-// observedTable returns the table of observability.
 func observedTable(rows []row, measured []observedRow) string {
 	t := table{head: []string{"load", "compared", "CPU of", "µs", "against, µs", "difference, µs", "ratio", "aim"}}
 	for i, r := range rows {

@@ -45,7 +45,6 @@ type resultRow struct {
 	Columns []resultColumn `json:"columns"`
 }
 
-// resultColumn is a column with a sample for each round.
 type resultColumn struct {
 	By     string   `json:"by"`
 	Way    string   `json:"way"`
@@ -114,7 +113,6 @@ func processorName() string {
 	return strings.TrimSpace(name)
 }
 
-// firstLine returns a text up to its first line feed.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
 	return strings.TrimSpace(line)

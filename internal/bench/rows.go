@@ -59,7 +59,6 @@ func allRows() []row {
 	return rows
 }
 
-// stream tells whether answers are streamed.
 func (r row) stream() bool { return r.events > 0 }
 
 // unit is what the cost of a row is counted in.
@@ -103,7 +102,6 @@ func selectRows(only string) (rows []row, others []string) {
 	return rows, others
 }
 
-// plan returns what the engines do.
 func (r row) plan() wire.Plan {
 	p := wire.Plan{Events: r.events, Pause: r.pause}
 	if r.clients > 1 {

@@ -33,7 +33,6 @@ type streamGroup struct {
 	fault error
 }
 
-// fail records an error of a stream.
 func (g *streamGroup) fail(err error) {
 	g.mu.Lock()
 	g.fault = errors.Join(g.fault, err)

@@ -124,7 +124,6 @@ func (res *result) requests() string {
 	return t.String()
 }
 
-// streams returns the table of the CPU of an event.
 func (res *result) streams() string {
 	t := table{head: heads([]string{"streams", "way", "plain Envoy, µs"}, ": Envoy + Go, µs", " ÷ plain")}
 	for _, r := range res.Rows {

@@ -93,7 +93,6 @@ func (b *testbed) startWatched() (*proxy, error) {
 	return p, p.awaitModels(watchedModels)
 }
 
-// watchedModel returns the name of a model.
 func watchedModel(i int) string { return fmt.Sprintf("model-%04d", i) }
 
 // awaitModels waits until so many models are ready, up to 30 s.
@@ -151,7 +150,6 @@ func (p *proxy) steady(ctx context.Context) *steadyLoad {
 	return load
 }
 
-// send makes one request.
 func (s *steadyLoad) send(ctx context.Context, v variant, n int) {
 	defer s.unanswered.Add(-1)
 	err := errors.New("the gateway answers too slowly")
@@ -164,7 +162,6 @@ func (s *steadyLoad) send(ctx context.Context, v variant, n int) {
 	}
 }
 
-// fault returns the first error.
 func (s *steadyLoad) fault() error {
 	if err := s.failed.Load(); err != nil {
 		return *err
@@ -252,7 +249,6 @@ func newPageWatcher(p *proxy) (w *pageWatcher, why string) {
 	return &pageWatcher{p, map[string][]float64{}}, ""
 }
 
-// chromium returns the path of Chromium.
 func chromium() string {
 	if path := os.Getenv("CHROMIUM"); path != "" {
 		return path

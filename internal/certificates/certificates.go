@@ -160,7 +160,6 @@ func (c *Follower) Fault() error {
 	return c.fault
 }
 
-// look returns the stamps of all files.
 func (c *Follower) look() ([]stamp, error) {
 	var all []stamp
 	for _, file := range []string{c.files.Cert, c.files.Key, c.files.CA} {

@@ -263,7 +263,6 @@ func (l *load) stop() {
 	<-done
 }
 
-// result returns what the fault has cost.
 func (l *load) result(f fault, from time.Time, recovered bool) *result {
 	l.mu.Lock()
 	defer l.mu.Unlock()

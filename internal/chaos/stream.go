@@ -72,7 +72,6 @@ func newTexts(o options) (*texts, error) {
 	return t, nil
 }
 
-// stream is one stream of a client.
 type stream struct {
 	kind
 	client *http.Client

@@ -161,7 +161,6 @@ func (c *Config) registry(name string) (Registry, bool) {
 	return Registry{}, false
 }
 
-// registryNames returns the names of all registries.
 func (c *Config) registryNames() []string {
 	names := []string{string(HuggingFace)}
 	for _, r := range c.Registries {

@@ -29,14 +29,12 @@ func (k *checker) checkKubernetes() {
 	k.checkNamespace(at.field("namespace"), section.Namespace)
 }
 
-// checkNamespace checks the name of a namespace; an empty one is valid.
 func (k *checker) checkNamespace(at path, name string) {
 	if name != "" && k.valid(at) && !label.MatchString(name) {
 		k.faultf(at, "must be the name of a namespace: lower case letters, digits and -, at most 63 characters, is %s", quoted(name))
 	}
 }
 
-// checkKubernetesModel checks a model with launcher kubernetes.
 func (k *checker) checkKubernetesModel(at path, m *Model) {
 	if k.config.Kubernetes == nil {
 		k.faultf(at.field("launcher"),

@@ -34,7 +34,6 @@ func (k *checker) nodeLabels() []string {
 	return slices.Compact(all)
 }
 
-// checkNodes checks the names and labels of nodes.
 func (k *checker) checkNodes() {
 	var names []named
 	for i := range k.config.Nodes {

@@ -66,7 +66,6 @@ func (k *checker) checkWait(at path, d time.Duration) {
 	}
 }
 
-// checkUpstreamModel checks a model with launcher upstream.
 func (k *checker) checkUpstreamModel(at path, m *Model) {
 	k.rejectSet(at.field("cold_start"), "launcher: upstream, whose requests wait for admission.queue_timeout")
 	for _, field := range refusedFields(engines.Upstream) {
@@ -143,7 +142,6 @@ func (k *checker) checkMediaHosts(at path, list []string) {
 	}
 }
 
-// setFailOverOn sets the default of fail_over_on.
 func (k *checker) setFailOverOn(at path, m *Model) {
 	if m.Launcher != engines.None && !k.isSet(at.field("fail_over_on")) {
 		m.FailOverOn = []StatusClass{Status429, Status503, Status5xx}

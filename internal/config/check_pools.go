@@ -126,7 +126,6 @@ func (c *Config) ModelName(name string) string {
 	return name
 }
 
-// isAdapter reports whether a model of the file has an adapter of this name.
 func (c *Config) isAdapter(name string) bool {
 	return slices.ContainsFunc(c.Models, func(m Model) bool { return slices.Contains(m.Adapters, name) })
 }

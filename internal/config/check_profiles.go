@@ -19,7 +19,6 @@ func (k *checker) checkProfiles() {
 	k.checkUnique(names)
 }
 
-// checkPod checks a patch of the pods, read at a path.
 func (k *checker) checkPod(at path, patch map[string]any) {
 	if !k.valid(at) {
 		return

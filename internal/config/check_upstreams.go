@@ -109,7 +109,6 @@ func (k *checker) checkUpstream(at path, u *Upstream) bool {
 	return before == len(k.faults)
 }
 
-// checkProbePath checks the path of a server's probe.
 func (k *checker) checkProbePath(at path, text string) {
 	if _, err := url.ParseRequestURI(text); k.isSet(at) && k.valid(at) && (err != nil || text[0] != '/' || strings.ContainsAny(text, " #")) {
 		k.faultf(at, "must be a path that begins with /, such as /health, is %s", quoted(text))

@@ -25,7 +25,6 @@ func TestU8_ColdStart(t *testing.T) {
 	}
 }
 
-// coldStartCases are faulty cold starts.
 func coldStartCases() []ruleCase {
 	const model = "models:\n- name: a\n  task: text-generation\n  engine: sim\n"
 	return []ruleCase{

@@ -290,7 +290,6 @@ func structural(s object) object {
 	return out
 }
 
-// addParts adds the schemas of the parts of s to out.
 func addParts(out, s object) {
 	if properties, ok := s["properties"].(object); ok {
 		all := object{}
@@ -359,7 +358,6 @@ func resourceSchema(what string, spec, status object) object {
 	}}
 }
 
-// statusSchema returns the schema of a status.
 func statusSchema() object {
 	text := func(limit int) object { return object{"type": "string", "maxLength": limit} }
 	condition := object{
@@ -397,7 +395,6 @@ func crd(kind string, short []any, schema object, columns []any) object {
 	}
 }
 
-// rule returns a validation rule in CEL.
 func rule(cel, field, message string) object {
 	return object{"rule": cel, "fieldPath": field, "message": message}
 }

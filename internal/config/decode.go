@@ -252,7 +252,6 @@ func (d *decoder) keyText(key *yaml.Node, at path) (string, bool) {
 	return "", false
 }
 
-// fieldNames returns the names of the fields of the struct t.
 func fieldNames(t reflect.Type) []string {
 	var names []string
 	for i := range t.NumField() {
@@ -296,7 +295,6 @@ func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t r
 	}
 }
 
-// decodeList reads a sequence into a slice.
 func (d *decoder) decodeList(n *yaml.Node, v reflect.Value, at path, r rules) {
 	if n.Kind != yaml.SequenceNode {
 		hint := "write [ ] around it"

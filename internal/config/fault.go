@@ -43,7 +43,6 @@ func (fs Faults) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// sort sorts the faults by line, then by path, then by message.
 func (fs Faults) sort() {
 	slices.SortStableFunc(fs, func(a, b Fault) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Message, b.Message))

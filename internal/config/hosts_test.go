@@ -6,7 +6,6 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// hostsCases are the cases about replicas on several hosts.
 func hostsCases() []ruleCase {
 	const head = "kubernetes: {}\n"
 	const large = "models: [{name: a, engine: vllm, source: {name: org/a}, launcher: kubernetes, "

@@ -77,7 +77,6 @@ func adminLine(data []byte) (address string, ok bool) {
 	}
 }
 
-// unreadableFile returns the fault of a file that cannot be read.
 func unreadableFile(path string, err error) Faults {
 	reason := reasonOf(err)
 	if errors.Is(err, fs.ErrPermission) {
@@ -154,7 +153,6 @@ func setFields(root *yaml.Node, fields map[string]string) {
 // parse is Parse with its error as Faults.
 func parse(name string, data []byte) (*Config, Faults) { return parseWithFields(name, data, nil) }
 
-// parseWithFields is parse with the fields of WithFields.
 func parseWithFields(name string, data []byte, fields map[string]string) (*Config, Faults) {
 	d, c := newDecoder(name), &Config{Hash: hashOf(data), name: name, source: data, fields: fields}
 	root := d.parseDocument(data)

@@ -96,7 +96,6 @@ func (k *checker) checkModerationScope(at path, m *Moderation) {
 	}
 }
 
-// compilePatterns sets m.Compiled.
 func (k *checker) compilePatterns(at path, m *Moderation) {
 	for i, text := range m.Patterns {
 		re, err := regexp.Compile(text)
@@ -108,7 +107,6 @@ func (k *checker) compilePatterns(at path, m *Moderation) {
 	}
 }
 
-// checkTracing checks the section tracing.
 func (k *checker) checkTracing() {
 	if t := k.config.Tracing; t != nil {
 		k.checkURL(path{"tracing", "endpoint"}, t.Endpoint)

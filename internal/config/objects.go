@@ -210,7 +210,6 @@ func restrictModel(spec map[string]any) error {
 	return nil
 }
 
-// yamlNode returns a JSON value as a YAML node.
 func yamlNode(value any) *yaml.Node {
 	scalar := func(tag, text string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text} }
 	switch v := value.(type) {

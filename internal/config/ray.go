@@ -70,7 +70,6 @@ func portRange(text string) (first, last int, ok bool) {
 	return first, last, found && errFirst == nil && errLast == nil && first >= 1024 && first <= last && last <= 65535
 }
 
-// checkRayModel checks a model with launcher ray.
 func (k *checker) checkRayModel(at path, m *Model) {
 	if k.config.Ray == nil {
 		k.faultf(at.field("launcher"), "ray needs the section ray at the top of the file, such as ray: {address: http://10.0.0.1:8265}")

@@ -215,7 +215,6 @@ func kindOf(f reflect.StructField) string {
 	return cmp.Or(oneOf(t, f.Tag), wordOf(t, f.Tag)) + bounds(f.Tag)
 }
 
-// wordOf returns the word for a type.
 func wordOf(t reflect.Type, tag reflect.StructTag) string {
 	switch t {
 	case reflect.TypeFor[time.Duration]():
@@ -257,7 +256,6 @@ func wordOf(t reflect.Type, tag reflect.StructTag) string {
 	return formWord(tag.Get("form"))
 }
 
-// formWord returns the word for a text with a form.
 func formWord(form string) string {
 	words := map[string]string{
 		"name": "name", "label": "name of Kubernetes", "listener": "host:port", "target": "host:port", "network": "address or range", "hash": "hash",

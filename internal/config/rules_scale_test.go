@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// scaleCases are the cases about the targets of scaling.
 func scaleCases() []ruleCase {
 	const model = "models:\n- name: a\n  engine: sim\n  replicas: {min: 0, max: 4}\n"
 	return []ruleCase{

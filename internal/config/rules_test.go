@@ -97,7 +97,6 @@ func keyCases() []ruleCase {
 	}
 }
 
-// modelCases are the cases about models.
 func modelCases() []ruleCase {
 	return []ruleCase{
 		{"model names", "models: [{name: org/Model-1.5:q4@x+y, engine: sim, task: embedding}]", nil},
@@ -149,7 +148,6 @@ func modelCases() []ruleCase {
 	}
 }
 
-// upstreamCases are the cases about upstreams.
 func upstreamCases() []ruleCase {
 	return []ruleCase{
 		{"upstream model", "models: [{name: a, launcher: upstream, upstreams: ['http://h:1', 'http://h:2/v1', 'http://[::1]/']}]", nil},

@@ -58,7 +58,6 @@ func (d *decoder) decodeShort(n *yaml.Node, v reflect.Value, alone *string, at p
 	d.decodeStruct(n, v, at)
 }
 
-// keyFields returns the names of the fields of a Key.
 func keyFields() []string {
 	return []string{"hash", "name", "priority", "models", "limits", "budgets", "expires"}
 }

@@ -106,7 +106,6 @@ func sameRules(a, b any) bool {
 	return reflect.DeepEqual(one, other)
 }
 
-// variablesOf returns the schemas of the variables of a version.
 func variablesOf(v engines.Version) object {
 	properties, _ := v.Schema["properties"].(object)
 	return properties

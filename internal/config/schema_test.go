@@ -98,7 +98,6 @@ func TestSchemaRefusesWhatParseRefuses(t *testing.T) {
 	}
 }
 
-// compiled compiles the schema of the file.
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(schema(t)))

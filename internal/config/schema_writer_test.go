@@ -131,7 +131,6 @@ func (w schemaWriter) structure(t reflect.Type) object {
 	return s
 }
 
-// value returns the schema of a field of type t.
 func (w schemaWriter) value(t reflect.Type, tag reflect.StructTag) object {
 	switch t {
 	case reflect.TypeFor[Key](), reflect.TypeFor[Upstream](), reflect.TypeFor[Control](), reflect.TypeFor[Redis]():
@@ -222,7 +221,6 @@ func comments(t *testing.T) map[string]string {
 	return found
 }
 
-// fieldComments adds the doc comments of the fields of a struct to found.
 func fieldComments(spec *ast.TypeSpec, found map[string]string) {
 	s, ok := spec.Type.(*ast.StructType)
 	if !ok {

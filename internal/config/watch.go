@@ -225,7 +225,6 @@ func (w *Watcher) decideLocked(data []byte, readErr error, t trial) Faults {
 	return faults
 }
 
-// report calls OnFault.
 func (w *Watcher) report(faults Faults) {
 	if w.config.OnFault != nil {
 		w.config.OnFault(faults)

@@ -265,7 +265,6 @@ func (g *Guard) admit(client netip.Addr) bool {
 	return true
 }
 
-// trusted reports whether a client is one of the trusted proxies.
 func (g *Guard) trusted(client netip.Addr) bool {
 	for _, p := range g.Trusted {
 		if p.Contains(client.Unmap()) {

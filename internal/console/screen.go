@@ -124,7 +124,6 @@ func Size(file *os.File) (columns, rows int, ok bool) {
 	return columns, rows, true
 }
 
-// columns returns the width of a terminal.
 func columns(terminal *os.File) int {
 	n, _, ok := Size(terminal)
 	if !ok {

@@ -265,7 +265,6 @@ func lateBody() *openai.Error {
 	return openai.Errorf(openai.CodeRequestTimeout, "The body of the request did not arrive in time.")
 }
 
-// status returns the state of all bodies.
 func (u *uploads) status() UploadStats {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -41,7 +41,6 @@ func chat(t testing.TB, users ...string) *Request {
 // turnsBack is how many turns a test goes back at most.
 const turnsBack = 8
 
-// messages are the user messages of a conversation up to a turn.
 func messages(conversation, turns int) []string {
 	list := make([]string, turns)
 	for i := range list {

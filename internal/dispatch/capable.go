@@ -25,7 +25,6 @@ func taskOf(e openai.Endpoint) engines.Task {
 	return engines.TextGeneration
 }
 
-// isCapable reports whether the model serves the endpoint.
 func (t *modelRoute) isCapable(e openai.Endpoint) bool {
 	return hasTask(&t.Model, e) && !t.policy.Lacks.Has(e)
 }

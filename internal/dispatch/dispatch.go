@@ -336,9 +336,6 @@ func (d *Dispatcher) Retire() {
 	d.config.Admission.Close()
 }
 
-// Retired reports whether Retire was called.
-func (d *Dispatcher) Retired() bool { return d.retired.Load() }
-
 // retiredFault is what a request is refused with after Retire. The caller passes the request on to
 // the other process, so no client reads it.
 func retiredFault() *openai.Error {
@@ -416,7 +413,6 @@ func (d *Dispatcher) serves(model string, r *Request) bool {
 		t.refuses(r, "pool", r.Model) == nil
 }
 
-// tenant returns the limits of a tenant.
 func (d *Dispatcher) tenant(name string) admission.TenantLimits {
 	return d.table.Load().tenants[name]
 }

@@ -26,7 +26,6 @@ type gateway struct {
 	kill func()
 }
 
-// startGateway starts a gateway with servers of one slot each.
 func startGateway(t *testing.T, server *redistest.Server, name string, servers ...string) gateway {
 	t.Helper()
 	store, err := redis.New(redis.Config{Server: redis.Server{URL: redistest.URL(server)}, Gateway: name, Timeout: 500 * time.Millisecond})

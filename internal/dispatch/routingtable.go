@@ -144,7 +144,6 @@ func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[strin
 	}
 }
 
-// nextTableLocked returns the next table, with the model routes of the old one.
 func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	w := &routingTable{snapshot: d.config.Fleet.Snapshot(), routes: maps.Clone(old.routes),
 		pools: d.rules.Pools, tenants: d.rules.Tenants, taskPool: d.rules.FirstPool, taskLease: d.rules.TaskLease, taskLifetime: d.rules.TaskLifetime,

@@ -27,7 +27,6 @@ const (
 	LeastConnections Strategy = "least_connections"
 )
 
-// strategy is what a Strategy does.
 type strategy struct {
 	name Strategy
 	// pick returns the index of a replica whose load is not negative; -1: there is none.

@@ -20,7 +20,6 @@ func (s stage) expectCandidates(t *testing.T, when string, want ...string) {
 	}
 }
 
-// launched are replicas of a launcher of ours.
 func launched(ids ...string) []engines.Replica {
 	all := replicas(ids...)
 	for i := range all {

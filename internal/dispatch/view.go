@@ -132,7 +132,6 @@ func (d *Dispatcher) Replica(model, id string) ReplicaView {
 	return v
 }
 
-// view returns what is counted of the replica.
 func (c *counter) view() ReplicaView {
 	return ReplicaView{Load: int(c.load.Load()), Prefill: int(c.prefill.Load()), Queued: c.queue.Queued(time.Now()), Served: c.served.Load()}
 }

@@ -163,7 +163,6 @@ func (q *wayQuestion) decide() (w way, waits bool) {
 	return w, waits
 }
 
-// decision is the way of a request.
 type decision struct {
 	way way
 	// waits is as in wayRule. patience is how long a nativeUntilWait request may wait.

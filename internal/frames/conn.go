@@ -233,7 +233,6 @@ func (r *reader) handOver() {
 	r.server.running.Go(next.read)
 }
 
-// frame handles one frame.
 func (r *reader) frame(h head, content []byte) error {
 	p := payload{rest: content}
 	if !r.greeted {

@@ -34,7 +34,6 @@ type exchange struct {
 	kept []byte
 }
 
-// newExchange opens an exchange on the connection of r.
 func newExchange(r *reader, id uint64) *exchange {
 	x := &exchange{conn: r.conn, id: id}
 	r.server.OpenIn(&x.Exchange, x)
@@ -112,7 +111,6 @@ func (x *exchange) close() bool {
 	return now
 }
 
-// headers has the headers checked.
 func (x *exchange) headers(bodyless bool) {
 	a := x.Headers(bodyless)
 	if a.Kind == decide.Reply {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -376,14 +378,9 @@ func TestB6_AWorkerThatDoesNotRead(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return !d.Busy() })
 }
 
-// eventually waits for a condition.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for begun := time.Now(); !holds(); time.Sleep(time.Millisecond) {
-		if time.Since(begun) > time.Minute {
-			t.Fatal("not within a minute: " + what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // FuzzRecord reads any bytes as a record and as a Live. What it reads lies within them.

@@ -34,7 +34,6 @@ func serveWith(t testing.TB, d *decide.Decider, inlets string) (s *Server, path 
 	return serveInlets(t, d, func(int) string { return inlets })
 }
 
-// serveInlets serves a decider with the Inlets of the Server.
 func serveInlets(t testing.TB, d *decide.Decider, inlets func(pid int) string) (s *Server, path string) {
 	t.Helper()
 	s, path = New(d), filepath.Join(t.TempDir(), "f")

@@ -104,7 +104,6 @@ func pressureFile(dir *process.Dir, log *zap.Logger) string {
 	return path
 }
 
-// guardConnections makes the guard of the connections of clients.
 func (g *Gateway) guardConnections(pressureFile string) {
 	c := g.options.Config
 	listen, err := netip.ParseAddrPort(c.Listen)

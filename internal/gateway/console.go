@@ -50,7 +50,6 @@ func (g *Gateway) showOnConsole(ctx context.Context) error {
 	return g.options.Console.Run(ctx, g.consoleState)
 }
 
-// consoleState is what the console shows.
 func (g *Gateway) consoleState() console.State {
 	c := g.options.Config
 	missing := g.notReady()

@@ -62,7 +62,6 @@ func (f *ownFilter) started(now time.Time) error {
 	return nil
 }
 
-// loadedFilter is the filter of one Envoy.
 type loadedFilter struct {
 	// path is the file that Envoy's listener loads. Empty: Envoy does not have the filter.
 	path string

@@ -204,7 +204,7 @@ func handOverOf(t *testing.T, startNext func(ctx context.Context, g *Gateway) (*
 // A hand-over leaves the replicas running. The successor adopts them, and a clean stop ends them.
 func TestX20_TheSuccessorAdoptsTheReplicas(t *testing.T) {
 	g, replica, stop, returned := handOverOf(t, func(ctx context.Context, g *Gateway) (*successor, error) { return g.startInProcess(ctx) })
-	eventually(t, "the successor serves", func() bool { return g.dispatcher.Retired() })
+	eventually(t, "the successor serves", func() bool { return g.decisions.Retired() })
 	if !alive(replica) {
 		t.Fatal("the hand-over ended the replica")
 	}
@@ -243,7 +243,7 @@ func TestX20_AProcessThatDoesNotStartChangesNothing(t *testing.T) {
 func checkGoesOn(t *testing.T, start func(context.Context, *Gateway) (*successor, error)) {
 	g, replica, stop, returned := handOverOf(t, start)
 	eventually(t, "the hand-over has failed", func() bool { return g.status().Upgrade.Failed == "no such file" })
-	if g.dispatcher.Retired() || !alive(replica) || pidOf(g, "chat") != replica || g.dir.Holder() != os.Getpid() {
+	if g.decisions.Retired() || !alive(replica) || pidOf(g, "chat") != replica || g.dir.Holder() != os.Getpid() {
 		t.Error("the gateway has not gone on as before")
 	}
 	stop()
@@ -269,7 +269,7 @@ func failsLate(context.Context, *Gateway) (*successor, error) {
 // A new process that fails after it was told to take over is replaced by the old one.
 func TestX20_AProcessThatFailsLateIsReplaced(t *testing.T) {
 	g, replica, stop, returned := handOverOf(t, failsLate)
-	eventually(t, "a Gateway of this process has taken over", func() bool { return g.dispatcher.Retired() })
+	eventually(t, "a Gateway of this process has taken over", func() bool { return g.decisions.Retired() })
 	if failed, _ := g.succession.failure.last(); !strings.Contains(failed, "out of memory") {
 		t.Errorf("the reason is %q", failed)
 	}

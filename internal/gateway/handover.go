@@ -67,7 +67,6 @@ func (g *Gateway) await(ctx context.Context, stop func()) (handOver bool) {
 	}
 }
 
-// succession is what a Gateway has to do with its successors.
 type succession struct {
 	// start starts the successor of a hand-over: Gateway.startSuccessor, unless a test replaces it.
 	start func(context.Context) (*successor, error)

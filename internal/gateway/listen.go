@@ -53,7 +53,6 @@ type sockets struct {
 	grpcDone chan struct{}
 }
 
-// httpSocket is a listener with a net/http server.
 type httpSocket struct {
 	listener net.Listener
 	// address is that of the configuration; empty for a unix socket.
@@ -64,7 +63,6 @@ type httpSocket struct {
 	connections atomic.Int64
 }
 
-// newHTTPSocket makes a server of the handler on a listener.
 func newHTTPSocket(l net.Listener, h http.Handler, headerTimeout time.Duration) *httpSocket {
 	s := &httpSocket{listener: l, gate: &gate{handler: h}}
 	s.server = &http.Server{Handler: s.gate, ReadHeaderTimeout: headerTimeout, ConnState: func(_ net.Conn, state http.ConnState) {

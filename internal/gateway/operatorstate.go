@@ -29,7 +29,6 @@ type operatorState struct {
 	File   string                  `json:"file"`
 }
 
-// empty reports whether the operator has set nothing.
 func (s operatorState) empty() bool {
 	return len(s.DrainedModels) == 0 && len(s.DrainedReplicas) == 0 && len(s.Scales) == 0
 }

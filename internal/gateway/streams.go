@@ -221,7 +221,6 @@ func (s *streams) servePeers(ctx context.Context) error {
 	return s.peers.Serve(ctx, nil, s.relay.PeerHandler(s.tenant, s.maxBody))
 }
 
-// streamRules are the rules of managed streams.
 func streamRules(c *config.Config) *relay.Rules {
 	rules := &relay.Rules{Default: streamPolicy(c.DiscoveredModel()), Models: map[string]relay.Policy{}}
 	for _, m := range c.Models {

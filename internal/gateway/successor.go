@@ -253,7 +253,6 @@ func (g *Gateway) handed() *takeMessage {
 	return m
 }
 
-// describe describes this process to the others of its gateway.
 func (g *Gateway) describe() carry.Process {
 	return carry.Process{PID: os.Getpid(), Version: g.options.Version, Started: g.started, Instance: g.instance, Socket: carriedSocket(g.dir, g.instance)}
 }

@@ -135,7 +135,7 @@ func TestX20_WhatCannotBeOpenedChangesNothing(t *testing.T) {
 			if failed, _ := r.succession.failure.last(); !strings.HasPrefix(failed, c.want) {
 				t.Errorf("the reason is %q, want %q", failed, c.want)
 			}
-			if r.managing.ctx.Err() != nil || r.dispatcher.Retired() || !alive(r.replica) || r.dir.Holder() != os.Getpid() {
+			if r.managing.ctx.Err() != nil || r.decisions.Retired() || !alive(r.replica) || r.dir.Holder() != os.Getpid() {
 				t.Error("the gateway has not gone on as before")
 			}
 			r.stop()
@@ -150,7 +150,7 @@ func TestX20_AFaultOfWhatCountsEarlierProcessesKeepsNoSuccessorAway(t *testing.T
 		g.predecessors.Go(func() error { return errors.New("no file descriptor is left") })
 		return startChanged(ctx, g, func() error { return nil })
 	})
-	eventually(t, "the next Gateway has taken over", func() bool { return r.dispatcher.Retired() })
+	eventually(t, "the next Gateway has taken over", func() bool { return r.decisions.Retired() })
 	if failed, _ := r.succession.failure.last(); failed != "" {
 		t.Errorf("a restart has failed: %s", failed)
 	}
@@ -168,7 +168,7 @@ func TestX20_TheListenersOfBeforeStay(t *testing.T) {
 		before, lines[1] = strings.TrimPrefix(lines[1], "admin: "), "admin: "+taken
 		return strings.Join(lines, "\n") + "replica_header: false\n"
 	}, failsLate)
-	eventually(t, "a Gateway of this process has taken over", func() bool { return r.dispatcher.Retired() })
+	eventually(t, "a Gateway of this process has taken over", func() bool { return r.decisions.Retired() })
 	var status struct {
 		Upgrade struct{ Failed string }
 		Config  struct {
@@ -209,14 +209,14 @@ func TestX20_AGatewayWithoutASuccessorStops(t *testing.T) {
 				return failsLate(ctx, g)
 			})
 			eventually(t, "a try has failed", func() bool { failed, _ := r.succession.failure.last(); return strings.Contains(failed, "server.key") })
-			if !alive(r.replica) || r.dispatcher.Retired() {
+			if !alive(r.replica) || r.decisions.Retired() {
 				t.Error("the gateway does not serve")
 			}
 			if tell == nil {
 				if err := os.Rename(filepath.Join(aside, "key"), key); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, "a Gateway of this process has taken over", func() bool { return r.dispatcher.Retired() })
+				eventually(t, "a Gateway of this process has taken over", func() bool { return r.decisions.Retired() })
 				r.stop()
 			} else if err := tell(r); err != nil {
 				t.Fatal(err)

@@ -115,7 +115,6 @@ func headerLimits(c *config.Config) headers.Limits {
 	return headers.Limits{Count: c.MaxHeaders, Bytes: int(c.MaxHeaderBytes)}
 }
 
-// hangTimeout returns envoy.Config.HangTimeout.
 func hangTimeout(c *config.Config) time.Duration {
 	if c.Envoy.HangTimeout == 0 {
 		return -1 // never
@@ -209,7 +208,6 @@ func messagesRoutes(routes []config.Route) (set openai.EndpointSet) {
 	return set
 }
 
-// unhealthyOn returns the set of the listed failures.
 func unhealthyOn(list []config.Failure) dispatch.Failure {
 	bits := map[config.Failure]dispatch.Failure{config.FailConnect: dispatch.Connect, config.FailReset: dispatch.Reset,
 		config.Fail5xx: dispatch.FiveHundreds, config.Fail503: dispatch.Unavailable}
@@ -220,7 +218,6 @@ func unhealthyOn(list []config.Failure) dispatch.Failure {
 	return all
 }
 
-// failOver returns the set of the listed statuses.
 func failOver(list []config.StatusClass) failover.Statuses {
 	bits := map[config.StatusClass]failover.Statuses{config.Status429: failover.OnTooMany, config.Status503: failover.OnUnavailable,
 		config.Status5xx: failover.OnServerError}

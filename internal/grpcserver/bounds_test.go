@@ -69,7 +69,6 @@ func (c *rawClient) open(id uint32, content []byte) {
 	c.message(id, content)
 }
 
-// message sends a message.
 func (c *rawClient) message(id uint32, content []byte) {
 	c.t.Helper()
 	if err := c.WriteData(id, false, endMessage(append(make([]byte, prefixSize), content...), 0)); err != nil {
@@ -212,7 +211,6 @@ func (b *blocker) Message(content []byte) {
 	b.echo.Message(content)
 }
 
-// dialRaw returns a rawClient.
 func dialRaw(t *testing.T, path string) *rawClient {
 	t.Helper()
 	socket, err := net.Dial("unix", path)

@@ -65,7 +65,6 @@ func (r *reader) consume(n int) {
 	r.data.left -= uint32(n)
 }
 
-// beginData handles the head of a DATA frame.
 func (r *reader) beginData(h frameHead, rest []byte) (whole bool, err error) {
 	if h.stream == 0 || h.length > maxDataFrame {
 		return false, violation(http2.ErrCodeProtocol, "DATA of %d bytes on the stream %d", h.length, h.stream)

@@ -266,7 +266,6 @@ func (r *reader) control(h frameHead, content []byte) error {
 	return nil // GOAWAY, PRIORITY, and types that are unknown, ask for nothing
 }
 
-// headers handles HEADERS.
 func (r *reader) headers(h frameHead, content []byte) error {
 	padding := 0
 	if h.flags.Has(http2.FlagHeadersPadded) {

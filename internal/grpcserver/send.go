@@ -133,7 +133,6 @@ func (r *reader) widen(id uint32, n int64) error {
 	return nil
 }
 
-// settings handles SETTINGS.
 func (r *reader) settings(h frameHead, content []byte) error {
 	if h.stream != 0 || len(content)%6 != 0 {
 		return violation(http2.ErrCodeProtocol, "malformed SETTINGS")
@@ -182,7 +181,6 @@ func (c *conn) settingLocked(id http2.SettingID, value uint32) error {
 	return nil
 }
 
-// ping handles PING.
 func (r *reader) ping(h frameHead, content []byte) error {
 	if h.stream != 0 || len(content) != 8 {
 		return violation(http2.ErrCodeFrameSize, "malformed PING")

@@ -160,7 +160,6 @@ func (s *Server) log() *zap.Logger {
 	return s.Log
 }
 
-// conn is one connection.
 type conn struct {
 	server *Server
 	socket net.Conn

@@ -44,7 +44,6 @@ const (
 	maxStreams = 1 << 16
 )
 
-// frameHead is the head of a frame.
 type frameHead struct {
 	length uint32
 	kind   http2.FrameType
@@ -63,7 +62,6 @@ func appendFrameHead(out []byte, h frameHead) []byte {
 	return binary.BigEndian.AppendUint32(out, h.stream)
 }
 
-// setLength sets the length in the head of a frame.
 func setLength(head []byte, length int) {
 	head[0], head[1], head[2] = byte(length>>16), byte(length>>8), byte(length)
 }

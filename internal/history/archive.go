@@ -201,10 +201,8 @@ func (a *archive) dropWhile(old func() bool) error {
 	return errors.Join(failed...)
 }
 
-// path returns the path of the file of an hour.
 func (a *archive) path(h *hour) string { return filepath.Join(a.dir, fileName(a.kind, h.number)) }
 
-// closeFile closes the open file.
 func (a *archive) closeFile() error {
 	if a.out == nil {
 		return nil

@@ -257,7 +257,6 @@ func (w *writer) write(record []byte) error {
 // fileTime is how the name of a file writes its hour.
 const fileTime = "2006-01-02T15"
 
-// fileName returns the name of the file of an hour.
 func fileName(kind string, number int64) string {
 	return kind + "-" + time.Unix(number*3600, 0).UTC().Format(fileTime) + ".history"
 }

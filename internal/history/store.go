@@ -113,7 +113,6 @@ func (s *Store) Add(at time.Time, sample Sample) error {
 	return errors.Join(s.total.add(m, map[string]Values{"": sample.Total}), s.models.add(m, sample.Models))
 }
 
-// close closes the files.
 func (s *Store) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -196,7 +196,6 @@ type histogram struct {
 	classes *[classes]uint32
 }
 
-// add counts a time.
 func (h *histogram) add(d time.Duration) {
 	if h.classes == nil {
 		h.classes = new([classes]uint32)

@@ -125,7 +125,6 @@ func (d *chunkDecoder) nextOfLine(b byte) error {
 	return nil
 }
 
-// hexDigit returns the value of a hexadecimal digit.
 func hexDigit(b byte) (value byte, ok bool) {
 	switch {
 	case '0' <= b && b <= '9':

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -118,14 +117,9 @@ func fetch(by http.RoundTripper, r *http.Request) (*http.Response, string, error
 	return response, string(body), err
 }
 
-// eventually waits until a condition is true. what describes the condition.
-func eventually(t testing.TB, what string, is func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("this is still not true after %v: %s", patience, what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // transport returns a Transport whose idle connections are closed at the end of the test.

@@ -228,7 +228,6 @@ func (s *sender) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// releaseBuffer gives a buffer back to the pool.
 func releaseBuffer(buffer *bytes.Buffer) {
 	if buffer.Cap() <= maxPooledBuffer {
 		buffer.Reset()

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// appendStatus appends the status line.
 func appendStatus(out []byte, code int) []byte {
 	out = append(out, "HTTP/1.1 "...)
 	out = strconv.AppendInt(out, int64(code), 10)

@@ -81,7 +81,6 @@ type peer struct {
 	in *bufio.Reader
 }
 
-// send writes the text to the connection.
 func (p *peer) send(text string) {
 	p.t.Helper()
 	if _, err := io.WriteString(p.UnixConn, text); err != nil {

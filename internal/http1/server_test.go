@@ -74,7 +74,6 @@ func TestConnectionsOverUnixSocketsAreDetached(t *testing.T) {
 	}
 }
 
-// connectionOver returns the type of a connection over this network.
 func connectionOver(s *Server, network string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

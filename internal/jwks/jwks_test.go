@@ -108,15 +108,7 @@ func start(t *testing.T, p *provider, change func(*Config)) *Verifier {
 // eventually waits until a token is accepted.
 func eventually(t *testing.T, v *Verifier, token string) {
 	t.Helper()
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		_, err := v.Verify(token, nil)
-		if err == nil {
-			return
-		}
-		if time.Since(start) > time.Minute {
-			t.Fatal(err)
-		}
-	}
+	testutil.EventuallyNil(t, "the token is accepted", func() error { _, err := v.Verify(token, nil); return err })
 }
 
 // accepts fails unless a token is accepted. A call may end without the keys if it has waited for
@@ -456,14 +448,7 @@ func TestO12_AnotherPlaceDuringAReading(t *testing.T) {
 	v.Set(&c)
 	time.Sleep(100 * time.Millisecond) // Run waits for the old reading
 	close(answer)
-	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if known, _ := v.Fault(); known {
-			return
-		}
-		if time.Since(began) > testutil.Patience {
-			t.Fatal("the keys of the new place are not read")
-		}
-	}
+	testutil.Eventually(t, "the keys of the new place are read", func() bool { known, _ := v.Fault(); return known })
 }
 
 // A claim that the gateway does not use may have any type. One that it uses and that has another
@@ -580,11 +565,7 @@ func TestO12_WatchedTokens(t *testing.T) {
 	}
 	v.Set(&c)
 	eventually(t, v, token)
-	for began := time.Now(); ends(); time.Sleep(50 * time.Millisecond) {
-		if time.Since(began) > time.Minute {
-			t.Fatal("a token that has expired is good")
-		}
-	}
+	testutil.Eventually(t, "a token has expired", func() bool { return !ends() })
 	if !valid() {
 		t.Error("the token is not good any more")
 	}

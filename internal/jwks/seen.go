@@ -49,7 +49,6 @@ func (s *seen) get(digest [sha256.Size]byte) (entry, bool) {
 	return e.(entry), true
 }
 
-// put adds a token.
 func (s *seen) put(digest [sha256.Size]byte, e entry) {
 	g := s.newer.Load()
 	if _, known := g.entries.LoadOrStore(digest, e); known || g.size.Add(1) <= seenTokens {

@@ -62,7 +62,6 @@ func (k *kubelet) sync(ctx context.Context, pods []corev1.Pod) {
 	}
 }
 
-// apply applies an event of one pod.
 func (k *kubelet) apply(ctx context.Context, object *corev1.Pod, event watch.EventType) {
 	p := k.pods[object.UID]
 	switch {
@@ -173,7 +172,6 @@ func (p *pod) waitPrepared(ctx context.Context) (command, bool) {
 	return command{}, false
 }
 
-// setWaiting reports why the container waits.
 func (p *pod) setWaiting(why *corev1.ContainerStateWaiting) {
 	p.report.set(func(s *state) { s.current = corev1.ContainerState{Waiting: why} })
 }

@@ -80,7 +80,6 @@ const etcdSocket = "client:1"
 // errEnded means that a program of the control plane has ended, so waiting is pointless.
 var errEnded = errors.New("has ended")
 
-// checkAlive returns errEnded and the end of the log if the program has ended.
 func (p *program) checkAlive() error {
 	select {
 	case <-p.done:

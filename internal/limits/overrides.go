@@ -350,7 +350,6 @@ func (m *memoryBackend) Save(_ context.Context, changed Records, version string)
 
 func (m *memoryBackend) HasLost(version, _ string) bool { return version == "" }
 
-// apply makes the changes of a Save.
 func (r Records) apply(changed Records) {
 	for key, record := range changed {
 		if record.Values == nil {

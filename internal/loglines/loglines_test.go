@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,7 +13,6 @@ import (
 	"syscall"
 	"testing"
 	"testing/iotest"
-	"time"
 
 	"github.com/sluice-gateway/sluice/internal/redact"
 	"github.com/sluice-gateway/sluice/internal/testutil"
@@ -33,17 +33,14 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 // await waits until the text has come.
 func (l *lockedBuffer) await(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(testutil.Patience); ; time.Sleep(10 * time.Millisecond) {
+	testutil.EventuallyNil(t, "the text", func() error {
 		l.mu.Lock()
-		now := l.b.String()
-		l.mu.Unlock()
-		if now == text {
-			return
+		defer l.mu.Unlock()
+		if now := l.b.String(); now != text {
+			return fmt.Errorf("read %q, want %q", now, text)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("read %q, want %q", now, text)
-		}
-	}
+		return nil
+	})
 }
 
 func TestO8_LastLines(t *testing.T) {

@@ -43,7 +43,6 @@ var byHand = []struct{ name, todo string }{
 	{"files", "mount them by pod"},
 }
 
-// convertKubeAI converts Model objects of KubeAI to models with launcher kubernetes.
 func convertKubeAI(o *output, documents []source) {
 	for _, object := range objectsOf(documents) {
 		if isKubeAIModel(object) {
@@ -56,7 +55,6 @@ func convertKubeAI(o *output, documents []source) {
 	o.note("KubeAI needs no API keys: make one by sluice keys new --tenant main here, and write its hash under tenants")
 }
 
-// kubeAIModel converts one Model.
 func kubeAIModel(o *output, object source) {
 	it, spec := newItem(), object.mapping("spec")
 	name := object.mapping("metadata").text("name")

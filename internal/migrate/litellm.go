@@ -264,7 +264,6 @@ func (g *liteLLMGroups) alias(aliases any) {
 	}
 }
 
-// finish writes the models.
 func (g *liteLLMGroups) finish() {
 	for _, name := range g.names {
 		m := g.models[name]

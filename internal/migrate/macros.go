@@ -7,7 +7,6 @@ import (
 	"strings"
 )
 
-// macrosOf returns macros by name.
 func macrosOf(s source) map[string]string {
 	macros := map[string]string{}
 	for _, name := range s.rest() {

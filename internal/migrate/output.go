@@ -17,7 +17,8 @@ type output struct {
 	settings                                    *item
 	registries, engines, tenants, models, pools []*item
 	upstreams                                   []*item
-	notes                                       []string
+	// notes are the head of the file.
+	notes
 	// keys holds the key of a server by the environment variable that it belongs into.
 	keys map[string]string
 }
@@ -79,11 +80,6 @@ func variableName(name string) string {
 	return upper
 }
 
-// note adds a comment to the head of the file.
-func (o *output) note(format string, args ...any) {
-	o.notes = append(o.notes, sprintf(format, args...))
-}
-
 // sprintf is fmt.Sprintf, but for lists and mappings of the other configuration: it writes these as
 // YAML has them on one line.
 func sprintf(format string, args ...any) string {
@@ -105,13 +101,6 @@ func inline(value any) *yaml.Node {
 		node.Style = yaml.FlowStyle
 	}
 	return node
-}
-
-// noteRest notes the fields of a mapping that are left.
-func (o *output) noteRest(where string, s source) {
-	for _, key := range s.rest() {
-		o.note("%s%s: no counterpart here", where, key)
-	}
 }
 
 // model returns the model of this name; nil if there is none.
@@ -153,7 +142,6 @@ func (o *output) dropTakenAliases() {
 	}
 }
 
-// file returns the finished file.
 func (o *output) file(kind Kind) (File, error) {
 	o.dropTakenAliases()
 	root := o.settings
@@ -176,7 +164,7 @@ func (o *output) file(kind Kind) (File, error) {
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "# Made by sluice import from a configuration of %s. Comments with \"here\" name what has to be done by hand.\n", kind)
 	for _, note := range o.notes {
-		fmt.Fprintf(&text, "# %s\n", comment(note))
+		fmt.Fprintf(&text, "# %s\n", note)
 	}
 	text.WriteByte('\n')
 	encoder := yaml.NewEncoder(&text)
@@ -189,11 +177,14 @@ func (o *output) file(kind Kind) (File, error) {
 
 // item is a mapping of the file, with comments above it.
 type item struct {
-	node  *yaml.Node
-	notes []string
+	node *yaml.Node
+	notes
 }
 
 func newItem() *item { return &item{node: &yaml.Node{Kind: yaml.MappingNode}} }
+
+// notes are comments.
+type notes []string
 
 // comment returns a text that stays within its comment: without what ends a line of YAML, and
 // without the control characters that YAML has nowhere.
@@ -206,22 +197,20 @@ func comment(text string) string {
 	}, strings.ReplaceAll(text, "\r\n", "\n"))
 }
 
-// note adds a comment above the mapping.
-func (i *item) note(format string, args ...any) {
-	i.notes = append(i.notes, comment(sprintf(format, args...)))
+func (n *notes) note(format string, args ...any) {
+	*n = append(*n, comment(sprintf(format, args...)))
 }
 
-// noteAll adds comments above the mapping.
-func (i *item) noteAll(comments []string) {
+func (n *notes) noteAll(comments []string) {
 	for _, comment := range comments {
-		i.note("%s", comment)
+		n.note("%s", comment)
 	}
 }
 
 // noteRest notes the fields of a mapping that are left.
-func (i *item) noteRest(where string, s source) {
+func (n *notes) noteRest(where string, s source) {
 	for _, key := range s.rest() {
-		i.note("%s%s: no counterpart here", where, key)
+		n.note("%s%s: no counterpart here", where, key)
 	}
 }
 

@@ -68,7 +68,6 @@ func TestNoFieldIsLostInSilence(t *testing.T) {
 	}
 }
 
-// convertAll converts documents.
 func convertAll(t *testing.T, kind Kind, documents []source) string {
 	t.Helper()
 	var text strings.Builder

@@ -64,15 +64,11 @@ func fill(t *testing.T, c net.Conn) (n int) {
 // waits waits until a goroutine waits for a side of a Conn.
 func waits(t *testing.T, s *side) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	testutil.Eventually(t, "somebody waits to "+s.call, func() bool {
 		s.mu.Lock()
-		waiting := s.waiting
-		s.mu.Unlock()
-		if waiting {
-			return
-		}
-	}
-	t.Fatalf("nobody waits to %s", s.call)
+		defer s.mu.Unlock()
+		return s.waiting
+	})
 }
 
 // received returns the error that comes within patience.

@@ -60,7 +60,6 @@ type keyHash struct {
 	used   int
 }
 
-// add hashes a text with its length.
 func (k *keyHash) add(t text) {
 	if n := t.end - t.start; (t.form == formParts || t.form == formEscaped) && minGathered <= n && n <= maxGathered {
 		k.gather(t)
@@ -103,7 +102,6 @@ func (k *keyHash) gather(t text) {
 	*space = all
 }
 
-// appendText appends what write hashes.
 func (k *keyHash) appendText(to []byte, t text) []byte {
 	raw := k.body[t.start:t.end]
 	if t.form == formEscaped {

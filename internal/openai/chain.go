@@ -141,7 +141,6 @@ var marks = [...]prefix.Mark{
 	roleTool:      prefix.MarkTool,
 }
 
-// chaining makes one chain.
 type chaining struct {
 	prefix.Builder
 	body []byte

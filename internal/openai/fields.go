@@ -188,7 +188,6 @@ func countField(name []byte) field {
 	return fieldOther
 }
 
-// partField returns the field of a name in a form.
 func partField(e Endpoint, name []byte) field {
 	switch string(name) {
 	case "stream_include_usage":

@@ -257,7 +257,6 @@ func naiveContent(raw json.RawMessage) string {
 	return all
 }
 
-// naiveKey is CacheKey.
 func naiveKey(e Endpoint, body []byte, userMessages int) uint64 {
 	texts := naiveTexts(e, body, userMessages)
 	if len(texts) == 0 {

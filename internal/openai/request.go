@@ -192,7 +192,6 @@ func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
 // SetModel names the model of a request whose body names none.
 func (r *Request) SetModel(name string) { r.Model = name }
 
-// namesModel reports whether the body names a model.
 func (r *Request) namesModel() bool { return r.modelAt != jsonscan.Span{} }
 
 // Rewrite is Strip, and replaces the model's name by another one, because the engine knows the
@@ -222,7 +221,6 @@ func (r *Request) Rewrite(body []byte, model string) (rewritten []byte, changed 
 	return append(rewritten, body[from:]...), true
 }
 
-// isForm reports whether the body is a form.
 func (r *Request) isForm() bool { return r.delimiter > 0 }
 
 // modelText returns what Rewrite writes for the model: its name, or the whole field if the body has

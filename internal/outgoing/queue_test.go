@@ -50,7 +50,6 @@ func (s *socket) Close() error {
 	return nil
 }
 
-// frame returns what appends n bytes.
 func frame(n int) func([]byte) []byte {
 	return func(out []byte) []byte { return append(out, make([]byte, n)...) }
 }

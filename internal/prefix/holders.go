@@ -89,7 +89,6 @@ func (x *Index) word(g *group, word int) *uint64 {
 	return nil
 }
 
-// holds reports whether a slot is in a group.
 func (x *Index) holds(number uint32, slot int) bool {
 	bits := x.word(x.budget.groups.at(number), slot/64)
 	return bits != nil && *bits&(1<<(slot%64)) != 0

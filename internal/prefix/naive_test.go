@@ -107,7 +107,6 @@ func (p *prompts) next() Chain {
 	return chainOf(messages...)
 }
 
-// chainOf returns the chain of messages of users.
 func chainOf(messages ...string) Chain {
 	var b Builder
 	b.Reset()

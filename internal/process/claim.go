@@ -112,7 +112,6 @@ func (d *Dir) endUnrecordedLocked() {
 	d.endDeadLocked(append(dead, strays...))
 }
 
-// claimed reports whether this Dir has claimed the directory.
 func (d *Dir) claimed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -89,7 +89,6 @@ type Record struct {
 	Started  time.Time `json:"started"`
 }
 
-// identity returns the identity of the recorded process.
 func (r Record) identity() identity {
 	return identity{PID: r.PID, StartTime: r.StartTime, BootID: r.BootID}
 }

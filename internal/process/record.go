@@ -37,7 +37,6 @@ func fileName(name string) string {
 	return escaped
 }
 
-// recordsPath is the directory of the records.
 func (d *Dir) recordsPath() string { return filepath.Join(d.path, "processes") }
 
 // escapeName escapes a name as url.PathEscape does. Package net/url needs net/netip, which is

@@ -207,7 +207,6 @@ func (c *Cluster) Submit(job map[string]any) {
 	}
 }
 
-// get decodes the answer to a GET.
 func (c *Cluster) get(path string, answer any) error {
 	return c.call(http.MethodGet, path, nil, answer)
 }

@@ -192,7 +192,6 @@ func (s *Server) args() ([]string, error) {
 	return append(args, s.options...), nil
 }
 
-// runs tells whether the process has not ended.
 func (s *Server) runs() bool {
 	var status syscall.WaitStatus
 	pid, err := syscall.Wait4(s.process.Process.Pid, &status, syscall.WNOHANG, nil)
@@ -224,7 +223,6 @@ func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
 // Resume continues the process after Pause.
 func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
 
-// signal sends a signal to the process.
 func (s *Server) signal(sig os.Signal) {
 	s.t.Helper()
 	s.must(s.process.Process.Signal(sig))

@@ -210,7 +210,6 @@ func (a *Answer) normalizeError() {
 	a.Header.Set("content-type", "application/json")
 }
 
-// hasErrorForm reports whether a body is an error in the form of the API, with a code.
 func hasErrorForm(body []byte) bool {
 	var read struct {
 		Error *struct {

@@ -31,7 +31,6 @@ type smallReads struct{ from *bytes.Reader }
 
 func (s *smallReads) Read(b []byte) (int, error) { return s.from.Read(b[:min(len(b), 180)]) }
 
-// discardResponse is a response that is discarded.
 type discardResponse struct{ header http.Header }
 
 func (n discardResponse) Header() http.Header         { return n.header }

@@ -118,7 +118,6 @@ func (c *Call) wantsEvents() bool {
 	return c.Scan.Stream && c.Scan.Endpoint.Generates() && !c.Patient
 }
 
-// key returns the tenant and the request id of a named call.
 func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) }
 
 func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }

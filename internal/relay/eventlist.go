@@ -12,7 +12,6 @@ type eventList struct {
 	sizes []int // of the events in bytes
 }
 
-// len returns the number of events.
 func (l *eventList) len() int { return len(l.sizes) }
 
 // add appends a copy of an event.

@@ -10,7 +10,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/memory"
 )
 
-// responseEvents are the first events of a response with a text of this length.
 func responseEvents(length int) []string {
 	return []string{
 		`data: {"type":"response.created","sequence_number":0,"response":{"id":"resp_1","output":[]}}` + "\n\n",

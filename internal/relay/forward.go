@@ -78,7 +78,6 @@ type remote struct {
 	trace Trace
 }
 
-// remoteGateway returns the remote gateway with this name.
 func (r *Relay) remoteGateway(owner string) remote {
 	return remote{records: true, forward: func(w http.ResponseWriter, req *http.Request) *openai.Error {
 		return r.config.Peers.Forward(w, req, owner)
@@ -198,7 +197,6 @@ func readTimeLeft(h http.Header, name string, limit *time.Duration) {
 	}
 }
 
-// priorityName returns the name of the call's priority.
 func priorityName(c *Call) string {
 	for _, name := range []string{authz.Interactive, authz.Batch} {
 		if dispatch.PriorityOf(name) == c.Priority {

@@ -171,16 +171,17 @@ func (h *harness) SetOutcome(r Result) {
 // result waits for the n-th result, counted from 1.
 func (h *harness) result(n int) Result {
 	h.t.Helper()
-	for end := time.Now().Add(testutil.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	var found Result
+	testutil.Eventually(h.t, fmt.Sprintf("%d. result", n), func() bool {
 		h.mu.Lock()
-		if len(h.results) >= n {
-			defer h.mu.Unlock()
-			return h.results[n-1]
+		defer h.mu.Unlock()
+		if len(h.results) < n {
+			return false
 		}
-		h.mu.Unlock()
-	}
-	h.t.Fatalf("no %d. result", n)
-	return Result{}
+		found = h.results[n-1]
+		return true
+	})
+	return found
 }
 
 // offer offers a request to the relay, as ext_proc does, and returns its token.
@@ -242,17 +243,13 @@ func (h *harness) sendAndRead(body string, more ...string) (int, string) {
 // waitIdle waits until no request is in flight.
 func (h *harness) waitIdle() {
 	h.t.Helper()
-	busy := 0
-	for end := time.Now().Add(testutil.Patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		busy = 0
+	testutil.Eventually(h.t, "no request is in flight", func() bool {
+		busy := 0
 		for i := range h.engines {
 			busy += h.dispatcher.Load(fmt.Sprint("m-", i))
 		}
-		if busy == 0 {
-			return
-		}
-	}
-	h.t.Fatalf("%d requests are still in flight", busy)
+		return busy == 0
+	})
 }
 
 const hello = `{"model":"m","stream":true,"ignore_eos":true,"max_tokens":10,"messages":[{"role":"user","content":"hello"}]}`

@@ -318,7 +318,6 @@ func (s *httpSink) Finish(r Result) error {
 	return s.Flush()
 }
 
-// writeError answers with an error of the gateway.
 func writeError(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.Answer(w)

@@ -21,12 +21,7 @@ import (
 // awaitMemory waits until nothing of the budget is in use.
 func (h *harness) awaitMemory(b *memory.Budget) {
 	h.t.Helper()
-	for end := time.Now().Add(testutil.Patience); b.Total() != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			h.t.Fatalf("%d bytes are still in use: requests %d, answers %d, queues %d, replays %d", b.Total(),
-				b.Used(memory.Requests), b.Used(memory.Answers), b.Used(memory.Queues), b.Used(memory.Replays))
-		}
-	}
+	testutil.Eventually(h.t, "no memory is in use", func() bool { return b.Total() == 0 })
 }
 
 // endlessAnswer is an engine whose JSON never ends. It records the most that was in use.

@@ -236,7 +236,6 @@ func (h *harness) postFor(path string, stream bool) (status int, text string) {
 	return h.postBody(path, contentType, body)
 }
 
-// postBody sends this body to the path.
 func (h *harness) postBody(path, contentType string, body []byte) (status int, text string) {
 	h.t.Helper()
 	response := h.open(path, contentType, body)

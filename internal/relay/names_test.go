@@ -35,7 +35,6 @@ func (h *harness) getStream(method, path string) (status int, header http.Header
 	return r.StatusCode, r.Header, string(all)
 }
 
-// countRequests returns an engine that counts its requests.
 func countRequests(n *atomic.Int64, engine http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n.Add(1)
@@ -138,11 +137,7 @@ func TestLeftCallIsForgotten(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	h.result(2)
-	for end := time.Now().Add(testutil.Patience); h.relay.named.Len() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d names are still known", h.relay.named.Len())
-		}
-	}
+	testutil.Eventually(t, "no name is known", func() bool { return h.relay.named.Len() == 0 })
 }
 
 // Names may hold what paths do not like.

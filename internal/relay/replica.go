@@ -31,7 +31,6 @@ type replicaClients struct {
 	byTransport map[*engines.Transport]*replicaClient
 }
 
-// replicaClient calls replicas by one transport.
 type replicaClient struct {
 	transport http1.Client
 	// lastUsed is guarded by replicaClients.mu.
@@ -82,7 +81,6 @@ func (c *replicaClients) dropUnusedLocked(unused time.Duration) {
 	}
 }
 
-// close drops all clients.
 func (c *replicaClients) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,7 +119,6 @@ func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*
 	return request, nil
 }
 
-// urlOf returns the URL of a path at a replica.
 func urlOf(replica dispatch.Upstream, path, query string) string {
 	if query != "" {
 		path += "?" + query
@@ -139,7 +136,6 @@ func setReplicaHeaders(header http.Header, replica dispatch.Upstream) {
 	header.Set("accept-encoding", "identity")
 }
 
-// newHeader returns the headers of the request to a replica.
 func (f *failover) newHeader(replica dispatch.Upstream) http.Header {
 	call := f.gen.call
 	header := call.Header.Clone()

@@ -2,12 +2,12 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
@@ -64,15 +64,7 @@ func TestWhoMakesRoom(t *testing.T) {
 // waitQueued waits until n requests are queued.
 func (h *harness) waitQueued(n int) {
 	h.t.Helper()
-	for end := time.Now().Add(testutil.Patience); ; time.Sleep(time.Millisecond) {
-		waiting := h.admission.Stats("m").Queued
-		switch {
-		case waiting == n:
-			return
-		case time.Now().After(end):
-			h.t.Fatalf("%d wait", waiting)
-		}
-	}
+	testutil.Eventually(h.t, fmt.Sprint(n, " requests wait"), func() bool { return h.admission.Stats("m").Queued == n })
 }
 
 // A place that is given up before it was used gives back what it was charged.

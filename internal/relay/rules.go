@@ -39,7 +39,6 @@ type Policy struct {
 	Rerank Dialect
 }
 
-// heartbeat returns the interval of heartbeats.
 func (p Policy) heartbeat() time.Duration {
 	if p.Heartbeat == 0 {
 		return defaultHeartbeat

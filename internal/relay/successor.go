@@ -16,7 +16,6 @@ type Forwarder func(w http.ResponseWriter, r *http.Request) *openai.Error
 // Retire before dispatch.Dispatcher.Retire, which ends the waits of this process.
 func (r *Relay) Retire(to Forwarder) { r.successor.Store(&to) }
 
-// isRetired reports whether Retire was called.
 func (r *Relay) isRetired() bool { return r.successor.Load() != nil }
 
 // Carries reports whether the relay carries a call.

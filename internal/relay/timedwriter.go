@@ -14,7 +14,6 @@ type timedWriter struct {
 	timeout time.Duration
 }
 
-// timed returns the response with the write timeout.
 func (r *Relay) timed(w http.ResponseWriter) *timedWriter {
 	return &timedWriter{w, http.NewResponseController(w), r.config.WriteTimeout}
 }

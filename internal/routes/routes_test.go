@@ -48,7 +48,7 @@ func TestTableIsConsistent(t *testing.T) {
 // envoyRoutes are the routes that Envoy gets when everything is switched on.
 func envoyRoutes(t *testing.T) []*envoyroute.Route {
 	t.Helper()
-	r, err := xds.Build(xds.Config{Listen: "127.0.0.1:80", RelaySocket: "/relay", GRPCSocket: "/grpc"}, &engines.Snapshot{})
+	r, err := (*xds.Resources)(nil).Rebuild(xds.Config{Listen: "127.0.0.1:80", RelaySocket: "/relay", GRPCSocket: "/grpc"}, &engines.Snapshot{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -142,7 +142,6 @@ func (s *Sync) forgetSilent(now time.Time) {
 	}
 }
 
-// forgetAll forgets all gateways.
 func (s *Sync) forgetAll() {
 	s.others.mu.Lock()
 	defer s.others.mu.Unlock()

@@ -81,7 +81,6 @@ func appendWaiting(b []byte, tokens map[string]int64) []byte {
 	return b
 }
 
-// batch encodes placements into one message.
 type batch struct {
 	data  []byte
 	count int
@@ -136,7 +135,6 @@ func (b *batch) add(p *dispatch.Placement) {
 	b.count++
 }
 
-// name appends a name.
 func (b *batch) name(text string) {
 	if n, ok := b.names[text]; ok {
 		b.data = binary.AppendUvarint(b.data, n)
@@ -246,7 +244,6 @@ func (d *decoder) decode(data []byte) (m message, err error) {
 	return m, nil
 }
 
-// waiting decodes waiting tokens.
 func (d *decoder) waiting() map[string]int64 {
 	tokens := map[string]int64{}
 	for range d.count(maxReplicas, 2) {
@@ -314,7 +311,6 @@ func (d *decoder) chain(last uint32) {
 	}
 }
 
-// name decodes a name.
 func (d *decoder) name() string {
 	n := d.number()
 	if n == 0 {

@@ -35,7 +35,6 @@ func chainOf(bytes, common int, seed, own uint64) prefix.Chain {
 	return c
 }
 
-// encode returns one message of all placements.
 func encode(t testing.TB, all []dispatch.Placement) []byte {
 	t.Helper()
 	b := newBatch("gateway")

@@ -35,7 +35,6 @@ type blockPool struct {
 	cached int
 }
 
-// newBlockPool returns an empty pool with a capacity in tokens.
 func newBlockPool(tokens, blockSize int) *blockPool {
 	p := &blockPool{blockSize: blockSize, capacity: tokens / blockSize, unused: tokens / blockSize, byHash: map[uint64]*block{}}
 	p.lru.older, p.lru.newer = &p.lru, &p.lru

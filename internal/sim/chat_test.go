@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// contentOf returns the text of the first choice.
 func contentOf(v map[string]any) string {
 	text, _ := lookup(v, "choices", 0, "message", "content").(string)
 	return text

@@ -19,7 +19,6 @@ type chatStream struct {
 	roleSent []bool
 }
 
-// newChatStream returns the stream of a chat completion.
 func newChatStream(c *handler, g *generation, opts *sampling, id string) *chatStream {
 	return &chatStream{
 		handler: c, generation: g, options: opts, roleSent: make([]bool, len(g.choices)),

@@ -240,7 +240,6 @@ func (e *Engine) authorized(r *http.Request) bool {
 	return bearer && subtle.ConstantTimeCompare([]byte(key), []byte(e.config.APIKey)) == 1
 }
 
-// ready tells whether loading has ended.
 func (e *Engine) ready() bool { return !time.Now().Before(e.loadedAt) }
 
 // handleHealth answers GET /health.

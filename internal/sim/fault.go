@@ -175,7 +175,6 @@ func (m *faultPart) parseStatus(value string) (err error) {
 	return nil
 }
 
-// parseEvents parses a number of events.
 func parseEvents(name, text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
@@ -184,7 +183,6 @@ func parseEvents(name, text string) (int, error) {
 	return n, nil
 }
 
-// parsePause parses a positive duration.
 func parsePause(name, text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {

@@ -219,7 +219,6 @@ func (h *handler) checkModel(name string) error {
 	}
 }
 
-// modelName returns the model name in responses.
 func (h *handler) modelName() string { return h.engine.config.Models[0] }
 
 // engineName returns the name of the engine in answers to this client.

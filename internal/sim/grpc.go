@@ -133,7 +133,6 @@ func (h *handler) startGRPC() error {
 	return h.flush()
 }
 
-// sendChunk sends one message of the stream.
 func (h *handler) sendChunk(m *llmv1.StreamChunk) error {
 	if _, ok := h.fault.at(faultError, h.eventCount); ok {
 		return h.sendErrorChunk(m.GetRequestId())

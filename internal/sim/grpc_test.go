@@ -77,7 +77,6 @@ func withFault(ctx context.Context, fault string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, FaultHeader, fault)
 }
 
-// choiceText returns the text of one choice.
 func choiceText(list []*llmv1.StreamChunk, choice int32) string {
 	var b strings.Builder
 	for _, c := range list {

@@ -25,7 +25,6 @@ func (h *handler) chatFor(toChat func([]byte) ([]byte, messages.Options, *openai
 	return h.chat()
 }
 
-// messagesBody returns the error in the form of the Messages API.
 func (e *apiError) messagesBody() []byte {
 	return (&openai.Error{Code: openai.CodeOfStatus(e.status), Status: e.status, Message: e.message, Param: e.param}).MessagesBody()
 }

@@ -141,7 +141,6 @@ func (m *metrics) observeFinish(q *sequence, at time.Time) {
 	}
 }
 
-// handler returns the handler of GET /metrics.
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }

@@ -11,7 +11,6 @@ import (
 	"testing"
 )
 
-// embeddingsOf returns the embeddings of a response.
 func embeddingsOf(t *testing.T, v map[string]any) [][]float32 {
 	t.Helper()
 	var list [][]float32

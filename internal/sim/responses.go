@@ -141,7 +141,6 @@ func (h *handler) checkResponses(req *responsesRequest) (question, limits, error
 // answer returns the only answer of the response.
 func (r *response) answer() *answer { return r.generation.choices[0].answer }
 
-// status returns the final status of the response.
 func (r *response) status() string {
 	if r.answer().finish == "length" {
 		return "incomplete"
@@ -162,7 +161,6 @@ func (r *response) output() []any {
 	return list
 }
 
-// message returns the output item of a text.
 func (r *response) message(status, text string) any {
 	parts := []any{}
 	if status != "in_progress" {
@@ -171,12 +169,10 @@ func (r *response) message(status, text string) any {
 	return map[string]any{"id": r.itemID(""), "type": "message", "role": "assistant", "status": status, "content": parts}
 }
 
-// textPart returns the content part of a text.
 func textPart(text string) any {
 	return map[string]any{"type": "output_text", "text": text, "annotations": []any{}, "logprobs": []any{}}
 }
 
-// functionCall returns the output item of a tool call.
 func (r *response) functionCall(status string, t toolCall) any {
 	return map[string]any{
 		"id": r.itemID(t.id), "type": "function_call", "status": status,
@@ -221,7 +217,6 @@ func (r *response) object(status string, output []any) any {
 	return o
 }
 
-// tools returns the tools of the request.
 func (r *response) tools() []any {
 	list := make([]any, 0, len(r.req.Tools))
 	for _, t := range r.req.Tools {

@@ -84,7 +84,6 @@ func (s *responseStream) openMessage() error {
 	return s.sendEvent("response.content_part.added", s.withContentIndex(map[string]any{"part": textPart("")}))
 }
 
-// openCall opens an output item for a tool call.
 func (s *responseStream) openCall(t toolCall) error {
 	s.open = &openItem{id: s.itemID(t.id), call: toolCall{id: t.id, name: t.name}}
 	s.index++

@@ -199,7 +199,6 @@ type loadSnapshot struct {
 	kvUsage float64
 }
 
-// snapshot returns the present load.
 func (s *scheduler) snapshot() loadSnapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()

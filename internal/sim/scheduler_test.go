@@ -54,7 +54,6 @@ func (s *testScheduler) delayTimer(d time.Duration) {
 // millisecondConfig prefills one token per millisecond and decodes one token per ten milliseconds.
 var millisecondConfig = Config{PrefillRate: 1000, TokenInterval: 10 * time.Millisecond}
 
-// compareTimes compares times in milliseconds.
 func compareTimes(t *testing.T, what string, got, want []int) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {

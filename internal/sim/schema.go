@@ -116,7 +116,6 @@ func typeOf(m map[string]any) string {
 	return ""
 }
 
-// object writes an object.
 func (s sampler) object(b *bytes.Buffer, m map[string]any, depth int) {
 	properties, _ := m["properties"].(map[string]any)
 	b.WriteByte('{')
@@ -174,7 +173,6 @@ func number(m map[string]any) any {
 	return 1
 }
 
-// text returns a string in the format of the schema.
 func (s sampler) text(m map[string]any) string {
 	switch m["format"] {
 	case "date":

@@ -66,7 +66,6 @@ func (r *scoreRequest) pair() (left, right []text, err error) {
 	return left, right, nil
 }
 
-// firstNonEmpty returns the first list that is not empty.
 func firstNonEmpty(lists ...texts) []text {
 	for _, l := range lists {
 		if len(l) > 0 {
@@ -119,7 +118,6 @@ func (e *Engine) relevance(query []float32, document string) float64 {
 	return 1 / (1 + math.Exp(-8*(dot(query, e.embed(document))-0.5)))
 }
 
-// rankedDocument is one scored document.
 type rankedDocument struct {
 	Index     int            `json:"index"`
 	Document  map[string]any `json:"document"`

@@ -65,7 +65,6 @@ func spaceLen(s string) int {
 	return n
 }
 
-// isSpace tells whether b is white space.
 func isSpace(b byte) bool { return b == ' ' || b == '\n' || b == '\t' || b == '\r' }
 
 // isWord tells whether b is part of a word: a letter, a digit, _ or part of a character beyond
@@ -74,7 +73,6 @@ func isWord(b byte) bool {
 	return b >= utf8.RuneSelf || b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '_'
 }
 
-// tokenize splits a text into its tokens.
 func tokenize(text string) []string {
 	tokens := make([]string, 0, len(text)/4+1)
 	for text != "" {
@@ -112,7 +110,6 @@ func (p prompt) withText(text string) prompt {
 	return p
 }
 
-// rootOf returns the root of prompts with a salt.
 func rootOf(salt string) uint64 {
 	if salt == "" {
 		return 0

@@ -12,7 +12,6 @@ import (
 // blockSize is the number of tokens in a block of the tests.
 const blockSize = DefaultBlockSize
 
-// textPrompt returns the prompt of a text.
 func textPrompt(text string) prompt { return newPrompt(blockSize, "").withText(text) }
 
 func TestTokenize(t *testing.T) {

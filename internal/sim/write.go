@@ -92,7 +92,6 @@ func (h *handler) sendBody(contentType string, body []byte) error {
 	return h.closeBody()
 }
 
-// closeBody ends the body.
 func (h *handler) closeBody() error {
 	if h.compressor != nil {
 		return h.compressor.Close()

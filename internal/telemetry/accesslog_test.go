@@ -202,7 +202,6 @@ func TestFlagsComplete(t *testing.T) {
 	}
 }
 
-// marshal serializes a message.
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	b, err := proto.Marshal(m)

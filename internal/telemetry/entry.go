@@ -249,7 +249,6 @@ func secondsOf(b []byte) (seconds int64, nanos int32) {
 	return seconds, nanos
 }
 
-// durationOf reads a Duration.
 func durationOf(b []byte) time.Duration {
 	seconds, nanos := secondsOf(b)
 	return (&durationpb.Duration{Seconds: seconds, Nanos: nanos}).AsDuration()

@@ -121,7 +121,6 @@ func (m *Metrics) sweep(grace bool) {
 	}
 }
 
-// delete deletes all series with this value of a label.
 func (m *Metrics) delete(label, value string) {
 	for _, v := range m.vectors {
 		v.DeletePartialMatch(prometheus.Labels{label: value})

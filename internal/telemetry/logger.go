@@ -93,7 +93,6 @@ func newCore(c LoggerConfig, lowest zapcore.Level, w zapcore.WriteSyncer) (zapco
 // timeLayout is the form of times in the log.
 const timeLayout = "2006-01-02T15:04:05.000Z07:00"
 
-// jsonEncoder returns the encoder of FormatJSON.
 func jsonEncoder() zapcore.Encoder {
 	return zapcore.NewJSONEncoder(zapcore.EncoderConfig{
 		TimeKey:        "time",

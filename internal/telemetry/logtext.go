@@ -57,7 +57,6 @@ func (c *textCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 // Sync implements zapcore.Core.
 func (c *textCore) Sync() error { return c.out.Sync() }
 
-// level returns the word of a level.
 func (c *textCore) level(l zapcore.Level) string {
 	word, style := "info", ""
 	switch {

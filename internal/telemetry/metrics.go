@@ -403,7 +403,7 @@ func (m *Metrics) countTokens(model string, to *series, q *request.Summary) {
 	if !q.UsageKnown {
 		return
 	}
-	add := func(one *oneCounter, kind string, n int64) {
+	add := func(one *one[prometheus.Counter], kind string, n int64) {
 		if n > 0 {
 			one.of(m.tokens, model, to.tenant, kind).Add(float64(n))
 		}

@@ -139,7 +139,6 @@ func (c *otlpCore) send() int {
 	return len(batch)
 }
 
-// post makes one call of the collector.
 func (c *otlpCore) post(batch []*otlp.LogRecord) error {
 	body, err := proto.Marshal(&collector.ExportLogsServiceRequest{ResourceLogs: []*otlp.ResourceLogs{{
 		Resource: &resource.Resource{Attributes: []*common.KeyValue{

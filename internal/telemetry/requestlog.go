@@ -64,7 +64,6 @@ func hasFailed(q *request.Summary) bool {
 	return q.Status >= http.StatusBadRequest || q.Code != ""
 }
 
-// failed writes the short line of a failed request.
 func (l *RequestLog) failed(q *request.Summary) {
 	if line := l.log.Check(zapcore.WarnLevel, "failed"); line != nil && hasFailed(q) {
 		line.Write(zap.Int("status", q.Status), zap.String("code", q.Code), zap.String("model", q.Model), zap.String("tenant", q.Tenant),

@@ -42,7 +42,6 @@ func newRouteMetrics(r prometheus.Registerer) *routeMetrics {
 	return f
 }
 
-// vectors returns the metrics with labels.
 func (f *routeMetrics) vectors() []vector {
 	return []vector{f.predicted, f.real, f.ratio, f.prompt, f.matched, f.cached, f.picks, f.moves}
 }

@@ -30,13 +30,13 @@ type series struct {
 	// tenant, upstream and status are labels.
 	tenant, upstream, status string
 
-	requests, tenantRequests          oneCounter
-	prompt, cached, completion        oneCounter
-	duration, firstByte, upstreamTime oneObserver
-	wait, tenantTTFT                  oneObserver
-	ttft, prefillRate, decodeRate     oneObserver
-	perToken                          oneObserver
-	batchPrefill, batchDecode         oneObserver
+	requests, tenantRequests          one[prometheus.Counter]
+	prompt, cached, completion        one[prometheus.Counter]
+	duration, firstByte, upstreamTime one[prometheus.Observer]
+	wait, tenantTTFT                  one[prometheus.Observer]
+	ttft, prefillRate, decodeRate     one[prometheus.Observer]
+	perToken                          one[prometheus.Observer]
+	batchPrefill, batchDecode         one[prometheus.Observer]
 }
 
 // seriesCache has series by their key. The zero value is empty.
@@ -85,28 +85,11 @@ func (m *Metrics) seriesOf(model string, q *request.Summary) *series {
 	})
 }
 
-// oneCounter is a series of a counter, once there is one.
-type oneCounter struct {
-	found atomic.Pointer[prometheus.Counter]
-}
+// one is a series of a vector, once there is one.
+type one[T any] struct{ found atomic.Pointer[T] }
 
 // of returns the series of a vector with these labels, which are always the same.
-func (o *oneCounter) of(v *prometheus.CounterVec, labels ...string) prometheus.Counter {
-	if found := o.found.Load(); found != nil {
-		return *found
-	}
-	made := v.WithLabelValues(labels...)
-	o.found.Store(&made)
-	return made
-}
-
-// oneObserver is a series of a histogram, once there is one.
-type oneObserver struct {
-	found atomic.Pointer[prometheus.Observer]
-}
-
-// of returns the series of a vector with these labels, which are always the same.
-func (o *oneObserver) of(v *prometheus.HistogramVec, labels ...string) prometheus.Observer {
+func (o *one[T]) of(v interface{ WithLabelValues(labels ...string) T }, labels ...string) T {
 	if found := o.found.Load(); found != nil {
 		return *found
 	}

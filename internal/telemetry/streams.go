@@ -97,7 +97,6 @@ func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 	return f
 }
 
-// vectors returns the metrics with labels.
 func (f *streamMetrics) vectors() []vector {
 	return []vector{f.ttft, f.cached, f.rate, f.perToken, f.gap, f.batch}
 }

@@ -54,7 +54,6 @@ func newTenantMetrics(r prometheus.Registerer) *tenantMetrics {
 	return f
 }
 
-// vectors returns the metrics with labels.
 func (f *tenantMetrics) vectors() []vector {
 	return []vector{f.requests, f.rejected, f.disconnects, f.retries, f.ttft, f.wait, f.batch}
 }

@@ -13,7 +13,6 @@ import (
 // usageType is the end of the type URL of a TokenUsage.
 var usageType = []byte("/" + string((*aiv3.TokenUsage)(nil).ProtoReflect().Descriptor().FullName()))
 
-// usageOfAny returns the token usage in an Any.
 func usageOfAny(packed []byte) request.Usage {
 	if kind, value := protofields.Pair(packed); bytes.HasSuffix(kind, usageType) {
 		return usageOf(value)

@@ -143,7 +143,6 @@ func keepDamaged(path string, damaged int) error {
 	return err
 }
 
-// damagedLines is the error of a journal with damaged lines.
 func damagedLines(path string, lines int) error {
 	return fmt.Errorf("usage: journal %s has %d damaged lines", path, lines)
 }

@@ -528,9 +528,7 @@ func TestB3_RunFollowsOthersInBudgets(t *testing.T) {
 	running.Go(func() { _ = l.Run(ctx) })
 	spend(other, 1, 5)
 	flush(t, other)
-	for end := time.Now().Add(testutil.Patience); level(l, acme.Tenant, "") != HardReached && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	testutil.Eventually(t, "the budget is used up", func() bool { return level(l, acme.Tenant, "") == HardReached })
 	cancel()
 	running.Wait()
 	wantLevels(t, l, HardReached, Within)

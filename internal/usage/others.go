@@ -190,7 +190,6 @@ func (o *otherJournals) path(writer string) string {
 	return filepath.Join(o.dir, writer+journalSuffix)
 }
 
-// writers returns the writers of all journals in the folder.
 func (o *otherJournals) writers() (map[string]bool, error) {
 	names, err := journalsIn(o.dir)
 	all := map[string]bool{}

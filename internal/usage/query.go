@@ -105,7 +105,6 @@ func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	return a, nil
 }
 
-// later returns the later one of two times.
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b

@@ -229,7 +229,6 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 	return known, nil, nil
 }
 
-// publishOnce makes one call that publishes.
 func (s *sharing) publishOnce(ctx context.Context, p publication) (known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()

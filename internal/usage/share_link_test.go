@@ -28,15 +28,7 @@ func TestB3_ASlowLinkCarriesAllInTheEnd(t *testing.T) {
 		l.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i%500), Model: fmt.Sprint("m", i/500)}, OfRequest(1, 0, 1, true), time.Now())
 	}
 	l.shared.timeout = 150 * time.Millisecond // less than the calls take together, more than one takes
-	for deadline := time.Now().Add(testutil.Patience); ; {
-		err := l.shared.publish(t.Context(), whole)
-		if err == nil && !l.shared.compare {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not published: %v", err)
-		}
-	}
+	testutil.Eventually(t, "all is published", func() bool { return l.shared.publish(t.Context(), whole) == nil && !l.shared.compare })
 	if n, err := server.Client().Keys(t.Context(), keyPrefix+"hours:*").Result(); err != nil || len(n) != 1 {
 		t.Fatal(n, err)
 	}

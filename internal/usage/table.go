@@ -33,7 +33,6 @@ func (p period) end() int64 {
 	return p.start + 1
 }
 
-// time returns the beginning of the period.
 func (p period) time() time.Time { return time.Unix(p.start*3600, 0).UTC() }
 
 // rowKey names a row.
@@ -94,7 +93,6 @@ func (t table) of(k rowKey) *row {
 	return t.make(k)
 }
 
-// day returns what a subject has used in a day.
 func (t table) day(day int64, s Subject) (sum Counts) {
 	if r := t[period{day, true}][s]; r != nil {
 		sum.Add(r.Counts)

@@ -39,7 +39,6 @@ type rowTallies [4]*tally
 // tallies are sums of rows. It is not safe for concurrent use.
 type tallies map[tallyKey]*tally
 
-// tallies returns the names of the tallies of a row.
 func (k rowKey) tallies() []tallyKey {
 	day := dayName(dayOf(k.start).start)
 	month := day[:len("2006-01")]

@@ -49,7 +49,6 @@ func (c *cache) snapshot(commit, path string) string {
 	return c.in("snapshots", commit, filepath.FromSlash(path))
 }
 
-// path returns the path of what an engine loads.
 func (c *cache) path(commit string, s Selection) string { return c.snapshot(commit, s.Load) }
 
 // refPath returns the path of the file that says which commit a revision is. All programs that use
@@ -124,7 +123,6 @@ func (c *cache) complete(s Source) (string, bool) {
 	return c.completeAt(c.commit(s.revision()), s)
 }
 
-// completeAt is complete for one commit.
 func (c *cache) completeAt(commit string, s Source) (string, bool) {
 	l, ok := c.listing(commit)
 	if !ok {

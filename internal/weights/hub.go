@@ -245,7 +245,6 @@ func (f *Fetcher) List(ctx context.Context, s Source) (*Listing, error) {
 	return f.list(ctx, hub, s)
 }
 
-// list is List by a client.
 func (f *Fetcher) list(ctx context.Context, hub *client, s Source) (*Listing, error) {
 	var told struct {
 		SHA  string `json:"sha"`
@@ -328,7 +327,6 @@ func (r resetting) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// address returns the URL of a file.
 func (c *client) address(repository, commit, path string) string {
 	steps := strings.Split(path, "/")
 	for i, step := range steps {

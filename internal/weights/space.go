@@ -80,7 +80,6 @@ func (o *claim) check() error {
 		FormatBytes(own), o.cache.dir, FormatBytes(free), FormatBytes(others), FormatBytes(spare), makeRoom)
 }
 
-// add adds what is missing of each blob.
 func (o *claim) add(blobs map[string]int64) {
 	for _, f := range o.files {
 		if f.Hash == "" {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/kubernetes/custom"
 	"github.com/sluice-gateway/sluice/internal/kubetest"
@@ -122,14 +124,9 @@ func run(t *testing.T, kubeconfig, namespace string, leads bool) *gateway {
 	return g
 }
 
-// until waits until is returns true.
-func until(t *testing.T, what string, is func() bool) {
+func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(waitLimit); !is(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it did not happen in time: %s", what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // model returns an InferenceModel with a spec in YAML's flow style.

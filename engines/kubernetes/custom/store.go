@@ -170,7 +170,6 @@ func (s *store) get(name string) (entry, bool) {
 	return e, ok
 }
 
-// list returns all entries, sorted by name.
 func (s *store) list() []entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -113,7 +113,6 @@ func (w *writer) forget(models []entry) {
 // errNotLeader means that this gateway is no longer the leader.
 var errNotLeader = errors.New("this gateway is no longer the leader")
 
-// writeObject sends the patches of one object.
 func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) error {
 	for _, p := range patches {
 		if !w.isLeader() {

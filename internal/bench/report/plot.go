@@ -105,7 +105,6 @@ func number(top float64) string {
 	return fmt.Sprintf("%.0f", top)
 }
 
-// drawName draws the name of line i below the panel.
 func (p *Panel) drawName(b *strings.Builder, i int, colour string) {
 	perRow := panelWidth / nameWidth
 	x, y := i%perRow*nameWidth, p.height()+28+i/perRow*16

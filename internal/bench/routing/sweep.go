@@ -34,7 +34,6 @@ var caches = []int{smallCache, largeCache}
 // demandedLoads are those for which the demands on the conversation trace hold.
 var demandedLoads = []float64{0.5, 1, 1.3}
 
-// newPoint returns a point with the usual fleet.
 func newPoint(w *workload, cache int, load float64) *point {
 	return &point{workload: w, shape: shape{replicas: usualReplicas, cache: cache, rate: usualRate}, load: load}
 }
@@ -67,7 +66,6 @@ func (p *point) fleetName() string {
 	return name
 }
 
-// cacheName is the size of the caches.
 func (p *point) cacheName() string {
 	if p.cache >= 1_000_000 {
 		return fmt.Sprintf("%.0fM", float64(p.cache)/1e6)
@@ -114,7 +112,6 @@ func newSweep(requests []trace.Request) *sweep {
 	return s
 }
 
-// addFleets adds points with unusual fleets.
 func (s *sweep) addFleets(w *workload, cache int, load float64) {
 	for _, change := range []func(*shape){
 		func(f *shape) { f.replicas = 2 },

@@ -22,7 +22,6 @@ type workload struct {
 	blocks int
 }
 
-// newWorkload returns the requests as a workload.
 func newWorkload(name string, requests []trace.Request) *workload {
 	w := &workload{name: name, prompts: make([]prompt, len(requests))}
 	var builder prefix.Builder

@@ -37,7 +37,6 @@ func NewRequest(path, key, body string) *Request {
 	return r
 }
 
-// next returns the text with a new number.
 func (r *Request) next() []byte {
 	if r.number != nil {
 		for i, n := len(r.number)-1, sent.Add(1); i >= 0; i, n = i-1, n/10 {
@@ -120,7 +119,6 @@ func contentLength(head []byte) (n int, found bool) {
 	return n, err == nil
 }
 
-// readRest reads n bytes of an answer.
 func (c *Client) readRest(n int) error {
 	for n > 0 {
 		more, err := c.conn.Read(c.buf)

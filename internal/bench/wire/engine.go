@@ -220,7 +220,6 @@ func answer(body string) []byte {
 	return fmt.Appendf(nil, "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s", len(body), body)
 }
 
-// event returns an event with one choice.
 func event(delta, finish string) string {
 	return `data: {` + object + `.chunk","created":1764000000,"model":"bench","choices":[{"index":0,"delta":` + delta + `,"finish_reason":` + finish + "}]}\n\n"
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 )
 
-// startOne starts an engine with a plan and returns a client of it.
 func startOne(t *testing.T, p Plan) (*Engines, *Client) {
 	t.Helper()
 	e, err := Start(1)

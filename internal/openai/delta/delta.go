@@ -39,10 +39,6 @@ type Delta struct {
 	// call Text is a fragment of the arguments, which are JSON. Text is empty only for a tool call
 	// that has an ID or a Name.
 	Text []byte
-	// Low is the low surrogate that the text starts with, High the high surrogate that it ends
-	// with; 0: none. A client that joins strings of UTF-16 gets a character when one event ends
-	// with High and the next starts with Low.
-	Low, High rune
 	// Tool distinguishes the tool calls of a choice: their index, or for the Responses API the
 	// output_index of the item. Calls.Resolve distinguishes them where the engine's index does not.
 	Tool int
@@ -63,7 +59,7 @@ type Reader struct {
 // the last member.
 type event struct {
 	typ      []byte
-	delta    Delta
+	delta    []byte
 	output   int
 	item     Delta
 	itemType []byte
@@ -111,7 +107,7 @@ func (r *Reader) reset(data []byte) {
 // add adds a delta of the text that was read last.
 func (r *Reader) add(kind Kind, text []byte) {
 	if len(text) > 0 {
-		r.push(Delta{Kind: kind, Text: text, Low: r.halves.Low, High: r.halves.High})
+		r.push(Delta{Kind: kind, Text: text})
 	}
 }
 
@@ -125,8 +121,7 @@ func (r *Reader) members() {
 		case "type":
 			r.event.typ = r.text()
 		case "delta":
-			text := r.text()
-			r.event.delta = Delta{Text: text, Low: r.halves.Low, High: r.halves.High}
+			r.event.delta = r.text()
 		case "output_index":
 			r.event.output = r.index()
 		case "item":
@@ -303,7 +298,6 @@ func (r *Reader) function(d *Delta) {
 				continue
 			}
 			d.Text = r.text()
-			d.Low, d.High = r.halves.Low, r.halves.High
 		default:
 			r.json.Skip()
 		}
@@ -357,8 +351,7 @@ func (r *Reader) responses() {
 
 // addEventDelta adds the delta of an event of the Responses API.
 func (r *Reader) addEventDelta(kind Kind, tool int) {
-	d := r.event.delta
-	if d.Kind, d.Tool = kind, tool; len(d.Text) > 0 {
-		r.push(d)
+	if text := r.event.delta; len(text) > 0 {
+		r.push(Delta{Kind: kind, Tool: tool, Text: text})
 	}
 }

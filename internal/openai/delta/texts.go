@@ -2,15 +2,12 @@ package delta
 
 import "github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 
-// texts reads the strings of one JSON text.
 type texts struct {
 	json jsonscan.Reader
 	data []byte
 	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
 	// valid in the old array.
 	buf []byte
-	// halves describes the string that text read last.
-	halves jsonscan.Halves
 }
 
 func (s *texts) reset(data []byte) {
@@ -25,12 +22,11 @@ func (s *texts) text() []byte {
 	if !ok {
 		return nil
 	}
-	s.halves = jsonscan.Halves{}
 	if !s.json.Escaped() {
 		return raw
 	}
 	start := len(s.buf)
-	s.buf, s.halves = jsonscan.Unescape(s.buf, raw)
+	s.buf, _ = jsonscan.Unescape(s.buf, raw)
 	return s.buf[start:len(s.buf):len(s.buf)]
 }
 

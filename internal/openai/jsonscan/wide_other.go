@@ -16,7 +16,6 @@ func validUTF8(b []byte) bool { return utf8.Valid(b) }
 // container leaves every value to the grammar.
 func (r *Reader) container(i, depth int) int { return -1 }
 
-// copyText is copyUnescaped.
 func copyText(out, raw []byte, n, i int) (nextRaw, nextOut int) {
 	return copyUnescaped(out, raw, n, i)
 }

@@ -259,7 +259,6 @@ func (r *Reader) members(p *Path, more bool) {
 	}
 }
 
-// member reads the value of a member.
 func (r *Reader) member(c *Path) {
 	if c.isNew {
 		c.isNew = false

@@ -114,7 +114,6 @@ func known() map[string]bool {
 	return all
 }
 
-// describeEvent describes the root of a typed event.
 func (p *Path) describeEvent(typ []byte) {
 	p.rules, p.Class, p.rank = rulesRoot, Text, rankItem
 	if last := typ[bytes.LastIndexAny(typ, "._")+1:]; wholeEvents[string(last)] || bytes.HasSuffix(typ, []byte("in_progress")) {
@@ -125,7 +124,6 @@ func (p *Path) describeEvent(typ []byte) {
 // isLast reports whether an event of this type ends a response.
 func isLast(typ []byte) bool { return lastEvents[string(typ)] }
 
-// describe describes a member of p.
 func (p *Path) describe(c *Path) {
 	c.known = knownNames[c.name]
 	if c.name == "index" && p.index >= 0 {

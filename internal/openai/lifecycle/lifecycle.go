@@ -109,9 +109,6 @@ func (r *Response) See(data []byte) {
 // Sequence returns the sequence number of the event after the last one.
 func (r *Response) Sequence() int64 { return r.sequence }
 
-// Ended reports whether the response has ended.
-func (r *Response) Ended() bool { return r.ended }
-
 // Kept returns how many bytes the response keeps of its items.
 func (r *Response) Kept() int { return r.kept }
 

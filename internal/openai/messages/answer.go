@@ -29,7 +29,6 @@ type completion struct {
 	Usage json.RawMessage `json:"usage"`
 }
 
-// chatUsage is the usage of a chat.
 type chatUsage struct {
 	Prompt     count `json:"prompt_tokens"`
 	Completion count `json:"completion_tokens"`

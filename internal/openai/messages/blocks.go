@@ -16,7 +16,6 @@ import (
 // wait for a slow client.
 const maxWaiting = 4 << 20
 
-// blockKind is the kind of a block.
 type blockKind uint8
 
 const (
@@ -81,7 +80,6 @@ func (s *Stream) beginBlock(kind blockKind, tool int, head outBlock) {
 	s.blocks++
 }
 
-// appendPiece appends a piece of the block that is open.
 func (s *Stream) appendPiece(text []byte) {
 	switch s.open {
 	case thinkingBlock:

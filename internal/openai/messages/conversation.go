@@ -98,7 +98,6 @@ func readFault(at string, err error, form string) *openai.Error {
 	return openai.Invalid(at, form)
 }
 
-// chatMessage is a message of a chat.
 type chatMessage struct {
 	Role       string     `json:"role"`
 	Content    any        `json:"content"`
@@ -190,7 +189,6 @@ func elements(at string, list json.RawMessage, form string, read func(at string,
 	return nil
 }
 
-// chatMessages translates a message.
 func chatMessages(at string, decode func(any) error) ([]chatMessage, *openai.Error) {
 	var m message
 	if err := decode(&m); err != nil {
@@ -352,7 +350,6 @@ func userMessages(at string, blocks []block) (all []chatMessage, fault *openai.E
 	return all, nil
 }
 
-// toolResult translates the result of a tool.
 func toolResult(at string, b block) (m chatMessage, images []part, fault *openai.Error) {
 	var texts []string
 	if len(b.Content) > 0 && string(b.Content) != "null" {

@@ -208,7 +208,6 @@ func tools(fields, chat object) *openai.Error {
 	return nil
 }
 
-// tool translates a tool.
 func tool(at string, decode func(any) error) (map[string]any, *openai.Error) {
 	var t struct {
 		Type        string          `json:"type"`

@@ -74,7 +74,6 @@ func AppendError(dst []byte, e *openai.Error) []byte {
 // AppendPing appends an event that means nothing.
 func AppendPing(dst []byte) []byte { return appendEvent(dst, "ping", []byte(`{"type":"ping"}`)) }
 
-// event translates one event.
 func (s *Stream) event(e *sse.Event) {
 	switch {
 	case e.IsDone():
@@ -163,7 +162,6 @@ func (s *Stream) readFinish(data []byte, reason string) {
 	}
 }
 
-// end appends the end of the stream.
 func (s *Stream) end() {
 	s.ended = true
 	if fault := openai.BrokenOff(s.finish.Reason); fault != nil {

@@ -101,9 +101,6 @@ func (s *Scanner) Event() *Event { return &s.event }
 // Err returns ErrTooLarge after an event that was too large, else nil.
 func (s *Scanner) Err() error { return s.err }
 
-// Buffered returns how much memory the scanner holds, in bytes.
-func (s *Scanner) Buffered() int { return cap(s.buf) + cap(s.data) }
-
 func (s *Scanner) limit() int {
 	if s.Limit == 0 {
 		return DefaultLimit

@@ -25,7 +25,6 @@ func diff(want, got []sse.Event) string {
 	return cmp.Diff(want, got, byValue...)
 }
 
-// scan reads all events of the chunks.
 func scan(t testing.TB, s *sse.Scanner, chunks ...[]byte) (events []sse.Event) {
 	t.Helper()
 	take := func() {

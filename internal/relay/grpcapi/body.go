@@ -69,7 +69,6 @@ func (m *members) text(name, value string) {
 // noLimit is the max_tokens by which clients say that there is no limit, as if they gave none.
 const noLimit = -1
 
-// numbers writes the numbers of start.
 func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 	if start.Temperature != nil {
 		t := float64(start.GetTemperature())

@@ -83,7 +83,6 @@ func (s *choiceBuilder) addToolCall(t *pb.ToolCall) {
 	s.arguments[n] = append(s.arguments[n], t.GetArguments()...)
 }
 
-// completion returns the chat.completion as JSON.
 func (e *eventBody) completion(choices []*choiceBuilder, f *pb.FinalResult) ([]byte, error) {
 	list := make([]choice, e.countChoices(f))
 	for i := range list {

@@ -44,7 +44,6 @@ type address struct {
 	secure bool
 }
 
-// worker is the connection to one address.
 type worker struct {
 	owner *Workers
 	at    address
@@ -86,7 +85,6 @@ func (w *Workers) acquire(at address) (*worker, error) {
 	return one, nil
 }
 
-// release ends a call.
 func (o *worker) release() {
 	o.owner.mu.Lock()
 	defer o.owner.mu.Unlock()

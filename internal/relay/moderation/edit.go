@@ -136,7 +136,6 @@ func emptyChoice(c *leaves.Choice) string {
 	return `{"index":` + strconv.Itoa(c.Index) + `,` + output + `,"finish_reason":` + filtered + `}`
 }
 
-// finishChoice sets the finish_reason of a choice.
 func (e *editor) finishChoice(c *leaves.Choice) {
 	if c.Finish != (jsonscan.Span{}) {
 		e.edits = append(e.edits, edit{c.Finish, filtered})

@@ -398,7 +398,6 @@ func (f *Filter) releaseIdle() {
 	}
 }
 
-// addsText reports whether the event adds text to the choice.
 func (f *Filter) addsText(choice int) bool {
 	for i := range f.reader.Leaves {
 		l := &f.reader.Leaves[i]

@@ -53,7 +53,6 @@ type growth struct{ event, rune, byte int64 }
 // maxLevel is how many levels of JSON in JSON are read.
 const maxLevel = 2
 
-// newText returns an empty text.
 func (f *Filter) newText(l *leaves.Leaf) *text {
 	t := &text{choice: l.Choice, path: l.Path, prev: -1, rule: -1, threads: make([][]thread, len(f.runs)), asked: make([]int64, len(f.set.hooks))}
 	if len(f.set.hooks) > 0 && l.Path.Class == leaves.Text {

@@ -149,13 +149,9 @@ func (g *gateway) ask(ctx context.Context, t *testing.T, owner, path string) *ht
 	return answer
 }
 
-func eventually(t *testing.T, what string, holds func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(soon); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it did not come true: %s", what)
-		}
-	}
+	testutil.Eventually(t, what, holds)
 }
 
 // within waits for a channel.

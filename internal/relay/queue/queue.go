@@ -67,7 +67,7 @@ type Queue struct {
 	slots []slot // a ring; its length is a power of two, or 0
 	head  int    // the index of the oldest event in slots
 	n     int    // the number of events that wait
-	held  int    // bytes of memory, see Bytes
+	held  int    // bytes of memory: events that wait and free buffers
 	hold  memory.Hold
 	free  [][]byte
 	next  uint64  // the number of the next event
@@ -214,13 +214,6 @@ func (q *Queue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.n
-}
-
-// Bytes returns the memory that the queue holds, in bytes: events that wait and free buffers.
-func (q *Queue) Bytes() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.held
 }
 
 func (q *Queue) dropLocked(err error) {

@@ -118,7 +118,6 @@ func (s *shape) known() bool {
 
 func (s *shape) bytes(v span) []byte { return s.raw[v.from:v.to] }
 
-// isNull reports whether the value is a null.
 func (s *shape) isNull(v span) bool { return s.raw[v.from] == 'n' }
 
 func (s *shape) pos() int { return lead + s.r.Pos() }

@@ -94,7 +94,6 @@ func (c *toolCalls) count() (all, open int) {
 	return len(c.list), open
 }
 
-// answers returns the tool messages, in the order of the calls.
 func (c *toolCalls) answers() []json.RawMessage {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/delta"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -305,9 +307,7 @@ func TestGateIsExact(t *testing.T) {
 	}
 	givers.Wait()
 	const given = 4 * (167*1 + 167*2 + 166*3)
-	for deadline := time.Now().Add(patience); taken.Load() < given && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	testutil.Eventually(t, "all is taken", func() bool { return taken.Load() >= given })
 	close(stop)
 	takers.Wait()
 	if taken.Load() != given {

@@ -80,7 +80,6 @@ func checkParam(name string, value json.RawMessage) *openai.Error {
 	return nil
 }
 
-// added returns the conversation with more messages.
 func (c conversation) added(messages ...json.RawMessage) (conversation, *openai.Error) {
 	c.messages = append(slices.Clip(c.messages), messages...)
 	return c.measure()
@@ -101,7 +100,6 @@ func (c conversation) measure() (conversation, *openai.Error) {
 	return c, nil
 }
 
-// tooLarge returns the error for a conversation that is too large.
 func tooLarge() *openai.Error {
 	return openai.Errorf(openai.CodeRequestTooLarge, "The conversation has become too large: begin a new one, with messages.")
 }

@@ -1,6 +1,7 @@
 package realtime
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -86,12 +87,12 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	l.Message = orDefault(l.Message, 1<<20)
-	l.Conversation = orDefault(l.Conversation, 4<<20)
-	l.Write = orDefault(l.Write, 30*time.Second)
-	l.Hold = orDefault(l.Hold, 5*time.Minute)
-	l.Sockets = orDefault(l.Sockets, 10_000)
-	l.SocketsPerTenant = orDefault(l.SocketsPerTenant, 1000)
+	l.Message = cmp.Or(l.Message, 1<<20)
+	l.Conversation = cmp.Or(l.Conversation, 4<<20)
+	l.Write = cmp.Or(l.Write, 30*time.Second)
+	l.Hold = cmp.Or(l.Hold, 5*time.Minute)
+	l.Sockets = cmp.Or(l.Sockets, 10_000)
+	l.SocketsPerTenant = cmp.Or(l.SocketsPerTenant, 1000)
 	return l
 }
 
@@ -101,13 +102,6 @@ func (h *Handler) heartbeat() time.Duration {
 		return defaultHeartbeat
 	}
 	return h.Heartbeat()
-}
-
-func orDefault[T int | time.Duration](v, otherwise T) T {
-	if v == 0 {
-		return otherwise
-	}
-	return v
 }
 
 // defaultHeartbeat is the default of Handler.Heartbeat.

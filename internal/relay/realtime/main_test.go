@@ -102,7 +102,6 @@ func chunk(delta string) string {
 	return `{"object":"chat.completion.chunk","choices":[{"index":0,"delta":` + delta + `,"finish_reason":null}]}`
 }
 
-// end ends the call.
 func (r *running) end(result relay.Result) {
 	r.steps <- func() {
 		r.sink.Finish(result)

@@ -37,7 +37,6 @@ func isOpenAIType(kind string) bool {
 	return dotted && slices.Contains(openAITypes, prefix)
 }
 
-// clientEvent is an event of a client.
 type clientEvent struct {
 	Type     string          `json:"type"`
 	EventID  string          `json:"event_id"`
@@ -275,7 +274,6 @@ func chatTools(tools []json.RawMessage) (json.RawMessage, *openai.Error) {
 	return encode(list), nil
 }
 
-// chatToolChoice returns a tool_choice in the form of a chat.
 func chatToolChoice(raw json.RawMessage) json.RawMessage {
 	var f function
 	if firstByte(raw) != '{' || json.Unmarshal(raw, &f) != nil || f.Name == "" {

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
+
 	"github.com/coder/websocket"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -347,11 +349,7 @@ func TestX7_SocketsOfTenant(t *testing.T) {
 		t.Error("the conversation is not counted")
 	}
 	first.conn.Close(websocket.StatusNormalClosure, "")
-	for end := time.Now().Add(patience); b.Total() != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d bytes are still in use", b.Total())
-		}
-	}
+	testutil.Eventually(t, "no memory is in use", func() bool { return b.Total() == 0 })
 }
 
 func TestATenantThatIsRemoved(t *testing.T) {
@@ -493,11 +491,7 @@ func TestX7_SettingsAreCounted(t *testing.T) {
 		g := newGateway(t, func(h *Handler) { h.Memory = b })
 		c := g.dial(t)
 		c.send(message)
-		for end := time.Now().Add(patience); b.Used(memory.Requests) < int64(len(large)); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%.50s: %d bytes are counted", message, b.Used(memory.Requests))
-			}
-		}
+		testutil.Eventually(t, "the message is counted: "+message[:30], func() bool { return b.Used(memory.Requests) >= int64(len(large)) })
 		if !b.Reserve(memory.Requests, b.LimitOf(memory.Requests)-b.Used(memory.Requests)) {
 			t.Fatal("the budget is full")
 		}

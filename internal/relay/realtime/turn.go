@@ -251,7 +251,6 @@ func isCutShort(finish string) bool {
 	return finish == "length" || finish == "content_filter" || finish == finishCancelled || openai.BrokenOff(finish) != nil
 }
 
-// usage returns what the turn has used.
 func (t *turn) usage() usage {
 	u := t.result.Usage
 	if !u.Known {

@@ -32,7 +32,6 @@ const (
 // withLog are the limits of a broadcast with a replay log.
 var withLog = replay.Limits{LogBytes: logBytes}
 
-// token returns a chunk of a chat.
 func token(content string) string {
 	return `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"` + content +
 		`"},"finish_reason":null}]}` + "\n\n"
@@ -91,7 +90,6 @@ func popAll(s *replay.Subscriber) (stream string, last int64, err error) {
 	}
 }
 
-// readAll reads the stream to its end.
 func readAll(s *replay.Subscriber) (stream string, err error) {
 	for {
 		part, _, err := popAll(s)

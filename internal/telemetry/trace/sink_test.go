@@ -147,7 +147,6 @@ func (s *sink) branch(out *strings.Builder, began time.Time, parent []byte, inde
 	}
 }
 
-// values are attributes in plain types.
 func values(attributes []*common.KeyValue) map[string]any {
 	all := map[string]any{}
 	for _, a := range attributes {

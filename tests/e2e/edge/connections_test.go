@@ -115,7 +115,6 @@ func keepAsking(client *http.Client, g *harness.Gateway) (stop func() error) {
 	})
 }
 
-// newClient returns a client with a connection of its own.
 func newClient(t *testing.T) *http.Client {
 	c := &http.Client{Transport: &http.Transport{}, Timeout: testutil.Patience}
 	t.Cleanup(c.CloseIdleConnections)

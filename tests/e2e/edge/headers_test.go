@@ -112,7 +112,6 @@ func chat(t *testing.T, g *harness.Gateway, body string) *http.Request {
 	return r
 }
 
-// get returns a GET request.
 func get(t *testing.T, g *harness.Gateway, path string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequest(http.MethodGet, g.URL+path, nil)

@@ -110,7 +110,6 @@ func TestE2E_X7_LateBody(t *testing.T) {
 	g.AwaitIdle("chat")
 }
 
-// wantMetric returns an error if the metrics lack a line.
 func wantMetric(g *harness.Gateway, line string) error {
 	if text := g.AdminText("/metrics"); !strings.Contains(text, line+"\n") {
 		return fmt.Errorf("the metrics lack %s", line)

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 )
 
 // CheckWholeStream returns an error if the body of a streamed response is not complete.
@@ -25,27 +24,20 @@ func CheckWholeStream(body []byte) error {
 }
 
 // Event is one server-sent event of a response, or a comment.
-type Event struct {
-	ID, Data, Comment string
-	At                time.Time
-}
+type Event struct{ Data, Comment string }
 
-// ReadEvents reads a stream to its end and returns its events, each with the time of its arrival.
-// If the stream breaks off, ReadEvents returns the events before and the error.
+// ReadEvents reads a stream to its end and returns its events. If the stream breaks off, ReadEvents returns the events before and the error.
 func ReadEvents(body io.Reader) (all []Event, err error) {
 	r := bufio.NewReaderSize(body, 4<<20)
 	var e Event
 	for {
 		line, err := r.ReadString('\n')
 		switch text := strings.TrimRight(line, "\r\n"); {
-		case strings.HasPrefix(text, "id: "):
-			e.ID = text[len("id: "):]
 		case strings.HasPrefix(text, "data: "):
 			e.Data += text[len("data: "):]
 		case strings.HasPrefix(text, ":"):
 			e.Comment = strings.TrimSpace(text[1:])
 		case text == "" && (e.Data != "" || e.Comment != ""):
-			e.At = time.Now()
 			all, e = append(all, e), Event{}
 		}
 		if err == io.EOF {

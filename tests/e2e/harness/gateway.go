@@ -214,7 +214,6 @@ func (g *Gateway) Stop() {
 // the guard and the replicas.
 func (g *Gateway) Processes() map[int]string { return processesWith(directoryMark + g.Dir) }
 
-// dump logs the end of each log file of the gateway.
 func (g *Gateway) dump() {
 	files, _ := filepath.Glob(filepath.Join(g.Dir, "*", "*.log"))
 	more, _ := filepath.Glob(filepath.Join(g.Dir, "*.log"))

@@ -237,7 +237,6 @@ var (
 	seriesLabel = regexp.MustCompile(`(\w+)="`)
 )
 
-// seriesOf returns the labels of all metrics of a scrape.
 func seriesOf(scrape string) map[string][]string {
 	all := maps.Clone(onlyWith)
 	for line := range strings.Lines(scrape) {

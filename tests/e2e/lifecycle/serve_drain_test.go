@@ -80,7 +80,6 @@ func TestE2E_E4_X20_ServeWaitsForStreamsOfAllProcesses(t *testing.T) {
 	awaitExit(g)
 }
 
-// startStreams starts a stream of each kind.
 func startStreams(l *load) {
 	l.run("native stream", 1, func(_ int, begun func()) (string, error) { return l.stream("chat", "", begun) })
 	l.run("managed stream", 1, func(_ int, begun func()) (string, error) { return l.stream("managed", "", begun) })

@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// startListing starts an upstream whose list of models is the text.
 func startListing(t *testing.T, list string) string {
 	return harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/models") {

@@ -221,7 +221,6 @@ func awaitSession(g *harness.Gateway, previous string) {
 	})
 }
 
-// responseID returns the id of the response in an answer.
 func responseID(t *testing.T, a *harness.Answer) string {
 	t.Helper()
 	from := a.Content

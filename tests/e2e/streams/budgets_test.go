@@ -17,7 +17,6 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// metric returns the value of a line of /metrics.
 func metric(g *harness.Gateway, name string) (value float64) {
 	g.T.Helper()
 	found := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + ` (\S+)$`).FindStringSubmatch(g.AdminText("/metrics"))

@@ -152,7 +152,6 @@ func (s *storm) count(what string) {
 var stormFaults = []string{"", "", "", "", "", "cut=N", "eof=N", "error=N", "malformed=N", "stall=N:50ms", "stall=N", "duplicate", "huge=N", "status=500",
 	"status=503", "status=422", "status=429", "status=429:0", "early-close", "length=7", "hang=60ms", "reset-before-headers", "slow=2ms", "gzip"}
 
-// stormRequest is a request of the storm.
 type stormRequest struct {
 	model, fault, body string
 	stream, managed    bool
