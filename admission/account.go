@@ -46,9 +46,9 @@ func (a *account) spend(tokens, requests int64) (chargeTokens, chargeRequests in
 	return chargeTokens, chargeRequests
 }
 
-// settle returns what the buckets get back of a task whose caller declares this cost. A task never
+// correct returns what the buckets get back of a task whose caller declares this cost. A task never
 // costs less than its requests have used.
-func (a *account) settle(declared int64) int64 {
+func (a *account) correct(declared int64) int64 {
 	charged := max(a.estimate, a.used)
 	a.estimate = declared
 	return charged - max(declared, a.used)

@@ -93,7 +93,7 @@ func TestX13_DamagedJournalIsKept(t *testing.T) {
 	if n := known(t, c, tasks); n != 2 {
 		t.Errorf("%d tasks are back, want those of the two good lines", n)
 	}
-	if fault == nil || !strings.Contains(fault.Error(), "1 damaged lines, the first is line 2") {
+	if fault == nil || !strings.Contains(fault.Error(), "damaged lines: 1, the first is line 2") {
 		t.Errorf("error %v does not say what is damaged", fault)
 	}
 	kept := ""

@@ -337,7 +337,7 @@ func (c *Controller) chargeCorrection(l *Lease, correction int64) {
 		back, _ = l.account.spend(-correction, 0)
 		back = -back
 	case l.task:
-		back = l.account.settle(l.cost)
+		back = l.account.correct(l.cost)
 	}
 	now := time.Now()
 	for _, b := range []*bucket{&l.gate.usage.bucket, &l.tenant.tokens} {

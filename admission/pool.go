@@ -3,7 +3,7 @@ package admission
 import "slices"
 
 // pool is a set of models of which any may serve a request. While several members have room, they
-// share the tokens by deficit round robin: a member gets a credit of weight × quantum when the
+// share the tokens by deficit round robin. A member gets a credit of weight × quantum when the
 // cursor comes to it and it can serve, and never because a request asks. A member that cannot serve
 // keeps its deficit.
 type pool struct {

@@ -44,9 +44,9 @@ func (w *randomRun) limits() Limits {
 	}
 }
 
-// TestAgainstReference makes random arrivals, aborts, releases, changes of limits and pauses, and
-// after each of them the Controller must be in exactly the state that the reference says: who was
-// admitted in which order and when, who was refused why, how many tokens are left.
+// TestAgainstReference makes random arrivals, aborts, releases, changes of limits and pauses. After
+// each of them the Controller must be in exactly the state of the reference: who was admitted in
+// which order and when, who was refused why, and how many tokens are left.
 func TestAgainstReference(t *testing.T) {
 	t.Parallel()
 	const runs, steps = 150, 150

@@ -205,7 +205,7 @@ func (c *Controller) RecoverTasks() error {
 		c.restoreEnd(e)
 	}
 	if len(bad) > 0 {
-		fault = fmt.Errorf("it has %d damaged lines, the first is line %d", len(bad), bad[0])
+		fault = fmt.Errorf("damaged lines: %d, the first is line %d", len(bad), bad[0])
 	}
 	aside := ""
 	if fault != nil {
@@ -221,7 +221,7 @@ func (c *Controller) RecoverTasks() error {
 	case err != nil:
 		return fmt.Errorf("admission: task journal %s: %w; %w", j.path, fault, err)
 	}
-	return fmt.Errorf("admission: task journal %s: %w; %d tasks hold their leases again; the damaged file is kept as %s",
+	return fmt.Errorf("admission: task journal %s: %w; tasks that hold their leases again: %d; the damaged file is kept as %s",
 		j.path, fault, len(live), aside)
 }
 

@@ -65,7 +65,10 @@ func (s *Server) Check(_ context.Context, req *auth.CheckRequest) (*auth.CheckRe
 	}
 	passed.Headers = append(passed.Headers, setHeader(headers.Tenant, tenant.Name), setHeader(headers.Priority, priority), setHeader(headers.Key, proof(c)))
 	return &auth.CheckResponse{
-		Status:       &status.Status{Code: int32(codes.OK)},
+		Status: &status.Status{Code: int32(codes.OK)},
+		DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{
+			headers.MetadataTenant: structpb.NewStringValue(tenant.Name), headers.MetadataKey: structpb.NewStringValue(tenant.Key),
+		}},
 		HttpResponse: &auth.CheckResponse_OkResponse{OkResponse: passed},
 	}, nil
 }

@@ -147,7 +147,7 @@ func grpcRefused(t *testing.T, m *managed) {
 			[]string{"x-test-real", "1", "authorization", "Bearer k", headers.Priority, "x"}, codes.InvalidArgument,
 			"x-sluice-priority must be interactive, default or batch.",
 		},
-		"nobody checks keys": {[]string{"x-test-fail", "1"}, codes.Unavailable, "the gateway does not answer at the moment"},
+		"nobody checks keys": {[]string{"x-test-fail", "1"}, codes.Unavailable, "The gateway does not answer at the moment."},
 	} {
 		_, err := ask(t, m.call(t.Context(), t, inferenceMethod, test.pairs...), "a")
 		if s := grpcstatus.Convert(err); s.Code() != test.code || s.Message() != test.message {
@@ -183,7 +183,7 @@ func TestManagedUnavailable(t *testing.T) {
 	}
 	stream := m.call(t.Context(), t, inferenceMethod, "authorization", "Bearer k")
 	_, err := ask(t, stream, "a")
-	if s := grpcstatus.Convert(err); s.Code() != codes.Unavailable || s.Message() != "the gateway does not answer at the moment" {
+	if s := grpcstatus.Convert(err); s.Code() != codes.Unavailable || s.Message() != "The gateway does not answer at the moment." {
 		t.Errorf("%v", err)
 	}
 	if got := strings.Join(stream.Trailer().Get(headers.Source), "+"); got != "gateway" {

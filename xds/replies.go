@@ -64,73 +64,73 @@ func sentBySluice() string {
 // Envoy.
 func replies() []reply {
 	return []reply{
-		forGRPC(unavailable(toGRPC+" && response.code >= 500", "the gateway does not answer at the moment")),
-		unavailable(detailsAre("cluster_not_found")+" && "+onUndecided, "the gateway cannot decide about requests at the moment"),
+		forGRPC(unavailable(toGRPC+" && response.code >= 500", "The gateway does not answer at the moment.")),
+		unavailable(detailsAre("cluster_not_found")+" && "+onUndecided, "The gateway cannot decide about requests at the moment."),
 		// This Envoy refuses the cluster, or gets it later than the others.
-		unavailable(detailsAre("cluster_not_found"), "the Envoy that has this request has not taken over the model's replicas, or not yet"),
-		unavailable(detailsAre("ext_authz_error"), "the gateway cannot check keys at the moment"),
-		unavailable(toSluice+" && "+noAnswer(), "the gateway does not answer at the moment"),
+		unavailable(detailsAre("cluster_not_found"), "The Envoy that has this request has not taken over the model's replicas, or not yet."),
+		unavailable(detailsAre("ext_authz_error"), "The gateway cannot check keys at the moment."),
+		unavailable(toSluice+" && "+noAnswer(), "The gateway does not answer at the moment."),
 		{
 			when: detailsAre("request_payload_too_large"), status: 413, code: "request_too_large", kind: "invalid_request_error",
-			message: "the request body is larger than the limit of %METADATA(ROUTE:" + headers.Metadata + ":" + limitKey + ")%",
+			message: "The request body is larger than the limit of %METADATA(ROUTE:" + headers.Metadata + ":" + limitKey + ")%.",
 		},
 		{
 			when: detailsAre("no_healthy_upstream"), status: 503, code: "no_replica", kind: "server_error", retry: true,
-			message: "no replica of the model is ready",
+			message: "No replica of the model is ready.",
 		},
 		{
 			when: detailsAre(unaskedDetails), status: 502, code: "upstream_error", kind: "server_error", retry: true,
-			message: "the engine has switched to another protocol, which the request did not ask for",
+			message: "The engine has switched to another protocol, which the request did not ask for.",
 		},
 		{
 			when: detailsAre(redirectDetails), status: 502, code: "upstream_error", kind: "server_error", retry: true,
-			message: "the engine has answered with a redirect, which is not passed on",
+			message: "The engine has answered with a redirect, which is not passed on.",
 		},
 		{
 			// An engine may send interim responses (1xx) and then close the connection.
 			when:   detailsBegin("upstream_reset_before_response_started") + " || " + detailsBegin("upstream_reset_after_response_started"),
 			status: 502, code: "upstream_error", kind: "server_error", retry: true,
-			message: "the engine could not be reached or closed the connection, and no other replica could answer",
+			message: "The engine could not be reached or closed the connection, and no other replica could answer.",
 		},
 		{
 			when: detailsAre("response_timeout") + " && " + hasClientTimeout, status: 408, code: "request_timeout", kind: "invalid_request_error", retry: true,
-			message: "the response took longer than the request's own timeout",
+			message: "The response took longer than the request's own timeout.",
 		},
 		{
 			when: detailsAre("response_timeout", "upstream_per_try_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
-			message: "the engine did not answer in time",
+			message: "The engine did not answer in time.",
 		},
 		{
 			when:   detailsAre("request_overall_timeout", "request_header_timeout", "stream_idle_timeout") + " && response.code == 408",
 			status: 408, code: "request_timeout", kind: "invalid_request_error", retry: true,
-			message: "the request did not arrive in time",
+			message: "The request did not arrive in time.",
 		},
 		{
 			when: detailsAre("stream_idle_timeout"), status: 504, code: "upstream_timeout", kind: "server_error", retry: true,
-			message: "nothing happened for too long",
+			message: "Nothing happened for too long.",
 		},
 		{
 			when: detailsAre("low_version"), code: "invalid_request", kind: "invalid_request_error",
-			message: "HTTP/1.0 is not served, because there a broken stream looks like a complete one: use HTTP/1.1 or HTTP/2",
+			message: "HTTP/1.0 is not served, because there a broken stream looks like a complete one: use HTTP/1.1 or HTTP/2.",
 		},
 		{
 			// Clients of the WebSocket mode of OpenAI's Responses API send the request by HTTP
 			// after a 426. After other errors some of them first try the WebSocket again.
 			when: detailsAre("upgrade_failed") + " && " + responsesPath, status: 426, code: "invalid_request", kind: "invalid_request_error",
-			message: "the WebSocket mode of the Responses API is not served: send the request by POST",
+			message: "The WebSocket mode of the Responses API is not served: send the request by POST.",
 		},
 		{
 			when: detailsAre("upgrade_failed"), code: "invalid_request", kind: "invalid_request_error",
-			message: "nothing at this URL changes the protocol: a WebSocket is at /v1/realtime",
+			message: "Nothing at this URL changes the protocol: a WebSocket is at /v1/realtime.",
 		},
 		{
 			when: "response.code == 431", code: "headers_too_large", kind: "invalid_request_error",
-			message: "the request has too many headers, or they are too large",
+			message: "The request has too many headers, or they are too large.",
 		},
 		// Envoy answers some malformed requests with "not implemented".
 		malformed("response.code >= 500 && ("+detailsBegin("http1.")+" || "+detailsBegin("http2.")+")", 400),
 		malformed("response.code < 500", 0),
-		unavailable("true", "the gateway could not handle the request"),
+		unavailable("true", "The gateway could not handle the request."),
 	}
 }
 
@@ -143,7 +143,7 @@ func noAnswer() string {
 func malformed(when string, status uint32) reply {
 	return reply{
 		when: when, status: status, code: "invalid_request", kind: "invalid_request_error",
-		message: "the request is not valid (%RESPONSE_CODE_DETAILS%)",
+		message: "The request is not valid (%RESPONSE_CODE_DETAILS%).",
 	}
 }
 

@@ -154,3 +154,16 @@ func (g *gateway) twice(t *testing.T, request string) (first, second int) {
 	}
 	return ask(), ask()
 }
+
+// Clients see the messages beside those of Sluice itself, which are sentences.
+func TestRepliesAreSentences(t *testing.T) {
+	all := replies()
+	if len(all) < 15 {
+		t.Fatalf("%d replies", len(all))
+	}
+	for _, r := range all {
+		if first := r.message[:1]; first != strings.ToUpper(first) || !strings.HasSuffix(r.message, ".") {
+			t.Errorf("%q is no sentence", r.message)
+		}
+	}
+}

@@ -158,14 +158,14 @@ func (s gatewayStatus) write(w io.Writer) {
 		if s.Shared.Up {
 			redis = "answers"
 		}
-		fmt.Fprintf(w, "Redis    %s, limits are %s, %d gateways\n", redis, s.Shared.Mode, s.Shared.Gateways)
+		fmt.Fprintf(w, "Redis    %s, limits are %s, %d %s\n", redis, s.Shared.Mode, s.Shared.Gateways, plural(s.Shared.Gateways, "gateway"))
 	}
 }
 
 // writePredecessors writes a line for each process that was replaced and still has requests.
 func writePredecessors(w io.Writer, all []predecessorRow) {
 	for _, p := range all {
-		fmt.Fprintf(w, "         before it %s (pid %d), which still has %d requests\n", printable(p.Version), p.PID, p.Requests)
+		fmt.Fprintf(w, "         before it %s (pid %d), which still has %d %s\n", printable(p.Version), p.PID, p.Requests, plural(p.Requests, "request"))
 	}
 }
 

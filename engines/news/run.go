@@ -92,8 +92,8 @@ func (r *rounds) finish(t *target) {
 }
 
 // enqueue makes a target due at a time. If all targets can be asked at once, it is asked together
-// with another one that is due up to a fifth of Interval earlier or later, which is how
-// far jitter spreads them: one wake-up of an idle process then serves both.
+// with another one that is due up to a fifth of Interval earlier or later. Jitter spreads targets
+// as far as that. One wake-up of an idle process then serves both.
 func (r *rounds) enqueue(t *target, due time.Time) {
 	t.due = due
 	if len(r.targets) <= r.AtOnce {

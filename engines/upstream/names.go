@@ -107,7 +107,7 @@ func (r RefusedNames) Message() string {
 			"A name is "+engines.NameRule+".")
 	}
 	if r.Beyond > 0 {
-		text = append(text, fmt.Sprintf("The server %s lists %d models more than the limit of %d. They are not served.", r.Server, r.Beyond, maxModels))
+		text = append(text, fmt.Sprintf("The server %s lists more models than the limit of %d. Not served: %d.", r.Server, maxModels, r.Beyond))
 	}
 	if r.Malformed > 0 {
 		items := "an item that names no model and is skipped"

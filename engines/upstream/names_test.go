@@ -131,7 +131,7 @@ func TestX3_Messages(t *testing.T) {
 		"The server h:1 lists chat, which is a pool. It gets no requests for it.":        Clash{"chat", Reserved{Owner: "a pool"}, []string{"h:1"}},
 		"The servers h:1, h:2 list auto, which is a model. They get no requests for it.": Clash{"auto", Reserved{Owner: "a model"}, []string{"h:1", "h:2"}},
 		`The server h:1 lists models whose names cannot be used: "a b", "c d" and 3 more. A name is ` + engines.NameRule + ". " +
-			"The server h:1 lists 7 models more than the limit of 1000. They are not served.": RefusedNames{Server: "h:1", Names: []string{`"a b"`, `"c d"`}, Count: 5, Beyond: 7},
+			"The server h:1 lists more models than the limit of 1000. Not served: 7.": RefusedNames{Server: "h:1", Names: []string{`"a b"`, `"c d"`}, Count: 5, Beyond: 7},
 	} {
 		if got := c.Message(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

@@ -116,3 +116,18 @@ func TestTheUnitIsStartedUntilItRuns(t *testing.T) {
 		t.Error("the unit lacks StartLimitIntervalSec=0 or Restart=on-failure: five failed starts in ten seconds are its end")
 	}
 }
+
+// word matches a word of a page, linkTarget what a link leads to.
+var (
+	linkTarget = regexp.MustCompile(`\]\([^)]*\)`)
+	word       = regexp.MustCompile(`\S*\w\S*`)
+)
+
+// TestH11_TheMapIsShort keeps ARCHITECTURE.md a map. What is longer has a place in docs.
+func TestH11_TheMapIsShort(t *testing.T) {
+	const most = 1500
+	page := linkTarget.ReplaceAllString(readFile(t, "ARCHITECTURE.md"), "]")
+	if n := len(word.FindAllString(page, -1)); n > most {
+		t.Errorf("ARCHITECTURE.md has %d words, more than %d", n, most)
+	}
+}

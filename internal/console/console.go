@@ -242,8 +242,9 @@ func them(n int) string {
 func plain(text string) string { return strings.TrimRight(Printable(text), " ") }
 
 // Printable returns the text on one line, with a space for each character that a terminal would
-// obey: control characters, and marks that change the direction of text (Unicode's Bidi_Control),
-// which could make an id look like another one. Clients choose some of what is shown.
+// obey. Those are control characters and marks that change the direction of text (Unicode's
+// Bidi_Control). Such a mark could make an id look like another one. Clients choose some of what is
+// shown.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) || r == utf8.RuneError {

@@ -202,9 +202,9 @@ func TestTheSlotIsForWhomItWasMade(t *testing.T) {
 	})
 }
 
-// Whatever comes and goes, on virtual time: everybody is served in the end, nobody is preempted
-// more than three times or after its first token, no slot is lost, and those of the lowest band,
-// who come against a crowd of the highest, are not starved.
+// TestPreemptionInACrowd has callers come and go on virtual time. Every request is served in the
+// end. No request is preempted more than three times or after its first token. No slot is lost.
+// Requests of the lowest band come against a crowd of the highest, and are not starved.
 func TestPreemptionInACrowd(t *testing.T) {
 	t.Parallel()
 	const callers = 1000

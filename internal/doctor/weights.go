@@ -64,6 +64,6 @@ func askHub(ctx context.Context, source weights.Source, timeout time.Duration) (
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("not here yet; the hub has %s in %d files, which the first start fetches",
+	return fmt.Sprintf("not here yet; the hub has %s (files: %d), which the first start fetches",
 		weights.FormatBytes(selection.Bytes()), len(selection.Files)), nil
 }

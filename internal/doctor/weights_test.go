@@ -61,7 +61,7 @@ models:
 	}
 	check(examine(hub.URL, dir), map[string]Finding{
 		"weights of model here": {Level: OK, Says: path},
-		"weights of model tiny": {Level: OK, Says: "the hub has 1.0 MiB in 1 files"},
+		"weights of model tiny": {Level: OK, Says: "the hub has 1.0 MiB (files: 1)"},
 		"weights of model none": {Level: Fault, Says: "no such repository", Hint: "registry of kind directory"},
 		"weights of model file": {Level: Fault, Says: "holds no file \"other.gguf\"; it holds tiny.gguf"},
 	})

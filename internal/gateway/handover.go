@@ -133,9 +133,9 @@ func catchStops() stops {
 	return stops{signals: merged}
 }
 
-// oneStop is how long after a signal to stop another one is the same stop: timeout(1) signals its
-// command and then the group of the command, and wrappers pass on a Ctrl-C that their command got,
-// too. It is shorter than the time between two signals of a follower, see process.Dir.Pass.
+// oneStop is how long after a signal to stop another one is the same stop. timeout(1) signals its
+// command and then the group of the command. Wrappers pass on a Ctrl-C that their command got, too.
+// It is shorter than the time between two signals of a follower, see process.Dir.Pass.
 const oneStop = 25 * time.Millisecond
 
 // mergeStops passes signals on, and makes one of those that are the same stop.

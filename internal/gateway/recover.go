@@ -86,7 +86,7 @@ func (g *Gateway) recoveryConditions() []condition.Condition {
 			"Envoy did not say which requests of the earlier run it still carries. Each of them counts as soon as the access log names it.")}
 	case unplaced > 0:
 		return []condition.Condition{condition.Fault(condition.RequestsUncounted, "", "ReplicaUnknown",
-			fmt.Sprintf("%d requests of the earlier run are at replicas that this gateway does not know. They take no slot there.", unplaced))}
+			fmt.Sprintf("Requests of the earlier run at replicas that this gateway does not know: %d. They take no slot there.", unplaced))}
 	}
 	return nil
 }

@@ -30,7 +30,8 @@ const Metadata = "sluice"
 const MetadataUsage = "sluice_usage"
 
 // MetadataAuthz is the namespace in which Envoy keeps the metadata of an answer of ext_authz. A
-// refusal has the code of its error there, under MetadataCode.
+// refusal has the code of its error there, under MetadataCode. A request that may pass has
+// MetadataTenant and MetadataKey there.
 const (
 	MetadataAuthz = "envoy.filters.http.ext_authz"
 	MetadataCode  = "code"
@@ -43,7 +44,8 @@ const (
 	MetadataRead   = "read"
 )
 
-// The dynamic metadata that ext_proc sets on a request.
+// The dynamic metadata that ext_proc sets on a request. ext_authz sets MetadataTenant and
+// MetadataKey.
 const (
 	// MetadataTold says that the filter inside Envoy has told the end of the request.
 	MetadataTold = "told"

@@ -93,8 +93,9 @@ func (t *Transport) Client() Client {
 // *net.OpError whose Op is "dial".
 //
 // RoundTrip makes a request a second time, whatever its method, when an idle connection turns out
-// to be closed: the engine has answered no byte, the failure came within staleWindow, and the body
-// can be sent again. Then it was not this request that ended the connection.
+// to be closed. It does so only if the engine has answered no byte, the failure came within
+// staleWindow, and the body can be sent again. Then it was not this request that ended the
+// connection.
 func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	ctx := request.Context()
 	to, err := targetOf(request)

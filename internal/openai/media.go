@@ -19,8 +19,8 @@ const (
 )
 
 // MediaOutput returns how many tokens the answer counts as because it is speech or images: 3 for
-// each byte of the text to be spoken, and for each image 1,024 in proportion to its area, which is
-// taken for 1024×1024 without a good size. It is 0 for all other endpoints.
+// each byte of the text to be spoken, and for each image 1,024 in proportion to its area. An image
+// without a good size counts as 1024×1024. The result is 0 for all other endpoints.
 func (r *Request) MediaOutput() int {
 	switch {
 	case r.Endpoint == Speech:

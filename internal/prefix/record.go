@@ -274,10 +274,10 @@ func (x *Index) forget(r *replica, slot int, n uint32) {
 	x.budget.entries.put(n)
 }
 
-// makeRoomLocked evicts one run for a new one of a replica, because the budget is used up:
-// one of another index or of another replica, if they have more than their share and this one has
-// less, else the replica's oldest. It reports false if nothing can go but what was recorded just
-// now, which ends with the entry last.
+// makeRoomLocked evicts one run for a new one of a replica, because the budget is used up. It
+// evicts one of another index or of another replica, if they have more than their share and this
+// one has less. Else it evicts the replica's oldest. It reports false if nothing can go but what
+// was recorded just now, which ends with the entry last.
 func (x *Index) makeRoomLocked(slot int, last uint32) bool {
 	r := &x.replicas[slot]
 	held, used := int(x.held.Load()), int(x.used.Load())

@@ -3,9 +3,9 @@
 // reports of nodes, engines/kubernetes for pods, and internal/dispatch for heartbeats. Package
 // internal/migrate asks it which headers are secrets.
 //
-// A Redactor hides what looks like a secret: the value of a name such as api_key or HF_TOKEN, a
-// word that begins like a key of a known kind, and a URL with a password or a query. It also hides
-// the values that it was made with, wherever they stand.
+// A Redactor hides what looks like a secret. It hides the value of a name such as api_key or
+// HF_TOKEN, a word that begins like a key of a known kind, and a URL with a password or a query. It
+// also hides the values that it was made with, wherever they stand.
 package redact
 
 import (

@@ -49,8 +49,8 @@
 //	                    has come back in time
 //	      nil           run: the generation is over
 //	ticket
-//	    generation.dispatch gets it. generation.work releases it, exactly once. Before, it settles
-//	    the ticket, unless the attempt was preempted.
+//	    generation.dispatch gets it. generation.work releases it, exactly once. Before, it
+//	    corrects the ticket, unless the attempt was preempted.
 //	pending dispatch
 //	    ext_proc begins it. generation.dispatch awaits it. If no generation gets it,
 //	    serveInference, serveCall or carry cancels it.

@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// An engine may end its answer too early, and the answer may look whole nevertheless: an answer
-// that only the end of its connection ends, a Content-Length that is too small, a proxy that closes
-// a chunked body properly. So an answer counts as whole only if its content is: one whole JSON
-// document here, the proper end of a stream in sse.Tracker.
+// An engine may end its answer too early, and the answer may look whole nevertheless. Examples are
+// an answer that only the end of its connection ends, a Content-Length that is too small, and a
+// proxy that closes a chunked body properly. So an answer counts as whole only if its content is:
+// one whole JSON document here, the proper end of a stream in sse.Tracker.
 
 // unusableError is the error of an answer that has come and cannot be passed on. Another replica is
 // tried, as for a broken connection. The client is told fault if there is none.

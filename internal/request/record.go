@@ -9,11 +9,11 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// Record is one request. Store.Begin makes it, each part that has something to add finds it, and it
-// ends once, when nothing more is expected: Close was called, and Envoy's log entry has come unless
-// the request is one on a connection. The entry of a request that the relay carried, which may come
-// before SetOutcome when the client has left, waits for SetOutcome or for Close. See Lose for a
-// request whose entry does not come. A nil *Record does nothing.
+// Record is one request. Store.Begin makes it, and each part that has something to add finds it. It
+// ends once, when Close was called and Envoy's log entry has come. A request on a connection ends
+// without the entry. The entry of a request that the relay carried, which may come before
+// SetOutcome when the client has left, waits for SetOutcome or for Close. See Lose for a request
+// whose entry does not come. A nil *Record does nothing.
 type Record struct {
 	store        *Store
 	onConnection bool

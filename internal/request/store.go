@@ -304,8 +304,8 @@ func (s *Store) awaitLocked(r *Record) {
 }
 
 // evictLocked ends the joining of a request that is pushed out of the finished ones, unless Envoy's
-// log entry is still to come and the entry alone would not do: it corrects the charge of a native
-// request, and knows neither the model nor the tokens of a managed one.
+// log entry is still to come and the entry alone would not do. The entry corrects the charge of a
+// native request. It knows neither the model nor the tokens of a managed one.
 func (s *Store) evictLocked(r *Record) {
 	switch {
 	case r.awaitsNews() && r.logged: // endLocked has it

@@ -15,8 +15,8 @@ const (
 )
 
 // teller tells the subscribers of requests that have ended. It keeps the requests for a while and
-// tells all of them together, because the code of the subscribers costs several times as much for a
-// single request, when it is in no cache of the processor.
+// tells all of them together. The code of the subscribers costs several times as much for a single
+// request, because it is then in no cache of the processor.
 type teller struct {
 	to    []func(Summary)
 	delay time.Duration

@@ -69,8 +69,10 @@ func (r *record) complete() {
 	r.Path = request.CleanPath(asked)
 	r.Streamed = routes.IsStreamed(r.Route)
 	r.Metadata = plainValues(r.own, r.words)
-	if code := plainValues(r.authz, r.words)[headers.MetadataCode]; code != "" {
-		r.Details = headers.DetailsPrefix + code // as in a refusal by the filter or ext_proc
+	if told := plainValues(r.authz, r.words); told[headers.MetadataCode] != "" {
+		r.Details = headers.DetailsPrefix + told[headers.MetadataCode] // as in a refusal by the filter or ext_proc
+	} else if r.Metadata == nil {
+		r.Metadata = told
 	}
 	if model, ok := headers.ClusterModel(r.Cluster); ok {
 		r.Model = model

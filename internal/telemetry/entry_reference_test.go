@@ -127,8 +127,10 @@ func reference(log string, in *datav3.HTTPAccessLogEntry) request.Entry {
 	if model, ok := headers.ClusterModel(e.Cluster); ok {
 		e.Model = model
 	}
-	if code := valuesByLibrary(common.GetMetadata().GetFilterMetadata()[headers.MetadataAuthz])[headers.MetadataCode]; code != "" {
-		e.Details = headers.DetailsPrefix + code
+	if told := valuesByLibrary(common.GetMetadata().GetFilterMetadata()[headers.MetadataAuthz]); told[headers.MetadataCode] != "" {
+		e.Details = headers.DetailsPrefix + told[headers.MetadataCode]
+	} else if e.Metadata == nil {
+		e.Metadata = told
 	}
 	if e.Route == routes.Streams {
 		path, _, _ := strings.Cut(cmp.Or(asked.GetOriginalPath(), asked.GetPath()), "?")

@@ -76,12 +76,13 @@ func (l *RequestLog) failed(q *request.Summary) {
 //
 // Times are in milliseconds, from Envoy's receipt of the request. Unknown values are omitted: the
 // time to the first token without a stream, and tokens that the engine did not count or that were
-// not read. Without an engine's count, estimated is true: tokens_out is the number of events with a
-// part of the answer, or what the bytes of the answer suggest if nobody has read it, and tokens_in
-// is estimated from the prompt or missing. tpot_ms is the mean time per output token after the
-// first. client_request_id is the client's own id of the request; it is missing if the client gave
-// none. finish_reason is always there, and empty for a response without one. finish_estimated is
-// true if nobody has read it, so that it is what the length of the answer suggests.
+// not read. Without an engine's count, estimated is true. tokens_out is then the number of events
+// with a part of the answer, or what the bytes of the answer suggest if nobody has read it.
+// tokens_in is then estimated from the prompt, or missing. tpot_ms is the mean time per output
+// token after the first. client_request_id is the client's own id of the request; it is missing if
+// the client gave none. finish_reason is always there, and empty for a response without one.
+// finish_estimated is true if nobody has read it, so that it is what the length of the answer
+// suggests.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
 		return

@@ -144,7 +144,7 @@ func keepDamaged(path string, damaged int) error {
 }
 
 func damagedLines(path string, lines int) error {
-	return fmt.Errorf("usage: journal %s has %d damaged lines", path, lines)
+	return fmt.Errorf("usage: journal %s: damaged lines: %d", path, lines)
 }
 
 // ageJournal makes days of old hours, and drops old days, in a journal that no process writes. It

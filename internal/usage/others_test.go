@@ -160,7 +160,7 @@ func TestB3_DamagedLinesOfAnEndedProcessAreTold(t *testing.T) {
 			t.Errorf("%s: logged %d times: %v", when, n, logged.All())
 		}
 		name := filepath.Base(old.journal.path)
-		if all := l.Faults(); len(all) != 1 || all[name] == nil || !strings.Contains(all[name].Error(), "has 1 damaged lines") {
+		if all := l.Faults(); len(all) != 1 || all[name] == nil || !strings.Contains(all[name].Error(), ": damaged lines: 1") {
 			t.Errorf("%s: the faults are %v", when, all)
 		}
 	}

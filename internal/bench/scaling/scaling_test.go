@@ -30,9 +30,10 @@ func outcomes(t *testing.T, w workload, names ...string) []outcome {
 	return all
 }
 
-// On the recorded hour, in waves and in steps, with cold starts of a minute: a target is rarely
-// missed where the queue alone misses it most of the time, for a fraction of the replicas of a
-// fleet that never misses it, and without flapping.
+// TestU7_TargetsOnTheRecordedHour has the recorded hour, waves and steps, with cold starts of a
+// minute. Scaling by a target rarely misses the target, where scaling by the queue alone misses it
+// most of the time. It needs a fraction of the replicas of a fleet that never misses the target,
+// and does not flap.
 func TestU7_TargetsOnTheRecordedHour(t *testing.T) {
 	t.Parallel()
 	for _, w := range workloads() {

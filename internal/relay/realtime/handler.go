@@ -17,9 +17,9 @@ import (
 )
 
 // Generator runs a call to its end and calls the sink. The relay is one. The end of ctx means that
-// the client has left, unless its cause is an *openai.Error (errors.As): of code cancelled when the
-// client has cancelled the call, so that nothing is kept for a client that comes back; of
-// client_too_slow when the client accepted nothing for too long; of gateway_unavailable when the
+// the client has left, unless its cause is an *openai.Error (errors.As). Its code is cancelled when
+// the client has cancelled the call, so that nothing is kept for a client that comes back. It is
+// client_too_slow when the client accepted nothing for too long, and gateway_unavailable when the
 // gateway stops.
 type Generator interface {
 	Generate(ctx context.Context, c *relay.Call, sink relay.Sink)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
+
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -333,6 +335,17 @@ func cutStreams(g *harness.Gateway) (left, cut, late, dropped string) {
 	return left, cut, late, a.Header.Get("x-request-id")
 }
 
+// openAndClose opens a WebSocket and closes it. It returns the id of the request.
+func openAndClose(g *harness.Gateway) (id string) {
+	g.T.Helper()
+	ws, r, err := websocket.Dial(g.T.Context(), g.URL+"/v1/realtime", nil)
+	if err != nil {
+		g.T.Fatal(err)
+	}
+	_ = ws.Close(websocket.StatusNormalClosure, "") // the line is awaited
+	return r.Header.Get("x-request-id")
+}
+
 func TestE2E_S13_EveryRequestHasOneLine(t *testing.T) {
 	t.Parallel()
 	const tokens = 7
@@ -366,8 +379,11 @@ func TestE2E_S13_EveryRequestHasOneLine(t *testing.T) {
 	if l := awaitLine(g, refused); l.Status != 404 || l.Code != "model_not_found" || l.Route != "" || l.Replica != "" {
 		t.Errorf("one that was refused: %+v", l)
 	}
-	if n := len(requestLines(g)); n != 8 {
-		t.Errorf("%d lines of 8 requests", n)
+	if l := awaitLine(g, openAndClose(g)); l.Status != http.StatusSwitchingProtocols || l.Tenant != line.Tenant {
+		t.Errorf("a socket without a turn: %+v", l)
+	}
+	if n := len(requestLines(g)); n != 9 {
+		t.Errorf("%d lines of 9 requests", n)
 	}
 	if strings.Contains(g.LogText(), confidential) {
 		t.Error("a prompt is in the log")
