@@ -166,11 +166,11 @@ func TestE2E_S11_PriorityOvertakesAndEvicts(t *testing.T) {
 	g.AwaitIdle("m")
 }
 
-func TestE2E_S11_PrefillIsCappedUntilTheFirstToken(t *testing.T) {
-	t.Parallel()
-	// Headers come at once, the first token when the test says so, the end when the client leaves.
-	tokens := make(chan struct{}, 10)
-	up := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+// startUntilToken starts an upstream with the model m. Its headers come at once, the first token when
+// the test says so, and the end when the client leaves.
+func startUntilToken(t *testing.T) (up string, tokens chan struct{}) {
+	tokens = make(chan struct{}, 10)
+	return harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if harness.ServeModelList(w, r, "m") {
 			return
 		}
@@ -184,10 +184,28 @@ func TestE2E_S11_PrefillIsCappedUntilTheFirstToken(t *testing.T) {
 			<-r.Context().Done()
 		case <-r.Context().Done():
 		}
-	})
-	tenants, key := tenantsOf(map[string]string{"acme": ", limits: {max_prefill: 2}"})
-	g := harness.Start(t, tenants+fmt.Sprintf("models: [{name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 10}}]\n", up))
+	}), tokens
+}
+
+// TestE2E_S11_PrefillIsCappedUntilTheFirstToken: a tenant, and a replica, have only so many requests
+// without a token. One more may go when one of them has its first token.
+func TestE2E_S11_PrefillIsCappedUntilTheFirstToken(t *testing.T) {
+	t.Parallel()
+	for name, caps := range map[string][2]string{"tenant": {", limits: {max_prefill: 2}", ""}, "replica": {"", ", max_prefill_per_replica: 2"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkPrefillIsCapped(t, caps[0], caps[1])
+		})
+	}
+}
+
+func checkPrefillIsCapped(t *testing.T, ofTenant, ofReplica string) {
+	t.Helper()
+	up, tokens := startUntilToken(t)
+	tenants, key := tenantsOf(map[string]string{"acme": ofTenant})
+	g := harness.Start(t, tenants+fmt.Sprintf("models: [{name: m, launcher: upstream, upstreams: [%s], admission: {max_per_replica: 10%s}}]\n", up, ofReplica))
 	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
 	var callers sync.WaitGroup
 	for range 3 {
 		callers.Go(func() {
@@ -209,6 +227,37 @@ func TestE2E_S11_PrefillIsCappedUntilTheFirstToken(t *testing.T) {
 	leave()
 	callers.Wait()
 	g.AwaitIdle("m")
+}
+
+// TestE2E_S11_AKeyHasAPriority: a key may have a lower priority than its tenant. A request with it
+// waits behind those of the tenant's other keys.
+func TestE2E_S11_AKeyHasAPriority(t *testing.T) {
+	t.Parallel()
+	up := harness.StartSerialUpstream(t)
+	usual, night := authz.NewKey(), authz.NewKey()
+	g := harness.Start(t, fmt.Sprintf("\nauth: {mode: keys}\ntenants: [{name: acme, keys: [%q, {hash: %q, priority: batch}]}]\n", usual.Hash, night.Hash)+
+		fmt.Sprintf(oneSlot, up.URL, 10))
+	var answers []<-chan *harness.Answer
+	for i, request := range []struct{ prompt, key string }{{"first", usual.Secret}, {"night", night.Secret}, {"day", usual.Secret}} {
+		answers = append(answers, g.PostLater("/v1/completions", `{"model":"m","prompt":"`+request.prompt+`"}`, "Authorization: Bearer "+request.key))
+		harness.Eventually(t, request.prompt+" is there", func() error {
+			if m := g.Model("m"); m.InFlight+m.Queued != i+1 {
+				return fmt.Errorf("%+v", m)
+			}
+			return nil
+		})
+	}
+	for range answers {
+		up.Next <- struct{}{}
+	}
+	for _, answer := range answers {
+		if a := <-answer; a.StatusCode != 200 {
+			t.Error(a)
+		}
+	}
+	if got := strings.Join(up.Served(), " "); got != "first day night" {
+		t.Errorf("served in the order %s", got)
+	}
 }
 
 func TestE2E_S11_WaitingBodiesOfATenantAreBounded(t *testing.T) {

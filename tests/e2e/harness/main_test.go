@@ -1,11 +1,57 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
+	"time"
 )
+
+// TestSilentStreamsAreGivenUp checks that a gateway that never answers, and one that stops in the
+// middle of a stream, cost the limit and no more: the streams have failed.
+func TestSilentStreamsAreGivenUp(t *testing.T) {
+	for name, begins := range map[string]bool{"no first byte": false, "no end": true} {
+		silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			if begins {
+				io.WriteString(w, "data: ")
+				w.(http.Flusher).Flush()
+			}
+			<-r.Context().Done()
+		}))
+		defer silent.Close()
+		g := &Gateway{T: t, URL: silent.URL}
+		s := g.openStreams(2*openings, 5, 20*time.Millisecond)
+		s.group.Wait()
+		if err := s.fault(); !errors.Is(err, errSilent) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestStreamsThatFailAreTold checks that a stream which lacks tokens, or is refused, has failed.
+func TestStreamsThatFailAreTold(t *testing.T) {
+	for want, status := range map[string]int{"only 1 of 5 tokens": http.StatusOK, "503": http.StatusServiceUnavailable} {
+		short := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.WriteHeader(status)
+			io.WriteString(w, `data: {"content":"a","finish_reason":"stop"}`+"\n\ndata: [DONE]\n\n")
+		}))
+		defer short.Close()
+		g := &Gateway{T: t, URL: short.URL}
+		s := g.OpenStreams(2, 5)
+		s.group.Wait()
+		if err := s.fault(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q: %v", want, err)
+		}
+	}
+}
 
 // TestProcessesWith checks that a process is found by an environment variable as long as it runs,
 // and only by the whole value.

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // Streams are chat streams that run at the same time. OpenStreams makes them.
@@ -26,20 +29,27 @@ type Streams struct {
 const openings = 100
 
 // OpenStreams opens n streams of that many tokens each, of the model chat. It returns when each
-// stream has its first byte.
+// stream has its first byte. It opens no more streams when one has failed.
 func (g *Gateway) OpenStreams(n, tokens int) *Streams {
+	return g.openStreams(n, tokens, testutil.Patience)
+}
+
+func (g *Gateway) openStreams(n, tokens int, patience time.Duration) *Streams {
 	s := &Streams{t: g.T}
-	s.begun.Add(n)
 	opening := make(chan struct{}, openings)
 	for i := range n {
 		opening <- struct{}{}
+		if s.fault() != nil {
+			break
+		}
+		s.begun.Add(1)
 		s.group.Go(func() {
 			begun := sync.OnceFunc(func() {
 				<-opening
 				s.begun.Done()
 			})
 			defer begun()
-			if err := g.ReadStream(fmt.Sprint("conversation ", i), tokens, begun); err != nil {
+			if err := g.readStream(fmt.Sprint("conversation ", i), tokens, patience, begun); err != nil {
 				s.mu.Lock()
 				s.faults = append(s.faults, err)
 				s.mu.Unlock()
@@ -50,31 +60,60 @@ func (g *Gateway) OpenStreams(n, tokens int) *Streams {
 	return s
 }
 
+// fault returns what is wrong with the first stream that failed.
+func (s *Streams) fault() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.faults) == 0 {
+		return nil
+	}
+	return s.faults[0]
+}
+
 // ReadStream reads one stream of the model chat to its end, and returns what is wrong with it. It
 // calls begun when the first byte arrives.
 func (g *Gateway) ReadStream(text string, tokens int, begun func()) error {
-	r, err := g.Open(context.Background(), "/v1/chat/completions", ChatBody("chat", true, tokens, text))
+	return g.readStream(text, tokens, testutil.Patience, begun)
+}
+
+// errSilent is what is wrong with a stream of which nothing comes for too long.
+var errSilent = errors.New("the stream is silent")
+
+// readStream is ReadStream, with the longest silence before the first byte and between two reads.
+func (g *Gateway) readStream(text string, tokens int, patience time.Duration, begun func()) error {
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	defer giveUp(nil)
+	silence := time.AfterFunc(patience, func() { giveUp(errSilent) })
+	defer silence.Stop()
+	r, err := g.Open(ctx, "/v1/chat/completions", ChatBody("chat", true, tokens, text))
 	if err != nil {
 		return err
 	}
 	defer r.Body.Close()
-	if r.StatusCode != 200 {
-		b, _ := io.ReadAll(r.Body)
-		return errors.New(r.Status + string(b))
+	var all []byte
+	for part := make([]byte, 4<<10); ; {
+		n, err := r.Body.Read(part)
+		if n > 0 {
+			silence.Reset(patience)
+			all = append(all, part[:n]...)
+		}
+		if n > 0 && r.StatusCode == http.StatusOK {
+			begun()
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
 	}
-	first := make([]byte, 1)
-	if _, err := io.ReadFull(r.Body, first); err != nil {
-		return err
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", r.Status, all)
 	}
-	begun()
-	rest, err := io.ReadAll(r.Body)
-	if err != nil {
-		return err
-	}
-	if n := strings.Count(string(rest), `"content":`); n < tokens {
+	if n := strings.Count(string(all), `"content":`); n < tokens {
 		return fmt.Errorf("only %d of %d tokens", n, tokens)
 	}
-	return CheckWholeStream(rest)
+	return CheckWholeStream(all)
 }
 
 // FinishAnswers has simulated replicas generate the rest of their answers at once.

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
@@ -117,7 +116,6 @@ func TestE2E_S4_ClientLeaves(t *testing.T) {
 	up := harness.StartHeldUpstream(t)
 	g := harness.Start(t, "upstreams: ["+up.URL+"]\n")
 	body := `{"model":"m","prompt":"x","stream":true}`
-	var worst time.Duration
 	for range 20 {
 		ctx, leave := context.WithCancel(context.Background())
 		r, err := g.Open(ctx, "/v1/completions", body)
@@ -147,13 +145,11 @@ func TestE2E_S4_ClientLeaves(t *testing.T) {
 			}
 			return nil
 		})
-		left := time.Now()
 		leave()
 		r.Body.Close()
-		worst = max(worst, (<-up.Cancelled).Sub(left))
+		<-up.Cancelled
 		g.AwaitIdle("m")
 	}
-	t.Logf("the engine knew at most %v after the client had left", worst)
 }
 
 func TestE2E_T2_QueueIsBounded(t *testing.T) {

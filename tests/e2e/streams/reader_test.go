@@ -42,8 +42,7 @@ func TestE2E_R3_FiguresAfterTheFirstStream(t *testing.T) {
 	t.Parallel()
 	const tokens = 20
 	g := startUnread(t)
-	seen := watchStream(g, plainBody(0, tokens), "x-sim-fault: stall=5:700ms")
-	line := awaitLine(g, seen.id)
+	line := awaitLine(g, watchStream(g, plainBody(0, tokens), "x-sim-fault: stall=5:700ms"))
 	if line.TokensOut == nil || *line.TokensOut != tokens || line.TokensIn == nil || !line.Estimated || *line.FinishReason != "length" || line.FinishEstimated {
 		t.Errorf("the line of the first stream: %+v", line)
 	}
@@ -76,11 +75,11 @@ func TestE2E_R3_EveryRequestHasTokensAndFinishReason(t *testing.T) {
 	t.Parallel()
 	const tokens, streams = 60, 8
 	g := startUnread(t)
-	awaitLine(g, watchStream(g, plainBody(0, tokens)).id) // what it teaches is known now
+	awaitLine(g, watchStream(g, plainBody(0, tokens))) // what it teaches is known now
 	ids := make([]string, streams)
 	var all sync.WaitGroup
 	for n := range ids {
-		all.Go(func() { ids[n] = watchStream(g, plainBody(1+n, tokens)).id })
+		all.Go(func() { ids[n] = watchStream(g, plainBody(1+n, tokens)) })
 	}
 	all.Wait()
 	whole := g.Post(harness.ChatPath, harness.ChatBody("m", false, 7, "hello")).Header.Get("x-request-id")
@@ -123,7 +122,7 @@ func TestE2E_R3_EveryRequestHasTokensAndFinishReason(t *testing.T) {
 func TestE2E_R3_ACleanEndWithoutAnEnd(t *testing.T) {
 	t.Parallel()
 	g := startUnread(t)
-	if l := awaitLine(g, watchStream(g, plainBody(0, 20), "x-sim-fault: eof=5").id); l.Cause != "engine" || *l.FinishReason != "" {
+	if l := awaitLine(g, watchStream(g, plainBody(0, 20), "x-sim-fault: eof=5")); l.Cause != "engine" || *l.FinishReason != "" {
 		t.Errorf("%+v", l)
 	}
 	if n := g.Metric(`stream_disconnects_total{cause="engine"}`); n != 1 {

@@ -67,8 +67,28 @@ func (c *traceCollector) spanNames(t *testing.T, trace string) (names []string) 
 	return names
 }
 
+// attributes returns the attributes of a span of a trace.
+func (c *traceCollector) attributes(trace, name string) map[string]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := map[string]string{}
+	for _, s := range c.spans {
+		if fmt.Sprintf("%x", s.GetTraceId()) != trace || s.GetName() != name {
+			continue
+		}
+		for _, a := range s.GetAttributes() {
+			value := a.GetValue()
+			all[a.GetKey()] = value.GetStringValue()
+			if n := value.GetIntValue(); n != 0 {
+				all[a.GetKey()] = fmt.Sprint(n)
+			}
+		}
+	}
+	return all
+}
+
 // A client's trace goes on through queue, prefill and decode to the engine, for native and managed
-// streams.
+// streams. The spans have the attributes that the gateway knows.
 func TestE2E_S13_SpansFromClientToEngine(t *testing.T) {
 	t.Parallel()
 	sink, url := startTraceCollector(t)
@@ -88,17 +108,19 @@ func TestE2E_S13_SpansFromClientToEngine(t *testing.T) {
 			fmt.Fprintf(w, "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"t%d\"},\"finish_reason\":null}]}\n\n", i)
 			w.(http.Flusher).Flush()
 		}
-		io.WriteString(w, "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+		io.WriteString(w, "data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"+
+			"data: {\"id\":\"x\",\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":10,\"total_tokens\":17}}\n\ndata: [DONE]\n\n")
 	})
 	g := harness.Start(t, `
 tracing: {endpoint: "`+url+`", sample: 0}
 models:
-  - {name: native, launcher: upstream, upstreams: ["`+engine+`"], stream: {mode: native}}
+  - {name: native, launcher: upstream, upstreams: ["`+engine+`"], stream: {mode: native}, admission: {max_tokens_per_minute: 1000000}} # so that Envoy reads the usage
   - {name: managed, launcher: upstream, upstreams: ["`+engine+`"], stream: {mode: managed}}
 `)
 	for i, model := range []string{"native", "managed"} {
 		trace := fmt.Sprintf("%032x", 0xabc0+i)
-		g.Stream(harness.ChatPath, harness.ChatBody(model, true, 10, "secret words"), "traceparent: 00-"+trace+"-00000000000000aa-01")
+		body := withFields(harness.ChatBody(model, true, 10, "secret words"), `"stream_options":{"include_usage":true}`)
+		g.Stream(harness.ChatPath, body, "traceparent: 00-"+trace+"-00000000000000aa-01")
 		names := sink.spanNames(t, trace)
 		for _, want := range []string{"chat " + model, "queue", "prefill", "decode"} {
 			if !slices.Contains(names, want) {
@@ -107,6 +129,20 @@ models:
 		}
 		if model == "managed" && (!slices.Contains(names, "decode_step[1]") || !slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "emit_chunk[") })) {
 			t.Errorf("no steps among %v", names)
+		}
+		for phase, want := range map[string]map[string]string{
+			"prefill": {"batch_size": map[string]string{"managed": "1"}[model], "seq_len": "7", "sluice.replica": strings.TrimPrefix(engine, "http://")},
+			"decode":  {"seq_len": "17", "sluice.replica": strings.TrimPrefix(engine, "http://")},
+		} {
+			got := sink.attributes(trace, phase)
+			for name, value := range want {
+				if got[name] != value {
+					t.Errorf("%s: %s of the span %s is %q, want %q", model, name, phase, got[name], value)
+				}
+			}
+			if _, told := got["sluice.time_per_output_token"]; told != (phase == "decode") {
+				t.Errorf("%s: the span %s has %v", model, phase, got)
+			}
 		}
 		mu.Lock()
 		if told := seen[model]; !strings.HasPrefix(told, "00-"+trace+"-") || strings.Contains(told, "00000000000000aa") {
