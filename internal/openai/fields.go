@@ -44,6 +44,7 @@ const (
 	fieldGuarded        // see Request.Guarded
 	fieldTemplateKwargs // of the template of chats
 	fieldEngineArgs     // of vLLM
+	fieldGoogle         // where Google's API has fields of its own
 	fieldItems          // what is embedded, ranked or scored, or whose tokens are counted
 	fieldMedia          // URLs of media, see sourceField
 	fieldEmbedded       // what is embedded
@@ -82,6 +83,8 @@ func jsonField(e Endpoint, name []byte) field {
 		return fieldTemplateKwargs
 	case string(name) == "vllm_xargs":
 		return fieldEngineArgs
+	case string(name) == "google":
+		return fieldGoogle
 	case e.Draws():
 		return imageField(name)
 	case e.Generates():

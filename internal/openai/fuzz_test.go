@@ -33,7 +33,7 @@ var seeds = []string{
 	`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"base64"}},{}]},` +
 		`{"type":"document","source":{"type":"text","data":"d"}},{"type":"tool_result","content":"c"}]}]}`,
 	`{"model":"m","input":[{"output":[{"type":"input_image"},{"type":"input_text","text":"t"},{"stdout":"o"}]},{"output":{"type":"computer_screenshot"}}]}`,
-	`{"model":"m","prompt":["a",[1,2],3],"functions":[]}`, `{"model":"m","prompt":[1,2,3]}`, `{"model":"m","prompt":"p
+	`{"model":"m","google":{"cachedContent":"c"},"cachedcontent":"c"}`, `{"model":"m","prompt":["a",[1,2],3],"functions":[]}`, `{"model":"m","prompt":[1,2,3]}`, `{"model":"m","prompt":"p
 ","cache_salt":null}`,
 }
 
@@ -68,7 +68,7 @@ func checkScan(t *testing.T, e Endpoint, body []byte) (taken bool) {
 		return false
 	}
 	// The naive scan reads neither parts nor what is inside of these fields.
-	inside := NewGuards([]string{localMedia, storedFile, hostedTools, extraBody, pluginsField, nvext, providerOptions})
+	inside := NewGuards([]string{localMedia, storedFile, hostedTools, extraBody, pluginsField, nvext, providerOptions, compoundCustom})
 	got.Guarded &^= inside
 	want.Guarded &^= inside
 	got.MediaURLs = nil

@@ -56,6 +56,7 @@ var guarded = []Guarded{
 	{"prompt_id", nil, otherModels, 0},
 	{pluginsField, nil, otherModels, 0},
 	{providerOptions, nil, "asks Vercel's gateway for other models than the field model names, or for another account", 0},
+	{compoundCustom, nil, "asks Groq's systems for other models than the field model names", 0},
 	{"deployment_id", nil, otherModels, 0},
 	{"custom_llm_provider", nil, "chooses another provider than the operator", 0},
 	{"api_base", nil, otherHost, 0},
@@ -69,6 +70,7 @@ var guarded = []Guarded{
 	{"vector_store_ids", nil, storedFiles, 0},
 	{"container", nil, storedFiles, 0},
 	{"cached_content", nil, storedFiles, 0},
+	{"cachedContent", nil, storedFiles, 0},
 	{storedFile, nil, storedFiles, 0},
 	{storedPrompt, nil, "uses a prompt that the account of the upstream has stored, with the model, the tools and the files of that prompt", 0},
 	{"agent", nil, storedAgent, 0},
@@ -164,22 +166,28 @@ func (g Guards) First() Guarded {
 	return guarded[i]
 }
 
-// guardsByLength has the indexes of the rows of the table by the length of the name.
-var guardsByLength = func() (rows [32][]uint8) {
+// guardsByLength has the names of the table in lower case, by their length, with their rows.
+var guardsByLength = func() (rows [32][]lowerGuard) {
 	for i, g := range guarded {
-		rows[len(g.Name)] = append(rows[len(g.Name)], uint8(i))
+		rows[len(g.Name)] = append(rows[len(g.Name)], lowerGuard{strings.ToLower(g.Name), 1 << i})
 	}
 	return rows
 }()
+
+// lowerGuard is a guarded field by its name in lower case.
+type lowerGuard struct {
+	name string
+	set  Guards
+}
 
 // guardOf returns the set of the guarded field that a name is, in any case, and otherwise the empty
 // set.
 func guardOf(name []byte) Guards {
 	if isLower(name) {
 		if len(name) < len(guardsByLength) {
-			for _, i := range guardsByLength[len(name)] {
-				if string(name) == guarded[i].Name {
-					return 1 << i
+			for _, g := range guardsByLength[len(name)] {
+				if string(name) == g.name {
+					return g.set
 				}
 			}
 		}
@@ -259,7 +267,7 @@ func (s *scanner) guard(field Guards) {
 	case extraBody:
 		s.extraBody()
 		return
-	case pluginsField, nvext, providerOptions:
+	case pluginsField, nvext, providerOptions, compoundCustom:
 		if s.asksByMembers(name) {
 			s.req.Guarded |= field
 		}
@@ -310,10 +318,6 @@ func (s *scanner) extraBody() {
 	s.req.Guarded = 0
 	for more := s.json.Open('{'); more; more = s.json.More('{') {
 		name := s.json.Name()
-		if string(name) == "google" { // where Google's API has fields of its own
-			s.guardMembers(guardsOfGoogle)
-			continue
-		}
 		switch jsonField(s.req.Endpoint, name) {
 		case fieldGuarded:
 			s.guard(guardOf(name))
@@ -321,6 +325,8 @@ func (s *scanner) extraBody() {
 			s.guardMembers(guardsOfTemplate)
 		case fieldEngineArgs:
 			s.guardMembers(guardsOfArguments)
+		case fieldGoogle:
+			s.guardMembers(guardsOfGoogle)
 		case fieldTools:
 			s.readTools()
 		case fieldOther, fieldFunctions, fieldPromptCacheKey, fieldCacheSalt, fieldSize:
@@ -340,9 +346,9 @@ func (s *scanner) extraBody() {
 
 var guardOfExtraBody = guardOf([]byte(extraBody))
 
-// The members that count of the fields chat_template_kwargs and vllm_xargs.
+// The members that count of the fields chat_template_kwargs, vllm_xargs and google.
 var (
 	guardsOfTemplate  = NewGuards([]string{"chat_template"})
 	guardsOfArguments = NewGuards([]string{"kv_transfer_params", "ec_transfer_params"})
-	guardsOfGoogle    = NewGuards([]string{"cached_content"})
+	guardsOfGoogle    = NewGuards([]string{"cached_content", "cachedContent"}) // JSON of protobuf has both
 )

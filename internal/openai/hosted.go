@@ -16,6 +16,7 @@ const (
 	pluginsField    = "plugins"
 	providerOptions = "providerOptions"
 	nvext           = "nvext"
+	compoundCustom  = "compound_custom"
 )
 
 var (
@@ -39,7 +40,8 @@ func (s *scanner) asksByMembers(name string) (asks bool) {
 	case name != pluginsField && s.json.Kind() == '{':
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
 			switch member := string(s.json.Name()); {
-			case name == nvext && slices.Contains(harmlessExtensions, member) || name == providerOptions && member != "gateway":
+			case name == nvext && slices.Contains(harmlessExtensions, member), name == providerOptions && member != "gateway",
+				name == compoundCustom && member != "models":
 				s.json.Skip()
 			case name == providerOptions && s.json.Kind() == '{':
 				asks = s.hasMember("models", "byok") || asks

@@ -59,6 +59,11 @@ func TestX14_HostedTools(t *testing.T) {
 		`"extra_body":{"n":9}`: extraBody, `"extra_body":{"max_tokens":9}`: extraBody, `"extra_body":{"best_of":9}`: extraBody, `"extra_body":{"api_base":"http://a"}`: extraBody,
 		`"extra_body":{"n":null,"top_k":1,"tools":[{"type":"function"}],"google":{"thinking_config":{}}}`: none,
 		`"extra_body":{"google":{"cached_content":"cachedContents/1"}}`:                                   extraBody, `"cached_content":"cachedContents/1"`: "cached_content",
+		`"extra_body":{"google":{"cachedContent":"cachedContents/1"}}`: extraBody, `"cachedContent":"cachedContents/1"`: "cachedContent", `"cachedcontent":"c"`: "cachedContent",
+		`"google":{"cached_content":"cachedContents/1"}`: "cached_content", `"google":{"cachedContent":"cachedContents/1"}`: "cachedContent",
+		`"google":{"thinking_config":{},"cached_content":null}`: none, `"google":"cached_content"`: none,
+		`"compound_custom":{"models":{"answering_model":"dear"}}`: compoundCustom, `"compound_custom":{"models":{"reasoning_model":"dear"},"tools":{}}`: compoundCustom,
+		`"compound_custom":{"tools":{"enabled_tools":["web_search"]},"models":null}`: none, `"extra_body":{"compound_custom":{"models":{"answering_model":"dear"}}}`: extraBody,
 		`"agent":{"type":"agent_reference","name":"a"}`: "agent", `"agent_reference":{"name":"a"}`: "agent_reference", `"prompt":{"id":"pmpt_1"}`: none,
 	} {
 		body := `{"model":"m",` + field + `,"messages":[]}`

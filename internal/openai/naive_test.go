@@ -164,7 +164,7 @@ func (r *Request) naiveField(m member) (ok bool) {
 		}
 		list, _ := members(m.value)
 		within := slices.Contains([]string{"chat_template_kwargs: chat_template", "vllm_xargs: kv_transfer_params",
-			"vllm_xargs: ec_transfer_params"}, m.name+": "+g.Name)
+			"vllm_xargs: ec_transfer_params", "google: cached_content", "google: cachedContent"}, m.name+": "+g.Name)
 		if asks(m) || within && slices.ContainsFunc(list, asks) {
 			r.Guarded |= 1 << i
 		}

@@ -246,6 +246,8 @@ func (s *scanner) hint(f field) {
 		s.guardMembers(guardsOfTemplate)
 	case fieldEngineArgs:
 		s.guardMembers(guardsOfArguments)
+	case fieldGoogle:
+		s.guardMembers(guardsOfGoogle)
 	case fieldSize:
 		r.imageTokens = imageTokens(wordText(&s.json))
 	default:

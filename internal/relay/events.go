@@ -66,6 +66,8 @@ type engineStream struct {
 
 	// started says that events are published as they come and no other replica can take over.
 	started bool
+	// sentDone says that an end marker was published. The Responses API has events for that.
+	sentDone bool
 	// cutInEvent says that the response broke off within an event.
 	cutInEvent bool
 	// closeDelimited says that only the end of the connection ends the response, so that a cut
@@ -150,7 +152,7 @@ func (s *engineStream) handleEvents() {
 func (s *engineStream) handleEvent(e *sse.Event) {
 	endpoint := s.gen.call.Scan.Endpoint
 	switch {
-	case s.tracker.Done() && (s.gen.sentDone.Load() || !e.IsDone()):
+	case s.tracker.Done() && (s.sentDone || !e.IsDone()):
 		return // an event after the end of the stream means nothing
 	case e.IsDone() && endpoint == openai.Responses && s.tracker.Outcome() == sse.Truncated:
 		return // an end marker ends no response, which has an event of its own for that
@@ -326,8 +328,9 @@ func (s *engineStream) publish(e *sse.Event) {
 		s.failover.result.Answered = true
 		s.gen.status.update(func(r *Result) { r.Answered = true })
 	}
-	if e.IsDone() {
-		s.gen.sentDone.Store(true)
+	if s.tracker.Done() {
+		s.gen.sentEnd.Store(true)
+		s.sentDone = s.sentDone || e.IsDone()
 	}
 	if s.gen.call.Scan.Endpoint == openai.Responses {
 		s.response.follow(e)

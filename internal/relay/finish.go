@@ -72,7 +72,7 @@ func (s *engineStream) outcome(err error) sse.Outcome {
 // broken it off, finishComplete publishes one.
 func (s *engineStream) finishComplete() (reason string) {
 	s.start()
-	if s.stopCause == nil && s.finishModeration() && !s.gen.sentDone.Load() && s.gen.call.Scan.Endpoint.Chunked() {
+	if s.stopCause == nil && s.finishModeration() && !s.sentDone && s.gen.call.Scan.Endpoint.Chunked() {
 		s.gen.publishOwn(sse.AppendDone(nil))
 	}
 	if s.attempt.isAbandoned() {

@@ -66,8 +66,9 @@ type generation struct {
 	moved bool
 	// forgotten says that nobody can find a named generation any more, although it runs.
 	forgotten atomic.Bool
-	// sentDone says that the engine's end marker was published. No heartbeat follows it.
-	sentDone atomic.Bool
+	// sentEnd says that the event that ends the engine's stream was published. No heartbeat follows
+	// it.
+	sentEnd atomic.Bool
 	// countedBy decides once who counts what a named generation uses: the client that has started
 	// it, if that client stays to the end, or the generation itself.
 	countedBy atomic.Int32

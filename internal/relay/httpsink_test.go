@@ -160,6 +160,20 @@ func TestS2_NoHeartbeatFollowsTheEnd(t *testing.T) {
 	}
 }
 
+// The same holds for a stream that has no end marker and ends with an event of its own, as those of
+// the Responses API do.
+func TestS2_NoHeartbeatFollowsTheLastEvent(t *testing.T) {
+	const created = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\"}}\n\n"
+	const completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"status\":\"completed\",\"output\":[]}}\n\n"
+	h := newHarness(t, options{policy: Policy{Heartbeat: 20 * time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		writeEvents(w, created, completed)
+		<-r.Context().Done() // after lingerTimeout
+	})})
+	if _, text := h.post("/v1/responses"); !strings.HasSuffix(text, completed) {
+		t.Errorf("the stream does not end with its last event: %s", text)
+	}
+}
+
 // An engine may answer a request for speech or images with a whole answer although the client has
 // asked for a stream. A heartbeat before such an answer would promise events. After the first
 // event of the engine there are heartbeats.

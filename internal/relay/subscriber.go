@@ -191,7 +191,7 @@ func (s *subscriber) writeHeartbeat() (next time.Duration, err error) {
 	if left := interval - time.Since(s.lastFlush); left > 0 {
 		return left, nil
 	}
-	if s.gen.sentDone.Load() { // the engine may keep its response open for a moment
+	if s.gen.sentEnd.Load() { // the engine may keep its response open for a moment
 		return interval, nil
 	}
 	return interval, s.sink.Heartbeat(s.gen.progress())
