@@ -53,7 +53,11 @@ func (in *items) UnmarshalJSON(raw []byte) error {
 		case "", "message":
 			*in = append(*in, item.message)
 		case "function_call_output":
-			*in = append(*in, message{Role: "tool", Content: content(textOf(item.Output))})
+			var result content
+			if json.Unmarshal(item.Output, &result) != nil {
+				return badRequest("input", "The output of a tool must be a string or a list of parts")
+			}
+			*in = append(*in, message{Role: "tool", Content: result})
 		default:
 			*in = append(*in, message{Role: "assistant", ToolCalls: whole[i]})
 		}

@@ -100,6 +100,11 @@ func TestResponse(t *testing.T) {
 	if text := lookup(v, "output", 0, "content", 0, "text").(string); !strings.Contains(text, "“forty-two”") {
 		t.Errorf("after a tool's result: %s", text)
 	}
+	v = s.object("/v1/responses", `{"input":[{"role":"user","content":"hi"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},
+		{"type":"function_call_output","call_id":"c","output":[{"type":"input_text","text":"forty-"},{"type":"input_text","text":"three"}]}]}`)
+	if text := lookup(v, "output", 0, "content", 0, "text").(string); !strings.Contains(text, "“forty-three”") {
+		t.Errorf("after a tool's result in parts: %s", text)
+	}
 	v = s.object("/v1/responses", `{"input":"x","text":{"format":{"type":"json_schema","name":"n","schema":{"type":"object","properties":{"a":{"type":"integer"}}}}}}`)
 	if text := lookup(v, "output", 0, "content", 0, "text"); text != `{"a": 1}` {
 		t.Errorf("structured: %v", text)

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"encoding/json"
 	"strconv"
 	"strings"
 
@@ -255,13 +254,4 @@ func (l limits) apply(a *answer) {
 	if l.max > 0 && (a.limit > l.max || l.ignoreEOS && len(a.calls) == 0) {
 		a.limit, a.finish = l.max, "length"
 	}
-}
-
-// textOf returns a JSON string as its text, and any other JSON value as it is written.
-func textOf(raw json.RawMessage) string {
-	var s string
-	if json.Unmarshal(raw, &s) == nil {
-		return s
-	}
-	return string(raw)
 }
