@@ -27,6 +27,8 @@ type modelRoute struct {
 	joined bool
 	// closeDelimited says that one of the replicas ends responses by closing their connections.
 	closeDelimited bool
+	// refusesAsFailure says that the engine of one of the replicas does, see engines.
+	refusesAsFailure bool
 	// mixed says that the replicas are in several clusters of Envoy.
 	mixed     bool
 	cursor    *atomic.Uint64
@@ -144,6 +146,8 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 		ids[i] = r.ID
 		t.replicas = append(t.replicas, d.replicaLocked(t.policy, t.estimator, m, r, now))
 		t.closeDelimited = t.closeDelimited || t.replicas[i].closeDelimited
+		news := t.replicas[i].news.Load()
+		t.refusesAsFailure = t.refusesAsFailure || news != nil && engines.RefusesAsFailure(news.Engine)
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
 	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas

@@ -119,6 +119,26 @@ func TestX6_CloseDelimitedReplicas(t *testing.T) {
 	ways("seen by its launcher", managed)
 }
 
+// Embeddings are managed when the engine of a replica is known to refuse long ones as if it failed.
+func TestX6_EngineThatRefusesAsFailure(t *testing.T) {
+	t.Parallel()
+	s := newStage(Policy{Way: WayPolicy{Mode: ModeNative}})
+	s.put("m", launched("a", "b")...)
+	for _, c := range []struct {
+		engine string
+		want   way
+	}{{"", native}, {"vllm", native}, {"llama-cpp", managed}} {
+		s.SetEngineNews("b", EngineNews{Engine: c.engine})
+		for e, want := range map[openai.Endpoint]way{openai.Embeddings: c.want, openai.Rerank: c.want, openai.Chat: native} {
+			r := newRequest("m", "k")
+			r.Endpoint = e
+			if got := s.way(r); got.way != want {
+				t.Errorf("%v at %q: way %d, want %d", e, c.engine, got.way, want)
+			}
+		}
+	}
+}
+
 // The access log tells of a response without a length only for replicas.
 func TestX6_ClosesOf(t *testing.T) {
 	t.Parallel()

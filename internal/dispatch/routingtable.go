@@ -100,7 +100,7 @@ func (d *Dispatcher) rebuildLocked() {
 		}
 	}
 	for _, t := range w.routes {
-		w.special = w.special || t.closeDelimited || t.policy.Way.translated() // also of a model that leaves
+		w.special = w.special || t.closeDelimited || t.refusesAsFailure || t.policy.Way.translated() // also of a model that leaves
 	}
 	d.poolsLocked(old, w)
 	d.table.Store(w)

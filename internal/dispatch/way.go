@@ -83,6 +83,9 @@ type wayQuestion struct {
 	moderated bool
 	// closeDelimited says that a replica of the model ends responses by closing their connections.
 	closeDelimited bool
+	// refusesAsFailure says that a replica of the model answers 500 to an input that is too long to
+	// be embedded or ranked.
+	refusesAsFailure bool
 	// cold says that a replica has to be started for the request. slow says that the first token
 	// usually takes longer than the model's patience.
 	cold, slow bool
@@ -116,6 +119,10 @@ var wayRules = []wayRule{
 	{always: true, applies: func(q *wayQuestion) bool { return q.Endpoint.BesideResponses() }},
 	// Only the relay notices that a response was cut which only the end of its connection ends.
 	{always: true, applies: func(q *wayQuestion) bool { return q.closeDelimited }},
+	// Only the relay tells such an answer from the failure of a replica.
+	{always: true, applies: func(q *wayQuestion) bool {
+		return q.refusesAsFailure && q.Endpoint.NoOutput() && !q.Endpoint.Free()
+	}},
 	// No answer may bypass moderation, streamed or not, of any endpoint.
 	{always: true, applies: func(q *wayQuestion) bool { return q.moderated }},
 	// The operator demands it, even if the request asks for what only the relay can do.
@@ -191,7 +198,7 @@ func (d *Dispatcher) way(r *Request) (all decision) {
 	for i, m := range c.members {
 		policy := m.policy.Way
 		q := wayQuestion{Request: r, policy: policy, cold: cold, slow: ttft > policy.patience(), closeDelimited: m.closeDelimited,
-			moderated: table.moderated != nil && table.moderated(m.Name, r.Tenant)}
+			refusesAsFailure: m.refusesAsFailure, moderated: table.moderated != nil && table.moderated(m.Name, r.Tenant)}
 		one := decision{patience: policy.patience(), wanted: r.Stream && policy.Mode == ModeNative}
 		one.way, one.waits = q.decide()
 		if i == 0 || one.way == managed || all.way == native {

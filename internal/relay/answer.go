@@ -113,6 +113,9 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 	if a.gen.call.Scan.Endpoint.Generates() {
 		answer.unmaskError()
 	}
+	if a.gen.call.Scan.Endpoint.NoOutput() {
+		answer.unmaskRefusal()
+	}
 	a.reportStatus(answer)
 	if answer.Status >= http.StatusMultipleChoices && f.rules != nil {
 		a.moderateRefusal(answer)
@@ -160,6 +163,21 @@ func (a *Answer) unmaskError() {
 	a.Status = statusOfError(a.Body)
 }
 
+// tooLong is what the server of llama.cpp says of an input that does not fit into a physical batch.
+var tooLong = []byte("too large to process. increase the physical batch size")
+
+// unmaskRefusal makes a refusal of an answer by which an engine refuses an input that is too long
+// with the status of a failure. The engine's message stays.
+func (a *Answer) unmaskRefusal() {
+	if a.Status != http.StatusInternalServerError || !bytes.Contains(a.Body, tooLong) {
+		return
+	}
+	a.Status = http.StatusBadRequest
+	refusal := a.engineError()
+	refusal.EngineType = ""
+	a.setError(refusal)
+}
+
 // statusOfError returns the status that an engine repeats as the code of its error. It is 500 if
 // the error has no such code.
 func statusOfError(data []byte) int {
@@ -205,7 +223,12 @@ func (a *Answer) normalizeError() {
 	if a.Status < http.StatusBadRequest || hasErrorForm(a.Body) {
 		return
 	}
-	a.Body = a.engineError().Body()
+	a.setError(a.engineError())
+}
+
+// setError makes the error the body of the answer.
+func (a *Answer) setError(e *openai.Error) {
+	a.Body = e.Body()
 	a.Header = a.Header.Clone()
 	a.Header.Set("content-type", "application/json")
 }

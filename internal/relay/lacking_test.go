@@ -45,3 +45,29 @@ func TestR7_CallsThatTheEngineLacks(t *testing.T) {
 		}
 	}
 }
+
+// The server of llama.cpp refuses an input that is too long to be embedded or ranked with 500. The
+// client gets a 400, no other replica is tried, and the replica is not blamed. Other failures of an
+// engine stay what they are.
+func TestX6_AnInputThatIsTooLongIsNoFailure(t *testing.T) {
+	const tooLong = `{"error":{"code":500,"message":"input (7201 tokens) is too large to process. increase the physical batch size (current batch size: 512)","type":"server_error"}}`
+	for path, body := range map[string]string{"/v1/embeddings": tooLong, "/v1/rerank": tooLong, "/v1/score": `{"error":{"code":500,"message":"broken","type":"server_error"}}`} {
+		h := newHarness(t, options{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("content-type", "application/json")
+			w.WriteHeader(http.StatusInternalServerError)
+			io.WriteString(w, body)
+		})})
+		want, blamed, words := http.StatusBadRequest, 0, `{"error":{"message":"input (7201 tokens) is too large`
+		if body != tooLong {
+			want, blamed, words = http.StatusInternalServerError, 2, `"type":"server_error"`
+		}
+		status, text := h.post(path)
+		h.waitIdle()
+		if status != want || !strings.Contains(text, words) || strings.Contains(text, `"type":"invalid_request_error"`) != (body == tooLong) {
+			t.Errorf("%s: %d %s", path, status, text)
+		}
+		if len(h.failures) != blamed {
+			t.Errorf("%s: %q", path, h.failures)
+		}
+	}
+}

@@ -145,6 +145,49 @@ models:
 	}
 }
 
+// TestE2E_T4_T6_LlamaServerRefusesALongInput: the client of a text that is too long to be embedded
+// is told so, and no other server is asked. That holds for servers that the gateway did not start,
+// too.
+func TestE2E_T4_T6_LlamaServerRefusesALongInput(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, `
+registries:
+  - {name: local, kind: directory, path: `+tinyModels(t)+`}
+models:
+  - name: embed
+    task: embedding
+    engine: llama-cpp
+    source: {registry: local, name: tiny.gguf}
+    replicas: {min: 2, max: 2}
+    variables: {pooling: mean, ctx_size: 2048, threads: 1}
+`)
+	g.AwaitReplicas("embed", 2)
+	one, two := g.Replicas()["embed-0"].Address, g.Replicas()["embed-1"].Address
+	finder := harness.Start(t, "upstreams: ['http://"+one+"', 'http://"+two+"']\n")
+	long := `{"model":"embed","input":["a","` + strings.Repeat("hello ", 200) + `"]}`
+	for gateway, servers := range map[*harness.Gateway][]string{g: {"embed-0", "embed-1"}, finder: {one, two}} {
+		for _, server := range servers {
+			gateway.AwaitEngineNews(server, func(n harness.EngineNews) bool { return n.Name == "llama-cpp" })
+		}
+		refused := func() error {
+			a := gateway.Post("/v1/embeddings", long)
+			if a.StatusCode != 400 || a.Header.Get("X-Sluice-Source") != "engine" || !strings.Contains(string(a.Content), "too large to process") ||
+				!strings.Contains(string(a.Content), `"type":"invalid_request_error"`) {
+				return fmt.Errorf("a long text: %s", a)
+			}
+			return nil
+		}
+		harness.Eventually(t, "the gateway has recognised the engines", refused)
+		before := retries(gateway, "5xx")
+		if err := refused(); err != nil {
+			t.Error(err)
+		}
+		if now := retries(gateway, "5xx"); now != before {
+			t.Errorf("%d further servers were asked", now-before)
+		}
+	}
+}
+
 // usage is the usage that an engine reports for a request.
 type usage struct {
 	Prompt     int `json:"prompt_tokens"`
