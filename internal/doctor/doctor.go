@@ -243,6 +243,9 @@ func writable(path string) (at string, err error) {
 	at = path
 	info, err := os.Stat(at)
 	for errors.Is(err, fs.ErrNotExist) && at != filepath.Dir(at) {
+		if to, err := os.Readlink(at); err == nil { // no directory can be made in the place of a link
+			return at, fmt.Errorf("%s is a link to %s, which does not exist", at, to)
+		}
 		at = filepath.Dir(at)
 		info, err = os.Stat(at)
 	}
@@ -270,7 +273,7 @@ func (e *examination) accessLog() {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		says = path + " can be made"
-		if err = unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK); err != nil { // a gateway makes no folder for it
+		if err = unix.Access(filepath.Dir(target(path)), unix.W_OK|unix.X_OK); err != nil { // a gateway makes no folder for it
 			err = fmt.Errorf("%s cannot be made in its folder: %w", path, err)
 		}
 	case err == nil && info.IsDir():
@@ -285,6 +288,21 @@ func (e *examination) accessLog() {
 		return
 	}
 	e.ok(what, says)
+}
+
+// target returns the path to which a link leads, and links there. Nothing need be at the path.
+func target(path string) string {
+	for range 40 { // the most links that Linux follows
+		to, err := os.Readlink(path)
+		if err != nil {
+			break
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(path), to)
+		}
+		path = to
+	}
+	return path
 }
 
 // signingKeys reads the keys of the identity provider.

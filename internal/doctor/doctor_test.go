@@ -76,6 +76,14 @@ models:
 	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
 		t.Error("doctor has made a directory")
 	}
+	if err := os.Symlink("new", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c.StateDir = range []string{filepath.Join(dir, "link"), filepath.Join(dir, "link", "state")} {
+		if one := of(Examine(t.Context(), Options{Config: c, Envoy: "/none"}), "state_dir"); one[0].Level != Fault || !strings.Contains(one[0].Says, "does not exist") {
+			t.Errorf("a link to nowhere: %+v", one)
+		}
+	}
 }
 
 // TestExaminePlaceOfEnvoy: an Envoy that is to be fetched needs a folder.

@@ -19,6 +19,13 @@ func TestExamineAccessLog(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	link := func(name, to string) string {
+		path := filepath.Join(dir, name)
+		if err := os.Symlink(to, path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
 	for path, want := range map[string]Finding{
 		"":                                     {},
 		file:                                   {Level: OK, Says: "can be written"},
@@ -26,6 +33,9 @@ func TestExamineAccessLog(t *testing.T) {
 		filepath.Join(dir, "no folder", "new"): {Level: Fault, Says: "cannot be made"},
 		filepath.Join(file, "new"):             {Level: Fault, Says: "not a directory"},
 		dir:                                    {Level: Fault, Says: "is a directory"},
+		link("to new", "new"):                  {Level: OK, Says: "can be made"},
+		link("to no folder", "no folder/new"):  {Level: Fault, Says: "cannot be made"},
+		link("in a round", "in a round"):       {Level: Fault, Says: "too many levels"},
 	} {
 		e := &examination{Options: Options{Config: &config.Config{AccessLog: config.AccessLog{Path: path}}}}
 		e.accessLog()
