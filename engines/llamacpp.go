@@ -9,8 +9,8 @@ const llamaCppName = "llama-cpp"
 // a request has several prompts or asks for several answers. The server of llama.cpp does so.
 func CountsOneAnswer(engine string) bool { return engine == llamaCppName }
 
-// RefusesAsFailure reports whether an engine answers 500 to an input that is too long to be embedded
-// or ranked. The server of llama.cpp does so.
+// RefusesAsFailure reports whether an engine answers 500 to an input that is too long to be
+// embedded or ranked. The server of llama.cpp does so.
 func RefusesAsFailure(engine string) bool { return engine == llamaCppName }
 
 // llamaCpp is llama.cpp behind an HTTP server: its own in C++, and the one in Python that comes

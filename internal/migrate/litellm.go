@@ -45,8 +45,21 @@ var noKey = []string{"", "none", "empty", "not-needed", "fake-key", "dummy", "sk
 // environmentReference is how LiteLLM names an environment variable.
 const environmentReference = "os.environ/"
 
-// convertLiteLLM converts a config.yaml of LiteLLM.
+// liteLLMInChart returns the config.yaml in the values of LiteLLM's Helm chart; nil if s are none.
+func liteLLMInChart(s source) source {
+	config, _ := s["proxy_config"].(map[string]any)
+	return config
+}
+
+// convertLiteLLM converts a config.yaml of LiteLLM, or the values of its Helm chart.
 func convertLiteLLM(o *output, file source) {
+	if config := liteLLMInChart(file); config != nil {
+		file.drop("proxy_config")
+		if len(file) > 0 {
+			o.note("values of the Helm chart, %s: not converted here", strings.Join(file.rest(), ", "))
+		}
+		file = config
+	}
 	for _, variable := range usualKeys {
 		o.reserve(environmentReference + variable)
 	}

@@ -108,8 +108,10 @@ func detect(documents []source) (Kind, error) {
 		return KubeAI, nil
 	}
 	first := documents[0]
-	if _, ok := first["model_list"].([]any); ok {
-		return LiteLLM, nil
+	for _, config := range []source{first, liteLLMInChart(first)} {
+		if _, ok := config["model_list"].([]any); ok {
+			return LiteLLM, nil
+		}
 	}
 	if isLlamaSwap(first) {
 		return LlamaSwap, nil

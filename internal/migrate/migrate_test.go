@@ -1,6 +1,7 @@
 package migrate_test
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -521,4 +522,22 @@ func FuzzConvert(f *testing.F) {
 			_, _ = migrate.Convert(kind, text)
 		}
 	})
+}
+
+// TestValuesOfTheChartOfLiteLLM: LiteLLM's Helm chart has the config.yaml in a field of its values.
+func TestValuesOfTheChartOfLiteLLM(t *testing.T) {
+	t.Parallel()
+	const text = `
+replicaCount: 2
+masterkey: sk-secret
+proxy_config:
+  model_list: [{model_name: chat, litellm_params: {model: openai/gpt-4o, api_key: os.environ/OPENAI_API_KEY}}]
+  general_settings: {master_key: os.environ/PROXY_MASTER_KEY}
+`
+	for _, kind := range []migrate.Kind{"", migrate.LiteLLM} {
+		convert(t, kind, text, []string{"name: chat", "url: https://api.openai.com", "values of the Helm chart, masterkey, replicaCount: not converted here"}, []string{"sk-secret"})
+	}
+	if _, err := migrate.Convert("", []byte("proxy_config: {model_list: x}\n")); !errors.Is(err, migrate.ErrUnknownKind) {
+		t.Errorf("no list of models: %v", err)
+	}
 }

@@ -222,7 +222,9 @@ func (s *sharing) publishRows(ctx context.Context, writer string, at state, rows
 			return known, rows, err
 		}
 		known = known && had
-		s.batch = min(2*s.batch, publishBatch)
+		if n == s.batch { // a call with fewer rows does not tell that more would be in time
+			s.batch = min(2*s.batch, publishBatch)
+		}
 		s.marks[writer] = now.mark
 		rows = rows[n:]
 	}
@@ -333,10 +335,17 @@ func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
 	if err != nil {
 		return err
 	}
-	known, _, err := s.publishRows(ctx, writer, closed, rows, func(keys []rowKey) []change {
+	changes := func(keys []rowKey) []change {
 		s.exchange(ctx) // a long journal takes minutes on a slow link, and the own rows do not wait for it
 		return t.changes(keys, s.ledger.keep(), sums)
-	})
+	}
+	known, left, err := s.publishRows(ctx, writer, closed, rows, changes)
+	for err != nil && len(left) < len(rows) { // a call has failed after others: it goes on with fewer rows
+		rows = left
+		var had bool
+		had, left, err = s.publishRows(ctx, writer, closed, rows, changes)
+		known = known && had
+	}
 	if err == nil && !known {
 		err = errors.New("redis was emptied meanwhile")
 	}

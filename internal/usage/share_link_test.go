@@ -124,3 +124,47 @@ func TestB3_ADamagedRowHidesNoOther(t *testing.T) {
 		t.Errorf("%+v, want both rows", a)
 	}
 }
+
+// narrow is a hook for a client whose calls have no more than so many arguments. Larger ones take
+// longer than a call may.
+type narrow int
+
+func (n narrow) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n narrow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if len(cmd.Args()) > int(n) {
+			cmd.SetErr(context.DeadlineExceeded)
+			return context.DeadlineExceeded
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (n narrow) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// TestB3_ANarrowLinkCarriesAJournal: a call with all rows that are left of a dead process takes too
+// long, and so does one with twice the rows of a call that was in time. The adoption goes on behind
+// the rows that Redis has.
+func TestB3_ANarrowLinkCarriesAJournal(t *testing.T) {
+	t.Parallel()
+	const rows = 1000
+	server := redistest.Start(t)
+	dir := t.TempDir()
+	old, other := shared(t, dir, server), shared(t, t.TempDir(), server)
+	next := shared(t, dir, server)
+	for i := range rows {
+		old.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i)}, OfRequest(1, 0, 1, true), time.Now())
+	}
+	flush(t, old)
+	kill(old)
+	next.shared.remote.client.AddHook(narrow(300))
+	for range 6 { // some find out how many rows fit
+		next.shared.adopt(t.Context())
+	}
+	if got := ask(t, other, ByTenant).Items; len(got) != 1 || got[0].Requests != rows || len(next.shared.adopted) != 1 {
+		t.Errorf("another gateway answers %+v, want %d requests", got, rows)
+	}
+}

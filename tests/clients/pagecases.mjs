@@ -21,7 +21,7 @@ async function checkRefusedKey(browser) {
   };
   await chat();
   expect(await page.locator('.bubble .fault').innerText() === 'Incorrect API key provided.', 'the chat does not say why it was refused');
-  await page.waitForTimeout(500);
+  await page.waitForResponse('**/api/v1/status'); // the refusal had the page read the status
   expect(await page.locator('#login').isHidden(), 'a refused key of a tenant shows the login');
   // A login that has ended is found all the same.
   await answer(page, '**/api/v1/status', { error: { message: 'This listener needs a token of admin_auth.' } }, 401);
@@ -42,7 +42,7 @@ async function checkHiddenLog(browser) {
   await page.route('**/log?*', (route) => (followed++, route.fulfill({ contentType: 'text/plain', body: 'the engine starts\n' })));
   await page.goto(`${url}/replicas/model-0001-0`);
   await page.getByRole('heading', { name: 'Log' }).waitFor({ timeout });
-  await page.waitForTimeout(500);
+  await page.evaluate(() => fetch('/api/v1/status').then((a) => a.text())); // a request for the log would have gone before
   expect(followed === 0, 'a tab that nobody has seen follows a log');
   await page.evaluate(() => { window.seen = true; document.dispatchEvent(new Event('visibilitychange')); });
   await page.locator('.log').getByText('the engine starts').waitFor({ timeout });
@@ -166,23 +166,30 @@ async function checkSizes(browser) {
 /** checkOvertaken: an answer that comes after that to a later question is not shown. */
 async function checkOvertaken(browser) {
   const page = await open(browser, `${url}/configuration`);
-  const late = () => new Promise((resolve) => setTimeout(resolve, 1500));
+  const late = []; // the answers to the earlier question, which come when that to the later one is shown
+  let later, release;
+  const ask = () => { later = new Promise((resolve) => { release = resolve; }); };
+  const answerLate = (fulfill) => late.push(later.then(fulfill));
+  ask();
   const row = (n) => ({ tenant: `of-${n}`, key: 'k', model: 'm', requests: 1, prompt_tokens: 1, cached_tokens: 0, completion_tokens: 1, estimated_requests: 0, cost: 0 });
   await page.route('**/api/v1/usage?*', async (route) => {
     const from = new URL(route.request().url()).searchParams.get('from');
-    if (from !== '-86400') await late();
-    await route.fulfill({ json: { from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: [row(from)] } });
+    const fulfill = () => route.fulfill({ json: { from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: [row(from)] } });
+    await (from === '-86400' ? fulfill() : answerLate(fulfill));
   });
   await page.route('**/api/v1/models/*/routing', async (route) => {
     const model = route.request().url().split('/').at(-2);
-    if (model === 'model-0000') await late();
     const replicas = [{ id: `of-${model}`, candidate: true, load: 0, waiting_tokens: 0, rate: 0, recent: { prompt_tokens: 0 }, predicted_ms: 1 }];
-    await route.fulfill({ json: { model, prompt_tokens: 1, picked: '', recent: { requests: 0 }, replicas } });
+    const fulfill = () => route.fulfill({ json: { model, prompt_tokens: 1, picked: '', recent: { requests: 0 }, replicas } });
+    await (model === 'model-0000' ? answerLate(fulfill) : fulfill());
   });
   const shown = async (words) => {
     await page.locator('#view tbody', { hasText: words }).first().waitFor({ timeout });
-    await late();
-    await page.waitForTimeout(300);
+    expect(late.length > 0, 'the earlier question was not asked');
+    release();
+    await Promise.all(late.splice(0));
+    await page.evaluate(() => fetch('/api/v1/status').then((a) => a.text())); // its answer comes behind the late ones
+    ask();
     expect((await page.locator('#view table').innerText()).includes(words), `an answer to an earlier question is shown: ${await page.locator('#view table').innerText()}`);
   };
   await page.goto(`${url}/usage?from=-604800`);
