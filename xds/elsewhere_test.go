@@ -292,7 +292,7 @@ func TestU16_ViewOfAnotherHost(t *testing.T) {
 	}
 }
 
-// Who is not set up by sluice bootstrap is told so.
+// A node whose Envoy was not set up by sluice bootstrap is told so.
 func TestU16_NodeWithoutFiles(t *testing.T) {
 	t.Parallel()
 	s := newServed(t)

@@ -20,12 +20,6 @@ const (
 	tabColumns        = 4
 )
 
-// wideComments are the packages that still have comments wider than maxCommentColumns. The list may
-// only shrink.
-var wideComments = map[string]bool{
-	"api/llm/v1": true,
-}
-
 // A package comment begins with "Package x" or "Command x" and says what the package is. Its second
 // sentence says who uses the package.
 func TestPackageComments(t *testing.T) {
@@ -91,7 +85,7 @@ func TestCommentWidth(t *testing.T) {
 			faults[p.path()] = append(faults[p.path()], wideCommentLines(t, p, name)...)
 		}
 	}
-	checkAllowList(t, wideComments, faults)
+	checkAllowList(t, nil, faults)
 }
 
 // wideCommentLines describes the lines of a file that hold only a comment and are too wide.

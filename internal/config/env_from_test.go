@@ -59,7 +59,7 @@ func TestX11_EnvFrom(t *testing.T) {
 	}
 }
 
-// Whoever may write custom resources must not read the environment or the files of the gateway.
+// A user who may write custom resources must not read the environment or the files of the gateway.
 func TestX11_ObjectsHaveNoEnvFrom(t *testing.T) {
 	t.Setenv("ENGINE_KEY", "x")
 	c := parsed(t, "kubernetes: {}")

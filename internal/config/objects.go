@@ -39,7 +39,7 @@ type Refusal struct {
 // error is about the file itself, if something outside changed since it was loaded, such as a
 // directory that was deleted.
 //
-// Whoever may write objects is trusted less than whoever writes the file. The model of an object
+// A user who may write objects is trusted less than one who writes the file. The model of an object
 // therefore runs on Kubernetes, or on upstreams that are called without secrets, never on this
 // node.
 func (c *Config) WithObjects(objects []Object) (*Config, []Refusal, error) {

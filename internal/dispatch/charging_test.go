@@ -178,7 +178,7 @@ func TestX2_WhatResponsesTeachIsBounded(t *testing.T) {
 	}
 }
 
-// Whoever names the task of another tenant is told what one is told who names a task that does not
+// A caller that names the task of another tenant gets the same answer as for a task that does not
 // exist.
 func TestX2_ATaskOfAnotherTenantDoesNotExist(t *testing.T) {
 	s := limited(admission.TenantLimits{})

@@ -350,8 +350,8 @@ func (s *stage) recoveredRequest() int {
 	return counted + unlocated
 }
 
-// Who tells of a replica may be late: a pod is known when Kubernetes has been read.
-func TestInheritWhereNoReplicaIsKnownYet(t *testing.T) {
+// A launcher may tell of a replica late. A pod is known only when Kubernetes has been read.
+func TestRecoveredWhereNoReplicaIsKnownYet(t *testing.T) {
 	s := newStage(Policy{})
 	at := Location{Model: "m", Address: "127.0.0.1:9000"}
 	s.Recover(map[Location]int{at: 3, {Model: "m", Address: "127.0.0.1:1"}: 2})

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 )
 
-// Whoever calls replicas without Envoy learns how: first of those that Envoy would be told, then of
-// those in other clusters.
+// A part that calls replicas without Envoy learns how. It learns first of the replicas that Envoy
+// would be told, then of those in other clusters.
 func TestUpstreamsOfATicket(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{Strategy: LeastConnections})

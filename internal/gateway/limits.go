@@ -229,7 +229,7 @@ func (k *limitKeeper) sync() {
 	defer k.syncing.Unlock()
 	c := k.config()
 	if err := k.overrides.Sync(ctx, k.fileLimits(c), mayReturn(c)); err != nil {
-		k.log.Error("overrides of limits not read, some may not be in force", zap.Error(err))
+		k.log.Error("overrides of limits not read or not stored, some may not be in force", zap.Error(err))
 	}
 	k.enforce()
 }

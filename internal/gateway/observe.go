@@ -43,8 +43,8 @@ func (g *Gateway) subscribers() request.Subscribers {
 func (g *Gateway) isHeard(pid int) bool { return g.decisions.Retired() || process.Runs(pid) }
 
 // finishedDelay is how long the metrics, the history, the events and the access log wait for a
-// request that has ended, to be told of several together. Who reads the metrics or takes a sample
-// for the history has them told before.
+// request that has ended, to be told of several together. A scrape of the metrics and a sample of
+// the history have them told before.
 const finishedDelay = 100 * time.Millisecond
 
 // scrape serves the metrics with all requests that have left or ended before.

@@ -87,7 +87,8 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// Whoever reads a log learns that it cannot be read. A copy ends when nobody takes its lines.
+// A client that asks for a log learns that it cannot be read. A copy ends when nobody takes its
+// lines.
 func TestO8_FaultsOfACopy(t *testing.T) {
 	t.Parallel()
 	gone := writerFunc(func([]byte) (int, error) { return 0, io.ErrClosedPipe })

@@ -37,7 +37,8 @@ type Queue struct {
 	// with the same hold of the lock.
 	Out []byte
 	// Bodies is how many bytes of Out are bodies of requests. They do not count against the limit:
-	// each of them belongs to a request that the peer holds. Whoever appends a body adds its size.
+	// each of them belongs to a request that the peer holds. The code that appends a body adds its
+	// size.
 	Bodies int
 	// Broken means that nothing is written any more.
 	Broken bool

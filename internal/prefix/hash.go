@@ -17,8 +17,8 @@ const stripe = 64
 //
 // Each of eight lanes takes eight bytes of a stripe by one multiplication of 32 by 32 bits, as XXH3
 // does (https://github.com/Cyan4973/xxHash). So a processor takes four lanes by one instruction.
-// The hash is no cryptographic one. Who makes two prompts with the same hash has requests routed to
-// the wrong cache, and nothing else.
+// The hash is no cryptographic one. A client that makes two prompts with the same hash has requests
+// routed to the wrong cache, and nothing else.
 //
 // The zero hash must be Reset.
 type hash struct {

@@ -42,8 +42,8 @@ func countRequests(n *atomic.Int64, engine http.Handler) http.Handler {
 	})
 }
 
-// Who wants to go on with a stream that nobody knows begins none. The number of an event means
-// nothing to a call without a name.
+// A client that wants to go on with a stream that nobody knows begins none. The number of an event
+// means nothing to a call without a name.
 func TestNothingBeginsForWhoWantsToGoOn(t *testing.T) {
 	var calls atomic.Int64
 	h := newHarness(t, options{handler: countRequests(&calls, engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)), policy: Policy{Resume: time.Minute}})
@@ -266,7 +266,8 @@ func TestS6_OptionsAreNotTheBody(t *testing.T) {
 }
 
 // Two requests to the Messages API of which only one asks for the reasoning are different requests,
-// though the engine gets the same chat. Who comes back gets the blocks of the one that was started.
+// though the engine gets the same chat. A client that comes back gets the blocks of the request
+// that was started.
 func TestMessagesOfOneNameDifferInThinking(t *testing.T) {
 	h := newHarness(t, options{handler: engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), policy: Policy{Resume: time.Minute}})
 	for _, c := range []struct {

@@ -168,8 +168,8 @@ func TestAbroadEnds(t *testing.T) {
 	}
 }
 
-// Who cancels does so for the other gateway too, and a relay that goes tells its clients.
-func TestAbroadIsLeft(t *testing.T) {
+// A client that cancels does so at the remote gateway too. A relay that stops tells its clients.
+func TestRemoteStreamsAreCancelled(t *testing.T) {
 	h := newHarness(t, options{})
 	cancelled := make(chan string, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())

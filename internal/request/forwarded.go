@@ -37,7 +37,7 @@ func (f *forwarded) AddRetry(string, string) {}
 // SetTrace implements Follower.
 func (f *forwarded) SetTrace(string, string) {}
 
-// SetCanceller implements Follower. Whoever has the record cancels.
+// SetCanceller implements Follower. The gateway that has the record cancels.
 func (f *forwarded) SetCanceller(Canceller) {}
 
 // SetOutcome implements Follower.
@@ -54,5 +54,5 @@ func (f *forwarded) SetOutcome(o Outcome) {
 	}
 }
 
-// SetUsage implements Follower. Whoever has the record shows it.
+// SetUsage implements Follower. The gateway that has the record shows the usage.
 func (f *forwarded) SetUsage(Usage) {}

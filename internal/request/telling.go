@@ -10,7 +10,8 @@ import (
 const (
 	// tellMany is how many requests are told without waiting for more.
 	tellMany = 256
-	// tellMost is how many requests wait to be told at most. Who ends one more tells all of them.
+	// tellMost is how many requests wait to be told at most. The goroutine that ends one more tells
+	// all of them.
 	tellMost = 4096
 )
 

@@ -26,7 +26,7 @@
 // All gateways publish on one channel of Redis, "{sluice}:routing:" and the number of the database.
 // A process has a random name of its own, so two processes of one gateway are two senders. wire.go
 // has the encoding. A message of another version, or one that cannot be read, is ignored and
-// counted. Whoever may publish in Redis is trusted as a gateway.
+// counted. A client of Redis that may publish is trusted as a gateway.
 package routesync
 
 import (

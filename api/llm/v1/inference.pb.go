@@ -4,7 +4,8 @@
 // 	protoc        v7.35.1
 // source: llm/v1/inference.proto
 
-// llm.v1 streams what a language model generates, token by token. Sluice serves it to clients, and speaks it to engines that serve it.
+// llm.v1 streams what a language model generates, token by token. Sluice serves llm.v1 to clients,
+// and speaks it to engines that serve it.
 
 package llmv1
 
@@ -26,13 +27,13 @@ const (
 type TokenDelta_Kind int32
 
 const (
-	// What the assistant says.
+	// TEXT is what the assistant says.
 	TokenDelta_TEXT TokenDelta_Kind = 0
-	// What it thinks before.
+	// REASONING is what the assistant thinks before it answers.
 	TokenDelta_REASONING TokenDelta_Kind = 1
-	// Why it does not answer.
+	// REFUSAL is why the assistant does not answer.
 	TokenDelta_REFUSAL TokenDelta_Kind = 2
-	// It calls a tool: tool_call has the piece, text is empty.
+	// TOOL_CALL is a call of a tool. tool_call has the piece, and text is empty.
 	TokenDelta_TOOL_CALL TokenDelta_Kind = 3
 )
 
@@ -79,28 +80,37 @@ func (TokenDelta_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_llm_v1_inference_proto_rawDescGZIP(), []int{2, 0}
 }
 
-// StartRequest asks for one answer. What is left out is up to the engine, unless said otherwise.
+// StartRequest asks for one answer. The engine decides about fields that are left out, unless their
+// comments say otherwise.
 type StartRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's own name for the request, at most 256 bytes. While a request runs and shortly after, a second one with the same name and the
-	// same content joins it and gets all of its chunks; with another content it is refused with ALREADY_EXISTS. Empty: no name.
+	// request_id is the caller's own name for the request, at most 256 bytes. Empty means no name.
+	// While a request runs and shortly after, a second one with the same name and the same content
+	// joins it and gets all of its chunks. A second one with other content is refused with
+	// ALREADY_EXISTS.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The conversation, oldest first. A string that is a JSON object with the members "role" (a string) and "content" is that message, as in
-	// the OpenAI API; any other string is what the user says. Who passes on text of others writes it as an object, lest it poses as one.
+	// messages is the conversation, oldest first. A string that is a JSON object with the members
+	// "role" (a string) and "content" is a message as in the OpenAI API. Any other string is what the
+	// user says. A caller that passes on text of others writes that text as such an object, because
+	// the text could otherwise pose as one.
 	Messages []string `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// How much chance is in the answer: 0 is none.
+	// temperature says how random the answer is. 0 means that nothing is random.
 	Temperature *float32 `protobuf:"fixed32,3,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
-	// The most tokens that an answer may have. 0: no bound of the caller's.
+	// max_tokens is the greatest number of tokens of an answer. 0 means that the caller sets no
+	// bound.
 	MaxTokens int32 `protobuf:"varint,4,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"`
-	// Bounds the whole answer, in milliseconds from when the request came. What is there by then ends with the finish_reason "length"; when
-	// nothing is, the status is DEADLINE_EXCEEDED. 0: no bound. The call's deadline holds as well.
+	// timeout_ms bounds the whole answer, in milliseconds from the arrival of the request. 0 means no
+	// bound. At the bound the answer ends with what is there, and with the finish_reason "length". If
+	// nothing is there, the status is DEADLINE_EXCEEDED. The deadline of the call holds as well.
 	TimeoutMs int32 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	// The model, a pool of models, or an alias. Without it here and in request, Sluice takes default_model, or the only model that the caller
-	// may use. An engine with one model may ignore it.
+	// model is the name of a model, of a pool of models, or an alias. If neither model nor request
+	// names one, Sluice takes default_model, or the only model that the caller may use. An engine
+	// with one model may ignore the name.
 	Model string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
-	// A chat request of the OpenAI API (the body of POST /v1/chat/completions) as JSON, for what the fields above cannot say: tools, roles,
-	// stop, n, response_format. messages must be empty then, and what another field above says must not be in it again. Its members stream and
-	// stream_options mean nothing. Log probabilities are not streamed.
+	// request is a chat request of the OpenAI API (the body of POST /v1/chat/completions) as JSON. It
+	// is for what the fields above cannot say: tools, roles, stop, n, response_format. If it is set,
+	// messages must be empty, and it must not repeat what another field above says. Its members
+	// stream and stream_options mean nothing. Log probabilities are not streamed.
 	Request       []byte `protobuf:"bytes,7,opt,name=request,proto3" json:"request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -188,8 +198,11 @@ func (x *StartRequest) GetRequest() []byte {
 // StreamChunk is one message of the stream.
 type StreamChunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As in the request; a name that was made for it when it had none.
+	// request_id is the name that the request has. A request without a name gets one that the server
+	// has made.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// payload is what the message says.
+	//
 	// Types that are valid to be assigned to Payload:
 	//
 	//	*StreamChunk_Delta
@@ -286,18 +299,22 @@ type isStreamChunk_Payload interface {
 }
 
 type StreamChunk_Delta struct {
+	// delta is the next piece of an answer.
 	Delta *TokenDelta `protobuf:"bytes,2,opt,name=delta,proto3,oneof"`
 }
 
 type StreamChunk_Final struct {
+	// final is the end of a stream that went well.
 	Final *FinalResult `protobuf:"bytes,3,opt,name=final,proto3,oneof"`
 }
 
 type StreamChunk_Error struct {
+	// error is the end of a stream that has failed.
 	Error *Error `protobuf:"bytes,4,opt,name=error,proto3,oneof"`
 }
 
 type StreamChunk_Hb struct {
+	// hb stands in the place of silence.
 	Hb *Heartbeat `protobuf:"bytes,5,opt,name=hb,proto3,oneof"`
 }
 
@@ -309,14 +326,18 @@ func (*StreamChunk_Error) isStreamChunk_Payload() {}
 
 func (*StreamChunk_Hb) isStreamChunk_Payload() {}
 
-// TokenDelta is the next piece of an answer: one token, or several for a caller who reads slowly.
+// TokenDelta is the next piece of an answer: one token, or several for a client that reads slowly.
 type TokenDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Text  string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
-	// The answer that it belongs to, from 0, when several were asked for.
-	Choice        int32           `protobuf:"varint,2,opt,name=choice,proto3" json:"choice,omitempty"`
-	Kind          TokenDelta_Kind `protobuf:"varint,3,opt,name=kind,proto3,enum=llm.v1.TokenDelta_Kind" json:"kind,omitempty"`
-	ToolCall      *ToolCall       `protobuf:"bytes,4,opt,name=tool_call,json=toolCall,proto3" json:"tool_call,omitempty"`
+	// text is the text of the piece.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// choice is the number of the answer that the piece belongs to, from 0. A request may ask for
+	// several answers.
+	Choice int32 `protobuf:"varint,2,opt,name=choice,proto3" json:"choice,omitempty"`
+	// kind says what the piece is a part of.
+	Kind TokenDelta_Kind `protobuf:"varint,3,opt,name=kind,proto3,enum=llm.v1.TokenDelta_Kind" json:"kind,omitempty"`
+	// tool_call is the piece of a call of a tool, if kind is TOOL_CALL.
+	ToolCall      *ToolCall `protobuf:"bytes,4,opt,name=tool_call,json=toolCall,proto3" json:"tool_call,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -382,13 +403,13 @@ func (x *TokenDelta) GetToolCall() *ToolCall {
 // ToolCall is a piece of a call to one of the request's tools.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which call of the answer, from 0. The pieces of several calls may take turns.
+	// index is the number of the call in the answer, from 0. Pieces of several calls may alternate.
 	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// The name that the tool's result refers to. In the call's first piece only.
+	// id is the name that the result of the tool refers to. Only the first piece of the call has it.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// The function to call. In the call's first piece only.
+	// name is the function to call. Only the first piece of the call has it.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// The next piece of the arguments, a JSON text when put together.
+	// arguments is the next piece of the arguments. All pieces together are a JSON text.
 	Arguments     string `protobuf:"bytes,4,opt,name=arguments,proto3" json:"arguments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -455,18 +476,22 @@ func (x *ToolCall) GetArguments() string {
 // FinalResult ends a stream that went well.
 type FinalResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Why the answer ended: stop, length, tool_calls, content_filter. Of several answers, that of the one which ended last.
+	// finish_reason is why the answer ended: stop, length, tool_calls or content_filter. Of several
+	// answers, it is that of the answer which ended last.
 	FinishReason string `protobuf:"bytes,1,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
-	// Tokens of all answers together.
+	// output_tokens is the number of tokens of all answers together.
 	OutputTokens int32 `protobuf:"varint,2,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
-	// Tokens of the prompt, cached_tokens of them from the prefix cache.
-	InputTokens  int32 `protobuf:"varint,3,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
+	// input_tokens is the number of tokens of the prompt.
+	InputTokens int32 `protobuf:"varint,3,opt,name=input_tokens,json=inputTokens,proto3" json:"input_tokens,omitempty"`
+	// cached_tokens is the number of tokens of the prompt that came from the prefix cache.
 	CachedTokens int32 `protobuf:"varint,4,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
-	// Why each answer ended, by its number, when several were asked for.
+	// finish_reasons says why each answer ended, by its number. It is empty if one answer was asked
+	// for.
 	FinishReasons []string `protobuf:"bytes,5,rep,name=finish_reasons,json=finishReasons,proto3" json:"finish_reasons,omitempty"`
-	// The engine did not tell how many tokens there were: output_tokens is a count of the pieces that came, the others are 0.
+	// estimated says that the engine has not told how many tokens there were. output_tokens is then
+	// the number of pieces that came, and the other counts are 0.
 	Estimated bool `protobuf:"varint,6,opt,name=estimated,proto3" json:"estimated,omitempty"`
-	// The model that answered.
+	// model is the name of the model that has answered.
 	Model         string `protobuf:"bytes,7,opt,name=model,proto3" json:"model,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -554,19 +579,23 @@ func (x *FinalResult) GetModel() string {
 // Error is what went wrong.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The HTTP status that the same request would have got: 400, 401, 403, 404, 408, 409, 413, 422, 429, 499, 500, 502, 503, 504.
+	// code is the HTTP status that the same request would have got over HTTP: 400, 401, 403, 404,
+	// 408, 409, 413, 422, 429, 499, 500, 502, 503 or 504.
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
-	// For people. It never holds keys, prompts or answers.
+	// message is for people. It never holds keys, prompts or answers.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// OpenAI's coarse class: invalid_request_error, authentication_error, permission_error, rate_limit_error, server_error.
+	// type is OpenAI's coarse class of the error: invalid_request_error, authentication_error,
+	// permission_error, rate_limit_error or server_error.
 	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
-	// The same request may succeed later.
+	// retryable says that the same request may succeed later.
 	Retryable bool `protobuf:"varint,4,opt,name=retryable,proto3" json:"retryable,omitempty"`
-	// When to try again, in milliseconds; 0 when it is of no use.
+	// retry_after_ms is the time until the next try, in milliseconds. 0 means that a retry is of no
+	// use.
 	RetryAfterMs int64 `protobuf:"varint,5,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
-	// The stable name of the error, to branch on: queue_full, rate_limited, model_not_found and so on.
+	// name is the stable name of the error, for programs: queue_full, rate_limited, model_not_found
+	// and so on.
 	Name string `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
-	// The member of the request that is at fault; empty when it is none.
+	// param is the member of the request that is at fault. It is empty if no member is.
 	Param         string `protobuf:"bytes,7,opt,name=param,proto3" json:"param,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -651,17 +680,20 @@ func (x *Error) GetParam() string {
 	return ""
 }
 
-// Heartbeat comes when there would be silence otherwise, so that nobody between takes the stream for dead.
+// Heartbeat comes when there would be silence otherwise. So no proxy between takes the stream for
+// dead.
 type Heartbeat struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	TsUnixMs int64                  `protobuf:"varint,1,opt,name=ts_unix_ms,json=tsUnixMs,proto3" json:"ts_unix_ms,omitempty"`
-	// What the request waits for: queued (its turn), starting (a replica that is being started), prefill (the first token), decode (the next).
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ts_unix_ms is when the heartbeat was sent, in milliseconds since 1970.
+	TsUnixMs int64 `protobuf:"varint,1,opt,name=ts_unix_ms,json=tsUnixMs,proto3" json:"ts_unix_ms,omitempty"`
+	// phase is what the request waits for: queued (admission), starting (a replica that is being
+	// started), prefill (the first token) or decode (the next token).
 	Phase string `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
-	// The place in the queue, from 1. 0: not known.
+	// position is the place in the queue, from 1. 0 means that it is not known.
 	Position int32 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
-	// How long the request has taken so far.
+	// waited_ms is how long the request has taken so far, in milliseconds.
 	WaitedMs int64 `protobuf:"varint,4,opt,name=waited_ms,json=waitedMs,proto3" json:"waited_ms,omitempty"`
-	// What a replica that is being started has said last.
+	// note is what a replica that is being started has said last.
 	Note          string `protobuf:"bytes,5,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

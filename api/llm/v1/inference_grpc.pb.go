@@ -4,7 +4,8 @@
 // - protoc             v7.35.1
 // source: llm/v1/inference.proto
 
-// llm.v1 streams what a language model generates, token by token. Sluice serves it to clients, and speaks it to engines that serve it.
+// llm.v1 streams what a language model generates, token by token. Sluice serves llm.v1 to clients,
+// and speaks it to engines that serve it.
 
 package llmv1
 
@@ -28,12 +29,15 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type InferenceClient interface {
-	// Stream generates one answer. The stream is any number of deltas and heartbeats and then, when all went well, one FinalResult and the
-	// status OK. When not, the status says why, with an Error among its details; once something was streamed, the same Error also comes as the
-	// last chunk. A stream that ends without either was cut.
+	// Stream generates one answer. The stream is any number of deltas and heartbeats. A stream that
+	// went well then has one FinalResult, and ends with the status OK. Otherwise the status says why,
+	// with an Error among its details. If something was streamed before, the same Error also comes as
+	// the last chunk. A stream that ends with neither a FinalResult nor an Error was cut.
 	//
-	// The call's deadline bounds the whole answer, and cancelling the call frees the engine at once. Whoever reads slowly slows the engine
-	// down: nothing is dropped. Metadata: "authorization: Bearer <key>"; "x-sluice-priority: batch" and the like lower the priority.
+	// The deadline of the call bounds the whole answer. Cancelling the call frees the engine at once.
+	// A client that reads slowly slows the engine down, and nothing is dropped. The metadata
+	// authorization has the key of the caller ("Bearer <key>"). The metadata x-sluice-priority, such
+	// as "batch", lowers the priority.
 	Stream(ctx context.Context, in *StartRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamChunk], error)
 }
 
@@ -68,12 +72,15 @@ type Inference_StreamClient = grpc.ServerStreamingClient[StreamChunk]
 // All implementations must embed UnimplementedInferenceServer
 // for forward compatibility.
 type InferenceServer interface {
-	// Stream generates one answer. The stream is any number of deltas and heartbeats and then, when all went well, one FinalResult and the
-	// status OK. When not, the status says why, with an Error among its details; once something was streamed, the same Error also comes as the
-	// last chunk. A stream that ends without either was cut.
+	// Stream generates one answer. The stream is any number of deltas and heartbeats. A stream that
+	// went well then has one FinalResult, and ends with the status OK. Otherwise the status says why,
+	// with an Error among its details. If something was streamed before, the same Error also comes as
+	// the last chunk. A stream that ends with neither a FinalResult nor an Error was cut.
 	//
-	// The call's deadline bounds the whole answer, and cancelling the call frees the engine at once. Whoever reads slowly slows the engine
-	// down: nothing is dropped. Metadata: "authorization: Bearer <key>"; "x-sluice-priority: batch" and the like lower the priority.
+	// The deadline of the call bounds the whole answer. Cancelling the call frees the engine at once.
+	// A client that reads slowly slows the engine down, and nothing is dropped. The metadata
+	// authorization has the key of the caller ("Bearer <key>"). The metadata x-sluice-priority, such
+	// as "batch", lowers the priority.
 	Stream(*StartRequest, grpc.ServerStreamingServer[StreamChunk]) error
 	mustEmbedUnimplementedInferenceServer()
 }

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// CodeOf is the code that a request ends with which would have got this HTTP status.
+// CodeOf returns the gRPC code that stands for an HTTP status.
 func CodeOf(httpStatus int32) codes.Code {
 	switch httpStatus {
 	case 401:
@@ -37,7 +37,8 @@ func CodeOf(httpStatus int32) codes.Code {
 	return codes.Internal
 }
 
-// HTTPStatusOf is the other way round, for a status that has no Error among its details.
+// HTTPStatusOf returns the HTTP status that stands for a gRPC code, for a status that has no Error
+// among its details.
 func HTTPStatusOf(code codes.Code) int32 {
 	switch code {
 	case codes.InvalidArgument, codes.FailedPrecondition, codes.OutOfRange:
@@ -62,7 +63,8 @@ func HTTPStatusOf(code codes.Code) int32 {
 	return 500
 }
 
-// Status is the status that ends a stream with this error. Its details are the error itself and, when a retry may help, RetryInfo.
+// Status returns the status that ends a stream with this error. Its details are the error itself
+// and, if a retry may help, RetryInfo.
 func (x *Error) Status() *status.Status {
 	s := status.New(CodeOf(x.GetCode()), x.GetMessage())
 	details := []protoadapt.MessageV1{protoadapt.MessageV1Of(x)}
@@ -73,11 +75,12 @@ func (x *Error) Status() *status.Status {
 	if detailed, err := s.WithDetails(details...); err == nil {
 		return detailed
 	}
-	return s // details of a status OK, which no error has, or text that is not UTF-8
+	return s // the status is OK, which no error has, or a text is not UTF-8
 }
 
-// ErrorOf is what the error of a call says: the Error among its details, or as much as the status tells. told says that there was such a
-// detail: that the error is the server's word and not that of a connection that failed. It is nil for nil and for what is no status.
+// ErrorOf returns what the error of a call says: the Error among its details, or else as much as
+// the status tells. told is true if there was an Error among the details. The error then comes from
+// the server, and not from a connection that failed. e is nil if err is nil or no status.
 func ErrorOf(err error) (e *Error, told bool) {
 	var s interface{ GRPCStatus() *status.Status }
 	if err == nil || !errors.As(err, &s) {

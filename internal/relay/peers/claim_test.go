@@ -183,7 +183,7 @@ func TestKeepMany(t *testing.T) {
 	}
 }
 
-// Who claims is owner at once, though Redis may have lost its record a moment ago.
+// A gateway that claims is owner at once, though Redis may have lost its record a moment ago.
 func TestClaimAnnounces(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))

@@ -227,7 +227,7 @@ func TestOwnerExpires(t *testing.T) {
 	})
 }
 
-// Who listens at the owner's address without being the owner gets no request.
+// A process that listens at the owner's address without being the owner gets no request.
 func TestImpostor(t *testing.T) {
 	t.Parallel()
 	c := client(t, redistest.Start(t))

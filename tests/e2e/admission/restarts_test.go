@@ -66,8 +66,8 @@ func TestE2E_W5_AnEmptiedRedisMakesNobodyTheOnlyGateway(t *testing.T) {
 	}
 }
 
-// Who waits holds nothing that would have to end: a stop does not wait for it, and it gets an
-// answer.
+// A task that waits holds nothing that would have to end. A stop does not wait for the task, and
+// the task gets an answer.
 func TestE2E_W6_AStopAnswersWhoWaits(t *testing.T) {
 	t.Parallel()
 	up := harness.StartHeldUpstream(t)
