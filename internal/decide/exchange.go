@@ -146,6 +146,10 @@ func (x *Exchange) Body(body []byte) *Answer {
 	if !x.endUpload() {
 		return nil
 	}
+	// Envoy buffers some hundred KiB of a body without a length whatever the limit of the route is.
+	if fault := checkLength(int64(len(body)), x.decider.MaxBody); fault != nil {
+		return x.refuse(fault)
+	}
 	r := &x.head
 	scan, fault := openai.Scan(r.endpoint, r.contentType, body)
 	scan.ReadQuery(r.path)

@@ -169,7 +169,12 @@ func (r *Head) check(maxBody int64) *openai.Error {
 	if fault := openai.CheckContentType(endpoint, r.contentType); fault != nil {
 		return fault
 	}
-	if n := r.length(); n > maxBody {
+	return checkLength(r.length(), maxBody)
+}
+
+// checkLength validates the length of a body.
+func checkLength(n, maxBody int64) *openai.Error {
+	if n > maxBody {
 		return openai.Errorf(openai.CodeRequestTooLarge, "The request body of %d bytes is larger than the limit of %d bytes.", n, maxBody)
 	}
 	return nil

@@ -91,6 +91,7 @@ func refusedWithTheBody(s *Stage) {
 		"timeout is no number": {`{"model":"m"}`, []decide.Header{h("x-sluice-timeout-ms", "soon")}, openai.CodeInvalidRequest},
 		"two timeouts":         {`{"model":"m","timeout_ms":5}`, []decide.Header{h("x-sluice-timeout-ms", "6")}, openai.CodeInvalidRequest},
 		"two ids":              {`{"model":"m","request_id":"a"}`, []decide.Header{h("idempotency-key", "b")}, openai.CodeInvalidRequest},
+		"large, no length":     {`{"model":"m"}` + strings.Repeat(" ", 1000), nil, openai.CodeRequestTooLarge},
 	} {
 		if _, a := s.chat(c.body, c.header...); a.Kind != decide.Reply || a.code() != string(c.code) || s.view().InFlight != 0 {
 			s.t.Errorf("%s: %+v", name, a)
