@@ -28,8 +28,6 @@ const (
 	maxHeldBytes = 64 << 10
 	// maxFirstTokenData bounds engineStream.firstTokenData, in bytes.
 	maxFirstTokenData = 4 << 10
-	// gapSampling is the share of managed streams of which token gaps are observed: one in so many.
-	gapSampling = 4
 	// lingerTimeout is how long an engine may keep its response open after the end marker, so that
 	// the connection can be used again.
 	lingerTimeout = 500 * time.Millisecond
@@ -108,7 +106,7 @@ func (s *engineStream) read(body io.Reader) (reason string) {
 		s.filter = s.failover.rules.NewFilter()
 		s.filter.Model = s.failover.ticket.Model
 	}
-	if s.gen.relay.streamsRead.Add(1)%gapSampling == 0 || s.failover.policy.Sample > 0 {
+	if s.gen.relay.gapSampler.next(s.failover.ticket.Model) || s.failover.policy.Sample > 0 {
 		s.gaps.report = func(gaps ...time.Duration) { s.gen.relay.config.Gaps(s.failover.ticket.Model, gaps...) }
 	}
 	small := smallBuffers.Get().(*[smallRead]byte)

@@ -1,13 +1,35 @@
 package relay
 
-import "time"
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
 
 const (
+	// gapSampling is the share of managed streams of which token gaps are observed: one in so many.
+	gapSampling = 4
 	// maxGaps is how many gaps between tokens are reported at once.
 	maxGaps = 32
 	// maxGapAge is how old the first gap may be before the next one has all of them reported.
 	maxGapAge = time.Second
 )
+
+// gapSampler chooses the streams whose token gaps are observed: the first of each model, and then
+// one in gapSampling of the model.
+type gapSampler struct {
+	// streams has an *atomic.Uint64 for the name of each model: the number of its streams.
+	streams sync.Map
+}
+
+// next counts a stream of the model and reports whether it is observed.
+func (s *gapSampler) next(model string) bool {
+	count, ok := s.streams.Load(model)
+	if !ok {
+		count, _ = s.streams.LoadOrStore(model, new(atomic.Uint64))
+	}
+	return count.(*atomic.Uint64).Add(1)%gapSampling == 1
+}
 
 // tokenGaps holds the gaps between the tokens of a stream that were not reported yet. A report of
 // one gap costs more than the parsing of its event, and a report of many costs hardly more than of

@@ -35,11 +35,27 @@ func TestTokenGaps(t *testing.T) {
 	}
 }
 
+// TestS12_GapsOfEachModel: no model is without observed gaps, however rare its streams are.
+func TestS12_GapsOfEachModel(t *testing.T) {
+	var s gapSampler
+	observed := map[string][]bool{}
+	for range gapSampling + 1 {
+		for _, model := range []string{"a", "b", "c"} {
+			observed[model] = append(observed[model], s.next(model))
+		}
+	}
+	want := make([]bool, gapSampling+1)
+	want[0], want[gapSampling] = true, true
+	if d := cmp.Diff(map[string][]bool{"a": want, "b": want, "c": want}, observed); d != "" {
+		t.Error("wanted - observed +\n", d)
+	}
+}
+
 // Every gap of an observed stream is reported before its client learns of the end, however it ends.
 func TestGapsOfStreams(t *testing.T) {
 	tokens := roleEvent + strings.Repeat(tokenEvent("a"), 70)
 	for name, events := range map[string]string{"whole": tokens + finishEvent("", "stop") + doneEvent, "cut": tokens, "fails": tokens + errorEvent} {
-		h := newHarness(t, options{handler: engineThatSends(events), policy: Policy{Sample: 1}})
+		h := newHarness(t, options{handler: engineThatSends(events)}) // the first stream of a model is observed
 		var mu sync.Mutex
 		counted := 0
 		h.relay.config.Gaps = func(model string, gaps ...time.Duration) {

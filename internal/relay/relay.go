@@ -87,8 +87,8 @@ type Relay struct {
 	clients, workers replicaClients
 	// named are the generations of named calls.
 	named *replay.Registry[*generation]
-	// streamsRead counts the streams of replicas, to observe the token gaps of some.
-	streamsRead atomic.Uint64
+	// gapSampler chooses the streams of replicas whose token gaps are observed.
+	gapSampler gapSampler
 
 	// ctx ends with the relay, and every generation with it.
 	ctx    context.Context
