@@ -244,6 +244,32 @@ func TestR11_MoreThanAllOfMessages(t *testing.T) {
 	}
 }
 
+// TestS6_OptionsAreNotTheBody: a client that comes back with less time, or names its request at
+// another place, joins its request.
+func TestS6_OptionsAreNotTheBody(t *testing.T) {
+	engine, generations := engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent), atomic.Int64{}
+	h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		generations.Add(1)
+		engine.ServeHTTP(w, r)
+	}), policy: Policy{Resume: time.Minute}})
+	for _, c := range []struct {
+		body string
+		want int
+	}{
+		{`{"model":"m","stream":true,"request_id":"r","timeout_ms":60000,"messages":[]}`, 200},
+		{`{"model":"m","stream":true,"request_id":"r","timeout_ms":50000,"messages":[]}`, 200},
+		{`{"request_id": "r", "model":"m","stream":true,"messages":[], "max_duration_ms": 50000}`, 200},
+		{`{"request_id":"r","model":"m","stream":true,"messages":[{}]}`, 409},
+	} {
+		if status, text := h.sendAndRead(c.body); status != c.want {
+			t.Errorf("%s: %d %s, want %d", c.body, status, text, c.want)
+		}
+	}
+	if n := generations.Load(); n != 1 {
+		t.Errorf("%d generations, want 1", n)
+	}
+}
+
 // Two requests to the Messages API of which only one asks for the reasoning are different requests,
 // though the engine gets the same chat. Who comes back gets the blocks of the one that was started.
 func TestMessagesOfOneNameDifferInThinking(t *testing.T) {
