@@ -104,8 +104,8 @@ func errNoFile() error {
 	return errors.New("there is no " + foundFile + " here: name the configuration file by -c FILE")
 }
 
-// loadOrFound loads the file of sayFound.
-func loadOrFound(cmd *cobra.Command, flag string) (*config.Config, error) {
+// loadOrFound loads the file of sayFound, with these fields in the place of its own.
+func loadOrFound(cmd *cobra.Command, flag string, fields map[string]string) (*config.Config, error) {
 	file, err := sayFound(cmd, flag)
 	switch {
 	case err != nil:
@@ -113,5 +113,5 @@ func loadOrFound(cmd *cobra.Command, flag string) (*config.Config, error) {
 	case file == "":
 		return nil, errNoFile()
 	}
-	return config.Load(file)
+	return config.LoadWithFields(file, fields)
 }

@@ -25,7 +25,7 @@ Each line is ok, warning or fault. The command fails if there is a fault. It cha
 a gateway runs with the file, its own ports are in use, and doctor says so.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadOrFound(cmd, file)
+			c, err := loadOrFound(cmd, file, nil)
 			var faults config.Faults
 			if errors.As(err, &faults) {
 				fmt.Fprintln(cmd.OutOrStdout(), faults)

@@ -26,7 +26,7 @@ and gRPC calls that it has, at most for upgrade_timeout. If the new process does
 goes on, and this command fails with the reason.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadOrFound(cmd, access.file)
+			c, err := loadOrFound(cmd, access.file, nil)
 			if err != nil {
 				return err
 			}

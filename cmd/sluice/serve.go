@@ -118,7 +118,7 @@ func addForceFlag(c *cobra.Command, force *bool) {
 	c.Flags().BoolVar(force, "force", false, "start although the file has none of the models whose replicas run, and end them")
 }
 
-// addPeersFlag adds the flag that withAddresses reads. Pods that share one file differ by it.
+// addPeersFlag adds the flag that addresses reads. Pods that share one file differ by it.
 func addPeersFlag(c *cobra.Command) {
 	c.Flags().String("peers", "", "address at which the other gateways reach this one, in the place of peers in the file")
 }
@@ -134,10 +134,7 @@ func newServeCommand(g *globals) *cobra.Command {
 			if err := refusePipe(file); err != nil {
 				return err
 			}
-			c, err := loadOrFound(cmd, file)
-			if err == nil {
-				c, err = withAddresses(cmd, c)
-			}
+			c, err := loadOrFound(cmd, file, addresses(cmd))
 			if err != nil {
 				return err
 			}
@@ -165,19 +162,15 @@ func refusePipe(file string) error {
 	return fmt.Errorf("%s is a pipe, and a gateway reads its file again later: write a file, and name it by -c", file)
 }
 
-// withAddresses returns the configuration with the addresses of the flags --listen, --admin and
-// --peers.
-func withAddresses(cmd *cobra.Command, c *config.Config) (*config.Config, error) {
+// addresses returns the addresses of the flags --listen, --admin and --peers by their fields.
+func addresses(cmd *cobra.Command) map[string]string {
 	fields := map[string]string{}
 	for _, name := range []string{"listen", "admin", "peers"} {
 		if f := cmd.Flags().Lookup(name); f.Changed {
 			fields[name] = withoutBrackets(f.Value.String())
 		}
 	}
-	if len(fields) == 0 {
-		return c, nil
-	}
-	return c.WithFields(fields)
+	return fields
 }
 
 // withoutBrackets takes the brackets off the IPv4 address of a host:port. The arguments of a pod
@@ -214,10 +207,7 @@ func upOptions(cmd *cobra.Command, flags upFlags, models []string) (o gateway.Op
 	var c *config.Config
 	switch {
 	case flags.file != "":
-		c, err := config.Load(flags.file)
-		if err == nil {
-			c, err = withAddresses(cmd, c)
-		}
+		c, err := config.LoadWithFields(flags.file, addresses(cmd))
 		return gateway.Options{Config: c}, func() {}, err
 	case len(models) > 0:
 		c, err = modelsConfig(cmd.Context(), cmd.OutOrStdout(), models, flags.models)
@@ -227,7 +217,7 @@ func upOptions(cmd *cobra.Command, flags upFlags, models []string) (o gateway.Op
 		c, err = config.Parse("quick start", examples.Quickstart)
 	}
 	if err == nil && len(models) == 0 { // models have the addresses already
-		c, err = withAddresses(cmd, c)
+		c, err = c.WithFields(addresses(cmd))
 	}
 	if err != nil {
 		return o, nil, err

@@ -237,6 +237,10 @@ func (h *handler) setScale(w http.ResponseWriter, r *http.Request, m *engines.Mo
 	if !readAction(w, r, &asked, `{"min": number, "max": number}`) {
 		return
 	}
+	if asked.Min == nil && asked.Max == nil { // would hold the bounds of now until the file changes
+		writeError(w, refusal(http.StatusBadRequest, "Give min, max, or both. DELETE restores the bounds of the file."))
+		return
+	}
 	to := before.Bounds
 	if asked.Min != nil {
 		to.Min = *asked.Min

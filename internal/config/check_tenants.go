@@ -40,6 +40,9 @@ func (k *checker) checkKeys(at path, tenant *Tenant, models []string) []named {
 		for j, model := range key.Models {
 			k.checkModelName(where.field("models").item(j), model, models)
 		}
+		if key.Models != nil && len(key.Models) == 0 {
+			k.faultf(where.field("models"), "must name at least one model, is empty: remove the key, or remove models if it may use all of its tenant")
+		}
 		field := where.field("hash")
 		if !k.valid(where) || !k.valid(field) {
 			continue

@@ -28,6 +28,13 @@ func TestO8_WithFields(t *testing.T) {
 	if _, err := c.WithFields(map[string]string{"listen": "0.0.0.0:2"}); err == nil {
 		t.Error("an address off loopback without keys is accepted")
 	}
+	write("auth: {mode: none}\nadmin: 0.0.0.0:3\n")
+	if _, err := Load(file); err == nil {
+		t.Error("addresses off loopback without keys are accepted")
+	}
+	if _, err := LoadWithFields(file, map[string]string{"listen": "127.0.0.1:2", "admin": "127.0.0.1:3"}); err != nil {
+		t.Errorf("addresses of the file that have no effect: %v", err)
+	}
 	w := NewWatcher(WatcherConfig{Current: next})
 	write("listen: 127.0.0.1:1\nauth: {mode: none}\ndrain_timeout: 7s\n")
 	if err := w.Reload(false); err != nil || w.Current().Listen != "127.0.0.1:2" || len(w.Status().NeedsRestart) > 1 {

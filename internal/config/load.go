@@ -23,12 +23,16 @@ import (
 const maxFile = 8 << 20
 
 // Load reads the file at path. Its error is Faults.
-func Load(path string) (*Config, error) {
+func Load(path string) (*Config, error) { return LoadWithFields(path, nil) }
+
+// LoadWithFields is Load with fields as for Config.WithFields. The values of the file for these
+// fields, and their defaults, do not count.
+func LoadWithFields(path string, fields map[string]string) (*Config, error) {
 	data, err := read(path)
 	if err != nil {
 		return nil, unreadableFile(path, err)
 	}
-	c, faults := parse(path, data)
+	c, faults := parseWithFields(path, data, fields)
 	if len(faults) > 0 {
 		return nil, faults
 	}

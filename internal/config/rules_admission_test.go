@@ -182,6 +182,8 @@ func keyModelCases() []ruleCase {
 		{"models of a key, one of which its tenant may use", two + "tenants: [{name: t, models: [b], keys: [{models: [c, a], hash: " + ones + "}]}]", nil},
 		{"all models of its tenant", two + "tenants: [{name: t, models: [a], keys: [{models: ['*'], hash: " + ones + "}]}]", nil},
 		{"models of a key whose tenant may use all", two + "tenants: [{name: t, keys: [{models: [p, c], hash: " + ones + "}]}]", nil},
+		{"a key without any model", two + "tenants: [{name: t, models: [a], keys: [{models: [], hash: " + ones + "}]}]", []string{
+			"3: tenants[t].keys[0].models: must name at least one model, is empty: remove the key, or remove models if it may use all of its tenant"}},
 		{"models of a key whose tenant is shut out", two + "tenants: [{name: t, models: [], keys: [{models: [c], hash: " + ones + "}]}]", nil},
 		{"models of a key that may be discovered", two + "upstreams: [http://h:1]\ntenants: [{name: t, models: [a], keys: [{models: [d], hash: " + ones + "}]}]", nil},
 	}

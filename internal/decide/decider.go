@@ -28,8 +28,8 @@ type Config struct {
 	// It returns the traceparent header for the engine. nil means that no native request is traced.
 	Trace func(client string) (own string, traced bool)
 	// MaxBody is the greatest request body in bytes. A request that declares a longer body is
-	// refused before Envoy reads the body. 0 means 32 MiB. A body without a length is refused by
-	// Envoy as soon as it exceeds the same limit and what Envoy buffers anyway, else by the decider.
+	// refused before Envoy reads the body. 0 means 32 MiB. A longer body without a length is
+	// refused by Envoy if it exceeds what Envoy buffers anyway, else by the decider.
 	MaxBody int64
 	// MaxHeaders are the limits of a request's headers. The zero value means no limits. Envoy's own
 	// limits must be higher by what Envoy and Sluice add.
