@@ -236,3 +236,19 @@ func TestFetchTellsOfAHubThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("%d of 2 failures are told:\n%s", got, &text)
 	}
 }
+
+// A file that is valid by --listen alone can be restarted, too.
+func TestX20_RestartReadsTheFileAsUpDoes(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "sluice.yaml")
+	text := "state_dir: " + filepath.Join(dir, "state") + "\nauth: {mode: none}\nmodels: [{name: m, launcher: none}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := execute(t, "restart", "-c", file); err == nil || !strings.Contains(err.Error(), "auth.mode") {
+		t.Errorf("with the address of the file: %v", err)
+	}
+	if _, err := execute(t, "restart", "-c", file, "--listen", "127.0.0.1:8080"); err == nil || !strings.Contains(err.Error(), "no gateway runs") {
+		t.Errorf("with that of the flag: %v", err)
+	}
+}

@@ -25,7 +25,7 @@ Each line is ok, warning or fault. The command fails if there is a fault. It cha
 a gateway runs with the file, its own ports are in use, and doctor says so.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadOrFound(cmd, file, nil)
+			c, err := loadOrFound(cmd, file, addresses(cmd))
 			var faults config.Faults
 			if errors.As(err, &faults) {
 				fmt.Fprintln(cmd.OutOrStdout(), faults)
@@ -45,6 +45,7 @@ a gateway runs with the file, its own ports are in use, and doctor says so.`,
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
 	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary, as for up")
+	addListenFlag(c)
 	return c
 }
 

@@ -26,7 +26,9 @@ and gRPC calls that it has, at most for upgrade_timeout. If the new process does
 goes on, and this command fails with the reason.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadOrFound(cmd, access.file, nil)
+			fields := addresses(cmd)
+			delete(fields, "admin") // that of the running gateway
+			c, err := loadOrFound(cmd, access.file, fields)
 			if err != nil {
 				return err
 			}
@@ -48,6 +50,7 @@ goes on, and this command fails with the reason.`,
 		},
 	}
 	c.Flags().StringVar(&admin, "admin", "", "address of the admin listener of the running gateway, if the file has another one")
+	addListenFlag(c)
 	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long to wait until the gateway is ready again")
 	access.addFileFlags(c)
 	return c

@@ -118,6 +118,12 @@ func addForceFlag(c *cobra.Command, force *bool) {
 	c.Flags().BoolVar(force, "force", false, "start although the file has none of the models whose replicas run, and end them")
 }
 
+// addListenFlag adds the flag that addresses reads. A file may be valid by it alone: without
+// authentication the address must not be reachable from other machines.
+func addListenFlag(c *cobra.Command) {
+	c.Flags().String("listen", "", "address for clients, in the place of listen in the file")
+}
+
 // addPeersFlag adds the flag that addresses reads. Pods that share one file differ by it.
 func addPeersFlag(c *cobra.Command) {
 	c.Flags().String("peers", "", "address at which the other gateways reach this one, in the place of peers in the file")
@@ -146,7 +152,7 @@ func newServeCommand(g *globals) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
-	f.String("listen", "", "address for clients, in the place of listen in the file")
+	addListenFlag(c)
 	f.String("admin", "", "address of the operator's page, in the place of admin in the file")
 	addPeersFlag(c)
 	addForceFlag(c, &force)
@@ -162,11 +168,12 @@ func refusePipe(file string) error {
 	return fmt.Errorf("%s is a pipe, and a gateway reads its file again later: write a file, and name it by -c", file)
 }
 
-// addresses returns the addresses of the flags --listen, --admin and --peers by their fields.
+// addresses returns the addresses of the flags --listen, --admin and --peers by their fields, as far
+// as the command has them.
 func addresses(cmd *cobra.Command) map[string]string {
 	fields := map[string]string{}
 	for _, name := range []string{"listen", "admin", "peers"} {
-		if f := cmd.Flags().Lookup(name); f.Changed {
+		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
 			fields[name] = withoutBrackets(f.Value.String())
 		}
 	}
