@@ -199,34 +199,39 @@ func TestExamineSlowRedis(t *testing.T) {
 func TestExamineRedisThatCannotBeUsed(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	single := func(setup ...any) string {
+	single := func(setup ...[]any) string {
 		server := redistest.Start(t)
-		if len(setup) > 0 {
-			if err := server.Client().Do(ctx, setup...).Err(); err != nil {
+		for _, command := range setup {
+			if err := server.Client().Do(ctx, command...).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		return redistest.URL(server)
 	}
-	withUser := func(rules ...any) string {
-		url := single(append([]any{"ACL", "SETUSER", "sluice", "on", ">secret"}, rules...)...)
+	withUser := func(rules []any, setup ...[]any) string {
+		url := single(append(setup, append([]any{"ACL", "SETUSER", "sluice", "on", ">secret"}, rules...))...)
 		return strings.Replace(url, "redis://", "redis://sluice:secret@", 1)
 	}
+	type line = []any
+	everyChannel := line{"CONFIG", "SET", "acl-pubsub-default", "allchannels"} // the default of Redis 6.2
+	evicts := line{"CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"}
 	for name, c := range map[string]struct {
 		url        string
 		want       Level
 		says, hint string
 	}{
 		"as it is":            {single(), OK, "answers after", ""},
-		"rules of the docs":   {withUser("~{sluice}:*", "~{sluice:usage}:*", "~sluice:keys*", "&{sluice}:*", "+@all", "-@admin", "-@dangerous"), OK, "answers after", ""},
-		"memory without end":  {single("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"), OK, "answers after", ""},
-		"it drops keys":       {single("CONFIG", "SET", "maxmemory", "1gb", "maxmemory-policy", "allkeys-lru"), Warning, "maxmemory-policy is allkeys-lru", "noeviction"},
-		"its memory is full":  {single("CONFIG", "SET", "maxmemory", "1"), Fault, "OOM", "maxmemory"},
-		"a replica":           {single("REPLICAOF", "127.0.0.1", "1"), Fault, "READONLY", "name the master"},
-		"a user who reads":    {withUser("~*", "+@read"), Fault, "NOPERM", "ACL LOG"},
-		"who does not write":  {withUser("~*", "&*", "+@all", "-set"), Fault, "can't run this command", "ACL LOG"},
-		"who hears nothing":   {withUser("~*", "&*", "+@all", "-subscribe"), Fault, "NOPERM", "ACL LOG"},
-		"who has no channel":  {withUser("~*", "resetchannels", "+@all"), Fault, "NOPERM", "ACL LOG"},
+		"rules of the docs":   {withUser(rulesOfTheDocs(t)), OK, "answers after", ""},
+		"the same at 6.2":     {withUser(rulesOfTheDocs(t), everyChannel), OK, "answers after", ""},
+		"the same, evicting":  {withUser(rulesOfTheDocs(t), evicts), Warning, "maxmemory-policy is allkeys-lru", "noeviction"},
+		"memory without end":  {single(line{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}), OK, "answers after", ""},
+		"it drops keys":       {single(evicts), Warning, "maxmemory-policy is allkeys-lru", "noeviction"},
+		"its memory is full":  {single(line{"CONFIG", "SET", "maxmemory", "1"}), Fault, "OOM", "maxmemory"},
+		"a replica":           {single(line{"REPLICAOF", "127.0.0.1", "1"}), Fault, "READONLY", "name the master"},
+		"a user who reads":    {withUser(line{"~*", "+@read"}), Fault, "NOPERM", "ACL LOG"},
+		"who does not write":  {withUser(line{"~*", "&*", "+@all", "-set"}), Fault, "it refuses what gateways write", "ACL LOG"},
+		"who hears nothing":   {withUser(line{"~*", "&*", "+@all", "-subscribe"}), Fault, "NOPERM", "ACL LOG"},
+		"who has no channel":  {withUser(line{"~*", "resetchannels", "+@all"}), Fault, "NOPERM", "ACL LOG"},
 		"one of a cluster":    {redistest.URL(redistest.Cluster(t)[0]), Fault, "MOVED", "name several of its nodes"},
 		"nobody listens here": {"redis://127.0.0.1:1", Fault, "refused", "start Redis"},
 	} {
@@ -236,6 +241,22 @@ func TestExamineRedisThatCannotBeUsed(t *testing.T) {
 			t.Errorf("%s: %+v", name, e.found)
 		}
 	}
+}
+
+// rulesOfTheDocs returns what docs/several-gateways.md lets the user of Redis do.
+func rulesOfTheDocs(t *testing.T) []any {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(testutil.Root(), "docs/several-gateways.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "ACL SETUSER sluice on >PASSWORD ")
+	rules, _, _ := strings.Cut(rest, "\n")
+	var all []any
+	for _, rule := range strings.Fields(rules) {
+		all = append(all, rule)
+	}
+	return all
 }
 
 // of returns the findings about one thing.

@@ -23,7 +23,7 @@ func TestE2E_B5_ARedisThatRefusesAPart(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	allow("on", ">secret", "~{sluice}:*", "&{sluice}:*", "+@all")
+	allow("on", ">secret", "~{sluice}:*", "resetchannels", "&{sluice}:*", "+@all")
 	url := strings.Replace(redistest.URL(redis), "redis://", "redis://part:secret@", 1)
 	g := harness.Start(t, patient+"\nauth: {mode: keys}\ntenants: [{name: acme, keys: ["+authz.HashKey("secret")+"]}]"+sharedConfig(url, up.url, 4))
 	if c := g.AwaitCondition(condition.KeysUnavailable, ""); !strings.Contains(c.Message, "NOPERM") || !strings.Contains(c.Message, "503") {
