@@ -6,8 +6,9 @@
 RACE ?= -race
 # The tests with real Envoys and whole gateways measure time, so they run without the race detector.
 # Two packages run at a time: one uses the processors while the other is built, or waits for its last test.
-# The first packages are those that take longest.
-E2E = ./tests/e2e/lifecycle $(filter-out %/lifecycle,$(shell go list ./... | grep /tests/e2e/))
+# The first packages are those that take longest, so that none of them is left alone at the end.
+E2E_FIRST = lifecycle clients edge streams kubernetes nodes
+E2E = $(addprefix ./tests/e2e/,$(E2E_FIRST)) $(filter-out $(addprefix %/,$(E2E_FIRST)),$(shell go list ./... | grep /tests/e2e/))
 E2E_AT_ONCE = -p 2 -parallel $(AT_ONCE)
 # Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
 # Where replicas run, starts and stops, and the operator's page are left to test-ext-proc.
@@ -20,7 +21,8 @@ AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 PACKAGES_AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 # The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
-UNIT = $(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/)
+# Of the packages that take long, xds alone has a name near the end. It would run alone there.
+UNIT = ./xds $(filter-out %/xds,$(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/))
 # FUZZTIME is how long each fuzz target runs, BENCHTIME how long each benchmark runs.
 FUZZTIME ?= 20s
 BENCHTIME ?= 1s
@@ -57,9 +59,9 @@ run: envoy build
 # test runs all tests, with a real Envoy, a real llama.cpp, the official clients and a real browser.
 test: tools vet
 	go test $(RACE) -vet=off -timeout 15m -p $(PACKAGES_AT_ONCE) $(UNIT)
-	go test -vet=off $(VIRTUAL)
-	# Once more with net/http in the place of internal/http1, which tells a fault of ours from one of Envoy's.
-	SLUICE_HTTP1=std go test -vet=off ./internal/relay
+	# internal/relay once more, with net/http in the place of internal/http1, which tells a fault of ours from
+	# one of Envoy's. It mostly waits, so the benchmarks, which use neither of them, are tested beside it.
+	SLUICE_HTTP1=std go test -vet=off ./internal/relay $(VIRTUAL)
 	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests through Envoy.
 	SLUICE_FILTER=module go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m $(E2E)
 	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m -skip '$(E2E_NO_REQUESTS)' $(E2E_REQUESTS)

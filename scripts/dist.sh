@@ -4,7 +4,7 @@
 # of all. Archive and package have the licences of what the program contains of others. Each program
 # contains the filter for Envoy of its architecture, which zig compiles. The same commit gives the same
 # bytes, with the same release of Go and dpkg. $COMPRESSION is the level of xz for the packages
-# (default 6). Tests use 1, which is quick.
+# (default 6). Tests use 0, which is quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${VERSION:-$(git describe --tags --always --dirty)}

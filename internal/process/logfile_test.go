@@ -18,14 +18,20 @@ import (
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
-// lines returns about size bytes of numbered lines of ten bytes each.
+// lines returns numbered lines of ten bytes each, of at least size bytes together.
 func lines(size int) []byte {
+	n := (size + 9) / 10 * 10
+	return numbered()[:n:n]
+}
+
+// numbered makes the lines of lines once, because the race detector makes millions of lines slow.
+var numbered = sync.OnceValue(func() []byte {
 	var b bytes.Buffer
-	for i := 0; b.Len() < size; i++ {
+	for i := 0; b.Len() < 3*maxLogBytes/2; i++ {
 		fmt.Fprintf(&b, "%9d\n", i)
 	}
 	return b.Bytes()
-}
+})
 
 func TestLogRotationAtTheStart(t *testing.T) {
 	t.Parallel()

@@ -16,9 +16,12 @@ const (
 	Patience = 90 * time.Second
 
 	// firstPollInterval is how long Eventually sleeps after the first check of the condition. Each
-	// later sleep is twice as long as the one before, up to maxPollInterval.
-	firstPollInterval = time.Millisecond
-	maxPollInterval   = 20 * time.Millisecond
+	// later sleep is twice as long as the one before, up to maxPollInterval. A check that takes
+	// long, such as a program that runs, would keep a processor from what is waited for. So a sleep
+	// is at least three times as long as the check was, up to costlyPollInterval.
+	firstPollInterval  = time.Millisecond
+	maxPollInterval    = 20 * time.Millisecond
+	costlyPollInterval = 250 * time.Millisecond
 )
 
 // Root returns the path of the repository's root directory.
@@ -81,6 +84,7 @@ func EventuallyNil(t testing.TB, what string, ok func() error) {
 	t.Helper()
 	deadline := time.Now().Add(Patience)
 	for interval := firstPollInterval; ; interval = min(2*interval, maxPollInterval) {
+		began := time.Now()
 		err := ok()
 		if err == nil {
 			return
@@ -88,6 +92,6 @@ func EventuallyNil(t testing.TB, what string, ok func() error) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: not within %v: %v", what, Patience, err)
 		}
-		time.Sleep(interval)
+		time.Sleep(max(interval, min(3*time.Since(began), costlyPollInterval)))
 	}
 }

@@ -5,7 +5,7 @@
 import { accessible, expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
 import { replica, serve } from './pagestub.mjs';
 
-const [url, end] = await serve();
+const [url, end] = await serve(20); // pagelarge.mjs shows that the page bears many
 
 /** Answers a path of the API with JSON. */
 const answer = (page, path, json, status = 200) => page.route(path, (route) => route.fulfill({ json, status }));
@@ -36,11 +36,11 @@ async function checkRefusedKey(browser) {
 
 /** checkHiddenLog: a tab that nobody has seen yet does not follow the log of its replica. */
 async function checkHiddenLog(browser) {
-  const page = await open(browser, url);
-  await page.addInitScript(() => Object.defineProperty(document, 'hidden', { get: () => window.seen !== true }));
   let followed = 0;
-  await page.route('**/log?*', (route) => (followed++, route.fulfill({ contentType: 'text/plain', body: 'the engine starts\n' })));
-  await page.goto(`${url}/replicas/model-0001-0`);
+  const page = await open(browser, `${url}/replicas/model-0001-0`, {}, async (p) => {
+    await p.addInitScript(() => Object.defineProperty(document, 'hidden', { get: () => window.seen !== true }));
+    await p.route('**/log?*', (route) => (followed++, route.fulfill({ contentType: 'text/plain', body: 'the engine starts\n' })));
+  });
   await page.getByRole('heading', { name: 'Log' }).waitFor({ timeout });
   await page.evaluate(() => fetch('/api/v1/status').then((a) => a.text())); // a request for the log would have gone before
   expect(followed === 0, 'a tab that nobody has seen follows a log');
@@ -58,9 +58,7 @@ function show(page, state) {
 /** checkAdvice: a command that the message of a condition names looks like code. */
 async function checkAdvice(browser) {
   const condition = { type: 'BudgetReached', subject: 'acme', status: 'true', severity: 'warning', reason: 'Refused', message: 'Look at `sluice usage` now.', since: '2030-05-04T12:00:00Z' };
-  const page = await open(browser, `${url}/configuration`);
-  await show(page, { conditions: [condition] });
-  await page.goto(url);
+  const page = await open(browser, url, {}, (p) => show(p, { conditions: [condition] }));
   await page.locator('.attention code', { hasText: /^sluice usage$/ }).waitFor({ timeout });
   const words = await page.locator('.attention .why').innerText();
   expect(words === 'Look at sluice usage now.', `a condition says: ${words}`);
@@ -68,11 +66,8 @@ async function checkAdvice(browser) {
 }
 
 /** Opens a view in a window of this width, after prepare has said what the API answers. */
-async function openWide(browser, path, width, prepare) {
-  const page = await open(browser, `${url}/configuration`, { viewport: { width, height: 844 } });
-  await prepare(page);
-  await page.goto(url + path);
-  return page;
+function openWide(browser, path, width, prepare) {
+  return open(browser, url + path, { viewport: { width, height: 844 } }, prepare);
 }
 
 const server = 'vllm.prod.example.internal:8000';
@@ -319,9 +314,7 @@ async function checkUnread(browser) {
 
 /** checkRefusedEvents: a page that gets no events says why, and not that there are no models. */
 async function checkRefusedEvents(browser) {
-  const page = await open(browser, `${url}/configuration`);
-  await answer(page, '**/api/v1/events', { error: { message: 'As many clients read as may.' } }, 429);
-  await page.goto(`${url}/models`);
+  const page = await open(browser, `${url}/models`, {}, (p) => answer(p, '**/api/v1/events', { error: { message: 'As many clients read as may.' } }, 429));
   await page.locator('#offline', { hasText: 'As many clients read as may.' }).waitFor({ timeout });
   expect(!(await page.locator('#view').innerText()).includes('No models'), 'a page without events says that there are no models');
   await page.unroute('**/api/v1/events');

@@ -21,8 +21,8 @@ export function forgive(pattern) {
   faults.splice(0, faults.length, ...faults.filter((f) => !pattern.test(f)));
 }
 
-/** Opens a page of a URL and records its faults. */
-export async function open(browser, url, options = {}) {
+/** Opens a page of a URL and records its faults. prepare may change what the page will be answered. */
+export async function open(browser, url, options = {}, prepare = () => {}) {
   const context = await browser.newContext({ bypassCSP: false, ...options });
   context.setDefaultTimeout(timeout);
   const page = await context.newPage();
@@ -36,6 +36,7 @@ export async function open(browser, url, options = {}) {
     document.addEventListener('securitypolicyviolation', (e) => window.violated(`${e.violatedDirective} ${e.blockedURI}`));
     window.loadedAt = performance.timeOrigin; // changes when the page is loaded again
   });
+  await prepare(page);
   const answer = await page.goto(url, { timeout });
   expect(answer.status() === 200, `the page answered ${answer.status()}`);
   expect(answer.headers()['content-security-policy'], 'the page has no content security policy');

@@ -1,6 +1,6 @@
-// A gateway's admin API that is made up: 1,000 models with 2,000 replicas, 10,000 finished requests, and
-// 500 requests a second, of which events have 200. Every second a part of the models and replicas changes.
-// It serves the page's files from this repository with the Content-Security-Policy of the real listener.
+// A gateway's admin API that is made up: 1,000 models, or as many as serve is told, with twice as many
+// replicas and ten times as many finished requests, and 500 requests a second, of which events have 200.
+// Every second a part of the models and replicas changes. It serves the page's files from this repository with the Content-Security-Policy of the real listener.
 import http from 'node:http';
 import fs from 'node:fs';
 import path from 'node:path';
@@ -14,6 +14,7 @@ const types = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/cs
 const noLimits = { weight: 1, max_concurrent_requests: 0, max_tokens_per_minute: 0, max_per_replica: 0, max_prefill_per_replica: 0, max_queue: 1000, queue_timeout: '1m', patched: [], file: {} };
 const pad = (i) => String(i).padStart(4, '0');
 let turn = 0; // grows each second, so that figures change
+let models = 1000;
 
 const model = (i) => ({
   name: `model-${pad(i)}`, aliases: [], task: 'text-generation', launcher: 'local', discovered: false, state: i === 7 ? 'starting' : 'ready', desired: 2, replicas: 2,
@@ -28,7 +29,7 @@ const all = (n, make) => Array.from({ length: n }, (_, i) => make(i));
 const conditions = [{ type: 'ModelReady', subject: 'model-0007', status: 'false', severity: 'info', reason: 'Starting', message: 'The model starts.', since: '2030-05-04T12:00:00Z' }];
 const cured = { type: 'RequestsUncounted', subject: '', status: 'true', severity: 'warning', reason: 'Lost', message: 'It is cured after a second.', since: '2030-05-04T12:00:00Z' };
 export const request = (i) => ({
-  request_id: `request-${i}`, client_request_id: '', method: 'POST', path: '/v1/chat/completions', tenant: `tenant-${i % 50}`, model: `model-${pad(i % 1000)}`, replica: `model-${pad(i % 1000)}-0`,
+  request_id: `request-${i}`, client_request_id: '', method: 'POST', path: '/v1/chat/completions', tenant: `tenant-${i % 50}`, model: `model-${pad(i % models)}`, replica: `model-${pad(i % models)}-0`,
   upstream: '10.0.0.1:10000', state: 'done', status: i % 97 === 0 ? 503 : 200, code: i % 97 === 0 ? 'no_replica' : '', source: 'engine', route: 'native', cause: '', finish_reason: 'stop',
   tokens_out: i % 400, estimated: false, trace_id: '', flags: '', details: '', stream: true, queued_ms: i % 30, first_byte_ms: 20 + (i % 100), duration_ms: 500 + (i % 1000), bytes_in: 100, bytes_out: 2000,
   attempts: 1, started: new Date(Date.UTC(2030, 0, 1) + 10 * i).toISOString(),
@@ -70,34 +71,35 @@ const answers = {
   '/api/v1/status': status,
   '/api/v1/history': history,
   '/api/v1/tenants': () => ({ tenants: all(50, tenant) }),
-  '/api/v1/usage': () => ({ from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: all(2000, (i) => ({
-    tenant: `tenant-${i % 50}`, key: `tenant-${i % 50}/${pad(i)}`, model: `model-${pad(i % 1000)}`, requests: 7 * i, prompt_tokens: 911 * i, cached_tokens: 300 * i, completion_tokens: 211 * i,
+  '/api/v1/usage': () => ({ from: '2030-05-03T12:00:00Z', to: '2030-05-04T12:00:00Z', complete: true, usage: all(2 * models, (i) => ({
+    tenant: `tenant-${i % 50}`, key: `tenant-${i % 50}/${pad(i)}`, model: `model-${pad(i % models)}`, requests: 7 * i, prompt_tokens: 911 * i, cached_tokens: 300 * i, completion_tokens: 211 * i,
     estimated_requests: i % 3, estimated_prompt_tokens: 0, estimated_completion_tokens: 0, cost: i / 100,
   })) }),
   '/api/v1/nodes': () => ({ nodes: [] }),
   '/api/v1/upstreams': () => ({ upstreams: [] }),
   '/api/v1/pools': () => ({ pools: [] }),
-  '/api/v1/requests': () => ({ running: 0, requests: all(1000, request).reverse() }),
+  '/api/v1/requests': () => ({ running: 0, requests: all(models, request).reverse() }),
 };
 
-/** Sends the stream of events: everything, the requests up to 10,000, and then changes each second. */
+/** Sends the stream of events: everything, all requests, and then changes each second. */
 function sendEvents(asked, answer) {
   const send = (event, data) => answer.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
-  let finished = 1000;
+  let finished = models;
   const requests = () => send('requests', { requests: all(200, () => request(finished++)), dropped: 300 });
   answer.writeHead(200, { 'content-type': 'text/event-stream' });
-  send('state', { whole: true, models: all(1000, model), replicas: all(2000, replica), conditions: [...conditions, cured], totals: {} });
-  while (finished < 10_000) requests();
+  send('state', { whole: true, models: all(models, model), replicas: all(2 * models, replica), conditions: [...conditions, cured], totals: {} });
+  while (finished < 10 * models) requests();
   const timer = setInterval(() => {
     turn++;
-    send('state', { models: all(500, (i) => model(2 * i)), replicas: all(500, (i) => replica(4 * i)), conditions: [], totals: {}, removed: { models: [], replicas: [], conditions: [{ type: cured.type }] } });
+    send('state', { models: all(models / 2, (i) => model(2 * i)), replicas: all(models / 2, (i) => replica(4 * i)), conditions: [], totals: {}, removed: { models: [], replicas: [], conditions: [{ type: cured.type }] } });
     requests();
   }, 1000);
   asked.on('close', () => clearInterval(timer));
 }
 
-/** Serves the page and the API. Returns the server's URL and a func that ends it. */
-export function serve() {
+/** Serves the page and the API of so many models. Returns the server's URL and a func that ends it. */
+export function serve(count = models) {
+  models = count;
   const server = http.createServer((asked, answer) => {
     const url = new URL(asked.url, 'http://stub');
     if (url.pathname === '/api/v1/events') return sendEvents(asked, answer);

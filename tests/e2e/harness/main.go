@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -115,14 +116,15 @@ func endOrphans() map[int]string {
 // given as NAME=value, by process id. Processes that have exited but are not yet reaped do not
 // count.
 func processesWith(variable string) map[int]string {
-	found := map[int]string{}
+	found, mark := map[int]string{}, []byte("\x00"+variable+"\x00")
 	names, _ := filepath.Glob("/proc/[0-9]*")
 	for _, name := range names {
-		var pid int
-		fmt.Sscan(filepath.Base(name), &pid)
-		cmdline, _ := os.ReadFile(name + "/cmdline")
 		environ, _ := os.ReadFile(name + "/environ")
-		if len(cmdline) > 0 && bytes.Contains(append([]byte{0}, environ...), []byte("\x00"+variable+"\x00")) {
+		if !bytes.Contains(append([]byte{0}, environ...), mark) {
+			continue
+		}
+		if cmdline, _ := os.ReadFile(name + "/cmdline"); len(cmdline) > 0 {
+			pid, _ := strconv.Atoi(filepath.Base(name))
 			found[pid] = strings.ReplaceAll(string(cmdline), "\x00", " ")
 		}
 	}
