@@ -154,9 +154,9 @@ func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
 	})
 }
 
-// TestE2E_W2_LimitsInRedisOutliveTheGateways: a changed weight and a changed limit hold from the next
-// request on. A gateway that starts later, when no other is left and with another state directory,
-// has them from Redis.
+// TestE2E_W2_LimitsInRedisOutliveTheGateways: a changed weight and a changed limit hold from the
+// next request on. A gateway that starts later, when no other is left and with another state
+// directory, has them from Redis.
 func TestE2E_W2_LimitsInRedisOutliveTheGateways(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(`%s

@@ -7,8 +7,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// TestE2E_S8_WhatMayBeRetriedSaysWhen: an error that a client may repeat has Retry-After, and no other
-// has. On the managed way that holds for the errors of engines, too.
+// TestE2E_S8_WhatMayBeRetriedSaysWhen: an error that a client may repeat has Retry-After, and no
+// other has. On the managed way that holds for the errors of engines, too.
 func TestE2E_S8_WhatMayBeRetriedSaysWhen(t *testing.T) {
 	t.Parallel()
 	const models = `

@@ -119,8 +119,8 @@ models:
 	}
 }
 
-// TestE2E_N5_N8_SpreadAndPackOverGPUs: replicas that need half of a GPU each are on two GPUs if they
-// are spread, and on one if they are packed.
+// TestE2E_N5_N8_SpreadAndPackOverGPUs: replicas that need half of a GPU each are on two GPUs if
+// they are spread, and on one if they are packed.
 func TestE2E_N5_N8_SpreadAndPackOverGPUs(t *testing.T) {
 	t.Parallel()
 	env, tell := useDriver(t)

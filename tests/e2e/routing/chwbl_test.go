@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// ringOrder returns the order in which the ring has replicas for a key, by the definition: a virtual
-// node is at the first 8 bytes of the MD5 of "id:index", a key at its XXH64. The first node at or
-// after the key comes first.
+// ringOrder returns the order in which the ring has replicas for a key, by the definition. A
+// virtual node is at the first 8 bytes of the MD5 of "id:index", a key at its XXH64. The first node
+// at or after the key comes first.
 func ringOrder(ids []string, virtualNodes int, key string) (order []string) {
 	type node struct {
 		at uint64
