@@ -206,6 +206,26 @@ func TestR9_TheEnginesAnswerIsPassedOn(t *testing.T) {
 	}
 }
 
+// An engine's error that may be repeated says when, also if the engine does not. Others do not.
+func TestRetryAfterOfAnEnginesError(t *testing.T) {
+	for fault, want := range map[string]string{
+		"status=502": "1", "status=504": "1", "status=429:0": "1", "status=503:7": "7", "status=500": "", "status=422": "",
+	} {
+		engine := sim.New(sim.Config{Models: []string{"m"}})
+		h := newHarness(t, options{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.Header.Set(sim.FaultHeader, fault)
+			engine.ServeHTTP(w, r)
+		})})
+		for _, body := range []string{hello, plainHello} {
+			r := h.send(body)
+			r.Body.Close()
+			if got := r.Header.Values("Retry-After"); strings.Join(got, ",") != want {
+				t.Errorf("%s: Retry-After %q, want %q", fault, got, want)
+			}
+		}
+	}
+}
+
 // A timeout ends all choices that the client has asked for, also when the engine has sent nothing.
 func TestX6_TimeoutEndsEveryChoice(t *testing.T) {
 	h := newHarness(t, options{handler: faultFirst("hang", 1)})

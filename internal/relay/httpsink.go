@@ -118,6 +118,11 @@ func (s *httpSink) Answer(a *Answer) error {
 	s.headerSent = true
 	h := s.w.Header()
 	passHeaders(h, a.Header)
+	if a.Status >= http.StatusBadRequest && h.Get("retry-after") == "" {
+		if after := a.engineError().RetryAfterSeconds(); after != "" {
+			h.Set("retry-after", after)
+		}
+	}
 	s.setSourceHeader(headers.SourceEngine)
 	h.Set("content-length", strconv.Itoa(len(a.Body)))
 	s.w.WriteHeader(a.Status)

@@ -166,8 +166,8 @@ func TestE2E_S11_PriorityOvertakesAndEvicts(t *testing.T) {
 	g.AwaitIdle("m")
 }
 
-// startUntilToken starts an upstream with the model m. Its headers come at once, the first token when
-// the test says so, and the end when the client leaves.
+// startUntilToken starts an upstream with the model m. Its headers come at once, the first token
+// when the test says so, and the end when the client leaves.
 func startUntilToken(t *testing.T) (up string, tokens chan struct{}) {
 	tokens = make(chan struct{}, 10)
 	return harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -187,8 +187,8 @@ func startUntilToken(t *testing.T) (up string, tokens chan struct{}) {
 	}), tokens
 }
 
-// TestE2E_S11_PrefillIsCappedUntilTheFirstToken: a tenant, and a replica, have only so many requests
-// without a token. One more may go when one of them has its first token.
+// TestE2E_S11_PrefillIsCappedUntilTheFirstToken: a tenant, and a replica, have only so many
+// requests without a token. One more may go when one of them has its first token.
 func TestE2E_S11_PrefillIsCappedUntilTheFirstToken(t *testing.T) {
 	t.Parallel()
 	for name, caps := range map[string][2]string{"tenant": {", limits: {max_prefill: 2}", ""}, "replica": {"", ", max_prefill_per_replica: 2"}} {

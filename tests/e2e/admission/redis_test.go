@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -151,6 +152,62 @@ func TestE2E_W5_ThreeGatewaysObeyOneLimit(t *testing.T) {
 			t.Error(a)
 		}
 	})
+}
+
+// TestE2E_W2_LimitsInRedisOutliveTheGateways: a changed weight and a changed limit hold from the
+// next request on. A gateway that starts later, when no other is left and with another state
+// directory, has them from Redis.
+func TestE2E_W2_LimitsInRedisOutliveTheGateways(t *testing.T) {
+	t.Parallel()
+	config := fmt.Sprintf(`%s
+redis: %s
+models:
+  - {name: light, launcher: none, admission: {weight: 1}}
+  - {name: heavy, launcher: none, admission: {weight: 1}}
+  - {name: tight, launcher: none, admission: {max_concurrent_requests: 9}}
+pools: [{name: all, models: [light, heavy]}]
+`, patient, redistest.URL(redistest.Start(t)))
+	// shares returns how many of the next 40 tasks the model heavy gets.
+	shares := func(g *harness.Gateway) (heavy int) {
+		t.Helper()
+		for range 40 {
+			d := scheduleTask(g, `{"estimated_tokens": 100, "pool": "all"}`)
+			if d.Model == "heavy" {
+				heavy++
+			}
+			if a := completeTask(g, d.Task); a.StatusCode != 200 {
+				t.Fatal(a)
+			}
+		}
+		return heavy
+	}
+	one := harness.Start(t, config)
+	one.AwaitSharedState(true, 1)
+	if n := shares(one); n < 18 || n > 22 {
+		t.Errorf("of equal weight, and one has %d of 40", n)
+	}
+	for path, change := range map[string]string{"heavy": `{"weight": 9}`, "tight": `{"max_concurrent_requests": 1}`} {
+		if a := patchLimits(one, "/api/v1/models/"+path+"/limits", change); a.StatusCode != 200 {
+			t.Fatal(a)
+		}
+	}
+	check := func(g *harness.Gateway) {
+		t.Helper()
+		if n := shares(g); n < 34 || n > 38 {
+			t.Errorf("with nine tenths of the weight it has %d of 40", n)
+		}
+		held := scheduleTask(g, `{"estimated_tokens": 1, "model": "tight"}`)
+		if d := scheduleTask(g, `{"estimated_tokens": 1, "model": "tight"}`); held.Task == "" || d.Wait == nil {
+			t.Errorf("one task at once, and they are %+v and %+v", held, d)
+		}
+		completeTask(g, held.Task)
+	}
+	check(one)
+	one.Signal(syscall.SIGTERM)
+	<-one.Exited
+	two := harness.Start(t, config)
+	two.AwaitSharedState(true, 1)
+	check(two)
 }
 
 // TestE2E_W5_ASlowRedisIsShared: gateways share a Redis that takes longer than the default of

@@ -118,3 +118,23 @@ models:
 		t.Errorf("a model whose GPU is there: %s", a)
 	}
 }
+
+// TestE2E_N5_N8_SpreadAndPackOverGPUs: replicas that need half of a GPU each are on two GPUs if
+// they are spread, and on one if they are packed.
+func TestE2E_N5_N8_SpreadAndPackOverGPUs(t *testing.T) {
+	t.Parallel()
+	env, tell := useDriver(t)
+	tell("GPU-a 80 1 0", "GPU-b 80 1 0", "GPU-c 80 1 0")
+	for placement, want := range map[string]int{"spread": 2, "pack": 1} {
+		g := harness.Start(t, `
+models:
+  - {name: m, engine: sim, task: text-generation, resources: {gpu: 0.5}, replicas: {min: 2, max: 2}, placement: `+placement+"}\n", env...)
+		on := map[string]bool{}
+		for _, id := range []string{"m-0", "m-1"} {
+			on[devicesOf(t, g, id)] = true
+		}
+		if len(on) != want {
+			t.Errorf("%s: the replicas are on %v", placement, on)
+		}
+	}
+}
