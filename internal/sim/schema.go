@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -53,7 +54,8 @@ func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 	case "null":
 		b.WriteString("null")
 	default:
-		b.Write(marshal(s.text(m)))
+		format, _ := m["format"].(string)
+		b.Write(marshal(cmp.Or(formats[format], s.word)))
 	}
 }
 
@@ -173,22 +175,10 @@ func number(m map[string]any) any {
 	return 1
 }
 
-func (s sampler) text(m map[string]any) string {
-	switch m["format"] {
-	case "date":
-		return "2030-01-01"
-	case "date-time":
-		return "2030-01-01T00:00:00Z"
-	case "time":
-		return "00:00:00Z"
-	case "email":
-		return "someone@example.com"
-	case "uri":
-		return "https://example.com/"
-	case "uuid":
-		return "00000000-0000-4000-8000-000000000000"
-	}
-	return s.word
+// formats are texts in the formats of a schema.
+var formats = map[string]string{
+	"date": "2030-01-01", "date-time": "2030-01-01T00:00:00Z", "time": "00:00:00Z", "email": "someone@example.com", "uri": "https://example.com/",
+	"uuid": "00000000-0000-4000-8000-000000000000",
 }
 
 // isJSON tells whether a raw value is present and not null.
