@@ -234,7 +234,6 @@ func (h *handler) table() map[string]route {
 	return routes
 }
 
-// ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
 	if fault := h.guard.check(r); fault != nil {

@@ -206,7 +206,6 @@ type sender struct {
 	err  error
 }
 
-// Write implements io.Writer.
 func (s *sender) Write(p []byte) (int, error) {
 	if int64(len(p)) > s.left {
 		s.err = &bodyError{errLong}

@@ -19,7 +19,6 @@ type message struct {
 // parts are joined; parts without text are kept as JSON.
 type content string
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (c *content) UnmarshalJSON(raw []byte) error {
 	var parts []struct {
 		Text *string `json:"text"`
@@ -71,7 +70,6 @@ type sampling struct {
 // whole is an integer of a request. It accepts 1.0, as the engines' JSON readers do.
 type whole int
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (w *whole) UnmarshalJSON(text []byte) error {
 	var value float64
 	if err := json.Unmarshal(text, &value); err != nil {

@@ -19,7 +19,6 @@ type input struct {
 	ids      [][]int64
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (in *input) UnmarshalJSON(raw []byte) error {
 	var one string
 	var ids []int64

@@ -19,7 +19,6 @@ type apiError struct {
 	ofMessages bool
 }
 
-// Error implements error.
 func (e *apiError) Error() string { return e.message }
 
 // badRequest returns an error with status 400 about a parameter.

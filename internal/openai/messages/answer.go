@@ -40,7 +40,6 @@ type chatUsage struct {
 // count is a number of tokens. Any other value, and a negative number, is 0.
 type count int64
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (c *count) UnmarshalJSON(raw []byte) error {
 	var n openai.Integer
 	if json.Unmarshal(raw, &n) == nil && n > 0 {
