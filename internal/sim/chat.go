@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // message is one message of a conversation.
@@ -142,7 +144,7 @@ func (h *handler) promptOf(salt string, tools []tool, messages []message) prompt
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|tools|>\n")
-		b.Write(marshal(tools))
+		b.Write(openai.Encode(tools))
 		b.WriteByte('\n')
 	}
 	for _, m := range messages {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // completionRequest is the body of POST /v1/completions, without the fields that the engine
@@ -56,7 +58,7 @@ func (in *input) texts() []string {
 	}
 	list := make([]string, len(in.ids))
 	for i, ids := range in.ids {
-		list[i] = string(marshal(ids))
+		list[i] = string(openai.Encode(ids))
 	}
 	return list
 }

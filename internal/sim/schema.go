@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // maxSchemaDepth limits schemas that contain themselves.
@@ -35,7 +37,7 @@ func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 		return
 	}
 	if v, ok := fixedValue(m); ok {
-		b.Write(marshal(v))
+		b.Write(openai.Encode(v))
 		return
 	}
 	if inner, ok := s.resolve(m); ok {
@@ -48,14 +50,14 @@ func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 	case "array":
 		s.array(b, m, depth)
 	case "integer", "number":
-		b.Write(marshal(number(m)))
+		b.Write(openai.Encode(number(m)))
 	case "boolean":
 		b.WriteString("true")
 	case "null":
 		b.WriteString("null")
 	default:
 		format, _ := m["format"].(string)
-		b.Write(marshal(cmp.Or(formats[format], s.word)))
+		b.Write(openai.Encode(cmp.Or(formats[format], s.word)))
 	}
 }
 
@@ -125,7 +127,7 @@ func (s sampler) object(b *bytes.Buffer, m map[string]any, depth int) {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.Write(marshal(name))
+		b.Write(openai.Encode(name))
 		b.WriteString(": ")
 		s.write(b, properties[name], depth+1)
 	}
