@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -272,9 +273,7 @@ func (c *Controller) sendInquiry(g *gate, now time.Time) {
 // collectBatch dequeues the waiters of the next inquiry, each with a slot on a replica. If the head
 // is held back, the second result is for how long.
 func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Duration) {
-	if g.inquiry.batchSize == 0 {
-		g.inquiry.batchSize = maxInquiry
-	}
+	g.inquiry.batchSize = cmp.Or(g.inquiry.batchSize, maxInquiry)
 	var batch []*waiter
 	for len(batch) < g.inquiry.batchSize {
 		w, from := g.head(c, now)

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"time"
 )
@@ -32,9 +33,7 @@ const paceWindow = 8
 func (p *admissionPace) observe(now time.Time) {
 	if !p.lastAdmission.IsZero() {
 		since := max(now.Sub(p.lastAdmission), 0)
-		if p.meanInterval == 0 {
-			p.meanInterval = since
-		}
+		p.meanInterval = cmp.Or(p.meanInterval, since)
 		p.meanInterval += (since - p.meanInterval) / paceWindow
 	}
 	p.lastAdmission = now

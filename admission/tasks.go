@@ -69,10 +69,8 @@ func (h byExpiry) Len() int           { return len(h) }
 func (h byExpiry) Less(i, j int) bool { return h[i].Expires.Before(h[j].Expires) }
 func (h byExpiry) Swap(i, j int)      { h[i], h[j] = h[j], h[i]; h[i].index, h[j].index = i, j }
 
-// Push implements heap.Interface.
 func (h *byExpiry) Push(x any) { t := x.(*task); t.index = len(*h); *h = append(*h, t) }
 
-// Pop implements heap.Interface.
 func (h *byExpiry) Pop() any {
 	last := (*h)[len(*h)-1]
 	(*h)[len(*h)-1] = nil

@@ -12,6 +12,7 @@
 package authz
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -84,10 +85,7 @@ func rank(priority string) (int, bool) {
 // A request can lower the priority of its key and cannot raise it. An empty asked means that the
 // client sent no such header. The error has the code invalid_request.
 func (t *Tenant) PriorityOf(asked string) (string, *openai.Error) {
-	own := t.Priority
-	if own == "" {
-		own = Default
-	}
+	own := cmp.Or(t.Priority, Default)
 	if asked == "" {
 		return own, nil
 	}

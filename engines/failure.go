@@ -1,6 +1,9 @@
 package engines
 
-import "strings"
+import (
+	"cmp"
+	"strings"
+)
 
 // FailureClass is the kind of fault that ended a replica. Clients may read it; Replica.Reason, with
 // lines of the engine's log, is for operators.
@@ -75,22 +78,18 @@ func ClassifyFailure(reason string) FailureClass {
 	return Crashed
 }
 
+// meanings are what Meaning returns.
+var meanings = map[FailureClass]string{
+	GPUOutOfMemory: "the engine has too little GPU memory",
+	OutOfMemory:    "the engine has too little memory",
+	NoWeights:      "the weights cannot be fetched or read",
+	BadArguments:   "the engine does not accept its arguments",
+	NoProgram:      "the program of the engine is missing",
+	TooSlow:        "the engine does not become ready in time",
+}
+
 // Meaning says for clients what the class means. It is the end of a sentence that begins with what
 // failed.
 func (c FailureClass) Meaning() string {
-	switch c {
-	case GPUOutOfMemory:
-		return "the engine has too little GPU memory"
-	case OutOfMemory:
-		return "the engine has too little memory"
-	case NoWeights:
-		return "the weights cannot be fetched or read"
-	case BadArguments:
-		return "the engine does not accept its arguments"
-	case NoProgram:
-		return "the program of the engine is missing"
-	case TooSlow:
-		return "the engine does not become ready in time"
-	}
-	return "the engine ends before it is ready"
+	return cmp.Or(meanings[c], "the engine ends before it is ready")
 }

@@ -9,6 +9,7 @@
 package envoy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -166,12 +167,8 @@ func New(c Config) *Envoy {
 	if c.PredecessorTimeout == nil {
 		c.PredecessorTimeout = func() time.Duration { return defaultPredecessorTimeout }
 	}
-	if c.HangTimeout == 0 {
-		c.HangTimeout = defaultHangTimeout
-	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.HangTimeout = cmp.Or(c.HangTimeout, defaultHangTimeout)
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	return &Envoy{
 		cfg:     c,
 		log:     c.Log,

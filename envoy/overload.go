@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"cmp"
 	"time"
 
 	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
@@ -71,10 +72,7 @@ const (
 // The number of connections cannot trigger actions in Envoy, only refuse connections. So Sluice
 // measures it and writes the share that is in use into a file, which Envoy watches.
 func overloadManager(b Budget, pressureFile string) (*overloadv3.OverloadManager, error) {
-	connections := b.Connections
-	if connections == 0 {
-		connections = unlimitedConnections
-	}
+	connections := cmp.Or(b.Connections, unlimitedConnections)
 	m := new(overloadBuilder)
 	m.monitor(connectionsMonitor, &connectionsv3.DownstreamConnectionsConfig{MaxActiveDownstreamConnections: int64(connections)})
 	var shrink []*overloadv3.Trigger

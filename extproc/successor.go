@@ -113,7 +113,6 @@ func (p *passed) send(m []byte) {
 // rawCodec leaves messages as they are.
 type rawCodec struct{}
 
-// Marshal implements encoding.CodecV2.
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	m, ok := v.([]byte)
 	if !ok {
@@ -122,7 +121,6 @@ func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(m)}, nil
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(*[]byte)
 	if !ok {

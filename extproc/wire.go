@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 	"unsafe"
@@ -27,24 +28,13 @@ const (
 	responseTrailers kind = 7
 )
 
-// String returns the name of the field.
-func (k kind) String() string {
-	switch k {
-	case requestHeaders:
-		return "request_headers"
-	case responseHeaders:
-		return "response_headers"
-	case requestBody:
-		return "request_body"
-	case responseBody:
-		return "response_body"
-	case requestTrailers:
-		return "request_trailers"
-	case responseTrailers:
-		return "response_trailers"
-	}
-	return "unknown"
+// kindNames are the names of the fields.
+var kindNames = map[kind]string{
+	requestHeaders: "request_headers", responseHeaders: "response_headers", requestBody: "request_body", responseBody: "response_body",
+	requestTrailers: "request_trailers", responseTrailers: "response_trailers",
 }
+
+func (k kind) String() string { return cmp.Or(kindNames[k], "unknown") }
 
 // message is a ProcessingRequest. Its slices belong to the bytes that it was parsed from.
 type message struct {

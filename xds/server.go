@@ -132,9 +132,7 @@ func NewServer(c ServerConfig) *Server {
 		ready: make(chan struct{}), streams: map[*stream]struct{}{}, acks: newAcks(),
 	}
 	s.retired, s.retire = context.WithCancel(context.Background())
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
+	s.log = cmp.Or(s.log, zap.NewNop())
 	if s.onAck == nil {
 		s.onAck = func(string, map[string]netip.AddrPort) {}
 	}

@@ -21,13 +21,13 @@ func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 		return nil, "", err
 	}
 	list, _ := value.([]any)
-	version, err := stringAt(list, 0)
+	version, err := at[string](list, 0)
 	if err != nil {
 		return nil, "", err
 	}
 	records := limits.Records{}
 	for i := 1; i+2 < len(list); i += 3 {
-		key, err := stringAt(list, i)
+		key, err := at[string](list, i)
 		if err != nil {
 			return nil, "", err
 		}
@@ -48,11 +48,11 @@ func parseValues(hash any) (limits.Values, error) {
 	list, _ := hash.([]any)
 	out := limits.Values{}
 	for i := 0; i+1 < len(list); i += 2 {
-		field, err := stringAt(list, i)
+		field, err := at[string](list, i)
 		if err != nil {
 			return nil, err
 		}
-		digits, err := stringAt(list, i+1)
+		digits, err := at[string](list, i+1)
 		if err != nil {
 			return nil, err
 		}

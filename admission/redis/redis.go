@@ -65,6 +65,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -201,9 +202,7 @@ var deployments = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 // New returns a Store. It does not connect. The error is about the configuration and contains no
 // secret.
 func New(cfg Config) (*Store, error) {
-	if cfg.Deployment == "" {
-		cfg.Deployment = defaultDeployment
-	}
+	cfg.Deployment = cmp.Or(cfg.Deployment, defaultDeployment)
 	if !deployments.MatchString(cfg.Deployment) {
 		return nil, errors.New("redis: the deployment may have letters, digits, '.', '_' and '-' only")
 	}
@@ -216,9 +215,7 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
 	}
-	if cfg.Log == nil {
-		cfg.Log = zap.NewNop()
-	}
+	cfg.Log = cmp.Or(cfg.Log, zap.NewNop())
 	options, err := cfg.options()
 	if err != nil {
 		return nil, err

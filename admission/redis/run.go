@@ -105,11 +105,11 @@ func (s *Store) sendHeartbeat(ctx context.Context) error {
 	if r.status != "ok" {
 		return statusError(r)
 	}
-	gateways, err := intAt(r.rest, 0)
-	wait, waitErr := intAt(r.rest, 1)
-	version, versionErr := stringAt(r.rest, 2)
+	gateways, err := at[int64](r.rest, 0)
+	wait, waitErr := at[int64](r.rest, 1)
+	version, versionErr := at[string](r.rest, 2)
 	served, servedErr := intsAt(r.rest, 3)
-	writes, writesErr := intAt(r.rest, 4)
+	writes, writesErr := at[int64](r.rest, 4)
 	if err := errors.Join(err, waitErr, versionErr, servedErr, writesErr); err != nil {
 		return err
 	}
@@ -158,12 +158,12 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	epoch, err := stringAt(r.rest, 0)
-	wait, waitErr := intAt(r.rest, 1)
-	returnAt, returnErr := intAt(r.rest, 2)
-	gateways, gatewaysErr := intAt(r.rest, 3)
-	version, versionErr := stringAt(r.rest, 4)
-	writes, writesErr := intAt(r.rest, 5)
+	epoch, err := at[string](r.rest, 0)
+	wait, waitErr := at[int64](r.rest, 1)
+	returnAt, returnErr := at[int64](r.rest, 2)
+	gateways, gatewaysErr := at[int64](r.rest, 3)
+	version, versionErr := at[string](r.rest, 4)
+	writes, writesErr := at[int64](r.rest, 5)
 	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr, writesErr); err != nil {
 		return 0, err
 	}

@@ -143,27 +143,17 @@ func (s *Store) deadline(timeout time.Duration) int64 {
 	return s.notAfter
 }
 
-// intAt returns the integer at index i of a reply.
-func intAt(list []any, i int) (int64, error) {
+// at returns the element at index i of a reply.
+func at[T int64 | string](list []any, i int) (T, error) {
+	var none T
 	if i >= len(list) {
-		return 0, errReply
+		return none, errReply
 	}
-	n, ok := list[i].(int64)
+	v, ok := list[i].(T)
 	if !ok {
-		return 0, errReply
+		return none, errReply
 	}
-	return n, nil
-}
-
-func stringAt(list []any, i int) (string, error) {
-	if i >= len(list) {
-		return "", errReply
-	}
-	t, ok := list[i].(string)
-	if !ok {
-		return "", errReply
-	}
-	return t, nil
+	return v, nil
 }
 
 // intsAt returns the list of integers at index i of a reply.
@@ -178,7 +168,7 @@ func intsAt(list []any, i int) ([]int64, error) {
 	out := make([]int64, len(inner))
 	for j := range inner {
 		var err error
-		if out[j], err = intAt(inner, j); err != nil {
+		if out[j], err = at[int64](inner, j); err != nil {
 			return nil, err
 		}
 	}

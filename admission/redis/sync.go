@@ -66,7 +66,7 @@ func (s *Store) sendSync(ctx context.Context, b batch, f *claimTable, timeout ti
 		s.mu.Lock()
 		s.notAfter = 0 // it has run
 		if r.status == "ok" {
-			s.writes, err = intAt(r.rest, 3)
+			s.writes, err = at[int64](r.rest, 3)
 		}
 		s.mu.Unlock()
 	}
@@ -166,11 +166,11 @@ func foundTasks(rest []any) (map[int]admission.Task, error) {
 	tasks := map[int]admission.Task{}
 	for _, entry := range list {
 		e, _ := entry.([]any)
-		index, err := intAt(e, 0)
-		id, idErr := stringAt(e, 1)
-		model, modelErr := stringAt(e, 2)
-		tokens, tokensErr := intAt(e, 3)
-		left, leftErr := intAt(e, 4)
+		index, err := at[int64](e, 0)
+		id, idErr := at[string](e, 1)
+		model, modelErr := at[string](e, 2)
+		tokens, tokensErr := at[int64](e, 3)
+		left, leftErr := at[int64](e, 4)
 		if err = errors.Join(err, idErr, modelErr, tokensErr, leftErr); err != nil {
 			return nil, err
 		}

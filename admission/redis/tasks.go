@@ -106,10 +106,10 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 	default:
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	model, err := stringAt(r.rest, 0)
-	tokens, tokensErr := intAt(r.rest, 1)
-	left, leftErr := intAt(r.rest, 2)
-	id, idErr := stringAt(r.rest, 3)
+	model, err := at[string](r.rest, 0)
+	tokens, tokensErr := at[int64](r.rest, 1)
+	left, leftErr := at[int64](r.rest, 2)
+	id, idErr := at[string](r.rest, 3)
 	if errors.Join(err, tokensErr, leftErr, idErr) != nil {
 		return admission.Task{}, admission.ErrUnavailable
 	}

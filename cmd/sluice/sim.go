@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -84,9 +85,7 @@ func runSim(cmd *cobra.Command, flags *simFlags, config sim.Config) error {
 	case -1:
 		config.CacheTokens = 0
 	}
-	if config.KeepRequests == 0 {
-		config.KeepRequests = -1
-	}
+	config.KeepRequests = cmp.Or(config.KeepRequests, -1)
 	fault, err := sim.ParseFault(flags.fault)
 	if err != nil {
 		return fmt.Errorf("--fault: %w", err)

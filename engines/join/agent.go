@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"errors"
@@ -103,9 +104,7 @@ type Agent struct {
 // NewAgent returns an Agent with the identity that an earlier run saved in AgentConfig.Dir.
 // NewAgent starts nothing. It fails if a required field is missing or malformed.
 func NewAgent(c AgentConfig) (*Agent, error) {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	setDefault(&c.OrphanGrace, orphanGrace)
 	setDefault(&c.DrainTimeout, drainTimeout)
 	a := &Agent{config: c, log: c.Log, store: agentStore{filepath.Join(c.Dir.Path(), "node")},

@@ -65,11 +65,8 @@ func unary[Request any](call func(nodeService, context.Context, *Request) (*cert
 // codec encodes gRPC messages as JSON.
 type codec struct{}
 
-// Marshal implements encoding.Codec.
 func (codec) Marshal(message any) ([]byte, error) { return json.Marshal(message) }
 
-// Unmarshal implements encoding.Codec.
 func (codec) Unmarshal(data []byte, message any) error { return json.Unmarshal(data, message) }
 
-// Name implements encoding.Codec.
 func (codec) Name() string { return "json" }

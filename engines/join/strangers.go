@@ -32,7 +32,6 @@ func newGuardedListener(l net.Listener) guardedListener {
 	return guardedListener{l, &sources.Counter{Most: maxStrangers, MostOfSource: maxStrangersOfSource}}
 }
 
-// Accept implements net.Listener.
 func (l guardedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -52,7 +51,6 @@ type guardedConn struct {
 	known func()
 }
 
-// Close implements net.Conn.
 func (c *guardedConn) Close() error {
 	c.known()
 	return c.Conn.Close()
@@ -63,7 +61,6 @@ type guardedCredentials struct {
 	credentials.TransportCredentials
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
 func (g guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, info, err := g.TransportCredentials.ServerHandshake(raw)
 	guarded, ok := raw.(*guardedConn)
@@ -73,7 +70,6 @@ func (g guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	return c, info, err
 }
 
-// Clone implements credentials.TransportCredentials.
 func (g guardedCredentials) Clone() credentials.TransportCredentials {
 	return guardedCredentials{g.TransportCredentials.Clone()}
 }

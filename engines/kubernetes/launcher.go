@@ -64,12 +64,8 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
-	if c.Name == "" {
-		c.Name = "sluice"
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
+	c.Name = cmp.Or(c.Name, "sluice")
 	if c.Identity == "" {
 		host, _ := os.Hostname() // An error is ignored: the random part makes the identity unique.
 		c.Identity = host + "-" + rand.Text()[:8]

@@ -370,10 +370,7 @@ func (m Model) requirements() corev1.ResourceRequirements {
 		requests[corev1.ResourceMemory], limits[corev1.ResourceMemory] = memory, memory
 	}
 	if r.GPU > 0 {
-		name := m.GPUResource
-		if name == "" {
-			name = defaultGPUResource
-		}
+		name := cmp.Or(m.GPUResource, defaultGPUResource)
 		// Kubernetes sets the request to the limit.
 		limits[corev1.ResourceName(name)] = *resource.NewQuantity(int64(r.Devices()), resource.DecimalSI)
 	}

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"reflect"
 	"strings"
 	"time"
@@ -94,9 +95,7 @@ func locationOf(cluster string, home location) location {
 	context, namespace, _ := strings.Cut(cluster, "/")
 	if context == "" || context == home.context {
 		context = home.context
-		if namespace == "" {
-			namespace = home.namespace
-		}
+		namespace = cmp.Or(namespace, home.namespace)
 	}
 	return location{context: context, namespace: namespace}
 }

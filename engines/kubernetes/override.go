@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,9 +34,7 @@ func Check(v engines.Version) error {
 			l.Variables[name] = sample(schema)
 		}
 	}
-	if v.Image == "" {
-		v.Image = "image"
-	}
+	v.Image = cmp.Or(v.Image, "image")
 	ours, err := install{name: "sluice"}.baseDeployment(Model{Version: engines.Version{Command: []string{"true"}, Image: v.Image}, Launch: l})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -49,9 +50,7 @@ type Config struct {
 
 // withDefaults replaces zero values by their defaults.
 func (c Config) withDefaults() Config {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if !c.Address.IsValid() {
 		c.Address = loopback()
 	}
@@ -68,9 +67,7 @@ func (c Config) withDefaults() Config {
 		{&c.ProbeTimeout, 5 * time.Second},
 		{&c.ReadEvery, readInterval},
 	} {
-		if *d.value == 0 {
-			*d.value = d.standard
-		}
+		*d.value = cmp.Or(*d.value, d.standard)
 	}
 	return c
 }

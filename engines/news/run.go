@@ -192,25 +192,20 @@ func (r *rounds) remove(t *target) {
 // dueQueue is a heap of targets, the one that is due first at its top.
 type dueQueue []*target
 
-// Len implements heap.Interface.
 func (q dueQueue) Len() int { return len(q) }
 
-// Less implements heap.Interface.
 func (q dueQueue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
 
-// Swap implements heap.Interface.
 func (q dueQueue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].index, q[j].index = i, j
 }
 
-// Push implements heap.Interface.
 func (q *dueQueue) Push(t any) {
 	t.(*target).index = len(*q)
 	*q = append(*q, t.(*target))
 }
 
-// Pop implements heap.Interface.
 func (q *dueQueue) Pop() any {
 	last := len(*q) - 1
 	t := (*q)[last]

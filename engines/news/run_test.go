@@ -29,7 +29,6 @@ type fakeServers struct {
 	now, most int
 }
 
-// RoundTrip implements http.RoundTripper.
 func (f *fakeServers) RoundTrip(q *http.Request) (*http.Response, error) {
 	f.mu.Lock()
 	if q.URL.Path == "/metrics" {
@@ -163,7 +162,6 @@ func TestFewReplicasAreAskedTogether(t *testing.T) {
 // roundTripper is an http.RoundTripper of a function.
 type roundTripper func(*http.Request) (*http.Response, error)
 
-// RoundTrip implements http.RoundTripper.
 func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
 
 // TestU10_AThousandReplicas are asked in turn, a few at once, also if many hang.
@@ -218,7 +216,6 @@ type hanging struct {
 	from int
 }
 
-// RoundTrip implements http.RoundTripper.
 func (h *hanging) RoundTrip(q *http.Request) (*http.Response, error) {
 	a := netip.MustParseAddrPort(q.URL.Host).Addr().As4()
 	if int(a[2])<<8+int(a[3]) >= h.from {

@@ -134,7 +134,6 @@ type body struct {
 	onClose func()
 }
 
-// Close implements io.Closer.
 func (b body) Close() error { b.onClose(); return nil }
 
 // TestU10_DocumentsAreReadRarely: metrics are read every two seconds, a document once a minute, and

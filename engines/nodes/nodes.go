@@ -16,6 +16,7 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"sync"
@@ -125,9 +126,7 @@ type Controller struct {
 
 // New returns a controller. It does nothing until Run is called.
 func New(c Config) *Controller {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if c.Joined == nil {
 		c.Joined = func() []Node { return nil }
 	}

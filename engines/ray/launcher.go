@@ -82,9 +82,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	c.Name = cmp.Or(c.Name, "sluice")
 	if c.InFlight == nil {
 		c.InFlight = func(string) int { return 0 }

@@ -148,9 +148,7 @@ func New(c Config) *Launcher {
 	if c.Client == nil {
 		c.Client = engines.NewClient(nil)
 	}
-	if c.Resolver == nil {
-		c.Resolver = net.DefaultResolver
-	}
+	c.Resolver = cmp.Or(c.Resolver, net.DefaultResolver)
 	if c.Drained == nil {
 		c.Drained = func(string) bool { return false }
 	}

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -139,9 +140,7 @@ func up(t testing.TB, o options) *testbed {
 		b.inlets = filepath.Join(dir, "inlets")
 	}
 	limit, log := o.limit, ""
-	if limit == 0 {
-		limit = 1 << 20
-	}
+	limit = cmp.Or(limit, 1<<20)
 	if o.logs == "" {
 		o.logs = "127.0.0.1:1"
 	} else {

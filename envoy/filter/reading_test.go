@@ -2,6 +2,7 @@ package filter
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -22,12 +23,8 @@ func ask(to *bytes.Buffer, wanted string, a answers.Answer, pieces []string) {
 	if a.Cut {
 		ended = 0
 	}
-	if status == 0 {
-		status = 200
-	}
-	if encoding == "" {
-		encoding = "-"
-	}
+	status = cmp.Or(status, 200)
+	encoding = cmp.Or(encoding, "-")
 	fmt.Fprintf(to, "%s %d %d %d %s %s\n", wanted, ended, status, len(pieces), strings.ReplaceAll(a.ContentType, " ", ""), encoding)
 	for _, p := range pieces {
 		fmt.Fprintf(to, "%d\n%s", len(p), p)
@@ -205,9 +202,7 @@ func eventsIn(fields map[string]string) string {
 	if r.Ended {
 		ended = 1
 	}
-	if finish == "" {
-		finish = "-"
-	}
+	finish = cmp.Or(finish, "-")
 	if gaps != max(0, r.Tokens-1) {
 		return fmt.Sprintf("%d gaps between %d tokens", gaps, r.Tokens)
 	}

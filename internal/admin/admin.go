@@ -12,6 +12,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -117,9 +118,7 @@ type Config struct {
 
 // New returns the handler of the admin listener.
 func New(c Config) http.Handler {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if len(c.SessionKey) == 0 {
 		c.SessionKey = make([]byte, sha256.Size)
 		_, _ = rand.Read(c.SessionKey) // crypto/rand never fails
@@ -235,7 +234,6 @@ func (h *handler) table() map[string]route {
 	return routes
 }
 
-// ServeHTTP implements http.Handler.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
 	if fault := h.guard.check(r); fault != nil {

@@ -161,7 +161,6 @@ func (l *logWriter) send() {
 // errNotAdmitted ends the log of a client that may not read it any more.
 var errNotAdmitted = errors.New("the client may not read it any more")
 
-// Write implements io.Writer.
 func (l *logWriter) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil

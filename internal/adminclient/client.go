@@ -159,7 +159,6 @@ type answerBody struct {
 	cancel context.CancelCauseFunc
 }
 
-// Close implements io.Closer.
 func (b *answerBody) Close() error {
 	defer b.cancel(nil)
 	return b.ReadCloser.Close()

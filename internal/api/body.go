@@ -199,7 +199,6 @@ type timedBody struct {
 	connection *http.ResponseController
 }
 
-// Read implements io.Reader.
 func (b *timedBody) Read(p []byte) (n int, err error) {
 	n, err = b.ReadCloser.Read(p)
 	if err == io.EOF {

@@ -211,7 +211,6 @@ const benchKey = "bench"
 // keyTransport adds the key to every request.
 type keyTransport struct{ http.RoundTripper }
 
-// RoundTrip implements http.RoundTripper.
 func (w keyTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	r.Header.Set("Authorization", "Bearer "+benchKey)
 	return w.RoundTripper.RoundTrip(r)

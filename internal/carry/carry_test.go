@@ -158,7 +158,6 @@ type full struct {
 	once sync.Once
 }
 
-// Accept implements net.Listener.
 func (f *full) Accept() (c net.Conn, err error) {
 	f.once.Do(func() { err = &net.OpError{Op: "accept", Err: syscall.EMFILE} })
 	if err != nil {

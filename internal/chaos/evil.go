@@ -143,7 +143,6 @@ func (e *evilEngine) makeBomb() []byte {
 // zeros is a reader of zeros without end.
 type zeros struct{}
 
-// Read implements io.Reader.
 func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil

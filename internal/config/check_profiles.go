@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/sluice-gateway/sluice/engines/podpatch"
@@ -46,9 +47,7 @@ func (k *checker) applyProfiles(at path, m *Model) {
 		if len(p.Pod) > 0 {
 			m.PodPatches = append(m.PodPatches, p.Pod)
 		}
-		if m.GPUResource == "" {
-			m.GPUResource = p.GPUResource
-		}
+		m.GPUResource = cmp.Or(m.GPUResource, p.GPUResource)
 		if p.Resources != nil {
 			m.Resources = m.Resources.withDefaults(*p.Resources, func(field string) bool { return k.isSet(own.field(field)) })
 		}

@@ -20,9 +20,8 @@ const (
 // decoder decodes YAML nodes into the structs of this package. It fills in defaults and collects
 // every fault.
 type decoder struct {
-	file        string
-	faults      Faults
-	unsupported map[string]string
+	file   string
+	faults Faults
 	// lines holds the line of each value, by path.key. A path that is not in lines is not set in
 	// the file.
 	lines map[string]int
@@ -43,7 +42,7 @@ type decoder struct {
 }
 
 func newDecoder(file string) *decoder {
-	return &decoder{file: file, unsupported: unsupported(), lines: map[string]int{}, itemNames: map[string]string{}, faulty: map[string]bool{},
+	return &decoder{file: file, lines: map[string]int{}, itemNames: map[string]string{}, faulty: map[string]bool{},
 		faultObject: map[int]int{}}
 }
 
@@ -96,17 +95,25 @@ func (d *decoder) onLine(at path) string {
 	return ""
 }
 
-// display writes a path for a message. Items of a list appear by name where they have one.
+// display writes a path for a message, with dots between names. Items of a list appear by name
+// where they have one.
 func (d *decoder) display(at path) string {
-	return at.join(func(i int) string {
-		if name, ok := d.itemNames[at[:i+1].key()]; ok {
-			return "[" + name + "]"
+	var text strings.Builder
+	for i, element := range at {
+		name, named := d.itemNames[at[:i+1].key()]
+		switch {
+		case named:
+			text.WriteString("[" + name + "]")
+		case isItem(element):
+			text.WriteString(element)
+		default:
+			if i > 0 {
+				text.WriteByte('.')
+			}
+			text.WriteString(quoted(element))
 		}
-		if isItem(at[i]) {
-			return at[i]
-		}
-		return quoted(at[i])
-	})
+	}
+	return text.String()
 }
 
 // recordLine remembers the line of a value, within the limits on a file.
@@ -283,10 +290,6 @@ func (d *decoder) reportUnknown(n *yaml.Node, entries map[string]*yaml.Node, t r
 			continue
 		}
 		field := at.field(name)
-		if what, ok := d.unsupported[field.pattern()]; ok {
-			d.faultf(field, "%s", notSupported(what))
-			continue
-		}
 		if below := fieldBelow(t, name); below != "" {
 			d.faultf(field, "unknown field; did you mean %s?", below)
 			continue

@@ -19,29 +19,6 @@ func (p path) item(i int) path { return append(slices.Clip(p), "["+strconv.Itoa(
 // key returns the path as a key of a map.
 func (p path) key() string { return strings.Join(p, "\x00") }
 
-// pattern returns the path without the indexes of items, as models[].replicas.min. The table of
-// unsupported fields uses this form.
-func (p path) pattern() string {
-	return p.join(func(i int) string {
-		if isItem(p[i]) {
-			return "[]"
-		}
-		return p[i]
-	})
-}
-
-// join writes the path with dots between names. word returns the text of element i.
-func (p path) join(word func(i int) string) string {
-	var text strings.Builder
-	for i, element := range p {
-		if i > 0 && !isItem(element) {
-			text.WriteByte('.')
-		}
-		text.WriteString(word(i))
-	}
-	return text.String()
-}
-
 func isItem(element string) bool {
 	return strings.HasPrefix(element, "[") && strings.HasSuffix(element, "]")
 }

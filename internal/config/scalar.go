@@ -124,7 +124,7 @@ func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value, at path, r rules) 
 	default:
 		switch v.Kind() {
 		case reflect.String:
-			message = d.decodeText(n, v, at, r)
+			message = decodeText(n, v, r)
 		case reflect.Bool:
 			message = decodeBool(n, v)
 		case reflect.Int:
@@ -140,14 +140,11 @@ func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value, at path, r rules) 
 
 // decodeText reads a string and returns the message of a fault, or "". Any scalar is accepted, as
 // it is written: version: 0.10 is the text 0.10.
-func (d *decoder) decodeText(n *yaml.Node, v reflect.Value, at path, r rules) string {
+func decodeText(n *yaml.Node, v reflect.Value, r rules) string {
 	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!null" {
 		return "must be text, is " + describe(n)
 	}
 	if len(r.oneof) > 0 && !slices.Contains(r.oneof, n.Value) {
-		if what, ok := d.unsupported[at.pattern()+"="+n.Value]; ok {
-			return quoted(n.Value) + " is " + notSupported(what)
-		}
 		return "must be one of " + strings.Join(r.oneof, ", ") + ", is " + quoted(n.Value)
 	}
 	v.SetString(n.Value)

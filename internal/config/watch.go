@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -96,12 +97,8 @@ func (s Status) Messages() []string {
 
 // NewWatcher returns a Watcher that has not read the file yet.
 func NewWatcher(c WatcherConfig) *Watcher {
-	if c.Every == 0 {
-		c.Every = time.Second
-	}
-	if c.Started == nil {
-		c.Started = c.Current
-	}
+	c.Every = cmp.Or(c.Every, time.Second)
+	c.Started = cmp.Or(c.Started, c.Current)
 	return &Watcher{
 		config: c, initial: c.Started, current: c.Current, lastRead: c.Current.Hash, lastDecided: c.Current.Hash,
 		status: Status{Path: c.Current.File, Hash: c.Current.Hash, LoadedAt: time.Now(), NeedsRestart: c.Started.NeedsRestart(c.Current)},

@@ -21,6 +21,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -266,12 +267,7 @@ func (g *Guard) admit(client netip.Addr) bool {
 }
 
 func (g *Guard) trusted(client netip.Addr) bool {
-	for _, p := range g.Trusted {
-		if p.Contains(client.Unmap()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.Trusted, func(p netip.Prefix) bool { return p.Contains(client.Unmap()) })
 }
 
 // writePressure tells Envoy the share of the connections that is in use. While the Guard acts, it

@@ -2,6 +2,7 @@ package console
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -118,9 +119,7 @@ func Size(file *os.File) (columns, rows int, ok bool) {
 	if columns < minColumns {
 		columns = defaultColumns
 	}
-	if rows == 0 {
-		rows = defaultRows
-	}
+	rows = cmp.Or(rows, defaultRows)
 	return columns, rows, true
 }
 

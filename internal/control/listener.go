@@ -163,7 +163,6 @@ func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
 // TCP returns the listener below TLS, for a successor.
 func (l *Listener) TCP() net.Listener { return l.tcp }
 
-// Accept implements net.Listener.
 func (s *service) Accept() (net.Conn, error) {
 	select {
 	case c := <-s.accepted:
@@ -181,5 +180,4 @@ func (s *service) Close() error {
 	return nil
 }
 
-// Addr implements net.Listener.
 func (s *service) Addr() net.Addr { return s.parent.Addr() }

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -42,9 +43,7 @@ func (s stage) put(model string, replicas ...engines.Replica) {
 		if r.Model = model; !r.Address.IsValid() {
 			r.Address = netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 9000+i))
 		}
-		if r.State == "" {
-			r.State = engines.Ready
-		}
+		r.State = cmp.Or(r.State, engines.Ready)
 	}
 	s.fleet.Set("test-"+model, engines.Part{Models: []engines.Model{m}, Replicas: slices.Clone(replicas)}) // the fleet keeps it
 	s.acknowledge(model, replicas...)

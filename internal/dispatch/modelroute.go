@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -94,15 +95,9 @@ const NoWait time.Duration = -1
 // patience returns how long a request may wait: the model's limit, at most the client's own
 // timeout. own is 0 if the client has none.
 func (t *modelRoute) patience(own time.Duration) time.Duration {
-	wait := t.policy.Limits.QueueTimeout
-	if wait == 0 {
-		wait = time.Minute
-	}
+	wait := cmp.Or(t.policy.Limits.QueueTimeout, time.Minute)
 	if t.cold() {
-		wait = t.policy.ColdStart
-		if wait == 0 {
-			wait = defaultColdStart
-		}
+		wait = cmp.Or(t.policy.ColdStart, defaultColdStart)
 	}
 	if own > 0 {
 		wait = min(wait, own)

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -151,12 +152,8 @@ func (d *Dispatcher) nextTableLocked(old *routingTable) *routingTable {
 	if w.routes == nil {
 		w.routes = map[string]*modelRoute{}
 	}
-	if w.taskPool == "" {
-		w.taskPool = everyModel
-	}
-	if w.taskLease == 0 {
-		w.taskLease = defaultTaskLease
-	}
+	w.taskPool = cmp.Or(w.taskPool, everyModel)
+	w.taskLease = cmp.Or(w.taskLease, defaultTaskLease)
 	return w
 }
 

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
@@ -23,10 +24,7 @@ func TestU4_RequestsCarryTheNameOfTheirServer(t *testing.T) {
 	for key := range 12 {
 		ticket := s.must(t, newRequest("m", fmt.Sprint(key)))
 		seen[ticket.Replica()]++
-		want := names[ticket.Replica()]
-		if want == "" {
-			want = "m"
-		}
+		want := cmp.Or(names[ticket.Replica()], "m")
 		if ticket.Served != want || ticket.Model != "m" {
 			t.Errorf("at %s the request has %q, want %q", ticket.Replica(), ticket.Served, want)
 		}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -78,9 +79,7 @@ func Strategies() []Strategy {
 
 // strategyOf returns the row of a name; nil: there is none. The empty name stands for Prefix.
 func strategyOf(name Strategy) *strategy {
-	if name == "" {
-		name = Prefix
-	}
+	name = cmp.Or(name, Prefix)
 	if i := slices.IndexFunc(strategies, func(s strategy) bool { return s.name == name }); i >= 0 {
 		return &strategies[i]
 	}

@@ -5,6 +5,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -454,9 +455,7 @@ func (e *examination) server(ctx context.Context, what, address, hint string) {
 	if port == "" {
 		port = map[string]string{"https": "443"}[u.Scheme]
 	}
-	if port == "" {
-		port = "80"
-	}
+	port = cmp.Or(port, "80")
 	dialer := net.Dialer{Timeout: tryTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {

@@ -8,6 +8,7 @@
 package failover
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 )
@@ -116,9 +117,7 @@ func (s Statuses) Usual() bool { return s == 0 || s&AllStatuses == AllStatuses }
 // Reason returns why another replica is tried after an answer with this status. Empty: the answer
 // is for the client.
 func (s Statuses) Reason(status int) string {
-	if s == 0 {
-		s = AllStatuses
-	}
+	s = cmp.Or(s, AllStatuses)
 	reason, kind := kindOf(status)
 	if s&kind == 0 {
 		return ""
@@ -149,9 +148,7 @@ func kindOf(status int) (reason string, kind Statuses) {
 // x-envoy-retriable-status-codes that make Envoy follow the set. Both are empty if the set has no
 // status.
 func (s Statuses) Envoy() (retryOn, codes string) {
-	if s == 0 {
-		s = AllStatuses
-	}
+	s = cmp.Or(s, AllStatuses)
 	var list, on []string
 	if s&OnTooMany != 0 {
 		// An engine behind another Envoy may mark its 429 with x-envoy-ratelimited. Envoy tries

@@ -18,7 +18,6 @@ type sized struct {
 	last atomic.Int64
 }
 
-// Read implements net.Conn.
 func (s *sized) Read(b []byte) (int, error) {
 	s.last.Store(int64(len(b)))
 	return s.Conn.Read(b)

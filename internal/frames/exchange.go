@@ -243,10 +243,8 @@ func (c *requestContext) end() {
 	}
 }
 
-// Deadline implements context.Context.
 func (c *requestContext) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
-// Done implements context.Context.
 func (c *requestContext) Done() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,7 +257,6 @@ func (c *requestContext) Done() <-chan struct{} {
 	return c.done
 }
 
-// Err implements context.Context.
 func (c *requestContext) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,5 +266,4 @@ func (c *requestContext) Err() error {
 	return nil
 }
 
-// Value implements context.Context.
 func (c *requestContext) Value(any) any { return nil }

@@ -67,8 +67,8 @@ func (s *sockets) serveElsewhere(in *scope) {
 		return
 	}
 	in.Go(s.remote.Run)
-	in.Go(func() error { return serveGRPC(s.controlServer, s.remote.Service(headers.ALPNControl)) })
-	in.Go(func() error { return serveGRPC(s.grpcServer, s.remote.Service(headers.ALPNGRPC)) })
+	in.Go(func() error { return serve(s.controlServer, s.remote.Service(headers.ALPNControl)) })
+	in.Go(func() error { return serve(s.grpcServer, s.remote.Service(headers.ALPNGRPC)) })
 }
 
 // http lists the servers that are net/http's.

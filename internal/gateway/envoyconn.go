@@ -22,12 +22,10 @@ func newEnvoyCredentials() credentials.TransportCredentials {
 	return envoyCredentials{insecure.NewCredentials()}
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
 func (c envoyCredentials) ServerHandshake(socket net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return socket, envoyProcess{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, nonblock.PeerPID(socket)}, nil
 }
 
-// Clone implements credentials.TransportCredentials.
 func (c envoyCredentials) Clone() credentials.TransportCredentials { return c }
 
 // envoyProcess is the process of the Envoy at the other end of a connection. pid 0: not known.

@@ -20,7 +20,6 @@ type gate struct {
 	to relay.Forwarder
 }
 
-// ServeHTTP implements http.Handler.
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for {
 		g.mu.Lock()

@@ -286,13 +286,13 @@ func (g *Gateway) mayUse(tenant, key, model string) bool {
 
 // serve runs all servers in the scope until it ends.
 func (s *sockets) serve(in *scope) {
-	in.Go(func() error { return serveGRPC(s.controlServer, s.control) })
+	in.Go(func() error { return serve(s.controlServer, s.control) })
 	in.Go(func() error { return s.filterServer.Serve(s.filter) })
-	in.Go(func() error { return serveGRPC(s.grpcServer, s.grpc) })
-	in.Go(func() error { return serveHTTP(s.relayServer, s.relay) })
+	in.Go(func() error { return serve(s.grpcServer, s.grpc) })
+	in.Go(func() error { return serve(s.relayServer, s.relay) })
 	s.serveElsewhere(in)
 	for _, h := range s.http() {
-		in.Go(func() error { return serveHTTP(h.server, h.listener) })
+		in.Go(func() error { return serve(h.server, h.listener) })
 	}
 	in.Go(func() error {
 		<-in.ctx.Done()
@@ -307,20 +307,13 @@ func (s *sockets) http() []*httpSocket {
 	return slices.DeleteFunc(all, func(h *httpSocket) bool { return h == nil })
 }
 
-// serveGRPC serves until the server is stopped or its listener is closed, which is no error.
-func serveGRPC(s interface{ Serve(net.Listener) error }, l net.Listener) error {
-	if err := s.Serve(l); !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
-		return err
+// serve serves until the server is stopped or its listener is closed, which is no error.
+func serve(s interface{ Serve(net.Listener) error }, l net.Listener) error {
+	err := s.Serve(l)
+	if errors.Is(err, grpc.ErrServerStopped) || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+		return nil
 	}
-	return nil
-}
-
-// serveHTTP serves until the server or its listener is closed, which is no error.
-func serveHTTP(s interface{ Serve(net.Listener) error }, l net.Listener) error {
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-		return err
-	}
-	return nil
+	return err
 }
 
 // lastEvent is how long the clients of /api/v1/events have for the last event.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -71,9 +72,7 @@ func (g *Gateway) reapply() error { return g.applyFile(nil) }
 func (g *Gateway) applyFile(file *config.Config) error {
 	g.settings.applying.Lock()
 	defer g.settings.applying.Unlock()
-	if file == nil {
-		file = g.settings.file
-	}
+	file = cmp.Or(file, g.settings.file)
 	merged, err := g.launchers.resources.merge(file)
 	if err != nil {
 		return err

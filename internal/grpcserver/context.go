@@ -38,10 +38,8 @@ var closed = func() chan struct{} {
 	return c
 }()
 
-// Deadline implements context.Context.
 func (c *streamContext) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
-// Done implements context.Context.
 func (c *streamContext) Done() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,7 +49,6 @@ func (c *streamContext) Done() <-chan struct{} {
 	return c.done
 }
 
-// Err implements context.Context.
 func (c *streamContext) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +64,6 @@ type httpContext struct {
 	local net.Addr
 }
 
-// Value implements context.Context.
 func (c *httpContext) Value(key any) any {
 	if key == http.LocalAddrContextKey {
 		return c.local

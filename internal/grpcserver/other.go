@@ -118,7 +118,6 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close implements io.Closer.
 func (b *body) Close() error {
 	b.close(errEnded)
 	return nil
@@ -133,10 +132,8 @@ type responseWriter struct {
 	trailers []string
 }
 
-// Header implements http.ResponseWriter.
 func (w *responseWriter) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter.
 func (w *responseWriter) WriteHeader(status int) {
 	if w.begun {
 		return
@@ -162,7 +159,6 @@ func (w *responseWriter) WriteHeader(status int) {
 	})
 }
 
-// Write implements http.ResponseWriter.
 func (w *responseWriter) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	s, c := w.stream, w.stream.conn
@@ -190,7 +186,6 @@ func (s *Stream) mustWaitLocked() bool {
 	return full && !s.over && !s.conn.Broken
 }
 
-// Flush implements http.Flusher.
 func (w *responseWriter) Flush() {
 	w.WriteHeader(http.StatusOK)
 	w.stream.conn.flush()

@@ -22,7 +22,6 @@ type chunkedBody struct {
 	trailer []byte
 }
 
-// Read implements io.Reader.
 func (b *chunkedBody) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -81,7 +80,6 @@ func (b *chunkedBody) end() error {
 // connection needs no buffer.
 type bodyReader struct{ *clientConn }
 
-// Read implements io.Reader.
 func (r bodyReader) Read(p []byte) (int, error) {
 	if r.reader != nil && r.reader.Buffered() > 0 {
 		return r.reader.Read(p)

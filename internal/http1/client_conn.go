@@ -209,7 +209,6 @@ func (e *roundTrip) respond(request *http.Request, response *http.Response) *htt
 	return response
 }
 
-// Read implements io.Reader.
 func (e *roundTrip) Read(p []byte) (int, error) {
 	if state := e.state.Load(); state != tripOpen {
 		return 0, e.readAfterEnd(state)

@@ -1,6 +1,7 @@
 package http1
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -62,10 +63,7 @@ func (p *idlePool) keepLocked(to target, waiting []*clientConn) {
 
 // releaseIdle makes a connection idle, or closes it if enough connections to its target are idle.
 func (t *Transport) releaseIdle(c *clientConn) {
-	most := t.MaxIdlePerHost
-	if most == 0 {
-		most = DefaultMaxIdlePerHost
-	}
+	most := cmp.Or(t.MaxIdlePerHost, DefaultMaxIdlePerHost)
 	if !t.pool.add(c, most, t.idleTimeout()) {
 		c.close()
 	}

@@ -2,6 +2,7 @@ package http1
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -96,10 +97,7 @@ func writeHead(to *bytes.Buffer, request *http.Request) {
 	if err != nil || !httpguts.ValidHostHeader(host) {
 		host = "" // as net/http does: an engine may refuse the request, but nothing is smuggled
 	}
-	method := request.Method
-	if method == "" {
-		method = http.MethodGet
-	}
+	method := cmp.Or(request.Method, http.MethodGet)
 	to.WriteString(method + " " + request.URL.RequestURI() + " HTTP/1.1\r\nHost: " + withoutZone(host) + "\r\n")
 	if agent := textproto.TrimString(request.Header.Get("User-Agent")); agent != "" {
 		to.WriteString("User-Agent: " + agent + "\r\n")
@@ -208,7 +206,6 @@ type sender struct {
 	err  error
 }
 
-// Write implements io.Writer.
 func (s *sender) Write(p []byte) (int, error) {
 	if int64(len(p)) > s.left {
 		s.err = &bodyError{errLong}

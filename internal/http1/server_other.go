@@ -36,7 +36,6 @@ func (h *handoverListener) serve(c net.Conn) {
 	}
 }
 
-// Accept implements net.Listener.
 func (h *handoverListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-h.conns:
@@ -46,7 +45,6 @@ func (h *handoverListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
 func (h *handoverListener) Close() error {
 	h.stop()
 	return nil
@@ -54,7 +52,6 @@ func (h *handoverListener) Close() error {
 
 func (h *handoverListener) stop() { h.once.Do(func() { close(h.done) }) }
 
-// Addr implements net.Listener.
 func (h *handoverListener) Addr() net.Addr { return h.addr }
 
 // serveOther runs Other until the listener is closed.
@@ -73,7 +70,6 @@ type replayConn struct {
 	replay     []byte
 }
 
-// Read implements net.Conn.
 func (r *replayConn) Read(b []byte) (int, error) {
 	if len(r.replay) == 0 {
 		return r.Conn.Read(b)

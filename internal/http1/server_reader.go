@@ -49,7 +49,6 @@ type headSource struct {
 // errHeadTooLong is not shown to a client: net/http reads the head again and answers 431.
 var errHeadTooLong = errors.New("http1: the head of the request is too long")
 
-// Read implements io.Reader.
 func (s *headSource) Read(b []byte) (n int, err error) {
 	if s.recording {
 		if s.budget <= 0 {
@@ -117,7 +116,6 @@ type requestBody struct {
 	err  error
 }
 
-// Read implements io.Reader.
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,6 +1,7 @@
 package kubetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,9 +133,7 @@ func (p *pod) sendHTTPProbe(ctx context.Context, client *http.Client, sendHTTPPr
 // address returns the target of a probe. The host defaults to the pod's address. A port may be the
 // name of a port of the container.
 func (p *pod) address(host string, port intstr.IntOrString) string {
-	if host == "" {
-		host = p.ip
-	}
+	host = cmp.Or(host, p.ip)
 	number := port.IntVal
 	for _, named := range p.container.Ports {
 		if port.Type == intstr.String && named.Name == port.StrVal {

@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,9 +57,7 @@ func New(c Config) *Overrides {
 	if c.Backend == nil {
 		c.Backend = &memoryBackend{}
 	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	b := &Overrides{backend: c.Backend, log: c.Log, kinds: patchableLimits(), updating: make(chan struct{}, 1)}
 	b.current.Store(&snapshot{})
 	b.updating <- struct{}{}

@@ -432,9 +432,7 @@ func liteLLMRouter(o *output, router source) {
 	case fromHost+fromPort+fromPassword != "" || password != "":
 		o.note("redis_host, redis_port, redis_password: write redis: redis://user:password@host:6379/0 here")
 	default:
-		if port == "" {
-			port = "6379"
-		}
+		port = cmp.Or(port, "6379")
 		o.settings.set("redis", "redis://"+host+":"+port+"/0")
 	}
 }

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -232,6 +233,18 @@ func (e *Error) eventObject() errorObject {
 }
 
 func render(o errorObject) []byte { return marshal(map[string]errorObject{"error": o}) }
+
+// Encode returns a value as JSON, with the characters of its texts as they are. The value must be
+// one that always encodes: of texts, numbers, and what was read as JSON.
+func Encode(value any) json.RawMessage {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+}
 
 func marshal(v any) []byte {
 	b, err := json.Marshal(v)

@@ -247,68 +247,19 @@ func only(f field, applies bool) field {
 	return fieldOther
 }
 
-// String returns the name that errors give the field; empty for fieldOther.
-func (f field) String() string {
-	switch f {
-	case fieldModel:
-		return "model"
-	case fieldStream:
-		return "stream"
-	case fieldStreamOptions:
-		return "stream_options"
-	case fieldIncludeUsage:
-		return "stream_options.include_usage"
-	case fieldStreamUsage:
-		return "stream_include_usage"
-	case fieldMaxTokens:
-		return "max_tokens"
-	case fieldMaxCompletionTokens:
-		return "max_completion_tokens"
-	case fieldMaxOutputTokens:
-		return "max_output_tokens"
-	case fieldChoices:
-		return "n"
-	case fieldBestOf:
-		return "best_of"
-	case fieldCompletions:
-		return "n_cmpl"
-	case fieldPredict:
-		return "n_predict"
-	case fieldMessages:
-		return "messages"
-	case fieldInput:
-		return "input"
-	case fieldInstructions:
-		return "instructions"
-	case fieldPrompt:
-		return "prompt"
-	case fieldRequestID:
-		return "request_id"
-	case fieldTimeout:
-		return "timeout_ms"
-	case fieldMaxDuration:
-		return "max_duration_ms"
-	case fieldConversation:
-		return "conversation"
-	case fieldTools:
-		return "tools"
-	case fieldFunctions:
-		return "functions"
-	case fieldPromptCacheKey:
-		return "prompt_cache_key"
-	case fieldPreviousResponse:
-		return "previous_response_id"
-	case fieldCacheSalt:
-		return "cache_salt"
-	case fieldSize:
-		return "size"
-	case fieldSystem:
-		return "system"
-	case fieldBackground:
-		return "background"
-	}
-	return ""
+// fieldNames are the names that errors give the fields.
+var fieldNames = [fieldModality + 1]string{
+	fieldModel: "model", fieldStream: "stream", fieldStreamOptions: "stream_options", fieldIncludeUsage: "stream_options.include_usage",
+	fieldStreamUsage: "stream_include_usage", fieldMaxTokens: "max_tokens", fieldMaxCompletionTokens: "max_completion_tokens",
+	fieldMaxOutputTokens: "max_output_tokens", fieldChoices: "n", fieldBestOf: "best_of", fieldCompletions: "n_cmpl", fieldPredict: "n_predict",
+	fieldMessages: "messages", fieldInput: "input", fieldInstructions: "instructions", fieldPrompt: "prompt", fieldRequestID: "request_id",
+	fieldTimeout: "timeout_ms", fieldMaxDuration: "max_duration_ms", fieldConversation: "conversation", fieldTools: "tools",
+	fieldFunctions: "functions", fieldPromptCacheKey: "prompt_cache_key", fieldPreviousResponse: "previous_response_id",
+	fieldCacheSalt: "cache_salt", fieldSize: "size", fieldSystem: "system", fieldBackground: "background",
 }
+
+// String returns the name that errors give the field; empty if they name it in another way.
+func (f field) String() string { return fieldNames[f] }
 
 // invalid returns the error for a field's value.
 func (f field) invalid(what string) *Error {

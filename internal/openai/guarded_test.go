@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -172,10 +173,7 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 | --- | --- | --- |
 `)
 	for _, g := range GuardedFields() {
-		engines := strings.Join(g.Engines, ", ")
-		if engines == "" {
-			engines = "none; another gateway or a provider as an upstream"
-		}
+		engines := cmp.Or(strings.Join(g.Engines, ", "), "none; another gateway or a provider as an upstream")
 		name := "`" + g.Name + "`"
 		if g.Above > 0 {
 			name += fmt.Sprintf(" above %d", g.Above)

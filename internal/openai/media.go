@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"strconv"
 )
 
@@ -26,10 +27,7 @@ func (r *Request) MediaOutput() int {
 	case r.Endpoint == Speech:
 		return min(r.promptBytes*speechTokensPerByte, maxGenerations)
 	case r.Endpoint.Draws():
-		each := r.imageTokens
-		if each == 0 {
-			each = tokensPerImage
-		}
+		each := cmp.Or(r.imageTokens, tokensPerImage)
 		return min(each*r.Generations(), maxGenerations)
 	}
 	return 0

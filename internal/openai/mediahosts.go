@@ -3,6 +3,7 @@ package openai
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/publicsuffix"
@@ -147,12 +148,7 @@ func isPublicAddress(address netip.Addr) bool {
 	if address.Is6() && !internet6.Contains(address) {
 		return false
 	}
-	for _, other := range notPublic {
-		if other.Contains(address) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(notPublic, func(other netip.Prefix) bool { return other.Contains(address) })
 }
 
 // internet6 has all addresses of the internet that were ever assigned in IPv6.

@@ -10,6 +10,7 @@
 package predict
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -380,9 +381,7 @@ func (r *Replica) Begin(now time.Time, load int, uncached float64) Work {
 	r.added += uncached
 	w.mark = r.added
 	r.queue = append(r.queue, r.added)
-	if r.usual == 0 {
-		r.usual = uncached
-	}
+	r.usual = cmp.Or(r.usual, uncached)
 	r.usual = uncached + memory*(r.usual-uncached)
 	r.waiting += uncached
 	r.pending += uncached

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -178,9 +179,7 @@ func (d *Dir) waitForGuardEnd(ctx context.Context) {
 // RunGuard returns nil at once if the directory already has a guard, and ctx's error if ctx ends
 // first. A nil log discards messages.
 func RunGuard(ctx context.Context, path string, grace time.Duration, log Logger) error {
-	if grace == 0 {
-		grace = time.Minute
-	}
+	grace = cmp.Or(grace, time.Minute)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("guard: the directory %s does not exist", path)
 	}

@@ -16,7 +16,6 @@ import (
 // time.
 type recordedEngine struct{ answer []byte }
 
-// RoundTrip implements http.RoundTripper.
 func (e recordedEngine) RoundTrip(r *http.Request) (*http.Response, error) {
 	io.Copy(io.Discard, r.Body)
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, ContentLength: -1,

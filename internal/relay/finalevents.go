@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -122,9 +123,7 @@ func identityOf(data []byte, model string) responseIdentity {
 	if k.id == "" {
 		k.id = "sluice-" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	}
-	if k.model == "" {
-		k.model = model
-	}
+	k.model = cmp.Or(k.model, model)
 	if k.created == 0 {
 		k.created = time.Now().Unix()
 	}

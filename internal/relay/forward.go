@@ -42,7 +42,6 @@ type forwardedResponse struct {
 	reported *openai.Error
 }
 
-// WriteHeader implements http.ResponseWriter.
 func (f *forwardedResponse) WriteHeader(status int) {
 	f.isStream = mediaType(f.Header()) == "text/event-stream"
 	f.timedWriter.WriteHeader(status)

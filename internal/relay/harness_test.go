@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"net"
@@ -81,9 +82,7 @@ func newHarness(t testing.TB, o options) *harness {
 	fleet := engines.NewFleet()
 	part := engines.Part{Models: []engines.Model{{Name: "m", Aliases: []string{"alias"}}}}
 	routable := map[string]netip.AddrPort{}
-	if o.slots == 0 {
-		o.slots = 1000
-	}
+	o.slots = cmp.Or(o.slots, 1000)
 	o.engine.Models = []string{"m"}
 	for i := range max(o.replicas, 1) {
 		handler := o.handler

@@ -80,7 +80,6 @@ func (w *slowWriter) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// Write implements http.ResponseWriter.
 func (w *slowWriter) Write(b []byte) (int, error) {
 	time.Sleep(time.Duration(len(b)) * time.Microsecond)
 	if !time.Now().Before(w.deadline) {

@@ -163,7 +163,6 @@ func testModerated(t *testing.T, path string, a *engineAnswer) {
 	h.waitIdle()
 }
 
-// ServeHTTP implements http.Handler.
 func (a *engineAnswer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.Copy(io.Discard, r.Body)
 	body := []byte(a.body)

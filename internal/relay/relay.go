@@ -106,9 +106,7 @@ type Relay struct {
 
 // New returns a Relay without rules.
 func New(c Config) *Relay {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if c.Handoff == nil {
 		c.Handoff = new(dispatch.Handoff)
 	}

@@ -40,7 +40,6 @@ type remoteResponse struct {
 	fault *openai.Error
 }
 
-// Header implements http.ResponseWriter.
 func (r *remoteResponse) Header() http.Header {
 	if r.header == nil {
 		r.header = http.Header{}
@@ -48,14 +47,12 @@ func (r *remoteResponse) Header() http.Header {
 	return r.header
 }
 
-// WriteHeader implements http.ResponseWriter.
 func (r *remoteResponse) WriteHeader(status int) {
 	if r.status == 0 && status >= http.StatusOK {
 		r.status, r.isStream = status, status == http.StatusOK && mediaType(r.Header()) == "text/event-stream"
 	}
 }
 
-// Write implements http.ResponseWriter.
 func (r *remoteResponse) Write(b []byte) (int, error) {
 	r.WriteHeader(http.StatusOK)
 	switch {
@@ -85,7 +82,6 @@ func (r *remoteResponse) fail(format string, args ...any) error {
 	return r.err
 }
 
-// Flush implements http.Flusher.
 func (r *remoteResponse) Flush() {
 	if r.isStream && r.err == nil {
 		r.err = r.sink.Flush()

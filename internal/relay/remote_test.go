@@ -238,7 +238,6 @@ type leavingWriter struct {
 	leave context.CancelFunc
 }
 
-// Write implements http.ResponseWriter.
 func (w *leavingWriter) Write(b []byte) (int, error) {
 	defer w.leave()
 	return w.ResponseRecorder.Write(b)

@@ -36,7 +36,6 @@ func (r *Relay) readUsage(response *http.Response, told func(request.Usage)) (bo
 	return u, u.hold.Release
 }
 
-// Read implements io.Reader.
 func (u *usageReader) Read(p []byte) (n int, err error) {
 	n, err = u.Reader.Read(p)
 	switch {

@@ -18,7 +18,6 @@ func (r *Relay) timed(w http.ResponseWriter) *timedWriter {
 	return &timedWriter{w, http.NewResponseController(w), r.config.WriteTimeout}
 }
 
-// Write implements http.ResponseWriter.
 func (w *timedWriter) Write(b []byte) (int, error) {
 	_ = w.controller.SetWriteDeadline(time.Now().Add(w.timeout)) // some responses, as in tests, have no deadline
 	return w.ResponseWriter.Write(b)

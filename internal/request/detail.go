@@ -1,6 +1,9 @@
 package request
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // maxRetries bounds the retries that a record keeps.
 const maxRetries = 8
@@ -37,9 +40,7 @@ func (s *Store) Find(id string) (Detail, bool) {
 		}
 		return r.summary.ID == id
 	})
-	if found == nil {
-		found = byClient
-	}
+	found = cmp.Or(found, byClient)
 	if found == nil {
 		return Detail{}, false
 	}

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -126,12 +127,7 @@ func hasAnyFlag(flags string, shorts ...string) bool {
 	if flags == "" {
 		return false
 	}
-	for _, s := range shorts {
-		if hasFlag(flags, s) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(shorts, func(s string) bool { return hasFlag(flags, s) })
 }
 
 // byRelay says that one of Sluice's own listeners for managed streams has answered the request.

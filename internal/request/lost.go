@@ -78,9 +78,7 @@ func (q *Summary) lose() {
 	}
 	q.Code = cmp.Or(q.Code, string(openai.CodeGatewayUnavailable))
 	q.Source = cmp.Or(q.Source, headers.SourceGateway)
-	if q.Cause == "" {
-		q.Cause = CauseGateway
-	}
+	q.Cause = cmp.Or(q.Cause, CauseGateway)
 	q.Cause = q.DisconnectCause()
 }
 

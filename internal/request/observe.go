@@ -339,9 +339,7 @@ func (q *Summary) estimate(cost Cost) {
 	}
 	if !q.UsageKnown {
 		q.PromptTokens = cost.Usage.Prompt
-		if q.CompletionTokens == 0 {
-			q.CompletionTokens = cost.Usage.Completion
-		}
+		q.CompletionTokens = cmp.Or(q.CompletionTokens, cost.Usage.Completion)
 	}
 	if answered && q.FinishReason == "" && q.Cause == "" && cost.Finish != "" {
 		q.FinishReason, q.FinishEstimated = cost.Finish, true

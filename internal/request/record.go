@@ -324,9 +324,7 @@ func (r *Record) endOnConnectionLocked(now time.Time) Summary {
 		q.applyOutcome(r.outcome)
 	}
 	q.Cause = q.DisconnectCause()
-	if q.Source == "" {
-		q.Source = headers.SourceGateway
-	}
+	q.Source = cmp.Or(q.Source, headers.SourceGateway)
 	r.store.finishLocked(r)
 	r.hold = nil
 	return r.summary

@@ -30,6 +30,7 @@
 package routesync
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"strconv"
@@ -128,15 +129,11 @@ type Sync struct {
 
 // New returns a Sync. It does not connect.
 func New(cfg Config) *Sync {
-	if cfg.Deployment == "" {
-		cfg.Deployment = "sluice"
-	}
+	cfg.Deployment = cmp.Or(cfg.Deployment, "sluice")
 	if cfg.Gateway == "" {
 		cfg.Gateway = rand.Text()
 	}
-	if cfg.Log == nil {
-		cfg.Log = zap.NewNop()
-	}
+	cfg.Log = cmp.Or(cfg.Log, zap.NewNop())
 	s := &Sync{cfg: cfg, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), hello: make(chan struct{}, 1)}
 	s.channel = "{" + cfg.Deployment + "}:routing:" + strconv.Itoa(database(cfg.Redis))
 	s.others.gateways = map[string]*remoteGateway{}

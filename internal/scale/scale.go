@@ -110,9 +110,7 @@ type Scaler struct {
 
 // New returns a Scaler without models. It starts nothing.
 func New(c Config) *Scaler {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	return &Scaler{config: c, demandSignal: make(chan struct{}, 1), modelsSignal: make(chan struct{}, 1), models: map[string]*modelState{},
 		found: map[string]int{}}
 }

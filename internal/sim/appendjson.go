@@ -3,6 +3,8 @@ package sim
 import (
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // This file appends JSON without reflection, because a load test requests a hundred thousand chunks
@@ -12,7 +14,7 @@ import (
 func appendString(b []byte, s string) []byte {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' || s[i] >= utf8.RuneSelf {
-			return append(b, marshal(s)...)
+			return append(b, openai.Encode(s)...)
 		}
 	}
 	b = append(b, '"')

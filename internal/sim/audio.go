@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -117,9 +118,7 @@ func (h *handler) readAudio() (*audioRequest, error) {
 	if !slices.Contains([]string{"", "json", "text", "verbose_json"}, req.format) {
 		return nil, badRequest("response_format", "Input should be 'json', 'text' or 'verbose_json'")
 	}
-	if req.language == "" {
-		req.language = "en"
-	}
+	req.language = cmp.Or(req.language, "en")
 	req.Stream, _ = strconv.ParseBool(h.r.FormValue("stream"))
 	req.StreamOptions.IncludeUsage, _ = strconv.ParseBool(h.r.FormValue("stream_include_usage"))
 	req.words = slices.Contains(form.Value["timestamp_granularities[]"], "word")

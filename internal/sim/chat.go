@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // message is one message of a conversation.
@@ -19,7 +21,6 @@ type message struct {
 // parts are joined; parts without text are kept as JSON.
 type content string
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (c *content) UnmarshalJSON(raw []byte) error {
 	var parts []struct {
 		Text *string `json:"text"`
@@ -71,7 +72,6 @@ type sampling struct {
 // whole is an integer of a request. It accepts 1.0, as the engines' JSON readers do.
 type whole int
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (w *whole) UnmarshalJSON(text []byte) error {
 	var value float64
 	if err := json.Unmarshal(text, &value); err != nil {
@@ -144,7 +144,7 @@ func (h *handler) promptOf(salt string, tools []tool, messages []message) prompt
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|tools|>\n")
-		b.Write(marshal(tools))
+		b.Write(openai.Encode(tools))
 		b.WriteByte('\n')
 	}
 	for _, m := range messages {

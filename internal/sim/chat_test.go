@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 func contentOf(v map[string]any) string {
@@ -57,7 +59,7 @@ func TestUsage(t *testing.T) {
 			t.Errorf("turn %d: %d tokens cached, want %d", turn, got, want)
 		}
 		before = prompt + completion
-		conversation += fmt.Sprintf(`,{"role":"assistant","content":%s},`, marshal(contentOf(v)))
+		conversation += fmt.Sprintf(`,{"role":"assistant","content":%s},`, openai.Encode(contentOf(v)))
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // completionRequest is the body of POST /v1/completions, without the fields that the engine
@@ -19,7 +21,6 @@ type input struct {
 	ids      [][]int64
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (in *input) UnmarshalJSON(raw []byte) error {
 	var one string
 	var ids []int64
@@ -57,7 +58,7 @@ func (in *input) texts() []string {
 	}
 	list := make([]string, len(in.ids))
 	for i, ids := range in.ids {
-		list[i] = string(marshal(ids))
+		list[i] = string(openai.Encode(ids))
 	}
 	return list
 }

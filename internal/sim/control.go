@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // RecordedRequest is one request in the response to GET /sim/requests.
@@ -202,7 +204,7 @@ func (e *Engine) handleSetPace(w http.ResponseWriter, r *http.Request) {
 // respond sends a value as JSON. No fault applies to it.
 func respond(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(marshal(v), '\n'))
+	_, _ = w.Write(append(openai.Encode(v), '\n'))
 }
 
 // models answers GET /v1/models.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // apiError is an error in vLLM's form. An empty kind is vLLM's answer to a wrong key, which has a
@@ -19,7 +21,6 @@ type apiError struct {
 	ofMessages bool
 }
 
-// Error implements error.
 func (e *apiError) Error() string { return e.message }
 
 // badRequest returns an error with status 400 about a parameter.
@@ -30,13 +31,13 @@ func badRequest(param, format string, args ...any) *apiError {
 // body returns the error as JSON.
 func (e *apiError) body() []byte {
 	if e.kind == "" {
-		return marshal(map[string]string{"error": e.message})
+		return openai.Encode(map[string]string{"error": e.message})
 	}
 	var param *string
 	if e.param != "" {
 		param = &e.param
 	}
-	return marshal(map[string]any{"error": map[string]any{
+	return openai.Encode(map[string]any{"error": map[string]any{
 		"message": e.message, "type": e.kind, "param": param, "code": e.status,
 	}})
 }

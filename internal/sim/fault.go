@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -77,31 +78,13 @@ const (
 	argText                        // a text
 )
 
-// argumentOf returns the kind of argument of a fault. The second result is false for an unknown
-// fault.
-func argumentOf(k faultKind) (argumentKind, bool) {
-	switch k {
-	case faultStatus:
-		return argStatus, true
-	case faultHang:
-		return argPauseOptional, true
-	case faultSlow:
-		return argPause, true
-	case faultStall:
-		return argEventsPause, true
-	case faultExit, faultDuplicate:
-		return argEventsOptional, true
-	case faultCut, faultEOF, faultError, faultMalformed, faultHuge:
-		return argEvents, true
-	case faultLength:
-		return argNumber, true
-	case faultType:
-		return argText, true
-	case faultReset, faultGzip, faultUnhealthy, faultNone, faultClose, faultEarlyClose, faultGarbage, faultInformational, faultEndlessHeader,
-		faultGzipBomb:
-		return argNone, true
-	}
-	return 0, false
+// arguments are the kinds of the arguments of all faults.
+var arguments = map[faultKind]argumentKind{
+	faultStatus: argStatus, faultHang: argPauseOptional, faultSlow: argPause, faultStall: argEventsPause, faultLength: argNumber, faultType: argText,
+	faultExit: argEventsOptional, faultDuplicate: argEventsOptional,
+	faultCut: argEvents, faultEOF: argEvents, faultError: argEvents, faultMalformed: argEvents, faultHuge: argEvents,
+	faultReset: argNone, faultGzip: argNone, faultUnhealthy: argNone, faultNone: argNone, faultClose: argNone, faultEarlyClose: argNone,
+	faultGarbage: argNone, faultInformational: argNone, faultEndlessHeader: argNone, faultGzipBomb: argNone,
 }
 
 // ParseFault parses faults joined by commas, such as "slow=50ms,cut=3". An empty text is no fault.
@@ -123,7 +106,7 @@ func ParseFault(text string) (Fault, error) {
 func parseFaultPart(part string) (faultPart, error) {
 	name, value, given := strings.Cut(part, "=")
 	m := faultPart{kind: faultKind(name), afterEvents: -1}
-	arg, known := argumentOf(m.kind)
+	arg, known := arguments[m.kind]
 	if !known {
 		return m, fmt.Errorf("unknown fault %q", name)
 	}
@@ -169,9 +152,7 @@ func (m *faultPart) parseStatus(value string) (err error) {
 	if m.retryAfter, err = strconv.Atoi(after); err != nil || m.retryAfter < 0 {
 		return fmt.Errorf("fault status needs a number of seconds after the colon, is %q: write it as in status=429:7", after)
 	}
-	if m.retryAfter == 0 {
-		m.retryAfter = -1
-	}
+	m.retryAfter = cmp.Or(m.retryAfter, -1)
 	return nil
 }
 

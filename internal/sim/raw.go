@@ -34,10 +34,8 @@ type rawWriter struct {
 	garbage string
 }
 
-// Header implements http.ResponseWriter.
 func (w *rawWriter) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter.
 func (w *rawWriter) WriteHeader(status int) {
 	length, err := strconv.Atoi(w.header.Get("Content-Length"))
 	if w.header.Del("Content-Length"); err == nil && w.keepLength {
@@ -48,7 +46,6 @@ func (w *rawWriter) WriteHeader(status int) {
 	_, _ = w.out.WriteString("\r\n")
 }
 
-// Write implements http.ResponseWriter.
 func (w *rawWriter) Write(b []byte) (int, error) { return w.out.Write(b) }
 
 // FlushError is for http.ResponseController.

@@ -28,7 +28,6 @@ type responsesRequest struct {
 // items is the input: a text, or a list of messages, tool calls and results of tools.
 type items []message
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (in *items) UnmarshalJSON(raw []byte) error {
 	var said content
 	if raw[0] == '"' {

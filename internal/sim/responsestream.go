@@ -3,6 +3,8 @@ package sim
 import (
 	"strconv"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // responseStream renders the events of the Responses API. Each output item is opened, filled and
@@ -164,5 +166,5 @@ func (s *responseStream) withContentIndex(event map[string]any) map[string]any {
 func (s *responseStream) sendEvent(name string, event map[string]any) error {
 	event["type"], event["sequence_number"] = name, s.sequenceNumber
 	s.sequenceNumber++
-	return s.handler.sendEvent([]byte("event: " + name + "\ndata: " + string(marshal(event)) + "\n\n"))
+	return s.handler.sendEvent([]byte("event: " + name + "\ndata: " + string(openai.Encode(event)) + "\n\n"))
 }

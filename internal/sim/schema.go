@@ -2,10 +2,13 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // maxSchemaDepth limits schemas that contain themselves.
@@ -34,7 +37,7 @@ func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 		return
 	}
 	if v, ok := fixedValue(m); ok {
-		b.Write(marshal(v))
+		b.Write(openai.Encode(v))
 		return
 	}
 	if inner, ok := s.resolve(m); ok {
@@ -47,13 +50,14 @@ func (s sampler) write(b *bytes.Buffer, schema any, depth int) {
 	case "array":
 		s.array(b, m, depth)
 	case "integer", "number":
-		b.Write(marshal(number(m)))
+		b.Write(openai.Encode(number(m)))
 	case "boolean":
 		b.WriteString("true")
 	case "null":
 		b.WriteString("null")
 	default:
-		b.Write(marshal(s.text(m)))
+		format, _ := m["format"].(string)
+		b.Write(openai.Encode(cmp.Or(formats[format], s.word)))
 	}
 }
 
@@ -123,7 +127,7 @@ func (s sampler) object(b *bytes.Buffer, m map[string]any, depth int) {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.Write(marshal(name))
+		b.Write(openai.Encode(name))
 		b.WriteString(": ")
 		s.write(b, properties[name], depth+1)
 	}
@@ -173,22 +177,10 @@ func number(m map[string]any) any {
 	return 1
 }
 
-func (s sampler) text(m map[string]any) string {
-	switch m["format"] {
-	case "date":
-		return "2030-01-01"
-	case "date-time":
-		return "2030-01-01T00:00:00Z"
-	case "time":
-		return "00:00:00Z"
-	case "email":
-		return "someone@example.com"
-	case "uri":
-		return "https://example.com/"
-	case "uuid":
-		return "00000000-0000-4000-8000-000000000000"
-	}
-	return s.word
+// formats are texts in the formats of a schema.
+var formats = map[string]string{
+	"date": "2030-01-01", "date-time": "2030-01-01T00:00:00Z", "time": "00:00:00Z", "email": "someone@example.com", "uri": "https://example.com/",
+	"uuid": "00000000-0000-4000-8000-000000000000",
 }
 
 // isJSON tells whether a raw value is present and not null.

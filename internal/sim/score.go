@@ -11,7 +11,6 @@ import (
 // text is a string. In JSON it may also be an object with the string under "text" or "content".
 type text string
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (t *text) UnmarshalJSON(raw []byte) error {
 	if raw[0] == '"' {
 		return json.Unmarshal(raw, (*string)(t))
@@ -30,7 +29,6 @@ func (t *text) UnmarshalJSON(raw []byte) error {
 // texts is one text or several.
 type texts []text
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (t *texts) UnmarshalJSON(raw []byte) error {
 	if raw[0] == '[' {
 		return json.Unmarshal(raw, (*[]text)(t))

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -143,7 +145,7 @@ func lookup(v any, path ...any) any {
 // chatBody returns a chat request with one user message. more is further JSON members, with a
 // leading comma.
 func chatBody(said, more string) string {
-	return `{"model":"sim","messages":[{"role":"user","content":` + string(marshal(said)) + `}]` + more + `}`
+	return `{"model":"sim","messages":[{"role":"user","content":` + string(openai.Encode(said)) + `}]` + more + `}`
 }
 
 // joinDeltas returns the text of one choice in chat chunks.

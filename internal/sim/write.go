@@ -1,12 +1,11 @@
 package sim
 
 import (
-	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"net/http"
 	"strconv"
 
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/messages"
 )
 
@@ -64,7 +63,7 @@ func (h *handler) sendEvent(event []byte) error {
 
 // sendJSON sends a value as JSON.
 func (h *handler) sendJSON(v any) error {
-	return h.sendBody("application/json", append(marshal(v), '\n'))
+	return h.sendBody("application/json", append(openai.Encode(v), '\n'))
 }
 
 // sendBody sends a response that is not streamed.
@@ -97,16 +96,4 @@ func (h *handler) closeBody() error {
 		return h.compressor.Close()
 	}
 	return nil
-}
-
-// marshal is json.Marshal without HTML escapes. It panics on values that cannot be marshalled,
-// which is a programming error.
-func marshal(v any) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		panic(err)
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
 }

@@ -12,7 +12,6 @@ type peer struct {
 	address net.Addr
 }
 
-// RemoteAddr implements net.Conn.
 func (p peer) RemoteAddr() net.Addr { return p.address }
 
 // from returns a connection from an address.

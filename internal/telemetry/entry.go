@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"net"
 	"strconv"
 	"strings"
@@ -63,9 +64,7 @@ func newEntry(log string, b []byte, known *request.Words) (request.Entry, error)
 // complete sets what follows from several fields.
 func (r *record) complete() {
 	asked := r.original // what the client asked for
-	if asked == "" {
-		asked = r.path
-	}
+	asked = cmp.Or(asked, r.path)
 	r.Path = request.CleanPath(asked)
 	r.Streamed = routes.IsStreamed(r.Route)
 	r.Metadata = plainValues(r.own, r.words)

@@ -116,10 +116,8 @@ func (w *gapWindow) isEmpty(oldest int64) bool {
 	return true
 }
 
-// Describe implements prometheus.Collector.
 func (g *gapGauge) Describe(out chan<- *prometheus.Desc) { out <- g.desc }
 
-// Collect implements prometheus.Collector.
 func (g *gapGauge) Collect(out chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -93,7 +93,6 @@ func shownSpending(all []SpendingGauges) []SpendingGauges {
 	return all[:min(len(all), maxSpending)]
 }
 
-// Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range c.all {
 		out <- d
@@ -111,7 +110,6 @@ func (s samples) counter(d *prometheus.Desc, n float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, n, labels...)
 }
 
-// Collect implements prometheus.Collector.
 func (c *gaugeCollector) Collect(out chan<- prometheus.Metric) {
 	var g Gauges
 	if c.metrics.config.Gauges != nil {

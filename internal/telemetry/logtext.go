@@ -19,14 +19,12 @@ type textCore struct {
 	fields []zapcore.Field
 }
 
-// With implements zapcore.Core.
 func (c *textCore) With(fields []zapcore.Field) zapcore.Core {
 	with := *c
 	with.fields = slices.Concat(c.fields, fields) // a copy, because other loggers share the array of c.fields
 	return &with
 }
 
-// Check implements zapcore.Core.
 func (c *textCore) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(e.Level) {
 		return to.AddCore(e, c)
@@ -34,7 +32,6 @@ func (c *textCore) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.Che
 	return to
 }
 
-// Write implements zapcore.Core.
 func (c *textCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	var b strings.Builder
 	b.WriteString(e.Time.Format(time.TimeOnly))
@@ -54,7 +51,6 @@ func (c *textCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	return err
 }
 
-// Sync implements zapcore.Core.
 func (c *textCore) Sync() error { return c.out.Sync() }
 
 func (c *textCore) level(l zapcore.Level) string {

@@ -53,7 +53,6 @@ func newOTLPCore(c AccessLogConfig) *otlpCore {
 // With implements zapcore.Core. The access log has no fields of its own.
 func (c *otlpCore) With([]zapcore.Field) zapcore.Core { return c }
 
-// Check implements zapcore.Core.
 func (c *otlpCore) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	return to.AddCore(e, c)
 }

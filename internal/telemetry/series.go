@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -93,7 +94,7 @@ func (o *one[T]) of(v interface{ WithLabelValues(labels ...string) T }, labels .
 	if found := o.found.Load(); found != nil {
 		return *found
 	}
-	made := v.WithLabelValues(labels...)
+	made := v.WithLabelValues(slices.Clone(labels)...) // a call by an interface would keep labels on the heap
 	o.found.Store(&made)
 	return made
 }

@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"cmp"
 	"os"
 	"sync"
 	"time"
@@ -33,9 +34,7 @@ func newClock(dir string, now int64) *clock {
 			c.last = max(c.last, hourOf(info.ModTime()))
 		}
 	}
-	if c.last == 0 {
-		c.last = now
-	}
+	c.last = cmp.Or(c.last, now)
 	return c
 }
 

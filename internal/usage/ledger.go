@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -90,9 +91,7 @@ type Ledger struct {
 // New opens the ledger in its folder. It starts nothing. An error that comes with a Ledger says
 // what could not be read of the journals: the ledger counts without it.
 func New(c Config) (*Ledger, error) {
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("usage: %w", err)
 	}

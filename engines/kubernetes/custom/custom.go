@@ -9,6 +9,7 @@
 package custom
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -143,9 +144,7 @@ type Watcher struct {
 
 // New returns a Watcher. It starts nothing.
 func New(config Config) *Watcher {
-	if config.Log == nil {
-		config.Log = zap.NewNop()
-	}
+	config.Log = cmp.Or(config.Log, zap.NewNop())
 	w := &Watcher{config: config, changed: make(chan struct{}, 1), writeSignal: make(chan struct{}, 1),
 		released: map[types.UID]bool{}, errors: map[string]string{}}
 	w.engines, w.models = &store{kind: Engine, onChange: w.onStoreChange}, &store{kind: Model, onChange: w.onStoreChange}

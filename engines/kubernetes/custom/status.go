@@ -1,6 +1,7 @@
 package custom
 
 import (
+	"cmp"
 	"reflect"
 	"strconv"
 	"strings"
@@ -64,9 +65,7 @@ func (s Status) conditions(before []any, now time.Time) []any {
 	own := []condition{acceptance}
 	if s.Kind == Model {
 		c := condition{kind: conditionReady, holds: s.Phase == conditionReady, reason: s.Phase}
-		if c.reason == "" {
-			c.reason = "Unknown"
-		}
+		c.reason = cmp.Or(c.reason, "Unknown")
 		if s.Accepted {
 			c.message = s.Message
 		}

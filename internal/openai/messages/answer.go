@@ -40,7 +40,6 @@ type chatUsage struct {
 // count is a number of tokens. Any other value, and a negative number, is 0.
 type count int64
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (c *count) UnmarshalJSON(raw []byte) error {
 	var n openai.Integer
 	if json.Unmarshal(raw, &n) == nil && n > 0 {
@@ -173,7 +172,7 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	var u chatUsage
 	_ = json.Unmarshal(c.Usage, &u) // what is no usage has no counts
 	if o.Counts {
-		return marshal(map[string]count{"input_tokens": u.Prompt}), u.Prompt > 0
+		return openai.Encode(map[string]count{"input_tokens": u.Prompt}), u.Prompt > 0
 	}
 	choice := c.Choices[0]
 	if openai.BrokenOff(choice.Reason) != nil { // the Messages API has no stop_reason for that
@@ -196,7 +195,7 @@ func FromChat(body []byte, o Options) (answer []byte, ok bool) {
 	}
 	m.StopReason, m.StopSequence = choice.stop(len(said.ToolCalls) > 0, o.Stops)
 	m.Usage = usageOf(sse.Usage{Prompt: int64(u.Prompt), Completion: int64(u.Completion), Cached: int64(u.Details.Cached)})
-	return marshal(m), true
+	return openai.Encode(m), true
 }
 
 // newMessage returns an answer without content.
@@ -221,7 +220,7 @@ func inputOf(arguments string) json.RawMessage {
 	case trimmed[0] == '{' && json.Valid([]byte(trimmed)):
 		return json.RawMessage(trimmed)
 	}
-	return marshal(map[string]string{"arguments": arguments})
+	return openai.Encode(map[string]string{"arguments": arguments})
 }
 
 // stop returns the stop_reason and the stop_sequence of an answer, which may call tools. stops are

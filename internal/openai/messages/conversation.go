@@ -165,7 +165,7 @@ func (o *Options) conversation(fields, chat object) *openai.Error {
 	for i := range all {
 		all[i].unite()
 	}
-	chat["messages"] = marshal(all)
+	chat["messages"] = openai.Encode(all)
 	return nil
 }
 

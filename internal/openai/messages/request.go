@@ -1,7 +1,6 @@
 package messages
 
 import (
-	"bytes"
 	"encoding/json"
 	"maps"
 	"strings"
@@ -39,7 +38,7 @@ func ToChat(body []byte) (chat []byte, o Options, fault *openai.Error) {
 	if string(fields["stream"]) == "true" {
 		fields["stream_options"] = json.RawMessage(`{"include_usage":true}`)
 	}
-	return marshal(fields), o, nil
+	return openai.Encode(fields), o, nil
 }
 
 // CountToChat translates the body of a request to /v1/messages/count_tokens into one to
@@ -55,7 +54,7 @@ func CountToChat(body []byte) (chat []byte, o Options, fault *openai.Error) {
 	}
 	delete(fields, "stream")
 	fields["max_tokens"] = json.RawMessage("1")
-	return marshal(fields), o, nil
+	return openai.Encode(fields), o, nil
 }
 
 // readFields reads the fields of a body. Those that are null are left out.
@@ -163,7 +162,7 @@ func outputFormat(fields, chat object) *openai.Error {
 	if json.Unmarshal(raw, &format) != nil || format.Type != "json_schema" || len(format.Schema) == 0 {
 		return openai.Invalid("output_format", "must have the type json_schema and a schema")
 	}
-	chat["response_format"] = marshal(map[string]any{"type": "json_schema",
+	chat["response_format"] = openai.Encode(map[string]any{"type": "json_schema",
 		"json_schema": map[string]any{"name": "output", "strict": true, "schema": format.Schema}})
 	return nil
 }
@@ -203,7 +202,7 @@ func tools(fields, chat object) *openai.Error {
 	}
 	delete(fields, "tools")
 	if len(all) > 0 {
-		chat["tools"] = marshal(all)
+		chat["tools"] = openai.Encode(all)
 	}
 	return nil
 }
@@ -250,14 +249,14 @@ func toolChoice(fields, chat object) *openai.Error {
 	}
 	switch choice.Type {
 	case "auto", "none":
-		chat["tool_choice"] = marshal(choice.Type)
+		chat["tool_choice"] = openai.Encode(choice.Type)
 	case "any":
-		chat["tool_choice"] = marshal("required")
+		chat["tool_choice"] = openai.Encode("required")
 	case "tool":
 		if choice.Name == "" {
 			return openai.Invalid("tool_choice.name", "is missing")
 		}
-		chat["tool_choice"] = marshal(map[string]any{"type": "function", "function": map[string]string{"name": choice.Name}})
+		chat["tool_choice"] = openai.Encode(map[string]any{"type": "function", "function": map[string]string{"name": choice.Name}})
 	default:
 		return openai.Invalid("tool_choice.type", "must be auto, any, tool or none")
 	}
@@ -265,17 +264,6 @@ func toolChoice(fields, chat object) *openai.Error {
 		chat["parallel_tool_calls"] = json.RawMessage("false")
 	}
 	return nil
-}
-
-// marshal returns a value as JSON, with its texts as they are.
-func marshal(value any) json.RawMessage {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(value); err != nil { // texts and what was read as JSON always marshal
-		panic(err)
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
 // join joins texts with line feeds between them.

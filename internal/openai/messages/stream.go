@@ -182,7 +182,9 @@ func usageOf(u sse.Usage) usage {
 	return usage{Input: u.Prompt - cached, Cached: cached, Output: u.Completion}
 }
 
-func (s *Stream) append(name string, event any) { s.dst = appendEvent(s.dst, name, marshal(event)) }
+func (s *Stream) append(name string, event any) {
+	s.dst = appendEvent(s.dst, name, openai.Encode(event))
+}
 
 func appendEvent(dst []byte, name string, data []byte) []byte {
 	dst = append(append(append(dst, "event: "...), name...), '\n')

@@ -39,7 +39,6 @@ func newEventBody(c *call, first *pb.StreamChunk, id string) *eventBody {
 	return e
 }
 
-// Read implements io.Reader.
 func (e *eventBody) Read(p []byte) (int, error) {
 	for len(e.rest) == 0 {
 		if e.err != nil {

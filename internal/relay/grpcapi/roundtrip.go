@@ -178,7 +178,6 @@ func newWorkerError(e *pb.Error) *workerError {
 	return &workerError{e}
 }
 
-// Error implements error.
 func (e *workerError) Error() string { return "llmv1: the worker refused: " + e.cause.GetMessage() }
 
 // recv returns the next chunk. The error is a *workerError, the error of the context, or that of
@@ -246,7 +245,6 @@ type trailerHandler struct{}
 
 var _ stats.Handler = trailerHandler{}
 
-// HandleRPC implements stats.Handler.
 func (trailerHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	if _, ok := s.(*stats.InTrailer); !ok {
 		return
@@ -256,13 +254,10 @@ func (trailerHandler) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// TagRPC implements stats.Handler.
 func (trailerHandler) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-// TagConn implements stats.Handler.
 func (trailerHandler) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn implements stats.Handler.
 func (trailerHandler) HandleConn(context.Context, stats.ConnStats) {}
 
 // end cancels the call and releases the worker. A second call of end has no effect.

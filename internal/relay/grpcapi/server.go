@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"net/http"
@@ -59,9 +60,7 @@ func (s *Server) Stream(start *pb.StartRequest, out grpc.ServerStreamingServer[p
 	if fault != nil {
 		return to.refuse(errorOf(fault))
 	}
-	if to.id == "" {
-		to.id = call.RequestID
-	}
+	to.id = cmp.Or(to.id, call.RequestID)
 	if s.Alive != nil {
 		call.Alive = s.Alive(ctx)
 	}

@@ -41,6 +41,7 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -156,9 +157,7 @@ func New(cfg Config) (*Peers, error) {
 
 // complete sets the defaults and checks the configuration.
 func (c *Config) complete() error {
-	if c.Deployment == "" {
-		c.Deployment = defaultDeployment
-	}
+	c.Deployment = cmp.Or(c.Deployment, defaultDeployment)
 	if c.ID == "" {
 		c.ID = rand.Text()
 	}
@@ -171,9 +170,7 @@ func (c *Config) complete() error {
 	if c.SlowTimeout <= 0 {
 		c.SlowTimeout = slowFactor * c.Timeout
 	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	switch {
 	case c.Redis == nil:
 		return errors.New("there must be a Redis")

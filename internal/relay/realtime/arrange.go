@@ -3,6 +3,8 @@ package realtime
 import (
 	"encoding/json"
 	"slices"
+
+	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // In OpenAI's protocol the items of a conversation may stand in any order: a user may write before
@@ -83,9 +85,9 @@ func (a *arranged) withoutUnanswered() json.RawMessage {
 		return !answered
 	})
 	if delete(m, "tool_calls"); len(calls) > 0 {
-		m["tool_calls"] = encode(calls)
+		m["tool_calls"] = openai.Encode(calls)
 	} else if m["content"] == nil || isNull(m["content"]) {
 		return nil
 	}
-	return encode(m)
+	return openai.Encode(m)
 }

@@ -99,7 +99,7 @@ func (c *toolCalls) answers() []json.RawMessage {
 	defer c.mu.Unlock()
 	var messages []json.RawMessage
 	for _, call := range c.list {
-		messages = append(messages, encode(struct {
+		messages = append(messages, openai.Encode(struct {
 			Role    string          `json:"role"`
 			ID      string          `json:"tool_call_id"`
 			Content json.RawMessage `json:"content"`

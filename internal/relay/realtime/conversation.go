@@ -108,7 +108,7 @@ func tooLarge() *openai.Error {
 func (c conversation) body(requestID string) []byte {
 	b := append(make([]byte, 0, c.size+256), '{')
 	if c.model != "" { // else the relay names the model of the request
-		b = append(append(append(b, `"model":`...), encode(c.model)...), ',')
+		b = append(append(append(b, `"model":`...), openai.Encode(c.model)...), ',')
 	}
 	b = append(b, `"messages":[`...)
 	for i, m := range c.messages {
@@ -122,10 +122,10 @@ func (c conversation) body(requestID string) []byte {
 		b = append(append(b, `,"tools":`...), c.tools...)
 	}
 	if requestID != "" {
-		b = append(append(b, `,"request_id":`...), encode(requestID)...)
+		b = append(append(b, `,"request_id":`...), openai.Encode(requestID)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.params)) { // sorted, so that the same turn has the same body
-		b = append(append(append(b, ','), encode(name)...), ':')
+		b = append(append(append(b, ','), openai.Encode(name)...), ':')
 		b = append(b, c.params[name]...)
 	}
 	return append(b, '}')
@@ -155,17 +155,6 @@ func (c conversation) withoutToolSettings() conversation {
 		delete(c.params, "tool_choice")
 	}
 	return c
-}
-
-// encode returns a value as JSON. The value must be one that always encodes.
-func encode(v any) json.RawMessage {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		panic(err)
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
 // answer is what the model has said in a turn.
@@ -201,5 +190,5 @@ func (a *answer) message() json.RawMessage {
 	for _, c := range a.calls {
 		m.Calls = append(m.Calls, call{ID: c.id, Type: "function", Function: function{c.name, string(c.arguments)}})
 	}
-	return encode(m)
+	return openai.Encode(m)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
@@ -87,7 +88,7 @@ func (r *running) event(data string) <-chan error {
 func (r *running) say(words ...string) {
 	r.t.Helper()
 	for _, word := range words {
-		r.delta(`{"content":` + string(encode(word)) + `}`)
+		r.delta(`{"content":` + string(openai.Encode(word)) + `}`)
 	}
 }
 

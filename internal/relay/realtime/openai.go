@@ -271,7 +271,7 @@ func chatTools(tools []json.RawMessage) (json.RawMessage, *openai.Error) {
 	if list == nil {
 		return nil, nil
 	}
-	return encode(list), nil
+	return openai.Encode(list), nil
 }
 
 func chatToolChoice(raw json.RawMessage) json.RawMessage {
@@ -279,7 +279,7 @@ func chatToolChoice(raw json.RawMessage) json.RawMessage {
 	if firstByte(raw) != '{' || json.Unmarshal(raw, &f) != nil || f.Name == "" {
 		return raw
 	}
-	return encode(fields{"type": "function", "function": fields{"name": f.Name}})
+	return openai.Encode(fields{"type": "function", "function": fields{"name": f.Name}})
 }
 
 func orEmpty(raw json.RawMessage) json.RawMessage {
@@ -371,9 +371,9 @@ func (s *session) addWaiting() *openai.Error {
 func (i *conversationItem) message() (json.RawMessage, *openai.Error) {
 	switch i.Type {
 	case "function_call_output":
-		return encode(fields{"role": "tool", "tool_call_id": i.CallID, "content": i.Output}), nil
+		return openai.Encode(fields{"role": "tool", "tool_call_id": i.CallID, "content": i.Output}), nil
 	case "function_call":
-		return encode(fields{"role": "assistant", "content": nil, "tool_calls": []fields{{"id": i.CallID, "type": "function",
+		return openai.Encode(fields{"role": "assistant", "content": nil, "tool_calls": []fields{{"id": i.CallID, "type": "function",
 			"function": fields{"name": i.Name, "arguments": i.Arguments}}}}), nil
 	case "message", "":
 	default:
@@ -398,9 +398,9 @@ func (i *conversationItem) message() (json.RawMessage, *openai.Error) {
 		}
 	}
 	if images {
-		return encode(fields{"role": i.Role, "content": parts}), nil
+		return openai.Encode(fields{"role": i.Role, "content": parts}), nil
 	}
-	return encode(fields{"role": i.Role, "content": text.String()}), nil
+	return openai.Encode(fields{"role": i.Role, "content": text.String()}), nil
 }
 
 // createResponse begins a response to the conversation. Its own settings hold for it alone.
@@ -422,7 +422,7 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 		return invalid("", "The conversation is empty: create an item first.")
 	}
 	if instructions != "" {
-		next.messages = append([]json.RawMessage{encode(fields{"role": "system", "content": instructions})}, next.messages...)
+		next.messages = append([]json.RawMessage{openai.Encode(fields{"role": "system", "content": instructions})}, next.messages...)
 	}
 	call, fault := s.newCall(next, "")
 	if fault != nil {

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"container/list"
 	"errors"
 	"sync"
@@ -54,9 +55,7 @@ type registryEntry[V comparable] struct {
 
 // NewRegistry returns an empty registry.
 func NewRegistry[V comparable](c RegistryConfig) *Registry[V] {
-	if c.Max == 0 {
-		c.Max = defaultMaxGenerations
-	}
+	c.Max = cmp.Or(c.Max, defaultMaxGenerations)
 	return &Registry[V]{max: c.Max, entries: map[Key]*registryEntry[V]{}}
 }
 

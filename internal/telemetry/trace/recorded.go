@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -120,9 +121,7 @@ func (s *series) add(n int, began, ended time.Time) {
 		return
 	}
 	s.next = n + 1
-	if s.stride == 0 {
-		s.stride = 1
-	}
+	s.stride = cmp.Or(s.stride, 1)
 	for n%s.stride == 0 && len(s.kept) == maxKept {
 		s.stride *= 2
 		left := s.kept[:0]

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,9 +75,7 @@ func New(c Config) (*Tracer, error) {
 	if to.User != nil {
 		return nil, errors.New("the endpoint contains a credential: put the credential into the headers")
 	}
-	if c.Log == nil {
-		c.Log = zap.NewNop()
-	}
+	c.Log = cmp.Or(c.Log, zap.NewNop())
 	about := []attribute.KeyValue{attribute.String("service.name", "sluice")}
 	if c.Version != "" {
 		about = append(about, attribute.String("service.version", c.Version))

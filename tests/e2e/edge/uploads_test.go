@@ -33,7 +33,6 @@ func newSlowBody(text string, release <-chan struct{}) *slowBody {
 	return &slowBody{text: text, release: release, closed: make(chan struct{})}
 }
 
-// Read implements io.Reader.
 func (b *slowBody) Read(p []byte) (int, error) {
 	switch len(b.text) {
 	case 0:
@@ -53,7 +52,6 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close implements io.Closer.
 func (b *slowBody) Close() error {
 	b.once.Do(func() { close(b.closed) })
 	return nil

@@ -26,7 +26,8 @@ func CheckWholeStream(body []byte) error {
 // Event is one server-sent event of a response, or a comment.
 type Event struct{ Data, Comment string }
 
-// ReadEvents reads a stream to its end and returns its events. If the stream breaks off, ReadEvents returns the events before and the error.
+// ReadEvents reads a stream to its end and returns its events. If the stream breaks off, ReadEvents
+// returns the events before and the error.
 func ReadEvents(body io.Reader) (all []Event, err error) {
 	r := bufio.NewReaderSize(body, 4<<20)
 	var e Event

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,9 +27,7 @@ func TestE2E_N6_N7_ConversationsStayAndLoadIsBounded(t *testing.T) {
 		for turn := 2; turn < 6; turn++ {
 			a := g.Post("/v1/chat/completions", harness.ChatBody("chat", false, 2, turns...))
 			at := a.Header.Get("X-Sluice-Replica")
-			if home == "" {
-				home = at
-			}
+			home = cmp.Or(home, at)
 			if a.StatusCode != 200 || at != home {
 				t.Fatalf("conversation %d left %s for %s: %s", c, home, at, a.Status)
 			}
