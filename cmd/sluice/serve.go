@@ -168,8 +168,8 @@ func refusePipe(file string) error {
 	return fmt.Errorf("%s is a pipe, and a gateway reads its file again later: write a file, and name it by -c", file)
 }
 
-// addresses returns the addresses of the flags --listen, --admin and --peers by their fields, as far
-// as the command has them.
+// addresses returns the addresses of the flags --listen, --admin and --peers by their fields, as
+// far as the command has them.
 func addresses(cmd *cobra.Command) map[string]string {
 	fields := map[string]string{}
 	for _, name := range []string{"listen", "admin", "peers"} {
