@@ -142,6 +142,14 @@ func TestE2E_N7_TheRingByItsDefinition(t *testing.T) {
 			body.Close()
 		}
 		g.AwaitIdle(m.name) // the models share their servers, and what runs on these
+		for id, up := range held {
+			harness.Eventually(t, "no request is left at "+id, func() error {
+				if n := up.Running.Load(); n != 0 {
+					return fmt.Errorf("%d are", n)
+				}
+				return nil
+			})
+		}
 	}
 }
 
