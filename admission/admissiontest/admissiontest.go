@@ -246,7 +246,7 @@ func exactBudget(b *suite) {
 
 func tokens(b *suite) {
 	b.SetLimits("chat", admission.Limits{TokensPerMinute: 6000}) // 100 per second
-	start := time.Now() // before the tokens are gone, so that a pause here only adds to what is measured
+	start := time.Now()                                          // before the tokens are gone, so that a pause here only adds to what is measured
 	b.admit(admission.Request{Tokens: 6000}).Release()
 	large, small := b.startAdmit(admission.Request{Tokens: 50}), b.startAdmit(admission.Request{Tokens: 1})
 	b.wantAdmitted(large)

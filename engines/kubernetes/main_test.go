@@ -13,13 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/testutil"
-
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/kubetest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // waitLimit is how long a test waits for something that normally happens soon. It is long because

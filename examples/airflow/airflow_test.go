@@ -18,11 +18,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/testutil"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // testEnv is the batch API, the Models Backend and the backlog of a worker.

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/testutil"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -23,6 +21,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/jwks"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // record returns the record of a request.

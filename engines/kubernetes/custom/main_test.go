@@ -9,20 +9,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
-
-	"github.com/sluice-gateway/sluice/internal/testutil"
 
 	"github.com/sluice-gateway/sluice/engines/kubernetes"
 	"github.com/sluice-gateway/sluice/engines/kubernetes/custom"
 	"github.com/sluice-gateway/sluice/internal/kubetest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestMain(m *testing.M) { os.Exit(kubetest.Main(m)) }
-
-// waitLimit is how long a test waits for something that normally happens soon. It is long because
-// the machine may be busy.
-const waitLimit = time.Minute
 
 const base = "../../../examples/kubernetes/base"
 

@@ -9,11 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/testutil"
-
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/delta"
 	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestRefusals: each is told, and the socket goes on as if nothing had been sent.

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/testutil"
-
 	"github.com/coder/websocket"
 
 	"github.com/sluice-gateway/sluice/authz"
@@ -23,6 +21,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestHandshake(t *testing.T) {
