@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -163,6 +164,15 @@ func TestB6_AnEnvoyThatStoodStillReadsBeforeItGivesUp(t *testing.T) {
 	})
 	f.decide()
 	time.Sleep(silence)
+	var answered atomic.Bool
+	var busy sync.WaitGroup
+	busy.Go(func() { // the thread of the filter, so that it looks at the time again and again
+		for !answered.Load() {
+			_, _ = f.conn.Conn.Write(encode(frHeard, 0, f.id+1, nil))
+		}
+	})
+	defer busy.Wait()
+	defer answered.Store(true)
 	if err := b.process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
