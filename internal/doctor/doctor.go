@@ -454,11 +454,7 @@ func (e *examination) server(ctx context.Context, what, address, hint string) {
 	if err != nil { // the check of the file has found this
 		return
 	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"https": "443"}[u.Scheme]
-	}
-	port = cmp.Or(port, "80")
+	port := cmp.Or(u.Port(), map[string]string{"https": "443"}[u.Scheme], "80")
 	dialer := net.Dialer{Timeout: tryTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {
