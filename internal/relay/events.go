@@ -216,6 +216,7 @@ func (s *engineStream) pass(e *sse.Event, chunk *sse.Chunk) {
 	}
 }
 
+// isTyped reports whether an error has the type of an event of the Responses API.
 func isTyped(data []byte) bool {
 	var event struct{ Type string }
 	return json.Unmarshal(data, &event) == nil && (event.Type == "error" || strings.HasPrefix(event.Type, "response."))
