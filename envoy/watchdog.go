@@ -44,6 +44,7 @@ func (d *watchdog) observe(admin, listener error) {
 	}
 }
 
+// silentSince is Status.SilentSince.
 func (d *watchdog) silentSince() time.Time {
 	if time.Since(d.answered) < silentAfter {
 		return time.Time{}
@@ -51,6 +52,7 @@ func (d *watchdog) silentSince() time.Time {
 	return d.answered
 }
 
+// hung is Status.Hung.
 func (d *watchdog) hung() bool { return !d.silentSince().IsZero() && !d.deaf.IsZero() }
 
 // bites reports whether the Envoy must be ended: neither its admin interface nor its listener has

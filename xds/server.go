@@ -128,11 +128,10 @@ type Nack struct {
 // NewServer returns a server that answers no Envoy until Set is called.
 func NewServer(c ServerConfig) *Server {
 	s := &Server{
-		log: c.Log, onAck: c.OnAck, linger: cmp.Or(c.Linger, defaultLinger),
+		log: cmp.Or(c.Log, zap.NewNop()), onAck: c.OnAck, linger: cmp.Or(c.Linger, defaultLinger),
 		ready: make(chan struct{}), streams: map[*stream]struct{}{}, acks: newAcks(),
 	}
 	s.retired, s.retire = context.WithCancel(context.Background())
-	s.log = cmp.Or(s.log, zap.NewNop())
 	if s.onAck == nil {
 		s.onAck = func(string, map[string]netip.AddrPort) {}
 	}

@@ -26,9 +26,7 @@ and gRPC calls that it has, at most for upgrade_timeout. If the new process does
 goes on, and this command fails with the reason.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fields := addresses(cmd)
-			delete(fields, "admin") // that of the running gateway
-			c, err := loadOrFound(cmd, access.file, fields)
+			c, err := loadOrFound(cmd, access.file, addresses(cmd))
 			if err != nil {
 				return err
 			}

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines/local"
 )
 
+// desiredModels are the models of the last Set, with a revision number for each.
 type desiredModels struct {
 	// from is what list and byName were made from.
 	from   *[]local.Model
@@ -34,6 +35,7 @@ type revision struct {
 	slots int
 }
 
+// appliedState is what was last set on a node.
 type appliedState struct {
 	node Node
 	// info is what the node last said of itself.
@@ -41,6 +43,7 @@ type appliedState struct {
 	models []modelAssignment
 }
 
+// modelAssignment is a model with its replicas on one node.
 type modelAssignment struct {
 	*revision
 	// desired and most are the numbers of replicas on all nodes, when they were set.

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
+// modelHealth is the health of a server for one of its models.
 type modelHealth struct {
 	// fault tells why the server gets no requests for the model. It is empty if it gets some.
 	fault string

@@ -48,6 +48,7 @@ type Server struct {
 	stopAt time.Time
 }
 
+// predecessor is the connection of one predecessor.
 type predecessor struct {
 	conn net.Conn
 	// process, held and synced are guarded by Server.mu. held is changed by the connection's

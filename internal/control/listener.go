@@ -51,6 +51,7 @@ type Listener struct {
 	ended chan struct{}
 }
 
+// service is the listener of one service.
 type service struct {
 	parent *Listener
 	// accepted has the connections that wait for Accept.

@@ -28,7 +28,7 @@ type modelRoute struct {
 	joined bool
 	// closeDelimited says that one of the replicas ends responses by closing their connections.
 	closeDelimited bool
-	// refusesAsFailure says that the engine of one of the replicas does, see engines.
+	// refusesAsFailure says that engines.RefusesAsFailure holds for the engine of a replica.
 	refusesAsFailure bool
 	// mixed says that the replicas are in several clusters of Envoy.
 	mixed     bool

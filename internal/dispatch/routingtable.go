@@ -24,7 +24,7 @@ type routingTable struct {
 	// tenants holds the limits of the tenants that have any.
 	tenants map[string]admission.TenantLimits
 	// moderated is Rules.Moderated. special says what Rules.special says, or that a replica ends
-	// responses by closing their connections.
+	// responses by closing their connections, or refuses as a failure.
 	moderated func(model, tenant string) bool
 	special   bool
 	// drained has the models that an operator has drained.

@@ -274,7 +274,7 @@ func (e *examination) accessLog() {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		says = path + " can be made"
-		if err = unix.Access(filepath.Dir(target(path)), unix.W_OK|unix.X_OK); err != nil { // a gateway makes no folder for it
+		if err = unix.Access(folderOf(path), unix.W_OK|unix.X_OK); err != nil { // a gateway makes no folder for it
 			err = fmt.Errorf("%s cannot be made in its folder: %w", path, err)
 		}
 	case err == nil && info.IsDir():
@@ -291,19 +291,22 @@ func (e *examination) accessLog() {
 	e.ok(what, says)
 }
 
-// target returns the path to which a link leads, and links there. Nothing need be at the path.
-func target(path string) string {
+// folderOf returns the folder in which a file at the path is made. If the path is a link, it is the
+// folder of the path to which the link leads. Nothing need be at the path. The folder is not
+// cleaned, because ".." behind a link to a folder leads out of that other folder.
+func folderOf(path string) (folder string) {
 	for range 40 { // the most links that Linux follows
+		folder, _ = filepath.Split(path)
 		to, err := os.Readlink(path)
 		if err != nil {
 			break
 		}
 		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(path), to)
+			to = folder + to
 		}
 		path = to
 	}
-	return path
+	return folder
 }
 
 // signingKeys reads the keys of the identity provider.
@@ -451,11 +454,7 @@ func (e *examination) server(ctx context.Context, what, address, hint string) {
 	if err != nil { // the check of the file has found this
 		return
 	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"https": "443"}[u.Scheme]
-	}
-	port = cmp.Or(port, "80")
+	port := cmp.Or(u.Port(), map[string]string{"https": "443"}[u.Scheme], "80")
 	dialer := net.Dialer{Timeout: tryTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {

@@ -26,6 +26,15 @@ func TestExamineAccessLog(t *testing.T) {
 		}
 		return path
 	}
+	inner := filepath.Join(dir, "a", "inner")
+	if err := os.MkdirAll(inner, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link("to inner", inner)
+	link("a/inner/to sibling", "../../b/new")
+	if err := os.Mkdir(filepath.Join(dir, "b"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for path, want := range map[string]Finding{
 		"":                                     {},
 		file:                                   {Level: OK, Says: "can be written"},
@@ -35,7 +44,8 @@ func TestExamineAccessLog(t *testing.T) {
 		dir:                                    {Level: Fault, Says: "is a directory"},
 		link("to new", "new"):                  {Level: OK, Says: "can be made"},
 		link("to no folder", "no folder/new"):  {Level: Fault, Says: "cannot be made"},
-		link("in a round", "in a round"):       {Level: Fault, Says: "too many levels"},
+		filepath.Join(dir, "to inner", "to sibling"): {Level: OK, Says: "can be made"}, // ".." is that of the folder a/inner
+		link("in a round", "in a round"):             {Level: Fault, Says: "too many levels"},
 	} {
 		e := &examination{Options: Options{Config: &config.Config{AccessLog: config.AccessLog{Path: path}}}}
 		e.accessLog()

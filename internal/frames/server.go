@@ -78,6 +78,7 @@ func New(d *decide.Decider) *Server {
 	}
 }
 
+// flags returns the flags of each Go.
 func (s *Server) flags() uint8 {
 	if s.Nameless != nil && s.Nameless() {
 		return flagNameless

@@ -115,6 +115,7 @@ func headerLimits(c *config.Config) headers.Limits {
 	return headers.Limits{Count: c.MaxHeaders, Bytes: int(c.MaxHeaderBytes)}
 }
 
+// hangTimeout returns envoy.Config.HangTimeout.
 func hangTimeout(c *config.Config) time.Duration {
 	if c.Envoy.HangTimeout == 0 {
 		return -1 // never

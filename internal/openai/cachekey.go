@@ -102,6 +102,7 @@ func (k *keyHash) gather(t text) {
 	*space = all
 }
 
+// appendText appends exactly what write hashes.
 func (k *keyHash) appendText(to []byte, t text) []byte {
 	raw := k.body[t.start:t.end]
 	if t.form == formEscaped {

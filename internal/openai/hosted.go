@@ -39,7 +39,7 @@ func (s *scanner) asksByMembers(name string) (asks bool) {
 		}
 	case name != pluginsField && s.json.Kind() == '{':
 		for more := s.json.Open('{'); more; more = s.json.More('{') {
-			switch member := string(s.json.Name()); {
+			switch member := string(lower(s.json.Name())); {
 			case name == nvext && slices.Contains(harmlessExtensions, member), name == providerOptions && member != "gateway",
 				name == compoundCustom && member != "models":
 				s.json.Skip()

@@ -64,6 +64,7 @@ func TestX14_HostedTools(t *testing.T) {
 		`"google":{"thinking_config":{},"cached_content":null}`: none, `"google":"cached_content"`: none,
 		`"compound_custom":{"models":{"answering_model":"dear"}}`: compoundCustom, `"compound_custom":{"models":{"reasoning_model":"dear"},"tools":{}}`: compoundCustom,
 		`"compound_custom":{"tools":{"enabled_tools":["web_search"]},"models":null}`: none, `"extra_body":{"compound_custom":{"models":{"answering_model":"dear"}}}`: extraBody,
+		`"compound_custom":{"Models":{"answering_model":"dear"}}`: compoundCustom, `"providerOptions":{"Gateway":{"models":["a"]}}`: providerOptions,
 		`"agent":{"type":"agent_reference","name":"a"}`: "agent", `"agent_reference":{"name":"a"}`: "agent_reference", `"prompt":{"id":"pmpt_1"}`: none,
 	} {
 		body := `{"model":"m",` + field + `,"messages":[]}`

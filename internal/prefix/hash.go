@@ -53,6 +53,7 @@ func (h *hash) reset() {
 // mark hashes what stands at a length beside the text.
 func (h *hash) mark(what uint64, length uint32) { h.marks = mix(h.marks^what, uint64(length)) }
 
+// root hashes a namespace.
 func (h *hash) root(kind string, name []byte) {
 	h.marks = mix(h.marks^xxhash.Sum64String(kind), xxhash.Sum64(name))
 }

@@ -75,6 +75,7 @@ func (x *Index) followLocked(blocks []Block) (known int) {
 	return known
 }
 
+// matching is one call of Match.
 type matching struct {
 	index    *Index
 	matched  []int32

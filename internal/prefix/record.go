@@ -27,6 +27,7 @@ func (x *Index) Record(slot int, c *Chain) {
 	x.fitLocked(r, slot)
 }
 
+// recording is one call of Record.
 type recording struct {
 	*Index
 	*replica

@@ -166,8 +166,8 @@ func (a *Answer) unmaskError() {
 // tooLong is what the server of llama.cpp says of an input that does not fit into a physical batch.
 var tooLong = []byte("too large to process. increase the physical batch size")
 
-// unmaskRefusal makes a refusal of an answer by which an engine refuses an input that is too long
-// with the status of a failure. The engine's message stays.
+// unmaskRefusal gives the status 400 to an answer of 500 by which an engine refuses an input that
+// is too long. The engine's message stays.
 func (a *Answer) unmaskRefusal() {
 	if a.Status != http.StatusInternalServerError || !bytes.Contains(a.Body, tooLong) {
 		return

@@ -108,9 +108,6 @@ func (s *engineStream) read(body io.Reader) (reason string) {
 		s.filter = s.failover.rules.NewFilter()
 		s.filter.Model = s.failover.ticket.Model
 	}
-	if s.gen.relay.gapSampler.next(s.failover.ticket.Model) || s.failover.policy.Sample > 0 {
-		s.gaps.report = func(gaps ...time.Duration) { s.gen.relay.config.Gaps(s.failover.ticket.Model, gaps...) }
-	}
 	small := smallBuffers.Get().(*[smallRead]byte)
 	defer smallBuffers.Put(small)
 	defer s.timers.pause()
@@ -219,6 +216,7 @@ func (s *engineStream) pass(e *sse.Event, chunk *sse.Chunk) {
 	}
 }
 
+// isTyped reports whether an error has the type of an event of the Responses API.
 func isTyped(data []byte) bool {
 	var event struct{ Type string }
 	return json.Unmarshal(data, &event) == nil && (event.Type == "error" || strings.HasPrefix(event.Type, "response."))
@@ -272,6 +270,9 @@ func (s *engineStream) recordToken(e *sse.Event) {
 		return
 	}
 	s.firstToken, s.lastToken = now, now
+	if model := s.failover.ticket.Model; g.relay.gapSampler.next(model) || s.failover.policy.Sample > 0 {
+		s.gaps.report = func(gaps ...time.Duration) { g.relay.config.Gaps(model, gaps...) }
+	}
 	s.firstTokenData = append([]byte(nil), e.Data[:min(len(e.Data), maxFirstTokenData)]...)
 	s.failover.result.TTFT, s.failover.prefill = now.Sub(g.call.Received), now.Sub(s.attempt.sent)
 	g.status.enter(Decode, nil)

@@ -9,6 +9,8 @@ import (
 const (
 	// gapSampling is the share of managed streams of which token gaps are observed: one in so many.
 	gapSampling = 4
+	// maxGapModels is of how many models the streams are counted.
+	maxGapModels = 1 << 14
 	// maxGaps is how many gaps between tokens are reported at once.
 	maxGaps = 32
 	// maxGapAge is how old the first gap may be before the next one has all of them reported.
@@ -20,12 +22,19 @@ const (
 type gapSampler struct {
 	// streams has an *atomic.Uint64 for the name of each model: the number of its streams.
 	streams sync.Map
+	// models is about how many names streams has.
+	models atomic.Int64
 }
 
-// next counts a stream of the model and reports whether it is observed.
+// next counts a stream of the model that has a token, and reports whether it is observed. Names of
+// models come and go, so next forgets all of them when there are too many.
 func (s *gapSampler) next(model string) bool {
 	count, ok := s.streams.Load(model)
 	if !ok {
+		if s.models.Add(1) > maxGapModels {
+			s.streams.Clear()
+			s.models.Store(1)
+		}
 		count, _ = s.streams.LoadOrStore(model, new(atomic.Uint64))
 	}
 	return count.(*atomic.Uint64).Add(1)%gapSampling == 1

@@ -1,9 +1,12 @@
 package relay
 
 import (
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,6 +51,41 @@ func TestS12_GapsOfEachModel(t *testing.T) {
 	want[0], want[gapSampling] = true, true
 	if d := cmp.Diff(map[string][]bool{"a": want, "b": want, "c": want}, observed); d != "" {
 		t.Error("wanted - observed +\n", d)
+	}
+}
+
+// The sampler forgets models that are gone: an upstream may list other names each day.
+func TestX2_GapSamplerIsBounded(t *testing.T) {
+	var s gapSampler
+	for i := range 2*maxGapModels + 1 {
+		if !s.next(fmt.Sprint(i)) {
+			t.Fatalf("the first stream of model %d is not observed", i)
+		}
+	}
+	held := 0
+	s.streams.Range(func(any, any) bool { held++; return true })
+	if held > maxGapModels {
+		t.Errorf("%d models are held, want at most %d", held, maxGapModels)
+	}
+}
+
+// An attempt that ends before its first token has no gaps, so the next one is the first stream of
+// its model.
+func TestS12_GapsAfterAFailedAttempt(t *testing.T) {
+	var attempts atomic.Int64
+	failing, whole := engineThatSends(roleEvent, errorEvent), engineThatSends(roleEvent+strings.Repeat(tokenEvent("a"), 70)+finishEvent("", "stop")+doneEvent)
+	h := newHarness(t, options{replicas: 2, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if attempts.Add(1) == 1 {
+			failing.ServeHTTP(w, r)
+		} else {
+			whole.ServeHTTP(w, r)
+		}
+	})})
+	var counted atomic.Int64
+	h.relay.config.Gaps = func(_ string, gaps ...time.Duration) { counted.Add(int64(len(gaps))) }
+	h.sendAndRead(hello)
+	if attempts.Load() != 2 || counted.Load() != 69 {
+		t.Errorf("%d attempts, %d gaps, want 2 and 69", attempts.Load(), counted.Load())
 	}
 }
 

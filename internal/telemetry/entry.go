@@ -63,8 +63,7 @@ func newEntry(log string, b []byte, known *request.Words) (request.Entry, error)
 
 // complete sets what follows from several fields.
 func (r *record) complete() {
-	asked := r.original // what the client asked for
-	asked = cmp.Or(asked, r.path)
+	asked := cmp.Or(r.original, r.path) // what the client asked for
 	r.Path = request.CleanPath(asked)
 	r.Streamed = routes.IsStreamed(r.Route)
 	r.Metadata = plainValues(r.own, r.words)

@@ -311,4 +311,5 @@ func hashKey(kind, period, writer string) string {
 	return keyPrefix + kind + ":" + period + ":" + writer
 }
 
+// dayName names a day in keys.
 func dayName(day int64) string { return period{start: day, day: true}.time().Format(time.DateOnly) }

@@ -93,6 +93,7 @@ func (t table) of(k rowKey) *row {
 	return t.make(k)
 }
 
+// day returns what a subject has used in a day.
 func (t table) day(day int64, s Subject) (sum Counts) {
 	if r := t[period{day, true}][s]; r != nil {
 		sum.Add(r.Counts)

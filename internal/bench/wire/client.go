@@ -37,6 +37,7 @@ func NewRequest(path, key, body string) *Request {
 	return r
 }
 
+// next returns the text with a new number.
 func (r *Request) next() []byte {
 	if r.number != nil {
 		for i, n := len(r.number)-1, sent.Add(1); i >= 0; i, n = i-1, n/10 {

@@ -44,6 +44,7 @@ type address struct {
 	secure bool
 }
 
+// worker is the connection to one address.
 type worker struct {
 	owner *Workers
 	at    address

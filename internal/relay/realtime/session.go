@@ -332,8 +332,7 @@ func (s *session) update(m *message) *openai.Error {
 
 // answerToolCall answers a tool call of the running turn or of the last one.
 func (s *session) answerToolCall(id string, content json.RawMessage) *openai.Error {
-	t := s.turn
-	t = cmp.Or(t, s.awaitingTools)
+	t := cmp.Or(s.turn, s.awaitingTools)
 	if t == nil {
 		return invalid("tool_call_id", "There is no such tool call in the last turn.")
 	}
