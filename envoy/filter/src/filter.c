@@ -499,9 +499,6 @@ static void answered(request *r, answer *a) {
   free(a);
 }
 
-/* is_silent reports whether a request has heard nothing since its deadline. */
-static bool is_silent(const request *r) { return r->state == ASKED && !r->answer && !r->answering && !r->deadline && !r->giving_up; }
-
 /* carry_out does what is to be done for r. It may destroy r. scheduled: in the event that was scheduled for that. */
 void carry_out(request *r, bool scheduled) {
   channel *l = r->channel;
@@ -513,11 +510,6 @@ void carry_out(request *r, bool scheduled) {
   if (l->flusher == r) l->flusher = NULL;
   if (todo & DO_TELL) channel_tell(l, r);
   if (todo & (DO_TELL | DO_FLUSH)) channel_flush(l);
-  if (todo & DO_REPORT && is_silent(r)) {
-    r->overdue = now_ms();
-    l->overdue = true;
-    wake(l);
-  }
   if (todo & DO_ANSWER) {
     said = r->answer;
     r->answer = NULL;

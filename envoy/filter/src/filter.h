@@ -100,7 +100,7 @@ enum state {
 };
 
 /* What the worker is to do for a request in its next event. */
-enum { DO_FLUSH = 1, DO_ANSWER = 2, DO_GIVE_UP = 4, DO_TELL = 8, DO_REPORT = 16 };
+enum { DO_FLUSH = 1, DO_ANSWER = 2, DO_GIVE_UP = 4, DO_TELL = 8 };
 
 /* Names of members of a JSON object that the filter looks for. Those of texts and those of counts stand together. */
 enum {
@@ -170,7 +170,6 @@ typedef struct request {
   connection *on; /* the connection that knows id; null: none */
   uint64_t id;
   int64_t deadline; /* in milliseconds of now_ms; 0: none */
-  int64_t overdue;  /* when the worker was awake after the deadline; 0: it was not yet */
   piece *sending;   /* its body in the queue of on */
   struct answer *answer; /* what the worker is to do */
   int answering;         /* the type of the answer that the worker carries out; 0: none */
@@ -199,7 +198,6 @@ typedef struct channel {
   uint32_t slots_n, *free_slots, free_n;
   uint64_t sequence;
   int64_t next_try, last_try, backoff;
-  bool overdue; /* a request is */
   bool refused; /* the gateway speaks another version of the protocol */
   text scratch; /* of the worker */
   span *chunks; /* of the worker */

@@ -74,7 +74,6 @@ static bool to_request(channel *l, connection *c, frame *f) {
   uint32_t ms = 0;
   if (!is_well_formed(f, &ms)) return false;
   if (!r || r->giving_up) return true;
-  r->overdue = 0;
   if (f->type == HEARD) {
     __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
     return true;

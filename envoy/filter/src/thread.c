@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { FIRST_BACKOFF = 50, LAST_BACKOFF = 1000, ASKED_BACKOFF = 2, PARTS = 128, READING = 40 };
+enum { FIRST_BACKOFF = 50, LAST_BACKOFF = 1000, ASKED_BACKOFF = 2, PARTS = 128 };
 
 void wake(channel *l) {
   uint64_t one = 1;
@@ -210,20 +210,11 @@ static void reap(channel *l) {
   }
 }
 
-/* look_for_silence gives up what has heard nothing until now. The thread has read since then. The worker may have stood
- * still, so it gets a while to read its inlets, from when it is awake. */
+/* look_for_silence gives up what has heard nothing until now. The thread has read since then. */
 static void look_for_silence(channel *l, int64_t now) {
-  l->overdue = false;
   for (request *r = l->asked, *next; r; r = next) {
     next = r->next;
-    if (r->deadline && now >= r->deadline) {
-      r->deadline = 0;
-      post(r, DO_REPORT);
-    } else if (r->overdue && now >= r->overdue + READING) {
-      give_up(r);
-    } else if (r->overdue) {
-      l->overdue = true;
-    }
+    if (r->deadline && now >= r->deadline) give_up(r);
   }
   for (connection *c = l->all, *next; c; c = next) {
     next = c->next;
@@ -234,9 +225,8 @@ static void look_for_silence(channel *l, int64_t now) {
 
 /* sleep_ms returns how long the thread may sleep. */
 static int sleep_ms(channel *l, int64_t now) {
-  int64_t ms = 1000, fifth = l->current->silence / 5 + 1;
-  if (l->asked && fifth < ms) ms = fifth;
-  if (l->overdue) ms = READING;
+  int64_t ms = 1000, fourth = l->current->silence / 4 + 1;
+  if (l->asked && fourth < ms) ms = fourth;
   if (l->current->fd < 0 && l->next_try - now < ms) ms = l->next_try - now;
   return ms > 1 ? (int)ms : 1;
 }
