@@ -44,6 +44,18 @@ func TestB6_ACancelIsNotLostWhileTheRequestGoesOn(t *testing.T) {
 	})
 }
 
+// TestB6_AnAnswerInAnInletIsReadBeforeTheWorkerGivesUp has the worker run late, after the deadline
+// of a request whose answer waits in the inlet.
+func TestB6_AnAnswerInAnInletIsReadBeforeTheWorkerGivesUp(t *testing.T) {
+	underSanitizers(t, "stall", func(t *testing.T, program, socket string) {
+		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
+		defer stop()
+		if out, err := exec.CommandContext(ctx, program, socket).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	})
+}
+
 // TestB6_ALiveIsKeptWithItsEnd breaks connections whose queues hold more than is kept.
 func TestB6_ALiveIsKeptWithItsEnd(t *testing.T) {
 	underSanitizers(t, "ends", func(t *testing.T, program, _ string) {

@@ -112,6 +112,7 @@ static bool tell_headers(channel *l, request *r) {
   put_headers(&l->scratch, r);
   if (!make_room(l, c, l->scratch.n) || !enrol(l, r, c)) return false;
   r->state = ASKED;
+  r->last_wait = false;
   r->deadline = r->has_body ? 0 : now_ms() + c->silence;
   list_add(&l->asked, r);
   want_flush(l, r);

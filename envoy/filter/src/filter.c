@@ -515,6 +515,10 @@ void carry_out(request *r, bool scheduled) {
     r->answer = NULL;
     r->answering = said ? said->type : 0;
   }
+  if (todo & DO_LAST_WAIT && r->state == ASKED && !r->answering && !r->giving_up && !r->deadline) {
+    r->last_wait = true;
+    r->deadline = now_ms() + LAST_WAIT;
+  }
   pthread_mutex_unlock(&l->lock);
   if (said) answered(r, said);
   else if (todo & DO_GIVE_UP) undecided(r);

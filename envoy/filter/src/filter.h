@@ -29,6 +29,9 @@ enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1, FLAG_NAMELESS = 2 };
 /* SILENCE is how long a request waits for a word before Welcome has told it, in milliseconds. */
 #define SILENCE 2000
 
+/* LAST_WAIT is how long a request waits after its deadline for what an inlet has, in milliseconds. Its worker begins it. */
+#define LAST_WAIT 100
+
 #define SPAN(s) ((span){(s), sizeof(s) - 1})
 static inline bool begins(span s, span with) { return s.n >= with.n && memcmp(s.p, with.p, with.n) == 0; }
 static inline bool ends(span s, span with) { return s.n >= with.n && memcmp(s.p + s.n - with.n, with.p, with.n) == 0; }
@@ -100,7 +103,7 @@ enum state {
 };
 
 /* What the worker is to do for a request in its next event. */
-enum { DO_FLUSH = 1, DO_ANSWER = 2, DO_GIVE_UP = 4, DO_TELL = 8 };
+enum { DO_FLUSH = 1, DO_ANSWER = 2, DO_GIVE_UP = 4, DO_TELL = 8, DO_LAST_WAIT = 16 };
 
 /* Names of members of a JSON object that the filter looks for. Those of texts and those of counts stand together. */
 enum {
@@ -165,6 +168,7 @@ typedef struct request {
   struct request **list, *next, *prev; /* the list of its channel that it is in */
   struct request *next_body;           /* the list of complete bodies that are to be sent */
   bool in_bodies, posted, giving_up;
+  bool last_wait; /* see LAST_WAIT */
   bool gap; /* the gateway may lack some of what was observed */
   unsigned todo;
   connection *on; /* the connection that knows id; null: none */

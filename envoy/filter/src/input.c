@@ -26,12 +26,19 @@ static void keep_answer(request *r, frame *f) {
   f->whole = NULL;
   r->answer = a;
   r->deadline = 0;
+  r->giving_up = false; /* the worker has not carried it out */
+  r->todo &= ~(unsigned)DO_GIVE_UP;
   if (f->direct) {
     r->todo |= DO_ANSWER;
     r->channel->due = r;
   } else {
     post(r, DO_ANSWER);
   }
+}
+
+static void wait_for(request *r, uint32_t ms) {
+  r->deadline = now_ms() + ms;
+  r->last_wait = false;
 }
 
 /* again has a request told over another connection. */
@@ -73,7 +80,8 @@ static bool to_request(channel *l, connection *c, frame *f) {
   request *r = request_of(l, c, f->id);
   uint32_t ms = 0;
   if (!is_well_formed(f, &ms)) return false;
-  if (!r || r->giving_up) return true;
+  bool answers = f->type == GO || f->type == REPLY;
+  if (!r || (r->giving_up && !answers)) return true;
   if (f->type == HEARD) {
     __atomic_store_n(&r->observing, false, __ATOMIC_RELAXED);
     return true;
@@ -84,11 +92,10 @@ static bool to_request(channel *l, connection *c, frame *f) {
     free(r->answer); /* the request is cancelled before it has gone on */
     r->answer = NULL;
   }
-  bool answers = f->type == GO || f->type == REPLY;
   if (r->state == DECIDED && f->type == REPLY) keep_answer(r, f);
   else if (r->state != ASKED) return true;
   else if (answers) keep_answer(r, f);
-  else if (f->type == WAIT) r->deadline = now_ms() + ms;
+  else if (f->type == WAIT) wait_for(r, ms);
   else again(l, c, r);
   return true;
 }

@@ -210,11 +210,22 @@ static void reap(channel *l) {
   }
 }
 
+/* end_wait gives up a request that has heard nothing. The thread does not know what is in an inlet. Where Envoy stood
+ * still, the thread may run before the worker, which reads inlets. So the worker begins a last wait first. */
+static void end_wait(request *r) {
+  if (r->last_wait || !r->on || !r->on->inlet) {
+    give_up(r);
+    return;
+  }
+  r->deadline = 0;
+  post(r, DO_LAST_WAIT);
+}
+
 /* look_for_silence gives up what has heard nothing until now. The thread has read since then. */
 static void look_for_silence(channel *l, int64_t now) {
   for (request *r = l->asked, *next; r; r = next) {
     next = r->next;
-    if (r->deadline && now >= r->deadline) give_up(r);
+    if (r->deadline && now >= r->deadline) end_wait(r);
   }
   for (connection *c = l->all, *next; c; c = next) {
     next = c->next;

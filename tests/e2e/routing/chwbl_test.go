@@ -107,6 +107,7 @@ func TestE2E_N7_TheRingByItsDefinition(t *testing.T) {
 	}
 	g := harness.Start(t, config)
 	for _, m := range models {
+		g.AwaitReadyReplicas(m.name, replicas) // a gateway is ready with one of the servers
 		for i := range 20 {
 			system, user := fmt.Sprint("system ", i%4), []string{fmt.Sprint("one ", i%2), fmt.Sprint("two ", i), fmt.Sprint("three ", i)}
 			want := ringOrder(ids, m.nodes, cacheKey(append([]string{system}, user[:m.messages]...)...))[0]
