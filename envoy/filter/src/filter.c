@@ -518,6 +518,8 @@ void carry_out(request *r, bool scheduled) {
   if (todo & DO_LAST_WAIT && r->state == ASKED && !r->answering && !r->giving_up && !r->deadline) {
     r->last_wait = true;
     r->deadline = now_ms() + LAST_WAIT;
+    l->last_waits = true;
+    wake(l);
   }
   pthread_mutex_unlock(&l->lock);
   if (said) answered(r, said);

@@ -30,7 +30,7 @@ enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1, FLAG_NAMELESS = 2 };
 #define SILENCE 2000
 
 /* LAST_WAIT is how long a request waits after its deadline for what an inlet has, in milliseconds. Its worker begins it. */
-#define LAST_WAIT 100
+#define LAST_WAIT 50
 
 #define SPAN(s) ((span){(s), sizeof(s) - 1})
 static inline bool begins(span s, span with) { return s.n >= with.n && memcmp(s.p, with.p, with.n) == 0; }
@@ -202,6 +202,7 @@ typedef struct channel {
   uint32_t slots_n, *free_slots, free_n;
   uint64_t sequence;
   int64_t next_try, last_try, backoff;
+  bool last_waits; /* a request has its last wait; the thread looks for its end */
   bool refused; /* the gateway speaks another version of the protocol */
   text scratch; /* of the worker */
   span *chunks; /* of the worker */

@@ -210,10 +210,11 @@ static void reap(channel *l) {
   }
 }
 
-/* end_wait gives up a request that has heard nothing. The thread does not know what is in an inlet. Where Envoy stood
- * still, the thread may run before the worker, which reads inlets. So the worker begins a last wait first. */
+/* end_wait gives up a request that has heard nothing. The thread does not know what is in an inlet, nor whether a Join
+ * is. Where Envoy stood still, the thread may run before the worker, which reads inlets. So the worker begins a last
+ * wait first. */
 static void end_wait(request *r) {
-  if (r->last_wait || !r->on || !r->on->inlet) {
+  if (r->last_wait) {
     give_up(r);
     return;
   }
@@ -223,9 +224,11 @@ static void end_wait(request *r) {
 
 /* look_for_silence gives up what has heard nothing until now. The thread has read since then. */
 static void look_for_silence(channel *l, int64_t now) {
+  l->last_waits = false;
   for (request *r = l->asked, *next; r; r = next) {
     next = r->next;
     if (r->deadline && now >= r->deadline) end_wait(r);
+    else if (r->deadline && r->last_wait) l->last_waits = true;
   }
   for (connection *c = l->all, *next; c; c = next) {
     next = c->next;
@@ -236,8 +239,9 @@ static void look_for_silence(channel *l, int64_t now) {
 
 /* sleep_ms returns how long the thread may sleep. */
 static int sleep_ms(channel *l, int64_t now) {
-  int64_t ms = 1000, fourth = l->current->silence / 4 + 1;
-  if (l->asked && fourth < ms) ms = fourth;
+  int64_t ms = 1000, fifth = l->current->silence / 5 + 1;
+  if (l->asked && fifth < ms) ms = fifth;
+  if (l->last_waits) ms = LAST_WAIT / 2;
   if (l->current->fd < 0 && l->next_try - now < ms) ms = l->next_try - now;
   return ms > 1 ? (int)ms : 1;
 }
