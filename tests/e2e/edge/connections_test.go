@@ -95,8 +95,7 @@ func ask(client *http.Client, g *harness.Gateway) error {
 }
 
 // keepAsking makes a request each second with a client until stop, which returns the error of one
-// that failed. While Envoy replaces its filters, each answer ends its connection with a small
-// probability. Of many answers, one would.
+// that failed. When connections are scarce, Envoy closes one that has had no request for 5 s.
 func keepAsking(client *http.Client, g *harness.Gateway) (stop func() error) {
 	over, failed := make(chan struct{}), make(chan error, 1)
 	go func() {
