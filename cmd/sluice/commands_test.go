@@ -237,7 +237,7 @@ func TestFetchTellsOfAHubThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A file that is valid by --listen or --admin alone can be restarted, too.
+// A file that is valid by --listen alone can be restarted, too.
 func TestX20_RestartReadsTheFileAsUpDoes(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "sluice.yaml")
@@ -250,12 +250,5 @@ func TestX20_RestartReadsTheFileAsUpDoes(t *testing.T) {
 	}
 	if _, err := execute(t, "restart", "-c", file, "--listen", "127.0.0.1:8080"); err == nil || !strings.Contains(err.Error(), "no gateway runs") {
 		t.Errorf("with that of the flag: %v", err)
-	}
-	if err := os.WriteFile(file, []byte(text+"admin: 0.0.0.0:1\n"), 0o600); err != nil { // without admin_auth
-		t.Fatal(err)
-	}
-	_, err := execute(t, "restart", "-c", file, "--listen", "127.0.0.1:8080", "--admin", "127.0.0.1:1")
-	if err == nil || !strings.Contains(err.Error(), "no gateway runs") {
-		t.Errorf("with both flags: %v", err)
 	}
 }

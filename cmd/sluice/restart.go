@@ -26,7 +26,9 @@ and gRPC calls that it has, at most for upgrade_timeout. If the new process does
 goes on, and this command fails with the reason.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadOrFound(cmd, access.file, addresses(cmd))
+			fields := addresses(cmd)
+			delete(fields, "admin") // that of the running gateway, which may be a URL
+			c, err := loadOrFound(cmd, access.file, fields)
 			if err != nil {
 				return err
 			}

@@ -319,6 +319,9 @@ func serve(s interface{ Serve(net.Listener) error }, l net.Listener) error {
 // lastEvent is how long the clients of /api/v1/events have for the last event.
 const lastEvent = time.Second
 
+// lastResponse is how long the relay has to write the rest of responses when it stops.
+const lastResponse = time.Second
+
 // adminPatience is how long requests of operators may take after a hand-over.
 const adminPatience = 5 * time.Second
 
@@ -377,7 +380,7 @@ func (s *sockets) connected() bool {
 	return s.relayServer.Connections() > 0 || s.api.connections.Load() > 0 || s.remote.connected()
 }
 
-// stop ends the events and closes everything at once.
+// stop ends the events and the responses of the relay, and closes everything.
 func (s *sockets) stop() {
 	s.events.End(lastEvent)
 	s.controlServer.Stop()
@@ -385,12 +388,22 @@ func (s *sockets) stop() {
 	s.filter.Close()
 	s.filterServer.Stop()
 	s.grpcServer.Stop()
-	_ = s.relayServer.Close() // there is nothing to do about a connection that does not close
+	s.stopRelay()
 	if s.remote != nil {
 		_ = s.remote.Close()
 	}
 	for _, h := range s.http() {
 		_ = h.server.Close()
+	}
+}
+
+// stopRelay closes the relay's connections. A handler that has just ended may have the end of its
+// response still to be written, which Envoy takes for cut otherwise.
+func (s *sockets) stopRelay() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastResponse)
+	defer cancel()
+	if s.relayServer.Shutdown(ctx) != nil {
+		_ = s.relayServer.Close() // there is nothing to do about a connection that does not close
 	}
 }
 
