@@ -35,43 +35,32 @@ func TestB6_NothingIsWrongUnderSanitizers(t *testing.T) {
 // TestB6_ACancelIsNotLostWhileTheRequestGoesOn cancels a request while the worker carries out its
 // Go.
 func TestB6_ACancelIsNotLostWhileTheRequestGoesOn(t *testing.T) {
-	underSanitizers(t, "cancel", func(t *testing.T, program, socket string) {
-		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
-		defer stop()
-		if out, err := exec.CommandContext(ctx, program, socket).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	})
+	underSanitizers(t, "cancel", succeed)
 }
 
 // TestB6_AnAnswerInAnInletIsReadBeforeTheWorkerGivesUp has the worker run late, after the deadline
 // of a request whose answer waits in the inlet.
 func TestB6_AnAnswerInAnInletIsReadBeforeTheWorkerGivesUp(t *testing.T) {
-	underSanitizers(t, "stall", func(t *testing.T, program, socket string) {
-		ctx, stop := context.WithTimeout(t.Context(), testTimeout)
-		defer stop()
-		if out, err := exec.CommandContext(ctx, program, socket).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	})
+	underSanitizers(t, "stall", succeed)
 }
 
 // TestB6_ALiveIsKeptWithItsEnd breaks connections whose queues hold more than is kept.
 func TestB6_ALiveIsKeptWithItsEnd(t *testing.T) {
-	underSanitizers(t, "ends", func(t *testing.T, program, _ string) {
-		if out, err := exec.CommandContext(t.Context(), program).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	})
+	underSanitizers(t, "ends", succeed)
 }
 
 // TestB6_X14_ConfigurationsOfTheFilter reads lists of headers, and such that are none.
 func TestB6_X14_ConfigurationsOfTheFilter(t *testing.T) {
-	underSanitizers(t, "config", func(t *testing.T, program, _ string) {
-		if out, err := exec.CommandContext(t.Context(), program).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	})
+	underSanitizers(t, "config", succeed)
+}
+
+// succeed runs a program, which asserts what it shows.
+func succeed(t *testing.T, program, socket string) {
+	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
+	defer stop()
+	if out, err := exec.CommandContext(ctx, program, socket).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 }
 
 // underSanitizers runs a program of harness under each sanitizer.

@@ -36,7 +36,7 @@ static void keep_answer(request *r, frame *f) {
   }
 }
 
-static void wait_for(request *r, uint32_t ms) {
+static void wait_for(request *r, int64_t ms) {
   r->deadline = now_ms() + ms;
   r->last_wait = false;
 }
@@ -44,7 +44,7 @@ static void wait_for(request *r, uint32_t ms) {
 /* again has a request told over another connection. */
 static void again(channel *l, connection *c, request *r) {
   withdraw(l, r);
-  r->deadline = now_ms() + c->silence;
+  wait_for(r, c->silence);
   retire(l, c);
   if (l->current->fd >= 0) post(r, DO_TELL);
 }
