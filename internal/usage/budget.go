@@ -240,6 +240,11 @@ func (b *budgetState) begin(now time.Time) {
 	b.own, b.elsewhere = new(tally), tally{} // what was used belongs to another period
 }
 
+// endsAfter reports whether s ends after other. A month ends after a day if both end at once.
+func (s *Standing) endsAfter(other *Standing) bool {
+	return cmp.Or(s.Resets.Compare(other.Resets), strings.Compare(string(s.Per), string(other.Per))) > 0
+}
+
 // judge sets the verdict, and logs each bound once when it is reached.
 func (s *scope) judge(log *zap.Logger) {
 	var v *Verdict
@@ -258,7 +263,7 @@ func (s *scope) judge(log *zap.Logger) {
 			v = &Verdict{}
 		}
 		v.Reached = append(v.Reached, now)
-		if now.Level == HardReached && (v.Hard == nil || now.Resets.After(v.Hard.Resets)) {
+		if now.Level == HardReached && (v.Hard == nil || now.endsAfter(v.Hard)) {
 			v.Hard = &now
 		}
 	}

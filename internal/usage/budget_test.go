@@ -41,10 +41,13 @@ var (
 )
 
 // spend counts one request of acme.
-func spend(l *Ledger, tokens int64, cost float64) {
+func spend(l *Ledger, tokens int64, cost float64) { spendAt(l, time.Now(), tokens, cost) }
+
+// spendAt counts one request of acme that began at a time.
+func spendAt(l *Ledger, began time.Time, tokens int64, cost float64) {
 	c := OfRequest(tokens/2, 0, tokens-tokens/2, true)
 	c.Cost = int64(cost * costUnit)
-	l.Add(acme, c, time.Now())
+	l.Add(acme, c, began)
 }
 
 // A budget warns at its soft bound and refuses at its hard one, from the request on that reaches
@@ -293,30 +296,34 @@ func TestB3_NewBudgetsCountWhatOthersHaveUsed(t *testing.T) {
 	wantLevels(t, l, SoftReached, HardReached)
 }
 
-// A tenant may have several budgets. That of its refusal is the one that ends last.
+// A tenant may have several budgets. That of its refusal is the one that ends last, also on the
+// last day of a month.
 func TestB3_SeveralBudgetsOfATenant(t *testing.T) {
-	l := open(t, t.TempDir())
 	day := Budget{Tenant: acme.Tenant, Per: PerDay, Of: OfTokens, Hard: 100}
 	tokens := Budget{Tenant: acme.Tenant, Per: PerMonth, Of: OfTokens, Soft: 1000}
-	for _, all := range [][]Budget{{monthly, day, tokens}, {tokens, day, monthly}} {
-		l.SetBudgets(all)
-		if n := len(l.Standings()); n != 3 {
-			t.Errorf("%d budgets, want 3", n)
+	for _, now := range []time.Time{time.Date(2026, 11, 12, 8, 0, 0, 0, time.UTC), time.Date(2026, 11, 30, 8, 0, 0, 0, time.UTC)} {
+		for _, all := range [][]Budget{{monthly, day, tokens}, {tokens, day, monthly}} {
+			l := open(t, t.TempDir())
+			l.SetBudgets(all)
+			if n := len(l.Standings()); n != 3 {
+				t.Errorf("%d budgets, want 3", n)
+			}
+			spendAt(l, now, 100, 2)
+			l.refreshBudgets(now)
+			v := l.Verdict(acme.Tenant, "")
+			if v == nil || v.Hard == nil || v.Hard.Per != PerMonth || len(v.Reached) != 2 {
+				t.Fatalf("%s: %+v", now, v)
+			}
+			want := []Level{HardReached, HardReached, Within} // the order is day, month by cost, month by tokens
+			for i, s := range l.Standings() {
+				if s.Level != want[i] {
+					t.Errorf("%s: budget %d: %+v", now, i, s)
+				}
+			}
+			if n := len(l.Reached()); n != 2 {
+				t.Errorf("%s: %d budgets are reached, want 2", now, n)
+			}
 		}
-	}
-	spend(l, 100, 2)
-	v := l.Verdict(acme.Tenant, "")
-	if v == nil || v.Hard == nil || v.Hard.Per != PerMonth || len(v.Reached) != 2 {
-		t.Fatalf("%+v", v)
-	}
-	want := []Level{HardReached, HardReached, Within} // the order is day, month by cost, month by tokens
-	for i, s := range l.Standings() {
-		if s.Level != want[i] {
-			t.Errorf("budget %d: %+v", i, s)
-		}
-	}
-	if n := len(l.Reached()); n != 2 {
-		t.Errorf("%d budgets are reached, want 2", n)
 	}
 }
 
