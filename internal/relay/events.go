@@ -329,7 +329,7 @@ func (s *engineStream) publish(e *sse.Event) {
 		s.failover.result.Answered = true
 		s.gen.status.update(func(r *Result) { r.Answered = true })
 	}
-	if s.tracker.Done() {
+	if s.tracker.Done() || s.tracker.Outcome() == sse.Failed {
 		s.gen.sentEnd.Store(true)
 		s.sentDone = s.sentDone || e.IsDone()
 	}

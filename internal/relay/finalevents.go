@@ -12,8 +12,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
-// publishOwn publishes events that Sluice itself has made.
+// publishOwn publishes the last events of a stream, which Sluice itself has made.
 func (g *generation) publishOwn(raw []byte) {
+	g.sentEnd.Store(true)
 	for e := range eventsOf(raw) {
 		if g.broadcast.Publish(e) != nil {
 			return // there is no subscriber left

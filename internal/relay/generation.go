@@ -66,8 +66,7 @@ type generation struct {
 	moved bool
 	// forgotten says that nobody can find a named generation any more, although it runs.
 	forgotten atomic.Bool
-	// sentEnd says that the event that ends the engine's stream was published. No heartbeat follows
-	// it.
+	// sentEnd says that the event that ends the stream was published. No heartbeat follows it.
 	sentEnd atomic.Bool
 	// countedBy decides once who counts what a named generation uses: the client that has started
 	// it, if that client stays to the end, or the generation itself.

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/http1"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay/moderation"
 )
 
 // fullWriter is a response that accepts everything, or nothing while it is full.
@@ -170,6 +171,22 @@ func TestS2_NoHeartbeatFollowsTheLastEvent(t *testing.T) {
 	})})
 	if _, text := h.post("/v1/responses"); !strings.HasSuffix(text, completed) {
 		t.Errorf("the stream does not end with its last event: %s", text)
+	}
+}
+
+// Nor does a heartbeat follow an error that ends the stream, while a rule's service still thinks of
+// the rest of the answer.
+func TestS2_NoHeartbeatFollowsAnError(t *testing.T) {
+	judge := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(100 * time.Millisecond)
+		io.WriteString(w, `{"action":"allow"}`)
+	}))
+	defer judge.Close()
+	defer http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	h := newHarness(t, options{policy: Policy{Heartbeat: 20 * time.Millisecond}, handler: engineThatSends(roleEvent, tokenEvent("a"), errorEvent),
+		rules: []Moderation{{Rule: moderation.Rule{Name: "r", Hook: &moderation.Hook{URL: judge.URL, Timeout: 10 * time.Second}}}}})
+	if _, text := h.post("/v1/chat/completions"); !strings.HasSuffix(text, errorEvent) {
+		t.Errorf("the stream does not end with its error: %s", text)
 	}
 }
 
