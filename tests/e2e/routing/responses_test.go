@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -226,12 +227,13 @@ func responseID(t *testing.T, a *harness.Answer) string {
 	from := a.Content
 	if strings.HasPrefix(a.Header.Get("content-type"), "text/event-stream") {
 		events, err := harness.ReadEvents(strings.NewReader(string(a.Content)))
-		if err != nil && err != io.EOF || len(events) == 0 {
+		if err != nil && err != io.EOF {
 			t.Fatalf("%v: %s", err, a.Content)
 		}
+		first := slices.IndexFunc(events, func(e harness.Event) bool { return e.Data != "" }) // heartbeats may come before
 		var event struct{ Response json.RawMessage }
-		if err := json.Unmarshal([]byte(events[0].Data), &event); err != nil {
-			t.Fatal(err)
+		if first < 0 || json.Unmarshal([]byte(events[first].Data), &event) != nil {
+			t.Fatalf("no first event: %s", a.Content)
 		}
 		from = event.Response
 	}
