@@ -93,8 +93,8 @@ func TestAbroadStream(t *testing.T) {
 	}
 }
 
-// TestO5_CallsCountByTheOwnName: the record of a call by an alias has the own name of the model,
-// also when the call is refused at once, or when another gateway carries it.
+// TestO5_CallsCountByTheOwnName: the record of a call by an alias has the own name of the model. It
+// has that name also when the call is refused at once, or when another gateway carries it.
 func TestO5_CallsCountByTheOwnName(t *testing.T) {
 	h := newHarness(t, options{})
 	h.relay.config.Requests = request.NewStore(10)
@@ -121,7 +121,7 @@ func TestO5_CallsCountByTheOwnName(t *testing.T) {
 	}
 }
 
-// Events of another gateway keep their numbers, which are those of its replay log: numbers are
+// Events of another gateway keep their numbers, which are those of its replay log. Numbers are
 // missing where that gateway has merged events for a client that reads slowly.
 func TestS7_NumbersOfMergedEvents(t *testing.T) {
 	n := newHarness(t, options{}).callRemotely(t.Context(), func(w http.ResponseWriter, _ *http.Request) *openai.Error {
@@ -360,8 +360,8 @@ func TestB9_ResumedStreamsNameTheirForm(t *testing.T) {
 	}
 }
 
-// A stream of the Messages API is resumed as long as a chat of the same length, although the replay
-// log has dropped the events with which its blocks have begun.
+// A stream of the Messages API is resumed as long as a chat of the same length. It is also when the
+// replay log has dropped the events with which its blocks have begun.
 func TestS7_LongMessagesResume(t *testing.T) {
 	events := []string{roleEvent, `data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}` + "\n\n"}
 	for i := range 3000 {
