@@ -30,7 +30,7 @@ type stream struct {
 
 // streamOf returns the measurements of a request's stream. They are zero if it has none, or if no
 // engine answered. The first byte of a native stream that Envoy has not read counts as its first
-// token: engines send their headers early, but the first event with the first token.
+// token. Engines send their headers early, but the first event with the first token.
 func streamOf(q *request.Summary) stream {
 	if !q.Stream || q.Source != headers.SourceEngine {
 		return stream{}

@@ -21,8 +21,9 @@ func usageOfAny(packed []byte) request.Usage {
 }
 
 // usageOf returns the token usage in a serialized envoy.data.ai.v3.TokenUsage. It is the zero value
-// if there is none, if a part of it that is read here has a fault, or if Envoy has not read the
-// response to its end. The counts of such a response may be from the middle of a stream.
+// if there is none, or if a part of it that is read here has a fault. It is also zero if Envoy has
+// not read the response to its end. The counts of such a response may be from the middle of a
+// stream.
 func usageOf(serialized []byte) request.Usage {
 	var input, output, details, total []byte
 	var status aiv3.TokenUsage_ExtractionStatus
