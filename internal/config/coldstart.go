@@ -14,8 +14,8 @@ type ColdStart struct {
 	// stopped and started again. Default 30m.
 	LoadTimeout time.Duration `yaml:"load_timeout" default:"30m" min:"1s"`
 	// Stall is how long a replica on a node may load without a sign of progress. Such a sign is a
-	// new line in its log, or data that it has read or written. It is then stopped and started
-	// again. On Kubernetes and Ray only load_timeout counts. Default 5m.
+	// new line in its log, or data that it has read or written. The replica is then stopped and
+	// started again. On Kubernetes and Ray only load_timeout counts. Default 5m.
 	Stall time.Duration `yaml:"stall" default:"5m" min:"1s"`
 }
 

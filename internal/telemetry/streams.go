@@ -84,8 +84,8 @@ func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 				"stream_tokens_per_second covers.",
 			tokenBuckets(), "model", "upstream"),
 		gap: histogram("sluice_inter_token_seconds",
-			"Time between two tokens of a stream, each one measured, in a sample: the first of four managed streams of a model, and one in 64 "+
-				"native ones, at most one a second for each model.", gapBuckets(), "model", "route"),
+			"Time between two tokens of a stream, each one measured, in a sample of the streams. The sample has the first of four managed "+
+				"streams of a model, and one in 64 native ones, at most one a second for each model.", gapBuckets(), "model", "route"),
 		batch: histogram("scheduler_batch_size",
 			"Requests on a replica at each dispatch to it, including the dispatched one. prefill: those without a token yet, as known for a model "+
 				"with a limit on prefill, else as predicted from the first tokens so far. decode: all others.",
