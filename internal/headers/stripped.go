@@ -18,7 +18,7 @@ type Stripped struct {
 
 // Reasons that several headers have.
 const (
-	otherRequest = "names another path or method than the one that was authorized"
+	otherRequest = "names another path or method than the one that was authorised"
 	otherClient  = "claims an address or name that a server may trust"
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherWorker  = "chooses a worker inside the engine, past the pick of the gateway"
