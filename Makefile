@@ -1,25 +1,29 @@
-# Sluice is built and run on Linux with bash, Go, python3 with pip (Envoy comes as a Python package),
-# and curl. The tests also need node and npm, a C++ compiler with cmake, Chromium, Redis, nginx,
-# HAProxy and promtool. The scripts install missing programs if they may run apt-get. If not, they name them.
+# Sluice is built and run on Linux with bash, Go, python3 with pip (Envoy comes as a Python
+# package), and curl. The tests also need node and npm, a C++ compiler with cmake, Chromium, Redis,
+# nginx, HAProxy and promtool. The scripts install missing programs if they may run apt-get. If not,
+# they name them.
 
-# RACE is the flag for the race detector, which needs a C compiler. `make test RACE=` tests without it.
+# RACE is the flag for the race detector, which needs a C compiler. `make test RACE=` tests without
+# it.
 RACE ?= -race
 # The tests with real Envoys and whole gateways measure time, so they run without the race detector.
-# Two packages run at a time: one uses the processors while the other is built, or waits for its last test.
-# The first packages are those that take longest, so that none of them is left alone at the end.
+# Two packages run at a time: one uses the processors while the other is built, or waits for its
+# last test. The first packages are those that take longest, so that none of them is left alone at
+# the end.
 E2E_FIRST = lifecycle clients edge streams kubernetes nodes
 E2E = $(addprefix ./tests/e2e/,$(E2E_FIRST)) $(filter-out $(addprefix %/,$(E2E_FIRST)),$(shell go list ./... | grep /tests/e2e/))
 E2E_AT_ONCE = -p 2 -parallel $(AT_ONCE)
-# Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide alike.
-# Where replicas run, starts and stops, and the operator's page are left to test-ext-proc.
+# Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide
+# alike. Where replicas run, starts and stops, and the operator's page are left to test-ext-proc.
 E2E_REQUESTS = $(addprefix ./tests/e2e/,streams edge clients routing admission engines)
 E2E_NO_REQUESTS = AdminPage|OnThePage|_O10_Page|O11_
-# Most tests wait for processes, and not for a processor. So go test runs more at a time than there are
-# processors: AT_ONCE tests of each package with gateways, and PACKAGES_AT_ONCE packages without gateways.
-# A test with a gateway uses a processor for about a third of its time.
+# Most tests wait for processes, and not for a processor. So go test runs more at a time than there
+# are processors: AT_ONCE tests of each package with gateways, and PACKAGES_AT_ONCE packages without
+# gateways. A test with a gateway uses a processor for about a third of its time.
 AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
 PACKAGES_AT_ONCE ?= $(shell expr 2 '*' $$(nproc))
-# The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower with it.
+# The tests of benchmarks compute in virtual time, with one goroutine, and are thirty times slower
+# with it.
 VIRTUAL = $(shell go list ./... | grep /internal/bench/)
 # Of the packages that take long, xds alone has a name near the end. It would run alone there.
 UNIT = ./xds $(filter-out %/xds,$(shell go list ./... | grep -v -e /tests/e2e/ -e /internal/bench/))
@@ -34,10 +38,10 @@ export SLUICE_ENVOY ?= $(CURDIR)/.tools/envoy
 
 .PHONY: build dist module run test test-ext-proc test-vllm vet lint bench bench-quick bench-docs bench-packages bench-scaling bench-routing bench-routing-virtual bench-routing-envoy chaos soak soak-hour fuzz envoy tools clean
 
-# build makes the release binary, with its version, without symbols and without paths of this machine.
-# The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary far larger
-# (see internal/template). The program contains the filter for Envoy if the machine has a C compiler
-# for the target (zig, for another architecture), or if `make module` was run.
+# build makes the release binary, with its version, without symbols and without paths of this
+# machine. The tag grpcnotrace leaves out grpc's traces, whose HTML templates would make the binary
+# far larger (see internal/template). The program contains the filter for Envoy if the machine has a
+# C compiler for the target (zig, for another architecture), or if `make module` was run.
 build:
 	@scripts/module.sh auto
 	go build -trimpath -tags grpcnotrace -ldflags "-s -w -X main.release=$(VERSION)" -o bin/sluice ./cmd/sluice
@@ -59,10 +63,12 @@ run: envoy build
 # test runs all tests, with a real Envoy, a real llama.cpp, the official clients and a real browser.
 test: tools vet
 	go test $(RACE) -vet=off -timeout 15m -p $(PACKAGES_AT_ONCE) $(UNIT)
-	# internal/relay once more, with net/http in the place of internal/http1, which tells a fault of ours from
-	# one of Envoy's. It mostly waits, so the benchmarks, which use neither of them, are tested beside it.
+	# internal/relay once more, with net/http in the place of internal/http1, which tells a fault of
+	# ours from one of Envoy's. It mostly waits, so the benchmarks, which use neither of them, are
+	# tested beside it.
 	SLUICE_HTTP1=std go test -vet=off ./internal/relay $(VIRTUAL)
-	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests through Envoy.
+	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests
+	# through Envoy.
 	SLUICE_FILTER=module go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m $(E2E)
 	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m -skip '$(E2E_NO_REQUESTS)' $(E2E_REQUESTS)
 
@@ -70,8 +76,8 @@ test: tools vet
 test-ext-proc: tools
 	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m $(E2E)
 
-# test-vllm tests a real vLLM on the CPU. It is not part of test, because it downloads a gigabyte and
-# takes minutes.
+# test-vllm tests a real vLLM on the CPU. It is not part of test, because it downloads a gigabyte
+# and takes minutes.
 test-vllm: tools
 	@scripts/vllm.sh
 	go test -tags vllm -run VLLM -count=1 -timeout 30m ./tests/e2e/engines
@@ -82,10 +88,10 @@ vet:
 lint:
 	@scripts/lint.sh
 
-# bench compares a plain Envoy, a gateway that decides by ext_proc and one that decides by the filter
-# inside Envoy, in one run of a quarter of an hour. bench-quick does so in eight minutes, and bench-docs
-# writes the tables and the plot of docs/performance.md, and raw figures into .out/bench.json.
-# `go run ./internal/bench -h` tells how to measure single rows.
+# bench compares a plain Envoy, a gateway that decides by ext_proc and one that decides by the
+# filter inside Envoy. It does so in one run of a quarter of an hour. bench-quick does so in eight
+# minutes, and bench-docs writes the tables and the plot of docs/performance.md, and raw figures
+# into .out/bench.json. `go run ./internal/bench -h` tells how to measure single rows.
 bench: envoy build
 	go run ./internal/bench
 bench-quick: envoy build
@@ -98,15 +104,15 @@ bench-docs: envoy build
 bench-packages:
 	go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(UNIT)
 
-# bench-scaling replays a recorded hour under several rules of scaling, in virtual time, and writes the
-# tables of docs/scaling.md.
+# bench-scaling replays a recorded hour under several rules of scaling, in virtual time, and writes
+# the tables of docs/scaling.md.
 bench-scaling:
 	go run ./internal/bench/scaling -out docs/scaling.md
 
-# bench-routing compares rules of routing over a recorded hour of a chat service. bench-routing-virtual
-# does so in virtual time, with many fleets and worst cases, in a minute. bench-routing-envoy replays
-# the hour through a real Envoy and eight simulated engines, with each strategy of routing. It takes a
-# quarter of an hour.
+# bench-routing compares rules of routing over a recorded hour of a chat service.
+# bench-routing-virtual does so in virtual time, with many fleets and worst cases, in a minute.
+# bench-routing-envoy replays the hour through a real Envoy and eight simulated engines, with each
+# strategy of routing. It takes a quarter of an hour.
 bench-routing: bench-routing-virtual bench-routing-envoy
 bench-routing-virtual:
 	go run ./internal/bench/routing -docs docs
@@ -121,8 +127,8 @@ soak: tools
 	SLUICE_STORM=100000 go test -count=1 -timeout 60m -run 'NothingIsLeftOfAStorm|Sanitizers' ./envoy/filter
 	SLUICE_STORM=100000 go test -count=1 -timeout 60m -run OutagesOfTheGateway ./tests/e2e/streams
 
-# chaos runs faults against a gateway under load and writes the table of docs/chaos.md. It needs root
-# and takes a quarter of an hour.
+# chaos runs faults against a gateway under load and writes the table of docs/chaos.md. It needs
+# root and takes a quarter of an hour.
 chaos: envoy build
 	@scripts/chaos.sh
 	go run ./internal/chaos -out docs/chaos.md
@@ -133,7 +139,8 @@ soak-hour: envoy build
 	@scripts/chaos.sh
 	go run ./internal/chaos -soak $(SOAK) -out docs/soak.svg
 
-# fuzz runs every fuzz target for FUZZTIME. The target of the filter inside Envoy needs clang with libFuzzer.
+# fuzz runs every fuzz target for FUZZTIME. The target of the filter inside Envoy needs clang with
+# libFuzzer.
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
 

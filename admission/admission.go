@@ -155,8 +155,8 @@ func (c *Controller) shareOf(limit int) int {
 }
 
 // SetLimits makes the model known, or changes its limits. A change takes effect at once, also for
-// waiters: they are admitted as soon as the new limits allow, and refused if their tokens can no
-// longer come in time. Waiters keep their deadline and their place in the queue. Leases beyond a
+// waiters. They are admitted as soon as the new limits allow. They are refused if their tokens can
+// no longer come in time. Waiters keep their deadline and their place in the queue. Leases beyond a
 // lower limit are kept. The bucket keeps its tokens, up to its new size. A call that changes
 // nothing is cheap and refuses nobody.
 func (c *Controller) SetLimits(model string, l Limits) {

@@ -364,8 +364,8 @@ func (w *waiter) reportWait() {
 	}
 }
 
-// cancelWaiter removes w from its queue. If w is part of an inquiry, its verdict is on the way: a
-// waiter that has timed out still waits for the verdict, one whose context has ended does not.
+// cancelWaiter removes w from its queue. If w is part of an inquiry, its verdict is on the way. A
+// waiter that has timed out still waits for the verdict. One whose context has ended does not.
 func (c *Controller) cancelWaiter(w *waiter, err error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()

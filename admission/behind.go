@@ -2,8 +2,8 @@ package admission
 
 import "time"
 
-// maxBehind bounds how many waiters are tried in the place of a head that holds out: so many that
-// took no slot because there was none, and so many that hold out themselves.
+// maxBehind bounds how many waiters are tried in the place of a head that holds out. It bounds
+// apart those that took no slot because there was none, and those that hold out themselves.
 const maxBehind = 16
 
 // reserveBehind reserves a slot for a waiter behind a head that holds out, and returns that waiter

@@ -41,9 +41,9 @@ var (
 type Refused struct {
 	// Reason is never Granted, Unavailable or Stale.
 	Reason Reason
-	// RetryAfter is when the missing capacity can be there, as far as is known, and at most 5 %
-	// more, but 50 ms or 1 s where 5 % are less or more. Requests that are refused together are
-	// told different times.
+	// RetryAfter is when the missing capacity can be there, as far as is known, or a little later.
+	// It is at most 5 % later, or 50 ms where 5 % are less, or 1 s where 5 % are more. Requests
+	// that are refused together are told different times.
 	RetryAfter time.Duration
 	// Key names the key whose own limit Reason is about. "" means that of the tenant or the model.
 	Key string

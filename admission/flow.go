@@ -135,8 +135,9 @@ func (r *ring) remove(f *flow) {
 // maxQuantum. So a waiter takes at most maxCost/maxQuantum visits of its flow, and a decision takes
 // the same time however many flows there are.
 //
-// For two flows that always have waiters, the served tokens divided by the weights differ by at
-// most one quantum and one largest cost, which is at most three largest costs.
+// Take two flows that always have waiters, and divide the tokens that each was served by its
+// weight. The results differ by at most one quantum and one largest cost, which is at most three
+// largest costs.
 type band struct {
 	flows map[string]*flow
 	ring  ring

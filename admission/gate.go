@@ -20,8 +20,8 @@ type gate struct {
 	// gates that have one.
 	hasFreeLease bool
 	// finishTags and virtualTime are those of start-time fair queueing (Goyal, Vin and Cheng,
-	// 1996). In each band it shares the model between the gate's own queue and the queues of its
-	// pools, by tokens: the source with the smallest start tag is next.
+	// 1996). In each band they share the model by tokens between the gate's own queue and the
+	// queues of its pools. The source with the smallest start tag is next.
 	finishTags, virtualTime [bands]int64
 	// admittedSinceAged counts admissions since an aged waiter of a lower band was admitted. It
 	// stops at agedEvery-1. lastAged is the value of admissions at which an aged waiter of each
@@ -149,8 +149,8 @@ func (g *gate) hasWaiterSince(b int, since time.Time) bool {
 	return false
 }
 
-// wouldBeHead reports whether a request that arrives now would be the head: this model can serve no
-// waiter of its band or a higher one, and no aged waiter.
+// wouldBeHead reports whether a request that arrives now would be the head. It would be if this
+// model can serve no waiter of its band or a higher one, and no aged waiter.
 func (g *gate) wouldBeHead(c *Controller, a *arrival, now time.Time) bool {
 	if !g.hasWaiters() {
 		return true

@@ -309,8 +309,8 @@ func (c *Controller) collectBatch(g *gate, now time.Time) ([]*waiter, time.Durat
 	return batch, 0
 }
 
-// reserveNext returns the head if it has a slot now or needs none, a waiter behind it that has one
-// if the head holds out, with its membership, or nil.
+// reserveNext returns the head if it has a slot now or needs none. If the head holds out, it
+// returns a waiter behind it that has a slot, with its membership. Otherwise it returns nil.
 func (c *Controller) reserveNext(g *gate, head *waiter, now time.Time) (*waiter, *membership) {
 	if head.Locked.ReserveSlot == nil || head.reserveSlot(g) {
 		return head, nil

@@ -187,8 +187,8 @@ func TestX5_JournalOnAFullDisk(t *testing.T) {
 	again.taskJournal.file.Close()
 }
 
-// A step of the machine's clock after a restart ends no task: the times that were read from the
-// journal are on the clock that nobody sets, as those of new tasks.
+// A step of the machine's clock after a restart ends no task. The times read from the journal are
+// on the clock that nobody sets, as those of new tasks are.
 func TestX13_RecoveredTasksOutliveAStepOfTheClock(t *testing.T) {
 	content, tasks := journalOf(t)
 	c, _, err := recovered(t, content)

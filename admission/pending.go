@@ -14,10 +14,9 @@ type Pending struct {
 }
 
 // Begin is the first half of Admit. It blocks only for the verdict of shared state on a key that
-// has limits of its own. Exactly one of its results is not nil: the
-// lease of a request that was admitted at once, the wait of one that was not, or the error of one
-// that was refused. With shared state every request waits, if only for the answer of the other
-// gateways.
+// has limits of its own. Exactly one of its results is not nil. An admitted request has a lease,
+// one that has to wait has a Pending, and a refused one has an error. With shared state every
+// request waits, if only for the answer of the other gateways.
 func (c *Controller) Begin(r Request) (*Lease, *Pending, error) {
 	lease, w, err := c.begin(r)
 	if w == nil {

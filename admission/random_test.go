@@ -45,8 +45,8 @@ func (w *randomRun) limits() Limits {
 }
 
 // TestAgainstReference makes random arrivals, aborts, releases, changes of limits and pauses. After
-// each of them the Controller must be in exactly the state of the reference: who was admitted in
-// which order and when, who was refused why, and how many tokens are left.
+// each of them the Controller must be in exactly the state of the reference. The test compares who
+// was admitted, in which order and when, who was refused and why, and the tokens left.
 func TestAgainstReference(t *testing.T) {
 	t.Parallel()
 	const runs, steps = 150, 150

@@ -10,8 +10,8 @@ import (
 const (
 	// returnSpacing is the time between two callers that are told to come back.
 	returnSpacing = 5 * time.Millisecond
-	// A told wait is longer than the exact one by at most a returnFraction-th of it, and by at
-	// least minReturnSpread and at most maxReturnSpread.
+	// A told wait is longer than the exact one by at most a returnFraction-th of it. That bound is
+	// never below minReturnSpread, and never above maxReturnSpread.
 	returnFraction  = 20
 	minReturnSpread = 50 * time.Millisecond
 	maxReturnSpread = time.Second
@@ -23,7 +23,7 @@ const (
 // its own, so that callers which wait for the same capacity do not come back together. The zero
 // value has none.
 //
-// A time reserves no capacity. A caller may come late, never, or ask more than once, so a caller
+// A time reserves no capacity. A caller may come late, never, or ask more than once. So a caller
 // after it is told when the capacity can be there, and not when it is the caller's turn.
 type returnTimes struct {
 	// told is sorted, in time since epoch, which is the first call of reserve. Two of its times are

@@ -14,9 +14,9 @@ import (
 type Shared interface {
 	// Acquire asks for the claims in their order. It calls done once, with one verdict for each
 	// claim, within some 100 ms and from any goroutine. If the model's own limits deny a claim
-	// (ModelConcurrency, ModelTokens), no later claim of the same call for that model is granted:
-	// it gets the same verdict, so that no claim passes another. Claims under a task are exempt
-	// from that. A claim whose ID already holds a lease is granted and charged nothing.
+	// (ModelConcurrency, ModelTokens), no later claim of the same call for that model is granted. A
+	// later one gets the same verdict, so that no claim passes another. Claims under a task are
+	// exempt from that. A claim whose ID already holds a lease is granted and charged nothing.
 	Acquire(claims []Claim, done func([]Verdict))
 	// ReportLease reports a lease that was granted without asking: the store did not answer, or the
 	// request ran before a restart. It is called with Controller.mu held.

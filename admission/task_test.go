@@ -78,7 +78,8 @@ func TestTaskKeysRace(t *testing.T) {
 }
 
 // TestWaitingCallGetsTaskOfItsKey: a call that waits gets the task of an earlier call with its key
-// as soon as there is one, also if it asks for another model or has another priority.
+// as soon as there is one. It gets that task also if it asks for another model or has another
+// priority.
 func TestWaitingCallGetsTaskOfItsKey(t *testing.T) {
 	t.Parallel()
 	for _, second := range []TaskRequest{{Model: "chat"}, {Model: "chat", Priority: Batch}, {Model: "other"}, {Pool: "pool"}} {

@@ -179,13 +179,13 @@ func (c *Controller) journalEntries() []journalEntry {
 	return entries
 }
 
-// RecoverTasks reads the journal: tasks of before a restart that have neither ended nor expired
-// hold their leases again, also of models without limits yet, and the keys of completed tasks are
+// RecoverTasks reads the journal. Tasks of before a restart that have neither ended nor expired
+// hold their leases again, also of models without limits yet. The keys of completed tasks are
 // remembered. Call it once, before all other methods. Without Config.TaskJournal it does nothing.
 //
-// The Controller works after an error too. The error says what could not be read or written: the
-// tasks of all good lines hold their leases, and a damaged journal is kept beside the new one,
-// under its name with .damaged-TIME.
+// The Controller works after an error too. The error says what could not be read or written. The
+// tasks of all good lines hold their leases. A damaged journal is kept beside the new one, under
+// its name with .damaged-TIME.
 func (c *Controller) RecoverTasks() error {
 	j := &c.taskJournal
 	if j.path == "" {

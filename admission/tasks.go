@@ -179,10 +179,10 @@ func (c *Controller) beginTaskCall() bool {
 }
 
 // Schedule admits a task, which is work that the caller does outside Sluice and then reports with
-// Complete. It returns the task, or how long to wait before the next call (never 0), or an error:
-// ErrNeverFits, ErrUnknownModel, ErrRemoved, ErrTaskEnded, or one of the context or of the journal.
-// A call that may wait (MaxWait) is in the same order as all requests. A call that may not is
-// answered at once, and does not pass waiters.
+// Complete. It returns the task, how long to wait before the next call (never 0), or an error. The
+// error is ErrNeverFits, ErrUnknownModel, ErrRemoved, ErrTaskEnded, or one of the context or of the
+// journal. A call that may wait (MaxWait) is in the same order as all requests. A call that may not
+// is answered at once, and does not pass waiters.
 func (c *Controller) Schedule(ctx context.Context, r TaskRequest) (Task, time.Duration, error) {
 	if !c.beginTaskCall() {
 		return Task{}, slotBackoff(), nil
@@ -250,8 +250,8 @@ func (c *Controller) schedule(ctx context.Context, r TaskRequest, id string) (Ta
 	return c.registerTask(t)
 }
 
-// findOrWait answers a call that was not admitted: with the task of an earlier call with its key,
-// which may hold what this call waits for, or with how long to wait.
+// findOrWait answers a call that was not admitted. It returns the task of an earlier call with its
+// key, which may hold what this call waits for. Otherwise it returns how long to wait.
 func (c *Controller) findOrWait(ctx context.Context, r TaskRequest, wait time.Duration) (Task, time.Duration, error) {
 	t, ok, err := c.findTaskByKey(r.Tenant, r.Key)
 	if ok || err != nil {

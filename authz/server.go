@@ -21,10 +21,10 @@ import (
 
 // Server implements Envoy's ext_authz over gRPC.
 //
-// An allowed request continues without its credentials and with three headers: x-sluice-tenant (the
-// tenant's name), x-sluice-priority (its priority) and x-sluice-key (the digest of its key; for a
-// WebSocket, the Proof of its caller). A refused HTTP request gets the error in OpenAI's form, or
-// in Anthropic's if it has the version of that API. A refused gRPC request gets a status and the
+// An allowed request continues without its credentials and with three headers. x-sluice-tenant is
+// the tenant's name, and x-sluice-priority its priority. x-sluice-key is the digest of its key, or
+// for a WebSocket the Proof of its caller. A refused HTTP request gets the error in OpenAI's form,
+// or in Anthropic's if it has the version of that API. A refused gRPC request gets a status and the
 // error's message.
 type Server struct {
 	auth.UnimplementedAuthorizationServer

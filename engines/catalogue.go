@@ -48,9 +48,9 @@ type Version struct {
 	// merged over the usual Deployment as a strategic merge patch; see RenderKubernetes. The
 	// engine's container is named "engine". Empty changes nothing.
 	Kubernetes string
-	// PodHost is the Launch.Host of a pod: an address that stands for all of the pod's addresses,
-	// of both families if the engine can, or $(POD_IP), the pod's first address. Empty means
-	// 0.0.0.0, which is IPv4 alone.
+	// PodHost is the Launch.Host of a pod. It is an address that stands for all of the pod's
+	// addresses, of both families if the engine can, or $(POD_IP), the pod's first address. Empty
+	// means 0.0.0.0, which is IPv4 alone.
 	PodHost string `json:",omitempty"`
 	// RayVariables are variables by which one replica spreads over several nodes of a Ray cluster.
 	// A model's own variables override them. nil means that the engine cannot.

@@ -77,8 +77,8 @@ type Model struct {
 	MaxReplicas int `json:"Most"`
 }
 
-// PermittedAs returns the name that a caller must be allowed to use who asks for the model by this
-// name: that of the adapter if it is one, else that of the model.
+// PermittedAs returns the name that a caller must be allowed to use to ask for the model by this
+// name. It is the name of the adapter if asked is one, else that of the model.
 func (m *Model) PermittedAs(asked string) string {
 	if slices.Contains(m.Adapters, asked) {
 		return asked
@@ -105,9 +105,9 @@ const (
 // Replica is one server of one model. It is a value: a change of the replica is a new value in the
 // next Snapshot.
 type Replica struct {
-	// ID is stable over restarts. It is "<model>-<n>" for local replicas, the name of the pod on
-	// Kubernetes, and host:port for upstreams, with the path if there is one, and with a # and a
-	// further name for the second server of a URL.
+	// ID is stable over restarts. It is "<model>-<n>" for local replicas and the name of the pod on
+	// Kubernetes. For upstreams it is host:port, with the path if there is one. The second server
+	// of a URL has a # and a further name behind that.
 	ID      string
 	Model   string
 	State   State
@@ -170,9 +170,9 @@ func IsCloseDelimited(r *http.Response) bool {
 	return r.ContentLength < 0 && len(r.TransferEncoding) == 0 && r.ProtoMajor == 1 && !r.Uncompressed
 }
 
-// Group returns the name of the replicas of a model that are called in the same way: the name of
-// the Transport and, after an equals sign, the ServedModel. It is "" for plain HTTP and the model's
-// own name. Envoy retries a request inside its group only, because the body has one name.
+// Group returns the name of the replicas of a model that are called in the same way. It is the name
+// of the Transport and, after an equals sign, the ServedModel. It is "" for plain HTTP and the
+// model's own name. Envoy retries a request inside its group only, because the body has one name.
 func (r Replica) Group() string {
 	group := ""
 	if r.Transport != nil {

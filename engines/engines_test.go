@@ -9,8 +9,8 @@ import (
 )
 
 // TestEveryEngineIsComplete walks the table of built-in engines. It fails for each place that lacks
-// a row of the table: the definition itself, the table of the engine's variables or the list of its
-// flags, and the list of engines for users.
+// a row of the table. The places are the definition, the table of the engine's variables or the
+// list of its flags, and the list of engines for users.
 func TestEveryEngineIsComplete(t *testing.T) {
 	t.Parallel()
 	rows := documentedEngines(t)

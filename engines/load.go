@@ -20,8 +20,9 @@ type Load struct {
 type Predicted struct {
 	// Requests is the number of requests per second.
 	Requests float64 `json:"requests,omitempty"`
-	// TTFT and Prefill are sums of seconds per second: of the predicted times to the first token,
-	// and of the part of them in which a replica computes the request's own prompt.
+	// TTFT and Prefill are sums of seconds per second. TTFT adds up the predicted times to the
+	// first token. Prefill adds up the part of them in which a replica computes the request's own
+	// prompt.
 	TTFT    float64 `json:"ttft,omitempty"`
 	Prefill float64 `json:"prefill,omitempty"`
 }

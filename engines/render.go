@@ -55,11 +55,11 @@ func launchFields() []string {
 // for a shell.
 //
 // Each element of Command is a template over l; package internal/template says what a template may
-// hold. An element that is {{.Flags}} and nothing else becomes the flags of all variables that no
-// other element and no entry of Env names as {{.Variables.x}}, in the order of their names and in
-// the version's FlagStyle. The arguments of Launch.Args follow them, or end a command without
-// {{.Flags}}. It is an error if a template names a variable that neither the model nor
-// a default sets, or {{.Model}} for a model without a source.
+// hold. An element that is {{.Flags}} and nothing else becomes the flags of the variables that no
+// other element and no entry of Env names as {{.Variables.x}}. The flags are in the order of the
+// names of the variables and in the version's FlagStyle. The arguments of Launch.Args follow them,
+// or end a command without {{.Flags}}. It is an error if a template names a variable that neither
+// the model nor a default sets, or {{.Model}} for a model without a source.
 func (v Version) Render(l Launch) ([]string, error) {
 	if len(v.Command) == 0 {
 		return nil, errors.New("the engine version has no command")

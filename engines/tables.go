@@ -171,9 +171,9 @@ func setBound(schema map[string]any, bound string) {
 	}
 }
 
-// described returns the schema of a table with what was written by hand for the same variable: its
-// description and default, and limits that the table does not know. The types are those of the
-// table if they include the one that was written.
+// described returns the schema of a table with what was written by hand for the same variable. That
+// is its description and default, and limits that the table does not know. The types are those of
+// the table if they include the one that was written.
 func described(found, hand map[string]any) map[string]any {
 	if hand == nil {
 		return found

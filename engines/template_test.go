@@ -77,8 +77,8 @@ func TestTemplatesAreTheStandardOnes(t *testing.T) {
 	}
 }
 
-// TestDataHasTheFieldsOfLaunch checks that templates may name each field of Launch, except for the
-// arguments, which are passed on as they are, and the share, which is told by variables.
+// TestDataHasTheFieldsOfLaunch checks that templates may name each field of Launch. The exceptions
+// are the arguments, which are passed on as they are, and the share, which is told by variables.
 func TestDataHasTheFieldsOfLaunch(t *testing.T) {
 	t.Parallel()
 	var fields []string

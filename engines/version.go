@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Resolve returns the table for a release of an engine: the version of that very name, or the
-// newest one at or below the release, so that 0.11.2 has the flags of 0.11. An empty release means
-// the last version. The second result is false if all versions are newer, or if the release has no
+// Resolve returns the table for a release of an engine. It is the version of that very name, or the
+// newest one at or below the release. So 0.11.2 has the flags of 0.11. An empty release means the
+// last version. The second result is false if all versions are newer, or if the release has no
 // number to compare.
 //
 // The image of the result holds the release itself when its table tells where; see

@@ -67,7 +67,7 @@ func vllmVersion(name, release string, own map[string]any) Version {
 }
 
 // vllmOwned are further flags by which a replica could not be reached as Sluice expects, or not
-// under its name. --config reads flags from a file, these among them.
+// under its name. --config reads flags from a file.
 func vllmOwned() []string {
 	return []string{"--model", "--model-tag", "--uds", "--config", "--root-path", "--api-key", "--headless",
 		"--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers", "--enable-ssl-refresh", "--grpc"}
@@ -75,7 +75,7 @@ func vllmOwned() []string {
 
 // vllmOnRay starts a Ray cluster of the group's pods, as vLLM's example for LeaderWorkerSets does
 // (multi-node-serving.sh). The images have Ray up to 0.18. GPUs of one host share each layer, hosts
-// share the layers among them. The scripts wait for each other without a limit of their own: the
+// share the layers among them. The scripts wait for each other without a limit of their own. The
 // start timeout of the model ends a leader that waits too long, and with it its group.
 func vllmOnRay() MultiHost {
 	const alive = `python3 -c 'import ray; ray.init(address="auto", logging_level="error"); ` +

@@ -23,7 +23,7 @@ const EnvVar = "SLUICE_ENVOY"
 const versionTimeout = 20 * time.Second
 
 // Find returns the absolute path of the Envoy binary. It tries flag, then $SLUICE_ENVOY, then
-// $PATH, and at last the place where "make envoy" puts the binary: .tools/envoy in the working
+// $PATH. At last it tries the place where "make envoy" puts the binary: .tools/envoy in the working
 // directory, or beside the directory of Sluice's own binary. If flag or $SLUICE_ENVOY names a path
 // without a program, Find returns an error and tries nothing else.
 func Find(flag string) (string, error) {

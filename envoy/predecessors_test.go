@@ -135,8 +135,8 @@ func expectAnswer(t *testing.T, url string) {
 	}
 }
 
-// While an Envoy is replaced, each new connection is accepted by the one or the other, although
-// more of them wait at its listener at any time than it can accept at once.
+// While an Envoy is replaced, the one or the other accepts each new connection. At any time more of
+// them wait at its listener than it can accept at once.
 func TestReplacingRefusesNoConnection(t *testing.T) {
 	t.Parallel()
 	b := newTestbed(t)

@@ -26,7 +26,7 @@ type watchdog struct {
 	// answered is when the admin interface answered last, or when the watch began.
 	answered time.Time
 	// deaf is when the first of an unbroken row of polls ended at which neither the admin interface
-	// nor the listener answered; zero: one of them answered at the last poll.
+	// nor the listener answered. Zero means that one of them answered at the last poll.
 	deaf time.Time
 }
 

@@ -158,7 +158,7 @@ func (e *exchange) HalfClose() {
 }
 
 // End implements grpcserver.Handler. The stream may have ended because Envoy has died. A successor
-// gets the access log, so a retired process does not know which requests have ended before: it asks
+// gets the access log, so a retired process does not know which requests have ended before. It asks
 // only for the Envoy of a stream that has broken off.
 func (e *exchange) End() {
 	if e.passed != nil {

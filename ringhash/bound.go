@@ -23,10 +23,10 @@ type Bound struct {
 // the key on whose load, with this request added, is within the bound. If none is, it is the first
 // candidate. Without a candidate, Pick returns -1.
 //
-// loads has one entry for each of the Len replicas: the requests that it serves now, or a negative
-// number if it must not get this request (it is draining or full, or was tried). Only candidates
-// count in the average. Pick reserves nothing: a caller that picks and adds to the load in two
-// steps must hold a lock over both.
+// loads has one entry for each of the Len replicas. It is the number of requests that the replica
+// serves now. It is negative if the replica must not get this request, because it is draining or
+// full, or was tried. Only candidates count in the average. Pick reserves nothing: a caller that
+// picks and adds to the load in two steps must hold a lock over both.
 //
 // Pick allocates nothing and takes time linear in Len.
 func (r *Ring) Pick(key uint64, loads []int, b Bound) int {

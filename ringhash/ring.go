@@ -1,6 +1,6 @@
 // Package ringhash is a consistent hash ring with bounded loads. Package dispatch uses it to send
-// requests with the same key to the same replica, so that the replica's prefix cache helps, until
-// that replica has clearly more load than the others.
+// requests with the same key to the same replica, so that the replica's prefix cache helps. A
+// replica that has clearly more load than the others gets no more of them.
 //
 // A ring holds the ids of replicas and nothing else. It is immutable. When a replica comes or goes,
 // the caller builds a new ring and swaps a pointer, so readers need no lock. Loads belong to the

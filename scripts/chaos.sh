@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make chaos` needs: Redis, mkfs.ext4, and a C compiler that makes .tools/clock.so, the
-# library by which the clock of Redis jumps.
+# Installs what `make chaos` needs: Redis, mkfs.ext4, and a C compiler that makes .tools/clock.so,
+# the library by which the clock of Redis jumps.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 debian redis-server redis-server

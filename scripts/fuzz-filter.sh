@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fuzzes what the filter inside Envoy understands of responses, and then of a gateway, with libFuzzer:
-# fuzz-filter.sh SECONDS, which each of the two takes. The second one begins with the inputs of
-# envoy/filter/harness/corpus.txt, which the tests replay. With UPDATE=1 it writes the least inputs that
-# reach the same code into that file.
+# Fuzzes what the filter inside Envoy understands of responses, and then of a gateway, with
+# libFuzzer: fuzz-filter.sh SECONDS, which each of the two takes. The second one begins with the
+# inputs of envoy/filter/harness/corpus.txt, which the tests replay. With UPDATE=1 it writes the
+# least inputs that reach the same code into that file.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 seconds=${1:-20}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes every target of the module, one after the other: fuzz.sh TIME, such as 20s. The last one is the filter
-# inside Envoy, which is C.
+# Fuzzes every target of the module, one after the other: fuzz.sh TIME, such as 20s. The last one is
+# the filter inside Envoy, which is C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 time=${1:-20s}

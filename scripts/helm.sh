@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds Helm, which the tests of the chart run, and installs it at .tools/helm. It is built outside of
-# Sluice's module, so that its dependencies stay out of the module. The first build takes some minutes.
+# Builds Helm, which the tests of the chart run, and installs it at .tools/helm. It is built outside
+# of Sluice's module, so that its dependencies stay out of the module. The first build takes some
+# minutes.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=3.22.0

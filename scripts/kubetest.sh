@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes control plane of the tests (tests/kubetest) from modules of the Go module proxy
-# and installs it at .tools/kubetest. The first build takes some minutes. The result is kept by the
-# version of Kubernetes and a digest of the sources.
+# Builds the Kubernetes control plane of the tests (tests/kubetest) from modules of the Go module
+# proxy and installs it at .tools/kubetest. The first build takes some minutes. The result is kept
+# by the version of Kubernetes and a digest of the sources.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 kubernetes=1.36.3

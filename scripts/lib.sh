@@ -1,9 +1,9 @@
 # The other scripts source this file. It changes to the root of the repository.
 #
-# The scripts keep what they download or build in one directory of the user ($store), by version. All
-# clones of the repository share that directory, so each tool is built once on a machine. The directory
-# .tools of a clone holds links into it. A rename puts each tool in place: scripts may run at the same
-# time, and an interrupted script leaves no partial tool.
+# The scripts keep what they download or build in one directory of the user ($store), by version.
+# All clones of the repository share that directory, so each tool is built once on a machine. The
+# directory .tools of a clone holds links into it. A rename puts each tool in place: scripts may run
+# at the same time, and an interrupted script leaves no partial tool.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 store=${SLUICE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice/tools}
@@ -24,7 +24,8 @@ python_needed() {
   command -v python3 >/dev/null || fail "python3 is needed, with pip: on Debian apt-get install python3-pip python3-venv"
 }
 
-# debian COMMAND PACKAGE...: installs the Debian packages if COMMAND is missing and apt-get may be run.
+# debian COMMAND PACKAGE...: installs the Debian packages if COMMAND is missing and apt-get may be
+# run.
 debian() {
   local command=$1
   shift
@@ -37,22 +38,22 @@ debian() {
   DEBIAN_FRONTEND=noninteractive twice apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# one_at_a_time NAME: waits until no other script holds the lock NAME, and takes it. The kernel releases
-# the lock when the script ends.
+# one_at_a_time NAME: waits until no other script holds the lock NAME, and takes it. The kernel
+# releases the lock when the script ends.
 one_at_a_time() {
   exec 9>"$store/.$1.lock"
   flock 9
 }
 
-# workspace: creates an empty directory, $work, on the file system of $store. The directory is removed
-# when the script ends.
+# workspace: creates an empty directory, $work, on the file system of $store. The directory is
+# removed when the script ends.
 workspace() {
   work=$(mktemp -d "$store/.work.XXXXXX")
   trap 'rm -rf "$work"' EXIT
 }
 
-# keep BUILT NAME: moves a file or directory to $store/NAME. If NAME exists already, BUILT is dropped,
-# because both are of the same version.
+# keep BUILT NAME: moves a file or directory to $store/NAME. If NAME exists already, BUILT is
+# dropped, because both are of the same version.
 keep() {
   mv -T --no-clobber "$1" "$store/$2" 2>/dev/null || [ -e "$store/$2" ] || fail "cannot write $store/$2"
 }

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Builds llama.cpp's server from the source package of llama-cpp-python and installs it at
-# .tools/llama-server, for the tests. The first build takes some minutes. The result is kept by version.
+# .tools/llama-server, for the tests. The first build takes some minutes. The result is kept by
+# version.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=0.3.36
 one_at_a_time llama-server
 log=$store/llama-server.log
 
-# The options leave out what no test uses (GPU, TLS, OpenMP, the web page, fast kernels), which is most
-# of the build.
+# The options leave out what no test uses (GPU, TLS, OpenMP, the web page, fast kernels), which is
+# most of the build.
 options=(
   -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS=-O1 -DBUILD_SHARED_LIBS=OFF
   -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF

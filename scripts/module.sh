@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles the filter for Envoy (envoy/filter/src) into envoy/filter/built. Without arguments it uses the
-# machine's cc for this machine, and zig if there is no cc. With architectures as arguments (amd64 arm64)
-# it uses zig, whose output is the same on every machine. With the argument "auto" it compiles for Go's
-# target (GOARCH): by cc for this machine, and by zig, if it is installed, for another architecture. That
-# neither can is no error then. OUT is another directory for the result.
+# Compiles the filter for Envoy (envoy/filter/src) into envoy/filter/built. Without arguments it
+# uses the machine's cc for this machine, and zig if there is no cc. With architectures as arguments
+# (amd64 arm64) it uses zig, whose output is the same on every machine. With the argument "auto" it
+# compiles for Go's target (GOARCH): by cc for this machine, and by zig, if it is installed, for
+# another architecture. That neither can is no error then. OUT is another directory for the result.
 set -euo pipefail
 if [ "${1-}" = auto ]; then # a build needs no directory for tools
   cd "$(dirname "$0")/.."
@@ -26,8 +26,8 @@ compile() {
   sources "$out/sluice-filter-$arch.so" >"$out/.sum-$arch"
 }
 
-# sources: a checksum of what the filter in place was compiled from, and of the filter. Times of files
-# do not tell, because archives keep them.
+# sources: a checksum of what the filter in place was compiled from, and of the filter. Times of
+# files do not tell, because archives keep them.
 sources() {
   cat envoy/filter/src/* scripts/module.sh "$1" 2>/dev/null | cksum
 }

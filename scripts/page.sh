@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Copies the files of others that the operator's page embeds from the packages of
-# tests/clients/package-lock.json, which scripts/clients.sh installs, to internal/admin/page/lib. Run
-# it after the version of such a package has changed. A test compares both.
+# tests/clients/package-lock.json, which scripts/clients.sh installs, to internal/admin/page/lib.
+# Run it after the version of such a package has changed. A test compares both.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 

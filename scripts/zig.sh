@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs zig at .tools/zig. Its C compiler makes the filter for Envoy for each architecture, with the
-# same bytes on every machine. zig comes from the Python package index.
+# Installs zig at .tools/zig. Its C compiler makes the filter for Envoy for each architecture, with
+# the same bytes on every machine. zig comes from the Python package index.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 version=0.14.1

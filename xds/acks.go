@@ -165,9 +165,10 @@ func (a *acks) counted() []*stream {
 	return all
 }
 
-// deciding returns the streams whose Envoys decide which replicas of a cluster may be picked: those
-// that count, but for those that refuse the cluster while others take it. A request through an
-// Envoy that refuses it gets another replica that this Envoy has, or 503 if it lacks the cluster.
+// deciding returns the streams whose Envoys decide which replicas of a cluster may be picked. These
+// are the streams that count, but for those that refuse the cluster while others take it. A request
+// through an Envoy that refuses it gets another replica that this Envoy has, or 503 if it lacks the
+// cluster.
 func (a *acks) deciding(cluster string) []*stream {
 	all := a.counted()
 	refuses := func(st *stream) bool {

@@ -238,8 +238,8 @@ func TestEnvoyAcceptsWhatIsBuilt(t *testing.T) {
 	}
 }
 
-// In random histories of a fleet, Rebuild returns what Build returns, clusters keep their bytes as
-// long as the transport settings are the same, and differences names the changed resources.
+// In random histories of a fleet, Rebuild returns what Build returns. Clusters keep their bytes as
+// long as the transport settings are the same. differences names the changed resources.
 func TestScalingChangesOnlyEndpoints(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(10) {

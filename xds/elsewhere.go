@@ -184,7 +184,7 @@ func gatewayClusters(c Config) (map[string]*Resource, error) {
 }
 
 // gatewayEndpoints returns the endpoints of these clusters. All of them prefer the gateway that
-// serves this Envoy by xDS: only that one knows which replicas the Envoy has, and which requests
+// serves this Envoy by xDS. Only that one knows which replicas the Envoy has, and which requests
 // its access log is about. The others are for the moment between the end of that gateway and the
 // endpoints that the next one sends.
 func gatewayEndpoints(c Config) (map[string]*Resource, error) {

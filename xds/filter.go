@@ -71,8 +71,8 @@ func deciders(c Config) []string {
 	return []string{extProcName}
 }
 
-// idle lists the filters that have nothing to do for a request that the gateway decides: the one
-// that could ask it and does not, and those that Sluice's own filter makes needless.
+// idle lists the filters that have nothing to do for a request that the gateway decides. These are
+// the one that could ask it and does not, and those that Sluice's own filter makes needless.
 func idle(c Config) []string {
 	switch {
 	case !c.Filter.in(c):

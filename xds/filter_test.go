@@ -76,8 +76,8 @@ func removedFrom(rc *route.RouteConfiguration, name string) (request, response, 
 	return -1, -1, -1
 }
 
-// Headers that do not cross the gateway are removed once, whatever asks the gateway: by the
-// listener and the routes, or by the filter for the requests that it decides.
+// Headers that do not cross the gateway are removed once, whatever asks the gateway. The listener
+// and the routes remove them, or the filter does for the requests that it decides.
 func TestB6_X14_HeadersAreRemovedOnce(t *testing.T) {
 	unread, late, engines, limits := len(headers.Unread()), len(headers.Late()), len(headers.StrippedFromRelay()), len(headers.RateLimits())
 	plain := Config{Listen: "127.0.0.1:8080", RelaySocket: "/relay.sock"}

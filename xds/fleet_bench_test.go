@@ -26,8 +26,8 @@ func fleetPart(size int) engines.Part {
 	return p
 }
 
-// BenchmarkFleet measures the whole chain for one replica that is removed or returns, from the
-// report of its launcher to the acknowledgement of Envoy, in fleets of several sizes.
+// BenchmarkFleet measures the whole chain for one replica that is removed or returns, in fleets of
+// several sizes. The chain goes from the report of its launcher to the acknowledgement of Envoy.
 func BenchmarkFleet(b *testing.B) {
 	for _, size := range []int{10, 100, 1000} {
 		full := fleetPart(size)

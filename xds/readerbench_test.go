@@ -34,9 +34,10 @@ var readerVariants = []struct {
 	{"all", headers.UsageOfOpenAI + headers.UsageAndStream, 1},
 }
 
-// BenchmarkStreamReader measures the processor time of Envoy for an event of a stream: of streams
-// that nobody reads, of one in 64 that is read, and of streams that all are read, for their usage
-// alone or for everything. Each round measures all of them one after the other, in a random order.
+// BenchmarkStreamReader measures the processor time of Envoy for an event of a stream. It has
+// streams that nobody reads, streams of which one in 64 is read, and streams that all are read, for
+// their usage alone or for everything. Each round measures all of them one after the other, in a
+// random order.
 func BenchmarkStreamReader(b *testing.B) {
 	g := newGateway(b, Config{Listen: "127.0.0.1:0"}, nil)
 	g.client.Transport.(*http.Transport).MaxIdleConnsPerHost = benchStreams

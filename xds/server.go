@@ -72,7 +72,8 @@ type Server struct {
 	// streams are the open streams. Guarded by mu.
 	streams map[*stream]struct{}
 	// predecessors are the nodes of the Envoys of this host that were replaced, each with what all
-	// Envoys should have had at that moment; nil: that was before this process. Guarded by mu.
+	// Envoys should have had at that moment. nil means that this was before this process. Guarded
+	// by mu.
 	predecessors map[string]*Resources
 	// newestStream is the stream whose Envoy the status is about. It is the stream of this host
 	// that counts, open or closed, or the stream of its successor. If this host never had one, it
@@ -267,7 +268,7 @@ func (s *Server) DeltaAggregatedResources(wire discovery.AggregatedDiscoveryServ
 }
 
 // SetPredecessors names the nodes of those Envoys of this host that another one replaces. Such an
-// Envoy keeps its listener, its routes and its filters, whatever Set says from now on: they are for
+// Envoy keeps its listener, its routes and its filters, whatever Set says from now on. They are for
 // its successor, and a listener that changes would cut its streams. It counts for OnAck until its
 // successor has a whole configuration. Each call replaces the list.
 func (s *Server) SetPredecessors(nodes []string) {
@@ -372,7 +373,7 @@ func (s *Server) removeStream(st *stream) {
 
 // resourcesAndChanges returns the resources and the names that changed since the last call for this
 // stream. It also returns whether the resources that do not depend on the fleet are those of this
-// Envoy: those of an Envoy that has left before this process began are not known.
+// Envoy. Those of an Envoy that has left before this process began are not known.
 func (s *Server) resourcesAndChanges(st *stream) (r *Resources, changed nameSet, static bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -159,8 +159,9 @@ func trustedAuthorities(ca string, elsewhere bool) (*core.DataSource, error) {
 	return nil, errors.New("this host has no list of trusted certificates (package ca-certificates); name one in ca_file")
 }
 
-// systemAuthorities are the paths of the system's list: $SSL_CERT_FILE, as Go and OpenSSL read it,
-// or the files of Debian and Alpine, Fedora and RHEL, openSUSE, and older versions of Alpine.
+// systemAuthorities are the paths of the system's list. They are $SSL_CERT_FILE, as Go and OpenSSL
+// read it, or the files of Debian and Alpine, Fedora and RHEL, openSUSE, and older versions of
+// Alpine.
 func systemAuthorities() []string {
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
 		return []string{file}

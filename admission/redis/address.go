@@ -146,8 +146,8 @@ const longestDial = 5 * time.Second
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // BackgroundTimeout returns the timeout of calls that no request waits for. timeout is
-// Config.Timeout. It is 20 times that, because connecting may take several round trips, but at most
-// 2 s or four times that, because a stop waits for such calls when Redis hangs.
+// Config.Timeout. It is 20 times that, because connecting may take several round trips. It is at
+// most 2 s or four times that, because a stop waits for such calls when Redis hangs.
 func BackgroundTimeout(timeout time.Duration) time.Duration {
 	return min(20*timeout, max(2*time.Second, 4*timeout))
 }

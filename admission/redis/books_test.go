@@ -32,8 +32,8 @@ const (
 	booksSize  = 6_000_000 // tokens per minute, more than are spent
 )
 
-// TestBooksOfThreeGateways: whatever callers do at three gateways, in any order, a limit is obeyed,
-// nothing is left in the end, and each bucket has been charged the real cost, to the token.
+// TestBooksOfThreeGateways: callers do anything at three gateways, in any order. A limit is obeyed,
+// and nothing is left in the end. Each bucket has been charged the real cost, to the token.
 func TestBooksOfThreeGateways(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2) {

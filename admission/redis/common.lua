@@ -12,8 +12,8 @@ local P = ARGV[1]
 local UNITS = 60000000
 
 -- call is redis.call, but for a key that has another type than the command takes. Such a key is
--- damaged, as a number may be: it is removed, and the command finds none. A script that failed there
--- would have done a part of its work, which no later run could complete.
+-- damaged, as a number may be: it is removed, and the command finds none. A script that failed
+-- there would have done a part of its work, which no later run could complete.
 local function call(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
@@ -28,8 +28,9 @@ local now_ms = floor(now / 1000)
 -- whole formats a number as digits. tostring would round it to 14 digits and write an exponent.
 local function whole(x) return string.format('%.0f', x) end
 
--- number reads what whole has written. The result is nil for anything else: nobody has written it, or
--- it is damaged. Damage must not make the scripts fail, because each later one would fail as well.
+-- number reads what whole has written. The result is nil for anything else: nobody has written it,
+-- or it is damaged. Damage must not make the scripts fail, because each later one would fail as
+-- well.
 local function number(text)
   local n = tonumber(text or nil)
   if n and n == floor(n) and math.abs(n) < 9007199254740992 then return n end
@@ -120,7 +121,8 @@ local function model(name)
   return m
 end
 
--- max_debt returns the largest debt of a bucket. Those of a tenant's tokens are deep, as in process.
+-- max_debt returns the largest debt of a bucket. Those of a tenant's tokens are deep, as in
+-- process.
 local function max_debt(b)
   if not b.deep then return b.size end
   return math.max(b.size, math.min(60 * b.size, 38430716820))
@@ -205,8 +207,8 @@ end
 -- A task's account is in its record: tokens is its estimate, used and requests are what its
 -- requests have used. Model and tenant are charged the larger of tokens and used, and of requests
 -- and 1. The account of an ended task has a record of its own, because the real cost of a request
--- may be known later; tokens is what the task's caller has declared. An account that is gone covers
--- nothing.
+-- may be known later. tokens is then what the task's caller has declared. An account that is gone
+-- covers nothing.
 
 -- account_of returns the account of a task, with the key of its record.
 local function account_of(task)
@@ -272,8 +274,9 @@ local function announce(gateway)
 end
 
 -- put adds a lease to a set, or renews it there, and returns 1 if it is new. keep has save let the
--- set live for at least so many ms, and for TENANT_MS: nobody looks at the set of a name that is gone.
--- save sets the expiry a day later, so that it has to do so once a day, and never sets it earlier.
+-- set live for at least so many ms, and for TENANT_MS: nobody looks at the set of a name that is
+-- gone. save sets the expiry a day later, so that it has to do so once a day, and never sets it
+-- earlier.
 local TENANT_MS, DAY_MS = 604800000, 86400000
 local kept = {}
 local function keep(key, ms) kept[key] = math.max(kept[key] or TENANT_MS, ms) end
@@ -366,9 +369,9 @@ local function withdraw(id)
 end
 
 -- forget removes the record of a task that has cost so many tokens by its caller's word. A gateway
--- that still knows the task must not bring it back while it could still run. The task's key says for
--- 15 minutes that the task has ended. The account of its requests is kept as long as the task could
--- have run.
+-- that still knows the task must not bring it back while it could still run. The task's key says
+-- for 15 minutes that the task has ended. The account of its requests is kept as long as the task
+-- could have run.
 local function forget(id, declared)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key', 'used', 'requests')
@@ -385,8 +388,8 @@ local function forget(id, declared)
 end
 
 -- A tenant may be a key that ends, and nobody tells the store. So the record of a tenant expires
--- TENANT_MS after its last write, when its buckets have long been full, and the counts of tokens
--- served begin anew beyond SERVED_MOST tenants: only their differences matter.
+-- TENANT_MS after its last write, when its buckets have long been full. The counts of tokens served
+-- begin anew beyond SERVED_MOST tenants, because only their differences matter.
 local SERVED_MOST = 20000
 
 -- serve counts the tokens that tenants were granted of a model.

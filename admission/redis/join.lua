@@ -9,9 +9,9 @@
 --
 -- An epoch is the time during which the store has lost nothing. A gateway that finds no epoch, or
 -- that of an older snapshot, makes one. If that gateway knew an earlier epoch or holds leases, the
--- store has lost its state: nothing is granted until the others had time to report theirs. A gateway
--- that knows nothing cannot tell an emptied store from a new one. The first gateway that can
--- corrects the epoch, a second later at most.
+-- store has lost its state: nothing is granted until the others had time to report theirs. A
+-- gateway that knows nothing cannot tell an emptied store from a new one. The first gateway that
+-- can corrects the epoch, a second later at most.
 
 local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), arg() == '1', num(), num() == 1, num()
 local lease_ms = num()

@@ -13,10 +13,11 @@ import (
 	"github.com/sluice-gateway/sluice/internal/redistest"
 )
 
-// BenchmarkOutage stops a Redis for 10 s under load and reports what that adds to an admission: 32
-// callers who hold a lease for a millisecond go through a Controller whose model has room for all
-// of them, before, while it is stopped, and after. The figures are of the slowest of a hundred and
-// of the slowest of all. over counts moments with more leases than the limit.
+// BenchmarkOutage stops a Redis for 10 s under load and reports what that adds to an admission. 32
+// callers, each of whom holds a lease for a millisecond, go through a Controller. Its model has
+// room for all of them. The benchmark measures before the outage, during it and after it. The
+// figures are of the slowest of a hundred and of the slowest of all. over counts moments with more
+// leases than the limit.
 func BenchmarkOutage(b *testing.B) {
 	const limit, callers = 64, 32
 	for range b.N {

@@ -211,8 +211,8 @@ func (s *Store) currentVersion() string {
 	return s.version
 }
 
-// prepareReports prepares what to report: all live leases, the undoing of claims without an answer,
-// and for a store that has lost its state the buckets and the tasks.
+// prepareReports prepares what to report: all live leases and the undoing of claims without an
+// answer. To a store that has lost its state it also reports the buckets and the tasks.
 func (s *Store) prepareReports(epoch string, writes int64, gateways int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,8 +39,8 @@ var (
 	saveScript      = client.NewScript(commonLua + saveLua)
 )
 
-// limitsLua is the part of the sync script that is generated from admission.LimitTable: REASON has
-// the numbers of the reasons by their names; MODEL_LIMITS and TENANT_LIMITS are the names of the
+// limitsLua is the part of the sync script that is generated from admission.LimitTable. REASON has
+// the numbers of the reasons by their names. MODEL_LIMITS and TENANT_LIMITS are the names of the
 // limits that a claim carries, in their order.
 func limitsLua() string {
 	var b strings.Builder

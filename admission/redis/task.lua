@@ -1,6 +1,6 @@
 -- What any gateway may do with a task. ARGV: prefix; gateway; writes at its last one; verb; tenant;
--- id (for find: its key); number. The number is 0 for get and find, for end the cost by the caller's
--- word (-1: unknown), and ms for renew.
+-- id (for find: its key); number. The number is 0 for get and find, for end the cost by the
+-- caller's word (-1: unknown), and ms for renew.
 --
 -- Replies:
 --   { 'wait', now }     nothing is known for a time after the store has lost its state

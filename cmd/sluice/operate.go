@@ -11,7 +11,7 @@ import (
 )
 
 // act returns what runs a command that does one thing to the model, replica or request of its
-// argument: method on the path, which has %s for the argument. done says what was done.
+// argument. It calls method on the path, which has %s for the argument. done says what was done.
 func (v *viewFlags) act(method, path, done string) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		client, err := v.open()

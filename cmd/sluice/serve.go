@@ -159,7 +159,7 @@ func newServeCommand(g *globals) *cobra.Command {
 	return c
 }
 
-// refusePipe returns an error for a file that can be read once alone: a gateway reads its file when
+// refusePipe returns an error for a file that can be read only once. A gateway reads its file when
 // it changes, and so does the process that a restart starts.
 func refusePipe(file string) error {
 	if info, err := os.Stat(file); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {

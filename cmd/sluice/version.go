@@ -26,7 +26,8 @@ func newVersionCommand() *cobra.Command {
 var release string
 
 // version returns release. If release is empty, it returns the version that the Go tool recorded
-// for the module: a tag, a pseudo-version of the commit, or "devel" with the commit if it is known.
+// for the module. That is a tag, a pseudo-version of the commit, or "devel" with the commit if it
+// is known.
 func version() string {
 	if release != "" {
 		return release

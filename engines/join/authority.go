@@ -25,9 +25,9 @@ const (
 
 	authorityLifetime   = 20 * 365 * 24 * time.Hour
 	certificateLifetime = 365 * 24 * time.Hour
-	// clockSlack is how far the clock of a node may be behind the gateway's clock, and how far the
-	// clock of a gateway may be ahead that is set later. A machine whose hardware clock has local
-	// time is up to 14 hours ahead after its boot.
+	// clockSlack is how far the clock of a node may be behind the gateway's clock. It is also how
+	// far the clock of a gateway may be ahead before somebody sets it right. A machine whose
+	// hardware clock has local time is up to 14 hours ahead after its boot.
 	clockSlack = 24 * time.Hour
 )
 

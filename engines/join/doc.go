@@ -8,10 +8,10 @@
 // then on the name belongs to that key.
 //
 // After that both sides authenticate by mTLS, and one gRPC stream carries all messages. Every
-// message replaces the state before it: the node reports its whole inventory and all its replicas,
-// and the gateway sends the whole assignment and the requests of all replicas. The gateway believes
-// a node only the replicas that it has assigned to the node, at the address that the node connects
-// from or at one that the configuration lists.
+// message replaces the state before it. The node reports its whole inventory and all its replicas.
+// The gateway sends the whole assignment and the requests of all replicas. The gateway believes a
+// node only the replicas that it has assigned to the node. Their address must be the one that the
+// node connects from, or one that the configuration lists.
 //
 // The agent's local.Launcher runs the replicas as processes. They belong to the agent's state
 // directory and keep running while the agent or the gateway restarts:
@@ -29,7 +29,7 @@
 // action.
 //
 // A replica that drains stops when the gateway has seen that it drains and has reported that it has
-// no requests left, or when its drain timeout is over.
+// no requests left. It also stops when its drain timeout is over.
 package join
 
 import "time"

@@ -195,7 +195,7 @@ func (n *Node) record() nodeRecord {
 }
 
 // recordedIDsLocked returns the ids of the replicas that the node may report after a restart of the
-// gateway: those that are assigned, and those that the node still stops. It is never nil.
+// gateway. These are the assigned replicas, and those that the node still stops. It is never nil.
 func (n *Node) recordedIDsLocked() []string {
 	ids := n.known
 	if n.isAssigned {
@@ -445,7 +445,7 @@ func (n *Node) publishLocked() {
 }
 
 // visibleReplicasLocked returns the replicas to show in the fleet, with the states that the gateway
-// derives: failed if the node is lost, draining if the replica is not assigned.
+// derives. A replica has failed if the node is lost, and drains if it is not assigned.
 func (n *Node) visibleReplicasLocked() []engines.Replica {
 	var shown []engines.Replica
 	for _, r := range n.reported {
@@ -467,10 +467,10 @@ func (n *Node) visibleReplicasLocked() []engines.Replica {
 	return shown
 }
 
-// mayListenLocked reports whether a replica of the node may be at the address: at the one that the
-// node connects from, or at one that the configuration lists for the node. Otherwise a node could
-// have the gateway send requests to any machine that the gateway reaches. A replica without an
-// address gets no requests.
+// mayListenLocked reports whether a replica of the node may be at the address. It may be at the one
+// that the node connects from, or at one that the configuration lists for the node. Otherwise a
+// node could have the gateway send requests to any machine that the gateway reaches. A replica
+// without an address gets no requests.
 func (n *Node) mayListenLocked(address netip.AddrPort) bool {
 	ip := address.Addr().Unmap()
 	contains := func(p netip.Prefix) bool { return p.Contains(ip) }

@@ -244,8 +244,8 @@ func TestX9_AddressesOfReplicas(t *testing.T) {
 	}
 }
 
-// A node that invents replicas draws no requests: neither while it is connected, nor after a
-// restart of the gateway, which knows from its records what it had assigned.
+// A node that invents replicas draws no requests. It draws none while it is connected, and none
+// after a restart of the gateway, which knows from its records what it had assigned.
 func TestX9_OnlyRecordedAssignments(t *testing.T) {
 	t.Parallel()
 	n, ses, fleet := newTestNode(t)

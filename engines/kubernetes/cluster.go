@@ -428,7 +428,7 @@ func (c *cluster) isGone(model string) bool {
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 
-// blockedModels returns, by model, why the cluster creates no pods: the API rejects the Deployment,
+// blockedModels returns, by model, why the cluster creates no pods. The API rejects the Deployment,
 // the Deployment's controller reports a failure, or the Job for the weights has no pod.
 func (c *cluster) blockedModels() map[string]string {
 	now := time.Now()

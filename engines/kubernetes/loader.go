@@ -67,7 +67,7 @@ func askLoader(ctx context.Context, client *http.Client, ip string) (p weights.P
 	return p, err
 }
 
-// loaders returns the loaders of the wanted models as replicas that start, so that clients and
+// loaders returns the loaders of the wanted models as replicas that start. By them clients and
 // operators see how far the weights are and why they cannot be fetched.
 func (c *cluster) loaders(pods []*corev1.Pod) []engines.Replica {
 	c.mu.Lock()

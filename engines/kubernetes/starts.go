@@ -55,9 +55,9 @@ func ranSteadily(last *corev1.ContainerStateTerminated) bool {
 	return last != nil && last.StartedAt.Unix() > 0 && last.FinishedAt.Sub(last.StartedAt.Time) >= steadyRun
 }
 
-// describeStarts sets what the pod's engine tells of its starts: how many have failed in a row, the
-// class of the last failure, when the next one is, and how long the last one took. base is how many
-// ends do not count as failed starts.
+// describeStarts sets what the pod's engine tells of its starts. That is how many have failed in a
+// row, the class of the last failure, when the next one is, and how long the last one took. base is
+// how many ends do not count as failed starts.
 func describeStarts(r *engines.Replica, engine *corev1.ContainerStatus, base int) {
 	if engine == nil {
 		return

@@ -210,8 +210,8 @@ func mounted(mountinfo, cgroup string) (string, bool) {
 
 // moveOut moves Sluice and the processes that it has started from the cgroup into the leaf. If
 // another process is in the cgroup, it moves none. The root cgroup, which has no type, may have
-// processes. moveOut refuses the cgroup of a service of systemd: after a crash of Sluice systemd
-// starts the next process in that cgroup, which the kernel refuses (EBUSY) as long as the replicas
+// processes. moveOut refuses the cgroup of a service of systemd. After a crash of Sluice systemd
+// starts the next process in that cgroup. The kernel refuses that (EBUSY) as long as the replicas
 // run in cgroups below it. With DelegateSubgroup=sluice systemd starts that process in the leaf.
 func (c *cgroups) moveOut(base string) error {
 	if _, err := os.Stat(filepath.Join(base, "cgroup.type")); errors.Is(err, fs.ErrNotExist) {

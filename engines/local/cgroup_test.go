@@ -70,7 +70,7 @@ func (k *kernel) set(path, text string) {
 
 func (k *kernel) get(name string) string { return strings.Join(words(k.path(name)), " ") }
 
-// obey is a write as the kernel handles it: a process is in one cgroup at a time, and a cgroup with
+// obey is a write as the kernel handles it. A process is in one cgroup at a time, and a cgroup with
 // processes gives no controllers to its children.
 func (k *kernel) obey(path, value string) error {
 	switch filepath.Base(path) {

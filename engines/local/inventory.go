@@ -17,8 +17,8 @@ import (
 const (
 	// readInterval is the default of Config.ReadEvery.
 	readInterval = 10 * time.Second
-	// A reading that takes long is repeated after readShare times its duration, up to readSeldom:
-	// without persistence mode, each one wakes the GPUs of an idle machine, which takes seconds.
+	// A reading that takes long is repeated after readShare times its duration, up to readSeldom.
+	// Without persistence mode each reading wakes the GPUs of an idle machine, which takes seconds.
 	readShare  = 200
 	readSeldom = time.Minute
 	// readTimeout is how long replicas wait for a reading. A faulty driver may never answer.

@@ -135,7 +135,7 @@ func New(c Config) *Launcher {
 }
 
 // Set replaces the desired models. If the command or the environment of a model has changed, its
-// replicas are replaced one by one: the next one stops only when the successor of the last one is
+// replicas are replaced one by one. The next one stops only when the successor of the last one is
 // ready. A replica that is not wanted any more first finishes its requests.
 func (l *Launcher) Set(models []Model) {
 	desired := make([]desiredModel, len(models))

@@ -94,8 +94,8 @@ func playEngine(address, folder string) {
 }
 
 // neverReadyPath is a path that no engine of these tests answers. The kernel may give the port of a
-// replica that does not listen yet to an engine of another test, which would answer a probe of
-// another path in its place.
+// replica that does not listen yet to an engine of another test. That engine would answer a probe
+// of another path in its place.
 const neverReadyPath = "/never"
 
 // chat logs a line ten times a second.

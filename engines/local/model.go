@@ -70,8 +70,9 @@ func (m Model) programFault() string {
 	return ""
 }
 
-// environment returns the environment of a replica that listens at the address: what the launcher
-// passes on of its own (inherited), overridden by the engine's, overridden by the model's.
+// environment returns the environment of a replica that listens at the address. The model's
+// variables override the engine's, and these override what the launcher passes on of its own
+// (inherited).
 func (m Model) environment(at netip.AddrPort) ([]string, error) {
 	added, err := m.added(at)
 	if err != nil {

@@ -31,10 +31,10 @@ func withVisibleDevices(i Inventory) Inventory {
 	return i
 }
 
-// restrict keeps the GPUs that the list names, as CUDA reads it: numbers, or prefixes of UUIDs of
-// GPUs and MIG devices, up to the first entry that names none. "" and "-1" name none. Numbers count
-// as the driver counts (CUDA_DEVICE_ORDER=PCI_BUS_ID). The number of a GPU with MIG devices names
-// all of these.
+// restrict keeps the GPUs that the list names, as CUDA reads it. The list has numbers, or prefixes
+// of UUIDs of GPUs and MIG devices. Its first entry that names none ends it. "" and "-1" name none.
+// Numbers count as the driver counts (CUDA_DEVICE_ORDER=PCI_BUS_ID). The number of a GPU with MIG
+// devices names all of these.
 func restrict(node engines.Node, list string) engines.Node {
 	all := node.GPUs
 	chosen := map[string]bool{}

@@ -273,8 +273,8 @@ func (p *plan) reserveResources() {
 
 // unbindRefused unbinds replicas that wait for resources on their node for refusedTimeout although
 // there should be some, if another node has room. The fleet does not show everything that uses
-// resources: not the draining replicas of a model that is gone, nor what a node still runs after it
-// was lost.
+// resources. It lacks the draining replicas of a model that is gone, and what a node still runs
+// after it was lost.
 func (p *plan) unbindRefused(before map[location]time.Time) {
 	p.assignments = slices.DeleteFunc(p.assignments, func(a assignment) bool {
 		r, seen := p.seen[a.location]

@@ -17,10 +17,10 @@ const maxExplained = 4
 // the index is -1 and missing says why. A lost node is no candidate.
 //
 // Spread prefers the node with the fewest replicas of the model. Among equals it prefers the node
-// of which the smallest share is used: of its GPUs if the replica needs GPUs, then of its CPUs,
-// then of its memory. Pack prefers the node of which the largest share is used. For a replica
-// without resources Pack prefers the node with the most replicas of the model. Among equal nodes
-// the first is picked.
+// of which the smallest share is used. It compares the shares of the GPUs if the replica needs
+// GPUs, then of the CPUs, then of the memory. Pack prefers the node of which the largest share is
+// used. For a replica without resources Pack prefers the node with the most replicas of the model.
+// Among equal nodes the first is picked.
 //
 // If there are several nodes, missing names each of them before its reason.
 func PickNodeOrExplain(nodes []Node, w Want) (index int, missing string) {

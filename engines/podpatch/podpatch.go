@@ -2,8 +2,8 @@
 // over a pod template, as kubectl patch takes it. Package internal/config calls Check when it reads
 // a file or a custom resource, and engines/kubernetes calls Apply when it renders a Deployment.
 //
-// A patch may not touch what Sluice relies on: the engine's command, port and probes, the labels by
-// which Sluice finds its pods, and how long a pod may take to end.
+// A patch may not touch what Sluice relies on. That is the engine's command, port and probes, the
+// labels by which Sluice finds its pods, and how long a pod may take to end.
 package podpatch
 
 import (

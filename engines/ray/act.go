@@ -288,8 +288,8 @@ func (l *Launcher) submitLocked(m desiredModel, k key) []step {
 }
 
 // driverNode returns the address of the node for the job of a replica that must spread over several
-// nodes: the node with the most GPUs among those that the model may use. It is empty if one node
-// has enough GPUs, if none has any, or if the engine cannot spread.
+// nodes. It is the node with the most GPUs among those that the model may use. It is empty if one
+// node has enough GPUs, if none has any, or if the engine cannot spread.
 func (m Model) driverNode(nodes []rayNode) string {
 	if m.Resources == nil || m.Version.RayVariables == nil {
 		return ""

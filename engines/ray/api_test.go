@@ -25,8 +25,8 @@ type stub struct {
 	mu sync.Mutex
 	// jobs are what the list of jobs has; guarded by mu
 	jobs []rayJob
-	// stopped are the ids of the jobs that were told to stop, refusals is how many more such calls
-	// fail, and lost how many more have no effect; guarded by mu
+	// stopped are the ids of the jobs that were told to stop. refusals is how many more such calls
+	// fail, and lost how many more have no effect. mu guards them
 	stopped        []string
 	refusals, lost int
 	// submitted is called for each submission and returns the new job; guarded by mu
@@ -134,8 +134,8 @@ func server(t *testing.T) (port int, stop func()) {
 	return port, s.Close
 }
 
-// TestN4_OneGatewayWrites: a gateway that sees a job which another one has submitted meanwhile
-// starts and stops none any more, says so, and goes on when the job has ended.
+// TestN4_OneGatewayWrites: a gateway sees a job that another one has submitted meanwhile. It starts
+// and stops none any more, and says so. It goes on when the job has ended.
 func TestN4_OneGatewayWrites(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)
@@ -211,8 +211,8 @@ func TestN4_ALostPortIsReplaced(t *testing.T) {
 	}
 }
 
-// TestN4_AClockThatGoesBack: a job that was submitted after the clock of the head was set back, or
-// after another machine has become the head, is the newest one of its replica, and not stopped.
+// TestN4_AClockThatGoesBack: a job is submitted after the clock of the head was set back, or after
+// another machine has become the head. It is the newest one of its replica, and is not stopped.
 func TestN4_AClockThatGoesBack(t *testing.T) {
 	t.Parallel()
 	s := newStub(t)

@@ -244,8 +244,8 @@ func (g *gateway) drainID(model string, index int) string {
 	return ""
 }
 
-// TestN4_ADrainIsFollowedByAll: the gateways that do not write stop using a replica that drains,
-// use it again when the writer takes that back, and forget it when its job is gone.
+// TestN4_ADrainIsFollowedByAll: the gateways that do not write stop using a replica that drains.
+// They use it again when the writer takes that back, and forget it when its job is gone.
 func TestN4_ADrainIsFollowedByAll(t *testing.T) {
 	t.Parallel()
 	s, store := newStub(t), redistest.Start(t)

@@ -29,8 +29,8 @@ func answer(t *testing.T, r engines.Replica) string {
 	return string(body)
 }
 
-// TestN4_ReplicasAreJobsOfRay follows replicas on a real cluster: what they are given, how they
-// outlive a gateway and the head, how a lost node is replaced, and how they end.
+// TestN4_ReplicasAreJobsOfRay follows replicas on a real cluster. It shows what they are given, how
+// they outlive a gateway and the head, how a lost node is replaced, and how they end.
 func TestN4_ReplicasAreJobsOfRay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a Ray cluster")

@@ -125,8 +125,9 @@ func (p *planner) shrink() {
 	p.kept = p.kept[min(surplus, len(p.kept)):]
 }
 
-// compareForEnd orders replicas by how little is lost by their end: the old kind first, then those
-// without a job, those that are not ready, those with the fewest requests, the highest number.
+// compareForEnd orders replicas by how little is lost by their end. The old kind is first, then
+// those without a job, those that are not ready, those with the fewest requests, the highest
+// number.
 func (p *planner) compareForEnd(a, b unit) int {
 	return cmp.Or(cmp.Compare(rank(a.spec == p.spec), rank(b.spec == p.spec)), cmp.Compare(rank(!a.ended), rank(!b.ended)),
 		cmp.Compare(rank(a.ready), rank(b.ready)), cmp.Compare(a.requests, b.requests), cmp.Compare(b.index, a.index))

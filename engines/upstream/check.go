@@ -24,8 +24,8 @@ type checkResult struct {
 	// list is the server's list of models; nil means that the check has not found it out.
 	list *modelList
 	err  error
-	// inconclusive is true if err does not prove that the server is down: it may have been too busy
-	// to answer in time, or its name could not be resolved.
+	// inconclusive is true if err does not prove that the server is down. The server may have been
+	// too busy to answer in time, or its name could not be resolved.
 	inconclusive bool
 }
 
@@ -259,7 +259,7 @@ func itemName(item json.RawMessage) string {
 }
 
 // ownerOf returns which engine an item of a list says that it is of, and the base model of an item
-// that is a LoRA adapter; "" if it does not say so.
+// that is a LoRA adapter. A result is "" if the item does not say so.
 func ownerOf(item json.RawMessage) (owner, parent string) {
 	var fields struct {
 		OwnedBy string `json:"owned_by"`

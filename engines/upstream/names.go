@@ -202,8 +202,8 @@ func (u Unlisted) Message() string {
 }
 
 // Unlisted returns the names of models and adapters that healthy servers do not list, in the order
-// of the configuration. A model without a name of its own for a server is looked for at
-// servers that refuse unlisted names: others, such as llama-server, answer requests for any name.
+// of the configuration. A model without a name of its own for a server is looked for only at
+// servers that refuse unlisted names. Others, such as llama-server, answer requests for any name.
 func (l *Launcher) Unlisted() []Unlisted {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,8 +7,8 @@
 // A server without a list is probed (probe.go), and so is one whose probe the configuration names.
 // A host name with several addresses can stand for several servers (addresses.go).
 //
-// A URL is the name of its server here. Where a URL has several servers, which differ in their key,
-// their headers or the path of their API, the URL of each but the first has a fragment.
+// A URL is the name of its server here. A URL may have several servers, which differ in their key,
+// their headers or the path of their API. Then the URL of each but the first has a fragment.
 //
 // Names of the configuration belong to the configuration (names.go). A model that it defines is
 // served by the servers that it names for the model, and by discovered servers that may join. Any

@@ -147,8 +147,8 @@ func TestB6_AGatewayThatIsSilentCosts503AfterTheTimeOfWelcome(t *testing.T) {
 	want(t, c, 200)
 }
 
-// An Envoy that stood still for longer than the time of Welcome, as on a machine that had no
-// processor for it, reads what the gateway has said meanwhile before it gives a request up.
+// An Envoy stood still for longer than the time of Welcome, as on a machine that had no processor
+// for it. It reads what the gateway has said meanwhile before it gives a request up.
 func TestB6_AnEnvoyThatStoodStillReadsBeforeItGivesUp(t *testing.T) {
 	const silence = 5 * time.Second
 	b := up(t, options{})

@@ -81,9 +81,9 @@ func TestB6_R3_WhatIsReadOfResponses(t *testing.T) {
 	})
 }
 
-// TestB6_R3_EventsThatBeginAlike compares what the filter reads of streams that come as a whole,
-// where it skips what an event has in common with an earlier one, with what it reads of the same
-// streams in pieces that are too short for that.
+// TestB6_R3_EventsThatBeginAlike compares what the filter reads of the same streams in two forms.
+// Of whole streams it skips what an event has in common with an earlier one. The other form is
+// pieces that are too short for that.
 func TestB6_R3_EventsThatBeginAlike(t *testing.T) {
 	random := rand.New(rand.NewPCG(17, 3))
 	const streams = 400

@@ -17,8 +17,8 @@ except ImportError:  # Airflow 2
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
 WORKERS = 4  # mapped tasks
-# The threads of each mapped task. WORKERS × THREADS should be a little more than all models may run at once, which is 50
-# in sluice.yaml.
+# The threads of each mapped task. WORKERS × THREADS should be a little more than all models may run
+# at once, which is 50 in sluice.yaml.
 THREADS = 12
 RUN = datetime.timedelta(minutes=25)  # then a worker claims no more prompts
 LIMIT = datetime.timedelta(minutes=40)  # then Airflow kills the task; the next run processes its remaining prompts

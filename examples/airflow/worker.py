@@ -1,9 +1,10 @@
 """Processes a backlog of tasks on a Models Backend at the rate that Sluice allows.
 
-The backlog is a table. A worker processes one task after the other. It claims the task in the table, asks Sluice which
-model may process it and when (POST /schedule), calls the Models Backend with that model, and reports to Sluice that the
-task is completed (POST /complete). There are no batches, so no task waits for the slowest of a batch. There are no fixed
-shares, so no worker is idle while another has work left.
+The backlog is a table. A worker processes one task after the other. It claims the task in the
+table, asks Sluice which model may process it and when (POST /schedule), and calls the Models
+Backend with that model. Then it reports to Sluice that the task is completed (POST /complete).
+There are no batches, so no task waits for the slowest of a batch. There are no fixed shares, so no
+worker is idle while another has work left.
 
 The worker needs only Python 3.9 or newer. See README.md for how to run it.
 """

@@ -75,10 +75,10 @@ type Config struct {
 	Pools func() []Pool
 	// Usage answers what was used. The error says why it cannot.
 	Usage func(context.Context, usage.Question) (usage.Answer, error)
-	// Limits returns the limits of "model/NAME" or "tenant/NAME" that can be changed at run time:
-	// the values in force, the values of the file (empty if the file does not name the key), and
-	// the names of the changed limits. ok is false for an unknown key. If Limits is nil, no limit
-	// can be changed.
+	// Limits returns the limits of "model/NAME" or "tenant/NAME" that can be changed at run time.
+	// values are those in force, and patched are the names of the changed limits. file has the
+	// values of the file, and is empty if the file does not name the key. ok is false for an
+	// unknown key. If Limits is nil, no limit can be changed.
 	Limits func(key string) (values, file map[string]int64, patched []string, ok bool)
 	// PatchLimits changes limits of a key of Limits: all that changes names, or none. A nil value
 	// restores the value of the file. Error.Param names the field at fault. Once PatchLimits has

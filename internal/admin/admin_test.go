@@ -21,8 +21,8 @@ import (
 
 var noon = time.Date(2030, 5, 4, 12, 0, 0, 0, time.UTC)
 
-// newSnapshot returns a fleet of three models: a local model with a failed and a missing replica, a
-// discovered model whose name contains slashes and markup, and a model without replicas.
+// newSnapshot returns a fleet of three models. One is local, with a failed and a missing replica.
+// One is discovered, and its name contains slashes and markup. One has no replicas.
 func newSnapshot() *engines.Snapshot {
 	f := engines.NewFleet()
 	f.Set("test", engines.Part{

@@ -22,8 +22,8 @@ const (
 
 // Key is a key in the list of keys.
 type Key struct {
-	// ID names the key in the API: a part of the key that is not confidential, or the first digits
-	// of the hash of a key of the file.
+	// ID names the key in the API. It is a part of the key that is not confidential, or the first
+	// digits of the hash of a key of the file.
 	ID string `json:"id"`
 	// UsageKey is the name of the key in usage and in records of requests: its tenant and its id.
 	UsageKey string `json:"usage_key"`

@@ -147,9 +147,10 @@ type candidateView struct {
 	// Load is how many requests the replica had without this one. Full: it had no free slot.
 	Load int  `json:"load"`
 	Full bool `json:"full"`
-	// PredictedMS is the expected time to the first token, the tokens are those of the prompt that
-	// are in the replica's cache, those that it has to compute, and those that it computes before
-	// them. null: routing does not predict.
+	// PredictedMS is the expected time to the first token. MatchedTokens are those of the prompt
+	// that are in the replica's cache. UncachedTokens are those of the prompt that it has to
+	// compute. WaitingTokens are those that it computes before them. null: routing does not
+	// predict.
 	PredictedMS    *float64 `json:"predicted_ms"`
 	MatchedTokens  *int     `json:"matched_tokens"`
 	UncachedTokens *int     `json:"uncached_tokens"`

@@ -300,8 +300,8 @@ func median(all []time.Duration) time.Duration {
 // defaultPrompt is the length of a typical prompt while nothing is known, in tokens.
 const defaultPrompt = 1000
 
-// routing shows how the model's requests are routed now: its replicas as a request with a prompt of
-// the usual length that nobody has cached would find them, and the last requests.
+// routing shows how the model's requests are routed now. It shows the replicas as a request would
+// find them whose prompt has the usual length and is in no cache. It also shows the last requests.
 func (h *handler) routing(w http.ResponseWriter, _ *http.Request, m *engines.ModelSnapshot) {
 	type replicaView struct {
 		pickReplicaView

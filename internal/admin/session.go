@@ -24,10 +24,10 @@ const (
 	maxLogin = 4 << 10
 )
 
-// A session is a cookie that only this gateway can make: the time at which it ends, in seconds
-// since 1970, the hash of its token, and a MAC of both. It does not contain the token, because a
-// browser sends the cookie to all ports of the host. It ends early when its token leaves the
-// configuration.
+// A session is a cookie that only this gateway can make. It holds the time at which it ends, in
+// seconds since 1970, the hash of its token, and a MAC of both. It does not contain the token,
+// because a browser sends the cookie to all ports of the host. It ends early when its token leaves
+// the configuration.
 
 // cookieName returns the name of the cookie. Browsers do not tell the ports of a host apart, so
 // gateways with different keys on one host have cookies of different names.

@@ -275,9 +275,10 @@ func modelFetch(m *engines.ModelSnapshot) *fetchView {
 	return nil
 }
 
-// modelState sums up the states of a model's replicas in one word: ready, degraded (fewer get
-// requests than desired, or one has failed), starting, draining, failed, or idle (the model has no
-// replicas and desires none). A model is starting while Envoy knows none of its ready replicas.
+// modelState sums up the states of a model's replicas in one word: ready, degraded, starting,
+// draining, failed or idle. A model is degraded if fewer get requests than desired, or one has
+// failed. It is idle if it has no replicas and desires none. A model is starting while Envoy knows
+// none of its ready replicas.
 func modelState(m *engines.ModelSnapshot, load ModelLoad) string {
 	count := map[engines.State]int{}
 	for i := range m.Replicas {

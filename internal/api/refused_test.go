@@ -94,7 +94,8 @@ func TestWhoHasLeftIsNotKept(t *testing.T) {
 }
 
 // TestSchedulesAreKeptWithTheirModels: the record of a call of /schedule has the own name of the
-// model that was asked for, the pool until it has given a model, and the model of a task.
+// model that was asked for. It has the pool until the pool has given a model, and the model of a
+// task.
 func TestSchedulesAreKeptWithTheirModels(t *testing.T) {
 	fleet := engines.NewFleet()
 	fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat", Aliases: []string{"gpt-4"}, Launcher: engines.Upstream}}})

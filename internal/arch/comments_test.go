@@ -124,13 +124,62 @@ func mayBeWide(line string) bool {
 	if strings.HasPrefix(text, "//go:") || strings.HasPrefix(text, "//nolint") {
 		return true
 	}
-	words := strings.Fields(strings.TrimLeft(text, "/*"))
+	words := strings.Fields(strings.TrimLeft(text, "/*#-"))
 	return len(words) == 1 && strings.Contains(words[0], "://")
 }
 
 func columns(line string) int {
 	tabs := strings.Count(line, "\t")
 	return utf8.RuneCountInString(line) + tabs*(tabColumns-1)
+}
+
+// commentMarks are the beginnings of lines that hold only a comment, by the ends of names of files.
+var commentMarks = map[string][]string{
+	".c":   {"//", "/*", "* "},
+	".css": {"/*", "* "},
+	".h":   {"//", "/*", "* "},
+	".js":  {"//", "/*", "* "},
+	".lua": {"--"},
+	".mjs": {"//", "/*", "* "},
+	".s":   {"//"},
+	".sh":  {"#"},
+}
+
+// TestCommentWidthOfOtherLanguages checks the files that are not Go, but for those that others have
+// written.
+func TestCommentWidthOfOtherLanguages(t *testing.T) {
+	root, paths := gitFiles(t)
+	found := 0
+	for _, path := range paths {
+		marks := commentMarks[filepath.Ext(path)]
+		if marks == nil || strings.HasPrefix(path, "internal/admin/page/lib/") {
+			continue
+		}
+		source, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for line := range strings.Lines(string(source)) {
+			n++
+			line = strings.TrimRight(line, "\n")
+			if !isCommentLine(line, marks) {
+				continue
+			}
+			found++
+			if !mayBeWide(line) && columns(line) > maxCommentColumns {
+				t.Errorf("%s:%d: the comment is %d columns wide, more than %d", path, n, columns(line), maxCommentColumns)
+			}
+		}
+	}
+	if found < 1000 {
+		t.Errorf("only %d lines of comments were found", found)
+	}
+}
+
+func isCommentLine(line string, marks []string) bool {
+	text := strings.TrimSpace(line)
+	return slices.ContainsFunc(marks, func(mark string) bool { return strings.HasPrefix(text, mark) })
 }
 
 func TestPackageCommentFault(t *testing.T) {
@@ -164,6 +213,8 @@ func TestCommentLinesThatMayBeWide(t *testing.T) {
 		"// generate":                               false,
 		"//nolint:errcheck // nothing can be done":  true,
 		"// A sentence. https://example.com/a/path": false,
+		"# https://example.com/a/long/path":         true,
+		"# A sentence. https://example.com/a/path":  false,
 	} {
 		if mayBeWide(line) != may {
 			t.Errorf("mayBeWide(%q) = %v", line, !may)

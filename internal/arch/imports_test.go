@@ -1,6 +1,6 @@
-// Package arch holds the tests of the repository's form: which package may import which, what
-// comments look like, what does not belong into git, and what texts that are no code must name.
-// `go test` runs it; no package imports it.
+// Package arch holds the tests of the repository's form. `go test` runs it; no package imports it.
+// The tests say which package may import which, what comments look like, what does not belong into
+// git, and what texts that are no code must name.
 package arch_test
 
 import (

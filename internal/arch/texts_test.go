@@ -108,8 +108,8 @@ func TestTheUnitKeepsWhatReplicasUse(t *testing.T) {
 	}
 }
 
-// TestTheUnitIsStartedUntilItRuns: systemd does not give up when the first starts fail at once, as
-// they do while a package index, a name server or the API of Kubernetes cannot be reached yet.
+// TestTheUnitIsStartedUntilItRuns: systemd does not give up when the first starts fail at once.
+// They do while a package index, a name server or the API of Kubernetes cannot be reached yet.
 func TestTheUnitIsStartedUntilItRuns(t *testing.T) {
 	unit, service, _ := strings.Cut(readFile(t, "packaging/sluice.service"), "\n[Service]\n") // systemd knows this limit in [Unit] alone
 	if !slices.Contains(strings.Split(unit, "\n"), "StartLimitIntervalSec=0") || !slices.Contains(strings.Split(service, "\n"), "Restart=on-failure") {

@@ -27,10 +27,10 @@ type profile struct {
 	few, many [2]float64
 }
 
-// profiles are ordered from the one that suits the batches best: with equal limits turns are as
+// profiles are ordered from the one that suits the batches best. With equal limits turns are as
 // good as any choice, and with 200 places in all there is no parallelism but theirs. 1,000 tasks
-// are then only five batches for a worker, and what counts is the end, when there are no tasks left
-// to fill the places beside a long one: no scheduler that does not know the times before is much
+// are then only five batches for a worker. What counts is the end, when there are no tasks left to
+// fill the places beside a long one. No scheduler that does not know the times before is much
 // better than ours there.
 func profiles() []profile {
 	mixed := []int{5, 5, 10, 10, 15, 20, 25, 30, 40, 40}
@@ -165,8 +165,8 @@ func TestObserver(t *testing.T) {
 	size := models[0].TokensPerMinute
 	tasks := slices.Repeat([]backlog.Task{{Tokens: size, Takes: 30 * time.Second}}, 20)
 	synctest.Test(t, func(t *testing.T) {
-		// One task for each worker, in turn: ten at once on a model that takes three and one minute
-		// of tokens, and ten on one for six of them.
+		// One task for each worker, in turn. There are ten at once on a model that takes three and
+		// one minute of tokens, and ten on one for six of them.
 		if r := backlog.Batches(models, tasks); r.OverConcurrency != 7 || r.OverTokens != 9+4 || r.Makespan != 30*time.Second {
 			t.Errorf("%+v", r)
 		}

@@ -2,9 +2,9 @@
 // run it by make bench.
 //
 // It measures the CPU time of small and large requests and of events of streams, and the times to
-// the first token, of a plain Envoy, of a gateway that decides by ext_proc, and of one that decides
-// by the filter inside Envoy (decision 112). The gateways have all their functions on. Streams are
-// native, native with their usage read, and managed.
+// the first token. It measures a plain Envoy, a gateway that decides by ext_proc, and one that
+// decides by the filter inside Envoy (decision 112). The gateways have all their functions on.
+// Streams are native, native with their usage read, and managed.
 //
 // All proxies run all the time and are measured in turn, so that a machine whose speed drifts
 // drifts for all of them. Each round begins with another one. bench reports the medians of the
@@ -12,9 +12,9 @@
 // on the machine; ratios can be compared. Clients and engines cost little (package wire) and are
 // not counted.
 //
-// By -only it also measures memory, what one slow client does to others, what all that observes
-// requests costs, what it costs that somebody watches 1,000 models, and how many instructions
-// requests cost Envoy.
+// By -only it also measures memory, what one slow client does to others, and what all that observes
+// requests costs. It also measures what it costs that somebody watches 1,000 models, and how many
+// instructions requests cost Envoy.
 package main
 
 import (

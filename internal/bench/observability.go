@@ -18,8 +18,8 @@ const (
 	// scrapeInterval is how often the metrics of a gateway are read, as Prometheus does by default.
 	scrapeInterval = 15 * time.Second
 	// observedTime is the least time that a row is measured in a round. It is a whole multiple of
-	// all periods in which a gateway observes: 15 s of scrapes, 10 s of the history, 5 s of the
-	// ledger, 1 s of the events.
+	// all periods in which a gateway observes. These are 15 s of scrapes, 10 s of the history, 5 s
+	// of the ledger and 1 s of the events.
 	observedTime = 60 * time.Second
 	// observedWarmUp is how long the load of a row goes on before it is measured.
 	observedWarmUp = 4 * time.Second
@@ -63,8 +63,8 @@ func observedRows() []row {
 }
 
 // observability compares the CPU time of requests and of events of streams with all on that
-// observes them, and with all off: access log, ledger, metrics, history, stream of events, and the
-// sample that Envoy reads. One more gateway has all of it on except the sample.
+// observes them, and with all off. That is access log, ledger, metrics, history, stream of events,
+// and the sample that Envoy reads. One more gateway has all of it on except the sample.
 //
 // All gateways have the same load at the same time, and their clocks are read at the same moments.
 // So a change of the machine's speed is the same for all. A round starts all gateways anew, because

@@ -61,8 +61,8 @@ type sample struct {
 	Seconds float64 `json:"seconds"`
 	// Others is how many cores all other processes of the machine have used.
 	Others float64 `json:"other_cores"`
-	// Times is the number of requests whose time was taken, P50 and P99 are quantiles of that time
-	// in milliseconds: of the whole answer, or to the first event of a stream.
+	// Times is the number of requests whose time was taken. P50 and P99 are quantiles of that time
+	// in milliseconds. The time is that of the whole answer, or to the first event of a stream.
 	Times int     `json:"times"`
 	P50   float64 `json:"p50_ms"`
 	P99   float64 `json:"p99_ms"`

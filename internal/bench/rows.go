@@ -70,8 +70,8 @@ func (r row) unit() string {
 }
 
 // pacedLeast is how long streams with pauses are measured at least. How often Envoy wakes up for
-// their events depends on how the events of all streams fall together, and that changes slowly:
-// with 0.7 s, single measurements differed by a third.
+// their events depends on how the events of all streams fall together, and that changes slowly.
+// With 0.7 s, single measurements differed by a third.
 const pacedLeast = 3 * time.Second
 
 // duration is how long the row is measured, if d was asked for.
@@ -119,8 +119,8 @@ func (r row) request(model string) *wire.Request {
 
 // body returns the body of the row's requests. Only streams of model limited ask for their usage,
 // because a gateway has Envoy read each stream that does. A long prompt is a chat of many messages.
-// The number that differs from request to request is in the middle of the prompt, so the first half
-// of each prompt is one that the gateway has seen.
+// The number that differs from request to request is in the middle of the prompt. So the gateway
+// has seen the first half of each prompt before.
 func (r row) body(model string) string {
 	type message struct {
 		Role    string `json:"role"`

@@ -30,9 +30,9 @@ const (
 )
 
 // watching measures what it costs that somebody watches a gateway with 1,000 models and 500
-// requests a second: the CPU of the gateway while nobody watches, while a client reads the stream
-// of events, and while Chromium shows the page, and that of the page. A measurement is ten times as
-// long as others, because events come each second.
+// requests a second. It measures the CPU of the gateway while nobody watches, while a client reads
+// the stream of events, and while Chromium shows the page. It also measures the CPU of the page. A
+// measurement is ten times as long as others, because events come each second.
 func (b *testbed) watching(ctx context.Context) error {
 	p, err := b.startWatched()
 	if err != nil {

@@ -17,11 +17,11 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Forwarder returns a func that has another process of this gateway answer a request, over the
-// network and at the address at which it listens ("unix" and a path, or "tcp" and a host:port). The
-// error says that the process does not answer; nil: a response was written. A response that breaks
-// off ends in a panic with http.ErrAbortHandler, as in httputil.ReverseProxy. The other process
-// does not forward the request again.
+// Forwarder returns a func that has another process of this gateway answer a request. The func
+// calls that process over the network, at the address at which it listens ("unix" and a path, or
+// "tcp" and a host:port). The error says that the process does not answer; nil: a response was
+// written. A response that breaks off ends in a panic with http.ErrAbortHandler, as in
+// httputil.ReverseProxy. The other process does not forward the request again.
 func Forwarder(network, address string, log *zap.Logger) func(http.ResponseWriter, *http.Request) *openai.Error {
 	transport := newTransport(network, address)
 	return func(w http.ResponseWriter, r *http.Request) *openai.Error {

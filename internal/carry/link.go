@@ -197,8 +197,8 @@ func (l *Link) readOrders(conn net.Conn) {
 	}
 }
 
-// everything returns what a successor must be told that knows nothing yet: the requests that are
-// held, and the costs and the responses that no successor has been told.
+// everything returns what a successor must be told that knows nothing yet. That is the requests
+// that are held, and the costs and the responses that no successor has been told.
 func (l *Link) everything() []outgoing {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -42,8 +42,8 @@ type Content struct {
 }
 
 // Read reads the files. It fails if a file cannot be read, the key is not that of the certificate,
-// CA has no certificate, or the files are for Envoy, which would refuse them. The error never
-// contains the key.
+// or CA has no certificate. It also fails if the files are for Envoy and Envoy would refuse them.
+// The error never contains the key.
 func Read(f Files) (*Content, error) {
 	var c Content
 	for _, file := range []struct {

@@ -18,8 +18,8 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// startMixed adds the traffic of a soak that is neither a stream nor a small request: clients that
-// disconnect, WebSockets, gRPC calls and tasks, two of each per second.
+// startMixed adds the traffic of a soak that is neither a stream nor a small request. These are
+// clients that disconnect, WebSockets, gRPC calls and tasks, two of each per second.
 func (l *load) startMixed() {
 	for name, once := range map[string]func(context.Context, int) error{
 		"disconnect": l.disconnect,

@@ -74,8 +74,8 @@ func alerts(t *testing.T) (all []alert) {
 	return all
 }
 
-// TestS17_EveryConditionAlerts: one alert fires for each condition that an operator must act on,
-// and is as severe as the condition, unless the type has an alert of its own. No alert names a type
+// TestS17_EveryConditionAlerts: one alert fires for each condition that an operator must act on. It
+// is as severe as the condition, unless the type has an alert of its own. No alert names a type
 // that does not exist.
 func TestS17_EveryConditionAlerts(t *testing.T) {
 	all := alerts(t)

@@ -31,8 +31,8 @@ const (
 // Auth says who may call.
 type Auth struct {
 	// Mode is keys (callers need the key of a tenant), jwt (a token of an identity provider),
-	// trusted_header (a proxy names the tenant) or none (everybody may call; rejected unless listen
-	// is on loopback or public is true). Default keys.
+	// trusted_header (a proxy names the tenant) or none (everybody may call). Mode none is rejected
+	// unless listen is on loopback or public is true. Default keys.
 	Mode AuthMode `yaml:"mode" default:"keys" oneof:"keys,jwt,trusted_header,none"`
 	// Public permits mode none although other machines reach listen. Default false.
 	Public bool `yaml:"public"`

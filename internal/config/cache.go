@@ -66,7 +66,8 @@ func (k *checker) checkLoaderPod(at path, patch map[string]any) {
 }
 
 // CachedWeights returns the registry of a model whose weights a Job fetches into a volume of
-// Kubernetes, the name of the link to them below the path of the volume, and whether there is one.
+// Kubernetes. link is the name of the link to them below the path of the volume. ok tells whether
+// there is such a registry.
 func (c *Config) CachedWeights(m Model) (r Registry, link string, ok bool) {
 	if m.Source == nil || m.Launcher != engines.Kubernetes {
 		return Registry{}, "", false

@@ -83,8 +83,9 @@ func (c *Config) MayUse(models []string, name string) bool {
 	return slices.ContainsFunc(models, func(m string) bool { return m == "*" || slices.Contains(c.Permits(m), c.Permits(name)[0]) })
 }
 
-// Permits returns the names that a tenant or key may use because its list of models has this name:
-// an adapter alone, or a model with its adapters, or a pool. An alias stands for its model.
+// Permits returns the names that a tenant or key may use because its list of models has this name.
+// The name is that of an adapter alone, of a model with its adapters, or of a pool. An alias stands
+// for its model.
 func (c *Config) Permits(name string) []string {
 	for _, m := range c.Models {
 		switch {

@@ -91,7 +91,7 @@ func (k *checker) checkUpstream(at path, u *Upstream) bool {
 	}
 	before := len(k.faults)
 	k.checkAPIPath(at.field("api_path"), u)
-	parsed, ok := k.normalizeURL(where, u)
+	parsed, ok := k.normaliseURL(where, u)
 	if !ok {
 		return false
 	}
@@ -129,8 +129,8 @@ func (k *checker) checkAPIPath(at path, u *Upstream) {
 	}
 }
 
-// normalizeURL checks the URL of u and rewrites it as scheme://host:port and the path without /v1.
-func (k *checker) normalizeURL(at path, u *Upstream) (*url.URL, bool) {
+// normaliseURL checks the URL of u and rewrites it as scheme://host:port and the path without /v1.
+func (k *checker) normaliseURL(at path, u *Upstream) (*url.URL, bool) {
 	parsed, err := url.Parse(u.URL)
 	if err == nil && isNoPort(parsed.Port()) {
 		k.faultf(at, "must have a port from 1 to 65535, is %s", quoted(parsed.Port()))

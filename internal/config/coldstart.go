@@ -13,9 +13,9 @@ type ColdStart struct {
 	// LoadTimeout is how long a replica may take from its start until it is ready. A slower one is
 	// stopped and started again. Default 30m.
 	LoadTimeout time.Duration `yaml:"load_timeout" default:"30m" min:"1s"`
-	// Stall is how long a replica on a node may load without a sign of progress: a new line in its
-	// log, or data that it has read or written. It is then stopped and started again. On Kubernetes
-	// and Ray only load_timeout counts. Default 5m.
+	// Stall is how long a replica on a node may load without a sign of progress. Such a sign is a
+	// new line in its log, or data that it has read or written. The replica is then stopped and
+	// started again. On Kubernetes and Ray only load_timeout counts. Default 5m.
 	Stall time.Duration `yaml:"stall" default:"5m" min:"1s"`
 }
 

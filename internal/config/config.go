@@ -68,8 +68,8 @@ type Config struct {
 	// DrainTimeout is how long a clean stop waits for running requests. Default 30s.
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"30s" min:"0s" restart:"true"`
 	// UpgradeTimeout is how long the process before a restart may carry on the managed streams, the
-	// WebSockets and the gRPC calls that it has, and how long an Envoy that was replaced may carry
-	// on its requests. Default 1h.
+	// WebSockets and the gRPC calls that it has. It is also how long an Envoy that was replaced may
+	// carry on its requests. Default 1h.
 	UpgradeTimeout time.Duration `yaml:"upgrade_timeout" default:"1h" min:"0s"`
 	// StateDir is the directory of what outlives a crash of Sluice: records of started processes,
 	// their logs, and sockets. A relative path counts from the folder of the file; ~/ is the user's
@@ -183,8 +183,8 @@ type Node struct {
 	// Labels are the labels that a model may require in cluster.
 	Labels []string `yaml:"labels" form:"name"`
 	// Addresses are the addresses at which replicas of a node that joined may listen, besides the
-	// one that the node connects from: IP addresses, or ranges such as 10.0.0.0/24. They are needed
-	// when a node connects through NAT, or has several addresses.
+	// one that the node connects from. Each is an IP address, or a range such as 10.0.0.0/24. They
+	// are needed when a node connects through NAT, or has several addresses.
 	Addresses []string `yaml:"addresses" form:"network"`
 
 	// Ranges is Addresses as ranges.

@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits on a file, so that aliases cannot make a small file arbitrarily large: its depth, and the
-// memory, in bytes, that the decoder uses to remember the lines of values.
+// Limits on a file, so that aliases cannot make a small file arbitrarily large. They bound its
+// depth, and the memory, in bytes, that the decoder uses to remember the lines of values.
 const (
 	maxDepth       = 100
 	maxTracked     = 16 << 20

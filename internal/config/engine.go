@@ -15,8 +15,8 @@ type Engine struct {
 }
 
 // EngineVersion is one version of an engine: its tasks, and how a replica is started and observed.
-// A version of a built-in engine inherits every field that it does not set from the built-in
-// version of the same name, else from the newest one below it, else from the last one.
+// A version of a built-in engine inherits every field that it does not set. It inherits from the
+// built-in version of the same name, else from the newest one below it, else from the last one.
 type EngineVersion struct {
 	// Version is the name that models give in version.
 	Version string `yaml:"version" required:"true"`

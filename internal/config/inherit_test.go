@@ -41,8 +41,8 @@ engines:
 }
 
 // TestU13_ASchemaOfTheFileFitsWhatIsInherited: a version whose schema knows fewer variables than
-// the built-in one is no fault, neither by the variable of the slots nor by those that a task
-// implies.
+// the built-in one is no fault. Neither the variable of the slots nor those that a task implies
+// make it one.
 func TestU13_ASchemaOfTheFileFitsWhatIsInherited(t *testing.T) {
 	t.Parallel()
 	const models = `

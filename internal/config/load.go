@@ -41,7 +41,7 @@ func LoadWithFields(path string, fields map[string]string) (*Config, error) {
 }
 
 // AdminAddress returns the field admin of the file with this name. It accepts a file with faults in
-// other fields, or in other lines if it is not valid YAML, so that an operator reaches the running
+// other fields, or in other lines if it is not valid YAML. So an operator reaches the running
 // gateway while the file is being changed. The error is Faults.
 func AdminAddress(name string) (string, error) {
 	data, err := read(name)

@@ -108,10 +108,10 @@ type Model struct {
 	// Profiles are the names of profiles for Kubernetes. The model gets their resources and patches
 	// of the pod. A later one overrides an earlier one. Default: none.
 	Profiles []string `yaml:"profiles"`
-	// Pod is a strategic merge patch over the template of the pods on Kubernetes, after the patches
-	// of the engine version and of the profiles: {metadata: {labels, annotations}, spec: {…}}. The
-	// container of the engine is called engine. Fields that Sluice sets are refused. Default:
-	// empty.
+	// Pod is a strategic merge patch over the template of the pods on Kubernetes: {metadata:
+	// {labels, annotations}, spec: {…}}. It comes after the patches of the engine version and of
+	// the profiles. The container of the engine is called engine. Fields that Sluice sets are
+	// refused. Default: empty.
 	Pod map[string]any `yaml:"pod"`
 	// Cooldown is how long a launched model must have needed fewer replicas before one is stopped.
 	// It is also how long a model must have had no request before its last replica is stopped.
@@ -128,8 +128,9 @@ type Model struct {
 	// upstream, [connect, 5xx] for a launched model.
 	UnhealthyOn []Failure `yaml:"unhealthy_on" oneof:"connect,reset,5xx,503"`
 	// FailOverOn lists the statuses of a replica after which the request is sent to another replica
-	// of the model, unless its client has received a part of an answer. 429: too many requests.
-	// 503: the status that engines answer when they are busy. 5xx: a status from 500 to 599 except
+	// of the model. A request whose client has received a part of an answer is not sent again. 429:
+	// too many requests. 503: the status that engines answer when they are busy. 5xx: a status from
+	// 500 to 599 except
 	// 503. Without any, the client receives each status. A broken connection always counts.
 	// Default: all.
 	FailOverOn []StatusClass `yaml:"fail_over_on" oneof:"429,503,5xx"`
@@ -137,9 +138,9 @@ type Model struct {
 	// they make the engine do, see docs/bodies.md. Default: none.
 	PermitFields []GuardedField `yaml:"permit_fields"`
 	// MediaHosts lists from which hosts clients may have the model's servers fetch images, sounds,
-	// videos and documents: public (the hosts of the internet), * (every URL), a host, *.domain, an
-	// address or a range of addresses. A host, a domain and an address may have a port. An empty
-	// list permits data URLs alone. See docs/bodies.md. Default: [public].
+	// videos and documents. An entry is public (the hosts of the internet), * (every URL), a host,
+	// *.domain, an address or a range of addresses. A host, a domain and an address may have a
+	// port. An empty list permits data URLs alone. See docs/bodies.md. Default: [public].
 	MediaHosts []string `yaml:"media_hosts"`
 	// Routing says which replica gets a request.
 	Routing Routing `yaml:"routing"`
@@ -247,9 +248,9 @@ type Admission struct {
 	// MaxTokensPerMinute is the largest number of tokens per minute, of prompts and answers
 	// together. Default 0: no limit.
 	MaxTokensPerMinute int `yaml:"max_tokens_per_minute" min:"0" max:"1000000000000"`
-	// MaxPerReplica is the largest number of running requests of one replica: a number, or auto for
-	// the number that the engine works on at the same time (for launcher upstream see slots of the
-	// server). Default auto.
+	// MaxPerReplica is the largest number of running requests of one replica. It is a number, or
+	// auto for the number that the engine works on at the same time (for launcher upstream see
+	// slots of the server). Default auto.
 	MaxPerReplica PerReplica `yaml:"max_per_replica" default:"auto"`
 	// MaxPrefillPerReplica is the largest number of requests of one replica that have no token yet.
 	// A request above it waits. Default 0: no limit.

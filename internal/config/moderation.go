@@ -77,8 +77,8 @@ func (k *checker) checkModeration() {
 	}
 }
 
-// checkModerationScope checks the models and tenants of a rule, and replaces aliases and pools by
-// the names of their models: it is a model of the pool that answers.
+// checkModerationScope checks the models and tenants of a rule. It replaces aliases and pools by
+// the names of their models, because a model of the pool answers.
 func (k *checker) checkModerationScope(at path, m *Moderation) {
 	var models []string
 	for j, model := range m.Models {

@@ -22,9 +22,9 @@ const (
 
 // Routing says which replica gets a request.
 type Routing struct {
-	// Strategy is prefix (the least predicted time to the first token, from what waits at each
-	// replica and what its cache has of the prompt), chwbl (consistent hashing with bounded loads),
-	// round_robin or least_connections. Default prefix.
+	// Strategy is prefix, chwbl, round_robin or least_connections. prefix picks the replica with
+	// the least predicted time to the first token, from what waits at each replica and what its
+	// cache has of the prompt. chwbl is consistent hashing with bounded loads. Default prefix.
 	Strategy Strategy `yaml:"strategy" default:"prefix"`
 	// VirtualNodesPerReplica is the number of points of each replica on the hash ring. Default 100.
 	VirtualNodesPerReplica int `yaml:"virtual_nodes_per_replica" default:"100" min:"1"`

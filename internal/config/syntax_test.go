@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestSyntaxFaultsNameTheirLine checks that the faults of files that are not YAML name the line
-// at fault, and not that before it or the beginning of its list, and that they say what to do.
+// TestSyntaxFaultsNameTheirLine checks that the faults of files that are not YAML name the line at
+// fault. They must not name the line before it or the beginning of its list. They must say what to
+// do.
 func TestSyntaxFaultsNameTheirLine(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -53,7 +54,7 @@ func TestSyntaxFaultsNameTheirLine(t *testing.T) {
 }
 
 // TestAdminAddressOfBrokenFiles checks that the address of the running gateway is found in a file
-// that is not valid YAML, and that none is guessed where the file may name another.
+// that is not valid YAML. None may be guessed where the file may name another.
 func TestAdminAddressOfBrokenFiles(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

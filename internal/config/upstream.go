@@ -51,9 +51,9 @@ type Upstream struct {
 	// requests wait in the gateway. Default 0: Sluice asks the server. One that does not tell gets
 	// the usual number of its engine, and 1 if its engine is not known.
 	Slots int `yaml:"slots" min:"0" max:"1000000"`
-	// Resolve is first (the first address of the URL's host name is the server) or all (each
-	// address is a server of its own, such as the pods of a headless Service). With all, the
-	// addresses are followed. All of them have the same settings. Default first.
+	// Resolve is first or all. With first, the first address of the URL's host name is the server.
+	// With all, each address is a server of its own, such as the pods of a headless Service. With
+	// all, the addresses are followed. All of them have the same settings. Default first.
 	Resolve Resolve `yaml:"resolve" oneof:"first,all"`
 	// Health says how Sluice finds out that the server is alive.
 	Health UpstreamHealth `yaml:"health"`

@@ -154,9 +154,9 @@ func (w *Watcher) retryIsDue() bool {
 	return len(status.Faults) > 0 && !status.Held && time.Since(w.decidedAt) >= retryEvery
 }
 
-// Reload reads the file now, as for SIGHUP, and loads its content at once, even if it is the one in
-// force: what the file refers to may have changed. force means that an operator has confirmed what
-// Confirm asks. The error is Faults.
+// Reload reads the file now, as for SIGHUP. It loads the content at once, even if it is the one in
+// force, because what the file refers to may have changed. force means that an operator has
+// confirmed what Confirm asks. The error is Faults.
 func (w *Watcher) Reload(force bool) error {
 	if w.config.Current.File == "" {
 		return Faults{{Message: "cannot be reloaded, because the configuration did not come from a file: start Sluice with -c FILE"}}

@@ -89,8 +89,8 @@ func socketTotal(listen netip.AddrPort) (int, error) {
 	return 0, fmt.Errorf("%s does not tell the number of TCP sockets", file)
 }
 
-// Source returns what counts as one source: an IPv4 address, or the first 64 bits of an IPv6
-// address, since a network of that size belongs to one subscriber.
+// Source returns what counts as one source. That is an IPv4 address, or the first 64 bits of an
+// IPv6 address, since a network of that size belongs to one subscriber.
 func Source(client netip.Addr) netip.Addr {
 	client = client.Unmap().WithZone("")
 	if client.Is4() {

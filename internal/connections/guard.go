@@ -4,9 +4,9 @@
 // Envoy itself closes each connection above its limit, and each connection that sends no request in
 // time. Neither helps the other clients when one client opens connections faster than Envoy closes
 // them. So the Guard asks the kernel each second how many connections each source address has. That
-// takes milliseconds, so it asks every ten seconds only while the number of all sockets is the same
-// as at the last count, or so small that no source can have too many. When nearly all connections
-// are in use, the Guard does three things:
+// takes milliseconds. So the Guard asks only every ten seconds while there is no need. There is
+// none while the number of all sockets is the same as at the last count, or so small that no source
+// can have too many. When nearly all connections are in use, the Guard does three things:
 //
 //   - It tells Envoy the share in use, so that Envoy closes idle connections soon.
 //   - It has Envoy ask for each new connection. A source that has more than its fair share gets
@@ -41,7 +41,7 @@ const (
 	// recount is how often the connections are counted at least, although the last count still
 	// holds.
 	recount = 10 * time.Second
-	// fewSockets is the share of the limit below which the number of all sockets tells enough: the
+	// fewSockets is the share of the limit below which the number of all sockets tells enough. The
 	// clients have no more connections than that, and may open as many again until the next look.
 	fewSockets = NearLimit / 2
 	// calm is how long the connections must be fewer before the Guard stops to act.
@@ -240,7 +240,7 @@ func (g *Guard) shareOf(sources map[netip.Addr]int, s Status) int {
 }
 
 // admit reports whether a client may have one more connection, and counts it if so. A connection
-// that the last count had already is counted twice until the next count, so a source at its limit
+// that the last count had already is counted twice until the next count. So a source at its limit
 // may be refused its last connection for that time.
 func (g *Guard) admit(client netip.Addr) bool {
 	source := Source(client)

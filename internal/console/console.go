@@ -1,6 +1,7 @@
-// Package console shows a person at a terminal what a gateway does: where it listens, which models
-// become ready and how far they are, and what a stop waits for. Command sluice makes a Console when
-// its stderr is a terminal, and internal/gateway runs it. Lines of the log appear between its own.
+// Package console shows a person at a terminal what a gateway does. Command sluice makes a Console
+// when its stderr is a terminal, and internal/gateway runs it. The Console shows where the gateway
+// listens, which models become ready and how far they are, and what a stop waits for. Lines of the
+// log appear between its own.
 //
 // A Console reads the State of the gateway at an interval and prints what has changed. So it needs
 // no events, and a gateway without a terminal pays nothing.

@@ -138,7 +138,7 @@ func TestO3_ConsoleOfManyModels(t *testing.T) {
 	}
 }
 
-// Texts are measured and cut in columns of the terminal: a character of Chinese and an emoji take
+// Texts are measured and cut in columns of the terminal. A character of Chinese and an emoji take
 // two, and an accent that is a character of its own takes none.
 func TestO3_TextsAreMeasuredInColumns(t *testing.T) {
 	t.Parallel()

@@ -8,9 +8,10 @@ import "time"
 
 const (
 	// addedPrompt bounds the tokens that an engine adds to the text of a prompt, by its template
-	// and by tools of its own, and those of an image, a sound or a file. addedHistory bounds those
-	// of the conversation that a request continues, and those of the turns in which an engine calls
-	// tools itself: its prompt is then the sum of the prompts of all turns.
+	// and by tools of its own. It also bounds those of an image, a sound or a file. addedHistory
+	// bounds those of the conversation that a request continues, and those of the turns in which an
+	// engine calls tools itself. The prompt of such a request is then the sum of the prompts of all
+	// turns.
 	addedPrompt  = 1 << 20
 	addedHistory = 1 << 23
 	// firstCompletion and completionRate bound the tokens of one answer: those that may come at

@@ -112,10 +112,10 @@ func (w *routingTable) resolvePool(r *Request, models []string) (choice, *openai
 	return choice{}, openai.Errorf(openai.CodeNoReplica, "No model of the pool `%s` has a replica.", r.Model)
 }
 
-// refuses returns the error for a request that asks for what clients of the model may not have: a
-// guarded field that one of its servers may obey, or media of a host that is not permitted. Nobody
-// knows what serves at an upstream. The request names the model or pool of this name. nil: the
-// request asks for nothing of that kind.
+// refuses returns the error for a request that asks for what clients of the model may not have.
+// That is a guarded field that one of its servers may obey, or media of a host that is not
+// permitted. Nobody knows what serves at an upstream. The request names the model or pool of this
+// name. nil: the request asks for nothing of that kind.
 func (t *modelRoute) refuses(r *Request, kind, name string) *openai.Error {
 	guards := t.policy.Guards
 	if t.joined || t.Launcher == engines.Upstream {
@@ -202,7 +202,7 @@ type cacheKey struct {
 }
 
 // keys computes the keys of all models of the choice, one per number of user messages. Where all
-// models look at the beginnings of the prompt, the key is one of these: to hash a long prompt once
+// models look at the beginnings of the prompt, the key is one of these. To hash a long prompt once
 // more takes as long as to read it. A model that has one replica needs no key.
 func (c choice) keys(r *Request, p *prompt) cacheKeys {
 	keys := make(cacheKeys, 0, 1)

@@ -41,9 +41,9 @@ func failingReplica(m *engines.ModelSnapshot) *engines.Replica {
 	return failing
 }
 
-// refuseCold refuses a request at once if no replica is ready and it is not to wait for one:
-// because the replicas keep failing to start, or because of NoWait. The scaler learns of the
-// request, so the start begins or goes on. It returns nil for every other request.
+// refuseCold refuses a request at once if no replica is ready and it is not to wait for one. It
+// does not wait if the replicas keep failing to start, or because of NoWait. The scaler learns of
+// the request, so the start begins or goes on. It returns nil for every other request.
 func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 	if !c.refusesCold() {
 		return nil

@@ -61,8 +61,8 @@ type Policy struct {
 	// MaxPrefillPerReplica bounds the requests on one replica that have no token yet; 0 means no
 	// bound.
 	MaxPrefillPerReplica int
-	// ColdStart bounds the wait for a model without a ready replica; 0 means 10 minutes, NoWait
-	// that such a request is refused at once and the start goes on.
+	// ColdStart bounds the wait for a model without a ready replica. 0 means 10 minutes. NoWait
+	// means that such a request is refused at once and the start goes on.
 	ColdStart time.Duration
 	// MaxDuration bounds a response, from when the request leaves for a replica to its end; 0 means
 	// that the route of Envoy bounds it.

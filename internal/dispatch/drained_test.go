@@ -125,7 +125,7 @@ func TestO8_UndrainedModelsTakeWaitersOfTheirPool(t *testing.T) {
 }
 
 // TestX14_ADrainedModelStaysHidden: a task for a model that the caller may not use is answered as
-// one for a model that does not exist, also while the model is drained.
+// one for a model that does not exist. That holds also while the model is drained.
 func TestX14_ADrainedModelStaysHidden(t *testing.T) {
 	t.Parallel()
 	s := newStage(Policy{})

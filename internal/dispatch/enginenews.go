@@ -63,9 +63,9 @@ func (d *Dispatcher) dropEarlyNewsLocked(s *engines.Snapshot) {
 	}
 }
 
-// recognizedLocked reports whether the engine of a discovered model is known from its news.
+// recognisedLocked reports whether the engine of a discovered model is known from its news.
 // Dispatcher.mu is held.
-func (d *Dispatcher) recognizedLocked(m *engines.ModelSnapshot) bool {
+func (d *Dispatcher) recognisedLocked(m *engines.ModelSnapshot) bool {
 	for i := range m.Replicas {
 		if news := d.newsLocked(m.Replicas[i].ID); news != nil && news.Engine != "" {
 			return true

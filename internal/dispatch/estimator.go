@@ -41,8 +41,8 @@ func (r *ratio) learn(bytes, tokens int64) {
 }
 
 // maxSkew bounds how far one response may move a ratio from its default, up or down. Otherwise a
-// client could make its own requests, or those of others, seem to cost what it likes: with runs of
-// spaces in prompts, or with probabilities beside each streamed token.
+// client could make its own requests, or those of others, seem to cost what it likes. Runs of
+// spaces in prompts would do it, or probabilities beside each streamed token.
 const maxSkew = 4
 
 // learnBounded is learn with a number of bytes that is plausible for the tokens.

@@ -110,7 +110,7 @@ func (t *modelRoute) patience(own time.Duration) time.Duration {
 func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *modelRoute {
 	now := time.Now()
 	t := &modelRoute{Model: m.Model, source: m, policy: d.policyLocked(m.Name)}
-	if m.Discovered && !t.policy.KeepStrategy && !d.recognizedLocked(m) {
+	if m.Discovered && !t.policy.KeepStrategy && !d.recognisedLocked(m) {
 		t.policy.Strategy = unknownEngine(t.policy.Strategy)
 	}
 	t.strategy = strategyOf(t.policy.Strategy)

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// BenchmarkPick is a whole dispatch and its end, by strategy, for chats of 1 KB and 64 KB: always
-// the same one, or one after the other that share their first 512 bytes.
+// BenchmarkPick is a whole dispatch and its end, by strategy, for chats of 1 KB and 64 KB. The chat
+// is always the same one, or the chats differ and share their first 512 bytes.
 func BenchmarkPick(b *testing.B) {
 	for _, size := range []int{1 << 10, 64 << 10} {
 		for _, n := range []int{8, 1000} {

@@ -220,7 +220,7 @@ func (d *Dispatcher) SetRemoteWaiting(gateway string, tokens map[string]int64) {
 
 // capPrefill excludes the replicas that would have more tokens to compute than
 // MaxPrefillTokensPerReplica. All first tokens are reported while there is such a bound, so what a
-// replica has yet to compute is known, and each first token makes the waiters retry.
+// replica has yet to compute is known. Each first token makes the waiters retry.
 func (t *modelRoute) capPrefill(p *pickInput) {
 	most := float64(t.policy.MaxPrefillTokensPerReplica)
 	if most <= 0 {

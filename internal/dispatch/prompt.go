@@ -72,8 +72,8 @@ func (c choice) promptOf(r *Request, tokens int) prompt {
 	return p
 }
 
-// isCacheAware reports whether picks of the model look at what the caches of its replicas hold: the
-// strategy does, and the model has or may soon have more than one replica.
+// isCacheAware reports whether picks of the model look at what the caches of its replicas hold.
+// They do if the strategy does, and the model has or may soon have more than one replica.
 func (t *modelRoute) isCacheAware() bool {
 	return t.strategy != nil && t.strategy.cacheAware && !t.isAlone()
 }

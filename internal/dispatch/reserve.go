@@ -104,7 +104,7 @@ func (t *modelRoute) loads(into []int) []int {
 
 // endpoints returns the value of the header that Envoy's override_host policy reads. A request that
 // only one of several replicas can take has that one twice. Envoy may repeat such a request on a
-// new connection, and would pick another replica by itself after the end of the list: one that is
+// new connection. After the end of the list it would pick another replica by itself, one that is
 // full, or that the routing table does not have.
 func (t *modelRoute) endpoints(key uint64, picked int, p *pickInput) string {
 	address := t.replicas[picked].address

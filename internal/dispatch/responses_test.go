@@ -64,8 +64,8 @@ func TestR7_ResponsesOutliveTheProcess(t *testing.T) {
 	}
 }
 
-// Responses whose replica stays away are told once each, however often the process is replaced:
-// each process reads them from the file and is told of them by the one before.
+// Responses whose replica stays away are told once each, however often the process is replaced.
+// Each process reads them from the file, and the one before tells it of them.
 func TestR7_UnplacedResponsesDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,8 @@ const (
 	maxRest     = 10 * time.Second
 )
 
-// WantsRest reports whether an answer with this status says that the replica has too much to do: a
-// 429, or a 503 that says when the next request may come.
+// WantsRest reports whether an answer with this status says that the replica has too much to do.
+// The answer is a 429, or a 503 that says when the next request may come.
 func WantsRest(status int, retryAfter time.Duration) bool {
 	return status == 429 || status == 503 && retryAfter > 0
 }

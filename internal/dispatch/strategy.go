@@ -15,8 +15,8 @@ type Strategy string
 
 // The strategies of a model's routing.
 const (
-	// Prefix picks the replica with the least predicted time to the first token (package predict),
-	// which depends on what waits there and on what its cache has of the prompt. A policy that
+	// Prefix picks the replica with the least predicted time to the first token (package predict).
+	// That time depends on what waits there and on what its cache has of the prompt. A policy that
 	// names no strategy has it.
 	Prefix Strategy = "prefix"
 	// CHWBL is consistent hashing with bounded loads and nothing else.

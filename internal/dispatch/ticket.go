@@ -18,7 +18,7 @@ import (
 type Ticket struct {
 	// Model is the name of the model, not the alias or the pool that the client asked for.
 	Model string
-	// Served is the name of the model in the request to the engine: the model's name on the
+	// Served is the name of the model in the request to the engine. It is the model's name on the
 	// picked replica and on all others in Endpoints, or that of the adapter that the client asked
 	// for.
 	Served string

@@ -29,8 +29,8 @@ func (s stage) queueTask(t *testing.T, r TaskRequest) <-chan waitingTask {
 	return answer
 }
 
-// A call of /schedule that waits gets what has changed meanwhile: a model that is put back, a model
-// that has come into the pool from another one, and no model that was drained.
+// A call of /schedule that waits gets what has changed meanwhile. It gets a model that is put back,
+// or one that has come into the pool from another one. It gets no model that was drained.
 func TestW6_AWaitingTaskSeesWhatChanges(t *testing.T) {
 	t.Parallel()
 	const patience = 4 * time.Minute

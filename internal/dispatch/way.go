@@ -35,7 +35,8 @@ type WayPolicy struct {
 	// the client of a native stream may wait for a third of it.
 	Heartbeat time.Duration
 	// Supervised says that the model has a bound on the time to the first token or between two
-	// events, or that the relay asks the engine for its token usage. Envoy can do none of that.
+	// events. It also says so if the relay asks the engine for its token usage. Envoy can do none
+	// of that.
 	Supervised bool
 	// Sample is the share of the native streams, from 0 to 1, that are managed to measure the times
 	// between their tokens.
@@ -133,8 +134,8 @@ var wayRules = []wayRule{
 	// A response without a stream has no events for the relay to read. Neither has speech, which
 	// engines stream as audio: the relay would gather all of it before the client gets any.
 	{way: native, applies: func(q *wayQuestion) bool { return !q.Stream || q.Endpoint == openai.Speech }},
-	// The operator demands it, or Envoy cannot do what the request or the model needs: end a stream
-	// in time with a proper last event, retry until the first token, or count tokens.
+	// The operator demands it, or Envoy cannot do what the request or the model needs. Envoy cannot
+	// end a stream in time with a proper last event, retry until the first token, or count tokens.
 	{way: managed, waits: isCold, applies: func(q *wayQuestion) bool {
 		return q.policy.Mode == ModeManaged || q.Timeout > 0 || q.MaxDuration > 0 || q.policy.Supervised
 	}},
@@ -230,10 +231,10 @@ type Managed struct {
 	ClientWaits bool
 }
 
-// DispatchOrHandOff decides which way a request from ext_proc takes. Exactly one result is not nil:
-// the ticket of a native request, which it dispatches like Dispatch; the Managed for the offer to
-// the relay; or the error of a refused request. The caller must not change r afterwards, since a
-// request that is handed off may still wait with it.
+// DispatchOrHandOff decides which way a request from ext_proc takes. Exactly one result is not nil.
+// A native request has a ticket, as Dispatch returns it. The Managed is for the offer to the relay.
+// A refused request has an error. The caller must not change r afterwards, since a request that is
+// handed off may still wait with it.
 func (d *Dispatcher) DispatchOrHandOff(ctx context.Context, r *Request) (*Ticket, *Managed, *openai.Error) {
 	if d.retired.Load() {
 		return nil, nil, retiredFault()

@@ -235,7 +235,7 @@ func TestHandoff(t *testing.T) {
 	}
 }
 
-// While a model of a gRPC engine leaves, the relay still speaks to it: it no longer is in the
+// While a model of a gRPC engine leaves, the relay still speaks to it. It no longer is in the
 // rules, and its replicas still are in the fleet.
 func TestWayOfAModelThatLeaves(t *testing.T) {
 	s := newStage(Policy{})

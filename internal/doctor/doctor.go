@@ -1,7 +1,8 @@
-// Package doctor tries what the check of a configuration file cannot know: whether programs are
-// there, ports are free, directories can be written, replicas have room, the hub has the weights,
-// and Redis, upstreams, Ray and the identity provider answer. The command `sluice doctor` uses it.
-// It changes nothing, but for keys in Redis that expire after a second.
+// Package doctor tries what the check of a configuration file cannot know. The command `sluice
+// doctor` uses it. It tries whether programs are there, ports are free, directories can be written,
+// replicas have room and the hub has the weights. It also tries whether Redis, upstreams, Ray and
+// the identity provider answer. It changes nothing, but for keys in Redis that expire after a
+// second.
 package doctor
 
 import (
@@ -193,7 +194,7 @@ func (e *examination) filter(ctx context.Context, envoyPath string) {
 }
 
 // writeFilter writes the filter into a new folder on the file system from which a gateway has it
-// loaded, or where that cannot be written, into one for temporary files.
+// loaded. Where that cannot be written, it writes into a folder for temporary files.
 func (e *examination) writeFilter() (file string, err error) {
 	parent, _ := writable(e.Config.StateDir)
 	dir, err := os.MkdirTemp(parent, "sluice-doctor-")

@@ -31,9 +31,10 @@ func secret(name, file string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// Secrets returns the contents of the two files of SDS: the certificate of an Envoy with its key,
-// and the authorities that it trusts, all as paths on the host of the Envoy. Envoy reads them again
-// when something is renamed in their directories, as Kubernetes does for a mounted Secret.
+// Secrets returns the contents of the two files of SDS. One has the certificate of an Envoy with
+// its key, the other the authorities that the Envoy trusts, all as paths on the host of the Envoy.
+// Envoy reads them again when something is renamed in their directories, as Kubernetes does for a
+// mounted Secret.
 func Secrets(cert, key, ca string) (certificate, authority []byte, err error) {
 	certificate, err = secretFile(&tlsv3.Secret{Name: certificateName, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
 		CertificateChain: file(cert), PrivateKey: file(key), WatchedDirectory: directory(cert),

@@ -105,8 +105,8 @@ type reader struct {
 	buffer []byte
 	// The bytes from begin to end are not parsed yet.
 	begin, end int
-	// timed means that the deadline of the socket tells when keptTime has passed, needed that a
-	// frame has needed a large buffer since, and unneeded that none has needed it until the
+	// timed means that the deadline of the socket tells when keptTime has passed. needed means that
+	// a frame has needed a large buffer since then, and unneeded that none has needed it until the
 	// deadline.
 	timed, needed, unneeded bool
 	// gone means that another goroutine reads. The bytes before begin then belong to the request

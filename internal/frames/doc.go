@@ -97,10 +97,10 @@
 // filter does not set these headers, so Envoy's own readers have no part in it. At the end, "usage"
 // has three numbers: tokens of the prompt, of the answer, and those of the prompt that came from
 // the cache, or -1. A response that tells only the total has it for its prompt, and -1 for its
-// answer. "usage" is missing if the response has not come to its end, has another status than
-// 200 to 299, is compressed, tells no usage, or has a part that is no JSON. If the
-// value of the header asks for the stream too, "read" has what package xds describes for the Lua
-// reader (streamReaderSource).
+// answer. "usage" is missing if the response has not come to its end, has another status than 200
+// to 299, or is compressed. It is also missing if the response tells no usage, or has a part that
+// is no JSON. If the value of the header asks for the stream too, "read" has what package xds
+// describes for the Lua reader (streamReaderSource).
 //
 // # Shared memory
 //
@@ -130,15 +130,15 @@
 //
 // # Deadlines and faults
 //
-// A request that hears nothing for the time of Welcome after its body was sent (2 s until Welcome)
-// goes on undecided, and finds only the route to a cluster that does not exist. So does each
-// request that no connection can take. A connection that breaks ends the waits of its undecided
-// requests in the same way. The thread reads what has come before it ends a wait, because Envoy may
-// have stood still meanwhile. Requests that are decided run on.
-// If they end while there is no connection, the filter sends Live and End of them later. The Ends
-// that wait on a connection that breaks leave over the next one. The filter keeps at most 1 MiB of
-// such frames. Those that the socket has taken and no gateway has read are lost. A connection that
-// takes nothing for the time of Welcome counts as broken. One that takes less than what comes is
-// told of no further request while 16 MiB of frames wait. So a client that fills the queue breaks
-// no connection. Ends always have room.
+// A request may hear nothing for the time of Welcome after its body was sent (2 s until Welcome).
+// It then goes on undecided, and finds only the route to a cluster that does not exist. So does
+// each request that no connection can take. A connection that breaks ends the waits of its
+// undecided requests in the same way. The thread reads what has come before it ends a wait, because
+// Envoy may have stood still meanwhile. Requests that are decided run on. If they end while there
+// is no connection, the filter sends Live and End of them later. The Ends that wait on a connection
+// that breaks leave over the next one. The filter keeps at most 1 MiB of such frames. Those that
+// the socket has taken and no gateway has read are lost. A connection that takes nothing for the
+// time of Welcome counts as broken. One that takes less than what comes is told of no further
+// request while 16 MiB of frames wait. So a client that fills the queue breaks no connection. Ends
+// always have room.
 package frames

@@ -74,10 +74,10 @@ func setField(e *request.Entry, w *request.Words, name string, value []byte) {
 	}
 }
 
-// usageOf returns the usage of a response from its text: the tokens of the prompt, of the answer,
-// and those of the prompt that came from the cache, or -1 if that is not known. An answer of -1
-// means that the first number is the total. It returns the zero value if the text is not as
-// expected.
+// usageOf returns the usage of a response from its text. The text has the tokens of the prompt, of
+// the answer, and those of the prompt that came from the cache, or -1 if that is not known. An
+// answer of -1 means that the first number is the total. It returns the zero value if the text is
+// not as expected.
 func usageOf(text string) request.Usage {
 	var n [3]int64
 	fields := strings.Fields(text)

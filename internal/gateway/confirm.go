@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 
-// mustConfirm says why a new file needs the word of an operator: it would shut out every tenant,
+// mustConfirm says why a new file needs the word of an operator. It would shut out every tenant,
 // end every model that serves, or judge no answer any more. Such a file is more often one that an
 // editor or a full disk has cut than one that is meant. "" means that it needs none. It is the
 // watcher's Confirm.

@@ -1,6 +1,6 @@
-// Package gateway composes the parts of one Sluice process: it makes them from a configuration,
-// runs them, puts changed configurations in force, drains, hands over, and adopts what an earlier
-// process left running. The commands up, serve, restart and node of cmd/sluice use it.
+// Package gateway composes the parts of one Sluice process. The commands up, serve, restart and
+// node of cmd/sluice use it. It makes the parts from a configuration, runs them, puts changed
+// configurations in force, drains, hands over, and adopts what an earlier process left running.
 //
 // Read gateway.go (the parts and their life), settings.go and plan.go (a change of the
 // configuration), then the file of the part in question: limits.go, launchers.go, envoy.go,

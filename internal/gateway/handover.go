@@ -153,7 +153,7 @@ func mergeStops(signals <-chan os.Signal, merged chan<- os.Signal) {
 }
 
 // sameStop is how long after the beginning of a drain a signal may be the one for which the drain
-// has begun: some supervisors signal all processes, and the follower passes its signal on, too.
+// has begun. Some supervisors signal all processes, and the follower passes its signal on, too.
 const sameStop = 100 * time.Millisecond
 
 // hurry kills all processes of the directory when a second signal to stop comes before ctx ends.

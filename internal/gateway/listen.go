@@ -444,8 +444,8 @@ func (s *sockets) sharedFiles() ([]*os.File, error) {
 }
 
 // copyOf returns a copy of a listener for a child process. The file that TCPListener.File returns
-// would not do: exec makes it block, and with it the listener itself, whose Accept and Close then
-// wait for a connection that the child may have accepted.
+// would not do. exec makes it block, and with it the listener itself. Accept and Close of the
+// listener then wait for a connection that the child may have accepted.
 func copyOf(l *net.TCPListener) (*os.File, error) {
 	raw, err := l.SyscallConn()
 	if err != nil {

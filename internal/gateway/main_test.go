@@ -19,9 +19,10 @@ import (
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
-// TestMain lets the test binary stand in for the program that a gateway starts: it is the guard and
-// the simulated engine when it is called as "sluice guard" and "sluice sim" are. As "holder" it is
-// a gateway that dies when it is to hand over, and as "logger" one that logs a line and ends.
+// TestMain lets the test binary stand in for the program that a gateway starts. It is the guard
+// when it is called as "sluice guard" is, and the simulated engine when it is called as "sluice
+// sim" is. As "holder" it is a gateway that dies when it is to hand over, and as "logger" one that
+// logs a line and ends.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {

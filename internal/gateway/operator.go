@@ -104,8 +104,8 @@ func (o *operator) SetScale(model string, to *admin.Bounds) (admin.Scale, *opena
 			"min is %d and max is %d: min must be 0 or more, and max from min (at least 1) to %d.", to.Min, to.Max, maxScale)
 	}
 	if by := o.launchers.scaledBy(model); by != "" && to != nil {
-		return admin.Scale{}, conflict("The gateway `%s` decides how many replicas the model `%s` has, because it leads the gateways that share them: "+
-			"ask that one, or change `replicas` of the model, which all gateways read.", by, model)
+		return admin.Scale{}, conflict("The gateway `%s` decides how many replicas the model `%s` has, because it leads the gateways that share them. "+
+			"Ask that one, or change `replicas` of the model, which all gateways read.", by, model)
 	}
 	o.launchers.override(model, to)
 	o.save()

@@ -196,8 +196,8 @@ func newVerdicts(c *config.Config, all []verdict, accepted map[string][]byte) *v
 	return result
 }
 
-// commit puts the verdicts in force that belong to c: those that merge made last, or those that
-// were in force before when the gateway goes back to c.
+// commit puts the verdicts in force that belong to c. They are those that merge made last, or those
+// that were in force before when the gateway goes back to c.
 func (r *customResources) commit(c *config.Config) {
 	if r == nil {
 		return

@@ -29,7 +29,7 @@ const (
 	// idleConnections is how long Envoy may keep a connection to a retired process without a
 	// request. Its own time-outs are shorter.
 	idleConnections = 40 * time.Second
-	// settleTime is how long a retired process stays at least: Envoy may still send a request on a
+	// settleTime is how long a retired process stays at least. Envoy may still send a request on a
 	// connection before it knows that it should open a new one.
 	settleTime = time.Second
 	// flushTimeout bounds the time in which the successor is told of the last requests.

@@ -60,7 +60,7 @@ const (
 	pickableLimit    = 10 * time.Second
 )
 
-// run shares until ctx ends. It begins when the replicas may be picked: the other gateways tell
+// run shares until ctx ends. It begins when the replicas may be picked. The other gateways tell
 // their latest placements as soon as they hear this one, and the dispatcher ignores placements on
 // replicas that it may not pick.
 func (r *remoteRouting) run(ctx context.Context) error {

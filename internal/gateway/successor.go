@@ -57,8 +57,8 @@ type successor struct {
 }
 
 // handOver has a new process of the installed binary take over. On an error nothing has changed,
-// unless managing has ended. Once the new process has been told to take over, there is no way back:
-// if it fails then, takeBack has a new Gateway in this process take over.
+// unless managing has ended. Once the new process has been told to take over, there is no way back.
+// If it fails then, takeBack has a new Gateway in this process take over.
 func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 	g.log.Info("hand-over started")
 	s, err := g.succession.start(ctx)
@@ -88,8 +88,8 @@ func (g *Gateway) handOver(ctx context.Context) (*successor, error) {
 }
 
 // startSuccessor starts the binary that is now at this program's path, with the arguments and the
-// environment of this process, a connection for the hand-over and the listeners with TCP
-// addresses.
+// environment of this process. The binary also gets a connection for the hand-over and the
+// listeners with TCP addresses.
 func (g *Gateway) startSuccessor(context.Context) (*successor, error) {
 	path, err := exec.LookPath(os.Args[0])
 	if err != nil {

@@ -235,7 +235,7 @@ const (
 )
 
 // closeIfDrained closes a drained connection on which everything is sent. It closes the write side
-// first, and the reader discards what still comes: a socket of TCP that is closed before it has
+// first, and the reader discards what still comes. A socket of TCP that is closed before it has
 // read everything has the client lose what it has not read.
 func (c *conn) closeIfDrained() {
 	c.mu.Lock()

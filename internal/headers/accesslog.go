@@ -20,9 +20,9 @@ const (
 	DetailsPrefix = "sluice_"
 )
 
-// Metadata is the namespace of everything that Sluice puts into Envoy's metadata: the id of the
-// replica on an endpoint, the body limit on a route, and the dynamic metadata that ext_proc sets on
-// a request.
+// Metadata is the namespace of everything that Sluice puts into Envoy's metadata. That is the id of
+// the replica on an endpoint, the body limit on a route, and the dynamic metadata that ext_proc
+// sets on a request.
 const Metadata = "sluice"
 
 // MetadataUsage is the namespace of the typed metadata in which Envoy reports the token usage of a

@@ -18,7 +18,7 @@ type Stripped struct {
 
 // Reasons that several headers have.
 const (
-	otherRequest = "names another path or method than the one that was authorized"
+	otherRequest = "names another path or method than the one that was authorised"
 	otherClient  = "claims an address or name that a server may trust"
 	credential   = "holds a credential of the client, which is for the gateway alone"
 	otherWorker  = "chooses a worker inside the engine, past the pick of the gateway"
@@ -138,9 +138,10 @@ var fromEngines = []Stripped{
 	{Budget, ownLimits, false},
 }
 
-// prefixesFromClients are the beginnings of the names of headers by which a client would choose the
-// provider, its host, the model or the account at a gateway behind an upstream: Portkey, Helicone,
-// Cloudflare, Bifrost and LiteLLM. LiteLLM sends a header on without the prefix x-pass-.
+// prefixesFromClients are the beginnings of the names of headers for gateways behind an upstream.
+// By such a header a client would choose the provider, its host, the model or the account there.
+// Such gateways are Portkey, Helicone, Cloudflare, Bifrost and LiteLLM. LiteLLM sends a header on
+// without the prefix x-pass-.
 var prefixesFromClients = [...]string{"x-portkey-", "helicone-", "cf-aig-", "x-bf-", "x-litellm-", "x-pass-"}
 
 // SteersGateways reports whether a header of a client has such a beginning. name is in lower case.

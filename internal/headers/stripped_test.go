@@ -70,8 +70,8 @@ func document() []byte {
 		fmt.Fprintf(&b, "| `%s` | It %s. | %s |\n", h.Name, h.Why, read)
 	}
 	b.WriteString("\n## Of engines\n\nClients never get these headers of an engine, nor any header whose name begins with `x-sluice-` or `x-envoy-`.\n" +
-		"A response with status 101 that nobody has asked for becomes a 502, and so does a redirect (3xx): clients would follow it with\n" +
-		"the prompt, past the gateway.\n\n" +
+		"A response with status 101 that nobody has asked for becomes a 502. So does a redirect (3xx), because clients would follow it\n" +
+		"with the prompt, past the gateway.\n\n" +
 		"| header | why |\n| --- | --- |\n")
 	for _, h := range FromEngines() {
 		fmt.Fprintf(&b, "| `%s` | It %s. |\n", h.Name, h.Why)

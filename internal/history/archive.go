@@ -25,8 +25,8 @@ type archive struct {
 	back int
 }
 
-// trusted is how many samples of a time make it true: one that is far from the others may be that
-// of a wrong clock, and nothing is dropped for it.
+// trusted is how many samples of a time make it true. A sample that is far from the others may be
+// that of a wrong clock, and nothing is dropped for it.
 const trusted = 30
 
 // damagedSuffix is added to the name of a file that is damaged.

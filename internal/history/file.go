@@ -15,8 +15,8 @@ import (
 
 // A file has the samples of one hour: a header, then a record for each sample. A record is its
 // length in four bytes, its content, and the XXH64 of the content. The content is the slot in two
-// bytes and an entry for each model that has changed: the index of the model, its name if the index
-// is new, and the change (hour.go).
+// bytes and an entry for each model that has changed. An entry has the index of the model, its name
+// if the index is new, and the change (hour.go).
 const (
 	formatVersion = 1
 	lengthBytes   = 4

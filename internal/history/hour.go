@@ -54,8 +54,8 @@ type track struct {
 
 func newHour(number int64) *hour { return &hour{number: number, byName: map[string]int{}} }
 
-// A change begins with the set of the series that have changed in two bytes, and has the code of
-// each of them in two bytes, in the order of the series. All numbers are little-endian.
+// A change begins with the set of the series that have changed, in two bytes. It then has the code
+// of each of them in two bytes, in the order of the series. All numbers are little-endian.
 
 // diff appends the change of a track to b. It returns b as it was if nothing has changed.
 func (t *track) diff(b []byte, now *[seriesCount]code) []byte {

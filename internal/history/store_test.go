@@ -275,8 +275,8 @@ func TestB8_AClockThatWasWrong(t *testing.T) {
 	}
 }
 
-// A clock that is set back by less than two hours, as where the machine's own clock had the local
-// time, costs the samples of five minutes too, and no earlier ones of the same hour.
+// A clock is set back by less than two hours, as where the machine's own clock had the local time.
+// That costs the samples of five minutes too, and no earlier ones of the same hour.
 func TestB8_AClockThatIsSetBack(t *testing.T) {
 	for _, ahead := range []time.Duration{10 * time.Minute, 40 * time.Minute, time.Hour, 110 * time.Minute} {
 		dir := t.TempDir()

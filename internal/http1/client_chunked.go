@@ -11,7 +11,7 @@ import (
 )
 
 // chunkedBody is the body of a response in chunks. It reads into the buffer of its reader and
-// decodes there, so an open stream holds no buffer of its own, and as much comes by one read as the
+// decodes there, so an open stream holds no buffer of its own. As much comes by one read as the
 // reader has room for.
 type chunkedBody struct {
 	conn     *clientConn

@@ -154,7 +154,7 @@ func TestStrayBytesEndAConnection(t *testing.T) {
 }
 
 // TestRetryOnce: a request is sent again if the engine closes the idle connection while the request
-// is written, unless the engine has answered or the body cannot be repeated.
+// is written. It is not if the engine has answered or the body cannot be repeated.
 func TestRetryOnce(t *testing.T) {
 	for _, test := range []struct {
 		name, second string

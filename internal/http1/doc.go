@@ -2,10 +2,10 @@
 // calls engines and a Server that Envoy forwards managed streams to. internal/relay calls engines
 // with it; internal/gateway and internal/relay serve with it.
 //
-// net/http holds two goroutines and two buffers for each connection to a server, and the request
-// and three buffers for each connection from a client, for as long as the exchange lasts. Here an
-// open stream in chunks holds no buffer but the one that its reader reads into, and an event costs
-// one system call on each side.
+// For as long as the exchange lasts, net/http holds two goroutines and two buffers for each
+// connection to a server. For each connection from a client it holds the request and three buffers.
+// Here an open stream in chunks holds no buffer but the one that its reader reads into, and an
+// event costs one system call on each side.
 //
 // What is rare is left to net/http. It parses all heads. The Server hands upgrades, HTTP/1.0 and
 // malformed requests to a complete net/http server, with every byte that was read. The Transport

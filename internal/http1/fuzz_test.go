@@ -52,7 +52,7 @@ func FuzzTransport(f *testing.F) {
 	})
 }
 
-// knownDifference says whether the two are known, and meant, to differ: Transport does not speak
+// knownDifference says whether the two are known, and meant, to differ. Transport does not speak
 // the protocol that a 101 switches to, counts 1xx responses differently, and bounds trailers and
 // chunk headers.
 func knownDifference(answer []byte) bool {

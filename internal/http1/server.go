@@ -47,8 +47,9 @@ type Server struct {
 	Other *http.Server
 	// Log receives panics of Handler and faults of listeners; nil means no log.
 	Log *zap.Logger
-	// ReadHeaderTimeout bounds the time for the head of a request, counted from its first byte, or
-	// from the opening of the connection for the first request; 0 means DefaultReadHeaderTimeout.
+	// ReadHeaderTimeout bounds the time for the head of a request. It counts from the first byte of
+	// the head, or for the first request from the opening of the connection. 0 means
+	// DefaultReadHeaderTimeout.
 	ReadHeaderTimeout time.Duration
 	// IdleTimeout is how long a connection may be without a request; 0 means DefaultIdleTimeout.
 	IdleTimeout time.Duration

@@ -135,8 +135,8 @@ func (w *ResponseWriter) Write(b []byte) (int, error) {
 //
 // When err is nil, all of b was taken and the caller may use b again. If whole is true, the socket
 // has all of it. Otherwise the ResponseWriter keeps a copy of what did not fit. The next TryWrite,
-// Write, Flush or the end of the handler sends the copy first: TryWrite as far as it fits, the
-// others waiting up to the write deadline.
+// Write, Flush or the end of the handler sends the copy first. TryWrite sends it as far as it fits.
+// The others wait up to the write deadline.
 //
 // When err is ErrFull, no byte of b was taken, because the copy still does not fit. The caller
 // tries again later, or waits by Flush or Write. So the ResponseWriter never keeps more than one b
@@ -245,8 +245,8 @@ func (w *ResponseWriter) appendSuffix(out []byte, size int) []byte {
 }
 
 // appendHead appends the settled head, without the framing and the empty line. When the body of the
-// request was not read, or when the server ends, it declares that the connection ends: the rest may
-// never be read, and the peer must not send its next request.
+// request was not read, or when the server ends, the head declares that the connection ends. The
+// rest may never be read, and the peer must not send its next request.
 func (w *ResponseWriter) appendHead(out []byte) []byte {
 	w.closing = w.closing || !w.conn.bodyDone.Load() || w.conn.server.ending()
 	out = append(out, *w.head...)

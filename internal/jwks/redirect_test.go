@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A provider may move its keys to another address, but not from https to http: there anybody on the
+// A provider may move its keys to another address, but not from https to http. There anybody on the
 // way could put keys of his own in their place.
 func TestO12_Redirects(t *testing.T) {
 	var p provider

@@ -144,10 +144,10 @@ func (r *shared) parseLocked(texts map[string]string) {
 	}
 }
 
-// hasLostLocked reports whether Redis has lost keys or revocations that were read last: its version
-// is older, or it was begun anew, or all keys have gone without a change of the version. A gateway
-// of an earlier release may have removed one key so. A version of such a release has no number and
-// may be newer than any other one. mu is held.
+// hasLostLocked reports whether Redis has lost keys or revocations that were read last. It has if
+// its version is older, if it was begun anew, or if all keys have gone without a change of the
+// version. A gateway of an earlier release may have removed one key so. A version of such a release
+// has no number and may be newer than any other one. mu is held.
 func (r *shared) hasLostLocked(version string, count int) bool {
 	if version == r.version && count == 0 && len(r.texts) > 1 {
 		return true

@@ -1,8 +1,8 @@
--- Replaces all keys by those that a gateway remembers, if Redis has an older version or none, or has
--- the same version and no keys. KEYS: the hash of the keys, the version. ARGV: the version of what the
--- gateway remembers, then the id and the text of each key. The answer is 1 if the keys were replaced.
--- change.lua says what a version is. Keys whose version has no number get one, so that no other gateway
--- replaces them in its turn.
+-- Replaces all keys by those that a gateway remembers, if Redis has an older version or none, or
+-- has the same version and no keys. KEYS: the hash of the keys, the version. ARGV: the version of
+-- what the gateway remembers, then the id and the text of each key. The answer is 1 if the keys
+-- were replaced. change.lua says what a version is. Keys whose version has no number get one, so
+-- that no other gateway replaces them in its turn.
 local function number(version) return tonumber(string.match(version, '^(%d+)%-') or '0') end
 
 local version, remembered = redis.call('GET', KEYS[2]), ARGV[1]

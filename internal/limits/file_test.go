@@ -144,7 +144,8 @@ func TestFileIsLocked(t *testing.T) {
 }
 
 // TestX13_FileDamagedAtEveryByte: whatever byte is damaged and wherever the file is cut, the start
-// after it has limits: the overrides, or those of the configuration once the file is put aside.
+// after it has limits. They are the overrides, or those of the configuration once the file is put
+// aside.
 func TestX13_FileDamagedAtEveryByte(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "limits.json")

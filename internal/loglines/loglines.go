@@ -59,7 +59,7 @@ func Cut(line string, most int) string {
 	return line
 }
 
-// Printable returns a line as a terminal would show it in the end: without the control characters
+// Printable returns a line as a terminal would show it in the end. It lacks the control characters
 // of progress bars and colours, its line break, and the spaces at its end.
 func Printable(line string) string {
 	line = strings.TrimRight(line, "\r\n")

@@ -1,6 +1,7 @@
-// Package memory bounds the memory of the gateway: a [Budget] of bytes for everything that the
-// relay keeps for clients and engines, and the soft limit of the process's own heap. The package
-// internal/gateway uses it to make and watch the budget, and internal/relay reserves from it.
+// Package memory bounds the memory of the gateway. The package internal/gateway uses it to make and
+// watch the [Budget], and internal/relay reserves from it. The Budget has the bytes of everything
+// that the relay keeps for clients and engines. The package also sets the soft limit of the
+// process's own heap.
 package memory
 
 import (

@@ -26,16 +26,17 @@ func SetLimit(limit int64) (inForce int64, byEnvironment bool) {
 	return limit, false
 }
 
-// Monitor measures the memory of this process, and gives memory back to the operating system: after
-// the budget was used much more than it is now, and while the process has little to do.
+// Monitor measures the memory of this process, and gives memory back to the operating system. It
+// does so after the budget was used much more than it is now, and while the process has little to
+// do.
 type Monitor struct {
 	Budget *Budget
 
 	inUse atomic.Int64
 	// room is what Reserve has reserved. Nobody reads or writes it.
 	room []byte
-	// allocated is how many bytes the process had allocated at the last call of settle, settled is
-	// when settle has given memory back last, and busy tells that the process had much to do since
+	// allocated is how many bytes the process had allocated at the last call of settle. settled is
+	// when settle has given memory back last. busy tells that the process had much to do since
 	// then. Only Run's goroutine uses the three.
 	allocated uint64
 	settled   time.Time

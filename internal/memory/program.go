@@ -34,7 +34,7 @@ func UnmapProgram() (unmapped int64) {
 // mapping is a part of the address space.
 type mapping struct {
 	start, end uintptr
-	// resident is how many of its bytes are mapped to memory, and anonymous how many, in memory or
+	// resident is how many of its bytes are mapped to memory. anonymous is how many, in memory or
 	// swapped out, do not come from the file any more, because they were written.
 	resident, anonymous int64
 }

@@ -388,7 +388,7 @@ router_settings: {num_retries: 2, retry_after: 3, allowed_fails: 4, cooldown_tim
 }
 
 // TestRenamedModelsAreFound: what names a model by a name that cannot be one here names it by its
-// new name, and a name of its own follows the same rule.
+// new name. A name of its own follows the same rule.
 func TestRenamedModelsAreFound(t *testing.T) {
 	t.Parallel()
 	for kind, tt := range map[migrate.Kind]struct {

@@ -227,8 +227,8 @@ func BenchmarkScanForm(b *testing.B) {
 	}
 }
 
-// BenchmarkScanAndMatch is what routing by the prefix index needs of a request, before the choice:
-// the scan, the chain, and the match on 8 replicas that have 2,000 prompts.
+// BenchmarkScanAndMatch is what routing by the prefix index needs of a request before the choice.
+// That is the scan, the chain, and the match on 8 replicas that have 2,000 prompts.
 func BenchmarkScanAndMatch(b *testing.B) {
 	x := prefix.NewIndex(nil)
 	for range 8 {

@@ -21,8 +21,8 @@ import (
 // Each text is preceded by its length in bytes, 8 bytes big endian, so that no two lists of texts
 // hash the same bytes. A text is hashed without JSON's escapes; half a surrogate pair is U+FFFD.
 // When the content is a list, the texts of its text parts and the JSON of its other parts, as it
-// stands in the body, make one text, joined without a separator. A content that is missing or null
-// is an empty text; any other content is its JSON.
+// stands in the body, make one text. They are joined without a separator. A content that is missing
+// or null is an empty text; any other content is its JSON.
 //
 // Every other request is hashed as a whole, and so is a chat or response that has no such text.
 func (r *Request) CacheKey(body []byte, userMessages int) uint64 {

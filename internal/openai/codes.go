@@ -48,9 +48,8 @@ type CodeInfo struct {
 }
 
 // codes is the one table of codes. The type of an error, whether it is retryable and its gRPC
-// status follow from the HTTP status, because an engine's error has a status and no code of
-// Sluice's: see TypeOf, retryableStatus and CodeOf in api/llm/v1. docs/errors.md is generated from
-// the table.
+// status follow from the HTTP status. An engine's error has only a status, and no code of Sluice's.
+// See TypeOf, retryableStatus and CodeOf in api/llm/v1. docs/errors.md is generated from the table.
 var codes = [...]CodeInfo{
 	{CodeInvalidRequest, 400, "The body or an option is wrong, or the request can never fit a limit. " +
 		"Also 404 for an unknown path, 405 for a wrong method and 415 for a wrong Content-Type."},

@@ -85,7 +85,7 @@ func document() []byte {
 		"event, with `retryable` and `retry_after_ms` beside those. A retryable error has a `Retry-After` header,\n" +
 		"of 1 second if nothing better is known. The header `x-sluice-source` says whether the gateway or the\n" +
 		"engine answered. Over gRPC the status follows from the HTTP status, and `llm.v1.Error` holds the rest.\n" +
-		"Errors of status 401, 408 and 409, and `insufficient_quota`, have `x-should-retry: false`: some clients of OpenAI\n" +
+		"Errors of status 401, 408 and 409, and `insufficient_quota`, have `x-should-retry: false`. Otherwise some clients of OpenAI\n" +
 		"and Anthropic would repeat the request by themselves, and generate all of it again or meet the same fault.\n\n" +
 		"| status | code | type | retryable | meaning |\n| --- | --- | --- | --- | --- |\n")
 	for _, row := range Codes() {

@@ -47,8 +47,8 @@ func Errorf(code Code, format string, args ...any) *Error {
 func Cancelled() *Error { return Errorf(CodeCancelled, "The request was cancelled.") }
 
 // ModelNotFound returns the one answer for a model or pool that does not exist and for one that the
-// caller may not use, so that nobody learns which names exist. param is the field that holds the
-// name, "model" or "pool". name is what the client sent: never the name behind an alias.
+// caller may not use. So nobody learns which names exist. param is the field that holds the name,
+// "model" or "pool". name is what the client sent: never the name behind an alias.
 func ModelNotFound(param, name string) *Error {
 	const longest = 200
 	if len(name) > longest {
@@ -72,8 +72,8 @@ func (e *Error) HTTPStatus() int {
 // Retryable reports whether the same request may succeed later: 408, 429, 502, 503 and 504.
 func (e *Error) Retryable() bool { return retryableStatus(e.HTTPStatus()) }
 
-// RetryAfterMillis returns when a retry makes sense, in milliseconds: at least 1 for a retryable
-// error, 1000 if RetryAfter is not set, and 0 for an error that is not retryable.
+// RetryAfterMillis returns when a retry makes sense, in milliseconds. It is at least 1 for a
+// retryable error, 1000 if RetryAfter is not set, and 0 for an error that is not retryable.
 func (e *Error) RetryAfterMillis() int64 {
 	if !e.Retryable() {
 		return 0
@@ -215,9 +215,9 @@ func MessagesType(status int) string {
 // "retry_after_ms" if the error is retryable.
 func (e *Error) EventData() []byte { return render(e.eventObject()) }
 
-// AppendResponsesEvent appends the error as an event of a stream of the Responses API: of the type
-// error, with a sequence number and with the members that OpenAI documents for it beside those of
-// EventData.
+// AppendResponsesEvent appends the error as an event of a stream of the Responses API. The event
+// has the type error and a sequence number. It has the members that OpenAI documents for it beside
+// those of EventData.
 func (e *Error) AppendResponsesEvent(dst []byte, sequence int64) []byte {
 	o := e.eventObject()
 	data := marshal(map[string]any{"type": "error", "sequence_number": sequence,

@@ -18,9 +18,9 @@ const (
 // formScanner reads a form (multipart/form-data, RFC 7578). It goes from boundary to boundary and
 // does not read the content of the file.
 //
-// It accepts only what all readers agree on: no preamble or epilogue, the boundary nowhere but in
-// delimiters, header lines ended by CRLF and not folded, one plain name for each part, no transfer
-// encoding. Clients send nothing else.
+// It accepts only what all readers agree on. There is no preamble or epilogue, and the boundary is
+// nowhere but in delimiters. Header lines end by CRLF and are not folded. Each part has one plain
+// name and no transfer encoding. Clients send nothing else.
 type formScanner struct {
 	body  []byte
 	dash  []byte // "--" and the boundary

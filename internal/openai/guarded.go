@@ -10,7 +10,7 @@ import (
 )
 
 // Guarded is a field of a JSON body by which a client would make an engine do what is not for
-// clients to decide, in a fleet that several tenants share.
+// clients to decide. Several tenants share the fleet.
 type Guarded struct {
 	// Name is the name of the field.
 	Name string
@@ -212,9 +212,9 @@ func isLower(name []byte) bool {
 	return true
 }
 
-// maxItemDepth is how deep the parts of an item are inside of the field: in a list of items, each a
-// list of parts or an object with a list of parts as its content. A part may be the result of a
-// tool, which has a list of parts, too.
+// maxItemDepth is how deep the parts of an item are inside of the field. The field is a list of
+// items. An item is a list of parts, or an object with a list of parts as its content. A part may
+// be the result of a tool, which has a list of parts, too.
 const maxItemDepth = 6
 
 // items reads what is embedded, ranked or scored, or whose tokens are counted: texts, lists of
@@ -307,8 +307,8 @@ func (s *scanner) guardMembers(within Guards) {
 }
 
 // extraBody reads the value of the field extra_body. The field counts if one of its members is a
-// guarded field, or one that the gateway reads in the body: the model, what the model is to read,
-// bounds of the output, the number of answers. Other members pass.
+// guarded field, or one that the gateway reads in the body. Those are the model, what the model is
+// to read, bounds of the output, and the number of answers. Other members pass.
 func (s *scanner) extraBody() {
 	if s.json.Kind() != '{' {
 		s.json.Skip()

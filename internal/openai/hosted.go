@@ -144,8 +144,8 @@ func (s *scanner) readTools() {
 	}
 }
 
-// isHostedTool reads a tool and reports whether it reaches what its client may not reach: a host by
-// server_url or connector_id, another model, stored files, or a container of others.
+// isHostedTool reads a tool and reports whether it reaches what its client may not reach. That is a
+// host by server_url or connector_id, another model, stored files, or a container of others.
 func (s *scanner) isHostedTool() (hosted bool) {
 	start := s.json.Pos()
 	more := false

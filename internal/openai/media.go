@@ -19,9 +19,9 @@ const (
 	speechTokensPerByte = 3
 )
 
-// MediaOutput returns how many tokens the answer counts as because it is speech or images: 3 for
-// each byte of the text to be spoken, and for each image 1,024 in proportion to its area. An image
-// without a good size counts as 1024×1024. The result is 0 for all other endpoints.
+// MediaOutput returns how many tokens the answer counts as because it is speech or images. Speech
+// counts as 3 for each byte of the text to be spoken. An image counts as 1,024 in proportion to its
+// area. An image without a good size counts as 1024×1024. The result is 0 for all other endpoints.
 func (r *Request) MediaOutput() int {
 	switch {
 	case r.Endpoint == Speech:

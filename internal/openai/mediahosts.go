@@ -155,8 +155,8 @@ func isPublicAddress(address netip.Addr) bool {
 var internet6 = netip.MustParsePrefix("2000::/3")
 
 // notPublic are the ranges of addresses that are not global by the registries of the IANA for
-// special purposes, those by which IPv6 reaches IPv4, and the address of Azure's services for a
-// virtual machine.
+// special purposes. It also has those by which IPv6 reaches IPv4, and the address of Azure's
+// services for a virtual machine.
 var notPublic = func() (all []netip.Prefix) {
 	for text := range strings.FieldsSeq(`0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24
 		192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3 168.63.129.16/32

@@ -70,9 +70,9 @@ func urlField(name []byte) string {
 }
 
 // sourceField returns the name of a field of a request for images or speech that has the images to
-// be changed or the voice to be imitated, in any case; empty for other names. The names are those
-// of OpenAI, of the servers of vLLM and SGLang for images and speech, and of LocalAI. In a form
-// they may end with [].
+// be changed or the voice to be imitated. The name may be in any case. The result is empty for
+// other names. The names are those of OpenAI, of the servers of vLLM and SGLang for images and
+// speech, and of LocalAI. In a form they may end with [].
 func sourceField(name []byte) string {
 	name = lower(bytes.TrimSuffix(name, []byte("[]")))
 	for _, field := range [...]string{"image", "images", "image_url", "mask", "mask_url", "url", "reference_url", "file_url", "video", "audio",
@@ -84,8 +84,8 @@ func sourceField(name []byte) string {
 	return ""
 }
 
-// sources reads the value of a field of a request for images or speech: a URL, or a list of URLs
-// and of objects that have URLs or ids of stored files.
+// sources reads the value of a field of a request for images or speech. It is a URL, or a list of
+// URLs and of objects that have URLs or ids of stored files.
 func (s *scanner) sources(field string, depth int) {
 	r := &s.json
 	switch c := r.Kind(); {
@@ -227,8 +227,8 @@ func (u *MediaURL) setHost(scheme, authority string) {
 	}
 }
 
-// hostPort reads the authority of a URL. The host is empty unless all readers of URLs agree on it:
-// the authority must be a name, an IPv4 address with four numbers or an IPv6 address in brackets,
+// hostPort reads the authority of a URL. The host is empty unless all readers of URLs agree on it.
+// The authority must be a name, an IPv4 address with four numbers or an IPv6 address in brackets,
 // and maybe a port. Some readers take a backslash for a slash, decode escapes, or take 127.1 and
 // 0x7f000001 for addresses.
 func hostPort(authority string) (host string, port uint16) {
@@ -303,8 +303,8 @@ func isWebURL(raw []byte) bool {
 // takes at most six bytes for one.
 const maxPath = 6 * 4096
 
-// isPath reports whether a string without a colon is a path, and not base64: that has neither a dot
-// nor a slash at its beginning, unless it is a JPEG.
+// isPath reports whether a string without a colon is a path, and not base64. Base64 has neither a
+// dot nor a slash at its beginning, unless it is a JPEG.
 func isPath(text []byte) bool {
 	if bytes.HasPrefix(text, []byte("/9j/")) {
 		text = text[1:]

@@ -277,8 +277,8 @@ func (s *scanner) media(part text) {
 	s.req.mediaParts++
 }
 
-// eachMedia tells of the parts inside of a valid formNested that are no text for the model: those
-// of the content of a tool's result, or of its output. urls is that of readPart.
+// eachMedia tells of the parts inside of a valid formNested that are no text for the model. These
+// are the parts of the content of a tool's result, or of its output. urls is that of readPart.
 func eachMedia(body []byte, t text, found func(media text), urls *mediaURLs) {
 	var r jsonscan.Reader
 	r.Reset(body)

@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
-// Request is what routing needs to know of a request. It does not hold the body: only copies of the
-// short texts below, and 12 bytes for each message of the first 4,096 and for each later one that a
-// cache key may include. It may be copied.
+// Request is what routing needs to know of a request. It does not hold the body. It has only copies
+// of the short texts below, and 12 bytes for each message. These bytes are for the first 4,096
+// messages, and for each later one that a cache key may include. It may be copied.
 type Request struct {
 	Endpoint Endpoint
 	// Model is the model asked for: at most 256 bytes, without control characters. Empty: the body
@@ -142,8 +142,8 @@ func (r *Request) ReadQuery(path string) {
 }
 
 // PromptBytes returns how many bytes of the body may be text for the model: the base of an estimate
-// of its tokens. Parts of messages that are not text (images, audio, files) do not count, nor does
-// the file of an audio request, nor do data URLs of media in a request that generates no text.
+// of its tokens. Parts of messages that are not text (images, audio, files) do not count. Neither
+// do the file of an audio request, and data URLs of media in a request that generates no text.
 func (r *Request) PromptBytes() int { return r.promptBytes }
 
 // MediaParts returns how many parts of messages, and data URLs, are not text: images, audio, files.

@@ -100,10 +100,10 @@ func (s *scanner) invalid(f field, what string) {
 	s.fail(f.invalid(what))
 }
 
-// fields reads the members of the body's object. It records what Strip has to remove for each
-// option of Sluice's own: the member and, if another member stays before it, what separates the
-// two; if not, what separates the member from the next one. If no member stays, Strip removes all
-// that is between the braces.
+// fields reads the members of the body's object. For each option of Sluice's own it records what
+// Strip has to remove. That is the member and, if another member stays before it, what separates
+// the two. If none stays before it, it is what separates the member from the next one. If no member
+// stays, Strip removes all that is between the braces.
 func (s *scanner) fields() {
 	var buffer [32][]byte
 	names := buffer[:0]
@@ -387,8 +387,8 @@ func decimal(digits []byte, limit int64) (n int64, ok bool) {
 	return n, true
 }
 
-// prompts reads the prompt of a completion: a string, a list of tokens, or a list of prompts, of
-// which each string and each list of tokens is one. The first one is kept.
+// prompts reads the prompt of a completion. It is a string, a list of tokens, or a list of prompts,
+// of which each string and each list of tokens is one. The first one is kept.
 func (s *scanner) prompts() {
 	if s.json.Kind() != '[' {
 		s.keep(message{text: stringText(&s.json)})

@@ -61,8 +61,9 @@ type Queue struct {
 	renewed time.Time
 }
 
-// New returns a Queue for a socket, which closes the socket when a write fails, and when more than
-// limit bytes wait while a goroutine writes others, although more is to be written.
+// New returns a Queue for a socket. The Queue closes the socket when a write fails. It also closes
+// the socket when more than limit bytes wait while a goroutine writes others and more is to be
+// written.
 func New(lock *sync.Mutex, socket net.Conn, limit int) Queue {
 	return Queue{lock: lock, socket: socket, to: socket, output: nonblock.WriterOf(socket), limit: limit}
 }
@@ -128,8 +129,8 @@ func (q *Queue) Flush() {
 	q.writing = false
 }
 
-// Much reports whether a goroutine that reads the connection had better leave Flush to another one:
-// a reader that waits for its peer to read would never read what the peer waits to write.
+// Much reports whether a goroutine that reads the connection had better leave Flush to another one.
+// A reader that waits for its peer to read would never read what the peer waits to write.
 func (q *Queue) Much() bool {
 	q.lock.Lock()
 	defer q.lock.Unlock()

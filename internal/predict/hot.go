@@ -7,11 +7,11 @@ import (
 )
 
 // Hot remembers the beginnings of prompts that requests wait for. Such a request goes to a replica
-// that has the beginning, although another one is free, because it is faster to wait than to
-// compute the beginning once more. When many requests have waited, another copy of the beginning
-// would have been better for all of them. So a request computes it elsewhere once the others have
-// waited, in sum, for as long as the beginning takes to compute. This costs at most twice what
-// would have been best: whoever hires skis buys them when the hire has cost as much.
+// that has the beginning, although another one is free. It is faster to wait than to compute the
+// beginning once more. When many requests have waited, another copy of the beginning would have
+// been better for all of them. So a request computes it elsewhere once the others have waited, in
+// sum, for as long as the beginning takes to compute. This costs at most twice what would have been
+// best: whoever hires skis buys them when the hire has cost as much.
 //
 // The zero value remembers nothing. A Hot is safe for concurrent use.
 type Hot struct {

@@ -23,8 +23,9 @@ type Recent struct {
 type Flow struct {
 	// Requests is the number of requests per second.
 	Requests float64
-	// TTFT and Prefill are sums of seconds per second: of the predicted times to the first token,
-	// and of the part of them in which a replica computes the request's own prompt.
+	// TTFT and Prefill are sums of seconds per second. TTFT adds up the predicted times to the
+	// first token. Prefill adds up the part of them in which a replica computes the request's own
+	// prompt.
 	TTFT, Prefill float64
 }
 

@@ -8,8 +8,8 @@ import (
 // DefaultBudget is the bytes of a budget that is made with 0.
 const DefaultBudget = 64 << 20
 
-// bytesPerEntry is what one run of beginnings on one replica costs at most: an entry (20), a group
-// (128), a quarter of a spill (4), and a place in each of two tables (8).
+// bytesPerEntry is what one run of beginnings on one replica costs at most. It is an entry (20), a
+// group (128), a quarter of a spill (4), and a place in each of two tables (8).
 const bytesPerEntry = 160
 
 // chunkSize is how many nodes an arena allocates at once.

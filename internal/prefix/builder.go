@@ -21,7 +21,7 @@ const (
 // A Builder holds no text. It is for one goroutine.
 //
 // The hash of a beginning covers all texts before it, all marks with their places, and its length.
-// A mark is no part of the text's length, and no length precedes a text: so two texts with the same
+// A mark is no part of the text's length, and no length precedes a text. So two texts with the same
 // beginning have the same hashes there, whatever follows.
 type Builder struct {
 	hash   hash

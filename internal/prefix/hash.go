@@ -30,9 +30,9 @@ type hash struct {
 
 // lanes is the hash of whole stripes. Assembly reads it.
 //
-// A lane adds up the product of the two halves of each of its words, and the words of the lane
-// beside it, so that no word is lost whose product is zero. A key changes a word before that. A key
-// grows with each stripe, so the same stripes in another order have another hash.
+// A lane adds up the product of the two halves of each of its words. It also adds up the words of
+// the lane beside it, so that no word is lost whose product is zero. A key changes a word before
+// that. A key grows with each stripe, so the same stripes in another order have another hash.
 type lanes struct{ sums, keys [8]uint64 }
 
 // growth is what a key grows by. Both halves are odd, so both change with each stripe.

@@ -45,9 +45,9 @@ func (p *steadyPrompts) make(conversation int) *Chain {
 	return &p.next
 }
 
-// BenchmarkSteady is what a request costs an index in which all replicas are full: a Match and a
-// Record of a prompt whose first half is known, and which makes older ones go. The budget is not
-// used up.
+// BenchmarkSteady is what a request costs an index in which all replicas are full. It is a Match
+// and a Record of a prompt whose first half is known, and which makes older ones go. The budget is
+// not used up.
 func BenchmarkSteady(b *testing.B) {
 	for _, size := range []int{64 << 10, 400 << 10} {
 		for _, replicas := range []int{8, 64} {

@@ -10,8 +10,8 @@ import (
 var bucketSeed = rand.Uint64()
 
 // table finds nodes by their keys. It is a hash table that grows and shrinks by one bucket at a
-// time (linear hashing, Litwin 1980), so that no request waits for a whole table to be copied. It
-// has between one bucket for each node and one for two. The nodes of a bucket are linked.
+// time (linear hashing, Litwin 1980). So no request waits for a whole table to be copied. It has
+// between one bucket for each node and one for two. The nodes of a bucket are linked.
 type table[T any, P keyed[T]] struct {
 	arena  *arena[T, P]
 	chunks []*[chunkSize]uint32 // the first node of each bucket

@@ -206,8 +206,8 @@ func (d *Dir) hasOwn(pid int) bool {
 	return slices.ContainsFunc(d.own, func(id identity) bool { return id.PID == pid && id.alive() })
 }
 
-// Owns reports whether a process belongs to this directory: this process itself, a child of it, a
-// process that Start started, a descendant of one, the guard, or one of AddOwn.
+// Owns reports whether a process belongs to this directory. Such a process is this one, a child of
+// it, one that Start started, a descendant of one, the guard, or one of AddOwn.
 func (d *Dir) Owns(pid int) bool {
 	if pid == os.Getpid() {
 		return true

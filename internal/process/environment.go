@@ -20,7 +20,7 @@ func baseVariables() []string {
 // ends with * stands for all names that begin so.
 //
 // A variable is left out, even if it is listed, when its name says that it is a secret (see
-// redact.NamesSecret) or when its value holds a URL with a user or a password.
+// redact.NamesSecret). It is also left out when its value holds a URL with a user or a password.
 func Environment(more ...string) []string {
 	allowed := append(baseVariables(), more...)
 	env := []string{}

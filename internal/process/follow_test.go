@@ -61,7 +61,7 @@ func TestX20_EachGatewayIsToldToStop(t *testing.T) {
 }
 
 // While the claim changes hands, the end of the process that had it last is not the end of the
-// gateway: the process before it takes the directory back.
+// gateway. The process before it takes the directory back.
 func TestX20_AFailedHandOverIsNotTheEnd(t *testing.T) {
 	t.Parallel()
 	path, d := dirOf(t)

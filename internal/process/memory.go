@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// MemoryLimit returns how many bytes of memory this process and its children may use: the memory of
-// the machine, or the limit of the cgroup if that is lower. 0 means that neither can be read.
+// MemoryLimit returns how many bytes of memory this process and its children may use. It is the
+// memory of the machine, or the limit of the cgroup if that is lower. 0 means that neither can be
+// read.
 func MemoryLimit() int64 { return lowestOfOwn(machineMemory(), "memory", memoryIn) }
 
 // machineMemory returns the memory of the machine in bytes, or 0 if it cannot be read.

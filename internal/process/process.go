@@ -114,9 +114,9 @@ type Process struct {
 
 	// done is closed at once when the process has ended.
 	done chan struct{}
-	// unwatched is closed when watch returns: some milliseconds after done, when the rest of the
-	// process tree has ended and the record is removed, or without done, when the directory is
-	// released.
+	// unwatched is closed when watch returns. That is some milliseconds after done, when the rest
+	// of the process tree has ended and the record is removed. It is without done when the
+	// directory is released.
 	unwatched chan struct{}
 	// status is written before unwatched is closed.
 	status string
@@ -235,8 +235,8 @@ func (p *Process) reap() string {
 	return p.child.ProcessState.String()
 }
 
-// reapAdopted says how an adopted process has ended, and reaps it, if this process is its parent:
-// before an exec, or under an earlier Dir, this process has started it.
+// reapAdopted says how an adopted process has ended, and reaps it, if this process is its parent.
+// That is so if this process has started it before an exec or under an earlier Dir.
 func reapAdopted(pid int) string {
 	var status unix.WaitStatus
 	reaped, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)

@@ -69,8 +69,8 @@ func (t *processTree) findLeaders() error {
 // members lists the live processes of the tree. It returns an error if there may be others.
 //
 // The id of a session stays in use while any process is in the session. So the session of a leader
-// belongs to the tree for certain in two cases: the leader exists, dead or alive, with the right
-// start time; or a process that was seen in the session before still exists.
+// belongs to the tree for certain in two cases. Either the leader exists, dead or alive, with the
+// right start time. Or a process that was seen in the session before still exists.
 func (t *processTree) members() ([]procStat, error) {
 	if t.leaders == nil {
 		if err := t.findLeaders(); err != nil {

@@ -74,7 +74,7 @@ func Start(t testing.TB, path string) *Cluster {
 
 // StartHead starts the head, which runs no jobs. It returns when the head answers and, after
 // KillHead, takes jobs. A head that was started soon after another was killed may take the dead one
-// for the head, and then finds no agent for any job: it is started once more.
+// for the head. Then it finds no agent for any job, and is started once more.
 func (c *Cluster) StartHead() {
 	c.t.Helper()
 	again := c.head != nil

@@ -4,8 +4,8 @@
 // internal/migrate asks it which headers are secrets.
 //
 // A Redactor hides what looks like a secret. It hides the value of a name such as api_key or
-// HF_TOKEN, a word that begins like a key of a known kind, and a URL with a password or a query. It
-// also hides the values that it was made with, wherever they stand.
+// HF_TOKEN. It hides a word that begins like a key of a known kind, and a URL with a password or a
+// query. It also hides the values that it was made with, wherever they stand.
 package redact
 
 import (
@@ -145,11 +145,11 @@ const (
 	bracketed   = `[\[(](?:` + listElement + `)*[\])]?`
 )
 
-// valuePattern matches the value at the beginning of a text: a quoted text with its kind, a list in
-// brackets, one of both with a backslash before each quote, or what ends at white space or a
-// separator. The scheme of an Authorization header belongs to the value. A list without an end, and
-// one with a quote that is not closed, match as far as they go: the search then takes no longer
-// than what it hides.
+// valuePattern matches the value at the beginning of a text. That is a quoted text with its kind, a
+// list in brackets, or one of both with a backslash before each quote. Else it is what ends at
+// white space or a separator. The scheme of an Authorization header belongs to the value. A list
+// without an end, and one with a quote that is not closed, match as far as they go. So the search
+// takes no longer than what it hides.
 var valuePattern = regexp.MustCompile(`(?is)^(?:` + kindOfText + `(?:` + quotedText + `)|` + escapedText + `|` + escapedList + `|` + bracketed +
 	`|(?:(?:bearer|basic|token)\s+)?(?:\\*["'])?[^\s,;&)\]}"']+)`)
 

@@ -121,7 +121,7 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 		a.moderateRefusal(answer)
 	}
 	if reason = f.ticket.FailOver.Reason(answer.Status); reason != "" {
-		answer.normalizeError()
+		answer.normaliseError()
 		f.refusal.release()
 		f.refusal, f.refusedBy = answer, a.replica.ID
 		return reason
@@ -146,7 +146,7 @@ func (a *attempt) useAnswer(answer *Answer) (reason string) {
 			f.ticket.LearnResponse(openai.ResponseID(answer.Body))
 		}
 	}
-	answer.normalizeError()
+	answer.normaliseError()
 	f.answer, f.result.Answered = answer, true
 	return ""
 }
@@ -217,9 +217,9 @@ func (a *Answer) engineError() *openai.Error {
 	return e
 }
 
-// normalizeError brings an engine's error into the form of the API, unless it has that form and a
+// normaliseError brings an engine's error into the form of the API, unless it has that form and a
 // code already. The status and the engine's message stay.
-func (a *Answer) normalizeError() {
+func (a *Answer) normaliseError() {
 	if a.Status < http.StatusBadRequest || hasErrorForm(a.Body) {
 		return
 	}

@@ -122,11 +122,11 @@ func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) 
 
 func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }
 
-// fingerprint returns a hash of the path, the body without the options of Sluice, and the options
-// of a client of the Messages API, which a translated body lacks. It tells apart two requests with
-// the same request id. The options of Sluice do not count: headers can say the same, and a client
-// that comes back has less time. Of a form it has the parts: a client that repeats one chooses
-// another boundary.
+// fingerprint returns a hash of the path and the body without the options of Sluice. It also hashes
+// the options of a client of the Messages API, which a translated body lacks. It tells apart two
+// requests with the same request id. The options of Sluice do not count: headers can say the same,
+// and a client that comes back has less time. Of a form it has the parts: a client that repeats one
+// chooses another boundary.
 func (c *Call) fingerprint() [32]byte {
 	h := sha256.New()
 	h.Write([]byte(c.Path))

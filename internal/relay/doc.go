@@ -3,8 +3,8 @@
 // and internal/relay/grpcapi call [Relay.Generate].
 //
 // The relay admits a request through internal/dispatch, as ext_proc does, calls the replica
-// itself, and reads every event of the answer. So it can send heartbeats while a request waits,
-// end a stream at a deadline, try another replica until the first token, replay events to a
+// itself, and reads every event of the answer. So it can send heartbeats while a request waits, end
+// a stream at a deadline, and try another replica until the first token. It can replay events to a
 // client that comes back, merge events for a client that reads slowly, and stop what a moderation
 // rule forbids.
 //

@@ -191,9 +191,9 @@ func TestTimeInPrefill(t *testing.T) {
 	}
 }
 
-// A rule's service hears of all of an answer before the client hears that it is over, also where
-// the answer is shorter than what it is asked about at a time. A literal that is completed by the
-// last event is found too.
+// A rule's service hears of all of an answer before the client hears that it is over. It does so
+// also where the answer is shorter than what it is asked about at a time. A literal that is
+// completed by the last event is found too.
 func TestRulesSpeakBeforeTheEnd(t *testing.T) {
 	judge := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked, _ := io.ReadAll(r.Body)

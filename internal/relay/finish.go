@@ -158,10 +158,10 @@ func (s *engineStream) finishTimeout(cause error) {
 }
 
 // finishReported finishes a stream in which the engine has reported an error. Before the first
-// token the error counts as an answer with its status: another replica is tried if the model's
-// fail_over_on has it, and the events are kept in case that no replica answers. After the first
-// token the replica has answered. The request then counts as failed by its engine, and the replica
-// is not blamed, because a single bad request may cause such an error.
+// token the error counts as an answer with its status. Another replica is tried if the model's
+// fail_over_on has it. The events are kept in case that no replica answers. After the first token
+// the replica has answered. The request then counts as failed by its engine, and the replica is not
+// blamed, because a single bad request may cause such an error.
 func (s *engineStream) finishReported() (reason string) {
 	f := s.failover
 	f.result.Fault = openai.Errorf(openai.CodeUpstreamError, "The engine could not finish its answer.")

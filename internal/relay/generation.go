@@ -38,7 +38,7 @@ type generation struct {
 	// trace is nil if the call is not traced.
 	trace Trace
 	// leftTrace says that one of two has left it to the other to end the trace of a named call that
-	// moves: the generation, or the client that has started it.
+	// moves. The two are the generation and the client that has started it.
 	leftTrace atomic.Bool
 
 	// ctx ends with the generation. Its cause says why. See "Who ends what" in the package comment.
@@ -274,7 +274,7 @@ func (g *generation) refusal(fault *openai.Error) *openai.Error {
 }
 
 // isReceived reports whether nothing is left for a client that has seen the events up to number
-// after: the stream has ended, and no error is still to be told.
+// after. That is so if the stream has ended and no error is still to be told.
 func (g *generation) isReceived(after int64) bool {
 	select {
 	case <-g.done:

@@ -51,8 +51,8 @@ func (r *Relay) startOrJoin(c *Call, pending *dispatch.Pending, after int64) (g 
 	return g, started, fault
 }
 
-// mayRestart reports whether a repeated start of the same request begins a new generation: this one
-// was left by its client, or has failed in a way that a second try may not.
+// mayRestart reports whether a repeated start of the same request begins a new generation. It does
+// if this one was left by its client, or has failed in a way that a second try may not.
 func (g *generation) mayRestart() bool {
 	if errors.Is(context.Cause(g.ctx), errLeft) {
 		return true

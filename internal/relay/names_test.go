@@ -89,7 +89,7 @@ func TestR11_RepeatedStartGoesOn(t *testing.T) {
 }
 
 // A call that has failed in a way that may be tried again is begun anew by a start that is
-// repeated; others are told what became of it.
+// repeated. Others are told what became of it.
 func TestRepeatedStartAfterAFault(t *testing.T) {
 	good := engineThatSends(roleEvent, tokenEvent("a"), finishEvent("", "stop"), doneEvent)
 	refuses := func(status int) http.Handler {

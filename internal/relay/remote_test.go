@@ -39,11 +39,11 @@ func (e fakePeers) Forward(w http.ResponseWriter, r *http.Request, _ string) *op
 
 // recordingSink is a Sink that records what it receives.
 type recordingSink struct {
-	events  strings.Builder
-	numbers []uint64
-	silence []Progress
-	answer  *Answer
-	result  Result
+	events     strings.Builder
+	numbers    []uint64
+	heartbeats []Progress
+	answer     *Answer
+	result     Result
 }
 
 func (n *recordingSink) Event(raw []byte, number uint64) error {
@@ -51,10 +51,13 @@ func (n *recordingSink) Event(raw []byte, number uint64) error {
 	n.numbers = append(n.numbers, number)
 	return nil
 }
-func (n *recordingSink) Flush() error               { return nil }
-func (n *recordingSink) Answer(a *Answer) error     { n.answer = a; return nil }
-func (n *recordingSink) Heartbeat(p Progress) error { n.silence = append(n.silence, p); return nil }
-func (n *recordingSink) Finish(r Result) error      { n.result = r; return nil }
+func (n *recordingSink) Flush() error           { return nil }
+func (n *recordingSink) Answer(a *Answer) error { n.answer = a; return nil }
+func (n *recordingSink) Heartbeat(p Progress) error {
+	n.heartbeats = append(n.heartbeats, p)
+	return nil
+}
+func (n *recordingSink) Finish(r Result) error { n.result = r; return nil }
 
 // callRemotely has a relay with these peers carry a named call.
 func (h *harness) callRemotely(ctx context.Context, peers fakePeers) *recordingSink {
@@ -85,7 +88,7 @@ func TestAbroadStream(t *testing.T) {
 	if want := "id: 0\n" + tokenEvent("a") + finishEvent("", "stop") + doneEvent; n.events.String() != want {
 		t.Errorf("heard %q, want %q", n.events.String(), want)
 	}
-	if diff := cmp.Diff([]Progress{queued, {Phase: Prefill}, {Phase: Decode}}, n.silence); diff != "" {
+	if diff := cmp.Diff([]Progress{queued, {Phase: Prefill}, {Phase: Decode}}, n.heartbeats); diff != "" {
 		t.Error(diff)
 	}
 	if r := n.result; r.Fault != nil || r.Finish != "stop" || r.Replica != "m-0" || r.Model != "m" || r.Usage.Completion != 1 {
@@ -93,8 +96,8 @@ func TestAbroadStream(t *testing.T) {
 	}
 }
 
-// TestO5_CallsCountByTheOwnName: the record of a call by an alias has the own name of the model,
-// also when the call is refused at once, or when another gateway carries it.
+// TestO5_CallsCountByTheOwnName: the record of a call by an alias has the own name of the model. It
+// has that name also when the call is refused at once, or when another gateway carries it.
 func TestO5_CallsCountByTheOwnName(t *testing.T) {
 	h := newHarness(t, options{})
 	h.relay.config.Requests = request.NewStore(10)
@@ -121,7 +124,7 @@ func TestO5_CallsCountByTheOwnName(t *testing.T) {
 	}
 }
 
-// Events of another gateway keep their numbers, which are those of its replay log: numbers are
+// Events of another gateway keep their numbers, which are those of its replay log. Numbers are
 // missing where that gateway has merged events for a client that reads slowly.
 func TestS7_NumbersOfMergedEvents(t *testing.T) {
 	n := newHarness(t, options{}).callRemotely(t.Context(), func(w http.ResponseWriter, _ *http.Request) *openai.Error {
@@ -360,8 +363,8 @@ func TestB9_ResumedStreamsNameTheirForm(t *testing.T) {
 	}
 }
 
-// A stream of the Messages API is resumed as long as a chat of the same length, although the replay
-// log has dropped the events with which its blocks have begun.
+// A stream of the Messages API is resumed as long as a chat of the same length. It is also when the
+// replay log has dropped the events with which its blocks have begun.
 func TestS7_LongMessagesResume(t *testing.T) {
 	events := []string{roleEvent, `data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}` + "\n\n"}
 	for i := range 3000 {

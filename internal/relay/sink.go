@@ -31,7 +31,7 @@ type SelectiveSink interface {
 	Passed() int64
 }
 
-// InlineSink is a Sink with a fast path: the goroutine that reads an event from the engine writes
+// InlineSink is a Sink with a fast path. The goroutine that reads an event from the engine writes
 // the event to the client, as long as the client accepts everything without waiting.
 type InlineSink interface {
 	Sink

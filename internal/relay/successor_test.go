@@ -201,8 +201,8 @@ func TestX20_MovedCallHasTheTimeThatIsLeft(t *testing.T) {
 	}
 }
 
-// A client of the Messages API whose request has moved resumes its stream at the successor, and
-// gets the same events as before, with the reasoning and the stop sequence that it has asked for.
+// A client of the Messages API whose request has moved resumes its stream at the successor. It gets
+// the same events as before, with the reasoning and the stop sequence that it has asked for.
 func TestX20_MovedMessagesResume(t *testing.T) {
 	p := Policy{Resume: time.Minute}
 	reasoning := `data: {"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}` + "\n\n"

@@ -63,7 +63,7 @@ func decompress(r *http.Response) error {
 }
 
 // isEventStream reports whether the response is read as a stream of server-sent events. A stream
-// that the client has asked for is read as one unless it claims to be JSON: some engines give it
+// that the client has asked for is read as one unless it claims to be JSON. Some engines give it
 // another type, and its events tell whether it is whole.
 func (c *Call) isEventStream(r *http.Response) bool {
 	if r.StatusCode != http.StatusOK {

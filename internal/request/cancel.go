@@ -14,7 +14,7 @@ type Canceller interface {
 var (
 	// ErrNotRunning tells that no request with the id runs.
 	ErrNotRunning = errors.New("no such request runs")
-	// ErrNotHeld tells that this process does not hold the request: it began under an earlier
+	// ErrNotHeld tells that this process does not hold the request. It began under an earlier
 	// process of the gateway, which still carries it or has died, or it is ending right now.
 	ErrNotHeld = errors.New("this process does not hold the request")
 )

@@ -50,9 +50,9 @@ const (
 	clientsFault    = "(http2_"
 )
 
-// DisconnectCause says who ended a streamed response before its end, as the relay has told, or as
-// far as Envoy's log entry tells; empty when nobody did, or when no stream was asked for. What
-// Envoy calls the upstream of a managed stream is the relay.
+// DisconnectCause says who ended a streamed response before its end. It is what the relay has told,
+// or what Envoy's log entry tells. It is empty when nobody did, or when no stream was asked for.
+// What Envoy calls the upstream of a managed stream is the relay.
 func (q *Summary) DisconnectCause() string {
 	if !q.Stream {
 		return ""

@@ -56,7 +56,8 @@ func TestX20_TheEntryOfANativeRequestCompletesWhatIsTold(t *testing.T) {
 
 // TestX20_TheUsageThatComesLastIsTold: a named generation goes on at a replaced process after its
 // client has left. The list of the new process shows what it has used, and how Envoy has ended the
-// request, whose log entry comes before, between or after what the replaced process tells.
+// request. The log entry of the request comes before, between or after what the replaced process
+// tells.
 func TestX20_TheUsageThatComesLastIsTold(t *testing.T) {
 	t.Parallel()
 	for entryAt := range 3 {

@@ -136,7 +136,7 @@ func (e *Entry) byRelay() bool {
 }
 
 // answeredByEngine tells a replica's answer, whole or cut short, from one that Sluice or Envoy gave
-// in its stead: those are errors, and no byte of them came from a replica.
+// in its stead. Those are errors, and no byte of them came from a replica.
 func (e *Entry) answeredByEngine() bool {
 	if e.Model == "" || e.Status == 0 {
 		return false

@@ -15,8 +15,8 @@ type forwarded struct {
 }
 
 // Forwarded returns the Follower of a request that another gateway, or the process before this one,
-// has forwarded and has a record of, or whose record has ended before the request. What the request
-// uses here is told here, and nothing else.
+// has forwarded and has a record of. The request may also be one whose record has ended before it.
+// What the request uses here is told here, and nothing else.
 func (s *Store) Forwarded(a Arrival) Follower {
 	return &forwarded{store: s, summary: Summary{Tenant: a.Tenant, Key: a.Key, Model: clip(a.Model), Stream: a.Stream}}
 }

@@ -119,7 +119,7 @@ func TestE3_ManagedRequestsOfADeadEnvoyCount(t *testing.T) {
 }
 
 // TestE3_AWholeManagedRequestIsNotLost: nobody looks whether the Envoy of a request lives that the
-// relay has carried to a good end, or that was refused: Envoy may still send the answer.
+// relay has carried to a good end, or that was refused. Envoy may still send the answer.
 func TestE3_AWholeManagedRequestIsNotLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

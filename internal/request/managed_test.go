@@ -152,8 +152,8 @@ func TestCarriedEnds(t *testing.T) {
 	}
 }
 
-// The tokens of a request whose generation goes on after its client has left are shown when they
-// are known, whether or not the request has ended by then. They are in no sum of Finished.
+// The generation of a request goes on after its client has left. The tokens of the request are
+// shown when they are known, whether or not it has ended by then. They are in no sum of Finished.
 func TestB3_UsageAfterTheClientHasLeft(t *testing.T) {
 	t.Parallel()
 	used := Usage{Prompt: 7, Completion: 40, Known: true, Cached: 5}

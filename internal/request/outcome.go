@@ -20,8 +20,8 @@ type Outcome struct {
 	// Cause says why a stream that had begun ended before its end: CauseClient and so on; empty
 	// when it did not.
 	Cause string
-	// TTFT is from the receipt of the request to the first token, Held the part of it before the
-	// request left for a replica, Decode from the first token to the last. 0: there was none.
+	// TTFT is from the receipt of the request to the first token. Held is the part of it before the
+	// request left for a replica. Decode is from the first token to the last. 0: there was none.
 	TTFT, Held, Decode time.Duration
 	// Usage is what the response has cost. It is zero for a request that joined another one's
 	// generation: tokens are counted once. UsedElsewhere says that it is not counted for this
@@ -44,8 +44,8 @@ func (o *Outcome) Code() string {
 	return string(o.Fault.Code)
 }
 
-// status is what the HTTP status of the response would be if the request had a response of its own:
-// that of its error, unless that came after tokens; 0 if its client has left.
+// status is what the HTTP status of the response would be if the request had a response of its own.
+// It is that of its error, unless that came after tokens. It is 0 if its client has left.
 func (o *Outcome) status() int {
 	switch {
 	case o.Cause == CauseClient || o.Fault == nil && !o.Answered:

@@ -29,7 +29,7 @@ func (r *Reading) tokens(bytes int64) int64 {
 	return int64(float64(r.Tokens)*max(1, float64(bytes)/float64(r.Bytes)) + 0.5)
 }
 
-// isTruncated reports whether a stream that has ended well for Envoy lacks its end: it had a part
+// isTruncated reports whether a stream that has ended well for Envoy lacks its end. It had a part
 // of an answer, and neither a finish reason nor an end marker.
 func (r *Reading) isTruncated() bool {
 	return r != nil && r.Tokens > 0 && !r.Ended && r.Finish == ""

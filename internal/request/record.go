@@ -63,9 +63,9 @@ type Record struct {
 	entry   *Entry
 }
 
-// SetBody adds what the body of the request says, when it has been read: bytes of body for a model
-// (by its own name) or a pool, under the client's own id (empty: none). The request waits from then
-// on.
+// SetBody adds what the body of the request says, when it has been read. bytes is the size of the
+// body. model is a model by its own name, or a pool. clientID is the client's own id (empty: none).
+// The request waits from then on.
 func (r *Record) SetBody(model, clientID string, stream bool, bytes int) {
 	if r == nil {
 		return
@@ -150,8 +150,8 @@ func (r *Record) SetTrace(own, client string) {
 }
 
 // SetOutcome implements Follower. What the relay tells wins over what Envoy's log entry says of the
-// same, since Envoy knows the relay and not the replica, and its first byte may be a heartbeat's.
-// It comes before Close; calls after the first do nothing.
+// same. Envoy knows the relay and not the replica, and its first byte may be a heartbeat's. It
+// comes before Close; calls after the first do nothing.
 func (r *Record) SetOutcome(o Outcome) {
 	if r == nil {
 		return
@@ -258,11 +258,11 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 // broken.
 const deathTime = time.Second / 2
 
-// EndElsewhere tells, after Close, that the final entry of a managed request goes to another
-// process, which is told at once what this process knows, or that the connection of a native
-// request to Envoy has broken. If the request has not ended well and its Envoy has died, no entry
-// goes anywhere: the request ends here without one. alive is as of Lose. done is called when
-// nothing more is to be done here, maybe from another goroutine.
+// EndElsewhere tells, after Close, that the final entry of the request goes to another process.
+// Either it is a managed request, and the other process is told at once what this one knows. Or the
+// connection of a native request to Envoy has broken. If the request has not ended well and its
+// Envoy has died, no entry goes anywhere: the request ends here without one. alive is as of Lose.
+// done is called when nothing more is to be done here, maybe from another goroutine.
 func (r *Record) EndElsewhere(alive func() bool, done func()) {
 	if r == nil {
 		done()

@@ -42,8 +42,8 @@ type Arrival struct {
 	// Tenant is the name of the caller's tenant, Key names the caller's key. Key is empty if there
 	// was none.
 	Tenant, Key string
-	// Model is the model's name or alias as the client sent it, Stream says that the client asked
-	// for a streamed response, Bytes is the size of the body. If the body has not been read yet,
+	// Model is the model's name or alias as the client sent it. Stream says that the client asked
+	// for a streamed response. Bytes is the size of the body. If the body has not been read yet,
 	// they and ClientID are zero, and Record.SetBody adds them.
 	Model  string
 	Stream bool
@@ -120,7 +120,7 @@ type Summary struct {
 	// sample.
 	Reading *Reading
 	// Abandoned says that a replica was at work on the request, and had not begun to answer, when
-	// the client left or the time was over; or that Envoy has died meanwhile.
+	// the client left or the time was over. Or Envoy has died meanwhile.
 	Abandoned bool
 	// Late is Cost.Late. Other processes are not told of it.
 	Late *LateUsage `json:"-"`
@@ -205,7 +205,8 @@ type Prediction struct {
 	// Reason is a word for why the replica won, such as "cached"; empty if nothing is known.
 	Reason string
 	// Moved is a word for why the request left the replica that had served its session or the
-	// longest beginning of its prompt, such as "load"; empty if it did not leave one.
+	// longest beginning of its prompt, such as "load". It is empty if the request did not leave
+	// one.
 	Moved string
 	// Strategy is the name of the routing strategy. It, Considered and Candidates are known only of
 	// the picks that the dispatcher explains.

@@ -28,9 +28,9 @@ type Store struct {
 	finished []*Record
 	next     int
 	// late has requests, oldest first, that a replica had and that were pushed out of finished
-	// before Envoy's log entry for them came, and those that have ended before the id of their
-	// response came. They stay in byID for lateNews, so that the entry still joins them, and the id
-	// is learned; guarded by mu.
+	// before Envoy's log entry for them came. It also has those that have ended before the id of
+	// their response came. They stay in byID for lateNews, so that the entry still joins them, and
+	// the id is learned; guarded by mu.
 	late []*Record
 	// swept is when requests that nobody hears of any more were last looked for; guarded by mu.
 	swept time.Time
@@ -57,13 +57,13 @@ type Subscribers struct {
 	Lost func(*Entry)
 	// Lives reports whether the Envoy with this pid runs, or may still be heard by another process.
 	Lives func(pid int) bool
-	// Used is told what each request has used, once, as soon as that is known: of a managed request
-	// when the relay is done with it, of another one when its log entry has come. It is told
-	// before Finished. It is also told of requests that have used nothing. It must not keep the
-	// Summary.
+	// Used is told what each request has used, once, as soon as that is known. It is known of a
+	// managed request when the relay is done with it, and of another one when its log entry has
+	// come. It is told before Finished. It is also told of requests that have used nothing. It must
+	// not keep the Summary.
 	Used func(*Summary)
 	// Elsewhere is told of each managed request that has ended here and whose final entry goes to
-	// another process, and again when the usage of an ended request is known.
+	// another process. It is told again when the usage of an ended request is known.
 	Elsewhere func(Summary)
 	// Finished are told of every request that has ended, once, at most FinishedDelay later. 0: at
 	// once.
@@ -74,7 +74,7 @@ type Subscribers struct {
 const (
 	defaultKeep = 512
 	// logOnlyTTL is how long a running request that is known from the access log alone is believed
-	// in without a new entry, if nobody can tell whether its Envoy lives.
+	// in without a new entry. It counts if nobody can tell whether its Envoy lives.
 	logOnlyTTL = 5 * time.Minute
 	sweepEvery = time.Minute
 	// lateNews is how long the access log may take to tell of a request's end. Entries come within
@@ -303,9 +303,9 @@ func (s *Store) awaitLocked(r *Record) {
 	}
 }
 
-// evictLocked ends the joining of a request that is pushed out of the finished ones, unless Envoy's
-// log entry is still to come and the entry alone would not do. The entry corrects the charge of a
-// native request. It knows neither the model nor the tokens of a managed one.
+// evictLocked ends the joining of a request that is pushed out of the finished ones. It does not if
+// Envoy's log entry is still to come and the entry alone would not do. The entry corrects the
+// charge of a native request. It knows neither the model nor the tokens of a managed one.
 func (s *Store) evictLocked(r *Record) {
 	switch {
 	case r.awaitsNews() && r.logged: // endLocked has it

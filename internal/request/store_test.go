@@ -431,7 +431,7 @@ func TestS12_LateLogOfAttempts(t *testing.T) {
 	}
 }
 
-// The first bytes of a response of the Responses API are not its first token: a stream begins with
+// The first bytes of a response of the Responses API are not its first token. A stream begins with
 // events about the response, and another response comes as a whole. The time of a first token
 // teaches the prediction.
 func TestB1_FirstTokenOfAResponse(t *testing.T) {

@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// ears has the ids of the requests that were told.
-type ears struct {
+// subscriber has the ids of the requests that it was told of.
+type subscriber struct {
 	mu  sync.Mutex
 	ids []string
 }
 
 // told returns the ids so far.
-func (e *ears) told() []string {
+func (e *subscriber) told() []string {
 	synctest.Wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Clone(e.ids)
 }
 
-// storeWith returns a store that tells ears of the requests that have ended.
-func storeWith(delay time.Duration) (*Store, *ears) {
-	s, e := NewStore(0), new(ears)
+// storeWith returns a store that tells a subscriber of the requests that have ended.
+func storeWith(delay time.Duration) (*Store, *subscriber) {
+	s, e := NewStore(0), new(subscriber)
 	s.Subscribe(Subscribers{FinishedDelay: delay, Finished: []func(Summary){func(q Summary) {
 		e.mu.Lock()
 		defer e.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 	Engine = "engine"
 	Stream = "stream"
 	// Relay is the name of the route of requests that ext_proc has given to the relay of managed
-	// streams, and RelayStream of those among them that ask for a streamed response.
+	// streams. RelayStream is that of those among them that ask for a streamed response.
 	Relay       = "relay"
 	RelayStream = "relay_stream"
 	// Undecided is the name of the route of all other requests. It leads to no server.

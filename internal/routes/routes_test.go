@@ -204,7 +204,7 @@ Limits of tokens charge a request by an estimate, and by the usage that the engi
 | speech | 3 for each byte of the request without its media: about 50 for a second of speech |
 | images | 1,024 for each image (` + "`n`" + `) of 1024×1024, in proportion to the area that ` + "`size`" + ` names |
 
-An image, a sound or a video in a prompt counts as 512 tokens, whatever its size: a part of a message that is no text, or a
+An image, a sound or a video in a prompt counts as 512 tokens, whatever its size. It is a part of a message that is no text, or a
 data URL in Base64 anywhere in the JSON of a request that generates no text.
 
 An answer of speech or images without usage costs its estimate, whatever its size in bytes. A response in the background

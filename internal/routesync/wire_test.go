@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/prefix"
 )
 
-// chainOf returns a chain as internal/openai makes it: of a prompt of so many bytes that begins as
-// all prompts with the same seed, up to common bytes, and then goes on as its own.
+// chainOf returns a chain as internal/openai makes it, of a prompt of so many bytes. The prompt
+// begins as all prompts with the same seed, up to common bytes, and then goes on as its own.
 func chainOf(bytes, common int, seed, own uint64) prefix.Chain {
 	c := prefix.Chain{Bytes: bytes}
 	hash := func(end int) uint64 {

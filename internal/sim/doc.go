@@ -30,8 +30,9 @@
 //
 // Answers are readable sentences made from the caller's own words. They depend only on the request,
 // the seed and the engine's name, so the same request gets the same answer. A chat is answered with
-// tool calls if it offers tools and mentions the word "tool" or the name of a tool, or if its
-// tool_choice requires a call. max_tokens, min_tokens and ignore_eos set the length of the answer.
+// tool calls if it offers tools and mentions the word "tool" or the name of a tool. It is also if
+// its tool_choice requires a call. max_tokens, min_tokens and ignore_eos set the length of the
+// answer.
 //
 // # Faults
 //
@@ -68,10 +69,9 @@
 //
 // # Inspection
 //
-// GET /sim/requests returns the last requests of clients, oldest first, each with the length and
+// GET /sim/requests returns the last requests of clients, oldest first. Each has the length and
 // SHA-256 of its raw body and some of its headers (of credentials only the names). DELETE
 // /sim/requests removes them. GET /sim/usage returns what finished requests have used, and the
 // others. GET /sim/state returns what is running and waiting. GET /metrics has gauges, counters and
-// histograms under vLLM's names. POST /reset_prefix_cache empties the prefix
-// cache.
+// histograms under vLLM's names. POST /reset_prefix_cache empties the prefix cache.
 package sim

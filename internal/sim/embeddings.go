@@ -81,7 +81,7 @@ func (h *handler) prefill(prompts []prompt) (usage, error) {
 	return g.usage(), err
 }
 
-// embed maps a text to a unit vector: the normalized sum of one pseudo-random direction for each of
+// embed maps a text to a unit vector: the normalised sum of one pseudo-random direction for each of
 // its words. So texts that share words have similar vectors.
 func (e *Engine) embed(text string) []float32 {
 	sum := make([]float64, e.config.EmbeddingDim)
@@ -99,7 +99,7 @@ func (e *Engine) embed(text string) []float32 {
 	for i, v := range sum {
 		vector[i] = float32(v)
 	}
-	return normalize(vector)
+	return normalise(vector)
 }
 
 // nextDirection returns the next number, between -1 and 1, of a SplitMix64 sequence.
@@ -116,11 +116,11 @@ func truncate(vector []float32, dim int) []float32 {
 	if dim == len(vector) {
 		return vector
 	}
-	return normalize(vector[:dim])
+	return normalise(vector[:dim])
 }
 
-// normalize scales a vector to length 1, in place.
-func normalize(vector []float32) []float32 {
+// normalise scales a vector to length 1, in place.
+func normalise(vector []float32) []float32 {
 	length := math.Sqrt(dot(vector, vector))
 	if length == 0 {
 		return vector

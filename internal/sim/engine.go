@@ -217,7 +217,7 @@ func (h *handler) run(handle func(*handler) error) error {
 // the headers.
 func (h *handler) precheck() error {
 	e := h.engine
-	if !e.authorized(h.r) {
+	if !e.authorised(h.r) {
 		return &apiError{status: http.StatusUnauthorized, message: "Unauthorized"}
 	}
 	if !e.ready() {
@@ -230,9 +230,9 @@ func (h *handler) precheck() error {
 	return h.injectBeforeHeaders()
 }
 
-// authorized tells whether the request has the key. It compares in constant time, to leak nothing
+// authorised tells whether the request has the key. It compares in constant time, to leak nothing
 // about the key.
-func (e *Engine) authorized(r *http.Request) bool {
+func (e *Engine) authorised(r *http.Request) bool {
 	if e.config.APIKey == "" {
 		return true
 	}

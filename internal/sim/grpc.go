@@ -18,11 +18,11 @@ import (
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
 )
 
-// This file implements the server side of gRPC on net/http, for one method that returns a stream: a
-// length before each message, and a status in the trailers (doc/PROTOCOL-HTTP2.md of the grpc
-// project). It does not use the server of grpc-go, because the faults must break the protocol: a
-// reset inside a message, an end without a status. Messages are not compressed. The faults huge and
-// gzip are for HTTP only. Each event is one StreamChunk.
+// This file implements the server side of gRPC on net/http, for one method that returns a stream.
+// gRPC has a length before each message, and a status in the trailers (doc/PROTOCOL-HTTP2.md of the
+// grpc project). It does not use the server of grpc-go, because the faults must break the protocol:
+// a reset inside a message, an end without a status. Messages are not compressed. The faults huge
+// and gzip are for HTTP only. Each event is one StreamChunk.
 
 // grpcConcurrency is the number of concurrent calls of one connection. It is larger than the number
 // of slots, so that calls wait in the engine's queue.

@@ -13,8 +13,8 @@ import (
 	"sync"
 )
 
-// gzipBombUnit is how many bytes one part of the answer of the fault gzip-bomb unpacks to, and
-// gzipBombUnits is the number of its parts: 1 GiB that take about 1 MiB on the wire.
+// gzipBombUnit is how many bytes one part of the answer of the fault gzip-bomb unpacks to.
+// gzipBombUnits is the number of its parts. They make 1 GiB that take about 1 MiB on the wire.
 const (
 	gzipBombUnit  = 64 << 20
 	gzipBombUnits = 16

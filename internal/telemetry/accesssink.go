@@ -114,7 +114,7 @@ func (q *queuedWriter) Write(line []byte) (int, error) {
 }
 
 // Run writes lines until ctx ends, and then those that are left. It returns at the latest sinkLast
-// after ctx has ended, even if the sink is stuck in a write: the log then says how many lines were
+// after ctx has ended, even if the sink is stuck in a write. The log then says how many lines were
 // not written.
 func (q *queuedWriter) Run(ctx context.Context) error {
 	done := make(chan error, 1)

@@ -28,8 +28,8 @@ type record struct {
 	words *request.Words
 	// original and path are the path before and after Envoy has changed it.
 	original, path string
-	// usage, stream, own and authz are messages of the metadata: what the response has cost, what
-	// Envoy has read of it, and what Sluice and ext_authz have attached to the request.
+	// usage, stream, own and authz are messages of the metadata. They hold what the response has
+	// cost, what Envoy has read of it, and what Sluice and ext_authz have attached to the request.
 	usage, stream, own, authz []byte
 	// firstSent is when the first byte was sent to the upstream.
 	firstSent time.Duration
@@ -216,9 +216,9 @@ func (r *record) response(field protowire.Number, content []byte, n uint64) erro
 	return nil
 }
 
-// isCloseDelimited reports whether only the end of the connection ends a response with this status,
-// which is framed if it has a length or is chunked (RFC 9112, section 6.3). Responses to HEAD do
-// not come here.
+// isCloseDelimited reports whether only the end of the connection ends a response with this status.
+// The response is framed if it has a length or is chunked (RFC 9112, section 6.3). Responses to
+// HEAD do not come here.
 func isCloseDelimited(status int, framed bool) bool {
 	return status >= 200 && status != 204 && status != 304 && !framed
 }

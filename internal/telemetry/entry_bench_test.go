@@ -12,12 +12,12 @@ import (
 
 // BenchmarkEntry reads a record of the access log, and does the same by the protobuf library.
 func BenchmarkEntry(b *testing.B) {
-	serialized := marshal(b, served())
+	serialised := marshal(b, served())
 	b.Run("own", func(b *testing.B) {
 		known := &request.Words{}
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := newEntry(headers.LogRequests, serialized, known); err != nil {
+			if _, err := newEntry(headers.LogRequests, serialised, known); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -26,7 +26,7 @@ func BenchmarkEntry(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			in := new(datav3.HTTPAccessLogEntry)
-			if err := proto.Unmarshal(serialized, in); err != nil {
+			if err := proto.Unmarshal(serialised, in); err != nil {
 				b.Fatal(err)
 			}
 			reference(headers.LogRequests, in)

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// PickLog returns a func that logs, at level debug, why a request goes to its replica: the
+// PickLog returns a func that logs, at level debug, why a request goes to its replica. It logs the
 // strategy, the word for the reason, and each replica that there was with its load and its
 // predicted time. It is nil if the log has no lines of this level.
 func PickLog(log *zap.Logger) func(request.Summary) {

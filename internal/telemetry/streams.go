@@ -30,7 +30,7 @@ type stream struct {
 
 // streamOf returns the measurements of a request's stream. They are zero if it has none, or if no
 // engine answered. The first byte of a native stream that Envoy has not read counts as its first
-// token: engines send their headers early, but the first event with the first token.
+// token. Engines send their headers early, but the first event with the first token.
 func streamOf(q *request.Summary) stream {
 	if !q.Stream || q.Source != headers.SourceEngine {
 		return stream{}
@@ -84,8 +84,8 @@ func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 				"stream_tokens_per_second covers.",
 			tokenBuckets(), "model", "upstream"),
 		gap: histogram("sluice_inter_token_seconds",
-			"Time between two tokens of a stream, each one measured, in a sample: the first of four managed streams of a model, and one in 64 "+
-				"native ones, at most one a second for each model.", gapBuckets(), "model", "route"),
+			"Time between two tokens of a stream, each one measured, in a sample of the streams. The sample has the first of four managed "+
+				"streams of a model, and one in 64 native ones, at most one a second for each model.", gapBuckets(), "model", "route"),
 		batch: histogram("scheduler_batch_size",
 			"Requests on a replica at each dispatch to it, including the dispatched one. prefill: those without a token yet, as known for a model "+
 				"with a limit on prefill, else as predicted from the first tokens so far. decode: all others.",

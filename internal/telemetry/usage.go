@@ -20,13 +20,14 @@ func usageOfAny(packed []byte) request.Usage {
 	return request.Usage{}
 }
 
-// usageOf returns the token usage in a serialized envoy.data.ai.v3.TokenUsage. It is the zero value
-// if there is none, if a part of it that is read here has a fault, or if Envoy has not read the
-// response to its end. The counts of such a response may be from the middle of a stream.
-func usageOf(serialized []byte) request.Usage {
+// usageOf returns the token usage in a serialised envoy.data.ai.v3.TokenUsage. It is the zero value
+// if there is none, or if a part of it that is read here has a fault. It is also zero if Envoy has
+// not read the response to its end. The counts of such a response may be from the middle of a
+// stream.
+func usageOf(serialised []byte) request.Usage {
 	var input, output, details, total []byte
 	var status aiv3.TokenUsage_ExtractionStatus
-	err := protofields.Each(serialized, func(field protowire.Number, content []byte, n uint64) error {
+	err := protofields.Each(serialised, func(field protowire.Number, content []byte, n uint64) error {
 		switch {
 		case content == nil:
 			if field == 9 { // extraction_status

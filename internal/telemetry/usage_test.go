@@ -86,7 +86,7 @@ func TestBrokenUsage(t *testing.T) {
 	whole := request.Usage{Prompt: 7, Completion: 11, Known: true}
 	const counts = "\x1a\x02\x08\x07\x22\x02\x08\x0b\x48\x01" // input, output, status
 	for name, c := range map[string]struct {
-		serialized string
+		serialised string
 		want       request.Usage
 	}{
 		"whole":                  {counts, whole},
@@ -100,11 +100,11 @@ func TestBrokenUsage(t *testing.T) {
 		"a total, broken output": {"\x22\x02\x08\x8b\x42\x02\x08\x07\x48\x01", request.Usage{}},
 		"numbers in their place": {counts + "\x18\x01\x20\x01\x30\x01", whole},
 	} {
-		if got := usageOf([]byte(c.serialized)); got != c.want {
+		if got := usageOf([]byte(c.serialised)); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 		var library aiv3.TokenUsage
-		if err := proto.Unmarshal([]byte(c.serialized), &library); (err == nil) != c.want.Known {
+		if err := proto.Unmarshal([]byte(c.serialised), &library); (err == nil) != c.want.Known {
 			t.Errorf("%s: the library says %v", name, err)
 		}
 	}

@@ -138,8 +138,8 @@ func (e *evaluation) command(dot any, n *parse.CommandNode) (any, error) {
 		}
 		return equal == (function.Ident == "eq"), nil
 	}
-	// "and" returns its first argument that is false, "or" the first that is true; both return the
-	// last if there is none, and leave the arguments behind it alone.
+	// "and" returns its first argument that is false, "or" the first that is true. Both return the
+	// last if there is none, and do not evaluate the arguments behind the one that they return.
 	for value, rest := first, args[1:]; ; rest = rest[1:] {
 		if isTrue(value) == (function.Ident == "or") || len(rest) == 0 {
 			return value, nil

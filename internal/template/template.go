@@ -28,8 +28,8 @@ import (
 // Data is what a template is executed with: its fields by name.
 //
 // A value is nil, a bool, an int, an int64, a uint64, a float64, a string, an []any or a
-// map[string]any, as decoders of YAML and JSON return them. A value of another type can be printed,
-// and counts as true.
+// map[string]any. Decoders of YAML and JSON return these types. A value of another type can be
+// printed, and counts as true.
 type Data map[string]any
 
 // Template is a parsed template. It is immutable; several goroutines may execute it at once.

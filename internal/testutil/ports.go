@@ -17,7 +17,7 @@ var lastPort atomic.Int64
 //
 // The ports count up from a base that depends on the process id. They lie below the range from
 // which the kernel takes ports for outgoing connections. A port of the kernel's choice would not
-// do: Envoy and Sluice listen on the port a moment later, and the kernel could give it to another
+// do. Envoy and Sluice listen on the port a moment later, and the kernel could give it to another
 // socket first.
 func FreePort(t testing.TB) int {
 	t.Helper()

@@ -215,9 +215,9 @@ func TestB3_TheClockIsThatOfTheJournals(t *testing.T) {
 	}
 }
 
-// TestB3_AWrongClockForgetsNothingOfOthers: while the clock is ahead by months, what other
-// processes of the folder have counted stays in the budgets and in answers, also in what is
-// published of one that has ended.
+// TestB3_AWrongClockForgetsNothingOfOthers: the clock is ahead by months. What other processes of
+// the folder have counted stays in the budgets and in answers, also in what is published of one
+// that has ended.
 func TestB3_AWrongClockForgetsNothingOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	old := open(t, dir)

@@ -6,8 +6,8 @@
 //
 // A process adds to rows in memory (table.go). A row is one subject in one hour. The process writes
 // the rows that have changed to its own journal in the state directory (journal.go), within
-// groupInterval. A line of the journal has the whole row, not a difference, so that the last line
-// of a row counts and a line that is read twice changes nothing. A journal belongs to one writer. A
+// groupInterval. A line of the journal has the whole row, not a difference. So the last line of a
+// row counts, and a line that is read twice changes nothing. A journal belongs to one writer. A
 // process continues a journal that no live process has locked, and otherwise begins a new one. So
 // two processes of a restart for an upgrade write beside each other, and an answer adds up the
 // journals of all writers.

@@ -1,8 +1,8 @@
 -- Publishes rows of one writer and says that the writer was heard of. ARGV: the prefix of all keys,
 -- the writer, its last mark, its new mark, its state, the name of its gateway, when the lists of
--- writers expire; then for each hash its kind, its period, when it expires, and the number of its
--- fields, followed by the fields and their values. A value begins with a number that only grows, so
--- a value that comes late or twice changes nothing. A tally (kind spent) can also become smaller: it
+-- writers expire. Then follow for each hash its kind, its period, when it expires, the number of
+-- its fields, and the fields and their values. A value begins with a number that only grows, so a
+-- value that comes late or twice changes nothing. A tally (kind spent) can also become smaller: it
 -- is written if Redis has the last mark, because the call is not late then. The field # has the sum
 -- of the first numbers. If Redis has another mark than the last one, rows may be missing, and the
 -- state is partial. The answer is 1 if Redis has the last mark, else 0.

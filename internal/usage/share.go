@@ -257,7 +257,7 @@ func isLater(mark, than string) bool {
 }
 
 // missing returns the rows of the days that Redis has not as the table has them, and the corrected
-// ones: Redis may have them as they were before, with as many requests.
+// ones. Redis may have these as they were before, with as many requests.
 func (s *sharing) missing(ctx context.Context, writer string, with func(func(table))) (rows []rowKey, err error) {
 	var periods []period
 	with(func(t table) { periods = slices.Collect(maps.Keys(t)) })

@@ -146,8 +146,8 @@ func (n narrow) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 }
 
 // TestB3_ANarrowLinkCarriesAJournal: a call with all rows that are left of a dead process takes too
-// long, and so does one with twice the rows of a call that was in time. The adoption goes on behind
-// the rows that Redis has.
+// long. So does one with twice the rows of a call that was in time. The adoption goes on behind the
+// rows that Redis has.
 func TestB3_ANarrowLinkCarriesAJournal(t *testing.T) {
 	t.Parallel()
 	const rows = 1000

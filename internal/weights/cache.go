@@ -112,8 +112,8 @@ func Fetched(s Source) (path string, ok bool) {
 	return c.complete(s)
 }
 
-// complete returns the path of what an engine loads, if all of it is in the cache: of the commit
-// from which it was fetched, or else of the one that the revision is.
+// complete returns the path of what an engine loads, if all of it is in the cache. It looks for the
+// commit from which it was fetched, or else for the one that the revision is.
 func (c *cache) complete(s Source) (string, bool) {
 	if !commitForm.MatchString(s.revision()) {
 		if path, ok := c.completeAt(readRef(c.selectionPath(s)), s); ok {

@@ -70,19 +70,19 @@ func (f *Fetcher) client(s Source) *client {
 		own := newTransport(f.stall())
 		transport, c.close = own, own.CloseIdleConnections
 	}
-	c.http = http.Client{Transport: &authorized{c.endpoint, c.token, transport}, CheckRedirect: checkRedirect}
+	c.http = http.Client{Transport: &authorised{c.endpoint, c.token, transport}, CheckRedirect: checkRedirect}
 	return c
 }
 
-// authorized adds the token to requests to the hub itself. Requests to any other server that a
+// authorised adds the token to requests to the hub itself. Requests to any other server that a
 // redirect leads to, such as one that stores files, get no token. net/http would also send it to
 // subdomains.
-type authorized struct {
+type authorised struct {
 	endpoint, token string
 	next            http.RoundTripper
 }
 
-func (a *authorized) RoundTrip(r *http.Request) (*http.Response, error) {
+func (a *authorised) RoundTrip(r *http.Request) (*http.Response, error) {
 	hub, err := url.Parse(a.endpoint)
 	if err != nil {
 		return nil, err

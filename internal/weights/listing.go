@@ -169,9 +169,9 @@ func (l *Listing) HasSafetensors() bool {
 		has(func(n string) bool { return !strings.Contains(n, "/") && strings.HasSuffix(n, ".safetensors") })
 }
 
-// Select returns the files that s wants: the file that it names; else a GGUF file if s.GGUF is set
-// or the repository has no safetensors; else all files that a program needs that loads the
-// directory.
+// Select returns the files that s wants. That is the file that it names, or else a GGUF file if
+// s.GGUF is set or the repository has no safetensors. Else it is all files that a program needs
+// that loads the directory.
 func (l *Listing) Select(s Source) (Selection, error) {
 	selection := Selection{commit: l.Commit}
 	variants := l.Variants()

@@ -107,10 +107,10 @@ func (f *Fetcher) every() time.Duration { return cmp.Or(f.Every, time.Second) }
 func (f *Fetcher) pause() time.Duration { return cmp.Or(f.Pause, time.Second) }
 func (f *Fetcher) stall() time.Duration { return cmp.Or(f.Stall, time.Minute) }
 
-// Fetch fetches what s selects, unless it is there, and returns the path of what an engine loads: a
-// file if s names one or a GGUF file was chosen, else the directory of the snapshot. report is
-// called now and then, never twice at once, and at least once if something has to be fetched; it
-// may be nil. What was fetched when ctx ends is kept, and the next Fetch goes on there.
+// Fetch fetches what s selects, unless it is there, and returns the path of what an engine loads.
+// That is a file if s names one or a GGUF file was chosen, else the directory of the snapshot.
+// report is called now and then, never twice at once, and at least once if something has to be
+// fetched; it may be nil. What was fetched when ctx ends is kept, and the next Fetch goes on there.
 func (f *Fetcher) Fetch(ctx context.Context, s Source, report func(Progress)) (string, error) {
 	cache, err := openCache(s)
 	if err != nil {

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Writes engines/variables anew: the variables of each engine that Sluice launches, by version. It reads
-# what the engines say of themselves and copies facts only. See README.md for what it needs.
+# Writes engines/variables anew: the variables of each engine that Sluice launches, by version. It
+# reads what the engines say of themselves and copies facts only. See README.md for what it needs.
 #
 #   scripts/engine-flags/generate.sh DIRECTORY
 #
-# DIRECTORY holds what cannot be asked on this machine: sglang-VERSION/ (the wheel, unpacked),
-# text-embeddings-inference/, ollama/ and speaches/ (clones with their tags), and vllm-VERSION/ (the
-# wheel, unpacked) for releases other than the one that scripts/vllm.sh installs.
+# DIRECTORY holds what cannot be asked on this machine. That is sglang-VERSION/ (the wheel,
+# unpacked), and text-embeddings-inference/, ollama/ and speaches/ (clones with their tags). For
+# releases other than the one that scripts/vllm.sh installs it also holds vllm-VERSION/ (the wheel,
+# unpacked).
 set -euo pipefail
 cd "$(dirname "$0")"
 sources=$(realpath "$1")
@@ -27,7 +28,8 @@ tagged() { git -C "$sources/$1" show "$2:$3" | python3 "$4"; }
 if [ -e "$tools/vllm" ]; then
   python=$(dirname "$(readlink -f "$tools/vllm")")/venv/bin/python
   of vllm-0.32 "$python" vllm_serve.py
-  # Another release needs the compiled parts of the installed one, and packages that it imports anew.
+  # Another release needs the compiled parts of the installed one, and packages that it imports
+  # anew.
   [ ! -d "$sources/vllm-0.33.0" ] || of vllm-0.33 env PYTHONPATH="$sources/vllm-0.33.0" "$python" vllm_serve.py
 fi
 [ ! -e "$tools/llama-server" ] || of llama-cpp-0.5 sh -c '"$1" --help 2>/dev/null | python3 llama_server.py' - "$tools/llama-server"

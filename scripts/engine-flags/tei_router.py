@@ -8,7 +8,8 @@ import sys
 import rows
 
 KINDS = {"usize": "integer", "u16": "integer", "bool": "flag", "String": "string", "Vec<String>": "list string"}
-# The enumerations of the crate text_embeddings_backend. Which of the types of weights there are depends on how it was built.
+# The enumerations of the crate text_embeddings_backend. Which of the types of weights there are
+# depends on how it was built.
 VALUES = {"DType": ["float16", "float32", "bfloat16"], "Pool": ["cls", "mean", "splade", "last-token"]}
 
 

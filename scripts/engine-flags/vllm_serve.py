@@ -72,7 +72,8 @@ def rows_of(action, limits):
     values = [v for v in choices or () if v is not None and v != "None"]
     kind = kind_of(action.type)
     if isinstance(action, argparse.BooleanOptionalAction):
-        # Newer releases also have --disable-x for --enable-x. They take --no-enable-x, too, without listing it.
+        # Newer releases also have --disable-x for --enable-x. They take --no-enable-x, too, without
+        # listing it.
         inverse = {"--enable-": "--disable-", "--disable-": "--enable-"}
         for name in names:
             opposite = next((other + names[0][len(prefix):] for prefix, other in inverse.items() if names[0].startswith(prefix)), "")

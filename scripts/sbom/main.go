@@ -1,6 +1,6 @@
-// Command sbom prints the software bill of materials of a Go program as CycloneDX 1.6 in JSON: the
-// modules that the Go tool has recorded in the program, and the filter for Envoy that is embedded.
-// scripts/dist.sh runs it for each release.
+// Command sbom prints the software bill of materials of a Go program as CycloneDX 1.6 in JSON.
+// scripts/dist.sh runs it for each release. The bill has the modules that the Go tool has recorded
+// in the program, and the filter for Envoy that is embedded.
 package main
 
 import (

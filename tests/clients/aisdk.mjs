@@ -1,11 +1,11 @@
-// Checks with the AI SDK (npm: ai) and three of its providers what Sluice answers. The SDK checks each
-// answer and each event against a schema, so it finds what other clients overlook.
+// Checks with the AI SDK (npm: ai) and three of its providers what Sluice answers. The SDK checks
+// each answer and each event against a schema, so it finds what other clients overlook.
 //
 //     BASE_URL=http://127.0.0.1:8080 MODEL=chat EMBED_MODEL=embed API_KEY=sk-… node aisdk.mjs
 //
-// The model must be served by a simulated engine (`sluice sim`). With FAULTS the model must be one of managed
-// streams. The script prints "ok <check>" for every check. The first check that fails ends the script with
-// a line that says why. NODE_MODULES is the directory of the packages.
+// The model must be served by a simulated engine (`sluice sim`). With FAULTS the model must be one
+// of managed streams. The script prints "ok <check>" for every check. The first check that fails
+// ends the script with a line that says why. NODE_MODULES is the directory of the packages.
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { expect, runChecks } from './checks.mjs';

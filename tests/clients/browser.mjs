@@ -1,14 +1,17 @@
-// Reads streams of Sluice in Chromium, as a page would: fetch() with a ReadableStream, and a WebSocket.
+// Reads streams of Sluice in Chromium, as a page would: fetch() with a ReadableStream, and a
+// WebSocket.
 //
 //     GATEWAY_URL=http://127.0.0.1:8080 MODEL=m API_KEY=sk-… PAGE=file:///…/chat.html \
 //       LISTED=http://127.0.0.1:1 UNLISTED=http://127.0.0.1:2 node browser.mjs
 //
 // MODEL must be served by a simulated engine with 100 ms between tokens and heartbeats far below a
-// second. The requests come from a page of the gateway's own origin. Others come from any page of LISTED,
-// which the gateway has in cors.origins, and from one of UNLISTED, which it has not. PAGE is a page of
-// another origin that holds a conversation over a WebSocket (examples/realtime/chat.html). The script prints "ok <check>" for every check. The first check that
-// fails ends the script with a line that says why. More settings: CHROMIUM (default /usr/bin/chromium),
-// NODE_MODULES (the directory of playwright-core, default .tools/node/node_modules of this repository).
+// second. The requests come from a page of the gateway's own origin. Others come from any page of
+// LISTED, which the gateway has in cors.origins, and from one of UNLISTED, which it has not. PAGE
+// is a page of another origin that holds a conversation over a WebSocket
+// (examples/realtime/chat.html). The script prints "ok <check>" for every check. The first check
+// that fails ends the script with a line that says why. More settings: CHROMIUM (default
+// /usr/bin/chromium), NODE_MODULES (the directory of playwright-core, default
+// .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { expect } from './checks.mjs';
@@ -24,7 +27,8 @@ function inTime(promise, what) {
   return Promise.race([promise, late]);
 }
 
-// fetched runs in the page. It returns the text of a streamed response, to its end or up to an event.
+// fetched runs in the page. It returns the text of a streamed response, to its end or up to an
+// event.
 async function fetched({ headers, body, events = Infinity }) {
   const response = await fetch('/v1/chat/completions', {
     method: 'POST', headers: { 'content-type': 'application/json', ...headers }, body: JSON.stringify(body),
@@ -40,8 +44,8 @@ async function fetched({ headers, body, events = Infinity }) {
   return { status: response.status, type: response.headers.get('content-type'), text };
 }
 
-// conversed runs in the page. It returns the messages of one answer on a WebSocket. The engine may go on
-// when the tokens of the credit have come.
+// conversed runs in the page. It returns the messages of one answer on a WebSocket. The engine may
+// go on when the tokens of the credit have come.
 function conversed({ protocols, start }) {
   return new Promise((resolve) => {
     const socket = new WebSocket(`${location.origin.replace('http', 'ws')}/v1/realtime`, protocols);

@@ -1,11 +1,13 @@
-// Calls an OpenAI endpoint with the official Node client and checks the answers against OpenAI's API.
+// Calls an OpenAI endpoint with the official Node client and checks the answers against OpenAI's
+// API.
 //
 //     BASE_URL=http://127.0.0.1:8080/v1 MODEL=chat EMBED_MODEL=embed node chat.mjs
 //
-// The script prints "ok <check>" for every check. The first check that fails ends the script with a line
-// that says why. More settings: API_KEY (a wrong key must then be refused), AUDIO_MODEL (default MODEL),
-// BUSY_MODEL (a model whose queue is full), SKIP (checks to leave out, separated by commas),
-// NODE_MODULES (the directory of the packages, default .tools/node/node_modules of this repository).
+// The script prints "ok <check>" for every check. The first check that fails ends the script with a
+// line that says why. More settings: API_KEY (a wrong key must then be refused), AUDIO_MODEL
+// (default MODEL), BUSY_MODEL (a model whose queue is full), SKIP (checks to leave out, separated
+// by commas), NODE_MODULES (the directory of the packages, default .tools/node/node_modules of this
+// repository).
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';

@@ -5,8 +5,8 @@ export function expect(holds, what) {
   if (!holds) throw new Error(typeof what === 'string' ? what : JSON.stringify(what));
 }
 
-// runChecks calls the checks one after the other, by name, and prints "ok <name>" for each. The first
-// that fails ends the script. A name without a function is left out.
+// runChecks calls the checks one after the other, by name, and prints "ok <name>" for each. The
+// first that fails ends the script. A name without a function is left out.
 export async function runChecks(checks) {
   for (const [name, check] of Object.entries(checks)) {
     if (!check) continue;

@@ -102,7 +102,8 @@ def check_deadline(stub):
         for chunk in stub.Stream(LONG, metadata=KEY, timeout=deadline):
             text += chunk.delta.text
     except grpc.RpcError as e:  # the client's own library may be the first to see that it is over
-        # A client that gets no processor time at its deadline sees first that the server resets the call.
+        # A client that gets no processor time at its deadline sees first that the server resets the
+        # call.
         late = e.code() == grpc.StatusCode.INTERNAL and time.monotonic() - began >= deadline
         expect(late or e.code() == grpc.StatusCode.DEADLINE_EXCEEDED, f"{e.code()}: {e.details()}")
     expect(text and time.monotonic() - began < PATIENCE, f"{text!r} within {time.monotonic() - began:.1f} s")

@@ -1,11 +1,12 @@
 // Reads managed streams of Sluice with the official, unmodified Node client.
 //
-//     BASE_URL=http://127.0.0.1:8080/v1 ENGINE_URL=http://127.0.0.1:9000 MANAGED_MODEL=a AUTO_MODEL=b API_KEY=sk-… node managed.mjs
+//     BASE_URL=http://127.0.0.1:8080/v1 ENGINE_URL=http://127.0.0.1:9000 MANAGED_MODEL=a \
+//       AUTO_MODEL=b API_KEY=sk-… node managed.mjs
 //
-// Each model must be served by one simulated engine (`sluice sim`), with heartbeats far below a second.
-// ENGINE_URL is the engine of AUTO_MODEL. The script prints "ok <check>" for every check. The first check
-// that fails ends the script with a line that says why. NODE_MODULES is the directory of the packages
-// (default .tools/node/node_modules of this repository).
+// Each model must be served by one simulated engine (`sluice sim`), with heartbeats far below a
+// second. ENGINE_URL is the engine of AUTO_MODEL. The script prints "ok <check>" for every check.
+// The first check that fails ends the script with a line that says why. NODE_MODULES is the
+// directory of the packages (default .tools/node/node_modules of this repository).
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { expect, runChecks } from './checks.mjs';

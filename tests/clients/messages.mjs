@@ -2,8 +2,8 @@
 //
 //     BASE_URL=http://127.0.0.1:8080 MODEL=chat API_KEY=sk-… node messages.mjs
 //
-// The script prints "ok <check>" for every check. The first check that fails ends the script with a line
-// that says why. The settings are those of messages.py, and NODE_MODULES.
+// The script prints "ok <check>" for every check. The first check that fails ends the script with a
+// line that says why. The settings are those of messages.py, and NODE_MODULES.
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { expect, runChecks } from './checks.mjs';

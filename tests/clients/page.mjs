@@ -1,16 +1,18 @@
-// Opens the operator's page in Chromium and checks that it shows the running models and requests, live.
+// Opens the operator's page in Chromium and checks that it shows the running models and requests,
+// live.
 //
 //     ADMIN_URL=http://127.0.0.1:9090 EXPECT_MODEL=chat EXPECT_REPLICA=chat-0 node page.mjs
 //
 // The page needs requests to show: another client must send requests to EXPECT_MODEL meanwhile.
-// EXPECT_UPSTREAM is the replica id of a server that someone else runs, and EXPECT_SEEN what the page says
-// of it. The script prints "ok page", or what is wrong and exits with 1. EDIT_MODEL and EDIT_TENANT name a
-// model and a tenant: the script changes one of their limits on the page and restores the file's value.
-// With ADMIN_TOKEN, a token with the role operator, the script first logs in, and out at the end. With
-// VIEWER_TOKEN it then logs in with the role viewer, which sees no action. API_KEY is the key for the
-// playground. FILE is the content of the configuration file. SCREENSHOTS is a directory: the script writes pictures of the views to it. More settings:
-// CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 90000), NODE_MODULES (the
-// directory of playwright-core, default .tools/node/node_modules of this repository).
+// EXPECT_UPSTREAM is the replica id of a server that someone else runs, and EXPECT_SEEN what the
+// page says of it. The script prints "ok page", or what is wrong and exits with 1. EDIT_MODEL and
+// EDIT_TENANT name a model and a tenant: the script changes one of their limits on the page and
+// restores the file's value. With ADMIN_TOKEN, a token with the role operator, the script first
+// logs in, and out at the end. With VIEWER_TOKEN it then logs in with the role viewer, which sees
+// no action. API_KEY is the key for the playground. FILE is the content of the configuration file.
+// SCREENSHOTS is a directory: the script writes pictures of the views to it. More settings:
+// CHROMIUM (default /usr/bin/chromium), TIMEOUT in ms for each step (default 90000), NODE_MODULES
+// (the directory of playwright-core, default .tools/node/node_modules of this repository).
 import { accessible, expect, faults, fits, forgive, open, run, timeout, visit } from './pagelib.mjs';
 
 const {
@@ -35,7 +37,9 @@ async function api(path) {
   return answer.json();
 }
 
-/** checkLive: under load the page shows the API's values. They change without a reload of the page. */
+/**
+ * checkLive: under load the page shows the API's values. They change without a reload of the page.
+ */
 async function checkLive(page) {
   const served = async () => (await api('/api/v1/replicas')).replicas.filter((r) => r.model === EXPECT_MODEL).reduce((n, r) => n + r.served, 0);
   const shown = (least) => { // the sum on the page, if it is greater
@@ -101,8 +105,8 @@ async function checkDetails(page) {
 }
 
 /**
- * checkActions: actions ask first, and do what they say: a model is drained and undrained, and scaled; a
- * replica's log is shown and searched.
+ * checkActions: actions ask first, and do what they say: a model is drained and undrained, and
+ * scaled; a replica's log is shown and searched.
  */
 async function checkActions(page) {
   await page.goto(`${ADMIN_URL}/models/${encodeURIComponent(EXPECT_MODEL)}`);
@@ -156,7 +160,10 @@ async function checkHistory(page) {
   await page.getByRole('button', { name: '1 h' }).click();
 }
 
-/** checkRouting: the routing of the model has a row for every replica, and says where a request would go. */
+/**
+ * checkRouting: the routing of the model has a row for every replica, and says where a request
+ * would go.
+ */
 async function checkRouting(page) {
   await visit(page, 'Routing');
   await page.locator('#routed-model').selectOption(EXPECT_MODEL);
@@ -200,8 +207,9 @@ async function checkPlayground(page) {
 }
 
 /**
- * checkReload: the page shows what the file would change, and its faults with their lines. The reload asks
- * first. The test has the gateway check another content, because a changed file would take effect by itself.
+ * checkReload: the page shows what the file would change, and its faults with their lines. The
+ * reload asks first. The test has the gateway check another content, because a changed file would
+ * take effect by itself.
  */
 async function checkReload(page) {
   await visit(page, 'Configuration');
@@ -234,8 +242,8 @@ async function checkReload(page) {
 }
 
 /**
- * checkEdit: a limit that is changed on the page takes effect and is marked. The file's value can be
- * restored. All this works with the keyboard alone.
+ * checkEdit: a limit that is changed on the page takes effect and is marked. The file's value can
+ * be restored. All this works with the keyboard alone.
  */
 async function checkEdit(page, kind, name, field) {
   await page.goto(`${ADMIN_URL}/${kind}/${encodeURIComponent(name)}`);
@@ -271,7 +279,10 @@ async function checkEdit(page, kind, name, field) {
   expect(JSON.stringify(after) === JSON.stringify(before), `back to the file's: ${JSON.stringify(after)}`);
 }
 
-/** logIn: the page shows nothing but the login until it gets a token that is right. No script can read the cookie. */
+/**
+ * logIn: the page shows nothing but the login until it gets a token that is right. No script can
+ * read the cookie.
+ */
 async function logIn(page, right) {
   const form = page.locator('#login');
   await form.waitFor({ timeout });

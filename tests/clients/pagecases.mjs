@@ -1,5 +1,5 @@
-// Opens the operator's page with states that a real gateway has seldom, and checks what it shows. The
-// answers are those of pagestub.mjs, and those that a case makes up.
+// Opens the operator's page with states that a real gateway has seldom, and checks what it shows.
+// The answers are those of pagestub.mjs, and those that a case makes up.
 //
 //     node pagecases.mjs
 import { accessible, expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
@@ -10,7 +10,10 @@ const [url, end] = await serve(20); // pagelarge.mjs shows that the page bears m
 /** Answers a path of the API with JSON. */
 const answer = (page, path, json, status = 200) => page.route(path, (route) => route.fulfill({ json, status }));
 
-/** checkRefusedKey: a wrong key of a tenant is an error of the chat. It does not end the operator's login. */
+/**
+ * checkRefusedKey: a wrong key of a tenant is an error of the chat. It does not end the operator's
+ * login.
+ */
 async function checkRefusedKey(browser) {
   const page = await open(browser, `${url}/playground`);
   await answer(page, '**/api/v1/playground', { error: { message: 'Incorrect API key provided.' } }, 401);
@@ -107,7 +110,10 @@ const key = (i) => ({
   quota: { requests_per_minute: { used: 30, limit: 300 }, tokens_per_minute: { used: 12345, limit: 1000000 }, max_concurrent_streams: { used: 3, limit: 4 } }, budgets: [{ key: '', per: 'day', of: 'tokens', used: 1000, soft: 0, hard: 5000, level: 'within', resets: '2030-05-05T00:00:00Z' }],
 });
 
-/** checkKeys: the list of keys names their tenants in a narrow window, and its rows have the height of all rows. */
+/**
+ * checkKeys: the list of keys names their tenants in a narrow window, and its rows have the height
+ * of all rows.
+ */
 async function checkKeys(browser) {
   for (const width of [390, 768, 1280]) {
     const page = await openWide(browser, '/keys', width, (p) => answer(p, '**/api/v1/keys', { keys: [key(0), key(1)] }));
@@ -129,7 +135,10 @@ async function checkKeys(browser) {
   }
 }
 
-/** checkPhone: a phone shows the time of requests, the use of limits, and how far the weights of a replica are. */
+/**
+ * checkPhone: a phone shows the time of requests, the use of limits, and how far the weights of a
+ * replica are.
+ */
 async function checkPhone(browser) {
   const loading = { state: 'starting', fetching: { done: 8e9, total: 9e9, per_second: 1e8 } };
   const page = await openWide(browser, '/replicas', 390, (p) => show(p, { replicas: [served('chat', loading)] }));
@@ -149,7 +158,9 @@ async function checkPhone(browser) {
   await page.context().close();
 }
 
-/** checkSizes: sizes have few enough letters for the axis of a chart, also those of a large cluster. */
+/**
+ * checkSizes: sizes have few enough letters for the axis of a chart, also those of a large cluster.
+ */
 async function checkSizes(browser) {
   const page = await open(browser, url);
   const written = await page.evaluate(async () => [812, 1500, 14_200, 3.1e6, 85.9e9, 500e9, 5_497.6e9, 50e12].map((await import('/format.js')).bytes));
@@ -197,7 +208,10 @@ async function checkOvertaken(browser) {
   await page.context().close();
 }
 
-/** checkReasoning: the playground shows what a model thinks before it answers. Both names of the field occur. */
+/**
+ * checkReasoning: the playground shows what a model thinks before it answers. Both names of the
+ * field occur.
+ */
 async function checkReasoning(browser) {
   const page = await open(browser, `${url}/playground`);
   const deltas = [{ reasoning_content: 'Let me ' }, { reasoning: 'think.' }, { content: 'It is 7.' }];
@@ -217,7 +231,10 @@ const modelOf = (name, more = {}) => ({
   limits: { weight: 1, max_concurrent_requests: 0, max_tokens_per_minute: 0, max_per_replica: 0, max_prefill_per_replica: 0, max_queue: 1000, queue_timeout: '1m', patched: [], file: {} }, scale: null, ...more,
 });
 
-/** checkNames: a phone shows names that differ at their ends only, and how many requests a model has. */
+/**
+ * checkNames: a phone shows names that differ at their ends only, and how many requests a model
+ * has.
+ */
 async function checkNames(browser) {
   const models = [modelOf('team-0/model-00-instruct', { in_flight: 3, queued: 2 }), modelOf('team-0/model-05-instruct')];
   const page = await openWide(browser, '/models', 390, (p) => show(p, { models, replicas: [served('chat', { id: '127.0.0.100:18200' })] }));
@@ -247,7 +264,9 @@ async function checkOrder(browser) {
   await page.context().close();
 }
 
-/** checkFailing: the pages of a model and of its replica tell what to do about the replica's fault. */
+/**
+ * checkFailing: the pages of a model and of its replica tell what to do about the replica's fault.
+ */
 async function checkFailing(browser) {
   const failed = { ...replica(0), id: 'chat-0', model: 'chat', state: 'failed', reason: 'exit status 1' };
   const condition = { type: 'ReplicaFailed', subject: 'chat-0', status: 'true', severity: 'error', reason: 'Failed', message: 'Replica chat-0 of chat failed: exit status 1. Read its log.', since: '2030-05-04T12:00:00Z' };
@@ -281,7 +300,10 @@ async function checkChoice(browser) {
   await page.context().close();
 }
 
-/** checkPatched: limits that were changed at run time make the list of models no wider than its window. The tooltip has all. */
+/**
+ * checkPatched: limits that were changed at run time make the list of models no wider than its
+ * window. The tooltip has all.
+ */
 async function checkPatched(browser) {
   const limits = { ...modelOf('').limits, max_concurrent_requests: 4, max_tokens_per_minute: 1_200_000, weight: 5, patched: ['max_tokens_per_minute', 'weight'] };
   const page = await openWide(browser, '/models', 1280, (p) => show(p, { models: [modelOf('chat', { limits })] }));
@@ -357,7 +379,10 @@ async function checkURLs(browser) {
   await page.context().close();
 }
 
-/** checkPause: after a click on Pause the page stays as it is: it has no stream, and nothing is read. */
+/**
+ * checkPause: after a click on Pause the page stays as it is: it has no stream, and nothing is
+ * read.
+ */
 async function checkPause(browser) {
   const page = await open(browser, `${url}/configuration`);
   await page.addInitScript(() => {

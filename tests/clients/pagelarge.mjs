@@ -1,6 +1,6 @@
-// Opens the operator's page with 1,000 models, 2,000 replicas and 10,000 requests (pagestub.mjs), and
-// checks that it stays usable: it has nodes for the rows in sight alone, filters, orders, and is worked
-// by the keyboard. axe-core finds nothing.
+// Opens the operator's page with 1,000 models, 2,000 replicas and 10,000 requests (pagestub.mjs),
+// and checks that it stays usable. The page has nodes for the rows in sight alone, filters, orders,
+// and is worked by the keyboard. axe-core finds nothing.
 //
 //     node pagelarge.mjs
 import { accessible, expect, fits, open, run, timeout, visit } from './pagelib.mjs';
@@ -66,7 +66,10 @@ async function checkStarting(page) {
     .catch(() => { throw new Error('a model that starts, or a condition that was cured, needs attention'); });
 }
 
-/** checkIdle: the charts of a model that is idle but for one request show that one, and have readable axes. */
+/**
+ * checkIdle: the charts of a model that is idle but for one request show that one, and have
+ * readable axes.
+ */
 async function checkIdle(page) {
   const [n, step] = [360, 10];
   const [zeros, once] = [new Array(n).fill(0), new Array(n).fill(null).with(200, 70)];
@@ -117,7 +120,10 @@ async function checkRequests(page) {
   console.log(`the filter of 10,000 requests took ${Date.now() - began} ms`);
 }
 
-/** checkTenants: the list has the most used limit of each tenant, and a tenant's view all of its limits. */
+/**
+ * checkTenants: the list has the most used limit of each tenant, and a tenant's view all of its
+ * limits.
+ */
 async function checkTenants(page, where) {
   await visit(page, 'Tenants');
   await rows(page, 50);

@@ -1,4 +1,5 @@
-// What the tests of the operator's page share: Chromium, the faults that a page may have, and axe-core.
+// What the tests of the operator's page share: Chromium, the faults that a page may have, and
+// axe-core.
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
@@ -21,14 +22,17 @@ export function forgive(pattern) {
   faults.splice(0, faults.length, ...faults.filter((f) => !pattern.test(f)));
 }
 
-/** Opens a page of a URL and records its faults. prepare may change what the page will be answered. */
+/**
+ * Opens a page of a URL and records its faults. prepare may change what the page will be answered.
+ */
 export async function open(browser, url, options = {}, prepare = () => {}) {
   const context = await browser.newContext({ bypassCSP: false, ...options });
   context.setDefaultTimeout(timeout);
   const page = await context.newPage();
   page.on('console', (m) => ['error', 'warning'].includes(m.type()) && faults.push(`console: ${m.text()}`));
   page.on('pageerror', (e) => faults.push(`uncaught: ${e.message}`));
-  // The page ends its calls and its event stream when it leaves a view, so aborted requests are no fault.
+  // The page ends its calls and its event stream when it leaves a view, so aborted requests are no
+  // fault.
   page.on('requestfailed', (r) => /ERR_ABORTED/.test(r.failure()?.errorText) || faults.push(`request failed: ${r.url()} ${r.failure()?.errorText}`));
   page.on('request', (r) => new URL(r.url()).origin === new URL(url).origin || faults.push(`foreign request: ${r.url()}`));
   await page.exposeFunction('violated', (what) => faults.push(`content security policy: ${what}`));

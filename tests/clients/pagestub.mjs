@@ -1,6 +1,7 @@
-// A gateway's admin API that is made up: 1,000 models, or as many as serve is told, with twice as many
-// replicas and ten times as many finished requests, and 500 requests a second, of which events have 200.
-// Every second a part of the models and replicas changes. It serves the page's files from this repository with the Content-Security-Policy of the real listener.
+// A gateway's admin API that is made up. It has 1,000 models, or as many as serve is told, with
+// twice as many replicas and ten times as many finished requests. It has 500 requests a second, of
+// which events have 200. Every second a part of the models and replicas changes. It serves the
+// page's files from this repository with the Content-Security-Policy of the real listener.
 import http from 'node:http';
 import fs from 'node:fs';
 import path from 'node:path';
@@ -97,7 +98,9 @@ function sendEvents(asked, answer) {
   asked.on('close', () => clearInterval(timer));
 }
 
-/** Serves the page and the API of so many models. Returns the server's URL and a func that ends it. */
+/**
+ * Serves the page and the API of so many models. Returns the server's URL and a func that ends it.
+ */
 export function serve(count = models) {
   models = count;
   const server = http.createServer((asked, answer) => {

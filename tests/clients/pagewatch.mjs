@@ -1,10 +1,10 @@
-// Shows the operator's page in Chromium and measures the CPU time of its process: half of the time at the
-// overview, half at the requests. The benchmark internal/bench runs it.
+// Shows the operator's page in Chromium and measures the CPU time of its process: half of the time
+// at the overview, half at the requests. The benchmark internal/bench runs it.
 //
 //     ADMIN_URL=http://127.0.0.1:9090 SECONDS=10 node pagewatch.mjs
 //
-// It prints "watching" when the page has its values, and then a line of JSON for each view: the view and
-// the share of a core that the processes of the page took.
+// It prints "watching" when the page has its values. Then it prints a line of JSON for each view,
+// with the view and the share of a core that the processes of the page took.
 import { expect, open, run, timeout, visit } from './pagelib.mjs';
 
 const { ADMIN_URL, SECONDS = '10' } = process.env;

@@ -2,9 +2,10 @@
 //
 //     BASE_URL=http://127.0.0.1:8080/v1 MODEL=a FORBIDDEN=word API_KEY=sk-… node responses.mjs
 //
-// The model must be served by a simulated engine (`sluice sim`) as managed streams, and a moderation rule
-// must forbid the word. The script prints "ok <check>" for every check. The first check that fails ends the
-// script with a line that says why. NODE_MODULES is the directory of the packages.
+// The model must be served by a simulated engine (`sluice sim`) as managed streams, and a
+// moderation rule must forbid the word. The script prints "ok <check>" for every check. The first
+// check that fails ends the script with a line that says why. NODE_MODULES is the directory of the
+// packages.
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 import { expect, runChecks } from './checks.mjs';
@@ -17,8 +18,8 @@ const tools = [{ type: 'function', name: 'get_weather', parameters: {
   type: 'object', properties: { city: { type: 'string' } }, required: ['city'],
 } }];
 
-// ended returns the events that the helper of the client emits, the response that it has built, and the
-// error that it ends with.
+// ended returns the events that the helper of the client emits, the response that it has built, and
+// the error that it ends with.
 async function ended(fault, body) {
   const events = [];
   const stream = client.responses.stream({ model: MODEL, ...body }, { headers: { 'x-sim-fault': fault } });

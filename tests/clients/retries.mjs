@@ -1,4 +1,5 @@
-// Counts the attempts of the official Node client at a request that its own timeout ends. There must be one.
+// Counts the attempts of the official Node client at a request that its own timeout ends. There
+// must be one.
 //
 //     BASE_URL=http://127.0.0.1:8080/v1 MODEL=chat node retries.mjs
 //

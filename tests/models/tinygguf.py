@@ -59,8 +59,8 @@ def add_tokenizer(w):
 def tensors(rerank):
     """Yields each name with its weights.
 
-    The first dimension is the same for all that is read and no layer adds to it, so that the last matrix can forbid tokens by it: those that
-    end an answer, and halves of characters.
+    The first dimension is the same for all that is read, and no layer adds to it. So the last
+    matrix can forbid tokens by it. It forbids those that end an answer, and halves of characters.
     """
     random = np.random.default_rng(7)
 

@@ -579,8 +579,8 @@ func (x *FinalResult) GetModel() string {
 // Error is what went wrong.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// code is the HTTP status that the same request would have got over HTTP: 400, 401, 403, 404,
-	// 408, 409, 413, 422, 429, 499, 500, 502, 503 or 504.
+	// code is the HTTP status that the same request would have got over HTTP. It is 400, 401, 403,
+	// 404, 408, 409, 413, 422, 429, 499, 500, 502, 503 or 504.
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
 	// message is for people. It never holds keys, prompts or answers.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`

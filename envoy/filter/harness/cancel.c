@@ -9,8 +9,9 @@ static uint64_t ids[2];
 
 static const char reply[] = "\231\1\0\0\0\0\0\0";
 
-/* cancel is called while the worker carries out the Go of the first request. Both replies are for the filter's
- * thread, which reads them in their order. So it has read the first one when it has scheduled the second. */
+/* cancel is called while the worker carries out the Go of the first request. Both replies are for
+ * the filter's thread, which reads them in their order. So it has read the first one when it has
+ * scheduled the second. */
 static void cancel(stream *s) {
   stream *other = s + 1;
   unsigned before = scheduled(other);

@@ -15,7 +15,8 @@ static bool accepted(span config) {
   return g != NULL;
 }
 
-/* is_accepted is accepted for a text that a program prints. It has n names of a length in one list. */
+/* is_accepted is accepted for a text that a program prints. It has n names of a length in one
+ * list. */
 static bool is_accepted(size_t n, size_t length) {
   char text[16384] = "/s\nresponse";
   size_t at = strlen(text);

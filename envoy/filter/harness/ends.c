@@ -9,7 +9,8 @@ static const uint64_t ended = NO_SLOT | (uint64_t)1 << SLOT_BITS;
 
 static void add(queue *q, int type, uint64_t id, size_t n) { queue_frame(q, type, 0, id, (span){payload, n}); }
 
-/* check reads what is kept: pairs of Live and End, and Ends alone. It returns how many frames there are. */
+/* check reads what is kept: pairs of Live and End, and Ends alone. It returns how many frames there
+ * are. */
 static int check(queue *kept) {
   int n = 0;
   size_t total = 0;
@@ -77,7 +78,8 @@ int main(void) {
   add(&q, HEADERS, 9, 10);
   assert(keep(&q, &to) == 2);
 
-  /* A pair of which a part was sent is kept as a whole, as long as its Live was not sent as a whole. */
+  /* A pair of which a part was sent is kept as a whole, as long as its Live was not sent as a
+   * whole. */
   add(&q, LIVE, ended, 10);
   add(&q, END, ended, 10);
   queue_sent(&q, HEAD + 9);

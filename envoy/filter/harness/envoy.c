@@ -202,7 +202,8 @@ void run_events(void) {
 }
 
 
-/* scheduled returns how many events the filter has scheduled for a stream. Each thread may call it. */
+/* scheduled returns how many events the filter has scheduled for a stream. Each thread may call
+ * it. */
 unsigned scheduled(stream *s) {
   pthread_mutex_lock(&lock);
   unsigned n = s->scheduled;

@@ -1,8 +1,9 @@
-/* What a gateway may say, as a target of libFuzzer. Envoy is the stand-in, and there is no thread: the target
- * first reads as the thread does, and then as the worker reads from an inlet. The first byte of an input says how the
- * rest is understood: as frames whose heads the target writes, so that ids and lengths are right, or as raw bytes. The
- * second byte says how many bytes come at a time. With -DREPLAY the program runs the inputs of its standard input, each of them a line of hexadecimal
- * digits. */
+/* What a gateway may say, as a target of libFuzzer. Envoy is the stand-in, and there is no thread:
+ * the target first reads as the thread does, and then as the worker reads from an inlet. The first
+ * byte of an input says how the rest is understood. The rest is frames whose heads the target
+ * writes, so that ids and lengths are right, or it is raw bytes. The second byte says how many
+ * bytes come at a time. With -DREPLAY the program runs the inputs of its standard input, each of
+ * them a line of hexadecimal digits. */
 #include "../src/thread.c"
 #include "envoy.h"
 #include <assert.h>
@@ -59,8 +60,9 @@ static void begin(stream *s, int i) {
   envoy_dynamic_module_on_http_filter_request_body(s, s->filter, i == 1);
 }
 
-/* framed writes frames: each is a byte for the type and flags, one for the request, two for the length, and
- * the payload. A length with its highest bit has a thousand bytes of zeros for each of its units. */
+/* framed writes frames: each is a byte for the type and flags, one for the request, two for the
+ * length, and the payload. A length with its highest bit has a thousand bytes of zeros for each of
+ * its units. */
 static text framed(const uint8_t *p, size_t n) {
   text out = {0};
   while (n >= 4) {

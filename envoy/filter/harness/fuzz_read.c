@@ -1,10 +1,12 @@
-/* A target of libFuzzer: what the filter reads of a response does not depend on how the response is divided. */
+/* A target of libFuzzer: what the filter reads of a response does not depend on how the response is
+ * divided. */
 #include "envoy.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* read_all returns what is read of a response in pieces of step bytes, each in memory of its own. */
+/* read_all returns what is read of a response in pieces of step bytes, each in memory of its
+ * own. */
 static text read_all(span wanted, span body, size_t step, bool ended) {
   stream s = {0};
   text t = {0};

@@ -1,6 +1,6 @@
-/* Reads responses from its input as the filter does while they pass, and prints what the record of each says. A
- * response is a line "WANTED ENDED STATUS PIECES TYPE ENCODING" (- for none), and that many pieces: each is a line with
- * its length, and its bytes. */
+/* Reads responses from its input as the filter does while they pass, and prints what the record of
+ * each says. A response is a line "WANTED ENDED STATUS PIECES TYPE ENCODING" (- for none), and that
+ * many pieces: each is a line with its length, and its bytes. */
 #include "envoy.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-/* An Envoy stood still until the deadline of a request had passed. Its thread runs first, and its worker then carries
- * out what the thread has scheduled, before it reads the answer that waits in an inlet:
+/* An Envoy stood still until the deadline of a request had passed. Its thread runs first. Its
+ * worker then carries out what the thread has scheduled, before it reads the answer that waits in
+ * an inlet:
  *   stall SOCKET
  * The answer is not lost. */
 #include "gateway.h"

@@ -1,9 +1,9 @@
-/* A storm of requests on the filter, in a stand-in for Envoy and with a gateway that says anything, for runs
- * under sanitizers:
+/* A storm of requests on the filter, for runs under sanitizers. It is in a stand-in for Envoy and
+ * with a gateway that says anything:
  *   storm SOCKET REQUESTS SEED
- * The main thread is Envoy's worker. It begins requests, goes on with them and ends them in random order.
- * Another thread is the gateway. It answers well, wrongly, late or not at all. At the end nothing may be
- * left. */
+ * The main thread is Envoy's worker. It begins requests, goes on with them and ends them in random
+ * order. Another thread is the gateway. It answers well, wrongly, late or not at all. At the end
+ * nothing may be left. */
 #include "envoy.h"
 #include <assert.h>
 #include <stdio.h>
@@ -164,8 +164,8 @@ static void read_shared(char *memory, const char *place) {
     __atomic_fetch_and((uint64_t *)(void *)memory + i / 64, ~((uint64_t)1 << i % 64), __ATOMIC_RELEASE);
 }
 
-/* inlet_for returns a connection where the gateway answers what comes over the connection with this number, mostly.
- * -1: it answers where it is asked. */
+/* inlet_for returns a connection where the gateway answers what comes over the connection with this
+ * number, mostly. -1: it answers where it is asked. */
 static int inlet_for(const char *number) {
   char b[HEAD + 12];
   if (pick(&seed_of_peer, 3) == 0) return -1;

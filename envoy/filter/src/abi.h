@@ -1,14 +1,15 @@
-/* The part of the interface for dynamic modules of Envoy 1.40.0 that the filter uses, written by hand.
- * The tests of package envoy/filter prove it against the real Envoy: each function, each value and each
- * attribute below has an effect that a test sees. Envoy promises this interface for the next minor
- * version only, so the filter is used with the version that it was tested with. */
+/* The part of the interface for dynamic modules of Envoy 1.40.0 that the filter uses, written by
+ * hand. The tests of package envoy/filter prove it against the real Envoy: each function, each
+ * value and each attribute below has an effect that a test sees. Envoy promises this interface for
+ * the next minor version only, so the filter is used with the version that it was tested with. */
 #ifndef SLUICE_ABI_H
 #define SLUICE_ABI_H
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* span is memory of either side. Memory of Envoy is valid until the hook returns or a setter is called. */
+/* span is memory of either side. Memory of Envoy is valid until the hook returns or a setter is
+ * called. */
 typedef struct {
   const char *p;
   size_t n;
@@ -22,8 +23,8 @@ typedef struct {
   size_t value_n;
 } pair;
 
-/* times of a request in nanoseconds since its beginning. What is not known is -1, and its flag is not
- * set. Envoy writes all of it. */
+/* times of a request in nanoseconds since its beginning. What is not known is -1, and its flag is
+ * not set. Envoy writes all of it. */
 typedef struct {
   int64_t start_unix;
   int64_t connection_begin, handshake_start, handshake_complete;

@@ -1,5 +1,5 @@
-/* Answers of the gateway. Each is read whole before it is used, so a malformed one ends the connection and
- * has no effect. */
+/* Answers of the gateway. Each is read whole before it is used, so a malformed one ends the
+ * connection and has no effect. */
 #include "filter.h"
 #include <string.h>
 
@@ -131,7 +131,8 @@ pair next_pair(span *rest) {
   return h;
 }
 
-/* is_for_response reports whether a value is a header of the response. The others are for the gateway itself. */
+/* is_for_response reports whether a value is a header of the response. The others are for the
+ * gateway itself. */
 bool is_for_response(pair value) { return value.key_n > 2 && value.key[0] == 'x' && value.key[1] == '-'; }
 
 span next_name(span *rest) {

@@ -86,8 +86,9 @@ static void want_flush(channel *l, request *r) {
   post(r, DO_FLUSH);
 }
 
-/* put_frame queues a frame with the payload in scratch. Only Headers and bodies need room in the queue: each other
- * frame is short, and tells of a request that takes more memory, or has taken it until now. */
+/* put_frame queues a frame with the payload in scratch. Only Headers and bodies need room in the
+ * queue. Each other frame is short, and tells of a request that takes more memory, or has taken it
+ * until now. */
 static void put_frame(channel *l, connection *c, int type, int flags, uint64_t id) {
   queue_frame(&c->out, type, flags, id, (span){l->scratch.p, l->scratch.n});
 }
@@ -95,9 +96,9 @@ static void put_frame(channel *l, connection *c, int type, int flags, uint64_t i
 /* has_room reports whether the queue of a connection has room for n further bytes. */
 static bool has_room(const connection *c, size_t n) { return c->out.small + n <= QUEUE_LIMIT; }
 
-/* make_room sends what the socket takes, if the queue has no room for n further bytes. It reports whether there is
- * room then. One client can fill a queue within one iteration of the worker's loop, so a full queue says nothing of
- * the gateway. */
+/* make_room sends what the socket takes, if the queue has no room for n further bytes. It reports
+ * whether there is room then. One client can fill a queue within one iteration of the worker's
+ * loop, so a full queue says nothing of the gateway. */
 static bool make_room(channel *l, connection *c, size_t n) {
   if (has_room(c, n)) return true;
   connection_send(l, c, false);
@@ -105,7 +106,8 @@ static bool make_room(channel *l, connection *c, size_t n) {
   return !c->broken && has_room(c, n);
 }
 
-/* tell_headers tells the current connection of a request. It reports whether the connection has room for it. */
+/* tell_headers tells the current connection of a request. It reports whether the connection has
+ * room for it. */
 static bool tell_headers(channel *l, request *r) {
   connection *c = l->current;
   l->scratch.n = 0;
@@ -120,7 +122,8 @@ static bool tell_headers(channel *l, request *r) {
   return true;
 }
 
-/* channel_ask tells the gateway of a new request. It reports whether there is a connection with room for it. */
+/* channel_ask tells the gateway of a new request. It reports whether there is a connection with
+ * room for it. */
 bool channel_ask(channel *l, request *r) {
   if (l->current->fd < 0 && !channel_connect(l, true)) return false;
   if (!r->scheduler) r->scheduler = CALL(http_filter_scheduler_new)(r->envoy);
@@ -165,8 +168,8 @@ static bool share_body(channel *l, request *r, size_t n) {
   return true;
 }
 
-/* queue_bodies queues the complete bodies. While the queue is half full, small bodies stay in Envoy's buffer too: the
- * other half is for Headers. */
+/* queue_bodies queues the complete bodies. While the queue is half full, small bodies stay in
+ * Envoy's buffer too: the other half is for Headers. */
 static void queue_bodies(channel *l) {
   while (l->bodies) {
     request *r = l->bodies;
@@ -180,8 +183,8 @@ static void queue_bodies(channel *l) {
   }
 }
 
-/* channel_flush sends what the sockets take. Only the worker calls it, outside of the hooks for headers and
- * bodies, so that all of a body is in the buffer. */
+/* channel_flush sends what the sockets take. Only the worker calls it, outside of the hooks for
+ * headers and bodies, so that all of a body is in the buffer. */
 void channel_flush(channel *l) {
   queue_bodies(l);
   for (connection *c = l->all; c; c = c->next) connection_send(l, c, true);
@@ -215,9 +218,9 @@ void channel_tell(channel *l, request *r) {
   put_frame(l, c, LIVE, 0, r->id);
 }
 
-/* channel_first tells the gateway the next bytes of a response. A gateway that has no connection or does not read is
- * not told of them. From then on it is told no bytes, because what it has must be a beginning, but still that more
- * have come: the first token has, too. */
+/* channel_first tells the gateway the next bytes of a response. A gateway that has no connection or
+ * does not read is not told of them. From then on it is told no bytes, because what it has must be
+ * a beginning, but still that more have come: the first token has, too. */
 void channel_first(channel *l, request *r, span s) {
   if (!r->on || r->state != DECIDED || r->on->out.small + s.n > HELD_LIMIT) {
     r->gap = true;
@@ -229,8 +232,8 @@ void channel_first(channel *l, request *r, span s) {
   put_frame(l, r->on, FIRST, 0, r->id);
 }
 
-/* end_frames tells the end of r. If its connection has ended, the next one is told of both. It reports
- * whether the end will be told. */
+/* end_frames tells the end of r. If its connection has ended, the next one is told of both. It
+ * reports whether the end will be told. */
 static bool end_frames(channel *l, request *r) {
   connection *c = r->on ? r->on : l->current;
   uint64_t id = r->id;
@@ -247,7 +250,8 @@ static bool end_frames(channel *l, request *r) {
   return true;
 }
 
-/* channel_end tells the gateway that the request has ended. It reports whether the gateway will be told. */
+/* channel_end tells the gateway that the request has ended. It reports whether the gateway will be
+ * told. */
 bool channel_end(channel *l, request *r) {
   stop_body(l, r);
   bool told = end_frames(l, r);

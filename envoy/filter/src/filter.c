@@ -1,24 +1,26 @@
 /* The filter that asks the gateway about each request. The protocol is in package internal/frames.
  *
- * Each worker of Envoy has a channel to the gateway: one connection, and a thread that watches it. What
- * the gateway says comes by an inlet, which the worker reads itself (inlet.c), or else by the connection,
- * which the thread reads. A request stops at its headers. Envoy buffers its body, up to the limit of its
- * route, and answers larger bodies with 413 itself. Frames wait in the queue of the connection until the
- * worker has handled what there was to read. An event then sends them with one call of sendmsg. A large
- * body is sent from Envoy's own buffer. What the socket does not take stays there. The thread notices when
- * the socket takes more, and schedules an event of the request. So no worker ever waits for the gateway.
+ * Each worker of Envoy has a channel to the gateway: one connection, and a thread that watches it.
+ * What the gateway says comes by an inlet, which the worker reads itself (inlet.c), or else by the
+ * connection, which the thread reads. A request stops at its headers. Envoy buffers its body, up to
+ * the limit of its route, and answers larger bodies with 413 itself. Frames wait in the queue of
+ * the connection until the worker has handled what there was to read. An event then sends them with
+ * one call of sendmsg. A large body is sent from Envoy's own buffer. What the socket does not take
+ * stays there. The thread notices when the socket takes more, and schedules an event of the
+ * request. So no worker ever waits for the gateway.
  *
  * What the tests showed of Envoy 1.40.0:
- * - http_filter_scheduler_commit may be called by each thread. An event scheduled by the worker itself
- *   runs at the end of the same iteration of its loop. An event for a filter that has ended is dropped.
- *   The scheduler itself must live, so the lock of the channel guards it: a request leaves the lists of
- *   the channel before its filter is destroyed.
- * - HEADERS_STOP stops a request, and its body is still given to this filter. BODY_STOP_AND_BUFFER keeps
- *   the body. Over the limit of the route, Envoy answers 413. In a scheduled event all of a stopped body
- *   is in the buffer.
- * - A worker that reads an inlet may go on with a request of another connection, or end it, at once.
- * - A local reply, be it from this filter or not, ends with stream_complete as other responses do. What
- *   is read there is final, and equal to what an access log says.
+ * - http_filter_scheduler_commit may be called by each thread. An event scheduled by the worker
+ *   itself runs at the end of the same iteration of its loop. An event for a filter that has ended
+ *   is dropped. The scheduler itself must live, so the lock of the channel guards it: a request
+ *   leaves the lists of the channel before its filter is destroyed.
+ * - HEADERS_STOP stops a request, and its body is still given to this filter. BODY_STOP_AND_BUFFER
+ *   keeps the body. Over the limit of the route, Envoy answers 413. In a scheduled event all of a
+ *   stopped body is in the buffer.
+ * - A worker that reads an inlet may go on with a request of another connection, or end it, at
+ *   once.
+ * - A local reply, be it from this filter or not, ends with stream_complete as other responses do.
+ *   What is read there is final, and equal to what an access log says.
  * - continue_decoding, send_response and reset_stream may destroy the filter before they return. */
 #include "filter.h"
 #include <stdlib.h>
@@ -33,7 +35,8 @@ static uint64_t random_number;
 /* instance returns the number that this process chose when Envoy loaded the filter. */
 uint64_t instance(void) { return random_number; }
 
-/* program_init makes the system call itself, because releases are linked for glibc 2.17, which lacks getrandom. */
+/* program_init makes the system call itself, because releases are linked for glibc 2.17, which
+ * lacks getrandom. */
 HOOK(const char *, program_init)(void) {
   reading_init();
   if (syscall(SYS_getrandom, &random_number, sizeof random_number, 0) != sizeof random_number) return NULL;
@@ -64,7 +67,8 @@ static void gates_close(gates *g) {
   free(g);
 }
 
-/* gates_use returns the entry of a socket for one more configuration. Null: it is not the absolute path of a socket. */
+/* gates_use returns the entry of a socket for one more configuration. Null: it is not the absolute
+ * path of a socket. */
 gates *gates_use(span path) {
   if (path.n == 0 || path.n >= sizeof all->path || path.p[0] != '/' || memchr(path.p, 0, path.n)) return NULL;
   pthread_mutex_lock(&lock);
@@ -74,7 +78,8 @@ gates *gates_use(span path) {
   return g;
 }
 
-/* gates_leave ends the use by one configuration. Envoy destroys a configuration after all its filters. */
+/* gates_leave ends the use by one configuration. Envoy destroys a configuration after all its
+ * filters. */
 void gates_leave(gates *g) {
   gates **at = &all;
   pthread_mutex_lock(&lock);
@@ -114,9 +119,9 @@ static bool define_counters(gate *g) {
   return true;
 }
 
-/* read_config reads the configuration: the path of the gateway's socket, then a line for each list of headers that do
- * not cross the gateway. A line is unread or response, and the names. Another line would be another version of the
- * protocol, because a running Envoy keeps its filter. */
+/* read_config reads the configuration: the path of the gateway's socket, then a line for each list
+ * of headers that do not cross the gateway. A line is unread or response, and the names. Another
+ * line would be another version of the protocol, because a running Envoy keeps its filter. */
 static bool read_config(gate *g, span config) {
   g->config = allocate(config.n + 1);
   if (config.n) memcpy(g->config, config.p, config.n);
@@ -208,34 +213,37 @@ HOOK(int, http_filter_request_trailers)(void *envoy, void *filter) {
   return TRAILERS_STOP;
 }
 
-/* is_framing reports whether a header says where the response ends (RFC 9112, section 6.3). Envoy removes
- * transfer-encoding after the filters. */
+/* is_framing reports whether a header says where the response ends (RFC 9112, section 6.3). Envoy
+ * removes transfer-encoding after the filters. */
 static bool is_framing(span name, span value) {
   if (equal(name, SPAN(":status"))) return equal(value, SPAN("204")) || equal(value, SPAN("304"));
   return equal(name, SPAN("content-length")) || equal(name, SPAN("transfer-encoding"));
 }
 
-/* response_head is what the headers of a response say: framed, that it has a length or is chunked, or has no body.
- * refused says why the client must not get the response, in the words of its details. It is empty for others. */
+/* response_head is what the headers of a response say: framed, that it has a length or is chunked,
+ * or has no body. refused says why the client must not get the response, in the words of its
+ * details. It is empty for others. */
 typedef struct {
   bool framed;
   span refused;
 } response_head;
 
-/* refusal_of says why a client must not get a response of a status. Envoy would pass a 101 that nobody has asked for on
- * as a whole response, and the client would treat what follows on its connection as the other protocol. A redirect
- * would have the client send the prompt to another server, past the gateway. The listener has the words for both. */
+/* refusal_of says why a client must not get a response of a status. Envoy would pass a 101 that
+ * nobody has asked for on as a whole response. The client would treat what follows on its
+ * connection as the other protocol. A redirect would have the client send the prompt to another
+ * server, past the gateway. The listener has the words for both. */
 static span refusal_of(span status) {
   if (equal(status, SPAN("101"))) return SPAN("unasked_protocol_switch");
   return begins(status, SPAN("3")) ? SPAN("unasked_redirect") : SPAN("");
 }
 
-/* is_gateways reports whether only the gateway may give a response this header: what remains of the limits of a tenant,
- * and who has answered. */
+/* is_gateways reports whether only the gateway may give a response this header: what remains of the
+ * limits of a tenant, and who has answered. */
 static bool is_gateways(span name) { return begins(name, SPAN("x-ratelimit-")) || begins(name, SPAN("x-sluice-")); }
 
-/* read_headers looks through the headers of a response. It removes those that do not cross the gateway. The relay is
- * part of the gateway, and may set its headers. So may the listener, for what Envoy answers itself. */
+/* read_headers looks through the headers of a response. It removes those that do not cross the
+ * gateway. The relay is part of the gateway, and may set its headers. So may the listener, for what
+ * Envoy answers itself. */
 static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
@@ -254,7 +262,8 @@ static response_head read_headers(request *r) {
   return head;
 }
 
-/* grpc_status returns the status of gRPC for a status of HTTP, as gRPC's own document of that name has it. */
+/* grpc_status returns the status of gRPC for a status of HTTP, as gRPC's own document of that name
+ * has it. */
 static span grpc_status(uint16_t status) {
   switch (status) {
   case 400: return SPAN("13"); /* internal */
@@ -277,8 +286,9 @@ static bool is_grpc(void *envoy) {
          (v.n == kind.n || v.p[kind.n] == '+');
 }
 
-/* send_response answers the request in the place of an engine, with the headers of h, which has room for one more.
- * Without a status of gRPC among them, Envoy would make such an answer a success. */
+/* send_response answers the request in the place of an engine, with the headers of h, which has
+ * room for one more. Without a status of gRPC among them, Envoy would make such an answer a
+ * success. */
 static void send_response(request *r, uint16_t status, pair *h, size_t n, span body, span details) {
   if (is_grpc(r->envoy)) {
     span name = SPAN("grpc-status"), value = grpc_status(status);
@@ -299,7 +309,8 @@ static void add_header(void *envoy, int kind, pair h) {
   CALL(http_add_header)(envoy, kind, (span){h.key, h.key_n}, (span){h.value, h.value_n});
 }
 
-/* set_values sets the values of the request that are headers of its response. An engine's own are removed before. */
+/* set_values sets the values of the request that are headers of its response. An engine's own are
+ * removed before. */
 static void set_values(request *r) {
   span rest = r->values;
   for (uint16_t i = 0; i < r->values_n; i++) {
@@ -310,7 +321,8 @@ static void set_values(request *r) {
   }
 }
 
-/* name_source says who has answered. Envoy's own answers are the gateway's, and the listener marks them. */
+/* name_source says who has answered. Envoy's own answers are the gateway's, and the listener marks
+ * them. */
 static void name_source(request *r) {
   const span source = SPAN("x-sluice-source"), engine = SPAN("engine"), name = SPAN("x-sluice-replica");
   span replica;
@@ -325,13 +337,15 @@ static void mark_stream(void *envoy) {
   CALL(http_set_header)(envoy, RESPONSE_HEADERS, SPAN("x-accel-buffering"), SPAN("no"));
 }
 
-/* set_headers gives the response what the gateway tells the client of it. The relay does most of that itself. */
+/* set_headers gives the response what the gateway tells the client of it. The relay does most of
+ * that itself. */
 static void set_headers(request *r) {
   set_values(r);
   if (r->relayed) return;
   name_source(r);
   if (r->streamed) mark_stream(r->envoy);
-  /* The log of attempts need not find out whether the response has a length. No replica sees this header any more. */
+  /* The log of attempts need not find out whether the response has a length. No replica sees this
+   * header any more. */
   CALL(http_add_header)(r->envoy, REQUEST_HEADERS, SPAN("x-sluice-framing"), SPAN("told"));
 }
 
@@ -421,14 +435,16 @@ static void keep_values(request *r, span values, uint16_t n) {
   r->values_n = n;
 }
 
-/* set_told says whether the gateway is told the end of a request. The access log has it otherwise. */
+/* set_told says whether the gateway is told the end of a request. The access log has it
+ * otherwise. */
 static void set_told(request *r, bool told) {
   static const pair values[] = {{"told", 4, "0", 1}, {"told", 4, "1", 1}};
   CALL(http_set_dynamic_metadata_string_batch)(r->envoy, SPAN("sluice"), &values[told], 1);
   r->told = told;
 }
 
-/* set_untold has the access log tell the end of a request, with its values, because the filter cannot. */
+/* set_untold has the access log tell the end of a request, with its values, because the filter
+ * cannot. */
 static void set_untold(request *r) {
   pair few[32], *v = r->values_n <= 32 ? few : allocate(r->values_n * sizeof *v);
   span rest = r->values;
@@ -438,12 +454,14 @@ static void set_untold(request *r) {
   set_told(r, false);
 }
 
-/* is_ours reports whether only Sluice sets a header of a request: the listener removes those of clients. */
+/* is_ours reports whether only Sluice sets a header of a request: the listener removes those of
+ * clients. */
 static bool is_ours(span name) {
   return begins(name, SPAN("x-sluice-")) || begins(name, SPAN("x-envoy-")) || equal(name, SPAN("x-gateway-destination-endpoint"));
 }
 
-/* set_header sets a header of the request. Those that say what is to be read of the response are for this filter. */
+/* set_header sets a header of the request. Those that say what is to be read of the response are
+ * for this filter. */
 static void set_header(request *r, pair h) {
   span name = {h.key, h.key_n}, value = {h.value, h.value_n};
   if (equal(name, SPAN("x-sluice-ticket"))) r->relayed = true;
@@ -499,7 +517,8 @@ static void answered(request *r, answer *a) {
   free(a);
 }
 
-/* carry_out does what is to be done for r. It may destroy r. scheduled: in the event that was scheduled for that. */
+/* carry_out does what is to be done for r. It may destroy r. scheduled: in the event that was
+ * scheduled for that. */
 void carry_out(request *r, bool scheduled) {
   channel *l = r->channel;
   answer *said = NULL;
@@ -563,7 +582,8 @@ HOOK(int, http_filter_local_reply)(void *envoy, void *filter, uint32_t status, s
   return LOCAL_REPLY_CONTINUE;
 }
 
-/* Envoy loads no module that lacks one of its hooks. This filter has no use for the following ones. */
+/* Envoy loads no module that lacks one of its hooks. This filter has no use for the following
+ * ones. */
 HOOK(void, http_filter_http_callout_done)(ANY void *a, ANY void *b, ANY uint64_t c, ANY int d, ANY pair *e, ANY size_t f, ANY span *g, ANY size_t h) {}
 HOOK(void, http_filter_http_stream_headers)(ANY void *a, ANY void *b, ANY uint64_t c, ANY pair *d, ANY size_t e, ANY bool f) {}
 HOOK(void, http_filter_http_stream_data)(ANY void *a, ANY void *b, ANY uint64_t c, ANY const span *d, ANY size_t e, ANY bool f) {}

@@ -12,24 +12,27 @@ enum { PROTOCOL_VERSION = 6, HEAD = 16 };
 enum { HELLO = 1, HEADERS = 2, BODY = 3, END = 4, LIVE = 5, FIRST = 6, SHARED = 7, READY = 8 };
 enum { WELCOME = 1, GO = 2, REPLY = 3, WAIT = 4, AGAIN = 5, BYE = 6, HEARD = 7, JOIN = 8 };
 enum { FLAG_NO_BODY = 1, FLAG_BODY_REPLACED = 1, FLAG_NAMELESS = 2 };
-/* MOST_OBSERVED is how much of a response the gateway is told at most, for the first token and its id. */
+/* MOST_OBSERVED is how much of a response the gateway is told at most, for the first token and its
+ * id. */
 #define MOST_OBSERVED ((size_t)64 << 10)
 /* LARGEST_FRAME is the most bytes in the payload of a frame. */
 #define LARGEST_FRAME (((size_t)1 << 30) + (4 << 20))
-/* SMALL_BODY is the size up to which a body is copied into the queue. A larger one is copied into shared memory, if
- * that has room. */
+/* SMALL_BODY is the size up to which a body is copied into the queue. A larger one is copied into
+ * shared memory, if that has room. */
 #define SMALL_BODY ((size_t)16 << 10)
-/* QUEUE_LIMIT is how many bytes of small frames a connection may hold when it is told of a request. A request for
- * which there is no room goes on undecided. */
+/* QUEUE_LIMIT is how many bytes of small frames a connection may hold when it is told of a request.
+ * A request for which there is no room goes on undecided. */
 #define QUEUE_LIMIT ((size_t)16 << 20)
-/* HELD_LIMIT is how many bytes of frames wait while there is no connection. Further ones are lost. */
+/* HELD_LIMIT is how many bytes of frames wait while there is no connection. Further ones are
+ * lost. */
 #define HELD_LIMIT ((size_t)1 << 20)
 /* LARGE_ANSWER is the length from which a payload is read straight into its answer. */
 #define LARGE_ANSWER ((size_t)32 << 10)
 /* SILENCE is how long a request waits for a word before Welcome has told it, in milliseconds. */
 #define SILENCE 2000
 
-/* LAST_WAIT is how long a request waits after its deadline for what an inlet has, in milliseconds. Its worker begins it. */
+/* LAST_WAIT is how long a request waits after its deadline for what an inlet has, in milliseconds.
+ * Its worker begins it. */
 #define LAST_WAIT 50
 
 #define SPAN(s) ((span){(s), sizeof(s) - 1})
@@ -76,8 +79,8 @@ typedef struct input {
   struct inlet *inlet;  /* where the worker reads; null: the thread of the channel reads */
 } input;
 
-/* connection is one connection to the gateway, or the wish for one if fd is -1. The lock of its channel
- * guards it, but for in, which only the thread of the channel uses. */
+/* connection is one connection to the gateway, or the wish for one if fd is -1. The lock of its
+ * channel guards it, but for in, which only the thread of the channel uses. */
 typedef struct connection {
   struct connection *next;
   int fd;
@@ -105,7 +108,8 @@ enum state {
 /* What the worker is to do for a request in its next event. */
 enum { DO_FLUSH = 1, DO_ANSWER = 2, DO_GIVE_UP = 4, DO_TELL = 8, DO_LAST_WAIT = 16 };
 
-/* Names of members of a JSON object that the filter looks for. Those of texts and those of counts stand together. */
+/* Names of members of a JSON object that the filter looks for. Those of texts and those of counts
+ * stand together. */
 enum {
   NAME_OTHER,
   NAME_CONTENT, NAME_TEXT, NAME_DELTA, NAME_ARGUMENTS, NAME_REASONING_CONTENT, NAME_REASONING, NAME_REFUSAL, NAME_THINKING, NAME_PARTIAL_JSON,
@@ -127,7 +131,8 @@ typedef struct json {
   bool is_name; /* the string that is read is a name */
   uint16_t depth;
   size_t length;         /* of the string or word */
-  /* The beginning of a word, of a name, and of a string that is a type or a reason to finish or stop. */
+  /* The beginning of a word, of a name, and of a string that is a type or a reason to finish or
+   * stop. */
   char text[64];
   uint8_t names[DEPTHS]; /* by depth: the member of the object that is read, or IN_ARRAY */
 } json;
@@ -135,8 +140,8 @@ typedef void json_found(void *of, const json *j, int what);
 
 typedef struct reading reading;
 
-/* header_list has names of headers, ordered by their lengths: those of the length n begin at at[n] and end at
- * at[n + 1]. */
+/* header_list has names of headers, ordered by their lengths: those of the length n begin at at[n]
+ * and end at at[n + 1]. */
 enum { HEADERS_MAX = 64, HEADER_LONGEST = 62 };
 typedef struct {
   span of[HEADERS_MAX];
@@ -146,7 +151,8 @@ typedef struct {
 /* header_set is a set of those that a message has, by their places in of. */
 typedef uint64_t header_set;
 
-/* request is the filter of one request. The lock of its channel guards what the thread also uses. */
+/* request is the filter of one request. The lock of its channel guards what the thread also
+ * uses. */
 typedef struct request {
   struct gate *gate;
   struct channel *channel;
@@ -187,8 +193,8 @@ typedef struct answer {
   char payload[];
 } answer;
 
-/* channel is what one worker of Envoy has with one gateway: its connections and requests, and a thread
- * that reads what the gateway says. */
+/* channel is what one worker of Envoy has with one gateway: its connections and requests, and a
+ * thread that reads what the gateway says. */
 typedef struct channel {
   pthread_mutex_t lock;
   struct gates *owner;
@@ -209,8 +215,9 @@ typedef struct channel {
   size_t chunks_cap;
 } channel;
 
-/* inlet is a connection of the gateway to a worker of Envoy. It takes what the gateway says over one connection of the
- * filter, so that the worker reads it itself. The lock of the channel guards on. Only the worker uses the rest. */
+/* inlet is a connection of the gateway to a worker of Envoy. It takes what the gateway says over
+ * one connection of the filter, so that the worker reads it itself. The lock of the channel guards
+ * on. Only the worker uses the rest. */
 typedef struct inlet {
   struct gates *owner;
   channel *channel; /* null: it has no channel yet, or none */
@@ -227,8 +234,8 @@ typedef struct gate {
   struct gates *owner;
   void *envoy;
   size_t counters[COUNTS];
-  /* Headers that do not cross the gateway: those of requests that it does not read, and those of engines. The routes
-   * remove those of requests that it reads. */
+  /* Headers that do not cross the gateway: those of requests that it does not read, and those of
+   * engines. The routes remove those of requests that it reads. */
   header_list unread, response;
   char *config; /* the text that these are parts of */
 } gate;
@@ -282,8 +289,8 @@ char *shared_take(shared *s, size_t n, uint32_t *first);
 void shared_tidy(shared *s, int64_t now);
 
 /* answer.c */
-/* An id is a number that counts the requests of a channel, and the index of the request in slots. NO_SLOT is
- * the index of a request that has ended. */
+/* An id is a number that counts the requests of a channel, and the index of the request in slots.
+ * NO_SLOT is the index of a request that has ended. */
 enum { SLOT_BITS = 20, NO_SLOT = (1 << SLOT_BITS) - 1 };
 
 typedef struct {

@@ -1,10 +1,10 @@
-/* Names of headers that do not cross the gateway. A header costs a comparison with the names of its own length,
- * where a list of Envoy's costs a look-up for each name, whether a message has it or not. */
+/* Names of headers that do not cross the gateway. A header costs a comparison with the names of its
+ * own length. A list of Envoy's costs a look-up for each name, whether a message has it or not. */
 #include "filter.h"
 #include <string.h>
 
-/* headers_read reads words with a space between them. It fails for too many of them, and for one that is empty or
- * too long. */
+/* headers_read reads words with a space between them. It fails for too many of them, and for one
+ * that is empty or too long. */
 bool headers_read(header_list *l, span words) {
   uint8_t n = 0;
   *l = (header_list){0};

@@ -1,14 +1,17 @@
-/* Inlets. Envoy has a listener on a socket of its own, and the gateway connects to it. The worker that has accepted
- * such a connection says its index. The gateway then says which connection of that worker's channel it is, and writes
- * there what it would write to that connection. So an answer wakes the worker at once, and not the thread before it.
+/* Inlets. Envoy has a listener on a socket of its own, and the gateway connects to it. The worker
+ * that has accepted such a connection says its index. The gateway then says which connection of
+ * that worker's channel it is, and writes there what it would write to that connection. So an
+ * answer wakes the worker at once, and not the thread before it.
  *
- * Which worker accepts a connection is Envoy's choice. It gives each one to the worker that has the fewest. */
+ * Which worker accepts a connection is Envoy's choice. It gives each one to the worker that has the
+ * fewest. */
 
 #include "filter.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* The configuration is the path of the gateway's socket, by which the filter of requests knows it. */
+/* The configuration is the path of the gateway's socket, by which the filter of requests knows
+ * it. */
 HOOK(void *, network_filter_config_new)(void *envoy, span name, span config) {
   (void)envoy, (void)name;
   return gates_use(config);
@@ -40,7 +43,8 @@ HOOK(int, network_filter_new_connection)(void *envoy, void *filter) {
   return NETWORK_CONTINUE;
 }
 
-/* join finds the connection that the first frame names. It reports whether there is one, if that frame has come. */
+/* join finds the connection that the first frame names. It reports whether there is one, if that
+ * frame has come. */
 static bool join(inlet *i) {
   static const char head[HEAD] = {8, 0, 0, 0, JOIN};
   text *in = &i->in.text;

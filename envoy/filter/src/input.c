@@ -1,4 +1,5 @@
-/* What the gateway says. The thread of a channel reads it from the connection, or the worker reads it from an inlet. */
+/* What the gateway says. The thread of a channel reads it from the connection, or the worker reads
+ * it from an inlet. */
 
 #include "filter.h"
 #include <stdlib.h>
@@ -114,8 +115,8 @@ static bool handle(channel *l, connection *c, const input *in, const char *head,
   return true;
 }
 
-/* begin_large has the rest of a frame with n bytes of payload read into its answer. It reports whether such a
- * frame may be so large. */
+/* begin_large has the rest of a frame with n bytes of payload read into its answer. It reports
+ * whether such a frame may be so large. */
 static bool begin_large(input *in, const char *head, size_t n, span begun) {
   frame f = frame_of(in, head, begun);
   if (head[6] || head[7] || f.id == 0 || (f.type != GO && f.type != REPLY)) return false;
@@ -126,8 +127,8 @@ static bool begin_large(input *in, const char *head, size_t n, span begun) {
   return true;
 }
 
-/* carry_out_due has the worker do what it has just read, without the lock. It reports whether the connection still
- * reads. */
+/* carry_out_due has the worker do what it has just read, without the lock. It reports whether the
+ * connection still reads. */
 static bool carry_out_due(channel *l, connection *c, const input *in) {
   request *r = l->due;
   l->due = NULL;

@@ -1,6 +1,6 @@
-/* A JSON text that comes in parts. Nothing of it is kept but the path to where it is read, and the beginning of
- * the string or the word that is read. It takes what every reader takes, and some more: numbers and the
- * escapes of strings are not checked. */
+/* A JSON text that comes in parts. Nothing of it is kept but the path to where it is read, and the
+ * beginning of the string or the word that is read. It takes what every reader takes, and some
+ * more: numbers and the escapes of strings are not checked. */
 #include "filter.h"
 #include <string.h>
 
@@ -41,7 +41,8 @@ static const struct {
 #undef OF
 };
 
-/* by_length has the first name of each length, and next the name of the same length that follows. 0 is none. */
+/* by_length has the first name of each length, and next the name of the same length that follows. 0
+ * is none. */
 enum { NAME_LONGEST = sizeof("cache_creation_input_tokens") - 1 };
 static uint8_t by_length[NAME_LONGEST + 1], next[NAMES];
 
@@ -76,8 +77,8 @@ static uint8_t name_of(const json *j) {
   return NAME_OTHER;
 }
 
-/* is_kept reports whether the beginning of a string is kept: that of a name, and that of a member whose text is
- * compared. Of others the length alone matters. */
+/* is_kept reports whether the beginning of a string is kept: that of a name, and that of a member
+ * whose text is compared. Of others the length alone matters. */
 static bool is_kept(const json *j) {
   uint8_t of = j->names[j->depth];
   return j->is_name || of == NAME_TYPE || of == NAME_FINISH_REASON || of == NAME_STOP_REASON;
@@ -141,8 +142,8 @@ static void end_string(json *j, json_found *found, void *of) {
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "see before");
 
-/* before returns how many bytes come before the first a or b, which are ASCII. It looks at eight at a time, the first
- * of which is the least of a number (little-endian). */
+/* before returns how many bytes come before the first a or b, which are ASCII. It looks at eight at
+ * a time, the first of which is the least of a number (little-endian). */
 size_t before(const char *p, size_t n, char a, char b) {
   const uint64_t ones = 0x0101010101010101, highs = 0x8080808080808080;
   size_t i = 0;
@@ -198,7 +199,8 @@ static void structure(json *j, char c, json_found *found, void *of) {
   keep(j, &c, 1);
 }
 
-/* json_read reads the next part of a text, and calls found for each value. After a fault it reads nothing. */
+/* json_read reads the next part of a text, and calls found for each value. After a fault it reads
+ * nothing. */
 void json_read(json *j, const char *p, size_t n, json_found *found, void *of) {
   for (const char *stop = p + n; p < stop && !j->bad;) {
     size_t some;

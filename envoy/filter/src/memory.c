@@ -52,7 +52,8 @@ void put_pair(text *t, span name, span value) {
   put(t, value.p, value.n);
 }
 
-/* decimal writes a number as text into room, which has DECIMAL bytes. snprintf takes five times as long. */
+/* decimal writes a number as text into room, which has DECIMAL bytes. snprintf takes five times as
+ * long. */
 span decimal(char *room, int64_t v) {
   char *end = room + DECIMAL, *at = end;
   uint64_t rest = v < 0 ? -(uint64_t)v : (uint64_t)v;
@@ -62,7 +63,8 @@ span decimal(char *room, int64_t v) {
   return (span){at, (size_t)(end - at)};
 }
 
-/* chunks_of lists the chunks of a body in *out, which has room for FEW. More of them have memory of their own. */
+/* chunks_of lists the chunks of a body in *out, which has room for FEW. More of them have memory of
+ * their own. */
 size_t chunks_of(void *envoy, int kind, span **out) {
   size_t n = CALL(http_get_body_chunks_size)(envoy, kind);
   if (n > FEW) *out = allocate(n * sizeof **out);

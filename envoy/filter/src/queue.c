@@ -1,5 +1,5 @@
-/* The output of a connection. Small frames are copied into it. A large body stays in Envoy's buffer until
- * the socket takes it, and nothing is sent between the head of its frame and its end. */
+/* The output of a connection. Small frames are copied into it. A large body stays in Envoy's buffer
+ * until the socket takes it, and nothing is sent between the head of its frame and its end. */
 #include "filter.h"
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +78,8 @@ static void unlink_piece(queue *q, piece *p) {
   piece_free(p);
 }
 
-/* queue_forget_body ends the use of a body that goes away. If its frame was begun, zeros complete it. */
+/* queue_forget_body ends the use of a body that goes away. If its frame was begun, zeros complete
+ * it. */
 void queue_forget_body(queue *q, piece *p) {
   p->body->sending = NULL;
   p->body = NULL;
@@ -133,8 +134,8 @@ static int body_iov(piece *p, channel *l, struct iovec *v, int max) {
   return n;
 }
 
-/* queue_iov describes what is to be sent next, in at most max parts. Without a worker it stops before the
- * first body. */
+/* queue_iov describes what is to be sent next, in at most max parts. Without a worker it stops
+ * before the first body. */
 int queue_iov(queue *q, channel *worker, struct iovec *v, int max) {
   int n = 0;
   for (piece *p = q->first; p && n < max; p = p->next) {
@@ -156,7 +157,8 @@ int queue_iov(queue *q, channel *worker, struct iovec *v, int max) {
   return n;
 }
 
-/* complete removes the first piece, which is sent. The last piece of bytes is kept for the next frames. */
+/* complete removes the first piece, which is sent. The last piece of bytes is kept for the next
+ * frames. */
 static bool complete(queue *q, piece *p) {
   if (p->body) {
     request *r = p->body;
@@ -187,9 +189,9 @@ static void pass_frames(piece *p) {
   }
 }
 
-/* frames_of_end returns the size of the frames at the front that tell of a request that has ended: its End, or
- * its Live and its End. 0: the first frame is another one. A Live whose End does not follow is another one too,
- * because the gateway would take that request for one that runs. */
+/* frames_of_end returns the size of the frames at the front that tell of a request that has ended:
+ * its End, or its Live and its End. 0: the first frame is another one. A Live whose End does not
+ * follow is another one too, because the gateway would take that request for one that runs. */
 static size_t frames_of_end(const char *at, size_t have) {
   uint32_t slot = (unsigned char)at[8] | (unsigned char)at[9] << 8 | ((unsigned char)at[10] & 15) << 16;
   size_t live = frame_size(at);
@@ -200,8 +202,8 @@ static size_t frames_of_end(const char *at, size_t have) {
   return next[4] == END && memcmp(at + 8, next + 8, 8) == 0 && end <= have - live ? live + end : 0;
 }
 
-/* queue_keep_ends copies the frames of requests that have ended from q to another queue, up to HELD_LIMIT. A
- * frame of which a part was sent is copied as a whole. */
+/* queue_keep_ends copies the frames of requests that have ended from q to another queue, up to
+ * HELD_LIMIT. A frame of which a part was sent is copied as a whole. */
 void queue_keep_ends(queue *q, queue *to) {
   for (piece *p = q->first; p; p = p->next) {
     if (p->body || !p->bytes) continue;

@@ -1,6 +1,6 @@
-/* What the filter reads of a response while it passes: the usage, if the gateway wants it, and the events of a
- * stream, if the gateway has it in its sample. The response is not changed and not delayed. The Lua reader of
- * package xds does the same for requests that ext_proc decides. */
+/* What the filter reads of a response while it passes. It reads the usage, if the gateway wants it,
+ * and the events of a stream, if the gateway has it in its sample. The response is not changed and
+ * not delayed. The Lua reader of package xds does the same for requests that ext_proc decides. */
 #include "filter.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,12 +15,13 @@ static double ends_of_classes[CLASSES];
 /* How much of the line of an event has come: up to DATA how many bytes of "data:". */
 enum { DATA = 5, OTHER_LINE };
 
-/* UNKNOWN is a number of tokens that was not told. MOST_TOKENS is more than any response can have. */
+/* UNKNOWN is a number of tokens that was not told. MOST_TOKENS is more than any response can
+ * have. */
 enum { UNKNOWN = -1 };
 #define MOST_TOKENS ((int64_t)1 << 40)
 
-/* counts are numbers of tokens as a response tells them. Those of other names count if the usual names are missing:
- * some servers write both, and zeros under one of them. */
+/* counts are numbers of tokens as a response tells them. Those of other names count if the usual
+ * names are missing: some servers write both, and zeros under one of them. */
 typedef struct {
   int64_t input, output, cached, written;
   int64_t other_input, other_output, other_cached;
@@ -41,8 +42,9 @@ typedef struct {
   char reason[33];
 } seen;
 
-/* beginning is how events of a stream begin: up to KNOWN bytes of one, and what was read of its first n bytes, if n is
- * not 0. Chunks of a stream begin with the same LEAST_KNOWN bytes at least, and mostly differ in their last third. */
+/* beginning is how events of a stream begin: up to KNOWN bytes of one, and what was read of its
+ * first n bytes, if n is not 0. Chunks of a stream begin with the same LEAST_KNOWN bytes at least,
+ * and mostly differ in their last third. */
 enum { KNOWN = 512, LEAST_KNOWN = 16 };
 typedef struct {
   char text[KNOWN];
@@ -113,8 +115,8 @@ void reading_begin(reading *r, void *envoy) {
   begin_text(r);
 }
 
-/* count_of returns which count the value belongs to that was found, or null. Usage is a member of the whole, or of
- * its member response or message. Arrays on the way do not matter. */
+/* count_of returns which count the value belongs to that was found, or null. Usage is a member of
+ * the whole, or of its member response or message. Arrays on the way do not matter. */
 static int64_t *count_of(counts *c, const json *j, bool of_messages) {
   uint8_t path[4];
   size_t n = 0, at = 0;
@@ -154,8 +156,8 @@ static int64_t tokens_of(const json *j) {
   return i == end && n <= MOST_TOKENS ? n : UNKNOWN;
 }
 
-/* found_count takes a number. Another value in its place makes the usage unknown, but for null, and but for the total,
- * which matters only where nothing else is told. */
+/* found_count takes a number. Another value in its place makes the usage unknown, but for null, and
+ * but for the total, which matters only where nothing else is told. */
 static void found_count(reading *r, const json *j, int what) {
   int64_t *to = count_of(&r->now.counts, j, r->of_messages);
   if (!to || (what == JSON_OTHER && j->text[0] == 'n')) return;
@@ -282,7 +284,8 @@ static size_t same(const char *a, const char *b, size_t n) {
   return i;
 }
 
-/* read_known reads the beginning of an event that an earlier one had too, and returns its length. */
+/* read_known reads the beginning of an event that an earlier one had too, and returns its
+ * length. */
 static size_t read_known(reading *r, const char *p, size_t n) {
   beginning *k = &r->known;
   if (k->n && n >= k->n && memcmp(p, k->text, k->n) == 0) {
@@ -356,7 +359,8 @@ void reading_read(reading *r, const span *chunks, size_t n) {
   for (size_t i = 0; i < n; i++) reading_feed(r, chunks[i], now.tv_sec * 1000000LL + now.tv_nsec / 1000);
 }
 
-/* reading_end tells that the response has come to its end. An event without its end does not count. */
+/* reading_end tells that the response has come to its end. An event without its end does not
+ * count. */
 void reading_end(reading *r) {
   if (r->ended) return;
   r->ended = true;
@@ -366,9 +370,10 @@ void reading_end(reading *r) {
   finish(r, r->now.reason);
 }
 
-/* put_usage puts the numbers of tokens of the prompt, of the answer, and those of the prompt that came from the
- * cache. If the total is told alone or with an answer of 0, it stands for the prompt, and the answer is unknown.
- * Without an end, or after a fault, those that were read may be too small. */
+/* put_usage puts the numbers of tokens of the prompt, of the answer, and those of the prompt that
+ * came from the cache. If the total is told alone or with an answer of 0, it stands for the prompt,
+ * and the answer is unknown. Without an end, or after a fault, those that were read may be too
+ * small. */
 static size_t put_usage(text *t, const reading *r) {
   counts c = r->usage;
   char s[3 * DECIMAL], digits[DECIMAL];

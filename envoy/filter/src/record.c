@@ -1,5 +1,5 @@
-/* What the filter tells of a request: its headers, the record of its end, and what a gateway that begins
- * later needs to know of it. */
+/* What the filter tells of a request: its headers, the record of its end, and what a gateway that
+ * begins later needs to know of it. */
 #include "filter.h"
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,8 @@ static void list_end(text *t, size_t at, size_t n) {
   t->p[at + 1] = (char)(n >> 8);
 }
 
-/* put_headers puts the list of the request's headers. It removes those that the gateway does not read. */
+/* put_headers puts the list of the request's headers. It removes those that the gateway does not
+ * read. */
 void put_headers(text *t, const request *r) {
   const gate *g = r->gate;
   size_t n = CALL(http_get_headers_size)(r->envoy, REQUEST_HEADERS), told = 0;
@@ -71,7 +72,8 @@ static size_t put_attribute(text *t, void *envoy, span name, int attribute) {
   return 1;
 }
 
-/* LONGEST_TOLD is how many bytes of a header a record has at most. A client chooses how long its headers are. */
+/* LONGEST_TOLD is how many bytes of a header a record has at most. A client chooses how long its
+ * headers are. */
 enum { LONGEST_TOLD = 1 << 10 };
 
 /* put_header puts the first value of a header, under name. */
@@ -123,7 +125,8 @@ static void put_integer(text *t, void *envoy, int attribute) {
 /* put_time puts a time in microseconds. */
 static void put_time(text *t, int64_t ns) { put_u64(t, (uint64_t)(ns < 0 ? -1 : ns / 1000)); }
 
-/* put_place puts where Envoy has sent a request. The headers that say so are gone by then: the routes remove them. */
+/* put_place puts where Envoy has sent a request. The headers that say so are gone by then: the
+ * routes remove them. */
 static size_t put_place(text *t, void *envoy) {
   return put_attribute(t, envoy, SPAN("route"), ATTRIBUTE_ROUTE) + put_attribute(t, envoy, SPAN("upstream"), ATTRIBUTE_UPSTREAM) +
          put_attribute(t, envoy, SPAN("cluster"), ATTRIBUTE_CLUSTER) + put_replica(t, envoy);

@@ -1,6 +1,7 @@
-/* The memory that a connection shares with the gateway, in which long bodies lie: so they are copied once, and
- * wake the gateway once. It is a file without a name, whose descriptor goes with Hello. Its first page has a bit for
- * each block: the filter sets it, and the gateway clears it when it has read the body. */
+/* The memory that a connection shares with the gateway, in which long bodies lie: so they are
+ * copied once, and wake the gateway once. It is a file without a name, whose descriptor goes with
+ * Hello. Its first page has a bit for each block: the filter sets it, and the gateway clears it
+ * when it has read the body. */
 #include "filter.h"
 #include <fcntl.h>
 #include <string.h>
@@ -28,7 +29,8 @@ enum { MAP_HEAD = 4096, WORDS = SHARED_BLOCKS / 64 };
 enum { UNUSED = 10000 };
 #define SHARED_SIZE ((size_t)MAP_HEAD + (size_t)SHARED_BLOCKS * SHARED_BLOCK)
 
-/* make returns a file without a name. Some systems demand that nobody can execute it, and others do not know that. */
+/* make returns a file without a name. Some systems demand that nobody can execute it, and others do
+ * not know that. */
 static int make(void) {
   unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = (int)syscall(SYS_memfd_create, "sluice", flags | MFD_NOEXEC_SEAL);
@@ -74,10 +76,12 @@ void shared_passed(shared *s) {
   s->fd = -1;
 }
 
-/* word is the n-th 64 bits of the map. The gateway reads and clears them as a number of this machine. */
+/* word is the n-th 64 bits of the map. The gateway reads and clears them as a number of this
+ * machine. */
 static uint64_t *word(const shared *s, uint32_t n) { return (uint64_t *)(void *)s->p + n; }
 
-/* shared_take returns the memory for a body of n bytes, and its first block. Null: there is no room. */
+/* shared_take returns the memory for a body of n bytes, and its first block. Null: there is no
+ * room. */
 char *shared_take(shared *s, size_t n, uint32_t *first) {
   size_t blocks = (n + SHARED_BLOCK - 1) / SHARED_BLOCK, run = 0;
   uint32_t at = 0;

@@ -1,5 +1,6 @@
-/* The connections of a channel, and the thread that reads from them. The thread also connects again, and ends
- * the waits of requests that have heard nothing. It never calls Envoy, but to schedule events. */
+/* The connections of a channel, and the thread that reads from them. The thread also connects
+ * again, and ends the waits of requests that have heard nothing. It never calls Envoy, but to
+ * schedule events. */
 
 #include "filter.h"
 #include <errno.h>
@@ -18,8 +19,8 @@ void wake(channel *l) {
   if (write(l->wake, &one, sizeof one) < 0) return; /* it is awake already */
 }
 
-/* post has the worker do something for r. It is safe from each thread that holds the lock, because a
- * request leaves the lists of its channel before Envoy destroys its filter. */
+/* post has the worker do something for r. It is safe from each thread that holds the lock, because
+ * a request leaves the lists of its channel before Envoy destroys its filter. */
 void post(request *r, unsigned todo) {
   r->todo |= todo;
   if (r->posted) return;
@@ -71,8 +72,8 @@ static void tell_again(request *r) {
     if (!r->on && !r->giving_up && !r->answer && !r->answering && (r->state == ASKED || r->state == DECIDED)) post(r, DO_TELL);
 }
 
-/* channel_connect connects, if it is time to try. A request that asks does not wait as long as the thread does:
- * a gateway that is back has its requests at once. */
+/* channel_connect connects, if it is time to try. A request that asks does not wait as long as the
+ * thread does: a gateway that is back has its requests at once. */
 bool channel_connect(channel *l, bool asked) {
   int64_t now = now_ms();
   if (now < (asked ? l->last_try + ASKED_BACKOFF : l->next_try)) return false;
@@ -110,8 +111,9 @@ static void leave(channel *l, request *r, connection *c) {
   }
 }
 
-/* connection_break ends a connection. The thread closes it. The next one is told of requests that are decided,
- * and of those whose end is still in the queue. After a Bye it is connected already, and is told at once. */
+/* connection_break ends a connection. The thread closes it. The next one is told of requests that
+ * are decided, and of those whose end is still in the queue. After a Bye it is connected already,
+ * and is told at once. */
 void connection_break(channel *l, connection *c) {
   if (c->broken || c->fd < 0) return;
   leave(l, l->asked, c);
@@ -164,8 +166,8 @@ void connection_send(channel *l, connection *c, bool worker) {
   }
 }
 
-/* connection_over handles the end of a socket. What the gateway has said before may still be in the inlet, so the worker
- * breaks the connection when it has read that. */
+/* connection_over handles the end of a socket. What the gateway has said before may still be in the
+ * inlet, so the worker breaks the connection when it has read that. */
 static void connection_over(channel *l, connection *c) {
   if (!c->inlet || c->broken) {
     connection_break(l, c);
@@ -175,7 +177,8 @@ static void connection_over(channel *l, connection *c) {
   retire(l, c);
 }
 
-/* receive reads from a connection. It holds the lock while it handles frames, and copies nothing large then. */
+/* receive reads from a connection. It holds the lock while it handles frames, and copies nothing
+ * large then. */
 static void receive(channel *l, connection *c) {
   size_t room;
   char *to = input_room(&c->in, &room);
@@ -210,9 +213,9 @@ static void reap(channel *l) {
   }
 }
 
-/* end_wait gives up a request that has heard nothing. The thread does not know what is in an inlet, nor whether a Join
- * is. Where Envoy stood still, the thread may run before the worker, which reads inlets. So the worker begins a last
- * wait first. */
+/* end_wait gives up a request that has heard nothing. The thread does not know what is in an inlet,
+ * nor whether a Join is. Where Envoy stood still, the thread may run before the worker, which reads
+ * inlets. So the worker begins a last wait first. */
 static void end_wait(request *r) {
   if (r->last_wait) {
     give_up(r);

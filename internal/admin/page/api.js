@@ -2,7 +2,10 @@
 
 const patience = 10_000; // ms until a call fails
 
-/** An answer of the API that is an error. status 0: there was no answer. param is the field at fault. */
+/**
+ * An answer of the API that is an error. status 0: there was no answer. param is the field at
+ * fault.
+ */
 export class APIError extends Error {
   constructor(message, status, param = null) {
     super(message);
@@ -19,8 +22,8 @@ export async function get(path) {
 get.now = Date.now();
 
 /**
- * Makes a func that reads a path as get does, for a view whose questions may change. It returns null if
- * a later question was asked meanwhile, whose answer may have come before.
+ * Makes a func that reads a path as get does, for a view whose questions may change. It returns
+ * null if a later question was asked meanwhile, whose answer may have come before.
  */
 export function latest() {
   let asked = 0;

@@ -20,9 +20,9 @@ import { keys } from './views/keys.js';
 
 const $ = (id) => document.getElementById(id);
 
-// A view is a func of a place. It returns { title, node, needs, update, close }. needs are names for
-// want of store.js. When all of these have come, update is called with the state after each change.
-// close is called at the end.
+// A view is a func of a place. It returns { title, node, needs, update, close }. needs are names
+// for want of store.js. When all of these have come, update is called with the state after each
+// change. close is called at the end.
 const pages = [
   ['Overview', '', overview],
   ['Models', 'models', models, model],

@@ -14,8 +14,9 @@ function colour(name) {
 }
 
 /**
- * Makes a chart. series are { label, tone, area }, and write formats a value. Returns { node, set, close }:
- * set(times, columns) shows times in seconds since 1970 and a column of values for each series; null is a gap.
+ * Makes a chart. series are { label, tone, area }, and write formats a value. Returns { node, set,
+ * close }: set(times, columns) shows times in seconds since 1970 and a column of values for each
+ * series; null is a gap.
  */
 export function makeChart(title, series, write = short) {
   const values = series.map((s) => el('span', { class: 'key', 'data-line': s.tone }, `${s.label} `, el('b', { text: '–' })));
@@ -73,7 +74,10 @@ function summary(label, column, write) {
   return `${label} ${write(latest(column))} now, at most ${write(Math.max(...known))}`;
 }
 
-/** Returns the settings of the points of a series: one for each value between two gaps, which has no line. */
+/**
+ * Returns the settings of the points of a series: one for each value between two gaps, which has no
+ * line.
+ */
 function lone(tone) {
   const gap = (v) => v === null || v === undefined;
   const filter = (plot, i) => [...plot.data[i].keys()].filter((at) => !gap(plot.data[i][at]) && gap(plot.data[i][at - 1]) && gap(plot.data[i][at + 1]));

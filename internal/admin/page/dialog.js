@@ -15,8 +15,8 @@ export function tell(words, tone = 'ok') {
 }
 
 /**
- * Opens a dialog. body are nodes; run is called when the operator confirms, with the form, and closes the
- * dialog unless it throws. Without confirm, the dialog has only a button that closes it.
+ * Opens a dialog. body are nodes; run is called when the operator confirms, with the form, and
+ * closes the dialog unless it throws. Without confirm, the dialog has only a button that closes it.
  */
 export function ask({ title, body = [], confirm = '', danger = false, run = () => {} }) {
   const fault = el('p', { class: 'fault', role: 'alert', hidden: true });
@@ -47,8 +47,8 @@ export function ask({ title, body = [], confirm = '', danger = false, run = () =
 }
 
 /**
- * Returns a button that asks and then calls the API, or null for a viewer. done is what the page says
- * when the call has worked.
+ * Returns a button that asks and then calls the API, or null for a viewer. done is what the page
+ * says when the call has worked.
  */
 export function action(words, { title, why, method = 'POST', path, body = {}, done, danger = true, then = () => {} }) {
   return button(words, () => ask({

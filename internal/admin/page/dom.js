@@ -1,9 +1,10 @@
-// Building blocks of the page: DOM nodes and keyed lists. Data of the API is inserted as text and never
-// as markup.
+// Building blocks of the page: DOM nodes and keyed lists. Data of the API is inserted as text and
+// never as markup.
 
 /**
  * Makes an element. Props are attributes, except text, which is the element's text, and functions,
- * which listen to the event of their name. Children are nodes or strings; null and false are left out.
+ * which listen to the event of their name. Children are nodes or strings; null and false are left
+ * out.
  */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -29,8 +30,9 @@ export function attr(node, name, value) {
 }
 
 /**
- * Makes the nodes of items the children of parent, in order. A node is made once for each key and then
- * updated in place. It is moved only when the order changes, so that focus and selection are kept.
+ * Makes the nodes of items the children of parent, in order. A node is made once for each key and
+ * then updated in place. It is moved only when the order changes, so that focus and selection are
+ * kept.
  */
 export function list(parent, items, key, make, update = () => {}) {
   const known = parent.known ?? (parent.known = new Map());
@@ -57,7 +59,10 @@ export function list(parent, items, key, make, update = () => {}) {
   }
 }
 
-/** Fills a select with models. It first shows the model of the name wanted, else the first one that is ready. */
+/**
+ * Fills a select with models. It first shows the model of the name wanted, else the first one that
+ * is ready.
+ */
 export function chooseFrom(select, models, wanted) {
   const first = select.options.length === 0;
   list(select, models, (m) => m.name, (m) => el('option', { value: m.name, text: m.name }));
@@ -79,7 +84,9 @@ const tones = {
   failed: 'bad', down: 'bad',
 };
 
-/** Returns the tone of a state of a model, a replica or Envoy: the colour and the shape of its chip. */
+/**
+ * Returns the tone of a state of a model, a replica or Envoy: the colour and the shape of its chip.
+ */
 export function tone(state) {
   return tones[state] ?? 'idle';
 }
@@ -123,7 +130,10 @@ export function setShare(node, share, words) {
   text(label, words);
 }
 
-/** Makes a list of facts. Rows are [name, value, class], where a value is text or a node; empty ones are left out. */
+/**
+ * Makes a list of facts. Rows are [name, value, class], where a value is text or a node; empty ones
+ * are left out.
+ */
 export function facts(rows) {
   const shown = rows.filter((r) => r && r[1] !== '' && r[1] !== null && r[1] !== undefined);
   return el('dl', { class: 'facts' }, shown.map(([name, value, style]) => el('div', { class: style }, el('dt', { text: name }), el('dd', {}, value instanceof Node ? value : String(value)))));

@@ -75,7 +75,10 @@ export function lastLine(s) {
   return s.trimEnd().split('\n').at(-1);
 }
 
-/** Writes the name of a type or a code as words: ConnectionsNearLimit becomes "Connections near limit". */
+/**
+ * Writes the name of a type or a code as words: ConnectionsNearLimit becomes "Connections near
+ * limit".
+ */
 export function words(name) {
   const spaced = name.replace(/(?<=[a-z])([A-Z])/g, (c) => ` ${c.toLowerCase()}`).replaceAll('_', ' ');
   return spaced.charAt(0).toUpperCase() + spaced.slice(1);

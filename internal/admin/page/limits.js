@@ -6,9 +6,10 @@ import { send } from './api.js';
 import { ask, button, tell } from './dialog.js';
 import { refresh } from './store.js';
 
-// The limits that can be changed. A row holds the field's name, its label in the dialog, its text in
-// a table for a value and for no limit, and its least value, which is also its default. A value of 0
-// means no limit. A tenant's weight has no text because it has a column of its own.
+// The limits that can be changed. A row holds the field's name, its label in the dialog, and its
+// text in a table for a value and for no limit. It also holds the least value, which is the
+// default, too. A value of 0 means no limit. A tenant's weight has no text because it has a column
+// of its own.
 const kinds = {
   models: [
     ['max_concurrent_requests', 'Requests at once', (n) => `${n} at once`, 'any number at once', 0],
@@ -54,8 +55,8 @@ function parts(kind, limits) {
 }
 
 /**
- * Shows limits in a cell, which may clip them, and marks those that differ from the file. DOM nodes are
- * kept while nothing changes.
+ * Shows limits in a cell, which may clip them, and marks those that differ from the file. DOM nodes
+ * are kept while nothing changes.
  */
 export function showLimits(cell, kind, limits) {
   const all = parts(kind, limits);
@@ -74,7 +75,10 @@ function show(cell, all) {
   ])));
 }
 
-/** Returns the button that opens the dialog, or null for a viewer. current returns the API's row at the time of the click. */
+/**
+ * Returns the button that opens the dialog, or null for a viewer. current returns the API's row at
+ * the time of the click.
+ */
 export function editButton(kind, name, current) {
   return button('Limits', () => open(kind, name, current().limits), { 'aria-label': `Edit the limits of ${name}` });
 }
@@ -110,7 +114,10 @@ function fillInFile(rows) {
   rows[0].input.focus();
 }
 
-/** Returns the changed fields. A field that was set to the file's value becomes null, which restores the file's value. */
+/**
+ * Returns the changed fields. A field that was set to the file's value becomes null, which restores
+ * the file's value.
+ */
 function changes(rows, limits) {
   const changed = {};
   for (const { field, least, file, input } of rows) {

@@ -1,5 +1,5 @@
-// How much of a tenant's limits and budgets is used: a bar in the list of tenants, and a table for one
-// tenant.
+// How much of a tenant's limits and budgets is used: a bar in the list of tenants, and a table for
+// one tenant.
 
 import { el, text, attr, list, makeLoad, setShare } from './dom.js';
 import { held } from './table.js';

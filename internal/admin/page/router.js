@@ -1,15 +1,19 @@
-// The router: which view a URL shows. Links inside the page change the view without loading the page.
+// The router: which view a URL shows. Links inside the page change the view without loading the
+// page.
 
 const routes = new Map(); // the first part of a path → [view of the list, view of one]
 
-/** Sets the views of a path: of /kind, and of /kind/NAME. A view is a func that is called with a place. */
+/**
+ * Sets the views of a path: of /kind, and of /kind/NAME. A view is a func that is called with a
+ * place.
+ */
 export function route(kind, all, one = null) {
   routes.set(kind, [all, one]);
 }
 
 /**
- * Returns the view of the browser's URL and its place: the kind, the name ('' for a list), and the query.
- * The view is null for an unknown URL.
+ * Returns the view of the browser's URL and its place: the kind, the name ('' for a list), and the
+ * query. The view is null for an unknown URL.
  */
 export function current() {
   const [kind, ...rest] = location.pathname.slice(1).split('/');
@@ -34,7 +38,10 @@ export function go(path) {
   document.dispatchEvent(new Event('navigate'));
 }
 
-/** Writes values into the query of the URL, without a new entry in the history. Empty values leave the query. */
+/**
+ * Writes values into the query of the URL, without a new entry in the history. Empty values leave
+ * the query.
+ */
 export function keep(values) {
   const query = new URLSearchParams(location.search);
   for (const [name, value] of Object.entries(values)) {

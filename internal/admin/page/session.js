@@ -13,7 +13,10 @@ export function operates() {
   return role === 'operator';
 }
 
-/** Reports whether the API answers this page, and shows the login if it does not. An API that is away is not asked here. */
+/**
+ * Reports whether the API answers this page, and shows the login if it does not. An API that is
+ * away is not asked here.
+ */
 export async function session() {
   if (role !== '') return true;
   try {

@@ -1,5 +1,6 @@
 // What the page knows of the gateway, kept up to date while somebody looks at it. Models, replicas,
-// conditions and finished requests come by one stream of events; the rest is read while a view needs it.
+// conditions and finished requests come by one stream of events; the rest is read while a view
+// needs it.
 
 import { get, refusal } from './api.js';
 import { session } from './session.js';
@@ -154,7 +155,9 @@ export function pause() {
   looked();
 }
 
-/** Reads now, and then every ms while the page shows what changes. Returns a func that ends that. */
+/**
+ * Reads now, and then every ms while the page shows what changes. Returns a func that ends that.
+ */
 export function poll(read, ms) {
   const timer = setInterval(() => looking() && read(), ms);
   read();

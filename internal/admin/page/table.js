@@ -1,5 +1,5 @@
-// The table: thousands of rows with a filter, an order and the keyboard. Only the rows that can be seen
-// have DOM nodes. The filter and the order are in the query of the URL.
+// The table: thousands of rows with a filter, an order and the keyboard. Only the rows that can be
+// seen have DOM nodes. The filter and the order are in the query of the URL.
 
 import { el, text, attr, list } from './dom.js';
 import { go, keep } from './router.js';
@@ -16,12 +16,14 @@ let tables = 0; // numbers the ids
 /**
  * Makes a table. Its options:
  *   label     what the rows are, for screen readers
- *   columns   { id, title, class, value, show }: value(row) is what the column is ordered by, a number or a
- *             text; without it the column has no order. show(cell, row) fills a cell. The first column is the row's header.
+ *   columns   { id, title, class, value, show }. The column is ordered by value(row), a number or a
+ *             text. Without value the column has no order. show(cell, row) fills a cell. The first
+ *             column is the row's header.
  *   key       returns the key of a row, which stays the same
  *   href      returns the path that a click on the row or Enter goes to; optional
  *   words     returns the texts that the filter searches; without it there is no filter
- *   order     the id of the column that the rows are ordered by at first, with "-" before it for descending
+ *   order     the id of the column that the rows are ordered by at first, with "-" before it for
+ *             descending
  *   place     the place of the view: its query holds filter and order; null: they are not kept
  *   empty     what a table without rows says
  *   mark      called with a row's node and the row; optional
@@ -110,7 +112,7 @@ class Table {
     });
   }
 
-  /** Filters and orders the rows. The first visible row stays where it is, unless it is the first of all. */
+  /** Filters and orders the rows. The first visible row stays, unless it is the first of all. */
   arrange() {
     const top = Math.floor(this.scroller.scrollTop / rowHeight);
     const anchor = top > 0 && this.rows[top] ? this.key(this.rows[top]) : null;
@@ -235,8 +237,9 @@ function setHeight(cell, rows) {
 // What cells show
 
 /**
- * Puts a main line, which may be a link, and a smaller second line into a cell. In a narrow window, the
- * second line begins with narrow: what stands there in a column that such a window has no room for.
+ * Puts a main line, which may be a link, and a smaller second line into a cell. In a narrow window
+ * the second line begins with narrow. That is what stands in a column that such a window has no
+ * room for.
  */
 export function twoLines(cell, main, sub = '', path = null, narrow = '') {
   if (!cell.lines) {

@@ -117,8 +117,8 @@ func (a *approximate) sent(_ time.Duration, j *job)   { a.given[j.replica].touch
 func (a *approximate) firstToken(time.Duration, *job) {}
 func (a *approximate) ended(time.Duration, *job)      {}
 
-// weightedScores adds a score for the matched share (weight 3) and one for the queue (weight 2), as
-// the default scorers of llm-d and of the Gateway API inference extension do.
+// weightedScores adds a score for the matched share (weight 3) and one for the queue (weight 2).
+// The default scorers of llm-d and of the Gateway API inference extension do the same.
 type weightedScores struct {
 	approximate
 	random *rand.Rand

@@ -110,5 +110,5 @@ func measure(ctx context.Context, o options, strategy string, work []request) (r
 	if err != nil {
 		return result{}, err
 	}
-	return summarize(o, strategy, replayed{work, answers}, predicted), nil
+	return summarise(o, strategy, replayed{work, answers}, predicted), nil
 }

@@ -37,8 +37,8 @@ type replayed struct {
 	answers []answer
 }
 
-// summarize returns the result of a replay.
-func summarize(o options, strategy string, done replayed, p predictions) result {
+// summarise returns the result of a replay.
+func summarise(o options, strategy string, done replayed, p predictions) result {
 	work, answers := done.work, done.answers
 	p.predicted, p.real = p.predicted*o.speed, p.real*o.speed
 	r := result{strategy: strategy, predictions: p}

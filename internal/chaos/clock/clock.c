@@ -1,6 +1,6 @@
 // A library for LD_PRELOAD that moves the wall clock of a process by the seconds that the file
-// $CHAOS_CLOCK holds. The program chaos uses it to make the clock of Redis jump. The monotonic clock
-// stays as it is. Nothing here allocates memory, because allocators ask for the time, too.
+// $CHAOS_CLOCK holds. The program chaos uses it to make the clock of Redis jump. The monotonic
+// clock stays as it is. Nothing here allocates memory, because allocators ask for the time, too.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

@@ -27,8 +27,8 @@ type call struct {
 	named  bool
 }
 
-// Resolve makes the delta of a tool call one that names its call: Tool becomes a number that only
-// this call of the choice has, and ID and Name stay only where they are the first of the call. The
+// Resolve makes the delta of a tool call one that names its call. Tool becomes a number that only
+// this call of the choice has. ID and Name stay only where they are the first of the call. The
 // number is the engine's index if that is free. Other deltas stay as they are.
 func (c *Calls) Resolve(d *Delta) {
 	if d.Kind != ToolCall {

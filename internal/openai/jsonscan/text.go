@@ -13,8 +13,8 @@ const (
 )
 
 // special marks, by its high bit, each byte of w that ends a run of plain ASCII inside a JSON
-// string: quotes, backslashes, control characters and every byte beyond ASCII. The lowest mark is
-// exact; a borrow may set false marks above it.
+// string. Such bytes are quotes, backslashes, control characters and every byte beyond ASCII. The
+// lowest mark is exact; a borrow may set false marks above it.
 //
 // The first half finds control characters and the quote: w^2 moves the quote, 0x22, next to the
 // control characters. The second half finds the backslash. Each half misses only some of the bytes
@@ -39,8 +39,8 @@ func plainText(b []byte, i int) (end int, escaped bool) {
 	}
 }
 
-// plainBytes returns the offset of the first byte at or after i that ends a run of plain text, and
-// the length of the text when there is none.
+// plainBytes returns the offset of the first byte at or after i that ends a run of plain text. It
+// returns the length of the text when there is none.
 func plainBytes(b []byte, i int) int {
 	for len(b)-i >= 8 {
 		if m := specialByte(binary.LittleEndian.Uint64(b[i:])) & high; m != 0 {

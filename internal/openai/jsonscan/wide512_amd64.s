@@ -34,10 +34,10 @@ GLOBL ends<>(SB), RODATA|NOPTR, $128
 
 // func wideText512(b *byte, n int) (end int, escapes, beyond uint64)
 //
-// It is wideText, with the same registers but for Z0 and those from R12. It has two loops, because a
-// processor cannot predict which blocks have an escape in a text of short lines. R12 is where the
-// first loop was left. R14 is where the second one, for such texts, looks back. R13 is not 0 if that
-// has skipped an escape since.
+// It is wideText, with the same registers but for Z0 and those from R12. It has two loops, because
+// a processor cannot predict which blocks have an escape in a text of short lines. R12 is where the
+// first loop was left. R14 is where the second one, for such texts, looks back. R13 is not 0 if
+// that has skipped an escape since.
 TEXT ·wideText512(SB), NOSPLIT, $0-40
 	MOVQ b+0(FP), SI
 	MOVQ n+8(FP), CX

@@ -143,9 +143,9 @@ done:
 	MOVQ AX, beyond+32(FP)
 	RET
 
-// The tables of "Validating UTF-8 In Less Than One Instruction Per Byte" (Keiser and Lemire, 2020):
-// the faults that a byte may have a part in, by its high and low four bits as the first byte of
-// two, and by its high four bits as the second one.
+// The tables of "Validating UTF-8 In Less Than One Instruction Per Byte" (Keiser and Lemire, 2020).
+// They have the faults that a byte may have a part in. Two tables are by its high and low four bits
+// as the first byte of two, one is by its high four bits as the second one.
 DATA firstHigh<>+0(SB)/8, $0x0202020202020202
 DATA firstHigh<>+8(SB)/8, $0x4915012180808080
 GLOBL firstHigh<>(SB), RODATA|NOPTR, $16

@@ -10,14 +10,15 @@
 //   - Any other element that is an object with an index is named by that index.
 //   - Elements without an index are one place: clients put their texts one behind the other.
 //   - An event with a "type" at its top, as those of the Responses API, is named by the type and by
-//     the indexes at its top, or by its item if it has no output_index. Some engines give an item
-//     another id in each event. The choices of such an event are those of an event without a type.
+//     the indexes at its top. If it has no output_index, its item names it. Some engines give an
+//     item another id in each event. The choices of such an event are those of an event without a
+//     type.
 //
 // What the reader knows about names only says what a string is for (see [Class]). A name that it
 // does not know holds text.
 //
-// A member that an object has twice, an index that is no number and more than [MaxPaths] places
-// make an object unreadable, because two readers would understand different things.
+// An object is unreadable if it has a member twice, an index that is no number or more than
+// [MaxPaths] places. Two readers would understand different things.
 package leaves
 
 import (
@@ -37,8 +38,8 @@ type Class uint8
 const (
 	// Text grows from event to event. It is what the model says.
 	Text Class = iota
-	// Brief grows too, but is seldom continued once another text has begun: the id and the name of
-	// a tool call, and everything outside of the model's message that is not known.
+	// Brief grows too, but is seldom continued once another text has begun. It is the id and the
+	// name of a tool call, and everything outside of the model's message that is not known.
 	Brief
 	// Complete is whole in its event, and repeats or replaces the text of others.
 	Complete
@@ -485,7 +486,7 @@ func (r *Reader) typedRoot(data []byte) *Path {
 }
 
 // isIndex reports whether the value of an index at the top of an event has only one form, so that
-// all readers take it for the same: an integer, or nothing.
+// all readers take it for the same. It is an integer, or nothing.
 func isIndex(value []byte) bool {
 	for i, c := range value {
 		if (c < '0' || c > '9') && (i > 0 || c != '-') {

@@ -32,9 +32,9 @@ type Event struct {
 
 type object = map[string]any
 
-// Events returns the events that a client has to receive so that the response ends now: the first
-// event if the client has none, a done event for each open text, part and item, and the last event.
-// It returns nothing for a response that has ended. The response has ended then.
+// Events returns the events that a client has to receive so that the response ends now. These are
+// the first event if the client has none, a done event for each open text, part and item, and the
+// last event. It returns nothing for a response that has ended. The response has ended then.
 func (r *Response) Events(end End) []Event {
 	if r.ended {
 		return nil

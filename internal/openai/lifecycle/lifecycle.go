@@ -2,8 +2,8 @@
 // the API prescribes. The relay (internal/relay) uses it for streams that it ends itself.
 //
 // OpenAI's clients build a response from its events, so an early end must fit what they have
-// received: the same id, the next sequence numbers, and a done event for whatever is open. So a
-// [Response] keeps the open items and the finished ones until the stream has ended.
+// received. It needs the same id, the next sequence numbers, and a done event for whatever is open.
+// So a [Response] keeps the open items and the finished ones until the stream has ended.
 package lifecycle
 
 import (

@@ -177,7 +177,7 @@ func TestB9_RefusedRequests(t *testing.T) {
 }
 
 // TestB10_LongListsTakeLittleMemory: a body of 8 MiB whose elements take two bytes each is refused
-// at its first fault, and an answer of many parts takes no time that grows with their square.
+// at its first fault. An answer of many parts takes no time that grows with their square.
 func TestB10_LongListsTakeLittleMemory(t *testing.T) {
 	numbers := "[" + strings.Repeat("0,", 4<<20) + "0]"
 	allocated := func(do func()) uint64 {
@@ -407,7 +407,7 @@ func FuzzStream(f *testing.F) {
 }
 
 // TestB9_ForcedTools: an answer that calls a tool says so, also when its engine says that it has
-// just stopped, and each of its calls has an id of its own.
+// just stopped. Each of its calls has an id of its own.
 func TestB9_ForcedTools(t *testing.T) {
 	t.Parallel()
 	const calls = `"tool_calls":[{"index":0,"type":"function","function":{"name":"f","arguments":"{}"}},{"index":1,"id":"c1","function":{"name":"g","arguments":"{}"}}]`

@@ -48,9 +48,9 @@ type Chunk struct {
 	// Finish is the finish_reason that the end of a response of the Responses API amounts to: stop,
 	// length or content_filter. Empty: the response goes on, or it is of another API.
 	Finish string
-	// HasUsage reports whether there is a usage, and Told whether its counts can be believed: that
-	// of the prompt is there, none is something else than a number of tokens, and an engine has
-	// counted them.
+	// HasUsage reports whether there is a usage, and Told whether its counts can be believed. That
+	// is so if the count of the prompt is there, none is something else than a number of tokens,
+	// and an engine has counted them.
 	HasUsage, Told bool
 	Usage          Usage
 	// UsageAt is where the usage of a chunk stands in the data. The zero Span: it has none.

@@ -4,10 +4,10 @@
 //
 // A [Scanner] is fed bytes as they come from the network. It yields events that keep their exact
 // bytes, so that the relay can write them as they came. A [Chunk] reads an event's data, which is a
-// chunk of a chat or of a completion, or an event of the Responses API: whether it carries a token,
-// what has finished, what was used. A [Tracker] sees a whole stream and reports at its end whether
-// the stream was complete: a connection that merely closes is no proper end. The Append functions
-// write events.
+// chunk of a chat or of a completion, or an event of the Responses API. It tells whether the event
+// carries a token, what has finished, and what was used. A [Tracker] sees a whole stream and
+// reports at its end whether the stream was complete: a connection that merely closes is no proper
+// end. The Append functions write events.
 //
 // Reading the usual event allocates nothing and copies nothing. The relay forwards data that the
 // package does not understand, and such data counts as nothing: a fault in metering never fails a

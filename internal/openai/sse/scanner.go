@@ -6,7 +6,7 @@ import (
 )
 
 // DefaultLimit is the default of Scanner.Limit, 8 MiB. The last event of a stream of the Responses
-// API repeats the whole answer: 128k tokens in a script that is written as \u escapes are above 1
+// API repeats the whole answer. 128k tokens in a script that is written as \u escapes are above 1
 // MiB, and reasoning and logprobs come on top. Only a stream that has such an event ever holds so
 // much.
 const DefaultLimit = 8 << 20

@@ -20,7 +20,7 @@ func (rawCodec) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
 func (rawCodec) Unmarshal([]byte, any) error   { return nil }
 func (rawCodec) Name() string                  { return "proto" }
 
-// A chunk that is no chunk is a broken connection, so that another replica is tried and the client
+// A chunk that is no chunk is a broken connection. So another replica is tried, and the client
 // hears nothing of the library's words, whether the worker's own status has come by then or not.
 func TestR9_MalformedChunks(t *testing.T) {
 	for name, chunk := range map[string][]byte{"no protobuf": {0xff, 0xff, 0xff}, "too large": make([]byte, sse.DefaultLimit+1)} {

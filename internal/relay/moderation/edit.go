@@ -192,8 +192,8 @@ func (e *editor) has(choice int, path *leaves.Path) bool {
 }
 
 // keptBytes returns how many bytes of a piece may be kept, if the pieces from here on may keep this
-// much of the text, and how much is left for the next piece. A piece that begins with the rest of a
-// character may keep less than it could.
+// much of the text. It also returns how much is left for the next piece. A piece that begins with
+// the rest of a character may keep less than it could.
 func keptBytes(piece []byte, much int64, inBytes bool) (keep int, left int64) {
 	if much <= 0 {
 		return 0, 0

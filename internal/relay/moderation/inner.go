@@ -71,8 +71,9 @@ func (t *text) unescape(l *leaves.Leaf) []byte {
 	}
 }
 
-// escapeSize returns the length of the escape at the start of b: two escapes if they are a
-// surrogate pair, 1 if it is none, and a negative number if more of the text is needed.
+// escapeSize returns the length of the escape at the start of b, or of two escapes if they are a
+// surrogate pair. It returns 1 if there is none, and a negative number if more of the text is
+// needed.
 func escapeSize(b []byte) int {
 	if len(b) < 2 {
 		return -1

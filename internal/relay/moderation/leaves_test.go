@@ -142,8 +142,8 @@ var shapes = []string{
 // unknownEvent is a type of an event that the API does not have.
 const unknownEvent = "response.anything"
 
-// FuzzLeaves splits texts into pieces in any way, writes the pieces with any escapes at any place
-// of an answer, and puts what was sent together again, as clients do. No text has the literal.
+// FuzzLeaves splits texts into pieces in any way, and writes the pieces with any escapes at any
+// place of an answer. It puts what was sent together again, as clients do. No text has the literal.
 func FuzzLeaves(f *testing.F) {
 	f.Add("a secret text", "secret", uint64(1), false)
 	f.Add(`{"q":"\u0073ecret"}`, "secret", uint64(2), true)

@@ -1,5 +1,5 @@
-// Package moderation ends streams that say what a rule forbids. The package internal/relay uses it:
-// a [Set] is compiled once from the rules and shared, and a [Filter] checks each event of one
+// Package moderation ends streams that say what a rule forbids. The package internal/relay uses it.
+// A [Set] is compiled once from the rules and shared, and a [Filter] checks each event of one
 // stream before the event is sent.
 //
 // A rule has literals, patterns and a hook, which promise different things:

@@ -112,8 +112,8 @@ func (t *text) trim(literals bool) {
 	t.growths = append(t.growths[:0], t.growths[n:]...)
 }
 
-// cut returns where the text has to end after a rule was found: before what may be the beginning of
-// a literal, or before the match of a pattern.
+// cut returns where the text has to end after a rule was found. That is before what may be the
+// beginning of a literal, or before the match of a pattern.
 func (t *text) cut() cut {
 	c := cut{path: t.path}
 	if len(t.growths) > 0 {

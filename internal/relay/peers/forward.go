@@ -35,11 +35,12 @@ type forward struct {
 // must be set, as ext_authz does it. Forward removes keys and the headers between Sluice and its
 // own Envoy, and adds headers.Forwarded with the name of this gateway. It sends r.Body as it is.
 //
-// The error is for the client, and nothing was written to w: gateway_unavailable when the owner is
-// gone, cannot be reached or must not be asked, because the request was forwarded already. nil
-// means that w was answered or that the client has left. A stream that breaks off between two
-// events ends with an error event. An answer that breaks off elsewhere ends in a panic with
-// http.ErrAbortHandler, as in httputil.ReverseProxy, so that the client sees that it is not whole.
+// The error is for the client, and nothing was written to w. It is gateway_unavailable when the
+// owner is gone or cannot be reached. It is that, too, when the owner must not be asked, because
+// the request was forwarded already. nil means that w was answered or that the client has left. A
+// stream that breaks off between two events ends with an error event. An answer that breaks off
+// elsewhere ends in a panic with http.ErrAbortHandler, as in httputil.ReverseProxy, so that the
+// client sees that it is not whole.
 func (p *Peers) Forward(w http.ResponseWriter, r *http.Request, owner string) *openai.Error {
 	if from := r.Header.Get(headers.Forwarded); from != "" || owner == p.cfg.ID {
 		p.cfg.Log.Warn("request not forwarded, it would loop", zap.String("owner", owner), zap.String("from", from))

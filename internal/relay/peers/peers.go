@@ -22,10 +22,10 @@
 // each other and both sides show their certificate. A gateway that serves accepts every certificate
 // whose hash is in the record of a live gateway of this deployment. A gateway that dials accepts
 // only the certificate of the gateway that it means to reach. So no certificate authority has to be
-// distributed, and whoever may write to Redis is trusted as a gateway: protect Redis with a
-// password and TLS where others can reach it. A gateway believes a record until it would have
-// expired, so a gateway whose record is deleted is trusted for up to Config.Expiry more. The names
-// and dates in certificates are not checked.
+// distributed. Whoever may write to Redis is trusted as a gateway, so protect Redis with a password
+// and TLS where others can reach it. A gateway believes a record until it would have expired, so a
+// gateway whose record is deleted is trusted for up to Config.Expiry more. The names and dates in
+// certificates are not checked.
 //
 // A gateway believes the headers of a forwarded request: the first gateway has authenticated the
 // tenant and the priority. A gateway never forwards such a request again, so there are no loops.
@@ -35,7 +35,7 @@
 // A claim is answered within Config.Timeout, with an error that wraps ErrLocal: the request goes
 // on, and the claim holds at this gateway only. If the claim is kept, Run writes it to Redis as
 // soon as Redis answers, unless another gateway has the id by then. A gateway that cannot reach
-// Redis for Config.Expiry, while others can, loses its claims to gateways that ask for them: that a
+// Redis for Config.Expiry, while others can, loses its claims to gateways that ask for them. That a
 // client gets an answer is more important than that it gets only one. The same happens when a claim
 // is free for a moment because Redis has lost its data.
 package peers
@@ -69,7 +69,7 @@ type Config struct {
 	// most 64 of the same characters. Empty: random.
 	ID string
 	// Listen is the host:port where Serve listens when it is given no listener, and at which other
-	// gateways reach this one: one address, not all addresses of the host.
+	// gateways reach this one. It is one address, not all addresses of the host.
 	Listen string
 	// Expiry is how long a gateway counts as alive after it has renewed its record, which it does
 	// three times in this time. 0 or less: 15 s.

@@ -8,8 +8,8 @@
 // of logprobs are joined, and the newest usage replaces the older one. A merged chunk may hold
 // several choices, as OpenAI's API allows when a request asks for several.
 //
-// All other events are never changed: the first and the last chunk of a choice, the end marker,
-// comments, events of other APIs, and chunks with a member that this package does not know.
+// All other events are never changed. These are the first and the last chunk of a choice, the end
+// marker, comments, events of other APIs, and chunks with a member that this package does not know.
 //
 // A client that falls too far behind is cut off with [ErrTooSlow], so that a slow client uses a
 // bounded amount of memory.

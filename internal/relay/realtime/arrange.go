@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// In OpenAI's protocol the items of a conversation may stand in any order: a user may write before
+// In OpenAI's protocol the items of a conversation may stand in any order. A user may write before
 // a tool has answered, or ask for a response although a tool never answers. Chat completions want
 // the answers of tools right behind the message with the calls, and an answer for each call. So a
 // response gets the messages arranged, and the conversation keeps them as they came.

@@ -15,7 +15,7 @@ func withClockSet(t time.Time, by time.Duration) time.Time {
 }
 
 // A client that has gone is pinged as soon as it is silent, and one that has just sent something is
-// not, also where the clock of the machine was set meanwhile.
+// not. That holds also where the clock of the machine was set meanwhile.
 func TestS9_SilenceIsMeasuredWhileTheClockIsSet(t *testing.T) {
 	s := newSocket(Limits{})
 	s.recordReceived()

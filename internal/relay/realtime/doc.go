@@ -29,11 +29,11 @@
 // pause, resume and cancel may name their turn by request_id. They are refused when that turn does
 // not run.
 //
-// params are those of a chat completion, passed on as they are: temperature, top_p, max_tokens,
-// stop, seed, presence_penalty, frequency_penalty, response_format, tool_choice and whatever else
-// the engine knows; timeout_ms and max_duration_ms are Sluice's. n can only be 1. model, messages,
-// tools, request_id, stream and stream_options are not among them. A tool_choice that forces a call
-// holds for one turn, because the next turn could otherwise only call again.
+// params are those of a chat completion, passed on as they are. They are temperature, top_p,
+// max_tokens, stop, seed, presence_penalty, frequency_penalty, response_format, tool_choice and
+// whatever else the engine knows. timeout_ms and max_duration_ms are Sluice's. n can only be 1.
+// model, messages, tools, request_id, stream and stream_options are not among them. A tool_choice
+// that forces a call holds for one turn, because the next turn could otherwise only call again.
 //
 // # From the server
 //
@@ -76,7 +76,7 @@
 //
 // The same path speaks the part of OpenAI's realtime protocol that is about text. A handshake with
 // the headers of OpenAI's clients (X-Stainless-Lang, OpenAI-Beta) or with their subprotocol
-// openai-beta.realtime-v1 chooses it, and so does a first message with one of its types, such as
+// openai-beta.realtime-v1 chooses it. So does a first message with one of its types, such as
 // session.update. A client that names its model in the query and is silent gets session.created
 // after 300 ms, and may still speak Sluice's own protocol.
 //
@@ -92,11 +92,11 @@
 //     OpenAI-Beta the names of the first version: response.text.delta and .done,
 //     conversation.item.created.
 //
-// Everything else is refused by name with an error event: audio, items of other types, changes of
-// items, items that are not to be the last one, responses outside of the conversation. Items that
-// come while a response is generated join the conversation behind it. The engine gets the output of
-// a function behind its call, whatever came between, and no call without an output. Heartbeats are
-// not sent; the server pings.
+// Everything else is refused by name with an error event. That is audio, items of other types,
+// changes of items, items that are not to be the last one, and responses outside of the
+// conversation. Items that come while a response is generated join the conversation behind it. The
+// engine gets the output of a function behind its call, whatever came between, and no call without
+// an output. Heartbeats are not sent; the server pings.
 //
 // # Close codes
 //

@@ -38,9 +38,9 @@ type Handler struct {
 	// The function is called at every handshake and before every turn. nil: a key is valid as long
 	// as its tenant exists.
 	Watch func(tenant, key string) (valid func() bool)
-	// Heartbeat returns how long a socket may be silent before the client is pinged, and how long a
-	// client may hold up a turn before it gets a heartbeat. It is called for each socket. nil: it
-	// is 15 s.
+	// Heartbeat returns how long a socket may be silent before the client is pinged. That is also
+	// how long a client may hold up a turn before it gets a heartbeat. It is called for each
+	// socket. nil: it is 15 s.
 	Heartbeat func() time.Duration
 	Limits    Limits
 	// Memory is the budget that conversations are kept from. nil: there is none.

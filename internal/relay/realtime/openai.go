@@ -12,9 +12,9 @@ import (
 )
 
 // OpenAI's protocol: the part of it that is about text. A socket speaks it from the first message
-// on that has one of its types, or from the start if its client is known for one of OpenAI's,
-// because those wait for session.created. Events of a client change the session as messages of
-// Sluice's own protocol do; openAIEvents translates the messages to the client.
+// on that has one of its types. It speaks it from the start if its client is known for one of
+// OpenAI's, because those wait for session.created. Events of a client change the session as
+// messages of Sluice's own protocol do; openAIEvents translates the messages to the client.
 
 // greetAfter is how long a client that names its model in the query may be silent until it gets
 // session.created. A client of Sluice's own protocol ignores that message.

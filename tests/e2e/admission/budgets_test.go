@@ -36,8 +36,8 @@ func wantBudget(a *harness.Answer, status int, reached string) error {
 	return nil
 }
 
-// Two gateways warn of a tenant's soft bound and refuse at its hard one, by what both have counted,
-// over a kill -9, until a reload raises the budget.
+// Two gateways warn of a tenant's soft bound and refuse at its hard one, by what both have counted.
+// They do so over a kill -9, until a reload raises the budget.
 func TestE2E_B3_BudgetsOfTwoGateways(t *testing.T) {
 	t.Parallel()
 	engine := harness.Start(t, "\nmodels: [{name: chat, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 1ms}}]\n")

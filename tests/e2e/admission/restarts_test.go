@@ -116,7 +116,7 @@ models:
 }
 
 // A retried call gets the task of the first one. A call that asks for something else under the same
-// name is a mistake, and must not be told to use a model that it did not ask for.
+// name is a mistake. It must not be told to use a model that it did not ask for.
 func TestE2E_W6_ARequestIDOfAnotherModelIsAConflict(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, "models:\n  - {name: a, launcher: none}\n  - {name: b, launcher: none}\n")

@@ -58,7 +58,7 @@ func TestE2E_S1_S2_S5_S6_S8_S16_OfficialClientsOfManagedStreams(t *testing.T) {
 }
 
 // A browser reads streams piece by piece, from a page of the gateway's host or of an origin of
-// cors, and speaks over a WebSocket from any, with its key as a subprotocol.
+// cors. It speaks over a WebSocket from any, with its key as a subprotocol.
 func TestE2E_S1_S2_S8_S9_Chromium(t *testing.T) {
 	t.Parallel()
 	keys, text := harness.TenantKeys("acme")

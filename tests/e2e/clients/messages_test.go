@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// messagesModels has a model for each way of a request to the Messages API: native has the routes,
-// translated has not, managed has them and all its streams go through the relay.
+// messagesModels has a model for each way of a request to the Messages API. native has the routes,
+// and translated has not. managed has them, and all its streams go through the relay.
 func messagesModels(t *testing.T, key authz.Key) string {
 	t.Helper()
 	return `
@@ -80,9 +80,8 @@ func TestE2E_B9_Messages(t *testing.T) {
 	}
 }
 
-// TestE2E_B9_MessagesThatFail: an engine that fails before the first token, or breaks the stream
-// off, looks to clients of the Messages API as it does to those of chats, on the way through the
-// relay.
+// TestE2E_B9_MessagesThatFail: an engine fails before the first token, or breaks the stream off. On
+// the way through the relay it looks to clients of the Messages API as it does to those of chats.
 func TestE2E_B9_MessagesThatFail(t *testing.T) {
 	t.Parallel()
 	key := authz.NewKey()

@@ -63,8 +63,8 @@ func TestE2E_O10_PageWithLargeTables(t *testing.T) {
 	runPage(t, "pagelarge.mjs", map[string]string{})
 }
 
-// The page shows what is true in states that are rare: a refused key in the playground, a tab that
-// nobody sees, servers of several models, windows of many widths.
+// The page shows what is true in states that are rare. These are a refused key in the playground, a
+// tab that nobody sees, servers of several models, and windows of many widths.
 func TestE2E_O10_PageInRareStates(t *testing.T) {
 	t.Parallel()
 	runPage(t, "pagecases.mjs", map[string]string{})

@@ -355,7 +355,7 @@ func TestE2E_B11_EnvoysElsewhereProveWhoTheyAre(t *testing.T) {
 	}
 
 	// All certificates and authorities are replaced. No connection with the old ones is left when
-	// both gateways have been killed; each reads nothing at its start that the other has not read
+	// both gateways have been killed. Each reads nothing at its start that the other has not read
 	// while it ran.
 	next := testutil.NewAuthority(t, "next")
 	next.Write(t, e.path("ca.crt"))

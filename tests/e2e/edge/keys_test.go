@@ -97,9 +97,9 @@ func TestE2E_B4_KeysOutliveARestart(t *testing.T) {
 	}
 }
 
-// TestE2E_B4_KeysAreGoodFromTheFirstRequest: a key of run time is not refused by a process that
-// takes over and has yet to read the keys, from a Redis that is far away. If it cannot read them,
-// the caller is told to come back, and not that the key is wrong.
+// TestE2E_B4_KeysAreGoodFromTheFirstRequest: a process takes over and has yet to read the keys,
+// from a Redis that is far away. It does not refuse a key of run time. If it cannot read them, the
+// caller is told to come back, and not that the key is wrong.
 func TestE2E_B4_KeysAreGoodFromTheFirstRequest(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

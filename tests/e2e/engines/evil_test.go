@@ -140,8 +140,8 @@ func TestE2E_R9_AnotherReplicaAnswers(t *testing.T) {
 	}
 }
 
-// TestE2E_R9_RestAfter429: a replica that has said 429 gets no new request for a while, and when
-// all refuse the client is told what the engine said and when to come back.
+// TestE2E_R9_RestAfter429: a replica that has said 429 gets no new request for a while. When all
+// refuse, the client is told what the engine said and when to come back.
 func TestE2E_R9_RestAfter429(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, sims)

@@ -284,8 +284,8 @@ func silence(samples uint32) []byte {
 }
 
 // TestE2E_VLLM_N7_PrefixRoutingFindsTheCache: turns of one conversation find in vLLM's own cache
-// what the turns before have left, when they are routed by their prefix; and less of it when they
-// are dealt out in turn.
+// what the turns before have left, when they are routed by their prefix. They find less of it when
+// they are dealt out in turn.
 func TestE2E_VLLM_N7_PrefixRoutingFindsTheCache(t *testing.T) {
 	config := registry(vllmModels(t)) + "models:" + vllmModel("tiny", "text-generation", "llama", "min: 2, max: 2", ", max_model_len: 4096") +
 		"    routing: {strategy: %s}\n"
@@ -328,7 +328,7 @@ func replicaOf(g *harness.Gateway, text string) string {
 // and forth.
 const conversations, turns = 9, 4
 
-// hitRate holds conversations whose prompts nobody has sent before and returns the share of their
+// hitRate holds conversations whose prompts nobody has sent before. It returns the share of their
 // tokens that the replicas had in their caches, and how many conversations were at more than one
 // replica.
 func hitRate(g *harness.Gateway, mark string) (share float64, moved int) {

@@ -60,7 +60,7 @@ func Main(m *testing.M) int {
 // command leaves a program in place that is up to date, so only the first build takes long.
 //
 // A lock keeps two test binaries from building at the same time. Each test binary runs the program
-// through a hard link in a directory of its own, which build returns: a later build does not change
+// through a hard link in a directory of its own, which build returns. A later build does not change
 // the program under running tests.
 func build() (dir string, err error) {
 	shared := filepath.Join(testutil.Root(), ".out", "e2e")

@@ -128,9 +128,9 @@ var mayBeEmpty = []string{"labels", "annotations", "lifecycle"}
 // nameHash is the end of the name that kustomize gives a ConfigMap of files.
 var nameHash = regexp.MustCompile(`(sluice-envoy)-[a-z0-9]{10}$`)
 
-// comparable returns a value without what may differ between the chart and the examples: marks of
-// the chart, the namespace, hashes in names, and the form of files in a ConfigMap. It leaves out
-// the fields of mayBeEmpty that are empty.
+// comparable returns a value without what may differ between the chart and the examples. That is
+// marks of the chart, the namespace, hashes in names, and the form of files in a ConfigMap. It
+// leaves out the fields of mayBeEmpty that are empty.
 func comparable(value any) any {
 	switch v := value.(type) {
 	case object:
@@ -169,8 +169,8 @@ func withoutLabels(o object) {
 }
 
 // TestE2E_B11_TheChartIsTheExample: with its default values the chart makes the objects of the
-// kustomize base, field by field, and with envoys.enabled those of the example with Envoys in pods
-// of their own. Labels of Helm, hashes in names, and the namespace may differ.
+// kustomize base, field by field. With envoys.enabled it makes those of the example with Envoys in
+// pods of their own. Labels of Helm, hashes in names, and the namespace may differ.
 func TestE2E_B11_TheChartIsTheExample(t *testing.T) {
 	t.Parallel()
 	binary := testutil.Tool(t, "kubetest")

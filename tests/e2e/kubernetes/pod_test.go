@@ -9,7 +9,7 @@ import (
 )
 
 // TestE2E_U13_PodsOfAModel: a model gets its pods as its profile, its patch and an override of the
-// engine's version say, and a patch with a typo is refused without an effect on what runs.
+// engine's version say. A patch with a typo is refused without an effect on what runs.
 func TestE2E_U13_PodsOfAModel(t *testing.T) {
 	t.Parallel()
 	k := newKubernetes(t)

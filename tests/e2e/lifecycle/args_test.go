@@ -9,8 +9,8 @@ import (
 )
 
 // TestE2E_U11_ArgsReachTheEngineAsTheyAre: an argument with everything that a shell would touch
-// arrives at the engine as it is, the operator sees the command, and the release in the file has
-// the newest version below it.
+// arrives at the engine as it is. The operator sees the command. The release in the file has the
+// newest version below it.
 func TestE2E_U11_ArgsReachTheEngineAsTheyAre(t *testing.T) {
 	t.Parallel()
 	g := harness.Prepare(t, `models:

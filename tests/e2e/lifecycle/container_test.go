@@ -186,7 +186,7 @@ func configureContainer(t *testing.T, root string) (url, key string) {
 	return "http://" + config["listen"].(string), keys["acme"]
 }
 
-// containment starts a command as the container would run it: root is $ROOT and read-only, with the
+// containment starts a command as the container would run it. root is $ROOT and read-only, with the
 // volumes of the Deployment, in a space of its own for processes and mounts. The shell is process 1
 // in the place of tini: it reaps orphaned processes.
 const containment = `set -e

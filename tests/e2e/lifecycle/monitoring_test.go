@@ -158,8 +158,8 @@ func TestMetricsOf(t *testing.T) {
 	}
 }
 
-// allTypes is a configuration whose requests move every metric: a shared Redis, a native model that
-// moves requests between two replicas, a managed model, and a model whose server fails.
+// allTypes is a configuration whose requests move every metric. It has a shared Redis, a native
+// model that moves requests between two replicas, a managed model, and a model whose server fails.
 const allTypes = `
 redis: %s
 auth: {mode: keys}

@@ -129,7 +129,7 @@ func TestE2E_X20_E4_AReplacedEnvoyCutsNothing(t *testing.T) {
 }
 
 // A gateway that is killed while a predecessor of Envoy runs is followed by one that adopts both
-// Envoys: the stream goes on, its request counts, and new requests are served. A stop drains both.
+// Envoys. The stream goes on, its request counts, and new requests are served. A stop drains both.
 func TestE2E_X20_E3_APredecessorIsAdopted(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, harness.LastingSims)

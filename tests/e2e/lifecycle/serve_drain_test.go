@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// A gateway beside an Envoy of someone else that is told to stop lets its streams of all kinds go
-// on to their end, and then ends at once.
+// A gateway beside an Envoy of someone else is told to stop. It lets its streams of all kinds go on
+// to their end, and then ends at once.
 func TestE2E_E4_ServeLetsStreamsEnd(t *testing.T) {
 	t.Parallel()
 	g := serveBeside(t, "drain_timeout: 10m"+upgradeModels)
@@ -60,7 +60,7 @@ func heldStream(g *harness.Gateway) *http.Response {
 }
 
 // The gateway also waits for the streams of an earlier process that is not the one which the
-// supervisor started: the supervisor would end these streams with the gateway.
+// supervisor started. The supervisor would end these streams with the gateway.
 func TestE2E_E4_X20_ServeWaitsForStreamsOfAllProcesses(t *testing.T) {
 	t.Parallel()
 	g, release := serveHeld(t, "10m")

@@ -327,8 +327,8 @@ func TestE2E_X20_TwoSIGTERMsDuringARestartEndEverythingAtOnce(t *testing.T) {
 	}
 }
 
-// A new process that fails after it was told to take over changes nothing, also when the first
-// process of the gateway is no more the one that serves.
+// A new process that fails after it was told to take over changes nothing. That holds also when the
+// first process of the gateway is no more the one that serves.
 func TestE2E_X20_AFailedRestartAfterAnotherChangesNothing(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

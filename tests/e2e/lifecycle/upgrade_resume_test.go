@@ -54,8 +54,8 @@ func namedCall(ctx context.Context, g *harness.Gateway, id string, tokens int) (
 	}
 }
 
-// A gRPC call with a request id that runs at the old process is joined at the new one, also when
-// the client that has started it has left.
+// A gRPC call with a request id that runs at the old process is joined at the new one. It is joined
+// also when the client that has started it has left.
 func TestE2E_X20_S10_GRPCCallsAreJoinedAtTheOldProcess(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(upgradeModels, "{mode: managed}", "{mode: managed, resume: 30s}", 1))

@@ -384,8 +384,9 @@ func TestE2E_P3_EvictIdleButNeverBusy(t *testing.T) {
 	}
 }
 
-// TestE2E_P3_AModelComesBackWithItsReplica: a model that a reload removes and the next one puts
-// back goes on with the replica that still streams, although there is no room for a second one.
+// TestE2E_P3_AModelComesBackWithItsReplica: a reload removes a model, and the next one puts it
+// back. The model goes on with the replica that still streams, although there is no room for a
+// second one.
 func TestE2E_P3_AModelComesBackWithItsReplica(t *testing.T) {
 	t.Parallel()
 	model := `

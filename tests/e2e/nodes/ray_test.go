@@ -134,7 +134,7 @@ func TestE2E_N4_N5_RayReplicasOutliveTheGateway(t *testing.T) {
 
 // TestE2E_N4_TwoGatewaysOnOneRay: of two gateways with one Redis the first writes. A request at the
 // second starts a job, which both use. When the first is killed under a stream of the second, the
-// second takes over: the job runs on, ends when nobody asks any more, and is started again.
+// second takes over. The job runs on, ends when nobody asks any more, and is started again.
 func TestE2E_N4_TwoGatewaysOnOneRay(t *testing.T) {
 	t.Parallel()
 	c := startRay(t)

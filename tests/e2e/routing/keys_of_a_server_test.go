@@ -158,8 +158,8 @@ models:
 	checkSecretKept(g, "sk-secret")
 }
 
-// TestE2E_T6_ALimitedKeyRests: the client of a request that a key's limit refuses repeats it with
-// success, because the key that is limited rests and the other one takes the request.
+// TestE2E_T6_ALimitedKeyRests: a key's limit refuses a request, and its client repeats it with
+// success. The key that is limited rests, and the other one takes the request.
 func TestE2E_T6_ALimitedKeyRests(t *testing.T) {
 	k, g := startKeyed(t)
 	k.awaitServed(g, 10, ways["native"], "map[a/v1:5 b/v1:5]")

@@ -121,9 +121,9 @@ func send(g *harness.Gateway, path string, body map[string]any, headers ...strin
 }
 
 // TestE2E_B1_SharedBeginningsAreCached: 192 beginnings do not fit into the caches of two replicas.
-// They fit into those of three, even if one replica gets a third more than its share, as it can
-// before the gateway has learned how fast the replicas are. After each beginning was sent once, at
-// least 95 % of their tokens are cached, by the engines' own counts.
+// They fit into those of three, even if one replica gets a third more than its share. It can get
+// that before the gateway has learned how fast the replicas are. After each beginning was sent
+// once, at least 95 % of their tokens are cached, by the engines' own counts.
 func TestE2E_B1_SharedBeginningsAreCached(t *testing.T) {
 	t.Parallel()
 	const many, tokens, withQuestion = 192, 512, 544

@@ -80,8 +80,8 @@ func (s *responseStore) has(id string) bool {
 	return s.known[id]
 }
 
-// storedTokens are the tokens that a store tells of a response that is read: more than all others
-// together, and as many as an engine may have generated at once.
+// storedTokens are the tokens that a store tells of a response that is read. They are more than all
+// others together, and as many as an engine may have generated at once.
 const storedTokens = 100_000
 
 // serveStored answers with the name of the server, if it has the response.

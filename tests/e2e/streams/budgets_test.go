@@ -32,7 +32,7 @@ func metric(g *harness.Gateway, name string) (value float64) {
 
 const mib = 1 << 20
 
-// Ten endless JSON answers of named requests are refused at their largest size, the gateway does
+// Ten endless JSON answers of named requests are refused at their largest size. The gateway does
 // not grow by more than its budget allows, and it gives the memory back.
 func TestE2E_B10_X7_EndlessAnswers(t *testing.T) {
 	t.Parallel()

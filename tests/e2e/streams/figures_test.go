@@ -142,8 +142,8 @@ func TestE2E_S12_EndsAreCountedOnceByTheirCause(t *testing.T) {
 	}
 }
 
-// cutStreams asks for four streams that do not come whole and returns the ids of the requests:
-// their client leaves, their engine cuts them off, their time is over, and their engine never
+// cutStreams asks for four streams that do not come whole and returns the ids of the requests.
+// Their client leaves, their engine cuts them off, their time is over, and their engine never
 // answers.
 func cutStreams(g *harness.Gateway) (left, cut, late, dropped string) {
 	g.T.Helper()

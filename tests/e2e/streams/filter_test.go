@@ -259,8 +259,8 @@ func makeFilterOlder(t *testing.T, dir string) {
 	}
 }
 
-// A stream that Envoy carries when it is killed counts for its tenant, in the metrics and in the
-// access log, whether or not it goes through the relay.
+// A stream that Envoy carries when Envoy is killed counts for its tenant, in the metrics and in the
+// access log. It counts whether or not it goes through the relay.
 func TestE2E_B6_E3_AStreamOfAKilledEnvoyCounts(t *testing.T) {
 	t.Parallel()
 	for _, filter := range []string{"module", "ext_proc"} {

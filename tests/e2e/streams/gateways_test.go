@@ -232,8 +232,8 @@ func TestE2E_S7_S9_S10_AcrossGateways(t *testing.T) {
 	}
 }
 
-// A gateway that is restarted keeps its streams, and they are found there: by a client that comes
-// back to it, and by one that comes back to another gateway.
+// A gateway that is restarted keeps its streams. A client that comes back to it finds its stream,
+// and so does one that comes back to another gateway.
 func TestE2E_X20_RestartAmongGateways(t *testing.T) {
 	t.Parallel()
 	_, gateways := twoGateways(t)

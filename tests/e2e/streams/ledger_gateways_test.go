@@ -113,8 +113,8 @@ func (m *mix) sendAll(from, to int, gateways ...*harness.Gateway) {
 }
 
 // Two gateways on one Redis answer, whichever is asked, what the engines have counted for all
-// finished requests: over aborts, broken streams, retries and a kill -9 of one of them under load.
-// SLUICE_LEDGER_REQUESTS is the number of requests.
+// finished requests. They do so over aborts, broken streams, retries and a kill -9 of one of them
+// under load. SLUICE_LEDGER_REQUESTS is the number of requests.
 func TestE2E_B3_O4_LedgerOfTwoGatewaysAgainstTheEngines(t *testing.T) {
 	t.Parallel()
 	requests := 240

@@ -11,8 +11,8 @@ import (
 )
 
 // TestE2E_R4_TheClientsOwnIDIsShown: the id that a client gives its request is in the list of
-// requests and in the log, whichever way the request comes, and with the requests that resume and
-// cancel it.
+// requests and in the log, whichever way the request comes. It is also with the requests that
+// resume and cancel it.
 func TestE2E_R4_TheClientsOwnIDIsShown(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, harness.OneSim)

@@ -218,8 +218,8 @@ func openText(ctx context.Context, g *harness.Gateway, c *http.Client, headers .
 	return r, err
 }
 
-// A client that reads 1 kB a second gets merged events while its engine goes on, and all of them;
-// one for which too much waits is told so, and its engine is free. Others on the same replica lose
+// A client that reads 1 kB a second gets merged events while its engine goes on, and all of them.
+// One for which too much waits is told so, and its engine is free. Others on the same replica lose
 // nothing, and the gateway stays small.
 func TestE2E_S3_S16_SlowClients(t *testing.T) {
 	t.Parallel()

@@ -146,8 +146,8 @@ func readPaced(g *harness.Gateway, e *pacedEngine, prompt string, pauses ...time
 }
 
 // TestE2E_S12_S13_ReportedTimesAreThoseOfTheClient: each time that is reported of a stream lies
-// between what the engine and what the client have seen, in the log, in the metrics of the model
-// and in those of the replica.
+// between what the engine and what the client have seen. That holds in the log, in the metrics of
+// the model and in those of the replica.
 func TestE2E_S12_S13_ReportedTimesAreThoseOfTheClient(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{native, managed} {

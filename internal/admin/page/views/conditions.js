@@ -3,7 +3,10 @@
 import { el, list, makeChip, link, prose } from '../dom.js';
 import { words } from '../format.js';
 
-/** Returns what needs attention: { what, why, severity, subject, type }. A normal start and a change that waits for a restart do not. */
+/**
+ * Returns what needs attention: { what, why, severity, subject, type }. A normal start and a change
+ * that waits for a restart do not.
+ */
 export function attention(conditions, status) {
   const all = (status?.reasons ?? []).map((why) => ({ what: 'Not ready', why, severity: 'error', subject: '', type: '' }));
   for (const c of conditions) {

@@ -66,7 +66,10 @@ function limited(k) {
   return all.sort((a, b) => b.used / b.limit - a.used / a.limit);
 }
 
-/** Shows how much of the limits of a key is used, on two lines. The tooltip has all, with all digits. */
+/**
+ * Shows how much of the limits of a key is used, on two lines. The tooltip has all, with all
+ * digits.
+ */
 function showLimited(cell, k) {
   const all = limited(k);
   const words = (some) => some.map((u) => `${short(u.used)}/${short(u.limit)} ${u.unit}`).join(' · ');

@@ -1,5 +1,6 @@
-// The playground: a chat with a model, and the request that it sends as curl and as Python. The API passes
-// the request on to the clients' listener, where it meets the same checks and limits as any other.
+// The playground: a chat with a model, and the request that it sends as curl and as Python. The API
+// passes the request on to the clients' listener, where it meets the same checks and limits as any
+// other.
 
 import { el, text, chooseFrom, link, panel } from '../dom.js';
 import { duration, number, clientsURL } from '../format.js';
@@ -135,8 +136,9 @@ async function chat(body, node, signal, moved) {
 }
 
 /**
- * Returns the error of an answer. The clients' listener answers 401 to a wrong key of a tenant, and the API
- * does so after the end of the login. The status tells which: reading it shows the login after its end.
+ * Returns the error of an answer. The clients' listener answers 401 to a wrong key of a tenant, and
+ * the API does so after the end of the login. The status tells which: reading it shows the login
+ * after its end.
  */
 async function refused(answer) {
   if (answer.status === 401) get('/api/v1/status').catch(() => {});

@@ -1,5 +1,6 @@
-/* A stand-in for NVIDIA's driver library, with the functions that Sluice calls. The file that FAKE_NVML
- * names has a line for each GPU: its UUID, the GiB of its memory, the GiB in use, and 1 if it is lost. */
+/* A stand-in for NVIDIA's driver library, with the functions that Sluice calls. The file that
+ * FAKE_NVML names has a line for each GPU: its UUID, the GiB of its memory, the GiB in use, and 1
+ * if it is lost. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
