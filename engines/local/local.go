@@ -79,7 +79,7 @@ type Launcher struct {
 	fetcher    weights.Fetcher
 	// limits gives processes their limits of CPU and memory.
 	limits *cgroups
-	// suspected maps the id of a replica whose runner runs to the runner's channel; see Suspect.
+	// suspected maps the id of a replica to its runner while the runner runs; see Suspect.
 	suspected sync.Map
 	// node is the last reading of the inventory; nil before the first one.
 	node atomic.Pointer[reading]
@@ -93,10 +93,11 @@ type Launcher struct {
 	quit chan struct{}
 
 	// Tests replace these: how a process is stopped, how long a reading of the inventory may take,
-	// and the interval between rotations of logs.
+	// the interval between rotations of logs, and how long a silent replica may be busy.
 	stop           func(p *process.Process, ctx context.Context, grace time.Duration) error
 	readTimeout    time.Duration
 	rotateInterval time.Duration
+	maxBusy        time.Duration
 
 	mu sync.Mutex
 	// wanted are the desired models; guarded by mu
@@ -131,6 +132,7 @@ func New(c Config) *Launcher {
 		stop:           (*process.Process).Stop,
 		readTimeout:    readTimeout,
 		rotateInterval: rotateInterval,
+		maxBusy:        maxBusy,
 	}
 }
 

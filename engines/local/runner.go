@@ -57,6 +57,9 @@ type runner struct {
 	stopSignal stopSignal
 	// suspected holds at most one token; see Launcher.Suspect.
 	suspected chan struct{}
+	// silent is true if the replica was called silent since the last probe began; see
+	// Launcher.Suspect.
+	silent atomic.Bool
 	// restarted is true once an operator has restarted the replica. The table writes it, the runner
 	// reads it.
 	restarted atomic.Bool
@@ -335,13 +338,14 @@ func (r *runner) becomeReady() {
 // serve probes a ready engine until alive ends, then returns "". Otherwise it returns what is
 // wrong.
 func (r *runner) serve(alive context.Context) string {
-	bad := 0
+	bad, healthy := 0, time.Now()
 	for {
 		suspected := r.awaitProbe(alive)
 		if alive.Err() != nil {
 			return ""
 		}
 		r.renew()
+		silent := r.silent.Swap(false)
 		got, text := r.launcher.prober.Probe(alive, r.replica.Address, r.model.Load().Version.Health.Path)
 		switch {
 		case alive.Err() != nil:
@@ -351,9 +355,15 @@ func (r *runner) serve(alive context.Context) string {
 				return ""
 			}
 			return text
-		case got == supervise.Healthy, got == supervise.Busy && r.mayBeBusy():
-			bad = 0
+		case got == supervise.Healthy:
+			bad, healthy = 0, time.Now()
 			r.reportHealthy(suspected)
+		case got == supervise.Busy && silent && time.Since(healthy) >= r.launcher.maxBusy:
+			return fmt.Sprintf("left several requests in a row without an answer, and was not healthy for %v: %s", r.launcher.maxBusy, text)
+		case got == supervise.Busy && r.mayBeBusy():
+			if bad = 0; !silent {
+				r.reportHealthy(suspected)
+			}
 		case got == supervise.Untold:
 		default:
 			if bad++; bad == supervise.MaxBadProbes {
@@ -364,7 +374,7 @@ func (r *runner) serve(alive context.Context) string {
 }
 
 // mayBeBusy reports whether the replica has requests. Only requests excuse a probe without an
-// answer.
+// answer, and those that have no answer either only for maxBusy.
 func (r *runner) mayBeBusy() bool {
 	inFlight := r.launcher.config.InFlight
 	return inFlight == nil || inFlight(r.id) > 0

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -155,9 +156,9 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 	l.Set([]Model{m})
 	run(t, l)
 	before := w.awaitReady("chat", 2)
-	l.Suspect("nobody")
+	l.Suspect("nobody", false)
 	for range 100 {
-		l.Suspect("chat-0") // which is well
+		l.Suspect("chat-0", false) // which is well
 	}
 	if id := <-found; id != "chat-0" {
 		t.Errorf("%s was found well", id)
@@ -166,12 +167,73 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 	for _, r := range before {
 		w.eventually("it does not listen any more", func() bool { return !occupied(r.Address) })
 	}
-	l.Suspect("chat-1")
+	l.Suspect("chat-1", false)
 	w.eventually("it has failed and is replaced", func() bool { r := w.replica("chat-1"); return r.PID != 0 && r.PID != before[1].PID })
 	w.untell("deaf")
 	w.awaitReady("chat", 2)
 	if got := w.replica("chat-0"); got != before[0] {
 		t.Errorf("nobody has asked whether this one serves: %+v", got)
+	}
+}
+
+// A replica that hangs under load is excused as busy. It is replaced when its requests have no
+// answer either for too long.
+func TestASilentReplicaIsBusyForSomeTimeOnly(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	w.setLoad("chat-0", 1)
+	c := w.config()
+	c.ProbeTimeout = 100 * time.Millisecond
+	found := make(chan string, 100)
+	c.OnHealthy = func(id string) { found <- id }
+	l := New(c)
+	l.maxBusy = 0
+	m := w.model("chat", 1)
+	m.Version.Health.Every = time.Hour
+	l.Set([]Model{m})
+	run(t, l)
+	before := w.awaitReady("chat", 1)[0]
+	w.tell("hang-" + strconv.Itoa(before.PID))
+	l.Suspect("chat-0", false)
+	<-found
+	if got := w.replica("chat-0"); got != before {
+		t.Errorf("a replica that answers requests became %+v", got)
+	}
+	l.Suspect("chat-0", true)
+	w.eventually("it is replaced", func() bool {
+		r := w.replica("chat-0")
+		return r.State == engines.Ready && r.PID != before.PID
+	})
+}
+
+// A silent replica that was healthy a short time ago goes on. It is not called healthy before it
+// is.
+func TestASilentReplicaMayBeSlow(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t)
+	w.setLoad("chat-0", 1)
+	c := w.config()
+	c.ProbeTimeout = 100 * time.Millisecond
+	found := make(chan string, 100)
+	c.OnHealthy = func(id string) { found <- id }
+	l := New(c)
+	m := w.model("chat", 1)
+	m.Version.Health.Every = time.Hour
+	l.Set([]Model{m})
+	run(t, l)
+	before := w.awaitReady("chat", 1)[0]
+	hang := "hang-" + strconv.Itoa(before.PID)
+	w.tell(hang)
+	l.Suspect("chat-0", true)
+	known, _ := l.suspected.Load("chat-0")
+	w.eventually("it is probed", func() bool { return !known.(*runner).silent.Load() })
+	l.Suspect("chat-0", false) // its probe comes after the first one has ended
+	<-found
+	w.untell(hang)
+	l.Suspect("chat-0", true)
+	<-found
+	if got := w.replica("chat-0"); got != before || len(found) > 0 {
+		t.Errorf("it became %+v, and was found healthy %d times more", got, len(found))
 	}
 }
 

@@ -12,19 +12,28 @@ import (
 // moment.
 const suspectPause = time.Second
 
+// maxBusy is how long a replica may leave its probes without a good answer while it has requests
+// that it does not answer either. A slow engine takes less for a prompt, and then answers.
+const maxBusy = 2 * time.Minute
+
 // Suspect brings the next probe of the replica forward. Call it after a request has failed in a way
-// that may be the replica's fault. Calls within a second count as one. Suspect never blocks. It
-// does nothing if the replica is unknown or not ready.
-func (l *Launcher) Suspect(replicaID string) {
-	if suspected, ok := l.suspected.Load(replicaID); ok {
-		notify(suspected.(chan struct{}))
+// that may be the replica's fault. silent says that the replica has left several requests in a row
+// without an answer. Calls within a second count as one. Suspect never blocks. It does nothing if
+// the replica is unknown or not ready.
+func (l *Launcher) Suspect(replicaID string, silent bool) {
+	if known, ok := l.suspected.Load(replicaID); ok {
+		r := known.(*runner)
+		if silent {
+			r.silent.Store(true)
+		}
+		r.suspect()
 	}
 }
 
 // runRegistered runs a runner so that Suspect finds it.
 func (l *Launcher) runRegistered(r *runner, run func()) {
-	l.suspected.Store(r.id, r.suspected)
-	defer l.suspected.CompareAndDelete(r.id, r.suspected)
+	l.suspected.Store(r.id, r)
+	defer l.suspected.CompareAndDelete(r.id, r)
 	run()
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -45,6 +46,28 @@ func TestU8_NoWait(t *testing.T) {
 		s.wantRefusal(t, openai.CodeColdStartTimeout, 25*time.Second, "is being started")
 		time.Sleep(25 * time.Second)
 		s.wantRefusal(t, openai.CodeColdStartTimeout, 30*time.Second, "is being started") // slower than usual
+	})
+}
+
+// TestU8_BetweenTwoStarts: after a start that failed, requests wait for the next one as they wait
+// for the first one, or are refused at once.
+func TestU8_BetweenTwoStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := engines.Replica{ID: "a", State: engines.Failed, FailedStarts: 1, NextStart: time.Now().Add(time.Second)}
+		s := newStage(Policy{ColdStart: NoWait})
+		s.put("m", failed)
+		s.wantRefusal(t, openai.CodeColdStartTimeout, unknownStart, "is being started")
+
+		s = newStage(Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}})
+		s.put("m", failed)
+		waiting := s.queue("m")
+		time.Sleep(time.Minute)
+		s.put("m", replicas("a")...)
+		if ticket := <-waiting; ticket == nil {
+			t.Error("the request did not wait for the next start")
+		} else {
+			ticket.Release()
+		}
 	})
 }
 

@@ -36,7 +36,7 @@ type modelRoute struct {
 	estimator *estimator
 	// mayServe says that a replica may become pickable: one starts, or one is expected back.
 	mayServe bool
-	// starting says that a replica starts for the first time.
+	// starting says that a replica starts, or that one which has failed is started again.
 	starting bool
 	// failing is a replica that keeps failing to start. It is nil unless the model has no pickable
 	// replica and none that may still start well.
@@ -124,7 +124,8 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 		r := &m.Replicas[i]
 		t.mayServe = true
 		t.joined = t.joined || r.Launcher == engines.Upstream
-		t.starting = t.starting || r.State == engines.Starting || r.State == engines.Pending
+		t.starting = t.starting || r.State == engines.Starting || r.State == engines.Pending ||
+			r.State == engines.Failed && !r.NextStart.IsZero()
 		switch {
 		case r.State == engines.Failed:
 			failed++

@@ -132,7 +132,7 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 		}
 		g.launchers.upstream.RecordFailure(replica, model, reason)
 	case engines.Local:
-		g.launchers.local.Suspect(replica)
+		g.launchers.local.Suspect(replica, kind == dispatch.Silent)
 	case engines.Ray:
 		g.launchers.ray.Suspect(replica)
 	}

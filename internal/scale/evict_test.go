@@ -268,3 +268,31 @@ func TestP3_AReplicaThatHasServedIsNotHeld(t *testing.T) {
 		want(true, Load{Refused: 3, Admitted: 5, Ready: 1})
 	})
 }
+
+// TestP3_ARequestThatMeetsAnEviction: a request that comes after an eviction has read the load, and
+// before the number is lower, brings the replica back at once.
+func TestP3_ARequestThatMeetsAnEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *Scaler
+		evicting, queued := false, 0
+		s = New(Config{Apply: func() {}, Load: func(string) Load {
+			l := Load{Queued: queued}
+			if evicting {
+				evicting, queued = false, 1
+				s.ReportDemand("m")
+			}
+			return l
+		}})
+		s.Set(map[string]Model{"m": {Max: 1}})
+		s.Adopt(map[string]int{"m": 1})
+		go s.Run(t.Context()) //nolint:errcheck // always nil
+		synctest.Wait()
+		if evicting = true; !s.Evict("m") {
+			t.Fatal("it was not evicted")
+		}
+		synctest.Wait()
+		if s.Desired("m") != 1 {
+			t.Error("the request waits for the next look at the model")
+		}
+	})
+}

@@ -192,6 +192,9 @@ func (s *Scaler) Evict(model string) bool {
 	}
 	st.change(st.desired-1, Evicted, now)
 	st.forgetRequests(load) // so that none of them brings it back
+	// ReportDemand ignores a request that comes after the load was read and before the change.
+	st.due = time.Time{}
+	signal(s.modelsSignal)
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }
