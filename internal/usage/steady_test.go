@@ -68,3 +68,17 @@ func TestB3_AClockThatIsAdjusted(t *testing.T) {
 		}
 	}
 }
+
+// While the ledger does not believe a clock that is set back, an answer until now has the requests
+// of now.
+func TestB3_AnAnswerWhileTheClockIsSetBack(t *testing.T) {
+	now := time.Now()
+	l, machine := open(t, t.TempDir()), &machineClock{wall: now.Add(3 * time.Hour)}
+	machine.steady(l)
+	machine.wall = now
+	spendAt(l, now, 10, 0)
+	a, err := l.Query(t.Context(), Question{From: now.Add(-24 * time.Hour), By: []Dimension{ByTenant}})
+	if err != nil || len(a.Items) != 1 || a.Items[0].Requests != 1 {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
