@@ -19,6 +19,13 @@ func (m *machineClock) steady(l *Ledger) {
 	l.steady = &steadyClock{wall: m.wall, read: func() (time.Time, time.Duration) { return m.wall, m.elapsed }}
 }
 
+// today is the time of the ledgers of tests. It stands still, so that no test goes over the end of
+// an hour, a day or a month.
+var today = time.Now().Round(0)
+
+// standStill has a ledger count in the hour of today.
+func standStill(l *Ledger) { (&machineClock{wall: today}).steady(l) }
+
 // A clock that is wrong for a moment, forward or back, changes no verdict and moves no usage into
 // another month. A clock that stays as it was set is believed.
 func TestB3_AClockThatJumpsForAMoment(t *testing.T) {
