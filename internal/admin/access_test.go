@@ -195,6 +195,12 @@ func TestX12_SessionsEnd(t *testing.T) {
 	if session(h.newSession(access.Tokens[0], now.Add(-sessionLifetime-time.Second))) {
 		t.Error("an old session is accepted")
 	}
+	if !session(h.newSession(access.Tokens[0], now.Add(maxClockError-time.Second))) {
+		t.Error("after the clock was adjusted the session is refused")
+	}
+	if session(h.newSession(access.Tokens[0], now.Add(24*time.Hour))) {
+		t.Error("a session of a clock that was a day ahead is accepted for longer than a login lasts")
+	}
 	for i := range len(value) {
 		changed := []byte(value)
 		if changed[i] = 'A'; changed[i] == value[i] {

@@ -20,6 +20,9 @@ const (
 	cookiePrefix = "sluice_admin_"
 	// sessionLifetime is how long a login lasts.
 	sessionLifetime = 12 * time.Hour
+	// maxClockError is by how much the clock of the machine may have been ahead when a login began.
+	// A clock that was further ahead would have made the login longer.
+	maxClockError = time.Minute
 	// maxLogin is the maximum length of the body of a login, in bytes.
 	maxLogin = 4 << 10
 )
@@ -27,7 +30,7 @@ const (
 // A session is a cookie that only this gateway can make. It holds the time at which it ends, in
 // seconds since 1970, the hash of its token, and a MAC of both. It does not contain the token,
 // because a browser sends the cookie to all ports of the host. It ends early when its token leaves
-// the configuration.
+// the configuration, or when the clock of the machine turns out to have been ahead.
 
 // cookieName returns the name of the cookie. Browsers do not tell the ports of a host apart, so
 // gateways with different keys on one host have cookies of different names.
@@ -62,7 +65,8 @@ func (h *handler) sessionOf(r *http.Request, a *Access) (Token, bool) {
 	if err != nil || len(value) != hashed+sha256.Size || !hmac.Equal(value[hashed:], h.sessionMAC(value[:hashed])) {
 		return Token{}, false
 	}
-	if time.Now().Unix() >= int64(binary.BigEndian.Uint64(value[:ends])) {
+	left := time.Until(time.Unix(int64(binary.BigEndian.Uint64(value[:ends])), 0))
+	if left <= 0 || left > sessionLifetime+maxClockError {
 		return Token{}, false
 	}
 	for _, t := range a.Tokens {

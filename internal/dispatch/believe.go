@@ -66,10 +66,9 @@ func untold(r Response) Response {
 const doubtInterval = time.Minute
 
 // doubt tells Config.Doubted of a usage that cannot be true.
-func (d *Dispatcher) doubt(model string, at *replica, r Response) {
-	now := time.Now()
-	last := at.doubtedAt.Load()
-	if last != 0 && now.UnixNano()-last < int64(doubtInterval) || !at.doubtedAt.CompareAndSwap(last, now.UnixNano()) {
+func (d *Dispatcher) doubt(model string, at *replica, r Response, now time.Time) {
+	last, nanos := at.doubtedAt.Load(), steadyNanos(now)
+	if last != 0 && nanos-last < int64(doubtInterval) || !at.doubtedAt.CompareAndSwap(last, nanos) {
 		return
 	}
 	d.config.Doubted(model, at.id, r.Prompt, r.Completion)

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // limited is a stage with the model m, whose tenant t has these limits.
@@ -489,6 +490,23 @@ func TestX2_AUsageThatCannotBeTrueIsNotCharged(t *testing.T) {
 				t.Errorf("%+v: told of %d times", c.told, doubts)
 			}
 		})
+	}
+}
+
+// TestX2_DoubtsAreToldWhileTheClockIsSet: a usage that cannot be true is told again after a minute
+// of running time.
+func TestX2_DoubtsAreToldWhileTheClockIsSet(t *testing.T) {
+	for _, by := range []time.Duration{-48 * time.Hour, 48 * time.Hour} {
+		told, at, now := 0, &replica{counter: new(counter)}, time.Now()
+		d := &Dispatcher{config: Config{Doubted: func(string, string, int64, int64) { told++ }}}
+		for _, c := range []struct {
+			now  time.Time
+			told int
+		}{{now, 1}, {testutil.WithClockSet(now.Add(doubtInterval-time.Second), by), 1}, {testutil.WithClockSet(now.Add(doubtInterval), by), 2}} {
+			if d.doubt("m", at, Response{}, c.now); told != c.told {
+				t.Errorf("clock set by %v: after %v told of %d times, want %d", by, c.now.Sub(now), told, c.told)
+			}
+		}
 	}
 }
 

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // responseRequest is a request of /v1/responses that continues this response. The empty id is none.
@@ -207,33 +207,25 @@ func TestR7_APoolContinuesAResponseAtItsModel(t *testing.T) {
 	other.Release()
 }
 
-// withClockSet returns a time as it is read after somebody has set the clock of the machine forward
-// or back by whole seconds. Package time has no way to make one.
-func withClockSet(t time.Time, by time.Duration) time.Time {
-	const secondBit = 30 // in the first field of a time that was read from the clock
-	*(*uint64)(unsafe.Pointer(&t)) += uint64(by/time.Second) << secondBit
-	return t
-}
-
 // Sessions are kept for an hour of running time, also when the clock of the machine is set
 // meanwhile.
 func TestR7_SessionsOutliveAClockThatIsSet(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	for _, by := range []time.Duration{48 * time.Hour, -48 * time.Hour} {
-		if step := withClockSet(now, by).Round(0).Sub(now.Round(0)); step != by {
+		if step := testutil.WithClockSet(now, by).Round(0).Sub(now.Round(0)); step != by {
 			t.Fatalf("the clock is set by %v, want %v", step, by)
 		}
 		var p sessionTable
 		id := responseOf("acme", "resp_1")
 		p.put(id, new(counter), 1, now)
-		if _, ok := p.find(id, withClockSet(now.Add(sessionTTL-time.Minute), by)); !ok {
+		if _, ok := p.find(id, testutil.WithClockSet(now.Add(sessionTTL-time.Minute), by)); !ok {
 			t.Errorf("clock set by %v: the session is forgotten", by)
 		}
-		if n := len(p.responses(time.Time{}, withClockSet(now, by))); n != 1 {
+		if n := len(p.responses(time.Time{}, testutil.WithClockSet(now, by))); n != 1 {
 			t.Errorf("clock set by %v: %d responses are told", by, n)
 		}
-		if _, ok := p.find(id, withClockSet(now.Add(3*sessionTTL), by)); ok {
+		if _, ok := p.find(id, testutil.WithClockSet(now.Add(3*sessionTTL), by)); ok {
 			t.Errorf("clock set by %v: the session is kept for ever", by)
 		}
 	}

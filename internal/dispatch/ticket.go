@@ -348,7 +348,7 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		t.dispatcher.config.Failed(t.Model, silent, Silent, silentReason)
 	}
 	if doubted && !already {
-		t.dispatcher.doubt(t.Model, at, told)
+		t.dispatcher.doubt(t.Model, at, told, time.Now())
 	}
 	if !already {
 		tokens := t.estimator.correct(r, t.estimate)

@@ -106,7 +106,7 @@ func loaded(before, after *engines.Snapshot) []engines.Replica {
 // is reported, so that a failing replica gets no requests for a while.
 func (g *Gateway) observe(e request.Entry) {
 	begun := g.requests.Observe(e)
-	if !begun && e.Start.Before(g.started) { // this process may decide one that began before it
+	if !begun && beganBefore(&e, g.started) { // this process may decide one that began before it
 		g.dispatcher.ObserveRecovered(&e)
 	}
 	if kind, reason := dispatch.FailureOf(&e); kind != 0 && e.Replica != "" {
@@ -118,6 +118,12 @@ func (g *Gateway) observe(e request.Entry) {
 	if dispatch.RestOf(&e) {
 		g.dispatcher.Rest(e.Replica, e.RetryAfter)
 	}
+}
+
+// beganBefore reports whether the request of an entry that has just come began before a moment. If
+// the clock of the machine was set back in between, only its duration tells.
+func beganBefore(e *request.Entry, moment time.Time) bool {
+	return e.Start.Before(moment) || e.Duration > time.Since(moment)
 }
 
 // failed reports that a request has failed because of its replica. The dispatcher and, if it can

@@ -6,10 +6,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // TestO5_LoadedCountsEachStartOnce: a start is counted when its replica becomes ready, and only
@@ -84,4 +86,25 @@ func TestU2_AFailureSparesTheLastServerThatIsNotDrained(t *testing.T) {
 			t.Errorf("not ready: %+v", r)
 		}
 	}
+}
+
+// The final entry of a request of before a restart is known also if the clock of the machine was
+// set back during the request, by its duration.
+func TestX13_RequestsOfBeforeAreKnownByAnyClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		started := time.Now()
+		time.Sleep(time.Minute)
+		for _, c := range []struct {
+			began, took time.Duration // after the start of the process
+			before      bool
+		}{
+			{-time.Second, time.Second, true}, {-time.Second, 0, true}, {time.Second, 59 * time.Second, false}, {0, time.Minute, false},
+			{time.Hour, 61 * time.Second, true}, {time.Hour, 59 * time.Second, false},
+		} {
+			e := request.Entry{Start: started.Add(c.began).Round(0), Duration: c.took}
+			if got := beganBefore(&e, started); got != c.before {
+				t.Errorf("began %v after the start and took %v: %v, want %v", c.began, c.took, got, c.before)
+			}
+		}
+	})
 }

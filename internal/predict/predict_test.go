@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/ringhash"
 )
 
@@ -150,11 +151,19 @@ func TestB1_RatesReturnToTheGuess(t *testing.T) {
 }
 
 // TestB1_ASlowStartIsForgiven: a replica whose first answers were slow is believed to be slow, gets
-// no requests, and is trusted again after some minutes.
+// no requests, and is trusted again after some minutes, also if the clock of the machine was set
+// meanwhile.
 func TestB1_ASlowStartIsForgiven(t *testing.T) {
+	for _, by := range []time.Duration{0, -48 * time.Hour, 48 * time.Hour} {
+		t.Run(by.String(), func(t *testing.T) { testASlowStart(t, by) })
+	}
+}
+
+// testASlowStart is the test with a clock that was set by so much.
+func testASlowStart(t *testing.T, by time.Duration) {
 	m := NewModel(PrefillRate(5000))
 	slow, other := NewReplica(m), NewReplica(m)
-	now := start
+	now := time.Now()
 	for range 50 {
 		now = now.Add(time.Second)
 		w := other.Begin(now, 0, 1000)
@@ -168,7 +177,7 @@ func TestB1_ASlowStartIsForgiven(t *testing.T) {
 	if got := slow.Predict(now, 0, 1000).TTFT; got < time.Second {
 		t.Fatalf("three slow answers teach nothing: %v", got)
 	}
-	later := now.Add(8 * time.Minute)
+	later := testutil.WithClockSet(now.Add(8*time.Minute), by)
 	for range 2 { // the second may read without the lock
 		if got := slow.Predict(later, 0, 1000).TTFT; got > 400*time.Millisecond {
 			t.Errorf("after eight minutes without news: %v", got)

@@ -163,10 +163,11 @@ func (r *Replica) publishLocked() {
 // have something. A change that is under way may mix old and new rates.
 func (r *Replica) ratesIfIdle(now time.Time) (Rates, bool) {
 	i := &r.idle
+	left := time.Duration(i.until.Load() - now.UnixNano())
 	switch {
 	case !i.valid.Load():
 		return Rates{}, false
-	case i.own.Load() && now.UnixNano() >= i.until.Load():
+	case i.own.Load() && (left <= 0 || left > refreshEvery): // more is left if the clock has gone back
 		return Rates{}, false
 	case !i.own.Load() && i.version.Load() != r.model.version.Load():
 		return Rates{}, false

@@ -317,7 +317,7 @@ func (q *Summary) setReading(e *Entry) {
 	}
 	q.Reading, q.FinishReason = r, r.Finish
 	if r.Tokens > 0 {
-		q.Decode = max(0, r.Last.Sub(r.First))
+		q.Decode = q.within(r.Last.Sub(r.First))
 	}
 	if !q.UsageKnown {
 		q.CompletionTokens = r.tokens(e.BytesOut)

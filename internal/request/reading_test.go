@@ -55,13 +55,30 @@ func TestR3_Estimates(t *testing.T) {
 func TestR3_FirstTokenOfAReading(t *testing.T) {
 	t.Parallel()
 	began := time.Unix(100, 0)
-	q := Summary{Started: began, FirstByte: time.Second, Reading: &Reading{Tokens: 1, First: began.Add(3 * time.Second)}}
+	q := Summary{Started: began, FirstByte: time.Second, Duration: 4 * time.Second, Reading: &Reading{Tokens: 1, First: began.Add(3 * time.Second)}}
 	if q.TTFT() != 3*time.Second {
 		t.Errorf("first token after %v", q.TTFT())
 	}
-	for _, r := range []*Reading{nil, new(Reading), {Tokens: 1, First: began}} {
+	for _, r := range []*Reading{nil, new(Reading), {Tokens: 1, First: began}, {Tokens: 1, First: began.Add(time.Hour)}} {
 		if q.Reading = r; q.TTFT() != time.Second {
 			t.Errorf("%+v: first token after %v, want the first byte", r, q.TTFT())
+		}
+	}
+}
+
+// A stream during which somebody sets the clock has no times that are longer than the stream.
+func TestR3_TheClockIsSetDuringAStream(t *testing.T) {
+	t.Parallel()
+	for by, decode := range map[time.Duration]time.Duration{0: 2 * time.Second, time.Hour: 0, -time.Hour: 0} {
+		s := NewStore(1)
+		e := final("a")
+		e.Streamed, e.Duration, e.FirstByte = true, 4*time.Second, time.Second
+		first := e.Start.Add(2 * time.Second)
+		e.Reading = &Reading{Tokens: 5, First: first, Last: first.Add(2*time.Second + by)}
+		s.Observe(e)
+		rows, _ := s.List(1)
+		if rows[0].Decode != decode || rows[0].TTFT() != 2*time.Second {
+			t.Errorf("clock set by %v: decode %v, first token after %v", by, rows[0].Decode, rows[0].TTFT())
 		}
 	}
 }

@@ -174,9 +174,21 @@ func (q *Summary) IsEstimated() bool { return !q.UsageKnown && q.PromptTokens+q.
 // was none.
 func (q *Summary) TTFT() time.Duration {
 	if q.Reading != nil && q.Reading.Tokens > 0 && q.FirstByte > 0 {
-		return max(q.Reading.First.Sub(q.Started), q.FirstByte)
+		return max(q.within(q.Reading.First.Sub(q.Started)), q.FirstByte)
 	}
 	return q.FirstByte
+}
+
+// maxSlew is by how much the clock of the machine may be adjusted during a request.
+const maxSlew = time.Second
+
+// within returns the time between two moments of the request by the clock of the machine. It is 0,
+// not known, if it is longer than the request: somebody has set the clock meanwhile.
+func (q *Summary) within(d time.Duration) time.Duration {
+	if d > q.Duration+maxSlew {
+		return 0
+	}
+	return max(0, d)
 }
 
 // TraceID is the id of the trace that the request belongs to, in hexadecimal; empty when it is not

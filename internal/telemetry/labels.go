@@ -134,7 +134,8 @@ func (m *Metrics) sweepIfFull() {
 		return
 	}
 	last, now := m.swept.Load(), time.Now().UnixNano()
-	if now-last >= int64(sweepEvery) && m.swept.CompareAndSwap(last, now) {
+	passed := time.Duration(now - last) // below 0 after the clock was set back
+	if (passed >= sweepEvery || passed < 0) && m.swept.CompareAndSwap(last, now) {
 		m.sweep(false)
 	}
 }

@@ -20,7 +20,7 @@ func month() Keep { return Keep{HourlyDays: 1, DailyDays: 30} }
 func addDaysAgo(t *testing.T, l *Ledger, days ...int) {
 	t.Helper()
 	for _, n := range days {
-		l.Add(acme, OfRequest(10, 0, 0, true), time.Now().AddDate(0, 0, -n))
+		l.Add(acme, OfRequest(10, 0, 0, true), today.AddDate(0, 0, -n))
 	}
 	flush(t, l)
 }
@@ -76,7 +76,7 @@ func TestB3_JournalsOfEndedProcessesAreAged(t *testing.T) {
 	next := open(t, dir)
 	next.cfg.Keep = month
 	next.SetBudgets([]Budget{daily})
-	next.refreshBudgets(time.Now())
+	next.refreshBudgets(today)
 	before := next.Standings()[0].Used
 	if got := sum(t, next, lastYear()).Requests; got != 4 {
 		t.Errorf("%d requests before the journals are aged, want 4", got)
@@ -94,7 +94,7 @@ func TestB3_JournalsOfEndedProcessesAreAged(t *testing.T) {
 	if kept != 4 || sum(t, next, lastYear()).Requests != 4 {
 		t.Errorf("%d rows are kept, and the answer is %+v", kept, sum(t, next, lastYear()))
 	}
-	next.refreshBudgets(time.Now())
+	next.refreshBudgets(today)
 	if now := next.Standings()[0].Used; now != before || now == 0 {
 		t.Errorf("the budget of the day counts %v, before %v", now, before)
 	}

@@ -41,7 +41,7 @@ var (
 )
 
 // spend counts one request of acme.
-func spend(l *Ledger, tokens int64, cost float64) { spendAt(l, time.Now(), tokens, cost) }
+func spend(l *Ledger, tokens int64, cost float64) { spendAt(l, l.Now(), tokens, cost) }
 
 // spendAt counts one request of acme that began at a time.
 func spendAt(l *Ledger, began time.Time, tokens int64, cost float64) {
@@ -100,7 +100,7 @@ func TestB3_BudgetsSurviveAKill(t *testing.T) {
 	flush(t, l)
 	beside := open(t, dir)
 	beside.SetBudgets([]Budget{monthly, daily})
-	beside.refreshBudgets(time.Now())
+	beside.refreshBudgets(today)
 	wantLevels(t, beside, SoftReached, Within)
 	spend(beside, 40, 0)
 	wantLevels(t, beside, SoftReached, HardReached)
@@ -109,7 +109,7 @@ func TestB3_BudgetsSurviveAKill(t *testing.T) {
 	kill(beside)
 	again := open(t, dir)
 	again.SetBudgets([]Budget{monthly, daily})
-	again.refreshBudgets(time.Now())
+	again.refreshBudgets(today)
 	wantLevels(t, again, SoftReached, HardReached)
 }
 
@@ -123,7 +123,7 @@ func TestB3_BudgetsOfSeveralGateways(t *testing.T) {
 			if err := l.shared.readSpent(t.Context()); err != nil {
 				return err
 			}
-			l.refreshBudgets(time.Now())
+			l.refreshBudgets(today)
 		}
 		return nil
 	}
@@ -175,7 +175,7 @@ func TestB3_BudgetsOfSeveralGateways(t *testing.T) {
 	if read(a) == nil {
 		t.Error("Redis was read that is gone")
 	}
-	a.refreshBudgets(time.Now())
+	a.refreshBudgets(today)
 	wantLevels(t, a, SoftReached, HardReached)
 }
 
@@ -217,7 +217,7 @@ func TestB3_ManyBudgetsCostNothingWhileNothingChanges(t *testing.T) {
 		if err := l.shared.readSpent(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		l.refreshBudgets(time.Now())
+		l.refreshBudgets(today)
 		_ = l.Reached()
 	}
 	look()
@@ -242,7 +242,7 @@ func TestB3_BudgetsInAFullHour(t *testing.T) {
 	l := open(t, dir)
 	l.SetBudgets([]Budget{daily})
 	for i := range maxSubjects {
-		l.Add(Subject{daily.Tenant, "acme/" + strconv.Itoa(i), "chat"}, OfRequest(1, 0, 0, true), time.Now())
+		l.Add(Subject{daily.Tenant, "acme/" + strconv.Itoa(i), "chat"}, OfRequest(1, 0, 0, true), today)
 	}
 	spend(l, 100, 0)
 	wantLevels(t, l, Within, HardReached)
@@ -275,10 +275,9 @@ func TestB3_BudgetsOfAClockThatGoesBack(t *testing.T) {
 	l.SetBudgets([]Budget{monthly, daily})
 	spend(l, 200, 3)
 	wantLevels(t, l, HardReached, HardReached)
-	now := time.Now()
-	l.refreshBudgets(now.AddDate(1, 0, 0))
+	l.refreshBudgets(today.AddDate(1, 0, 0))
 	wantLevels(t, l, Within, Within)
-	l.refreshBudgets(now)
+	l.refreshBudgets(today)
 	wantLevels(t, l, HardReached, HardReached)
 }
 
@@ -289,10 +288,10 @@ func TestB3_NewBudgetsCountWhatOthersHaveUsed(t *testing.T) {
 	spend(other, 100, 1.5)
 	flush(t, other)
 	l.SetBudgets([]Budget{monthly})
-	l.refreshBudgets(time.Now())
+	l.refreshBudgets(today)
 	wantLevels(t, l, SoftReached, Within)
 	l.SetBudgets([]Budget{monthly, daily})
-	l.refreshBudgets(time.Now())
+	l.refreshBudgets(today)
 	wantLevels(t, l, SoftReached, HardReached)
 }
 

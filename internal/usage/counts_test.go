@@ -3,7 +3,6 @@ package usage
 import (
 	"math"
 	"testing"
-	"time"
 )
 
 func TestB3_CostOfARequest(t *testing.T) {
@@ -36,7 +35,7 @@ func TestB3_CountsThatCannotBeTrue(t *testing.T) {
 				c.PromptTokens != 7 && c.EstimatedRequests != 1 {
 				t.Errorf("%d: %+v", n, c)
 			}
-			l.Add(acme, c, time.Now())
+			l.Add(acme, c, today)
 		}
 	}
 	wantLevels(t, l, Within, HardReached)

@@ -30,6 +30,7 @@ func open(t *testing.T, dir string) *Ledger {
 	if err != nil {
 		t.Fatal(err)
 	}
+	standStill(l)
 	t.Cleanup(func() { kill(l) })
 	return l
 }
@@ -427,13 +428,13 @@ func TestB3_RunWritesSoon(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- l.Run(ctx) }()
 		for n := range int64(3) {
-			l.Add(acme, OfRequest(1, 0, 1, true), time.Now())
-			l.Add(Subject{Tenant: "other"}, OfRequest(1, 0, 1, true), time.Now())
+			l.Add(acme, OfRequest(1, 0, 1, true), today)
+			l.Add(Subject{Tenant: "other"}, OfRequest(1, 0, 1, true), today)
 			time.Sleep(groupInterval)
 			synctest.Wait()
 			text, err := os.ReadFile(l.journal.path)
 			rows, damaged := readJournal(text)
-			if got := rows.row(rowKey{period{start: hourOf(time.Now())}, acme}).Requests; err != nil || damaged > 0 || got != n+1 {
+			if got := rows.row(rowKey{period{start: hourOf(today)}, acme}).Requests; err != nil || damaged > 0 || got != n+1 {
 				t.Errorf("the journal has %d requests, want %d; %v", got, n+1, err)
 			}
 		}
@@ -454,7 +455,7 @@ func TestB3_RunRepeatsAFailedWrite(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- l.Run(ctx) }()
-		l.Add(acme, OfRequest(1, 0, 1, true), time.Now())
+		l.Add(acme, OfRequest(1, 0, 1, true), today)
 		time.Sleep(groupInterval)
 		synctest.Wait()
 		if err := os.Remove(next); err != nil {

@@ -20,14 +20,14 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	old := open(t, dir)
 	for i := range int64(2000) {
-		old.Add(Subject{acme.Tenant, fmt.Sprint(acme.Tenant, "/", i%50), "chat"}, OfRequest(100, 0, 20, true), time.Now().Add(-time.Duration(i/50)*time.Hour))
+		old.Add(Subject{acme.Tenant, fmt.Sprint(acme.Tenant, "/", i%50), "chat"}, OfRequest(100, 0, 20, true), today.Add(-time.Duration(i/50)*time.Hour))
 	}
 	flush(t, old)
 	next := open(t, dir)
 	next.SetBudgets([]Budget{monthly, daily})
 	check := func(step string) {
 		t.Helper()
-		next.refreshBudgets(time.Now())
+		next.refreshBudgets(today)
 		anew := otherJournals{dir: dir, log: zap.NewNop()}
 		wanted := []tallyKey{}
 		anew.tables(next.writer, func(table) {})
@@ -59,7 +59,7 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 	if n := testing.AllocsPerRun(5, func() {
 		spend(old, 10, 0.5)
 		flush(t, old)
-		next.refreshBudgets(time.Now())
+		next.refreshBudgets(today)
 	}); n > 500 {
 		t.Errorf("one new line costs %v allocations", n)
 	}
@@ -112,7 +112,7 @@ func TestB3_AJournalThatCannotBeReadIsTold(t *testing.T) {
 	}
 	l.SetBudgets([]Budget{monthly})
 	for range 3 {
-		l.refreshBudgets(time.Now())
+		l.refreshBudgets(today)
 	}
 	a, err := l.Query(t.Context(), Question{From: time.Now().Add(-time.Hour), To: time.Now()})
 	if err != nil || a.Complete || len(a.Missing) != 1 || !strings.Contains(a.Missing[0], bad) {
@@ -187,12 +187,12 @@ func TestB3_AFolderThatCannotBeListedTakesNothingAway(t *testing.T) {
 	flush(t, old)
 	l := open(t, dir)
 	l.SetBudgets([]Budget{{Tenant: acme.Tenant, Per: PerMonth, Of: OfTokens, Hard: 1000}})
-	l.refreshBudgets(time.Now())
+	l.refreshBudgets(today)
 	before := l.Standings()[0].Used
 	if err := os.Rename(dir, dir+"-away"); err != nil {
 		t.Fatal(err)
 	}
-	l.refreshBudgets(time.Now())
+	l.refreshBudgets(today)
 	a, err := l.Query(t.Context(), Question{From: time.Now().Add(-time.Hour), To: time.Now()})
 	if used := l.Standings()[0].Used; used != before || before == 0 || err != nil || len(a.Items) != 1 || a.Complete {
 		t.Errorf("%v before, %v now; the answer is %+v, %v", before, used, a, err)

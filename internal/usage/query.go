@@ -45,7 +45,8 @@ const DimensionsRule = "must be a list of tenant, key, model, hour, day and mont
 type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
 	// its hour, or of its day where only days are kept. To is taken as the end of its hour. A zero
-	// To is now, by the clock of the machine or of Redis, whichever is ahead.
+	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is
+\t// ahead.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
@@ -81,7 +82,7 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
 	defer cancel()
-	now, others := time.Now(), listing{}
+	now, others := later(time.Now(), l.Now()), listing{} // a request may count in an hour that the machine's clock has not reached again
 	if l.shared != nil {
 		others = l.shared.remote.list(ctx)
 		now = later(now, others.at)

@@ -25,7 +25,7 @@ func TestB3_ASlowLinkCarriesAllInTheEnd(t *testing.T) {
 	t.Cleanup(func() { _ = slow.Close() })
 	l.shared.remote.client = slow
 	for i := range rows {
-		l.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i%500), Model: fmt.Sprint("m", i/500)}, OfRequest(1, 0, 1, true), time.Now())
+		l.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i%500), Model: fmt.Sprint("m", i/500)}, OfRequest(1, 0, 1, true), today)
 	}
 	l.shared.timeout = 150 * time.Millisecond // less than the calls take together, more than one takes
 	testutil.Eventually(t, "all is published", func() bool { return l.shared.publish(t.Context(), whole) == nil && !l.shared.compare })
@@ -156,7 +156,7 @@ func TestB3_ANarrowLinkCarriesAJournal(t *testing.T) {
 	old, other := shared(t, dir, server), shared(t, t.TempDir(), server)
 	next := shared(t, dir, server)
 	for i := range rows {
-		old.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i)}, OfRequest(1, 0, 1, true), time.Now())
+		old.Add(Subject{Tenant: "acme", Key: fmt.Sprint("k", i)}, OfRequest(1, 0, 1, true), today)
 	}
 	flush(t, old)
 	kill(old)

@@ -22,6 +22,7 @@ func shared(t *testing.T, dir string, server *redistest.Server) *Ledger {
 	if err != nil {
 		t.Fatal(err)
 	}
+	standStill(l)
 	t.Cleanup(func() { kill(l) })
 	l.shared.silentAfter, l.shared.timeout = time.Minute, time.Minute // only the tests publish, and a machine may be slow
 	return l
@@ -73,7 +74,7 @@ func wantRequests(t *testing.T, n int64, all ...*Ledger) {
 // add counts requests of this hour and of 30 hours ago.
 func add(l *Ledger, n int) {
 	for i := range n {
-		at := time.Now()
+		at := today
 		if i%3 == 0 {
 			at = at.Add(-30 * time.Hour)
 		}
@@ -136,7 +137,7 @@ func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
 	})
 	t.Run("an older row comes late", func(t *testing.T) {
 		a.mu.Lock()
-		late := a.table.changes([]rowKey{{period{start: hourOf(time.Now())}, acme}}, a.keep(), a.tallies)
+		late := a.table.changes([]rowKey{{period{start: hourOf(today)}, acme}}, a.keep(), a.tallies)
 		a.mu.Unlock()
 		add(a, 2)
 		publish(t, a)
@@ -257,7 +258,7 @@ func TestB3_ASmallerCountIsPublished(t *testing.T) {
 	server := redistest.Start(t)
 	l, other := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
 	estimated, known := OfRequest(10, 0, 200, false), OfRequest(8, 0, 3, true)
-	at := time.Now()
+	at := today
 	l.Add(acme, estimated, at)
 	publish(t, l)
 	l.Add(acme, known.Minus(estimated), at)
@@ -284,13 +285,13 @@ func TestB3_ASmallerCountIsInBudgetsElsewhere(t *testing.T) {
 		if err := other.shared.readSpent(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		other.refreshBudgets(time.Now())
+		other.refreshBudgets(today)
 		if all := other.Standings(); len(all) != 1 || all[0].Used != want {
 			t.Errorf("%s: another gateway counts %+v, want %v", when, all, want)
 		}
 	}
 	estimated, known := OfRequest(10, 0, 200, false), OfRequest(8, 0, 3, true)
-	at := time.Now()
+	at := today
 	l.Add(acme, estimated, at)
 	publish(t, l)
 	wantUsed("estimated", 210)
@@ -315,7 +316,7 @@ func TestB3_ASmallerCountOutlivesAnOlderRedis(t *testing.T) {
 	other.SetBudgets([]Budget{{Tenant: acme.Tenant, Per: PerDay, Of: OfTokens, Hard: 100}})
 	client := server.Client()
 	estimated, known := OfRequest(10, 0, 200, false), OfRequest(8, 0, 3, true)
-	at := time.Now()
+	at := today
 	l.Add(acme, estimated, at)
 	publish(t, l)
 	snapshot := map[string]string{}
@@ -337,7 +338,7 @@ func TestB3_ASmallerCountOutlivesAnOlderRedis(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	other.refreshBudgets(time.Now())
+	other.refreshBudgets(today)
 	if all := other.Standings(); len(all) != 1 || all[0].Used != 11 {
 		t.Errorf("another gateway counts %+v, want 11", all)
 	}

@@ -19,6 +19,13 @@ func (m *machineClock) steady(l *Ledger) {
 	l.steady = &steadyClock{wall: m.wall, read: func() (time.Time, time.Duration) { return m.wall, m.elapsed }}
 }
 
+// today is the time of the ledgers of tests. It stands still, so that no test goes over the end of
+// an hour, a day or a month.
+var today = time.Now().Round(0)
+
+// standStill has a ledger count in the hour of today.
+func standStill(l *Ledger) { (&machineClock{wall: today}).steady(l) }
+
 // A clock that is wrong for a moment, forward or back, changes no verdict and moves no usage into
 // another month. A clock that stays as it was set is believed.
 func TestB3_AClockThatJumpsForAMoment(t *testing.T) {
@@ -66,5 +73,19 @@ func TestB3_AClockThatIsAdjusted(t *testing.T) {
 		if now := l.Now(); !now.Equal(machine.wall) {
 			t.Errorf("it is %v, want %v", now, machine.wall)
 		}
+	}
+}
+
+// While the ledger does not believe a clock that is set back, an answer until now has the requests
+// of now.
+func TestB3_AnAnswerWhileTheClockIsSetBack(t *testing.T) {
+	now := time.Now()
+	l, machine := open(t, t.TempDir()), &machineClock{wall: now.Add(3 * time.Hour)}
+	machine.steady(l)
+	machine.wall = now
+	spendAt(l, now, 10, 0)
+	a, err := l.Query(t.Context(), Question{From: now.Add(-24 * time.Hour), By: []Dimension{ByTenant}})
+	if err != nil || len(a.Items) != 1 || a.Items[0].Requests != 1 {
+		t.Errorf("%+v, %v", a, err)
 	}
 }

@@ -173,7 +173,8 @@ func TestE2E_B4_AKeyHasModelsOfItsOwn(t *testing.T) {
 	fixed := authz.FileKeyID(authz.HashKey("fixed"))
 	harness.Eventually(t, "the other gateway knows the last use", func() error {
 		out, err := two.RunCommand("keys", "list", "--admin", strings.TrimPrefix(two.Admin, "http://"))
-		for _, want := range []string{"acme/" + id + " +narrow +chat .*" + time.Now().UTC().Format("2006-01-02"), "acme/" + fixed + " +fixed +chat .* file"} {
+		const moment = " +20[0-9-]{8} [0-9:]{8}"
+		for _, want := range []string{"acme/" + id + " +narrow +chat +-" + moment + " +-" + moment, "acme/" + fixed + " +fixed +chat +- +- +-" + moment + " +file"} {
 			if err != nil || !regexp.MustCompile(want).MatchString(out) {
 				return fmt.Errorf("%s is not in %s, %v", want, out, err)
 			}
