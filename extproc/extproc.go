@@ -1,8 +1,9 @@
 // Package extproc is the transport of package internal/decide over Envoy's external processing
 // protocol (ext_proc, over gRPC). Package internal/gateway runs it.
 //
-// There is one exchange per request, with at most four messages. Envoy first sends the request's
-// headers, then the body. Before a request waits, extproc extends Envoy's message timeout. Envoy
+// There is one exchange per request, with at most five messages. Envoy first sends the request's
+// headers, then the body, and trailers if the request has any. Of a request with trailers and no
+// body it sends no body. Before a request waits, extproc extends Envoy's message timeout. Envoy
 // never sends response bodies. The trailers of a response, or the end of the exchange, say that the
 // request has ended. See decide for what an exchange decides.
 //
@@ -78,10 +79,15 @@ type exchange struct {
 
 // Message implements grpcserver.Handler.
 func (e *exchange) Message(content []byte) {
-	switch {
-	case e.passed != nil:
+	if e.passed != nil {
 		e.stream.Block() // the successor may be slow
 		e.passed.send(content)
+		return
+	}
+	m, err := parse(content)
+	switch {
+	case err == nil && m.kind == requestTrailers && e.Decided():
+		_ = e.stream.Send(func(out []byte) []byte { return append(out, requestTrailersAnswer...) })
 		return
 	case e.Offered(): // it concerns a response that did not come from the relay, and needs no answer
 		e.stream.Finish(codes.OK, "")
@@ -89,20 +95,18 @@ func (e *exchange) Message(content []byte) {
 	case e.server.successor.Load() != nil && !e.Decided():
 		e.passOn(content)
 		return
-	}
-	m, err := parse(content)
-	if err != nil {
+	case err != nil:
 		e.stream.Finish(codes.Internal, "malformed message: "+err.Error())
 		return
 	}
 	switch m.kind {
 	case requestHeaders:
 		e.headers(content, &m)
-	case requestBody:
+	case requestBody, requestTrailers: // trailers without a body before them
 		e.body(content, &m)
 	case responseTrailers:
 		e.Close() // the response has ended: free the slot before Envoy has read the answer
-		_ = e.stream.Send(func(out []byte) []byte { return append(out, trailersAnswer...) })
+		_ = e.stream.Send(func(out []byte) []byte { return append(out, responseTrailersAnswer...) })
 	default:
 		e.server.Log.Error("unexpected ext_proc message received from Envoy; check that Envoy uses the listener that Sluice generates",
 			zap.Stringer("type", m.kind))

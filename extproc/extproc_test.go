@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -70,6 +71,30 @@ func TestMessagesOutOfOrder(t *testing.T) {
 	}
 	if v, _ := d.View("m"); v.InFlight != 0 {
 		t.Error("a body without headers, so without a key, was let through")
+	}
+}
+
+// TestTrailersOfARequest: a request with trailers alone has no body. Trailers after a body change
+// nothing, also while an offer waits for the relay.
+func TestTrailersOfARequest(t *testing.T) {
+	trailers := &pb.ProcessingRequest{Request: &pb.ProcessingRequest_RequestTrailers{RequestTrailers: &pb.HttpTrailers{}}}
+	s, _ := newServer(t)
+	bodyless := open(t, s)
+	bodyless.headers(key)
+	if i := bodyless.say(trailers).GetImmediateResponse(); i.GetStatus().GetCode() != 400 || !strings.Contains(string(i.GetBody()), "The request body is empty.") {
+		t.Errorf("without a body: %v", i)
+	}
+	for name, mode := range map[string]dispatch.Mode{"native": dispatch.ModeNative, "offered": dispatch.ModeManaged} {
+		s, _ := newRelayed(t, dispatch.WayPolicy{Mode: mode})
+		e := open(t, s)
+		e.headers(key)
+		token := set(e.body(managedBody).GetRequestBody().GetResponse().GetHeaderMutation())[headers.Handoff]
+		if a := e.say(trailers); a.GetRequestTrailers() == nil {
+			t.Errorf("%s: the answer to the trailers is %v", name, a)
+		}
+		if _, offered := s.Handoff.Claim(token); offered != (mode == dispatch.ModeManaged) {
+			t.Errorf("%s: after the trailers, an offer is there: %v", name, offered)
+		}
 	}
 }
 

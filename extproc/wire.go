@@ -179,8 +179,11 @@ func appendContinue(out []byte, remove []string) []byte {
 	})
 }
 
-// trailersAnswer is the answer to the trailers of a response.
-const trailersAnswer = "\x32\x00" // response_trailers
+// The answers to trailers, which change nothing.
+const (
+	requestTrailersAnswer  = "\x2a\x00" // request_trailers
+	responseTrailersAnswer = "\x32\x00" // response_trailers
+)
 
 // appendGo appends the answer to a body with which Envoy sends the request on.
 func appendGo(out []byte, a *decide.Answer) []byte {

@@ -138,7 +138,8 @@ func TestB12_AnswersAreTheProtocols(t *testing.T) {
 		"go":             {appendGo(nil, &answer), body(nil)},
 		"go with a body": {appendGo(nil, &changed), body([]byte(long))},
 		"go without one": {appendGo(nil, &emptied), body([]byte{})},
-		"trailers":       {[]byte(trailersAnswer), &pb.ProcessingResponse{Response: &pb.ProcessingResponse_ResponseTrailers{ResponseTrailers: &pb.TrailersResponse{}}}},
+		"sent trailers":  {[]byte(requestTrailersAnswer), &pb.ProcessingResponse{Response: &pb.ProcessingResponse_RequestTrailers{RequestTrailers: &pb.TrailersResponse{}}}},
+		"trailers":       {[]byte(responseTrailersAnswer), &pb.ProcessingResponse{Response: &pb.ProcessingResponse_ResponseTrailers{ResponseTrailers: &pb.TrailersResponse{}}}},
 		"wait":           {appendWait(nil, 90*time.Second+5), &pb.ProcessingResponse{OverrideMessageTimeout: durationpb.New(90*time.Second + 5)}},
 		"reply": {appendReply([]byte{}, &decide.Answer{Kind: decide.Reply, Status: 429, Set: set, Body: []byte(long), Details: "sluice_x"}),
 			&pb.ProcessingResponse{Response: &pb.ProcessingResponse_ImmediateResponse{ImmediateResponse: &pb.ImmediateResponse{

@@ -56,7 +56,8 @@ func httpFilterChain(c Config) []*hcm.HttpFilter {
 }
 
 // extProcFilter sends the request's headers and body to ext_proc, and then nothing until the
-// trailers of the response. Waiting for the trailers keeps the exchange open until the true end of
+// trailers of the response. Envoy sends no body of a request that has none but has trailers, so it
+// sends the trailers too. Waiting for the trailers keeps the exchange open until the true end of
 // the response, without sending any byte of it. For a request that goes to the relay, Sluice ends
 // the exchange earlier; Envoy then sends nothing of the response.
 //
@@ -69,7 +70,7 @@ func extProcFilter(c Config) *extproc.ExternalProcessor {
 		ProcessingMode: &extproc.ProcessingMode{
 			RequestHeaderMode:   extproc.ProcessingMode_SEND,
 			RequestBodyMode:     extproc.ProcessingMode_BUFFERED,
-			RequestTrailerMode:  extproc.ProcessingMode_SKIP,
+			RequestTrailerMode:  extproc.ProcessingMode_SEND,
 			ResponseHeaderMode:  extproc.ProcessingMode_SKIP,
 			ResponseBodyMode:    extproc.ProcessingMode_NONE,
 			ResponseTrailerMode: extproc.ProcessingMode_SEND,

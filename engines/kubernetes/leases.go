@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,9 @@ const (
 	retryDelay = 2 * time.Second
 	// callTimeout bounds one call of the API.
 	callTimeout = 10 * time.Second
+	// maxRecord is the length of the longest record in a lease. The API refuses an object with
+	// annotations of more than 256 KiB.
+	maxRecord = 240 << 10
 )
 
 // leaseRecord is what a gateway publishes in its lease.
@@ -39,6 +43,28 @@ type leaseRecord struct {
 	// will send none. The value is the draining annotation that it has seen, so that a pod that was
 	// undrained and drained again is not confused.
 	Drained map[string]string `json:"drained,omitempty"`
+}
+
+// text returns the record as JSON that the API accepts. If it would be too long, the record lacks
+// Pods, which only decide the order in which pods drain. If it still is, it has the first half of
+// Drained, or the first quarter and so on. The next pods take the place of those that are gone.
+func (r leaseRecord) text() string {
+	// The record has only strings and numbers, so Marshal cannot fail.
+	data, _ := json.Marshal(r)
+	if len(data) > maxRecord {
+		r.Pods = nil
+		data, _ = json.Marshal(r)
+	}
+	for drained := slices.Sorted(maps.Keys(r.Drained)); len(data) > maxRecord && len(drained) > 0; {
+		drained = drained[:len(drained)/2]
+		all := r.Drained
+		r.Drained = make(map[string]string, len(drained))
+		for _, pod := range drained {
+			r.Drained[pod] = all[pod]
+		}
+		data, _ = json.Marshal(r)
+	}
+	return string(data)
 }
 
 // peer is another gateway of the installation.
@@ -264,12 +290,10 @@ func (m *gatewayLease) write(ctx context.Context, held *coordinationv1.Lease) (*
 }
 
 func (m *gatewayLease) fill(l *coordinationv1.Lease) {
-	// The record has only strings and numbers, so Marshal cannot fail.
-	data, _ := json.Marshal(m.content())
 	labels := maps.Clone(m.labels)
 	labels[labelRole] = roleGateway
 	mergeInto(&l.Labels, labels)
-	mergeInto(&l.Annotations, map[string]string{annotationLoad: string(data)})
+	mergeInto(&l.Annotations, map[string]string{annotationLoad: m.content().text()})
 	now := metav1.NowMicro()
 	l.Spec.HolderIdentity = &m.identity
 	l.Spec.LeaseDurationSeconds = new(int32(max(1, (missedRenewals * m.interval).Seconds())))

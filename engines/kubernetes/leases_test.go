@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -152,4 +153,52 @@ func TestStoreKnowsItsOwnWrites(t *testing.T) {
 	if s.Add("no object") == nil {
 		t.Error("the store accepted a string")
 	}
+}
+
+// TestLeaseOfThousandsOfPods writes the lease of a gateway that has requests on thousands of pods,
+// and of one that is done with thousands of draining pods. The API takes 256 KiB of annotations.
+func TestLeaseOfThousandsOfPods(t *testing.T) {
+	s := newTestNamespace(t, nil)
+	to, _, err := Access{Kubeconfig: s.Kubeconfig}.Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCluster(Config{Identity: "g"}.withDefaults(), location{}, to, s.namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const model, first = "m", "sluice-llama-3-1-8b-instruct-00000"
+	busy, done := map[string]int{}, map[string]string{}
+	for i := range 6000 {
+		name := fmt.Sprintf("sluice-llama-3-1-8b-instruct-%05d", i)
+		busy[name], done[name] = 12, start(i)
+	}
+	read := func(r leaseRecord) (back leaseRecord) {
+		t.Helper()
+		r.Models = map[string]Load{model: {Queued: 3}}
+		c.ownLease.content = func() leaseRecord { return r }
+		l, err := c.ownLease.write(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(l.Annotations[annotationLoad]), &back); err != nil || back.Models[model].Queued != 3 {
+			t.Fatalf("%v: %+v", err, back.Models)
+		}
+		return back
+	}
+	if r := read(leaseRecord{Pods: busy, Drained: map[string]string{first: "x"}}); r.Drained[first] != "x" {
+		t.Error("a drained pod is missing")
+	}
+	if r := read(leaseRecord{Pods: busy, Drained: done}); r.Drained[first] == "" || len(r.Drained) < 1000 {
+		t.Errorf("%d drained pods are told", len(r.Drained))
+	}
+	small := map[string]int{first: 12}
+	if r := read(leaseRecord{Pods: small}); r.Pods[first] != 12 {
+		t.Error("the requests of a pod are missing")
+	}
+}
+
+// start is when a pod began to drain, as its annotation has it.
+func start(second int) string {
+	return time.Unix(int64(1_000_000+second), 1).UTC().Format(time.RFC3339Nano)
 }

@@ -196,16 +196,23 @@ func TestB6_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 }
 
 // TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused: the client of a decided request gets a 502 in the
-// place of a 101, and nothing of what follows it. The record has the 502. The same holds for a
-// redirect.
+// place of a 101, and nothing of what follows it. The 502 says who has answered and what the tenant
+// has left, as other responses do. The record has the 502. The same holds for a redirect.
 func TestB6_X14_AnUnaskedSwitchOfProtocolsIsRefused(t *testing.T) {
 	b := up(t, options{})
 	for header, details := range map[string]string{"x-switch": "unasked_protocol_switch", "x-redirect": "unasked_redirect"} {
 		c := b.send(t, "POST", "/says", "evil", header, "1")
 		f := b.next(t, frBody)
-		f.conn.send(frGo, 0, f.id, goFrame(toModel, nil, nil, ""))
-		if a := want(t, c, 502); a.body != "" || a.header.Get("location") != "" {
+		streamed := append(pairs{{"x-sluice-route", "engine+stream+timeout"}}, toModel...)
+		f.conn.send(frGo, 0, f.id, goFrame(streamed, nil, pairs{{"tenant", "acme"}, {"x-ratelimit-limit-requests", "7"}}, ""))
+		a := want(t, c, 502)
+		if a.body != "" || a.header.Get("location") != "" || a.header.Get("tenant") != "" {
 			t.Errorf("%s: the client got %q and %v", header, a.body, a.header)
+		}
+		for name, value := range map[string]string{"x-sluice-replica": "r1", "x-ratelimit-limit-requests": "7", "x-accel-buffering": "no"} {
+			if got := strings.Join(a.header.Values(name), "|"); got != value {
+				t.Errorf("%s: %s is %q, want %q", header, name, got, value)
+			}
 		}
 		if r := b.next(t, frEnd).record(t); r.numbers[0] != 502 || r.list["details"] != details {
 			t.Errorf("%s: the record has %+v", header, r)

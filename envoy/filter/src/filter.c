@@ -297,13 +297,6 @@ static void send_response(request *r, uint16_t status, pair *h, size_t n, span b
   CALL(http_send_response)(r->envoy, status, h, n, body, details);
 }
 
-/* refuse replaces a response by a 502 with the details. */
-static int refuse(request *r, span details) {
-  pair room[1];
-  send_response(r, 502, room, 0, SPAN(""), details);
-  return HEADERS_STOP;
-}
-
 /* add_header adds a header that the message does not have, which costs less than to set it. */
 static void add_header(void *envoy, int kind, pair h) {
   CALL(http_add_header)(envoy, kind, (span){h.key, h.key_n}, (span){h.value, h.value_n});
@@ -321,20 +314,46 @@ static void set_values(request *r) {
   }
 }
 
+/* names_replica reports whether the client learns which replica has answered. */
+static bool names_replica(request *r, span *replica) { return !r->nameless && replica_of(r->envoy, replica); }
+
 /* name_source says who has answered. Envoy's own answers are the gateway's, and the listener marks
  * them. */
 static void name_source(request *r) {
   const span source = SPAN("x-sluice-source"), engine = SPAN("engine"), name = SPAN("x-sluice-replica");
   span replica;
   if (!r->local) CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, source, engine);
-  if (r->nameless || !replica_of(r->envoy, &replica)) return;
-  CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, name, replica);
+  if (names_replica(r, &replica)) CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, name, replica);
 }
 
-/* mark_stream makes sure that no proxy on the way to the client buffers or compresses a stream. */
+/* stream_marks are headers that make sure that no proxy on the way to the client buffers or
+ * compresses a stream. */
+enum { STREAM_MARKS = 2 };
+static const pair stream_marks[STREAM_MARKS] = {{"cache-control", 13, "no-cache, no-transform", 22}, {"x-accel-buffering", 17, "no", 2}};
+
 static void mark_stream(void *envoy) {
-  CALL(http_set_header)(envoy, RESPONSE_HEADERS, SPAN("cache-control"), SPAN("no-cache, no-transform"));
-  CALL(http_set_header)(envoy, RESPONSE_HEADERS, SPAN("x-accel-buffering"), SPAN("no"));
+  for (int i = 0; i < STREAM_MARKS; i++) {
+    pair m = stream_marks[i];
+    CALL(http_set_header)(envoy, RESPONSE_HEADERS, (span){m.key, m.key_n}, (span){m.value, m.value_n});
+  }
+}
+
+/* refuse replaces a response by a 502 with the details. The 502 passes no filter, so it takes along
+ * what set_headers gives other responses. */
+static int refuse(request *r, span details) {
+  const span name = SPAN("x-sluice-replica");
+  pair *h = allocate((r->values_n + STREAM_MARKS + 2u) * sizeof *h);
+  size_t n = 0;
+  span rest = r->values, replica;
+  for (uint16_t i = 0; i < r->values_n; i++) {
+    pair v = next_pair(&rest);
+    if (is_for_response(v)) h[n++] = v;
+  }
+  if (names_replica(r, &replica)) h[n++] = (pair){name.p, name.n, replica.p, replica.n};
+  for (int i = 0; r->streamed && i < STREAM_MARKS; i++) h[n++] = stream_marks[i];
+  send_response(r, 502, h, n, SPAN(""), details);
+  free(h);
+  return HEADERS_STOP;
 }
 
 /* set_headers gives the response what the gateway tells the client of it. The relay does most of

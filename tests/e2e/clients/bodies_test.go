@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -45,6 +47,37 @@ func TestE2E_X14_NumbersOfClients(t *testing.T) {
 	for _, fields := range []string{`"max_tokens":-2`, `"max_tokens":1.5`, `"n":-1`, `"timeout_ms":0.5`} {
 		if a := g.Post(harness.ChatPath, `{"model":"chat","messages":[],`+fields+`}`); a.StatusCode != 400 || a.Code() != "invalid_request" {
 			t.Errorf("%s: %s", fields, a)
+		}
+	}
+}
+
+// TestE2E_P2_TrailersAreNoBody: a request with trailers and no body gets the error of an empty
+// body. Trailers after a body change nothing, whatever way the request takes.
+func TestE2E_P2_TrailersAreNoBody(t *testing.T) {
+	t.Parallel()
+	g := harness.Start(t, harness.OneSim)
+	plain := new(http.Protocols)
+	plain.SetUnencryptedHTTP2(true) // trailers of HTTP/1.1 do not cross Envoy
+	client := &http.Client{Transport: &http.Transport{Protocols: plain}}
+	defer client.CloseIdleConnections()
+	for body, want := range map[string]int{
+		"": 400, harness.ChatBody("chat", false, 1, "hello"): 200, harness.ChatBody("chat", true, 1, "hello"): 200,
+		`{"request_id":"a",` + harness.ChatBody("chat", true, 1, "hello")[1:]: 200,
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.URL+harness.ChatPath, struct{ io.Reader }{strings.NewReader(body)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		r.Trailer = http.Header{"X-Checksum": {"1"}}
+		a, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(a.Body)
+		a.Body.Close()
+		if err != nil || a.StatusCode != want || want == 400 && !strings.Contains(string(text), "The request body is empty.") {
+			t.Errorf("%q: %d %s %v", body, a.StatusCode, text, err)
 		}
 	}
 }

@@ -176,7 +176,7 @@ func TestE2E_X14_AResponseSaysWhoHasAnswered(t *testing.T) {
 }
 
 // TestE2E_X14_UnaskedProtocolSwitch: a 101 that nobody has asked for becomes a 502, and what
-// follows it on the connection reaches nobody.
+// follows it on the connection reaches nobody. A native request learns which replica did so.
 func TestE2E_X14_UnaskedProtocolSwitch(t *testing.T) {
 	t.Parallel()
 	url := harness.StartUpstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -195,6 +195,9 @@ func TestE2E_X14_UnaskedProtocolSwitch(t *testing.T) {
 		a := g.Post(harness.ChatPath, body)
 		if a.StatusCode != 502 || a.Code() != "upstream_error" || strings.Contains(string(a.Content), "evil") {
 			t.Errorf("%s: %s", name, a)
+		}
+		if native := strings.HasPrefix(name, "native"); (a.Header.Get(headers.Replica) != "") != native {
+			t.Errorf("%s: the client gets %v", name, a.Header)
 		}
 	}
 }
