@@ -41,6 +41,8 @@ type modelRoute struct {
 	// failing is a replica that keeps failing to start. It is nil unless the model has no pickable
 	// replica and none that may still start well.
 	failing *engines.Replica
+	// downSince is when the last server of upstreams failed. It is zero unless all have failed.
+	downSince time.Time
 	// elastic says that the launcher starts one more replica when requests wait.
 	elastic bool
 	// warming says that some replica may be in its slow start. All are warm at warmAt. The first
@@ -146,7 +148,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	}
 	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas
 	t.mayServe = t.mayServe || m.Desired > 0 || t.elastic
-	t.failing = failingReplica(m)
+	t.failing, t.downSince = failingReplica(m), downSince(m)
 	t.estimator.learnLoadTime(m)
 	t.estimator.dropSlotsLocked(m)
 	t.startWarming(now)
