@@ -129,8 +129,8 @@ func addPeersFlag(c *cobra.Command) {
 	c.Flags().String("peers", "", "address at which the other gateways reach this one, in the place of peers in the file")
 }
 
-// addAddressFlags adds all flags that addresses reads. The commands that look at a file before serve
-// have the same ones.
+// addAddressFlags adds all flags that addresses reads. The commands that look at a file before
+// serve have the same ones.
 func addAddressFlags(c *cobra.Command) {
 	addListenFlag(c)
 	c.Flags().String("admin", "", "address of the operator's page, in the place of admin in the file")

@@ -103,8 +103,8 @@ func TestU9_ACrashLoop(t *testing.T) {
 	})
 }
 
-// TestR9_ServersThatAreDown: requests wait for a server of upstreams that has just failed. When none
-// has been reached for a while, they are answered at once. A pool has its other models.
+// TestR9_ServersThatAreDown: requests wait for a server of upstreams that has just failed. When
+// none has been reached for a while, they are answered at once. A pool has its other models.
 func TestR9_ServersThatAreDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{Limits: admission.Limits{QueueTimeout: time.Minute}})
