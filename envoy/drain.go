@@ -42,10 +42,10 @@ func (e *Envoy) Stop(ctx context.Context, drainTime time.Duration) error {
 	var stopping sync.WaitGroup
 	for i, p := range all {
 		stopping.Go(func() {
-			e.log.Info("envoy drains", zap.Int("pid", p.PID()), zap.Duration("drain", drainTime))
+			e.log.Info("Envoy drains", zap.Int("pid", p.PID()), zap.Duration("drain", drainTime))
 			drainRequests(ctx, p, adminOf(p.Record()), drainTime)
 			if errs[i] = p.Stop(ctx, stopGrace); errs[i] == nil {
-				e.log.Info("envoy stopped", zap.Int("pid", p.PID()))
+				e.log.Info("Envoy stopped", zap.Int("pid", p.PID()))
 			}
 		})
 	}

@@ -77,7 +77,7 @@ func TestStopLetsStreamsEnd(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("Run after Stop: %v", err)
 	}
-	if n := b.logs.FilterMessage("envoy ended").Len(); n != 0 {
+	if n := b.logs.FilterMessage("Envoy ended").Len(); n != 0 {
 		t.Error("a stop was taken for a crash")
 	}
 }

@@ -239,7 +239,7 @@ func (e *Envoy) adoptOrStart(ctx context.Context, l *launchSpec) error {
 
 // startFailed logs and shows why no Envoy could be started.
 func (e *Envoy) startFailed(err error) {
-	e.log.Error("envoy start failed", zap.Error(err))
+	e.log.Error("Envoy start failed", zap.Error(err))
 	e.updateStatus(func(s *Status) { s.State, s.PID, s.Reason = StateDown, 0, err.Error() })
 }
 
@@ -329,7 +329,7 @@ func (e *Envoy) start(ctx context.Context, l launchSpec) error {
 	}
 	e.proc = p
 	e.updateStatus(func(s *Status) { s.State, s.PID, s.Adopted, s.Budget = StateStarting, p.PID(), false, l.budget })
-	e.log.Info("envoy started", zap.Int("pid", p.PID()), zap.String("version", l.version),
+	e.log.Info("Envoy started", zap.Int("pid", p.PID()), zap.String("version", l.version),
 		zap.String("log", p.Record().LogFile))
 	return nil
 }
@@ -395,7 +395,7 @@ func (e *Envoy) refreshState(ctx context.Context, dog *watchdog) State {
 			return
 		}
 		if s.State != state {
-			e.log.Info("envoy state changed", zap.String("state", string(state)), zap.Int("pid", s.PID))
+			e.log.Info("Envoy state changed", zap.String("state", string(state)), zap.Int("pid", s.PID))
 		}
 		s.State, s.SilentSince, s.Hung = state, dog.silentSince(), dog.hung()
 		if s.Reason = reason; state == StateLive {
@@ -411,7 +411,7 @@ func (e *Envoy) recordExit(p *process.Process) {
 		if e.isStopped() {
 			return
 		}
-		e.log.Error("envoy ended", zap.Int("pid", p.PID()), zap.String("reason", p.ExitReason()))
+		e.log.Error("Envoy ended", zap.Int("pid", p.PID()), zap.String("reason", p.ExitReason()))
 		e.lastExit = p.ExitReason()
 		s.State, s.PID, s.Reason = StateDown, 0, e.lastExit
 	})

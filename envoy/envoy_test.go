@@ -135,7 +135,7 @@ func TestKilledIsRestarted(t *testing.T) {
 	if s.Restarts != 1 || !strings.Contains(s.Reason, "killed") {
 		t.Errorf("status %+v: want one restart, and that the Envoy before was killed", s)
 	}
-	if n := b.logs.FilterMessage("envoy ended").Len(); n != 1 {
+	if n := b.logs.FilterMessage("Envoy ended").Len(); n != 1 {
 		t.Errorf("its end was logged %d times", n)
 	}
 }
@@ -154,7 +154,7 @@ func TestX5_AnEndIsCountedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
-		if b.logs.FilterMessage("envoy start failed").Len() < 3 {
+		if b.logs.FilterMessage("Envoy start failed").Len() < 3 {
 			return errors.New("not three attempts")
 		}
 		return nil
@@ -166,7 +166,7 @@ func TestX5_AnEndIsCountedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() error { return inState(e, StateLive) })
-	if s, n := e.Status(), b.logs.FilterMessage("envoy ended").Len(); s.Restarts != 1 || n != 1 {
+	if s, n := e.Status(), b.logs.FilterMessage("Envoy ended").Len(); s.Restarts != 1 || n != 1 {
 		t.Errorf("%d restarts, and the end was logged %d times", s.Restarts, n)
 	}
 }
@@ -182,7 +182,7 @@ func TestX20_ABrokenBinaryKeepsTheRunningEnvoy(t *testing.T) {
 	b.config.Binary = filepath.Join(t.TempDir(), "envoy")
 	testutil.WriteProgram(t, b.config.Binary, "#!/bin/sh\nexit 1\n")
 	e, _ := b.live(t)
-	if s, n := e.Status(), b.logs.FilterMessageSnippet("running envoy kept").Len(); s.PID != pid || !s.Adopted || s.Version != "1.40.0" || n != 1 {
+	if s, n := e.Status(), b.logs.FilterMessageSnippet("running Envoy kept").Len(); s.PID != pid || !s.Adopted || s.Version != "1.40.0" || n != 1 {
 		t.Errorf("status %+v, logged %d times that the Envoy is kept", s, n)
 	}
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {

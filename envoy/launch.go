@@ -269,7 +269,7 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	}
 	if reason == "" {
 		e.setAdopted(p)
-		e.log.Info("envoy adopted", zap.Int("pid", p.PID()), zap.String("version", l.version))
+		e.log.Info("Envoy adopted", zap.Int("pid", p.PID()), zap.String("version", l.version))
 		return true
 	}
 	if e.isStopped() {
@@ -285,12 +285,12 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	if err != nil {
 		e.setAdopted(p)
 		if ctx.Err() == nil { // else this gateway ends or hands over, and the next one replaces the Envoy
-			e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
+			e.log.Error("running Envoy kept, because another one cannot be started", zap.Int("pid", p.PID()),
 				zap.String("difference", reason), zap.Error(err))
 		}
 		return true
 	}
-	e.log.Warn("running envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),
+	e.log.Warn("running Envoy replaced", zap.Int("pid", p.PID()), zap.String("reason", reason),
 		zap.Duration("timeout", e.cfg.PredecessorTimeout()))
 	return false
 }
@@ -304,7 +304,7 @@ func (e *Envoy) keep(why error) bool {
 	}
 	e.setAdopted(p)
 	e.updateStatus(func(s *Status) { s.Version = p.Record().Meta[metaVersion] })
-	e.log.Error("running envoy kept, because another one cannot be started", zap.Int("pid", p.PID()), zap.Error(why))
+	e.log.Error("running Envoy kept, because another one cannot be started", zap.Int("pid", p.PID()), zap.Error(why))
 	return true
 }
 

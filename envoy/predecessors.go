@@ -232,7 +232,7 @@ func (e *Envoy) closeListeners(ctx context.Context, all []*process.Process) bool
 		last := open[len(open)-1]
 		done, err := e.closeListener(ctx, last)
 		if err != nil && ctx.Err() == nil {
-			e.log.Warn("connections not steered to the new envoy, some may have been reset", zap.Error(err))
+			e.log.Warn("connections not steered to the new Envoy, some may have been reset", zap.Error(err))
 		}
 		switch {
 		case done:
@@ -261,9 +261,9 @@ func openPredecessors(all []*process.Process) []*process.Process {
 
 // noteClosed records when a predecessor has closed its listener. Its time begins then.
 func (e *Envoy) noteClosed(p *process.Process) {
-	e.log.Info("replaced envoy accepts no more connections", zap.Int("pid", p.PID()))
+	e.log.Info("replaced Envoy accepts no more connections", zap.Int("pid", p.PID()))
 	if err := p.SetMeta(metaClosed, timeText(time.Now())); err != nil && !hasEnded(p) {
-		e.log.Warn("record of a replaced envoy not written", zap.Int("pid", p.PID()), zap.Error(err))
+		e.log.Warn("record of a replaced Envoy not written", zap.Int("pid", p.PID()), zap.Error(err))
 	}
 }
 
@@ -282,13 +282,13 @@ func (e *Envoy) endSilent(ctx context.Context, p *process.Process) {
 	if _, err := adminOf(p.Record()).ServerState(ctx); err == nil || ctx.Err() != nil {
 		return
 	}
-	e.log.Error("hung envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
+	e.log.Error("hung Envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
 	if err := p.Stop(ctx, stopGrace); err != nil {
-		e.log.Error("hung envoy not ended, trying again", zap.Error(err))
+		e.log.Error("hung Envoy not ended, trying again", zap.Error(err))
 		return
 	}
 	if _, err := e.steer(ctx); err != nil && !errors.Is(err, connections.ErrNoOlder) {
-		e.log.Warn("connections not steered to the new envoy", zap.Error(err))
+		e.log.Warn("connections not steered to the new Envoy", zap.Error(err))
 	}
 }
 
@@ -394,13 +394,13 @@ func (e *Envoy) drainPredecessor(ctx context.Context, p *process.Process, closed
 		return
 	}
 	if left > 0 {
-		e.log.Warn("replaced envoy ended with requests", zap.Int("pid", p.PID()), zap.Int("requests", left))
+		e.log.Warn("replaced Envoy ended with requests", zap.Int("pid", p.PID()), zap.Int("requests", left))
 	}
 	if err := p.Stop(ctx, stopGrace); err != nil {
-		e.log.Error("replaced envoy not ended", zap.Int("pid", p.PID()), zap.Error(err))
+		e.log.Error("replaced Envoy not ended", zap.Int("pid", p.PID()), zap.Error(err))
 		return
 	}
-	e.log.Info("replaced envoy ended", zap.Int("pid", p.PID()))
+	e.log.Info("replaced Envoy ended", zap.Int("pid", p.PID()))
 }
 
 // whileRunning returns a context that ends with ctx and with the process.

@@ -116,7 +116,7 @@ func TestReplacedEnvoyCarriesItsStreams(t *testing.T) {
 		}
 		return nil
 	})
-	if n := b.logs.FilterMessage("running envoy replaced").Len(); n != 1 {
+	if n := b.logs.FilterMessage("running Envoy replaced").Len(); n != 1 {
 		t.Errorf("it was logged %d times", n)
 	}
 }
@@ -301,7 +301,7 @@ func TestPredecessorThatHangs(t *testing.T) {
 	for range 50 {
 		expectAnswer(t, url)
 	}
-	if b.logs.FilterMessage("hung envoy ended").FilterField(zap.Int("pid", old)).Len() == 0 {
+	if b.logs.FilterMessage("hung Envoy ended").FilterField(zap.Int("pid", old)).Len() == 0 {
 		t.Error("it was not logged")
 	}
 }
@@ -322,7 +322,7 @@ func TestPredecessorHasItsTime(t *testing.T) {
 	if _, err := io.ReadAll(running); err == nil {
 		t.Error("a cut stream ended cleanly")
 	}
-	if n := b.logs.FilterMessage("replaced envoy ended with requests").FilterField(zap.Int("requests", 1)).Len(); n != 1 {
+	if n := b.logs.FilterMessage("replaced Envoy ended with requests").FilterField(zap.Int("requests", 1)).Len(); n != 1 {
 		t.Errorf("%d lines of the log say that a request was cut", n)
 	}
 }

@@ -74,9 +74,9 @@ func (e *Envoy) probe(ctx context.Context) error {
 
 // endHung ends an Envoy that hangs. supervise starts another one.
 func (e *Envoy) endHung(ctx context.Context, p *process.Process) {
-	e.log.Error("hung envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
+	e.log.Error("hung Envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
 	if err := p.Stop(ctx, stopGrace); err != nil {
-		e.log.Error("hung envoy not ended, trying again", zap.Error(err))
+		e.log.Error("hung Envoy not ended, trying again", zap.Error(err))
 	}
 }
 

@@ -116,7 +116,7 @@ func TestX13_StoppedEnvoyIsReplaced(t *testing.T) {
 		}
 		return nil
 	})
-	if b.logs.FilterMessage("hung envoy ended").Len() == 0 {
+	if b.logs.FilterMessage("hung Envoy ended").Len() == 0 {
 		t.Error("the end of the hung Envoy was not logged")
 	}
 	if runs(pid) {
@@ -182,7 +182,7 @@ func TestX5_EnvoyIsAdoptedWithoutWriting(t *testing.T) {
 	if s := third.Status(); s.PID != pid || !s.Adopted {
 		t.Errorf("status %+v, want the Envoy %d although it differs", s, pid)
 	}
-	if b.logs.FilterMessageSnippet("running envoy kept").Len() != 1 {
+	if b.logs.FilterMessageSnippet("running Envoy kept").Len() != 1 {
 		t.Error("the log does not say why the Envoy was kept")
 	}
 	back()

@@ -75,7 +75,7 @@ func engineRoute(c Config) *route.Route {
 // setResponse has a route to engines say in the response who has answered, and remove what only the
 // gateway may say.
 func setResponse(r *route.Route, c Config) {
-	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, setHeader(headers.Source, headers.SourceEngine))
+	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, setHeader(headers.Source, headers.SourceEngine), engineRetryAfter())
 	// The list of all routes is applied after this route has added its own.
 	r.ResponseHeadersToRemove = headers.RateLimits()
 	if c.HideReplica {
@@ -84,6 +84,14 @@ func setResponse(r *route.Route, c Config) {
 		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd,
 			setHeader(headers.Replica, "%UPSTREAM_METADATA("+headers.Metadata+":replica)%"))
 	}
+}
+
+// engineRetryAfter says when a client may repeat a request whose engine has answered with an error
+// that may be repeated, but does not say when. Envoy leaves the header out if its value is empty.
+func engineRetryAfter() *core.HeaderValueOption {
+	h := setHeader("retry-after", `%CEL(response.code in [429, 502, 503, 504] ? "`+retryAfter+`" : "")%`)
+	h.AppendAction = core.HeaderValueOption_ADD_IF_ABSENT
+	return h
 }
 
 // makeStreamRoute makes sure that no proxy on the way buffers or compresses the stream.

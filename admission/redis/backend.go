@@ -36,7 +36,7 @@ func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 			r.File, err = parseValues(list[i+2])
 		}
 		if err != nil {
-			s.cfg.Log.Error("limits of run time damaged in redis, those of the file hold", zap.String("of", key), zap.Error(err))
+			s.cfg.Log.Error("limits of run time damaged in Redis, those of the file hold", zap.String("of", key), zap.Error(err))
 			continue
 		}
 		records[key] = r

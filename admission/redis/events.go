@@ -37,7 +37,7 @@ func (s *Store) listen(ctx context.Context, refused bool) bool {
 		received, err := subscription.ReceiveTimeout(ctx, silence)
 		var answer client.Error
 		if errors.As(err, &answer) && !refused {
-			s.cfg.Log.Error("redis refuses a subscription, what other gateways free or end is noticed late", zap.Error(err))
+			s.cfg.Log.Error("Redis refuses a subscription, what other gateways free or end is noticed late", zap.Error(err))
 		}
 		if err != nil {
 			return answer != nil

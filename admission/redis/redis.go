@@ -281,7 +281,7 @@ func (s *Store) markUnavailable(err error) {
 	s.calls = nil
 	s.mu.Unlock()
 	if was || first {
-		s.cfg.Log.Warn("redis lost, limits divided by the number of gateways", zap.Error(err))
+		s.cfg.Log.Warn("Redis lost, limits divided by the number of gateways", zap.Error(err))
 	}
 	for _, c := range calls {
 		c.finish(admission.Unavailable)

@@ -35,7 +35,7 @@ func TestRightsOfAUser(t *testing.T) {
 	}
 	runStore(t, s)
 	eventually(t, "it has tried several times", func() bool { return s.Status().Errors > 5 })
-	if logs.FilterMessageSnippet("redis connected").Len() > 0 || Remedy(s.Status().LastError) == "" {
+	if logs.FilterMessageSnippet("Redis connected").Len() > 0 || Remedy(s.Status().LastError) == "" {
 		t.Errorf("%+v, %v", s.Status(), logs.All())
 	}
 	rights("+publish")

@@ -257,7 +257,7 @@ func (s *Store) startSharing() {
 	gateways, subscriber := s.status.Gateways, s.subscriber
 	waiting := slices.Collect(maps.Keys(s.served))
 	s.mu.Unlock()
-	s.cfg.Log.Info("redis connected, limits shared by all gateways", zap.Int("gateways", gateways))
+	s.cfg.Log.Info("Redis connected, limits shared by all gateways", zap.Int("gateways", gateways))
 	if subscriber == nil {
 		return
 	}
@@ -285,7 +285,7 @@ func (s *Store) disconnect() {
 		_ = s.redis.ZRem(ctx, s.prefix+"gateways", s.cfg.Gateway).Err()
 	}
 	if err := s.redis.Close(); err != nil {
-		s.cfg.Log.Warn("redis connection not closed cleanly", zap.Error(err))
+		s.cfg.Log.Warn("Redis connection not closed cleanly", zap.Error(err))
 	}
 }
 

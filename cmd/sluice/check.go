@@ -34,12 +34,13 @@ func newCheckCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "a configuration file (default: ./"+foundFile+")")
+	addAddressFlags(c)
 	return c
 }
 
 // checkFile prints the faults of one file, or that it has none.
 func checkFile(cmd *cobra.Command, file string) error {
-	c, err := config.Load(file)
+	c, err := config.LoadWithFields(file, addresses(cmd))
 	var faults config.Faults
 	if err == nil {
 		faults = c.CheckKubernetes(kubernetes.Check)

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 // The command check renders the Kubernetes template of an engine. Faults of the template are thus
@@ -62,6 +65,49 @@ func TestO8_CheckTakesFiles(t *testing.T) {
 		c.SetErr(out)
 		if err := c.Execute(); (err == nil) != test.ok || !strings.Contains(out.String(), test.want) {
 			t.Errorf("check %v: %v, %s", test.args, err, out)
+		}
+	}
+}
+
+// The commands check and doctor look at a file as serve would run it, with the same addresses in
+// the place of those of the file.
+func TestO8_AddressesOfServe(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "sluice.yaml")
+	text := "listen: nowhere\nadmin: 0.0.0.0:9090\npeers: nowhere\nredis: redis://127.0.0.1:1\nstate_dir: " + t.TempDir() + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fields, flags := []string{"listen", "admin", "peers"}, []string{"-c", file}
+	for _, field := range fields {
+		inUse, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer inUse.Close()
+		flags = append(flags, "--"+field, inUse.Addr().String())
+	}
+	run := func(c *cobra.Command, flags []string) (string, error) {
+		out := new(bytes.Buffer)
+		c.SetArgs(flags)
+		c.SetOut(out)
+		c.SetErr(out)
+		err := c.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	out, err := run(newCheckCommand(), flags[:2])
+	for _, field := range fields {
+		if err == nil || !strings.Contains(out, ": "+field+": ") {
+			t.Errorf("check of the file alone: %v, %s, want a fault of %s", err, out, field)
+		}
+	}
+	if out, err := run(newCheckCommand(), flags); err != nil {
+		t.Errorf("check with the addresses of serve: %v, %s", err, out)
+	}
+	out, err = run(newDoctorCommand(), flags)
+	for _, field := range fields {
+		if err == nil || !strings.Contains(out, "fault    "+field+": 127.0.0.1:") {
+			t.Errorf("doctor with addresses that are in use: %v, %s, want a fault of %s", err, out, field)
 		}
 	}
 }

@@ -45,7 +45,7 @@ a gateway runs with the file, its own ports are in use, and doctor says so.`,
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
 	c.Flags().StringVar(&binary, "envoy", "", "the Envoy binary, as for up")
-	addListenFlag(c)
+	addAddressFlags(c)
 	return c
 }
 

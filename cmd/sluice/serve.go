@@ -129,6 +129,14 @@ func addPeersFlag(c *cobra.Command) {
 	c.Flags().String("peers", "", "address at which the other gateways reach this one, in the place of peers in the file")
 }
 
+// addAddressFlags adds all flags that addresses reads. The commands that look at a file before
+// serve have the same ones.
+func addAddressFlags(c *cobra.Command) {
+	addListenFlag(c)
+	c.Flags().String("admin", "", "address of the operator's page, in the place of admin in the file")
+	addPeersFlag(c)
+}
+
 func newServeCommand(g *globals) *cobra.Command {
 	var file string
 	var force bool
@@ -152,9 +160,7 @@ func newServeCommand(g *globals) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVarP(&file, "config", "c", "", "the configuration file (default: ./"+foundFile+")")
-	addListenFlag(c)
-	f.String("admin", "", "address of the operator's page, in the place of admin in the file")
-	addPeersFlag(c)
+	addAddressFlags(c)
 	addForceFlag(c, &force)
 	return c
 }

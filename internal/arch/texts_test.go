@@ -131,3 +131,34 @@ func TestH11_TheMapIsShort(t *testing.T) {
 		t.Errorf("ARCHITECTURE.md has %d words, more than %d", n, most)
 	}
 }
+
+// logMessage matches the message of a log line. nameOfProgram is the name of a program in it, as a
+// command or a field would write the name.
+var (
+	logMessage    = regexp.MustCompile(`\.(?:Debug|Info|Warn|Error)\("([^"]*)"`)
+	nameOfProgram = regexp.MustCompile(`\b(?:envoy|redis)\b`)
+)
+
+// TestLogsWriteNamesOneWay: messages of the log write Envoy and Redis as names.
+func TestLogsWriteNamesOneWay(t *testing.T) {
+	root, paths := gitFiles(t)
+	found := 0
+	for _, path := range paths {
+		if filepath.Ext(path) != ".go" {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range logMessage.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if nameOfProgram.MatchString(m[1]) {
+				t.Errorf("%s logs %q: write Envoy and Redis", path, m[1])
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("only %d messages were found", found)
+	}
+}

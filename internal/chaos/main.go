@@ -47,7 +47,7 @@ func main() {
 	flag.IntVar(&o.streams, "streams", 300, "live streams: a third native, a third managed, a third resumable")
 	flag.IntVar(&o.rate, "rate", 40, "small requests per second")
 	flag.DurationVar(&o.hold, "hold", 10*time.Second, "duration of a fault that ends by itself")
-	flag.StringVar(&o.only, "only", "", "names of the faults to run, separated by commas; empty: all")
+	flag.StringVar(&o.only, "only", "", "faults to run, separated by commas ("+strings.Join(faultNames(), ", ")+"); empty: all")
 	flag.StringVar(&o.out, "out", "", "file for the table (a soak writes its plot there)")
 	flag.DurationVar(&o.soak, "soak", 0, "run mixed traffic without faults for that long instead, and plot the resources")
 	flag.BoolVar(&o.keep, "keep", false, "keep the files of each world")
@@ -110,10 +110,18 @@ func choose(only string) ([]fault, error) {
 	}
 	for _, name := range wanted {
 		if !slices.ContainsFunc(faults, func(f fault) bool { return f.name == name }) {
-			return nil, fmt.Errorf("-only: no fault is called %q; internal/chaos/faults.go has the names", name)
+			return nil, fmt.Errorf("-only: no fault is called %q: use those of %v", name, faultNames())
 		}
 	}
 	return chosen, nil
+}
+
+func faultNames() []string {
+	var names []string
+	for _, f := range faults {
+		names = append(names, f.name)
+	}
+	return names
 }
 
 // runFault makes a world, puts it under load, brings the fault about, and waits until all is as

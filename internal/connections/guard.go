@@ -285,7 +285,7 @@ func (g *Guard) writePressure(s Status, acting bool) {
 		return
 	}
 	if err := replaceFile(g.PressureFile, text); err != nil {
-		g.Log.Error("envoy was not told how many connections are in use", zap.Error(err))
+		g.Log.Error("Envoy was not told how many connections are in use", zap.Error(err))
 		return
 	}
 	g.written = text

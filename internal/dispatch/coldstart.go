@@ -15,6 +15,9 @@ var errKeepsFailing = errors.New("dispatch: the replicas keep failing to start")
 const (
 	// maxFailedStarts is how many failed starts in a row clients wait through. One may be chance.
 	maxFailedStarts = 2
+	// maxOutage is how long requests wait for servers of upstreams of which none can be reached. A
+	// server that restarts is mostly back sooner.
+	maxOutage = 30 * time.Second
 	// unknownStart is how long a start is taken to last before any has been seen.
 	unknownStart = 5 * time.Second
 	// maxNextLook bounds the time until the next look at a start that takes longer than usual.
@@ -42,8 +45,9 @@ func failingReplica(m *engines.ModelSnapshot) *engines.Replica {
 }
 
 // refuseCold refuses a request at once if no replica is ready and it is not to wait for one. It
-// does not wait if the replicas keep failing to start, or because of NoWait. The scaler learns of
-// the request, so the start begins or goes on. It returns nil for every other request.
+// does not wait if the replicas keep failing to start, if no server of upstreams has been reached
+// for maxOutage, or because of NoWait. The scaler learns of the request, so the start begins or
+// goes on. It returns nil for every other request.
 func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 	if !c.refusesCold() {
 		return nil
@@ -56,6 +60,9 @@ func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 	if fault := c.keepsFailing(c.title(), now); fault != nil {
 		return fault
 	}
+	if !c.any(func(t *modelRoute) bool { return !t.down() }) {
+		return openai.Errorf(openai.CodeNoReplica, "No server of %s can be reached.", c.name())
+	}
 	return &openai.Error{Code: openai.CodeColdStartTimeout, RetryAfter: c.startsIn(now),
 		Message: "No replica of " + c.name() + " is ready. One is being started."}
 }
@@ -67,7 +74,28 @@ func (c choice) refusesCold() bool {
 
 // refusesCold reports whether requests for the model are refused at once now.
 func (t *modelRoute) refusesCold() bool {
-	return len(t.replicas) == 0 && (t.failing != nil || t.cold() && t.policy.ColdStart == NoWait)
+	return len(t.replicas) == 0 && (t.failing != nil || t.down() || t.cold() && t.policy.ColdStart == NoWait)
+}
+
+// down reports whether no server of upstreams has been reached for maxOutage.
+func (t *modelRoute) down() bool {
+	return !t.downSince.IsZero() && time.Since(t.downSince) >= maxOutage
+}
+
+// downSince returns when the last server failed, if all replicas of the model are servers of
+// upstreams that have failed. Otherwise it returns the zero time.
+func downSince(m *engines.ModelSnapshot) time.Time {
+	var since time.Time
+	for i := range m.Replicas {
+		r := &m.Replicas[i]
+		if m.Launcher != engines.Upstream || r.State != engines.Failed {
+			return time.Time{}
+		}
+		if r.Since.After(since) {
+			since = r.Since
+		}
+	}
+	return since
 }
 
 // keepsFailing returns the error of a model or pool whose replicas all keep failing to start. It

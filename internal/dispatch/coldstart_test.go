@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -120,6 +121,48 @@ func TestU9_ACrashLoop(t *testing.T) {
 			t.Errorf("with a replica that may still start well: %v %v, want it to wait", r, fault)
 		} else {
 			pending.Cancel()
+		}
+	})
+}
+
+// TestR9_ServersThatAreDown: requests wait for a server of upstreams that has just failed. When
+// none has been reached for a while, they are answered at once. A pool has its other models.
+func TestR9_ServersThatAreDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{Limits: admission.Limits{QueueTimeout: time.Minute}})
+		set := func(name string, state engines.State) {
+			r := engines.Replica{ID: name, Model: name, Launcher: engines.Upstream, State: state, Since: time.Now(), Address: netip.MustParseAddrPort("127.0.0.1:9000")}
+			s.fleet.Set(name, engines.Part{Models: []engines.Model{{Name: name, Launcher: engines.Upstream}}, Replicas: []engines.Replica{r}})
+			s.acknowledge(name, r)
+		}
+		took := func(model string) (time.Duration, *openai.Error) {
+			began := time.Now()
+			ticket, fault := s.Dispatch(t.Context(), newRequest(model, "k"))
+			if fault == nil {
+				ticket.Release()
+			}
+			return time.Since(began), fault
+		}
+		set("m", engines.Failed)
+		set("other", engines.Failed)
+		s.SetRules(Rules{Default: Policy{Limits: admission.Limits{QueueTimeout: time.Minute}}, Pools: map[string][]string{"p": {"m", "other"}}, FirstPool: "p"})
+		if wait, fault := took("m"); fault == nil || fault.Code != openai.CodeNoReplica || wait != time.Minute {
+			t.Errorf("of a server that has just failed: %v after %v, want no_replica after a minute", fault, wait)
+		}
+		for _, name := range []string{"m", "p"} {
+			if wait, fault := took(name); fault == nil || fault.Code != openai.CodeNoReplica || wait != 0 {
+				t.Errorf("of %s, whose servers have been down for a minute: %v after %v, want no_replica at once", name, fault, wait)
+			}
+		}
+		for _, state := range []engines.State{engines.Failed, engines.Starting} {
+			set("other", state)
+			if wait, fault := took("p"); fault == nil || wait < time.Minute {
+				t.Errorf("of a pool with a server that is %s since now: %v after %v, want a minute or more", state, fault, wait)
+			}
+		}
+		set("m", engines.Ready)
+		if wait, fault := took("m"); fault != nil || wait != 0 {
+			t.Errorf("of a server that is back: %v after %v", fault, wait)
 		}
 	})
 }

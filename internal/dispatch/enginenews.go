@@ -35,10 +35,7 @@ func (l *estimator) applyNewsLocked(replica string, n *EngineNews) {
 
 // sameEngine reports whether nothing has changed that is part of a route. before may be nil.
 func (n *EngineNews) sameEngine(before *EngineNews) bool {
-	if before == nil {
-		before = &EngineNews{}
-	}
-	return n.Engine == before.Engine && n.Slots == before.Slots && n.UsualSlots == before.UsualSlots
+	return before != nil && n.Engine == before.Engine && n.Slots == before.Slots && n.UsualSlots == before.UsualSlots
 }
 
 // takeEarlyNewsLocked gives a new counter the news that came before it. Dispatcher.mu is held.

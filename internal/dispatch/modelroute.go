@@ -28,7 +28,7 @@ type modelRoute struct {
 	joined bool
 	// closeDelimited says that one of the replicas ends responses by closing their connections.
 	closeDelimited bool
-	// refusesAsFailure says that engines.RefusesAsFailure holds for the engine of a replica.
+	// refusesAsFailure says that mayRefuseAsFailure holds for a replica.
 	refusesAsFailure bool
 	// mixed says that the replicas are in several clusters of Envoy.
 	mixed     bool
@@ -41,6 +41,8 @@ type modelRoute struct {
 	// failing is a replica that keeps failing to start. It is nil unless the model has no pickable
 	// replica and none that may still start well.
 	failing *engines.Replica
+	// downSince is when the last server of upstreams failed. It is zero unless all have failed.
+	downSince time.Time
 	// elastic says that the launcher starts one more replica when requests wait.
 	elastic bool
 	// warming says that some replica may be in its slow start. All are warm at warmAt. The first
@@ -142,13 +144,12 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 		ids[i] = r.ID
 		t.replicas = append(t.replicas, d.replicaLocked(t.policy, t.estimator, m, r, now))
 		t.closeDelimited = t.closeDelimited || t.replicas[i].closeDelimited
-		news := t.replicas[i].news.Load()
-		t.refusesAsFailure = t.refusesAsFailure || news != nil && engines.RefusesAsFailure(news.Engine)
+		t.refusesAsFailure = t.refusesAsFailure || mayRefuseAsFailure(r, t.replicas[i].news.Load())
 		t.mixed = t.mixed || t.replicas[i].cluster != t.replicas[0].cluster
 	}
 	t.elastic = m.MaxReplicas > len(known)+failed // a failed replica occupies its slot of MaxReplicas
 	t.mayServe = t.mayServe || m.Desired > 0 || t.elastic
-	t.failing = failingReplica(m)
+	t.failing, t.downSince = failingReplica(m), downSince(m)
 	t.estimator.learnLoadTime(m)
 	t.estimator.dropSlotsLocked(m)
 	t.startWarming(now)
@@ -158,6 +159,15 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 		t.ring = ringhash.New(ids, t.policy.VirtualNodes)
 	}
 	return t
+}
+
+// mayRefuseAsFailure reports whether engines.RefusesAsFailure holds for the engine of a replica. It
+// may hold for a server of upstreams that has not been asked yet.
+func mayRefuseAsFailure(r *engines.Replica, news *EngineNews) bool {
+	if news == nil {
+		return r.Launcher == engines.Upstream
+	}
+	return engines.RefusesAsFailure(news.Engine)
 }
 
 // routableLocked reports whether Envoy knows the replica in its cluster and at its address.

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -136,6 +137,18 @@ func TestX6_EngineThatRefusesAsFailure(t *testing.T) {
 				t.Errorf("%v at %q: way %d, want %d", e, c.engine, got.way, want)
 			}
 		}
+	}
+	long := newRequest("u", "k")
+	long.Endpoint = openai.Embeddings
+	server := launched("u")
+	server[0].Launcher = engines.Upstream
+	s.put("u", server...)
+	if got := s.way(long); got.way != managed {
+		t.Errorf("a server that has not been asked yet: way %d, want %d", got.way, managed)
+	}
+	s.SetEngineNews("u", EngineNews{})
+	if got := s.way(long); got.way != native {
+		t.Errorf("a server that is of no known engine: way %d, want %d", got.way, native)
 	}
 }
 

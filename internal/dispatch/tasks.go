@@ -201,15 +201,36 @@ func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice
 
 // claimTask claims the task for one request at a time, so that the requests of one admission do not
 // run in parallel. The returned function releases the claim and calls release. If another request
-// has the claim, claimTask calls release and returns false.
+// has the claim, claimTask calls release and returns false. While a request has the claim, its
+// caller is alive, so the task is renewed.
 func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	end, ok := d.ids.claim(r.Tenant, "task\x00"+r.Task)
 	if !ok {
 		release()
 		return nil, false
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(d.renewalPause(), func() { d.keepTask(ctx, r.Tenant, r.Task) })
 	return func() {
+		timer.Stop()
+		cancel()
 		end()
 		release()
 	}, true
 }
+
+// keepTask renews a task again and again, until ctx ends or the task is over.
+func (d *Dispatcher) keepTask(ctx context.Context, tenant, id string) {
+	for ctx.Err() == nil {
+		if _, ok, fault := d.Renew(ctx, tenant, id); !ok && fault == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(d.renewalPause()):
+		}
+	}
+}
+
+// renewalPause is the time between two renewals of a task that is kept. The second may fail.
+func (d *Dispatcher) renewalPause() time.Duration { return d.table.Load().taskLease / 3 }

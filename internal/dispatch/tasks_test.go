@@ -163,6 +163,55 @@ func TestARequestOfATaskIsNotAdmittedAgain(t *testing.T) {
 	})
 }
 
+// TestW6_ATaskLastsAsLongAsItsRequest: nobody renews a task whose request waits and runs for much
+// longer than its lease. It is there when the caller completes it, and not beyond its lifetime.
+func TestW6_ATaskLastsAsLongAsItsRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{MaxPerReplica: 1})
+		s.put("m", replicas("a")...)
+		s.SetRules(Rules{TaskLease: time.Minute, TaskLifetime: time.Hour, Default: Policy{MaxPerReplica: 1, Limits: admission.Limits{QueueTimeout: time.Hour}}})
+		ask := func(task string) <-chan *Ticket {
+			got := make(chan *Ticket, 1)
+			go func() {
+				ticket, fault := s.Dispatch(t.Context(), sized(task, 4))
+				if fault != nil {
+					t.Error(fault)
+				}
+				got <- ticket
+			}()
+			synctest.Wait()
+			return got
+		}
+		before := s.must(t, newRequest("m", "k"))
+		task := s.schedule(t, 10)
+		waits := ask(task)
+		time.Sleep(10 * time.Minute)
+		before.Release()
+		running := <-waits
+		time.Sleep(10 * time.Minute)
+		running.Release()
+		time.Sleep(30 * time.Second)
+		if ok, fault := s.Complete(t.Context(), "t", task, 2000); !ok || fault != nil {
+			t.Errorf("complete after the request: %v, %v", ok, fault)
+		}
+
+		endless := s.schedule(t, 10)
+		running = <-ask(endless)
+		time.Sleep(time.Hour)
+		if _, ok, _ := s.Renew(t.Context(), "t", endless); ok {
+			t.Error("a task lasts longer than its lifetime")
+		}
+		running.Release()
+
+		left := s.schedule(t, 10)
+		(<-ask(left)).Release()
+		time.Sleep(time.Minute)
+		if _, ok, _ := s.Renew(t.Context(), "t", left); ok {
+			t.Error("a task without a request was renewed")
+		}
+	})
+}
+
 func TestPrefillIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{MaxPrefillPerReplica: 1})

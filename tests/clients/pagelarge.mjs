@@ -61,7 +61,6 @@ async function checkStarting(page) {
   await visit(page, 'Overview');
   await page.locator('.chart canvas').first().waitFor({ timeout });
   expect((await page.locator('.chart-box').first().getAttribute('aria-label')).includes('now, at most'), 'a screen reader is not told what a chart shows');
-  await tellCost(page);
   await page.locator('.attention').waitFor({ state: 'hidden', timeout })
     .catch(() => { throw new Error('a model that starts, or a condition that was cured, needs attention'); });
 }
@@ -96,20 +95,9 @@ async function checkIdle(page) {
   await page.unroute('**/api/v1/history?*');
 }
 
-/** tellCost prints how much of a core the page takes while everything changes. */
-async function tellCost(page) {
-  const devtools = await page.context().newCDPSession(page);
-  await devtools.send('Performance.enable');
-  const busy = async () => (await devtools.send('Performance.getMetrics')).metrics.find((m) => m.name === 'TaskDuration').value;
-  const [before, began] = [await busy(), Date.now()];
-  await page.waitForTimeout(5000);
-  console.log(`the page took ${Math.round((100_000 * (await busy() - before)) / (Date.now() - began))} % of a core at ${await page.title()}`);
-}
-
 async function checkRequests(page) {
   await visit(page, 'Requests');
   await rows(page, 10_000);
-  await tellCost(page);
   // While the table grows and changes, the row that is read stays where it is.
   const scroller = page.locator('#view .scroll');
   await scroller.evaluate((s) => s.scrollTo(0, 200_000));

@@ -220,11 +220,17 @@ static bool is_framing(span name, span value) {
   return equal(name, SPAN("content-length")) || equal(name, SPAN("transfer-encoding"));
 }
 
+/* is_temporary reports whether a status is that of an error that the client may repeat. */
+static bool is_temporary(span status) {
+  return equal(status, SPAN("429")) || equal(status, SPAN("502")) || equal(status, SPAN("503")) || equal(status, SPAN("504"));
+}
+
 /* response_head is what the headers of a response say: framed, that it has a length or is chunked,
- * or has no body. refused says why the client must not get the response, in the words of its
- * details. It is empty for others. */
+ * or has no body. temporary is an error that the client may repeat, and says_when that the response
+ * says when. refused says why the client must not get the response, in the words of its details. It
+ * is empty for others. */
 typedef struct {
-  bool framed;
+  bool framed, temporary, says_when;
   span refused;
 } response_head;
 
@@ -248,14 +254,17 @@ static response_head read_headers(request *r) {
   size_t n = CALL(http_get_headers_size)(r->envoy, RESPONSE_HEADERS);
   pair few[64], *h = n <= 64 ? few : allocate(n * sizeof *h);
   header_set found = 0;
-  response_head head = {false, SPAN("")};
+  response_head head = {.refused = SPAN("")};
   if (n == 0 || !CALL(http_get_headers)(r->envoy, RESPONSE_HEADERS, h)) n = 0;
   for (size_t i = 0; i < n; i++) {
     span name = {h[i].key, h[i].key_n};
     if (!(r->relayed || r->local) || !is_gateways(name)) found |= headers_find(&r->gate->response, name);
     span value = {h[i].value, h[i].value_n};
     head.framed = head.framed || is_framing(name, value);
-    if (equal(name, SPAN(":status"))) head.refused = refusal_of(value);
+    head.says_when = head.says_when || equal(name, SPAN("retry-after"));
+    if (!equal(name, SPAN(":status"))) continue;
+    head.refused = refusal_of(value);
+    head.temporary = is_temporary(value);
   }
   if (h != few) free(h);
   if (r->state == DECIDED) headers_remove(&r->gate->response, found, r->envoy, RESPONSE_HEADERS);
@@ -358,11 +367,13 @@ static int refuse(request *r, span details) {
 
 /* set_headers gives the response what the gateway tells the client of it. The relay does most of
  * that itself. */
-static void set_headers(request *r) {
+static void set_headers(request *r, response_head head) {
   set_values(r);
   if (r->relayed) return;
   name_source(r);
   if (r->streamed) mark_stream(r->envoy);
+  if (head.temporary && !head.says_when && !r->local)
+    CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, SPAN("retry-after"), SPAN("1"));
   /* The log of attempts need not find out whether the response has a length. No replica sees this
    * header any more. */
   CALL(http_add_header)(r->envoy, REQUEST_HEADERS, SPAN("x-sluice-framing"), SPAN("told"));
@@ -374,7 +385,7 @@ HOOK(int, http_filter_response_headers)(void *envoy, void *filter, bool end) {
   r->responding = true;
   if (head.refused.n && r->state == DECIDED) return refuse(r, head.refused);
   r->unframed = !head.framed && !end;
-  if (r->state == DECIDED) set_headers(r);
+  if (r->state == DECIDED) set_headers(r, head);
   if (r->reading) reading_begin(r->reading, envoy);
   if (r->reading && end) reading_end(r->reading);
   return HEADERS_CONTINUE;

@@ -100,7 +100,7 @@ func (p *Peers) Release(ctx context.Context, tenant, id string) {
 		return
 	}
 	if _, err := p.runQuick(ctx, releaseScript, []string{key}, p.cfg.ID); err != nil {
-		p.cfg.Log.Debug("claim not released in redis, it will expire", zap.Error(err))
+		p.cfg.Log.Debug("claim not released in Redis, it will expire", zap.Error(err))
 	}
 }
 
@@ -173,7 +173,7 @@ func (p *Peers) renewBatch(ctx context.Context, keys []string, ttls []any) error
 	}
 	p.mu.Unlock()
 	if lost > 0 {
-		p.cfg.Log.Warn("request ids lost to another gateway, one of the two could not reach redis", zap.Int("ids", lost))
+		p.cfg.Log.Warn("request ids lost to another gateway, one of the two could not reach Redis", zap.Int("ids", lost))
 	}
 	if len(released) > 0 {
 		_, err = p.runSlow(ctx, releaseScript, released, p.cfg.ID)

@@ -230,9 +230,9 @@ func (p *Peers) refresh(ctx context.Context) time.Duration {
 	}
 	switch {
 	case err != nil && !p.redisDown:
-		p.cfg.Log.Warn("redis did not answer, request ids hold at this gateway only", zap.Error(err))
+		p.cfg.Log.Warn("Redis did not answer, request ids hold at this gateway only", zap.Error(err))
 	case err == nil && p.redisDown:
-		p.cfg.Log.Info("redis answered again, request ids hold for all gateways")
+		p.cfg.Log.Info("Redis answered again, request ids hold for all gateways")
 	}
 	p.redisDown = err != nil
 	if p.redisDown {
@@ -267,6 +267,6 @@ func (p *Peers) removeRecord() {
 	p.transport.CloseIdleConnections()
 	_, err := p.runSlow(context.Background(), removeRecordScript, []string{p.recordKey(p.cfg.ID)}, p.sum)
 	if err != nil {
-		p.cfg.Log.Info("record of this gateway not removed from redis, it will expire", zap.Error(err))
+		p.cfg.Log.Info("record of this gateway not removed from Redis, it will expire", zap.Error(err))
 	}
 }

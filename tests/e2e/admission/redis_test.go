@@ -230,7 +230,7 @@ func TestE2E_W5_ASlowRedisIsShared(t *testing.T) {
 		}
 		return nil
 	})
-	if log := alone.LogText(); strings.Contains(log, "redis connected") {
+	if log := alone.LogText(); strings.Contains(log, "Redis connected") {
 		t.Errorf("shared although Redis is slow:\n%s", log)
 	}
 	alone.Stop()

@@ -45,7 +45,7 @@ redis:
 		}
 		return nil
 	})
-	const lost = "redis lost, limits divided by the number of gateways"
+	const lost = "Redis lost, limits divided by the number of gateways"
 	var before []int
 	for _, one := range gateways {
 		before = append(before, strings.Count(one.LogText(), lost))

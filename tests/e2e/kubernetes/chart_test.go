@@ -338,11 +338,19 @@ func TestE2E_B11_AReleaseMayHaveANumberAsItsName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	labelled := 0
 	for name, o := range readObjects(t, out) {
 		labels, _ := o["metadata"].(object)["labels"].(object)
-		if instance, found := labels["app.kubernetes.io/instance"]; found && instance != "123" {
+		instance, found := labels["app.kubernetes.io/instance"]
+		if !found {
+			continue
+		}
+		if labelled++; instance != "123" {
 			t.Errorf("%s: the label of the release is %v, a %T", name, instance, instance)
 		}
+	}
+	if labelled == 0 {
+		t.Error("no object has the label of the release")
 	}
 }
 

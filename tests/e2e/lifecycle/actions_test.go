@@ -333,8 +333,9 @@ func awaitNewProcess(g *harness.Gateway, before map[string]harness.Replica, id s
 
 // allNew returns an error while a replica is not ready with another process than before.
 func allNew(g *harness.Gateway, before map[string]harness.Replica) error {
-	for id, r := range g.Replicas() {
-		if r.State != "ready" || r.PID == before[id].PID {
+	now := g.Replicas()
+	for id, old := range before {
+		if r := now[id]; r.State != "ready" || r.PID == old.PID {
 			return fmt.Errorf("%s: %+v", id, r)
 		}
 	}

@@ -171,6 +171,9 @@ func checkLicences(t *testing.T, release, documents string) {
 	if licences != string(packaged) || strings.Contains(licences, testutil.Root()) {
 		t.Error("the archive and the package have other licences, or name folders of this machine")
 	}
+	if len(bill.Components) == 0 {
+		t.Error("the bill has no component")
+	}
 	for _, c := range bill.Components {
 		if c.Type == "library" && c.Name != "std" && !strings.Contains(licences, "\n"+c.Name+" "+c.Version+"\n") {
 			t.Errorf("the licence of %s %s is missing", c.Name, c.Version)

@@ -22,7 +22,7 @@ func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
 	t.Parallel()
 	g := startBusy(t)
 	g.Signal(syscall.SIGTERM)
-	g.AwaitLogged("envoy drains", 1)
+	g.AwaitLogged("Envoy drains", 1)
 	signalAgain(g)
 	awaitExit(g)
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -132,11 +133,11 @@ models:
 				for len(heard) > 0 {
 					<-heard
 				}
-				<-heard
+				receive(t, heard, "the other stream has a heartbeat")
 				left := beats.Load()
 				leave()
 				r.Body.Close()
-				if <-ended > left {
+				if receive(t, ended, "the engine knows that its client has left") > left {
 					late++
 				}
 				g.AwaitIdle(model)
@@ -239,4 +240,16 @@ models:
 	<-g.Exited
 	g.Launch() // for the clean-up
 	g.AwaitReady()
+}
+
+// receive returns the next value of c. It fails the test if none comes.
+func receive[T any](t *testing.T, c <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(testutil.Patience):
+		t.Fatalf("not within %v: %s", testutil.Patience, what)
+	}
+	panic("unreachable")
 }

@@ -110,6 +110,9 @@ func TestE2E_R3_EveryRequestHasTokensAndFinishReason(t *testing.T) {
 		}
 	}
 	g.Get("/api/v1/requests", &list)
+	if len(list.Requests) == 0 {
+		t.Error("no request is listed")
+	}
 	for _, r := range list.Requests {
 		l := awaitLine(g, r.ID)
 		if r.Out != *l.TokensOut || r.In != *l.TokensIn || r.Estimated != l.Estimated || r.Finish != *l.FinishReason || r.FinishEstimated != l.FinishEstimated {
