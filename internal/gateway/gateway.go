@@ -83,7 +83,7 @@ type Gateway struct {
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
 	decisions  *extproc.Server
-	filter     ownFilter
+	filter     *ownFilter
 	requests   *request.Store
 	metrics    *telemetry.Metrics
 	// requestLog is the access log; nil: it is off.
