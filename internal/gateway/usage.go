@@ -73,7 +73,7 @@ func (g *Gateway) queryUsage(ctx context.Context, q usage.Question) (usage.Answe
 func (g *Gateway) used(q *request.Summary) {
 	if q.UsedApart {
 		g.addUsed(*q)
-		g.tellUsed(*q)
+		g.succession.link.Load().Used(*q)
 	}
 	if !countsUsage(q) {
 		return
