@@ -24,7 +24,7 @@ func (g *Gateway) watchConditions() {
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.rayConditions, g.nameConditions, g.versionConditions,
 		g.edgeConditions, g.certificateConditions, g.redisCertificateConditions, g.tokenConditions,
 		g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
-		g.budgetConditions, g.usageConditions,
+		g.usage.conditions,
 	} {
 		g.conditions.AddSource(source)
 	}

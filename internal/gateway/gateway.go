@@ -41,7 +41,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/processors"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
-	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // Options are the options of New and Run.
@@ -89,9 +88,7 @@ type Gateway struct {
 	// requestLog is the access log; nil: it is off.
 	requestLog *telemetry.RequestLog
 	conditions *condition.Registry
-	// usage counts what requests have used, and prices has the prices of models.
-	usage  *usage.Ledger
-	prices atomic.Pointer[map[string]usage.Prices]
+	usage      *ledger
 	// past keeps the samples of the last 24 hours, traffic counts for the next one. events tells
 	// the clients of the admin listener.
 	past    *history.Store
@@ -225,7 +222,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	}
 	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(decide.New(decide.Config{
-		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
+		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.usage.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
 		Requests: g.requests, Log: g.log,
 	}))

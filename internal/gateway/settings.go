@@ -135,7 +135,7 @@ func (g *Gateway) configParts() []part {
 		}},
 		{"prices", func(c *config.Config) (func() error, error) {
 			prices := modelPrices(c)
-			return done(func() { g.prices.Store(&prices) }), nil
+			return done(func() { g.usage.prices.Store(&prices) }), nil
 		}},
 		{"streams", func(c *config.Config) (func() error, error) {
 			rules := streamRules(c)
