@@ -202,6 +202,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	if err := errors.Join(g.makeUsage(), g.makeAdmission()); err != nil {
 		return nil, err
 	}
+	g.carried = carry.NewServer(g.dispatcher, o.Log)
 	g.news = news.New(news.Config{Fleet: g.fleet, Tell: g.tellNews})
 	if err := g.makeLaunchers(); err != nil {
 		return nil, err
@@ -235,7 +236,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	})
 	g.watchConditions()
 	g.succession.start = g.startSuccessor
-	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
+	g.parts = g.configParts()
 	g.carried.Ended, g.carried.Used, g.carried.Retried = g.addEnded, g.addUsed, g.metrics.Retried
 	return g, nil
 }

@@ -30,7 +30,7 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Lives:      g.isHeard,
 		Used:       g.used,
 		Elsewhere:  func(q request.Summary) { g.succession.link.Load().Ended(q, false) },
-		Begun:      func(id string, begin []byte) bool { return g.carried.Begun(id, begin) },
+		Begun:      g.carried.Begun,
 		Finished: []func(request.Summary){
 			g.finished, func(q request.Summary) { g.succession.link.Load().Ended(q, true) }, g.traffic.Finished, g.events.Finished,
 			g.requestLog.Finished, g.streams.tracer.Native,

@@ -109,7 +109,7 @@ func (g *Gateway) makeRealtime() *realtime.Handler {
 
 // kin returns the other processes of this gateway together with the remote gateways.
 func (s *streams) kin(g *Gateway) *kin {
-	all := &kin{gateway: g}
+	all := &kin{log: g.log, carried: g.carried}
 	if s.peers != nil {
 		all.remote = s.peers
 	}
