@@ -193,7 +193,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), succession: succession{drainOrders: make(chan time.Duration, 1)},
 	}
 	g.accessLog.OnEntry = g.observe
-	g.settings.file = cmp.Or(o.file, o.Config)
+	g.settings.first, g.settings.file = o.Config, cmp.Or(o.file, o.Config)
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
 	g.makeHistory()
 	if err := g.makeRedis(); err != nil {
