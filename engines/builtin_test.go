@@ -65,7 +65,7 @@ func TestBuiltinCommands(t *testing.T) {
 				if faults := version.CheckVariables(task, variables); len(faults) > 0 {
 					t.Errorf("%s %s: %v", engine.Name, version.Version, words(faults))
 				}
-				fmt.Fprintf(&got, "%s %s %s, %d slots\n", engine.Name, version.Version, task, version.Slots.Count(version.Complete(task, variables)))
+				fmt.Fprintf(&got, "%s %s %s, %d slots\n", engine.Name, version.Version, task, version.SlotsOf(Launch{Task: task, Variables: variables}))
 				got.WriteString(started(t, version, launch))
 			}
 		}

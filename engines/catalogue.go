@@ -117,12 +117,12 @@ type Slots struct {
 	Usual int
 }
 
-// Count returns the number of slots of a replica with these variables. 0 means unknown.
-func (s Slots) Count(variables map[string]any) int {
-	if n, ok := positive(variables[s.Variable]); ok {
+// SlotsOf returns how many requests a replica works on at once. 0 means unknown.
+func (v Version) SlotsOf(l Launch) int {
+	if n, ok := positive(v.Complete(l.Task, l.Variables)[v.Slots.Variable]); ok {
 		return n
 	}
-	return s.Default
+	return v.Slots.Default
 }
 
 // positive returns a positive number as decoders of YAML and JSON return it, and whether it is one.

@@ -50,18 +50,18 @@ func TestFind(t *testing.T) {
 
 func TestSlotsCount(t *testing.T) {
 	t.Parallel()
-	slots := Slots{Variable: "parallel", Default: 4}
+	v := Version{Slots: Slots{Variable: "parallel", Default: 4}}
 	for _, tt := range []struct {
 		value any
 		want  int
 	}{
 		{nil, 4}, {0, 4}, {-1, 4}, {"8", 4}, {8, 8}, {int64(8), 8}, {uint64(8), 8}, {8.0, 8},
 	} {
-		if got := slots.Count(map[string]any{"parallel": tt.value}); got != tt.want {
+		if got := v.SlotsOf(Launch{Variables: map[string]any{"parallel": tt.value}}); got != tt.want {
 			t.Errorf("parallel = %v (%T): %d slots, want %d", tt.value, tt.value, got, tt.want)
 		}
 	}
-	if got := (Slots{}).Count(map[string]any{"parallel": 8}); got != 0 {
+	if got := (Version{}).SlotsOf(Launch{Variables: map[string]any{"parallel": 8}}); got != 0 {
 		t.Errorf("no slot variable: %d slots, want 0 for unknown", got)
 	}
 }

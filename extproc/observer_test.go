@@ -63,8 +63,8 @@ func prefillServer(t *testing.T) *Server {
 			{ID: "m-1", Model: "m", State: engines.Ready, Slots: 4, Address: netip.MustParseAddrPort("127.0.0.1:9001")},
 		},
 	})
-	s.Dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}),
-		Default: dispatch.Policy{MaxDuration: time.Minute, MaxPrefillPerReplica: 1}})
+	s.Dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{})})
+	s.Dispatcher.SetRules(dispatch.Rules{Default: dispatch.Policy{MaxDuration: time.Minute, MaxPrefillPerReplica: 1}})
 	s.Dispatcher.SetRoutable("model/m", map[string]netip.AddrPort{
 		"m-0": netip.MustParseAddrPort("127.0.0.1:9000"), "m-1": netip.MustParseAddrPort("127.0.0.1:9001")})
 	return s

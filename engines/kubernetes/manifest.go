@@ -146,7 +146,7 @@ func (m Model) launch() engines.Launch {
 func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
 	labels := in.labels()
 	labels[labelModel] = hashPrefix(m.Name, 16)
-	slots := strconv.Itoa(m.slots())
+	slots := strconv.Itoa(m.Version.SlotsOf(m.Launch))
 	annotations := map[string]string{annotationModel: m.Name, annotationSlots: slots, annotationPort: strconv.Itoa(enginePort)}
 	mergeInto(&d.Spec.Template.Labels, labels)
 	mergeInto(&d.Spec.Template.Annotations, annotations)
@@ -329,11 +329,6 @@ func (m Model) escapeDollars(text string) string {
 		text = strings.ReplaceAll(text, "$"+podIP, podIP)
 	}
 	return text
-}
-
-// slots returns how many requests a replica handles at once. 0 means unknown.
-func (m Model) slots() int {
-	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
 }
 
 // readiness returns the probe of a replica that has started. What tells that an engine is warm may

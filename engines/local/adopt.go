@@ -63,7 +63,7 @@ func (l *Launcher) Adopt(models []Model) {
 		}
 		if m, ok := byName[r.replica.Model]; ok {
 			r.model.Store(&m)
-			r.replica.Slots = m.slots()
+			r.replica.Slots = m.Version.SlotsOf(m.Launch)
 			r.process.SetRedactor(m.redactor())
 			probing.Go(r.probeAdopted)
 		}

@@ -145,11 +145,6 @@ func (m Model) fingerprint(address netip.Addr) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// slots returns the number of requests that a replica works on at once; 0 means unknown.
-func (m Model) slots() int {
-	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
-}
-
 func (m Model) startTimeout() time.Duration { return cmp.Or(m.StartTimeout, defaultStartTimeout) }
 func (m Model) startStall() time.Duration   { return cmp.Or(m.StartStall, defaultStartStall) }
 func (m Model) readyInterval() time.Duration {
@@ -162,6 +157,6 @@ func (m Model) healthInterval() time.Duration {
 // pending returns the replica as it is before its first start.
 func (m Model) pending(index int) engines.Replica {
 	return engines.Replica{
-		ID: ReplicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.slots(),
+		ID: ReplicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.Version.SlotsOf(m.Launch),
 	}
 }

@@ -213,7 +213,7 @@ func (r *runner) start() error {
 	if err := r.spawn(spec); err != nil {
 		return err
 	}
-	r.replica.PID, r.replica.Restarts, r.replica.Slots = r.process.PID(), r.starts, m.slots()
+	r.replica.PID, r.replica.Restarts, r.replica.Slots = r.process.PID(), r.starts, m.Version.SlotsOf(m.Launch)
 	r.replica.NextStart = time.Time{}
 	r.starts++
 	r.startedAt = time.Now()

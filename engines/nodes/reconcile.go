@@ -67,7 +67,7 @@ func (d *desiredModels) update(wanted *[]local.Model) (changed bool) {
 			}
 			d.count++
 			next.spec = d.count
-			next.slots = next.Version.Slots.Count(next.Version.Complete(next.Launch.Task, next.Launch.Variables))
+			next.slots = next.Version.SlotsOf(next.Launch)
 			if last != nil && sameSpec(last.Model, next.Model) {
 				next.spec = last.spec
 			}

@@ -106,11 +106,6 @@ func (m Model) spec() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// slots returns the number of requests that a replica works on at once; 0 means unknown.
-func (m Model) slots() int {
-	return m.Version.Slots.Count(m.Version.Complete(m.Launch.Task, m.Launch.Variables))
-}
-
 // redactor returns what hides the model's secrets in the lines of its replicas.
 func (m Model) redactor() *redact.Redactor { return redact.ForEnvironment(m.Env, nil) }
 

@@ -221,7 +221,7 @@ func (l *Launcher) beginLocked(r *replica, job string, meta metadata) {
 		r.set(engines.Pending, "waits for Ray")
 	}
 	if m, known := l.models[r.Model]; known {
-		r.Slots, r.Resources = m.slots(), engines.Resources{}
+		r.Slots, r.Resources = m.Version.SlotsOf(m.Launch), engines.Resources{}
 		if m.Resources != nil {
 			r.Resources = *m.Resources
 		}

@@ -81,7 +81,7 @@ func (e *Events) Finished(q request.Summary) {
 // Sampled tells of a new sample of the history (see history.Config).
 func (e *Events) Sampled(at time.Time, s history.Sample) {
 	if e.watching.Load() > 0 {
-		e.send(frame("sample", appendSample(nil, at, s)))
+		e.send(frame("sample", encodeSample(at, s)))
 	}
 }
 

@@ -61,7 +61,7 @@ func BenchmarkEventsSecond(b *testing.B) {
 		frame("state", first(s.update(h.present())))
 		frame("requests", encodeFinished(finished, requests-maxEventRequests))
 		if round%10 == 0 {
-			frame("sample", appendSample(nil, noon, sample))
+			frame("sample", encodeSample(noon, sample))
 		}
 	}
 }

@@ -93,25 +93,21 @@ func logQuery(r *http.Request) (loglines.Query, *openai.Error) {
 	if s := values.Get("tail"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil || n < 0 || n > maxTail {
-			return q, badParameter("tail", fmt.Sprintf("tail is %q: it must be a number from 0 to %d.", s, maxTail))
+			return q, badParam("tail", fmt.Sprintf("tail is %q: it must be a number from 0 to %d.", s, maxTail))
 		}
 		q.Tail = n
 	}
 	if s := values.Get("follow"); s != "" {
 		follow, err := strconv.ParseBool(s)
 		if err != nil {
-			return q, badParameter("follow", fmt.Sprintf("follow is %q: it must be true or false.", s))
+			return q, badParam("follow", fmt.Sprintf("follow is %q: it must be true or false.", s))
 		}
 		q.Follow = follow
 	}
 	if len(q.Search) > maxSearch {
-		return q, badParameter("search", fmt.Sprintf("search has %d bytes, more than %d.", len(q.Search), maxSearch))
+		return q, badParam("search", fmt.Sprintf("search has %d bytes, more than %d.", len(q.Search), maxSearch))
 	}
 	return q, nil
-}
-
-func badParameter(name, message string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: name, Message: message}
 }
 
 // logWriter writes a log as the body of a response.

@@ -38,7 +38,7 @@ const maxContent = 16 << 20
 func (h *handler) planReload(w http.ResponseWriter, r *http.Request, s string) {
 	dry, err := strconv.ParseBool(s)
 	if err != nil || !dry || h.PlanReload == nil {
-		writeError(w, badParameter("dry_run", "dry_run is "+strconv.Quote(s)+": it must be true, or be left out."))
+		writeError(w, badParam("dry_run", "dry_run is "+strconv.Quote(s)+": it must be true, or be left out."))
 		return
 	}
 	var body struct {

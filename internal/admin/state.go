@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"reflect"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/condition"
@@ -158,14 +159,14 @@ func (s *state) update(v present) (data []byte, ok bool) {
 		return nil, false
 	}
 	s.totals, s.encodedTotals = now, encode(now)
-	data = s.append(nil, false, s.models.changed, s.replicas.changed, s.conditions.changed)
+	data = s.object(false, s.models.changed, s.replicas.changed, s.conditions.changed)
 	data = append(data, `,"removed":`...)
 	return append(append(data, encode(gone)...), '}'), true
 }
 
 // whole returns the data of an event with the whole state.
 func (s *state) whole() []byte {
-	return append(s.append(nil, true, s.models.list(), s.replicas.list(), s.conditions.list()), '}')
+	return append(s.object(true, s.models.list(), s.replicas.list(), s.conditions.list()), '}')
 }
 
 func (o *objects) list() [][]byte {
@@ -176,12 +177,9 @@ func (o *objects) list() [][]byte {
 	return all
 }
 
-// append appends an object of JSON without its final brace.
-func (s *state) append(b []byte, whole bool, models, replicas, conditions [][]byte) []byte {
-	b = append(b, `{"whole":false`...)
-	if whole {
-		b = append(b[:0], `{"whole":true`...)
-	}
+// object returns an object of JSON without its final brace.
+func (s *state) object(whole bool, models, replicas, conditions [][]byte) []byte {
+	b := strconv.AppendBool([]byte(`{"whole":`), whole)
 	b = appendList(append(b, `,"models":`...), models)
 	b = appendList(append(b, `,"replicas":`...), replicas)
 	b = appendList(append(b, `,"conditions":`...), conditions)
@@ -211,10 +209,10 @@ func encodeFinished(all []request.Summary, dropped int) []byte {
 	}{views, dropped})
 }
 
-// appendSample appends the data of the event "sample": the names of the series, and the values of
+// encodeSample returns the data of the event "sample": the names of the series, and the values of
 // each model in their order. The name "" is the sum of all.
-func appendSample(b []byte, at time.Time, s history.Sample) []byte {
-	b = append(append(b, `{"at":`...), encode(at.UTC())...)
+func encodeSample(at time.Time, s history.Sample) []byte {
+	b := append([]byte(`{"at":`), encode(at.UTC())...)
 	b = append(append(b, `,"names":`...), encode(history.Names())...)
 	b = appendValues(append(b, `,"values":{"":`...), s.Total)
 	for name, values := range s.Models {

@@ -21,7 +21,8 @@ const (
 )
 
 // Link tells the successor what this process holds. It is the watcher of the dispatcher's tickets.
-// NewLink makes it, and Run connects it.
+// NewLink makes it, and Run connects it. Ended, Used and Retried of a nil Link tell nobody: there
+// is no successor yet.
 type Link struct {
 	// Begun is told of the first bytes of the response of a request that this process may hold. It
 	// is set before Run, and must be quick. nil: nobody is told.

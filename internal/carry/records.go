@@ -62,16 +62,27 @@ func recordsHandler(s *request.Store) http.Handler {
 // Ended tells the successor of a request that has ended. counts says that the successor is to count
 // it in its metrics, because nobody can ask this process for its own.
 func (l *Link) Ended(q request.Summary, counts bool) {
+	if l == nil {
+		return
+	}
 	l.send(message{Ended: textOf(q), Counts: counts})
 }
 
 // Used tells the successor of tokens that this process counts apart from the end of a request. The
 // successor is to count them, too.
-func (l *Link) Used(q request.Summary) { l.send(message{Used: textOf(q)}) }
+func (l *Link) Used(q request.Summary) {
+	if l == nil {
+		return
+	}
+	l.send(message{Used: textOf(q)})
+}
 
 // Retried tells the successor of an attempt that was repeated at another replica of a model, which
 // the successor is to count in its metrics.
 func (l *Link) Retried(model, tenant, reason string) {
+	if l == nil {
+		return
+	}
 	l.send(message{Retried: &retry{model, tenant, reason}})
 }
 

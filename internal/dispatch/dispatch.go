@@ -103,10 +103,6 @@ type Policy struct {
 type Config struct {
 	Fleet     *engines.Fleet
 	Admission *admission.Controller
-	// Default is the policy of discovered models.
-	Default Policy
-	// Models holds the policies of configured models, by name.
-	Models map[string]Policy
 	// Demand is called with the model when a request waits for it. It may be nil.
 	Demand func(model string)
 	// Shared says that Admission shares its state with other gateways, so that leases outlive this
@@ -148,7 +144,7 @@ func (c Config) withDefaults() Config {
 
 // Dispatcher sends requests to replicas. Make one with New and keep it up to date with Run.
 type Dispatcher struct {
-	// config never changes. Its policies are only the first ones.
+	// config never changes.
 	config Config
 	// indexes bounds the memory of all prefix indexes
 	indexes *prefix.Budget
@@ -248,13 +244,12 @@ func (r *Rules) special() bool {
 	return special
 }
 
-// New returns a Dispatcher that knows the fleet as it is now and no replica as routable.
+// New returns a Dispatcher that knows the fleet as it is now, no replica as routable, and no Rules.
 func New(c Config) *Dispatcher {
 	d := &Dispatcher{
 		config:      c.withDefaults(),
 		indexes:     prefix.NewBudget(indexBytes),
 		rates:       predict.NewModel(predict.DefaultRates),
-		rules:       Rules{Default: c.Default, Models: c.Models},
 		leaving:     map[string]Policy{},
 		dirty:       map[string]struct{}{},
 		routable:    map[string]map[string]netip.AddrPort{},

@@ -31,7 +31,9 @@ type stage struct {
 
 func newStage(policy Policy) stage {
 	fleet := engines.NewFleet()
-	return stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Default: policy}), fleet}
+	s := stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{})}), fleet}
+	s.SetRules(Rules{Default: policy})
+	return s
 }
 
 // put makes the model have these replicas, all ready, and Envoy know them. Those without an address

@@ -43,8 +43,9 @@ func startGateway(t *testing.T, server *redistest.Server, name string, servers .
 	})
 	t.Cleanup(kill)
 	fleet := engines.NewFleet()
-	g := gateway{stage{New(Config{Fleet: fleet, Shared: true, Default: Policy{Limits: admission.Limits{QueueTimeout: time.Second}},
+	g := gateway{stage{New(Config{Fleet: fleet, Shared: true,
 		Admission: admission.New(admission.Config{Shared: store, Gateway: name})}), fleet}, store, kill}
+	g.SetRules(Rules{Default: Policy{Limits: admission.Limits{QueueTimeout: time.Second}}})
 	list := replicas(servers...)
 	for i := range list {
 		list[i].Launcher, list[i].Slots = engines.Upstream, 1

@@ -355,8 +355,8 @@ func TestAModelWithoutReplicasIsAskedForOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := make(chan string, 10)
 		fleet := engines.NewFleet()
-		s := stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Demand: func(model string) { asked <- model },
-			Default: Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}}}), fleet}
+		s := stage{New(Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Demand: func(model string) { asked <- model }}), fleet}
+		s.SetRules(Rules{Default: Policy{ColdStart: time.Hour, Limits: admission.Limits{QueueTimeout: time.Second}}})
 		model := engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Local, MaxReplicas: 1}}}
 		s.fleet.Set("test-m", model)
 		s.rebuild()

@@ -54,21 +54,21 @@ func budgetsInForce(all []usage.Standing, now time.Time) []usage.Standing {
 }
 
 // budgetOf says which budgets of a caller are reached, and refuses the request if one is used up.
-func (g *Gateway) budgetOf(t *authz.Tenant) (reached string, fault *openai.Error) {
-	tenant := g.usage.Verdict(t.Name, "")
+func (l *ledger) budgetOf(t *authz.Tenant) (reached string, fault *openai.Error) {
+	tenant := l.Verdict(t.Name, "")
 	var key *usage.Verdict
 	if t.Key != "" {
-		key = g.usage.Verdict(t.Name, t.Key)
+		key = l.Verdict(t.Name, t.Key)
 	}
 	if tenant == nil && key == nil {
 		return "", nil
 	}
-	return budgetAnswer(tenant, key, g.usage.Now())
+	return budgetAnswer(tenant, key, l.Now())
 }
 
 // refuseByBudget is budgetOf for callers whose responses have no headers.
-func (g *Gateway) refuseByBudget(t *authz.Tenant) *openai.Error {
-	_, fault := g.budgetOf(t)
+func (l *ledger) refuseByBudget(t *authz.Tenant) *openai.Error {
+	_, fault := l.budgetOf(t)
 	return fault
 }
 
@@ -143,11 +143,6 @@ func budgetText(s *usage.Standing) string {
 // maxKeyConditions bounds the budgets of keys that have a condition each. Thousands of keys may
 // have used up what they may use in a day, and the metrics have few conditions.
 const maxKeyConditions = 100
-
-// budgetConditions lists the budgets of which a bound is reached.
-func (g *Gateway) budgetConditions() []condition.Condition {
-	return budgetConditions(budgetsInForce(g.usage.Reached(), time.Now()))
-}
 
 // budgetConditions lists the budgets of which a bound is reached: those of all tenants and of some
 // keys. One condition tells of the other keys.

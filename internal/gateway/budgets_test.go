@@ -49,7 +49,7 @@ func TestB3_BudgetsOfKeysThatHaveEnded(t *testing.T) {
 		g.usage.Add(usage.Subject{Tenant: tenant, Key: authz.KeyName(tenant, key)}, usage.OfRequest(1, 0, 1, true), time.Now())
 	}
 	var conditions, metrics, listed []string
-	for _, c := range g.budgetConditions() {
+	for _, c := range g.usage.conditions() {
 		conditions = append(conditions, c.Subject)
 	}
 	for _, s := range g.gauges().Spending {

@@ -54,21 +54,6 @@ func (g *Gateway) tellEnded(to *carry.Link) {
 	}
 }
 
-// tellElsewhere tells the successor, if there is one, of a request that has ended here and whose
-// log entry goes to the successor.
-func (g *Gateway) tellElsewhere(q request.Summary) {
-	if to := g.succession.link.Load(); to != nil {
-		to.Ended(q, false)
-	}
-}
-
-// tellFinished tells the successor, if there is one, of a request that has ended.
-func (g *Gateway) tellFinished(q request.Summary) {
-	if to := g.succession.link.Load(); to != nil {
-		to.Ended(q, true)
-	}
-}
-
 // addEnded adds a request that has ended at an earlier process. counts says that the metrics and
 // the history of this process are to count it.
 func (g *Gateway) addEnded(q request.Summary, counts bool) {
@@ -79,15 +64,8 @@ func (g *Gateway) addEnded(q request.Summary, counts bool) {
 	}
 }
 
-// tellUsed tells the successor, if there is one, of tokens that are counted apart from the end of
-// their request.
-func (g *Gateway) tellUsed(q request.Summary) {
-	if to := g.succession.link.Load(); to != nil {
-		to.Used(q)
-	}
-}
-
-// addUsed counts such tokens in the metrics and the history of this process.
+// addUsed counts tokens that are counted apart from the end of their request in the metrics and the
+// history of this process.
 func (g *Gateway) addUsed(q request.Summary) {
 	g.metrics.Used(&q)
 	g.traffic.Used(&q)
@@ -96,7 +74,5 @@ func (g *Gateway) addUsed(q request.Summary) {
 // retried counts an attempt that was repeated, also at the successor if there is one.
 func (g *Gateway) retried(model, tenant, reason string) {
 	g.metrics.Retried(model, tenant, reason)
-	if to := g.succession.link.Load(); to != nil {
-		to.Retried(model, tenant, reason)
-	}
+	g.succession.link.Load().Retried(model, tenant, reason)
 }

@@ -22,9 +22,9 @@ func (g *Gateway) watchConditions() {
 	for _, source := range []func() []condition.Condition{
 		g.modelConditions, g.replicaConditions, g.upstreamConditions, g.nodeConditions, g.sharedConditions,
 		g.envoyConditions, g.fileConditions, g.kubernetesConditions, g.rayConditions, g.nameConditions, g.versionConditions,
-		g.edgeConditions, g.certificateConditions, g.redisCertificateConditions, g.tokenConditions,
+		g.edgeConditions, g.envoy.certificateConditions, g.redisCertificateConditions, g.tokenConditions,
 		g.memoryConditions, g.fileLimitConditions, g.recoveryConditions, g.upgradeConditions,
-		g.budgetConditions, g.usageConditions,
+		g.usage.conditions,
 	} {
 		g.conditions.AddSource(source)
 	}

@@ -156,11 +156,11 @@ func TestB3_DamagedUsageIsACondition(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "own.jsonl"), []byte("{}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ledger, err := usage.New(usage.Config{Dir: dir})
-	if ledger == nil || err == nil {
+	opened, err := usage.New(usage.Config{Dir: dir})
+	if opened == nil || err == nil {
 		t.Fatal(err)
 	}
-	all := (&Gateway{usage: ledger}).usageConditions()
+	all := (&ledger{Ledger: opened}).conditions()
 	if len(all) != 1 || all[0].Type != condition.UsageDamaged || all[0].Subject != "own.jsonl" || !strings.Contains(all[0].Message, "damaged") {
 		t.Errorf("got %+v", all)
 	}

@@ -66,8 +66,9 @@ type envoyLink struct {
 }
 
 func (g *Gateway) makeEnvoy() error {
+	g.filter = &ownFilter{log: g.log, dir: g.dir, envoy: g.options.Envoy, push: func() error { return g.envoy.push() }}
 	g.envoy = &envoyLink{
-		log: g.log, dir: g.dir, fleet: g.fleet, instance: g.instance, filter: &g.filter, committed: committed{first: g.options.Config},
+		log: g.log, dir: g.dir, fleet: g.fleet, instance: g.instance, filter: g.filter, committed: committed{first: g.options.Config},
 		server: xds.NewServer(xds.ServerConfig{Log: g.log, OnAck: g.dispatcher.SetRoutable}),
 	}
 	g.envoy.mode.Store(new(connections.Mode))
@@ -92,7 +93,7 @@ func (g *Gateway) makeEnvoy() error {
 		Probe: envoy.ProbeListener(adminclient.DialAddress(g.options.Config.Listen)), HangTimeout: hangTimeout(g.options.Config),
 		DrainTime:          DrainTime(g.options.Config),
 		PredecessorTimeout: func() time.Duration { return g.config().UpgradeTimeout }, OnPredecessors: g.envoy.server.SetPredecessors,
-		Filter: g.filterFor, Keeps: g.keepsFilter, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
+		Filter: g.filter.pathFor, Keeps: g.filter.keeps, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
 	g.guardConnections(b.PressureFile)
@@ -151,7 +152,7 @@ func (e *envoyLink) resourceConfig(c *config.Config) xds.Config {
 		MaxHeaders: e.first.MaxHeaders, MaxHeaderBytes: int(e.first.MaxHeaderBytes),
 		FirstRequest: e.first.Connections.FirstRequest, MaxRelay: e.budget().Requests,
 		TLS:    e.listenerTLS(),
-		Filter: e.filter.of(c, e.dir), Origins: strings.Join(c.CORS.Origins, " "),
+		Filter: e.filter.of(c), Origins: strings.Join(c.CORS.Origins, " "),
 		AskSource: e.mode.Load().AskSource, NearLimit: e.mode.Load().NearLimit, Elsewhere: e.envoysElsewhere(),
 	}
 }

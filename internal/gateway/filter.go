@@ -27,6 +27,12 @@ import (
 
 // ownFilter is Sluice's own filter inside Envoy, and the server that it asks.
 type ownFilter struct {
+	log *zap.Logger
+	dir *process.Dir
+	// envoy is the path of the Envoy that the gateway runs; empty: someone else runs it.
+	envoy string
+	// push sends Envoy its configuration once more.
+	push   func() error
 	server *frames.Server
 	// inEnvoy says which filter Envoy's listener loads. It is nil until that is known. A running
 	// Envoy keeps its filter, also over a restart of the gateway. A new Envoy may have another one.
@@ -38,10 +44,8 @@ type ownFilter struct {
 	// the Envoy uses both.
 	checked     *loadedFilter
 	checkedWith string
-	// starts are when Envoys with the filter were started lately. Only filterFor uses it.
+	// starts are when Envoys with the filter were started lately. Only pathFor uses it.
 	starts []time.Time
-	// elsewhere says that the gateway runs no Envoy of its own. It does not change.
-	elsewhere bool
 }
 
 // An Envoy that has ended more than maxEnds times within endsWithin with the filter is started
@@ -86,36 +90,35 @@ func inletsSocket(dir *process.Dir) string { return dir.Socket("inlets.sock") }
 // makeFilter makes the server that the filter asks, and finds out whether a running Envoy has the
 // filter.
 func (g *Gateway) makeFilter() {
-	f := &g.filter
+	f := g.filter
 	f.server = frames.New(g.decisions.Decider)
-	f.server.Inlets, f.server.Lives = g.inletsOf, process.Runs
+	f.server.Inlets, f.server.Lives = f.inletsOf, process.Runs
 	f.server.Nameless = func() bool { return !g.config().ReplicaHeader }
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken
 	f.server.OnVersion = func(pid int, version uint32) {
 		// What is sent to Envoy is not for its predecessors.
-		if !instanceOf(g.dir, pid).Predecessor && g.foundOtherVersion(zap.Uint32("version", version)) {
-			go g.pushEnvoy()
+		if !instanceOf(f.dir, pid).Predecessor && f.foundOtherVersion(zap.Uint32("version", version)) {
+			go f.pushAgain()
 		}
 	}
-	f.elsewhere = g.options.Envoy == ""
-	if f.elsewhere {
+	if f.envoy == "" {
 		return
 	}
-	path, running := envoy.RunningFilter(g.dir)
+	path, running := envoy.RunningFilter(f.dir)
 	if !running {
 		return
 	}
 	f.inEnvoy.Store(&loadedFilter{path: path})
 	if path != "" && !hasOwnVersion(path) {
-		g.foundOtherVersion(zap.String("file", path))
+		f.foundOtherVersion(zap.String("file", path))
 	}
 }
 
 // inletsOf returns where the workers of an Envoy take answers. A predecessor has closed its
 // listener for them, and keeps the connections that it has.
-func (g *Gateway) inletsOf(pid int) string {
-	if i := instanceOf(g.dir, pid); !i.Predecessor {
+func (f *ownFilter) inletsOf(pid int) string {
+	if i := instanceOf(f.dir, pid); !i.Predecessor {
 		return i.Inlets
 	}
 	return ""
@@ -134,11 +137,11 @@ func instanceOf(dir *process.Dir, pid int) envoy.Instance {
 
 // foundOtherVersion notes that the filter of the running Envoy speaks another version of the
 // protocol, as the field shows. It reports whether that is new.
-func (g *Gateway) foundOtherVersion(how zap.Field) bool {
-	if g.filter.otherVersion.Swap(true) {
+func (f *ownFilter) foundOtherVersion(how zap.Field) bool {
+	if f.otherVersion.Swap(true) {
 		return false
 	}
-	g.log.Warn("filter of the running Envoy is of another version, ext_proc is used", how, zap.Int("own", frames.Version))
+	f.log.Warn("filter of the running Envoy is of another version, ext_proc is used", how, zap.Int("own", frames.Version))
 	return true
 }
 
@@ -155,35 +158,33 @@ func hasOwnVersion(path string) bool {
 	return strings.HasPrefix(filepath.Base(path), fmt.Sprintf("filter-%d-", frames.Version))
 }
 
-// filterFor returns the path of the filter for a new Envoy of a version, before its start. Envoy is
+// pathFor returns the path of the filter for a new Envoy of a version, before its start. Envoy is
 // told of the filter by xDS.
-func (g *Gateway) filterFor(ctx context.Context, version string) (path string) {
-	f := &g.filter
+func (f *ownFilter) pathFor(ctx context.Context, version string) (path string) {
 	if f.checked == nil || f.checkedWith != version || !isThere(f.checked.path) {
-		f.checked, f.checkedWith = g.newFilter(ctx, version), version
+		f.checked, f.checkedWith = f.prepare(ctx, version), version
 	}
 	next := f.checked
 	if next.path != "" {
 		if err := f.started(time.Now()); err != nil {
-			g.log.Error("Envoy is started without the filter, ext_proc is used", zap.Error(err))
+			f.log.Error("Envoy is started without the filter, ext_proc is used", zap.Error(err))
 			next = &loadedFilter{fault: err}
 		}
 	}
 	f.otherVersion.Store(false)
 	f.inEnvoy.Store(next)
-	g.pushEnvoy()
+	f.pushAgain()
 	return next.path
 }
 
-// keepsFilter reports whether a running Envoy of a version may keep the filter that it was started
+// keeps reports whether a running Envoy of a version may keep the filter that it was started
 // with. It may if this program has no other one that Envoy can load.
-func (g *Gateway) keepsFilter(ctx context.Context, version, path string) bool {
+func (f *ownFilter) keeps(ctx context.Context, version, path string) bool {
 	content, ok := filter.File(runtime.GOARCH)
 	if !ok || version != filter.EnvoyVersion || filepath.Base(path) == filterName(content) {
 		return true
 	}
-	f := &g.filter
-	f.checked, f.checkedWith = g.newFilter(ctx, version), version
+	f.checked, f.checkedWith = f.prepare(ctx, version), version
 	return f.checked.path == ""
 }
 
@@ -194,60 +195,60 @@ func isThere(path string) bool {
 	return err == nil
 }
 
-// newFilter installs the filter of this program, if it has one.
-func (g *Gateway) newFilter(ctx context.Context, version string) *loadedFilter {
+// prepare installs the filter of this program, if it has one.
+func (f *ownFilter) prepare(ctx context.Context, version string) *loadedFilter {
 	content, ok := filter.File(runtime.GOARCH)
 	if !ok {
 		return &loadedFilter{}
 	}
-	path, err := g.installFilter(ctx, version, content)
+	path, err := f.install(ctx, version, content)
 	if err != nil && ctx.Err() == nil {
-		g.log.Warn("Envoy cannot use the filter, ext_proc is used", zap.Error(err))
+		f.log.Warn("Envoy cannot use the filter, ext_proc is used", zap.Error(err))
 	}
 	return &loadedFilter{path, err}
 }
 
-// installFilter writes the filter into the state directory and has an Envoy of the version load it
+// install writes the filter into the state directory and has an Envoy of the version load it
 // once. It removes the filters of Envoys that have ended.
-func (g *Gateway) installFilter(ctx context.Context, version string, content []byte) (path string, err error) {
+func (f *ownFilter) install(ctx context.Context, version string, content []byte) (path string, err error) {
 	if version != filter.EnvoyVersion {
 		return "", fmt.Errorf("the filter is made for Envoy %s, and this is Envoy %s", filter.EnvoyVersion, version)
 	}
 	name := filterName(content)
-	path = filepath.Join(g.dir.Path(), name)
+	path = filepath.Join(f.dir.Path(), name)
 	if found, err := os.ReadFile(path); err != nil || !bytes.Equal(found, content) {
-		if err := g.dir.WriteFile(name, content); err != nil {
+		if err := f.dir.WriteFile(name, content); err != nil {
 			return "", err
 		}
 	}
-	if err := envoy.CheckFilter(ctx, g.options.Envoy, g.dir.Path(), path); err != nil {
+	if err := envoy.CheckFilter(ctx, f.envoy, f.dir.Path(), path); err != nil {
 		return "", err
 	}
-	g.removeOldFilters(name)
+	f.removeOld(name)
 	return path, nil
 }
 
-// removeOldFilters removes the filters of the state directory but one and those of running Envoys.
-func (g *Gateway) removeOldFilters(but string) {
+// removeOld removes the filters of the state directory but one and those of running Envoys.
+func (f *ownFilter) removeOld(but string) {
 	kept := map[string]bool{but: true}
-	for _, i := range runningEnvoys(g.dir) {
+	for _, i := range runningEnvoys(f.dir) {
 		kept[filepath.Base(i.Filter)] = true
 	}
-	entries, err := os.ReadDir(g.dir.Path())
+	entries, err := os.ReadDir(f.dir.Path())
 	for _, e := range entries {
 		if old, _ := filepath.Match("filter-*.so", e.Name()); old && !kept[e.Name()] {
-			err = errors.Join(err, os.Remove(filepath.Join(g.dir.Path(), e.Name())))
+			err = errors.Join(err, os.Remove(filepath.Join(f.dir.Path(), e.Name())))
 		}
 	}
 	if err != nil {
-		g.log.Warn("filter of an earlier Envoy not removed", zap.Error(err))
+		f.log.Warn("filter of an earlier Envoy not removed", zap.Error(err))
 	}
 }
 
-// pushEnvoy sends Envoy its configuration once more.
-func (g *Gateway) pushEnvoy() {
-	if err := g.envoy.push(); err != nil {
-		g.log.Error("configuration for Envoy not made", zap.Error(err))
+// pushAgain sends Envoy its configuration once more.
+func (f *ownFilter) pushAgain() {
+	if err := f.push(); err != nil {
+		f.log.Error("configuration for Envoy not made", zap.Error(err))
 	}
 }
 
@@ -277,12 +278,12 @@ func WantedFilter(c *config.Config) config.EnvoyFilter {
 }
 
 // of returns what Envoy is told of the filter.
-func (f *ownFilter) of(c *config.Config, dir *process.Dir) xds.Filter {
+func (f *ownFilter) of(c *config.Config) xds.Filter {
 	path := f.load().path
 	if path == "" {
 		return xds.Filter{}
 	}
-	return xds.Filter{Path: path, Socket: filterSocket(dir), Bare: !hasOwnVersion(path), Decides: f.asks(c) == config.FilterModule}
+	return xds.Filter{Path: path, Socket: filterSocket(f.dir), Bare: !hasOwnVersion(path), Decides: f.asks(c) == config.FilterModule}
 }
 
 // asks returns what asks the gateway about each request: config.FilterModule or
@@ -299,7 +300,7 @@ func (f *ownFilter) conditions(c *config.Config) []condition.Condition {
 	wanted, loaded := WantedFilter(c), f.inEnvoy.Load()
 	reason, message := "", ""
 	switch {
-	case f.elsewhere && c.Envoy.Filter == config.FilterModule:
+	case f.envoy == "" && c.Envoy.Filter == config.FilterModule:
 		reason, message = "NotOwnEnvoy", "Envoy uses ext_proc, because this gateway does not run it. Only an Envoy of sluice up has the filter."
 	case wanted == config.FilterExtProc || loaded == nil:
 	case f.otherVersion.Load():

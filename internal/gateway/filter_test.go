@@ -36,31 +36,30 @@ func TestB6_WhyTheFilterIsNotUsed(t *testing.T) {
 		path         string
 		fault        error
 		otherVersion bool
-		elsewhere    bool
+		envoy        string
 		reason       string
 		decides      bool
 	}{
-		"used":                        {config.FilterAuto, own, nil, false, false, "", true},
-		"not in this program":         {config.FilterAuto, "", nil, false, false, "", false},
-		"not there, and demanded":     {config.FilterModule, "", nil, false, false, "Missing", false},
-		"refused by Envoy":            {config.FilterAuto, "", errors.New("no"), false, false, "Refused", false},
-		"of another version":          {config.FilterAuto, own, nil, true, false, "AnotherVersion", false},
-		"not wanted":                  {config.FilterExtProc, own, errors.New("no"), true, false, "", false},
-		"demanded and used":           {config.FilterModule, own, nil, false, false, "", true},
-		"demanded, of another versio": {config.FilterModule, own, nil, true, false, "AnotherVersion", false},
-		"demanded of another Envoy":   {config.FilterModule, "", nil, false, true, "NotOwnEnvoy", false},
-		"another Envoy":               {config.FilterAuto, "", nil, false, true, "", false},
+		"used":                        {config.FilterAuto, own, nil, false, "/envoy", "", true},
+		"not in this program":         {config.FilterAuto, "", nil, false, "/envoy", "", false},
+		"not there, and demanded":     {config.FilterModule, "", nil, false, "/envoy", "Missing", false},
+		"refused by Envoy":            {config.FilterAuto, "", errors.New("no"), false, "/envoy", "Refused", false},
+		"of another version":          {config.FilterAuto, own, nil, true, "/envoy", "AnotherVersion", false},
+		"not wanted":                  {config.FilterExtProc, own, errors.New("no"), true, "/envoy", "", false},
+		"demanded and used":           {config.FilterModule, own, nil, false, "/envoy", "", true},
+		"demanded, of another versio": {config.FilterModule, own, nil, true, "/envoy", "AnotherVersion", false},
+		"demanded of another Envoy":   {config.FilterModule, "", nil, false, "", "NotOwnEnvoy", false},
+		"another Envoy":               {config.FilterAuto, "", nil, false, "", "", false},
 	} {
 		c := &config.Config{Envoy: config.Envoy{Filter: test.wanted}}
-		f := &ownFilter{elsewhere: test.elsewhere}
+		f := &ownFilter{dir: new(process.Dir), envoy: test.envoy}
 		f.inEnvoy.Store(&loadedFilter{path: test.path, fault: test.fault})
 		f.otherVersion.Store(test.otherVersion)
 		got := ""
 		for _, one := range f.conditions(c) {
 			got = one.Reason
 		}
-		dir := new(process.Dir)
-		if decides := f.of(c, dir).Decides; got != test.reason || decides != test.decides {
+		if decides := f.of(c).Decides; got != test.reason || decides != test.decides {
 			t.Errorf("%s: reason %q, the filter decides: %v", name, got, decides)
 		}
 	}
@@ -79,9 +78,9 @@ func TestB6_X20_TheNameOfAFilterSaysItsVersion(t *testing.T) {
 		if got := hasOwnVersion(path); got != want {
 			t.Errorf("%s: %v", path, got)
 		}
-		f := new(ownFilter)
+		f := &ownFilter{dir: new(process.Dir)}
 		f.inEnvoy.Store(&loadedFilter{path: path})
-		if bare := f.of(&config.Config{}, new(process.Dir)).Bare; bare == want {
+		if bare := f.of(&config.Config{}).Bare; bare == want {
 			t.Errorf("%s: it is told its socket alone: %v", path, bare)
 		}
 	}

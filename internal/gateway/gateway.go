@@ -41,7 +41,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/processors"
 	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
-	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // Options are the options of New and Run.
@@ -83,15 +82,13 @@ type Gateway struct {
 	admission  *admission.Controller
 	dispatcher *dispatch.Dispatcher
 	decisions  *extproc.Server
-	filter     ownFilter
+	filter     *ownFilter
 	requests   *request.Store
 	metrics    *telemetry.Metrics
 	// requestLog is the access log; nil: it is off.
 	requestLog *telemetry.RequestLog
 	conditions *condition.Registry
-	// usage counts what requests have used, and prices has the prices of models.
-	usage  *usage.Ledger
-	prices atomic.Pointer[map[string]usage.Prices]
+	usage      *ledger
 	// past keeps the samples of the last 24 hours, traffic counts for the next one. events tells
 	// the clients of the admin listener.
 	past    *history.Store
@@ -196,7 +193,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), succession: succession{drainOrders: make(chan time.Duration, 1)},
 	}
 	g.accessLog.OnEntry = g.observe
-	g.settings.file = cmp.Or(o.file, o.Config)
+	g.settings.first, g.settings.file = o.Config, cmp.Or(o.file, o.Config)
 	g.metrics = telemetry.NewMetrics(telemetry.MetricsConfig{Version: o.Version, Gauges: g.gauges, Names: g.names, KnownModel: g.knownModel})
 	g.makeHistory()
 	if err := g.makeRedis(); err != nil {
@@ -205,6 +202,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	if err := errors.Join(g.makeUsage(), g.makeAdmission()); err != nil {
 		return nil, err
 	}
+	g.carried = carry.NewServer(g.dispatcher, o.Log)
 	g.news = news.New(news.Config{Fleet: g.fleet, Tell: g.tellNews})
 	if err := g.makeLaunchers(); err != nil {
 		return nil, err
@@ -225,7 +223,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	}
 	g.requests.Subscribe(g.subscribers())
 	g.decisions = extproc.New(decide.New(decide.Config{
-		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
+		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.usage.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
 		Requests: g.requests, Log: g.log,
 	}))
@@ -238,7 +236,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	})
 	g.watchConditions()
 	g.succession.start = g.startSuccessor
-	g.parts, g.carried = g.configParts(), carry.NewServer(g.dispatcher, o.Log)
+	g.parts = g.configParts()
 	g.carried.Ended, g.carried.Used, g.carried.Retried = g.addEnded, g.addUsed, g.metrics.Retried
 	return g, nil
 }

@@ -67,6 +67,7 @@ func (g *Gateway) await(ctx context.Context, stop func()) (handOver bool) {
 	}
 }
 
+// succession is what a process knows of the one that takes over from it.
 type succession struct {
 	// start starts the successor of a hand-over: Gateway.startSuccessor, unless a test replaces it.
 	start func(context.Context) (*successor, error)

@@ -113,7 +113,9 @@ tenants: [{name: all}, {name: poor, models: [free]}]`))
 // A new key for a tenant that the file does not have is refused by the name of that tenant.
 func TestB4_ANewKeyOfAnUnknownTenant(t *testing.T) {
 	c := &config.Config{Auth: config.Auth{Mode: config.AuthKeys}, Tenants: []config.Tenant{{Name: "acme"}}}
-	_, _, fault := keyAdmin{&Gateway{options: Options{Config: c}}}.New(t.Context(), admin.NewKey{Tenant: "u"})
+	g := new(Gateway)
+	g.settings.first = c
+	_, _, fault := keyAdmin{g}.New(t.Context(), admin.NewKey{Tenant: "u"})
 	if fault == nil || fault.Param != "tenant" || fault.Message != `The file has no tenant "u": use the name of one of its tenants.` {
 		t.Errorf("the fault is %+v", fault)
 	}

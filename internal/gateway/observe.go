@@ -29,10 +29,12 @@ func (g *Gateway) subscribers() request.Subscribers {
 		Lost:       g.dispatcher.ObserveRecovered,
 		Lives:      g.isHeard,
 		Used:       g.used,
-		Elsewhere:  g.tellElsewhere,
-		Begun:      func(id string, begin []byte) bool { return g.carried.Begun(id, begin) },
-		Finished: []func(request.Summary){g.finished, g.tellFinished, g.traffic.Finished, g.events.Finished, g.requestLog.Finished,
-			g.streams.tracer.Native},
+		Elsewhere:  func(q request.Summary) { g.succession.link.Load().Ended(q, false) },
+		Begun:      g.carried.Begun,
+		Finished: []func(request.Summary){
+			g.finished, func(q request.Summary) { g.succession.link.Load().Ended(q, true) }, g.traffic.Finished, g.events.Finished,
+			g.requestLog.Finished, g.streams.tracer.Native,
+		},
 		FinishedDelay: finishedDelay,
 		Picked:        telemetry.PickLog(g.log),
 	}

@@ -43,7 +43,8 @@ func TestO5_LoadedCountsEachStartOnce(t *testing.T) {
 // pools, which the file bounds, and no other name that clients may use.
 func TestO5_MetricsKnowModelsAndPools(t *testing.T) {
 	t.Parallel()
-	g := &Gateway{fleet: engines.NewFleet(), options: Options{Config: &config.Config{Pools: []config.Pool{{Name: "pool", Models: []string{"chat"}}}}}}
+	g := &Gateway{fleet: engines.NewFleet()}
+	g.settings.first = &config.Config{Pools: []config.Pool{{Name: "pool", Models: []string{"chat"}}}}
 	g.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat", Aliases: []string{"talk"}}}})
 	swept := g.names().Models
 	for name, want := range map[string]bool{"chat": true, "pool": true, "talk": false, "x": false} {

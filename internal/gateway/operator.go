@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/admin"
+	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/process"
@@ -26,9 +27,8 @@ type operator struct {
 	dir        *process.Dir
 	dispatcher *dispatch.Dispatcher
 	requests   *request.Store
-	// cancelCarried cancels a request that an earlier process carries, as request.Store.Cancel.
-	cancelCarried func(id string) error
-	launchers     *launchers
+	carried    *carry.Server
+	launchers  *launchers
 	// work gives run what takes long.
 	work chan func(context.Context)
 
@@ -44,9 +44,8 @@ type operator struct {
 }
 
 func newOperator(g *Gateway, l *launchers) *operator {
-	return &operator{log: g.log, dir: g.dir, dispatcher: g.dispatcher, requests: g.requests, launchers: l,
-		cancelCarried: func(id string) error { return g.carried.Cancel(id) },
-		work:          make(chan func(context.Context)), unsaved: make(chan struct{}, 1), restarting: map[string]bool{}}
+	return &operator{log: g.log, dir: g.dir, dispatcher: g.dispatcher, requests: g.requests, carried: g.carried, launchers: l,
+		work: make(chan func(context.Context)), unsaved: make(chan struct{}, 1), restarting: map[string]bool{}}
 }
 
 // run does what takes long, and writes a state again that could not be written, until ctx ends.
@@ -120,7 +119,7 @@ func (o *operator) SetScale(model string, to *admin.Bounds) (admin.Scale, *opena
 func (o *operator) CancelRequest(id string) *openai.Error {
 	err := o.requests.Cancel(id)
 	if err != nil {
-		if kept := o.cancelCarried(id); !errors.Is(kept, request.ErrNotRunning) {
+		if kept := o.carried.Cancel(id); !errors.Is(kept, request.ErrNotRunning) {
 			err = kept
 		}
 	}

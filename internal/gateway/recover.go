@@ -18,7 +18,7 @@ import (
 // for their replicas and for the limits of their models. The access log reports the end of each
 // one. If Envoy does not answer, the log counts them too: it names each running request every 10 s.
 func (g *Gateway) recoverRequests(ctx context.Context) {
-	active, err := g.activeRequests(ctx)
+	active, err := g.envoy.activeRequests(ctx)
 	if err != nil && g.envoy.runsAlready() {
 		g.uncounted.Store(true)
 		g.log.Warn("requests of the earlier run not counted yet, Envoy did not answer", zap.Error(err))
@@ -64,12 +64,12 @@ func (g *Gateway) freeRecovered(ctx context.Context) error {
 			g.dispatcher.LimitRecovered(nil)
 		}
 		var err error
-		if before, err = g.activeRequests(ctx); err == nil {
+		if before, err = g.envoy.activeRequests(ctx); err == nil {
 			answers++
 		} else {
 			before = nil // it is no upper bound
 		}
-		idle = g.envoyIsIdle(ctx)
+		idle = g.envoy.isIdle(ctx)
 	}
 }
 
@@ -94,10 +94,10 @@ func (g *Gateway) recoveryConditions() []condition.Condition {
 // envoyTimeout is the timeout of a request to Envoy's admin interface.
 const envoyTimeout = 2 * time.Second
 
-// envoyIsIdle reports whether no Envoy of this host has a request of any client. It is false when
+// isIdle reports whether no Envoy of this host has a request of any client. It is false when
 // one does not answer.
-func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
-	for _, a := range g.envoy.admins() {
+func (e *envoyLink) isIdle(ctx context.Context) bool {
+	for _, a := range e.admins() {
 		ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 		n, err := a.InFlight(ctx)
 		cancel()
@@ -110,9 +110,9 @@ func (g *Gateway) envoyIsIdle(ctx context.Context) bool {
 
 // activeRequests counts the requests of the Envoys of this host at each replica. The error is that
 // of an Envoy that does not answer, whose requests are not counted.
-func (g *Gateway) activeRequests(ctx context.Context) (counts map[dispatch.Location]int, err error) {
+func (e *envoyLink) activeRequests(ctx context.Context) (counts map[dispatch.Location]int, err error) {
 	counts = map[dispatch.Location]int{}
-	for _, a := range g.envoy.admins() {
+	for _, a := range e.admins() {
 		ctx, cancel := context.WithTimeout(ctx, envoyTimeout)
 		clusters, failed := a.ActiveRequests(ctx)
 		cancel()

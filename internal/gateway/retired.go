@@ -184,7 +184,8 @@ func (g *Gateway) mayBeAsked(retired time.Duration) bool {
 // kin are the other processes of this gateway and the remote gateways, as the relay sees them: both
 // may have a client's request id.
 type kin struct {
-	gateway *Gateway
+	log     *zap.Logger
+	carried *carry.Server
 	// remote is nil when this gateway does not reach others.
 	remote relay.Peers
 }
@@ -194,7 +195,7 @@ const processOwner = "process:"
 
 // Claim implements relay.Peers.
 func (k *kin) Claim(ctx context.Context, tenant, id string, ttl time.Duration) (owner string, mine bool, err error) {
-	if p, ok := k.gateway.carried.Find(ctx, tenant, id); ok {
+	if p, ok := k.carried.Find(ctx, tenant, id); ok {
 		return processOwner + p.Socket, false, nil
 	}
 	if k.remote == nil {
@@ -205,7 +206,7 @@ func (k *kin) Claim(ctx context.Context, tenant, id string, ttl time.Duration) (
 
 // Find implements relay.Peers.
 func (k *kin) Find(ctx context.Context, tenant, id string) (owner string, ok bool, err error) {
-	if p, ok := k.gateway.carried.Find(ctx, tenant, id); ok {
+	if p, ok := k.carried.Find(ctx, tenant, id); ok {
 		return processOwner + p.Socket, true, nil
 	}
 	if k.remote == nil {
@@ -224,7 +225,7 @@ func (k *kin) Keep(tenant, id string) {
 // Forward implements relay.Peers.
 func (k *kin) Forward(w http.ResponseWriter, r *http.Request, owner string) *openai.Error {
 	if socket, ok := strings.CutPrefix(owner, processOwner); ok {
-		return carry.Forwarder("unix", socket, k.gateway.log)(w, r)
+		return carry.Forwarder("unix", socket, k.log)(w, r)
 	}
 	return k.remote.Forward(w, r, owner)
 }

@@ -14,13 +14,12 @@ import (
 
 // settings holds the configuration in force.
 type settings struct {
+	// committed is the file together with the custom resources.
+	committed
 	// applying is held while a configuration is put in force, so that two changes never mix.
 	applying sync.Mutex
 	// file is the file in force, without the custom resources. Guarded by applying.
 	file *config.Config
-	// current is the configuration in force: the file together with the custom resources. It is nil
-	// before the first configuration was applied.
-	current atomic.Pointer[config.Config]
 }
 
 // committed is the configuration that one part runs under. Only the commit of that part stores it.
@@ -34,20 +33,12 @@ type committed struct {
 
 // config returns the configuration of the part.
 func (m *committed) config() *config.Config {
-	if c := m.current.Load(); c != nil {
-		return c
-	}
-	return m.first
+	return cmp.Or(m.current.Load(), m.first)
 }
 
 // config returns the configuration in force. Before the first was applied, that is the one which
 // the gateway was started with.
-func (g *Gateway) config() *config.Config {
-	if c := g.settings.current.Load(); c != nil {
-		return c
-	}
-	return g.options.Config
-}
+func (g *Gateway) config() *config.Config { return g.settings.config() }
 
 // reload puts the file in force. It is the watcher's Apply.
 func (g *Gateway) reload(file *config.Config) error {
@@ -135,7 +126,7 @@ func (g *Gateway) configParts() []part {
 		}},
 		{"prices", func(c *config.Config) (func() error, error) {
 			prices := modelPrices(c)
-			return done(func() { g.prices.Store(&prices) }), nil
+			return done(func() { g.usage.prices.Store(&prices) }), nil
 		}},
 		{"streams", func(c *config.Config) (func() error, error) {
 			rules := streamRules(c)

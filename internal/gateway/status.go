@@ -35,7 +35,7 @@ func (g *Gateway) adminConfig() admin.Config {
 		Nodes:       g.launchers.allNodes,
 		Upstreams:   g.upstreamViews,
 		Tenants:     g.tenants,
-		Usage:       g.queryUsage,
+		Usage:       g.usage.Query,
 		Pools:       g.poolViews,
 		Limits:      g.limits.lookup,
 		PatchLimits: g.limits.patch,
@@ -201,7 +201,7 @@ func told[T any](value T, known bool) *T {
 func (g *Gateway) tenants() []admin.Tenant {
 	var list []admin.Tenant
 	uses := budgetUses(budgetsInForce(g.usage.Standings(), time.Now()))
-	for _, t := range g.watcher.Current().Tenants {
+	for _, t := range g.config().Tenants {
 		list = append(list, g.tenant(t, uses[t.Name]))
 	}
 	if _, open := g.auth.Tenant(authz.Anyone); open {
@@ -274,11 +274,7 @@ func (g *Gateway) names() telemetry.Names {
 // gauges returns the values of the gauges. It is called at every scrape.
 func (g *Gateway) gauges() telemetry.Gauges {
 	x := g.envoy.server.Status()
-	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Envoys: x.Envoys, Conditions: g.conditions.List()}
-	all.Pools = make(map[string][]string, len(g.config().Pools))
-	for _, p := range g.config().Pools {
-		all.Pools[p.Name] = p.Models
-	}
+	all := telemetry.Gauges{Envoy: x.EnvoyVersion, XDSNacks: x.Nacks, Envoys: x.Envoys, Conditions: g.conditions.List(), Pools: g.poolModels()}
 	all.Budgets = append(g.edgeBudgets(), g.memoryBudgets()...)
 	for name, m := range g.fleet.Snapshot().Models {
 		v, _ := g.dispatcher.View(name)

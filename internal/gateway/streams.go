@@ -57,7 +57,7 @@ func (g *Gateway) makeStreams() error {
 	replicaHeader := func() bool { return g.config().ReplicaHeader }
 	parts := relay.Config{
 		Dispatcher: g.dispatcher, Handoff: &s.handoff, Requests: g.requests, Failed: g.failed, Rest: g.dispatcher.Rest,
-		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.retried, Gaps: g.observeGaps, Budget: g.refuseByBudget, MayUse: g.mayUse,
+		CloseDelimited: g.dispatcher.LearnCloseDelimited, Retried: g.retried, Gaps: g.observeGaps, Budget: g.usage.refuseByBudget, MayUse: g.mayUse,
 		Workers: newWorkers, ReplicaHeader: replicaHeader, Log: g.log, Memory: g.memory.budget, MaxAnswer: g.memory.maxAnswer,
 	}
 	if s.tracer != nil {
@@ -109,7 +109,7 @@ func (g *Gateway) makeRealtime() *realtime.Handler {
 
 // kin returns the other processes of this gateway together with the remote gateways.
 func (s *streams) kin(g *Gateway) *kin {
-	all := &kin{gateway: g}
+	all := &kin{log: g.log, carried: g.carried}
 	if s.peers != nil {
 		all.remote = s.peers
 	}

@@ -16,6 +16,7 @@ func TestRealtimeFollowsReloads(t *testing.T) {
 		return c
 	}
 	g := &Gateway{options: Options{Config: file(config.AuthKeys, time.Minute)}}
+	g.settings.first = g.options.Config
 	h := g.makeRealtime()
 	for _, next := range []struct {
 		file    *config.Config

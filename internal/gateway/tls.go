@@ -70,18 +70,18 @@ const certificateWarning = 7 * 24 * time.Hour
 
 // certificateConditions tells whether the certificate of the listener can be used, and for how
 // long.
-func (g *Gateway) certificateConditions() []condition.Condition {
-	if g.envoy.certificates == nil {
+func (e *envoyLink) certificateConditions() []condition.Condition {
+	if e.certificates == nil {
 		return nil
 	}
 	now := time.Now()
-	end := g.envoy.certificates.Current(now).Pair.Leaf.NotAfter
-	if served := g.envoy.servedEnd.Load(); served != nil {
+	end := e.certificates.Current(now).Pair.Leaf.NotAfter
+	if served := e.servedEnd.Load(); served != nil {
 		end = *served
 	}
 	shown := shownCertificate{subject: "listen", files: "tls", refusing: "clients refuse it",
-		end: endOf(g.envoy.server.Status().Certificate, end)}
-	return shown.conditions(g.envoy.certificates.Fault(), now)
+		end: endOf(e.server.Status().Certificate, end)}
+	return shown.conditions(e.certificates.Fault(), now)
 }
 
 // endOf returns the end of the certificate of a chain that Envoy has acknowledged. If the chain is

@@ -420,7 +420,7 @@ func scales(c *config.Config) map[string]scale.Model {
 			version, launch := c.Launch(m)
 			all[m.Name] = scale.Model{
 				Min: m.Replicas.Min, Max: m.Replicas.Max, Cooldown: m.Cooldown,
-				PerReplica: version.Slots.Count(version.Complete(launch.Task, launch.Variables)),
+				PerReplica: version.SlotsOf(launch),
 				Target:     scale.Target(m.Scale.Target),
 			}
 		}

@@ -1,9 +1,9 @@
 package gateway
 
 import (
-	"context"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,9 +19,16 @@ import (
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
+// ledger counts what requests have used, at the prices in force.
+type ledger struct {
+	*usage.Ledger
+	// prices are those of the models that have some.
+	prices atomic.Pointer[map[string]usage.Prices]
+}
+
 // makeUsage opens the ledger in the state directory.
 func (g *Gateway) makeUsage() error {
-	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: g.keepUsage, Log: g.log}
+	c := usage.Config{Dir: filepath.Join(g.dir.Path(), "usage"), Keep: func() usage.Keep { return usage.Keep(g.config().Usage) }, Log: g.log}
 	if g.redis != nil {
 		client, err := redis.NewClient(*g.redis, usageTimeout)
 		if err != nil {
@@ -29,24 +36,22 @@ func (g *Gateway) makeUsage() error {
 		}
 		c.Redis = client
 	}
-	ledger, err := usage.New(c)
-	if ledger == nil {
+	opened, err := usage.New(c)
+	if opened == nil {
 		return err
 	}
 	if err != nil {
 		g.log.Error("usage of the earlier run read with faults", zap.Error(err))
 	}
-	g.usage = ledger
-	g.prices.Store(&map[string]usage.Prices{})
+	g.usage = &ledger{Ledger: opened}
+	g.usage.prices.Store(&map[string]usage.Prices{})
 	return nil
 }
 
-// usageConditions tells which files of the ledger are damaged or cannot be read.
-func (g *Gateway) usageConditions() (all []condition.Condition) {
-	if g.usage == nil {
-		return nil
-	}
-	for file, err := range g.usage.Faults() {
+// conditions tells which budgets are reached, and which files are damaged or cannot be read.
+func (l *ledger) conditions() []condition.Condition {
+	all := budgetConditions(budgetsInForce(l.Reached(), time.Now()))
+	for file, err := range l.Faults() {
 		all = append(all, condition.Fault(condition.UsageDamaged, file, "NotRead",
 			fmt.Sprintf("The file usage/%s was not read as a whole: %s.", file, sentence(err.Error()))))
 	}
@@ -57,24 +62,18 @@ func (g *Gateway) usageConditions() (all []condition.Condition) {
 // one who asks for usage waits for it.
 const usageTimeout = 1250 * time.Millisecond
 
-// keepUsage says how long the ledger keeps its rows.
-func (g *Gateway) keepUsage() usage.Keep {
-	u := g.config().Usage
-	return usage.Keep{HourlyDays: u.HourlyDays, DailyDays: u.DailyDays}
-}
-
-// queryUsage answers a question about what was used.
-func (g *Gateway) queryUsage(ctx context.Context, q usage.Question) (usage.Answer, error) {
-	return g.usage.Query(ctx, q)
-}
-
 // used adds what a request has used to the ledger, and to the metrics and the history if they are
 // told of it only here. See request.Subscribers.
 func (g *Gateway) used(q *request.Summary) {
 	if q.UsedApart {
 		g.addUsed(*q)
-		g.tellUsed(*q)
+		g.succession.link.Load().Used(*q)
 	}
+	g.usage.addRequest(q)
+}
+
+// addRequest adds what a request has used, and later what its engine tells late.
+func (l *ledger) addRequest(q *request.Summary) {
 	if !countsUsage(q) {
 		return
 	}
@@ -82,14 +81,14 @@ func (g *Gateway) used(q *request.Summary) {
 	told := q.UsageKnown || endpoint.Free() && !q.IsEstimated() // there is nothing to tell
 	whole := told && q.Cause == ""                              // else the engine may have done more than it has told
 	counts := usage.OfRequest(q.PromptTokens, q.CachedTokens, q.CompletionTokens, whole)
-	prices, at := (*g.prices.Load())[q.Model], time.Now()
+	prices, at := (*l.prices.Load())[q.Model], time.Now()
 	counts.Charge(prices)
 	subject := usage.Subject{Tenant: q.Tenant, Key: q.Key, Model: q.Model}
-	g.usage.Add(subject, counts, at)
+	l.Add(subject, counts, at)
 	q.Late.Await(func(u request.Usage) {
 		known := usage.OfRequest(u.Prompt, u.Cached, u.Completion, u.Known)
 		known.Charge(prices)
-		g.usage.Add(subject, known.Minus(counts), at)
+		l.Add(subject, known.Minus(counts), at)
 	})
 }
 

@@ -71,22 +71,22 @@ func TestB3_WhatCounts(t *testing.T) {
 // in whichever order the end of the request and the usage come.
 func TestB3_ALateUsageReplacesTheEstimate(t *testing.T) {
 	for _, usageFirst := range []bool{false, true} {
-		ledger, err := usage.New(usage.Config{Dir: t.TempDir()})
+		opened, err := usage.New(usage.Config{Dir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := &Gateway{usage: ledger}
-		g.prices.Store(&map[string]usage.Prices{"m": {Prompt: 1e6, Cached: 1e6, Completion: 2e6}})
+		l := &ledger{Ledger: opened}
+		l.prices.Store(&map[string]usage.Prices{"m": {Prompt: 1e6, Cached: 1e6, Completion: 2e6}})
 		q := &request.Summary{Tenant: "t", Model: "m", Source: headers.SourceEngine, Status: 200, Attempts: 1,
 			PromptTokens: 20, CompletionTokens: 256, Late: new(request.LateUsage)}
 		told := request.UsageOf(10, 3, 4)
 		if usageFirst {
 			q.Late.Tell(told)
 		}
-		g.used(q)
+		l.addRequest(q)
 		q.Late.Tell(told)
 		q.Late.Tell(request.UsageOf(99, 99, 0))
-		a, err := ledger.Query(t.Context(), usage.Question{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour)})
+		a, err := l.Query(t.Context(), usage.Question{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,19 +101,19 @@ func TestB3_ALateUsageReplacesTheEstimate(t *testing.T) {
 // TestB3_TokenizingIsNoEstimate: the model computes nothing for these requests, so that there are
 // no tokens which the engine has not told.
 func TestB3_TokenizingIsNoEstimate(t *testing.T) {
-	ledger, err := usage.New(usage.Config{Dir: t.TempDir()})
+	opened, err := usage.New(usage.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Gateway{usage: ledger}
-	g.prices.Store(&map[string]usage.Prices{})
+	l := &ledger{Ledger: opened}
+	l.prices.Store(&map[string]usage.Prices{})
 	answered := request.Summary{Tenant: "t", Model: "m", Source: headers.SourceEngine, Status: 200, Attempts: 1, Late: new(request.LateUsage)}
 	for _, path := range []string{"/tokenize", "/v1/detokenize", "/v1/messages/count_tokens?beta=true", "/v1/audio/speech"} {
 		q := answered
 		q.Path = path
-		g.used(&q)
+		l.addRequest(&q)
 	}
-	a, err := ledger.Query(t.Context(), usage.Question{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour)})
+	a, err := l.Query(t.Context(), usage.Question{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -98,8 +98,8 @@ func newHarness(t testing.TB, o options) *harness {
 	}
 	fleet.Set("test", part)
 	h.admission = admission.New(admission.Config{})
-	h.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: h.admission,
-		Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin, MaxDuration: o.maxDuration}})
+	h.dispatcher = dispatch.New(dispatch.Config{Fleet: fleet, Admission: h.admission})
+	h.dispatcher.SetRules(dispatch.Rules{Default: dispatch.Policy{Limits: o.limits, Strategy: dispatch.RoundRobin, MaxDuration: o.maxDuration}})
 	h.dispatcher.SetRoutable("model/m", routable)
 	h.relay = New(Config{Dispatcher: h.dispatcher, WriteTimeout: o.write, Memory: o.memory, MemoryWait: 50 * time.Millisecond, MaxAnswer: o.maxAnswer, Retried: func(_, _, reason string) {
 		h.mu.Lock()

@@ -89,7 +89,8 @@ func newDecider(t testing.TB, replicas, slots int, uploads decide.UploadLimits) 
 		routable[id] = address
 	}
 	fleet.Set("test", part)
-	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{}), Default: dispatch.Policy{MaxDuration: time.Minute}})
+	d := dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{})})
+	d.SetRules(dispatch.Rules{Default: dispatch.Policy{MaxDuration: time.Minute}})
 	d.SetRoutable("model/m", routable)
 	auth := new(authz.Authenticator)
 	if err := auth.Set(authz.Config{Tenants: []authz.TenantConfig{{
