@@ -14,9 +14,21 @@ E2E_FIRST = lifecycle clients edge streams kubernetes nodes
 E2E = $(addprefix ./tests/e2e/,$(E2E_FIRST)) $(filter-out $(addprefix %/,$(E2E_FIRST)),$(shell go list ./... | grep /tests/e2e/))
 E2E_AT_ONCE = -p 2 -parallel $(AT_ONCE)
 # Their subjects are requests through Envoy, which the filter inside Envoy and ext_proc must decide
-# alike. Where replicas run, starts and stops, and the operator's page are left to test-ext-proc.
+# alike. Where replicas run, starts and stops, and the tests of E2E_BY_EITHER are left to
+# test-ext-proc.
 E2E_REQUESTS = $(addprefix ./tests/e2e/,streams edge clients routing admission engines)
-E2E_NO_REQUESTS = AdminPage|OnThePage|_O10_Page|O11_
+# Tests that would prove with ext_proc what they have proved with the filter, by parts of their
+# names. The operator's page and its commands:
+E2E_BY_EITHER = AdminPage|OnThePage|_O10_Page|O11_
+# Tests whose configuration names the filter, so that SLUICE_FILTER has no effect:
+E2E_BY_EITHER := $(E2E_BY_EITHER)|B6_TheFilter|B6_StreamsOutlive|B6_B12_Answers|B6_RequestsMove|B6_X20_AFilter|B6_E3_|B6_AnotherVersion|B6_Outages
+# Requests of which Envoy asks neither (tasks, WebSockets, gRPC), connections, and certificates:
+E2E_BY_EITHER := $(E2E_BY_EITHER)|W1_W4_|W2_LimitsInRedis|W3_TokenShares|W6_RetriedCalls|W6_ACallerThatDies|W6_TasksOutlive|W6_LongPoll
+E2E_BY_EITHER := $(E2E_BY_EITHER)|W6_ARequestIDOf|W8_|R11_ALateRepetition|X2_TurnsOf|S9_Realtime|S9_Parameters|S10_Fields|X4_Realtime
+E2E_BY_EITHER := $(E2E_BY_EITHER)|B10_X7_WebSockets|ClientsOfRealtime|OpenAIRealtime|X1_CapOf|X1_IdleConnection|O12_TheCertificate
+# Clients and engines whose requests and answers are of the kinds that other tests have:
+# RealLlamaServer has a real engine, and the official clients are those that frameworks use.
+E2E_BY_EITHER := $(E2E_BY_EITHER)|B9_Frameworks|B9_AISDK|LlamaSwap|LlamaServerFromZero|LlamaServerTells|DiscoveredLlamaServer|B7_Up|U19_Weights
 # Most tests wait for processes, and not for a processor. So go test runs more at a time than there
 # are processors: AT_ONCE tests of each package with gateways, and PACKAGES_AT_ONCE packages without
 # gateways. A test with a gateway uses a processor for about a third of its time.
@@ -70,7 +82,7 @@ test: tools vet
 	# With the filter inside Envoy, as users have it. Then once more with ext_proc, for requests
 	# through Envoy.
 	SLUICE_FILTER=module go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m $(E2E)
-	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m -skip '$(E2E_NO_REQUESTS)' $(E2E_REQUESTS)
+	SLUICE_FILTER=ext_proc go test -vet=off -count=1 $(E2E_AT_ONCE) -timeout 20m -skip '$(E2E_BY_EITHER)' $(E2E_REQUESTS)
 
 # test-ext-proc runs all tests through Envoy with ext_proc, of which test runs a part.
 test-ext-proc: tools

@@ -4,7 +4,8 @@
 # chart and the checksums of all. Archive and package have the licences of what the program contains
 # of others. Each program contains the filter for Envoy of its architecture, which zig compiles. The
 # same commit gives the same bytes, with the same release of Go and dpkg. $COMPRESSION is the level
-# of xz for the packages (default 6). Tests use 0, which is quick.
+# of gzip for the archives, where 0 means 1, and of xz for the packages (default 6). Tests use 0,
+# which is quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${VERSION:-$(git describe --tags --always --dirty)}
@@ -26,7 +27,7 @@ trap 'rm -rf "$work"' EXIT
 # archive NAME FOLDER: writes a .tar.gz of the folder with nothing of this machine or of this
 # moment.
 archive() {
-  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work" -c "$2" | gzip -n >"$dist/$1"
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work" -c "$2" | gzip -n "-$((compression > 0 ? compression : 1))" >"$dist/$1"
 }
 
 # package ARCH FOLDER: writes the Debian package of what the folder of the archive has.

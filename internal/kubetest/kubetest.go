@@ -82,7 +82,7 @@ var shared struct {
 
 // Shared returns the control plane that all tests of the process share. Its tests must use their
 // own namespaces and node names and must not call StopAPI. The first call starts the control plane.
-// The package's TestMain must call Main, which stops it.
+// The package's TestMain must call Main or StopShared, which stop it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
 	testutil.Tool(t, "kubetest")
@@ -101,12 +101,7 @@ func Shared(t testing.TB) *Cluster {
 // those that leaks allows. It returns the exit status.
 func Main(m *testing.M, leaks ...goleak.Option) int {
 	code := m.Run()
-	shared.Lock()
-	defer shared.Unlock()
-	if shared.cluster != nil {
-		shared.cluster.stop()
-		shared.cluster = nil
-	}
+	StopShared()
 	if code != 0 {
 		return code
 	}
@@ -115,6 +110,16 @@ func Main(m *testing.M, leaks ...goleak.Option) int {
 		return 1
 	}
 	return 0
+}
+
+// StopShared stops the shared control plane, if a test has started it.
+func StopShared() {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.cluster != nil {
+		shared.cluster.stop()
+		shared.cluster = nil
+	}
 }
 
 func start() (c *Cluster, err error) {

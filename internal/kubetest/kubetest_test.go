@@ -283,3 +283,22 @@ func TestAPIAway(t *testing.T) {
 	c.Kubectl(t, "scale", "--namespace", namespace, "deployment/web", "--replicas", "2")
 	ready(t, c, namespace, 2)
 }
+
+// The pods of a namespace with a node of its own leave other nodes alone, and those of another
+// namespace leave that node alone.
+func TestReservedNodes(t *testing.T) {
+	c, first, node := cluster(t, map[string]string{"pods": "2"})
+	second := c.Namespace(t)
+	pool(t, c, first, nil).Reserve(t, second)
+	node.Reserve(t, first)
+	for _, namespace := range []string{first, second} {
+		c.Apply(t, namespace, fmt.Sprintf(deployment, 2, first))
+	}
+	for namespace, want := range map[string]string{first: node.Name, second: first + "-1"} {
+		for _, p := range ready(t, c, namespace, 2) {
+			if p.Spec.NodeName != want {
+				t.Errorf("a pod of %s runs on %s, not on %s", namespace, p.Spec.NodeName, want)
+			}
+		}
+	}
+}

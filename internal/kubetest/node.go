@@ -82,6 +82,25 @@ func (n *Node) register(ctx context.Context, capacity corev1.ResourceList) error
 	return err
 }
 
+// Reserve keeps the node for a namespace: pods made there from now on run on the nodes that are
+// kept for it, and on no others.
+func (n *Node) Reserve(t testing.TB, namespace string) {
+	t.Helper()
+	const label = "kubetest/namespace"
+	patch := func(kind, value string) []byte {
+		return fmt.Appendf(nil, `{"metadata": {%q: {%s}}}`, kind, value)
+	}
+	core := n.cluster.client.CoreV1()
+	_, err := core.Nodes().Patch(t.Context(), n.Name, types.MergePatchType, patch("labels", fmt.Sprintf("%q: %q", label, namespace)), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	selector := fmt.Sprintf(`"scheduler.alpha.kubernetes.io/node-selector": "%s=%s"`, label, namespace)
+	if _, err := core.Namespaces().Patch(t.Context(), namespace, types.MergePatchType, patch("annotations", selector), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // pods returns the client for pods of one namespace, or of all.
 func (n *Node) pods(namespace string) typedv1.PodInterface {
 	return n.cluster.client.CoreV1().Pods(namespace)

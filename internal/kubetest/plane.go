@@ -131,7 +131,9 @@ func (c *Cluster) startAPI(ctx context.Context) (err error) {
 		"--service-cluster-ip-range=10.0.0.0/24", "--profiling=false",
 		// Otherwise a new node would be tainted until a controller that is missing here removes the
 		// taint.
-		"--disable-admission-plugins=TaintNodesByCondition")
+		"--disable-admission-plugins=TaintNodesByCondition",
+		// Reserve needs it.
+		"--enable-admission-plugins=PodNodeSelector")
 	if err != nil {
 		return err
 	}

@@ -1,9 +1,10 @@
 """Calls Sluice with the clients of LangChain and LlamaIndex and checks the answers.
 
-    BASE_URL=http://127.0.0.1:8080 MODEL=chat EMBED_MODEL=embed API_KEY=sk-… frameworks.py
+    BASE_URL=http://127.0.0.1:8080 MODELS="chat other" EMBED_MODEL=embed API_KEY=sk-… frameworks.py
 
-The script prints "ok <check>" for every check. The first check that fails ends the script with a line
-that says why.
+The script prints "ok <check> of <model>" for every check. The first check that fails ends the script
+with a line that says why. MODELS may have several models, because the import of the clients takes
+long.
 """
 import os
 import sys
@@ -15,7 +16,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
-URL, KEY, MODEL, EMBED = (os.environ[n] for n in ("BASE_URL", "API_KEY", "MODEL", "EMBED_MODEL"))
+URL, KEY, EMBED = (os.environ[n] for n in ("BASE_URL", "API_KEY", "EMBED_MODEL"))
 QUESTION = "Tell me of the sea."
 
 
@@ -69,9 +70,10 @@ def check_llama_index_embeddings():
     expect(len(vector) > 0, vector)
 
 
-for name, check in [(n, f) for n, f in globals().copy().items() if n.startswith("check_")]:
-    try:
-        check()
-    except Exception as e:
-        sys.exit(f"FAILED {name} of {MODEL}: {type(e).__name__}: {e}")
-    print("ok", name)
+for MODEL in os.environ["MODELS"].split():
+    for name, check in [(n, f) for n, f in globals().copy().items() if n.startswith("check_")]:
+        try:
+            check()
+        except Exception as e:
+            sys.exit(f"FAILED {name} of {MODEL}: {type(e).__name__}: {e}")
+        print("ok", name, "of", MODEL)

@@ -365,7 +365,8 @@ await run(async (browser) => {
   for (const name of views) {
     await visit(page, name);
     await fits(page, name);
-    await accessible(page, `${name}, dark and narrow`);
+    // With a login the views are those without one, and only the menu has more.
+    if (!ADMIN_TOKEN || name === views.at(-1)) await accessible(page, `${name}, dark and narrow`);
   }
   for (const path of [`/models/${encodeURIComponent(EXPECT_MODEL)}`, `/replicas/${encodeURIComponent(EXPECT_REPLICA)}`]) {
     await page.goto(ADMIN_URL + path);

@@ -1,5 +1,6 @@
 // What the tests of the operator's page share: Chromium, the faults that a page may have, and
 // axe-core.
+import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { fileURLToPath } from 'node:url';
 
@@ -8,7 +9,7 @@ export const timeout = Number(process.env.TIMEOUT ?? 90_000);
 const packages = process.env.NODE_MODULES ?? fileURLToPath(new URL('../../.tools/node/node_modules', import.meta.url));
 const load = createRequire(packages + '/');
 const { chromium } = load('playwright-core');
-const axe = load.resolve('axe-core/axe.min.js');
+const axe = readFileSync(load.resolve('axe-core/axe.min.js'), 'utf8');
 
 /** The errors and warnings of the browser. */
 export const faults = [];
@@ -50,8 +51,9 @@ export async function open(browser, url, options = {}, prepare = () => {}) {
 /** Fails if axe-core finds anything wrong with what the page shows. */
 export async function accessible(page, where) {
   await page.evaluate(() => Promise.all(document.getAnimations().map((a) => a.finished.catch(() => {}))));
-  // The script is evaluated by the debugger, which the content security policy does not bind.
-  await page.evaluate((await import('node:fs')).readFileSync(axe, 'utf8'));
+  // The script is evaluated by the debugger, which the content security policy does not bind. It is
+  // half a megabyte, and a document keeps it when the view changes.
+  if (!await page.evaluate(() => 'axe' in globalThis)) await page.evaluate(axe);
   const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
   const found = violations.map((v) => `${v.id}: ${v.help}: ${v.nodes.slice(0, 3).map((n) => `${n.html.slice(0, 160)} ${n.failureSummary}`).join(' | ')}`);
   expect(found.length === 0, `axe-core at ${where}: ${found.join('\n')}`);

@@ -24,11 +24,11 @@ func TestE2E_U16_ANodeIsDrainedUnderStreams(t *testing.T) {
 	}
 	drained := make(chan error, 1)
 	go func() {
-		_, err := k.TryKubectl(t, "drain", "node", "--delete-emptydir-data", "--timeout=100s")
+		_, err := k.TryKubectl(t, "drain", k.nodeName("node"), "--delete-emptydir-data", "--timeout=100s")
 		drained <- err
 	}()
 	harness.Eventually(t, "a pod is evicted", func() error {
-		if k.kubectl("get", "pods", "--field-selector", "spec.nodeName=other", "-o", "name") == "" {
+		if k.kubectl("get", "pods", "--field-selector", "spec.nodeName="+k.nodeName("other"), "-o", "name") == "" {
 			return fmt.Errorf("no pod on the other node")
 		}
 		return nil
@@ -40,7 +40,7 @@ func TestE2E_U16_ANodeIsDrainedUnderStreams(t *testing.T) {
 		t.Error(err)
 	}
 	k.awaitOutput("Ready 2/2", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")
-	if got := k.kubectl("get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}"); got != "other other" {
+	if got := k.kubectl("get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}"); got != k.nodeName("other")+" "+k.nodeName("other") {
 		t.Errorf("pods on %q", got)
 	}
 }

@@ -26,32 +26,61 @@ type kubernetes struct {
 	kubeconfig string
 }
 
-// newKubernetes starts a control plane for one test. On a shared control plane, the scheduler would
-// bind pods of one test to nodes of another.
+// newKubernetes makes a namespace of the control plane that the tests share. Its pods run on nodes
+// of its own.
 func newKubernetes(t *testing.T) *kubernetes {
 	t.Helper()
-	k := &kubernetes{t: t, Cluster: kubetest.Start(t)}
-	k.Programs = map[string]string{"sluice": harness.Program()}
-	k.namespace = k.Namespace(t)
-	base := filepath.Join(testutil.Root(), "examples", "kubernetes", "base")
-	k.Kubectl(t, "apply", "-f", filepath.Join(base, "crds.yaml"))
-	k.Kubectl(t, "wait", "--for=condition=Established", "crd/inferencemodels.sluice.dev", "crd/engines.sluice.dev")
-	k.Kubectl(t, "apply", "-n", k.namespace, "-f", filepath.Join(base, "rbac.yaml"))
+	c := kubetest.Shared(t)
+	prepared.Do(func() { prepare(t, c) })
+	return newNamespace(t, c)
+}
+
+// prepared is done when the shared control plane knows the custom resources.
+var prepared sync.Once
+
+// newControlPlane starts a control plane for one test, which may stop it.
+func newControlPlane(t *testing.T) *kubernetes {
+	t.Helper()
+	c := kubetest.Start(t)
+	prepare(t, c)
+	return newNamespace(t, c)
+}
+
+// prepare makes the custom resources, and says which program the pods run.
+func prepare(t *testing.T, c *kubetest.Cluster) {
+	t.Helper()
+	c.Programs = map[string]string{"sluice": harness.Program()}
+	c.Kubectl(t, "apply", "-f", filepath.Join(manifests(), "crds.yaml"))
+	c.Kubectl(t, "wait", "--for=condition=Established", "crd/inferencemodels.sluice.dev", "crd/engines.sluice.dev")
+}
+
+func manifests() string { return filepath.Join(testutil.Root(), "examples", "kubernetes", "base") }
+
+// newNamespace makes a namespace with a service account for the gateway and a node.
+func newNamespace(t *testing.T, c *kubetest.Cluster) *kubernetes {
+	t.Helper()
+	k := &kubernetes{t: t, Cluster: c, namespace: c.Namespace(t)}
+	k.Kubectl(t, "apply", "-n", k.namespace, "-f", filepath.Join(manifests(), "rbac.yaml"))
 	k.kubeconfig = k.User(t, k.namespace, "sluice")
 	k.node("node", "nvidia.com/gpu", "2")
 	return k
 }
 
-// node adds a node for the pods of this namespace. capacity lists more resources by name and
-// quantity.
+// node adds a node for the pods of this namespace. Its name in the control plane is that of
+// nodeName. capacity lists more resources by name and quantity.
 func (k *kubernetes) node(name string, capacity ...string) *kubetest.Node {
 	k.t.Helper()
 	all := map[string]string{"cpu": "16", "memory": "64Gi"}
 	for i := 0; i+1 < len(capacity); i += 2 {
 		all[capacity[i]] = capacity[i+1]
 	}
-	return k.Node(k.t, name, all)
+	n := k.Node(k.t, k.nodeName(name), all)
+	n.Reserve(k.t, k.namespace)
+	return n
 }
+
+// nodeName returns the name of a node of this namespace in the control plane.
+func (k *kubernetes) nodeName(name string) string { return k.namespace + "-" + name }
 
 // start starts a gateway that reads the custom resources of the namespace.
 func (k *kubernetes) start(more string) *harness.Gateway {
@@ -237,7 +266,7 @@ func TestE2E_P4_P5_TwoGatewaysMakeOneDeployment(t *testing.T) {
 // meanwhile is made up for.
 func TestE2E_N4_TheAPIServerIsAway(t *testing.T) {
 	t.Parallel()
-	k := newKubernetes(t)
+	k := newControlPlane(t)
 	g := k.start("")
 	k.apply("chat", `replicas: {min: 1, max: 1}, `+fastVariables)
 	k.awaitOutput("Ready", "get", "im", "chat", "-o", "jsonpath={.status.phase}")

@@ -7,7 +7,12 @@ import (
 	"os"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/kubetest"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) {
+	status := harness.Main(m)
+	kubetest.StopShared()
+	os.Exit(status)
+}

@@ -21,7 +21,7 @@ profiles:
     pod: {spec: {tolerations: [{key: spot, operator: Exists}]}}
 `)
 	k.kubectl("create", "serviceaccount", "engines")
-	k.kubectl("label", "node", "node", "disk=fast")
+	k.kubectl("label", "node", k.nodeName("node"), "disk=fast")
 	const patch = `pod: {metadata: {labels: {team: search}}, spec: {serviceAccountName: engines, imagePullSecrets: [{name: pull}],
 		nodeSelector: {disk: fast}, volumes: [{name: scratch, emptyDir: {}}],
 		containers: [{name: engine, env: [{name: MINE, value: "1"}], volumeMounts: [{name: scratch, mountPath: /scratch}]}]}}`
