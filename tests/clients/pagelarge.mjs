@@ -1,7 +1,6 @@
 // Opens the operator's page with 1,000 models, 2,000 replicas and 10,000 requests (pagestub.mjs),
 // and checks that it stays usable. The page has nodes for the rows in sight alone, filters, orders,
-// and is worked by the keyboard. axe-core finds nothing. With COST=1 the script tells how much of a
-// core the page takes.
+// and is worked by the keyboard. axe-core finds nothing.
 //
 //     node pagelarge.mjs
 import { accessible, expect, fits, open, run, timeout, visit } from './pagelib.mjs';
