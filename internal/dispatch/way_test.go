@@ -96,7 +96,7 @@ func TestAutoStartsNoGoroutine(t *testing.T) {
 	if fault != nil || handedOff != nil {
 		t.Fatal(fault, handedOff)
 	}
-	if after := runtime.NumGoroutine(); after != before {
+	if after := runtime.NumGoroutine(); after > before { // those of earlier tests may end meanwhile
 		t.Errorf("%d goroutines, and %d before", after, before)
 	}
 	ticket.Release()
