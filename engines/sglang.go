@@ -54,7 +54,7 @@ func sglangVersion(name, release string, own map[string]any, more ...Task) Versi
 }
 
 // sglangOwned are further flags by which a replica could not be reached as Sluice expects, or not
-// under its name. --config reads flags from a file.
+// under its name. --config reads flags from a file, which could hold these.
 func sglangOwned() []string {
 	return []string{"--model", "--config", "--api-key", "--admin-api-key", "--fastapi-root-path",
 		"--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-keyfile-password", "--enable-ssl-refresh", "--grpc-mode"}

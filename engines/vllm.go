@@ -67,7 +67,7 @@ func vllmVersion(name, release string, own map[string]any) Version {
 }
 
 // vllmOwned are further flags by which a replica could not be reached as Sluice expects, or not
-// under its name. --config reads flags from a file.
+// under its name. --config reads flags from a file, which could hold these.
 func vllmOwned() []string {
 	return []string{"--model", "--model-tag", "--uds", "--config", "--root-path", "--api-key", "--headless",
 		"--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers", "--enable-ssl-refresh", "--grpc"}

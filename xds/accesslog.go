@@ -55,9 +55,9 @@ func attemptLog() []*accesslog.AccessLog {
 // closeDelimited matches responses of replicas that only the end of the connection ends. Envoy
 // keeps a copy of the replica's own headers for this log; elsewhere it removes transfer-encoding.
 // Where Sluice's own filter finds out by itself, a header of the request says so. The log of
-// attempts does not see the dynamic metadata of the request. That of a client does not come so far,
-// see engineProtocol. Nearly all responses have one of the two headers of the expression. These are
-// first, because what is behind them is not evaluated then.
+// attempts does not see the dynamic metadata of the request. Such a header of a client does not
+// come so far, see engineProtocol. Nearly all responses have one of the two headers of the
+// expression. These are first, because what is behind them is not evaluated then.
 const closeDelimited = `!("content-length" in response.headers) && !("transfer-encoding" in response.headers) && response.code >= 200 && ` +
 	`xds.cluster_name.startsWith("model/")`
 

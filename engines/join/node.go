@@ -485,10 +485,10 @@ func (n *Node) republish() {
 }
 
 // asFailed returns r in state failed, without process and address, so that no request is sent to
-// it.
+// it. Nobody knows when the replica is started again.
 func asFailed(r engines.Replica, why string) engines.Replica {
 	r.State, r.Reason = engines.Failed, why
-	r.PID, r.Address = 0, noAddress
+	r.PID, r.Address, r.NextStart = 0, noAddress, time.Time{}
 	return r
 }
 

@@ -122,6 +122,24 @@ func TestVisibleReplicas(t *testing.T) {
 	}
 }
 
+// TestALostNodeStartsNothing: no request waits for the next start of a replica whose node is lost.
+func TestALostNodeStartsNothing(t *testing.T) {
+	t.Parallel()
+	n, ses, fleet := newTestNode(t)
+	p := readyReplicas("chat-0")
+	r := &p.Replicas[0]
+	r.State, r.Address, r.NextStart = engines.Failed, netip.AddrPort{}, time.Now().Add(time.Minute)
+	n.applyReport(ses, &report{Replicas: p})
+	next := func() time.Time { return fleet.Snapshot().Models["chat"].Replicas[0].NextStart }
+	if next().IsZero() {
+		t.Error("the next start of a replica that has failed is not known")
+	}
+	n.checkSilence(time.Now().Add(time.Hour))
+	if !next().IsZero() {
+		t.Errorf("the next start of a lost replica is at %v", next())
+	}
+}
+
 // TestAClockThatIsSet: the clock of a node that is set while the node is connected changes no time
 // of its replicas. A report of an older release has no clock.
 func TestAClockThatIsSet(t *testing.T) {

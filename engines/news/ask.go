@@ -25,9 +25,9 @@ type asked struct {
 	prefill   prefillRate
 	news      News
 	// failures counts the questions in a row that had no answer. absent says that the last one
-	// found no metrics that Sluice knows.
-	failures int
-	absent   bool
+	// found no metrics that Sluice knows, refused that the replica shows this gateway none.
+	failures        int
+	absent, refused bool
 }
 
 // document is a JSON document of a replica. value is nil if the replica has no such document. next
@@ -38,13 +38,28 @@ type document struct {
 	fault error
 }
 
+// statusError is the fault of a replica that answers with another status than 200.
+type statusError struct {
+	path   string
+	status int
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("%s answered %d", e.path, e.status) }
+
+// isRefusal reports whether a fault says that the replica shows this gateway nothing. It is not
+// just busy.
+func isRefusal(err error) bool {
+	var answer *statusError
+	return errors.As(err, &answer) && answer.status < 500 && answer.status != http.StatusTooManyRequests
+}
+
 // errAbsent is the fault of a replica that has no metrics which Sluice knows.
 var errAbsent = errors.New("the server has no metrics of a known engine")
 
 // ask asks the replica once and updates what is remembered of it.
 func (r *Reader) ask(ctx context.Context, a *asked) {
 	err := r.tryToAsk(ctx, a)
-	a.absent = errors.Is(err, errAbsent)
+	a.absent, a.refused = errors.Is(err, errAbsent), isRefusal(err)
 	if err != nil {
 		a.failures++
 		a.news.Fault = err.Error()
@@ -244,7 +259,7 @@ func (r *Reader) fetch(ctx context.Context, a *asked, path string, read func(io.
 	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotImplemented:
 		return errAbsent
 	default:
-		return fmt.Errorf("%s answered %d", path, response.StatusCode)
+		return &statusError{path, response.StatusCode}
 	}
 	if err := read(response.Body); err != nil {
 		return fmt.Errorf("%s %w", path, withoutURL(err))

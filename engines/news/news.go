@@ -53,9 +53,9 @@ type News struct {
 type Config struct {
 	Fleet *engines.Fleet
 	// Tell is called with the news of a replica after each answer, from the goroutine of Run. It is
-	// also called for a replica that shows nothing of a known engine, or not any more; Engine is
-	// then empty. It is not called for a replica that does not answer. It must not block. Nil: News
-	// is the only way to the news.
+	// also called for a replica that shows nothing of a known engine, or not any more, or that
+	// refuses to show anything; Engine is then empty. It is not called for a replica that does not
+	// answer or is too busy to. It must not block. Nil: News is the only way to the news.
 	Tell func(replica string, n News)
 	// Interval is the time between two questions to a replica, which is varied by a tenth. 0 means
 	// 2 s.
@@ -130,7 +130,7 @@ func (r *Reader) publish(a *asked) {
 	r.mu.Lock()
 	r.news[id] = n
 	r.mu.Unlock()
-	if (n.Fault == "" && !n.At.IsZero() || n.Engine == "" && a.absent) && r.Tell != nil {
+	if (n.Fault == "" && !n.At.IsZero() || n.Engine == "" && (a.absent || a.refused)) && r.Tell != nil {
 		r.Tell(id, n)
 	}
 }

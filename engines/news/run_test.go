@@ -330,6 +330,24 @@ func TestU1_ABusyServerKeepsItsEngine(t *testing.T) {
 	})
 }
 
+// TestU10_AServerThatRefuses: a server that shows its metrics to nobody is told of as one of an
+// unknown engine, and not as one that was not asked yet. One that fails is not.
+func TestU10_AServerThatRefuses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fleet, _ := fleetOf(4)
+		f := &fakeServers{status: map[string]int{address(0).String(): 401, address(1).String(): 302, address(2).String(): 503, address(3).String(): 429}}
+		told := map[string]bool{}
+		r := newFakeReader(f, Config{Fleet: fleet, Tell: func(id string, n News) { told[id] = n.Engine == "" }})
+		stop := start(r)
+		time.Sleep(time.Minute)
+		stop()
+		if len(told) != 2 || !told["0"] || !told["1"] {
+			t.Errorf("told of %v, want of 0 and 1 as unknown", told)
+		}
+	})
+}
+
 // TestU10_SinceOfAServer: a server that someone else runs and that stays ready keeps its news when
 // the time changes since which it is ready. Each of its models may have a time of its own.
 func TestU10_SinceOfAServer(t *testing.T) {

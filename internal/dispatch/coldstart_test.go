@@ -160,6 +160,16 @@ func TestR9_ServersThatAreDown(t *testing.T) {
 				t.Errorf("of a pool with a server that is %s since now: %v after %v, want a minute or more", state, fault, wait)
 			}
 		}
+		set("other", engines.Ready)
+		task, _, fault := s.Schedule(t.Context(), TaskRequest{Tenant: "t", Model: "m", Tokens: 5})
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		r, began := newRequest("p", "k"), time.Now()
+		r.Task = task.ID
+		if _, fault := s.Dispatch(t.Context(), r); fault == nil || fault.Code != openai.CodeNoReplica || time.Since(began) != 0 {
+			t.Errorf("of a task of m in a pool that has another server: %v after %v, want no_replica at once", fault, time.Since(began))
+		}
 		set("m", engines.Ready)
 		if wait, fault := took("m"); fault != nil || wait != 0 {
 			t.Errorf("of a server that is back: %v after %v", fault, wait)

@@ -41,7 +41,10 @@ func (d *Dispatcher) Begin(ctx context.Context, r *Request) (*Ticket, *Pending, 
 		if r.OnBlock != nil {
 			r.OnBlock() // the task is renewed, in Redis or in a file
 		}
-		if c, fault = d.chooseByTask(ctx, table, c, r); fault != nil {
+		if c, fault = d.chooseByTask(ctx, table, c, r); fault == nil {
+			fault = d.refuseCold(c) // of a pool, the model of the task alone counts
+		}
+		if fault != nil {
 			return nil, nil, fault
 		}
 	}

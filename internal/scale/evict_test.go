@@ -296,3 +296,36 @@ func TestP3_ARequestThatMeetsAnEviction(t *testing.T) {
 		}
 	})
 }
+
+// TestP3_ARequestThatMeetsAnEvictionAndAnUpdate: the same holds while an update goes on that has
+// read its load before the eviction.
+func TestP3_ARequestThatMeetsAnEvictionAndAnUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *Scaler
+		step, queued := 0, 0
+		s = New(Config{Apply: func() {}, Load: func(string) Load {
+			l := Load{Queued: queued}
+			switch step {
+			case 1: // the update
+				step = 2
+				if !s.Evict("m") {
+					t.Error("it was not evicted")
+				}
+			case 2: // the eviction
+				step, queued = 0, 1
+				s.ReportDemand("m")
+			}
+			return l
+		}})
+		s.Set(map[string]Model{"m": {Max: 1}})
+		s.Adopt(map[string]int{"m": 1})
+		go s.Run(t.Context()) //nolint:errcheck // always nil
+		synctest.Wait()
+		step = 1
+		s.Set(map[string]Model{"m": {Max: 1}}) // updates it
+		synctest.Wait()
+		if s.Desired("m") != 1 {
+			t.Error("the request waits for the next look at the model")
+		}
+	})
+}

@@ -13,7 +13,8 @@ type modelState struct {
 	last Change
 	// due is when the model is updated again. The zero time means at once.
 	due time.Time
-	// hasDemand is true if a request waits and the model was not updated since.
+	// hasDemand is true if a request waits, or may wait after an eviction, and the model was not
+	// updated since.
 	hasDemand bool
 	// admitted is Load.Admitted at the last update.
 	admitted uint64

@@ -193,8 +193,9 @@ func (s *Scaler) Evict(model string) bool {
 	st.change(st.desired-1, Evicted, now)
 	st.forgetRequests(load) // so that none of them brings it back
 	// ReportDemand ignores a request that comes after the load was read and before the change.
-	st.due = time.Time{}
-	signal(s.modelsSignal)
+	// Unlike due, hasDemand outlives an update that has read its load before.
+	st.hasDemand = true
+	signal(s.demandSignal)
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }

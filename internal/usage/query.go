@@ -45,8 +45,7 @@ const DimensionsRule = "must be a list of tenant, key, model, hour, day and mont
 type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
 	// its hour, or of its day where only days are kept. To is taken as the end of its hour. A zero
-	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is
-	// ahead.
+	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
