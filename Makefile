@@ -18,8 +18,8 @@ E2E_AT_ONCE = -p 2 -parallel $(AT_ONCE)
 # test-ext-proc.
 E2E_REQUESTS = $(addprefix ./tests/e2e/,streams edge clients routing admission engines)
 # Tests that would prove with ext_proc what they have proved with the filter, by parts of their
-# names. The operator's page and its commands:
-E2E_BY_EITHER = AdminPage|OnThePage|_O10_Page|O11_
+# names. The operator's page, and the commands of the documents:
+E2E_BY_EITHER = AdminPage|OnThePage|_O10_Page|O11_Commands
 # Tests whose configuration names the filter, so that SLUICE_FILTER has no effect:
 E2E_BY_EITHER := $(E2E_BY_EITHER)|B6_TheFilter|B6_StreamsOutlive|B6_B12_Answers|B6_RequestsMove|B6_X20_AFilter|B6_E3_|B6_AnotherVersion|B6_Outages
 # Requests of which Envoy asks neither (tasks, WebSockets, gRPC), connections, and certificates:

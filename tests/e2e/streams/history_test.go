@@ -25,8 +25,9 @@ func TestE2E_R3_HistoryHasTheStalls(t *testing.T) {
 	}
 }
 
-// stallInHistory returns an error unless a sample has the usual time between two tokens of
-// figuresConfig as its median, and the stall as its 95th percentile.
+// stallInHistory returns an error unless a sample has a median that is shorter than the stall, and
+// the stall as its 95th percentile. A busy machine has gaps that are shorter than figuresConfig
+// says, because tokens come in bunches.
 func stallInHistory(g *harness.Gateway) error {
 	var past struct {
 		Series []struct {

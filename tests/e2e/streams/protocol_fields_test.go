@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 
 	llmv1 "github.com/sluice-gateway/sluice/api/llm/v1"
-	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -53,17 +52,6 @@ func startTools(t *testing.T) (url string, bodies chan sentBody) {
 	}), bodies
 }
 
-// received returns the next body that the engine gets.
-func received[T any](t *testing.T, from <-chan T) (body T) {
-	t.Helper()
-	select {
-	case body = <-from:
-	case <-time.After(testutil.Patience):
-		t.Fatal("the engine has got nothing")
-	}
-	return body
-}
-
 // TestE2E_S9_ParametersAndToolsOfASession: the sampling parameters of a session reach the engine,
 // changed ones from the next turn on. One tool call is answered and the other cancelled, and the
 // engine is told of both.
@@ -76,7 +64,7 @@ func TestE2E_S9_ParametersAndToolsOfASession(t *testing.T) {
 		"messages": []harness.Message{{"role": "user", "content": "look"}}, "params": harness.Message{"temperature": 0.5, "max_tokens": 7},
 		"tools": []harness.Message{{"type": "function", "function": harness.Message{"name": "f"}}}})
 	readMessages(t, ws, "final")
-	if b := received(t, bodies); b.Temperature == nil || *b.Temperature != 0.5 || b.MaxTokens == nil || *b.MaxTokens != 7 {
+	if b := receive(t, bodies, "the engine gets a body"); b.Temperature == nil || *b.Temperature != 0.5 || b.MaxTokens == nil || *b.MaxTokens != 7 {
 		t.Errorf("the first turn: %+v", b)
 	}
 	harness.SendMessage(t, ws, harness.Message{"type": "update", "params": harness.Message{"temperature": 0.25}})
@@ -85,7 +73,7 @@ func TestE2E_S9_ParametersAndToolsOfASession(t *testing.T) {
 	if all := readMessages(t, ws, "final"); messageText(all) != "done" {
 		t.Errorf("after the tools: %v", all)
 	}
-	b := received(t, bodies)
+	b := receive(t, bodies, "the engine gets a body")
 	if n := len(b.Messages); n != 4 || b.Messages[2].CallID != "one" || b.Messages[2].Content != "sunny" ||
 		b.Messages[3].CallID != "two" || b.Messages[3].Content == "" {
 		t.Errorf("what the engine is told of the tools: %+v", b.Messages)
@@ -144,7 +132,7 @@ models:
 	if text, _, err := generate(t.Context(), c, ask("m")); text != "done" || err != nil {
 		t.Errorf("%q %v", text, err)
 	}
-	b := received(t, bodies)
+	b := receive(t, bodies, "the engine gets a body")
 	if b.Model != "m" || b.Temperature == nil || *b.Temperature != 0.5 || b.MaxTokens == nil || *b.MaxTokens != 7 ||
 		len(b.Messages) != 3 || b.Messages[0].Role != "user" || b.Messages[2].Content != "three" {
 		t.Errorf("the engine has got %+v", b)
@@ -159,7 +147,7 @@ models:
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := received(t, worker.calls)
+		r := receive(t, worker.calls, "the worker gets a call")
 		if r.GetTemperature() != 0.5 || r.GetMaxTokens() != 7 || len(r.GetMessages()) != 3 {
 			t.Errorf("the worker has got %v", r)
 		}
@@ -172,7 +160,7 @@ models:
 				leave()
 			}
 		}
-		received(t, worker.ends)
+		receive(t, worker.ends, "the call of the worker ends")
 		g.AwaitIdle("worker")
 	}
 }
