@@ -269,24 +269,31 @@ func TestP3_AReplicaThatHasServedIsNotHeld(t *testing.T) {
 	})
 }
 
+// oneReplica runs a scaler of the model m, which has its one replica.
+func oneReplica(t *testing.T, load func(*Scaler) Load) *Scaler {
+	t.Helper()
+	var s *Scaler
+	s = New(Config{Apply: func() {}, Load: func(string) Load { return load(s) }})
+	s.Set(map[string]Model{"m": {Max: 1}})
+	s.Adopt(map[string]int{"m": 1})
+	go s.Run(t.Context()) //nolint:errcheck // always nil
+	synctest.Wait()
+	return s
+}
+
 // TestP3_ARequestThatMeetsAnEviction: a request that comes after an eviction has read the load, and
 // before the number is lower, brings the replica back at once.
 func TestP3_ARequestThatMeetsAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s *Scaler
 		evicting, queued := false, 0
-		s = New(Config{Apply: func() {}, Load: func(string) Load {
+		s := oneReplica(t, func(s *Scaler) Load {
 			l := Load{Queued: queued}
 			if evicting {
 				evicting, queued = false, 1
 				s.ReportDemand("m")
 			}
 			return l
-		}})
-		s.Set(map[string]Model{"m": {Max: 1}})
-		s.Adopt(map[string]int{"m": 1})
-		go s.Run(t.Context()) //nolint:errcheck // always nil
-		synctest.Wait()
+		})
 		if evicting = true; !s.Evict("m") {
 			t.Fatal("it was not evicted")
 		}
@@ -301,9 +308,8 @@ func TestP3_ARequestThatMeetsAnEviction(t *testing.T) {
 // read its load before the eviction.
 func TestP3_ARequestThatMeetsAnEvictionAndAnUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s *Scaler
 		step, queued := 0, 0
-		s = New(Config{Apply: func() {}, Load: func(string) Load {
+		s := oneReplica(t, func(s *Scaler) Load {
 			l := Load{Queued: queued}
 			switch step {
 			case 1: // the update
@@ -316,11 +322,7 @@ func TestP3_ARequestThatMeetsAnEvictionAndAnUpdate(t *testing.T) {
 				s.ReportDemand("m")
 			}
 			return l
-		}})
-		s.Set(map[string]Model{"m": {Max: 1}})
-		s.Adopt(map[string]int{"m": 1})
-		go s.Run(t.Context()) //nolint:errcheck // always nil
-		synctest.Wait()
+		})
 		step = 1
 		s.Set(map[string]Model{"m": {Max: 1}}) // updates it
 		synctest.Wait()
