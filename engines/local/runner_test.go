@@ -176,23 +176,30 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 	}
 }
 
+// startLoaded starts a launcher with one replica that has a request and is probed only when it is
+// suspected.
+func startLoaded(t *testing.T, w *fixture, c Config, maxBusy time.Duration) (*Launcher, engines.Replica) {
+	t.Helper()
+	w.setLoad("chat-0", 1)
+	c.ProbeTimeout = 100 * time.Millisecond
+	l := New(c)
+	l.maxBusy = maxBusy
+	m := w.model("chat", 1)
+	m.Version.Health.Every = time.Hour
+	l.Set([]Model{m})
+	run(t, l)
+	return l, w.awaitReady("chat", 1)[0]
+}
+
 // A replica that hangs under load is excused as busy. It is replaced when its requests have no
 // answer either for too long.
 func TestASilentReplicaIsBusyForSomeTimeOnly(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
-	w.setLoad("chat-0", 1)
 	c := w.config()
-	c.ProbeTimeout = 100 * time.Millisecond
 	found := make(chan string, 100)
 	c.OnHealthy = func(id string) { found <- id }
-	l := New(c)
-	l.maxBusy = 0
-	m := w.model("chat", 1)
-	m.Version.Health.Every = time.Hour
-	l.Set([]Model{m})
-	run(t, l)
-	before := w.awaitReady("chat", 1)[0]
+	l, before := startLoaded(t, w, c, 0)
 	w.tell("hang-" + strconv.Itoa(before.PID))
 	l.Suspect("chat-0", false)
 	<-found
@@ -211,19 +218,12 @@ func TestASilentReplicaIsBusyForSomeTimeOnly(t *testing.T) {
 func TestASilentReplicaMayBeSlow(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
-	w.setLoad("chat-0", 1)
 	c := w.config()
-	c.ProbeTimeout = 100 * time.Millisecond
 	var busy atomic.Int64 // probes that the requests have excused
 	c.InFlight = func(id string) int { busy.Add(1); return w.load(id) }
 	found := make(chan int64, 100)
 	c.OnHealthy = func(string) { found <- busy.Load() }
-	l := New(c)
-	m := w.model("chat", 1)
-	m.Version.Health.Every = time.Hour
-	l.Set([]Model{m})
-	run(t, l)
-	before := w.awaitReady("chat", 1)[0]
+	l, before := startLoaded(t, w, c, maxBusy)
 	hang := "hang-" + strconv.Itoa(before.PID)
 	w.tell(hang)
 	l.Suspect("chat-0", true)

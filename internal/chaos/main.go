@@ -109,7 +109,7 @@ func choose(only string) ([]fault, error) {
 		}
 	}
 	for _, name := range wanted {
-		if !slices.ContainsFunc(faults, func(f fault) bool { return f.name == name }) {
+		if !slices.Contains(faultNames(), name) {
 			return nil, fmt.Errorf("-only: no fault is called %q: use those of %v", name, faultNames())
 		}
 	}

@@ -323,16 +323,23 @@ static void set_values(request *r) {
   }
 }
 
-/* names_replica reports whether the client learns which replica has answered. */
-static bool names_replica(request *r, span *replica) { return !r->nameless && replica_of(r->envoy, replica); }
+/* names_replica reports whether the client learns which replica has answered. h is the header that
+ * says it. */
+static bool names_replica(request *r, pair *h) {
+  const span name = SPAN("x-sluice-replica");
+  span replica;
+  if (r->nameless || !replica_of(r->envoy, &replica)) return false;
+  *h = (pair){name.p, name.n, replica.p, replica.n};
+  return true;
+}
 
 /* name_source says who has answered. Envoy's own answers are the gateway's, and the listener marks
  * them. */
 static void name_source(request *r) {
-  const span source = SPAN("x-sluice-source"), engine = SPAN("engine"), name = SPAN("x-sluice-replica");
-  span replica;
+  const span source = SPAN("x-sluice-source"), engine = SPAN("engine");
+  pair replica;
   if (!r->local) CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, source, engine);
-  if (names_replica(r, &replica)) CALL(http_add_header)(r->envoy, RESPONSE_HEADERS, name, replica);
+  if (names_replica(r, &replica)) add_header(r->envoy, RESPONSE_HEADERS, replica);
 }
 
 /* stream_marks are headers that make sure that no proxy on the way to the client buffers or
@@ -350,15 +357,14 @@ static void mark_stream(void *envoy) {
 /* refuse replaces a response by a 502 with the details. The 502 passes no filter, so it takes along
  * what set_headers gives other responses. */
 static int refuse(request *r, span details) {
-  const span name = SPAN("x-sluice-replica");
   pair *h = allocate((r->values_n + STREAM_MARKS + 2u) * sizeof *h);
   size_t n = 0;
-  span rest = r->values, replica;
+  span rest = r->values;
   for (uint16_t i = 0; i < r->values_n; i++) {
     pair v = next_pair(&rest);
     if (is_for_response(v)) h[n++] = v;
   }
-  if (names_replica(r, &replica)) h[n++] = (pair){name.p, name.n, replica.p, replica.n};
+  if (names_replica(r, &h[n])) n++;
   for (int i = 0; r->streamed && i < STREAM_MARKS; i++) h[n++] = stream_marks[i];
   send_response(r, 502, h, n, SPAN(""), details);
   free(h);
