@@ -155,27 +155,24 @@ func Run(ctx context.Context, o Options) error {
 	}
 	signals, stops := catchSignals(), catchStops()
 	dir, err := process.Open(o.Config.StateDir, o.Log)
-	if err == nil && from == nil {
-		if err = dir.Claim(ctx); err == nil {
-			defer dir.Release()
+	if err != nil {
+		return from.fail(err)
+	}
+	if from == nil {
+		if err := dir.Claim(ctx); err != nil {
+			return err
 		}
+		defer dir.Release()
 	}
-	var g *Gateway
-	if err == nil {
-		g, err = New(dir, o)
+	g, err := New(dir, o)
+	if err != nil {
+		return from.fail(err)
 	}
-	if err == nil {
-		g.signals, g.stops = signals, stops
-	}
-	switch {
-	case err == nil && from == nil:
-		return g.run(ctx, nil)
-	case err == nil:
+	g.signals, g.stops = signals, stops
+	if from != nil {
 		return g.takeOver(ctx, from)
-	case from != nil:
-		from.fail(err)
 	}
-	return err
+	return g.run(ctx, nil)
 }
 
 // New makes a gateway. It starts nothing.
