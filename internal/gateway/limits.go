@@ -204,7 +204,7 @@ func limitsFault(key string, err error) *openai.Error {
 	case errors.As(err, &invalid):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: invalid.Field, Message: invalid.Field + " " + invalid.Reason + "."}
 	case errors.Is(err, limits.ErrUnknown):
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 404, Message: "There is no " + strings.Replace(key, "/", " ", 1) + "."}
+		return notFound("There is no %s.", strings.Replace(key, "/", " ", 1))
 	}
 	return openai.Errorf(openai.CodeGatewayUnavailable,
 		"The change could not be stored, so it is not in force at this gateway: %v", err)

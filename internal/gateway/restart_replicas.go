@@ -16,9 +16,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// conflict is the answer to an action that cannot be done now, or not to this replica.
+// conflict is the answer to an action that cannot be done now, or not to this object.
 func conflict(format string, args ...any) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict, Message: fmt.Sprintf(format, args...)}
+}
+
+// notFound is the answer to an action on what does not exist.
+func notFound(format string, args ...any) *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: fmt.Sprintf(format, args...)}
 }
 
 // RestartReplica implements admin.Actions.
