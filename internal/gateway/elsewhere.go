@@ -128,15 +128,7 @@ func (g *Gateway) awaitEnvoys(ctx context.Context, timeout time.Duration) {
 func awaitQuiet(ctx context.Context, timeout time.Duration, busy func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	tick := time.NewTicker(busyInterval)
-	defer tick.Stop()
-	for busy() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	awaitUntil(ctx, busyInterval, func() bool { return !busy() })
 }
 
 // envoysElsewhere returns what Envoys of other hosts are told about the gateways.

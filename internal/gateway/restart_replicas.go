@@ -156,10 +156,9 @@ func (o *operator) awaitRestart(ctx context.Context, r engines.Replica, begun ti
 	}
 }
 
-func readyReplicas(all []engines.Replica) int {
-	n := 0
-	for _, r := range all {
-		if r.State == engines.Ready {
+func readyReplicas(all []engines.Replica) (n int) {
+	for i := range all {
+		if all[i].State == engines.Ready {
 			n++
 		}
 	}
