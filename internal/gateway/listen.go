@@ -91,7 +91,6 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 			return nil, errors.Join(err, s.close())
 		}
 	}
-	calls := g.streams.relay.PeerHandler(g.auth.Holder, int64(g.options.Config.MaxBody))
 	models := api.New(api.Config{
 		Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolModels, Tasks: tasks{g.dispatcher, g.auth}, Requests: g.requests,
 	})
@@ -103,8 +102,8 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 		path    string
 		handler http.Handler
 	}{
-		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.requests, g.streams.relay.Handler(), calls)},
-		{&s.kin, kinSocket(g.dir), carry.KinHandler(g.isValidKey, calls)},
+		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.requests, g.streams.relay.Handler(), g.streams.calls)},
+		{&s.kin, kinSocket(g.dir), carry.KinHandler(g.isValidKey, g.streams.calls)},
 		{&s.api, bootstrap(g.dir).APISocket, models},
 	} {
 		l, err := listenUnix(socket.path)
