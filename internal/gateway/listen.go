@@ -131,14 +131,24 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	return &s, nil
 }
 
-// listenOperators listens on a TCP address, or uses the listener of a predecessor there.
+// listenTCP listens on an address, or uses the listener of a predecessor there. field names the
+// address in the file.
+func listenTCP(field, address string, inherited map[string]net.Listener) (net.Listener, error) {
+	if l := inherited[address]; l != nil {
+		return l, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, explainListen(field, err)
+	}
+	return l, nil
+}
+
+// listenOperators makes the socket of a listener for operators.
 func listenOperators(name, address string, h http.Handler, inherited map[string]net.Listener) (*httpSocket, error) {
-	l := inherited[address]
-	if l == nil {
-		var err error
-		if l, err = net.Listen("tcp", address); err != nil {
-			return nil, explainListen(name, err)
-		}
+	l, err := listenTCP(name, address, inherited)
+	if err != nil {
+		return nil, err
 	}
 	s := newHTTPSocket(l, h, 10*time.Second)
 	s.address = address
