@@ -187,7 +187,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), tokens: jwks.New(o.Log), requests: request.NewStore(0),
-		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), succession: succession{drainOrders: make(chan time.Duration, 1)},
+		conditions: condition.New(o.Log), first: os.Getpid(), instance: randomName(4), succession: succession{drainOrders: make(chan time.Duration, 1)},
 	}
 	g.accessLog.OnEntry = g.observe
 	g.settings.first, g.settings.file = o.Config, cmp.Or(o.file, o.Config)
@@ -238,11 +238,11 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// newInstance returns a random name for one Gateway.
-func newInstance() string {
-	var random [4]byte
-	rand.Read(random[:]) //nolint:errcheck // never fails
-	return hex.EncodeToString(random[:])
+// randomName returns a name of so many random bytes, in hex digits.
+func randomName(bytes int) string {
+	random := make([]byte, bytes)
+	rand.Read(random) //nolint:errcheck // never fails
+	return hex.EncodeToString(random)
 }
 
 // run starts the parts in the order of their dependencies. It first adopts existing processes, so
@@ -269,7 +269,7 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	defer g.serving.end()
 	defer g.predecessors.end()
 	if g.options.Console != nil {
-		g.managing.Go(func() error { return g.showOnConsole(g.managing.ctx) })
+		g.managing.Go(func() error { return g.options.Console.Run(g.managing.ctx, g.consoleState) })
 	}
 	if err := g.start(ctx, from); err != nil {
 		return err

@@ -75,7 +75,7 @@ func (g *Gateway) makeLaunchers() error {
 		Dir: g.dir, Fleet: g.fleet, Log: g.log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
 		OnHealthy: g.dispatcher.EndSuspension, Inventory: local.NewInventory(),
 	})
-	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log, Drained: g.isDrained})
+	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log, Drained: func(replica string) bool { return g.operator.IsDrained(replica) }})
 	l.nodes = nodes.New(nodes.Config{
 		Fleet: g.fleet, Local: &ownNode{l.local, l.labels}, Joined: l.joinedNodes, InFlight: g.dispatcher.Load,
 		Idle: l.idleModels, Evict: l.evict, Log: g.log,

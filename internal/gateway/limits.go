@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"maps"
 	"os"
@@ -56,9 +54,7 @@ type limitKeeper struct {
 // state is in Redis if the file names one, else in the state directory.
 func (g *Gateway) makeAdmission() error {
 	c := g.options.Config
-	id := make([]byte, 8)
-	rand.Read(id) // it never fails
-	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(id),
+	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: randomName(8),
 		TaskJournal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
 	k := &limitKeeper{log: g.log, fleet: g.fleet, committed: committed{first: c}}
 	backend := limits.File(filepath.Join(g.dir.Path(), "limits.json"))

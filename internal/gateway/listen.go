@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/extproc"
@@ -125,7 +126,7 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	s.restServer, s.filterServer = g.restServer(), g.filter.server
 	s.controlServer = g.controlServer(s.restServer)
 	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()),
-		grpc.Creds(newEnvoyCredentials()))
+		grpc.Creds(envoyCredentials{insecure.NewCredentials()}))
 	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
 	return &s, nil
