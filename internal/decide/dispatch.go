@@ -15,15 +15,8 @@ import (
 func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 	r := dispatch.NewRequest(dispatch.Caller{Tenant: x.tenant, Priority: x.priority, Task: x.head.task}, scan, body)
 	r.OnWait, r.OnBlock = x.wait, x.envoy.Block
-	ctx, dispatcher := x.envoy.Context(), x.decider.Dispatcher
-	var ticket *dispatch.Ticket
-	var managed *dispatch.Managed
-	var fault *openai.Error
-	if x.decider.Handoff == nil {
-		ticket, fault = dispatcher.Dispatch(ctx, r)
-	} else {
-		ticket, managed, fault = dispatcher.DispatchOrHandOff(ctx, r)
-	}
+	ctx := x.envoy.Context()
+	ticket, managed, fault := x.decider.Dispatcher.DispatchOrHandOff(ctx, r)
 	if fault != nil && x.decider.Retired() {
 		x.moved = true // this process dispatches no more
 		return nil
@@ -46,7 +39,7 @@ func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 func (x *Exchange) wait() {
 	if !x.waits {
 		x.waits = true
-		x.envoy.Wait(x.decider.Hold)
+		x.envoy.Wait(maxHold)
 	}
 }
 
@@ -104,9 +97,6 @@ func (x *Exchange) newAnswer() *Answer {
 // traceparent returns the traceparent header for the engine. It is empty if the request is not
 // traced; Envoy then passes on the header of the client, if there is one.
 func (x *Exchange) traceparent() string {
-	if x.decider.Trace == nil {
-		return ""
-	}
 	own, traced := x.decider.Trace(x.head.traceparent)
 	if !traced {
 		return ""

@@ -122,10 +122,8 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 	}
 	x.tenant = tenant
 	x.record = d.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name, Key: tenant.Key, Canceller: x})
-	if d.Budget != nil {
-		if x.budget, fault = d.Budget(tenant); fault != nil {
-			return x.refuse(fault)
-		}
+	if x.budget, fault = d.Budget(tenant); fault != nil {
+		return x.refuse(fault)
 	}
 	if bodyless {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
