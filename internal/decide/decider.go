@@ -37,6 +37,8 @@ type Config struct {
 	// MaxOpen returns the greatest number of requests that wait or run at engines. Each may take a
 	// socket of Envoy, which ends itself when it cannot open one. 0 means no limit.
 	MaxOpen func() int
+	// Lives reports whether the Envoy with this pid runs. nil means that nobody can tell.
+	Lives func(pid int) bool
 	// Requests stores the records of the requests.
 	Requests *request.Store
 	Log      *zap.Logger

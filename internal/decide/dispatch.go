@@ -59,7 +59,7 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 // with the token of the offer in a header.
 func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	// The callback must not use x, which ends before the relay is done.
-	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	d, record, alive := x.decider, x.record, x.alive()
 	offer := &dispatch.Offer{
 		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.enginePath, Scan: *scan, Task: x.head.task,
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record,

@@ -31,9 +31,8 @@ type Envoy interface {
 	// Gateway is the address at which the relay of this gateway is reached, if the Envoy of another
 	// host asks. Else it is empty.
 	Gateway() string
-	// Alive returns a func that reports whether this Envoy's process runs, also after the exchange
-	// has ended. nil means that nobody can tell.
-	Alive() func() bool
+	// PID is the process of this Envoy; 0: not known.
+	PID() int
 }
 
 // Exchange is the state of one request. A transport calls Head, Headers, Body and End in this
@@ -181,11 +180,21 @@ func (x *Exchange) End() {
 // Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
 // Envoy; see request.Record.
 func (x *Exchange) Lose() {
-	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	d, record, alive := x.decider, x.record, x.alive()
 	d.open.Add(1) // a retired process does not end meanwhile
 	defer d.open.Add(-1)
 	x.End()
 	d.lose(record, alive)
+}
+
+// alive returns a function that reports whether the Envoy of the exchange runs, also after the
+// exchange has ended. nil: nobody can tell.
+func (x *Exchange) alive() func() bool {
+	lives, pid := x.decider.Lives, x.envoy.PID()
+	if pid == 0 || lives == nil {
+		return nil
+	}
+	return func() bool { return lives(pid) }
 }
 
 // lose has a record end by what Envoy tells, or when Envoy is not alive. Envoy's access log goes to

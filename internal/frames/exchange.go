@@ -215,13 +215,10 @@ func (x *exchange) Claimed() {
 // Gateway implements decide.Envoy. Envoys of other hosts do not use frames.
 func (x *exchange) Gateway() string { return "" }
 
-// Alive implements decide.Envoy.
-func (x *exchange) Alive() func() bool {
+// PID implements decide.Envoy.
+func (x *exchange) PID() int {
 	c, _ := x.where()
-	if c.pid == 0 || c.server.Lives == nil {
-		return nil
-	}
-	return func() bool { return c.server.Lives(c.pid) }
+	return c.pid
 }
 
 // requestContext is a context that ends with its request. Its channel is made when somebody asks

@@ -42,8 +42,6 @@ type Server struct {
 	// protocol. Requests that go through it fail until ext_proc is used. nil means that nobody is
 	// told.
 	OnVersion func(pid int, version uint32)
-	// Lives reports whether the Envoy with this pid runs. nil means that all do.
-	Lives func(pid int) bool
 	// Patience is how long a request waits for a word after its body was sent.
 	Patience time.Duration
 	// Nameless reports whether clients do not learn which replica has answered. nil means that they

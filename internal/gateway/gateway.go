@@ -222,9 +222,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.decisions = extproc.New(decide.New(decide.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.usage.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
-		Requests: g.requests, Log: g.log,
+		Lives: process.Runs, Requests: g.requests, Log: g.log,
 	}))
-	g.decisions.Advertise, g.decisions.Lives = o.Config.Control.Advertise, process.Runs
+	g.decisions.Advertise = o.Config.Control.Advertise
 	g.watcher = config.NewWatcher(config.WatcherConfig{
 		Current: g.settings.file, Started: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 			g.metrics.ConfigReloaded(false)
