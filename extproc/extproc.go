@@ -53,13 +53,13 @@ func (s *Server) Open(stream *grpcserver.Stream, header func(name string) string
 	if header(headers.Role) != headers.RolePassed {
 		e.pid = stream.PeerPID()
 	}
-	e.Exchange = s.Decider.Open(e)
+	s.Decider.Open(&e.Exchange, e)
 	return e
 }
 
 // exchange is one request. It implements decide.Envoy and grpcserver.Handler.
 type exchange struct {
-	*decide.Exchange
+	decide.Exchange
 	server *Server
 	stream *grpcserver.Stream
 	// told is the address of this gateway, if a predecessor has passed the exchange on.

@@ -69,15 +69,8 @@ type Exchange struct {
 	answer  Answer
 }
 
-// Open opens an exchange. The transport must End it.
-func (d *Decider) Open(e Envoy) *Exchange {
-	x := new(Exchange)
-	d.OpenIn(x, e)
-	return x
-}
-
-// OpenIn is Open for an exchange in memory of the transport, which is zero.
-func (d *Decider) OpenIn(x *Exchange, e Envoy) {
+// Open opens an exchange in memory of the transport, which is zero. The transport must End it.
+func (d *Decider) Open(x *Exchange, e Envoy) {
 	d.open.Add(1)
 	x.counted = true
 	x.decider, x.envoy = d, e

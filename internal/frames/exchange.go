@@ -36,7 +36,7 @@ type exchange struct {
 
 func newExchange(r *reader, id uint64) *exchange {
 	x := &exchange{conn: r.conn, id: id}
-	r.server.OpenIn(&x.Exchange, x)
+	r.server.Open(&x.Exchange, x)
 	return x
 }
 
