@@ -16,9 +16,6 @@ import (
 const (
 	// defaultPatience is the time after which Envoy gives up a request without a word.
 	defaultPatience = 2 * time.Second
-	// acceptPause is how long the server waits after an accept that failed, as without file
-	// descriptors.
-	acceptPause = 50 * time.Millisecond
 	// parkTime is how long a request that runs may be on no connection.
 	parkTime = 5 * time.Second
 	// overhead is what a frame may have besides the body: headers, or a record. Envoy lets more
@@ -86,17 +83,13 @@ func (s *Server) flags() uint8 {
 
 // Serve serves the connections of a listener until the listener is closed, which is no error.
 func (s *Server) Serve(l net.Listener) error {
+	failed := func(err error) { s.Log.Warn("connection of Envoy's filter not accepted", zap.Error(err)) }
 	for {
-		socket, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		socket, err := lack.Accept(l.Accept, failed)
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return nil
-		}
-		if lack.IsTemporary(err) {
-			s.Log.Warn("connection of Envoy's filter not accepted", zap.Error(err))
-			time.Sleep(acceptPause)
-			continue
-		}
-		if err != nil {
+		case err != nil:
 			return err
 		}
 		s.start(socket)
