@@ -99,9 +99,6 @@ func Bootstrap(c BootstrapConfig) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("envoy bootstrap: %w", err)
 	}
-	if err := b.ValidateAll(); err != nil {
-		return nil, fmt.Errorf("envoy bootstrap: %w", err)
-	}
 	return render(b)
 }
 
@@ -273,8 +270,15 @@ func pipe(path string, mode uint32) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: path, Mode: mode}}}
 }
 
-// render returns stable bytes. The output of protojson alone varies its white space on purpose.
-func render(m proto.Message) ([]byte, error) {
+// render returns stable bytes of a message that is valid. The output of protojson alone varies its
+// white space on purpose.
+func render(m interface {
+	proto.Message
+	ValidateAll() error
+}) ([]byte, error) {
+	if err := m.ValidateAll(); err != nil {
+		return nil, fmt.Errorf("envoy bootstrap: %w", err)
+	}
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("envoy bootstrap: %w", err)

@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -59,21 +60,21 @@ type ElsewhereFiles struct {
 // bytes.
 func BootstrapElsewhere(c ElsewhereConfig) (ElsewhereFiles, error) {
 	dir, certificates := cmp.Or(c.Dir, DefaultDir), cmp.Or(c.Certificates, DefaultCertificates)
-	files, err := ElsewhereFiles{}, error(nil)
-	files.Certificate, files.Authority, err = elsewhere.Secrets(filepath.Join(certificates, "tls.crt"),
+	certificate, authority, err := elsewhere.Secrets(filepath.Join(certificates, "tls.crt"),
 		filepath.Join(certificates, "tls.key"), filepath.Join(certificates, "ca.crt"))
 	if err != nil {
-		return files, fmt.Errorf("envoy bootstrap: %w", err)
+		return ElsewhereFiles{}, fmt.Errorf("envoy bootstrap: %w", err)
 	}
 	b, err := newBootstrapElsewhere(c, filepath.Join(dir, CertificateFile), filepath.Join(dir, AuthorityFile))
 	if err != nil {
-		return files, fmt.Errorf("envoy bootstrap: %w", err)
+		return ElsewhereFiles{}, fmt.Errorf("envoy bootstrap: %w", err)
 	}
-	if err := b.ValidateAll(); err != nil {
-		return files, fmt.Errorf("envoy bootstrap: %w", err)
-	}
-	files.Bootstrap, err = render(b)
-	return files, err
+	var files ElsewhereFiles
+	var errs [3]error
+	files.Bootstrap, errs[0] = render(b)
+	files.Certificate, errs[1] = render(certificate)
+	files.Authority, errs[2] = render(authority)
+	return files, errors.Join(errs[:]...)
 }
 
 // newBootstrapElsewhere builds the message. Its only cluster leads to any gateway; the one that

@@ -224,11 +224,11 @@ func (e *Envoy) adoptOrStart(ctx context.Context, l *launchSpec) error {
 	if e.adopt(ctx, *l) {
 		return nil
 	}
-	if err := l.writeBootstrap(); err != nil {
+	if err := e.writeBootstrap(*l); err != nil {
 		e.startFailed(err) // supervise tries again
 		return nil
 	}
-	if err := l.validate(ctx); err != nil {
+	if err := e.validate(ctx, *l); err != nil {
 		return err
 	}
 	if err := e.start(ctx, *l); err != nil {
@@ -314,7 +314,7 @@ func (e *Envoy) start(ctx context.Context, l launchSpec) error {
 		return nil
 	}
 	e.proc = nil
-	if err := l.writeBootstrap(); err != nil {
+	if err := e.writeBootstrap(l); err != nil {
 		return err
 	}
 	p, err := e.cfg.Dir.Start(process.Spec{
@@ -354,7 +354,7 @@ func (e *Envoy) watch(ctx context.Context, p *process.Process) {
 		}
 		state := e.refreshState(ctx, &dog)
 		if dog.bites(e.cfg.HangTimeout) && ctx.Err() == nil {
-			e.endHung(ctx, p)
+			e.endHung(ctx, p) // supervise starts another one
 		}
 		if state == StateLive {
 			poll = maxPoll

@@ -315,11 +315,16 @@ func TestAnotherVersionDiffers(t *testing.T) {
 
 func TestRefusedBootstrapInEnvoysWords(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "envoy.json")
-	if err := os.WriteFile(file, []byte(`{"static_resources":{"clusters":[{"name":"x","lb_policy":"WISHFUL"}]}}`), 0o600); err != nil {
+	dir, err := process.Open(t.TempDir(), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
-	err := launchSpec{command: []string{binary(t)}, bootstrapFile: file, version: "1.40.0"}.validate(context.Background())
+	e, l := New(Config{Dir: dir}), launchSpec{command: []string{binary(t)}, version: "1.40.0"}
+	l.bootstrap = []byte(`{"static_resources":{"clusters":[{"name":"x","lb_policy":"WISHFUL"}]}}`)
+	if err := e.writeBootstrap(l); err != nil {
+		t.Fatal(err)
+	}
+	err = e.validate(t.Context(), l)
 	if err == nil || !strings.Contains(err.Error(), "WISHFUL") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("error %v: want one line that names WISHFUL", err)
 	}

@@ -43,10 +43,9 @@ const validateTimeout = 30 * time.Second
 // adopted.
 type launchSpec struct {
 	command []string
-	// bootstrapFile is the path of the bootstrap, bootstrap its content.
-	bootstrapFile string
-	bootstrap     []byte
-	version       string
+	// bootstrap is the content of the bootstrap.
+	bootstrap []byte
+	version   string
 	// digest is a hash of the arguments and of the bootstrap without its budget, its inlets and its
 	// ordinal. The budget depends on the machine, and a running Envoy keeps the budget that it was
 	// started with. It also keeps its filter, and its inlets are part of that.
@@ -61,18 +60,16 @@ type launchSpec struct {
 
 // prepareLaunch returns what to run, without the version. It writes nothing.
 func (e *Envoy) prepareLaunch() (launchSpec, error) {
-	file := filepath.Join(e.cfg.Dir.Path(), "envoy.json")
-	args := e.arguments(file)
+	args := e.arguments(e.bootstrapFile())
 	digest, err := launchDigest(e.cfg.Bootstrap, args)
 	if err != nil {
 		return launchSpec{}, err
 	}
 	l := launchSpec{
-		command:       slices.Concat([]string{e.cfg.Binary}, args, e.concurrency()),
-		bootstrapFile: file,
-		digest:        digest,
-		ordinal:       1,
-		budget:        e.cfg.Bootstrap.Budget,
+		command: slices.Concat([]string{e.cfg.Binary}, args, e.concurrency()),
+		digest:  digest,
+		ordinal: 1,
+		budget:  e.cfg.Bootstrap.Budget,
 	}
 	return l, l.render(e.cfg.Bootstrap)
 }
@@ -100,10 +97,13 @@ func launchDigest(c BootstrapConfig, args []string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
+// bootstrapFile is the path of the bootstrap.
+func (e *Envoy) bootstrapFile() string { return filepath.Join(e.cfg.Dir.Path(), BootstrapFile) }
+
 // arguments returns the arguments of Envoy. Hot restart is off, because Envoys with hot restart on
 // the same machine would use the same shared memory.
 func (e *Envoy) arguments(file string) []string {
-	args := []string{
+	return []string{
 		"--config-path", file,
 		"--disable-hot-restart",
 		"--drain-time-s", strconv.FormatInt(int64((e.cfg.DrainTime+time.Second-1)/time.Second), 10),
@@ -111,7 +111,6 @@ func (e *Envoy) arguments(file string) []string {
 		// Envoy warns of each extension that is marked as work in progress, at each start.
 		"--component-log-level", "misc:error",
 	}
-	return args
 }
 
 // concurrency returns the arguments that set the number of workers. They are not part of the
@@ -169,29 +168,21 @@ func workersOf(command []string) string {
 
 // writeBootstrap writes the bootstrap into the state directory, unless it is there already. This is
 // safe while an Envoy runs, since Envoy reads the file only at its start.
-func (l launchSpec) writeBootstrap() error {
-	if found, err := os.ReadFile(l.bootstrapFile); err == nil && bytes.Equal(found, l.bootstrap) {
+func (e *Envoy) writeBootstrap(l launchSpec) error {
+	if found, err := os.ReadFile(e.bootstrapFile()); err == nil && bytes.Equal(found, l.bootstrap) {
 		return nil
 	}
-	if err := writeFile(l.bootstrapFile, l.bootstrap); err != nil {
+	if err := e.cfg.Dir.WriteFile(BootstrapFile, l.bootstrap); err != nil {
 		return fmt.Errorf("envoy bootstrap: %w", err)
 	}
 	return nil
 }
 
-// check writes the bootstrap and lets Envoy itself check it.
-func (l launchSpec) check(ctx context.Context) error {
-	if err := l.writeBootstrap(); err != nil {
-		return err
-	}
-	return l.validate(ctx)
-}
-
-// validate lets Envoy itself check the bootstrap.
-func (l launchSpec) validate(ctx context.Context) error {
-	refused, err := validate(ctx, l.command[0], l.bootstrapFile)
+// validate lets Envoy itself check the bootstrap that was written.
+func (e *Envoy) validate(ctx context.Context, l launchSpec) error {
+	refused, err := validate(ctx, l.command[0], e.bootstrapFile())
 	if refused != "" {
-		return fmt.Errorf("envoy %s refuses its bootstrap %s: %s", l.version, l.bootstrapFile, refused)
+		return fmt.Errorf("envoy %s refuses its bootstrap %s: %s", l.version, e.bootstrapFile(), refused)
 	}
 	return err
 }
@@ -275,7 +266,10 @@ func (e *Envoy) adopt(ctx context.Context, l launchSpec) bool {
 	if e.isStopped() {
 		return true // Stop drains it already, or ends it
 	}
-	err := l.check(ctx)
+	err := e.writeBootstrap(l)
+	if err == nil {
+		err = e.validate(ctx, l)
+	}
 	if err == nil {
 		err = e.retire(p)
 	}
@@ -317,22 +311,4 @@ func (e *Envoy) setAdopted(p *process.Process) {
 		s.State, s.PID, s.Adopted = StateStarting, p.PID(), true
 		s.Budget = parseBudget(p.Record().Meta[metaBudget])
 	})
-}
-
-// writeFile replaces a file in one step.
-func writeFile(path string, data []byte) error {
-	// CreateTemp uses mode 0600.
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
 }

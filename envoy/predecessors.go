@@ -282,9 +282,7 @@ func (e *Envoy) endSilent(ctx context.Context, p *process.Process) {
 	if _, err := adminOf(p.Record()).ServerState(ctx); err == nil || ctx.Err() != nil {
 		return
 	}
-	e.log.Error("hung Envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
-	if err := p.Stop(ctx, stopGrace); err != nil {
-		e.log.Error("hung Envoy not ended, trying again", zap.Error(err))
+	if !e.endHung(ctx, p) {
 		return
 	}
 	if _, err := e.steer(ctx); err != nil && !errors.Is(err, connections.ErrNoOlder) {

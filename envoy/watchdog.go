@@ -72,12 +72,14 @@ func (e *Envoy) probe(ctx context.Context) error {
 	return e.cfg.Probe(ctx)
 }
 
-// endHung ends an Envoy that hangs. supervise starts another one.
-func (e *Envoy) endHung(ctx context.Context, p *process.Process) {
+// endHung ends an Envoy that hangs. It returns false if the Envoy did not end.
+func (e *Envoy) endHung(ctx context.Context, p *process.Process) bool {
 	e.log.Error("hung Envoy ended", zap.Int("pid", p.PID()), zap.Duration("silent_for", e.cfg.HangTimeout))
-	if err := p.Stop(ctx, stopGrace); err != nil {
+	err := p.Stop(ctx, stopGrace)
+	if err != nil {
 		e.log.Error("hung Envoy not ended, trying again", zap.Error(err))
 	}
+	return err == nil
 }
 
 // ProbeListener returns a Probe for an HTTP listener at the address, host:port. The probe sends a

@@ -35,8 +35,6 @@ type Server struct {
 	// Advertise is the IP address and port at which Envoys of other hosts reach this gateway.
 	// Empty: the address to which an Envoy has connected.
 	Advertise string
-	// Lives reports whether the Envoy with this pid runs. nil means that all do.
-	Lives func(pid int) bool
 
 	// successor serves the exchanges that are not decided yet. It is nil before Retire.
 	successor atomic.Pointer[grpc.ClientConnInterface]
@@ -55,13 +53,13 @@ func (s *Server) Open(stream *grpcserver.Stream, header func(name string) string
 	if header(headers.Role) != headers.RolePassed {
 		e.pid = stream.PeerPID()
 	}
-	e.Exchange = s.Decider.Open(e)
+	s.Decider.Open(&e.Exchange, e)
 	return e
 }
 
 // exchange is one request. It implements decide.Envoy and grpcserver.Handler.
 type exchange struct {
-	*decide.Exchange
+	decide.Exchange
 	server *Server
 	stream *grpcserver.Stream
 	// told is the address of this gateway, if a predecessor has passed the exchange on.
@@ -175,14 +173,8 @@ func (e *exchange) End() {
 	e.Lose()
 }
 
-// Alive implements decide.Envoy.
-func (e *exchange) Alive() func() bool {
-	s, pid := e.server, e.pid
-	if pid == 0 || s.Lives == nil {
-		return nil
-	}
-	return func() bool { return s.Lives(pid) }
-}
+// PID implements decide.Envoy.
+func (e *exchange) PID() int { return e.pid }
 
 // Context implements decide.Envoy.
 func (e *exchange) Context() context.Context { return e.stream.Context() }

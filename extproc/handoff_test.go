@@ -23,7 +23,6 @@ import (
 // newRelayed returns a newServer with a relay, and this policy for the model m.
 func newRelayed(t testing.TB, p dispatch.WayPolicy) (*Server, *dispatch.Dispatcher) {
 	s, d := newServer(t)
-	s.Handoff = new(dispatch.Handoff)
 	d.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {MaxDuration: time.Minute, Way: p}}})
 	return s, d
 }

@@ -44,12 +44,9 @@ func attemptLog() []*accesslog.AccessLog {
 	common := logConfig(headers.LogAttempts)
 	common.BufferSizeBytes = wrapperspb.UInt32(0)
 	closes := allOf(loggedAs(accesslogdata.AccessLogType_UpstreamEnd), requestIsNot(headerPresent(headers.Framing)), celFilter(closeDelimited))
-	filters := []*accesslog.AccessLogFilter{failedOrRetried(), answeredAtLeast(429), closes}
 	return []*accesslog.AccessLog{grpcLog(&grpclog.HttpGrpcAccessLogConfig{
 		CommonConfig: common, AdditionalResponseHeadersToLog: []string{"content-length", "transfer-encoding", "retry-after"},
-	}, &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_OrFilter{
-		OrFilter: &accesslog.OrFilter{Filters: filters},
-	}})}
+	}, anyOf(failedOrRetried(), answeredAtLeast(429), closes))}
 }
 
 // closeDelimited matches responses of replicas that only the end of the connection ends. Envoy
@@ -82,6 +79,11 @@ func allOf(filters ...*accesslog.AccessLogFilter) *accesslog.AccessLogFilter {
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_AndFilter{AndFilter: &accesslog.AndFilter{Filters: filters}}}
 }
 
+// anyOf matches what one of the filters matches.
+func anyOf(filters ...*accesslog.AccessLogFilter) *accesslog.AccessLogFilter {
+	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_OrFilter{OrFilter: &accesslog.OrFilter{Filters: filters}}}
+}
+
 // answeredAtLeast matches answers with this status or a greater one.
 func answeredAtLeast(status uint32) *accesslog.AccessLogFilter {
 	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_StatusCodeFilter{
@@ -101,9 +103,7 @@ func failedOrRetried() *accesslog.AccessLogFilter {
 		ResponseFlagFilter: &accesslog.ResponseFlagFilter{},
 	}}
 	again := requestIsNot(headerIs("x-envoy-attempt-count", exactly("1")))
-	return &accesslog.AccessLogFilter{FilterSpecifier: &accesslog.AccessLogFilter_OrFilter{
-		OrFilter: &accesslog.OrFilter{Filters: []*accesslog.AccessLogFilter{failed, again}},
-	}}
+	return anyOf(failed, again)
 }
 
 // logConfig configures a log that Envoy sends to Sluice over gRPC.

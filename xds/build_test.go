@@ -358,7 +358,7 @@ func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Config{
 		{}, {Listen: "8080"}, {Listen: "example.com:80"}, {Listen: "127.0.0.1:http"}, {Listen: "127.0.0.1:70000"},
-		{Listen: ":1", MaxBody: -1}, {Listen: ":1", MaxBody: 1 << 33}, {Listen: ":1", MaxDuration: -1}, {Listen: ":1", HoldTimeout: -1},
+		{Listen: ":1", MaxBody: -1}, {Listen: ":1", MaxBody: 1 << 33}, {Listen: ":1", MaxDuration: -1},
 		{Listen: ":1", RelaySocket: "relay.sock"}, {Listen: ":1", GRPCSocket: "/" + strings.Repeat("x", 107)},
 	} {
 		if r, err := (*Resources)(nil).Rebuild(c, fleet()); err == nil || r != nil {

@@ -129,7 +129,7 @@ func newAssignment(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 				// The route copies the Hostname into the Host header.
 				Hostname: e.host,
 			}},
-			Metadata: sluiceMetadata(map[string]*structpb.Value{"replica": structpb.NewStringValue(e.id)}),
+			Metadata: sluiceMetadata("replica", e.id),
 		}
 	}
 	assignment.Endpoints = []*endpointv3.LocalityLbEndpoints{{LbEndpoints: hosts}}
@@ -137,8 +137,10 @@ func newAssignment(name string, ready []endpoint) *endpointv3.ClusterLoadAssignm
 }
 
 // sluiceMetadata returns metadata in Sluice's namespace.
-func sluiceMetadata(fields map[string]*structpb.Value) *core.Metadata {
-	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {Fields: fields}}}
+func sluiceMetadata(key, value string) *core.Metadata {
+	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {
+		Fields: map[string]*structpb.Value{key: structpb.NewStringValue(value)},
+	}}}
 }
 
 func socketAddress(host string, port uint16) *core.Address {

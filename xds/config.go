@@ -22,9 +22,6 @@ type Config struct {
 	// MaxDuration is the longest time from the complete request to the end of its response. 0 means
 	// 30 minutes.
 	MaxDuration time.Duration
-	// HoldTimeout is the longest time for which ext_proc may hold a request. 0 means one hour, the
-	// longest that Envoy allows.
-	HoldTimeout time.Duration
 	// HideReplica removes the header that names the replica from responses.
 	HideReplica bool
 	// RelaySocket is the absolute path of the unix socket of Sluice's HTTP listener for managed
@@ -72,7 +69,6 @@ type Config struct {
 const (
 	DefaultMaxBody     = 32 << 20
 	DefaultMaxDuration = 30 * time.Minute
-	DefaultHoldTimeout = time.Hour
 	// DefaultFirstRequest is short, since a client connects when it has a request.
 	DefaultFirstRequest = 10 * time.Second
 	// DefaultMaxHeaders and DefaultMaxHeaderBytes are far above what clients and their proxies
@@ -85,7 +81,6 @@ const (
 func (c Config) withDefaults() Config {
 	c.MaxBody = cmp.Or(c.MaxBody, DefaultMaxBody)
 	c.MaxDuration = cmp.Or(c.MaxDuration, DefaultMaxDuration)
-	c.HoldTimeout = cmp.Or(c.HoldTimeout, DefaultHoldTimeout)
 	c.MaxHeaders = cmp.Or(c.MaxHeaders, DefaultMaxHeaders)
 	c.MaxHeaderBytes = cmp.Or(c.MaxHeaderBytes, DefaultMaxHeaderBytes)
 	c.FirstRequest = cmp.Or(c.FirstRequest, DefaultFirstRequest)
@@ -101,9 +96,6 @@ func (c Config) check() error {
 	}
 	if c.MaxDuration < 0 {
 		err = errors.Join(err, fmt.Errorf("max duration %v is negative", c.MaxDuration))
-	}
-	if c.HoldTimeout < 0 {
-		err = errors.Join(err, fmt.Errorf("hold timeout %v is negative", c.HoldTimeout))
 	}
 	if c.FirstRequest < 0 {
 		err = errors.Join(err, fmt.Errorf("first request timeout %v is negative", c.FirstRequest))

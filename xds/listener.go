@@ -94,7 +94,7 @@ func connectionManager(c Config) *hcm.HttpConnectionManager {
 	setIdentity(m, c)
 	setProtocols(m)
 	setHeaderLimits(m, c)
-	setTimeouts(m, c)
+	setTimeouts(m)
 	return m
 }
 
@@ -168,10 +168,10 @@ func setHeaderLimits(m *hcm.HttpConnectionManager, c Config) {
 // setTimeouts sets no idle timeout, because a generation may be silent for minutes and a held
 // request is silent all the time. Other timeouts bound a request: one each for its headers, its
 // body, the time for which ext_proc holds it, and, on the route, its response.
-func setTimeouts(m *hcm.HttpConnectionManager, c Config) {
+func setTimeouts(m *hcm.HttpConnectionManager) {
 	m.StreamIdleTimeout = durationpb.New(0)
 	m.RequestHeadersTimeout = durationpb.New(headersTimeout)
 	// Envoy counts until all filters have processed the request, so the time includes the holding.
-	m.RequestTimeout = durationpb.New(c.HoldTimeout + uploadTimeout)
+	m.RequestTimeout = durationpb.New(holdTimeout + uploadTimeout)
 	m.StreamFlushTimeout = durationpb.New(flushTimeout)
 }

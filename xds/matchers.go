@@ -49,21 +49,22 @@ func setHeader(name, value string) *core.HeaderValueOption {
 	}
 }
 
-// values says how a matcher continues, by the value of a header.
+// values says how a matcher continues, by the text of its input.
 type values map[string]*match.Matcher_OnMatch
 
 // byHeader continues by the value of a header, and with no, which may be nil, for any other
 // value.
 func byHeader(header string, yes values, no *match.Matcher_OnMatch) *match.Matcher {
+	return byInput("envoy.matching.inputs.request_headers", &matcher.HttpRequestHeaderMatchInput{HeaderName: header}, yes, no)
+}
+
+// byInput continues by the text of an input, and with no, which may be nil, for any other text.
+func byInput(name string, input validatedMessage, yes values, no *match.Matcher_OnMatch) *match.Matcher {
 	return &match.Matcher{
 		OnNoMatch: no,
 		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
-			Input: &xdscore.TypedExtensionConfig{
-				Name: "envoy.matching.inputs.request_headers", TypedConfig: mustPack(&matcher.HttpRequestHeaderMatchInput{HeaderName: header}),
-			},
-			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{
-				Map: yes,
-			}},
+			Input:    &xdscore.TypedExtensionConfig{Name: name, TypedConfig: mustPack(input)},
+			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{Map: yes}},
 		}},
 	}
 }

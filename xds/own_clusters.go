@@ -11,7 +11,6 @@ import (
 	upstreamhttp "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -95,8 +94,7 @@ func instanceMetadata(instance string) *core.Metadata {
 	if instance == "" {
 		return nil
 	}
-	return &core.Metadata{FilterMetadata: map[string]*structpb.Struct{headers.Metadata: {
-		Fields: map[string]*structpb.Value{"instance": structpb.NewStringValue(instance)}}}}
+	return sluiceMetadata("instance", instance)
 }
 
 // relayProtocol is HTTP/1.1, which gives each stream a connection of its own and carries WebSockets

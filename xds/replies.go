@@ -232,8 +232,7 @@ func (r reply) mapper() *hcm.ResponseMapper {
 
 func (r reply) format() *core.SubstitutionFormatString {
 	if r.plain {
-		text := &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: r.message}}
-		return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_TextFormatSource{TextFormatSource: text}}
+		return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_TextFormatSource{TextFormatSource: inline(r.message)}}
 	}
 	return &core.SubstitutionFormatString{Format: &core.SubstitutionFormatString_JsonFormat{JsonFormat: r.body()}}
 }

@@ -10,7 +10,6 @@ import (
 	matcher "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
@@ -265,5 +264,5 @@ func disabled(filters ...string) map[string]*anypb.Any {
 // bodyLimitMetadata tells the body limit of a route to the error that Envoy sends for larger
 // bodies.
 func bodyLimitMetadata(limit int64) *core.Metadata {
-	return sluiceMetadata(map[string]*structpb.Value{limitKey: structpb.NewStringValue(bytesText(limit))})
+	return sluiceMetadata(limitKey, bytesText(limit))
 }

@@ -3,7 +3,6 @@ package xds
 import (
 	_ "embed"
 
-	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	lua "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
 )
 
@@ -20,7 +19,5 @@ var streamReaderSource string
 // as much as half of what Envoy needs for an event without it (docs/performance.md). So ext_proc
 // asks for it on a sample of the responses only.
 func streamReader() *lua.Lua {
-	return &lua.Lua{DefaultSourceCode: &core.DataSource{
-		Specifier: &core.DataSource_InlineString{InlineString: streamReaderSource},
-	}}
+	return &lua.Lua{DefaultSourceCode: inline(streamReaderSource)}
 }

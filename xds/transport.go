@@ -55,9 +55,7 @@ func requestChanges(t *engines.Transport) (changes []*mutation.HeaderMutation, m
 		}
 	}
 	if t.Prefix != "" || t.API != "" {
-		more = append(more, httpFilter("envoy.filters.http.lua", &lua.Lua{DefaultSourceCode: &core.DataSource{
-			Specifier: &core.DataSource_InlineString{InlineString: pathScript(t)},
-		}}))
+		more = append(more, httpFilter("envoy.filters.http.lua", &lua.Lua{DefaultSourceCode: inline(pathScript(t))}))
 	}
 	return changes, more, nil
 }
@@ -142,7 +140,7 @@ func transportSocket(t *engines.TLS, elsewhere bool) (*core.TransportSocket, err
 // content, because an Envoy refuses a cluster whose file does not exist there.
 func trustedAuthorities(ca string, elsewhere bool) (*core.DataSource, error) {
 	if ca != "" {
-		return &core.DataSource{Specifier: &core.DataSource_InlineString{InlineString: ca}}, nil
+		return inline(ca), nil
 	}
 	for _, file := range systemAuthorities() {
 		info, err := os.Stat(file)

@@ -1,7 +1,6 @@
 package xds
 
 import (
-	xdscore "github.com/cncf/xds/go/xds/core/v3"
 	match "github.com/cncf/xds/go/xds/type/matcher/v3"
 	customresponse "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/custom_response/v3"
 	localresponse "github.com/envoyproxy/go-control-plane/envoy/extensions/http/custom_response/local_response_policy/v3"
@@ -27,14 +26,9 @@ const (
 // gateway.
 func refuseUnasked() *customresponse.CustomResponse {
 	refused := values{"1xx": replaceBy(unaskedDetails), "3xx": replaceBy(redirectDetails)}
-	return &customresponse.CustomResponse{CustomResponseMatcher: &match.Matcher{
-		MatcherType: &match.Matcher_MatcherTree_{MatcherTree: &match.Matcher_MatcherTree{
-			Input: &xdscore.TypedExtensionConfig{Name: "status", TypedConfig: mustPack(&matcher.HttpResponseStatusCodeClassMatchInput{})},
-			TreeType: &match.Matcher_MatcherTree_ExactMatchMap{ExactMatchMap: &match.Matcher_MatcherTree_MatchMap{
-				Map: refused,
-			}},
-		}},
-	}}
+	return &customresponse.CustomResponse{
+		CustomResponseMatcher: byInput("status", &matcher.HttpResponseStatusCodeClassMatchInput{}, refused, nil),
+	}
 }
 
 // replaceBy replaces a response by a 502 with the details.

@@ -19,10 +19,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// acceptPause is how long the server waits after an accept that failed, as without file
-// descriptors.
-const acceptPause = 50 * time.Millisecond
-
 // Server counts what the predecessors of this process hold.
 type Server struct {
 	// Ended is told of each request that has ended at a predecessor, and whether its metrics are to
@@ -78,18 +74,16 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	defer l.Close()
 	var connections sync.WaitGroup
 	defer connections.Wait()
+	failed := func(err error) { s.log.Warn("connection of an earlier process not accepted", zap.Error(err)) }
 	for {
-		conn, err := l.Accept()
+		conn, err := lack.Accept(l.Accept, failed)
 		switch {
 		case err == nil:
 			connections.Go(func() { s.serve(ctx, conn) })
 		case ctx.Err() != nil:
 			return nil
-		case !lack.IsTemporary(err):
-			return err
 		default:
-			s.log.Warn("connection of an earlier process not accepted", zap.Error(err))
-			time.Sleep(acceptPause)
+			return err
 		}
 	}
 }

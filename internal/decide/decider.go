@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"cmp"
 	"sync/atomic"
 	"time"
 
@@ -18,18 +17,17 @@ import (
 type Config struct {
 	Authenticator *authz.Authenticator
 	Dispatcher    *dispatch.Dispatcher
-	// Handoff passes requests that Envoy alone cannot serve to the relay. nil means that there is
-	// no relay, and every request is native.
+	// Handoff passes requests that Envoy alone cannot serve to the relay.
 	Handoff *dispatch.Handoff
 	// Budget says which budgets of the caller are reached, for a header of the response, or that
-	// the request is refused because one is used up. nil means that there are no budgets.
+	// the request is refused because one is used up.
 	Budget func(*authz.Tenant) (reached string, fault *openai.Error)
 	// Trace decides whether a native request is traced, from the traceparent header of the client.
-	// It returns the traceparent header for the engine. nil means that no native request is traced.
+	// It returns the traceparent header for the engine.
 	Trace func(client string) (own string, traced bool)
 	// MaxBody is the greatest request body in bytes. A request that declares a longer body is
-	// refused before Envoy reads the body. 0 means 32 MiB. A longer body without a length is
-	// refused by Envoy if it exceeds what Envoy buffers anyway, else by the decider.
+	// refused before Envoy reads the body. A longer body without a length is refused by Envoy if it
+	// exceeds what Envoy buffers anyway, else by the decider.
 	MaxBody int64
 	// MaxHeaders are the limits of a request's headers. The zero value means no limits. Envoy's own
 	// limits must be higher by what Envoy and Sluice add.
@@ -37,23 +35,18 @@ type Config struct {
 	// Uploads bound the bodies that Envoy is receiving.
 	Uploads UploadLimits
 	// MaxOpen returns the greatest number of requests that wait or run at engines. Each may take a
-	// socket of Envoy, which ends itself when it cannot open one. 0 means no limit; nil as well.
+	// socket of Envoy, which ends itself when it cannot open one. 0 means no limit.
 	MaxOpen func() int
-	// Hold is the longest time that a request may wait for its decision. Envoy must wait as long.
-	// 0 means 1 hour.
-	Hold time.Duration
-	// Requests stores the records of the requests. nil means that the Decider keeps a store of its
-	// own, which nobody else reads.
+	// Lives reports whether the Envoy with this pid runs. nil means that nobody can tell.
+	Lives func(pid int) bool
+	// Requests stores the records of the requests.
 	Requests *request.Store
 	Log      *zap.Logger
 }
 
-const (
-	defaultMaxBody = 32 << 20
-	// defaultHold is the longest time that Envoy's ext_proc allows. It is longer than the longest
-	// wait that the configuration file may set.
-	defaultHold = time.Hour
-)
+// maxHold is the longest time that a request may wait for its decision, and that Envoy's ext_proc
+// allows. It is longer than the longest wait that the configuration file may set.
+const maxHold = time.Hour
 
 // Decider decides what Envoy does with requests. Its methods are safe for concurrent use.
 type Decider struct {
@@ -65,15 +58,8 @@ type Decider struct {
 	retired atomic.Bool
 }
 
-// New returns a Decider with the defaults of Config filled in.
-func New(c Config) *Decider {
-	c.MaxBody = cmp.Or(c.MaxBody, defaultMaxBody)
-	c.Hold = cmp.Or(c.Hold, defaultHold)
-	if c.Requests == nil {
-		c.Requests = request.NewStore(1) // the tickets of running requests are found in it
-	}
-	return &Decider{Config: c, uploads: newUploads(c.Uploads, c.MaxBody)}
-}
+// New returns a Decider.
+func New(c Config) *Decider { return &Decider{Config: c, uploads: newUploads(c.Uploads, c.MaxBody)} }
 
 // UploadStats describes the bodies that Envoy is receiving.
 func (d *Decider) UploadStats() UploadStats { return d.uploads.status() }
@@ -91,9 +77,6 @@ func (d *Decider) Busy() bool { return d.open.Load() > 0 }
 
 // checkOpen refuses a request if as many are open as Envoy has sockets for.
 func (d *Decider) checkOpen() *openai.Error {
-	if d.MaxOpen == nil {
-		return nil
-	}
 	if most := d.MaxOpen(); most > 0 && d.open.Load() > int64(most) {
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway carries %d requests, as many as its limit of open files allows.", most)
 	}

@@ -15,15 +15,8 @@ import (
 func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 	r := dispatch.NewRequest(dispatch.Caller{Tenant: x.tenant, Priority: x.priority, Task: x.head.task}, scan, body)
 	r.OnWait, r.OnBlock = x.wait, x.envoy.Block
-	ctx, dispatcher := x.envoy.Context(), x.decider.Dispatcher
-	var ticket *dispatch.Ticket
-	var managed *dispatch.Managed
-	var fault *openai.Error
-	if x.decider.Handoff == nil {
-		ticket, fault = dispatcher.Dispatch(ctx, r)
-	} else {
-		ticket, managed, fault = dispatcher.DispatchOrHandOff(ctx, r)
-	}
+	ctx := x.envoy.Context()
+	ticket, managed, fault := x.decider.Dispatcher.DispatchOrHandOff(ctx, r)
 	if fault != nil && x.decider.Retired() {
 		x.moved = true // this process dispatches no more
 		return nil
@@ -46,7 +39,7 @@ func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 func (x *Exchange) wait() {
 	if !x.waits {
 		x.waits = true
-		x.envoy.Wait(x.decider.Hold)
+		x.envoy.Wait(maxHold)
 	}
 }
 
@@ -66,7 +59,7 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 // with the token of the offer in a header.
 func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	// The callback must not use x, which ends before the relay is done.
-	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	d, record, alive := x.decider, x.record, x.alive()
 	offer := &dispatch.Offer{
 		RequestID: x.head.id, Tenant: x.tenant, Priority: x.priority, Path: x.head.enginePath, Scan: *scan, Task: x.head.task,
 		Received: x.received, Foreseen: m.ClientWaits, Pending: m.Pending, Record: record,
@@ -104,9 +97,6 @@ func (x *Exchange) newAnswer() *Answer {
 // traceparent returns the traceparent header for the engine. It is empty if the request is not
 // traced; Envoy then passes on the header of the client, if there is one.
 func (x *Exchange) traceparent() string {
-	if x.decider.Trace == nil {
-		return ""
-	}
 	own, traced := x.decider.Trace(x.head.traceparent)
 	if !traced {
 		return ""

@@ -31,9 +31,8 @@ type Envoy interface {
 	// Gateway is the address at which the relay of this gateway is reached, if the Envoy of another
 	// host asks. Else it is empty.
 	Gateway() string
-	// Alive returns a func that reports whether this Envoy's process runs, also after the exchange
-	// has ended. nil means that nobody can tell.
-	Alive() func() bool
+	// PID is the process of this Envoy; 0: not known.
+	PID() int
 }
 
 // Exchange is the state of one request. A transport calls Head, Headers, Body and End in this
@@ -70,15 +69,8 @@ type Exchange struct {
 	answer  Answer
 }
 
-// Open opens an exchange. The transport must End it.
-func (d *Decider) Open(e Envoy) *Exchange {
-	x := new(Exchange)
-	d.OpenIn(x, e)
-	return x
-}
-
-// OpenIn is Open for an exchange in memory of the transport, which is zero.
-func (d *Decider) OpenIn(x *Exchange, e Envoy) {
+// Open opens an exchange in memory of the transport, which is zero. The transport must End it.
+func (d *Decider) Open(x *Exchange, e Envoy) {
 	d.open.Add(1)
 	x.counted = true
 	x.decider, x.envoy = d, e
@@ -122,10 +114,8 @@ func (x *Exchange) Headers(bodyless bool) *Answer {
 	}
 	x.tenant = tenant
 	x.record = d.Requests.Begin(request.Arrival{ID: x.head.id, Method: x.head.method, Path: x.head.path, Tenant: tenant.Name, Key: tenant.Key, Canceller: x})
-	if d.Budget != nil {
-		if x.budget, fault = d.Budget(tenant); fault != nil {
-			return x.refuse(fault)
-		}
+	if x.budget, fault = d.Budget(tenant); fault != nil {
+		return x.refuse(fault)
 	}
 	if bodyless {
 		return x.refuse(openai.Errorf(openai.CodeInvalidRequest, "The request has no body."))
@@ -183,11 +173,21 @@ func (x *Exchange) End() {
 // Lose is End for an exchange whose connection to Envoy has broken while the request may run on in
 // Envoy; see request.Record.
 func (x *Exchange) Lose() {
-	d, record, alive := x.decider, x.record, x.envoy.Alive()
+	d, record, alive := x.decider, x.record, x.alive()
 	d.open.Add(1) // a retired process does not end meanwhile
 	defer d.open.Add(-1)
 	x.End()
 	d.lose(record, alive)
+}
+
+// alive returns a function that reports whether the Envoy of the exchange runs, also after the
+// exchange has ended. nil: nobody can tell.
+func (x *Exchange) alive() func() bool {
+	lives, pid := x.decider.Lives, x.envoy.PID()
+	if pid == 0 || lives == nil {
+		return nil
+	}
+	return func() bool { return lives(pid) }
 }
 
 // lose has a record end by what Envoy tells, or when Envoy is not alive. Envoy's access log goes to

@@ -1,14 +1,11 @@
 package elsewhere
 
 import (
-	"bytes"
-	"encoding/json"
 	"path/filepath"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -31,18 +28,18 @@ func secret(name, file string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// Secrets returns the contents of the two files of SDS. One has the certificate of an Envoy with
-// its key, the other the authorities that the Envoy trusts, all as paths on the host of the Envoy.
-// Envoy reads them again when something is renamed in their directories, as Kubernetes does for a
-// mounted Secret.
-func Secrets(cert, key, ca string) (certificate, authority []byte, err error) {
-	certificate, err = secretFile(&tlsv3.Secret{Name: certificateName, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
+// Secrets returns what the two files of SDS contain, as answers of a discovery service. One has the
+// certificate of an Envoy with its key, the other the authorities that the Envoy trusts, all as
+// paths on the host of the Envoy. Envoy reads them again when something is renamed in their
+// directories, as Kubernetes does for a mounted Secret.
+func Secrets(cert, key, ca string) (certificate, authority *discoveryv3.DiscoveryResponse, err error) {
+	certificate, err = answer(&tlsv3.Secret{Name: certificateName, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: &tlsv3.TlsCertificate{
 		CertificateChain: file(cert), PrivateKey: file(key), WatchedDirectory: directory(cert),
 	}}})
 	if err != nil {
 		return nil, nil, err
 	}
-	authority, err = secretFile(&tlsv3.Secret{Name: authorityName, Type: &tlsv3.Secret_ValidationContext{
+	authority, err = answer(&tlsv3.Secret{Name: authorityName, Type: &tlsv3.Secret_ValidationContext{
 		ValidationContext: &tlsv3.CertificateValidationContext{TrustedCa: file(ca), WatchedDirectory: directory(ca)},
 	}})
 	return certificate, authority, err
@@ -56,20 +53,7 @@ func directory(path string) *corev3.WatchedDirectory {
 	return &corev3.WatchedDirectory{Path: filepath.Dir(path)}
 }
 
-// secretFile writes a secret as the answer of a discovery service, in JSON.
-func secretFile(s *tlsv3.Secret) ([]byte, error) {
+func answer(s *tlsv3.Secret) (*discoveryv3.DiscoveryResponse, error) {
 	packed, err := anypb.New(s)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{packed}})
-	if err != nil {
-		return nil, err
-	}
-	var out bytes.Buffer // the white space of protojson varies on purpose
-	if err := json.Indent(&out, raw, "", "  "); err != nil {
-		return nil, err
-	}
-	out.WriteByte('\n')
-	return out.Bytes(), nil
+	return &discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{packed}}, err
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/decide/decidetest"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -154,6 +155,7 @@ func TestB6_LargeReplacedBodiesBreakNoConnection(t *testing.T) {
 	t.Parallel()
 	d := decidetest.New(t, 1000, decide.UploadLimits{})
 	d.MaxBody = maxQueue
+	d.Dispatcher.SetRules(dispatch.Rules{Default: dispatch.Policy{Way: dispatch.WayPolicy{Mode: dispatch.ModeNative}}})
 	_, path := serve(t, d)
 	f := connect(t, path)
 	large := strings.Replace(chat, `"stream":true`, `"stream":true,"timeout_ms":60000`, 1)

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/decide"
+	"github.com/sluice-gateway/sluice/internal/lazyctx"
 )
 
 // exchange is one request. It implements decide.Envoy.
 type exchange struct {
 	decide.Exchange
-	ctx requestContext
+	ctx lazyctx.Context
 	// reader is the goroutine that reads the connection, while it works for this request.
 	reader *reader
 	// begin is the beginning of the response, if it is observed. heard means that no more of it is
@@ -36,7 +37,7 @@ type exchange struct {
 
 func newExchange(r *reader, id uint64) *exchange {
 	x := &exchange{conn: r.conn, id: id}
-	r.server.OpenIn(&x.Exchange, x)
+	r.server.Open(&x.Exchange, x)
 	return x
 }
 
@@ -103,7 +104,7 @@ func (x *exchange) lose() {
 
 // close notes that the request has ended. It returns whether the caller has to end the exchange.
 func (x *exchange) close() bool {
-	x.ctx.end()
+	x.ctx.End()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	now := !x.over && !x.busy
@@ -215,55 +216,8 @@ func (x *exchange) Claimed() {
 // Gateway implements decide.Envoy. Envoys of other hosts do not use frames.
 func (x *exchange) Gateway() string { return "" }
 
-// Alive implements decide.Envoy.
-func (x *exchange) Alive() func() bool {
+// PID implements decide.Envoy.
+func (x *exchange) PID() int {
 	c, _ := x.where()
-	if c.pid == 0 || c.server.Lives == nil {
-		return nil
-	}
-	return func() bool { return c.server.Lives(c.pid) }
+	return c.pid
 }
-
-// requestContext is a context that ends with its request. Its channel is made when somebody asks
-// for it, which is when the request waits. The zero value is ready to use.
-type requestContext struct {
-	mu   sync.Mutex
-	done chan struct{}
-	over bool
-}
-
-func (c *requestContext) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
-		return
-	}
-	if c.over = true; c.done != nil {
-		close(c.done)
-	}
-}
-
-func (c *requestContext) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
-
-func (c *requestContext) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done == nil {
-		c.done = make(chan struct{})
-		if c.over {
-			close(c.done)
-		}
-	}
-	return c.done
-}
-
-func (c *requestContext) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
-		return context.Canceled
-	}
-	return nil
-}
-
-func (c *requestContext) Value(any) any { return nil }

@@ -16,9 +16,6 @@ import (
 const (
 	// defaultPatience is the time after which Envoy gives up a request without a word.
 	defaultPatience = 2 * time.Second
-	// acceptPause is how long the server waits after an accept that failed, as without file
-	// descriptors.
-	acceptPause = 50 * time.Millisecond
 	// parkTime is how long a request that runs may be on no connection.
 	parkTime = 5 * time.Second
 	// overhead is what a frame may have besides the body: headers, or a record. Envoy lets more
@@ -42,8 +39,6 @@ type Server struct {
 	// protocol. Requests that go through it fail until ext_proc is used. nil means that nobody is
 	// told.
 	OnVersion func(pid int, version uint32)
-	// Lives reports whether the Envoy with this pid runs. nil means that all do.
-	Lives func(pid int) bool
 	// Patience is how long a request waits for a word after its body was sent.
 	Patience time.Duration
 	// Nameless reports whether clients do not learn which replica has answered. nil means that they
@@ -88,17 +83,13 @@ func (s *Server) flags() uint8 {
 
 // Serve serves the connections of a listener until the listener is closed, which is no error.
 func (s *Server) Serve(l net.Listener) error {
+	failed := func(err error) { s.Log.Warn("connection of Envoy's filter not accepted", zap.Error(err)) }
 	for {
-		socket, err := l.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		socket, err := lack.Accept(l.Accept, failed)
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return nil
-		}
-		if lack.IsTemporary(err) {
-			s.Log.Warn("connection of Envoy's filter not accepted", zap.Error(err))
-			time.Sleep(acceptPause)
-			continue
-		}
-		if err != nil {
+		case err != nil:
 			return err
 		}
 		s.start(socket)

@@ -104,12 +104,8 @@ func pressureFile(dir *process.Dir, log *zap.Logger) string {
 	return path
 }
 
-func (g *Gateway) guardConnections(pressureFile string) {
+func (g *Gateway) guardConnections(listen netip.AddrPort, pressureFile string) {
 	c := g.options.Config
-	listen, err := netip.ParseAddrPort(c.Listen)
-	if err != nil { // the check of the configuration has refused such an address
-		return
-	}
 	g.guard = connections.New(connections.Config{
 		Listen: listen, Limit: g.envoy.connectionLimit, PerSource: c.Connections.PerSource,
 		Trusted: c.Connections.Trusted(), PressureFile: pressureFile, Changed: g.envoy.setMode, Log: g.log,

@@ -45,11 +45,7 @@ func (g *Gateway) announce(ctx context.Context) error {
 	}
 }
 
-// showOnConsole shows the state of the gateway on its console until ctx ends.
-func (g *Gateway) showOnConsole(ctx context.Context) error {
-	return g.options.Console.Run(ctx, g.consoleState)
-}
-
+// consoleState returns what the console shows.
 func (g *Gateway) consoleState() console.State {
 	c := g.options.Config
 	missing := g.notReady()

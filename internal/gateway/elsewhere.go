@@ -39,12 +39,9 @@ func (g *Gateway) listenElsewhere(inherited map[string]net.Listener, api, relay 
 	if c.Listen == "" {
 		return nil, nil
 	}
-	tcp := inherited[c.Listen]
-	if tcp == nil {
-		var err error
-		if tcp, err = net.Listen("tcp", c.Listen); err != nil {
-			return nil, explainListen("control.listen", err)
-		}
+	tcp, err := listenTCP("control.listen", c.Listen, inherited)
+	if err != nil {
+		return nil, err
 	}
 	l, err := control.New(tcp, controlFiles(c), g.log)
 	if err != nil {
@@ -128,15 +125,7 @@ func (g *Gateway) awaitEnvoys(ctx context.Context, timeout time.Duration) {
 func awaitQuiet(ctx context.Context, timeout time.Duration, busy func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	tick := time.NewTicker(busyInterval)
-	defer tick.Stop()
-	for busy() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	awaitUntil(ctx, busyInterval, func() bool { return !busy() })
 }
 
 // envoysElsewhere returns what Envoys of other hosts are told about the gateways.

@@ -81,12 +81,12 @@ func (g *Gateway) makeEnvoy() error {
 	if g.options.Envoy == "" {
 		return nil
 	}
-	g.envoy.server.SetPredecessors(envoy.PredecessorNodes(g.dir, bootstrap(g.dir)))
+	b := bootstrap(g.dir)
+	g.envoy.server.SetPredecessors(envoy.PredecessorNodes(g.dir, b))
 	listen, err := netip.ParseAddrPort(g.options.Config.Listen)
 	if err != nil {
 		return err // the check of the configuration has refused such an address
 	}
-	b := bootstrap(g.dir)
 	b.Budget, b.PressureFile = envoyBudget(g.options.Config), pressureFile(g.dir, g.log)
 	g.envoy.process = envoy.New(envoy.Config{
 		Binary: g.options.Envoy, Dir: g.dir, Bootstrap: b, Listen: listen, Log: g.log,
@@ -96,7 +96,7 @@ func (g *Gateway) makeEnvoy() error {
 		Filter: g.filter.pathFor, Keeps: g.filter.keeps, Concurrency: workers(g.options.Config.Envoy.Workers, processors.Available()),
 	})
 	g.envoy.requests.Store(int64(b.Budget.Requests))
-	g.guardConnections(b.PressureFile)
+	g.guardConnections(listen, b.PressureFile)
 	return nil
 }
 
@@ -197,10 +197,7 @@ const (
 // checkListen returns an error when another program listens on the address for clients. An Envoy of
 // an earlier run may listen there, and one that is just ending is waited for.
 func (e *envoyLink) checkListen(ctx context.Context, address string) error {
-	if e.process == nil {
-		return nil
-	}
-	if e.runsAlready() {
+	if e.process == nil || e.runsAlready() {
 		return nil
 	}
 	for until := time.Now().Add(closePatience); ; time.Sleep(closeInterval) {

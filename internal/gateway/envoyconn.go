@@ -5,7 +5,6 @@ import (
 	"net"
 
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 
 	"github.com/sluice-gateway/sluice/internal/nonblock"
@@ -16,10 +15,6 @@ import (
 // They tell the handlers which process is at the other end.
 type envoyCredentials struct {
 	credentials.TransportCredentials
-}
-
-func newEnvoyCredentials() credentials.TransportCredentials {
-	return envoyCredentials{insecure.NewCredentials()}
 }
 
 func (c envoyCredentials) ServerHandshake(socket net.Conn) (net.Conn, credentials.AuthInfo, error) {

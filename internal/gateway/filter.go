@@ -92,7 +92,7 @@ func inletsSocket(dir *process.Dir) string { return dir.Socket("inlets.sock") }
 func (g *Gateway) makeFilter() {
 	f := g.filter
 	f.server = frames.New(g.decisions.Decider)
-	f.server.Inlets, f.server.Lives = f.inletsOf, process.Runs
+	f.server.Inlets = f.inletsOf
 	f.server.Nameless = func() bool { return !g.config().ReplicaHeader }
 	f.server.OnEntry = g.observe
 	f.server.OnFirst = g.requests.FirstToken

@@ -155,27 +155,24 @@ func Run(ctx context.Context, o Options) error {
 	}
 	signals, stops := catchSignals(), catchStops()
 	dir, err := process.Open(o.Config.StateDir, o.Log)
-	if err == nil && from == nil {
-		if err = dir.Claim(ctx); err == nil {
-			defer dir.Release()
+	if err != nil {
+		return from.fail(err)
+	}
+	if from == nil {
+		if err := dir.Claim(ctx); err != nil {
+			return err
 		}
+		defer dir.Release()
 	}
-	var g *Gateway
-	if err == nil {
-		g, err = New(dir, o)
+	g, err := New(dir, o)
+	if err != nil {
+		return from.fail(err)
 	}
-	if err == nil {
-		g.signals, g.stops = signals, stops
-	}
-	switch {
-	case err == nil && from == nil:
-		return g.run(ctx, nil)
-	case err == nil:
+	g.signals, g.stops = signals, stops
+	if from != nil {
 		return g.takeOver(ctx, from)
-	case from != nil:
-		from.fail(err)
 	}
-	return err
+	return g.run(ctx, nil)
 }
 
 // New makes a gateway. It starts nothing.
@@ -190,7 +187,7 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g := &Gateway{
 		options: o, log: o.Log, started: time.Now(), self: self, dir: dir,
 		fleet: engines.NewFleet(), auth: new(authz.Authenticator), tokens: jwks.New(o.Log), requests: request.NewStore(0),
-		conditions: condition.New(o.Log), first: os.Getpid(), instance: newInstance(), succession: succession{drainOrders: make(chan time.Duration, 1)},
+		conditions: condition.New(o.Log), first: os.Getpid(), instance: randomName(4), succession: succession{drainOrders: make(chan time.Duration, 1)},
 	}
 	g.accessLog.OnEntry = g.observe
 	g.settings.first, g.settings.file = o.Config, cmp.Or(o.file, o.Config)
@@ -225,9 +222,9 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	g.decisions = extproc.New(decide.New(decide.Config{
 		Authenticator: g.auth, Dispatcher: g.dispatcher, Budget: g.usage.budgetOf, Handoff: &g.streams.handoff, Trace: g.streams.tracer.Inject,
 		MaxBody: int64(o.Config.MaxBody), MaxHeaders: headerLimits(o.Config), Uploads: g.uploadLimits(), MaxOpen: g.envoy.maxOpen,
-		Requests: g.requests, Log: g.log,
+		Lives: process.Runs, Requests: g.requests, Log: g.log,
 	}))
-	g.decisions.Advertise, g.decisions.Lives = o.Config.Control.Advertise, process.Runs
+	g.decisions.Advertise = o.Config.Control.Advertise
 	g.watcher = config.NewWatcher(config.WatcherConfig{
 		Current: g.settings.file, Started: o.Config, Apply: g.reload, Confirm: g.mustConfirm, OnFault: func(err error) {
 			g.metrics.ConfigReloaded(false)
@@ -241,11 +238,11 @@ func New(dir *process.Dir, o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// newInstance returns a random name for one Gateway.
-func newInstance() string {
-	var random [4]byte
-	rand.Read(random[:]) //nolint:errcheck // never fails
-	return hex.EncodeToString(random[:])
+// randomName returns a name of so many random bytes, in hex digits.
+func randomName(bytes int) string {
+	random := make([]byte, bytes)
+	rand.Read(random) //nolint:errcheck // never fails
+	return hex.EncodeToString(random)
 }
 
 // run starts the parts in the order of their dependencies. It first adopts existing processes, so
@@ -272,7 +269,7 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 	defer g.serving.end()
 	defer g.predecessors.end()
 	if g.options.Console != nil {
-		g.managing.Go(func() error { return g.showOnConsole(g.managing.ctx) })
+		g.managing.Go(func() error { return g.options.Console.Run(g.managing.ctx, g.consoleState) })
 	}
 	if err := g.start(ctx, from); err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -247,8 +246,7 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	_, known := c.Tenant(asked.Tenant)
 	switch {
 	case c.Auth.Mode != config.AuthKeys:
-		return admin.Key{}, "", &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
-			Message: "auth.mode is " + string(c.Auth.Mode) + ", so no key is looked at."}
+		return admin.Key{}, "", conflict("auth.mode is %s, so no key is looked at.", c.Auth.Mode)
 	case !known:
 		return invalid("tenant", fmt.Sprintf("The file has no tenant %q: use the name of one of its tenants.", asked.Tenant))
 	case !config.ValidKeyName(asked.Name):
@@ -366,22 +364,21 @@ func (a keyAdmin) Revoke(ctx context.Context, id string) (admin.Key, *openai.Err
 			return admin.Key{}, openai.Errorf(openai.CodeGatewayUnavailable, "%s No key with this id is known.", fault)
 		}
 	}
-	return admin.Key{}, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "There is no key with this id."}
+	return admin.Key{}, notFound("There is no key with this id.")
 }
 
 // revoke ends a key of the list.
 func (a keyAdmin) revoke(ctx context.Context, k admin.Key) (admin.Key, *openai.Error) {
 	if k.Source == admin.KeyOfFile {
-		return k, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
-			Message: "The key " + k.ID + " is a key of the file, which cannot be revoked at run time: " +
-				"remove its hash from the tenant " + k.Tenant + " in the file."}
+		return k, conflict("The key %s is a key of the file, which cannot be revoked at run time: remove its hash from the tenant %s in the file.",
+			k.ID, k.Tenant)
 	}
 	found, err := a.g.keys.Remove(ctx, k.ID)
 	switch {
 	case err != nil:
 		return k, keysFault(err)
 	case !found:
-		return k, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: "The key was revoked already."}
+		return k, notFound("The key was revoked already.")
 	}
 	return k, nil
 }
@@ -389,8 +386,7 @@ func (a keyAdmin) revoke(ctx context.Context, k admin.Key) (admin.Key, *openai.E
 // keysFault is the error of a store that does not work, or is full.
 func keysFault(err error) *openai.Error {
 	if errors.Is(err, keys.ErrFull) {
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
-			Message: "The gateway has 10000 keys already: revoke those that are not used."}
+		return conflict("The gateway has %d keys already: revoke those that are not used.", keys.MaxKeys)
 	}
 	return openai.Errorf(openai.CodeGatewayUnavailable, "The keys cannot be stored at the moment: %v.", err)
 }

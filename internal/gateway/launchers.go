@@ -75,7 +75,7 @@ func (g *Gateway) makeLaunchers() error {
 		Dir: g.dir, Fleet: g.fleet, Log: g.log, InFlight: g.dispatcher.Load, DrainTimeout: c.DrainTimeout,
 		OnHealthy: g.dispatcher.EndSuspension, Inventory: local.NewInventory(),
 	})
-	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log, Drained: g.isDrained})
+	l.upstream = upstream.New(upstream.Config{Fleet: g.fleet, Log: g.log, Drained: func(replica string) bool { return g.operator.IsDrained(replica) }})
 	l.nodes = nodes.New(nodes.Config{
 		Fleet: g.fleet, Local: &ownNode{l.local, l.labels}, Joined: l.joinedNodes, InFlight: g.dispatcher.Load,
 		Idle: l.idleModels, Evict: l.evict, Log: g.log,
@@ -186,8 +186,13 @@ func (l *launchers) adoptLocal(c *config.Config) {
 	l.local.Adopt(models)
 }
 
-// firstReportTimeout bounds the wait for the first reports of upstreams, nodes, Kubernetes and Ray.
-const firstReportTimeout = 2 * time.Second
+const (
+	// firstReportTimeout bounds the wait for the first reports of upstreams, nodes, Kubernetes and
+	// Ray.
+	firstReportTimeout = 2 * time.Second
+	// firstReportInterval is how often it is looked whether Kubernetes and Ray have reported.
+	firstReportInterval = 20 * time.Millisecond
+)
 
 // awaitFirstReports waits up to firstReportTimeout for the first reports of upstreams, nodes,
 // Kubernetes and Ray, so that Envoy's first configuration is as complete as possible.
@@ -299,14 +304,9 @@ func (l *launchers) awaitLateNodes(ctx context.Context) error {
 	rejoining, cancel := context.WithTimeout(ctx, nodes.RejoinTimeout-time.Second)
 	defer cancel()
 	l.awaitNodes(rejoining)
-	for !l.resources.known() {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
+	if awaitUntil(ctx, time.Second, l.resources.known) {
+		l.scaler.ForgetFound()
 	}
-	l.scaler.ForgetFound()
 	return nil
 }
 
@@ -369,12 +369,8 @@ func (l *launchers) watchKubernetes(ctx context.Context, group *errgroup.Group) 
 
 // awaitPods waits until the pods and the custom resources are known, or ctx ends.
 func (l *launchers) awaitPods(ctx context.Context) {
-	for l.kubernetes != nil && !(l.kubernetes.HasPublished() && l.resources.known()) {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(20 * time.Millisecond):
-		}
+	if l.kubernetes != nil {
+		awaitUntil(ctx, firstReportInterval, func() bool { return l.kubernetes.HasPublished() && l.resources.known() })
 	}
 }
 

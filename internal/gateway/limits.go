@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"maps"
 	"os"
@@ -42,25 +40,24 @@ type limitKeeper struct {
 	discovered []string
 
 	// syncing is held while the limits of the file are read and handed to overrides, so that an
-	// older file never follows a newer one.
-	syncing sync.Mutex
+	// older file never follows a newer one. enforcing does the same for the rules that the
+	// dispatcher gets.
+	syncing, enforcing sync.Mutex
 	// streams is max_concurrent_streams of each tenant that has one, for the path of a request.
 	streams atomic.Pointer[map[string]int]
 	// ofKeys are the limits of the keys of run time, by the names that admission has for them.
 	ofKeys atomic.Pointer[map[string]admission.TenantLimits]
-	// enforcing does the same for the rules that the dispatcher gets.
-	enforcing sync.Mutex
 }
 
 // makeAdmission makes the controller of admission, the keeper of limits and the dispatcher. Their
 // state is in Redis if the file names one, else in the state directory.
 func (g *Gateway) makeAdmission() error {
 	c := g.options.Config
-	id := make([]byte, 8)
-	rand.Read(id) // it never fails
-	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: hex.EncodeToString(id),
+	a := admission.Config{MaxQueueBytes: int64(c.MaxQueueBytes), Gateway: randomName(8),
 		TaskJournal: filepath.Join(g.dir.Path(), "tasks.jsonl")}
 	k := &limitKeeper{log: g.log, fleet: g.fleet, committed: committed{first: c}}
+	k.streams.Store(&map[string]int{})
+	k.ofKeys.Store(&map[string]admission.TenantLimits{})
 	backend := limits.File(filepath.Join(g.dir.Path(), "limits.json"))
 	if g.redis != nil {
 		store, err := redis.New(redis.Config{Server: *g.redis, Gateway: a.Gateway, Lease: c.OrphanGrace + leaseMargin,
@@ -157,19 +154,16 @@ func (k *limitKeeper) rules(c *config.Config) dispatch.Rules {
 		r.Tenants[t.Name] = k.tenant(t)
 	}
 	maps.Copy(r.Tenants, fileKeyLimits(c))
-	if made := k.ofKeys.Load(); made != nil {
-		maps.Copy(r.Tenants, *made)
-	}
+	maps.Copy(r.Tenants, *k.ofKeys.Load())
 	return r
 }
 
 // setKeys puts the limits of the keys of run time in force.
 func (k *limitKeeper) setKeys(all map[string]admission.TenantLimits) {
-	if now := k.ofKeys.Load(); now != nil && maps.Equal(*now, all) || now == nil && len(all) == 0 {
-		return
+	if !maps.Equal(*k.ofKeys.Load(), all) {
+		k.ofKeys.Store(&all)
+		k.enforce()
 	}
-	k.ofKeys.Store(&all)
-	k.enforce()
 }
 
 // discoveredPolicy returns the policy of a model that the file does not have.
@@ -204,7 +198,7 @@ func limitsFault(key string, err error) *openai.Error {
 	case errors.As(err, &invalid):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Param: invalid.Field, Message: invalid.Field + " " + invalid.Reason + "."}
 	case errors.Is(err, limits.ErrUnknown):
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: 404, Message: "There is no " + strings.Replace(key, "/", " ", 1) + "."}
+		return notFound("There is no %s.", strings.Replace(key, "/", " ", 1))
 	}
 	return openai.Errorf(openai.CodeGatewayUnavailable,
 		"The change could not be stored, so it is not in force at this gateway: %v", err)
@@ -280,12 +274,7 @@ func (k *limitKeeper) enforce() {
 }
 
 // maxStreams returns max_concurrent_streams of a tenant, or 0.
-func (k *limitKeeper) maxStreams(tenant string) int {
-	if all := k.streams.Load(); all != nil {
-		return (*all)[tenant]
-	}
-	return 0
-}
+func (k *limitKeeper) maxStreams(tenant string) int { return (*k.streams.Load())[tenant] }
 
 // patch changes limits at run time, effective on the next request. key names the model or the
 // tenant; a nil value removes an override.

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/extproc"
@@ -91,7 +92,6 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 			return nil, errors.Join(err, s.close())
 		}
 	}
-	calls := g.streams.relay.PeerHandler(g.auth.Holder, int64(g.options.Config.MaxBody))
 	models := api.New(api.Config{
 		Fleet: g.fleet, Allowed: g.allowed, Created: g.started, Pools: g.poolModels, Tasks: tasks{g.dispatcher, g.auth}, Requests: g.requests,
 	})
@@ -103,8 +103,8 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 		path    string
 		handler http.Handler
 	}{
-		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.requests, g.streams.relay.Handler(), calls)},
-		{&s.kin, kinSocket(g.dir), carry.KinHandler(g.isValidKey, calls)},
+		{&s.carried, carriedSocket(g.dir, g.instance), carry.Handler(g.streams.relay.Owns, g.requests, g.streams.relay.Handler(), g.streams.calls)},
+		{&s.kin, kinSocket(g.dir), carry.KinHandler(g.isValidKey, g.streams.calls)},
 		{&s.api, bootstrap(g.dir).APISocket, models},
 	} {
 		l, err := listenUnix(socket.path)
@@ -126,20 +126,30 @@ func (g *Gateway) listen(inherited map[string]net.Listener) (*sockets, error) {
 	s.restServer, s.filterServer = g.restServer(), g.filter.server
 	s.controlServer = g.controlServer(s.restServer)
 	s.grpcServer = grpc.NewServer(grpc.MaxRecvMsgSize(int(g.options.Config.MaxBody)+messageOverhead), grpc.KeepaliveEnforcementPolicy(pings()),
-		grpc.Creds(newEnvoyCredentials()))
+		grpc.Creds(envoyCredentials{insecure.NewCredentials()}))
 	g.streams.grpc.Register(s.grpcServer)
 	s.relayServer, s.grpcDone = g.relayServer(), make(chan struct{})
 	return &s, nil
 }
 
-// listenOperators listens on a TCP address, or uses the listener of a predecessor there.
+// listenTCP listens on an address, or uses the listener of a predecessor there. field names the
+// address in the file.
+func listenTCP(field, address string, inherited map[string]net.Listener) (net.Listener, error) {
+	if l := inherited[address]; l != nil {
+		return l, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, explainListen(field, err)
+	}
+	return l, nil
+}
+
+// listenOperators makes the socket of a listener for operators.
 func listenOperators(name, address string, h http.Handler, inherited map[string]net.Listener) (*httpSocket, error) {
-	l := inherited[address]
-	if l == nil {
-		var err error
-		if l, err = net.Listen("tcp", address); err != nil {
-			return nil, explainListen(name, err)
-		}
+	l, err := listenTCP(name, address, inherited)
+	if err != nil {
+		return nil, err
 	}
 	s := newHTTPSocket(l, h, 10*time.Second)
 	s.address = address

@@ -129,7 +129,7 @@ func (n *node) run(ctx context.Context) error {
 	if err != nil || ctx.Err() != nil { // the hand-over was cancelled
 		return errors.Join(err, n.drain())
 	}
-	n.log.Error("hand-over failed, the node goes on", zap.Error(n.replaceSelf()))
+	n.log.Error("hand-over failed, the node goes on", zap.Error(execSelf(n.flags.HandOverEnv...)))
 	next, err := newNode(n.log, n.dir, n.flags) // it adopts the replicas, as the new binary would
 	if err != nil {
 		return err
@@ -146,10 +146,4 @@ func (n *node) drain() error {
 	_, end := n.stops.hurry(ctx, n.dir, n.log)
 	defer end()
 	return errors.Join(n.agent.Stop(ctx), n.dir.EndAll(ctx, 5*time.Second))
-}
-
-// replaceSelf replaces this process by the installed binary. The process keeps its pid. replaceSelf
-// returns only if the exec fails.
-func (n *node) replaceSelf() error {
-	return execSelf(n.flags.HandOverEnv...)
 }

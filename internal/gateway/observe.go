@@ -152,12 +152,6 @@ func (g *Gateway) doubted(model, replica string, prompt, completion int64) {
 		zap.String("replica", replica), zap.Int64("prompt_tokens", prompt), zap.Int64("completion_tokens", completion))
 }
 
-// isDrained reports whether an operator has drained the replica.
-func (g *Gateway) isDrained(replica string) bool {
-	_, drained := g.dispatcher.Drained()
-	return drained[replica]
-}
-
 // tellNews tells the dispatcher what the engine of a replica says.
 func (g *Gateway) tellNews(replica string, n news.News) {
 	g.dispatcher.SetEngineNews(replica, dispatch.EngineNews{

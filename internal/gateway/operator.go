@@ -3,8 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -125,12 +123,10 @@ func (o *operator) CancelRequest(id string) *openai.Error {
 	}
 	switch {
 	case errors.Is(err, request.ErrNotRunning):
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
-			Message: fmt.Sprintf("No request with the id `%s` runs. The id is request_id in the list of requests, not the client's own.", id)}
+		return notFound("No request with the id `%s` runs. The id is request_id in the list of requests, not the client's own.", id)
 	case err != nil:
-		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict,
-			Message: "This process does not hold the request: it is ending right now, or it began under an earlier process of the gateway. " +
-				"Restart or drain its replica to end it."}
+		return conflict("This process does not hold the request: it is ending right now, or it began under an earlier process of the gateway. " +
+			"Restart or drain its replica to end it.")
 	}
 	return nil
 }

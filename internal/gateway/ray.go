@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -62,12 +61,8 @@ func (l *launchers) watchRay(ctx context.Context, group *errgroup.Group) {
 
 // awaitRay waits until the replicas on Ray are known, or ctx ends.
 func (l *launchers) awaitRay(ctx context.Context) {
-	for l.ray != nil && !l.ray.HasPublished() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(20 * time.Millisecond):
-		}
+	if l.ray != nil {
+		awaitUntil(ctx, firstReportInterval, l.ray.HasPublished)
 	}
 }
 

@@ -16,9 +16,14 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// conflict is the answer to an action that cannot be done now, or not to this replica.
+// conflict is the answer to an action that cannot be done now, or not to this object.
 func conflict(format string, args ...any) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusConflict, Message: fmt.Sprintf(format, args...)}
+}
+
+// notFound is the answer to an action on what does not exist.
+func notFound(format string, args ...any) *openai.Error {
+	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: fmt.Sprintf(format, args...)}
 }
 
 // RestartReplica implements admin.Actions.
@@ -151,10 +156,9 @@ func (o *operator) awaitRestart(ctx context.Context, r engines.Replica, begun ti
 	}
 }
 
-func readyReplicas(all []engines.Replica) int {
-	n := 0
-	for _, r := range all {
-		if r.State == engines.Ready {
+func readyReplicas(all []engines.Replica) (n int) {
+	for i := range all {
+		if all[i].State == engines.Ready {
 			n++
 		}
 	}

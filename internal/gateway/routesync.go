@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
-	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/routesync"
 	"github.com/sluice-gateway/sluice/internal/telemetry"
@@ -64,18 +63,9 @@ const (
 // their latest placements as soon as they hear this one, and the dispatcher ignores placements on
 // replicas that it may not pick.
 func (r *remoteRouting) run(ctx context.Context) error {
-	tick := time.NewTicker(pickableInterval)
-	defer tick.Stop()
-	late := time.After(pickableLimit)
-	for waiting := true; waiting && !r.pickable(); {
-		select {
-		case <-ctx.Done():
-			return r.redis.Close()
-		case <-late:
-			waiting = false
-		case <-tick.C:
-		}
-	}
+	waiting, cancel := context.WithTimeout(ctx, pickableLimit)
+	defer cancel()
+	awaitUntil(waiting, pickableInterval, r.pickable)
 	return errors.Join(r.sync.Run(ctx), r.redis.Close())
 }
 
@@ -86,13 +76,7 @@ func (g *Gateway) allPickable() bool {
 		return false
 	}
 	for name, m := range g.fleet.Snapshot().Models {
-		ready := 0
-		for i := range m.Replicas {
-			if m.Replicas[i].State == engines.Ready {
-				ready++
-			}
-		}
-		if v, _ := g.dispatcher.View(name); v.Ready < ready {
+		if v, _ := g.dispatcher.View(name); v.Ready < readyReplicas(m.Replicas) {
 			return false
 		}
 	}

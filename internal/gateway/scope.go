@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -31,4 +32,19 @@ func (s *scope) run(components []func(context.Context) error) {
 func (s *scope) stop() error {
 	s.end()
 	return s.Wait()
+}
+
+// awaitUntil looks at each interval whether a condition holds, until it does or ctx ends. It
+// reports whether it does.
+func awaitUntil(ctx context.Context, interval time.Duration, holds func() bool) bool {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return true
 }

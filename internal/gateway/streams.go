@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"strings"
@@ -12,7 +13,6 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission/redis"
-	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/carry"
 	"github.com/sluice-gateway/sluice/internal/config"
@@ -40,16 +40,14 @@ type streams struct {
 	// peers and their Redis are nil when this gateway does not reach others.
 	peers      *peers.Peers
 	peersRedis io.Closer
-
-	// tenant and maxBody are for requests that other gateways forward.
-	tenant  func(name, key string) (*authz.Tenant, bool)
-	maxBody int64
+	// calls answers the requests that other gateways and other processes of this one forward.
+	calls http.Handler
 }
 
 // makeStreams makes the relay and its entry points.
 func (g *Gateway) makeStreams() error {
 	c := g.options.Config
-	s := &streams{tenant: g.auth.Holder, maxBody: int64(c.MaxBody)}
+	s := new(streams)
 	g.streams = s
 	if err := errors.Join(g.makeTracer(), g.makePeers()); err != nil {
 		return err
@@ -66,9 +64,8 @@ func (g *Gateway) makeStreams() error {
 	parts.Peers, parts.Elsewhere = s.kin(g), g.elsewhere
 	s.handoff.Process = g.instance
 	s.relay = relay.New(parts)
+	s.calls = s.relay.PeerHandler(g.auth.Holder, int64(c.MaxBody))
 	s.realtime = g.makeRealtime()
-	s.realtime.Generator, s.realtime.Tenants, s.realtime.Watch = s.relay, g.auth.Caller, g.watchKey
-	s.realtime.Log, s.realtime.Memory, s.realtime.Requests = g.log, g.memory.budget, g.requests
 	s.grpc = &grpcapi.Server{Generator: s.relay, Tenants: g.auth.Caller, ReplicaHeader: replicaHeader, Alive: g.envoyOf}
 	return nil
 }
@@ -96,10 +93,11 @@ func (g *Gateway) allowsOrigin(page string) bool {
 	return !c.Auth.ByPlace() || c.CORS.Allows(page)
 }
 
-// makeRealtime returns the handler of WebSockets, with what the configuration says of them.
+// makeRealtime returns the handler of WebSockets.
 func (g *Gateway) makeRealtime() *realtime.Handler {
 	c := g.options.Config
 	return &realtime.Handler{
+		Generator: g.streams.relay, Tenants: g.auth.Caller, Watch: g.watchKey, Requests: g.requests, Memory: g.memory.budget, Log: g.log,
 		Limits:        realtime.Limits{Sockets: c.Realtime.MaxSockets, Idle: c.Realtime.Idle},
 		TenantSockets: func(tenant string) int { return g.config().Sockets(tenant) },
 		Allows:        g.allowsOrigin,
@@ -218,7 +216,7 @@ func (s *streams) runPeers(ctx context.Context) error {
 
 // servePeers answers the requests that other gateways forward.
 func (s *streams) servePeers(ctx context.Context) error {
-	return s.peers.Serve(ctx, nil, s.relay.PeerHandler(s.tenant, s.maxBody))
+	return s.peers.Serve(ctx, nil, s.calls)
 }
 
 func streamRules(c *config.Config) *relay.Rules {

@@ -15,7 +15,7 @@ func TestRealtimeFollowsReloads(t *testing.T) {
 		c.Discovered.Stream.Heartbeat = heartbeat
 		return c
 	}
-	g := &Gateway{options: Options{Config: file(config.AuthKeys, time.Minute)}}
+	g := &Gateway{options: Options{Config: file(config.AuthKeys, time.Minute)}, streams: new(streams)}
 	g.settings.first = g.options.Config
 	h := g.makeRealtime()
 	for _, next := range []struct {

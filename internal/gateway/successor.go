@@ -326,15 +326,19 @@ func (t *takeOver) closeUnused(s *sockets) {
 // ReportFailedStart tells the process that has started this one for a hand-over why it could not
 // start. It does nothing in a process that was started otherwise, or once Run has begun.
 func ReportFailedStart(why error) {
-	if t, err := inheritedTakeOver(); t != nil && err == nil {
-		t.fail(why)
+	if t, err := inheritedTakeOver(); err == nil {
+		_ = t.fail(why)
 	}
 }
 
-// fail tells the predecessor why this process does not take over.
-func (t *takeOver) fail(why error) {
-	_ = t.conn.send(handOverMessage{Failed: why.Error()}) // the predecessor also sees that this process ends
-	t.conn.Close()
+// fail tells the predecessor, if there is one, why this process does not take over, and returns
+// why.
+func (t *takeOver) fail(why error) error {
+	if t != nil {
+		_ = t.conn.send(handOverMessage{Failed: why.Error()}) // the predecessor also sees that this process ends
+		t.conn.Close()
+	}
+	return why
 }
 
 // takeOver takes over from the predecessor and then runs the gateway. It claims the directory
@@ -343,7 +347,7 @@ func (g *Gateway) takeOver(ctx context.Context, from *takeOver) (err error) {
 	defer from.close()
 	defer func() {
 		if err != nil {
-			from.fail(err)
+			_ = from.fail(err)
 		}
 	}()
 	m, err := from.conn.receive(ctx, prepareTimeout)

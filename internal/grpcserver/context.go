@@ -4,59 +4,17 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"sync"
-	"time"
+
+	"github.com/sluice-gateway/sluice/internal/lazyctx"
 )
 
-// streamContext is a context that ends with its stream. Its channel is made when somebody asks for
-// it, which is when the stream waits. Its values are those of the Context within, which is set
-// first.
+// streamContext is a context that ends with its stream. Its values are those of base.
 type streamContext struct {
-	context.Context
-	mu   sync.Mutex
-	done chan struct{}
-	over bool
+	lazyctx.Context
+	base context.Context
 }
 
-func (c *streamContext) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
-		return
-	}
-	if c.over = true; c.done == nil {
-		c.done = closed
-		return
-	}
-	close(c.done)
-}
-
-// closed is the channel of a context that has ended before anybody asked for it.
-var closed = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
-
-func (c *streamContext) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
-
-func (c *streamContext) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done == nil {
-		c.done = make(chan struct{})
-	}
-	return c.done
-}
-
-func (c *streamContext) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
-		return context.Canceled
-	}
-	return nil
-}
+func (c *streamContext) Value(key any) any { return c.base.Value(key) }
 
 // httpContext is the context of a request to Other. It knows the address of the listener.
 type httpContext struct {

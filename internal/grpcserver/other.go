@@ -201,7 +201,7 @@ func (w *responseWriter) finish() {
 		s.over = true
 	}
 	c.mu.Unlock()
-	s.ctx.end()
+	s.ctx.End()
 	s.body.close(errEnded)
 	s.Flush()
 }

@@ -59,9 +59,6 @@ type Server struct {
 }
 
 const (
-	// acceptPause is the pause after a connection that was not accepted, which a lack of
-	// descriptors causes.
-	acceptPause = 50 * time.Millisecond
 	// prefaceTimeout is how long a client may take for its first bytes.
 	prefaceTimeout = time.Minute
 	// defaultMaxMessage is MaxMessage if that is 0.
@@ -80,20 +77,16 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 	s.listeners[l] = true
 	s.mu.Unlock()
+	failed := func(err error) { s.log().Warn("connection of Envoy not accepted", zap.Error(err)) }
 	for {
-		socket, err := l.Accept()
-		if err == nil {
-			s.start(socket)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
+		socket, err := lack.Accept(l.Accept, failed)
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return nil
-		}
-		if !lack.IsTemporary(err) {
+		case err != nil:
 			return err
 		}
-		s.log().Warn("connection of Envoy not accepted", zap.Error(err))
-		time.Sleep(acceptPause)
+		s.start(socket)
 	}
 }
 

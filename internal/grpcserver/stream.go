@@ -52,7 +52,7 @@ type Stream struct {
 // begun makes the stream with this id, of which the fields of the reader are the headers.
 func (r *reader) begun(id uint32, ended bool) {
 	s := &Stream{conn: r.conn, id: id, halfClosed: ended, assembly: assembly{buffers: &r.server.buffers}}
-	s.ctx.Context = r.base
+	s.ctx.base = r.base
 	method := r.server.Methods[r.field(":path")]
 	isHTTP := method == nil || r.field(":method") != "POST"
 	if isHTTP {
@@ -69,7 +69,7 @@ func (r *reader) begun(id uint32, ended bool) {
 		return
 	}
 	if ended {
-		s.ctx.end()
+		s.ctx.End()
 	}
 	r.place, s.reader = onItsOwn, r
 	s.handler = method(s, r.field)
@@ -166,7 +166,7 @@ func (r *reader) halfClose(s *Stream) {
 	busy := s.busy
 	s.busy = true
 	r.mu.Unlock()
-	s.ctx.end()
+	s.ctx.End()
 	if !busy {
 		s.reader = r
 		r.work(s)
@@ -206,7 +206,7 @@ func (s *Stream) endLocked() bool {
 
 // afterEnd ends the context of a stream that is over, and tells the Handler if tell is true.
 func (s *Stream) afterEnd(tell bool) {
-	s.ctx.end()
+	s.ctx.End()
 	if s.body != nil {
 		s.body.close(errEnded)
 	} else if tell {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // IsOwn reports whether a connection or a file could not be opened because this machine lacks
@@ -20,4 +21,20 @@ func IsOwn(err error) bool {
 func IsTemporary(err error) bool {
 	temporary, ok := err.(interface{ Temporary() bool })
 	return ok && temporary.Temporary() || IsOwn(err) || errors.Is(err, syscall.ECONNABORTED)
+}
+
+// acceptPause is the pause after an accept that failed, for example without file descriptors.
+const acceptPause = 50 * time.Millisecond
+
+// Accept calls accept, and again after a pause while that fails for a time only. failed is told of
+// each such failure.
+func Accept[C any](accept func() (C, error), failed func(error)) (C, error) {
+	for {
+		c, err := accept()
+		if !IsTemporary(err) {
+			return c, err
+		}
+		failed(err)
+		time.Sleep(acceptPause)
+	}
 }

@@ -216,7 +216,7 @@ func (d *Dir) Owns(pid int) bool {
 		return id == d.id
 	}
 	s, ok := readStat(pid)
-	return ok && s.parent == os.Getpid() || d.hasOwn(pid) || pid == d.guardPID()
+	return ok && s.parent == os.Getpid() || d.hasOwn(pid) || pid == guardPID(d.path)
 }
 
 // Socket returns the path for a unix socket of that name (at most 31 bytes, no slash). The path is

@@ -30,18 +30,11 @@ func (d *Dir) Holder() int {
 
 // holder returns the same as Holder, and whether the directory is claimed.
 func (d *Dir) holder() (pid int, claimed bool) {
-	lock, err := openLock(d.claimPath())
-	if err != nil {
-		return 0, false
-	}
-	defer lock.close()
-	if held, err := lock.heldByOther(); !held || err != nil {
-		return 0, false
-	}
-	if h := lock.readHolder(); h.Role == roleGateway {
+	h, claimed := holderOf(d.claimPath())
+	if h.Role == roleGateway {
 		pid = h.PID
 	}
-	return pid, true
+	return pid, claimed
 }
 
 // AdoptOrphans makes this process the parent of all its descendants whose own parent has ended, so
@@ -82,13 +75,8 @@ func (d *Dir) handOverPath() string { return filepath.Join(d.path, "handover.loc
 
 // handsOver reports whether another process gives the claim away.
 func (d *Dir) handsOver() bool {
-	lock, err := openLock(d.handOverPath())
-	if err != nil {
-		return false
-	}
-	defer lock.close()
-	held, err := lock.heldByOther()
-	return held && err == nil
+	_, held := holderOf(d.handOverPath())
+	return held
 }
 
 // AwaitHolder returns what Holder returns, and whether the directory is claimed. While the claim

@@ -36,18 +36,11 @@ type guardChild struct {
 	id  identity
 }
 
-// guardPID returns the process id of the guard. It is 0 if there is no guard or the guard has not
-// written its pid yet.
-func (d *Dir) guardPID() int {
-	lock, err := openLock(guardPath(d.path))
-	if err != nil {
-		return 0
-	}
-	defer lock.close()
-	if held, err := lock.heldByOther(); !held || err != nil {
-		return 0
-	}
-	return lock.readHolder().PID
+// guardPID returns the process id of the guard of a directory. It is 0 if there is no guard or the
+// guard has not written its pid yet.
+func guardPID(dir string) int {
+	h, _ := holderOf(guardPath(dir))
+	return h.PID
 }
 
 // guardPath is the path of the lock file of the guard.

@@ -100,6 +100,20 @@ func (l *lockFile) readHolder() lockHolder {
 	return h
 }
 
+// holderOf returns the process that has the lock of the file at path, as readHolder does, and
+// whether one has it. A file that cannot be opened or asked is held by nobody.
+func holderOf(path string) (h lockHolder, held bool) {
+	lock, err := openLock(path)
+	if err != nil {
+		return lockHolder{}, false
+	}
+	defer lock.close()
+	if held, err := lock.heldByOther(); !held || err != nil {
+		return lockHolder{}, false
+	}
+	return lock.readHolder(), true
+}
+
 // release releases the lock, if it was acquired, and keeps the file open.
 func (l *lockFile) release() {
 	l.writeHolder(lockHolder{})

@@ -198,18 +198,6 @@ func running(pid int) bool {
 	return ok && !s.dead()
 }
 
-func guardPID(dir string) int {
-	lock, err := openLock(guardPath(dir))
-	if err != nil {
-		return 0
-	}
-	defer lock.close()
-	if held, _ := lock.heldByOther(); !held {
-		return 0
-	}
-	return lock.readHolder().PID
-}
-
 // awaitGuard waits until the guard has written its pid.
 func awaitGuard(t *testing.T, dir string) (pid int) {
 	t.Helper()

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/decide"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -97,7 +98,11 @@ func newDecider(t testing.TB, replicas, slots int, uploads decide.UploadLimits) 
 		Tenant: authz.Tenant{Name: "acme", Models: []string{"m"}}, Keys: []authz.KeyConfig{{Hash: authz.HashKey("key")}}}}}); err != nil {
 		t.Fatal(err)
 	}
-	return decide.New(decide.Config{Authenticator: auth, Dispatcher: d, MaxBody: 1000, Requests: request.NewStore(1000), Uploads: uploads, Log: zap.NewNop()})
+	return decide.New(decide.Config{
+		Authenticator: auth, Dispatcher: d, Handoff: new(dispatch.Handoff), MaxBody: 1000, Requests: request.NewStore(1000), Uploads: uploads, Log: zap.NewNop(),
+		Budget: func(*authz.Tenant) (string, *openai.Error) { return "", nil }, Trace: func(string) (string, bool) { return "", false },
+		MaxOpen: func() int { return 0 },
+	})
 }
 
 // request opens an exchange and sends headers: those given, and for all others what a chat has.

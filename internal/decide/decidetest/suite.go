@@ -473,9 +473,8 @@ func heartbeat(s *Stage) {
 	}
 }
 
-// manage gives the model m a relay and this policy.
+// manage gives the model m this policy.
 func (s *Stage) manage(p dispatch.WayPolicy) {
-	s.Handoff = new(dispatch.Handoff)
 	s.Dispatcher.SetRules(dispatch.Rules{Models: map[string]dispatch.Policy{"m": {MaxDuration: time.Minute, Way: p}}})
 }
 
