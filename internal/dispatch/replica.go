@@ -58,7 +58,7 @@ type counter struct {
 	// prefill counts the requests in load that are known to have no token yet.
 	prefill atomic.Int64
 	served  atomic.Uint64
-	// doubtedAt is when Config.Doubted was called last, by steadyNanos; 0: never.
+	// doubtedAt is when Config.Doubted was called last, by steady.Nanos; 0: never.
 	doubtedAt atomic.Int64
 	// fullUntil is the time until which the replica counts as full, because other gateways use all
 	// its slots or because it rests after a 429. nil means that it never did.
