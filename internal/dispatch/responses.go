@@ -335,9 +335,9 @@ func (p *sessionTable) responses(since, now time.Time) (all []session) {
 func (p *sessionTable) restore(x session, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = now
 	p.changes++
-	if entry := p.roomLocked(x.sessionID, now); !entry.isLiveAt(steady.Nanos(now)) || entry.asked <= x.asked {
+	at := steady.Nanos(now)
+	if entry := p.roomLocked(x.sessionID, at); !entry.isLiveAt(at) || entry.asked <= x.asked {
 		p.setEntryLocked(entry, x)
 	}
 }

@@ -39,8 +39,6 @@ type sessionTable struct {
 	// entries is the table; used counts the entries that were ever set; guarded by mu
 	entries []session
 	used    int
-	// latest is the time of the last find; guarded by mu
-	latest time.Time
 	// changes counts how often a response was set or found; guarded by mu
 	changes uint64
 }
@@ -88,7 +86,6 @@ func (p *sessionTable) find(id sessionID, now time.Time) (x session, ok bool) {
 func (p *sessionTable) lookUp(id sessionID, now time.Time) (x session, hasOther bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = now
 	if p.entries == nil {
 		return session{}, false
 	}
@@ -114,21 +111,21 @@ func (p *sessionTable) lookUp(id sessionID, now time.Time) (x session, hasOther 
 func (p *sessionTable) put(id sessionID, c *counter, history uint32, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = now
 	if id.owner != 0 {
 		p.changes++
 	}
-	p.setEntryLocked(p.roomLocked(id, now), session{sessionID: id, history: history, replica: c, asked: steady.Nanos(now)})
+	at := steady.Nanos(now)
+	p.setEntryLocked(p.roomLocked(id, at), session{sessionID: id, history: history, replica: c, asked: at})
 }
 
 // roomLocked is entryLocked, but first enlarges a table that is too small.
-func (p *sessionTable) roomLocked(id sessionID, now time.Time) *session {
+func (p *sessionTable) roomLocked(id sessionID, now int64) *session {
 	if 2*p.used >= len(p.entries) && len(p.entries) < maxEntries {
-		p.growLocked()
+		p.growLocked(now)
 	}
 	entry := p.entryLocked(id)
-	for entry.sessionID != id && entry.isLiveAt(steady.Nanos(now)) && len(p.entries) < maxEntries {
-		p.resizeLocked(2 * len(p.entries))
+	for entry.sessionID != id && entry.isLiveAt(now) && len(p.entries) < maxEntries {
+		p.resizeLocked(2*len(p.entries), now)
 		entry = p.entryLocked(id)
 	}
 	return entry
@@ -157,8 +154,8 @@ func (p *sessionTable) setEntryLocked(entry *session, x session) {
 }
 
 // growLocked doubles the table and drops the expired entries. If many have expired, the size stays.
-func (p *sessionTable) growLocked() {
-	now, live := steady.Nanos(p.latest), 0
+func (p *sessionTable) growLocked(now int64) {
+	live := 0
 	for i := range p.entries {
 		if p.entries[i].isLiveAt(now) {
 			live++
@@ -168,13 +165,13 @@ func (p *sessionTable) growLocked() {
 	if 4*live >= size {
 		size *= 2
 	}
-	p.resizeLocked(size)
+	p.resizeLocked(size, now)
 }
 
 // resizeLocked gives the table this size and drops the expired entries. A table that does not
 // shrink keeps each live entry, because the entries of one set come from one smaller set.
-func (p *sessionTable) resizeLocked(size int) {
-	old, now := p.entries, steady.Nanos(p.latest)
+func (p *sessionTable) resizeLocked(size int, now int64) {
+	old := p.entries
 	p.entries, p.used = make([]session, size), 0
 	for i := range old {
 		if old[i].isLiveAt(now) {
