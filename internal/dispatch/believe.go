@@ -3,6 +3,7 @@ package dispatch
 import (
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
@@ -38,7 +39,7 @@ func mostPrompt(r *Request) int64 {
 	if r.Previous != "" || r.Endpoint.OfResponses() || r.Endpoint.OfMessages() {
 		most += addedHistory
 	}
-	return min(most*int64(max(r.Choices, 1)), maxCounted)
+	return min(most*int64(max(r.Choices, 1)), request.MaxTokens)
 }
 
 // believes reports whether the usage that the engine has told of a response can be true, after the
