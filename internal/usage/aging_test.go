@@ -231,8 +231,8 @@ func TestB3_AWrongClockForgetsNothingOfOthers(t *testing.T) {
 	if got := l.others.tallies([]tallyKey{month})[month].tokens; got != 70 {
 		t.Errorf("the budget has %d tokens, want 70", got)
 	}
-	if a, err := l.Query(t.Context(), Question{From: then.Add(-time.Hour), To: then.Add(time.Hour)}); err != nil || len(a.Items) != 1 {
-		t.Errorf("%+v, %v", a, err)
+	if a := l.Query(t.Context(), Question{From: then.Add(-time.Hour), To: then.Add(time.Hour)}); len(a.Items) != 1 {
+		t.Errorf("%+v", a)
 	}
 	text, err := os.ReadFile(old.journal.path)
 	if err != nil {
