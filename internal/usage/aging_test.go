@@ -227,7 +227,7 @@ func TestB3_AWrongClockForgetsNothingOfOthers(t *testing.T) {
 	l := open(t, dir)
 	l.clock.last = hourOf(then)
 	month := tallyKey{acme.Tenant, "", then.UTC().Format("2006-01")}
-	l.others.changes(l.writer)
+	l.others.changes()
 	if got := l.others.tallies([]tallyKey{month})[month].tokens; got != 70 {
 		t.Errorf("the budget has %d tokens, want 70", got)
 	}

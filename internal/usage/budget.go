@@ -325,7 +325,7 @@ func (l *Ledger) refreshBudgets(now time.Time) {
 	if len(l.scopes()) == 0 {
 		return
 	}
-	changes := 1 + l.others.changes(l.writer)
+	changes := 1 + l.others.changes()
 	if l.shared != nil {
 		changes += l.shared.changes()
 	}

@@ -28,9 +28,9 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 	check := func(step string) {
 		t.Helper()
 		next.refreshBudgets(today)
-		anew := otherJournals{dir: dir, log: zap.NewNop()}
+		anew := otherJournals{dir: dir, own: next.writer, log: zap.NewNop()}
 		wanted := []tallyKey{}
-		anew.tables(next.writer, func(table) {})
+		anew.look()
 		for _, j := range anew.read {
 			for k := range j.tallies {
 				wanted = append(wanted, k)
@@ -38,11 +38,11 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 		}
 		read := func(o *otherJournals) (tallies map[tallyKey]string, rows map[rowKey]Counts) {
 			tallies, rows = map[tallyKey]string{}, map[rowKey]Counts{}
-			o.changes(next.writer)
+			o.changes()
 			for k, v := range o.tallies(wanted) {
 				tallies[k] = v.text()
 			}
-			o.tables(next.writer, func(t table) {
+			o.tables(func(t table) {
 				for k, r := range t.all {
 					rows[k] = r.Counts
 				}
@@ -154,7 +154,7 @@ func TestB3_DamagedLinesOfAnEndedProcessAreTold(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		for range 2 {
-			l.others.look(l.writer)
+			l.others.look()
 		}
 		if n := logged.FilterMessageSnippet("damaged lines").Len(); n != 1 {
 			t.Errorf("%s: logged %d times: %v", when, n, logged.All())
@@ -169,7 +169,7 @@ func TestB3_DamagedLinesOfAnEndedProcessAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("written anew")
-	if sums := l.others.counted(l.writer); len(sums) != 2 {
+	if sums := l.others.counted(); len(sums) != 2 {
 		t.Errorf("read: %v", sums)
 	}
 	if next, err := New(Config{Dir: t.TempDir()}); err != nil || len(next.Faults()) != 0 {

@@ -92,7 +92,7 @@ func (l *Ledger) Query(ctx context.Context, q Question) Answer {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
 	sums := &groups{by: q.By, from: first, to: to, sums: map[string]*Item{}}
-	l.others.tables(l.writer, sums.addTable)
+	l.others.tables(sums.addTable)
 	l.mu.Lock()
 	sums.addTable(l.table)
 	l.mu.Unlock()

@@ -300,9 +300,9 @@ func (s *sharing) adopt(ctx context.Context) {
 	if err != nil {
 		return // reading the journals reports it
 	}
-	for writer := range writers {
-		if writer == s.ledger.writer || s.ledger.Unshared() != nil {
-			continue
+	for _, writer := range writers {
+		if s.ledger.Unshared() != nil {
+			return
 		}
 		path := s.ledger.others.path(writer)
 		info, err := os.Stat(path)
