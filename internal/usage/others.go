@@ -304,8 +304,7 @@ func (o *otherJournals) tallies(wanted []tallyKey) map[tallyKey]tally {
 	for _, j := range o.read {
 		for _, k := range wanted {
 			if found := j.tallies[k]; found != nil {
-				sum := sums[k]
-				sums[k] = tally{sum.tokens + found.tokens, sum.cost + found.cost}
+				sums[k] = sums[k].plus(*found)
 			}
 		}
 	}

@@ -94,7 +94,7 @@ func (s *sharing) tallies() map[tallyKey]tally {
 			continue
 		}
 		for k, t := range found {
-			sums[k] = tally{sums[k].tokens + t.tokens, sums[k].cost + t.cost}
+			sums[k] = sums[k].plus(t)
 		}
 	}
 	return sums
