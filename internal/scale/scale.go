@@ -96,9 +96,9 @@ const (
 // Scaler holds the desired numbers of replicas. Its methods may be called from any goroutine.
 type Scaler struct {
 	config Config
-	// demandSignal wakes Run for models with demand, modelsSignal for all models. Their capacity is
-	// 1.
-	demandSignal, modelsSignal chan struct{}
+	// wake has Run look for models that are due or have demand. It has room for one element, so
+	// that a send never blocks.
+	wake chan struct{}
 
 	mu sync.Mutex
 	// models holds the models by name. Guarded by mu.
@@ -111,8 +111,7 @@ type Scaler struct {
 // New returns a Scaler without models. It starts nothing.
 func New(c Config) *Scaler {
 	c.Log = cmp.Or(c.Log, zap.NewNop())
-	return &Scaler{config: c, demandSignal: make(chan struct{}, 1), modelsSignal: make(chan struct{}, 1), models: map[string]*modelState{},
-		found: map[string]int{}}
+	return &Scaler{config: c, wake: make(chan struct{}, 1), models: map[string]*modelState{}, found: map[string]int{}}
 }
 
 // Adopt tells how many replicas exist from before a restart. They stay until the model is idle.
@@ -195,7 +194,7 @@ func (s *Scaler) Evict(model string) bool {
 	// ReportDemand ignores a request that comes after the load was read and before the change.
 	// Unlike due, hasDemand outlives an update that has read its load before.
 	st.hasDemand = true
-	signal(s.demandSignal)
+	s.wakeRun()
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }
@@ -221,7 +220,7 @@ func (s *Scaler) Set(models map[string]Model) {
 		}
 	}
 	maps.DeleteFunc(s.models, func(name string, _ *modelState) bool { _, ok := models[name]; return !ok })
-	signal(s.modelsSignal)
+	s.wakeRun()
 }
 
 // Desired returns the desired number of replicas, or 0 for an unknown model.
@@ -244,13 +243,13 @@ func (s *Scaler) ReportDemand(model string) {
 	}
 	s.mu.Unlock()
 	if scalable {
-		signal(s.demandSignal)
+		s.wakeRun()
 	}
 }
 
-func signal(c chan<- struct{}) {
+func (s *Scaler) wakeRun() {
 	select {
-	case c <- struct{}{}:
+	case s.wake <- struct{}{}:
 	default:
 	}
 }
@@ -264,8 +263,7 @@ func (s *Scaler) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.demandSignal:
-		case <-s.modelsSignal:
+		case <-s.wake:
 		case <-timer.C:
 		}
 		now := time.Now()
