@@ -164,19 +164,13 @@ func (s *Scaler) modelsAboveMin() []string {
 	}
 	slices.SortFunc(names, func(a, b string) int {
 		x, y := s.models[a].belowSince, s.models[b].belowSince
+		order := x.Compare(y)
 		if x.IsZero() != y.IsZero() {
-			return cmp.Or(boolToInt(x.IsZero())-boolToInt(y.IsZero()), cmp.Compare(a, b))
+			order = -order // a model that needs all its replicas comes last, and not first
 		}
-		return cmp.Or(x.Compare(y), cmp.Compare(a, b))
+		return cmp.Or(order, cmp.Compare(a, b))
 	})
 	return names
-}
-
-func boolToInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // Evict lowers a model's number by one, unless somebody needs the model or it has no more than Min
