@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // Model holds the bounds of a model.
@@ -64,7 +66,7 @@ type Load struct {
 	Ready   int
 	Failing bool
 	// Predicted is what was predicted for the first tokens of the requests that arrive now.
-	Predicted Predicted
+	Predicted predict.Flow
 }
 
 // Config is the configuration of a Scaler. Load and Apply are required.
@@ -278,7 +280,7 @@ func (s *Scaler) Update(now time.Time) (changed bool, next time.Time) {
 		if c, ok := s.updateModel(name, load, now); ok {
 			changed = true
 			s.config.Log.Info("model scaled", zap.String("model", name), zap.Int("from", c.From), zap.Int("to", c.To), zap.String("reason", string(c.Reason)),
-				zap.Int("running", load.Running), zap.Int("queued", load.Queued), zap.Duration("predicted_ttft", load.Predicted.mean()))
+				zap.Int("running", load.Running), zap.Int("queued", load.Queued), zap.Duration("predicted_ttft", meanTTFT(load.Predicted)))
 		}
 	}
 	return changed, s.nextDue(now)
