@@ -120,10 +120,7 @@ func (o *Overrides) Sync(ctx context.Context, file map[string]Values, mayReturn 
 
 // mergeFile replaces the values of the kinds of key that file contains.
 func (o *Overrides) mergeFile(file map[string]Values) {
-	kinds := map[string]bool{}
-	for key := range file {
-		kinds[kindOf(key)] = true
-	}
+	kinds := kindsOf(file)
 	for key, values := range o.file {
 		if !kinds[kindOf(key)] {
 			file[key] = values
