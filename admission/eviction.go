@@ -34,7 +34,7 @@ func (q *queue) timeout(asked time.Duration) time.Duration {
 // request may be in the queue already as a newcomer, which neither the length nor the sum of bytes
 // counts. If there is not enough to evict, nobody is evicted.
 func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bool {
-	slots, bytes := q.length-q.newcomerCount+1-q.maxWaiting(), c.waitingBytes+int64(a.Bytes)-c.maxQueueBytes
+	slots, bytes := q.length-len(q.newcomers)+1-q.maxWaiting(), c.waitingBytes+int64(a.Bytes)-c.maxQueueBytes
 	if slots <= 0 && bytes <= 0 {
 		return true
 	}
