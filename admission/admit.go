@@ -154,7 +154,7 @@ func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time
 	if c.shared != nil {
 		running -= t.tasks // other gateways may have ended them
 	}
-	if a.needsLease() && t.limits.MaxConcurrent > 0 && running+t.waiting >= t.limits.MaxConcurrent {
+	if a.needsLease() && isReached(running+t.waiting, t.limits.MaxConcurrent) {
 		return c.refusal(q, t, TenantStreams, now)
 	}
 	if c.shared != nil {
