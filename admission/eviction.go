@@ -8,24 +8,17 @@ import (
 // maxWaiting is the number of requests that may wait in the queue: MaxQueue of the model, or the
 // largest of the pool's models.
 func (q *queue) maxWaiting() int {
-	if q.gate != nil {
-		return q.gate.usage.limits.maxQueue()
-	}
 	most := -1
-	for _, m := range q.pool.memberships {
-		most = max(most, m.gate.usage.limits.maxQueue())
+	for g := range q.gates {
+		most = max(most, g.usage.limits.maxQueue())
 	}
 	return most
 }
 
 // timeout is how long a request with this Request.Timeout may wait in the queue.
-func (q *queue) timeout(asked time.Duration) time.Duration {
-	if q.gate != nil {
-		return q.gate.usage.limits.timeout(asked)
-	}
-	var longest time.Duration
-	for _, m := range q.pool.memberships {
-		longest = max(longest, m.gate.usage.limits.timeout(asked))
+func (q *queue) timeout(asked time.Duration) (longest time.Duration) {
+	for g := range q.gates {
+		longest = max(longest, g.usage.limits.timeout(asked))
 	}
 	return longest
 }

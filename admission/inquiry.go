@@ -362,7 +362,7 @@ func (c *Controller) settleNewcomers(q *queue, now time.Time) {
 	if len(q.newcomers) == 0 || q.pool != nil && q.pool.deferNewcomers {
 		return
 	}
-	for _, g := range q.gates() {
+	for g := range q.gates {
 		if g.inquiry.inFlight {
 			return
 		}
