@@ -154,7 +154,7 @@ func (c *Controller) checkTenantLimits(q *queue, t *tenant, a *arrival, now time
 	if c.shared != nil {
 		running -= t.tasks // other gateways may have ended them
 	}
-	if a.needsLease() && t.limits.MaxConcurrent > 0 && running+t.waiting >= t.limits.MaxConcurrent {
+	if a.needsLease() && isReached(running+t.waiting, t.limits.MaxConcurrent) {
 		return c.refusal(q, t, TenantStreams, now)
 	}
 	if c.shared != nil {
@@ -205,7 +205,7 @@ func (c *Controller) enqueue(q *queue, t *tenant, a *arrival, now time.Time) (*w
 	q.enqueue(w)
 	c.countWaiter(w, 1)
 	headMayHaveChanged := evicted || a.Preempted // another waiter may be the head now
-	for _, g := range q.gates() {
+	for g := range q.gates {
 		if !headMayHaveChanged && !g.canServe(&w.arrival) {
 			continue // to find its head takes long if it can serve few of the waiters of a pool
 		}
@@ -284,16 +284,17 @@ func (c *Controller) postponedError(q *queue, t *tenant, a *arrival, now time.Ti
 	return &Refused{Reason: ModelConcurrency, RetryAfter: c.postponement(q, a, now), Quota: c.quota(t, now)}
 }
 
-// gates returns the gates that serve the queue.
-func (q *queue) gates() []*gate {
+// gates yields the gates that serve the queue.
+func (q *queue) gates(yield func(*gate) bool) {
 	if q.gate != nil {
-		return []*gate{q.gate}
+		yield(q.gate)
+		return
 	}
-	gates := make([]*gate, len(q.pool.memberships))
-	for i, m := range q.pool.memberships {
-		gates[i] = m.gate
+	for _, m := range q.pool.memberships {
+		if !yield(m.gate) {
+			return
+		}
 	}
-	return gates
 }
 
 // verdictPatience is how long a request waits for the verdict of the shared state before OnWait is

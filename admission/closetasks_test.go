@@ -78,7 +78,7 @@ func TestW6_X20_TheJournalHasWhatCallersKnow(t *testing.T) {
 		before.CloseTasks()
 		after := newJournalController(t, path)
 		calls.Wait()
-		for _, task := range after.allTasks() {
+		for _, task := range after.journalEntries() {
 			if !known[task.ID] {
 				t.Errorf("task %s is back, although its caller does not have it", task.ID)
 			}

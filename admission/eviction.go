@@ -8,24 +8,17 @@ import (
 // maxWaiting is the number of requests that may wait in the queue: MaxQueue of the model, or the
 // largest of the pool's models.
 func (q *queue) maxWaiting() int {
-	if q.gate != nil {
-		return q.gate.usage.limits.maxQueue()
-	}
 	most := -1
-	for _, m := range q.pool.memberships {
-		most = max(most, m.gate.usage.limits.maxQueue())
+	for g := range q.gates {
+		most = max(most, g.usage.limits.maxQueue())
 	}
 	return most
 }
 
 // timeout is how long a request with this Request.Timeout may wait in the queue.
-func (q *queue) timeout(asked time.Duration) time.Duration {
-	if q.gate != nil {
-		return q.gate.usage.limits.timeout(asked)
-	}
-	var longest time.Duration
-	for _, m := range q.pool.memberships {
-		longest = max(longest, m.gate.usage.limits.timeout(asked))
+func (q *queue) timeout(asked time.Duration) (longest time.Duration) {
+	for g := range q.gates {
+		longest = max(longest, g.usage.limits.timeout(asked))
 	}
 	return longest
 }
@@ -34,7 +27,7 @@ func (q *queue) timeout(asked time.Duration) time.Duration {
 // request may be in the queue already as a newcomer, which neither the length nor the sum of bytes
 // counts. If there is not enough to evict, nobody is evicted.
 func (c *Controller) makeRoom(q *queue, t *tenant, a *arrival, now time.Time) bool {
-	slots, bytes := q.length-q.newcomerCount+1-q.maxWaiting(), c.waitingBytes+int64(a.Bytes)-c.maxQueueBytes
+	slots, bytes := q.length-len(q.newcomers)+1-q.maxWaiting(), c.waitingBytes+int64(a.Bytes)-c.maxQueueBytes
 	if slots <= 0 && bytes <= 0 {
 		return true
 	}

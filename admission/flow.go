@@ -449,8 +449,7 @@ type queue struct {
 	bytes  int64
 	// newcomers have had no verdict of the shared state yet. They do not count against the limit of
 	// the queue.
-	newcomers     []*waiter
-	newcomerCount int
+	newcomers []*waiter
 	// underTasks are the waiters with Request.UnderTask, in no order. A head that waits for a lease
 	// does not hold them up: it may wait for the lease of their own task.
 	underTasks []*waiter
@@ -466,7 +465,6 @@ func (q *queue) add(w *waiter) {
 	q.length++
 	q.bytes += int64(w.Bytes)
 	if w.newcomer {
-		q.newcomerCount++
 		q.newcomers = append(q.newcomers, w)
 	}
 	if !w.needsLease() {
@@ -501,7 +499,6 @@ func (q *queue) dequeue(w *waiter, served bool) {
 	q.length--
 	q.bytes -= int64(w.Bytes)
 	if w.newcomer {
-		q.newcomerCount--
 		if q.newcomers[0] == w { // the usual case
 			q.newcomers = q.newcomers[1:]
 		} else if i := slices.Index(q.newcomers, w); i > 0 {

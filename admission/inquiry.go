@@ -198,7 +198,7 @@ func (c *Controller) enqueueShared(q *queue, t *tenant, a *arrival, now time.Tim
 	if t.isDenied(a) && !a.Preempted {
 		return nil, c.refusalUntil(t, t.deniedReason, t.deniedUntil.Sub(now), now)
 	}
-	if !a.Preempted && (q.newcomerCount >= maxNewcomers || c.newcomerBytes >= c.maxQueueBytes) {
+	if !a.Preempted && (len(q.newcomers) >= maxNewcomers || c.newcomerBytes >= c.maxQueueBytes) {
 		return nil, c.refusal(q, t, QueueFull, now)
 	}
 	w := newWaiter(a, q, t, now)
@@ -362,7 +362,7 @@ func (c *Controller) settleNewcomers(q *queue, now time.Time) {
 	if len(q.newcomers) == 0 || q.pool != nil && q.pool.deferNewcomers {
 		return
 	}
-	for _, g := range q.gates() {
+	for g := range q.gates {
 		if g.inquiry.inFlight {
 			return
 		}
@@ -379,7 +379,6 @@ func (c *Controller) settleNewcomers(q *queue, now time.Time) {
 			continue
 		}
 		q.newcomers = q.newcomers[1:]
-		q.newcomerCount--
 		c.countWaiter(w, -1)
 		w.newcomer = false
 		c.countWaiter(w, 1)

@@ -61,12 +61,8 @@ func (c *Controller) refusal(q *queue, t *tenant, reason Reason, now time.Time) 
 		n = max(q.length, 1)
 	}
 	wait := maxRetryAfter
-	if q.gate != nil {
-		wait = q.gate.pace.retryAfter(n, now)
-	} else {
-		for _, m := range q.pool.memberships {
-			wait = min(wait, m.gate.pace.retryAfter(n, now))
-		}
+	for g := range q.gates {
+		wait = min(wait, g.pace.retryAfter(n, now))
 	}
 	return &Refused{Reason: reason, RetryAfter: spread(wait), Quota: c.quota(t, now)}
 }

@@ -151,25 +151,15 @@ func (c *Controller) taskExists(id string) bool {
 	return c.tasks.byID[id] != nil
 }
 
-func (c *Controller) allTasks() []task {
-	c.mu.Lock()
-	defer c.unlockAndRun()
-	live := make([]task, 0, len(c.tasks.byID))
-	for _, t := range c.tasks.byID {
-		live = append(live, *t)
-	}
-	return live
-}
-
 // journalEntries returns what a new journal has: the live tasks, and the keys of those that were
 // completed a short time ago.
 func (c *Controller) journalEntries() []journalEntry {
-	var entries []journalEntry
-	for _, t := range c.allTasks() {
-		entries = append(entries, journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
-	}
 	c.mu.Lock()
 	defer c.unlockAndRun()
+	var entries []journalEntry
+	for _, t := range c.tasks.byID {
+		entries = append(entries, journalEntry{Op: opAdd, Task: t.Task, Key: t.key})
+	}
 	now := time.Now()
 	for _, k := range c.tasks.endedOrder {
 		if c.tasks.hasEnded(k.tenant, k.key, now) {

@@ -9,5 +9,5 @@ type usage struct {
 
 // hasFreeLease reports whether the limit allows one more lease.
 func (b *usage) hasFreeLease() bool {
-	return b.limits.MaxConcurrent <= 0 || b.leases < b.limits.MaxConcurrent
+	return !isReached(b.leases, b.limits.MaxConcurrent)
 }

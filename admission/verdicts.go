@@ -152,7 +152,7 @@ func (c *Controller) decideAlone(g *gate, w *waiter, now time.Time) Verdict {
 // fitsAlone reports whether this gateway's part of a model's tokens can ever hold what the waiter
 // needs.
 func (c *Controller) fitsAlone(w *waiter) bool {
-	for _, g := range w.homeQueue.gates() {
+	for g := range w.homeQueue.gates {
 		if g.canServe(&w.arrival) && w.fits(c.shareOf(g.usage.limits.TokensPerMinute)) {
 			return true
 		}

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -21,19 +22,14 @@ func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 		return nil, "", err
 	}
 	list, _ := value.([]any)
-	version, err := at[string](list, 0)
-	if err != nil {
-		return nil, "", err
-	}
+	f := fields{rest: list}
+	version := f.text()
 	records := limits.Records{}
-	for i := 1; i+2 < len(list); i += 3 {
-		key, err := at[string](list, i)
-		if err != nil {
-			return nil, "", err
-		}
+	for len(f.rest) > 2 {
+		key, values, file := f.text(), f.list(), f.list()
 		var r limits.Record
-		if r.Values, err = parseValues(list[i+1]); err == nil {
-			r.File, err = parseValues(list[i+2])
+		if r.Values, err = parseValues(values); err == nil {
+			r.File, err = parseValues(file)
 		}
 		if err != nil {
 			s.cfg.Log.Error("limits of run time damaged in Redis, those of the file hold", zap.String("of", key), zap.Error(err))
@@ -41,24 +37,18 @@ func (s *Store) Load(ctx context.Context) (limits.Records, string, error) {
 		}
 		records[key] = r
 	}
-	return records, version, nil
+	return records, version, f.err
 }
 
-func parseValues(hash any) (limits.Values, error) {
-	list, _ := hash.([]any)
+func parseValues(list []any) (limits.Values, error) {
 	out := limits.Values{}
-	for i := 0; i+1 < len(list); i += 2 {
-		field, err := at[string](list, i)
-		if err != nil {
+	for f := (fields{rest: list}); len(f.rest) > 1; {
+		field, digits := f.text(), f.text()
+		n, err := strconv.ParseInt(digits, 10, 64)
+		if err = cmp.Or(f.err, err); err != nil {
 			return nil, err
 		}
-		digits, err := at[string](list, i+1)
-		if err != nil {
-			return nil, err
-		}
-		if out[field], err = strconv.ParseInt(digits, 10, 64); err != nil {
-			return nil, err
-		}
+		out[field] = n
 	}
 	return out, nil
 }

@@ -336,9 +336,9 @@ func (d *randomTurns) compare(t *testing.T, i int, r reply, b batch, parts []cal
 		o.change(c)
 		d.remember(c.claim)
 	}
-	answers, err := intsAt(r.rest, 0)
-	if err != nil && len(parts) > 0 {
-		t.Fatal(err)
+	answers := r.numbers()
+	if r.err != nil && len(parts) > 0 {
+		t.Fatal(r.err)
 	}
 	for _, p := range parts {
 		want := o.call(p.claims)

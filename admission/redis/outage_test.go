@@ -95,7 +95,7 @@ func TestTooLate(t *testing.T) {
 		if r, err = s.sendSync(t.Context(), b, form, time.Second); err != nil || r.status != "ok" {
 			t.Fatal(r, err)
 		}
-		levels, _ := intsAt(r.rest, 2)
+		_, _, levels := r.numbers(), r.list(), r.numbers()
 		if want := []int64{60, 50, 50}[i]; levels[0] < want || levels[0] > want+5 {
 			t.Errorf("after turn %d %d tokens, want %d", i, levels[0], want)
 		}

@@ -50,7 +50,7 @@ func granting(n int) reply {
 	for i := range verdicts {
 		verdicts[i] = int64(0)
 	}
-	return reply{status: "ok", rest: []any{verdicts, []any{}, []any{int64(0), int64(0), int64(0)}, int64(0)}}
+	return reply{status: "ok", fields: fields{rest: []any{verdicts, []any{}, []any{int64(0), int64(0), int64(0)}, int64(0)}}}
 }
 
 // TestClockOfRedisGoesBack: the clock of Redis was wrong for a moment, and bucket levels are of a

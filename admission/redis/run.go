@@ -105,13 +105,9 @@ func (s *Store) sendHeartbeat(ctx context.Context) error {
 	if r.status != "ok" {
 		return statusError(r)
 	}
-	gateways, err := at[int64](r.rest, 0)
-	wait, waitErr := at[int64](r.rest, 1)
-	version, versionErr := at[string](r.rest, 2)
-	served, servedErr := intsAt(r.rest, 3)
-	writes, writesErr := at[int64](r.rest, 4)
-	if err := errors.Join(err, waitErr, versionErr, servedErr, writesErr); err != nil {
-		return err
+	gateways, wait, version, served, writes := r.number(), r.number(), r.text(), r.numbers(), r.number()
+	if r.err != nil {
+		return r.err
 	}
 	if wait > 0 {
 		return statusError(reply{status: "wait"})
@@ -158,14 +154,9 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	epoch, err := at[string](r.rest, 0)
-	wait, waitErr := at[int64](r.rest, 1)
-	returnAt, returnErr := at[int64](r.rest, 2)
-	gateways, gatewaysErr := at[int64](r.rest, 3)
-	version, versionErr := at[string](r.rest, 4)
-	writes, writesErr := at[int64](r.rest, 5)
-	if err := errors.Join(err, waitErr, returnErr, gatewaysErr, versionErr, writesErr); err != nil {
-		return 0, err
+	epoch, wait, returnAt, gateways, version, writes := r.text(), r.number(), r.number(), r.number(), r.text(), r.number()
+	if r.err != nil {
+		return 0, r.err
 	}
 	s.resumeAt = returnAt
 	// A sync that was sent before and got no answer must not run after what is sent now. A clock

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	_ "embed" // for the scripts
 	"errors"
@@ -69,7 +70,7 @@ var errReply = errors.New("redis: the reply has a form that no script of this ve
 type reply struct {
 	status string
 	now    int64
-	rest   []any
+	fields
 }
 
 // run calls a script within a timeout.
@@ -117,16 +118,9 @@ func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout tim
 		return reply{}, err
 	}
 	list, _ := value.([]any)
-	if len(list) < 2 {
-		return reply{}, errReply
-	}
-	r := reply{rest: list[2:]}
-	var known bool
-	if r.status, known = list[0].(string); !known {
-		return reply{}, errReply
-	}
-	if r.now, known = list[1].(int64); !known {
-		return reply{}, errReply
+	r := reply{fields: fields{rest: list}}
+	if r.status, r.now = r.text(), r.number(); r.err != nil {
+		return reply{}, r.err
 	}
 	middle := (sent + time.Since(s.started)) / 2
 	s.mu.Lock()
@@ -143,36 +137,42 @@ func (s *Store) deadline(timeout time.Duration) int64 {
 	return s.notAfter
 }
 
-// at returns the element at index i of a reply.
-func at[T int64 | string](list []any, i int) (T, error) {
-	var none T
-	if i >= len(list) {
-		return none, errReply
-	}
-	v, ok := list[i].(T)
-	if !ok {
-		return none, errReply
-	}
-	return v, nil
+// fields reads the elements of a list in a reply, one after the other. err is errReply as soon as
+// there is no next one, or another one than expected. What is read then is the zero value.
+type fields struct {
+	rest []any
+	err  error
 }
 
-// intsAt returns the list of integers at index i of a reply.
-func intsAt(list []any, i int) ([]int64, error) {
-	if i >= len(list) {
-		return nil, errReply
+func read[T int64 | string | []any](f *fields) (v T) {
+	known := false
+	if len(f.rest) > 0 {
+		v, known = f.rest[0].(T)
 	}
-	inner, ok := list[i].([]any)
-	if !ok {
-		return nil, errReply
+	if !known {
+		f.rest, f.err = nil, errReply
+		return v
 	}
-	out := make([]int64, len(inner))
-	for j := range inner {
-		var err error
-		if out[j], err = at[int64](inner, j); err != nil {
-			return nil, err
-		}
+	f.rest = f.rest[1:]
+	return v
+}
+
+func (f *fields) number() int64 { return read[int64](f) }
+
+func (f *fields) text() string { return read[string](f) }
+
+// list reads an element that is a list itself.
+func (f *fields) list() []any { return read[[]any](f) }
+
+// numbers reads an element that is a list of numbers.
+func (f *fields) numbers() []int64 {
+	inner := fields{rest: f.list()}
+	all := make([]int64, len(inner.rest))
+	for i := range all {
+		all[i] = inner.number()
 	}
-	return out, nil
+	f.err = cmp.Or(f.err, inner.err)
+	return all
 }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,9 @@ func (s *Store) sendSync(ctx context.Context, b batch, f *claimTable, timeout ti
 		s.mu.Lock()
 		s.notAfter = 0 // it has run
 		if r.status == "ok" {
-			s.writes, err = at[int64](r.rest, 3)
+			last := fields{rest: r.rest[min(len(r.rest), 3):]}
+			s.writes = last.number()
+			err = last.err
 		}
 		s.mu.Unlock()
 	}
@@ -111,13 +114,10 @@ func (s *Store) applyVerdicts(parts []callPart, f *claimTable, r reply) error {
 	if f.count == 0 {
 		return nil
 	}
-	answers, err := intsAt(r.rest, 0)
-	tasks, taskErr := foundTasks(r.rest)
-	levels, levelErr := intsAt(r.rest, 2)
-	if err = errors.Join(err, taskErr, levelErr); err != nil || len(answers) != verdictSize*f.count ||
-		len(levels) != len(f.models)+2*len(f.tenants) {
+	answers, tasks, levels := r.numbers(), foundTasks(&r.fields), r.numbers()
+	if r.err != nil || len(answers) != verdictSize*f.count || len(levels) != len(f.models)+2*len(f.tenants) {
 		s.failParts(parts, admission.Unavailable, true)
-		return errors.Join(errReply, err)
+		return errReply
 	}
 	s.recordLevels(f, levels)
 	index := 0
@@ -157,26 +157,17 @@ func allowance(limit, remaining, reset int64) admission.Allowance {
 	return admission.Allowance{Limit: limit, Remaining: remaining, Reset: micros(reset)}
 }
 
-// foundTasks returns the tasks of earlier calls, by the index of the claim that found them.
-func foundTasks(rest []any) (map[int]admission.Task, error) {
-	if len(rest) < 2 {
-		return nil, errReply
-	}
-	list, _ := rest[1].([]any)
+// foundTasks reads the tasks of earlier calls, by the index of the claim that found them.
+func foundTasks(f *fields) map[int]admission.Task {
 	tasks := map[int]admission.Task{}
-	for _, entry := range list {
-		e, _ := entry.([]any)
-		index, err := at[int64](e, 0)
-		id, idErr := at[string](e, 1)
-		model, modelErr := at[string](e, 2)
-		tokens, tokensErr := at[int64](e, 3)
-		left, leftErr := at[int64](e, 4)
-		if err = errors.Join(err, idErr, modelErr, tokensErr, leftErr); err != nil {
-			return nil, err
-		}
+	all := fields{rest: f.list()}
+	for len(all.rest) > 0 {
+		e := fields{rest: all.list()}
+		index, id, model, tokens, left := e.number(), e.text(), e.text(), e.number(), e.number()
 		tasks[int(index)] = admission.Task{ID: id, Model: model, Tokens: tokens, Expires: time.Now().Add(time.Duration(left) * time.Millisecond)}
+		f.err = cmp.Or(f.err, e.err)
 	}
-	return tasks, nil
+	return tasks
 }
 
 // recordGrants records the leases that a part of a call was granted.

@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -106,11 +105,8 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 	default:
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	model, err := at[string](r.rest, 0)
-	tokens, tokensErr := at[int64](r.rest, 1)
-	left, leftErr := at[int64](r.rest, 2)
-	id, idErr := at[string](r.rest, 3)
-	if errors.Join(err, tokensErr, leftErr, idErr) != nil {
+	model, tokens, left, id := r.text(), r.number(), r.number(), r.text()
+	if r.err != nil {
 		return admission.Task{}, admission.ErrUnavailable
 	}
 	tenant, _ := args[0].(string)

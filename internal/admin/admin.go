@@ -73,8 +73,8 @@ type Config struct {
 	Tenants func() []Tenant
 	// Pools returns the pools.
 	Pools func() []Pool
-	// Usage answers what was used. The error says why it cannot.
-	Usage func(context.Context, usage.Question) (usage.Answer, error)
+	// Usage answers what was used.
+	Usage func(context.Context, usage.Question) usage.Answer
 	// Limits returns the limits of "model/NAME" or "tenant/NAME" that can be changed at run time.
 	// values are those in force, and patched are the names of the changed limits. file has the
 	// values of the file, and is empty if the file does not name the key. ok is false for an

@@ -29,11 +29,7 @@ func (h *handler) usage(w http.ResponseWriter, r *http.Request) {
 		writeError(w, fault)
 		return
 	}
-	answer, err := h.Usage(r.Context(), q)
-	if err != nil {
-		writeError(w, openai.Errorf(openai.CodeGatewayUnavailable, "The usage could not be read: %v.", err))
-		return
-	}
+	answer := h.Usage(r.Context(), q)
 	if format == "csv" {
 		writeUsageCSV(w, q.By, answer)
 		return

@@ -1,6 +1,11 @@
 package dispatch
 
-import "time"
+import (
+	"time"
+
+	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/steady"
+)
 
 // An engine with a fault may tell any number of tokens. A number that cannot be true is not
 // charged: it would keep the tenant waiting for an hour, or use up its budget. The bounds are so
@@ -34,7 +39,7 @@ func mostPrompt(r *Request) int64 {
 	if r.Previous != "" || r.Endpoint.OfResponses() || r.Endpoint.OfMessages() {
 		most += addedHistory
 	}
-	return min(most*int64(max(r.Choices, 1)), maxCounted)
+	return min(most*int64(max(r.Choices, 1)), request.MaxTokens)
 }
 
 // believes reports whether the usage that the engine has told of a response can be true, after the
@@ -67,7 +72,7 @@ const doubtInterval = time.Minute
 
 // doubt tells Config.Doubted of a usage that cannot be true.
 func (d *Dispatcher) doubt(model string, at *replica, r Response, now time.Time) {
-	last, nanos := at.doubtedAt.Load(), steadyNanos(now)
+	last, nanos := at.doubtedAt.Load(), steady.Nanos(now)
 	if last != 0 && nanos-last < int64(doubtInterval) || !at.doubtedAt.CompareAndSwap(last, nanos) {
 		return
 	}

@@ -174,6 +174,15 @@ func (c choice) name() string {
 
 func (c choice) any(is func(*modelRoute) bool) bool { return slices.ContainsFunc(c.members, is) }
 
+func (c choice) all(are func(*modelRoute) bool) bool {
+	for _, t := range c.members {
+		if !are(t) {
+			return false
+		}
+	}
+	return true
+}
+
 // patience returns how long the request may wait: the longest that one of the models allows. own is
 // the client's own timeout; 0 means none.
 func (c choice) patience(own time.Duration) time.Duration {
@@ -206,7 +215,7 @@ type cacheKey struct {
 // more takes as long as to read it. A model that has one replica needs no key.
 func (c choice) keys(r *Request, p *prompt) cacheKeys {
 	keys := make(cacheKeys, 0, 1)
-	chained := p.chain.Bytes > 0 && !c.any(func(t *modelRoute) bool { return !t.isCacheAware() })
+	chained := p.chain.Bytes > 0 && c.all((*modelRoute).isCacheAware)
 	for _, t := range c.members {
 		n := t.policy.UserMessages
 		switch {

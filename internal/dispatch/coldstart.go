@@ -60,7 +60,7 @@ func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 	if fault := c.keepsFailing(c.title(), now); fault != nil {
 		return fault
 	}
-	if !c.any(func(t *modelRoute) bool { return !t.down() }) {
+	if c.all((*modelRoute).down) {
 		return openai.Errorf(openai.CodeNoReplica, "No server of %s can be reached.", c.name())
 	}
 	return &openai.Error{Code: openai.CodeColdStartTimeout, RetryAfter: c.startsIn(now),
@@ -68,9 +68,7 @@ func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 }
 
 // refusesCold reports whether all models of the choice refuse requests at once now.
-func (c choice) refusesCold() bool {
-	return !c.any(func(t *modelRoute) bool { return !t.refusesCold() })
-}
+func (c choice) refusesCold() bool { return c.all((*modelRoute).refusesCold) }
 
 // refusesCold reports whether requests for the model are refused at once now.
 func (t *modelRoute) refusesCold() bool {

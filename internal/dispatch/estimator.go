@@ -177,17 +177,14 @@ func (l *estimator) promptLocked(bytes int) float64 {
 // Response is what is known of a response that has ended.
 type Response = request.Response
 
-// maxCounted is more tokens than any response has. A count of an engine beyond it is a mistake.
-const maxCounted = 1 << 40
-
 // maxLearned is the longest answer, in tokens, that teaches how long answers are. One count of an
 // engine beyond it would be the guess for a hundred requests.
 const maxLearned = 1 << 18
 
 // plausible returns r without a token count that cannot be true: one below zero, one beyond
-// maxCounted, or one of no tokens at all.
+// request.MaxTokens, or one of no tokens at all.
 func plausible(r Response) Response {
-	if r.Prompt < 0 || r.Completion < 0 || r.Prompt > maxCounted || r.Completion > maxCounted || r.Prompt+r.Completion == 0 {
+	if r.Prompt < 0 || r.Completion < 0 || r.Prompt > request.MaxTokens || r.Completion > request.MaxTokens || r.Prompt+r.Completion == 0 {
 		r.Known, r.Prompt, r.Completion = false, 0, 0
 	}
 	return r

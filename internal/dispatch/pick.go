@@ -64,14 +64,14 @@ func (d *Dispatcher) Explain(model string, q Question) (Routing, bool) {
 		key = c.keys(r, &about).of(t.policy.UserMessages)
 	}
 	f := new(forecasts)
-	p := pickInput{key: key, loads: t.loads(nil), now: t.warmUpTime(), forecasts: f}
+	p := pickInput{key: key, loads: t.loads(nil), now: t.warmUpTime(), peek: true, forecasts: f}
 	free := make([]bool, len(p.loads))
 	t.forecast(f, &about, p.loads, time.Now())
 	for i, load := range p.loads {
 		free[i] = load >= 0
 	}
 	r := Routing{Key: key, PromptTokens: int(about.tokens)}
-	if picked := t.peek(&p); picked >= 0 {
+	if picked := t.pick(&p); picked >= 0 {
 		r.Picked, r.Reason = t.replicas[picked].id, string(cmp.Or(p.why, predict.Reason(t.strategy.name)))
 	}
 	for _, i := range t.ring.Order(key) {

@@ -58,7 +58,7 @@ type counter struct {
 	// prefill counts the requests in load that are known to have no token yet.
 	prefill atomic.Int64
 	served  atomic.Uint64
-	// doubtedAt is when Config.Doubted was called last, by steadyNanos; 0: never.
+	// doubtedAt is when Config.Doubted was called last, by steady.Nanos; 0: never.
 	doubtedAt atomic.Int64
 	// fullUntil is the time until which the replica counts as full, because other gateways use all
 	// its slots or because it rests after a 429. nil means that it never did.
@@ -150,32 +150,32 @@ const fullFor = 100 * time.Millisecond
 
 // markFull records that the replica gets no new request for a while, because other gateways use all
 // its slots or because it wants no more.
-func (d *Dispatcher) markFull(r replica, wait time.Duration) {
+func (d *Dispatcher) markFull(c *counter, wait time.Duration) {
 	now := time.Now()
 	until := now.Add(wait)
 	for {
-		before := r.fullUntil.Load()
+		before := c.fullUntil.Load()
 		if before != nil && !until.After(*before) {
 			return
 		}
-		if !r.fullUntil.CompareAndSwap(before, &until) {
+		if !c.fullUntil.CompareAndSwap(before, &until) {
 			continue
 		}
 		if before == nil || before.Before(now) { // else retryWhenFree is under way
-			d.retryWhenFree(r, wait)
+			d.retryWhenFree(c, wait)
 		}
 		return
 	}
 }
 
 // retryWhenFree wakes the waiters of the replica's models when the replica may be picked again.
-func (d *Dispatcher) retryWhenFree(r replica, after time.Duration) {
+func (d *Dispatcher) retryWhenFree(c *counter, after time.Duration) {
 	time.AfterFunc(after+time.Millisecond, func() {
-		if rest := time.Until(*r.fullUntil.Load()); rest > 0 {
-			d.retryWhenFree(r, rest)
+		if rest := time.Until(*c.fullUntil.Load()); rest > 0 {
+			d.retryWhenFree(c, rest)
 			return
 		}
-		d.wakeOthers(r.counter, "")
+		d.wakeOthers(c, "")
 	})
 }
 

@@ -30,7 +30,7 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 		if i < 0 || ticket.holdsOut {
 			return admission.Slot{}, false
 		}
-		if r := t.replicas[i]; r.acquire(ticket.watch) {
+		if r := &t.replicas[i]; r.acquire(ticket.watch) {
 			expected := t.expect(&p, &ticket.prompt, i, now)
 			if most := ticket.dispatcher.candidatesToExplain(len(t.replicas), now); most > 0 {
 				t.explainPick(&p, pickExplained{i, &ticket.prompt, most}, &expected.Prediction)
@@ -44,13 +44,13 @@ func (t *modelRoute) reserve(key uint64, ticket *Ticket) (admission.Slot, bool) 
 }
 
 // slotAt returns what admission knows of a slot of the replica.
-func (d *Dispatcher) slotAt(r replica) admission.Slot {
+func (d *Dispatcher) slotAt(r *replica) admission.Slot {
 	if r.sharedID == "" {
 		return admission.Slot{}
 	}
 	slot := admission.Slot{Replica: r.sharedID, Limit: r.limit}
 	if d.config.Shared {
-		slot.OnFull = func() { d.markFull(r, fullFor) }
+		slot.OnFull = func() { d.markFull(r.counter, fullFor) }
 	}
 	return slot
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // The next process of the gateway learns from this one which replica has which response. Responses
@@ -55,8 +56,8 @@ func (r *ReplicaResponses) sessions(now time.Time) []session {
 		x := session{sessionID: sessionID{key: binary.LittleEndian.Uint64(record), owner: binary.LittleEndian.Uint32(record[8:])},
 			history: binary.LittleEndian.Uint32(record[12:])}
 		used := time.Unix(int64(binary.LittleEndian.Uint32(record[16:])), 0)
-		x.asked = min(used.UnixNano()-clockStep(now), steadyNanos(now)) // the clock may have been set back
-		if x.key != 0 && x.owner != 0 && steadyNanos(now)-x.asked < int64(sessionTTL) {
+		x.asked = min(used.UnixNano()-clockStep(now), steady.Nanos(now)) // the clock may have been set back
+		if x.key != 0 && x.owner != 0 && steady.Nanos(now)-x.asked < int64(sessionTTL) {
 			all = append(all, x)
 		}
 	}
@@ -128,7 +129,8 @@ func (d *Dispatcher) Responses(since time.Time) []ReplicaResponses {
 	return all
 }
 
-// earliest returns the time from which on no more than n of the sessions were used, by steadyNanos.
+// earliest returns the time from which on no more than n of the sessions were used, by
+// steady.Nanos.
 func earliest(known map[string][]session, n int) int64 {
 	sum := 0
 	for _, sessions := range known {
@@ -318,7 +320,7 @@ func (p *sessionTable) responses(since, now time.Time) (all []session) {
 		next := min(first+scanStep, size)
 		for i := first; i < next; i++ {
 			x := &p.entries[i]
-			if x.owner != 0 && x.isLiveAt(steadyNanos(now)) && x.asked/int64(time.Second) >= steadyNanos(since)/int64(time.Second) {
+			if x.owner != 0 && x.isLiveAt(steady.Nanos(now)) && x.asked/int64(time.Second) >= steady.Nanos(since)/int64(time.Second) {
 				all = append(all, *x)
 			}
 		}
@@ -333,9 +335,9 @@ func (p *sessionTable) responses(since, now time.Time) (all []session) {
 func (p *sessionTable) restore(x session, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = now
 	p.changes++
-	if entry := p.roomLocked(x.sessionID, now); !entry.isLiveAt(steadyNanos(now)) || entry.asked <= x.asked {
+	at := steady.Nanos(now)
+	if entry := p.roomLocked(x.sessionID, at); !entry.isLiveAt(at) || entry.asked <= x.asked {
 		p.setEntryLocked(entry, x)
 	}
 }

@@ -33,7 +33,7 @@ func (d *Dispatcher) Rest(replica string, retryAfter time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c, now := d.counters[replica], time.Now()
-	if c == nil {
+	if c == nil || len(c.models()) == 0 {
 		return
 	}
 	routes := d.table.Load().routes
@@ -42,12 +42,7 @@ func (d *Dispatcher) Rest(replica string, retryAfter time.Duration) {
 			return
 		}
 	}
-	for _, model := range c.models() {
-		if i := routes[model].indexOf(c); i >= 0 {
-			d.markFull(routes[model].replicas[i], min(cmp.Or(retryAfter, defaultRest), maxRest))
-			return
-		}
-	}
+	d.markFull(c, min(cmp.Or(retryAfter, defaultRest), maxRest))
 }
 
 // hasOther reports whether the model has a replica beside the one of c that does not rest now.

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // Envoy reads a sample of the native responses, because reading a stream costs more than carrying
@@ -24,7 +26,7 @@ const (
 
 // sampler remembers when a model was sampled last. The zero value never was.
 type sampler struct {
-	// streams and others are in nanoseconds since 1970.
+	// streams and others are by steady.Nanos; 0: never.
 	streams, others atomic.Int64
 }
 
@@ -55,20 +57,17 @@ func (c *sampleCredit) spend(now time.Time, reserve float64) bool {
 // sampleBudget counts what the gateway may do a few times in a second. The zero value has its whole
 // budget.
 type sampleBudget struct {
-	// used is the current second since 1970, times 256, plus the number of times in it.
+	// used is the current second by steady.Nanos, times 256, plus the number of times in it.
 	used atomic.Int64
 }
-
-// lateBy is by how many seconds a goroutine may be late.
-const lateBy = 2
 
 // acquire counts one time. It returns false if there were so many in this second; perSecond is at
 // most 255.
 func (b *sampleBudget) acquire(now time.Time, perSecond int64) bool {
-	second := now.Unix() << 8
+	second := steady.Nanos(now) / int64(time.Second) << 8
 	for {
 		used := b.used.Load()
-		if used < second || used > second+lateBy<<8 { // else a goroutine is late, and the clock has not gone back
+		if used < second { // else the second is the same, or later than that of a goroutine that is late
 			if b.used.CompareAndSwap(used, second+1) {
 				return true
 			}
@@ -90,11 +89,8 @@ func (s *sampler) acquire(stream bool, credit *sampleCredit, now time.Time) bool
 	if stream {
 		last = &s.streams
 	}
-	was := last.Load()
-	passed := time.Duration(now.UnixNano() - was)
-	if passed < -sampleEvery { // the clock has gone back
-		passed = sampleRarely
-	}
+	was, at := last.Load(), steady.Nanos(now)
+	passed := time.Duration(at - was)
 	reserve := 0.0
 	if passed < sampleRarely {
 		reserve = maxSamples / 2
@@ -102,7 +98,7 @@ func (s *sampler) acquire(stream bool, credit *sampleCredit, now time.Time) bool
 	if was != 0 && (passed < sampleEvery || !credit.spend(now, reserve)) {
 		return false
 	}
-	return last.CompareAndSwap(was, now.UnixNano())
+	return last.CompareAndSwap(was, at)
 }
 
 // AcquireSample reports whether Envoy is to read the response of the request, which goes to its

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // sampled returns how many responses of each model are sampled while each has so many a second.
@@ -134,27 +136,28 @@ func TestR3_CostOfAResponse(t *testing.T) {
 	}
 }
 
-// TestR3_SamplesAfterTheClockHasGoneBack: a clock that was far ahead for a moment, and is right
-// again, ends neither the samples nor what is counted by the second.
-func TestR3_SamplesAfterTheClockHasGoneBack(t *testing.T) {
+// TestR3_SamplesWhileTheClockIsSet: a clock of the machine that is set changes neither the samples
+// nor what is counted by the second.
+func TestR3_SamplesWhileTheClockIsSet(t *testing.T) {
 	t.Parallel()
-	var credit sampleCredit
-	var s sampler
-	var b sampleBudget
-	now := time.Now()
-	ahead := now.Add(1000 * time.Hour)
-	s.acquire(true, &credit, ahead)
-	b.acquire(ahead, 2)
-	if !s.acquire(true, &credit, now) || s.acquire(true, &credit, now.Add(sampleEvery/2)) || !s.acquire(true, &credit, now.Add(2*sampleEvery)) {
-		t.Error("a model is sampled never again, or always")
-	}
-	for i, want := range []bool{true, true, false} {
-		if got := b.acquire(now, 2); got != want {
-			t.Errorf("number %d of two in a second: %v", i+1, got)
+	for _, by := range []time.Duration{-48 * time.Hour, 48 * time.Hour} {
+		var credit sampleCredit
+		var s sampler
+		var b sampleBudget
+		now := time.Now()
+		after := func(passed time.Duration) time.Time { return testutil.WithClockSet(now.Add(passed), by) }
+		s.acquire(true, &credit, now)
+		if s.acquire(true, &credit, after(sampleEvery/2)) || !s.acquire(true, &credit, after(2*sampleEvery)) {
+			t.Errorf("clock set by %v: a model is sampled never again, or always", by)
 		}
-	}
-	b.acquire(now.Add(time.Second), 1)
-	if b.acquire(now, 1) {
-		t.Error("a goroutine that is late gets the budget once more")
+		b.acquire(now, 2)
+		for i, want := range []bool{true, true, false} {
+			if got := b.acquire(after(time.Second), 2); got != want {
+				t.Errorf("clock set by %v: number %d of two in a second: %v", by, i+1, got)
+			}
+		}
+		if b.acquire(now, 2) {
+			t.Errorf("clock set by %v: a goroutine that is late gets the budget once more", by)
+		}
 	}
 }

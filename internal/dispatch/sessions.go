@@ -7,6 +7,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // A client may name the session of a request. With Strategy Prefix a model remembers which replica
@@ -38,8 +39,6 @@ type sessionTable struct {
 	// entries is the table; used counts the entries that were ever set; guarded by mu
 	entries []session
 	used    int
-	// latest is the time of the last find; guarded by mu
-	latest time.Time
 	// changes counts how often a response was set or found; guarded by mu
 	changes uint64
 }
@@ -58,19 +57,12 @@ type session struct {
 	// history are the tokens of the conversation that its next request does not repeat.
 	history uint32
 	replica *counter
-	// asked is when the entry was last set or found, by steadyNanos.
+	// asked is when the entry was last set or found, by steady.Nanos.
 	asked int64
 }
 
-// started is a time of this process, with which steadyNanos begins.
-var started = time.Now()
-
-// steadyNanos returns a time in nanoseconds by a clock that nobody sets. It is the Unix time as
-// long as nobody has set the clock of the machine since this process has started.
-func steadyNanos(t time.Time) int64 { return started.UnixNano() + int64(t.Sub(started)) }
-
-// clockStep returns by how much the clock of the machine was ahead of steadyNanos at a time.
-func clockStep(t time.Time) int64 { return t.UnixNano() - steadyNanos(t) }
+// clockStep returns by how much the clock of the machine was ahead of steady.Nanos at a time.
+func clockStep(t time.Time) int64 { return t.UnixNano() - steady.Nanos(t) }
 
 // setLocked returns the set that the key belongs to.
 func (p *sessionTable) setLocked(key uint64) []session {
@@ -94,11 +86,10 @@ func (p *sessionTable) find(id sessionID, now time.Time) (x session, ok bool) {
 func (p *sessionTable) lookUp(id sessionID, now time.Time) (x session, hasOther bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = now
 	if p.entries == nil {
 		return session{}, false
 	}
-	at := steadyNanos(now)
+	at := steady.Nanos(now)
 	set := p.setLocked(id.key)
 	for i := range set {
 		if set[i].key != id.key || !set[i].isLiveAt(at) {
@@ -120,21 +111,21 @@ func (p *sessionTable) lookUp(id sessionID, now time.Time) (x session, hasOther 
 func (p *sessionTable) put(id sessionID, c *counter, history uint32, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.latest = now
 	if id.owner != 0 {
 		p.changes++
 	}
-	p.setEntryLocked(p.roomLocked(id, now), session{sessionID: id, history: history, replica: c, asked: steadyNanos(now)})
+	at := steady.Nanos(now)
+	p.setEntryLocked(p.roomLocked(id, at), session{sessionID: id, history: history, replica: c, asked: at})
 }
 
 // roomLocked is entryLocked, but first enlarges a table that is too small.
-func (p *sessionTable) roomLocked(id sessionID, now time.Time) *session {
+func (p *sessionTable) roomLocked(id sessionID, now int64) *session {
 	if 2*p.used >= len(p.entries) && len(p.entries) < maxEntries {
-		p.growLocked()
+		p.growLocked(now)
 	}
 	entry := p.entryLocked(id)
-	for entry.sessionID != id && entry.isLiveAt(steadyNanos(now)) && len(p.entries) < maxEntries {
-		p.resizeLocked(2 * len(p.entries))
+	for entry.sessionID != id && entry.isLiveAt(now) && len(p.entries) < maxEntries {
+		p.resizeLocked(2*len(p.entries), now)
 		entry = p.entryLocked(id)
 	}
 	return entry
@@ -163,8 +154,8 @@ func (p *sessionTable) setEntryLocked(entry *session, x session) {
 }
 
 // growLocked doubles the table and drops the expired entries. If many have expired, the size stays.
-func (p *sessionTable) growLocked() {
-	now, live := steadyNanos(p.latest), 0
+func (p *sessionTable) growLocked(now int64) {
+	live := 0
 	for i := range p.entries {
 		if p.entries[i].isLiveAt(now) {
 			live++
@@ -174,13 +165,13 @@ func (p *sessionTable) growLocked() {
 	if 4*live >= size {
 		size *= 2
 	}
-	p.resizeLocked(size)
+	p.resizeLocked(size, now)
 }
 
 // resizeLocked gives the table this size and drops the expired entries. A table that does not
 // shrink keeps each live entry, because the entries of one set come from one smaller set.
-func (p *sessionTable) resizeLocked(size int) {
-	old, now := p.entries, steadyNanos(p.latest)
+func (p *sessionTable) resizeLocked(size int, now int64) {
+	old := p.entries
 	p.entries, p.used = make([]session, size), 0
 	for i := range old {
 		if old[i].isLiveAt(now) {
@@ -269,5 +260,5 @@ func (c choice) chooseByPrevious(r *Request, now time.Time) choice {
 func (t *Ticket) placeResponseLocked(history int) {
 	r := t.replicaLocked()
 	t.place(r, Placement{Model: t.route.Name, Replica: r.sharedID, Session: t.response.key, Owner: t.response.owner, History: uint32(history)})
-	t.dispatcher.tellResponse(t.route.Name, r, session{sessionID: t.response, history: uint32(history), asked: steadyNanos(time.Now())})
+	t.dispatcher.tellResponse(t.route.Name, r, session{sessionID: t.response, history: uint32(history), asked: steady.Nanos(time.Now())})
 }

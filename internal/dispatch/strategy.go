@@ -32,8 +32,6 @@ type strategy struct {
 	name Strategy
 	// pick returns the index of a replica whose load is not negative; -1: there is none.
 	pick func(t *modelRoute, p *pickInput) int
-	// peek is pick without any effect on later picks; nil: pick has none.
-	peek func(t *modelRoute, p *pickInput) int
 	// cacheAware says that pick reads what the caches of the replicas hold.
 	cacheAware bool
 	// slowStart says that pick itself holds back the replicas that warm up. If it is false, their
@@ -50,11 +48,12 @@ type pickInput struct {
 	loads []int
 	// now is zero while no replica warms up.
 	now time.Time
+	// peek says that the pick has no effect on later picks.
+	peek bool
 	// forecasts is what the replicas are expected to do with the request.
 	forecasts *forecasts
 	// why is set by a strategy that is cache-aware, and for a request that continues a response.
-	// mustWait says that the only replica which can
-	// serve the request is full.
+	// mustWait says that the only replica which can serve the request is full.
 	why      predict.Reason
 	mustWait bool
 }
@@ -62,9 +61,9 @@ type pickInput struct {
 // strategies is the table of all strategies. To add one, add a row, and a row to the table of
 // internal/config. The table is never changed.
 var strategies = []strategy{
-	{name: Prefix, pick: (*modelRoute).pickPrefix, peek: (*modelRoute).peekPrefix, cacheAware: true, slowStart: true},
+	{name: Prefix, pick: (*modelRoute).pickPrefix, cacheAware: true, slowStart: true},
 	{name: CHWBL, pick: (*modelRoute).pickCHWBL},
-	{name: RoundRobin, pick: (*modelRoute).pickRoundRobin, peek: (*modelRoute).peekRoundRobin, slowStart: true},
+	{name: RoundRobin, pick: (*modelRoute).pickRoundRobin, slowStart: true},
 	{name: LeastConnections, pick: (*modelRoute).pickLeast},
 }
 
@@ -111,62 +110,34 @@ func (t *modelRoute) pick(p *pickInput) int {
 	if t.strategy == nil {
 		return -1
 	}
-	if home, ok := p.pinned(); ok {
-		return home
+	if p.forecasts.pinned {
+		return p.pickPinned()
 	}
-	return t.pickAny(p)
-}
-
-// pickAny is pick for a request that is not pinned. There must be a strategy.
-func (t *modelRoute) pickAny(p *pickInput) int {
 	if !p.now.IsZero() && !t.strategy.slowStart {
 		t.raiseWarmingLoads(p.loads, p.now)
 	}
 	return t.strategy.pick(t, p)
 }
 
-// peek is pick without any effect on later picks.
-func (t *modelRoute) peek(p *pickInput) int {
-	if t.strategy == nil {
+// pickPinned picks the replica that has the response which the request continues; -1: that replica
+// is full.
+func (p *pickInput) pickPinned() int {
+	home := p.forecasts.session
+	if p.why, p.mustWait = predict.Session, p.loads[home] < 0; p.mustWait {
 		return -1
 	}
-	if home, ok := p.pinned(); ok {
-		return home
-	}
-	if t.strategy.peek != nil {
-		return t.strategy.peek(t, p)
-	}
-	return t.pickAny(p)
-}
-
-// pinned returns the replica that has the response which the request continues; -1: that replica is
-// full. ok is false if any replica can serve the request.
-func (p *pickInput) pinned() (home int, ok bool) {
-	if p.forecasts == nil || !p.forecasts.pinned {
-		return -1, false
-	}
-	home = p.forecasts.session
-	if p.why, p.mustWait = predict.Session, p.loads[home] < 0; p.mustWait {
-		return -1, true
-	}
-	return home, true
+	return home
 }
 
 // pickPrefix picks the replica with the least predicted time to the first token.
-func (t *modelRoute) pickPrefix(p *pickInput) int { return t.choose(p, false) }
-
-// peekPrefix returns what pickPrefix would pick.
-func (t *modelRoute) peekPrefix(p *pickInput) int { return t.choose(p, true) }
-
-// choose picks for pickPrefix and peekPrefix.
-func (t *modelRoute) choose(p *pickInput, peek bool) int {
+func (t *modelRoute) pickPrefix(p *pickInput) int {
 	if !p.now.IsZero() {
 		t.raiseWarming(p)
 	}
 	f := p.forecasts
 	choice := predict.Choice{Ring: t.ring, Key: p.key, Session: f.session,
 		Bound: ringhash.Bound{Factor: t.policy.LoadFactor, Floor: t.policy.LoadFloor},
-		Hot:   &t.estimator.hot, Beginning: f.beginning, Now: f.at, Peek: peek}
+		Hot:   &t.estimator.hot, Beginning: f.beginning, Now: f.at, Peek: p.peek}
 	picked, why := choice.Choose(f.candidates, f.ties)
 	p.why = why
 	return picked
@@ -180,30 +151,17 @@ func (t *modelRoute) pickCHWBL(p *pickInput) int {
 // pickRoundRobin picks the next replica with a free slot. It skips a replica that warms up in some
 // rounds, unless no other replica is free.
 func (t *modelRoute) pickRoundRobin(p *pickInput) int {
-	n := uint64(len(p.loads))
-	return t.nextInRound(p, func(uint64) int { return int((t.cursor.Add(1) - 1) % n) },
-		func(i int) func(step uint64) uint64 { return t.replicas[i].rounds.Add })
-}
-
-// peekRoundRobin returns what pickRoundRobin would pick, without moving the cursor.
-func (t *modelRoute) peekRoundRobin(p *pickInput) int {
-	n := uint64(len(p.loads))
-	return t.nextInRound(p, func(step uint64) int { return int((t.cursor.Load() + step) % n) },
-		func(i int) func(step uint64) uint64 {
-			return func(step uint64) uint64 { return t.replicas[i].rounds.Load() + step }
-		})
-}
-
-// nextInRound returns the first replica in the order of next that is free and not skipped. add(i)
-// adds to the counter.rounds of replica i and returns the sum.
-func (t *modelRoute) nextInRound(p *pickInput, next func(step uint64) int, add func(i int) func(step uint64) uint64) int {
 	spare := -1
 	warming := !p.now.IsZero() && t.anyWarm(p.now)
 	for step := range p.loads {
-		i := next(uint64(step))
+		turn := t.cursor.Load() + uint64(step)
+		if !p.peek {
+			turn = t.cursor.Add(1) - 1
+		}
+		i := int(turn % uint64(len(p.loads)))
 		switch {
 		case p.loads[i] < 0:
-		case warming && skipsRound(t.warmth(i, p.now), add(i)):
+		case warming && p.skipsRound(t.warmth(i, p.now), &t.replicas[i].rounds):
 			spare = i
 		default:
 			return i

@@ -32,9 +32,9 @@ func TestEachStrategyPeeksAndPicks(t *testing.T) {
 
 // peekAt returns the replica that a request with this key would get now.
 func peekAt(t *modelRoute, key uint64) int {
-	p := pickInput{key: key, loads: t.loads(nil), now: t.warmUpTime(), forecasts: new(forecasts)}
+	p := pickInput{key: key, loads: t.loads(nil), now: t.warmUpTime(), peek: true, forecasts: new(forecasts)}
 	t.forecast(p.forecasts, &prompt{}, p.loads, time.Now())
-	return t.peek(&p)
+	return t.pick(&p)
 }
 
 // An unknown strategy is refused, and picks nothing if it was not checked.

@@ -54,19 +54,11 @@ func (d *Dispatcher) View(model string) (View, bool) {
 // Load returns the number of requests on a replica; 0 for an unknown one. A launcher stops a
 // draining replica without requests. So no request that comes later goes there, also while Run has
 // not followed the fleet yet.
-func (d *Dispatcher) Load(replica string) int {
-	d.current()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if c := d.counters[replica]; c != nil {
-		return int(c.load.Load())
-	}
-	return 0
-}
+func (d *Dispatcher) Load(replica string) int { return d.LoadAt(replica, netip.AddrPort{}) }
 
 // LoadAt is Load for the one replica of this id that is at the address. Two nodes may have a
 // replica of one id for a while, after one of them was lost and has come back. Requests whose
-// address is not known count for every address.
+// address is not known count for every address. The zero address stands for all addresses.
 func (d *Dispatcher) LoadAt(replica string, address netip.AddrPort) int {
 	d.current()
 	d.mu.Lock()

@@ -1,6 +1,9 @@
 package dispatch
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Slow start: a replica that becomes pickable is idle, so a strategy that compares loads would send
 // it every new request. Its prefix cache is still empty, and its engine may have kernels left to
@@ -82,13 +85,15 @@ func (t *modelRoute) raiseWarmingLoads(loads []int, now time.Time) {
 const wholeRound = 1 << 16
 
 // skipsRound reports whether a replica that warms up is skipped in this round of round robin. The
-// replica is picked in a share of the rounds that equals its warmth. add adds a step to the
-// replica's counter.rounds and returns the sum.
-func skipsRound(warmth float64, add func(step uint64) uint64) bool {
+// replica is picked in a share of the rounds that equals its warmth. rounds are its counter.rounds.
+func (p *pickInput) skipsRound(warmth float64, rounds *atomic.Uint64) bool {
 	if warmth == 1 {
 		return false
 	}
 	step := uint64(warmth * wholeRound)
-	after := add(step)
+	after := rounds.Load() + step
+	if !p.peek {
+		after = rounds.Add(step)
+	}
 	return after/wholeRound == (after-step)/wholeRound
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/admin"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/predict"
 	"github.com/sluice-gateway/sluice/internal/scale"
 )
 
@@ -161,7 +162,7 @@ func (l *launchers) load(model string) scale.Load {
 	}
 	own.Running, own.Queued, own.Held = own.Running+others.Running, own.Queued+others.Queued, own.Held+others.Held
 	own.Admitted += others.Admitted
-	own.Predicted = own.Predicted.Add(scale.Predicted(others.Predicted))
+	own.Predicted = own.Predicted.Add(predict.Flow(others.Predicted))
 	return own
 }
 
@@ -171,7 +172,7 @@ func (l *launchers) ownLoad(model string) scale.Load {
 	v, _ := l.dispatcher.View(model)
 	load := scale.Load{
 		Running: v.InFlight, Queued: v.Queued, Held: v.AtTenantLimits, Admitted: v.Admitted, Refused: v.Refused, PerReplica: v.PerReplica,
-		MaxRunning: v.Policy.Limits.MaxConcurrent, Ready: v.Ready, Failing: v.Failing, Predicted: scale.Predicted(v.Predicted),
+		MaxRunning: v.Policy.Limits.MaxConcurrent, Ready: v.Ready, Failing: v.Failing, Predicted: v.Predicted,
 	}
 	for _, p := range l.config().Pools {
 		if slices.Contains(p.Models, model) {

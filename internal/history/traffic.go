@@ -182,15 +182,11 @@ func (f *figures) write(v *Values, seconds float64, gaps request.GapWeights) {
 	}
 }
 
-// Times are counted in classes whose bounds grow by growth: a quantile is at most 1 % wrong.
-const (
-	growth = 1.02
-	// shortest and classes: times from 10 µs to an hour.
-	shortest = 10 * time.Microsecond
-	classes  = 996
-)
+// classes is how many of the classes of request.GapClass a histogram has: for times of up to an
+// hour.
+const classes = 996
 
-// histogram counts times by class. The zero value has none.
+// histogram counts times in the classes of gaps. The zero value has none.
 type histogram struct {
 	count   int64
 	classes *[classes]uint32
@@ -200,8 +196,7 @@ func (h *histogram) add(d time.Duration) {
 	if h.classes == nil {
 		h.classes = new([classes]uint32)
 	}
-	class := int(math.Round(math.Log(float64(max(d, shortest))/float64(shortest)) / math.Log(growth)))
-	h.classes[min(class, classes-1)]++
+	h.classes[min(request.GapClass(d), classes-1)]++
 	h.count++
 }
 
@@ -228,7 +223,7 @@ func (h *histogram) quantile(q float64) float64 {
 	need := int64(math.Ceil(q * float64(h.count)))
 	for class, n := range h.classes {
 		if need -= int64(n); need <= 0 {
-			return shortest.Seconds() * 1000 * math.Pow(growth, float64(class))
+			return 1000 * request.GapLength(class)
 		}
 	}
 	return math.NaN()

@@ -120,10 +120,7 @@ func (o *Overrides) Sync(ctx context.Context, file map[string]Values, mayReturn 
 
 // mergeFile replaces the values of the kinds of key that file contains.
 func (o *Overrides) mergeFile(file map[string]Values) {
-	kinds := map[string]bool{}
-	for key := range file {
-		kinds[kindOf(key)] = true
-	}
+	kinds := kindsOf(file)
 	for key, values := range o.file {
 		if !kinds[kindOf(key)] {
 			file[key] = values
@@ -211,21 +208,17 @@ func (o *Overrides) update(ctx context.Context, change func(Records)) error {
 		if change != nil {
 			change(next)
 		}
-		changed := difference(kept, next)
-		saved := true
-		if len(changed) > 0 {
-			saved, err = o.backend.Save(ctx, changed, version)
-		}
-		if err != nil {
-			return err
-		}
-		if !saved {
-			if err := pause(ctx, try); err != nil {
+		if changed := difference(kept, next); len(changed) > 0 {
+			saved, err := o.backend.Save(ctx, changed, version)
+			if err != nil {
 				return err
 			}
-			continue
-		}
-		if len(changed) > 0 {
+			if !saved {
+				if err := pause(ctx, try); err != nil {
+					return err
+				}
+				continue
+			}
 			next, version = o.reloadVersion(ctx, next, version)
 		}
 		o.reconciled, o.couldReturn = o.file, o.mayReturn

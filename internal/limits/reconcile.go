@@ -1,6 +1,9 @@
 package limits
 
-import "maps"
+import (
+	"maps"
+	"slices"
+)
 
 // reconcile changes the records where the file has changed since the backend last had it. It
 // returns the patches that a new value of the file has replaced.
@@ -47,12 +50,8 @@ func (o *Overrides) reconcile(records Records) []string {
 
 func replacedPatches(key string, before, after []string) []string {
 	var fields []string
-	still := map[string]bool{}
-	for _, field := range after {
-		still[field] = true
-	}
 	for _, field := range before {
-		if !still[field] {
+		if !slices.Contains(after, field) {
 			fields = append(fields, key+" "+field)
 		}
 	}
@@ -62,10 +61,7 @@ func replacedPatches(key string, before, after []string) []string {
 // deleteRemoved deletes the records of models and tenants that the file named before and no longer
 // names. It keeps the patches of models that may return.
 func (o *Overrides) deleteRemoved(records Records) {
-	kinds := map[string]bool{}
-	for key := range o.file {
-		kinds[kindOf(key)] = true
-	}
+	kinds := kindsOf(o.file)
 	for key, r := range records {
 		if _, ok := o.file[key]; ok || !kinds[kindOf(key)] || len(r.File) == 0 {
 			continue

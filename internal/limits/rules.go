@@ -53,6 +53,15 @@ func kindOf(key string) string {
 	return kind
 }
 
+// kindsOf returns the kinds of the keys of a file.
+func kindsOf(file map[string]Values) map[string]bool {
+	kinds := map[string]bool{}
+	for key := range file {
+		kinds[kindOf(key)] = true
+	}
+	return kinds
+}
+
 // complete returns all fields with values within their bounds. The file was validated elsewhere,
 // and perhaps less strictly. nil stays nil.
 func (rs rules) complete(v Values) Values {

@@ -25,8 +25,13 @@ type Flow struct {
 	Requests float64
 	// TTFT and Prefill are sums of seconds per second. TTFT adds up the predicted times to the
 	// first token. Prefill adds up the part of them in which a replica computes the request's own
-	// prompt.
+	// prompt. It is so the number of replicas that these prompts keep busy.
 	TTFT, Prefill float64
+}
+
+// Add returns the sum of the flows at two gateways.
+func (f Flow) Add(o Flow) Flow {
+	return Flow{Requests: f.Requests + o.Requests, TTFT: f.TTFT + o.TTFT, Prefill: f.Prefill + o.Prefill}
 }
 
 // Add adds the prediction of a request. prefill is the part of ttft in which the replica computes

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // Model holds what the replicas of a model have in common. Its methods are safe for concurrent use.
@@ -138,7 +140,7 @@ type idleReplica struct {
 	// they are those of the model in this version.
 	valid, own atomic.Bool
 	version    atomic.Uint64
-	// until is when the rates have to be computed again, in Unix nanoseconds.
+	// until is when the rates have to be computed again, by steady.Nanos.
 	until atomic.Int64
 	// base, token and decode are the bits of Rates.
 	base, token, decode atomic.Uint64
@@ -155,7 +157,7 @@ func (r *Replica) publishLocked() {
 	r.idle.decode.Store(math.Float64bits(r.rates.Decode))
 	r.idle.own.Store(r.fit.samples > 0)
 	r.idle.version.Store(r.version)
-	r.idle.until.Store(r.refreshed.Add(refreshEvery).UnixNano())
+	r.idle.until.Store(steady.Nanos(r.refreshed.Add(refreshEvery)))
 	r.idle.valid.Store(true)
 }
 
@@ -163,11 +165,10 @@ func (r *Replica) publishLocked() {
 // have something. A change that is under way may mix old and new rates.
 func (r *Replica) ratesIfIdle(now time.Time) (Rates, bool) {
 	i := &r.idle
-	left := time.Duration(i.until.Load() - now.UnixNano())
 	switch {
 	case !i.valid.Load():
 		return Rates{}, false
-	case i.own.Load() && (left <= 0 || left > refreshEvery): // more is left if the clock has gone back
+	case i.own.Load() && steady.Nanos(now) >= i.until.Load():
 		return Rates{}, false
 	case !i.own.Load() && i.version.Load() != r.model.version.Load():
 		return Rates{}, false

@@ -92,10 +92,8 @@ type Config struct {
 	Log *zap.Logger
 }
 
-// Stats counts since the start, except for Gateways.
+// Stats counts since the start.
 type Stats struct {
-	// Gateways are the other gateways that are heard now.
-	Gateways int
 	// Sent and Failed are messages of this gateway that Redis has taken, and those that it has not.
 	Sent, Failed uint64
 	// SentBytes is the size of the messages sent, without names of commands and channels.
@@ -171,7 +169,7 @@ func (s *Sync) Placed(p dispatch.Placement) {
 // Stats returns the counters.
 func (s *Sync) Stats() Stats {
 	return Stats{
-		Gateways: s.others.count(), Sent: s.sent.Load(), Failed: s.failed.Load(), SentBytes: s.sentBytes.Load(),
+		Sent: s.sent.Load(), Failed: s.failed.Load(), SentBytes: s.sentBytes.Load(),
 		Received: s.received.Load(), Ignored: s.ignored.Load(), Told: s.told.Load(), Heard: s.heard.Load(),
 		Dropped: s.outbox.droppedCount(),
 	}

@@ -117,7 +117,7 @@ func startTogether(t testing.TB, servers []*redistest.Server, names ...string) [
 		all = append(all, start(t, name, servers, nil))
 	}
 	for _, g := range all {
-		testutil.Eventually(t, "each gateway hears the others", func() bool { return g.Stats().Gateways == len(all)-1 })
+		testutil.Eventually(t, "each gateway hears the others", func() bool { return g.others.count() == len(all)-1 })
 	}
 	return all
 }
@@ -234,12 +234,12 @@ func TestB1_AGatewayThatDiesIsForgotten(t *testing.T) {
 	c := all[2]
 	testutil.Eventually(t, "c knows what waits", func() bool { return c.router.has("a", tokens) && c.router.has("b", tokens) })
 	all[0].kill()
-	testutil.Eventually(t, "what a had waiting is forgotten", func() bool { return c.router.has("a", nil) && c.Stats().Gateways == 1 })
+	testutil.Eventually(t, "what a had waiting is forgotten", func() bool { return c.router.has("a", nil) && c.others.count() == 1 })
 	if !c.router.has("b", tokens) {
 		t.Error("the waiting tokens of a gateway that lives are forgotten")
 	}
 	all[1].stop()
-	testutil.Eventually(t, "what b had waiting is forgotten", func() bool { return c.router.has("b", nil) && c.Stats().Gateways == 0 })
+	testutil.Eventually(t, "what b had waiting is forgotten", func() bool { return c.router.has("b", nil) && c.others.count() == 0 })
 }
 
 // A gateway that starts later is told the latest placements.
@@ -290,7 +290,7 @@ func TestB1_RedisAwayAndBack(t *testing.T) {
 				a.Placed(placement(i))
 			}
 			testutil.Eventually(t, "each is alone", func() bool {
-				return b.router.has("a", nil) && a.Stats().Gateways == 0 && b.Stats().Gateways == 0
+				return b.router.has("a", nil) && a.others.count() == 0 && b.others.count() == 0
 			})
 			outage.end(redis)
 			testutil.Eventually(t, "both share again", func() bool {
@@ -337,7 +337,7 @@ func TestB1_OthersAreNotTold(t *testing.T) {
 		return b.router.has("a", map[string]int64{"r": 1}) && b.router.sessions()[2]
 	})
 	for _, g := range strangers {
-		if s := g.Stats(); s.Received > 0 || s.Gateways > 0 {
+		if s := g.Stats(); s.Received > 0 || g.others.count() > 0 {
 			t.Errorf("a stranger has heard something: %+v", s)
 		}
 		g.stop()

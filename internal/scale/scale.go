@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // Model holds the bounds of a model.
@@ -64,7 +66,7 @@ type Load struct {
 	Ready   int
 	Failing bool
 	// Predicted is what was predicted for the first tokens of the requests that arrive now.
-	Predicted Predicted
+	Predicted predict.Flow
 }
 
 // Config is the configuration of a Scaler. Load and Apply are required.
@@ -96,9 +98,9 @@ const (
 // Scaler holds the desired numbers of replicas. Its methods may be called from any goroutine.
 type Scaler struct {
 	config Config
-	// demandSignal wakes Run for models with demand, modelsSignal for all models. Their capacity is
-	// 1.
-	demandSignal, modelsSignal chan struct{}
+	// wake has Run look for models that are due or have demand. It has room for one element, so
+	// that a send never blocks.
+	wake chan struct{}
 
 	mu sync.Mutex
 	// models holds the models by name. Guarded by mu.
@@ -111,8 +113,7 @@ type Scaler struct {
 // New returns a Scaler without models. It starts nothing.
 func New(c Config) *Scaler {
 	c.Log = cmp.Or(c.Log, zap.NewNop())
-	return &Scaler{config: c, demandSignal: make(chan struct{}, 1), modelsSignal: make(chan struct{}, 1), models: map[string]*modelState{},
-		found: map[string]int{}}
+	return &Scaler{config: c, wake: make(chan struct{}, 1), models: map[string]*modelState{}, found: map[string]int{}}
 }
 
 // Adopt tells how many replicas exist from before a restart. They stay until the model is idle.
@@ -165,19 +166,13 @@ func (s *Scaler) modelsAboveMin() []string {
 	}
 	slices.SortFunc(names, func(a, b string) int {
 		x, y := s.models[a].belowSince, s.models[b].belowSince
+		order := x.Compare(y)
 		if x.IsZero() != y.IsZero() {
-			return cmp.Or(boolToInt(x.IsZero())-boolToInt(y.IsZero()), cmp.Compare(a, b))
+			order = -order // a model that needs all its replicas comes last, and not first
 		}
-		return cmp.Or(x.Compare(y), cmp.Compare(a, b))
+		return cmp.Or(order, cmp.Compare(a, b))
 	})
 	return names
-}
-
-func boolToInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // Evict lowers a model's number by one, unless somebody needs the model or it has no more than Min
@@ -195,7 +190,7 @@ func (s *Scaler) Evict(model string) bool {
 	// ReportDemand ignores a request that comes after the load was read and before the change.
 	// Unlike due, hasDemand outlives an update that has read its load before.
 	st.hasDemand = true
-	signal(s.demandSignal)
+	s.wakeRun()
 	s.config.Log.Info("replica evicted", zap.String("model", model), zap.Int("to", st.desired))
 	return true
 }
@@ -221,7 +216,7 @@ func (s *Scaler) Set(models map[string]Model) {
 		}
 	}
 	maps.DeleteFunc(s.models, func(name string, _ *modelState) bool { _, ok := models[name]; return !ok })
-	signal(s.modelsSignal)
+	s.wakeRun()
 }
 
 // Desired returns the desired number of replicas, or 0 for an unknown model.
@@ -244,13 +239,13 @@ func (s *Scaler) ReportDemand(model string) {
 	}
 	s.mu.Unlock()
 	if scalable {
-		signal(s.demandSignal)
+		s.wakeRun()
 	}
 }
 
-func signal(c chan<- struct{}) {
+func (s *Scaler) wakeRun() {
 	select {
-	case c <- struct{}{}:
+	case s.wake <- struct{}{}:
 	default:
 	}
 }
@@ -264,8 +259,7 @@ func (s *Scaler) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.demandSignal:
-		case <-s.modelsSignal:
+		case <-s.wake:
 		case <-timer.C:
 		}
 		now := time.Now()
@@ -286,7 +280,7 @@ func (s *Scaler) Update(now time.Time) (changed bool, next time.Time) {
 		if c, ok := s.updateModel(name, load, now); ok {
 			changed = true
 			s.config.Log.Info("model scaled", zap.String("model", name), zap.Int("from", c.From), zap.Int("to", c.To), zap.String("reason", string(c.Reason)),
-				zap.Int("running", load.Running), zap.Int("queued", load.Queued), zap.Duration("predicted_ttft", load.Predicted.mean()))
+				zap.Int("running", load.Running), zap.Int("queued", load.Queued), zap.Duration("predicted_ttft", meanTTFT(load.Predicted)))
 		}
 	}
 	return changed, s.nextDue(now)

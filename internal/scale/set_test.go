@@ -61,10 +61,11 @@ func TestAModelThatHasAllReplicasIsNotUpdated(t *testing.T) {
 	updates := 0
 	s := New(Config{Apply: func() {}, Load: func(string) Load { updates++; return Load{Queued: 1} }})
 	s.Set(map[string]Model{"m": {Min: 2, Max: 2}})
+	<-s.wake // of Set
 	now := time.Now()
 	s.Update(now)
 	s.ReportDemand("m")
-	if s.Update(now); updates != 1 || len(s.demandSignal) != 0 {
+	if s.Update(now); updates != 1 || len(s.wake) != 0 {
 		t.Errorf("%d updates, want one", updates)
 	}
 }

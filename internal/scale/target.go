@@ -3,6 +3,8 @@ package scale
 import (
 	"math"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // Target is what the replicas of a model shall hold to. At most one field is set. The zero value
@@ -14,25 +16,8 @@ type Target struct {
 	TTFT time.Duration
 }
 
-// Predicted is what was predicted for the first tokens of recent requests, each in sums per second
-// of the recent past. The zero value means that no request came. Those of several gateways add up.
-type Predicted struct {
-	// Requests is the number of requests per second.
-	Requests float64
-	// TTFT sums their predicted times to the first token, in seconds per second.
-	TTFT float64
-	// Prefill sums the part of TTFT in which replicas compute the requests' own prompts. It is so
-	// the number of replicas that these prompts keep busy.
-	Prefill float64
-}
-
-// Add returns the sum of what two gateways predicted.
-func (p Predicted) Add(o Predicted) Predicted {
-	return Predicted{Requests: p.Requests + o.Requests, TTFT: p.TTFT + o.TTFT, Prefill: p.Prefill + o.Prefill}
-}
-
-// mean returns the mean predicted time to the first token. 0 means not known.
-func (p Predicted) mean() time.Duration {
+// meanTTFT returns the mean predicted time to the first token. 0 means not known.
+func meanTTFT(p predict.Flow) time.Duration {
 	if p.Requests <= 0 {
 		return 0
 	}

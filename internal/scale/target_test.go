@@ -5,11 +5,13 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/predict"
 )
 
 // flow is n requests a second, each with a prompt of prefill seconds that waits for wait seconds.
-func flow(n, wait, prefill float64) Predicted {
-	return Predicted{Requests: n, TTFT: n * (wait + prefill), Prefill: n * prefill}
+func flow(n, wait, prefill float64) predict.Flow {
+	return predict.Flow{Requests: n, TTFT: n * (wait + prefill), Prefill: n * prefill}
 }
 
 // A model with a target gets its second replica when the first is full, and no request has waited.
@@ -269,13 +271,13 @@ func TestU7_NumbersForATargetOfAFirstToken(t *testing.T) {
 func TestU7_MeanOfPredictions(t *testing.T) {
 	t.Parallel()
 	sum := flow(2, 0.5, 0.25).Add(flow(1, 2, 0.25))
-	if got := sum.mean(); got != 1250*time.Millisecond {
+	if got := meanTTFT(sum); got != 1250*time.Millisecond {
 		t.Errorf("the mean is %v", got)
 	}
 	if sum.Requests != 3 || sum.Prefill != 0.75 {
 		t.Errorf("the sum is %+v", sum)
 	}
-	if got := (Predicted{}).mean(); got != 0 {
+	if got := meanTTFT(predict.Flow{}); got != 0 {
 		t.Errorf("the mean of no request is %v", got)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // Names are the names that exist now, for labels of metrics.
@@ -133,9 +135,8 @@ func (m *Metrics) sweepIfFull() {
 	if !m.models.full.Load() && !m.upstreams.full.Load() && !m.tenants.full.Load() {
 		return
 	}
-	last, now := m.swept.Load(), time.Now().UnixNano()
-	passed := time.Duration(now - last) // below 0 after the clock was set back
-	if (passed >= sweepEvery || passed < 0) && m.swept.CompareAndSwap(last, now) {
+	last, now := m.swept.Load(), steady.Nanos(time.Now())
+	if now-last >= int64(sweepEvery) && m.swept.CompareAndSwap(last, now) {
 		m.sweep(false)
 	}
 }

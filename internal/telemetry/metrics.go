@@ -156,7 +156,7 @@ type Metrics struct {
 	// sweeping is held to delete series, and for reading to add to series by a label of a labelSet,
 	// so that no series outlives its label.
 	sweeping sync.RWMutex
-	// swept is when sweepIfFull has swept, in nanoseconds since 1970.
+	// swept is when sweepIfFull has swept, by steady.Nanos; 0: never.
 	swept atomic.Int64
 
 	requests    *prometheus.CounterVec

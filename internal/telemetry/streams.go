@@ -133,11 +133,9 @@ func (m *Metrics) Dispatched(model string, prefill, decode int) {
 	to.batchDecode.of(m.perTenant.batch, model, phaseDecode).Observe(float64(decode))
 }
 
-// observe counts a stream under the label of its model. to are the series of its request.
+// observe counts a stream that has had its first token under the label of its model. to are the
+// series of its request.
 func (f *streamMetrics) observe(model string, to *series, s stream) {
-	if s.TTFT <= 0 {
-		return
-	}
 	to.ttft.of(f.ttft, model, s.Route).Observe(s.TTFT.Seconds())
 	u := s.Usage // all zero if it is not known
 	if u.CachedKnown && u.Prompt > 0 {
@@ -146,12 +144,12 @@ func (f *streamMetrics) observe(model string, to *series, s stream) {
 	if fresh, prefill := u.Prompt-u.Cached, s.TTFT-s.Held; fresh > 0 && prefill > 0 {
 		to.prefillRate.of(f.rate, model, phasePrefill).Observe(float64(fresh) / prefill.Seconds())
 	}
+	gaps := max(0, u.Completion-1)
 	if each := s.perToken(); each > 0 {
-		gaps := u.Completion - 1
 		to.decodeRate.of(f.rate, model, phaseDecode).Observe(float64(gaps) / s.Decode.Seconds())
 		to.perToken.of(f.perToken, model, to.upstream).Observe(each.Seconds())
 	}
-	f.gaps.finished(model, s.Route == request.RouteNative, max(0, u.Completion-1), s.Gaps)
+	f.gaps.finished(model, s.Route == request.RouteNative, gaps, s.Gaps)
 	if len(s.Gaps) > 0 {
 		gap := f.gap.WithLabelValues(model, s.Route)
 		for class, n := range s.Gaps {

@@ -283,8 +283,7 @@ func (l *Ledger) judgeLocked(s Subject) {
 
 // wanted are the tallies that the budgets in force count in one day. It is immutable.
 type wanted struct {
-	// began and ends bound the day.
-	began, ends time.Time
+	day period
 	// names are in order.
 	names []tallyKey
 }
@@ -299,7 +298,8 @@ func (l *Ledger) wantedTallies(now time.Time) []tallyKey {
 
 // wantedLocked is wantedTallies with the day. mu is held.
 func (l *Ledger) wantedLocked(now time.Time) *wanted {
-	if l.wanted != nil && !now.Before(l.wanted.began) && now.Before(l.wanted.ends) {
+	day := dayOf(hourOf(now))
+	if l.wanted != nil && l.wanted.day == day {
 		return l.wanted
 	}
 	all := map[tallyKey]bool{}
@@ -312,8 +312,7 @@ func (l *Ledger) wantedLocked(now time.Time) *wanted {
 	names := slices.SortedFunc(maps.Keys(all), func(a, b tallyKey) int {
 		return cmp.Or(strings.Compare(a.period, b.period), strings.Compare(a.tenant, b.tenant), strings.Compare(a.key, b.key))
 	})
-	year, month, day := now.UTC().Date()
-	l.wanted = &wanted{time.Date(year, month, day, 0, 0, 0, 0, time.UTC), time.Date(year, month, day+1, 0, 0, 0, 0, time.UTC), names}
+	l.wanted = &wanted{day, names}
 	l.counted = 0
 	return l.wanted
 }
@@ -325,7 +324,7 @@ func (l *Ledger) refreshBudgets(now time.Time) {
 	if len(l.scopes()) == 0 {
 		return
 	}
-	changes := 1 + l.others.changes(l.writer)
+	changes := 1 + l.others.changes()
 	if l.shared != nil {
 		changes += l.shared.changes()
 	}
@@ -339,8 +338,7 @@ func (l *Ledger) refreshBudgets(now time.Time) {
 	all := l.others.tallies(wanted.names)
 	if l.shared != nil {
 		for k, t := range l.shared.tallies() {
-			sum := all[k]
-			all[k] = tally{sum.tokens + t.tokens, sum.cost + t.cost}
+			all[k] = all[k].plus(t)
 		}
 	}
 	l.mu.Lock()

@@ -265,7 +265,5 @@ func (j *journal) write(lines []byte) error {
 	return nil
 }
 
-// writerOf returns the writer of a journal by its file name. ok is false for other files.
-func writerOf(name string) (writer string, ok bool) {
-	return strings.CutSuffix(filepath.Base(name), journalSuffix)
-}
+// writerOf returns the writer of a journal by its path.
+func writerOf(path string) string { return strings.TrimSuffix(filepath.Base(path), journalSuffix) }

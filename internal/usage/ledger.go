@@ -100,9 +100,9 @@ func New(c Config) (*Ledger, error) {
 	if j == nil {
 		return nil, err
 	}
-	l := &Ledger{cfg: c, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock, steady: newSteadyClock(),
-		tallies: talliesSince(t, talliedSince(clock.now())), others: otherJournals{dir: c.Dir, log: c.Log, clock: clock}}
-	l.writer, _ = writerOf(j.path)
+	writer := writerOf(j.path)
+	l := &Ledger{cfg: c, writer: writer, due: time.NewTimer(time.Hour), table: t, journal: j, clock: clock, steady: newSteadyClock(),
+		tallies: talliesSince(t, talliedSince(clock.now())), others: otherJournals{dir: c.Dir, own: writer, log: c.Log, clock: clock}}
 	if c.Redis != nil {
 		l.shared = newSharing(l, c.Redis)
 	}
@@ -303,7 +303,7 @@ func (l *Ledger) sync() {
 // journal has ended, and a process that starts continues only one of them.
 func (l *Ledger) watchOthers(ctx context.Context) {
 	for now := time.Now(); ; {
-		l.others.look(l.writer) // before damaged lines are removed
+		l.others.look() // before damaged lines are removed
 		l.ageOthers(now)
 		select {
 		case <-ctx.Done():
@@ -320,7 +320,7 @@ func (l *Ledger) ageOthers(now time.Time) {
 	if l.cfg.Keep == nil || !l.clock.believes(hourOf(now)) {
 		return
 	}
-	if err := l.others.age(l.writer, hourOf(now), l.cfg.Keep(), l.shared == nil); err != nil {
+	if err := l.others.age(hourOf(now), l.cfg.Keep(), l.shared == nil); err != nil {
 		l.cfg.Log.Error("journals of ended processes not aged", zap.Error(err))
 	}
 }

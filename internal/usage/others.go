@@ -19,7 +19,9 @@ import (
 // otherJournals are the journals in the folder that this process does not write. It reads on in one
 // when the file has grown, and reads it again when it was written anew.
 type otherJournals struct {
-	dir   string
+	dir string
+	// own is the writer whose journal this process writes.
+	own   string
 	log   *zap.Logger
 	clock *clock
 
@@ -50,30 +52,27 @@ type otherJournal struct {
 	tallies tallies
 }
 
-// tables calls visit with the rows of each writer but own. visit must neither change nor keep them.
-// A journal that cannot be read counts with what was read last.
-func (o *otherJournals) tables(own string, visit func(table)) {
+// tables calls visit with the rows of each writer. visit must neither change nor keep them. A
+// journal that cannot be read counts with what was read last.
+func (o *otherJournals) tables(visit func(table)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.readLocked(own)
+	o.readLocked()
 	for _, j := range o.read {
 		visit(j.table)
 	}
 }
 
-// age makes days of old hours, and drops old days, in the journals of all writers but own whose
-// processes have ended. now is in hours since 1970. remove says that journals without rows are
-// removed. The error has what failed for each journal; the others are aged all the same.
-func (o *otherJournals) age(own string, now int64, keep Keep, remove bool) error {
+// age makes days of old hours, and drops old days, in the journals whose processes have ended. now
+// is in hours since 1970. remove says that journals without rows are removed. The error has what
+// failed for each journal; the others are aged all the same.
+func (o *otherJournals) age(now int64, keep Keep, remove bool) error {
 	var failed []error
 	writers, err := o.writers()
 	if err != nil {
 		return err
 	}
-	for writer := range writers {
-		if writer == own {
-			continue
-		}
+	for _, writer := range writers {
 		err := ageJournal(o.path(writer), now, keep, remove)
 		if !errors.Is(err, errLocked) && !errors.Is(err, fs.ErrNotExist) { // its process ages it, or another process has removed it
 			failed = append(failed, err)
@@ -82,8 +81,8 @@ func (o *otherJournals) age(own string, now int64, keep Keep, remove bool) error
 	return errors.Join(failed...)
 }
 
-// readLocked brings the journals of all writers but own up to date. mu is held.
-func (o *otherJournals) readLocked(own string) {
+// readLocked brings the journals up to date. mu is held.
+func (o *otherJournals) readLocked() {
 	writers, err := o.writers()
 	if err != nil {
 		o.reportLocked(map[string]error{"": err})
@@ -91,10 +90,7 @@ func (o *otherJournals) readLocked(own string) {
 	}
 	since := talliedSince(o.clock.now())
 	read, faults := map[string]*otherJournal{}, map[string]error{}
-	for writer := range writers {
-		if writer == own {
-			continue
-		}
+	for _, writer := range writers {
 		before, info := o.read[writer], o.read[writer].lastInfo()
 		j, err := before.again(o.path(writer), since)
 		if j != nil {
@@ -144,8 +140,8 @@ func (o *otherJournals) reportLocked(faults map[string]error) {
 	o.faults = faults
 }
 
-// look reads what is new in the journals of all writers but own.
-func (o *otherJournals) look(own string) { o.tables(own, func(table) {}) }
+// look reads what is new in the journals.
+func (o *otherJournals) look() { o.changes() }
 
 // allFaults returns what was wrong with the journals, by the names of their files.
 func (o *otherJournals) allFaults() map[string]error {
@@ -172,10 +168,10 @@ func (o *otherJournals) missing() (all []string) {
 }
 
 // counted returns own and the writers whose journals were read.
-func (o *otherJournals) counted(own string) map[string]bool {
+func (o *otherJournals) counted() map[string]bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := map[string]bool{own: true}
+	all := map[string]bool{o.own: true}
 	for writer := range o.read {
 		all[writer] = true
 	}
@@ -190,12 +186,13 @@ func (o *otherJournals) path(writer string) string {
 	return filepath.Join(o.dir, writer+journalSuffix)
 }
 
-func (o *otherJournals) writers() (map[string]bool, error) {
+// writers returns the writers of the journals.
+func (o *otherJournals) writers() (all []string, err error) {
 	names, err := journalsIn(o.dir)
-	all := map[string]bool{}
 	for _, name := range names {
-		writer, _ := writerOf(name)
-		all[writer] = true
+		if writer := writerOf(name); writer != o.own {
+			all = append(all, writer)
+		}
 	}
 	return all, err
 }
@@ -291,12 +288,11 @@ func (j *otherJournal) set(k rowKey, c Counts, since int64) {
 	r.Counts = c
 }
 
-// changes brings the journals of all writers but own up to date, and returns how often one of them
-// has changed.
-func (o *otherJournals) changes(own string) int {
+// changes brings the journals up to date, and returns how often one of them has changed.
+func (o *otherJournals) changes() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.readLocked(own)
+	o.readLocked()
 	return o.changed
 }
 
@@ -308,8 +304,7 @@ func (o *otherJournals) tallies(wanted []tallyKey) map[tallyKey]tally {
 	for _, j := range o.read {
 		for _, k := range wanted {
 			if found := j.tallies[k]; found != nil {
-				sum := sums[k]
-				sums[k] = tally{sum.tokens + found.tokens, sum.cost + found.cost}
+				sums[k] = sums[k].plus(*found)
 			}
 		}
 	}

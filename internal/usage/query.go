@@ -78,7 +78,7 @@ const MissingHeader = "X-Sluice-Usage-Missing"
 
 // Query answers a question. A request is in the answer as soon as Add has counted it. What an
 // answer has of this ledger is in the journal before, so that a kill does not take it back.
-func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
+func (l *Ledger) Query(ctx context.Context, q Question) Answer {
 	ctx, cancel := context.WithTimeout(ctx, shareReadTimeout)
 	defer cancel()
 	now, others := later(time.Now(), l.Now()), listing{} // a request may count in an hour that the machine's clock has not reached again
@@ -92,7 +92,7 @@ func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
 	sums := &groups{by: q.By, from: first, to: to, sums: map[string]*Item{}}
-	l.others.tables(l.writer, sums.addTable)
+	l.others.tables(sums.addTable)
 	l.mu.Lock()
 	sums.addTable(l.table)
 	l.mu.Unlock()
@@ -102,7 +102,7 @@ func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 		l.shared.remoteUsage(ctx, others, &a, sums)
 	}
 	a.Items, a.Complete = sums.items(), len(a.Missing) == 0
-	return a, nil
+	return a
 }
 
 func later(a, b time.Time) time.Time {

@@ -300,9 +300,9 @@ func (s *sharing) adopt(ctx context.Context) {
 	if err != nil {
 		return // reading the journals reports it
 	}
-	for writer := range writers {
-		if writer == s.ledger.writer || s.ledger.Unshared() != nil {
-			continue
+	for _, writer := range writers {
+		if s.ledger.Unshared() != nil {
+			return
 		}
 		path := s.ledger.others.path(writer)
 		info, err := os.Stat(path)
@@ -318,18 +318,11 @@ func (s *sharing) adopt(ctx context.Context) {
 // adoptOne publishes the journal of a writer, unless a process writes it. Between two calls it
 // publishes the own rows. It removes a journal without rows.
 func (s *sharing) adoptOne(ctx context.Context, writer, path string) error {
-	file, err := os.Open(path)
+	j, text, err := lockJournal(path, 0)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	if err := lock(file, path); err != nil {
-		return err
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
+	defer j.file.Close()
 	t, sums, damaged := s.ledger.readAged(text)
 	rows, err := s.missing(ctx, writer, func(read func(table)) { read(t) })
 	if err != nil {

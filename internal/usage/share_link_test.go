@@ -69,9 +69,9 @@ func TestB3_AClockThatIsBehind(t *testing.T) {
 	other.Add(acme, OfRequest(1, 0, 1, true), now)
 	publish(t, other, l)
 	for name, to := range map[string]time.Time{"to now": {}, "to a time": now.Add(time.Minute)} {
-		a, err := l.Query(t.Context(), Question{From: now.Add(-time.Hour), To: to})
-		if err != nil || !a.Complete || len(a.Items) != 1 || a.Items[0].Requests != 1 || a.To.Before(now) {
-			t.Errorf("%s: %+v, %v; want the request of the other gateway", name, a, err)
+		a := l.Query(t.Context(), Question{From: now.Add(-time.Hour), To: to})
+		if !a.Complete || len(a.Items) != 1 || a.Items[0].Requests != 1 || a.To.Before(now) {
+			t.Errorf("%s: %+v; want the request of the other gateway", name, a)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func (s *sharing) readSpent(ctx context.Context) error {
 			return err
 		}
 	}
-	own := s.ledger.others.counted(s.ledger.writer)
+	own := s.ledger.others.counted()
 	maps.DeleteFunc(marks, func(writer, mark string) bool {
 		was, known := s.read[writer]
 		return own[writer] || known && was == mark
@@ -85,7 +85,7 @@ func (s *sharing) changes() int {
 
 // tallies returns the sums of what other writers have spent.
 func (s *sharing) tallies() map[tallyKey]tally {
-	own := s.ledger.others.counted(s.ledger.writer)
+	own := s.ledger.others.counted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sums := map[tallyKey]tally{}
@@ -94,7 +94,7 @@ func (s *sharing) tallies() map[tallyKey]tally {
 			continue
 		}
 		for k, t := range found {
-			sums[k] = tally{sums[k].tokens + t.tokens, sums[k].cost + t.cost}
+			sums[k] = sums[k].plus(t)
 		}
 	}
 	return sums
@@ -103,7 +103,7 @@ func (s *sharing) tallies() map[tallyKey]tally {
 // remoteUsage adds the usage of the other gateways to an answer. before is what Redis told of the
 // writers before: the rows that are read after it have at least that.
 func (s *sharing) remoteUsage(ctx context.Context, before listing, a *Answer, sums *groups) {
-	own, after, damaged := s.ledger.others.counted(s.ledger.writer), before, 0
+	own, after, damaged := s.ledger.others.counted(), before, 0
 	if before.err == nil {
 		damaged, after.err = s.remote.rows(ctx, s.daysOf(sums, before.at), own, sums.addRow)
 	}

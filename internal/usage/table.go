@@ -60,37 +60,28 @@ type row struct {
 // table has the rows of one writer. It is not safe for concurrent use.
 type table map[period]map[Subject]*row
 
-// row returns the row of a key, which it makes if there is none.
+// row returns the row of a key, which it makes if there is none. In a full period a new key counts
+// as Other.
 func (t table) row(k rowKey) *row {
-	rows := t[k.period]
-	if r := rows[k.Subject]; r != nil {
-		return r
-	}
-	if len(rows) >= maxSubjects && k.Key != Other {
+	if rows := t[k.period]; len(rows) >= maxSubjects && rows[k.Subject] == nil {
 		k.Key = Other
-		return t.row(k)
 	}
-	return t.make(k)
-}
-
-// make makes the row of a key that has none, however many subjects there are.
-func (t table) make(k rowKey) *row {
-	if t[k.period] == nil {
-		t[k.period] = map[Subject]*row{}
-	}
-	r := &row{key: k, head: lineHead(k)}
-	t[k.period][k.Subject] = r
-	return r
+	return t.of(k)
 }
 
 // of returns the row of a key, which it makes if there is none, however many subjects there are. It
 // is for rows of a journal, whose writer has bounded them and which come in any order, and for keys
 // with budgets, which an operator bounds.
 func (t table) of(k rowKey) *row {
-	if r := t[k.period][k.Subject]; r != nil {
-		return r
+	rows := t[k.period]
+	if rows == nil {
+		rows = map[Subject]*row{}
+		t[k.period] = rows
 	}
-	return t.make(k)
+	if rows[k.Subject] == nil {
+		rows[k.Subject] = &row{key: k, head: lineHead(k)}
+	}
+	return rows[k.Subject]
 }
 
 // day returns what a subject has used in a day.

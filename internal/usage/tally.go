@@ -25,6 +25,9 @@ func (t *tally) add(c Counts) {
 	t.cost += c.Cost
 }
 
+// plus returns the sum of two tallies.
+func (t tally) plus(o tally) tally { return tally{t.tokens + o.tokens, t.cost + o.cost} }
+
 // replace replaces counts that were added by others.
 func (t *tally) replace(before, after Counts) {
 	t.add(after)

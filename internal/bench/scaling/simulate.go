@@ -116,7 +116,7 @@ func (s *simulation) after(d time.Duration, do func()) {
 
 // load is what the gateway would tell the scaler.
 func (s *simulation) load() scale.Load {
-	l := scale.Load{Running: s.running, Queued: len(s.queue), Admitted: s.admitted, PerReplica: s.slots, Predicted: scale.Predicted(s.recent.Flow(s.now))}
+	l := scale.Load{Running: s.running, Queued: len(s.queue), Admitted: s.admitted, PerReplica: s.slots, Predicted: s.recent.Flow(s.now)}
 	for _, r := range s.replicas {
 		if !r.draining && !r.ready.After(s.now) {
 			l.Ready++

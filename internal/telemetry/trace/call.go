@@ -91,35 +91,23 @@ func (c *Call) Traceparent() string {
 }
 
 // Queued records that the call waits again, because its attempt has failed or was preempted.
-func (c *Call) Queued() { c.queue(c.now()) }
-
-func (c *Call) queue(at time.Time) { c.enter(phase{name: phaseQueue, began: at}) }
+func (c *Call) Queued() { c.enter(phase{name: phaseQueue}) }
 
 // Admitted records that the call was sent to this replica of the model. batch is the number of
 // requests on the replica, this one included; 0 means not known.
-func (c *Call) Admitted(model, replica string, batch int) { c.admitted(c.now(), model, replica, batch) }
-
-func (c *Call) admitted(at time.Time, model, replica string, batch int) {
-	c.enter(phase{name: phasePrefill, began: at, model: model, replica: replica, batch: batch})
+func (c *Call) Admitted(model, replica string, batch int) {
+	c.enter(phase{name: phasePrefill, model: model, replica: replica, batch: batch})
 }
 
 // FirstToken records the arrival of the first token.
-func (c *Call) FirstToken() { c.firstToken(c.now()) }
+func (c *Call) FirstToken() { c.enter(phase{name: phaseDecode}) }
 
-func (c *Call) firstToken(at time.Time) { c.enter(phase{name: phaseDecode, began: at}) }
-
-// now returns the time of the tracer's clock, and the zero time for a call that is not traced.
-func (c *Call) now() time.Time {
-	if c == nil {
-		return time.Time{}
-	}
-	return c.tracer.now()
-}
-
+// enter records that a phase begins now.
 func (c *Call) enter(p phase) {
 	if c == nil {
 		return
 	}
+	p.began = c.tracer.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
@@ -137,19 +125,18 @@ func (c *Call) enter(p phase) {
 // Token records the n-th event of the engine, from 0, in order. Up to 32 events after FirstToken,
 // evenly spread, become spans decode_step[n]. Such a span lasts from the previous event to this
 // one.
-func (c *Call) Token(n int64) { c.step(int(n), c.now()) }
-
-func (c *Call) step(n int, at time.Time) {
+func (c *Call) Token(n int64) {
 	if c == nil {
 		return
 	}
+	at := c.tracer.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
 		return
 	}
 	if !c.latest.IsZero() {
-		c.recorded.steps.add(n, c.latest, at)
+		c.recorded.steps.add(int(n), c.latest, at)
 		c.latest = at
 	}
 	if c.waiting.IsZero() {
@@ -160,12 +147,11 @@ func (c *Call) step(n int, at time.Time) {
 // Emitted records the end of the m-th write to the client, from 0, in order. Up to 32 writes,
 // evenly spread, become spans emit_chunk[m]. Such a span lasts from the first event after the
 // previous write to the end of this write.
-func (c *Call) Emitted(m int64) { c.emit(int(m), c.now()) }
-
-func (c *Call) emit(m int, at time.Time) {
+func (c *Call) Emitted(m int64) {
 	if c == nil {
 		return
 	}
+	at := c.tracer.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
@@ -175,7 +161,7 @@ func (c *Call) emit(m int, at time.Time) {
 	if began.IsZero() {
 		began = at
 	}
-	c.recorded.chunks.add(m, began, at)
+	c.recorded.chunks.add(int(m), began, at)
 	c.waiting = time.Time{}
 }
 

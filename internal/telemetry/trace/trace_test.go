@@ -172,28 +172,31 @@ func TestManaged(t *testing.T) {
 	s := newSink(t)
 	var given trace.SpanContext
 	s.traced(t, Config{}, func(tracer *Tracer) {
-		tracer.now = func() time.Time { return after(1000) }
 		c := tracer.Start(request.Arrival{ID: "r-1/2", Path: "/v1/chat/completions", Tenant: "acme", Model: "alias", Stream: true}, clients, began)
 		if own, ok := parse(c.Traceparent()); !ok || own.TraceID().String() != clientTrace || !own.IsSampled() {
 			t.Errorf("the engine is given %q", c.Traceparent())
 		}
 		given, _ = parse(c.Traceparent())
-		c.admitted(after(100), "chat", "chat-0", 3)
-		c.queue(after(200)) // it made way
-		c.admitted(after(300), "chat", "chat-1", 5)
-		c.step(0, after(490)) // the role
-		c.firstToken(after(500))
-		c.step(1, after(500))
-		c.emit(0, after(510))
-		c.step(2, after(600))
-		c.step(3, after(700))
-		c.emit(1, after(750)) // both of them
+		at := func(ms int) *Call {
+			tracer.now = func() time.Time { return after(ms) }
+			return c
+		}
+		at(100).Admitted("chat", "chat-0", 3)
+		at(200).Queued() // it made way
+		at(300).Admitted("chat", "chat-1", 5)
+		at(490).Token(0) // the role
+		at(500).FirstToken()
+		at(500).Token(1)
+		at(510).Emitted(0)
+		at(600).Token(2)
+		at(700).Token(3)
+		at(750).Emitted(1) // both of them
 		end := request.Outcome{Replica: "chat-1", TTFT: 500 * time.Millisecond, Held: 300 * time.Millisecond,
 			Decode: 200 * time.Millisecond, Usage: request.Usage{Prompt: 10, Completion: 3, Known: true}, Finish: "length",
 			Cause: request.CauseTimeout, Attempts: 2, Answered: true}
-		c.End(end)
-		c.step(4, after(800))
-		c.firstToken(after(900))
+		at(1000).End(end)
+		at(800).Token(4)
+		at(900).FirstToken()
 		c.End(end)
 	})
 	want := "chat alias 0s-1s gen_ai.request.model=alias gen_ai.response.model=chat sluice.route=managed error=timeout\n" +
@@ -225,17 +228,17 @@ func TestLongStream(t *testing.T) {
 	s := newSink(t)
 	s.traced(t, Config{Sample: 1}, func(tracer *Tracer) {
 		c := tracer.Start(request.Arrival{Path: "/v1/chat/completions", Stream: true}, "", time.Now())
-		c.admitted(time.Now(), "chat", "chat-0", 1)
-		c.firstToken(time.Now())
-		for i := range 10_000 {
-			c.step(i, time.Now())
-			c.emit(i, time.Now())
+		c.Admitted("chat", "chat-0", 1)
+		c.FirstToken()
+		for i := range int64(10_000) {
+			c.Token(i)
+			c.Emitted(i)
 		}
 		c.End(request.Outcome{})
 		tired := tracer.Start(request.Arrival{Path: "/v1/chat/completions", Stream: true}, "", time.Now())
 		for range 1000 {
-			tired.admitted(time.Now(), "chat", "chat-0", 1)
-			tired.queue(time.Now())
+			tired.Admitted("chat", "chat-0", 1)
+			tired.Queued()
 		}
 		tired.End(request.Outcome{})
 	})
@@ -307,11 +310,11 @@ func TestOffCostsNothing(t *testing.T) {
 				tracer.Inject(header)
 				tracer.Native(q)
 				c := tracer.Start(b, header, began)
-				c.admitted(began, "chat", "chat-0", 1)
-				c.firstToken(began)
-				c.step(1, began)
-				c.emit(1, began)
-				c.queue(began)
+				c.Admitted("chat", "chat-0", 1)
+				c.FirstToken()
+				c.Token(1)
+				c.Emitted(1)
+				c.Queued()
 				c.End(request.Outcome{})
 				if c.Traceparent() != "" {
 					t.Error("there is a header")
@@ -334,7 +337,7 @@ func TestOddNames(t *testing.T) {
 	s := newSink(t)
 	s.traced(t, Config{Sample: 1}, func(tracer *Tracer) {
 		c := tracer.Start(request.Arrival{ID: "\xff", Path: "/v1/chat/completions", Tenant: "\xff", Model: strings.Repeat("\xffx", 1000)}, "", began)
-		c.admitted(began, "\xff", "\xff", 1)
+		c.Admitted("\xff", "\xff", 1)
 		c.End(request.Outcome{Model: "\xff", Replica: "\xff", Finish: strings.Repeat("é", 1000), Fault: &openai.Error{Code: "\xff", Status: 500}, Cause: "engine"})
 	})
 	if len(s.spans) != 3 {
@@ -360,15 +363,15 @@ func TestCallConcurrently(t *testing.T) {
 		for range 20 {
 			c := tracer.Start(request.Arrival{Stream: true}, "", time.Now())
 			var all sync.WaitGroup
-			all.Go(func() { c.admitted(time.Now(), "chat", "chat-0", 1); c.firstToken(time.Now()) })
+			all.Go(func() { c.Admitted("chat", "chat-0", 1); c.FirstToken() })
 			all.Go(func() {
-				for i := range 100 {
-					c.step(i, time.Now())
+				for i := range int64(100) {
+					c.Token(i)
 				}
 			})
 			all.Go(func() {
-				for i := range 100 {
-					c.emit(i, time.Now())
+				for i := range int64(100) {
+					c.Emitted(i)
 				}
 			})
 			all.Go(func() { c.End(request.Outcome{}) })
