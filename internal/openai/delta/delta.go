@@ -133,12 +133,8 @@ func (r *Reader) members() {
 }
 
 func (r *Reader) choices() {
-	if r.json.Kind() != '[' {
-		r.json.Skip()
-		return
-	}
 	position := 0
-	for more := r.json.Open('['); more; more = r.json.More('[') {
+	for more := r.json.OpenOrSkip('['); more; more = r.json.More('[') {
 		if r.json.Kind() == '{' {
 			r.choice(position)
 		} else {
@@ -175,12 +171,8 @@ func (r *Reader) choice(index int) {
 }
 
 func (r *Reader) delta() {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
 	reasoned := false
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "content":
 			r.content(Text)
@@ -220,11 +212,7 @@ func (r *Reader) content(kind Kind) {
 }
 
 func (r *Reader) part(kind Kind) {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "text":
 			r.add(kind, r.text())
@@ -239,12 +227,8 @@ func (r *Reader) part(kind Kind) {
 }
 
 func (r *Reader) calls() {
-	if r.json.Kind() != '[' {
-		r.json.Skip()
-		return
-	}
 	position := 0
-	for more := r.json.Open('['); more; more = r.json.More('[') {
+	for more := r.json.OpenOrSkip('['); more; more = r.json.More('[') {
 		r.call(Delta{Kind: ToolCall, Tool: position}, false)
 		position++
 	}
@@ -253,10 +237,6 @@ func (r *Reader) calls() {
 // call reads a fragment of a tool call. bare means that the value is the function itself, with its
 // name and arguments.
 func (r *Reader) call(d Delta, bare bool) {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
 	if bare {
 		r.function(&d)
 	} else {
@@ -268,7 +248,7 @@ func (r *Reader) call(d Delta, bare bool) {
 }
 
 func (r *Reader) toolCall(d *Delta) {
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "index":
 			d.Tool = r.index()
@@ -283,11 +263,7 @@ func (r *Reader) toolCall(d *Delta) {
 }
 
 func (r *Reader) function(d *Delta) {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "name":
 			d.Name = r.text()

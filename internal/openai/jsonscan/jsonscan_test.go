@@ -212,7 +212,7 @@ func TestNothingIsReadAfterTheEnd(t *testing.T) {
 	var r Reader
 	check := func(reason Reason) {
 		t.Helper()
-		if r.Valid() || r.Kind() != 0 || r.Null() || r.Open('{') || r.More('{') || r.Text() != nil || r.Name() != nil {
+		if r.Valid() || r.Kind() != 0 || r.Null() || r.Open('{') || r.OpenOrSkip('{') || r.More('{') || r.Text() != nil || r.Name() != nil {
 			t.Error("reading went on")
 		}
 		if got, _ := r.Fault(); got != reason {
