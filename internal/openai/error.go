@@ -163,14 +163,10 @@ type messagesError struct {
 // {"type":"error","error":{"type","message","code","param"}}.
 func (e *Error) MessagesBody() []byte {
 	o := e.object()
-	b, err := json.Marshal(struct {
+	return marshal(struct {
 		Type  string        `json:"type"`
 		Error messagesError `json:"error"`
 	}{"error", messagesError{MessagesType(e.HTTPStatus()), o.Message, o.Code, o.Param}})
-	if err != nil { // strings always marshal
-		panic(err)
-	}
-	return b
 }
 
 // VersionHeader is the header in which clients of Anthropic's API send its version.
@@ -214,6 +210,9 @@ func MessagesType(status int) string {
 // EventData renders the error for a stream that has started: as Body, with "retryable", and with
 // "retry_after_ms" if the error is retryable.
 func (e *Error) EventData() []byte { return render(e.eventObject()) }
+
+// EventObject renders the error object of EventData alone, for events of another form.
+func (e *Error) EventObject() json.RawMessage { return marshal(e.eventObject()) }
 
 // AppendResponsesEvent appends the error as an event of a stream of the Responses API. The event
 // has the type error and a sequence number. It has the members that OpenAI documents for it beside
