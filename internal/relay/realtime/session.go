@@ -91,7 +91,7 @@ func newSession(h *Handler, r *http.Request) *session {
 	s.memory = h.Memory.Hold(memory.Requests)
 	s.conversation = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
 	s.socket = newSocket(s.limits)
-	s.socket.openAI.beta = r.Header.Get("Openai-Beta") != "" || hasToken(r.Header, "Sec-Websocket-Protocol", betaProtocol)
+	s.socket.openAI.beta = isBetaClient(r)
 	s.socket.openAI.active.Store(isOpenAIClient(r))
 	s.greetLater = s.conversation.model != ""
 	s.turnCtx, s.cancelTurns = context.WithCancelCause(s.socket.ctx)
