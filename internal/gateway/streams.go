@@ -218,7 +218,7 @@ func (s *streams) runPeers(ctx context.Context) error {
 
 // servePeers answers the requests that other gateways forward.
 func (s *streams) servePeers(ctx context.Context) error {
-	return s.peers.Serve(ctx, nil, s.relay.PeerHandler(s.tenant, s.maxBody))
+	return s.peers.Serve(ctx, s.relay.PeerHandler(s.tenant, s.maxBody))
 }
 
 func streamRules(c *config.Config) *relay.Rules {

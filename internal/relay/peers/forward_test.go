@@ -352,7 +352,7 @@ func playOwner(url string) {
 	texts := make(chan string, 1)
 	texts <- "data: 1\n\n"
 	go func() { check(p.Run(context.Background())) }()
-	go func() { check(p.Serve(context.Background(), nil, eventStream(texts, make(chan struct{})))) }()
+	go func() { check(p.Serve(context.Background(), eventStream(texts, make(chan struct{})))) }()
 	for p.ownAddress() == "" {
 		time.Sleep(time.Millisecond)
 	}
