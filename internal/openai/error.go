@@ -11,8 +11,12 @@ import (
 	"time"
 )
 
-// shouldRetry is headers.ShouldRetry, which this package may not import.
-const shouldRetry = "x-should-retry"
+// Names of package internal/headers, which this package may not import.
+const (
+	shouldRetry   = "x-should-retry"
+	source        = "x-sluice-source"
+	sourceGateway = "gateway"
+)
 
 // Error is the one error type that clients see, over every protocol. Its text must never hold a
 // key, a prompt or a completion.
@@ -257,8 +261,10 @@ func marshal(v any) []byte {
 // is retryable, and Body. Headers that w has already stay.
 func (e *Error) Answer(w http.ResponseWriter) { e.AnswerWith(w, e.Body()) }
 
-// AnswerTo answers a request to a path in the form of the API of that path.
+// AnswerTo answers a client's request to a path in the form of the API of that path. A header says
+// that the gateway answers.
 func (e *Error) AnswerTo(w http.ResponseWriter, path string) {
+	w.Header().Set(source, sourceGateway)
 	body := e.Body
 	if endpoint, ok := EndpointOf(path); ok && endpoint.OfMessages() {
 		body = e.MessagesBody

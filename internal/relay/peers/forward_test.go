@@ -145,7 +145,7 @@ func TestForwardLoop(t *testing.T) {
 	var a *gateway
 	a = start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := a.Forward(w, r, b.ID()); fault != nil {
-			answerError(w, r, fault)
+			fault.AnswerTo(w, r.URL.Path)
 		}
 	}))
 	for _, owner := range []string{a.ID(), b.ID()} {

@@ -107,7 +107,7 @@ func start(t *testing.T, c redis.Scripter, change func(*Config), h http.Handler)
 	g.address = g.ownAddress()
 	g.front = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := g.Forward(w, r, r.Header.Get("x-owner")); fault != nil {
-			answerError(w, r, fault)
+			fault.AnswerTo(w, r.URL.Path)
 		}
 	}))
 	t.Cleanup(g.front.Close)

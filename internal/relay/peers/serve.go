@@ -130,20 +130,14 @@ func (p *Peers) authenticate(h http.Handler) http.Handler {
 		if err != nil {
 			p.cfg.Log.Warn("forwarded request refused, its gateway has no record", zap.Error(err))
 			w.Header().Set("connection", "close")
-			answerError(w, r, openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on."))
+			openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on.").AnswerTo(w, r.URL.Path)
 			return
 		}
 		if r.Header.Get(headers.Tenant) == "" {
-			answerError(w, r, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
+			openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is.").AnswerTo(w, r.URL.Path)
 			return
 		}
 		r.Header.Set(headers.Forwarded, gateway)
 		h.ServeHTTP(w, r)
 	})
-}
-
-// answerError answers with an error of this gateway, in the form of the API of the path.
-func answerError(w http.ResponseWriter, r *http.Request, e *openai.Error) {
-	w.Header().Set(headers.Source, headers.SourceGateway)
-	e.AnswerTo(w, r.URL.Path)
 }

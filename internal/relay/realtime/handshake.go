@@ -24,8 +24,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s, fault := h.accept(w, r)
 	if fault != nil {
 		h.Requests.Answered(r, fault.HTTPStatus(), fault)
-		w.Header().Set(headers.Source, headers.SourceGateway)
-		fault.Answer(w)
+		fault.AnswerTo(w, r.URL.Path)
 		return
 	}
 	if s == nil {
