@@ -98,7 +98,7 @@ type Relay struct {
 	// mu guards closed. It is locked around running.Add, so that nothing is added after Close.
 	mu     sync.Mutex
 	closed bool
-	// carrying counts what running waits for, for Busy.
+	// carrying counts what running waits for, for Carries.
 	carrying atomic.Int64
 	// successor carries the calls that do not run yet. It is nil before Retire.
 	successor atomic.Pointer[Forwarder]
