@@ -416,7 +416,7 @@ func (s *session) sendFinal(t *turn, finish string, calls []*toolCall) error {
 
 // continueAfterTools begins the next turn when every tool call has its answer.
 func (s *session) continueAfterTools(t *turn) *openai.Error {
-	if _, open := t.calls.count(); open > 0 {
+	if t.calls.isOpen() {
 		return nil
 	}
 	next, fault := s.conversation.added(t.calls.answers()...)
