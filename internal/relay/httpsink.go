@@ -119,7 +119,7 @@ func (s *httpSink) Answer(a *Answer) error {
 	h := s.w.Header()
 	passHeaders(h, a.Header)
 	if a.Status >= http.StatusBadRequest && h.Get("retry-after") == "" {
-		if after := a.engineError().RetryAfterSeconds(); after != "" {
+		if after := a.EngineError().RetryAfterSeconds(); after != "" {
 			h.Set("retry-after", after)
 		}
 	}
@@ -135,7 +135,7 @@ func (a *Answer) eventError() *openai.Error {
 	if a.Status < http.StatusBadRequest {
 		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status)
 	}
-	return a.engineError()
+	return a.EngineError()
 }
 
 // appendError appends an event with an error to the buffer, as the last event of the stream.

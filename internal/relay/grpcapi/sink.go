@@ -71,7 +71,7 @@ func (s *sink) handleEvent(e *sse.Event) error {
 		return nil
 	}
 	if s.chunk.Read(e.Data); s.chunk.Error || string(e.Type) == "error" {
-		s.reported = reportedError(e.Data)
+		s.reported = errorOf(openai.ReportedError(e.Data))
 	}
 	return s.sendDeltas(deltas)
 }
