@@ -13,6 +13,8 @@ import (
 	"bytes"
 	"cmp"
 	"slices"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // Kind is the kind of text that a delta adds to.
@@ -52,7 +54,12 @@ type Reader struct {
 	event  event
 	// whole says that the data is a whole answer.
 	whole bool
-	texts // of the last event
+
+	json jsonscan.Reader
+	data []byte
+	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
+	// valid in the old array.
+	buf []byte
 }
 
 // event holds the members of an event of the Responses API until its type is known, which may be
@@ -101,7 +108,8 @@ func (k Kind) rank() int {
 
 func (r *Reader) reset(data []byte) {
 	r.deltas, r.event = r.deltas[:0], event{}
-	r.texts.reset(data)
+	r.data, r.buf = data, r.buf[:0]
+	r.json.Reset(data)
 }
 
 // add adds a delta of the text that was read last.
@@ -330,4 +338,27 @@ func (r *Reader) addEventDelta(kind Kind, tool int) {
 	if text := r.event.delta; len(text) > 0 {
 		r.push(Delta{Kind: kind, Tool: tool, Text: text})
 	}
+}
+
+// text reads any value and returns its text without escapes, and nil if the value is no string.
+func (r *Reader) text() []byte {
+	raw, ok := r.json.RawText()
+	if !ok {
+		return nil
+	}
+	if !r.json.Escaped() {
+		return raw
+	}
+	start := len(r.buf)
+	r.buf, _ = jsonscan.Unescape(r.buf, raw)
+	return r.buf[start:len(r.buf):len(r.buf)]
+}
+
+// index reads any value and returns it if it can be an index, and -1 if not.
+func (r *Reader) index() int {
+	n, ok := r.json.Int()
+	if !ok || n > 1<<31-1 {
+		return -1
+	}
+	return int(n)
 }
