@@ -121,6 +121,10 @@ func FuzzText(f *testing.F) {
 		if n := UnescapedLen([]byte(raw)); n != len(text) {
 			t.Fatalf("%q: UnescapedLen is %d, the text has %d bytes", raw, n, len(text))
 		}
+		quoted := AppendQuoted(nil, text)
+		if back, _ := Unescape(nil, quoted[1:len(quoted)-1]); string(back) != string(text) {
+			t.Fatalf("%q is quoted as %s", text, quoted)
+		}
 		_, halves := Unescape(nil, []byte(raw))
 		if halves.Any && !strings.Contains(string(text), "\ufffd") || !halves.Any && halves != (Halves{}) {
 			t.Fatalf("%q has the halves %+v and reads %q", raw, halves, text)
