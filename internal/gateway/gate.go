@@ -66,6 +66,6 @@ func (g *gate) move(to relay.Forwarder) {
 // forward has another process answer the request. If it cannot, this gateway's error is the answer.
 func forward(to relay.Forwarder, w http.ResponseWriter, r *http.Request) {
 	if fault := to(w, r); fault != nil {
-		relay.AnswerError(w, r, fault)
+		fault.AnswerTo(w, r.URL.Path)
 	}
 }

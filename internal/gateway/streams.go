@@ -216,7 +216,7 @@ func (s *streams) runPeers(ctx context.Context) error {
 
 // servePeers answers the requests that other gateways forward.
 func (s *streams) servePeers(ctx context.Context) error {
-	return s.peers.Serve(ctx, nil, s.calls)
+	return s.peers.Serve(ctx, s.calls)
 }
 
 func streamRules(c *config.Config) *relay.Rules {

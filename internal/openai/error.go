@@ -11,8 +11,12 @@ import (
 	"time"
 )
 
-// shouldRetry is headers.ShouldRetry, which this package may not import.
-const shouldRetry = "x-should-retry"
+// Names of package internal/headers, which this package may not import.
+const (
+	shouldRetry   = "x-should-retry"
+	source        = "x-sluice-source"
+	sourceGateway = "gateway"
+)
 
 // Error is the one error type that clients see, over every protocol. Its text must never hold a
 // key, a prompt or a completion.
@@ -163,14 +167,10 @@ type messagesError struct {
 // {"type":"error","error":{"type","message","code","param"}}.
 func (e *Error) MessagesBody() []byte {
 	o := e.object()
-	b, err := json.Marshal(struct {
+	return marshal(struct {
 		Type  string        `json:"type"`
 		Error messagesError `json:"error"`
 	}{"error", messagesError{MessagesType(e.HTTPStatus()), o.Message, o.Code, o.Param}})
-	if err != nil { // strings always marshal
-		panic(err)
-	}
-	return b
 }
 
 // VersionHeader is the header in which clients of Anthropic's API send its version.
@@ -215,6 +215,9 @@ func MessagesType(status int) string {
 // "retry_after_ms" if the error is retryable.
 func (e *Error) EventData() []byte { return render(e.eventObject()) }
 
+// EventObject renders the error object of EventData alone, for events of another form.
+func (e *Error) EventObject() json.RawMessage { return marshal(e.eventObject()) }
+
 // AppendResponsesEvent appends the error as an event of a stream of the Responses API. The event
 // has the type error and a sequence number. It has the members that OpenAI documents for it beside
 // those of EventData.
@@ -258,8 +261,10 @@ func marshal(v any) []byte {
 // is retryable, and Body. Headers that w has already stay.
 func (e *Error) Answer(w http.ResponseWriter) { e.AnswerWith(w, e.Body()) }
 
-// AnswerTo answers a request to a path in the form of the API of that path.
+// AnswerTo answers a client's request to a path in the form of the API of that path. A header says
+// that the gateway answers.
 func (e *Error) AnswerTo(w http.ResponseWriter, path string) {
+	w.Header().Set(source, sourceGateway)
 	body := e.Body
 	if endpoint, ok := EndpointOf(path); ok && endpoint.OfMessages() {
 		body = e.MessagesBody

@@ -293,11 +293,7 @@ func isEmpty(value []byte) bool {
 // guardMembers reads the value of a field whose members engines obey as they do fields of the body.
 // Only those in the set within count.
 func (s *scanner) guardMembers(within Guards) {
-	if s.json.Kind() != '{' {
-		s.json.Skip()
-		return
-	}
-	for more := s.json.Open('{'); more; more = s.json.More('{') {
+	for more := s.json.OpenOrSkip('{'); more; more = s.json.More('{') {
 		if field := guardOf(s.json.Name()) & within; field != 0 {
 			s.guard(field)
 		} else {
@@ -310,13 +306,9 @@ func (s *scanner) guardMembers(within Guards) {
 // guarded field, or one that the gateway reads in the body. Those are the model, what the model is
 // to read, bounds of the output, and the number of answers. Other members pass.
 func (s *scanner) extraBody() {
-	if s.json.Kind() != '{' {
-		s.json.Skip()
-		return
-	}
 	outside := s.req.Guarded
 	s.req.Guarded = 0
-	for more := s.json.Open('{'); more; more = s.json.More('{') {
+	for more := s.json.OpenOrSkip('{'); more; more = s.json.More('{') {
 		name := s.json.Name()
 		switch jsonField(s.req.Endpoint, name) {
 		case fieldGuarded:

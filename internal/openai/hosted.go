@@ -59,12 +59,8 @@ func (s *scanner) asksByMembers(name string) (asks bool) {
 
 // asksPlugin reads a plugin of OpenRouter and reports whether it may bring another model.
 func (s *scanner) asksPlugin() bool {
-	if s.json.Kind() != '{' {
-		s.json.Skip()
-		return true
-	}
 	harmless := false
-	for more := s.json.Open('{'); more; more = s.json.More('{') {
+	for more := s.json.OpenOrSkip('{'); more; more = s.json.More('{') {
 		if string(s.json.Name()) == "id" {
 			harmless = slices.Contains(harmlessPlugins, string(wordText(&s.json)))
 		} else {
@@ -74,10 +70,10 @@ func (s *scanner) asksPlugin() bool {
 	return !harmless
 }
 
-// hasMember reads an object and reports whether it has one of these members with a value that asks
-// for something.
+// hasMember reads any value and reports whether it is an object with one of these members whose
+// value asks for something.
 func (s *scanner) hasMember(names ...string) (has bool) {
-	for more := s.json.Open('{'); more; more = s.json.More('{') {
+	for more := s.json.OpenOrSkip('{'); more; more = s.json.More('{') {
 		switch name := string(lower(s.json.Name())); {
 		case !slices.Contains(names, name):
 			s.json.Skip()
@@ -93,25 +89,15 @@ func (s *scanner) hasMember(names ...string) (has bool) {
 // hasStoredSkill reads the skills of a container and reports whether one is a skill that the
 // account of the upstream has stored. Others are in the request, or on the machine of the client.
 func (s *scanner) hasStoredSkill() (has bool) {
-	if s.json.Kind() != '[' {
-		s.json.Skip()
-		return false
-	}
-	for more := s.json.Open('['); more; more = s.json.More('[') {
-		if s.json.Kind() == '{' {
-			has = s.hasMember("skill_id") || has
-		} else {
-			s.json.Skip()
-		}
+	for more := s.json.OpenOrSkip('['); more; more = s.json.More('[') {
+		has = s.hasMember("skill_id") || has
 	}
 	return has
 }
 
 // storedPrompt reads the field prompt of the Responses API.
 func (s *scanner) storedPrompt() {
-	if s.json.Kind() != '{' {
-		s.json.Skip()
-	} else if s.hasMember("id") {
+	if s.hasMember("id") {
 		s.req.Guarded |= guardOf([]byte(storedPrompt))
 	}
 }
@@ -131,30 +117,25 @@ const functionTool = `{"type":"function","function":`
 // readTools reads the tools that the model may call. Functions are for the client to run, and other
 // tools for the upstream.
 func (s *scanner) readTools() {
-	if s.json.Kind() != '[' {
-		s.json.Skip()
-		return
-	}
-	for more := s.json.Open('['); more; more = s.json.More('[') {
-		if s.json.Kind() != '{' {
-			s.json.Skip()
-		} else if s.isHostedTool() {
+	for more := s.json.OpenOrSkip('['); more; more = s.json.More('[') {
+		if s.isHostedTool() {
 			s.req.Guarded |= guardOf([]byte(hostedTools))
 		}
 	}
 }
 
-// isHostedTool reads a tool and reports whether it reaches what its client may not reach. That is a
-// host by server_url or connector_id, another model, stored files, or a container of others.
+// isHostedTool reads a tool, which may be any value, and reports whether it reaches what its client
+// may not reach. That is a host by server_url or connector_id, another model, stored files, or a
+// container of others.
 func (s *scanner) isHostedTool() (hosted bool) {
 	start := s.json.Pos()
-	more := false
+	var more bool
 	if strings.HasPrefix(string(s.body[start:min(len(s.body), start+len(functionTool))]), functionTool) {
 		s.json.Enter(start + len(functionTool))
 		s.json.Skip()
 		more = s.json.More('{')
 	} else {
-		more = s.json.Open('{')
+		more = s.json.OpenOrSkip('{')
 	}
 	for ; more; more = s.json.More('{') {
 		switch name := string(lower(s.json.Name())); name {
@@ -173,11 +154,7 @@ func (s *scanner) isHostedTool() (hosted bool) {
 				s.json.Skip()
 			}
 		case "input_image_mask", "retrieval": // the latter is that of GLM
-			if s.json.Kind() == '{' {
-				hosted = s.hasMember(storedFile, "knowledge_id") || hosted
-			} else {
-				s.json.Skip()
-			}
+			hosted = s.hasMember(storedFile, "knowledge_id") || hosted
 		default:
 			s.json.Skip()
 		}

@@ -57,12 +57,8 @@ const (
 // messages reads the messages of a chat, or the input of a response when the input is a list. A
 // value that is no list is left to the engine to refuse.
 func (s *scanner) messages() {
-	if s.json.Kind() != '[' {
-		s.json.Skip()
-		return
-	}
 	count := 0
-	for more := s.json.Open('['); more; more = s.json.More('[') {
+	for more := s.json.OpenOrSkip('['); more; more = s.json.More('[') {
 		if count == maxMessages {
 			s.req.rest, s.req.restAt = textAt(s.json.Pos(), s.json.Pos(), formRaw), len(s.req.messages)
 		}
@@ -360,11 +356,7 @@ func readPart(r *jsonscan.Reader, none typeless, urls *mediaURLs) (t text, media
 // isPlainSource reads the source of an image or a document of the Messages API, which may be any
 // value. It reports whether the source is plain text. urls is that of readPart.
 func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
-	if r.Kind() != '{' {
-		r.Skip()
-		return false
-	}
-	for more := r.Open('{'); more; more = r.More('{') {
+	for more := r.OpenOrSkip('{'); more; more = r.More('{') {
 		switch string(lower(r.Name())) {
 		case "type":
 			plain = string(wordText(r)) == "text"
@@ -384,11 +376,7 @@ func isPlainSource(r *jsonscan.Reader, urls *mediaURLs) (plain bool) {
 // sourceContent reads the content of a document of the Messages API, which may be a list of parts.
 // urls is that of readPart.
 func sourceContent(r *jsonscan.Reader, urls *mediaURLs) {
-	if r.Kind() != '[' {
-		r.Skip()
-		return
-	}
-	for more := r.Open('['); more; more = r.More('[') {
+	for more := r.OpenOrSkip('['); more; more = r.More('[') {
 		readPart(r, typelessText, urls)
 	}
 }

@@ -173,7 +173,7 @@ func (a *Answer) unmaskRefusal() {
 		return
 	}
 	a.Status = http.StatusBadRequest
-	refusal := a.engineError()
+	refusal := a.EngineError()
 	refusal.EngineType = ""
 	a.setError(refusal)
 }
@@ -199,15 +199,13 @@ func (a *attempt) reportStatus(answer *Answer) {
 // form that Sluice knows, in bytes.
 const maxForeignError = 2 << 10
 
-// engineError returns what the engine says of its failure. A code or a type that the engine does
+// EngineError returns what the engine says of its failure. A code or a type that the engine does
 // not give follows from the status.
-func (a *Answer) engineError() *openai.Error {
+func (a *Answer) EngineError() *openai.Error {
 	said := openai.ParseEngineError(a.Body)
 	e := &openai.Error{Code: openai.Code(said.Code), Message: said.Message, Param: said.Param, Status: a.Status, EngineType: said.Type,
 		RetryAfter: max(said.RetryAfter, openai.ParseRetryAfter(a.Header.Get("retry-after"), time.Now()))}
-	if e.Code == "" {
-		e.Code = openai.CodeOfStatus(a.Status)
-	}
+	e.Code = cmp.Or(e.Code, openai.CodeOfStatus(a.Status))
 	if e.Message == "" {
 		e.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
 		if text := bytes.TrimSpace(a.Body); len(text) > 0 && len(text) <= maxForeignError && utf8.Valid(text) {
@@ -223,7 +221,7 @@ func (a *Answer) normaliseError() {
 	if a.Status < http.StatusBadRequest || hasErrorForm(a.Body) {
 		return
 	}
-	a.setError(a.engineError())
+	a.setError(a.EngineError())
 }
 
 // setError makes the error the body of the answer.

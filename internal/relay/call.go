@@ -118,9 +118,7 @@ func (c *Call) wantsEvents() bool {
 	return c.Scan.Stream && c.Scan.Endpoint.Generates() && !c.Patient
 }
 
-func (c *Call) key() replay.Key { return keyOf(c.Tenant.Name, c.Scan.RequestID) }
-
-func keyOf(tenant, id string) replay.Key { return replay.Key{Tenant: tenant, ID: id} }
+func (c *Call) key() replay.Key { return replay.Key{Tenant: c.Tenant.Name, ID: c.Scan.RequestID} }
 
 // fingerprint returns a hash of the path and the body without the options of Sluice. It also hashes
 // the options of a client of the Messages API, which a translated body lacks. It tells apart two

@@ -1,8 +1,6 @@
 package relay
 
 import (
-	"encoding/json"
-
 	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai/lifecycle"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
@@ -45,11 +43,7 @@ func (s *engineStream) publishIncomplete(reason string) {
 // publishFailed tells the client of a response of the Responses API about the fault. An error event
 // follows: it makes those clients raise an exception that look at nothing else.
 func (s *engineStream) publishFailed() {
-	var data struct{ Error json.RawMessage }
-	if err := json.Unmarshal(s.failover.result.Fault.EventData(), &data); err != nil { // it was just made
-		panic(err)
-	}
-	s.publishEnd(lifecycle.End{Status: "failed", Error: data.Error})
+	s.publishEnd(lifecycle.End{Status: "failed", Error: s.failover.result.Fault.EventObject()})
 }
 
 // publishEnd publishes the events that end a response of the Responses API.

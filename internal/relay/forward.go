@@ -221,7 +221,7 @@ func (r *Relay) PeerHandler(tenant func(name, key string) (*authz.Tenant, bool),
 			fault = r.reserve(req.Context(), c, c.memorySize())
 		}
 		if fault != nil {
-			AnswerError(w, req, fault)
+			fault.AnswerTo(w, req.URL.Path)
 			return
 		}
 		if r.config.Requests != nil {

@@ -59,7 +59,7 @@ func (r *Relay) serveInference(w http.ResponseWriter, req *http.Request) {
 	offer, ok := r.config.Handoff.Claim(req.Header.Get(headers.Handoff))
 	if !ok {
 		if !r.isElsewhere(w, req) {
-			AnswerError(w, req, openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request."))
+			openai.Errorf(openai.CodeGatewayUnavailable, "The gateway has forgotten this request.").AnswerTo(w, req.URL.Path)
 		}
 		return
 	}
@@ -319,7 +319,8 @@ func (r *Relay) mayUse(req *http.Request, model string) bool {
 func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) {
 	after, fault := parseAfter(req)
 	if fault != nil {
-		r.answerReturn(w, req, g, fault)
+		r.config.Requests.Answered(req, fault.HTTPStatus(), fault)
+		fault.AnswerTo(w, g.call.clientEndpoint().Path())
 		return
 	}
 	if g.isReceived(after) {
@@ -336,16 +337,6 @@ func (r *Relay) resume(w http.ResponseWriter, req *http.Request, g *generation) 
 	if _, moved := g.subscribe(req.Context(), subscription{sink: sink, after: after}); moved {
 		r.forwardMoved(req.Context(), &Call{}, g, nil, sink)
 	}
-}
-
-// answerReturn is answerFault for a client that comes back to a stream, in the form of that stream.
-func (r *Relay) answerReturn(w http.ResponseWriter, req *http.Request, g *generation, fault *openai.Error) {
-	if g.call.clientOptions() == nil {
-		r.answerFault(w, req, fault)
-		return
-	}
-	r.config.Requests.Answered(req, fault.HTTPStatus(), fault)
-	writeMessagesError(w, fault)
 }
 
 // isOfGateway reports whether another gateway has forwarded the request: another process of this

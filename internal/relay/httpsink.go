@@ -119,7 +119,7 @@ func (s *httpSink) Answer(a *Answer) error {
 	h := s.w.Header()
 	passHeaders(h, a.Header)
 	if a.Status >= http.StatusBadRequest && h.Get("retry-after") == "" {
-		if after := a.engineError().RetryAfterSeconds(); after != "" {
+		if after := a.EngineError().RetryAfterSeconds(); after != "" {
 			h.Set("retry-after", after)
 		}
 	}
@@ -135,7 +135,7 @@ func (a *Answer) eventError() *openai.Error {
 	if a.Status < http.StatusBadRequest {
 		return openai.Errorf(openai.CodeUpstreamError, "The engine answered with status %d and no stream.", a.Status)
 	}
-	return a.engineError()
+	return a.EngineError()
 }
 
 // appendError appends an event with an error to the buffer, as the last event of the stream.
@@ -309,11 +309,12 @@ func heartbeatChunk(c *Call) []byte {
 func (s *httpSink) Finish(r Result) error {
 	s.setWriteDeadline() // the server still has to write the end of the body, and the last deadline may be over
 	switch {
-	case r.Fault != nil && !s.headerSent && s.translator != nil:
-		writeMessagesError(s.w, r.Fault)
-		return nil
 	case r.Fault != nil && !s.headerSent:
-		writeError(s.w, r.Fault)
+		form := s.call.Scan.Endpoint
+		if s.translator != nil {
+			form = openai.Messages
+		}
+		r.Fault.AnswerTo(s.w, form.Path())
 		return nil
 	case r.Fault != nil && !r.Told && s.isStream:
 		s.appendError(r.Fault)
@@ -323,26 +324,9 @@ func (s *httpSink) Finish(r Result) error {
 	return s.Flush()
 }
 
-func writeError(w http.ResponseWriter, e *openai.Error) {
-	w.Header().Set(headers.Source, headers.SourceGateway)
-	e.Answer(w)
-}
-
 // answerFault answers a request of the relay's own paths with an error, and has the list of
 // requests show it.
 func (r *Relay) answerFault(w http.ResponseWriter, req *http.Request, e *openai.Error) {
 	r.config.Requests.Answered(req, e.HTTPStatus(), e)
-	writeError(w, e)
-}
-
-// writeMessagesError is writeError for a client of the Messages API.
-func writeMessagesError(w http.ResponseWriter, e *openai.Error) {
-	w.Header().Set(headers.Source, headers.SourceGateway)
-	e.AnswerWith(w, e.MessagesBody())
-}
-
-// AnswerError answers a request with an error of the gateway, in the form of the API of its path.
-func AnswerError(w http.ResponseWriter, req *http.Request, e *openai.Error) {
-	w.Header().Set(headers.Source, headers.SourceGateway)
 	e.AnswerTo(w, req.URL.Path)
 }

@@ -195,7 +195,7 @@ func (t *translator) append(dst, raw []byte, number uint64, numbered bool) []byt
 // answer translates a whole answer.
 func (t *translator) answer(a *Answer) *Answer {
 	if a.Status >= http.StatusMultipleChoices {
-		return &Answer{Status: a.Status, Header: a.Header, Body: a.engineError().MessagesBody()}
+		return &Answer{Status: a.Status, Header: a.Header, Body: a.EngineError().MessagesBody()}
 	}
 	body, ok := messages.FromChat(a.Body, t.stream.Options)
 	if ok {

@@ -86,7 +86,7 @@ type Relay struct {
 	rules            atomic.Pointer[Rules]
 	clients, workers replicaClients
 	// named are the generations of named calls.
-	named *replay.Registry[*generation]
+	named replay.Registry[*generation]
 	// gapSampler chooses the streams of replicas whose token gaps are observed.
 	gapSampler gapSampler
 
@@ -98,7 +98,7 @@ type Relay struct {
 	// mu guards closed. It is locked around running.Add, so that nothing is added after Close.
 	mu     sync.Mutex
 	closed bool
-	// carrying counts what running waits for, for Busy.
+	// carrying counts what running waits for, for Carries.
 	carrying atomic.Int64
 	// successor carries the calls that do not run yet. It is nil before Retire.
 	successor atomic.Pointer[Forwarder]
@@ -132,8 +132,8 @@ func New(c Config) *Relay {
 	}
 	c.MemoryWait = cmp.Or(c.MemoryWait, 5*time.Second)
 	c.MaxAnswer = cmp.Or(c.MaxAnswer, defaultMaxAnswer)
-	r := &Relay{config: c, named: replay.NewRegistry[*generation](replay.RegistryConfig{})}
-	r.named.OnForget((*generation).release)
+	r := &Relay{config: c}
+	r.named.OnForget = (*generation).release
 	r.rules.Store(&Rules{})
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	return r

@@ -113,9 +113,7 @@ func (f *failover) newRequest(ctx context.Context, replica dispatch.Upstream) (*
 		return nil, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called.")
 	}
 	request.Header = f.newHeader(replica)
-	if replica.Host != "" {
-		request.Host = replica.Host
-	}
+	request.Host = replica.Host // empty: that of the URL
 	return request, nil
 }
 

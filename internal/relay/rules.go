@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"sync"
@@ -40,10 +41,7 @@ type Policy struct {
 }
 
 func (p Policy) heartbeat() time.Duration {
-	if p.Heartbeat == 0 {
-		return defaultHeartbeat
-	}
-	return p.Heartbeat
+	return cmp.Or(p.Heartbeat, defaultHeartbeat)
 }
 
 // defaultHeartbeat is the default of Policy.Heartbeat.

@@ -85,20 +85,17 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) 
 	if at.limit > 0 {
 		defer time.AfterFunc(at.limit, func() { cancel(errTooLong) }).Stop()
 	}
-	rest, replica := at.rest, at.replica
 	defer context.AfterFunc(r.ctx, func() { cancel(errClosing) })()
 	discardBody(w, req) // a cancel has no body that means anything
-	call, err := http.NewRequestWithContext(ctx, req.Method, urlOf(replica, routes.StoredPath+rest, req.URL.RawQuery), http.NoBody)
+	call, err := http.NewRequestWithContext(ctx, req.Method, urlOf(at.replica, routes.StoredPath+at.rest, req.URL.RawQuery), http.NoBody)
 	if err != nil { // the path and the address were parsed before
 		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamError, "The engine's address cannot be called."))
 		return
 	}
 	call.Header = forwardedHeaders(req.Header)
-	setReplicaHeaders(call.Header, replica)
-	if replica.Host != "" {
-		call.Host = replica.Host
-	}
-	response, err := r.send(call, replica, Policy{})
+	setReplicaHeaders(call.Header, at.replica)
+	call.Host = at.replica.Host // empty: that of the URL
+	response, err := r.send(call, at.replica, Policy{})
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), errTooLong):
 		r.answerFault(w, req, openai.Errorf(openai.CodeUpstreamTimeout, "The engine that has the response did not answer in time."))
@@ -120,7 +117,7 @@ func (r *Relay) passStored(w http.ResponseWriter, req *http.Request, at holder) 
 	passHeaders(h, response.Header)
 	h.Set(headers.Source, headers.SourceEngine)
 	if r.config.ReplicaHeader() {
-		h.Set(headers.Replica, replica.ID)
+		h.Set(headers.Replica, at.replica.ID)
 	}
 	w.WriteHeader(response.StatusCode)
 	body, release := r.readUsage(response, at.told)

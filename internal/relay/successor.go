@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/relay/replay"
 )
 
 // Forwarder has another gateway, or another process of this gateway, answer a request. The error is
@@ -26,7 +27,7 @@ func (r *Relay) Keeps() bool { return r.named.Len() > 0 }
 
 // Owns reports whether a call of the tenant with this request id is carried or kept here.
 func (r *Relay) Owns(tenant, id string) bool {
-	_, ok := r.named.Find(keyOf(tenant, id))
+	_, ok := r.named.Find(replay.Key{Tenant: tenant, ID: id})
 	return ok
 }
 

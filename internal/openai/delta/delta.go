@@ -13,6 +13,8 @@ import (
 	"bytes"
 	"cmp"
 	"slices"
+
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 )
 
 // Kind is the kind of text that a delta adds to.
@@ -52,7 +54,12 @@ type Reader struct {
 	event  event
 	// whole says that the data is a whole answer.
 	whole bool
-	texts // of the last event
+
+	json jsonscan.Reader
+	data []byte
+	// buf holds the strings that had escapes. When buf grows, strings that were read before stay
+	// valid in the old array.
+	buf []byte
 }
 
 // event holds the members of an event of the Responses API until its type is known, which may be
@@ -101,7 +108,8 @@ func (k Kind) rank() int {
 
 func (r *Reader) reset(data []byte) {
 	r.deltas, r.event = r.deltas[:0], event{}
-	r.texts.reset(data)
+	r.data, r.buf = data, r.buf[:0]
+	r.json.Reset(data)
 }
 
 // add adds a delta of the text that was read last.
@@ -133,12 +141,8 @@ func (r *Reader) members() {
 }
 
 func (r *Reader) choices() {
-	if r.json.Kind() != '[' {
-		r.json.Skip()
-		return
-	}
 	position := 0
-	for more := r.json.Open('['); more; more = r.json.More('[') {
+	for more := r.json.OpenOrSkip('['); more; more = r.json.More('[') {
 		if r.json.Kind() == '{' {
 			r.choice(position)
 		} else {
@@ -175,12 +179,8 @@ func (r *Reader) choice(index int) {
 }
 
 func (r *Reader) delta() {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
 	reasoned := false
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "content":
 			r.content(Text)
@@ -220,11 +220,7 @@ func (r *Reader) content(kind Kind) {
 }
 
 func (r *Reader) part(kind Kind) {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "text":
 			r.add(kind, r.text())
@@ -239,12 +235,8 @@ func (r *Reader) part(kind Kind) {
 }
 
 func (r *Reader) calls() {
-	if r.json.Kind() != '[' {
-		r.json.Skip()
-		return
-	}
 	position := 0
-	for more := r.json.Open('['); more; more = r.json.More('[') {
+	for more := r.json.OpenOrSkip('['); more; more = r.json.More('[') {
 		r.call(Delta{Kind: ToolCall, Tool: position}, false)
 		position++
 	}
@@ -253,10 +245,6 @@ func (r *Reader) calls() {
 // call reads a fragment of a tool call. bare means that the value is the function itself, with its
 // name and arguments.
 func (r *Reader) call(d Delta, bare bool) {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
 	if bare {
 		r.function(&d)
 	} else {
@@ -268,7 +256,7 @@ func (r *Reader) call(d Delta, bare bool) {
 }
 
 func (r *Reader) toolCall(d *Delta) {
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "index":
 			d.Tool = r.index()
@@ -283,11 +271,7 @@ func (r *Reader) toolCall(d *Delta) {
 }
 
 func (r *Reader) function(d *Delta) {
-	if r.json.Kind() != '{' {
-		r.json.Skip()
-		return
-	}
-	for more := r.json.Open('{'); more; more = r.json.More('{') {
+	for more := r.json.OpenOrSkip('{'); more; more = r.json.More('{') {
 		switch string(r.json.Name()) {
 		case "name":
 			d.Name = r.text()
@@ -354,4 +338,27 @@ func (r *Reader) addEventDelta(kind Kind, tool int) {
 	if text := r.event.delta; len(text) > 0 {
 		r.push(Delta{Kind: kind, Tool: tool, Text: text})
 	}
+}
+
+// text reads any value and returns its text without escapes, and nil if the value is no string.
+func (r *Reader) text() []byte {
+	raw, ok := r.json.RawText()
+	if !ok {
+		return nil
+	}
+	if !r.json.Escaped() {
+		return raw
+	}
+	start := len(r.buf)
+	r.buf, _ = jsonscan.Unescape(r.buf, raw)
+	return r.buf[start:len(r.buf):len(r.buf)]
+}
+
+// index reads any value and returns it if it can be an index, and -1 if not.
+func (r *Reader) index() int {
+	n, ok := r.json.Int()
+	if !ok || n > 1<<31-1 {
+		return -1
+	}
+	return int(n)
 }

@@ -50,6 +50,26 @@ func Unescape(dst, raw []byte) (text []byte, halves Halves) {
 	return out[:n], halves
 }
 
+// AppendQuoted appends a text as a JSON string. Bytes that are not UTF-8 stay, because the rest of
+// a character may come with the next event.
+func AppendQuoted(dst, text []byte) []byte {
+	const hex = "0123456789abcdef"
+	dst = append(dst, '"')
+	for _, c := range text {
+		switch {
+		case c == '"', c == '\\':
+			dst = append(dst, '\\', c)
+		case c == '\n':
+			dst = append(dst, '\\', 'n')
+		case c < 0x20:
+			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+		default:
+			dst = append(dst, c)
+		}
+	}
+	return append(dst, '"')
+}
+
 // shortValues are the characters of escapes of two bytes, by their second byte.
 var shortValues = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 

@@ -121,6 +121,10 @@ func FuzzText(f *testing.F) {
 		if n := UnescapedLen([]byte(raw)); n != len(text) {
 			t.Fatalf("%q: UnescapedLen is %d, the text has %d bytes", raw, n, len(text))
 		}
+		quoted := AppendQuoted(nil, text)
+		if back, _ := Unescape(nil, quoted[1:len(quoted)-1]); string(back) != string(text) {
+			t.Fatalf("%q is quoted as %s", text, quoted)
+		}
 		_, halves := Unescape(nil, []byte(raw))
 		if halves.Any && !strings.Contains(string(text), "\ufffd") || !halves.Any && halves != (Halves{}) {
 			t.Fatalf("%q has the halves %+v and reads %q", raw, halves, text)
@@ -212,7 +216,7 @@ func TestNothingIsReadAfterTheEnd(t *testing.T) {
 	var r Reader
 	check := func(reason Reason) {
 		t.Helper()
-		if r.Valid() || r.Kind() != 0 || r.Null() || r.Open('{') || r.More('{') || r.Text() != nil || r.Name() != nil {
+		if r.Valid() || r.Kind() != 0 || r.Null() || r.Open('{') || r.OpenOrSkip('{') || r.More('{') || r.Text() != nil || r.Name() != nil {
 			t.Error("reading went on")
 		}
 		if got, _ := r.Fault(); got != reason {

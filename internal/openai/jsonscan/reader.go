@@ -125,6 +125,16 @@ func (r *Reader) Open(bracket byte) bool {
 	return more
 }
 
+// OpenOrSkip is Open for a value of any type. A value that does not start with bracket is read, and
+// has no members.
+func (r *Reader) OpenOrSkip(bracket byte) bool {
+	if r.at(r.space(r.pos)) != bracket {
+		r.Skip()
+		return false
+	}
+	return r.Open(bracket)
+}
+
 // More moves to the next member of the container that starts with bracket and reports true. At the
 // end of the container it moves behind the container and reports false.
 func (r *Reader) More(bracket byte) bool {

@@ -126,7 +126,8 @@ type Reader struct {
 	prefixPaths []*Path
 	json        jsonscan.Reader
 	buf         []byte // strings that had escapes; a string stays valid when buf grows
-	key         []byte
+	key         []byte // the name of the last typed root
+	hasType     bool   // the object has a type at its top
 	root        Path
 	typedRoots  []*Path
 	lastTyped   int   // the index of the typed root that was found last
@@ -135,7 +136,6 @@ type Reader struct {
 	objects     uint32 // counts objects, to find members that one of them has twice
 	choice      int
 	bad         bool
-	ends        bool
 	response    Response
 	output      bool
 }
@@ -148,10 +148,10 @@ func (r *Reader) Read(data []byte) bool {
 	}
 	r.root.rules, r.root.index = rulesRoot, root
 	r.top(data)
-	if r.typed == nil && r.hasKey() && !r.bad { // read again, now by the event's type
-		typed := r.typedRoot(data)
+	if r.hasType && !r.bad { // read again, now by the event's type
+		typed, ends := r.typedRoot(data)
 		r.reset(data)
-		if r.typed, r.Ends, r.bad = typed, r.ends, typed == nil; !r.bad {
+		if r.typed, r.Ends, r.bad = typed, ends, typed == nil; !r.bad {
 			r.object(typed)
 		}
 	}
@@ -169,7 +169,7 @@ func (r *Reader) Read(data []byte) bool {
 
 func (r *Reader) reset(data []byte) {
 	r.Leaves, r.Choices, r.Spares, r.Ends, r.Response, r.HasUsage = r.Leaves[:0], r.Choices[:0], r.Spares[:0], false, nil, false
-	r.buf, r.key, r.typed, r.choice, r.bad, r.response, r.output = r.buf[:0], r.key[:0], nil, Root, false, Response{}, false
+	r.buf, r.hasType, r.typed, r.choice, r.bad, r.response, r.output = r.buf[:0], false, nil, Root, false, Response{}, false
 	r.data = data
 	r.json.Reset(data)
 }
@@ -209,7 +209,7 @@ func (r *Reader) top(data []byte) {
 
 // recordPrefix records what stands before the choices, which begin at the offset at.
 func (r *Reader) recordPrefix(at int) {
-	if r.Full || len(r.prefix) > 0 || r.HasUsage || len(r.key)+len(r.Spares) > 0 {
+	if r.Full || len(r.prefix) > 0 || r.HasUsage || r.hasType || len(r.Spares) > 0 {
 		return
 	}
 	for i := range r.Leaves {
@@ -285,8 +285,9 @@ func (r *Reader) member(c *Path) {
 		r.value(c)
 	case roleSpare:
 		r.spare(c)
-	case roleKey:
-		r.keyPart(c)
+	case roleType:
+		r.hasType = r.hasType || r.json.Kind() == '"'
+		r.value(c)
 	case roleStatus:
 		r.response.Status = r.spanned(c)
 	case roleDetails:
@@ -441,20 +442,10 @@ func (r *Reader) spanned(p *Path) jsonscan.Span {
 	return jsonscan.Span{From: from, To: r.json.Pos()}
 }
 
-// keyPart reads a member at the top of an event that belongs to the event's name.
-func (r *Reader) keyPart(p *Path) {
-	if r.typed == nil && p.name == "type" && r.json.Kind() == '"' {
-		r.key = append(r.key, p.name...)
-	}
-	r.value(p)
-}
-
-// hasKey reports whether the object has a type at its top.
-func (r *Reader) hasKey() bool { return len(r.key) > 0 }
-
-// typedRoot returns the root of an event with a type. Its name is made of the type, the indexes and
-// the item of the event. nil: an index is no integer, or there are too many roots.
-func (r *Reader) typedRoot(data []byte) *Path {
+// typedRoot returns the root of an event with a type, and whether the event ends a response. The
+// name of the root is made of the type, the indexes and the item of the event. nil: an index is no
+// integer, or there are too many roots.
+func (r *Reader) typedRoot(data []byte) (typed *Path, ends bool) {
 	js := &r.json
 	js.Reset(data)
 	var typ []byte
@@ -477,12 +468,11 @@ func (r *Reader) typedRoot(data []byte) *Path {
 		case isItem && parts[0] != (jsonscan.Span{}):
 			part = nil
 		case !isItem && !isIndex(part):
-			return nil
+			return nil, false
 		}
 		r.key = append(append(r.key, ' '), part...)
 	}
-	r.ends = isLast(typ)
-	return r.typedChild(r.key, typ)
+	return r.typedChild(r.key, typ), lastEvents[string(typ)]
 }
 
 // isIndex reports whether the value of an index at the top of an event has only one form, so that

@@ -45,7 +45,7 @@ const (
 	roleFinish       // finish_reason
 	roleBody         // what a choice says
 	roleSpare        // repeats a text
-	roleKey          // names the event
+	roleType         // says that the object is an event of that type
 	roleStatus       // the status of a response
 	roleDetails      // the incomplete_details of a response
 	roleOutput       // the output of a response

@@ -121,9 +121,6 @@ func (p *Path) describeEvent(typ []byte) {
 	}
 }
 
-// isLast reports whether an event of this type ends a response.
-func isLast(typ []byte) bool { return lastEvents[string(typ)] }
-
 func (p *Path) describe(c *Path) {
 	c.known = knownNames[c.name]
 	if c.name == "index" && p.index >= 0 {
@@ -154,9 +151,9 @@ func (p *Path) describeTop(c *Path) {
 		c.Class = Meta
 	}
 	switch c.name {
-	case "type", "output_index", "content_index", "summary_index":
+	case "type":
 		if p.index == root {
-			c.role = roleKey
+			c.role = roleType
 		}
 	case "choices":
 		c.role = roleChoices

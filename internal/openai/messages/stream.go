@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/delta"
+	"github.com/sluice-gateway/sluice/internal/openai/jsonscan"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
@@ -199,25 +200,5 @@ func (s *Stream) appendDelta(kind, field string, text []byte) {
 	b = strconv.AppendInt(b, int64(s.blocks-1), 10)
 	b = append(append(b, `,"delta":{"type":"`...), kind...)
 	b = append(append(append(b, `","`...), field...), `":`...)
-	s.dst = append(appendText(b, text), "}}\n\n"...)
-}
-
-// appendText appends a text as a JSON string. Bytes that are not UTF-8 stay, because the rest of a
-// character may come with the next event.
-func appendText(dst, text []byte) []byte {
-	const hex = "0123456789abcdef"
-	dst = append(dst, '"')
-	for _, c := range text {
-		switch {
-		case c == '"', c == '\\':
-			dst = append(dst, '\\', c)
-		case c == '\n':
-			dst = append(dst, '\\', 'n')
-		case c < 0x20:
-			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-		default:
-			dst = append(dst, c)
-		}
-	}
-	return append(dst, '"')
+	s.dst = append(jsonscan.AppendQuoted(b, text), "}}\n\n"...)
 }

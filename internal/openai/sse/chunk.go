@@ -169,12 +169,8 @@ func (c *Chunk) filled() bool {
 
 func (c *Chunk) choices() {
 	r := &c.json
-	if r.Kind() != '[' {
-		r.Skip()
-		return
-	}
 	position := int64(0)
-	for more := r.Open('['); more; more = r.More('[') {
+	for more := r.OpenOrSkip('['); more; more = r.More('[') {
 		choice := Choice{Index: position}
 		position++
 		if r.Kind() != '{' {
@@ -213,11 +209,7 @@ func (c *Chunk) choice(to *Choice) {
 // deltaOf reads a choice's delta and reports whether it carries output of the model.
 func (c *Chunk) deltaOf() (token bool) {
 	r := &c.json
-	if r.Kind() != '{' {
-		r.Skip()
-		return false
-	}
-	for more := r.Open('{'); more; more = r.More('{') {
+	for more := r.OpenOrSkip('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio":
 			token = c.filled() || token
@@ -279,11 +271,7 @@ func (c *Chunk) count(to *int64) bool {
 
 func (c *Chunk) cached() {
 	r := &c.json
-	if r.Kind() != '{' {
-		r.Skip()
-		return
-	}
-	for more := r.Open('{'); more; more = r.More('{') {
+	for more := r.OpenOrSkip('{'); more; more = r.More('{') {
 		if string(r.Name()) == "cached_tokens" {
 			c.count(&c.Usage.Cached)
 		} else {
@@ -295,11 +283,7 @@ func (c *Chunk) cached() {
 // response reads the response inside an event of the Responses API.
 func (c *Chunk) response() {
 	r := &c.json
-	if r.Kind() != '{' {
-		r.Skip()
-		return
-	}
-	for more := r.Open('{'); more; more = r.More('{') {
+	for more := r.OpenOrSkip('{'); more; more = r.More('{') {
 		switch string(r.Name()) {
 		case "usage":
 			c.usage()
@@ -314,11 +298,7 @@ func (c *Chunk) response() {
 // details reads why a response of the Responses API is incomplete.
 func (c *Chunk) details() {
 	r := &c.json
-	if r.Kind() != '{' {
-		r.Skip()
-		return
-	}
-	for more := r.Open('{'); more; more = r.More('{') {
+	for more := r.OpenOrSkip('{'); more; more = r.More('{') {
 		if string(r.Name()) == "reason" {
 			c.cause = r.Text()
 		} else {

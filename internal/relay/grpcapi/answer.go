@@ -1,12 +1,8 @@
 package grpcapi
 
 import (
-	"cmp"
 	"net/http"
-	"strconv"
-	"time"
 
-	pb "github.com/sluice-gateway/sluice/api/llm/v1"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
 )
@@ -16,7 +12,7 @@ import (
 func (s *sink) Answer(a *relay.Answer) error {
 	s.engineAnswered = true
 	if a.Status >= http.StatusMultipleChoices {
-		s.refusal = refusalError(a)
+		s.refusal = errorOf(a.EngineError())
 		return nil
 	}
 	if !s.chunk.Read(a.Body) || len(s.chunk.Choices) == 0 {
@@ -52,26 +48,4 @@ type toolCall struct {
 type function struct {
 	Name      string `json:"name"`
 	Arguments string `json:"arguments"`
-}
-
-// reportedError returns the error that an event reports.
-func reportedError(data []byte) *pb.Error {
-	e := errorOf(openai.ReportedError(data))
-	e.Type, e.Name = validUTF8([]byte(e.GetType())), validUTF8([]byte(e.GetName()))
-	return e
-}
-
-// refusalError returns an engine's refusal as an error of llm.v1.
-func refusalError(a *relay.Answer) *pb.Error {
-	engineError := openai.ParseEngineError(a.Body)
-	if engineError.Message == "" {
-		engineError.Message = "The engine answered with status " + strconv.Itoa(a.Status) + "."
-	}
-	engineError.Type = cmp.Or(engineError.Type, openai.TypeOf(a.Status))
-	engineError.Code = cmp.Or(engineError.Code, string(openai.CodeOfStatus(a.Status)))
-	like := openai.Error{Status: a.Status, RetryAfter: openai.ParseRetryAfter(a.Header.Get("retry-after"), time.Now())}
-	return &pb.Error{
-		Code: int32(a.Status), Message: engineError.Message, Type: engineError.Type, Param: engineError.Param, Name: engineError.Code,
-		Retryable: like.Retryable(), RetryAfterMs: like.RetryAfterMillis(),
-	}
 }

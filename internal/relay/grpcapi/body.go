@@ -1,7 +1,6 @@
 package grpcapi
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
@@ -62,7 +61,7 @@ func (m *members) raw(name string, value []byte) {
 // text writes a string, unless it is empty.
 func (m *members) text(name, value string) {
 	if value != "" {
-		m.raw(name, quoteJSON(value))
+		m.raw(name, openai.Encode(value))
 	}
 }
 
@@ -103,7 +102,7 @@ func (m *members) messages(list []string) {
 			value = append(value, text...)
 			continue
 		}
-		value = append(append(append(value, `{"role":"user","content":`...), quoteJSON(text)...), '}')
+		value = append(append(append(value, `{"role":"user","content":`...), openai.Encode(text)...), '}')
 	}
 	m.raw("messages", append(value, ']'))
 }
@@ -135,13 +134,4 @@ func isMessage(text string) bool {
 		Content json.RawMessage `json:"content"`
 	}
 	return strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") && json.Unmarshal([]byte(text), &m) == nil && m.Role != nil && m.Content != nil
-}
-
-// quoteJSON returns a text as JSON, without the escapes that are meant for HTML.
-func quoteJSON(text string) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(text) // a string always encodes
-	return bytes.TrimSuffix(b.Bytes(), []byte{'\n'})
 }

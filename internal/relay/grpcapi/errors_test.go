@@ -112,7 +112,7 @@ func TestEngineAnswers(t *testing.T) {
 		`{"object":"error","message":"old","type":"t"}`:              {Message: "old", Type: "t"},
 		`{"detail":"Not Found"}`:                                     {Message: "Not Found", Type: invalid},
 		`{"detail":[{"msg":"x"}]}`:                                   {Message: `[{"msg":"x"}]`, Type: invalid},
-		`<html>`:                                                     {Message: "The engine answered with status 422.", Type: invalid},
+		`<html>`:                                                     {Message: "The engine answered with status 422: <html>", Type: invalid},
 	} {
 		if want.Name == "" {
 			want.Name = "invalid_request" // an error without a code gets one

@@ -2,7 +2,6 @@ package grpcapi
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	pb "github.com/sluice-gateway/sluice/api/llm/v1"
+	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 )
 
@@ -32,10 +32,10 @@ type eventBody struct {
 // empty: the worker's.
 func newEventBody(c *call, first *pb.StreamChunk, id string) *eventBody {
 	e := &eventBody{call: c, first: first, id: "chatcmpl-" + cmp.Or(id, first.GetRequestId())}
-	e.eventPrefix = append(append(e.eventPrefix, `{"id":`...), quoteJSON(e.id)...)
+	e.eventPrefix = append(append(e.eventPrefix, `{"id":`...), openai.Encode(e.id)...)
 	e.eventPrefix = append(e.eventPrefix, `,"object":"chat.completion.chunk","created":`...)
 	e.eventPrefix = strconv.AppendInt(e.eventPrefix, time.Now().Unix(), 10)
-	e.eventPrefix = append(append(append(e.eventPrefix, `,"model":`...), quoteJSON(c.request.model)...), `,"choices":[`...)
+	e.eventPrefix = append(append(append(e.eventPrefix, `,"model":`...), openai.Encode(c.request.model)...), `,"choices":[`...)
 	return e
 }
 
@@ -117,7 +117,7 @@ func (e *eventBody) renderDelta(d *pb.TokenDelta) error {
 	case pb.TokenDelta_REFUSAL:
 		name = "refusal"
 	}
-	e.renderChunk(n, `"`+name+`":`+string(quoteJSON(d.GetText())), "")
+	e.renderChunk(n, `"`+name+`":`+string(openai.Encode(d.GetText())), "")
 	return nil
 }
 
@@ -125,13 +125,13 @@ func (e *eventBody) renderDelta(d *pb.TokenDelta) error {
 func toolCallJSON(t *pb.ToolCall) []byte {
 	b := strconv.AppendInt([]byte(`{"index":`), int64(t.GetIndex()), 10)
 	if t.GetId() != "" {
-		b = append(append(append(b, `,"id":`...), quoteJSON(t.GetId())...), `,"type":"function"`...)
+		b = append(append(append(b, `,"id":`...), openai.Encode(t.GetId())...), `,"type":"function"`...)
 	}
 	b = append(b, `,"function":{`...)
 	if t.GetName() != "" {
-		b = append(append(append(b, `"name":`...), quoteJSON(t.GetName())...), ',')
+		b = append(append(append(b, `"name":`...), openai.Encode(t.GetName())...), ',')
 	}
-	return append(append(append(b, `"arguments":`...), quoteJSON(t.GetArguments())...), "}}"...)
+	return append(append(append(b, `"arguments":`...), openai.Encode(t.GetArguments())...), "}}"...)
 }
 
 func (e *eventBody) renderChunk(choice int, delta, finish string) {
@@ -141,7 +141,7 @@ func (e *eventBody) renderChunk(choice int, delta, finish string) {
 	if finish == "" {
 		b = append(b, "null"...)
 	} else {
-		b = append(b, quoteJSON(finish)...)
+		b = append(b, openai.Encode(finish)...)
 	}
 	b = append(b, "}]}\n\n"...)
 	e.buf = b
@@ -182,11 +182,7 @@ func usageOf(f *pb.FinalResult) []byte {
 	if f.GetEstimated() {
 		u["estimated"] = true
 	}
-	b, err := json.Marshal(u)
-	if err != nil { // numbers always marshal
-		panic(err)
-	}
-	return b
+	return openai.Encode(u)
 }
 
 // errorJSON returns an error as JSON. Within a stream it includes the advice on retries, which a
@@ -205,9 +201,5 @@ func errorJSON(e *pb.Error, inStream bool) []byte {
 			shape["retry_after_ms"] = e.GetRetryAfterMs()
 		}
 	}
-	b, err := json.Marshal(map[string]any{"error": shape})
-	if err != nil { // strings and numbers always marshal
-		panic(err)
-	}
-	return b
+	return openai.Encode(map[string]any{"error": shape})
 }

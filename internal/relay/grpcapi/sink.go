@@ -71,7 +71,7 @@ func (s *sink) handleEvent(e *sse.Event) error {
 		return nil
 	}
 	if s.chunk.Read(e.Data); s.chunk.Error || string(e.Type) == "error" {
-		s.reported = reportedError(e.Data)
+		s.reported = errorOf(openai.ReportedError(e.Data))
 	}
 	return s.sendDeltas(deltas)
 }
@@ -105,15 +105,13 @@ func (s *sink) sendDelta(d *delta.Delta) error {
 	if text == "" && len(d.ID)+len(d.Name) == 0 {
 		return nil
 	}
-	to := &pb.TokenDelta{Choice: int32(d.Choice)}
-	if d.Kind != delta.ToolCall {
-		to.Text, to.Kind = text, kindOf(d.Kind)
-		s.passed++
-		return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
+	to := &pb.TokenDelta{Choice: int32(d.Choice), Kind: kindOf(d.Kind)}
+	if d.Kind == delta.ToolCall {
+		to.ToolCall = &pb.ToolCall{Index: int32(d.Tool), Id: validUTF8(d.ID), Name: validUTF8(d.Name), Arguments: text}
+	} else {
+		to.Text = text
 	}
 	s.passed++
-	to.Kind = pb.TokenDelta_TOOL_CALL
-	to.ToolCall = &pb.ToolCall{Index: int32(d.Tool), Id: validUTF8(d.ID), Name: validUTF8(d.Name), Arguments: text}
 	return s.send(&pb.StreamChunk{Payload: &pb.StreamChunk_Delta{Delta: to}})
 }
 

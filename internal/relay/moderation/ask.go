@@ -59,7 +59,7 @@ func (f *Filter) askHooks(ctx context.Context, atEnd func(*text) bool) {
 		}
 		final := whole || atEnd(t)
 		for i, h := range f.set.hooks {
-			if fresh := t.total - t.asked[i]; fresh >= int64(h.every) || final && fresh > 0 {
+			if fresh := t.total - t.asked[i]; fresh >= int64(h.Every) || final && fresh > 0 {
 				questions = append(questions, &pendingQuestion{hook: h, text: t, q: question{f.Model, t.questionText(i, h), max(t.choice, 0), final}})
 				t.asked[i] = t.total
 			}

@@ -3,7 +3,6 @@ package moderation
 import (
 	"bytes"
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -181,7 +180,7 @@ func (e *editor) cutLeaves(choice int, c *cut) {
 			continue // it comes before the cut
 		}
 		if keep < len(l.Text) {
-			e.edits = append(e.edits, edit{l.At, quote(l.Text[:keep])})
+			e.edits = append(e.edits, edit{l.At, string(jsonscan.AppendQuoted(nil, l.Text[:keep]))})
 		}
 	}
 }
@@ -251,23 +250,6 @@ func (e *editor) remove() {
 			e.edits = append(e.edits, edit{l.At, `""`})
 		}
 	}
-}
-
-// quote returns a text as a JSON string. Bytes that are not UTF-8 stay, because they can be a part
-// of a character.
-func quote(text []byte) string {
-	b := []byte{'"'}
-	for _, c := range text {
-		switch {
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		case c < ' ':
-			b = fmt.Appendf(b, `\u%04x`, c)
-		default:
-			b = append(b, c)
-		}
-	}
-	return string(append(b, '"'))
 }
 
 // applyEdits returns the data with the edits. Of edits that overlap the one that begins first, and

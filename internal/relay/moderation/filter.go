@@ -139,12 +139,8 @@ func (f *Filter) HasEnded(choice int) bool {
 // HasTold reports whether Rewrite has returned an event that tells the client that a rule has ended
 // the choice.
 func (f *Filter) HasTold(choice int) bool {
-	for i := range f.ended {
-		if f.ended[i].choice == choice {
-			return f.ended[i].told
-		}
-	}
-	return false
+	e := f.endingOf(choice)
+	return e != nil && e.told
 }
 
 // Events returns how many events were checked.

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"time"
 )
 
 // maxHookAnswer bounds what is read of a hook's answer, in bytes.
@@ -17,30 +16,25 @@ const maxHookAnswer = 64 << 10
 
 // hook is a Hook with its defaults.
 type hook struct {
-	url           string
-	client        *http.Client
-	timeout       time.Duration
-	failOpen      bool
-	every, window int
-	rule          int
+	Hook
+	window, rule int
 }
 
 func newHook(rule *Rule, index int) *hook {
-	h := &hook{url: rule.Hook.URL, timeout: rule.Hook.Timeout, failOpen: rule.Hook.FailOpen, every: rule.Hook.Every,
-		window: rule.Window, rule: index}
-	if h.timeout <= 0 {
-		h.timeout = defaultTimeout
+	h := &hook{*rule.Hook, rule.Window, index}
+	if h.Timeout <= 0 {
+		h.Timeout = defaultTimeout
 	}
-	if h.every <= 0 {
-		h.every = defaultEvery
+	if h.Every <= 0 {
+		h.Every = defaultEvery
 	}
 	client := http.Client{}
-	if rule.Hook.Client != nil {
-		client = *rule.Hook.Client
+	if h.Client != nil {
+		client = *h.Client
 	}
 	// The text must only go to the address in the configuration.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	h.client = &client
+	h.Client = &client
 	return h
 }
 
@@ -54,11 +48,11 @@ type question struct {
 
 // ask reports whether the hook blocks the text. err says that the hook gave no answer.
 func (h *hook) ask(ctx context.Context, q question) (blocked bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, h.timeout)
+	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
 	action, err := h.post(ctx, q)
 	if err != nil {
-		return !h.failOpen, err
+		return !h.FailOpen, err
 	}
 	return action == "block", nil
 }
@@ -69,12 +63,12 @@ func (h *hook) post(ctx context.Context, q question) (action string, err error) 
 	if err != nil {
 		return "", errors.New("moderation hook: the question cannot be written")
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.URL, bytes.NewReader(body))
 	if err != nil {
 		return "", errors.New("moderation hook: the address is not valid")
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := h.client.Do(req)
+	resp, err := h.Client.Do(req)
 	if err != nil {
 		return "", fmt.Errorf("moderation hook: %w", withoutAddress(err))
 	}

@@ -145,7 +145,7 @@ func TestForwardLoop(t *testing.T) {
 	var a *gateway
 	a = start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := a.Forward(w, r, b.ID()); fault != nil {
-			answerError(w, r, fault)
+			fault.AnswerTo(w, r.URL.Path)
 		}
 	}))
 	for _, owner := range []string{a.ID(), b.ID()} {
@@ -352,7 +352,7 @@ func playOwner(url string) {
 	texts := make(chan string, 1)
 	texts <- "data: 1\n\n"
 	go func() { check(p.Run(context.Background())) }()
-	go func() { check(p.Serve(context.Background(), nil, eventStream(texts, make(chan struct{})))) }()
+	go func() { check(p.Serve(context.Background(), eventStream(texts, make(chan struct{})))) }()
 	for p.ownAddress() == "" {
 		time.Sleep(time.Millisecond)
 	}

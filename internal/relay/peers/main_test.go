@@ -3,7 +3,6 @@ package peers
 import (
 	"context"
 	"errors"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -79,12 +78,15 @@ func newClient(url string) (redis.UniversalClient, error) {
 	return store.NewClient(store.Server{URL: url}, 10*time.Second)
 }
 
+// anyPort is a Config.Listen.
+const anyPort = "127.0.0.1:0"
+
 // start starts a gateway. change may change its configuration; h answers what others pass on, nil:
 // nothing.
 func start(t *testing.T, c redis.Scripter, change func(*Config), h http.Handler) *gateway {
 	t.Helper()
 	g := &gateway{wire: &wire{Scripter: c}}
-	cfg := Config{Redis: g.wire, Timeout: 10 * time.Second}
+	cfg := Config{Redis: g.wire, Listen: anyPort, Timeout: 10 * time.Second}
 	if change != nil {
 		change(&cfg)
 	}
@@ -92,24 +94,20 @@ func start(t *testing.T, c redis.Scripter, change func(*Config), h http.Handler)
 	if g.Peers, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g.address = l.Addr().String()
 	if h == nil {
 		h = http.NotFoundHandler()
 	}
 	stopRun := background(t, g.Run)
-	g.stopServing = background(t, func(ctx context.Context) error { return g.Serve(ctx, l, h) })
+	g.stopServing = background(t, func(ctx context.Context) error { return g.Serve(ctx, h) })
 	g.stop = func() { stopRun(); g.stopServing() }
 	eventually(t, "the gateway has a record", func() bool {
 		_, err := g.fetchRecord(t.Context(), g.ID())
 		return err == nil
 	})
+	g.address = g.ownAddress()
 	g.front = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if fault := g.Forward(w, r, r.Header.Get("x-owner")); fault != nil {
-			answerError(w, r, fault)
+			fault.AnswerTo(w, r.URL.Path)
 		}
 	}))
 	t.Cleanup(g.front.Close)

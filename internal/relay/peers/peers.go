@@ -68,8 +68,8 @@ type Config struct {
 	// ID names this process among all gateways, and must not have named another process before: at
 	// most 64 of the same characters. Empty: random.
 	ID string
-	// Listen is the host:port where Serve listens when it is given no listener, and at which other
-	// gateways reach this one. It is one address, not all addresses of the host.
+	// Listen is the host:port where Serve listens, and at which other gateways reach this one. It
+	// is one address, not all addresses of the host.
 	Listen string
 	// Expiry is how long a gateway counts as alive after it has renewed its record, which it does
 	// three times in this time. 0 or less: 15 s.
@@ -176,10 +176,8 @@ func (c *Config) complete() error {
 		return errors.New("there must be a Redis")
 	case !namePattern.MatchString(c.Deployment) || !isID(c.ID):
 		return errors.New("a deployment and a gateway are named by letters, digits, '.', '_' and '-', a gateway by 64 at most")
-	case c.Listen != "":
-		return checkDialable(c.Listen)
 	}
-	return nil
+	return checkDialable(c.Listen)
 }
 
 // checkDialable returns an error if the address stands for all addresses of a host.

@@ -29,23 +29,17 @@ const (
 // keepAlive finds a gateway whose machine is gone within 20 s.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Serve serves the requests that other gateways forward, until ctx ends; the contexts of all
-// requests end then too. Serve closes l. nil: a listener at Config.Listen.
+// Serve listens at Config.Listen and serves the requests that other gateways forward, until ctx
+// ends; the contexts of all requests end then too.
 //
 // The handler may trust the headers of its requests, tenant and priority among them: Serve refuses
 // requests of strangers and requests without a tenant. headers.Forwarded is the name of the other
 // gateway, as its certificate proves it. A client that leaves the other gateway ends the request's
 // context.
-func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	if l == nil {
-		var err error
-		if l, err = (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", p.cfg.Listen); err != nil {
-			return fmt.Errorf("peers: %w", err)
-		}
-	}
-	address := l.Addr().String()
-	if err := checkDialable(address); err != nil {
-		return errors.Join(fmt.Errorf("peers: %w", err), l.Close())
+func (p *Peers) Serve(ctx context.Context, h http.Handler) error {
+	l, err := listen(ctx, p.cfg.Listen)
+	if err != nil {
+		return err
 	}
 	p.setListener(l)
 	server := &http.Server{
@@ -55,7 +49,7 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- p.serveListeners(server, l) }()
-	p.setAddress(address)
+	p.setAddress(l.Addr().String())
 	select {
 	case err := <-ended:
 		return fmt.Errorf("peers: %w", err)
@@ -63,7 +57,7 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 	}
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	err := server.Shutdown(closing)
+	err = server.Shutdown(closing)
 	if errors.Is(err, context.DeadlineExceeded) { // a client does not read its answer
 		err = server.Close()
 	}
@@ -71,6 +65,14 @@ func (p *Peers) Serve(ctx context.Context, l net.Listener, h http.Handler) error
 		err = errors.Join(err, why)
 	}
 	return err
+}
+
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("peers: %w", err)
+	}
+	return l, nil
 }
 
 // serveListeners serves on l, and after Move on the listener that has taken its place.
@@ -97,9 +99,9 @@ func (p *Peers) Move(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("peers: %w", err)
 	}
-	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	l, err := listen(ctx, net.JoinHostPort(host, "0"))
 	if err != nil {
-		return fmt.Errorf("peers: %w", err)
+		return err
 	}
 	p.setListener(l)
 	p.setAddress(l.Addr().String())
@@ -128,20 +130,14 @@ func (p *Peers) authenticate(h http.Handler) http.Handler {
 		if err != nil {
 			p.cfg.Log.Warn("forwarded request refused, its gateway has no record", zap.Error(err))
 			w.Header().Set("connection", "close")
-			answerError(w, r, openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on."))
+			openai.Errorf(openai.CodeGatewayUnavailable, "This gateway does not know the one that passed the request on.").AnswerTo(w, r.URL.Path)
 			return
 		}
 		if r.Header.Get(headers.Tenant) == "" {
-			answerError(w, r, openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is."))
+			openai.Errorf(openai.CodeInvalidAPIKey, "The request was passed on without saying whose it is.").AnswerTo(w, r.URL.Path)
 			return
 		}
 		r.Header.Set(headers.Forwarded, gateway)
 		h.ServeHTTP(w, r)
 	})
-}
-
-// answerError answers with an error of this gateway, in the form of the API of the path.
-func answerError(w http.ResponseWriter, r *http.Request, e *openai.Error) {
-	w.Header().Set(headers.Source, headers.SourceGateway)
-	e.AnswerTo(w, r.URL.Path)
 }

@@ -197,7 +197,7 @@ func TestCallerExpires(t *testing.T) {
 // A record is believed until it would have expired, and no longer.
 func TestKnown(t *testing.T) {
 	t.Parallel()
-	p, err := New(Config{Redis: &wire{}})
+	p, err := New(Config{Redis: &wire{}, Listen: anyPort})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,9 +108,9 @@ func TestNotMerged(t *testing.T) {
 	} {
 		q := queue.New(queue.Limits{MergeAfter: 1, MaxEvents: 2})
 		push(t, q, pair[0]+pair[1])
-		got, items := popAll(t, q)
-		if d := cmp.Diff(pair[0]+pair[1], got); d != "" || len(items) != 2 {
-			t.Errorf("%s: %d events, %s", name, len(items), d)
+		got, numbers := popAll(t, q)
+		if d := cmp.Diff(pair[0]+pair[1], got); d != "" || len(numbers) != 2 {
+			t.Errorf("%s: %d events, %s", name, len(numbers), d)
 		}
 	}
 }

@@ -75,19 +75,10 @@ type Queue struct {
 	err   error   // why the queue was closed; io.EOF after a complete stream, nil while it is open
 }
 
-// slot holds one event that waits.
+// slot holds one event that waits, with its number.
 type slot struct {
-	raw  []byte
-	item Item
-}
-
-// Item describes a popped event.
-type Item struct {
-	// Last is the number of the event, counted from 0 in the order of Push. For a merged event it
-	// is the number of the last part: a client that has the event has all events before it.
-	Last uint64
-	// Merged is the number of pushed events that the event is made of, at least 1.
-	Merged int
+	raw    []byte
+	number uint64
 }
 
 // An open queue keeps up to freeBuffers buffers of popped events for the next ones, each of at most
@@ -150,20 +141,22 @@ func (q *Queue) Bypass() (number uint64, ok bool) {
 	return q.next - 1, true
 }
 
-// Pop removes the oldest event and appends it to dst. The error is ErrEmpty when no event waits.
-// After the last event it is the error of Close or Drop.
-func (q *Queue) Pop(dst []byte) ([]byte, Item, error) {
+// Pop removes the oldest event and appends it to dst. It returns the number of the event, counted
+// from 0 in the order of Push. A merged event has the number of its last part: a client that has
+// the event has all events before it. The error is ErrEmpty when no event waits. After the last
+// event it is the error of Close or Drop.
+func (q *Queue) Pop(dst []byte) (event []byte, number uint64, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.n == 0 {
 		if q.err != nil {
-			return dst, Item{}, q.err
+			return dst, 0, q.err
 		}
-		return dst, Item{}, ErrEmpty
+		return dst, 0, ErrEmpty
 	}
 	s := &q.slots[q.head]
 	dst = append(dst, s.raw...)
-	item := s.item
+	number = s.number
 	q.recycleLocked(s.raw)
 	*s = slot{}
 	q.head = (q.head + 1) & (len(q.slots) - 1)
@@ -172,7 +165,7 @@ func (q *Queue) Pop(dst []byte) ([]byte, Item, error) {
 		q.shrinkLocked()
 	}
 	q.hold.Resize(int64(q.held))
-	return dst, item, nil
+	return dst, number, nil
 }
 
 // Ready receives when an empty queue has got an event, after Close, Drop and Wake. Only the
@@ -240,7 +233,7 @@ func (q *Queue) mergeLocked(e *sse.Event) bool {
 	ok := q.merge.merge(tail.raw, e.Raw)
 	if ok {
 		tail.replace(q.merge.out)
-		tail.item = Item{Last: q.next, Merged: tail.item.Merged + 1}
+		tail.number = q.next
 		q.next++
 	}
 	q.held += cap(q.merge.out) + cap(tail.raw) - held
@@ -265,7 +258,7 @@ func (q *Queue) addLocked(raw []byte) {
 	}
 	buf := q.bufferLocked(len(raw))
 	q.n++
-	*q.tailLocked() = slot{raw: append(buf, raw...), item: Item{Last: q.next, Merged: 1}}
+	*q.tailLocked() = slot{append(buf, raw...), q.next}
 	q.next++
 }
 

@@ -2,6 +2,7 @@ package realtime
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -82,16 +83,11 @@ func (c *toolCalls) answer(id string, content json.RawMessage, limit int) *opena
 	return nil
 }
 
-// count returns the number of calls, and how many of them have no answer.
-func (c *toolCalls) count() (all, open int) {
+// isOpen reports whether a call has no answer.
+func (c *toolCalls) isOpen() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, call := range c.list {
-		if call.answer == nil {
-			open++
-		}
-	}
-	return len(c.list), open
+	return slices.ContainsFunc(c.list, func(call *toolCall) bool { return call.answer == nil })
 }
 
 func (c *toolCalls) answers() []json.RawMessage {

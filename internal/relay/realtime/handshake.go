@@ -8,6 +8,7 @@ import (
 
 	"github.com/coder/websocket"
 	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -23,8 +24,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s, fault := h.accept(w, r)
 	if fault != nil {
 		h.Requests.Answered(r, fault.HTTPStatus(), fault)
-		w.Header().Set(headers.Source, headers.SourceGateway)
-		fault.Answer(w)
+		fault.AnswerTo(w, r.URL.Path)
 		return
 	}
 	if s == nil {
@@ -70,7 +70,8 @@ func (h *Handler) check(r *http.Request) *openai.Error {
 	case r.Method != http.MethodGet:
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed, Message: "The path takes GET only.",
 			Header: map[string]string{"allow": http.MethodGet}}
-	case !hasToken(r.Header, "Upgrade", "websocket"), !hasToken(r.Header, "Connection", "upgrade"):
+	case !httpguts.HeaderValuesContainsToken(r.Header["Upgrade"], "websocket"),
+		!httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade"):
 		return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUpgradeRequired, Message: "The path speaks WebSocket only.",
 			Header: map[string]string{"upgrade": "websocket", "connection": "Upgrade"}}
 	case r.Header.Get("Sec-WebSocket-Version") != "13":
@@ -87,18 +88,6 @@ func (h *Handler) check(r *http.Request) *openai.Error {
 		return openai.Errorf(openai.CodeInvalidAPIKey, "The key, or its tenant, is not known any more.")
 	}
 	return nil
-}
-
-// hasToken reports whether a header has the token in its comma-separated list.
-func hasToken(header http.Header, name, token string) bool {
-	for _, value := range header.Values(name) {
-		for word := range strings.SplitSeq(value, ",") {
-			if strings.EqualFold(strings.TrimSpace(word), token) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // sameOrigin reports whether a page of the gateway's own host asks, or no page: only browsers send

@@ -235,11 +235,5 @@ type (
 
 // newError returns an error message. With a request id it says that the turn has ended.
 func newError(requestID string, fault *openai.Error) errorMessage {
-	var data struct {
-		Error json.RawMessage `json:"error"`
-	}
-	if err := json.Unmarshal(fault.EventData(), &data); err != nil { // EventData always returns valid JSON
-		panic(err)
-	}
-	return errorMessage{Type: "error", RequestID: requestID, Error: data.Error}
+	return errorMessage{Type: "error", RequestID: requestID, Error: fault.EventObject()}
 }

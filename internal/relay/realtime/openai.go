@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -25,7 +27,13 @@ const betaProtocol = "openai-beta.realtime-v1"
 
 // isOpenAIClient reports whether a handshake is that of one of OpenAI's clients.
 func isOpenAIClient(r *http.Request) bool {
-	return r.Header.Get("Openai-Beta") != "" || r.Header.Get("X-Stainless-Lang") != "" || hasToken(r.Header, "Sec-Websocket-Protocol", betaProtocol)
+	return isBetaClient(r) || r.Header.Get("X-Stainless-Lang") != ""
+}
+
+// isBetaClient reports whether a handshake is that of a client of the first version of OpenAI's
+// protocol.
+func isBetaClient(r *http.Request) bool {
+	return r.Header.Get("Openai-Beta") != "" || httpguts.HeaderValuesContainsToken(r.Header["Sec-Websocket-Protocol"], betaProtocol)
 }
 
 // openAITypes are the beginnings of the types of OpenAI's protocol.

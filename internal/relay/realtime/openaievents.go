@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -182,12 +183,7 @@ func (o *openAIEvents) token(text string) {
 }
 
 func (o *openAIEvents) toolCall(m *toolCallMessage) {
-	index := -1
-	for i, item := range o.output {
-		if item.call && item.callID == m.ID {
-			index = i
-		}
-	}
+	index := slices.IndexFunc(o.output, func(item *outputItem) bool { return item.call && item.callID == m.ID })
 	if index < 0 {
 		index = o.open(&outputItem{call: true, callID: m.ID, name: m.Name})
 	}
@@ -226,26 +222,26 @@ func (o *openAIEvents) close(index int, status string) {
 
 // response returns the response as the client sees it.
 func (o *openAIEvents) response(status string, details, usage any) fields {
-	itemStatus := status
-	if status == "cancelled" || status == "failed" {
-		itemStatus = "incomplete"
-	}
 	output := []fields{}
 	for _, item := range o.output {
-		output = append(output, o.view(item, itemStatus))
+		output = append(output, o.view(item, itemStatus(status)))
 	}
 	return fields{"id": o.id, "object": "realtime.response", "status": status, "status_details": details, "output": output,
 		"output_modalities": []string{"text"}, "usage": usage, "metadata": o.metadata}
 }
 
+// itemStatus returns the status of the items of a response that ends with this status.
+func itemStatus(response string) string {
+	if response == "completed" {
+		return response
+	}
+	return "incomplete"
+}
+
 // end closes all items and ends the response.
 func (o *openAIEvents) end(status string, details, usage any) {
-	itemStatus := "incomplete"
-	if status == "completed" {
-		itemStatus = status
-	}
 	for i := range o.output {
-		o.close(i, itemStatus)
+		o.close(i, itemStatus(status))
 	}
 	o.emit("response.done", fields{"response": o.response(status, details, usage)})
 	o.id, o.output = "", nil

@@ -91,7 +91,7 @@ func newSession(h *Handler, r *http.Request) *session {
 	s.memory = h.Memory.Hold(memory.Requests)
 	s.conversation = conversation{limit: s.limits.Conversation, model: r.URL.Query().Get("model")}
 	s.socket = newSocket(s.limits)
-	s.socket.openAI.beta = r.Header.Get("Openai-Beta") != "" || hasToken(r.Header, "Sec-Websocket-Protocol", betaProtocol)
+	s.socket.openAI.beta = isBetaClient(r)
 	s.socket.openAI.active.Store(isOpenAIClient(r))
 	s.greetLater = s.conversation.model != ""
 	s.turnCtx, s.cancelTurns = context.WithCancelCause(s.socket.ctx)
@@ -416,7 +416,7 @@ func (s *session) sendFinal(t *turn, finish string, calls []*toolCall) error {
 
 // continueAfterTools begins the next turn when every tool call has its answer.
 func (s *session) continueAfterTools(t *turn) *openai.Error {
-	if _, open := t.calls.count(); open > 0 {
+	if t.calls.isOpen() {
 		return nil
 	}
 	next, fault := s.conversation.added(t.calls.answers()...)

@@ -262,7 +262,10 @@ func TestCallsThatWereCutShort(t *testing.T) {
 func TestEndsOfTurns(t *testing.T) {
 	answer := func(status int, body string) func(*running) {
 		return func(r *running) {
-			r.later(func(s relay.Sink) error { return s.Answer(&relay.Answer{Status: status, Body: []byte(body)}) })
+			header := http.Header{"Retry-After": {"7"}}
+			r.later(func(s relay.Sink) error {
+				return s.Answer(&relay.Answer{Status: status, Header: header, Body: []byte(body)})
+			})
 			r.end(relay.Result{})
 		}
 	}
@@ -289,9 +292,9 @@ func TestEndsOfTurns(t *testing.T) {
 			[]string{`{"type":"error","request_id":"abc","error":{"message":"too long","type":"invalid_request_error","code":"invalid_request",` +
 				`"param":null,"retryable":false}}`}},
 		"refusal without words": {
-			answer(503, `<html>`),
-			[]string{`{"type":"error","request_id":"abc","error":{"message":"The engine refused the request.","type":"server_error",` +
-				`"code":"upstream_error","param":null,"retryable":true,"retry_after_ms":1000}}`}},
+			answer(503, `down`),
+			[]string{`{"type":"error","request_id":"abc","error":{"message":"The engine answered with status 503: down","type":"server_error",` +
+				`"code":"upstream_error","param":null,"retryable":true,"retry_after_ms":7000}}`}},
 		"error in an event": {
 			func(r *running) {
 				r.event(`{"error":{"message":"too long","type":"BadRequestError","param":"messages","code":400}}`)
@@ -309,7 +312,7 @@ func TestEndsOfTurns(t *testing.T) {
 		"refusal because of too many requests": {
 			answer(429, `{"error":{"message":"busy"}}`),
 			[]string{`{"type":"error","request_id":"abc","error":{"message":"busy","type":"rate_limit_error","code":"rate_limited",` +
-				`"param":null,"retryable":true,"retry_after_ms":1000}}`}},
+				`"param":null,"retryable":true,"retry_after_ms":7000}}`}},
 		"whole": {
 			answer(200, `{"choices":[{"index":0,"message":{"content":"all","tool_calls":[]},"finish_reason":"stop"}]}`),
 			[]string{`{"type":"token","request_id":"abc","delta":"all"}`,

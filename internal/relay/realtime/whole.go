@@ -1,8 +1,6 @@
 package realtime
 
 import (
-	"cmp"
-
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay"
@@ -14,7 +12,7 @@ const maxEngineMessage = 4 << 10
 // Answer implements relay.Sink. The engine has refused, or has answered without a stream.
 func (t *turn) Answer(a *relay.Answer) error {
 	if a.Status >= 300 {
-		t.fault = faultOf(a)
+		t.fault = forClient(a.EngineError())
 		return nil
 	}
 	var chunk sse.Chunk
@@ -30,15 +28,6 @@ func (t *turn) Answer(a *relay.Answer) error {
 		}
 	}
 	return nil
-}
-
-// faultOf returns the refusal of an engine.
-func faultOf(a *relay.Answer) *openai.Error {
-	said := openai.ParseEngineError(a.Body)
-	return forClient(&openai.Error{
-		Code: cmp.Or(openai.Code(said.Code), openai.CodeOfStatus(a.Status)), Status: a.Status, Param: said.Param,
-		Message: cmp.Or(said.Message, "The engine refused the request."),
-	})
 }
 
 // forClient bounds the words of an engine's error. Its message is for the client, as it is where

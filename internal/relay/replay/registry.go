@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// defaultMaxGenerations is the default of [RegistryConfig].Max.
+// defaultMaxGenerations is the default of [Registry].Max.
 const defaultMaxGenerations = 100_000
 
 var (
@@ -18,13 +18,6 @@ var (
 	ErrFull = errors.New("replay: too many request ids")
 )
 
-// RegistryConfig bounds a [Registry].
-type RegistryConfig struct {
-	// Max is the greatest number of generations. Beyond it the generation that has ended first is
-	// forgotten. 0: 100,000.
-	Max int
-}
-
 // Key identifies a generation. Two tenants may use the same request id for different generations.
 type Key struct {
 	Tenant string
@@ -33,10 +26,14 @@ type Key struct {
 
 // Registry holds the generations that clients have named by a request id: those that run, and those
 // that have ended and can still be replayed. V is a pointer to a generation, or another value that
-// no two generations share. Any goroutine may call the methods.
+// no two generations share. Any goroutine may call the methods. The zero Registry is ready to use.
 type Registry[V comparable] struct {
-	max      int
-	onForget func(V)
+	// Max is the greatest number of generations. Beyond it the generation that has ended first is
+	// forgotten. 0: 100,000.
+	Max int
+	// OnForget is called with each generation that is forgotten. It is called with the lock held,
+	// so it must be quick and must not use the registry. nil: nobody wants to know.
+	OnForget func(V)
 
 	mu      sync.Mutex
 	entries map[Key]*registryEntry[V]
@@ -53,17 +50,6 @@ type registryEntry[V comparable] struct {
 	timer    *time.Timer
 }
 
-// NewRegistry returns an empty registry.
-func NewRegistry[V comparable](c RegistryConfig) *Registry[V] {
-	c.Max = cmp.Or(c.Max, defaultMaxGenerations)
-	return &Registry[V]{max: c.Max, entries: map[Key]*registryEntry[V]{}}
-}
-
-// OnForget sets a function that is called with each generation that is forgotten. It is called with
-// the lock held, so it must be quick and must not use the registry. Call OnForget before the
-// registry is used.
-func (r *Registry[V]) OnForget(fn func(V)) { r.onForget = fn }
-
 // Claim returns the generation with the key k. If there is none it creates one, and fresh is true.
 // When several goroutines claim the same key at the same time, one of them creates it. sum is a
 // hash of the request: ErrConflict says that the key belongs to a request with another hash.
@@ -79,12 +65,15 @@ func (r *Registry[V]) Claim(k Key, sum [32]byte, create func() V) (v V, fresh bo
 		}
 		return e.value, false, nil
 	}
-	if len(r.entries) >= r.max {
+	if len(r.entries) >= cmp.Or(r.Max, defaultMaxGenerations) {
 		oldest := r.ended.Front()
 		if oldest == nil {
 			return v, false, ErrFull
 		}
 		r.forgetLocked(oldest.Value.(*registryEntry[V]))
+	}
+	if r.entries == nil {
+		r.entries = map[Key]*registryEntry[V]{}
 	}
 	v = create()
 	r.entries[k] = &registryEntry[V]{key: k, sum: sum, value: v}
@@ -142,8 +131,8 @@ func (r *Registry[V]) Len() int {
 }
 
 func (r *Registry[V]) forgetLocked(e *registryEntry[V]) {
-	if r.onForget != nil {
-		r.onForget(e.value)
+	if r.OnForget != nil {
+		r.OnForget(e.value)
 	}
 	r.unexpireLocked(e)
 	delete(r.entries, e.key)

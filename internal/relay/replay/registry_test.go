@@ -16,9 +16,7 @@ type generation struct{ name string }
 
 type registry = replay.Registry[*generation]
 
-func newRegistry(limit int) *registry {
-	return replay.NewRegistry[*generation](replay.RegistryConfig{Max: limit})
-}
+func newRegistry(limit int) *registry { return &registry{Max: limit} }
 
 func key(id string) replay.Key { return replay.Key{Tenant: "t", ID: id} }
 

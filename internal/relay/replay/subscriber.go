@@ -86,12 +86,12 @@ func (s *Subscriber) Pop(dst []byte) ([]byte, uint64, error) {
 		dst, number := s.popReplay(dst)
 		return dst, number, nil
 	}
-	dst, item, err := s.queue.Pop(dst)
+	dst, number, err := s.queue.Pop(dst)
 	if err != nil {
 		return dst, 0, err
 	}
 	s.broadcast.wakeAwaitRoom()
-	return dst, s.queueFirst + item.Last, nil
+	return dst, s.queueFirst + number, nil
 }
 
 func (s *Subscriber) popReplay(dst []byte) ([]byte, uint64) {
