@@ -227,7 +227,7 @@ func (ses *session) settledSequence(now time.Time) uint64 {
 //
 // A replica is dropped if its id does not belong to its model. A replica becomes failed if it
 // reports an unknown state, no usable address, or a loopback address from another machine.
-// Node.checkAddressLocked checks that the address belongs to the node.
+// Node.mayListenLocked checks that the address belongs to the node.
 func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 	seen := map[string]bool{}
 	var good []engines.Replica
