@@ -322,13 +322,13 @@ func (p *plan) grow(m *revision) {
 			break
 		}
 		index := p.allocateIndex(m.Name)
-		a := assignment{location{replicaID(m.Name, index), p.members[node].key}, m.Name, index}
+		a := assignment{location{engines.ReplicaID(m.Name, index), p.members[node].key}, m.Name, index}
 		devices, _ := placement.PickDevices(p.nodes[node].Node, p.nodes[node].Claims, want)
 		p.addClaim(node, a, want.Resources, devices)
 		p.bind(a, "replica assigned")
 	}
 	for ; lack > 0; lack-- {
-		p.pending = append(p.pending, pendingReplica{replicaID(m.Name, p.allocateIndex(m.Name)), m, reason})
+		p.pending = append(p.pending, pendingReplica{engines.ReplicaID(m.Name, p.allocateIndex(m.Name)), m, reason})
 	}
 }
 
@@ -336,7 +336,7 @@ func (p *plan) grow(m *revision) {
 // it used.
 func (p *plan) allocateIndex(model string) int {
 	for index := p.nextIndex[model]; ; index++ {
-		if id := replicaID(model, index); !p.usedIDs[id] {
+		if id := engines.ReplicaID(model, index); !p.usedIDs[id] {
 			p.usedIDs[id] = true
 			p.nextIndex[model] = index + 1
 			return index
@@ -349,7 +349,7 @@ func (p *plan) allocateIndex(model string) int {
 func (p *plan) rebindable(m *revision) []assignment {
 	var list []assignment
 	for l, r := range p.released {
-		index := replicaIndex(m.Name, l.id)
+		index := engines.ReplicaIndex(m.Name, l.id)
 		if index < 0 || r.spec != m.spec {
 			continue
 		}

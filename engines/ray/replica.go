@@ -168,7 +168,7 @@ func (l *Launcher) compareJobsLocked(a, b rayJob) int {
 func (l *Launcher) observeJobLocked(ctx context.Context, k key, j rayJob, nodes map[string]rayNode) {
 	r := l.replicas[k]
 	if r == nil {
-		r = &replica{Replica: engines.Replica{ID: replicaID(k.model, k.index), Model: k.model, Launcher: engines.Ray}}
+		r = &replica{Replica: engines.Replica{ID: engines.ReplicaID(k.model, k.index), Model: k.model, Launcher: engines.Ray}}
 		l.replicas[k] = r
 	}
 	if r.job != j.SubmissionID {
