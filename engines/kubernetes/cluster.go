@@ -423,7 +423,7 @@ func (c *cluster) isGone(model string) bool {
 	if !c.synced() {
 		return false
 	}
-	now, hash := time.Now(), hashPrefix(model, 16)
+	now, hash := time.Now(), modelHash(model)
 	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }

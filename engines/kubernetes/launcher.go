@@ -417,9 +417,7 @@ func (l *Launcher) IsGone(model, uid string) bool {
 // Selector returns the label selector of the model's pods, of all its Deployments. Of groups it
 // selects the leaders.
 func (l *Launcher) Selector(model string) string {
-	labels := l.install.labels()
-	labels[labelModel] = hashPrefix(model, 16)
-	return selector(labels) + ",!" + labelRole // a selector of /scale knows no !=
+	return selector(l.install.modelLabels(model)) + ",!" + labelRole // a selector of /scale knows no !=
 }
 
 // Status returns the launcher's state for the operator.

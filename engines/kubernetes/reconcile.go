@@ -113,7 +113,7 @@ func (c *cluster) modelsByHash() (models map[string]wanted, frozen map[string]bo
 	defer c.mu.Unlock()
 	models, frozen = map[string]wanted{}, map[string]bool{}
 	for _, m := range c.wanted {
-		hash := hashPrefix(m.Name, 16)
+		hash := modelHash(m.Name)
 		if m.manifest == nil {
 			frozen[hash] = true
 			continue
