@@ -200,23 +200,9 @@ func (in install) objectName(model, suffix string, longest int) string {
 
 // slug returns name reduced to what a DNS label allows: at most `most` characters a-z, 0-9 and "-".
 func slug(name string, most int) string {
-	safe := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, strings.ToLower(name))
-	for strings.Contains(safe, "--") {
-		safe = strings.ReplaceAll(safe, "--", "-")
-	}
-	safe = strings.Trim(safe, "-")
-	if len(safe) > most {
-		safe = strings.TrimRight(safe[:most], "-")
-	}
-	if safe == "" {
-		return "model"
-	}
-	return safe
+	isSeparator := func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }
+	safe := strings.Join(strings.FieldsFunc(strings.ToLower(name), isSeparator), "-")
+	return cmp.Or(strings.TrimRight(safe[:min(most, len(safe))], "-"), "model")
 }
 
 // hashPrefix returns the first hexadecimal digits of the SHA-256 of text.
