@@ -316,6 +316,16 @@ func (l *Launcher) newCluster(named string) (*cluster, error) {
 	return c, nil
 }
 
+// clusterOf returns the current cluster of a model, or nil if it never had one.
+func (l *Launcher) clusterOf(model string) *cluster {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if where := l.clustersOf[model]; len(where) > 0 {
+		return where[0]
+	}
+	return nil
+}
+
 func (l *Launcher) allClusters() []*cluster {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -355,25 +365,19 @@ func (l *Launcher) HasPublished() bool {
 }
 
 // OthersLoad returns the load that the other live gateways report for the model.
-func (l *Launcher) OthersLoad(model string) Load {
-	l.mu.Lock()
-	where := l.clustersOf[model]
-	l.mu.Unlock()
-	if len(where) == 0 {
-		return Load{}
+func (l *Launcher) OthersLoad(model string) engines.Load {
+	if c := l.clusterOf(model); c != nil {
+		return c.peers.load(model)
 	}
-	return where[0].peers.load(model)
+	return engines.Load{}
 }
 
 // OthersRefused returns Load.Refused of each of the other live gateways for the model.
 func (l *Launcher) OthersRefused(model string) map[string]uint64 {
-	l.mu.Lock()
-	where := l.clustersOf[model]
-	l.mu.Unlock()
-	if len(where) == 0 {
-		return nil
+	if c := l.clusterOf(model); c != nil {
+		return c.peers.refused(model)
 	}
-	return where[0].peers.refused(model)
+	return nil
 }
 
 // IsLeader reports whether this gateway is the leader in the home namespace. Every namespace of
