@@ -388,12 +388,12 @@ func (c *cluster) leaseRecord() leaseRecord {
 	c.mu.Lock()
 	models, replicas, drained := c.wanted, c.replicas, c.drains
 	c.mu.Unlock()
-	r := leaseRecord{Models: map[string]Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
+	r := leaseRecord{Models: map[string]engines.Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
 	for _, m := range models {
 		if c.Load == nil {
 			break
 		}
-		if l := c.Load(m.Name); l != (Load{}) {
+		if l := c.Load(m.Name); l != (engines.Load{}) {
 			r.Models[m.Name] = l
 		}
 	}

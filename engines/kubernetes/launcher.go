@@ -39,7 +39,7 @@ type Config struct {
 	// Fleet gets the models and replicas under the source "kubernetes".
 	Fleet *engines.Fleet
 	// Load returns how much work this gateway has for a model. Nil means none.
-	Load func(model string) Load
+	Load func(model string) engines.Load
 	// InFlight returns how many requests this gateway has on a replica. It must be fast. Nil means
 	// none.
 	InFlight func(replica string) int
