@@ -42,9 +42,8 @@ type cluster struct {
 	// location is as Model.Cluster names it, with the namespace resolved.
 	location location
 	// server is the URL of the API. Two clusters with the same server and namespace are the same.
-	server   string
-	identity string
-	client   kubernetes.Interface
+	server string
+	client kubernetes.Interface
 	// onReplicas tells the launcher that the replicas have changed.
 	onReplicas func()
 	// setCount returns the number of calls of Launcher.Set.
@@ -136,7 +135,7 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 	}
 	k := &cluster{
 		groupsAPI: groups.Resource(groupsResource()).Namespace(namespace),
-		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
+		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace},
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
 		applied: map[string]appliedDeployment{}, claims: map[string]claimCheck{},
@@ -269,10 +268,8 @@ func (c *cluster) observe() (draining bool) {
 	c.publish(pods)
 	c.reportFound(now)
 	signal(c.reconcileSignal)
-	if c.OnDemand != nil {
-		for _, model := range waiting {
-			c.OnDemand(model)
-		}
+	for _, model := range waiting {
+		c.OnDemand(model)
 	}
 	return draining
 }
@@ -293,7 +290,7 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 		if d.annotation != mark {
 			d = podDrain{annotation: mark, since: now}
 		}
-		done := now.Sub(d.since) >= c.DrainSettle && c.inFlight(p.Name) == 0
+		done := now.Sub(d.since) >= c.DrainSettle && c.InFlight(p.Name) == 0
 		changed = changed || done != d.done
 		d.done = done
 		if !readPod(p).marked {
@@ -308,13 +305,6 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 	c.drains = next
 	c.mu.Unlock()
 	return pending, changed
-}
-
-func (c *cluster) inFlight(replica string) int {
-	if c.InFlight == nil {
-		return 0
-	}
-	return c.InFlight(replica)
 }
 
 // publish reports the pods as replicas. It reports none before this gateway's lease was written,
@@ -390,15 +380,12 @@ func (c *cluster) leaseRecord() leaseRecord {
 	c.mu.Unlock()
 	r := leaseRecord{Models: map[string]engines.Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
 	for _, m := range models {
-		if c.Load == nil {
-			break
-		}
 		if l := c.Load(m.Name); l != (engines.Load{}) {
 			r.Models[m.Name] = l
 		}
 	}
 	for _, replica := range replicas {
-		if n := c.inFlight(replica.ID); n > 0 {
+		if n := c.InFlight(replica.ID); n > 0 {
 			r.Pods[replica.ID] = n
 		}
 	}

@@ -70,6 +70,15 @@ func (c Config) withDefaults() Config {
 		host, _ := os.Hostname() // An error is ignored: the random part makes the identity unique.
 		c.Identity = host + "-" + rand.Text()[:8]
 	}
+	if c.Load == nil {
+		c.Load = func(string) engines.Load { return engines.Load{} }
+	}
+	if c.InFlight == nil {
+		c.InFlight = func(string) int { return 0 }
+	}
+	if c.OnDemand == nil {
+		c.OnDemand = func(string) {}
+	}
 	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Minute)
 	c.Renew = max(cmp.Or(c.Renew, 10*time.Second), time.Second)

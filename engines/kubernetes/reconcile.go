@@ -156,7 +156,7 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 		if read.ordered {
 			p.index, p.unschedulable = groupIndex(p.name), p.unschedulable || stuck[p.name]
 		}
-		p.requests = c.inFlight(p.name)
+		p.requests = c.InFlight(p.name)
 		for _, other := range others {
 			p.requests += other.record.Pods[p.name]
 		}
