@@ -158,7 +158,7 @@ func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch
 	if err != nil {
 		return err
 	}
-	changed, err := r.cluster.patchWorkload(ctx, d, types.MergePatchType, data, metav1.PatchOptions{})
+	changed, err := r.cluster.patchWorkload(ctx, d, types.MergePatchType, data)
 	if err == nil {
 		r.cluster.storeOf(d).recordWrite(changed, d.ResourceVersion, time.Now())
 		r.cluster.keepApplied(d, changed)
