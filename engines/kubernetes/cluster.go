@@ -293,7 +293,7 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 		done := now.Sub(d.since) >= c.DrainSettle && c.InFlight(p.Name) == 0
 		changed = changed || done != d.done
 		d.done = done
-		if !readPod(p).marked {
+		if !isMarked(p) {
 			d.markedSince = time.Time{}
 		} else if d.markedSince.IsZero() {
 			d.markedSince = now
@@ -327,7 +327,7 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 			continue
 		}
 		of := p.Labels[labelDeployment]
-		if readPod(p).finished && full[of] >= size[of] {
+		if hasFinished(p) && full[of] >= size[of] {
 			// The pod was evicted or the like and has been replaced. Its object may stay in the API
 			// for long.
 			continue

@@ -57,7 +57,7 @@ func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.
 		own := c.drains[p.Name]
 		c.mu.Unlock()
 		known := own.annotation == drainMark(p)
-		if !readPod(p).marked && !(known && (isDrained(p.Name, own, others) || now.Sub(own.since) >= timeout)) {
+		if !isMarked(p) && !(known && (isDrained(p.Name, own, others) || now.Sub(own.since) >= timeout)) {
 			continue
 		}
 		if !c.isLeader() || ctx.Err() != nil {
@@ -81,7 +81,7 @@ func podsByName(pods []*corev1.Pod) map[string]*corev1.Pod {
 // requests. leader is the pod with the name of its leader, or nil. A leader that is younger than
 // the worker is that of another group.
 func mayEndWorker(worker, leader *corev1.Pod) bool {
-	if leader == nil || leader.CreationTimestamp.After(worker.CreationTimestamp.Time) || readPod(leader).finished {
+	if leader == nil || leader.CreationTimestamp.After(worker.CreationTimestamp.Time) || hasFinished(leader) {
 		return true
 	}
 	grace := leader.DeletionGracePeriodSeconds
