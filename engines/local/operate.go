@@ -18,10 +18,7 @@ func (l *Launcher) Restart(id string) {
 	}
 	l.restarts[id] = true
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	notify(l.wake)
 }
 
 // takeRestarts returns the ids that Restart was called with since the last call.
