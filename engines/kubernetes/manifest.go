@@ -310,12 +310,16 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Secrets)) {
-		secret := m.Secrets[name]
-		env = append(env, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
-			LocalObjectReference: corev1.LocalObjectReference{Name: secret.Name}, Key: secret.Key,
-		}}})
+		env = append(env, m.Secrets[name].variable(name))
 	}
 	return env, nil
+}
+
+// variable returns an environment variable with the value of the entry.
+func (k SecretKey) variable(name string) corev1.EnvVar {
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+		LocalObjectReference: corev1.LocalObjectReference{Name: k.Name}, Key: k.Key,
+	}}}
 }
 
 // podIP is what Kubernetes replaces by the pod's address.

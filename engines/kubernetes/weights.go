@@ -121,9 +121,7 @@ func (w Weights) container() corev1.Container {
 	}
 	var env []corev1.EnvVar
 	if w.Token != (SecretKey{}) {
-		env = append(env, corev1.EnvVar{Name: "HF_TOKEN", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
-			LocalObjectReference: corev1.LocalObjectReference{Name: w.Token.Name}, Key: w.Token.Key,
-		}}})
+		env = append(env, w.Token.variable("HF_TOKEN"))
 	}
 	return corev1.Container{
 		Name: roleLoader, Image: w.Image, Command: command, Env: env,
