@@ -164,7 +164,7 @@ func (c *cluster) onWatchEvent(kind string) func() {
 
 // onLeaseWritten is called after each write of this gateway's lease with the result of the write.
 func (c *cluster) onLeaseWritten(err error) {
-	c.health.setReachable(err)
+	c.health.set(renewLease, err)
 	if err != nil {
 		return
 	}
@@ -202,7 +202,7 @@ func (c *cluster) run(ctx context.Context) {
 	ours := selector(c.labels())
 	watch := func(resource, selector string, client rest.Interface, kind any, store cache.ReflectorStore) {
 		w := watchTarget{client: client, resource: resource, namespace: c.location.namespace, selector: selector, kind: kind}
-		working.Go(func() { watchObjects(ctx, w, store, c.failure("watch "+resource)) })
+		working.Go(func() { watchObjects(ctx, w, store, func(err error) { c.health.fail("watch "+resource, err) }) })
 	}
 	watch("deployments", ours, c.client.AppsV1().RESTClient(), &appsv1.Deployment{}, c.deployments)
 	watch("poddisruptionbudgets", ours, c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}, c.budgets)
@@ -216,10 +216,6 @@ func (c *cluster) run(ctx context.Context) {
 	working.Wait() // From here on this gateway writes nothing, so another may lead.
 	leave()
 	held.Wait()
-}
-
-func (c *cluster) failure(what string) func(error) {
-	return func(err error) { c.health.fail(what, err) }
 }
 
 // selector returns a label selector that requires all the labels.
