@@ -179,9 +179,9 @@ func (c *cluster) onLeaseWritten(err error) {
 
 // set sets the models of the namespace. partial says that there may be others. setCount is the
 // number of calls of Launcher.Set so far.
-func (c *cluster) set(models []wanted, some bool, told uint64) {
+func (c *cluster) set(models []wanted, partial bool, setCount uint64) {
 	c.mu.Lock()
-	c.wanted, c.partial, c.wantedSet = models, some, told
+	c.wanted, c.partial, c.wantedSet = models, partial, setCount
 	c.mu.Unlock()
 	signal(c.reconcileSignal)
 	signal(c.ownLease.writeSignal)

@@ -148,9 +148,9 @@ func (l *Launcher) Set(models []Model) { l.set(models, false) }
 // models stay as they are.
 func (l *Launcher) SetPartial(models []Model) { l.set(models, true) }
 
-func (l *Launcher) set(models []Model, some bool) {
+func (l *Launcher) set(models []Model, partial bool) {
 	l.mu.Lock()
-	l.models, l.partial = slices.Clone(models), some
+	l.models, l.partial = slices.Clone(models), partial
 	l.setCount++
 	l.mu.Unlock()
 	signal(l.modelsChanged)
@@ -197,7 +197,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 // distribute tells each cluster its models.
 func (l *Launcher) distribute(ctx context.Context) {
 	l.mu.Lock()
-	models, some, sets := l.models, l.partial, l.setCount
+	models, partial, setCount := l.models, l.partial, l.setCount
 	l.mu.Unlock()
 	unreachable := map[string]string{}
 	// The home cluster is watched from the start, even without models.
@@ -225,7 +225,7 @@ func (l *Launcher) distribute(ctx context.Context) {
 	l.manifests = manifests
 	l.recordOutcome(faults, unreachable, where)
 	for _, c := range l.allClusters() {
-		c.set(shares[c], some, sets)
+		c.set(shares[c], partial, setCount)
 	}
 }
 
