@@ -45,7 +45,7 @@ func (v Version) ownedBy(argument string) string {
 		return ""
 	}
 	if short := strings.TrimLeft(name, "-"); len(short) > 1 {
-		name = "--" + strings.ReplaceAll(short, "_", "-")
+		name = flagOf(short)
 	}
 	owned := slices.Concat(v.ownedFlags(), v.GPU.flags())
 	if slices.Contains(owned, name) {

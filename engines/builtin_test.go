@@ -70,19 +70,7 @@ func TestBuiltinCommands(t *testing.T) {
 			}
 		}
 	}
-	const file = "testdata/commands.golden"
-	if *update {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
-		t.Errorf("%s is not what the code makes; go test ./engines -update writes it anew: %s", file, diff)
-	}
+	testutil.Golden(t, "testdata/commands.golden", got.String(), *update)
 }
 
 // started formats the environment and the command line of a replica.

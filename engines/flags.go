@@ -33,6 +33,9 @@ const (
 	ListArguments ListStyle = "arguments"
 )
 
+// flagOf returns the flag of a variable in the usual style.
+func flagOf(variable string) string { return "--" + strings.ReplaceAll(variable, "_", "-") }
+
 // flags formats variables as command line flags, in the order of their names. It leaves out the
 // variables in except. schema holds the schemas of the variables that the version knows.
 //
@@ -65,9 +68,9 @@ func (s FlagStyle) flags(variables, schema map[string]any, except []string) ([]s
 
 // flag formats one variable as arguments. It returns none for a variable that is not set.
 func (s FlagStyle) flag(name string, value any) ([]string, error) {
-	flag := "--" + name
-	if !s.Underscores {
-		flag = strings.ReplaceAll(flag, "_", "-")
+	flag := flagOf(name)
+	if s.Underscores {
+		flag = "--" + name
 	}
 	switch v := value.(type) {
 	case nil:

@@ -1,8 +1,10 @@
 package engines
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -240,15 +242,7 @@ func merge(sources map[string]Part) *Snapshot {
 
 // compareIDs orders replica ids so that chat-2 precedes chat-10.
 func compareIDs(a, b string) int {
-	if len(a) != len(b) {
-		return len(a) - len(b)
-	}
-	if a < b {
-		return -1
-	} else if a > b {
-		return 1
-	}
-	return 0
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
 func (m *ModelSnapshot) sort() {

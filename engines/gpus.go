@@ -74,7 +74,7 @@ func (g GPUUse) flags() []string {
 	for _, group := range slices.Concat([][]string{{g.Memory}}, g.Parallel, g.Copies) {
 		for _, name := range group {
 			if name != "" {
-				flags = append(flags, "--"+strings.ReplaceAll(name, "_", "-"))
+				flags = append(flags, flagOf(name))
 			}
 		}
 	}

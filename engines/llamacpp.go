@@ -104,7 +104,7 @@ func llamaCppVariables() map[string]any {
 		"lora":                 array("string", "paths of LoRA adapters"),
 		"chat_template":        text("Jinja template of chats, or the name of a built-in one"),
 		"chat_template_file":   text("path of a Jinja template of chats"),
-		"chat_template_kwargs": map[string]any{"type": "object", "description": "parameters of the chat template"},
+		"chat_template_kwargs": object("parameters of the chat template"),
 		"no_jinja":             flag("do not use the Jinja engine for chats"),
 		"reasoning_format":     choice("what becomes of thoughts", "none", "auto", "deepseek", "deepseek-legacy"),
 		"reasoning_budget":     integer(-1, "tokens for thinking; -1: no limit"),

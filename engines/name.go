@@ -2,6 +2,7 @@ package engines
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -27,4 +28,18 @@ func ValidName(name string) bool {
 	}
 	special := func(step string) bool { return step == "" || step == "." || step == ".." }
 	return !slices.ContainsFunc(strings.Split(name, "/"), special)
+}
+
+// ReplicaID returns the id of a model's replica with a number, for the launchers that number their
+// replicas. The id is stable over restarts, and with it the replica's position on the hash ring.
+func ReplicaID(model string, index int) string { return model + "-" + strconv.Itoa(index) }
+
+// ReplicaIndex returns the number in a replica's id, or -1 if ReplicaID does not make such an id.
+func ReplicaIndex(model, id string) int {
+	digits, ok := strings.CutPrefix(id, model+"-")
+	index, err := strconv.Atoi(digits)
+	if !ok || err != nil || index < 0 || strconv.Itoa(index) != digits {
+		return -1
+	}
+	return index
 }

@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -15,5 +16,16 @@ func TestX3_OneRuleForNames(t *testing.T) {
 		if got := ValidName(name); got != want {
 			t.Errorf("%.20q: %v, want %v", name, got, want)
 		}
+	}
+}
+
+func TestReplicaIndex(t *testing.T) {
+	t.Parallel()
+	got := []int{}
+	for _, id := range []string{"chat-0", "chat-12", "chat-012", "chat--1", "chat-+1", "chat", "other-1", "chat-x", "chat-1-0"} {
+		got = append(got, ReplicaIndex("chat", id))
+	}
+	if want := []int{0, 12, -1, -1, -1, -1, -1, -1, -1}; !slices.Equal(got, want) {
+		t.Errorf("%v", got)
 	}
 }

@@ -2,14 +2,14 @@ package engines
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // deployment has the fields of a Deployment that the built-in engines use.
@@ -82,19 +82,7 @@ func TestBuiltinPods(t *testing.T) {
 	for _, text := range texts {
 		got.WriteString("---\n" + said[text] + strings.TrimLeft(text, "\n"))
 	}
-	file := filepath.Join("testdata", "pods.golden")
-	if *update {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
-		t.Errorf("%s is not what the code makes; go test ./engines -update writes it anew: %s", file, diff)
-	}
+	testutil.Golden(t, "testdata/pods.golden", got.String(), *update)
 }
 
 // checkPod checks some of Kubernetes' rules: known fields, the engine's container, mounts of

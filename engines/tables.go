@@ -53,9 +53,9 @@ func table(engine, version string) []tableRow {
 func (v Version) withTable(engine string) Version {
 	properties := v.properties()
 	owned := v.ownedFlags()
-	set := v.environmentNames()
+	set := slices.Collect(maps.Keys(v.Env))
 	for _, row := range table(engine, v.Version) {
-		if slices.Contains(owned, "--"+strings.ReplaceAll(row.name, "_", "-")) {
+		if slices.Contains(owned, flagOf(row.name)) {
 			continue
 		}
 		hand, known := properties[row.name].(map[string]any)
@@ -72,8 +72,6 @@ func (v Version) withTable(engine string) Version {
 	}
 	return v
 }
-
-func (v Version) environmentNames() []string { return slices.Collect(maps.Keys(v.Env)) }
 
 // schema returns the JSON Schema of a row.
 func (r tableRow) schema() map[string]any {

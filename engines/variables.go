@@ -208,7 +208,7 @@ func (v Version) collect(e *jsonschema.ValidationError) []Fault {
 
 // unknown is the fault of a variable that the schema lacks.
 func (v Version) unknown(name string) Fault {
-	if flag := "--" + strings.ReplaceAll(name, "_", "-"); slices.Contains(v.ownedFlags(), flag) {
+	if flag := flagOf(name); slices.Contains(v.ownedFlags(), flag) {
 		return Fault{Path: []string{name}, Reason: v.refusal(flag)}
 	}
 	return Fault{Path: []string{name}, Reason: "unknown", Known: slices.Sorted(maps.Keys(v.properties()))}

@@ -63,7 +63,6 @@ type AgentConfig struct {
 // from different goroutines.
 type Agent struct {
 	config AgentConfig
-	log    *zap.Logger
 	store  agentStore
 	// token is nil if AgentConfig.Token is empty.
 	token    *token
@@ -107,7 +106,7 @@ func NewAgent(c AgentConfig) (*Agent, error) {
 	c.Log = cmp.Or(c.Log, zap.NewNop())
 	setDefault(&c.OrphanGrace, orphanGrace)
 	setDefault(&c.DrainTimeout, drainTimeout)
-	a := &Agent{config: c, log: c.Log, store: agentStore{filepath.Join(c.Dir.Path(), "node")},
+	a := &Agent{config: c, store: agentStore{filepath.Join(c.Dir.Path(), "node")},
 		fleet: engines.NewFleet(), models: map[string]bool{},
 		wakeup: make(chan struct{}, 1), assigned: make(chan struct{}, 1), farewellDone: make(chan struct{})}
 	a.counts = newRequestCounts(a.fleet)
@@ -167,7 +166,7 @@ func (a *Agent) loadIdentity() error {
 // launcherConfig returns AgentConfig.Launcher with the fields that the agent determines.
 func (a *Agent) launcherConfig() local.Config {
 	c := a.config.Launcher
-	c.Dir, c.Fleet, c.Log, c.InFlight = a.config.Dir, a.fleet, a.log, a.counts.inFlight
+	c.Dir, c.Fleet, c.Log, c.InFlight = a.config.Dir, a.fleet, a.config.Log, a.counts.inFlight
 	c.Inventory, c.DrainTimeout = a.config.Inventory, a.config.DrainTimeout
 	c.Address, c.Name = a.config.Address, a.config.Name
 	return c
@@ -196,7 +195,7 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) adopt() assignment {
 	saved, err := a.store.assignment()
 	if err != nil {
-		a.log.Error("saved assignment unreadable, stopping the replicas", zap.Error(err))
+		a.config.Log.Error("saved assignment unreadable, stopping the replicas", zap.Error(err))
 	}
 	found := a.launcher.Found()
 	a.mu.Lock()
@@ -265,10 +264,10 @@ func (a *Agent) applyAssignments(ctx context.Context, applied assignment) {
 		case err != nil:
 			again = time.After(saveAgainAfter)
 			if !failed {
-				a.log.Error("assignment not saved, Sluice tries again: until then a restarted node applies the one before", zap.Error(err))
+				a.config.Log.Error("assignment not saved, Sluice tries again: until then a restarted node applies the one before", zap.Error(err))
 			}
 		case failed:
-			a.log.Info("assignment saved")
+			a.config.Log.Info("assignment saved")
 		}
 		a.mu.Lock()
 		if !a.stopping {
@@ -302,7 +301,7 @@ func (a *Agent) drainIfOrphaned() {
 		return
 	}
 	a.orphan = true
-	a.log.Warn("gateway unreachable, stopping the replicas", zap.Duration("away", away.Round(time.Second)))
+	a.config.Log.Warn("gateway unreachable, stopping the replicas", zap.Duration("away", away.Round(time.Second)))
 	a.assignLocked(assignment{Models: withoutReplicas(a.assignment.Models), Stop: a.config.DrainTimeout})
 }
 

@@ -19,7 +19,7 @@ const maxPartBytes = 64 << 10
 func (a *Agent) restartAssigned(before, now assignment) {
 	for id, restart := range now.Restarts {
 		if before.Restarts[id] != restart {
-			a.log.Info("restart asked for by the gateway", zap.String("replica", id))
+			a.config.Log.Info("restart asked for by the gateway", zap.String("replica", id))
 			a.launcher.Restart(id)
 		}
 	}
@@ -32,7 +32,7 @@ func (a *Agent) sendLog(ctx context.Context, conn *grpc.ClientConn, r logRequest
 	defer cancel()
 	stream, err := conn.NewStream(ctx, logStreamDesc(), logMethod)
 	if err != nil {
-		a.log.Warn("log not sent", zap.String("replica", r.Replica), zap.Error(withoutGRPC(err)))
+		a.config.Log.Warn("log not sent", zap.String("replica", r.Replica), zap.Error(withoutGRPC(err)))
 		return
 	}
 	if stream.SendMsg(&logPart{ID: r.ID}) != nil {

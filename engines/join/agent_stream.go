@@ -64,7 +64,7 @@ func (a *Agent) keepConnected(ctx context.Context) error {
 		if text := withoutGRPC(err).Error(); text != said {
 			level, said = zap.WarnLevel, text
 		}
-		a.log.Log(level, "gateway not connected",
+		a.config.Log.Log(level, "gateway not connected",
 			zap.String("gateway", a.config.Gateway), zap.Error(withoutGRPC(err)))
 		select {
 		case <-ctx.Done():
@@ -180,7 +180,7 @@ func (a *Agent) ensureIdentity(ctx context.Context) (*identity, error) {
 	if i, err = a.store.saveIdentity(&answer, a.key); err != nil {
 		return nil, err
 	}
-	a.log.Info("node joined", zap.String("gateway", a.config.Gateway), zap.String("node", a.config.Name))
+	a.config.Log.Info("node joined", zap.String("gateway", a.config.Gateway), zap.String("node", a.config.Name))
 	a.setIdentity(i)
 	return i, nil
 }
@@ -207,11 +207,11 @@ func (a *Agent) renew(ctx context.Context, conn *grpc.ClientConn, i *identity) {
 		renewed, err = a.store.saveIdentity(&answer, i.key)
 	}
 	if err != nil {
-		a.log.Warn("certificate not renewed",
+		a.config.Log.Warn("certificate not renewed",
 			zap.Time("valid_until", i.certificate.NotAfter), zap.Error(withoutGRPC(err)))
 		return
 	}
-	a.log.Info("certificate renewed", zap.Time("valid_until", renewed.certificate.NotAfter))
+	a.config.Log.Info("certificate renewed", zap.Time("valid_until", renewed.certificate.NotAfter))
 	a.setIdentity(renewed)
 }
 
@@ -238,7 +238,7 @@ func (a *Agent) runStream(ctx context.Context, conn *grpc.ClientConn) error {
 	quiet.Reset(welcome.LostAfter)
 	a.recordContact(true)
 	defer a.recordContact(false)
-	a.log.Info("gateway connected", zap.String("gateway", a.config.Gateway))
+	a.config.Log.Info("gateway connected", zap.String("gateway", a.config.Gateway))
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {

@@ -357,16 +357,23 @@ func (g *gateway) tokenFor(r tokenRecord) string {
 	return base64.RawURLEncoding.EncodeToString(authority[:]) + "." + secret
 }
 
-func TestNewerStreamWins(t *testing.T) {
-	t.Parallel()
-	g := newGateway(t, time.Minute)
-	a := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
+// joinedIdentity returns the identity of the node "n", which has joined and was stopped.
+func (g *gateway) joinedIdentity() *identity {
+	g.t.Helper()
+	a := g.agentPlan("n", "127.0.0.1", nodeDir(g.t)).run(g.t, nil)
 	g.waitConnected("n")
 	a.stop()
 	i, err := a.store.identity()
 	if err != nil {
-		t.Fatal(err)
+		g.t.Fatal(err)
 	}
+	return i
+}
+
+func TestNewerStreamWins(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	i := g.joinedIdentity()
 	n := g.server.Nodes()[0]
 	eventually(t, "the agent's own stream has ended", func() bool { return !n.hasReported() })
 	answers := make(chan error, 1)
@@ -425,14 +432,8 @@ func TestTwoMachinesWithOneIdentity(t *testing.T) {
 func TestOtherProtocol(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, time.Minute)
-	a := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	g.waitConnected("n")
-	a.stop()
-	i, err := a.store.identity()
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = callRun(t, g, i, &report{Hello: &hello{Protocol: 2}})
+	i := g.joinedIdentity()
+	err := callRun(t, g, i, &report{Hello: &hello{Protocol: 2}})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "same release") {
 		t.Errorf("the gateway answers a node of another protocol version with %v", err)
 	}
@@ -444,13 +445,7 @@ func TestOtherProtocol(t *testing.T) {
 func TestUnauthorisedCalls(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, time.Minute)
-	a := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	g.waitConnected("n")
-	a.stop()
-	i, err := a.store.identity()
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := g.joinedIdentity()
 	// Without a certificate a caller gets neither a stream nor a renewal.
 	noCertificate := clientTLS(func([]*x509.Certificate) (*x509.Certificate, error) { return i.authority, nil })
 	conn := dialGateway(t, g, noCertificate)

@@ -64,11 +64,8 @@ func TestReplicasComeAndGo(t *testing.T) {
 
 func TestDrainWaitsForRequests(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t, time.Minute)
-	g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	n := g.waitConnected("n")
-	n.Set([]local.Model{model("chat", 0)})
-	pid := g.waitState("chat-0", engines.Ready).PID
+	g, n, _ := startOperated(t)
+	pid := g.replica("chat-0").PID
 	g.setRequests("chat-0", 1)
 	n.Set([]local.Model{model("chat")})
 	g.waitState("chat-0", engines.Draining)
@@ -221,15 +218,12 @@ func TestAwaitEndsWithItsContext(t *testing.T) {
 
 func TestServerStop(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t, time.Minute)
-	g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	n := g.waitConnected("n")
-	n.Set([]local.Model{model("chat", 0)})
-	pid := g.waitState("chat-0", engines.Ready).PID
+	g, n, _ := startOperated(t)
+	pid := g.replica("chat-0").PID
 	g.setRequests("chat-0", 1)
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if err := g.server.Stop(short); err == nil || !strings.Contains(err.Error(), "n") || !isProcessRunning(pid) {
+	if err := g.server.Stop(short); err == nil || !strings.Contains(err.Error(), "gpu-7") || !isProcessRunning(pid) {
 		t.Errorf("Stop with a request = %v", err)
 	}
 	g.waitState("chat-0", engines.Draining)
@@ -248,12 +242,10 @@ func TestServerStop(t *testing.T) {
 
 func TestStopAfterServe(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t, time.Minute)
-	g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	g.waitConnected("n").Set([]local.Model{model("chat", 0)})
-	pid := g.waitState("chat-0", engines.Ready).PID
+	g, _, _ := startOperated(t)
+	pid := g.replica("chat-0").PID
 	g.stop()
-	if err := g.server.Stop(t.Context()); err == nil || !strings.Contains(err.Error(), "n") {
+	if err := g.server.Stop(t.Context()); err == nil || !strings.Contains(err.Error(), "gpu-7") {
 		t.Errorf("Stop of a server that has ended = %v", err)
 	}
 	// Nodes that can connect again stop their replicas.
@@ -290,11 +282,8 @@ func TestServerStopDoesNotWaitForEver(t *testing.T) {
 
 func TestAgentStop(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t, time.Minute)
-	a := g.agentPlan("n", "127.0.0.1", nodeDir(t)).run(t, nil)
-	n := g.waitConnected("n")
-	n.Set([]local.Model{model("chat", 0)})
-	pid := g.waitState("chat-0", engines.Ready).PID
+	g, n, a := startOperated(t)
+	pid := g.replica("chat-0").PID
 	g.setRequests("chat-0", 1)
 	stopped := make(chan error, 1)
 	go func() { stopped <- a.Stop(context.Background()) }()

@@ -195,7 +195,7 @@ func assignedIDs(models []local.Model) map[string]bool {
 	ids := map[string]bool{}
 	for _, m := range models {
 		for _, index := range m.Numbers() {
-			ids[local.ReplicaID(m.Name, index)] = true
+			ids[engines.ReplicaID(m.Name, index)] = true
 		}
 	}
 	return ids

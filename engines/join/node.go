@@ -406,11 +406,7 @@ func (n *Node) applyReplicasLocked(s *session, p *replicaSnapshot) (back bool) {
 		n.server.config.Log.Warn("node reports replicas that were not assigned to it, they get no requests",
 			zap.String("node", n.name), zap.Int("replicas", len(invented)), zap.String("first", invented[0]))
 	}
-	for id := range n.hidden {
-		if !present[id] {
-			delete(n.hidden, id)
-		}
-	}
+	maps.DeleteFunc(n.hidden, func(id string, _ bool) bool { return !present[id] })
 	back = n.lost || !s.hasReported
 	if !s.hasReported {
 		n.server.config.Log.Info("node connected", zap.String("node", n.name),
@@ -436,11 +432,7 @@ func (n *Node) publishLocked() {
 			delete(n.hidden, r.ID)
 		}
 	}
-	for id := range n.unassignedSince {
-		if !present[id] {
-			delete(n.unassignedSince, id)
-		}
-	}
+	maps.DeleteFunc(n.unassignedSince, func(id string, _ time.Time) bool { return !present[id] })
 	n.server.config.Fleet.Set("node/"+n.name, engines.Part{Replicas: n.visibleReplicasLocked()})
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"time"
 
@@ -53,20 +54,11 @@ func (n *Node) Restart(id string) error {
 	return nil
 }
 
-// restartsLocked returns the restarts of the replicas that are assigned, and forgets the others.
-// n.mu is held.
+// restartsLocked returns a copy of the restarts of the replicas that are assigned, and forgets the
+// others. The session encodes the copy without the lock. n.mu is held.
 func (n *Node) restartsLocked() map[string]string {
-	var kept map[string]string
-	for id, restart := range n.restarts {
-		if n.assignedIDs[id] {
-			if kept == nil {
-				kept = map[string]string{}
-			}
-			kept[id] = restart
-		}
-	}
-	n.restarts = kept
-	return kept
+	maps.DeleteFunc(n.restarts, func(id, _ string) bool { return !n.assignedIDs[id] })
+	return maps.Clone(n.restarts)
 }
 
 // checkOperableLocked returns why the node cannot do what an operator asks for. n.mu is held.

@@ -90,6 +90,27 @@ func TestO10_RestartOnANode(t *testing.T) {
 	}
 }
 
+// TestASecondRestartLeavesTheFirstOrder: the session may still encode the assignment with the first
+// restart, in another goroutine, while an operator restarts a second replica.
+func TestASecondRestartLeavesTheFirstOrder(t *testing.T) {
+	t.Parallel()
+	n, ses, _ := newTestNode(t)
+	ses.revision = revision
+	n.applyReport(ses, &report{Replicas: readyReplicas("chat-0", "chat-1")})
+	n.Set([]local.Model{model("chat", 0, 1)})
+	restart := func(id string) *assignment {
+		if err := n.Restart(id); err != nil {
+			t.Fatal(err)
+		}
+		sent, _ := n.nextAssignment(0)
+		return sent
+	}
+	first := restart("chat-0")
+	if second := restart("chat-1"); len(first.Restarts) != 1 || len(second.Restarts) != 2 || first.Restarts["chat-0"] != second.Restarts["chat-0"] {
+		t.Errorf("sent %v, then %v", first.Restarts, second.Restarts)
+	}
+}
+
 // TestO8_LogOfANode: the last lines of a replica's log on a node, a search in them, and lines as
 // they come, without the secrets of the model.
 func TestO8_LogOfANode(t *testing.T) {

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -79,11 +80,7 @@ func (c *requestCounts) snapshot() *replicaSnapshot {
 			}
 		}
 	}
-	for id := range c.firstDraining {
-		if !draining[id] {
-			delete(c.firstDraining, id)
-		}
-	}
+	maps.DeleteFunc(c.firstDraining, func(id string, _ uint64) bool { return !draining[id] })
 	return p
 }
 

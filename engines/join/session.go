@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -225,14 +224,15 @@ func (ses *session) settledSequence(now time.Time) uint64 {
 // acceptReplicas returns the reported replicas that the gateway accepts, with the fields that a
 // node must not set overwritten and without secrets. node.mu is held.
 //
-// A replica is dropped if its id does not belong to its model. A replica becomes failed if it
-// reports an unknown state, no usable address, or a loopback address from another machine.
-// Node.checkAddressLocked checks that the address belongs to the node.
+// A replica is dropped if its id does not belong to its model, because replicas of one model must
+// not be reported under another. A replica becomes failed if it reports an unknown state, no usable
+// address, or a loopback address from another machine. Node.mayListenLocked checks that the address
+// belongs to the node.
 func (ses *session) acceptReplicas(all []engines.Replica) []engines.Replica {
 	seen := map[string]bool{}
 	var good []engines.Replica
 	for _, r := range all {
-		if !isReplicaOf(r.ID, r.Model) || seen[r.ID] {
+		if r.Model == "" || engines.ReplicaIndex(r.Model, r.ID) < 0 || seen[r.ID] {
 			continue
 		}
 		seen[r.ID] = true
@@ -272,12 +272,4 @@ func boundInventory(n *engines.Node) *engines.Node {
 
 func knownStates() []engines.State {
 	return []engines.State{engines.Pending, engines.Starting, engines.Ready, engines.Draining, engines.Failed, engines.Stopped}
-}
-
-// isReplicaOf reports whether id is the model's name, a dash and an index. Replicas of one model
-// must not be reported under another model.
-func isReplicaOf(id, model string) bool {
-	index, ok := strings.CutPrefix(id, model+"-")
-	n, err := strconv.Atoi(index)
-	return ok && model != "" && err == nil && n >= 0 && strconv.Itoa(n) == index
 }

@@ -24,14 +24,12 @@ const fieldManager = "sluice"
 // budget returns the PodDisruptionBudget of a model: at most one of its pods is evicted at a time.
 // A pod that does not serve may always be evicted.
 func (in install) budget(m wanted) *policyv1.PodDisruptionBudget {
-	own := in.labels()
-	own[labelModel] = hashPrefix(m.Name, 16)
-	tail := "-" + hashPrefix(m.Name, 6)
-	name := in.name + "-" + slug(m.Name, min(maxSlugLength, maxLabelLength-len(in.name)-1-len(tail))) + tail
+	own := in.modelLabels(m.Name)
 	return &policyv1.PodDisruptionBudget{
 		TypeMeta: metav1.TypeMeta{APIVersion: "policy/v1", Kind: "PodDisruptionBudget"},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Labels: own, Annotations: map[string]string{annotationModel: m.Name}, OwnerReferences: m.manifest.OwnerReferences,
+			Name: in.objectName(m.Name, "", maxLabelLength), Labels: own,
+			Annotations: map[string]string{annotationModel: m.Name}, OwnerReferences: m.manifest.OwnerReferences,
 		},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MaxUnavailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: own},

@@ -96,11 +96,7 @@ func (c *cluster) enlargeClaims(ctx context.Context, needed map[string]*Weights,
 		}
 		uid, answered, err := c.enlargeClaim(ctx, name, size)
 		c.claims[name] = claimCheck{size, now, uid, answered}
-		if err != nil {
-			c.health.fail(enlarge(name), err)
-		} else {
-			c.health.clear(enlarge(name))
-		}
+		c.health.set(enlarge(name), err)
 	}
 }
 

@@ -42,9 +42,8 @@ type cluster struct {
 	// location is as Model.Cluster names it, with the namespace resolved.
 	location location
 	// server is the URL of the API. Two clusters with the same server and namespace are the same.
-	server   string
-	identity string
-	client   kubernetes.Interface
+	server string
+	client kubernetes.Interface
 	// onReplicas tells the launcher that the replicas have changed.
 	onReplicas func()
 	// setCount returns the number of calls of Launcher.Set.
@@ -136,7 +135,7 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 	}
 	k := &cluster{
 		groupsAPI: groups.Resource(groupsResource()).Namespace(namespace),
-		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace}, identity: c.Identity,
+		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace},
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
 		applied: map[string]appliedDeployment{}, claims: map[string]claimCheck{},
@@ -165,7 +164,7 @@ func (c *cluster) onWatchEvent(kind string) func() {
 
 // onLeaseWritten is called after each write of this gateway's lease with the result of the write.
 func (c *cluster) onLeaseWritten(err error) {
-	c.health.setReachable(err)
+	c.health.set(renewLease, err)
 	if err != nil {
 		return
 	}
@@ -180,9 +179,9 @@ func (c *cluster) onLeaseWritten(err error) {
 
 // set sets the models of the namespace. partial says that there may be others. setCount is the
 // number of calls of Launcher.Set so far.
-func (c *cluster) set(models []wanted, some bool, told uint64) {
+func (c *cluster) set(models []wanted, partial bool, setCount uint64) {
 	c.mu.Lock()
-	c.wanted, c.partial, c.wantedSet = models, some, told
+	c.wanted, c.partial, c.wantedSet = models, partial, setCount
 	c.mu.Unlock()
 	signal(c.reconcileSignal)
 	signal(c.ownLease.writeSignal)
@@ -203,7 +202,7 @@ func (c *cluster) run(ctx context.Context) {
 	ours := selector(c.labels())
 	watch := func(resource, selector string, client rest.Interface, kind any, store cache.ReflectorStore) {
 		w := watchTarget{client: client, resource: resource, namespace: c.location.namespace, selector: selector, kind: kind}
-		working.Go(func() { watchObjects(ctx, w, store, c.failure("watch "+resource)) })
+		working.Go(func() { watchObjects(ctx, w, store, func(err error) { c.health.fail("watch "+resource, err) }) })
 	}
 	watch("deployments", ours, c.client.AppsV1().RESTClient(), &appsv1.Deployment{}, c.deployments)
 	watch("poddisruptionbudgets", ours, c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}, c.budgets)
@@ -217,10 +216,6 @@ func (c *cluster) run(ctx context.Context) {
 	working.Wait() // From here on this gateway writes nothing, so another may lead.
 	leave()
 	held.Wait()
-}
-
-func (c *cluster) failure(what string) func(error) {
-	return func(err error) { c.health.fail(what, err) }
 }
 
 // selector returns a label selector that requires all the labels.
@@ -269,10 +264,8 @@ func (c *cluster) observe() (draining bool) {
 	c.publish(pods)
 	c.reportFound(now)
 	signal(c.reconcileSignal)
-	if c.OnDemand != nil {
-		for _, model := range waiting {
-			c.OnDemand(model)
-		}
+	for _, model := range waiting {
+		c.OnDemand(model)
 	}
 	return draining
 }
@@ -293,10 +286,10 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 		if d.annotation != mark {
 			d = podDrain{annotation: mark, since: now}
 		}
-		done := now.Sub(d.since) >= c.DrainSettle && c.inFlight(p.Name) == 0
+		done := now.Sub(d.since) >= c.DrainSettle && c.InFlight(p.Name) == 0
 		changed = changed || done != d.done
 		d.done = done
-		if !readPod(p).marked {
+		if !isMarked(p) {
 			d.markedSince = time.Time{}
 		} else if d.markedSince.IsZero() {
 			d.markedSince = now
@@ -308,13 +301,6 @@ func (c *cluster) updateDrains(pods []*corev1.Pod, now time.Time) (pending, chan
 	c.drains = next
 	c.mu.Unlock()
 	return pending, changed
-}
-
-func (c *cluster) inFlight(replica string) int {
-	if c.InFlight == nil {
-		return 0
-	}
-	return c.InFlight(replica)
 }
 
 // publish reports the pods as replicas. It reports none before this gateway's lease was written,
@@ -337,7 +323,7 @@ func (c *cluster) publish(pods []*corev1.Pod) {
 			continue
 		}
 		of := p.Labels[labelDeployment]
-		if readPod(p).finished && full[of] >= size[of] {
+		if hasFinished(p) && full[of] >= size[of] {
 			// The pod was evicted or the like and has been replaced. Its object may stay in the API
 			// for long.
 			continue
@@ -388,17 +374,14 @@ func (c *cluster) leaseRecord() leaseRecord {
 	c.mu.Lock()
 	models, replicas, drained := c.wanted, c.replicas, c.drains
 	c.mu.Unlock()
-	r := leaseRecord{Models: map[string]Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
+	r := leaseRecord{Models: map[string]engines.Load{}, Pods: map[string]int{}, Drained: map[string]string{}}
 	for _, m := range models {
-		if c.Load == nil {
-			break
-		}
-		if l := c.Load(m.Name); l != (Load{}) {
+		if l := c.Load(m.Name); l != (engines.Load{}) {
 			r.Models[m.Name] = l
 		}
 	}
 	for _, replica := range replicas {
-		if n := c.inFlight(replica.ID); n > 0 {
+		if n := c.InFlight(replica.ID); n > 0 {
 			r.Pods[replica.ID] = n
 		}
 	}
@@ -423,7 +406,7 @@ func (c *cluster) isGone(model string) bool {
 	if !c.synced() {
 		return false
 	}
-	now, hash := time.Now(), hashPrefix(model, 16)
+	now, hash := time.Now(), modelHash(model)
 	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }

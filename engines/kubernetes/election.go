@@ -23,7 +23,7 @@ func (c *cluster) elect(ctx context.Context) {
 			Lock: &resourcelock.LeaseLock{
 				LeaseMeta:  metav1.ObjectMeta{Name: "sluice-" + c.name, Namespace: c.location.namespace},
 				Client:     c.client.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: c.identity},
+				LockConfig: resourcelock.ResourceLockConfig{Identity: c.Identity},
 			},
 			LeaseDuration: c.Renew * 3 / 2, RenewDeadline: c.Renew, RetryPeriod: c.Renew / 5,
 			ReleaseOnCancel: true,
@@ -56,7 +56,7 @@ func (c *cluster) otherLeader() string {
 	if e == nil || c.isLeader() {
 		return ""
 	}
-	if leader := e.elector.GetLeader(); leader != c.identity {
+	if leader := e.elector.GetLeader(); leader != c.Identity {
 		return leader
 	}
 	return ""

@@ -43,27 +43,17 @@ func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.
 			continue
 		}
 		ending = true
-		if isWorker(p) {
-			if c.isLeader() && ctx.Err() == nil && mayEndWorker(p, pods[leaderOf(p.Name)]) {
-				errs = append(errs, c.endPod(ctx, p))
-			}
-			continue
-		}
 		timeout, ok := timeouts[p.Labels[labelDeployment]]
 		if !ok {
 			timeout = c.DrainTimeout
 		}
-		c.mu.Lock()
-		own := c.drains[p.Name]
-		c.mu.Unlock()
-		known := own.annotation == drainMark(p)
-		if !readPod(p).marked && !(known && (isDrained(p.Name, own, others) || now.Sub(own.since) >= timeout)) {
-			continue
+		mayEnd := c.mayEndPod(p, others, timeout, now)
+		if isWorker(p) {
+			mayEnd = mayEndWorker(p, pods[leaderOf(p.Name)])
 		}
-		if !c.isLeader() || ctx.Err() != nil {
-			break
+		if mayEnd && c.isLeader() && ctx.Err() == nil {
+			errs = append(errs, c.endPod(ctx, p))
 		}
-		errs = append(errs, c.endPod(ctx, p))
 	}
 	return ending, errors.Join(errs...)
 }
@@ -77,11 +67,21 @@ func podsByName(pods []*corev1.Pod) map[string]*corev1.Pod {
 	return all
 }
 
+// mayEndPod reports whether a deleted pod may end: it was marked before, all gateways are done with
+// it, or its drain timeout is over.
+func (c *cluster) mayEndPod(p *corev1.Pod, others []peer, timeout time.Duration, now time.Time) bool {
+	c.mu.Lock()
+	own := c.drains[p.Name]
+	c.mu.Unlock()
+	known := own.annotation == drainMark(p)
+	return isMarked(p) || known && (isDrained(p.Name, own, others) || now.Sub(own.since) >= timeout)
+}
+
 // mayEndWorker reports whether a deleted worker may end: its leader is gone, or ends and has no
 // requests. leader is the pod with the name of its leader, or nil. A leader that is younger than
 // the worker is that of another group.
 func mayEndWorker(worker, leader *corev1.Pod) bool {
-	if leader == nil || leader.CreationTimestamp.After(worker.CreationTimestamp.Time) || readPod(leader).finished {
+	if leader == nil || leader.CreationTimestamp.After(worker.CreationTimestamp.Time) || hasFinished(leader) {
 		return true
 	}
 	grace := leader.DeletionGracePeriodSeconds

@@ -51,16 +51,16 @@ func TestTwoGateways(t *testing.T) {
 
 	// The leader learns at once that requests wait at the other gateway.
 	second.mu.Lock()
-	second.loads["m"] = Load{Running: 3, Queued: 2, Admitted: 7}
+	second.loads["m"] = engines.Load{Running: 3, Queued: 2, Admitted: 7}
 	second.mu.Unlock()
 	second.PublishLoad()
-	waitUntil(t, "the other's load", func() bool { return first.OthersLoad("m") == Load{Running: 3, Queued: 2, Admitted: 7} })
+	waitUntil(t, "the other's load", func() bool { return first.OthersLoad("m") == engines.Load{Running: 3, Queued: 2, Admitted: 7} })
 	waitUntil(t, "demand", func() bool {
 		first.mu.Lock()
 		defer first.mu.Unlock()
 		return slices.Contains(first.demand, "m")
 	})
-	if second.OthersLoad("m") != (Load{}) {
+	if second.OthersLoad("m") != (engines.Load{}) {
 		t.Errorf("the other gateway shows load %+v for the idle leader", second.OthersLoad("m"))
 	}
 
@@ -108,7 +108,7 @@ spec: {holderIdentity: dead, leaseDurationSeconds: 12, renewTime: "%s"}
 	g.waitReady("m", 1)
 	g.Set(nil)
 	waitUntil(t, "gone", func() bool { return g.IsGone("m", "") })
-	if g.OthersLoad("m") != (Load{}) {
+	if g.OthersLoad("m") != (engines.Load{}) {
 		t.Errorf("the dead gateway counts with load %+v", g.OthersLoad("m"))
 	}
 }

@@ -74,9 +74,8 @@ func (in install) groups(m Model) (*appsv1.Deployment, *corev1.PodTemplateSpec, 
 	data, _ := json.Marshal(workers) // Marshal cannot fail on plain data.
 	mergeInto(&d.Spec.Template.Annotations, map[string]string{annotationWorkers: strconv.Itoa(m.Hosts) + "-" + hashPrefix(string(data), 16)})
 	in.setOwnFields(d, m)
-	labels := map[string]string{labelRole: roleWorker, labelDeployment: d.Name, labelModel: hashPrefix(m.Name, 16)}
-	mergeInto(&workers.Labels, in.labels())
-	mergeInto(&workers.Labels, labels)
+	mergeInto(&workers.Labels, in.modelLabels(m.Name))
+	mergeInto(&workers.Labels, map[string]string{labelRole: roleWorker, labelDeployment: d.Name})
 	mergeInto(&workers.Annotations, map[string]string{annotationModel: m.Name})
 	return d, workers, nil
 }

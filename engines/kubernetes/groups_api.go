@@ -157,10 +157,12 @@ func (c *cluster) getWorkload(ctx context.Context, d *appsv1.Deployment) (*appsv
 	return c.client.AppsV1().Deployments(c.location.namespace).Get(ctx, d.Name, metav1.GetOptions{})
 }
 
-// patchWorkload patches what d is or stands for.
-func (c *cluster) patchWorkload(ctx context.Context, d *appsv1.Deployment, kind types.PatchType, data []byte,
-	options metav1.PatchOptions) (*appsv1.Deployment, error) {
-	options.FieldManager = fieldManager
+// patchWorkload patches what d is or stands for. A patch to apply takes fields that others own.
+func (c *cluster) patchWorkload(ctx context.Context, d *appsv1.Deployment, kind types.PatchType, data []byte) (*appsv1.Deployment, error) {
+	options := metav1.PatchOptions{FieldManager: fieldManager}
+	if kind == types.ApplyPatchType {
+		options.Force = new(true)
+	}
 	if hasGroups(d) {
 		return leaders(c.groupsAPI.Patch(ctx, d.Name, kind, data, options))
 	}

@@ -262,7 +262,7 @@ func (s *testNamespace) checkRestart(g *gateway, leader string) {
 
 func (s *testNamespace) groupPods(model string) []string {
 	s.t.Helper()
-	out := s.Kubectl(s.t, "get", "pods", "-n", s.namespace, "-o", "name", "-l", labelModel+"="+hashPrefix(model, 16))
+	out := s.Kubectl(s.t, "get", "pods", "-n", s.namespace, "-o", "name", "-l", labelModel+"="+modelHash(model))
 	return strings.Fields(out)
 }
 

@@ -1,7 +1,6 @@
 package kubernetes
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // onHosts returns a model of a version of vLLM with 8 GPUs on two hosts.
@@ -54,19 +54,7 @@ func TestN4_LeaderWorkerSetManifest(t *testing.T) {
 			t.Errorf("it is read as %+v: %s", back, diff)
 		}
 	}
-	const file = "testdata/leaderworkersets.golden"
-	if *update {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
-		t.Errorf("%s differs from what the code renders (go test ./engines/kubernetes -run Manifest -update rewrites it): %s", file, diff)
-	}
+	testutil.Golden(t, "testdata/leaderworkersets.golden", got.String(), *update)
 }
 
 // TestN4_OtherWorkersAreAnotherLeaderWorkerSet: the name changes with the number of hosts and with

@@ -39,7 +39,7 @@ type Config struct {
 	// Fleet gets the models and replicas under the source "kubernetes".
 	Fleet *engines.Fleet
 	// Load returns how much work this gateway has for a model. Nil means none.
-	Load func(model string) Load
+	Load func(model string) engines.Load
 	// InFlight returns how many requests this gateway has on a replica. It must be fast. Nil means
 	// none.
 	InFlight func(replica string) int
@@ -69,6 +69,15 @@ func (c Config) withDefaults() Config {
 	if c.Identity == "" {
 		host, _ := os.Hostname() // An error is ignored: the random part makes the identity unique.
 		c.Identity = host + "-" + rand.Text()[:8]
+	}
+	if c.Load == nil {
+		c.Load = func(string) engines.Load { return engines.Load{} }
+	}
+	if c.InFlight == nil {
+		c.InFlight = func(string) int { return 0 }
+	}
+	if c.OnDemand == nil {
+		c.OnDemand = func(string) {}
 	}
 	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Minute)
@@ -139,9 +148,9 @@ func (l *Launcher) Set(models []Model) { l.set(models, false) }
 // models stay as they are.
 func (l *Launcher) SetPartial(models []Model) { l.set(models, true) }
 
-func (l *Launcher) set(models []Model, some bool) {
+func (l *Launcher) set(models []Model, partial bool) {
 	l.mu.Lock()
-	l.models, l.partial = slices.Clone(models), some
+	l.models, l.partial = slices.Clone(models), partial
 	l.setCount++
 	l.mu.Unlock()
 	signal(l.modelsChanged)
@@ -188,7 +197,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 // distribute tells each cluster its models.
 func (l *Launcher) distribute(ctx context.Context) {
 	l.mu.Lock()
-	models, some, sets := l.models, l.partial, l.setCount
+	models, partial, setCount := l.models, l.partial, l.setCount
 	l.mu.Unlock()
 	unreachable := map[string]string{}
 	// The home cluster is watched from the start, even without models.
@@ -216,7 +225,7 @@ func (l *Launcher) distribute(ctx context.Context) {
 	l.manifests = manifests
 	l.recordOutcome(faults, unreachable, where)
 	for _, c := range l.allClusters() {
-		c.set(shares[c], some, sets)
+		c.set(shares[c], partial, setCount)
 	}
 }
 
@@ -316,6 +325,16 @@ func (l *Launcher) newCluster(named string) (*cluster, error) {
 	return c, nil
 }
 
+// clusterOf returns the current cluster of a model, or nil if it never had one.
+func (l *Launcher) clusterOf(model string) *cluster {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if where := l.clustersOf[model]; len(where) > 0 {
+		return where[0]
+	}
+	return nil
+}
+
 func (l *Launcher) allClusters() []*cluster {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -355,25 +374,19 @@ func (l *Launcher) HasPublished() bool {
 }
 
 // OthersLoad returns the load that the other live gateways report for the model.
-func (l *Launcher) OthersLoad(model string) Load {
-	l.mu.Lock()
-	where := l.clustersOf[model]
-	l.mu.Unlock()
-	if len(where) == 0 {
-		return Load{}
+func (l *Launcher) OthersLoad(model string) engines.Load {
+	if c := l.clusterOf(model); c != nil {
+		return c.peers.load(model)
 	}
-	return where[0].peers.load(model)
+	return engines.Load{}
 }
 
 // OthersRefused returns Load.Refused of each of the other live gateways for the model.
 func (l *Launcher) OthersRefused(model string) map[string]uint64 {
-	l.mu.Lock()
-	where := l.clustersOf[model]
-	l.mu.Unlock()
-	if len(where) == 0 {
-		return nil
+	if c := l.clusterOf(model); c != nil {
+		return c.peers.refused(model)
 	}
-	return where[0].peers.refused(model)
+	return nil
 }
 
 // IsLeader reports whether this gateway is the leader in the home namespace. Every namespace of
@@ -417,9 +430,7 @@ func (l *Launcher) IsGone(model, uid string) bool {
 // Selector returns the label selector of the model's pods, of all its Deployments. Of groups it
 // selects the leaders.
 func (l *Launcher) Selector(model string) string {
-	labels := l.install.labels()
-	labels[labelModel] = hashPrefix(model, 16)
-	return selector(labels) + ",!" + labelRole // a selector of /scale knows no !=
+	return selector(l.install.modelLabels(model)) + ",!" + labelRole // a selector of /scale knows no !=
 }
 
 // Status returns the launcher's state for the operator.

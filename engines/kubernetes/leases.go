@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+
+	"github.com/sluice-gateway/sluice/engines"
 )
 
 const (
@@ -36,7 +38,7 @@ const (
 // leaseRecord is what a gateway publishes in its lease.
 type leaseRecord struct {
 	// Models holds the gateway's load by model.
-	Models map[string]Load `json:"models,omitempty"`
+	Models map[string]engines.Load `json:"models,omitempty"`
 	// Pods holds the gateway's requests by pod. Pods without requests are missing.
 	Pods map[string]int `json:"pods,omitempty"`
 	// Drained lists the draining pods that the gateway is done with: it has no requests there and
@@ -187,8 +189,8 @@ func (p *peers) expired() []string {
 }
 
 // load returns the sum of the loads of the live gateways for the model.
-func (p *peers) load(model string) Load {
-	var sum Load
+func (p *peers) load(model string) engines.Load {
+	var sum engines.Load
 	for _, other := range p.live() {
 		sum = sum.Add(other.record.Models[model])
 	}

@@ -35,13 +35,13 @@ func TestPeers(t *testing.T) {
 	if !slices.Contains(waiting, "m") {
 		t.Error("the new waiting requests are not returned")
 	}
-	want := func(load Load, live int) {
+	want := func(load engines.Load, live int) {
 		t.Helper()
 		if diff := cmp.Diff(load, p.load("m")); diff != "" || len(p.live()) != live {
 			t.Errorf("%d gateways are live, want %d: %s", len(p.live()), live, diff)
 		}
 	}
-	want(Load{Running: 3, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 3, TTFT: 5, Prefill: 3}}, 3)
+	want(engines.Load{Running: 3, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 3, TTFT: 5, Prefill: 3}}, 3)
 	// b renews its lease, a does not. After 30 s by the test's clock a is dead, whatever its own
 	// clock says.
 	version := 1
@@ -56,12 +56,12 @@ func TestPeers(t *testing.T) {
 		t.Errorf("%v is returned as waiting again", waiting)
 	}
 	see(29*time.Second, "2")
-	want(Load{Running: 7, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 2)
+	want(engines.Load{Running: 7, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 2)
 	see(31*time.Second, "2")
-	want(Load{Running: 5}, 1)
+	want(engines.Load{Running: 5}, 1)
 	see(42*time.Second, "2")
 	see(51*time.Second, "2")
-	want(Load{}, 0)
+	want(engines.Load{}, 0)
 	for after := time.Minute; after < 300*time.Second; after += 10 * time.Second {
 		see(after, "2")
 	}
@@ -74,7 +74,7 @@ func TestPeers(t *testing.T) {
 	}
 	// A gateway that renews its lease again is live at once.
 	p.update([]*coordinationv1.Lease{lease("self", "new", "", start), lease("old", "2", busy, start)}, "self", start.Add(303*time.Second))
-	want(Load{Running: 2, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 1)
+	want(engines.Load{Running: 2, Queued: 3, Admitted: 9, Predicted: engines.Predicted{Requests: 1, TTFT: 4, Prefill: 2}}, 1)
 }
 
 // No gateway becomes dead while renewals cannot be seen: the API was stopped, its watch stood
@@ -175,7 +175,7 @@ func TestLeaseOfThousandsOfPods(t *testing.T) {
 	}
 	read := func(r leaseRecord) (back leaseRecord) {
 		t.Helper()
-		r.Models = map[string]Load{model: {Queued: 3}}
+		r.Models = map[string]engines.Load{model: {Queued: 3}}
 		c.ownLease.content = func() leaseRecord { return r }
 		l, err := c.ownLease.write(t.Context(), nil)
 		if err != nil {

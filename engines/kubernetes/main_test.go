@@ -106,18 +106,18 @@ type gateway struct {
 
 	mu       sync.Mutex
 	requests map[string]int
-	loads    map[string]Load
+	loads    map[string]engines.Load
 	demand   []string
 }
 
 // gateway starts a gateway. change may modify its configuration.
 func (s *testNamespace) gateway(name string, change func(*Config)) *gateway {
 	s.t.Helper()
-	g := &gateway{t: s.t, fleet: engines.NewFleet(), requests: map[string]int{}, loads: map[string]Load{}}
+	g := &gateway{t: s.t, fleet: engines.NewFleet(), requests: map[string]int{}, loads: map[string]engines.Load{}}
 	c := Config{
 		Access: Access{Kubeconfig: s.Kubeconfig}, Namespace: s.namespace, Identity: name, Fleet: g.fleet, DrainTimeout: time.Hour,
 		Log: zaptest.NewLogger(s.t).Named(name), Renew: 4 * time.Second, DrainSettle: 300 * time.Millisecond,
-		Load:     func(model string) Load { g.mu.Lock(); defer g.mu.Unlock(); return g.loads[model] },
+		Load:     func(model string) engines.Load { g.mu.Lock(); defer g.mu.Unlock(); return g.loads[model] },
 		InFlight: func(replica string) int { g.mu.Lock(); defer g.mu.Unlock(); return g.requests[replica] },
 		OnDemand: func(model string) { g.mu.Lock(); defer g.mu.Unlock(); g.demand = append(g.demand, model) },
 	}

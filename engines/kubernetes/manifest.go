@@ -100,6 +100,16 @@ func (in install) labels() map[string]string {
 	return map[string]string{labelManagedBy: managedBy, labelInstall: in.name}
 }
 
+// modelLabels returns the labels of every object of a model.
+func (in install) modelLabels(model string) map[string]string {
+	labels := in.labels()
+	labels[labelModel] = modelHash(model)
+	return labels
+}
+
+// modelHash returns the value of labelModel for a model.
+func modelHash(model string) string { return hashPrefix(model, 16) }
+
 // manifest renders the Deployment of a model without a namespace and with 0 replicas. The
 // Deployment's name depends on its pod template, so another template is another Deployment.
 func (in install) manifest(m Model) (*appsv1.Deployment, error) {
@@ -144,8 +154,7 @@ func (m Model) launch() engines.Launch {
 // setOwnFields sets the names, labels, selector and replicas, whatever the engine version's own
 // template contains.
 func (in install) setOwnFields(d *appsv1.Deployment, m Model) {
-	labels := in.labels()
-	labels[labelModel] = hashPrefix(m.Name, 16)
+	labels := in.modelLabels(m.Name)
 	slots := strconv.Itoa(m.Version.SlotsOf(m.Launch))
 	annotations := map[string]string{annotationModel: m.Name, annotationSlots: slots, annotationPort: strconv.Itoa(enginePort)}
 	mergeInto(&d.Spec.Template.Labels, labels)
@@ -176,33 +185,24 @@ func longestName(d *appsv1.Deployment) int {
 	return maxLabelLength
 }
 
-// deploymentName returns a readable name that differs between models and between pod templates.
+// deploymentName returns a name that differs between models and between pod templates.
 func (in install) deploymentName(model string, template corev1.PodTemplateSpec, longest int) string {
 	data, _ := json.Marshal(template) // Marshal cannot fail on plain data.
-	tail := "-" + hashPrefix(model, 6) + "-" + hashPrefix(string(data), 8)
+	return in.objectName(model, "-"+hashPrefix(string(data), 8), longest)
+}
+
+// objectName returns a readable name that differs between models and ends with suffix.
+func (in install) objectName(model, suffix string, longest int) string {
+	tail := "-" + hashPrefix(model, 6) + suffix
 	room := min(maxSlugLength, longest-len(in.name)-1-len(tail))
 	return in.name + "-" + slug(model, room) + tail
 }
 
 // slug returns name reduced to what a DNS label allows: at most `most` characters a-z, 0-9 and "-".
 func slug(name string, most int) string {
-	safe := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, strings.ToLower(name))
-	for strings.Contains(safe, "--") {
-		safe = strings.ReplaceAll(safe, "--", "-")
-	}
-	safe = strings.Trim(safe, "-")
-	if len(safe) > most {
-		safe = strings.TrimRight(safe[:most], "-")
-	}
-	if safe == "" {
-		return "model"
-	}
-	return safe
+	isSeparator := func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }
+	safe := strings.Join(strings.FieldsFunc(strings.ToLower(name), isSeparator), "-")
+	return cmp.Or(strings.TrimRight(safe[:min(most, len(safe))], "-"), "model")
 }
 
 // hashPrefix returns the first hexadecimal digits of the SHA-256 of text.
@@ -310,12 +310,16 @@ func (m Model) environment() ([]corev1.EnvVar, error) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Secrets)) {
-		secret := m.Secrets[name]
-		env = append(env, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
-			LocalObjectReference: corev1.LocalObjectReference{Name: secret.Name}, Key: secret.Key,
-		}}})
+		env = append(env, m.Secrets[name].variable(name))
 	}
 	return env, nil
+}
+
+// variable returns an environment variable with the value of the entry.
+func (k SecretKey) variable(name string) corev1.EnvVar {
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
+		LocalObjectReference: corev1.LocalObjectReference{Name: k.Name}, Key: k.Key,
+	}}}
 }
 
 // podIP is what Kubernetes replaces by the pod's address.
@@ -393,9 +397,7 @@ func (m Model) addVolumes(pod *corev1.PodSpec) {
 
 // setScheduling sets the scheduler's preferences for nodes by Model.Placement.
 func (in install) setScheduling(m Model, pod *corev1.PodSpec) {
-	model := in.labels()
-	model[labelModel] = hashPrefix(m.Name, 16)
-	own := &metav1.LabelSelector{MatchLabels: model}
+	own := &metav1.LabelSelector{MatchLabels: in.modelLabels(m.Name)}
 	if m.Placement != "pack" {
 		pod.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
 			MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway, LabelSelector: own,

@@ -2,18 +2,17 @@ package kubernetes
 
 import (
 	"flag"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -83,20 +82,7 @@ func TestManifests(t *testing.T) {
 		}
 		got.WriteString("---\n" + string(text))
 	}
-	const file = "testdata/deployments.golden"
-	if *update {
-		if err := os.WriteFile(file, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
-		t.Errorf("%s differs from what the code renders (go test ./engines/kubernetes -run Manifests -update rewrites it): %s",
-			file, diff)
-	}
+	testutil.Golden(t, "testdata/deployments.golden", got.String(), *update)
 }
 
 // Every version of every built-in engine has a valid Deployment for each task, with and without a

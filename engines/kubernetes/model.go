@@ -77,9 +77,6 @@ func (o *Owner) uid() string {
 	return o.UID
 }
 
-// Load is the work that gateways have for a model.
-type Load = engines.Load
-
 // hasSameManifest reports whether two models have the same Deployment apart from the number of
 // replicas.
 func (m Model) hasSameManifest(o Model) bool {

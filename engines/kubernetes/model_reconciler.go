@@ -98,11 +98,9 @@ func (r modelReconciler) execute(ctx context.Context, a action) error {
 	case actionScale:
 		err = r.patchDeployment(ctx, a.deployment, map[string]any{"spec": map[string]any{"replicas": a.replicas}})
 	case actionRoom:
-		annotations := map[string]any{annotationRoom: strconv.Itoa(a.replicas), annotationRoomBy: a.pod}
-		err = r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+		err = r.patchDeployment(ctx, a.deployment, annotationPatch(map[string]any{annotationRoom: strconv.Itoa(a.replicas), annotationRoomBy: a.pod}))
 	case actionNoRoom:
-		annotations := map[string]any{annotationRoom: nil, annotationRoomBy: nil}
-		err = r.patchDeployment(ctx, a.deployment, map[string]any{"metadata": map[string]any{"annotations": annotations}})
+		err = r.patchDeployment(ctx, a.deployment, annotationPatch(map[string]any{annotationRoom: nil, annotationRoomBy: nil}))
 	case actionDelete:
 		err = r.remove(ctx, a.deployment)
 	case actionDrain:
@@ -158,12 +156,17 @@ func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch
 	if err != nil {
 		return err
 	}
-	changed, err := r.cluster.patchWorkload(ctx, d, types.MergePatchType, data, metav1.PatchOptions{})
+	changed, err := r.cluster.patchWorkload(ctx, d, types.MergePatchType, data)
 	if err == nil {
 		r.cluster.storeOf(d).recordWrite(changed, d.ResourceVersion, time.Now())
 		r.cluster.keepApplied(d, changed)
 	}
 	return err
+}
+
+// annotationPatch returns a merge patch that sets annotations. A nil value removes an annotation.
+func annotationPatch(annotations map[string]any) map[string]any {
+	return map[string]any{"metadata": map[string]any{"annotations": annotations}}
 }
 
 // versionedPatch returns a merge patch that applies only to this version of the object.
@@ -186,13 +189,13 @@ func (r modelReconciler) remove(ctx context.Context, name string) error {
 	})
 }
 
-// annotate sets annotations of the pod in a. A nil value removes an annotation.
+// annotate sets annotations of the pod in a, as annotationPatch does.
 func (r modelReconciler) annotate(ctx context.Context, a action, annotations map[string]any) error {
 	for _, p := range r.pods[a.deployment] {
 		if p.Name != a.pod {
 			continue
 		}
-		data, err := versionedPatch(map[string]any{"metadata": map[string]any{"annotations": annotations}}, p)
+		data, err := versionedPatch(annotationPatch(annotations), p)
 		if err != nil {
 			return err
 		}
@@ -211,11 +214,9 @@ func (r modelReconciler) annotate(ctx context.Context, a action, annotations map
 // Deployment first. Another gateway that has not seen the change then fails to scale the Deployment
 // down.
 func (r modelReconciler) undrain(ctx context.Context, a action) error {
-	isMarked := func(p *corev1.Pod) bool { return p.Name == a.pod && p.Annotations[annotationCost] != "" }
-	if slices.ContainsFunc(r.pods[a.deployment], isMarked) {
-		annotations := map[string]any{annotationRecalled: time.Now().UTC().Format(time.RFC3339Nano)}
-		patch := map[string]any{"metadata": map[string]any{"annotations": annotations}}
-		if err := r.patchDeployment(ctx, a.deployment, patch); err != nil {
+	if slices.ContainsFunc(r.pods[a.deployment], func(p *corev1.Pod) bool { return p.Name == a.pod && isMarked(p) }) {
+		recalled := annotationPatch(map[string]any{annotationRecalled: time.Now().UTC().Format(time.RFC3339Nano)})
+		if err := r.patchDeployment(ctx, a.deployment, recalled); err != nil {
 			return err
 		}
 	}

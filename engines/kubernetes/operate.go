@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,13 +18,10 @@ const searchedLines = 50_000
 // ScaledBy returns the identity of another gateway that decides how many pods a model has, because
 // it leads in the model's namespace. It is empty if this gateway does or nobody is known to.
 func (l *Launcher) ScaledBy(model string) string {
-	l.mu.Lock()
-	where := l.clustersOf[model]
-	l.mu.Unlock()
-	if len(where) == 0 {
-		return ""
+	if c := l.clusterOf(model); c != nil {
+		return c.otherLeader()
 	}
-	return where[0].otherLeader()
+	return ""
 }
 
 // Restart deletes the pod of a replica. The gateways drain it, and its Deployment makes another.
@@ -65,11 +63,8 @@ func (l *Launcher) Log(ctx context.Context, w io.Writer, id string, q loglines.Q
 }
 
 func (l *Launcher) podOf(id string) (*cluster, *corev1.Pod, error) {
-	l.mu.Lock()
-	clusters := l.clusters
-	l.mu.Unlock()
-	for _, c := range clusters {
-		for _, p := range c.pods.list(metav1.Now().Time) {
+	for _, c := range l.allClusters() {
+		for _, p := range c.pods.list(time.Now()) {
 			if p.Name == id && !isLoader(p) && !isWorker(p) {
 				return c, p, nil
 			}

@@ -66,15 +66,24 @@ func isLost(p *corev1.Pod, now time.Time) bool {
 }
 
 func readPod(p *corev1.Pod) pod {
-	read := pod{
+	return pod{
 		name: p.Name, created: p.CreationTimestamp.Time, rank: rank(p),
 		unschedulable: isUnschedulable(p),
 		terminating:   p.DeletionTimestamp != nil,
-		finished:      p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded,
+		finished:      hasFinished(p),
 		draining:      p.Annotations[annotationDraining],
+		marked:        isMarked(p),
 	}
-	read.marked = read.draining != "" && p.Annotations[annotationCost] != ""
-	return read
+}
+
+// hasFinished reports whether all containers of the pod have ended for good.
+func hasFinished(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+}
+
+// isMarked reports whether the pod drains and is the first that its ReplicaSet deletes.
+func isMarked(p *corev1.Pod) bool {
+	return p.Annotations[annotationDraining] != "" && p.Annotations[annotationCost] != ""
 }
 
 func rank(p *corev1.Pod) int {
@@ -169,7 +178,7 @@ func stateOf(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State
 	case p.Annotations[annotationDraining] != "":
 		at, _ := time.Parse(time.RFC3339, p.Annotations[annotationDraining])
 		return engines.Draining, "", at
-	case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
+	case hasFinished(p):
 		return engines.Failed, exitReason(p, engine), finishTime(engine, created)
 	case p.Spec.NodeName == "":
 		return engines.Pending, schedulingReason(p), created

@@ -168,7 +168,7 @@ func TestReadPod(t *testing.T) {
 // it until 30 s after the time at which it should have ended.
 func TestADeletedPodThatDoesNotEndIsLost(t *testing.T) {
 	t.Parallel()
-	c := &cluster{peers: &peers{}}
+	c := &cluster{Config: Config{}.withDefaults(), peers: &peers{}}
 	for seconds, want := range map[int64]bool{60: false, 95: false, 125: false, 126: true} {
 		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d"}}
 		got := c.describe(d, map[string][]*corev1.Pod{"d": {newPod(ready, deletedPod)}}, at(seconds).Time)

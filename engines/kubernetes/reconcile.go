@@ -113,7 +113,7 @@ func (c *cluster) modelsByHash() (models map[string]wanted, frozen map[string]bo
 	defer c.mu.Unlock()
 	models, frozen = map[string]wanted{}, map[string]bool{}
 	for _, m := range c.wanted {
-		hash := hashPrefix(m.Name, 16)
+		hash := modelHash(m.Name)
 		if m.manifest == nil {
 			frozen[hash] = true
 			continue
@@ -156,7 +156,7 @@ func (c *cluster) describe(d *appsv1.Deployment, pods map[string][]*corev1.Pod, 
 		if read.ordered {
 			p.index, p.unschedulable = groupIndex(p.name), p.unschedulable || stuck[p.name]
 		}
-		p.requests = c.inFlight(p.name)
+		p.requests = c.InFlight(p.name)
 		for _, other := range others {
 			p.requests += other.record.Pods[p.name]
 		}

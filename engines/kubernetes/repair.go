@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap"
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -54,13 +53,9 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 	case before.uid == d.UID && r.now.Sub(before.repaired) < repairInterval:
 		return true, nil
 	}
-	data, err := appliedFields(r.model, d)
-	if err != nil {
-		return false, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	changed, err := c.patchWorkload(ctx, d, types.ApplyPatchType, data, metav1.PatchOptions{Force: new(true)})
+	changed, err := r.applyOver(ctx, d)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return true, nil // The watch will deliver the newer version.
 	}
@@ -90,12 +85,17 @@ func (r modelReconciler) reclaim(ctx context.Context, d *appsv1.Deployment, exis
 	if found.DeletionTimestamp != nil || !own {
 		return nil, exists
 	}
-	data, err := appliedFields(r.model, found)
+	c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
+	return r.applyOver(ctx, found)
+}
+
+// applyOver applies the current Deployment over the version that exists.
+func (r modelReconciler) applyOver(ctx context.Context, existing *appsv1.Deployment) (*appsv1.Deployment, error) {
+	data, err := appliedFields(r.model, existing)
 	if err != nil {
 		return nil, err
 	}
-	c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
-	return c.patchWorkload(ctx, d, types.ApplyPatchType, data, metav1.PatchOptions{Force: new(true)})
+	return r.cluster.patchWorkload(ctx, existing, types.ApplyPatchType, data)
 }
 
 // appliedFields returns the fields of the current Deployment that Sluice owns, for the version that

@@ -69,13 +69,13 @@ func (s *watchStore[T]) list(now time.Time) []T {
 
 // recordWrite stores the result of a write. replaced is the version that it replaced, or "" if it
 // created the object.
-func (s *watchStore[T]) recordWrite(object T, over string, now time.Time) {
+func (s *watchStore[T]) recordWrite(object T, replaced string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if item, there := s.items[object.GetName()]; there && item.GetResourceVersion() != over {
+	if item, there := s.items[object.GetName()]; there && item.GetResourceVersion() != replaced {
 		return // The watch was faster.
 	}
-	s.ownWrites[object.GetName()] = ownWrite[T]{object: object, replaced: over, at: now}
+	s.ownWrites[object.GetName()] = ownWrite[T]{object: object, replaced: replaced, at: now}
 }
 
 func (s *watchStore[T]) hasSynced() bool {

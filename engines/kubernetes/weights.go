@@ -121,9 +121,7 @@ func (w Weights) container() corev1.Container {
 	}
 	var env []corev1.EnvVar
 	if w.Token != (SecretKey{}) {
-		env = append(env, corev1.EnvVar{Name: "HF_TOKEN", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
-			LocalObjectReference: corev1.LocalObjectReference{Name: w.Token.Name}, Key: w.Token.Key,
-		}}})
+		env = append(env, w.Token.variable("HF_TOKEN"))
 	}
 	return corev1.Container{
 		Name: roleLoader, Image: w.Image, Command: command, Env: env,
@@ -151,19 +149,7 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 	if !c.jobs.hasSynced() {
 		return all, nil
 	}
-	needed := map[string]*Weights{} // nil for a model without a wanted replica
-	for _, hash := range slices.Sorted(maps.Keys(models)) {
-		m := models[hash]
-		if m.Weights == nil {
-			continue
-		}
-		name := c.jobName(*m.Weights)
-		if m.Desired > 0 {
-			needed[name] = m.Weights
-		} else if _, ok := needed[name]; !ok {
-			needed[name] = nil
-		}
-	}
+	needed := c.neededWeights(models)
 	c.enlargeClaims(ctx, needed, now)
 	var errs []error
 	for _, j := range c.jobs.list(now) {
@@ -195,6 +181,25 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 		}
 	}
 	return all, errors.Join(errs...)
+}
+
+// neededWeights returns the weights of the models by the names of their Jobs. They are nil if no
+// model with these weights has a wanted replica.
+func (in install) neededWeights(models map[string]wanted) map[string]*Weights {
+	needed := map[string]*Weights{}
+	for _, hash := range slices.Sorted(maps.Keys(models)) {
+		m := models[hash]
+		if m.Weights == nil {
+			continue
+		}
+		name := in.jobName(*m.Weights)
+		if m.Desired > 0 {
+			needed[name] = m.Weights
+		} else if _, ok := needed[name]; !ok {
+			needed[name] = nil
+		}
+	}
+	return needed
 }
 
 // jobEnd returns how and when a Job has ended: JobComplete, JobFailed, or "" if it has not.

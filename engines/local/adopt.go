@@ -92,8 +92,8 @@ func (l *Launcher) adopt(record process.Record) (*runner, error) {
 	model := meta[metaModel]
 	index, err := strconv.Atoi(meta[metaIndex])
 	address, errAddress := netip.ParseAddrPort(meta[metaAddress])
-	if err = errors.Join(err, errAddress); err == nil && record.Name != purpose+"/"+ReplicaID(model, index) {
-		err = fmt.Errorf("it is the record of %s", ReplicaID(model, index))
+	if err = errors.Join(err, errAddress); err == nil && record.Name != purpose+"/"+engines.ReplicaID(model, index) {
+		err = fmt.Errorf("it is the record of %s", engines.ReplicaID(model, index))
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.Stop(context.Background(), stopGrace))

@@ -58,16 +58,9 @@ func (c Config) withDefaults() Config {
 		c.Inventory = cpuInventory{}
 	}
 	c.BackOff = c.BackOff.WithDefaults()
-	for _, d := range []struct {
-		value    *time.Duration
-		standard time.Duration
-	}{
-		{&c.DrainTimeout, 30 * time.Second},
-		{&c.DrainSettle, time.Second},
-		{&c.ProbeTimeout, 5 * time.Second},
-		{&c.ReadEvery, readInterval},
-	} {
-		*d.value = cmp.Or(*d.value, d.standard)
-	}
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
+	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, 5*time.Second)
+	c.ReadEvery = cmp.Or(c.ReadEvery, readInterval)
 	return c
 }

@@ -92,23 +92,12 @@ func TestX15_ReasonsHideSecrets(t *testing.T) {
 	l.Set([]Model{m})
 	stop := run(t, l)
 	w.eventually("it starts", func() bool { return w.replica("chat-0").PID != 0 })
-	say := func(text string) {
-		t.Helper()
-		file, err := os.OpenFile(w.dir.Records()[0].LogFile, os.O_APPEND|os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		if _, err := file.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	say("loading with very-secret-value and api_key=abc 1\n")
+	w.say("loading with very-secret-value and api_key=abc 1\n")
 	w.eventually("it shows", func() bool { return w.replica("chat-0").Reason == "loading with … and api_key=… 1" })
 	w.crash(stop)
 	l = New(w.config())
 	l.Adopt([]Model{m})
 	run(t, l)
-	say("loading with very-secret-value and api_key=abc 2\n")
+	w.say("loading with very-secret-value and api_key=abc 2\n")
 	w.eventually("it shows after the adoption", func() bool { return w.replica("chat-0").Reason == "loading with … and api_key=… 2" })
 }

@@ -15,7 +15,7 @@ import (
 // logged while it served may hold requests of clients, so exitReason then names only the log file.
 func (r *runner) exitReason() string {
 	how := r.process.ExitStatus() // read first: it tells whether the process has ended
-	if r.limitsExceeded() {
+	if r.cgroup != "" && outOfMemory(r.cgroup) {
 		return fmt.Sprintf("was killed: it used more than its %s of memory", gibibytes(r.replica.Resources.Memory))
 	}
 	if !r.served {
@@ -37,10 +37,6 @@ func (r *runner) fail(ctx context.Context, reason string) time.Duration {
 	r.stopUntilGone(ctx, engines.Failed)
 	return pause
 }
-
-// limitsExceeded reports whether the kernel has killed a process of the replica because of its
-// memory limit.
-func (r *runner) limitsExceeded() bool { return r.cgroup != "" && outOfMemory(r.cgroup) }
 
 // lostPort reports whether the engine ended because another program had taken its port.
 func (r *runner) lostPort(reason string) bool {

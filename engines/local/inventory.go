@@ -133,14 +133,6 @@ func (l *Launcher) awaitReading(ctx context.Context, took time.Duration) {
 	}
 }
 
-// askReading asks for a reading, unless somebody has asked already.
-func (l *Launcher) askReading() {
-	select {
-	case l.renew <- struct{}{}:
-	default:
-	}
-}
-
 // storeReading gives a reading to the loop, which stores it.
 func (l *Launcher) storeReading(ctx context.Context, now reading) {
 	if l.config.Name != "" {

@@ -148,10 +148,7 @@ func (l *Launcher) Set(models []Model) {
 	l.mu.Lock()
 	l.wanted = desired
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	notify(l.wake)
 }
 
 func (l *Launcher) desired() []desiredModel {
@@ -180,7 +177,7 @@ func (l *Launcher) Run(ctx context.Context) error {
 		l.table.restart(l.takeRestarts())
 		l.table.reconcile(wanted, l.newRunner)
 		if l.table.allocateAll(wanted) {
-			l.askReading()
+			notify(l.renew)
 		}
 		l.table.publish(wanted)
 		// This comes after publish: a replica must have left the fleet before its runner stops it.

@@ -209,6 +209,19 @@ func (w *fixture) untell(what string) {
 	}
 }
 
+// say appends a text to the log of the only process.
+func (w *fixture) say(text string) {
+	w.t.Helper()
+	file, err := os.OpenFile(w.dir.Records()[0].LogFile, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString(text); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // model returns a model of the fake engine with short probe intervals.
 func (w *fixture) model(name string, replicas int) Model {
 	return Model{

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"net/netip"
 	"os/exec"
@@ -30,10 +29,6 @@ const (
 
 // loopback is the default address of replicas: only the Envoy of the same machine reaches them.
 func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
-
-// ReplicaID returns the id of a model's replica. The id is stable over restarts, and with it the
-// replica's position on the hash ring.
-func ReplicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
 
 // Numbers returns the numbers of the replicas on this node.
 func (m Model) Numbers() []int {
@@ -157,6 +152,6 @@ func (m Model) healthInterval() time.Duration {
 // pending returns the replica as it is before its first start.
 func (m Model) pending(index int) engines.Replica {
 	return engines.Replica{
-		ID: ReplicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.Version.SlotsOf(m.Launch),
+		ID: engines.ReplicaID(m.Name, index), Model: m.Name, State: engines.Pending, Launcher: engines.Local, Slots: m.Version.SlotsOf(m.Launch),
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/loglines"
 	"github.com/sluice-gateway/sluice/internal/redact"
 )
@@ -17,10 +18,7 @@ func (l *Launcher) Restart(id string) {
 	}
 	l.restarts[id] = true
 	l.mu.Unlock()
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	notify(l.wake)
 }
 
 // takeRestarts returns the ids that Restart was called with since the last call.
@@ -57,7 +55,7 @@ func (l *Launcher) Log(ctx context.Context, w io.Writer, id string, q loglines.Q
 func (l *Launcher) redactorOf(id string) *redact.Redactor {
 	for _, m := range l.desired() {
 		for _, index := range m.Numbers() {
-			if ReplicaID(m.Name, index) == id {
+			if engines.ReplicaID(m.Name, index) == id {
 				return m.redactor()
 			}
 		}

@@ -25,7 +25,7 @@ const (
 func (t *table) allocateAll(wanted []desiredModel) (waits bool) {
 	for _, m := range wanted {
 		for _, i := range m.Numbers() {
-			if s, ok := t.entries[ReplicaID(m.Name, i)]; ok && !s.allocated && !s.draining {
+			if s, ok := t.entries[engines.ReplicaID(m.Name, i)]; ok && !s.allocated && !s.draining {
 				waits = t.allocate(s, m.Model) || waits
 			}
 		}

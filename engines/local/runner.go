@@ -96,7 +96,7 @@ type runner struct {
 
 // newRunner returns a runner that has not started.
 func (l *Launcher) newRunner(m Model, index int) *runner {
-	r := &runner{launcher: l, id: ReplicaID(m.Name, index), index: index, replica: m.pending(index), suspected: make(chan struct{}, 1)}
+	r := &runner{launcher: l, id: engines.ReplicaID(m.Name, index), index: index, replica: m.pending(index), suspected: make(chan struct{}, 1)}
 	r.model.Store(&m)
 	r.stopSignal.reset()
 	return r

@@ -279,23 +279,12 @@ func TestProgressOfAStart(t *testing.T) {
 	l.Set([]Model{w.model("chat", 1)})
 	stop := run(t, l)
 	w.eventually("it starts", func() bool { return w.replica("chat-0").State == engines.Starting })
-	say := func(text string) {
-		t.Helper()
-		file, err := os.OpenFile(w.dir.Records()[0].LogFile, os.O_APPEND|os.O_WRONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		if _, err := file.WriteString(text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	say("one\nloading 1/2\n")
+	w.say("one\nloading 1/2\n")
 	w.eventually("it shows", func() bool { r := w.replica("chat-0"); return r.State == engines.Starting && r.Reason == "loading 1/2" })
 	since := w.replica("chat-0").Since
 	w.untell("loading")
 	w.tell("hang") // a probe that waits holds up nothing
-	say("\x1b[1mloading\x1b[0m 2/2\n")
+	w.say("\x1b[1mloading\x1b[0m 2/2\n")
 	w.eventually("it changes", func() bool { return w.replica("chat-0").Reason == "[1mloading[0m 2/2" })
 	if r := w.replica("chat-0"); r.Since != since {
 		t.Error("a line of the log is taken for a new state")
@@ -307,7 +296,7 @@ func TestProgressOfAStart(t *testing.T) {
 	// After the engine has served, its log may hold prompts.
 	w.crash(stop)
 	w.tell("broken")
-	say("prompt: secret\n")
+	w.say("prompt: secret\n")
 	l = New(w.config())
 	l.Adopt([]Model{w.model("chat", 1)})
 	r := l.table.entries["chat-0"].runner

@@ -8,8 +8,8 @@ import (
 )
 
 // suspectPause is the minimum pause between two probes that were brought forward. Requests may fail
-// by the thousand, and an engine that fails for a moment must not use up maxBadProbes in that
-// moment.
+// by the thousand, and an engine that fails for a moment must not use up supervise.MaxBadProbes in
+// that moment.
 const suspectPause = time.Second
 
 // maxBusy is how long a replica may leave its probes without a good answer while it has requests

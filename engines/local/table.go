@@ -107,7 +107,7 @@ func (t *table) reconcile(wanted []desiredModel, create func(m Model, index int)
 		indices := m.Numbers()
 		entries := make([]*entry, len(indices))
 		for i, index := range indices {
-			s, ok := t.entries[ReplicaID(m.Name, index)]
+			s, ok := t.entries[engines.ReplicaID(m.Name, index)]
 			if !ok && create != nil {
 				s = t.add(create(m.Model, index), m.fingerprint)
 			}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"net/url"
 	"time"
@@ -318,5 +317,5 @@ func (p *prefillRate) observe(tokens, seconds float64) float64 {
 	if p.seconds < minSeconds {
 		return 0
 	}
-	return math.Min(p.tokens/p.seconds, maxNumber)
+	return min(p.tokens/p.seconds, maxNumber)
 }

@@ -1,6 +1,7 @@
 package news
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -73,9 +74,7 @@ func newBook(k Known) *book {
 		if !slices.Contains(b.paths, p.path) {
 			b.paths = append(b.paths, p.path)
 		}
-		for name := range p.wanted {
-			b.wanted[name] = true
-		}
+		maps.Copy(b.wanted, p.wanted)
 	}
 	return b
 }

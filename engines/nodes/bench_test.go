@@ -61,7 +61,7 @@ func BenchmarkPlan(b *testing.B) {
 func shownFor(p *plan) (shown []replica) {
 	for i, n := range p.nodes {
 		for _, c := range n.Claims {
-			shown = append(shown, replica{location{c.ID, p.members[i].key}, c.Model, replicaIndex(c.Model, c.ID), engines.Ready, "", 0, c.Resources, c.Devices[0]})
+			shown = append(shown, replica{location{c.ID, p.members[i].key}, c.Model, engines.ReplicaIndex(c.Model, c.ID), engines.Ready, "", 0, c.Resources, c.Devices[0]})
 		}
 	}
 	return shown

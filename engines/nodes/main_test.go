@@ -68,7 +68,7 @@ func locationOf(text string) location {
 func assignmentOf(text string) assignment {
 	s := locationOf(text)
 	name := s.id[:strings.LastIndex(s.id, "-")]
-	return assignment{s, name, replicaIndex(name, s.id)}
+	return assignment{s, name, engines.ReplicaIndex(name, s.id)}
 }
 
 func assignmentsOf(text string) (assignments []assignment) {

@@ -88,7 +88,7 @@ func (n *fakeNode) tick() {
 	wanted := map[string]local.Model{}
 	for _, m := range n.current {
 		for _, index := range m.Indices {
-			wanted[replicaID(m.Name, index)] = m
+			wanted[engines.ReplicaID(m.Name, index)] = m
 		}
 	}
 	for id, m := range wanted {
@@ -145,7 +145,7 @@ func (n *fakeNode) report(set []local.Model) {
 	named := map[string]bool{}
 	for _, m := range set {
 		for _, index := range m.Indices {
-			named[replicaID(m.Name, index)] = true
+			named[engines.ReplicaID(m.Name, index)] = true
 		}
 	}
 	part := engines.Part{}

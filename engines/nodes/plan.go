@@ -131,6 +131,17 @@ func (p *plan) addClaim(node int, a assignment, used engines.Resources, devices 
 	p.nodes[node].Claims = append(p.nodes[node].Claims, claim)
 }
 
+// claim claims what the replica of an assignment asks its node for. It returns false if the node
+// has no room.
+func (p *plan) claim(node int, a assignment, want placement.Want) bool {
+	devices, missing := placement.PickDevices(p.nodes[node].Node, p.nodes[node].Claims, want)
+	if missing != "" {
+		return false
+	}
+	p.addClaim(node, a, want.Resources, devices)
+	return true
+}
+
 // isEligible reports whether the node answers and has the label that the model requires.
 func (p *plan) isEligible(m *revision, node int) bool {
 	n := &p.members[node]
@@ -261,12 +272,10 @@ func (p *plan) reserveResources() {
 		if want.Resources != (engines.Resources{}) && !p.members[i].known {
 			return false
 		}
-		devices, missing := placement.PickDevices(p.nodes[i].Node, p.nodes[i].Claims, want)
-		if missing != "" {
+		if !p.claim(i, a, want) {
 			p.unbind(a, "it does not fit on its node any more")
 			return true
 		}
-		p.addClaim(i, a, want.Resources, devices)
 		return false
 	})
 }
@@ -322,13 +331,12 @@ func (p *plan) grow(m *revision) {
 			break
 		}
 		index := p.allocateIndex(m.Name)
-		a := assignment{location{replicaID(m.Name, index), p.members[node].key}, m.Name, index}
-		devices, _ := placement.PickDevices(p.nodes[node].Node, p.nodes[node].Claims, want)
-		p.addClaim(node, a, want.Resources, devices)
+		a := assignment{location{engines.ReplicaID(m.Name, index), p.members[node].key}, m.Name, index}
+		p.claim(node, a, want)
 		p.bind(a, "replica assigned")
 	}
 	for ; lack > 0; lack-- {
-		p.pending = append(p.pending, pendingReplica{replicaID(m.Name, p.allocateIndex(m.Name)), m, reason})
+		p.pending = append(p.pending, pendingReplica{engines.ReplicaID(m.Name, p.allocateIndex(m.Name)), m, reason})
 	}
 }
 
@@ -336,7 +344,7 @@ func (p *plan) grow(m *revision) {
 // it used.
 func (p *plan) allocateIndex(model string) int {
 	for index := p.nextIndex[model]; ; index++ {
-		if id := replicaID(model, index); !p.usedIDs[id] {
+		if id := engines.ReplicaID(model, index); !p.usedIDs[id] {
 			p.usedIDs[id] = true
 			p.nextIndex[model] = index + 1
 			return index
@@ -349,7 +357,7 @@ func (p *plan) allocateIndex(model string) int {
 func (p *plan) rebindable(m *revision) []assignment {
 	var list []assignment
 	for l, r := range p.released {
-		index := replicaIndex(m.Name, l.id)
+		index := engines.ReplicaIndex(m.Name, l.id)
 		if index < 0 || r.spec != m.spec {
 			continue
 		}
@@ -367,13 +375,8 @@ func (p *plan) rebind(m *revision, a assignment) bool {
 	if !ok || evicting || !p.isEligible(m, i) || p.avoid[refusal{m.Name, a.node}] || p.isAssigned(a.id) {
 		return false
 	}
-	if r, ok := p.seen[a.location]; !ok || !p.holdsResources(r) {
-		want := wantOf(m)
-		devices, missing := placement.PickDevices(p.nodes[i].Node, p.nodes[i].Claims, want)
-		if missing != "" {
-			return false
-		}
-		p.addClaim(i, a, want.Resources, devices)
+	if r, ok := p.seen[a.location]; (!ok || !p.holdsResources(r)) && !p.claim(i, a, wantOf(m)) {
+		return false
 	}
 	p.bind(a, "replica reassigned")
 	return true

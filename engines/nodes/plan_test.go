@@ -1,7 +1,6 @@
 package nodes
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -364,15 +363,4 @@ func marks(o *observation, text string) map[location]time.Time {
 		all[locationOf(field)] = o.now
 	}
 	return all
-}
-
-func TestReplicaIndex(t *testing.T) {
-	t.Parallel()
-	got := []int{}
-	for _, id := range []string{"chat-0", "chat-12", "chat-012", "chat--1", "chat-+1", "chat", "other-1", "chat-x", "chat-1-0"} {
-		got = append(got, replicaIndex("chat", id))
-	}
-	if want := []int{0, 12, -1, -1, -1, -1, -1, -1, -1}; !slices.Equal(got, want) {
-		t.Errorf("%v", got)
-	}
 }

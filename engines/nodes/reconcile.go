@@ -246,7 +246,7 @@ func (c *Controller) listReplicas(members []member) []replica {
 			if !ok && !c.localUnknown {
 				key = unusable + r.Node // the node is gone, but the replica's id is in use
 			}
-			shown = append(shown, replica{location{r.ID, key}, m.Name, replicaIndex(m.Name, r.ID), r.State, r.Reason, r.PID, r.Resources, r.GPUs})
+			shown = append(shown, replica{location{r.ID, key}, m.Name, engines.ReplicaIndex(m.Name, r.ID), r.State, r.Reason, r.PID, r.Resources, r.GPUs})
 		}
 	}
 	return shown

@@ -93,7 +93,7 @@ func TestNodesThatAreLate(t *testing.T) {
 			got := ""
 			for _, m := range n.set {
 				for _, i := range m.Indices {
-					got += " " + replicaID(m.Name, i)
+					got += " " + engines.ReplicaID(m.Name, i)
 				}
 			}
 			if got != want {

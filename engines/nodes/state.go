@@ -1,8 +1,6 @@
 package nodes
 
 import (
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -101,18 +99,6 @@ type observation struct {
 	// shrinkingPaused: it is not known yet how many replicas there were, so the plan stops no
 	// surplus.
 	shrinkingPaused bool
-}
-
-func replicaID(model string, index int) string { return model + "-" + strconv.Itoa(index) }
-
-// replicaIndex returns the number in a replica's id, or -1 if replicaID does not make such an id.
-func replicaIndex(model, id string) int {
-	digits, ok := strings.CutPrefix(id, model+"-")
-	index, err := strconv.Atoi(digits)
-	if !ok || err != nil || index < 0 || strconv.Itoa(index) != digits {
-		return -1
-	}
-	return index
 }
 
 // wantOf returns what a replica of the model asks for.

@@ -35,7 +35,7 @@ type Fault struct {
 // JSON or YAML returns it. An empty patch has no fault.
 func Check(patch map[string]any) []Fault {
 	c := &checker{}
-	c.checkType(nil, patch, podTemplate, fieldTags{})
+	c.checkType(nil, patch, podTemplate, "")
 	c.checkOwned(patch)
 	if len(c.faults) > 0 {
 		return c.faults

@@ -24,17 +24,12 @@ func (c *checker) faultf(at []string, format string, args ...any) {
 	c.faults = append(c.faults, Fault{Path: at, Message: fmt.Sprintf(format, args...)})
 }
 
-// fieldTags says how a list is merged. The zero value is a list that a patch replaces.
-type fieldTags struct {
-	// mergeKey is the field by which items of the list are matched, or "".
-	mergeKey string
-}
-
 // below returns the path of a part of the value at a path.
 func below(at []string, name string) []string { return append(slices.Clip(at), name) }
 
 // checkType reports unknown fields and values of a wrong type in the value of type t at a path.
-func (c *checker) checkType(at []string, value any, t reflect.Type, tags fieldTags) {
+// mergeKey is the field by which items of a list are matched; "" is a list that a patch replaces.
+func (c *checker) checkType(at []string, value any, t reflect.Type, mergeKey string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -44,7 +39,7 @@ func (c *checker) checkType(at []string, value any, t reflect.Type, tags fieldTa
 	case t.Kind() == reflect.Struct:
 		c.checkStruct(at, value, t)
 	case t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8:
-		c.checkList(at, value, t, tags)
+		c.checkList(at, value, t, mergeKey)
 	case t.Kind() == reflect.Map:
 		fields, ok := value.(map[string]any)
 		if !ok {
@@ -52,7 +47,7 @@ func (c *checker) checkType(at []string, value any, t reflect.Type, tags fieldTa
 		}
 		for _, name := range slices.Sorted(maps.Keys(fields)) {
 			if !isDirective(name) {
-				c.checkType(below(at, name), fields[name], t.Elem(), fieldTags{})
+				c.checkType(below(at, name), fields[name], t.Elem(), "")
 			}
 		}
 	default:
@@ -75,17 +70,17 @@ func (c *checker) checkStruct(at []string, value any, t reflect.Type) {
 		case !ok:
 			c.faults = append(c.faults, Fault{Path: below(at, name), Known: slices.Sorted(maps.Keys(known))})
 		default:
-			tags := fieldTags{}
+			mergeKey := ""
 			if strings.Contains(field.Tag.Get("patchStrategy"), "merge") {
-				tags.mergeKey = field.Tag.Get("patchMergeKey")
+				mergeKey = field.Tag.Get("patchMergeKey")
 			}
-			c.checkType(below(at, name), fields[name], field.Type, tags)
+			c.checkType(below(at, name), fields[name], field.Type, mergeKey)
 		}
 	}
 }
 
 // checkList reports the faults of a list and of its items.
-func (c *checker) checkList(at []string, value any, t reflect.Type, tags fieldTags) {
+func (c *checker) checkList(at []string, value any, t reflect.Type, mergeKey string) {
 	items, ok := value.([]any)
 	if !ok {
 		c.faultf(at, "must be a list")
@@ -94,12 +89,12 @@ func (c *checker) checkList(at []string, value any, t reflect.Type, tags fieldTa
 	for i, item := range items {
 		where := below(at, strconv.Itoa(i))
 		object, _ := item.(map[string]any)
-		if isReplacement := object[patchDirective] == "replace"; isReplacement && len(object) == 1 {
+		if object[patchDirective] == "replace" && len(object) == 1 {
 			continue // It tells that the other items replace the list.
 		}
-		c.checkType(where, item, t.Elem(), fieldTags{})
-		if tags.mergeKey != "" && object != nil && object[tags.mergeKey] == nil {
-			c.faultf(where, "must have the field %s, by which the item is found in the list", tags.mergeKey)
+		c.checkType(where, item, t.Elem(), "")
+		if mergeKey != "" && object != nil && object[mergeKey] == nil {
+			c.faultf(where, "must have the field %s, by which the item is found in the list", mergeKey)
 		}
 	}
 }
@@ -129,8 +124,7 @@ func (c *checker) checkScalar(at []string, value any, t reflect.Type) {
 // are among them.
 func fieldsOf(t reflect.Type) map[string]reflect.StructField {
 	fields := map[string]reflect.StructField{}
-	for i := range t.NumField() {
-		field := t.Field(i)
+	for field := range t.Fields() {
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
 		switch {
 		case field.Anonymous && (name == "" || strings.Contains(options, "inline")):

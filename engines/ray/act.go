@@ -253,8 +253,7 @@ func (l *Launcher) submitLocked(m desiredModel, k key) []step {
 	r := l.replicas[k]
 	restarts := 0
 	if r == nil {
-		r = &replica{Replica: engines.Replica{ID: replicaID(k.model, k.index), Model: k.model, Launcher: engines.Ray}}
-		l.replicas[k] = r
+		r = l.addLocked(k)
 	} else {
 		restarts = r.meta.restarts + 1
 	}

@@ -84,6 +84,20 @@ func set(models []Model, members ...*member) {
 	}
 }
 
+// writerAndOther starts two gateways, of which a writes, with a replica that both see ready.
+func (s *stub) writerAndOther(store *redistest.Server) (a, b *member) {
+	s.t.Helper()
+	a = s.member("a", store)
+	testutil.Eventually(s.t, "the jobs are known", a.HasPublished)
+	b = s.member("b", store)
+	testutil.Eventually(s.t, "the jobs are known to both", b.HasPublished)
+	awaitWriter(s.t, a, b)
+	set([]Model{s.model(1)}, a, b)
+	a.awaitReady("chat", 1)
+	b.awaitReady("chat", 1)
+	return a, b
+}
+
 // awaitWriter waits until exactly this member is the writer.
 func awaitWriter(t *testing.T, writer *member, others ...*member) {
 	t.Helper()
@@ -164,14 +178,7 @@ func TestN4_AReplicaThatIsBusyForOthersIsKept(t *testing.T) {
 	t.Cleanup(engine.Close)
 	port := netip.MustParseAddrPort(engine.Listener.Addr().String()).Port()
 	s.servingAt(int(port))
-	a := s.member("a", store)
-	testutil.Eventually(t, "the jobs are known", a.HasPublished)
-	b := s.member("b", store)
-	testutil.Eventually(t, "the jobs are known to both", b.HasPublished)
-	awaitWriter(t, a, b)
-	set([]Model{s.model(1)}, a, b)
-	a.awaitReady("chat", 1)
-	b.awaitReady("chat", 1)
+	a, b := s.writerAndOther(store)
 	b.requests.Store(5)
 	testutil.Eventually(t, "the writer knows the other's requests", func() bool { return a.group.requests("chat-0") == 5 })
 
@@ -195,13 +202,7 @@ func TestN4_AWriterThatEndsHandsOver(t *testing.T) {
 	t.Parallel()
 	s, store := newStub(t), redistest.Start(t)
 	s.serving()
-	a := s.member("a", store)
-	testutil.Eventually(t, "the jobs are known", a.HasPublished)
-	b := s.member("b", store)
-	set([]Model{s.model(1)}, a, b)
-	awaitWriter(t, a, b)
-	b.awaitReady("chat", 1)
-	a.awaitReady("chat", 1)
+	a, b := s.writerAndOther(store)
 
 	// The writer waits for the request at the other gateway.
 	b.requests.Store(1)
@@ -250,12 +251,7 @@ func TestN4_ADrainIsFollowedByAll(t *testing.T) {
 	t.Parallel()
 	s, store := newStub(t), redistest.Start(t)
 	s.serving()
-	a := s.member("a", store)
-	testutil.Eventually(t, "the jobs are known", a.HasPublished)
-	b := s.member("b", store)
-	set([]Model{s.model(1)}, a, b)
-	awaitWriter(t, a, b)
-	b.awaitReady("chat", 1)
+	a, b := s.writerAndOther(store)
 	b.requests.Store(1)
 	testutil.Eventually(t, "the request is known", func() bool { return a.group.requests("chat-0") == 1 })
 	set([]Model{s.model(0)}, a, b)

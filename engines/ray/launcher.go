@@ -321,7 +321,7 @@ func (l *Launcher) publishLocked() {
 	for _, r := range l.replicas {
 		part.Replicas = append(part.Replicas, r.Replica)
 	}
-	slices.SortFunc(part.Replicas, compareReplicas)
+	slices.SortFunc(part.Replicas, func(a, b engines.Replica) int { return cmp.Compare(a.ID, b.ID) })
 	l.config.Fleet.Set(fleetSource, part)
 }
 

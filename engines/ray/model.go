@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"strconv"
 	"strings"
@@ -108,9 +107,6 @@ func (m Model) spec() string {
 
 // redactor returns what hides the model's secrets in the lines of its replicas.
 func (m Model) redactor() *redact.Redactor { return redact.ForEnvironment(m.Env, nil) }
-
-// replicaID returns the id of a model's replica. It is stable over restarts.
-func replicaID(model string, index int) string { return fmt.Sprintf("%s-%d", model, index) }
 
 // newJob returns the job of one more start of a replica. driver is the address of the node for the
 // job of a replica that spreads over several nodes. It is empty for one that fits on a node.

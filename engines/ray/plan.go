@@ -202,11 +202,9 @@ func (p *planner) grow() {
 // add starts a replica with the lowest number that is free.
 func (p *planner) add() {
 	index := 0
-	for used := true; used; {
-		is := func(u unit) bool { return u.index == index }
-		if used = slices.ContainsFunc(p.kept, is) || slices.ContainsFunc(p.draining, is); used {
-			index++
-		}
+	used := func(u unit) bool { return u.index == index }
+	for slices.ContainsFunc(p.kept, used) || slices.ContainsFunc(p.draining, used) {
+		index++
 	}
 	p.do(actionSubmit, index)
 	p.kept = append(p.kept, unit{index: index, spec: p.spec})

@@ -67,7 +67,12 @@ type replica struct {
 	retryAt              time.Time
 }
 
-func compareReplicas(a, b engines.Replica) int { return cmp.Compare(a.ID, b.ID) }
+// addLocked adds a replica without a job. mu is held.
+func (l *Launcher) addLocked(k key) *replica {
+	r := &replica{Replica: engines.Replica{ID: engines.ReplicaID(k.model, k.index), Model: k.model, Launcher: engines.Ray}}
+	l.replicas[k] = r
+	return r
+}
 
 // set changes what the fleet shows.
 func (r *replica) set(state engines.State, reason string) {
@@ -168,8 +173,7 @@ func (l *Launcher) compareJobsLocked(a, b rayJob) int {
 func (l *Launcher) observeJobLocked(ctx context.Context, k key, j rayJob, nodes map[string]rayNode) {
 	r := l.replicas[k]
 	if r == nil {
-		r = &replica{Replica: engines.Replica{ID: replicaID(k.model, k.index), Model: k.model, Launcher: engines.Ray}}
-		l.replicas[k] = r
+		r = l.addLocked(k)
 	}
 	if r.job != j.SubmissionID {
 		if r.job != "" && !r.listed && time.Since(r.submitted) < submitSettle {

@@ -73,7 +73,7 @@ func (w *watch) run(ctx context.Context) {
 		got, text := w.launcher.prober.Probe(ctx, w.address, w.model().Version.Health.Path)
 		switch {
 		case ctx.Err() != nil:
-		case got == supervise.Healthy, got == supervise.Busy && w.launcher.requestsAt(replicaID(w.key.model, w.key.index)) > 0:
+		case got == supervise.Healthy, got == supervise.Busy && w.launcher.requestsAt(engines.ReplicaID(w.key.model, w.key.index)) > 0:
 			bad = 0
 			w.reportHealthy(suspected)
 		case got == supervise.Untold:
@@ -158,7 +158,7 @@ func (w *watch) reportHealthy(suspected bool) {
 		}
 	})
 	if suspected {
-		w.launcher.config.OnHealthy(replicaID(w.key.model, w.key.index))
+		w.launcher.config.OnHealthy(engines.ReplicaID(w.key.model, w.key.index))
 	}
 }
 

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,10 +12,6 @@ import (
 
 // maxProbeBytes bounds what is read of the answer to a probe.
 const maxProbeBytes = 64 << 10
-
-// usualProbes are the paths by which a server without a list of models is known to be alive. The
-// first that the server has counts.
-func usualProbes() []string { return []string{"/health", "/info", "/"} }
 
 var errNoProbe = errors.New("it has no list of models, and answers 404 at /health, /info and /: name the path of its health check in health.path")
 
@@ -42,9 +39,10 @@ func (q question) askWithoutList(ctx context.Context) (*modelList, error) {
 	return &list, nil
 }
 
-// probeUsual asks the first of the usual probes that the server has.
+// probeUsual asks the first path that the server has of those by which a server without a list of
+// models is known to be alive.
 func (q question) probeUsual(ctx context.Context) (closeDelimited bool, err error) {
-	for _, path := range usualProbes() {
+	for _, path := range []string{"/health", "/info", "/"} {
 		if closeDelimited, err = q.probe(ctx, path); !isNotFound(err) {
 			return closeDelimited, err
 		}
@@ -85,8 +83,5 @@ func (q question) fetchInfo(ctx context.Context) (string, error) {
 	if json.Unmarshal(body, &info) != nil {
 		return "", nil // It is of something else.
 	}
-	if info.ServedModelName != "" {
-		return info.ServedModelName, nil
-	}
-	return info.ModelID, nil
+	return cmp.Or(info.ServedModelName, info.ModelID), nil
 }

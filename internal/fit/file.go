@@ -1,6 +1,7 @@
 package fit
 
 import (
+	"cmp"
 	"path"
 
 	"go.yaml.in/yaml/v3"
@@ -40,12 +41,7 @@ func File(listen, admin string, choices []Choice) ([]byte, error) {
 }
 
 // Name returns the name of the model for clients: the id, as the hub and Ollama write it.
-func (c Choice) Name() string {
-	if c.Ollama != "" {
-		return c.Ollama
-	}
-	return c.Repository
-}
+func (c Choice) Name() string { return cmp.Or(c.Ollama, c.Repository) }
 
 // model returns the model of the file. taken are names that are not free for its alias.
 func (c Choice) model(taken map[string]bool) map[string]any {

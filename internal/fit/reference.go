@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
 
@@ -45,4 +46,4 @@ func ParseReference(text string) (Reference, error) {
 }
 
 // nameCharacters are those of names in Ollama's library.
-const nameCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./:"
+const nameCharacters = engines.LettersAndDigits + "_-./:"

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,7 +41,7 @@ func (p *pod) prepare(ctx context.Context) (command, *corev1.ContainerStateWaiti
 	for _, v := range p.container.Env {
 		c.env = append(c.env, v.Name+"="+p.withPodAddress(env[v.Name]))
 	}
-	for _, arg := range append(append([]string{}, p.container.Command...), p.container.Args...) {
+	for _, arg := range slices.Concat(p.container.Command, p.container.Args) {
 		c.args = append(c.args, p.withPodAddress(expand(arg, env)))
 	}
 	if len(c.args) == 0 {

@@ -46,8 +46,6 @@ type pod struct {
 	hurry    chan time.Duration // receives a shorter grace period while the pod stops; its capacity is 1
 }
 
-func (k *kubelet) wait() { k.running.Wait() }
-
 // sync applies the list of all pods of the node.
 func (k *kubelet) sync(ctx context.Context, pods []corev1.Pod) {
 	present := map[types.UID]bool{}

@@ -63,8 +63,7 @@ type Cluster struct {
 // is missing, which "make tools" builds. In the continuous integration it fails the test instead.
 func Start(t testing.TB) *Cluster {
 	t.Helper()
-	testutil.Tool(t, "kubetest")
-	c, err := start()
+	c, err := start(testutil.Tool(t, "kubetest"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +84,11 @@ var shared struct {
 // The package's TestMain must call Main or StopShared, which stop it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
-	testutil.Tool(t, "kubetest")
+	binary := testutil.Tool(t, "kubetest")
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil && shared.err == nil {
-		shared.cluster, shared.err = start()
+		shared.cluster, shared.err = start(binary)
 	}
 	if shared.err != nil {
 		t.Fatal(shared.err)
@@ -122,11 +121,8 @@ func StopShared() {
 	}
 }
 
-func start() (c *Cluster, err error) {
-	binary, err := findBinary()
-	if err != nil {
-		return nil, err
-	}
+// start starts a control plane by its binary.
+func start(binary string) (c *Cluster, err error) {
 	// The test's own directory is not used, because its path may be too long for a Unix socket.
 	dir, err := os.MkdirTemp("", "kubetest-")
 	if err != nil {
@@ -144,23 +140,6 @@ func start() (c *Cluster, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 	defer cancel()
 	return c, c.launch(ctx)
-}
-
-// findBinary returns the path of the control plane's binary in the folder .tools of the repository.
-func findBinary() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for ; ; dir = filepath.Dir(dir) {
-		path := filepath.Join(dir, ".tools", "kubetest")
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", errors.New(`no Kubernetes for the tests at .tools/kubetest: "make tools" builds it`)
-		}
-	}
 }
 
 // prepare writes the files and reserves the addresses.

@@ -114,7 +114,7 @@ func (n *Node) ownPods() metav1.ListOptions {
 // watch runs the pods until ctx ends. While the API server is stopped the pods keep running.
 func (n *Node) watch(ctx context.Context) {
 	k := &kubelet{node: n, pods: map[types.UID]*pod{}}
-	defer k.wait()
+	defer k.running.Wait()
 	for ctx.Err() == nil {
 		// The API server was stopped or has ended the watch. The next call shows which.
 		_ = n.watchOnce(ctx, k)

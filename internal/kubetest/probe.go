@@ -109,14 +109,14 @@ func (p *pod) sendProbe(ctx context.Context, client *http.Client, probe *corev1.
 	}
 }
 
-func (p *pod) sendHTTPProbe(ctx context.Context, client *http.Client, sendHTTPProbe *corev1.HTTPGetAction) error {
-	url := strings.ToLower(string(sendHTTPProbe.Scheme)) + "://" + p.address(sendHTTPProbe.Host, sendHTTPProbe.Port) +
-		"/" + strings.TrimPrefix(sendHTTPProbe.Path, "/")
+func (p *pod) sendHTTPProbe(ctx context.Context, client *http.Client, get *corev1.HTTPGetAction) error {
+	url := strings.ToLower(string(get.Scheme)) + "://" + p.address(get.Host, get.Port) +
+		"/" + strings.TrimPrefix(get.Path, "/")
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
-	for _, h := range sendHTTPProbe.HTTPHeaders {
+	for _, h := range get.HTTPHeaders {
 		request.Header.Add(h.Name, h.Value)
 	}
 	response, err := client.Do(request)

@@ -23,9 +23,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
-// waitLimit is how long a server may take to start or to reach a state.
-const waitLimit = testutil.Patience
-
 // Server is one Redis server. Its methods fail the test on an error.
 type Server struct {
 	// Addr is the host:port of the server. Kill and Restart do not change it.
@@ -71,7 +68,7 @@ func Cluster(t testing.TB) []*Server {
 	}
 	for _, s := range servers {
 		c := s.Client()
-		s.waitFor("the cluster is ready", func() bool {
+		testutil.Eventually(t, "the cluster is ready", func() bool {
 			info, err := c.ClusterInfo(t.Context()).Result()
 			return err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:3")
 		})
@@ -89,8 +86,8 @@ func Replica(t testing.TB, cluster []*Server) *Server {
 	s.must(c.Do(t.Context(), "CLUSTER", "MEET", host, port, master.busPort).Err())
 	id, err := master.Client().Do(t.Context(), "CLUSTER", "MYID").Text()
 	s.must(err)
-	s.waitFor("the replica knows its master", func() bool { return c.ClusterReplicate(t.Context(), id).Err() == nil })
-	s.waitFor("the replica has the data, and all know it", func() bool {
+	testutil.Eventually(t, "the replica knows its master", func() bool { return c.ClusterReplicate(t.Context(), id).Err() == nil })
+	testutil.Eventually(t, "the replica has the data, and all know it", func() bool {
 		info, err := c.Info(t.Context(), "replication").Result()
 		known := err == nil && strings.Contains(info, "master_link_status:up")
 		for _, member := range cluster {
@@ -154,7 +151,7 @@ func (s *Server) launch() error {
 		return fmt.Errorf("redis-server did not start, scripts/clients.sh installs it: %w", err)
 	}
 	c := s.Client()
-	for deadline := time.Now().Add(waitLimit); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testutil.Patience); ; time.Sleep(5 * time.Millisecond) {
 		// A server of another process on this port would answer too, so the process id is compared.
 		info, err := c.Info(context.Background(), "server").Result()
 		if err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r", s.process.Process.Pid)) {
@@ -245,15 +242,5 @@ func (s *Server) must(err error) {
 	s.t.Helper()
 	if err != nil {
 		s.t.Fatal(err)
-	}
-}
-
-// waitFor waits for a condition, up to waitLimit.
-func (s *Server) waitFor(what string, holds func() bool) {
-	s.t.Helper()
-	for deadline := time.Now().Add(waitLimit); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("not within %v: %s", waitLimit, what)
-		}
 	}
 }

@@ -84,12 +84,12 @@ func Sentinels(t testing.TB, c *Certificates) *Guarded {
 	}
 	for _, s := range g.Sentinels {
 		c := s.Client()
-		s.waitFor("the sentinel knows the replica and the other sentinels", func() bool {
+		testutil.Eventually(t, "the sentinel knows the replica and the other sentinels", func() bool {
 			info, err := c.Info(t.Context(), "sentinel").Result()
 			return err == nil && strings.Contains(info, "status=ok") && strings.Contains(info, "slaves=1,sentinels=3")
 		})
 	}
-	replica.waitFor("the replica has the data", func() bool {
+	testutil.Eventually(t, "the replica has the data", func() bool {
 		info, err := replica.Client().Info(t.Context(), "replication").Result()
 		return err == nil && strings.Contains(info, "master_link_status:up")
 	})

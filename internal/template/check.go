@@ -134,10 +134,7 @@ func number(n *parse.NumberNode) (any, error) {
 	switch {
 	case n.IsComplex:
 		return nil, errors.New("a complex number is not supported")
-	case n.IsInt && !isFloat(n.Text):
-		if int64(int(n.Int64)) != n.Int64 {
-			return nil, fmt.Errorf("%s overflows int", n.Text)
-		}
+	case n.IsInt && !isFloat(n.Text) && int64(int(n.Int64)) == n.Int64:
 		return int(n.Int64), nil
 	case n.IsFloat && isFloat(n.Text):
 		return n.Float64, nil

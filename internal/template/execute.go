@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"text/template/parse"
@@ -273,23 +274,15 @@ func equal(a, b any) (bool, error) {
 		return a == nil && b == nil, nil
 	}
 	a, b = integer(a), integer(b)
-	switch x := a.(type) {
+	switch a.(type) {
 	case int64, uint64:
 		switch b.(type) {
 		case int64, uint64:
 			return a == b, nil
 		}
-	case string:
-		if y, ok := b.(string); ok {
-			return x == y, nil
-		}
-	case bool:
-		if y, ok := b.(bool); ok {
-			return x == y, nil
-		}
-	case float64:
-		if y, ok := b.(float64); ok {
-			return x == y, nil
+	case string, bool, float64:
+		if reflect.TypeOf(a) == reflect.TypeOf(b) {
+			return a == b, nil
 		}
 	}
 	return false, fmt.Errorf("incompatible types for comparison: %T and %T", a, b)

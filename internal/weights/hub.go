@@ -374,5 +374,3 @@ func (c *client) describe(ctx context.Context, address string, f *File) error {
 	f.Hash = strings.Trim(strings.TrimPrefix(tag, "W/"), `"`)
 	return nil
 }
-
-func trimSlashes(s string) string { return strings.TrimRight(s, "/") }

@@ -6,18 +6,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 )
-
-// splitPart matches the name of a part of a GGUF file that was split. An engine finds the other
-// parts by this name.
-var splitPart = regexp.MustCompile(`-\d{5}-of-\d{5}\.gguf$`)
 
 // Link makes a symbolic link to what was fetched, in place of an earlier link. The link is
 // relative, so that it holds wherever the cache is mounted. It fails for a part of a split file,
-// which has to keep its name: the caller then links the directory.
+// which has to keep its name, by which an engine finds the other parts: the caller then links the
+// directory.
 func Link(link, target string) error {
-	if splitPart.MatchString(target) {
+	if part.MatchString(target) {
 		return fmt.Errorf("%s is a part of a split file: name the file of the source", filepath.Base(target))
 	}
 	relative, err := filepath.Rel(filepath.Dir(link), target)

@@ -99,8 +99,8 @@ type Variant struct {
 func (v Variant) Bytes() int64 { return totalSize(v.Files) }
 
 var (
-	// part matches the end of the name of one part of a split file.
-	part = regexp.MustCompile(`-(\d{5})-of-(\d{5})\.gguf$`)
+	// part matches the end of the name of one part of a split file, with the number of parts.
+	part = regexp.MustCompile(`-\d{5}-of-(\d{5})\.gguf$`)
 	// quant matches the name of a quantisation between separators.
 	quant = regexp.MustCompile(`(?i)(?:^|[-._/])((?:I?Q[1-9](?:_[0-9A-Z]+)*)|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|FP16|F32)(?:$|[-._/])`)
 )
@@ -130,7 +130,7 @@ func (l *Listing) Variants() []Variant {
 		if !strings.HasSuffix(base, ".gguf") || strings.Contains(base, "mmproj") || strings.Contains(base, "imatrix") {
 			continue
 		}
-		key := part.ReplaceAllString(f.Path, "-of-$2.gguf") // not the name of a file that is whole
+		key := part.ReplaceAllString(f.Path, "-of-$1.gguf") // not the name of a file that is whole
 		i, ok := at[key]
 		if !ok {
 			i, at[key] = len(variants), len(variants)

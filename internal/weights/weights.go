@@ -25,6 +25,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -62,7 +63,7 @@ type Source struct {
 
 // endpoint returns the base URL of the hub, without a slash at its end.
 func (s Source) endpoint() string {
-	return trimSlashes(cmp.Or(s.Endpoint, os.Getenv("HF_ENDPOINT"), DefaultEndpoint))
+	return strings.TrimRight(cmp.Or(s.Endpoint, os.Getenv("HF_ENDPOINT"), DefaultEndpoint), "/")
 }
 
 func (s Source) revision() string { return cmp.Or(s.Revision, DefaultRevision) }
