@@ -459,7 +459,7 @@ models:
 		}()
 	}
 	for range 6 {
-		if err := <-done; err != nil {
+		if err := harness.Receive(t, done, "a request is answered"); err != nil {
 			t.Error(err)
 		}
 	}

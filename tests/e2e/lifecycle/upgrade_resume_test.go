@@ -185,11 +185,11 @@ func TestE2E_X20_R7_BackgroundResponsesOutliveARestart(t *testing.T) {
 					}
 					answered <- r
 				}()
-				<-s.asked
+				harness.Receive(t, s.asked, "the engine is asked")
 				return answered
 			}
 			body := func(answered chan *http.Response) io.ReadCloser {
-				r := <-answered
+				r := harness.Receive(t, answered, "the request is answered")
 				if r == nil {
 					t.FailNow()
 				}

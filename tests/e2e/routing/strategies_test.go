@@ -199,10 +199,10 @@ func TestE2E_T4_UnequalListsAndSeveralAtOnce(t *testing.T) {
 		hold(g, "m", &callers)
 	}
 	for range 2 {
-		<-a.held
+		harness.Receive(t, a.held, "the first server holds a request")
 	}
 	for range 3 {
-		<-b.held
+		harness.Receive(t, b.held, "the second server holds a request")
 	}
 	hold(g, "m", &callers)
 	g.AwaitQueued("m", 1) // each works on as many as it says
