@@ -124,7 +124,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) poll() {
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
-	data, err := read(w.config.Current.File)
+	data, err := read(w.config.Current.File, maxFile)
 	if lack.IsOwn(err) {
 		return // this says nothing of the file
 	}
@@ -161,7 +161,7 @@ func (w *Watcher) Reload(force bool) error {
 	}
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
-	data, err := read(w.config.Current.File)
+	data, err := read(w.config.Current.File, maxFile)
 	w.lastRead = contentID(data, err)
 	if faults := w.decideLocked(data, err, trial{again: true, force: force}); len(faults) > 0 {
 		w.report(faults)
@@ -179,7 +179,7 @@ func (w *Watcher) Next(data []byte) (next *Config, needsForce string, err error)
 		return nil, "", Faults{{Message: "there is nothing to compare with, because the configuration did not come from a file: start Sluice with -c FILE"}}
 	}
 	if len(data) == 0 {
-		if data, err = read(current.File); err != nil {
+		if data, err = read(current.File, maxFile); err != nil {
 			return nil, "", unreadableFile(current.File, err)
 		}
 	}
