@@ -228,7 +228,7 @@ func (h *handler) restartReplica(w http.ResponseWriter, r *http.Request, replica
 
 // setScale sets bounds of a model. A bound that the body leaves out keeps its value.
 func (h *handler) setScale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
-	before := h.modelLoad(m.Name).Scale
+	before := h.ModelLoad(m.Name).Scale
 	if before == nil {
 		writeError(w, refusal(http.StatusConflict, "The model `"+m.Name+"` is not launched by Sluice, so it has no number of replicas to set."))
 		return
@@ -254,7 +254,7 @@ func (h *handler) setScale(w http.ResponseWriter, r *http.Request, m *engines.Mo
 }
 
 func (h *handler) resetScale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
-	if before := h.modelLoad(m.Name).Scale; before != nil {
+	if before := h.ModelLoad(m.Name).Scale; before != nil {
 		h.scale(w, r, m, before, nil)
 		return
 	}

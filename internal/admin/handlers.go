@@ -34,9 +34,6 @@ func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
 
 // reasons returns why requests cannot be served, never nil.
 func (h *handler) reasons() []string {
-	if h.NotReady == nil {
-		return []string{}
-	}
 	reasons := slices.Clone(orEmpty(h.NotReady()))
 	slices.Sort(reasons) // the order is the same in every answer
 	return reasons
@@ -118,10 +115,7 @@ func (h *handler) replicaViews() []replicaView {
 	views := []replicaView{}
 	for _, m := range sorted(h.Fleet()) {
 		for _, r := range m.Replicas {
-			load := ReplicaLoad{}
-			if h.ReplicaLoad != nil {
-				load = h.ReplicaLoad(r)
-			}
+			load := h.ReplicaLoad(r)
 			r.ServedModel = m.NameAt(&r)
 			views = append(views, viewReplica(r, load))
 		}
@@ -136,13 +130,6 @@ func sorted(s *engines.Snapshot) []*engines.ModelSnapshot {
 		models = append(models, s.Models[name])
 	}
 	return models
-}
-
-func (h *handler) modelLoad(model string) ModelLoad {
-	if h.ModelLoad == nil {
-		return ModelLoad{}
-	}
-	return h.ModelLoad(model)
 }
 
 func (h *handler) tenants(w http.ResponseWriter, _ *http.Request) {

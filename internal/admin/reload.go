@@ -37,7 +37,7 @@ const maxContent = 16 << 20
 // planReload answers with what a reload would change. s is the value of dry_run.
 func (h *handler) planReload(w http.ResponseWriter, r *http.Request, s string) {
 	dry, err := strconv.ParseBool(s)
-	if err != nil || !dry || h.PlanReload == nil {
+	if err != nil || !dry {
 		writeError(w, badParam("dry_run", "dry_run is "+strconv.Quote(s)+": it must be true, or be left out."))
 		return
 	}

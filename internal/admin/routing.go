@@ -307,10 +307,7 @@ func (h *handler) routing(w http.ResponseWriter, _ *http.Request, m *engines.Mod
 		pickReplicaView
 		Recent recentView `json:"recent"`
 	}
-	var all []request.Summary
-	if h.Requests != nil {
-		all, _ = h.Requests(0)
-	}
+	all, _ := h.Requests(0)
 	all = slices.DeleteFunc(all, func(q request.Summary) bool { return q.Model != m.Name })
 	typical := cmp.Or(typicalPrompt(all), defaultPrompt)
 	pick, fault := h.Pick(m.Name, PickQuestion{PromptTokens: typical})
