@@ -111,12 +111,7 @@ type replicaHandler func(http.ResponseWriter, *http.Request, engines.Replica)
 // ofReplica returns the handler of an endpoint of one replica. raw is its id, escaped as in the
 // path.
 func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		id, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The replica's id in the URL has an invalid percent-encoding."))
-			return
-		}
+	return named(raw, "replica's id", func(w http.ResponseWriter, r *http.Request, id string) {
 		hint := ""
 		for _, m := range h.Fleet().Models {
 			if m.Name == id {
@@ -128,7 +123,7 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 			}
 		}
 		writeError(w, notFound("There is no replica `"+id+"`."+hint))
-	}
+	})
 }
 
 // ofDrained is ofReplica for an endpoint that needs no more of a drained replica than its id. A
@@ -275,22 +270,14 @@ func (h *handler) scale(w http.ResponseWriter, r *http.Request, m *engines.Model
 	}{m.Name, now})
 }
 
-// cancelRequest returns the handler that cancels a request. raw is its id, escaped as in the path.
-func (h *handler) cancelRequest(raw string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		id, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The request's id in the URL has an invalid percent-encoding."))
-			return
-		}
-		if !readAction(w, r, &struct{}{}, "{} or empty") {
-			return
-		}
-		if fault := h.Actions.CancelRequest(id); fault != nil {
-			writeError(w, fault)
-			return
-		}
-		auditOf(r).new = map[string]any{"request_id": id, "cancelled": true}
-		writeJSON(w, http.StatusAccepted, auditOf(r).new)
+func (h *handler) cancelRequest(w http.ResponseWriter, r *http.Request, id string) {
+	if !readAction(w, r, &struct{}{}, "{} or empty") {
+		return
 	}
+	if fault := h.Actions.CancelRequest(id); fault != nil {
+		writeError(w, fault)
+		return
+	}
+	auditOf(r).new = map[string]any{"request_id": id, "cancelled": true}
+	writeJSON(w, http.StatusAccepted, auditOf(r).new)
 }

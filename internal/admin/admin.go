@@ -283,7 +283,7 @@ func (h *handler) find(path string) (route, bool) {
 		return h.findRequest(rest)
 	}
 	if id, ok := strings.CutPrefix(path, keysPath+"/"); ok {
-		return route{http.MethodDelete: h.revokeKey(id)}, true
+		return route{http.MethodDelete: named(id, "key's id", h.revokeKey)}, true
 	}
 	if isView(path) {
 		path = "/"
@@ -298,7 +298,7 @@ func (h *handler) findRequest(rest string) (route, bool) {
 	if !ok {
 		return route{http.MethodGet: h.requestDetail(id)}, true
 	}
-	return route{http.MethodPost: h.cancelRequest(id)}, action == "cancel"
+	return route{http.MethodPost: named(id, "request's id", h.cancelRequest)}, action == "cancel"
 }
 
 // findModel returns the route of a path below /api/v1/models/. rest is the part after that prefix.
@@ -317,22 +317,30 @@ func (h *handler) findModel(rest string) (route, bool) {
 	return h.findModelAction(rest)
 }
 
-// ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,
-// escaped as in the path.
-func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+// named returns the handler of an endpoint whose path has a name or an id. raw is that name or id,
+// escaped as in the path, and what says what it is.
+func named(raw, what string, serve func(w http.ResponseWriter, r *http.Request, name string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		name, err := url.PathUnescape(raw)
 		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The model's name in the URL has an invalid percent-encoding."))
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The %s in the URL has an invalid percent-encoding.", what))
 			return
 		}
+		serve(w, r, name)
+	}
+}
+
+// ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,
+// escaped as in the path.
+func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+	return named(raw, "model's name", func(w http.ResponseWriter, r *http.Request, name string) {
 		m, ok := h.Fleet().Resolve(name)
 		if !ok {
 			writeError(w, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", name))
 			return
 		}
 		serve(w, r, m)
-	}
+	})
 }
 
 func notFound(message string) *openai.Error {

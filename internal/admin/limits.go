@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 
@@ -99,12 +98,7 @@ func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
 // ofTenant returns the handler of an endpoint of one tenant. raw is the tenant's name, escaped as
 // in the path.
 func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		name, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The tenant's name in the URL has an invalid percent-encoding."))
-			return
-		}
+	return named(raw, "tenant's name", func(w http.ResponseWriter, r *http.Request, name string) {
 		if _, ok := h.tenant(name); !ok {
 			writeError(w, notFound(fmt.Sprintf("The tenant `%s` does not exist.", name)))
 			return
@@ -117,7 +111,7 @@ func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
 			},
 			fixed: []string{"max_queue_bytes"},
 		})
-	}
+	})
 }
 
 // tenant returns the tenant of this name. If there is none, the result has only the name.
