@@ -237,8 +237,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	serve, ok := route[method]
 	if !ok {
 		w.Header().Set("Allow", route.allowed())
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
-			Message: "This URL allows only the methods " + route.allowed() + "."})
+		writeError(w, refusal(http.StatusMethodNotAllowed, "This URL allows only the methods "+route.allowed()+"."))
 		return
 	}
 	if r = withAudit(r, caller); isRead(r) {
@@ -330,9 +329,12 @@ func named(raw, what string, serve func(w http.ResponseWriter, r *http.Request, 
 	}
 }
 
+// modelHandler serves an endpoint of one model.
+type modelHandler func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)
+
 // ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,
 // escaped as in the path.
-func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+func (h *handler) ofModel(raw string, serve modelHandler) http.HandlerFunc {
 	return named(raw, "model's name", func(w http.ResponseWriter, r *http.Request, name string) {
 		m, ok := h.Fleet().Resolve(name)
 		if !ok {
@@ -344,7 +346,7 @@ func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Requ
 }
 
 func notFound(message string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: message}
+	return refusal(http.StatusNotFound, message)
 }
 
 func writeError(w http.ResponseWriter, e *openai.Error) { e.Answer(w) }

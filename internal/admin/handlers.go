@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/condition"
-	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // healthz answers 200 as long as the process runs.
@@ -164,7 +163,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	defer func() { a.new = h.Status().Config.Hash }()
 	if err := h.Reload(r.Context(), options.Force); err != nil {
 		h.Log.Warn("reload by the admin listener failed", zap.Error(err))
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
+		writeError(w, refusal(http.StatusUnprocessableEntity, err.Error()))
 		return
 	}
 	writeJSON(w, http.StatusOK, map[string]bool{"reloaded": true})

@@ -205,7 +205,7 @@ func parsePatch(body []byte, refuse func(field string) string) (map[string]*int6
 			changes[field], wrong = limitValue(d)
 		}
 		if wrong != "" {
-			return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: field, Message: fmt.Sprintf("`%s` %s", field, wrong)}
+			return nil, badParam(field, fmt.Sprintf("`%s` %s", field, wrong))
 		}
 	}
 	if len(changes) == 0 {

@@ -3,8 +3,6 @@ package admin
 import (
 	"net/http"
 	"strconv"
-
-	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // ReloadPlan is what a reload of the file would change.
@@ -49,7 +47,7 @@ func (h *handler) planReload(w http.ResponseWriter, r *http.Request, s string) {
 	}
 	plan, err := h.PlanReload([]byte(body.Content))
 	if err != nil {
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
+		writeError(w, refusal(http.StatusUnprocessableEntity, err.Error()))
 		return
 	}
 	plan.Changed, plan.RestartRequired = orEmpty(plan.Changed), orEmpty(plan.RestartRequired)
