@@ -152,15 +152,12 @@ func (e *examination) envoy(ctx context.Context) {
 			"run `sluice envoy` to fetch it now; `sluice serve` needs none")
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 4*tryTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	version := strings.TrimSpace(string(out))
+	version, err := envoy.Version(ctx, path)
 	switch {
 	case err != nil:
-		e.fault("Envoy", path+" does not run: "+err.Error(), "install a binary for this machine")
-	case !strings.Contains(version, "/"+e.TestedEnvoy+"/"):
-		e.warn("Envoy", path+" is "+version, "Sluice is tested with Envoy "+e.TestedEnvoy)
+		e.fault("Envoy", err.Error(), "install Envoy "+e.TestedEnvoy+" for this machine")
+	case version != e.TestedEnvoy:
+		e.warn("Envoy", path+" has version "+version, "Sluice is tested with Envoy "+e.TestedEnvoy)
 	default:
 		e.ok("Envoy", path+", version "+e.TestedEnvoy)
 		e.filter(ctx, path)

@@ -54,7 +54,7 @@ models:
 		level Level
 		says  string
 	}{
-		"Envoy":                  {Warning, "/bin/true is "},
+		"Envoy":                  {Fault, "/bin/true --version: the output is not that of an Envoy"},
 		"state_dir":              {Fault, "not a directory"},
 		"listen":                 {Fault, "in use by another program"},
 		"redis":                  {Fault, "refused"},
