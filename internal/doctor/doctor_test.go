@@ -49,7 +49,7 @@ models:
 		t.Fatal(err)
 	}
 	c.StateDir = filepath.Join(dir, "file", "state")
-	found := Examine(t.Context(), Options{Config: c, Envoy: "/bin/true", TestedEnvoy: "1.40.0"})
+	found := Examine(t.Context(), Options{Config: c, Envoy: "/bin/true"})
 	for what, want := range map[string]struct {
 		level Level
 		says  string
