@@ -23,9 +23,8 @@ environment() {
   shift
   pinned=$name-$(digest "$@")
   if [ ! -e "$store/$pinned" ]; then
-    python_needed
     echo "installing the Python clients of $*"
-    python3 -m venv "$work/$name" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+    python_environment "$work/$name"
     twice "$work/$name/bin/python" -m pip install --quiet --no-deps --no-compile --disable-pip-version-check "${@/#/--requirement=}"
     keep "$work/$name" "$pinned"
   fi
@@ -47,7 +46,7 @@ link node "$node"
 
 grpcurl=1.9.4
 if [ ! -x "$store/grpcurl-$grpcurl" ]; then
-  command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
+  go_needed
   echo "building grpcurl $grpcurl once: a minute or two on two cores"
   # grpcurl is built outside of Sluice's module, so that its dependencies stay out of the module.
   GOBIN="$work" GOFLAGS= CGO_ENABLED=0 twice nice go install -trimpath -ldflags "-s -w" "github.com/fullstorydev/grpcurl/cmd/grpcurl@v$grpcurl"

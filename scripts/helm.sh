@@ -14,7 +14,7 @@ for package in pkg/lint/rules pkg/chartutil; do
 done
 
 if [ ! -x "$store/helm-$version" ]; then
-  command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
+  go_needed
   workspace
   echo "building Helm $version once: some minutes on two cores"
   GOBIN=$work GOFLAGS= CGO_ENABLED=0 twice nice go install -trimpath -ldflags "$flags" "helm.sh/helm/v3/cmd/helm@v$version"

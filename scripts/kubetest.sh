@@ -20,7 +20,7 @@ build() {
 }
 
 if [ ! -x "$store/$name" ]; then
-  command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
+  go_needed
   workspace
   echo "building the Kubernetes $kubernetes of the tests once: five to ten minutes on two cores (log: $log)"
   build >"$log" 2>&1 || { tail -n 20 "$log" >&2; fail "kubetest does not build: see $log"; }

@@ -24,6 +24,17 @@ python_needed() {
   command -v python3 >/dev/null || fail "python3 is needed, with pip: on Debian apt-get install python3-pip python3-venv"
 }
 
+# python_environment DIRECTORY: makes an empty Python environment.
+python_environment() {
+  python_needed
+  python3 -m venv "$1" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+}
+
+# go_needed: fails without Go.
+go_needed() {
+  command -v go >/dev/null || fail "go is needed: see https://go.dev/doc/install"
+}
+
 # debian COMMAND PACKAGE...: installs the Debian packages if COMMAND is missing and apt-get may be
 # run.
 debian() {

@@ -10,9 +10,8 @@ one_at_a_time proto
 name=proto-$version
 workspace
 if [ ! -e "$store/$name" ]; then
-  python_needed
   echo "installing grpcio-tools $version"
-  python3 -m venv "$work/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+  python_environment "$work/venv"
   twice "$work/venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "grpcio-tools==$version"
   keep "$work/venv" "$name"
 fi

@@ -7,10 +7,9 @@ version=2.60.0
 one_at_a_time ray
 
 if [ ! -e "$store/ray-$version" ]; then
-  python_needed
   workspace
   echo "installing Ray $version once: half a minute, 400 MB"
-  python3 -m venv "$work/ray" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+  python_environment "$work/ray"
   twice nice "$work/ray/bin/python" -m pip install --quiet --disable-pip-version-check "ray[default]==$version"
   # The programs of an environment begin with the path that they were installed under.
   sed -i "1s|^#!$work/ray/|#!$store/ray-$version/|" "$work"/ray/bin/*

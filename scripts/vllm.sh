@@ -29,12 +29,11 @@ name_vllm() {
 }
 
 if [ ! -e "$store/$name" ]; then
-  python_needed
   debian gcc gcc libc6-dev
   debian readelf binutils
   workspace
   echo "installing vLLM $version for the CPU once: a gigabyte, some minutes"
-  python3 -m venv "$work/vllm/venv" || fail "python3 cannot make environments: on Debian apt-get install python3-venv"
+  python_environment "$work/vllm/venv"
   python=$work/vllm/venv/bin/python
   twice nice "$python" -m pip install --quiet --no-deps --no-compile --disable-pip-version-check --requirement tests/vllm/requirements.txt
   site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

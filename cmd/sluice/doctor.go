@@ -38,8 +38,7 @@ a gateway runs with the file, its own ports are in use, and doctor says so.`,
 				return err
 			}
 			compiled, _ := filter.File(runtime.GOARCH)
-			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, TestedEnvoy: filter.EnvoyVersion,
-				Filter: compiled, AskedBy: gateway.WantedFilter(c)})
+			findings := doctor.Examine(cmd.Context(), doctor.Options{Config: c, Envoy: binary, Filter: compiled, AskedBy: gateway.WantedFilter(c)})
 			return writeFindings(cmd.OutOrStdout(), findings)
 		},
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/adminclient"
@@ -136,61 +137,76 @@ type newKey struct {
 	Expires *time.Time     `json:"expires"`
 }
 
+// keyFlags are the flags of the command that makes a key.
+type keyFlags struct {
+	newKey
+	requests, tokens, atOnce int
+	budgets                  []*keyBudget
+	expires                  time.Duration
+	printOnly                bool
+}
+
 func newKeyCommand(flags *viewFlags) *cobra.Command {
-	var asked newKey
-	var requests, tokens, atOnce int
-	var expires time.Duration
-	var printOnly bool
-	budgets := newKeyBudgets()
+	k := keyFlags{budgets: newKeyBudgets()}
 	c := &cobra.Command{
 		Use:   "new --tenant NAME",
 		Short: "Make an API key at the running gateway; with --print, or if no gateway answers, print a key and its hash for the file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asked.Tenant == "" {
-				return errors.New("keys new: --tenant is empty: set it to the name of the tenant")
+			if err := k.read(cmd.Flags()); err != nil {
+				return fmt.Errorf("keys new: %w", err)
 			}
-			if cmd.Flags().Changed("expires") {
-				if expires <= 0 {
-					return fmt.Errorf("keys new: --expires is %v: it must be more than 0", expires)
-				}
-				at := time.Now().Add(expires).UTC()
-				asked.Expires = &at
+			if k.printOnly {
+				return printKey(cmd.OutOrStdout(), k.Tenant)
 			}
-			asked.Limits = map[string]int{"requests_per_minute": requests, "tokens_per_minute": tokens, "max_concurrent_streams": atOnce}
-			for _, b := range budgets {
-				switch {
-				case !cmd.Flags().Changed(b.flag()):
-				case !(b.Hard > 0) || math.IsInf(b.Hard, 1): // not a number is not above 0, either
-					return fmt.Errorf("keys new: --%s is %v: it must be a number above 0", b.flag(), b.Hard)
-				default:
-					asked.Budgets = append(asked.Budgets, *b)
-				}
-			}
-			plain := asked.Name == "" && len(asked.Models) == 0 && requests == 0 && tokens == 0 && atOnce == 0 && asked.Expires == nil &&
-				len(asked.Budgets) == 0
-			switch {
-			case printOnly && !plain:
-				return errors.New("keys new: --print takes --tenant alone: what else the key has is written into the file by hand")
-			case printOnly:
-				return printKey(cmd.OutOrStdout(), asked.Tenant)
-			}
-			return flags.makeKey(cmd, asked, plain)
+			return flags.makeKey(cmd, k.newKey, k.isPlain())
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&asked.Tenant, "tenant", "", "the tenant's name")
-	f.StringVar(&asked.Name, "name", "", "what you call the key")
-	f.StringSliceVar(&asked.Models, "models", nil, "the models and pools that the key may use, such as chat,embed (default: those of the tenant)")
-	f.IntVar(&requests, "requests-per-minute", 0, "the requests of the key per minute, beside the limits of its tenant (default: no limit)")
-	f.IntVar(&tokens, "tokens-per-minute", 0, "the tokens of the key per minute (default: no limit)")
-	f.IntVar(&atOnce, "max-concurrent", 0, "the requests of the key that run or wait at once (default: no limit)")
-	for _, b := range budgets {
+	f.StringVar(&k.Tenant, "tenant", "", "the tenant's name")
+	f.StringVar(&k.Name, "name", "", "what you call the key")
+	f.StringSliceVar(&k.Models, "models", nil, "the models and pools that the key may use, such as chat,embed (default: those of the tenant)")
+	f.IntVar(&k.requests, "requests-per-minute", 0, "the requests of the key per minute, beside the limits of its tenant (default: no limit)")
+	f.IntVar(&k.tokens, "tokens-per-minute", 0, "the tokens of the key per minute (default: no limit)")
+	f.IntVar(&k.atOnce, "max-concurrent", 0, "the requests of the key that run or wait at once (default: no limit)")
+	for _, b := range k.budgets {
 		f.Float64Var(&b.Hard, b.flag(), 0, fmt.Sprintf("the %s of the key per %s of the calendar in UTC (default: no budget)", b.Of, b.Per))
 	}
-	f.DurationVar(&expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
-	f.BoolVar(&printOnly, "print", false, "only print a key and its hash for the configuration file")
+	f.DurationVar(&k.expires, "expires", 0, "how long the key is good, such as 720h (default: without end)")
+	f.BoolVar(&k.printOnly, "print", false, "only print a key and its hash for the configuration file")
 	return c
+}
+
+// read checks the flags and completes newKey by them.
+func (k *keyFlags) read(given *pflag.FlagSet) error {
+	if k.Tenant == "" {
+		return errors.New("--tenant is empty: set it to the name of the tenant")
+	}
+	if given.Changed("expires") {
+		if k.expires <= 0 {
+			return fmt.Errorf("--expires is %v: it must be more than 0", k.expires)
+		}
+		k.Expires = new(time.Now().Add(k.expires).UTC())
+	}
+	k.Limits = map[string]int{"requests_per_minute": k.requests, "tokens_per_minute": k.tokens, "max_concurrent_streams": k.atOnce}
+	for _, b := range k.budgets {
+		switch {
+		case !given.Changed(b.flag()):
+		case !(b.Hard > 0) || math.IsInf(b.Hard, 1): // not a number is not above 0, either
+			return fmt.Errorf("--%s is %v: it must be a number above 0", b.flag(), b.Hard)
+		default:
+			k.Budgets = append(k.Budgets, *b)
+		}
+	}
+	if k.printOnly && !k.isPlain() {
+		return errors.New("--print takes --tenant alone: what else the key has is written into the file by hand")
+	}
+	return nil
+}
+
+// isPlain reports whether the key has only a tenant.
+func (k *keyFlags) isPlain() bool {
+	return k.Name == "" && len(k.Models) == 0 && k.requests == 0 && k.tokens == 0 && k.atOnce == 0 && k.Expires == nil && len(k.Budgets) == 0
 }
 
 // newKeyBudgets returns the budgets that flags may set, empty.

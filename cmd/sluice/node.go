@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -125,22 +124,9 @@ func (f *nodeFlags) fill() error {
 		f.name = name
 	}
 	if f.stateDir == "" {
-		f.stateDir = nodeStateDir()
+		f.stateDir = config.DefaultStateDir("sluice-node") // not that of a gateway, which may run here too
 	}
 	return nil
-}
-
-// nodeStateDir returns the default state directory of a node. It differs from the gateway's,
-// because a gateway and a node may run on one machine.
-func nodeStateDir() string {
-	const name = "sluice-node"
-	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
-		return filepath.Join(state, name)
-	}
-	if home, err := os.UserHomeDir(); err == nil {
-		return filepath.Join(home, ".local", "state", name)
-	}
-	return filepath.Join("/var/lib", name)
 }
 
 // runNode runs the node's agent with the options that the flags give.

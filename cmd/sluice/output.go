@@ -97,17 +97,13 @@ func age(t time.Time) string {
 
 // span returns a duration in its two greatest units.
 func span(d time.Duration) string {
-	units := []struct {
+	type unit struct {
 		name   string
 		length time.Duration
-	}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
+	}
+	units := []unit{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
 	d = max(d.Truncate(time.Second), 0)
-	first := slices.IndexFunc(units, func(u struct {
-		name   string
-		length time.Duration
-	}) bool {
-		return d >= u.length
-	})
+	first := slices.IndexFunc(units, func(u unit) bool { return d >= u.length })
 	if first < 0 {
 		return "0s"
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -58,7 +57,7 @@ func (t *table) writeWithin(w io.Writer, columns int, spare ...string) {
 		t.write(w)
 		return
 	}
-	for _, line := range t.fitFrom(1, columns, spare...) {
+	for _, line := range t.fit(1, columns, spare...) {
 		fmt.Fprintln(w, line)
 	}
 }
@@ -66,7 +65,7 @@ func (t *table) writeWithin(w io.Writer, columns int, spare ...string) {
 // isWithin reports whether the whole table fits within this number of columns of a terminal. With
 // 0, which means no terminal, it does.
 func (t *table) isWithin(columns int) bool {
-	return columns == 0 || shrink(t.widths(), columns, math.MaxInt)
+	return columns == 0 || wholeWidth(t.widths()) <= columns
 }
 
 // lines returns the lines of the table with columns of these widths. Longer cells are cut.
@@ -118,18 +117,16 @@ const (
 )
 
 // fit returns the lines of the table within a width of so many columns of the terminal. It cuts the
-// longest cells, and then leaves out the columns of these names, one after another. It leaves out
-// the last of them only if cells of leastWidth do not fit either.
-func (t *table) fit(most int, spare ...string) []string { return t.fitFrom(0, most, spare...) }
-
-// fitFrom is fit, but does not cut the cells of the columns before first.
-func (t *table) fitFrom(first, most int, spare ...string) []string {
+// longest cells, but none of the columns before first. It then leaves out the columns of these
+// names, one after another. It leaves out the last of them only if cells of leastWidth do not fit
+// either.
+func (t *table) fit(first, most int, spare ...string) []string {
 	for {
 		widths := t.widths()
 		if first > 0 {
 			most = max(most, widths[0])
 		}
-		cut := func(least int) bool { return shrinkFrom(first, widths, most, least) }
+		cut := func(least int) bool { return shrink(first, widths, most, least) }
 		if cut(fairWidth) || len(spare) == 1 && cut(leastWidth) {
 			return t.lines(widths)
 		}
@@ -149,26 +146,32 @@ func (t *table) fitFrom(first, most int, spare ...string) []string {
 	}
 }
 
-// shrink makes the widest columns narrower, but not below least, until they fit into so many
-// columns of the terminal. It reports whether they do.
-func shrink(widths []int, most, least int) bool { return shrinkFrom(0, widths, most, least) }
+// wholeWidth returns how many columns of a terminal a table with columns of these widths takes.
+func wholeWidth(widths []int) int {
+	whole := len(columnGap) * (len(widths) - 1)
+	for _, w := range widths {
+		whole += w
+	}
+	return whole
+}
 
-// shrinkFrom is shrink, but leaves the columns before first as they are. first must be a column.
-func shrinkFrom(first int, widths []int, most, least int) bool {
-	for {
-		whole := len(columnGap) * (len(widths) - 1)
+// shrink makes the widest columns narrower, but not below least, until they fit into so many
+// columns of the terminal. It leaves the columns before first as they are. It reports whether all
+// fit.
+func shrink(first int, widths []int, most, least int) bool {
+	for excess := wholeWidth(widths) - most; excess > 0; excess-- {
 		widest := first
-		for i, w := range widths {
-			whole += w
-			if i > first && w > widths[widest] {
+		for i := first + 1; i < len(widths); i++ {
+			if widths[i] > widths[widest] {
 				widest = i
 			}
 		}
-		if whole <= most || widths[widest] <= least {
-			return whole <= most
+		if widths[widest] <= least {
+			return false
 		}
 		widths[widest]--
 	}
+	return true
 }
 
 // leaveOut leaves out the columns of these names, one after another, until the whole table fits

@@ -128,8 +128,8 @@ func (v *topView) fit(columns, rows int) []string {
 	sections := []section{
 		{lines: strings.Split(strings.TrimSpace(status.String()), "\n")},
 		{lines: attentionLines(v.conditions.Conditions), noun: "condition", see: "sluice status"},
-		{head: 1, lines: modelTable(models).fit(columns, spareOfModels()...), noun: "model", see: "sluice status"},
-		{head: 1, lines: replicaTable(replicas).fit(columns, "ADDRESS", "NODE", "SERVED", "RESTARTS", "FOR"), noun: "replica", see: "sluice ps"},
+		{head: 1, lines: modelTable(models).fit(0, columns, spareOfModels()...), noun: "model", see: "sluice status"},
+		{head: 1, lines: replicaTable(replicas).fit(0, columns, "ADDRESS", "NODE", "SERVED", "RESTARTS", "FOR"), noun: "replica", see: "sluice ps"},
 	}
 	sections = slices.DeleteFunc(sections, func(s section) bool { return len(s.lines) == s.head })
 	var picture []string

@@ -125,15 +125,13 @@ func (v *viewFlags) writeBudgets(cmd *cobra.Command, w io.Writer) {
 		return
 	}
 	t := newTable("BUDGET OF", "PER", "OF", "USED", "SOFT", "HARD", "USED UP", "REACHED", "ENDS")
-	rows := 0
 	for _, tenant := range answer.Tenants {
 		for _, b := range tenant.Budgets {
-			rows++
 			t.add(cmp.Or(b.Key, tenant.Name), b.Per, b.Of, number(b.Used), bound(b.Soft), bound(b.Hard),
 				share(b.Used, cmp.Or(b.Hard, b.Soft)), b.Level, b.Resets.Format(time.RFC3339))
 		}
 	}
-	if rows > 0 {
+	if len(*t) > 1 { // the first row has the names of the columns
 		fmt.Fprintln(w)
 		t.leaveOut(terminalColumns(cmd), "ENDS", "REACHED")
 		t.write(w)

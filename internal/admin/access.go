@@ -69,7 +69,7 @@ func errNotAuthenticated() *openai.Error {
 // authenticate returns who has sent the request. A request with a wrong bearer token is refused,
 // even if a cookie or a header would admit it.
 func (h *handler) authenticate(r *http.Request) (caller, *openai.Error) {
-	access := h.access()
+	access := h.Access()
 	if access == nil {
 		return caller{name: "local", role: Operator, by: "none"}, nil
 	}
@@ -88,14 +88,6 @@ func (h *handler) authenticate(r *http.Request) (caller, *openai.Error) {
 		return c, nil
 	}
 	return caller{}, errNotAuthenticated()
-}
-
-// access returns who may use the listener, and nil while everybody who reaches it may.
-func (h *handler) access() *Access {
-	if h.Access == nil {
-		return nil
-	}
-	return h.Access()
 }
 
 // token returns the token of this text. It compares with all tokens in constant time.

@@ -111,12 +111,7 @@ type replicaHandler func(http.ResponseWriter, *http.Request, engines.Replica)
 // ofReplica returns the handler of an endpoint of one replica. raw is its id, escaped as in the
 // path.
 func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		id, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The replica's id in the URL has an invalid percent-encoding."))
-			return
-		}
+	return named(raw, "replica's id", func(w http.ResponseWriter, r *http.Request, id string) {
 		hint := ""
 		for _, m := range h.Fleet().Models {
 			if m.Name == id {
@@ -128,7 +123,7 @@ func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 			}
 		}
 		writeError(w, notFound("There is no replica `"+id+"`."+hint))
-	}
+	})
 }
 
 // ofDrained is ofReplica for an endpoint that needs no more of a drained replica than its id. A
@@ -145,7 +140,7 @@ func (h *handler) ofDrained(raw string, serve replicaHandler) http.HandlerFunc {
 
 // ofDrainedModel is ofModel for an endpoint that needs no more of a drained model than its name.
 // The file may no longer have the model, which would still be drained when it came back.
-func (h *handler) ofDrainedModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+func (h *handler) ofDrainedModel(raw string, serve modelHandler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if name, err := url.PathUnescape(raw); err == nil && h.Actions.IsModelDrained(name) {
 			serve(w, r, &engines.ModelSnapshot{Model: engines.Model{Name: name}})
@@ -158,6 +153,12 @@ func (h *handler) ofDrainedModel(raw string, serve func(http.ResponseWriter, *ht
 // readAction reads the body of an action into into, and answers a wrong one. An empty body is {}.
 func readAction(w http.ResponseWriter, r *http.Request, into any, form string) bool {
 	return readObject(w, r, into, maxAction, form)
+}
+
+// done answers an action with what it has done, which the audit line tells too.
+func done(w http.ResponseWriter, r *http.Request, status int, what map[string]any) {
+	auditOf(r).new = what
+	writeJSON(w, status, what)
 }
 
 // readObject is readAction for a body of at most so many bytes.
@@ -179,14 +180,13 @@ func readObject(w http.ResponseWriter, r *http.Request, into any, limit int64, f
 	return err == nil
 }
 
-func (h *handler) drainModel(drained bool) func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot) {
+func (h *handler) drainModel(drained bool) modelHandler {
 	return func(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
 		if !readAction(w, r, &struct{}{}, "{} or empty") {
 			return
 		}
 		h.Actions.DrainModel(m.Name, drained)
-		auditOf(r).new = map[string]any{"model": m.Name, "drained": drained}
-		writeJSON(w, http.StatusOK, auditOf(r).new)
+		done(w, r, http.StatusOK, map[string]any{"model": m.Name, "drained": drained})
 	}
 }
 
@@ -196,8 +196,7 @@ func (h *handler) drainReplica(drained bool) replicaHandler {
 			return
 		}
 		h.Actions.DrainReplica(replica.ID, drained)
-		auditOf(r).new = map[string]any{"replica": replica.ID, "drained": drained}
-		writeJSON(w, http.StatusOK, auditOf(r).new)
+		done(w, r, http.StatusOK, map[string]any{"replica": replica.ID, "drained": drained})
 	}
 }
 
@@ -210,8 +209,7 @@ func (h *handler) restartModel(w http.ResponseWriter, r *http.Request, m *engine
 		writeError(w, fault)
 		return
 	}
-	auditOf(r).new = map[string]any{"model": m.Name, "restarts": replicas}
-	writeJSON(w, http.StatusAccepted, auditOf(r).new)
+	done(w, r, http.StatusAccepted, map[string]any{"model": m.Name, "restarts": replicas})
 }
 
 func (h *handler) restartReplica(w http.ResponseWriter, r *http.Request, replica engines.Replica) {
@@ -222,15 +220,13 @@ func (h *handler) restartReplica(w http.ResponseWriter, r *http.Request, replica
 		writeError(w, fault)
 		return
 	}
-	auditOf(r).new = map[string]any{"replica": replica.ID, "restarts": true}
-	writeJSON(w, http.StatusAccepted, auditOf(r).new)
+	done(w, r, http.StatusAccepted, map[string]any{"replica": replica.ID, "restarts": true})
 }
 
 // setScale sets bounds of a model. A bound that the body leaves out keeps its value.
 func (h *handler) setScale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
-	before := h.modelLoad(m.Name).Scale
+	before := h.scaleOf(w, m)
 	if before == nil {
-		writeError(w, refusal(http.StatusConflict, "The model `"+m.Name+"` is not launched by Sluice, so it has no number of replicas to set."))
 		return
 	}
 	asked := struct{ Min, Max *int }{}
@@ -254,11 +250,18 @@ func (h *handler) setScale(w http.ResponseWriter, r *http.Request, m *engines.Mo
 }
 
 func (h *handler) resetScale(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
-	if before := h.modelLoad(m.Name).Scale; before != nil {
+	if before := h.scaleOf(w, m); before != nil {
 		h.scale(w, r, m, before, nil)
-		return
 	}
-	writeError(w, refusal(http.StatusConflict, "The model `"+m.Name+"` is not launched by Sluice, so it has no number of replicas to set."))
+}
+
+// scaleOf returns the bounds of a model. For a model without bounds it answers, and returns nil.
+func (h *handler) scaleOf(w http.ResponseWriter, m *engines.ModelSnapshot) *Scale {
+	scale := h.ModelLoad(m.Name).Scale
+	if scale == nil {
+		writeError(w, refusal(http.StatusConflict, "The model `"+m.Name+"` is not launched by Sluice, so it has no number of replicas to set."))
+	}
+	return scale
 }
 
 // scale sets the bounds and answers with those in force.
@@ -275,22 +278,13 @@ func (h *handler) scale(w http.ResponseWriter, r *http.Request, m *engines.Model
 	}{m.Name, now})
 }
 
-// cancelRequest returns the handler that cancels a request. raw is its id, escaped as in the path.
-func (h *handler) cancelRequest(raw string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		id, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The request's id in the URL has an invalid percent-encoding."))
-			return
-		}
-		if !readAction(w, r, &struct{}{}, "{} or empty") {
-			return
-		}
-		if fault := h.Actions.CancelRequest(id); fault != nil {
-			writeError(w, fault)
-			return
-		}
-		auditOf(r).new = map[string]any{"request_id": id, "cancelled": true}
-		writeJSON(w, http.StatusAccepted, auditOf(r).new)
+func (h *handler) cancelRequest(w http.ResponseWriter, r *http.Request, id string) {
+	if !readAction(w, r, &struct{}{}, "{} or empty") {
+		return
 	}
+	if fault := h.Actions.CancelRequest(id); fault != nil {
+		writeError(w, fault)
+		return
+	}
+	done(w, r, http.StatusAccepted, map[string]any{"request_id": id, "cancelled": true})
 }

@@ -33,9 +33,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
-// Config holds the funcs from which New's handler reads its answers. Fleet and Status are required.
-// An endpoint whose func is nil does not exist. All funcs are called concurrently and must not
-// block.
+// Config holds the funcs from which New's handler reads its answers. All are required. They are
+// called concurrently and must not block.
 type Config struct {
 	// Listen is the host:port that the handler is served on. On a loopback address the handler
 	// answers only requests whose Host header names a loopback host.
@@ -45,14 +44,13 @@ type Config struct {
 	// Status returns the status of Sluice and of its Envoy.
 	Status func() Status
 	// NotReady returns the reasons for which this gateway cannot take requests, one sentence each.
-	// An empty list means ready. If NotReady is nil, the gateway is always ready.
+	// An empty list means ready.
 	NotReady func() []string
 	// Conditions returns the conditions of the gateway, those that need attention first.
 	Conditions func() []condition.Condition
-	// ModelLoad returns the load and the limits of a model. If ModelLoad is nil, all are shown as
-	// 0.
+	// ModelLoad returns the load and the limits of a model.
 	ModelLoad func(model string) ModelLoad
-	// ReplicaLoad returns the load of a replica. If ReplicaLoad is nil, all loads are shown as 0.
+	// ReplicaLoad returns the load of a replica.
 	ReplicaLoad func(engines.Replica) ReplicaLoad
 	// Nodes returns the nodes that run local replicas, as they were last read. A node that was not
 	// read yet has an empty name.
@@ -67,7 +65,7 @@ type Config struct {
 	// TraceURL is the address of a trace, with {trace_id} in the place of its id. If it is empty,
 	// requests have no link.
 	TraceURL string
-	// Strategy returns the name of the routing strategy of a model. If it is nil, it is not shown.
+	// Strategy returns the name of the routing strategy of a model.
 	Strategy func(model string) string
 	// Tenants returns the tenants.
 	Tenants func() []Tenant
@@ -78,11 +76,11 @@ type Config struct {
 	// Limits returns the limits of "model/NAME" or "tenant/NAME" that can be changed at run time.
 	// values are those in force, and patched are the names of the changed limits. file has the
 	// values of the file, and is empty if the file does not name the key. ok is false for an
-	// unknown key. If Limits is nil, no limit can be changed.
+	// unknown key.
 	Limits func(key string) (values, file map[string]int64, patched []string, ok bool)
 	// PatchLimits changes limits of a key of Limits: all that changes names, or none. A nil value
 	// restores the value of the file. Error.Param names the field at fault. Once PatchLimits has
-	// returned, Limits returns the new values. If PatchLimits is nil, limits cannot be changed.
+	// returned, Limits returns the new values.
 	PatchLimits func(ctx context.Context, key string, changes map[string]*int64) *openai.Error
 	// Pick returns the replica that a request would go to. The model exists. Pick changes nothing.
 	Pick func(model string, q PickQuestion) (Pick, *openai.Error)
@@ -92,21 +90,20 @@ type Config struct {
 	// PlanReload says what Reload would change with this content of the file; empty: as it is now.
 	// The error lists the faults of the content.
 	PlanReload func(content []byte) (ReloadPlan, error)
-	// Actions are what an operator can have the gateway do. If it is nil, their endpoints do not
-	// exist.
+	// Actions are what an operator can have the gateway do.
 	Actions Actions
-	// Keys makes, lists and revokes keys. If it is nil, their endpoints do not exist.
+	// Keys makes, lists and revokes keys.
 	Keys Keys
 	// Chat sends a chat completion to the clients' listener of this gateway, with the key of a
 	// tenant or without one. The caller closes the body of the response. See NewChat.
 	Chat func(ctx context.Context, body []byte, key string) (*http.Response, error)
-	// History holds the samples of the last 24 hours. If it is nil, there is no /api/v1/history.
+	// History holds the samples of the last 24 hours.
 	History *history.Store
-	// Events are sent by /api/v1/events. If it is nil, there is no such endpoint.
+	// Events are sent by /api/v1/events.
 	Events *Events
 	// Metrics serves /metrics.
 	Metrics http.Handler
-	// Access returns who may use the listener. If Access or its result is nil, everybody may change
+	// Access returns who may use the listener. If its result is nil, everybody may change
 	// everything.
 	Access func() *Access
 	// SessionKey signs the cookies of logins. If it is empty, New makes one, and logins end with
@@ -134,13 +131,13 @@ func New(c Config) http.Handler {
 // NewHealth returns the handler of a listener that serves only /healthz, /readyz and /metrics, to
 // everybody. It uses Listen, NotReady and Metrics of c.
 func NewHealth(c Config) http.Handler {
-	c.Access, c.Log = nil, zap.NewNop()
-	h := &handler{Config: c, guard: newGuard(c.Listen)}
-	h.routes = map[string]route{"/healthz": {http.MethodGet: h.healthz}, "/readyz": {http.MethodGet: h.readyz}}
-	if h.Metrics != nil {
-		h.routes["/metrics"] = route{http.MethodGet: h.Metrics.ServeHTTP}
+	c.Access, c.Log = func() *Access { return nil }, zap.NewNop()
+	h := &handler{Config: c, guard: newGuard(c.Listen), onlyFixed: true}
+	h.routes = map[string]route{
+		"/healthz": {http.MethodGet: h.healthz},
+		"/readyz":  {http.MethodGet: h.readyz},
+		"/metrics": {http.MethodGet: h.Metrics.ServeHTTP},
 	}
-	h.onlyFixed = true
 	return h
 }
 
@@ -185,51 +182,30 @@ func (r route) allowed() string {
 
 func (h *handler) table() map[string]route {
 	routes := map[string]route{
-		"/healthz":         {http.MethodGet: h.healthz},
-		"/readyz":          {http.MethodGet: h.readyz},
-		"/api/v1/status":   {http.MethodGet: h.status},
-		"/api/v1/models":   {http.MethodGet: h.models},
-		"/api/v1/replicas": {http.MethodGet: h.replicas},
-		sessionPath:        {http.MethodGet: h.session},
-		loginPath:          {http.MethodPost: h.login},
-		logoutPath:         {http.MethodPost: h.logout},
+		"/healthz":           {http.MethodGet: h.healthz},
+		"/readyz":            {http.MethodGet: h.readyz},
+		"/metrics":           {http.MethodGet: h.Metrics.ServeHTTP},
+		"/api/v1/status":     {http.MethodGet: h.status},
+		"/api/v1/conditions": {http.MethodGet: h.conditions},
+		"/api/v1/models":     {http.MethodGet: h.models},
+		"/api/v1/replicas":   {http.MethodGet: h.replicas},
+		"/api/v1/requests":   {http.MethodGet: h.requests},
+		"/api/v1/nodes":      {http.MethodGet: h.nodes},
+		"/api/v1/upstreams":  {http.MethodGet: h.upstreams},
+		"/api/v1/tenants":    {http.MethodGet: h.tenants},
+		"/api/v1/usage":      {http.MethodGet: h.usage},
+		"/api/v1/pools":      {http.MethodGet: h.pools},
+		"/api/v1/history":    {http.MethodGet: h.history},
+		"/api/v1/events":     {http.MethodGet: h.events},
+		"/api/v1/reload":     {http.MethodPost: h.reload},
+		keysPath:             {http.MethodGet: h.listKeys, http.MethodPost: h.newKey},
+		playgroundPath:       {http.MethodPost: h.playground},
+		sessionPath:          {http.MethodGet: h.session},
+		loginPath:            {http.MethodPost: h.login},
+		logoutPath:           {http.MethodPost: h.logout},
 	}
-	h.addHistory(routes)
 	for path, file := range pageFiles() {
 		routes[path] = route{http.MethodGet: file.ServeHTTP}
-	}
-	if h.Conditions != nil {
-		routes["/api/v1/conditions"] = route{http.MethodGet: h.conditions}
-	}
-	if h.Requests != nil {
-		routes["/api/v1/requests"] = route{http.MethodGet: h.requests}
-	}
-	if h.Nodes != nil {
-		routes["/api/v1/nodes"] = route{http.MethodGet: h.nodes}
-	}
-	if h.Upstreams != nil {
-		routes["/api/v1/upstreams"] = route{http.MethodGet: h.upstreams}
-	}
-	if h.Tenants != nil {
-		routes["/api/v1/tenants"] = route{http.MethodGet: h.tenants}
-	}
-	if h.Usage != nil {
-		routes["/api/v1/usage"] = route{http.MethodGet: h.usage}
-	}
-	if h.Pools != nil {
-		routes["/api/v1/pools"] = route{http.MethodGet: h.pools}
-	}
-	if h.Reload != nil {
-		routes["/api/v1/reload"] = route{http.MethodPost: h.reload}
-	}
-	if h.Keys != nil {
-		routes[keysPath] = route{http.MethodGet: h.listKeys, http.MethodPost: h.newKey}
-	}
-	if h.Chat != nil {
-		routes[playgroundPath] = route{http.MethodPost: h.playground}
-	}
-	if h.Metrics != nil {
-		routes["/metrics"] = route{http.MethodGet: h.Metrics.ServeHTTP}
 	}
 	return routes
 }
@@ -261,8 +237,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	serve, ok := route[method]
 	if !ok {
 		w.Header().Set("Allow", route.allowed())
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusMethodNotAllowed,
-			Message: "This URL allows only the methods " + route.allowed() + "."})
+		writeError(w, refusal(http.StatusMethodNotAllowed, "This URL allows only the methods "+route.allowed()+"."))
 		return
 	}
 	if r = withAudit(r, caller); isRead(r) {
@@ -298,19 +273,16 @@ func (h *handler) find(path string) (route, bool) {
 	}
 	if rest, ok := strings.CutPrefix(path, "/api/v1/tenants/"); ok {
 		name, ok := strings.CutSuffix(rest, "/limits")
-		if !ok || h.Tenants == nil && h.Limits == nil {
-			return nil, false
-		}
-		return h.limitsRoute(func(serve subjectHandler) http.HandlerFunc { return h.ofTenant(name, serve) }), true
+		return h.limitsRoute(func(serve subjectHandler) http.HandlerFunc { return h.ofTenant(name, serve) }), ok
 	}
-	if rest, ok := strings.CutPrefix(path, replicasPath); ok && h.Actions != nil {
+	if rest, ok := strings.CutPrefix(path, replicasPath); ok {
 		return h.findReplica(rest)
 	}
 	if rest, ok := strings.CutPrefix(path, requestsPath); ok {
 		return h.findRequest(rest)
 	}
-	if id, ok := strings.CutPrefix(path, keysPath+"/"); ok && h.Keys != nil {
-		return route{http.MethodDelete: h.revokeKey(id)}, true
+	if id, ok := strings.CutPrefix(path, keysPath+"/"); ok {
+		return route{http.MethodDelete: named(id, "key's id", h.revokeKey)}, true
 	}
 	if isView(path) {
 		path = "/"
@@ -322,12 +294,10 @@ func (h *handler) find(path string) (route, bool) {
 // findRequest returns the route of a path below requestsPath.
 func (h *handler) findRequest(rest string) (route, bool) {
 	id, action, ok := strings.Cut(rest, "/")
-	switch {
-	case !ok:
-		return route{http.MethodGet: h.requestDetail(id)}, h.Request != nil
-	default:
-		return route{http.MethodPost: h.cancelRequest(id)}, h.Actions != nil && action == "cancel"
+	if !ok {
+		return route{http.MethodGet: h.requestDetail(id)}, true
 	}
+	return route{http.MethodPost: named(id, "request's id", h.cancelRequest)}, action == "cancel"
 }
 
 // findModel returns the route of a path below /api/v1/models/. rest is the part after that prefix.
@@ -337,38 +307,46 @@ func (h *handler) findModel(rest string) (route, bool) {
 			return h.ofModel(name, func(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) { serve(w, r, h.modelSubject(m)) })
 		}), true
 	}
-	if name, ok := strings.CutSuffix(rest, pickSuffix); ok && h.Pick != nil {
+	if name, ok := strings.CutSuffix(rest, pickSuffix); ok {
 		return route{http.MethodGet: h.ofModel(name, h.pick), http.MethodPost: h.ofModel(name, h.pickBody)}, true
 	}
-	if name, ok := strings.CutSuffix(rest, "/routing"); ok && h.Pick != nil {
+	if name, ok := strings.CutSuffix(rest, "/routing"); ok {
 		return route{http.MethodGet: h.ofModel(name, h.routing)}, true
-	}
-	if h.Actions == nil {
-		return nil, false
 	}
 	return h.findModelAction(rest)
 }
 
-// ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,
-// escaped as in the path.
-func (h *handler) ofModel(raw string, serve func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)) http.HandlerFunc {
+// named returns the handler of an endpoint whose path has a name or an id. raw is that name or id,
+// escaped as in the path, and what says what it is.
+func named(raw, what string, serve func(w http.ResponseWriter, r *http.Request, name string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		name, err := url.PathUnescape(raw)
 		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The model's name in the URL has an invalid percent-encoding."))
+			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The %s in the URL has an invalid percent-encoding.", what))
 			return
 		}
+		serve(w, r, name)
+	}
+}
+
+// modelHandler serves an endpoint of one model.
+type modelHandler func(http.ResponseWriter, *http.Request, *engines.ModelSnapshot)
+
+// ofModel returns the handler of an endpoint of one model. raw is the model's name or alias,
+// escaped as in the path.
+func (h *handler) ofModel(raw string, serve modelHandler) http.HandlerFunc {
+	return named(raw, "model's name", func(w http.ResponseWriter, r *http.Request, name string) {
 		m, ok := h.Fleet().Resolve(name)
 		if !ok {
 			writeError(w, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", name))
 			return
 		}
 		serve(w, r, m)
-	}
+	})
 }
 
 func notFound(message string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound, Message: message}
+	return refusal(http.StatusNotFound, message)
 }
 
 func writeError(w http.ResponseWriter, e *openai.Error) { e.Answer(w) }

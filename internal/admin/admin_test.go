@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/condition"
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -43,7 +44,8 @@ func newSnapshot() *engines.Snapshot {
 	return f.Snapshot()
 }
 
-// newConfig returns a Config with all funcs but Limits and PatchLimits.
+// newConfig returns a Config without limits of run time, and without what some tests set: Usage,
+// Request, PlanReload, Actions, Keys, Chat, History and Events.
 func newConfig() Config {
 	snapshot := newSnapshot()
 	return Config{
@@ -111,8 +113,12 @@ func newConfig() Config {
 				{ID: "chat-1", UncachedTokens: 100},
 				{ID: "chat-0", Load: 4, Candidate: true, MatchedTokens: 64, UncachedTokens: 36, WaitingTokens: 500, Rate: 6000, Predicted: 90 * time.Millisecond}}}, nil
 		},
-		Reload:  func(context.Context, bool) error { return nil },
-		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "sluice_queued 0\n") }),
+		Conditions: func() []condition.Condition { return nil },
+		Strategy:   func(string) string { return "" },
+		Limits:     func(string) (v, file map[string]int64, patched []string, ok bool) { return nil, nil, nil, false },
+		Access:     func() *Access { return nil },
+		Reload:     func(context.Context, bool) error { return nil },
+		Metrics:    http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "sluice_queued 0\n") }),
 	}
 }
 
@@ -237,26 +243,10 @@ func TestStatus(t *testing.T) {
 func TestReady(t *testing.T) {
 	t.Parallel()
 	c := newConfig()
-	c.NotReady = nil
+	c.NotReady = func() []string { return nil }
 	w := get(New(c), "/readyz")
 	if got := strings.TrimSpace(w.Body.String()); w.Code != 200 || got != `{"ready":true,"reasons":[]}` {
-		t.Errorf("/readyz without NotReady answers %d %s, want 200 and ready", w.Code, got)
-	}
-}
-
-// TestAbsent: an endpoint whose func is nil answers 404 rather than an empty list.
-func TestAbsent(t *testing.T) {
-	t.Parallel()
-	snapshot := newSnapshot()
-	h := New(Config{Fleet: func() *engines.Snapshot { return snapshot }, Status: func() Status { return Status{} }})
-	for path, want := range map[string]int{
-		"/api/v1/requests": 404, "/api/v1/tenants": 404, "/api/v1/models/chat/pick?key=x": 404, "/metrics": 404, "/api/v1/reload": 404,
-		"/api/v1/pools": 404, "/api/v1/tenants/acme/limits": 404,
-		"/api/v1/models": 200, "/api/v1/replicas": 200, "/api/v1/status": 200, "/api/v1/models/chat/limits": 200, "/": 200,
-	} {
-		if w := get(h, path); w.Code != want {
-			t.Errorf("%s: status %d, want %d", path, w.Code, want)
-		}
+		t.Errorf("/readyz without a reason answers %d %s, want 200 and ready", w.Code, got)
 	}
 }
 
@@ -300,8 +290,9 @@ func TestStateOfAModelWhoseReplicasGetNoRequests(t *testing.T) {
 		if got := modelState(m, load); got != strings.TrimSpace(want) {
 			t.Errorf("%+v: state %s, want %s", load, got, want)
 		}
-		h := &handler{Config: Config{ModelLoad: func(string) ModelLoad { return load }}}
-		if got := h.viewModel(m).Ready; got != load.Usable {
+		c := newConfig()
+		c.ModelLoad = func(string) ModelLoad { return load }
+		if got := (&handler{Config: c}).viewModel(m).Ready; got != load.Usable {
 			t.Errorf("%+v: %d are ready", load, got)
 		}
 	}

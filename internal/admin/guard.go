@@ -45,6 +45,7 @@ func (g *guard) check(r *http.Request) *openai.Error {
 	return nil
 }
 
+// refusal returns the error of a request that is not served, with the status.
 func refusal(status int, message string) *openai.Error {
 	return &openai.Error{Code: openai.CodeInvalidRequest, Status: status, Message: message}
 }

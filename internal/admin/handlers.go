@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/condition"
-	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // healthz answers 200 as long as the process runs.
@@ -34,9 +33,6 @@ func (h *handler) readyz(w http.ResponseWriter, _ *http.Request) {
 
 // reasons returns why requests cannot be served, never nil.
 func (h *handler) reasons() []string {
-	if h.NotReady == nil {
-		return []string{}
-	}
 	reasons := slices.Clone(orEmpty(h.NotReady()))
 	slices.Sort(reasons) // the order is the same in every answer
 	return reasons
@@ -118,10 +114,7 @@ func (h *handler) replicaViews() []replicaView {
 	views := []replicaView{}
 	for _, m := range sorted(h.Fleet()) {
 		for _, r := range m.Replicas {
-			load := ReplicaLoad{}
-			if h.ReplicaLoad != nil {
-				load = h.ReplicaLoad(r)
-			}
+			load := h.ReplicaLoad(r)
 			r.ServedModel = m.NameAt(&r)
 			views = append(views, viewReplica(r, load))
 		}
@@ -136,13 +129,6 @@ func sorted(s *engines.Snapshot) []*engines.ModelSnapshot {
 		models = append(models, s.Models[name])
 	}
 	return models
-}
-
-func (h *handler) modelLoad(model string) ModelLoad {
-	if h.ModelLoad == nil {
-		return ModelLoad{}
-	}
-	return h.ModelLoad(model)
 }
 
 func (h *handler) tenants(w http.ResponseWriter, _ *http.Request) {
@@ -177,7 +163,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	defer func() { a.new = h.Status().Config.Hash }()
 	if err := h.Reload(r.Context(), options.Force); err != nil {
 		h.Log.Warn("reload by the admin listener failed", zap.Error(err))
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
+		writeError(w, refusal(http.StatusUnprocessableEntity, err.Error()))
 		return
 	}
 	writeJSON(w, http.StatusOK, map[string]bool{"reloaded": true})

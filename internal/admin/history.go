@@ -19,16 +19,6 @@ const (
 	maxValues   = 9000
 )
 
-// addHistory adds the endpoints of the past and of the present.
-func (h *handler) addHistory(routes map[string]route) {
-	if h.History != nil {
-		routes["/api/v1/history"] = route{http.MethodGet: h.history}
-	}
-	if h.Events != nil {
-		routes["/api/v1/events"] = route{http.MethodGet: h.events}
-	}
-}
-
 // historySeries is one series of /api/v1/history.
 type historySeries struct {
 	Name  string `json:"name"`

@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/openai"
@@ -123,22 +122,15 @@ func (h *handler) newKey(w http.ResponseWriter, r *http.Request) {
 	}{key, secret})
 }
 
-func (h *handler) revokeKey(raw string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		id, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The key's id in the URL has an invalid percent-encoding."))
-			return
-		}
-		if !readAction(w, r, &struct{}{}, "{} or empty") {
-			return
-		}
-		key, fault := h.Keys.Revoke(r.Context(), id)
-		if fault != nil {
-			writeError(w, fault)
-			return
-		}
-		auditOf(r).old = key
-		writeJSON(w, http.StatusOK, key)
+func (h *handler) revokeKey(w http.ResponseWriter, r *http.Request, id string) {
+	if !readAction(w, r, &struct{}{}, "{} or empty") {
+		return
 	}
+	key, fault := h.Keys.Revoke(r.Context(), id)
+	if fault != nil {
+		writeError(w, fault)
+		return
+	}
+	auditOf(r).old = key
+	writeJSON(w, http.StatusOK, key)
 }

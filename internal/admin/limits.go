@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 
@@ -38,23 +37,15 @@ type tenantLimitsView struct {
 	origin
 }
 
-// lookupLimits calls Limits. The origin that it returns has no nil fields. The bool is false if the
-// key is unknown or Limits is nil.
-func (h *handler) lookupLimits(key string) (map[string]int64, origin, bool) {
-	o := origin{Patched: []string{}, File: map[string]int64{}}
-	if h.Limits == nil {
-		return nil, o, false
+// lookupLimits calls Limits. The origin that it returns has no nil fields.
+func (h *handler) lookupLimits(key string) (map[string]int64, origin) {
+	values, file, patched, _ := h.Limits(key)
+	if file == nil {
+		file = map[string]int64{}
 	}
-	values, file, patched, ok := h.Limits(key)
-	if !ok {
-		return nil, o, false
-	}
-	if file != nil {
-		o.File = file
-	}
-	o.Patched = orEmpty(slices.Clone(patched))
+	o := origin{Patched: orEmpty(slices.Clone(patched)), File: file}
 	slices.Sort(o.Patched)
-	return values, o, true
+	return values, o
 }
 
 // set sets field to the value in force of the limit name, if values has one. The field may still
@@ -66,7 +57,7 @@ func set(field *int, values map[string]int64, name string) {
 }
 
 func (h *handler) viewLimits(model string, l Limits) limitsView {
-	values, o, _ := h.lookupLimits("model/" + model)
+	values, o := h.lookupLimits("model/" + model)
 	set(&l.Weight, values, "weight")
 	set(&l.MaxConcurrentRequests, values, "max_concurrent_requests")
 	set(&l.MaxTokensPerMinute, values, "max_tokens_per_minute")
@@ -75,7 +66,7 @@ func (h *handler) viewLimits(model string, l Limits) limitsView {
 
 func (h *handler) viewTenantLimits(t Tenant) tenantLimitsView {
 	l := t.Limits
-	values, o, _ := h.lookupLimits("tenant/" + t.Name)
+	values, o := h.lookupLimits("tenant/" + t.Name)
 	set(&l.Weight, values, "weight")
 	set(&l.RequestsPerMinute, values, "requests_per_minute")
 	set(&l.TokensPerMinute, values, "tokens_per_minute")
@@ -99,7 +90,7 @@ type subjectHandler func(http.ResponseWriter, *http.Request, subject)
 func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
 	return subject{
 		key:   "model/" + m.Name,
-		view:  func() any { return h.viewLimits(m.Name, h.modelLoad(m.Name).Limits) },
+		view:  func() any { return h.viewLimits(m.Name, h.ModelLoad(m.Name).Limits) },
 		fixed: []string{"max_per_replica", "max_prefill_per_replica", "max_prefill_tokens_per_replica", "max_queue", "queue_timeout"},
 	}
 }
@@ -107,55 +98,39 @@ func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
 // ofTenant returns the handler of an endpoint of one tenant. raw is the tenant's name, escaped as
 // in the path.
 func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		name, err := url.PathUnescape(raw)
-		if err != nil {
-			writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The tenant's name in the URL has an invalid percent-encoding."))
-			return
-		}
-		if !h.hasTenant(name) {
+	return named(raw, "tenant's name", func(w http.ResponseWriter, r *http.Request, name string) {
+		if _, ok := h.tenant(name); !ok {
 			writeError(w, notFound(fmt.Sprintf("The tenant `%s` does not exist.", name)))
 			return
 		}
 		serve(w, r, subject{
-			key:   "tenant/" + name,
-			view:  func() any { return h.viewTenantLimits(h.tenant(name)) },
+			key: "tenant/" + name,
+			view: func() any {
+				t, _ := h.tenant(name) // it may have been deleted meanwhile
+				return h.viewTenantLimits(t)
+			},
 			fixed: []string{"max_queue_bytes"},
 		})
-	}
+	})
 }
 
-// hasTenant reports whether a tenant exists. It prefers the list of tenants to Limits, because
-// Limits may still know a deleted tenant.
-func (h *handler) hasTenant(name string) bool {
-	if h.Tenants != nil {
-		return slices.ContainsFunc(h.Tenants(), func(t Tenant) bool { return t.Name == name })
-	}
-	_, _, ok := h.lookupLimits("tenant/" + name)
-	return ok
-}
-
-// tenant returns the tenant of this name. It returns a Tenant with only a name if Tenants is nil,
-// or if the tenant was deleted meanwhile.
-func (h *handler) tenant(name string) Tenant {
-	if h.Tenants != nil {
-		for _, t := range h.Tenants() {
-			if t.Name == name {
-				return t
-			}
+// tenant returns the tenant of this name. If there is none, the result has only the name.
+func (h *handler) tenant(name string) (t Tenant, ok bool) {
+	for _, t := range h.Tenants() {
+		if t.Name == name {
+			return t, true
 		}
 	}
-	return Tenant{Name: name}
+	return Tenant{Name: name}, false
 }
 
 // limitsRoute returns the route that shows and changes limits. of returns the handler for the
 // subject that the path names.
 func (h *handler) limitsRoute(of func(subjectHandler) http.HandlerFunc) route {
-	r := route{http.MethodGet: of(func(w http.ResponseWriter, _ *http.Request, s subject) { writeJSON(w, http.StatusOK, s.view()) })}
-	if h.PatchLimits != nil {
-		r[http.MethodPatch] = of(h.patch)
+	return route{
+		http.MethodGet:   of(func(w http.ResponseWriter, _ *http.Request, s subject) { writeJSON(w, http.StatusOK, s.view()) }),
+		http.MethodPatch: of(h.patch),
 	}
-	return r
 }
 
 // patch changes the limits that the body names.
@@ -169,7 +144,7 @@ func (h *handler) patch(w http.ResponseWriter, r *http.Request, s subject) {
 		writeError(w, openai.Errorf(openai.CodeInvalidRequest, "The body could not be read."))
 		return
 	}
-	values, _, _ := h.lookupLimits(s.key)
+	values, _ := h.lookupLimits(s.key)
 	changes, fault := parsePatch(body, func(field string) string {
 		if slices.Contains(s.fixed, field) {
 			return "can only be changed in the configuration file."
@@ -183,7 +158,7 @@ func (h *handler) patch(w http.ResponseWriter, r *http.Request, s subject) {
 		a := auditOf(r)
 		a.old = only(values, changes)
 		fault = h.PatchLimits(r.Context(), s.key, changes)
-		after, _, _ := h.lookupLimits(s.key)
+		after, _ := h.lookupLimits(s.key)
 		a.new = only(after, changes)
 	}
 	if fault != nil {
@@ -230,7 +205,7 @@ func parsePatch(body []byte, refuse func(field string) string) (map[string]*int6
 			changes[field], wrong = limitValue(d)
 		}
 		if wrong != "" {
-			return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: field, Message: fmt.Sprintf("`%s` %s", field, wrong)}
+			return nil, badParam(field, fmt.Sprintf("`%s` %s", field, wrong))
 		}
 	}
 	if len(changes) == 0 {

@@ -195,24 +195,6 @@ func TestPatchesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestLimitsThatCannotBeChanged: without PatchLimits a PATCH is refused, and GET shows the limits
-// of the file.
-func TestLimitsThatCannotBeChanged(t *testing.T) {
-	t.Parallel()
-	for _, path := range []string{"/api/v1/models/chat/limits", "/api/v1/tenants/acme/limits"} {
-		w := patch(newConfig(), path, `{"weight":1}`)
-		if w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
-			t.Errorf("%s: %d, Allow %q", path, w.Code, w.Header().Get("Allow"))
-		}
-	}
-	cfg, _ := newPatchable()
-	cfg.Tenants = nil
-	w := get(New(cfg), "/api/v1/tenants/acme/limits")
-	if got := parse(t, w.Body.String()).(map[string]any); w.Code != 200 || got["max_prefill"] != 4.0 {
-		t.Errorf("without rows of tenants: %d %s", w.Code, w.Body)
-	}
-}
-
 func FuzzPatch(f *testing.F) {
 	for _, s := range []string{`{"weight":1}`, `{"weight":null,"max_prefill":3}`, `{"a":{"b":[]}}`, `{"weight":1,"weight":2}`, `{"\ud800":1}`, ` [`} {
 		f.Add([]byte(s))

@@ -3,8 +3,6 @@ package admin
 import (
 	"net/http"
 	"strconv"
-
-	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
 // ReloadPlan is what a reload of the file would change.
@@ -37,7 +35,7 @@ const maxContent = 16 << 20
 // planReload answers with what a reload would change. s is the value of dry_run.
 func (h *handler) planReload(w http.ResponseWriter, r *http.Request, s string) {
 	dry, err := strconv.ParseBool(s)
-	if err != nil || !dry || h.PlanReload == nil {
+	if err != nil || !dry {
 		writeError(w, badParam("dry_run", "dry_run is "+strconv.Quote(s)+": it must be true, or be left out."))
 		return
 	}
@@ -49,7 +47,7 @@ func (h *handler) planReload(w http.ResponseWriter, r *http.Request, s string) {
 	}
 	plan, err := h.PlanReload([]byte(body.Content))
 	if err != nil {
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusUnprocessableEntity, Message: err.Error()})
+		writeError(w, refusal(http.StatusUnprocessableEntity, err.Error()))
 		return
 	}
 	plan.Changed, plan.RestartRequired = orEmpty(plan.Changed), orEmpty(plan.RestartRequired)

@@ -200,10 +200,7 @@ func (h *handler) viewPicked(d *request.Detail) *pickedView {
 	if d.Replica == "" {
 		return nil
 	}
-	v := pickedView{Replica: d.Replica, Why: d.Prediction.Reason, Moved: d.Prediction.Moved}
-	if h.Strategy != nil {
-		v.Strategy = h.Strategy(d.Model)
-	}
+	v := pickedView{Replica: d.Replica, Strategy: h.Strategy(d.Model), Why: d.Prediction.Reason, Moved: d.Prediction.Moved}
 	if d.Prediction.TTFT > 0 {
 		v.PredictedMS = new(milliseconds(d.Prediction.TTFT))
 	}

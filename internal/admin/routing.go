@@ -168,7 +168,7 @@ const maxPickBody = 32 << 20
 func (h *handler) pick(w http.ResponseWriter, r *http.Request, m *engines.ModelSnapshot) {
 	query := r.URL.Query()
 	if !query.Has("key") {
-		writeError(w, &openai.Error{Code: openai.CodeInvalidRequest, Param: "key", Message: "The query parameter key is missing: name a cache key with ?key=…"})
+		writeError(w, badParam("key", "The query parameter key is missing: name a cache key with ?key=…"))
 		return
 	}
 	h.answerPick(w, m.Name, PickQuestion{Key: query.Get("key")})
@@ -219,8 +219,7 @@ func endpointOf(path string, body []byte) (openai.Endpoint, *openai.Error) {
 		if endpoint, ok := openai.EndpointOf(path); ok {
 			return endpoint, nil
 		}
-		return 0, &openai.Error{Code: openai.CodeInvalidRequest, Param: "path",
-			Message: fmt.Sprintf("path is %q: it must be a path such as /v1/chat/completions.", path)}
+		return 0, badParam("path", fmt.Sprintf("path is %q: it must be a path such as /v1/chat/completions.", path))
 	}
 	var has struct{ Messages, Prompt, Input json.RawMessage }
 	_ = json.Unmarshal(body, &has) // Scan says what is wrong with the body
@@ -289,9 +288,10 @@ func (v *recentView) add(q *request.Summary) {
 	}
 }
 
-func median(all []time.Duration) time.Duration {
+// median returns the median of the numbers, which it sorts; 0 if there are none.
+func median[T cmp.Ordered](all []T) (m T) {
 	if len(all) == 0 {
-		return 0
+		return m
 	}
 	slices.Sort(all)
 	return all[len(all)/2]
@@ -307,10 +307,7 @@ func (h *handler) routing(w http.ResponseWriter, _ *http.Request, m *engines.Mod
 		pickReplicaView
 		Recent recentView `json:"recent"`
 	}
-	var all []request.Summary
-	if h.Requests != nil {
-		all, _ = h.Requests(0)
-	}
+	all, _ := h.Requests(0)
 	all = slices.DeleteFunc(all, func(q request.Summary) bool { return q.Model != m.Name })
 	typical := cmp.Or(typicalPrompt(all), defaultPrompt)
 	pick, fault := h.Pick(m.Name, PickQuestion{PromptTokens: typical})
@@ -341,9 +338,5 @@ func typicalPrompt(all []request.Summary) int {
 			lengths = append(lengths, n)
 		}
 	}
-	if len(lengths) == 0 {
-		return 0
-	}
-	slices.Sort(lengths)
-	return int(lengths[len(lengths)/2])
+	return int(median(lengths))
 }

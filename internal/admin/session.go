@@ -96,7 +96,7 @@ func (h *handler) session(w http.ResponseWriter, r *http.Request) {
 
 // login sets the cookie of a session for the token in the body.
 func (h *handler) login(w http.ResponseWriter, r *http.Request) {
-	access := h.access()
+	access := h.Access()
 	if access == nil {
 		writeError(w, notFound("This listener needs no login."))
 		return

@@ -33,15 +33,12 @@ type totals struct {
 // present returns the same objects as the endpoints of models, replicas and conditions. They do not
 // have the age of what engines have told, which changes all the time.
 func (h *handler) present() present {
-	v := present{models: h.modelViews(), replicas: h.replicaViews()}
+	v := present{models: h.modelViews(), replicas: h.replicaViews(), conditions: h.Conditions()}
 	for i := range v.replicas {
 		if e := v.replicas[i].Engine; e != nil {
 			young := *e
 			young.AgeSeconds, v.replicas[i].Engine = nil, &young
 		}
-	}
-	if h.Conditions != nil {
-		v.conditions = h.Conditions()
 	}
 	return v
 }

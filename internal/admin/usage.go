@@ -87,7 +87,7 @@ func dimensions(text string) ([]usage.Dimension, bool) {
 }
 
 func invalidUsage(param, what string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: fmt.Sprintf("`%s` %s.", param, what)}
+	return badParam(param, fmt.Sprintf("`%s` %s.", param, what))
 }
 
 // usageColumns are the counts of an answer, in the order of the columns of its CSV.

@@ -10,24 +10,23 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/usage"
 )
 
 // usageHandler returns a handler with a fixed answer, and where the last question goes.
 func usageHandler() (http.Handler, *usage.Question) {
 	asked := new(usage.Question)
-	return New(Config{
-		Fleet: func() *engines.Snapshot { return &engines.Snapshot{} }, Status: func() Status { return Status{} },
-		Usage: func(_ context.Context, q usage.Question) usage.Answer {
-			*asked = q
-			values := []string{"acme", "=1+1", "chat"}[:len(q.By)]
-			counts := usage.Counts{Requests: 3, EstimatedRequests: 1, PromptTokens: 30, CachedTokens: 4, CompletionTokens: 5,
-				EstimatedPromptTokens: 6, EstimatedCompletionTokens: 7, Cost: 1_500_000_000}
-			return usage.Answer{From: time.Unix(0, 0).UTC(), To: time.Unix(3600, 0).UTC(), Complete: true,
-				Items: []usage.Item{{Values: values, Counts: counts}}}
-		},
-	}), asked
+	c := newConfig()
+	c.Listen = "0.0.0.0:9090"
+	c.Usage = func(_ context.Context, q usage.Question) usage.Answer {
+		*asked = q
+		values := []string{"acme", "=1+1", "chat"}[:len(q.By)]
+		counts := usage.Counts{Requests: 3, EstimatedRequests: 1, PromptTokens: 30, CachedTokens: 4, CompletionTokens: 5,
+			EstimatedPromptTokens: 6, EstimatedCompletionTokens: 7, Cost: 1_500_000_000}
+		return usage.Answer{From: time.Unix(0, 0).UTC(), To: time.Unix(3600, 0).UTC(), Complete: true,
+			Items: []usage.Item{{Values: values, Counts: counts}}}
+	}
+	return New(c), asked
 }
 
 func getUsage(h http.Handler, query string) *httptest.ResponseRecorder {

@@ -226,7 +226,7 @@ func shortDuration(d time.Duration) string {
 }
 
 func (h *handler) viewModel(m *engines.ModelSnapshot) modelView {
-	load := h.modelLoad(m.Name)
+	load := h.ModelLoad(m.Name)
 	limits := h.viewLimits(m.Name, load.Limits)
 	return modelView{
 		Name:        m.Name,

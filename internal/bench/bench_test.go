@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/bench/report"
+
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
@@ -81,7 +83,7 @@ func TestClockOfThisProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := 0; n < 1e7; n++ {
-		median(nil)
+		report.Median(nil)
 	}
 	if after, err := cpuClock(os.Getpid()); err != nil || after <= before {
 		t.Errorf("after some work the clock shows %d, before %d, error %v", after, before, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/sluice-gateway/sluice/internal/bench/wire"
@@ -112,7 +111,7 @@ func (c *comparison) columns(r row) []column {
 // run measures all rows in rounds. In each round it begins a row with another column, so that no
 // column always follows the same one.
 func (c *comparison) run(ctx context.Context, rows []row) (*result, error) {
-	res, err := newResult(c.options)
+	res, err := newResult(ctx, c.options)
 	if err != nil {
 		return nil, err
 	}
@@ -198,22 +197,4 @@ func (b *testbed) compare(ctx context.Context, rows []row) error {
 		return err
 	}
 	return res.report(b.options)
-}
-
-// median returns the median of x, or 0 if x is empty.
-func median(x []float64) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(x))
-	return (sorted[(len(x)-1)/2] + sorted[len(x)/2]) / 2
-}
-
-// quantile returns the q-quantile of x, or 0 if x is empty.
-func quantile(x []float64, q float64) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(x))
-	return sorted[int(q*float64(len(sorted)-1))]
 }

@@ -27,6 +27,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/bench/report"
 )
 
 // options are the flags of the command.
@@ -151,8 +153,8 @@ func each(costs []cpuCost, figure func(cpuCost) float64) []float64 {
 // printTimes prints times in milliseconds, and how much they exceed those of the first variant.
 func printTimes(variants []variant, p50, p99 [][]float64) {
 	for i, v := range variants {
-		fmt.Printf("  %-20s p50 %7.2f ms   p99 %7.2f ms   added %6.2f and %6.2f\n", v.name, median(p50[i]), median(p99[i]),
-			median(p50[i])-median(p50[0]), median(p99[i])-median(p99[0]))
+		fmt.Printf("  %-20s p50 %7.2f ms   p99 %7.2f ms   added %6.2f and %6.2f\n", v.name, report.Median(p50[i]), report.Median(p99[i]),
+			report.Median(p50[i])-report.Median(p50[0]), report.Median(p99[i])-report.Median(p99[0]))
 	}
 	fmt.Println()
 }

@@ -79,7 +79,7 @@ func (b *testbed) observability(ctx context.Context) error {
 		}
 		fmt.Fprintf(os.Stderr, "round %d of %d: %v\n", round+1, b.rounds, time.Since(begun).Round(time.Second))
 	}
-	about, err := newResult(b.options)
+	about, err := newResult(ctx, b.options)
 	if err != nil {
 		return err
 	}

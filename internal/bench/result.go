@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/bench/report"
 )
 
@@ -82,26 +84,24 @@ func newSample(before, after reading, times []float64) (sample, error) {
 	}
 	per := func(before, after int64) float64 { return float64(after-before) / 1000 / float64(units) }
 	s := sample{Envoy: per(before.envoy, after.envoy), Go: per(before.gateway, after.gateway), Own: per(before.own, after.own), Units: units,
-		Seconds: after.at.Sub(before.at).Seconds(), Times: len(times), P50: quantile(times, 0.5), P99: quantile(times, 0.99)}
+		Seconds: after.at.Sub(before.at).Seconds(), Times: len(times), P50: report.Quantile(times, 0.5), P99: report.Quantile(times, 0.99)}
 	s.Others = max(0, float64(after.busy-before.busy)/1e9/s.Seconds-(s.Envoy+s.Go+s.Own)*float64(units)/1e6/s.Seconds)
 	return s, nil
 }
 
 // newResult returns a result without rows.
-func newResult(o options) (*result, error) {
-	envoy, err := exec.Command(o.envoy, "--version").Output()
+func newResult(ctx context.Context, o options) (*result, error) {
+	version, err := envoy.Version(ctx, o.envoy)
 	if err != nil {
-		return nil, fmt.Errorf("%s --version: %w", o.envoy, err)
+		return nil, err
 	}
 	sluice, err := exec.Command(o.sluice, "version").Output()
 	if err != nil {
 		return nil, fmt.Errorf("%s version: %w", o.sluice, err)
 	}
-	_, build, _ := strings.Cut(string(envoy), "version: ") // a hash, the version, and more, with slashes
-	version := strings.Split(strings.TrimSpace(build), "/")
 	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	return &result{Begun: time.Now().UTC().Truncate(time.Second), CPU: processorName(), Cores: runtime.NumCPU(), Kernel: strings.TrimSpace(string(kernel)),
-		Envoy: version[min(1, len(version)-1)], Sluice: strings.TrimPrefix(firstLine(string(sluice)), "sluice "),
+		Envoy: version, Sluice: strings.TrimPrefix(firstLine(string(sluice)), "sluice "),
 		Rounds: o.rounds, Seconds: o.seconds.Seconds()}, nil
 }
 
@@ -190,14 +190,14 @@ func (res *result) report(o options) error {
 	if o.json != "" {
 		text, err := json.MarshalIndent(res, "", " ")
 		if err == nil {
-			err = os.WriteFile(o.json, append(text, '\n'), 0o644) //nolint:gosec // a result that everyone may read
+			err = report.Write(o.json, string(text)+"\n")
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if o.svg != "" {
-		if err := os.WriteFile(o.svg, []byte(res.plot()), 0o644); err != nil { //nolint:gosec // a plot that everyone may read
+		if err := report.Write(o.svg, res.plot()); err != nil {
 			return err
 		}
 	}
@@ -209,5 +209,5 @@ func (res *result) report(o options) error {
 			return err
 		}
 	}
-	return os.WriteFile(filepath.Join(o.docs, "performance.svg"), []byte(res.plot()), 0o644) //nolint:gosec // a plot that everyone may read
+	return report.Write(filepath.Join(o.docs, "performance.svg"), res.plot())
 }

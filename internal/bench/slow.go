@@ -6,6 +6,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/bench/report"
 )
 
 // slow measures what a client that reads 1 kB per second does to 500 other streams on the same
@@ -29,7 +31,7 @@ func (b *testbed) slow(ctx context.Context) error {
 					return err
 				}
 			}
-			p50[i], p99[i] = append(p50[i], quantile(r.gaps, 0.5)), append(p99[i], quantile(r.gaps, 0.99))
+			p50[i], p99[i] = append(p50[i], report.Quantile(r.gaps, 0.5)), append(p99[i], report.Quantile(r.gaps, 0.99))
 		}
 	}
 	after, err := memoryOf(b.sluice.gatewayPID, "VmRSS")

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sluice-gateway/sluice/internal/bench/report"
 )
 
 // section is a part of docs/performance.md.
@@ -74,10 +76,10 @@ func (res *result) machine() string {
 	text := fmt.Sprintf("Measured on %s, on %d cores of %s, Linux %s, with Envoy %s and Sluice %s: %d rounds, %g s for each figure of a round.\n",
 		res.Begun.Format("2 January 2006"), res.Cores, orUnknown(res.CPU), res.Kernel, res.Envoy, res.Sluice, res.Rounds, res.Seconds)
 	text += fmt.Sprintf("All other processes of the machine, with the proxies that were not measured just then, took %.2f cores (median; at most %.2f).\n",
-		median(others), slices.Max(append(others, 0)))
-	text += fmt.Sprintf("Without a proxy the clients and engines make %.0f small requests a second", median(direct))
+		report.Median(others), slices.Max(append(others, 0)))
+	text += fmt.Sprintf("Without a proxy the clients and engines make %.0f small requests a second", report.Median(direct))
 	if plain != nil {
-		text += fmt.Sprintf(", and through plain Envoy %.0f, of which each costs clients and engines %.0f µs", median(plain), median(ofClients))
+		text += fmt.Sprintf(", and through plain Envoy %.0f, of which each costs clients and engines %.0f µs", report.Median(plain), report.Median(ofClients))
 	}
 	return text + ".\n" + res.idle()
 }
@@ -86,7 +88,7 @@ func (res *result) machine() string {
 func (res *result) idle() string {
 	var parts []string
 	for _, c := range res.Idle {
-		parts = append(parts, fmt.Sprintf("%s %.1f", c.By, median(c.of(sample.total))))
+		parts = append(parts, fmt.Sprintf("%s %.1f", c.By, report.Median(c.of(sample.total))))
 	}
 	if parts == nil {
 		return ""
@@ -173,7 +175,7 @@ func (res *result) times() string {
 
 // plainTimes returns the cell of plain Envoy's times.
 func (r *resultRow) plainTimes() string {
-	return fmt.Sprintf("%.2f, %.2f ms", median(r.Columns[0].of(sample.p50)), median(r.Columns[0].of(sample.p99)))
+	return fmt.Sprintf("%.2f, %.2f ms", report.Median(r.Columns[0].of(sample.p50)), report.Median(r.Columns[0].of(sample.p99)))
 }
 
 // added returns two cells for each gateway: what it adds to the median and to p99.
@@ -194,7 +196,7 @@ func (r *resultRow) added(way string) []string {
 
 // figure returns the median of a CPU time by rounds.
 func figure(x []float64) string {
-	m := median(x)
+	m := report.Median(x)
 	if m < 10 {
 		return fmt.Sprintf("%.1f", m)
 	}
@@ -203,7 +205,7 @@ func figure(x []float64) string {
 
 // spread returns the median of a figure by rounds, with its least and greatest value.
 func spread(x []float64, format string) string {
-	return fmt.Sprintf("**"+format+"** ("+format+" to "+format+")", median(x), slices.Min(x), slices.Max(x))
+	return fmt.Sprintf("**"+format+"** ("+format+" to "+format+")", report.Median(x), slices.Min(x), slices.Max(x))
 }
 
 // table is a table of Markdown.

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-gateway/sluice/internal/bench/report"
+
 	"github.com/sluice-gateway/sluice/internal/bench/local"
 )
 
@@ -224,8 +226,8 @@ func printWatching(watchers []watcher, shares [][]cpuCost) {
 			more[round] = gateway[round] - shares[0][round].gateway
 		}
 		fmt.Printf("  %-24s gateway %5.1f %% (%.1f to %.1f), Envoy %5.1f %%   more than while nobody watches %5.2f %% (%.2f to %.2f)\n", w.name,
-			100*median(gateway), 100*slices.Min(gateway), 100*slices.Max(gateway), 100*median(each(shares[i], cpuCost.ofEnvoy)),
-			100*median(more), 100*slices.Min(more), 100*slices.Max(more))
+			100*report.Median(gateway), 100*slices.Min(gateway), 100*slices.Max(gateway), 100*report.Median(each(shares[i], cpuCost.ofEnvoy)),
+			100*report.Median(more), 100*slices.Min(more), 100*slices.Max(more))
 	}
 }
 
@@ -291,7 +293,7 @@ func printViews(views map[string][]float64) {
 	for _, view := range []string{"Overview", "Requests"} {
 		if shares := views[view]; len(shares) > 0 {
 			fmt.Printf("  the page's own process, %s: %.0f %% of a core (%.0f to %.0f)\n",
-				view, 100*median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
+				view, 100*report.Median(shares), 100*slices.Min(shares), 100*slices.Max(shares))
 		}
 	}
 }

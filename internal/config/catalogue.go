@@ -62,20 +62,20 @@ func (v EngineVersion) definition() engines.Version {
 	d.Ready, d.Health = engines.Probe(v.Ready), engines.Probe(v.Health)
 	d.Slots, d.Metrics, d.PrefillRate = engines.Slots(v.Slots), engines.Metrics(v.Metrics), v.PrefillRate
 	d.Protocol, d.RerankAPI, d.Usage = string(v.Protocol), string(v.RerankAPI), v.Usage
-	d.Routes = v.routeNames()
+	d.Routes = converted[string](v.Routes)
 	return d
 }
 
-// routeNames returns the routes in the form of the catalogue.
-func (v EngineVersion) routeNames() []string {
-	if v.Routes == nil {
+// converted returns texts as texts of another type. No list stays no list.
+func converted[To, From ~string](list []From) []To {
+	if list == nil {
 		return nil
 	}
-	names := make([]string, 0, len(v.Routes))
-	for _, r := range v.Routes {
-		names = append(names, string(r))
+	all := make([]To, len(list))
+	for i, text := range list {
+		all[i] = To(text)
 	}
-	return names
+	return all
 }
 
 // CheckKubernetes calls check for every engine version of the file and returns the faults of field

@@ -67,20 +67,21 @@ func (k *checker) absolutePath(name string) string {
 // setStateDir makes state_dir absolute, or sets its default.
 func (k *checker) setStateDir() {
 	if k.config.StateDir == "" {
-		k.config.StateDir = defaultStateDir()
+		k.config.StateDir = DefaultStateDir("sluice")
 		return
 	}
 	k.config.StateDir = k.absolutePath(k.config.StateDir)
 }
 
-func defaultStateDir() string {
+// DefaultStateDir returns the directory for the state of a program of this name.
+func DefaultStateDir(name string) string {
 	if state := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(state) {
-		return filepath.Join(state, "sluice")
+		return filepath.Join(state, name)
 	}
 	if home, err := os.UserHomeDir(); err == nil {
-		return filepath.Join(home, ".local", "state", "sluice")
+		return filepath.Join(home, ".local", "state", name)
 	}
-	return "/var/lib/sluice"
+	return filepath.Join("/var/lib", name)
 }
 
 // checkUnique reports every name that occurs twice. names are in the order of the file.

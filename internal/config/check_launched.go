@@ -68,7 +68,7 @@ func (k *checker) checkLaunchedModel(at path, m *Model) (engines.Version, bool) 
 	m.Protocol, m.RerankAPI = cmp.Or(m.Protocol, Protocol(version.Protocol)), cmp.Or(m.RerankAPI, RerankAPI(version.RerankAPI))
 	m.Usage = version.Usage
 	if m.Routes == nil {
-		m.Routes = routesOf(version.Routes)
+		m.Routes = converted[Route](version.Routes)
 	}
 	before := len(k.faults)
 	k.checkModelSource(at.field("source"), m, version)
@@ -159,15 +159,11 @@ func (k *checker) checkTask(at path, m *Model, version engines.Version) {
 	if !k.valid(at) || len(version.Tasks) == 0 {
 		return
 	}
-	tasks := make([]string, len(version.Tasks))
-	for i, t := range version.Tasks {
-		tasks[i] = string(t)
-	}
 	switch {
 	case m.Task == "":
 		m.Task = version.Tasks[0]
 	case !version.Serves(m.Task):
-		k.faultf(at, "engine %s does not serve %s; it serves %s", engineTitle(m), m.Task, strings.Join(tasks, ", "))
+		k.faultf(at, "engine %s does not serve %s; it serves %s", engineTitle(m), m.Task, strings.Join(converted[string](version.Tasks), ", "))
 	}
 }
 

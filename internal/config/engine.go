@@ -107,25 +107,7 @@ func OptionalRoutes() []Route {
 }
 
 // allowedValues implements enumerated.
-func (Route) allowedValues() []string {
-	var all []string
-	for _, r := range OptionalRoutes() {
-		all = append(all, string(r))
-	}
-	return all
-}
-
-// routesOf returns the routes of an engine of the catalogue.
-func routesOf(names []string) []Route {
-	if names == nil {
-		return nil
-	}
-	routes := make([]Route, 0, len(names))
-	for _, name := range names {
-		routes = append(routes, Route(name))
-	}
-	return routes
-}
+func (Route) allowedValues() []string { return converted[string](OptionalRoutes()) }
 
 // Protocol is the protocol that replicas speak.
 type Protocol string

@@ -2,11 +2,8 @@ package config
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"strings"
 )
 
@@ -45,27 +42,11 @@ func (k *checker) resolveEnvFrom(at path, e EnvFrom) map[string]string {
 	return env
 }
 
-// readEnvFile reads a file of lines NAME=VALUE. It reads regular files only, since a device may
-// never end. An error names the line and shows no value.
+// readEnvFile reads a file of lines NAME=VALUE. An error names the line and shows no value.
 func readEnvFile(name string) (map[string]string, error) {
-	info, err := os.Stat(name)
+	data, err := readRegular(name, maxEnvFile)
 	if err != nil {
 		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, errors.New("it is not a regular file")
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close() //nolint:errcheck // the file is only read
-	data, err := io.ReadAll(io.LimitReader(f, maxEnvFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxEnvFile {
-		return nil, fmt.Errorf("it is larger than %v", Size(maxEnvFile))
 	}
 	env, number := map[string]string{}, 0
 	for line := range bytes.Lines(data) {

@@ -12,7 +12,7 @@ import (
 // parsedIn returns the configuration of a file in a folder, and its faults, one per line.
 func parsedIn(t *testing.T, folder, file string) (*Config, string) {
 	t.Helper()
-	c, faults := parse(filepath.Join(folder, "f"), []byte(file))
+	c, faults := parseWithFields(filepath.Join(folder, "f"), []byte(file), nil)
 	return c, strings.ReplaceAll(faults.Error(), folder+"/", "")
 }
 

@@ -121,6 +121,6 @@ func versionOf(v engines.Version) EngineVersion {
 		Protocol:      Protocol(v.Protocol),
 		RerankAPI:     RerankAPI(v.RerankAPI),
 		Usage:         v.Usage,
-		Routes:        routesOf(v.Routes),
+		Routes:        converted[Route](v.Routes),
 	}
 }

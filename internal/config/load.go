@@ -28,7 +28,7 @@ func Load(path string) (*Config, error) { return LoadWithFields(path, nil) }
 // LoadWithFields is Load with fields as for Config.WithFields. The values of the file for these
 // fields, and their defaults, do not count.
 func LoadWithFields(path string, fields map[string]string) (*Config, error) {
-	data, err := read(path)
+	data, err := read(path, maxFile)
 	if err != nil {
 		return nil, unreadableFile(path, err)
 	}
@@ -44,7 +44,7 @@ func LoadWithFields(path string, fields map[string]string) (*Config, error) {
 // other fields, or in other lines if it is not valid YAML. So an operator reaches the running
 // gateway while the file is being changed. The error is Faults.
 func AdminAddress(name string) (string, error) {
-	data, err := read(name)
+	data, err := read(name, maxFile)
 	if err != nil {
 		return "", unreadableFile(name, err)
 	}
@@ -89,18 +89,30 @@ func unreadableFile(path string, err error) Faults {
 	return Faults{{File: path, Message: "cannot be read: " + reason}}
 }
 
-// read returns the content of the file at path, up to maxFile.
-func read(path string) ([]byte, error) {
+// read returns the content of the file at path. A file of more than limit bytes is an error.
+func read(path string, limit int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // the file is only read
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = fmt.Errorf("it is larger than %v", Size(maxFile))
+	data, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if err == nil && len(data) > limit {
+		err = fmt.Errorf("it is larger than %v", Size(limit))
 	}
 	return data, err
+}
+
+// readRegular is read for regular files only, since a device may never end.
+func readRegular(path string, limit int) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	return read(path, limit)
 }
 
 // reasonOf returns an error of the file system without its path, which the fault already names.
@@ -116,7 +128,7 @@ func reasonOf(err error) string {
 // Relative paths in data count from the folder of name. The error is Faults: all faults at once.
 // Parse looks at the directories and files that data names.
 func Parse(name string, data []byte) (*Config, error) {
-	c, faults := parse(name, data)
+	c, faults := parseWithFields(name, data, nil)
 	if len(faults) > 0 {
 		return nil, faults
 	}
@@ -154,9 +166,7 @@ func setFields(root *yaml.Node, fields map[string]string) {
 	}
 }
 
-// parse is Parse with its error as Faults.
-func parse(name string, data []byte) (*Config, Faults) { return parseWithFields(name, data, nil) }
-
+// parseWithFields is Parse with fields as for Config.WithFields.
 func parseWithFields(name string, data []byte, fields map[string]string) (*Config, Faults) {
 	d, c := newDecoder(name), &Config{Hash: hashOf(data), name: name, source: data, fields: fields}
 	root := d.parseDocument(data)

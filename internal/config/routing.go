@@ -87,13 +87,7 @@ func Strategies() []Strategy {
 }
 
 // allowedValues implements enumerated.
-func (Strategy) allowedValues() []string {
-	var all []string
-	for _, strategy := range Strategies() {
-		all = append(all, string(strategy))
-	}
-	return all
-}
+func (Strategy) allowedValues() []string { return converted[string](Strategies()) }
 
 // ringFields are the fields of Routing that only a strategy with a hash ring uses.
 func ringFields() []string {

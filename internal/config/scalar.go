@@ -58,18 +58,15 @@ func (d *decoder) decodeShort(n *yaml.Node, v reflect.Value, alone *string, at p
 	d.decodeStruct(n, v, at)
 }
 
-func keyFields() []string {
-	return []string{"hash", "name", "priority", "models", "limits", "budgets", "expires"}
-}
-
 // decodeKey reads a Key: a mapping, or the hash alone. A key itself may have been written there by
 // mistake, even as the name of a field, so no message repeats a name.
 func (d *decoder) decodeKey(n *yaml.Node, key *Key, at path) {
 	switch n.Kind {
 	case yaml.MappingNode:
+		known := fieldNames(reflect.TypeFor[Key]())
 		for i := 0; i+1 < len(n.Content); i += 2 {
-			if !slices.Contains(keyFields(), n.Content[i].Value) {
-				d.faultOnLine(n.Content[i].Line, at, "has an unknown field; known are "+strings.Join(keyFields(), ", "))
+			if !slices.Contains(known, n.Content[i].Value) {
+				d.faultOnLine(n.Content[i].Line, at, "has an unknown field; known are "+strings.Join(known, ", "))
 				return
 			}
 		}

@@ -35,11 +35,11 @@ type Tenant struct {
 type Key struct {
 	// Hash is the hash of the key: sha256: and 64 hex digits, as sluice keys new prints it.
 	Hash string `yaml:"hash" required:"true" form:"hash"`
+	// Name is what operators call the key. Default empty.
+	Name string `yaml:"name"`
 	// Priority is the priority of requests with this key: the tenant's or a lower one. Default: the
 	// tenant's.
 	Priority Priority `yaml:"priority" oneof:"interactive,default,batch"`
-	// Name is what operators call the key. Default empty.
-	Name string `yaml:"name"`
 	// Models are the models and pools that the key may use, of those of its tenant, at least one.
 	// Default: all that the tenant may use.
 	Models []string `yaml:"models"`

@@ -3,7 +3,6 @@ package config
 import (
 	"crypto/x509"
 	"errors"
-	"io"
 	"os"
 	"regexp"
 	"slices"
@@ -124,25 +123,9 @@ func (k *checker) checkServedModel(at path, name string) {
 // maxCertificatesSize is the size of the largest file of certificates that is read, in bytes.
 const maxCertificatesSize = 4 << 20
 
-// readCertificates returns the content of a PEM file that holds at least one certificate. It reads
-// regular files only, since a device may never end.
+// readCertificates returns the content of a PEM file that holds at least one certificate.
 func readCertificates(file string) (string, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", errors.New("it is not a regular file")
-	}
-	if info.Size() > maxCertificatesSize {
-		return "", errors.New("it is larger than " + Size(maxCertificatesSize).String())
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close() //nolint:errcheck // the file is only read
-	text, err := io.ReadAll(io.LimitReader(f, maxCertificatesSize))
+	text, err := readRegular(file, maxCertificatesSize)
 	if err != nil {
 		return "", err
 	}

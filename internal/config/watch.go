@@ -44,8 +44,6 @@ type WatcherConfig struct {
 // what it refers to, or in what Apply needs.
 type Watcher struct {
 	config WatcherConfig
-	// initial is the configuration that Sluice was started with.
-	initial *Config
 
 	// reloadMu is held while the file is read and while the callbacks run. It is locked before mu.
 	// It guards lastRead, lastDecided and decidedAt.
@@ -100,7 +98,7 @@ func NewWatcher(c WatcherConfig) *Watcher {
 	c.Every = cmp.Or(c.Every, time.Second)
 	c.Started = cmp.Or(c.Started, c.Current)
 	return &Watcher{
-		config: c, initial: c.Started, current: c.Current, lastRead: c.Current.Hash, lastDecided: c.Current.Hash,
+		config: c, current: c.Current, lastRead: c.Current.Hash, lastDecided: c.Current.Hash,
 		status: Status{Path: c.Current.File, Hash: c.Current.Hash, LoadedAt: time.Now(), NeedsRestart: c.Started.NeedsRestart(c.Current)},
 	}
 }
@@ -126,7 +124,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) poll() {
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
-	data, err := read(w.config.Current.File)
+	data, err := read(w.config.Current.File, maxFile)
 	if lack.IsOwn(err) {
 		return // this says nothing of the file
 	}
@@ -163,7 +161,7 @@ func (w *Watcher) Reload(force bool) error {
 	}
 	w.reloadMu.Lock()
 	defer w.reloadMu.Unlock()
-	data, err := read(w.config.Current.File)
+	data, err := read(w.config.Current.File, maxFile)
 	w.lastRead = contentID(data, err)
 	if faults := w.decideLocked(data, err, trial{again: true, force: force}); len(faults) > 0 {
 		w.report(faults)
@@ -181,11 +179,11 @@ func (w *Watcher) Next(data []byte) (next *Config, needsForce string, err error)
 		return nil, "", Faults{{Message: "there is nothing to compare with, because the configuration did not come from a file: start Sluice with -c FILE"}}
 	}
 	if len(data) == 0 {
-		if data, err = read(current.File); err != nil {
+		if data, err = read(current.File, maxFile); err != nil {
 			return nil, "", unreadableFile(current.File, err)
 		}
 	}
-	next, faults := parseWithFields(current.File, data, w.initial.fields)
+	next, faults := parseWithFields(current.File, data, w.config.Started.fields)
 	if len(faults) > 0 {
 		return nil, "", faults
 	}
@@ -214,11 +212,9 @@ type trial struct {
 func (w *Watcher) decideLocked(data []byte, readErr error, t trial) Faults {
 	w.lastDecided, w.decidedAt = w.lastRead, time.Now()
 	faults, held := w.loadLocked(data, readErr, t)
-	if len(faults) > 0 {
-		w.mu.Lock()
-		w.status.Faults, w.status.Held = faults, held
-		w.mu.Unlock()
-	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.status.Faults, w.status.Held = faults, held
 	return faults
 }
 
@@ -228,9 +224,8 @@ func (w *Watcher) report(faults Faults) {
 	}
 }
 
-// loadLocked parses a content and puts it in force. If it is the content in force and need not be
-// tried again, loadLocked only clears the faults. held tells that only the word of an operator is
-// missing. w.reloadMu is held.
+// loadLocked parses a content and puts it in force, unless it is the one in force and need not be
+// tried again. held tells that only the word of an operator is missing. w.reloadMu is held.
 func (w *Watcher) loadLocked(data []byte, readErr error, t trial) (faults Faults, held bool) {
 	file := w.config.Current.File
 	if readErr != nil {
@@ -243,7 +238,6 @@ func (w *Watcher) loadLocked(data []byte, readErr error, t trial) (faults Faults
 	next.File = file
 	same := next.Hash == w.Current().Hash
 	if same && !t.again {
-		w.clearFaults()
 		return nil, false
 	}
 	if reason := w.reasonToAsk(next); reason != "" && !same && !t.force {
@@ -276,14 +270,7 @@ func (w *Watcher) setCurrent(next *Config) {
 	w.status.Faults, w.status.Held = nil, false
 	w.current = next
 	w.status.Hash, w.status.LoadedAt = next.Hash, time.Now()
-	w.status.NeedsRestart = w.initial.NeedsRestart(next)
-}
-
-// clearFaults says that the file has the content in force.
-func (w *Watcher) clearFaults() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.status.Faults, w.status.Held = nil, false
+	w.status.NeedsRestart = w.config.Started.NeedsRestart(next)
 }
 
 // Current returns the configuration in force.

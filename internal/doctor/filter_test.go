@@ -17,16 +17,16 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	// standIn makes a program that says it is Envoy 1.40.0. It loads a filter if check succeeds.
-	standIn := func(name, check string) string {
+	standIn := func(name, version, check string) string {
 		path := filepath.Join(dir, name)
-		text := "#!/bin/sh\n[ \"$1\" = --version ] && echo envoy version: 0/1.40.0/Clean/RELEASE/BoringSSL && exit\n" +
+		text := "#!/bin/sh\n[ \"$1\" = --version ] && echo envoy version: 0/" + version + "/Clean/RELEASE/BoringSSL && exit\n" +
 			"file=$(sed -n 's/.*\"filename\":\"\\([^\"]*\\)\".*/\\1/p' \"$4\")\n" + check + "\n"
 		testutil.WriteProgram(t, path, text)
 		return path
 	}
-	loads := standIn("loads", `grep -q compiled "$file"`)
-	refuses := standIn("refuses", `echo "[error] wrong ABI"; exit 1`)
-	noexec := standIn("noexec", `echo "[error] Failed to load dynamic module: $file: failed to map segment from shared object"; exit 1`)
+	loads := standIn("loads", envoy.TestedVersion, `grep -q compiled "$file"`)
+	refuses := standIn("refuses", envoy.TestedVersion, `echo "[error] wrong ABI"; exit 1`)
+	noexec := standIn("noexec", envoy.TestedVersion, `echo "[error] Failed to load dynamic module: $file: failed to map segment from shared object"; exit 1`)
 	compiled := []byte("compiled")
 	for name, test := range map[string]struct {
 		o     Options
@@ -39,7 +39,7 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 		"not in this program": {Options{Envoy: loads, AskedBy: config.FilterModule}, Warning, "built without the filter"},
 		"not wanted":          {Options{Envoy: refuses, Filter: compiled, AskedBy: config.FilterExtProc}, OK, "ext_proc asks Sluice"},
 	} {
-		test.o.TestedEnvoy, test.o.Config = "1.40.0", &config.Config{StateDir: filepath.Join(dir, "new", "state")}
+		test.o.Config = &config.Config{StateDir: filepath.Join(dir, "new", "state")}
 		e := &examination{Options: test.o}
 		e.envoy(t.Context())
 		found := of(e.found, "filter")
@@ -47,7 +47,7 @@ func TestB6_DoctorTriesTheFilter(t *testing.T) {
 			t.Errorf("%s: %+v", name, e.found)
 		}
 	}
-	e := &examination{Options: Options{Envoy: loads, TestedEnvoy: "1.41.0", Filter: compiled}}
+	e := &examination{Options: Options{Envoy: standIn("newer", "1.41.0", ""), Filter: compiled}}
 	if e.envoy(t.Context()); len(of(e.found, "filter")) != 0 {
 		t.Errorf("the filter is tried with another version of Envoy: %+v", e.found)
 	}
@@ -86,7 +86,6 @@ func TestO6_DoctorFindsTheEnvoyThatUpRuns(t *testing.T) {
 	}
 	look := func(o Options) Finding {
 		t.Helper()
-		o.TestedEnvoy = envoy.TestedVersion
 		e := &examination{Options: o}
 		e.envoy(t.Context())
 		return of(e.found, "Envoy")[0]

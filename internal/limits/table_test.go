@@ -178,7 +178,9 @@ func adminHandler(scope admission.LimitScope) http.Handler {
 	return admin.New(admin.Config{
 		Listen:      "127.0.0.1:9090",
 		Fleet:       func() *engines.Snapshot { return snapshot },
-		Status:      func() admin.Status { return admin.Status{} },
+		ModelLoad:   func(string) admin.ModelLoad { return admin.ModelLoad{} },
+		Access:      func() *admin.Access { return nil },
+		Metrics:     http.NotFoundHandler(),
 		Tenants:     func() []admin.Tenant { return []admin.Tenant{{Name: "t"}} },
 		Limits:      func(string) (v, file map[string]int64, patched []string, ok bool) { return values, values, nil, true },
 		PatchLimits: func(context.Context, string, map[string]*int64) *openai.Error { return nil },

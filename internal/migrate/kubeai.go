@@ -214,7 +214,7 @@ func kubeAIPod(it *item, spec source) {
 	}
 	if image := spec.text("image"); image != "" {
 		container := flow("name", "engine", "image", image)
-		pod.set("containers", &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle, Content: []*yaml.Node{container.node}})
+		pod.set("containers", []*item{container})
 	}
 	if len(pod.node.Content) > 0 {
 		it.set("pod", flow("spec", pod))

@@ -287,11 +287,7 @@ func (g *liteLLMGroups) finish() {
 			m.item.set("task", m.task)
 		}
 		m.item.set("launcher", "upstream")
-		list := &yaml.Node{Kind: yaml.SequenceNode}
-		for _, u := range m.upstreams {
-			list.Content = append(list.Content, u.node)
-		}
-		m.item.set("upstreams", list)
+		m.item.set("upstreams", m.upstreams)
 		limits := flow()
 		if n := m.sum(m.tokens, "tpm"); n > 0 {
 			limits.set("max_tokens_per_minute", n)
@@ -451,9 +447,7 @@ func liteLLMKeys(o *output, general source) {
 		tenant.set("keys", []string{authz.HashKey(key)})
 		o.tenants = append(o.tenants, tenant)
 	default:
-		o.note("no master_key: Sluice listens on loopback only until tenants have keys here")
-		o.settings.set("listen", "127.0.0.1:8080")
-		o.settings.set("auth", flow("mode", "none"))
+		o.admitAll("master_key")
 	}
 	if general.text("database_url") != "" || general.flag("store_model_in_db") {
 		o.note("database_url: keys, teams and models that are only in the database are not in this file here")

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/redact"
 )
@@ -305,7 +303,7 @@ func (c *llamaSwap) ownEngine(it *item, name string, command []string, check str
 	default:
 		version.set("ready", flow("path", check))
 	}
-	engine.set("versions", &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{version.node}})
+	engine.set("versions", []*item{version})
 	c.out.engines = append(c.out.engines, engine)
 	it.set("task", "text-generation")
 	it.set("engine", name)
@@ -340,7 +338,7 @@ func (c *llamaSwap) peers(s source) {
 				upstream.set("api_key_env", variable)
 				it.note("%s", keyWarning(address, variable))
 			}
-			it.set("upstreams", &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{upstream.node}})
+			it.set("upstreams", []*item{upstream})
 			c.out.models = append(c.out.models, it)
 		}
 		c.out.noteRest("peers."+name+".", peer)
@@ -369,9 +367,7 @@ func (c *llamaSwap) selectors(s source) {
 // keys converts the API keys to those of one tenant.
 func (c *llamaSwap) keys(keys []string) {
 	if len(keys) == 0 {
-		c.out.note("no apiKeys: Sluice listens on loopback only until tenants have keys here")
-		c.out.settings.set("listen", "127.0.0.1:8080")
-		c.out.settings.set("auth", flow("mode", "none"))
+		c.out.admitAll("apiKeys")
 		return
 	}
 	tenant := newItem()

@@ -115,6 +115,13 @@ func (o *output) model(name string) *item {
 
 func (o *output) isEmpty() bool { return len(o.models)+len(o.upstreams) == 0 }
 
+// admitAll lets everybody on this machine call, because the other file has no keys in that field.
+func (o *output) admitAll(field string) {
+	o.note("no %s: Sluice listens on loopback only until tenants have keys here", field)
+	o.settings.set("listen", "127.0.0.1:8080")
+	o.settings.set("auth", flow("mode", "none"))
+}
+
 // dropTakenAliases removes the aliases that already stand for a model: an alias is one model here.
 func (o *output) dropTakenAliases() {
 	owners := map[string]*item{}
@@ -150,16 +157,12 @@ func (o *output) file(kind Kind) (File, error) {
 		key   string
 		items []*item
 	}{{"registries", o.registries}, {"engines", o.engines}, {"tenants", o.tenants}, {"models", o.models}, {"pools", o.pools}, {"upstreams", o.upstreams}} {
-		if len(list.items) == 0 {
-			continue
-		}
-		sequence := &yaml.Node{Kind: yaml.SequenceNode}
 		for _, item := range list.items {
 			open += len(item.notes)
-			item.node.HeadComment = strings.Join(item.notes, "\n")
-			sequence.Content = append(sequence.Content, item.node)
 		}
-		root.set(list.key, sequence)
+		if len(list.items) > 0 {
+			root.set(list.key, list.items)
+		}
 	}
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "# Made by sluice import from a configuration of %s. Comments with \"here\" name what has to be done by hand.\n", kind)
@@ -232,14 +235,20 @@ func (i *item) text(key string) string {
 	return ""
 }
 
-// set adds a field. value is a *yaml.Node or *item, or what yaml can encode. Short lists and
-// mappings are written on one line.
+// set adds a field. value is an item, a list of items with their notes above them, or what yaml can
+// encode. Short lists and mappings of the latter are written on one line.
 func (i *item) set(key string, value any) {
-	node, ok := value.(*yaml.Node)
-	if it, isItem := value.(*item); isItem {
-		node, ok = it.node, true
-	}
-	if !ok {
+	var node *yaml.Node
+	switch v := value.(type) {
+	case *item:
+		node = v.node
+	case []*item:
+		node = &yaml.Node{Kind: yaml.SequenceNode}
+		for _, one := range v {
+			one.node.HeadComment = strings.Join(one.notes, "\n")
+			node.Content = append(node.Content, one.node)
+		}
+	default:
 		node = inline(value)
 	}
 	i.node.Content = append(i.node.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key}, node)

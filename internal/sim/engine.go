@@ -244,7 +244,7 @@ func (e *Engine) ready() bool { return !time.Now().Before(e.loadedAt) }
 
 // handleHealth answers GET /health.
 func (e *Engine) handleHealth(w http.ResponseWriter, _ *http.Request) {
-	if _, unhealthy := e.activeFault().find(faultUnhealthy); unhealthy || !e.ready() {
+	if e.activeFault().has(faultUnhealthy) || !e.ready() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }

@@ -184,17 +184,20 @@ func (f Fault) find(k faultKind) (faultPart, bool) {
 	return f.parts[i], true
 }
 
-// at returns the part of that kind if it takes effect after that number of events.
-func (f Fault) at(k faultKind, events int) (faultPart, bool) {
+// has tells whether there is a part of that kind.
+func (f Fault) has(k faultKind) bool {
+	_, ok := f.find(k)
+	return ok
+}
+
+// at tells whether there is a part of that kind that takes effect after that number of events.
+func (f Fault) at(k faultKind, events int) bool {
 	m, ok := f.find(k)
-	return m, ok && m.afterEvents == events
+	return ok && m.afterEvents == events
 }
 
 // exitsAtStart tells whether the process must exit before it serves any request.
-func (f Fault) exitsAtStart() bool {
-	_, yes := f.at(faultExit, -1)
-	return yes
-}
+func (f Fault) exitsAtStart() bool { return f.at(faultExit, -1) }
 
 // faultFor returns the fault for one request: that of its header, else the process-wide fault. The
 // latter is used up by one.
@@ -207,7 +210,7 @@ func (e *Engine) faultFor(r *http.Request) (Fault, error) {
 	if own.parts == nil {
 		f = e.useActiveFault(r.URL.Path)
 	}
-	if _, exits := f.find(faultExit); exits && e.config.Exit == nil {
+	if f.has(faultExit) && e.config.Exit == nil {
 		return Fault{}, badRequest(FaultHeader, "this engine is part of another program and cannot exit: use another fault")
 	}
 	return f, nil

@@ -125,7 +125,7 @@ func (h *handler) decodeMessage(into proto.Message) error {
 // startGRPC sends the headers of the stream.
 func (h *handler) startGRPC() error {
 	for _, k := range []faultKind{faultHuge, faultGzip} {
-		if _, ok := h.fault.find(k); ok {
+		if h.fault.has(k) {
 			return badRequest(FaultHeader, "The fault %s is for HTTP only.", k)
 		}
 	}
@@ -134,7 +134,7 @@ func (h *handler) startGRPC() error {
 }
 
 func (h *handler) sendChunk(m *llmv1.StreamChunk) error {
-	if _, ok := h.fault.at(faultError, h.eventCount); ok {
+	if h.fault.at(faultError, h.eventCount) {
 		return h.sendErrorChunk(m.GetRequestId())
 	}
 	message, err := frame(m)

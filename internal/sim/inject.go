@@ -14,16 +14,14 @@ const hugePadding = 1 << 20
 
 // injectBeforeHeaders injects the faults that come before the headers.
 func (h *handler) injectBeforeHeaders() error {
-	if m, ok := h.fault.find(faultHang); ok {
-		if err := h.pause(m.pause); err != nil {
-			return err
-		}
+	if err := h.pauseFor(faultHang); err != nil {
+		return err
 	}
-	if _, ok := h.fault.at(faultExit, -1); ok {
+	if h.fault.at(faultExit, -1) {
 		h.engine.config.Exit(1)
 		return errCutConnection
 	}
-	if _, ok := h.fault.find(faultReset); ok {
+	if h.fault.has(faultReset) {
 		return h.resetConnection()
 	}
 	if err := h.injectEndlessHead(); err != nil {
@@ -32,7 +30,7 @@ func (h *handler) injectBeforeHeaders() error {
 	if m, ok := h.fault.find(faultStatus); ok {
 		return &apiError{status: m.status, kind: "InternalServerError", message: "simulated fault", retryAfter: m.retryAfter}
 	}
-	if h.has(faultGzipBomb) {
+	if h.fault.has(faultGzipBomb) {
 		return h.sendGzipBomb()
 	}
 	return h.injectRawResponse()
@@ -72,31 +70,37 @@ func (h *handler) pause(d time.Duration) error {
 	}
 }
 
+// pauseFor is pause for the time of a fault, if the request has that fault.
+func (h *handler) pauseFor(k faultKind) error {
+	if m, ok := h.fault.find(k); ok {
+		return h.pause(m.pause)
+	}
+	return nil
+}
+
 // injectIntoEvent injects the faults that concern the next event. It returns the event to send, or
 // an error if the response has ended.
 func (h *handler) injectIntoEvent(event []byte) ([]byte, error) {
 	f, n := h.fault, h.eventCount
-	if m, ok := f.find(faultSlow); ok {
-		if err := h.pause(m.pause); err != nil {
+	if err := h.pauseFor(faultSlow); err != nil {
+		return nil, err
+	}
+	if f.at(faultStall, n) {
+		if err := h.pauseFor(faultStall); err != nil {
 			return nil, err
 		}
 	}
-	if m, ok := f.at(faultStall, n); ok {
-		if err := h.pause(m.pause); err != nil {
-			return nil, err
-		}
-	}
-	if _, ok := f.at(faultExit, n); ok {
+	if f.at(faultExit, n) {
 		h.engine.config.Exit(1)
 		return nil, errCutConnection
 	}
-	if _, ok := f.at(faultCut, n); ok {
+	if f.at(faultCut, n) {
 		return nil, errCutConnection
 	}
-	if _, ok := f.at(faultEOF, n); ok {
+	if f.at(faultEOF, n) {
 		return nil, h.endEarly()
 	}
-	if _, ok := f.at(faultError, n); ok {
+	if f.at(faultError, n) {
 		return nil, h.endWithErrorEvent()
 	}
 	return corruptEvent(event, f, n), nil
@@ -104,10 +108,10 @@ func (h *handler) injectIntoEvent(event []byte) ([]byte, error) {
 
 // corruptEvent applies the faults that change the bytes of an event.
 func corruptEvent(event []byte, f Fault, n int) []byte {
-	if _, ok := f.at(faultMalformed, n); ok {
+	if f.at(faultMalformed, n) {
 		return append(bytes.TrimSpace(event[:len(event)/2:len(event)/2]), "\n\n"...)
 	}
-	if _, ok := f.at(faultHuge, n); ok {
+	if f.at(faultHuge, n) {
 		event = padEvent(event)
 	}
 	if m, ok := f.find(faultDuplicate); ok && (m.afterEvents == n || m.afterEvents < 0) {
@@ -168,19 +172,17 @@ func (h *handler) sendBrokenBody(contentType string, body []byte) error {
 	if err := h.flush(); err != nil {
 		return err
 	}
-	if m, ok := h.fault.find(faultStall); ok {
-		if err := h.pause(m.pause); err != nil {
-			return err
-		}
+	if err := h.pauseFor(faultStall); err != nil {
+		return err
 	}
-	if _, ok := h.fault.find(faultExit); ok {
+	if h.fault.has(faultExit) {
 		h.engine.config.Exit(1)
 		return errCutConnection
 	}
-	if _, ok := h.fault.find(faultCut); ok {
+	if h.fault.has(faultCut) {
 		return errCutConnection
 	}
-	if _, ok := h.fault.find(faultStall); !ok {
+	if !h.fault.has(faultStall) {
 		return h.endEarly()
 	}
 	if _, err := io.Copy(h.body, bytes.NewReader(body[half:])); err != nil {

@@ -105,11 +105,11 @@ func (h *handler) injectRawResponse() error {
 func (h *handler) injectEndlessHead() error {
 	var begin, again string
 	switch {
-	case h.has(faultInformational):
+	case h.fault.has(faultInformational):
 		again = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
-	case h.has(faultEndlessHeader):
+	case h.fault.has(faultEndlessHeader):
 		begin, again = "HTTP/1.1 200 OK\r\nX-Endless: ", "0123456789abcdef"
-	case h.has(faultEarlyClose):
+	case h.fault.has(faultEarlyClose):
 	default:
 		return nil
 	}
@@ -148,10 +148,4 @@ func (h *handler) sendGzipBomb() error {
 		}
 	}
 	return errResponseEnded
-}
-
-// has reports whether the fault has a part of that kind.
-func (h *handler) has(k faultKind) bool {
-	_, ok := h.fault.find(k)
-	return ok
 }

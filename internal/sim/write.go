@@ -17,7 +17,7 @@ func (h *handler) writeHeaders(contentType string) {
 	}
 	header.Set("Content-Type", contentType)
 	h.body = h.w
-	if _, ok := h.fault.find(faultGzip); ok {
+	if h.fault.has(faultGzip) {
 		header.Set("Content-Encoding", "gzip")
 		header.Del("Content-Length")
 		h.compressor = gzip.NewWriter(h.w)
@@ -71,13 +71,10 @@ func (h *handler) sendBody(contentType string, body []byte) error {
 	if h.translation != nil {
 		body, _ = messages.FromChat(body, h.translation.Options) // it is an answer to a chat
 	}
-	f := h.fault
-	if m, ok := f.find(faultSlow); ok {
-		if err := h.pause(m.pause); err != nil {
-			return err
-		}
+	if err := h.pauseFor(faultSlow); err != nil {
+		return err
 	}
-	if _, ok := f.find(faultHuge); ok {
+	if h.fault.has(faultHuge) {
 		body = padEvent(body)
 	}
 	if h.breaksBody() {

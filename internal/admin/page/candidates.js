@@ -1,6 +1,6 @@
 // Why a request went to its replica: the replicas that the pick chose from, as they were then.
 
-import { el, redraw, panel, link } from './dom.js';
+import { el, redraw, panel, link, smallTable } from './dom.js';
 import { number, duration } from './format.js';
 
 const columns = [
@@ -11,15 +11,14 @@ const columns = [
 /** Makes the panel of the candidates of a pick. It is hidden while none is known. */
 export function makeCandidates() {
   const counted = el('span', { class: 'count' });
-  const rows = el('tbody');
-  const table = el('table', {}, el('thead', {}, el('tr', {}, columns.map(([title, c]) => el('th', { scope: 'col', class: c, text: title })))), rows);
-  const node = panel('Replicas at the pick', counted, el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Replicas at the pick' }, table));
+  const table = smallTable('Replicas at the pick', columns);
+  const node = panel('Replicas at the pick', counted, table.node);
   node.hidden = true;
   return { node, update: (picked) => {
     const all = picked?.candidates ?? [];
     node.hidden = all.length === 0;
     redraw(counted, [all.length, picked?.considered], ([n, of]) => (n < of ? `the best ${n} of ${number(of)}` : ''));
-    redraw(rows, all, () => all.map(makeRow));
+    redraw(table.rows, all, () => all.map(makeRow));
   } };
 }
 

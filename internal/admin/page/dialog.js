@@ -46,6 +46,13 @@ export function ask({ title, body = [], confirm = '', danger = false, run = () =
   return dialog;
 }
 
+/** Has the API change something, says that it has, and reads the state anew. */
+export async function change(method, path, body, done) {
+  await send(method, path, body);
+  tell(done);
+  refresh();
+}
+
 /**
  * Returns a button that asks and then calls the API, or null for a viewer. done is what the page
  * says when the call has worked.
@@ -54,10 +61,8 @@ export function action(words, { title, why, method = 'POST', path, body = {}, do
   return button(words, () => ask({
     title, confirm: words, danger, body: [el('p', { text: why })],
     run: async () => {
-      await send(method, path, body);
-      tell(done);
+      await change(method, path, body, done);
       then();
-      refresh();
     },
   }));
 }

@@ -70,6 +70,22 @@ export function chooseFrom(select, models, wanted) {
   if (select.selectedIndex < 0) select.selectedIndex = 0;
 }
 
+/**
+ * Makes a table for few rows, with what scrolls it. heads are the titles of the columns with their
+ * classes. The caller fills the rows.
+ */
+export function smallTable(label, heads) {
+  const rows = el('tbody');
+  const titles = heads.map(([title, c]) => el('th', { scope: 'col', class: c, text: title }));
+  const table = el('table', {}, el('thead', {}, el('tr', {}, titles)), rows);
+  return { node: el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': label }, table), table, titles, rows };
+}
+
+/** Makes the heading of the view of one thing, with a link to the list of all. */
+export function headingOf(all, name) {
+  return el('h1', {}, el('a', { href: `/${all.toLowerCase()}`, text: all }), ' / ', name);
+}
+
 /** Replaces the children of a node if what they show has changed. what is any JSON value. */
 export function redraw(node, what, make) {
   const key = JSON.stringify(what);

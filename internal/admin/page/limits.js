@@ -2,9 +2,7 @@
 
 import { el, attr, redraw } from './dom.js';
 import { number, bytes } from './format.js';
-import { send } from './api.js';
-import { ask, button, tell } from './dialog.js';
-import { refresh } from './store.js';
+import { ask, button, change } from './dialog.js';
 
 // The limits that can be changed. A row holds the field's name, its label in the dialog, and its
 // text in a table for a value and for no limit. It also holds the least value, which is the
@@ -129,7 +127,5 @@ function changes(rows, limits) {
 
 async function save(kind, name, changed) {
   if (Object.keys(changed).length === 0) return;
-  await send('PATCH', `/api/v1/${kind}/${encodeURIComponent(name)}/limits`, changed);
-  tell(`The limits of ${name} have changed.`);
-  refresh();
+  await change('PATCH', `/api/v1/${kind}/${encodeURIComponent(name)}/limits`, changed, `The limits of ${name} have changed.`);
 }

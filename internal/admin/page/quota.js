@@ -1,7 +1,7 @@
 // How much of a tenant's limits and budgets is used: a bar in the list of tenants, and a table for
 // one tenant.
 
-import { el, text, attr, list, makeLoad, setShare } from './dom.js';
+import { el, text, attr, list, makeLoad, setShare, smallTable } from './dom.js';
 import { held } from './table.js';
 import { duration, number, short, words } from './format.js';
 
@@ -42,11 +42,8 @@ export function showMostUsed(cell, t) {
 
 /** Makes the table of a tenant's limits and budgets with what is used and what remains of each. */
 export function makeQuota() {
-  const rows = el('tbody');
-  const heads = [['Name', ''], ['Used', 'w-load'], ['Limit', 'num w-small p2'], ['Remaining', 'num w-since'], ['Resets in', 'num w-since p2']];
-  const table = el('table', {}, el('thead', {}, el('tr', {}, heads.map(([title, c]) => el('th', { scope: 'col', class: c, text: title })))), rows);
-  const update = (t, now) => list(rows, uses(t, now), (u) => u.id, makeRow, updateRow);
-  return { node: el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Use of limits' }, table), update };
+  const table = smallTable('Use of limits', [['Name', ''], ['Used', 'w-load'], ['Limit', 'num w-small p2'], ['Remaining', 'num w-since'], ['Resets in', 'num w-since p2']]);
+  return { node: table.node, update: (t, now) => list(table.rows, uses(t, now), (u) => u.id, makeRow, updateRow) };
 }
 
 function makeRow({ id, name }) {

@@ -3,8 +3,7 @@
 import { el } from './dom.js';
 import { count, number } from './format.js';
 import { APIError, send } from './api.js';
-import { ask, button, tell } from './dialog.js';
-import { refresh } from './store.js';
+import { ask, button, change, tell } from './dialog.js';
 
 /** Returns the button that reads the file and shows what it would change, or null for a viewer. */
 export function checkButton() {
@@ -41,18 +40,14 @@ function show(plan) {
     body: [
       plan.needs_force && el('p', { class: 'fault', text: plan.needs_force }),
       el('p', { text: `${count(plan.changed.length, 'change')}, ${replaced > 0 ? `${count(replaced, 'replica')} replaced or ended` : 'no replica is replaced'}.` }),
-      el('ul', { class: 'plan', tabindex: '0', 'aria-label': 'Changes' }, plan.changed.map(change)),
+      el('ul', { class: 'plan', tabindex: '0', 'aria-label': 'Changes' }, plan.changed.map(makeChange)),
       plan.restart_required.length > 0 && el('p', { text: `Takes effect at the next start only: ${plan.restart_required.join(', ')}.` }),
     ].filter(Boolean),
-    run: async () => {
-      await send('POST', '/api/v1/reload', plan.needs_force ? { force: true } : {});
-      tell('The file is in force.');
-      refresh();
-    },
+    run: () => change('POST', '/api/v1/reload', plan.needs_force ? { force: true } : {}, 'The file is in force.'),
   });
 }
 
-function change(c) {
+function makeChange(c) {
   const lines = [
     c.fields.length > 0 && c.change === 'changed' && c.fields.join(', '),
     c.replaces.length > 0 && `replaces ${named(c.replaces)}`, c.ends.length > 0 && `ends ${named(c.ends)}`,

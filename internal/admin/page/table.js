@@ -32,6 +32,15 @@ export function makeTable(options) {
   return new Table(options);
 }
 
+/** Makes the view of a list: a table alone. rows returns its rows of the state. */
+export function tableView(title, need, table, rows) {
+  return {
+    title, needs: [need],
+    node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: title }), table.tools), el('div', { class: 'panel' }, table.node)),
+    update: (s) => table.update(rows(s)),
+  };
+}
+
 class Table {
   constructor(options) {
     Object.assign(this, { order: '', href: null, words: null, place: null, mark: null, empty: 'Nothing.' }, options);

@@ -15,8 +15,25 @@ func BarOf(values []float64) Bar {
 	if len(values) == 0 {
 		return Bar{}
 	}
+	return Bar{Median(values), slices.Min(values), slices.Max(values)}
+}
+
+// Median returns the median of some values, or 0 if there are none.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
 	sorted := slices.Sorted(slices.Values(values))
-	return Bar{(sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2, sorted[0], sorted[len(sorted)-1]}
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}
+
+// Quantile returns the q-quantile of some values, or 0 if there are none.
+func Quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[int(q*float64(len(sorted)-1))]
 }
 
 // Group is bars that stand together, one for each name of the chart, in the same order.

@@ -1,5 +1,6 @@
-// Package report writes what a program has measured: plots as SVG, and sections of documents. The
-// programs that measure use it: internal/chaos and those under internal/bench.
+// Package report sums up and writes what a program has measured: medians, plots as SVG, and
+// sections of documents. The programs that measure use it: internal/chaos and those under
+// internal/bench.
 package report
 
 import (

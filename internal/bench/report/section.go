@@ -21,5 +21,10 @@ func WriteSection(path, name, text string) error {
 		return fmt.Errorf("%s has no section between %q and %q", path, strings.TrimSpace(begin), end)
 	}
 	document = []byte(before + begin + strings.TrimSuffix(text, "\n") + "\n" + end + after)
-	return os.WriteFile(path, document, 0o644) //nolint:gosec // a document that everyone may read
+	return Write(path, string(document))
+}
+
+// Write writes a document, a plot or figures, which everyone may read.
+func Write(path, text string) error {
+	return os.WriteFile(path, []byte(text), 0o644) //nolint:gosec // everyone may read it
 }

@@ -41,7 +41,7 @@ func run(file, docs string) error {
 		fmt.Println("not met:", line)
 	}
 	for name, svg := range map[string]string{"routing-trace.svg": s.plotTrace(), "routing-made.svg": s.plotMade()} {
-		if err := os.WriteFile(filepath.Join(docs, name), []byte(svg), 0o644); err != nil { //nolint:gosec // documents
+		if err := report.Write(filepath.Join(docs, name), svg); err != nil {
 			return err
 		}
 	}

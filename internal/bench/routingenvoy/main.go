@@ -82,7 +82,7 @@ func run(ctx context.Context, o options) error {
 	section := document(o, len(work), all)
 	fmt.Print("\n", section)
 	if o.plot != "" {
-		if err := os.WriteFile(o.plot, []byte(report.SVG(panels(all))), 0o644); err != nil { //nolint:gosec // a plot that everyone may read
+		if err := report.Write(o.plot, report.SVG(panels(all))); err != nil {
 			return err
 		}
 	}

@@ -53,12 +53,11 @@ func summarise(o options, strategy string, done replayed, p predictions) result 
 		at[a.replica]++
 	}
 	slices.Sort(r.first)
-	slices.Sort(late)
 	most := 0
 	for _, n := range at {
 		most = max(most, n)
 	}
-	r.mean, r.late = sum/float64(len(answers)), quantile(late, 0.99)
+	r.mean, r.late = sum/float64(len(answers)), report.Quantile(late, 0.99)
 	r.cached, r.busiest = float64(cached)/float64(prompt), float64(most*engines)/float64(len(answers))
 	r.elsewhere = movedShare(work, answers)
 	return r
@@ -90,17 +89,14 @@ func movedShare(work []request, answers []answer) float64 {
 	return float64(moved) / float64(max(follow, 1))
 }
 
-// quantile returns the q-quantile of sorted values, which must not be empty.
-func quantile(sorted []float64, q float64) float64 { return sorted[int(q*float64(len(sorted)-1))] }
-
 // line returns the result as a row of the table.
 func (r *result) line() string {
 	prediction := "| – | – | – |"
 	if r.ratio > 0 {
 		prediction = fmt.Sprintf("| %.2f | %.2f | %.2f |", r.predicted, r.real, r.ratio)
 	}
-	return fmt.Sprintf("| `%s` | %.2f | %.2f | %.1f | %.1f | %.1f %% | %.0f %% | %.2f | %.2f %s", r.strategy, r.mean, quantile(r.first, 0.5),
-		quantile(r.first, 0.9), quantile(r.first, 0.99), 100*r.cached, 100*r.elsewhere, r.busiest, r.late, prediction)
+	return fmt.Sprintf("| `%s` | %.2f | %.2f | %.1f | %.1f | %.1f %% | %.0f %% | %.2f | %.2f %s", r.strategy, r.mean, report.Quantile(r.first, 0.5),
+		report.Quantile(r.first, 0.9), report.Quantile(r.first, 0.99), 100*r.cached, 100*r.elsewhere, r.busiest, r.late, prediction)
 }
 
 // document returns the section of docs/routing.md.
@@ -137,7 +133,7 @@ func command(o options) string {
 func panels(all []result) []report.Panel {
 	end := 0.0
 	for i := range all {
-		end = max(end, quantile(all[i].first, 0.95))
+		end = max(end, report.Quantile(all[i].first, 0.95))
 	}
 	p := report.Panel{Title: "requests with their first token, %", End: fmt.Sprintf("%.0f s", end), Top: 100}
 	for i := range all {

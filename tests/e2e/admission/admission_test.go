@@ -145,17 +145,17 @@ func TestE2E_S11_PriorityOvertakesAndEvicts(t *testing.T) {
 	ask("people", "urgent")
 	g.AwaitQueued("m", 3)
 	ask("people", "urgent2") // the queue is full: the youngest of the night makes way
-	evicted := <-answers
+	evicted := harness.Receive(t, answers, "a request is evicted")
 	if evicted.StatusCode != 429 || evicted.Code() != "queue_full" || evicted.Header.Get("Retry-After") == "" {
 		t.Errorf("evicted with %s", evicted)
 	}
 	ask("people", "modest", "X-Sluice-Priority: batch") // a client can lower its priority; it finds nobody below it
-	if a := <-answers; a.StatusCode != 429 || a.Code() != "queue_full" {
+	if a := harness.Receive(t, answers, "the modest request is refused"); a.StatusCode != 429 || a.Code() != "queue_full" {
 		t.Errorf("a request of low priority before a full queue: %s", a)
 	}
 	for range 4 {
 		up.Next <- struct{}{}
-		<-answers
+		harness.Receive(t, answers, "a request is answered")
 	}
 	if got := strings.Join(up.Served(), " "); got != "first urgent urgent2 old" {
 		t.Errorf("served in the order %s", got)
@@ -251,7 +251,7 @@ func TestE2E_S11_AKeyHasAPriority(t *testing.T) {
 		up.Next <- struct{}{}
 	}
 	for _, answer := range answers {
-		if a := <-answer; a.StatusCode != 200 {
+		if a := harness.Receive(t, answer, "a request is answered"); a.StatusCode != 200 {
 			t.Error(a)
 		}
 	}

@@ -142,11 +142,11 @@ models:
 				r.Body.Close()
 			}
 		}()
-		<-held
+		harness.Receive(t, held, "the engine holds the request")
 		if tenant != "timed" {
 			leave()
 		}
-		<-done
+		harness.Receive(t, done, "the client has left")
 		leave()
 		harness.Eventually(t, tenant+" has ended and is corrected", func() error { // the line comes after the correction
 			if !strings.Contains(g.LogText(), `"tenant":"`+tenant+`"`) {
@@ -283,7 +283,7 @@ func TestE2E_X2_CompressionHidesNoUsage(t *testing.T) {
 	if a := g.Post("/v1/chat/completions", chatOf(10, ""), key["limited"], "Accept-Encoding: gzip"); a.StatusCode != 200 {
 		t.Fatal(a)
 	}
-	if got := <-encodings; got != "identity" {
+	if got := harness.Receive(t, encodings, "the engine gets the request"); got != "identity" {
 		t.Errorf("the engine was asked for %q", got)
 	}
 	harness.Eventually(t, "the answer is charged", func() error {
@@ -334,7 +334,7 @@ func TestE2E_X19_X20_ARequestThatIsSentDuringARestartIsChargedOnce(t *testing.T)
 		t.Fatal(err)
 	}
 	rest.Close()
-	if err := <-answered; err != nil {
+	if err := harness.Receive(t, answered, "the request is answered"); err != nil {
 		t.Fatal(err)
 	}
 	g.AwaitIdle("chat")

@@ -54,7 +54,7 @@ models:
 		}()
 	}
 	for range workers {
-		<-ended
+		harness.Receive(t, ended, "a client has sent all its requests")
 	}
 	g.AwaitIdle("chat")
 	harness.Eventually(t, "no slot is held", func() error {

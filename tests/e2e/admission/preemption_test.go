@@ -162,7 +162,7 @@ models:
 	})
 	// In decode it stays.
 	advance(t, engine.tokens)
-	<-begun
+	harness.Receive(t, begun, "the long stream begins")
 	ask("people", "waits")
 	g.AwaitQueued("m", 1)
 	engine.awaitPrompts(t, "long", "quick", "long")

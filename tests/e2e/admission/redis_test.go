@@ -204,7 +204,7 @@ pools: [{name: all, models: [light, heavy]}]
 	}
 	check(one)
 	one.Signal(syscall.SIGTERM)
-	<-one.Exited
+	one.AwaitExit()
 	two := harness.Start(t, config)
 	two.AwaitSharedState(true, 1)
 	check(two)

@@ -112,7 +112,7 @@ models:
 	g.Signal(syscall.SIGTERM)
 	all.Wait()
 	leave()
-	<-g.Exited // a second signal would end it at once, and leave the rest to the guard
+	g.AwaitExit() // a second signal would end it at once, and leave the rest to the guard
 }
 
 // A retried call gets the task of the first one. A call that asks for something else under the same

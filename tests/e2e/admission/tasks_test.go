@@ -263,14 +263,14 @@ func TestE2E_W6_LongPoll(t *testing.T) {
 	go ask()
 	g.AwaitQueued("b", 1)
 	completeTask(g, first.Task)
-	if got := <-answers; !strings.Contains(got, `"model_backend_id":"b"`) {
+	if got := harness.Receive(t, answers, "the call that waited is answered"); !strings.Contains(got, `"model_backend_id":"b"`) {
 		t.Errorf("the call that waited is answered %s", got)
 	}
 	// One whose caller leaves is admitted for nobody.
 	go ask()
 	g.AwaitQueued("b", 1)
 	leave()
-	if got := <-answers; !strings.Contains(got, context.Canceled.Error()) {
+	if got := harness.Receive(t, answers, "the call whose caller left has ended"); !strings.Contains(got, context.Canceled.Error()) {
 		t.Errorf("the call was answered although it could not: %s", got)
 	}
 	g.AwaitQueued("b", 0)

@@ -78,7 +78,7 @@ models:
 		t.Error(err)
 	}
 	hangs.Store(false)
-	if err := <-restarted; err != nil {
+	if err := harness.Receive(t, restarted, "the restart has ended"); err != nil {
 		t.Fatal(err)
 	}
 	if task.Task == "" {

@@ -28,39 +28,28 @@ models:
     variables: {prefill_rate: 0, token_interval: 10ms, batch_slowdown: 0, max_num_seqs: 4096}
 `
 
-// flood opens connections and sends no byte on them. It opens new ones for those that the gateway
-// closes, until the test ends or stop is called.
-type flood struct {
-	address string
-	cancel  context.CancelFunc
-	workers sync.WaitGroup
-}
-
-// startFlood keeps n connections open from each source.
-func startFlood(t *testing.T, g *harness.Gateway, n int, sources ...string) *flood {
+// startFlood keeps n connections open from each source, until the test ends.
+func startFlood(t *testing.T, g *harness.Gateway, n int, sources ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	f := &flood{address: strings.TrimPrefix(g.URL, "http://"), cancel: cancel}
+	var workers sync.WaitGroup
 	for _, source := range sources {
 		for range n {
-			f.workers.Go(func() { f.hold(ctx, source) })
+			workers.Go(func() { keepConnection(ctx, g, source) })
 		}
 	}
-	t.Cleanup(f.stop)
-	return f
+	t.Cleanup(func() {
+		cancel()
+		workers.Wait()
+	})
 }
 
-// stop closes all connections.
-func (f *flood) stop() {
-	f.cancel()
-	f.workers.Wait()
-}
-
-// hold keeps one connection open from a source.
-func (f *flood) hold(ctx context.Context, source string) {
+// keepConnection keeps a connection open from a source and sends no byte on it. It opens a new one
+// for one that the gateway closes.
+func keepConnection(ctx context.Context, g *harness.Gateway, source string) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Timeout: time.Second}
 	for ctx.Err() == nil {
-		c, err := dialer.DialContext(ctx, "tcp", f.address)
+		c, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(g.URL, "http://"))
 		if err != nil {
 			continue
 		}

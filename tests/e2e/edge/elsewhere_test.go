@@ -297,7 +297,7 @@ func TestE2E_B11_EnvoysElsewhereOfAGatewayThatStops(t *testing.T) {
 			t.Errorf("a managed stream was cut: %v: %s", err, text[max(0, len(text)-300):])
 		}
 	}
-	<-stopped.Exited
+	stopped.AwaitExit()
 	harness.Eventually(t, "all Envoys are at the other gateway", func() error {
 		if n := other.Metric("sluice_envoys"); n != 3 {
 			return fmt.Errorf("%v are", n)

@@ -138,7 +138,7 @@ func TestE2E_B10_X7_UploadsOfATenant(t *testing.T) {
 		}()
 	}
 	for range 38 {
-		if answer := <-answers; answer == nil || answer.StatusCode != 429 || answer.Code() != "rate_limited" {
+		if answer := harness.Receive(t, answers, "an upload is refused"); answer == nil || answer.StatusCode != 429 || answer.Code() != "rate_limited" {
 			t.Errorf("a body above the limit of its tenant: %v", answer)
 		}
 	}
@@ -150,7 +150,7 @@ func TestE2E_B10_X7_UploadsOfATenant(t *testing.T) {
 	}
 	close(release)
 	for range 2 {
-		if answer := <-answers; answer == nil || answer.StatusCode != 200 {
+		if answer := harness.Receive(t, answers, "an upload is answered"); answer == nil || answer.StatusCode != 200 {
 			t.Errorf("a body within the limit: %v", answer)
 		}
 	}
@@ -179,7 +179,7 @@ func TestE2E_X7_BytesOfUploads(t *testing.T) {
 		t.Errorf("a body that does not fit: %s", answer)
 	}
 	close(release)
-	if answer := <-first; answer == nil || answer.StatusCode != 200 {
+	if answer := harness.Receive(t, first, "the first upload is answered"); answer == nil || answer.StatusCode != 200 {
 		t.Errorf("the body that came first: %v", answer)
 	}
 	if answer := g.Post("/v1/chat/completions", sized(200<<10)); answer.StatusCode != 200 {
@@ -235,7 +235,7 @@ models:
 			if code := answer.Code(); code != "upstream_timeout" && (code != "upstream_error" || model == "chat") {
 				t.Errorf("%s, stream %s: %s", model, stream, answer)
 			}
-			<-ended
+			harness.Receive(t, ended, "the engine is told that its request has ended")
 		}
 		g.AwaitIdle(model)
 	}

@@ -362,7 +362,7 @@ func TestE2E_X6_EvilAnswersOnTheNativeWay(t *testing.T) {
 		return nil
 	})
 	cancel()
-	if err := <-ended; err == nil {
+	if err := harness.Receive(t, ended, "the request that was cancelled has ended"); err == nil {
 		t.Error("interim responses became an answer")
 	}
 	g.AwaitIdle("one")

@@ -15,6 +15,20 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
+// llamaServer returns a configuration with a model that llama-server serves from tiny.gguf. More
+// fields of the model may follow it, each on a line.
+func llamaServer(t *testing.T, name, task string) string {
+	t.Helper()
+	return `
+registries:
+  - {name: local, kind: directory, path: ` + tinyModels(t) + `}
+models:
+  - name: ` + name + `
+    task: ` + task + `
+    engine: llama-cpp
+    source: {registry: local, name: tiny.gguf}`
+}
+
 // tinyModels makes the models of random weights: tiny.gguf, rank.gguf that reranks, and embed.gguf
 // that says how it pools.
 func tinyModels(t *testing.T) string {
@@ -116,14 +130,7 @@ func TestE2E_N1_P3_T6_LlamaServerFromZeroByARequest(t *testing.T) {
 // not start it.
 func TestE2E_U10_LlamaServerTellsItsLoad(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, `
-registries:
-  - {name: local, kind: directory, path: `+tinyModels(t)+`}
-models:
-  - name: chat
-    task: text-generation
-    engine: llama-cpp
-    source: {registry: local, name: tiny.gguf}
+	g := harness.Start(t, llamaServer(t, "chat", "text-generation")+`
     replicas: {min: 1, max: 1}
     variables: {parallel: 2, ctx_size: 2048, threads: 1}
 `)
@@ -150,14 +157,7 @@ models:
 // too.
 func TestE2E_T4_T6_LlamaServerRefusesALongInput(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, `
-registries:
-  - {name: local, kind: directory, path: `+tinyModels(t)+`}
-models:
-  - name: embed
-    task: embedding
-    engine: llama-cpp
-    source: {registry: local, name: tiny.gguf}
+	g := harness.Start(t, llamaServer(t, "embed", "embedding")+`
     replicas: {min: 2, max: 2}
     variables: {pooling: mean, ctx_size: 2048, threads: 1}
 `)
@@ -409,14 +409,7 @@ func rank(g *harness.Gateway, documents []string) ([]float64, error) {
 // than slots wait outside the engines.
 func TestE2E_N1_N2_N3_T6_RealLlamaServer(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, `
-registries:
-  - {name: local, kind: directory, path: `+tinyModels(t)+`}
-models:
-  - name: chat
-    task: text-generation
-    engine: llama-cpp
-    source: {registry: local, name: tiny.gguf}
+	g := harness.Start(t, llamaServer(t, "chat", "text-generation")+`
     replicas: {min: 2, max: 2}
     variables: {parallel: 2, ctx_size: 2048, threads: 1}
     routing: {strategy: chwbl}
@@ -459,7 +452,7 @@ models:
 		}()
 	}
 	for range 6 {
-		if err := <-done; err != nil {
+		if err := harness.Receive(t, done, "a request is answered"); err != nil {
 			t.Error(err)
 		}
 	}

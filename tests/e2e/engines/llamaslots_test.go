@@ -15,14 +15,7 @@ import (
 // works on four requests at once and on no fifth, whether it shows metrics or not.
 func TestE2E_U1_DiscoveredLlamaServerRunsItsSlots(t *testing.T) {
 	t.Parallel()
-	g := harness.Start(t, `
-registries:
-  - {name: local, kind: directory, path: `+tinyModels(t)+`}
-models:
-  - name: chat
-    task: text-generation
-    engine: llama-cpp
-    source: {registry: local, name: tiny.gguf}
+	g := harness.Start(t, llamaServer(t, "chat", "text-generation")+`
     replicas: {min: 1, max: 1}
     variables: {parallel: 4, ctx_size: 8192, threads: 1, metrics: false}
 `)

@@ -64,7 +64,7 @@ models:
 	})
 	testutil.Eventually(t, "so does the model", func() bool { return g.Model("chat").Fetching != nil })
 	close(hold)
-	r := <-done
+	r := harness.Receive(t, done, "the request is answered")
 	if r.err != nil {
 		t.Fatal(r.err)
 	}

@@ -163,13 +163,19 @@ func (g *Gateway) Signal(s syscall.Signal) {
 	})
 }
 
+// AwaitExit waits until the program has exited.
+func (g *Gateway) AwaitExit() {
+	g.T.Helper()
+	Receive(g.T, g.Exited, "the program has exited")
+}
+
 // Kill kills the program with SIGKILL and waits until it has exited. If another process serves in
 // its place after a restart, that one ends by itself, and Kill waits for it too. The processes that
 // they started keep running.
 func (g *Gateway) Kill() {
 	g.T.Helper()
 	g.Signal(syscall.SIGKILL)
-	<-g.Exited
+	g.AwaitExit()
 	Eventually(g.T, "what served in its place has ended", func() error {
 		for pid, command := range g.Processes() {
 			if strings.Contains(command, " "+g.Command[0]+" ") {
@@ -198,7 +204,7 @@ func (g *Gateway) Stop() {
 				_ = syscall.Kill(pid, syscall.SIGQUIT) // it may have ended
 			}
 		}
-		<-g.Exited
+		g.AwaitExit()
 		g.dump()
 	}
 	g.Log.Close()

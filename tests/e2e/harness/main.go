@@ -137,3 +137,15 @@ func Eventually(t testing.TB, what string, ok func() error) {
 	t.Helper()
 	testutil.EventuallyNil(t, what, ok)
 }
+
+// Receive returns the next value of c, or the zero value if c is closed. It fails the test if that
+// does not happen within testutil.Patience.
+func Receive[T any](t testing.TB, c <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(testutil.Patience):
+		t.Fatalf("%s: not within %v", what, testutil.Patience)
+	}
+	return v
+}

@@ -219,14 +219,12 @@ func sortPorts(groups ...map[string]object) {
 	}
 }
 
-// TestE2E_B11_TheChartIsAccepted: Helm finds no fault in the chart, and an API server accepts what
-// the chart makes of several sets of values. Sluice accepts the configuration in it.
-func TestE2E_B11_TheChartIsAccepted(t *testing.T) {
-	t.Parallel()
-	k := kubetest.Start(t)
-	k.Apply(t, "default", fmt.Sprintf(standIn, "monitoring.coreos.com", "ServiceMonitor", "servicemonitors", "v1")+
-		"---"+fmt.Sprintf(standIn, "monitoring.coreos.com", "PrometheusRule", "prometheusrules", "v1"))
-	k.Kubectl(t, "wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", "crd/prometheusrules.monitoring.coreos.com")
+// checkChart checks that Helm finds no fault in the chart, and that an API server accepts what the
+// chart makes of several sets of values. Sluice accepts the configuration in it.
+func checkChart(t *testing.T, c *kubetest.Cluster) {
+	c.Kubectl(t, "delete", "-f", filepath.Join(manifests(), "crds.yaml")) // the chart has them too
+	addKind(t, c, "monitoring.coreos.com", "ServiceMonitor", "servicemonitors", "v1")
+	addKind(t, c, "monitoring.coreos.com", "PrometheusRule", "prometheusrules", "v1")
 	for name, values := range chartValues {
 		if _, err := helm(t, nil, "lint", "--strict", chartFolder(), "--values", writeValues(t, values)); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -236,7 +234,7 @@ func TestE2E_B11_TheChartIsAccepted(t *testing.T) {
 		if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, "namespace: sluice", "")), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := k.TryKubectl(t, "apply", "--server-side", "--validate=strict", "-n", k.Namespace(t), "-f", file); err != nil {
+		if _, err := c.TryKubectl(t, "apply", "--server-side", "--validate=strict", "-n", c.Namespace(t), "-f", file); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		checkChartConfig(t, name, readObjects(t, text))

@@ -1,7 +1,6 @@
 package kubernetes
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,28 +12,12 @@ import (
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
-// certManager stands in for the two kinds of cert-manager that the example uses.
-const certManager = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: %[2]s.cert-manager.io}
-spec:
-  group: cert-manager.io
-  scope: Namespaced
-  names: {kind: %[1]s, plural: %[2]s}
-  versions:
-    - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
-`
-
-// The API accepts the manifests of the example with Envoys in pods of their own, and they fit
-// together.
-func TestE2E_B11_ManifestsOfEnvoysElsewhere(t *testing.T) {
-	t.Parallel()
-	c := kubetest.Start(t)
+// checkEnvoysElsewhere checks that the API accepts the manifests of the example with Envoys in pods
+// of their own, and that they fit together.
+func checkEnvoysElsewhere(t *testing.T, c *kubetest.Cluster) {
 	folder := filepath.Join(testutil.Root(), "examples", "kubernetes", "envoys")
-	c.Kubectl(t, "create", "namespace", "sluice")
-	c.Apply(t, "sluice", fmt.Sprintf(certManager, "Issuer", "issuers")+"---"+fmt.Sprintf(certManager, "Certificate", "certificates"))
-	c.Kubectl(t, "wait", "--for=condition=Established", "crd/issuers.cert-manager.io", "crd/certificates.cert-manager.io")
+	addKind(t, c, "cert-manager.io", "Issuer", "issuers", "v1")
+	addKind(t, c, "cert-manager.io", "Certificate", "certificates", "v1")
 	c.Kubectl(t, "apply", "-n", "sluice", "-f", filepath.Join(folder, "certificates.yaml"))
 	c.Kubectl(t, "apply", "-k", folder)
 	for _, test := range []struct{ object, path, want string }{
@@ -55,31 +38,12 @@ func TestE2E_B11_ManifestsOfEnvoysElsewhere(t *testing.T) {
 	}
 }
 
-// standIn is a kind of somebody else's that an example uses.
-const standIn = `
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: %[3]s.%[1]s, annotations: {api-approved.kubernetes.io: unapproved}}
-spec:
-  group: %[1]s
-  scope: Namespaced
-  names: {kind: %[2]s, plural: %[3]s}
-  versions:
-    - {name: %[4]s, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
-`
-
-// The API accepts the route of the example behind Envoy Gateway, and the route leads to the Service
-// of the Envoys at a port that this has.
-func TestE2E_B11_ManifestsBehindEnvoyGateway(t *testing.T) {
-	t.Parallel()
-	c := kubetest.Start(t)
-	folder := filepath.Join(testutil.Root(), "examples", "kubernetes")
-	c.Kubectl(t, "create", "namespace", "sluice")
-	c.Apply(t, "sluice", fmt.Sprintf(standIn, "gateway.networking.k8s.io", "HTTPRoute", "httproutes", "v1")+
-		"---"+fmt.Sprintf(standIn, "gateway.envoyproxy.io", "BackendTrafficPolicy", "backendtrafficpolicies", "v1alpha1"))
-	c.Kubectl(t, "wait", "--for=condition=Established", "crd/httproutes.gateway.networking.k8s.io", "crd/backendtrafficpolicies.gateway.envoyproxy.io")
-	c.Kubectl(t, "apply", "-k", filepath.Join(folder, "envoys"))
-	c.Kubectl(t, "apply", "-n", "sluice", "-f", filepath.Join(folder, "envoy-gateway", "route.yaml"))
+// checkEnvoyGateway checks that the API accepts the route of the example behind Envoy Gateway, and
+// that the route leads to the Service of the Envoys elsewhere, at a port that this has.
+func checkEnvoyGateway(t *testing.T, c *kubetest.Cluster) {
+	addKind(t, c, "gateway.networking.k8s.io", "HTTPRoute", "httproutes", "v1")
+	addKind(t, c, "gateway.envoyproxy.io", "BackendTrafficPolicy", "backendtrafficpolicies", "v1alpha1")
+	c.Kubectl(t, "apply", "-n", "sluice", "-f", filepath.Join(testutil.Root(), "examples", "kubernetes", "envoy-gateway", "route.yaml"))
 	get := func(object, path string) string {
 		return c.Kubectl(t, "get", "-n", "sluice", object, "-o", "jsonpath="+path)
 	}

@@ -36,7 +36,7 @@ func TestE2E_U16_ANodeIsDrainedUnderStreams(t *testing.T) {
 	for _, finish := range streams {
 		finish()
 	}
-	if err := <-drained; err != nil {
+	if err := harness.Receive(t, drained, "the node is drained"); err != nil {
 		t.Error(err)
 	}
 	k.awaitOutput("Ready 2/2", "get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady}")

@@ -31,27 +31,38 @@ type kubernetes struct {
 func newKubernetes(t *testing.T) *kubernetes {
 	t.Helper()
 	c := kubetest.Shared(t)
-	prepared.Do(func() { prepare(t, c) })
+	prepared.Do(func() { prepared.err = prepare(t, c) })
+	if prepared.err != nil {
+		t.Fatal(prepared.err) // in every test, not only in the first one
+	}
 	return newNamespace(t, c)
 }
 
-// prepared is done when the shared control plane knows the custom resources.
-var prepared sync.Once
+// prepared is done when prepare has returned for the shared control plane.
+var prepared struct {
+	sync.Once
+	err error
+}
 
 // newControlPlane starts a control plane for one test, which may stop it.
 func newControlPlane(t *testing.T) *kubernetes {
 	t.Helper()
 	c := kubetest.Start(t)
-	prepare(t, c)
+	if err := prepare(t, c); err != nil {
+		t.Fatal(err)
+	}
 	return newNamespace(t, c)
 }
 
 // prepare makes the custom resources, and says which program the pods run.
-func prepare(t *testing.T, c *kubetest.Cluster) {
+func prepare(t *testing.T, c *kubetest.Cluster) error {
 	t.Helper()
 	c.Programs = map[string]string{"sluice": harness.Program()}
-	c.Kubectl(t, "apply", "-f", filepath.Join(manifests(), "crds.yaml"))
-	c.Kubectl(t, "wait", "--for=condition=Established", "crd/inferencemodels.sluice.dev", "crd/engines.sluice.dev")
+	if _, err := c.TryKubectl(t, "apply", "-f", filepath.Join(manifests(), "crds.yaml")); err != nil {
+		return err
+	}
+	_, err := c.TryKubectl(t, "wait", "--for=condition=Established", "crd/inferencemodels.sluice.dev", "crd/engines.sluice.dev")
+	return err
 }
 
 func manifests() string { return filepath.Join(testutil.Root(), "examples", "kubernetes", "base") }

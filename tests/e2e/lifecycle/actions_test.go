@@ -218,7 +218,7 @@ models:
 				t.Errorf("%v: %s", err, out)
 			}
 			if way == "queued" {
-				if a := <-waiting; a.StatusCode != 499 || !strings.Contains(string(a.Content), `"cancelled"`) {
+				if a := harness.Receive(t, waiting, "the waiting request is answered"); a.StatusCode != 499 || !strings.Contains(string(a.Content), `"cancelled"`) {
 					t.Errorf("the waiting request was answered %v", a)
 				}
 				if _, err := first.Peek(1); err != nil {
@@ -276,7 +276,7 @@ func TestE2E_O8_CancelBeforeTheAnswer(t *testing.T) {
 	g := harness.Start(t, strings.Replace(harness.OneSim, "token_interval: 0s", "token_interval: 20ms", 1))
 	answered := g.PostLater(harness.ChatPath, harness.ChatBody("chat", false, 5000, "x"))
 	do(g, "POST", "/api/v1/requests/"+runningID(g, "streaming")+"/cancel", "", 202)
-	if a := <-answered; a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
+	if a := harness.Receive(t, answered, "the cancelled request is answered"); a.StatusCode != 499 || a.Code() != "cancelled" || !slices.Equal(a.Header.Values("X-Sluice-Source"), []string{"gateway"}) {
 		t.Errorf("the request was answered %v %v", a, a.Header)
 	}
 	g.AwaitIdle("chat")

@@ -92,7 +92,7 @@ func TestE2E_X10_AStartWithoutAFileEndsNothing(t *testing.T) {
 	} {
 		rewrite(g, content)
 		g.Launch()
-		<-g.Exited
+		g.AwaitExit()
 		if text := g.LogText(); g.Process.ProcessState.ExitCode() != 1 || !strings.Contains(text, want) {
 			t.Errorf("the start exited with %d and did not say %q:\n%s", g.Process.ProcessState.ExitCode(), want, text)
 		}

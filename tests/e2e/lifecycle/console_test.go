@@ -75,14 +75,14 @@ func TestE2E_O3_ConsoleOnATerminal(t *testing.T) {
 				r.Body.Close()
 			}
 		})
-		if err := <-begun; err != nil {
+		if err := harness.Receive(t, begun, "a stream begins"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	terminal.Press(t, "\x03")
 	shows(`2 streams run, 9m\d+s left, Ctrl-C again ends them`) // half a second is over, so that the next one is a second stop
 	terminal.Press(t, "\x03")
-	<-g.Exited // in far less than drain_timeout
+	g.AwaitExit() // in far less than drain_timeout
 	streams.Wait()
 	shows("stopped")
 	if text := terminal.Text(); strings.Contains(text, "panic") {
@@ -146,7 +146,7 @@ func TestE2E_O3_JSONElsewhere(t *testing.T) {
 	if err := g.Process.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	<-g.Exited
+	g.AwaitExit()
 	for line := range strings.Lines(g.LogText()) {
 		if !json.Valid([]byte(line)) {
 			t.Errorf("not JSON: %s", line)

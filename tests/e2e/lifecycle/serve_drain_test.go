@@ -22,7 +22,7 @@ func TestE2E_E4_ServeLetsStreamsEnd(t *testing.T) {
 	l.begun.Wait()
 	g.Signal(syscall.SIGTERM)
 	l.running.Wait()
-	awaitExit(g)
+	g.AwaitExit()
 }
 
 // serveHeld starts a gateway beside an Envoy. A server of the test has its model m, and ends each
@@ -77,7 +77,7 @@ func TestE2E_E4_X20_ServeWaitsForStreamsOfAllProcesses(t *testing.T) {
 	if text, err := io.ReadAll(r.Body); err != nil || harness.CheckWholeStream(text) != nil {
 		t.Errorf("the stream: %v %s", err, text)
 	}
-	awaitExit(g)
+	g.AwaitExit()
 }
 
 func startStreams(l *load) {
@@ -85,19 +85,6 @@ func startStreams(l *load) {
 	l.run("managed stream", 1, func(_ int, begun func()) (string, error) { return l.stream("managed", "", begun) })
 	l.run("WebSocket", 1, func(_ int, begun func()) (string, error) { return l.turn(l.Realtime(""), begun) })
 	l.run("gRPC call", 1, func(_ int, begun func()) (string, error) { return l.call(begun) })
-}
-
-// awaitExit waits until the gateway has stopped by itself.
-func awaitExit(g *harness.Gateway) {
-	g.T.Helper()
-	harness.Eventually(g.T, "the gateway has stopped", func() error {
-		select {
-		case <-g.Exited:
-			return nil
-		default:
-			return fmt.Errorf("running: %v", g.Processes())
-		}
-	})
 }
 
 // A stream that does not end in time ends with an error event.
@@ -114,7 +101,7 @@ func TestE2E_E4_ServeEndsStreamsThatAreLate(t *testing.T) {
 	if n := len(events); err != nil || n == 0 || !strings.Contains(events[n-1].Data, "stopping") {
 		t.Errorf("%d events, %v; the last: %+v", n, err, events[max(0, n-1):])
 	}
-	awaitExit(g)
+	g.AwaitExit()
 }
 
 // A second signal does not wait for a stream.
@@ -125,5 +112,5 @@ func TestE2E_E4_ASecondSignalEndsServeAtOnce(t *testing.T) {
 	g.Signal(syscall.SIGTERM)
 	g.AwaitLogged("drain started", 1)
 	signalAgain(g)
-	awaitExit(g)
+	g.AwaitExit()
 }

@@ -74,7 +74,7 @@ func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
 	g.Kill()
 	writable := testutil.ReadOnly(t, g.Dir)
 	g.Launch()
-	<-g.Exited
+	g.AwaitExit()
 	if text := g.LogText(); g.Process.ProcessState.ExitCode() != 1 || !strings.Contains(text, "read-only file system") {
 		t.Errorf("the start exited with %d and said:\n%s", g.Process.ProcessState.ExitCode(), text)
 	}

@@ -24,7 +24,7 @@ func TestE2E_E4_ASecondSignalEndsEverythingAtOnce(t *testing.T) {
 	g.Signal(syscall.SIGTERM)
 	g.AwaitLogged("Envoy drains", 1)
 	signalAgain(g)
-	awaitExit(g)
+	g.AwaitExit()
 }
 
 // signalAgain sends another SIGTERM until the gateway has taken one for a second stop. On a busy
@@ -261,7 +261,7 @@ func TestE2E_E3_CleanStopDrains(t *testing.T) {
 	running := g.OpenStreams(10, 150)
 	g.Signal(syscall.SIGTERM)
 	running.Wait()
-	<-g.Exited
+	g.AwaitExit()
 	if code := g.Process.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}

@@ -186,7 +186,7 @@ func TestE2E_X20_WaitingRequestsMove(t *testing.T) {
 				t.Errorf("the stream that the others wait for: %v", err)
 			}
 		})
-		<-first
+		harness.Receive(t, first, "the first stream begins")
 		for i := range 3 {
 			ask(fmt.Sprint(model, " answer ", i), harness.ChatBody(model, false, 3, "waits"))
 			ask(fmt.Sprint(model, " stream ", i), harness.ChatBody(model, true, 3, "waits"))
@@ -272,7 +272,7 @@ func TestE2E_X20_SIGTERMDrainsAllProcesses(t *testing.T) {
 	l.begun.Wait()
 	g.Signal(syscall.SIGTERM)
 	l.running.Wait()
-	<-g.Exited
+	g.AwaitExit()
 	if code := g.Process.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -296,8 +296,8 @@ func TestE2E_X20_SIGTERMDuringARestartStopsTheGateway(t *testing.T) {
 			}()
 			g.AwaitLogged(moment, 2)
 			g.Signal(syscall.SIGTERM)
-			<-command
-			awaitExit(g)
+			harness.Receive(t, command, "the command has ended")
+			g.AwaitExit()
 			if code := g.Process.ProcessState.ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
@@ -321,8 +321,8 @@ func TestE2E_X20_TwoSIGTERMsDuringARestartEndEverythingAtOnce(t *testing.T) {
 			g.AwaitLogged(moment, 1)
 			g.Signal(syscall.SIGTERM)
 			signalAgain(g)
-			<-command
-			awaitExit(g)
+			harness.Receive(t, command, "the command has ended")
+			g.AwaitExit()
 		})
 	}
 }
@@ -361,7 +361,7 @@ func TestE2E_X20_AFailedRestartAfterAnotherChangesNothing(t *testing.T) {
 	restart(g)
 	mustHaveAdopted(g, before)
 	g.Signal(syscall.SIGTERM)
-	<-g.Exited
+	g.AwaitExit()
 	if code := g.Process.ProcessState.ExitCode(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -412,7 +412,7 @@ func TestE2E_X20_TheDeathOfANewProcessIsNoticedAtOnce(t *testing.T) {
 	if err := syscall.Kill(upgradeOf(g).PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-g.Exited
+	g.AwaitExit()
 	if code := g.Process.ProcessState.ExitCode(); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}

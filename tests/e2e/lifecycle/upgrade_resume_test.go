@@ -19,7 +19,7 @@ import (
 )
 
 // namedCall starts or joins a gRPC call with a request id. The func reads the call to its end.
-func namedCall(ctx context.Context, g *harness.Gateway, id string, tokens int) (first string, rest func() (string, error)) {
+func namedCall(ctx context.Context, g *harness.Gateway, id string) (first string, rest func() (string, error)) {
 	g.T.Helper()
 	conn, err := grpc.NewClient(strings.TrimPrefix(g.URL, "http://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -27,7 +27,7 @@ func namedCall(ctx context.Context, g *harness.Gateway, id string, tokens int) (
 	}
 	g.T.Cleanup(func() { conn.Close() })
 	s, err := llmv1.NewInferenceClient(conn).Stream(ctx, &llmv1.StartRequest{RequestId: id,
-		Request: []byte(harness.ChatBody("managed", true, tokens, "tell me a story"))})
+		Request: []byte(harness.ChatBody("managed", true, 300, "tell me a story"))})
 	if err != nil {
 		g.T.Fatal(err)
 	}
@@ -59,13 +59,13 @@ func namedCall(ctx context.Context, g *harness.Gateway, id string, tokens int) (
 func TestE2E_X20_S10_GRPCCallsAreJoinedAtTheOldProcess(t *testing.T) {
 	t.Parallel()
 	g := harness.Start(t, strings.Replace(upgradeModels, "{mode: managed}", "{mode: managed, resume: 30s}", 1))
-	_, rest := namedCall(t.Context(), g, "kept", 300)
+	_, rest := namedCall(t.Context(), g, "kept")
 	left, leave := context.WithCancel(t.Context())
-	namedCall(left, g, "left", 300)
+	namedCall(left, g, "left")
 	restart(g)
 	leave()
-	_, joined := namedCall(t.Context(), g, "kept", 300)
-	_, again := namedCall(t.Context(), g, "left", 300)
+	_, joined := namedCall(t.Context(), g, "kept")
+	_, again := namedCall(t.Context(), g, "left")
 	texts := map[string]int{}
 	for name, read := range map[string]func() (string, error){"the first client": rest, "the one that joins": joined, "the one that comes back": again} {
 		text, err := read()
@@ -185,11 +185,11 @@ func TestE2E_X20_R7_BackgroundResponsesOutliveARestart(t *testing.T) {
 					}
 					answered <- r
 				}()
-				<-s.asked
+				harness.Receive(t, s.asked, "the engine is asked")
 				return answered
 			}
 			body := func(answered chan *http.Response) io.ReadCloser {
-				r := <-answered
+				r := harness.Receive(t, answered, "the request is answered")
 				if r == nil {
 					t.FailNow()
 				}

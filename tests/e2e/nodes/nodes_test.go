@@ -90,7 +90,7 @@ func (h *joinedNode) killAll() {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
-	<-h.Exited
+	h.AwaitExit()
 }
 
 // awaitNodes waits until the gateway reports each of the nodes as joined and not lost.

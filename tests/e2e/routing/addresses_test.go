@@ -162,7 +162,7 @@ func TestE2E_U5_OneReplicaPerAddress(t *testing.T) {
 	}
 	send(4)
 	for range 9 {
-		if err := <-done; err != nil {
+		if err := harness.Receive(t, done, "a request is answered"); err != nil {
 			t.Error(err)
 		}
 	}

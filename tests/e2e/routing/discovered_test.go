@@ -48,7 +48,7 @@ func TestE2E_U17_SettingsOfDiscoveredModels(t *testing.T) {
 		held.Release <- struct{}{}
 	}
 	for range cap(answers) {
-		if err := <-answers; err != nil {
+		if err := harness.Receive(t, answers, "a request is answered"); err != nil {
 			t.Error(err)
 		}
 	}

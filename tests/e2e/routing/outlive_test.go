@@ -45,13 +45,13 @@ func TestE2E_R7_StoredResponsesOutliveTheGateway(t *testing.T) {
 		defer close(carried)
 		create("managed", fmt.Sprintf(`{"model":"m","input":%q,"stream":true}`, inputOfSlow), "Idempotency-Key: slow")
 	}()
-	<-asked
+	harness.Receive(t, asked, "an engine works on the slow response")
 	if out, err := g.RunCommand("restart", "-c", g.Config); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	g.AwaitReady()
 	close(finish)
-	<-carried
+	harness.Receive(t, carried, "the slow response is made")
 	checkHomes(g, "restart", homes)
 	create("native", `{"model":"m","input":"Hello."}`)
 	awaitKept(g, `{"model":"m","input":"One more."}`)
@@ -62,7 +62,7 @@ func TestE2E_R7_StoredResponsesOutliveTheGateway(t *testing.T) {
 	checkHomes(g, "kill", homes)
 	create("native", `{"model":"m","input":"Hello."}`)
 	g.Signal(syscall.SIGTERM)
-	<-g.Exited
+	g.AwaitExit()
 	g.Launch()
 	g.AwaitReady()
 	g.AwaitReadyReplicas("m", 4)
@@ -154,7 +154,7 @@ func TestE2E_R7_AdoptedReplicasKeepTheirResponses(t *testing.T) {
 		t.Errorf("after the kill: %v", err)
 	}
 	g.Signal(syscall.SIGTERM)
-	<-g.Exited
+	g.AwaitExit()
 	g.Launch()
 	g.AwaitReady()
 	g.AwaitReadyReplicas("chat", 3)

@@ -137,7 +137,7 @@ func TestE2E_S4_ClientLeaves(t *testing.T) {
 			return nil
 		})
 		goAway()
-		<-queued
+		harness.Receive(t, queued, "the client in the queue has left")
 		harness.Eventually(t, "the queue is empty", func() error {
 			if m := g.Model("m"); m.Queued != 0 {
 				return fmt.Errorf("%+v", m)
@@ -146,7 +146,7 @@ func TestE2E_S4_ClientLeaves(t *testing.T) {
 		})
 		leave()
 		r.Body.Close()
-		<-up.Cancelled
+		harness.Receive(t, up.Cancelled, "the upstream is told that the client has left")
 		g.AwaitIdle("m")
 	}
 }
@@ -182,7 +182,9 @@ models:
 	go ask()
 	g.AwaitQueued("m", 1)
 	ask()
-	if first, second := <-refused, <-refused; first != "429 queue_full" || second != "503 queue_timeout" {
+	first := harness.Receive(t, refused, "a request is refused")
+	second := harness.Receive(t, refused, "the request in the queue is refused")
+	if first != "429 queue_full" || second != "503 queue_timeout" {
 		t.Errorf("refused with %s, then with %s", first, second)
 	}
 	up.Release <- struct{}{}

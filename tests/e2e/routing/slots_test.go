@@ -98,7 +98,7 @@ func TestE2E_U1_DiscoveredServersWorkOnTheirSlots(t *testing.T) {
 		})
 		close(tt.on.release)
 		for range all {
-			if err := <-answers; err != nil {
+			if err := harness.Receive(t, answers, "a request is answered"); err != nil {
 				t.Errorf("%s: %v", tt.model, err)
 			}
 		}

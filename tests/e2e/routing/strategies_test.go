@@ -94,9 +94,9 @@ func servedApart(g *harness.Gateway, model string, n, held int) (order []string)
 }
 
 // hold sends a request that is held, and calls then when it has been answered.
-func hold(g *harness.Gateway, model string, callers *sync.WaitGroup) {
+func hold(g *harness.Gateway, callers *sync.WaitGroup) {
 	callers.Go(func() {
-		if a := g.Post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"hold"}`, model)); a.StatusCode != 200 {
+		if a := g.Post("/v1/completions", `{"model":"m","prompt":"hold"}`); a.StatusCode != 200 {
 			g.T.Errorf("%s", a)
 		}
 	})
@@ -120,7 +120,7 @@ models:
   - {name: m, launcher: upstream, upstreams: [%s, %s, %s], routing: {strategy: round_robin, slow_start: 0s}, admission: {max_per_replica: 8}}
 `, a.url, b.url, c.url))
 	var callers sync.WaitGroup
-	hold(g, "m", &callers)
+	hold(g, &callers)
 	var busy *holdingServer
 	select {
 	case <-a.held:
@@ -156,7 +156,7 @@ models:
   - {name: m, launcher: upstream, upstreams: [%s, %s, %s], routing: {strategy: least_connections, slow_start: 0s}, admission: {max_per_replica: 8}}
 `, all["a"].url, all["b"].url, all["c"].url))
 	var callers sync.WaitGroup
-	hold(g, "m", &callers)
+	hold(g, &callers)
 	var busy string
 	select {
 	case busy = <-all["a"].held:
@@ -196,15 +196,15 @@ func TestE2E_T4_UnequalListsAndSeveralAtOnce(t *testing.T) {
 	}
 	var callers sync.WaitGroup
 	for range 5 {
-		hold(g, "m", &callers)
+		hold(g, &callers)
 	}
 	for range 2 {
-		<-a.held
+		harness.Receive(t, a.held, "the first server holds a request")
 	}
 	for range 3 {
-		<-b.held
+		harness.Receive(t, b.held, "the second server holds a request")
 	}
-	hold(g, "m", &callers)
+	hold(g, &callers)
 	g.AwaitQueued("m", 1) // each works on as many as it says
 	for range 4 {
 		a.free <- struct{}{}

@@ -84,7 +84,7 @@ func TestE2E_T5_OwnOptionsAreRemovedAndNothingElse(t *testing.T) {
 	})+"]\n")
 	a := g.Post("/v1/chat/completions", `{"model":"m", "request_id":"r-1", "timeout_ms": 60000, "x": [1 , 2] ,"max_duration_ms":600000}`,
 		"Authorization: Bearer hush", "X-Api-Key: hush")
-	if got := <-bodies; got != `{"model":"m", "x": [1 , 2] }` && got != `{"model":"m", "x": [1 , 2]}` {
+	if got := harness.Receive(t, bodies, "the engine gets a body"); got != `{"model":"m", "x": [1 , 2] }` && got != `{"model":"m", "x": [1 , 2]}` {
 		t.Errorf("the engine got %s", got)
 	}
 	if a.StatusCode != 200 || strings.Contains(string(a.Content), "hush") {

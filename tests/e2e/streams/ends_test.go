@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket"
 
@@ -133,11 +132,11 @@ models:
 				for len(heard) > 0 {
 					<-heard
 				}
-				receive(t, heard, "the other stream has a heartbeat")
+				harness.Receive(t, heard, "the other stream has a heartbeat")
 				left := beats.Load()
 				leave()
 				r.Body.Close()
-				if receive(t, ended, "the engine knows that its client has left") > left {
+				if harness.Receive(t, ended, "the engine knows that its client has left") > left {
 					late++
 				}
 				g.AwaitIdle(model)
@@ -234,22 +233,10 @@ models:
 	if err != nil || told[len(told)-1].Chunk(t).Error == nil || told[len(told)-1].Chunk(t).Error.Code != "gateway_unavailable" {
 		t.Errorf("a stream without: %v %v", err, told[max(0, len(told)-1):])
 	}
-	if code := <-closed; code != websocket.StatusGoingAway {
+	if code := harness.Receive(t, closed, "the idle WebSocket is closed"); code != websocket.StatusGoingAway {
 		t.Errorf("an idle WebSocket: %v", code)
 	}
-	<-g.Exited
+	g.AwaitExit()
 	g.Launch() // for the clean-up
 	g.AwaitReady()
-}
-
-// receive returns the next value of c. It fails the test if none comes.
-func receive[T any](t *testing.T, c <-chan T, what string) T {
-	t.Helper()
-	select {
-	case v := <-c:
-		return v
-	case <-time.After(testutil.Patience):
-		t.Fatalf("not within %v: %s", testutil.Patience, what)
-	}
-	panic("unreachable")
 }

@@ -103,7 +103,7 @@ func TestE2E_S6_S7_AcrossGateways(t *testing.T) {
 	}
 	io.ReadFull(r.Body, head)
 	a.Signal(syscall.SIGKILL)
-	<-a.Exited
+	a.AwaitExit()
 	harness.Eventually(t, "another gateway takes over", func() error {
 		again, err := b.TryPost(context.Background(), harness.ChatPath, withFields(harness.ChatBody("m", true, 5, "lost"), `"request_id":"z"`))
 		if err != nil || again.StatusCode != 200 || harness.CheckWholeStream(again.Content) != nil {
@@ -147,7 +147,7 @@ func TestE2E_B9_MessagesOfAGatewayThatHasGone(t *testing.T) {
 		"a resume":         open(gateways[1], http.MethodGet, "/v1/streams/m?after=1", ""),
 	}
 	gateways[0].Signal(syscall.SIGKILL)
-	<-gateways[0].Exited
+	gateways[0].AwaitExit()
 	for way, answer := range answers {
 		rest, err := io.ReadAll(answer)
 		_, last, _ := bytes.Cut(rest, []byte("event: error\n"))

@@ -277,13 +277,13 @@ func surviveKill(t *testing.T, g *harness.Gateway, key string) {
 		}()
 	}
 	for range streams {
-		<-begun
+		harness.Receive(t, begun, "a stream begins")
 	}
 	g.Kill()
 	g.Launch()
 	g.AwaitReady()
 	for range streams {
-		if err := <-ends; err != nil {
+		if err := harness.Receive(t, ends, "a stream ends"); err != nil {
 			t.Fatal(err)
 		}
 	}

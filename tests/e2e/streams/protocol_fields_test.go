@@ -64,7 +64,7 @@ func TestE2E_S9_ParametersAndToolsOfASession(t *testing.T) {
 		"messages": []harness.Message{{"role": "user", "content": "look"}}, "params": harness.Message{"temperature": 0.5, "max_tokens": 7},
 		"tools": []harness.Message{{"type": "function", "function": harness.Message{"name": "f"}}}})
 	readMessages(t, ws, "final")
-	if b := receive(t, bodies, "the engine gets a body"); b.Temperature == nil || *b.Temperature != 0.5 || b.MaxTokens == nil || *b.MaxTokens != 7 {
+	if b := harness.Receive(t, bodies, "the engine gets a body"); b.Temperature == nil || *b.Temperature != 0.5 || b.MaxTokens == nil || *b.MaxTokens != 7 {
 		t.Errorf("the first turn: %+v", b)
 	}
 	harness.SendMessage(t, ws, harness.Message{"type": "update", "params": harness.Message{"temperature": 0.25}})
@@ -73,7 +73,7 @@ func TestE2E_S9_ParametersAndToolsOfASession(t *testing.T) {
 	if all := readMessages(t, ws, "final"); messageText(all) != "done" {
 		t.Errorf("after the tools: %v", all)
 	}
-	b := receive(t, bodies, "the engine gets a body")
+	b := harness.Receive(t, bodies, "the engine gets a body")
 	if n := len(b.Messages); n != 4 || b.Messages[2].CallID != "one" || b.Messages[2].Content != "sunny" ||
 		b.Messages[3].CallID != "two" || b.Messages[3].Content == "" {
 		t.Errorf("what the engine is told of the tools: %+v", b.Messages)
@@ -132,7 +132,7 @@ models:
 	if text, _, err := generate(t.Context(), c, ask("m")); text != "done" || err != nil {
 		t.Errorf("%q %v", text, err)
 	}
-	b := receive(t, bodies, "the engine gets a body")
+	b := harness.Receive(t, bodies, "the engine gets a body")
 	if b.Model != "m" || b.Temperature == nil || *b.Temperature != 0.5 || b.MaxTokens == nil || *b.MaxTokens != 7 ||
 		len(b.Messages) != 3 || b.Messages[0].Role != "user" || b.Messages[2].Content != "three" {
 		t.Errorf("the engine has got %+v", b)
@@ -147,7 +147,7 @@ models:
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := receive(t, worker.calls, "the worker gets a call")
+		r := harness.Receive(t, worker.calls, "the worker gets a call")
 		if r.GetTemperature() != 0.5 || r.GetMaxTokens() != 7 || len(r.GetMessages()) != 3 {
 			t.Errorf("the worker has got %v", r)
 		}
@@ -160,7 +160,7 @@ models:
 				leave()
 			}
 		}
-		receive(t, worker.ends, "the call of the worker ends")
+		harness.Receive(t, worker.ends, "the call of the worker ends")
 		g.AwaitIdle("worker")
 	}
 }

@@ -517,7 +517,7 @@ models:
 		if name == "whole" {
 			continue
 		}
-		r := <-answers[name]
+		r := harness.Receive(t, answers[name], name+" is answered")
 		if r == nil {
 			t.Fatalf("%s had no answer", name)
 		}
@@ -546,7 +546,7 @@ models:
 	if order, want := engine.Served(), []string{"a", "b", "whole", "c", "d", "late"}; !slices.Equal(order, want) {
 		t.Errorf("served %v, want %v", order, want)
 	}
-	if r := <-answers["whole"]; r == nil || r.StatusCode != 200 {
+	if r := harness.Receive(t, answers["whole"], "the whole answer comes"); r == nil || r.StatusCode != 200 {
 		t.Errorf("%v", r)
 	}
 }

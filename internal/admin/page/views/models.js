@@ -1,16 +1,14 @@
 // The models, and one model.
 
-import { el, text, attr, chip, panel, facts, redraw, makeChip, pathOf } from '../dom.js';
-import { makeTable, twoLines, figure, held } from '../table.js';
+import { el, text, attr, chip, panel, facts, redraw, makeChip, pathOf, headingOf } from '../dom.js';
+import { makeTable, tableView, twoLines, figure, held } from '../table.js';
 import { number, percent, bytes, ago, count, words } from '../format.js';
 import { showLimits, editButton } from '../limits.js';
 import { attention, makeAttention } from './conditions.js';
 import { replicaTable } from './replicas.js';
 import { requestTable } from './requests.js';
 import { makeHistory } from '../history.js';
-import { action, ask, button, tell } from '../dialog.js';
-import { send } from '../api.js';
-import { refresh } from '../store.js';
+import { action, ask, button, change } from '../dialog.js';
 
 /** Makes the table of models. */
 export function modelTable(place) {
@@ -52,12 +50,7 @@ function about(m) {
 }
 
 export function models(place) {
-  const table = modelTable(place);
-  return {
-    title: 'Models', needs: ['live'],
-    node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Models' }), table.tools), el('div', { class: 'panel' }, table.node)),
-    update: (s) => table.update(s.models),
-  };
+  return tableView('Models', 'live', modelTable(place), (s) => s.models);
 }
 
 /** One model. */
@@ -75,7 +68,7 @@ export function model(place) {
   return {
     title: name, needs: ['live', 'requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/models', text: 'Models' }), ' / ', name), state, tools),
+      el('div', { class: 'title' }, headingOf('Models', name), state, tools),
       gone, faults.node, about, history.node,
       panel('Replicas', replicas.tools, replicas.node), panel('Last requests', requests.tools, requests.node)),
     update(s) {
@@ -122,20 +115,14 @@ function scale(path, m) {
       field('min', 'At least', min), field('max', 'At most', max),
       overridden && el('p', {}, el('button', { type: 'button', text: 'Restore the file’s bounds', click: async () => {
         try {
-          await changed(() => send('DELETE', `${path}/scale`), `${m.name} has the bounds of the file.`);
+          await change('DELETE', `${path}/scale`, {}, `${m.name} has the bounds of the file.`);
           dialog.close();
         } catch (e) {
           dialog.fail(e.message);
         }
       } }))].filter(Boolean),
-    run: (form) => changed(() => send('PUT', `${path}/scale`, { min: Number(form.elements.min.value), max: Number(form.elements.max.value) }), `${m.name} has new bounds.`),
+    run: (form) => change('PUT', `${path}/scale`, { min: Number(form.elements.min.value), max: Number(form.elements.max.value) }, `${m.name} has new bounds.`),
   });
-}
-
-async function changed(call, words) {
-  await call();
-  tell(words);
-  refresh();
 }
 
 function modelFacts([m, scaled]) {

@@ -1,7 +1,7 @@
 // The replicas, and one replica.
 
-import { el, text, attr, chip, link, panel, facts, redraw, makeChip, makeLoad, setLoad, pathOf } from '../dom.js';
-import { makeTable, twoLines, figure, held, clipped } from '../table.js';
+import { el, text, attr, chip, link, panel, facts, redraw, makeChip, makeLoad, setLoad, pathOf, headingOf } from '../dom.js';
+import { makeTable, tableView, twoLines, figure, held, clipped } from '../table.js';
 import { number, percent, bytes, ago, duration, lastLine, short } from '../format.js';
 import { requestTable } from './requests.js';
 import { attention, makeAttention } from './conditions.js';
@@ -50,12 +50,7 @@ function runs(r) {
 }
 
 export function replicas(place) {
-  const table = replicaTable(place);
-  return {
-    title: 'Replicas', needs: ['live'],
-    node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Replicas' }), table.tools), el('div', { class: 'panel' }, table.node)),
-    update: (s) => table.update(s.replicas),
-  };
+  return tableView('Replicas', 'live', replicaTable(place), (s) => s.replicas);
 }
 
 /** One replica. A server of others may be a replica of several models; they are all shown. */
@@ -71,7 +66,7 @@ export function replica({ name }) {
   return {
     title: name, needs: ['live', 'requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/replicas', text: 'Replicas' }), ' / ', name), state, tools),
+      el('div', { class: 'title' }, headingOf('Replicas', name), state, tools),
       gone, faults.node, reason, about, log.node, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const all = s.replicas.filter((r) => r.id === name);

@@ -1,6 +1,6 @@
 // The running and the last requests, and one request.
 
-import { el, text, attr, chip, link, facts, redraw, makeChip, panel, pathOf } from '../dom.js';
+import { el, text, attr, chip, link, facts, redraw, makeChip, panel, pathOf, headingOf } from '../dom.js';
 import { makeCandidates } from '../candidates.js';
 import { makeTable, twoLines, clipped } from '../table.js';
 import { number, duration, clock, moment, bytes, count } from '../format.js';
@@ -116,7 +116,7 @@ export function request({ name }) {
   return {
     title: `Request ${name}`, needs: ['requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/requests', text: 'Requests' }), ' / ', name), state, tools), gone, about, past,
+      el('div', { class: 'title' }, headingOf('Requests', name), state, tools), gone, about, past,
       candidates.node),
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);

@@ -1,6 +1,6 @@
 // Routing: how the replicas of one model look to a request, and where a given request would go.
 
-import { el, text, attr, list, chooseFrom, makeLoad, setShare, panel } from '../dom.js';
+import { el, text, attr, list, chooseFrom, makeLoad, setShare, panel, smallTable } from '../dom.js';
 import { number, duration, percent } from '../format.js';
 import { get, send } from '../api.js';
 import { keep } from '../router.js';
@@ -24,10 +24,9 @@ export function routing(place) {
 /** Makes the panel of a model's replicas as a prompt of the usual length sees them. */
 function makeReplicas(model) {
   const recent = el('p', { class: 'muted pad' });
-  const rows = el('tbody');
-  const first = el('th', { scope: 'col', class: 'num w-first', text: 'First token' });
-  const heads = [['Replica', ''], ['Load', 'num w-small p2'], ['Tokens before it', 'w-load'], ['Prefill', 'num w-small p3'], ['Cached lately', 'w-load p2']];
-  const table = el('table', {}, el('thead', {}, el('tr', {}, heads.map(([title, c]) => el('th', { scope: 'col', class: c, text: title })), first)), rows);
+  const { node: scroller, table, titles, rows } = smallTable('Replicas', [
+    ['Replica', ''], ['Load', 'num w-small p2'], ['Tokens before it', 'w-load'], ['Prefill', 'num w-small p3'], ['Cached lately', 'w-load p2'], ['First token', 'num w-first'],
+  ]);
   const empty = el('p', { class: 'empty', hidden: true });
   let shown = ''; // the model whose replicas are shown
   const read = async () => {
@@ -42,11 +41,11 @@ function makeReplicas(model) {
     empty.hidden = all.length > 0;
     table.hidden = all.length === 0;
     text(recent, r ? recentWords(r.recent) : '');
-    text(first, all.some((x) => x.predicted_ms > 0) ? `First token of ${number(r.prompt_tokens)} new tokens` : 'First token');
+    text(titles.at(-1), all.some((x) => x.predicted_ms > 0) ? `First token of ${number(r.prompt_tokens)} new tokens` : 'First token');
     const most = Math.max(1, ...all.map((x) => x.waiting_tokens));
     list(rows, all, (x) => `${r.model} ${x.id}`, makeRow, (row, x) => updateRow(row, x, r.picked, most));
   };
-  return { read, node: panel('Replicas for a prompt of the usual length', null, recent, el('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Replicas' }, table), empty) };
+  return { read, node: panel('Replicas for a prompt of the usual length', null, recent, scroller, empty) };
 }
 
 function makeRow(x) {

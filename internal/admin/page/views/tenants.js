@@ -1,7 +1,7 @@
 // The tenants, and one tenant.
 
-import { el, text, attr, panel, facts, redraw, pathOf } from '../dom.js';
-import { makeTable, twoLines, figure } from '../table.js';
+import { el, text, attr, panel, facts, redraw, pathOf, headingOf } from '../dom.js';
+import { makeTable, tableView, twoLines, figure } from '../table.js';
 import { number, bytes, count } from '../format.js';
 import { showLimits, showWeight, editButton } from '../limits.js';
 import { makeQuota, mostUsed, showMostUsed } from '../quota.js';
@@ -35,12 +35,7 @@ function usable(t) {
 }
 
 export function tenants(place) {
-  const table = tenantTable(place);
-  return {
-    title: 'Tenants', needs: ['tenants'],
-    node: el('div', { class: 'stack' }, el('div', { class: 'title' }, el('h1', { text: 'Tenants' }), table.tools), el('div', { class: 'panel' }, table.node)),
-    update: (s) => table.update(s.tenants),
-  };
+  return tableView('Tenants', 'tenants', tenantTable(place), (s) => s.tenants);
 }
 
 /** One tenant. */
@@ -55,7 +50,7 @@ export function tenant({ name }) {
   return {
     title: name, needs: ['tenants', 'requests'],
     node: el('div', { class: 'stack' },
-      el('div', { class: 'title' }, el('h1', {}, el('a', { href: '/tenants', text: 'Tenants' }), ' / ', name), tools),
+      el('div', { class: 'title' }, headingOf('Tenants', name), tools),
       gone, about, used, panel('Last requests', requests.tools, requests.node)),
     update(s) {
       const t = s.tenants.find((x) => x.name === name);
