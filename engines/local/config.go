@@ -46,6 +46,9 @@ type Config struct {
 	DrainSettle time.Duration
 	// ProbeTimeout is how long a probe waits for its answer. 0 means 5 s.
 	ProbeTimeout time.Duration
+	// MaxBusy is how long requests without an answer excuse a replica whose probes have none
+	// either. 0 means supervise.MaxBusy.
+	MaxBusy time.Duration
 }
 
 // withDefaults replaces zero values by their defaults.
@@ -66,6 +69,7 @@ func (c Config) withDefaults() Config {
 		{&c.DrainSettle, time.Second},
 		{&c.ProbeTimeout, 5 * time.Second},
 		{&c.ReadEvery, readInterval},
+		{&c.MaxBusy, supervise.MaxBusy},
 	} {
 		*d.value = cmp.Or(*d.value, d.standard)
 	}

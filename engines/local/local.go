@@ -93,11 +93,10 @@ type Launcher struct {
 	quit chan struct{}
 
 	// Tests replace these: how a process is stopped, how long a reading of the inventory may take,
-	// the interval between rotations of logs, and how long a silent replica may be busy.
+	// and the interval between rotations of logs.
 	stop           func(p *process.Process, ctx context.Context, grace time.Duration) error
 	readTimeout    time.Duration
 	rotateInterval time.Duration
-	maxBusy        time.Duration
 
 	mu sync.Mutex
 	// wanted are the desired models; guarded by mu
@@ -132,7 +131,6 @@ func New(c Config) *Launcher {
 		stop:           (*process.Process).Stop,
 		readTimeout:    readTimeout,
 		rotateInterval: rotateInterval,
-		maxBusy:        maxBusy,
 	}
 }
 

@@ -178,12 +178,11 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 
 // startLoaded starts a launcher with one replica that has a request and is probed only when it is
 // suspected.
-func startLoaded(t *testing.T, w *fixture, c Config, maxBusy time.Duration) (*Launcher, engines.Replica) {
+func startLoaded(t *testing.T, w *fixture, c Config) (*Launcher, engines.Replica) {
 	t.Helper()
 	w.setLoad("chat-0", 1)
 	c.ProbeTimeout = 100 * time.Millisecond
 	l := New(c)
-	l.maxBusy = maxBusy
 	m := w.model("chat", 1)
 	m.Version.Health.Every = time.Hour
 	l.Set([]Model{m})
@@ -199,7 +198,8 @@ func TestASilentReplicaIsBusyForSomeTimeOnly(t *testing.T) {
 	c := w.config()
 	found := make(chan string, 100)
 	c.OnHealthy = func(id string) { found <- id }
-	l, before := startLoaded(t, w, c, 0)
+	c.MaxBusy = 1 // no time
+	l, before := startLoaded(t, w, c)
 	w.tell("hang-" + strconv.Itoa(before.PID))
 	l.Suspect("chat-0", false)
 	<-found
@@ -223,7 +223,7 @@ func TestASilentReplicaMayBeSlow(t *testing.T) {
 	c.InFlight = func(id string) int { busy.Add(1); return w.load(id) }
 	found := make(chan int64, 100)
 	c.OnHealthy = func(string) { found <- busy.Load() }
-	l, before := startLoaded(t, w, c, maxBusy)
+	l, before := startLoaded(t, w, c)
 	hang := "hang-" + strconv.Itoa(before.PID)
 	w.tell(hang)
 	l.Suspect("chat-0", true)

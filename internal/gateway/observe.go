@@ -141,8 +141,13 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 		g.launchers.upstream.RecordFailure(replica, model, reason)
 	case engines.Local:
 		g.launchers.local.Suspect(replica, kind == dispatch.Silent)
+		if g.launchers.joined != nil && kind == dispatch.Silent {
+			for _, n := range g.launchers.joined.Nodes() { // one of them may run it
+				n.Suspect(replica)
+			}
+		}
 	case engines.Ray:
-		g.launchers.ray.Suspect(replica)
+		g.launchers.ray.Suspect(replica, kind == dispatch.Silent)
 	}
 }
 
