@@ -68,7 +68,7 @@ func TestO10_RestartOnANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.waitState("chat-0", engines.Draining)
-	if now := g.replica("chat-0"); !strings.Contains(now.Reason, "operator") || !isProcessRunning(before.PID) {
+	if now := g.replica("chat-0"); !strings.Contains(now.Reason, "restarted") || !isProcessRunning(before.PID) {
 		t.Errorf("%+v, or its process has ended with a request", now)
 	}
 	g.setRequests("chat-0", 0)

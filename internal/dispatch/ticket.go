@@ -336,16 +336,14 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	if partial {
 		r = untold(r)
 	}
-	silent := ""
+	silence := Failure(0)
 	if !already {
 		t.learnLocked(plausible(r))
-		if t.noteSilenceLocked(r) {
-			silent = at.id
-		}
+		silence = t.noteSilenceLocked(r)
 	}
 	t.mu.Unlock()
-	if silent != "" {
-		t.dispatcher.config.Failed(t.Model, silent, Silent, silentReason)
+	if silence != 0 {
+		t.dispatcher.config.Failed(t.Model, at.id, silence, silentReason)
 	}
 	if doubted && !already {
 		t.dispatcher.doubt(t.Model, at, told, time.Now())
