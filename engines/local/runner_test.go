@@ -12,6 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -320,17 +323,34 @@ func TestProgressOfAStart(t *testing.T) {
 func TestLogsAreRotatedWhileReplicasRun(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
-	l := New(w.config())
+	c := w.config()
+	core, logs := observer.New(zap.WarnLevel)
+	c.Log = zap.New(core)
+	l := New(c)
 	l.rotateInterval = 5 * time.Millisecond
-	l.Set([]Model{w.model("chat", 1)})
+	l.Set([]Model{w.model("chat", 2)})
 	run(t, l)
-	before := w.awaitReady("chat", 1)[0]
-	path := w.dir.Records()[0].LogFile
-	if err := os.WriteFile(path, make([]byte, 11<<20), 0o600); err != nil {
+	before := w.awaitReady("chat", 2)
+	fill := func(id string) (path string) {
+		path = w.dir.LogFile("replica/" + id)
+		if err := os.WriteFile(path, make([]byte, 11<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	// The log of the other replica cannot be rotated, which the launcher says once.
+	if err := os.Mkdir(w.dir.LogFile("replica/chat-1")+".new", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("it is empty", func() bool { info, err := os.Stat(path); return err == nil && info.Size() == 0 })
-	if info, err := os.Stat(path + ".1"); err != nil || w.replica("chat-0") != before {
-		t.Errorf("%v, %v; %+v", info, err, w.replica("chat-0"))
+	fill("chat-1")
+	for range 3 {
+		path := fill("chat-0")
+		w.eventually("it is empty", func() bool { info, err := os.Stat(path); return err == nil && info.Size() == 0 })
+		if info, err := os.Stat(path + ".1"); err != nil || w.replica("chat-0") != before[0] {
+			t.Errorf("%v, %v; %+v", info, err, w.replica("chat-0"))
+		}
+	}
+	if all := logs.FilterMessageSnippet("log rotation failed").All(); len(all) != 1 {
+		t.Errorf("the log has %d lines of the one that fails: %v", len(all), all)
 	}
 }
