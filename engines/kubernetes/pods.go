@@ -70,7 +70,7 @@ func readPod(p *corev1.Pod) pod {
 		name: p.Name, created: p.CreationTimestamp.Time, rank: rank(p),
 		unschedulable: isUnschedulable(p),
 		terminating:   p.DeletionTimestamp != nil,
-		finished:      p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded,
+		finished:      isFinished(p),
 		draining:      p.Annotations[annotationDraining],
 	}
 	read.marked = read.draining != "" && p.Annotations[annotationCost] != ""
@@ -98,6 +98,11 @@ func podCondition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondit
 	return nil
 }
 
+// isFinished reports whether no container of the pod is ever started again.
+func isFinished(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+}
+
 func isTrue(c *corev1.PodCondition) bool { return c != nil && c.Status == corev1.ConditionTrue }
 
 // replicaOf returns the pod as a replica of the fleet. All fields come from the pod, because the
@@ -120,7 +125,7 @@ func replicaOf(p *corev1.Pod, startBase int) engines.Replica {
 	if r.State == engines.Ready && !r.Address.IsValid() {
 		r.State, r.Reason = engines.Starting, "ready, but its address cannot be read"
 	}
-	describeStarts(&r, engine, startBase)
+	describeStarts(&r, p, engine, startBase)
 	return r
 }
 
@@ -169,7 +174,7 @@ func stateOf(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.State
 	case p.Annotations[annotationDraining] != "":
 		at, _ := time.Parse(time.RFC3339, p.Annotations[annotationDraining])
 		return engines.Draining, "", at
-	case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
+	case isFinished(p):
 		return engines.Failed, exitReason(p, engine), finishTime(engine, created)
 	case p.Spec.NodeName == "":
 		return engines.Pending, schedulingReason(p), created
