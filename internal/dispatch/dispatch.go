@@ -342,7 +342,7 @@ func retiredFault() *openai.Error {
 // tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
-	ticket.slotOnly, ticket.apiKey = r.Task != "", r.APIKey
+	ticket.task, ticket.apiKey = r.Task, r.APIKey
 	ticket.wantsResponseID = r.Endpoint == openai.Responses
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))

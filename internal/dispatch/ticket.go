@@ -47,8 +47,8 @@ type Ticket struct {
 	prompt      prompt
 	estimate    estimate
 	estimator   *estimator
-	// slotOnly says that the request belongs to a task, which has the lease.
-	slotOnly bool
+	// task is the id of the task of the request, which has the lease. It is empty if there is none.
+	task string
 	// holdsOut says that the request waits for a better replica than those that are free, holdUntil
 	// for how long; guarded by admission.Controller.mu
 	holdsOut  bool
