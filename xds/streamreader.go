@@ -2,6 +2,7 @@ package xds
 
 import (
 	_ "embed"
+	"strings"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	lua "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
@@ -21,6 +22,18 @@ var streamReaderSource string
 // asks for it on a sample of the responses only.
 func streamReader() *lua.Lua {
 	return &lua.Lua{DefaultSourceCode: &core.DataSource{
-		Specifier: &core.DataSource_InlineString{InlineString: streamReaderSource},
+		Specifier: &core.DataSource_InlineString{InlineString: withoutComments(streamReaderSource)},
 	}}
+}
+
+// withoutComments returns a program in Lua without the lines that are comments. Envoy needs none,
+// and another comment would be another listener.
+func withoutComments(source string) string {
+	var code strings.Builder
+	for line := range strings.Lines(source) {
+		if !strings.HasPrefix(strings.TrimSpace(line), "--") {
+			code.WriteString(line)
+		}
+	}
+	return code.String()
 }
