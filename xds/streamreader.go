@@ -2,6 +2,7 @@ package xds
 
 import (
 	_ "embed"
+	"strings"
 
 	lua "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
 )
@@ -19,5 +20,17 @@ var streamReaderSource string
 // as much as half of what Envoy needs for an event without it (docs/performance.md). So ext_proc
 // asks for it on a sample of the responses only.
 func streamReader() *lua.Lua {
-	return &lua.Lua{DefaultSourceCode: inline(streamReaderSource)}
+	return &lua.Lua{DefaultSourceCode: inline(withoutComments(streamReaderSource))}
+}
+
+// withoutComments returns a program in Lua without the lines that are comments. Envoy needs none,
+// and another comment would be another listener.
+func withoutComments(source string) string {
+	var code strings.Builder
+	for line := range strings.Lines(source) {
+		if !strings.HasPrefix(strings.TrimSpace(line), "--") {
+			code.WriteString(line)
+		}
+	}
+	return code.String()
 }

@@ -74,7 +74,8 @@ end
 local function read_line(r, line, now)
   if sub(line, 1, 6) == "event:" then
     r.event = select(3, find(line, "^event:%s*response%.([%w_.]+)"))
-    end_response(r, r.event) -- the data of this event has the whole answer, and may be too long
+    -- The data of this event has the whole answer, and may be too long.
+    end_response(r, r.event)
     return
   end
   if sub(line, 1, 5) ~= "data:" then return end

@@ -43,6 +43,15 @@ func TestR3_ReaderOfStreams(t *testing.T) {
 	}
 }
 
+// The comments of the reader are no part of the listener, which another comment would replace.
+func TestTheReaderHasNoComments(t *testing.T) {
+	t.Parallel()
+	code := streamReader().DefaultSourceCode.GetInlineString()
+	if !strings.Contains(code, "function envoy_on_response(") || strings.Contains(code, "--") {
+		t.Errorf("%s", code)
+	}
+}
+
 // tracked returns how many tokens the relay finds in a stream.
 func tracked(body string) int64 {
 	var tracker sse.Tracker

@@ -291,6 +291,9 @@ func (a *Agent) applyOrder(o order) {
 	if o.Assignment != nil {
 		a.assign(*o.Assignment)
 	}
+	for _, id := range o.Silent {
+		a.launcher.Suspect(id, true)
+	}
 }
 
 // inventory returns the resources of this machine, or nil until the launcher has read them.

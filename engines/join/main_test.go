@@ -30,9 +30,10 @@ const (
 	// because the machine may be busy.
 	waitLimit = testutil.Patience
 	// roleKey makes the test binary run as an engine or an agent. agentKey holds the agent's
-	// configuration.
+	// configuration. hangKey is a file: while it exists, an engine answers nothing.
 	roleKey  = "JOIN_TEST_ROLE"
 	agentKey = "JOIN_TEST_AGENT"
+	hangKey  = "JOIN_TEST_HANG"
 )
 
 func TestMain(m *testing.M) {
@@ -48,7 +49,11 @@ func TestMain(m *testing.M) {
 
 // runTestEngine serves HTTP at the address. It is ready at once.
 func runTestEngine(address string) {
-	err := http.ListenAndServe(address, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	err := http.ListenAndServe(address, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if _, err := os.Stat(os.Getenv(hangKey)); err == nil {
+			<-r.Context().Done()
+		}
+	}))
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }

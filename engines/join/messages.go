@@ -93,6 +93,9 @@ type order struct {
 	InFlight *inFlight `json:"in_flight,omitempty"`
 	// Logs lists logs that the node shall send, each by the RPC Log. Since revision 1.
 	Logs []logRequest `json:"logs,omitempty"`
+	// Silent has the ids of replicas that have left several requests in a row without an answer
+	// since the last order.
+	Silent []string `json:"silent,omitempty"`
 }
 
 // logRequest asks for the log of a replica.

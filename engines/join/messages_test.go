@@ -34,7 +34,7 @@ func fullMessages() (order, report) {
 	m.StartTimeout, m.DrainTimeout = 30*time.Second, 30*time.Second
 	o := order{LostAfter: time.Second, Assignment: &assignment{Models: []local.Model{m}, Stop: time.Minute, Restarts: map[string]string{"chat-0": "x"}},
 		InFlight: &inFlight{Seen: 7, Requests: map[string]int{"chat-0": 2}},
-		Logs:     []logRequest{{ID: "y", Replica: "chat-0", Tail: 5, Search: "error", Follow: true}}}
+		Logs:     []logRequest{{ID: "y", Replica: "chat-0", Tail: 5, Search: "error", Follow: true}}, Silent: []string{"chat-0"}}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	r := report{Hello: &hello{Protocol: protocol, Revision: revision, Clock: at}, Stopping: true,
 		Inventory: &engines.Node{Name: "n", CPUs: 8, Memory: 1 << 35, Reason: "why",

@@ -70,6 +70,8 @@ type Node struct {
 	// yet.
 	logs      map[string]*logCall
 	askedLogs []logRequest
+	// silent holds the ids of the replicas for which Suspect was called and the node was not told.
+	silent []string
 	// gatewayStopping is true once stop was called. The assignment is then final.
 	gatewayStopping bool
 	// unassignedSince holds, for each reported replica that is not assigned, since when it is not.

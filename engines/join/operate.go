@@ -54,6 +54,26 @@ func (n *Node) Restart(id string) error {
 	return nil
 }
 
+// Suspect tells the node that a replica has left several requests in a row without an answer. It
+// does nothing if the node is not connected or shall not run the replica. It does not block.
+func (n *Node) Suspect(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.session != nil && n.assignedIDs[id] && !slices.Contains(n.silent, id) {
+		n.silent = append(n.silent, id)
+		n.session.wakeSender()
+	}
+}
+
+// nextSilent returns the replicas that Suspect was called for since the last call.
+func (n *Node) nextSilent() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	silent := n.silent
+	n.silent = nil
+	return silent
+}
+
 // restartsLocked returns a copy of the restarts of the replicas that are assigned, and forgets the
 // others. The session encodes the copy without the lock. n.mu is held.
 func (n *Node) restartsLocked() map[string]string {

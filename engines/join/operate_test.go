@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -67,7 +68,7 @@ func TestO10_RestartOnANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.waitState("chat-0", engines.Draining)
-	if now := g.replica("chat-0"); !strings.Contains(now.Reason, "operator") || !isProcessRunning(before.PID) {
+	if now := g.replica("chat-0"); !strings.Contains(now.Reason, "restarted") || !isProcessRunning(before.PID) {
 		t.Errorf("%+v, or its process has ended with a request", now)
 	}
 	g.setRequests("chat-0", 0)
@@ -108,6 +109,38 @@ func TestASecondRestartLeavesTheFirstOrder(t *testing.T) {
 	first := restart("chat-0")
 	if second := restart("chat-1"); len(first.Restarts) != 1 || len(second.Restarts) != 2 || first.Restarts["chat-0"] != second.Restarts["chat-0"] {
 		t.Errorf("sent %v, then %v", first.Restarts, second.Restarts)
+	}
+}
+
+// A replica of a node that hangs while it has requests is replaced when its requests have no answer
+// either for too long, as a replica of the gateway's own machine is.
+func TestASilentReplicaOfANodeIsReplaced(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t, time.Minute)
+	hang := filepath.Join(t.TempDir(), "hang")
+	a := g.agentPlan("gpu-7", "127.0.0.1", nodeDir(t)).run(t, func(c *AgentConfig) {
+		c.Launcher.ProbeTimeout, c.Launcher.MaxBusy = 100*time.Millisecond, 1
+	})
+	n := g.waitConnected("gpu-7")
+	m := model("chat", 0)
+	m.Env[hangKey] = hang
+	n.Set([]local.Model{m})
+	before := g.waitState("chat-0", engines.Ready)
+	g.setRequests("chat-0", 1)
+	eventually(t, "the node knows the request", func() bool { return a.counts.inFlight("chat-0") == 1 })
+	if err := os.WriteFile(hang, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Suspect("chat-7") // which nobody has
+	eventually(t, "chat-0 has failed", func() bool {
+		n.Suspect("chat-0") // once may be too early for the probe to fail
+		return g.replica("chat-0").State != engines.Ready
+	})
+	if err := os.Remove(hang); err != nil {
+		t.Fatal(err)
+	}
+	if r := g.waitState("chat-0", engines.Ready); r.PID == before.PID {
+		t.Errorf("it is the same process: %+v", r)
 	}
 }
 

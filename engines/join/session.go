@@ -179,8 +179,8 @@ func (ses *session) send(ctx context.Context) error {
 			counted = now
 			o.InFlight = &now
 		}
-		o.Logs = ses.node.nextLogs()
-		if o.Assignment != nil || o.InFlight != nil || o.Logs != nil || time.Since(last) >= heartbeatInterval(c.LostAfter) {
+		o.Logs, o.Silent = ses.node.nextLogs(), ses.node.nextSilent()
+		if o.Assignment != nil || o.InFlight != nil || o.Logs != nil || o.Silent != nil || time.Since(last) >= heartbeatInterval(c.LostAfter) {
 			last = time.Now()
 			if err := ses.stream.SendMsg(&o); err != nil {
 				return err

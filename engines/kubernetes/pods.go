@@ -129,7 +129,7 @@ func replicaOf(p *corev1.Pod, startBase int) engines.Replica {
 	if r.State == engines.Ready && !r.Address.IsValid() {
 		r.State, r.Reason = engines.Starting, "ready, but its address cannot be read"
 	}
-	describeStarts(&r, engine, startBase)
+	describeStarts(&r, p, engine, startBase)
 	return r
 }
 

@@ -209,8 +209,10 @@ func TestU9_FailedStartsOfAPod(t *testing.T) {
 	}{
 		"between two starts": {newPod(crashing(ended)), 3, engines.OutOfMemory, at(80).Time, 0},
 		"during a start":     {newPod(running), 2, engines.OutOfMemory, time.Time{}, 0},
-		"after a long run":   {newPod(crashing(long)), 0, "", time.Time{}, 0},
-		"ready":              {newPod(ready), 0, "", time.Time{}, 10 * time.Second},
+		"after a long run":   {newPod(crashing(long)), 0, "", at(4010).Time, 0},
+		"it has finished": {newPod(crashing(ended), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), 3, engines.OutOfMemory,
+			time.Time{}, 0},
+		"ready": {newPod(ready), 0, "", time.Time{}, 10 * time.Second},
 	} {
 		got := replicaOf(tt.pod, 0)
 		if got.FailedStarts != tt.starts || got.Failure != tt.class || !got.NextStart.Equal(tt.next) || got.LoadTime != tt.load {

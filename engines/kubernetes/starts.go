@@ -58,7 +58,7 @@ func ranSteadily(last *corev1.ContainerStateTerminated) bool {
 // describeStarts sets what the pod's engine tells of its starts. That is how many have failed in a
 // row, the class of the last failure, when the next one is, and how long the last one took. base is
 // how many ends do not count as failed starts.
-func describeStarts(r *engines.Replica, engine *corev1.ContainerStatus, base int) {
+func describeStarts(r *engines.Replica, p *corev1.Pod, engine *corev1.ContainerStatus, base int) {
 	if engine == nil {
 		return
 	}
@@ -69,12 +69,14 @@ func describeStarts(r *engines.Replica, engine *corev1.ContainerStatus, base int
 		return
 	}
 	last := lastTermination(engine)
-	if last == nil || ranSteadily(last) {
+	if last == nil {
 		return
 	}
-	r.Failure = engines.ClassifyFailure(r.Reason)
-	r.FailedStarts = max(0, ends(engine)-base)
-	if engine.State.Running == nil {
+	if !ranSteadily(last) {
+		r.Failure = engines.ClassifyFailure(r.Reason)
+		r.FailedStarts = max(0, ends(engine)-base)
+	}
+	if engine.State.Running == nil && !hasFinished(p) {
 		r.NextStart = last.FinishedAt.Add(backOff(max(0, r.FailedStarts-1)))
 	}
 }

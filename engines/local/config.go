@@ -46,6 +46,9 @@ type Config struct {
 	DrainSettle time.Duration
 	// ProbeTimeout is how long a probe waits for its answer. 0 means 5 s.
 	ProbeTimeout time.Duration
+	// MaxBusy is how long requests without an answer excuse a replica whose probes have none
+	// either. 0 means supervise.MaxBusy.
+	MaxBusy time.Duration
 }
 
 // withDefaults replaces zero values by their defaults.
@@ -62,5 +65,6 @@ func (c Config) withDefaults() Config {
 	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
 	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, 5*time.Second)
 	c.ReadEvery = cmp.Or(c.ReadEvery, readInterval)
+	c.MaxBusy = cmp.Or(c.MaxBusy, supervise.MaxBusy)
 	return c
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/supervise"
+	"github.com/sluice-gateway/sluice/internal/beat"
 	"github.com/sluice-gateway/sluice/internal/process"
 	"github.com/sluice-gateway/sluice/internal/weights"
 )
@@ -27,8 +28,9 @@ import (
 // source is the launcher's name in the fleet.
 const source = "local"
 
-// rotateInterval is how often the launcher rotates the logs of its processes.
-const rotateInterval = time.Minute
+// rotateInterval is how often the launcher rotates the logs of its processes. A process that logs
+// without end can write some hundred megabytes a second.
+const rotateInterval = time.Second
 
 // Model is a model that the launcher runs: Desired replicas of one version of an engine.
 type Model struct {
@@ -93,11 +95,10 @@ type Launcher struct {
 	quit chan struct{}
 
 	// Tests replace these: how a process is stopped, how long a reading of the inventory may take,
-	// the interval between rotations of logs, and how long a silent replica may be busy.
+	// and the interval between rotations of logs.
 	stop           func(p *process.Process, ctx context.Context, grace time.Duration) error
 	readTimeout    time.Duration
 	rotateInterval time.Duration
-	maxBusy        time.Duration
 
 	mu sync.Mutex
 	// wanted are the desired models; guarded by mu
@@ -132,7 +133,6 @@ func New(c Config) *Launcher {
 		stop:           (*process.Process).Stop,
 		readTimeout:    readTimeout,
 		rotateInterval: rotateInterval,
-		maxBusy:        maxBusy,
 	}
 }
 
@@ -197,12 +197,15 @@ func (l *Launcher) Run(ctx context.Context) error {
 }
 
 // rotateLogs keeps the logs of the processes from growing without bound. A replica may run for
-// months.
+// months. It logs that rotations fail once, until all succeed again.
 func (l *Launcher) rotateLogs(ctx context.Context) {
-	for wait(ctx, l.rotateInterval); ctx.Err() == nil; wait(ctx, l.rotateInterval) {
-		if err := l.config.Dir.RotateLogs(); err != nil {
+	failed := false
+	for wait(ctx, beat.Until(l.rotateInterval)); ctx.Err() == nil; wait(ctx, beat.Until(l.rotateInterval)) {
+		err := l.config.Dir.RotateLogs()
+		if err != nil && !failed {
 			l.config.Log.Warn("log rotation failed for some replicas", zap.Error(err))
 		}
+		failed = err != nil
 	}
 }
 

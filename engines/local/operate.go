@@ -30,8 +30,8 @@ func (l *Launcher) takeRestarts() map[string]bool {
 	return taken
 }
 
-// restartedByOperator is the reason of a replica that drains because of Restart.
-const restartedByOperator = "restarted by an operator"
+// beingRestarted is the reason of a replica that drains because of Restart.
+const beingRestarted = "is being restarted"
 
 // restart drains the replicas with these ids. The reconcile after their end creates their
 // successors.
@@ -40,7 +40,7 @@ func (t *table) restart(ids map[string]bool) {
 		if s := t.entries[id]; s != nil {
 			s.fingerprint = "" // what is desired differs, so that the drain is not cancelled
 			s.runner.restarted.Store(true)
-			t.drain(s, restartedByOperator)
+			t.drain(s, beingRestarted)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestO8_ARestartOutlivesTheGateway(t *testing.T) {
 	run(t, l)
 	w.eventually("it drains again", func() bool {
 		r := w.replica("chat-0")
-		return r.State == engines.Draining && r.Reason == restartedByOperator
+		return r.State == engines.Draining && r.Reason == beingRestarted
 	})
 	if pid := w.replica("chat-0").PID; pid != old {
 		t.Errorf("process %d, want %d until its request has ended", pid, old)

@@ -358,8 +358,8 @@ func (r *runner) serve(alive context.Context) string {
 		case got == supervise.Healthy:
 			bad, healthy = 0, time.Now()
 			r.reportHealthy(suspected)
-		case got == supervise.Busy && silent && time.Since(healthy) >= r.launcher.maxBusy:
-			return fmt.Sprintf("left several requests in a row without an answer, and was not healthy for %v: %s", r.launcher.maxBusy, text)
+		case got == supervise.Busy && silent && time.Since(healthy) >= r.launcher.config.MaxBusy:
+			return supervise.SilentTooLong(r.launcher.config.MaxBusy, text)
 		case got == supervise.Busy && r.mayBeBusy():
 			if bad = 0; !silent {
 				r.reportHealthy(suspected)
@@ -374,7 +374,7 @@ func (r *runner) serve(alive context.Context) string {
 }
 
 // mayBeBusy reports whether the replica has requests. Only requests excuse a probe without an
-// answer, and those that have no answer either only for maxBusy.
+// answer, and those that have no answer either only for MaxBusy.
 func (r *runner) mayBeBusy() bool {
 	inFlight := r.launcher.config.InFlight
 	return inFlight == nil || inFlight(r.id) > 0

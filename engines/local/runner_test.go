@@ -12,6 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/process"
 )
@@ -178,12 +181,11 @@ func TestSuspectIsProbedAtOnce(t *testing.T) {
 
 // startLoaded starts a launcher with one replica that has a request and is probed only when it is
 // suspected.
-func startLoaded(t *testing.T, w *fixture, c Config, maxBusy time.Duration) (*Launcher, engines.Replica) {
+func startLoaded(t *testing.T, w *fixture, c Config) (*Launcher, engines.Replica) {
 	t.Helper()
 	w.setLoad("chat-0", 1)
 	c.ProbeTimeout = 100 * time.Millisecond
 	l := New(c)
-	l.maxBusy = maxBusy
 	m := w.model("chat", 1)
 	m.Version.Health.Every = time.Hour
 	l.Set([]Model{m})
@@ -199,7 +201,8 @@ func TestASilentReplicaIsBusyForSomeTimeOnly(t *testing.T) {
 	c := w.config()
 	found := make(chan string, 100)
 	c.OnHealthy = func(id string) { found <- id }
-	l, before := startLoaded(t, w, c, 0)
+	c.MaxBusy = 1 // no time
+	l, before := startLoaded(t, w, c)
 	w.tell("hang-" + strconv.Itoa(before.PID))
 	l.Suspect("chat-0", false)
 	<-found
@@ -223,7 +226,7 @@ func TestASilentReplicaMayBeSlow(t *testing.T) {
 	c.InFlight = func(id string) int { busy.Add(1); return w.load(id) }
 	found := make(chan int64, 100)
 	c.OnHealthy = func(string) { found <- busy.Load() }
-	l, before := startLoaded(t, w, c, maxBusy)
+	l, before := startLoaded(t, w, c)
 	hang := "hang-" + strconv.Itoa(before.PID)
 	w.tell(hang)
 	l.Suspect("chat-0", true)
@@ -309,17 +312,34 @@ func TestProgressOfAStart(t *testing.T) {
 func TestLogsAreRotatedWhileReplicasRun(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t)
-	l := New(w.config())
+	c := w.config()
+	core, logs := observer.New(zap.WarnLevel)
+	c.Log = zap.New(core)
+	l := New(c)
 	l.rotateInterval = 5 * time.Millisecond
-	l.Set([]Model{w.model("chat", 1)})
+	l.Set([]Model{w.model("chat", 2)})
 	run(t, l)
-	before := w.awaitReady("chat", 1)[0]
-	path := w.dir.Records()[0].LogFile
-	if err := os.WriteFile(path, make([]byte, 11<<20), 0o600); err != nil {
+	before := w.awaitReady("chat", 2)
+	fill := func(id string) (path string) {
+		path = w.dir.LogFile("replica/" + id)
+		if err := os.WriteFile(path, make([]byte, 11<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	// The log of the other replica cannot be rotated, which the launcher says once.
+	if err := os.Mkdir(w.dir.LogFile("replica/chat-1")+".new", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("it is empty", func() bool { info, err := os.Stat(path); return err == nil && info.Size() == 0 })
-	if info, err := os.Stat(path + ".1"); err != nil || w.replica("chat-0") != before {
-		t.Errorf("%v, %v; %+v", info, err, w.replica("chat-0"))
+	fill("chat-1")
+	for range 3 {
+		path := fill("chat-0")
+		w.eventually("it is empty", func() bool { info, err := os.Stat(path); return err == nil && info.Size() == 0 })
+		if info, err := os.Stat(path + ".1"); err != nil || w.replica("chat-0") != before[0] {
+			t.Errorf("%v, %v; %+v", info, err, w.replica("chat-0"))
+		}
+	}
+	if all := logs.FilterMessageSnippet("log rotation failed").All(); len(all) != 1 {
+		t.Errorf("the log has %d lines of the one that fails: %v", len(all), all)
 	}
 }

@@ -12,10 +12,6 @@ import (
 // that moment.
 const suspectPause = time.Second
 
-// maxBusy is how long a replica may leave its probes without a good answer while it has requests
-// that it does not answer either. A slow engine takes less for a prompt, and then answers.
-const maxBusy = 2 * time.Minute
-
 // Suspect brings the next probe of the replica forward. Call it after a request has failed in a way
 // that may be the replica's fault. silent says that the replica has left several requests in a row
 // without an answer. Calls within a second count as one. Suspect never blocks. It does nothing if

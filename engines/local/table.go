@@ -144,7 +144,7 @@ func (t *table) replaceOutdated(entries []*entry, fingerprint string) {
 		if s.replica.State != engines.Ready || serving == len(entries) {
 			why := "replaced: its command has changed"
 			if s.fingerprint == "" { // see runner.recordRestart
-				why = restartedByOperator
+				why = beingRestarted
 			}
 			t.drain(s, why)
 			serving = 0

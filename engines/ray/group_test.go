@@ -196,6 +196,41 @@ func TestN4_AReplicaThatIsBusyForOthersIsKept(t *testing.T) {
 	testutil.Eventually(t, "the replica that nobody uses is ended", func() bool { return stopped() > 0 })
 }
 
+// TestN4_ASilentReplicaIsBusyForSomeTimeOnly: a replica that hangs while it has requests is kept.
+// It is replaced when its requests have no answer either for too long.
+func TestN4_ASilentReplicaIsBusyForSomeTimeOnly(t *testing.T) {
+	t.Parallel()
+	s := newStub(t)
+	var busy atomic.Bool
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if busy.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	t.Cleanup(engine.Close)
+	s.servingAt(int(netip.MustParseAddrPort(engine.Listener.Addr().String()).Port()))
+	found := make(chan string, 100)
+	g := s.gatewayWith(func(c *Config) {
+		c.MaxBusy, c.InFlight, c.OnHealthy = 1, func(string) int { return 1 }, func(id string) { found <- id }
+	})
+	testutil.Eventually(t, "the jobs are known", g.HasPublished)
+	m := s.model(1)
+	m.Version.Health.Every = time.Hour
+	g.Set([]Model{m})
+	before := g.awaitReady("chat", 1)[0]
+	job := s.ids()[0]
+	busy.Store(true)
+	g.Suspect("chat-0", false)
+	<-found
+	if got := g.replicas("chat")[0]; got != before {
+		t.Errorf("a replica that answers requests became %+v", got)
+	}
+	g.Suspect("chat-0", true)
+	testutil.Eventually(t, "its job is replaced", func() bool { ids := s.ids(); return len(ids) == 1 && ids[0] != job })
+	busy.Store(false)
+	g.awaitReady("chat", 1)
+}
+
 // TestN4_AWriterThatEndsHandsOver: a gateway that ends gives the lease back, and the next writer
 // keeps what drains.
 func TestN4_AWriterThatEndsHandsOver(t *testing.T) {

@@ -74,6 +74,9 @@ type Config struct {
 	DrainTimeout time.Duration
 	// ProbeTimeout is how long a probe waits for its answer. 0 means 5 s.
 	ProbeTimeout time.Duration
+	// MaxBusy is how long requests without an answer excuse a replica whose probes have none
+	// either. 0 means supervise.MaxBusy.
+	MaxBusy time.Duration
 	// RefusalsTolerated is how long Ray may refuse all calls before Status says so. A head that was
 	// just started does so for some seconds. 0 means 30 s.
 	RefusalsTolerated time.Duration
@@ -102,6 +105,7 @@ func (c Config) withDefaults() Config {
 	c.DrainSettle = cmp.Or(c.DrainSettle, time.Second)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Minute)
 	c.ProbeTimeout = cmp.Or(c.ProbeTimeout, 5*time.Second)
+	c.MaxBusy = cmp.Or(c.MaxBusy, supervise.MaxBusy)
 	return c
 }
 
@@ -342,12 +346,14 @@ func (l *Launcher) HasPublished() bool {
 }
 
 // Suspect brings the next probe of the replica forward. Call it after a request has failed in a way
-// that may be the replica's fault. Suspect never blocks.
-func (l *Launcher) Suspect(id string) {
+// that may be the replica's fault. silent says that the replica has left several requests in a row
+// without an answer. Suspect never blocks.
+func (l *Launcher) Suspect(id string, silent bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.replicas {
 		if r.ID == id && r.watch != nil {
+			r.watch.silent = r.watch.silent || silent
 			notify(r.watch.suspected)
 		}
 	}

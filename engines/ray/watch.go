@@ -32,6 +32,9 @@ type watch struct {
 	suspected chan struct{}
 	// probed: the first probe was made. Guarded by Launcher.mu.
 	probed bool
+	// silent is true if the replica was called silent since the last probe began; see
+	// Launcher.Suspect. Guarded by Launcher.mu.
+	silent bool
 }
 
 // watchLocked starts to probe the server of a running job, unless it is probed already. mu is held.
@@ -63,25 +66,41 @@ func (w *watch) run(ctx context.Context) {
 	if !w.awaitReady(ctx) {
 		return
 	}
-	bad := 0
+	bad, healthy := 0, time.Now()
 	for ctx.Err() == nil {
 		pause := cmp.Or(w.model().Version.Health.Every, defaultHealthInterval)
 		if bad > 0 {
 			pause = min(pause, retryInterval)
 		}
 		suspected := w.pause(ctx, pause)
+		silent := w.takeSilent()
 		got, text := w.launcher.prober.Probe(ctx, w.address, w.model().Version.Health.Path)
 		switch {
 		case ctx.Err() != nil:
-		case got == supervise.Healthy, got == supervise.Busy && w.launcher.requestsAt(engines.ReplicaID(w.key.model, w.key.index)) > 0:
-			bad = 0
+		case got == supervise.Healthy:
+			bad, healthy = 0, time.Now()
 			w.reportHealthy(suspected)
+		case got == supervise.Busy && silent && time.Since(healthy) >= w.launcher.config.MaxBusy:
+			bad = supervise.MaxBadProbes
+			w.reportBad(bad, got, supervise.SilentTooLong(w.launcher.config.MaxBusy, text))
+		case got == supervise.Busy && bad < supervise.MaxBadProbes && w.launcher.requestsAt(engines.ReplicaID(w.key.model, w.key.index)) > 0:
+			bad = 0
+			w.reportHealthy(suspected && !silent)
 		case got == supervise.Untold:
 		default:
 			bad++
 			w.reportBad(bad, got, text)
 		}
 	}
+}
+
+// takeSilent returns silent, and sets it to false.
+func (w *watch) takeSilent() bool {
+	w.launcher.mu.Lock()
+	defer w.launcher.mu.Unlock()
+	silent := w.silent
+	w.silent = false
+	return silent
 }
 
 // model returns the newest revision of the replica's model; zero if it is not wanted any more.

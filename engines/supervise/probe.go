@@ -36,6 +36,15 @@ const (
 // MaxBadProbes is how many failed probes in a row make a replica fail.
 const MaxBadProbes = 3
 
+// MaxBusy is how long a replica may leave its probes without a good answer while it has requests
+// that it does not answer either. A slow engine takes less for a prompt, and then answers.
+const MaxBusy = 2 * time.Minute
+
+// SilentTooLong says that a replica has failed because of MaxBusy, and what its last probe was.
+func SilentTooLong(maxBusy time.Duration, probe string) string {
+	return fmt.Sprintf("left several requests in a row without an answer, and was not healthy for %v: %s", maxBusy, probe)
+}
+
 // maxProbeBody is how many bytes of an answer's body are read.
 const maxProbeBody = 4 << 10
 

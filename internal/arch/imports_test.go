@@ -43,7 +43,7 @@ var allowed = map[string]string{
 	"internal/steady":           "",
 	"engines":                   "internal/template",
 	"engines/placement":         "engines",
-	"engines/local":             "engines engines/placement engines/supervise internal/loglines internal/process internal/redact internal/weights",
+	"engines/local":             "engines engines/placement engines/supervise internal/beat internal/loglines internal/process internal/redact internal/weights",
 	"engines/supervise":         "internal/lack",
 	"engines/nodes":             "engines engines/local engines/placement",
 	"engines/join":              "engines engines/local internal/loglines internal/process internal/redact internal/sources",

@@ -2,6 +2,8 @@ package carry
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -215,6 +217,16 @@ func TestX19_TheSuccessorChargesWhatItsPredecessorCarries(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The successor learns everything that it must know of a request.
+func TestX20_AHeldRequestArrivesAsItWas(t *testing.T) {
+	r := dispatch.HeldRequest{Model: "m", Replica: "m-0", Tenant: "acme", APIKey: "k", SlotOnly: true, Task: "t-1"}
+	text, err := json.Marshal(newHold(1, r))
+	var got hold
+	if err = errors.Join(err, json.Unmarshal(text, &got)); err != nil || got.request() != r {
+		t.Errorf("%s became %+v, %v", text, got.request(), err)
 	}
 }
 

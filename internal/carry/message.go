@@ -59,6 +59,7 @@ type hold struct {
 	Replica  string `json:"replica"`
 	Tenant   string `json:"tenant"`
 	SlotOnly bool   `json:"slot_only,omitempty"`
+	Task     string `json:"task,omitempty"`
 	APIKey   string `json:"api_key,omitempty"`
 }
 
@@ -90,9 +91,9 @@ type begun struct {
 }
 
 func newHold(ref uint64, r dispatch.HeldRequest) *hold {
-	return &hold{Ref: ref, Model: r.Model, Replica: r.Replica, Tenant: r.Tenant, APIKey: r.APIKey, SlotOnly: r.SlotOnly}
+	return &hold{Ref: ref, Model: r.Model, Replica: r.Replica, Tenant: r.Tenant, APIKey: r.APIKey, SlotOnly: r.SlotOnly, Task: r.Task}
 }
 
 func (h *hold) request() dispatch.HeldRequest {
-	return dispatch.HeldRequest{Model: h.Model, Replica: h.Replica, Tenant: h.Tenant, APIKey: h.APIKey, SlotOnly: h.SlotOnly}
+	return dispatch.HeldRequest{Model: h.Model, Replica: h.Replica, Tenant: h.Tenant, APIKey: h.APIKey, SlotOnly: h.SlotOnly, Task: h.Task}
 }

@@ -19,11 +19,14 @@ type CarriedRequest struct {
 	here    *atomic.Int64
 	// lease is nil with shared state and for a request of a task.
 	lease *admission.Lease
-	once  sync.Once
+	// leaveTask ends the renewals of the task of the request.
+	leaveTask func()
+	once      sync.Once
 }
 
 // Carry counts a request that an earlier process carries, even beyond the limits. Its estimate is
-// not charged here, so Correct charges its whole cost.
+// not charged here, so Correct charges its whole cost. The earlier process can no longer renew the
+// task of the request, so it is renewed here.
 func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c := &CarriedRequest{dispatcher: d, model: r.Model}
 	d.mu.Lock()
@@ -31,6 +34,7 @@ func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c.here = c.counter.at("")
 	c.counter.add(c.here, 1)
 	d.mu.Unlock()
+	c.leaveTask = d.keepTask(r.Tenant, r.Task)
 	if d.config.Shared || r.SlotOnly {
 		return c
 	}
@@ -45,9 +49,11 @@ func (c *CarriedRequest) Correct(tokens int) {
 	}
 }
 
-// Release frees the slot and the lease. Only the first call has an effect.
+// Release frees the slot and the lease, and leaves the task alone. Only the first call has an
+// effect.
 func (c *CarriedRequest) Release() {
 	c.once.Do(func() {
+		c.leaveTask()
 		c.counter.add(c.here, -1)
 		c.dispatcher.wakeOthers(c.counter, c.model)
 		if c.lease != nil {

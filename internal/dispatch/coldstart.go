@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
-// errKeepsFailing refuses the requests that wait for a model whose replicas keep failing to start.
-var errKeepsFailing = errors.New("dispatch: the replicas keep failing to start")
+// errHopeless refuses the requests that wait for a model that is hopeless.
+var errHopeless = errors.New("dispatch: the replicas keep failing to start, or no server can be reached")
 
 const (
 	// maxFailedStarts is how many failed starts in a row clients wait through. One may be chance.
@@ -61,10 +61,14 @@ func (d *Dispatcher) refuseCold(c choice) *openai.Error {
 		return fault
 	}
 	if c.all((*modelRoute).down) {
-		return openai.Errorf(openai.CodeNoReplica, "No server of %s can be reached.", c.name())
+		return unreached(c)
 	}
 	return &openai.Error{Code: openai.CodeColdStartTimeout, RetryAfter: c.startsIn(now),
 		Message: "No replica of " + c.name() + " is ready. One is being started."}
+}
+
+func unreached(c choice) *openai.Error {
+	return openai.Errorf(openai.CodeNoReplica, "No server of %s can be reached.", c.name())
 }
 
 // refusesCold reports whether all models of the choice refuse requests at once now.
@@ -72,7 +76,25 @@ func (c choice) refusesCold() bool { return c.all((*modelRoute).refusesCold) }
 
 // refusesCold reports whether requests for the model are refused at once now.
 func (t *modelRoute) refusesCold() bool {
-	return len(t.replicas) == 0 && (t.failing != nil || t.down() || t.cold() && t.policy.ColdStart == NoWait)
+	return len(t.replicas) == 0 && (t.hopeless() || t.cold() && t.policy.ColdStart == NoWait)
+}
+
+// hopeless reports whether no request waits for the model: its replicas keep failing to start, or
+// it is down.
+func (t *modelRoute) hopeless() bool { return t.failing != nil || t.down() }
+
+// watchOutageLocked looks at the model again when it will be down, unless old was watched for the
+// same outage. old may be nil.
+func (d *Dispatcher) watchOutageLocked(t, old *modelRoute) {
+	if t.downSince.IsZero() || t.down() || old != nil && old.downSince.Equal(t.downSince) {
+		return
+	}
+	time.AfterFunc(time.Until(t.downSince.Add(maxOutage)), func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.dirty[t.Name] = struct{}{}
+		d.rebuildLocked()
+	})
 }
 
 // down reports whether no server of upstreams has been reached for maxOutage.
@@ -118,12 +140,16 @@ func (c choice) keepsFailing(title string, now time.Time) *openai.Error {
 	return &openai.Error{Code: openai.CodeReplicaFailed, Message: text, RetryAfter: max(wait, time.Second)}
 }
 
-// explainFailedStarts returns the error of a request that no longer waits because the replicas keep
-// failing to start. By the newest routing table one may have become ready since, or the model may
-// be gone.
-func (d *Dispatcher) explainFailedStarts(c choice) *openai.Error {
-	if fault := d.table.Load().refresh(c).keepsFailing(c.title(), time.Now()); fault != nil {
+// explainHopeless returns the error of a request that no longer waits because its model is
+// hopeless. By the newest routing table a replica may have become ready since, or the model may be
+// gone.
+func (d *Dispatcher) explainHopeless(c choice) *openai.Error {
+	now := d.table.Load().refresh(c)
+	if fault := now.keepsFailing(c.title(), time.Now()); fault != nil {
 		return fault
+	}
+	if now.any((*modelRoute).down) {
+		return unreached(c)
 	}
 	return openai.Errorf(openai.CodeNoReplica, "No replica of %s was ready.", c.name())
 }

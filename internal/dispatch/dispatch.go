@@ -119,7 +119,7 @@ type Config struct {
 	// OnPlaced is told of each request that was given to a replica by its beginning, unless the
 	// replica is a process of this gateway. It must not block. It may be nil.
 	OnPlaced func(Placement)
-	// Failed is told of a replica that is Silent, with the reason in words. It may be nil.
+	// Failed is told of a replica that is Silent or Stuck, with the reason in words. It may be nil.
 	Failed func(model, replica string, kind Failure, reason string)
 	// Doubted is told of a replica that has told a usage that cannot be true, at most once a
 	// minute. It must not block. It may be nil.
@@ -342,7 +342,7 @@ func retiredFault() *openai.Error {
 // tables may have replaced each other while the request waited.
 func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admission.Request {
 	first := c.members[0]
-	ticket.slotOnly, ticket.apiKey = r.Task != "", r.APIKey
+	ticket.task, ticket.apiKey = r.Task, r.APIKey
 	ticket.wantsResponseID = r.Endpoint == openai.Responses
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))

@@ -25,8 +25,8 @@ func (d *Dispatcher) explain(ctx context.Context, c choice, r *Request, err erro
 				"Send a shorter prompt or a lower max_tokens."}
 	case errors.Is(err, admission.ErrTimeout):
 		return d.explainTimeout(c, r)
-	case errors.Is(err, errKeepsFailing):
-		return d.explainFailedStarts(c)
+	case errors.Is(err, errHopeless):
+		return d.explainHopeless(c)
 	case errors.Is(err, admission.ErrClosed):
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping, and %s has no free slot now.", c.name())
 	case errors.Is(err, admission.ErrUnavailable):

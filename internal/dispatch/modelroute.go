@@ -28,7 +28,8 @@ type modelRoute struct {
 	joined bool
 	// closeDelimited says that one of the replicas ends responses by closing their connections.
 	closeDelimited bool
-	// refusesAsFailure says that mayRefuseAsFailure holds for a replica.
+	// refusesAsFailure says that mayRefuseAsFailure holds for a replica, or that the policy says
+	// so.
 	refusesAsFailure bool
 	// mixed says that the replicas are in several clusters of Envoy.
 	mixed     bool
@@ -120,6 +121,7 @@ func (d *Dispatcher) routeLocked(m *engines.ModelSnapshot, old *modelRoute) *mod
 	if t.estimator.toldRate == 0 {
 		t.estimator.rates.SetGuess(predict.PrefillRate(t.policy.PrefillRate))
 	}
+	t.refusesAsFailure = t.policy.Way.RefusesAsFailure
 	failed := 0
 	var known []*engines.Replica
 	for i := range m.Replicas {

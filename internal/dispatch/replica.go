@@ -74,7 +74,9 @@ type counter struct {
 	// slotTime is how long a request usually holds a slot.
 	slotTime usualTime
 	// silent is how many requests in a row the replica has left without a byte, see Silent.
-	silent atomic.Int32
+	// silentSince is when the first of them ended.
+	silent      atomic.Int32
+	silentSince atomic.Pointer[time.Time]
 	// news is what the engine said last; nil: nothing.
 	news atomic.Pointer[EngineNews]
 	// run is the run of the engine that was pickable last; nil: none was.

@@ -138,6 +138,15 @@ func TestX6_EngineThatRefusesAsFailure(t *testing.T) {
 			}
 		}
 	}
+	s.SetRules(Rules{Models: map[string]Policy{"l": {Way: WayPolicy{Mode: ModeNative, RefusesAsFailure: true}}}})
+	s.put("l", launched("l")...)
+	for e, want := range map[openai.Endpoint]way{openai.Embeddings: managed, openai.Chat: native} {
+		r := newRequest("l", "k")
+		r.Endpoint = e
+		if got := s.way(r); got.way != want {
+			t.Errorf("%v at a launched engine that has not been asked yet: way %d, want %d", e, got.way, want)
+		}
+	}
 	long := newRequest("u", "k")
 	long.Endpoint = openai.Embeddings
 	server := launched("u")

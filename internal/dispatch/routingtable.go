@@ -95,6 +95,7 @@ func (d *Dispatcher) rebuildLocked() {
 		}
 		t := d.routeLocked(m, old.routes[name])
 		w.routes[name] = t
+		d.watchOutageLocked(t, old.routes[name])
 		d.updateUsersLocked(name, old.routes[name], t)
 		if before := old.routes[name]; before == nil || before.policy.Limits != t.policy.Limits {
 			d.config.Admission.SetLimits(name, t.policy.Limits)
@@ -110,8 +111,8 @@ func (d *Dispatcher) rebuildLocked() {
 	for name := range changed {
 		if t := w.routes[name]; t != nil {
 			d.config.Admission.RetryWaiters(name)
-			if t.failing != nil {
-				d.config.Admission.RefuseWaiters(name, errKeepsFailing)
+			if t.hopeless() {
+				d.config.Admission.RefuseWaiters(name, errHopeless)
 			}
 			continue
 		}
@@ -125,8 +126,8 @@ func (d *Dispatcher) rebuildLocked() {
 }
 
 // refuseFailingPoolsLocked refuses the requests that wait for a pool none of whose models can be
-// started. Requests of tenants that may use only some of the models wait as long as others may
-// start.
+// started or reached. Requests of tenants that may use only some of the models wait as long as
+// others may start.
 func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[string]struct{}) {
 	for pool, models := range w.pools {
 		failing, waits := false, false
@@ -136,11 +137,11 @@ func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[strin
 				continue
 			}
 			_, isNew := changed[name]
-			failing = failing || t.failing != nil && isNew
+			failing = failing || t.hopeless() && isNew
 			waits = waits || !t.refusesCold()
 		}
 		if failing && !waits {
-			d.config.Admission.RefusePoolWaiters(pool, errKeepsFailing)
+			d.config.Admission.RefusePoolWaiters(pool, errHopeless)
 		}
 	}
 }

@@ -28,28 +28,44 @@ const (
 	// Silent: silentInARow requests in a row had no byte of an answer when their clients left or
 	// their time was over, silentAfter or later. It counts under every policy.
 	Silent
+	// Stuck: the replica is Silent for stuckInARow requests in a row, and the first of them ended
+	// stuckAfter ago or earlier. The count then begins again.
+	Stuck
 )
 
 const (
 	silentInARow = 3
 	silentAfter  = 5 * time.Second
+	stuckInARow  = 10
+	stuckAfter   = 10 * time.Minute
 )
 
 // silentReason is why a replica is suspended for Silent.
 const silentReason = "left several requests in a row without an answer"
 
-// noteSilenceLocked notes whether the replica has answered the request. It returns whether the
-// replica is Silent. Ticket.mu is held.
-func (t *Ticket) noteSilenceLocked(r Response) bool {
+// noteSilenceLocked notes whether the replica has answered the request. It returns Silent or Stuck
+// if the replica is, else 0. Ticket.mu is held.
+func (t *Ticket) noteSilenceLocked(r Response) Failure {
 	c := t.replicaLocked().counter
 	switch {
 	case r.Lost: // it may have been answered
 	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:
-		return c.silent.Add(1) >= silentInARow
+		n, now := c.silent.Add(1), time.Now()
+		if n == 1 {
+			c.silentSince.Store(&now)
+		}
+		since := c.silentSince.Load()
+		switch {
+		case n >= stuckInARow && since != nil && now.Sub(*since) >= stuckAfter:
+			c.silent.Store(0)
+			return Stuck
+		case n >= silentInARow:
+			return Silent
+		}
 	case !r.Abandoned && c.silent.Load() != 0: // a failure is an answer, too
 		c.silent.Store(0)
 	}
-	return false
+	return 0
 }
 
 // These failures make a replica unhealthy if the policy names none. Of an upstream, all failures
@@ -186,12 +202,12 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *modelRoute) Failure {
 	own := t.policy.UnhealthyOn
 	if own != 0 && !t.Discovered && len(d.counters[r.ID].models()) == 1 {
-		return own | Silent
+		return own | Silent | Stuck
 	}
 	if r.Launcher == engines.Upstream {
-		return upstreamUnhealthyOn | Silent
+		return upstreamUnhealthyOn | Silent | Stuck
 	}
-	return launchedUnhealthyOn | Silent
+	return launchedUnhealthyOn | Silent | Stuck
 }
 
 // suspendLocked suspends a launched replica and starts the timer that ends the suspension.

@@ -168,6 +168,56 @@ func TestANewProcessStartsAfresh(t *testing.T) {
 	})
 }
 
+// A replica that answers none of many requests for a long time is stuck. Then the count begins
+// again, and an answer ends it.
+func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", replicas("a")...)
+		var failures []Failure
+		s.config.Failed = func(_, _ string, kind Failure, _ string) { failures = append(failures, kind) }
+		request := func(took time.Duration, answered bool) {
+			ticket := s.must(t, newRequest("m", "x"))
+			time.Sleep(took)
+			ticket.Release()
+			ticket.Correct(Response{Failed: !answered, Abandoned: !answered})
+		}
+		silence := func(requests int, took time.Duration) (last Failure) {
+			failures = nil
+			for range requests {
+				request(took, false)
+			}
+			if len(failures) == 0 {
+				return 0
+			}
+			return failures[len(failures)-1]
+		}
+		for _, c := range []struct {
+			requests int
+			took     time.Duration
+			want     Failure
+		}{
+			{stuckInARow - 1, stuckAfter, Silent}, // too few
+			{1, stuckAfter, Stuck},
+			{silentInARow - 1, stuckAfter, 0}, // it counts from the beginning
+			{silentInARow - 1, stuckAfter, Silent},
+		} {
+			if got := silence(c.requests, c.took); got != c.want {
+				t.Errorf("after %d more: %v, want %v", c.requests, got, c.want)
+			}
+		}
+		request(time.Second, true)
+		if got := silence(10*stuckInARow, silentAfter); got != Silent {
+			t.Errorf("after a short time: %v, want %v", got, Silent)
+		}
+		request(stuckAfter, true)
+		if got := silence(stuckInARow, silentAfter); got != Silent {
+			t.Errorf("soon after an answer: %v, want %v", got, Silent)
+		}
+	})
+}
+
 // Requests that were lost with their Envoy are no silence of their replica, which may have answered
 // them. They end its silence neither.
 func TestE3_RequestsOfADeadEnvoyAreNoSilence(t *testing.T) {

@@ -209,18 +209,30 @@ func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 		release()
 		return nil, false
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	timer := time.AfterFunc(d.renewalPause(), func() { d.keepTask(ctx, r.Tenant, r.Task) })
+	leave := d.keepTask(r.Tenant, r.Task)
 	return func() {
-		timer.Stop()
-		cancel()
+		leave()
 		end()
 		release()
 	}, true
 }
 
-// keepTask renews a task again and again, until ctx ends or the task is over.
-func (d *Dispatcher) keepTask(ctx context.Context, tenant, id string) {
+// keepTask renews a task again and again, until leave is called or the task is over. An empty id is
+// no task.
+func (d *Dispatcher) keepTask(tenant, id string) (leave func()) {
+	if id == "" {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	timer := time.AfterFunc(d.renewalPause(), func() { d.renewUntil(ctx, tenant, id) })
+	return func() {
+		timer.Stop()
+		cancel()
+	}
+}
+
+// renewUntil renews a task again and again, until ctx ends or the task is over.
+func (d *Dispatcher) renewUntil(ctx context.Context, tenant, id string) {
 	for ctx.Err() == nil {
 		if _, ok, fault := d.Renew(ctx, tenant, id); !ok && fault == nil {
 			return

@@ -212,6 +212,36 @@ func TestW6_ATaskLastsAsLongAsItsRequest(t *testing.T) {
 	})
 }
 
+// TestW6_ATaskLastsAsLongAsItsCarriedRequest: an earlier process carries a request of a task for
+// much longer than the lease. The process that has the tasks now keeps the task until the request
+// has ended.
+func TestW6_ATaskLastsAsLongAsItsCarriedRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, s := newStage(Policy{}), newStage(Policy{})
+		for _, one := range []stage{old, s} {
+			one.put("m", replicas("a")...)
+			one.SetRules(Rules{TaskLease: time.Minute})
+		}
+		ticket := old.must(t, sized(old.schedule(t, 10), 4))
+		held := ticket.heldRequest()
+		ticket.Release()
+		if held.Task == "" || !held.SlotOnly {
+			t.Fatalf("the successor is told %+v", held)
+		}
+		held.Task = s.schedule(t, 10)
+		carried := s.Carry(held)
+		time.Sleep(10 * time.Minute)
+		if _, ok, fault := s.Renew(t.Context(), "t", held.Task); !ok || fault != nil {
+			t.Errorf("while the request runs: %v, %v", ok, fault)
+		}
+		carried.Release()
+		time.Sleep(2 * time.Minute)
+		if _, ok, _ := s.Renew(t.Context(), "t", held.Task); ok {
+			t.Error("the task is renewed after its request")
+		}
+	})
+}
+
 func TestPrefillIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{MaxPrefillPerReplica: 1})

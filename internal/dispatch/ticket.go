@@ -47,8 +47,8 @@ type Ticket struct {
 	prompt      prompt
 	estimate    estimate
 	estimator   *estimator
-	// slotOnly says that the request belongs to a task, which has the lease.
-	slotOnly bool
+	// task is the id of the task of the request, which has the lease. It is empty if there is none.
+	task string
 	// holdsOut says that the request waits for a better replica than those that are free, holdUntil
 	// for how long; guarded by admission.Controller.mu
 	holdsOut  bool
@@ -336,16 +336,14 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	if partial {
 		r = untold(r)
 	}
-	silent := ""
+	silence := Failure(0)
 	if !already {
 		t.learnLocked(plausible(r))
-		if t.noteSilenceLocked(r) {
-			silent = at.id
-		}
+		silence = t.noteSilenceLocked(r)
 	}
 	t.mu.Unlock()
-	if silent != "" {
-		t.dispatcher.config.Failed(t.Model, silent, Silent, silentReason)
+	if silence != 0 {
+		t.dispatcher.config.Failed(t.Model, at.id, silence, silentReason)
 	}
 	if doubted && !already {
 		t.dispatcher.doubt(t.Model, at, told, time.Now())

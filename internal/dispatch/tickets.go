@@ -8,8 +8,10 @@ type HeldRequest struct {
 	Model, Replica, Tenant string
 	// APIKey is the name of the caller's key if it has limits of its own.
 	APIKey string
-	// SlotOnly says that the request belongs to a task, which has the lease.
+	// SlotOnly says that the request belongs to a task, which has the lease. Task is the id of the
+	// task. A release before this one does not tell it.
 	SlotOnly bool
+	Task     string
 }
 
 // TicketWatcher is told of the tickets of a Dispatcher. Its methods are called in the order of the
@@ -104,5 +106,5 @@ func (t *Ticket) heldRequest() HeldRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return HeldRequest{Model: t.Model, Replica: t.replicaLocked().id, Tenant: t.estimate.tenant, APIKey: t.apiKey,
-		SlotOnly: t.slotOnly}
+		SlotOnly: t.task != "", Task: t.task}
 }

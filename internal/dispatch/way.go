@@ -44,6 +44,9 @@ type WayPolicy struct {
 	// GRPC says that the replicas have the API llm.v1. RerankAPI says that they have their own API
 	// for reranking. The relay translates.
 	GRPC, RerankAPI bool
+	// RefusesAsFailure says that the replicas answer 500 to an input that is too long to be
+	// embedded or ranked. What a server of upstreams does is known from its news.
+	RefusesAsFailure bool
 	// Messages are the endpoints of the Messages API that the replicas have. The relay translates
 	// requests to the others into chat completions.
 	Messages openai.EndpointSet

@@ -132,7 +132,12 @@ func beganBefore(e *request.Entry, moment time.Time) bool {
 // check the replica, the replica's launcher learn of the failure.
 //
 // A server that refuses a connection fails for all of its models, otherwise for the model alone.
+// A replica that is stuck is restarted, unless someone else runs it.
 func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason string) {
+	if kind == dispatch.Stuck {
+		g.operator.restartStuck(model, replica)
+	}
+	silent := kind == dispatch.Silent || kind == dispatch.Stuck
 	switch g.dispatcher.Failed(replica, kind, reason) {
 	case engines.Upstream:
 		if kind == dispatch.Connect {
@@ -140,9 +145,14 @@ func (g *Gateway) failed(model, replica string, kind dispatch.Failure, reason st
 		}
 		g.launchers.upstream.RecordFailure(replica, model, reason)
 	case engines.Local:
-		g.launchers.local.Suspect(replica, kind == dispatch.Silent)
+		g.launchers.local.Suspect(replica, silent)
+		if g.launchers.joined != nil && silent {
+			for _, n := range g.launchers.joined.Nodes() { // one of them may run it
+				n.Suspect(replica)
+			}
+		}
 	case engines.Ray:
-		g.launchers.ray.Suspect(replica)
+		g.launchers.ray.Suspect(replica, silent)
 	}
 }
 

@@ -5,12 +5,17 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/config"
+	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
@@ -86,6 +91,39 @@ func TestU2_AFailureSparesTheLastServerThatIsNotDrained(t *testing.T) {
 		if r.State != engines.Ready {
 			t.Errorf("not ready: %+v", r)
 		}
+	}
+}
+
+// A stuck replica is restarted, but none that is drained, that is not ready or that someone else
+// runs.
+func TestAStuckReplicaIsRestarted(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	core, logs := observer.New(zap.WarnLevel)
+	g, err := New(claimed(t, path), Options{Config: parse(t, path, "upstreams: []\n"), Version: "test", Log: zap.New(core)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := func(id string, launcher engines.Launcher, state engines.State) engines.Replica {
+		return engines.Replica{ID: id, Model: "chat", Launcher: launcher, State: state}
+	}
+	g.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat"}}, Replicas: []engines.Replica{
+		replica("chat-0", engines.Local, engines.Ready), replica("chat-1", engines.Local, engines.Ready),
+		replica("chat-2", engines.Local, engines.Starting), replica("server", engines.Upstream, engines.Ready),
+	}})
+	g.operator.DrainReplica("chat-1", true)
+	done := make(chan struct{})
+	go func() { defer close(done); (<-g.operator.work)(t.Context()) }()
+	for _, id := range []string{"unknown", "server", "chat-2", "chat-1", "chat-0"} {
+		g.failed("chat", id, dispatch.Stuck, "left several requests in a row without an answer")
+	}
+	<-done
+	var restarted []string
+	for _, e := range logs.FilterMessageSnippet("restarting it").All() {
+		restarted = append(restarted, e.ContextMap()["replica"].(string))
+	}
+	if !slices.Equal(restarted, []string{"chat-0"}) {
+		t.Errorf("%v were restarted", restarted)
 	}
 }
 

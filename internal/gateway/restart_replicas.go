@@ -57,6 +57,25 @@ func (o *operator) restart(ctx context.Context, r engines.Replica) error {
 	return err
 }
 
+// restartStuck restarts a replica that takes requests and has answered none for a long time. It
+// does nothing if the replica is not ready, or drained, or run by someone else.
+func (o *operator) restartStuck(model, id string) {
+	all := o.replicasOf(model)
+	i := slices.IndexFunc(all, func(r engines.Replica) bool { return r.ID == id })
+	if i < 0 || all[i].State != engines.Ready || all[i].Launcher == engines.Upstream || o.IsDrained(id) {
+		return
+	}
+	select {
+	case o.work <- func(ctx context.Context) {
+		o.log.Warn("replica has answered no request for a long time, restarting it", zap.String("replica", id))
+		if err := o.restart(ctx, all[i]); err != nil && ctx.Err() == nil {
+			o.log.Error("replica that answers no request not restarted", zap.String("replica", id), zap.Error(err))
+		}
+	}:
+	case <-time.After(time.Second): // the gateway is being upgraded or stops
+	}
+}
+
 // joinedNode returns the node of this name that has joined, or nil.
 func (l *launchers) joinedNode(name string) *join.Node {
 	if l.joined != nil {

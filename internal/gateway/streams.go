@@ -236,7 +236,7 @@ func wayPolicy(m config.Model) dispatch.WayPolicy {
 	return dispatch.WayPolicy{Mode: dispatch.Mode(s.Mode), Heartbeat: s.Heartbeat, Sample: s.Sample,
 		Supervised: s.TTFTTimeout > 0 || s.StallTimeout > 0 || s.InjectUsage,
 		GRPC:       m.Protocol == config.ProtocolGRPC, RerankAPI: m.RerankAPI == config.RerankTEI,
-		Messages: messagesRoutes(m.Routes)}
+		RefusesAsFailure: engines.RefusesAsFailure(m.Engine), Messages: messagesRoutes(m.Routes)}
 }
 
 // moderated returns a func that reports whether moderation rules apply to a model and a tenant. It

@@ -43,6 +43,16 @@ func TestModerationOfAPool(t *testing.T) {
 	}
 }
 
+// The engine of a launched model is known before its replicas were asked for it.
+func TestX6_ALaunchedEngineThatRefusesAsFailure(t *testing.T) {
+	t.Parallel()
+	for engine, want := range map[string]bool{"llama-cpp": true, "vllm": false, "": false} {
+		if got := wayPolicy(config.Model{Engine: engine}).RefusesAsFailure; got != want {
+			t.Errorf("%q: %v, want %v", engine, got, want)
+		}
+	}
+}
+
 // An engine of the catalogue refuses the fields that it obeys, and an engine of the file those that
 // any engine does.
 func TestX14_GuardsOfEngines(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -111,4 +112,29 @@ func TestO12_TheFirstReadingIsOne(t *testing.T) {
 	if n := p.reads.Load(); n != 1 {
 		t.Errorf("%d readings, want 1", n)
 	}
+}
+
+// A token that does not name its key has it tried among few keys only, because each try takes time
+// also for made-up tokens. A token that names its key is accepted whatever their number.
+func TestO12_ATokenTriesFewKeys(t *testing.T) {
+	t.Parallel()
+	var all []jose.JSONWebKey
+	for i := range maxTried + 1 {
+		all = append(all, ecKey(t, fmt.Sprint(i)))
+	}
+	last := all[maxTried-1]
+	unnamed := last
+	unnamed.KeyID = ""
+	var p provider
+	p.publish(all[:maxTried]...)
+	v := start(t, &p, nil)
+	accepts(t, v, sign(t, unnamed, jose.ES256, nil))
+	p.publish(all...)
+	v.reread(t.Context())
+	reads := p.reads.Load()
+	other := sign(t, unnamed, jose.ES256, map[string]any{"jti": "another token"})
+	if _, err := v.Verify(other, nil); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "kid") || p.reads.Load() != reads {
+		t.Errorf("a token of one of many keys, without its name: %v after %d readings", err, p.reads.Load()-reads)
+	}
+	accepts(t, v, sign(t, last, jose.ES256, nil))
 }

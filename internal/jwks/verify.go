@@ -122,9 +122,21 @@ type claims struct {
 	IssuedAt  *jwt.NumericDate `json:"iat"`
 }
 
+// maxTried is how many keys are tried for one token. A try costs some 50 µs, and made-up tokens
+// cost the tries of all keys that may have signed them.
+const maxTried = 16
+
+// errUnnamed means that more keys may have signed a token than are tried.
+var errUnnamed = fmt.Errorf("%w: its header must name the key (kid), because the identity provider has more than %d that may have signed it",
+	ErrInvalid, maxTried)
+
 // signed checks a token that one of the known keys has signed.
 func (p *policy) signed(token *jwt.JSONWebToken, now time.Time) (entry, error) {
-	for _, key := range p.keys.find(token.Headers[0].KeyID) {
+	keys := p.keys.find(token.Headers[0].KeyID)
+	if len(keys) > maxTried {
+		return entry{}, errUnnamed
+	}
+	for _, key := range keys {
 		if token.Claims(key.key) == nil {
 			i, used, err := p.config.read(token, now)
 			return entry{i, key.print, used}, err

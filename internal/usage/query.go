@@ -2,6 +2,7 @@ package usage
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -45,7 +46,8 @@ const DimensionsRule = "must be a list of tenant, key, model, hour, day and mont
 type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
 	// its hour, or of its day where only days are kept. To is taken as the end of its hour. A zero
-	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead.
+	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead. Usage
+	// that this gateway counted by a clock that was ahead is before that To.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
@@ -86,18 +88,25 @@ func (l *Ledger) Query(ctx context.Context, q Question) Answer {
 		others = l.shared.remote.list(ctx)
 		now = later(now, others.at)
 	}
-	if q.To.IsZero() {
+	untilNow := q.To.IsZero()
+	if untilNow {
 		q.To = later(now, q.From)
 	}
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
 	sums := &groups{by: q.By, from: first, to: to, sums: map[string]*Item{}}
+	if untilNow {
+		sums.to = math.MaxInt64
+	}
 	l.others.tables(sums.addTable)
 	l.mu.Lock()
 	sums.addTable(l.table)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
-	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
+	if untilNow {
+		sums.to = max(to, sums.end)
+	}
+	a := Answer{From: period{start: from}.time(), To: period{start: sums.to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
 	if l.shared != nil {
 		l.shared.remoteUsage(ctx, others, &a, sums)
 	}
@@ -116,7 +125,9 @@ func later(a, b time.Time) time.Time {
 type groups struct {
 	by       []Dimension
 	from, to int64
-	sums     map[string]*Item
+	// end is the first hour after the rows that were added.
+	end  int64
+	sums map[string]*Item
 }
 
 // addTable adds the rows of the hours. A day counts if it has one of them.
@@ -130,6 +141,7 @@ func (g *groups) addTable(t table) {
 func (g *groups) addRow(k rowKey, c Counts) {
 	if k.end() > g.from && k.start < g.to {
 		g.add(k, c)
+		g.end = max(g.end, k.end())
 	}
 }
 

@@ -89,3 +89,27 @@ func TestB3_AnAnswerWhileTheClockIsSetBack(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 }
+
+// After a restart with a clock that was set back, an answer without an end has the usage of the
+// hours to come. One with an end has none of later hours.
+func TestB3_UsageOfAClockThatWasAhead(t *testing.T) {
+	now, dir := time.Now(), t.TempDir()
+	ahead := now.Add(50 * time.Hour)
+	l := open(t, dir)
+	(&machineClock{wall: ahead}).steady(l)
+	spendAt(l, ahead, 10, 0)
+	if err := l.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	kill(l)
+	l = open(t, dir)
+	ask := func(to time.Time) Answer {
+		return l.Query(t.Context(), Question{From: now.Add(-24 * time.Hour), To: to, By: []Dimension{ByHour}})
+	}
+	if a := ask(time.Time{}); len(a.Items) != 1 || a.Items[0].Values[0] != ahead.UTC().Truncate(time.Hour).Format(time.RFC3339) || a.To.Before(ahead) {
+		t.Errorf("%+v", a)
+	}
+	if a := ask(now); len(a.Items) != 0 || a.To.Sub(now) > time.Hour {
+		t.Errorf("until now: %+v", a)
+	}
+}
