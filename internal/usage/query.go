@@ -45,7 +45,8 @@ const DimensionsRule = "must be a list of tenant, key, model, hour, day and mont
 type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
 	// its hour, or of its day where only days are kept. To is taken as the end of its hour. A zero
-	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead.
+	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead. The
+	// answer then also has what a gateway has counted whose clock is up to a day ahead.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
@@ -86,22 +87,23 @@ func (l *Ledger) Query(ctx context.Context, q Question) (Answer, error) {
 		others = l.shared.remote.list(ctx)
 		now = later(now, others.at)
 	}
+	ahead := int64(0)
 	if q.To.IsZero() {
-		q.To = later(now, q.From)
+		q.To, ahead = later(now, q.From), hoursPerDay
 	}
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
-	sums := &groups{by: q.By, from: first, to: to, sums: map[string]*Item{}}
+	sums := &groups{by: q.By, from: first, to: to + ahead, end: to, sums: map[string]*Item{}}
 	l.others.tables(l.writer, sums.addTable)
 	l.mu.Lock()
 	sums.addTable(l.table)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
-	a := Answer{From: period{start: from}.time(), To: period{start: to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
+	a := Answer{From: period{start: from}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
 	if l.shared != nil {
 		l.shared.remoteUsage(ctx, others, &a, sums)
 	}
-	a.Items, a.Complete = sums.items(), len(a.Missing) == 0
+	a.To, a.Items, a.Complete = period{start: sums.end}.time(), sums.items(), len(a.Missing) == 0
 	return a, nil
 }
 
@@ -116,7 +118,9 @@ func later(a, b time.Time) time.Time {
 type groups struct {
 	by       []Dimension
 	from, to int64
-	sums     map[string]*Item
+	// end is the end of the period in hours. A row that ends later moves it.
+	end  int64
+	sums map[string]*Item
 }
 
 // addTable adds the rows of the hours. A day counts if it has one of them.
@@ -129,6 +133,7 @@ func (g *groups) addTable(t table) {
 // addRow adds a row if its hour or day has one of the hours.
 func (g *groups) addRow(k rowKey, c Counts) {
 	if k.end() > g.from && k.start < g.to {
+		g.end = max(g.end, min(k.end(), g.to))
 		g.add(k, c)
 	}
 }
