@@ -20,15 +20,15 @@ type health struct {
 
 func newHealth(log *zap.Logger) *health { return &health{log: log, errors: map[string]string{}} }
 
+// renewLease is the write of the gateway's lease, which shows whether the API is reachable.
 const renewLease = "renew the gateway's lease"
 
-// setReachable records the result of writing the gateway's lease, which shows whether the API is
-// reachable.
-func (h *health) setReachable(err error) {
+// set records the result of an operation.
+func (h *health) set(what string, err error) {
 	if err != nil {
-		h.fail(renewLease, err)
+		h.fail(what, err)
 	} else {
-		h.clear(renewLease)
+		h.clear(what)
 	}
 }
 
