@@ -127,6 +127,15 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	}
 }
 
+// TestU16_WhatKubernetesRefusesMayBeNoPod: a model whose disruption budget is refused has its pods,
+// so the condition does not speak of pods by itself.
+func TestU16_WhatKubernetesRefusesMayBeNoPod(t *testing.T) {
+	c := blockedCondition("chat", `poddisruptionbudgets.policy is forbidden`)
+	if want := "Kubernetes does not do all that model chat needs: poddisruptionbudgets.policy is forbidden."; c.Reason != "Blocked" || c.Message != want {
+		t.Errorf("%+v, want %s", c, want)
+	}
+}
+
 // TestB10_FilesNearLimit: a gateway with hardly a descriptor left says so, and goes back to normal.
 func TestB10_FilesNearLimit(t *testing.T) {
 	g := new(Gateway)
