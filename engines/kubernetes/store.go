@@ -145,8 +145,8 @@ type watchTarget struct {
 }
 
 // watchObjects keeps the store up to date until ctx ends. While the API is unreachable the store
-// keeps its content. told is called with each error, and with nil when a watch has begun: a user who
-// may only list the objects has them, but is told of no change.
+// keeps its content. told is called with each error, and with nil when a watch has begun: a user
+// who may only list the objects has them, but is told of no change.
 func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, told func(error)) {
 	source := cache.NewFilteredListWatchFromClient(w.client, w.resource, w.namespace, func(o *metav1.ListOptions) { o.LabelSelector = w.selector })
 	begin := source.WatchFuncWithContext

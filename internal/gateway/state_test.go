@@ -84,8 +84,8 @@ func TestX5_StateNotWritable(t *testing.T) {
 	})
 }
 
-// The condition tells that a write does not end, as on a file server that has gone, and is over when
-// it has ended.
+// The condition tells that a write does not end, as on a file server that has gone. It is over when
+// the write has ended.
 func TestX5_AWriteThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir()

@@ -42,8 +42,8 @@ type entry struct {
 }
 
 // watchKind keeps a store up to date until ctx ends. It sets the error of the kind after each call
-// that fails, and removes it when a watch has begun: a user who may only list the objects is told of
-// no change.
+// that fails, and removes it when a watch has begun: a user who may only list the objects is told
+// of no change.
 func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 	objects := api(s.kind)
 	note := func(err error) {
